@@ -1,0 +1,32 @@
+//! Label and annotation keys, spelled as Liqo spells them.
+
+/// On everything that belongs to one peer; the key by which everything is looked up.
+pub const REMOTE_CLUSTER_ID: &str = "liqo.io/remote-cluster-id";
+/// `true` on the namespace of a peering.
+pub const TENANT_NAMESPACE: &str = "liqo.io/tenant-namespace";
+/// `true` on key Secrets and PublicKeys.
+pub const GATEWAY_RESOURCE: &str = "networking.liqo.io/gateway-resource";
+/// `pod` or `external`, on a Network that a Configuration owns.
+pub const CIDR_TYPE: &str = "configuration.liqo.io/cidr-type";
+/// `pod-cidr`, `service-cidr`, `external-cidr`, `internal-cidr` or `reserved`, on the cluster's own Networks.
+pub const NETWORK_TYPE: &str = "ipam.liqo.io/network-type";
+/// Any value but `false`: the Network must keep the CIDR it asks for.
+pub const NETWORK_NOT_REMAPPED: &str = "ipam.liqo.io/network-not-remapped";
+/// `true`: the Network may overlap other shared ones.
+pub const NETWORK_SHARED: &str = "ipam.liqo.io/network-shared";
+/// `true` on an IP: no remapping for it.
+pub const HOST_UNREACHABLE: &str = "networking.liqo.io/host-unreachable";
+/// `virtual-node` on Liqo's virtual nodes, which carry no traffic.
+pub const NODE_TYPE: &str = "liqo.io/type";
+/// On the ConfigMap that names the cluster; value [`CLUSTER_ID_APP`].
+pub const APP_NAME: &str = "app.kubernetes.io/name";
+pub const CLUSTER_ID_APP: &str = "clusterid-configmap";
+/// On what weft makes for itself, so that it can tell its own objects from the user's.
+pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+pub const WEFT: &str = "weft";
+
+/// The namespace of the cluster's own objects.
+pub const LIQO_NAMESPACE: &str = "liqo";
+/// Name of the ConfigMap that names the cluster, and the key of its data.
+pub const CLUSTER_ID_CONFIGMAP: &str = "liqo-clusterid-configmap";
+pub const CLUSTER_ID_KEY: &str = "CLUSTER_ID";

@@ -1,0 +1,22 @@
+//! The resources users write, the config weft publishes, and the words the rest of the workspace
+//! uses for them. No I/O.
+//!
+//! * [`networking`] and [`ipam`]: Liqo's custom resources, field for field.
+//! * [`fabric`]: weft's own published config, in its own API group.
+//! * [`Cidr`], [`ClusterId`], [`PublicKey`], [`PrivateKey`], [`Mac`]: values that are right by
+//!   construction. Text is parsed into them at the edge and never validated again.
+
+mod cidr;
+mod cluster_id;
+mod keys;
+mod mac;
+
+pub mod fabric;
+pub mod ipam;
+pub mod labels;
+pub mod networking;
+
+pub use cidr::{Cidr, ParseCidrError};
+pub use cluster_id::{ClusterId, ParseClusterIdError};
+pub use keys::{KeyError, PrivateKey, PublicKey};
+pub use mac::{Mac, overlay_v6};
