@@ -1,0 +1,63 @@
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use crate::ObjectRef;
+
+/// Why the store could not read or write.
+///
+/// What is wrong with a manifest is not among it: that is a [`Problem`], and the rest goes on.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("cannot make folder {}", path.display())]
+    MakeFolder { path: PathBuf, source: io::Error },
+    #[error("cannot read {}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("cannot write {}", path.display())]
+    Write { path: PathBuf, source: io::Error },
+    #[error("cannot remove {}", path.display())]
+    Remove { path: PathBuf, source: io::Error },
+    #[error("cannot watch for file changes")]
+    Watch(#[source] notify::Error),
+    #[error("{object} belongs to the user: weft writes its status only")]
+    NotOurs { object: ObjectRef },
+    #[error("{object} has no status of its own")]
+    NoStatus { object: ObjectRef },
+    #[error("{object} needs {missing}, which this program was not given")]
+    NoFolder { object: ObjectRef, missing: &'static str },
+    #[error("{object} cannot be stored: {field} {expected}")]
+    Name { object: ObjectRef, field: &'static str, expected: String },
+    #[error("{object} has no uid: only what was read from the store can be given a status")]
+    NoUid { object: ObjectRef },
+    #[error("cannot write {object} as YAML")]
+    Encode { object: ObjectRef, source: serde_saphyr::SerializeError },
+    #[error("cannot write the list of problems as YAML")]
+    EncodeProblems { source: serde_saphyr::SerializeError },
+}
+
+/// What is wrong with a manifest. Prints as one line that names file, object, field, what was
+/// found and what is expected.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Problem {
+    /// File name, with `:line` where it is known.
+    pub source: String,
+    pub object: Option<ObjectRef>,
+    /// Path of the field, such as `spec.remote.cidr.pod[0]`.
+    pub field: Option<String>,
+    pub message: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.source.is_empty() {
+            write!(f, "{}: ", self.source)?;
+        }
+        if let Some(object) = &self.object {
+            write!(f, "{object}: ")?;
+        }
+        if let Some(field) = &self.field {
+            write!(f, "{field}: ")?;
+        }
+        f.write_str(&self.message)
+    }
+}

@@ -1,0 +1,59 @@
+//! Files that appear whole or not at all.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+use crate::StoreError;
+
+/// How a file is written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mode {
+    /// Readable by its owner only.
+    pub(crate) secret: bool,
+    /// Must be whole or absent after a power cut.
+    pub(crate) durable: bool,
+}
+
+/// Writes a temporary file in the same folder and renames it.
+pub(crate) fn write(path: &Path, text: &str, mode: Mode) -> Result<(), StoreError> {
+    let fail = |source| StoreError::Write { path: path.to_owned(), source };
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(fail(io::ErrorKind::InvalidInput.into()));
+    };
+    make_folder(folder, mode.secret)?;
+    let temporary = folder.join(format!(".{}.tmp", name.to_string_lossy()));
+    // A file has one writer; what lies there was left behind by one that was killed.
+    remove(&temporary)?;
+    let permissions = if mode.secret { 0o600 } else { 0o644 };
+    let mut options = OpenOptions::new();
+    let open = options.write(true).create_new(true).mode(permissions).open(&temporary);
+    let mut file = open.map_err(fail)?;
+    file.write_all(text.as_bytes()).map_err(fail)?;
+    if mode.durable {
+        file.sync_all().map_err(fail)?;
+    }
+    fs::rename(&temporary, path).map_err(fail)?;
+    if mode.durable && mode.secret {
+        // A key that a peer may have been told already must be there, too.
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(fail)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn make_folder(path: &Path, secret: bool) -> Result<(), StoreError> {
+    let mode = if secret { 0o700 } else { 0o755 };
+    let made = fs::DirBuilder::new().recursive(true).mode(mode).create(path);
+    made.map_err(|source| StoreError::MakeFolder { path: path.to_owned(), source })
+}
+
+/// Not being there is no error.
+pub(crate) fn remove(path: &Path) -> Result<(), StoreError> {
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(StoreError::Remove { path: path.to_owned(), source })
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
+}

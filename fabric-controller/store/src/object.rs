@@ -1,0 +1,286 @@
+use std::fmt;
+
+use fabric_api::{fabric, ipam, networking};
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::Value;
+
+/// The kinds that weft reads or writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    Namespace,
+    ConfigMap,
+    Secret,
+    Node,
+    Network,
+    Ip,
+    Configuration,
+    Connection,
+    GatewayServer,
+    GatewayClient,
+    PublicKey,
+    GatewayConfig,
+    NodeConfig,
+}
+
+/// A resource of one of these kinds.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::large_enum_variant)] // there are hundreds of them, and every match would have a box
+pub enum Object {
+    Namespace(core::Namespace),
+    ConfigMap(core::ConfigMap),
+    Secret(core::Secret),
+    Node(core::Node),
+    Network(ipam::Network),
+    Ip(ipam::IP),
+    Configuration(networking::Configuration),
+    Connection(networking::Connection),
+    GatewayServer(networking::GatewayServer),
+    GatewayClient(networking::GatewayClient),
+    PublicKey(networking::PublicKeyObject),
+    GatewayConfig(fabric::GatewayConfig),
+    NodeConfig(fabric::NodeConfig),
+}
+
+/// Names a resource. Prints as `kind namespace/name`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectRef {
+    pub kind: Kind,
+    /// Absent for cluster-wide kinds.
+    pub namespace: Option<String>,
+    pub name: String,
+}
+
+impl Kind {
+    pub const ALL: [Self; 13] = [
+        Self::Namespace,
+        Self::ConfigMap,
+        Self::Secret,
+        Self::Node,
+        Self::Network,
+        Self::Ip,
+        Self::Configuration,
+        Self::Connection,
+        Self::GatewayServer,
+        Self::GatewayClient,
+        Self::PublicKey,
+        Self::GatewayConfig,
+        Self::NodeConfig,
+    ];
+
+    /// Group and version, such as `networking.liqo.io/v1beta1`.
+    pub fn api_version(self) -> &'static str {
+        match self {
+            Self::Namespace | Self::ConfigMap | Self::Secret | Self::Node => "v1",
+            Self::Network | Self::Ip => "ipam.liqo.io/v1alpha1",
+            Self::Configuration
+            | Self::Connection
+            | Self::GatewayServer
+            | Self::GatewayClient
+            | Self::PublicKey => "networking.liqo.io/v1beta1",
+            Self::GatewayConfig | Self::NodeConfig => "fabric.weft.dev/v1alpha1",
+        }
+    }
+
+    /// The kind as manifests spell it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Namespace => "Namespace",
+            Self::ConfigMap => "ConfigMap",
+            Self::Secret => "Secret",
+            Self::Node => "Node",
+            Self::Network => "Network",
+            Self::Ip => "IP",
+            Self::Configuration => "Configuration",
+            Self::Connection => "Connection",
+            Self::GatewayServer => "GatewayServer",
+            Self::GatewayClient => "GatewayClient",
+            Self::PublicKey => "PublicKey",
+            Self::GatewayConfig => "GatewayConfig",
+            Self::NodeConfig => "NodeConfig",
+        }
+    }
+
+    /// The plural, which also names folders.
+    pub fn plural(self) -> &'static str {
+        match self {
+            Self::Namespace => "namespaces",
+            Self::ConfigMap => "configmaps",
+            Self::Secret => "secrets",
+            Self::Node => "nodes",
+            Self::Network => "networks",
+            Self::Ip => "ips",
+            Self::Configuration => "configurations",
+            Self::Connection => "connections",
+            Self::GatewayServer => "gatewayservers",
+            Self::GatewayClient => "gatewayclients",
+            Self::PublicKey => "publickeies",
+            Self::GatewayConfig => "gatewayconfigs",
+            Self::NodeConfig => "nodeconfigs",
+        }
+    }
+
+    pub fn is_namespaced(self) -> bool {
+        !matches!(self, Self::Namespace | Self::Node | Self::NodeConfig)
+    }
+
+    /// The kind that a manifest's `apiVersion` and `kind` name; `None` if weft has no use for it.
+    pub fn from_type(api_version: &str, kind: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|k| k.api_version() == api_version && k.as_str() == kind)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The same expression for every kind.
+macro_rules! each {
+    ($object:expr, $x:ident => $body:expr) => {
+        match $object {
+            Object::Namespace($x) => $body,
+            Object::ConfigMap($x) => $body,
+            Object::Secret($x) => $body,
+            Object::Node($x) => $body,
+            Object::Network($x) => $body,
+            Object::Ip($x) => $body,
+            Object::Configuration($x) => $body,
+            Object::Connection($x) => $body,
+            Object::GatewayServer($x) => $body,
+            Object::GatewayClient($x) => $body,
+            Object::PublicKey($x) => $body,
+            Object::GatewayConfig($x) => $body,
+            Object::NodeConfig($x) => $body,
+        }
+    };
+}
+
+impl Object {
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Namespace(_) => Kind::Namespace,
+            Self::ConfigMap(_) => Kind::ConfigMap,
+            Self::Secret(_) => Kind::Secret,
+            Self::Node(_) => Kind::Node,
+            Self::Network(_) => Kind::Network,
+            Self::Ip(_) => Kind::Ip,
+            Self::Configuration(_) => Kind::Configuration,
+            Self::Connection(_) => Kind::Connection,
+            Self::GatewayServer(_) => Kind::GatewayServer,
+            Self::GatewayClient(_) => Kind::GatewayClient,
+            Self::PublicKey(_) => Kind::PublicKey,
+            Self::GatewayConfig(_) => Kind::GatewayConfig,
+            Self::NodeConfig(_) => Kind::NodeConfig,
+        }
+    }
+
+    pub fn metadata(&self) -> &ObjectMeta {
+        each!(self, x => &x.metadata)
+    }
+
+    pub fn metadata_mut(&mut self) -> &mut ObjectMeta {
+        each!(self, x => &mut x.metadata)
+    }
+
+    pub fn reference(&self) -> ObjectRef {
+        ObjectRef {
+            kind: self.kind(),
+            namespace: self.namespace().map(str::to_owned),
+            name: self.name().to_owned(),
+        }
+    }
+
+    /// Empty only in an object that never was in a store.
+    pub fn name(&self) -> &str {
+        self.metadata().name.as_deref().unwrap_or_default()
+    }
+
+    /// Absent for cluster-wide kinds.
+    pub fn namespace(&self) -> Option<&str> {
+        self.metadata().namespace.as_deref().filter(|_| self.kind().is_namespaced())
+    }
+
+    /// Empty only in an object that never was in a store.
+    pub fn uid(&self) -> &str {
+        self.metadata().uid.as_deref().unwrap_or_default()
+    }
+
+    /// 0 only in an object that never was in a store.
+    pub fn generation(&self) -> i64 {
+        self.metadata().generation.unwrap_or_default()
+    }
+
+    pub fn label(&self, key: &str) -> Option<&str> {
+        self.metadata().labels.as_ref()?.get(key).map(String::as_str)
+    }
+
+    /// The whole resource, `apiVersion` and `kind` included, as the API server would show it.
+    pub fn to_value(&self) -> Value {
+        let value = each!(self, x => serde_json::to_value(x));
+        // Maps with text keys, numbers and text only: JSON has a form for all of it.
+        value.unwrap_or(Value::Null)
+    }
+}
+
+impl ObjectRef {
+    /// `namespace` is ignored for cluster-wide kinds.
+    pub fn new(kind: Kind, namespace: &str, name: &str) -> Self {
+        let namespace = kind.is_namespaced().then(|| namespace.to_owned());
+        Self { kind, namespace, name: name.to_owned() }
+    }
+}
+
+impl fmt::Display for ObjectRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.namespace {
+            Some(namespace) => write!(f, "{} {namespace}/{}", self.kind, self.name),
+            None => write!(f, "{} {}", self.kind, self.name),
+        }
+    }
+}
+
+/// `From<T> for Object`, and `TryFrom<Object> for T` and `TryFrom<&Object> for &T`, which give the
+/// object back if it is another.
+macro_rules! conversions {
+    ($($variant:ident: $t:ty),* $(,)?) => {$(
+        impl From<$t> for Object {
+            fn from(x: $t) -> Self {
+                Self::$variant(x)
+            }
+        }
+
+        impl TryFrom<Object> for $t {
+            type Error = Box<Object>;
+
+            fn try_from(object: Object) -> Result<Self, Self::Error> {
+                if let Object::$variant(x) = object { Ok(x) } else { Err(Box::new(object)) }
+            }
+        }
+
+        impl<'a> TryFrom<&'a Object> for &'a $t {
+            type Error = &'a Object;
+
+            fn try_from(object: &'a Object) -> Result<Self, Self::Error> {
+                if let Object::$variant(x) = object { Ok(x) } else { Err(object) }
+            }
+        }
+    )*};
+}
+
+conversions! {
+    Namespace: core::Namespace,
+    ConfigMap: core::ConfigMap,
+    Secret: core::Secret,
+    Node: core::Node,
+    Network: ipam::Network,
+    Ip: ipam::IP,
+    Configuration: networking::Configuration,
+    Connection: networking::Connection,
+    GatewayServer: networking::GatewayServer,
+    GatewayClient: networking::GatewayClient,
+    PublicKey: networking::PublicKeyObject,
+    GatewayConfig: fabric::GatewayConfig,
+    NodeConfig: fabric::NodeConfig,
+}

@@ -1,0 +1,306 @@
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::file::{self, Mode};
+use crate::folder;
+use crate::layout::Layout;
+use crate::parse::{self, MAX_OWN_NAME, check_names};
+use crate::reader::Reader;
+use crate::{Kind, Object, ObjectRef, Problem, StoreArgs, StoreError, Watch, decode};
+
+/// The resources of a cluster. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Store {
+    layout: Arc<Layout>,
+}
+
+/// What is there at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    pub objects: BTreeMap<ObjectRef, Object>,
+    /// What is wrong with the manifests.
+    pub problems: Vec<Problem>,
+}
+
+impl Store {
+    /// The store of a host that has all directories; makes those of weft's own.
+    pub fn open(args: &StoreArgs) -> Result<Self, StoreError> {
+        let layout = Layout {
+            manifests: args.manifests.clone(),
+            published: args.run_dir.join("published"),
+            state: args.state_dir.clone(),
+        };
+        for kind in Kind::ALL {
+            for folder in [layout.objects(kind), layout.statuses(kind)].into_iter().flatten() {
+                file::make_folder(&folder, kind == Kind::Secret)?;
+            }
+        }
+        Ok(Self { layout: Arc::new(layout) })
+    }
+
+    /// The store of a further host, which has only the published directory. It may be read-only;
+    /// then statuses cannot be written.
+    pub fn open_published(dir: &Path) -> Result<Self, StoreError> {
+        let read = fs::read_dir(dir);
+        read.map_err(|source| StoreError::Read { path: dir.to_owned(), source })?;
+        let layout = Layout { manifests: None, published: dir.to_owned(), state: None };
+        Ok(Self { layout: Arc::new(layout) })
+    }
+
+    /// Only the user's manifests, for whoever does not know yet which cluster's they are. Makes
+    /// nothing, and has no object or status of weft's own.
+    pub fn open_manifests(dir: &Path) -> Self {
+        let manifests = Some(dir.to_owned());
+        Self { layout: Arc::new(Layout { manifests, published: PathBuf::new(), state: None }) }
+    }
+
+    /// Tells all that is there of these kinds, what is wrong with the manifests, then
+    /// [`crate::Event::Synced`], then every change. Must be called within a tokio runtime.
+    pub fn watch(&self, kinds: &[Kind]) -> Result<Watch, StoreError> {
+        Watch::start(&self.layout, kinds)
+    }
+
+    /// Everything of these kinds, and what is wrong with the manifests.
+    pub fn read(&self, kinds: &[Kind]) -> Result<Snapshot, StoreError> {
+        let (snapshot, error) = Reader::new(&self.layout, kinds).read();
+        error.map_or(Ok(snapshot), Err)
+    }
+
+    pub fn get(&self, object: &ObjectRef) -> Result<Option<Object>, StoreError> {
+        Ok(self.read(&[object.kind])?.objects.remove(object))
+    }
+
+    pub fn list(&self, kind: Kind) -> Result<Vec<Object>, StoreError> {
+        Ok(self.read(&[kind])?.objects.into_values().collect())
+    }
+
+    /// Creates an object of weft's own (Network, IP, Secret, GatewayConfig, NodeConfig, Connection),
+    /// or replaces its metadata and spec. Writes nothing if nothing changed. Gives back the object
+    /// as stored, with its uid (random, made at creation) and generation (one higher after each
+    /// change of the spec).
+    pub fn put(&self, object: &Object) -> Result<Object, StoreError> {
+        let reference = object.reference();
+        let path = self.object_path(&reference)?;
+        let have = read_value(&path)?.and_then(|v| decode::object(reference.kind, v).ok());
+        let mut want = object.clone();
+        decode::mark_ours(&mut want);
+        let (uid, generation) = match &have {
+            Some((have, _)) if !have.uid().is_empty() => (have.uid().to_owned(), have.generation()),
+            Some(_) | None => (new_uid()?, 0),
+        };
+        let metadata = want.metadata_mut();
+        metadata.uid = Some(uid);
+        metadata.generation = Some(generation.max(1));
+        let (before, mut after) =
+            (have.map(|(have, _)| content(&have)).unwrap_or_default(), content(&want));
+        if before == after {
+            return Ok(want);
+        }
+        if before.get("spec") != after.get("spec") {
+            want.metadata_mut().generation = Some(generation + 1);
+            after["metadata"]["generation"] = json!(generation + 1);
+        }
+        let secret = reference.kind == Kind::Secret;
+        let durable = !Layout::is_published(reference.kind);
+        file::write(&path, &yaml(&reference, &after)?, Mode { secret, durable })?;
+        Ok(want)
+    }
+
+    /// Replaces the status of an object read from the store, and of a Configuration `spec.local`.
+    /// Writes nothing if nothing changed. True if it was written.
+    pub fn put_status(&self, object: &Object) -> Result<bool, StoreError> {
+        let reference = object.reference();
+        let path = self.status_path(&reference)?;
+        if object.uid().is_empty() {
+            return Err(StoreError::NoUid { object: reference });
+        }
+        let status = object.to_value().get("status").cloned().unwrap_or_default();
+        let mut want = json!({ "uid": object.uid(), "status": status });
+        if let Some(local) = decode::local(object) {
+            want[decode::LOCAL] = local;
+        }
+        if read_value(&path)?.as_ref() == Some(&want) {
+            return Ok(false);
+        }
+        let durable = matches!(reference.kind, Kind::Network | Kind::Ip);
+        file::write(&path, &yaml(&reference, &want)?, Mode { secret: false, durable })?;
+        Ok(true)
+    }
+
+    /// Removes an object of weft's own with its status; of a user's object the status only. Not
+    /// being there is no error.
+    pub fn delete(&self, object: &ObjectRef) -> Result<(), StoreError> {
+        if self.layout.objects(object.kind).is_some() {
+            file::remove(&self.object_path(object)?)?;
+        }
+        match self.status_path(object) {
+            Ok(path) => file::remove(&path),
+            Err(StoreError::NoStatus { .. } | StoreError::NoFolder { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Objects that are gone and have left a status behind, because nobody was there to see it.
+    /// None while there are manifests that cannot be read.
+    pub fn orphaned_statuses(&self) -> Result<Vec<ObjectRef>, StoreError> {
+        let mut reader = Reader::new(&self.layout, &Kind::ALL);
+        let (snapshot, error) = reader.read();
+        match error {
+            Some(error) => Err(error),
+            None if snapshot.problems.is_empty() => Ok(reader.orphans(&snapshot)),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Publishes all that the controller found wrong, with the manifests and with what they say.
+    pub fn put_problems(&self, problems: &[Problem]) -> Result<bool, StoreError> {
+        let path = self.problems_path();
+        let problems: Vec<_> = problems.iter().map(PublishedProblem::from).collect();
+        let text = serde_saphyr::to_string(&problems)
+            .map_err(|source| StoreError::EncodeProblems { source })?;
+        if folder::read(&path).is_ok_and(|have| have == text) {
+            return Ok(false);
+        }
+        file::write(&path, &text, Mode { secret: false, durable: false })?;
+        Ok(true)
+    }
+
+    /// What the controller last found wrong; empty before it ever ran.
+    pub fn problems(&self) -> Vec<Problem> {
+        let text = folder::read(&self.problems_path()).unwrap_or_default();
+        let read: Result<Vec<PublishedProblem>, _> = serde_saphyr::from_str(&text);
+        read.unwrap_or_default().into_iter().map(Problem::from).collect()
+    }
+
+    fn problems_path(&self) -> PathBuf {
+        self.layout.published.join("problems.yaml")
+    }
+
+    fn object_path(&self, object: &ObjectRef) -> Result<PathBuf, StoreError> {
+        let folder = self.layout.objects(object.kind);
+        let users = || match object.kind {
+            Kind::Network | Kind::Ip | Kind::Secret => {
+                StoreError::NoFolder { object: object.clone(), missing: "--state-dir" }
+            }
+            Kind::Namespace
+            | Kind::ConfigMap
+            | Kind::Node
+            | Kind::Configuration
+            | Kind::Connection
+            | Kind::GatewayServer
+            | Kind::GatewayClient
+            | Kind::PublicKey
+            | Kind::GatewayConfig
+            | Kind::NodeConfig => StoreError::NotOurs { object: object.clone() },
+        };
+        checked_path(folder.ok_or_else(users)?, object)
+    }
+
+    fn status_path(&self, object: &ObjectRef) -> Result<PathBuf, StoreError> {
+        let folder = self.layout.statuses(object.kind).ok_or_else(|| match object.kind {
+            Kind::Network | Kind::Ip => {
+                StoreError::NoFolder { object: object.clone(), missing: "--state-dir" }
+            }
+            Kind::Namespace
+            | Kind::ConfigMap
+            | Kind::Secret
+            | Kind::Node
+            | Kind::Configuration
+            | Kind::Connection
+            | Kind::GatewayServer
+            | Kind::GatewayClient
+            | Kind::PublicKey
+            | Kind::GatewayConfig
+            | Kind::NodeConfig => StoreError::NoStatus { object: object.clone() },
+        })?;
+        checked_path(folder, object)
+    }
+}
+
+fn checked_path(folder: PathBuf, object: &ObjectRef) -> Result<PathBuf, StoreError> {
+    check_names(object, MAX_OWN_NAME).map_err(|(field, expected)| StoreError::Name {
+        object: object.clone(),
+        field,
+        expected,
+    })?;
+    Ok(folder.join(Layout::file_name(object)))
+}
+
+/// What an object's own file holds: all but the status.
+fn content(object: &Object) -> Value {
+    let mut value = object.to_value();
+    if let Some(map) = value.as_object_mut() {
+        map.remove("status");
+    }
+    value
+}
+
+fn yaml(object: &ObjectRef, value: &Value) -> Result<String, StoreError> {
+    serde_saphyr::to_string(value)
+        .map_err(|source| StoreError::Encode { object: object.clone(), source })
+}
+
+/// `None` if there is no such file, or none that can be understood: then it is written anew.
+fn read_value(path: &Path) -> Result<Option<Value>, StoreError> {
+    match folder::read(path) {
+        Ok(text) => Ok(parse::value(&text).ok()),
+        Err(folder::Unreadable::Io(error)) if error.kind() == std::io::ErrorKind::NotFound => {
+            Ok(None)
+        }
+        Err(folder::Unreadable::Io(source)) => {
+            Err(StoreError::Read { path: path.to_owned(), source })
+        }
+        Err(folder::Unreadable::TooLong(_) | folder::Unreadable::NotText) => Ok(None),
+    }
+}
+
+fn new_uid() -> Result<String, StoreError> {
+    let path = Path::new("/proc/sys/kernel/random/uuid");
+    let read = fs::read_to_string(path);
+    let read = read.map_err(|source| StoreError::Read { path: path.to_owned(), source })?;
+    Ok(read.trim().to_owned())
+}
+
+/// A [`Problem`] as `problems.yaml` holds it.
+#[derive(Serialize, Deserialize)]
+struct PublishedProblem {
+    source: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    kind: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    namespace: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    field: Option<String>,
+    message: String,
+}
+
+impl From<&Problem> for PublishedProblem {
+    fn from(problem: &Problem) -> Self {
+        let object = problem.object.as_ref();
+        Self {
+            source: problem.source.clone(),
+            kind: object.map(|o| o.kind.to_string()),
+            namespace: object.and_then(|o| o.namespace.clone()),
+            name: object.map(|o| o.name.clone()),
+            field: problem.field.clone(),
+            message: problem.message.clone(),
+        }
+    }
+}
+
+impl From<PublishedProblem> for Problem {
+    fn from(problem: PublishedProblem) -> Self {
+        let kind = Kind::ALL.into_iter().find(|k| problem.kind.as_deref() == Some(k.as_str()));
+        let object = kind.zip(problem.name).map(|(kind, name)| {
+            ObjectRef::new(kind, problem.namespace.as_deref().unwrap_or_default(), &name)
+        });
+        Self { source: problem.source, object, field: problem.field, message: problem.message }
+    }
+}

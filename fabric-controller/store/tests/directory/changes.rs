@@ -1,0 +1,141 @@
+//! What a watch tells.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use fabric_store::{Event, Kind, Object, Store};
+
+use crate::{Place, cidr_of, lines, network, network_ref, next, quiet, sync};
+
+fn applied(event: Event) -> Object {
+    let Event::Applied(object) = event else { panic!("{event:?}") };
+    *object
+}
+
+#[tokio::test]
+async fn what_was_there_is_told_first_then_every_change_at_once() {
+    let place = Place::new();
+    place.write("a.yaml", &network("a", "10.1.0.0/16"));
+    let mut watch = place.store.watch(&[Kind::Network]).unwrap();
+    let first = sync(&mut watch).await;
+    assert_eq!(first.len(), 2, "{first:?}");
+    assert!(matches!(&first[1], Event::Problems(none) if none.is_empty()));
+
+    let began = Instant::now();
+    place.write("b.yaml", &network("b", "10.2.0.0/16"));
+    assert_eq!(applied(next(&mut watch).await).reference(), network_ref("b"));
+    assert!(began.elapsed() < Duration::from_millis(250), "{:?}", began.elapsed());
+
+    place.replace("a.yaml", &network("a", "10.3.0.0/16"));
+    assert_eq!(cidr_of(&applied(next(&mut watch).await)), "10.3.0.0/16");
+
+    place.remove("b.yaml");
+    assert!(matches!(next(&mut watch).await, Event::Deleted(r) if r == network_ref("b")));
+    quiet(&mut watch).await;
+}
+
+#[tokio::test]
+async fn writing_the_same_again_tells_nothing() {
+    let place = Place::new();
+    place.write("a.yaml", &network("a", "10.1.0.0/16"));
+    let mut watch = place.store.watch(&Kind::ALL).unwrap();
+    sync(&mut watch).await;
+    place.replace("a.yaml", &format!("# a comment\n{}", network("a", "10.1.0.0/16")));
+    quiet(&mut watch).await;
+}
+
+#[tokio::test]
+async fn an_edit_within_one_clock_tick_is_seen() {
+    let place = Place::new();
+    let mut watch = place.store.watch(&[Kind::Network]).unwrap();
+    sync(&mut watch).await;
+    for round in 10..30 {
+        place.write("a.yaml", &network("a", &format!("10.{round}.0.0/16")));
+        assert_eq!(cidr_of(&applied(next(&mut watch).await)), format!("10.{round}.0.0/16"));
+    }
+}
+
+#[tokio::test]
+async fn a_file_cut_short_keeps_its_last_good_objects() {
+    let place = Place::new();
+    let good = network("a", "10.1.0.0/16") + "---\n" + &network("b", "10.2.0.0/16");
+    place.write("a.yaml", &good);
+    let mut watch = place.store.watch(&[Kind::Network]).unwrap();
+    sync(&mut watch).await;
+
+    place.replace("a.yaml", &(network("a", "10.5.0.0/16") + "---\nkind: [Net"));
+    assert_eq!(cidr_of(&applied(next(&mut watch).await)), "10.5.0.0/16", "a is whole");
+    assert!(matches!(next(&mut watch).await, Event::Problems(p) if p.len() == 1));
+    quiet(&mut watch).await; // b stands
+
+    place.replace("a.yaml", &network("a", "10.5.0.0/16"));
+    assert!(matches!(next(&mut watch).await, Event::Deleted(r) if r == network_ref("b")));
+    assert!(matches!(next(&mut watch).await, Event::Problems(p) if p.is_empty()));
+}
+
+#[tokio::test]
+async fn a_slip_in_an_edit_keeps_the_last_good_object() {
+    let place = Place::new();
+    place.write("a.yaml", &network("a", "10.1.0.0/16"));
+    let mut watch = place.store.watch(&[Kind::Network]).unwrap();
+    sync(&mut watch).await;
+    place.replace("a.yaml", &network("a", "10.1.0.0/16").replace("cidr:", "cdir:"));
+    let Event::Problems(problems) = next(&mut watch).await else { panic!() };
+    assert!(lines(&problems)[0].contains("Network liqo/a"), "{problems:?}");
+    quiet(&mut watch).await;
+    place.remove("a.yaml");
+    assert!(matches!(next(&mut watch).await, Event::Deleted(_)));
+}
+
+#[tokio::test]
+async fn moving_an_object_to_another_file_tells_nothing() {
+    let place = Place::new();
+    place.write("a.yaml", &network("a", "10.1.0.0/16"));
+    let mut watch = place.store.watch(&[Kind::Network]).unwrap();
+    sync(&mut watch).await;
+    fs::rename(place.path("manifests/a.yaml"), place.path("manifests/z.yml")).unwrap();
+    quiet(&mut watch).await;
+}
+
+#[tokio::test]
+async fn a_folder_that_goes_keeps_everything_and_is_watched_again_when_it_is_back() {
+    let place = Place::new();
+    place.write("a.yaml", &network("a", "10.1.0.0/16"));
+    let mut watch = place.store.watch(&[Kind::Network]).unwrap();
+    sync(&mut watch).await;
+    fs::rename(place.path("manifests"), place.path("elsewhere")).unwrap();
+    assert!(matches!(next(&mut watch).await, Event::Problems(p) if p.len() == 1));
+    quiet(&mut watch).await;
+    fs::rename(place.path("elsewhere"), place.path("manifests")).unwrap();
+    place.write("b.yaml", &network("b", "10.2.0.0/16"));
+    assert_eq!(applied(next(&mut watch).await).reference(), network_ref("b"));
+}
+
+#[tokio::test]
+async fn a_cancelled_wait_loses_nothing() {
+    let place = Place::new();
+    let mut watch = place.store.watch(&[Kind::Network]).unwrap();
+    sync(&mut watch).await;
+    place.write("a.yaml", &network("a", "10.1.0.0/16"));
+    for _ in 0..5 {
+        let short = tokio::time::timeout(Duration::from_millis(7), watch.next()).await;
+        assert!(short.is_err() || matches!(short, Ok(Event::Applied(_))), "{short:?}");
+        if short.is_ok() {
+            return;
+        }
+    }
+    applied(next(&mut watch).await);
+}
+
+#[tokio::test]
+async fn a_further_host_sees_what_is_published_and_nothing_else() {
+    let place = Place::new();
+    let published = Store::open_published(&place.path("run/published")).unwrap();
+    let mut watch = published.watch(&Kind::ALL).unwrap();
+    sync(&mut watch).await;
+    place.write("a.yaml", &network("a", "10.1.0.0/16"));
+    quiet(&mut watch).await;
+    place.store.put(&crate::own::connection("c").into()).unwrap();
+    assert_eq!(applied(next(&mut watch).await).name(), "c");
+    assert!(Store::open_published(&place.path("nowhere")).is_err());
+}

@@ -1,0 +1,226 @@
+//! Manifests as people write them.
+
+use std::fs;
+
+use fabric_store::{Kind, Object, ObjectRef};
+
+use crate::{Place, cidr_of, network, network_ref};
+
+/// The only problem that one file makes.
+fn problem_of(text: &str) -> String {
+    let place = Place::new();
+    place.write("a.yaml", text);
+    let problems = place.problems();
+    assert_eq!(problems.len(), 1, "{problems:#?}");
+    problems.into_iter().next().unwrap()
+}
+
+const SERVER: &str = "\
+apiVersion: networking.liqo.io/v1beta1
+kind: GatewayServer
+metadata: {name: server, namespace: t}
+spec:
+  endpoint:
+    port: 51840
+";
+
+#[test]
+fn a_wrong_type_names_file_line_object_field_found_and_expected() {
+    let found = problem_of(&SERVER.replace("51840", "many"));
+    assert_eq!(
+        found,
+        "a.yaml:6: GatewayServer t/server: spec.endpoint.port: invalid type: string \"many\", \
+         expected i32"
+    );
+}
+
+#[test]
+fn unknown_fields_are_told_with_their_line() {
+    let found = problem_of(&SERVER.replace("port: 51840", "port: 51840\n    nodPort: 1"));
+    assert_eq!(
+        found,
+        "a.yaml:7: GatewayServer t/server: spec.endpoint.nodPort: unknown to a GatewayServer"
+    );
+    let place = Place::new();
+    place.write("a.yaml", &SERVER.replace("spec:", "spce:"));
+    let problems = place.problems();
+    assert!(problems[0].contains("a.yaml:1: GatewayServer t/server: "), "{problems:?}");
+    assert!(problems[0].contains("missing field `spec`"), "{problems:?}");
+}
+
+#[test]
+fn duplicate_keys_are_told_with_their_line() {
+    let found = problem_of(&format!("# first\n---\n{SERVER}    port: 2\n"));
+    assert!(found.starts_with("a.yaml:9: ") && found.contains("duplicate"), "{found}");
+}
+
+#[test]
+fn what_is_no_yaml_is_told_with_its_line() {
+    let found = problem_of(&format!("{SERVER}---\nkind: [\n"));
+    assert!(found.starts_with("a.yaml:"), "{found}");
+    let found = problem_of("kind: \"\n");
+    assert!(found.starts_with("a.yaml:"), "{found}");
+    let found = problem_of("- just\n- a list\n");
+    assert!(found.contains("a.yaml:1: not an object"), "{found}");
+    let found = problem_of("just text\n");
+    assert!(found.contains("a.yaml:1: not an object"), "{found}");
+}
+
+#[test]
+fn kinds_and_versions_weft_does_not_know_are_told() {
+    let found = problem_of(&SERVER.replace("GatewayServer", "GatewaySever"));
+    assert!(found.starts_with("a.yaml:2: kind: \"GatewaySever\" is none"), "{found}");
+    let found = problem_of(&SERVER.replace("v1beta1", "v1alpha1"));
+    assert_eq!(
+        found,
+        "a.yaml:1: apiVersion: found \"networking.liqo.io/v1alpha1\"; expected \
+         \"networking.liqo.io/v1beta1\" for a GatewayServer"
+    );
+    let found = problem_of(&SERVER.replace("kind: GatewayServer\n", ""));
+    assert_eq!(found, "a.yaml:1: kind: missing; expected a text");
+    let found = problem_of(&SERVER.replace("kind: GatewayServer", "kind: Connection"));
+    assert!(found.contains("weft itself writes every Connection"), "{found}");
+}
+
+#[test]
+fn liqos_other_kinds_are_passed_over() {
+    let place = Place::new();
+    for kind in ["WgGatewayServerTemplate", "FirewallConfiguration", "RouteConfiguration"] {
+        place.write(
+            &format!("{kind}.yaml"),
+            &format!("apiVersion: networking.liqo.io/v1beta1\nkind: {kind}\nmetadata: {{name: x}}"),
+        );
+    }
+    assert_eq!(place.problems(), [""; 0]);
+    assert_eq!(place.names(), [""; 0]);
+}
+
+#[test]
+fn names_that_could_leave_their_folder_are_refused() {
+    for name in ["../../etc/x", "a/b", "A", "", "-a", "a..b", "é", "a\\0", &"a".repeat(181)] {
+        let found = problem_of(&SERVER.replace("name: server", &format!("name: \"{name}\"")));
+        assert!(found.contains("metadata.name: ") || found.contains("a.yaml"), "{name}: {found}");
+        assert!(Place::new().names().is_empty());
+    }
+    let found = problem_of(&SERVER.replace("namespace: t", "namespace: a.b"));
+    assert!(found.contains("metadata.namespace: found \"a.b\"; expected 1 to 63"), "{found}");
+    let found = problem_of(&SERVER.replace("name: server", "name: 17"));
+    assert!(found.contains("metadata.name: found 17; expected a text"), "{found}");
+}
+
+#[test]
+fn a_file_over_one_mebibyte_is_not_read() {
+    let place = Place::new();
+    place.write("a.yaml", &network("a", "10.0.0.0/16"));
+    place.write("big.yaml", &format!("# {}\n{}", "x".repeat(1024 * 1024), network("b", "x")));
+    assert_eq!(
+        place.problems(),
+        ["big.yaml: is 1048681 bytes long; expected at most 1048576 (1 MiB)"]
+    );
+    assert_eq!(place.names(), ["Network liqo/a"]);
+}
+
+#[test]
+fn alias_bombs_and_deep_nesting_are_refused_quickly() {
+    let mut bomb = "a: &a [x, x, x, x, x, x, x, x, x]\n".to_owned();
+    for (from, to) in ["a", "b", "c", "d", "e", "f", "g", "h"]
+        .iter()
+        .zip(["b", "c", "d", "e", "f", "g", "h", "i"])
+    {
+        let list = vec![format!("*{from}"); 9].join(", ");
+        bomb.push_str(&format!("{to}: &{to} [{list}]\n"));
+    }
+    let began = std::time::Instant::now();
+    assert!(problem_of(&bomb).starts_with("a.yaml:"));
+    assert!(problem_of(&"[".repeat(500_000)).starts_with("a.yaml:"));
+    assert!(problem_of(&format!("a: {}", "{a: ".repeat(100_000))).starts_with("a.yaml:"));
+    assert!(began.elapsed().as_secs() < 10, "{:?}", began.elapsed());
+}
+
+#[test]
+fn other_files_folders_and_pipes_are_left_alone() {
+    let place = Place::new();
+    place.write("notes.txt", "not: [yaml");
+    place.write(".hidden.yaml", "not: [yaml");
+    fs::create_dir(place.path("manifests/folder.yaml")).unwrap();
+    std::os::unix::fs::symlink("/nowhere", place.path("manifests/dangling.yaml")).unwrap();
+    std::process::Command::new("mkfifo").arg(place.path("manifests/pipe.yaml")).status().unwrap();
+    fs::write(place.path("manifests/bytes.yaml"), [0xff, 0xfe, 0x00, 0x41]).unwrap();
+    assert_eq!(place.problems(), ["bytes.yaml: is not UTF-8 text"]);
+}
+
+#[test]
+fn one_object_in_two_files_names_both_and_the_first_is_used() {
+    let place = Place::new();
+    place.write("a.yaml", &network("net", "10.1.0.0/16"));
+    place.write("b.yaml", &format!("\n---\n{}", network("net", "10.2.0.0/16")));
+    assert_eq!(
+        place.problems(),
+        ["b.yaml:2: Network liqo/net: is also in a.yaml:1, which is used; expected it once"]
+    );
+    let net = place.store.get(&network_ref("net")).unwrap().unwrap();
+    assert_eq!(cidr_of(&net), "10.1.0.0/16");
+}
+
+#[test]
+fn one_bad_document_does_not_hide_the_others() {
+    let place = Place::new();
+    let bad = "kind: [\n";
+    let all = [&network("a", "10.1.0.0/16"), bad, &network("b", "10.2.0.0/16")].map(String::from);
+    place.write("all.yaml", &all.join("---\n"));
+    assert_eq!(place.names(), ["Network liqo/a", "Network liqo/b"]);
+    assert_eq!(place.problems().len(), 1);
+}
+
+#[test]
+fn lists_and_json_are_read_and_say_where_they_are_wrong() {
+    let place = Place::new();
+    place.write(
+        "list.json",
+        "{\"apiVersion\": \"v1\", \"kind\": \"List\", \"items\": [\n\
+         {\"apiVersion\": \"v1\", \"kind\": \"Namespace\", \"metadata\": {\"name\": \"t\"}},\n\
+         {\"apiVersion\": \"v1\", \"kind\": \"ConfigMap\", \"metadata\": {\"name\": \"c\"},\n\
+         \"data\": {\"a\": 1}}]}",
+    );
+    assert_eq!(place.names(), ["Namespace t"]);
+    assert_eq!(
+        place.problems(),
+        ["list.json:4: ConfigMap default/c: data.a: invalid type: integer `1`, expected a string"]
+    );
+}
+
+#[test]
+fn a_secret_that_cannot_be_read_is_not_quoted() {
+    let secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: s, namespace: t}\ndata:\n  \
+                  privateKey: YHztEzTrIe*SECRET*\n";
+    let found = problem_of(secret);
+    assert!(found.starts_with("a.yaml:5: Secret t/s: data.privateKey: "), "{found}");
+    assert!(!found.contains("SECRET") && !found.contains("YHzt"), "{found}");
+}
+
+#[test]
+fn string_data_of_a_secret_becomes_data() {
+    let place = Place::new();
+    place.write("s.yaml", "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData: {a: b}");
+    let secret = place.store.get(&ObjectRef::new(Kind::Secret, "default", "s")).unwrap().unwrap();
+    let Object::Secret(secret) = secret else { panic!("{secret:?}") };
+    assert_eq!(secret.data.unwrap()["a"].0, b"b");
+}
+
+#[test]
+fn a_status_in_a_manifest_is_not_believed() {
+    let place = Place::new();
+    let text = network("a", "10.1.0.0/16") + "status: {cidr: 10.9.0.0/16}\n";
+    place.write("a.yaml", &text);
+    let Some(Object::Network(net)) = place.store.get(&network_ref("a")).unwrap() else { panic!() };
+    assert_eq!(net.status, None);
+    assert_eq!(place.problems(), [""; 0]);
+}
+
+#[test]
+fn a_folder_that_is_missing_is_a_problem_not_an_error() {
+    let place = Place::new();
+    fs::remove_dir(place.path("manifests")).unwrap();
+    let problems = place.problems();
+    assert!(problems[0].contains("folder of manifests cannot be read"), "{problems:?}");
+}

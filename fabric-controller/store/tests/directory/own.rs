@@ -1,0 +1,190 @@
+//! What weft itself writes.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::time::Duration;
+
+use fabric_api::ipam::{Network, NetworkSpec, NetworkStatus};
+use fabric_api::networking::{Connection, ConnectionSpec, ConnectionStatus, ConnectionType};
+use fabric_store::{Event, Kind, Object, ObjectRef, Problem, Store, StoreError};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use crate::{Place, args, network, network_ref, next, quiet, sync};
+
+pub(crate) fn connection(name: &str) -> Connection {
+    let spec = ConnectionSpec { type_: ConnectionType::Server, gateway_ref: Default::default() };
+    let mut connection = Connection::new(name, spec);
+    connection.metadata.namespace = Some("t".to_owned());
+    connection
+}
+
+fn own_network(cidr: &str) -> Object {
+    let mut own = Network::new("own", NetworkSpec { cidr: cidr.into(), ..Default::default() });
+    own.metadata.namespace = Some("t".to_owned());
+    own.into()
+}
+
+fn modified(place: &Place, file: &str) -> std::time::SystemTime {
+    fs::metadata(place.path(file)).unwrap().modified().unwrap()
+}
+
+#[test]
+fn an_object_keeps_its_uid_and_counts_its_specs() {
+    let place = Place::new();
+    let first = place.store.put(&own_network("10.1.0.0/16")).unwrap();
+    assert_eq!(first.generation(), 1);
+    assert_eq!(first.uid().len(), 36);
+    let second = place.store.put(&own_network("10.2.0.0/16")).unwrap();
+    assert_eq!((second.uid(), second.generation()), (first.uid(), 2));
+
+    let mut labelled = own_network("10.2.0.0/16");
+    labelled.metadata_mut().labels = Some([("a".to_owned(), "b".to_owned())].into());
+    let third = place.store.put(&labelled).unwrap();
+    assert_eq!(third.generation(), 2, "labels are no spec");
+    assert_eq!(place.store.get(&third.reference()).unwrap(), Some(third.clone()));
+
+    place.store.delete(&third.reference()).unwrap();
+    place.store.delete(&third.reference()).unwrap();
+    let reborn = place.store.put(&own_network("10.2.0.0/16")).unwrap();
+    assert_ne!(reborn.uid(), first.uid());
+    assert_eq!(reborn.generation(), 1);
+}
+
+#[test]
+fn equal_content_is_not_written_again() {
+    let place = Place::new();
+    let mut stored = place.store.put(&connection("c").into()).unwrap();
+    let Object::Connection(own) = &mut stored else { panic!() };
+    own.status = Some(ConnectionStatus::default());
+    assert!(place.store.put_status(&stored).unwrap());
+    let files = ["run/published/connections/t.c.yaml", "run/published/status/connections/t.c.yaml"];
+    let before = files.map(|file| modified(&place, file));
+    std::thread::sleep(Duration::from_millis(20));
+    place.store.put(&connection("c").into()).unwrap();
+    assert!(!place.store.put_status(&stored).unwrap());
+    assert_eq!(files.map(|file| modified(&place, file)), before);
+}
+
+#[tokio::test]
+async fn a_status_is_merged_and_its_change_told() {
+    let place = Place::new();
+    place.write("a.yaml", &network("a", "10.1.0.0/16"));
+    let mut watch = place.store.watch(&[Kind::Network]).unwrap();
+    sync(&mut watch).await;
+    let mut object = place.store.get(&network_ref("a")).unwrap().unwrap();
+    let Object::Network(net) = &mut object else { panic!() };
+    net.status = Some(NetworkStatus { cidr: Some("10.7.0.0/16".to_owned()) });
+    place.store.put_status(&object).unwrap();
+    let Event::Applied(told) = next(&mut watch).await else { panic!() };
+    assert_eq!(*told, object);
+    let text = fs::read_to_string(place.path("manifests/a.yaml")).unwrap();
+    assert_eq!(text, network("a", "10.1.0.0/16"), "the user's file is never written");
+    quiet(&mut watch).await;
+
+    let again = Store::open(&args(place.dir.path())).unwrap();
+    assert_eq!(again.get(&network_ref("a")).unwrap(), Some(object), "after a restart");
+}
+
+#[test]
+fn the_local_side_of_a_configuration_is_kept_with_its_status() {
+    let place = Place::new();
+    let text = "apiVersion: networking.liqo.io/v1beta1\nkind: Configuration\nmetadata: {name: c}\n\
+                spec: {remote: {cidr: {pod: 10.1.0.0/16}}}\n";
+    place.write("c.yaml", text);
+    let reference = ObjectRef::new(Kind::Configuration, "default", "c");
+    let mut object = place.store.get(&reference).unwrap().unwrap();
+    let generation = object.generation();
+    let Object::Configuration(own) = &mut object else { panic!() };
+    own.spec.local = Some(own.spec.remote.clone());
+    place.store.put_status(&object).unwrap();
+    let read = place.store.get(&reference).unwrap().unwrap();
+    assert_eq!(read, object);
+    assert_eq!(read.generation(), generation, "the user's spec is the same");
+}
+
+#[test]
+fn a_status_of_a_namesake_is_not_taken() {
+    let place = Place::new();
+    let mut first = place.store.put(&own_network("10.1.0.0/16")).unwrap();
+    let Object::Network(net) = &mut first else { panic!() };
+    net.status = Some(NetworkStatus { cidr: Some("10.7.0.0/16".to_owned()) });
+    place.store.put_status(&first).unwrap();
+    fs::remove_file(place.path("state/networks/t.own.yaml")).unwrap();
+    assert_eq!(place.store.orphaned_statuses().unwrap(), [first.reference()]);
+    place.store.put(&own_network("10.1.0.0/16")).unwrap();
+    let Some(Object::Network(net)) = place.store.get(&first.reference()).unwrap() else { panic!() };
+    assert_eq!(net.status, None);
+}
+
+#[test]
+fn key_secrets_are_readable_by_their_owner_only_and_survive_a_restart() {
+    let place = Place::new();
+    let secret = Secret {
+        metadata: ObjectMeta {
+            name: Some("gw-x".to_owned()),
+            namespace: Some("t".to_owned()),
+            ..Default::default()
+        },
+        data: Some([("privateKey".to_owned(), ByteString(vec![7; 32]))].into()),
+        ..Default::default()
+    };
+    let stored = place.store.put(&secret.into()).unwrap();
+    let mode = |path| fs::metadata(place.path(path)).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode("state/secrets/t.gw-x.yaml"), 0o600);
+    assert_eq!(mode("state/secrets"), 0o700);
+    let again = Store::open(&args(place.dir.path())).unwrap();
+    assert_eq!(again.get(&stored.reference()).unwrap(), Some(stored));
+}
+
+#[test]
+fn users_objects_cannot_be_written_only_their_status() {
+    let place = Place::new();
+    place.write("a.yaml", "apiVersion: v1\nkind: Namespace\nmetadata: {name: t}\n");
+    let object = place.store.get(&ObjectRef::new(Kind::Namespace, "", "t")).unwrap().unwrap();
+    assert!(matches!(place.store.put(&object), Err(StoreError::NotOurs { .. })));
+    assert!(matches!(place.store.put_status(&object), Err(StoreError::NoStatus { .. })));
+    let mut outside = own_network("10.1.0.0/16");
+    outside.metadata_mut().name = Some("../../x".to_owned());
+    assert!(matches!(place.store.put(&outside), Err(StoreError::Name { .. })));
+}
+
+#[test]
+fn a_file_of_weft_that_was_damaged_is_written_anew() {
+    let place = Place::new();
+    let path = place.path("run/published/connections/t.c.yaml");
+    let first = place.store.put(&connection("c").into()).unwrap();
+    fs::write(&path, "kind: [").unwrap();
+    assert_eq!(place.store.read(&Kind::ALL).unwrap().problems.len(), 1);
+    fs::write(path.with_file_name(".t.c.yaml.tmp"), "left behind").unwrap();
+    let second = place.store.put(&connection("c").into()).unwrap();
+    assert_ne!(first.uid(), second.uid());
+    assert_eq!(place.problems(), [""; 0]);
+}
+
+#[test]
+fn a_users_object_takes_the_place_of_wefts_own() {
+    let place = Place::new();
+    place.store.put(&own_network("10.1.0.0/16")).unwrap();
+    place.write("a.yaml", &network("own", "10.2.0.0/16").replace("liqo\n", "t\n"));
+    assert_eq!(place.names(), ["Network t/own"]);
+    assert_eq!(crate::cidr_of(&place.store.list(Kind::Network).unwrap()[0]), "10.2.0.0/16");
+}
+
+#[test]
+fn problems_read_back_as_they_were_published() {
+    let place = Place::new();
+    let problem = |object, field: Option<&str>| Problem {
+        source: "a.yaml:7".to_owned(),
+        object,
+        field: field.map(str::to_owned),
+        message: "found: \"x\"; expected # y".to_owned(),
+    };
+    let all = [problem(None, None), problem(Some(network_ref("a")), Some("spec.cidr"))];
+    assert!(place.store.put_problems(&all).unwrap());
+    assert!(!place.store.put_problems(&all).unwrap());
+    assert_eq!(place.store.problems(), all);
+    assert!(place.store.put_problems(&[]).unwrap());
+    assert_eq!(place.store.problems(), []);
+}
