@@ -1,0 +1,84 @@
+//! One per cluster: which prefixes and addresses are taken.
+
+mod addresses;
+mod claims;
+mod config;
+mod keeper;
+mod ledger;
+mod listen;
+mod pools;
+mod service;
+mod shell;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Parser;
+use fabric_store::Store;
+use ipam_proto::ipam_server::IpamServer;
+use tokio::sync::watch;
+use tonic::transport::Server;
+
+use config::Args;
+use keeper::Keeper;
+use listen::Listener;
+use pools::Pools;
+use service::{Service, Shared};
+
+/// How long calls under way (a health watch may last for ever) can delay the end.
+const DRAIN: Duration = Duration::from_secs(2);
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let args = Args::parse();
+    let outcome = match shell::start_logging(&args.log) {
+        Ok(()) => run(args).await,
+        Err(error) => Err(error),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("ipam stopped: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(args: Args) -> anyhow::Result<()> {
+    let pools = Pools::new(args.pools).context("bad --pools")?;
+    let store = Store::open(&args.store).context("cannot open the store")?;
+    let listener = Listener::bind(&args.listen)
+        .await
+        .with_context(|| format!("cannot listen on {}", args.listen))?;
+    let (stop, stopped) = watch::channel(false);
+    let (health, health_service) = tonic_health::server::health_reporter();
+    let shared = Shared::default();
+
+    let router = Server::builder()
+        .add_service(health_service)
+        .add_service(IpamServer::new(Service(shared.clone())));
+    let mut stop_serving = stopped.clone();
+    let mut server = tokio::spawn(listener.serve(router, async move {
+        let _ = stop_serving.wait_for(|stop| *stop).await;
+    }));
+    let keeper = Keeper {
+        store,
+        shared,
+        health,
+        interval: args.sync_interval,
+        grace: args.sync_grace_period,
+        known: Vec::new(),
+    };
+    let keeper = tokio::spawn(keeper.run(pools, stopped));
+    tracing::info!(listen = %args.listen, "ipam is up");
+
+    tokio::select! {
+        signal = shell::stop_signal() => signal.context("cannot listen for signals")?,
+        ended = &mut server => ended.context("the server panicked")?.context("cannot serve")?,
+    }
+    stop.send_replace(true);
+    let drained = tokio::time::timeout(DRAIN, async { tokio::join!(server, keeper) }).await;
+    tracing::info!(drained = drained.is_ok(), "ipam is down");
+    Ok(())
+}

@@ -1,0 +1,369 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn cidr(text: &str) -> Cidr {
+    text.parse().unwrap()
+}
+
+fn pools(list: &[&str]) -> Pools {
+    Pools::new(list.iter().map(|text| cidr(text)).collect()).unwrap()
+}
+
+fn liqos() -> Pools {
+    pools(&["10.0.0.0/8", "192.168.0.0/16", "172.16.0.0/12", "fd00::/8"])
+}
+
+impl Pools {
+    fn take(&mut self, prefix: &str, wish: Wish) -> Result<String, AcquireError> {
+        let request = Request { cidr: cidr(prefix), wish, pre_allocated: 0 };
+        self.acquire(request).map(|granted| granted.to_string())
+    }
+
+    fn mutable(&mut self, prefix: &str) -> String {
+        self.take(prefix, Wish::Mutable).unwrap()
+    }
+
+    fn shared(&mut self, prefix: &str) -> bool {
+        self.take(prefix, Wish::Shared).is_ok()
+    }
+
+    fn exclusive(&mut self, prefix: &str) -> bool {
+        self.take(prefix, Wish::Exclusive).is_ok()
+    }
+
+    fn free(&self, prefix: &str) -> bool {
+        self.is_available(cidr(prefix))
+    }
+
+    fn give_back(&mut self, prefix: &str) -> bool {
+        self.release(cidr(prefix))
+    }
+}
+
+#[test]
+fn pools_that_overlap_are_refused() {
+    for (a, b) in [("10.0.0.0/8", "10.0.0.0/16"), ("10.1.0.0/16", "10.0.0.0/15")] {
+        let error = Pools::new(vec![cidr(a), cidr(b)]).unwrap_err();
+        assert_eq!(error, PoolError::Overlap(cidr(a), cidr(b)));
+    }
+    assert_eq!(Pools::new(vec![]).unwrap_err(), PoolError::None);
+}
+
+#[test]
+fn a_taken_prefix_is_replaced_by_its_neighbour() {
+    let mut pools = liqos();
+    assert_eq!(pools.mutable("10.70.0.0/16"), "10.70.0.0/16");
+    assert_eq!(pools.mutable("10.70.0.0/16"), "10.71.0.0/16");
+    assert_eq!(pools.mutable("10.70.0.0/16"), "10.68.0.0/16");
+    assert_eq!(pools.mutable("10.70.0.0/15"), "10.64.0.0/15", "10.66.0.0/15 is as good, but right");
+}
+
+#[test]
+fn halves_that_are_split_already_come_first_and_then_the_left_one() {
+    let mut pools = pools(&["10.0.0.0/8"]);
+    assert!(pools.exclusive("10.200.0.0/16"));
+    assert_eq!(pools.mutable("11.0.0.0/16"), "10.201.0.0/16", "not 10.0.0.0/16, which is first");
+    assert_eq!(pools.mutable("11.0.0.0/9"), "10.0.0.0/9");
+}
+
+#[test]
+fn prefixes_outside_of_the_pools_move_into_the_first_one_of_their_family() {
+    let mut pools = liqos();
+    assert_eq!(pools.mutable("100.64.0.0/10"), "10.0.0.0/10");
+    assert_eq!(pools.mutable("2001:db8:7::/56"), "fd00::/56");
+    assert_eq!(pools.mutable("fd12:3456:789a::/56"), "fd12:3456:789a::/56", "kept: it is free");
+    assert_eq!(pools.mutable("fd12:3456:789a::/56"), "fd00:0:0:100::/56");
+}
+
+#[test]
+fn a_full_pool_makes_way_for_the_next_and_all_full_is_an_error() {
+    let mut pools = pools(&["10.0.0.0/24", "10.0.2.0/24"]);
+    assert_eq!(pools.mutable("1.0.0.0/24"), "10.0.0.0/24");
+    assert_eq!(pools.mutable("1.0.0.0/24"), "10.0.2.0/24");
+    let error = pools.take("1.0.0.0/24", Wish::Mutable).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "1.0.0.0/24 is taken and no other /24 is free in the pools (10.0.0.0/24, 10.0.2.0/24)"
+    );
+    assert!(matches!(pools.take("16.0.0.0/4", Wish::Mutable), Err(AcquireError::NoneFree { .. })));
+}
+
+#[test]
+fn shared_prefixes_are_counted() {
+    let mut pools = liqos();
+    assert!(pools.shared("10.20.0.0/16") && pools.shared("10.20.0.0/16"));
+    assert!(pools.give_back("10.20.0.0/16") && !pools.free("10.20.0.0/16"));
+    assert!(pools.give_back("10.20.0.0/16") && pools.free("10.20.0.0/16"));
+    assert!(!pools.give_back("10.20.0.0/16"), "released once more: nothing happens");
+    assert_eq!(pools, liqos());
+}
+
+#[test]
+fn shared_prefixes_nest_both_ways_and_are_released_one_by_one() {
+    let mut pools = liqos();
+    assert!(pools.shared("10.20.0.0/16") && pools.shared("10.0.0.0/8"));
+    assert!(pools.shared("10.20.0.0/17"));
+    assert!(pools.give_back("10.0.0.0/8"));
+    assert!(!pools.free("10.20.0.0/16") && !pools.free("10.0.0.0/8") && pools.free("10.21.0.0/16"));
+}
+
+#[test]
+fn exclusive_prefixes_tolerate_nothing_around_or_inside_them() {
+    let mut pools = liqos();
+    assert!(pools.exclusive("10.50.0.0/16"));
+    for (other, place) in [("10.50.0.0/16", "same"), ("10.50.1.0/24", "in"), ("10.0.0.0/8", "out")]
+    {
+        assert!(!pools.shared(other) && !pools.exclusive(other), "{place}");
+    }
+    assert!(pools.give_back("10.50.0.0/16") && pools.shared("10.50.0.0/24"));
+    assert!(!pools.exclusive("10.50.0.0/16") && !pools.exclusive("10.50.0.128/25"));
+    let error = pools.take("10.50.0.0/16", Wish::Exclusive).unwrap_err().to_string();
+    assert_eq!(error, "10.50.0.0/16 cannot be had: 10.50.0.0/24 is taken");
+}
+
+#[test]
+fn what_may_be_remapped_never_lands_in_shared_space() {
+    let mut pools = liqos();
+    assert!(pools.shared("10.0.0.0/8"));
+    assert_eq!(pools.mutable("10.70.0.0/16"), "192.168.0.0/16");
+}
+
+#[test]
+fn outside_of_the_pools_shared_succeeds_and_exclusive_does_not() {
+    let mut pools = liqos();
+    assert!(pools.shared("100.64.0.0/10") && !pools.exclusive("100.64.0.0/10"));
+    assert!(!pools.free("11.0.0.0/8") && !pools.free("0.0.0.0/0"));
+    assert!(pools.give_back("100.64.0.0/10"));
+    assert_eq!(pools, liqos());
+}
+
+#[test]
+fn a_shared_prefix_around_a_pool_closes_that_pool() {
+    let mut pools = pools(&["172.16.0.0/12", "10.0.0.0/8"]);
+    assert!(pools.shared("172.0.0.0/8"));
+    assert!(!pools.free("172.16.0.0/16"));
+    assert_eq!(pools.mutable("172.16.0.0/16"), "10.0.0.0/16");
+}
+
+#[test]
+fn addresses_need_exactly_the_prefix_that_is_held() {
+    let mut pools = liqos();
+    pools.mutable("10.70.0.0/16");
+    let address = |pools: &mut Pools, prefix| pools.acquire_address(cidr(prefix));
+    assert_eq!(address(&mut pools, "10.70.0.0/16").unwrap().to_string(), "10.70.0.0");
+    for other in ["10.70.0.0/17", "10.0.0.0/8", "11.0.0.0/8"] {
+        assert_eq!(address(&mut pools, other), Err(AddressError::PrefixNotTaken(cidr(other))));
+    }
+}
+
+#[test]
+fn a_prefix_that_was_released_has_forgotten_its_addresses() {
+    let mut pools = liqos();
+    pools.mutable("10.70.0.0/16");
+    pools.acquire_address(cidr("10.70.0.0/16")).unwrap();
+    pools.give_back("10.70.0.0/16");
+    assert_eq!(pools, liqos());
+}
+
+#[test]
+fn an_address_whose_network_is_missing_is_not_issued_when_the_network_comes_back() {
+    let mut pools = liqos();
+    pools.adopt_address(cidr("10.70.0.0/30"), [10, 70, 0, 1].into());
+    pools.mutable("10.70.0.0/30");
+    let mut issued: Vec<_> =
+        std::iter::from_fn(|| pools.acquire_address(cidr("10.70.0.0/30")).ok())
+            .map(|address| address.to_string())
+            .collect();
+    issued.sort();
+    assert_eq!(issued, ["10.70.0.0", "10.70.0.2", "10.70.0.3"]);
+}
+
+#[test]
+fn more_pre_allocated_addresses_than_there_are_is_an_error_and_takes_nothing() {
+    let mut pools = liqos();
+    let mut ask = |pre_allocated| {
+        let wish = Wish::Mutable;
+        pools.acquire(Request { cidr: cidr("10.0.0.0/30"), wish, pre_allocated })
+    };
+    assert!(matches!(ask(5), Err(AcquireError::TooManyPreAllocated { .. })));
+    assert_eq!(ask(4).unwrap(), cidr("10.0.0.0/30"), "nothing was taken before");
+    let none_left = pools.acquire_address(cidr("10.0.0.0/30"));
+    assert_eq!(none_left, Err(AddressError::NoneFree(cidr("10.0.0.0/30"))));
+}
+
+/// What a caller may do. Prefixes are picked close together, so that they meet.
+#[derive(Clone, Debug)]
+enum Step {
+    Acquire(Request),
+    Release(prop::sample::Index),
+    AcquireAddress(prop::sample::Index),
+    ReleaseAddress(prop::sample::Index),
+}
+
+/// Prefixes in and around the two small pools of [`small_pools`].
+fn some_cidr() -> impl Strategy<Value = Cidr> {
+    let v4 = (any::<u8>(), 22..=32u8).prop_map(|(low, len)| ([10, 0, low & 3, low].into(), len));
+    let v6 = (any::<u16>(), 118..=128u8).prop_map(|(low, len)| {
+        (std::net::Ipv6Addr::from(0xfd00_u128 << 112 | u128::from(low & 0x3ff)).into(), len)
+    });
+    prop_oneof![v4, v6].prop_map(|(address, len): (IpAddr, u8)| Cidr::around(address, len).unwrap())
+}
+
+fn small_pools() -> Pools {
+    pools(&["10.0.0.0/24", "10.0.2.0/23", "fd00::/119"])
+}
+
+fn some_step() -> impl Strategy<Value = Step> {
+    let wish = prop_oneof![Just(Wish::Mutable), Just(Wish::Shared), Just(Wish::Exclusive)];
+    prop_oneof![
+        4 => (some_cidr(), wish, 0..3u32).prop_map(|(cidr, wish, pre_allocated)| {
+            Step::Acquire(Request { cidr, wish, pre_allocated })
+        }),
+        2 => any::<prop::sample::Index>().prop_map(Step::Release),
+        2 => any::<prop::sample::Index>().prop_map(Step::AcquireAddress),
+        1 => any::<prop::sample::Index>().prop_map(Step::ReleaseAddress),
+    ]
+}
+
+/// What was granted and not given back: the model that the pools are compared with.
+#[derive(Default)]
+struct Granted {
+    prefixes: Vec<(Cidr, Wish, u32)>,
+    addresses: Vec<(Cidr, IpAddr)>,
+}
+
+impl Granted {
+    fn play(&mut self, pools: &mut Pools, step: &Step) {
+        match step {
+            Step::Acquire(request) => self.acquire(pools, *request),
+            Step::Release(pick) if !self.prefixes.is_empty() => {
+                let (cidr, ..) = self.prefixes.swap_remove(pick.index(self.prefixes.len()));
+                assert!(pools.release(cidr));
+                if !self.prefixes.iter().any(|(other, ..)| *other == cidr) {
+                    self.addresses.retain(|(from, _)| *from != cidr);
+                }
+            }
+            Step::AcquireAddress(pick) if !self.prefixes.is_empty() => {
+                let (cidr, ..) = self.prefixes[pick.index(self.prefixes.len())];
+                self.acquire_address(pools, cidr);
+            }
+            Step::ReleaseAddress(pick) if !self.addresses.is_empty() => {
+                let (cidr, ip) = self.addresses.swap_remove(pick.index(self.addresses.len()));
+                assert!(pools.release_address(cidr, ip) && !pools.release_address(cidr, ip));
+            }
+            Step::Release(_) | Step::AcquireAddress(_) | Step::ReleaseAddress(_) => {}
+        }
+    }
+
+    fn acquire(&mut self, pools: &mut Pools, request: Request) {
+        let Request { cidr, wish, pre_allocated } = request;
+        let clashes = |granted: &Cidr| {
+            self.prefixes.iter().any(|(other, how, _)| {
+                other.overlaps(granted) && !(wish == Wish::Shared && *how == Wish::Shared)
+            })
+        };
+        let size = last_offset(cidr) + 1;
+        match pools.acquire(request) {
+            Ok(granted) => {
+                assert!(!clashes(&granted), "{granted} overlaps what is taken");
+                assert_eq!(granted.len(), cidr.len());
+                assert!(granted == cidr || wish == Wish::Mutable);
+                assert!(wish == Wish::Shared || pools.in_a_pool(granted));
+                self.prefixes.push((granted, wish, pre_allocated));
+            }
+            Err(AcquireError::TooManyPreAllocated { .. }) => assert!(size < pre_allocated.into()),
+            Err(AcquireError::Taken { by, .. }) => assert!(by.overlaps(&cidr) && clashes(&cidr)),
+            Err(AcquireError::OutsidePools { .. }) => assert!(!pools.in_a_pool(cidr)),
+            Err(AcquireError::NoneFree { .. }) => {
+                let all = pools.pools.iter().filter(|pool| pool.len() <= cidr.len());
+                let mut candidates = all
+                    .filter(|pool| pool.is_ipv4() == cidr.is_ipv4())
+                    .flat_map(|pool| pool.net().subnets(cidr.len()).unwrap())
+                    .map(|net| Cidr::around(net.addr(), net.prefix_len()).unwrap());
+                assert!(candidates.all(|candidate| clashes(&candidate)), "one was free");
+            }
+        }
+    }
+
+    fn acquire_address(&mut self, pools: &mut Pools, cidr: Cidr) {
+        let same = self.prefixes.iter().filter(|(other, ..)| *other == cidr);
+        let skip = same.map(|(_, _, n)| u128::from(*n)).max().unwrap();
+        let taken = self.addresses.iter().filter(|(from, _)| *from == cidr).count() as u128;
+        match pools.acquire_address(cidr) {
+            Ok(ip) => {
+                assert!(cidr.contains(ip) && !self.addresses.contains(&(cidr, ip)), "doubled {ip}");
+                self.addresses.push((cidr, ip));
+            }
+            Err(AddressError::NoneFree(_)) => {
+                assert!(last_offset(cidr) < skip + taken, "some of {cidr} was free");
+            }
+            Err(AddressError::PrefixNotTaken(_)) => panic!("{cidr} is held"),
+        }
+    }
+
+    /// What ipam knows after a restart, when it has only the store to read.
+    fn rebuild(&self) -> Pools {
+        let mut pools = small_pools();
+        for (cidr, wish, pre_allocated) in &self.prefixes {
+            let mut holding = pools.holding(*cidr).unwrap_or_default();
+            match wish {
+                Wish::Shared => holding.shared += 1,
+                Wish::Mutable | Wish::Exclusive => holding.exclusive += 1,
+            }
+            holding.pre_allocated = holding.pre_allocated.max(*pre_allocated);
+            pools.set(*cidr, Some(holding));
+        }
+        for (cidr, ip) in &self.addresses {
+            pools.adopt_address(*cidr, *ip);
+        }
+        pools
+    }
+}
+
+proptest! {
+    #[test]
+    fn nothing_overlaps_and_nothing_is_refused_that_was_free(
+        steps in prop::collection::vec(some_step(), 1..80),
+    ) {
+        let (mut pools, mut granted) = (small_pools(), Granted::default());
+        for step in &steps {
+            granted.play(&mut pools, step);
+        }
+    }
+
+    #[test]
+    fn a_rebuild_knows_the_same_and_grants_the_same(
+        steps in prop::collection::vec(some_step(), 1..60),
+        next in some_cidr(),
+    ) {
+        let (mut pools, mut granted) = (small_pools(), Granted::default());
+        for step in &steps {
+            granted.play(&mut pools, step);
+        }
+        let mut rebuilt = granted.rebuild();
+        prop_assert_eq!(rebuilt.issued().collect::<Vec<_>>(), pools.issued().collect::<Vec<_>>());
+        // How many addresses are skipped is the most that any holder ever asked for; a holder
+        // that is gone no longer counts after a restart.
+        let holders = |pools: &Pools| -> Vec<(Cidr, u32, u32)> {
+            pools.taken.iter().map(|(cidr, h)| (*cidr, h.exclusive, h.shared)).collect()
+        };
+        prop_assert_eq!(holders(&rebuilt), holders(&pools));
+        let request = Request { cidr: next, wish: Wish::Mutable, pre_allocated: 0 };
+        prop_assert_eq!(rebuilt.acquire(request), pools.acquire(request));
+    }
+
+    #[test]
+    fn when_all_is_given_back_everything_is_as_it_was(
+        steps in prop::collection::vec(some_step(), 1..60),
+    ) {
+        let (mut pools, mut granted) = (small_pools(), Granted::default());
+        for step in &steps {
+            granted.play(&mut pools, step);
+        }
+        for (cidr, ..) in granted.prefixes {
+            prop_assert!(pools.release(cidr));
+        }
+        prop_assert_eq!(pools, small_pools());
+    }
+}

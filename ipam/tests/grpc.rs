@@ -1,0 +1,316 @@
+//! The program itself, over its unix socket, with a real store under a temporary folder.
+//!
+//!     test -- gRPC --> ipam --.
+//!       \-- status (as the fabric-controller writes it) --> store
+
+#![allow(clippy::unwrap_used, reason = "all of it is test code")]
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use fabric_api::ipam::{IP, IPSpec, IPStatus, Network, NetworkSpec, NetworkStatus};
+use fabric_api::labels;
+use fabric_store::{Store, StoreArgs};
+use ipam_proto::ipam_client::IpamClient;
+use ipam_proto::{
+    Address, IpAcquireRequest, IpReleaseRequest, NetworkAcquireRequest, NetworkAvailableRequest,
+    NetworkReleaseRequest,
+};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A cluster's folders.
+struct Cluster(tempfile::TempDir);
+
+impl Cluster {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn store(&self) -> Store {
+        let (run_dir, state_dir) = (self.path("run"), Some(self.path("state")));
+        Store::open(&StoreArgs { manifests: None, run_dir, state_dir }).unwrap()
+    }
+
+    fn put_network(&self, name: &str, granted: &str, shared: bool) {
+        let spec = NetworkSpec { cidr: granted.to_owned(), pre_allocated: Some(1) };
+        let mut network = Network::new(name, spec);
+        network.metadata.namespace = Some(labels::LIQO_NAMESPACE.to_owned());
+        if shared {
+            let keys = [labels::NETWORK_NOT_REMAPPED, labels::NETWORK_SHARED];
+            let pairs = keys.map(|key| (key.to_owned(), "true".to_owned()));
+            network.metadata.labels = Some(pairs.into());
+        }
+        let Ok(mut stored) = Network::try_from(self.store().put(&network.into()).unwrap()) else {
+            panic!("a Network was put");
+        };
+        stored.status = Some(NetworkStatus { cidr: Some(granted.to_owned()) });
+        self.store().put_status(&stored.into()).unwrap();
+    }
+
+    fn put_ip(&self, name: &str, granted: &str, prefix: &str) {
+        let mut ip = IP::new(name, IPSpec { ip: "192.0.2.1".to_owned(), ..IPSpec::default() });
+        ip.metadata.namespace = Some(labels::LIQO_NAMESPACE.to_owned());
+        let Ok(mut stored) = IP::try_from(self.store().put(&ip.into()).unwrap()) else {
+            panic!("an IP was put");
+        };
+        let (ip, cidr) = (Some(granted.to_owned()), Some(prefix.to_owned()));
+        stored.status = Some(IPStatus { ip, cidr });
+        self.store().put_status(&stored.into()).unwrap();
+    }
+
+    async fn start(&self, more: &[&str]) -> Ipam {
+        let ipam = Ipam::spawn(self.0.path(), more);
+        let deadline = Instant::now() + PATIENCE;
+        while ipam.health("IPAM").await != Ok(true) {
+            assert!(Instant::now() < deadline, "ipam did not come up: {:?}", ipam.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        ipam
+    }
+}
+
+/// A running ipam. Dies with its value.
+struct Ipam {
+    process: Child,
+    address: Address,
+    log: Arc<Mutex<Vec<String>>>,
+}
+
+impl Ipam {
+    fn spawn(root: &Path, more: &[&str]) -> Self {
+        let address = Address::Unix(root.join("run/ipam.sock"));
+        // A test process that is killed takes its ipam with it.
+        let mut process = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", env!("CARGO_BIN_EXE_ipam")])
+            .env_remove("RUST_LOG")
+            .arg("--run-dir")
+            .arg(root.join("run"))
+            .arg("--state-dir")
+            .arg(root.join("state"))
+            .args(["--listen", &address.to_string(), "--log-format", "json"])
+            .args(more)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stderr = BufReader::new(process.stderr.take().unwrap());
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let sink = log.clone();
+        std::thread::spawn(move || {
+            stderr.lines().map_while(Result::ok).for_each(|line| sink.lock().unwrap().push(line));
+        });
+        Self { process, address, log }
+    }
+
+    fn log(&self) -> Vec<String> {
+        self.log.lock().unwrap().clone()
+    }
+
+    async fn channel(&self) -> Result<Channel, tonic::transport::Error> {
+        self.address.endpoint().unwrap().connect().await
+    }
+
+    async fn client(&self) -> IpamClient<Channel> {
+        IpamClient::new(self.channel().await.unwrap())
+    }
+
+    /// Whether a service is serving; an error if there is no answer.
+    async fn health(&self, service: &str) -> Result<bool, String> {
+        let channel = self.channel().await.map_err(|error| error.to_string())?;
+        let request = HealthCheckRequest { service: service.to_owned() };
+        let reply = HealthClient::new(channel).check(request).await;
+        reply.map(|r| r.get_ref().status == 1).map_err(|status| status.message().to_owned())
+    }
+
+    async fn prefix(
+        &self,
+        cidr: &str,
+        (immutable, exclusive): (bool, bool),
+    ) -> Result<String, Status> {
+        let cidr = cidr.to_owned();
+        let request = NetworkAcquireRequest { cidr, immutable, pre_allocated: 1, exclusive };
+        Ok(self.client().await.network_acquire(request).await?.into_inner().cidr)
+    }
+
+    async fn address(&self, cidr: &str) -> Result<String, Status> {
+        let request = IpAcquireRequest { cidr: cidr.to_owned() };
+        Ok(self.client().await.ip_acquire(request).await?.into_inner().ip)
+    }
+
+    async fn available(&self, cidr: &str) -> bool {
+        let request = NetworkAvailableRequest { cidr: cidr.to_owned() };
+        self.client().await.network_is_available(request).await.unwrap().into_inner().available
+    }
+
+    async fn until(&self, what: &str, holds: impl AsyncFn(&Self) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !holds(self).await {
+            assert!(Instant::now() < deadline, "not {what}: {:#?}", self.log());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Ends it and gives its exit code.
+    fn stop(&mut self, signal: Signal) -> Option<i32> {
+        kill(Pid::from_raw(self.process.id() as i32), signal).unwrap();
+        self.process.wait().unwrap().code()
+    }
+}
+
+impl Drop for Ipam {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+const MUTABLE: (bool, bool) = (false, false);
+const SHARED: (bool, bool) = (true, false);
+const EXCLUSIVE: (bool, bool) = (true, true);
+
+#[tokio::test]
+async fn prefixes_and_addresses_are_granted_and_given_back() {
+    let cluster = Cluster::new();
+    let ipam = cluster.start(&[]).await;
+    assert_eq!(ipam.prefix("10.70.0.0/16", MUTABLE).await.unwrap(), "10.70.0.0/16");
+    assert_eq!(ipam.prefix("10.70.0.0/16", MUTABLE).await.unwrap(), "10.71.0.0/16");
+    assert_eq!(ipam.prefix("fd10:200::/56", MUTABLE).await.unwrap(), "fd10:200::/56");
+    assert_eq!(ipam.prefix("fd10:200::/56", MUTABLE).await.unwrap(), "fd10:200:0:100::/56");
+    assert_eq!(ipam.address("10.70.0.0/16").await.unwrap(), "10.70.0.1");
+    assert_eq!(ipam.address("10.70.0.0/16").await.unwrap(), "10.70.0.2");
+    assert_eq!(ipam.address("fd10:200::/56").await.unwrap(), "fd10:200::1");
+
+    let mut client = ipam.client().await;
+    for _ in 0..2 {
+        let (ip, cidr) = ("10.70.0.1".to_owned(), "10.70.0.0/16".to_owned());
+        client.ip_release(IpReleaseRequest { ip, cidr }).await.unwrap();
+        let cidr = "10.71.0.0/16".to_owned();
+        client.network_release(NetworkReleaseRequest { cidr }).await.unwrap();
+    }
+    assert!(ipam.available("10.71.0.0/16").await && !ipam.available("10.70.0.0/16").await);
+    assert!(!ipam.available("100.64.0.0/10").await, "outside of the pools");
+}
+
+#[tokio::test]
+async fn what_cannot_be_granted_is_refused_with_the_reason() {
+    let cluster = Cluster::new();
+    let ipam = cluster.start(&[]).await;
+    ipam.prefix("10.0.0.0/8", SHARED).await.unwrap();
+    let cases = [
+        (ipam.prefix("10.5.0.0/16", EXCLUSIVE).await, Code::AlreadyExists, "10.0.0.0/8 is taken"),
+        (
+            ipam.prefix("100.64.0.0/10", EXCLUSIVE).await,
+            Code::FailedPrecondition,
+            "none of the pools",
+        ),
+        (
+            ipam.prefix("10.0.0.7/16", MUTABLE).await,
+            Code::InvalidArgument,
+            "did you mean 10.0.0.0/16?",
+        ),
+        (ipam.prefix("pod-cidr", MUTABLE).await, Code::InvalidArgument, "not a network prefix"),
+        (ipam.prefix("0.0.0.0/4", MUTABLE).await, Code::ResourceExhausted, "no other /4 is free"),
+        (ipam.address("10.5.0.0/16").await, Code::FailedPrecondition, "acquire it before"),
+    ];
+    for (outcome, code, reason) in cases {
+        let status = outcome.unwrap_err();
+        assert_eq!(status.code(), code, "{status}");
+        assert!(status.message().contains(reason), "{status}");
+    }
+}
+
+#[tokio::test]
+async fn a_restart_grants_nothing_twice() {
+    let cluster = Cluster::new();
+    let mut ipam = cluster.start(&[]).await;
+    let external = ipam.prefix("10.70.0.0/16", MUTABLE).await.unwrap();
+    let remapped = ipam.prefix("10.70.0.0/16", MUTABLE).await.unwrap();
+    let (first, second) =
+        (ipam.address(&external).await.unwrap(), ipam.address(&external).await.unwrap());
+    cluster.put_network("external-cidr", &external, false);
+    cluster.put_network("milan-external", &remapped, false);
+    cluster.put_network("reserved-a", "10.200.0.0/16", true);
+    cluster.put_network("reserved-b", "10.200.0.0/16", true);
+    cluster.put_ip("node-1", &first, &external);
+    cluster.put_ip("node-2", &second, &external);
+    assert_eq!(ipam.stop(Signal::SIGKILL), None);
+
+    let ipam = cluster.start(&[]).await;
+    assert_eq!(ipam.prefix("10.70.0.0/16", MUTABLE).await.unwrap(), "10.68.0.0/16");
+    assert_eq!(ipam.address(&external).await.unwrap(), "10.70.0.3");
+    let cidr = "10.200.0.0/16".to_owned();
+    ipam.client().await.network_release(NetworkReleaseRequest { cidr }).await.unwrap();
+    assert!(!ipam.available("10.200.0.0/16").await, "the other reservation still counts");
+    assert_eq!(ipam.health("IPAM/consistent").await, Ok(true));
+}
+
+#[tokio::test]
+async fn a_store_that_contradicts_itself_is_reported_and_served() {
+    let cluster = Cluster::new();
+    cluster.put_network("left", "10.70.0.0/16", false);
+    cluster.put_network("right", "10.70.0.0/17", false);
+    cluster.put_ip("lost", "10.99.0.1", "10.99.0.0/16");
+    cluster.put_network("unmasked", "10.30.0.7/16", false);
+    let ipam = cluster.start(&["--sync-interval", "200ms"]).await;
+    assert_eq!(ipam.health("IPAM/consistent").await, Ok(false));
+    let log = ipam.log().join("\n");
+    for told in [
+        "Network liqo/left holds 10.70.0.0/16 and Network liqo/right holds 10.70.0.0/17",
+        "IP liqo/lost holds 10.99.0.1 of 10.99.0.0/16, which no Network holds",
+        "10.30.0.7/16 has host bits set; did you mean 10.30.0.0/16?",
+    ] {
+        assert!(log.contains(told), "{told} is not in {log}");
+    }
+    assert!(!ipam.available("10.70.0.0/17").await);
+
+    cluster.put_network("right", "10.71.0.0/17", false);
+    ipam.until("mended", async |ipam| ipam.health("IPAM/consistent").await == Ok(true)).await;
+    ipam.until("freed", async |ipam| !ipam.available("10.71.0.0/17").await).await;
+}
+
+#[tokio::test]
+async fn what_never_reaches_the_store_is_freed_after_the_grace_period() {
+    let cluster = Cluster::new();
+    let flags = ["--sync-interval", "100ms", "--sync-grace-period", "1s"];
+    let ipam = cluster.start(&flags).await;
+    ipam.prefix("10.70.0.0/16", MUTABLE).await.unwrap();
+    ipam.prefix("10.80.0.0/16", MUTABLE).await.unwrap();
+    cluster.put_network("internal-cidr", "10.80.0.0/16", false);
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    assert!(!ipam.available("10.70.0.0/16").await, "still within the grace period");
+    ipam.until("freed", async |ipam| ipam.available("10.70.0.0/16").await).await;
+    assert!(!ipam.available("10.80.0.0/16").await, "the store knows this one");
+}
+
+#[tokio::test]
+async fn both_signals_end_it_cleanly_and_a_killed_one_is_no_obstacle() {
+    let cluster = Cluster::new();
+    for signal in [Signal::SIGTERM, Signal::SIGKILL, Signal::SIGINT] {
+        let mut ipam = cluster.start(&[]).await;
+        let clean = signal != Signal::SIGKILL;
+        assert_eq!(ipam.stop(signal), clean.then_some(0));
+        assert_eq!(cluster.path("run/ipam.sock").exists(), !clean);
+    }
+}
+
+#[tokio::test]
+async fn a_second_ipam_does_not_take_the_socket_of_a_living_one() {
+    let cluster = Cluster::new();
+    let first = cluster.start(&[]).await;
+    let mut second = Ipam::spawn(cluster.0.path(), &[]);
+    assert_eq!(second.process.wait().unwrap().code(), Some(1));
+    assert_eq!(first.health("IPAM").await, Ok(true));
+}
