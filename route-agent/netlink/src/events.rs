@@ -1,0 +1,103 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+
+use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::RouteNetlinkMessage as Message;
+use netlink_packet_route::link::{LinkAttribute, LinkMessage};
+use netlink_packet_route::rule::{RuleAttribute, RuleMessage};
+use netlink_sys::protocols::NETLINK_ROUTE;
+use nix::net::if_::if_nametoindex;
+
+use crate::multicast::Multicast;
+use crate::observe::table_of;
+use crate::{Handle, NetlinkError, Scope};
+
+/// Tells that something of ours has changed, whoever changed it.
+#[derive(Debug)]
+pub struct Events {
+    multicast: Multicast,
+    filter: Filter,
+}
+
+/// RTNLGRP_LINK, NEIGH (FDB entries too), IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR,
+/// IPV6_ROUTE, IPV6_RULE.
+const GROUPS: [u32; 8] = [1, 3, 5, 7, 8, 9, 11, 19];
+
+impl Handle {
+    /// Watches links, addresses, neighbours, routes and rules of the scope; and what ours hang on
+    /// without being ours: all devices' addresses and MTUs.
+    pub fn events(&self, scope: &Scope) -> Result<Events, NetlinkError> {
+        let multicast = Multicast::open(&self.netns, NETLINK_ROUTE, &GROUPS)?;
+        let names: BTreeSet<String> = scope.links.union(&scope.devices).cloned().collect();
+        let index = |name: &String| if_nametoindex(name.as_str()).ok();
+        let indices = self.netns.run(|| names.iter().filter_map(index).collect())?;
+        let (tables, protocol) = (scope.tables.clone(), scope.protocol);
+        let filter = Filter { names, indices, tables, protocol, mtus: BTreeMap::new() };
+        Ok(Events { multicast, filter })
+    }
+}
+
+impl Events {
+    /// Returns after the next change, once it has been quiet for a moment (20 ms, but at most
+    /// 200 ms after the first change). Lost notifications count as a change. Can be cancelled
+    /// without losing one.
+    pub async fn changed(&mut self) -> io::Result<()> {
+        let filter = &mut self.filter;
+        self.multicast.changed(&mut |message| filter.matters(message)).await
+    }
+}
+
+#[derive(Debug)]
+struct Filter {
+    names: BTreeSet<String>,
+    /// Of those that are there.
+    indices: BTreeSet<u32>,
+    tables: BTreeSet<u32>,
+    protocol: u8,
+    /// Of the devices told of so far.
+    mtus: BTreeMap<u32, u32>,
+}
+
+impl Filter {
+    /// What can't be read matters: looking once too often does no harm.
+    fn matters(&mut self, message: &[u8]) -> bool {
+        let Ok(message) = NetlinkMessage::<Message>::deserialize(message) else { return true };
+        let NetlinkPayload::InnerMessage(message) = message.payload else { return false };
+        if let Message::NewLink(link) = &message {
+            self.new_link_matters(link)
+        } else if let Message::DelLink(link) = &message {
+            self.mtus.remove(&link.header.index);
+            self.indices.remove(&link.header.index)
+        } else if let Message::NewNeighbour(m) | Message::DelNeighbour(m) = &message {
+            self.indices.contains(&m.header.ifindex)
+        } else if let Message::NewRoute(m) | Message::DelRoute(m) = &message {
+            u8::from(m.header.protocol) == self.protocol && self.tables.contains(&table_of(m))
+        } else if let Message::NewRule(m) | Message::DelRule(m) = &message {
+            self.tables.contains(&rule_table(m))
+        } else {
+            matches!(&message, Message::NewAddress(_) | Message::DelAddress(_))
+        }
+    }
+
+    fn new_link_matters(&mut self, link: &LinkMessage) -> bool {
+        let index = link.header.index;
+        let mut ours = self.indices.contains(&index);
+        let mut mtu_changed = false;
+        for attribute in &link.attributes {
+            if let LinkAttribute::IfName(name) = attribute
+                && self.names.contains(name)
+            {
+                ours = true;
+                self.indices.insert(index);
+            } else if let LinkAttribute::Mtu(mtu) = attribute {
+                mtu_changed = self.mtus.insert(index, *mtu) != Some(*mtu);
+            }
+        }
+        ours || mtu_changed
+    }
+}
+
+fn rule_table(message: &RuleMessage) -> u32 {
+    let table = |a: &RuleAttribute| if let RuleAttribute::Table(t) = a { Some(*t) } else { None };
+    message.attributes.iter().find_map(table).unwrap_or_else(|| message.header.table.into())
+}

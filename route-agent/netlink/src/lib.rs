@@ -1,0 +1,28 @@
+//! The only crate that talks to the kernel's network tables.
+//!
+//! * [`Netns`]: a network namespace, and work done inside it.
+//! * [`Handle`]: one namespace's tables: observe, apply, look up, watch.
+//! * [`nft`]: our firewall table, put there in one transaction and read back by netlink.
+//! * [`conntrack`]: tracked connections, listed and deleted.
+
+mod apply;
+mod events;
+mod handle;
+mod links;
+mod message;
+mod multicast;
+mod netns;
+mod nfnetlink;
+mod observe;
+mod sysctl;
+
+pub mod conntrack;
+pub mod nft;
+
+pub use apply::Failure;
+pub use events::Events;
+pub use handle::{Handle, NetlinkError};
+pub use links::{LinkInfo, RouteInfo};
+pub use netns::{Netns, NetnsError};
+pub use observe::Scope;
+pub use sysctl::{read_sysctl, write_sysctl};

@@ -1,0 +1,213 @@
+use std::net::IpAddr;
+
+use fabric_api::Mac;
+use libc::{EACCES, EHOSTUNREACH, EINVAL, ENETUNREACH, ENODEV, ESRCH};
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_route::RouteNetlinkMessage as Message;
+use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+use netlink_packet_route::link::{
+    InfoData, InfoKind, InfoVeth, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo as Info,
+    LinkMessage,
+};
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteType,
+};
+use netplan::{Address, Family};
+
+use crate::{Handle, NetlinkError, Netns, message};
+
+/// A device as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkInfo {
+    pub name: String,
+    pub index: u32,
+    /// In bytes.
+    pub mtu: u32,
+    pub mac: Option<Mac>,
+    pub up: bool,
+}
+
+/// The way that the kernel would send a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RouteInfo {
+    pub dev: String,
+    /// In bytes; the smaller of the device's and the route's.
+    pub mtu: u32,
+    /// The source address that packets made here would have.
+    pub source: Option<IpAddr>,
+    /// Absent when the destination is on-link.
+    pub gateway: Option<IpAddr>,
+    /// The destination is an address of this machine.
+    pub local: bool,
+}
+
+impl Handle {
+    pub async fn link(&self, name: &str) -> Result<Option<LinkInfo>, NetlinkError> {
+        Ok(self.link_message(name).await?.as_ref().map(link_info))
+    }
+
+    pub async fn links(&self) -> Result<Vec<LinkInfo>, NetlinkError> {
+        let found = self.dump(Message::GetLink(message::link(0, vec![no_stats()]))).await?;
+        Ok(found.iter().filter_map(as_link).map(link_info).collect())
+    }
+
+    /// All addresses of all devices, ours or not.
+    pub async fn addresses(&self) -> Result<Vec<Address>, NetlinkError> {
+        let links = self.links().await?;
+        let name = |index| links.iter().find(|l| l.index == index).map(|l| l.name.clone());
+        let found = self.address_messages(0).await?;
+        Ok(found.iter().filter_map(|m| as_address(m, name(m.header.index)?)).collect())
+    }
+
+    /// The way to `address`; `None` when there is none.
+    pub async fn route_to(&self, address: IpAddr) -> Result<Option<RouteInfo>, NetlinkError> {
+        let mut question = RouteMessage::default();
+        question.header.address_family = message::family(Family::of(address));
+        question.header.destination_prefix_length = if address.is_ipv4() { 32 } else { 128 };
+        question.attributes.push(RouteAttribute::Destination(address.into()));
+        let found = match self.get(Message::GetRoute(question)).await {
+            Err(e) if e.is(&[ENETUNREACH, EHOSTUNREACH, EACCES, EINVAL, ESRCH]) => return Ok(None),
+            found => found?,
+        };
+        let Some(route) = found.iter().find_map(as_route) else { return Ok(None) };
+        let index = route.attributes.iter().find_map(oif);
+        let links = self.links().await?;
+        let Some(link) = links.into_iter().find(|l| Some(l.index) == index) else {
+            return Ok(None);
+        };
+        let usable = [RouteType::Unicast, RouteType::Local].contains(&route.header.kind);
+        Ok(usable.then(|| route_info(route, link)))
+    }
+
+    /// Makes a veth pair: `name` here, `peer` in `there`. Both ends are down.
+    pub async fn add_veth(
+        &self,
+        name: &str,
+        peer: &str,
+        there: &Netns,
+    ) -> Result<(), NetlinkError> {
+        let far =
+            vec![LinkAttribute::IfName(peer.to_owned()), LinkAttribute::NetNsFd(there.raw_fd())];
+        let data = InfoData::Veth(InfoVeth::Peer(message::link(0, far)));
+        let near = vec![
+            LinkAttribute::IfName(name.to_owned()),
+            LinkAttribute::LinkInfo(vec![Info::Kind(InfoKind::Veth), Info::Data(data)]),
+        ];
+        let new = Message::NewLink(message::link(0, near));
+        self.change(new, NLM_F_CREATE | NLM_F_EXCL).await
+    }
+
+    /// Deletes a device. It is fine if there is none.
+    pub async fn delete_link(&self, name: &str) -> Result<(), NetlinkError> {
+        let Some(link) = self.link(name).await? else { return Ok(()) };
+        match self.change(Message::DelLink(message::link(link.index, Vec::new())), 0).await {
+            Err(error) if error.is(&[ENODEV]) => Ok(()),
+            done => done,
+        }
+    }
+
+    pub(crate) async fn index(&self, name: &str) -> Result<u32, NetlinkError> {
+        let link = self.link(name).await?;
+        Ok(link.ok_or_else(|| NetlinkError::NoDevice(name.to_owned()))?.index)
+    }
+
+    pub(crate) async fn link_message(
+        &self,
+        name: &str,
+    ) -> Result<Option<LinkMessage>, NetlinkError> {
+        let by_name = vec![LinkAttribute::IfName(name.to_owned()), no_stats()];
+        match self.get(Message::GetLink(message::link(0, by_name))).await {
+            Err(error) if error.is(&[ENODEV]) => Ok(None),
+            found => Ok(found?.iter().find_map(as_link).cloned()),
+        }
+    }
+
+    /// Those of one device, or of all (0).
+    pub(crate) async fn address_messages(
+        &self,
+        index: u32,
+    ) -> Result<Vec<AddressMessage>, NetlinkError> {
+        let mut question = AddressMessage::default();
+        question.header.index = index;
+        let found = self.dump(Message::GetAddress(question)).await?;
+        let address = |m| if let Message::NewAddress(m) = m { Some(m) } else { None };
+        Ok(found.into_iter().filter_map(address).collect())
+    }
+}
+
+/// Counters are most of what the kernel says about a device.
+fn no_stats() -> LinkAttribute {
+    LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats])
+}
+
+fn as_link(message: &Message) -> Option<&LinkMessage> {
+    if let Message::NewLink(link) = message { Some(link) } else { None }
+}
+
+fn as_route(message: &Message) -> Option<&RouteMessage> {
+    if let Message::NewRoute(route) = message { Some(route) } else { None }
+}
+
+fn oif(attribute: &RouteAttribute) -> Option<u32> {
+    if let RouteAttribute::Oif(index) = attribute { Some(*index) } else { None }
+}
+
+fn link_info(message: &LinkMessage) -> LinkInfo {
+    let mut info = LinkInfo {
+        name: String::new(),
+        index: message.header.index,
+        mtu: 0,
+        mac: None,
+        up: message.header.flags.contains(LinkFlags::Up),
+    };
+    for attribute in &message.attributes {
+        if let LinkAttribute::IfName(name) = attribute {
+            info.name.clone_from(name);
+        } else if let LinkAttribute::Mtu(mtu) = attribute {
+            info.mtu = *mtu;
+        } else if let LinkAttribute::Address(bytes) = attribute {
+            info.mac = <[u8; 6]>::try_from(bytes.as_slice()).ok().map(Mac);
+        }
+    }
+    info
+}
+
+fn route_info(message: &RouteMessage, link: LinkInfo) -> RouteInfo {
+    let local = message.header.kind == RouteType::Local;
+    let mut info = RouteInfo { dev: link.name, mtu: link.mtu, source: None, gateway: None, local };
+    for attribute in &message.attributes {
+        if let RouteAttribute::PrefSource(address) = attribute {
+            info.source = ip(address);
+        } else if let RouteAttribute::Gateway(address) = attribute {
+            info.gateway = ip(address);
+        } else if let RouteAttribute::Metrics(metrics) = attribute {
+            let mtu = |m: &RouteMetric| if let RouteMetric::Mtu(v) = m { Some(*v) } else { None };
+            let route = metrics.iter().find_map(mtu).filter(|mtu| *mtu > 0);
+            info.mtu = info.mtu.min(route.unwrap_or(u32::MAX));
+        }
+    }
+    info
+}
+
+pub(crate) fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    if let RouteAddress::Inet(ip) = address {
+        Some((*ip).into())
+    } else if let RouteAddress::Inet6(ip) = address {
+        Some((*ip).into())
+    } else {
+        None
+    }
+}
+
+/// Local is the device's own address; Address is the other end's on a point-to-point device.
+pub(crate) fn as_address(message: &AddressMessage, dev: String) -> Option<Address> {
+    let local = |a: &AddressAttribute| {
+        if let AddressAttribute::Local(ip) = a { Some(*ip) } else { None }
+    };
+    let plain = |a: &AddressAttribute| {
+        if let AddressAttribute::Address(ip) = a { Some(*ip) } else { None }
+    };
+    let attributes = &message.attributes;
+    let found = attributes.iter().find_map(local).or_else(|| attributes.iter().find_map(plain));
+    found.map(|address| Address { dev, address, len: message.header.prefix_len })
+}

@@ -1,0 +1,290 @@
+//! Our firewall table: put there by `nft` in one transaction, read back by netlink.
+//!
+//! What `nft list` prints depends on its version, so it is never compared with anything.
+
+use std::collections::BTreeSet;
+use std::io::{self, Write};
+use std::process::{Command, Stdio};
+
+use netlink_sys::protocols::NETLINK_NETFILTER;
+use sha2::{Digest, Sha256};
+
+use crate::multicast::Multicast;
+use crate::nfnetlink::{Kind, Nfnetlink, attribute, attributes, number, put_text, text};
+use crate::{NetlinkError, Netns, NetnsError};
+
+/// A table as the kernel has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// Its comment.
+    pub mark: Option<String>,
+    /// Of all chains, rules, sets and elements. Equal as long as nobody changes any.
+    pub digest: [u8; 32],
+}
+
+/// A chain that the kernel sends packets through.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BaseChain {
+    pub family: ChainFamily,
+    pub table: String,
+    pub name: String,
+    pub hook: Hook,
+    /// What no rule speaks for is dropped.
+    pub drops: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ChainFamily {
+    Inet,
+    Ip,
+    Ip6,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hook {
+    Input,
+    Forward,
+}
+
+/// A rule that has a comment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommentedRule {
+    /// Names it within its chain's table.
+    pub handle: u64,
+    pub comment: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum NftError {
+    #[error("the program nft is missing; install the package nftables")]
+    Missing,
+    #[error("cannot start nft")]
+    Start(#[source] io::Error),
+    #[error("nft refuses: {0}")]
+    Refused(String),
+    #[error("cannot read the packet filter's tables")]
+    Read(#[source] io::Error),
+    #[error(transparent)]
+    Namespace(#[from] NetnsError),
+}
+
+/// Kinds of messages of nftables' own subsystem.
+const fn kind(number: u8) -> Kind {
+    Kind(10, number)
+}
+const DEL_TABLE: u8 = 2;
+const GET_TABLE: Kind = kind(1);
+const NEW_CHAIN: u8 = 3;
+const GET_CHAIN: Kind = kind(4);
+const DEL_CHAIN: u8 = 5;
+const GET_RULE: Kind = kind(7);
+const DEL_RULE: u8 = 8;
+const GET_SET: Kind = kind(10);
+const GET_ELEMENTS: Kind = kind(13);
+
+const INET: u8 = libc::NFPROTO_INET as u8;
+/// The table's name is the first attribute of everything in a table.
+const TABLE_NAME: u16 = 1;
+const NFNLGRP_NFTABLES: u32 = 7;
+
+/// Has `nft` read `script`, in one transaction.
+pub fn run(netns: &Netns, script: &str) -> Result<(), NftError> {
+    netns.run(|| run_here(script))?
+}
+
+fn run_here(script: &str) -> Result<(), NftError> {
+    let child = Command::new("nft")
+        .args(["-f", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = child.map_err(|error| {
+        let missing = error.kind() == io::ErrorKind::NotFound;
+        if missing { NftError::Missing } else { NftError::Start(error) }
+    })?;
+    let mut input = child.stdin.take();
+    let written = input.as_mut().map_or(Ok(()), |input| input.write_all(script.as_bytes()));
+    drop(input);
+    let output = child.wait_with_output().map_err(NftError::Start)?;
+    if output.status.success() {
+        return written.map_err(NftError::Start);
+    }
+    let errors = String::from_utf8_lossy(&output.stderr);
+    Err(NftError::Refused(errors.lines().take(3).collect::<Vec<_>>().join("; ")))
+}
+
+/// Reads a table of family `inet`; `None` if there is none.
+pub fn table(netns: &Netns, name: &str) -> Result<Option<Table>, NftError> {
+    match netns.run(|| table_here(name))? {
+        // It may go while it is read.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        read => read.map(Some).map_err(NftError::Read),
+    }
+}
+
+fn table_here(name: &str) -> io::Result<Table> {
+    const USERDATA: u16 = 6;
+    let socket = Nfnetlink::open()?;
+    let mut named = Vec::new();
+    put_text(&mut named, TABLE_NAME, name);
+    let found = socket.ask(GET_TABLE, INET, &named)?.unwrap_or_default();
+    let mut digest = Sha256::new();
+    for kind in [GET_CHAIN, GET_RULE] {
+        for body in socket.dump(kind, INET, &named)? {
+            if text(&body, TABLE_NAME) == Some(name) {
+                digest.update(&body);
+            }
+        }
+    }
+    for set in socket.dump(GET_SET, INET, &named)? {
+        if text(&set, TABLE_NAME) == Some(name) {
+            digest.update(&set);
+            for element in elements(&socket, name, &set)? {
+                digest.update(element);
+            }
+        }
+    }
+    let mark = attribute(&found, USERDATA).and_then(comment).map(str::to_owned);
+    Ok(Table { mark, digest: digest.finalize().into() })
+}
+
+/// Sorted, for a hash table gives them in any order.
+fn elements(socket: &Nfnetlink, table: &str, set: &[u8]) -> io::Result<BTreeSet<Vec<u8>>> {
+    const NAME: u16 = 2;
+    const ELEMENTS: u16 = 3;
+    let mut body = Vec::new();
+    put_text(&mut body, TABLE_NAME, table);
+    put_text(&mut body, NAME, text(set, NAME).unwrap_or_default());
+    let found = socket.dump(GET_ELEMENTS, INET, &body)?;
+    let lists = found.iter().filter_map(|body| attribute(body, ELEMENTS));
+    Ok(lists.flat_map(attributes).map(|(_, element)| element.to_vec()).collect())
+}
+
+/// All filter chains at the hooks `input` and `forward`.
+pub fn base_chains(netns: &Netns) -> Result<Vec<BaseChain>, NftError> {
+    netns.run(base_chains_here)?.map_err(NftError::Read)
+}
+
+fn base_chains_here() -> io::Result<Vec<BaseChain>> {
+    let socket = Nfnetlink::open()?;
+    let mut chains = Vec::new();
+    for family in [ChainFamily::Inet, ChainFamily::Ip, ChainFamily::Ip6] {
+        let found = socket.dump(GET_CHAIN, family.number(), &[])?;
+        chains.extend(found.iter().filter_map(|body| base_chain(family, body)));
+    }
+    Ok(chains)
+}
+
+fn base_chain(family: ChainFamily, body: &[u8]) -> Option<BaseChain> {
+    const NAME: u16 = 3;
+    const HOOK: u16 = 4;
+    const POLICY: u16 = 5;
+    const TYPE: u16 = 7;
+    let hook = match number(attribute(body, HOOK)?, 1)? {
+        1 => Hook::Input,
+        2 => Hook::Forward,
+        _ => return None,
+    };
+    let filters = text(body, TYPE) == Some("filter");
+    filters.then_some(BaseChain {
+        family,
+        table: text(body, TABLE_NAME)?.to_owned(),
+        name: text(body, NAME)?.to_owned(),
+        hook,
+        drops: number(body, POLICY) == Some(0),
+    })
+}
+
+/// The rules of a chain that have a comment, in their order.
+pub fn commented_rules(netns: &Netns, chain: &BaseChain) -> Result<Vec<CommentedRule>, NftError> {
+    netns.run(|| commented_rules_here(chain))?.map_err(NftError::Read)
+}
+
+fn commented_rules_here(chain: &BaseChain) -> io::Result<Vec<CommentedRule>> {
+    const CHAIN: u16 = 2;
+    const HANDLE: u16 = 3;
+    const USERDATA: u16 = 7;
+    let mut body = Vec::new();
+    put_text(&mut body, TABLE_NAME, &chain.table);
+    put_text(&mut body, CHAIN, &chain.name);
+    let found = Nfnetlink::open()?.dump(GET_RULE, chain.family.number(), &body)?;
+    let here = |body: &&Vec<u8>| {
+        text(body, TABLE_NAME) == Some(&chain.table) && text(body, CHAIN) == Some(&chain.name)
+    };
+    let rule = |body: &Vec<u8>| {
+        let handle = u64::from_be_bytes(attribute(body, HANDLE)?.try_into().ok()?);
+        let comment = comment(attribute(body, USERDATA)?)?.to_owned();
+        Some(CommentedRule { handle, comment })
+    };
+    Ok(found.iter().filter(here).filter_map(rule).collect())
+}
+
+/// User data is type, length, value; type 0 is the comment, which ends with a zero byte.
+fn comment(userdata: &[u8]) -> Option<&str> {
+    let mut rest = userdata;
+    while let [kind, len, tail @ ..] = rest {
+        let (value, next) = tail.split_at_checked(usize::from(*len))?;
+        if *kind == 0 {
+            return std::str::from_utf8(value.strip_suffix(&[0]).unwrap_or(value)).ok();
+        }
+        rest = next;
+    }
+    None
+}
+
+/// Tells that a table, or what others have at the hooks we look at, has changed.
+#[derive(Debug)]
+pub struct Events {
+    multicast: Multicast,
+    table: String,
+    /// Foreign chains that hold rules of ours.
+    pub watched: BTreeSet<BaseChain>,
+}
+
+impl Events {
+    /// Must be called within a tokio runtime.
+    pub fn open(netns: &Netns, table: &str) -> Result<Self, NetlinkError> {
+        let multicast = Multicast::open(netns, NETLINK_NETFILTER, &[NFNLGRP_NFTABLES])?;
+        Ok(Self { multicast, table: table.to_owned(), watched: BTreeSet::new() })
+    }
+
+    /// Like [`crate::Events::changed`].
+    pub async fn changed(&mut self) -> io::Result<()> {
+        let (table, watched) = (&self.table, &self.watched);
+        self.multicast.changed(&mut |message| matters(message, table, watched)).await
+    }
+}
+
+fn matters(message: &[u8], ours: &str, watched: &BTreeSet<BaseChain>) -> bool {
+    let (Some(kind), Some(body)) = (message.get(4), message.get(20..)) else { return true };
+    let table = text(body, TABLE_NAME);
+    match *kind {
+        NEW_CHAIN | DEL_CHAIN | DEL_TABLE => true,
+        DEL_RULE if table != Some(ours) => {
+            let chain = text(body, 2);
+            watched.iter().any(|w| Some(&*w.table) == table && Some(&*w.name) == chain)
+        }
+        _ => table == Some(ours),
+    }
+}
+
+impl ChainFamily {
+    fn number(self) -> u8 {
+        let number = match self {
+            Self::Inet => libc::NFPROTO_INET,
+            Self::Ip => libc::NFPROTO_IPV4,
+            Self::Ip6 => libc::NFPROTO_IPV6,
+        };
+        number as u8
+    }
+
+    /// As `nft` spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Inet => "inet",
+            Self::Ip => "ip",
+            Self::Ip6 => "ip6",
+        }
+    }
+}

@@ -1,0 +1,285 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use fabric_api::{Cidr, Mac};
+use libc::ENOENT;
+use netlink_packet_route::link::{
+    InfoData, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
+};
+use netlink_packet_route::neighbour::{
+    NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
+};
+use netlink_packet_route::route::{
+    RouteAttribute, RouteFlags, RouteMessage, RouteMetric, RouteProtocol, RouteType,
+};
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage as Message};
+use netplan::{Device, Family, NextHop, Route, RouteKey, Rule, State, Sysctl, Via, Vxlan};
+
+use crate::links::{as_address, ip};
+use crate::{Handle, NetlinkError, message, read_sysctl};
+
+/// What is ours in a namespace. [`Handle::observe`] returns only that.
+#[derive(Clone, Debug, Default)]
+pub struct Scope {
+    /// Names of the VXLAN devices that we make.
+    pub links: BTreeSet<String>,
+    /// Names of devices that others make and we set up.
+    pub devices: BTreeSet<String>,
+    /// Routes and rules are ours if they are in one of these tables and have this protocol.
+    pub tables: BTreeSet<u32>,
+    pub protocol: u8,
+    /// Settings to read. Those of devices that are not there are left out.
+    pub sysctls: BTreeSet<Sysctl>,
+}
+
+impl Handle {
+    /// Reads what is ours. Addresses, permanent neighbours and FDB entries are ours on each
+    /// device in the scope.
+    pub async fn observe(&self, scope: &Scope) -> Result<State, NetlinkError> {
+        let mut state = State::default();
+        for name in scope.links.union(&scope.devices) {
+            let Some(link) = self.link_message(name).await? else { continue };
+            self.observe_device(&link, name, &mut state).await?;
+            if scope.links.contains(name) {
+                state.links.insert(name.clone(), as_vxlan(&link));
+            } else {
+                state.devices.insert(name.clone(), as_device(&link));
+            }
+        }
+        self.observe_routes(scope, &mut state).await?;
+        self.observe_rules(scope, &mut state).await?;
+        for sysctl in &scope.sysctls {
+            if let Some(value) = read_sysctl(&self.netns, sysctl)? {
+                state.sysctls.insert(sysctl.clone(), value);
+            }
+        }
+        Ok(state)
+    }
+
+    async fn observe_device(
+        &self,
+        link: &LinkMessage,
+        name: &str,
+        state: &mut State,
+    ) -> Result<(), NetlinkError> {
+        let index = link.header.index;
+        let addresses = self.address_messages(index).await?;
+        state.addresses.extend(addresses.iter().filter_map(|m| as_address(m, name.to_owned())));
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            for found in self.neighbours(family, index).await? {
+                let permanent = found.header.state == NeighbourState::Permanent;
+                if let Some((ip, mac)) = as_neighbour(&found).filter(|_| permanent) {
+                    state.neighbours.insert((name.to_owned(), ip), mac);
+                }
+            }
+        }
+        for found in self.neighbours(AddressFamily::Bridge, index).await? {
+            if let Some((ip, mac)) = as_neighbour(&found) {
+                state.fdb.insert((name.to_owned(), mac), ip);
+            }
+        }
+        Ok(())
+    }
+
+    async fn neighbours(
+        &self,
+        family: AddressFamily,
+        index: u32,
+    ) -> Result<Vec<NeighbourMessage>, NetlinkError> {
+        let mut question = NeighbourMessage::default();
+        question.header.family = family;
+        if family == AddressFamily::Bridge {
+            question.header.ifindex = index;
+        } else {
+            question.attributes.push(NeighbourAttribute::IfIndex(index));
+        }
+        let found = self.dump(Message::GetNeighbour(question)).await?;
+        let here = |m| if let Message::NewNeighbour(m) = m { Some(m) } else { None };
+        Ok(found.into_iter().filter_map(here).filter(|m| m.header.ifindex == index).collect())
+    }
+
+    async fn observe_routes(&self, scope: &Scope, state: &mut State) -> Result<(), NetlinkError> {
+        let mut found = Vec::new();
+        for table in &scope.tables {
+            for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+                found.extend(self.routes(family, *table, scope.protocol).await?);
+            }
+        }
+        if found.is_empty() {
+            return Ok(());
+        }
+        let links = self.links().await?;
+        let names: BTreeMap<u32, String> = links.into_iter().map(|l| (l.index, l.name)).collect();
+        state.routes.extend(found.iter().filter_map(|message| as_route(message, &names)));
+        Ok(())
+    }
+
+    /// The kernel filters, but one before 5.0 does not.
+    async fn routes(
+        &self,
+        family: AddressFamily,
+        table: u32,
+        protocol: u8,
+    ) -> Result<Vec<RouteMessage>, NetlinkError> {
+        let mut question = RouteMessage::default();
+        question.header.address_family = family;
+        question.header.protocol = RouteProtocol::from(protocol);
+        question.attributes.push(RouteAttribute::Table(table));
+        let found = match self.dump(Message::GetRoute(question)).await {
+            // There is no such table yet.
+            Err(error) if error.is(&[ENOENT]) => return Ok(Vec::new()),
+            found => found?,
+        };
+        let ours =
+            |m: &RouteMessage| u8::from(m.header.protocol) == protocol && table_of(m) == table;
+        let route = |m| if let Message::NewRoute(m) = m { Some(m) } else { None };
+        Ok(found.into_iter().filter_map(route).filter(ours).collect())
+    }
+
+    async fn observe_rules(&self, scope: &Scope, state: &mut State) -> Result<(), NetlinkError> {
+        for family in [Family::Ipv4, Family::Ipv6] {
+            let mut question = RuleMessage::default();
+            question.header.family = message::family(family);
+            let found = self.dump(Message::GetRule(question)).await?;
+            let rule = |m: &Message| {
+                if let Message::NewRule(m) = m { as_rule(m, family) } else { None }
+            };
+            let ours =
+                |rule: &Rule| rule.protocol == scope.protocol && scope.tables.contains(&rule.table);
+            state.rules.extend(found.iter().filter_map(rule).filter(ours));
+        }
+        Ok(())
+    }
+}
+
+fn as_device(link: &LinkMessage) -> Device {
+    Device { mtu: mtu(link), up: link.header.flags.contains(LinkFlags::Up) }
+}
+
+fn mtu(link: &LinkMessage) -> u32 {
+    let mtu = |a: &LinkAttribute| if let LinkAttribute::Mtu(mtu) = a { Some(*mtu) } else { None };
+    link.attributes.iter().find_map(mtu).unwrap_or(0)
+}
+
+/// Whatever is not a VXLAN device made by us has VNI 0, so that it becomes nothing that is wanted.
+fn as_vxlan(link: &LinkMessage) -> Vxlan {
+    let mut vxlan = Vxlan {
+        vni: 0,
+        port: 0,
+        family: Family::Ipv4,
+        elsewhere: false,
+        mtu: mtu(link),
+        mac: Mac([0; 6]),
+        up: link.header.flags.contains(LinkFlags::Up),
+    };
+    let (mut data, mut mark) = (&[][..], None);
+    for attribute in &link.attributes {
+        if let LinkAttribute::LinkInfo(info) = attribute {
+            data = info.iter().find_map(vxlan_data).unwrap_or_default();
+        } else if let LinkAttribute::IfAlias(alias) = attribute {
+            let marks = |family: &Family| *alias == message::vxlan_alias(*family);
+            mark = [Family::Ipv4, Family::Ipv6].into_iter().find(marks);
+        } else if let LinkAttribute::Address(bytes) = attribute {
+            vxlan.mac = <[u8; 6]>::try_from(bytes.as_slice()).map_or(vxlan.mac, Mac);
+        } else if let LinkAttribute::LinkNetNsId(_) = attribute {
+            vxlan.elsewhere = true;
+        }
+    }
+    let Some(family) = mark else { return vxlan };
+    vxlan.family = family;
+    for value in data {
+        if let InfoVxlan::Id(vni) = value {
+            vxlan.vni = *vni;
+        } else if let InfoVxlan::Port(port) = value {
+            vxlan.port = *port;
+        }
+    }
+    vxlan
+}
+
+fn vxlan_data(info: &LinkInfo) -> Option<&[InfoVxlan]> {
+    if let LinkInfo::Data(InfoData::Vxlan(data)) = info { Some(data) } else { None }
+}
+
+/// IP and MAC address, for an FDB entry too.
+fn as_neighbour(message: &NeighbourMessage) -> Option<(IpAddr, Mac)> {
+    let (mut ip, mut mac) = (None, None);
+    for attribute in &message.attributes {
+        if let NeighbourAttribute::Destination(NeighbourAddress::Inet(v4)) = attribute {
+            ip = Some((*v4).into());
+        } else if let NeighbourAttribute::Destination(NeighbourAddress::Inet6(v6)) = attribute {
+            ip = Some((*v6).into());
+        } else if let NeighbourAttribute::Destination(NeighbourAddress::Other(bytes)) = attribute {
+            // An FDB entry's family is that of bridges, so the length has to tell.
+            ip = <[u8; 4]>::try_from(bytes.as_slice())
+                .map(IpAddr::from)
+                .or_else(|_| <[u8; 16]>::try_from(bytes.as_slice()).map(IpAddr::from))
+                .ok();
+        } else if let NeighbourAttribute::LinkLayerAddress(bytes) = attribute {
+            mac = <[u8; 6]>::try_from(bytes.as_slice()).ok().map(Mac);
+        }
+    }
+    Some((ip?, mac?))
+}
+
+pub(crate) fn table_of(message: &RouteMessage) -> u32 {
+    let table = |a: &RouteAttribute| if let RouteAttribute::Table(t) = a { Some(*t) } else { None };
+    message.attributes.iter().find_map(table).unwrap_or_else(|| message.header.table.into())
+}
+
+fn as_route(message: &RouteMessage, names: &BTreeMap<u32, String>) -> Option<(RouteKey, Route)> {
+    let header = &message.header;
+    let (mut to, mut metric, mut gateway, mut dev) = (None, 0, None, None);
+    let (mut mtu, mut source) = (None, None);
+    for attribute in &message.attributes {
+        if let RouteAttribute::Destination(address) = attribute {
+            to = ip(address);
+        } else if let RouteAttribute::Priority(value) = attribute {
+            metric = *value;
+        } else if let RouteAttribute::Gateway(address) = attribute {
+            gateway = ip(address);
+        } else if let RouteAttribute::Oif(index) = attribute {
+            dev = names.get(index).cloned();
+        } else if let RouteAttribute::PrefSource(address) = attribute {
+            source = ip(address);
+        } else if let RouteAttribute::Metrics(metrics) = attribute {
+            let value = |m: &RouteMetric| if let RouteMetric::Mtu(v) = m { Some(*v) } else { None };
+            mtu = metrics.iter().find_map(value);
+        }
+    }
+    let ipv4 = header.address_family == AddressFamily::Inet;
+    let everything: IpAddr = if ipv4 { [0; 4].into() } else { [0; 16].into() };
+    let to = Cidr::around(to.unwrap_or(everything), header.destination_prefix_length)?;
+    let hop = match (header.kind, gateway, dev) {
+        (RouteType::Unreachable, ..) => NextHop::Unreachable,
+        (_, Some(gateway), Some(dev)) => {
+            let onlink = header.flags.contains(RouteFlags::Onlink);
+            NextHop::Via(Via { gateway, dev, onlink })
+        }
+        (_, None, Some(dev)) => NextHop::Dev(dev),
+        (_, _, None) => return None,
+    };
+    let key = RouteKey { table: table_of(message), to, metric };
+    Some((key, Route { hop, mtu, source, protocol: header.protocol.into() }))
+}
+
+fn as_rule(message: &RuleMessage, family: Family) -> Option<Rule> {
+    if message.header.action != RuleAction::ToTable {
+        return None;
+    }
+    let (mut priority, mut table) = (0, u32::from(message.header.table));
+    let (mut iif, mut protocol) = (None, 0);
+    for attribute in &message.attributes {
+        if let RuleAttribute::Priority(value) = attribute {
+            priority = *value;
+        } else if let RuleAttribute::Table(value) = attribute {
+            table = *value;
+        } else if let RuleAttribute::Iifname(name) = attribute {
+            iif = Some(name.clone());
+        } else if let RuleAttribute::Protocol(value) = attribute {
+            protocol = u8::from(*value);
+        }
+    }
+    Some(Rule { priority, family, iif, table, protocol })
+}

@@ -1,0 +1,19 @@
+//! Works out what to change in the kernel, without changing it.
+//!
+//! * [`State`]: the part of the kernel's network state that is ours, wanted or observed.
+//! * [`plan`]: the steps from one to the other, make before break.
+//! * [`Firewall`]: our nftables table as one value, which prints as input for `nft -f`.
+//!
+//! No I/O, no clock: the crate `netlink` observes and applies.
+
+mod firewall;
+mod op;
+mod plan;
+mod state;
+
+pub use firewall::{Firewall, TABLE as FIREWALL_TABLE};
+pub use op::Op;
+pub use plan::plan;
+pub use state::{
+    Address, Device, Family, NextHop, Route, RouteKey, Rule, State, Sysctl, Via, Vxlan,
+};
