@@ -1,0 +1,219 @@
+use std::collections::BTreeSet;
+use std::error::Error;
+use std::time::Duration;
+
+use anyhow::Context;
+use fabric_api::fabric::{NodeConfig, NodeConfigStatus};
+use fabric_store::{Event, Kind, Object, Store};
+use netlink::{Handle, nft};
+use netplan::{FIREWALL_TABLE, State, plan};
+use tokio::time::MissedTickBehavior;
+
+use crate::compile::{Compiled, compile};
+use crate::facts::Facts;
+use crate::foreign::Foreign;
+use crate::quarrel::Quarrel;
+use crate::shell::Stop;
+use crate::table::Table;
+use crate::{cleanup, foreign, names};
+
+/// How often to look although nothing was told: changes of the old packet filter and of settings
+/// are not.
+const LOOK: Duration = Duration::from_secs(30);
+
+pub(crate) struct Agent {
+    pub(crate) handle: Handle,
+    pub(crate) store: Store,
+    pub(crate) node: String,
+    /// Put accepts into chains of others that drop by policy.
+    pub(crate) accept: bool,
+    pub(crate) config: Option<NodeConfig>,
+    pub(crate) table: Table,
+    /// What the status says.
+    pub(crate) problems: BTreeSet<String>,
+    pub(crate) quarrel: Quarrel,
+}
+
+impl Agent {
+    /// Follows the config and the kernel until told to stop.
+    pub(crate) async fn run(mut self, mut stop: Stop) -> anyhow::Result<()> {
+        let netns = self.handle.netns().clone();
+        let mut watch = self.store.watch(&[Kind::NodeConfig]).context("cannot watch the store")?;
+        let scope = names::scope(std::iter::empty());
+        let mut changes = self.handle.events(&scope).context("cannot watch the kernel's tables")?;
+        let mut filters =
+            nft::Events::open(&netns, FIREWALL_TABLE).context("cannot watch the packet filter")?;
+        let mut look = tokio::time::interval(LOOK);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let due = tokio::select! {
+                () = stop.told() => return Ok(()),
+                event = watch.next() => self.take(event),
+                changed = changes.changed() => {
+                    changed.context("cannot watch the kernel's tables")?;
+                    true
+                }
+                changed = filters.changed() => {
+                    changed.context("cannot watch the packet filter")?;
+                    true
+                }
+                _ = look.tick() => true,
+            };
+            if due {
+                filters.watched = self.reconcile().await;
+                self.quarrel.calm_down().await;
+            }
+        }
+    }
+
+    /// True if there is something to do.
+    fn take(&mut self, event: Event) -> bool {
+        match event {
+            Event::Applied(object) if object.name() == self.node => {
+                if let Object::NodeConfig(config) = *object {
+                    return self.take_config(config);
+                }
+                false
+            }
+            Event::Deleted(reference) if reference.name == self.node => {
+                tracing::warn!("the NodeConfig is gone; keeping what is there");
+                false
+            }
+            Event::Applied(_) | Event::Deleted(_) | Event::Problems(_) | Event::Synced => false,
+        }
+    }
+
+    /// For one uid a lower generation is an old copy. A new status alone is no news.
+    fn take_config(&mut self, config: NodeConfig) -> bool {
+        if let Some(current) = &self.config {
+            let same = config.metadata.uid == current.metadata.uid;
+            let (new, old) = (config.metadata.generation, current.metadata.generation);
+            if same && (new < old || (new == old && config.spec == current.spec)) {
+                return false;
+            }
+        }
+        tracing::info!(generation = config.metadata.generation, "new config");
+        self.config = Some(config);
+        true
+    }
+
+    /// Makes the kernel what the config says. What can't be done is in the status, and is tried
+    /// again the next time. Returns the chains of others to watch.
+    async fn reconcile(&mut self) -> BTreeSet<nft::BaseChain> {
+        let Some(config) = self.config.clone() else { return BTreeSet::new() };
+        let mut problems = BTreeSet::new();
+        let watched = if config.spec.removed {
+            problems.extend(cleanup::all(&self.handle, &mut self.table).await);
+            BTreeSet::new()
+        } else {
+            self.fulfil(&config, &mut problems).await
+        };
+        self.report(config, problems);
+        watched
+    }
+
+    /// NAT and refusals come first, so that no packet takes a new route without them.
+    async fn fulfil(
+        &mut self,
+        config: &NodeConfig,
+        problems: &mut BTreeSet<String>,
+    ) -> BTreeSet<nft::BaseChain> {
+        let netns = self.handle.netns().clone();
+        let facts = match Facts::gather(&self.handle).await {
+            Ok(facts) => facts,
+            Err(error) => {
+                problems.insert(chain(&error));
+                return BTreeSet::new();
+            }
+        };
+        let compiled = compile(&config.spec, &facts);
+        problems.extend(compiled.problems.iter().cloned());
+        let mut changed = false;
+        match self.table.ensure(&netns, &compiled.firewall) {
+            Ok(installed) => changed |= installed,
+            Err(error) => _ = problems.insert(chain(&error)),
+        }
+        let applied = apply(&self.handle, &compiled.state).await;
+        changed |= applied.steps > 0;
+        problems.extend(applied.problems);
+        let foreign = foreign::ensure(&netns, self.accept).unwrap_or_else(|error| Foreign {
+            problems: [chain(&error)].into(),
+            ..Foreign::default()
+        });
+        problems.extend(foreign.problems);
+        if changed || foreign.changed {
+            self.quarrel.note();
+        }
+        foreign.ours
+    }
+
+    fn report(&mut self, mut config: NodeConfig, problems: BTreeSet<String>) {
+        for problem in problems.difference(&self.problems) {
+            tracing::warn!("{problem}");
+        }
+        for problem in self.problems.difference(&problems) {
+            tracing::info!("solved: {problem}");
+        }
+        self.problems = problems;
+        config.status = Some(NodeConfigStatus {
+            applied_generation: config.metadata.generation.unwrap_or_default(),
+            problems: self.problems.iter().cloned().collect(),
+        });
+        if let Err(error) = self.store.put_status(&Object::NodeConfig(config)) {
+            tracing::warn!("cannot write the status: {}", chain(&error));
+        }
+    }
+}
+
+/// What was tried, and what could not be done.
+pub(crate) struct Applied {
+    steps: usize,
+    pub(crate) problems: Vec<String>,
+}
+
+/// Brings what is ours to `want`.
+pub(crate) async fn apply(handle: &Handle, want: &State) -> Applied {
+    let have = match handle.observe(&names::scope(want.sysctls.keys().cloned())).await {
+        Ok(have) => have,
+        Err(error) => {
+            let problem = format!("cannot read the kernel's tables: {}", chain(&error));
+            return Applied { steps: 0, problems: vec![problem] };
+        }
+    };
+    let steps = plan(&have, want);
+    if !steps.is_empty() {
+        tracing::info!(steps = steps.len(), "changing the kernel's tables");
+    }
+    let failures = handle.apply(&steps).await;
+    let problems = failures.iter().map(|failure| chain(failure)).collect();
+    Applied { steps: steps.len(), problems }
+}
+
+/// What `--dry-run` prints: problems as comments, then the steps as commands.
+pub(crate) async fn preview(handle: &Handle, config: &NodeConfig) -> anyhow::Result<String> {
+    let facts = Facts::gather(handle).await.context("cannot look at the node")?;
+    let Compiled { state, firewall, problems } =
+        if config.spec.removed { Compiled::default() } else { compile(&config.spec, &facts) };
+    let mut lines: Vec<String> = problems.iter().map(|problem| format!("# {problem}")).collect();
+    let have = handle.observe(&names::scope(state.sysctls.keys().cloned())).await?;
+    if config.spec.removed {
+        lines.push(format!("nft delete table inet {FIREWALL_TABLE}"));
+    } else if !Table::is_current(handle.netns(), &firewall)? {
+        lines.push(format!("nft -f - <<'END'\n{}END", firewall.script()));
+    }
+    lines.extend(plan(&have, &state).iter().map(ToString::to_string));
+    lines.push(String::new());
+    Ok(lines.join("\n"))
+}
+
+/// An error with its causes, on one line.
+pub(crate) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,304 @@
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use fabric_api::fabric::{NodeConfigSpec, NodeGateway, NodePeering};
+use fabric_api::{Cidr, Mac, overlay_v6};
+use netplan::{Family, Firewall, NextHop, Route, RouteKey, Rule, State, Sysctl, Via, Vxlan};
+
+use crate::facts::Facts;
+use crate::names::{self, IPV6_MIN_MTU, PRIORITY, PROTOCOL, TABLE};
+
+/// What a node is to have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Compiled {
+    pub(crate) state: State,
+    pub(crate) firewall: Firewall,
+    /// What of the config can't be done, and what keeps it from working. What is wrong with one
+    /// peering leaves the others alone.
+    pub(crate) problems: BTreeSet<String>,
+}
+
+/// Same input, same output.
+pub(crate) fn compile(config: &NodeConfigSpec, facts: &Facts) -> Compiled {
+    let mut compiler = Compiler { config, facts, out: Compiled::default() };
+    compiler.add_links();
+    compiler.add_rules();
+    for peering in &config.peerings {
+        compiler.add_peering(peering);
+    }
+    compiler.add_own();
+    compiler.note_missing();
+    compiler.out
+}
+
+struct Compiler<'a> {
+    config: &'a NodeConfigSpec,
+    facts: &'a Facts,
+    out: Compiled,
+}
+
+impl Compiler<'_> {
+    fn add_links(&mut self) {
+        let Some(overlay) = self.config.overlay else { return };
+        let gateways = self.config.peerings.iter().filter_map(|p| p.gateway.as_ref());
+        let families: BTreeSet<Family> = gateways.map(|g| Family::of(g.underlay)).collect();
+        for family in families {
+            let dev = names::device(family);
+            let vxlan = Vxlan {
+                vni: names::VNI,
+                port: names::VXLAN_PORT,
+                family,
+                elsewhere: false,
+                mtu: self.underlay_mtu(family) - names::overhead(family),
+                mac: Mac::of_overlay(overlay),
+                up: true,
+            };
+            self.out.state.links.insert(dev.to_owned(), vxlan);
+            let mut set = |family, setting: &str, value| {
+                self.out.state.sysctls.insert(Sysctl::of_device(family, dev, setting), value);
+            };
+            set(Family::Ipv4, "forwarding", 1);
+            // Loose, for a gateway may answer over the other family's device. The kernel takes
+            // the larger of this and conf.all, so a strict conf.all stays as it is.
+            set(Family::Ipv4, "rp_filter", 2);
+            if self.facts.ipv6 {
+                set(Family::Ipv6, "disable_ipv6", 0);
+                set(Family::Ipv6, "accept_ra", 0);
+                set(Family::Ipv6, "forwarding", 1);
+            }
+        }
+    }
+
+    /// MTU of the device that has the node's address.
+    fn underlay_mtu(&mut self, family: Family) -> u32 {
+        const ETHERNET: u32 = 1500;
+        let mut own = self.config.underlay.iter().filter(|ip| Family::of(**ip) == family);
+        let dev = own.find_map(|ip| self.facts.device_of(*ip));
+        if let Some(mtu) = dev.and_then(|dev| self.facts.mtus.get(dev)) {
+            return (*mtu).max(IPV6_MIN_MTU / 2);
+        }
+        self.problem(format!(
+            "no device has the node's {family} address: taking {ETHERNET} bytes for the MTU of \
+             the underlay"
+        ));
+        ETHERNET
+    }
+
+    fn add_rules(&mut self) {
+        let families = [(Family::Ipv4, true), (Family::Ipv6, self.facts.ipv6)];
+        for (family, _) in families.into_iter().filter(|(_, present)| *present) {
+            let (priority, table, protocol) = (PRIORITY, TABLE, PROTOCOL);
+            self.out.state.rules.insert(Rule { priority, family, iif: None, table, protocol });
+        }
+    }
+
+    fn add_peering(&mut self, peering: &NodePeering) {
+        let prefixes = self.usable_prefixes(peering);
+        let gateway = peering.gateway.as_ref().filter(|_| self.config.overlay.is_some());
+        if let Some(gateway) = gateway {
+            self.add_gateway(gateway, peering);
+        }
+        for prefix in prefixes {
+            self.out.firewall.peers.insert(prefix);
+            self.put(RouteKey::backstop(TABLE, prefix), Route::unreachable(PROTOCOL));
+            let way = gateway.and_then(|gateway| self.way(gateway, peering, &prefix));
+            if !peering.connected || way.is_none() {
+                self.out.firewall.unconnected.insert(prefix);
+            }
+            if let Some(route) = way {
+                self.put(RouteKey::new(TABLE, prefix), route);
+            }
+        }
+    }
+
+    /// Those that can be read and take nothing from the node or another peer.
+    fn usable_prefixes(&mut self, peering: &NodePeering) -> Vec<Cidr> {
+        let peer = &peering.peer_cluster_id;
+        let mut usable = Vec::new();
+        for text in &peering.prefixes {
+            let refusal = match text.parse::<Cidr>() {
+                Err(error) => Some(error.to_string()),
+                Ok(prefix) => {
+                    let refusal = self.covered(&prefix);
+                    if refusal.is_none() {
+                        usable.push(prefix);
+                    }
+                    refusal.map(|what| format!("it would cover {what}"))
+                }
+            };
+            if let Some(refusal) = refusal {
+                self.problem(format!("peer {peer}: prefix {text} is refused: {refusal}"));
+            }
+        }
+        usable
+    }
+
+    /// What a route to this prefix would take packets from.
+    fn covered(&self, prefix: &Cidr) -> Option<String> {
+        let mut networks = self.facts.networks().filter(|(network, _)| network.overlaps(prefix));
+        if let Some((network, dev)) = networks.next() {
+            return Some(format!("the node's own network {network} on {dev}"));
+        }
+        let gateways = self.config.peerings.iter().filter_map(|p| p.gateway.as_ref());
+        let underlay = gateways
+            .flat_map(|g| [Some(g.underlay), g.via, Some(g.overlay.into())])
+            .flatten()
+            .chain(self.config.underlay.iter().copied());
+        if let Some(address) = underlay.into_iter().find(|address| prefix.contains(*address)) {
+            return Some(format!("the address {address}, which the overlay runs on"));
+        }
+        let pods = self.config.pod_cidrs.iter().chain(&self.config.local_pods);
+        let pods = pods.filter_map(|text| text.parse::<Cidr>().ok());
+        if let Some(pods) = pods.into_iter().find(|pods| pods.overlaps(prefix)) {
+            return Some(format!("the cluster's own pods {pods}"));
+        }
+        let mut peers = self.out.firewall.peers.iter().filter(|peer| peer.overlaps(prefix));
+        peers.next().map(|peer| format!("another peer's prefix {peer}"))
+    }
+
+    /// Neighbours, FDB entry and routes that make a gateway reachable.
+    fn add_gateway(&mut self, gateway: &NodeGateway, peering: &NodePeering) {
+        let (dev, mac) =
+            (names::device(Family::of(gateway.underlay)), Mac::of_overlay(gateway.overlay));
+        self.out.state.fdb.insert((dev.to_owned(), mac), gateway.underlay);
+        let overlay = [Some(IpAddr::from(gateway.overlay)), self.overlay_v6(gateway)];
+        for address in overlay.into_iter().flatten() {
+            self.out.state.neighbours.insert((dev.to_owned(), address), mac);
+            self.put(RouteKey::new(TABLE, address.into()), Route::dev(dev, PROTOCOL));
+        }
+        if let Some(via) = gateway.via {
+            self.add_underlay_route(gateway.underlay, via, peering);
+        }
+    }
+
+    fn overlay_v6(&self, gateway: &NodeGateway) -> Option<IpAddr> {
+        self.facts.ipv6.then(|| overlay_v6(gateway.overlay).into())
+    }
+
+    /// To a gateway whose address only the host that it runs on knows. On that host the gateway
+    /// itself makes the route, and while it is gone, the backstop keeps VXLAN from leaving by
+    /// default.
+    fn add_underlay_route(&mut self, underlay: IpAddr, via: IpAddr, peering: &NodePeering) {
+        let to = Cidr::host(underlay);
+        self.put(RouteKey::backstop(TABLE, to), Route::unreachable(PROTOCOL));
+        if self.facts.device_of(via).is_some() {
+            return;
+        }
+        let dev = self.facts.on_link(via).filter(|_| Family::of(via) == Family::of(underlay));
+        let Some(dev) = dev else {
+            let peer = &peering.peer_cluster_id;
+            return self.problem(format!(
+                "peer {peer}: its gateway's host {via} is not on a network of this node, so the \
+                 gateway at {underlay} can't be reached"
+            ));
+        };
+        let hop = NextHop::Via(Via { gateway: via, dev: dev.to_owned(), onlink: false });
+        let route = Route { hop, mtu: None, source: None, protocol: PROTOCOL };
+        self.put(RouteKey::new(TABLE, to), route);
+    }
+
+    /// The route through a gateway; `None` if the overlay can't carry it.
+    fn way(
+        &mut self,
+        gateway: &NodeGateway,
+        peering: &NodePeering,
+        prefix: &Cidr,
+    ) -> Option<Route> {
+        let dev = names::device(Family::of(gateway.underlay));
+        let device_mtu = self.out.state.links.get(dev)?.mtu;
+        let mtu = peering.mtu.min(device_mtu);
+        let peer = &peering.peer_cluster_id;
+        if prefix.is_ipv4() {
+            return Some(self.through(gateway.overlay.into(), dev).with_mtu(mtu));
+        }
+        let Some(overlay) = self.overlay_v6(gateway) else {
+            self.problem(format!("peer {peer}: no way to {prefix}: this kernel has no IPv6"));
+            return None;
+        };
+        if mtu < IPV6_MIN_MTU {
+            self.problem(format!(
+                "peer {peer}: no way to {prefix}: IPv6 needs {IPV6_MIN_MTU} bytes, the MTU is {mtu}"
+            ));
+            return None;
+        }
+        Some(self.through(overlay, dev).with_mtu(mtu))
+    }
+
+    /// The device has no address, so the kernel would take any of the node's for its own packets,
+    /// even one among the pods', which keep theirs.
+    fn through(&self, gateway: IpAddr, dev: &str) -> Route {
+        let route = Route::onlink(gateway, dev, PROTOCOL);
+        let fits = |ip: &&IpAddr| {
+            Family::of(**ip) == Family::of(gateway) && self.facts.device_of(**ip).is_some()
+        };
+        match self.config.underlay.iter().find(fits) {
+            Some(own) => route.with_source(*own),
+            None => route,
+        }
+    }
+
+    /// The node's own addresses and IP resources.
+    fn add_own(&mut self) {
+        for address in &self.config.external {
+            // It is on no device: what NAT does not translate back would leave by default.
+            self.put(RouteKey::new(TABLE, (*address).into()), Route::unreachable(PROTOCOL));
+            match address {
+                IpAddr::V4(ip) => _ = self.out.firewall.external_v4.get_or_insert(*ip),
+                IpAddr::V6(ip) => _ = self.out.firewall.external_v6.get_or_insert(*ip),
+            }
+        }
+        for text in &self.config.local_pods {
+            match text.parse() {
+                Ok(pods) => _ = self.out.firewall.local_pods.insert(pods),
+                Err(error) => self.problem(format!("pods {text} are masqueraded: {error}")),
+            }
+        }
+        let firewall = &mut self.out.firewall;
+        for map in &self.config.ips {
+            firewall.targets.insert(map.external, map.target);
+            if map.masquerade {
+                firewall.masqueraded.insert(map.external);
+            }
+        }
+        firewall.vxlan_sources.extend(&self.config.vxlan_sources);
+        firewall.full_masquerade = self.config.full_masquerade;
+    }
+
+    fn note_missing(&mut self) {
+        let peers = |v4| self.out.firewall.peers.iter().any(|peer| peer.is_ipv4() == v4);
+        let (v4, v6) = (peers(true), peers(false));
+        if self.config.overlay.is_none() && (v4 || v6) {
+            self.problem("the node has no overlay address yet".to_owned());
+        }
+        let families = [
+            (Family::Ipv4, v4, self.out.firewall.external_v4.is_some(), self.facts.forwards_v4),
+            (Family::Ipv6, v6, self.out.firewall.external_v6.is_some(), self.facts.forwards_v6),
+        ];
+        for (family, _, has_external, forwards) in families.into_iter().filter(|f| f.1) {
+            if !has_external {
+                self.problem(format!(
+                    "the node has no external {family} address yet: only pods reach {family} peers"
+                ));
+            }
+            if !forwards {
+                let setting = match family {
+                    Family::Ipv4 => "net.ipv4.ip_forward",
+                    Family::Ipv6 => "net.ipv6.conf.all.forwarding",
+                };
+                self.problem(format!("{setting} is 0: this node forwards no packets of pods"));
+            }
+        }
+    }
+
+    fn put(&mut self, key: RouteKey, route: Route) {
+        self.out.state.routes.insert(key, route);
+    }
+
+    fn problem(&mut self, problem: String) {
+        self.out.problems.insert(problem);
+    }
+}
+
+#[cfg(test)]
+#[path = "compile_tests.rs"]
+mod tests;

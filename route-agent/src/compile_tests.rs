@@ -1,0 +1,243 @@
+use std::collections::BTreeMap;
+
+use netplan::{Address, plan};
+
+use super::*;
+
+#[test]
+fn a_peering_becomes_one_route_a_prefix_and_its_backstop() {
+    let compiled = compile(&config(vec![peering()]), &facts());
+    assert_eq!(compiled.problems, BTreeSet::new());
+    assert_eq!(
+        commands(&compiled),
+        "\
+ip route replace unreachable 10.70.0.9/32 table 18952 metric 1024 proto 119
+ip route replace unreachable 10.201.0.0/16 table 18952 metric 4096 proto 119
+ip -6 route replace unreachable fd00:70::9/128 table 18952 metric 1024 proto 119
+ip link add weft4 up mtu 1450 address 0e:77:0a:50:00:05 addrgenmode none type vxlan id 18952 dstport 4879 nolearning
+sysctl -w net/ipv4/conf/weft4/forwarding=1
+sysctl -w net/ipv4/conf/weft4/rp_filter=2
+sysctl -w net/ipv6/conf/weft4/accept_ra=0
+sysctl -w net/ipv6/conf/weft4/disable_ipv6=0
+sysctl -w net/ipv6/conf/weft4/forwarding=1
+bridge fdb replace 0e:77:0a:50:00:07 dev weft4 self permanent dst 192.0.2.7
+ip neigh replace 10.80.0.7 lladdr 0e:77:0a:50:00:07 dev weft4 nud permanent
+ip neigh replace fd77:6566:7400::a50:7 lladdr 0e:77:0a:50:00:07 dev weft4 nud permanent
+ip route replace 10.80.0.7/32 dev weft4 table 18952 metric 1024 proto 119
+ip route replace 10.201.0.0/16 via 10.80.0.7 dev weft4 onlink table 18952 metric 1024 proto 119 src 192.0.2.5 mtu 1340
+ip -6 route replace fd77:6566:7400::a50:7/128 dev weft4 table 18952 metric 1024 proto 119
+ip rule add from all lookup 18952 priority 105 proto 119
+ip -6 rule add from all lookup 18952 priority 105 proto 119
+"
+    );
+}
+
+#[test]
+fn the_firewall_has_the_same_rules_for_every_config() {
+    let rules = |config: &NodeConfigSpec| {
+        let text = compile(config, &facts()).firewall.to_string();
+        text[text.find("  chain").unwrap()..].to_owned()
+    };
+    assert_eq!(rules(&config(vec![])), rules(&config(vec![peering()])));
+}
+
+#[test]
+fn a_lost_tunnel_keeps_the_route_and_refuses_what_is_new() {
+    let lost = NodePeering { connected: false, ..peering() };
+    let compiled = compile(&config(vec![lost]), &facts());
+    let connected = compile(&config(vec![peering()]), &facts());
+    assert_eq!(compiled.state, connected.state);
+    assert_eq!(compiled.firewall.unconnected, [cidr("10.201.0.0/16")].into());
+    assert_eq!(connected.firewall.unconnected, BTreeSet::new());
+}
+
+#[test]
+fn without_a_gateway_only_the_backstop_is_there() {
+    let waiting = NodePeering { gateway: None, ..peering() };
+    let compiled = compile(&config(vec![waiting]), &facts());
+    let to_peer = |key: &&RouteKey| key.to == cidr("10.201.0.0/16");
+    let routes: Vec<_> = compiled.state.routes.keys().filter(to_peer).collect();
+    assert_eq!(routes, [&RouteKey::backstop(TABLE, cidr("10.201.0.0/16"))]);
+    assert_eq!(compiled.firewall.unconnected, [cidr("10.201.0.0/16")].into());
+}
+
+#[test]
+fn a_prefix_that_covers_the_nodes_own_network_is_refused_and_the_others_are_not() {
+    for (prefix, why) in [
+        ("192.0.0.0/16", "the node's own network 192.0.2.0/24 on eth0"),
+        ("192.0.2.128/25", "the node's own network 192.0.2.0/24 on eth0"),
+        ("0.0.0.0/0", "the node's own network 192.0.2.0/24 on eth0"),
+        ("10.80.0.0/16", "the address 10.80.0.7, which the overlay runs on"),
+        ("10.200.0.0/15", "the cluster's own pods 10.200.0.0/16"),
+    ] {
+        let both = vec![prefix.to_owned(), "10.203.0.0/16".to_owned()];
+        let peering = NodePeering { prefixes: both, ..peering() };
+        let compiled = compile(&config(vec![peering]), &facts());
+        let problem = format!("peer milan: prefix {prefix} is refused: it would cover {why}");
+        assert_eq!(compiled.problems, [problem].into());
+        assert_eq!(compiled.firewall.peers, [cidr("10.203.0.0/16")].into());
+        assert!(compiled.state.routes.keys().all(|key| key.to.to_string() != prefix));
+    }
+}
+
+#[test]
+fn two_peers_with_one_prefix_are_told_apart() {
+    let other = NodePeering { peer_cluster_id: "turin".to_owned(), ..peering() };
+    let compiled = compile(&config(vec![peering(), other]), &facts());
+    let problem = "peer turin: prefix 10.201.0.0/16 is refused: \
+                   it would cover another peer's prefix 10.201.0.0/16";
+    assert_eq!(compiled.problems, [problem.to_owned()].into());
+}
+
+#[test]
+fn a_malformed_prefix_is_a_problem_of_its_peering() {
+    let peering = NodePeering { prefixes: vec!["10.201.0.7/16".to_owned()], ..peering() };
+    let compiled = compile(&config(vec![peering]), &facts());
+    let problem = compiled.problems.first().unwrap();
+    assert!(problem.contains("did you mean 10.201.0.0/16?"), "{problem}");
+}
+
+#[test]
+fn a_gateway_on_another_host_is_reached_through_it() {
+    let gateway = NodeGateway {
+        overlay: [10, 80, 0, 7].into(),
+        underlay: [10, 80, 0, 8].into(),
+        via: Some([192, 0, 2, 7].into()),
+    };
+    let far = NodePeering { gateway: Some(gateway.clone()), ..peering() };
+    let commands = commands(&compile(&config(vec![far]), &facts()));
+    let route = "ip route replace 10.80.0.8/32 via 192.0.2.7 dev eth0 table 18952 metric 1024";
+    assert!(commands.contains(route), "{commands}");
+
+    let stranger = NodeGateway { via: Some([198, 51, 100, 7].into()), ..gateway };
+    let far = NodePeering { gateway: Some(stranger), ..peering() };
+    let compiled = compile(&config(vec![far]), &facts());
+    let problem = compiled.problems.first().unwrap();
+    assert!(problem.contains("198.51.100.7 is not on a network of this node"), "{problem}");
+    let backstop = RouteKey::backstop(TABLE, cidr("10.80.0.8/32"));
+    assert!(compiled.state.routes.contains_key(&backstop));
+    assert!(!compiled.state.routes.contains_key(&RouteKey::new(TABLE, cidr("10.80.0.8/32"))));
+}
+
+#[test]
+fn on_the_gateways_own_host_its_route_is_not_made_but_backed() {
+    let gateway = NodeGateway {
+        overlay: [10, 80, 0, 7].into(),
+        underlay: [10, 80, 0, 8].into(),
+        via: Some([192, 0, 2, 5].into()),
+    };
+    let near = NodePeering { gateway: Some(gateway), ..peering() };
+    let compiled = compile(&config(vec![near]), &facts());
+    let to = cidr("10.80.0.8/32");
+    let keys: Vec<_> = compiled.state.routes.keys().filter(|key| key.to == to).collect();
+    assert_eq!(keys, [&RouteKey::backstop(TABLE, to)]);
+    assert_eq!(compiled.problems, BTreeSet::new());
+}
+
+#[test]
+fn ipv6_prefixes_go_through_the_ipv6_form_of_the_overlay_address() {
+    let peering = NodePeering { prefixes: vec!["fd00:201::/48".to_owned()], ..peering() };
+    let commands = commands(&compile(&config(vec![peering]), &facts()));
+    let route = "ip -6 route replace fd00:201::/48 via fd77:6566:7400::a50:7 dev weft4 onlink \
+                 table 18952 metric 1024 proto 119 src 2001:db8::5 mtu 1340";
+    assert!(commands.contains(route), "{commands}");
+}
+
+#[test]
+fn a_way_too_narrow_for_ipv6_carries_ipv4_only_and_says_so() {
+    let prefixes = vec!["10.201.0.0/16".to_owned(), "fd00:201::/48".to_owned()];
+    let peering = NodePeering { prefixes, mtu: 1200, ..peering() };
+    let compiled = compile(&config(vec![peering]), &facts());
+    assert!(compiled.problems.iter().any(|p| p.contains("IPv6 needs 1280 bytes")));
+    let key = |to: &str| RouteKey::new(TABLE, cidr(to));
+    assert!(compiled.state.routes.contains_key(&key("10.201.0.0/16")));
+    assert!(!compiled.state.routes.contains_key(&key("fd00:201::/48")));
+    assert!(compiled.firewall.unconnected.contains(&cidr("fd00:201::/48")));
+}
+
+#[test]
+fn an_ipv6_underlay_has_a_device_of_its_own() {
+    let gateway = NodeGateway {
+        overlay: [10, 80, 0, 7].into(),
+        underlay: "2001:db8::7".parse().unwrap(),
+        via: None,
+    };
+    let peering = NodePeering { gateway: Some(gateway), ..peering() };
+    let compiled = compile(&config(vec![peering]), &facts());
+    let links: Vec<_> = compiled.state.links.iter().map(|(n, v)| (&**n, v.mtu)).collect();
+    assert_eq!(links, [("weft6", 1430)]);
+}
+
+#[test]
+fn full_masquerade_keeps_no_source() {
+    let config = NodeConfigSpec { full_masquerade: true, ..config(vec![peering()]) };
+    let text = compile(&config, &facts()).firewall.to_string();
+    let kept = &text[..text.find("set kept_v6").unwrap()];
+    assert!(!kept.contains("elements"), "{kept}");
+}
+
+#[test]
+fn a_node_that_forwards_nothing_is_told() {
+    let facts = Facts { forwards_v4: false, ..facts() };
+    let compiled = compile(&config(vec![peering()]), &facts);
+    assert!(compiled.problems.iter().any(|p| p.starts_with("net.ipv4.ip_forward is 0")));
+}
+
+fn commands(compiled: &Compiled) -> String {
+    plan(&State::default(), &compiled.state).iter().map(|op| format!("{op}\n")).collect()
+}
+
+fn cidr(text: &str) -> Cidr {
+    text.parse().unwrap()
+}
+
+fn peering() -> NodePeering {
+    NodePeering {
+        peer_cluster_id: "milan".to_owned(),
+        prefixes: vec!["10.201.0.0/16".to_owned()],
+        connected: true,
+        mtu: 1340,
+        gateway: Some(NodeGateway {
+            overlay: [10, 80, 0, 7].into(),
+            underlay: [192, 0, 2, 7].into(),
+            via: None,
+        }),
+    }
+}
+
+fn config(peerings: Vec<NodePeering>) -> NodeConfigSpec {
+    NodeConfigSpec {
+        cluster_id: "rome".to_owned(),
+        overlay: Some([10, 80, 0, 5].into()),
+        underlay: vec![[192, 0, 2, 5].into(), "2001:db8::5".parse().unwrap()],
+        local_pods: vec!["10.200.1.0/24".to_owned()],
+        pod_cidrs: vec!["10.200.0.0/16".to_owned()],
+        external: vec![[10, 70, 0, 9].into(), "fd00:70::9".parse().unwrap()],
+        peerings,
+        ips: vec![],
+        vxlan_sources: vec![[192, 0, 2, 7].into()],
+        full_masquerade: false,
+        removed: false,
+    }
+}
+
+fn facts() -> Facts {
+    let address = |dev: &str, address: &str, len| Address {
+        dev: dev.to_owned(),
+        address: address.parse().unwrap(),
+        len,
+    };
+    Facts {
+        addresses: vec![
+            address("lo", "127.0.0.1", 8),
+            address("lo", "::1", 128),
+            address("eth0", "192.0.2.5", 24),
+            address("eth0", "2001:db8::5", 64),
+            address("eth0", "fe80::5", 64),
+        ],
+        mtus: BTreeMap::from([("lo".to_owned(), 65536), ("eth0".to_owned(), 1500)]),
+        ipv6: true,
+        forwards_v4: true,
+        forwards_v6: true,
+    }
+}

@@ -1,0 +1,65 @@
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use fabric_store::StoreArgs;
+
+/// Gives a node its ways to the pods of other clusters.
+///
+/// route-agent makes what its NodeConfig says: the devices weft4 and weft6 (VXLAN, VNI 18952, UDP
+/// 4879), routes in table 18952 with one rule a family at priority 105, and the nftables table
+/// `inet weft`. It looks at every change of these, whoever made it, and puts back what is
+/// missing. It needs CAP_NET_ADMIN, a writable /proc/sys/net and the program nft.
+#[derive(Debug, Parser)]
+#[command(version, verbatim_doc_comment)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Follows the NodeConfig of a node until stopped, and then leaves all as it is.
+    ///
+    /// Only `route-agent cleanup` and a NodeConfig marked `removed` take anything away: an upgrade
+    /// cuts no connection.
+    #[command(verbatim_doc_comment)]
+    Run(RunArgs),
+    /// Takes away all that weft made on this node. Needs no config.
+    Cleanup,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) store: Option<StoreArgs>,
+    /// Read only this directory, the `published` of another host's run directory.
+    #[arg(long, value_name = "DIR", conflicts_with = "StoreArgs")]
+    pub(crate) published: Option<PathBuf>,
+    /// The node that this is; its NodeConfig has this name.
+    #[arg(long, value_name = "NAME", env = "NODE_NAME")]
+    pub(crate) node: String,
+    /// Leave chains of others alone: by default, weft puts accepts (comment "weft") into FORWARD
+    /// and INPUT chains that drop by policy.
+    #[arg(long)]
+    pub(crate) no_accept_rules: bool,
+    /// Print what would be done, as commands, and do nothing.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LogArgs {
+    #[arg(long, global = true, value_enum, default_value = "plain")]
+    pub(crate) log_format: LogFormat,
+    /// error, warn, info, debug or trace, or a filter such as route_agent=debug.
+    #[arg(long, global = true, value_name = "LEVEL", env = "RUST_LOG", default_value = "info")]
+    pub(crate) log_level: String,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum LogFormat {
+    Plain,
+    Json,
+}

@@ -1,0 +1,61 @@
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use fabric_api::Cidr;
+use netlink::{Handle, NetlinkError, read_sysctl};
+use netplan::{Address, Family, Sysctl};
+
+use crate::names::{self, is_everywhere};
+
+/// What the agent must know of its node, besides its config.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Facts {
+    /// Of all devices but our own.
+    pub(crate) addresses: Vec<Address>,
+    /// Of all devices, by name, in bytes.
+    pub(crate) mtus: BTreeMap<String, u32>,
+    /// The kernel has IPv6.
+    pub(crate) ipv6: bool,
+    /// The node forwards packets of this family between its devices.
+    pub(crate) forwards_v4: bool,
+    pub(crate) forwards_v6: bool,
+}
+
+impl Facts {
+    pub(crate) async fn gather(handle: &Handle) -> Result<Self, NetlinkError> {
+        let ours = [Family::Ipv4, Family::Ipv6].map(names::device);
+        let addresses = handle.addresses().await?;
+        let links = handle.links().await?;
+        let setting = |path| read_sysctl(handle.netns(), &Sysctl::of_namespace(path));
+        let forwards_v6 = setting("net/ipv6/conf/all/forwarding")?;
+        Ok(Self {
+            addresses: addresses.into_iter().filter(|a| !ours.contains(&&*a.dev)).collect(),
+            mtus: links.into_iter().map(|link| (link.name, link.mtu)).collect(),
+            ipv6: forwards_v6.is_some(),
+            forwards_v4: setting("net/ipv4/ip_forward")? == Some(1),
+            forwards_v6: forwards_v6 == Some(1),
+        })
+    }
+
+    /// The device that has this address.
+    pub(crate) fn device_of(&self, address: IpAddr) -> Option<&str> {
+        self.addresses.iter().find(|a| a.address == address).map(|a| a.dev.as_str())
+    }
+
+    /// The device whose network this address of another machine is in.
+    pub(crate) fn on_link(&self, address: IpAddr) -> Option<&str> {
+        let around = |a: &&Address| {
+            let network = Cidr::around(a.address, a.len);
+            network.is_some_and(|network| network.len() > 0 && network.contains(address))
+        };
+        let nearest = self.addresses.iter().filter(around).max_by_key(|a| a.len)?;
+        (nearest.address != address).then_some(&nearest.dev)
+    }
+
+    /// The node's own networks, each with the name of its device.
+    pub(crate) fn networks(&self) -> impl Iterator<Item = (Cidr, &str)> {
+        let network = |a: &Address| Cidr::around(a.address, a.len);
+        let with_dev = self.addresses.iter().filter_map(move |a| Some((network(a)?, &*a.dev)));
+        with_dev.filter(|(network, _)| !is_everywhere(network))
+    }
+}

@@ -1,0 +1,98 @@
+//! One per node: its VXLAN devices, its routes to peers, one nft table.
+
+mod agent;
+mod cleanup;
+mod compile;
+mod config;
+mod facts;
+mod foreign;
+mod legacy;
+mod names;
+mod quarrel;
+mod shell;
+mod stale;
+mod table;
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::Parser;
+use fabric_store::{Kind, Object, ObjectRef, Store};
+use netlink::{Handle, Netns};
+
+use agent::Agent;
+use config::{Cli, Command, RunArgs};
+use quarrel::Quarrel;
+use shell::Stop;
+use table::Table;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let outcome = match shell::start_logging(&cli.log) {
+        Ok(()) => execute(cli.command).await,
+        Err(error) => Err(error),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("route-agent stopped: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn execute(command: Command) -> anyhow::Result<()> {
+    let netns = Netns::current()?;
+    let handle = Handle::open(&netns)?;
+    match command {
+        Command::Run(args) => run(args, handle).await,
+        Command::Cleanup => {
+            let problems = cleanup::all(&handle, &mut Table::default()).await;
+            if !problems.is_empty() {
+                bail!("not all is cleaned up: {}", problems.join("; "));
+            }
+            Ok(())
+        }
+    }
+}
+
+async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
+    let stop = Stop::listen()?;
+    let store = match (&args.published, &args.store) {
+        (Some(published), _) => Store::open_published(published),
+        (None, Some(args)) => Store::open(args),
+        (None, None) => bail!("either --run-dir or --published must say where the config is"),
+    };
+    let store = store.context("cannot open the store")?;
+    let node = args.node;
+    if args.dry_run {
+        return preview(&handle, &store, node).await;
+    }
+    tracing::info!(%node, "route-agent is up");
+    let accept = !args.no_accept_rules;
+    let agent = Agent {
+        handle,
+        store,
+        node,
+        accept,
+        config: None,
+        table: Table::default(),
+        problems: BTreeSet::new(),
+        quarrel: Quarrel::default(),
+    };
+    agent.run(stop).await?;
+    tracing::info!("route-agent is down");
+    Ok(())
+}
+
+async fn preview(handle: &Handle, store: &Store, name: String) -> anyhow::Result<()> {
+    let reference = ObjectRef { kind: Kind::NodeConfig, namespace: None, name };
+    let Some(Object::NodeConfig(config)) = store.get(&reference)? else {
+        bail!("there is no {reference}");
+    };
+    let text = agent::preview(handle, &config).await?;
+    std::io::stdout().write_all(text.as_bytes()).context("cannot print")
+}

@@ -1,0 +1,54 @@
+//! Our names in the kernel.
+
+use std::collections::BTreeSet;
+
+use fabric_api::{Cidr, fabric};
+use netlink::Scope;
+use netplan::{Family, Sysctl};
+
+/// The table of all routes to peers.
+pub(crate) const TABLE: u32 = 18952;
+/// Marks our routes and rules.
+pub(crate) const PROTOCOL: u8 = 119;
+/// Of the rules that send all packets past our table: between the local table and everything
+/// else. Cilium has 100 and 109 to 112, EKS 512, 1024 and 1536.
+pub(crate) const PRIORITY: u32 = 105;
+/// Least MTU of a device that Linux sends IPv6 through, in bytes.
+pub(crate) const IPV6_MIN_MTU: u32 = 1280;
+
+pub(crate) use fabric::{VNI, VXLAN_PORT};
+
+/// The VXLAN device for underlay addresses of this family.
+pub(crate) fn device(family: Family) -> &'static str {
+    match family {
+        Family::Ipv4 => "weft4",
+        Family::Ipv6 => "weft6",
+    }
+}
+
+/// What VXLAN adds to a packet on this underlay, in bytes: Ethernet 14, VXLAN 8, UDP 8, IP 20 or 40.
+pub(crate) fn overhead(family: Family) -> u32 {
+    match family {
+        Family::Ipv4 => 50,
+        Family::Ipv6 => 70,
+    }
+}
+
+/// All that is ours, besides the firewall.
+pub(crate) fn scope(sysctls: impl Iterator<Item = Sysctl>) -> Scope {
+    Scope {
+        links: [Family::Ipv4, Family::Ipv6].map(|f| device(f).to_owned()).into(),
+        devices: BTreeSet::new(),
+        tables: [TABLE].into(),
+        protocol: PROTOCOL,
+        sysctls: sysctls.collect(),
+    }
+}
+
+/// True for addresses that every machine has and that say nothing about its networks.
+pub(crate) fn is_everywhere(network: &Cidr) -> bool {
+    match network.address() {
+        std::net::IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local(),
+        std::net::IpAddr::V6(ip) => ip.is_loopback() || ip.is_unicast_link_local(),
+    }
+}

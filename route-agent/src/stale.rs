@@ -1,0 +1,29 @@
+use std::net::IpAddr;
+
+use netlink::conntrack::Flow;
+use netplan::Firewall;
+
+/// True for a tracked connection that is not translated as `firewall` would: it was made while
+/// our table was missing, and since NAT looks at a connection's first packet only, it would stay
+/// broken for good.
+pub(crate) fn is_stale(firewall: &Firewall, flow: &Flow) -> bool {
+    let to = flow.reply.source;
+    if firewall.peers.iter().any(|peer| peer.contains(to)) {
+        let source = translated_source(firewall, flow.original.source);
+        return source.is_some_and(|source| flow.reply.destination != source);
+    }
+    let target = firewall.targets.get(&flow.original.destination);
+    target.is_some_and(|target| to != *target)
+}
+
+/// `None` if there is no address to give it.
+fn translated_source(firewall: &Firewall, source: IpAddr) -> Option<IpAddr> {
+    let pods = firewall.local_pods.iter().filter(|_| !firewall.full_masquerade);
+    if pods.into_iter().any(|pods| pods.contains(source)) {
+        return Some(source);
+    }
+    match source {
+        IpAddr::V4(_) => firewall.external_v4.map(IpAddr::from),
+        IpAddr::V6(_) => firewall.external_v6.map(IpAddr::from),
+    }
+}

@@ -1,0 +1,84 @@
+use netlink::nft::{self, NftError};
+use netlink::{Netns, conntrack};
+use netplan::{FIREWALL_TABLE, Firewall};
+
+use crate::stale::is_stale;
+
+/// Our nftables table in the kernel, and what it was when we left it.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    installed: Option<Installed>,
+}
+
+#[derive(Debug)]
+struct Installed {
+    firewall: Firewall,
+    table: nft::Table,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TableError {
+    #[error("cannot install the firewall table")]
+    Install(#[source] NftError),
+    #[error("cannot read the firewall table")]
+    Read(#[source] NftError),
+    #[error("cannot remove the firewall table")]
+    Remove(#[source] NftError),
+    #[error("cannot delete stale tracked connections")]
+    Conntrack(#[source] netlink::NetlinkError),
+}
+
+impl Table {
+    /// Installs the table unless it is there as we left it. Always the first time, for nobody
+    /// knows what was altered before. True if it was installed.
+    pub(crate) fn ensure(&mut self, netns: &Netns, want: &Firewall) -> Result<bool, TableError> {
+        let have = nft::table(netns, FIREWALL_TABLE).map_err(TableError::Read)?;
+        let intact = self.installed.as_ref().is_some_and(|i| Some(&i.table) == have.as_ref());
+        let same_nat = self.installed.as_ref().is_some_and(|i| same_nat(&i.firewall, want));
+        if intact && self.installed.as_ref().is_some_and(|i| i.firewall == *want) {
+            return Ok(false);
+        }
+        if self.installed.is_some() && !intact {
+            tracing::warn!("the firewall table was altered by another; installing it again");
+        }
+        self.installed = None;
+        nft::run(netns, &want.script()).map_err(TableError::Install)?;
+        let table = nft::table(netns, FIREWALL_TABLE).map_err(TableError::Read)?;
+        self.installed = table.map(|table| Installed { firewall: want.clone(), table });
+        tracing::debug!(mark = want.mark(), "installed the firewall table");
+        if intact && same_nat {
+            return Ok(true);
+        }
+        let deleted = conntrack::delete_stale(netns, |flow| is_stale(want, flow));
+        match deleted.map_err(TableError::Conntrack)? {
+            0 => {}
+            deleted => tracing::info!(deleted, "deleted stale tracked connections"),
+        }
+        Ok(true)
+    }
+
+    /// True if the kernel's table says that it was made from this text.
+    pub(crate) fn is_current(netns: &Netns, want: &Firewall) -> Result<bool, TableError> {
+        let have = nft::table(netns, FIREWALL_TABLE).map_err(TableError::Read)?;
+        Ok(have.and_then(|table| table.mark).is_some_and(|mark| mark == want.mark()))
+    }
+
+    /// Needs no `nft` where there is no table.
+    pub(crate) fn remove(&mut self, netns: &Netns) -> Result<(), TableError> {
+        self.installed = None;
+        if nft::table(netns, FIREWALL_TABLE).map_err(TableError::Read)?.is_none() {
+            return Ok(());
+        }
+        nft::run(netns, &Firewall::removal()).map_err(TableError::Remove)
+    }
+}
+
+/// True if both translate all connections alike.
+fn same_nat(a: &Firewall, b: &Firewall) -> bool {
+    let nat = |f: &Firewall| Firewall {
+        unconnected: Default::default(),
+        vxlan_sources: Default::default(),
+        ..f.clone()
+    };
+    nat(a) == nat(b)
+}

@@ -1,0 +1,67 @@
+//! What another deletes or alters is put back within 500 ms.
+
+use std::time::Duration;
+
+use crate::node::{PEER, World, config, eventually, sh};
+
+const HEALED: Duration = Duration::from_millis(500);
+
+#[test]
+fn whatever_is_deleted_comes_back() {
+    let world = World::running(config());
+    let before = world.dump();
+    for damage in [
+        "ip route del 10.201.0.0/16 table 18952 metric 1024",
+        "ip -6 route flush table 18952",
+        "ip route flush table 18952",
+        "ip rule del priority 105",
+        "ip -6 rule del priority 105",
+        "ip neigh del 10.80.0.7 dev weft4",
+        "bridge fdb del 0e:77:0a:50:00:07 dev weft4 dst 192.0.2.7 self",
+        "bridge fdb replace 0e:77:0a:50:00:07 dev weft4 dst 192.0.2.99 self",
+        "bridge fdb add 0e:77:0a:50:00:99 dev weft4 dst 192.0.2.99 self",
+        "ip link set weft4 down",
+        "ip link set weft4 mtu 1300",
+        "ip link set weft4 address 0e:77:0a:50:00:55",
+        "ip address add 10.99.0.1/32 dev weft4",
+        "ip link del weft4",
+        "nft delete table inet weft",
+        "nft flush chain inet weft sources",
+        "nft add rule inet weft refuse accept",
+        "nft delete element inet weft peers_v4 '{ 10.201.0.0/16 }'",
+        "nft flush ruleset",
+    ] {
+        sh(&world.node, damage);
+        eventually(damage, HEALED, || world.dump() == before);
+    }
+    assert_eq!(world.source_seen(&world.node, PEER).unwrap().to_string(), "10.70.0.9");
+}
+
+#[test]
+fn a_stopped_agent_leaves_all_and_the_next_one_finds_nothing_to_do() {
+    let mut world = World::running(config());
+    let before = world.dump();
+    world.stop();
+    assert_eq!(world.dump(), before);
+    assert_eq!(world.dry_run(), "");
+    sh(&world.node, "ip link del weft4; nft delete table inet weft");
+    world.start(&[]);
+    eventually("a new agent repairs", Duration::from_secs(5), || world.dump() == before);
+}
+
+#[test]
+fn an_idle_agent_takes_no_time() {
+    let world = World::running(config());
+    let ticks = || {
+        let pid = world.agent_pid();
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        let fields: Vec<u64> =
+            stat.rsplit(')').next().unwrap().split(' ').filter_map(|f| f.parse().ok()).collect();
+        // utime and stime, of which the state letter and ten numbers come first.
+        fields[10] + fields[11]
+    };
+    std::thread::sleep(Duration::from_millis(500));
+    let before = ticks();
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(ticks() - before <= 1, "an idle agent was at work");
+}

@@ -1,0 +1,11 @@
+//! The route-agent's program against the real kernel, in namespaces that die with the test.
+
+// Helpers of tests are tests, too.
+#![allow(clippy::unwrap_used)]
+
+mod cleanup;
+mod firewall;
+mod healing;
+mod node;
+mod policy;
+mod tables;

@@ -1,0 +1,143 @@
+//! What the kernel has after a config, read back with iproute2 and nft.
+
+use fabric_api::fabric::{NodeConfigSpec, NodePeering};
+use serde_json::json;
+
+use crate::node::{World, config, disconnected, eventually, json, peering, sh};
+
+#[test]
+fn a_config_is_in_the_kernel_as_it_says() {
+    let world = World::running(config());
+    let link = &json(&world.node, "ip -j -d link show weft4")[0];
+    assert_eq!(link["mtu"], 1450);
+    assert_eq!(link["address"], "0e:77:0a:50:00:05");
+    assert_eq!(link["inet6_addr_gen_mode"], "none");
+    let data = &link["linkinfo"]["info_data"];
+    assert_eq!((&data["id"], &data["port"]), (&json!(18952), &json!(4879)));
+    assert_eq!(data["learning"], false);
+    let addresses = &json(&world.node, "ip -j address show weft4")[0]["addr_info"];
+    assert_eq!(*addresses, json!([]));
+
+    let neighbours = sh(&world.node, "ip neigh show dev weft4 nud permanent | sort");
+    assert_eq!(
+        neighbours,
+        "10.80.0.7 lladdr 0e:77:0a:50:00:07 PERMANENT \n\
+         fd77:6566:7400::a50:7 lladdr 0e:77:0a:50:00:07 PERMANENT \n"
+    );
+    let fdb = sh(&world.node, "bridge fdb show dev weft4");
+    assert_eq!(fdb.trim(), "0e:77:0a:50:00:07 dst 192.0.2.7 self permanent");
+    let routes = sh(&world.node, "ip route show table 18952");
+    assert_eq!(
+        routes,
+        "unreachable 10.70.0.9 proto 119 metric 1024 \n\
+         10.80.0.7 dev weft4 proto 119 scope link metric 1024 \n\
+         10.201.0.0/16 via 10.80.0.7 dev weft4 proto 119 src 192.0.2.5 metric 1024 onlink mtu 1340 \n\
+         unreachable 10.201.0.0/16 proto 119 metric 4096 \n"
+    );
+    for family in ["", "-6"] {
+        let rules = sh(&world.node, &format!("ip {family} rule show priority 105"));
+        assert_eq!(rules.trim(), "105:\tfrom all lookup 18952 proto 119");
+    }
+    let setting = sh(&world.node, "cat /proc/sys/net/ipv4/conf/weft4/rp_filter");
+    assert_eq!(setting.trim(), "2");
+    let chains = json(&world.node, "nft -j list table inet weft");
+    let hooks =
+        chains["nftables"].as_array().unwrap().iter().filter_map(|o| o["chain"]["hook"].as_str());
+    assert_eq!(hooks.count(), 7);
+}
+
+#[test]
+fn another_peering_adds_one_route_and_its_backstop_a_prefix_and_no_rule() {
+    let world = World::running(config());
+    let routes = || sh(&world.node, "ip route show table 18952").lines().count();
+    let nft_rules = || sh(&world.node, "nft -a list table inet weft").matches("# handle").count();
+    let before = (routes(), nft_rules());
+    let other = NodePeering {
+        peer_cluster_id: "turin".to_owned(),
+        prefixes: vec!["10.202.0.0/16".to_owned()],
+        ..peering()
+    };
+    world.reconfigure(NodeConfigSpec { peerings: vec![peering(), other], ..config() });
+    assert_eq!((routes(), nft_rules()), (before.0 + 2, before.1));
+}
+
+#[test]
+fn a_changed_config_replaces_what_changed_only() {
+    let world = World::running(config());
+    let index = || json(&world.node, "ip -j link show weft4")[0]["ifindex"].clone();
+    let before = index();
+    let mut changed = config();
+    changed.overlay = Some([10, 80, 0, 6].into());
+    changed.peerings[0].mtu = 1300;
+    world.reconfigure(changed);
+    let link = &json(&world.node, "ip -j link show weft4")[0];
+    assert_eq!((&link["ifindex"], &link["address"]), (&before, &json!("0e:77:0a:50:00:06")));
+    // The kernel flushes a device's neighbours when its MAC changes.
+    assert_eq!(sh(&world.node, "ip neigh show dev weft4 nud permanent").lines().count(), 2);
+    assert!(sh(&world.node, "ip route show table 18952").contains("mtu 1300"));
+}
+
+#[test]
+fn a_device_made_by_another_gives_way() {
+    let mut world = World::new();
+    sh(&world.node, "ip link add weft4 type vxlan id 7 dstport 4789 local 192.0.2.5");
+    world.configure(config());
+    world.start(&[]);
+    world.settle();
+    let data = json(&world.node, "ip -j -d link show weft4")[0]["linkinfo"]["info_data"].clone();
+    assert_eq!(data["id"], 18952);
+    assert!(sh(&world.node, "ip route show table 18952").contains("via 10.80.0.7 dev weft4"));
+}
+
+#[test]
+fn a_covering_prefix_is_refused_and_told() {
+    let world = World::running(config());
+    let mut covering = config();
+    covering.peerings[0].prefixes.push("192.0.0.0/16".to_owned());
+    world.configure(covering);
+    let problems = world.settle();
+    let problem = "peer milan: prefix 192.0.0.0/16 is refused: it would cover the node's own \
+                   network 192.0.2.0/24 on eth0";
+    assert_eq!(problems, [problem]);
+    assert!(!sh(&world.node, "ip route show table 18952").contains("192.0.0.0"));
+    assert!(sh(&world.node, "ip route show table 18952").contains("10.201.0.0/16 via"));
+}
+
+#[test]
+fn the_overlay_follows_the_mtu_of_the_underlay() {
+    let world = World::running(config());
+    sh(&world.node, "ip link set eth0 mtu 1400");
+    eventually("weft4 has 1350", std::time::Duration::from_secs(2), || {
+        json(&world.node, "ip -j link show weft4")[0]["mtu"] == 1350
+    });
+}
+
+#[test]
+fn a_dry_run_prints_commands_and_does_nothing() {
+    let world = World::new();
+    world.configure(config());
+    let before = world.dump();
+    let text = world.dry_run();
+    assert!(text.contains("table inet weft {"), "{text}");
+    let route = "ip route replace 10.201.0.0/16 via 10.80.0.7 dev weft4 onlink table 18952 \
+                 metric 1024 proto 119 src 192.0.2.5 mtu 1340";
+    assert!(text.contains(route), "{text}");
+    assert_eq!(world.dump(), before);
+}
+
+#[test]
+fn a_dry_run_on_a_settled_node_prints_nothing() {
+    let world = World::running(disconnected());
+    assert_eq!(world.dry_run(), "");
+}
+
+#[test]
+fn a_missing_nft_is_told_by_the_name_of_its_package() {
+    let mut world = World::new();
+    world.configure(config());
+    world.start_bare();
+    let problem = "cannot install the firewall table: the program nft is missing; install the \
+                   package nftables";
+    assert_eq!(world.settle(), [problem]);
+    assert!(sh(&world.node, "ip route show table 18952").contains("10.201.0.0/16 via"));
+}
