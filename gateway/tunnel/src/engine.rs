@@ -1,0 +1,380 @@
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use fabric_api::{PrivateKey, PublicKey};
+
+use crate::join::{Joiner, Sink};
+use crate::outbox::{Outbox, Port};
+use crate::packet::{Gso, Headers, L4Checksum, Malformed, Offload};
+use crate::random::Random;
+use crate::session::{DATA, MAX_HANDSHAKE, MIN_DATA, Opened, Session, Settings};
+use crate::split::split;
+use crate::{DropReason, Rules, checksum, ecn};
+
+/// The deadline of an engine that has nothing to wait for.
+const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// What an [`Engine`] is told about its peering. Cheap to replace: only other keys cost a session.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub private_key: PrivateKey,
+    /// Without it nothing is sent and nothing that arrives is believed.
+    pub peer_key: Option<PublicKey>,
+    /// Where the peer is until an authentic packet says otherwise; `None` waits for the peer.
+    pub endpoint: Option<SocketAddr>,
+    /// Whether to start handshakes without traffic, and to repeat them for as long as it takes.
+    pub initiate: bool,
+    /// WireGuard's persistent keepalive.
+    pub keepalive: Option<Duration>,
+    /// The tunnel's MTU in bytes, up to which packets are padded to 16.
+    pub mtu: usize,
+    pub rules: Rules,
+}
+
+/// Where an [`Engine`] puts what it made. Neither may block; both return whether there was room,
+/// what finds none is dropped and counted.
+pub trait Wire {
+    /// Sends the datagrams that lie one after the other in `train.bytes`.
+    fn send(&mut self, train: Datagrams<'_>) -> bool;
+
+    /// Writes to the TUN: a virtio header and one packet or one train of TCP segments.
+    fn write(&mut self, frame: &[u8]) -> bool;
+}
+
+/// UDP datagrams to or from one address, as `UDP_SEGMENT` and `UDP_GRO` have them.
+#[derive(Clone, Copy, Debug)]
+pub struct Datagrams<'a> {
+    /// The other end's address.
+    pub remote: SocketAddr,
+    pub bytes: &'a [u8],
+    /// Length of each datagram; only the last may be shorter.
+    pub segment_size: usize,
+    /// IPv4 TOS or IPv6 traffic class of them all: DSCP and ECN.
+    pub tos: u8,
+}
+
+/// The dataplane of one peering, without sockets and without a clock.
+///
+/// Tell it frames, datagrams and time; it answers through a [`Wire`]. Packets may be held back
+/// until [`Engine::flush`], so that neighbours leave as one train.
+pub struct Engine {
+    config: Config,
+    /// `None` as long as the peer's key is not known.
+    session: Option<Session>,
+    outbox: Outbox,
+    joiner: Joiner,
+    counters: Counters,
+    random: Random,
+    started: Instant,
+}
+
+/// What happened since the engine was made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Inner packets (segments of trains), and their bytes from the IP header on.
+    pub rx_packets: u64,
+    pub rx_bytes: u64,
+    pub tx_packets: u64,
+    pub tx_bytes: u64,
+    /// Of several packets: trains read from the TUN, written to it, sent to and got from the peer.
+    pub tun_trains_read: u64,
+    pub tun_trains_written: u64,
+    pub trains_sent: u64,
+    pub trains_received: u64,
+    /// Handshake initiations sent, and handshakes that led to a session.
+    pub handshake_attempts: u64,
+    pub handshakes: u64,
+    /// By [`DropReason::index`]: on the way from the peer, and to it.
+    pub dropped_inbound: [u64; DropReason::COUNT],
+    pub dropped_outbound: [u64; DropReason::COUNT],
+}
+
+/// What is known about the peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PeerState {
+    /// Where the last authentic packet came from, or as configured.
+    pub endpoint: Option<SocketAddr>,
+    /// Whether packets can be sealed for the peer.
+    pub has_session: bool,
+    pub last_handshake: Option<Instant>,
+    pub last_authentic: Option<Instant>,
+}
+
+impl Engine {
+    /// `seed` is any random number, another one for every engine; session indices and jitter come
+    /// from it. With an endpoint and [`Config::initiate`] a handshake is due at once.
+    pub fn new(config: Config, seed: u64, now: Instant) -> Self {
+        let mut engine = Self {
+            session: None,
+            outbox: Outbox::new(config.mtu),
+            joiner: Joiner::new(),
+            counters: Counters::default(),
+            random: Random::new(seed),
+            started: now,
+            config,
+        };
+        engine.begin_session(now);
+        engine
+    }
+
+    /// Takes a new config over. A session lives on unless a key changed; an endpoint that is the
+    /// configured one of before does not undo what roaming found.
+    pub fn configure(&mut self, config: Config, now: Instant) {
+        let old = std::mem::replace(&mut self.config, config);
+        self.outbox.mtu = self.config.mtu;
+        let has_same_keys =
+            old.private_key == self.config.private_key && old.peer_key == self.config.peer_key;
+        match &mut self.session {
+            Some(session) if has_same_keys => {
+                session.configure(self.config.settings(), now);
+                if old.endpoint != self.config.endpoint && self.config.endpoint.is_some() {
+                    session.set_endpoint(self.config.endpoint, now);
+                }
+            }
+            Some(_) | None => self.begin_session(now),
+        }
+    }
+
+    /// Begins a handshake at the next [`Engine::handle_timeout`], whatever session there is: the
+    /// way to the peer may have changed.
+    pub fn initiate(&mut self, now: Instant) {
+        if let Some(session) = &mut self.session {
+            session.initiate_now(now);
+        }
+    }
+
+    /// One read from the TUN: a virtio header and a packet or train. `frame` is used as scratch
+    /// space.
+    pub fn handle_frame(&mut self, frame: &mut [u8], now: Instant, wire: &mut impl Wire) {
+        let port = &mut Port { wire, counters: &mut self.counters, now };
+        let Some(session) = &mut self.session else {
+            return port.drop_outbound(DropReason::NoSession, 1);
+        };
+        let (outbox, rules) = (&mut self.outbox, &self.config.rules);
+        if let Err(reason) = handle_frame(frame, rules, outbox, session, port) {
+            port.drop_outbound(reason, 1);
+        }
+    }
+
+    /// One read from the socket.
+    pub fn handle_datagrams(&mut self, train: Datagrams<'_>, now: Instant, wire: &mut impl Wire) {
+        if train.bytes.len() > train.segment_size {
+            self.counters.trains_received += 1;
+        }
+        for datagram in train.bytes.chunks(train.segment_size.max(1)) {
+            match datagram {
+                [DATA, ..] if datagram.len() >= MIN_DATA => {
+                    self.handle_data(train, datagram, now, wire);
+                }
+                _ => self.handle_handshake(train.remote, datagram, now, wire),
+            }
+        }
+    }
+
+    /// Hands everything that is held back to `wire`.
+    pub fn flush(&mut self, now: Instant, wire: &mut impl Wire) {
+        let Self { joiner, outbox, counters, config, .. } = self;
+        joiner.flush(&mut Delivery { rules: &config.rules, counters, wire });
+        outbox.flush(&mut Port { wire, counters, now });
+    }
+
+    /// To be called when [`Engine::deadline`] has come; at other times it does no harm.
+    pub fn handle_timeout(&mut self, now: Instant, wire: &mut impl Wire) {
+        let Some(session) = &mut self.session else { return };
+        let mut port = Port { wire, counters: &mut self.counters, now };
+        let mut message = [0; MAX_HANDSHAKE];
+        while let Some(length) = session.poll(now, &mut message) {
+            if let Some(endpoint) = session.endpoint() {
+                port.send_message(endpoint, &message[..length]);
+            }
+        }
+        port.counters.note_handshakes(session);
+    }
+
+    /// When [`Engine::handle_timeout`] is next due.
+    pub fn deadline(&self) -> Instant {
+        match &self.session {
+            Some(session) => session.deadline(),
+            None => self.started + NEVER,
+        }
+    }
+
+    /// The driver dropped a datagram from the peer because too many wait to be received.
+    pub fn count_overflow(&mut self) {
+        self.counters.dropped_inbound[DropReason::SocketFull.index()] += 1;
+    }
+
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    pub fn peer_state(&self) -> PeerState {
+        self.session.as_ref().map_or_else(PeerState::default, |session| PeerState {
+            endpoint: session.endpoint(),
+            has_session: session.has_session(),
+            last_handshake: session.last_handshake,
+            last_authentic: session.last_authentic,
+        })
+    }
+
+    fn begin_session(&mut self, now: Instant) {
+        let Self { config, random, .. } = self;
+        self.session = config.peer_key.map(|peer| {
+            let keys = (&config.private_key, &peer);
+            let mut session = Session::new(keys, config.settings(), random, now);
+            session.set_endpoint(config.endpoint, now);
+            session
+        });
+    }
+
+    #[inline]
+    fn handle_data(
+        &mut self,
+        train: Datagrams<'_>,
+        datagram: &[u8],
+        now: Instant,
+        wire: &mut impl Wire,
+    ) {
+        let Self { joiner, counters, config, .. } = self;
+        let mut sink = Delivery { rules: &config.rules, counters, wire };
+        let Some(session) = &mut self.session else {
+            return sink.drop(DropReason::NoSession, 1);
+        };
+        let target = joiner.target(datagram.len() - MIN_DATA / 2, &mut sink);
+        match session.open(train.remote, datagram, target, now) {
+            Opened::Packet(len)
+                if train.tos & ecn::CE == ecn::CE && !ecn::mark(joiner.opened(len)) =>
+            {
+                joiner.discard();
+                sink.drop(DropReason::CongestionUnmarkable, 1);
+            }
+            Opened::Packet(len) => joiner.accept(len, &mut sink),
+            Opened::Keepalive => joiner.discard(),
+            Opened::Rejected(reason) => {
+                joiner.discard();
+                sink.drop(reason, 1);
+            }
+        }
+        if session.is_anything_waiting() {
+            self.send_waiting(now, wire);
+        }
+    }
+
+    #[cold]
+    fn handle_handshake(
+        &mut self,
+        from: SocketAddr,
+        datagram: &[u8],
+        now: Instant,
+        wire: &mut impl Wire,
+    ) {
+        let mut port = Port { wire, counters: &mut self.counters, now };
+        let Some(session) = &mut self.session else {
+            return port.drop_inbound(DropReason::NoSession, 1);
+        };
+        let mut answer = [0; MAX_HANDSHAKE];
+        match session.handle_handshake(from, datagram, &mut answer, now) {
+            Ok(0) => {}
+            Ok(length) => port.send_message(from, &answer[..length]),
+            Err(reason) => port.drop_inbound(reason, 1),
+        }
+        port.counters.note_handshakes(session);
+        self.send_waiting(now, wire);
+    }
+
+    /// Sends the packets that waited for a session.
+    #[cold]
+    fn send_waiting(&mut self, now: Instant, wire: &mut impl Wire) {
+        let Some(session) = &mut self.session else { return };
+        let mut port = Port { wire, counters: &mut self.counters, now };
+        while self.outbox.push_waiting(session, &mut port) {}
+        port.counters.note_handshakes(session);
+    }
+}
+
+/// Translates what was read from the TUN, cuts it to packets, seals them into `outbox`.
+#[inline]
+fn handle_frame<W: Wire>(
+    frame: &mut [u8],
+    rules: &Rules,
+    outbox: &mut Outbox,
+    session: &mut Session,
+    port: &mut Port<'_, W>,
+) -> Result<(), DropReason> {
+    let (header, packet) = frame.split_first_chunk_mut().ok_or(Malformed::Truncated)?;
+    let offload = Offload::parse(header)?;
+    let headers = match offload.gso {
+        Gso::None => Headers::parse(packet)?,
+        Gso::TcpV4 | Gso::TcpV6 | Gso::UdpL4 => Headers::parse_train(packet)?,
+    };
+    let packet = &mut packet[..headers.total_len];
+    offload.check(packet, &headers)?;
+    rules.outbound(packet, offload.l4_checksum(&headers))?;
+    if offload.gso != Gso::None {
+        port.counters.tun_trains_read += 1;
+        split(packet, &headers, &offload, |segment| outbox.push(segment, session, port))?;
+        return Ok(());
+    }
+    let (start, offset) = (offload.checksum_start.into(), offload.checksum_offset.into());
+    if offload.needs_checksum && !checksum::complete(packet, start, offset) {
+        return Err(DropReason::Malformed);
+    }
+    outbox.push(packet, session, port);
+    Ok(())
+}
+
+/// The last step of what came from the peer: checked, translated, written.
+struct Delivery<'a, W> {
+    rules: &'a Rules,
+    counters: &'a mut Counters,
+    wire: &'a mut W,
+}
+
+impl<W: Wire> Delivery<'_, W> {
+    fn drop(&mut self, reason: DropReason, packets: usize) {
+        self.counters.dropped_inbound[reason.index()] += packets as u64;
+    }
+}
+
+impl<W: Wire> Sink for Delivery<'_, W> {
+    #[inline]
+    fn deliver(&mut self, frame: &mut [u8], offload: &Offload, packets: usize) {
+        let Some((header, packet)) = frame.split_first_chunk_mut() else { return };
+        *header = offload.write();
+        let state = match offload.needs_checksum {
+            true => L4Checksum::Partial,
+            false => L4Checksum::Complete,
+        };
+        if let Err(reason) = self.rules.inbound(packet, state) {
+            return self.drop(reason, packets);
+        }
+        // The headers of a train stand for those of all its packets.
+        let bytes = packet.len() + (packets - 1) * usize::from(offload.header_len);
+        if !self.wire.write(frame) {
+            return self.drop(DropReason::TunFull, packets);
+        }
+        self.counters.rx_packets += packets as u64;
+        self.counters.rx_bytes += bytes as u64;
+        self.counters.tun_trains_written += u64::from(packets > 1);
+    }
+}
+
+impl Config {
+    fn settings(&self) -> Settings {
+        Settings { initiate: self.initiate, keepalive: self.keepalive }
+    }
+}
+
+impl Counters {
+    fn note_handshakes(&mut self, session: &Session) {
+        self.handshake_attempts = session.attempts;
+        self.handshakes = session.handshakes;
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("peer", &self.peer_state()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,200 @@
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use crate::ecn;
+use crate::session::{DATA, Sealed, Session};
+use crate::{Counters, Datagrams, DropReason, Wire};
+
+/// Longest UDP payload over IPv4, in bytes, and so the longest segmented send (Linux refuses more
+/// even over IPv6, where it would fit).
+const MAX_TRAIN: usize = 65_507;
+
+/// Datagrams of one send: UDP_MAX_SEGMENTS of kernels before 6.9; later ones take 128, but that
+/// many full ones do not fit anyway.
+const MAX_DATAGRAMS: usize = 64;
+
+/// What sealing adds to a packet: header and tag.
+const SEAL_OVERHEAD: usize = 32;
+
+/// Room behind the train for a handshake message, which boringtun may write instead of a packet.
+const SLACK: usize = 256;
+
+/// Packets are padded to a multiple of this (WireGuard whitepaper section 5.4.6), within the MTU.
+const PADDING: usize = 16;
+
+/// The send buffer: datagrams are sealed one behind the other until one does not fit the train.
+///
+/// A train's datagrams have one size, except that the last may be shorter, one destination and one
+/// traffic class.
+pub(crate) struct Outbox {
+    buffer: Box<[u8]>,
+    /// A packet with its padding; only those that need some are copied here.
+    padded: Box<[u8]>,
+    len: usize,
+    segment_size: usize,
+    count: usize,
+    /// A shorter datagram ended the train.
+    is_ended: bool,
+    tos: u8,
+    remote: Option<SocketAddr>,
+    /// The tunnel's MTU, which bounds the padding.
+    pub(crate) mtu: usize,
+}
+
+impl Outbox {
+    pub(crate) fn new(mtu: usize) -> Self {
+        Self {
+            buffer: vec![0; MAX_TRAIN + SLACK].into(),
+            padded: vec![0; MAX_TRAIN].into(),
+            len: 0,
+            segment_size: 0,
+            count: 0,
+            is_ended: false,
+            tos: 0,
+            remote: None,
+            mtu,
+        }
+    }
+
+    /// Seals `packet`, a whole IP packet, behind what is there already; sends that first if the
+    /// packet does not belong to its train.
+    pub(crate) fn push<W: Wire>(
+        &mut self,
+        packet: &[u8],
+        session: &mut Session,
+        port: &mut Port<'_, W>,
+    ) {
+        let Some(remote) = session.endpoint() else {
+            return port.drop_outbound(DropReason::NoSession, 1);
+        };
+        let size = packet.len().max(packet.len().next_multiple_of(PADDING).min(self.mtu));
+        if size + SEAL_OVERHEAD > MAX_TRAIN {
+            return port.drop_outbound(DropReason::Oversized, 1);
+        }
+        // The outer ECN field is a copy of the inner one (RFC 6040 section 4.1, normal mode).
+        self.make_room(size + SEAL_OVERHEAD, ecn::of(packet), remote, port);
+        let bytes = match size == packet.len() {
+            true => packet,
+            false => {
+                self.padded[..packet.len()].copy_from_slice(packet);
+                self.padded[packet.len()..size].fill(0);
+                &self.padded[..size]
+            }
+        };
+        match session.seal(bytes, &mut self.buffer[self.len..], port.now) {
+            Sealed::Packet(length) => {
+                self.append(length);
+                port.counters.tx_packets += 1;
+                port.counters.tx_bytes += packet.len() as u64;
+            }
+            Sealed::Handshake(length) => {
+                let bytes = &self.buffer[self.len..self.len + length];
+                port.send_message(remote, bytes);
+            }
+            Sealed::Waiting => {}
+            Sealed::Refused => port.drop_outbound(DropReason::NoSession, 1),
+        }
+    }
+
+    /// Appends a datagram that `session` has ready, such as a packet that waited for it.
+    /// Returns whether there was one.
+    pub(crate) fn push_waiting<W: Wire>(
+        &mut self,
+        session: &mut Session,
+        port: &mut Port<'_, W>,
+    ) -> bool {
+        let Some(remote) = session.endpoint() else { return false };
+        self.flush(port);
+        let Some((length, packet)) = session.seal_waiting(&mut self.buffer) else { return false };
+        self.tos = 0;
+        self.remote = Some(remote);
+        self.append(length);
+        self.flush(port);
+        port.counters.tx_packets += 1;
+        port.counters.tx_bytes += packet as u64;
+        true
+    }
+
+    /// Sends what is there.
+    pub(crate) fn flush<W: Wire>(&mut self, port: &mut Port<'_, W>) {
+        if let (Some(remote), 1..) = (self.remote, self.count) {
+            let train = Datagrams {
+                remote,
+                bytes: &self.buffer[..self.len],
+                segment_size: self.segment_size,
+                tos: self.tos,
+            };
+            port.send(train, self.count);
+        }
+        self.len = 0;
+        self.count = 0;
+        self.is_ended = false;
+    }
+
+    /// Sends the train if a datagram of `size` bytes cannot become part of it.
+    #[inline]
+    fn make_room<W: Wire>(
+        &mut self,
+        size: usize,
+        tos: u8,
+        remote: SocketAddr,
+        port: &mut Port<'_, W>,
+    ) {
+        let fits = size <= self.segment_size
+            && !self.is_ended
+            && self.count < MAX_DATAGRAMS
+            && self.len + size <= MAX_TRAIN
+            && self.tos == tos
+            && self.remote == Some(remote);
+        if self.count > 0 && !fits {
+            self.flush(port);
+        }
+        self.tos = tos;
+        self.remote = Some(remote);
+    }
+
+    #[inline]
+    fn append(&mut self, size: usize) {
+        if self.count == 0 {
+            self.segment_size = size;
+        }
+        self.is_ended = size < self.segment_size;
+        self.len += size;
+        self.count += 1;
+    }
+}
+
+/// The wire, and the counters of what becomes of things there.
+pub(crate) struct Port<'a, W> {
+    pub(crate) wire: &'a mut W,
+    pub(crate) counters: &'a mut Counters,
+    pub(crate) now: Instant,
+}
+
+/// TOS of handshake messages: DSCP AF41, as Linux's WireGuard has it (HANDSHAKE_DSCP).
+const HANDSHAKE_TOS: u8 = 0x88;
+
+impl<W: Wire> Port<'_, W> {
+    /// Sends a message that carries no packet.
+    pub(crate) fn send_message(&mut self, remote: SocketAddr, bytes: &[u8]) {
+        let tos = if bytes.first() == Some(&DATA) { 0 } else { HANDSHAKE_TOS };
+        self.send(Datagrams { remote, bytes, segment_size: bytes.len(), tos }, 1);
+    }
+
+    pub(crate) fn send(&mut self, train: Datagrams<'_>, count: usize) {
+        if count > 1 {
+            self.counters.trains_sent += 1;
+        }
+        if !self.wire.send(train) {
+            self.drop_outbound(DropReason::SocketFull, count);
+        }
+    }
+
+    pub(crate) fn drop_outbound(&mut self, reason: DropReason, packets: usize) {
+        self.counters.dropped_outbound[reason.index()] += packets as u64;
+    }
+
+    pub(crate) fn drop_inbound(&mut self, reason: DropReason, packets: usize) {
+        self.counters.dropped_inbound[reason.index()] += packets as u64;
+    }
+}

@@ -1,0 +1,454 @@
+//! Two engines, a network that may be bad, and a clock that moves when told. boringtun alone reads
+//! the real clock, in which a test takes no time: sessions never grow old here.
+
+use std::collections::VecDeque;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use etherparse::PacketBuilder;
+use fabric_api::{PrivateKey, PublicKey};
+
+use crate::packet::Offload;
+use crate::random::Random;
+use crate::{Config, Datagrams, DropReason, Engine, Remap, Rules, RulesConfig, Wire};
+
+const HANDSHAKE_TOS: u8 = 0x88;
+
+/// What one engine made.
+#[derive(Default)]
+struct Made {
+    sent: VecDeque<Sent>,
+    frames: Vec<Vec<u8>>,
+}
+
+#[derive(Clone)]
+struct Sent {
+    to: SocketAddr,
+    bytes: Vec<u8>,
+    tos: u8,
+}
+
+impl Wire for Made {
+    fn send(&mut self, train: Datagrams<'_>) -> bool {
+        assert!(train.bytes.len() <= 65_507 && train.bytes.len() <= 64 * train.segment_size);
+        for datagram in train.bytes.chunks(train.segment_size) {
+            self.sent.push_back(Sent {
+                to: train.remote,
+                bytes: datagram.to_vec(),
+                tos: train.tos,
+            });
+        }
+        true
+    }
+
+    fn write(&mut self, frame: &[u8]) -> bool {
+        self.frames.push(frame.to_vec());
+        true
+    }
+}
+
+struct Pair {
+    engines: [Engine; 2],
+    made: [Made; 2],
+    addresses: [SocketAddr; 2],
+    configs: [Config; 2],
+    now: Instant,
+}
+
+fn identity() -> Rules {
+    let everything = [ipnet::Ipv4Net::default().into(), ipnet::Ipv6Net::default().into()];
+    Rules::new(&RulesConfig {
+        own: everything.to_vec(),
+        remaps: everything.map(|net| Remap { remote: net, local: net }).to_vec(),
+        tunnel_address: Ipv4Addr::new(169, 254, 18, 1),
+        peer_tunnel_address: Ipv4Addr::new(169, 254, 18, 2),
+        addresses: Vec::new(),
+        icmp_sources: Vec::new(),
+        mtu: 1420,
+    })
+    .unwrap()
+}
+
+impl Pair {
+    /// A client, number 0, that knows where its server is.
+    fn new() -> Self {
+        #[expect(clippy::disallowed_methods, reason = "a clock has to start somewhere")]
+        let now = Instant::now();
+        let keys = [PrivateKey::generate(), PrivateKey::generate()];
+        let addresses = [1, 2].map(|host| SocketAddr::from(([192, 0, 2, host], 51820)));
+        let config = |i: usize| Config {
+            private_key: keys[i].clone(),
+            peer_key: Some(keys[1 - i].public()),
+            endpoint: (i == 0).then_some(addresses[1]),
+            initiate: i == 0,
+            keepalive: None,
+            mtu: 1420,
+            rules: identity(),
+        };
+        let configs = [config(0), config(1)];
+        let engines = [0, 1].map(|i| Engine::new(configs[i].clone(), i as u64, now));
+        Self { engines, made: Default::default(), addresses, configs, now }
+    }
+
+    fn connected() -> Self {
+        let mut pair = Self::new();
+        pair.run(|_, _| true);
+        assert!(pair.engines.iter().all(|engine| engine.peer_state().has_session));
+        pair
+    }
+
+    /// Delivers what `passes` lets through, until nothing is on its way any more.
+    fn run(&mut self, mut passes: impl FnMut(usize, &Sent) -> bool) {
+        self.tick();
+        while let Some((from, sent)) = self.next_sent() {
+            if passes(from, &sent) && sent.to == self.addresses[1 - from] {
+                self.deliver(1 - from, self.addresses[from], &sent.bytes);
+            }
+        }
+    }
+
+    fn tick(&mut self) {
+        for i in 0..2 {
+            self.engines[i].handle_timeout(self.now, &mut self.made[i]);
+        }
+    }
+
+    fn next_sent(&mut self) -> Option<(usize, Sent)> {
+        (0..2).find_map(|i| self.made[i].sent.pop_front().map(|sent| (i, sent)))
+    }
+
+    fn deliver(&mut self, to: usize, from: SocketAddr, bytes: &[u8]) {
+        let train = Datagrams { remote: from, bytes, segment_size: bytes.len().max(1), tos: 0 };
+        self.engines[to].handle_datagrams(train, self.now, &mut self.made[to]);
+        self.engines[to].flush(self.now, &mut self.made[to]);
+    }
+
+    /// A packet comes from engine `from`'s TUN.
+    fn feed(&mut self, from: usize, packet: &[u8]) {
+        let mut frame = [&Offload::NONE.write()[..], packet].concat();
+        self.engines[from].handle_frame(&mut frame, self.now, &mut self.made[from]);
+        self.engines[from].flush(self.now, &mut self.made[from]);
+    }
+
+    /// Whether a packet gets from one TUN to the other.
+    fn passes(&mut self, from: usize) -> bool {
+        let packet = udp(&self.made[1 - from].frames.len().to_be_bytes());
+        self.feed(from, &packet);
+        self.run(|_, _| true);
+        self.made[1 - from].frames.last().is_some_and(|frame| frame[Offload::LEN..] == packet)
+    }
+
+    fn dropped(&self, by: usize, reason: DropReason) -> u64 {
+        self.engines[by].counters().dropped_inbound[reason.index()]
+    }
+}
+
+fn udp(payload: &[u8]) -> Vec<u8> {
+    let mut packet = Vec::new();
+    let builder = PacketBuilder::ipv4([10, 0, 0, 1], [10, 1, 0, 1], 64).udp(1000, 2000);
+    builder.write(&mut packet, payload).unwrap();
+    packet
+}
+
+#[test]
+fn a_client_initiates_at_once_and_packets_pass_both_ways() {
+    let mut pair = Pair::new();
+    pair.tick();
+    let first = pair.made[0].sent.front().unwrap();
+    assert_eq!((first.bytes.len(), first.bytes[0], first.tos), (148, 1, HANDSHAKE_TOS));
+    pair.run(|_, _| true);
+    assert!(pair.passes(0) && pair.passes(1));
+    for engine in &pair.engines {
+        assert_eq!(engine.counters().handshakes, 1);
+        assert!(engine.counters().tx_packets > 0 && engine.counters().rx_packets > 0);
+    }
+    assert_eq!(pair.engines[0].counters().handshake_attempts, 1);
+}
+
+#[test]
+fn packets_that_come_before_the_session_wait_for_it_up_to_a_bound() {
+    let mut pair = Pair::new();
+    for i in 0..100u8 {
+        pair.feed(0, &udp(&[i]));
+    }
+    let refused = pair.engines[0].counters().dropped_outbound[DropReason::NoSession.index()];
+    assert_eq!(refused, 36);
+    pair.run(|_, _| true);
+    let first: Vec<u8> = pair.made[1].frames.iter().map(|f| *f.last().unwrap()).collect();
+    assert_eq!(first, (0..64).collect::<Vec<u8>>());
+}
+
+#[test]
+fn an_unanswered_initiation_is_repeated_every_second_then_every_five() {
+    let mut pair = Pair::new();
+    let start = pair.now;
+    let mut sent_at = Vec::new();
+    while pair.now < start + Duration::from_secs(60) {
+        pair.run(|_, _| false);
+        let attempts = pair.engines[0].counters().handshake_attempts;
+        sent_at.resize(attempts as usize, pair.now - start);
+        pair.now = pair.engines[0].deadline().max(pair.now + Duration::from_millis(1));
+    }
+    assert!(sent_at[0] < Duration::from_millis(10));
+    let in_first_14s = sent_at.iter().filter(|at| at.as_secs() < 14).count();
+    assert!((10..=12).contains(&in_first_14s), "{sent_at:?}");
+    assert!(sent_at.len() < 22, "{sent_at:?}");
+    pair.run(|_, _| true);
+    pair.now += Duration::from_secs(6);
+    pair.run(|_, _| true);
+    assert!(pair.passes(0) && pair.passes(1));
+}
+
+#[test]
+fn the_peer_is_followed_where_its_authentic_packets_come_from() {
+    let mut pair = Pair::connected();
+    let elsewhere = SocketAddr::from(([203, 0, 113, 9], 4444));
+    pair.addresses[0] = elsewhere;
+    assert!(pair.passes(0), "one data packet is enough");
+    assert_eq!(pair.engines[1].peer_state().endpoint, Some(elsewhere));
+    assert!(pair.passes(1), "and answers go there");
+}
+
+#[test]
+fn nothing_that_is_not_authentic_moves_the_endpoint() {
+    let mut pair = Pair::connected();
+    let before = pair.engines[1].peer_state();
+    let forger = SocketAddr::from(([203, 0, 113, 66], 1));
+    pair.feed(0, &udp(b"seen"));
+    let genuine = pair.made[0].sent.back().unwrap().bytes.clone();
+    pair.run(|_, _| true);
+    let mut random = Random::new(3);
+    for kind in 1..=4u8 {
+        for length in [148, 92, 64, 32, 100] {
+            let mut forged: Vec<u8> = (0..length).map(|_| random.next() as u8).collect();
+            forged[..4].copy_from_slice(&[kind, 0, 0, 0]);
+            pair.deliver(1, forger, &forged);
+        }
+    }
+    pair.deliver(1, forger, &genuine);
+    let mut damaged = genuine;
+    damaged[8] = damaged[8].wrapping_add(1);
+    pair.deliver(1, forger, &damaged);
+    assert_eq!(pair.engines[1].peer_state(), before);
+    assert_eq!(pair.dropped(1, DropReason::Replay), 1);
+    assert!(pair.dropped(1, DropReason::DecryptFailed) >= 1);
+    assert!(pair.passes(0) && pair.passes(1));
+}
+
+#[test]
+fn garbage_of_any_length_never_stops_reception() {
+    let mut pair = Pair::connected();
+    let mut random = Random::new(11);
+    for round in 0..2000 {
+        let length = [0, 1, 3, 4, 15, 16, 31, 32, 33, 1500, 65_000][random.next() as usize % 11];
+        let mut garbage: Vec<u8> = (0..length).map(|_| random.next() as u8).collect();
+        if let Some(kind) = garbage.first_mut().filter(|_| round % 2 == 0) {
+            *kind = (random.next() % 5) as u8;
+        }
+        if length > 4 && round % 3 == 0 {
+            garbage[1..4].fill(0);
+        }
+        let from = pair.addresses[0];
+        let segment_size = 1 + random.next() as usize % 2000;
+        let train = Datagrams { remote: from, bytes: &garbage, segment_size, tos: 3 };
+        pair.engines[1].handle_datagrams(train, pair.now, &mut pair.made[1]);
+        let mut frame = garbage;
+        pair.engines[1].handle_frame(&mut frame, pair.now, &mut pair.made[1]);
+        pair.engines[1].flush(pair.now, &mut pair.made[1]);
+        pair.made[1].sent.clear();
+    }
+    assert!(pair.passes(0) && pair.passes(1));
+}
+
+#[test]
+fn a_spoofed_response_does_not_clear_the_pending_handshake() {
+    let mut pair = Pair::new();
+    pair.tick();
+    let initiation = pair.made[0].sent.front().unwrap().clone();
+    let mut forged = vec![7; 92];
+    forged[..4].copy_from_slice(&[2, 0, 0, 0]);
+    forged[8..12].copy_from_slice(&initiation.bytes[4..8]);
+    pair.deliver(0, pair.addresses[1], &forged);
+    pair.run(|_, _| true);
+    assert_eq!(pair.engines[0].counters().handshake_attempts, 1);
+    assert!(pair.passes(0));
+}
+
+#[test]
+fn a_flood_of_initiations_is_bounded_and_leaves_the_session_alone() {
+    let mut pair = Pair::connected();
+    // Someone who knows the server's public key, but is not its peer.
+    let server = pair.configs[1].private_key.public();
+    let mut flooder = stranger_to(server, &pair);
+    let mut answers = 0;
+    let mut made = Made::default();
+    for i in 0..3000u32 {
+        flooder.initiate(pair.now);
+        flooder.handle_timeout(pair.now, &mut made);
+        let Some(initiation) = made.sent.pop_back() else { continue };
+        let from = SocketAddr::from((Ipv4Addr::from(0x0a00_0000 + i), 5));
+        pair.deliver(1, from, &initiation.bytes);
+        answers += pair.made[1].sent.drain(..).count();
+    }
+    assert!(answers <= 1000, "{answers} answers in a second");
+    assert!(pair.dropped(1, DropReason::HandshakeRejected) >= 2000);
+    assert_eq!(pair.engines[1].peer_state().endpoint, Some(pair.addresses[0]));
+    assert!(pair.passes(0) && pair.passes(1));
+}
+
+fn stranger_to(server: PublicKey, pair: &Pair) -> Engine {
+    let config = Config {
+        private_key: PrivateKey::generate(),
+        peer_key: Some(server),
+        ..pair.configs[0].clone()
+    };
+    Engine::new(config, 99, pair.now)
+}
+
+#[test]
+fn other_rules_or_another_endpoint_keep_the_session_and_other_keys_end_it() {
+    let mut pair = Pair::connected();
+    let config = Config { keepalive: Some(Duration::from_secs(5)), ..pair.configs[0].clone() };
+    pair.engines[0].configure(config.clone(), pair.now);
+    assert!(pair.engines[0].peer_state().has_session);
+    assert!(pair.passes(0));
+    assert_eq!(pair.engines[0].counters().handshake_attempts, 1);
+    let moved = SocketAddr::from(([192, 0, 2, 77], 51820));
+    pair.addresses[1] = moved;
+    pair.engines[0].configure(Config { endpoint: Some(moved), ..config.clone() }, pair.now);
+    assert!(pair.engines[0].peer_state().has_session && pair.passes(0) && pair.passes(1));
+    let stranger = Config { peer_key: Some(PrivateKey::generate().public()), ..config };
+    pair.engines[0].configure(stranger, pair.now);
+    assert!(!pair.engines[0].peer_state().has_session && !pair.passes(0));
+}
+
+#[test]
+fn without_the_peers_key_nothing_is_sent() {
+    let mut pair = Pair::new();
+    let silent = Config { peer_key: None, ..pair.configs[0].clone() };
+    pair.engines[0].configure(silent, pair.now);
+    pair.feed(0, &udp(b"too early"));
+    pair.deliver(0, pair.addresses[1], &[1; 148]);
+    pair.tick();
+    assert!(pair.made[0].sent.is_empty());
+    assert!(pair.engines[0].deadline() > pair.now + Duration::from_secs(3600));
+}
+
+#[test]
+fn a_keepalive_follows_silence_and_only_that() {
+    let mut pair = Pair::connected();
+    let config = Config { keepalive: Some(Duration::from_secs(5)), ..pair.configs[0].clone() };
+    pair.engines[0].configure(config, pair.now);
+    let mut sent = 0;
+    for second in 0..60 {
+        pair.now += Duration::from_secs(1);
+        if second < 20 {
+            pair.feed(0, &udp(b"busy"));
+        }
+        pair.run(|from, message| {
+            sent += usize::from(from == 0 && message.bytes.len() == 32);
+            true
+        });
+    }
+    assert!((7..=8).contains(&sent), "{sent} keepalives in 40 s of silence");
+}
+
+#[test]
+fn marks_of_congestion_pass_both_ways() {
+    let mut pair = Pair::connected();
+    let mut packet = udp(b"ect");
+    packet[1] = 2;
+    pair.feed(0, &packet);
+    let sent = pair.made[0].sent.pop_back().unwrap();
+    assert_eq!(sent.tos, 2, "the outer field is a copy of the inner one");
+    let train = Datagrams {
+        remote: pair.addresses[0],
+        bytes: &sent.bytes,
+        segment_size: sent.bytes.len(),
+        tos: 3,
+    };
+    pair.engines[1].handle_datagrams(train, pair.now, &mut pair.made[1]);
+    pair.engines[1].flush(pair.now, &mut pair.made[1]);
+    assert_eq!(pair.made[1].frames.last().unwrap()[Offload::LEN + 1] & 3, 3);
+}
+
+/// Loss, duplicates and reordering by a seed: what arrives was sent, and arrives once.
+#[test]
+fn a_bad_network_neither_forges_nor_repeats_nor_ends_the_session() {
+    for seed in 0..20 {
+        let mut pair = Pair::connected();
+        let mut random = Random::new(seed);
+        let mut on_the_way: Vec<(usize, Vec<u8>)> = Vec::new();
+        for number in 0..400u32 {
+            let from = random.next() as usize % 2;
+            pair.feed(from, &udp(&[&number.to_be_bytes()[..], &[from as u8]].concat()));
+            while let Some((from, sent)) = pair.next_sent() {
+                for _ in 0..[0, 1, 1, 1, 1, 2][random.next() as usize % 6] {
+                    on_the_way.push((from, sent.bytes.clone()));
+                }
+            }
+            while on_the_way.len() > 20 {
+                let pick = random.next() as usize % on_the_way.len();
+                let (from, bytes) = on_the_way.swap_remove(pick);
+                pair.deliver(1 - from, pair.addresses[from], &bytes);
+            }
+        }
+        for to in 0..2 {
+            let mut got: Vec<&[u8]> = pair.made[to].frames.iter().map(|f| &f[38..]).collect();
+            let count = got.len();
+            got.sort_unstable();
+            got.dedup();
+            assert_eq!(got.len(), count, "seed {seed}: something came twice");
+            assert!(got.iter().all(|payload| usize::from(payload[4]) == 1 - to));
+            assert!(count > 100, "seed {seed}: {count} arrived");
+        }
+        assert!(pair.passes(0) && pair.passes(1), "seed {seed}");
+    }
+}
+
+/// Bug class: after a restart nothing flows until the side that lives on happens to rekey.
+#[test]
+fn an_end_that_restarts_is_back_with_its_first_handshake() {
+    for restarted in 0..2 {
+        let mut pair = Pair::connected();
+        let config = Config {
+            endpoint: Some(pair.addresses[1 - restarted]),
+            initiate: true,
+            ..pair.configs[restarted].clone()
+        };
+        pair.engines[restarted] = Engine::new(config, 77, pair.now);
+        pair.run(|_, _| true);
+        assert!(pair.passes(0) && pair.passes(1));
+        assert_eq!(pair.engines[restarted].counters().handshake_attempts, 1);
+    }
+}
+
+/// Both ends initiate at the same moment, and both handshakes succeed.
+#[test]
+fn two_ends_that_initiate_at_once_agree_on_a_session() {
+    let mut pair = Pair::connected();
+    for round in 0..20 {
+        pair.engines[0].initiate(pair.now);
+        pair.engines[1].initiate(pair.now);
+        pair.run(|_, _| true);
+        assert!(pair.passes(0) && pair.passes(1), "round {round}");
+    }
+}
+
+#[test]
+fn a_packet_too_long_for_a_datagram_is_dropped_and_counted() {
+    let mut pair = Pair::connected();
+    pair.feed(0, &udp(&vec![0; 65_500]));
+    let counters = pair.engines[0].counters();
+    assert_eq!(counters.dropped_outbound[DropReason::Oversized.index()], 1);
+    assert!(pair.passes(0));
+}
+
+#[test]
+fn packets_are_padded_to_16_within_the_mtu() {
+    let mut pair = Pair::connected();
+    for (payload, sealed) in [(1, 32), (4, 32), (5, 48), (1420 - 28, 1420), (1410 - 28, 1420)] {
+        pair.feed(0, &udp(&vec![9; payload]));
+        assert_eq!(pair.made[0].sent.pop_back().unwrap().bytes.len(), sealed + 32);
+    }
+}
