@@ -1,0 +1,144 @@
+//! The command line. The only place that reads the environment.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args as ClapArgs, Parser, ValueEnum};
+use fabric_store::StoreArgs;
+
+use crate::lane::Offloads;
+
+/// Ends the WireGuard tunnel of one peering.
+///
+/// The gateway takes its GatewayConfig (made by the fabric-controller) and its private key from
+/// the store, builds a network namespace of its own with a VXLAN device towards the cluster's nodes
+/// and a TUN device towards the peer, and reports how the peering is in a Connection named gw-NAME.
+///
+/// Needs CAP_NET_ADMIN, CAP_SYS_ADMIN (for the namespaces) and /dev/net/tun.
+#[derive(Debug, Parser)]
+#[command(name = "gateway", version)]
+pub struct Args {
+    #[command(flatten)]
+    pub store: StoreArgs,
+
+    /// Namespace of the GatewayServer or GatewayClient.
+    #[arg(long, env = "WEFT_NAMESPACE")]
+    pub namespace: String,
+
+    /// Name of the GatewayServer or GatewayClient.
+    #[arg(long, env = "WEFT_NAME")]
+    pub name: String,
+
+    /// Run on a host rather than in a pod: make a namespace with a veth pair to the host, as a pod
+    /// would have, and put the overlay there. Only the tunnel's UDP socket is the host's.
+    #[arg(long)]
+    pub standalone: bool,
+
+    /// Where to serve /metrics, /healthz and /readyz: `unix:PATH` or `IP:PORT`.
+    #[arg(long, value_name = "unix:PATH|IP:PORT")]
+    pub http: Option<HttpAddress>,
+
+    /// Do not use UDP segmentation offload when sending (UDP_SEGMENT).
+    #[arg(long)]
+    pub no_gso: bool,
+
+    /// Do not let the kernel coalesce received datagrams (UDP_GRO).
+    #[arg(long)]
+    pub no_gro: bool,
+
+    /// Do not use segmentation and checksum offloads on the TUN device.
+    #[arg(long)]
+    pub no_tun_offload: bool,
+
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+#[derive(Clone, Debug, ClapArgs)]
+pub struct LogArgs {
+    #[arg(long, value_enum, default_value_t = LogFormat::Plain)]
+    pub log_format: LogFormat,
+
+    /// error, warn, info, debug or trace; also per module, such as `info,gateway::monitor=debug`.
+    #[arg(long, env = "RUST_LOG", default_value = "info")]
+    pub log_level: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    Plain,
+    Json,
+}
+
+/// Where to listen for HTTP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HttpAddress {
+    Unix(PathBuf),
+    Tcp(SocketAddr),
+}
+
+/// What the gateway was started with.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub store: StoreArgs,
+    pub namespace: String,
+    pub name: String,
+    pub standalone: bool,
+    pub http: Option<HttpAddress>,
+    pub offloads: Offloads,
+}
+
+impl From<Args> for Config {
+    fn from(args: Args) -> Self {
+        let offloads = Offloads { gso: !args.no_gso, gro: !args.no_gro, tun: !args.no_tun_offload };
+        Self {
+            store: args.store,
+            namespace: args.namespace,
+            name: args.name,
+            standalone: args.standalone,
+            http: args.http,
+            offloads,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected unix:PATH or IP:PORT")]
+pub struct ParseHttpAddressError;
+
+impl FromStr for HttpAddress {
+    type Err = ParseHttpAddressError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.strip_prefix("unix:") {
+            Some("") => Err(ParseHttpAddressError),
+            Some(path) => Ok(Self::Unix(path.into())),
+            None => text.parse().map(Self::Tcp).map_err(|_| ParseHttpAddressError),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound_and_switches_force_fallbacks() {
+        Args::command().debug_assert();
+        let line = ["gateway", "--run-dir", "/r", "--namespace", "ns", "--name", "n", "--no-gso"];
+        let config = Config::from(Args::try_parse_from(line).unwrap());
+        assert_eq!(config.offloads, Offloads { gso: false, gro: true, tun: true });
+    }
+
+    #[test]
+    fn http_addresses_are_a_path_or_a_port() {
+        assert_eq!("unix:/a/b".parse(), Ok(HttpAddress::Unix("/a/b".into())));
+        assert_eq!("[::1]:80".parse(), Ok(HttpAddress::Tcp("[::1]:80".parse().unwrap())));
+        for bad in ["unix:", "80", "localhost:80", ""] {
+            assert_eq!(bad.parse::<HttpAddress>(), Err(ParseHttpAddressError), "{bad}");
+        }
+    }
+}

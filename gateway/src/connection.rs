@@ -1,0 +1,397 @@
+//! Whether packets get through, as a machine that is told what happened and when.
+//!
+//! Connected means: our probes come back **now**, and the peer's reach us, unless it is a stock
+//! Liqo that never pings. Under load probes may drown among data, so any authentic packet counts
+//! as life too, as long as nothing says that the other direction is dead.
+
+use std::time::{Duration, Instant};
+
+use fabric_api::fabric::ProbeSettings;
+use fabric_api::networking::ConnectionValue;
+
+/// Interval of a stock Liqo, which does not say its own.
+const LIQO_INTERVAL: Duration = Duration::from_secs(2);
+/// Longest interval that a peer is believed to probe at.
+const LONGEST_INTERVAL: Duration = Duration::from_secs(10);
+/// Without probes: how long the last packet stands for a working tunnel. A session ends after
+/// 180 s (WireGuard's REJECT_AFTER_TIME), so a live peer must have been heard by then.
+const SILENCE: Duration = Duration::from_secs(180);
+/// Authentic packets per second above which a peer that cannot say whether it hears us is taken to
+/// be busy rather than cut off: what still arrives over a half-dead tunnel are probes and retries.
+const BUSY_RATE: u64 = 100;
+
+/// What a weft gateway says about itself in its probes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerReport {
+    /// How often it probes; zero if it does not.
+    pub interval: Duration,
+    /// How long ago it last got an authentic packet of ours; `None` if never.
+    pub heard_ago: Option<Duration>,
+}
+
+/// The newest signs of life that the engine saw.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    pub last_authentic: Option<Instant>,
+    pub last_handshake: Option<Instant>,
+    /// Packets received so far.
+    pub packets: u64,
+}
+
+/// The state of one peering's tunnel.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    settings: ProbeSettings,
+    value: ConnectionValue,
+    latency: Option<Duration>,
+    last_pong: Option<Instant>,
+    pings: Pings,
+    traffic: Traffic,
+    /// When `traffic` was told, and when it last grew by [`BUSY_RATE`].
+    traffic_at: Option<Instant>,
+    busy_at: Option<Instant>,
+}
+
+/// What is known of the probes that the peer sends.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pings {
+    /// How often they are due; `None` while nothing says that the peer sends any.
+    interval: Option<Duration>,
+    last: Option<Instant>,
+    /// The peer's last word on whether our packets reach it, and when it came.
+    peer_heard: Option<(Option<Instant>, Instant)>,
+}
+
+impl Machine {
+    pub fn new(settings: ProbeSettings) -> Self {
+        Self {
+            settings,
+            value: ConnectionValue::Connecting,
+            latency: None,
+            last_pong: None,
+            pings: Pings::default(),
+            traffic: Traffic::default(),
+            traffic_at: None,
+            busy_at: None,
+        }
+    }
+
+    pub fn value(&self) -> ConnectionValue {
+        self.value
+    }
+
+    pub fn is_connected(&self) -> bool {
+        self.value == ConnectionValue::Connected
+    }
+
+    /// Round trip of the last probe that came back; `None` unless connected.
+    pub fn latency(&self) -> Option<Duration> {
+        self.latency.filter(|_| self.is_connected())
+    }
+
+    /// Our own probes' settings changed; what was learnt so far stands.
+    pub fn handle_settings(&mut self, settings: ProbeSettings, now: Instant) {
+        self.settings = settings;
+        self.handle_tick(now);
+    }
+
+    /// One of our probes came back. `report` is what a weft gateway added to it.
+    pub fn handle_pong(&mut self, latency: Duration, report: Option<PeerReport>, now: Instant) {
+        self.last_pong = Some(now);
+        self.latency = Some(latency);
+        self.hear_report(report, now);
+        self.handle_tick(now);
+    }
+
+    /// A probe of the peer reached us.
+    pub fn handle_ping(&mut self, report: Option<PeerReport>, now: Instant) {
+        if report.is_none() {
+            let gap = self.pings.last.map_or(Duration::ZERO, |last| now.duration_since(last));
+            self.pings.interval = Some(gap.clamp(LIQO_INTERVAL, LONGEST_INTERVAL));
+        }
+        self.pings.last = Some(now);
+        self.hear_report(report, now);
+        self.handle_tick(now);
+    }
+
+    /// The engine's counters were read.
+    pub fn handle_traffic(&mut self, traffic: Traffic, now: Instant) {
+        let time = self.traffic_at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+        let packets = traffic.packets.saturating_sub(self.traffic.packets);
+        if !time.is_zero() && u128::from(packets) * 1000 >= time.as_millis() * u128::from(BUSY_RATE)
+        {
+            self.busy_at = Some(now);
+        }
+        self.traffic_at = Some(now);
+        self.traffic = traffic;
+        self.handle_tick(now);
+    }
+
+    /// Time passed. Returns whether the value changed; call at least every [`Self::tick_interval`].
+    pub fn handle_tick(&mut self, now: Instant) -> bool {
+        let before = self.value;
+        self.value = match (self.value, self.is_alive(now)) {
+            (_, true) => ConnectionValue::Connected,
+            (ConnectionValue::Connecting, false) => ConnectionValue::Connecting,
+            (ConnectionValue::Connected | ConnectionValue::Error, false) => ConnectionValue::Error,
+        };
+        if self.value == ConnectionValue::Error && before != self.value {
+            // Whoever answers next may be another program on the other side.
+            self.pings = Pings::default();
+            self.last_pong = None;
+            self.latency = None;
+        }
+        before != self.value
+    }
+
+    /// How often time has to be told: a tenth of the loss window, as in Liqo.
+    pub fn tick_interval(&self) -> Duration {
+        (self.window() / 10).clamp(Duration::from_millis(20), Duration::from_secs(1))
+    }
+
+    fn is_alive(&self, now: Instant) -> bool {
+        if !self.settings.enabled {
+            return within(self.traffic.last_authentic, SILENCE, now)
+                || within(self.traffic.last_handshake, SILENCE, now);
+        }
+        let comes_back = within(self.last_pong, self.window(), now);
+        let reaches_us = self.pings.interval.is_none_or(|interval| {
+            within(self.pings.last, self.window().max(interval * self.settings.loss_threshold), now)
+        });
+        if comes_back && reaches_us {
+            return true;
+        }
+        // Packets keep a connection, they do not make one.
+        self.is_connected() && self.packets_flow(now)
+    }
+
+    /// Authentic packets arrive, and nothing says that ours do not.
+    fn packets_flow(&self, now: Instant) -> bool {
+        if !within(self.traffic.last_authentic, self.window(), now) {
+            return false;
+        }
+        match self.pings.peer_heard {
+            // Its word may be old: the probes that would renew it drown in the same load.
+            Some((heard, said_at)) => {
+                heard.is_some_and(|at| said_at.saturating_duration_since(at) <= self.window())
+            }
+            // A completed handshake went both ways.
+            None => {
+                within(self.busy_at, self.window(), now)
+                    && within(self.traffic.last_handshake, SILENCE, now)
+            }
+        }
+    }
+
+    fn hear_report(&mut self, report: Option<PeerReport>, now: Instant) {
+        let Some(report) = report else { return };
+        let probes = !report.interval.is_zero();
+        self.pings.interval = probes.then(|| report.interval.min(LONGEST_INTERVAL));
+        let heard = report.heard_ago.and_then(|ago| now.checked_sub(ago));
+        self.pings.peer_heard = Some((heard, now));
+    }
+
+    /// How long our probes may stay away before they count as lost.
+    fn window(&self) -> Duration {
+        Duration::from_millis(self.settings.interval_ms.into()) * self.settings.loss_threshold
+    }
+}
+
+fn within(event: Option<Instant>, window: Duration, now: Instant) -> bool {
+    event.is_some_and(|at| now.saturating_duration_since(at) <= window)
+}
+
+/// A latency as Liqo writes it: `<n>ms`, `<n>μs` (U+03BC) below one millisecond, `N/A` if unknown.
+///
+/// Liqo's metrics read it back as a Go duration, so there is no fraction.
+pub fn latency_text(latency: Option<Duration>) -> String {
+    match latency {
+        None => "N/A".to_owned(),
+        Some(l) if l < Duration::from_millis(1) => format!("{}\u{3bc}s", l.as_micros()),
+        Some(l) => format!("{}ms", l.as_millis()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RTT: Duration = Duration::from_millis(3);
+    const WEFT: PeerReport =
+        PeerReport { interval: Duration::from_secs(2), heard_ago: Some(Duration::ZERO) };
+
+    #[test]
+    fn pongs_alone_connect_a_stock_liqo_that_never_pings() {
+        let mut sim = Sim::new();
+        assert_eq!(sim.value(), ConnectionValue::Connecting);
+        sim.machine.handle_pong(RTT, None, sim.now);
+        assert_eq!(sim.value(), ConnectionValue::Connected);
+        assert_eq!(sim.machine.latency(), Some(RTT));
+    }
+
+    #[test]
+    fn a_weft_peer_must_reach_us_too() {
+        let mut sim = Sim::new();
+        sim.machine.handle_pong(RTT, Some(WEFT), sim.now);
+        assert_eq!(sim.value(), ConnectionValue::Connecting);
+        sim.machine.handle_ping(Some(WEFT), sim.now);
+        assert_eq!(sim.value(), ConnectionValue::Connected);
+    }
+
+    #[test]
+    fn a_weft_peer_without_probing_need_not_ping() {
+        let mut sim = Sim::new();
+        let silent = PeerReport { interval: Duration::ZERO, ..WEFT };
+        sim.machine.handle_pong(RTT, Some(silent), sim.now);
+        assert_eq!(sim.value(), ConnectionValue::Connected);
+    }
+
+    #[test]
+    fn silence_is_an_error_after_the_loss_window_and_heals() {
+        let mut sim = Sim::connected();
+        sim.pass(Duration::from_secs(10));
+        assert_eq!(sim.value(), ConnectionValue::Connected);
+        sim.pass(Duration::from_secs(1));
+        assert_eq!(sim.value(), ConnectionValue::Error);
+        assert_eq!(sim.machine.latency(), None);
+        sim.machine.handle_pong(RTT, None, sim.now);
+        assert_eq!(sim.value(), ConnectionValue::Connected);
+    }
+
+    #[test]
+    fn a_peer_that_was_never_there_is_connecting_not_lost() {
+        let mut sim = Sim::new();
+        sim.pass(Duration::from_secs(3600));
+        assert_eq!(sim.value(), ConnectionValue::Connecting);
+    }
+
+    #[test]
+    fn load_that_drowns_every_probe_does_not_cut_a_weft_peer() {
+        let mut sim = Sim::connected();
+        for second in 1..=600 {
+            sim.pass(Duration::from_secs(1));
+            sim.traffic(3);
+            assert_eq!(sim.value(), ConnectionValue::Connected, "after {second} s");
+        }
+    }
+
+    #[test]
+    fn a_peer_that_no_longer_hears_us_is_lost_though_its_packets_arrive() {
+        let mut sim = Sim::connected();
+        for second in 1..=20 {
+            sim.pass(Duration::from_secs(1));
+            sim.traffic(1);
+            let report = PeerReport { heard_ago: Some(Duration::from_secs(second)), ..WEFT };
+            sim.machine.handle_ping(Some(report), sim.now);
+        }
+        assert_eq!(sim.value(), ConnectionValue::Error);
+    }
+
+    #[test]
+    fn load_keeps_a_stock_peer_and_a_trickle_does_not() {
+        for (rate, expected) in [(1000, ConnectionValue::Connected), (1, ConnectionValue::Error)] {
+            let mut sim = Sim::new();
+            sim.machine.handle_pong(RTT, None, sim.now);
+            sim.traffic(0);
+            for _ in 0..60 {
+                sim.pass(Duration::from_secs(1));
+                sim.traffic(rate);
+            }
+            assert_eq!(sim.value(), expected, "{rate} packets/s");
+        }
+    }
+
+    #[test]
+    fn load_without_a_handshake_does_not_keep_a_stock_peer_for_ever() {
+        let mut sim = Sim::new();
+        sim.machine.handle_pong(RTT, None, sim.now);
+        for _ in 0..200 {
+            sim.pass(Duration::from_secs(1));
+            sim.traffic(1000);
+        }
+        assert_eq!(sim.value(), ConnectionValue::Error);
+    }
+
+    #[test]
+    fn packets_alone_do_not_bring_a_lost_peer_back() {
+        let mut sim = Sim::connected();
+        sim.pass(Duration::from_secs(11));
+        sim.traffic(1);
+        assert_eq!(sim.value(), ConnectionValue::Error);
+    }
+
+    #[test]
+    fn a_peer_that_stops_pinging_is_lost_though_probes_come_back() {
+        let mut sim = Sim::connected();
+        for _ in 0..12 {
+            sim.pass(Duration::from_secs(1));
+            sim.machine.handle_pong(RTT, Some(WEFT), sim.now);
+        }
+        assert_eq!(sim.value(), ConnectionValue::Error);
+    }
+
+    #[test]
+    fn without_probing_the_age_of_the_last_packet_decides() {
+        let mut sim = Sim::new();
+        sim.machine
+            .handle_settings(ProbeSettings { enabled: false, ..ProbeSettings::default() }, sim.now);
+        assert_eq!(sim.value(), ConnectionValue::Connecting);
+        sim.traffic(1);
+        assert_eq!(sim.value(), ConnectionValue::Connected);
+        sim.pass(Duration::from_secs(179));
+        assert_eq!(sim.value(), ConnectionValue::Connected);
+        sim.pass(Duration::from_secs(2));
+        assert_eq!(sim.value(), ConnectionValue::Error);
+    }
+
+    #[test]
+    fn latency_is_written_as_liqo_writes_it() {
+        let text = |us| latency_text(Some(Duration::from_micros(us)));
+        assert_eq!(
+            [text(0), text(999), text(1000), text(1999), text(250_000)],
+            ["0μs", "999μs", "1ms", "1ms", "250ms"]
+        );
+        assert_eq!(latency_text(None), "N/A");
+    }
+
+    /// A machine and a clock that only moves when told.
+    struct Sim {
+        machine: Machine,
+        start: Instant,
+        now: Instant,
+    }
+
+    impl Sim {
+        fn new() -> Self {
+            let now = Instant::now() + Duration::from_secs(3600);
+            Self { machine: Machine::new(ProbeSettings::default()), start: now, now }
+        }
+
+        fn connected() -> Self {
+            let mut sim = Self::new();
+            sim.machine.handle_ping(Some(WEFT), sim.now);
+            sim.machine.handle_pong(RTT, Some(WEFT), sim.now);
+            assert_eq!(sim.value(), ConnectionValue::Connected);
+            sim
+        }
+
+        fn pass(&mut self, time: Duration) {
+            self.now += time;
+            self.machine.handle_tick(self.now);
+        }
+
+        /// As many packets since the last call; the only handshake was at the start.
+        fn traffic(&mut self, packets: u64) {
+            let traffic = Traffic {
+                last_authentic: Some(self.now),
+                last_handshake: Some(self.start),
+                packets: self.machine.traffic.packets + packets,
+            };
+            self.machine.handle_traffic(traffic, self.now);
+        }
+
+        fn value(&self) -> ConnectionValue {
+            self.machine.value()
+        }
+    }
+}

@@ -1,0 +1,119 @@
+use super::*;
+
+#[test]
+fn a_published_config_is_understood() {
+    let desired = Desired::parse(&config()).unwrap();
+    assert_eq!(desired.peer.as_str(), "milan");
+    assert_eq!(desired.remaps[0].local, "10.201.0.0/16".parse().unwrap());
+    assert_eq!(desired.egress_node, Some(Ipv4Addr::new(10, 80, 0, 2)));
+    assert_eq!(desired.probe_interval(), Duration::from_secs(2));
+}
+
+#[test]
+fn what_is_wrong_names_its_field() {
+    type Edit = fn(&mut fabric::GatewayConfigSpec);
+    let cases: [(Edit, &str); 16] = [
+        (|s| s.cluster_id = "Rome".into(), "spec.clusterId"),
+        (|s| s.peer_public_key = Some("abc".into()), "spec.peerPublicKey"),
+        (|s| s.mtu = 100, "spec.mtu"),
+        (|s| s.endpoint = None, "spec.endpoint"),
+        (
+            |s| s.endpoint.as_mut().unwrap().addresses = vec![String::new()],
+            "spec.endpoint.addresses",
+        ),
+        (|s| s.remaps[0].remote = "10.200.0.1/16".into(), "spec.remaps[0].remote"),
+        (|s| s.remaps[0].local = "10.201.0.0/17".into(), "spec.remaps[0].local"),
+        (|s| s.remaps[1].local = "10.201.4.0/24".into(), "spec.remaps[1].local"),
+        (|s| s.remaps[0].local = "10.200.0.0/16".into(), "spec.remaps[0].local"),
+        (|s| s.pod_cidrs = vec!["10.0.0.0".into()], "spec.podCidrs[0]"),
+        (|s| s.egress = vec!["0.0.0.0/0".into()], "spec.egress[0]"),
+        (|s| s.nodes[0].prefixes = vec!["x".into()], "spec.nodes[0].prefixes[0]"),
+        (|s| s.nodes[1].overlay = s.nodes[0].overlay, "spec.nodes[1].overlay"),
+        (|s| s.probe.interval_ms = 10, "spec.probe.intervalMs"),
+        (|s| s.role = Role::Server, "spec.listenPort"),
+        (
+            |s| s.icmp_sources = vec![[10, 70, 0, 3].into(), [10, 70, 0, 4].into()],
+            "spec.icmpSources[1]",
+        ),
+    ];
+    for (edit, field) in cases {
+        let mut config = config();
+        edit(&mut config.spec);
+        let error = Desired::parse(&config).unwrap_err();
+        assert!(error.0.iter().any(|p| p.field == field), "expected {field} in: {error}");
+    }
+}
+
+#[test]
+fn everything_wrong_is_said_at_once() {
+    let mut config = config();
+    config.spec.mtu = 1;
+    config.spec.pod_cidrs = vec!["a".into(), "b".into()];
+    assert_eq!(Desired::parse(&config).unwrap_err().0.len(), 3);
+}
+
+#[test]
+fn a_missing_key_or_egress_node_is_no_error() {
+    let mut config = config();
+    config.spec.peer_public_key = None;
+    config.spec.egress_node = Some("gone".into());
+    let desired = Desired::parse(&config).unwrap();
+    assert_eq!((desired.peer_key, desired.egress_node), (None, None));
+}
+
+pub(crate) fn config() -> GatewayConfig {
+    let node = |name: &str, i: u8| fabric::OverlayNode {
+        name: name.to_owned(),
+        overlay: Ipv4Addr::new(10, 80, 0, i),
+        underlay: Ipv4Addr::new(192, 0, 2, i).into(),
+        prefixes: vec![format!("10.200.{i}.0/24"), format!("10.70.0.{i}/32")],
+    };
+    let remap = |kind, remote: &str, local: &str| fabric::Remap {
+        kind,
+        remote: remote.to_owned(),
+        local: local.to_owned(),
+    };
+    let mut config = GatewayConfig::new(
+        "client",
+        fabric::GatewayConfigSpec {
+            cluster_id: "rome".to_owned(),
+            peer_cluster_id: "milan".to_owned(),
+            role: Role::Client,
+            gateway_uid: "7c8f4e70-0000-4000-8000-000000000001".to_owned(),
+            secret_name: "gw-keys".to_owned(),
+            peer_public_key: Some("SJbnWw47WiNBxWI4qjL/kxk/kpfvFCwKHSkixFgTt2Q=".to_owned()),
+            listen_port: None,
+            endpoint: Some(fabric::PeerEndpoint {
+                addresses: vec!["192.0.2.20".to_owned()],
+                port: 30742,
+            }),
+            mtu: 1340,
+            tunnel_address: Ipv4Addr::new(169, 254, 18, 2),
+            peer_tunnel_address: Ipv4Addr::new(169, 254, 18, 1),
+            remaps: vec![
+                remap(RemapKind::Pod, "10.200.0.0/16", "10.201.0.0/16"),
+                remap(RemapKind::External, "10.70.0.0/16", "10.71.0.0/16"),
+            ],
+            pod_cidrs: vec!["10.200.0.0/16".to_owned()],
+            external_cidrs: vec!["10.70.0.0/16".to_owned()],
+            ips: vec![AddressMap {
+                external: [10, 70, 0, 9].into(),
+                target: [192, 168, 7, 7].into(),
+            }],
+            icmp_sources: vec![[10, 70, 0, 3].into()],
+            egress: vec!["192.168.7.7/32".to_owned()],
+            egress_node: Some("rome-2".to_owned()),
+            overlay: fabric::GatewayOverlay {
+                address: Ipv4Addr::new(10, 80, 0, 9),
+                link_address: Some(Ipv4Addr::new(10, 80, 0, 10)),
+                node: Some("rome-1".to_owned()),
+            },
+            nodes: vec![node("rome-1", 1), node("rome-2", 2)],
+            probe: ProbeSettings::default(),
+        },
+    );
+    config.metadata.namespace = Some("liqo-tenant-milan".to_owned());
+    config.metadata.uid = Some("u1".to_owned());
+    config.metadata.generation = Some(1);
+    config
+}

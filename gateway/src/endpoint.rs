@@ -1,0 +1,153 @@
+//! Where the peer is: a client's server by address or DNS name, a server's client by memory.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::net::lookup_host;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use crate::desired::Endpoint;
+use crate::input::Input;
+use crate::monitor::View;
+
+/// Time until a name that did not resolve, or one that did, is looked up again.
+const RETRY: Duration = Duration::from_secs(5);
+const REFRESH: Duration = Duration::from_secs(300);
+
+/// Keeps `found` on the peer's address until `stop`.
+pub async fn run(
+    mut inputs: watch::Receiver<Input>,
+    mut views: watch::Receiver<View>,
+    found: watch::Sender<Option<SocketAddr>>,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let mut retries = views.borrow().retries;
+    let mut wanted = None;
+    let mut lookup_at = Instant::now();
+    loop {
+        let input = inputs.borrow_and_update().clone();
+        let endpoint = input.desired.as_ref().map(|desired| desired.endpoint.clone());
+        if endpoint != wanted {
+            wanted = endpoint;
+            lookup_at = Instant::now();
+        }
+        match &wanted {
+            Some(Some(endpoint)) if lookup_at <= Instant::now() => {
+                let (candidates, complete) = resolve(endpoint).await;
+                let lost = views.borrow_and_update().retries != retries;
+                retries = views.borrow().retries;
+                settle(&found, &candidates, lost);
+                lookup_at = Instant::now() + if complete { REFRESH } else { RETRY };
+            }
+            Some(Some(_)) => {}
+            Some(None) => set(&found, input.remembered),
+            None => {}
+        }
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return Ok(()),
+            changed = inputs.changed() => changed?,
+            lost = lost(&mut views, retries) => {
+                lost?;
+                lookup_at = Instant::now();
+                if !matches!(wanted, Some(Some(_))) {
+                    retries = views.borrow().retries;
+                }
+            }
+            () = sleep_until(lookup_at), if matches!(wanted, Some(Some(_))) => {}
+        }
+    }
+}
+
+/// Returns when the peer was given up once more.
+async fn lost(
+    views: &mut watch::Receiver<View>,
+    retries: u64,
+) -> Result<(), watch::error::RecvError> {
+    views.wait_for(|view| view.retries != retries).await.map(|_| ())
+}
+
+/// All addresses of the peer in order, and whether every name resolved.
+async fn resolve(endpoint: &Endpoint) -> (Vec<SocketAddr>, bool) {
+    let (mut candidates, mut complete) = (Vec::new(), true);
+    for host in &endpoint.hosts {
+        if let Ok(address) = host.parse() {
+            candidates.push(SocketAddr::new(address, endpoint.port));
+            continue;
+        }
+        match lookup_host((host.as_str(), endpoint.port)).await {
+            Ok(found) => candidates.extend(found),
+            Err(error) => {
+                tracing::warn!(host, %error, "cannot resolve the peer's name, trying again");
+                complete = false;
+            }
+        }
+    }
+    complete &= !candidates.is_empty();
+    (candidates, complete)
+}
+
+/// Stays on an address that is still among the candidates, unless the peer is lost there: then
+/// the next one gets its turn. Names that no longer resolve change nothing.
+fn settle(found: &watch::Sender<Option<SocketAddr>>, candidates: &[SocketAddr], lost: bool) {
+    let current = *found.borrow();
+    let next = choose(current, candidates, lost);
+    if next.is_some() {
+        set(found, next);
+    }
+}
+
+fn choose(
+    current: Option<SocketAddr>,
+    candidates: &[SocketAddr],
+    lost: bool,
+) -> Option<SocketAddr> {
+    let at = candidates.iter().position(|candidate| Some(*candidate) == current);
+    match at {
+        Some(at) if lost => candidates.iter().cycle().nth(at + 1).copied(),
+        Some(_) => current,
+        None => candidates.first().copied(),
+    }
+}
+
+fn set(found: &watch::Sender<Option<SocketAddr>>, address: Option<SocketAddr>) {
+    found.send_if_modified(|current| {
+        if *current == address {
+            return false;
+        }
+        tracing::info!(?address, "peer's endpoint");
+        *current = address;
+        true
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_kept_while_it_is_good_and_passed_on_when_lost() {
+        let [a, b, c] = [1, 2, 3].map(|i| SocketAddr::from(([192, 0, 2, i], 7)));
+        assert_eq!(choose(None, &[a, b], false), Some(a));
+        assert_eq!(choose(Some(b), &[a, b], false), Some(b), "a DNS answer in another order");
+        assert_eq!(choose(Some(b), &[a, b], true), Some(a));
+        assert_eq!(choose(Some(a), &[a], true), Some(a));
+        assert_eq!(choose(Some(c), &[a, b], false), Some(a), "moved");
+        assert_eq!(choose(Some(c), &[], true), None);
+    }
+
+    #[tokio::test]
+    async fn addresses_need_no_resolver_and_unknown_names_are_tried_again() {
+        let endpoint = |hosts: &[&str]| Endpoint {
+            hosts: hosts.iter().map(|h| (*h).to_owned()).collect(),
+            port: 7,
+        };
+        let (found, complete) = resolve(&endpoint(&["192.0.2.1", "2001:db8::1"])).await;
+        assert_eq!(found, ["192.0.2.1:7".parse().unwrap(), "[2001:db8::1]:7".parse().unwrap()]);
+        assert!(complete);
+        let (found, complete) = resolve(&endpoint(&["192.0.2.1", "no such name"])).await;
+        assert_eq!((found.len(), complete), (1, false));
+    }
+}

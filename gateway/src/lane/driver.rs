@@ -1,0 +1,269 @@
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::net::UdpSocket;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use tokio::sync::watch;
+use tunnel::{Config, Datagrams, Engine, PeerState};
+
+use super::Offloads;
+use super::early_drop::EarlyDrop;
+use super::port::Port;
+use super::shared::{Orders, Published};
+use super::socket::TunnelSocket;
+
+/// One turn reads at most this much each way before everything is flushed: more does not make
+/// trains longer (64, 128 and 256 KiB measured alike), it only lets the other direction wait.
+const TURN_READS: usize = 64;
+const TURN_BYTES: usize = 64 << 10;
+
+/// Turns between two looks at the clock, at orders and at epoll.
+const TURNS: usize = 4;
+
+/// Longest frame of a TUN: virtio header and IP packet. Longest UDP payload, rounded up.
+const FRAME: usize = 10 + (64 << 10);
+const DATAGRAMS: usize = 64 << 10;
+
+/// Datagrams of a train that may lose its first: bulk, of which enough follows that the loss is
+/// noticed at once.
+const TRAIN_TO_DROP_FROM: usize = 8;
+
+const TOKEN_WAKE: u64 = 0;
+const TOKEN_TUN: u64 = 1;
+const TOKEN_SOCKET: u64 = 2;
+
+/// What runs on a lane's thread.
+pub(super) struct Driver {
+    engine: Engine,
+    port: Port,
+    epoll: Epoll,
+    /// What the TUN and the socket are registered for at the moment.
+    is_waiting_for_room: bool,
+    frame: Box<[u8]>,
+    datagrams: Box<[u8]>,
+    early_drop: EarlyDrop,
+    offloads: Offloads,
+    orders: Arc<Orders>,
+    published: Arc<Published>,
+    changes: watch::Sender<PeerState>,
+    /// Of sockets before the present one, and of the present one.
+    overflows: (u32, u32),
+    /// The last state that was shown.
+    shown: PeerState,
+}
+
+/// What a [`Driver`] shares with its handle.
+pub(super) struct Links {
+    pub(super) orders: Arc<Orders>,
+    pub(super) published: Arc<Published>,
+    pub(super) changes: watch::Sender<PeerState>,
+}
+
+impl Driver {
+    pub(super) fn new(
+        (tun, socket): (OwnedFd, UdpSocket),
+        offloads: Offloads,
+        config: Config,
+        links: Links,
+    ) -> io::Result<Self> {
+        let now = Instant::now();
+        let socket = TunnelSocket::new(socket, offloads)?;
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let readable = |token| EpollEvent::new(EpollFlags::EPOLLIN, token);
+        epoll.add(&links.orders.wake, readable(TOKEN_WAKE))?;
+        epoll.add(&tun, readable(TOKEN_TUN))?;
+        epoll.add(&socket, readable(TOKEN_SOCKET))?;
+        Ok(Self {
+            engine: Engine::new(config, RandomState::new().hash_one(now), now),
+            port: Port::new(tun, socket, now),
+            epoll,
+            is_waiting_for_room: false,
+            frame: vec![0; FRAME].into(),
+            datagrams: vec![0; DATAGRAMS].into(),
+            early_drop: EarlyDrop::default(),
+            offloads,
+            orders: links.orders,
+            published: links.published,
+            changes: links.changes,
+            overflows: (0, 0),
+            shown: PeerState::default(),
+        })
+    }
+
+    /// Moves packets until told to stop. Fails when a descriptor cannot be waited for.
+    pub(super) fn run(mut self) -> io::Result<()> {
+        loop {
+            let has_orders = self.wait()?;
+            if has_orders && !self.obey()? {
+                return Ok(());
+            }
+            for _ in 0..TURNS {
+                self.port.now = Instant::now();
+                if !self.turn()? {
+                    break;
+                }
+            }
+            self.handle_timeout();
+            self.report();
+        }
+    }
+
+    /// Sleeps until there is something to do. Returns whether that is to obey orders.
+    fn wait(&mut self) -> io::Result<bool> {
+        self.register()?;
+        let left = self.engine.deadline().saturating_duration_since(Instant::now());
+        // Rounded up, or the last part of a millisecond would be spent spinning.
+        let timeout =
+            EpollTimeout::try_from(left + Duration::from_micros(999)).unwrap_or(EpollTimeout::MAX);
+        let mut events = [EpollEvent::empty(); 3];
+        match self.epoll.wait(&mut events, timeout) {
+            Ok(count) => Ok(events[..count].iter().any(|event| event.data() == TOKEN_WAKE)),
+            Err(Errno::EINTR) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// A full socket is waited for, and until it has room the TUN is left alone: its queue fills,
+    /// and TCP notices.
+    fn register(&mut self) -> io::Result<()> {
+        let is_blocked = self.port.is_blocked();
+        if is_blocked == self.is_waiting_for_room {
+            return Ok(());
+        }
+        self.is_waiting_for_room = is_blocked;
+        let (tun, socket) = match is_blocked {
+            true => (EpollFlags::empty(), EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT),
+            false => (EpollFlags::EPOLLIN, EpollFlags::EPOLLIN),
+        };
+        self.epoll.modify(&self.port.tun, &mut EpollEvent::new(tun, TOKEN_TUN))?;
+        self.epoll.modify(&self.port.socket, &mut EpollEvent::new(socket, TOKEN_SOCKET))?;
+        Ok(())
+    }
+
+    /// Both directions once; whether there was anything.
+    fn turn(&mut self) -> io::Result<bool> {
+        let was_blocked = self.port.is_blocked();
+        self.port.drain();
+        let has_received = self.receive();
+        let has_read = !self.port.is_blocked() && self.read()?;
+        Ok(has_received || has_read || was_blocked && !self.port.is_blocked())
+    }
+
+    fn receive(&mut self) -> bool {
+        let Self { engine, port, datagrams, early_drop, .. } = self;
+        let (mut reads, mut bytes) = (0, 0);
+        let mut drops = early_drop.decide(port.socket.has_long_queue(), port.now);
+        while reads < TURN_READS && bytes < TURN_BYTES {
+            let received = match port.socket.receive(datagrams) {
+                Ok(received) => received,
+                Err(error) => {
+                    if error.kind() != io::ErrorKind::WouldBlock {
+                        tracing::trace!(%error, "receive");
+                    }
+                    break;
+                }
+            };
+            reads += 1;
+            bytes += received.len;
+            if let Some(overflows) = received.overflows {
+                self.overflows.1 = overflows;
+            }
+            let first = match drops && received.len >= TRAIN_TO_DROP_FROM * received.segment_size {
+                true => received.segment_size,
+                false => 0,
+            };
+            if first > 0 {
+                drops = false;
+                engine.count_overflow();
+            }
+            let train = Datagrams {
+                remote: received.remote,
+                bytes: &datagrams[first..received.len],
+                segment_size: received.segment_size,
+                tos: received.tos,
+            };
+            engine.handle_datagrams(train, port.now, port);
+        }
+        if reads > 0 {
+            engine.flush(port.now, port);
+        }
+        reads > 0
+    }
+
+    fn read(&mut self) -> io::Result<bool> {
+        let Self { engine, port, frame, .. } = self;
+        let (mut reads, mut bytes) = (0, 0);
+        while reads < TURN_READS && bytes < TURN_BYTES && !port.is_blocked() {
+            match nix::unistd::read(&port.tun, frame) {
+                Ok(len) => {
+                    reads += 1;
+                    bytes += len;
+                    engine.handle_frame(&mut frame[..len], port.now, port);
+                }
+                Err(Errno::EAGAIN | Errno::EINTR) => break,
+                // EBADFD: the device is gone, and epoll would say so for ever.
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if reads > 0 {
+            engine.flush(port.now, port);
+        }
+        Ok(reads > 0)
+    }
+
+    fn handle_timeout(&mut self) {
+        if self.port.now < self.engine.deadline() {
+            self.port.now = Instant::now();
+        }
+        self.engine.handle_timeout(self.port.now, &mut self.port);
+    }
+
+    /// Takes new orders over. False when they are to stop.
+    fn obey(&mut self) -> io::Result<bool> {
+        let latest = self.orders.take();
+        let now = Instant::now();
+        if let Some(config) = latest.config {
+            self.engine.configure(config, now);
+        }
+        if let Some(socket) = latest.socket {
+            self.replace_socket(socket)?;
+            self.engine.initiate(now);
+        }
+        if latest.initiate {
+            self.engine.initiate(now);
+        }
+        Ok(!latest.stop)
+    }
+
+    fn replace_socket(&mut self, socket: UdpSocket) -> io::Result<()> {
+        let socket = TunnelSocket::new(socket, self.offloads)?;
+        self.epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, TOKEN_SOCKET))?;
+        self.epoll.delete(&self.port.socket)?;
+        self.is_waiting_for_room = false;
+        self.epoll.modify(&self.port.tun, &mut EpollEvent::new(EpollFlags::EPOLLIN, TOKEN_TUN))?;
+        self.port.socket = socket;
+        self.overflows = (self.overflows.0 + self.overflows.1, 0);
+        Ok(())
+    }
+
+    /// Shows the program how things stand.
+    fn report(&mut self) {
+        let state = self.engine.peer_state();
+        self.published.store(self.engine.counters(), state.last_authentic);
+        self.published.gso_active.store(self.port.socket.segments(), Ordering::Relaxed);
+        let overflows = self.overflows.0 + self.overflows.1;
+        self.published.socket_overflows.store(overflows, Ordering::Relaxed);
+        let is_news = self.shown.endpoint != state.endpoint
+            || self.shown.has_session != state.has_session
+            || self.shown.last_handshake != state.last_handshake;
+        if is_news {
+            self.shown = state;
+            self.changes.send_replace(state);
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! The driver of the engine: one thread, one TUN queue, one UDP socket, run to completion.
+//!
+//! A [`Lane`] thread never hands a packet to another thread and never waits for more packets than
+//! are there. The rest of the program talks to it through a [`LaneHandle`]: the latest config in,
+//! counters and the peer's state out.
+
+mod driver;
+mod early_drop;
+mod port;
+mod shared;
+mod socket;
+mod tun;
+
+use std::io;
+use std::net::UdpSocket;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::{self, JoinHandle};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::watch;
+pub use tunnel::{Config, Counters, PeerState};
+
+use self::driver::{Driver, Links};
+use self::shared::{Orders, Published};
+pub use self::socket::open_socket;
+pub use self::tun::open_tun;
+
+/// Which offloads may be used. All true unless a switch forces a fallback.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offloads {
+    /// UDP segmentation when sending (`--no-gso`).
+    pub gso: bool,
+    /// UDP receive coalescing (`--no-gro`).
+    pub gro: bool,
+    /// TCP and UDP segmentation and checksums on the TUN (`--no-tun-offload`).
+    pub tun: bool,
+}
+
+impl Offloads {
+    pub const ALL: Self = Self { gso: true, gro: true, tun: true };
+}
+
+/// The program's side of a lane. Dropping it stops the lane.
+#[derive(Debug)]
+pub struct LaneHandle {
+    orders: Arc<Orders>,
+    published: Arc<Published>,
+    changes: watch::Receiver<PeerState>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl LaneHandle {
+    /// Starts the thread. It ends early only if the TUN device is deleted, which is logged, closes
+    /// [`LaneHandle::changes`] and shows in [`LaneHandle::is_running`].
+    pub fn spawn(
+        tun: OwnedFd,
+        socket: UdpSocket,
+        offloads: Offloads,
+        config: Config,
+    ) -> io::Result<Self> {
+        let orders = Arc::new(Orders::new()?);
+        let published = Arc::new(Published::new(Instant::now()));
+        let (sender, changes) = watch::channel(PeerState::default());
+        let links = Links {
+            orders: Arc::clone(&orders),
+            published: Arc::clone(&published),
+            changes: sender,
+        };
+        let driver = Driver::new((tun, socket), offloads, config, links)?;
+        let thread = thread::Builder::new().name("lane".to_owned()).spawn(|| {
+            if let Err(error) = driver.run() {
+                tracing::error!(%error, "the lane stops");
+            }
+        })?;
+        Ok(Self { orders, published, changes, thread: Some(thread) })
+    }
+
+    /// Replaces the config; the lane takes the latest over within a wake-up. A session lives on
+    /// unless a key changed.
+    pub fn configure(&self, config: Config) {
+        self.orders.give(|latest| latest.config = Some(config));
+    }
+
+    /// Replaces the socket (another source port): the peer follows the first authentic packet, and
+    /// a handshake is begun at once.
+    pub fn set_socket(&self, socket: UdpSocket) {
+        self.orders.give(|latest| latest.socket = Some(socket));
+    }
+
+    /// Begins a handshake at once, whatever session there is.
+    pub fn initiate(&self) {
+        self.orders.give(|latest| latest.initiate = true);
+    }
+
+    /// Counters and times as they are now. Costs the lane nothing.
+    pub fn snapshot(&self) -> Stats {
+        let published = &self.published;
+        let last_authentic = published.last_authentic();
+        Stats {
+            counters: published.counters(),
+            peer: PeerState { last_authentic, ..*self.changes.borrow() },
+            gso_active: published.gso_active.load(Ordering::Relaxed),
+            socket_overflows: published.socket_overflows.load(Ordering::Relaxed).into(),
+        }
+    }
+
+    /// The peer's state, changed when a session comes, is renewed or goes, or the peer moves; not
+    /// with every packet.
+    pub fn changes(&self) -> watch::Receiver<PeerState> {
+        self.changes.clone()
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Stops the thread and waits for it.
+    pub fn stop(mut self) {
+        self.stop_and_join();
+    }
+
+    fn stop_and_join(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        self.orders.give(|latest| latest.stop = true);
+        if thread.join().is_err() {
+            tracing::error!("the lane had panicked");
+        }
+    }
+}
+
+impl Drop for LaneHandle {
+    fn drop(&mut self) {
+        self.stop_and_join();
+    }
+}
+
+/// A lane's counters and times.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stats {
+    pub counters: Counters,
+    /// `last_authentic` is exact here, unlike in [`LaneHandle::changes`].
+    pub peer: PeerState,
+    /// Whether trains leave as one segmented send. False while the path refuses them.
+    pub gso_active: bool,
+    /// Datagrams that the kernel dropped because the socket's receive buffer was full.
+    pub socket_overflows: u64,
+}
+
+impl Stats {
+    /// Unix time in seconds of the last handshake.
+    pub fn last_handshake_unix(&self) -> Option<u64> {
+        self.peer.last_handshake.map(unix_time)
+    }
+
+    /// Unix time in seconds of the last authentic packet.
+    pub fn last_authentic_unix(&self) -> Option<u64> {
+        self.peer.last_authentic.map(unix_time)
+    }
+}
+
+/// Seconds since 1970 of a past moment, by the present wall clock; 0 if that stands before 1970.
+fn unix_time(moment: Instant) -> u64 {
+    SystemTime::now()
+        .checked_sub(moment.elapsed())
+        .and_then(|time| time.duration_since(UNIX_EPOCH).ok())
+        .map_or(0, |since| since.as_secs())
+}

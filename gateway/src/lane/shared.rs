@@ -1,0 +1,146 @@
+use std::net::UdpSocket;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use tunnel::{Config, Counters, DropReason};
+
+/// Orders from the program to a lane. Only the latest of each kind counts.
+#[derive(Debug)]
+pub(super) struct Orders {
+    /// Readable when there are new ones.
+    pub(super) wake: EventFd,
+    latest: Mutex<Latest>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Latest {
+    pub(super) config: Option<Config>,
+    pub(super) socket: Option<UdpSocket>,
+    pub(super) initiate: bool,
+    pub(super) stop: bool,
+}
+
+impl Orders {
+    pub(super) fn new() -> nix::Result<Self> {
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        Ok(Self { wake: EventFd::from_flags(flags)?, latest: Mutex::default() })
+    }
+
+    /// Changes the orders and wakes the lane.
+    pub(super) fn give(&self, change: impl FnOnce(&mut Latest)) {
+        change(&mut self.latest.lock().unwrap_or_else(PoisonError::into_inner));
+        if let Err(error) = self.wake.write(1) {
+            // Only if the counter is full, which wakes the lane as well.
+            tracing::debug!(%error, "wake-up of the lane");
+        }
+    }
+
+    /// The orders since the last call.
+    pub(super) fn take(&self) -> Latest {
+        // First, so that what is given from now on wakes again.
+        if let Err(error) = self.wake.read() {
+            tracing::debug!(%error, "wake-up of the lane");
+        }
+        std::mem::take(&mut *self.latest.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A lane's numbers, written by its thread alone. Each is exact; a set of them that belongs together
+/// may be torn by one turn.
+#[derive(Debug)]
+pub(super) struct Published {
+    started: Instant,
+    totals: [AtomicU64; TOTALS],
+    dropped_inbound: [AtomicU64; DropReason::COUNT],
+    dropped_outbound: [AtomicU64; DropReason::COUNT],
+    /// Nanoseconds from `started` to it, plus 1; 0 if there was none.
+    last_authentic: AtomicU64,
+    pub(super) gso_active: AtomicBool,
+    pub(super) socket_overflows: AtomicU32,
+}
+
+const TOTALS: usize = 10;
+
+impl Published {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            started: now,
+            totals: Default::default(),
+            dropped_inbound: Default::default(),
+            dropped_outbound: Default::default(),
+            last_authentic: AtomicU64::new(0),
+            gso_active: AtomicBool::new(false),
+            socket_overflows: AtomicU32::new(0),
+        }
+    }
+
+    pub(super) fn store(&self, counters: &Counters, last_authentic: Option<Instant>) {
+        store_all(&self.totals, &totals_of(counters));
+        store_all(&self.dropped_inbound, &counters.dropped_inbound);
+        store_all(&self.dropped_outbound, &counters.dropped_outbound);
+        let since = last_authentic.map(|at| at.saturating_duration_since(self.started));
+        let nanos = since.map_or(0, |since| since.as_nanos() as u64 + 1);
+        self.last_authentic.store(nanos, Ordering::Relaxed);
+    }
+
+    pub(super) fn counters(&self) -> Counters {
+        let [
+            rx_packets,
+            rx_bytes,
+            tx_packets,
+            tx_bytes,
+            tun_trains_read,
+            tun_trains_written,
+            trains_sent,
+            trains_received,
+            handshake_attempts,
+            handshakes,
+        ] = load_all(&self.totals);
+        Counters {
+            rx_packets,
+            rx_bytes,
+            tx_packets,
+            tx_bytes,
+            tun_trains_read,
+            tun_trains_written,
+            trains_sent,
+            trains_received,
+            handshake_attempts,
+            handshakes,
+            dropped_inbound: load_all(&self.dropped_inbound),
+            dropped_outbound: load_all(&self.dropped_outbound),
+        }
+    }
+
+    pub(super) fn last_authentic(&self) -> Option<Instant> {
+        let nanos = self.last_authentic.load(Ordering::Relaxed).checked_sub(1)?;
+        Some(self.started + Duration::from_nanos(nanos))
+    }
+}
+
+fn totals_of(counters: &Counters) -> [u64; TOTALS] {
+    [
+        counters.rx_packets,
+        counters.rx_bytes,
+        counters.tx_packets,
+        counters.tx_bytes,
+        counters.tun_trains_read,
+        counters.tun_trains_written,
+        counters.trains_sent,
+        counters.trains_received,
+        counters.handshake_attempts,
+        counters.handshakes,
+    ]
+}
+
+fn store_all<const N: usize>(to: &[AtomicU64; N], from: &[u64; N]) {
+    for (to, from) in to.iter().zip(from) {
+        to.store(*from, Ordering::Relaxed);
+    }
+}
+
+fn load_all<const N: usize>(from: &[AtomicU64; N]) -> [u64; N] {
+    std::array::from_fn(|i| from[i].load(Ordering::Relaxed))
+}

@@ -1,0 +1,334 @@
+//! The tunnel's UDP socket: trains out with `UDP_SEGMENT`, in with `UDP_GRO`.
+//!
+//! Not quinn-udp: it hides what is needed here (the count of overflows, all eight bits of the
+//! traffic class, which send failed and how), and once a segmented send failed it never segments
+//! again.
+
+use std::io;
+use std::mem;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{setsockopt, sockopt};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use tunnel::Datagrams;
+
+use super::Offloads;
+
+/// At 10 Gbit/s this is 6 ms of full packets: as long as the thread may be kept waiting.
+const RECEIVE_BUFFER: usize = 8 << 20;
+const SEND_BUFFER: usize = 2 << 20;
+
+/// How long a path that refused a segmented send gets single datagrams.
+const RETRY_SEGMENTS_AFTER: Duration = Duration::from_secs(300);
+
+/// Room for the control messages of one call, in words: segment size, TOS and traffic class,
+/// overflows.
+const CONTROL_WORDS: usize = 16;
+
+/// Words that SO_MEMINFO tells (SK_MEMINFO_VARS of linux/sock_diag.h): the first is the memory in
+/// the receive queue, the second its limit.
+const MEMINFO_WORDS: usize = 9;
+
+/// Binds a UDP socket for the tunnel in the current network namespace: IPv6 that also takes IPv4,
+/// or IPv4 alone where there is no IPv6. `None` takes any free port.
+pub fn open_socket(port: Option<u16>, offloads: Offloads) -> io::Result<UdpSocket> {
+    let port = port.unwrap_or(0);
+    let socket =
+        bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))).or_else(|error| {
+            match error.raw_os_error() {
+                Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL | libc::EPROTONOSUPPORT) => {
+                    bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)))
+                }
+                _ => Err(error),
+            }
+        })?;
+    enlarge_buffers(&socket)?;
+    setsockopt(&socket, sockopt::RxqOvfl, &1)?;
+    if offloads.gro
+        && let Err(error) = setsockopt(&socket, sockopt::UdpGroSegment, &true)
+    {
+        tracing::warn!(%error, "this kernel does not join UDP datagrams: receiving is slower");
+    }
+    Ok(socket.into())
+}
+
+fn bind(address: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+        socket.set_recv_tclass_v6(true)?;
+    }
+    // On an IPv6 socket for the IPv4 that it takes.
+    socket.set_recv_tos_v4(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    Ok(socket)
+}
+
+fn enlarge_buffers(socket: &Socket) -> io::Result<()> {
+    if setsockopt(socket, sockopt::RcvBufForce, &RECEIVE_BUFFER).is_err() {
+        // Without CAP_NET_ADMIN only up to net.core.rmem_max.
+        socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
+    }
+    if setsockopt(socket, sockopt::SndBufForce, &SEND_BUFFER).is_err() {
+        socket.set_send_buffer_size(SEND_BUFFER)?;
+    }
+    Ok(())
+}
+
+/// What one receive brought. The datagrams are in the buffer that was given.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Received {
+    pub(super) remote: SocketAddr,
+    pub(super) len: usize,
+    pub(super) segment_size: usize,
+    pub(super) tos: u8,
+    /// Datagrams that this socket lost so far for want of buffer space; absent while none.
+    pub(super) overflows: Option<u32>,
+}
+
+/// A socket with what is known about the path behind it.
+#[derive(Debug)]
+pub(super) struct TunnelSocket {
+    socket: UdpSocket,
+    is_ipv6: bool,
+    segments_allowed: bool,
+    /// When the path may be tried with segments again.
+    no_segments_until: Option<Instant>,
+    /// The last destination, and its form for the kernel.
+    remote: Option<(SocketAddr, SockAddr)>,
+}
+
+impl TunnelSocket {
+    pub(super) fn new(socket: UdpSocket, offloads: Offloads) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        Ok(Self {
+            is_ipv6: socket.local_addr()?.is_ipv6(),
+            socket,
+            segments_allowed: offloads.gso,
+            no_segments_until: None,
+            remote: None,
+        })
+    }
+
+    /// Whether trains leave as one segmented send.
+    pub(super) fn segments(&self) -> bool {
+        self.segments_allowed && self.no_segments_until.is_none()
+    }
+
+    /// Sends `train`, and returns how many of its bytes are done with: fewer than all when the
+    /// socket's buffer is full.
+    pub(super) fn send(&mut self, train: Datagrams<'_>, now: Instant) -> io::Result<usize> {
+        self.aim_at(train.remote, now);
+        let len = train.bytes.len();
+        if len > train.segment_size && self.may_segment(now) {
+            match self.send_once(train) {
+                Ok(()) => return Ok(len),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(0),
+                Err(error) if is_refusal(&error) => self.stop_segmenting(train, &error, now),
+                Err(error) => return Err(error),
+            }
+        }
+        let mut done = 0;
+        let mut last_error = None;
+        for bytes in train.bytes.chunks(train.segment_size.max(1)) {
+            match self.send_once(Datagrams { bytes, segment_size: bytes.len(), ..train }) {
+                Ok(()) => last_error = None,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(done),
+                // One datagram's failure does not take the rest along.
+                Err(error) => last_error = Some(error),
+            }
+            done += bytes.len();
+        }
+        last_error.map_or(Ok(done), Err)
+    }
+
+    /// Receives into `buffer`, which should hold the longest datagram.
+    pub(super) fn receive(&self, buffer: &mut [u8]) -> io::Result<Received> {
+        let mut control = [0u64; CONTROL_WORDS];
+        let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+        #[allow(unsafe_code)]
+        // SAFETY: every pointer in the header leads to memory that outlives the call and is as long
+        // as the header says; the storage is written by the kernel, which also says how far.
+        let ((len, header), address) = unsafe {
+            SockAddr::try_init(|storage, length| {
+                let mut header: libc::msghdr = mem::zeroed();
+                header.msg_name = storage.cast();
+                header.msg_namelen = *length;
+                header.msg_iov = &raw mut part;
+                header.msg_iovlen = 1;
+                header.msg_control = control.as_mut_ptr().cast();
+                header.msg_controllen = size_of_val(&control) as _;
+                let len = libc::recvmsg(self.socket.as_raw_fd(), &raw mut header, 0);
+                let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
+                *length = header.msg_namelen;
+                Ok((len, header))
+            })?
+        };
+        let remote = address.as_socket().map(canonical).ok_or(io::ErrorKind::InvalidData)?;
+        let mut received = Received { remote, len, segment_size: len, tos: 0, overflows: None };
+        read_control(&header, &mut received);
+        Ok(received)
+    }
+
+    /// Whether more than a quarter of the receive buffer is full, by the kernel's own count.
+    pub(super) fn has_long_queue(&self) -> bool {
+        let mut memory = [0u32; MEMINFO_WORDS];
+        let mut length = size_of_val(&memory) as libc::socklen_t;
+        #[allow(unsafe_code)]
+        // SAFETY: the kernel writes at most `length` bytes, which is the array's size.
+        let result = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_MEMINFO,
+                memory.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        let [queued, limit, ..] = memory;
+        result == 0 && queued > limit / 4
+    }
+
+    /// Another destination is another path.
+    fn aim_at(&mut self, remote: SocketAddr, now: Instant) {
+        if self.no_segments_until.is_some_and(|until| now >= until) {
+            self.no_segments_until = None;
+        }
+        if self.remote.as_ref().is_some_and(|(known, _)| *known == remote) {
+            return;
+        }
+        let address = match remote {
+            SocketAddr::V4(v4) if self.is_ipv6 => {
+                SocketAddrV6::new(v4.ip().to_ipv6_mapped(), v4.port(), 0, 0).into()
+            }
+            SocketAddr::V4(_) | SocketAddr::V6(_) => remote.into(),
+        };
+        self.remote = Some((remote, address));
+        self.no_segments_until = None;
+    }
+
+    fn may_segment(&self, now: Instant) -> bool {
+        self.segments_allowed && self.no_segments_until.is_none_or(|until| now >= until)
+    }
+
+    fn stop_segmenting(&mut self, train: Datagrams<'_>, error: &io::Error, now: Instant) {
+        self.no_segments_until = Some(now + RETRY_SEGMENTS_AFTER);
+        tracing::warn!(
+            remote = %train.remote,
+            segment_size = train.segment_size,
+            %error,
+            "the path refuses segmented sends: sending datagrams one by one for a while"
+        );
+    }
+
+    fn send_once(&self, train: Datagrams<'_>) -> io::Result<()> {
+        let Some((_, address)) = &self.remote else { return Ok(()) };
+        let mut control = [0u64; CONTROL_WORDS];
+        let mut part = libc::iovec {
+            iov_base: train.bytes.as_ptr().cast_mut().cast(),
+            iov_len: train.bytes.len(),
+        };
+        #[allow(unsafe_code)]
+        // SAFETY: a msghdr is plain old data, valid when zeroed.
+        let mut header: libc::msghdr = unsafe { mem::zeroed() };
+        header.msg_name = address.as_ptr().cast_mut().cast();
+        header.msg_namelen = address.len();
+        header.msg_iov = &raw mut part;
+        header.msg_iovlen = 1;
+        header.msg_control = control.as_mut_ptr().cast();
+        header.msg_controllen = size_of_val(&control) as _;
+        let mut used = 0;
+        if train.bytes.len() > train.segment_size {
+            let size = (train.segment_size as u16).to_ne_bytes();
+            used += put_control(&header, used, (libc::SOL_UDP, libc::UDP_SEGMENT), &size);
+        }
+        if train.tos != 0 {
+            let kind = match train.remote {
+                SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS),
+                SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+            };
+            used += put_control(&header, used, kind, &i32::from(train.tos).to_ne_bytes());
+        }
+        header.msg_controllen = used as _;
+        if used == 0 {
+            header.msg_control = std::ptr::null_mut();
+        }
+        #[allow(unsafe_code)]
+        // SAFETY: every pointer in the header leads to memory that outlives the call and is as long
+        // as the header says; the kernel only reads it.
+        let sent = unsafe { libc::sendmsg(self.socket.as_raw_fd(), &raw const header, 0) };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+impl AsFd for TunnelSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Errors of segmented sends that single datagrams may not meet: EIO without checksum offload on
+/// the device, EINVAL and EMSGSIZE where a segment does not fit the path.
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL | libc::EMSGSIZE))
+}
+
+/// IPv4 stays IPv4, even on an IPv6 socket.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        ip @ IpAddr::V4(_) => SocketAddr::new(ip, address.port()),
+        IpAddr::V6(_) => address,
+    }
+}
+
+/// Writes a control message at byte `at` of the header's room, which has space for it. Returns how
+/// much it took.
+fn put_control(
+    header: &libc::msghdr,
+    at: usize,
+    (level, kind): (libc::c_int, libc::c_int),
+    value: &[u8],
+) -> usize {
+    #[allow(unsafe_code)]
+    // SAFETY: the room is CONTROL_WORDS words, aligned, and all that is ever put in is two messages
+    // of at most four bytes.
+    unsafe {
+        let length = value.len() as libc::c_uint;
+        let message: *mut libc::cmsghdr = header.msg_control.byte_add(at).cast();
+        (*message).cmsg_level = level;
+        (*message).cmsg_type = kind;
+        (*message).cmsg_len = libc::CMSG_LEN(length) as _;
+        libc::CMSG_DATA(message).copy_from_nonoverlapping(value.as_ptr(), value.len());
+        libc::CMSG_SPACE(length) as usize
+    }
+}
+
+fn read_control(header: &libc::msghdr, received: &mut Received) {
+    #[allow(unsafe_code)]
+    // SAFETY: the kernel filled the room in and said how far; the CMSG functions stay inside, and
+    // each value is as long as its kind says.
+    unsafe {
+        let mut message = libc::CMSG_FIRSTHDR(header);
+        while let Some(current) = message.as_ref() {
+            let data = libc::CMSG_DATA(message);
+            match (current.cmsg_level, current.cmsg_type) {
+                (libc::SOL_UDP, libc::UDP_GRO) => {
+                    let size = data.cast::<libc::c_int>().read_unaligned();
+                    received.segment_size = usize::try_from(size).unwrap_or(received.len);
+                }
+                (libc::IPPROTO_IP, libc::IP_TOS) => received.tos = *data,
+                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                    received.tos = data.cast::<libc::c_int>().read_unaligned() as u8;
+                }
+                (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => {
+                    received.overflows = Some(data.cast::<u32>().read_unaligned());
+                }
+                _ => {}
+            }
+            message = libc::CMSG_NXTHDR(header, message);
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! The gateway: reads its config, and runs one task for each thing that goes on.
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Parser;
+use fabric_store::{Kind, ObjectRef, Store};
+use gateway::config::{Args, Config};
+use gateway::input::Input;
+use gateway::monitor::View;
+use gateway::overlay::{Overlay, host_end_name};
+use gateway::{dataplane, endpoint, http, input, monitor, shell, status};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+// One thread for all of this: packets go through the lane's own.
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let args = Args::parse();
+    shell::start_logging(&args.log);
+    match run(args.into()).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("gateway stopped: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(config: Config) -> anyhow::Result<()> {
+    let signal = std::pin::pin!(shell::stop_signal());
+    let store = Store::open(&config.store).context("cannot open the store")?;
+    let name = ObjectRef::new(Kind::GatewayConfig, &config.namespace, &config.name);
+    let host_end = config.standalone.then(|| host_end_name(&config.namespace, &config.name));
+    let overlay = Overlay::new(host_end).await?;
+
+    let (input_tx, inputs) = watch::channel(Input::default());
+    let (endpoint_tx, endpoint) = watch::channel(None);
+    let (plane_tx, planes) = watch::channel(dataplane::Plane::default());
+    let (view_tx, views) = watch::channel(View::start());
+
+    let stop = CancellationToken::new();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(input::run(store.clone(), name.clone(), input_tx, stop.clone()));
+    tasks.spawn(endpoint::run(inputs.clone(), views.clone(), endpoint_tx, stop.clone()));
+    let sources = dataplane::Sources { inputs: inputs.clone(), endpoint, views: views.clone() };
+    tasks.spawn(dataplane::run(overlay, config.offloads, sources, plane_tx, stop.clone()));
+    tasks.spawn(monitor::run(planes.clone(), view_tx, stop.clone()));
+    if let Some(address) = config.http {
+        let (inputs, planes, views) = (inputs.clone(), planes.clone(), views.clone());
+        tasks.spawn(http::run(address, http::Sources { inputs, planes, views }, stop.clone()));
+    }
+    tasks.spawn(status::run(store, status::Sources { inputs, planes, views }, name, stop.clone()));
+
+    let outcome = tokio::select! {
+        signal = signal => signal.context("cannot listen for signals"),
+        Some(ended) = tasks.join_next() => ended.context("a task panicked").flatten(),
+    };
+    // Every task looks at `stop` first: that the channels between them close is no error then.
+    stop.cancel();
+    while let Some(ended) = tasks.join_next().await {
+        if let Err(error) = ended.context("a task panicked").flatten() {
+            tracing::warn!("while stopping: {error:#}");
+        }
+    }
+    outcome
+}

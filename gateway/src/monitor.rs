@@ -1,0 +1,312 @@
+//! Watches whether packets get through: sends probes, answers the peer's, and keeps the
+//! [`View`] of the connection that everything else goes by.
+
+mod socket;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fabric_api::fabric::Role;
+use fabric_api::networking::ConnectionValue;
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::time::sleep_until;
+use tokio_util::sync::CancellationToken;
+
+use crate::connection::{Machine, Traffic};
+use crate::dataplane::{Plane, Running};
+use crate::desired::Desired;
+use crate::lane::{LaneHandle, PeerState};
+use crate::probe::{MAX_DATAGRAM, Message, MessageType, Pending, WeftField};
+use socket::ProbeSocket;
+
+/// Longest time between two probes while there is no connection, so that one is noticed at once.
+const SEARCH_INTERVAL: Duration = Duration::from_millis(500);
+/// Least time between two probes, whatever asks for them.
+const LEAST_INTERVAL: Duration = Duration::from_millis(50);
+/// How many probes a client leaves unanswered before it tries another way, and how long it then
+/// gives that way.
+const RETRY_PROBES: u32 = 3;
+const RETRY_PAUSE: Duration = Duration::from_secs(15);
+
+/// The connection as the rest of the program sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    pub value: ConnectionValue,
+    /// Round trip of the last probe; only while connected.
+    pub latency: Option<Duration>,
+    /// When that was measured.
+    pub latency_at: Option<Timestamp>,
+    /// How often a client gave its way to the server up: time for another source port, and to
+    /// look the server's name up again.
+    pub retries: u64,
+}
+
+impl View {
+    /// Before anything is known.
+    pub fn start() -> Self {
+        Self { value: ConnectionValue::Connecting, latency: None, latency_at: None, retries: 0 }
+    }
+
+    pub fn is_connected(&self) -> bool {
+        self.value == ConnectionValue::Connected
+    }
+}
+
+/// Keeps `views` up to date until `stop`.
+pub async fn run(
+    mut planes: watch::Receiver<Plane>,
+    views: watch::Sender<View>,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let mut peering: Option<Peering> = None;
+    let mut buffer = [0; MAX_DATAGRAM + 1];
+    loop {
+        let running = planes.borrow_and_update().running.clone();
+        peering = Peering::adopt(peering, running);
+        let Some(current) = &mut peering else {
+            views.send_if_modified(View::forget);
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return Ok(()),
+                changed = planes.changed() => changed?,
+            }
+            continue;
+        };
+        current.publish(&views);
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return Ok(()),
+            changed = planes.changed() => changed?,
+            () = sleep_until(current.ping_at.into()) => current.send_ping(Instant::now()),
+            () = sleep_until(current.tick_at.into()) => current.handle_tick(Instant::now()),
+            changed = current.changes.changed(), if !current.lane_ended => {
+                // When the lane has ended, the dataplane will say what comes next.
+                current.lane_ended = changed.is_err();
+                current.handle_session(Instant::now());
+            }
+            // Last, so that no number of datagrams keeps time from passing.
+            (from, length) = current.socket.receive(&mut buffer) => {
+                current.handle_datagram(&buffer[..length], from, Instant::now());
+            }
+        }
+    }
+}
+
+impl View {
+    fn forget(&mut self) -> bool {
+        let start = Self { retries: self.retries, ..Self::start() };
+        let changed = *self != start;
+        *self = start;
+        changed
+    }
+}
+
+/// All that belongs to one peer.
+struct Peering {
+    running: Running,
+    machine: Machine,
+    pending: Pending,
+    socket: ProbeSocket,
+    changes: watch::Receiver<PeerState>,
+    ping_at: Instant,
+    tick_at: Instant,
+    last_ping: Option<Instant>,
+    latency_at: Option<Timestamp>,
+    /// Since when the probes are unanswered.
+    unanswered: Option<Instant>,
+    retried: Option<Instant>,
+    /// Not yet published.
+    new_retries: u64,
+    lane_ended: bool,
+}
+
+impl Peering {
+    /// Goes on with what is known if the peer is still the same.
+    fn adopt(current: Option<Self>, running: Option<Running>) -> Option<Self> {
+        let running = running.filter(|running| running.desired.peer_key.is_some())?;
+        let now = Instant::now();
+        let same = |c: &Self| {
+            c.desired().peer == running.desired.peer
+                && c.desired().peer_key == running.desired.peer_key
+        };
+        match current.filter(same) {
+            None => Some(Self::new(running, now)),
+            Some(mut peering) => {
+                if peering.desired().probe != running.desired.probe {
+                    peering.machine.handle_settings(running.desired.probe, now);
+                    peering.ping_at = now;
+                    peering.tick_at = now;
+                }
+                if !Arc::ptr_eq(&peering.running.lane, &running.lane) {
+                    peering.socket = ProbeSocket::new(running.inner.clone());
+                    peering.changes = running.lane.changes();
+                    peering.lane_ended = false;
+                }
+                peering.running = running;
+                Some(peering)
+            }
+        }
+    }
+
+    fn new(running: Running, now: Instant) -> Self {
+        let mut machine = Machine::new(running.desired.probe);
+        machine.handle_traffic(traffic(&running.lane), now);
+        Self {
+            machine,
+            pending: Pending::new(running.desired.peer.clone()),
+            socket: ProbeSocket::new(running.inner.clone()),
+            changes: running.lane.changes(),
+            ping_at: now,
+            tick_at: now,
+            last_ping: None,
+            latency_at: None,
+            unanswered: None,
+            retried: Some(now),
+            new_retries: 0,
+            lane_ended: false,
+            running,
+        }
+    }
+
+    fn desired(&self) -> &Desired {
+        &self.running.desired
+    }
+
+    fn handle_datagram(&mut self, datagram: &[u8], from: SocketAddr, now: Instant) {
+        if from.ip() != self.desired().peer_tunnel_address {
+            return;
+        }
+        let message = match Message::parse(datagram) {
+            Ok(message) => message,
+            Err(error) => return tracing::debug!(%error, "not a probe"),
+        };
+        match message.msg_type {
+            MessageType::Ping => self.handle_ping(message, from, now),
+            MessageType::Pong => self.handle_pong(&message, now),
+        }
+    }
+
+    fn handle_ping(&mut self, ping: Message, from: SocketAddr, now: Instant) {
+        self.machine.handle_ping(ping.report(), now);
+        let pong = ping.pong(self.weft_field(now));
+        self.socket.send(&pong.encode(), from);
+        // Whoever reaches us can be reached, too: no need to wait for the next turn.
+        if !self.machine.is_connected() {
+            self.hurry(now);
+        }
+    }
+
+    fn handle_pong(&mut self, pong: &Message, now: Instant) {
+        let Some(latency) = self.pending.take_pong(pong, now) else { return };
+        self.unanswered = None;
+        self.latency_at = Some(Timestamp::now());
+        self.machine.handle_pong(latency, pong.report(), now);
+    }
+
+    /// The engine's session came, was renewed, or went.
+    fn handle_session(&mut self, now: Instant) {
+        if self.changes.borrow_and_update().has_session && !self.machine.is_connected() {
+            self.hurry(now);
+        }
+        self.handle_tick(now);
+    }
+
+    fn handle_tick(&mut self, now: Instant) {
+        self.machine.handle_traffic(traffic(&self.running.lane), now);
+        self.tick_at = now + self.machine.tick_interval();
+        if self.is_retry_due(now) {
+            tracing::info!("the peer does not answer, trying another way");
+            self.retried = Some(now);
+            self.new_retries += 1;
+        }
+    }
+
+    fn send_ping(&mut self, now: Instant) {
+        let interval = self.desired().probe_interval();
+        if interval.is_zero() {
+            // Far enough to be as good as never.
+            self.ping_at = now + Duration::from_secs(3600);
+            return;
+        }
+        let searching = !self.machine.is_connected();
+        self.ping_at = now + if searching { interval.min(SEARCH_INTERVAL) } else { interval };
+        self.unanswered.get_or_insert(now);
+        // It would only wait in the engine; the session's coming is a reason for another one.
+        if !self.changes.borrow().has_session {
+            return;
+        }
+        self.last_ping = Some(now);
+        let ping = self.pending.ping(Timestamp::now(), now, self.weft_field(now));
+        let to = SocketAddr::from((self.desired().peer_tunnel_address, self.socket.port()));
+        self.socket.send(&ping.encode(), to);
+    }
+
+    /// The next ping now, unless there was one just before.
+    fn hurry(&mut self, now: Instant) {
+        let earliest = self.last_ping.map_or(now, |last| last + LEAST_INTERVAL);
+        self.ping_at = self.ping_at.min(earliest.max(now));
+    }
+
+    fn weft_field(&self, now: Instant) -> WeftField {
+        let heard = traffic(&self.running.lane).last_authentic;
+        let heard_ago = heard.map(|at| now.saturating_duration_since(at));
+        WeftField::new(self.desired().probe_interval(), heard_ago)
+    }
+
+    /// A client's packets may be pinned to a server that is gone (connection tracking on the way).
+    fn is_retry_due(&self, now: Instant) -> bool {
+        if self.desired().role != Role::Client {
+            return false;
+        }
+        let older = |at: Option<Instant>, than: Duration| {
+            at.is_none_or(|at| now.saturating_duration_since(at) > than)
+        };
+        let patience = self.desired().probe_interval().max(Duration::from_secs(1)) * RETRY_PROBES;
+        let probing = self.desired().probe.enabled;
+        let lost = if probing {
+            self.unanswered.is_some() && older(self.unanswered, patience)
+        } else {
+            !self.machine.is_connected()
+        };
+        let silent = older(traffic(&self.running.lane).last_authentic, patience);
+        let pause = if self.machine.is_connected() { patience } else { RETRY_PAUSE };
+        lost && silent && older(self.retried, pause)
+    }
+
+    fn publish(&mut self, views: &watch::Sender<View>) {
+        let retries = std::mem::take(&mut self.new_retries);
+        let latency = self.machine.latency();
+        views.send_if_modified(|view| {
+            let new = View {
+                value: self.machine.value(),
+                latency,
+                latency_at: self.latency_at.filter(|_| latency.is_some()),
+                retries: view.retries + retries,
+            };
+            if view.value != new.value {
+                log_change(&self.running.desired.peer, &new);
+            }
+            std::mem::replace(view, new.clone()) != new
+        });
+    }
+}
+
+fn log_change(peer: &fabric_api::ClusterId, view: &View) {
+    let latency = crate::connection::latency_text(view.latency);
+    match view.value {
+        ConnectionValue::Connected => tracing::info!(%peer, latency, "connected"),
+        ConnectionValue::Connecting => tracing::info!(%peer, "connecting"),
+        ConnectionValue::Error => tracing::warn!(%peer, "connection lost"),
+    }
+}
+
+fn traffic(lane: &LaneHandle) -> Traffic {
+    let stats = lane.snapshot();
+    Traffic {
+        last_authentic: stats.peer.last_authentic,
+        last_handshake: stats.peer.last_handshake,
+        packets: stats.counters.rx_packets,
+    }
+}

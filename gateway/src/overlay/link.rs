@@ -1,0 +1,161 @@
+//! Standalone: the link between the host and the gateway's "pod" namespace, a veth pair such as a
+//! CNI would make. The overlay's VXLAN sockets are in the pod namespace, for two VXLAN devices
+//! with the same VNI and port in one namespace are refused by the kernel.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use fabric_api::{Cidr, Mac, overlay_v6};
+use netlink::Scope;
+use netplan::{Device, Family, Route, RouteKey, State, Sysctl};
+use sha2::{Digest, Sha256};
+
+use super::inner::{PROTOCOL, host_address};
+
+/// The pod's end.
+pub(super) const POD_END: &str = "eth0";
+/// weft's routing table on a host, which the route-agent's rule looks into.
+const HOST_TABLE: u32 = 18952;
+const MAIN_TABLE: u32 = 254;
+/// The host as the pod sees it: link-local next hops that no interface has; permanent neighbours
+/// take the place of ARP.
+const HOST_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 18, 254);
+const HOST_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+
+/// Name of the host's end: `weft-` and eight digits that follow from whose gateway it is, since a
+/// device's name has room for 15 bytes only.
+pub fn host_end_name(namespace: &str, name: &str) -> String {
+    let hash = Sha256::digest(format!("{namespace}/{name}"));
+    let digits: String = hash.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+    format!("weft-{digits}")
+}
+
+/// The link as it is: made, with the MAC addresses that the kernel gave it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Link {
+    pub(super) host_end: String,
+    pub(super) host_mac: Mac,
+    pub(super) pod_mac: Mac,
+    pub(super) pod_address: Ipv4Addr,
+    /// In bytes.
+    pub(super) mtu: u32,
+    /// Where the nodes are: what the pod may talk to.
+    pub(super) nodes: Vec<IpAddr>,
+    /// This host's address among them, the source of its VXLAN packets to the pod.
+    pub(super) own: Option<IpAddr>,
+}
+
+impl Link {
+    /// What the pod namespace is to look like: all nodes are behind the host. Nobody else is, so
+    /// that the strict reverse path filter drops VXLAN from anywhere else (IPv4).
+    pub(super) fn pod_state(&self) -> State {
+        let mut state = State::default();
+        let device = Device { mtu: self.mtu, up: true };
+        state.devices.insert(POD_END.to_owned(), device);
+        state.devices.insert("lo".to_owned(), Device { mtu: 65_536, up: true });
+        for (own, host) in self.ends() {
+            state.addresses.insert(host_address(POD_END, own));
+            state.neighbours.insert((POD_END.to_owned(), host), self.host_mac);
+            for node in self.nodes.iter().filter(|node| node.is_ipv4() == own.is_ipv4()) {
+                let route = Route::onlink(host, POD_END, PROTOCOL).with_source(own);
+                state.routes.insert(RouteKey::new(MAIN_TABLE, Cidr::host(*node)), route);
+            }
+        }
+        state.sysctls = [Self::pod_filter()].into();
+        state
+    }
+
+    pub(super) fn pod_scope() -> Scope {
+        Scope {
+            devices: [POD_END, "lo"].map(str::to_owned).into(),
+            tables: [MAIN_TABLE].into(),
+            protocol: PROTOCOL,
+            sysctls: [Self::pod_filter().0].into(),
+            ..Scope::default()
+        }
+    }
+
+    fn pod_filter() -> (Sysctl, u32) {
+        (Sysctl::of_device(Family::Ipv4, POD_END, "rp_filter"), 1)
+    }
+
+    /// What the host is given: the way to the pod, and nothing that outlives its end of the pair.
+    pub(super) fn host_state(&self) -> State {
+        let dev = &self.host_end;
+        let mut state = State::default();
+        state.devices.insert(dev.clone(), Device { mtu: self.mtu, up: true });
+        for (pod, _) in self.ends() {
+            state.neighbours.insert((dev.clone(), pod), self.pod_mac);
+            let key = RouteKey::new(HOST_TABLE, Cidr::host(pod));
+            let route = Route::dev(dev, PROTOCOL);
+            let own = self.own.filter(|own| own.is_ipv4() == pod.is_ipv4());
+            let route = if let Some(own) = own { route.with_source(own) } else { route };
+            state.routes.insert(key, route);
+        }
+        state.sysctls = self.host_sysctls().into();
+        state
+    }
+
+    pub(super) fn host_scope(&self) -> Scope {
+        Scope {
+            devices: [self.host_end.clone()].into(),
+            tables: [HOST_TABLE].into(),
+            protocol: PROTOCOL,
+            sysctls: self.host_sysctls().map(|(sysctl, _)| sysctl).into(),
+            ..Scope::default()
+        }
+    }
+
+    /// The routes of other gateways on this host have the same table and protocol: leaves those
+    /// of our device.
+    pub(super) fn retain_ours(&self, mut observed: State) -> State {
+        observed.routes.retain(|_, route| route.hop.device() == Some(&self.host_end));
+        observed
+    }
+
+    fn host_sysctls(&self) -> [(Sysctl, u32); 3] {
+        let dev = &self.host_end;
+        [
+            (Sysctl::of_device(Family::Ipv4, dev, "forwarding"), 1),
+            (Sysctl::of_device(Family::Ipv4, dev, "rp_filter"), 0),
+            (Sysctl::of_device(Family::Ipv6, dev, "forwarding"), 1),
+        ]
+    }
+
+    /// The pod's addresses, each with the host's of the same family.
+    fn ends(&self) -> [(IpAddr, IpAddr); 2] {
+        [
+            (self.pod_address.into(), HOST_V4.into()),
+            (overlay_v6(self.pod_address).into(), HOST_V6.into()),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_fit_and_differ() {
+        let name = host_end_name("liqo-tenant-milan", "client");
+        assert_eq!(name.len(), 13);
+        assert_ne!(name, host_end_name("liqo-tenant-milan", "server"));
+    }
+
+    #[test]
+    fn another_gateways_route_on_this_host_is_not_ours() {
+        let link = Link {
+            host_end: "weft-1".to_owned(),
+            host_mac: Mac([2; 6]),
+            pod_mac: Mac([4; 6]),
+            pod_address: Ipv4Addr::new(10, 80, 0, 10),
+            mtu: 1500,
+            nodes: Vec::new(),
+            own: None,
+        };
+        let mut observed = link.host_state();
+        let foreign = Cidr::host([10, 80, 0, 11].into());
+        let key = RouteKey::new(HOST_TABLE, foreign);
+        observed.routes.insert(key, Route::dev("weft-2", PROTOCOL));
+        assert_eq!(link.retain_ours(observed), link.host_state());
+    }
+}

@@ -1,0 +1,246 @@
+//! Lanes in real network namespaces, with a real TUN and a real UDP socket each:
+//!
+//!     10.9.0.1 weft0 [client] v0 192.0.2.1 ------- 192.0.2.2 v0 [server] weft0 10.9.0.2
+//!                             v0 fc00::1   -------   fc00::2 v0
+//!
+//! Needs root, as any gateway does.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fabric_api::PrivateKey;
+use gateway::lane::{Config, LaneHandle, Offloads, open_socket, open_tun};
+use nix::sched::{CloneFlags, unshare};
+use tunnel::{Remap, Rules, RulesConfig};
+
+const CLIENT: &str = "10.9.0.1";
+const SERVER: &str = "10.9.0.2";
+const PORT: u16 = 51820;
+
+type Call = Box<dyn FnOnce() + Send>;
+
+/// A namespace, held by a thread that runs what it is given.
+struct Host {
+    calls: mpsc::Sender<Call>,
+    thread_id: i32,
+}
+
+impl Host {
+    fn new() -> Self {
+        let (calls, queue) = mpsc::channel::<Call>();
+        let (ready, is_ready) = mpsc::channel();
+        thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNET).expect("root");
+            ready.send(nix::unistd::gettid().as_raw()).unwrap();
+            queue.into_iter().for_each(|call| call());
+        });
+        let host = Self { calls, thread_id: is_ready.recv().unwrap() };
+        host.ip("link set lo up");
+        host
+    }
+
+    fn run<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> T {
+        let (result, answer) = mpsc::channel();
+        self.calls.send(Box::new(move || drop(result.send(f())))).unwrap();
+        answer.recv().expect("no panic in the namespace")
+    }
+
+    fn command(&self, line: &str) -> bool {
+        let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        self.run(move || Command::new(&words[0]).args(&words[1..]).output().unwrap())
+            .status
+            .success()
+    }
+
+    fn ip(&self, line: &str) {
+        assert!(self.command(&format!("ip {line}")), "ip {line}");
+    }
+}
+
+struct Two {
+    hosts: [Host; 2],
+    lanes: [LaneHandle; 2],
+    configs: [Config; 2],
+}
+
+impl Two {
+    fn connected(offloads: Offloads, server: &str) -> Self {
+        let hosts = [Host::new(), Host::new()];
+        let other = hosts[1].thread_id;
+        hosts[0].ip(&format!("link add v0 type veth peer name v0 netns {other}"));
+        for (host, number) in hosts.iter().zip(1..) {
+            host.ip(&format!("addr add 192.0.2.{number}/24 dev v0"));
+            host.ip(&format!("addr add fc00::{number}/64 dev v0 nodad"));
+            host.ip("link set v0 up");
+        }
+        let endpoint = SocketAddr::new(server.parse().unwrap(), PORT);
+        let keys = [PrivateKey::generate(), PrivateKey::generate()];
+        let configs = [0, 1].map(|i| Config {
+            private_key: keys[i].clone(),
+            peer_key: Some(keys[1 - i].public()),
+            endpoint: (i == 0).then_some(endpoint),
+            initiate: i == 0,
+            keepalive: None,
+            mtu: 1420,
+            rules: identity(),
+        });
+        let lanes = [0, 1].map(|i| {
+            let (config, port) = (configs[i].clone(), (i == 1).then_some(PORT));
+            let lane = hosts[i].run(move || {
+                let tun = open_tun("weft0", offloads).unwrap();
+                LaneHandle::spawn(tun, open_socket(port, offloads).unwrap(), offloads, config)
+            });
+            let (own, peer) = if i == 0 { (CLIENT, SERVER) } else { (SERVER, CLIENT) };
+            hosts[i].ip(&format!("addr add {own} peer {peer} dev weft0"));
+            hosts[i].ip("link set weft0 mtu 1420 up");
+            lane.unwrap()
+        });
+        let two = Self { hosts, lanes, configs };
+        two.wait_until("a session on both sides", |two| {
+            two.lanes.iter().all(|lane| lane.snapshot().peer.has_session)
+        });
+        two
+    }
+
+    fn wait_until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        let start = Instant::now();
+        while !is_so(self) {
+            assert!(start.elapsed() < Duration::from_secs(10), "{what} does not come");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn pings(&self) -> bool {
+        self.hosts[0].command(&format!("ping -c 3 -i 0.05 -W 2 -q {SERVER}"))
+    }
+
+    /// Sends `len` bytes over TCP from the client to the server, which checks them.
+    fn transfer(&self, len: usize) {
+        let address = SocketAddr::new(SERVER.parse().unwrap(), 7000);
+        let listener = self.hosts[1].run(move || TcpListener::bind(address).unwrap());
+        let receiver = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut bytes = Vec::new();
+            stream.read_to_end(&mut bytes).unwrap();
+            bytes
+        });
+        let mut stream = self.hosts[0]
+            .run(move || TcpStream::connect_timeout(&address, Duration::from_secs(5)).unwrap());
+        let bytes: Vec<u8> = (0..len).map(|i| (i ^ (i >> 8) ^ (i >> 16)) as u8).collect();
+        stream.write_all(&bytes).unwrap();
+        drop(stream);
+        assert!(receiver.join().unwrap() == bytes, "other bytes arrived");
+    }
+}
+
+fn identity() -> Rules {
+    let everything = [ipnet::Ipv4Net::default().into(), ipnet::Ipv6Net::default().into()];
+    Rules::new(&RulesConfig {
+        own: everything.to_vec(),
+        remaps: everything.map(|net| Remap { remote: net, local: net }).to_vec(),
+        tunnel_address: Ipv4Addr::new(169, 254, 18, 1),
+        peer_tunnel_address: Ipv4Addr::new(169, 254, 18, 2),
+        addresses: Vec::new(),
+        icmp_sources: Vec::new(),
+        mtu: 1420,
+    })
+    .unwrap()
+}
+
+#[test]
+fn two_lanes_pass_ping_and_tcp_in_trains() {
+    let two = Two::connected(Offloads::ALL, "192.0.2.2");
+    assert!(two.pings());
+    two.transfer(8 << 20);
+    let [client, server] = [0, 1].map(|i| two.lanes[i].snapshot());
+    assert!(client.gso_active);
+    assert!(client.counters.tun_trains_read > 0 && client.counters.trains_sent > 0);
+    assert!(server.counters.trains_received > 0 && server.counters.tun_trains_written > 0);
+    assert!(server.counters.rx_bytes >= 8 << 20);
+    assert_eq!(client.peer.endpoint.unwrap().ip(), "192.0.2.2".parse::<IpAddr>().unwrap());
+    assert!(server.last_handshake_unix().unwrap() > 1_700_000_000);
+}
+
+#[test]
+fn an_ipv6_underlay_works_as_well() {
+    let two = Two::connected(Offloads::ALL, "fc00::2");
+    assert!(two.pings());
+    two.transfer(2 << 20);
+    assert!(two.lanes[0].snapshot().counters.trains_sent > 0);
+}
+
+#[test]
+fn every_offload_can_be_switched_off() {
+    for offloads in [
+        Offloads { gso: false, ..Offloads::ALL },
+        Offloads { gro: false, ..Offloads::ALL },
+        Offloads { tun: false, ..Offloads::ALL },
+        Offloads { gso: false, gro: false, tun: false },
+    ] {
+        let two = Two::connected(offloads, "192.0.2.2");
+        assert!(two.pings(), "{offloads:?}");
+        two.transfer(1 << 20);
+        let counters = two.lanes[0].snapshot().counters;
+        assert_eq!(counters.tun_trains_read > 0, offloads.tun, "{offloads:?}");
+    }
+}
+
+#[test]
+fn a_path_that_refuses_segments_gets_single_datagrams() {
+    let two = Two::connected(Offloads::ALL, "192.0.2.2");
+    // Linux refuses segments that do not fit the device (EINVAL), but cuts single datagrams to
+    // fragments.
+    two.hosts[0].ip("link set v0 mtu 1400");
+    two.transfer(1 << 20);
+    let stats = two.lanes[0].snapshot();
+    assert!(!stats.gso_active && stats.counters.trains_sent > 0);
+    assert!(two.pings());
+}
+
+#[test]
+fn a_new_socket_keeps_the_session_and_the_peer_follows() {
+    let two = Two::connected(Offloads::ALL, "192.0.2.2");
+    let before = two.lanes[1].snapshot().peer.endpoint.unwrap();
+    let mut changes = two.lanes[1].changes();
+    changes.mark_unchanged();
+    let socket = two.hosts[0].run(|| open_socket(None, Offloads::ALL).unwrap());
+    let port = socket.local_addr().unwrap().port();
+    two.lanes[0].set_socket(socket);
+    two.wait_until("the new endpoint", |two| {
+        two.lanes[1].snapshot().peer.endpoint == Some(SocketAddr::new(before.ip(), port))
+    });
+    assert_ne!(before.port(), port);
+    assert!(changes.has_changed().unwrap());
+    assert!(two.pings());
+    two.transfer(1 << 20);
+}
+
+#[test]
+fn other_keys_take_effect_at_once_and_equal_ones_disturb_nothing() {
+    let two = Two::connected(Offloads::ALL, "192.0.2.2");
+    two.lanes[0].configure(two.configs[0].clone());
+    assert!(two.pings());
+    assert_eq!(two.lanes[0].snapshot().counters.handshakes, 1);
+    let stranger = PrivateKey::generate();
+    two.lanes[1].configure(Config { peer_key: Some(stranger.public()), ..two.configs[1].clone() });
+    two.wait_until("the end of the session", |two| !two.lanes[1].snapshot().peer.has_session);
+    two.lanes[0].configure(Config { private_key: stranger, ..two.configs[0].clone() });
+    two.wait_until("another session", |two| {
+        two.lanes.iter().all(|lane| lane.snapshot().peer.has_session)
+    });
+    assert!(two.pings());
+}
+
+#[test]
+fn a_lane_whose_device_goes_ends_and_says_so() {
+    let two = Two::connected(Offloads::ALL, "192.0.2.2");
+    two.hosts[0].ip("link del weft0");
+    two.wait_until("the end of the lane", |two| !two.lanes[0].is_running());
+    assert!(two.lanes[1].is_running());
+}
