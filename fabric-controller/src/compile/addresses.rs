@@ -1,0 +1,83 @@
+//! IP resources of weft's own: addresses of nodes and gateways.
+
+use fabric_api::ipam::{IP, IPSpec};
+use fabric_api::labels;
+use fabric_store::{Kind, ObjectRef};
+use k8s_openapi::api::core::v1::ObjectReference;
+
+use super::Compiler;
+use super::cluster::{Cluster, Granted};
+use super::gateway::Gateway;
+
+/// `/`, `.` and `:` become `-`.
+pub(super) fn dashed(address: &str) -> String {
+    address.replace(['/', '.', ':'], "-").trim_matches('-').to_owned()
+}
+
+/// `what` is `overlay`, `external-ipv4` or `external-ipv6`.
+pub(super) fn of_node(node: &str, what: &str) -> ObjectRef {
+    ObjectRef::new(Kind::Ip, labels::LIQO_NAMESPACE, &format!("node-{node}-{what}"))
+}
+
+/// `what` is `overlay` or `link`.
+pub(super) fn of_gateway(gateway: &ObjectRef, what: &str) -> ObjectRef {
+    let namespace = gateway.namespace.as_deref().unwrap_or_default();
+    ObjectRef::new(Kind::Ip, namespace, &format!("gw-{}-{what}", gateway.name))
+}
+
+impl Compiler<'_> {
+    pub(super) fn own_addresses(&mut self, cluster: &Cluster, gateways: &[Gateway<'_>]) {
+        let owners = cluster.nodes.iter().map(|n| ObjectRef::new(Kind::Node, "", &n.name));
+        let ready = cluster.is_ready();
+        for node in owners {
+            let family = |ipv4| cluster.external_of(ipv4);
+            self.own_address(
+                of_node(&node.name, "overlay"),
+                cluster.internal.as_ref(),
+                &node,
+                ready,
+            );
+            self.own_address(of_node(&node.name, "external-ipv4"), family(true), &node, ready);
+            self.own_address(of_node(&node.name, "external-ipv6"), family(false), &node, ready);
+        }
+        for gateway in gateways {
+            for what in ["overlay", "link"] {
+                let ip = of_gateway(&gateway.reference, what);
+                self.own_address(ip, cluster.internal.as_ref(), &gateway.reference, ready);
+            }
+        }
+    }
+
+    fn own_address(
+        &mut self,
+        ip: ObjectRef,
+        network: Option<&Granted>,
+        of: &ObjectRef,
+        ready: bool,
+    ) {
+        let Some(Granted { network, cidr }) = network else {
+            if !ready {
+                self.keep(ip); // its prefix may come back
+            }
+            return;
+        };
+        // Liqo's field must say something; this address stands for nothing else.
+        let unspecified = if cidr.is_ipv4() { "0.0.0.0" } else { "::" };
+        let spec = IPSpec {
+            ip: unspecified.to_owned(),
+            network_ref: Some(ObjectReference {
+                api_version: Some(Kind::Network.api_version().to_owned()),
+                kind: Some(Kind::Network.as_str().to_owned()),
+                namespace: network.namespace.clone(),
+                name: Some(network.name.clone()),
+                ..ObjectReference::default()
+            }),
+            masquerade: None,
+        };
+        let mut own = IP::new(&ip.name, spec);
+        own.metadata.namespace = ip.namespace;
+        own.metadata.labels =
+            Some([(labels::HOST_UNREACHABLE.to_owned(), "true".to_owned())].into());
+        self.want_owned(own, of);
+    }
+}

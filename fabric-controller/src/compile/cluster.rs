@@ -1,0 +1,287 @@
+//! The cluster itself: who it is, which prefixes it uses, which nodes it has.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use fabric_api::ipam::{Network, NetworkSpec};
+use fabric_api::{Cidr, ClusterId, labels};
+use fabric_store::{Kind, Object, ObjectRef};
+use k8s_openapi::api::core::v1 as core;
+
+use super::{Compiler, addresses, owner};
+
+const EXTERNAL_CIDR: &str = "10.70.0.0/16";
+const INTERNAL_CIDR: &str = "10.80.0.0/16";
+
+/// What is known of it; some of it may still be missing.
+#[derive(Debug, Default)]
+pub(super) struct Cluster {
+    pub(super) id: Option<ClusterId>,
+    pub(super) pods: Vec<Cidr>,
+    pub(super) external: Vec<Granted>,
+    /// Overlay addresses come from it; IPv4, and IPv6 next hops follow from them.
+    pub(super) internal: Option<Granted>,
+    pub(super) nodes: Vec<Node>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Granted {
+    pub(super) network: ObjectRef,
+    pub(super) cidr: Cidr,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    pub(super) name: String,
+    /// At most one a family; the first is preferred.
+    pub(super) underlay: Vec<IpAddr>,
+    pub(super) pods: Vec<Cidr>,
+    pub(super) overlay: Option<Ipv4Addr>,
+    /// At most one a family.
+    pub(super) external: Vec<IpAddr>,
+}
+
+impl Cluster {
+    /// Peerings get their prefixes only once the cluster has its own, or a peer could take them.
+    pub(super) fn is_ready(&self) -> bool {
+        self.id.is_some()
+            && !self.pods.is_empty()
+            && !self.external.is_empty()
+            && self.internal.is_some()
+    }
+
+    pub(super) fn external_of(&self, ipv4: bool) -> Option<&Granted> {
+        self.external.iter().find(|granted| granted.cidr.is_ipv4() == ipv4)
+    }
+
+    pub(super) fn node(&self, name: &str) -> Option<&Node> {
+        self.nodes.iter().find(|node| node.name == name)
+    }
+
+    pub(super) fn external_cidrs(&self) -> impl Iterator<Item = Cidr> {
+        self.external.iter().map(|granted| granted.cidr)
+    }
+}
+
+/// The value of the label `ipam.liqo.io/network-type`, on the cluster's own Networks.
+fn network_type(object: &Object) -> Option<&str> {
+    let ours = object.namespace() == Some(labels::LIQO_NAMESPACE);
+    object.label(labels::NETWORK_TYPE).filter(|_| ours)
+}
+
+impl Compiler<'_> {
+    pub(super) fn cluster(&mut self) -> Cluster {
+        let index = self.index;
+        let mut cluster = Cluster { id: self.cluster_id(), ..Cluster::default() };
+        for (reference, object) in index.of_kind(Kind::Network) {
+            let Some(kind) = network_type(object) else { continue };
+            let granted = index.network_grant(reference);
+            let granted = granted.map(|cidr| Granted { network: reference.clone(), cidr });
+            match (kind, granted) {
+                ("pod-cidr", Some(granted)) => cluster.pods.push(granted.cidr),
+                ("external-cidr", Some(granted)) => cluster.external.push(granted),
+                ("internal-cidr", Some(granted)) if granted.cidr.is_ipv4() => {
+                    cluster.internal.get_or_insert(granted);
+                }
+                ("internal-cidr", Some(granted)) => {
+                    let message = format!("found {}; expected an IPv4 prefix", granted.cidr);
+                    self.problem(reference, "spec.cidr", message);
+                }
+                (
+                    "pod-cidr" | "service-cidr" | "external-cidr" | "internal-cidr" | "reserved",
+                    _,
+                ) => {}
+                (other, _) => {
+                    let field = format!("metadata.labels.{}", labels::NETWORK_TYPE);
+                    let expected =
+                        "pod-cidr, service-cidr, external-cidr, internal-cidr or reserved";
+                    self.problem(
+                        reference,
+                        &field,
+                        format!("found {other:?}; expected {expected}"),
+                    );
+                }
+            }
+        }
+        cluster.nodes = self.nodes(&cluster);
+        cluster
+    }
+
+    fn cluster_id(&mut self) -> Option<ClusterId> {
+        let reference =
+            ObjectRef::new(Kind::ConfigMap, labels::LIQO_NAMESPACE, labels::CLUSTER_ID_CONFIGMAP);
+        let field = format!("data.{}", labels::CLUSTER_ID_KEY);
+        let Some(map) = self.index.typed::<core::ConfigMap>(&reference) else {
+            self.problem(
+                &reference,
+                "",
+                "missing; expected the cluster's ID in it (`weft init` writes it)",
+            );
+            return None;
+        };
+        let found = map.data.as_ref().and_then(|data| data.get(labels::CLUSTER_ID_KEY));
+        let Some(found) = found else {
+            self.problem(&reference, &field, "missing; expected the cluster's ID");
+            return None;
+        };
+        found.parse().map_err(|error| self.problem(&reference, &field, format!("{error}"))).ok()
+    }
+
+    /// The external and internal CIDR, if the user describes a cluster and leaves them out, and
+    /// the addresses of the nodes, so that no peer's prefix is put over them.
+    pub(super) fn own_networks(&mut self, cluster: &Cluster) {
+        let index = self.index;
+        let has = |wanted: &str| {
+            let mut networks = index.of_kind(Kind::Network);
+            networks.any(|(_, o)| owner::of(o).is_none() && network_type(o) == Some(wanted))
+        };
+        let map =
+            ObjectRef::new(Kind::ConfigMap, labels::LIQO_NAMESPACE, labels::CLUSTER_ID_CONFIGMAP);
+        let described = cluster.id.is_some() && has("pod-cidr");
+        // The network addresses stay free: one stands in for unknown sources, and a host with a
+        // connected subnet of that prefix takes it for a broadcast address.
+        for (kind, cidr) in [("external-cidr", EXTERNAL_CIDR), ("internal-cidr", INTERNAL_CIDR)] {
+            let name = format!("default-{kind}");
+            if described && !has(kind) {
+                self.want_owned(own_network(&name, kind, cidr, Some(1)), &map);
+            } else if !described {
+                self.keep(ObjectRef::new(Kind::Network, labels::LIQO_NAMESPACE, &name));
+            }
+        }
+        for node in &cluster.nodes {
+            for address in &node.underlay {
+                let name =
+                    format!("node-{}-{}", node.name, addresses::dashed(&address.to_string()));
+                let cidr = Cidr::host(*address).to_string();
+                let mut network = own_network(&name, "reserved", &cidr, None);
+                let set = network.metadata.labels.get_or_insert_default();
+                set.insert(labels::NETWORK_NOT_REMAPPED.to_owned(), "true".to_owned());
+                set.insert(labels::NETWORK_SHARED.to_owned(), "true".to_owned());
+                self.want_owned(network, &ObjectRef::new(Kind::Node, "", &node.name));
+            }
+        }
+    }
+
+    pub(super) fn want_owned(&mut self, object: impl Into<Object>, of: &ObjectRef) {
+        let mut object = object.into();
+        owner::set(&mut object, of);
+        self.want(object);
+    }
+
+    fn nodes(&mut self, cluster: &Cluster) -> Vec<Node> {
+        let nodes = self.index.all::<core::Node>(Kind::Node);
+        let real = |node: &core::Node| {
+            let labels = node.metadata.labels.as_ref();
+            labels.and_then(|l| l.get(labels::NODE_TYPE)).is_none_or(|t| t != "virtual-node")
+        };
+        let real: Vec<_> = nodes.filter(|(_, node)| real(node)).collect();
+        let mut nodes: Vec<Node> = Vec::new();
+        for (reference, node) in real {
+            if let Some(mut node) = self.node(reference, node, cluster) {
+                self.apart(reference, &mut node, &nodes);
+                nodes.push(node);
+            }
+        }
+        nodes
+    }
+
+    /// What another node has already is not this one's too: packets could go to one only.
+    fn apart(&mut self, reference: &ObjectRef, node: &mut Node, others: &[Node]) {
+        for other in others {
+            if let Some(address) = node.underlay.iter().find(|a| other.underlay.contains(a)) {
+                let message = format!("{address} is {}'s too; expected one of its own", other.name);
+                self.problem(reference, "status.addresses", message);
+            }
+            node.pods.retain(|cidr| {
+                let overlaps = other.pods.iter().any(|theirs| theirs.overlaps(cidr));
+                if overlaps {
+                    let message = format!("{cidr} overlaps {}'s; it is left out", other.name);
+                    self.problem(reference, "spec.podCIDRs", message);
+                }
+                !overlaps
+            });
+        }
+    }
+
+    fn node(
+        &mut self,
+        reference: &ObjectRef,
+        node: &core::Node,
+        cluster: &Cluster,
+    ) -> Option<Node> {
+        let underlay = self.underlay(reference, node);
+        if underlay.is_empty() {
+            let message = "no address of type InternalIP; expected one or one of each family";
+            self.problem(reference, "status.addresses", message);
+            self.faulty.insert(reference.clone());
+            return None;
+        }
+        let name = reference.name.clone();
+        let granted = |what: &str| self.index.ip_grant(&addresses::of_node(&name, what));
+        let overlay = granted("overlay").and_then(|address| match address {
+            IpAddr::V4(overlay) => Some(overlay),
+            IpAddr::V6(_) => None,
+        });
+        let external = ["external-ipv4", "external-ipv6"].into_iter().filter_map(granted).collect();
+        let pods = self.pod_cidrs(reference, node, cluster);
+        Some(Node { name, underlay, pods, overlay, external })
+    }
+
+    fn underlay(&mut self, reference: &ObjectRef, node: &core::Node) -> Vec<IpAddr> {
+        let mut underlay: Vec<IpAddr> = Vec::new();
+        let addresses = node.status.as_ref().and_then(|status| status.addresses.as_ref());
+        for (i, address) in addresses.into_iter().flatten().enumerate() {
+            if address.type_ != "InternalIP" {
+                continue;
+            }
+            match address.address.parse::<IpAddr>() {
+                Ok(ip) if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() => {
+                    let message = format!("found {ip}; expected an address other nodes can reach");
+                    self.problem(reference, &format!("status.addresses[{i}].address"), message);
+                }
+                Ok(ip) if underlay.iter().any(|known| known.is_ipv4() == ip.is_ipv4()) => {}
+                Ok(ip) => underlay.push(ip),
+                Err(_) => {
+                    let message = format!("found {:?}; expected an IP address", address.address);
+                    self.problem(reference, &format!("status.addresses[{i}].address"), message);
+                }
+            }
+        }
+        underlay
+    }
+
+    fn pod_cidrs(
+        &mut self,
+        reference: &ObjectRef,
+        node: &core::Node,
+        cluster: &Cluster,
+    ) -> Vec<Cidr> {
+        let spec = node.spec.as_ref();
+        let many = spec.and_then(|spec| spec.pod_cidrs.clone()).filter(|list| !list.is_empty());
+        let one = spec.and_then(|spec| spec.pod_cidr.clone()).map(|cidr| vec![cidr]);
+        let mut cidrs = Vec::new();
+        for (i, text) in many.or(one).unwrap_or_default().iter().enumerate() {
+            let field = format!("spec.podCIDRs[{i}]");
+            match text.parse::<Cidr>() {
+                Ok(cidr) => {
+                    let inside = |pods: &Cidr| pods.overlaps(&cidr) && pods.len() <= cidr.len();
+                    if !cluster.pods.is_empty() && !cluster.pods.iter().any(inside) {
+                        let message = format!(
+                            "{cidr} lies in no Network of type pod-cidr, so peers do not accept its pods"
+                        );
+                        self.problem(reference, &field, message);
+                    }
+                    cidrs.push(cidr);
+                }
+                Err(error) => self.problem(reference, &field, error.to_string()),
+            }
+        }
+        cidrs
+    }
+}
+
+fn own_network(name: &str, kind: &str, cidr: &str, pre_allocated: Option<u32>) -> Network {
+    let mut network = Network::new(name, NetworkSpec { cidr: cidr.to_owned(), pre_allocated });
+    network.metadata.namespace = Some(labels::LIQO_NAMESPACE.to_owned());
+    network.metadata.labels = Some([(labels::NETWORK_TYPE.to_owned(), kind.to_owned())].into());
+    network
+}

@@ -1,0 +1,68 @@
+//! The user's IP resources: which external address stands for what, and who rewrites it.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use fabric_api::ipam::IP;
+use fabric_api::labels;
+use fabric_store::{Kind, ObjectRef};
+
+use super::cluster::Cluster;
+use super::{Compiler, owner};
+use crate::index::ip_grant;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mapping {
+    pub(super) external: IpAddr,
+    pub(super) target: IpAddr,
+    pub(super) masquerade: bool,
+    /// The gateway can rewrite it packet by packet. Otherwise the target is a pod, whose packets
+    /// have a source of their own already, or has two addresses, or must not see the source: then
+    /// the egress node rewrites it with conntrack.
+    pub(super) stateless: bool,
+}
+
+impl Compiler<'_> {
+    pub(super) fn mappings(&mut self, cluster: &Cluster) -> Vec<Mapping> {
+        let index = self.index;
+        let mut mappings = Vec::new();
+        for (reference, object) in index.of_kind(Kind::Ip) {
+            let unreachable = object.label(labels::HOST_UNREACHABLE) == Some("true");
+            if owner::of(object).is_some() || unreachable {
+                continue;
+            }
+            if let Ok(ip) = <&IP>::try_from(object) {
+                mappings.extend(self.mapping(reference, ip, cluster));
+            }
+        }
+        let mut uses: BTreeMap<IpAddr, usize> = BTreeMap::new();
+        for mapping in &mappings {
+            *uses.entry(mapping.target).or_default() += 1;
+        }
+        for mapping in &mut mappings {
+            mapping.stateless &= uses[&mapping.target] == 1;
+        }
+        mappings.sort_by_key(|mapping| mapping.external);
+        mappings
+    }
+
+    fn mapping(&mut self, of: &ObjectRef, ip: &IP, cluster: &Cluster) -> Option<Mapping> {
+        let Ok(target) = ip.spec.ip.parse::<IpAddr>() else {
+            let message = format!("found {:?}; expected an IP address", ip.spec.ip);
+            self.problem(of, "spec.ip", message);
+            return None;
+        };
+        let (external, _) = ip_grant(ip)?;
+        if !cluster.external_cidrs().any(|cidr| cidr.contains(external)) {
+            return None; // an address of another Network, which no peer asks for
+        }
+        if external.is_ipv4() != target.is_ipv4() {
+            let message = format!("{target} and {external} are of two families; expected one");
+            self.problem(of, "spec.ip", message);
+            return None;
+        }
+        let masquerade = ip.spec.masquerade.unwrap_or(false);
+        let is_pod = cluster.pods.iter().any(|pods| pods.contains(target));
+        Some(Mapping { external, target, masquerade, stateless: !is_pod && !masquerade })
+    }
+}

@@ -1,0 +1,189 @@
+//! What each node is told.
+
+use std::net::IpAddr;
+
+use fabric_api::fabric::{
+    GatewayConfig, NodeAddressMap, NodeConfig, NodeConfigSpec, NodeGateway, NodePeering,
+};
+use fabric_api::networking::{Connection, ConnectionValue};
+use fabric_api::{Cidr, overlay_v6};
+use fabric_store::{Kind, Object, ObjectRef};
+
+use super::Compiler;
+use super::cluster::{Cluster, Node};
+use super::gateway::{DEFAULT_MTU, Gateway};
+use super::gateway_config::common_family;
+use super::mappings::Mapping;
+use super::peering::Peering;
+
+impl Compiler<'_> {
+    pub(super) fn node_configs(
+        &mut self,
+        cluster: &Cluster,
+        peerings: &[Peering<'_>],
+        gateways: &[Gateway<'_>],
+        mappings: &[Mapping],
+    ) {
+        for node in &cluster.nodes {
+            let published = self.index.typed::<NodeConfig>(&of_node(&node.name));
+            let all = self.node_peerings(cluster, node, published, peerings, gateways);
+            match node_spec(cluster, node, &all) {
+                Some(mut spec) => {
+                    spec.full_masquerade = self.index.settings.full_masquerade;
+                    spec.ips = self.node_mappings(node, mappings);
+                    self.want(NodeConfig::new(&node.name, spec));
+                }
+                None => self.keep(of_node(&node.name)),
+            }
+        }
+        self.removed_nodes(cluster);
+    }
+
+    /// A node that is gone takes everything away before its config goes, if it has applied any.
+    fn removed_nodes(&mut self, cluster: &Cluster) {
+        let index = self.index;
+        for (reference, config) in index.all::<NodeConfig>(Kind::NodeConfig) {
+            if cluster.node(&reference.name).is_some() {
+                continue;
+            }
+            let node = ObjectRef::new(Kind::Node, "", &reference.name);
+            if self.may_still_be(&node) {
+                self.keep(reference.clone());
+                continue;
+            }
+            let applied = config.status.as_ref().map_or(0, |status| status.applied_generation);
+            let generation = config.metadata.generation.unwrap_or_default();
+            if applied == 0 || (config.spec.removed && applied >= generation) {
+                continue;
+            }
+            let spec = NodeConfigSpec { removed: true, ..config.spec.clone() };
+            self.want(NodeConfig::new(&reference.name, spec));
+        }
+    }
+
+    fn node_mappings(&self, node: &Node, mappings: &[Mapping]) -> Vec<NodeAddressMap> {
+        let is_egress = self.out.objects.values().any(|object| {
+            let config = <&GatewayConfig>::try_from(object).ok();
+            config.is_some_and(|c| c.spec.egress_node.as_deref() == Some(&node.name))
+        });
+        let here = mappings.iter().filter(|mapping| is_egress && !mapping.stateless);
+        here.map(|mapping| NodeAddressMap {
+            external: mapping.external,
+            target: mapping.target,
+            masquerade: mapping.masquerade,
+        })
+        .collect()
+    }
+
+    fn node_peerings(
+        &self,
+        cluster: &Cluster,
+        node: &Node,
+        published: Option<&NodeConfig>,
+        peerings: &[Peering<'_>],
+        gateways: &[Gateway<'_>],
+    ) -> Vec<NodePeering> {
+        let before = published.map(|config| config.spec.peerings.as_slice()).unwrap_or_default();
+        let before_of = |peer: &str| before.iter().find(|p| p.peer_cluster_id == peer).cloned();
+        let mut all: Vec<NodePeering> = Vec::new();
+        for peering in peerings {
+            let Some(id) = &peering.id else { continue };
+            if peering.is_ready() {
+                let gateway = peering.gateway.map(|i| &gateways[i]);
+                all.push(self.node_peering(cluster, node, peering, gateway));
+            } else if !peerings.iter().any(|other| other.is_with(id) && other.is_ready()) {
+                all.extend(before_of(id.as_str()));
+            }
+        }
+        let unread = before.iter().filter(|p| self.index.peer_may_be_unread(&p.peer_cluster_id));
+        all.extend(unread.cloned());
+        all.sort_by(|a, b| a.peer_cluster_id.cmp(&b.peer_cluster_id));
+        all.dedup_by(|a, b| a.peer_cluster_id == b.peer_cluster_id);
+        all
+    }
+
+    fn node_peering(
+        &self,
+        cluster: &Cluster,
+        node: &Node,
+        peering: &Peering<'_>,
+        gateway: Option<&Gateway<'_>>,
+    ) -> NodePeering {
+        let config = gateway.and_then(|gateway| self.config_of(gateway));
+        let status =
+            gateway.and_then(|gateway| self.index.typed::<GatewayConfig>(&gateway.config()));
+        let in_force = status.and_then(|c| c.status.as_ref()).map(|s| s.mtu).filter(|mtu| *mtu > 0);
+        let mut prefixes: Vec<Cidr> = peering.prefixes().collect();
+        prefixes.sort();
+        NodePeering {
+            peer_cluster_id: peering.id.as_ref().map(ToString::to_string).unwrap_or_default(),
+            prefixes: prefixes.iter().map(Cidr::to_string).collect(),
+            connected: gateway.is_some_and(|gateway| self.is_connected(gateway)),
+            mtu: in_force.or_else(|| config.map(|c| c.spec.mtu)).unwrap_or(DEFAULT_MTU),
+            gateway: config.and_then(|config| node_gateway(cluster, node, config)),
+        }
+    }
+
+    /// What is or stays published for a gateway.
+    pub(super) fn config_of(&self, gateway: &Gateway<'_>) -> Option<&GatewayConfig> {
+        let reference = gateway.config();
+        match self.out.objects.get(&reference) {
+            Some(Object::GatewayConfig(config)) => Some(config),
+            Some(_) | None => {
+                let kept = self.kept.contains(&reference);
+                self.index.typed::<GatewayConfig>(&reference).filter(|_| kept)
+            }
+        }
+    }
+
+    fn is_connected(&self, gateway: &Gateway<'_>) -> bool {
+        let connections = self.index.all::<Connection>(Kind::Connection);
+        let own = connections.filter(|(reference, connection)| {
+            let of = &connection.spec.gateway_ref;
+            reference.namespace.as_deref() == Some(gateway.namespace())
+                && of.name.as_deref() == Some(&gateway.reference.name)
+                && of.uid.as_ref().is_none_or(|uid| *uid == gateway.uid)
+        });
+        let mut values = own.filter_map(|(_, connection)| connection.status.as_ref());
+        values.any(|status| status.value == ConnectionValue::Connected)
+    }
+}
+
+fn of_node(name: &str) -> ObjectRef {
+    ObjectRef::new(Kind::NodeConfig, "", name)
+}
+
+fn node_spec(cluster: &Cluster, node: &Node, peerings: &[NodePeering]) -> Option<NodeConfigSpec> {
+    if !cluster.is_ready() {
+        return None;
+    }
+    let gateways = peerings.iter().filter_map(|peering| peering.gateway.as_ref());
+    let mut vxlan_sources: Vec<IpAddr> = gateways.map(|gateway| gateway.underlay).collect();
+    vxlan_sources.sort();
+    vxlan_sources.dedup();
+    Some(NodeConfigSpec {
+        cluster_id: cluster.id.as_ref()?.to_string(),
+        overlay: node.overlay,
+        underlay: node.underlay.clone(),
+        local_pods: node.pods.iter().map(Cidr::to_string).collect(),
+        pod_cidrs: cluster.pods.iter().map(Cidr::to_string).collect(),
+        external: node.external.clone(),
+        peerings: peerings.to_vec(),
+        ips: Vec::new(),
+        vxlan_sources,
+        full_masquerade: false,
+        removed: false,
+    })
+}
+
+/// The way from a node to a gateway. Its host routes the gateway's link address.
+fn node_gateway(cluster: &Cluster, node: &Node, config: &GatewayConfig) -> Option<NodeGateway> {
+    let overlay = &config.spec.overlay;
+    let host = overlay.node.as_deref().and_then(|name| cluster.node(name));
+    let ipv4 = common_family(node, host)?.is_ipv4();
+    let link = overlay.link_address?;
+    let underlay = if ipv4 { IpAddr::V4(link) } else { IpAddr::V6(overlay_v6(link)) };
+    // The gateway's own host is told as well: its agent backs the route that the gateway makes.
+    let via = host.and_then(|host| host.underlay.iter().find(|a| a.is_ipv4() == ipv4));
+    Some(NodeGateway { overlay: overlay.address, underlay, via: via.copied() })
+}

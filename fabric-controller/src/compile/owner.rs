@@ -1,0 +1,20 @@
+//! For whose sake weft made an object of its own.
+
+use fabric_store::{Kind, Object, ObjectRef};
+
+/// Annotation on every Network and IP of weft's own; what has none is the user's.
+pub(super) const OWNER: &str = "fabric.weft.dev/owner";
+
+/// The owner of a Network or an IP, if weft made it.
+pub(super) fn of(object: &Object) -> Option<ObjectRef> {
+    let text = object.metadata().annotations.as_ref()?.get(OWNER)?;
+    let (kind, name) = text.split_once(' ')?;
+    let kind = Kind::ALL.into_iter().find(|k| k.as_str() == kind)?;
+    let (namespace, name) = name.split_once('/').unwrap_or(("", name));
+    Some(ObjectRef::new(kind, namespace, name))
+}
+
+pub(super) fn set(object: &mut Object, owner: &ObjectRef) {
+    let annotations = object.metadata_mut().annotations.get_or_insert_default();
+    annotations.insert(OWNER.to_owned(), owner.to_string());
+}

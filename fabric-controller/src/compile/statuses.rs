@@ -1,0 +1,129 @@
+//! What the user's own objects are told.
+
+use fabric_api::fabric::{GatewayConfig, RemapKind};
+use fabric_api::networking::{
+    CidrList, ClusterCidrs, Configuration, EndpointStatus, InternalEndpoint, SideConfig,
+};
+use fabric_store::Kind;
+use k8s_openapi::api::core::v1::ObjectReference;
+
+use super::Compiler;
+use super::cluster::Cluster;
+use super::conditions::{self, Readiness};
+use super::gateway::{End, Gateway};
+use super::peering::Peering;
+
+impl Compiler<'_> {
+    pub(super) fn configuration_statuses(&mut self, cluster: &Cluster, peerings: &[Peering<'_>]) {
+        for peering in peerings {
+            let mut configuration: Configuration = peering.configuration.clone();
+            let readiness = self.readiness(cluster, peering);
+            let status = configuration.status.get_or_insert_default();
+            if matches!(readiness, Readiness::Configured) {
+                status.remote = Some(as_seen_here(peering));
+            }
+            let generation = configuration.metadata.generation.unwrap_or_default();
+            conditions::set(&mut status.conditions, &readiness, generation, self.now);
+            if cluster.is_ready() {
+                configuration.spec.local = Some(own_side(cluster));
+            }
+            self.out.statuses.insert(peering.reference.clone(), configuration.into());
+        }
+    }
+
+    fn readiness(&self, cluster: &Cluster, peering: &Peering<'_>) -> Readiness {
+        if let Some(fault) = &peering.fault {
+            return Readiness::Invalid(fault.clone());
+        }
+        if peering.is_ready() {
+            return Readiness::Configured;
+        }
+        if !cluster.is_ready() {
+            let what = "the cluster's own pod, external and internal CIDR are not there yet";
+            return Readiness::Waiting(what.to_owned());
+        }
+        let missing = peering.remotes.iter().filter(|remote| remote.granted.is_none());
+        let told = missing.map(|remote| match self.index.denial(&remote.network) {
+            Some(reason) => format!("{}: {reason}", remote.cidr),
+            None => remote.cidr.to_string(),
+        });
+        Readiness::Waiting(told.collect::<Vec<_>>().join(", "))
+    }
+
+    pub(super) fn gateway_statuses(&mut self, cluster: &Cluster, gateways: &[Gateway<'_>]) {
+        for gateway in gateways {
+            let config = self.config_of(gateway).cloned();
+            let (Some(settings), Some(config)) = (&gateway.settings, config) else { continue };
+            let secret = ObjectReference {
+                namespace: gateway.reference.namespace.clone(),
+                name: Some(settings.secret_name.clone()),
+                ..ObjectReference::default()
+            };
+            let internal = config.spec.overlay.link_address.map(|link| InternalEndpoint {
+                ip: Some(link.to_string()),
+                node: config.spec.overlay.node.clone(),
+            });
+            let object = match gateway.end {
+                End::Server(server) => {
+                    let mut server = server.clone();
+                    let status = server.status.get_or_insert_default();
+                    status.server_ref = Some(reference_to(&config));
+                    status.secret_ref = Some(secret);
+                    status.internal_endpoint = internal;
+                    let balancer = server.spec.endpoint.load_balancer_ip.clone();
+                    status.endpoint = Some(endpoint(cluster, &config, balancer));
+                    server.into()
+                }
+                End::Client(client) => {
+                    let mut client = client.clone();
+                    let status = client.status.get_or_insert_default();
+                    status.client_ref = Some(reference_to(&config));
+                    status.secret_ref = Some(secret);
+                    status.internal_endpoint = internal;
+                    client.into()
+                }
+            };
+            self.out.statuses.insert(gateway.reference.clone(), object);
+        }
+    }
+}
+
+/// Index by index as in `spec.remote`.
+fn as_seen_here(peering: &Peering<'_>) -> SideConfig {
+    let list = |kind: RemapKind| {
+        let of_kind = peering.remotes.iter().filter(|remote| remote.kind == kind);
+        CidrList(of_kind.filter_map(|r| r.granted).map(|cidr| cidr.to_string()).collect())
+    };
+    let cidr = ClusterCidrs { pod: list(RemapKind::Pod), external: list(RemapKind::External) };
+    SideConfig { cidr }
+}
+
+fn own_side(cluster: &Cluster) -> SideConfig {
+    let pod = CidrList(cluster.pods.iter().map(ToString::to_string).collect());
+    let external = CidrList(cluster.external_cidrs().map(|cidr| cidr.to_string()).collect());
+    SideConfig { cidr: ClusterCidrs { pod, external } }
+}
+
+/// Where the peer's client finds this server.
+fn endpoint(cluster: &Cluster, config: &GatewayConfig, balancer: Option<String>) -> EndpointStatus {
+    let host = config.spec.overlay.node.as_deref().and_then(|name| cluster.node(name));
+    let own = host.map(|host| host.underlay.iter().map(ToString::to_string).collect());
+    let balancer = balancer.filter(|address| !address.is_empty()).map(|address| vec![address]);
+    EndpointStatus {
+        addresses: balancer.or(own).unwrap_or_default(),
+        port: config.spec.listen_port.map(i32::from),
+        ports: Vec::new(),
+        protocol: Some("UDP".to_owned()),
+    }
+}
+
+/// What a gateway's manifest has become.
+fn reference_to(config: &GatewayConfig) -> ObjectReference {
+    ObjectReference {
+        api_version: Some(Kind::GatewayConfig.api_version().to_owned()),
+        kind: Some(Kind::GatewayConfig.as_str().to_owned()),
+        namespace: config.metadata.namespace.clone(),
+        name: config.metadata.name.clone(),
+        ..ObjectReference::default()
+    }
+}

@@ -1,0 +1,83 @@
+//! IPv6 beside IPv4, and alone.
+
+use fabric_api::overlay_v6;
+use fabric_store::Kind;
+use serde_json::json;
+
+use super::world::{World, client_side, configuration, network, of};
+
+fn dual_stack_node(name: &str, addresses: &[&str]) -> fabric_store::Object {
+    let addresses: Vec<_> =
+        addresses.iter().map(|a| json!({"type": "InternalIP", "address": a})).collect();
+    of!(Node, k8s_openapi::api::core::v1::Node, {
+        "metadata": {"name": name},
+        "spec": {"podCIDRs": ["10.200.1.0/24", "fd00:200:0:1::/64"]},
+        "status": {"addresses": addresses}
+    })
+}
+
+fn dual_stack() -> World {
+    let mut world = World::new("rome");
+    world.apply(network("pod-cidr-6", "pod-cidr", "fd00:200::/48"));
+    world.apply(network("external-4", "external-cidr", "10.70.0.0/16"));
+    world.apply(network("external-6", "external-cidr", "fd00:70::/48"));
+    world.apply(dual_stack_node("n1", &["192.0.2.11", "2001:db8::11"]));
+    client_side("milan").into_iter().for_each(|object| world.apply(object));
+    world
+}
+
+#[test]
+fn both_families_side_by_side() {
+    let mut world = dual_stack();
+    let both = |four: &str, six: &str| json!([four, six]);
+    world.apply(configuration(
+        "milan",
+        both("10.200.0.0/16", "fd00:200::/48"),
+        both("10.70.0.0/16", "fd00:70::/48"),
+    ));
+    world.settle();
+    assert_eq!(world.problems(), [""; 0]);
+    let config = world.gateway("liqo-tenant-milan", "client").unwrap();
+    let pairs: Vec<_> =
+        config.remaps.iter().map(|r| (r.remote.as_str(), r.local.as_str())).collect();
+    assert_eq!(
+        pairs.iter().map(|p| p.0).collect::<Vec<_>>(),
+        ["10.200.0.0/16", "fd00:200::/48", "10.70.0.0/16", "fd00:70::/48"]
+    );
+    assert!(
+        pairs
+            .iter()
+            .all(|(remote, local)| remote != local && remote.contains(':') == local.contains(':'))
+    );
+    let icmp: Vec<_> = config.icmp_sources.iter().map(ToString::to_string).collect();
+    assert_eq!(icmp, ["10.70.0.0", "fd00:70::"]);
+    let node = world.node("n1").unwrap();
+    assert_eq!(node.external.len(), 2);
+    assert_eq!(node.local_pods, ["10.200.1.0/24", "fd00:200:0:1::/64"]);
+    assert_eq!(config.nodes[0].prefixes.len(), 4);
+    let status = world.status(&fabric_store::ObjectRef::new(
+        Kind::Configuration,
+        "liqo-tenant-milan",
+        "milan",
+    ));
+    assert_eq!(status["remote"]["cidr"]["pod"], json!([pairs[0].1, pairs[1].1]));
+}
+
+#[test]
+fn a_peer_with_ipv6_alone_is_reached_over_nodes_with_ipv6_alone() {
+    let mut world = dual_stack();
+    world.apply(dual_stack_node("n1", &["2001:db8::11"]));
+    world.apply(dual_stack_node("n2", &["2001:db8::12", "192.0.2.12"]));
+    world.apply(configuration("milan", json!("2001:db8:5::/48"), json!([])));
+    world.settle();
+    let config = world.gateway("liqo-tenant-milan", "client").unwrap();
+    assert_eq!(config.remaps.len(), 1);
+    assert_eq!(config.nodes[0].underlay.to_string(), "2001:db8::11");
+    let link = overlay_v6(config.overlay.link_address.unwrap());
+    let [first, second] =
+        ["n1", "n2"].map(|n| world.node(n).unwrap().peerings[0].gateway.clone().unwrap());
+    assert_eq!(first.underlay, link);
+    assert_eq!(first.via, Some("2001:db8::11".parse().unwrap()));
+    assert_eq!(second.via, first.via);
+    assert_eq!(world.node("n2").unwrap().vxlan_sources, [std::net::IpAddr::from(link)]);
+}

@@ -1,0 +1,387 @@
+//! Whatever is wrong is told, and disturbs nothing else.
+
+use fabric_api::networking::{Configuration, GatewayClient, GatewayServer};
+use fabric_store::{Kind, Object, ObjectRef};
+use serde_json::{Value, json};
+
+use super::world::{
+    World, client, client_side, cluster_id, configuration, either_side, network, of, public_key,
+    secret, server, server_side,
+};
+
+/// A cluster with a peering that runs.
+fn running() -> World {
+    let mut world = World::new("milan");
+    client_side("turin").into_iter().for_each(|object| world.apply(object));
+    world.settle();
+    assert_eq!(world.problems(), [""; 0]);
+    world
+}
+
+fn broken_server(spec: Value) -> Object {
+    of!(GatewayServer, GatewayServer, {
+        "metadata": {"name": "server", "namespace": "liqo-tenant-rome", "labels": {"liqo.io/remote-cluster-id": "rome"}},
+        "spec": spec
+    })
+}
+
+fn broken_client(endpoint: Value) -> Object {
+    of!(GatewayClient, GatewayClient, {
+        "metadata": {"name": "server", "namespace": "liqo-tenant-rome", "labels": {"liqo.io/remote-cluster-id": "rome"}},
+        "spec": {"secretRef": {"name": "gw-keys"}, "endpoint": endpoint}
+    })
+}
+
+fn without_label(mut object: Object) -> Object {
+    object.metadata_mut().labels = None;
+    object
+}
+
+fn labelled(mut object: Object, id: &str) -> Object {
+    let label = ("liqo.io/remote-cluster-id".to_owned(), id.to_owned());
+    object.metadata_mut().labels = Some([label].into());
+    object
+}
+
+fn rome(pod: Value, external: Value) -> Object {
+    configuration("rome", pod, external)
+}
+
+/// Each with a part of the problem that it must make.
+fn cases() -> Vec<(Object, &'static str)> {
+    let key = |key: &str| public_key("gw-publickey", "rome", key);
+    let port =
+        |spec: Value| broken_server(json!({"secretRef": {"name": "gw-keys"}, "endpoint": spec}));
+    let low_order = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
+    vec![
+        (
+            without_label(rome(json!("10.1.0.0/16"), json!([]))),
+            "Configuration liqo-tenant-rome/rome: metadata.labels.liqo.io/remote-cluster-id: missing; expected",
+        ),
+        (
+            labelled(rome(json!("10.1.0.0/16"), json!([])), "Rome!"),
+            "\"Rome!\" is not a cluster ID; expected",
+        ),
+        (
+            labelled(rome(json!("10.1.0.0/16"), json!([])), "milan"),
+            "found milan, which is this cluster; expected",
+        ),
+        (
+            rome(json!("10.1.0.0/33"), json!([])),
+            "spec.remote.cidr.pod[0]: \"10.1.0.0/33\" is not a network prefix; expected",
+        ),
+        (
+            rome(json!(["10.1.0.0/16", "10.2.0.1/16"]), json!([])),
+            "spec.remote.cidr.pod[1]: 10.2.0.1/16 has host bits set; did you mean 10.2.0.0/16?",
+        ),
+        (rome(json!("0.0.0.0/0"), json!([])), "spec.remote.cidr.pod[0]: found 0.0.0.0/0; expected"),
+        (rome(json!("224.0.0.0/8"), json!([])), "found 224.0.0.0/8; expected"),
+        (rome(json!("169.254.18.0/24"), json!([])), "found 169.254.18.0/24; expected"),
+        (rome(json!([]), json!("10.1.0.0/16")), "spec.remote.cidr.pod: missing; expected"),
+        (
+            rome(json!("10.1.0.0/16"), json!("10.1.2.0/24")),
+            "spec.remote.cidr.external[0]: 10.1.2.0/24 overlaps spec.remote.cidr.pod[0], 10.1.0.0/16; expected",
+        ),
+        (
+            key("not base64!"),
+            "PublicKey liqo-tenant-rome/gw-publickey: spec.publicKey: the key is not base64; expected",
+        ),
+        (key("c2hvcnQ="), "spec.publicKey: the key is 5 bytes long; expected 32"),
+        (key(low_order), "spec.publicKey: the key is a point of low order"),
+        (
+            key("VQBlodNolSfnUBl5QCtt/y7SPSCRQCQyUQc/jzyrZjE="),
+            "spec.publicKey: this is this cluster's own public key; expected the peer's",
+        ),
+        (
+            without_label(key(low_order)),
+            "PublicKey liqo-tenant-rome/gw-publickey: metadata.labels.liqo.io/remote-cluster-id: missing",
+        ),
+        (
+            port(json!({"port": 0})),
+            "GatewayServer liqo-tenant-rome/server: spec.endpoint.port: found 0; expected a port, 1 to 65535",
+        ),
+        (port(json!({"port": 65536})), "spec.endpoint.port: found 65536; expected"),
+        (port(json!({"port": -1})), "spec.endpoint.port: found -1; expected"),
+        (port(json!({})), "spec.endpoint.port: missing; expected"),
+        (
+            port(json!({"serviceType": "NodePort", "port": 1, "nodePort": 0})),
+            "spec.endpoint.nodePort: found 0; expected",
+        ),
+        (
+            port(json!({"serviceType": "ExternalName", "port": 1})),
+            "spec.endpoint.serviceType: found ExternalName; expected",
+        ),
+        (
+            broken_server(json!({"mtu": 575, "endpoint": {"port": 1}})),
+            "spec.mtu: found 575; expected 576 to 65535",
+        ),
+        (
+            broken_server(json!({"mtu": -1, "endpoint": {"port": 1}})),
+            "spec.mtu: found -1; expected",
+        ),
+        (
+            without_label(server("rome", 1)),
+            "GatewayServer liqo-tenant-rome/server: metadata.labels",
+        ),
+        (
+            broken_client(json!({"addresses": ["192.0.2.1"], "port": 0})),
+            "GatewayClient liqo-tenant-rome/server: spec.endpoint.port: found 0",
+        ),
+        (broken_client(json!({"port": 1})), "spec.endpoint.addresses: missing; expected"),
+        (
+            broken_client(json!({"addresses": ["a.example", "300.1.2.3"], "port": 1})),
+            "spec.endpoint.addresses[1]: found \"300.1.2.3\"; expected",
+        ),
+        (
+            broken_client(json!({"addresses": ["$(reboot)"], "port": 1})),
+            "spec.endpoint.addresses[0]: found \"$(reboot)\"; expected",
+        ),
+        (
+            broken_client(json!({"addresses": ["a.example"], "port": 1, "protocol": "TCP"})),
+            "spec.endpoint.protocol: found \"TCP\"; expected UDP",
+        ),
+        (
+            secret_with(json!({})),
+            "Secret liqo-tenant-rome/gw-keys: data.privateKey: missing; expected",
+        ),
+        (
+            secret_with(json!({"privateKey": "c2hvcnQ="})),
+            "data.privateKey: the key is 5 bytes long; expected 32",
+        ),
+        (
+            secret_with(
+                json!({"privateKey": "YHztEzTrIe/fVxknCVVsPWqDeBmhvLUVHTmT8GgV6ko=", "publicKey": low_order}),
+            ),
+            "data.publicKey: does not belong to the private key; expected VQBl",
+        ),
+        (
+            network("pod-cidr-2", "pods", "10.9.0.0/16"),
+            "Network liqo/pod-cidr-2: metadata.labels.ipam.liqo.io/network-type: found \"pods\"; expected pod-cidr",
+        ),
+        (
+            network("pod-cidr-2", "pod-cidr", "10.9.0.0"),
+            "Network liqo/pod-cidr-2: spec.cidr: \"10.9.0.0\" is not a network prefix",
+        ),
+        (bad_node(json!([])), "Node n9: status.addresses: no address of type InternalIP; expected"),
+        (
+            bad_node(json!([{"type": "InternalIP", "address": "x"}])),
+            "Node n9: status.addresses[0].address: found \"x\"; expected",
+        ),
+        (
+            of!(Ip, fabric_api::ipam::IP, {"metadata": {"name": "i", "namespace": "t"}, "spec": {"ip": "x"}}),
+            "IP t/i: spec.ip: found \"x\"; expected",
+        ),
+        (
+            of!(Ip, fabric_api::ipam::IP, {"metadata": {"name": "i", "namespace": "t"}, "spec": {"ip": "1.2.3.4", "networkRef": {"name": "none"}}}),
+            "IP t/i: spec.networkRef: waits for Network t/none",
+        ),
+    ]
+}
+
+fn secret_with(data: Value) -> Object {
+    of!(Secret, k8s_openapi::api::core::v1::Secret, {
+        "metadata": {"name": "gw-keys", "namespace": "liqo-tenant-rome"}, "data": data
+    })
+}
+
+fn bad_node(addresses: Value) -> Object {
+    of!(Node, k8s_openapi::api::core::v1::Node, {
+        "metadata": {"name": "n9"}, "status": {"addresses": addresses}
+    })
+}
+
+#[test]
+fn every_fault_is_told_by_object_field_found_and_expected_and_disturbs_nobody() {
+    let before = running().gateway("liqo-tenant-turin", "client").cloned();
+    for (broken, problem) in cases() {
+        let mut world = running();
+        let good = server_side("rome", 30742);
+        let is_gateway = matches!(broken.kind(), Kind::GatewayClient);
+        for object in good.into_iter().filter(|o| !is_gateway || o.kind() != Kind::GatewayServer) {
+            world.apply(object);
+        }
+        world.apply(broken.clone());
+        world.settle();
+        let problems = world.problems();
+        assert!(problems.iter().any(|found| found.contains(problem)), "{problem}: {problems:#?}");
+        assert!(problems.iter().all(|found| !found.contains("YHzt")), "{problems:#?}");
+        let mut after = world.gateway("liqo-tenant-turin", "client").cloned();
+        if let Some(after) = &mut after {
+            after.egress.clear(); // the new peer's prefixes, if it got any
+        }
+        assert_eq!(after, before, "{problem}");
+    }
+}
+
+#[test]
+fn a_fault_in_an_edit_keeps_what_runs() {
+    let mut world = World::new("milan");
+    server_side("rome", 30742).into_iter().for_each(|object| world.apply(object));
+    world.settle();
+    let held = world.held();
+    let before = world.gateway("liqo-tenant-rome", "server").cloned();
+    let node = world.node("n1").cloned();
+    let good: Vec<_> = server_side("rome", 30742);
+    for (broken, problem) in cases() {
+        if !good.iter().any(|object| object.reference() == broken.reference())
+            || broken.kind() == Kind::Secret
+            || problem.contains("metadata.labels")
+            || problem.contains("cluster ID")
+            || problem.contains("this cluster")
+        {
+            continue;
+        }
+        world.apply(broken);
+        world.settle();
+        assert_eq!(world.gateway("liqo-tenant-rome", "server").cloned(), before, "{problem}");
+        assert_eq!(
+            (world.node("n1").cloned(), world.held()),
+            (node.clone(), held.clone()),
+            "{problem}"
+        );
+        good.iter().cloned().for_each(|object| world.apply(object));
+        world.settle();
+        assert_eq!(world.problems(), [""; 0], "{problem}");
+    }
+}
+
+#[test]
+fn a_configuration_says_itself_what_is_wrong_with_it() {
+    let mut world = running();
+    world.apply(rome(json!("10.1.0.1/16"), json!([])));
+    world.settle();
+    let reference = ObjectRef::new(Kind::Configuration, "liqo-tenant-rome", "rome");
+    let condition = world.status(&reference)["conditions"][0].clone();
+    assert_eq!(
+        (&condition["status"], &condition["reason"]),
+        (&json!("False"), &json!("InvalidConfiguration"))
+    );
+    assert!(
+        condition["message"].as_str().unwrap().contains("did you mean 10.1.0.0/16?"),
+        "{condition}"
+    );
+    world.apply(rome(json!("10.1.0.0/16"), json!([])));
+    world.settle();
+    assert_eq!(world.status(&reference)["conditions"][0]["status"], "True");
+    assert_eq!(world.status(&reference)["conditions"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn two_gateways_for_one_peer_are_told_of_both_and_the_first_runs_on() {
+    let mut world = running();
+    let before = world.gateway("liqo-tenant-turin", "client").cloned();
+    world.apply(server("turin", 30742));
+    world.settle();
+    let problems = world.problems();
+    assert_eq!(problems.len(), 2, "{problems:#?}");
+    assert!(problems[0].starts_with("GatewayServer liqo-tenant-turin/server: "), "{problems:#?}");
+    assert!(problems[1].ends_with("GatewayClient liqo-tenant-turin/client runs"), "{problems:#?}");
+    assert_eq!(world.gateway("liqo-tenant-turin", "client").cloned(), before);
+    assert_eq!(world.gateway("liqo-tenant-turin", "server"), None);
+    world.delete(&client("turin").reference());
+    world.settle();
+    assert_eq!(world.gateway("liqo-tenant-turin", "client"), None);
+    assert!(world.gateway("liqo-tenant-turin", "server").is_some(), "now it is the only one");
+}
+
+#[test]
+fn two_servers_cannot_have_one_port() {
+    let mut world = World::new("milan");
+    server_side("rome", 30742).into_iter().for_each(|object| world.apply(object));
+    world.settle();
+    server_side("athens", 30742).into_iter().for_each(|object| world.apply(object));
+    world.settle();
+    assert_eq!(
+        world.problems(),
+        ["GatewayServer liqo-tenant-athens/server: spec.endpoint: port 30742 is GatewayServer \
+          liqo-tenant-rome/server's; expected another port"]
+    );
+    assert!(world.gateway("liqo-tenant-rome", "server").is_some());
+    assert_eq!(world.gateway("liqo-tenant-athens", "server"), None);
+}
+
+#[test]
+fn two_configurations_or_keys_for_one_peer_are_told() {
+    let mut world = running();
+    let before = world.gateway("liqo-tenant-turin", "client").cloned();
+    world.apply(of!(Configuration, Configuration, {
+        "metadata": {"name": "a", "namespace": "a", "labels": {"liqo.io/remote-cluster-id": "turin"}},
+        "spec": {"remote": {"cidr": {"pod": "10.1.0.0/16"}}}
+    }));
+    world.settle();
+    assert_eq!(world.problems().len(), 2, "{:#?}", world.problems());
+    world.apply(public_key("second", "turin", "VQBlodNolSfnUBl5QCtt/y7SPSCRQCQyUQc/jzyrZjE="));
+    world.settle();
+    assert!(world.problems().iter().any(|p| p.contains("has another key of turin")));
+    assert_eq!(world.gateway("liqo-tenant-turin", "client").cloned(), before);
+}
+
+#[test]
+fn what_is_missing_is_waited_for() {
+    let mut world = World::new("milan");
+    world.apply(server("rome", 30742));
+    world.settle();
+    let mut problems = world.problems();
+    problems.sort();
+    let of = "GatewayServer liqo-tenant-rome/server: ";
+    assert_eq!(
+        problems,
+        [
+            format!("{of}spec.secretRef.name: waits for Secret liqo-tenant-rome/gw-keys"),
+            format!("{of}waits for a Configuration of rome"),
+            format!("{of}waits for a PublicKey of rome in its namespace"),
+        ]
+    );
+    assert_eq!(world.gateway("liqo-tenant-rome", "server"), None);
+    world.apply(rome(json!("10.200.0.0/16"), json!("10.70.0.0/16")));
+    world.settle();
+    let config = world.gateway("liqo-tenant-rome", "server").expect("the tunnel itself can wait");
+    assert_eq!(config.peer_public_key, None);
+    world.apply(secret("rome"));
+    world.apply(either_side("rome", json!("10.200.0.0/16"), json!("10.70.0.0/16")).remove(2));
+    world.settle();
+    assert_eq!(world.problems(), [""; 0]);
+}
+
+#[test]
+fn a_cluster_without_a_name_keeps_what_runs_and_says_so() {
+    let mut world = running();
+    let (before, held) = (world.gateway("liqo-tenant-turin", "client").cloned(), world.held());
+    world.delete(&cluster_id("milan").reference());
+    world.settle();
+    assert!(world.problems()[0].contains("ConfigMap liqo/liqo-clusterid-configmap: missing"));
+    assert_eq!(world.gateway("liqo-tenant-turin", "client").cloned(), before);
+    assert_eq!(world.held(), held);
+    world.apply(cluster_id("Not A Name"));
+    world.settle();
+    assert!(world.problems()[0].contains("data.CLUSTER_ID: \"Not A Name\" is not a cluster ID"));
+}
+
+#[test]
+fn nothing_at_all_is_no_fault_of_ours() {
+    let mut world = World::empty();
+    world.settle();
+    assert_eq!(world.last.objects.len(), 0);
+}
+
+#[test]
+fn what_ipam_refuses_is_told_of_the_one_who_asked() {
+    let mut world = running();
+    world.apply(rome(json!("10.1.0.0/16"), json!([])));
+    world.last = crate::compile(&world.index, jiff::Timestamp::UNIX_EPOCH);
+    let own = world.last.objects.iter().find(|(r, _)| r.name == "rome-pod-10-1-0-0-16").unwrap();
+    let (reference, object) = (own.0.clone(), own.1.clone());
+    world.index.apply(fabric_store::Event::Applied(Box::new(object)));
+    world.index.deny(reference, "no room".to_owned());
+    let published = crate::compile(&world.index, jiff::Timestamp::UNIX_EPOCH);
+    let problems: Vec<_> = published.problems.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        problems,
+        [
+            "Configuration liqo-tenant-rome/rome: Network liqo-tenant-rome/rome-pod-10-1-0-0-16: no room"
+        ]
+    );
+    let reference = ObjectRef::new(Kind::Configuration, "liqo-tenant-rome", "rome");
+    let status = published.statuses[&reference].to_value()["status"].clone();
+    assert_eq!(status["conditions"][0]["message"], "10.1.0.0/16: no room");
+}

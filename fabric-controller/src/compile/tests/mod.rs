@@ -1,0 +1,7 @@
+//! The compiler on plain objects, in a world of its own.
+
+mod families;
+mod faults;
+mod nodes;
+mod peerings;
+mod world;

@@ -1,0 +1,166 @@
+//! Nodes and IP resources.
+
+use fabric_api::fabric::NodeConfig;
+use fabric_api::ipam::IP;
+use fabric_store::{Event, Kind, Object, ObjectRef};
+use serde_json::json;
+
+use super::world::{World, client_side, node, of};
+
+fn peered() -> World {
+    let mut world = World::new("rome");
+    client_side("milan").into_iter().for_each(|object| world.apply(object));
+    world.settle();
+    world
+}
+
+fn n(name: &str) -> ObjectRef {
+    ObjectRef::new(Kind::Node, "", name)
+}
+
+#[test]
+fn a_further_node_reaches_the_gateway_by_way_of_its_host() {
+    let mut world = peered();
+    world.apply(node("n2", "192.0.2.12", 2));
+    world.settle();
+    let there = world.node("n2").unwrap();
+    let gateway = there.peerings[0].gateway.as_ref().unwrap();
+    assert_eq!(gateway.via, Some("192.0.2.11".parse().unwrap()));
+    assert_eq!(there.local_pods, ["10.200.2.0/24"]);
+    assert_eq!(there.pod_cidrs, ["10.200.0.0/16"]);
+    let here = world.node("n1").unwrap();
+    assert_ne!(here.external, there.external);
+    assert_ne!(here.overlay.unwrap(), there.overlay.unwrap());
+    let config = world.gateway("liqo-tenant-milan", "client").unwrap();
+    let nodes: Vec<_> = config.nodes.iter().map(|node| node.name.as_str()).collect();
+    assert_eq!(nodes, ["n1", "n2"]);
+}
+
+#[test]
+fn a_node_that_goes_cleans_up_before_its_config_goes_and_gives_its_addresses_back() {
+    let mut world = peered();
+    let held = world.held();
+    world.apply(node("n2", "192.0.2.12", 2));
+    world.settle();
+    let applied = |world: &mut World, generation| {
+        let reference = ObjectRef::new(Kind::NodeConfig, "", "n2");
+        let mut config = world.index.typed::<NodeConfig>(&reference).unwrap().clone();
+        config.status.get_or_insert_default().applied_generation = generation;
+        world.index.apply(Event::Applied(Box::new(config.into())));
+        world.settle();
+    };
+    applied(&mut world, 1);
+    world.delete(&n("n2"));
+    world.settle();
+    assert!(world.node("n2").unwrap().removed);
+    assert_eq!(world.gateway("liqo-tenant-milan", "client").unwrap().nodes.len(), 1);
+    assert_eq!(world.held(), held);
+    let reference = ObjectRef::new(Kind::NodeConfig, "", "n2");
+    let generation = world.index.get(&reference).unwrap().generation();
+    applied(&mut world, generation);
+    assert_eq!(world.node("n2"), None);
+}
+
+#[test]
+fn a_node_whose_agent_never_ran_just_goes() {
+    let mut world = peered();
+    world.apply(node("n2", "192.0.2.12", 2));
+    world.settle();
+    world.delete(&n("n2"));
+    world.settle();
+    assert_eq!(world.node("n2"), None);
+}
+
+#[test]
+fn virtual_nodes_are_left_out_and_peers_prefixes_keep_off_node_addresses() {
+    let mut world = World::new("rome");
+    let mut ghost = node("liqo-milan", "192.0.2.99", 9);
+    ghost.metadata_mut().labels =
+        Some([("liqo.io/type".to_owned(), "virtual-node".to_owned())].into());
+    world.apply(ghost);
+    world.apply(node("n2", "10.33.0.5", 2));
+    let mut side = client_side("milan");
+    side[0] = super::world::configuration("milan", json!("10.33.0.0/16"), json!([]));
+    side.into_iter().for_each(|object| world.apply(object));
+    world.settle();
+    assert_eq!(world.node("liqo-milan"), None);
+    let remap = &world.gateway("liqo-tenant-milan", "client").unwrap().remaps[0];
+    assert_ne!(remap.local, "10.33.0.0/16", "a node lives there");
+}
+
+#[test]
+fn two_nodes_cannot_have_the_same_pods_or_address() {
+    let mut world = peered();
+    world.apply(node("n2", "192.0.2.11", 1));
+    world.settle();
+    assert_eq!(
+        world.problems(),
+        [
+            "Node n2: spec.podCIDRs: 10.200.1.0/24 overlaps n1's; it is left out",
+            "Node n2: status.addresses: 192.0.2.11 is n1's too; expected one of its own",
+        ]
+    );
+    let config = world.gateway("liqo-tenant-milan", "client").unwrap();
+    assert_eq!(config.nodes[1].prefixes.len(), 1);
+}
+
+fn ip(name: &str, address: &str, more: serde_json::Value) -> Object {
+    let mut spec = json!({"ip": address});
+    spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    of!(Ip, IP, {"metadata": {"name": name, "namespace": "t"}, "spec": spec})
+}
+
+#[test]
+fn ip_resources_are_rewritten_by_the_gateway_or_where_it_cannot_by_its_node() {
+    let mut world = peered();
+    world.apply(ip("db", "192.168.7.7", json!({})));
+    world.apply(ip("pod", "10.200.1.9", json!({})));
+    world.apply(ip("twice-a", "192.168.7.8", json!({})));
+    world.apply(ip("twice-b", "192.168.7.8", json!({})));
+    world.apply(ip("masked", "192.168.7.9", json!({"masquerade": true})));
+    let mut silent = ip("silent", "192.168.7.10", json!({}));
+    silent.metadata_mut().labels =
+        Some([("networking.liqo.io/host-unreachable".to_owned(), "true".to_owned())].into());
+    world.apply(silent);
+    world.settle();
+    assert_eq!(world.problems(), [""; 0]);
+    let granted = |name| world.index.ip_grant(&ObjectRef::new(Kind::Ip, "t", name)).unwrap();
+    let config = world.gateway("liqo-tenant-milan", "client").unwrap();
+    assert_eq!(config.ips.len(), 1);
+    assert_eq!(
+        (config.ips[0].external, config.ips[0].target.to_string()),
+        (granted("db"), "192.168.7.7".to_owned())
+    );
+    assert!(config.egress.contains(&"192.168.7.7/32".to_owned()));
+    assert!(config.egress.contains(&format!("{}/32", granted("pod"))));
+    assert!(!config.egress.iter().any(|e| e.contains("192.168.7.8") || e.contains("7.10")));
+    let node = world.node("n1").unwrap();
+    let mut targets: Vec<_> =
+        node.ips.iter().map(|m| (m.target.to_string(), m.masquerade)).collect();
+    targets.sort();
+    let want = [
+        ("10.200.1.9", false),
+        ("192.168.7.8", false),
+        ("192.168.7.8", false),
+        ("192.168.7.9", true),
+    ];
+    assert_eq!(targets, want.map(|(target, masquerade)| (target.to_owned(), masquerade)));
+
+    world.delete(&ObjectRef::new(Kind::Ip, "t", "twice-b"));
+    world.settle();
+    assert_eq!(world.gateway("liqo-tenant-milan", "client").unwrap().ips.len(), 2);
+}
+
+#[test]
+fn a_network_that_is_renumbered_has_its_addresses_renumbered() {
+    let mut world = peered();
+    world.apply(super::world::network("ext", "external-cidr", "10.60.0.0/24"));
+    world.settle();
+    assert_eq!(
+        world.gateway("liqo-tenant-milan", "client").unwrap().external_cidrs,
+        ["10.60.0.0/24"]
+    );
+    let external = world.node("n1").unwrap().external[0];
+    assert!(external.to_string().starts_with("10.60.0."), "{external}");
+    assert!(!world.held().0.contains(&"10.70.0.0/16".to_owned()), "the default gave way");
+}

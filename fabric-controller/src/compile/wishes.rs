@@ -1,0 +1,149 @@
+//! What to ask ipam for.
+
+use std::net::IpAddr;
+
+use fabric_api::ipam::{IP, Network};
+use fabric_api::{Cidr, labels};
+use fabric_store::{Kind, Object, ObjectRef};
+
+use super::cluster::Cluster;
+use super::{Compiler, owner};
+use crate::index::{ip_grant, network_grant};
+
+/// An object that wants a prefix or an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wish {
+    pub object: ObjectRef,
+    /// Of the object as it was; a grant for a namesake is given back.
+    pub uid: String,
+    pub request: Request,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    Network {
+        cidr: Cidr,
+        immutable: bool,
+        exclusive: bool,
+        pre_allocated: u32,
+    },
+    /// An address out of a prefix that was granted.
+    Address {
+        cidr: Cidr,
+    },
+}
+
+impl Compiler<'_> {
+    pub(super) fn wish(&mut self, cluster: &Cluster) {
+        let index = self.index;
+        let mut wishes = Vec::new();
+        for (reference, object) in index.of_kind(Kind::Network) {
+            let rank = rank(object);
+            // A peer must not get what the cluster itself is still to get.
+            let its_turn = rank < LAST || cluster.is_ready();
+            if let (true, true, Ok(network)) =
+                (its_turn, self.stays(reference, object), object.try_into())
+            {
+                wishes.extend(self.network_wish(reference, object, network).map(|w| (rank, w)));
+            }
+        }
+        wishes.sort_by_key(|(rank, _)| *rank);
+        self.out.wishes = wishes.into_iter().map(|(_, wish)| wish).collect();
+        for (reference, object) in index.of_kind(Kind::Ip) {
+            if let (true, Ok(ip)) = (self.stays(reference, object), object.try_into()) {
+                let wish = self.ip_wish(reference, object, ip, cluster);
+                self.out.wishes.extend(wish);
+            }
+        }
+    }
+
+    /// The user's, or still wanted.
+    fn stays(&self, reference: &ObjectRef, object: &Object) -> bool {
+        owner::of(object).is_none_or(|owner| self.may_still_be(&owner))
+            || self.out.objects.contains_key(reference)
+            || self.kept.contains(reference)
+    }
+
+    fn network_wish(&mut self, of: &ObjectRef, object: &Object, network: &Network) -> Option<Wish> {
+        let cidr = match network.spec.cidr.parse::<Cidr>() {
+            Ok(cidr) => cidr,
+            Err(error) => {
+                self.problem(of, "spec.cidr", error.to_string());
+                return None;
+            }
+        };
+        let immutable = is_immutable(object);
+        let fits = |granted: Cidr| {
+            let same_shape = granted.len() == cidr.len() && granted.is_ipv4() == cidr.is_ipv4();
+            if immutable { granted == cidr } else { same_shape }
+        };
+        if network_grant(network).is_some_and(fits) {
+            return None;
+        }
+        let request = Request::Network {
+            cidr,
+            immutable,
+            exclusive: !(immutable && object.label(labels::NETWORK_SHARED) == Some("true")),
+            pre_allocated: network.spec.pre_allocated.unwrap_or(0),
+        };
+        Some(Wish { object: of.clone(), uid: object.uid().to_owned(), request })
+    }
+
+    fn ip_wish(
+        &mut self,
+        of: &ObjectRef,
+        object: &Object,
+        ip: &IP,
+        cluster: &Cluster,
+    ) -> Option<Wish> {
+        let wanted: IpAddr = ip.spec.ip.parse().ok()?; // told with the mappings
+        let cidr = match &ip.spec.network_ref {
+            Some(network) => {
+                let namespace = network.namespace.as_ref().or(of.namespace.as_ref());
+                let namespace = namespace.map(String::as_str).unwrap_or_default();
+                let name = network.name.as_deref().unwrap_or_default();
+                let network = ObjectRef::new(Kind::Network, namespace, name);
+                if self.index.get(&network).is_none() {
+                    self.problem(of, "spec.networkRef", format!("waits for {network}"));
+                }
+                self.index.network_grant(&network)?
+            }
+            None => cluster.external_of(wanted.is_ipv4())?.cidr,
+        };
+        if ip_grant(ip).is_some_and(|(address, from)| from == cidr && cidr.contains(address)) {
+            return None;
+        }
+        let request = Request::Address { cidr };
+        Some(Wish { object: of.clone(), uid: object.uid().to_owned(), request })
+    }
+
+    /// What ipam refused.
+    pub(super) fn address_problems(&mut self) {
+        let index = self.index;
+        for (reference, reason) in index.denials() {
+            let Some(object) = index.get(reference) else { continue };
+            match owner::of(object) {
+                Some(owner) => self.problem(&owner, "", format!("{reference}: {reason}")),
+                None => self.problem(reference, "", reason),
+            }
+        }
+    }
+}
+
+const LAST: u8 = 3;
+
+/// What cannot be moved comes first, then the cluster's own, then all other Networks of the user,
+/// and peers' prefixes last.
+fn rank(object: &Object) -> u8 {
+    let own = object.label(labels::NETWORK_TYPE).is_some();
+    match (is_immutable(object), own, owner::of(object)) {
+        (true, ..) => 0,
+        (false, true, _) => 1,
+        (false, false, None) => 2,
+        (false, false, Some(_)) => LAST,
+    }
+}
+
+fn is_immutable(object: &Object) -> bool {
+    object.label(labels::NETWORK_NOT_REMAPPED).is_some_and(|value| value != "false")
+}

@@ -1,0 +1,320 @@
+//! The loop: hear what changed, compile, publish, ask ipam.
+
+use std::collections::BTreeSet;
+use std::future::{Future, pending};
+use std::time::Duration;
+
+use fabric_store::{Event, Kind, Object, ObjectRef, Problem, Store, StoreError, Watch};
+use futures::FutureExt as _;
+use jiff::Timestamp;
+use tokio::task::{JoinError, JoinHandle};
+use tokio::time::Instant;
+
+use crate::compile::{Wish, compile};
+use crate::grants::{Grant, Ipam, Round};
+use crate::index::{Index, Settings};
+use crate::publish::{copy_status, publish};
+
+/// After ipam could not be reached; doubled up to [`RETRY_MAX`].
+const RETRY_MIN: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(1);
+/// After ipam refused, or something could not be written.
+const RETRY_REFUSED: Duration = Duration::from_secs(5);
+/// Finds files that somebody removed before the watch saw them.
+const RESYNC: Duration = Duration::from_secs(30);
+/// What the controller writes: whole objects, and statuses.
+const WRITTEN: [Kind; 5] =
+    [Kind::Network, Kind::Ip, Kind::Secret, Kind::GatewayConfig, Kind::NodeConfig];
+const STATUSES: [Kind; 5] =
+    [Kind::Network, Kind::Ip, Kind::Configuration, Kind::GatewayServer, Kind::GatewayClient];
+/// What is published makes more follow from it, three times at most; this is for surprises.
+const MAX_ROUNDS: usize = 16;
+
+pub struct Controller {
+    store: Store,
+    watch: Watch,
+    index: Index,
+    ipam: Ipam,
+    /// At most one conversation with ipam at a time; files are watched meanwhile.
+    round: Option<JoinHandle<Round>>,
+    releases: Vec<Grant>,
+    /// What ipam was last asked for.
+    asked: Vec<Wish>,
+    unreachable: Option<String>,
+    retry: Option<Instant>,
+    patience: Duration,
+    /// What is published as wrong; `None` before the first time.
+    told: Option<BTreeSet<Problem>>,
+}
+
+impl Controller {
+    /// Must be called within a tokio runtime.
+    pub fn new(store: Store, ipam: Ipam, settings: Settings) -> Result<Self, StoreError> {
+        let watch = store.watch(&Kind::ALL)?;
+        Ok(Self {
+            store,
+            watch,
+            index: Index::new(settings),
+            ipam,
+            round: None,
+            releases: Vec::new(),
+            asked: Vec::new(),
+            unreachable: None,
+            retry: None,
+            patience: RETRY_MIN,
+            told: None,
+        })
+    }
+
+    /// Runs until `stop` is ready. Nothing but that ends it.
+    pub async fn run(mut self, stop: impl Future<Output = ()>) {
+        tokio::pin!(stop);
+        self.start().await;
+        let mut resync = tokio::time::interval_at(Instant::now() + RESYNC, RESYNC);
+        loop {
+            self.settle();
+            tokio::select! {
+                () = &mut stop => return,
+                event = self.watch.next() => {
+                    self.absorb(event);
+                    while let Some(event) = self.watch.next().now_or_never() {
+                        self.absorb(event);
+                    }
+                }
+                _ = resync.tick() => self.resync(),
+                round = finished(&mut self.round) => self.conclude(round),
+                () = due(self.retry) => {
+                    self.retry = None;
+                    self.asked.clear();
+                }
+            }
+        }
+    }
+
+    async fn start(&mut self) {
+        loop {
+            match self.watch.next().await {
+                Event::Synced => break,
+                event @ (Event::Applied(_) | Event::Deleted(_) | Event::Problems(_)) => {
+                    self.index.apply(event);
+                }
+            }
+        }
+        // What was removed while nobody was here; ipam has forgotten it by itself.
+        match self.store.orphaned_statuses() {
+            Ok(orphans) => orphans.iter().for_each(|orphan| self.forget_status(orphan)),
+            Err(error) => tracing::warn!(error = %error, "cannot look for statuses left behind"),
+        }
+    }
+
+    fn forget_status(&self, of: &ObjectRef) {
+        if let Err(error) = self.store.delete(of) {
+            tracing::warn!(object = %of, error = %error, "its status stays behind");
+        }
+    }
+
+    /// Takes in what the store tells. It may tell of a moment before our own last write: of what
+    /// only the controller writes, the index knows better.
+    fn absorb(&mut self, event: Event) {
+        let event = match event {
+            Event::Applied(object) => match self.current(*object) {
+                Some(object) => Event::Applied(Box::new(object)),
+                None => return,
+            },
+            Event::Deleted(reference) => {
+                if self.index.get(&reference).is_none() || self.is_there(&reference) {
+                    return;
+                }
+                self.forget_status(&reference);
+                Event::Deleted(reference)
+            }
+            event @ (Event::Problems(_) | Event::Synced) => event,
+        };
+        let reference = match &event {
+            Event::Applied(object) => Some(object.reference()),
+            Event::Deleted(reference) => Some(reference.clone()),
+            Event::Problems(_) | Event::Synced => None,
+        };
+        let before = self.index.apply(event).as_ref().and_then(Grant::of);
+        let after = reference.and_then(|r| self.index.get(&r).and_then(Grant::of));
+        self.releases.extend(before.filter(|before| Some(before) != after.as_ref()));
+    }
+
+    fn current(&self, mut object: Object) -> Option<Object> {
+        let reference = object.reference();
+        let have = self.index.get(&reference).filter(|have| have.uid() == object.uid());
+        match reference.kind {
+            Kind::Network | Kind::Ip => {
+                if have.is_none() && object.metadata().annotations.is_some() {
+                    // Perhaps one that was removed a moment ago.
+                    object = self.store.get(&reference).ok().flatten()?;
+                }
+                copy_status(have, &mut object);
+            }
+            Kind::Configuration | Kind::GatewayServer | Kind::GatewayClient => {
+                copy_status(have, &mut object);
+            }
+            Kind::Namespace
+            | Kind::ConfigMap
+            | Kind::Secret
+            | Kind::Node
+            | Kind::Connection
+            | Kind::PublicKey
+            | Kind::GatewayConfig
+            | Kind::NodeConfig => {}
+        }
+        Some(object)
+    }
+
+    fn is_there(&self, reference: &ObjectRef) -> bool {
+        let written_here = matches!(reference.kind, Kind::Network | Kind::Ip | Kind::Secret);
+        written_here && self.store.get(reference).is_ok_and(|object| object.is_some())
+    }
+
+    /// Writes again what is not there any more.
+    fn resync(&mut self) {
+        let there = self.watch.seen();
+        for kind in STATUSES {
+            for (reference, object) in self.index.of_kind(kind) {
+                let same = there.get(reference).filter(|o| o.uid() == object.uid());
+                if same.is_some_and(|same| same != object)
+                    && let Err(error) = self.store.put_status(object)
+                {
+                    tracing::warn!(object = %reference, error = %error, "status not written");
+                }
+            }
+        }
+        let known = WRITTEN.into_iter().flat_map(|kind| self.index.of_kind(kind));
+        let gone = known.filter(|(reference, _)| !there.contains_key(reference));
+        let gone: Vec<ObjectRef> = gone.map(|(reference, _)| reference.clone()).collect();
+        gone.into_iter().for_each(|reference| self.absorb(Event::Deleted(reference)));
+    }
+
+    /// Compiles and publishes until nothing changes, then asks ipam for what is missing.
+    fn settle(&mut self) {
+        let mut wishes = Vec::new();
+        let mut problems = Vec::new();
+        for _ in 0..MAX_ROUNDS {
+            let wanted = compile(&self.index, Timestamp::now());
+            let outcome = publish(&self.store, &mut self.index, &wanted);
+            self.releases.extend(outcome.lost);
+            (wishes, problems) = (wanted.wishes, wanted.problems);
+            if !outcome.problems.is_empty() {
+                problems.extend(outcome.problems);
+                self.retry.get_or_insert_with(|| Instant::now() + RETRY_REFUSED);
+            }
+            if !outcome.changed {
+                break;
+            }
+        }
+        self.tell(problems);
+        self.ask(wishes);
+    }
+
+    fn ask(&mut self, wishes: Vec<Wish>) {
+        let news = !self.releases.is_empty() || (!wishes.is_empty() && wishes != self.asked);
+        let waits = self.unreachable.is_some() && self.retry.is_some();
+        if self.round.is_some() || waits || !news {
+            return;
+        }
+        self.asked.clone_from(&wishes);
+        let releases = std::mem::take(&mut self.releases);
+        self.round = Some(tokio::spawn(self.ipam.clone().round(releases, wishes)));
+    }
+
+    fn conclude(&mut self, round: Result<Round, JoinError>) {
+        self.round = None;
+        let round = round.unwrap_or_else(|error| Round {
+            unreachable: Some(error.to_string()),
+            ..Round::default()
+        });
+        for (wish, grant) in round.granted {
+            self.take(&wish, grant);
+        }
+        for (wish, reason) in round.denied {
+            self.index.deny(wish.object, reason);
+            self.retry.get_or_insert_with(|| Instant::now() + RETRY_REFUSED);
+        }
+        self.releases.splice(..0, round.unreleased);
+        match &round.unreachable {
+            Some(reason) => {
+                tracing::debug!(reason, "ipam cannot be reached");
+                self.retry = Some(Instant::now() + self.patience);
+                self.patience = (self.patience * 2).min(RETRY_MAX);
+            }
+            None => self.patience = RETRY_MIN,
+        }
+        self.unreachable = round.unreachable;
+    }
+
+    /// Writes a grant into the status of the object it is for, or gives it back.
+    fn take(&mut self, wish: &Wish, grant: Grant) {
+        let object = self.index.get(&wish.object).filter(|object| object.uid() == wish.uid);
+        let Some(mut object) = object.cloned() else {
+            self.releases.push(grant);
+            return;
+        };
+        self.releases.extend(Grant::of(&object));
+        grant.write_to(&mut object);
+        match self.store.put_status(&object) {
+            Ok(_) => {
+                tracing::info!(object = %wish.object, ?grant, "granted");
+                self.index.granted(&wish.object);
+                self.index.apply(Event::Applied(Box::new(object)));
+            }
+            Err(error) => {
+                self.index.deny(wish.object.clone(), format!("granted, but {error}"));
+                self.releases.push(grant);
+                self.retry.get_or_insert_with(|| Instant::now() + RETRY_REFUSED);
+            }
+        }
+    }
+
+    /// Publishes what is wrong, with file and line where they are known.
+    fn tell(&mut self, mut problems: Vec<Problem>) {
+        if let Some(reason) = &self.unreachable {
+            problems.push(Problem {
+                source: String::new(),
+                object: None,
+                field: None,
+                message: format!("ipam cannot be reached, what is published stays: {reason}"),
+            });
+        }
+        for problem in &mut problems {
+            if let (true, Some(object)) = (problem.source.is_empty(), &problem.object) {
+                let field = problem.field.as_deref().unwrap_or_default();
+                problem.source = self.watch.locate(object, field).unwrap_or_default();
+            }
+        }
+        let now: BTreeSet<Problem> = problems.into_iter().collect();
+        let before = self.told.replace(now.clone());
+        if before.as_ref() == Some(&now) {
+            return;
+        }
+        let before = before.unwrap_or_default();
+        for problem in now.difference(&before) {
+            tracing::warn!("{problem}");
+        }
+        for problem in before.difference(&now) {
+            tracing::info!(%problem, "solved");
+        }
+        let list: Vec<_> = now.into_iter().collect();
+        if let Err(error) = self.store.put_problems(&list) {
+            tracing::warn!(error = %error, "cannot publish what is wrong");
+        }
+    }
+}
+
+async fn finished(round: &mut Option<JoinHandle<Round>>) -> Result<Round, JoinError> {
+    match round {
+        Some(round) => round.await,
+        None => pending().await,
+    }
+}
+
+async fn due(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => pending().await,
+    }
+}

@@ -1,0 +1,149 @@
+//! Asks ipam for prefixes and addresses, and gives them back.
+
+use std::time::Duration;
+
+use fabric_api::Cidr;
+use fabric_api::ipam::{IPStatus, NetworkStatus};
+use fabric_store::Object;
+use ipam_proto::ipam_client::IpamClient;
+use ipam_proto::{
+    Address, IpAcquireRequest, IpReleaseRequest, NetworkAcquireRequest, NetworkReleaseRequest,
+};
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use crate::compile::{Request, Wish};
+use crate::index::{ip_grant, network_grant};
+
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What ipam granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grant {
+    Network(Cidr),
+    Address { ip: std::net::IpAddr, cidr: Cidr },
+}
+
+/// One go at everything that is to be released and acquired.
+#[derive(Debug, Default)]
+pub struct Round {
+    pub granted: Vec<(Wish, Grant)>,
+    pub denied: Vec<(Wish, String)>,
+    /// What could not be given back, and must be before anything is asked for again: or what is
+    /// granted next could be given back by a late release.
+    pub unreleased: Vec<Grant>,
+    /// Why ipam could not be asked further.
+    pub unreachable: Option<String>,
+}
+
+/// A connection that is made when it is needed, and again when it was lost.
+#[derive(Clone, Debug)]
+pub struct Ipam {
+    client: IpamClient<Channel>,
+}
+
+impl Grant {
+    /// What the status of an object says it was granted.
+    pub fn of(object: &Object) -> Option<Self> {
+        if let Ok(network) = object.try_into() {
+            return network_grant(network).map(Self::Network);
+        }
+        let ip = object.try_into().ok()?;
+        ip_grant(ip).map(|(ip, cidr)| Self::Address { ip, cidr })
+    }
+
+    /// Writes it into the status of the object that wished for it.
+    pub fn write_to(self, object: &mut Object) {
+        match (object, self) {
+            (Object::Network(network), Self::Network(cidr)) => {
+                network.status = Some(NetworkStatus { cidr: Some(cidr.to_string()) });
+            }
+            (Object::Ip(own), Self::Address { ip, cidr }) => {
+                own.status =
+                    Some(IPStatus { ip: Some(ip.to_string()), cidr: Some(cidr.to_string()) });
+            }
+            (_, Self::Network(_) | Self::Address { .. }) => {}
+        }
+    }
+}
+
+impl Ipam {
+    /// Must be called within a tokio runtime. Nothing is sent yet.
+    pub fn new(address: &Address) -> Result<Self, tonic::transport::Error> {
+        let endpoint = address.endpoint()?.timeout(TIMEOUT).connect_timeout(TIMEOUT);
+        Ok(Self { client: IpamClient::new(endpoint.connect_lazy()) })
+    }
+
+    /// Releases first, then acquires in order. Stops where ipam cannot be reached.
+    pub async fn round(mut self, releases: Vec<Grant>, wishes: Vec<Wish>) -> Round {
+        let mut round = Round::default();
+        for (i, grant) in releases.iter().enumerate() {
+            match self.release(*grant).await {
+                Err(status) if is_unreachable(&status) => {
+                    round.unreleased = releases[i..].to_vec();
+                    round.unreachable = Some(reason(&status));
+                    return round;
+                }
+                Err(status) => tracing::warn!(?grant, reason = reason(&status), "not released"),
+                Ok(()) => tracing::debug!(?grant, "released"),
+            }
+        }
+        for wish in wishes {
+            match self.acquire(&wish.request).await {
+                Ok(grant) => round.granted.push((wish, grant)),
+                Err(status) if is_unreachable(&status) => {
+                    round.unreachable = Some(reason(&status));
+                    return round;
+                }
+                Err(status) => round.denied.push((wish, reason(&status))),
+            }
+        }
+        round
+    }
+
+    async fn acquire(&mut self, request: &Request) -> Result<Grant, Status> {
+        match *request {
+            Request::Network { cidr, immutable, exclusive, pre_allocated } => {
+                let cidr = cidr.to_string();
+                let request = NetworkAcquireRequest { cidr, immutable, pre_allocated, exclusive };
+                let granted = self.client.network_acquire(request).await?.into_inner().cidr;
+                Ok(Grant::Network(understood(&granted)?))
+            }
+            Request::Address { cidr } => {
+                let request = IpAcquireRequest { cidr: cidr.to_string() };
+                let granted = self.client.ip_acquire(request).await?.into_inner().ip;
+                Ok(Grant::Address { ip: understood(&granted)?, cidr })
+            }
+        }
+    }
+
+    async fn release(&mut self, grant: Grant) -> Result<(), Status> {
+        match grant {
+            Grant::Network(cidr) => {
+                let request = NetworkReleaseRequest { cidr: cidr.to_string() };
+                self.client.network_release(request).await.map(drop)
+            }
+            Grant::Address { ip, cidr } => {
+                let request = IpReleaseRequest { ip: ip.to_string(), cidr: cidr.to_string() };
+                self.client.ip_release(request).await.map(drop)
+            }
+        }
+    }
+}
+
+fn understood<T: std::str::FromStr>(granted: &str) -> Result<T, Status> {
+    let unfit = || Status::internal(format!("ipam granted {granted:?}, which is no such thing"));
+    granted.parse().map_err(|_| unfit())
+}
+
+fn is_unreachable(status: &Status) -> bool {
+    // Unknown is what a broken connection is told as.
+    matches!(
+        status.code(),
+        Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown
+    )
+}
+
+fn reason(status: &Status) -> String {
+    format!("{:?}: {}", status.code(), status.message())
+}

@@ -1,0 +1,145 @@
+//! All that is known, as the store told it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use fabric_api::fabric::ProbeSettings;
+use fabric_api::ipam::{IP, Network};
+use fabric_api::{Cidr, labels};
+use fabric_store::{Event, Kind, Object, ObjectRef, Problem};
+
+/// What the command line says.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// The node that this host is, on which standalone gateways run.
+    pub node: Option<String>,
+    /// Pods, too, are given their node's external address.
+    pub full_masquerade: bool,
+    /// How gateways watch their connections.
+    pub probe: ProbeSettings,
+}
+
+/// The latest version of every object, and what is wrong with the manifests.
+#[derive(Debug, Default)]
+pub struct Index {
+    pub settings: Settings,
+    objects: BTreeMap<Kind, BTreeMap<ObjectRef, Object>>,
+    file_problems: Vec<Problem>,
+    /// Why ipam refused a Network or an IP.
+    denials: BTreeMap<ObjectRef, String>,
+    /// Every object that was ever told of.
+    seen: BTreeSet<ObjectRef>,
+    /// The peers that had a Configuration among those.
+    seen_peers: BTreeSet<String>,
+}
+
+impl Index {
+    pub fn new(settings: Settings) -> Self {
+        Self { settings, ..Self::default() }
+    }
+
+    /// Takes in what happened and gives back the version that was there before.
+    pub fn apply(&mut self, event: Event) -> Option<Object> {
+        match event {
+            Event::Applied(object) => {
+                let reference = object.reference();
+                let peer = object.label(labels::REMOTE_CLUSTER_ID).map(str::to_owned);
+                self.seen_peers.extend(peer.filter(|_| reference.kind == Kind::Configuration));
+                self.seen.insert(reference.clone());
+                self.objects.entry(reference.kind).or_default().insert(reference, *object)
+            }
+            Event::Deleted(reference) => {
+                self.denials.remove(&reference);
+                self.objects.get_mut(&reference.kind)?.remove(&reference)
+            }
+            Event::Problems(problems) => {
+                self.file_problems = problems;
+                None
+            }
+            Event::Synced => None,
+        }
+    }
+
+    /// Remembers that ipam refused, until it grants or the object goes.
+    pub fn deny(&mut self, object: ObjectRef, reason: String) {
+        self.denials.insert(object, reason);
+    }
+
+    pub fn granted(&mut self, object: &ObjectRef) {
+        self.denials.remove(object);
+    }
+
+    pub fn get(&self, reference: &ObjectRef) -> Option<&Object> {
+        self.objects.get(&reference.kind)?.get(reference)
+    }
+
+    pub fn typed<'a, T>(&'a self, reference: &ObjectRef) -> Option<&'a T>
+    where
+        &'a T: TryFrom<&'a Object>,
+    {
+        self.get(reference).and_then(|object| object.try_into().ok())
+    }
+
+    pub fn of_kind(&self, kind: Kind) -> impl Iterator<Item = (&ObjectRef, &Object)> {
+        self.objects.get(&kind).into_iter().flatten()
+    }
+
+    /// All objects of the kind that `T` is.
+    pub fn all<'a, T>(&'a self, kind: Kind) -> impl Iterator<Item = (&'a ObjectRef, &'a T)>
+    where
+        T: 'a,
+        &'a T: TryFrom<&'a Object>,
+    {
+        self.of_kind(kind).filter_map(|(r, object)| Some((r, object.try_into().ok()?)))
+    }
+
+    /// The prefix that ipam granted a Network.
+    pub fn network_grant(&self, network: &ObjectRef) -> Option<Cidr> {
+        network_grant(self.typed(network)?)
+    }
+
+    /// The address that ipam granted an IP.
+    pub fn ip_grant(&self, ip: &ObjectRef) -> Option<IpAddr> {
+        ip_grant(self.typed(ip)?).map(|(address, _)| address)
+    }
+
+    pub fn denial(&self, object: &ObjectRef) -> Option<&str> {
+        self.denials.get(object).map(String::as_str)
+    }
+
+    pub fn denials(&self) -> impl Iterator<Item = (&ObjectRef, &str)> {
+        self.denials.iter().map(|(object, reason)| (object, reason.as_str()))
+    }
+
+    pub fn file_problems(&self) -> &[Problem] {
+        &self.file_problems
+    }
+
+    /// True if `object` may well be in a file that could not be read: then its absence means
+    /// nothing, and what was made for it stays.
+    pub fn may_be_unread(&self, object: &ObjectRef) -> bool {
+        self.has_unread() && !self.seen.contains(object)
+    }
+
+    /// The same for the Configuration of a peer.
+    pub fn peer_may_be_unread(&self, peer: &str) -> bool {
+        self.has_unread() && !self.seen_peers.contains(peer)
+    }
+
+    fn has_unread(&self) -> bool {
+        self.file_problems.iter().any(|problem| match &problem.object {
+            Some(object) => self.get(object).is_none(),
+            None => true,
+        })
+    }
+}
+
+pub fn network_grant(network: &Network) -> Option<Cidr> {
+    network.status.as_ref()?.cidr.as_deref()?.parse().ok()
+}
+
+/// The address and the prefix it was taken from.
+pub fn ip_grant(ip: &IP) -> Option<(IpAddr, Cidr)> {
+    let status = ip.status.as_ref()?;
+    Some((status.ip.as_deref()?.parse().ok()?, status.cidr.as_deref()?.parse().ok()?))
+}

@@ -1,0 +1,15 @@
+//! The fabric-controller: custom resources in, dataplane config and statuses out.
+//!
+//! [`index`] holds what is known, [`compile()`] says what should be (pure: same input, same
+//! output), [`publish`] writes what differs, [`grants`] asks ipam, and [`control`] joins them.
+
+pub mod compile;
+pub mod control;
+pub mod grants;
+pub mod index;
+pub mod probe;
+pub mod publish;
+
+pub use compile::{Published, compile};
+pub use index::{Index, Settings};
+pub use probe::ProbeArgs;

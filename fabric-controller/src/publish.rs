@@ -1,0 +1,199 @@
+//! Writes what differs.
+
+use fabric_api::{PrivateKey, labels};
+use fabric_store::{Event, Kind, Object, ObjectRef, Problem, Store, StoreError};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use crate::compile::Published;
+use crate::grants::Grant;
+use crate::index::Index;
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// The index is no longer what was compiled.
+    pub changed: bool,
+    /// Grants of objects that are gone.
+    pub lost: Vec<Grant>,
+    /// What could not be written. It is tried again.
+    pub problems: Vec<Problem>,
+}
+
+/// Brings the store to what is wanted, and the index with it.
+pub fn publish(store: &Store, index: &mut Index, wanted: &Published) -> Outcome {
+    let mut publisher = Publisher { store, index, outcome: Outcome::default() };
+    for (reference, object) in &wanted.objects {
+        publisher.put(reference, object);
+    }
+    for (reference, peer) in &wanted.keys {
+        publisher.make_key(reference, peer);
+    }
+    for object in wanted.statuses.values() {
+        publisher.put_status(object);
+    }
+    for reference in &wanted.deleted {
+        publisher.delete(reference);
+    }
+    publisher.outcome
+}
+
+struct Publisher<'a> {
+    store: &'a Store,
+    index: &'a mut Index,
+    outcome: Outcome,
+}
+
+impl Publisher<'_> {
+    fn put(&mut self, reference: &ObjectRef, want: &Object) {
+        let have = self.index.get(reference);
+        if have.is_some_and(|have| is_same(have, want)) {
+            return;
+        }
+        if have.is_some_and(|have| is_in_the_way(have, want)) {
+            let message = "weft needs this name for an object of its own; expected another name";
+            self.problem(reference, message.to_owned());
+            return;
+        }
+        let mut want = want.clone();
+        copy_status(have, &mut want);
+        match self.store.put(&want) {
+            Ok(stored) => {
+                tracing::info!(object = %reference, generation = stored.generation(), "published");
+                self.apply(stored);
+            }
+            Err(error) => self.failed(reference, &error),
+        }
+    }
+
+    fn make_key(&mut self, reference: &ObjectRef, peer: &str) {
+        let private = PrivateKey::generate();
+        let public = private.public();
+        let data = [
+            ("privateKey".to_owned(), ByteString(private.expose().to_vec())),
+            ("publicKey".to_owned(), ByteString(public.as_bytes().to_vec())),
+        ];
+        let labels = [
+            (labels::REMOTE_CLUSTER_ID.to_owned(), peer.to_owned()),
+            (labels::GATEWAY_RESOURCE.to_owned(), "true".to_owned()),
+        ];
+        let secret = Secret {
+            metadata: ObjectMeta {
+                name: Some(reference.name.clone()),
+                namespace: reference.namespace.clone(),
+                labels: Some(labels.into()),
+                ..ObjectMeta::default()
+            },
+            data: Some(data.into()),
+            type_: Some("Opaque".to_owned()),
+            ..Secret::default()
+        };
+        match self.store.put(&secret.into()) {
+            Ok(stored) => {
+                tracing::info!(object = %reference, %public, "made a key pair");
+                self.apply(stored);
+            }
+            Err(error) => self.failed(reference, &error),
+        }
+    }
+
+    fn put_status(&mut self, want: &Object) {
+        let reference = want.reference();
+        if self.index.get(&reference) == Some(want) {
+            return;
+        }
+        match self.store.put_status(want) {
+            Ok(_) => {
+                tracing::debug!(object = %reference, "status written");
+                self.apply(want.clone());
+            }
+            Err(error) => self.failed(&reference, &error),
+        }
+    }
+
+    fn delete(&mut self, reference: &ObjectRef) {
+        if let Err(error) = self.store.delete(reference) {
+            return self.failed(reference, &error);
+        }
+        tracing::info!(object = %reference, "removed");
+        let gone = self.index.apply(Event::Deleted(reference.clone()));
+        self.outcome.lost.extend(gone.as_ref().and_then(Grant::of));
+        self.outcome.changed = true;
+    }
+
+    fn apply(&mut self, object: Object) {
+        self.index.apply(Event::Applied(Box::new(object)));
+        self.outcome.changed = true;
+    }
+
+    fn failed(&mut self, reference: &ObjectRef, error: &StoreError) {
+        let cause = std::error::Error::source(error).map(|c| format!(": {c}")).unwrap_or_default();
+        self.problem(reference, format!("{error}{cause}"));
+    }
+
+    fn problem(&mut self, reference: &ObjectRef, message: String) {
+        let object = Some(reference.clone());
+        let problem = Problem { source: String::new(), object, field: None, message };
+        self.outcome.problems.push(problem);
+    }
+}
+
+/// True if the store has the object as wanted, whatever its status.
+fn is_same(have: &Object, want: &Object) -> bool {
+    let mut labels = want.metadata().labels.clone().unwrap_or_default();
+    labels.insert(labels::MANAGED_BY.to_owned(), labels::WEFT.to_owned());
+    let annotations = |object: &Object| object.metadata().annotations.clone().unwrap_or_default();
+    have.metadata().labels.as_ref() == Some(&labels)
+        && annotations(have) == annotations(want)
+        && is_same_spec(have, want)
+}
+
+/// Of the kinds that the controller publishes.
+fn is_same_spec(have: &Object, want: &Object) -> bool {
+    match (have, want) {
+        (Object::Network(have), Object::Network(want)) => have.spec == want.spec,
+        (Object::Ip(have), Object::Ip(want)) => have.spec == want.spec,
+        (Object::GatewayConfig(have), Object::GatewayConfig(want)) => have.spec == want.spec,
+        (Object::NodeConfig(have), Object::NodeConfig(want)) => have.spec == want.spec,
+        (_, _) => false,
+    }
+}
+
+/// A manifest of the user has the name of an object of ours.
+fn is_in_the_way(have: &Object, want: &Object) -> bool {
+    let owned = |object: &Object| object.metadata().annotations.is_some();
+    matches!(have.kind(), Kind::Network | Kind::Ip) && owned(want) && !owned(have)
+}
+
+/// Gives `to` the status of `from`, or none. Of a Configuration, `spec.local` goes with it.
+pub fn copy_status(from: Option<&Object>, to: &mut Object) {
+    macro_rules! copy {
+        ($variant:ident, $to:expr) => {
+            $to.status = match from {
+                Some(Object::$variant(from)) => from.status.clone(),
+                Some(_) | None => None,
+            }
+        };
+    }
+    match to {
+        Object::Network(to) => copy!(Network, to),
+        Object::Ip(to) => copy!(Ip, to),
+        Object::GatewayServer(to) => copy!(GatewayServer, to),
+        Object::GatewayClient(to) => copy!(GatewayClient, to),
+        Object::GatewayConfig(to) => copy!(GatewayConfig, to),
+        Object::NodeConfig(to) => copy!(NodeConfig, to),
+        Object::Configuration(to) => {
+            copy!(Configuration, to);
+            if let Some(Object::Configuration(from)) = from {
+                to.spec.local.clone_from(&from.spec.local);
+            }
+        }
+        Object::Namespace(_)
+        | Object::ConfigMap(_)
+        | Object::Secret(_)
+        | Object::Node(_)
+        | Object::Connection(_)
+        | Object::PublicKey(_) => {}
+    }
+}

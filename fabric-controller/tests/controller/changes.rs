@@ -1,0 +1,133 @@
+//! Manifests come, change and go.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::time::Duration;
+
+use fabric_store::{Kind, Object};
+
+use crate::{Cluster, client_of, until};
+
+#[tokio::test]
+async fn a_peering_is_published_soon_after_its_manifests_came() {
+    let cluster = Cluster::started("rome").await;
+    until("the node is told its address", || {
+        cluster.node("n1").is_some_and(|node| node.spec.overlay.is_some())
+    })
+    .await;
+    cluster.write("milan.yaml", &client_of("milan", 30742));
+    let took = until("published", || cluster.gateway("milan", "client").is_some()).await;
+    // 300 ms is the aim; a machine at work on other things may take longer.
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    let config = cluster.gateway("milan", "client").unwrap();
+    assert_eq!(config.spec.remaps.len(), 2);
+    assert!(config.spec.remaps.iter().all(|remap| remap.remote != remap.local));
+
+    until("its status says so", || {
+        let object = cluster.get(Kind::Configuration, "liqo-tenant-milan", "milan").unwrap();
+        object.to_value()["status"]["conditions"][0]["status"] == "True"
+    })
+    .await;
+    let object = cluster.get(Kind::Configuration, "liqo-tenant-milan", "milan").unwrap().to_value();
+    assert_eq!(object["spec"]["local"]["cidr"]["pod"][0], "10.200.0.0/16");
+    assert_eq!(object["status"]["remote"]["cidr"]["pod"][0], config.spec.remaps[0].local);
+    assert_eq!(cluster.problems(), [""; 0]);
+    assert_eq!(
+        fs::read_to_string(cluster.path("manifests/milan.yaml")).unwrap(),
+        client_of("milan", 30742)
+    );
+    assert_eq!(fs::read_dir(cluster.path("manifests")).unwrap().count(), 2);
+}
+
+#[tokio::test]
+async fn an_edit_is_published_under_the_same_uid_and_the_next_generation() {
+    let cluster = Cluster::started("rome").await;
+    cluster.write("milan.yaml", &client_of("milan", 30742));
+    cluster.write("turin.yaml", &client_of("turin", 30742));
+    let ready = |peer| cluster.gateway(peer, "client").is_some();
+    until("both", || ready("milan") && ready("turin")).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let before = ["milan", "turin"].map(|peer| cluster.gateway(peer, "client").unwrap());
+    cluster.write("milan.yaml", &client_of("milan", 31000));
+    let port = || cluster.gateway("milan", "client").unwrap().spec.endpoint.unwrap().port;
+    until("the new port", || port() == 31000).await;
+    let after = ["milan", "turin"].map(|peer| cluster.gateway(peer, "client").unwrap());
+    assert_eq!(after[0].metadata.uid, before[0].metadata.uid);
+    assert_eq!(after[0].metadata.generation.unwrap(), before[0].metadata.generation.unwrap() + 1);
+    assert_eq!(after[1], before[1], "the other one does not notice");
+}
+
+#[tokio::test]
+async fn removing_manifests_removes_what_was_made_for_them() {
+    let cluster = Cluster::started("rome").await;
+    let settled = || cluster.node("n1").is_some_and(|node| !node.spec.external.is_empty());
+    until("the node", settled).await;
+    let (held, files) = (cluster.ipam.taken.held(), cluster.written().len());
+    cluster.write("milan.yaml", &client_of("milan", 30742));
+    until("published", || {
+        cluster
+            .node("n1")
+            .is_some_and(|node| node.spec.peerings.iter().any(|p| p.gateway.is_some()))
+    })
+    .await;
+    cluster.remove("milan.yaml");
+    until("gone", || cluster.gateway("milan", "client").is_none()).await;
+    until("given back", || cluster.ipam.taken.held() == held).await;
+    until("nothing left but the key", || cluster.written().len() == files + 1).await;
+    assert!(cluster.node("n1").unwrap().spec.peerings.is_empty());
+}
+
+#[tokio::test]
+async fn a_generated_key_is_private_and_stays_when_its_gateway_goes() {
+    let cluster = Cluster::started("rome").await;
+    cluster.write("milan.yaml", &client_of("milan", 30742));
+    until("published", || cluster.gateway("milan", "client").is_some()).await;
+    let path = cluster.path("state/secrets/liqo-tenant-milan.gw-client.yaml");
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    let Some(Object::Secret(secret)) = cluster.get(Kind::Secret, "liqo-tenant-milan", "gw-client")
+    else {
+        panic!()
+    };
+    let private =
+        fabric_api::PrivateKey::from_bytes(&secret.data.as_ref().unwrap()["privateKey"].0).unwrap();
+    assert_eq!(private.public().as_bytes().as_slice(), secret.data.unwrap()["publicKey"].0);
+    let text = fs::read_to_string(&path).unwrap();
+    let line = text.lines().find(|line| line.contains("privateKey")).unwrap();
+    let key = line.split_once(": ").unwrap().1.trim_matches(['"', '\'']);
+    for (file, content) in cluster.written() {
+        assert!(file == path || !content.contains(key), "{}", file.display());
+    }
+    cluster.remove("milan.yaml");
+    until("gone", || cluster.gateway("milan", "client").is_none()).await;
+    cluster.write("milan.yaml", &client_of("milan", 30742));
+    until("back", || cluster.gateway("milan", "client").is_some()).await;
+    assert_eq!(fs::read_to_string(&path).unwrap(), text);
+}
+
+#[tokio::test]
+async fn coming_and_going_in_a_hurry_loses_and_leaks_nothing() {
+    let cluster = Cluster::started("rome").await;
+    let settled = || cluster.node("n1").is_some_and(|node| !node.spec.external.is_empty());
+    until("the node", settled).await;
+    let held = cluster.ipam.taken.held();
+    for round in 0..30 {
+        cluster.write("milan.yaml", &client_of("milan", 30000 + round));
+        tokio::time::sleep(Duration::from_millis(u64::from(round) * 7 % 90)).await;
+        cluster.remove("milan.yaml");
+        tokio::time::sleep(Duration::from_millis(u64::from(round) * 11 % 70)).await;
+    }
+    cluster.write("milan.yaml", &client_of("milan", 30742));
+    until("published", || cluster.gateway("milan", "client").is_some()).await;
+    let want = |(prefixes, addresses): (Vec<String>, usize)| (prefixes.len() + 2, addresses + 2);
+    until("exactly what is needed is held", || {
+        let (prefixes, addresses) = cluster.ipam.taken.held();
+        (prefixes.len(), addresses) == want(held.clone())
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let (prefixes, _) = cluster.ipam.taken.held();
+    let remaps = cluster.gateway("milan", "client").unwrap().spec.remaps;
+    assert!(remaps.iter().all(|remap| prefixes.contains(&remap.local)), "{remaps:?} {prefixes:?}");
+    cluster.remove("milan.yaml");
+    until("all is given back", || cluster.ipam.taken.held() == held).await;
+}

@@ -1,0 +1,129 @@
+//! Programs stop, files are wrong.
+
+use std::fs;
+use std::time::Duration;
+
+use crate::{Cluster, client_of, until};
+
+fn is_whole(cluster: &Cluster, peer: &str) -> bool {
+    let Some(node) = cluster.node("n1") else { return false };
+    let mut peerings = node.spec.peerings.iter();
+    cluster.gateway(peer, "client").is_some_and(|config| config.spec.nodes.len() == 1)
+        && peerings.any(|p| p.peer_cluster_id == peer && p.gateway.is_some())
+}
+
+#[tokio::test]
+async fn a_restart_writes_nothing_and_asks_for_nothing() {
+    let mut cluster = Cluster::started("rome").await;
+    cluster.write("milan.yaml", &client_of("milan", 30742));
+    cluster.write("turin.yaml", &client_of("turin", 30742));
+    until("both", || is_whole(&cluster, "milan") && is_whole(&cluster, "turin")).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    cluster.stop().await;
+    let (written, asked) = (cluster.written(), cluster.ipam.taken.acquired());
+    cluster.start();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(cluster.written(), written);
+    assert_eq!(cluster.ipam.taken.acquired(), asked);
+}
+
+#[tokio::test]
+async fn what_was_removed_while_nobody_was_there_goes_at_the_start() {
+    let mut cluster = Cluster::started("rome").await;
+    cluster.write("milan.yaml", &client_of("milan", 30742));
+    until("published", || is_whole(&cluster, "milan")).await;
+    cluster.stop().await;
+    cluster.remove("milan.yaml");
+    cluster.start();
+    until("gone", || cluster.gateway("milan", "client").is_none()).await;
+    until("its statuses too", || {
+        let statuses = fs::read_dir(cluster.path("run/published/status/configurations")).unwrap();
+        statuses.count() == 0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn without_ipam_what_is_published_stays_and_the_rest_waits() {
+    let mut cluster = Cluster::started("rome").await;
+    cluster.write("milan.yaml", &client_of("milan", 30742));
+    until("published", || is_whole(&cluster, "milan")).await;
+    cluster.ipam.kill();
+    cluster.write("turin.yaml", &client_of("turin", 30742));
+    until("it is told", || {
+        cluster.problems().iter().any(|problem| problem.contains("ipam cannot be reached"))
+    })
+    .await;
+    assert!(is_whole(&cluster, "milan"));
+    cluster.write("milan.yaml", &client_of("milan", 31000));
+    let port = || cluster.gateway("milan", "client").unwrap().spec.endpoint.unwrap().port;
+    let took = until("edits need no ipam", || port() == 31000).await;
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert!(cluster.gateway("turin", "client").is_none());
+    cluster.ipam.start();
+    until("made good", || is_whole(&cluster, "turin")).await;
+    until("no problem is left", || cluster.problems().is_empty()).await;
+}
+
+#[tokio::test]
+async fn ipam_may_come_last() {
+    let mut cluster = Cluster::new("rome");
+    cluster.write("milan.yaml", &client_of("milan", 30742));
+    cluster.start();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(cluster.gateway("milan", "client").is_none());
+    cluster.ipam.start();
+    until("published", || is_whole(&cluster, "milan")).await;
+}
+
+#[tokio::test]
+async fn the_cluster_may_describe_itself_last() {
+    let mut cluster = Cluster::new("rome");
+    cluster.remove("cluster.yaml");
+    cluster.ipam.start();
+    cluster.start();
+    cluster.write("milan.yaml", &client_of("milan", 30742));
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(cluster.gateway("milan", "client").is_none());
+    assert_eq!(cluster.ipam.taken.acquired(), 0, "a peer must not get what the cluster will need");
+    cluster.write("cluster.yaml", &crate::cluster_manifests("rome"));
+    until("published", || is_whole(&cluster, "milan")).await;
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_told_with_file_and_line_and_disturbs_nobody() {
+    let cluster = Cluster::started("rome").await;
+    cluster.write("milan.yaml", &client_of("milan", 30742));
+    until("published", || is_whole(&cluster, "milan")).await;
+    let before = cluster.gateway("milan", "client");
+    cluster.write("turin.yaml", &client_of("turin", 0));
+    cluster.write("half.yaml", &client_of("athens", 30742)[..420]);
+    cluster.write("junk.yaml", "\u{0}\u{1}: [");
+    until("told", || cluster.problems().len() >= 3).await;
+    let problems = cluster.problems();
+    let port = "turin.yaml:38: GatewayClient liqo-tenant-turin/client: spec.endpoint.port: found 0; \
+                expected a port, 1 to 65535";
+    assert!(problems.contains(&port.to_owned()), "{problems:#?}");
+    assert!(problems.iter().any(|problem| problem.starts_with("junk.yaml:1: ")), "{problems:#?}");
+    cluster.write("turin.yaml", &client_of("turin", 30742));
+    until("a good one beside them", || is_whole(&cluster, "turin")).await;
+    let mut after = cluster.gateway("milan", "client");
+    after.as_mut().unwrap().spec.egress.clear();
+    assert_eq!(after.map(|config| config.spec), before.map(|config| config.spec));
+    cluster.remove("turin.yaml");
+    until("gone, broken neighbours or not", || cluster.gateway("turin", "client").is_none()).await;
+    cluster.remove("half.yaml");
+    cluster.remove("junk.yaml");
+    until("all is well", || cluster.problems().is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_published_file_that_somebody_removes_comes_back() {
+    let cluster = Cluster::started("rome").await;
+    cluster.write("milan.yaml", &client_of("milan", 30742));
+    until("published", || is_whole(&cluster, "milan")).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    fs::remove_file(cluster.path("run/published/gatewayconfigs/liqo-tenant-milan.client.yaml"))
+        .unwrap();
+    until("back", || is_whole(&cluster, "milan")).await;
+}

@@ -1,0 +1,58 @@
+//! The program itself.
+
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::{Cluster, client_of, until};
+
+fn program() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_fabric-controller"))
+}
+
+fn start(cluster: &Cluster) -> Child {
+    let dirs = [("--manifests", "manifests"), ("--run-dir", "run"), ("--state-dir", "state")];
+    let mut command = program();
+    for (flag, below) in dirs {
+        command.arg(flag).arg(cluster.path(below));
+    }
+    let command = command.args(["--ipam", &cluster.ipam.address().to_string(), "--node", "n1"]);
+    command.stderr(Stdio::null()).spawn().unwrap()
+}
+
+#[tokio::test]
+async fn both_signals_stop_it_cleanly_and_what_is_published_stays() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let mut cluster = Cluster::new("rome");
+        cluster.ipam.start();
+        cluster.write("milan.yaml", &client_of("milan", 30742));
+        let mut child = start(&cluster);
+        until("published", || cluster.gateway("milan", "client").is_some()).await;
+        kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
+        let status = tokio::time::timeout(Duration::from_secs(3), async {
+            loop {
+                if let Some(status) = child.try_wait().unwrap() {
+                    return status;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        });
+        assert!(status.await.expect("it stops").success());
+        assert!(cluster.gateway("milan", "client").is_some());
+    }
+}
+
+#[test]
+fn help_teaches_and_bad_arguments_say_what_is_expected() {
+    let help = program().arg("--help").output().unwrap();
+    let text = String::from_utf8(help.stdout).unwrap();
+    for word in ["manifests", "problems.yaml", "unix:PATH", "--log-format"] {
+        assert!(text.contains(word), "{word}");
+    }
+    let wrong = program().args(["--run-dir", "/tmp/x", "--ipam", "nowhere"]).output().unwrap();
+    assert_eq!(wrong.status.code(), Some(2));
+    let text = String::from_utf8(wrong.stderr).unwrap();
+    assert!(text.contains("expected unix:PATH or IP:PORT"), "{text}");
+}
