@@ -1,0 +1,103 @@
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use tokio::sync::watch;
+
+use super::output::say;
+use super::rundir::{Record, RunDir};
+use super::supervise::{self, Loop, OnSilence, StopSignals};
+use super::up::farewell;
+use super::workloads::{self, AgentOptions, ChildLogs, ControlOptions, Workloads};
+use super::{host, manifest, preconditions};
+
+const DEFAULT_RUN_DIR: &str = "/run/weft/agent";
+
+const EXAMPLES: &str = "\
+Examples:
+  The first host shares /run/weft/rome/published (NFS, rsync, anything); here it is mounted:
+    weft agent --node n2 --published /mnt/rome
+Ctrl-C or SIGTERM stops the supervisor only; the route-agent and its routes stay until `weft down`.";
+
+/// Run the route-agent of a further host, on what `weft up` publishes.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct AgentArgs {
+    /// The node that this host is, as the cluster's Nodes name it.
+    #[arg(long, value_name = "NAME", value_parser = manifest::dns_name)]
+    node: String,
+    /// The `published` directory of the host that runs `weft up`, shared however you like; may be
+    /// read-only, then nobody sees this node's status.
+    #[arg(long, value_name = "DIR")]
+    published: PathBuf,
+    /// Where pid files and logs go.
+    #[arg(long, value_name = "DIR", env = "WEFT_RUN_DIR", default_value = DEFAULT_RUN_DIR)]
+    run_dir: PathBuf,
+    #[command(flatten)]
+    agent: AgentOptions,
+    #[command(flatten)]
+    logs: ChildLogs,
+}
+
+/// A further host runs no gateway.
+struct NoGateways;
+
+impl OnSilence for NoGateways {
+    fn silent(&mut self, _namespace: &str, _name: &str) {}
+}
+
+pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
+    let published = std::fs::canonicalize(&args.published).with_context(|| {
+        format!(
+            "cannot open the published directory {}; expected the directory `published` below the \
+             run directory of `weft up`, or a copy of it",
+            args.published.display()
+        )
+    })?;
+    preconditions::check(false)?;
+    let programs = workloads::programs()?;
+    workloads::check_programs(&programs, &["route-agent"])?;
+    let dir = RunDir::at(&args.run_dir)?;
+    dir.create()?;
+    let _lock = supervise::lock(&dir, "weft agent")?;
+    if !is_writable(&published) {
+        say(&format!(
+            "{} is read-only: this node's status will not be seen elsewhere",
+            published.display()
+        ));
+    }
+    let node = args.node.clone();
+    let record = Record {
+        cluster_id: None,
+        node,
+        manifests: None,
+        state_dir: None,
+        published: Some(published),
+        netns: host::netns(),
+    };
+    dir.write_record(&record)?;
+    say(&format!("node {}, run directory {}", record.node, dir.path().display()));
+    let control = ControlOptions::default();
+    let (agent, logs) = (args.agent.clone(), args.logs.clone());
+    let workloads = Workloads { programs, dir, record, control, agent, logs };
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?
+        .block_on(supervise_agent(&workloads))
+}
+
+async fn supervise_agent(workloads: &Workloads) -> anyhow::Result<ExitCode> {
+    let stop = StopSignals::new()?;
+    let dir = workloads.dir.clone();
+    // Nothing changes what is wanted, so the sender only has to live.
+    let (_wanted_to, wanted) = watch::channel(workloads.of_agent());
+    let (reports, _) = watch::channel(BTreeMap::new());
+    let kept = Loop { dir: dir.clone(), wanted, reports, on_silence: NoGateways, stop }.run().await;
+    say(&farewell(&kept, &dir));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn is_writable(dir: &Path) -> bool {
+    nix::unistd::access(dir, nix::unistd::AccessFlags::W_OK).is_ok()
+}

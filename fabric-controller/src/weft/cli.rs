@@ -1,0 +1,67 @@
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use super::{agent, completion, down, get, init, keys, logs, output, status, up};
+
+const EXAMPLES: &str = "\
+Examples:
+  Describe this cluster, then run its fabric on this host:
+    weft init --cluster-id rome --pod-cidr 10.200.0.0/16 --out /etc/weft/rome
+    weft up --manifests /etc/weft/rome
+  Make the keys of a peering; the public half goes to the other cluster:
+    weft keys --cluster-id rome --peer milan --out .
+  Look at it, and take it away again:
+    weft status --watch
+    weft get gatewayserver -o yaml
+    weft logs -f
+    weft down
+
+Exit codes: 0 done, 1 it failed, 2 wrong usage; `weft status` has more (see its --help).";
+
+/// Joins the pod networks of clusters over WireGuard, on plain hosts.
+///
+/// A cluster is a directory of manifests: Liqo's custom resources, Nodes and a ConfigMap with the
+/// cluster's ID. `weft up` runs it; changes to the files take effect within a second.
+#[derive(Debug, Parser)]
+#[command(name = "weft", version, after_long_help = EXAMPLES, after_help = EXAMPLES)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Init(init::InitArgs),
+    Up(up::UpArgs),
+    Agent(agent::AgentArgs),
+    Status(status::StatusArgs),
+    Get(get::GetArgs),
+    Keys(keys::KeysArgs),
+    Logs(logs::LogsArgs),
+    Down(down::DownArgs),
+    Completion(completion::CompletionArgs),
+}
+
+pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+    match cli.command {
+        Command::Init(args) => init::run(&args),
+        Command::Up(args) => up::run(&args),
+        Command::Agent(args) => agent::run(&args),
+        Command::Status(args) => status::run(&args),
+        Command::Get(args) => get::run(&args),
+        Command::Keys(args) => keys::run(&args),
+        Command::Logs(args) => logs::run(&args),
+        Command::Down(args) => down::run(&args),
+        Command::Completion(args) => completion::run(&args),
+    }
+}
+
+/// Prints an error with its causes, once. A reader of our output that left early is none.
+pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
+    if error.downcast_ref::<output::Closed>().is_some() {
+        return ExitCode::SUCCESS;
+    }
+    output::say(&format!("error: {error:#}"));
+    ExitCode::FAILURE
+}

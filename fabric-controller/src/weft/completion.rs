@@ -1,0 +1,20 @@
+use std::process::ExitCode;
+
+use clap::CommandFactory as _;
+
+use super::{cli::Cli, output};
+
+/// Print a shell's completion script.
+///
+/// For bash: weft completion bash > /etc/bash_completion.d/weft
+#[derive(Debug, clap::Args)]
+pub(crate) struct CompletionArgs {
+    shell: clap_complete::Shell,
+}
+
+pub(crate) fn run(args: &CompletionArgs) -> anyhow::Result<ExitCode> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "weft", &mut script);
+    output::print(&String::from_utf8_lossy(&script))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,183 @@
+use std::process::ExitCode;
+
+use anyhow::{Context as _, bail};
+use fabric_store::{Kind, Object};
+use serde_json::Value;
+
+use super::output::{self, Format};
+use super::rundir::Selection;
+
+/// What stands in the place of key material.
+const HIDDEN: &str = "<hidden>";
+
+const EXAMPLES: &str = "\
+KIND is a kind, its plural or its short name, in any case: configuration, gws, conn, networks, ip;
+or `all`.
+
+Examples:
+    weft get configuration milan -n liqo-tenant-milan
+    weft get networks -o json
+    weft get all -o name";
+
+/// Print resources with their status. Secrets never show their data.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct GetArgs {
+    kind: String,
+    name: Option<String>,
+    /// Only those of this namespace.
+    #[arg(short, long)]
+    namespace: Option<String>,
+    #[arg(short, long, value_enum, default_value_t = Output::Yaml)]
+    output: Output,
+    #[command(flatten)]
+    selection: Selection,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Output {
+    Yaml,
+    Json,
+    Name,
+}
+
+pub(crate) fn run(args: &GetArgs) -> anyhow::Result<ExitCode> {
+    let kinds = kinds(&args.kind)?;
+    let dir = args.selection.require()?;
+    let record = dir.record()?.with_context(|| {
+        format!("no `weft up` or `weft agent` ever ran in {}", dir.path().display())
+    })?;
+    let snapshot = dir.store(&record)?.read(&kinds).context("cannot read the store")?;
+    let matches = |object: &Object| {
+        args.name.as_deref().is_none_or(|name| object.name() == name)
+            && args.namespace.as_deref().is_none_or(|wanted| object.namespace() == Some(wanted))
+    };
+    let found: Vec<_> = snapshot.objects.into_values().filter(matches).collect();
+    if let (Some(name), true) = (&args.name, found.is_empty()) {
+        let place =
+            args.namespace.as_ref().map(|n| format!(" in namespace {n}")).unwrap_or_default();
+        bail!(
+            "no {} named {name}{place}; `weft get {} -o name` lists what is there",
+            args.kind,
+            args.kind
+        );
+    }
+    output::print(&render(&found, args.output)?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn render(found: &[Object], output: Output) -> anyhow::Result<String> {
+    match output {
+        Output::Name => Ok(found.iter().map(|object| format!("{}\n", name(object))).collect()),
+        Output::Yaml => {
+            let documents = found.iter().map(|object| output::encode(&shown(object), Format::Yaml));
+            Ok(documents.collect::<Result<Vec<_>, _>>()?.join("---\n"))
+        }
+        Output::Json => match found {
+            [one] => output::encode(&shown(one), Format::Json),
+            many => {
+                let items: Vec<_> = many.iter().map(shown).collect();
+                let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": items});
+                output::encode(&list, Format::Json)
+            }
+        },
+    }
+}
+
+/// `kind[.group]/[namespace/]name`
+fn name(object: &Object) -> String {
+    let kind = object.kind();
+    let group = kind.api_version().split_once('/').map(|(group, _)| format!(".{group}"));
+    let namespace = object.namespace().map(|namespace| format!("{namespace}/"));
+    format!(
+        "{}{}/{}{}",
+        kind.as_str().to_ascii_lowercase(),
+        group.unwrap_or_default(),
+        namespace.unwrap_or_default(),
+        object.name()
+    )
+}
+
+fn shown(object: &Object) -> Value {
+    let mut value = object.to_value();
+    if object.kind() == Kind::Secret {
+        for field in ["data", "stringData"] {
+            let Some(data) = value.get_mut(field).and_then(Value::as_object_mut) else { continue };
+            data.values_mut().for_each(|value| *value = Value::from(HIDDEN));
+        }
+        // kubectl repeats the whole manifest there.
+        if let Some(notes) =
+            value.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut)
+        {
+            notes.remove("kubectl.kubernetes.io/last-applied-configuration");
+        }
+    }
+    value
+}
+
+fn kinds(named: &str) -> anyhow::Result<Vec<Kind>> {
+    let named = named.to_ascii_lowercase();
+    if named == "all" {
+        return Ok(Kind::ALL.to_vec());
+    }
+    let found = Kind::ALL.into_iter().find(|kind| {
+        let singular = kind.as_str().to_ascii_lowercase();
+        named == singular || named == kind.plural() || short_names(*kind).contains(&named.as_str())
+    });
+    found.map(|kind| vec![kind]).with_context(|| {
+        let all: Vec<_> = Kind::ALL.iter().map(|kind| kind.as_str().to_ascii_lowercase()).collect();
+        format!("{named:?} is no kind that weft has; expected all or one of {}", all.join(", "))
+    })
+}
+
+/// As the custom resource definitions have them, and kubectl's own for the built-in kinds.
+fn short_names(kind: Kind) -> &'static [&'static str] {
+    match kind {
+        Kind::Namespace => &["ns"],
+        Kind::ConfigMap => &["cm"],
+        Kind::Secret => &[],
+        Kind::Node => &["no"],
+        Kind::Network => &["net"],
+        Kind::Ip => &[],
+        Kind::Configuration => &["conf"],
+        Kind::Connection => &["conn"],
+        Kind::GatewayServer => &["gws", "gwserver"],
+        Kind::GatewayClient => &["gwc", "gwclient"],
+        Kind::PublicKey => &["pk", "pkies", "pkey", "publickeys"],
+        Kind::GatewayConfig => &["gwcfg"],
+        Kind::NodeConfig => &["nodecfg"],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_go_by_many_names() {
+        for (named, kind) in [
+            ("GatewayServer", Kind::GatewayServer),
+            ("gws", Kind::GatewayServer),
+            ("publickeies", Kind::PublicKey),
+            ("IPs", Kind::Ip),
+        ] {
+            assert_eq!(kinds(named).unwrap(), [kind]);
+        }
+        assert!(kinds("pods").unwrap_err().to_string().contains("gatewayserver"));
+    }
+
+    #[test]
+    fn a_secret_never_shows_its_data() {
+        let secret: k8s_openapi::api::core::v1::Secret =
+            serde_json::from_value(serde_json::json!({
+                "metadata": {"name": "gw-keys", "namespace": "t", "annotations": {
+                    "kubectl.kubernetes.io/last-applied-configuration": "c2VjcmV0"}},
+                "data": {"privateKey": "c2VjcmV0"}, "stringData": {"x": "c2VjcmV0"},
+            }))
+            .unwrap();
+        for output in [Output::Yaml, Output::Json, Output::Name] {
+            let text = render(&[secret.clone().into()], output).unwrap();
+            assert!(!text.contains("c2VjcmV0"), "{text}");
+        }
+    }
+}

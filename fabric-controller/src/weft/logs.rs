@@ -1,0 +1,180 @@
+//! The processes' logs: shown to the user, and kept from growing without end.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+
+use super::output;
+use super::rundir::{RunDir, Selection};
+
+/// A log longer than this is put aside as NAME.log.1, in bytes.
+const LONGEST: u64 = 4 << 20;
+/// How much of a log's end is looked at for its last lines, in bytes.
+const TAIL: u64 = 1 << 20;
+/// The same for its very last line: whoever asks is about to start the process again.
+const SHORT_TAIL: u64 = 4 << 10;
+
+const EXAMPLES: &str = "\
+Examples:
+  Everything that was said lately:
+    weft logs
+  One gateway, and what comes:
+    weft logs -f gateway-liqo-tenant-milan-client";
+
+/// Print the logs of the fabric's processes on this host.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct LogsArgs {
+    /// Name of a process, or the beginning of one [default: all].
+    process: Option<String>,
+    #[command(flatten)]
+    selection: Selection,
+    /// How many of the last lines of each.
+    #[arg(short = 'n', long, default_value_t = 50, value_name = "LINES")]
+    lines: usize,
+    /// Go on printing what is written.
+    #[arg(short, long)]
+    follow: bool,
+}
+
+pub(crate) fn run(args: &LogsArgs) -> anyhow::Result<ExitCode> {
+    let dir = args.selection.require()?;
+    let mut followed = Vec::new();
+    for (name, path) in logs(&dir, args.process.as_deref())? {
+        let (text, position) = tail(&path, TAIL, args.lines)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        output::print(&prefixed(&name, &text))?;
+        followed.push((name, path, position));
+    }
+    if !args.follow {
+        return Ok(ExitCode::SUCCESS);
+    }
+    loop {
+        thread::sleep(Duration::from_millis(200));
+        for (name, path, position) in &mut followed {
+            // Between two looks the log may be put aside: then it is read on from its start.
+            let Ok(text) = read_on(path, position) else { continue };
+            output::print(&prefixed(name, &text))?;
+        }
+    }
+}
+
+/// Puts aside each log that has grown too long. The processes have it open for appending, so it is
+/// copied and cut rather than renamed; a line written in between can be lost.
+pub(crate) fn bound(dir: &RunDir) {
+    let Ok(entries) = fs::read_dir(dir.logs()) else { return };
+    let logs = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    for path in logs.filter(|path| path.extension().is_some_and(|e| e == "log")) {
+        if fs::metadata(&path).is_ok_and(|meta| meta.len() > LONGEST) {
+            let aside = path.with_extension("log.1");
+            let put = fs::copy(&path, &aside)
+                .and_then(|_| OpenOptions::new().write(true).mode(0o640).open(&path)?.set_len(0));
+            if let Err(error) = put {
+                output::say(&format!("cannot shorten {}: {error}", path.display()));
+            }
+        }
+    }
+}
+
+/// The last line of a log that says something, cut to a length fit for a message.
+pub(crate) fn last_line(path: &Path) -> Option<String> {
+    let (text, _) = tail(path, SHORT_TAIL, 1).ok()?;
+    let line: String = text.trim().chars().filter(|c| !c.is_control()).take(300).collect();
+    (!line.is_empty()).then_some(line)
+}
+
+fn logs(dir: &RunDir, wanted: Option<&str>) -> anyhow::Result<Vec<(String, PathBuf)>> {
+    let folder = dir.logs();
+    let entries = fs::read_dir(&folder)
+        .with_context(|| format!("cannot read folder {}", folder.display()))?;
+    let mut all: Vec<_> = entries
+        .filter_map(|entry| {
+            let path = entry.ok()?.path();
+            let name = path.file_name()?.to_str()?.strip_suffix(".log")?.to_owned();
+            Some((name, path))
+        })
+        .collect();
+    all.sort();
+    let Some(wanted) = wanted else { return Ok(all) };
+    if let Some(exact) = all.iter().find(|(name, _)| name == wanted) {
+        return Ok(vec![exact.clone()]);
+    }
+    let names: Vec<_> = all.iter().map(|(name, _)| name.clone()).collect();
+    all.retain(|(name, _)| name.starts_with(wanted));
+    if all.is_empty() {
+        bail!("no process {wanted:?} has a log here; expected one of {}", names.join(", "));
+    }
+    Ok(all)
+}
+
+/// The last lines, and where the log ends.
+fn tail(path: &Path, within: u64, lines: usize) -> io::Result<(String, u64)> {
+    let mut file = File::open(path)?;
+    let end = file.seek(SeekFrom::End(0))?;
+    file.seek(SeekFrom::Start(end.saturating_sub(within)))?;
+    let mut bytes = Vec::new();
+    file.take(within).read_to_end(&mut bytes)?;
+    let text = String::from_utf8_lossy(&bytes);
+    let all: Vec<_> = text.lines().collect();
+    let text = all[all.len().saturating_sub(lines)..].iter().map(|line| format!("{line}\n"));
+    Ok((text.collect(), end))
+}
+
+/// The whole lines written since `position`, which is moved past them.
+fn read_on(path: &Path, position: &mut u64) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    if file.metadata()?.len() < *position {
+        *position = 0;
+    }
+    file.seek(SeekFrom::Start(*position))?;
+    let mut bytes = Vec::new();
+    file.take(TAIL).read_to_end(&mut bytes)?;
+    bytes.truncate(bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1));
+    *position += bytes.len() as u64;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn prefixed(name: &str, text: &str) -> String {
+    text.lines().map(|line| format!("{name}: {line}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_grown_too_long_is_put_aside_while_its_process_writes_on() {
+        use std::io::Write as _;
+        let root = std::env::temp_dir().join(format!("weft-logs-{}", std::process::id()));
+        let dir = RunDir::at(&root).unwrap();
+        dir.create().unwrap();
+        let path = dir.log_file("ipam");
+        let mut process = OpenOptions::new().create(true).append(true).open(&path).unwrap();
+        process.write_all(&vec![b'x'; usize::try_from(LONGEST).unwrap() + 1]).unwrap();
+        bound(&dir);
+        process.write_all(b"after\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "after\n");
+        assert!(fs::metadata(dir.logs().join("ipam.log.1")).unwrap().len() > LONGEST);
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn following_gives_whole_lines_and_survives_a_cut_log() {
+        let path = std::env::temp_dir().join(format!("weft-log-{}", std::process::id()));
+        fs::write(&path, "one\ntwo\nthr").unwrap();
+        let (text, mut position) = tail(&path, TAIL, 2).unwrap();
+        assert_eq!(text, "two\nthr\n");
+        fs::write(&path, "one\ntwo\nthree\nfo").unwrap();
+        assert_eq!(read_on(&path, &mut position).unwrap(), "ee\n");
+        fs::write(&path, "new\n").unwrap();
+        assert_eq!(read_on(&path, &mut position).unwrap(), "new\n");
+        assert_eq!(last_line(&path), Some("new".to_owned()));
+        fs::remove_file(&path).unwrap();
+    }
+}

@@ -1,0 +1,30 @@
+//! The command-line tool, one module a command, and what they share.
+//!
+//! * [`rundir`] knows where things are, [`process`] is one supervised process, [`supervisor`] keeps
+//!   a set of them running, [`workloads`] says which set.
+//! * [`observe`] reads what is known of the peerings; [`status`] shows it.
+
+mod agent;
+mod cli;
+mod completion;
+mod down;
+mod get;
+mod health;
+mod host;
+mod init;
+mod keys;
+mod logs;
+mod manifest;
+mod metrics;
+mod observe;
+mod output;
+mod preconditions;
+mod process;
+mod rundir;
+mod status;
+mod supervise;
+mod supervisor;
+mod up;
+mod workloads;
+
+pub(crate) use cli::{Cli, report, run};

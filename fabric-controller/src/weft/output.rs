@@ -1,0 +1,39 @@
+//! What the tool prints: results on stdout, everything else on stderr.
+
+use std::io::{self, Write as _};
+
+use serde::Serialize;
+
+/// Whoever read our output is gone (`weft get all | head`).
+#[derive(Debug, thiserror::Error)]
+#[error("nobody reads the output any more")]
+pub(crate) struct Closed;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Format {
+    Yaml,
+    Json,
+}
+
+/// Writes a result to stdout.
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Closed.into()),
+        Err(error) => Err(anyhow::Error::new(error).context("cannot write to standard output")),
+    }
+}
+
+/// One line to the user on stderr. A closed stderr is no reason to stop.
+pub(crate) fn say(line: &str) {
+    drop(writeln!(io::stderr().lock(), "weft: {line}"));
+}
+
+/// As one document, newline included.
+pub(crate) fn encode(value: &impl Serialize, format: Format) -> anyhow::Result<String> {
+    match format {
+        Format::Yaml => Ok(serde_saphyr::to_string(value)?),
+        Format::Json => Ok(serde_json::to_string_pretty(value)? + "\n"),
+    }
+}

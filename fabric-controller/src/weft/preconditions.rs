@@ -1,0 +1,103 @@
+//! What a host must have before anything is started, told all at once.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::process::{Command, Stdio};
+
+use anyhow::bail;
+
+/// linux/capability.h
+const CAP_NET_ADMIN: u32 = 12;
+const CAP_SYS_ADMIN: u32 = 21;
+
+/// Fails with everything that is missing and what to do about it.
+pub(crate) fn check(runs_gateways: bool) -> anyhow::Result<()> {
+    let mut missing = Vec::new();
+    missing.extend(capabilities());
+    missing.extend(if runs_gateways { tun() } else { None });
+    missing.extend(nft());
+    missing.extend(forwarding());
+    match &missing[..] {
+        [] => Ok(()),
+        [one] => bail!("{one}"),
+        many => bail!("this host is not ready:\n  - {}", many.join("\n  - ")),
+    }
+}
+
+/// Fails unless this process may change networks and namespaces.
+pub(crate) fn check_rights() -> anyhow::Result<()> {
+    capabilities().map_or(Ok(()), |missing| Err(anyhow::anyhow!(missing)))
+}
+
+fn capabilities() -> Option<String> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = effective(&status)?;
+    let lacking: Vec<_> = [(CAP_NET_ADMIN, "CAP_NET_ADMIN"), (CAP_SYS_ADMIN, "CAP_SYS_ADMIN")]
+        .into_iter()
+        .filter(|(bit, _)| mask & (1 << bit) == 0)
+        .map(|(_, name)| name)
+        .collect();
+    (!lacking.is_empty()).then(|| {
+        format!(
+            "weft lacks {}, which it needs to make devices, routes and namespaces; run it as root",
+            lacking.join(" and ")
+        )
+    })
+}
+
+fn effective(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(line.trim(), 16).ok()
+}
+
+fn tun() -> Option<String> {
+    let opened = OpenOptions::new().read(true).write(true).open("/dev/net/tun");
+    opened.err().map(|error| {
+        format!(
+            "cannot open /dev/net/tun ({error}), through which gateways get their packets; load \
+             the module with `modprobe tun`, or give the container that device"
+        )
+    })
+}
+
+fn nft() -> Option<String> {
+    let run = Command::new("nft")
+        .arg("--version")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    match run {
+        Ok(status) if status.success() => None,
+        Ok(status) => Some(format!("`nft --version` failed ({status}); reinstall nftables")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Some(
+            "the program `nft` is not in PATH; install nftables (apt-get install nftables)"
+                .to_owned(),
+        ),
+        Err(error) => Some(format!("cannot run `nft --version`: {error}")),
+    }
+}
+
+fn forwarding() -> Option<String> {
+    let path = "/proc/sys/net/ipv4/ip_forward";
+    let found = fs::read_to_string(path).unwrap_or_else(|error| error.to_string());
+    (found.trim() != "1").then(|| {
+        format!(
+            "{path} is {:?}, expected 1: this host forwards nothing between pods and gateways; \
+             run `sysctl -w net.ipv4.ip_forward=1` (and keep it with a file in /etc/sysctl.d)",
+            found.trim()
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn effective_capabilities_are_read_from_the_status_file() {
+        let status = "Name:\tweft\nCapPrm:\t0\nCapEff:\t0000000000201000\nCapBnd:\t0\n";
+        assert_eq!(effective(status), Some(1 << CAP_NET_ADMIN | 1 << CAP_SYS_ADMIN));
+        assert_eq!(effective("Name:\tweft\n"), None);
+    }
+}

@@ -1,0 +1,254 @@
+//! Where the fabrics of this host keep what they keep, and which one a command means.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use fabric_api::ClusterId;
+use fabric_store::{Store, StoreArgs};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+/// Run directories are `/run/weft/CLUSTER` unless the user says otherwise, state directories
+/// `/var/lib/weft/CLUSTER`.
+const RUN_ROOT: &str = "/run/weft";
+const STATE_ROOT: &str = "/var/lib/weft";
+/// The longest path of a Unix socket, without the closing zero (unix(7)).
+const SOCKET_PATH_MAX: usize = 107;
+
+/// Which fabric of this host is meant.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Selection {
+    /// The cluster, when this host runs the fabric of several.
+    #[arg(long, value_name = "ID", env = "WEFT_CLUSTER")]
+    pub(crate) cluster: Option<ClusterId>,
+    /// Its run directory, if it is not /run/weft/CLUSTER.
+    #[arg(long, value_name = "DIR", env = "WEFT_RUN_DIR")]
+    pub(crate) run_dir: Option<PathBuf>,
+}
+
+/// What gets lost at a reboot: published config, status, sockets, pid files, logs.
+#[derive(Clone, Debug)]
+pub(crate) struct RunDir(PathBuf);
+
+/// What `weft up` or `weft agent` was told, so that the other commands need not be told again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Record {
+    /// Absent on a further host until its config says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cluster_id: Option<String>,
+    /// The node that this host is.
+    pub(crate) node: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) manifests: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) state_dir: Option<PathBuf>,
+    /// Set by `weft agent`, which has nothing but the published directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) published: Option<PathBuf>,
+    /// The network namespace it runs in, by inode: what is in the kernel is there.
+    #[serde(default)]
+    pub(crate) netns: u64,
+}
+
+pub(crate) fn default_state_dir(cluster: &ClusterId) -> PathBuf {
+    Path::new(STATE_ROOT).join(cluster.as_str())
+}
+
+impl Selection {
+    /// The run directory meant: the one named, or the only one there is. `None` if there is none.
+    pub(crate) fn find(&self) -> anyhow::Result<Option<RunDir>> {
+        if let Some(dir) = &self.run_dir {
+            let dir = RunDir::at(dir)?;
+            return Ok(dir.path().is_dir().then_some(dir));
+        }
+        if let Some(cluster) = &self.cluster {
+            let dir = RunDir::of(cluster);
+            return Ok(dir.path().is_dir().then_some(dir));
+        }
+        let mut all = folders(Path::new(RUN_ROOT))?;
+        if all.len() > 1 {
+            let names: Vec<_> = all.iter().filter_map(|d| d.file_name()?.to_str()).collect();
+            bail!(
+                "this host runs the fabric of {} clusters ({}); say which with --cluster ID",
+                all.len(),
+                names.join(", ")
+            );
+        }
+        Ok(all.pop().map(RunDir))
+    }
+
+    /// As [`Self::find`], where there has to be one.
+    pub(crate) fn require(&self) -> anyhow::Result<RunDir> {
+        let place = self.place();
+        self.find()?.with_context(|| {
+            format!(
+                "no fabric runs here: found nothing in {}; expected what `weft up` or `weft agent` \
+                 leaves there. Start one of them, or say where with --run-dir DIR",
+                place.display()
+            )
+        })
+    }
+
+    /// Where a run directory is looked for.
+    pub(crate) fn place(&self) -> PathBuf {
+        match (&self.run_dir, &self.cluster) {
+            (Some(dir), _) => dir.clone(),
+            (None, Some(cluster)) => RunDir::of(cluster).0,
+            (None, None) => PathBuf::from(RUN_ROOT),
+        }
+    }
+}
+
+impl RunDir {
+    pub(crate) fn of(cluster: &ClusterId) -> Self {
+        Self(Path::new(RUN_ROOT).join(cluster.as_str()))
+    }
+
+    /// Absolute, since child processes get it as an argument.
+    pub(crate) fn at(path: &Path) -> anyhow::Result<Self> {
+        let path = std::path::absolute(path)
+            .with_context(|| format!("{} cannot be a run directory", path.display()))?;
+        Ok(Self(path))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Makes the folders. Logs and pid files are root's alone.
+    pub(crate) fn create(&self) -> anyhow::Result<()> {
+        let make = |path: &Path, mode| {
+            let made = DirBuilder::new().recursive(true).mode(mode).create(path);
+            made.with_context(|| format!("cannot make folder {}", path.display()))
+        };
+        make(&self.0, 0o755)?;
+        for folder in ["pids", "log", "http"] {
+            make(&self.0.join(folder), 0o700)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn pids(&self) -> PathBuf {
+        self.0.join("pids")
+    }
+
+    pub(crate) fn pid_file(&self, process: &str) -> PathBuf {
+        self.pids().join(format!("{process}.pid"))
+    }
+
+    pub(crate) fn logs(&self) -> PathBuf {
+        self.0.join("log")
+    }
+
+    pub(crate) fn log_file(&self, process: &str) -> PathBuf {
+        self.logs().join(format!("{process}.log"))
+    }
+
+    pub(crate) fn ipam_socket(&self) -> PathBuf {
+        self.0.join("ipam.sock")
+    }
+
+    /// `<run>/http/<process>.sock`, or a hash in place of a name that no socket path can hold.
+    pub(crate) fn http_socket(&self, process: &str) -> PathBuf {
+        let path = self.0.join("http").join(format!("{process}.sock"));
+        if path.as_os_str().len() <= SOCKET_PATH_MAX {
+            return path;
+        }
+        self.0.join("http").join(format!("{}.sock", short_hash(process)))
+    }
+
+    /// The lock of the one supervisor of this directory.
+    pub(crate) fn lock_file(&self) -> PathBuf {
+        self.0.join("weft.lock")
+    }
+
+    fn record_file(&self) -> PathBuf {
+        self.0.join("weft.json")
+    }
+
+    pub(crate) fn write_record(&self, record: &Record) -> anyhow::Result<()> {
+        let path = self.record_file();
+        let text = serde_json::to_string_pretty(record)? + "\n";
+        replace(&path, text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// What the supervisor was told; `None` if none ever ran here.
+    pub(crate) fn record(&self) -> anyhow::Result<Option<Record>> {
+        let path = self.record_file();
+        let mut text = String::new();
+        match File::open(&path).and_then(|mut file| file.read_to_string(&mut text)) {
+            Ok(_) => serde_json::from_str(&text)
+                .map(Some)
+                .with_context(|| format!("{} is not what weft writes there", path.display())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => {
+                Err(anyhow::Error::new(error).context(format!("cannot read {}", path.display())))
+            }
+        }
+    }
+
+    /// The store as the supervisor of this directory sees it.
+    pub(crate) fn store(&self, record: &Record) -> anyhow::Result<Store> {
+        let opened = match &record.published {
+            Some(published) => Store::open_published(published),
+            None => Store::open(&StoreArgs {
+                manifests: record.manifests.clone(),
+                run_dir: self.0.clone(),
+                state_dir: record.state_dir.clone(),
+            }),
+        };
+        opened.context("cannot open the store")
+    }
+}
+
+/// Replaces a file, so that a reader sees the old text or the new.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let temporary = path.with_extension("tmp");
+    let mut file = File::create(&temporary)?;
+    file.write_all(bytes)?;
+    fs::rename(&temporary, path)
+}
+
+/// 16 hex digits that stand for a name.
+pub(crate) fn short_hash(name: &str) -> String {
+    Sha256::digest(name.as_bytes()).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The visible ones.
+fn folders(root: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(root) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => {
+            let error = anyhow::Error::new(error);
+            return Err(error.context(format!("cannot read folder {}", root.display())));
+        }
+    };
+    let mut found: Vec<PathBuf> = entries
+        .filter_map(Result::ok)
+        .filter(|entry| !entry.file_name().as_encoded_bytes().starts_with(b"."))
+        .map(|entry| entry.path())
+        .filter(|path| path.is_dir())
+        .collect();
+    found.sort();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_path_always_fits() {
+        let run = RunDir(PathBuf::from("/run/weft/rome"));
+        let short = run.http_socket("gateway-liqo-tenant-milan-client");
+        assert!(short.ends_with("http/gateway-liqo-tenant-milan-client.sock"));
+        let long = run.http_socket(&"x".repeat(200));
+        assert!(long.as_os_str().len() <= SOCKET_PATH_MAX);
+        assert_ne!(long, run.http_socket(&"y".repeat(200)));
+    }
+}

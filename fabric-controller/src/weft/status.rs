@@ -1,0 +1,227 @@
+use std::collections::BTreeMap;
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use comfy_table::{Table, presets};
+use fabric_api::fabric::Remap;
+use futures::future::join_all;
+use jiff::Timestamp;
+
+use super::observe::{self, Host, Liveness, Observation, Peering, State};
+use super::output::{self, Format};
+use super::rundir::{Record, RunDir, Selection};
+use super::{health, process, supervise, workloads};
+
+/// At least one peering is not Connected.
+const NOT_CONNECTED: u8 = 3;
+/// There is no fabric to ask.
+const NOT_RUNNING: u8 = 4;
+
+const HELP: &str = "\
+States: Connected (packets get through now), Connecting (the peer was not heard yet), Error (it was,
+and is no more; or the gateway does not answer), Down (the gateway's process does not run), Waiting
+(something that the peering needs is not there yet; the problems say what).
+
+Exit codes: 0 every peering is Connected, 1 the status cannot be read, 2 wrong usage,
+3 a peering is not Connected, 4 no fabric runs here.
+
+JSON (-o json; YAML is the same; absent means not known):
+  {\"clusterId\": \"rome\", \"node\": \"n1\",
+   \"peerings\": [{\"cluster\": \"milan\", \"namespace\": \"liqo-tenant-milan\", \"gateway\": \"client\",
+     \"role\": \"Client\", \"state\": \"Connected\", \"latency\": \"3ms\",
+     \"remaps\": [{\"kind\": \"Pod\", \"remote\": \"10.200.0.0/16\", \"local\": \"10.201.0.0/16\"}],
+     \"receivedBytes\": 1, \"transmittedBytes\": 1, \"lastHandshake\": \"2026-01-31T12:00:00Z\",
+     \"mtu\": 1340, \"endpoint\": \"192.0.2.20:30742\", \"node\": \"n1\"}],
+   \"problems\": [\"...\"]}
+
+Examples:
+    weft status
+    weft status --watch
+    weft status -o json | jq -e 'all(.peerings[]; .state == \"Connected\")'";
+
+/// Show the peerings: state, latency, remapped prefixes, bytes, last handshake; and what is wrong.
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    selection: Selection,
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    output: Output,
+    /// Show it again whenever it changes, until interrupted.
+    #[arg(short, long)]
+    watch: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Output {
+    Table,
+    Json,
+    Yaml,
+}
+
+pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut shown = None;
+    loop {
+        let Some(observation) = runtime.block_on(look(args))? else {
+            output::say(&format!("no fabric runs here: no {}", args.selection.place().display()));
+            return Ok(ExitCode::from(NOT_RUNNING));
+        };
+        let text = render(&observation, args.output)?;
+        if shown.as_ref() != Some(&text) {
+            let clear =
+                args.watch && args.output == Output::Table && std::io::stdout().is_terminal();
+            // Cursor home, clear to the end (ECMA-48).
+            output::print(&format!("{}{text}", if clear { "\x1b[H\x1b[J" } else { "" }))?;
+            shown = Some(text);
+        }
+        if !args.watch {
+            let all = observation.peerings.iter().all(|peering| peering.state == State::Connected);
+            return Ok(ExitCode::from(if all { 0 } else { NOT_CONNECTED }));
+        }
+        thread::sleep(Duration::from_millis(500));
+    }
+}
+
+/// `None` if there is no run directory, or no supervisor ever finished starting in it.
+async fn look(args: &StatusArgs) -> anyhow::Result<Option<Observation>> {
+    let Some(dir) = args.selection.find()? else { return Ok(None) };
+    let Some(record) = dir.record()? else { return Ok(None) };
+    let store = dir.store(&record)?;
+    let mut snapshot = store.read(&observe::KINDS).context("cannot read the store")?;
+    snapshot.problems.extend(store.problems());
+    let host = host(&dir, record).await;
+    Ok(Some(observe::observe(&snapshot, &host)))
+}
+
+async fn host(dir: &RunDir, record: Record) -> Host {
+    let mut expected = vec![workloads::agent_process(&record.node)];
+    if record.published.is_none() {
+        expected.extend(["ipam".to_owned(), "fabric-controller".to_owned()]);
+    }
+    let asked = process::running(dir).into_iter().map(|(name, _)| async move {
+        let asks = name.starts_with("gateway-");
+        let answers = !asks || health::get(&dir.http_socket(&name), "/healthz").await.is_ok();
+        (name, if answers { Liveness::Answers } else { Liveness::Silent })
+    });
+    Host {
+        running: join_all(asked).await.into_iter().collect::<BTreeMap<_, _>>(),
+        expected,
+        supervised: supervise::supervisor_of(dir).is_some(),
+        cluster_id: record.cluster_id,
+        node: record.node,
+    }
+}
+
+fn render(observation: &Observation, output: Output) -> anyhow::Result<String> {
+    match output {
+        Output::Json => output::encode(observation, Format::Json),
+        Output::Yaml => output::encode(observation, Format::Yaml),
+        Output::Table => Ok(table(observation, Timestamp::now())),
+    }
+}
+
+fn table(observation: &Observation, now: Timestamp) -> String {
+    let mut text = match &observation.cluster_id {
+        Some(cluster) => format!("cluster {cluster}, node {}\n\n", observation.node),
+        None => format!("node {}\n\n", observation.node),
+    };
+    if observation.peerings.is_empty() {
+        text.push_str("no peerings\n");
+    } else {
+        let mut table = Table::new();
+        table.load_preset(presets::NOTHING).set_header([
+            "CLUSTER",
+            "ROLE",
+            "STATE",
+            "LATENCY",
+            "REMAPS",
+            "RX",
+            "TX",
+            "HANDSHAKE",
+            "MTU",
+            "ENDPOINT",
+        ]);
+        for peering in &observation.peerings {
+            table.add_row(row(peering, now));
+        }
+        let lines = table.lines();
+        text.extend(
+            lines.map(|line| format!("{}\n", line.strip_prefix(' ').unwrap_or(&line).trim_end())),
+        );
+    }
+    if !observation.problems.is_empty() {
+        text.push_str("\nproblems:\n");
+        text.extend(observation.problems.iter().map(|problem| format!("  - {problem}\n")));
+    }
+    text
+}
+
+fn row(peering: &Peering, now: Timestamp) -> [String; 10] {
+    let unknown = || "-".to_owned();
+    let remaps: Vec<_> = peering.remaps.iter().map(remap).collect();
+    let handshake = peering.last_handshake.as_deref().and_then(|text| text.parse().ok());
+    [
+        peering.cluster.clone(),
+        peering.role.map_or_else(unknown, |role| format!("{role:?}")),
+        format!("{:?}", peering.state),
+        peering.latency.clone().unwrap_or_else(unknown),
+        if remaps.is_empty() { unknown() } else { remaps.join("\n") },
+        bytes(peering.received_bytes),
+        bytes(peering.transmitted_bytes),
+        handshake.map_or_else(unknown, |at| age(at, now)),
+        peering.mtu.map_or_else(unknown, |mtu| mtu.to_string()),
+        peering.endpoint.clone().unwrap_or_else(unknown),
+    ]
+}
+
+fn remap(remap: &Remap) -> String {
+    if remap.remote == remap.local {
+        return remap.local.clone();
+    }
+    format!("{} -> {}", remap.remote, remap.local)
+}
+
+fn bytes(count: u64) -> String {
+    let units = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    #[allow(clippy::cast_precision_loss)] // three digits are shown
+    let mut value = count as f64;
+    let mut unit = "B";
+    for next in units {
+        if value < 1024.0 {
+            break;
+        }
+        value /= 1024.0;
+        unit = next;
+    }
+    if unit == "B" { format!("{count} B") } else { format!("{value:.1} {unit}") }
+}
+
+fn age(at: Timestamp, now: Timestamp) -> String {
+    let seconds = (now.as_second() - at.as_second()).max(0);
+    match seconds {
+        0..120 => format!("{seconds}s ago"),
+        120..7200 => format!("{}m ago", seconds / 60),
+        7200..172_800 => format!("{}h ago", seconds / 3600),
+        _ => format!("{}d ago", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_and_ages_read_well() {
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(u64::MAX), "16384.0 PiB");
+        let now: Timestamp = "2026-01-31T12:00:00Z".parse().unwrap();
+        assert_eq!(age("2026-01-31T11:58:30Z".parse().unwrap(), now), "90s ago");
+        assert_eq!(age("2026-01-31T13:00:00Z".parse().unwrap(), now), "0s ago");
+        assert_eq!(age("2026-01-28T12:00:00Z".parse().unwrap(), now), "3d ago");
+    }
+}

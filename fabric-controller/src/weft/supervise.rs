@@ -1,0 +1,207 @@
+//! What `weft up` and `weft agent` have in common: one supervisor a run directory, its loop, its end.
+
+use std::collections::BTreeSet;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{MissedTickBehavior, interval, sleep_until};
+
+use super::health::{self, Reports};
+use super::logs;
+use super::output::say;
+use super::process::Role;
+use super::rundir::RunDir;
+use super::supervisor::{Ended, Supervisor};
+use super::workloads::Wanted;
+
+/// Held for as long as a supervisor runs.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _file: File,
+}
+
+/// Who holds a lock.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{command} (pid {pid}) is at work in {dir} already; stop it first (kill {pid}, or weft down)"
+)]
+pub(crate) struct Held {
+    pub(crate) command: String,
+    pub(crate) pid: i32,
+    dir: String,
+}
+
+/// Is told of gateways that cannot be carrying traffic.
+pub(crate) trait OnSilence {
+    fn silent(&mut self, namespace: &str, name: &str);
+}
+
+/// Takes the lock of a run directory that exists, as `command`.
+pub(crate) fn lock(dir: &RunDir, command: &str) -> anyhow::Result<Lock> {
+    let path = dir.lock_file();
+    for _ in 0..3 {
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o644)
+            .open(&path)
+            .with_context(|| format!("cannot open {}", path.display()))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(std::fs::TryLockError::WouldBlock) => return Err(holder(dir, &mut file).into()),
+            Err(std::fs::TryLockError::Error(error)) => {
+                let error = anyhow::Error::new(error);
+                return Err(error.context(format!("cannot lock {}", path.display())));
+            }
+        }
+        // `weft down` may have removed the file between opening and locking.
+        let same =
+            |there: std::fs::Metadata| Ok::<_, io::Error>(there.ino() == file.metadata()?.ino());
+        if std::fs::metadata(&path).and_then(same).unwrap_or(false) {
+            file.set_len(0)?;
+            file.rewind()?;
+            write!(file, "{}\n{command}\n", std::process::id())?;
+            return Ok(Lock { _file: file });
+        }
+    }
+    bail!("{} is made and removed again and again; is `weft down` at work?", path.display())
+}
+
+/// Who supervises a run directory, if anyone does.
+pub(crate) fn supervisor_of(dir: &RunDir) -> Option<Held> {
+    let mut file = File::open(dir.lock_file()).ok()?;
+    match file.try_lock_shared() {
+        Err(std::fs::TryLockError::WouldBlock) => Some(holder(dir, &mut file)),
+        Ok(()) | Err(std::fs::TryLockError::Error(_)) => None,
+    }
+}
+
+fn holder(dir: &RunDir, file: &mut File) -> Held {
+    let mut text = String::new();
+    drop(file.read_to_string(&mut text));
+    let mut lines = text.lines();
+    let pid = lines.next().and_then(|pid| pid.parse().ok()).unwrap_or(0);
+    let command = lines.next().unwrap_or("another weft").to_owned();
+    Held { command, pid, dir: dir.path().display().to_string() }
+}
+
+/// The signals that end a supervisor: SIGTERM, Ctrl-C, and its terminal going away.
+#[derive(Debug)]
+pub(crate) struct StopSignals([Signal; 3]);
+
+impl StopSignals {
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        let on = |kind| signal(kind).context("cannot listen for signals");
+        Ok(Self([
+            on(SignalKind::terminate())?,
+            on(SignalKind::interrupt())?,
+            on(SignalKind::hangup())?,
+        ]))
+    }
+
+    async fn next(&mut self) {
+        let [term, interrupt, hangup] = &mut self.0;
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = interrupt.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    }
+}
+
+/// Everything the loop listens to and tells.
+#[derive(Debug)]
+pub(crate) struct Loop<S> {
+    pub(crate) dir: RunDir,
+    pub(crate) wanted: watch::Receiver<Wanted>,
+    pub(crate) reports: watch::Sender<Reports>,
+    pub(crate) on_silence: S,
+    pub(crate) stop: StopSignals,
+}
+
+impl<S: OnSilence> Loop<S> {
+    /// Runs until a signal comes; gives the names of the processes that run on.
+    pub(crate) async fn run(mut self) -> Vec<String> {
+        let (mut supervisor, mut ended) = Supervisor::new(self.dir.clone());
+        let (silent_to, mut silent) = watch::channel(BTreeSet::new());
+        tokio::spawn(health::watch_gateways(self.reports.subscribe(), silent_to));
+        let mut housekeeping = interval(Duration::from_secs(1));
+        housekeeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let first = self.wanted.borrow_and_update().clone();
+        supervisor.want(first);
+        say("running; `weft status` shows the peerings, Ctrl-C stops");
+        loop {
+            self.reports.send_replace(supervisor.reports());
+            let deadline = supervisor.deadline().unwrap_or_else(far);
+            tokio::select! {
+                () = self.stop.next() => break,
+                Ok(()) = self.wanted.changed() => {
+                    let wanted = self.wanted.borrow_and_update().clone();
+                    supervisor.want(wanted);
+                }
+                Some(end) = ended.recv() => self.ended(&mut supervisor, &end),
+                () = sleep_until(deadline.into()) => supervisor.tick(),
+                _ = housekeeping.tick() => {
+                    logs::bound(&self.dir);
+                    self.tell_silent(&silent.borrow());
+                }
+                Ok(()) = silent.changed() => {
+                    let silent = silent.borrow_and_update().clone();
+                    for name in &silent {
+                        say(&format!("{name} runs but does not answer; `weft logs {name}` may say why"));
+                    }
+                    self.tell_silent(&silent);
+                }
+            }
+        }
+        let kept = supervisor.stop_controls();
+        drain(supervisor, ended).await;
+        kept
+    }
+
+    /// Its status is corrected before its successor starts, which then says what is true.
+    fn ended(&mut self, supervisor: &mut Supervisor, end: &Ended) {
+        supervisor.ended(end);
+        self.tell_dead(&supervisor.reports());
+        supervisor.tick();
+    }
+
+    fn tell_dead(&mut self, reports: &Reports) {
+        for report in reports.values().filter(|report| report.pid.is_none()) {
+            if let Role::Gateway { namespace, name } = &report.role {
+                self.on_silence.silent(namespace, name);
+            }
+        }
+    }
+
+    fn tell_silent(&mut self, silent: &BTreeSet<String>) {
+        let reports = self.reports.borrow().clone();
+        self.tell_dead(&reports);
+        for report in silent.iter().filter_map(|name| reports.get(name)) {
+            if let Role::Gateway { namespace, name } = &report.role {
+                self.on_silence.silent(namespace, name);
+            }
+        }
+    }
+}
+
+async fn drain(mut supervisor: Supervisor, mut ended: mpsc::Receiver<Ended>) {
+    while !supervisor.is_idle() {
+        let deadline = supervisor.deadline().unwrap_or_else(far);
+        tokio::select! {
+            Some(end) = ended.recv() => supervisor.ended(&end),
+            () = sleep_until(deadline.into()) => supervisor.tick(),
+        }
+    }
+}
+
+fn far() -> Instant {
+    Instant::now() + Duration::from_secs(3600)
+}

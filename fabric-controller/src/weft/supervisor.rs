@@ -1,0 +1,322 @@
+//! Keeps a set of processes running. The set changes, the processes die, the supervisor itself may
+//! be killed and find them again.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc;
+
+use super::logs;
+use super::output::say;
+use super::process::{self, Freshness, Process, Role, Spec};
+use super::rundir::RunDir;
+use super::workloads::Wanted;
+
+/// How long a process may take to stop before it is killed.
+const GRACE: Duration = Duration::from_secs(5);
+/// One that lived this long is started again at once when it dies.
+const STEADY: Duration = Duration::from_secs(10);
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
+/// That a process ended: its name, and which start of it.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    name: String,
+    start: u64,
+}
+
+/// What others may know of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Report {
+    pub(crate) role: Role,
+    /// Absent while it does not run.
+    pub(crate) pid: Option<i32>,
+    pub(crate) restarts: u64,
+    /// Where a gateway answers HTTP.
+    pub(crate) http: PathBuf,
+}
+
+#[derive(Debug)]
+pub(crate) struct Supervisor {
+    dir: RunDir,
+    slots: BTreeMap<String, Slot>,
+    ended: mpsc::Sender<Ended>,
+    starts: u64,
+    /// What an earlier supervisor left has been looked at.
+    inherited: bool,
+}
+
+#[derive(Debug)]
+struct Slot {
+    /// Absent once nobody wants it any more.
+    spec: Option<Spec>,
+    role: Role,
+    state: State,
+    backoff: Backoff,
+    restarts: u64,
+}
+
+#[derive(Debug)]
+enum State {
+    Running { process: Process, start: u64 },
+    Stopping { process: Process, start: u64, kill_at: Instant },
+    Waiting { until: Instant },
+}
+
+/// At once after a steady life, then ever later: 0.25 s, 0.5 s, ... 10 s.
+#[derive(Clone, Copy, Debug, Default)]
+struct Backoff {
+    failures: u32,
+}
+
+impl Backoff {
+    fn next(&mut self, lived: Duration) -> Duration {
+        self.failures = if lived >= STEADY { 1 } else { self.failures.saturating_add(1) };
+        match self.failures {
+            0 | 1 => Duration::ZERO,
+            n => {
+                LONGEST_WAIT.min(Duration::from_millis(250) * 2_u32.saturating_pow((n - 2).min(16)))
+            }
+        }
+    }
+
+    /// The first few failures in a row, then fewer and fewer.
+    fn is_worth_a_line(self) -> bool {
+        self.failures <= 3 || self.failures.is_power_of_two()
+    }
+}
+
+impl Supervisor {
+    /// Also gives the end where the ends of processes arrive, for [`Self::ended`].
+    pub(crate) fn new(dir: RunDir) -> (Self, mpsc::Receiver<Ended>) {
+        let (ended, receiver) = mpsc::channel(64);
+        let slots = BTreeMap::new();
+        (Self { dir, slots, ended, starts: 0, inherited: false }, receiver)
+    }
+
+    /// Makes `wanted` what runs: starts or adopts what is missing, stops the rest.
+    pub(crate) fn want(&mut self, mut wanted: Wanted) {
+        if !std::mem::replace(&mut self.inherited, true) {
+            self.stop_leftovers(&wanted);
+        }
+        for (name, slot) in &mut self.slots {
+            let spec = wanted.remove(name);
+            if slot.spec != spec {
+                slot.change(name, spec);
+            }
+        }
+        self.slots
+            .retain(|_, slot| slot.spec.is_some() || !matches!(slot.state, State::Waiting { .. }));
+        for (name, spec) in wanted {
+            let slot = Slot {
+                role: spec.role.clone(),
+                spec: Some(spec),
+                state: State::Waiting { until: Instant::now() },
+                backoff: Backoff::default(),
+                restarts: 0,
+            };
+            self.slots.insert(name.clone(), slot);
+            self.adopt_or_start(&name);
+        }
+    }
+
+    /// A process ended: says so and plans its next start.
+    pub(crate) fn ended(&mut self, ended: &Ended) {
+        let Some(slot) = self.slots.get_mut(&ended.name) else { return };
+        let (process, asked) = match &mut slot.state {
+            State::Running { process, start } if *start == ended.start => (process, false),
+            State::Stopping { process, start, .. } if *start == ended.start => (process, true),
+            State::Running { .. } | State::Stopping { .. } | State::Waiting { .. } => return,
+        };
+        let (how, lived) = (process.epitaph(), process.since.elapsed());
+        drop(std::fs::remove_file(self.dir.pid_file(&ended.name)));
+        if slot.spec.is_none() {
+            self.slots.remove(&ended.name);
+            return;
+        }
+        let wait = if asked { Duration::ZERO } else { slot.backoff.next(lived) };
+        slot.state = State::Waiting { until: Instant::now() + wait };
+        if asked {
+            return;
+        }
+        slot.restarts += 1;
+        if slot.backoff.is_worth_a_line() {
+            let last = logs::last_line(&self.dir.log_file(&ended.name));
+            let last = last.map(|line| format!("; its last words: {line}")).unwrap_or_default();
+            let when = if wait.is_zero() { "now".to_owned() } else { format!("in {wait:?}") };
+            say(&format!("{} ended ({how}); starting it again {when}{last}", ended.name));
+        }
+    }
+
+    /// Starts and kills whatever is due.
+    pub(crate) fn tick(&mut self) {
+        let now = Instant::now();
+        let mut due = Vec::new();
+        for (name, slot) in &mut self.slots {
+            match &mut slot.state {
+                State::Waiting { until } if *until <= now => due.push(name.clone()),
+                State::Stopping { process, kill_at, .. } if *kill_at <= now => {
+                    process.signal(Signal::KILL);
+                    *kill_at = now + GRACE;
+                }
+                State::Running { .. } | State::Stopping { .. } | State::Waiting { .. } => {}
+            }
+        }
+        due.iter().for_each(|name| self.start(name));
+    }
+
+    /// When [`Self::tick`] has something to do.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let of = |slot: &Slot| match &slot.state {
+            State::Running { .. } => None,
+            State::Stopping { kill_at, .. } => Some(*kill_at),
+            State::Waiting { until } => Some(*until),
+        };
+        self.slots.values().filter_map(of).min()
+    }
+
+    pub(crate) fn reports(&self) -> BTreeMap<String, Report> {
+        let report = |(name, slot): (&String, &Slot)| {
+            let pid = match &slot.state {
+                State::Running { process, .. } | State::Stopping { process, .. } => {
+                    Some(process.identity.pid)
+                }
+                State::Waiting { .. } => None,
+            };
+            let http = self.dir.http_socket(name);
+            (name.clone(), Report { role: slot.role.clone(), pid, restarts: slot.restarts, http })
+        };
+        self.slots.iter().map(report).collect()
+    }
+
+    /// Forgets the agent and the gateways, which run on, and asks the rest to stop. Gives the
+    /// names of those that run on.
+    pub(crate) fn stop_controls(&mut self) -> Vec<String> {
+        let keeps = |slot: &Slot| slot.role != Role::Control;
+        let kept = self
+            .slots
+            .iter()
+            .filter(|(_, slot)| keeps(slot) && matches!(slot.state, State::Running { .. }));
+        let kept = kept.map(|(name, _)| name.clone()).collect();
+        self.slots.retain(|_, slot| !keeps(slot));
+        self.want(Wanted::new());
+        kept
+    }
+
+    /// True once nothing runs that is this supervisor's.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Processes that an earlier supervisor left and nobody wants any more: a gateway's config may
+    /// have gone meanwhile.
+    fn stop_leftovers(&self, wanted: &Wanted) {
+        let all = process::running(&self.dir);
+        for (name, identity) in all.into_iter().filter(|(name, _)| !wanted.contains_key(name)) {
+            if let Some(pidfd) = identity.open() {
+                say(&format!("stopping {name} (pid {}), which nothing asks for", identity.pid));
+                process::stop_and_wait(&pidfd, GRACE);
+            }
+            drop(std::fs::remove_file(self.dir.pid_file(&name)));
+        }
+        for stray in process::strays(&self.dir) {
+            if let Some(pidfd) = stray.open() {
+                say(&format!("stopping pid {}, which has no pid file", stray.pid));
+                process::stop_and_wait(&pidfd, GRACE);
+            }
+        }
+    }
+
+    fn adopt_or_start(&mut self, name: &str) {
+        let Some(spec) = self.slots.get(name).and_then(|slot| slot.spec.clone()) else { return };
+        let Some((process, freshness)) = Process::adopt(name, &spec, &self.dir) else {
+            say(&format!("starting {name}"));
+            return self.start(name);
+        };
+        let pid = process.identity.pid;
+        say(&match freshness {
+            Freshness::Current => format!("took over {name} (pid {pid})"),
+            Freshness::OlderBuild => format!(
+                "took over {name} (pid {pid}), which runs an older build; `kill {pid}` has it \
+                 start again with the new one"
+            ),
+        });
+        self.run(name, Ok(process));
+    }
+
+    fn start(&mut self, name: &str) {
+        let Some(spec) = self.slots.get(name).and_then(|slot| slot.spec.clone()) else { return };
+        let started = Process::start(name, &spec, &self.dir);
+        self.run(name, started);
+    }
+
+    fn run(&mut self, name: &str, started: Result<Process, process::StartError>) {
+        let Some(slot) = self.slots.get_mut(name) else { return };
+        self.starts += 1;
+        let start = self.starts;
+        let watched = started.map_err(anyhow::Error::new).and_then(|process| {
+            watch(&process, Ended { name: name.to_owned(), start }, self.ended.clone())?;
+            Ok(process)
+        });
+        slot.state = match watched {
+            Ok(process) => State::Running { process, start },
+            Err(error) => {
+                let wait = slot.backoff.next(Duration::ZERO).max(Duration::from_millis(250));
+                if slot.backoff.is_worth_a_line() {
+                    say(&format!("cannot start {name}: {error:#}; trying again in {wait:?}"));
+                }
+                State::Waiting { until: Instant::now() + wait }
+            }
+        };
+    }
+}
+
+impl Slot {
+    /// Takes a new spec, or none; what runs by the old one is asked to stop.
+    fn change(&mut self, name: &str, spec: Option<Spec>) {
+        if spec.is_none() && self.role != Role::Control {
+            say(&format!("stopping {name}, which nothing asks for any more"));
+        }
+        self.spec = spec;
+        let waiting = State::Waiting { until: Instant::now() };
+        self.state = match std::mem::replace(&mut self.state, waiting) {
+            State::Running { process, start } => {
+                process.signal(Signal::TERM);
+                State::Stopping { process, start, kill_at: Instant::now() + GRACE }
+            }
+            other @ (State::Stopping { .. } | State::Waiting { .. }) => other,
+        };
+    }
+}
+
+/// Has the end of a process told, whether it is our child or not.
+fn watch(process: &Process, ended: Ended, tell: mpsc::Sender<Ended>) -> anyhow::Result<()> {
+    let pidfd = process.pidfd.try_clone()?;
+    #[allow(unsafe_code)]
+    // SAFETY: the AsyncFd owns the descriptor, which therefore stays open and the same until it
+    // is taken off the kernel's poll set.
+    let pidfd = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }?;
+    tokio::spawn(async move {
+        // An error here would be a broken pidfd; the supervisor then looks for itself.
+        drop(pidfd.readable().await);
+        drop(tell.send(ended).await);
+    });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_dead_start_again_at_once_then_ever_later() {
+        let mut backoff = Backoff::default();
+        let waits: Vec<_> = (0..9).map(|_| backoff.next(Duration::ZERO).as_millis()).collect();
+        assert_eq!(waits, [0, 250, 500, 1000, 2000, 4000, 8000, 10_000, 10_000]);
+        assert_eq!(backoff.next(STEADY), Duration::ZERO);
+    }
+}

@@ -1,0 +1,327 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use fabric_api::fabric::GatewayConfig;
+use fabric_api::networking::{ConnectionStatus, ConnectionValue};
+use fabric_api::{ClusterId, labels};
+use fabric_store::{Event, Kind, Object, ObjectRef, Snapshot, Store, Watch};
+use k8s_openapi::api::core::v1::Node;
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::output::say;
+use super::rundir::{Record, RunDir, default_state_dir};
+use super::supervise::{self, Loop, OnSilence, StopSignals};
+use super::workloads::{self, AgentOptions, ChildLogs, ControlOptions, Wanted, Workloads};
+use super::{host, manifest, metrics, preconditions};
+
+const EXAMPLES: &str = "\
+Examples:
+    weft up --manifests /etc/weft/rome
+    weft up --manifests /etc/weft/rome --node n1 --metrics 127.0.0.1:9100
+Ctrl-C or SIGTERM stops the supervisor, the controller and ipam; gateways and route-agent go on
+carrying traffic, and the next `weft up` takes them over. `weft down` takes everything away.";
+
+/// Run the fabric on this host: controller, ipam, route-agent and a gateway for each peering.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct UpArgs {
+    /// Directory of the cluster's manifests, as `weft init` begins it. Changes take effect at once.
+    #[arg(long, value_name = "DIR", env = "WEFT_MANIFESTS")]
+    manifests: PathBuf,
+    /// The node that this host is [default: the Node with the host's name or one of its addresses].
+    #[arg(long, value_name = "NAME", value_parser = manifest::dns_name)]
+    node: Option<String>,
+    /// What is gone after a reboot: published config, sockets, logs [default: /run/weft/CLUSTER].
+    #[arg(long, value_name = "DIR", env = "WEFT_RUN_DIR")]
+    run_dir: Option<PathBuf>,
+    /// What outlives a reboot: granted addresses, generated keys [default: /var/lib/weft/CLUSTER].
+    #[arg(long, value_name = "DIR", env = "WEFT_STATE_DIR")]
+    state_dir: Option<PathBuf>,
+    /// Serve the metrics of all gateways of this host, merged, at http://IP:PORT/metrics.
+    #[arg(long, value_name = "IP:PORT")]
+    metrics: Option<SocketAddr>,
+    #[command(flatten)]
+    control: ControlOptions,
+    #[command(flatten)]
+    agent: AgentOptions,
+    #[command(flatten)]
+    logs: ChildLogs,
+}
+
+pub(crate) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
+    let manifests = std::fs::canonicalize(&args.manifests).with_context(|| {
+        let path = args.manifests.display();
+        format!("cannot open the manifest directory {path}; `weft init --out {path}` makes one")
+    })?;
+    preconditions::check(true)?;
+    let cluster = ClusterManifests::read(&manifests)?;
+    let cluster_id = cluster.cluster_id(&manifests)?;
+    let node = cluster.node(args.node.as_deref())?;
+    let programs = workloads::programs()?;
+    workloads::check_programs(&programs, &["ipam", "fabric-controller", "route-agent", "gateway"])?;
+
+    let dir = args.run_dir.as_deref().map_or_else(|| Ok(RunDir::of(&cluster_id)), RunDir::at)?;
+    dir.create()?;
+    let _lock = supervise::lock(&dir, "weft up")?;
+    let state = args.state_dir.clone().unwrap_or_else(|| default_state_dir(&cluster_id));
+    let record = Record {
+        cluster_id: Some(cluster_id.to_string()),
+        node,
+        manifests: Some(manifests),
+        state_dir: Some(std::path::absolute(state)?),
+        published: None,
+        netns: host::netns(),
+    };
+    dir.write_record(&record)?;
+    say(&format!(
+        "cluster {cluster_id}, node {}, run directory {}",
+        record.node,
+        dir.path().display()
+    ));
+    let (control, agent, logs) = (args.control.clone(), args.agent.clone(), args.logs.clone());
+    let workloads = Workloads { programs, dir, record, control, agent, logs };
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?
+        .block_on(supervise_all(workloads, args.metrics))
+}
+
+async fn supervise_all(
+    workloads: Workloads,
+    metrics_address: Option<SocketAddr>,
+) -> anyhow::Result<ExitCode> {
+    let stop = StopSignals::new()?;
+    let dir = workloads.dir.clone();
+    let store = dir.store(&workloads.record)?;
+    let (reports, reported) = watch::channel(BTreeMap::new());
+    if let Some(address) = metrics_address {
+        metrics::serve(address, reported).await?;
+        say(&format!("metrics at http://{address}/metrics"));
+    }
+    let kinds = [Kind::GatewayConfig, Kind::Connection];
+    let mut events = store.watch(&kinds).context("cannot watch the store")?;
+    let mut published = Published::new(workloads, store.clone());
+    published.until_synced(&mut events).await;
+    let (wanted_to, wanted) = watch::channel(published.wanted());
+    tokio::spawn(published.follow(events, wanted_to));
+    let on_silence = Silencer { store };
+    let kept = Loop { dir: dir.clone(), wanted, reports, on_silence, stop }.run().await;
+    say(&farewell(&kept, &dir));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What to tell the user when the supervisor ends.
+pub(crate) fn farewell(kept: &[String], dir: &RunDir) -> String {
+    if kept.is_empty() {
+        return "stopped; nothing runs on".to_owned();
+    }
+    format!(
+        "stopped; {} carry on with the traffic. `weft down --run-dir {}` takes everything away",
+        kept.join(", "),
+        dir.path().display()
+    )
+}
+
+/// The cluster's own manifests.
+struct ClusterManifests(Snapshot);
+
+impl ClusterManifests {
+    fn read(manifests: &Path) -> anyhow::Result<Self> {
+        // The run directory, with all the rest, is named after the cluster that these tell.
+        let read = Store::open_manifests(manifests).read(&[Kind::ConfigMap, Kind::Node]);
+        Ok(Self(read.context("cannot read the manifests")?))
+    }
+
+    fn cluster_id(&self, manifests: &Path) -> anyhow::Result<ClusterId> {
+        let named =
+            ObjectRef::new(Kind::ConfigMap, labels::LIQO_NAMESPACE, labels::CLUSTER_ID_CONFIGMAP);
+        let labelled = |object: &&Object| {
+            object.namespace() == Some(labels::LIQO_NAMESPACE)
+                && object.label(labels::APP_NAME) == Some(labels::CLUSTER_ID_APP)
+        };
+        let found = self.0.objects.get(&named).or_else(|| self.0.objects.values().find(labelled));
+        let Some(Object::ConfigMap(map)) = found else {
+            let problems: Vec<_> =
+                self.0.problems.iter().map(|problem| format!("\n  - {problem}")).collect();
+            bail!(
+                "{} has no {named}, which names the cluster; `weft init` writes it{}",
+                manifests.display(),
+                problems.concat()
+            );
+        };
+        let id = map.data.as_ref().and_then(|data| data.get(labels::CLUSTER_ID_KEY));
+        let id = id.with_context(|| {
+            format!("{named}: data.{}: missing; expected the cluster's ID", labels::CLUSTER_ID_KEY)
+        })?;
+        id.parse().with_context(|| format!("{named}: data.{}", labels::CLUSTER_ID_KEY))
+    }
+
+    /// The Node that this host is.
+    fn node(&self, named: Option<&str>) -> anyhow::Result<String> {
+        let nodes: Vec<&Node> = self
+            .0
+            .objects
+            .values()
+            .filter_map(|object| if let Object::Node(node) = object { Some(node) } else { None })
+            .collect();
+        let names: Vec<_> = nodes.iter().filter_map(|node| node.metadata.name.as_deref()).collect();
+        let there = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        if let Some(named) = named {
+            if !names.contains(&named) {
+                bail!("--node {named}: no such Node in the manifests (there: {there})");
+            }
+            return Ok(named.to_owned());
+        }
+        let host = host::name().ok();
+        if let Some(host) = host.as_deref().filter(|host| names.contains(host)) {
+            return Ok(host.to_owned());
+        }
+        let here: Vec<_> = nodes.iter().filter(|node| is_here(node)).collect();
+        match here[..] {
+            [node] => Ok(node.metadata.name.clone().unwrap_or_default()),
+            [] | [_, ..] => bail!(
+                "cannot tell which Node this host is: found {} with an address of this host and \
+                 none named {:?} (there: {there}); say which with --node NAME",
+                here.len(),
+                host.unwrap_or_default()
+            ),
+        }
+    }
+}
+
+fn is_here(node: &Node) -> bool {
+    let addresses = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
+    addresses.filter_map(|address| address.address.parse().ok()).any(host::has_address)
+}
+
+/// The published gateways, what to run for them, and news of them for the user.
+struct Published {
+    configs: BTreeMap<ObjectRef, GatewayConfig>,
+    connections: BTreeMap<ObjectRef, ConnectionValue>,
+    problems: BTreeSet<String>,
+    workloads: Workloads,
+    store: Store,
+}
+
+impl Published {
+    fn new(workloads: Workloads, store: Store) -> Self {
+        let (configs, connections, problems) = Default::default();
+        Self { configs, connections, problems, workloads, store }
+    }
+
+    async fn until_synced(&mut self, events: &mut Watch) {
+        loop {
+            let event = events.next().await;
+            if matches!(event, Event::Synced) {
+                return;
+            }
+            self.apply(event);
+        }
+    }
+
+    async fn follow(mut self, mut events: Watch, wanted: watch::Sender<Wanted>) {
+        let mut look = interval(Duration::from_secs(1));
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        while !wanted.is_closed() {
+            tokio::select! {
+                event = events.next() => self.apply(event),
+                _ = look.tick() => self.tell_problems(),
+            }
+            let now = self.wanted();
+            wanted.send_if_modified(|before| {
+                let changed = *before != now;
+                *before = now;
+                changed
+            });
+        }
+    }
+
+    fn wanted(&self) -> Wanted {
+        self.workloads.of_up(self.configs.values())
+    }
+
+    fn apply(&mut self, event: Event) {
+        match event {
+            Event::Applied(object) => {
+                let reference = object.reference();
+                if let Object::Connection(connection) = &*object {
+                    let value = connection.status.as_ref().map(|status| status.value);
+                    self.tell_connection(
+                        &reference,
+                        object.label(labels::REMOTE_CLUSTER_ID),
+                        value,
+                    );
+                } else if let Object::GatewayConfig(config) = *object {
+                    self.configs.insert(reference, config);
+                }
+            }
+            Event::Deleted(reference) => {
+                self.configs.remove(&reference);
+                self.connections.remove(&reference);
+            }
+            // The controller's problems, which are told below, have these among them.
+            Event::Problems(_) | Event::Synced => {}
+        }
+    }
+
+    fn tell_connection(
+        &mut self,
+        reference: &ObjectRef,
+        peer: Option<&str>,
+        value: Option<ConnectionValue>,
+    ) {
+        let Some(value) = value else { return };
+        if self.connections.insert(reference.clone(), value) != Some(value) {
+            let who =
+                peer.map_or_else(|| reference.to_string(), |peer| format!("peering with {peer}"));
+            say(&format!("{who}: {value:?}"));
+        }
+    }
+
+    /// Those that are new, and that none is left.
+    fn tell_problems(&mut self) {
+        let now: BTreeSet<_> = self.store.problems().iter().map(ToString::to_string).collect();
+        for problem in now.difference(&self.problems) {
+            say(&format!("problem: {problem}"));
+        }
+        if now.is_empty() && !self.problems.is_empty() {
+            say("no problem with the manifests is left");
+        }
+        self.problems = now;
+    }
+}
+
+/// Takes back what a gateway said of its Connection that can no longer be true.
+struct Silencer {
+    store: Store,
+}
+
+impl OnSilence for Silencer {
+    fn silent(&mut self, namespace: &str, name: &str) {
+        for connection in self.store.list(Kind::Connection).unwrap_or_default() {
+            let Object::Connection(mut connection) = connection else { continue };
+            let its = connection.metadata.namespace.as_deref() == Some(namespace)
+                && connection.spec.gateway_ref.name.as_deref() == Some(name);
+            let claims = connection
+                .status
+                .as_ref()
+                .is_some_and(|status| status.value == ConnectionValue::Connected);
+            if !its || !claims {
+                continue;
+            }
+            connection.status =
+                Some(ConnectionStatus { value: ConnectionValue::Error, latency: None });
+            if let Err(error) = self.store.put_status(&connection.into()) {
+                let error = anyhow::Error::new(error);
+                say(&format!(
+                    "cannot mark the Connection of {namespace}/{name} as Error: {error:#}"
+                ));
+            }
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! A host for one test: a network namespace that forwards and has address 192.0.2.11, a folder
+//! with `weft` and stand-ins for its siblings, and directories that are gone afterwards.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use fabric_api::fabric::GatewayConfig;
+use fabric_store::{Kind, Object, ObjectRef, Store, StoreArgs};
+
+/// Runs until it is told to stop, and says so.
+const STAND_IN: &str = "#!/bin/sh
+echo \"$(basename $0) says hello\"
+trap 'echo stopping; exit 0' TERM
+if [ \"$1\" = cleanup ]; then touch \"$(dirname $0)/cleaned\"; exit 0; fi
+while :; do sleep 0.05; done
+";
+
+/// A supervisor in the background; killed, if it still runs, when this goes.
+pub(crate) struct Supervisor(Child);
+
+pub(crate) struct Host {
+    pub(crate) root: PathBuf,
+    namespace: Child,
+}
+
+impl Host {
+    pub(crate) fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let nth = COUNT.fetch_add(1, Ordering::Relaxed);
+        let root =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("w{}-{nth}", std::process::id()));
+        fs::create_dir_all(root.join("bin")).unwrap();
+        // A hard link, so that /proc/self/exe tells this place.
+        fs::hard_link(env!("CARGO_BIN_EXE_weft"), root.join("bin/weft")).unwrap();
+        let host = Self { namespace: namespace(), root };
+        for program in ["ipam", "fabric-controller", "route-agent", "gateway"] {
+            host.stand_in(program, STAND_IN);
+        }
+        host
+    }
+
+    pub(crate) fn stand_in(&self, program: &str, script: &str) {
+        let path = self.root.join("bin").join(program);
+        fs::write(&path, script).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    pub(crate) fn path(&self, relative: &str) -> PathBuf {
+        self.root.join(relative)
+    }
+
+    /// Manifests of a cluster with nodes n1 (this host) and n2.
+    pub(crate) fn init(&self) {
+        let out = self.path("manifests");
+        let done = self.weft(&[
+            "init",
+            "--cluster-id=rome",
+            "--node=n1=192.0.2.11=10.200.1.0/24",
+            "--node=n2=192.0.2.12=10.200.2.0/24",
+            "--out",
+            out.to_str().unwrap(),
+        ]);
+        assert!(done.status.success(), "{done:?}");
+    }
+
+    /// Runs `weft` in the host's namespace, with its run directory.
+    pub(crate) fn weft(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new("nsenter");
+        command
+            .arg(format!("--net=/proc/{}/ns/net", self.namespace.id()))
+            .arg(self.path("bin/weft"))
+            .args(args)
+            .env("WEFT_RUN_DIR", self.path("run"))
+            .env("WEFT_STATE_DIR", self.path("state"))
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// The answer to GET /metrics, from within the host's namespace.
+    pub(crate) fn fetch(&self, address: &str, port: u16) -> String {
+        let script = format!(
+            "exec 3<>/dev/tcp/{address}/{port} && printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' >&3 && cat <&3"
+        );
+        let fetched = Command::new("nsenter")
+            .arg(format!("--net=/proc/{}/ns/net", self.namespace.id()))
+            .args(["bash", "-c", &script])
+            .output()
+            .unwrap();
+        stdout(&fetched)
+    }
+
+    /// `weft up` in the background, its messages in the file `up.err`.
+    pub(crate) fn up(&self, more: &[&str]) -> Supervisor {
+        let manifests = self.path("manifests");
+        let mut args = vec!["up", "--manifests", manifests.to_str().unwrap()];
+        args.extend(more);
+        self.background(&args)
+    }
+
+    pub(crate) fn background(&self, args: &[&str]) -> Supervisor {
+        let messages = fs::File::create(self.path("up.err")).unwrap();
+        Supervisor(self.command(args).stdout(Stdio::null()).stderr(messages).spawn().unwrap())
+    }
+
+    pub(crate) fn messages(&self) -> String {
+        fs::read_to_string(self.path("up.err")).unwrap_or_default()
+    }
+
+    pub(crate) fn store(&self) -> Store {
+        Store::open(&StoreArgs {
+            manifests: Some(self.path("manifests")),
+            run_dir: self.path("run"),
+            state_dir: Some(self.path("state")),
+        })
+        .unwrap()
+    }
+
+    /// Publishes the config of a gateway of this host's node, as the controller would.
+    pub(crate) fn publish(&self, name: &str) {
+        let spec = serde_json::from_value(serde_json::json!({
+            "clusterId": "rome", "peerClusterId": "milan", "role": "Client", "gatewayUid": "u",
+            "secretName": "gw-keys", "mtu": 1340,
+            "tunnelAddress": "169.254.18.2", "peerTunnelAddress": "169.254.18.1",
+            "remaps": [{"kind": "Pod", "remote": "10.200.0.0/16", "local": "10.201.0.0/16"}],
+            "podCidrs": ["10.200.0.0/16"], "externalCidrs": ["10.70.0.0/16"],
+            "overlay": {"address": "10.80.0.2", "node": "n1"}, "nodes": [],
+            "probe": {"enabled": true, "intervalMs": 2000, "lossThreshold": 5},
+        }));
+        let mut config = GatewayConfig::new(name, spec.unwrap());
+        config.metadata.namespace = Some("t".to_owned());
+        self.store().put(&config.into()).unwrap();
+    }
+
+    pub(crate) fn unpublish(&self, name: &str) {
+        self.store().delete(&ObjectRef::new(Kind::GatewayConfig, "t", name)).unwrap();
+    }
+
+    /// What a gateway says of its Connection when all is well.
+    pub(crate) fn claim_connected(&self, name: &str) {
+        let connection: fabric_api::networking::Connection =
+            serde_json::from_value(serde_json::json!({
+                "apiVersion": "networking.liqo.io/v1beta1", "kind": "Connection",
+                "metadata": {"name": format!("gw-{name}"), "namespace": "t",
+                "labels": {"liqo.io/remote-cluster-id": "milan"}},
+                "spec": {"type": "Client", "gatewayRef": {"name": name}},
+            }))
+            .unwrap();
+        let Object::Connection(mut connection) = self.store().put(&connection.into()).unwrap()
+        else {
+            panic!("another kind came back");
+        };
+        connection.status = Some(
+            serde_json::from_value(serde_json::json!({
+            "value": "Connected", "latency": {"value": "3ms"}}))
+            .unwrap(),
+        );
+        self.store().put_status(&connection.into()).unwrap();
+    }
+
+    /// What the Connection of a gateway says.
+    pub(crate) fn connection(&self, name: &str) -> String {
+        let reference = ObjectRef::new(Kind::Connection, "t", &format!("gw-{name}"));
+        let object = self.store().get(&reference).unwrap().unwrap();
+        object.to_value()["status"]["value"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// The pid of a process, once it runs.
+    pub(crate) fn pid(&self, process: &str) -> i32 {
+        let path = self.path("run/pids").join(format!("{process}.pid"));
+        let mut pid = 0;
+        eventually(&format!("{process} runs"), || {
+            let text = fs::read_to_string(&path).unwrap_or_default();
+            pid = text.lines().next().and_then(|line| line.parse().ok()).unwrap_or(0);
+            pid != 0 && is_alive(pid)
+        });
+        pid
+    }
+}
+
+impl Supervisor {
+    pub(crate) fn pid(&self) -> i32 {
+        self.0.id().cast_signed()
+    }
+
+    /// As a user who is out of patience, or the kernel out of memory.
+    pub(crate) fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+
+    /// Waits for its end; true if it was a good one.
+    pub(crate) fn ended_well(&mut self) -> bool {
+        self.0.wait().unwrap().success()
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        drop(self.weft(&["down", "--purge"]));
+        drop(self.namespace.kill());
+        drop(self.namespace.wait());
+        drop(fs::remove_dir_all(&self.root));
+    }
+}
+
+fn namespace() -> Child {
+    let script = "echo 1 > /proc/sys/net/ipv4/ip_forward
+        ip link set lo up && ip address add 192.0.2.11/32 dev lo && echo ready && exec sleep 600";
+    let mut child = Command::new("setpriv")
+        .args(["--pdeathsig", "KILL", "unshare", "--net", "sh", "-c", script])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let out = child.stdout.as_mut().unwrap();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).unwrap();
+    assert_eq!(line, "ready\n", "tests need root: a network namespace is made");
+    child
+}
+
+pub(crate) fn is_alive(pid: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+pub(crate) fn kill(pid: i32, signal: &str) {
+    let done = Command::new("kill").args([signal, &pid.to_string()]).status().unwrap();
+    assert!(done.success());
+}
+
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < deadline, "in vain waited until {what}");
+        sleep(Duration::from_millis(20));
+    }
+}
+
+pub(crate) fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+pub(crate) fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}

@@ -1,0 +1,7 @@
+//! The `weft` binary as a user runs it.
+
+#![allow(clippy::unwrap_used)] // panicking is how a test fails
+
+mod commands;
+mod host;
+mod supervision;

@@ -1,0 +1,320 @@
+//! `weft up`, `weft agent` and `weft down` with real child processes that stand in for the fabric's.
+
+use std::fs;
+use std::os::unix::net::UnixListener;
+use std::time::{Duration, Instant};
+
+use crate::host::{Host, Supervisor, eventually, is_alive, kill, stderr, stdout};
+
+const ALL: [&str; 4] = ["ipam", "fabric-controller", "route-agent-n1", "gateway-t-client"];
+
+/// A host with the whole fabric up, and one gateway.
+fn running() -> (Host, Supervisor) {
+    let host = Host::new();
+    host.init();
+    host.publish("client");
+    let up = host.up(&[]);
+    for process in ALL {
+        host.pid(process);
+    }
+    eventually("weft up says that it runs", || host.messages().contains("running"));
+    (host, up)
+}
+
+#[test]
+fn a_dead_process_is_back_at_once() {
+    let (host, _up) = running();
+    let before = host.pid("gateway-t-client");
+    kill(before, "-9");
+    let died = Instant::now();
+    eventually("another gateway runs", || host.pid("gateway-t-client") != before);
+    assert!(died.elapsed() < Duration::from_secs(2), "{:?}", died.elapsed());
+    eventually("it is said", || host.messages().contains("gateway-t-client ended (signal: 9"));
+}
+
+#[test]
+fn a_process_that_cannot_live_is_tried_ever_more_slowly_and_its_last_words_are_told() {
+    let host = Host::new();
+    host.init();
+    host.stand_in("ipam", "#!/bin/sh\necho 'pool is empty'\nexit 7\n");
+    let _up = host.up(&[]);
+    eventually("three deaths are told", || host.messages().matches("ipam ended").count() >= 3);
+    let messages = host.messages();
+    assert!(messages.contains("exit status: 7"), "{messages}");
+    assert!(messages.contains("its last words: pool is empty"), "{messages}");
+    assert!(messages.contains("starting it again in 500ms"), "{messages}");
+}
+
+#[test]
+fn a_gateway_comes_and_goes_with_its_config() {
+    let (host, _up) = running();
+    let other = host.pid("gateway-t-client");
+    host.publish("second");
+    let second = host.pid("gateway-t-second");
+    host.unpublish("second");
+    eventually("the second gateway is gone", || !is_alive(second));
+    assert!(is_alive(other), "the other gateway was disturbed");
+    assert!(!host.path("run/pids/gateway-t-second.pid").exists());
+}
+
+#[test]
+fn sigterm_stops_the_controller_and_leaves_the_dataplane() {
+    let (host, mut up) = running();
+    let [ipam, controller, agent, gateway] = ALL.map(|process| host.pid(process));
+    let line = fs::read(format!("/proc/{gateway}/cmdline")).unwrap();
+    let line = String::from_utf8_lossy(&line).replace('\0', " ");
+    assert!(line.contains("--namespace t --name client --standalone --http unix:"), "{line}");
+    kill(up.pid(), "-TERM");
+    assert!(up.ended_well());
+    assert!(!is_alive(ipam) && !is_alive(controller));
+    assert!(is_alive(agent) && is_alive(gateway));
+    let messages = host.messages();
+    assert!(messages.contains("gateway-t-client, route-agent-n1 carry on"), "{messages}");
+    assert!(messages.contains("weft down"), "{messages}");
+}
+
+#[test]
+fn a_killed_supervisors_processes_are_taken_over() {
+    let (host, mut up) = running();
+    let before = ALL.map(|process| host.pid(process));
+    up.kill();
+    host.publish("late");
+    let _up = host.up(&[]);
+    host.pid("gateway-t-late");
+    assert_eq!(ALL.map(|process| host.pid(process)), before);
+    assert!(host.messages().contains("took over gateway-t-client"), "{}", host.messages());
+    // They are no children of the new one, which sees them die all the same.
+    kill(before[3], "-9");
+    eventually("another gateway runs", || host.pid("gateway-t-client") != before[3]);
+}
+
+#[test]
+fn other_options_restart_what_carries_no_traffic_and_spare_the_gateways() {
+    let (host, mut up) = running();
+    let [ipam, _, _, gateway] = ALL.map(|process| host.pid(process));
+    up.kill();
+    let _up = host.up(&["--log-level", "debug", "--pools", "10.0.0.0/8"]);
+    eventually("ipam runs with the new options", || host.pid("ipam") != ipam);
+    let line = fs::read(format!("/proc/{}/cmdline", host.pid("ipam"))).unwrap();
+    let line = String::from_utf8_lossy(&line).replace('\0', " ");
+    assert!(line.contains("--pools 10.0.0.0/8") && line.contains("--log-level debug"), "{line}");
+    eventually("the gateway is taken over", || host.messages().contains("took over gateway"));
+    assert_eq!(host.pid("gateway-t-client"), gateway);
+}
+
+#[test]
+fn a_gateway_whose_config_went_while_nobody_watched_is_stopped() {
+    let (host, mut up) = running();
+    let gateway = host.pid("gateway-t-client");
+    up.kill();
+    host.unpublish("client");
+    let _up = host.up(&[]);
+    eventually("the gateway is gone", || !is_alive(gateway));
+    assert!(is_alive(host.pid("route-agent-n1")));
+}
+
+#[test]
+fn a_second_supervisor_is_told_who_holds_the_first() {
+    let (host, up) = running();
+    let second = host.weft(&["up", "--manifests", host.path("manifests").to_str().unwrap()]);
+    assert_eq!(second.status.code(), Some(1));
+    let held = format!("weft up (pid {}) is at work", up.pid());
+    assert!(stderr(&second).contains(&held), "{}", stderr(&second));
+}
+
+#[test]
+fn a_dead_or_silent_gateway_never_claims_connected() {
+    let host = Host::new();
+    host.init();
+    host.publish("client");
+    host.claim_connected("client");
+    // The stand-in serves nothing, so it counts as silent after three questions.
+    let _up = host.up(&[]);
+    let status = host.weft(&["status", "-o", "json"]);
+    assert!(!stdout(&status).contains("\"state\": \"Connected\""), "{}", stdout(&status));
+    eventually("the Connection is an Error", || host.connection("client") == "Error");
+    assert!(host.messages().contains("does not answer"), "{}", host.messages());
+
+    host.claim_connected("client");
+    host.stand_in("gateway", "#!/bin/sh\nexit 1\n");
+    kill(host.pid("gateway-t-client"), "-9");
+    eventually("the Connection is an Error again", || host.connection("client") == "Error");
+    let status = host.weft(&["status"]);
+    assert_eq!(status.status.code(), Some(3), "{}", stdout(&status));
+}
+
+#[test]
+fn status_says_down_for_a_gateway_that_does_not_run_and_connected_for_one_that_answers() {
+    let (host, mut up) = running();
+    host.claim_connected("client");
+    let socket = host.path("run/http/gateway-t-client.sock");
+    let server = UnixListener::bind(&socket).unwrap();
+    std::thread::spawn(move || {
+        for stream in server.incoming().flatten() {
+            let mut stream = stream;
+            drop(std::io::Read::read(&mut stream, &mut [0; 256]));
+            drop(std::io::Write::write_all(&mut stream, b"HTTP/1.0 200 OK\r\n\r\nok\n"));
+        }
+    });
+    let status = host.weft(&["status"]);
+    let text = stdout(&status);
+    assert_eq!(status.status.code(), Some(0), "{text}");
+    assert!(
+        text.contains("Connected") && text.contains("10.200.0.0/16 -> 10.201.0.0/16"),
+        "{text}"
+    );
+
+    up.kill();
+    kill(host.pid("gateway-t-client"), "-9");
+    let status = host.weft(&["status"]);
+    let text = stdout(&status);
+    assert_eq!(status.status.code(), Some(3), "{text}");
+    assert!(text.contains("Down") && !text.contains("Connected"), "{text}");
+    assert!(text.contains("no `weft up` or `weft agent` runs here"), "{text}");
+    assert!(text.contains("gateway-t-client does not run"), "{text}");
+}
+
+#[test]
+fn down_takes_everything_away_and_keeps_the_state() {
+    let (host, mut up) = running();
+    let pids = ALL.map(|process| host.pid(process));
+    let down = host.weft(&["down"]);
+    assert!(down.status.success(), "{}", stderr(&down));
+    assert!(up.ended_well());
+    assert!(pids.iter().all(|pid| !is_alive(*pid)));
+    assert!(!host.path("run").exists());
+    assert!(host.path("bin/cleaned").exists(), "route-agent cleanup did not run");
+    assert!(host.path("state").exists());
+    assert!(stderr(&down).contains("kept"), "{}", stderr(&down));
+    let again = host.weft(&["down"]);
+    assert!(again.status.success() && stderr(&again).contains("nothing runs"), "{again:?}");
+    assert!(host.weft(&["down", "--purge"]).status.success());
+    assert!(!host.path("state").exists());
+}
+
+#[test]
+fn down_works_after_everything_was_killed() {
+    let (host, mut up) = running();
+    up.kill();
+    ALL.iter().for_each(|process| kill(host.pid(process), "-9"));
+    let down = host.weft(&["down", "--purge"]);
+    assert!(down.status.success(), "{}", stderr(&down));
+    assert!(!host.path("run").exists() && !host.path("state").exists());
+    assert!(host.path("bin/cleaned").exists());
+}
+
+#[test]
+fn down_finds_a_process_without_pid_file_and_kills_one_that_will_not_stop() {
+    let host = Host::new();
+    host.init();
+    host.stand_in(
+        "route-agent",
+        "#!/bin/sh
+        [ \"$1\" = cleanup ] && exit 0
+        trap '' TERM
+        while :; do sleep 0.05; done\n",
+    );
+    let mut up = host.up(&[]);
+    let agent = host.pid("route-agent-n1");
+    up.kill();
+    fs::remove_file(host.path("run/pids/route-agent-n1.pid")).unwrap();
+    let down = host.weft(&["down"]);
+    assert!(down.status.success(), "{}", stderr(&down));
+    assert!(stderr(&down).contains(&format!("(pid {agent})")), "{}", stderr(&down));
+    assert!(!is_alive(agent));
+}
+
+#[test]
+fn down_touches_no_directory_that_is_not_a_fabrics() {
+    let host = Host::new();
+    fs::create_dir(host.path("run")).unwrap();
+    fs::write(host.path("run/precious"), "x").unwrap();
+    let down = host.weft(&["down"]);
+    assert_eq!(down.status.code(), Some(1));
+    assert!(stderr(&down).contains("not a run directory of weft"), "{}", stderr(&down));
+    assert!(host.path("run/precious").exists());
+    fs::remove_dir_all(host.path("run")).unwrap();
+}
+
+#[test]
+fn an_agent_runs_on_a_published_directory() {
+    let host = Host::new();
+    fs::create_dir(host.path("published")).unwrap();
+    let published = host.path("published");
+    let mut agent =
+        host.background(&["agent", "--node=n2", "--published", published.to_str().unwrap()]);
+    let pid = host.pid("route-agent-n2");
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap();
+    let line = String::from_utf8_lossy(&line).replace('\0', " ");
+    assert!(line.contains(&format!("run --published {}", published.display())), "{line}");
+    eventually("it says that it runs", || host.messages().contains("running"));
+    kill(agent.pid(), "-INT");
+    assert!(agent.ended_well());
+    assert!(is_alive(pid));
+    assert!(host.weft(&["down"]).status.success());
+    assert!(!is_alive(pid));
+}
+
+#[test]
+fn up_tells_what_becomes_of_the_peerings() {
+    let (host, _up) = running();
+    host.claim_connected("client");
+    eventually("the state is told", || host.messages().contains("peering with milan: Connected"));
+    assert!(host.messages().contains("starting gateway-t-client"), "{}", host.messages());
+    let broken = host.path("manifests/broken.yaml");
+    fs::write(&broken, "apiVersion: v1\nkind: Secret\nmetadata: [\n").unwrap();
+    let problem = fabric_store::Problem {
+        source: "broken.yaml:3".to_owned(),
+        object: None,
+        field: None,
+        message: "not YAML".to_owned(),
+    };
+    host.store().put_problems(&[problem]).unwrap();
+    eventually("the problem is told", || {
+        host.messages().contains("problem: broken.yaml:3: not YAML")
+    });
+    let status = stdout(&host.weft(&["status"]));
+    assert!(status.contains("problems:") && status.contains("broken.yaml:3"), "{status}");
+    host.store().put_problems(&[]).unwrap();
+    eventually("its end is told", || host.messages().contains("no problem with the manifests"));
+}
+
+#[test]
+fn logs_are_shown_by_process() {
+    let (host, _up) = running();
+    let logs = stdout(&host.weft(&["logs"]));
+    assert!(logs.contains("ipam: ipam says hello\n"), "{logs}");
+    let logs = stdout(&host.weft(&["logs", "gateway"]));
+    assert_eq!(logs, "gateway-t-client: gateway says hello\n");
+    let wrong = host.weft(&["logs", "nobody"]);
+    assert!(
+        stderr(&wrong).contains("expected one of fabric-controller, gateway-t-client"),
+        "{wrong:?}"
+    );
+}
+
+#[test]
+fn metrics_of_all_gateways_come_from_one_place() {
+    let (host, mut up) = running();
+    kill(up.pid(), "-TERM");
+    assert!(up.ended_well());
+    let server = UnixListener::bind(host.path("run/http/gateway-t-client.sock")).unwrap();
+    std::thread::spawn(move || {
+        for stream in server.incoming().flatten() {
+            let mut stream = stream;
+            drop(std::io::Read::read(&mut stream, &mut [0; 256]));
+            let answer = b"HTTP/1.0 200 OK\r\n\r\n# TYPE liqo_peer_is_connected gauge\n\
+                liqo_peer_is_connected{cluster_id=\"milan\"} 1\n# EOF\n";
+            drop(std::io::Write::write_all(&mut stream, answer));
+        }
+    });
+    let _up = host.up(&["--metrics", "192.0.2.11:9100"]);
+    let mut text = String::new();
+    eventually("metrics are served", || {
+        text = host.fetch("192.0.2.11", 9100);
+        text.contains("weft_process_up{process=\"gateway-t-client\"} 1")
+    });
+    let sample = "liqo_peer_is_connected{gateway=\"t/client\",cluster_id=\"milan\"} 1";
+    assert!(text.contains(sample), "{text}");
+    assert!(text.ends_with("# EOF\n"), "{text}");
+}
