@@ -71,7 +71,7 @@ pub struct GatewayConfigSpec {
     #[serde(default)]
     pub icmp_sources: Vec<IpAddr>,
     /// Prefixes that go to the egress node: other peers' remapped CIDRs, IP resources' targets and
-    /// those of their addresses that the egress node rewrites.
+    /// those of their addresses that the egress node rewrites (a pod's own node rewrites the rest).
     #[serde(default)]
     pub egress: Vec<String>,
     /// Name of the node those go to.
@@ -136,7 +136,8 @@ pub struct OverlayNode {
     pub overlay: Ipv4Addr,
     /// Where VXLAN is sent to.
     pub underlay: IpAddr,
-    /// Pod CIDRs of the node, /32s and /128s of pods outside them, and the node's external addresses.
+    /// Pod CIDRs of the node, /32s and /128s of pods outside them, the node's external addresses,
+    /// and those of IP resources that stand for its pods.
     pub prefixes: Vec<String>,
 }
 

@@ -147,7 +147,9 @@ impl Compiler<'_> {
     fn overlay_nodes(&self, gateway: &Gateway<'_>, sources: &Sources<'_>) -> Vec<OverlayNode> {
         let host = sources.host.as_deref().and_then(|name| sources.cluster.node(name));
         let nodes = sources.cluster.nodes.iter().filter_map(|node| {
-            let hosts = node.external.iter().copied().map(Cidr::host);
+            let mapped = sources.mappings.iter().filter(|mapping| mapping.is_of(node));
+            let mapped = mapped.map(|mapping| mapping.external);
+            let hosts = node.external.iter().copied().chain(mapped).map(Cidr::host);
             Some(OverlayNode {
                 name: node.name.clone(),
                 overlay: node.overlay?,
@@ -173,7 +175,8 @@ impl Compiler<'_> {
 fn egress(peering: &Peering<'_>, sources: &Sources<'_>) -> Vec<String> {
     let others = sources.peerings.iter().filter(|other| other.reference != peering.reference);
     let others = others.filter(|other| other.fault.is_none()).flat_map(Peering::prefixes);
-    let mapped = sources.mappings.iter().map(|mapping| {
+    let elsewhere = |m: &&Mapping| !sources.cluster.nodes.iter().any(|node| m.is_of(node));
+    let mapped = sources.mappings.iter().filter(elsewhere).map(|mapping| {
         Cidr::host(if mapping.stateless { mapping.target } else { mapping.external })
     });
     let all: BTreeSet<Cidr> = others.chain(mapped).collect();

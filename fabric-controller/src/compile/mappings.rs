@@ -7,7 +7,7 @@ use fabric_api::ipam::IP;
 use fabric_api::labels;
 use fabric_store::{Kind, ObjectRef};
 
-use super::cluster::Cluster;
+use super::cluster::{Cluster, Node};
 use super::{Compiler, owner};
 use crate::index::ip_grant;
 
@@ -18,8 +18,17 @@ pub(super) struct Mapping {
     pub(super) masquerade: bool,
     /// The gateway can rewrite it packet by packet. Otherwise the target is a pod, whose packets
     /// have a source of their own already, or has two addresses, or must not see the source: then
-    /// the egress node rewrites it with conntrack.
+    /// a node rewrites it with conntrack.
     pub(super) stateless: bool,
+}
+
+impl Mapping {
+    /// Whether this node is the one that rewrites it: its own pod's answers pass no other.
+    pub(super) fn is_of(&self, node: &Node) -> bool {
+        !self.stateless
+            && node.overlay.is_some()
+            && node.pods.iter().any(|p| p.contains(self.target))
+    }
 }
 
 impl Compiler<'_> {

@@ -30,7 +30,8 @@ impl Compiler<'_> {
             match node_spec(cluster, node, &all) {
                 Some(mut spec) => {
                     spec.full_masquerade = self.index.settings.full_masquerade;
-                    spec.ips = self.node_mappings(node, mappings);
+                    // All of them: the node's own pods ask for those addresses, too.
+                    spec.ips = mappings.iter().map(node_mapping).collect();
                     self.want(NodeConfig::new(&node.name, spec));
                 }
                 None => self.keep(of_node(&node.name)),
@@ -59,20 +60,6 @@ impl Compiler<'_> {
             let spec = NodeConfigSpec { removed: true, ..config.spec.clone() };
             self.want(NodeConfig::new(&reference.name, spec));
         }
-    }
-
-    fn node_mappings(&self, node: &Node, mappings: &[Mapping]) -> Vec<NodeAddressMap> {
-        let is_egress = self.out.objects.values().any(|object| {
-            let config = <&GatewayConfig>::try_from(object).ok();
-            config.is_some_and(|c| c.spec.egress_node.as_deref() == Some(&node.name))
-        });
-        let here = mappings.iter().filter(|mapping| is_egress && !mapping.stateless);
-        here.map(|mapping| NodeAddressMap {
-            external: mapping.external,
-            target: mapping.target,
-            masquerade: mapping.masquerade,
-        })
-        .collect()
     }
 
     fn node_peerings(
@@ -147,6 +134,11 @@ impl Compiler<'_> {
         let mut values = own.filter_map(|(_, connection)| connection.status.as_ref());
         values.any(|status| status.value == ConnectionValue::Connected)
     }
+}
+
+fn node_mapping(mapping: &Mapping) -> NodeAddressMap {
+    let Mapping { external, target, masquerade, .. } = *mapping;
+    NodeAddressMap { external, target, masquerade }
 }
 
 fn of_node(name: &str) -> ObjectRef {

@@ -111,7 +111,7 @@ fn ip(name: &str, address: &str, more: serde_json::Value) -> Object {
 }
 
 #[test]
-fn ip_resources_are_rewritten_by_the_gateway_or_where_it_cannot_by_its_node() {
+fn ip_resources_are_rewritten_by_the_gateway_or_where_it_cannot_by_a_node() {
     let mut world = peered();
     world.apply(ip("db", "192.168.7.7", json!({})));
     world.apply(ip("pod", "10.200.1.9", json!({})));
@@ -132,7 +132,9 @@ fn ip_resources_are_rewritten_by_the_gateway_or_where_it_cannot_by_its_node() {
         (granted("db"), "192.168.7.7".to_owned())
     );
     assert!(config.egress.contains(&"192.168.7.7/32".to_owned()));
-    assert!(config.egress.contains(&format!("{}/32", granted("pod"))));
+    assert!(config.egress.contains(&format!("{}/32", granted("masked"))));
+    let pod = format!("{}/32", granted("pod"));
+    assert!(config.nodes[0].prefixes.contains(&pod) && !config.egress.contains(&pod));
     assert!(!config.egress.iter().any(|e| e.contains("192.168.7.8") || e.contains("7.10")));
     let node = world.node("n1").unwrap();
     let mut targets: Vec<_> =
@@ -140,6 +142,7 @@ fn ip_resources_are_rewritten_by_the_gateway_or_where_it_cannot_by_its_node() {
     targets.sort();
     let want = [
         ("10.200.1.9", false),
+        ("192.168.7.7", false),
         ("192.168.7.8", false),
         ("192.168.7.8", false),
         ("192.168.7.9", true),
