@@ -113,6 +113,9 @@ struct Peering {
     ping_at: Instant,
     tick_at: Instant,
     last_ping: Option<Instant>,
+    last_handshake: Option<Instant>,
+    /// No probe has come back through the newest session yet.
+    unproven: bool,
     latency_at: Option<Timestamp>,
     /// Since when the probes are unanswered.
     unanswered: Option<Instant>,
@@ -161,6 +164,8 @@ impl Peering {
             ping_at: now,
             tick_at: now,
             last_ping: None,
+            last_handshake: None,
+            unproven: false,
             latency_at: None,
             unanswered: None,
             retried: Some(now),
@@ -192,8 +197,9 @@ impl Peering {
         self.machine.handle_ping(ping.report(), now);
         let pong = ping.pong(self.weft_field(now));
         self.socket.send(&pong.encode(), from);
-        // Whoever reaches us can be reached, too: no need to wait for the next turn.
-        if !self.machine.is_connected() {
+        // Whoever reaches us can be reached, too: no need to wait for the next turn. A probe sent as
+        // soon as the session was made may have gone out through the one before.
+        if self.unproven || !self.machine.is_connected() {
             self.hurry(now);
         }
     }
@@ -201,13 +207,19 @@ impl Peering {
     fn handle_pong(&mut self, pong: &Message, now: Instant) {
         let Some(latency) = self.pending.take_pong(pong, now) else { return };
         self.unanswered = None;
+        self.unproven = false;
         self.latency_at = Some(Timestamp::now());
         self.machine.handle_pong(latency, pong.report(), now);
     }
 
     /// The engine's session came, was renewed, or went.
     fn handle_session(&mut self, now: Instant) {
-        if self.changes.borrow_and_update().has_session && !self.machine.is_connected() {
+        let state = *self.changes.borrow_and_update();
+        // A new session may be that of a peer that has started again, and waits for our probe.
+        let is_new = state.last_handshake != self.last_handshake;
+        self.last_handshake = state.last_handshake;
+        self.unproven |= is_new;
+        if state.has_session && (is_new || !self.machine.is_connected()) {
             self.hurry(now);
         }
         self.handle_tick(now);
