@@ -1,12 +1,9 @@
 //! What the command line and the environment say.
 
-use std::io::IsTerminal as _;
-
-use anyhow::Context as _;
 use fabric_controller::{ProbeArgs, Settings};
+use fabric_shell::LogArgs;
 use fabric_store::StoreArgs;
 use ipam_proto::Address;
-use tracing_subscriber::EnvFilter;
 
 /// Turns a cluster's manifests into what its gateways and nodes run on.
 ///
@@ -37,22 +34,6 @@ pub(crate) struct Config {
     pub(crate) log: LogArgs,
 }
 
-#[derive(Debug, clap::Args)]
-pub(crate) struct LogArgs {
-    /// How logs are written, on standard error.
-    #[arg(long, value_name = "FORMAT", default_value = "plain", value_enum)]
-    log_format: LogFormat,
-    /// Least level logged, such as info, or debug for some: `info,fabric_controller=debug`.
-    #[arg(long, env = "RUST_LOG", value_name = "LEVEL", default_value = "info")]
-    log_level: String,
-}
-
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum LogFormat {
-    Plain,
-    Json,
-}
-
 impl Config {
     pub(crate) fn settings(&self) -> Settings {
         Settings {
@@ -60,21 +41,5 @@ impl Config {
             full_masquerade: self.full_masquerade,
             probe: self.probe.settings(),
         }
-    }
-}
-
-impl LogArgs {
-    pub(crate) fn start(&self) -> anyhow::Result<()> {
-        let filter = EnvFilter::try_new(&self.log_level)
-            .with_context(|| format!("--log-level {:?} is none", self.log_level))?;
-        let subscriber = tracing_subscriber::fmt()
-            .with_env_filter(filter)
-            .with_ansi(std::io::stderr().is_terminal())
-            .with_writer(std::io::stderr);
-        match self.log_format {
-            LogFormat::Plain => subscriber.init(),
-            LogFormat::Json => subscriber.json().init(),
-        }
-        Ok(())
     }
 }

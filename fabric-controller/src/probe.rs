@@ -43,7 +43,7 @@ impl ProbeArgs {
     }
 
     /// The command line that says the same.
-    pub fn to_args(&self) -> [String; 3] {
+    pub fn to_args(self) -> [String; 3] {
         let ProbeSettings { enabled, interval_ms, loss_threshold } = self.settings();
         [
             format!("--ping-enabled={enabled}"),

@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::{Args as ClapArgs, Parser, ValueEnum};
+use clap::Parser;
+use fabric_shell::LogArgs;
 use fabric_store::StoreArgs;
 
 use crate::lane::Offloads;
@@ -53,22 +54,6 @@ pub struct Args {
 
     #[command(flatten)]
     pub log: LogArgs,
-}
-
-#[derive(Clone, Debug, ClapArgs)]
-pub struct LogArgs {
-    #[arg(long, value_enum, default_value_t = LogFormat::Plain)]
-    pub log_format: LogFormat,
-
-    /// error, warn, info, debug or trace; also per module, such as `info,gateway::monitor=debug`.
-    #[arg(long, env = "RUST_LOG", default_value = "info")]
-    pub log_level: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    Plain,
-    Json,
 }
 
 /// Where to listen for HTTP.

@@ -18,5 +18,4 @@ pub mod monitor;
 pub mod overlay;
 pub mod probe;
 pub mod secret;
-pub mod shell;
 pub mod status;

@@ -4,12 +4,13 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
+use fabric_shell::Stop;
 use fabric_store::{Kind, ObjectRef, Store};
 use gateway::config::{Args, Config};
 use gateway::input::Input;
 use gateway::monitor::View;
 use gateway::overlay::{Overlay, host_end_name};
-use gateway::{dataplane, endpoint, http, input, monitor, shell, status};
+use gateway::{dataplane, endpoint, http, input, monitor, status};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -18,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let args = Args::parse();
-    shell::start_logging(&args.log);
+    args.log.start();
     match run(args.into()).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -29,7 +30,7 @@ async fn main() -> ExitCode {
 }
 
 async fn run(config: Config) -> anyhow::Result<()> {
-    let signal = std::pin::pin!(shell::stop_signal());
+    let mut signal = Stop::listen().context("cannot listen for signals")?;
     let store = Store::open(&config.store).context("cannot open the store")?;
     let name = ObjectRef::new(Kind::GatewayConfig, &config.namespace, &config.name);
     let host_end = config.standalone.then(|| host_end_name(&config.namespace, &config.name));
@@ -54,7 +55,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     tasks.spawn(status::run(store, status::Sources { inputs, planes, views }, name, stop.clone()));
 
     let outcome = tokio::select! {
-        signal = signal => signal.context("cannot listen for signals"),
+        () = signal.told() => Ok(()),
         Some(ended) = tasks.join_next() => ended.context("a task panicked").flatten(),
     };
     // Every task looks at `stop` first: that the channels between them close is no error then.

@@ -1,7 +1,8 @@
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use fabric_api::Cidr;
+use fabric_shell::LogArgs;
 use fabric_store::StoreArgs;
 use ipam_proto::Address;
 
@@ -53,21 +54,6 @@ pub(crate) struct Args {
     pub(crate) sync_grace_period: Duration,
     #[command(flatten)]
     pub(crate) log: LogArgs,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct LogArgs {
-    #[arg(long, value_enum, default_value = "plain")]
-    pub(crate) log_format: LogFormat,
-    /// error, warn, info, debug or trace, or directives such as ipam=debug,tonic=info.
-    #[arg(long, env = "RUST_LOG", value_name = "LEVEL", default_value = "info")]
-    pub(crate) log_level: String,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum LogFormat {
-    Plain,
-    Json,
 }
 
 fn duration(text: &str) -> Result<Duration, String> {

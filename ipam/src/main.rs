@@ -8,13 +8,13 @@ mod ledger;
 mod listen;
 mod pools;
 mod service;
-mod shell;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
+use fabric_shell::Stop;
 use fabric_store::Store;
 use ipam_proto::ipam_server::IpamServer;
 use tokio::sync::watch;
@@ -32,11 +32,8 @@ const DRAIN: Duration = Duration::from_secs(2);
 #[tokio::main]
 async fn main() -> ExitCode {
     let args = Args::parse();
-    let outcome = match shell::start_logging(&args.log) {
-        Ok(()) => run(args).await,
-        Err(error) => Err(error),
-    };
-    match outcome {
+    args.log.start();
+    match run(args).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("ipam stopped: {error:#}");
@@ -46,6 +43,7 @@ async fn main() -> ExitCode {
 }
 
 async fn run(args: Args) -> anyhow::Result<()> {
+    let mut signal = Stop::listen().context("cannot listen for signals")?;
     let pools = Pools::new(args.pools).context("bad --pools")?;
     let store = Store::open(&args.store).context("cannot open the store")?;
     let listener = Listener::bind(&args.listen)
@@ -74,7 +72,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     tracing::info!(listen = %args.listen, "ipam is up");
 
     tokio::select! {
-        signal = shell::stop_signal() => signal.context("cannot listen for signals")?,
+        () = signal.told() => {}
         ended = &mut server => ended.context("the server panicked")?.context("cannot serve")?,
     }
     stop.send_replace(true);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use fabric_api::fabric::{NodeConfig, NodeConfigStatus};
+use fabric_shell::Stop;
 use fabric_store::{Event, Kind, Object, Store};
 use netlink::{Handle, nft};
 use netplan::{FIREWALL_TABLE, State, plan};
@@ -13,7 +14,6 @@ use crate::compile::{Compiled, compile};
 use crate::facts::Facts;
 use crate::foreign::Foreign;
 use crate::quarrel::Quarrel;
-use crate::shell::Stop;
 use crate::table::Table;
 use crate::{cleanup, foreign, names};
 

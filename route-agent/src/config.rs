@@ -1,6 +1,7 @@
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
+use fabric_shell::LogArgs;
 use fabric_store::StoreArgs;
 
 /// Gives a node its ways to the pods of other clusters.
@@ -47,19 +48,4 @@ pub(crate) struct RunArgs {
     /// Print what would be done, as commands, and do nothing.
     #[arg(long)]
     pub(crate) dry_run: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct LogArgs {
-    #[arg(long, global = true, value_enum, default_value = "plain")]
-    pub(crate) log_format: LogFormat,
-    /// error, warn, info, debug or trace, or a filter such as route_agent=debug.
-    #[arg(long, global = true, value_name = "LEVEL", env = "RUST_LOG", default_value = "info")]
-    pub(crate) log_level: String,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum LogFormat {
-    Plain,
-    Json,
 }

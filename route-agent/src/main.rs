@@ -9,7 +9,6 @@ mod foreign;
 mod legacy;
 mod names;
 mod quarrel;
-mod shell;
 mod stale;
 mod table;
 
@@ -19,23 +18,20 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::Parser;
+use fabric_shell::Stop;
 use fabric_store::{Kind, Object, ObjectRef, Store};
 use netlink::{Handle, Netns};
 
 use agent::Agent;
 use config::{Cli, Command, RunArgs};
 use quarrel::Quarrel;
-use shell::Stop;
 use table::Table;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let cli = Cli::parse();
-    let outcome = match shell::start_logging(&cli.log) {
-        Ok(()) => execute(cli.command).await,
-        Err(error) => Err(error),
-    };
-    match outcome {
+    cli.log.start();
+    match execute(cli.command).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("route-agent stopped: {error:#}");
@@ -60,7 +56,7 @@ async fn execute(command: Command) -> anyhow::Result<()> {
 }
 
 async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
-    let stop = Stop::listen()?;
+    let stop = Stop::listen().context("cannot listen for signals")?;
     let store = match (&args.published, &args.store) {
         (Some(published), _) => Store::open_published(published),
         (None, Some(args)) => Store::open(args),

@@ -71,12 +71,8 @@ impl Cidr {
             return None;
         }
         match (self.0, address) {
-            (IpNet::V4(to), IpAddr::V4(a)) => {
-                Some((to.addr() | (a & to.hostmask())).into())
-            }
-            (IpNet::V6(to), IpAddr::V6(a)) => {
-                Some((to.addr() | (a & to.hostmask())).into())
-            }
+            (IpNet::V4(to), IpAddr::V4(a)) => Some((to.addr() | (a & to.hostmask())).into()),
+            (IpNet::V6(to), IpAddr::V6(a)) => Some((to.addr() | (a & to.hostmask())).into()),
             (IpNet::V4(_), IpAddr::V6(_)) | (IpNet::V6(_), IpAddr::V4(_)) => None,
         }
     }
@@ -125,7 +121,8 @@ mod tests {
 
     #[test]
     fn overlap_is_containment_either_way() {
-        let [a, b, c] = ["10.0.0.0/8", "10.1.0.0/16", "192.168.0.0/16"].map(|s| s.parse::<Cidr>().unwrap());
+        let [a, b, c] =
+            ["10.0.0.0/8", "10.1.0.0/16", "192.168.0.0/16"].map(|s| s.parse::<Cidr>().unwrap());
         assert!(a.overlaps(&b) && b.overlaps(&a) && !a.overlaps(&c));
     }
 

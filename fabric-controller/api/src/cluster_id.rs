@@ -6,7 +6,9 @@ use std::str::FromStr;
 pub struct ClusterId(String);
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a cluster ID; expected a DNS label: 1 to 63 of a-z, 0-9 and -, not starting or ending with -")]
+#[error(
+    "{0:?} is not a cluster ID; expected a DNS label: 1 to 63 of a-z, 0-9 and -, not starting or ending with -"
+)]
 pub struct ParseClusterIdError(String);
 
 impl ClusterId {

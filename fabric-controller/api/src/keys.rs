@@ -20,7 +20,9 @@ pub enum KeyError {
     Length(usize),
     #[error("the key is not base64; expected the text that `wg pubkey` prints")]
     Base64,
-    #[error("the key is a point of low order, with which no secret can be agreed; make a new pair with `weft keys`")]
+    #[error(
+        "the key is a point of low order, with which no secret can be agreed; make a new pair with `weft keys`"
+    )]
     LowOrder,
 }
 

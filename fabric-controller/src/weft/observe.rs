@@ -294,7 +294,9 @@ impl<'a> View<'a> {
 fn state(told: Option<ConnectionValue>, liveness: Option<Option<Liveness>>) -> State {
     match (liveness, told) {
         (Some(None), _) => State::Down,
-        (Some(Some(Liveness::Silent)), _) | (_, Some(ConnectionValue::Error)) => State::Error,
+        (Some(Some(Liveness::Silent)), Some(ConnectionValue::Connected))
+        | (_, Some(ConnectionValue::Error)) => State::Error,
+        (Some(Some(Liveness::Silent)), None) => State::Connecting,
         (_, Some(ConnectionValue::Connected)) => State::Connected,
         (_, Some(ConnectionValue::Connecting)) => State::Connecting,
         (_, None) => State::Waiting,
@@ -362,6 +364,13 @@ mod tests {
             assert_eq!(seen.peerings[0].state, expected);
             assert_eq!(seen.peerings[0].latency.is_some(), expected == State::Connected);
         }
+    }
+
+    #[test]
+    fn a_gateway_that_has_just_started_is_connecting() {
+        let objects = snapshot([config("t", "client", "n1").into()]);
+        let seen = observe(&objects, &host(&[("gateway-t-client", Liveness::Silent)]));
+        assert_eq!(seen.peerings[0].state, State::Connecting);
     }
 
     #[test]

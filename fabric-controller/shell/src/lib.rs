@@ -1,0 +1,79 @@
+//! What every program of weft has around its work: logs on standard error, and signals that end it.
+
+use std::io::{self, IsTerminal as _};
+
+use clap::{Args, ValueEnum};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+/// How a program logs.
+#[derive(Clone, Debug, Args)]
+pub struct LogArgs {
+    /// How logs are written, on standard error.
+    #[arg(long, global = true, value_enum, value_name = "FORMAT", default_value_t)]
+    pub log_format: LogFormat,
+    /// error, warn, info, debug or trace; also per module, such as `info,gateway::monitor=debug`.
+    #[arg(
+        long,
+        global = true,
+        env = "RUST_LOG",
+        value_name = "LEVEL",
+        default_value = "info",
+        value_parser = log_level
+    )]
+    pub log_level: String,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    #[default]
+    Plain,
+    Json,
+}
+
+impl LogArgs {
+    /// Starts logging for the whole process; call once. Colours only on a terminal.
+    pub fn start(&self) {
+        // boringtun calls every session that ends for want of traffic an error; first, so that the
+        // user can ask for it all the same.
+        let filter = EnvFilter::new(format!("boringtun=off,{}", self.log_level));
+        let logs = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_ansi(io::stderr().is_terminal())
+            .with_writer(io::stderr);
+        match self.log_format {
+            LogFormat::Plain => logs.init(),
+            LogFormat::Json => logs.json().init(),
+        }
+    }
+}
+
+fn log_level(text: &str) -> Result<String, String> {
+    let expected = "expected error, warn, info, debug or trace";
+    EnvFilter::try_new(text).map_err(|error| format!("{error}; {expected}"))?;
+    Ok(text.to_owned())
+}
+
+/// The wish that a program stop: SIGTERM or SIGINT. Both are caught from [`Stop::listen`] on.
+#[derive(Debug)]
+pub struct Stop {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Stop {
+    /// Needs a tokio runtime.
+    pub fn listen() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    pub async fn told(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
