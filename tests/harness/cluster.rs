@@ -1,0 +1,325 @@
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use fabric_api::Cidr;
+use serde_json::Value;
+
+use crate::{ClusterSpec, Host, Lab, Netns, Program, bin_dir, manifests, on_segment, wait_until};
+
+/// Directories on the machines of a cluster; all of them see the same files.
+pub const MANIFESTS: &str = "/run/cluster/manifests";
+pub const STATE: &str = "/run/cluster/state";
+
+/// A cluster without Kubernetes: machines with a bridge for their pods, as the simplest of CNIs
+/// sets them up.
+///
+/// ```text
+///   pod-1-1 eth0 -- veth -- cni0 (10.200.1.1/24) -- rome-1 eth0 (192.0.2.17/24) -- switch
+///   pod-2-1 eth0 -- veth -- cni0 (10.200.2.1/24) -- rome-2 eth0 (192.0.2.18/24) -- switch
+/// ```
+pub struct Cluster {
+    pub spec: ClusterSpec,
+    pub nodes: Vec<Node>,
+    programs: BTreeMap<String, Program>,
+}
+
+pub struct Node {
+    pub host: Host,
+    pub addresses: Vec<IpAddr>,
+    pub pods: Vec<Pod>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Pod {
+    /// `CLUSTER/NAME`, for messages; `ip netns` on the node knows it by the second half.
+    pub name: String,
+    pub ns: Netns,
+    pub addresses: Vec<IpAddr>,
+}
+
+/// How a cluster sees a peer: prefix as the peer has it, prefix as it is seen here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View(pub Vec<(Cidr, Cidr)>);
+
+impl View {
+    /// The address under which `address` of the peer is reached.
+    pub fn of(&self, address: IpAddr) -> Result<IpAddr> {
+        let found = self.0.iter().find_map(|(remote, local)| local.translate(address, remote));
+        found.with_context(|| format!("{address} is in no remapped prefix of {:?}", self.0))
+    }
+}
+
+impl Cluster {
+    /// Machines, pods and the cluster's own manifests; nothing of weft runs yet.
+    pub fn new(lab: &Lab, spec: ClusterSpec) -> Result<Self> {
+        let mut nodes: Vec<Node> = Vec::new();
+        for number in 1..=spec.nodes {
+            let first = nodes.first().map(|node| &node.host);
+            nodes.push(node(lab, &spec, number, first)?);
+        }
+        let cluster = Self { spec, nodes, programs: BTreeMap::new() };
+        fs::create_dir_all(cluster.outside(MANIFESTS))?;
+        cluster.apply("cluster", &manifests::own(&cluster.spec))?;
+        Ok(cluster)
+    }
+
+    /// The first machine, where `weft up` runs.
+    pub fn head(&self) -> &Host {
+        &self.nodes[0].host
+    }
+
+    pub fn pods(&self) -> impl Iterator<Item = &Pod> {
+        self.nodes.iter().flat_map(|node| &node.pods)
+    }
+
+    /// Runs `weft up` on the first node and `weft agent` on the others.
+    pub fn start(&mut self) -> Result<()> {
+        self.start_up(&[])?;
+        (2..=self.spec.nodes).try_for_each(|number| self.start_agent(number))
+    }
+
+    /// Runs `weft up`, again if it ran before.
+    pub fn start_up(&mut self, more: &[&str]) -> Result<()> {
+        let name = self.spec.node_name(1);
+        let mut command = Command::new(bin_dir()?.join("weft"));
+        command.args(["up", "--manifests", MANIFESTS, "--state-dir", STATE, "--node", &name]);
+        self.run("weft-up", 1, command.args(more))
+    }
+
+    /// Runs `weft agent` on a further node. What it needs is shared by the first one.
+    pub fn start_agent(&mut self, number: u8) -> Result<()> {
+        let published = format!("{}/published", self.run_dir());
+        wait_until("weft up shares its published directory", Duration::from_secs(20), || {
+            let there = self.outside(&published).is_dir();
+            there.then_some(()).ok_or_else(|| self.log("weft-up"))
+        })?;
+        let (name, run_dir) = (self.spec.node_name(number), format!("/run/agent-{number}"));
+        let mut command = Command::new(bin_dir()?.join("weft"));
+        command.args(["agent", "--node", &name, "--published", &published, "--run-dir", &run_dir]);
+        self.run(&format!("weft-agent-{number}"), number, &mut command)
+    }
+
+    /// What was started: `weft-up`, `weft-agent-2`, ...
+    pub fn program(&self, name: &str) -> Result<&Program> {
+        self.programs.get(name).with_context(|| format!("{name} was not started"))
+    }
+
+    pub fn take_program(&mut self, name: &str) -> Result<Program> {
+        self.programs.remove(name).with_context(|| format!("{name} was not started"))
+    }
+
+    /// Writes a manifest file as an editor does: beside it, then renamed.
+    pub fn apply(&self, file: &str, text: &str) -> Result<()> {
+        let dir = self.outside(MANIFESTS);
+        let (draft, path) = (dir.join(format!(".{file}.draft")), dir.join(format!("{file}.yaml")));
+        fs::write(&draft, text).with_context(|| format!("writing {}", draft.display()))?;
+        fs::rename(&draft, &path).with_context(|| format!("renaming to {}", path.display()))
+    }
+
+    pub fn remove(&self, file: &str) -> Result<()> {
+        let path = self.outside(MANIFESTS).join(format!("{file}.yaml"));
+        fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))
+    }
+
+    /// Runs `weft` with these arguments on the first node; what it prints.
+    pub fn weft(&self, args: &[&str]) -> Result<String> {
+        self.head().command(Command::new(bin_dir()?.join("weft")).args(args), "")
+    }
+
+    /// What `weft status -o json` says, whatever its exit code.
+    pub fn status(&self) -> Result<Value> {
+        let weft = bin_dir()?.join("weft");
+        let script = format!("{} status -o json; [ $? -le 3 ]", weft.display());
+        let text = self.head().command(Command::new("sh").args(["-c", &script]), "")?;
+        serde_json::from_str(&text).with_context(|| format!("weft status printed {text:?}"))
+    }
+
+    /// `weft status` of one peering.
+    pub fn peering(&self, peer: &str) -> Result<Value> {
+        let status = self.status()?;
+        let peerings = status["peerings"].as_array().cloned().unwrap_or_default();
+        let found = peerings.into_iter().find(|peering| peering["cluster"] == peer);
+        found.with_context(|| format!("weft status knows no peering with {peer}: {status}"))
+    }
+
+    /// Fails until this cluster says that it is connected to the peer.
+    pub fn is_connected(&self, peer: &str) -> Result<()> {
+        let peering = self.peering(peer)?;
+        ensure!(
+            peering["state"] == "Connected",
+            "{} says that its peering with {peer} is {}, problems: {}",
+            self.spec.id,
+            peering["state"],
+            self.status()?["problems"]
+        );
+        Ok(())
+    }
+
+    /// How many nodes let packets to the peer pass.
+    pub fn nodes_open_to(&self, peer: &str) -> Result<usize> {
+        let text = self.weft(&["get", "nodeconfig", "-o", "json"])?;
+        let list: Value = serde_json::from_str(&text)?;
+        let is_open = |config: &&Value| {
+            let mut peerings = config["spec"]["peerings"].as_array().into_iter().flatten();
+            config["status"]["appliedGeneration"] == config["metadata"]["generation"]
+                && peerings.any(|p| p["peerClusterId"] == peer && p["connected"] == true)
+        };
+        let one = std::slice::from_ref(&list);
+        let configs = list["items"].as_array().map_or(one, Vec::as_slice);
+        Ok(configs.iter().filter(is_open).count())
+    }
+
+    /// Until the tunnel is up and every node uses it.
+    pub fn wait_connected(&self, peer: &str, at_most: Duration) -> Result<()> {
+        let what = format!("{} is connected to {peer}", self.spec.id);
+        wait_until(&what, at_most, || {
+            self.is_connected(peer)?;
+            let open = self.nodes_open_to(peer)?;
+            ensure!(open == self.nodes.len(), "only {open} of its nodes use the tunnel");
+            Ok::<_, anyhow::Error>(())
+        })
+    }
+
+    /// How this cluster sees the peer, as the status of its Configuration says.
+    pub fn view(&self, peer: &ClusterSpec) -> Result<View> {
+        let namespace = format!("liqo-tenant-{}", peer.id);
+        let text =
+            self.weft(&["get", "configuration", &peer.id, "-n", &namespace, "-o", "json"])?;
+        let configuration: Value = serde_json::from_str(&text)?;
+        let mut pairs = Vec::new();
+        for (kind, remote) in [("pod", &peer.pod_cidrs), ("external", &peer.external_cidrs)] {
+            let local = configuration["status"]["remote"]["cidr"][kind].as_array();
+            let Some(local) = local.filter(|local| local.len() == remote.len()) else {
+                bail!(
+                    "{} has not remapped {kind} of {} yet: {configuration}",
+                    self.spec.id,
+                    peer.id
+                )
+            };
+            for (remote, local) in remote.iter().zip(local) {
+                let local = local.as_str().unwrap_or_default().parse();
+                pairs.push((remote.to_string().parse()?, local?));
+            }
+        }
+        Ok(View(pairs))
+    }
+
+    /// Processes of weft on a node by the name of their program; ID as seen from outside.
+    pub fn processes(&self, node: usize, program: &str) -> Vec<i32> {
+        let is_it = |line: &str| {
+            let first = line.split(' ').next().unwrap_or_default();
+            Path::new(first).file_name().is_some_and(|name| name == program)
+        };
+        let all = self.nodes[node].host.processes();
+        all.into_iter().filter(|(_, line)| is_it(line)).map(|(pid, _)| pid).collect()
+    }
+
+    /// Where a path of the machines is found from outside.
+    pub fn outside(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.head().outside(path)
+    }
+
+    pub fn run_dir(&self) -> String {
+        format!("/run/weft/{}", self.spec.id)
+    }
+
+    /// What a program that the harness started has printed.
+    pub fn log(&self, name: &str) -> String {
+        self.programs.get(name).map(Program::log).unwrap_or_default()
+    }
+
+    /// Lets the machines and all that runs on them outlive this process.
+    pub fn keep(self) -> Result<()> {
+        self.programs.into_values().for_each(Program::keep);
+        self.nodes.into_iter().try_for_each(|node| node.host.keep())
+    }
+
+    fn run(&mut self, name: &str, number: u8, command: &mut Command) -> Result<()> {
+        let host = &self.nodes[usize::from(number) - 1].host;
+        let log = host.outside(format!("/run/cluster/{name}.log"));
+        let program = host.start(command, &log)?;
+        self.programs.insert(name.to_owned(), program);
+        Ok(())
+    }
+}
+
+fn node(lab: &Lab, spec: &ClusterSpec, number: u8, first: Option<&Host>) -> Result<Node> {
+    let addresses = spec.node_addresses(number);
+    let on_eth0: Vec<_> = addresses.iter().copied().map(on_segment).collect();
+    let name = spec.node_name(number);
+    let host = match first {
+        None => lab.machine(&name, &on_eth0)?,
+        Some(first) => lab.machine_beside(first, &name, &on_eth0)?,
+    };
+    host.net().sysctl(&[("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")])?;
+    host.ip(&cni(spec, number))?;
+    host.net().nft(&cni_masquerade(spec))?;
+    let pods = (1..=spec.pods_per_node).map(|pod| add_pod(&host, spec, number, pod));
+    let pods = pods.collect::<Result<_>>()?;
+    Ok(Node { host, addresses, pods })
+}
+
+/// The bridge of this node's pods, and routes to the pods of the others.
+fn cni(spec: &ClusterSpec, number: u8) -> String {
+    let mut batch = String::from(
+        "link add cni0 type bridge mcast_snooping 0 forward_delay 0\nlink set cni0 up\n",
+    );
+    for address in spec.pod_addresses(number, 0) {
+        batch += &format!("addr add {} dev cni0{}\n", pod_net(address), nodad(address));
+    }
+    for other in (1..=spec.nodes).filter(|other| *other != number) {
+        for cidr in spec.node_pod_cidrs(other) {
+            let same_family = |a: &&IpAddr| a.is_ipv4() == cidr.addr().is_ipv4();
+            if let Some(via) = spec.node_addresses(other).iter().find(same_family) {
+                batch += &format!("route add {cidr} via {via}\n");
+            }
+        }
+    }
+    batch
+}
+
+/// What most CNIs do with packets that leave the cluster.
+fn cni_masquerade(spec: &ClusterSpec) -> String {
+    let rules: String = spec
+        .pod_cidrs
+        .iter()
+        .map(|cidr| {
+            let family = if cidr.addr().is_ipv4() { "ip" } else { "ip6" };
+            format!("    {family} saddr {cidr} {family} daddr != {cidr} oifname != \"cni0\" masquerade\n")
+        })
+        .collect();
+    format!(
+        "table inet cni {{\n  chain postrouting {{\n    type nat hook postrouting priority 100;\n{rules}  }}\n}}\n"
+    )
+}
+
+fn add_pod(host: &Host, spec: &ClusterSpec, node: u8, pod: u8) -> Result<Pod> {
+    let name = format!("pod-{node}-{pod}");
+    let ns = host.add_netns(&name)?;
+    host.ip(&format!(
+        "link add name veth{pod} type veth peer name eth0 netns {name}\nlink set dev veth{pod} master cni0 up\n"
+    ))?;
+    let addresses = spec.pod_addresses(node, pod);
+    let mut batch = String::from("link set eth0 up\n");
+    for address in &addresses {
+        batch += &format!("addr add {} dev eth0{}\n", pod_net(*address), nodad(*address));
+    }
+    for gateway in spec.pod_addresses(node, 0) {
+        batch += &format!("route add default via {gateway}\n");
+    }
+    ns.ip(&batch)?;
+    Ok(Pod { name: format!("{}/{name}", spec.id), ns, addresses })
+}
+
+fn pod_net(address: IpAddr) -> String {
+    on_segment(address).to_string()
+}
+
+fn nodad(address: IpAddr) -> &'static str {
+    if address.is_ipv6() { " nodad" } else { "" }
+}

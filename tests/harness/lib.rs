@@ -1,0 +1,24 @@
+//! Whole clusters on one machine, for the system tests and the demo.
+mod capture;
+mod cluster;
+mod host;
+mod lab;
+pub mod manifests;
+mod netns;
+mod program;
+mod report;
+mod spec;
+mod wait;
+mod wireguard_go;
+
+pub mod traffic;
+
+pub use capture::Capture;
+pub use cluster::{Cluster, MANIFESTS, Node, Pod, STATE, View};
+pub use host::{Files, Host, find_holders, remove_group};
+pub use lab::{Lab, PATIENCE, SWITCH_V4, SWITCH_V6, on_segment};
+pub use netns::{Netns, require};
+pub use program::{Program, bin_dir, resident_bytes};
+pub use spec::{ClusterSpec, Families};
+pub use wait::{stays_so, wait_until};
+pub use wireguard_go::{Tunnel, start_wireguard_go, wireguard_go};

@@ -1,0 +1,158 @@
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::Netns;
+use crate::lab::PATIENCE;
+
+/// Sends every datagram back to where it came from, until this value is dropped.
+pub struct UdpEcho {
+    port: u16,
+    stop: Arc<AtomicBool>,
+    echoer: Option<JoinHandle<()>>,
+}
+
+impl UdpEcho {
+    pub fn start(ns: &Netns, port: u16) -> Result<Self> {
+        let socket = open(ns, IpAddr::from([0u16; 8]), port)?;
+        let port = socket.local_addr()?.port();
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&stop);
+        let echoer = std::thread::spawn(move || {
+            let mut buffer = vec![0; 65_536];
+            while !told.load(Ordering::Relaxed) {
+                if let Ok((len, from)) = socket.recv_from(&mut buffer) {
+                    let _ = socket.send_to(&buffer[..len], from);
+                }
+            }
+        });
+        Ok(Self { port, stop, echoer: Some(echoer) })
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+}
+
+impl Drop for UdpEcho {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(echoer) = self.echoer.take() {
+            let _ = echoer.join();
+        }
+    }
+}
+
+/// One datagram there and back.
+pub fn udp_echo(ns: &Netns, to: SocketAddr, payload: &[u8]) -> Result<Duration> {
+    let socket = open(ns, unspecified(to), 0)?;
+    let start = Instant::now();
+    socket.send_to(payload, to).with_context(|| format!("sending to {to}"))?;
+    let mut buffer = vec![0; 65_536];
+    while start.elapsed() < PATIENCE {
+        if let Ok((len, _)) = socket.recv_from(&mut buffer)
+            && buffer[..len] == *payload
+        {
+            return Ok(start.elapsed());
+        }
+    }
+    anyhow::bail!("no answer from {to} within {PATIENCE:?}")
+}
+
+/// What became of a numbered stream of datagrams through an [`UdpEcho`].
+#[derive(Clone, Debug, Default)]
+pub struct FlowReport {
+    pub sent: u64,
+    /// Numbers that never came back.
+    pub lost: Vec<u64>,
+    pub duplicated: u64,
+    pub reordered: u64,
+    /// The longest time between two that came back, or from the last one to the end.
+    pub longest_gap: Duration,
+}
+
+/// Sends a numbered datagram every `interval` for so long, while another thread collects the
+/// echoes. `during` runs meanwhile.
+pub fn udp_flow<T>(
+    ns: &Netns,
+    to: SocketAddr,
+    (interval, for_long): (Duration, Duration),
+    during: impl FnOnce() -> T,
+) -> Result<(FlowReport, T)> {
+    let socket = open(ns, unspecified(to), 0)?;
+    let sending = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        let collector = scope.spawn(|| collect(&socket, &sending));
+        let sender = scope.spawn(|| {
+            let start = Instant::now();
+            let mut sent = 0u64;
+            while start.elapsed() < for_long {
+                let _ = socket.send_to(&sent.to_be_bytes(), to);
+                sent += 1;
+                let next = interval.saturating_mul(u32::try_from(sent).unwrap_or(u32::MAX));
+                std::thread::sleep(next.saturating_sub(start.elapsed()));
+            }
+            std::thread::sleep(PATIENCE / 10);
+            sending.store(false, Ordering::Relaxed);
+            sent
+        });
+        let value = during();
+        let sent = sender.join().expect("the sender does not panic");
+        let (seen, mut report) = collector.join().expect("the collector does not panic");
+        report.sent = sent;
+        report.lost = (0..sent).filter(|number| !seen.contains(number)).collect();
+        let silent = seen.last().map_or(sent, |last| sent - 1 - last);
+        let silence = interval.saturating_mul(u32::try_from(silent).unwrap_or(u32::MAX));
+        report.longest_gap = report.longest_gap.max(silence);
+        Ok((report, value))
+    })
+}
+
+fn collect(socket: &UdpSocket, sending: &AtomicBool) -> (BTreeSet<u64>, FlowReport) {
+    let (mut seen, mut report) = (BTreeSet::new(), FlowReport::default());
+    let mut last = Instant::now();
+    let mut buffer = [0; 64];
+    while sending.load(Ordering::Relaxed) {
+        let Ok((8, _)) = socket.recv_from(&mut buffer) else { continue };
+        let number = u64::from_be_bytes(buffer[..8].try_into().expect("eight bytes"));
+        report.longest_gap = report.longest_gap.max(last.elapsed());
+        last = Instant::now();
+        report.reordered += u64::from(seen.last().is_some_and(|newest| number < *newest));
+        report.duplicated += u64::from(!seen.insert(number));
+    }
+    (seen, report)
+}
+
+fn open(ns: &Netns, address: IpAddr, port: u16) -> Result<UdpSocket> {
+    let socket = ns
+        .run(|| UdpSocket::bind((address, port)))
+        .with_context(|| format!("binding UDP port {port}"))?;
+    socket.set_read_timeout(Some(Duration::from_millis(20)))?;
+    Ok(socket)
+}
+
+fn unspecified(to: SocketAddr) -> IpAddr {
+    if to.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0u16; 8]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_over_loopback_loses_nothing() {
+        let ns = Netns::new().unwrap();
+        let echo = UdpEcho::start(&ns, 0).unwrap();
+        let to = SocketAddr::from(([127, 0, 0, 1], echo.port()));
+        assert!(udp_echo(&ns, to, b"hello").is_ok());
+
+        let pace = (Duration::from_millis(1), Duration::from_millis(50));
+        let (report, answer) = udp_flow(&ns, to, pace, || 42).unwrap();
+        assert!(report.sent > 10 && report.lost.is_empty() && answer == 42, "{report:?}");
+    }
+}

@@ -1,0 +1,45 @@
+use std::fmt::Display;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+const PAUSE: Duration = Duration::from_millis(15);
+
+/// Asks again and again until `ask` has an answer. An error names what was waited for and why it
+/// was not so when last asked.
+pub fn wait_until<T, E: Display>(
+    what: &str,
+    at_most: Duration,
+    mut ask: impl FnMut() -> Result<T, E>,
+) -> Result<T> {
+    let start = Instant::now();
+    loop {
+        let reason = match ask() {
+            Ok(answer) => return Ok(answer),
+            Err(reason) => reason,
+        };
+        if start.elapsed() > at_most {
+            bail!("waited {at_most:?} until {what}, but {reason:#}");
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Asks again and again for a while; fails as soon as `ask` does.
+pub fn stays_so<E: Display>(
+    what: &str,
+    for_long: Duration,
+    mut ask: impl FnMut() -> Result<(), E>,
+) -> Result<()> {
+    let start = Instant::now();
+    while start.elapsed() < for_long {
+        if let Err(reason) = ask() {
+            bail!(
+                "{what} was to stay so for {for_long:?}, but after {:?} {reason:#}",
+                start.elapsed()
+            );
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(())
+}

@@ -1,0 +1,185 @@
+//! ```text
+//!   pod --- rome-1 (client) --------- milan-1 (server) --- pod
+//! ```
+//!
+//! Both promises are about the programs that users run, built for release. A development build has
+//! several times the code, unoptimised, so there less is checked; each test says what.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, SysconfVar, sysconf};
+use weft_tests::traffic::bulk;
+use weft_tests::{Cluster, Netns, bin_dir, wait_until};
+
+use crate::scene::{ECHO, PATIENCE, PORT, SINK, first_pod, play, rome_and_milan, serve};
+
+/// Promised of all that is resident.
+const MOST_BYTES: u64 = 15_000_000;
+const PACKETS: u64 = 1_000_000;
+/// Promised from the start of a gateway's process to the first packet through it.
+const SOON: Duration = Duration::from_millis(300);
+/// In a development build, where code of all sorts takes several times as long.
+const LATER: Duration = Duration::from_millis(1500);
+/// Half of the tries in each role.
+const TRIES: usize = 10;
+const ENOUGH: usize = 9;
+/// Others at work on the same machine only make it slower, so the best round counts.
+const ROUNDS: usize = 3;
+
+#[test]
+fn a_gateway_stays_small_after_a_million_packets() -> Result<()> {
+    let _alone = alone();
+    let released = is_release_build()?;
+    play(&rome_and_milan(1), |scene| {
+        scene.peer("rome", "milan", PORT)?;
+        let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+        let _servers = serve(first_pod(milan))?;
+        let (pod, target) = scene.way("rome", "milan")?;
+        let start = Instant::now();
+        while packets(rome)?.min(packets(milan)?) < PACKETS {
+            ensure!(start.elapsed() < Duration::from_secs(300), "only {} passed", packets(rome)?);
+            bulk(&pod.ns, SocketAddr::new(target, SINK), 100_000_000)?;
+        }
+        for cluster in [rome, milan] {
+            let gateway = pid(cluster)?;
+            let (all, own) = (memory(gateway, "VmRSS")?, memory(gateway, "RssAnon")?);
+            eprintln!(
+                "gateway of {}: {:.1} MB resident, {:.1} MB of them its own, after {} packets in {:?}",
+                cluster.spec.id,
+                all as f64 / 1e6,
+                own as f64 / 1e6,
+                packets(cluster)?,
+                start.elapsed()
+            );
+            // The rest are pages of the program's file.
+            let (checked, what) = if released { (all, "") } else { (own, " of its own") };
+            ensure!(checked <= MOST_BYTES, "{checked} bytes{what}; promised: {MOST_BYTES}");
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn a_killed_gateway_passes_packets_soon_after_its_start() -> Result<()> {
+    let _alone = alone();
+    let most = if is_release_build()? { SOON } else { LATER };
+    let mut rounds = Vec::new();
+    for _ in 0..ROUNDS {
+        let took = first_packets()?;
+        eprintln!("from start to first packet: {took:?}");
+        if took.iter().filter(|time| **time <= most).count() >= ENOUGH {
+            return Ok(());
+        }
+        rounds.push(took);
+    }
+    anyhow::bail!("in no round {ENOUGH} of {TRIES} within {most:?}: {rounds:?}")
+}
+
+fn first_packets() -> Result<Vec<Duration>> {
+    let mut took = Vec::new();
+    play(&rome_and_milan(1), |scene| {
+        scene.peer("rome", "milan", PORT)?;
+        let _servers = serve(first_pod(scene.cluster("milan")))?;
+        let (pod, target) = scene.way("rome", "milan")?;
+        let sides = [("rome", "milan"), ("milan", "rome")];
+        for (killed, _) in sides.into_iter().cycle().take(TRIES) {
+            for (id, peer) in sides {
+                scene.cluster(id).wait_connected(peer, PATIENCE)?;
+            }
+            let killed = scene.cluster(killed);
+            took.push(first_packet(&pod.ns, SocketAddr::new(target, ECHO), killed)?);
+        }
+        Ok(())
+    })?;
+    Ok(took)
+}
+
+/// Each test of this file loads the machine or measures time: never both at once.
+fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Kills a gateway; how long after its successor's start the first packet of an established flow
+/// is back.
+fn first_packet(pod: &Netns, to: SocketAddr, cluster: &Cluster) -> Result<Duration> {
+    let socket = pod.run(|| UdpSocket::bind(SocketAddr::new(IpAddr::from([0; 4]), 0)))?;
+    socket.set_read_timeout(Some(Duration::from_millis(2)))?;
+    first_echo(&socket, to, 0)?;
+    let old = pid(cluster)?;
+    kill(Pid::from_raw(old), Signal::SIGKILL)?;
+    wait_until("the gateway is gone", PATIENCE, || match cluster.processes(0, "gateway") {
+        pids if pids.contains(&old) => Err("it runs"),
+        _ => Ok(()),
+    })?;
+    let passed = first_echo(&socket, to, 1)?;
+    let started = start_of(pid(cluster)?)?;
+    Ok(passed.saturating_duration_since(started))
+}
+
+/// Sends datagrams with this number until one is back.
+fn first_echo(socket: &UdpSocket, to: SocketAddr, number: u8) -> Result<Instant> {
+    let start = Instant::now();
+    let mut buffer = [0; 8];
+    while start.elapsed() < PATIENCE {
+        // Refused while there is no gateway.
+        let _ = socket.send_to(&[number], to);
+        if socket.recv_from(&mut buffer).is_ok() && buffer[0] == number {
+            return Ok(Instant::now());
+        }
+    }
+    anyhow::bail!("nothing passed within {PATIENCE:?}")
+}
+
+fn pid(cluster: &Cluster) -> Result<i32> {
+    let found = cluster.processes(0, "gateway");
+    found.first().copied().with_context(|| format!("no gateway of {} runs", cluster.spec.id))
+}
+
+/// When a process began, to a hundredth of a second, early rather than late (proc(5), `starttime`).
+fn start_of(pid: i32) -> Result<Instant> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let after_name = stat.rsplit(')').next().unwrap_or_default();
+    let ticks: f64 = after_name.split_whitespace().nth(19).context("no start time")?.parse()?;
+    let rate = sysconf(SysconfVar::CLK_TCK)?.context("no clock rate")? as f64;
+    let uptime = fs::read_to_string("/proc/uptime")?;
+    let uptime: f64 = uptime.split_whitespace().next().context("no uptime")?.parse()?;
+    let age = Duration::try_from_secs_f64((uptime - ticks / rate).max(0.0))?;
+    Instant::now().checked_sub(age).context("the process is older than the clock")
+}
+
+/// Inner packets passed on in either direction, as the gateway counts them.
+fn packets(cluster: &Cluster) -> Result<u64> {
+    let sockets = fs::read_dir(cluster.outside(format!("{}/http", cluster.run_dir())))?;
+    let path = sockets.flatten().map(|entry| entry.path()).next().context("no gateway serves")?;
+    let mut stream = UnixStream::connect(path)?;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: gateway\r\nConnection: close\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    let counters = text.lines().filter(|line| line.starts_with("weft_gateway_packets_total{"));
+    let values = counters.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
+    Ok(values.sum())
+}
+
+/// A line of `/proc/PID/status`, in bytes.
+fn memory(pid: i32, line: &str) -> Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let found = text.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(':'));
+    let kib: u64 =
+        found.with_context(|| format!("no {line}"))?.trim().trim_end_matches(" kB").parse()?;
+    Ok(kib * 1024)
+}
+
+/// Development builds carry debug information, released programs none.
+fn is_release_build() -> Result<bool> {
+    let program = fs::read(bin_dir()?.join("gateway"))?;
+    let section: &[u8] = b"\0.debug_info\0";
+    Ok(!program.windows(section.len()).any(|window| window == section))
+}
