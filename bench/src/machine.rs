@@ -1,0 +1,137 @@
+//! What `/proc` says about this machine and its processes.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+
+/// Of `/proc/stat`: always 100, whatever the kernel's own tick is.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// Time that all cores together have spent since the machine started, in seconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CpuTimes {
+    pub(crate) total: f64,
+    /// Programs, nice or not, outside of the kernel.
+    pub(crate) user: f64,
+    pub(crate) softirq: f64,
+    /// Taken away by the hypervisor.
+    pub(crate) steal: f64,
+}
+
+impl CpuTimes {
+    pub(crate) fn now() -> Result<Self> {
+        let text = fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
+        Self::parse(&text).context("/proc/stat is not as expected")
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let fields: Vec<f64> = text
+            .strip_prefix("cpu ")?
+            .lines()
+            .next()?
+            .split_whitespace()
+            .map(|field| field.parse::<f64>().ok().map(|ticks| ticks / TICKS_PER_SECOND))
+            .collect::<Option<_>>()?;
+        // user nice system idle iowait irq softirq steal; guests are counted in user already.
+        let total = fields.get(..8)?.iter().sum();
+        Some(Self { total, user: fields[0] + fields[1], softirq: fields[6], steal: fields[7] })
+    }
+
+    pub(crate) fn since(self, before: Self) -> Self {
+        Self {
+            total: self.total - before.total,
+            user: self.user - before.user,
+            softirq: self.softirq - before.softirq,
+            steal: self.steal - before.steal,
+        }
+    }
+
+    /// Share of all time that the hypervisor took away.
+    pub(crate) fn steal_share(self) -> f64 {
+        if self.total > 0.0 { self.steal / self.total } else { 0.0 }
+    }
+}
+
+/// CPU time that a process or several have used so far, all threads, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct ProcessTimes {
+    pub(crate) user: f64,
+    pub(crate) system: f64,
+}
+
+impl ProcessTimes {
+    pub(crate) fn of(pids: &[i32]) -> Result<Self> {
+        pids.iter().try_fold(Self::default(), |sum, pid| {
+            let path = format!("/proc/{pid}/stat");
+            let text = fs::read_to_string(&path).with_context(|| format!("{pid} has ended"))?;
+            let one = Self::parse(&text).with_context(|| format!("{path} is not as expected"))?;
+            Ok(Self { user: sum.user + one.user, system: sum.system + one.system })
+        })
+    }
+
+    pub(crate) fn total(self) -> f64 {
+        self.user + self.system
+    }
+
+    /// utime and stime, 12th and 13th field after the program's name, which may hold anything.
+    fn parse(stat: &str) -> Option<Self> {
+        let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(11);
+        let mut seconds =
+            || fields.next()?.parse::<f64>().ok().map(|ticks| ticks / TICKS_PER_SECOND);
+        Some(Self { user: seconds()?, system: seconds()? })
+    }
+}
+
+/// TCP segments that the calling thread's network namespace has sent again so far.
+pub(crate) fn retransmits() -> Result<u64> {
+    let text = fs::read_to_string("/proc/thread-self/net/snmp").context("reading net/snmp")?;
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp: "));
+    let (names, values) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+    names
+        .split(' ')
+        .zip(values.split(' '))
+        .find_map(|(name, value)| (name == "RetransSegs").then(|| value.parse().ok()).flatten())
+        .context("net/snmp has no RetransSegs")
+}
+
+/// One line about where the figures come from.
+pub(crate) fn describe() -> String {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let cpuinfo = read("/proc/cpuinfo");
+    let model = cpuinfo
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
+        .map_or("unknown processor", |(_, model)| model);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    format!("{cores} cores, {model}, Linux {}", read("/proc/sys/kernel/osrelease").trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steal_is_a_share_of_all_time() {
+        let at = |line: &str| CpuTimes::parse(line).unwrap();
+        let before = at("cpu  100 0 100 800 0 0 0 0 0 0\ncpu0 1\n");
+        let after = at("cpu  200 0 150 900 0 0 40 10 50 0\ncpu0 1\n");
+        let spent = after.since(before);
+        assert_eq!((spent.total, spent.softirq, spent.steal), (3.0, 0.4, 0.1));
+        assert!((spent.steal_share() - 1.0 / 30.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_program_named_like_a_parenthesis_is_read_alike() {
+        let stat = "7 (a) b) S 1 7 7 0 -1 4194304 1 2 3 4 150 50 0 0 20 0 1 0";
+        let times = ProcessTimes::parse(stat).unwrap();
+        assert_eq!((times.user, times.system, times.total()), (1.5, 0.5, 2.0));
+        assert!(ProcessTimes::of(&[std::process::id().cast_signed()]).is_ok());
+    }
+
+    #[test]
+    fn this_machine_can_be_measured() {
+        assert!(CpuTimes::now().unwrap().total > 0.0);
+        retransmits().unwrap();
+        assert!(describe().contains("Linux"));
+    }
+}

@@ -1,0 +1,104 @@
+//! `make bench`: weft against wireguard-go, in one run on one machine.
+
+mod bout;
+mod config;
+mod flow;
+mod lab;
+mod machine;
+mod report;
+mod statistics;
+mod weft;
+mod wireguard_go;
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+
+use bout::{Contestant, Pair};
+use config::{Args, ScenarioName};
+use lab::Lab;
+use report::{Report, Scenario};
+use weft::Fabric;
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
+    if cfg!(debug_assertions) {
+        eprintln!("bench: built without --release: the figures of weft mean nothing");
+    }
+    let Some(wireguard_go) = wireguard_go::build().context("cannot build wireguard-go")? else {
+        eprintln!("bench: skipped: wireguard-go, to compare with, is built with Go: install it");
+        return Ok(());
+    };
+    let mut scenarios = Vec::new();
+    if args.wants(ScenarioName::PointToPoint) {
+        let scenario = point_to_point(args, &wireguard_go);
+        scenarios.push(scenario.context("point-to-point could not be measured")?);
+    }
+    if args.wants(ScenarioName::PodToPod) {
+        let scenario = pod_to_pod(args, &wireguard_go);
+        scenarios.push(scenario.context("pod-to-pod could not be measured")?);
+    }
+    let report = Report {
+        machine: machine::describe(),
+        wireguard_go: wireguard_go::version(&wireguard_go)?,
+        scenarios,
+    };
+    publish(&report, args.json.as_deref())
+}
+
+/// One lane at each end against one wireguard-go at each end, in the same namespaces.
+fn point_to_point(args: &Args, wireguard_go: &Path) -> Result<Scenario> {
+    let lab = Lab::new().context("cannot set the namespaces up")?;
+    let (weft, _lanes) = weft::start_lanes(&lab, 1, args.load())?;
+    let (other, _processes) = wireguard_go::start(&lab, wireguard_go, 2, args.load())?;
+    compare("point-to-point", [&weft, &other], args)
+}
+
+/// All of weft between two pods against wireguard-go without any overlay.
+fn pod_to_pod(args: &Args, wireguard_go: &Path) -> Result<Scenario> {
+    let fabric = Fabric::start().context("cannot set two clusters up")?;
+    let weft = fabric.contestant(args.load())?;
+    let lab = Lab::new().context("cannot set the namespaces up")?;
+    let (other, _processes) = wireguard_go::start(&lab, wireguard_go, 1, args.load())?;
+    compare("pod-to-pod", [&weft, &other], args)
+}
+
+fn compare(name: &str, contestants: [&Contestant; 2], args: &Args) -> Result<Scenario> {
+    let timing = args.timing();
+    let labels = contestants.map(|contestant| contestant.label.clone());
+    let outcome = bout::run(contestants, timing, |pair, sound| {
+        tell(name, &labels, pair);
+        eprintln!(" ({sound} of {})", timing.pairs);
+    })?;
+    Ok(Scenario::of(name, &outcome, contestants, &args.congestion))
+}
+
+fn tell(name: &str, [a, b]: &[String; 2], pair: &Pair) {
+    let (x, y) = (pair.a.gbit_per_second(), pair.b.gbit_per_second());
+    eprint!("{name}: {a} {x:.2}, {b} {y:.2} Gbit/s, {:.2} x", pair.ratio());
+}
+
+/// The table, the JSON, or both.
+fn publish(report: &Report, json: Option<&Path>) -> Result<()> {
+    let mut out = io::stdout().lock();
+    let text = serde_json::to_string_pretty(report).context("writing JSON")?;
+    match json {
+        Some(path) if path == Path::new("-") => return writeln!(out, "{text}").context("writing"),
+        Some(path) => std::fs::write(path, text + "\n")
+            .with_context(|| format!("writing {}", path.display()))?,
+        None => {}
+    }
+    write!(out, "{report}").context("writing the table")
+}
