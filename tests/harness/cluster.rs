@@ -257,12 +257,18 @@ fn node(lab: &Lab, spec: &ClusterSpec, number: u8, first: Option<&Host>) -> Resu
         Some(first) => lab.machine_beside(first, &name, &on_eth0)?,
     };
     host.net().sysctl(&[("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")])?;
+    host.net().sysctl(&NO_DAD)?;
     host.ip(&cni(spec, number))?;
     host.net().nft(&cni_masquerade(spec))?;
     let pods = (1..=spec.pods_per_node).map(|pod| add_pod(&host, spec, number, pod));
     let pods = pods.collect::<Result<_>>()?;
     Ok(Node { host, addresses, pods })
 }
+
+/// A node forwards IPv6 to a pod only once its bridge's link-local address has been found unique,
+/// which takes two seconds: longer than a whole cluster here.
+const NO_DAD: [(&str, &str); 2] =
+    [("ipv6/conf/all/accept_dad", "0"), ("ipv6/conf/default/accept_dad", "0")];
 
 /// The bridge of this node's pods, and routes to the pods of the others.
 fn cni(spec: &ClusterSpec, number: u8) -> String {
@@ -301,6 +307,7 @@ fn cni_masquerade(spec: &ClusterSpec) -> String {
 fn add_pod(host: &Host, spec: &ClusterSpec, node: u8, pod: u8) -> Result<Pod> {
     let name = format!("pod-{node}-{pod}");
     let ns = host.add_netns(&name)?;
+    ns.sysctl(&NO_DAD)?;
     host.ip(&format!(
         "link add name veth{pod} type veth peer name eth0 netns {name}\nlink set dev veth{pod} master cni0 up\n"
     ))?;

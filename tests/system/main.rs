@@ -10,7 +10,6 @@ mod down;
 mod families;
 mod firewall;
 mod footprint;
-mod ip_resource;
 mod leaks;
 mod liqo_probe;
 mod moving;

@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use weft_tests::manifests::{Peering, join};
 use weft_tests::traffic::{Service, TcpServer, bulk, http_get, ping};
 use weft_tests::{
-    ClusterSpec, Host, Program, Tunnel, on_segment, start_wireguard_go, wireguard_go,
+    ClusterSpec, Host, Program, Tunnel, on_segment, skip, start_wireguard_go, wireguard_go,
 };
 
 use crate::scene::{HTTP, PATIENCE, PORT, SINK, Scene, serve};
@@ -54,7 +54,7 @@ impl World {
     pub(crate) fn start(role: Role, switches: &[&str]) -> Result<Option<Self>> {
         let program = wireguard_go();
         if !program.exists() {
-            eprintln!("skipped: wireguard-go is not there: {}", program.display());
+            skip(&format!("wireguard-go is not there: {}", program.display()));
             return Ok(None);
         }
         let mut scene = Scene::build(&[ClusterSpec::new("rome", 1, 2)])?;
