@@ -16,8 +16,9 @@ use super::supervisor::Report;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Unanswered questions in a row that make a gateway silent.
-const MISSES: u32 = 3;
+/// Unanswered questions in a row that make a gateway silent: as many as make a loss of probes. Fewer
+/// would cut a peering off whose gateway merely waits for a busy processor.
+const MISSES: u32 = 5;
 /// The longest answer taken, in bytes.
 const LONGEST_ANSWER: u64 = 4 << 20;
 
