@@ -128,7 +128,7 @@ fn a_dead_or_silent_gateway_never_claims_connected() {
     host.init();
     host.publish("client");
     host.claim_connected("client");
-    // The stand-in serves nothing, so it counts as silent after three questions.
+    // The stand-in serves nothing, so it counts as silent after some questions.
     let _up = host.up(&[]);
     let status = host.weft(&["status", "-o", "json"]);
     assert!(!stdout(&status).contains("\"state\": \"Connected\""), "{}", stdout(&status));
