@@ -47,7 +47,7 @@ clean:
 # Debian's packages, installed only where a command is missing.
 tools:
 	@need=(); \
-	for pair in nft:nftables ip:iproute2 ping:iputils-ping iptables:iptables cc:build-essential; do \
+	for pair in nft:nftables ip:iproute2 ping:iputils-ping iptables:iptables sysctl:procps cc:build-essential; do \
 	  PATH=$$PATH:/usr/sbin:/sbin command -v $${pair%%:*} >/dev/null || need+=($${pair##*:}); done; \
 	if [ $${#need[@]} -gt 0 ]; then \
 	  echo "installing $${need[*]}"; \
