@@ -6,6 +6,7 @@ mod scene;
 
 mod address;
 mod changes;
+mod demo;
 mod down;
 mod families;
 mod firewall;
