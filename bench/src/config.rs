@@ -2,11 +2,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
+use weft_tests::StockPeer;
 
 use crate::bout::Timing;
 use crate::flow::Load;
 
-/// Compares weft with wireguard-go on this machine.
+/// Compares weft with wireguard-go, or another WireGuard in userspace, on this machine.
 ///
 /// How it measures: both tunnels are up and warm side by side, and take turns in slices of two
 /// seconds, in the order A B, B A, A B and so on. Each pair of slices gives one ratio. Reported are
@@ -17,25 +18,28 @@ use crate::flow::Load;
 ///
 /// Scenarios:
 ///
-/// * point-to-point: one TCP flow through two weft lanes, no overlay, against one through two
-///   wireguard-go, in the same namespaces: end a - gateway a = underlay = gateway b - end b.
+/// * point-to-point: one TCP flow through two weft lanes, no overlay, against one through two of
+///   the other, in the same namespaces: end a - gateway a = underlay = gateway b - end b.
 /// * pod-to-pod: one TCP flow from a pod of one cluster to a pod of another through all of weft
-///   (node, VXLAN, gateway, tunnel, gateway, VXLAN, node) against the same wireguard-go with no
+///   (node, VXLAN, gateway, tunnel, gateway, VXLAN, node) against the same other one with no
 ///   overlay at all.
 ///
 /// Flows are plain TCP: blocks of 128 KiB, written and read as iperf3 does, on connections that
 /// last for the whole run. Tunnels have an MTU of 1,420 bytes, underlays 1,500. Congestion control
 /// is set on the sender's route.
 ///
-/// Needs root (namespaces, TUN devices), the weft programs built with --release, and Go, of which
-/// wireguard-go is built into ~/.cache/weft/bin the first time. Everything a run makes (namespaces,
-/// devices, processes) goes away with it, however it ends.
+/// Needs root (namespaces, TUN devices), the weft programs built with --release, and what `make
+/// peers` builds into ~/.cache/weft/bin. Everything a run makes (namespaces, devices, processes)
+/// goes away with it, however it ends.
 #[derive(Debug, Parser)]
 #[command(version, verbatim_doc_comment)]
 pub(crate) struct Args {
     /// What to measure; all scenarios unless given. Can be repeated.
     #[arg(long, value_enum)]
     pub(crate) scenario: Vec<ScenarioName>,
+    /// What to compare weft with.
+    #[arg(long, value_enum, default_value_t = StockPeer::WireguardGo)]
+    pub(crate) against: StockPeer,
     /// How many undisturbed pairs of slices to take.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) pairs: u16,

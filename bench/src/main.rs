@@ -1,4 +1,4 @@
-//! `make bench`: weft against wireguard-go, in one run on one machine.
+//! `make bench`: weft against a stock WireGuard, in one run on one machine.
 
 mod bout;
 mod config;
@@ -7,8 +7,8 @@ mod lab;
 mod machine;
 mod report;
 mod statistics;
+mod stock;
 mod weft;
-mod wireguard_go;
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -37,41 +37,38 @@ fn run(args: &Args) -> Result<()> {
     if cfg!(debug_assertions) {
         eprintln!("bench: built without --release: the figures of weft mean nothing");
     }
-    let Some(wireguard_go) = wireguard_go::build().context("cannot build wireguard-go")? else {
-        eprintln!("bench: skipped: wireguard-go, to compare with, is built with Go: install it");
+    if let Err(error) = args.against.program() {
+        eprintln!("bench: skipped: {error:#}; `make peers` builds it");
         return Ok(());
-    };
+    }
     let mut scenarios = Vec::new();
     if args.wants(ScenarioName::PointToPoint) {
-        let scenario = point_to_point(args, &wireguard_go);
+        let scenario = point_to_point(args);
         scenarios.push(scenario.context("point-to-point could not be measured")?);
     }
     if args.wants(ScenarioName::PodToPod) {
-        let scenario = pod_to_pod(args, &wireguard_go);
+        let scenario = pod_to_pod(args);
         scenarios.push(scenario.context("pod-to-pod could not be measured")?);
     }
-    let report = Report {
-        machine: machine::describe(),
-        wireguard_go: wireguard_go::version(&wireguard_go)?,
-        scenarios,
-    };
+    let report =
+        Report { machine: machine::describe(), against: args.against.version()?, scenarios };
     publish(&report, args.json.as_deref())
 }
 
-/// One lane at each end against one wireguard-go at each end, in the same namespaces.
-fn point_to_point(args: &Args, wireguard_go: &Path) -> Result<Scenario> {
+/// One lane at each end against one stock peer at each end, in the same namespaces.
+fn point_to_point(args: &Args) -> Result<Scenario> {
     let lab = Lab::new().context("cannot set the namespaces up")?;
     let (weft, _lanes) = weft::start_lanes(&lab, 1, args.load())?;
-    let (other, _processes) = wireguard_go::start(&lab, wireguard_go, 2, args.load())?;
+    let (other, _processes) = stock::start(&lab, args.against, 2, args.load())?;
     compare("point-to-point", [&weft, &other], args)
 }
 
-/// All of weft between two pods against wireguard-go without any overlay.
-fn pod_to_pod(args: &Args, wireguard_go: &Path) -> Result<Scenario> {
+/// All of weft between two pods against a stock peer without any overlay.
+fn pod_to_pod(args: &Args) -> Result<Scenario> {
     let fabric = Fabric::start().context("cannot set two clusters up")?;
     let weft = fabric.contestant(args.load())?;
     let lab = Lab::new().context("cannot set the namespaces up")?;
-    let (other, _processes) = wireguard_go::start(&lab, wireguard_go, 1, args.load())?;
+    let (other, _processes) = stock::start(&lab, args.against, 1, args.load())?;
     compare("pod-to-pod", [&weft, &other], args)
 }
 

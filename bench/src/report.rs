@@ -16,7 +16,8 @@ const BUSY: f64 = 0.03;
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) machine: String,
-    pub(crate) wireguard_go: String,
+    /// What weft was compared with.
+    pub(crate) against: String,
     pub(crate) scenarios: Vec<Scenario>,
 }
 
@@ -109,7 +110,7 @@ fn per_gbit(slice: &Slice, seconds: f64) -> f64 {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}; {}", self.machine, self.wireguard_go)?;
+        writeln!(f, "{}; {}", self.machine, self.against)?;
         self.scenarios.iter().try_for_each(|scenario| write!(f, "\n{scenario}"))
     }
 }

@@ -8,12 +8,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use fabric_api::PrivateKey;
 use weft_tests::manifests::{Peering, join};
-use weft_tests::{Cluster, ClusterSpec, Program};
+use weft_tests::{Cluster, ClusterSpec, Program, hex};
 
 use crate::bout::Contestant;
 use crate::flow::{End, Flow, Load};
 use crate::lab::{Lab, MTU, UNDERLAY};
-use crate::wireguard_go::hex;
 
 const PORT: u16 = 51820;
 const DEVICE: &str = "weft0";

@@ -8,12 +8,12 @@
 //! end ends the program.
 
 use std::io::Read;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 
 use anyhow::{Context, bail};
 use fabric_api::{PrivateKey, PublicKey};
 use gateway::lane::{Config, LaneHandle, Offloads, open_socket, open_tun};
-use tunnel::{Remap, Rules, RulesConfig};
+use tunnel::{Rules, RulesConfig};
 
 const MTU: usize = 1420;
 
@@ -39,7 +39,7 @@ fn main() -> anyhow::Result<()> {
         endpoint,
         keepalive: None,
         mtu: MTU,
-        rules: identity()?,
+        rules: Rules::new(&RulesConfig::transparent(MTU))?,
     };
     let socket = open_socket(Some(port.parse().context("PORT")?), offloads).context("socket")?;
     let lane = LaneHandle::spawn(open_tun(tun, offloads)?, socket, offloads, config)?;
@@ -52,20 +52,6 @@ fn main() -> anyhow::Result<()> {
     eprintln!("{:?}", lane.snapshot());
     lane.stop();
     Ok(())
-}
-
-/// Rules that let everything pass as it is.
-fn identity() -> anyhow::Result<Rules> {
-    let everything = [ipnet::Ipv4Net::default().into(), ipnet::Ipv6Net::default().into()];
-    Ok(Rules::new(&RulesConfig {
-        own: everything.to_vec(),
-        remaps: everything.map(|net| Remap { remote: net, local: net }).to_vec(),
-        tunnel_address: Ipv4Addr::new(169, 254, 18, 1),
-        peer_tunnel_address: Ipv4Addr::new(169, 254, 18, 2),
-        addresses: Vec::new(),
-        icmp_sources: Vec::new(),
-        mtu: MTU,
-    })?)
 }
 
 fn key(hex: &str) -> anyhow::Result<Vec<u8>> {

@@ -8,7 +8,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::sync::mpsc;
 use std::thread;
@@ -17,7 +17,9 @@ use std::time::{Duration, Instant};
 use fabric_api::PrivateKey;
 use gateway::lane::{Config, LaneHandle, Offloads, open_socket, open_tun};
 use nix::sched::{CloneFlags, unshare};
-use tunnel::{Remap, Rules, RulesConfig};
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::{RcvBufForce, SndBuf};
+use tunnel::{Rules, RulesConfig};
 
 const CLIENT: &str = "10.9.0.1";
 const SERVER: &str = "10.9.0.2";
@@ -88,7 +90,7 @@ impl Two {
             initiate: i == 0,
             keepalive: None,
             mtu: 1420,
-            rules: identity(),
+            rules: Rules::new(&RulesConfig::transparent(1420)).unwrap(),
         });
         let lanes = [0, 1].map(|i| {
             let (config, port) = (configs[i].clone(), (i == 1).then_some(PORT));
@@ -137,20 +139,6 @@ impl Two {
         drop(stream);
         assert!(receiver.join().unwrap() == bytes, "other bytes arrived");
     }
-}
-
-fn identity() -> Rules {
-    let everything = [ipnet::Ipv4Net::default().into(), ipnet::Ipv6Net::default().into()];
-    Rules::new(&RulesConfig {
-        own: everything.to_vec(),
-        remaps: everything.map(|net| Remap { remote: net, local: net }).to_vec(),
-        tunnel_address: Ipv4Addr::new(169, 254, 18, 1),
-        peer_tunnel_address: Ipv4Addr::new(169, 254, 18, 2),
-        addresses: Vec::new(),
-        icmp_sources: Vec::new(),
-        mtu: 1420,
-    })
-    .unwrap()
 }
 
 #[test]
@@ -204,6 +192,47 @@ fn a_path_that_refuses_segments_gets_single_datagrams() {
 }
 
 #[test]
+fn datagrams_of_any_size_do_not_end_reception() {
+    let two = Two::connected(Offloads::ALL, "192.0.2.2");
+    two.hosts[0].run(|| {
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        for size in [65_507, 0, 1, 65_000, 3, 148, 32] {
+            socket.send_to(&vec![4; size], ("192.0.2.2", PORT)).unwrap();
+        }
+    });
+    assert!(two.pings());
+    two.transfer(1 << 20);
+}
+
+#[test]
+fn what_finds_the_send_buffer_full_leaves_later_and_is_not_lost() {
+    const COUNT: u32 = 300;
+    for gso in [true, false] {
+        let two = Two::connected(Offloads { gso, ..Offloads::ALL }, "192.0.2.2");
+        let small = two.hosts[0].run(|| open_socket(None, Offloads::ALL).unwrap());
+        setsockopt(&small, SndBuf, &4096).unwrap();
+        two.lanes[0].set_socket(small);
+        assert!(two.pings());
+        let receiver = two.hosts[1].run(|| UdpSocket::bind((SERVER, 7001)).unwrap());
+        receiver.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+        setsockopt(&receiver, RcvBufForce, &(4 << 20)).unwrap();
+        two.hosts[0].run(|| {
+            let sender = UdpSocket::bind((CLIENT, 0)).unwrap();
+            for number in 0..COUNT {
+                let mut payload = [0; 1200];
+                payload[..4].copy_from_slice(&number.to_be_bytes());
+                sender.send_to(&payload, (SERVER, 7001)).unwrap();
+            }
+        });
+        let mut buffer = [0; 1300];
+        for number in 0..COUNT {
+            assert_eq!(receiver.recv(&mut buffer).unwrap(), 1200);
+            assert_eq!(buffer[..4], number.to_be_bytes(), "gso {gso}");
+        }
+    }
+}
+
+#[test]
 fn a_new_socket_keeps_the_session_and_the_peer_follows() {
     let two = Two::connected(Offloads::ALL, "192.0.2.2");
     let before = two.lanes[1].snapshot().peer.endpoint.unwrap();
@@ -222,19 +251,23 @@ fn a_new_socket_keeps_the_session_and_the_peer_follows() {
 }
 
 #[test]
-fn other_keys_take_effect_at_once_and_equal_ones_disturb_nothing() {
+fn other_keys_take_effect_without_a_gap_and_equal_ones_disturb_nothing() {
     let two = Two::connected(Offloads::ALL, "192.0.2.2");
     two.lanes[0].configure(two.configs[0].clone());
     assert!(two.pings());
     assert_eq!(two.lanes[0].snapshot().counters.handshakes, 1);
-    let stranger = PrivateKey::generate();
-    two.lanes[1].configure(Config { peer_key: Some(stranger.public()), ..two.configs[1].clone() });
-    two.wait_until("the end of the session", |two| !two.lanes[1].snapshot().peer.has_session);
-    two.lanes[0].configure(Config { private_key: stranger, ..two.configs[0].clone() });
-    two.wait_until("another session", |two| {
-        two.lanes.iter().all(|lane| lane.snapshot().peer.has_session)
+    let other = PrivateKey::generate();
+    two.lanes[1].configure(Config { peer_key: Some(other.public()), ..two.configs[1].clone() });
+    assert!(two.pings(), "before the client has its new key");
+    two.lanes[0].configure(Config { private_key: other, ..two.configs[0].clone() });
+    assert!(two.pings(), "from one session to the next");
+    two.wait_until("a session with the new keys", |two| {
+        two.lanes.iter().all(|lane| lane.snapshot().counters.handshakes >= 2)
     });
     assert!(two.pings());
+    two.lanes[1].configure(Config { peer_key: None, ..two.configs[1].clone() });
+    two.wait_until("the end", |two| !two.lanes[1].snapshot().peer.has_session);
+    assert!(!two.pings());
 }
 
 #[test]

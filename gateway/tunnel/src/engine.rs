@@ -8,14 +8,14 @@ use crate::join::{Joiner, Sink};
 use crate::outbox::{Outbox, Port};
 use crate::packet::{Gso, Headers, L4Checksum, Malformed, Offload};
 use crate::random::Random;
-use crate::session::{DATA, MAX_HANDSHAKE, MIN_DATA, Opened, Session, Settings};
+use crate::session::{DATA, MAX_HANDSHAKE, MIN_DATA, Opened, Peer};
 use crate::split::split;
 use crate::{DropReason, Rules, checksum, ecn};
 
 /// The deadline of an engine that has nothing to wait for.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// What an [`Engine`] is told about its peering. Cheap to replace: only other keys cost a session.
+/// What an [`Engine`] is told about its peering. Cheap to replace.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub private_key: PrivateKey,
@@ -60,12 +60,10 @@ pub struct Datagrams<'a> {
 /// until [`Engine::flush`], so that neighbours leave as one train.
 pub struct Engine {
     config: Config,
-    /// `None` as long as the peer's key is not known.
-    session: Option<Session>,
+    pub(crate) peer: Peer,
     outbox: Outbox,
     joiner: Joiner,
     counters: Counters,
-    random: Random,
     started: Instant,
 }
 
@@ -105,56 +103,52 @@ impl Engine {
     /// `seed` is any random number, another one for every engine; session indices and jitter come
     /// from it. With an endpoint and [`Config::initiate`] a handshake is due at once.
     pub fn new(config: Config, seed: u64, now: Instant) -> Self {
-        let mut engine = Self {
-            session: None,
+        let mut peer = Peer::new(Random::new(seed), now);
+        peer.configure(&config, now);
+        Self {
+            peer,
             outbox: Outbox::new(config.mtu),
             joiner: Joiner::new(),
             counters: Counters::default(),
-            random: Random::new(seed),
             started: now,
             config,
-        };
-        engine.begin_session(now);
-        engine
+        }
     }
 
-    /// Takes a new config over. A session lives on unless a key changed; an endpoint that is the
-    /// configured one of before does not undo what roaming found.
+    /// Takes a new config over. An endpoint that is the configured one of before does not undo what
+    /// roaming found. Other keys are tried at once; until the peer has them, too, and for 180 s at
+    /// most, the superseded ones carry on, so that the ends may change theirs in any order. Only
+    /// without the peer's key everything ends at once.
     pub fn configure(&mut self, config: Config, now: Instant) {
-        let old = std::mem::replace(&mut self.config, config);
-        self.outbox.mtu = self.config.mtu;
-        let has_same_keys =
-            old.private_key == self.config.private_key && old.peer_key == self.config.peer_key;
-        match &mut self.session {
-            Some(session) if has_same_keys => {
-                session.configure(self.config.settings(), now);
-                if old.endpoint != self.config.endpoint && self.config.endpoint.is_some() {
-                    session.set_endpoint(self.config.endpoint, now);
-                }
-            }
-            Some(_) | None => self.begin_session(now),
-        }
+        self.outbox.mtu = config.mtu;
+        self.peer.configure(&config, now);
+        self.config = config;
     }
 
     /// Begins a handshake at the next [`Engine::handle_timeout`], whatever session there is: the
     /// way to the peer may have changed.
     pub fn initiate(&mut self, now: Instant) {
-        if let Some(session) = &mut self.session {
-            session.initiate_now(now);
-        }
+        self.peer.initiate_now(now);
     }
 
     /// One read from the TUN: a virtio header and a packet or train. `frame` is used as scratch
     /// space.
     pub fn handle_frame(&mut self, frame: &mut [u8], now: Instant, wire: &mut impl Wire) {
         let port = &mut Port { wire, counters: &mut self.counters, now };
-        let Some(session) = &mut self.session else {
-            return port.drop_outbound(DropReason::NoSession, 1);
-        };
         let (outbox, rules) = (&mut self.outbox, &self.config.rules);
-        if let Err(reason) = handle_frame(frame, rules, outbox, session, port) {
+        if let Err(reason) = handle_frame(frame, rules, outbox, &mut self.peer, port) {
             port.drop_outbound(reason, 1);
         }
+    }
+
+    /// A frame whose packet is sent as long as it is, without padding and by itself: it is to find
+    /// out how much the path takes.
+    pub fn handle_probe(&mut self, frame: &mut [u8], now: Instant, wire: &mut impl Wire) {
+        self.flush(now, wire);
+        self.outbox.mtu = 0;
+        self.handle_frame(frame, now, wire);
+        self.outbox.mtu = self.config.mtu;
+        self.flush(now, wire);
     }
 
     /// One read from the socket.
@@ -181,23 +175,17 @@ impl Engine {
 
     /// To be called when [`Engine::deadline`] has come; at other times it does no harm.
     pub fn handle_timeout(&mut self, now: Instant, wire: &mut impl Wire) {
-        let Some(session) = &mut self.session else { return };
         let mut port = Port { wire, counters: &mut self.counters, now };
         let mut message = [0; MAX_HANDSHAKE];
-        while let Some(length) = session.poll(now, &mut message) {
-            if let Some(endpoint) = session.endpoint() {
-                port.send_message(endpoint, &message[..length]);
-            }
+        while let Some((endpoint, length)) = self.peer.poll(now, &mut message) {
+            port.send_message(endpoint, &message[..length]);
         }
-        port.counters.note_handshakes(session);
+        port.counters.note_handshakes(&self.peer);
     }
 
     /// When [`Engine::handle_timeout`] is next due.
     pub fn deadline(&self) -> Instant {
-        match &self.session {
-            Some(session) => session.deadline(),
-            None => self.started + NEVER,
-        }
+        self.peer.deadline().unwrap_or(self.started + NEVER)
     }
 
     /// The driver dropped a datagram from the peer because too many wait to be received.
@@ -210,22 +198,7 @@ impl Engine {
     }
 
     pub fn peer_state(&self) -> PeerState {
-        self.session.as_ref().map_or_else(PeerState::default, |session| PeerState {
-            endpoint: session.endpoint(),
-            has_session: session.has_session(),
-            last_handshake: session.last_handshake,
-            last_authentic: session.last_authentic,
-        })
-    }
-
-    fn begin_session(&mut self, now: Instant) {
-        let Self { config, random, .. } = self;
-        self.session = config.peer_key.map(|peer| {
-            let keys = (&config.private_key, &peer);
-            let mut session = Session::new(keys, config.settings(), random, now);
-            session.set_endpoint(config.endpoint, now);
-            session
-        });
+        self.peer.state()
     }
 
     #[inline]
@@ -236,13 +209,10 @@ impl Engine {
         now: Instant,
         wire: &mut impl Wire,
     ) {
-        let Self { joiner, counters, config, .. } = self;
+        let Self { joiner, counters, config, peer, .. } = self;
         let mut sink = Delivery { rules: &config.rules, counters, wire };
-        let Some(session) = &mut self.session else {
-            return sink.drop(DropReason::NoSession, 1);
-        };
         let target = joiner.target(datagram.len() - MIN_DATA / 2, &mut sink);
-        match session.open(train.remote, datagram, target, now) {
+        match peer.open(train.remote, datagram, target, now) {
             Opened::Packet(len)
                 if train.tos & ecn::CE == ecn::CE && !ecn::mark(joiner.opened(len)) =>
             {
@@ -256,7 +226,7 @@ impl Engine {
                 sink.drop(reason, 1);
             }
         }
-        if session.is_anything_waiting() {
+        if peer.is_anything_waiting() {
             self.send_waiting(now, wire);
         }
     }
@@ -270,26 +240,24 @@ impl Engine {
         wire: &mut impl Wire,
     ) {
         let mut port = Port { wire, counters: &mut self.counters, now };
-        let Some(session) = &mut self.session else {
-            return port.drop_inbound(DropReason::NoSession, 1);
-        };
         let mut answer = [0; MAX_HANDSHAKE];
-        match session.handle_handshake(from, datagram, &mut answer, now) {
+        match self.peer.handle_handshake(from, datagram, &mut answer, now) {
             Ok(0) => {}
             Ok(length) => port.send_message(from, &answer[..length]),
             Err(reason) => port.drop_inbound(reason, 1),
         }
-        port.counters.note_handshakes(session);
         self.send_waiting(now, wire);
     }
 
     /// Sends the packets that waited for a session.
     #[cold]
     fn send_waiting(&mut self, now: Instant, wire: &mut impl Wire) {
-        let Some(session) = &mut self.session else { return };
         let mut port = Port { wire, counters: &mut self.counters, now };
-        while self.outbox.push_waiting(session, &mut port) {}
-        port.counters.note_handshakes(session);
+        while let Some(packet) = self.peer.next_waiting() {
+            self.outbox.push(&packet, &mut self.peer, &mut port);
+        }
+        self.outbox.flush(&mut port);
+        port.counters.note_handshakes(&self.peer);
     }
 }
 
@@ -299,7 +267,7 @@ fn handle_frame<W: Wire>(
     frame: &mut [u8],
     rules: &Rules,
     outbox: &mut Outbox,
-    session: &mut Session,
+    peer: &mut Peer,
     port: &mut Port<'_, W>,
 ) -> Result<(), DropReason> {
     let (header, packet) = frame.split_first_chunk_mut().ok_or(Malformed::Truncated)?;
@@ -313,14 +281,14 @@ fn handle_frame<W: Wire>(
     rules.outbound(packet, offload.l4_checksum(&headers))?;
     if offload.gso != Gso::None {
         port.counters.tun_trains_read += 1;
-        split(packet, &headers, &offload, |segment| outbox.push(segment, session, port))?;
+        split(packet, &headers, &offload, |segment| outbox.push(segment, peer, port))?;
         return Ok(());
     }
     let (start, offset) = (offload.checksum_start.into(), offload.checksum_offset.into());
     if offload.needs_checksum && !checksum::complete(packet, start, offset) {
         return Err(DropReason::Malformed);
     }
-    outbox.push(packet, session, port);
+    outbox.push(packet, peer, port);
     Ok(())
 }
 
@@ -360,16 +328,10 @@ impl<W: Wire> Sink for Delivery<'_, W> {
     }
 }
 
-impl Config {
-    fn settings(&self) -> Settings {
-        Settings { initiate: self.initiate, keepalive: self.keepalive }
-    }
-}
-
 impl Counters {
-    fn note_handshakes(&mut self, session: &Session) {
-        self.handshake_attempts = session.attempts;
-        self.handshakes = session.handshakes;
+    fn note_handshakes(&mut self, peer: &Peer) {
+        self.handshake_attempts = peer.attempts;
+        self.handshakes = peer.handshakes;
     }
 }
 

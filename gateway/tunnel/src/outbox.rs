@@ -2,7 +2,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use crate::ecn;
-use crate::session::{DATA, Sealed, Session};
+use crate::session::{DATA, Peer};
 use crate::{Counters, Datagrams, DropReason, Wire};
 
 /// Longest UDP payload over IPv4, in bytes, and so the longest segmented send (Linux refuses more
@@ -15,9 +15,6 @@ const MAX_DATAGRAMS: usize = 64;
 
 /// What sealing adds to a packet: header and tag.
 const SEAL_OVERHEAD: usize = 32;
-
-/// Room behind the train for a handshake message, which boringtun may write instead of a packet.
-const SLACK: usize = 256;
 
 /// Packets are padded to a multiple of this (WireGuard whitepaper section 5.4.6), within the MTU.
 const PADDING: usize = 16;
@@ -44,7 +41,7 @@ pub(crate) struct Outbox {
 impl Outbox {
     pub(crate) fn new(mtu: usize) -> Self {
         Self {
-            buffer: vec![0; MAX_TRAIN + SLACK].into(),
+            buffer: vec![0; MAX_TRAIN].into(),
             padded: vec![0; MAX_TRAIN].into(),
             len: 0,
             segment_size: 0,
@@ -57,19 +54,20 @@ impl Outbox {
     }
 
     /// Seals `packet`, a whole IP packet, behind what is there already; sends that first if the
-    /// packet does not belong to its train.
-    pub(crate) fn push<W: Wire>(
-        &mut self,
-        packet: &[u8],
-        session: &mut Session,
-        port: &mut Port<'_, W>,
-    ) {
-        let Some(remote) = session.endpoint() else {
+    /// packet does not belong to its train. Without a session the packet waits for one.
+    pub(crate) fn push<W: Wire>(&mut self, packet: &[u8], peer: &mut Peer, port: &mut Port<'_, W>) {
+        let Some(remote) = peer.endpoint() else {
             return port.drop_outbound(DropReason::NoSession, 1);
         };
         let size = packet.len().max(packet.len().next_multiple_of(PADDING).min(self.mtu));
         if size + SEAL_OVERHEAD > MAX_TRAIN {
             return port.drop_outbound(DropReason::Oversized, 1);
+        }
+        if !peer.has_session() {
+            if !peer.wait(packet, port.now) {
+                port.drop_outbound(DropReason::NoSession, 1);
+            }
+            return;
         }
         // The outer ECN field is a copy of the inner one (RFC 6040 section 4.1, normal mode).
         self.make_room(size + SEAL_OVERHEAD, ecn::of(packet), remote, port);
@@ -81,38 +79,12 @@ impl Outbox {
                 &self.padded[..size]
             }
         };
-        match session.seal(bytes, &mut self.buffer[self.len..], port.now) {
-            Sealed::Packet(length) => {
-                self.append(length);
-                port.counters.tx_packets += 1;
-                port.counters.tx_bytes += packet.len() as u64;
-            }
-            Sealed::Handshake(length) => {
-                let bytes = &self.buffer[self.len..self.len + length];
-                port.send_message(remote, bytes);
-            }
-            Sealed::Waiting => {}
-            Sealed::Refused => port.drop_outbound(DropReason::NoSession, 1),
-        }
-    }
-
-    /// Appends a datagram that `session` has ready, such as a packet that waited for it.
-    /// Returns whether there was one.
-    pub(crate) fn push_waiting<W: Wire>(
-        &mut self,
-        session: &mut Session,
-        port: &mut Port<'_, W>,
-    ) -> bool {
-        let Some(remote) = session.endpoint() else { return false };
-        self.flush(port);
-        let Some((length, packet)) = session.seal_waiting(&mut self.buffer) else { return false };
-        self.tos = 0;
-        self.remote = Some(remote);
+        let Some(length) = peer.seal(bytes, &mut self.buffer[self.len..], port.now) else {
+            return port.drop_outbound(DropReason::NoSession, 1);
+        };
         self.append(length);
-        self.flush(port);
         port.counters.tx_packets += 1;
-        port.counters.tx_bytes += packet as u64;
-        true
+        port.counters.tx_bytes += packet.len() as u64;
     }
 
     /// Sends what is there.

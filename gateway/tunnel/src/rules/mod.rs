@@ -17,7 +17,7 @@ mod tests;
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::DropReason;
 pub use crate::packet::L4Checksum;
@@ -57,6 +57,23 @@ pub struct Remap {
 pub struct AddressMap {
     pub external: IpAddr,
     pub target: IpAddr,
+}
+
+impl RulesConfig {
+    /// Everything passes as it is, as through a WireGuard that does no more than that. `mtu` is the
+    /// tunnel's, in bytes.
+    pub fn transparent(mtu: usize) -> Self {
+        let everything = [Ipv4Net::default().into(), Ipv6Net::default().into()];
+        Self {
+            own: everything.to_vec(),
+            remaps: everything.map(|net| Remap { remote: net, local: net }).to_vec(),
+            tunnel_address: Ipv4Addr::new(169, 254, 18, 1),
+            peer_tunnel_address: Ipv4Addr::new(169, 254, 18, 2),
+            addresses: Vec::new(),
+            icmp_sources: Vec::new(),
+            mtu,
+        }
+    }
 }
 
 /// Why no rules can be compiled from a config: some packet would have two translations, or none.

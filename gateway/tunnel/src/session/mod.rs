@@ -1,7 +1,12 @@
-//! boringtun's `Tunn`, and what it leaves out: retries without end, a limit of its own on
-//! handshakes in front, roaming, a bounded queue, a keepalive that can be changed.
+//! The WireGuard sessions with one peer: boringtun's `Tunn`, and what it leaves out.
+//!
+//! * [`Peer`] holds the sessions of the present keys and of those just superseded, and what does
+//!   not depend on keys: where packets wait, when a keepalive is due, what was heard when.
+//! * [`Session`] is one key pair's `Tunn`, with retries without end and limits on messages.
+//! * [`limiter`] decides which handshake messages are worth their cost.
 
 mod limiter;
+mod peer;
 mod retry;
 
 use std::net::SocketAddr;
@@ -14,62 +19,124 @@ use boringtun::noise::{Tunn, TunnResult};
 use boringtun::x25519;
 use fabric_api::{PrivateKey, PublicKey};
 
-use self::limiter::HandshakeLimiter;
+pub(crate) use self::peer::Peer;
 use self::retry::Retry;
 use crate::DropReason;
-use crate::random::Random;
 
 /// How often boringtun is told that time passes. Its timers count whole seconds.
 const TICK: Duration = Duration::from_millis(250);
 
-/// Handshake messages a second that boringtun works on (some 150 us each) before it asks for
-/// cookies (some 4 us).
-const HANDSHAKES_BEFORE_COOKIES: u64 = 50;
+/// Whoever initiated a handshake follows it with another one as soon as he sends something with a key
+/// that old, or receives something with one that is [`LAST_MINUTE`] older (whitepaper section 6.2).
+const REKEY_AFTER_TIME: Duration = Duration::from_secs(120);
+const LAST_MINUTE: Duration = Duration::from_secs(45);
 
-/// Packets that may wait for a session, boringtun's own bound being 256: enough for the first
-/// words of many connections, and less than 100 KB.
-const MAX_WAITING: usize = 64;
+/// After so long without any answer to data there is a handshake: KEEPALIVE_TIMEOUT and
+/// REKEY_TIMEOUT (whitepaper section 6.5).
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// boringtun holds the keys of so many handshakes, each in a place that follows from its index.
+const PLACES: u8 = 8;
+
+/// A stale initiation is answered with one of ours at most this often: WireGuard's REKEY_TIMEOUT.
+const STALE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// First byte of WireGuard's messages (whitepaper section 5.4).
 const INITIATION: u8 = 1;
 const RESPONSE: u8 = 2;
+const COOKIE_REPLY: u8 = 3;
 pub(crate) const DATA: u8 = 4;
 
-/// Lengths in bytes of the messages whose first byte is 1, 2, 3, and of an empty data message.
+/// Lengths in bytes of the longest message whose first byte is 1, 2 or 3, and of an empty data
+/// message.
 pub(crate) const MAX_HANDSHAKE: usize = 148;
 pub(crate) const MIN_DATA: usize = 32;
 
-/// The WireGuard session with one peer, and where that peer is.
-pub(crate) struct Session {
-    tunn: Tunn,
-    limiter: HandshakeLimiter,
-    cookies: Arc<RateLimiter>,
-    endpoint: Option<SocketAddr>,
-    initiate: bool,
-    keepalive: Option<Duration>,
-    retry: Retry,
-    /// Whether boringtun can seal: it has a confirmed session.
-    has_session: bool,
-    /// Index of a session that we answered with and that the peer has not used yet.
-    unconfirmed: Option<u32>,
-    waiting: usize,
-    next_tick: Instant,
-    last_sent: Instant,
-    has_sent_since_tick: bool,
-    pub(crate) last_handshake: Option<Instant>,
-    pub(crate) last_authentic: Option<Instant>,
-    pub(crate) attempts: u64,
-    pub(crate) handshakes: u64,
+/// The points of Curve25519 with which everybody agrees on the same secret, apart from the highest
+/// bit, which does not count (<https://cr.yp.to/ecdh.html#validate>).
+pub(crate) const LOW_ORDER: [[u8; 32]; 7] = {
+    const fn with_ends(first: u8, inner: u8, last: u8) -> [u8; 32] {
+        let mut point = [inner; 32];
+        point[0] = first;
+        point[31] = last;
+        point
+    }
+    [
+        with_ends(0, 0, 0),
+        with_ends(1, 0, 0),
+        *b"\xe0\xeb\x7a\x7c\x3b\x41\xb8\xae\x16\x56\xe3\xfa\xf1\x9f\xc4\x6a\
+           \xda\x09\x8d\xeb\x9c\x32\xb1\xfd\x86\x62\x05\x16\x5f\x49\xb8\x00",
+        *b"\x5f\x9c\x95\xbc\xa3\x50\x8c\x24\xb1\xd0\xb1\x55\x9c\x83\xef\x5b\
+           \x04\x44\x5c\xc4\x58\x1c\x8e\x86\xd8\x22\x4e\xdd\xd0\x9f\x11\x57",
+        with_ends(0xec, 0xff, 0x7f),
+        with_ends(0xed, 0xff, 0x7f),
+        with_ends(0xee, 0xff, 0x7f),
+    ]
+};
+
+/// Messages with one key, after which another handshake is due, and after which none is sent or
+/// believed any more.
+#[derive(Clone, Copy)]
+pub(crate) struct Limits {
+    pub(crate) rekey: u64,
+    pub(crate) reject: u64,
 }
 
-/// What became of a packet that was to be sealed. Lengths are those of datagrams in `dst`.
-pub(crate) enum Sealed {
-    Packet(usize),
-    /// The packet waits for a session, and this initiation asks for one.
-    Handshake(usize),
-    Waiting,
-    /// Too many wait already.
-    Refused,
+impl Limits {
+    /// REKEY_AFTER_MESSAGES and REJECT_AFTER_MESSAGES (whitepaper section 6.1).
+    pub(crate) const WIREGUARD: Self = Self { rekey: 1 << 60, reject: u64::MAX - (1 << 13) };
+}
+
+/// Our private and the peer's public key.
+#[derive(PartialEq, Eq)]
+struct Keys {
+    private: PrivateKey,
+    peer: PublicKey,
+}
+
+/// What one key pair makes of the tunnel. It seals as soon as a handshake has come to its end, and
+/// opens what was sealed with any of its last handshakes.
+struct Session {
+    tunn: Tunn,
+    keys: Keys,
+    /// Upper 24 bits of all the indices that the peer knows us by.
+    number: u32,
+    /// Where the last authentic packet of these keys came from, or as configured.
+    endpoint: Option<SocketAddr>,
+    /// When something authentic came last.
+    heard: Option<Instant>,
+    /// Since when other keys are in force.
+    superseded: Option<Instant>,
+    retry: Retry,
+    limits: Limits,
+    /// Whether boringtun can seal: it has a confirmed session.
+    has_session: bool,
+    /// The newest key that both ends are known to have.
+    current: Option<Key>,
+    /// Lowest byte of the index of the key that the peer used last: it may be an older one, as long as
+    /// nothing has told it of the current one.
+    used: Option<u8>,
+    /// Index of a session that we answered with and that the peer has not used yet.
+    unconfirmed: Option<u32>,
+    /// Index of the initiation that boringtun waits for an answer to. If none ever comes it forgets
+    /// all sessions, so such a handshake has to be brought to its end.
+    pending: Option<u32>,
+    /// Lowest byte of the last index given away.
+    last_index: u8,
+    /// When the first packet was sealed to which there was no answer of any kind.
+    unheard: Option<Instant>,
+    /// When a stale initiation was last answered.
+    stale: Option<Instant>,
+    next_tick: Instant,
+}
+
+/// What is known about a key in use.
+#[derive(Clone, Copy)]
+struct Key {
+    /// What the peer calls it by.
+    index: u32,
+    /// From when on it is to be replaced, if that is our task.
+    rekey_at: Option<Instant>,
 }
 
 /// What a data message held.
@@ -80,313 +147,323 @@ pub(crate) enum Opened {
     Rejected(DropReason),
 }
 
-/// Settings that may change without another session.
-pub(crate) struct Settings {
-    pub(crate) initiate: bool,
-    pub(crate) keepalive: Option<Duration>,
+/// What became of a handshake message. Lengths are those of an answer in `dst`.
+enum Handled {
+    /// An initiation, answered.
+    Answered(usize),
+    /// A response: there is a session, and this keepalive tells the peer.
+    Established(usize),
+    Cookie,
+    /// An initiation with somebody else's key.
+    Stranger,
+    Rejected,
+}
+
+/// What a session may do of its own accord.
+#[derive(Clone, Copy)]
+struct Duty {
+    /// Initiate, if there is a reason.
+    initiates: bool,
+    /// Not rest before there is a session.
+    insists: bool,
 }
 
 impl Session {
-    pub(crate) fn new(
-        keys: (&PrivateKey, &PublicKey),
-        settings: Settings,
-        random: &mut Random,
-        now: Instant,
-    ) -> Self {
-        let private = x25519::StaticSecret::from(*keys.0.expose());
-        let own_public = x25519::PublicKey::from(&private);
-        let peer = x25519::PublicKey::from(*keys.1.as_bytes());
-        let cookies = Arc::new(RateLimiter::new(&own_public, HANDSHAKES_BEFORE_COOKIES));
-        let index = random.next() as u32 >> 8;
+    /// `index` and `seed` are any random numbers. The limits on handshakes are not `macs`'s task.
+    fn new(keys: Keys, (index, seed): (u32, u64), macs: Arc<RateLimiter>, now: Instant) -> Self {
+        let private = x25519::StaticSecret::from(*keys.private.expose());
+        let peer = x25519::PublicKey::from(*keys.peer.as_bytes());
         Self {
-            tunn: Tunn::new(private, peer, None, None, index, Some(Arc::clone(&cookies))),
-            limiter: HandshakeLimiter::new(now),
-            cookies,
+            tunn: Tunn::new(private, peer, None, None, index, Some(macs)),
+            keys,
+            number: index,
             endpoint: None,
-            initiate: settings.initiate,
-            keepalive: settings.keepalive,
-            retry: Retry::new(random.next()),
+            heard: None,
+            superseded: None,
+            retry: Retry::new(seed),
+            limits: Limits::WIREGUARD,
             has_session: false,
+            current: None,
+            used: None,
             unconfirmed: None,
-            waiting: 0,
+            pending: None,
+            last_index: 0,
+            unheard: None,
+            stale: None,
             next_tick: now,
-            last_sent: now,
-            has_sent_since_tick: false,
-            last_handshake: None,
-            last_authentic: None,
-            attempts: 0,
-            handshakes: 0,
         }
     }
 
-    pub(crate) fn configure(&mut self, settings: Settings, now: Instant) {
-        let starts = settings.initiate && !self.initiate && !self.has_session;
-        self.initiate = settings.initiate;
-        self.keepalive = settings.keepalive;
-        if starts {
-            self.initiate_now(now);
+    fn deadline(&self) -> Instant {
+        self.retry.due().map_or(self.next_tick, |due| due.min(self.next_tick))
+    }
+
+    /// Other keys are in force. Without a session there is nothing to keep up.
+    fn supersede(&mut self, now: Instant) {
+        self.superseded = Some(now);
+        if !self.has_session {
+            self.retry.stop();
         }
     }
 
-    pub(crate) fn endpoint(&self) -> Option<SocketAddr> {
-        self.endpoint
-    }
-
-    /// The peer is said to be elsewhere.
-    pub(crate) fn set_endpoint(&mut self, endpoint: Option<SocketAddr>, now: Instant) {
-        self.endpoint = endpoint;
-        if self.initiate {
-            self.initiate_now(now);
-        }
-    }
-
-    /// Begins a handshake, whatever session there is.
-    pub(crate) fn initiate_now(&mut self, now: Instant) {
-        self.retry.start(now);
-    }
-
-    pub(crate) fn has_session(&self) -> bool {
-        self.has_session
-    }
-
-    /// When [`Session::poll`] is next due.
-    pub(crate) fn deadline(&self) -> Instant {
-        [self.retry.due(), self.keepalive_due()]
-            .into_iter()
-            .flatten()
-            .fold(self.next_tick, Instant::min)
-    }
-
-    /// Seals `packet` into `dst`, which has room for it, 32 bytes more, and [`MAX_HANDSHAKE`].
+    /// Seals `packet` into `dst`, which has room for it and for [`MIN_DATA`] bytes more. `None`, if
+    /// the key must not be used any more, or there is none.
     #[inline]
-    pub(crate) fn seal(&mut self, packet: &[u8], dst: &mut [u8], now: Instant) -> Sealed {
-        if !self.has_session && self.waiting >= MAX_WAITING {
-            return Sealed::Refused;
-        }
-        let length = match self.tunn.encapsulate(packet, dst) {
-            TunnResult::WriteToNetwork(message) => message.len(),
-            TunnResult::Done
-            | TunnResult::Err(_)
-            | TunnResult::WriteToTunnelV4(..)
-            | TunnResult::WriteToTunnelV6(..) => {
-                self.waiting += 1;
-                return Sealed::Waiting;
-            }
-        };
-        if dst[0] == DATA {
-            self.has_sent_since_tick = true;
-            return Sealed::Packet(length);
-        }
-        self.waiting += 1;
-        self.note_initiation(now);
-        Sealed::Handshake(length)
-    }
-
-    #[inline]
-    pub(crate) fn is_anything_waiting(&self) -> bool {
-        self.waiting > 0 && self.has_session
-    }
-
-    /// Seals a packet that waited for the session. Returns the lengths of the datagram and of the
-    /// packet.
-    pub(crate) fn seal_waiting(&mut self, dst: &mut [u8]) -> Option<(usize, usize)> {
-        if !self.is_anything_waiting() {
+    fn seal(&mut self, packet: &[u8], dst: &mut [u8], now: Instant) -> Option<usize> {
+        let TunnResult::WriteToNetwork(message) = self.tunn.encapsulate(packet, dst) else {
             return None;
+        };
+        if !packet.is_empty() && self.unheard.is_none() {
+            self.unheard = Some(now);
         }
-        match self.tunn.decapsulate(None, &[], dst) {
-            TunnResult::WriteToNetwork(message) if message[0] == DATA => {
-                self.waiting -= 1;
-                Some((message.len(), message.len() - MIN_DATA))
-            }
-            TunnResult::WriteToNetwork(_)
-            | TunnResult::Done
-            | TunnResult::Err(_)
-            | TunnResult::WriteToTunnelV4(..)
-            | TunnResult::WriteToTunnelV6(..) => {
-                self.waiting = 0;
-                None
-            }
+        let is_old = self.rekey_at().is_some_and(|at| now >= at);
+        if is_old || message[0] != DATA || counter_of(message) >= self.limits.rekey {
+            return self.seal_last(message.len(), dst, now);
         }
+        Some(message.len())
+    }
+
+    #[cold]
+    fn seal_last(&mut self, length: usize, dst: &[u8], now: Instant) -> Option<usize> {
+        self.begin(now);
+        if dst[0] == INITIATION {
+            self.last_index = dst[4];
+        }
+        (dst[0] == DATA && counter_of(dst) < self.limits.reject).then_some(length)
     }
 
     /// Opens a data message of at least [`MIN_DATA`] bytes into `dst`, which is no shorter.
     #[inline]
-    pub(crate) fn open(
-        &mut self,
-        from: SocketAddr,
-        datagram: &[u8],
-        dst: &mut [u8],
-        now: Instant,
-    ) -> Opened {
-        let opened = match self.tunn.decapsulate(Some(from.ip()), datagram, dst) {
+    fn open(&mut self, datagram: &[u8], dst: &mut [u8]) -> Opened {
+        if counter_of(datagram) >= self.limits.reject {
+            return Opened::Rejected(DropReason::Replay);
+        }
+        match self.tunn.decapsulate(None, datagram, dst) {
             TunnResult::WriteToTunnelV4(packet, _) => Opened::Packet(packet.len()),
             TunnResult::WriteToTunnelV6(packet, _) => Opened::Packet(packet.len()),
             TunnResult::Done => Opened::Keepalive,
-            TunnResult::Err(error) => return Opened::Rejected(reason_of(&error)),
-            TunnResult::WriteToNetwork(_) => return Opened::Rejected(DropReason::Malformed),
-        };
-        self.note_authentic(from, now);
-        if self.unconfirmed.is_some() && self.unconfirmed == index_at(datagram, 4) {
-            self.complete_handshake(now);
+            TunnResult::Err(error) => Opened::Rejected(reason_of(&error)),
+            TunnResult::WriteToNetwork(_) => Opened::Rejected(DropReason::Malformed),
         }
-        opened
     }
 
-    /// Takes a message that is not data. `Ok` is the length of the answer in `dst`, which has room
-    /// for [`MAX_HANDSHAKE`] bytes; 0 if there is none.
-    pub(crate) fn handle_handshake(
-        &mut self,
-        from: SocketAddr,
-        datagram: &[u8],
-        dst: &mut [u8],
-        now: Instant,
-    ) -> Result<usize, DropReason> {
-        if datagram.len() > MAX_HANDSHAKE || matches!(datagram, [] | [DATA, ..]) {
-            return Err(DropReason::Malformed);
-        }
-        let is_known = self.endpoint.is_some_and(|endpoint| endpoint.ip() == from.ip());
-        if !self.limiter.admits(is_known, now) {
-            return Err(DropReason::HandshakeRejected);
-        }
-        let answer = match self.tunn.decapsulate(Some(from.ip()), datagram, dst) {
-            TunnResult::WriteToNetwork(answer) => answer,
-            TunnResult::Done => return Ok(0),
-            TunnResult::Err(WireGuardError::InvalidMac | WireGuardError::InvalidPacket) => {
-                // Cheap to find out, so it takes nothing from whoever knows our public key.
-                self.limiter.give_back(is_known);
-                return Err(DropReason::HandshakeRejected);
+    /// Takes a message that is not data. `dst` has room for [`MAX_HANDSHAKE`] bytes.
+    fn handle_handshake(&mut self, message: &[u8], dst: &mut [u8], now: Instant) -> Handled {
+        match self.tunn.decapsulate(None, message, dst) {
+            TunnResult::WriteToNetwork(answer) if answer[0] == RESPONSE => {
+                self.unconfirmed = index_at(answer, 4);
+                self.last_index = answer[4];
+                self.pending = None;
+                self.retry.hold_off(now);
+                Handled::Answered(answer.len())
+            }
+            TunnResult::WriteToNetwork(keepalive) => {
+                let length = keepalive.len();
+                let index = index_at(message, 8);
+                self.pending = self.pending.filter(|_| self.pending != index);
+                self.unconfirmed = None;
+                self.establish(index, Some(now + REKEY_AFTER_TIME), now);
+                Handled::Established(length)
+            }
+            TunnResult::Done => {
+                // A cookie: with it the next attempt need not wait. One for a response of ours is
+                // of use to the peer's next attempt only.
+                if index_at(message, 4) != self.unconfirmed {
+                    self.retry.hurry(now);
+                }
+                Handled::Cookie
+            }
+            TunnResult::Err(WireGuardError::WrongKey) => Handled::Stranger,
+            TunnResult::Err(WireGuardError::WrongTai64nTimestamp) => {
+                self.handle_stale(now);
+                Handled::Rejected
+            }
+            TunnResult::Err(WireGuardError::UnexpectedPacket) => {
+                // To an initiation that boringtun remembers no more: it only knows the last two.
+                self.retry.note_late(now);
+                Handled::Rejected
             }
             TunnResult::Err(_)
             | TunnResult::WriteToTunnelV4(..)
-            | TunnResult::WriteToTunnelV6(..) => return Err(DropReason::HandshakeRejected),
-        };
-        let (length, index) = (answer.len(), index_at(answer, 4));
-        match (datagram[0], answer[0]) {
-            (INITIATION, RESPONSE) => {
-                self.note_authentic(from, now);
-                self.unconfirmed = index;
-                self.retry.hold_off(now);
-            }
-            (RESPONSE, DATA) => {
-                self.note_authentic(from, now);
-                self.complete_handshake(now);
-            }
-            _ => {}
-        }
-        Ok(length)
-    }
-
-    /// Does what is due at `now`, one thing a call: returns the length of a datagram for the peer in
-    /// `dst`, `None` when there is nothing more to do.
-    pub(crate) fn poll(&mut self, now: Instant, dst: &mut [u8]) -> Option<usize> {
-        if now >= self.next_tick {
-            self.next_tick = now + TICK;
-            if let Some(length) = self.tick(now, dst) {
-                return Some(length);
-            }
-        }
-        if self.retry.due().is_some_and(|due| now >= due) {
-            return self.retry(now, dst);
-        }
-        if self.keepalive_due().is_some_and(|due| now >= due) {
-            self.last_sent = now;
-            return match self.tunn.encapsulate(&[], dst) {
-                TunnResult::WriteToNetwork(message) => Some(message.len()),
-                TunnResult::Done
-                | TunnResult::Err(_)
-                | TunnResult::WriteToTunnelV4(..)
-                | TunnResult::WriteToTunnelV6(..) => None,
-            };
-        }
-        None
-    }
-
-    fn tick(&mut self, now: Instant, dst: &mut [u8]) -> Option<usize> {
-        if std::mem::take(&mut self.has_sent_since_tick) {
-            self.last_sent = now;
-        }
-        self.cookies.reset_count();
-        let message = match self.tunn.update_timers(dst) {
-            TunnResult::WriteToNetwork(message) => Some((message.len(), message[0])),
-            TunnResult::Err(_) => {
-                // Expired: boringtun threw away what waited, and never begins again by itself.
-                self.waiting = 0;
-                None
-            }
-            TunnResult::Done
-            | TunnResult::WriteToTunnelV4(..)
-            | TunnResult::WriteToTunnelV6(..) => None,
-        };
-        self.has_session = self.tunn.time_since_last_handshake().is_some();
-        if self.tunn.is_expired() && !self.initiate {
-            self.retry.stop();
-        }
-        if !self.has_session
-            && self.initiate
-            && self.retry.due().is_none()
-            && self.endpoint.is_some()
-        {
-            self.retry.start(now);
-        }
-        let (length, kind) = message?;
-        self.endpoint?;
-        if kind == INITIATION {
-            self.note_initiation(now);
-        }
-        Some(length)
-    }
-
-    fn retry(&mut self, now: Instant, dst: &mut [u8]) -> Option<usize> {
-        if self.endpoint.is_none() {
-            self.retry.stop();
-            return None;
-        }
-        match self.tunn.format_handshake_initiation(dst, true) {
-            TunnResult::WriteToNetwork(message) => {
-                let length = message.len();
-                self.note_initiation(now);
-                Some(length)
-            }
-            TunnResult::Done
-            | TunnResult::Err(_)
-            | TunnResult::WriteToTunnelV4(..)
-            | TunnResult::WriteToTunnelV6(..) => {
-                self.retry.note_attempt(now);
-                None
-            }
+            | TunnResult::WriteToTunnelV6(..) => Handled::Rejected,
         }
     }
 
-    fn keepalive_due(&self) -> Option<Instant> {
-        self.keepalive.filter(|_| self.has_session).map(|interval| self.last_sent + interval)
-    }
-
-    fn note_initiation(&mut self, now: Instant) {
-        self.attempts += 1;
-        self.retry.note_attempt(now);
+    /// The peer's initiation is authentic, but stamped earlier than one before: it was recorded, or
+    /// the peer has started again and its clock stepped back. In the latter case it will not be
+    /// listened to until its clock has caught up, so it has to be us who initiate.
+    fn handle_stale(&mut self, now: Instant) {
+        let may = self.stale.is_none_or(|last| now >= last + STALE_INTERVAL);
+        if may && self.retry.due().is_none() {
+            self.stale = Some(now);
+            self.retry.start_slowly(now);
+        }
     }
 
     /// Whoever can seal for us is the peer, wherever the datagram came from (whitepaper section
     /// 2.1); nothing else moves the endpoint.
     #[inline]
     fn note_authentic(&mut self, from: SocketAddr, now: Instant) {
-        self.last_authentic = Some(now);
+        self.heard = Some(now);
+        self.unheard = None;
         if self.endpoint != Some(from) {
             self.endpoint = Some(from);
         }
     }
 
-    fn complete_handshake(&mut self, now: Instant) {
-        self.unconfirmed = None;
+    /// The peer has sealed something with the key of that index. Returns whether this is how we learn
+    /// that a handshake has come to its end.
+    #[inline]
+    fn confirm(&mut self, index: u32, now: Instant) -> bool {
+        self.used = Some(index as u8);
+        let is_known = self.current.is_some_and(|key| key.index == index);
+        !is_known && self.unconfirmed.is_some() && self.confirm_newer(index, now)
+    }
+
+    /// Not necessarily the last answer: that one may have been lost, or still be on its way.
+    #[cold]
+    fn confirm_newer(&mut self, index: u32, now: Instant) -> bool {
+        let is_older = |key: Key| index.wrapping_sub(key.index) as u8 >= 1 << 7;
+        if self.current.is_some_and(is_older) {
+            return false;
+        }
+        self.unconfirmed = self.unconfirmed.filter(|last| *last != index);
+        self.establish(Some(index), None, now);
+        true
+    }
+
+    /// The handshake has come to its end.
+    fn establish(&mut self, index: Option<u32>, rekey_at: Option<Instant>, now: Instant) {
+        self.current = index.map(|index| Key { index, rekey_at });
         self.has_session = true;
-        self.handshakes += 1;
-        self.last_handshake = Some(now);
+        match self.pending {
+            Some(_) => self.retry.postpone(now),
+            None => self.retry.stop(),
+        }
+    }
+
+    fn rekey_at(&self) -> Option<Instant> {
+        self.current.and_then(|key| key.rekey_at)
+    }
+
+    /// Whether the key of the next handshake would take the place of one in use, were the initiation
+    /// of that handshake answered. If so there will be one of our own instead: it is as good, and
+    /// leaves that place out.
+    #[cold]
+    fn must_call_back(&mut self, now: Instant) -> bool {
+        let is_in_use = self.is_place_in_use(self.last_index.wrapping_add(1));
+        if is_in_use {
+            self.retry.start(now);
+        }
+        is_in_use
+    }
+
+    fn is_place_in_use(&self, index: u8) -> bool {
+        let current = self.current.map(|key| key.index as u8);
+        let mut in_use = current.into_iter().chain(self.used);
+        self.has_session && in_use.any(|key| key % PLACES == index % PLACES)
+    }
+
+    /// A handshake is due, unless there is one already.
+    fn begin(&mut self, now: Instant) {
+        if self.retry.due().is_none() {
+            self.retry.start(now);
+        }
+    }
+
+    /// Does what is due at `now`. Returns the length of an initiation in `dst`.
+    fn poll(&mut self, now: Instant, duty: Duty, dst: &mut [u8]) -> Option<usize> {
+        if now >= self.next_tick {
+            self.tick(now, duty);
+        }
+        if self.retry.due().is_none_or(|due| now < due) {
+            return None;
+        }
+        let length = self.initiate(duty, dst)?;
+        self.retry.note_attempt(now);
+        Some(length)
+    }
+
+    fn tick(&mut self, now: Instant, duty: Duty) {
+        self.next_tick = now + TICK;
+        let had_expired = self.tunn.is_expired();
+        // Too short for an initiation, which boringtun then leaves alone: when to make one is decided
+        // here. It has no jitter, and wants an answer 15 s after it last heard something, be the
+        // packet to be answered as young as it may. Keepalives are the peer's task.
+        let _ = self.tunn.update_timers(&mut [0; MIN_DATA]);
+        self.has_session = self.tunn.time_since_last_handshake().is_some();
+        self.current = self.current.filter(|_| self.has_session);
+        if self.tunn.is_expired() && !had_expired {
+            self.pending = None;
+            // boringtun has given up; a packet may ask for more later.
+            if !duty.insists {
+                self.retry.stop();
+            }
+        }
+        if self.unheard.is_some_and(|since| now >= since + ANSWER_TIMEOUT) {
+            self.unheard = None;
+            self.begin(now);
+        }
+        let last_minute = self.rekey_at().map(|at| at + LAST_MINUTE);
+        if last_minute.is_some_and(|at| self.heard >= Some(at)) {
+            self.begin(now);
+        }
+        if !self.has_session && duty.initiates && duty.insists {
+            self.begin(now);
+        }
+    }
+
+    fn initiate(&mut self, duty: Duty, dst: &mut [u8]) -> Option<usize> {
         self.retry.stop();
+        if !duty.initiates {
+            return None;
+        }
+        let mut length = self.format_initiation(dst)?;
+        while self.is_place_in_use(self.last_index) {
+            length = self.format_initiation(dst)?;
+        }
+        self.pending = index_at(dst, 4);
+        Some(length)
+    }
+
+    fn format_initiation(&mut self, dst: &mut [u8]) -> Option<usize> {
+        match self.tunn.format_handshake_initiation(dst, true) {
+            TunnResult::WriteToNetwork(message) => {
+                self.last_index = message[4];
+                Some(message.len())
+            }
+            TunnResult::Done
+            | TunnResult::Err(_)
+            | TunnResult::WriteToTunnelV4(..)
+            | TunnResult::WriteToTunnelV6(..) => None,
+        }
+    }
+
+    /// Whether boringtun gave up: what waited, waited too long.
+    fn is_expired(&self) -> bool {
+        self.tunn.is_expired()
     }
 }
 
 fn index_at(message: &[u8], at: usize) -> Option<u32> {
     message.get(at..)?.first_chunk().copied().map(u32::from_le_bytes)
+}
+
+/// Whether a handshake message has an ephemeral key of low order. Nobody makes one by chance, and
+/// what it agrees on is no secret.
+fn has_low_order(message: &[u8]) -> bool {
+    let at = if message.first() == Some(&RESPONSE) { 12 } else { 8 };
+    let Some(mut point) = message.get(at..).and_then(|rest| rest.first_chunk().copied()) else {
+        return false;
+    };
+    point[31] &= 0x7f;
+    LOW_ORDER.contains(&point)
+}
+
+/// The counter of a data message.
+#[inline]
+fn counter_of(message: &[u8]) -> u64 {
+    message[8..].first_chunk().copied().map_or(0, u64::from_le_bytes)
 }
 
 fn reason_of(error: &WireGuardError) -> DropReason {
@@ -406,5 +483,24 @@ fn reason_of(error: &WireGuardError) -> DropReason {
         | WireGuardError::LockFailed
         | WireGuardError::ConnectionExpired
         | WireGuardError::UnderLoad => DropReason::DecryptFailed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn points_of_low_order_are_those_that_agree_on_nothing() {
+        let private = x25519::StaticSecret::from([0x55; 32]);
+        let agrees =
+            |point| private.diffie_hellman(&x25519::PublicKey::from(point)).was_contributory();
+        assert!(LOW_ORDER.into_iter().all(|point| !agrees(point)));
+        for point in LOW_ORDER {
+            assert!(PublicKey::from_bytes(&point).is_err());
+        }
+        let mut near = LOW_ORDER[2];
+        near[0] ^= 1;
+        assert!(agrees(near));
     }
 }
