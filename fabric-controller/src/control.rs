@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::future::{Future, pending};
 use std::time::Duration;
 
+use fabric_api::labels;
 use fabric_store::{Event, Kind, Object, ObjectRef, Problem, Store, StoreError, Watch};
 use futures::FutureExt as _;
 use jiff::Timestamp;
@@ -50,7 +51,7 @@ pub struct Controller {
 impl Controller {
     /// Must be called within a tokio runtime.
     pub fn new(store: Store, ipam: Ipam, settings: Settings) -> Result<Self, StoreError> {
-        let watch = store.watch(&Kind::ALL)?;
+        let watch = store.watch(&Kind::ALL)?.remembering();
         Ok(Self {
             store,
             watch,
@@ -116,6 +117,9 @@ impl Controller {
     /// Takes in what the store tells. It may tell of a moment before our own last write: of what
     /// only the controller writes, the index knows better.
     fn absorb(&mut self, event: Event) {
+        if let Event::Problems(problems) = &event {
+            self.repair(problems);
+        }
         let event = match event {
             Event::Applied(object) => match self.current(*object) {
                 Some(object) => Event::Applied(Box::new(object)),
@@ -138,6 +142,17 @@ impl Controller {
         let before = self.index.apply(event).as_ref().and_then(Grant::of);
         let after = reference.and_then(|r| self.index.get(&r).and_then(Grant::of));
         self.releases.extend(before.filter(|before| Some(before) != after.as_ref()));
+    }
+
+    /// Writes again what has become unreadable of the controller's own files.
+    fn repair(&self, problems: &[Problem]) {
+        for reference in problems.iter().filter_map(|problem| problem.object.as_ref()) {
+            let known = self.index.get(reference).filter(|_| WRITTEN.contains(&reference.kind));
+            let ours = known.filter(|o| o.label(labels::MANAGED_BY) == Some(labels::WEFT));
+            if let Some(Err(error)) = ours.map(|object| self.store.put(object)) {
+                tracing::warn!(object = %reference, %error, "cannot be repaired");
+            }
+        }
     }
 
     fn current(&self, mut object: Object) -> Option<Object> {

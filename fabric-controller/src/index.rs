@@ -5,8 +5,9 @@ use std::net::IpAddr;
 
 use fabric_api::fabric::ProbeSettings;
 use fabric_api::ipam::{IP, Network};
-use fabric_api::{Cidr, labels};
+use fabric_api::{Cidr, PrivateKey, PublicKey, labels};
 use fabric_store::{Event, Kind, Object, ObjectRef, Problem};
+use k8s_openapi::api::core::v1::Secret;
 
 /// What the command line says.
 #[derive(Clone, Debug, Default)]
@@ -27,6 +28,8 @@ pub struct Index {
     file_problems: Vec<Problem>,
     /// Why ipam refused a Network or an IP.
     denials: BTreeMap<ObjectRef, String>,
+    /// The public halves of all Secrets with a key pair, computed once; or what is wrong.
+    own_keys: BTreeMap<ObjectRef, Result<PublicKey, String>>,
     /// Every object that was ever told of.
     seen: BTreeSet<ObjectRef>,
     /// The peers that had a Configuration among those.
@@ -46,10 +49,14 @@ impl Index {
                 let peer = object.label(labels::REMOTE_CLUSTER_ID).map(str::to_owned);
                 self.seen_peers.extend(peer.filter(|_| reference.kind == Kind::Configuration));
                 self.seen.insert(reference.clone());
+                if let Object::Secret(secret) = &*object {
+                    self.own_keys.insert(reference.clone(), public_half(secret));
+                }
                 self.objects.entry(reference.kind).or_default().insert(reference, *object)
             }
             Event::Deleted(reference) => {
                 self.denials.remove(&reference);
+                self.own_keys.remove(&reference);
                 self.objects.get_mut(&reference.kind)?.remove(&reference)
             }
             Event::Problems(problems) => {
@@ -103,6 +110,11 @@ impl Index {
         ip_grant(self.typed(ip)?).map(|(address, _)| address)
     }
 
+    /// The public key that belongs to the private one in a Secret.
+    pub fn own_key(&self, secret: &ObjectRef) -> Result<PublicKey, String> {
+        self.own_keys.get(secret).cloned().unwrap_or_else(|| Err("missing".to_owned()))
+    }
+
     pub fn denial(&self, object: &ObjectRef) -> Option<&str> {
         self.denials.get(object).map(String::as_str)
     }
@@ -132,6 +144,13 @@ impl Index {
             None => true,
         })
     }
+}
+
+fn public_half(secret: &Secret) -> Result<PublicKey, String> {
+    let private = secret.data.as_ref().and_then(|data| data.get("privateKey"));
+    let private = private.ok_or("missing; expected 32 bytes in base64")?;
+    let private = PrivateKey::from_bytes(&private.0).map_err(|error| error.to_string())?;
+    Ok(private.public())
 }
 
 pub fn network_grant(network: &Network) -> Option<Cidr> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use fabric_api::PrivateKey;
 use fabric_api::fabric::GatewayConfig;
-use fabric_store::{Event, Kind, Object, ObjectRef, Store};
+use fabric_store::{Event, Kind, Object, ObjectRef, Problem, Store};
 use k8s_openapi::api::core::v1::Secret;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -26,8 +26,9 @@ pub struct Input {
     pub key: Option<PrivateKey>,
     /// Where the peer was when an earlier gateway last heard it.
     pub remembered: Option<SocketAddr>,
-    /// What is wrong with the newest config or key.
+    /// What is wrong with the newest config, its file, or the key.
     pub config_problems: Vec<String>,
+    pub unreadable: Option<String>,
     pub key_problem: Option<String>,
 }
 
@@ -38,8 +39,7 @@ pub async fn run(
     inputs: watch::Sender<Input>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let mut watch =
-        store.watch(&[Kind::GatewayConfig, Kind::Secret]).context("cannot watch the store")?;
+    let mut watch = store.follow(&name, &[Kind::Secret]).context("cannot watch the store")?;
     loop {
         let event = tokio::select! {
             biased;
@@ -49,7 +49,9 @@ pub async fn run(
         inputs.send_if_modified(|input| match event {
             Event::Applied(object) => match *object {
                 Object::GatewayConfig(config) if is(&name, &config.metadata) => {
-                    input.take_config(config) && input.read_key(&store, &name)
+                    let news = input.take_config(config);
+                    input.remember(&store, &name);
+                    news && input.read_key(&store, &name)
                 }
                 Object::Secret(secret) => input.take_secret(&name, &secret),
                 // Not asked for.
@@ -66,14 +68,31 @@ pub async fn run(
                 | Object::GatewayConfig(_)
                 | Object::NodeConfig(_) => false,
             },
-            Event::Deleted(object) if object == name => input.lose_config(),
+            Event::Deleted(object) if object == name => {
+                forget(&store, &name);
+                input.lose_config()
+            }
             Event::Deleted(object) => input.lose_secret(&name, &object),
-            Event::Problems(_) => false,
+            Event::Problems(problems) => input.take_problems(&name, &problems),
             Event::Synced => {
                 input.synced = true;
+                if input.recall(&store, &name) {
+                    input.read_key(&store, &name);
+                }
                 true
             }
         });
+    }
+}
+
+/// Under which the last good config is kept, for a gateway that starts while the newest is bad.
+fn note_name(name: &ObjectRef) -> String {
+    format!("gateway.{}.{}", name.namespace.as_deref().unwrap_or_default(), name.name)
+}
+
+fn forget(store: &Store, name: &ObjectRef) {
+    if let Err(error) = store.delete_note(&note_name(name)) {
+        tracing::warn!(%error, "cannot forget the last good config");
     }
 }
 
@@ -87,7 +106,11 @@ fn is(
 impl Input {
     /// Problems to show in the status.
     pub fn problems(&self) -> impl Iterator<Item = String> {
-        self.config_problems.iter().chain(&self.key_problem).cloned()
+        let key = self.key_problem.iter().map(|problem| match &self.key {
+            Some(_) => format!("{problem}; running on the key it had, which a restart would lose"),
+            None => format!("{problem}; expected the private key, without which nothing runs"),
+        });
+        self.config_problems.iter().cloned().chain(self.unreadable.clone()).chain(key)
     }
 
     /// True if there is something new: a status of our own making is not, and for one uid a lower
@@ -120,6 +143,39 @@ impl Input {
         }
         self.config = Some(Arc::new(config));
         true
+    }
+
+    /// Keeps a good config. There is no key material in it.
+    fn remember(&self, store: &Store, name: &ObjectRef) {
+        let good = self.config.as_ref().filter(|_| self.config_problems.is_empty());
+        let Some(good) = good else { return };
+        let note = GatewayConfig { status: None, ..GatewayConfig::clone(good) };
+        if let Err(error) = store.put_note(&note_name(name), &note) {
+            tracing::warn!(%error, "cannot keep the last good config");
+        }
+    }
+
+    /// At the start, if the config is there and bad: the last good one. True if there is one.
+    fn recall(&mut self, store: &Store, name: &ObjectRef) -> bool {
+        let bad = self.config.is_some() || self.unreadable.is_some();
+        if self.desired.is_some() || !bad {
+            return false;
+        }
+        let Some(good) = store.note::<GatewayConfig>(&note_name(name)) else { return false };
+        let Ok(desired) = Desired::parse(&good) else { return false };
+        tracing::warn!(generation = desired.generation, "running on the last good config");
+        self.desired = Some(Arc::new(desired));
+        self.config.get_or_insert_with(|| Arc::new(good));
+        true
+    }
+
+    /// What is told of the config's file.
+    fn take_problems(&mut self, name: &ObjectRef, problems: &[Problem]) -> bool {
+        let of_config = problems.iter().find(|problem| problem.object.as_ref() == Some(name));
+        let now =
+            of_config.map(|p| format!("{}: {}; the last good one stands", p.source, p.message));
+        let before = std::mem::replace(&mut self.unreadable, now);
+        before != self.unreadable
     }
 
     /// Always true: what led here was news.
@@ -203,6 +259,50 @@ mod tests {
         good.metadata.generation = Some(3);
         assert!(input.take_config(good));
         assert_eq!(input.problems().count(), 0);
+    }
+
+    #[test]
+    fn a_gateway_that_starts_among_bad_config_runs_on_the_last_good_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let args = fabric_store::StoreArgs {
+            manifests: None,
+            run_dir: dir.path().join("run"),
+            state_dir: Some(dir.path().join("state")),
+        };
+        let store = Store::open(&args).unwrap();
+        let name = ObjectRef::new(Kind::GatewayConfig, "liqo-tenant-milan", "client");
+        let mut first = Input::default();
+        first.take_config(config());
+        first.remember(&store, &name);
+        let mut bad = config();
+        bad.metadata.generation = Some(2);
+        bad.spec.mtu = 1;
+        first.take_config(bad.clone());
+        first.remember(&store, &name);
+
+        let mut second = Input::default();
+        assert!(!second.recall(&store, &name), "without a config there is no peering");
+        second.take_config(bad);
+        assert!(second.recall(&store, &name));
+        assert_eq!(second.desired.as_ref().unwrap().generation, 1);
+        assert_eq!(second.problems().next().unwrap(), "spec.mtu: 1 bytes; expected 576 to 65535");
+
+        let mut third = Input::default();
+        let problem = Problem {
+            source: "liqo-tenant-milan.client.yaml".to_owned(),
+            object: Some(name.clone()),
+            field: None,
+            message: "not as weft wrote it".to_owned(),
+        };
+        assert!(third.take_problems(&name, &[problem]));
+        assert!(third.recall(&store, &name));
+        assert!(third.config.is_some(), "or there would be nowhere to report to");
+        assert!(third.problems().next().unwrap().ends_with("the last good one stands"));
+        assert!(third.take_problems(&name, &[]));
+        assert_eq!(third.problems().count(), 0);
+
+        forget(&store, &name);
+        assert_eq!(store.note::<GatewayConfig>(&note_name(&name)), None);
     }
 
     #[test]

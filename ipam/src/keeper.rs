@@ -75,7 +75,14 @@ impl Keeper {
         let is_start = fresh.is_some();
         let faults = self.shared.with(|shared| {
             *shared = shared.take().or_else(|| fresh.take());
-            shared.as_mut().map(|ledger| ledger.reconcile(&claims, now)).unwrap_or_default()
+            let Some(ledger) = shared else { return Vec::new() };
+            let faults = ledger.reconcile(&claims, now);
+            if is_start {
+                ledger.reopen(&self.shared.noted(), now);
+            } else if let Err(error) = self.shared.note(ledger) {
+                tracing::warn!(%error, "open grants cannot be noted");
+            }
+            faults
         });
         let unread = snapshot.problems.first().map(|problem| {
             format!("nothing is freed while manifests cannot be read, such as: {problem}")

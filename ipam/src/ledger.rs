@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use fabric_api::Cidr;
+use serde::{Deserialize, Serialize};
 
 use crate::claims::{AddressClaim, Claims, Fault, PrefixClaim};
 use crate::pools::{AcquireError, AddressError, Holding, Pools, Request};
@@ -20,6 +21,20 @@ pub(crate) struct Ledger {
     pools: Pools,
     grace: Duration,
     touched: BTreeMap<Entry, Instant>,
+}
+
+/// Something that was granted a moment ago, as it is noted for the next ipam.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct OpenGrant {
+    cidr: String,
+    /// One address of the prefix; absent for the prefix itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    address: Option<IpAddr>,
+    /// How the prefix is held.
+    exclusive: u32,
+    shared: u32,
+    pre_allocated: u32,
 }
 
 /// A prefix, or (with an address) one address of it.
@@ -83,6 +98,46 @@ impl Ledger {
         faults.extend(self.outside_pools(&claims.prefixes));
         faults.extend(self.without_network(&claims.addresses));
         faults
+    }
+
+    /// What was granted within the grace period and is held: the store may not know it yet.
+    pub(crate) fn open(&self) -> Vec<OpenGrant> {
+        let grants = self.touched.keys().filter_map(|&(cidr, address)| {
+            let holding = self.pools.holding(cidr);
+            let held = address.is_none_or(|address| self.pools.is_issued(cidr, address));
+            let holding = holding.filter(|_| held)?;
+            Some(OpenGrant {
+                cidr: cidr.to_string(),
+                address,
+                exclusive: holding.exclusive,
+                shared: holding.shared,
+                pre_allocated: holding.pre_allocated,
+            })
+        });
+        grants.collect()
+    }
+
+    /// Holds again, for another grace period, what an earlier ipam had granted when it ended.
+    pub(crate) fn reopen(&mut self, grants: &[OpenGrant], now: Instant) {
+        for grant in grants {
+            let Ok(cidr) = grant.cidr.parse::<Cidr>() else { continue };
+            match grant.address {
+                Some(address) if !self.pools.is_issued(cidr, address) => {
+                    self.pools.adopt_address(cidr, address);
+                }
+                Some(_) => {}
+                None => {
+                    let have = self.pools.holding(cidr).unwrap_or_default();
+                    let holding = Holding {
+                        exclusive: have.exclusive.max(grant.exclusive),
+                        shared: have.shared.max(grant.shared),
+                        pre_allocated: have.pre_allocated.max(grant.pre_allocated),
+                    };
+                    self.pools.set(cidr, Some(holding));
+                }
+            }
+            self.touch((cidr, grant.address), now);
+        }
     }
 
     fn reconcile_prefixes(&mut self, claims: &Claims) {

@@ -51,7 +51,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
         .with_context(|| format!("cannot listen on {}", args.listen))?;
     let (stop, stopped) = watch::channel(false);
     let (health, health_service) = tonic_health::server::health_reporter();
-    let shared = Shared::default();
+    let shared = Shared::new(store.clone());
 
     let router = Server::builder()
         .add_service(health_service)

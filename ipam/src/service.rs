@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use fabric_api::Cidr;
+use fabric_store::{Store, StoreError};
 use ipam_proto::ipam_server::Ipam;
 use ipam_proto::{
     IpAcquireRequest, IpAcquireResponse, IpReleaseRequest, IpReleaseResponse,
@@ -15,17 +16,52 @@ use ipam_proto::{
 };
 use tonic::{Request, Response, Status};
 
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, OpenGrant};
 use crate::pools::{self, AcquireError, AddressError, Wish};
 
 /// The ledger, shared by the calls and the keeper; absent until it has been rebuilt.
-#[derive(Clone, Default)]
-pub(crate) struct Shared(Arc<Mutex<Option<Ledger>>>);
+#[derive(Clone)]
+pub(crate) struct Shared {
+    ledger: Arc<Mutex<Option<Ledger>>>,
+    store: Store,
+}
+
+/// Name of the note of what was granted a moment ago.
+const OPEN_GRANTS: &str = "ipam-open-grants";
 
 impl Shared {
+    pub(crate) fn new(store: Store) -> Self {
+        Self { ledger: Arc::default(), store }
+    }
+
     pub(crate) fn with<T>(&self, act: impl FnOnce(&mut Option<Ledger>) -> T) -> T {
         // No operation of the ledger leaves it half done, so one that panicked changes nothing.
-        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        act(&mut self.ledger.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Notes what was granted a moment ago: an ipam that dies now must not grant it again.
+    pub(crate) fn note(&self, ledger: &Ledger) -> Result<(), StoreError> {
+        self.store.put_note(OPEN_GRANTS, &ledger.open()).map(drop)
+    }
+
+    pub(crate) fn noted(&self) -> Vec<OpenGrant> {
+        self.store.note(OPEN_GRANTS).unwrap_or_default()
+    }
+
+    /// Grants, and notes it before anybody is told. What cannot be noted is not granted.
+    fn grant<T: Copy>(
+        &self,
+        act: impl FnOnce(&mut Ledger, Instant) -> Result<T, Status>,
+        undo: impl FnOnce(&mut Ledger, T, Instant) -> bool,
+    ) -> Result<T, Status> {
+        self.ledger(|ledger, now| {
+            let granted = act(ledger, now)?;
+            self.note(ledger).map_err(|error| {
+                undo(ledger, granted, now);
+                Status::unavailable(format!("the grant cannot be noted, try again: {error}"))
+            })?;
+            Ok(granted)
+        })?
     }
 
     fn ledger<T>(&self, act: impl FnOnce(&mut Ledger, Instant) -> T) -> Result<T, Status> {
@@ -44,10 +80,10 @@ impl Ipam for Service {
         request: Request<IpAcquireRequest>,
     ) -> Result<Response<IpAcquireResponse>, Status> {
         let cidr: Cidr = parse(&request.get_ref().cidr)?;
-        let address = self
-            .0
-            .ledger(|ledger, now| ledger.acquire_address(cidr, now))?
-            .map_err(address_status)?;
+        let address = self.0.grant(
+            |ledger, now| ledger.acquire_address(cidr, now).map_err(address_status),
+            |ledger, address, now| ledger.release_address(cidr, address, now),
+        )?;
         tracing::info!(%cidr, %address, "address granted");
         Ok(Response::new(IpAcquireResponse { ip: address.to_string(), result: None }))
     }
@@ -78,8 +114,10 @@ impl Ipam for Service {
             },
             pre_allocated: wanted.pre_allocated,
         };
-        let granted =
-            self.0.ledger(|ledger, now| ledger.acquire(request, now))?.map_err(acquire_status)?;
+        let granted = self.0.grant(
+            |ledger, now| ledger.acquire(request, now).map_err(acquire_status),
+            Ledger::release,
+        )?;
         tracing::info!(asked = %request.cidr, %granted, wish = ?request.wish, "prefix granted");
         Ok(Response::new(NetworkAcquireResponse { cidr: granted.to_string(), result: None }))
     }

@@ -258,6 +258,29 @@ async fn a_restart_grants_nothing_twice() {
 }
 
 #[tokio::test]
+async fn an_ipam_that_dies_before_its_grants_are_written_grants_none_of_them_again() {
+    let cluster = Cluster::new();
+    cluster.put_network("external-cidr", "10.70.0.0/16", false);
+    let mut taken = std::collections::BTreeSet::new();
+    for _ in 0..5 {
+        let mut ipam = cluster.start(&["--sync-interval", "100ms"]).await;
+        for _ in 0..3 {
+            assert!(taken.insert(ipam.prefix("10.80.0.0/16", MUTABLE).await.unwrap()));
+            assert!(taken.insert(ipam.address("10.70.0.0/16").await.unwrap()));
+        }
+        let fixed = ipam.prefix("10.200.0.0/16", EXCLUSIVE).await;
+        assert_eq!(fixed.is_ok(), taken.insert("10.200.0.0/16".to_owned()), "{fixed:?}");
+        tokio::time::sleep(Duration::from_millis(250)).await;
+        ipam.stop(Signal::SIGKILL);
+    }
+    let flags = ["--sync-interval", "100ms", "--sync-grace-period", "1s"];
+    let ipam = cluster.start(&flags).await;
+    ipam.until("freed, as nobody ever claimed it", async |i| i.available("10.80.0.0/16").await)
+        .await;
+    assert!(!ipam.available("10.70.0.0/16").await, "the store knows this one");
+}
+
+#[tokio::test]
 async fn a_store_that_contradicts_itself_is_reported_and_served() {
     let cluster = Cluster::new();
     cluster.put_network("left", "10.70.0.0/16", false);

@@ -17,6 +17,9 @@ pub const VNI: u32 = 18952;
 pub const VXLAN_PORT: u16 = 4879;
 /// UDP port of Liqo's connection probe.
 pub const PROBE_PORT: u16 = 12345;
+/// Stands for a tunnel's MTU where none is given: as large as IP packets can be, so that devices
+/// and the path decide.
+pub const NO_MTU: u32 = 65_535;
 
 /// Everything one gateway needs, except its private key. Name and namespace are those of its
 /// GatewayServer or GatewayClient.
@@ -52,7 +55,7 @@ pub struct GatewayConfigSpec {
     /// Where the peer is; absent for a server, which learns it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<PeerEndpoint>,
-    /// Upper bound of the tunnel's MTU, in bytes.
+    /// Upper bound of the tunnel's MTU, in bytes; [`NO_MTU`] if the user names none.
     pub mtu: u32,
     /// 169.254.18.1 for a server, .2 for a client.
     pub tunnel_address: Ipv4Addr,
@@ -102,6 +105,16 @@ pub struct Remap {
 pub enum RemapKind {
     Pod,
     External,
+}
+
+impl RemapKind {
+    /// As Liqo spells it in labels and names.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pod => "pod",
+            Self::External => "external",
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -178,12 +191,32 @@ pub struct GatewayConfigStatus {
     pub received_bytes: u64,
     #[serde(default)]
     pub transmitted_bytes: u64,
-    /// The tunnel's MTU in force.
+    /// The tunnel's MTU in force, in bytes.
     #[serde(default)]
     pub mtu: u32,
+    /// What the tunnel's MTU follows from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu_bound: Option<MtuBound>,
+    /// The largest IP packet that is known to reach the peer over the underlay, in bytes. No larger
+    /// ones are tried than the other bounds allow. Absent unless the peer answers such probes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path_mtu: Option<u32>,
     /// UDP port the gateway listens on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listen_port: Option<u16>,
+}
+
+/// What keeps a tunnel's MTU from being larger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum MtuBound {
+    /// `spec.mtu`.
+    Spec,
+    /// The device or route towards the peer.
+    Device,
+    /// The VXLAN between the gateway and its cluster's nodes.
+    Overlay,
+    /// What gets through to the peer.
+    Path,
 }
 
 /// Everything one route-agent needs. Cluster-wide; name is the node's.
@@ -218,6 +251,9 @@ pub struct NodeConfigSpec {
     /// IP resources: packets to `external` go to `target`, by conntrack, on this node.
     #[serde(default)]
     pub ips: Vec<NodeAddressMap>,
+    /// The cluster's internal CIDR, where overlay addresses and gateways' link addresses come from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub internal_cidr: Option<String>,
     /// Underlay addresses that VXLAN is accepted from: the gateways'.
     pub vxlan_sources: Vec<IpAddr>,
     /// Pods, too, are given the node's external address.

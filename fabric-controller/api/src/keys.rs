@@ -26,13 +26,38 @@ pub enum KeyError {
     LowOrder,
 }
 
+/// Every encoding of a point of low order on Curve25519 or its twist, with the highest bit, which
+/// X25519 ignores (RFC 7748 section 5), cleared: 0, 1, two of order 8, and p - 1, p, p + 1.
+const LOW_ORDER: [[u8; 32]; 7] = [
+    [0; 32],
+    little_endian(1, 0, 0),
+    [
+        0xe0, 0xeb, 0x7a, 0x7c, 0x3b, 0x41, 0xb8, 0xae, 0x16, 0x56, 0xe3, 0xfa, 0xf1, 0x9f, 0xc4,
+        0x6a, 0xda, 0x09, 0x8d, 0xeb, 0x9c, 0x32, 0xb1, 0xfd, 0x86, 0x62, 0x05, 0x16, 0x5f, 0x49,
+        0xb8, 0x00,
+    ],
+    [
+        0x5f, 0x9c, 0x95, 0xbc, 0xa3, 0x50, 0x8c, 0x24, 0xb1, 0xd0, 0xb1, 0x55, 0x9c, 0x83, 0xef,
+        0x5b, 0x04, 0x44, 0x5c, 0xc4, 0x58, 0x1c, 0x8e, 0x86, 0xd8, 0x22, 0x4e, 0xdd, 0xd0, 0x9f,
+        0x11, 0x57,
+    ],
+    little_endian(0xec, 0xff, 0x7f),
+    little_endian(0xed, 0xff, 0x7f),
+    little_endian(0xee, 0xff, 0x7f),
+];
+
+const fn little_endian(first: u8, middle: u8, last: u8) -> [u8; 32] {
+    let mut bytes = [middle; 32];
+    (bytes[0], bytes[31]) = (first, last);
+    bytes
+}
+
 impl PublicKey {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, KeyError> {
         let key: [u8; 32] = bytes.try_into().map_err(|_| KeyError::Length(bytes.len()))?;
-        // Whatever our own key is, a low-order point gives the all-zero secret (RFC 7748 section 6.1).
-        let probe = x25519::StaticSecret::from([0x55; 32]);
-        let shared = probe.diffie_hellman(&x25519::PublicKey::from(key));
-        if shared.was_contributory() { Ok(Self(key)) } else { Err(KeyError::LowOrder) }
+        let mut masked = key;
+        masked[31] &= 0x7f;
+        if LOW_ORDER.contains(&masked) { Err(KeyError::LowOrder) } else { Ok(Self(key)) }
     }
 
     pub fn from_base64(text: &str) -> Result<Self, KeyError> {
@@ -97,6 +122,25 @@ mod tests {
         assert_eq!(PublicKey::from_bytes(&one), Err(KeyError::LowOrder));
         assert_eq!(PublicKey::from_bytes(&[7; 31]), Err(KeyError::Length(31)));
         assert_eq!(PublicKey::from_base64("not base64!"), Err(KeyError::Base64));
+    }
+
+    /// Whatever the own key is, a low-order point gives the all-zero secret (RFC 7748 section 6.1).
+    #[test]
+    fn exactly_the_points_that_give_no_secret_are_of_low_order() {
+        let own = x25519::StaticSecret::from([0x55; 32]);
+        let gives_a_secret =
+            |key: [u8; 32]| own.diffie_hellman(&x25519::PublicKey::from(key)).was_contributory();
+        for point in LOW_ORDER {
+            for highest_bit in [0, 0x80] {
+                let mut key = point;
+                key[31] |= highest_bit;
+                assert!(!gives_a_secret(key), "{key:x?}");
+                assert_eq!(PublicKey::from_bytes(&key), Err(KeyError::LowOrder));
+                key[0] ^= 0x10;
+                assert!(gives_a_secret(key), "{key:x?}");
+                assert!(PublicKey::from_bytes(&key).is_ok());
+            }
+        }
     }
 
     #[test]

@@ -10,6 +10,9 @@ pub const GATEWAY_RESOURCE: &str = "networking.liqo.io/gateway-resource";
 pub const CIDR_TYPE: &str = "configuration.liqo.io/cidr-type";
 /// `pod-cidr`, `service-cidr`, `external-cidr`, `internal-cidr` or `reserved`, on the cluster's own Networks.
 pub const NETWORK_TYPE: &str = "ipam.liqo.io/network-type";
+/// Its values.
+pub const NETWORK_TYPES: [&str; 5] =
+    ["pod-cidr", "service-cidr", "external-cidr", "internal-cidr", "reserved"];
 /// Any value but `false`: the Network must keep the CIDR it asks for.
 pub const NETWORK_NOT_REMAPPED: &str = "ipam.liqo.io/network-not-remapped";
 /// `true`: the Network may overlap other shared ones.

@@ -5,12 +5,14 @@
 //! * [`fabric`]: weft's own published config, in its own API group.
 //! * [`Cidr`], [`ClusterId`], [`PublicKey`], [`PrivateKey`], [`Mac`]: values that are right by
 //!   construction. Text is parsed into them at the edge and never validated again.
+//! * [`check`]: what can be wrong with one object by itself.
 
 mod cidr;
 mod cluster_id;
 mod keys;
 mod mac;
 
+pub mod check;
 pub mod fabric;
 pub mod ipam;
 pub mod labels;

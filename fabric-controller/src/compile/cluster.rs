@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use fabric_api::ipam::{Network, NetworkSpec};
-use fabric_api::{Cidr, ClusterId, labels};
+use fabric_api::{Cidr, ClusterId, check, labels};
 use fabric_store::{Kind, Object, ObjectRef};
 use k8s_openapi::api::core::v1 as core;
 
@@ -86,21 +86,11 @@ impl Compiler<'_> {
                     let message = format!("found {}; expected an IPv4 prefix", granted.cidr);
                     self.problem(reference, "spec.cidr", message);
                 }
-                (
-                    "pod-cidr" | "service-cidr" | "external-cidr" | "internal-cidr" | "reserved",
-                    _,
-                ) => {}
-                (other, _) => {
-                    let field = format!("metadata.labels.{}", labels::NETWORK_TYPE);
-                    let expected =
-                        "pod-cidr, service-cidr, external-cidr, internal-cidr or reserved";
-                    self.problem(
-                        reference,
-                        &field,
-                        format!("found {other:?}; expected {expected}"),
-                    );
-                }
+                (_, Some(_) | None) => {}
             }
+        }
+        for (reference, network) in index.all::<Network>(Kind::Network) {
+            check::network(network).iter().for_each(|fault| self.fault(reference, fault));
         }
         cluster.nodes = self.nodes(&cluster);
         cluster
@@ -109,7 +99,6 @@ impl Compiler<'_> {
     fn cluster_id(&mut self) -> Option<ClusterId> {
         let reference =
             ObjectRef::new(Kind::ConfigMap, labels::LIQO_NAMESPACE, labels::CLUSTER_ID_CONFIGMAP);
-        let field = format!("data.{}", labels::CLUSTER_ID_KEY);
         let Some(map) = self.index.typed::<core::ConfigMap>(&reference) else {
             self.problem(
                 &reference,
@@ -118,12 +107,7 @@ impl Compiler<'_> {
             );
             return None;
         };
-        let found = map.data.as_ref().and_then(|data| data.get(labels::CLUSTER_ID_KEY));
-        let Some(found) = found else {
-            self.problem(&reference, &field, "missing; expected the cluster's ID");
-            return None;
-        };
-        found.parse().map_err(|error| self.problem(&reference, &field, format!("{error}"))).ok()
+        self.told(&reference, check::cluster_id(map))
     }
 
     /// The external and internal CIDR, if the user describes a cluster and leaves them out, and
@@ -208,10 +192,9 @@ impl Compiler<'_> {
         node: &core::Node,
         cluster: &Cluster,
     ) -> Option<Node> {
-        let underlay = self.underlay(reference, node);
+        check::node(node).iter().for_each(|fault| self.fault(reference, fault));
+        let (underlay, _) = check::node_addresses(node);
         if underlay.is_empty() {
-            let message = "no address of type InternalIP; expected one or one of each family";
-            self.problem(reference, "status.addresses", message);
             self.faulty.insert(reference.clone());
             return None;
         }
@@ -226,54 +209,23 @@ impl Compiler<'_> {
         Some(Node { name, underlay, pods, overlay, external })
     }
 
-    fn underlay(&mut self, reference: &ObjectRef, node: &core::Node) -> Vec<IpAddr> {
-        let mut underlay: Vec<IpAddr> = Vec::new();
-        let addresses = node.status.as_ref().and_then(|status| status.addresses.as_ref());
-        for (i, address) in addresses.into_iter().flatten().enumerate() {
-            if address.type_ != "InternalIP" {
-                continue;
-            }
-            match address.address.parse::<IpAddr>() {
-                Ok(ip) if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() => {
-                    let message = format!("found {ip}; expected an address other nodes can reach");
-                    self.problem(reference, &format!("status.addresses[{i}].address"), message);
-                }
-                Ok(ip) if underlay.iter().any(|known| known.is_ipv4() == ip.is_ipv4()) => {}
-                Ok(ip) => underlay.push(ip),
-                Err(_) => {
-                    let message = format!("found {:?}; expected an IP address", address.address);
-                    self.problem(reference, &format!("status.addresses[{i}].address"), message);
-                }
-            }
-        }
-        underlay
-    }
-
     fn pod_cidrs(
         &mut self,
         reference: &ObjectRef,
         node: &core::Node,
         cluster: &Cluster,
     ) -> Vec<Cidr> {
-        let spec = node.spec.as_ref();
-        let many = spec.and_then(|spec| spec.pod_cidrs.clone()).filter(|list| !list.is_empty());
-        let one = spec.and_then(|spec| spec.pod_cidr.clone()).map(|cidr| vec![cidr]);
         let mut cidrs = Vec::new();
-        for (i, text) in many.or(one).unwrap_or_default().iter().enumerate() {
-            let field = format!("spec.podCIDRs[{i}]");
-            match text.parse::<Cidr>() {
-                Ok(cidr) => {
-                    let inside = |pods: &Cidr| pods.overlaps(&cidr) && pods.len() <= cidr.len();
-                    if !cluster.pods.is_empty() && !cluster.pods.iter().any(inside) {
-                        let message = format!(
-                            "{cidr} lies in no Network of type pod-cidr, so peers do not accept its pods"
-                        );
-                        self.problem(reference, &field, message);
-                    }
-                    cidrs.push(cidr);
-                }
-                Err(error) => self.problem(reference, &field, error.to_string()),
+        for (field, cidr) in check::node_pod_cidrs(node) {
+            let Ok(cidr) = cidr else { continue };
+            let inside = |pods: &Cidr| pods.overlaps(&cidr) && pods.len() <= cidr.len();
+            if !cluster.pods.is_empty() && !cluster.pods.iter().any(inside) {
+                let message = format!(
+                    "{cidr} lies in no Network of type pod-cidr, so peers do not accept its pods"
+                );
+                self.problem(reference, &field, message);
             }
+            cidrs.push(cidr);
         }
         cidrs
     }

@@ -1,6 +1,6 @@
 //! Conditions as Kubernetes defines them: the time is that of the last change of the status.
 
-use fabric_api::networking::NETWORK_CIDRS_CONFIGURED;
+use fabric_api::networking::{ACCEPTED, NETWORK_CIDRS_CONFIGURED};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
@@ -26,7 +26,7 @@ impl Readiness {
     }
 }
 
-/// Sets the condition among those that are there.
+/// Sets the condition [`NETWORK_CIDRS_CONFIGURED`] among those that are there.
 pub(super) fn set(
     conditions: &mut Vec<Condition>,
     readiness: &Readiness,
@@ -34,10 +34,33 @@ pub(super) fn set(
     now: Timestamp,
 ) {
     let (status, reason, message) = readiness.parts();
-    let at = conditions.iter().position(|c| c.type_ == NETWORK_CIDRS_CONFIGURED);
+    put(conditions, (NETWORK_CIDRS_CONFIGURED, status, reason, message), generation, now);
+}
+
+/// Sets the condition [`ACCEPTED`] to what is wrong, or takes it away.
+pub(super) fn accept(
+    conditions: &mut Vec<Condition>,
+    wrong: &str,
+    generation: i64,
+    now: Timestamp,
+) {
+    if wrong.is_empty() {
+        conditions.retain(|condition| condition.type_ != ACCEPTED);
+    } else {
+        put(conditions, (ACCEPTED, "False", "Invalid", wrong), generation, now);
+    }
+}
+
+fn put(
+    conditions: &mut Vec<Condition>,
+    (type_, status, reason, message): (&str, &str, &str, &str),
+    generation: i64,
+    now: Timestamp,
+) {
+    let at = conditions.iter().position(|c| c.type_ == type_);
     let since = at.map(|at| &conditions[at]).filter(|have| have.status == status);
     let condition = Condition {
-        type_: NETWORK_CIDRS_CONFIGURED.to_owned(),
+        type_: type_.to_owned(),
         status: status.to_owned(),
         reason: reason.to_owned(),
         message: message.to_owned(),

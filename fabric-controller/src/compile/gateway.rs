@@ -1,23 +1,16 @@
 //! GatewayServers and GatewayClients: one for each peer, and what each is to do.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use fabric_api::fabric::{GatewayConfig, PeerEndpoint, Role};
-use fabric_api::networking::{
-    GatewayClient, GatewayServer, PublicKeyObject, ServiceType, secret_name,
-};
-use fabric_api::{ClusterId, PrivateKey, PublicKey};
+use fabric_api::fabric::{GatewayConfig, NO_MTU, PeerEndpoint, Role};
+use fabric_api::networking::{GatewayClient, GatewayServer, PublicKeyObject, secret_name};
+use fabric_api::{ClusterId, PublicKey, check, labels};
 use fabric_store::{Kind, ObjectRef};
 use k8s_openapi::api::core::v1::{LocalObjectReference, Secret};
 
 use super::Compiler;
 use super::cluster::Cluster;
 use super::peering::Peering;
-
-/// Liqo's default.
-pub(super) const DEFAULT_MTU: u32 = 1340;
-/// Every IPv4 host takes packets of this size (RFC 791).
-const MIN_MTU: u32 = 576;
 
 /// A gateway that is to run, or goes on as it did.
 #[derive(Debug)]
@@ -45,8 +38,13 @@ pub(super) struct GatewaySettings {
     pub(super) peer_public_key: Option<PublicKey>,
 }
 
-/// Public keys by namespace and peer; an error if there is a wrong one, or two.
-type Keys = BTreeMap<(String, ClusterId), Result<(ObjectRef, PublicKey), ()>>;
+#[derive(Default)]
+struct Keys {
+    /// By namespace and peer; an error if there is a wrong one, or two.
+    of: BTreeMap<(String, ClusterId), Result<(ObjectRef, PublicKey), ()>>,
+    /// Namespaces with one that says no peer.
+    unlabelled: BTreeSet<String>,
+}
 
 impl Gateway<'_> {
     pub(super) fn config(&self) -> ObjectRef {
@@ -117,16 +115,16 @@ impl<'a> Compiler<'a> {
         cluster: &Cluster,
     ) -> Option<Gateway<'a>> {
         let uid = metadata.uid.clone().unwrap_or_default();
-        match self.peer_of(reference, metadata.labels.as_ref(), cluster) {
-            Ok(peer) => {
-                Some(Gateway { reference: reference.clone(), uid, peer, end, settings: None })
-            }
+        let peer = match self.peer_of(reference, metadata, cluster) {
+            Ok(peer) => Some(peer),
             Err(_) => {
                 self.keep(ObjectRef { kind: Kind::GatewayConfig, ..reference.clone() });
                 self.faulty.insert(reference.clone());
-                None
+                // It goes on for the peer that it was for.
+                self.running(reference, &uid).and_then(|c| c.spec.peer_cluster_id.parse().ok())
             }
-        }
+        };
+        Some(Gateway { reference: reference.clone(), uid, peer: peer?, end, settings: None })
     }
 
     /// Of gateways that get in each other's way, the one that runs goes on.
@@ -159,8 +157,13 @@ impl<'a> Compiler<'a> {
 
     /// What this very gateway runs on.
     pub(super) fn published(&self, gateway: &Gateway<'_>) -> Option<&'a GatewayConfig> {
-        let config = self.index.typed::<GatewayConfig>(&gateway.config())?;
-        (config.spec.gateway_uid == gateway.uid).then_some(config)
+        self.running(&gateway.reference, &gateway.uid)
+    }
+
+    fn running(&self, gateway: &ObjectRef, uid: &str) -> Option<&'a GatewayConfig> {
+        let config = ObjectRef { kind: Kind::GatewayConfig, ..gateway.clone() };
+        let config = self.index.typed::<GatewayConfig>(&config)?;
+        (config.spec.gateway_uid == uid).then_some(config)
     }
 
     fn one_for_a_port(&mut self, gateways: &mut [Gateway<'a>]) {
@@ -188,91 +191,33 @@ impl<'a> Compiler<'a> {
 
     fn gateway_settings(&mut self, gateway: &Gateway<'_>, keys: &Keys) -> Option<GatewaySettings> {
         // All of it is looked at before any of it is refused, so that every fault is told at once.
-        let mtu = self.mtu(gateway);
-        let ends = match gateway.end {
-            End::Server(server) => {
-                self.listen_port(&gateway.reference, server).map(|port| (Some(port), None))
-            }
+        let (mut faults, ends) = match gateway.end {
+            End::Server(server) => (
+                check::gateway_server(server),
+                check::listen_port(server).map(|port| (Some(port), None)),
+            ),
             End::Client(client) => {
-                self.endpoint(&gateway.reference, client).map(|endpoint| (None, Some(endpoint)))
+                let addresses = client.spec.endpoint.addresses.clone();
+                let port = check::client_port(client);
+                let endpoint = port.map(|port| (None, Some(PeerEndpoint { addresses, port })));
+                (check::gateway_client(client), endpoint)
             }
         };
+        let labelled = !self.faulty.contains(&gateway.reference);
+        let peer_label = check::label_field(labels::REMOTE_CLUSTER_ID);
+        faults.retain(|fault| fault.field != peer_label); // told already
+        faults.iter().for_each(|fault| self.fault(&gateway.reference, fault));
         let secret_name = self.secret(gateway);
         let peer_public_key = self.peer_key(gateway, keys, &secret_name);
-        let (listen_port, endpoint) = ends?;
+        let (listen_port, endpoint) = ends.ok().filter(|_| labelled && faults.is_empty())?;
+        let mtu = gateway.mtu().and_then(|mtu| u32::try_from(mtu).ok()).unwrap_or(NO_MTU);
         Some(GatewaySettings {
             listen_port,
             endpoint,
-            mtu: mtu?,
+            mtu,
             secret_name,
             peer_public_key: peer_public_key?,
         })
-    }
-
-    fn mtu(&mut self, gateway: &Gateway<'_>) -> Option<u32> {
-        let Some(found) = gateway.mtu() else { return Some(DEFAULT_MTU) };
-        let mtu = u32::try_from(found).ok().filter(|mtu| (MIN_MTU..=65_535).contains(mtu));
-        if mtu.is_none() {
-            let message = format!("found {found}; expected {MIN_MTU} to 65535 bytes");
-            self.problem(&gateway.reference, "spec.mtu", message);
-        }
-        mtu
-    }
-
-    fn listen_port(&mut self, of: &ObjectRef, server: &GatewayServer) -> Option<u16> {
-        let endpoint = &server.spec.endpoint;
-        if endpoint.service_type == ServiceType::ExternalName {
-            let message = "found ExternalName; expected NodePort, LoadBalancer or ClusterIP";
-            self.problem(of, "spec.endpoint.serviceType", message);
-            return None;
-        }
-        let own = (endpoint.port, &endpoint.ports, "spec.endpoint.port");
-        let node = (endpoint.node_port, &endpoint.node_ports, "spec.endpoint.nodePort");
-        let has_node_port = node.0.is_some() || !node.1.is_empty();
-        let (one, many, field) = match endpoint.service_type {
-            ServiceType::NodePort if has_node_port => node,
-            ServiceType::NodePort
-            | ServiceType::ClusterIP
-            | ServiceType::LoadBalancer
-            | ServiceType::ExternalName => own,
-        };
-        self.port(of, field, one.or_else(|| many.first().copied()))
-    }
-
-    fn endpoint(&mut self, of: &ObjectRef, client: &GatewayClient) -> Option<PeerEndpoint> {
-        let endpoint = &client.spec.endpoint;
-        let port = endpoint.port.or_else(|| endpoint.ports.first().copied());
-        let port = self.port(of, "spec.endpoint.port", port);
-        let mut sound = true;
-        let mut fault = |compiler: &mut Self, field: &str, message: String| {
-            sound = false;
-            compiler.problem(of, field, message);
-        };
-        if let Some(protocol) = endpoint.protocol.as_deref().filter(|p| *p != "UDP") {
-            let message = format!("found {protocol:?}; expected UDP");
-            fault(self, "spec.endpoint.protocol", message);
-        }
-        if endpoint.addresses.is_empty() {
-            let message = "missing; expected an IP address or DNS name of the server".to_owned();
-            fault(self, "spec.endpoint.addresses", message);
-        }
-        for (i, address) in endpoint.addresses.iter().enumerate() {
-            if !is_host(address) {
-                let message = format!("found {address:?}; expected an IP address or DNS name");
-                fault(self, &format!("spec.endpoint.addresses[{i}]"), message);
-            }
-        }
-        let port = port?;
-        sound.then(|| PeerEndpoint { addresses: endpoint.addresses.clone(), port })
-    }
-
-    fn port(&mut self, of: &ObjectRef, field: &str, found: Option<i32>) -> Option<u16> {
-        let port = found.and_then(|port| u16::try_from(port).ok()).filter(|port| *port != 0);
-        if port.is_none() {
-            let found = found.map_or_else(|| "missing".to_owned(), |port| format!("found {port}"));
-            self.problem(of, field, format!("{found}; expected a port, 1 to 65535"));
-        }
-        port
     }
 
     /// The Secret with the key pair: the one named, or one that is made here.
@@ -282,7 +227,9 @@ impl<'a> Compiler<'a> {
         }
         let name = format!("gw-{}", gateway.reference.name);
         let reference = ObjectRef::new(Kind::Secret, gateway.namespace(), &name);
-        if self.index.get(&reference).is_none() {
+        // One that runs has a key, which the peer knows: perhaps it just cannot be read now.
+        let unread = self.published(gateway).is_some() && self.index.may_be_unread(&reference);
+        if self.index.get(&reference).is_none() && !unread {
             self.out.keys.insert(reference, gateway.peer.to_string());
         }
         name
@@ -298,7 +245,7 @@ impl<'a> Compiler<'a> {
     ) -> Option<Option<PublicKey>> {
         let secret = ObjectRef::new(Kind::Secret, gateway.namespace(), secret_name);
         let own = self.own_key(gateway, &secret);
-        match keys.get(&(gateway.namespace().to_owned(), gateway.peer.clone())) {
+        match keys.of.get(&(gateway.namespace().to_owned(), gateway.peer.clone())) {
             Some(Ok((reference, key))) if own == Some(*key) => {
                 let message = "this is this cluster's own public key; expected the peer's";
                 self.problem(reference, "spec.publicKey", message);
@@ -306,6 +253,12 @@ impl<'a> Compiler<'a> {
             }
             Some(Ok((_, key))) => Some(Some(*key)),
             Some(Err(())) => None,
+            // One that has lost its label may be the one in use.
+            None if keys.unlabelled.contains(gateway.namespace())
+                && self.published(gateway).is_some_and(|c| c.spec.peer_public_key.is_some()) =>
+            {
+                None
+            }
             None => {
                 let message = format!("waits for a PublicKey of {} in its namespace", gateway.peer);
                 self.problem(&gateway.reference, "", message);
@@ -324,19 +277,15 @@ impl<'a> Compiler<'a> {
             }
             return None;
         };
-        let data = |key: &str| secret.data.as_ref().and_then(|data| data.get(key));
-        let Some(private) = data("privateKey") else {
-            self.problem(reference, "data.privateKey", "missing; expected 32 bytes in base64");
-            return None;
-        };
-        let public = match PrivateKey::from_bytes(&private.0) {
-            Ok(private) => private.public(),
-            Err(error) => {
-                self.problem(reference, "data.privateKey", error.to_string());
+        let public = match self.index.own_key(reference) {
+            Ok(public) => public,
+            Err(message) => {
+                self.problem(reference, "data.privateKey", message);
                 return None;
             }
         };
-        if data("publicKey").is_some_and(|given| given.0 != public.as_bytes()) {
+        let given = secret.data.as_ref().and_then(|data| data.get("publicKey"));
+        if given.is_some_and(|given| given.0 != public.as_bytes()) {
             let message = format!("does not belong to the private key; expected {public}");
             self.problem(reference, "data.publicKey", message);
         }
@@ -345,37 +294,27 @@ impl<'a> Compiler<'a> {
 
     fn public_keys(&mut self, cluster: &Cluster) -> Keys {
         let index = self.index;
-        let mut keys = Keys::new();
+        let mut keys = Keys::default();
         for (reference, object) in index.all::<PublicKeyObject>(Kind::PublicKey) {
-            let Ok(peer) = self.peer_of(reference, object.metadata.labels.as_ref(), cluster) else {
+            let namespace = reference.namespace.clone().unwrap_or_default();
+            let Ok(peer) = self.peer_of(reference, &object.metadata, cluster) else {
+                keys.unlabelled.insert(namespace);
                 continue;
             };
             let key = PublicKey::from_base64(&object.spec.public_key);
             let key = key.map_err(|error| {
                 self.problem(reference, "spec.publicKey", error.to_string());
             });
-            let namespace = reference.namespace.clone().unwrap_or_default();
             let mut entry = key.map(|key| (reference.clone(), key));
-            if let Some(Ok((first, known))) = keys.get(&(namespace.clone(), peer.clone()))
+            if let Some(Ok((first, known))) = keys.of.get(&(namespace.clone(), peer.clone()))
                 && entry.as_ref().is_ok_and(|(_, key)| key != known)
             {
                 let message = format!("{first} has another key of {peer}; expected one");
                 self.problem(reference, "spec.publicKey", message);
                 entry = Err(());
             }
-            keys.insert((namespace, peer), entry);
+            keys.of.insert((namespace, peer), entry);
         }
         keys
     }
-}
-
-fn is_host(text: &str) -> bool {
-    let label = |part: &str| {
-        let legal = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-        (1..=63).contains(&part.len()) && part.chars().all(legal) && !part.starts_with('-')
-    };
-    let name = text.strip_suffix('.').unwrap_or(text);
-    let digits = name.chars().all(|c| c.is_ascii_digit() || c == '.');
-    let dns = name.len() <= 253 && !digits && name.split('.').all(label);
-    dns || text.parse::<std::net::IpAddr>().is_ok()
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use fabric_api::ipam::IP;
-use fabric_api::labels;
+use fabric_api::{check, labels};
 use fabric_store::{Kind, ObjectRef};
 
 use super::cluster::{Cluster, Node};
@@ -56,11 +56,8 @@ impl Compiler<'_> {
     }
 
     fn mapping(&mut self, of: &ObjectRef, ip: &IP, cluster: &Cluster) -> Option<Mapping> {
-        let Ok(target) = ip.spec.ip.parse::<IpAddr>() else {
-            let message = format!("found {:?}; expected an IP address", ip.spec.ip);
-            self.problem(of, "spec.ip", message);
-            return None;
-        };
+        check::ip(ip).iter().for_each(|fault| self.fault(of, fault));
+        let target = ip.spec.ip.parse::<IpAddr>().ok()?;
         let (external, _) = ip_grant(ip)?;
         if !cluster.external_cidrs().any(|cidr| cidr.contains(external)) {
             return None; // an address of another Network, which no peer asks for

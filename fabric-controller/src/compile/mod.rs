@@ -17,6 +17,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use fabric_api::check::Fault;
 use fabric_store::{Kind, Object, ObjectRef, Problem};
 use jiff::Timestamp;
 
@@ -77,20 +78,35 @@ impl<'a> Compiler<'a> {
         }
         self.gateway_configs(&cluster, &peerings, &gateways, &mappings);
         self.node_configs(&cluster, &peerings, &gateways, &mappings);
+        self.address_problems();
         self.configuration_statuses(&cluster, &peerings);
         self.gateway_statuses(&cluster, &gateways);
-        self.address_problems();
+        self.acceptance();
         self.wish(&cluster);
         self.delete();
     }
 
     fn problem(&mut self, object: &ObjectRef, field: &str, message: impl Into<String>) {
-        self.out.problems.push(Problem {
+        let problem = Problem {
             source: String::new(),
             object: Some(object.clone()),
             field: Some(field.to_owned()).filter(|f| !f.is_empty()),
             message: message.into(),
-        });
+        };
+        // What the store has told already, it has told with its place.
+        let told = |p: &Problem| Problem { source: String::new(), ..p.clone() } == problem;
+        if !self.out.problems.iter().any(told) {
+            self.out.problems.push(problem);
+        }
+    }
+
+    fn fault(&mut self, object: &ObjectRef, fault: &Fault) {
+        self.problem(object, &fault.field, fault.message.clone());
+    }
+
+    /// Tells the faults, and gives back the value if there are none.
+    fn told<T>(&mut self, object: &ObjectRef, checked: Result<T, Fault>) -> Option<T> {
+        checked.map_err(|fault| self.fault(object, &fault)).ok()
     }
 
     fn want(&mut self, object: impl Into<Object>) {

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use fabric_api::fabric::{
-    GatewayConfig, NodeAddressMap, NodeConfig, NodeConfigSpec, NodeGateway, NodePeering,
+    GatewayConfig, NO_MTU, NodeAddressMap, NodeConfig, NodeConfigSpec, NodeGateway, NodePeering,
 };
 use fabric_api::networking::{Connection, ConnectionValue};
 use fabric_api::{Cidr, overlay_v6};
@@ -11,7 +11,7 @@ use fabric_store::{Kind, Object, ObjectRef};
 
 use super::Compiler;
 use super::cluster::{Cluster, Node};
-use super::gateway::{DEFAULT_MTU, Gateway};
+use super::gateway::Gateway;
 use super::gateway_config::common_family;
 use super::mappings::Mapping;
 use super::peering::Peering;
@@ -106,7 +106,7 @@ impl Compiler<'_> {
             peer_cluster_id: peering.id.as_ref().map(ToString::to_string).unwrap_or_default(),
             prefixes: prefixes.iter().map(Cidr::to_string).collect(),
             connected: gateway.is_some_and(|gateway| self.is_connected(gateway)),
-            mtu: in_force.or_else(|| config.map(|c| c.spec.mtu)).unwrap_or(DEFAULT_MTU),
+            mtu: in_force.or_else(|| config.map(|c| c.spec.mtu)).unwrap_or(NO_MTU),
             gateway: config.and_then(|config| node_gateway(cluster, node, config)),
         }
     }
@@ -162,6 +162,7 @@ fn node_spec(cluster: &Cluster, node: &Node, peerings: &[NodePeering]) -> Option
         external: node.external.clone(),
         peerings: peerings.to_vec(),
         ips: Vec::new(),
+        internal_cidr: cluster.internal.as_ref().map(|granted| granted.cidr.to_string()),
         vxlan_sources,
         full_masquerade: false,
         removed: false,

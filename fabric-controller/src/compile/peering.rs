@@ -1,13 +1,13 @@
 //! Configurations: which peers there are and how this cluster sees their prefixes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 
 use fabric_api::fabric::RemapKind;
 use fabric_api::ipam::{Network, NetworkSpec};
 use fabric_api::networking::Configuration;
-use fabric_api::{Cidr, ClusterId, labels};
+use fabric_api::{Cidr, ClusterId, check, labels};
 use fabric_store::{Kind, ObjectRef};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::cluster::Cluster;
 use super::{Compiler, addresses, owner};
@@ -79,17 +79,25 @@ impl<'a> Compiler<'a> {
             fault: None,
             gateway: None,
         };
-        let labels = configuration.metadata.labels.as_ref();
-        match self.peer_of(reference, labels, cluster) {
+        match self.peer_of(reference, &configuration.metadata, cluster) {
             Ok(id) => peering.id = Some(id),
             Err(fault) => {
+                // What was made for the peer that it was about stays.
+                peering.id = self.former_peer(reference);
                 peering.fault = Some(fault);
                 return peering;
             }
         }
-        match self.remotes(reference, configuration) {
-            Ok(remotes) => peering.remotes = remotes,
-            Err(fault) => peering.fault = Some(fault),
+        match check::remotes(configuration) {
+            Ok(prefixes) => {
+                let remotes = prefixes.into_iter().map(|of| self.remote(reference, of));
+                peering.remotes = remotes.collect();
+            }
+            Err(faults) => {
+                faults.iter().for_each(|fault| self.fault(reference, fault));
+                let told: Vec<_> = faults.iter().map(ToString::to_string).collect();
+                peering.fault = Some(told.join("; "));
+            }
         }
         peering
     }
@@ -98,15 +106,11 @@ impl<'a> Compiler<'a> {
     pub(super) fn peer_of(
         &mut self,
         reference: &ObjectRef,
-        labels: Option<&BTreeMap<String, String>>,
+        metadata: &ObjectMeta,
         cluster: &Cluster,
     ) -> Result<ClusterId, String> {
-        let field = format!("metadata.labels.{}", labels::REMOTE_CLUSTER_ID);
-        let found = labels.and_then(|labels| labels.get(labels::REMOTE_CLUSTER_ID));
-        let checked = match found {
-            None => Err("missing; expected the peer's cluster ID".to_owned()),
-            Some(found) => found.parse::<ClusterId>().map_err(|error| error.to_string()),
-        };
+        let field = check::label_field(labels::REMOTE_CLUSTER_ID);
+        let checked = check::peer(metadata).map_err(|fault| fault.message);
         let checked = checked.and_then(|id| match &cluster.id {
             Some(own) if *own == id => {
                 Err(format!("found {id}, which is this cluster; expected the peer's cluster ID"))
@@ -119,48 +123,19 @@ impl<'a> Compiler<'a> {
         })
     }
 
-    fn remotes(&mut self, of: &ObjectRef, c: &Configuration) -> Result<Vec<Remote>, String> {
-        let cidrs = &c.spec.remote.cidr;
-        let lists = [(RemapKind::Pod, &cidrs.pod.0), (RemapKind::External, &cidrs.external.0)];
-        let mut remotes: Vec<(String, Remote)> = Vec::new();
-        let mut faults = Vec::new();
-        let mut fault = |compiler: &mut Self, field: &str, message: String| {
-            faults.push(format!("{field}: {message}"));
-            compiler.problem(of, field, message);
-        };
-        if cidrs.pod.0.is_empty() {
-            fault(self, "spec.remote.cidr.pod", "missing; expected the peer's pod CIDR".to_owned());
-        }
-        for (kind, list) in lists {
-            for (i, text) in list.iter().enumerate() {
-                let field = format!("spec.remote.cidr.{}[{i}]", kind_name(kind));
-                let cidr = match usable(text) {
-                    Ok(cidr) => cidr,
-                    Err(message) => {
-                        fault(self, &field, message);
-                        continue;
-                    }
-                };
-                if let Some((other, first)) = remotes.iter().find(|(_, r)| r.cidr.overlaps(&cidr)) {
-                    let message = format!(
-                        "{cidr} overlaps {other}, {}; expected prefixes apart from each other",
-                        first.cidr
-                    );
-                    fault(self, &field, message);
-                    continue;
-                }
-                let network = network_of(of, kind, &cidr);
-                let granted = self.index.network_grant(&network).filter(|granted| {
-                    granted.len() == cidr.len() && granted.is_ipv4() == cidr.is_ipv4()
-                });
-                remotes.push((field, Remote { kind, cidr, network, granted }));
-            }
-        }
-        if faults.is_empty() {
-            Ok(remotes.into_iter().map(|(_, remote)| remote).collect())
-        } else {
-            Err(faults.join("; "))
-        }
+    fn former_peer(&self, configuration: &ObjectRef) -> Option<ClusterId> {
+        let mut networks = self.index.of_kind(Kind::Network);
+        let (_, own) = networks.find(|(_, o)| owner::of(o).as_ref() == Some(configuration))?;
+        own.label(labels::REMOTE_CLUSTER_ID)?.parse().ok()
+    }
+
+    fn remote(&self, of: &ObjectRef, (kind, cidr): (RemapKind, Cidr)) -> Remote {
+        let network = network_of(of, kind, &cidr);
+        let granted = self
+            .index
+            .network_grant(&network)
+            .filter(|granted| granted.len() == cidr.len() && granted.is_ipv4() == cidr.is_ipv4());
+        Remote { kind, cidr, network, granted }
     }
 
     /// Of two Configurations for one peer, the one in use stays in use.
@@ -183,7 +158,7 @@ impl<'a> Compiler<'a> {
                     names.join(" and "),
                     peerings[used].reference
                 );
-                let field = format!("metadata.labels.{}", labels::REMOTE_CLUSTER_ID);
+                let field = check::label_field(labels::REMOTE_CLUSTER_ID);
                 let reference = peerings[i].reference.clone();
                 self.problem(&reference, &field, message.clone());
                 if i != used {
@@ -208,7 +183,7 @@ impl<'a> Compiler<'a> {
                 network.metadata.labels = Some(
                     [
                         (labels::REMOTE_CLUSTER_ID.to_owned(), peer),
-                        (labels::CIDR_TYPE.to_owned(), kind_name(remote.kind).to_owned()),
+                        (labels::CIDR_TYPE.to_owned(), remote.kind.name().to_owned()),
                     ]
                     .into(),
                 );
@@ -218,30 +193,10 @@ impl<'a> Compiler<'a> {
     }
 }
 
-pub(super) fn kind_name(kind: RemapKind) -> &'static str {
-    match kind {
-        RemapKind::Pod => "pod",
-        RemapKind::External => "external",
-    }
-}
-
 /// `<configuration>-<pod|external>-<cidr>`, as Liqo names it.
 fn network_of(configuration: &ObjectRef, kind: RemapKind, cidr: &Cidr) -> ObjectRef {
     let cidr = addresses::dashed(&cidr.to_string());
-    let name = format!("{}-{}-{cidr}", configuration.name, kind_name(kind));
+    let name = format!("{}-{}-{cidr}", configuration.name, kind.name());
     let namespace = configuration.namespace.as_deref().unwrap_or_default();
     ObjectRef::new(Kind::Network, namespace, &name)
-}
-
-/// A prefix that a peer can have.
-fn usable(text: &str) -> Result<Cidr, String> {
-    let cidr: Cidr = text.parse().map_err(|error: fabric_api::ParseCidrError| error.to_string())?;
-    let special = match cidr.address() {
-        IpAddr::V4(a) => a.is_loopback() || a.is_link_local() || a.octets()[0] >= 224,
-        IpAddr::V6(a) => a.is_loopback() || a.is_multicast() || a.is_unicast_link_local(),
-    };
-    if cidr.is_everything() || special || cidr.address().is_unspecified() {
-        return Err(format!("found {cidr}; expected a prefix of ordinary unicast addresses"));
-    }
-    Ok(cidr)
 }

@@ -1,11 +1,14 @@
 //! What the user's own objects are told.
 
+use std::collections::BTreeSet;
+
 use fabric_api::fabric::{GatewayConfig, RemapKind};
 use fabric_api::networking::{
     CidrList, ClusterCidrs, Configuration, EndpointStatus, InternalEndpoint, SideConfig,
 };
-use fabric_store::Kind;
+use fabric_store::{Kind, Object, ObjectRef, Problem};
 use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::Compiler;
 use super::cluster::Cluster;
@@ -50,6 +53,33 @@ impl Compiler<'_> {
         Readiness::Waiting(told.collect::<Vec<_>>().join(", "))
     }
 
+    /// Whether the newest manifest of each object is used, and why not.
+    pub(super) fn acceptance(&mut self) {
+        let index = self.index;
+        for kind in [Kind::Configuration, Kind::GatewayServer, Kind::GatewayClient] {
+            for (reference, object) in index.of_kind(kind) {
+                let wrong = self.wrong_with(reference);
+                let planned = self.out.statuses.remove(reference);
+                let mut object = planned.unwrap_or_else(|| object.clone());
+                let generation = object.generation();
+                if let Some(conditions) = conditions_of(&mut object, !wrong.is_empty()) {
+                    conditions::accept(conditions, &wrong, generation, self.now);
+                }
+                self.out.statuses.insert(reference.clone(), object);
+            }
+        }
+    }
+
+    /// All that is told of an object but what it merely waits for.
+    fn wrong_with(&self, object: &ObjectRef) -> String {
+        let all = self.out.problems.iter().filter(|p| p.object.as_ref() == Some(object));
+        let told: BTreeSet<String> = all
+            .filter(|problem| !problem.message.starts_with("waits for"))
+            .map(|problem| Problem { object: None, ..problem.clone() }.to_string())
+            .collect();
+        told.into_iter().collect::<Vec<_>>().join("; ")
+    }
+
     pub(super) fn gateway_statuses(&mut self, cluster: &Cluster, gateways: &[Gateway<'_>]) {
         for gateway in gateways {
             let config = self.config_of(gateway).cloned();
@@ -85,6 +115,28 @@ impl Compiler<'_> {
             };
             self.out.statuses.insert(gateway.reference.clone(), object);
         }
+    }
+}
+
+/// Of the kinds whose status has conditions; `make` a status if there is none.
+fn conditions_of(object: &mut Object, make: bool) -> Option<&mut Vec<Condition>> {
+    fn status<T: Default>(of: &mut Option<T>, make: bool) -> Option<&mut T> {
+        if make { Some(of.get_or_insert_default()) } else { of.as_mut() }
+    }
+    match object {
+        Object::Configuration(x) => Some(&mut status(&mut x.status, make)?.conditions),
+        Object::GatewayServer(x) => Some(&mut status(&mut x.status, make)?.conditions),
+        Object::GatewayClient(x) => Some(&mut status(&mut x.status, make)?.conditions),
+        Object::Namespace(_)
+        | Object::ConfigMap(_)
+        | Object::Secret(_)
+        | Object::Node(_)
+        | Object::Network(_)
+        | Object::Ip(_)
+        | Object::Connection(_)
+        | Object::PublicKey(_)
+        | Object::GatewayConfig(_)
+        | Object::NodeConfig(_) => None,
     }
 }
 

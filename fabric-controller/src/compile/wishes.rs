@@ -64,14 +64,8 @@ impl Compiler<'_> {
             || self.kept.contains(reference)
     }
 
-    fn network_wish(&mut self, of: &ObjectRef, object: &Object, network: &Network) -> Option<Wish> {
-        let cidr = match network.spec.cidr.parse::<Cidr>() {
-            Ok(cidr) => cidr,
-            Err(error) => {
-                self.problem(of, "spec.cidr", error.to_string());
-                return None;
-            }
-        };
+    fn network_wish(&self, of: &ObjectRef, object: &Object, network: &Network) -> Option<Wish> {
+        let cidr = network.spec.cidr.parse::<Cidr>().ok()?; // told with the cluster
         let immutable = is_immutable(object);
         let fits = |granted: Cidr| {
             let same_shape = granted.len() == cidr.len() && granted.is_ipv4() == cidr.is_ipv4();

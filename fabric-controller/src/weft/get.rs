@@ -1,8 +1,10 @@
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
-use fabric_store::{Kind, Object};
-use serde_json::Value;
+use fabric_api::networking::ACCEPTED;
+use fabric_store::{Kind, Object, ObjectRef, Problem};
+use serde_json::{Value, json};
 
 use super::output::{self, Format};
 use super::rundir::Selection;
@@ -20,6 +22,9 @@ Examples:
     weft get all -o name";
 
 /// Print resources with their status. Secrets never show their data.
+///
+/// While the newest manifest of a resource is not used, its condition Accepted is False and says why;
+/// what is shown is the last good version.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct GetArgs {
@@ -47,7 +52,10 @@ pub(crate) fn run(args: &GetArgs) -> anyhow::Result<ExitCode> {
     let record = dir.record()?.with_context(|| {
         format!("no `weft up` or `weft agent` ever ran in {}", dir.path().display())
     })?;
-    let snapshot = dir.store(&record)?.read(&kinds).context("cannot read the store")?;
+    let store = dir.store(&record)?;
+    let snapshot = store.read(&kinds).context("cannot read the store")?;
+    let mut problems: BTreeSet<Problem> = snapshot.problems.iter().cloned().collect();
+    problems.extend(store.problems());
     let matches = |object: &Object| {
         args.name.as_deref().is_none_or(|name| object.name() == name)
             && args.namespace.as_deref().is_none_or(|wanted| object.namespace() == Some(wanted))
@@ -56,17 +64,24 @@ pub(crate) fn run(args: &GetArgs) -> anyhow::Result<ExitCode> {
     if let (Some(name), true) = (&args.name, found.is_empty()) {
         let place =
             args.namespace.as_ref().map(|n| format!(" in namespace {n}")).unwrap_or_default();
+        let about = |p: &&Problem| p.object.as_ref().is_some_and(|o| o.name == *name);
+        let why: String = problems.iter().filter(about).map(|p| format!("\n  {p}")).collect();
         bail!(
-            "no {} named {name}{place}; `weft get {} -o name` lists what is there",
+            "no {} named {name}{place}; `weft get {} -o name` lists what is there{why}",
             args.kind,
             args.kind
         );
     }
-    output::print(&render(&found, args.output)?)?;
+    output::print(&render(&found, &problems, args.output)?)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn render(found: &[Object], output: Output) -> anyhow::Result<String> {
+fn render(
+    found: &[Object],
+    problems: &BTreeSet<Problem>,
+    output: Output,
+) -> anyhow::Result<String> {
+    let shown = |object: &Object| shown(object, problems);
     match output {
         Output::Name => Ok(found.iter().map(|object| format!("{}\n", name(object))).collect()),
         Output::Yaml => {
@@ -98,8 +113,9 @@ fn name(object: &Object) -> String {
     )
 }
 
-fn shown(object: &Object) -> Value {
+fn shown(object: &Object, problems: &BTreeSet<Problem>) -> Value {
     let mut value = object.to_value();
+    accept(&mut value, &object.reference(), problems);
     if object.kind() == Kind::Secret {
         for field in ["data", "stringData"] {
             let Some(data) = value.get_mut(field).and_then(Value::as_object_mut) else { continue };
@@ -113,6 +129,26 @@ fn shown(object: &Object) -> Value {
         }
     }
     value
+}
+
+/// What is wrong with an object whose status has no place for conditions, or is not written yet, is
+/// shown as one all the same.
+fn accept(value: &mut Value, object: &ObjectRef, problems: &BTreeSet<Problem>) {
+    let about = problems.iter().filter(|p| p.object.as_ref() == Some(object));
+    let told: BTreeSet<String> = about
+        .filter(|problem| !problem.message.starts_with("waits for"))
+        .map(|problem| Problem { object: None, ..problem.clone() }.to_string())
+        .collect();
+    let Some(map) = value.as_object_mut().filter(|_| !told.is_empty()) else { return };
+    let status = map.entry("status").or_insert_with(|| json!({}));
+    let Some(status) = status.as_object_mut() else { return };
+    let conditions = status.entry("conditions").or_insert_with(|| json!([]));
+    let Some(conditions) = conditions.as_array_mut() else { return };
+    conditions.retain(|condition| condition["type"] != ACCEPTED);
+    let message = told.into_iter().collect::<Vec<_>>().join("; ");
+    conditions.push(json!({
+        "type": ACCEPTED, "status": "False", "reason": "Invalid", "message": message
+    }));
 }
 
 fn kinds(named: &str) -> anyhow::Result<Vec<Kind>> {
@@ -176,7 +212,7 @@ mod tests {
             }))
             .unwrap();
         for output in [Output::Yaml, Output::Json, Output::Name] {
-            let text = render(&[secret.clone().into()], output).unwrap();
+            let text = render(&[secret.clone().into()], &BTreeSet::new(), output).unwrap();
             assert!(!text.contains("c2VjcmV0"), "{text}");
         }
     }

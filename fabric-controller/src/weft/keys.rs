@@ -15,7 +15,12 @@ Examples:
   rome.publickey.yaml (goes to milan):
     weft keys --cluster-id rome --peer milan --out .
   Both documents on stdout:
-    weft keys --cluster-id rome --peer milan";
+    weft keys --cluster-id rome --peer milan
+  New keys for a peering that runs:
+    weft keys --cluster-id rome --peer milan --out . --force
+  then each file replaces the old one of its kind, the Secret in rome's manifests and the PublicKey
+  in milan's; and the same the other way round if milan shall have new keys, too. The order does not
+  matter. Once both have both, nothing is lost; 180 s after a change the old key is refused.";
 
 /// Make the keys of a peering: a Secret for this cluster, a PublicKey manifest for the peer.
 ///

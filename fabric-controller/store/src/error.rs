@@ -18,7 +18,7 @@ pub enum StoreError {
     #[error("cannot remove {}", path.display())]
     Remove { path: PathBuf, source: io::Error },
     #[error("cannot watch for file changes")]
-    Watch(#[source] notify::Error),
+    Watch(#[source] io::Error),
     #[error("{object} belongs to the user: weft writes its status only")]
     NotOurs { object: ObjectRef },
     #[error("{object} has no status of its own")]
@@ -31,6 +31,10 @@ pub enum StoreError {
     NoUid { object: ObjectRef },
     #[error("cannot write {object} as YAML")]
     Encode { object: ObjectRef, source: serde_saphyr::SerializeError },
+    #[error("this program was given no --state-dir to keep anything in")]
+    NoState,
+    #[error("cannot write the note {name} as YAML")]
+    EncodeNote { name: String, source: serde_saphyr::SerializeError },
     #[error("cannot write the list of problems as YAML")]
     EncodeProblems { source: serde_saphyr::SerializeError },
 }

@@ -1,9 +1,9 @@
 //! A folder of files, each parsed once for as long as it stays the same.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, Metadata};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read as _};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -14,8 +14,9 @@ const TRUSTED_AGE: Duration = Duration::from_secs(1);
 
 /// What became of a file's text.
 pub(crate) trait Parse: Default {
-    /// `self` is what was made of the file before.
-    fn update(&mut self, file: &str, text: Result<String, Unreadable>);
+    /// `self` is what was made of the file before. A file that is edited in place may have been
+    /// read in the middle of that; one that took another's place is whole.
+    fn update(&mut self, file: &str, text: Result<String, Unreadable>, in_place: bool);
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -24,19 +25,24 @@ pub(crate) enum Unreadable {
     Io(#[from] io::Error),
     #[error("is {0} bytes long; expected at most {MAX_FILE} (1 MiB)")]
     TooLong(u64),
-    #[error("is not UTF-8 text")]
+    #[error("is not UTF-8 text; expected YAML or JSON")]
     NotText,
+    #[error("is {0}; expected a file")]
+    NotAFile(&'static str),
 }
 
 #[derive(Debug)]
 pub(crate) struct Folder<T> {
     path: PathBuf,
+    /// The one file that matters, if not all do.
+    only: Option<String>,
     files: BTreeMap<String, Cached<T>>,
 }
 
 #[derive(Debug, Default)]
 struct Cached<T> {
     stamp: Option<Stamp>,
+    inode: u64,
     parsed: T,
 }
 
@@ -49,8 +55,8 @@ struct Stamp {
 }
 
 impl<T: Parse> Folder<T> {
-    pub(crate) fn new(path: PathBuf) -> Self {
-        Self { path, files: BTreeMap::new() }
+    pub(crate) fn new(path: PathBuf, only: Option<String>) -> Self {
+        Self { path, only, files: BTreeMap::new() }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -61,37 +67,50 @@ impl<T: Parse> Folder<T> {
     /// read, all stays as it was.
     pub(crate) fn refresh(&mut self) -> io::Result<()> {
         let mut found = BTreeMap::new();
-        for entry in fs::read_dir(&self.path)? {
-            let entry = entry?;
-            let name = entry.file_name();
-            let Some(name) = name.to_str().filter(|name| is_manifest(name)) else { continue };
-            // Follows links. What is no file (a folder, a pipe that would block) is no manifest.
-            match fs::metadata(entry.path()) {
-                Ok(metadata) if !metadata.is_file() => {}
-                Ok(metadata) => {
-                    found.insert(name.to_owned(), Some(metadata));
-                }
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(_) => {
-                    found.insert(name.to_owned(), None);
-                }
+        for name in self.names()? {
+            let path = self.path.join(&name);
+            // Follows links. One to nothing is told; what is gone since is not.
+            match fs::metadata(&path) {
+                Ok(metadata) => _ = found.insert(name, Some(metadata)),
+                Err(_) if fs::symlink_metadata(&path).is_err() => {}
+                Err(_) => _ = found.insert(name, None),
             }
         }
         self.files.retain(|name, _| found.contains_key(name));
         for (name, metadata) in found {
             let cached = self.files.entry(name.clone()).or_default();
             let stamp = metadata.map(|m| Stamp::of(&m));
+            let inode = stamp.map_or(0, |stamp| stamp.inode);
             if stamp.is_some() && stamp == cached.stamp {
                 continue;
             }
-            cached.parsed.update(&name, read(&self.path.join(&name)));
+            let in_place = inode == cached.inode;
+            cached.parsed.update(&name, read(&self.path.join(&name)), in_place);
             cached.stamp = stamp.filter(Stamp::is_trusted);
+            cached.inode = inode;
         }
         Ok(())
     }
 
+    /// Of the files that there may be.
+    fn names(&self) -> io::Result<Vec<String>> {
+        let entries = fs::read_dir(&self.path)?;
+        if let Some(only) = &self.only {
+            return Ok(vec![only.clone()]);
+        }
+        let names = entries.map(|entry| Ok(entry?.file_name().into_string()));
+        let names = names.filter_map(|name| name.map(Result::ok).transpose());
+        names.filter(|name| !name.as_ref().is_ok_and(|name| !is_manifest(name))).collect()
+    }
+
     pub(crate) fn files(&self) -> impl Iterator<Item = (&str, &T)> {
         self.files.iter().map(|(name, cached)| (name.as_str(), &cached.parsed))
+    }
+}
+
+impl<T> Folder<T> {
+    pub(crate) fn files_mut(&mut self) -> impl Iterator<Item = (&str, &mut T)> {
+        self.files.iter_mut().map(|(name, cached)| (name.as_str(), &mut cached.parsed))
     }
 }
 
@@ -111,15 +130,21 @@ impl Stamp {
 }
 
 /// Hidden files are editors' and our own temporary ones.
-fn is_manifest(name: &str) -> bool {
+pub(crate) fn is_manifest(name: &str) -> bool {
     let ending = [".yaml", ".yml", ".json"].iter().any(|ending| name.ends_with(ending));
     ending && !name.starts_with('.')
 }
 
-/// Reads a file of bounded length, even if it grows meanwhile.
+/// Reads a file of bounded length, even if it grows meanwhile. Never waits for one that has no end.
 pub(crate) fn read(path: &Path) -> Result<String, Unreadable> {
-    let file = File::open(path)?;
-    let length = file.metadata()?.len();
+    let mut options = OpenOptions::new();
+    let file: File = options.read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        let is = if metadata.is_dir() { "a directory" } else { "a pipe, socket or device" };
+        return Err(Unreadable::NotAFile(is));
+    }
+    let length = metadata.len();
     if length > MAX_FILE {
         return Err(Unreadable::TooLong(length));
     }

@@ -29,6 +29,11 @@ impl Layout {
         base.map(|base| base.join(kind.plural()))
     }
 
+    /// What the manifests were when they were good, one file for each of theirs.
+    pub(crate) fn last_good(&self) -> Option<PathBuf> {
+        self.state.as_ref().map(|base| base.join("last-good"))
+    }
+
     /// Statuses of objects of this kind, the user's as well as weft's own.
     pub(crate) fn statuses(&self, kind: Kind) -> Option<PathBuf> {
         let base = match kind {

@@ -10,10 +10,12 @@ mod decode;
 mod error;
 mod file;
 mod folder;
+mod last_good;
 mod layout;
 mod lines;
 mod manifests;
 mod object;
+mod outline;
 mod parse;
 mod reader;
 mod store;
@@ -38,6 +40,12 @@ pub struct StoreArgs {
     /// Directory of what must outlive a reboot: granted prefixes and addresses, generated keys.
     #[arg(long, env = "WEFT_STATE_DIR", value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
+}
+
+/// Reads the text of a manifest file, called `file` in problems: its objects, and what is wrong.
+pub fn parse(file: &str, text: &str) -> (Vec<Object>, Vec<Problem>) {
+    let parsed = parse::parse(file, text);
+    (parsed.objects.into_iter().map(|located| located.object).collect(), parsed.problems)
 }
 
 /// Something happened to a resource.

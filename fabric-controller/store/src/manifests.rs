@@ -1,68 +1,128 @@
 //! The user's manifests. Whatever is done to them, the last good version of an object stands
 //! until its manifest is gone or good again.
 
-use std::collections::BTreeMap;
+mod cut;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::time::Instant;
 
 use crate::folder::{Folder, Parse, Unreadable};
+use crate::last_good::LastGood;
 use crate::parse::{self, Located};
+use crate::watch::SETTLE;
 use crate::{Object, ObjectRef, Problem};
 
 #[derive(Debug)]
 pub(crate) struct Manifests {
     folder: Folder<Manifest>,
+    last_good: LastGood,
     unreadable: Option<Problem>,
+    /// What the files held when they could be read, if they never could since the start.
+    remembered: Vec<(String, Vec<Located>)>,
 }
 
 /// One file.
 #[derive(Debug, Default)]
 struct Manifest {
     text: String,
+    /// The last text that had nothing wrong with it.
+    good: String,
     objects: Vec<Located>,
     problems: Vec<Problem>,
+    /// What has vanished from a file that may still be being written.
+    leaving: Option<(Instant, BTreeSet<ObjectRef>)>,
+    /// Whether it was seen before.
+    known: bool,
+    /// Whether what it holds is not remembered yet.
+    changed: bool,
 }
 
 impl Manifests {
-    pub(crate) fn new(dir: PathBuf) -> Self {
-        Self { folder: Folder::new(dir), unreadable: None }
+    pub(crate) fn new(dir: PathBuf, last_good: Option<PathBuf>) -> Self {
+        let last_good = LastGood::new(last_good);
+        Self { folder: Folder::new(dir, None), last_good, unreadable: None, remembered: Vec::new() }
     }
 
     pub(crate) fn refresh(&mut self) {
-        self.unreadable = self.folder.refresh().err().map(|error| Problem {
+        let refreshed = self.folder.refresh();
+        self.remembered.clear();
+        self.unreadable = refreshed.err().map(|error| Problem {
             source: self.folder.path().display().to_string(),
             object: None,
             field: None,
-            message: format!("the folder of manifests cannot be read: {error}"),
+            message: format!("cannot be read: {error}; expected a directory of manifests"),
         });
+        if self.unreadable.is_some() && self.folder.files().next().is_none() {
+            let files = self.last_good.files().into_iter();
+            self.remembered = files.map(|file| (file.clone(), self.last_good.of(&file))).collect();
+        }
+        for (file, manifest) in self.folder.files_mut() {
+            manifest.settle();
+            if !std::mem::replace(&mut manifest.known, true) {
+                manifest.restore(file, self.last_good.of(file));
+            }
+        }
+        self.keep();
+    }
+
+    /// See [`crate::Watch::remembering`].
+    pub(crate) fn remember(&mut self) {
+        self.last_good.write_from_now();
+        self.folder.files_mut().for_each(|(_, manifest)| manifest.changed = true);
+        self.keep();
+    }
+
+    pub(crate) fn is_unsettled(&self) -> bool {
+        self.folder.files().any(|(_, manifest)| manifest.leaving.is_some())
+    }
+
+    fn keep(&mut self) {
+        if self.unreadable.is_some() {
+            return;
+        }
+        let there: BTreeSet<&str> = self.folder.files().map(|(file, _)| file).collect();
+        self.last_good.retain(|file| there.contains(file));
+        for (file, manifest) in self.folder.files_mut().filter(|(_, m)| m.changed) {
+            manifest.changed = !self.last_good.keep(file, &manifest.objects);
+        }
     }
 
     /// Adds all objects and problems. Of an object in two files, the first file's is taken, so
-    /// that every program takes the same.
+    /// that every program takes the same; but none that is wrong if there is one that is not.
     pub(crate) fn collect(
         &self,
         objects: &mut BTreeMap<ObjectRef, Object>,
         problems: &mut Vec<Problem>,
     ) {
-        let mut places: BTreeMap<ObjectRef, String> = BTreeMap::new();
+        let mut places: BTreeMap<ObjectRef, (String, bool)> = BTreeMap::new();
         problems.extend(self.unreadable.clone());
-        for (file, manifest) in self.folder.files() {
-            problems.extend(manifest.problems.iter().cloned());
-            for located in &manifest.objects {
-                let reference = located.object.reference();
-                let place = format!("{file}:{}", located.document + 1);
-                if let Some(first) = places.get(&reference) {
-                    problems.push(Problem {
-                        source: place,
-                        message: format!("is also in {first}, which is used; expected it once"),
-                        object: Some(reference),
-                        field: None,
-                    });
+        problems.extend(self.folder.files().flat_map(|(_, manifest)| manifest.problems.clone()));
+        for (file, located) in self.located() {
+            let reference = located.object.reference();
+            let place = format!("{file}:{}", located.document + 1);
+            if let Some((first, sound)) = places.get(&reference).cloned() {
+                let better = located.sound && !sound;
+                let (used, other) = if better { (&place, &first) } else { (&first, &place) };
+                problems.push(Problem {
+                    source: other.clone(),
+                    message: format!("is also in {used}, which is used; expected it once"),
+                    object: Some(reference.clone()),
+                    field: None,
+                });
+                if !better {
                     continue;
                 }
-                objects.insert(reference.clone(), located.object.clone());
-                places.insert(reference, place);
             }
+            objects.insert(reference.clone(), located.object.clone());
+            places.insert(reference, (place, located.sound));
         }
+    }
+
+    fn located(&self) -> impl Iterator<Item = (&str, &Located)> {
+        let files = self.folder.files().map(|(file, manifest)| (file, &manifest.objects));
+        let remembered = self.remembered.iter().map(|(file, objects)| (file.as_str(), objects));
+        files.chain(remembered).flat_map(|(file, objects)| objects.iter().map(move |o| (file, o)))
     }
 
     /// Where a field of an object stands: `file:line`.
@@ -77,9 +137,9 @@ impl Manifests {
 }
 
 impl Parse for Manifest {
-    fn update(&mut self, file: &str, text: Result<String, Unreadable>) {
+    fn update(&mut self, file: &str, text: Result<String, Unreadable>, in_place: bool) {
         let text = match text {
-            Ok(text) if text == self.text => return,
+            Ok(text) if text == self.text && self.known => return,
             Ok(text) => text,
             Err(error) => {
                 self.text.clear();
@@ -93,14 +153,60 @@ impl Parse for Manifest {
             }
         };
         let parsed = parse::parse(file, &text);
-        let before = std::mem::replace(&mut self.objects, parsed.objects);
-        let now: Vec<_> = self.objects.iter().map(|l| l.object.reference()).collect();
-        self.objects.extend(before.into_iter().filter(|located| {
-            let reference = located.object.reference();
-            let kept = parsed.broken || parsed.refused.contains(&reference);
-            kept && !now.contains(&reference)
-        }));
         self.problems = parsed.problems;
+        self.problems.extend(cut::off(file, &self.good, &text));
+        self.take(parsed.objects, in_place);
+        if self.problems.is_empty() {
+            self.good.clone_from(&text);
+        }
         self.text = text;
+    }
+}
+
+impl Manifest {
+    /// Takes new versions of objects over, but a wrong one only if there is no good one. While
+    /// anything in the file is wrong, nothing that it had counts as gone.
+    fn take(&mut self, now: Vec<Located>, in_place: bool) {
+        self.changed = true;
+        let mut before: BTreeMap<ObjectRef, Located> = std::mem::take(&mut self.objects)
+            .into_iter()
+            .map(|located| (located.object.reference(), located))
+            .collect();
+        for mut located in now {
+            let good = before.remove(&located.object.reference()).filter(|good| good.sound);
+            if let Some(good) = good.filter(|_| !located.sound) {
+                (located.object, located.sound) = (good.object, true);
+            }
+            self.objects.push(located);
+        }
+        self.leaving = None;
+        if self.problems.is_empty() && in_place && !before.is_empty() {
+            self.leaving = Some((Instant::now(), before.keys().cloned().collect()));
+        } else if self.problems.is_empty() {
+            return;
+        }
+        self.objects.extend(before.into_values());
+    }
+
+    /// What vanished a while ago and has not come back is gone.
+    fn settle(&mut self) {
+        let Some((_, leaving)) = self.leaving.take_if(|(since, _)| since.elapsed() >= SETTLE)
+        else {
+            return;
+        };
+        self.changed = true;
+        self.objects.retain(|located| !leaving.contains(&located.object.reference()));
+    }
+
+    /// Where it is bad the first time it is seen: what it was when it was good.
+    fn restore(&mut self, file: &str, last_good: Vec<Located>) {
+        if self.text.trim().is_empty() && !last_good.is_empty() && self.problems.is_empty() {
+            self.problems.push(cut::to_nothing(file, last_good.len()));
+        }
+        if self.problems.is_empty() {
+            return;
+        }
+        let now = std::mem::replace(&mut self.objects, last_good);
+        self.take(now, false);
     }
 }

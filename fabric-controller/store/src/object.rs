@@ -1,5 +1,6 @@
 use std::fmt;
 
+use fabric_api::check::{self, Fault};
 use fabric_api::{fabric, ipam, networking};
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -214,6 +215,25 @@ impl Object {
 
     pub fn label(&self, key: &str) -> Option<&str> {
         self.metadata().labels.as_ref()?.get(key).map(String::as_str)
+    }
+
+    /// What is wrong with it by itself, whatever else there is.
+    pub fn faults(&self) -> Vec<Fault> {
+        match self {
+            Self::ConfigMap(x) => check::config_map(x),
+            Self::Secret(x) => check::secret(x),
+            Self::Node(x) => check::node(x),
+            Self::Network(x) => check::network(x),
+            Self::Ip(x) => check::ip(x),
+            Self::Configuration(x) => check::configuration(x),
+            Self::GatewayServer(x) => check::gateway_server(x),
+            Self::GatewayClient(x) => check::gateway_client(x),
+            Self::PublicKey(x) => check::public_key(x),
+            Self::Namespace(_)
+            | Self::Connection(_)
+            | Self::GatewayConfig(_)
+            | Self::NodeConfig(_) => Vec::new(),
+        }
     }
 
     /// The whole resource, `apiVersion` and `kind` included, as the API server would show it.

@@ -4,6 +4,7 @@ use serde_json::Value;
 use serde_saphyr::{DefaultMessageFormatter, MessageFormatter as _};
 
 use crate::lines::Lines;
+use crate::outline::Outline;
 use crate::{Kind, Object, ObjectRef, Problem, decode};
 
 /// A bigger file is refused before it is read.
@@ -35,10 +36,6 @@ const OF_NO_USE: [&str; 11] = [
 pub(crate) struct Parsed {
     pub(crate) objects: Vec<Located>,
     pub(crate) problems: Vec<Problem>,
-    /// Objects that are there but cannot be used.
-    pub(crate) refused: Vec<ObjectRef>,
-    /// True if part of the file is not YAML, so that nobody knows what it says.
-    pub(crate) broken: bool,
 }
 
 /// An object and where it stands.
@@ -49,6 +46,8 @@ pub(crate) struct Located {
     pub(crate) document: usize,
     /// Its path in the document: empty, or `items[3]` in a List.
     pub(crate) path: String,
+    /// False if something is wrong with it.
+    pub(crate) sound: bool,
 }
 
 /// Reads all documents of a file. `file` is its name.
@@ -59,10 +58,7 @@ pub(crate) fn parse(file: &str, text: &str) -> Parsed {
         match document.value() {
             Ok(Value::Null) => {}
             Ok(value) => document.object(value, "", &mut parsed),
-            Err(problem) => {
-                parsed.broken = true;
-                parsed.problems.push(*problem);
-            }
+            Err(problem) => parsed.problems.push(*problem),
         }
     }
     parsed
@@ -115,11 +111,13 @@ impl Document<'_> {
     fn value(&self) -> Result<Value, Box<Problem>> {
         value(self.text).map_err(|error| {
             let line = error.location().map_or(1, |l| usize::try_from(l.line()).unwrap_or(1));
+            let outline = Outline::of(self.text, line);
+            let found = DefaultMessageFormatter.format_message(&error);
             Box::new(Problem {
                 source: format!("{}:{}", self.file, self.start + line.max(1)),
-                object: None,
-                field: None,
-                message: DefaultMessageFormatter.format_message(&error).into_owned(),
+                object: outline.object,
+                field: outline.field,
+                message: format!("{found}; expected a whole YAML document"),
             })
         })
     }
@@ -143,13 +141,14 @@ impl Document<'_> {
         };
         match self.typed(&reference, value, path) {
             Ok(object) => {
-                let located = Located { object, document: self.start, path: path.to_owned() };
-                parsed.objects.push(located);
+                let faults = object.faults();
+                let (document, sound) = (self.start, faults.is_empty());
+                parsed.problems.extend(faults.into_iter().map(|fault| {
+                    *self.problem(Some(&reference), path, &fault.field, fault.message)
+                }));
+                parsed.objects.push(Located { object, document, path: path.to_owned(), sound });
             }
-            Err(problems) => {
-                parsed.problems.extend(problems);
-                parsed.refused.push(reference);
-            }
+            Err(problems) => parsed.problems.extend(problems),
         }
     }
 

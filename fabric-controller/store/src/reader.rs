@@ -7,12 +7,35 @@ use crate::layout::Layout;
 use crate::manifests::Manifests;
 use crate::{Kind, Object, ObjectRef, Problem, Snapshot, StoreError, decode, parse};
 
+/// Which objects are read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scope<'a> {
+    pub(crate) kinds: &'a [Kind],
+    /// Of its kind, only this one; the kind is one that the user has no manifests of.
+    pub(crate) only: Option<&'a ObjectRef>,
+}
+
+impl<'a> Scope<'a> {
+    pub(crate) fn all(kinds: &'a [Kind]) -> Self {
+        Self { kinds, only: None }
+    }
+
+    pub(crate) fn has_manifests(&self) -> bool {
+        self.kinds.iter().any(|kind| !Layout::is_published(*kind))
+    }
+
+    /// The one file of that kind that is to be read.
+    pub(crate) fn file_of(&self, kind: Kind) -> Option<String> {
+        self.only.filter(|only| only.kind == kind).map(Layout::file_name)
+    }
+}
+
 /// Reads objects of some kinds, again and again, and each file once for each change.
 #[derive(Debug)]
 pub(crate) struct Reader {
     kinds: Vec<Kind>,
     manifests: Option<Manifests>,
-    own: Vec<Folder<OwnFile>>,
+    own: Vec<(Kind, Folder<OwnFile>)>,
     statuses: Vec<(Kind, Folder<StatusFile>)>,
 }
 
@@ -30,25 +53,25 @@ struct StatusFile {
 }
 
 impl Reader {
-    pub(crate) fn new(layout: &Layout, kinds: &[Kind]) -> Self {
-        let users = kinds.iter().any(|kind| !Layout::is_published(*kind));
-        let manifests = layout.manifests.clone().filter(|_| users).map(Manifests::new);
-        Self {
-            kinds: kinds.to_vec(),
-            manifests,
-            own: kinds.iter().filter_map(|&k| layout.objects(k)).map(Folder::new).collect(),
-            statuses: kinds
-                .iter()
-                .filter_map(|&k| Some((k, Folder::new(layout.statuses(k)?))))
-                .collect(),
-        }
+    pub(crate) fn new(layout: &Layout, scope: &Scope<'_>) -> Self {
+        let manifests = layout.manifests.clone().filter(|_| scope.has_manifests());
+        let manifests = manifests.map(|dir| Manifests::new(dir, layout.last_good()));
+        let kinds = || scope.kinds.iter().copied();
+        let own = kinds().filter_map(|kind| {
+            Some((kind, Folder::new(layout.objects(kind)?, scope.file_of(kind))))
+        });
+        let statuses = kinds().filter_map(|kind| {
+            Some((kind, Folder::new(layout.statuses(kind)?, scope.file_of(kind))))
+        });
+        let (own, statuses) = (own.collect(), statuses.collect());
+        Self { kinds: scope.kinds.to_vec(), manifests, own, statuses }
     }
 
     /// What is there now. A folder of weft's own that cannot be read counts as unchanged, and is
     /// told as the error.
     pub(crate) fn read(&mut self) -> (Snapshot, Option<StoreError>) {
         let mut snapshot = Snapshot::default();
-        let own = self.own.iter_mut().map(refresh);
+        let own = self.own.iter_mut().map(|(_, folder)| refresh(folder));
         let statuses = self.statuses.iter_mut().map(|(_, folder)| refresh(folder));
         let error = own.chain(statuses).filter_map(Result::err).last();
         self.read_own(&mut snapshot);
@@ -66,11 +89,25 @@ impl Reader {
         self.manifests.as_ref()?.locate(object, field)
     }
 
+    /// From now on, remembers the last good version of each manifest.
+    pub(crate) fn remember(&mut self) {
+        self.manifests.iter_mut().for_each(Manifests::remember);
+    }
+
+    /// Whether something was edited a moment ago and must be looked at again.
+    pub(crate) fn is_unsettled(&self) -> bool {
+        self.manifests.as_ref().is_some_and(Manifests::is_unsettled)
+    }
+
     fn read_own(&self, snapshot: &mut Snapshot) {
-        for (_, own) in self.own.iter().flat_map(Folder::files) {
-            snapshot.problems.extend(own.problem.clone());
-            if let Some(object) = &own.object {
-                snapshot.objects.insert(object.reference(), object.clone());
+        for (kind, folder) in &self.own {
+            for (file, own) in folder.files() {
+                let object = Layout::reference(*kind, file);
+                let problem = own.problem.clone();
+                snapshot.problems.extend(problem.map(|problem| Problem { object, ..problem }));
+                if let Some(object) = &own.object {
+                    snapshot.objects.insert(object.reference(), object.clone());
+                }
             }
         }
     }
@@ -115,7 +152,7 @@ fn refresh<T: Parse>(folder: &mut Folder<T>) -> Result<(), StoreError> {
 }
 
 impl Parse for OwnFile {
-    fn update(&mut self, file: &str, text: Result<String, Unreadable>) {
+    fn update(&mut self, file: &str, text: Result<String, Unreadable>, _in_place: bool) {
         match value(text).and_then(own_object) {
             Ok(object) => *self = Self { object: Some(object), problem: None },
             Err(message) => {
@@ -127,7 +164,7 @@ impl Parse for OwnFile {
 }
 
 impl Parse for StatusFile {
-    fn update(&mut self, file: &str, text: Result<String, Unreadable>) {
+    fn update(&mut self, file: &str, text: Result<String, Unreadable>, _in_place: bool) {
         match value(text) {
             Ok(value) => self.value = Some(value),
             Err(error) => tracing::warn!(file, error, "a status file is unreadable"),

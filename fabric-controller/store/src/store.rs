@@ -3,6 +3,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -10,7 +11,7 @@ use crate::file::{self, Mode};
 use crate::folder;
 use crate::layout::Layout;
 use crate::parse::{self, MAX_OWN_NAME, check_names};
-use crate::reader::Reader;
+use crate::reader::{Reader, Scope};
 use crate::{Kind, Object, ObjectRef, Problem, StoreArgs, StoreError, Watch, decode};
 
 /// The resources of a cluster. Cheap to clone.
@@ -62,12 +63,20 @@ impl Store {
     /// Tells all that is there of these kinds, what is wrong with the manifests, then
     /// [`crate::Event::Synced`], then every change. Must be called within a tokio runtime.
     pub fn watch(&self, kinds: &[Kind]) -> Result<Watch, StoreError> {
-        Watch::start(&self.layout, kinds)
+        Watch::start(&self.layout, &Scope::all(kinds))
+    }
+
+    /// As [`Self::watch`], of one object that weft publishes, and of all of other kinds. That one's
+    /// status is told as it was when the rest of it last changed: this is for whoever writes it.
+    /// However many others there are, it costs nothing when they change.
+    pub fn follow(&self, object: &ObjectRef, with: &[Kind]) -> Result<Watch, StoreError> {
+        let kinds: Vec<_> = std::iter::once(object.kind).chain(with.iter().copied()).collect();
+        Watch::start(&self.layout, &Scope { kinds: &kinds, only: Some(object) })
     }
 
     /// Everything of these kinds, and what is wrong with the manifests.
     pub fn read(&self, kinds: &[Kind]) -> Result<Snapshot, StoreError> {
-        let (snapshot, error) = Reader::new(&self.layout, kinds).read();
+        let (snapshot, error) = Reader::new(&self.layout, &Scope::all(kinds)).read();
         error.map_or(Ok(snapshot), Err)
     }
 
@@ -82,15 +91,18 @@ impl Store {
     /// Creates an object of weft's own (Network, IP, Secret, GatewayConfig, NodeConfig, Connection),
     /// or replaces its metadata and spec. Writes nothing if nothing changed. Gives back the object
     /// as stored, with its uid (random, made at creation) and generation (one higher after each
-    /// change of the spec).
+    /// change of the spec). One that was read from the store before is put back as it was.
     pub fn put(&self, object: &Object) -> Result<Object, StoreError> {
         let reference = object.reference();
         let path = self.object_path(&reference)?;
         let have = read_value(&path)?.and_then(|v| decode::object(reference.kind, v).ok());
         let mut want = object.clone();
         decode::mark_ours(&mut want);
+        let repairs = have.is_none() && !object.uid().is_empty();
         let (uid, generation) = match &have {
             Some((have, _)) if !have.uid().is_empty() => (have.uid().to_owned(), have.generation()),
+            // Its file is gone or damaged, but whoever puts it knows what it was.
+            Some(_) | None if repairs => (object.uid().to_owned(), object.generation()),
             Some(_) | None => (new_uid()?, 0),
         };
         let metadata = want.metadata_mut();
@@ -101,7 +113,7 @@ impl Store {
         if before == after {
             return Ok(want);
         }
-        if before.get("spec") != after.get("spec") {
+        if !repairs && before.get("spec") != after.get("spec") {
             want.metadata_mut().generation = Some(generation + 1);
             after["metadata"]["generation"] = json!(generation + 1);
         }
@@ -124,11 +136,15 @@ impl Store {
         if let Some(local) = decode::local(object) {
             want[decode::LOCAL] = local;
         }
-        if read_value(&path)?.as_ref() == Some(&want) {
+        let text = yaml(&reference, &want)?;
+        // Most often there is nothing to write, and equal text need not be understood.
+        if folder::read(&path).is_ok_and(|have| have == text)
+            || read_value(&path)?.as_ref() == Some(&want)
+        {
             return Ok(false);
         }
         let durable = matches!(reference.kind, Kind::Network | Kind::Ip);
-        file::write(&path, &yaml(&reference, &want)?, Mode { secret: false, durable })?;
+        file::write(&path, &text, Mode { secret: false, durable })?;
         Ok(true)
     }
 
@@ -148,7 +164,7 @@ impl Store {
     /// Objects that are gone and have left a status behind, because nobody was there to see it.
     /// None while there are manifests that cannot be read.
     pub fn orphaned_statuses(&self) -> Result<Vec<ObjectRef>, StoreError> {
-        let mut reader = Reader::new(&self.layout, &Kind::ALL);
+        let mut reader = Reader::new(&self.layout, &Scope::all(&Kind::ALL));
         let (snapshot, error) = reader.read();
         match error {
             Some(error) => Err(error),
@@ -177,49 +193,65 @@ impl Store {
         read.unwrap_or_default().into_iter().map(Problem::from).collect()
     }
 
+    /// Keeps something that a program of weft's has to know after its own restart, in the state
+    /// directory, whole or not at all even after a power cut. `name` is a file name; one program
+    /// writes it. True if it was not the same before.
+    pub fn put_note(&self, name: &str, note: &impl Serialize) -> Result<bool, StoreError> {
+        let path = self.note_path(name).ok_or(StoreError::NoState)?;
+        let text = serde_saphyr::to_string(note)
+            .map_err(|source| StoreError::EncodeNote { name: name.to_owned(), source })?;
+        if folder::read(&path).is_ok_and(|have| have == text) {
+            return Ok(false);
+        }
+        file::write(&path, &text, Mode { secret: true, durable: true })?;
+        Ok(true)
+    }
+
+    /// What was kept under that name; `None` if nothing was, or nothing that can be understood.
+    pub fn note<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
+        let text = folder::read(&self.note_path(name)?).ok()?;
+        let note = serde_saphyr::from_str(&text);
+        note.inspect_err(|error| tracing::warn!(name, %error, "a note is unreadable")).ok()
+    }
+
+    /// Not being there is no error.
+    pub fn delete_note(&self, name: &str) -> Result<(), StoreError> {
+        self.note_path(name).map_or(Ok(()), |path| file::remove(&path))
+    }
+
+    fn note_path(&self, name: &str) -> Option<PathBuf> {
+        Some(self.layout.state.as_ref()?.join("notes").join(format!("{name}.yaml")))
+    }
+
     fn problems_path(&self) -> PathBuf {
         self.layout.published.join("problems.yaml")
     }
 
     fn object_path(&self, object: &ObjectRef) -> Result<PathBuf, StoreError> {
-        let folder = self.layout.objects(object.kind);
-        let users = || match object.kind {
-            Kind::Network | Kind::Ip | Kind::Secret => {
-                StoreError::NoFolder { object: object.clone(), missing: "--state-dir" }
+        let folder = self.layout.objects(object.kind).ok_or_else(|| {
+            if matches!(object.kind, Kind::Network | Kind::Ip | Kind::Secret) {
+                no_state(object)
+            } else {
+                StoreError::NotOurs { object: object.clone() }
             }
-            Kind::Namespace
-            | Kind::ConfigMap
-            | Kind::Node
-            | Kind::Configuration
-            | Kind::Connection
-            | Kind::GatewayServer
-            | Kind::GatewayClient
-            | Kind::PublicKey
-            | Kind::GatewayConfig
-            | Kind::NodeConfig => StoreError::NotOurs { object: object.clone() },
-        };
-        checked_path(folder.ok_or_else(users)?, object)
-    }
-
-    fn status_path(&self, object: &ObjectRef) -> Result<PathBuf, StoreError> {
-        let folder = self.layout.statuses(object.kind).ok_or_else(|| match object.kind {
-            Kind::Network | Kind::Ip => {
-                StoreError::NoFolder { object: object.clone(), missing: "--state-dir" }
-            }
-            Kind::Namespace
-            | Kind::ConfigMap
-            | Kind::Secret
-            | Kind::Node
-            | Kind::Configuration
-            | Kind::Connection
-            | Kind::GatewayServer
-            | Kind::GatewayClient
-            | Kind::PublicKey
-            | Kind::GatewayConfig
-            | Kind::NodeConfig => StoreError::NoStatus { object: object.clone() },
         })?;
         checked_path(folder, object)
     }
+
+    fn status_path(&self, object: &ObjectRef) -> Result<PathBuf, StoreError> {
+        let folder = self.layout.statuses(object.kind).ok_or_else(|| {
+            if matches!(object.kind, Kind::Network | Kind::Ip) {
+                no_state(object)
+            } else {
+                StoreError::NoStatus { object: object.clone() }
+            }
+        })?;
+        checked_path(folder, object)
+    }
+}
+
+fn no_state(object: &ObjectRef) -> StoreError {
+    StoreError::NoFolder { object: object.clone(), missing: "--state-dir" }
 }
 
 fn checked_path(folder: PathBuf, object: &ObjectRef) -> Result<PathBuf, StoreError> {
@@ -255,7 +287,11 @@ fn read_value(path: &Path) -> Result<Option<Value>, StoreError> {
         Err(folder::Unreadable::Io(source)) => {
             Err(StoreError::Read { path: path.to_owned(), source })
         }
-        Err(folder::Unreadable::TooLong(_) | folder::Unreadable::NotText) => Ok(None),
+        Err(
+            folder::Unreadable::TooLong(_)
+            | folder::Unreadable::NotText
+            | folder::Unreadable::NotAFile(_),
+        ) => Ok(None),
     }
 }
 

@@ -118,6 +118,60 @@ async fn what_is_wrong_is_told_with_file_and_line_and_disturbs_nobody() {
 }
 
 #[tokio::test]
+async fn a_published_file_that_was_cut_is_mended_as_it_was() {
+    let cluster = Cluster::started("rome").await;
+    cluster.write("milan.yaml", &client_of("milan", 30742));
+    until("published", || is_whole(&cluster, "milan")).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    for below in [
+        "run/published/gatewayconfigs/liqo-tenant-milan.client.yaml",
+        "run/published/nodeconfigs/n1.yaml",
+        "state/secrets/liqo-tenant-milan.gw-client.yaml",
+    ] {
+        let path = cluster.path(below);
+        let whole = fs::read_to_string(&path).unwrap();
+        fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+        until("mended", || fs::read_to_string(&path).unwrap() == whole).await;
+    }
+    until("nothing is told any more", || cluster.problems().is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_controller_that_starts_among_bad_manifests_goes_by_the_last_good_ones() {
+    let mut cluster = Cluster::started("rome").await;
+    let good = client_of("milan", 30742);
+    cluster.write("milan.yaml", &good);
+    until("published", || is_whole(&cluster, "milan")).await;
+    let before = cluster.gateway("milan", "client").unwrap();
+    let own = crate::cluster_manifests("rome");
+    for bad in [
+        good.replace("liqo.io/remote-cluster-id: milan", "liqo.io/remote-cluster-id: 'Milan?'"),
+        good[..good.len() / 2].to_owned(),
+        String::new(),
+    ] {
+        assert_ne!(bad, good);
+        cluster.stop().await;
+        cluster.write("milan.yaml", &bad);
+        cluster.write("cluster.yaml", &own[..own.len() / 2]);
+        let asked = cluster.ipam.taken.acquired();
+        cluster.start();
+        until("told", || {
+            let problems = cluster.problems();
+            let of = |file: &str| problems.iter().any(|p| p.starts_with(file));
+            of("milan.yaml") && of("cluster.yaml")
+        })
+        .await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let after = cluster.gateway("milan", "client").unwrap();
+        assert_eq!((&after.metadata, &after.spec), (&before.metadata, &before.spec), "{bad}");
+        assert_eq!(cluster.ipam.taken.acquired(), asked);
+        cluster.write("cluster.yaml", &own);
+        cluster.write("milan.yaml", &good);
+        until("all is well", || cluster.problems().is_empty()).await;
+    }
+}
+
+#[tokio::test]
 async fn a_published_file_that_somebody_removes_comes_back() {
     let cluster = Cluster::started("rome").await;
     cluster.write("milan.yaml", &client_of("milan", 30742));

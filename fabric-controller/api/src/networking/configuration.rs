@@ -7,6 +7,9 @@ use super::CidrList;
 
 /// Condition of a Configuration: the peer's CIDRs have their remapped counterparts.
 pub const NETWORK_CIDRS_CONFIGURED: &str = "NetworkCIDRsConfigured";
+/// Condition of any object, `False` while its newest manifest is not used, with what is wrong; the
+/// last good version, if there is one, stands meanwhile. Absent while nothing is wrong.
+pub const ACCEPTED: &str = "Accepted";
 
 /// Which CIDRs a peer uses, and how this cluster sees them.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]

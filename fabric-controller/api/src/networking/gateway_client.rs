@@ -1,4 +1,5 @@
 use k8s_openapi::api::core::v1::{LocalObjectReference, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -36,6 +37,9 @@ pub struct GatewayClientSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GatewayClientStatus {
+    /// Of weft's, beyond Liqo's fields; only while something is wrong.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_ref: Option<ObjectReference>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

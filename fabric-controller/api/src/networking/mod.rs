@@ -9,8 +9,8 @@ mod public_key;
 
 pub use cidr_list::CidrList;
 pub use configuration::{
-    ClusterCidrs, Configuration, ConfigurationSpec, ConfigurationStatus, NETWORK_CIDRS_CONFIGURED,
-    SideConfig,
+    ACCEPTED, ClusterCidrs, Configuration, ConfigurationSpec, ConfigurationStatus,
+    NETWORK_CIDRS_CONFIGURED, SideConfig,
 };
 pub use connection::{
     Connection, ConnectionLatency, ConnectionSpec, ConnectionStatus, ConnectionType,

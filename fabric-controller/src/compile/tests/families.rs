@@ -81,3 +81,25 @@ fn a_peer_with_ipv6_alone_is_reached_over_nodes_with_ipv6_alone() {
     assert_eq!(second.via, first.via);
     assert_eq!(world.node("n2").unwrap().vxlan_sources, [std::net::IpAddr::from(link)]);
 }
+
+#[test]
+fn prefixes_of_any_length_keep_it_where_they_are_remapped() {
+    let mut world = dual_stack();
+    world.apply(configuration(
+        "milan",
+        json!(["10.200.32.0/19", "10.200.7.16/28", "fd00:200:0:40::/58"]),
+        json!(["10.70.4.0/22", "fd00:70:0:1::/64"]),
+    ));
+    world.settle();
+    let remaps = &world.gateway("liqo-tenant-milan", "client").unwrap().remaps;
+    let mut seen: Vec<fabric_api::Cidr> = Vec::new();
+    for remap in remaps {
+        let [remote, local] = [&remap.remote, &remap.local].map(|text| text.parse().unwrap());
+        let (remote, local): (fabric_api::Cidr, fabric_api::Cidr) = (remote, local);
+        assert_eq!(local.len(), remote.len(), "{remap:?}");
+        assert_ne!(local, remote, "it is taken here: {remap:?}");
+        assert!(!seen.iter().any(|other| other.overlaps(&local)), "{remaps:?}");
+        seen.push(local);
+    }
+    assert_eq!(seen.len(), 5);
+}

@@ -67,7 +67,7 @@ fn a_client_is_told_all_it_needs() {
         (endpoint.addresses.as_slice(), endpoint.port),
         (["192.0.2.20".to_owned()].as_slice(), 30742)
     );
-    assert_eq!(config.mtu, 1340);
+    assert_eq!(config.mtu, 65_535, "none is given: the path decides");
     assert_eq!(config.tunnel_address.to_string(), "169.254.18.2");
     assert_eq!(config.peer_tunnel_address.to_string(), "169.254.18.1");
     assert_eq!(config.secret_name, "gw-keys");

@@ -18,7 +18,7 @@ fn problem_of(text: &str) -> String {
 const SERVER: &str = "\
 apiVersion: networking.liqo.io/v1beta1
 kind: GatewayServer
-metadata: {name: server, namespace: t}
+metadata: {name: server, namespace: t, labels: {liqo.io/remote-cluster-id: rome}}
 spec:
   endpoint:
     port: 51840
@@ -138,7 +138,7 @@ fn alias_bombs_and_deep_nesting_are_refused_quickly() {
 }
 
 #[test]
-fn other_files_folders_and_pipes_are_left_alone() {
+fn other_files_are_left_alone_and_what_is_no_file_is_told() {
     let place = Place::new();
     place.write("notes.txt", "not: [yaml");
     place.write(".hidden.yaml", "not: [yaml");
@@ -146,7 +146,14 @@ fn other_files_folders_and_pipes_are_left_alone() {
     std::os::unix::fs::symlink("/nowhere", place.path("manifests/dangling.yaml")).unwrap();
     std::process::Command::new("mkfifo").arg(place.path("manifests/pipe.yaml")).status().unwrap();
     fs::write(place.path("manifests/bytes.yaml"), [0xff, 0xfe, 0x00, 0x41]).unwrap();
-    assert_eq!(place.problems(), ["bytes.yaml: is not UTF-8 text"]);
+    std::os::unix::fs::symlink("loop.yaml", place.path("manifests/loop.yaml")).unwrap();
+    let problems = place.problems().join("\n");
+    let expected = "bytes.yaml: is not UTF-8 text; expected YAML or JSON\n\
+                    dangling.yaml: cannot be read: No such file or directory (os error 2)\n\
+                    folder.yaml: is a directory; expected a file\n\
+                    loop.yaml: cannot be read: Too many levels of symbolic links (os error 40)\n\
+                    pipe.yaml: is a pipe, socket or device; expected a file";
+    assert_eq!(problems, expected);
 }
 
 #[test]
@@ -190,6 +197,50 @@ fn lists_and_json_are_read_and_say_where_they_are_wrong() {
 }
 
 #[test]
+fn bombs_and_towers_are_told_in_no_time() {
+    let place = Place::new();
+    let level = |n: u32| format!("a{n}: &a{n} [{}]\n", vec![format!("*a{}", n - 1); 9].join(","));
+    place.write("bomb.yaml", &("a0: &a0 x\n".to_owned() + &(1..12).map(level).collect::<String>()));
+    place.write("tower.yaml", &"[".repeat(1_000_000));
+    place.write("braces.yaml", &"{a: ".repeat(200_000));
+    place.write("dashes.yaml", &"- ".repeat(500_000));
+    place.write("big.yaml", &"# ".repeat(5_000_000));
+    let began = std::time::Instant::now();
+    let problems = place.problems();
+    assert!(began.elapsed() < std::time::Duration::from_secs(10), "{:?}", began.elapsed());
+    assert_eq!(problems.len(), 5, "{problems:#?}");
+    assert!(
+        problems[0].contains("is 10000000 bytes long; expected at most 1048576"),
+        "{problems:#?}"
+    );
+    assert!(problems.iter().all(|p| p.contains("expected")), "{problems:#?}");
+}
+
+#[test]
+fn what_is_wrong_with_an_object_by_itself_is_told_with_its_line() {
+    let found = problem_of(&SERVER.replace("51840", "0"));
+    assert_eq!(
+        found,
+        "a.yaml:6: GatewayServer t/server: spec.endpoint.port: found 0; expected a port, 1 to 65535"
+    );
+    let found = problem_of(&network("net", "10.1.0.7/16"));
+    assert_eq!(
+        found,
+        "a.yaml:7: Network liqo/net: spec.cidr: 10.1.0.7/16 has host bits set; did you mean 10.1.0.0/16?"
+    );
+}
+
+#[test]
+fn of_one_object_in_two_files_the_one_that_is_right_is_used() {
+    let place = Place::new();
+    place.write("z.yaml", &network("net", "10.1.0.0/16"));
+    place.write("a.yaml", &network("net", "10.2.0.0/33"));
+    let net = place.store.get(&network_ref("net")).unwrap().unwrap();
+    assert_eq!(cidr_of(&net), "10.1.0.0/16");
+    assert_eq!(place.problems().len(), 2);
+}
+
+#[test]
 fn a_secret_that_cannot_be_read_is_not_quoted() {
     let secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: s, namespace: t}\ndata:\n  \
                   privateKey: YHztEzTrIe*SECRET*\n";
@@ -222,5 +273,5 @@ fn a_folder_that_is_missing_is_a_problem_not_an_error() {
     let place = Place::new();
     fs::remove_dir(place.path("manifests")).unwrap();
     let problems = place.problems();
-    assert!(problems[0].contains("folder of manifests cannot be read"), "{problems:?}");
+    assert!(problems[0].contains("expected a directory of manifests"), "{problems:?}");
 }

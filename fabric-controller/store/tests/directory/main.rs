@@ -4,6 +4,7 @@
 
 mod changes;
 mod faults;
+mod last_good;
 mod own;
 
 use std::fs;

@@ -87,6 +87,28 @@ async fn a_status_is_merged_and_its_change_told() {
     assert_eq!(again.get(&network_ref("a")).unwrap(), Some(object), "after a restart");
 }
 
+#[tokio::test]
+async fn whoever_follows_one_object_hears_of_no_other_and_not_of_its_status() {
+    let place = Place::new();
+    let other = place.store.put(&connection("d").into()).unwrap();
+    let mut own = place.store.put(&connection("c").into()).unwrap();
+    let mut watch = place.store.follow(&own.reference(), &[Kind::Secret]).unwrap();
+    let first = sync(&mut watch).await;
+    assert!(matches!(&first[..], [Event::Applied(told), _] if **told == own), "{first:?}");
+
+    place.store.delete(&other.reference()).unwrap();
+    let Object::Connection(written) = &mut own else { panic!() };
+    written.status = Some(ConnectionStatus::default());
+    place.store.put_status(&own).unwrap();
+    quiet(&mut watch).await;
+
+    own.metadata_mut().labels = Some([("a".to_owned(), "b".to_owned())].into());
+    place.store.put(&own).unwrap();
+    assert!(matches!(next(&mut watch).await, Event::Applied(told) if told.label("a") == Some("b")));
+    place.store.delete(&own.reference()).unwrap();
+    assert!(matches!(next(&mut watch).await, Event::Deleted(gone) if gone == own.reference()));
+}
+
 #[test]
 fn the_local_side_of_a_configuration_is_kept_with_its_status() {
     let place = Place::new();
@@ -161,6 +183,11 @@ fn a_file_of_weft_that_was_damaged_is_written_anew() {
     let second = place.store.put(&connection("c").into()).unwrap();
     assert_ne!(first.uid(), second.uid());
     assert_eq!(place.problems(), [""; 0]);
+    fs::write(&path, "kind: [").unwrap();
+    let told = &place.store.read(&Kind::ALL).unwrap().problems[0];
+    assert_eq!(told.object, Some(second.reference()));
+    let third = place.store.put(&second).unwrap();
+    assert_eq!((third.uid(), third.generation()), (second.uid(), second.generation()), "mended");
 }
 
 #[test]

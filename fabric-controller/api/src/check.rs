@@ -1,0 +1,220 @@
+//! What can be wrong with one object by itself, whatever else there is. Each fault names the field,
+//! what was found and what is expected.
+//!
+//! The store asks before it takes a new version of a manifest; the controller asks again, because
+//! an object may have come another way.
+
+mod gateways;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+pub use gateways::{client_port, gateway_client, gateway_server, listen_port};
+
+use crate::fabric::RemapKind;
+use crate::ipam::{IP, Network};
+use crate::networking::{Configuration, PublicKeyObject};
+use crate::{Cidr, ClusterId, ParseCidrError, PrivateKey, PublicKey, labels};
+
+/// One thing that is wrong. Prints as `field: message`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Fault {
+    /// Path of the field, such as `spec.remote.cidr.pod[0]`.
+    pub field: String,
+    /// What was found and what is expected.
+    pub message: String,
+}
+
+impl Fault {
+    fn new(field: impl Into<String>, message: impl fmt::Display) -> Self {
+        Self { field: field.into(), message: message.to_string() }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.field, self.message)
+    }
+}
+
+/// The peer that an object is about, by its label.
+pub fn peer(metadata: &ObjectMeta) -> Result<ClusterId, Fault> {
+    let found = metadata.labels.as_ref().and_then(|labels| labels.get(labels::REMOTE_CLUSTER_ID));
+    let parsed = match found {
+        None => Err("missing; expected the peer's cluster ID".to_owned()),
+        Some(found) => found.parse().map_err(|error: crate::ParseClusterIdError| error.to_string()),
+    };
+    parsed.map_err(|message| Fault::new(label_field(labels::REMOTE_CLUSTER_ID), message))
+}
+
+pub fn label_field(key: &str) -> String {
+    format!("metadata.labels.{key}")
+}
+
+pub fn configuration(of: &Configuration) -> Vec<Fault> {
+    let mut faults: Vec<_> = peer(&of.metadata).err().into_iter().collect();
+    faults.extend(remotes(of).err().unwrap_or_default());
+    faults
+}
+
+/// The peer's prefixes in the order written, pods first.
+pub fn remotes(of: &Configuration) -> Result<Vec<(RemapKind, Cidr)>, Vec<Fault>> {
+    let cidrs = &of.spec.remote.cidr;
+    let lists = [(RemapKind::Pod, &cidrs.pod.0), (RemapKind::External, &cidrs.external.0)];
+    let mut found: Vec<(String, RemapKind, Cidr)> = Vec::new();
+    let mut faults = Vec::new();
+    if cidrs.pod.0.is_empty() {
+        let message = "missing; expected the peer's pod CIDR";
+        faults.push(Fault::new("spec.remote.cidr.pod", message));
+    }
+    for (kind, list) in lists {
+        for (i, text) in list.iter().enumerate() {
+            let field = format!("spec.remote.cidr.{}[{i}]", kind.name());
+            let cidr = match usable(text) {
+                Ok(cidr) => cidr,
+                Err(message) => {
+                    faults.push(Fault::new(field, message));
+                    continue;
+                }
+            };
+            if let Some((other, _, first)) = found.iter().find(|(_, _, c)| c.overlaps(&cidr)) {
+                let message = format!(
+                    "{cidr} overlaps {other}, {first}; expected prefixes apart from each other"
+                );
+                faults.push(Fault::new(field, message));
+                continue;
+            }
+            found.push((field, kind, cidr));
+        }
+    }
+    if !faults.is_empty() {
+        return Err(faults);
+    }
+    Ok(found.into_iter().map(|(_, kind, cidr)| (kind, cidr)).collect())
+}
+
+/// A prefix that a peer can have.
+fn usable(text: &str) -> Result<Cidr, String> {
+    let cidr: Cidr = text.parse().map_err(|error: ParseCidrError| error.to_string())?;
+    let special = match cidr.address() {
+        IpAddr::V4(a) => a.is_loopback() || a.is_link_local() || a.octets()[0] >= 224,
+        IpAddr::V6(a) => a.is_loopback() || a.is_multicast() || a.is_unicast_link_local(),
+    };
+    if cidr.is_everything() || special || cidr.address().is_unspecified() {
+        return Err(format!("found {cidr}; expected a prefix of ordinary unicast addresses"));
+    }
+    Ok(cidr)
+}
+
+pub fn public_key(of: &PublicKeyObject) -> Vec<Fault> {
+    let mut faults: Vec<_> = peer(&of.metadata).err().into_iter().collect();
+    let key = PublicKey::from_base64(&of.spec.public_key);
+    faults.extend(key.err().map(|error| Fault::new("spec.publicKey", error)));
+    faults
+}
+
+/// Of a Secret with a key pair, or that is said to be one.
+pub fn secret(of: &core::Secret) -> Vec<Fault> {
+    let data = |key: &str| of.data.as_ref().and_then(|data| data.get(key));
+    let has = |labels: &BTreeMap<String, String>| labels.contains_key(labels::GATEWAY_RESOURCE);
+    match data("privateKey") {
+        Some(private) => match PrivateKey::from_bytes(&private.0) {
+            Ok(_) => Vec::new(),
+            Err(error) => vec![Fault::new("data.privateKey", error)],
+        },
+        None if of.metadata.labels.as_ref().is_some_and(has) => {
+            vec![Fault::new("data.privateKey", "missing; expected 32 bytes in base64")]
+        }
+        None => Vec::new(),
+    }
+}
+
+pub fn network(of: &Network) -> Vec<Fault> {
+    let cidr = of.spec.cidr.parse::<Cidr>();
+    let mut faults: Vec<_> =
+        cidr.err().map(|error| Fault::new("spec.cidr", error)).into_iter().collect();
+    let ours = of.metadata.namespace.as_deref() == Some(labels::LIQO_NAMESPACE);
+    let kind = of.metadata.labels.as_ref().and_then(|labels| labels.get(labels::NETWORK_TYPE));
+    if let Some(kind) = kind.filter(|kind| ours && !labels::NETWORK_TYPES.contains(&kind.as_str()))
+    {
+        let expected = "pod-cidr, service-cidr, external-cidr, internal-cidr or reserved";
+        let message = format!("found {kind:?}; expected {expected}");
+        faults.push(Fault::new(label_field(labels::NETWORK_TYPE), message));
+    }
+    faults
+}
+
+pub fn ip(of: &IP) -> Vec<Fault> {
+    let found = &of.spec.ip;
+    if found.parse::<IpAddr>().is_ok() {
+        return Vec::new();
+    }
+    vec![Fault::new("spec.ip", format!("found {found:?}; expected an IP address"))]
+}
+
+/// Of the ConfigMap that names the cluster.
+pub fn config_map(of: &core::ConfigMap) -> Vec<Fault> {
+    let name = of.metadata.name.as_deref() == Some(labels::CLUSTER_ID_CONFIGMAP);
+    let ours = of.metadata.namespace.as_deref() == Some(labels::LIQO_NAMESPACE);
+    if name && ours { cluster_id(of).err().into_iter().collect() } else { Vec::new() }
+}
+
+/// The cluster's ID, of the ConfigMap that has it.
+pub fn cluster_id(of: &core::ConfigMap) -> Result<ClusterId, Fault> {
+    let field = format!("data.{}", labels::CLUSTER_ID_KEY);
+    match of.data.as_ref().and_then(|data| data.get(labels::CLUSTER_ID_KEY)) {
+        None => Err(Fault::new(field, "missing; expected the cluster's ID")),
+        Some(found) => found.parse().map_err(|error| Fault::new(field, error)),
+    }
+}
+
+pub fn node(of: &core::Node) -> Vec<Fault> {
+    let (underlay, mut faults) = node_addresses(of);
+    if underlay.is_empty() {
+        let message = "no address of type InternalIP; expected one or one of each family";
+        faults.push(Fault::new("status.addresses", message));
+    }
+    let wrong =
+        node_pod_cidrs(of).into_iter().filter_map(|(field, cidr)| Some((field, cidr.err()?)));
+    faults.extend(wrong.map(|(field, error)| Fault::new(field, error)));
+    faults
+}
+
+/// The node's internal addresses, the first of each family.
+pub fn node_addresses(of: &core::Node) -> (Vec<IpAddr>, Vec<Fault>) {
+    let (mut underlay, mut faults) = (Vec::<IpAddr>::new(), Vec::new());
+    let addresses = of.status.as_ref().and_then(|status| status.addresses.as_ref());
+    for (i, address) in addresses.into_iter().flatten().enumerate() {
+        if address.type_ != "InternalIP" {
+            continue;
+        }
+        let field = format!("status.addresses[{i}].address");
+        match address.address.parse::<IpAddr>() {
+            Ok(ip) if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() => {
+                let message = format!("found {ip}; expected an address other nodes can reach");
+                faults.push(Fault::new(field, message));
+            }
+            Ok(ip) if underlay.iter().any(|known| known.is_ipv4() == ip.is_ipv4()) => {}
+            Ok(ip) => underlay.push(ip),
+            Err(_) => {
+                let message = format!("found {:?}; expected an IP address", address.address);
+                faults.push(Fault::new(field, message));
+            }
+        }
+    }
+    (underlay, faults)
+}
+
+/// The node's pod CIDRs with their fields.
+pub fn node_pod_cidrs(of: &core::Node) -> Vec<(String, Result<Cidr, ParseCidrError>)> {
+    let spec = of.spec.as_ref();
+    let many = spec.and_then(|spec| spec.pod_cidrs.clone()).filter(|list| !list.is_empty());
+    let one = spec.and_then(|spec| spec.pod_cidr.clone()).map(|cidr| vec![cidr]);
+    let texts = many.or(one).unwrap_or_default();
+    let parsed = texts.iter().enumerate();
+    parsed.map(|(i, text)| (format!("spec.podCIDRs[{i}]"), text.parse())).collect()
+}

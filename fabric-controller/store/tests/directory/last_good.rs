@@ -1,0 +1,151 @@
+//! Whatever is done to a manifest, its last good version stands, also for who starts only then.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write as _;
+use std::time::Duration;
+
+use fabric_store::{Event, Kind, Store, Watch};
+
+use crate::{Place, args, cidr_of, network, network_ref, next, quiet, sync};
+
+const SECRET: &str = "apiVersion: v1\nkind: Secret\nmetadata: {name: s, namespace: t}\n\
+                      stringData: {x: HUSH}\n";
+
+/// As the controller does.
+async fn controller(place: &Place) -> Watch {
+    let mut watch = place.store.watch(&Kind::ALL).unwrap().remembering();
+    sync(&mut watch).await;
+    watch
+}
+
+/// What a program finds that starts now.
+fn cidr_for_a_newcomer(place: &Place, name: &str) -> Option<String> {
+    let store = Store::open(&args(place.dir.path())).unwrap();
+    store.get(&network_ref(name)).unwrap().map(|object| cidr_of(&object).to_owned())
+}
+
+fn two(first: &str, second: &str) -> String {
+    network("a", first) + "---\n" + SECRET + "---\n" + &network("b", second)
+}
+
+#[tokio::test]
+async fn a_newcomer_finds_what_was_there_before_a_manifest_went_bad() {
+    let place = Place::new();
+    let good = two("10.1.0.0/16", "10.2.0.0/16");
+    let bad = [
+        good[..good.len() / 2].to_owned(),
+        String::new(),
+        good.replace("10.2.0.0/16", "10.2.0.7/16"),
+        good.replace("kind: Network", "kind: Netwrok"),
+        good.replace("cidr: 10.1", "cidr: [10.1"),
+        "x".repeat(2 << 20),
+    ];
+    for bad in bad {
+        place.write("a.yaml", &good);
+        drop(controller(&place).await);
+        place.write("a.yaml", &bad);
+        for name in ["a", "b"] {
+            let found = cidr_for_a_newcomer(&place, name);
+            let expected = if name == "a" { "10.1.0.0/16" } else { "10.2.0.0/16" };
+            assert_eq!(found.as_deref(), Some(expected), "{name} {:?}", &bad[..bad.len().min(300)]);
+        }
+        assert!(!place.problems().is_empty());
+        drop(controller(&place).await);
+        assert_eq!(cidr_for_a_newcomer(&place, "b").unwrap(), "10.2.0.0/16", "after two restarts");
+    }
+    fs::rename(place.path("manifests"), place.path("away")).unwrap();
+    assert_eq!(cidr_for_a_newcomer(&place, "b").unwrap(), "10.2.0.0/16");
+}
+
+#[tokio::test]
+async fn what_is_gone_or_good_again_is_not_remembered() {
+    let place = Place::new();
+    place.write("a.yaml", &two("10.1.0.0/16", "10.2.0.0/16"));
+    drop(controller(&place).await);
+    place.replace("a.yaml", &network("a", "10.3.0.0/16"));
+    assert_eq!(cidr_for_a_newcomer(&place, "b"), None, "a good file that says nothing of it");
+    drop(controller(&place).await);
+    place.write("a.yaml", "kind: [");
+    assert_eq!(cidr_for_a_newcomer(&place, "a").unwrap(), "10.3.0.0/16");
+    assert_eq!(cidr_for_a_newcomer(&place, "b"), None);
+    place.remove("a.yaml");
+    assert_eq!(cidr_for_a_newcomer(&place, "a"), None);
+    drop(controller(&place).await);
+    assert_eq!(fs::read_dir(place.path("state/last-good")).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn nothing_of_a_secret_is_remembered() {
+    let place = Place::new();
+    place.write("a.yaml", &two("10.1.0.0/16", "10.2.0.0/16"));
+    drop(controller(&place).await);
+    let text = fs::read_to_string(place.path("state/last-good/a.yaml")).unwrap();
+    assert!(text.contains("10.2.0.0/16") && !text.contains("Secret"), "{text}");
+    assert!(!text.contains("HUSH") && !text.contains("SFVTSA"), "{text}");
+}
+
+#[tokio::test]
+async fn a_fault_in_one_object_hides_no_other_of_its_file() {
+    let place = Place::new();
+    place.write("a.yaml", &two("10.1.0.0/16", "10.2.0.0/16"));
+    let mut watch = controller(&place).await;
+    // A cut that leaves good YAML, but for one length.
+    let good = two("10.1.0.0/16", "10.2.0.0/16");
+    let cut = good.find("0/16").unwrap() + 3;
+    place.replace("a.yaml", &good[..cut]);
+    let Event::Problems(problems) = next(&mut watch).await else { panic!() };
+    assert!(problems.iter().any(|p| p.message.contains("host bits")), "{problems:?}");
+    assert!(problems.iter().any(|p| p.message.contains("end of the file")), "{problems:?}");
+    quiet(&mut watch).await;
+}
+
+#[tokio::test]
+async fn a_file_that_is_written_slowly_loses_nothing_meanwhile() {
+    let place = Place::new();
+    place.write("a.yaml", &two("10.1.0.0/16", "10.2.0.0/16"));
+    let mut watch = controller(&place).await;
+    let text = two("10.5.0.0/16", "10.2.0.0/16");
+    let path = place.path("manifests/a.yaml");
+    let writer = std::thread::spawn(move || {
+        let mut file = OpenOptions::new().write(true).truncate(true).open(path).unwrap();
+        for line in text.split_inclusive('\n') {
+            file.write_all(line.as_bytes()).unwrap();
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    });
+    let mut changed = false;
+    while !writer.is_finished() {
+        let event = tokio::time::timeout(Duration::from_millis(50), watch.next()).await;
+        match event {
+            Ok(Event::Deleted(gone)) => panic!("{gone} was taken for deleted"),
+            Ok(Event::Applied(object)) => changed |= object.reference() == network_ref("a"),
+            Ok(Event::Problems(_) | Event::Synced) | Err(_) => {}
+        }
+    }
+    assert!(changed, "the change itself arrived");
+}
+
+#[tokio::test]
+async fn an_object_taken_out_of_its_file_in_place_is_gone_within_a_second() {
+    let place = Place::new();
+    place.write("a.yaml", &two("10.1.0.0/16", "10.2.0.0/16"));
+    let mut watch = controller(&place).await;
+    place.write("a.yaml", &network("b", "10.2.0.0/16"));
+    let began = std::time::Instant::now();
+    assert!(matches!(next(&mut watch).await, Event::Deleted(_)));
+    assert!(matches!(next(&mut watch).await, Event::Deleted(r) if r == network_ref("a")));
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_note_is_kept_whole_or_not_at_all() {
+    let place = Place::new();
+    assert_eq!(place.store.note::<Vec<u8>>("n"), None);
+    assert!(place.store.put_note("n", &vec![1_u8, 2]).unwrap());
+    assert!(!place.store.put_note("n", &vec![1_u8, 2]).unwrap());
+    assert_eq!(place.store.note::<Vec<u8>>("n"), Some(vec![1, 2]));
+    fs::write(place.path("state/notes/n.yaml"), "[1, ").unwrap();
+    assert_eq!(place.store.note::<Vec<u8>>("n"), None);
+    place.store.delete_note("n").unwrap();
+    place.store.delete_note("n").unwrap();
+}
