@@ -19,6 +19,8 @@ const SILENCE: Duration = Duration::from_secs(180);
 /// Authentic packets per second above which a peer that cannot say whether it hears us is taken to
 /// be busy rather than cut off: what still arrives over a half-dead tunnel are probes and retries.
 const BUSY_RATE: u64 = 100;
+/// A rate is that of at least so long.
+const BUSY_TIME: Duration = Duration::from_millis(100);
 
 /// What a weft gateway says about itself in its probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,8 +49,8 @@ pub struct Machine {
     last_pong: Option<Instant>,
     pings: Pings,
     traffic: Traffic,
-    /// When `traffic` was told, and when it last grew by [`BUSY_RATE`].
-    traffic_at: Option<Instant>,
+    /// Packets at some time in the past, and when there last were [`BUSY_RATE`] more a second.
+    counted: Option<(u64, Instant)>,
     busy_at: Option<Instant>,
 }
 
@@ -71,7 +73,7 @@ impl Machine {
             last_pong: None,
             pings: Pings::default(),
             traffic: Traffic::default(),
-            traffic_at: None,
+            counted: None,
             busy_at: None,
         }
     }
@@ -116,21 +118,24 @@ impl Machine {
 
     /// The engine's counters were read.
     pub fn handle_traffic(&mut self, traffic: Traffic, now: Instant) {
-        let time = self.traffic_at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
-        let packets = traffic.packets.saturating_sub(self.traffic.packets);
-        if !time.is_zero() && u128::from(packets) * 1000 >= time.as_millis() * u128::from(BUSY_RATE)
-        {
-            self.busy_at = Some(now);
+        let (before, since) = *self.counted.get_or_insert((traffic.packets, now));
+        let time = now.saturating_duration_since(since);
+        if time >= BUSY_TIME {
+            let packets = traffic.packets.saturating_sub(before);
+            if u128::from(packets) * 1000 >= time.as_millis() * u128::from(BUSY_RATE) {
+                self.busy_at = Some(now);
+            }
+            self.counted = Some((traffic.packets, now));
         }
-        self.traffic_at = Some(now);
         self.traffic = traffic;
         self.handle_tick(now);
     }
 
-    /// Time passed. Returns whether the value changed; call at least every [`Self::tick_interval`].
+    /// Time passed. Returns whether the value changed; to be called at [`Self::deadline`].
     pub fn handle_tick(&mut self, now: Instant) -> bool {
         let before = self.value;
-        self.value = match (self.value, self.is_alive(now)) {
+        let is_alive = self.alive_until().is_some_and(|until| now < until);
+        self.value = match (self.value, is_alive) {
             (_, true) => ConnectionValue::Connected,
             (ConnectionValue::Connecting, false) => ConnectionValue::Connecting,
             (ConnectionValue::Connected | ConnectionValue::Error, false) => ConnectionValue::Error,
@@ -144,41 +149,43 @@ impl Machine {
         before != self.value
     }
 
-    /// How often time has to be told: a tenth of the loss window, as in Liqo.
-    pub fn tick_interval(&self) -> Duration {
-        (self.window() / 10).clamp(Duration::from_millis(20), Duration::from_secs(1))
+    /// When the connection is lost unless something is heard before; `None` while there is none.
+    /// Newer [`Self::handle_traffic`] may put it off.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.alive_until().filter(|_| self.is_connected())
     }
 
-    fn is_alive(&self, now: Instant) -> bool {
+    /// Until when what was heard so far stands for a connection.
+    fn alive_until(&self) -> Option<Instant> {
+        let after = |event: Option<Instant>, time: Duration| event.map(|at| at + time);
+        let Traffic { last_authentic, last_handshake, .. } = self.traffic;
         if !self.settings.enabled {
-            return within(self.traffic.last_authentic, SILENCE, now)
-                || within(self.traffic.last_handshake, SILENCE, now);
+            return after(last_authentic.max(last_handshake), SILENCE);
         }
-        let comes_back = within(self.last_pong, self.window(), now);
-        let reaches_us = self.pings.interval.is_none_or(|interval| {
-            within(self.pings.last, self.window().max(interval * self.settings.loss_threshold), now)
-        });
-        if comes_back && reaches_us {
-            return true;
-        }
+        // In the order of options, nothing comes before everything else.
+        let comes_back = after(self.last_pong, self.window());
+        let reaches_us = match self.pings.interval {
+            Some(interval) => after(self.pings.last, self.window().max(self.window_of(interval))),
+            None => comes_back,
+        };
         // Packets keep a connection, they do not make one.
-        self.is_connected() && self.packets_flow(now)
+        let packets = self.packets_flow_until().filter(|_| self.is_connected());
+        comes_back.min(reaches_us).max(packets)
     }
 
-    /// Authentic packets arrive, and nothing says that ours do not.
-    fn packets_flow(&self, now: Instant) -> bool {
-        if !within(self.traffic.last_authentic, self.window(), now) {
-            return false;
-        }
+    /// As long as authentic packets arrive, and nothing says that ours do not.
+    fn packets_flow_until(&self) -> Option<Instant> {
+        let window = self.window();
+        let silent = self.traffic.last_authentic? + window;
         match self.pings.peer_heard {
             // Its word may be old: the probes that would renew it drown in the same load.
             Some((heard, said_at)) => {
-                heard.is_some_and(|at| said_at.saturating_duration_since(at) <= self.window())
+                (said_at.saturating_duration_since(heard?) <= window).then_some(silent)
             }
             // A completed handshake went both ways.
             None => {
-                within(self.busy_at, self.window(), now)
-                    && within(self.traffic.last_handshake, SILENCE, now)
+                let handshake = self.traffic.last_handshake? + SILENCE;
+                Some(silent.min(self.busy_at? + window).min(handshake))
             }
         }
     }
@@ -193,12 +200,15 @@ impl Machine {
 
     /// How long our probes may stay away before they count as lost.
     fn window(&self) -> Duration {
-        Duration::from_millis(self.settings.interval_ms.into()) * self.settings.loss_threshold
+        self.window_of(Duration::from_millis(self.settings.interval_ms.into()))
     }
-}
 
-fn within(event: Option<Instant>, window: Duration, now: Instant) -> bool {
-    event.is_some_and(|at| now.saturating_duration_since(at) <= window)
+    /// How long silence may last where something is due every `interval`. Liqo's is half an interval
+    /// longer and ends when one probe more is about to come back, so that luck decides.
+    fn window_of(&self, interval: Duration) -> Duration {
+        // One lost probe must show before the next one does.
+        interval * self.settings.loss_threshold.max(2) - interval / 2
+    }
 }
 
 /// A latency as Liqo writes it: `<n>ms`, `<n>μs` (U+03BC) below one millisecond, `N/A` if unknown.
@@ -249,13 +259,28 @@ mod tests {
     #[test]
     fn silence_is_an_error_after_the_loss_window_and_heals() {
         let mut sim = Sim::connected();
-        sim.pass(Duration::from_secs(10));
+        let deadline = sim.machine.deadline().unwrap();
+        assert_eq!(deadline - sim.now, Duration::from_secs(9), "4.5 of 2 s, before the fifth");
+        sim.pass(Duration::from_millis(8999));
         assert_eq!(sim.value(), ConnectionValue::Connected);
-        sim.pass(Duration::from_secs(1));
+        sim.pass(Duration::from_millis(1));
         assert_eq!(sim.value(), ConnectionValue::Error);
-        assert_eq!(sim.machine.latency(), None);
+        assert_eq!((sim.machine.latency(), sim.machine.deadline()), (None, None));
         sim.machine.handle_pong(RTT, None, sim.now);
         assert_eq!(sim.value(), ConnectionValue::Connected);
+    }
+
+    #[test]
+    fn probes_every_tenth_of_a_second_leave_time_to_say_so_within_half_a_second() {
+        let fastest = ProbeSettings { interval_ms: 100, loss_threshold: 5, ..Default::default() };
+        let mut sim = Sim::connected();
+        sim.machine.handle_settings(fastest, sim.now);
+        // Also in the midst of traffic.
+        sim.traffic(1000);
+        assert_eq!(sim.machine.deadline().unwrap() - sim.now, Duration::from_millis(450));
+        let one = ProbeSettings { loss_threshold: 1, ..fastest };
+        sim.machine.handle_settings(one, sim.now);
+        assert_eq!(sim.machine.deadline().unwrap() - sim.now, Duration::from_millis(150));
     }
 
     #[test]

@@ -6,9 +6,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use netlink::Netns;
+use fabric_api::fabric::MtuBound;
+use netlink::nft::NftError;
+use netlink::{Netns, Quarrel};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::desired::Desired;
@@ -16,14 +18,12 @@ use crate::engine::{Engine, Order};
 use crate::input::Input;
 use crate::lane::{LaneHandle, Offloads, PeerState};
 use crate::monitor::View;
-use crate::overlay::{Overlay, chain};
+use crate::overlay::{Filter, Overlay, Peer, TunnelMtu, Way, chain};
 
 /// Time until everything is looked at again although nothing happened, and while something is
 /// wrong.
 const RESYNC: Duration = Duration::from_secs(30);
 const RETRY: Duration = Duration::from_secs(5);
-/// Someone who changes back what we change gets slower and slower answers, up to [`RETRY`].
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 /// What the dataplane does now.
 #[derive(Clone, Debug, Default)]
@@ -45,6 +45,13 @@ pub struct Running {
     pub open: bool,
     /// The tunnel's MTU in force, in bytes.
     pub mtu: u32,
+    pub mtu_bound: MtuBound,
+    /// The largest IP packet known to reach the peer, in bytes.
+    pub path_mtu: Option<u32>,
+    /// What an earlier gateway found.
+    pub remembered_path_mtu: Option<u32>,
+    /// What is to be probed; `None` while no address of the peer is known.
+    pub way: Option<Way>,
     /// UDP port that the tunnel is reached at.
     pub port: Option<u16>,
 }
@@ -64,15 +71,21 @@ pub async fn run(
     planes: watch::Sender<Plane>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let mut dataplane = Dataplane { overlay, engine: Engine::new(offloads), offloads };
-    let mut pause = FIRST_PAUSE;
+    let mut dataplane = Dataplane {
+        refusal: Filter::refusal(overlay.inner().clone())?,
+        only_nodes: overlay.pod().cloned().map(Filter::only_nodes).transpose()?,
+        overlay,
+        engine: Engine::new(offloads),
+        offloads,
+    };
+    let mut quarrel = Quarrel::default();
     loop {
         let seen = sources.take();
         let (plane, steps) = dataplane.pass(&seen).await;
         let again_at = Instant::now() + if plane.problems.is_empty() { RESYNC } else { RETRY };
         publish(&planes, plane);
-        if steps == 0 {
-            pause = FIRST_PAUSE;
+        if steps > 0 {
+            quarrel.note();
         }
         tokio::select! {
             biased;
@@ -81,12 +94,14 @@ pub async fn run(
             () = session_changed(dataplane.engine.lane()) => continue,
             () = sleep_until(again_at) => continue,
             () = dataplane.overlay.changed() => {}
+            () = dataplane.refusal.changed() => {}
+            () = changed(&mut dataplane.only_nodes) => {}
         }
         tokio::select! {
             biased;
             () = stop.cancelled() => break,
             changed = sources.changed(&seen) => changed?,
-            () = sleep(pause) => pause = (pause * 2).min(RETRY),
+            () = quarrel.calm_down() => {}
         }
     }
     publish(&planes, Plane::default());
@@ -95,6 +110,9 @@ pub async fn run(
 
 struct Dataplane {
     overlay: Overlay,
+    refusal: Filter,
+    /// Standalone only.
+    only_nodes: Option<Filter>,
     engine: Engine,
     offloads: Offloads,
 }
@@ -105,6 +123,7 @@ struct Seen {
     endpoint: Option<SocketAddr>,
     connected: bool,
     retries: u64,
+    path_mtu: Option<u32>,
 }
 
 impl Dataplane {
@@ -113,8 +132,13 @@ impl Dataplane {
         let Some(desired) = &seen.input.desired else { return (Plane::default(), 0) };
         // Where packets go now, which roaming may have changed.
         let session = self.engine.lane().map(|lane| *lane.changes().borrow());
-        let peer = session.and_then(|peer| peer.endpoint).or(seen.endpoint);
-        let applied = self.overlay.apply(desired, peer, seen.connected, self.offloads).await;
+        let address = session.and_then(|peer| peer.endpoint).or(seen.endpoint);
+        let peer = address.map(|address| Peer { address, path_mtu: seen.path_mtu });
+        let (refused, guarded, applied) = tokio::join!(
+            self.refusal.ensure(!seen.connected),
+            ensure(&mut self.only_nodes),
+            self.overlay.apply(desired, peer, self.offloads),
+        );
         let (mtu, steps, mut problems) = match applied {
             Ok(applied) => {
                 if let Some(tun) = applied.new_tun {
@@ -122,29 +146,36 @@ impl Dataplane {
                 }
                 (applied.mtu, applied.steps.len(), applied.problems)
             }
-            Err(error) => return (self.plane(0, false, vec![chain(&error)]), 0),
+            Err(error) => return (self.plane(None, seen, vec![chain(&error)]), 0),
         };
+        problems.extend([refused, guarded].into_iter().filter_map(Result::err).map(|e| chain(&e)));
         if let Some(key) = &seen.input.key {
             let order = Order {
                 desired: desired.clone(),
                 key: key.clone(),
                 endpoint: seen.endpoint,
-                mtu,
+                mtu: mtu.bytes,
                 retries: seen.retries,
             };
             problems.extend(self.engine.follow(order).err().map(|error| chain(&error)));
         }
-        (self.plane(mtu, seen.connected, problems), steps)
+        (self.plane(Some(mtu), seen, problems), steps)
     }
 
-    fn plane(&self, mtu: u32, open: bool, problems: Vec<String>) -> Plane {
+    /// `mtu` is absent if nothing could be done.
+    fn plane(&self, mtu: Option<TunnelMtu>, seen: &Seen, problems: Vec<String>) -> Plane {
+        let status = seen.input.config.as_ref().and_then(|config| config.status.as_ref());
         let lane = self.engine.lane().zip(self.engine.order());
         let running = lane.map(|(lane, order)| Running {
             desired: order.desired.clone(),
             lane: lane.clone(),
             inner: self.overlay.inner().clone(),
-            open,
-            mtu,
+            open: mtu.is_some() && seen.connected,
+            mtu: mtu.map_or(0, |mtu| mtu.bytes),
+            mtu_bound: mtu.map_or(MtuBound::Spec, |mtu| mtu.bound),
+            path_mtu: seen.path_mtu,
+            remembered_path_mtu: status.and_then(|status| status.path_mtu),
+            way: mtu.and_then(|mtu| mtu.way),
             port: self.engine.port(),
         });
         Plane { running, problems }
@@ -154,27 +185,40 @@ impl Dataplane {
 impl Sources {
     fn take(&mut self) -> Seen {
         let view = self.views.borrow_and_update();
-        let (connected, retries) = (view.is_connected(), view.retries);
+        let (connected, retries, path_mtu) = (view.is_connected(), view.retries, view.path_mtu);
         drop(view);
         Seen {
             input: self.inputs.borrow_and_update().clone(),
             endpoint: *self.endpoint.borrow_and_update(),
             connected,
             retries,
+            path_mtu,
         }
     }
 
     /// Returns when something is other than `seen`. A view changes with every probe; here only
     /// counts what packets go by.
     async fn changed(&mut self, seen: &Seen) -> Result<(), watch::error::RecvError> {
-        let other =
-            |view: &View| (view.is_connected(), view.retries) != (seen.connected, seen.retries);
+        let other = |view: &View| {
+            (view.is_connected(), view.retries, view.path_mtu)
+                != (seen.connected, seen.retries, seen.path_mtu)
+        };
         tokio::select! {
             changed = self.inputs.changed() => changed,
             changed = self.endpoint.changed() => changed,
             changed = self.views.wait_for(other) => changed.map(|_| ()),
         }
     }
+}
+
+async fn ensure(filter: &mut Option<Filter>) -> Result<(), NftError> {
+    let Some(filter) = filter else { return Ok(()) };
+    filter.ensure(true).await
+}
+
+async fn changed(filter: &mut Option<Filter>) {
+    let Some(filter) = filter else { return std::future::pending().await };
+    filter.changed().await;
 }
 
 /// Returns when the peer moved, or never without a lane.
@@ -203,10 +247,11 @@ fn publish(planes: &watch::Sender<Plane>, plane: Plane) {
 impl PartialEq for Plane {
     fn eq(&self, other: &Self) -> bool {
         let key = |plane: &Self| {
-            plane
-                .running
-                .as_ref()
-                .map(|r| (Arc::as_ptr(&r.desired), Arc::as_ptr(&r.lane), r.open, r.mtu, r.port))
+            let running = plane.running.as_ref();
+            running.map(|r| {
+                let mtu = (r.mtu, r.mtu_bound, r.path_mtu, r.way);
+                (Arc::as_ptr(&r.desired), Arc::as_ptr(&r.lane), r.open, mtu, r.port)
+            })
         };
         key(self) == key(other) && self.problems == other.problems
     }

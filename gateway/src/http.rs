@@ -101,6 +101,7 @@ impl Sources {
             connected: view.is_connected(),
             latency: view.latency,
             mtu: running.as_ref().map_or(0, |running| running.mtu),
+            path_mtu: running.as_ref().and_then(|running| running.path_mtu),
             stats: running.map(|running| running.lane.snapshot()),
         })
     }

@@ -16,6 +16,7 @@ pub mod lane;
 pub mod metrics;
 pub mod monitor;
 pub mod overlay;
+pub mod path_mtu;
 pub mod probe;
 pub mod secret;
 pub mod status;

@@ -36,6 +36,8 @@ pub struct Scrape {
     pub stats: Option<Stats>,
     /// The tunnel's MTU in force, in bytes.
     pub mtu: u32,
+    /// The largest IP packet known to reach the peer, in bytes; absent while that is not known.
+    pub path_mtu: Option<u32>,
 }
 
 /// What outlives a scrape.
@@ -145,7 +147,10 @@ impl Peering {
         let help = "Whether trains leave as one segmented send: 1 or 0";
         gauge(encoder, "weft_gateway_gso_active", help, &[], stats.gso_active.into())?;
         let help = "MTU of the tunnel in force, in bytes";
-        gauge(encoder, "weft_gateway_tunnel_mtu_bytes", help, &[], self.scrape.mtu.into())
+        gauge(encoder, "weft_gateway_tunnel_mtu_bytes", help, &[], self.scrape.mtu.into())?;
+        let Some(path_mtu) = self.scrape.path_mtu else { return Ok(()) };
+        let help = "The largest IP packet known to reach the peer over the underlay, in bytes";
+        gauge(encoder, "weft_gateway_path_mtu_bytes", help, &[], path_mtu.into())
     }
 }
 
@@ -204,6 +209,7 @@ mod tests {
             r#"weft_gateway_dropped_packets_total{reason="replay",direction="inbound"} 5"#,
             r#"weft_gateway_dropped_packets_total{reason="tun_full",direction="outbound"} 0"#,
             "weft_gateway_tunnel_mtu_bytes 1340",
+            "weft_gateway_path_mtu_bytes 1400",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
         }
@@ -231,6 +237,13 @@ mod tests {
             socket_overflows: 0,
         };
         let peer = "milan".parse().unwrap();
-        Scrape { peer, connected: latency.is_some(), latency, stats: Some(stats), mtu: 1340 }
+        Scrape {
+            peer,
+            connected: latency.is_some(),
+            latency,
+            stats: Some(stats),
+            mtu: 1340,
+            path_mtu: Some(1400),
+        }
     }
 }

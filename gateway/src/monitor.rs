@@ -1,6 +1,7 @@
 //! Watches whether packets get through: sends probes, answers the peer's, and keeps the
 //! [`View`] of the connection that everything else goes by.
 
+mod path;
 mod socket;
 
 use std::net::SocketAddr;
@@ -19,12 +20,18 @@ use crate::dataplane::{Plane, Running};
 use crate::desired::Desired;
 use crate::lane::{LaneHandle, PeerState};
 use crate::probe::{MAX_DATAGRAM, Message, MessageType, Pending, WeftField};
+use path::PathProber;
 use socket::ProbeSocket;
 
 /// Longest time between two probes while there is no connection, so that one is noticed at once.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(500);
 /// Least time between two probes, whatever asks for them.
 const LEAST_INTERVAL: Duration = Duration::from_millis(50);
+/// How often it is looked whether a client should try another way.
+const TICK: Duration = Duration::from_secs(1);
+/// Datagrams read before it is said that none came: a gateway that had to wait for a processor finds
+/// the answers when it has one.
+const LATE_DATAGRAMS: usize = 64;
 /// How many probes a client leaves unanswered before it tries another way, and how long it then
 /// gives that way.
 const RETRY_PROBES: u32 = 3;
@@ -41,12 +48,20 @@ pub struct View {
     /// How often a client gave its way to the server up: time for another source port, and to
     /// look the server's name up again.
     pub retries: u64,
+    /// The largest IP packet known to reach the peer, in bytes; `None` unless the peer answers.
+    pub path_mtu: Option<u32>,
 }
 
 impl View {
     /// Before anything is known.
     pub fn start() -> Self {
-        Self { value: ConnectionValue::Connecting, latency: None, latency_at: None, retries: 0 }
+        Self {
+            value: ConnectionValue::Connecting,
+            latency: None,
+            latency_at: None,
+            retries: 0,
+            path_mtu: None,
+        }
     }
 
     pub fn is_connected(&self) -> bool {
@@ -61,7 +76,7 @@ pub async fn run(
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let mut peering: Option<Peering> = None;
-    let mut buffer = [0; MAX_DATAGRAM + 1];
+    let mut buffer = vec![0; MAX_DATAGRAM];
     loop {
         let running = planes.borrow_and_update().running.clone();
         peering = Peering::adopt(peering, running);
@@ -80,7 +95,14 @@ pub async fn run(
             () = stop.cancelled() => return Ok(()),
             changed = planes.changed() => changed?,
             () = sleep_until(current.ping_at.into()) => current.send_ping(Instant::now()),
-            () = sleep_until(current.tick_at.into()) => current.handle_tick(Instant::now()),
+            () = sleep_until(current.due().into()) => {
+                current.drain(&mut buffer);
+                current.handle_tick(Instant::now());
+            }
+            () = sleep_until(current.path_due().into()) => {
+                current.drain(&mut buffer);
+                current.path.send(current.running.desired.peer.as_str(), Instant::now());
+            }
             changed = current.changes.changed(), if !current.lane_ended => {
                 // When the lane has ended, the dataplane will say what comes next.
                 current.lane_ended = changed.is_err();
@@ -116,6 +138,7 @@ struct Peering {
     last_handshake: Option<Instant>,
     /// No probe has come back through the newest session yet.
     unproven: bool,
+    path: PathProber,
     latency_at: Option<Timestamp>,
     /// Since when the probes are unanswered.
     unanswered: Option<Instant>,
@@ -130,10 +153,8 @@ impl Peering {
     fn adopt(current: Option<Self>, running: Option<Running>) -> Option<Self> {
         let running = running.filter(|running| running.desired.peer_key.is_some())?;
         let now = Instant::now();
-        let same = |c: &Self| {
-            c.desired().peer == running.desired.peer
-                && c.desired().peer_key == running.desired.peer_key
-        };
+        // With other keys, too: the lane goes from one session to the next without a gap.
+        let same = |c: &Self| c.desired().peer == running.desired.peer;
         match current.filter(same) {
             None => Some(Self::new(running, now)),
             Some(mut peering) => {
@@ -147,6 +168,7 @@ impl Peering {
                     peering.changes = running.lane.changes();
                     peering.lane_ended = false;
                 }
+                peering.path.follow(&running, now);
                 peering.running = running;
                 Some(peering)
             }
@@ -166,6 +188,7 @@ impl Peering {
             last_ping: None,
             last_handshake: None,
             unproven: false,
+            path: PathProber::new(&running, now),
             latency_at: None,
             unanswered: None,
             retried: Some(now),
@@ -179,7 +202,28 @@ impl Peering {
         &self.running.desired
     }
 
+    /// When time has to be told. While the peer answers, only the end of its patience counts.
+    fn due(&self) -> Instant {
+        let is_answered = self.unanswered.is_none_or(|since| since.elapsed() < TICK);
+        let tick = (!(self.machine.is_connected() && is_answered)).then_some(self.tick_at);
+        self.machine.deadline().into_iter().chain(tick).min().unwrap_or_else(never)
+    }
+
+    /// When the path's MTU is next looked at.
+    fn path_due(&self) -> Instant {
+        self.path.deadline().unwrap_or_else(never)
+    }
+
+    /// Takes what has arrived already.
+    fn drain(&mut self, buffer: &mut [u8]) {
+        for _ in 0..LATE_DATAGRAMS {
+            let Some((from, length)) = self.socket.received(buffer) else { return };
+            self.handle_datagram(&buffer[..length], from, Instant::now());
+        }
+    }
+
     fn handle_datagram(&mut self, datagram: &[u8], from: SocketAddr, now: Instant) {
+        self.machine.handle_traffic(traffic(&self.running.lane), now);
         if from.ip() != self.desired().peer_tunnel_address {
             return;
         }
@@ -187,14 +231,21 @@ impl Peering {
             Ok(message) => message,
             Err(error) => return tracing::debug!(%error, "not a probe"),
         };
-        match message.msg_type {
-            MessageType::Ping => self.handle_ping(message, from, now),
-            MessageType::Pong => self.handle_pong(&message, now),
+        let nonce = message.weft.and_then(|weft| weft.size_probe);
+        match (message.msg_type, nonce) {
+            (MessageType::Ping, None) => self.handle_ping(message, from, now),
+            (MessageType::Pong, None) => self.handle_pong(&message, now),
+            (MessageType::Ping, Some(nonce)) => {
+                let answer = message.pong(WeftField::size_probe(nonce));
+                self.socket.send(&answer.encode(), from);
+            }
+            (MessageType::Pong, Some(nonce)) => self.path.handle_answer(nonce, now),
         }
     }
 
     fn handle_ping(&mut self, ping: Message, from: SocketAddr, now: Instant) {
         self.machine.handle_ping(ping.report(), now);
+        self.path.handle_life(&ping, None, now);
         let pong = ping.pong(self.weft_field(now));
         self.socket.send(&pong.encode(), from);
         // Whoever reaches us can be reached, too: no need to wait for the next turn. A probe sent as
@@ -210,11 +261,13 @@ impl Peering {
         self.unproven = false;
         self.latency_at = Some(Timestamp::now());
         self.machine.handle_pong(latency, pong.report(), now);
+        self.path.handle_life(pong, Some(latency), now);
     }
 
     /// The engine's session came, was renewed, or went.
     fn handle_session(&mut self, now: Instant) {
         let state = *self.changes.borrow_and_update();
+        self.path.handle_session(now);
         // A new session may be that of a peer that has started again, and waits for our probe.
         let is_new = state.last_handshake != self.last_handshake;
         self.last_handshake = state.last_handshake;
@@ -227,7 +280,7 @@ impl Peering {
 
     fn handle_tick(&mut self, now: Instant) {
         self.machine.handle_traffic(traffic(&self.running.lane), now);
-        self.tick_at = now + self.machine.tick_interval();
+        self.tick_at = now + TICK;
         if self.is_retry_due(now) {
             tracing::info!("the peer does not answer, trying another way");
             self.retried = Some(now);
@@ -238,8 +291,7 @@ impl Peering {
     fn send_ping(&mut self, now: Instant) {
         let interval = self.desired().probe_interval();
         if interval.is_zero() {
-            // Far enough to be as good as never.
-            self.ping_at = now + Duration::from_secs(3600);
+            self.ping_at = never();
             return;
         }
         let searching = !self.machine.is_connected();
@@ -296,6 +348,7 @@ impl Peering {
                 latency,
                 latency_at: self.latency_at.filter(|_| latency.is_some()),
                 retries: view.retries + retries,
+                path_mtu: self.path.found(),
             };
             if view.value != new.value {
                 log_change(&self.running.desired.peer, &new);
@@ -303,6 +356,11 @@ impl Peering {
             std::mem::replace(view, new.clone()) != new
         });
     }
+}
+
+/// Far enough to be as good as that.
+fn never() -> Instant {
+    Instant::now() + Duration::from_secs(3600)
 }
 
 fn log_change(peer: &fabric_api::ClusterId, view: &View) {

@@ -3,6 +3,7 @@
 //! The inner namespace (and standalone the "pod" namespace) has no name: only this process holds
 //! it, so it ends with the process, whatever ends that.
 
+mod filter;
 mod inner;
 mod link;
 mod mtu;
@@ -11,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use netlink::{Events, Handle, NetlinkError, Netns, NetnsError, Scope};
+use netlink::{Events, Handle, NetlinkError, Netns, NetnsError, Scope, Settings};
 use netplan::{Family, Op, State, Sysctl, plan};
 
 use crate::desired::{Desired, IPV6_MTU};
@@ -20,8 +21,10 @@ use inner::Facts;
 use link::{Link, POD_END};
 use mtu::Path;
 
+pub use filter::Filter;
 pub use inner::TUN;
 pub use link::host_end_name;
+pub use mtu::{TunnelMtu, Way};
 
 /// MTU of the underlay while no way to a node is known, in bytes.
 const USUAL_MTU: u32 = 1500;
@@ -48,11 +51,18 @@ struct Pod {
     host_end: String,
 }
 
+/// Where the peer is known to be, and how large an IP packet is known to get there, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    pub address: SocketAddr,
+    pub path_mtu: Option<u32>,
+}
+
 /// What came of [`Overlay::apply`].
 #[derive(Debug)]
 pub struct Applied {
-    /// The tunnel's MTU in force, in bytes.
-    pub mtu: u32,
+    /// The tunnel's MTU in force.
+    pub mtu: TunnelMtu,
     /// The TUN, if it had to be made: for the first time, or because someone deleted it.
     pub new_tun: Option<OwnedFd>,
     /// The steps that were taken; none if all was as wanted.
@@ -98,14 +108,18 @@ impl Overlay {
         self.inner.netns()
     }
 
-    /// Makes the kernel's state what `desired` says. `peer` is where the peer is known to be.
+    /// Standalone: the namespace of the VXLAN devices' sockets.
+    pub fn pod(&self) -> Option<&Netns> {
+        self.pod.as_ref().map(|pod| pod.handle.netns())
+    }
+
+    /// Makes the kernel's state what `desired` says.
     ///
     /// What one step cannot do is a problem, not an end: the others are done all the same.
     pub async fn apply(
         &self,
         desired: &Desired,
-        peer: Option<SocketAddr>,
-        connected: bool,
+        peer: Option<Peer>,
         offloads: Offloads,
     ) -> Result<Applied, OverlayError> {
         let mut changes = Changes { ipv6: self.has_ipv6(), ..Changes::default() };
@@ -113,23 +127,35 @@ impl Overlay {
         self.apply_link(desired, underlay_mtu, &mut changes).await?;
         let new_tun = self.make_tun(offloads).await?;
         let path = self.path_to(peer).await?;
-        let (mut want, mtu) = inner::wanted(desired, Facts { underlay_mtu, path, connected });
+        let (mut want, mtu) = inner::wanted(desired, Facts { underlay_mtu, path });
         want.sysctls = self.sysctls.iter().cloned().collect();
         let have = self.inner.observe(&inner::scope()).await?;
         changes.make(&self.inner, &have, want).await;
-        changes.problems.extend(self.findings(desired, mtu)?);
+        changes.problems.extend(self.findings(desired, mtu.bytes)?);
         let Changes { steps, problems, .. } = changes;
         Ok(Applied { mtu, new_tun, steps, problems })
     }
 
-    /// Returns after someone changed something of ours.
+    /// Returns after someone changed something of ours. A setting counts as changed when it is other
+    /// than at the time of the call.
     pub async fn changed(&mut self) {
+        let mut settings = match self.watch_settings() {
+            Ok(settings) => settings,
+            // They are looked at with the next resync.
+            Err(error) => {
+                tracing::warn!(%error, "cannot watch settings");
+                Settings::default()
+            }
+        };
         loop {
             let events: Vec<_> = self.events.iter_mut().map(|e| Box::pin(e.changed())).collect();
             if events.is_empty() {
                 return std::future::pending().await;
             }
-            let (outcome, _, _) = futures::future::select_all(events).await;
+            let (outcome, _, _) = tokio::select! {
+                () = settings.changed() => return,
+                told = futures::future::select_all(events) => told,
+            };
             let Err(error) = outcome else { return };
             tracing::warn!(%error, "lost the kernel's notifications, subscribing again");
             tokio::time::sleep(RESUBSCRIBE).await;
@@ -152,12 +178,25 @@ impl Overlay {
 
     fn watch(&self) -> Result<Vec<Events>, NetlinkError> {
         let mut events = vec![self.inner.events(&inner::scope())?];
+        let mut host = Scope::default();
         if let Some(pod) = &self.pod {
             events.push(pod.handle.events(&Link::pod_scope())?);
-            let host_end = Scope { devices: [pod.host_end.clone()].into(), ..Scope::default() };
-            events.push(self.host.events(&host_end)?);
+            host = Link::host_scope(&pod.host_end);
         }
+        // Also for the MTU of the device towards the peer.
+        events.push(self.host.events(&host)?);
         Ok(events)
+    }
+
+    /// Of the devices that are there now.
+    fn watch_settings(&self) -> Result<Settings, NetlinkError> {
+        let own = self.sysctls.iter().map(|(sysctl, _)| sysctl);
+        let settings = Settings::watch(self.inner.netns(), own)?;
+        let Some(pod) = &self.pod else { return Ok(settings) };
+        let (pod_end, host_end) = (Link::pod_scope(), Link::host_scope(&pod.host_end));
+        let pod_end = Settings::watch(pod.handle.netns(), pod_end.sysctls.iter())?;
+        let host_end = Settings::watch(self.host.netns(), host_end.sysctls.iter())?;
+        Ok(settings.and(pod_end).and(host_end))
     }
 
     async fn make_tun(&self, offloads: Offloads) -> Result<Option<OwnedFd>, OverlayError> {
@@ -203,7 +242,8 @@ impl Overlay {
         let link = Link { host_end, host_mac, pod_mac, pod_address, mtu, nodes, own };
         let have = pod.handle.observe(&Link::pod_scope()).await?;
         changes.make(&pod.handle, &have, link.pod_state()).await;
-        let have = link.retain_ours(self.host.observe(&link.host_scope()).await?);
+        let have = self.host.observe(&Link::host_scope(&link.host_end)).await?;
+        let have = link.retain_ours(have);
         changes.make(&self.host, &have, link.host_state()).await;
         Ok(())
     }
@@ -223,17 +263,22 @@ impl Overlay {
     async fn mtu_towards(&self, underlay: IpAddr) -> Result<Option<u32>, OverlayError> {
         let Some(route) = self.host.route_to(underlay).await? else { return Ok(None) };
         if !route.local {
-            return Ok(Some(route.mtu));
+            return Ok(Some(route.learnt_mtu.unwrap_or(route.mtu)));
         }
         let addresses = self.host.addresses().await?;
         let Some(own) = addresses.iter().find(|a| a.address == underlay) else { return Ok(None) };
         Ok(self.host.link(&own.dev).await?.filter(|link| link.name != "lo").map(|link| link.mtu))
     }
 
-    async fn path_to(&self, peer: Option<SocketAddr>) -> Result<Option<Path>, OverlayError> {
-        let Some(peer) = peer else { return Ok(None) };
-        let route = self.host.route_to(mtu::canonical(peer.ip())).await?;
-        Ok(route.map(|route| Path { family: mtu::family_of(peer), mtu: route.mtu }))
+    async fn path_to(&self, peer: Option<Peer>) -> Result<Option<Path>, OverlayError> {
+        let Some(Peer { address, path_mtu }) = peer else { return Ok(None) };
+        let route = self.host.route_to(mtu::canonical(address.ip())).await?;
+        let family = mtu::family_of(address);
+        Ok(route.map(|route| Path {
+            family,
+            device: route.mtu,
+            found: path_mtu.or(route.learnt_mtu),
+        }))
     }
 
     /// What is in the way although every step succeeded.

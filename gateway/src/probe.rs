@@ -13,8 +13,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::connection::PeerReport;
 
-/// Longest datagram read, in bytes: Liqo's own buffer.
-pub const MAX_DATAGRAM: usize = 1024;
+/// Longest message read, in bytes: Liqo's own buffer. Blanks behind it do not count: they make a
+/// datagram as long as a packet of some size needs it.
+pub const MAX_MESSAGE: usize = 1024;
+/// Longest datagram there is, in bytes.
+pub const MAX_DATAGRAM: usize = 65_535;
 /// How many probes may be on their way; older ones no longer count.
 const MAX_PENDING: usize = 64;
 
@@ -50,6 +53,12 @@ pub struct WeftField {
     /// How long ago it last got an authentic packet; absent if never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_ms: Option<u64>,
+    /// Whether the sender answers probes of any size.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub path_mtu: bool,
+    /// Makes this a probe of a path's MTU: nothing counts but whether it comes back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_probe: Option<u32>,
 }
 
 /// Why a datagram is no probe.
@@ -63,10 +72,11 @@ pub enum ParseError {
 
 impl Message {
     pub fn parse(datagram: &[u8]) -> Result<Self, ParseError> {
-        if datagram.len() > MAX_DATAGRAM {
-            return Err(ParseError::TooLong(datagram.len()));
+        let message = datagram.trim_ascii_end();
+        if message.len() > MAX_MESSAGE {
+            return Err(ParseError::TooLong(message.len()));
         }
-        serde_json::from_slice(datagram).map_err(ParseError::Json)
+        serde_json::from_slice(message).map_err(ParseError::Json)
     }
 
     pub fn encode(&self) -> Vec<u8> {
@@ -97,7 +107,14 @@ impl WeftField {
             version: 1,
             interval_ms: u32::try_from(interval.as_millis()).unwrap_or(u32::MAX),
             heard_ms: heard_ago.map(millis),
+            path_mtu: true,
+            size_probe: None,
         }
+    }
+
+    /// What distinguishes a probe of a path's MTU, and its answer.
+    pub fn size_probe(nonce: u32) -> Self {
+        Self { size_probe: Some(nonce), ..Self::new(Duration::ZERO, None) }
     }
 }
 
@@ -163,7 +180,7 @@ mod tests {
         let ping = pending().ping(wall, Instant::now(), weft);
         assert_eq!(
             String::from_utf8(ping.encode()).unwrap(),
-            r#"{"clusterID":"milan","msgType":"PING","timeStamp":"2026-11-21T07:30:00.500000000Z","weft":{"version":1,"intervalMs":2000,"heardMs":40}}"#
+            r#"{"clusterID":"milan","msgType":"PING","timeStamp":"2026-11-21T07:30:00.500000000Z","weft":{"version":1,"intervalMs":2000,"heardMs":40,"pathMtu":true}}"#
         );
     }
 
@@ -174,8 +191,15 @@ mod tests {
         let pong = ping.pong(WeftField::new(Duration::ZERO, None)).encode();
         let expected = FROM_LIQO
             .replace("PING", "PONG")
-            .replace("}", r#","weft":{"version":1,"intervalMs":0}}"#);
+            .replace("}", r#","weft":{"version":1,"intervalMs":0,"pathMtu":true}}"#);
         assert_eq!(String::from_utf8(pong).unwrap(), expected);
+    }
+
+    #[test]
+    fn blanks_make_a_message_as_long_as_need_be() {
+        let mut long = FROM_LIQO.as_bytes().to_vec();
+        long.resize(9000, b' ');
+        assert_eq!(Message::parse(&long).unwrap(), Message::parse(FROM_LIQO.as_bytes()).unwrap());
     }
 
     #[test]
@@ -210,7 +234,8 @@ mod tests {
         for bad in ["", "{}", "null", r#"{"clusterID":1,"msgType":"PING","timeStamp":""}"#] {
             assert!(Message::parse(bad.as_bytes()).is_err(), "{bad}");
         }
-        assert!(Message::parse(&[b' '; MAX_DATAGRAM + 1]).is_err());
+        assert!(Message::parse(&[b' '; MAX_DATAGRAM]).is_err());
+        assert!(Message::parse(&[b'['; MAX_MESSAGE + 1]).is_err());
         let mut pending = pending();
         for _ in 0..1000 {
             pending.ping(

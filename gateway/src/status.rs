@@ -17,14 +17,15 @@ use crate::connection::latency_text;
 use crate::dataplane::{Plane, Running};
 use crate::desired::Desired;
 use crate::input::Input;
-use crate::lane::Stats;
+use crate::lane::{PeerState, Stats};
 use crate::monitor::View;
 
 /// How often counters are written while nothing else changes.
 const COUNTERS: Duration = Duration::from_secs(5);
 /// How much newer a latency has to be to be written: Liqo's `--ping-update-status-interval`.
 const LATENCY: SignedDuration = SignedDuration::from_secs(10);
-/// How often it is looked whether there is something to write.
+/// How often it is looked whether there is something to write, and whether what was written still
+/// stands: who takes this gateway for dead says so in its Connection, and may be wrong.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// What the reports are made of.
@@ -44,6 +45,8 @@ pub async fn run(
     let mut reporter = Reporter::new(store, name);
     loop {
         let (input, plane, view) = sources.take();
+        let mut session = plane.running.as_ref().map(|running| running.lane.changes());
+        session.iter_mut().for_each(watch::Receiver::mark_unchanged);
         if let Err(error) = reporter.report(&input, &plane, &view, Timestamp::now()) {
             tracing::warn!("cannot report: {error:#}");
         }
@@ -51,6 +54,8 @@ pub async fn run(
             biased;
             () = stop.cancelled() => return reporter.say_goodbye(&sources.inputs.borrow()),
             changed = sources.changed() => changed?,
+            // Where the peer is now is where a successor will look for it.
+            () = changed(&mut session) => {}
             () = sleep(LOOK) => {}
         }
     }
@@ -73,6 +78,17 @@ impl Sources {
     }
 }
 
+/// Returns when the peer moved, or there was a handshake.
+async fn changed(session: &mut Option<watch::Receiver<PeerState>>) {
+    let ended = match session {
+        Some(session) => session.changed().await.is_err(),
+        None => true,
+    };
+    if ended {
+        std::future::pending().await
+    }
+}
+
 struct Reporter {
     store: Store,
     name: ObjectRef,
@@ -80,11 +96,15 @@ struct Reporter {
     connection: Option<(Connection, Connection)>,
     written: Option<(String, GatewayConfigStatus)>,
     counters_at: Instant,
+    /// When the Connection was last made sure of.
+    ensured_at: Instant,
 }
 
 impl Reporter {
     fn new(store: Store, name: ObjectRef) -> Self {
-        Self { store, name, connection: None, written: None, counters_at: Instant::now() }
+        let now = Instant::now();
+        let (connection, written) = (None, None);
+        Self { store, name, connection, written, counters_at: now, ensured_at: now }
     }
 
     fn report(
@@ -98,8 +118,9 @@ impl Reporter {
             self.report_config(config, input, plane, now)?;
         }
         match input.desired.as_ref().filter(|desired| desired.peer_key.is_some()) {
-            // Whoever reads Connected shall not find packets refused for a moment more.
-            Some(_) if view.is_connected() && !is_open(plane) => Ok(()),
+            // Whoever reads Connected shall not find packets refused for a moment more, and whoever
+            // reads that it is lost shall find them refused.
+            Some(_) if view.is_connected() != is_open(plane) => Ok(()),
             Some(desired) => self.report_connection(desired, view),
             // As in Liqo: no key of the peer, no Connection.
             None if input.synced => self.remove_connection(),
@@ -141,7 +162,13 @@ impl Reporter {
         let wanted = connection(desired, &self.name);
         let status = connection_status(view);
         let known = self.connection.as_ref().filter(|(before, _)| *before == wanted);
-        if known.is_some_and(|(_, stored)| !is_due(stored.status.as_ref(), &status)) {
+        if let Some((_, stored)) = known
+            && !is_due(stored.status.as_ref(), &status)
+        {
+            if self.ensured_at.elapsed() >= LOOK {
+                self.ensured_at = Instant::now();
+                self.put_connection_status(stored.clone())?;
+            }
             return Ok(());
         }
         let stored =
@@ -149,10 +176,9 @@ impl Reporter {
         let mut stored = Connection::try_from(stored)
             .map_err(|object| anyhow::anyhow!("stored a Connection, got {}", object.reference()))?;
         stored.status = Some(status);
-        self.store
-            .put_status(&stored.clone().into())
-            .context("cannot write the Connection's status")?;
+        self.put_connection_status(stored.clone())?;
         self.connection = Some((wanted, stored));
+        self.ensured_at = Instant::now();
         Ok(())
     }
 
@@ -172,10 +198,13 @@ impl Reporter {
         }
         let Some((_, mut connection)) = self.connection.take() else { return Ok(()) };
         connection.status = Some(connection_status(&View::start()));
-        self.store
-            .put_status(&connection.into())
-            .context("cannot write the Connection's status")?;
-        Ok(())
+        self.put_connection_status(connection)
+    }
+
+    /// Writes nothing if that is what is there.
+    fn put_connection_status(&self, connection: Connection) -> anyhow::Result<()> {
+        let put = self.store.put_status(&connection.into());
+        put.map(drop).context("cannot write the Connection's status")
     }
 
     fn connection_name(&self) -> ObjectRef {
@@ -241,6 +270,8 @@ fn gateway_status(
     let Some((running, stats)) = running else { return status };
     status.applied_generation = running.desired.generation;
     status.mtu = running.mtu;
+    status.mtu_bound = Some(running.mtu_bound).filter(|_| running.mtu > 0);
+    status.path_mtu = running.path_mtu;
     status.listen_port = running.port;
     status.received_bytes = stats.counters.rx_bytes;
     status.transmitted_bytes = stats.counters.tx_bytes;
@@ -297,6 +328,7 @@ mod tests {
             latency: Some(Duration::from_millis(second.unsigned_abs().into())),
             latency_at: Timestamp::from_second(second.into()).ok(),
             retries: 0,
+            path_mtu: None,
         };
         let status = |second: i32| connection_status(&at(second));
         assert!(is_due(None, &status(0)));
@@ -306,6 +338,40 @@ mod tests {
         assert!(is_due(Some(&status(0)), &lost));
         assert!(!is_due(Some(&lost), &lost));
         assert_eq!(lost.latency.unwrap().value, "N/A");
+    }
+
+    #[test]
+    fn what_another_writes_into_its_connection_is_taken_back_within_a_second() {
+        let dir = tempfile::tempdir().unwrap();
+        let args = fabric_store::StoreArgs {
+            manifests: None,
+            run_dir: dir.path().join("run"),
+            state_dir: None,
+        };
+        let store = Store::open(&args).unwrap();
+        let name = ObjectRef::new(Kind::GatewayConfig, "liqo-tenant-milan", "client");
+        let mut reporter = Reporter::new(store.clone(), name);
+        let desired = Desired::parse(&config()).unwrap();
+        let view = View { value: ConnectionValue::Connected, ..View::start() };
+        let stored = || {
+            let object = store.get(&reporter_connection()).unwrap().unwrap();
+            Connection::try_from(object).unwrap()
+        };
+        reporter.report_connection(&desired, &view).unwrap();
+        let written = stored();
+
+        let mut other = written.clone();
+        other.status = Some(ConnectionStatus { value: ConnectionValue::Error, latency: None });
+        assert!(store.put_status(&other.into()).unwrap());
+        reporter.report_connection(&desired, &view).unwrap();
+        assert_ne!(stored(), written, "not looked at with every probe");
+        reporter.ensured_at -= LOOK;
+        reporter.report_connection(&desired, &view).unwrap();
+        assert_eq!(stored(), written);
+    }
+
+    fn reporter_connection() -> ObjectRef {
+        ObjectRef::new(Kind::Connection, "liqo-tenant-milan", "gw-client")
     }
 
     #[test]

@@ -5,27 +5,25 @@ use std::time::Duration;
 use anyhow::Context;
 use fabric_api::fabric::{NodeConfig, NodeConfigStatus};
 use fabric_shell::Stop;
-use fabric_store::{Event, Kind, Object, Store};
-use netlink::{Handle, nft};
-use netplan::{FIREWALL_TABLE, State, plan};
+use fabric_store::{Event, Kind, Object, ObjectRef, Store};
+use netlink::{Handle, Quarrel, Settings, nft};
+use netplan::{FIREWALL_TABLE, State, Sysctl, plan};
 use tokio::time::MissedTickBehavior;
 
 use crate::compile::{Compiled, compile};
 use crate::facts::Facts;
 use crate::foreign::Foreign;
-use crate::quarrel::Quarrel;
 use crate::table::Table;
 use crate::{cleanup, foreign, names};
 
-/// How often to look although nothing was told: changes of the old packet filter and of settings
-/// are not.
+/// How often to look although nothing was told: changes of the old packet filter are not.
 const LOOK: Duration = Duration::from_secs(30);
 
 pub(crate) struct Agent {
     pub(crate) handle: Handle,
     pub(crate) store: Store,
     pub(crate) node: String,
-    /// Put accepts into chains of others that drop by policy.
+    /// Put accepts into chains of others that drop what they have no rule for.
     pub(crate) accept: bool,
     pub(crate) config: Option<NodeConfig>,
     pub(crate) table: Table,
@@ -38,11 +36,13 @@ impl Agent {
     /// Follows the config and the kernel until told to stop.
     pub(crate) async fn run(mut self, mut stop: Stop) -> anyhow::Result<()> {
         let netns = self.handle.netns().clone();
-        let mut watch = self.store.watch(&[Kind::NodeConfig]).context("cannot watch the store")?;
+        let own = ObjectRef::new(Kind::NodeConfig, "", &self.node);
+        let mut watch = self.store.follow(&own, &[]).context("cannot watch the store")?;
         let scope = names::scope(std::iter::empty());
         let mut changes = self.handle.events(&scope).context("cannot watch the kernel's tables")?;
         let mut filters =
             nft::Events::open(&netns, FIREWALL_TABLE).context("cannot watch the packet filter")?;
+        let mut settings = Settings::default();
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -57,10 +57,14 @@ impl Agent {
                     changed.context("cannot watch the packet filter")?;
                     true
                 }
+                () = settings.changed() => true,
                 _ = look.tick() => true,
             };
             if due {
-                filters.watched = self.reconcile().await;
+                let watched = self.reconcile().await;
+                filters.watched = watched.chains;
+                settings = Settings::watch(&netns, watched.settings.iter())
+                    .context("cannot watch settings")?;
                 self.quarrel.calm_down().await;
             }
         }
@@ -98,13 +102,13 @@ impl Agent {
     }
 
     /// Makes the kernel what the config says. What can't be done is in the status, and is tried
-    /// again the next time. Returns the chains of others to watch.
-    async fn reconcile(&mut self) -> BTreeSet<nft::BaseChain> {
-        let Some(config) = self.config.clone() else { return BTreeSet::new() };
+    /// again the next time.
+    async fn reconcile(&mut self) -> Watched {
+        let Some(config) = self.config.clone() else { return Watched::default() };
         let mut problems = BTreeSet::new();
         let watched = if config.spec.removed {
             problems.extend(cleanup::all(&self.handle, &mut self.table).await);
-            BTreeSet::new()
+            Watched::default()
         } else {
             self.fulfil(&config, &mut problems).await
         };
@@ -113,17 +117,13 @@ impl Agent {
     }
 
     /// NAT and refusals come first, so that no packet takes a new route without them.
-    async fn fulfil(
-        &mut self,
-        config: &NodeConfig,
-        problems: &mut BTreeSet<String>,
-    ) -> BTreeSet<nft::BaseChain> {
+    async fn fulfil(&mut self, config: &NodeConfig, problems: &mut BTreeSet<String>) -> Watched {
         let netns = self.handle.netns().clone();
         let facts = match Facts::gather(&self.handle).await {
             Ok(facts) => facts,
             Err(error) => {
                 problems.insert(chain(&error));
-                return BTreeSet::new();
+                return Watched::default();
             }
         };
         let compiled = compile(&config.spec, &facts);
@@ -144,7 +144,8 @@ impl Agent {
         if changed || foreign.changed {
             self.quarrel.note();
         }
-        foreign.ours
+        let settings = compiled.state.sysctls.into_keys().collect();
+        Watched { chains: foreign.chains, settings }
     }
 
     fn report(&mut self, mut config: NodeConfig, problems: BTreeSet<String>) {
@@ -163,6 +164,14 @@ impl Agent {
             tracing::warn!("cannot write the status: {}", chain(&error));
         }
     }
+}
+
+/// What to look at again when it changes.
+#[derive(Default)]
+struct Watched {
+    /// Of others.
+    chains: BTreeSet<nft::BaseChain>,
+    settings: Vec<Sysctl>,
 }
 
 /// What was tried, and what could not be done.

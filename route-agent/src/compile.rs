@@ -1,5 +1,5 @@
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use fabric_api::fabric::{NodeConfigSpec, NodeGateway, NodePeering};
 use fabric_api::{Cidr, Mac, overlay_v6};
@@ -26,6 +26,7 @@ pub(crate) fn compile(config: &NodeConfigSpec, facts: &Facts) -> Compiled {
     for peering in &config.peerings {
         compiler.add_peering(peering);
     }
+    compiler.add_internal();
     compiler.add_own();
     compiler.note_missing();
     compiler.out
@@ -234,6 +235,29 @@ impl Compiler<'_> {
         match self.config.underlay.iter().find(fits) {
             Some(own) => route.with_source(*own),
             None => route,
+        }
+    }
+
+    /// A node that has not heard yet that a gateway is gone goes on sending VXLAN to its link address,
+    /// by way of the gateway's host: there it ends, instead of leaving by the default route.
+    fn add_internal(&mut self) {
+        let Some(text) = &self.config.internal_cidr else { return };
+        let internal = match text.parse::<Cidr>() {
+            Ok(internal) => internal,
+            Err(error) => return self.problem(format!("internal CIDR {text}: {error}")),
+        };
+        let of_v6 = self.facts.ipv6.then(|| match internal.address() {
+            IpAddr::V4(_) => Cidr::around(overlay_v6(Ipv4Addr::UNSPECIFIED).into(), 96),
+            IpAddr::V6(_) => None,
+        });
+        for prefix in [Some(internal), of_v6.flatten()].into_iter().flatten() {
+            let own = self.facts.networks().find(|(network, _)| network.overlaps(&prefix));
+            match own {
+                None => self.put(RouteKey::backstop(TABLE, prefix), Route::unreachable(PROTOCOL)),
+                Some((network, dev)) => self.problem(format!(
+                    "internal CIDR {prefix}: the node's own network {network} on {dev} is in it"
+                )),
+            }
         }
     }
 

@@ -215,6 +215,7 @@ fn config(peerings: Vec<NodePeering>) -> NodeConfigSpec {
         external: vec![[10, 70, 0, 9].into(), "fd00:70::9".parse().unwrap()],
         peerings,
         ips: vec![],
+        internal_cidr: None,
         vxlan_sources: vec![[192, 0, 2, 7].into()],
         full_masquerade: false,
         removed: false,

@@ -42,7 +42,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     pub(crate) node: String,
     /// Leave chains of others alone: by default, weft puts accepts (comment "weft") into FORWARD
-    /// and INPUT chains that drop by policy.
+    /// and INPUT chains that drop what they have no rule for.
     #[arg(long)]
     pub(crate) no_accept_rules: bool,
     /// Print what would be done, as commands, and do nothing.

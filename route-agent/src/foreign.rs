@@ -13,42 +13,41 @@ pub(crate) const COMMENT: &str = "weft";
 /// What was found in others' chains.
 #[derive(Debug, Default)]
 pub(crate) struct Foreign {
-    /// Drop by policy what we need to pass.
+    /// Drop what we need to pass.
     pub(crate) problems: BTreeSet<String>,
-    /// Chains that hold rules of ours.
-    pub(crate) ours: BTreeSet<BaseChain>,
+    /// Those that packets we need to pass go through.
+    pub(crate) chains: BTreeSet<BaseChain>,
     pub(crate) changed: bool,
 }
 
-/// Sees to it that our accepts stand in each chain that drops by policy (if `accept`), and in no
-/// other. Accepting in our own table would not help: a packet passes only if all chains let it.
+/// Sees to it that our accepts stand in each chain that drops what it has no rule for (if
+/// `accept`), and in no other. Accepting in our own table would not help: a packet passes only if all chains let it.
 pub(crate) fn ensure(netns: &Netns, accept: bool) -> Result<Foreign, NftError> {
     let mut foreign = Foreign::default();
     for chain in nft::base_chains(netns)? {
         if chain.family == ChainFamily::Inet && chain.table == FIREWALL_TABLE {
             continue;
         }
-        let wanted = if accept && chain.drops { rules(chain.hook) } else { &[] };
-        let rules = nft::commented_rules(netns, &chain)?;
-        let have: Vec<u64> =
-            rules.iter().filter(|r| r.comment == COMMENT).map(|r| r.handle).collect();
+        let rules = nft::rules(netns, &chain)?;
+        let drops = chain.drops || rules.iter().any(|rule| rule.drops);
+        let wanted = if accept && drops { accepts(chain.hook) } else { &[] };
+        let ours = rules.iter().filter(|rule| rule.comment.as_deref() == Some(COMMENT));
+        let have: Vec<u64> = ours.map(|rule| rule.handle).collect();
         if have.len() != wanted.len() {
             nft::run(netns, &script(&chain, &have, wanted))?;
             foreign.changed = true;
         }
-        if chain.drops {
+        if drops {
             foreign.problems.insert(problem(&name(&chain), chain.hook, accept));
         }
-        if !wanted.is_empty() {
-            foreign.ours.insert(chain);
-        }
+        foreign.chains.insert(chain);
     }
     foreign.problems.extend(legacy::ensure(netns, accept));
     Ok(foreign)
 }
 
 /// Plain matches only: `iptables-nft` can read these, and refuses a table with others in it.
-fn rules(hook: Hook) -> &'static [&'static str] {
+fn accepts(hook: Hook) -> &'static [&'static str] {
     match hook {
         Hook::Forward => &["iifname \"weft*\"", "oifname \"weft*\""],
         Hook::Input => &["udp dport 4879"],
@@ -82,5 +81,5 @@ pub(crate) fn problem(chain: &str, hook: Hook, accept: bool) -> String {
     } else {
         "with --no-accept-rules its owner must let the overlay pass"
     };
-    format!("{chain} drops {what} by policy; {done}")
+    format!("{chain} drops {what} that it has no rule for; {done}")
 }

@@ -12,8 +12,8 @@ const CHAINS: [(&str, Hook); 2] = [("FORWARD", Hook::Forward), ("INPUT", Hook::I
 const VERSIONS: [(&str, &str); 2] =
     [("iptables-legacy", "ip_tables_names"), ("ip6tables-legacy", "ip6_tables_names")];
 
-/// Sees to it that our accepts stand in each chain that drops by policy (if `accept`), and in no
-/// other. Returns what is to be told.
+/// Sees to it that our accepts stand in each chain that drops what it has no rule for (if
+/// `accept`), and in no other. Returns what is to be told.
 pub(crate) fn ensure(netns: &Netns, accept: bool) -> Vec<String> {
     let mut problems = Vec::new();
     for (program, names) in VERSIONS {
@@ -39,10 +39,18 @@ fn ensure_chain(program: &str, chain: &str, hook: Hook, accept: bool) -> Option<
     let Some(rules) = call(program, &["-S", chain]) else {
         return Some(format!(
             "the filter table of {program} is in use and that program is not here, so whether its \
-             chain {chain} drops by policy is not known"
+             chain {chain} drops what it has no rule for is not known"
         ));
     };
-    let drops = rules.lines().any(|line| line == format!("-P {chain} DROP"));
+    let dropping = [
+        format!("-P {chain} DROP"),
+        format!("-A {chain} -j DROP"),
+        format!("-A {chain} -j REJECT"),
+    ];
+    let drops = rules.lines().any(|line| {
+        let target = line.split(" --reject-with").next().unwrap_or_default();
+        dropping.iter().any(|dropping| dropping == target)
+    });
     for rule in accepts(hook) {
         let target = ["-m", "comment", "--comment", COMMENT, "-j", "ACCEPT"];
         let rule = [rule, &target[..]].concat();

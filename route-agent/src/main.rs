@@ -8,7 +8,6 @@ mod facts;
 mod foreign;
 mod legacy;
 mod names;
-mod quarrel;
 mod stale;
 mod table;
 
@@ -20,11 +19,10 @@ use anyhow::{Context, bail};
 use clap::Parser;
 use fabric_shell::Stop;
 use fabric_store::{Kind, Object, ObjectRef, Store};
-use netlink::{Handle, Netns};
+use netlink::{Handle, Netns, Quarrel};
 
 use agent::Agent;
 use config::{Cli, Command, RunArgs};
-use quarrel::Quarrel;
 use table::Table;
 
 #[tokio::main(flavor = "current_thread")]
@@ -46,7 +44,7 @@ async fn execute(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Run(args) => run(args, handle).await,
         Command::Cleanup => {
-            let problems = cleanup::all(&handle, &mut Table::default()).await;
+            let problems = cleanup::whole_node(&handle).await;
             if !problems.is_empty() {
                 bail!("not all is cleaned up: {}", problems.join("; "));
             }

@@ -14,6 +14,8 @@ pub(crate) struct Table {
 struct Installed {
     firewall: Firewall,
     table: nft::Table,
+    /// No tracked connection is left that was translated otherwise.
+    swept: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -33,28 +35,22 @@ impl Table {
     /// knows what was altered before. True if it was installed.
     pub(crate) fn ensure(&mut self, netns: &Netns, want: &Firewall) -> Result<bool, TableError> {
         let have = nft::table(netns, FIREWALL_TABLE).map_err(TableError::Read)?;
-        let intact = self.installed.as_ref().is_some_and(|i| Some(&i.table) == have.as_ref());
-        let same_nat = self.installed.as_ref().is_some_and(|i| same_nat(&i.firewall, want));
-        if intact && self.installed.as_ref().is_some_and(|i| i.firewall == *want) {
-            return Ok(false);
-        }
-        if self.installed.is_some() && !intact {
+        let before = self.installed.take();
+        let known = before.is_some();
+        let intact = before.filter(|before| Some(&before.table) == have.as_ref());
+        let changed = intact.as_ref().is_none_or(|before| before.firewall != *want);
+        if changed && known && intact.is_none() {
             tracing::warn!("the firewall table was altered by another; installing it again");
         }
-        self.installed = None;
-        nft::run(netns, &want.script()).map_err(TableError::Install)?;
-        let table = nft::table(netns, FIREWALL_TABLE).map_err(TableError::Read)?;
-        self.installed = table.map(|table| Installed { firewall: want.clone(), table });
-        tracing::debug!(mark = want.mark(), "installed the firewall table");
-        if intact && same_nat {
-            return Ok(true);
+        let swept = intact.as_ref().is_some_and(|i| i.swept && same_nat(&i.firewall, want));
+        let table = if changed { install(netns, want)? } else { have };
+        let firewall = want.clone();
+        self.installed = table.map(|table| Installed { firewall, table, swept });
+        if let Some(installed) = self.installed.as_mut().filter(|_| !swept) {
+            sweep(netns, want)?;
+            installed.swept = true;
         }
-        let deleted = conntrack::delete_stale(netns, |flow| is_stale(want, flow));
-        match deleted.map_err(TableError::Conntrack)? {
-            0 => {}
-            deleted => tracing::info!(deleted, "deleted stale tracked connections"),
-        }
-        Ok(true)
+        Ok(changed)
     }
 
     /// True if the kernel's table says that it was made from this text.
@@ -71,6 +67,22 @@ impl Table {
         }
         nft::run(netns, &Firewall::removal()).map_err(TableError::Remove)
     }
+}
+
+fn install(netns: &Netns, want: &Firewall) -> Result<Option<nft::Table>, TableError> {
+    nft::run(netns, &want.script()).map_err(TableError::Install)?;
+    tracing::debug!(mark = want.mark(), "installed the firewall table");
+    nft::table(netns, FIREWALL_TABLE).map_err(TableError::Read)
+}
+
+/// If it fails, it is tried again at the next look.
+fn sweep(netns: &Netns, want: &Firewall) -> Result<(), TableError> {
+    let deleted = conntrack::delete_stale(netns, |flow| is_stale(want, flow));
+    match deleted.map_err(TableError::Conntrack)? {
+        0 => {}
+        deleted => tracing::info!(deleted, "deleted stale tracked connections"),
+    }
+    Ok(())
 }
 
 /// True if both translate all connections alike.

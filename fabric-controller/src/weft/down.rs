@@ -2,7 +2,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use rustix::process::Signal;
@@ -12,8 +13,13 @@ use super::process::{self, Identity};
 use super::rundir::{RunDir, Selection, default_state_dir};
 use super::{host, preconditions, supervise, workloads};
 
+mod lost;
+
 /// How long a process may take before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
+
+/// How long a process that was just killed may still hold its lock.
+const DYING: Duration = Duration::from_secs(2);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -41,11 +47,11 @@ pub(crate) struct DownArgs {
 pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
     preconditions::check_rights()?;
     let Some(dir) = args.selection.find()? else {
-        say(&format!("nothing runs here: no {}", args.selection.place().display()));
+        stop_lost(&args.selection)?;
         return purge_alone(args);
     };
     let record = dir.record()?;
-    if record.is_none() && !dir.pids().is_dir() {
+    if record.is_none() && !holds_only_ours(&dir) {
         bail!(
             "{} is not a run directory of weft: found neither weft.json nor pids in it; nothing \
              was removed",
@@ -53,6 +59,7 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
         );
     }
     stop_supervisor(&dir)?;
+    lost::supervisors(dir.path()).iter().for_each(stop_lost_supervisor);
     // Held until the end, so that no new supervisor starts meanwhile.
     let _lock = supervise::lock(&dir, "weft down")?;
     stop_processes(&dir)?;
@@ -73,8 +80,45 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// With nothing left that runs, the state can still be meant. The kernel is left alone: the run
-/// directory goes last, so there is nothing of ours in it.
+/// Someone removed the run directory. What was started from it is found all the same, and what is
+/// in the kernel is ours if no other run directory is of this network namespace.
+fn stop_lost(selection: &Selection) -> anyhow::Result<()> {
+    let dirs = lost::dirs(selection)?;
+    if dirs.is_empty() {
+        say(&format!("nothing runs here: no {}", selection.place().display()));
+    }
+    for dir in &dirs {
+        say(&format!("{} was removed, but not what was started from it", dir.path().display()));
+        lost::supervisors(dir.path()).iter().for_each(stop_lost_supervisor);
+        stop_processes(dir)?;
+        // They may have made it again.
+        if dir.path().is_dir() {
+            fs::remove_dir_all(dir.path())
+                .with_context(|| format!("cannot remove {}", dir.path().display()))?;
+        }
+    }
+    if !lost::others_are_here()? {
+        clean_up_host()?;
+    }
+    Ok(())
+}
+
+fn stop_lost_supervisor(identity: &Identity) {
+    if let Some(pidfd) = identity.open() {
+        let gently = process::stop_and_wait(&pidfd, GRACE * 2 + Duration::from_secs(2));
+        say(&format!("{} a supervisor without run directory (pid {})", verb(gently), identity.pid));
+    }
+}
+
+/// True for what is left, or made again, of a run directory that someone removed.
+fn holds_only_ours(dir: &RunDir) -> bool {
+    const OURS: [&str; 8] =
+        ["http", "ipam.sock", "log", "pids", "published", "status", "weft.json", "weft.lock"];
+    let names = fs::read_dir(dir.path()).into_iter().flatten().flatten().map(|e| e.file_name());
+    names.into_iter().all(|name| name.to_str().is_some_and(|name| OURS.contains(&name)))
+}
+
+/// With nothing left that runs, the state can still be meant.
 fn purge_alone(args: &DownArgs) -> anyhow::Result<ExitCode> {
     let of_cluster = args.selection.cluster.as_ref().map(default_state_dir);
     match args.state_dir.clone().or(of_cluster) {
@@ -104,19 +148,23 @@ fn end_of_state(state: &Path, purge: bool) -> anyhow::Result<()> {
 }
 
 fn stop_supervisor(dir: &RunDir) -> anyhow::Result<()> {
-    let Some(held) = supervise::supervisor_of(dir) else { return Ok(()) };
-    if held.command == "weft down" {
-        return Err(held.into());
-    }
-    let pidfd = Identity::of(held.pid).and_then(|identity| identity.open());
-    let pidfd = pidfd.with_context(|| {
-        format!(
-            "{} holds {}, but pid {} is not to be seen from here; stop it where it runs",
-            held.command,
-            dir.lock_file().display(),
-            held.pid
-        )
-    })?;
+    let give_up = Instant::now() + DYING;
+    let (held, pidfd) = loop {
+        let Some(held) = supervise::supervisor_of(dir) else { return Ok(()) };
+        if held.command == "weft down" {
+            return Err(held.into());
+        }
+        match Identity::of(held.pid).and_then(|identity| identity.open()) {
+            Some(pidfd) => break (held, pidfd),
+            None if Instant::now() < give_up => thread::sleep(Duration::from_millis(20)),
+            None => bail!(
+                "{} holds {}, but pid {} is not to be seen from here; stop it where it runs",
+                held.command,
+                dir.lock_file().display(),
+                held.pid
+            ),
+        }
+    };
     // It stops its own children within the grace it gives them.
     let gently = process::stop_and_wait(&pidfd, GRACE * 2 + Duration::from_secs(2));
     say(&format!("{} {} (pid {})", verb(gently), held.command, held.pid));

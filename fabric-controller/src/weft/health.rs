@@ -36,7 +36,8 @@ pub(crate) enum HttpError {
     Status(u16),
 }
 
-/// Tells which gateways run but do not answer, whenever that changes. Ends with its listeners.
+/// Tells which gateways run but do not answer, whenever that changes, and again after as many
+/// questions more. Ends with its listeners.
 pub(crate) async fn watch_gateways(
     reports: watch::Receiver<Reports>,
     silent: watch::Sender<BTreeSet<String>>,
@@ -59,12 +60,13 @@ pub(crate) async fn watch_gateways(
                 (who, if answers { 0 } else { before.saturating_add(1) })
             })
             .collect();
+        let again = misses.values().any(|misses| *misses > 0 && misses.is_multiple_of(MISSES));
         let now: BTreeSet<_> = misses
             .iter()
             .filter(|(_, misses)| **misses >= MISSES)
             .map(|((name, _), _)| name.clone())
             .collect();
-        silent.send_if_modified(|before| std::mem::replace(before, now.clone()) != now);
+        silent.send_if_modified(|before| std::mem::replace(before, now.clone()) != now || again);
     }
 }
 

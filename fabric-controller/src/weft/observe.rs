@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fabric_api::fabric::{GatewayConfig, Remap, Role};
+use fabric_api::fabric::{GatewayConfig, MtuBound, Remap, Role};
 use fabric_api::labels;
 use fabric_api::networking::{Configuration, Connection, ConnectionValue};
 use fabric_store::{Kind, Object, Snapshot};
@@ -56,6 +56,12 @@ pub(crate) struct Peering {
     pub(crate) last_handshake: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mtu: Option<u32>,
+    /// What keeps it from being larger.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mtu_bound: Option<MtuBound>,
+    /// The largest IP packet known to reach the peer over the underlay, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) path_mtu: Option<u32>,
     /// Where the peer was last heard from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) endpoint: Option<String>,
@@ -228,6 +234,8 @@ impl<'a> View<'a> {
             transmitted_bytes: status.transmitted_bytes,
             last_handshake: status.last_handshake,
             mtu: Some(status.mtu).filter(|mtu| *mtu > 0),
+            mtu_bound: status.mtu_bound,
+            path_mtu: status.path_mtu,
             endpoint: status.peer_endpoint,
             node: config.spec.overlay.node.clone(),
         }
@@ -317,6 +325,8 @@ fn waiting(meta: &ObjectMeta, role: Option<Role>) -> Peering {
         transmitted_bytes: 0,
         last_handshake: None,
         mtu: None,
+        mtu_bound: None,
+        path_mtu: None,
         endpoint: None,
         node: None,
     }

@@ -103,6 +103,11 @@ impl Selection {
     }
 }
 
+/// Those in the usual place.
+pub(crate) fn all() -> anyhow::Result<Vec<RunDir>> {
+    Ok(folders(Path::new(RUN_ROOT))?.into_iter().map(RunDir).collect())
+}
+
 impl RunDir {
     pub(crate) fn of(cluster: &ClusterId) -> Self {
         Self(Path::new(RUN_ROOT).join(cluster.as_str()))

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use comfy_table::{Table, presets};
-use fabric_api::fabric::Remap;
+use fabric_api::fabric::{MtuBound, Remap};
 use futures::future::join_all;
 use jiff::Timestamp;
 
@@ -25,6 +25,11 @@ States: Connected (packets get through now), Connecting (the peer was not heard 
 and is no more; or the gateway does not answer), Down (the gateway's process does not run), Waiting
 (something that the peering needs is not there yet; the problems say what).
 
+MTU: of the tunnel, and what keeps it from being larger (mtuBound): spec.mtu (Spec), the device or
+route towards the peer (Device), the VXLAN to the nodes (Overlay), or what gets through to the peer
+(Path). PATH: the largest IP packet known to get there (pathMtu); 1400+ means that nothing larger
+was tried, because the tunnel has no use for it. - if the peer does not answer such probes.
+
 Exit codes: 0 every peering is Connected, 1 the status cannot be read, 2 wrong usage,
 3 a peering is not Connected, 4 no fabric runs here.
 
@@ -34,7 +39,8 @@ JSON (-o json; YAML is the same; absent means not known):
      \"role\": \"Client\", \"state\": \"Connected\", \"latency\": \"3ms\",
      \"remaps\": [{\"kind\": \"Pod\", \"remote\": \"10.200.0.0/16\", \"local\": \"10.201.0.0/16\"}],
      \"receivedBytes\": 1, \"transmittedBytes\": 1, \"lastHandshake\": \"2026-01-31T12:00:00Z\",
-     \"mtu\": 1340, \"endpoint\": \"192.0.2.20:30742\", \"node\": \"n1\"}],
+     \"mtu\": 1340, \"mtuBound\": \"Spec\", \"pathMtu\": 1400,
+     \"endpoint\": \"192.0.2.20:30742\", \"node\": \"n1\"}],
    \"problems\": [\"...\"]}
 
 Examples:
@@ -143,6 +149,7 @@ fn table(observation: &Observation, now: Timestamp) -> String {
             "TX",
             "HANDSHAKE",
             "MTU",
+            "PATH",
             "ENDPOINT",
         ]);
         for peering in &observation.peerings {
@@ -160,7 +167,7 @@ fn table(observation: &Observation, now: Timestamp) -> String {
     text
 }
 
-fn row(peering: &Peering, now: Timestamp) -> [String; 10] {
+fn row(peering: &Peering, now: Timestamp) -> [String; 11] {
     let unknown = || "-".to_owned();
     let remaps: Vec<_> = peering.remaps.iter().map(remap).collect();
     let handshake = peering.last_handshake.as_deref().and_then(|text| text.parse().ok());
@@ -173,7 +180,8 @@ fn row(peering: &Peering, now: Timestamp) -> [String; 10] {
         bytes(peering.received_bytes),
         bytes(peering.transmitted_bytes),
         handshake.map_or_else(unknown, |at| age(at, now)),
-        peering.mtu.map_or_else(unknown, |mtu| mtu.to_string()),
+        peering.mtu.map_or_else(unknown, |mtu| mtu_text(mtu, peering.mtu_bound)),
+        peering.path_mtu.map_or_else(unknown, |path| path_text(path, peering.mtu_bound)),
         peering.endpoint.clone().unwrap_or_else(unknown),
     ]
 }
@@ -183,6 +191,22 @@ fn remap(remap: &Remap) -> String {
         return remap.local.clone();
     }
     format!("{} -> {}", remap.remote, remap.local)
+}
+
+fn mtu_text(mtu: u32, bound: Option<MtuBound>) -> String {
+    let bound = match bound {
+        None => return mtu.to_string(),
+        Some(MtuBound::Spec) => "spec.mtu",
+        Some(MtuBound::Device) => "device",
+        Some(MtuBound::Overlay) => "overlay",
+        Some(MtuBound::Path) => "path",
+    };
+    format!("{mtu} ({bound})")
+}
+
+fn path_text(path: u32, bound: Option<MtuBound>) -> String {
+    let more = if bound == Some(MtuBound::Path) { "" } else { "+" };
+    format!("{path}{more}")
 }
 
 fn bytes(count: u64) -> String {
@@ -213,6 +237,14 @@ fn age(at: Timestamp, now: Timestamp) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_mtu_says_what_bounds_it_and_a_path_whether_it_does() {
+        assert_eq!(mtu_text(1340, Some(MtuBound::Spec)), "1340 (spec.mtu)");
+        assert_eq!(path_text(1400, Some(MtuBound::Spec)), "1400+");
+        assert_eq!(mtu_text(1440, Some(MtuBound::Path)), "1440 (path)");
+        assert_eq!(path_text(1500, Some(MtuBound::Path)), "1500");
+    }
 
     #[test]
     fn amounts_and_ages_read_well() {

@@ -132,6 +132,7 @@ impl<S: OnSilence> Loop<S> {
         let (mut supervisor, mut ended) = Supervisor::new(self.dir.clone());
         let (silent_to, mut silent) = watch::channel(BTreeSet::new());
         tokio::spawn(health::watch_gateways(self.reports.subscribe(), silent_to));
+        let mut known_silent = BTreeSet::new();
         let mut housekeeping = interval(Duration::from_secs(1));
         housekeeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let first = self.wanted.borrow_and_update().clone();
@@ -150,14 +151,15 @@ impl<S: OnSilence> Loop<S> {
                 () = sleep_until(deadline.into()) => supervisor.tick(),
                 _ = housekeeping.tick() => {
                     logs::bound(&self.dir);
-                    self.tell_silent(&silent.borrow());
+                    self.tell_dead(&supervisor.reports());
                 }
                 Ok(()) = silent.changed() => {
                     let silent = silent.borrow_and_update().clone();
-                    for name in &silent {
+                    for name in silent.difference(&known_silent) {
                         say(&format!("{name} runs but does not answer; `weft logs {name}` may say why"));
                     }
                     self.tell_silent(&silent);
+                    known_silent = silent;
                 }
             }
         }
@@ -181,9 +183,9 @@ impl<S: OnSilence> Loop<S> {
         }
     }
 
+    /// Not more often than they are found so: one that is merely slow writes its Connection again.
     fn tell_silent(&mut self, silent: &BTreeSet<String>) {
         let reports = self.reports.borrow().clone();
-        self.tell_dead(&reports);
         for report in silent.iter().filter_map(|name| reports.get(name)) {
             if let Role::Gateway { namespace, name } = &report.role {
                 self.on_silence.silent(namespace, name);

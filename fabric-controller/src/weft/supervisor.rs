@@ -18,8 +18,9 @@ use super::workloads::Wanted;
 
 /// How long a process may take to stop before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
-/// One that lived this long is started again at once when it dies.
-const STEADY: Duration = Duration::from_secs(10);
+/// One that lived this long is started again at once when it dies: traffic waits for a gateway.
+const STEADY: Duration = Duration::from_secs(1);
+const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// That a process ended: its name, and which start of it.
@@ -67,7 +68,7 @@ enum State {
     Waiting { until: Instant },
 }
 
-/// At once after a steady life, then ever later: 0.25 s, 0.5 s, ... 10 s.
+/// At once after a steady life, then ever later: 0.1 s, 0.2 s, ... 10 s.
 #[derive(Clone, Copy, Debug, Default)]
 struct Backoff {
     failures: u32,
@@ -78,9 +79,7 @@ impl Backoff {
         self.failures = if lived >= STEADY { 1 } else { self.failures.saturating_add(1) };
         match self.failures {
             0 | 1 => Duration::ZERO,
-            n => {
-                LONGEST_WAIT.min(Duration::from_millis(250) * 2_u32.saturating_pow((n - 2).min(16)))
-            }
+            n => LONGEST_WAIT.min(SHORTEST_WAIT * 2_u32.saturating_pow((n - 2).min(16))),
         }
     }
 
@@ -265,7 +264,7 @@ impl Supervisor {
         slot.state = match watched {
             Ok(process) => State::Running { process, start },
             Err(error) => {
-                let wait = slot.backoff.next(Duration::ZERO).max(Duration::from_millis(250));
+                let wait = slot.backoff.next(Duration::ZERO).max(SHORTEST_WAIT);
                 if slot.backoff.is_worth_a_line() {
                     say(&format!("cannot start {name}: {error:#}; trying again in {wait:?}"));
                 }
@@ -315,8 +314,8 @@ mod tests {
     #[test]
     fn the_dead_start_again_at_once_then_ever_later() {
         let mut backoff = Backoff::default();
-        let waits: Vec<_> = (0..9).map(|_| backoff.next(Duration::ZERO).as_millis()).collect();
-        assert_eq!(waits, [0, 250, 500, 1000, 2000, 4000, 8000, 10_000, 10_000]);
+        let waits: Vec<_> = (0..10).map(|_| backoff.next(Duration::ZERO).as_millis()).collect();
+        assert_eq!(waits, [0, 100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
         assert_eq!(backoff.next(STEADY), Duration::ZERO);
     }
 }

@@ -42,7 +42,7 @@ fn a_process_that_cannot_live_is_tried_ever_more_slowly_and_its_last_words_are_t
     let messages = host.messages();
     assert!(messages.contains("exit status: 7"), "{messages}");
     assert!(messages.contains("its last words: pool is empty"), "{messages}");
-    assert!(messages.contains("starting it again in 500ms"), "{messages}");
+    assert!(messages.contains("starting it again in 200ms"), "{messages}");
 }
 
 #[test]
@@ -134,6 +134,12 @@ fn a_dead_or_silent_gateway_never_claims_connected() {
     assert!(!stdout(&status).contains("\"state\": \"Connected\""), "{}", stdout(&status));
     eventually("the Connection is an Error", || host.connection("client") == "Error");
     assert!(host.messages().contains("does not answer"), "{}", host.messages());
+
+    // One that writes is alive: its word stands until as many questions more are unanswered.
+    host.claim_connected("client");
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(host.connection("client"), "Connected");
+    eventually("the Connection is an Error again", || host.connection("client") == "Error");
 
     host.claim_connected("client");
     host.stand_in("gateway", "#!/bin/sh\nexit 1\n");

@@ -237,11 +237,26 @@ impl Driver {
         if latest.initiate {
             self.engine.initiate(now);
         }
+        if let Some(probing) = latest.path_probing {
+            self.port.socket.set_path_probing(probing);
+        }
+        self.send_probes(latest.probes, now);
         Ok(!latest.stop)
     }
 
+    fn send_probes(&mut self, probes: Vec<Vec<u8>>, now: Instant) {
+        self.port.now = now;
+        // The probes themselves are no reason to probe.
+        let large_sends = self.port.large_sends;
+        for mut frame in probes {
+            self.engine.handle_probe(&mut frame, now, &mut self.port);
+        }
+        self.port.large_sends = large_sends;
+    }
+
     fn replace_socket(&mut self, socket: UdpSocket) -> io::Result<()> {
-        let socket = TunnelSocket::new(socket, self.offloads)?;
+        let mut socket = TunnelSocket::new(socket, self.offloads)?;
+        socket.set_path_probing(self.port.socket.is_path_probing());
         self.epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, TOKEN_SOCKET))?;
         self.epoll.delete(&self.port.socket)?;
         self.is_waiting_for_room = false;
@@ -258,6 +273,7 @@ impl Driver {
         self.published.gso_active.store(self.port.socket.segments(), Ordering::Relaxed);
         let overflows = self.overflows.0 + self.overflows.1;
         self.published.socket_overflows.store(overflows, Ordering::Relaxed);
+        self.published.large_sends.store(self.port.large_sends, Ordering::Relaxed);
         let is_news = self.shown.endpoint != state.endpoint
             || self.shown.has_session != state.has_session
             || self.shown.last_handshake != state.last_handshake;

@@ -77,8 +77,8 @@ impl LaneHandle {
         Ok(Self { orders, published, changes, thread: Some(thread) })
     }
 
-    /// Replaces the config; the lane takes the latest over within a wake-up. A session lives on
-    /// unless a key changed.
+    /// Replaces the config; the lane takes the latest over within a wake-up. Other keys take
+    /// the place of those before without a gap ([`tunnel::Engine::configure`]).
     pub fn configure(&self, config: Config) {
         self.orders.give(|latest| latest.config = Some(config));
     }
@@ -92,6 +92,23 @@ impl LaneHandle {
     /// Begins a handshake at once, whatever session there is.
     pub fn initiate(&self) {
         self.orders.give(|latest| latest.initiate = true);
+    }
+
+    /// Whether path MTU discovery is done by probes: then datagrams are never cut to fragments, and
+    /// what the kernel has heard of the path is ignored. Otherwise that is what it goes by.
+    pub fn set_path_probing(&self, probing: bool) {
+        self.orders.give(|latest| latest.path_probing = Some(probing));
+    }
+
+    /// Sends packets that may be larger than the tunnel's MTU, each as a frame of the TUN: a virtio
+    /// header and an IP packet.
+    pub fn send_probes(&self, frames: impl Iterator<Item = Vec<u8>>) {
+        self.orders.give_probes(frames);
+    }
+
+    /// Sends so far, other than of probes, of datagrams that a path of 1,280 bytes may not take.
+    pub fn large_sends(&self) -> u64 {
+        self.published.large_sends.load(Ordering::Relaxed)
     }
 
     /// Counters and times as they are now. Costs the lane nothing.
@@ -151,19 +168,20 @@ pub struct Stats {
 impl Stats {
     /// Unix time in seconds of the last handshake.
     pub fn last_handshake_unix(&self) -> Option<u64> {
-        self.peer.last_handshake.map(unix_time)
+        self.peer.last_handshake.and_then(unix_time)
     }
 
     /// Unix time in seconds of the last authentic packet.
     pub fn last_authentic_unix(&self) -> Option<u64> {
-        self.peer.last_authentic.map(unix_time)
+        self.peer.last_authentic.and_then(unix_time)
     }
 }
 
-/// Seconds since 1970 of a past moment, by the present wall clock; 0 if that stands before 1970.
-fn unix_time(moment: Instant) -> u64 {
+/// Seconds since 1970 of a past moment, by the present wall clock; `None` if by that it was earlier:
+/// the clock was not set yet, or stepped back.
+fn unix_time(moment: Instant) -> Option<u64> {
     SystemTime::now()
         .checked_sub(moment.elapsed())
         .and_then(|time| time.duration_since(UNIX_EPOCH).ok())
-        .map_or(0, |since| since.as_secs())
+        .map(|since| since.as_secs())
 }

@@ -12,11 +12,17 @@ use super::socket::TunnelSocket;
 /// read, so this need only hold what one frame and a turn of answers become: a few trains.
 const BACKLOG: usize = 256 << 10;
 
+/// Longer datagrams make it worth while to know the path. In bytes of UDP payload, and a little less
+/// than the least path takes whatever its family: its flows are those that gain if it grows.
+const ALWAYS_FITS: usize = crate::path_mtu::LEAST as usize - 80;
+
 /// The lane's two descriptors, as the engine's wire.
 pub(super) struct Port {
     pub(super) tun: OwnedFd,
     pub(super) socket: TunnelSocket,
     pub(super) now: Instant,
+    /// Sends of datagrams that a path may be too narrow for.
+    pub(super) large_sends: u64,
     backlog: Backlog,
 }
 
@@ -36,7 +42,7 @@ struct Waiting {
 
 impl Port {
     pub(super) fn new(tun: OwnedFd, socket: TunnelSocket, now: Instant) -> Self {
-        Self { tun, socket, now, backlog: Backlog::default() }
+        Self { tun, socket, now, large_sends: 0, backlog: Backlog::default() }
     }
 
     /// Whether something waits for the socket.
@@ -84,6 +90,7 @@ impl Backlog {
 
 impl Wire for Port {
     fn send(&mut self, train: Datagrams<'_>) -> bool {
+        self.large_sends += u64::from(train.segment_size > ALWAYS_FITS);
         if self.is_blocked() {
             return self.backlog.push(train);
         }

@@ -6,6 +6,9 @@ use std::time::{Duration, Instant};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use tunnel::{Config, Counters, DropReason};
 
+/// Probes that may wait for the lane to take them.
+const MAX_PROBES: usize = 64;
+
 /// Orders from the program to a lane. Only the latest of each kind counts.
 #[derive(Debug)]
 pub(super) struct Orders {
@@ -19,6 +22,9 @@ pub(super) struct Latest {
     pub(super) config: Option<Config>,
     pub(super) socket: Option<UdpSocket>,
     pub(super) initiate: bool,
+    pub(super) path_probing: Option<bool>,
+    /// Frames as from the TUN. Unlike the rest, all of them count.
+    pub(super) probes: Vec<Vec<u8>>,
     pub(super) stop: bool,
 }
 
@@ -35,6 +41,14 @@ impl Orders {
             // Only if the counter is full, which wakes the lane as well.
             tracing::debug!(%error, "wake-up of the lane");
         }
+    }
+
+    /// Probes to send; those that find no room are lost.
+    pub(super) fn give_probes(&self, probes: impl Iterator<Item = Vec<u8>>) {
+        self.give(|latest| {
+            let room = MAX_PROBES - latest.probes.len();
+            latest.probes.extend(probes.take(room));
+        });
     }
 
     /// The orders since the last call.
@@ -59,6 +73,7 @@ pub(super) struct Published {
     last_authentic: AtomicU64,
     pub(super) gso_active: AtomicBool,
     pub(super) socket_overflows: AtomicU32,
+    pub(super) large_sends: AtomicU64,
 }
 
 const TOTALS: usize = 10;
@@ -73,6 +88,7 @@ impl Published {
             last_authentic: AtomicU64::new(0),
             gso_active: AtomicBool::new(false),
             socket_overflows: AtomicU32::new(0),
+            large_sends: AtomicU64::new(0),
         }
     }
 

@@ -89,14 +89,23 @@ pub(super) struct Received {
     pub(super) overflows: Option<u32>,
 }
 
+/// Segmented sends that the path refused.
+#[derive(Clone, Copy, Debug)]
+struct Refused {
+    /// Segments of this size and more, in bytes of UDP payload.
+    size: usize,
+    /// When they may be tried again.
+    until: Instant,
+}
+
 /// A socket with what is known about the path behind it.
 #[derive(Debug)]
 pub(super) struct TunnelSocket {
     socket: UdpSocket,
     is_ipv6: bool,
     segments_allowed: bool,
-    /// When the path may be tried with segments again.
-    no_segments_until: Option<Instant>,
+    refused: Option<Refused>,
+    is_path_probing: bool,
     /// The last destination, and its form for the kernel.
     remote: Option<(SocketAddr, SockAddr)>,
 }
@@ -108,14 +117,37 @@ impl TunnelSocket {
             is_ipv6: socket.local_addr()?.is_ipv6(),
             socket,
             segments_allowed: offloads.gso,
-            no_segments_until: None,
+            refused: None,
+            is_path_probing: false,
             remote: None,
         })
     }
 
     /// Whether trains leave as one segmented send.
     pub(super) fn segments(&self) -> bool {
-        self.segments_allowed && self.no_segments_until.is_none()
+        self.segments_allowed && self.refused.is_none()
+    }
+
+    pub(super) fn is_path_probing(&self) -> bool {
+        self.is_path_probing
+    }
+
+    /// With probing datagrams have DF set and are as large as the device takes; otherwise, as by
+    /// default, the kernel goes by the path MTU that routers tell it, and fragments.
+    pub(super) fn set_path_probing(&mut self, probing: bool) {
+        self.is_path_probing = probing;
+        let (v4, v6) = match probing {
+            true => (libc::IP_PMTUDISC_PROBE, libc::IPV6_PMTUDISC_PROBE),
+            false => (libc::IP_PMTUDISC_WANT, libc::IPV6_PMTUDISC_WANT),
+        };
+        let mut done = self.set_option((libc::IPPROTO_IP, libc::IP_MTU_DISCOVER), v4);
+        if self.is_ipv6 {
+            let option = (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER);
+            done = done.and_then(|()| self.set_option(option, v6));
+        }
+        if let Err(error) = done {
+            tracing::warn!(%error, "cannot choose how the path's MTU is found");
+        }
     }
 
     /// Sends `train`, and returns how many of its bytes are done with: fewer than all when the
@@ -123,24 +155,31 @@ impl TunnelSocket {
     pub(super) fn send(&mut self, train: Datagrams<'_>, now: Instant) -> io::Result<usize> {
         self.aim_at(train.remote, now);
         let len = train.bytes.len();
-        if len > train.segment_size && self.may_segment(now) {
+        let mut refusal = None;
+        if len > train.segment_size && self.may_segment(train.segment_size) {
             match self.send_once(train) {
                 Ok(()) => return Ok(len),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(0),
-                Err(error) if is_refusal(&error) => self.stop_segmenting(train, &error, now),
+                Err(error) if is_refusal(&error) => refusal = Some(error),
                 Err(error) => return Err(error),
             }
         }
-        let mut done = 0;
-        let mut last_error = None;
+        let (mut done, mut last_error, mut passed) = (0, None, false);
         for bytes in train.bytes.chunks(train.segment_size.max(1)) {
             match self.send_once(Datagrams { bytes, segment_size: bytes.len(), ..train }) {
-                Ok(()) => last_error = None,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(done),
+                Ok(()) => {
+                    passed |= done == 0;
+                    last_error = None;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 // One datagram's failure does not take the rest along.
                 Err(error) => last_error = Some(error),
             }
             done += bytes.len();
+        }
+        // Where not even a single one of the size is taken, segments are not what is wrong.
+        if let Some(error) = refusal.filter(|_| passed) {
+            self.stop_segmenting(train, &error, now);
         }
         last_error.map_or(Ok(done), Err)
     }
@@ -194,9 +233,7 @@ impl TunnelSocket {
 
     /// Another destination is another path.
     fn aim_at(&mut self, remote: SocketAddr, now: Instant) {
-        if self.no_segments_until.is_some_and(|until| now >= until) {
-            self.no_segments_until = None;
-        }
+        self.refused = self.refused.filter(|refused| now < refused.until);
         if self.remote.as_ref().is_some_and(|(known, _)| *known == remote) {
             return;
         }
@@ -207,21 +244,40 @@ impl TunnelSocket {
             SocketAddr::V4(_) | SocketAddr::V6(_) => remote.into(),
         };
         self.remote = Some((remote, address));
-        self.no_segments_until = None;
+        self.refused = None;
     }
 
-    fn may_segment(&self, now: Instant) -> bool {
-        self.segments_allowed && self.no_segments_until.is_none_or(|until| now >= until)
+    fn may_segment(&self, size: usize) -> bool {
+        self.segments_allowed && self.refused.is_none_or(|refused| size < refused.size)
     }
 
+    /// A size that does not fit the device says nothing about smaller ones; EIO does.
     fn stop_segmenting(&mut self, train: Datagrams<'_>, error: &io::Error, now: Instant) {
-        self.no_segments_until = Some(now + RETRY_SEGMENTS_AFTER);
+        let is_any = error.raw_os_error() == Some(libc::EIO);
+        let size = if is_any { 0 } else { train.segment_size };
+        self.refused = Some(Refused { size, until: now + RETRY_SEGMENTS_AFTER });
         tracing::warn!(
             remote = %train.remote,
             segment_size = train.segment_size,
             %error,
             "the path refuses segmented sends: sending datagrams one by one for a while"
         );
+    }
+
+    fn set_option(
+        &self,
+        (level, name): (libc::c_int, libc::c_int),
+        value: libc::c_int,
+    ) -> io::Result<()> {
+        #[allow(unsafe_code)]
+        // SAFETY: the kernel reads one integer, which lives until the call returns.
+        let result = unsafe {
+            let value: *const libc::c_int = &raw const value;
+            let length = size_of::<libc::c_int>() as libc::socklen_t;
+            libc::setsockopt(self.socket.as_raw_fd(), level, name, value.cast(), length)
+        };
+        nix::errno::Errno::result(result)?;
+        Ok(())
     }
 
     fn send_once(&self, train: Datagrams<'_>) -> io::Result<()> {

@@ -52,6 +52,12 @@ impl ProbeSocket {
         }
     }
 
+    /// A datagram that is there already.
+    pub(super) fn received(&self, buffer: &mut [u8]) -> Option<(SocketAddr, usize)> {
+        let (length, from) = self.socket.as_ref()?.try_recv_from(buffer).ok()?;
+        Some((from, length))
+    }
+
     /// A probe that cannot be sent now is a lost probe.
     pub(super) fn send(&self, datagram: &[u8], to: SocketAddr) {
         let Some(socket) = &self.socket else { return };

@@ -8,7 +8,7 @@ use fabric_api::{Cidr, Mac, overlay_v6};
 use netlink::Scope;
 use netplan::{Address, Device, Family, Route, RouteKey, Rule, State, Sysctl, Vxlan};
 
-use super::mtu::{Path, overlay_mtu, tunnel_mtu};
+use super::mtu::{Path, TunnelMtu, overlay_mtu, tunnel_mtu};
 use crate::desired::{Desired, IPV6_MTU, Node};
 
 /// The TUN device.
@@ -29,8 +29,9 @@ pub(super) const PROTOCOL: u8 = 120;
 
 /// Whole-namespace settings, all of the inner namespace being ours: it forwards; where packets
 /// may come from is the engine's business, not the reverse path filter's; refusals are not
-/// rationed, or connections hang instead of failing; and nothing advertises or redirects.
-const SYSCTLS: [(&str, u32); 13] = [
+/// rationed (the rate of all of them together counts for both families), or connections hang
+/// instead of failing; and nothing advertises or redirects.
+const SYSCTLS: [(&str, u32); 15] = [
     ("net/ipv4/ip_forward", 1),
     ("net/ipv6/conf/all/forwarding", 1),
     ("net/ipv6/conf/default/forwarding", 1),
@@ -43,6 +44,8 @@ const SYSCTLS: [(&str, u32); 13] = [
     ("net/ipv6/conf/default/accept_ra", 0),
     ("net/ipv6/conf/default/addr_gen_mode", 1),
     ("net/ipv4/icmp_ratelimit", 0),
+    ("net/ipv4/icmp_msgs_per_sec", 1_000_000),
+    ("net/ipv4/icmp_msgs_burst", 1_000_000),
     ("net/ipv6/icmp/ratelimit", 0),
 ];
 
@@ -53,12 +56,10 @@ pub(super) struct Facts {
     pub(super) underlay_mtu: u32,
     /// The way to the peer, once an address of it is known.
     pub(super) path: Option<Path>,
-    /// Whether packets get through the tunnel. If not, new connections are refused at once.
-    pub(super) connected: bool,
 }
 
-/// What the namespace is to look like, and the tunnel's MTU in bytes.
-pub(super) fn wanted(desired: &Desired, facts: Facts) -> (State, u32) {
+/// What the namespace is to look like, and the tunnel's MTU.
+pub(super) fn wanted(desired: &Desired, facts: Facts) -> (State, TunnelMtu) {
     let mut state = State::default();
     let overlays = overlays_of(desired);
     let overlay_mtus = overlays.iter().map(|(family, _)| overlay_mtu(*family, facts.underlay_mtu));
@@ -81,12 +82,12 @@ pub(super) fn wanted(desired: &Desired, facts: Facts) -> (State, u32) {
         );
     }
     state.devices.insert("lo".to_owned(), Device { mtu: 65_536, up: true });
-    state.devices.insert(TUN.to_owned(), Device { mtu, up: true });
+    state.devices.insert(TUN.to_owned(), Device { mtu: mtu.bytes, up: true });
     state.addresses.insert(host_address(TUN, desired.tunnel_address.into()));
     for node in &desired.nodes {
         add_node(&mut state, node);
     }
-    add_routes(&mut state, desired, facts.connected, mtu);
+    add_routes(&mut state, desired, mtu.bytes);
     for (family, iif, table) in rules() {
         let iif = Some(iif.to_owned());
         state.rules.insert(Rule { priority: PRIORITY, family, iif, table, protocol: PROTOCOL });
@@ -145,7 +146,7 @@ fn add_node(state: &mut State, node: &Node) {
     }
 }
 
-fn add_routes(state: &mut State, desired: &Desired, connected: bool, mtu: u32) {
+fn add_routes(state: &mut State, desired: &Desired, mtu: u32) {
     for table in TABLES {
         let addresses: [IpAddr; 2] = [[0, 0, 0, 0].into(), [0u16; 8].into()];
         for everything in addresses.into_iter().filter_map(|any| Cidr::around(any, 0)) {
@@ -157,11 +158,10 @@ fn add_routes(state: &mut State, desired: &Desired, connected: bool, mtu: u32) {
     let peer_address = Cidr::host(desired.peer_tunnel_address.into());
     for table in [FROM_NODES, FROM_HERE] {
         for remap in &desired.remaps {
-            let passes = connected && (remap.local.is_ipv4() || mtu >= IPV6_MTU);
+            let passes = remap.local.is_ipv4() || mtu >= IPV6_MTU;
             let route = if passes { to_peer.clone() } else { Route::unreachable(PROTOCOL) };
             state.routes.insert(RouteKey::new(table, remap.local), route);
         }
-        // Also while unconnected: the probes have to get out.
         state.routes.insert(RouteKey::new(table, peer_address), to_peer.clone());
     }
     let egress = desired.nodes.iter().find(|node| Some(node.overlay) == desired.egress_node);
@@ -208,12 +208,12 @@ mod tests {
     use super::*;
     use crate::desired::tests::config;
 
-    const FACTS: Facts = Facts { underlay_mtu: 1500, path: None, connected: true };
+    const FACTS: Facts = Facts { underlay_mtu: 1500, path: None };
 
     #[test]
     fn packets_of_nodes_go_to_the_peer_and_nowhere_else() {
         let (state, mtu) = wanted(&desired(), FACTS);
-        assert_eq!(mtu, 1340);
+        assert_eq!(mtu.bytes, 1340);
         assert_eq!(
             routes(&state, FROM_NODES),
             [
@@ -238,21 +238,6 @@ mod tests {
                 "10.200.1.0/24 via 10.80.0.1 dev overlay4",
                 "10.200.2.0/24 via 10.80.0.2 dev overlay4",
                 "192.168.7.7/32 via 10.80.0.2 dev overlay4",
-                "unreachable ::/0",
-            ]
-        );
-    }
-
-    #[test]
-    fn without_a_connection_only_probes_go_out() {
-        let (state, _) = wanted(&desired(), Facts { connected: false, ..FACTS });
-        assert_eq!(
-            routes(&state, FROM_NODES),
-            [
-                "unreachable 0.0.0.0/0",
-                "unreachable 10.71.0.0/16",
-                "unreachable 10.201.0.0/16",
-                "169.254.18.1/32 dev tunnel",
                 "unreachable ::/0",
             ]
         );

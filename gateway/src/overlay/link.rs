@@ -91,16 +91,16 @@ impl Link {
             let route = if let Some(own) = own { route.with_source(own) } else { route };
             state.routes.insert(key, route);
         }
-        state.sysctls = self.host_sysctls().into();
+        state.sysctls = Self::host_sysctls(dev).into();
         state
     }
 
-    pub(super) fn host_scope(&self) -> Scope {
+    pub(super) fn host_scope(host_end: &str) -> Scope {
         Scope {
-            devices: [self.host_end.clone()].into(),
+            devices: [host_end.to_owned()].into(),
             tables: [HOST_TABLE].into(),
             protocol: PROTOCOL,
-            sysctls: self.host_sysctls().map(|(sysctl, _)| sysctl).into(),
+            sysctls: Self::host_sysctls(host_end).map(|(sysctl, _)| sysctl).into(),
             ..Scope::default()
         }
     }
@@ -112,8 +112,7 @@ impl Link {
         observed
     }
 
-    fn host_sysctls(&self) -> [(Sysctl, u32); 3] {
-        let dev = &self.host_end;
+    fn host_sysctls(dev: &str) -> [(Sysctl, u32); 3] {
         [
             (Sysctl::of_device(Family::Ipv4, dev, "forwarding"), 1),
             (Sysctl::of_device(Family::Ipv4, dev, "rp_filter"), 0),

@@ -5,12 +5,11 @@
 //!                                                       overlay4, tunnel (inner namespace)
 //! ```
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use gateway::desired::Desired;
 use gateway::lane::Offloads;
-use gateway::overlay::{Applied, Overlay};
+use gateway::overlay::{Applied, Filter, Overlay, Peer};
 
 use crate::world::{config, in_new_namespace, lines, run, run_in};
 
@@ -21,9 +20,9 @@ fn devices_routes_and_rules_are_as_wanted_and_the_next_pass_has_nothing_to_do() 
     in_new_namespace(|| async {
         host_with_underlay();
         let overlay = Overlay::new(Some(HOST_END.to_owned())).await.unwrap();
-        let first = apply(&overlay, true).await;
+        let first = apply(&overlay).await;
         assert_eq!(first.problems, [FORWARD_OFF]);
-        assert_eq!(first.mtu, 1340);
+        assert_eq!(first.mtu.bytes, 1340);
         let _tun = first.new_tun.expect("a TUN");
 
         let inner = |line: &str| run_in(overlay.inner(), line);
@@ -78,7 +77,7 @@ fn devices_routes_and_rules_are_as_wanted_and_the_next_pass_has_nothing_to_do() 
         );
         assert_eq!(inner("sysctl -n net.ipv4.ip_forward").trim(), "1");
 
-        let second = apply(&overlay, true).await;
+        let second = apply(&overlay).await;
         assert!(second.steps.is_empty(), "{:?}", second.steps);
         assert!(second.new_tun.is_none());
     });
@@ -91,7 +90,7 @@ fn the_host_gets_a_way_to_the_pod_and_loses_it_with_the_gateway() {
         // Left by one that was killed.
         run("ip link add weft-test0000 type veth peer name weft-test0001");
         let overlay = Overlay::new(Some(HOST_END.to_owned())).await.unwrap();
-        let applied = apply(&overlay, true).await;
+        let applied = apply(&overlay).await;
         assert_eq!(
             lines(&run("ip route show table 18952")),
             ["10.80.0.10 dev weft-test0000 proto 120 scope link src 192.0.2.1 metric 1024"]
@@ -108,17 +107,27 @@ fn the_host_gets_a_way_to_the_pod_and_loses_it_with_the_gateway() {
 }
 
 #[test]
-fn without_a_connection_new_packets_are_refused() {
+fn the_refusal_of_packets_comes_goes_and_heals() {
     in_new_namespace(|| async {
         host_with_underlay();
         let overlay = Overlay::new(Some(HOST_END.to_owned())).await.unwrap();
-        let _tun = apply(&overlay, false).await;
-        let routes = run_in(overlay.inner(), "ip route show table 18952");
-        assert!(routes.contains("unreachable 10.201.0.0/16"), "{routes}");
-        assert!(routes.contains("169.254.18.1 dev tunnel"), "{routes}");
-        apply(&overlay, true).await;
-        let routes = run_in(overlay.inner(), "ip route show table 18952");
-        assert!(routes.contains("10.201.0.0/16 dev tunnel"), "{routes}");
+        let mut refusal = Filter::refusal(overlay.inner().clone()).unwrap();
+        let rules = || run_in(overlay.inner(), "nft list ruleset");
+        refusal.ensure(true).await.unwrap();
+        let refusing = rules();
+        assert!(refusing.contains("reject with tcp reset"), "{refusing}");
+        for damage in ["nft delete table inet weft", "nft flush chain inet weft refuse"] {
+            while tokio::time::timeout(Duration::from_millis(300), refusal.changed()).await.is_ok()
+            {
+            }
+            run_in(overlay.inner(), damage);
+            let noticed = tokio::time::timeout(Duration::from_secs(2), refusal.changed()).await;
+            assert!(noticed.is_ok(), "{damage} was not noticed");
+            refusal.ensure(true).await.unwrap();
+            assert_eq!(rules(), refusing, "{damage}");
+        }
+        refusal.ensure(false).await.unwrap();
+        assert_eq!(rules(), "");
     });
 }
 
@@ -127,7 +136,7 @@ fn what_someone_deletes_is_noticed_and_made_again() {
     in_new_namespace(|| async {
         host_with_underlay();
         let mut overlay = Overlay::new(Some(HOST_END.to_owned())).await.unwrap();
-        let mut tun = apply(&overlay, true).await.new_tun;
+        let mut tun = apply(&overlay).await.new_tun;
         settle(&mut overlay).await;
         for damage in [
             "ip link del overlay4",
@@ -138,17 +147,17 @@ fn what_someone_deletes_is_noticed_and_made_again() {
         ] {
             run_in(overlay.inner(), damage);
             notice(&mut overlay, damage).await;
-            let applied = apply(&overlay, true).await;
+            let applied = apply(&overlay).await;
             assert!(!applied.steps.is_empty(), "{damage}");
             tun = applied.new_tun.or(tun);
-            assert_eq!(apply(&overlay, true).await.steps, [], "{damage}");
+            assert_eq!(apply(&overlay).await.steps, [], "{damage}");
             settle(&mut overlay).await;
         }
         run("ip link del weft-test0000");
         notice(&mut overlay, "the link to the host").await;
-        apply(&overlay, true).await;
+        apply(&overlay).await;
         assert!(run("ip link").contains(HOST_END));
-        assert_eq!(apply(&overlay, true).await.steps, []);
+        assert_eq!(apply(&overlay).await.steps, []);
         drop(tun);
     });
 }
@@ -161,15 +170,17 @@ fn the_mtu_follows_the_underlay_and_the_way_to_the_peer() {
         let mut config = config();
         config.spec.mtu = 9000;
         let desired = Desired::parse(&config).unwrap();
-        let mtu = async || {
-            let peer: SocketAddr = "192.0.2.20:7".parse().unwrap();
-            let applied = overlay.apply(&desired, Some(peer), true, Offloads::ALL).await.unwrap();
-            (applied.mtu, applied.new_tun)
+        let mtu = async |path_mtu| {
+            let peer = Peer { address: "192.0.2.20:7".parse().unwrap(), path_mtu };
+            let applied = overlay.apply(&desired, Some(peer), Offloads::ALL).await.unwrap();
+            (applied.mtu.bytes, applied.new_tun)
         };
-        let (first, _tun) = mtu().await;
+        let (first, _tun) = mtu(None).await;
         assert_eq!(first, 1440);
+        assert_eq!(mtu(Some(1450)).await.0, 1390);
+        assert!(run_in(overlay.inner(), "ip link show tunnel").contains("mtu 1390"));
         run("ip link set under0 mtu 1400");
-        assert_eq!(mtu().await.0, 1340);
+        assert_eq!(mtu(None).await.0, 1340);
         assert!(run_in(overlay.inner(), "ip link show overlay4").contains("mtu 1350"));
     });
 }
@@ -185,9 +196,9 @@ fn host_with_underlay() {
     run("ip link set under0 up");
 }
 
-async fn apply(overlay: &Overlay, connected: bool) -> Applied {
+async fn apply(overlay: &Overlay) -> Applied {
     let desired = Desired::parse(&config()).unwrap();
-    overlay.apply(&desired, None, connected, Offloads::ALL).await.unwrap()
+    overlay.apply(&desired, None, Offloads::ALL).await.unwrap()
 }
 
 /// Until nothing of our own changes is still being told.

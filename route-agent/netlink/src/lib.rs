@@ -14,6 +14,7 @@ mod multicast;
 mod netns;
 mod nfnetlink;
 mod observe;
+mod quarrel;
 mod sysctl;
 
 pub mod conntrack;
@@ -25,4 +26,5 @@ pub use handle::{Handle, NetlinkError};
 pub use links::{LinkInfo, RouteInfo};
 pub use netns::{Netns, NetnsError};
 pub use observe::Scope;
-pub use sysctl::{read_sysctl, write_sysctl};
+pub use quarrel::Quarrel;
+pub use sysctl::{Settings, read_sysctl, write_sysctl};

@@ -33,6 +33,8 @@ pub struct RouteInfo {
     pub dev: String,
     /// In bytes; the smaller of the device's and the route's.
     pub mtu: u32,
+    /// In bytes; what routers have said of the path, if it is less. Believed for ten minutes.
+    pub learnt_mtu: Option<u32>,
     /// The source address that packets made here would have.
     pub source: Option<IpAddr>,
     /// Absent when the destination is on-link.
@@ -174,7 +176,16 @@ fn link_info(message: &LinkMessage) -> LinkInfo {
 
 fn route_info(message: &RouteMessage, link: LinkInfo) -> RouteInfo {
     let local = message.header.kind == RouteType::Local;
-    let mut info = RouteInfo { dev: link.name, mtu: link.mtu, source: None, gateway: None, local };
+    let mut info = RouteInfo {
+        dev: link.name,
+        mtu: link.mtu,
+        learnt_mtu: None,
+        source: None,
+        gateway: None,
+        local,
+    };
+    let expires = |a: &RouteAttribute| matches!(a, RouteAttribute::CacheInfo(c) if c.expires > 0);
+    let is_learnt = message.attributes.iter().any(expires);
     for attribute in &message.attributes {
         if let RouteAttribute::PrefSource(address) = attribute {
             info.source = ip(address);
@@ -182,8 +193,11 @@ fn route_info(message: &RouteMessage, link: LinkInfo) -> RouteInfo {
             info.gateway = ip(address);
         } else if let RouteAttribute::Metrics(metrics) = attribute {
             let mtu = |m: &RouteMetric| if let RouteMetric::Mtu(v) = m { Some(*v) } else { None };
-            let route = metrics.iter().find_map(mtu).filter(|mtu| *mtu > 0);
-            info.mtu = info.mtu.min(route.unwrap_or(u32::MAX));
+            let route = metrics.iter().find_map(mtu).filter(|mtu| (1..info.mtu).contains(mtu));
+            match is_learnt {
+                true => info.learnt_mtu = route,
+                false => info.mtu = route.unwrap_or(info.mtu),
+            }
         }
     }
     info

@@ -46,12 +46,13 @@ pub enum Hook {
     Forward,
 }
 
-/// A rule that has a comment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CommentedRule {
+pub struct Rule {
     /// Names it within its chain's table.
     pub handle: u64,
-    pub comment: String,
+    pub comment: Option<String>,
+    /// Drops or rejects all that reaches it.
+    pub drops: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -77,6 +78,7 @@ const GET_TABLE: Kind = kind(1);
 const NEW_CHAIN: u8 = 3;
 const GET_CHAIN: Kind = kind(4);
 const DEL_CHAIN: u8 = 5;
+const NEW_RULE: u8 = 6;
 const GET_RULE: Kind = kind(7);
 const DEL_RULE: u8 = 8;
 const GET_SET: Kind = kind(10);
@@ -196,14 +198,15 @@ fn base_chain(family: ChainFamily, body: &[u8]) -> Option<BaseChain> {
     })
 }
 
-/// The rules of a chain that have a comment, in their order.
-pub fn commented_rules(netns: &Netns, chain: &BaseChain) -> Result<Vec<CommentedRule>, NftError> {
-    netns.run(|| commented_rules_here(chain))?.map_err(NftError::Read)
+/// The rules of a chain, in their order.
+pub fn rules(netns: &Netns, chain: &BaseChain) -> Result<Vec<Rule>, NftError> {
+    netns.run(|| rules_here(chain))?.map_err(NftError::Read)
 }
 
-fn commented_rules_here(chain: &BaseChain) -> io::Result<Vec<CommentedRule>> {
+fn rules_here(chain: &BaseChain) -> io::Result<Vec<Rule>> {
     const CHAIN: u16 = 2;
     const HANDLE: u16 = 3;
+    const EXPRESSIONS: u16 = 4;
     const USERDATA: u16 = 7;
     let mut body = Vec::new();
     put_text(&mut body, TABLE_NAME, &chain.table);
@@ -214,10 +217,36 @@ fn commented_rules_here(chain: &BaseChain) -> io::Result<Vec<CommentedRule>> {
     };
     let rule = |body: &Vec<u8>| {
         let handle = u64::from_be_bytes(attribute(body, HANDLE)?.try_into().ok()?);
-        let comment = comment(attribute(body, USERDATA)?)?.to_owned();
-        Some(CommentedRule { handle, comment })
+        let comment = attribute(body, USERDATA).and_then(comment).map(str::to_owned);
+        let drops = attribute(body, EXPRESSIONS).is_some_and(drops);
+        Some(Rule { handle, comment, drops })
     };
     Ok(found.iter().filter(here).filter_map(rule).collect())
+}
+
+/// True if the expressions match everything and end in a drop. What is not known counts as a match.
+fn drops(expressions: &[u8]) -> bool {
+    const NAME: u16 = 1;
+    const DATA: u16 = 2;
+    let mut drops = false;
+    for (_, expression) in attributes(expressions) {
+        let data = attribute(expression, DATA).unwrap_or_default();
+        match text(expression, NAME) {
+            Some("counter" | "log") => {}
+            Some("reject") => drops = true,
+            Some("immediate") if verdict(data) == Some(libc::NF_DROP as u32) => drops = true,
+            // What `iptables` still takes from the old packet filter.
+            Some("target") if text(data, NAME) == Some("REJECT") => drops = true,
+            _ => return false,
+        }
+    }
+    drops
+}
+
+fn verdict(immediate: &[u8]) -> Option<u32> {
+    const DATA: u16 = 2;
+    const VERDICT: u16 = 2;
+    number(attribute(attribute(immediate, DATA)?, VERDICT)?, 1)
 }
 
 /// User data is type, length, value; type 0 is the comment, which ends with a zero byte.
@@ -238,7 +267,7 @@ fn comment(userdata: &[u8]) -> Option<&str> {
 pub struct Events {
     multicast: Multicast,
     table: String,
-    /// Foreign chains that hold rules of ours.
+    /// Foreign chains whose rules matter.
     pub watched: BTreeSet<BaseChain>,
 }
 
@@ -261,7 +290,7 @@ fn matters(message: &[u8], ours: &str, watched: &BTreeSet<BaseChain>) -> bool {
     let table = text(body, TABLE_NAME);
     match *kind {
         NEW_CHAIN | DEL_CHAIN | DEL_TABLE => true,
-        DEL_RULE if table != Some(ours) => {
+        NEW_RULE | DEL_RULE if table != Some(ours) => {
             let chain = text(body, 2);
             watched.iter().any(|w| Some(&*w.table) == table && Some(&*w.name) == chain)
         }

@@ -49,12 +49,14 @@ impl Handle {
         }
         self.observe_routes(scope, &mut state).await?;
         self.observe_rules(scope, &mut state).await?;
-        for sysctl in &scope.sysctls {
-            if let Some(value) = read_sysctl(&self.netns, sysctl)? {
-                state.sysctls.insert(sysctl.clone(), value);
+        self.netns.run(|| {
+            for sysctl in &scope.sysctls {
+                if let Some(value) = read_sysctl(&self.netns, sysctl)? {
+                    state.sysctls.insert(sysctl.clone(), value);
+                }
             }
-        }
-        Ok(state)
+            Ok(state)
+        })?
     }
 
     async fn observe_device(

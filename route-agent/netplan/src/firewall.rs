@@ -11,7 +11,7 @@ pub const TABLE: &str = "weft";
 /// Our nftables table, whole.
 ///
 /// There is no diff to work out: `nft` swaps the table in one transaction, so what is wanted is
-/// also what is sent. The rules are always the same; only sets and maps change.
+/// also what is sent.
 ///
 /// Prints as the table's body; [`Firewall::script`] is what `nft -f` is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,60 +35,6 @@ pub struct Firewall {
     pub vxlan_sources: BTreeSet<IpAddr>,
 }
 
-/// Fixed text. What it relies on:
-///
-/// * A NAT rule that has spoken for a connection silences all later NAT chains, so
-///   `snat to ip saddr` at 99 keeps a source that a CNI's masquerade at 100 would change.
-/// * kube-proxy clears its masquerade mark (0x4000) in a rule that is then never reached. The
-///   mark would go over to the VXLAN packet, and that would be masqueraded.
-/// * New connections are refused before routing, since the ICMP of an `unreachable` route is
-///   rate-limited and a client would hang. What is established passes: it survives a short cut.
-///   `admin-prohibited`, since Linux tells an application of that, but not of `host-unreachable`.
-const RULES: &str = "  chain sources {
-    type nat hook postrouting priority 99; policy accept;
-    ip saddr @kept_v4 ip daddr @peers_v4 snat ip to ip saddr
-    ip6 saddr @kept_v6 ip6 daddr @peers_v6 snat ip6 to ip6 saddr
-    ip daddr @peers_v4 snat ip to ip daddr map @external_v4
-    ip6 daddr @peers_v6 snat ip6 to ip6 daddr map @external_v6
-    ct original ip daddr @masqueraded_v4 masquerade
-    ct original ip6 daddr @masqueraded_v6 masquerade
-  }
-  chain targets {
-    type nat hook prerouting priority -101; policy accept;
-    dnat ip to ip daddr map @targets_v4
-    dnat ip6 to ip6 daddr map @targets_v6
-  }
-  chain targets_of_own {
-    type nat hook output priority -101; policy accept;
-    dnat ip to ip daddr map @targets_v4
-    dnat ip6 to ip6 daddr map @targets_v6
-  }
-  chain unmark {
-    type filter hook postrouting priority 98; policy accept;
-    oifname { \"weft4\", \"weft6\" } meta mark and 0x4000 != 0 meta mark set meta mark and 0xffffbfff
-  }
-  chain refuse_forwarded {
-    type filter hook prerouting priority -90; policy accept;
-    ip daddr @unconnected_v4 goto refuse
-    ip6 daddr @unconnected_v6 goto refuse
-  }
-  chain refuse_own {
-    type filter hook output priority -90; policy accept;
-    ip daddr @unconnected_v4 goto refuse
-    ip6 daddr @unconnected_v6 goto refuse
-  }
-  chain refuse {
-    ct state != new return
-    tcp flags & (fin | syn | rst | ack) == syn reject with tcp reset
-    meta l4proto != tcp reject with icmpx admin-prohibited
-  }
-  chain underlay {
-    type filter hook input priority -10; policy accept;
-    udp dport 4879 ip saddr != @vxlan_v4 drop
-    udp dport 4879 ip6 saddr != @vxlan_v6 drop
-  }
-";
-
 impl Firewall {
     /// Input for `nft -f`: replaces the table, whatever it holds, in one transaction.
     ///
@@ -111,56 +57,148 @@ impl Firewall {
     pub fn removal() -> String {
         format!("table inet {TABLE}\ndelete table inet {TABLE}\n")
     }
+}
 
-    fn kept(&self) -> impl Iterator<Item = &Cidr> {
-        self.local_pods.iter().filter(|_| !self.full_masquerade)
+/// What the rules rely on:
+///
+/// * A NAT rule that has spoken for a connection silences all later NAT chains, so
+///   `snat to ip saddr` at 99 keeps a source that a CNI's masquerade at 100 would change.
+/// * kube-proxy clears its masquerade mark (0x4000) in a rule that is then never reached. The
+///   mark would go over to the VXLAN packet, and that would be masqueraded.
+/// * New connections are refused before routing, since the ICMP of an `unreachable` route is
+///   rate-limited and a client would hang. What is established passes: it survives a short cut.
+///   `admin-prohibited`, since Linux tells an application of that, but not of `host-unreachable`.
+/// * Nothing for a peer leaves but through the overlay, even for the moment that it takes to put a
+///   rule or a route back that another has deleted. An ICMP error about a VXLAN packet would carry
+///   a piece of what is in it: while a gateway is gone, or has no device yet, there is none. (The
+///   protocol of the packet that an error quotes is 8 + 9 bytes behind the error's IP header, 8 + 6
+///   for IPv6; its destination port 8 + 20 + 2, or 8 + 40 + 2.)
+/// * While a table takes another's place, Linux finds nothing in a set of intervals for a moment
+///   (seen with 6.18; hash sets stay whole). So a prefix is looked up as what is left of an
+///   address under its mask: one set and one rule a length.
+impl fmt::Display for Firewall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kept = self.local_pods.iter().filter(|_| !self.full_masquerade);
+        let (kept, peers) = (by_length(kept), by_length(&self.peers));
+        let unconnected = by_length(&self.unconnected);
+        write_hosts(f, "vxlan", &self.vxlan_sources)?;
+        write_hosts(f, "masqueraded", &self.masqueraded)?;
+        write_targets(f, "targets_v4", "ipv4_addr", |ip| ip.is_ipv4(), &self.targets)?;
+        write_targets(f, "targets_v6", "ipv6_addr", |ip| ip.is_ipv6(), &self.targets)?;
+        f.write_str(
+            "  chain sources {\n    type nat hook postrouting priority 99; policy accept;\n",
+        )?;
+        kept.iter().try_for_each(|set| set.write(f, "saddr", "jump keep"))?;
+        for set in &peers {
+            let external = match set.is_ipv4() {
+                true => self.external_v4.map(IpAddr::from),
+                false => self.external_v6.map(IpAddr::from),
+            };
+            if let Some(external) = external {
+                set.write(f, "daddr", &format!("snat {} to {external}", set.family()))?;
+            }
+        }
+        f.write_str(SOURCES_OF_TARGETS)?;
+        f.write_str("  chain keep {\n")?;
+        for set in &peers {
+            set.write(f, "daddr", &format!("snat {0} to {0} saddr", set.family()))?;
+        }
+        f.write_str(TARGETS)?;
+        peers.iter().try_for_each(|set| set.write(f, "daddr", "drop"))?;
+        f.write_str(UNMARK)?;
+        for (chain, hook) in [("refuse_forwarded", "prerouting"), ("refuse_own", "output")] {
+            writeln!(f, "  chain {chain} {{")?;
+            writeln!(f, "    type filter hook {hook} priority -90; policy accept;")?;
+            unconnected.iter().try_for_each(|set| set.write(f, "daddr", "goto refuse"))?;
+            writeln!(f, "  }}")?;
+        }
+        f.write_str(REFUSE)
     }
 }
 
-impl fmt::Display for Firewall {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let host = |ip: &IpAddr| Cidr::host(*ip);
-        write_prefixes(f, "kept", self.kept().copied())?;
-        write_prefixes(f, "peers", self.peers.iter().copied())?;
-        write_prefixes(f, "unconnected", self.unconnected.iter().copied())?;
-        write_prefixes(f, "masqueraded", self.masqueraded.iter().map(host))?;
-        write_prefixes(f, "vxlan", self.vxlan_sources.iter().map(host))?;
-        write_external(f, "external_v4", "ipv4_addr", "0.0.0.0/0", self.external_v4)?;
-        write_external(f, "external_v6", "ipv6_addr", "::/0", self.external_v6)?;
-        write_targets(f, "targets_v4", "ipv4_addr", |ip| ip.is_ipv4(), &self.targets)?;
-        write_targets(f, "targets_v6", "ipv6_addr", |ip| ip.is_ipv6(), &self.targets)?;
-        f.write_str(RULES)
+const SOURCES_OF_TARGETS: &str = "    ct original ip daddr @masqueraded_v4 masquerade
+    ct original ip6 daddr @masqueraded_v6 masquerade
+  }
+";
+
+const TARGETS: &str = "  }
+  chain targets {
+    type nat hook prerouting priority -101; policy accept;
+    dnat ip to ip daddr map @targets_v4
+    dnat ip6 to ip6 daddr map @targets_v6
+  }
+  chain targets_of_own {
+    type nat hook output priority -101; policy accept;
+    dnat ip to ip daddr map @targets_v4
+    dnat ip6 to ip6 daddr map @targets_v6
+  }
+  chain overlay_only {
+    type filter hook postrouting priority 97; policy accept;
+    oifname { \"weft4\", \"weft6\" } accept
+    icmp type destination-unreachable icmp code != 4 @th,136,8 17 @th,240,16 4879 drop
+    icmpv6 type destination-unreachable @th,112,8 17 @th,400,16 4879 drop
+";
+
+const UNMARK: &str = "  }
+  chain unmark {
+    type filter hook postrouting priority 98; policy accept;
+    oifname { \"weft4\", \"weft6\" } meta mark and 0x4000 != 0 meta mark set meta mark and 0xffffbfff
+  }
+";
+
+const REFUSE: &str = "  chain refuse {
+    ct state != new return
+    tcp flags & (fin | syn | rst | ack) == syn reject with tcp reset
+    meta l4proto != tcp reject with icmpx admin-prohibited
+  }
+  chain underlay {
+    type filter hook input priority -10; policy accept;
+    udp dport 4879 ip saddr != @vxlan_v4 drop
+    udp dport 4879 ip6 saddr != @vxlan_v6 drop
+  }
+";
+
+/// Prefixes of one family and length.
+struct SameLength {
+    mask: IpAddr,
+    networks: Vec<IpAddr>,
+}
+
+fn by_length<'a>(prefixes: impl IntoIterator<Item = &'a Cidr>) -> Vec<SameLength> {
+    let mut sets: BTreeMap<IpAddr, Vec<IpAddr>> = BTreeMap::new();
+    for prefix in prefixes {
+        sets.entry(prefix.net().netmask()).or_default().push(prefix.net().network());
+    }
+    sets.into_iter().map(|(mask, networks)| SameLength { mask, networks }).collect()
+}
+
+impl SameLength {
+    fn is_ipv4(&self) -> bool {
+        self.mask.is_ipv4()
+    }
+
+    fn family(&self) -> &'static str {
+        if self.is_ipv4() { "ip" } else { "ip6" }
+    }
+
+    /// The rule that does `verdict` to what has `field` (saddr, daddr) in one of the prefixes.
+    fn write(&self, f: &mut fmt::Formatter<'_>, field: &str, verdict: &str) -> fmt::Result {
+        let networks: Vec<String> = self.networks.iter().map(IpAddr::to_string).collect();
+        let (family, mask, networks) = (self.family(), self.mask, networks.join(", "));
+        writeln!(f, "    {family} {field} and {mask} {{ {networks} }} {verdict}")
     }
 }
 
 /// Two sets, one a family.
-fn write_prefixes(
-    f: &mut fmt::Formatter<'_>,
-    name: &str,
-    prefixes: impl Iterator<Item = Cidr>,
-) -> fmt::Result {
-    let (v4, v6): (Vec<Cidr>, Vec<Cidr>) = prefixes.partition(Cidr::is_ipv4);
-    for (version, kind, prefixes) in [(4, "ipv4_addr", v4), (6, "ipv6_addr", v6)] {
+fn write_hosts(f: &mut fmt::Formatter<'_>, name: &str, hosts: &BTreeSet<IpAddr>) -> fmt::Result {
+    for (version, kind) in [(4, "ipv4_addr"), (6, "ipv6_addr")] {
         writeln!(f, "  set {name}_v{version} {{")?;
-        writeln!(f, "    type {kind}; flags interval; auto-merge;")?;
-        write_elements(f, prefixes.iter().map(Cidr::to_string))?;
+        writeln!(f, "    type {kind};")?;
+        let hosts = hosts.iter().filter(|host| host.is_ipv4() == (version == 4));
+        write_elements(f, hosts.map(IpAddr::to_string))?;
         writeln!(f, "  }}")?;
     }
     Ok(())
-}
-
-/// A map with one element, for a rule can look an address up but not be left out.
-fn write_external<T: fmt::Display>(
-    f: &mut fmt::Formatter<'_>,
-    name: &str,
-    kind: &str,
-    everything: &str,
-    external: Option<T>,
-) -> fmt::Result {
-    writeln!(f, "  map {name} {{")?;
-    writeln!(f, "    type {kind} : {kind}; flags interval;")?;
-    write_elements(f, external.iter().map(|address| format!("{everything} : {address}")))?;
-    writeln!(f, "  }}")
 }
 
 fn write_targets(

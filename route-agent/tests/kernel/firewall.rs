@@ -104,6 +104,25 @@ fn vxlan_from_a_stranger_is_dropped() {
 }
 
 #[test]
+fn nothing_for_a_peer_leaves_in_clear_even_without_rules_and_routes() {
+    let mut world = World::running(config());
+    let (client, server) = world.datagrams(&world.pod);
+    client.send(b"hi").unwrap();
+    assert!(server.recv(&mut [0; 8]).is_ok());
+    world.stop();
+    sh(
+        &world.node,
+        "ip rule del priority 105; ip route flush table 18952
+        ip route add default via 192.0.2.7",
+    );
+    server.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    client.send(b"hi").unwrap();
+    assert!(server.recv(&mut [0; 8]).is_err(), "the pod's packet left by the default route");
+    let (own, server) = world.datagrams(&world.node);
+    assert!(own.send(b"hi").is_err() || server.recv(&mut [0; 8]).is_err(), "the node's own did");
+}
+
+#[test]
 fn a_connection_tracked_while_the_table_was_missing_is_translated_after_all() {
     let mut world = World::running(config());
     world.stop();

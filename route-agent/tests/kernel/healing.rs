@@ -28,8 +28,13 @@ fn whatever_is_deleted_comes_back() {
         "nft delete table inet weft",
         "nft flush chain inet weft sources",
         "nft add rule inet weft refuse accept",
-        "nft delete element inet weft peers_v4 '{ 10.201.0.0/16 }'",
+        "nft delete element inet weft vxlan_v4 '{ 192.0.2.7 }'",
         "nft flush ruleset",
+        "echo 0 > /proc/sys/net/ipv4/conf/weft4/forwarding",
+        "echo 1 > /proc/sys/net/ipv4/conf/weft4/rp_filter",
+        "echo 2 > /proc/sys/net/ipv6/conf/weft4/accept_ra",
+        "echo 0 > /proc/sys/net/ipv6/conf/weft4/forwarding",
+        "echo 1 > /proc/sys/net/ipv6/conf/weft4/disable_ipv6",
     ] {
         sh(&world.node, damage);
         eventually(damage, HEALED, || world.dump() == before);

@@ -190,7 +190,8 @@ impl World {
     pub(crate) fn dump(&self) -> String {
         sh(&self.node, "ip -d link | grep -v -e qdisc -e 'link/' ; ip address | grep inet
             ip route show table all; ip -6 route show table all; ip rule; ip -6 rule
-            ip neigh show nud permanent; bridge fdb; nft list ruleset; iptables-legacy-save -t filter")
+            ip neigh show nud permanent; bridge fdb; nft list ruleset; iptables-legacy-save -t filter
+            grep -rs . /proc/sys/net/ipv[46]/conf/weft* || true")
             .lines()
             .filter(|line| !line.starts_with('#') && !line.contains("packets"))
             .map(|line| format!("{line}\n"))
@@ -218,6 +219,7 @@ pub(crate) fn config() -> NodeConfigSpec {
         external: vec![[10, 70, 0, 9].into(), "fd00:70::9".parse().unwrap()],
         peerings: vec![peering()],
         ips: vec![],
+        internal_cidr: None,
         vxlan_sources: vec![[192, 0, 2, 7].into()],
         full_masquerade: false,
         removed: false,

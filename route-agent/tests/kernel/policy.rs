@@ -1,11 +1,11 @@
-//! FORWARD and INPUT chains of others that drop by policy.
+//! FORWARD and INPUT chains of others that drop what they have no rule for.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 
 use crate::node::{PEER, World, config, connect, sh};
 
-const DROPPING: [(&str, &str); 3] = [
+const DROPPING: [(&str, &str); 6] = [
     ("iptables-nft -P FORWARD DROP; iptables-nft -P INPUT DROP", "chain ip filter FORWARD drops"),
     (
         "iptables-legacy -P FORWARD DROP; iptables-legacy -P INPUT DROP",
@@ -16,10 +16,24 @@ const DROPPING: [(&str, &str); 3] = [
               add chain inet f incoming { type filter hook input priority 0; policy drop; }'",
         "chain inet f forwarded drops",
     ),
+    (
+        "for c in FORWARD INPUT; do iptables-nft -A $c -j REJECT; done",
+        "chain ip filter FORWARD drops",
+    ),
+    (
+        "for c in FORWARD INPUT; do iptables-legacy -A $c -j REJECT; done",
+        "iptables-legacy's chain FORWARD drops",
+    ),
+    (
+        "nft 'add table inet firewalld; add chain inet firewalld f { type filter hook forward priority 10; }
+              add rule inet firewalld f ct state established accept
+              add rule inet firewalld f counter reject with icmpx admin-prohibited'",
+        "chain inet firewalld f drops",
+    ),
 ];
 
 #[test]
-fn a_dropping_policy_is_told_and_weft_lets_its_own_pass() {
+fn a_chain_that_drops_by_policy_or_last_rule_is_told_and_weft_lets_its_own_pass() {
     for (policy, told) in DROPPING {
         let mut world = World::new();
         sh(&world.node, policy);

@@ -43,7 +43,7 @@ fn a_config_is_in_the_kernel_as_it_says() {
     let chains = json(&world.node, "nft -j list table inet weft");
     let hooks =
         chains["nftables"].as_array().unwrap().iter().filter_map(|o| o["chain"]["hook"].as_str());
-    assert_eq!(hooks.count(), 7);
+    assert_eq!(hooks.count(), 8);
 }
 
 #[test]

@@ -3,9 +3,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-/// Keeps the agent from burning a core when another program undoes at once what it does.
+/// Keeps a program from burning a core when another undoes at once what it does.
 #[derive(Debug, Default)]
-pub(crate) struct Quarrel {
+pub struct Quarrel {
     /// When something was changed, lately.
     changes: VecDeque<Instant>,
 }
@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 impl Quarrel {
     /// Something was changed just now.
-    pub(crate) fn note(&mut self) {
+    pub fn note(&mut self) {
         let now = Instant::now();
         self.changes.push_back(now);
         while self.changes.front().is_some_and(|at| now - *at > WINDOW) {
@@ -25,8 +25,9 @@ impl Quarrel {
         }
     }
 
-    /// Waits a while if there were too many changes.
-    pub(crate) async fn calm_down(&mut self) {
+    /// Waits a second if there were too many changes: 50 within 10 seconds. Can be cancelled, and
+    /// then does not wait the next time.
+    pub async fn calm_down(&mut self) {
         if self.changes.len() >= MANY {
             tracing::warn!("another program keeps undoing what is done here; waiting a second");
             self.changes.drain(..MANY / 10);

@@ -1,0 +1,80 @@
+//! Processes whose run directory someone removed.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::weft::host;
+use crate::weft::process::{Identity, MARK};
+use crate::weft::rundir::{RunDir, Selection, all};
+
+/// What the kernel says of an open file that has been removed.
+const REMOVED: &str = " (deleted)";
+
+/// Run directories, of those that are meant, that are gone although processes of this network
+/// namespace were started from them.
+pub(super) fn dirs(selection: &Selection) -> anyhow::Result<Vec<RunDir>> {
+    let named = selection.run_dir.is_some() || selection.cluster.is_some();
+    let place = std::path::absolute(selection.place())?;
+    let mut dirs: BTreeSet<PathBuf> = BTreeSet::new();
+    for pid in neighbours() {
+        dirs.extend(marked(pid));
+        dirs.extend(
+            removed_locks(pid).into_iter().filter_map(|lock| Some(lock.parent()?.to_owned())),
+        );
+    }
+    let is_meant = |dir: &PathBuf| {
+        let is_there = if named { *dir == place } else { dir.starts_with(&place) };
+        is_there && !dir.join("weft.json").exists()
+    };
+    dirs.into_iter().filter(is_meant).map(|dir| RunDir::at(&dir)).collect()
+}
+
+/// Supervisors of a directory whose lock is no longer in it.
+pub(super) fn supervisors(dir: &Path) -> Vec<Identity> {
+    let holds = |pid: &i32| removed_locks(*pid).iter().any(|lock| lock.parent() == Some(dir));
+    neighbours().filter(holds).filter_map(Identity::of).collect()
+}
+
+/// True if a fabric that was not meant uses this network namespace.
+pub(super) fn others_are_here() -> anyhow::Result<bool> {
+    if neighbours().filter_map(marked).any(|dir| dir.join("weft.json").exists()) {
+        return Ok(true);
+    }
+    for dir in all()? {
+        let netns = dir.record()?.map_or(0, |record| record.netns);
+        if netns == 0 || netns == host::netns() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The processes of this network namespace, but for this one.
+fn neighbours() -> impl Iterator<Item = i32> {
+    let own = fs::read_link("/proc/self/ns/net").ok();
+    let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter(move |pid| {
+        *pid != std::process::id().cast_signed()
+            && fs::read_link(format!("/proc/{pid}/ns/net")).ok() == own
+    })
+}
+
+/// The run directory that a process was started from.
+fn marked(pid: i32) -> Option<PathBuf> {
+    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    let mut entries = environment.split(|&byte| byte == 0);
+    let value = entries.find_map(|entry| entry.strip_prefix(MARK.as_bytes())?.strip_prefix(b"="));
+    Some(PathBuf::from(std::str::from_utf8(value?).ok()?))
+}
+
+/// The locks of run directories that a process still holds open.
+fn removed_locks(pid: i32) -> Vec<PathBuf> {
+    let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let paths = files.filter_map(|entry| fs::read_link(entry.path()).ok());
+    paths
+        .filter_map(|path| Some(PathBuf::from(path.to_str()?.strip_suffix(REMOVED)?)))
+        .filter(|path| path.ends_with("weft.lock"))
+        .collect()
+}

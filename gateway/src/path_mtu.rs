@@ -1,0 +1,341 @@
+//! How large a packet the path to the peer takes, as a machine that is told answers and time.
+//!
+//! Packetization layer path MTU discovery in the sense of RFC 8899: what is answered got through,
+//! whatever becomes of ICMP. All sizes are those of outer IP packets, in bytes. The bounds of the
+//! search close in from both sides by many probes at once instead of one after the other, so that
+//! a path that changed is known again within four waits: after the first, which is to notice it.
+//!
+//! Loss must not look like a smaller path. Nothing is concluded from silence alone: a size counts
+//! as too large only if it was sent twice, and smaller ones that were sent after it were answered;
+//! the size in force is tried again in every round, and any single answer keeps it.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+/// Every path takes this much: the least that IPv6 allows (RFC 8200 section 5).
+pub const LEAST: u32 = 1280;
+
+/// Sizes tried at once. Three rounds of twenty tell all sizes between 1,280 and 9,000 apart, two
+/// those up to 1,500.
+const CANDIDATES: u32 = 20;
+/// How often the size in force is tried while it matters: while packets are sent that would not
+/// fit the least path. A probe in 300 ms is 5 kB/s at 1,500 bytes.
+const CHECK: Duration = Duration::from_millis(300);
+/// How often a larger one is tried meanwhile: with every second check.
+const GROW: Duration = Duration::from_millis(500);
+/// How often both are tried otherwise, so that the status is right and the next flow need not find
+/// out: 300 B/s at 1,500 bytes.
+const REST: Duration = Duration::from_secs(10);
+/// An answer is waited for three round trips, within these bounds. The lower one is for the time
+/// that a busy machine takes, the upper one keeps the whole search within two seconds.
+const LEAST_WAIT: Duration = Duration::from_millis(100);
+const MOST_WAIT: Duration = Duration::from_millis(400);
+/// Longest pause after searches that nothing came of, although the peer answers other probes.
+const MOST_PAUSE: Duration = Duration::from_secs(64);
+/// Probes whose answers are still of use: those of two rounds.
+const MAX_SENT: usize = 4 * (CANDIDATES as usize + 3);
+
+/// A packet to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// Comes back in the answer.
+    pub nonce: u32,
+    pub size: u32,
+}
+
+/// The path to one peer.
+#[derive(Debug)]
+pub struct PathMtu {
+    limit: u32,
+    found: Option<u32>,
+    rtt: Option<Duration>,
+    phase: Phase,
+    sent: VecDeque<(Probe, Instant)>,
+    nonce: u32,
+    /// Searches in a row that nothing came of.
+    fruitless: u32,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// Nothing larger than any path takes is wanted.
+    Idle,
+    /// Nothing comes back, so nothing is sent. A sign of life from then on begins a search.
+    Silent {
+        until: Instant,
+    },
+    Search(Search),
+    Settled(Settled),
+}
+
+/// The path's MTU is at least `low`, and less than the least size that was not answered.
+#[derive(Debug)]
+struct Search {
+    low: u32,
+    high: u32,
+    /// The largest of interest: tried in every round.
+    top: u32,
+    /// Of this round, in descending order: on a path that keeps the order, whatever is answered
+    /// was sent after all that is larger.
+    sizes: BTreeSet<u32>,
+    step: Step,
+    /// Whether anything was answered in this round.
+    answered: bool,
+}
+
+/// What comes next, and when.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Send(Instant),
+    SendAgain(Instant),
+    Decide(Instant),
+}
+
+#[derive(Debug)]
+struct Settled {
+    check_at: Instant,
+    /// The size in force is on its way.
+    check: Option<Step>,
+    confirmed: Instant,
+    grew: Instant,
+    /// Large packets sent so far, at the last look.
+    large: u64,
+}
+
+impl PathMtu {
+    /// Nothing larger than `limit` is of interest. `found` is what an earlier gateway found out.
+    pub fn new(limit: u32, found: Option<u32>, now: Instant) -> Self {
+        let mut path = Self {
+            limit,
+            found: found.filter(|found| *found >= LEAST).map(|found| found.min(limit)),
+            rtt: None,
+            phase: Phase::Silent { until: now },
+            sent: VecDeque::new(),
+            nonce: 0,
+            fruitless: 0,
+        };
+        path.rest_if_small();
+        path
+    }
+
+    /// The largest size known to get through; `None` while none is.
+    pub fn found(&self) -> Option<u32> {
+        self.found
+    }
+
+    pub fn set_limit(&mut self, limit: u32, now: Instant) {
+        if limit != self.limit {
+            self.limit = limit;
+            self.found = self.found.map(|found| found.min(limit));
+            self.search(now);
+        }
+    }
+
+    /// The way to the peer is another one: all sizes are tried again.
+    pub fn search(&mut self, now: Instant) {
+        self.fruitless = 0;
+        self.begin(LEAST - 1, self.limit, now);
+        self.rest_if_small();
+    }
+
+    /// The peer can no longer be asked. What was found stands.
+    pub fn pause(&mut self, now: Instant) {
+        self.phase = Phase::Silent { until: now };
+        self.sent.clear();
+        self.rest_if_small();
+    }
+
+    /// A packet of no particular size came back after `rtt`, or came from the peer.
+    pub fn handle_life(&mut self, rtt: Option<Duration>, now: Instant) {
+        if let Some(rtt) = rtt {
+            self.note_rtt(rtt);
+        }
+        if matches!(self.phase, Phase::Silent { until } if now >= until) {
+            self.begin(LEAST - 1, self.limit, now);
+        }
+    }
+
+    /// A probe came back, however late.
+    pub fn handle_answer(&mut self, nonce: u32, now: Instant) {
+        let Some(at) = self.sent.iter().position(|(probe, _)| probe.nonce == nonce) else { return };
+        let Some((Probe { size, .. }, sent_at)) = self.sent.remove(at) else { return };
+        self.note_rtt(now.saturating_duration_since(sent_at));
+        let found = self.found.unwrap_or_default();
+        match &mut self.phase {
+            Phase::Idle => {}
+            Phase::Silent { .. } => self.begin(size, self.limit, now),
+            Phase::Search(search) => {
+                search.answered = true;
+                search.low = search.low.max(size);
+                if search.low > search.high {
+                    search.high = search.top;
+                }
+                if search.low >= search.top {
+                    let low = search.low;
+                    self.settle(low, now);
+                }
+            }
+            Phase::Settled(_) if size > found => self.begin(size, self.limit, now),
+            Phase::Settled(settled) => {
+                if size == found {
+                    settled.check = None;
+                    settled.confirmed = now;
+                }
+            }
+        }
+    }
+
+    /// When [`Self::poll`] is next due; `None` if not before something else happens.
+    pub fn deadline(&self) -> Option<Instant> {
+        match &self.phase {
+            Phase::Idle | Phase::Silent { .. } => None,
+            Phase::Search(search) => Some(search.step.due()),
+            Phase::Settled(settled) => Some(
+                settled.check.map_or(settled.check_at, |check| check.due().min(settled.check_at)),
+            ),
+        }
+    }
+
+    /// What to send now. `large` counts the packets sent so far that the least path may not take.
+    pub fn poll(&mut self, large: u64, now: Instant) -> Vec<Probe> {
+        let mut sizes = Vec::new();
+        self.poll_settled(large, now, &mut sizes);
+        // After the other, since a check that failed becomes a search.
+        self.poll_search(now, &mut sizes);
+        sizes.into_iter().map(|size| self.probe(size, now)).collect()
+    }
+
+    fn poll_settled(&mut self, large: u64, now: Instant, sizes: &mut Vec<u32>) {
+        let (wait, limit) = (self.wait(), self.limit);
+        let (Phase::Settled(settled), Some(found)) = (&mut self.phase, self.found) else { return };
+        match settled.check {
+            Some(Step::SendAgain(at)) if now >= at => {
+                sizes.push(found);
+                settled.check = Some(Step::Decide(now + wait / 2));
+            }
+            Some(Step::Decide(at)) if now >= at => return self.begin(LEAST - 1, found, now),
+            Some(_) | None => {}
+        }
+        if now < settled.check_at {
+            return;
+        }
+        let busy = std::mem::replace(&mut settled.large, large) != large;
+        settled.check_at = now + CHECK;
+        let since = |at| now.saturating_duration_since(at);
+        if found < limit && since(settled.grew) >= if busy { GROW } else { REST } {
+            // If any larger one passes, this one does.
+            sizes.push(found + 1);
+            settled.grew = now;
+        }
+        if settled.check.is_none() && (busy || since(settled.confirmed) >= REST) {
+            sizes.push(found);
+            settled.check = Some(Step::SendAgain(now + wait / 2));
+        }
+    }
+
+    fn poll_search(&mut self, now: Instant, sizes: &mut Vec<u32>) {
+        let (half, found) = (self.wait() / 2, self.found);
+        let Phase::Search(search) = &mut self.phase else { return };
+        match search.step {
+            Step::SendAgain(at) if now >= at => {
+                sizes.extend(search.sizes.iter().rev().filter(|size| **size > search.low));
+                search.step = Step::Decide(now + half);
+                return;
+            }
+            Step::Decide(at) if now >= at => {
+                if !search.answered {
+                    return self.give_up(now);
+                }
+                let low = search.low;
+                let too_large = search.sizes.iter().find(|size| **size > low);
+                search.high = too_large.map_or(low, |size| search.high.min(size - 1));
+                if search.high == low {
+                    return self.settle(low, now);
+                }
+            }
+            Step::Send(_) => {}
+            Step::SendAgain(_) | Step::Decide(_) => return,
+        }
+        search.answered = false;
+        search.sizes = candidates(search.low, search.high);
+        search.sizes.insert(search.top);
+        search.sizes.extend(found.filter(|found| (search.low..=search.top).contains(found)));
+        // If even what is known to pass is not answered, nothing can be concluded.
+        search.sizes.insert(search.low.max(LEAST));
+        sizes.extend(search.sizes.iter().rev());
+        search.step = Step::SendAgain(now + half);
+    }
+
+    fn begin(&mut self, low: u32, top: u32, now: Instant) {
+        if low >= top {
+            return self.settle(top, now);
+        }
+        self.phase = Phase::Search(Search {
+            low,
+            high: top,
+            top,
+            sizes: BTreeSet::new(),
+            step: Step::Send(now),
+            answered: false,
+        });
+    }
+
+    fn settle(&mut self, size: u32, now: Instant) {
+        self.found = Some(size);
+        self.fruitless = 0;
+        let check_at = now + CHECK;
+        self.phase =
+            Phase::Settled(Settled { check_at, check: None, confirmed: now, grew: now, large: 0 });
+    }
+
+    /// Nothing at all came back: that is no question of size.
+    fn give_up(&mut self, now: Instant) {
+        let pause = Duration::from_secs(1) * (1 << self.fruitless.min(6));
+        self.fruitless += 1;
+        self.phase = Phase::Silent { until: now + pause.min(MOST_PAUSE) };
+    }
+
+    fn rest_if_small(&mut self) {
+        if self.limit <= LEAST {
+            self.phase = Phase::Idle;
+            self.found = None;
+        }
+    }
+
+    fn probe(&mut self, size: u32, now: Instant) -> Probe {
+        self.nonce = self.nonce.wrapping_add(1);
+        let probe = Probe { nonce: self.nonce, size };
+        if self.sent.len() == MAX_SENT {
+            self.sent.pop_front();
+        }
+        self.sent.push_back((probe, now));
+        probe
+    }
+
+    /// Rises at once and falls slowly: a queue that was full will be full again.
+    fn note_rtt(&mut self, sample: Duration) {
+        let known = self.rtt.unwrap_or(sample);
+        self.rtt = Some(sample.max(known - known.saturating_sub(sample) / 8));
+    }
+
+    fn wait(&self) -> Duration {
+        let Some(rtt) = self.rtt else { return MOST_WAIT };
+        (rtt * 3).clamp(LEAST_WAIT, MOST_WAIT).max(rtt * 3 / 2)
+    }
+}
+
+impl Step {
+    fn due(self) -> Instant {
+        match self {
+            Self::Send(at) | Self::SendAgain(at) | Self::Decide(at) => at,
+        }
+    }
+}
+
+/// Sizes above `low` up to and with `high`, evenly spread.
+fn candidates(low: u32, high: u32) -> BTreeSet<u32> {
+    (1..=CANDIDATES).map(|i| low + ((high - low) * i).div_ceil(CANDIDATES)).collect()
+}
+
+#[cfg(test)]
+mod tests;
