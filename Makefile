@@ -1,7 +1,13 @@
 # make demo    two clusters with the same pod CIDR talk to each other, on this machine
 # make test    every test
-# make check   format, lints, licences and make test: what CI runs
-# make bench   weft against wireguard-go
+# make lint    format, lints and licences
+# make check   lint, test, simulate and a short fuzz
+# make soak    what takes minutes, 50 in all: loss, memory and files over MINUTES=30 under load, other
+#              WireGuards through REKEYS=3, floods of FLOOD=20 seconds each, random lives and events in
+#              ROUNDS=200
+# make simulate  SEEDS=1000 simulated hours of a bad network each, or SEED=n again
+# make fuzz    every fuzz target for SECONDS=60, led by coverage
+# make bench   weft against wireguard-go, or ARGS='--against gotatun'
 # make clean   removes what was built and what a killed run left behind
 #
 # Network namespaces and devices need root; as another user, sudo is asked for.
@@ -9,14 +15,24 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := demo
-.PHONY: demo test check bench clean tools lint-tools peers build
+.PHONY: demo test lint check soak simulate fuzz bench clean tools lint-tools fuzz-tools peers build
 
 CACHE  ?= $(HOME)/.cache/weft
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),$(CURDIR)/target)
 SUDO   := $(if $(filter 0,$(shell id -u)),,sudo -E env PATH=$$PATH)
 export WEFT_PEERS_DIR := $(CACHE)/bin
 
+CARGO_BOLERO := 0.13.5
 WIREGUARD_GO := v0.0.0-20260522210424-ecfc5a8d5446
+# A crate and its version, and the program in it.
+CRATE_PEERS := boringtun-cli@0.7.1:boringtun-cli gotatun-cli@0.10.2:gotatun
+
+MINUTES ?= 30
+SEEDS   ?= 1000
+SECONDS ?= 60
+FUZZ    ?= datagram frame train remap probe manifests
+REKEYS  ?= 3
+ROUNDS  ?= 200
 
 demo: tools
 	cargo build --release --locked --workspace --bins
@@ -28,13 +44,47 @@ test: tools peers
 	cargo test --locked --workspace --no-run
 	rm -f $(TARGET)/skipped
 	$(SUDO) env WEFT_BIN_DIR=$(TARGET)/release WEFT_SKIPPED=$(TARGET)/skipped cargo test --locked --workspace $(ARGS)
-	@touch $(TARGET)/skipped; echo "skipped for want of a program: $$(wc -l < $(TARGET)/skipped)"; cat $(TARGET)/skipped
+	@$(SHOW_SKIPPED)
 
-check: tools lint-tools
+lint: tools lint-tools
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	$(CACHE)/bin/cargo-deny --all-features --config .deny.toml check bans licenses sources
+
+check:
+	$(MAKE) lint
 	$(MAKE) test
+	$(MAKE) simulate
+	$(MAKE) fuzz SECONDS=10
+
+simulate:
+	$(if $(SEED),SEED=$(SEED),SEEDS=$(SEEDS)) cargo test --release --locked --workspace --test simulation -- --nocapture
+
+# On stable Rust: coverage needs no nightly compiler, sanitizers would. What is found stays in the
+# cache; inputs worth keeping go to the corpus, failing ones appear beside it.
+fuzz: fuzz-tools
+	@for target in $(FUZZ); do \
+	  echo "== $$target"; mkdir -p $(CACHE)/fuzz/$$target; \
+	  nice -n 19 $(CACHE)/bin/cargo-bolero bolero test $$target::$$target --package weft-fuzz --sanitizer NONE \
+	    --target-dir $(TARGET)/fuzz $(if $(RUNS),--runs $(RUNS),-T $(SECONDS)s) --corpus-dir $(CACHE)/fuzz/$$target \
+	    -E $(CURDIR)/tests/fuzz/__fuzz__/$$target/corpus --engine-args=-print_final_stats=1 --engine-args=-verbosity=0; done
+
+# First alone what measures the machine, then what mostly waits, side by side.
+soak: tools peers
+	cargo build --release --locked --workspace --bins
+	cargo test --locked -p weft-tests --no-run
+	rm -f $(TARGET)/skipped
+	$(SUDO) env $(SOAK) cargo test --locked -p weft-tests --test soak -- --ignored --nocapture
+	$(SUDO) env $(SOAK) cargo test --locked -p weft-tests --test system -- --ignored --nocapture --test-threads=1 floods
+	$(SUDO) env $(SOAK) cargo test --locked -p weft-tests --test system -- --ignored --nocapture --test-threads=3 --skip floods
+	$(SUDO) env $(SOAK) cargo test --locked -p weft-tests --test system -- --nocapture --test-threads=3 $(REPEATED)
+	@$(SHOW_SKIPPED)
+
+SOAK = WEFT_BIN_DIR=$(TARGET)/release WEFT_SKIPPED=$(TARGET)/skipped WEFT_MINUTES=$(MINUTES) WEFT_REKEYS=$(REKEYS) \
+  WEFT_ROUNDS=$(ROUNDS) $(if $(FLOOD),WEFT_FLOOD_SECONDS=$(FLOOD))
+# Tests that `make test` runs with fewer rounds.
+REPEATED = lifecycle::whatever clear_text::what_pods rotation::
+SHOW_SKIPPED = touch $(TARGET)/skipped; echo "skipped for want of a program: $$(wc -l < $(TARGET)/skipped)"; cat $(TARGET)/skipped
 
 bench: tools peers
 	cargo build --release --locked --workspace --bins --examples
@@ -59,9 +109,18 @@ lint-tools:
 	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || rustup component add rustfmt clippy
 	@test -x $(CACHE)/bin/cargo-deny || { echo "building cargo-deny, once, a few minutes"; cargo install --quiet --locked --root $(CACHE) cargo-deny; }
 
-# The other WireGuards that tests and benchmarks talk to. Without Go, those say that they were skipped.
+fuzz-tools:
+	@test -x $(CACHE)/bin/cargo-bolero || { echo "building cargo-bolero, once, a minute"; cargo install --quiet --locked --root $(CACHE) --no-default-features --features libfuzzer cargo-bolero@$(CARGO_BOLERO); }
+
+# The other WireGuards that tests and benchmarks talk to. What cannot be built here is skipped there.
 peers:
 	@if [ -x $(CACHE)/bin/wireguard ]; then :; \
 	elif command -v go >/dev/null; then \
-	  echo "building wireguard-go, once"; GOBIN=$(CACHE)/bin go install golang.zx2c4.com/wireguard@$(WIREGUARD_GO); \
+	  echo "building wireguard-go, once"; \
+	  GOBIN=$(CACHE)/bin go install golang.zx2c4.com/wireguard@$(WIREGUARD_GO) || echo "no wireguard-go here: what needs it is skipped"; \
 	else echo "no Go here: what needs wireguard-go is skipped"; fi
+	@for peer in $(CRATE_PEERS); do \
+	  crate=$${peer%%:*}; program=$(CACHE)/bin/$${peer##*:}; \
+	  [ -x $$program ] && grep -qsF "\"$${crate/@/ } " $(CACHE)/.crates.toml && continue; \
+	  echo "building $$crate, once, a minute or two"; \
+	  cargo install --quiet --locked --root $(CACHE) $$crate || echo "no $$crate here: what needs it is skipped"; done

@@ -1,72 +1,117 @@
 use std::mem::MaybeUninit;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use socket2::{Domain, Protocol, Socket, Type};
+use anyhow::{Context, Result, ensure};
+use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
+use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 
 use crate::Netns;
 
-/// How many bytes of each frame are kept, and how many frames.
-const SNAP: usize = 256;
-const MOST: usize = 200_000;
+/// What may wait for the reader, in bytes: seconds of traffic on a busy machine.
+const QUEUE: usize = 64 << 20;
+/// A train of 64 KiB with its Ethernet header.
+const LONGEST: usize = 66_000;
 
-/// All frames that pass a namespace's devices while this value lives. A frame that passes several
-/// devices is there several times.
+/// Sees every frame that a namespace's devices receive, while this value lives: on a switch, all that
+/// its machines send.
 pub struct Capture {
-    frames: Arc<Mutex<Vec<Vec<u8>>>>,
+    socket: Arc<Socket>,
     stop: Arc<AtomicBool>,
     reader: Option<JoinHandle<()>>,
 }
 
 impl Capture {
-    pub fn start(ns: &Netns) -> Result<Self> {
+    /// Has `look` see each frame whole, as it comes. A frame that several devices receive, such as a
+    /// bridge and its port, comes several times.
+    pub fn start(ns: &Netns, look: impl FnMut(&[u8]) + Send + 'static) -> Result<Self> {
+        Self::filtered(ns, &[], look)
+    }
+
+    /// The same with only those frames that this program of the kernel's (bpf(4)) lets pass.
+    pub fn filtered(
+        ns: &Netns,
+        filter: &[SockFilter],
+        mut look: impl FnMut(&[u8]) + Send + 'static,
+    ) -> Result<Self> {
         let every_protocol = i32::from(u16::to_be(libc::ETH_P_ALL as u16));
         let open = || Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(every_protocol)));
-        let socket = ns.run(open).context("opening a packet socket")?;
+        let socket = Arc::new(ns.run(open).context("opening a packet socket")?);
         socket.set_read_timeout(Some(Duration::from_millis(20)))?;
-        let _ = socket.set_recv_buffer_size(8 << 20);
+        if !filter.is_empty() {
+            socket.attach_filter(filter).context("filtering a capture")?;
+        }
+        setsockopt(&*socket, RcvBufForce, &QUEUE).context("making a capture's queue long")?;
+        ignore_outgoing(&socket)?;
 
-        let frames = Arc::new(Mutex::new(Vec::new()));
         let stop = Arc::new(AtomicBool::new(false));
-        let (told, kept) = (Arc::clone(&stop), Arc::clone(&frames));
-        let reader = std::thread::spawn(move || read(&socket, &told, &kept));
-        Ok(Self { frames, stop, reader: Some(reader) })
+        let (told, source) = (Arc::clone(&stop), Arc::clone(&socket));
+        let reader = std::thread::spawn(move || {
+            let mut buffer = [MaybeUninit::<u8>::uninit(); LONGEST];
+            loop {
+                let was_told = told.load(Ordering::Relaxed);
+                match source.recv(&mut buffer) {
+                    Ok(len) => look(&initialized(&buffer[..len])),
+                    Err(_) if was_told => return,
+                    Err(_) => {}
+                }
+            }
+        });
+        Ok(Self { socket, stop, reader: Some(reader) })
     }
 
-    /// How many frames so far satisfy `wanted`.
-    pub fn count(&self, wanted: impl Fn(&[u8]) -> bool) -> usize {
-        let frames = self.frames.lock().expect("the reader does not panic");
-        frames.iter().filter(|frame| wanted(frame)).count()
+    /// Looks at what is still queued and ends. Fails if a frame was missed.
+    pub fn finish(mut self) -> Result<()> {
+        self.stop();
+        let missed = missed(&self.socket)?;
+        ensure!(missed == 0, "the capture missed {missed} frames");
+        Ok(())
     }
 
-    /// How many frames so far contain these bytes.
-    pub fn containing(&self, bytes: &[u8]) -> usize {
-        self.count(|frame| frame.windows(bytes.len()).any(|window| window == bytes))
-    }
-}
-
-impl Drop for Capture {
-    fn drop(&mut self) {
+    fn stop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
+        // What goes on passing must not keep the reader from finding its queue empty.
+        let _ = self.socket.set_nonblocking(true);
         if let Some(reader) = self.reader.take() {
             let _ = reader.join();
         }
     }
 }
 
-fn read(socket: &Socket, stop: &AtomicBool, frames: &Mutex<Vec<Vec<u8>>>) {
-    let mut buffer = [MaybeUninit::<u8>::uninit(); 65_536];
-    while !stop.load(Ordering::Relaxed) {
-        let Ok(len) = socket.recv(&mut buffer) else { continue };
-        let frame = initialized(&buffer[..len.min(SNAP)]);
-        let mut frames = frames.lock().expect("nobody panics while holding it");
-        if frames.len() < MOST {
-            frames.push(frame);
-        }
+impl Drop for Capture {
+    fn drop(&mut self) {
+        self.stop();
     }
+}
+
+/// Otherwise a switch shows everything again on its way out.
+#[allow(unsafe_code)]
+fn ignore_outgoing(socket: &Socket) -> Result<()> {
+    let (value, len) = (1, size_of::<libc::c_int>() as libc::socklen_t);
+    let value: *const libc::c_int = &value;
+    let (level, name) = (libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING);
+    // SAFETY: `value` is an int that outlives the call, and its size is given.
+    let done = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value.cast(), len) };
+    ensure!(done == 0, "a capture cannot leave out what is sent");
+    Ok(())
+}
+
+/// How many frames found no room in the queue (packet(7), `PACKET_STATISTICS`).
+#[allow(unsafe_code)]
+fn missed(socket: &Socket) -> Result<u32> {
+    // Of packets and of drops.
+    let mut counts = [0u32; 2];
+    let mut len = size_of_val(&counts) as libc::socklen_t;
+    let (level, name) = (libc::SOL_PACKET, libc::PACKET_STATISTICS);
+    // SAFETY: the kernel writes at most `len` bytes to `counts`, which is plain integers.
+    let done = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), level, name, counts.as_mut_ptr().cast(), &mut len)
+    };
+    ensure!(done == 0, "the kernel does not count what a capture misses");
+    Ok(counts[1])
 }
 
 /// What `recv` has filled in.
@@ -74,4 +119,42 @@ fn read(socket: &Socket, stop: &AtomicBool, frames: &Mutex<Vec<Vec<u8>>>) {
 pub(crate) fn initialized(bytes: &[MaybeUninit<u8>]) -> Vec<u8> {
     // SAFETY: callers pass only as much as the kernel says it has written.
     bytes.iter().map(|byte| unsafe { byte.assume_init() }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    /// Sends so many datagrams over loopback.
+    fn send(ns: &Netns, datagrams: usize) {
+        let socket = ns.run(|| UdpSocket::bind("127.0.0.1:0")).unwrap();
+        let to = socket.local_addr().unwrap();
+        for _ in 0..datagrams {
+            socket.send_to(&[7; 1000], to).unwrap();
+        }
+    }
+
+    #[test]
+    fn every_frame_is_seen() {
+        let (ns, seen) = (Netns::new().unwrap(), Arc::new(AtomicUsize::new(0)));
+        let counter = Arc::clone(&seen);
+        let look = move |frame: &[u8]| _ = counter.fetch_add(frame.len() / 1000, Ordering::Relaxed);
+        let capture = Capture::start(&ns, look).unwrap();
+        send(&ns, 500);
+        capture.finish().unwrap();
+        assert_eq!(seen.load(Ordering::Relaxed), 500);
+    }
+
+    #[test]
+    fn a_capture_that_missed_frames_says_so() {
+        let ns = Netns::new().unwrap();
+        let capture =
+            Capture::start(&ns, |_| std::thread::sleep(Duration::from_millis(1))).unwrap();
+        setsockopt(&*capture.socket, RcvBufForce, &4096).unwrap();
+        send(&ns, 100);
+        assert!(capture.finish().is_err());
+    }
 }

@@ -79,7 +79,12 @@ impl Cluster {
 
     /// Runs `weft up` on the first node and `weft agent` on the others.
     pub fn start(&mut self) -> Result<()> {
-        self.start_up(&[])?;
+        self.start_with(&[])
+    }
+
+    /// Likewise, with more options for `weft up`.
+    pub fn start_with(&mut self, options: &[&str]) -> Result<()> {
+        self.start_up(options)?;
         (2..=self.spec.nodes).try_for_each(|number| self.start_agent(number))
     }
 

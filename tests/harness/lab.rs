@@ -73,9 +73,9 @@ impl Lab {
         self.port_state(machine, 3)
     }
 
-    /// Listens on everything that passes the switch.
-    pub fn capture(&self) -> Result<Capture> {
-        Capture::start(self.switch.net())
+    /// Has `look` see everything that passes the switch.
+    pub fn capture(&self, look: impl FnMut(&[u8]) + Send + 'static) -> Result<Capture> {
+        Capture::start(self.switch.net(), look)
     }
 
     /// Lets the switch outlive this process.

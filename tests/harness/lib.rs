@@ -1,6 +1,7 @@
 //! Whole clusters on one machine, for the system tests and the demo.
 mod capture;
 mod cluster;
+mod flood;
 mod host;
 mod lab;
 pub mod manifests;
@@ -9,18 +10,19 @@ mod program;
 mod report;
 mod skip;
 mod spec;
+mod stock_peer;
 mod wait;
-mod wireguard_go;
 
 pub mod traffic;
 
 pub use capture::Capture;
 pub use cluster::{Cluster, MANIFESTS, Node, Pod, STATE, View};
+pub use flood::{FloodReport, Forger, Forgery, Vxlan, flood, in_vxlan};
 pub use host::{Files, Host, find_holders, remove_group};
 pub use lab::{Lab, PATIENCE, SWITCH_V4, SWITCH_V6, on_segment};
 pub use netns::{Netns, require};
 pub use program::{Program, bin_dir, resident_bytes};
 pub use skip::skip;
 pub use spec::{ClusterSpec, Families};
+pub use stock_peer::{STOCK_DEVICE, StockPeer, Tunnel, hex};
 pub use wait::{stays_so, wait_until};
-pub use wireguard_go::{Tunnel, start_wireguard_go, wireguard_go};

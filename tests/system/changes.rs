@@ -82,6 +82,23 @@ fn a_broken_manifest_is_reported_and_changes_nothing() -> Result<()> {
     })
 }
 
+#[test]
+fn a_peering_ends_although_the_other_side_is_gone() -> Result<()> {
+    play(&three()[..2], |scene| {
+        scene.peer("rome", "milan", PORT)?;
+        let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+        milan.weft(&["down"])?;
+        let seen = rome.view(&milan.spec)?.0[0].1.to_string();
+        rome.remove("milan")?;
+        wait_until("the removed peering is out of the kernel", SOON, || {
+            let routes = routes(rome)?;
+            ensure!(!routes.contains(&seen), "there still is\n{routes}");
+            ensure!(rome.processes(0, "gateway").is_empty(), "its gateway still runs");
+            Ok::<_, anyhow::Error>(())
+        })
+    })
+}
+
 /// Fails if a numbered stream between rome and milan loses anything meanwhile.
 fn undisturbed(scene: &Scene, change: impl FnOnce() -> Result<()>) -> Result<()> {
     let _servers = serve(first_pod(scene.cluster("milan")))?;

@@ -4,35 +4,36 @@
 
 use std::process::Command;
 
-use anyhow::{Result, ensure};
-use weft_tests::{Cluster, Host};
+use anyhow::{Context, Result, ensure};
+use weft_tests::Cluster;
 
+use crate::kernel::Kernel;
 use crate::scene::{PATIENCE, PORT, Scene, play, rome_and_milan, traffic_passes};
 
 #[test]
 fn down_leaves_the_kernel_as_it_was() -> Result<()> {
     let specs = rome_and_milan(2);
     let mut scene = Scene::build(&specs)?;
-    let before: Vec<_> =
-        scene.clusters[0].nodes.iter().map(|n| kernel(&n.host)).collect::<Result<_>>()?;
+    let nodes = scene.clusters[0].nodes.iter();
+    let before: Vec<_> = nodes.map(|n| Kernel::of(n.host.net())).collect::<Result<_>>()?;
     scene.clusters.iter_mut().try_for_each(Cluster::start)?;
     scene.peer("rome", "milan", PORT)?;
     traffic_passes(scene.cluster("rome"), scene.cluster("milan"))?;
 
     let rome = scene.cluster("rome");
     for (number, node) in rome.nodes.iter().enumerate() {
-        let changed = kernel(&node.host)? != before[number];
+        let changed = Kernel::of(node.host.net())? != before[number];
         ensure!(changed, "the comparison sees nothing of weft on {}", node.host.name());
     }
     rome.nodes[1].host.command(&mut weft(&["down", "--run-dir", "/run/agent-2"])?, "")?;
     rome.weft(&["down"])?;
 
     for (number, node) in rome.nodes.iter().enumerate() {
-        let (old, new) = (&before[number], kernel(&node.host)?);
-        ensure!(*old == new, "{}: {}", node.host.name(), difference(old, &new));
+        let name = node.host.name();
+        before[number].ensure_same(&Kernel::of(node.host.net())?).context(name.to_owned())?;
         let left: Vec<_> =
             node.host.processes().into_iter().filter(|(_, line)| ours(line)).collect();
-        ensure!(left.is_empty(), "still running on {}: {left:?}", node.host.name());
+        ensure!(left.is_empty(), "still running on {name}: {left:?}");
     }
     rome.weft(&["down"]).map(drop)
 }
@@ -65,26 +66,4 @@ fn weft(args: &[&str]) -> Result<Command> {
 fn ours(line: &str) -> bool {
     let program = line.split(' ').next().unwrap_or_default().rsplit('/').next().unwrap_or_default();
     ["weft", "fabric-controller", "ipam", "route-agent", "gateway"].contains(&program)
-}
-
-/// All that weft could have changed, in words that are the same from one time to the next.
-fn kernel(host: &Host) -> Result<String> {
-    let script = "ip -o link | awk '{print $2, $3, $4, $5}'; ip -o -4 address; ip -4 route show table all; ip -6 route show table all | grep -v fe80; \
-                  ip rule; ip -6 rule; ip neigh show nud permanent; bridge fdb show | grep -v -e master -e 33:33:ff; nft list ruleset; \
-                  iptables-save; ip6tables-save; cd /proc/sys/net; \
-                  grep -rs . ipv4/conf ipv6/conf/all ipv6/conf/default ipv4/ip_forward core/rmem_max | grep -v veth";
-    let text = host.command(Command::new("sh").args(["-c", script]), "")?;
-    Ok(text
-        .lines()
-        .filter(|line| !line.starts_with('#'))
-        .map(|line| format!("{}\n", line.trim_end()))
-        .collect())
-}
-
-fn difference(old: &str, new: &str) -> String {
-    let minus =
-        old.lines().filter(|line| !new.lines().any(|l| l == *line)).map(|l| format!("- {l}\n"));
-    let plus =
-        new.lines().filter(|line| !old.lines().any(|l| l == *line)).map(|l| format!("+ {l}\n"));
-    minus.chain(plus).collect()
 }

@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 use weft_tests::traffic::ping;
 use weft_tests::{Cluster, Netns, stays_so, wait_until};
 
+use crate::interop::World;
 use crate::scene::PATIENCE;
-use crate::wireguard_go::World;
 
 /// Rome's own probing: lost after five seconds.
 const SWITCHES: [&str; 2] = ["--ping-interval=500ms", "--ping-loss-threshold=10"];
@@ -82,13 +82,13 @@ fn check(
     behaviour: Behaviour,
     test: impl FnOnce(&Cluster, &Liqo, &Netns) -> Result<()>,
 ) -> Result<()> {
-    let Some(world) = World::start(role, &SWITCHES)? else { return Ok(()) };
+    let Some(world) = World::with_any(role, &SWITCHES)? else { return Ok(()) };
     let rome = world.scene.cluster("rome");
     let number = if role == Role::Server { 1 } else { 2 };
     let liqo = Liqo::start(world.turin.net(), [169, 254, 18, number].into(), behaviour)?;
     let result = test(rome, &liqo, world.turin.net());
     if result.is_err() {
-        eprintln!("{}\n{}", rome.report(), world.tunnel.log());
+        eprintln!("{}\n{}", rome.report(), world.turin.log());
     }
     result
 }

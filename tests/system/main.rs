@@ -2,21 +2,32 @@
 //!
 //! Every test builds its own machines (see `weft_tests::Host`), so tests can run side by side.
 
+mod chance;
+mod kernel;
 mod scene;
 
 mod address;
+mod bad_manifests;
 mod changes;
+mod clear_text;
+mod cut;
 mod demo;
 mod down;
 mod families;
 mod firewall;
+mod floods;
 mod footprint;
+mod healing;
+mod idle;
+mod interop;
+mod killed;
 mod leaks;
+mod lifecycle;
 mod liqo_probe;
 mod moving;
 mod mtu;
+mod path_mtu;
 mod peering;
 mod refused;
-mod restart;
 mod roaming;
-mod wireguard_go;
+mod rotation;

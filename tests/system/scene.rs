@@ -30,8 +30,17 @@ pub(crate) fn play(
     specs: &[ClusterSpec],
     test: impl FnOnce(&mut Scene) -> Result<()>,
 ) -> Result<()> {
+    play_with(specs, &[], test)
+}
+
+/// Likewise, with these options for `weft up`.
+pub(crate) fn play_with(
+    specs: &[ClusterSpec],
+    options: &[&str],
+    test: impl FnOnce(&mut Scene) -> Result<()>,
+) -> Result<()> {
     let mut scene = Scene::build(specs)?;
-    let result = scene.clusters.iter_mut().try_for_each(Cluster::start);
+    let result = scene.clusters.iter_mut().try_for_each(|cluster| cluster.start_with(options));
     let result = result.and_then(|()| test(&mut scene));
     if result.is_err() {
         scene.clusters.iter().for_each(|cluster| eprintln!("{}", cluster.report()));

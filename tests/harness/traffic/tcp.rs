@@ -12,6 +12,8 @@ use crate::Netns;
 
 /// No read or write of a server or client may wait longer.
 const STALL: Duration = Duration::from_secs(20);
+/// Connections that are held open may be silent for that long.
+const SILENCE: Duration = Duration::from_secs(600);
 const BLOCK: usize = 256 * 1024;
 
 /// What a server does with each connection.
@@ -90,12 +92,18 @@ pub fn http_get(ns: &Netns, to: SocketAddr) -> Result<IpAddr> {
 
 /// Sends so many bytes to a [`Service::Sink`] server and compares checksums.
 pub fn bulk(ns: &Netns, to: SocketAddr, bytes: u64) -> Result<BulkReport> {
+    paced_bulk(ns, to, bytes, Duration::ZERO)
+}
+
+/// The same with a pause before each quarter of a megabyte, so that it takes its time.
+pub fn paced_bulk(ns: &Netns, to: SocketAddr, bytes: u64, pause: Duration) -> Result<BulkReport> {
     let mut stream = connect(ns, to, STALL).with_context(|| format!("connecting to {to}"))?;
     let start = Instant::now();
     let mut checksum = Checksum::default();
     let mut block = vec![0; BLOCK];
     let mut left = bytes;
     while left > 0 {
+        std::thread::sleep(pause);
         let len = left.min(BLOCK as u64) as usize;
         fill(&mut block[..len], left);
         checksum.add(&block[..len]);
@@ -146,6 +154,7 @@ fn serve(mut stream: TcpStream, from: SocketAddr, service: Service) -> Option<()
     stream.set_write_timeout(Some(STALL)).ok()?;
     match service {
         Service::Echo => {
+            stream.set_read_timeout(Some(SILENCE)).ok()?;
             let mut block = vec![0; BLOCK];
             loop {
                 let len = stream.read(&mut block).ok().filter(|len| *len > 0)?;

@@ -1,4 +1,5 @@
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,6 +63,26 @@ pub fn udp_echo(ns: &Netns, to: SocketAddr, payload: &[u8]) -> Result<Duration> 
         }
     }
     anyhow::bail!("no answer from {to} within {PATIENCE:?}")
+}
+
+/// A socket that talks to nobody else, and so hears of ICMP errors.
+pub fn udp_connect(ns: &Netns, to: SocketAddr) -> Result<UdpSocket> {
+    let socket = open(ns, unspecified(to), 0)?;
+    socket.connect(to)?;
+    Ok(socket)
+}
+
+/// Sends a datagram that is to be refused; what the ICMP error made of it, and after what time.
+pub fn udp_refusal(socket: &UdpSocket, at_most: Duration) -> Result<(ErrorKind, Duration)> {
+    socket.set_read_timeout(Some(at_most))?;
+    let start = Instant::now();
+    match socket.send(b"?").and_then(|_| socket.recv(&mut [0; 8])) {
+        Ok(_) => anyhow::bail!("there was an answer"),
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+            anyhow::bail!("no refusal within {at_most:?}")
+        }
+        Err(error) => Ok((error.kind(), start.elapsed())),
+    }
 }
 
 /// What became of a numbered stream of datagrams through an [`UdpEcho`].
@@ -128,7 +149,7 @@ fn collect(socket: &UdpSocket, sending: &AtomicBool) -> (BTreeSet<u64>, FlowRepo
     (seen, report)
 }
 
-fn open(ns: &Netns, address: IpAddr, port: u16) -> Result<UdpSocket> {
+pub(super) fn open(ns: &Netns, address: IpAddr, port: u16) -> Result<UdpSocket> {
     let socket = ns
         .run(|| UdpSocket::bind((address, port)))
         .with_context(|| format!("binding UDP port {port}"))?;

@@ -1,0 +1,420 @@
+//! ```text
+//!   pods, rome-1, rome-2 ---[ switch: every frame is looked at ]--- milan-1, pod
+//! ```
+//! Pods and nodes send a text all the time, in TCP, UDP and ICMP, to the peer as they see it, while
+//! all sorts of things happen to both fabrics. On the wire it may show up in VXLAN between machines
+//! of one cluster, and nowhere else.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use weft_tests::manifests::{Peering, ip, join};
+use weft_tests::traffic::{Pinger, Service, TcpServer, UdpEcho, connect, udp_echo};
+use weft_tests::{Cluster, ClusterSpec, Families, Netns, SWITCH_V4, SWITCH_V6, wait_until};
+
+use crate::chance::{Chance, rounds};
+use crate::scene::{ECHO, PATIENCE, PORT, Scene, play};
+
+const CANARY: &[u8] = b"this must stay encrypted";
+/// A part of what every pinger sends.
+const OF_PINGS: &[u8] = &[
+    0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0x19, 0x1a, 0x1b, 0x1c, 0x1d, 0x1e, 0x1f,
+];
+const PING_BYTES: usize = 56;
+/// What is sent in the clear on purpose, to see that it would be found.
+const CONTROL: &[u8] = b"this is seen by everyone";
+const VXLAN: u16 = 4879;
+const EVENTS: usize = 12;
+const PROGRAMS: [&str; 5] = ["weft", "fabric-controller", "ipam", "route-agent", "gateway"];
+/// Of every sender, of which there are some twenty.
+const PACE: Duration = Duration::from_millis(50);
+
+#[test]
+fn what_pods_send_to_a_peer_is_never_on_the_wire_in_clear_whatever_happens() -> Result<()> {
+    let specs = [("rome", 1, 2), ("milan", 2, 1)];
+    // Machines of both families, or what is IPv6 inside would have no other way to leave by.
+    let specs = specs.map(|(id, number, nodes)| ClusterSpec {
+        underlay: Families::Both,
+        ..ClusterSpec::new(id, number, nodes).dual_stack()
+    });
+    play(&specs, |scene| {
+        let mut chance = Chance::new();
+        let seen = Arc::new(Seen::default());
+        let (look, machines) = (Arc::clone(&seen), machines(scene)?);
+        let capture = scene.lab.capture(move |frame| look.judge(frame, &machines))?;
+        let mut peering = publish(scene)?;
+        let stop = AtomicBool::new(false);
+        let sent = AtomicU64::new(0);
+        let senders = senders(scene)?;
+        let lived = std::thread::scope(|scope| {
+            for sender in &senders {
+                scope.spawn(|| sender.run(&stop, &sent));
+            }
+            let lived = live(scene, &mut chance, &mut peering, &seen);
+            stop.store(true, Ordering::Relaxed);
+            lived
+        });
+        lived?;
+        capture.finish()?;
+        let [leaks, wrapped, control] =
+            [&seen.leaks, &seen.wrapped, &seen.control].map(|count| count.load(Ordering::Relaxed));
+        eprintln!(
+            "{} texts sent, seen in VXLAN {wrapped} times, the control {control}",
+            sent.load(Ordering::Relaxed)
+        );
+        ensure!(leaks == 0, "{leaks} frames in clear, the first: {:?}", seen.first());
+        ensure!(wrapped > 100, "no overlay was on the wire, so nothing was tested");
+        Ok(())
+    })
+}
+
+/// What the switch saw.
+#[derive(Default)]
+struct Seen {
+    leaks: AtomicU64,
+    wrapped: AtomicU64,
+    control: AtomicU64,
+    first_leak: Mutex<Option<String>>,
+}
+
+impl Seen {
+    fn judge(&self, frame: &[u8], machines: &BTreeMap<[u8; 6], String>) {
+        if contains(frame, CONTROL) {
+            self.control.fetch_add(1, Ordering::Relaxed);
+        }
+        if !contains(frame, CANARY) && !contains(frame, OF_PINGS) {
+            return;
+        }
+        if is_wrapped(frame, machines) {
+            self.wrapped.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        self.leaks.fetch_add(1, Ordering::Relaxed);
+        let head: Vec<_> = frame.iter().take(120).map(|byte| format!("{byte:02x}")).collect();
+        self.first_leak.lock().expect("nobody panics").get_or_insert(head.concat());
+    }
+
+    fn first(&self) -> Option<String> {
+        self.first_leak.lock().expect("nobody panics").clone()
+    }
+}
+
+fn contains(frame: &[u8], text: &[u8]) -> bool {
+    let mut rest = frame;
+    while let Some(at) = rest.iter().position(|byte| *byte == text[0]) {
+        rest = &rest[at..];
+        if rest.starts_with(text) {
+            return true;
+        }
+        rest = &rest[1..];
+    }
+    false
+}
+
+/// True for VXLAN from one machine of a cluster to another.
+fn is_wrapped(frame: &[u8], machines: &BTreeMap<[u8; 6], String>) -> bool {
+    let cluster = |at: usize| machines.get(frame.get(at..at + 6)?);
+    let same = cluster(0).is_some() && cluster(0) == cluster(6);
+    let (protocol, transport) = match frame.get(12..14) {
+        Some([8, 0]) => (frame[23], 14 + usize::from(frame[14] & 15) * 4),
+        Some([0x86, 0xdd]) => (frame[20], 54),
+        Some(_) | None => return false,
+    };
+    let port = frame.get(transport + 2..transport + 4).map(|p| u16::from_be_bytes([p[0], p[1]]));
+    same && i32::from(protocol) == libc::IPPROTO_UDP && port == Some(VXLAN)
+}
+
+/// Every machine's cluster, by hardware address.
+fn machines(scene: &Scene) -> Result<BTreeMap<[u8; 6], String>> {
+    let mut machines = BTreeMap::new();
+    for cluster in &scene.clusters {
+        for node in &cluster.nodes {
+            let mut ip = Command::new("ip");
+            let text = node.host.net().command(ip.args(["-j", "link", "show", "eth0"]), "")?;
+            let links: Value = serde_json::from_str(&text)?;
+            let mac = links[0]["address"].as_str().context("eth0 has no address")?;
+            let bytes: Vec<u8> = mac
+                .split(':')
+                .map(|part| u8::from_str_radix(part, 16))
+                .collect::<Result<_, _>>()?;
+            let mac = <[u8; 6]>::try_from(bytes).ok().context("not six bytes")?;
+            machines.insert(mac, cluster.spec.id.clone());
+        }
+    }
+    Ok(machines)
+}
+
+/// Peers the two, and waits only until every node has its routes: that is where the promise begins.
+fn publish(scene: &Scene) -> Result<Peering> {
+    let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+    let peering = Peering::new(&rome.spec, &milan.spec, PORT);
+    apply(scene, &peering)?;
+    for cluster in [rome, milan] {
+        for node in &cluster.nodes {
+            for family in ["-4", "-6"] {
+                wait_until("a node has the peer's routes", PATIENCE, || {
+                    let mut ip = Command::new("ip");
+                    ip.args([family, "route", "show", "table", "18952", "type", "unreachable"]);
+                    let routes = node.host.net().command(&mut ip, "")?;
+                    let backstops =
+                        routes.lines().filter(|line| line.contains("metric 4096")).count();
+                    ensure!(backstops >= 2, "{routes}");
+                    Ok::<_, anyhow::Error>(())
+                })?;
+            }
+        }
+    }
+    Ok(peering)
+}
+
+fn apply(scene: &Scene, peering: &Peering) -> Result<()> {
+    scene.cluster("rome").apply("milan", &join(&peering.client_documents()))?;
+    scene.cluster("milan").apply("rome", &join(&peering.server_documents()))
+}
+
+/// Sends the text from one namespace to one address, until told to stop.
+struct Sender {
+    from: Netns,
+    to: IpAddr,
+}
+
+/// From every pod and every node to every pod of the other cluster, by every family; and to an
+/// address that nobody has.
+fn senders(scene: &Scene) -> Result<Vec<Sender>> {
+    let mut senders = Vec::new();
+    for (from, to) in [("rome", "milan"), ("milan", "rome")] {
+        let (from, to) = (scene.cluster(from), scene.cluster(to));
+        let view = from.view(&to.spec)?;
+        let nodes = from.nodes.iter().map(|node| node.host.net());
+        for ns in from.pods().map(|pod| &pod.ns).chain(nodes) {
+            for pod in to.pods() {
+                for address in &pod.addresses {
+                    senders.push(Sender { from: ns.clone(), to: view.of(*address)? });
+                }
+            }
+            let nobody = view.of([10, 200, 99, 99].into())?;
+            senders.push(Sender { from: ns.clone(), to: nobody });
+        }
+    }
+    Ok(senders)
+}
+
+impl Sender {
+    /// Whether anything arrives does not matter.
+    fn run(&self, stop: &AtomicBool, sent: &AtomicU64) {
+        let any: IpAddr = if self.to.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
+        let udp = self.from.run(|| UdpSocket::bind((any, 0))).expect("a port is free");
+        let pinger = Pinger::new(&self.from, self.to).expect("root may ping");
+        let mut tcp = None;
+        for number in (0..=u16::MAX).cycle() {
+            if stop.load(Ordering::Relaxed) {
+                return;
+            }
+            let _ = udp.send_to(CANARY, (self.to, ECHO));
+            let _ = pinger.echo(number, PING_BYTES, Duration::from_millis(1));
+            if tcp.is_none() && number % 8 == 0 {
+                let to = SocketAddr::new(self.to, ECHO);
+                tcp =
+                    connect(&self.from, to, PACE).ok().filter(|s| s.set_nonblocking(true).is_ok());
+            }
+            // A stalled connection is given up, so that there is a new one to be refused or not.
+            if tcp.as_mut().is_some_and(|stream| stream.write_all(CANARY).is_err()) {
+                tcp = None;
+            }
+            sent.fetch_add(3, Ordering::Relaxed);
+            std::thread::sleep(PACE);
+        }
+    }
+}
+
+/// What can happen while a peering lasts.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Kill,
+    KillNode,
+    Restart,
+    NewMtu,
+    NewResource,
+    NewKeys,
+    NoGateway,
+    Broken,
+    Cut,
+    CutNode,
+    Calm,
+}
+
+const LIST: [Event; 12] = [
+    Event::Kill,
+    Event::Kill,
+    Event::KillNode,
+    Event::Restart,
+    Event::NewMtu,
+    Event::NewResource,
+    Event::NewKeys,
+    Event::NoGateway,
+    Event::Broken,
+    Event::Cut,
+    Event::CutNode,
+    Event::Calm,
+];
+
+fn live(scene: &mut Scene, chance: &mut Chance, peering: &mut Peering, seen: &Seen) -> Result<()> {
+    let _echoes = scene
+        .clusters
+        .iter()
+        .flat_map(Cluster::pods)
+        .map(|pod| {
+            Ok((UdpEcho::start(&pod.ns, ECHO)?, TcpServer::start(&pod.ns, ECHO, Service::Echo)?))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    for number in 1..=rounds(EVENTS) {
+        let event = *chance.pick(&LIST);
+        happen(scene, chance, peering, event).with_context(|| format!("{event:?}"))?;
+        std::thread::sleep(Duration::from_millis(chance.below(400) as u64));
+        ensure!(
+            seen.leaks.load(Ordering::Relaxed) == 0,
+            "in clear after event {number}, {event:?}: {:?}",
+            seen.first()
+        );
+        control(scene, chance, seen)?;
+        if number % 10 == 0 {
+            passes(scene).with_context(|| format!("after event {number}, {event:?}"))?;
+        }
+    }
+    passes(scene)
+}
+
+/// Both fabrics are in order, and the text arrives.
+fn passes(scene: &Scene) -> Result<()> {
+    for (from, to) in [("rome", "milan"), ("milan", "rome")] {
+        scene.cluster(from).wait_connected(to, PATIENCE)?;
+        let (pod, target) = scene.way(from, to)?;
+        wait_until("the text arrives", PATIENCE, || {
+            udp_echo(&pod.ns, SocketAddr::new(target, ECHO), CANARY)
+        })?;
+    }
+    Ok(())
+}
+
+/// A pod sends something to the switch, as any packet that is not for a peer leaves.
+fn control(scene: &Scene, chance: &mut Chance, seen: &Seen) -> Result<()> {
+    let before = seen.control.load(Ordering::Relaxed);
+    let cluster = &scene.clusters[chance.below(2)];
+    let (v4, v6) = (IpAddr::from(SWITCH_V4), IpAddr::from(SWITCH_V6));
+    let (any, to) =
+        if chance.percent(50) { (IpAddr::from([0; 4]), v4) } else { ([0u16; 8].into(), v6) };
+    let Some(pod) = cluster.pods().next() else { return Ok(()) };
+    let socket = pod.ns.run(|| UdpSocket::bind((any, 0)))?;
+    wait_until("what is sent in clear is seen", PATIENCE, || {
+        // A cut cable may still be restored.
+        let _ = socket.send_to(CONTROL, (to, ECHO));
+        let now = seen.control.load(Ordering::Relaxed);
+        ensure!(now > before, "the control was not seen by {to}");
+        Ok::<_, anyhow::Error>(())
+    })
+}
+
+fn happen(
+    scene: &mut Scene,
+    chance: &mut Chance,
+    peering: &mut Peering,
+    event: Event,
+) -> Result<()> {
+    let (id, node) = *chance.pick(&[("rome", 0), ("rome", 1), ("milan", 0)]);
+    let machine = scene.cluster(id).spec.node_name(node as u8 + 1);
+    let a_while = Duration::from_millis(100 + chance.below(900) as u64);
+    match event {
+        Event::Kill => {
+            let program = chance.pick(&PROGRAMS);
+            signal(scene.cluster(id), node, program, Signal::SIGKILL)?;
+        }
+        Event::KillNode => {
+            for program in PROGRAMS {
+                signal(scene.cluster(id), node, program, Signal::SIGKILL)?;
+            }
+        }
+        Event::Restart => signal(scene.cluster(id), node, "weft", Signal::SIGTERM)?,
+        Event::NewMtu => {
+            peering.mtu = 1280 + chance.below(100) as u32;
+            apply(scene, peering)?;
+        }
+        Event::NewResource => {
+            let pod = scene.cluster(id).pods().next().context("there is a pod")?.addresses[0];
+            let masquerade = chance.percent(50);
+            scene.cluster(id).apply("resource", &ip("resource", pod, masquerade))?;
+        }
+        Event::NewKeys => {
+            let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+            let mtu = std::mem::replace(peering, Peering::new(&rome.spec, &milan.spec, PORT)).mtu;
+            peering.mtu = mtu;
+            let documents = [
+                (rome, "milan", peering.client_documents()),
+                (milan, "rome", peering.server_documents()),
+            ];
+            let first = chance.below(2);
+            for (cluster, peer, documents) in [&documents[first], &documents[1 - first]] {
+                cluster.apply(peer, &join(documents))?;
+                std::thread::sleep(a_while / 4);
+            }
+        }
+        // The peer's CIDRs stay published.
+        Event::NoGateway => {
+            let documents = peering.client_documents();
+            scene.cluster("rome").apply("milan", &join(&documents[..documents.len() - 1]))?;
+            std::thread::sleep(a_while);
+            apply(scene, peering)?;
+        }
+        Event::Broken => {
+            let whole = join(&peering.client_documents());
+            let broken = format!("{}\n\t: [", &whole[..chance.below(whole.len())]);
+            scene.cluster("rome").apply("milan", &broken)?;
+            std::thread::sleep(a_while / 2);
+            apply(scene, peering)?;
+        }
+        Event::Cut | Event::CutNode => {
+            let machine = if matches!(event, Event::Cut) { "milan-1".to_owned() } else { machine };
+            scene.lab.cut(&machine)?;
+            std::thread::sleep(a_while);
+            scene.lab.restore(&machine)?;
+        }
+        Event::Calm => std::thread::sleep(a_while),
+    }
+    start_again(scene)
+}
+
+fn signal(cluster: &Cluster, node: usize, program: &str, signal: Signal) -> Result<()> {
+    let pids = cluster.processes(node, program);
+    for pid in &pids {
+        // It may have ended by itself.
+        let _ = kill(Pid::from_raw(*pid), signal);
+    }
+    wait_until("what was told to end ends", PATIENCE, || {
+        let left = cluster.processes(node, program);
+        ensure!(left.iter().all(|pid| !pids.contains(pid)), "{left:?} run");
+        Ok::<_, anyhow::Error>(())
+    })
+}
+
+/// As a service manager does.
+fn start_again(scene: &mut Scene) -> Result<()> {
+    for cluster in &mut scene.clusters {
+        if cluster.processes(0, "weft").is_empty() {
+            cluster.start_up(&[])?;
+        }
+        for number in 2..=cluster.spec.nodes {
+            if cluster.processes(usize::from(number) - 1, "weft").is_empty() {
+                cluster.start_agent(number)?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,103 @@
+//! ```text
+//!   rome-1, rome-2 --------- milan-1        connected, and nothing to do
+//! ```
+
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nix::unistd::{SysconfVar, sysconf};
+use weft_tests::ClusterSpec;
+
+use crate::scene::{PORT, play};
+
+const LONG: Duration = Duration::from_secs(20);
+/// Of one core.
+const MOST: f64 = 0.002;
+/// Others at work on the same machine only make it slower, so the best round counts.
+const ROUNDS: usize = 3;
+const PROGRAMS: [&str; 5] = ["weft", "fabric-controller", "ipam", "route-agent", "gateway"];
+
+#[test]
+fn idle_processes_take_no_time() -> Result<()> {
+    let specs = [ClusterSpec::new("rome", 1, 2), ClusterSpec::new("milan", 2, 1)];
+    play(&specs, |scene| {
+        scene.peer("rome", "milan", PORT)?;
+        let mut busy = Vec::new();
+        for _ in 0..ROUNDS {
+            // What the peering's coming up has set going ends.
+            std::thread::sleep(Duration::from_secs(2));
+            let before = ticks_of_all(scene)?;
+            std::thread::sleep(LONG);
+            let shares = ticks_of_all(scene)?.into_iter().map(|(pid, name, after)| {
+                let ticks = before.iter().find(|(p, ..)| *p == pid).map(|(_, _, t)| after - t);
+                let share = ticks.context("it has been started anew")? as f64 / LONG.as_secs_f64();
+                Ok((name, share / ticks_per_second()?))
+            });
+            let shares = shares.collect::<Result<Vec<_>>>()?;
+            for (name, share) in &shares {
+                eprintln!("idle {name}: {:.3} % of a core", share * 100.0);
+            }
+            busy = shares.into_iter().filter(|(_, share)| *share >= MOST).collect();
+            if busy.is_empty() {
+                return Ok(());
+            }
+        }
+        ensure!(busy.is_empty(), "not idle: {busy:?}");
+        Ok(())
+    })
+}
+
+#[test]
+fn nothing_is_written_to_the_kernel_while_nothing_changes() -> Result<()> {
+    play(&[ClusterSpec::new("rome", 1, 2), ClusterSpec::new("milan", 2, 1)], |scene| {
+        scene.peer("rome", "milan", PORT)?;
+        std::thread::sleep(Duration::from_secs(2));
+        // Longer than agents and gateways go without looking at everything.
+        let watch = "timeout 32 ip monitor link address route rule & timeout 32 nft monitor; wait";
+        std::thread::scope(|scope| {
+            let nodes = scene.clusters.iter().flat_map(|cluster| &cluster.nodes);
+            let heard = nodes.map(|node| {
+                let ask = || {
+                    let mut shell = Command::new("sh");
+                    node.host.net().command(shell.args(["-c", watch]), "")
+                };
+                (node, scope.spawn(ask))
+            });
+            let heard: Vec<_> = heard.collect();
+            heard.into_iter().try_for_each(|(node, heard)| {
+                let heard = heard.join().expect("a shell does not panic")?;
+                ensure!(heard.trim().is_empty(), "on {}: {heard}", node.host.name());
+                Ok(())
+            })
+        })
+    })
+}
+
+/// Process ID, name and time used up, in ticks, of every process of weft.
+fn ticks_of_all(scene: &crate::scene::Scene) -> Result<Vec<(i32, String, u64)>> {
+    let mut all = Vec::new();
+    for cluster in &scene.clusters {
+        for (number, node) in cluster.nodes.iter().enumerate() {
+            for program in PROGRAMS {
+                for pid in cluster.processes(number, program) {
+                    all.push((pid, format!("{program} on {}", node.host.name()), ticks(pid)?));
+                }
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// User and system time (proc(5), `utime` and `stime`).
+fn ticks(pid: i32) -> Result<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let after_name = stat.rsplit(')').next().unwrap_or_default();
+    let times = after_name.split_whitespace().skip(11).take(2);
+    times.map(|time| Ok(time.parse::<u64>()?)).sum()
+}
+
+fn ticks_per_second() -> Result<f64> {
+    Ok(sysconf(SysconfVar::CLK_TCK)?.context("no clock rate")? as f64)
+}
