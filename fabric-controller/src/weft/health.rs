@@ -14,11 +14,11 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use super::process::Role;
 use super::supervisor::Report;
 
-const INTERVAL: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Unanswered questions in a row that make a gateway silent: as many as make a loss of probes. Fewer
+/// Unanswered questions in a row that make a gateway silent. Fewer
 /// would cut a peering off whose gateway merely waits for a busy processor.
-const MISSES: u32 = 5;
+const MISSES: u32 = 3;
 /// The longest answer taken, in bytes.
 const LONGEST_ANSWER: u64 = 4 << 20;
 

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::{NetlinkError, Netns};
 
 /// How often settings are looked at.
-const LOOK: Duration = Duration::from_millis(350);
+const LOOK: Duration = Duration::from_millis(300);
 /// Longest text of a setting that is one number.
 const LONGEST: usize = 16;
 
