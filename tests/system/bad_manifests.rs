@@ -524,7 +524,7 @@ fn shows(cluster: &Cluster, [kind, name, namespace]: [&str; 3], what: &str) -> R
     let object: serde_json::Value = serde_json::from_str(&text)?;
     let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
     let message = |c: &&serde_json::Value| c["type"] == "Accepted" && c["status"] == "False";
-    let told = conditions.iter().find(message).context(text.clone())?["message"].to_string();
+    let told = conditions.iter().find(message).context(text)?["message"].to_string();
     ensure!(told.replace("\\\"", "\"").contains(what), "{told} does not say {what:?}");
     Ok(())
 }

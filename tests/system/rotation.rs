@@ -85,7 +85,7 @@ fn rotate(scene: &Scene, next: &Peering, round: usize) -> Result<Duration> {
         {
             let (id, file, text) = files.remove(digit.min(left - 1));
             scene.cluster(id).apply(file, &text)?;
-            std::thread::sleep(SOON / 10 * u32::from(round % 3 != 0));
+            std::thread::sleep(SOON / 10 * u32::from(!round.is_multiple_of(3)));
         }
         let last = Instant::now();
         let keys = [("rome", next.server_key()), ("milan", next.client_key())];
