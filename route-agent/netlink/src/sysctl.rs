@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::{NetlinkError, Netns};
 
 /// How often settings are looked at.
-const LOOK: Duration = Duration::from_millis(300);
+const LOOK: Duration = Duration::from_millis(200);
 /// Longest text of a setting that is one number.
 const LONGEST: usize = 16;
 
@@ -32,7 +32,7 @@ pub fn write_sysctl(netns: &Netns, sysctl: &Sysctl, value: u32) -> Result<(), Ne
 /// Tells that a setting has changed, whoever changed it.
 ///
 /// The kernel notifies of a few settings only, so they are read again and again, from files that
-/// stay open: some 20 microseconds of work three times a second.
+/// stay open: some 20 microseconds of work five times a second.
 #[derive(Debug, Default)]
 pub struct Settings {
     files: Vec<(File, Value)>,

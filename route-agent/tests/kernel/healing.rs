@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::node::{PEER, World, config, eventually, sh};
 
 const HEALED: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(400);
 
 #[test]
 fn whatever_is_deleted_comes_back() {
@@ -36,6 +37,8 @@ fn whatever_is_deleted_comes_back() {
         "echo 0 > /proc/sys/net/ipv6/conf/weft4/forwarding",
         "echo 1 > /proc/sys/net/ipv6/conf/weft4/disable_ipv6",
     ] {
+        // One after the other at once looks like a quarrel with another program.
+        std::thread::sleep(PAUSE);
         sh(&world.node, damage);
         eventually(damage, HEALED, || world.dump() == before);
     }
