@@ -1,7 +1,6 @@
 //! Random choices that can be made again: `WEFT_SEED` repeats a run, `WEFT_ROUNDS` says how long it is.
 
-/// The generator of Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
-pub(crate) struct Chance(u64);
+pub(crate) struct Chance(fastrand::Rng);
 
 impl Chance {
     /// Says which seed it starts from.
@@ -11,16 +10,16 @@ impl Chance {
             now.map_or(0, |since| since.as_nanos() as u64)
         });
         eprintln!("to make the same choices again: WEFT_SEED={seed}");
-        Self(seed)
+        Self(fastrand::Rng::with_seed(seed))
     }
 
     /// Another one, for something that goes on beside.
     pub(crate) fn split(&mut self) -> Self {
-        Self(self.next())
+        Self(self.0.fork())
     }
 
     pub(crate) fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
+        self.0.usize(..bound)
     }
 
     pub(crate) fn pick<'a, T>(&mut self, among: &'a [T]) -> &'a T {
@@ -30,14 +29,6 @@ impl Chance {
     /// True so many times in a hundred.
     pub(crate) fn percent(&mut self, percent: usize) -> bool {
         self.below(100) < percent
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
     }
 }
 

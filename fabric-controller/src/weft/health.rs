@@ -16,8 +16,8 @@ use super::supervisor::Report;
 
 const INTERVAL: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Unanswered questions in a row that make a gateway silent. Fewer
-/// would cut a peering off whose gateway merely waits for a busy processor.
+/// Unanswered questions in a row that make a gateway silent. Fewer would cut a peering off whose
+/// gateway merely waits for a busy processor.
 const MISSES: u32 = 3;
 /// The longest answer taken, in bytes.
 const LONGEST_ANSWER: u64 = 4 << 20;

@@ -46,7 +46,8 @@ pub(super) struct Link {
 
 impl Link {
     /// What the pod namespace is to look like: all nodes are behind the host. Nobody else is, so
-    /// that the strict reverse path filter drops VXLAN from anywhere else (IPv4).
+    /// that VXLAN from anywhere else has no way back, and is dropped: IPv4 by the strict reverse
+    /// path filter, both families by [`super::Filter::only_nodes`].
     pub(super) fn pod_state(&self) -> State {
         let mut state = State::default();
         let device = Device { mtu: self.mtu, up: true };

@@ -27,9 +27,9 @@ use crate::DropReason;
 const TICK: Duration = Duration::from_millis(250);
 
 /// Whoever initiated a handshake follows it with another one as soon as he sends something with a key
-/// that old, or receives something with one that is [`LAST_MINUTE`] older (whitepaper section 6.2).
+/// that old, or receives something with one that is [`RECEIVE_GRACE`] older (whitepaper section 6.2).
 const REKEY_AFTER_TIME: Duration = Duration::from_secs(120);
-const LAST_MINUTE: Duration = Duration::from_secs(45);
+const RECEIVE_GRACE: Duration = Duration::from_secs(45);
 
 /// After so long without any answer to data there is a handshake: KEEPALIVE_TIMEOUT and
 /// REKEY_TIMEOUT (whitepaper section 6.5).
@@ -404,8 +404,8 @@ impl Session {
             self.unheard = None;
             self.begin(now);
         }
-        let last_minute = self.rekey_at().map(|at| at + LAST_MINUTE);
-        if last_minute.is_some_and(|at| self.heard >= Some(at)) {
+        let on_receive = self.rekey_at().map(|at| at + RECEIVE_GRACE);
+        if on_receive.is_some_and(|at| self.heard >= Some(at)) {
             self.begin(now);
         }
         if !self.has_session && duty.initiates && duty.insists {
