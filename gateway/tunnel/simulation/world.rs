@@ -14,6 +14,10 @@ use crate::random::Random;
 /// After the network is good again and whoever restarted is back, packets pass after this long.
 const RECOVERY: u64 = 7 * SECOND;
 
+/// Who has no key and looks for its peer where that is no more has to wait until the peer, sending in
+/// vain for 15 s, initiates (whitepaper section 6.5).
+const UNANSWERED: u64 = 15 * SECOND;
+
 /// The longest that a packet is on its way.
 const TRANSIT: u64 = SECOND;
 
@@ -39,6 +43,10 @@ pub(crate) struct World {
     phase: Phase,
     /// Since when the network has been good and nobody restarted.
     good_since: Option<u64>,
+    /// Somebody restarted while the peer had yet to be told of its key.
+    is_estranged: bool,
+    /// Since when each end sends to a peer that cannot read it or find it.
+    lost_since: [Option<u64>; 2],
     /// Packets that must arrive, with the time they were sent.
     owed: [Vec<(usize, u64)>; 2],
     /// Datagrams with packets that were delivered, to tell copies from them.
@@ -78,6 +86,8 @@ impl World {
             random,
             phase,
             good_since: Some(0),
+            is_estranged: false,
+            lost_since: [None; 2],
             owed: [Vec::new(), Vec::new()],
             delivered: BTreeSet::new(),
             silent_since: None,
@@ -148,6 +158,7 @@ impl World {
         match event {
             Event::Restart(i) => {
                 let seed = self.random.next();
+                self.is_estranged |= !self.news.is_empty();
                 self.ends[i].restart(seed, self.now, now);
             }
             Event::Roam => self.ends[0].address = self.fresh_address(),
@@ -233,6 +244,10 @@ impl World {
         }
         self.ends[i].configure(now);
         self.transmit(i);
+        if self.is_estranged && self.news.is_empty() {
+            self.is_estranged = false;
+            self.good_since = self.good_since.map(|_| self.now);
+        }
     }
 
     /// Hosts behind end `i` send what they have to.
@@ -240,13 +255,7 @@ impl World {
         let traffic = self.phase.traffic[i];
         let count = if let Traffic::Bursts(count, _) = traffic { count } else { 1 };
         let now = clock::set(self.now);
-        // Whoever moved and says nothing is not found.
-        let is_found = self.ends[i].engine.peer_state().endpoint == Some(self.ends[1 - i].address);
-        let is_owed = is_found
-            && self.good_since.is_some_and(|since| {
-                let grace = if since == 0 { 2 * SECOND } else { RECOVERY };
-                self.now >= since + grace
-            });
+        let is_owed = self.can_arrive(i);
         for _ in 0..count {
             let number = self.ends[i].feed(i, now);
             if is_owed && end::packet(i, number).len() + 32 + 15 + 28 <= self.network.links[i].mtu {
@@ -257,6 +266,22 @@ impl World {
         end.engine.flush(now, &mut end.made);
         end.schedule(traffic, self.now, &mut self.random);
         self.transmit(i);
+    }
+
+    /// Whether nothing excuses that a packet which end `i` sends now gets lost.
+    fn can_arrive(&mut self, i: usize) -> bool {
+        let [from, to] = [&self.ends[i], &self.ends[1 - i]];
+        let [here, there] = [from, to].map(|end| end.engine.peer_state());
+        let can_find = there.has_session || there.endpoint == Some(from.address);
+        let lost_since = (!can_find).then(|| self.lost_since[i].unwrap_or(self.now));
+        self.lost_since[i] = lost_since;
+        // Whoever moved and says nothing is not found.
+        let is_found = here.endpoint == Some(to.address);
+        let is_good = self.good_since.is_some_and(|since| {
+            self.now >= since + if since == 0 { 2 * SECOND } else { RECOVERY }
+        });
+        let is_lost = lost_since.is_some_and(|since| self.now < since + UNANSWERED + RECOVERY);
+        is_found && is_good && !is_lost && !self.is_estranged
     }
 
     /// Hands what end `i` sent to the network.

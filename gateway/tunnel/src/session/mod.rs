@@ -23,8 +23,16 @@ pub(crate) use self::peer::Peer;
 use self::retry::Retry;
 use crate::DropReason;
 
-/// How often boringtun is told that time passes. Its timers count whole seconds.
-const TICK: Duration = Duration::from_millis(250);
+/// How often boringtun is told that time passes, other than by handshakes and the ends of keys: it
+/// has no clock of its own between two such moments, and would date keys back.
+const TICK: Duration = Duration::from_secs(1);
+
+/// How long a key is good for (whitepaper section 6.1). boringtun forgets it just after.
+const REJECT_AFTER_TIME: Duration = Duration::from_secs(180);
+const JUST_AFTER: Duration = Duration::from_millis(1);
+/// How long before its end a key is no longer sealed with: the peer may have agreed on it a little
+/// earlier, and packets take their time. They wait for the next one instead.
+const LAST_SECONDS: Duration = Duration::from_secs(5);
 
 /// Whoever initiated a handshake follows it with another one as soon as he sends something with a key
 /// that old, or receives something with one that is [`RECEIVE_GRACE`] older (whitepaper section 6.2).
@@ -109,10 +117,13 @@ struct Session {
     superseded: Option<Instant>,
     retry: Retry,
     limits: Limits,
-    /// Whether boringtun can seal: it has a confirmed session.
+    /// Whether boringtun can seal: it has a confirmed session, and not for its [`LAST_SECONDS`] only.
     has_session: bool,
-    /// The newest key that both ends are known to have.
+    /// The key that boringtun seals with: of those that both ends are known to have, the one agreed
+    /// on last.
     current: Option<Key>,
+    /// The keys that boringtun holds, each in its place.
+    held: [Option<Key>; PLACES as usize],
     /// Lowest byte of the index of the key that the peer used last: it may be an older one, as long as
     /// nothing has told it of the current one.
     used: Option<u8>,
@@ -123,6 +134,8 @@ struct Session {
     pending: Option<u32>,
     /// Lowest byte of the last index given away.
     last_index: u8,
+    /// Whether boringtun had given up at the last tick.
+    had_expired: bool,
     /// When the first packet was sealed to which there was no answer of any kind.
     unheard: Option<Instant>,
     /// When a stale initiation was last answered.
@@ -130,13 +143,27 @@ struct Session {
     next_tick: Instant,
 }
 
-/// What is known about a key in use.
+/// What is known about a key.
 #[derive(Clone, Copy)]
 struct Key {
     /// What the peer calls it by.
     index: u32,
-    /// From when on it is to be replaced, if that is our task.
-    rekey_at: Option<Instant>,
+    /// When it was agreed on, as far as this end knows.
+    born: Instant,
+    /// It is our task to replace it.
+    is_initiator: bool,
+    /// Both ends are known to have it.
+    is_confirmed: bool,
+}
+
+impl Key {
+    fn rekey_at(self) -> Option<Instant> {
+        self.is_initiator.then(|| self.born + REKEY_AFTER_TIME)
+    }
+
+    fn end(self) -> Instant {
+        self.born + REJECT_AFTER_TIME
+    }
 }
 
 /// What a data message held.
@@ -184,10 +211,12 @@ impl Session {
             limits: Limits::WIREGUARD,
             has_session: false,
             current: None,
+            held: [None; PLACES as usize],
             used: None,
             unconfirmed: None,
             pending: None,
             last_index: 0,
+            had_expired: false,
             unheard: None,
             stale: None,
             next_tick: now,
@@ -195,7 +224,12 @@ impl Session {
     }
 
     fn deadline(&self) -> Instant {
-        self.retry.due().map_or(self.next_tick, |due| due.min(self.next_tick))
+        let tick = self.tick_due();
+        self.retry.due().map_or(tick, |due| due.min(tick))
+    }
+
+    fn tick_due(&self) -> Instant {
+        self.unheard.map_or(self.next_tick, |since| self.next_tick.min(since + ANSWER_TIMEOUT))
     }
 
     /// Other keys are in force. Without a session there is nothing to keep up.
@@ -249,10 +283,13 @@ impl Session {
 
     /// Takes a message that is not data. `dst` has room for [`MAX_HANDSHAKE`] bytes.
     fn handle_handshake(&mut self, message: &[u8], dst: &mut [u8], now: Instant) -> Handled {
+        self.tell_time();
+        self.next_tick = now;
         match self.tunn.decapsulate(None, message, dst) {
             TunnResult::WriteToNetwork(answer) if answer[0] == RESPONSE => {
                 self.unconfirmed = index_at(answer, 4);
                 self.last_index = answer[4];
+                self.hold(self.unconfirmed, false, now);
                 self.pending = None;
                 self.retry.hold_off(now);
                 Handled::Answered(answer.len())
@@ -262,7 +299,8 @@ impl Session {
                 let index = index_at(message, 8);
                 self.pending = self.pending.filter(|_| self.pending != index);
                 self.unconfirmed = None;
-                self.establish(index, Some(now + REKEY_AFTER_TIME), now);
+                let key = self.hold(index, true, now);
+                self.establish(key, now);
                 Handled::Established(length)
             }
             TunnResult::Done => {
@@ -316,25 +354,40 @@ impl Session {
     #[inline]
     fn confirm(&mut self, index: u32, now: Instant) -> bool {
         self.used = Some(index as u8);
-        let is_known = self.current.is_some_and(|key| key.index == index);
-        !is_known && self.unconfirmed.is_some() && self.confirm_newer(index, now)
+        let is_current = self.current.is_some_and(|key| key.index == index);
+        !is_current && self.switch(index, now)
     }
 
-    /// Not necessarily the last answer: that one may have been lost, or still be on its way.
+    /// As boringtun does: it goes on with the key that the peer has used, unless that was agreed on
+    /// earlier than the present one. Not necessarily the last answer: that one may have been lost, or
+    /// still be on its way.
     #[cold]
-    fn confirm_newer(&mut self, index: u32, now: Instant) -> bool {
-        let is_older = |key: Key| index.wrapping_sub(key.index) as u8 >= 1 << 7;
-        if self.current.is_some_and(is_older) {
+    fn switch(&mut self, index: u32, now: Instant) -> bool {
+        let place = place_of(index);
+        let Some(key) = self.held[place].filter(|key| key.index == index) else { return false };
+        if self.current.is_some_and(|current| key.born < current.born) {
             return false;
         }
+        self.current = Some(key);
+        if key.is_confirmed {
+            return false;
+        }
+        self.held[place] = Some(Key { is_confirmed: true, ..key });
         self.unconfirmed = self.unconfirmed.filter(|last| *last != index);
-        self.establish(Some(index), None, now);
+        self.establish(self.held[place], now);
         true
     }
 
+    /// boringtun has put a key in its place.
+    fn hold(&mut self, index: Option<u32>, is_initiator: bool, now: Instant) -> Option<Key> {
+        let key = Key { index: index?, born: now, is_initiator, is_confirmed: is_initiator };
+        self.held[place_of(key.index)] = Some(key);
+        Some(key)
+    }
+
     /// The handshake has come to its end.
-    fn establish(&mut self, index: Option<u32>, rekey_at: Option<Instant>, now: Instant) {
-        self.current = index.map(|index| Key { index, rekey_at });
+    fn establish(&mut self, key: Option<Key>, now: Instant) {
+        self.current = key;
         self.has_session = true;
         match self.pending {
             Some(_) => self.retry.postpone(now),
@@ -343,7 +396,7 @@ impl Session {
     }
 
     fn rekey_at(&self) -> Option<Instant> {
-        self.current.and_then(|key| key.rekey_at)
+        self.current.and_then(Key::rekey_at)
     }
 
     /// Whether the key of the next handshake would take the place of one in use, were the initiation
@@ -361,7 +414,7 @@ impl Session {
     fn is_place_in_use(&self, index: u8) -> bool {
         let current = self.current.map(|key| key.index as u8);
         let mut in_use = current.into_iter().chain(self.used);
-        self.has_session && in_use.any(|key| key % PLACES == index % PLACES)
+        in_use.any(|key| key % PLACES == index % PLACES)
     }
 
     /// A handshake is due, unless there is one already.
@@ -373,7 +426,7 @@ impl Session {
 
     /// Does what is due at `now`. Returns the length of an initiation in `dst`.
     fn poll(&mut self, now: Instant, duty: Duty, dst: &mut [u8]) -> Option<usize> {
-        if now >= self.next_tick {
+        if now >= self.tick_due() {
             self.tick(now, duty);
         }
         if self.retry.due().is_none_or(|due| now < due) {
@@ -385,15 +438,16 @@ impl Session {
     }
 
     fn tick(&mut self, now: Instant, duty: Duty) {
-        self.next_tick = now + TICK;
-        let had_expired = self.tunn.is_expired();
-        // Too short for an initiation, which boringtun then leaves alone: when to make one is decided
-        // here. It has no jitter, and wants an answer 15 s after it last heard something, be the
-        // packet to be answered as young as it may. Keepalives are the peer's task.
-        let _ = self.tunn.update_timers(&mut [0; MIN_DATA]);
-        self.has_session = self.tunn.time_since_last_handshake().is_some();
-        self.current = self.current.filter(|_| self.has_session);
-        if self.tunn.is_expired() && !had_expired {
+        let ends = self.held.iter().flatten().map(|key| key.end());
+        let ends = ends.flat_map(|end| [end - LAST_SECONDS, end + JUST_AFTER]);
+        self.next_tick = ends.filter(|end| *end > now).fold(now + TICK, Instant::min);
+        self.tell_time();
+        if self.tunn.time_since_last_handshake().is_none() {
+            (self.current, self.used) = (None, None);
+        }
+        self.has_session = self.current.is_some_and(|key| now < key.end() - LAST_SECONDS);
+        let had_expired = std::mem::replace(&mut self.had_expired, self.tunn.is_expired());
+        if self.had_expired && !had_expired {
             self.pending = None;
             // boringtun has given up; a packet may ask for more later.
             if !duty.insists {
@@ -411,6 +465,14 @@ impl Session {
         if !self.has_session && duty.initiates && duty.insists {
             self.begin(now);
         }
+    }
+
+    /// What boringtun does next happens now.
+    fn tell_time(&mut self) {
+        // Too short for an initiation, which boringtun then leaves alone: when to make one is decided
+        // here. It has no jitter, and wants an answer 15 s after it last heard something, be the
+        // packet to be answered as young as it may. Keepalives are the peer's task.
+        let _ = self.tunn.update_timers(&mut [0; MIN_DATA]);
     }
 
     fn initiate(&mut self, duty: Duty, dst: &mut [u8]) -> Option<usize> {
@@ -443,6 +505,10 @@ impl Session {
     fn is_expired(&self) -> bool {
         self.tunn.is_expired()
     }
+}
+
+fn place_of(index: u32) -> usize {
+    index as usize % usize::from(PLACES)
 }
 
 fn index_at(message: &[u8], at: usize) -> Option<u32> {

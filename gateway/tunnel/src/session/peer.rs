@@ -6,13 +6,12 @@ use boringtun::x25519;
 use fabric_api::PrivateKey;
 
 use super::limiter::{HandshakeLimiter, Verdict};
-use super::{Duty, Handled, INITIATION, Keys, Opened, RESPONSE, Session, has_low_order, index_at};
+use super::{
+    Duty, Handled, INITIATION, Keys, Opened, REJECT_AFTER_TIME, RESPONSE, Session, has_low_order,
+    index_at,
+};
 use crate::random::Random;
 use crate::{Config, DropReason, PeerState};
-
-/// How long superseded keys are still good for: REJECT_AFTER_TIME (whitepaper section 6.1), after
-/// which WireGuard forgets any key.
-const REJECT_AFTER_TIME: Duration = Duration::from_secs(180);
 
 /// Superseded keys that are kept: a rotation passes through up to two pairs, and may be undone.
 const MAX_SUPERSEDED: usize = 4;
@@ -404,7 +403,7 @@ impl Peer {
     }
 }
 
-/// When superseded keys are no longer good for anything.
+/// When superseded keys are no longer good for anything: WireGuard forgets any key by then.
 fn end_of(session: &Session) -> Option<Instant> {
     session.superseded.map(|at| at + REJECT_AFTER_TIME)
 }
