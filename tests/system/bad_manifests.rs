@@ -296,18 +296,13 @@ fn gateway_and_controller_come_back_on_the_last_good_version_while_the_manifests
                 .map(|text| spec_of(&text))
         };
         let before = config()?;
-        // The Secret stays in a file of its own: it is nowhere else.
-        rome.apply("secret", &documents[2])?;
-        let others: Vec<_> =
-            documents.iter().enumerate().filter(|(i, _)| *i != 2).map(|(_, d)| d.clone()).collect();
-        rome.apply("milan", &join(&others))?;
-        std::thread::sleep(SOON);
-        let cut = join(&others);
-        let cut = &cut[..cut.find("pod: [10").context("a pod CIDR")? + 6];
+        // All of it in one file, the key, too.
+        let good = join(&documents);
+        let cut = &good[..good.find("pod: [10").context("a pod CIDR")? + 6];
         for bad in [
             cut.to_owned(),
-            join(&others).replace("mtu: 1340", "mtu: 10"),
-            join(&others).replace("labels: {liqo.io/remote-cluster-id: milan}", "labels: {}"),
+            good.replace("mtu: 1340", "mtu: 10"),
+            good.replace("labels: {liqo.io/remote-cluster-id: milan}", "labels: {}"),
         ] {
             rome.apply("milan", &bad)?;
             wait_until("it is told", PATIENCE, || is_told(rome, &["milan.yaml", "expected"]))?;
@@ -327,7 +322,7 @@ fn gateway_and_controller_come_back_on_the_last_good_version_while_the_manifests
             rome.wait_connected("milan", PATIENCE)?;
             scene.undisturbed(|| Ok(()))?;
         }
-        rome.apply("milan", &join(&others))?;
+        rome.apply("milan", &good)?;
         wait_until("it is well", PATIENCE, || is_well(rome))
     })
 }

@@ -1,7 +1,7 @@
 //! What the manifests were when they were good: for whoever starts while they are not.
 //!
-//! One file for each of the user's, written by one program, the controller. No Secret is in it: a
-//! key stays in the user's hands alone.
+//! One file for each of the user's, written by one program, the controller. Secrets are in it as well,
+//! or a gateway that starts beside a file cut short would have no key; only root can read it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -52,9 +52,9 @@ impl LastGood {
     /// be tried again.
     pub(crate) fn keep(&mut self, file: &str, objects: &[Located]) -> bool {
         let (Some(dir), Some(written)) = (&self.dir, &mut self.written) else { return true };
-        let good =
-            objects.iter().filter(|located| located.sound && located.object.kind() != Kind::Secret);
-        let items: Vec<_> = good
+        let items: Vec<_> = objects
+            .iter()
+            .filter(|located| located.sound)
             .map(|l| json!({"document": l.document, "path": l.path, "object": l.object.to_value()}))
             .collect();
         if items.is_empty() {

@@ -90,8 +90,8 @@ impl Watch {
     }
 
     /// Remembers the last good version of each manifest in the state directory from now on, so that
-    /// whoever starts while a manifest is bad still finds it. Never a Secret. For the one program
-    /// that owns those files.
+    /// whoever starts while a manifest is bad still finds it. For the one program that owns those
+    /// files.
     #[must_use]
     pub fn remembering(mut self) -> Self {
         self.reader.remember();
