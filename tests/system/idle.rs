@@ -15,9 +15,6 @@ use crate::scene::{PORT, play};
 const LONG: Duration = Duration::from_secs(20);
 /// Of one core.
 const MOST: f64 = 0.002;
-/// A gateway's probes, answers and looks at its state make some 23 wake-ups a second, 0.15 to 0.3 %.
-/// It is to be held to [`MOST`], too.
-const MOST_OF_A_GATEWAY: f64 = 0.004;
 /// Others at work on the same machine only make it slower, so the best round counts.
 const ROUNDS: usize = 3;
 const PROGRAMS: [&str; 5] = ["weft", "fabric-controller", "ipam", "route-agent", "gateway"];
@@ -42,10 +39,7 @@ fn idle_processes_take_no_time() -> Result<()> {
             for (name, share) in &shares {
                 eprintln!("idle {name}: {:.3} % of a core", share * 100.0);
             }
-            let most = |name: &str| {
-                if name.starts_with("gateway") { MOST_OF_A_GATEWAY } else { MOST }
-            };
-            busy = shares.into_iter().filter(|(name, share)| *share >= most(name)).collect();
+            busy = shares.into_iter().filter(|(_, share)| *share >= MOST).collect();
             if busy.is_empty() {
                 return Ok(());
             }

@@ -34,6 +34,8 @@ pub enum NetlinkError {
     NoDevice(String),
     #[error("cannot access {path}")]
     Sysctl { path: String, source: io::Error },
+    #[error("cannot have a timer")]
+    Timer(#[source] io::Error),
     #[error("no underlay namespace was given to make {0} in")]
     NoUnderlay(String),
 }
@@ -125,9 +127,10 @@ impl NetlinkError {
     /// The kernel's error number, such as `libc::ENOENT`.
     pub fn errno(&self) -> Option<i32> {
         match self {
-            Self::Refused(error) | Self::Sysctl { source: error, .. } | Self::Open(error) => {
-                error.raw_os_error()
-            }
+            Self::Refused(error)
+            | Self::Sysctl { source: error, .. }
+            | Self::Open(error)
+            | Self::Timer(error) => error.raw_os_error(),
             Self::Namespace(_) | Self::Ended | Self::NoDevice(_) | Self::NoUnderlay(_) => None,
         }
     }
