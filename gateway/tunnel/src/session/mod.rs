@@ -122,8 +122,9 @@ struct Session {
     /// The key that boringtun seals with: of those that both ends are known to have, the one agreed
     /// on last.
     current: Option<Key>,
-    /// The keys that boringtun holds, each in its place.
+    /// The keys that boringtun holds, each in its place, and how many there have been.
     held: [Option<Key>; PLACES as usize],
+    keys_made: u64,
     /// Lowest byte of the index of the key that the peer used last: it may be an older one, as long as
     /// nothing has told it of the current one.
     used: Option<u8>,
@@ -148,8 +149,9 @@ struct Session {
 struct Key {
     /// What the peer calls it by.
     index: u32,
-    /// When it was agreed on, as far as this end knows.
+    /// When it was agreed on, as far as this end knows, and after how many others.
     born: Instant,
+    after: u64,
     /// It is our task to replace it.
     is_initiator: bool,
     /// Both ends are known to have it.
@@ -212,6 +214,7 @@ impl Session {
             has_session: false,
             current: None,
             held: [None; PLACES as usize],
+            keys_made: 0,
             used: None,
             unconfirmed: None,
             pending: None,
@@ -365,7 +368,7 @@ impl Session {
     fn switch(&mut self, index: u32, now: Instant) -> bool {
         let place = place_of(index);
         let Some(key) = self.held[place].filter(|key| key.index == index) else { return false };
-        if self.current.is_some_and(|current| key.born < current.born) {
+        if self.current.is_some_and(|current| key.after < current.after) {
             return false;
         }
         self.current = Some(key);
@@ -380,7 +383,9 @@ impl Session {
 
     /// boringtun has put a key in its place.
     fn hold(&mut self, index: Option<u32>, is_initiator: bool, now: Instant) -> Option<Key> {
-        let key = Key { index: index?, born: now, is_initiator, is_confirmed: is_initiator };
+        let (index, after) = (index?, self.keys_made);
+        self.keys_made += 1;
+        let key = Key { index, born: now, after, is_initiator, is_confirmed: is_initiator };
         self.held[place_of(key.index)] = Some(key);
         Some(key)
     }
