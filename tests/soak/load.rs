@@ -1,7 +1,6 @@
 //! Numbered datagrams at a rate, and a sink that checks them. What a packet costs here is next to
 //! nothing beside its way through two nodes and two gateways.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -44,6 +43,7 @@ struct Shared {
     stop: AtomicBool,
     ended: AtomicBool,
     sent: AtomicU64,
+    left_out: AtomicU64,
     received: AtomicU64,
 }
 
@@ -85,6 +85,11 @@ impl Load {
         Tally { sent: read(&self.shared.sent), received, ..Tally::default() }
     }
 
+    /// Packets that were not sent because the generator could not run in time.
+    pub(crate) fn left_out(&self) -> u64 {
+        self.shared.left_out.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn stop(self) -> Tally {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.sender.join().expect("the sender does not panic");
@@ -100,15 +105,6 @@ impl Load {
 impl Tally {
     pub(crate) fn lost(&self) -> u64 {
         self.sent.saturating_sub(self.received)
-    }
-
-    /// Seconds after the start in which something was lost, and how much.
-    pub(crate) fn lost_by_second(&self, rate: f64) -> BTreeMap<u64, u64> {
-        let mut lost = BTreeMap::new();
-        for (first, count) in &self.missing {
-            *lost.entry((*first as f64 / rate) as u64).or_default() += count;
-        }
-        lost
     }
 }
 
@@ -133,6 +129,7 @@ fn send(socket: &UdpSocket, to: SocketAddr, rate: f64, shared: &Shared) {
             number += 1;
         }
         shared.sent.store(number, Ordering::Relaxed);
+        shared.left_out.store(left_out, Ordering::Relaxed);
         std::thread::sleep(TICK);
     }
 }

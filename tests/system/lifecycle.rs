@@ -5,6 +5,7 @@
 //! down. Then the kernel of every machine is as it was before the first of them.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -228,13 +229,21 @@ fn down(scene: &Scene, chance: &mut Chance, acts: &mut Vec<Act>) -> Result<()> {
                 command.args(["--run-dir", &format!("/run/agent-{}", node + 1)]);
             } else if removed {
                 eprintln!("the run directory of {} is removed", cluster.spec.id);
-                fs::remove_dir_all(cluster.outside(cluster.run_dir()))?;
+                remove(&cluster.outside(cluster.run_dir()))?;
             }
             let host = &cluster.nodes[node].host;
             host.command(&mut command, "").with_context(|| format!("on {}", host.name()))?;
         }
     }
     Ok(())
+}
+
+/// Though programs may be at work in it.
+fn remove(dir: &Path) -> Result<()> {
+    wait_until("the directory is gone", PATIENCE, || match fs::remove_dir_all(dir) {
+        Err(error) if dir.exists() => Err(error),
+        Ok(()) | Err(_) => Ok(()),
+    })
 }
 
 fn kernels(scene: &Scene) -> Result<Vec<Kernel>> {

@@ -28,6 +28,8 @@ const JITTER: f64 = 0.333;
 const KEEPALIVE_TIMEOUT: f64 = 10.0;
 const PERSISTENT_KEEPALIVE: f64 = 25.0;
 const REJECT_AFTER_TIME: f64 = 180.0;
+/// Weft no longer sends with a key that the peer may be about to forget.
+const LAST_SECONDS: f64 = 5.0;
 /// What a busy machine may add, in seconds.
 const LATE: f64 = 0.7;
 
@@ -38,7 +40,7 @@ fn keepalives_retries_and_the_end_of_a_session_come_when_the_protocol_says() -> 
     let case = Case { peer, role: Role::Client, underlay: Families::V4 };
     super::play(&[case; 4], |rig| {
         let (rome, ties) = (rig.rome(), &rig.ties);
-        let wire = Wire::tap(rome.head().net(), rome.spec.node_addresses(1))?;
+        let wire = Wire::tap(rig.scene.lab.switch().net(), rome.spec.node_addresses(1))?;
         let start = Instant::now();
         // New sessions, whose beginning is seen.
         ties[DEAD].net().nft(&drop_udp(""))?;
@@ -93,7 +95,7 @@ fn is_sent_one(rig: &Rig) -> Result<Instant> {
 
 /// Those before the first rekey, which brings one of its own.
 fn is_kept_alive(seen: &Seen) -> Result<()> {
-    ensure!(seen.keepalives.len() >= 4, "only {} keepalives", seen.keepalives.len());
+    ensure!(seen.keepalives.len() >= 4, "too few keepalives: {seen:?}");
     let (low, high) = (PERSISTENT_KEEPALIVE - LATE, PERSISTENT_KEEPALIVE + LATE);
     all_within("persistent keepalives", &gaps(&seen.keepalives[..4]), low, high)
 }
@@ -112,7 +114,8 @@ fn answers_after_a_while(seen: &Seen, asked_at: Instant) -> Result<()> {
 fn ends_with_its_session(seen: &Seen, begun: Instant) -> Result<()> {
     let last = seen.last_packet.context("weft sent nothing")?;
     let age = (last - begun).as_secs_f64();
-    all_within("age of the session", &[age], REJECT_AFTER_TIME - LATE, REJECT_AFTER_TIME + LATE)?;
+    let end = REJECT_AFTER_TIME - LAST_SECONDS;
+    all_within("age of the session", &[age], end - LATE, end + LATE)?;
     let asked = seen.times_of(INITIATION).into_iter().filter(|at| *at > begun).count();
     ensure!(asked > 5, "weft asked for another session only {asked} times");
     Ok(())

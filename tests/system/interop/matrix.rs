@@ -84,7 +84,7 @@ fn through_rekeys(peer: StockPeer) -> Result<()> {
         cases.flat_map(|case| Flow::ALL.map(|flow| (case, flow))).unzip();
     super::play(&cases, |rig| {
         let controls = Control::start_all(&rig.scene.lab, peer)?;
-        let wire = Wire::tap(rig.rome().head().net(), rig.rome().spec.node_addresses(1))?;
+        let wire = Wire::tap(rig.scene.lab.switch().net(), rig.rome().spec.node_addresses(1))?;
         let (ways, counts) = all_ways(rig, &flows, &controls)?;
         let start = Instant::now();
         let streams = Streams::start(&ways, INTERVAL, PADDING)?;

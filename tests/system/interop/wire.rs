@@ -43,8 +43,8 @@ impl Seen {
 }
 
 impl Wire {
-    /// Listens on a machine that has this many addresses of its own.
-    pub(crate) fn tap(net: &Netns, own: Vec<IpAddr>) -> Result<Self> {
+    /// Listens on the switch to a machine that has these addresses.
+    pub(crate) fn tap(switch: &Netns, own: Vec<IpAddr>) -> Result<Self> {
         let seen = Arc::new(Mutex::new(BTreeMap::<Direction, Seen>::new()));
         let log = Arc::clone(&seen);
         let look = move |frame: &[u8]| {
@@ -57,7 +57,7 @@ impl Wire {
             let mut log = log.lock().expect("nobody panics while holding it");
             log.entry(direction).or_default().note(message);
         };
-        Ok(Self { seen, _capture: Capture::filtered(net, &wireguard_only(), look)? })
+        Ok(Self { seen, _capture: Capture::filtered(switch, &wireguard_only(), look)? })
     }
 
     /// From the machine to `peer`.

@@ -1,0 +1,87 @@
+//! Times at which the machine could not do what it could when its rate was measured.
+
+use std::fmt;
+use std::fs;
+
+/// Of `/proc/stat`: a tick is always 10 ms. The most that the hypervisor may take from all cores
+/// together between two looks.
+const MOST_STOLEN_TICKS: u64 = 2;
+/// The part of a second's packets that a generator may leave out because it does not get to run.
+const MOST_LEFT_OUT: f64 = 0.05;
+
+/// What was seen, a second at a time.
+#[derive(Default)]
+pub(crate) struct Machine {
+    /// Packets sent until then, and whether the machine was disturbed since the look before.
+    looks: Vec<(u64, bool)>,
+    stolen: u64,
+    left_out: u64,
+}
+
+impl Machine {
+    pub(crate) fn new() -> Self {
+        Self { stolen: stolen(), ..Self::default() }
+    }
+
+    /// To be called about once a second, with what a generator of `rate` packets a second has sent
+    /// and left out so far.
+    pub(crate) fn look(&mut self, sent: u64, left_out: u64, rate: f64) {
+        let stolen = stolen();
+        let is_disturbed = stolen - self.stolen > MOST_STOLEN_TICKS
+            || (left_out - self.left_out) as f64 > rate * MOST_LEFT_OUT;
+        self.looks.push((sent, is_disturbed));
+        (self.stolen, self.left_out) = (stolen, left_out);
+    }
+
+    /// In which second a packet was sent.
+    pub(crate) fn second_of(&self, packet: u64) -> usize {
+        self.looks.partition_point(|(sent, _)| *sent <= packet)
+    }
+
+    /// Whether what was lost in that second may be the machine's fault.
+    pub(crate) fn is_to_blame(&self, second: usize) -> bool {
+        let near = self.looks.iter().skip(second.saturating_sub(1)).take(3);
+        near.into_iter().any(|(_, is_disturbed)| *is_disturbed)
+    }
+
+    /// Whether there was enough quiet to tell anything.
+    pub(crate) fn was_quiet(&self) -> bool {
+        self.disturbed() * 4 < self.looks.len()
+    }
+
+    fn disturbed(&self) -> usize {
+        self.looks.iter().filter(|(_, is_disturbed)| *is_disturbed).count()
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (disturbed, seconds) = (self.disturbed(), self.looks.len());
+        write!(f, "the machine was disturbed in {disturbed} of {seconds} s")
+    }
+}
+
+/// Ticks that the hypervisor has taken so far: the eighth number of the first line.
+fn stolen() -> u64 {
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let steal = text.lines().next().and_then(|line| line.split_whitespace().nth(8));
+    steal.and_then(|ticks| ticks.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_lost_around_a_stall_is_the_machines_fault() {
+        let mut machine = Machine::new();
+        for second in 1..=20 {
+            let left_out = if second < 10 { 0 } else { 1000 };
+            machine.look(second * 10_000, left_out, 10_000.0);
+        }
+        let blamed = |packet| machine.is_to_blame(machine.second_of(packet));
+        assert!([85_000, 95_000, 105_000].into_iter().all(blamed));
+        assert!(![5_000, 65_000, 195_000].into_iter().any(blamed));
+        assert!(machine.was_quiet());
+    }
+}
