@@ -8,6 +8,7 @@
 # make simulate  SEEDS=1000 simulated hours of a bad network each, or SEED=n again
 # make fuzz    every fuzz target for SECONDS=60, led by coverage
 # make bench   weft against wireguard-go, or ARGS='--against gotatun'
+# make crds    writes the chart's custom resource definitions, deploy/chart/crds-*
 # make clean   removes what was built and what a killed run left behind
 #
 # Network namespaces and devices need root; as another user, sudo is asked for.
@@ -15,7 +16,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := demo
-.PHONY: demo test lint check soak simulate fuzz bench clean tools lint-tools fuzz-tools peers build
+.PHONY: demo test lint check soak simulate fuzz bench crds clean tools lint-tools fuzz-tools peers build
 
 CACHE  ?= $(HOME)/.cache/weft
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),$(CURDIR)/target)
@@ -71,12 +72,12 @@ fuzz: fuzz-tools
 # First alone what measures the machine, then what mostly waits, side by side.
 soak: tools peers
 	cargo build --release --locked --workspace --bins
-	cargo test --locked -p weft-tests --no-run
+	cargo test --locked --workspace --no-run
 	rm -f $(TARGET)/skipped
-	$(SUDO) env $(SOAK) cargo test --locked -p weft-tests --test soak -- --ignored --nocapture
-	$(SUDO) env $(SOAK) cargo test --locked -p weft-tests --test system -- --ignored --nocapture --test-threads=1 floods
-	$(SUDO) env $(SOAK) cargo test --locked -p weft-tests --test system -- --ignored --nocapture --test-threads=3 --skip floods
-	$(SUDO) env $(SOAK) cargo test --locked -p weft-tests --test system -- --nocapture --test-threads=3 $(REPEATED)
+	$(SUDO) env $(SOAK) cargo test --locked --workspace --test soak -- --ignored --nocapture
+	$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --ignored --nocapture --test-threads=1 floods
+	$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --ignored --nocapture --test-threads=3 --skip floods
+	$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --nocapture --test-threads=3 $(REPEATED)
 	@$(SHOW_SKIPPED)
 
 SOAK = WEFT_BIN_DIR=$(TARGET)/release WEFT_SKIPPED=$(TARGET)/skipped WEFT_MINUTES=$(MINUTES) WEFT_REKEYS=$(REKEYS) \
@@ -88,6 +89,9 @@ SHOW_SKIPPED = touch $(TARGET)/skipped; echo "skipped for want of a program: $$(
 bench: tools peers
 	cargo build --release --locked --workspace --bins --examples
 	$(SUDO) $(TARGET)/release/bench $(ARGS)
+
+crds:
+	WEFT_BLESS=1 cargo test --locked -p fabric-api --test crds files
 
 clean:
 	-$(SUDO) $(TARGET)/release/demo down

@@ -6,13 +6,18 @@
 //! * [`Cidr`], [`ClusterId`], [`PublicKey`], [`PrivateKey`], [`Mac`]: values that are right by
 //!   construction. Text is parsed into them at the edge and never validated again.
 //! * [`check`]: what can be wrong with one object by itself.
+//! * [`crds`]: the definitions of all these resources, for an API server.
+
+#![allow(clippy::duplicated_attributes, reason = "printer columns have types and paths in common")]
 
 mod cidr;
 mod cluster_id;
 mod keys;
 mod mac;
+mod schema;
 
 pub mod check;
+pub mod crds;
 pub mod fabric;
 pub mod ipam;
 pub mod labels;

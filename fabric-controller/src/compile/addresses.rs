@@ -72,7 +72,7 @@ impl Compiler<'_> {
                 name: Some(network.name.clone()),
                 ..ObjectReference::default()
             }),
-            masquerade: None,
+            ..IPSpec::default()
         };
         let mut own = IP::new(&ip.name, spec);
         own.metadata.namespace = ip.namespace;

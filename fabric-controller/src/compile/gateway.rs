@@ -69,7 +69,7 @@ impl Gateway<'_> {
         }
     }
 
-    fn mtu(&self) -> Option<i32> {
+    fn mtu(&self) -> Option<i64> {
         match self.end {
             End::Server(server) => server.spec.mtu,
             End::Client(client) => client.spec.mtu,

@@ -65,7 +65,7 @@ fn port(field: &str, found: Option<i32>) -> Result<u16, Fault> {
     })
 }
 
-fn mtu(found: Option<i32>) -> Option<Fault> {
+fn mtu(found: Option<i64>) -> Option<Fault> {
     let found = found?;
     let fits = u32::try_from(found).is_ok_and(|mtu| (MIN_MTU..=65_535).contains(&mtu));
     let message = format!("found {found}; expected {MIN_MTU} to 65535 bytes");

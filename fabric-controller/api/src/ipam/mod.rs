@@ -3,5 +3,5 @@
 mod ip;
 mod network;
 
-pub use ip::{IP, IPSpec, IPStatus};
+pub use ip::{IP, IPSpec, IPStatus, ServiceMetadata, ServiceTemplate};
 pub use network::{Network, NetworkSpec, NetworkStatus};

@@ -1,11 +1,27 @@
-use schemars::JsonSchema;
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// CIDRs as written. Older guides have one plain string, newer ones a list; both are read, lists
 /// are written.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+///
+/// To the API server it is a list, so that clients with types never read anything else. A string is
+/// made a list by mutating admission, which comes in time: the body of a custom resource is decoded
+/// without types, pruning looks into objects and lists only (`pruning/algorithm.go` of Kubernetes'
+/// apiextensions-apiserver), and the schema is checked when the object is about to be stored, after
+/// mutating and before validating admission (`endpoints/handlers/create.go` and
+/// `registry/generic/registry/store.go` of its apiserver). Only server-side apply refuses a string
+/// at once, for it merges by the schema before it asks for admission.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct CidrList(pub Vec<String>);
+
+impl CidrList {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
 
 impl<'de> Deserialize<'de> for CidrList {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -20,6 +36,16 @@ impl<'de> Deserialize<'de> for CidrList {
             Spelling::One(cidr) => Self(vec![cidr]),
             Spelling::Many(cidrs) => Self(cidrs),
         })
+    }
+}
+
+impl JsonSchema for CidrList {
+    fn schema_name() -> Cow<'static, str> {
+        "CidrList".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "array", "items": { "type": "string", "format": "cidr" } })
     }
 }
 

@@ -3,7 +3,9 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The state of one peering's tunnel, written by its gateway.
+use crate::schema;
+
+/// Which gateway reports.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "networking.liqo.io",
@@ -13,13 +15,26 @@ use serde::{Deserialize, Serialize};
     shortname = "conn",
     category = "liqo",
     namespaced,
+    doc = "The state of one peering's tunnel, written by its gateway.",
     status = "ConnectionStatus",
-    derive = "PartialEq"
+    derive = "PartialEq",
+    printcolumn(name = "Type", type_ = "string", json_path = ".spec.type"),
+    printcolumn(name = "Status", type_ = "string", json_path = ".status.value"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(
+        name = "Latency",
+        type_ = "string",
+        json_path = ".status.latency.value",
+        priority = 1
+    )
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ConnectionSpec {
+    /// Whether this cluster's gateway listens (Server) or connects (Client).
     #[serde(rename = "type")]
     pub type_: ConnectionType,
+    /// The gateway: name and UID are those of its GatewayServer or GatewayClient.
+    #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
     pub gateway_ref: ObjectReference,
 }
 
@@ -31,8 +46,12 @@ pub enum ConnectionType {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ConnectionStatus {
+    /// Connected: packets get through now, in both directions. Connecting: not yet. Error: they
+    /// did, and no longer do.
     #[serde(default)]
+    #[schemars(with = "String", transform = schema::no_default)]
     pub value: ConnectionValue,
+    /// How long packets take to the peer and back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<ConnectionLatency>,
 }
@@ -52,9 +71,12 @@ pub enum ConnectionValue {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ConnectionLatency {
-    /// `<n>ms`, `<n>μs` (U+03BC) below one millisecond, or `N/A`: Liqo reads it back as a Go duration.
+    /// Such as 12ms, 850μs (U+03BC) below one millisecond, or N/A. Liqo reads it back as a Go
+    /// duration.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub value: String,
-    /// RFC 3339.
+    /// When it was measured (RFC 3339).
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "date-time"))]
     pub timestamp: Option<String>,
 }

@@ -1,28 +1,12 @@
-//! `fabric.weft.dev/v1alpha1`: what the fabric-controller publishes for gateways and route-agents.
-//!
-//! A group of its own, so that Liqo's installed CRDs are never touched. Never any key material.
-//! Prefixes are written as text here; consumers parse them into [`crate::Cidr`] once, at the edge.
-
 use std::net::{IpAddr, Ipv4Addr};
 
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use crate::networking::ConnectionType as Role;
+use super::Role;
 
-/// VXLAN network identifier and UDP port of the overlay: Liqo's own old values (4789, 6081 and
-/// 8472 belong to CNIs).
-pub const VNI: u32 = 18952;
-pub const VXLAN_PORT: u16 = 4879;
-/// UDP port of Liqo's connection probe.
-pub const PROBE_PORT: u16 = 12345;
-/// Stands for a tunnel's MTU where none is given: as large as IP packets can be, so that devices
-/// and the path decide.
-pub const NO_MTU: u32 = 65_535;
-
-/// Everything one gateway needs, except its private key. Name and namespace are those of its
-/// GatewayServer or GatewayClient.
+/// Everything one gateway needs, except its private key.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "fabric.weft.dev",
@@ -32,21 +16,60 @@ pub const NO_MTU: u32 = 65_535;
     shortname = "gwcfg",
     category = "weft",
     namespaced,
+    doc = "What one gateway runs by, published by the fabric-controller: change the GatewayServer, GatewayClient or Configuration instead. Name and namespace are those of the GatewayServer or GatewayClient. It never holds key material.",
     status = "GatewayConfigStatus",
-    derive = "PartialEq"
+    derive = "PartialEq",
+    printcolumn(name = "Peer", type_ = "string", json_path = ".spec.peerClusterId"),
+    printcolumn(name = "Role", type_ = "string", json_path = ".spec.role"),
+    printcolumn(name = "Endpoint", type_ = "string", json_path = ".status.peerEndpoint"),
+    printcolumn(name = "MTU", type_ = "integer", json_path = ".status.mtu"),
+    printcolumn(name = "Handshake", type_ = "date", json_path = ".status.lastHandshake"),
+    printcolumn(name = "Problem", type_ = "string", json_path = ".status.problems[0]"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(
+        name = "Generation",
+        type_ = "integer",
+        json_path = ".metadata.generation",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Applied",
+        type_ = "integer",
+        json_path = ".status.appliedGeneration",
+        priority = 1
+    ),
+    printcolumn(
+        name = "MTU Bound",
+        type_ = "string",
+        json_path = ".status.mtuBound",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Received",
+        type_ = "integer",
+        json_path = ".status.receivedBytes",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Transmitted",
+        type_ = "integer",
+        json_path = ".status.transmittedBytes",
+        priority = 1
+    )
 )]
 #[serde(rename_all = "camelCase")]
 pub struct GatewayConfigSpec {
-    /// This cluster.
+    /// This cluster's ID.
     pub cluster_id: String,
-    /// The other one.
+    /// The other cluster's ID.
     pub peer_cluster_id: String,
+    /// Whether the gateway listens (Server) or connects (Client).
     pub role: Role,
     /// UID of the GatewayServer or GatewayClient.
     pub gateway_uid: String,
     /// Name of the Secret with the private key, in this object's namespace.
     pub secret_name: String,
-    /// The peer's key, base64; absent until its PublicKey arrives.
+    /// The peer's WireGuard public key in base64; absent until its PublicKey arrives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer_public_key: Option<String>,
     /// UDP port to listen on; absent for a client, which takes any.
@@ -55,10 +78,11 @@ pub struct GatewayConfigSpec {
     /// Where the peer is; absent for a server, which learns it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<PeerEndpoint>,
-    /// Upper bound of the tunnel's MTU, in bytes; [`NO_MTU`] if the user names none.
+    /// Upper bound of the tunnel's MTU, in bytes; 65535 if the user names none.
     pub mtu: u32,
-    /// 169.254.18.1 for a server, .2 for a client.
+    /// This end's address inside the tunnel: 169.254.18.1 for a server, .2 for a client.
     pub tunnel_address: Ipv4Addr,
+    /// The other end's.
     pub peer_tunnel_address: Ipv4Addr,
     /// The peer's prefixes: what it uses, and what this cluster sees instead.
     pub remaps: Vec<Remap>,
@@ -80,8 +104,11 @@ pub struct GatewayConfigSpec {
     /// Name of the node those go to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress_node: Option<String>,
+    /// The gateway's place in its cluster's overlay.
     pub overlay: GatewayOverlay,
+    /// The nodes of the cluster, and what lies behind each.
     pub nodes: Vec<OverlayNode>,
+    /// How the gateway finds out whether packets get through.
     pub probe: ProbeSettings,
 }
 
@@ -89,11 +116,13 @@ pub struct GatewayConfigSpec {
 pub struct PeerEndpoint {
     /// IP addresses or DNS names; the first that answers is used.
     pub addresses: Vec<String>,
+    /// UDP port.
     pub port: u16,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Remap {
+    /// Whether it is one of the peer's pod CIDRs or of its external CIDRs.
     pub kind: RemapKind,
     /// The prefix as the peer uses it.
     pub remote: String,
@@ -144,6 +173,7 @@ pub struct GatewayOverlay {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct OverlayNode {
+    /// The node's name.
     pub name: String,
     /// Its VXLAN device's address, from the internal CIDR.
     pub overlay: Ipv4Addr,
@@ -157,8 +187,9 @@ pub struct OverlayNode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ProbeSettings {
+    /// Without probes, Connected follows the age of the last authentic packet and handshake.
     pub enabled: bool,
-    /// 100 to 10,000.
+    /// Time between two probes in milliseconds, 100 to 10,000.
     pub interval_ms: u32,
     /// How many unanswered probes make a loss.
     pub loss_threshold: u32,
@@ -174,27 +205,32 @@ impl Default for ProbeSettings {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GatewayConfigStatus {
-    /// `metadata.generation` of the config that the dataplane runs on.
+    /// The metadata.generation that the dataplane runs on.
     #[serde(default)]
     pub applied_generation: i64,
     /// What keeps the newest config from being applied.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
-    /// Where the peer was last heard from.
+    /// Address and UDP port that the peer was last heard from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer_endpoint: Option<String>,
-    /// RFC 3339.
+    /// When the last handshake was done (RFC 3339). There is one every two minutes while packets
+    /// flow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "date-time"))]
     pub last_handshake: Option<String>,
-    /// Bytes of inner packets.
+    /// Bytes of inner packets from the peer, since the gateway started.
     #[serde(default)]
     pub received_bytes: u64,
+    /// Bytes of inner packets to the peer, since the gateway started.
     #[serde(default)]
     pub transmitted_bytes: u64,
     /// The tunnel's MTU in force, in bytes.
     #[serde(default)]
     pub mtu: u32,
-    /// What the tunnel's MTU follows from.
+    /// What keeps the tunnel's MTU from being larger: spec.mtu (Spec), the device or route towards
+    /// the peer (Device), the VXLAN to this cluster's nodes (Overlay), what gets through to the peer
+    /// (Path).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu_bound: Option<MtuBound>,
     /// The largest IP packet that is known to reach the peer over the underlay, in bytes. No larger
@@ -217,95 +253,4 @@ pub enum MtuBound {
     Overlay,
     /// What gets through to the peer.
     Path,
-}
-
-/// Everything one route-agent needs. Cluster-wide; name is the node's.
-#[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[kube(
-    group = "fabric.weft.dev",
-    version = "v1alpha1",
-    kind = "NodeConfig",
-    plural = "nodeconfigs",
-    shortname = "nodecfg",
-    category = "weft",
-    status = "NodeConfigStatus",
-    derive = "PartialEq"
-)]
-#[serde(rename_all = "camelCase")]
-pub struct NodeConfigSpec {
-    pub cluster_id: String,
-    /// The node's own overlay address; absent until ipam has granted it. Its VXLAN devices have
-    /// the MAC address that follows from it, and no IP address.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub overlay: Option<Ipv4Addr>,
-    /// The node's addresses, at most one a family; the first is preferred.
-    pub underlay: Vec<IpAddr>,
-    /// Sources on this node that keep their address: the node's pod CIDRs, and pods outside them.
-    pub local_pods: Vec<String>,
-    /// The cluster's pod CIDRs.
-    pub pod_cidrs: Vec<String>,
-    /// The external address, one a family, that all other sources of this node are given.
-    pub external: Vec<IpAddr>,
-    /// One for each peering of the cluster.
-    pub peerings: Vec<NodePeering>,
-    /// IP resources: packets to `external` go to `target`, by conntrack, on this node.
-    #[serde(default)]
-    pub ips: Vec<NodeAddressMap>,
-    /// The cluster's internal CIDR, where overlay addresses and gateways' link addresses come from.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub internal_cidr: Option<String>,
-    /// Underlay addresses that VXLAN is accepted from: the gateways'.
-    pub vxlan_sources: Vec<IpAddr>,
-    /// Pods, too, are given the node's external address.
-    #[serde(default)]
-    pub full_masquerade: bool,
-    /// The node leaves the fabric: its agent takes everything away.
-    #[serde(default)]
-    pub removed: bool,
-}
-
-/// A peering as a node sees it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct NodePeering {
-    pub peer_cluster_id: String,
-    /// The peer's CIDRs as this cluster sees them.
-    pub prefixes: Vec<String>,
-    /// True while the tunnel carries packets; without it new connections are refused at once.
-    pub connected: bool,
-    /// MTU of the way to the peer, in bytes; an upper bound for the routes.
-    pub mtu: u32,
-    /// Absent until the peering has a gateway with addresses.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gateway: Option<NodeGateway>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct NodeGateway {
-    /// The next hop, on the VXLAN device.
-    pub overlay: Ipv4Addr,
-    /// Where VXLAN to it is sent.
-    pub underlay: IpAddr,
-    /// Standalone: the address of the gateway's host, through which other hosts reach `underlay`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub via: Option<IpAddr>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct NodeAddressMap {
-    pub external: IpAddr,
-    pub target: IpAddr,
-    /// True: packets to `target` leave with the node's own address.
-    pub masquerade: bool,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct NodeConfigStatus {
-    #[serde(default)]
-    pub applied_generation: i64,
-    /// What the agent could not do, or found in its way (a dropping FORWARD policy, a covering route).
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub problems: Vec<String>,
 }

@@ -1,0 +1,27 @@
+//! `fabric.weft.dev/v1alpha1`: what the fabric-controller publishes for gateways and route-agents.
+//!
+//! A group of its own, so that Liqo's installed CRDs are never touched. Never any key material.
+//! Prefixes are written as text here; consumers parse them into [`crate::Cidr`] once, at the edge.
+
+mod gateway_config;
+mod node_config;
+
+pub use gateway_config::{
+    AddressMap, GatewayConfig, GatewayConfigSpec, GatewayConfigStatus, GatewayOverlay, MtuBound,
+    OverlayNode, PeerEndpoint, ProbeSettings, Remap, RemapKind,
+};
+pub use node_config::{
+    NodeAddressMap, NodeConfig, NodeConfigSpec, NodeConfigStatus, NodeGateway, NodePeering,
+};
+
+pub use crate::networking::ConnectionType as Role;
+
+/// VXLAN network identifier and UDP port of the overlay: Liqo's own old values (4789, 6081 and
+/// 8472 belong to CNIs).
+pub const VNI: u32 = 18952;
+pub const VXLAN_PORT: u16 = 4879;
+/// UDP port of Liqo's connection probe.
+pub const PROBE_PORT: u16 = 12345;
+/// Stands for a tunnel's MTU where none is given: as large as IP packets can be, so that devices
+/// and the path decide.
+pub const NO_MTU: u32 = 65_535;

@@ -1,0 +1,119 @@
+use std::net::{IpAddr, Ipv4Addr};
+
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Everything one route-agent needs.
+#[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "fabric.weft.dev",
+    version = "v1alpha1",
+    kind = "NodeConfig",
+    plural = "nodeconfigs",
+    shortname = "nodecfg",
+    category = "weft",
+    doc = "What the route-agent of one node runs by, published by the fabric-controller; it has the node's name.",
+    status = "NodeConfigStatus",
+    derive = "PartialEq",
+    printcolumn(name = "Overlay", type_ = "string", json_path = ".spec.overlay"),
+    printcolumn(name = "Underlay", type_ = "string", json_path = ".spec.underlay[*]"),
+    printcolumn(name = "External", type_ = "string", json_path = ".spec.external[*]"),
+    printcolumn(name = "Problem", type_ = "string", json_path = ".status.problems[0]"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(
+        name = "Generation",
+        type_ = "integer",
+        json_path = ".metadata.generation",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Applied",
+        type_ = "integer",
+        json_path = ".status.appliedGeneration",
+        priority = 1
+    )
+)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeConfigSpec {
+    /// This cluster's ID.
+    pub cluster_id: String,
+    /// The node's own overlay address; absent until ipam has granted it. Its VXLAN devices have
+    /// the MAC address that follows from it, and no IP address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overlay: Option<Ipv4Addr>,
+    /// The node's addresses, at most one a family; the first is preferred.
+    pub underlay: Vec<IpAddr>,
+    /// Sources on this node that keep their address: the node's pod CIDRs, and pods outside them.
+    pub local_pods: Vec<String>,
+    /// The cluster's pod CIDRs.
+    pub pod_cidrs: Vec<String>,
+    /// The external address, one a family, that all other sources of this node are given.
+    pub external: Vec<IpAddr>,
+    /// One for each peering of the cluster.
+    pub peerings: Vec<NodePeering>,
+    /// IP resources: packets to external go to target, by conntrack, on this node.
+    #[serde(default)]
+    pub ips: Vec<NodeAddressMap>,
+    /// The cluster's internal CIDR, where overlay addresses and gateways' link addresses come from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub internal_cidr: Option<String>,
+    /// Underlay addresses that VXLAN is accepted from: the gateways'.
+    pub vxlan_sources: Vec<IpAddr>,
+    /// Pods, too, are given the node's external address.
+    #[serde(default)]
+    pub full_masquerade: bool,
+    /// The node leaves the fabric: its agent takes everything away.
+    #[serde(default)]
+    pub removed: bool,
+}
+
+/// A peering as a node sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodePeering {
+    /// The other cluster's ID.
+    pub peer_cluster_id: String,
+    /// The peer's CIDRs as this cluster sees them.
+    pub prefixes: Vec<String>,
+    /// True while the tunnel carries packets; without it new connections are refused at once.
+    pub connected: bool,
+    /// MTU of the way to the peer, in bytes; an upper bound for the routes.
+    pub mtu: u32,
+    /// Absent until the peering has a gateway with addresses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<NodeGateway>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeGateway {
+    /// The next hop, on the VXLAN device.
+    pub overlay: Ipv4Addr,
+    /// Where VXLAN to it is sent.
+    pub underlay: IpAddr,
+    /// Standalone: the address of the gateway's host, through which other hosts reach underlay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub via: Option<IpAddr>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NodeAddressMap {
+    /// An address of this cluster's external CIDR.
+    pub external: IpAddr,
+    /// What it stands for.
+    pub target: IpAddr,
+    /// True: packets to target leave with the node's own address.
+    pub masquerade: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeConfigStatus {
+    /// The metadata.generation that the node's tables are made from.
+    #[serde(default)]
+    pub applied_generation: i64,
+    /// What the agent could not do, or found in its way (a dropping FORWARD policy, a covering route).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
+}

@@ -1,0 +1,12 @@
+//! The definitions of the custom resources: the files of the chart, what Liqo's own definitions say,
+//! which objects they take, and all that before a real API server.
+
+#![expect(clippy::unwrap_used, reason = "a test fails where it is")]
+
+mod accept;
+mod api_server;
+mod files;
+mod liqo;
+mod objects;
+mod same;
+mod server;

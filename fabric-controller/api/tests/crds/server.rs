@@ -1,0 +1,158 @@
+//! The definitions before a real API server, where there is one.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+
+use fabric_api::crds;
+use serde_json::{Value, json};
+
+use crate::api_server::ApiServer;
+use crate::objects::{PEERING, WHOLE, bad, resources};
+use crate::{liqo, same};
+
+#[test]
+fn an_api_server_takes_the_definitions_and_what_they_take() {
+    let Some(server) = server() else { return };
+    apply(&server, &ours());
+    for object in resources(WHOLE) {
+        store(&server, &object);
+        assert_eq!(stored(&server, &object), saying(&object));
+    }
+    for bad in bad() {
+        let said = refused(&server, bad.was.as_ref(), &bad.object);
+        assert!(said.contains(&bad.because), "expected {:?}, found {said}", bad.because);
+    }
+    strings_are_refused_without_admission(&server);
+}
+
+/// There is nobody to make lists of them; and server-side apply wants lists even before that.
+fn strings_are_refused_without_admission(server: &ApiServer) {
+    let strings = in_default(resources(PEERING)).into_iter().find(|o| o["kind"] == "Configuration");
+    let text = strings.unwrap().to_string();
+    let said = server.kubectl(&["create", "-f", "-"], &text).unwrap_err();
+    assert!(said.contains("spec.remote.cidr.pod in body must be of type array"), "{said}");
+    let said = server.kubectl(&["apply", "--server-side", "-f", "-"], &text).unwrap_err();
+    assert!(said.contains("spec.remote.cidr.pod: expected list"), "{said}");
+}
+
+#[test]
+fn ours_and_liqos_definitions_take_each_others_place_and_no_object_suffers() {
+    let Some(server) = server() else { return };
+    let liqos: Vec<_> = liqo::definitions().into_values().collect();
+    let objects: Vec<_> = as_liqo_has_them(WHOLE).chain(in_default(lists(PEERING))).collect();
+    let unchanged = || objects.iter().all(|object| stored(&server, object) == saying(object));
+    apply(&server, &liqos);
+    objects.iter().for_each(|object| store(&server, object));
+    assert!(unchanged());
+    apply(&server, &ours());
+    assert!(unchanged());
+    assert_eq!(other_than_liqos(&server), Vec::<String>::new());
+    objects.iter().for_each(|object| touch(&server, object));
+    apply(&server, &liqos);
+    assert!(unchanged());
+    objects.iter().for_each(|object| touch(&server, object));
+}
+
+/// None, after saying why, if there can't be one.
+fn server() -> Option<ApiServer> {
+    let Some(missing) = ApiServer::missing() else { return Some(ApiServer::start()) };
+    let test = std::thread::current().name().unwrap_or("a test").to_owned();
+    let line = format!("skipped: {test}: no API server here for want of {missing}\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
+    let list = std::env::var_os("WEFT_SKIPPED");
+    let list = list.and_then(|list| OpenOptions::new().create(true).append(true).open(list).ok());
+    let _ = list.map(|mut list| list.write_all(line.as_bytes()));
+    None
+}
+
+fn ours() -> Vec<Value> {
+    let all = crds::liqo().into_iter().chain(crds::weft());
+    all.map(|crd| serde_json::to_value(crd).unwrap()).collect()
+}
+
+/// As Liqo's own upgrade job does it. A warning is an error here.
+fn apply(server: &ApiServer, definitions: &[Value]) {
+    let list = json!({ "apiVersion": "v1", "kind": "List", "items": definitions }).to_string();
+    let arguments = ["apply", "--server-side", "--force-conflicts", "-f", "-"];
+    server.kubectl(&arguments, &list).unwrap();
+    let established = ["wait", "--for=condition=Established", "--timeout=30s", "-f", "-"];
+    server.kubectl(&established, &list).unwrap();
+    let served = |definition: &Value| {
+        let plural = definition["metadata"]["name"].as_str().unwrap().to_owned();
+        server
+            .wait_until("it is served", |kubectl| kubectl(&["get", &plural, "-o", "name"]).is_ok());
+    };
+    definitions.iter().for_each(served);
+}
+
+/// With its status, if it has one.
+fn store(server: &ApiServer, object: &Value) {
+    let text = object.to_string();
+    server.kubectl(&["create", "-f", "-"], &text).unwrap();
+    if object.get("status").is_some() {
+        server.kubectl(&["replace", "--subresource=status", "-f", "-"], &text).unwrap();
+    }
+}
+
+/// What the server says when an object is created, or changed from what it was.
+fn refused(server: &ApiServer, was: Option<&Value>, object: &Value) -> String {
+    let Some(was) = was else {
+        let created = server.kubectl(&["create", "-f", "-"], &object.to_string());
+        return created.expect_err(&format!("it took {object}"));
+    };
+    store(server, was);
+    let said = server.kubectl(&["replace", "-f", "-"], &object.to_string()).unwrap_err();
+    server.kubectl(&["delete", "-f", "-"], &was.to_string()).unwrap();
+    said
+}
+
+/// Writes it again, so that it is checked again.
+fn touch(server: &ApiServer, object: &Value) {
+    let arguments = ["annotate", "--overwrite", "-f", "-", "example.com/touched=yes"];
+    server.kubectl(&arguments, &object.to_string()).unwrap();
+}
+
+fn stored(server: &ApiServer, object: &Value) -> Value {
+    let text = server.kubectl(&["get", "-o", "json", "-f", "-"], &object.to_string()).unwrap();
+    // What is named in a file comes as a list.
+    let list: Value = serde_json::from_str(&text).unwrap();
+    saying(&list["items"][0])
+}
+
+fn saying(object: &Value) -> Value {
+    json!([object["kind"], object["metadata"]["name"], object["spec"], object["status"]])
+}
+
+fn other_than_liqos(server: &ApiServer) -> Vec<String> {
+    let installed = |name: &str| {
+        let text = server.kubectl(&["get", "crd", name, "-o", "json"], "").unwrap();
+        serde_json::from_str::<Value>(&text).unwrap()
+    };
+    let liqos = liqo::definitions();
+    liqos.iter().flat_map(|(name, liqo)| same::differing_fields(&installed(name), liqo)).collect()
+}
+
+fn in_default(objects: Vec<Value>) -> Vec<Value> {
+    let moved = objects.into_iter().map(|mut object| {
+        object["metadata"]["namespace"] = json!("default");
+        object
+    });
+    moved.collect()
+}
+
+fn lists(text: &str) -> Vec<Value> {
+    let is_list = |object: &Value| !object["spec"]["remote"]["cidr"]["pod"].is_string();
+    resources(text).into_iter().filter(is_list).collect()
+}
+
+/// Without weft's own kinds and fields, and with IPv4 addresses.
+fn as_liqo_has_them(text: &str) -> impl Iterator<Item = Value> {
+    let text = text.replace("fd00:a::7", "10.200.1.8").replace("fd00:e::9", "10.70.0.9");
+    let liqos = |object: &Value| object["apiVersion"].as_str().is_some_and(|v| v.contains("liqo"));
+    resources(&text).into_iter().filter(liqos).map(|mut object| {
+        if object["spec"]["endpoint"].is_object() {
+            object["status"].as_object_mut().unwrap().remove("conditions");
+        }
+        object
+    })
+}

@@ -1,0 +1,3 @@
+module weft.dev/gateway-templates/oracle
+
+go 1.21

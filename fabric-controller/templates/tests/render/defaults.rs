@@ -1,0 +1,136 @@
+//! weft's own templates.
+
+use gateway_templates::{Rendered, WIREGUARD_CLIENT, WIREGUARD_SERVER};
+use k8s_openapi::api::apps::v1::DeploymentSpec;
+use serde_json::{Value, json};
+
+use crate::{folder, read, variables};
+
+fn rendered(template: &str, gateway: &str) -> Rendered {
+    let template: Value = serde_saphyr::from_str(template).unwrap();
+    let gateway = read(&folder().join("cases.yaml"))["gateways"][gateway].take();
+    Rendered::new(&template["spec"]["template"], &variables(&gateway)).unwrap()
+}
+
+fn deployments() -> [DeploymentSpec; 2] {
+    let server = rendered(WIREGUARD_SERVER, "server").deployment;
+    let client = rendered(WIREGUARD_CLIENT, "client").deployment;
+    [server.spec, client.spec]
+}
+
+#[test]
+fn they_are_named_as_liqoctl_names_them() {
+    for (text, kind) in [(WIREGUARD_SERVER, "Server"), (WIREGUARD_CLIENT, "Client")] {
+        let template: Value = serde_saphyr::from_str(text).unwrap();
+        assert_eq!(template["kind"], format!("WgGateway{kind}Template"));
+        assert_eq!(template["metadata"]["name"], format!("wireguard-{}", kind.to_lowercase()));
+        assert_eq!(template["spec"]["objectKind"]["kind"], format!("WgGateway{kind}"));
+    }
+}
+
+#[test]
+fn pods_and_deployments_are_found_by_liqos_labels() {
+    let deployment = rendered(WIREGUARD_SERVER, "server").deployment;
+    let pods = deployment.spec.template.metadata.unwrap().labels;
+    for labels in [deployment.metadata.labels, pods] {
+        let labels = labels.unwrap();
+        assert_eq!(labels["networking.liqo.io/component"], "gateway");
+        assert_eq!(labels["networking.liqo.io/gateway-name"], "milan");
+        assert_eq!(labels["networking.liqo.io/gateway-namespace"], "liqo-tenant-milan");
+        assert_eq!(labels["networking.liqo.io/active"], "true");
+        assert_eq!(labels["liqo.io/remote-cluster-id"], "milan-id");
+    }
+}
+
+#[test]
+fn selectors_select_the_pods() {
+    for spec in deployments() {
+        let labels = spec.template.metadata.unwrap().labels.unwrap();
+        let selector = spec.selector.match_labels.unwrap();
+        assert!(selector.iter().all(|(key, value)| labels.get(key) == Some(value)));
+        assert!(!selector.contains_key("networking.liqo.io/active"), "it moves from pod to pod");
+    }
+}
+
+#[test]
+fn a_service_selects_the_active_gateway_alone() {
+    let service = rendered(WIREGUARD_SERVER, "server").service.unwrap();
+    assert_eq!(
+        serde_json::to_value(service.spec).unwrap(),
+        json!({
+            "type": "NodePort",
+            "loadBalancerIP": "192.0.2.7",
+            "selector": {
+                "networking.liqo.io/component": "gateway",
+                "networking.liqo.io/gateway-name": "milan",
+                "networking.liqo.io/gateway-namespace": "liqo-tenant-milan",
+                "networking.liqo.io/active": "true",
+            },
+            "ports": [{
+                "name": "wireguard",
+                "protocol": "UDP",
+                "port": 51840,
+                "targetPort": 51840,
+                "nodePort": 30742,
+            }],
+        })
+    );
+    assert_eq!(rendered(WIREGUARD_CLIENT, "client").service, None);
+}
+
+#[test]
+fn the_first_of_many_ports_is_the_services() {
+    let spec = rendered(WIREGUARD_SERVER, "bare").service.unwrap().spec.unwrap();
+    let ports = spec.ports.unwrap();
+    assert_eq!((ports[0].port, ports[0].node_port), (51840, None));
+    assert_eq!(spec.load_balancer_ip, None);
+}
+
+#[test]
+fn one_container_with_the_rights_it_needs() {
+    for spec in deployments() {
+        let pod = spec.template.spec.unwrap();
+        assert_eq!(pod.containers.len(), 1);
+        let security = pod.containers[0].security_context.clone().unwrap();
+        assert_eq!(security.read_only_root_filesystem, Some(true));
+        assert_eq!(security.privileged, None);
+        let capabilities = security.capabilities.unwrap();
+        assert_eq!(capabilities.drop.unwrap(), ["ALL"]);
+        assert_eq!(capabilities.add.unwrap(), ["NET_ADMIN", "SYS_ADMIN", "NET_RAW"]);
+    }
+}
+
+#[test]
+fn the_gateway_is_told_who_it_is() {
+    let [server, client] = deployments().map(|spec| spec.template.spec.unwrap());
+    for (pod, namespace, name) in
+        [(server, "liqo-tenant-milan", "milan"), (client, "liqo-tenant-rome", "rome")]
+    {
+        let gateway = &pod.containers[0];
+        assert_eq!(
+            (gateway.name.as_str(), gateway.image.as_deref()),
+            ("gateway", Some("ghcr.io/weft-dev/gateway"))
+        );
+        assert_eq!(
+            gateway.args.clone().unwrap(),
+            ["--kubernetes", "--namespace", namespace, "--name", name, "--http", "0.0.0.0:8084"]
+        );
+        assert_eq!(pod.service_account_name, Some(format!("gw-{name}")));
+    }
+}
+
+#[test]
+fn a_new_gateway_is_ready_before_the_old_one_leaves() {
+    for spec in deployments() {
+        assert_eq!(spec.replicas, Some(1));
+        assert_eq!(
+            serde_json::to_value(spec.strategy).unwrap(),
+            json!({ "type": "RollingUpdate", "rollingUpdate": { "maxSurge": 1, "maxUnavailable": 0 } })
+        );
+        let gateway = &spec.template.spec.unwrap().containers[0];
+        let [ready, alive] = [&gateway.readiness_probe, &gateway.liveness_probe]
+            .map(|probe| probe.clone().unwrap().http_get.unwrap().path.unwrap());
+        assert_eq!((ready.as_str(), alive.as_str()), ("/readyz", "/healthz"));
+        assert_eq!(gateway.ports.clone().unwrap()[0].container_port, 8084);
+    }
+}
