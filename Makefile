@@ -75,8 +75,8 @@ soak: tools peers
 	cargo test --locked --workspace --no-run
 	rm -f $(TARGET)/skipped
 	$(SUDO) env $(SOAK) cargo test --locked --workspace --test soak -- --ignored --nocapture
-	$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --ignored --nocapture --test-threads=1 floods
-	$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --ignored --nocapture --test-threads=3 --skip floods
+	$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --ignored --nocapture --test-threads=1 floods idle
+	$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --ignored --nocapture --test-threads=3 --skip floods --skip idle
 	$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --nocapture --test-threads=3 $(REPEATED)
 	@$(SHOW_SKIPPED)
 
