@@ -9,16 +9,19 @@ use futures::future::join_all;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use super::process::Role;
 use super::supervisor::Report;
 
 const INTERVAL: Duration = Duration::from_secs(2);
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Unanswered questions in a row that make a gateway silent. Fewer would cut a peering off whose
-/// gateway merely waits for a busy processor.
-const MISSES: u32 = 3;
+/// For an answer that somebody waits for.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+/// For the answer of a gateway that would else be cut off, though it may merely wait for a busy
+/// processor or disk. One question that stays open, not several short ones: a late answer is one.
+const LONG_PATIENCE: Duration = Duration::from_secs(5);
+/// Until one that could not even be asked is asked again.
+const AGAIN: Duration = Duration::from_millis(500);
 /// The longest answer taken, in bytes.
 const LONGEST_ANSWER: u64 = 4 << 20;
 
@@ -28,45 +31,54 @@ pub(crate) type Reports = BTreeMap<String, Report>;
 pub(crate) enum HttpError {
     #[error(transparent)]
     Io(#[from] io::Error),
-    #[error("no answer within {PATIENCE:?}")]
-    TooSlow,
+    #[error("no answer within {0:?}")]
+    TooSlow(Duration),
     #[error("the answer is not HTTP")]
     NotHttp,
     #[error("the answer has status {0}, expected 200")]
     Status(u16),
 }
 
-/// Tells which gateways run but do not answer, whenever that changes, and again after as many
-/// questions more. Ends with its listeners.
+/// Tells which gateways run but do not answer, whenever that changes, and again with every question
+/// that they leave unanswered. Ends with its listeners.
 pub(crate) async fn watch_gateways(
     reports: watch::Receiver<Reports>,
     silent: watch::Sender<BTreeSet<String>>,
 ) {
-    let mut misses: BTreeMap<(String, i32), u32> = BTreeMap::new();
     let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while !silent.is_closed() {
         ticks.tick().await;
         let gateways = running_gateways(&reports.borrow());
-        let asked = gateways.into_iter().map(|(name, pid, http)| async move {
-            let answers = get(&http, "/healthz").await.is_ok();
-            ((name, pid), answers)
-        });
-        misses = join_all(asked)
-            .await
+        let asked = gateways
             .into_iter()
-            .map(|(who, answers)| {
-                let before = misses.get(&who).copied().unwrap_or(0);
-                (who, if answers { 0 } else { before.saturating_add(1) })
-            })
-            .collect();
-        let again = misses.values().any(|misses| *misses > 0 && misses.is_multiple_of(MISSES));
-        let now: BTreeSet<_> = misses
-            .iter()
-            .filter(|(_, misses)| **misses >= MISSES)
-            .map(|((name, _), _)| name.clone())
-            .collect();
-        silent.send_if_modified(|before| std::mem::replace(before, now.clone()) != now || again);
+            .map(|(name, pid, http)| async move { (name, pid, answers(&http).await) });
+        let answers = join_all(asked).await;
+        let now: BTreeSet<_> = {
+            // Another process may have taken its place meanwhile.
+            let reports = reports.borrow();
+            let is_same =
+                |name: &String, pid| reports.get(name).is_some_and(|r| r.pid == Some(pid));
+            let silent = answers.into_iter().filter(|(name, pid, ok)| !ok && is_same(name, *pid));
+            silent.map(|(name, ..)| name).collect()
+        };
+        silent.send_if_modified(|before| {
+            let again = !now.is_empty();
+            std::mem::replace(before, now.clone()) != now || again
+        });
+    }
+}
+
+/// One that has just started may not listen yet.
+async fn answers(http: &Path) -> bool {
+    let give_up = Instant::now() + LONG_PATIENCE;
+    loop {
+        match get(http, "/healthz", LONG_PATIENCE).await {
+            Ok(_) => return true,
+            Err(HttpError::TooSlow(_)) => return false,
+            Err(_) if Instant::now() >= give_up => return false,
+            Err(_) => sleep(AGAIN).await,
+        }
     }
 }
 
@@ -78,18 +90,22 @@ fn running_gateways(reports: &Reports) -> Vec<(String, i32, std::path::PathBuf)>
         .collect()
 }
 
-/// The body of the answer to a GET, if its status is 200.
-pub(crate) async fn get(socket: &Path, path: &str) -> Result<String, HttpError> {
-    let exchange = async {
-        let mut stream = UnixStream::connect(socket).await?;
-        // HTTP/1.0: the answer ends with the connection and comes in one piece.
-        let request = format!("GET {path} HTTP/1.0\r\nHost: weft\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await?;
-        let mut answer = Vec::new();
-        stream.take(LONGEST_ANSWER).read_to_end(&mut answer).await?;
-        Ok::<_, io::Error>(answer)
-    };
-    let answer = timeout(PATIENCE, exchange).await.map_err(|_| HttpError::TooSlow)??;
+/// The body of the answer to a GET, if it comes within `patience` and its status is 200. Patience
+/// begins when the question has been put: a processor that we wait for ourselves is no fault of the
+/// gateway's.
+pub(crate) async fn get(
+    socket: &Path,
+    path: &str,
+    patience: Duration,
+) -> Result<String, HttpError> {
+    let mut stream = UnixStream::connect(socket).await?;
+    // HTTP/1.0: the answer ends with the connection and comes in one piece.
+    let request = format!("GET {path} HTTP/1.0\r\nHost: weft\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = Vec::new();
+    let mut stream = stream.take(LONGEST_ANSWER);
+    let read = stream.read_to_end(&mut answer);
+    timeout(patience, read).await.map_err(|_| HttpError::TooSlow(patience))??;
     let answer = String::from_utf8_lossy(&answer);
     let (head, body) = answer.split_once("\r\n\r\n").ok_or(HttpError::NotHttp)?;
     let status = head.split_ascii_whitespace().nth(1).and_then(|status| status.parse().ok());

@@ -41,7 +41,9 @@ async fn metrics(State(reports): State<watch::Receiver<Reports>>) -> impl IntoRe
         let Role::Gateway { namespace, name } = &report.role else { return None };
         let label = format!("{namespace}/{name}");
         let http = report.http.clone();
-        Some(async move { (label, health::get(&http, "/metrics").await.unwrap_or_default()) })
+        Some(async move {
+            (label, health::get(&http, "/metrics", health::PATIENCE).await.unwrap_or_default())
+        })
     });
     let mut merged = Merged::default();
     for (gateway, text) in join_all(gateways).await {

@@ -110,7 +110,8 @@ async fn host(dir: &RunDir, record: Record) -> Host {
     }
     let asked = process::running(dir).into_iter().map(|(name, _)| async move {
         let asks = name.starts_with("gateway-");
-        let answers = !asks || health::get(&dir.http_socket(&name), "/healthz").await.is_ok();
+        let answers = !asks
+            || health::get(&dir.http_socket(&name), "/healthz", health::PATIENCE).await.is_ok();
         (name, if answers { Liveness::Answers } else { Liveness::Silent })
     });
     Host {
