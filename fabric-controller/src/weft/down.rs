@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use super::output::say;
 use super::process::{self, Identity};
-use super::rundir::{RunDir, Selection, default_state_dir};
+use super::rundir::{self, RunDir, Selection, default_state_dir};
 use super::{host, preconditions, supervise, workloads};
 
 mod lost;
@@ -51,12 +51,8 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
         return purge_alone(args);
     };
     let record = dir.record()?;
-    if record.is_none() && !holds_only_ours(&dir) {
-        bail!(
-            "{} is not a run directory of weft: found neither weft.json nor pids in it; nothing \
-             was removed",
-            dir.path().display()
-        );
+    if record.is_none() {
+        dir.check_ours().context("nothing was removed")?;
     }
     stop_supervisor(&dir)?;
     lost::supervisors(dir.path()).iter().for_each(stop_lost_supervisor);
@@ -110,14 +106,6 @@ fn stop_lost_supervisor(identity: &Identity) {
     }
 }
 
-/// True for what is left, or made again, of a run directory that someone removed.
-fn holds_only_ours(dir: &RunDir) -> bool {
-    const OURS: [&str; 8] =
-        ["http", "ipam.sock", "log", "pids", "published", "status", "weft.json", "weft.lock"];
-    let names = fs::read_dir(dir.path()).into_iter().flatten().flatten().map(|e| e.file_name());
-    names.into_iter().all(|name| name.to_str().is_some_and(|name| OURS.contains(&name)))
-}
-
 /// With nothing left that runs, the state can still be meant.
 fn purge_alone(args: &DownArgs) -> anyhow::Result<ExitCode> {
     let of_cluster = args.selection.cluster.as_ref().map(default_state_dir);
@@ -136,6 +124,7 @@ fn end_of_state(state: &Path, purge: bool) -> anyhow::Result<()> {
         return Ok(());
     }
     if purge {
+        rundir::check_state(state).context("it was not removed")?;
         fs::remove_dir_all(state).with_context(|| format!("cannot remove {}", state.display()))?;
         say(&format!("removed {}", state.display()));
     } else {

@@ -124,8 +124,31 @@ impl RunDir {
         &self.0
     }
 
-    /// Makes the folders. Logs and pid files are root's alone.
+    /// Fails if there is anything that weft does not put into a run directory, which `weft down`
+    /// removes with all that it holds. What is there may be less: part of it may have been removed,
+    /// or a supervisor killed before it was complete.
+    pub(crate) fn check_ours(&self) -> anyhow::Result<()> {
+        const OURS: [&str; 9] = [
+            "http",
+            "ipam.sock",
+            "log",
+            "pids",
+            "published",
+            "status",
+            "weft.json",
+            "weft.lock",
+            "weft.tmp",
+        ];
+        let Some(other) = foreign(&self.0, &OURS) else { return Ok(()) };
+        bail!("{} is not a run directory of weft: it holds {other}", self.0.display())
+    }
+
+    /// Makes the folders, in an empty directory or one that was a run directory before. Logs and pid
+    /// files are root's alone.
     pub(crate) fn create(&self) -> anyhow::Result<()> {
+        if self.record()?.is_none() {
+            self.check_ours()?;
+        }
         let make = |path: &Path, mode| {
             let made = DirBuilder::new().recursive(true).mode(mode).create(path);
             made.with_context(|| format!("cannot make folder {}", path.display()))
@@ -208,6 +231,20 @@ impl RunDir {
         };
         opened.context("cannot open the store")
     }
+}
+
+/// Fails if there is anything that weft does not put into a state directory.
+pub(crate) fn check_state(path: &Path) -> anyhow::Result<()> {
+    const OURS: [&str; 6] = ["ips", "last-good", "networks", "notes", "secrets", "status"];
+    let Some(other) = foreign(path, &OURS) else { return Ok(()) };
+    bail!("{} is not a state directory of weft: it holds {other}", path.display())
+}
+
+/// The first entry of a folder that is none of `ours`.
+fn foreign(path: &Path, ours: &[&str]) -> Option<String> {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    let mut names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.find(|name| !ours.contains(&name.as_str()))
 }
 
 /// Replaces a file, so that a reader sees the old text or the new.

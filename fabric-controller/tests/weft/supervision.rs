@@ -238,8 +238,17 @@ fn down_touches_no_directory_that_is_not_a_fabrics() {
     let down = host.weft(&["down"]);
     assert_eq!(down.status.code(), Some(1));
     assert!(stderr(&down).contains("not a run directory of weft"), "{}", stderr(&down));
+    host.init();
+    let up = host.weft(&["up", "--manifests", host.path("manifests").to_str().unwrap()]);
+    assert_eq!(up.status.code(), Some(1));
+    assert!(stderr(&up).contains("it holds precious"), "{}", stderr(&up));
     assert!(host.path("run/precious").exists());
-    fs::remove_dir_all(host.path("run")).unwrap();
+    fs::rename(host.path("run"), host.path("state")).unwrap();
+    let state = host.path("state");
+    let purge = host.weft(&["down", "--purge", "--state-dir", state.to_str().unwrap()]);
+    assert_eq!(purge.status.code(), Some(1));
+    assert!(stderr(&purge).contains("not a state directory of weft"), "{}", stderr(&purge));
+    assert!(state.join("precious").exists());
 }
 
 #[test]
