@@ -14,7 +14,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep_until};
 use super::health::{self, Reports};
 use super::logs;
 use super::output::say;
-use super::process::Role;
+use super::process::{Identity, Role};
 use super::rundir::RunDir;
 use super::supervisor::{Ended, Supervisor};
 use super::workloads::Wanted;
@@ -41,10 +41,15 @@ pub(crate) trait OnSilence {
     fn silent(&mut self, namespace: &str, name: &str);
 }
 
+/// How long `weft status` may hold the lock that it only looks at.
+const LOOKS: Duration = Duration::from_millis(200);
+const ATTEMPTS: usize = 100;
+
 /// Takes the lock of a run directory that exists, as `command`.
 pub(crate) fn lock(dir: &RunDir, command: &str) -> anyhow::Result<Lock> {
     let path = dir.lock_file();
-    for _ in 0..3 {
+    let give_up = Instant::now() + LOOKS;
+    for _ in 0..ATTEMPTS {
         let mut file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -55,7 +60,15 @@ pub(crate) fn lock(dir: &RunDir, command: &str) -> anyhow::Result<Lock> {
             .with_context(|| format!("cannot open {}", path.display()))?;
         match file.try_lock() {
             Ok(()) => {}
-            Err(std::fs::TryLockError::WouldBlock) => return Err(holder(dir, &mut file).into()),
+            Err(std::fs::TryLockError::WouldBlock) => {
+                let held = holder(dir, &mut file);
+                if Identity::of(held.pid).is_some() || Instant::now() >= give_up {
+                    return Err(held.into());
+                }
+                // Someone only looks whether there is a supervisor.
+                std::thread::sleep(Duration::from_millis(10));
+                continue;
+            }
             Err(std::fs::TryLockError::Error(error)) => {
                 let error = anyhow::Error::new(error);
                 return Err(error.context(format!("cannot lock {}", path.display())));

@@ -16,6 +16,9 @@ pub(crate) struct Mode {
     pub(crate) durable: bool,
 }
 
+/// Bounds what killed writers leave behind.
+const WRITERS: u32 = 64;
+
 /// Writes a temporary file in the same folder and renames it.
 pub(crate) fn write(path: &Path, text: &str, mode: Mode) -> Result<(), StoreError> {
     let fail = |source| StoreError::Write { path: path.to_owned(), source };
@@ -23,8 +26,9 @@ pub(crate) fn write(path: &Path, text: &str, mode: Mode) -> Result<(), StoreErro
         return Err(fail(io::ErrorKind::InvalidInput.into()));
     };
     make_folder(folder, mode.secret)?;
-    let temporary = folder.join(format!(".{}.tmp", name.to_string_lossy()));
-    // A file has one writer; what lies there was left behind by one that was killed.
+    // A status may have two writers at once. What lies there was left by one that was killed.
+    let name = name.to_string_lossy();
+    let temporary = folder.join(format!(".{name}.{}.tmp", std::process::id() % WRITERS));
     remove(&temporary)?;
     let permissions = if mode.secret { 0o600 } else { 0o644 };
     let mut options = OpenOptions::new();
