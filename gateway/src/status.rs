@@ -252,7 +252,8 @@ fn is_due(old: Option<&ConnectionStatus>, new: &ConnectionStatus) -> bool {
         status.latency.as_ref()?.timestamp.as_ref()?.parse().ok()
     };
     match (time(old), time(new)) {
-        (Some(old), Some(new)) => new.duration_since(old) >= LATENCY,
+        // A clock that was set back must not keep a newer one from being told.
+        (Some(old), Some(new)) => old > new || new.duration_since(old) >= LATENCY,
         (None, None) => false,
         (None, Some(_)) | (Some(_), None) => true,
     }

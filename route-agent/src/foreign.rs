@@ -33,12 +33,20 @@ pub(crate) fn ensure(netns: &Netns, accept: bool) -> Result<Foreign, NftError> {
         let wanted = if accept && drops { accepts(chain.hook) } else { &[] };
         let ours = rules.iter().filter(|rule| rule.comment.as_deref() == Some(COMMENT));
         let have: Vec<u64> = ours.map(|rule| rule.handle).collect();
+        let mut refused = None;
         if have.len() != wanted.len() {
-            nft::run(netns, &script(&chain, &have, wanted))?;
-            foreign.changed = true;
+            refused = nft::run(netns, &script(&chain, &have, wanted)).err();
+            foreign.changed |= refused.is_none();
         }
-        if drops {
-            foreign.problems.insert(problem(&name(&chain), chain.hook, accept));
+        // One that belongs to a program alone keeps nobody from the others.
+        match refused {
+            Some(error) => {
+                foreign.problems.insert(format!("{} cannot be changed: {error}", name(&chain)));
+            }
+            None if drops => {
+                foreign.problems.insert(problem(&name(&chain), chain.hook, accept));
+            }
+            None => {}
         }
         foreign.chains.insert(chain);
     }

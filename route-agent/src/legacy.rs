@@ -74,10 +74,13 @@ fn accepts(hook: Hook) -> &'static [&'static [&'static str]] {
     }
 }
 
+/// Seconds to wait for whoever else changes tables.
+const PATIENCE: &str = "2";
+
 /// What the program prints; `None` if it fails or is not there.
 fn call(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program)
-        .arg("-w")
+        .args(["-w", PATIENCE])
         .args(arguments)
         .stdin(Stdio::null())
         .stderr(Stdio::null())
