@@ -1,22 +1,34 @@
 //! Datagrams from the underlay, the peer's and anybody's.
 
+use std::time::Duration;
+
 use tunnel::packet::Offload;
 
 use crate::input::Input;
 use crate::packet::{assert_within, cut};
 use crate::world::{WRITTEN_FROM, WRITTEN_TO, World, elsewhere, peer_address};
 
-/// First byte: whose datagrams these are (modulo 5), and above that the traffic class.
+/// Between two handshakes, whose bounds count by the second, and between other inputs.
+const HANDSHAKE_PAUSE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(100);
+/// Handshakes take a hundred times as long as anything else, so few inputs make one.
+const KINDS: u8 = 20;
+
+/// First byte: whose datagrams these are (modulo 20), and above that the traffic class.
 #[test]
 fn datagram() {
     bolero::check!().with_max_len(4096).for_each(|bytes: &[u8]| {
         let mut input = Input::new(bytes);
-        let kind = input.byte();
-        World::with(|world| match kind % 5 {
-            0 => strangers(world, &mut input, kind / 5),
+        let (kind, tos) = {
+            let byte = input.byte();
+            (byte % KINDS, byte / KINDS)
+        };
+        let pause = if matches!(kind, 1 | 2) { HANDSHAKE_PAUSE } else { PAUSE };
+        World::after(pause, |world| match kind {
+            0 | 3..=7 => strangers(world, &mut input, tos),
             1 => damaged_initiation(world, &mut input),
             2 => damaged_response(world, &mut input),
-            _ => the_peers(world, &mut input, kind / 5),
+            _ => the_peers(world, &mut input, tos),
         });
     });
 }

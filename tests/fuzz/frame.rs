@@ -1,15 +1,22 @@
 //! Frames from the tunnel device: a virtio header and a packet or a train.
 
+use std::time::Duration;
+
 use tunnel::packet::{Gso, Offload};
 
 use crate::packet::{assert_within, transport_error};
 use crate::world::{SENT_FROM, SENT_TO, World, peer_address};
 
+/// Between two frames.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// What is sent is sealed for the peer and between allowed addresses, and the packets of a train
 /// have right checksums.
 #[test]
 fn frame() {
-    bolero::check!().with_max_len(4096).for_each(|bytes: &[u8]| World::with(|w| check(w, bytes)));
+    bolero::check!()
+        .with_max_len(4096)
+        .for_each(|bytes: &[u8]| World::after(PAUSE, |w| check(w, bytes)));
 }
 
 fn check(world: &mut World, frame: &[u8]) {

@@ -10,9 +10,9 @@ use fabric_api::{PrivateKey, PublicKey};
 use ipnet::IpNet;
 use tunnel::{AddressMap, Config, Datagrams, Engine, Remap, Rules, RulesConfig, Wire};
 
-/// Inputs between two fresh worlds: so few that no key grows old by the world's clock, of which
-/// boringtun knows nothing.
-const INPUTS: u32 = 48;
+/// How long a world lasts: so short that no key grows old by its clock, of which boringtun knows
+/// nothing.
+const LIFE: Duration = Duration::from_secs(96);
 
 /// What an engine made.
 #[derive(Default)]
@@ -41,7 +41,7 @@ pub(crate) struct World {
     pub(crate) peer: Peer,
     pub(crate) made: Made,
     pub(crate) now: Instant,
-    inputs: u32,
+    born: Instant,
 }
 
 /// The other end, which has no rules. It knows where the engine is by being asked.
@@ -131,23 +131,22 @@ impl World {
             peer: Peer::new(&peer_key(), engine_key().public()),
             made: Made::default(),
             now,
-            inputs: 0,
+            born: now,
         };
         world.connect();
         world
     }
 
-    /// Calls `test` with a world that has a session and lies still.
-    pub(crate) fn with(test: impl FnOnce(&mut Self)) {
+    /// Calls `test` with a world that has a session and has lain still for `pause`.
+    pub(crate) fn after(pause: Duration, test: impl FnOnce(&mut Self)) {
         thread_local! {
             static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
         }
         WORLD.with_borrow_mut(|world| {
             // A test that panics leaves nothing behind.
-            let mut used = world.take().filter(|w| w.inputs < INPUTS).unwrap_or_else(Self::new);
-            used.inputs += 1;
-            // Bounds on handshakes count by the second.
-            used.now += Duration::from_secs(2);
+            let used = world.take().filter(|w| w.now + pause < w.born + LIFE);
+            let mut used = used.unwrap_or_else(Self::new);
+            used.now += pause;
             used.engine.handle_timeout(used.now, &mut Made::default());
             test(&mut used);
             used.made = Made::default();
