@@ -1,7 +1,10 @@
 use std::fmt::Write as _;
 use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use crate::{Cluster, Host};
 
@@ -21,10 +24,47 @@ impl Cluster {
             let tail = lines[lines.len().saturating_sub(TAIL)..].join("\n");
             let _ = writeln!(text, "---- log of {name}\n{tail}");
         }
+        for (gateway, line) in self.counters() {
+            let _ = writeln!(text, "{gateway}: {line}");
+        }
         for node in &self.nodes {
             let _ = writeln!(text, "---- kernel of {}\n{}", node.host.name(), kernel(&node.host));
         }
         text
+    }
+
+    /// Packets that gateways were given for the peer so far, and those that they took out of the
+    /// tunnel.
+    pub fn tunnelled(&self) -> (u64, u64) {
+        let (mut given, mut taken) = (0, 0);
+        for (_, line) in self.counters() {
+            let Some((name, value)) = line.rsplit_once(' ') else { continue };
+            let value: u64 = value.parse().unwrap_or(0);
+            let is_packets = name.starts_with("weft_gateway_packets_total");
+            let is_dropped = name.starts_with("weft_gateway_dropped_packets_total");
+            match name.contains("direction=\"outbound\"") {
+                true if is_packets || is_dropped => given += value,
+                false if is_packets => taken += value,
+                true | false => {}
+            }
+        }
+        (given, taken)
+    }
+
+    /// What the gateways counted that is not zero.
+    fn counters(&self) -> Vec<(String, String)> {
+        let sockets = fs::read_dir(self.outside(format!("{}/http", self.run_dir())));
+        let sockets = sockets.into_iter().flatten().flatten();
+        sockets
+            .flat_map(|entry| {
+                let gateway = entry.file_name().to_string_lossy().into_owned();
+                let metrics = scrape(&entry.path()).unwrap_or_default();
+                let counts =
+                    |line: &&str| line.starts_with("weft_gateway") && !line.ends_with(" 0");
+                let lines: Vec<_> = metrics.lines().filter(counts).map(str::to_owned).collect();
+                lines.into_iter().map(move |line| (gateway.clone(), line))
+            })
+            .collect()
     }
 
     /// Logs of everything that runs or ran, by name.
@@ -35,6 +75,15 @@ impl Cluster {
         logs.sort();
         logs
     }
+}
+
+fn scrape(socket: &Path) -> std::io::Result<String> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
 }
 
 fn read_logs(dir: &Path) -> Vec<(String, String)> {

@@ -40,6 +40,14 @@ impl Seen {
     pub(crate) fn times_of(&self, kind: u8) -> Vec<Instant> {
         self.handshakes.iter().filter(|(_, k)| *k == kind).map(|(at, _)| *at).collect()
     }
+
+    /// Everything that shows the peer that somebody is there, packets apart.
+    pub(crate) fn signs_of_life(&self) -> Vec<Instant> {
+        let handshakes = self.handshakes.iter().map(|(at, _)| *at);
+        let mut all: Vec<_> = self.keepalives.iter().copied().chain(handshakes).collect();
+        all.sort_unstable();
+        all
+    }
 }
 
 impl Wire {
