@@ -1,7 +1,7 @@
 # make demo    two clusters with the same pod CIDR talk to each other, on this machine
 # make test    every test
 # make lint    format, lints and licences
-# make check   lint, test and simulate: what CI runs
+# make check   lint, test and simulate; CI runs these, soak and fuzz, the latter two shortened
 # make soak    what takes minutes, 50 in all: loss, memory and files over MINUTES=30 under load, other
 #              WireGuards through REKEYS=3, floods of FLOOD=20 seconds each, random lives and events in
 #              ROUNDS=200
@@ -76,7 +76,7 @@ soak: tools peers
 	rm -f $(TARGET)/skipped
 	$(SUDO) env $(SOAK) cargo test --locked --workspace --test soak -- --ignored --nocapture
 	$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --ignored --nocapture --test-threads=1 floods idle
-	$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --ignored --nocapture --test-threads=3 --skip floods --skip idle
+	$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --ignored --nocapture --test-threads=5 --skip floods --skip idle
 	$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --nocapture --test-threads=3 $(REPEATED)
 	@$(SHOW_SKIPPED)
 

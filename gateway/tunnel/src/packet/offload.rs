@@ -107,13 +107,15 @@ impl Offload {
         header
     }
 
-    /// Whether the header fits the packet behind it: the checksum field lies inside; a train has
+    /// Whether the header fits the packet behind it: the checksum field lies inside, behind the IP
+    /// header, whose addresses are checked before checksums are written; a train has
     /// segments, the version and protocol its kind says, whole headers, and its partial checksum
     /// where the transport protocol has it.
     #[inline]
     pub fn check(&self, packet: &[u8], headers: &Headers) -> Result<(), Malformed> {
         let (start, offset) = (usize::from(self.checksum_start), usize::from(self.checksum_offset));
-        if self.needs_checksum && start + offset + 2 > packet.len() {
+        let is_inside = start >= headers.l4_offset && start + offset + 2 <= packet.len();
+        if self.needs_checksum && !is_inside {
             return Err(Malformed::OffloadRange);
         }
         let is_kind = match self.gso {
@@ -217,6 +219,17 @@ mod tests {
             assert_eq!(check(bad, &packet), Err(Malformed::OffloadRange), "{bad:?}");
         }
         assert_eq!(check(good, &packet[..39]), Err(Malformed::OffloadRange));
+    }
+
+    #[test]
+    fn a_checksum_is_never_written_into_the_ip_header() {
+        let (train, packet) = train();
+        let single = Offload { gso: Gso::None, ..train };
+        assert_eq!(check(single, &packet), Ok(()));
+        for start in [0, 12, 18] {
+            let bad = Offload { checksum_start: start, checksum_offset: 0, ..single };
+            assert_eq!(check(bad, &packet), Err(Malformed::OffloadRange));
+        }
     }
 
     #[test]
