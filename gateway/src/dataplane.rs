@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::desired::Desired;
 use crate::engine::{Engine, Order};
 use crate::input::Input;
-use crate::lane::{LaneHandle, Offloads, PeerState};
+use crate::lane::{LaneHandle, Offloads};
 use crate::monitor::View;
 use crate::overlay::{Filter, Overlay, Peer, TunnelMtu, Way, chain};
 
@@ -77,10 +77,12 @@ pub async fn run(
         overlay,
         engine: Engine::new(offloads),
         offloads,
+        done: None,
     };
     let mut quarrel = Quarrel::default();
     loop {
         let seen = sources.take();
+        let peer_at = dataplane.peer_at();
         let (plane, steps) = dataplane.pass(&seen).await;
         let again_at = Instant::now() + if plane.problems.is_empty() { RESYNC } else { RETRY };
         publish(&planes, plane);
@@ -91,7 +93,7 @@ pub async fn run(
             biased;
             () = stop.cancelled() => break,
             changed = sources.changed(&seen) => { changed?; continue }
-            () = session_changed(dataplane.engine.lane()) => continue,
+            () = moved(dataplane.engine.lane(), peer_at) => continue,
             () = sleep_until(again_at) => continue,
             () = dataplane.overlay.changed() => {}
             () = dataplane.refusal.changed() => {}
@@ -115,6 +117,14 @@ struct Dataplane {
     only_nodes: Option<Filter>,
     engine: Engine,
     offloads: Offloads,
+    done: Option<Done>,
+}
+
+/// What the last pass that succeeded has left.
+struct Done {
+    mtu: TunnelMtu,
+    /// Packets to the peer are not refused.
+    open: bool,
 }
 
 /// The sources as one pass saw them.
@@ -127,12 +137,15 @@ struct Seen {
 }
 
 impl Dataplane {
+    /// Where packets go now, which roaming may have changed.
+    fn peer_at(&self) -> Option<SocketAddr> {
+        self.engine.lane().and_then(|lane| lane.changes().borrow().endpoint)
+    }
+
     /// What is so after it, and how many steps it took.
     async fn pass(&mut self, seen: &Seen) -> (Plane, usize) {
         let Some(desired) = &seen.input.desired else { return (Plane::default(), 0) };
-        // Where packets go now, which roaming may have changed.
-        let session = self.engine.lane().map(|lane| *lane.changes().borrow());
-        let address = session.and_then(|peer| peer.endpoint).or(seen.endpoint);
+        let address = self.peer_at().or(seen.endpoint);
         let peer = address.map(|address| Peer { address, path_mtu: seen.path_mtu });
         let (refused, guarded, applied) = tokio::join!(
             self.refusal.ensure(!seen.connected),
@@ -146,8 +159,9 @@ impl Dataplane {
                 }
                 (applied.mtu, applied.steps.len(), applied.problems)
             }
-            Err(error) => return (self.plane(None, seen, vec![chain(&error)]), 0),
+            Err(error) => return (self.plane(seen, vec![chain(&error)]), 0),
         };
+        self.done = Some(Done { mtu, open: seen.connected });
         problems.extend([refused, guarded].into_iter().filter_map(Result::err).map(|e| chain(&e)));
         if let Some(key) = &seen.input.key {
             let order = Order {
@@ -159,18 +173,19 @@ impl Dataplane {
             };
             problems.extend(self.engine.follow(order).err().map(|error| chain(&error)));
         }
-        (self.plane(Some(mtu), seen, problems), steps)
+        (self.plane(seen, problems), steps)
     }
 
-    /// `mtu` is absent if nothing could be done.
-    fn plane(&self, mtu: Option<TunnelMtu>, seen: &Seen, problems: Vec<String>) -> Plane {
+    /// After a pass that failed, what the last good one did is still so.
+    fn plane(&self, seen: &Seen, problems: Vec<String>) -> Plane {
+        let mtu = self.done.as_ref().map(|done| done.mtu);
         let status = seen.input.config.as_ref().and_then(|config| config.status.as_ref());
         let lane = self.engine.lane().zip(self.engine.order());
         let running = lane.map(|(lane, order)| Running {
             desired: order.desired.clone(),
             lane: lane.clone(),
             inner: self.overlay.inner().clone(),
-            open: mtu.is_some() && seen.connected,
+            open: seen.connected && self.done.as_ref().is_some_and(|done| done.open),
             mtu: mtu.map_or(0, |mtu| mtu.bytes),
             mtu_bound: mtu.map_or(MtuBound::Spec, |mtu| mtu.bound),
             path_mtu: seen.path_mtu,
@@ -221,13 +236,10 @@ async fn changed(filter: &mut Option<Filter>) {
     filter.changed().await;
 }
 
-/// Returns when the peer moved, or never without a lane.
-async fn session_changed(lane: Option<&Arc<LaneHandle>>) {
+/// Returns when the peer is elsewhere than `before`, or never without a lane.
+async fn moved(lane: Option<&Arc<LaneHandle>>, before: Option<SocketAddr>) {
     let Some(lane) = lane else { return std::future::pending().await };
-    let mut changes = lane.changes();
-    let endpoint = |peer: &PeerState| peer.endpoint;
-    let before = endpoint(&changes.borrow_and_update());
-    if changes.wait_for(|peer| endpoint(peer) != before).await.is_err() {
+    if lane.changes().wait_for(|peer| peer.endpoint != before).await.is_err() {
         // The lane has ended; the next pass finds out why.
         std::future::pending().await
     }

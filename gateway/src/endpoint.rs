@@ -35,7 +35,16 @@ pub async fn run(
         }
         match &wanted {
             Some(Some(endpoint)) if lookup_at <= Instant::now() => {
-                let (candidates, complete) = resolve(endpoint).await;
+                // A resolver that does not answer keeps nobody from correcting the name.
+                let (candidates, complete) = tokio::select! {
+                    biased;
+                    () = stop.cancelled() => return Ok(()),
+                    changed = inputs.changed() => {
+                        changed?;
+                        continue;
+                    }
+                    found = resolve(endpoint) => found,
+                };
                 let lost = views.borrow_and_update().retries != retries;
                 retries = views.borrow().retries;
                 settle(&found, &candidates, lost);

@@ -79,7 +79,7 @@ impl Engine {
 
     /// UDP port that the tunnel is reached at.
     pub fn port(&self) -> Option<u16> {
-        self.running.as_ref()?.socket.local_addr().ok().map(|address| address.port())
+        self.running.as_ref()?.port()
     }
 
     /// Makes the lane follow `order`. Without a lane or a TUN to start one on, nothing happens.
@@ -87,29 +87,32 @@ impl Engine {
         if self.tun.is_some() {
             let socket = match &self.running {
                 Some(running) => running.socket.try_clone().map_err(EngineError::Socket)?,
-                None => self.listen(&order)?,
+                None => listen(&order, self.offloads)?,
             };
             return self.start(socket, order);
         }
-        let Some(running) = &self.running else { return Ok(()) };
-        if running.order == order {
+        let Some(running) = &mut self.running else { return Ok(()) };
+        let before = &running.order;
+        let is_elsewhere = match order.desired.listen_port {
+            Some(port) => running.port() != Some(port),
+            None => before.desired.listen_port.is_some(),
+        };
+        if *before == order && !is_elsewhere {
             return Ok(());
         }
-        let config = lane_config(&order)?;
-        let moves = running.order.desired.listen_port != order.desired.listen_port;
-        let escapes = running.order.retries != order.retries && is_free_to_move(&order.desired);
-        if moves || escapes {
-            let socket = self.listen(&order)?;
-            let kept = socket.try_clone().map_err(EngineError::Socket)?;
-            if let Some(running) = &mut self.running {
-                running.lane.set_socket(socket);
-                running.socket = kept;
-            }
-        }
-        if let Some(running) = &mut self.running {
-            running.lane.configure(config);
-            running.order = order;
-        }
+        let escapes = before.retries != order.retries && is_free_to_move(&order.desired);
+        running.lane.configure(lane_config(&order)?);
+        running.order = order;
+        // A port that another program has keeps nothing else from being in force.
+        if is_elsewhere || escapes { self.listen_anew() } else { Ok(()) }
+    }
+
+    fn listen_anew(&mut self) -> Result<(), EngineError> {
+        let Some(running) = &mut self.running else { return Ok(()) };
+        let socket = listen(&running.order, self.offloads)?;
+        let kept = socket.try_clone().map_err(EngineError::Socket)?;
+        running.lane.set_socket(socket);
+        running.socket = kept;
         Ok(())
     }
 
@@ -122,14 +125,20 @@ impl Engine {
         self.running = Some(Running { lane, socket: kept, order });
         Ok(())
     }
+}
 
-    fn listen(&self, order: &Order) -> Result<UdpSocket, EngineError> {
-        let port = order.desired.listen_port;
-        open_socket(port, self.offloads).map_err(|source| match port {
-            Some(port) => EngineError::Listen { port, source },
-            None => EngineError::Socket(source),
-        })
+impl Running {
+    fn port(&self) -> Option<u16> {
+        self.socket.local_addr().ok().map(|address| address.port())
     }
+}
+
+fn listen(order: &Order, offloads: Offloads) -> Result<UdpSocket, EngineError> {
+    let port = order.desired.listen_port;
+    open_socket(port, offloads).map_err(|source| match port {
+        Some(port) => EngineError::Listen { port, source },
+        None => EngineError::Socket(source),
+    })
 }
 
 /// A client whose port nobody relies on.

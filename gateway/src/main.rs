@@ -11,22 +11,30 @@ use gateway::input::Input;
 use gateway::monitor::View;
 use gateway::overlay::{Overlay, host_end_name};
 use gateway::{dataplane, endpoint, http, input, monitor, status};
+use tokio::runtime::Builder;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-// One thread for all of this: packets go through the lane's own.
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> ExitCode {
+fn main() -> ExitCode {
     let args = Args::parse();
     args.log.start();
-    match run(args.into()).await {
+    match run_to_end(args.into()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("gateway stopped: {error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+fn run_to_end(config: Config) -> anyhow::Result<()> {
+    // One thread for all of this: packets go through the lane's own.
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let outcome = runtime.block_on(run(config));
+    // A name may still be looked up, and its resolver not answer.
+    runtime.shutdown_background();
+    outcome
 }
 
 async fn run(config: Config) -> anyhow::Result<()> {

@@ -148,19 +148,20 @@ impl Overlay {
             }
         };
         loop {
-            let events: Vec<_> = self.events.iter_mut().map(|e| Box::pin(e.changed())).collect();
-            if events.is_empty() {
-                return std::future::pending().await;
+            if self.events.is_empty() {
+                // Until it works again, what was changed heals at the next resync.
+                tokio::time::sleep(RESUBSCRIBE).await;
+                self.events = self.watch().unwrap_or_default();
+                continue;
             }
+            let events: Vec<_> = self.events.iter_mut().map(|e| Box::pin(e.changed())).collect();
             let (outcome, _, _) = tokio::select! {
                 () = settings.changed() => return,
                 told = futures::future::select_all(events) => told,
             };
             let Err(error) = outcome else { return };
             tracing::warn!(%error, "lost the kernel's notifications, subscribing again");
-            tokio::time::sleep(RESUBSCRIBE).await;
-            // Without them, what was changed heals at the next resync.
-            self.events = self.watch().unwrap_or_default();
+            self.events.clear();
         }
     }
 

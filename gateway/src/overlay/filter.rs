@@ -1,4 +1,5 @@
 use std::io;
+use std::time::Duration;
 
 use netlink::nft::{self, Events, NftError, Table};
 use netlink::{NetlinkError, Netns};
@@ -35,6 +36,9 @@ table inet weft {
   }
 }
 ";
+
+/// Until the kernel is asked for its notifications once more.
+const REOPEN: Duration = Duration::from_secs(1);
 
 /// A packet filter of ours: all of it is there, or nothing.
 #[derive(Debug)]
@@ -74,10 +78,14 @@ impl Filter {
 
     /// Returns after something of the table changed.
     pub async fn changed(&mut self) {
-        let Some(events) = &mut self.events else { return std::future::pending().await };
+        let Some(events) = &mut self.events else {
+            tokio::time::sleep(REOPEN).await;
+            self.events = Events::open(&self.netns, TABLE).ok();
+            return;
+        };
         if let Err(error) = events.changed().await {
             tracing::warn!(%error, "lost the packet filter's notifications");
-            self.events = Events::open(&self.netns, TABLE).ok();
+            self.events = None;
         }
     }
 }
