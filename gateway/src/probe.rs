@@ -66,6 +66,8 @@ pub struct WeftField {
 pub enum ParseError {
     #[error("{0} bytes is longer than any probe")]
     TooLong(usize),
+    #[error("not a JSON object")]
+    NoObject,
     #[error("not a probe's JSON")]
     Json(#[source] serde_json::Error),
 }
@@ -75,6 +77,10 @@ impl Message {
         let message = datagram.trim_ascii_end();
         if message.len() > MAX_MESSAGE {
             return Err(ParseError::TooLong(message.len()));
+        }
+        // serde would take the fields' values in an array, too, which Go does not.
+        if message.trim_ascii_start().first() != Some(&b'{') {
+            return Err(ParseError::NoObject);
         }
         serde_json::from_slice(message).map_err(ParseError::Json)
     }
