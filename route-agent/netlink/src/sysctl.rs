@@ -1,6 +1,8 @@
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use netplan::Sysctl;
@@ -14,10 +16,15 @@ use crate::{NetlinkError, Netns};
 const LOOK: Duration = Duration::from_millis(300);
 /// Longest text of a setting that is one number.
 const LONGEST: usize = 16;
+/// Where settings are looked for. A container's own /proc/sys is read-only, so its pod mounts the
+/// host's /proc/sys/net there; which namespace's settings are in it depends on who looks.
+const ROOTS: [&str; 2] = ["/host/proc/sys", "/proc/sys"];
+
+static ROOT: LazyLock<&str> = LazyLock::new(|| first_with_net(&ROOTS).unwrap_or("/proc/sys"));
 
 /// The value of a setting in `netns`; `None` if there is no such setting or device.
 pub fn read_sysctl(netns: &Netns, sysctl: &Sysctl) -> Result<Option<u32>, NetlinkError> {
-    let path = format!("/proc/sys/{}", sysctl.path());
+    let path = path_of(sysctl);
     match netns.run(|| fs::read_to_string(&path))? {
         Ok(text) => Ok(text.trim().parse().ok()),
         Err(source) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -26,7 +33,7 @@ pub fn read_sysctl(netns: &Netns, sysctl: &Sysctl) -> Result<Option<u32>, Netlin
 }
 
 pub fn write_sysctl(netns: &Netns, sysctl: &Sysctl, value: u32) -> Result<(), NetlinkError> {
-    let path = format!("/proc/sys/{}", sysctl.path());
+    let path = path_of(sysctl);
     netns
         .run(|| fs::write(&path, value.to_string()))?
         .map_err(|source| NetlinkError::Sysctl { path, source })
@@ -53,7 +60,7 @@ impl Settings {
         sysctls: impl Iterator<Item = &'a Sysctl> + Send,
     ) -> Result<Self, NetlinkError> {
         let open = |sysctl: &Sysctl| {
-            let file = File::open(format!("/proc/sys/{}", sysctl.path())).ok()?;
+            let file = File::open(path_of(sysctl)).ok()?;
             let value = read(&file);
             Some((file, value))
         };
@@ -106,9 +113,31 @@ fn timer() -> Result<AsyncFd<OwnedFd>, NetlinkError> {
     timer.map_err(|e| NetlinkError::Timer(e.into()))
 }
 
+fn path_of(sysctl: &Sysctl) -> String {
+    format!("{}/{}", *ROOT, sysctl.path())
+}
+
+fn first_with_net<'a>(roots: &[&'a str]) -> Option<&'a str> {
+    roots.iter().copied().find(|root| Path::new(root).join("net").is_dir())
+}
+
 /// The file belongs to the namespace that it was opened in, wherever it is read.
 fn read(file: &File) -> Value {
     let mut text = [0; LONGEST];
     let len = file.read_at(&mut text, 0).unwrap_or(0);
     (text, len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mounted_copy_of_the_settings_is_preferred() {
+        let copy = tempfile::tempdir().unwrap();
+        let root = copy.path().to_str().unwrap();
+        assert_eq!(first_with_net(&[root, "/proc/sys"]), Some("/proc/sys"));
+        fs::create_dir(copy.path().join("net")).unwrap();
+        assert_eq!(first_with_net(&[root, "/proc/sys"]), Some(root));
+    }
 }
