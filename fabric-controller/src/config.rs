@@ -19,7 +19,7 @@ use ipam_proto::Address;
 pub(crate) struct Config {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
-    /// Where ipam listens: unix:PATH or IP:PORT.
+    /// Where ipam listens: unix:PATH or HOST:PORT.
     #[arg(long, env = "WEFT_IPAM", value_name = "ADDRESS", default_value = "127.0.0.1:6000")]
     pub(crate) ipam: Address,
     /// The node that this host is, on which gateways run; needed if the cluster has several.

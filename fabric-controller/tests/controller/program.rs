@@ -54,5 +54,5 @@ fn help_teaches_and_bad_arguments_say_what_is_expected() {
     let wrong = program().args(["--run-dir", "/tmp/x", "--ipam", "nowhere"]).output().unwrap();
     assert_eq!(wrong.status.code(), Some(2));
     let text = String::from_utf8(wrong.stderr).unwrap();
-    assert!(text.contains("expected unix:PATH or IP:PORT"), "{text}");
+    assert!(text.contains("expected unix:PATH or HOST:PORT"), "{text}");
 }
