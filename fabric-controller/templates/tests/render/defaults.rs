@@ -67,7 +67,6 @@ fn a_service_selects_the_active_gateway_alone() {
                 "networking.liqo.io/active": "true",
             },
             "ports": [{
-                "name": "wireguard",
                 "protocol": "UDP",
                 "port": 51840,
                 "targetPort": 51840,
@@ -96,7 +95,7 @@ fn one_container_with_the_rights_it_needs() {
         assert_eq!(security.privileged, None);
         let capabilities = security.capabilities.unwrap();
         assert_eq!(capabilities.drop.unwrap(), ["ALL"]);
-        assert_eq!(capabilities.add.unwrap(), ["NET_ADMIN", "SYS_ADMIN", "NET_RAW"]);
+        assert_eq!(capabilities.add.unwrap(), ["NET_ADMIN", "SYS_ADMIN"]);
     }
 }
 
@@ -106,16 +105,19 @@ fn the_gateway_is_told_who_it_is() {
     for (pod, namespace, name) in
         [(server, "liqo-tenant-milan", "milan"), (client, "liqo-tenant-rome", "rome")]
     {
+        let account = format!("gw-{name}");
         let gateway = &pod.containers[0];
         assert_eq!(
             (gateway.name.as_str(), gateway.image.as_deref()),
-            ("gateway", Some("ghcr.io/weft-dev/gateway"))
+            ("gateway", Some("weft/gateway"))
         );
+        assert_eq!(gateway.command.clone().unwrap(), ["gateway"]);
+        let (namespace, name) = (format!("--namespace={namespace}"), format!("--name={name}"));
         assert_eq!(
             gateway.args.clone().unwrap(),
-            ["--kubernetes", "--namespace", namespace, "--name", name, "--http", "0.0.0.0:8084"]
+            ["--kubernetes", &namespace, &name, "--http=0.0.0.0:8084"]
         );
-        assert_eq!(pod.service_account_name, Some(format!("gw-{name}")));
+        assert_eq!(pod.service_account_name, Some(account));
     }
 }
 
