@@ -92,6 +92,7 @@ bench: tools peers
 
 crds:
 	WEFT_BLESS=1 cargo test --locked -p fabric-api --test crds files
+	WEFT_BLESS=1 cargo test --locked -p weft-tests --test chart crds::
 
 clean:
 	-$(SUDO) $(TARGET)/release/demo down

@@ -1,0 +1,45 @@
+{{/*
+A Network of the cluster itself, unless it is there already. Arguments: the root, its name, its type, its prefix, and
+"fixed", "fixed shared" or "" for one that ipam may move.
+*/}}
+{{- define "weft.network" -}}
+{{- $ := index . 0 }}{{ $name := index . 1 }}{{ $type := index . 2 }}{{ $holds := splitList " " (index . 4) }}
+{{- if not (include "weft.isForeign" (list $ "ipam.liqo.io/v1alpha1" "Network" $.Release.Namespace $name)) }}
+---
+apiVersion: ipam.liqo.io/v1alpha1
+kind: Network
+metadata:
+  name: {{ $name }}
+  namespace: {{ $.Release.Namespace }}
+  labels:
+    {{- include "weft.labels" (list $ "ipam" "ipam") | nindent 4 }}
+    ipam.liqo.io/network-type: {{ $type }}
+    {{- if has "fixed" $holds }}
+    ipam.liqo.io/network-not-remapped: "true"
+    {{- end }}
+    {{- if has "shared" $holds }}
+    ipam.liqo.io/network-shared: "true"
+    {{- end }}
+  annotations:
+    liqo.io/preinstalled: "true"
+spec:
+  cidr: {{ index . 3 | quote }}
+  {{- if eq $type "external-cidr" }}
+  # Liqo's "unknown source", which nobody else may have.
+  preAllocated: 1
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+Stops unless the cluster has a Network of that type already. Arguments: the root, the type, what to say.
+*/}}
+{{- define "weft.requireNetwork" -}}
+{{- $ := index . 0 }}{{ $type := index . 1 }}{{ $found := false }}
+{{- if $.Capabilities.APIVersions.Has "ipam.liqo.io/v1alpha1" }}
+{{- range (lookup "ipam.liqo.io/v1alpha1" "Network" $.Release.Namespace "").items }}
+{{- if eq (dig "metadata" "labels" "ipam.liqo.io/network-type" "" .) $type }}{{ $found = true }}{{ end }}
+{{- end }}
+{{- end }}
+{{- if not $found }}{{ fail (index . 2) }}{{ end }}
+{{- end }}

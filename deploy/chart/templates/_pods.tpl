@@ -1,0 +1,72 @@
+{{/*
+Metadata of a pod. Arguments: the root, the values of the pod, the program, its labels.
+*/}}
+{{- define "weft.podMetadata" -}}
+{{- $pod := index . 1 -}}
+{{- with $pod.annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+labels:
+  fabric.weft.dev/program: {{ index . 2 }}
+  {{- index . 3 | nindent 2 }}
+  {{- with $pod.labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+
+{{/*
+Where and how a pod of the control plane runs. Arguments: the root, the values of the pod.
+*/}}
+{{- define "weft.placement" -}}
+{{- $ := index . 0 -}}
+{{- include "weft.pullSecrets" $ }}
+{{- with (index . 1).priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with $.Values.common.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $.Values.common.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $.Values.common.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "weft.pullSecrets" -}}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/*
+What needs nothing but the network.
+*/}}
+{{- define "weft.noRights" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{/*
+Arguments that every program has, and the user's own. Arguments: the root, the values of the pod.
+*/}}
+{{- define "weft.moreArgs" -}}
+{{- $ := index . 0 -}}
+- --log-format={{ $.Values.log.format }}
+- --log-level={{ $.Values.log.level }}
+{{- with concat $.Values.common.extraArgs (index . 1).extraArgs }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,67 @@
+//! What is installed, as text: read the golden files as documentation.
+
+use std::path::Path;
+
+use crate::helm::{BLESS, EVERYTHING, Helm, LEAST};
+use crate::strict;
+
+#[test]
+fn the_least_that_must_be_said_gives_the_golden_manifests() {
+    compare("least.yaml", LEAST);
+}
+
+#[test]
+fn everything_switched_on_gives_the_golden_manifests() {
+    compare("everything.yaml", EVERYTHING);
+}
+
+#[test]
+fn helm_finds_nothing_to_complain_about() {
+    let Some(helm) = Helm::find() else { return };
+    let told = helm.run(&["lint".to_owned(), "--strict".to_owned()]).unwrap();
+    assert!(!told.contains("WARNING") && !told.contains("ERROR"), "{told}");
+}
+
+#[test]
+fn every_manifest_has_only_fields_that_its_kind_knows() {
+    let Some(helm) = Helm::find() else { return };
+    let with_crds = "crds: {liqo: auto, weft: auto}";
+    for values in [LEAST, EVERYTHING] {
+        for object in helm.objects(&[values, with_crds]) {
+            if let Err(wrong) = strict::check(&object) {
+                panic!("{} {}: {wrong}", object["kind"], object["metadata"]["name"]);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_cluster_gets_a_name_of_its_own_if_it_is_given_none() {
+    let Some(helm) = Helm::find() else { return };
+    let ids: Vec<_> = (0..2)
+        .map(|_| {
+            let objects = helm.objects(&[LEAST, "discovery: {config: {clusterID: ''}}"]);
+            let is_it = |o: &&serde_json::Value| !o["data"]["CLUSTER_ID"].is_null();
+            objects.iter().find(is_it).unwrap()["data"]["CLUSTER_ID"].to_string()
+        })
+        .collect();
+    assert_ne!(ids[0], ids[1]);
+    assert!(ids[0].trim_matches('"').parse::<fabric_api::ClusterId>().is_ok(), "{}", ids[0]);
+}
+
+fn compare(name: &str, values: &str) {
+    let Some(helm) = Helm::find() else { return };
+    let rendered = helm.template(&[values]).unwrap();
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("chart/golden").join(name);
+    if std::env::var_os(BLESS).is_some() {
+        std::fs::write(&file, &rendered).unwrap();
+    }
+    let golden = std::fs::read_to_string(&file).unwrap_or_default();
+    let differs = rendered.lines().zip(golden.lines()).find(|(now, before)| now != before);
+    assert!(
+        rendered == golden,
+        "{} differs ({differs:?}); if that is meant: \
+         {BLESS}=1 cargo test -p weft-tests --test chart",
+        file.display()
+    );
+}

@@ -1,0 +1,91 @@
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Where `make kubernetes` puts helm.
+const DIR: &str = "WEFT_KUBERNETES_DIR";
+const NAMESPACE: &str = "liqo";
+
+/// Set to write what is generated instead of comparing it.
+pub(crate) const BLESS: &str = "WEFT_BLESS";
+
+/// The least that must be said of a cluster. CRDs are compared where they are made.
+pub(crate) const LEAST: &str = "\
+discovery: {config: {clusterID: rome}}
+ipam: {podCIDRs: [10.200.0.0/16], serviceCIDR: 10.96.0.0/12}
+crds: {liqo: never, weft: never}
+";
+
+/// What must be said, and a value for everything else.
+pub(crate) const EVERYTHING: &str = include_str!("values/everything.yaml");
+
+/// helm, version 3.
+pub(crate) struct Helm {
+    program: PathBuf,
+}
+
+impl Helm {
+    /// `None` where there is none, which is told as the reason why a test does nothing.
+    pub(crate) fn find() -> Option<Self> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let home = PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
+        let built = std::env::var_os(DIR).map(PathBuf::from);
+        let built = built.unwrap_or_else(|| home.join(".cache/weft/kubernetes/bin"));
+        let found = std::iter::once(built)
+            .chain(std::env::split_paths(&path))
+            .map(|dir| Self { program: dir.join("helm") })
+            .find(|helm| helm.version().starts_with("v3."));
+        if found.is_none() {
+            weft_tests::skip("no helm 3 here; `make kubernetes` builds it");
+        }
+        found
+    }
+
+    /// What the chart is rendered to. Of several, the last that names a value counts.
+    pub(crate) fn template(&self, values: &[&str]) -> Result<String, String> {
+        let dir = tempfile::tempdir().unwrap();
+        // A helm that was built by hand takes any cluster for an old one.
+        let mut arguments =
+            ["template", "weft", "--kube-version=1.34.0"].map(str::to_owned).to_vec();
+        for (i, text) in values.iter().enumerate() {
+            let file = dir.path().join(format!("{i}.yaml"));
+            std::fs::write(&file, text).unwrap();
+            arguments.push(format!("--values={}", file.display()));
+        }
+        self.run(&arguments)
+    }
+
+    /// The manifests that the chart is rendered to.
+    pub(crate) fn objects(&self, values: &[&str]) -> Vec<Value> {
+        parse(&self.template(values).unwrap())
+    }
+
+    /// What helm prints, or what it complains of.
+    pub(crate) fn run(&self, arguments: &[String]) -> Result<String, String> {
+        let mut command = Command::new(&self.program);
+        command.args(arguments).arg(chart()).args(["--namespace", NAMESPACE]);
+        let output = command.output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let told = text(&output.stdout) + &text(&output.stderr);
+        if output.status.success() { Ok(text(&output.stdout)) } else { Err(told) }
+    }
+
+    fn version(&self) -> String {
+        let output = Command::new(&self.program).args(["version", "--short"]).output();
+        output
+            .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+            .unwrap_or_default()
+    }
+}
+
+/// Its folder.
+pub(crate) fn chart() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/chart")
+}
+
+/// Every document of a text that is not empty.
+pub(crate) fn parse(text: &str) -> Vec<Value> {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(text).unwrap();
+    documents.into_iter().filter(|document| !document.is_null()).collect()
+}

@@ -1,0 +1,13 @@
+//! deploy/chart as helm renders it, without a cluster.
+
+// Helpers of tests are tests, too.
+#![allow(clippy::unwrap_used)]
+
+mod helm;
+mod strict;
+
+mod crds;
+mod golden;
+mod monitoring;
+mod references;
+mod values;

@@ -1,0 +1,155 @@
+//! Dashboard and alerts ask for metrics that there are.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use gateway::lane::{Counters, PeerState, Stats};
+use gateway::metrics::{Metrics, Scrape};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::helm::{EVERYTHING, Helm, chart};
+
+/// Of `weft up --metrics`.
+const OTHERS: [&str; 2] = ["weft_process_up", "weft_process_restarts_total"];
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rules {
+    groups: Vec<Group>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "that it is there is what counts")]
+struct Group {
+    name: String,
+    rules: Vec<Rule>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "that it is there is what counts")]
+struct Rule {
+    alert: String,
+    expr: String,
+    #[serde(default)]
+    r#for: String,
+    labels: Severity,
+    annotations: Texts,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "that it is there is what counts")]
+struct Severity {
+    severity: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "that it is there is what counts")]
+struct Texts {
+    summary: String,
+    description: String,
+}
+
+#[test]
+fn alerts_ask_for_metrics_that_there_are() {
+    let rules = alerts();
+    let exprs = rules.groups.iter().flat_map(|group| &group.rules).map(|rule| rule.expr.as_str());
+    known(exprs);
+}
+
+#[test]
+fn the_dashboard_asks_for_metrics_that_there_are() {
+    let dashboard = file("monitoring/dashboard.json");
+    let dashboard: Value = serde_json::from_str(&dashboard).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().unwrap());
+    known(targets.map(|target| target["expr"].as_str().unwrap()));
+    let ids: BTreeSet<_> = panels.iter().map(|panel| panel["id"].as_i64().unwrap()).collect();
+    assert_eq!(ids.len(), panels.len());
+}
+
+#[test]
+fn alerts_and_dashboard_are_installed_as_they_are() {
+    let Some(helm) = Helm::find() else { return };
+    let objects = helm.objects(&[EVERYTHING]);
+    let find = |kind: &str, name: &str| {
+        let is_it = |o: &&Value| o["kind"] == kind && o["metadata"]["name"] == name;
+        objects.iter().find(is_it).unwrap_or_else(|| panic!("no {kind} {name}"))
+    };
+    let alerts: Value = serde_saphyr::from_str(&file("monitoring/alerts.yaml")).unwrap();
+    assert_eq!(find("PrometheusRule", "weft")["spec"], alerts);
+    let dashboard = find("ConfigMap", "weft-dashboard")["data"]["weft.json"].as_str().unwrap();
+    assert_eq!(dashboard.trim(), file("monitoring/dashboard.json").trim());
+}
+
+fn alerts() -> Rules {
+    serde_saphyr::from_str(&file("monitoring/alerts.yaml")).unwrap()
+}
+
+fn file(name: &str) -> String {
+    std::fs::read_to_string(chart().join(name)).unwrap()
+}
+
+/// Fails at a metric, or a value of its labels, that no program of weft's has.
+fn known<'a>(exprs: impl Iterator<Item = &'a str>) {
+    let (names, labels) = metrics();
+    for expr in exprs {
+        let (words, texts) = words(expr);
+        let ours = words.iter().filter(|w| w.starts_with("weft_") || w.starts_with("liqo_"));
+        for name in ours {
+            assert!(names.contains(*name) || OTHERS.contains(name), "{name}, in {expr}");
+        }
+        for text in texts.iter().flat_map(|text| text.split('|')).filter(|text| is_ours(text)) {
+            assert!(labels.contains(text), "{text:?}, in {expr}");
+        }
+    }
+}
+
+/// Neither a variable of the dashboard nor a label that Prometheus adds.
+fn is_ours(label: &str) -> bool {
+    !label.contains('$') && label != "weft-gateway"
+}
+
+/// The words of an expression, and the texts in quotation marks.
+fn words(expr: &str) -> (Vec<&str>, Vec<&str>) {
+    let (mut words, mut texts) = (Vec::new(), Vec::new());
+    for (i, part) in expr.split('"').enumerate() {
+        if i % 2 == 1 {
+            texts.push(part);
+        } else {
+            words.extend(part.split(|c: char| !c.is_ascii_alphanumeric() && c != '_'));
+        }
+    }
+    (words, texts)
+}
+
+/// What a gateway tells: names of metrics, and values of labels.
+fn metrics() -> (BTreeSet<String>, BTreeSet<String>) {
+    let stats = Stats {
+        counters: Counters::default(),
+        peer: PeerState::default(),
+        gso_active: true,
+        socket_overflows: 0,
+    };
+    let scrape = Scrape {
+        peer: "milan".parse().unwrap(),
+        connected: true,
+        latency: Some(Duration::from_millis(1)),
+        stats: Some(stats),
+        mtu: 1340,
+        path_mtu: Some(1400),
+    };
+    let text = Metrics::new().render(Some(scrape)).unwrap();
+    let samples = text.lines().filter(|line| !line.starts_with('#'));
+    let (mut names, mut labels) = (BTreeSet::new(), BTreeSet::new());
+    for sample in samples {
+        let (words, texts) = words(sample);
+        names.insert(words[0].to_owned());
+        labels.extend(texts.into_iter().map(str::to_owned));
+    }
+    (names, labels)
+}

@@ -1,0 +1,140 @@
+//! What manifests say of each other.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use crate::helm::{EVERYTHING, Helm, LEAST};
+
+const WORKLOADS: [&str; 2] = ["Deployment", "DaemonSet"];
+
+#[test]
+fn workloads_find_their_pods_and_pods_their_accounts() {
+    for objects in renderings() {
+        let accounts = names(&objects, "ServiceAccount");
+        for workload in of_kinds(&objects, &WORKLOADS) {
+            let template = &workload["spec"]["template"];
+            let selector = &workload["spec"]["selector"]["matchLabels"];
+            assert!(holds(&template["metadata"]["labels"], selector), "{selector}");
+            let account = template["spec"]["serviceAccountName"].as_str().unwrap();
+            assert!(accounts.contains(account), "{account}");
+        }
+    }
+}
+
+#[test]
+fn no_two_workloads_share_a_pod_and_services_have_some() {
+    for objects in renderings() {
+        let pods: Vec<_> = of_kinds(&objects, &WORKLOADS)
+            .map(|workload| &workload["spec"]["template"]["metadata"]["labels"])
+            .collect();
+        let matching = |selector: &Value| pods.iter().filter(|pod| holds(pod, selector)).count();
+        for workload in of_kinds(&objects, &WORKLOADS) {
+            assert_eq!(matching(&workload["spec"]["selector"]["matchLabels"]), 1);
+        }
+        for service in of_kinds(&objects, &["Service"]) {
+            assert_eq!(matching(&service["spec"]["selector"]), 1, "{service}");
+        }
+    }
+}
+
+#[test]
+fn bindings_name_roles_and_accounts_that_are_there() {
+    for objects in renderings() {
+        let accounts = names(&objects, "ServiceAccount");
+        for binding in of_kinds(&objects, &["RoleBinding", "ClusterRoleBinding"]) {
+            let role = &binding["roleRef"];
+            let roles = names(&objects, role["kind"].as_str().unwrap());
+            assert!(roles.contains(role["name"].as_str().unwrap()), "{binding}");
+            for subject in binding["subjects"].as_array().unwrap() {
+                assert!(accounts.contains(subject["name"].as_str().unwrap()), "{binding}");
+            }
+        }
+    }
+}
+
+#[test]
+fn ports_that_are_named_are_there() {
+    for objects in renderings() {
+        for service in of_kinds(&objects, &["Service"]) {
+            let selector = &service["spec"]["selector"];
+            let pod = |o: &&Value| holds(&o["spec"]["template"]["metadata"]["labels"], selector);
+            let workload = of_kinds(&objects, &WORKLOADS).find(pod).unwrap();
+            let ports = &workload["spec"]["template"]["spec"]["containers"][0]["ports"];
+            for port in service["spec"]["ports"].as_array().unwrap() {
+                let is_it = |p: &Value| p["name"] == port["targetPort"];
+                assert!(ports.as_array().unwrap().iter().any(is_it), "{port}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_api_server_asks_a_service_that_is_there_and_no_change_waits_for_it() {
+    for objects in renderings() {
+        let services = names(&objects, "Service");
+        for webhooks in of_kinds(&objects, &["MutatingWebhookConfiguration"]) {
+            for webhook in webhooks["webhooks"].as_array().unwrap() {
+                let service = &webhook["clientConfig"]["service"];
+                assert!(services.contains(service["name"].as_str().unwrap()), "{service}");
+                assert_eq!(webhook["failurePolicy"], "Ignore");
+            }
+        }
+    }
+}
+
+#[test]
+fn no_container_is_privileged_or_may_write_to_its_image() {
+    for objects in renderings() {
+        let templates = ["WgGatewayServerTemplate", "WgGatewayClientTemplate"];
+        let of_gateways = of_kinds(&objects, &templates)
+            .map(|template| &template["spec"]["template"]["spec"]["deployment"]);
+        for workload in of_kinds(&objects, &WORKLOADS).chain(of_gateways) {
+            for container in workload["spec"]["template"]["spec"]["containers"].as_array().unwrap()
+            {
+                let context = &container["securityContext"];
+                assert!(context["privileged"].is_null(), "{container}");
+                assert_eq!(context["readOnlyRootFilesystem"], true, "{container}");
+                assert_eq!(context["capabilities"]["drop"][0], "ALL", "{container}");
+            }
+        }
+    }
+}
+
+#[test]
+fn liqoctl_finds_what_it_looks_for() {
+    for objects in renderings() {
+        let labelled = |kind: &str, value: &str| {
+            let has = |o: &&&Value| o["metadata"]["labels"]["app.kubernetes.io/name"] == value;
+            of_kinds(&objects, &[kind]).collect::<Vec<_>>().iter().filter(has).count()
+        };
+        assert_eq!(labelled("ConfigMap", "clusterid-configmap"), 1);
+        assert_eq!(labelled("Deployment", "controller-manager"), 1);
+        let manager = of_kinds(&objects, &["Deployment"]).find(|o| {
+            o["metadata"]["labels"]["app.kubernetes.io/component"] == "controller-manager"
+        });
+        let containers = &manager.unwrap()["spec"]["template"]["spec"]["containers"];
+        assert_eq!(containers[0]["name"], "controller-manager");
+        // Its version is what follows the only colon.
+        assert_eq!(containers[0]["image"].as_str().unwrap().split(':').count(), 2);
+    }
+}
+
+fn renderings() -> Vec<Vec<Value>> {
+    let Some(helm) = Helm::find() else { return Vec::new() };
+    [LEAST, EVERYTHING].iter().map(|values| helm.objects(&[values])).collect()
+}
+
+fn of_kinds<'a>(objects: &'a [Value], kinds: &[&str]) -> impl Iterator<Item = &'a Value> {
+    objects.iter().filter(move |o| kinds.contains(&o["kind"].as_str().unwrap_or_default()))
+}
+
+fn names(objects: &[Value], kind: &str) -> BTreeSet<String> {
+    let name = |object: &Value| object["metadata"]["name"].as_str().unwrap().to_owned();
+    of_kinds(objects, &[kind]).map(name).collect()
+}
+
+/// Whether `labels` have all that `selector` asks for.
+fn holds(labels: &Value, selector: &Value) -> bool {
+    selector.as_object().unwrap().iter().all(|(key, value)| &labels[key] == value)
+}
