@@ -78,7 +78,9 @@ fn set_queue_length(request: &mut libc::ifreq) {
     request.ifr_ifru.ifru_mtu = QUEUE_PACKETS;
     #[allow(unsafe_code)]
     // SAFETY: the kernel reads one ifreq, which lives until the call returns.
-    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFTXQLEN, &raw mut *request) };
+    let result = unsafe {
+        libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFTXQLEN as libc::Ioctl, &raw mut *request)
+    };
     if result < 0 {
         tracing::debug!(error = %io::Error::last_os_error(), "TUN queue length not set");
     }
