@@ -9,6 +9,7 @@ pub mod grants;
 pub mod index;
 pub mod probe;
 pub mod publish;
+pub mod webhook;
 
 pub use compile::{Published, compile};
 pub use index::{Index, Settings};

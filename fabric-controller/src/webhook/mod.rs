@@ -1,0 +1,96 @@
+//! The webhook by which the API server makes lists of the plain strings that older guides write for
+//! CIDRs; stored objects then hold what clients with types can read.
+//!
+//! [`admission`] turns strings into lists and knows nothing else, [`certificate`] makes and judges
+//! certificates, [`keeper`] sees to it that the API server and all replicas go by one of them, and
+//! [`server`] answers. Every replica serves, whoever leads. Without any of it only plain strings are
+//! refused: the MutatingWebhookConfiguration says `failurePolicy: Ignore`.
+
+mod admission;
+mod certificate;
+mod keeper;
+mod server;
+
+use std::future::Future;
+use std::net::SocketAddr;
+
+use kube::Client;
+use tokio::sync::watch;
+
+use self::keeper::Keeper;
+use self::server::Server;
+
+pub use self::server::ListenError;
+
+/// The MutatingWebhookConfiguration. Which names or addresses the certificate is for is taken from
+/// it, so that a URL in place of the Service serves an API server that reaches no Services.
+pub const CONFIGURATION: &str = "weft-cidr-lists";
+/// The Secret of the certificate, in the namespace of the installation; the garbage collector
+/// removes it after the [`CONFIGURATION`].
+pub const SECRET: &str = "weft-webhook-certificate";
+/// Where the API server posts its questions.
+pub const PATH: &str = "/cidr-lists";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args)]
+pub struct WebhookArgs {
+    /// Where the API server asks for lists of CIDRs in place of plain strings: IP:PORT.
+    #[arg(long, env = "WEFT_WEBHOOK_LISTEN", value_name = "ADDRESS", default_value = "[::]:9443")]
+    pub webhook_listen: SocketAddr,
+}
+
+pub struct Webhook {
+    server: Server,
+    keeper: Keeper,
+}
+
+impl Webhook {
+    /// Listens; nobody is answered before [`Self::run`]. Needs a tokio runtime.
+    pub async fn listen(
+        client: Client,
+        namespace: &str,
+        args: WebhookArgs,
+    ) -> Result<Self, ListenError> {
+        let (serve, served) = watch::channel(None);
+        let server = Server::listen(args.webhook_listen, served).await?;
+        Ok(Self { server, keeper: Keeper::new(client, namespace, serve) })
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.server.address()
+    }
+
+    /// Runs until `stop` is ready, and answers whoever has asked by then.
+    pub async fn run(self, stop: impl Future<Output = ()>) {
+        let Self { server, keeper } = self;
+        let stopped = async {
+            tokio::select! {
+                () = stop => {}
+                () = keeper.run() => {}
+            }
+        };
+        server.run(stopped).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        webhook: WebhookArgs,
+    }
+
+    #[test]
+    fn it_listens_on_every_address_unless_told_otherwise() {
+        let parse = |args: &[&str]| Line::try_parse_from([&["x"], args].concat());
+        let everywhere = parse(&[]).unwrap().webhook.webhook_listen;
+        assert!(everywhere.ip().is_unspecified() && everywhere.port() == 9443);
+        let one = parse(&["--webhook-listen", "127.0.0.1:1"]).unwrap().webhook.webhook_listen;
+        assert_eq!(one, ([127, 0, 0, 1], 1).into());
+        assert!(parse(&["--webhook-listen", "9443"]).is_err());
+    }
+}
