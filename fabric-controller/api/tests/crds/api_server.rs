@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-const TOKEN: &str = "admin";
+pub(crate) const TOKEN: &str = "admin";
 
 pub(crate) struct ApiServer {
     programs: Vec<Child>,
-    port: u16,
+    pub(crate) port: u16,
     dir: TempDir,
 }
 
@@ -46,14 +46,18 @@ impl ApiServer {
 
     /// What kubectl prints, or what it says is wrong.
     pub(crate) fn kubectl(&self, arguments: &[&str], input: &str) -> Result<String, String> {
+        let out = run(&mut self.command(arguments), input);
+        let [stdout, stderr] =
+            [out.stdout, out.stderr].map(|text| String::from_utf8(text).unwrap());
+        if out.status.success() && stderr.is_empty() { Ok(stdout) } else { Err(stderr + &stdout) }
+    }
+
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut kubectl = Command::new(program("kubectl"));
         let url = format!("https://127.0.0.1:{}", self.port);
         kubectl.args(["--insecure-skip-tls-verify", "--token", TOKEN, "--server", &url]);
         kubectl.args(arguments).env("HOME", self.dir.path()).env("KUBECONFIG", "/dev/null");
-        let out = run(&mut kubectl, input);
-        let [stdout, stderr] =
-            [out.stdout, out.stderr].map(|text| String::from_utf8(text).unwrap());
-        if out.status.success() && stderr.is_empty() { Ok(stdout) } else { Err(stderr + &stdout) }
+        kubectl
     }
 
     /// Asks until it is so.

@@ -1,0 +1,154 @@
+//! An API server that knows Configurations.
+
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::time::{Duration, Instant};
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use kube::{Client, Config};
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+
+use crate::api_server::{ApiServer, TOKEN};
+use crate::logs;
+use crate::replica::Replica;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const CRD: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../deploy/chart/crds-liqo/networking.liqo.io_configurations.yaml"
+);
+const SECRET: [&str; 4] = ["secret", "weft-webhook-certificate", "--namespace", "liqo"];
+
+pub(crate) struct World {
+    pub(crate) server: ApiServer,
+    pub(crate) runtime: Runtime,
+}
+
+impl World {
+    /// None, after saying why, if there can't be one.
+    pub(crate) fn start() -> Option<Self> {
+        if let Some(missing) = ApiServer::missing() {
+            skip(&format!("no API server here for want of {missing}"));
+            return None;
+        }
+        logs::keep();
+        let world = Self { server: ApiServer::start(), runtime: Runtime::new().unwrap() };
+        world.kubectl(&["apply", "-f", CRD], "");
+        world.kubectl(&["wait", "--for=condition=Established", "--timeout=30s", "-f", CRD], "");
+        world.kubectl(&["apply", "-f", "-"], include_str!("rights.yaml"));
+        let served = || world.server.kubectl(&["get", "configurations"], "").is_err_and(is_empty);
+        until("Configurations are served", served);
+        Some(world)
+    }
+
+    /// With the rights of the controller.
+    pub(crate) fn client(&self) -> Client {
+        let url = format!("https://127.0.0.1:{}", self.server.port);
+        let mut config = Config::new(url.parse().unwrap());
+        config.accept_invalid_certs = true;
+        config.auth_info.token = Some(TOKEN.to_owned().into());
+        config.auth_info.impersonate =
+            Some("system:serviceaccount:liqo:fabric-controller".to_owned());
+        let _inside = self.runtime.enter();
+        Client::try_from(config).unwrap()
+    }
+
+    pub(crate) fn kubectl(&self, arguments: &[&str], input: &str) -> String {
+        self.server.kubectl(arguments, input).unwrap()
+    }
+
+    /// Points the API server to a replica, and waits until it trusts it.
+    pub(crate) fn install(&self, replica: &Replica) {
+        self.kubectl(&["apply", "-f", "-"], &installation(replica));
+        self.wait_until_strings_are_taken();
+    }
+
+    pub(crate) fn wait_until_strings_are_taken(&self) {
+        let string = configuration("probe", &json!("10.9.0.0/16")).to_string();
+        let create = ["create", "--dry-run=server", "-f", "-"];
+        until("strings are taken", || self.server.kubectl(&create, &string).is_ok());
+    }
+
+    pub(crate) fn bundle(&self) -> String {
+        let path = "jsonpath={.webhooks[0].clientConfig.caBundle}";
+        let arguments = ["get", "mutatingwebhookconfiguration", "weft-cidr-lists", "-o", path];
+        decoded(&self.kubectl(&arguments, ""))
+    }
+
+    /// Whatever is in it; None if there is none.
+    pub(crate) fn secret(&self) -> Option<Value> {
+        let arguments = [&["get"], &SECRET[..], &["-o", "json", "--ignore-not-found"]].concat();
+        let text = self.kubectl(&arguments, "");
+        (!text.is_empty()).then(|| serde_json::from_str(&text).unwrap())
+    }
+
+    pub(crate) fn part(&self, name: &str) -> String {
+        self.secret().map(|secret| decoded(secret["data"][name].as_str().unwrap())).unwrap()
+    }
+
+    pub(crate) fn write_secret(&self, parts: [(&str, &str); 3]) {
+        let data = parts.map(|(name, text)| (name, BASE64_STANDARD.encode(text)));
+        let patch = json!({ "data": std::collections::BTreeMap::from(data) }).to_string();
+        // The API server warns of what is no certificate.
+        let patch = [&["patch"], &SECRET[..], &["-p", &patch]].concat();
+        let said = self.server.kubectl(&patch, "").unwrap_or_else(|warning| warning);
+        assert!(said.contains("patched"), "{said}");
+    }
+
+    pub(crate) fn delete_secret(&self) {
+        self.kubectl(&[&["delete"], &SECRET[..]].concat(), "");
+    }
+
+    /// Neither as it is, nor as the API has it, nor as Rust prints it.
+    pub(crate) fn assert_no_key_was_logged(&self) {
+        let logs = logs::all();
+        assert!(logs.contains("the webhook serves the certificate"));
+        let key = self.part("tls.key");
+        let line = key.lines().nth(1).unwrap();
+        let encoded = BASE64_STANDARD.encode(&key);
+        let printed = format!("{:?}", line.as_bytes());
+        for secret in [line, &encoded[..40], &encoded[60..100], printed.trim_matches(['[', ']'])] {
+            assert!(!logs.contains(secret), "{secret}");
+        }
+    }
+}
+
+pub(crate) fn installation(replica: &Replica) -> String {
+    include_str!("configuration.yaml").replace("ADDRESS", &replica.address.to_string())
+}
+
+pub(crate) fn configuration(name: &str, pod: &Value) -> Value {
+    json!({
+        "apiVersion": "networking.liqo.io/v1beta1",
+        "kind": "Configuration",
+        "metadata": { "name": name, "namespace": "default" },
+        "spec": { "remote": { "cidr": { "pod": pod, "external": ["10.70.0.0/16"] } } }
+    })
+}
+
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < PATIENCE, "waited for: {what}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn is_empty(said: String) -> bool {
+    said.contains("No resources found")
+}
+
+fn decoded(text: &str) -> String {
+    String::from_utf8(BASE64_STANDARD.decode(text).unwrap()).unwrap()
+}
+
+fn skip(why: &str) {
+    let test = std::thread::current().name().unwrap_or("a test").to_owned();
+    let line = format!("skipped: {test}: {why}\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
+    let list = std::env::var_os("WEFT_SKIPPED");
+    let list = list.and_then(|list| OpenOptions::new().create(true).append(true).open(list).ok());
+    let _ = list.map(|mut list| list.write_all(line.as_bytes()));
+}
