@@ -63,7 +63,8 @@ pub struct ConfigurationSpec {
 /// One cluster's side of a peering.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SideConfig {
-    /// The cluster's CIDRs.
+    /// The cluster's CIDRs. A plain string, as older guides have it, is stored as a list of one; only
+    /// server-side apply refuses strings and says that it expects a list.
     #[serde(default, skip_serializing_if = "schema::is_default")]
     pub cidr: ClusterCidrs,
 }
