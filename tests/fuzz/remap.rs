@@ -115,8 +115,8 @@ impl Case {
         if self.checksum == L4Checksum::Complete {
             check_sums(packet, &there);
         }
-        // With an IP resource two addresses become one.
-        if self.resource.is_none() {
+        // With an IP resource two addresses become one, and the MSS of a SYN was lowered for good.
+        if self.resource.is_none() && !may_be_syn(packet) {
             let mut back = there.clone();
             let reversed = self.reversed().unwrap();
             assert_eq!(translate(&reversed, &mut back, self.checksum), Ok(()));
