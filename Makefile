@@ -16,15 +16,19 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := demo
-.PHONY: demo test lint check soak simulate fuzz bench crds clean tools lint-tools fuzz-tools peers build
+.PHONY: demo test lint check soak simulate fuzz bench crds clean tools lint-tools fuzz-tools peers kubernetes build
 
 CACHE  ?= $(HOME)/.cache/weft
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),$(CURDIR)/target)
 SUDO   := $(if $(filter 0,$(shell id -u)),,sudo -E env PATH=$$PATH)
 export WEFT_PEERS_DIR := $(CACHE)/bin
+export WEFT_KUBERNETES_DIR ?= $(CACHE)/kubernetes/bin
 
 CARGO_BOLERO := 0.13.5
 WIREGUARD_GO := v0.0.0-20260522210424-ecfc5a8d5446
+# Debian's containerd 1.6 goes with Kubernetes up to 1.35.
+KUBERNETES := 1.34.4
+HELM       := 3.19.5
 # A crate and its version, and the program in it.
 CRATE_PEERS := boringtun-cli@0.7.1:boringtun-cli gotatun-cli@0.10.2:gotatun
 
@@ -40,7 +44,7 @@ demo: tools
 	$(SUDO) $(TARGET)/release/demo $(ARGS)
 
 # What users run is what the system tests run: the release build.
-test: tools peers
+test: tools peers kubernetes
 	cargo build --release --locked --workspace --bins
 	cargo test --locked --workspace --no-run
 	rm -f $(TARGET)/skipped
@@ -100,14 +104,19 @@ clean:
 
 # Debian's packages, installed only where a command is missing.
 tools:
-	@need=(); \
-	for pair in nft:nftables ip:iproute2 ping:iputils-ping iptables:iptables sysctl:procps cc:build-essential; do \
-	  PATH=$$PATH:/usr/sbin:/sbin command -v $${pair%%:*} >/dev/null || need+=($${pair##*:}); done; \
-	if [ $${#need[@]} -gt 0 ]; then \
-	  echo "installing $${need[*]}"; \
-	  sudo=; [ $$(id -u) = 0 ] || sudo=sudo; \
-	  $$sudo apt-get update -qq; \
-	  $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $${need[*]} >/dev/null; fi
+	@$(call INSTALL,nft:nftables ip:iproute2 ping:iputils-ping iptables:iptables sysctl:procps cc:build-essential)
+
+# Pairs of a command and its package.
+define INSTALL
+need=(); \
+for pair in $(1); do \
+  PATH=$$PATH:/usr/sbin:/sbin:/usr/lib/cni command -v $${pair%%:*} >/dev/null || need+=($${pair##*:}); done; \
+if [ $${#need[@]} -gt 0 ]; then \
+  echo "installing $${need[*]}"; \
+  sudo=; [ $$(id -u) = 0 ] || sudo=sudo; \
+  $$sudo apt-get update -qq; \
+  $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $${need[*]} >/dev/null; fi
+endef
 
 lint-tools:
 	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || rustup component add rustfmt clippy
@@ -128,3 +137,11 @@ peers:
 	  [ -x $$program ] && grep -qsF "\"$${crate/@/ } " $(CACHE)/.crates.toml && continue; \
 	  echo "building $$crate, once, a minute or two"; \
 	  cargo install --quiet --locked --root $(CACHE) $$crate || echo "no $$crate here: what needs it is skipped"; done
+
+# What clusters of the tests run. In WEFT_KUBERNETES_DIR may lie a Kubernetes from elsewhere.
+kubernetes:
+	@$(call INSTALL,etcd:etcd-server containerd:containerd runc:runc host-local:containernetworking-plugins busybox:busybox-static)
+	@if [ "$$WEFT_KUBERNETES_DIR" != $(CACHE)/kubernetes/bin ]; then echo "Kubernetes from $$WEFT_KUBERNETES_DIR"; \
+	elif command -v go >/dev/null; then \
+	  tests/kubernetes/programs.sh $$WEFT_KUBERNETES_DIR $(KUBERNETES) $(HELM) || echo "no Kubernetes here: what needs it is skipped"; \
+	elif [ ! -x $$WEFT_KUBERNETES_DIR/helm ]; then echo "no Go here: what needs Kubernetes is skipped"; fi

@@ -264,7 +264,7 @@ fn node(lab: &Lab, spec: &ClusterSpec, number: u8, first: Option<&Host>) -> Resu
     host.net().sysctl(&[("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")])?;
     host.net().sysctl(&NO_DAD)?;
     host.ip(&cni(spec, number))?;
-    host.net().nft(&cni_masquerade(spec))?;
+    join_pod_network(&host, spec, number)?;
     let pods = (1..=spec.pods_per_node).map(|pod| add_pod(&host, spec, number, pod));
     let pods = pods.collect::<Result<_>>()?;
     Ok(Node { host, addresses, pods })
@@ -275,7 +275,14 @@ fn node(lab: &Lab, spec: &ClusterSpec, number: u8, first: Option<&Host>) -> Resu
 const NO_DAD: [(&str, &str); 2] =
     [("ipv6/conf/all/accept_dad", "0"), ("ipv6/conf/default/accept_dad", "0")];
 
-/// The bridge of this node's pods, and routes to the pods of the others.
+/// What a simple CNI sets up on a node besides its bridge: routes to the pods of the other nodes,
+/// and a masquerade for what leaves the cluster.
+pub(crate) fn join_pod_network(host: &Host, spec: &ClusterSpec, number: u8) -> Result<()> {
+    host.ip(&pod_routes(spec, number))?;
+    host.net().nft(&cni_masquerade(spec))
+}
+
+/// The bridge of this node's pods.
 fn cni(spec: &ClusterSpec, number: u8) -> String {
     let mut batch = String::from(
         "link add cni0 type bridge mcast_snooping 0 forward_delay 0\nlink set cni0 up\n",
@@ -283,6 +290,11 @@ fn cni(spec: &ClusterSpec, number: u8) -> String {
     for address in spec.pod_addresses(number, 0) {
         batch += &format!("addr add {} dev cni0{}\n", pod_net(address), nodad(address));
     }
+    batch
+}
+
+fn pod_routes(spec: &ClusterSpec, number: u8) -> String {
+    let mut batch = String::new();
     for other in (1..=spec.nodes).filter(|other| *other != number) {
         for cidr in spec.node_pod_cidrs(other) {
             let same_family = |a: &&IpAddr| a.is_ipv4() == cidr.addr().is_ipv4();

@@ -14,9 +14,12 @@ use crate::netns::{Netns, finish, on_a_thread};
 use crate::program::{Program, Reaped};
 
 /// The first process of a machine: it lasts as long as its input does, and reaps orphans (the
-/// kernel does that for whoever ignores SIGCHLD).
-const INIT: &str =
-    "mount -t sysfs none /sys; echo ready; exec env --ignore-signal=CHLD cat >/dev/null";
+/// kernel does that for whoever ignores SIGCHLD). A new `/sys` shows the machine's own devices;
+/// the control groups stay where everybody looks for them.
+const INIT: &str = "if mount --rbind /sys/fs/cgroup /mnt 2>/dev/null; then
+  mount -t sysfs none /sys; mount --move /mnt /sys/fs/cgroup
+else mount -t sysfs none /sys; fi
+echo ready; exec env --ignore-signal=CHLD cat >/dev/null";
 
 const FRESH_RUN: &str = "mount -t tmpfs -o mode=755 none /run; ";
 
@@ -212,7 +215,7 @@ fn start_holder(before: &str, group: &str, name: &str) -> Result<Child> {
         .context("starting unshare (package util-linux)")
 }
 
-fn all_processes() -> impl Iterator<Item = i32> {
+pub(crate) fn all_processes() -> impl Iterator<Item = i32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }

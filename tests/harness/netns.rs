@@ -1,7 +1,7 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
@@ -100,9 +100,7 @@ pub(crate) fn on_a_thread<T: Send>(f: impl FnOnce() -> T + Send) -> T {
 
 /// Fails unless all of these programs are installed, and says which package has them.
 pub fn require(programs: &[(&str, &str)]) -> Result<()> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut dirs: Vec<_> = std::env::split_paths(&path).collect();
-    dirs.extend(["/usr/sbin".into(), "/sbin".into()]);
+    let dirs = program_dirs();
     let missing: Vec<_> = programs
         .iter()
         .filter(|(program, _)| !dirs.iter().any(|dir| dir.join(program).exists()))
@@ -112,6 +110,14 @@ pub fn require(programs: &[(&str, &str)]) -> Result<()> {
         bail!("not installed: {}", missing.join(", "));
     }
     Ok(())
+}
+
+/// Where programs are looked for: as root has it, whoever we are.
+pub(crate) fn program_dirs() -> Vec<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut dirs: Vec<_> = std::env::split_paths(&path).collect();
+    dirs.extend(["/usr/sbin".into(), "/sbin".into()]);
+    dirs
 }
 
 #[cfg(test)]

@@ -24,6 +24,8 @@ pub struct ClusterSpec {
     pub pod_cidrs: Vec<IpNet>,
     pub external_cidrs: Vec<IpNet>,
     pub internal_cidrs: Vec<IpNet>,
+    /// Of clusters that run Kubernetes.
+    pub service_cidrs: Vec<IpNet>,
 }
 
 impl ClusterSpec {
@@ -38,6 +40,7 @@ impl ClusterSpec {
             pod_cidrs: vec![v4([10, 200, 0, 0])],
             external_cidrs: vec![v4([10, 70, 0, 0])],
             internal_cidrs: vec![v4([10, 80, 0, 0])],
+            service_cidrs: vec![v4([10, 96, 0, 0])],
         }
     }
 

@@ -1,0 +1,104 @@
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use tar::{Builder, EntryType, Header};
+
+use super::programs::find;
+use crate::netns::finish;
+
+/// The image of busybox that every node has.
+pub const BUSYBOX: &str = "localhost/busybox:1";
+
+/// A container image of static programs, made without a builder.
+pub struct Image {
+    name: String,
+    command: Vec<String>,
+    files: Vec<(String, PathBuf)>,
+    links: Vec<(String, String)>,
+}
+
+impl Image {
+    /// An empty one; `name` is all of it, as in `localhost/gateway:1`.
+    pub fn new(name: &str, command: &[&str]) -> Self {
+        let command = command.iter().map(|word| (*word).to_owned()).collect();
+        Self { name: name.to_owned(), command, files: Vec::new(), links: Vec::new() }
+    }
+
+    /// Adds a program of this machine under an absolute path.
+    pub fn file(mut self, path: &str, source: impl Into<PathBuf>) -> Self {
+        self.files.push((path.to_owned(), source.into()));
+        self
+    }
+
+    pub fn link(mut self, path: &str, target: &str) -> Self {
+        self.links.push((path.to_owned(), target.to_owned()));
+        self
+    }
+
+    /// Busybox under all of its names; left alone it sleeps.
+    pub fn busybox() -> Result<Self> {
+        let program = find("busybox").context("busybox is not installed")?;
+        let names = finish(Command::new(&program).arg("--list"), "")?;
+        let image = Self::new(BUSYBOX, &["/bin/sleep", "2147483647"]);
+        let image = image.file("/bin/busybox", program);
+        let others = names.lines().filter(|name| *name != "busybox");
+        Ok(others.fold(image, |image, name| image.link(&format!("/bin/{name}"), "busybox")))
+    }
+
+    /// Writes the archive that `docker load` and `ctr images import` read.
+    pub fn write(&self, archive: &Path) -> Result<()> {
+        let bytes = self.archive().with_context(|| format!("making the image {}", self.name))?;
+        std::fs::write(archive, bytes).with_context(|| format!("writing {}", archive.display()))
+    }
+
+    fn archive(&self) -> Result<Vec<u8>> {
+        let layer = self.layer()?;
+        let digest: String = Sha256::digest(&layer).iter().map(|b| format!("{b:02x}")).collect();
+        let config = json!({
+            "architecture": match std::env::consts::ARCH { "x86_64" => "amd64", "aarch64" => "arm64", other => other },
+            "os": "linux",
+            "config": {"Cmd": self.command, "Env": ["PATH=/bin"]},
+            "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{digest}")]},
+        });
+        let manifest =
+            json!([{"Config": "config.json", "RepoTags": [self.name], "Layers": ["layer.tar"]}]);
+        let mut archive = Builder::new(Vec::new());
+        append(&mut archive, "layer.tar", 0o644, &layer)?;
+        append(&mut archive, "config.json", 0o644, config.to_string().as_bytes())?;
+        append(&mut archive, "manifest.json", 0o644, manifest.to_string().as_bytes())?;
+        Ok(archive.into_inner()?)
+    }
+
+    fn layer(&self) -> Result<Vec<u8>> {
+        let mut archive = Builder::new(Vec::new());
+        for (path, source) in &self.files {
+            let bytes = std::fs::read(source);
+            let bytes = bytes.with_context(|| format!("reading {}", source.display()))?;
+            append(&mut archive, path.trim_start_matches('/'), 0o755, &bytes)?;
+        }
+        for (path, target) in &self.links {
+            let mut header = Header::new_ustar();
+            header.set_entry_type(EntryType::Symlink);
+            header.set_mode(0o777);
+            header.set_size(0);
+            archive.append_link(&mut header, path.trim_start_matches('/'), target)?;
+        }
+        Ok(archive.into_inner()?)
+    }
+}
+
+fn append<W: Write>(
+    archive: &mut Builder<W>,
+    path: &str,
+    mode: u32,
+    bytes: &[u8],
+) -> std::io::Result<()> {
+    let mut header = Header::new_ustar();
+    header.set_mode(mode);
+    header.set_size(bytes.len() as u64);
+    archive.append_data(&mut header, path, bytes)
+}

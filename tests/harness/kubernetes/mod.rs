@@ -1,0 +1,182 @@
+//! Kubernetes itself, on machines that are namespaces: API server, kubelets, pods that run.
+
+mod certificates;
+mod control_plane;
+mod groups;
+mod image;
+mod machine;
+mod node;
+mod pod;
+mod programs;
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use certificates::Authority;
+use groups::Groups;
+
+use crate::{ClusterSpec, Lab, wait_until};
+
+pub use image::{BUSYBOX, Image};
+pub use machine::{DIR, Machine};
+pub use programs::require_kubernetes;
+
+/// A cluster of real nodes on one segment of a lab. The control plane runs on the first of them.
+///
+/// ```text
+///   pod eth0 -- veth -- cni0 (10.200.1.1/24) -- rome-1 eth0 (192.0.2.17/24) -- switch
+///   pod eth0 -- veth -- cni0 (10.200.2.1/24) -- rome-2 eth0 (192.0.2.18/24) -- switch
+/// ```
+///
+/// Everything is gone with this value and with this process, even if that is killed: processes
+/// and mounts with the machines, control groups after them.
+pub struct Kubernetes {
+    pub spec: ClusterSpec,
+    /// In order, so node number 1 comes first.
+    pub machines: Vec<Machine>,
+    // The last field, since a control group can only be removed once it is empty.
+    groups: Groups,
+}
+
+impl Kubernetes {
+    /// Starts everything and waits until all nodes are ready.
+    pub fn start(lab: &Lab, spec: ClusterSpec) -> Result<Self> {
+        require_kubernetes()?;
+        let groups = Groups::new(&spec.id)?;
+        let numbers = 1..=spec.nodes;
+        let machines = numbers.map(|number| Machine::new(lab, &spec, number));
+        let machines = machines.collect::<Result<Vec<_>>>()?;
+        let cluster = Self { spec, machines, groups };
+        cluster.boot().with_context(|| {
+            let failures: Vec<_> = cluster.machines.iter().flat_map(Machine::failures).collect();
+            format!("starting {}; ended: {failures:?}", cluster.spec.id)
+        })?;
+        Ok(cluster)
+    }
+
+    /// The first node, where the control plane runs.
+    pub fn head(&self) -> &Machine {
+        &self.machines[0]
+    }
+
+    /// Runs `kubectl` as an administrator; what it prints.
+    pub fn kubectl(&self, args: &[&str]) -> Result<String> {
+        self.head().host.command(self.tool("kubectl").args(args), "")
+    }
+
+    /// Runs `helm` as an administrator; what it prints.
+    pub fn helm(&self, args: &[&str]) -> Result<String> {
+        self.head().host.command(self.tool("helm").args(args), "")
+    }
+
+    /// Applies manifests, YAML or JSON; what `kubectl` prints.
+    pub fn apply(&self, manifests: &str) -> Result<String> {
+        self.head().host.command(self.tool("kubectl").args(["apply", "--filename=-"]), manifests)
+    }
+
+    /// An object as it is now.
+    pub fn get(&self, kind: &str, namespace: &str, name: &str) -> Result<Value> {
+        let text = self.kubectl(&["get", kind, name, "--namespace", namespace, "--output=json"])?;
+        serde_json::from_str(&text).with_context(|| format!("kubectl printed {text:?}"))
+    }
+
+    /// Makes an image known to every node, from the archive that [`Image::write`] made.
+    pub fn load_image(&self, archive: &Path) -> Result<()> {
+        self.on_all(|machine| node::import(machine, archive))
+    }
+
+    /// Kills the API server; everything else runs on.
+    pub fn stop_api_server(&self) -> Result<()> {
+        self.head().stop(control_plane::API_SERVER)
+    }
+
+    /// Starts it again and waits until it is ready.
+    pub fn start_api_server(&self) -> Result<()> {
+        self.head().start(&mut control_plane::api_server(&self.spec))?;
+        self.wait_for_api_server()
+    }
+
+    fn boot(&self) -> Result<()> {
+        let ca = Authority::new()?;
+        self.write_files(&ca)?;
+        self.head().start(&mut control_plane::etcd())?;
+        self.head().start(&mut control_plane::api_server(&self.spec))?;
+        self.on_all(|machine| machine.start(&mut node::containerd()))?;
+        self.load_busybox()?;
+        self.wait_for_api_server()?;
+        self.head().start(&mut control_plane::controllers())?;
+        self.head().start(&mut control_plane::scheduler())?;
+        self.join_nodes()
+    }
+
+    fn write_files(&self, ca: &Authority) -> Result<()> {
+        for machine in &self.machines {
+            let group = self.groups.add_machine(&machine.name)?;
+            node::write_files(machine, &self.spec, ca, &group)?;
+        }
+        let admin = ca.kubeconfig(&control_plane::url(&self.spec), &control_plane::admin())?;
+        self.head().write(ADMIN, &admin.to_string())?;
+        control_plane::write_files(self.head(), &self.spec, ca)
+    }
+
+    fn load_busybox(&self) -> Result<()> {
+        let folder = tempfile::tempdir().context("making a folder")?;
+        let archive = folder.path().join("busybox.tar");
+        Image::busybox()?.write(&archive)?;
+        self.on_all(|machine| {
+            node::wait_for_containerd(machine)?;
+            node::import(machine, &archive)
+        })
+    }
+
+    fn wait_for_api_server(&self) -> Result<()> {
+        control_plane::wait_for_port(self.head())?;
+        wait_until("the API server is ready", machine::PATIENCE, || {
+            self.kubectl(&["get", "--raw=/readyz"])
+        })
+        .map(drop)
+    }
+
+    /// The kubelets take over Nodes that are there already, so every node's pods have the prefix
+    /// that routes lead to.
+    fn join_nodes(&self) -> Result<()> {
+        let nodes = (1..=self.spec.nodes).map(|n| control_plane::node_object(&self.spec, n));
+        let nodes = nodes.collect::<Result<Vec<_>>>()?;
+        self.apply(&json!({"apiVersion": "v1", "kind": "List", "items": nodes}).to_string())?;
+        self.on_all(|machine| {
+            machine.start(&mut node::kubelet(machine))?;
+            machine.start(&mut node::proxy())
+        })?;
+        let ready = ["wait", "--for=condition=Ready", "node", "--all", "--timeout=120s"];
+        self.kubectl(&ready)?;
+        wait_until("every namespace has its account", Duration::from_secs(30), || {
+            self.get("serviceaccount", "default", "default")
+        })
+        .map(drop)
+    }
+
+    /// Does something on all nodes at once.
+    fn on_all(&self, f: impl Fn(&Machine) -> Result<()> + Sync) -> Result<()> {
+        std::thread::scope(|scope| {
+            let threads: Vec<_> =
+                self.machines.iter().map(|machine| scope.spawn(|| f(machine))).collect();
+            threads.into_iter().try_for_each(|thread| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            })
+        })
+    }
+
+    /// A command-line tool; it keeps its caches on the machine.
+    fn tool(&self, name: &str) -> Command {
+        let mut tool = Command::new(programs::built(name));
+        tool.env("KUBECONFIG", format!("{DIR}/{ADMIN}")).env("HOME", format!("{DIR}/home"));
+        tool
+    }
+}
+
+/// The administrator's kubeconfig, on the first node.
+const ADMIN: &str = "admin.kubeconfig";

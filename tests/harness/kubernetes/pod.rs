@@ -1,0 +1,70 @@
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::Kubernetes;
+use super::image::BUSYBOX;
+use crate::host::all_processes;
+use crate::{Netns, Pod};
+
+impl Kubernetes {
+    /// Runs pods of busybox that sleep, each under a name and on a node (from 1), and waits until
+    /// all of them are ready. Their label `app` is their name.
+    pub fn run_pods(&self, pods: &[(&str, u8)]) -> Result<Vec<Pod>> {
+        let items: Vec<_> = pods.iter().map(|(name, node)| self.busybox(name, *node)).collect();
+        self.apply(&json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string())?;
+        let names: Vec<_> = pods.iter().map(|(name, _)| format!("pod/{name}")).collect();
+        let mut wait = vec!["wait", "--for=condition=Ready", "--timeout=120s"];
+        wait.extend(names.iter().map(String::as_str));
+        self.kubectl(&wait)?;
+        pods.iter().map(|(name, _)| self.pod("default", name)).collect()
+    }
+
+    /// A running pod, as the rest of the harness knows pods. With a pod of the host's network
+    /// that is the node's namespace.
+    pub fn pod(&self, namespace: &str, name: &str) -> Result<Pod> {
+        let pod = self.get("pod", namespace, name)?;
+        let uid = pod["metadata"]["uid"].as_str().context("a pod has a uid")?;
+        let pid = process_of(uid)?;
+        let addresses = pod["status"]["podIPs"].as_array().into_iter().flatten();
+        let addresses = addresses.filter_map(|entry| entry["ip"].as_str()?.parse::<IpAddr>().ok());
+        Ok(Pod {
+            name: format!("{}/{name}", self.spec.id),
+            ns: Netns::open(Path::new(&format!("/proc/{pid}/ns/net")))?,
+            addresses: addresses.collect(),
+        })
+    }
+
+    /// Runs a command in the first container of a pod; what it prints.
+    pub fn exec(&self, namespace: &str, pod: &str, command: &[&str]) -> Result<String> {
+        let mut args = vec!["exec", "--namespace", namespace, pod, "--"];
+        args.extend(command);
+        self.kubectl(&args)
+    }
+
+    fn busybox(&self, name: &str, node: u8) -> Value {
+        json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "default", "labels": {"app": name}},
+            "spec": {
+                "nodeName": self.spec.node_name(node),
+                "terminationGracePeriodSeconds": 0,
+                "containers": [{"name": "main", "image": BUSYBOX, "imagePullPolicy": "Never"}],
+            },
+        })
+    }
+}
+
+/// Some process of a pod, by the control group that the kubelet has put it in.
+fn process_of(uid: &str) -> Result<i32> {
+    let group = format!("/pod{uid}/");
+    let is_in = |pid: &i32| {
+        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"));
+        groups.is_ok_and(|groups| groups.contains(&group))
+    };
+    all_processes().find(is_in).with_context(|| format!("no process is in {group}"))
+}

@@ -1,0 +1,123 @@
+//! ```text
+//!   a -- rome-1 --+--[ switch ]--+-- milan-1 -- a
+//!   b -- rome-2 --+              +-- milan-2 -- b      pods 10.200.0.0/16, services 10.96.0.0/16, twice
+//! ```
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use weft_tests::traffic::{Service, TcpServer, connect, http_get, ping};
+use weft_tests::{Kubernetes, Lab, Pod, wait_until};
+
+use crate::leftovers::Traces;
+use crate::stage::{play, rome_and_milan, step};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const HTTP: u16 = 8080;
+
+#[test]
+fn two_clusters_with_the_same_pod_cidr_come_up_work_and_leave_nothing() -> Result<()> {
+    play(|| {
+        let before = Traces::of_the_host()?;
+        let lab = Lab::new("weft-kubernetes")?;
+        let clusters = step("two clusters come up", || rome_and_milan(&lab))?;
+        clusters.iter().try_for_each(nodes_are_ready)?;
+        let pods = step("a pod runs on each node", || each(&clusters, run_pods))?;
+        step("pods reach each other and services", || {
+            clusters.iter().zip(&pods).try_for_each(|(cluster, pods)| traffic_passes(cluster, pods))
+        })?;
+        step("an API server goes and comes back", || api_server_restarts(&clusters[0], &pods[0]))?;
+        let during = Traces::of_the_host()?;
+        ensure!(during.namespaces() > before.namespaces() + 8, "the check sees no namespaces");
+        step("everything ends", || {
+            drop((clusters, pods, lab));
+            before.wait_for_no_more(PATIENCE)
+        })
+    })
+}
+
+/// Does something on all clusters at once.
+fn each<T: Send>(
+    clusters: &[Kubernetes],
+    f: impl Fn(&Kubernetes) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = clusters.iter().map(|one| scope.spawn(|| f(one))).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<T>>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(join).collect()
+    })
+}
+
+fn nodes_are_ready(cluster: &Kubernetes) -> Result<()> {
+    let nodes: Value = serde_json::from_str(&cluster.kubectl(&["get", "nodes", "-o", "json"])?)?;
+    let nodes = nodes["items"].as_array().context("a list has items")?;
+    ensure!(nodes.len() == 2, "{} has {} nodes", cluster.spec.id, nodes.len());
+    for (number, node) in (1..).zip(nodes) {
+        let conditions = node["status"]["conditions"].as_array().into_iter().flatten();
+        let ready = conditions.filter(|c| c["type"] == "Ready" && c["status"] == "True").count();
+        ensure!(ready == 1, "{node}");
+        let address = json!({"type": "InternalIP", "address": cluster.spec.node_address(number)});
+        ensure!(node["status"]["addresses"].as_array().is_some_and(|all| all.contains(&address)));
+    }
+    Ok(())
+}
+
+fn run_pods(cluster: &Kubernetes) -> Result<Vec<Pod>> {
+    let pods = cluster.run_pods(&[("a", 1), ("b", 2)])?;
+    for (node, pod) in (1..).zip(&pods) {
+        let inside = |address: &IpAddr| {
+            cluster.spec.node_pod_cidrs(node).iter().any(|cidr| cidr.contains(address))
+        };
+        ensure!(pod.addresses.iter().all(inside), "{} has {:?}", pod.name, pod.addresses);
+    }
+    let said = cluster.exec("default", "a", &["echo", "hello"])?;
+    ensure!(said == "hello\n", "exec printed {said:?}");
+    Ok(pods)
+}
+
+fn traffic_passes(cluster: &Kubernetes, pods: &[Pod]) -> Result<()> {
+    let [a, b] = pods else { unreachable!("two pods were started") };
+    let _server = TcpServer::start(&b.ns, HTTP, Service::Http)?;
+    let stats = ping(&a.ns, b.addresses[0], 3)?;
+    ensure!(stats.lost == 0, "{} to {}: {stats:?}", a.name, b.name);
+    let seen = http_get(&a.ns, SocketAddr::new(b.addresses[0], HTTP))?;
+    ensure!(seen == a.addresses[0], "{} saw {seen} instead of {}", b.name, a.name);
+
+    cluster.apply(&service("b"))?;
+    let address = cluster.get("service", "default", "b")?["spec"]["clusterIP"].clone();
+    let address: IpAddr = address.as_str().context("a service has an address")?.parse()?;
+    for pod in pods {
+        wait_until("the service answers", PATIENCE, || {
+            http_get(&pod.ns, SocketAddr::new(address, 80))
+        })?;
+    }
+    let api = cluster.spec.service_cidrs[0].hosts().next().context("a CIDR has hosts")?;
+    connect(&a.ns, SocketAddr::new(api, 443), PATIENCE).context("the API server, from a pod")?;
+    Ok(())
+}
+
+fn service(app: &str) -> String {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": app, "namespace": "default"},
+        "spec": {"selector": {"app": app}, "ports": [{"port": 80, "targetPort": HTTP}]},
+    })
+    .to_string()
+}
+
+fn api_server_restarts(cluster: &Kubernetes, pods: &[Pod]) -> Result<()> {
+    cluster.stop_api_server()?;
+    ensure!(cluster.kubectl(&["get", "nodes"]).is_err(), "a stopped API server answers");
+    let stats = ping(&pods[0].ns, pods[1].addresses[0], 3)?;
+    ensure!(stats.lost == 0, "without an API server: {stats:?}");
+    cluster.start_api_server()?;
+    let later = cluster.run_pods(&[("later", 2)])?;
+    let stats = ping(&pods[0].ns, later[0].addresses[0], 3)?;
+    ensure!(stats.lost == 0, "{stats:?}");
+    Ok(())
+}

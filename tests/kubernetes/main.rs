@@ -1,0 +1,8 @@
+//! What happens on real clusters of Kubernetes, two side by side.
+//!
+//! Each is as heavy as two real nodes, and what is left on the host can only be told when nobody
+//! else builds any, so one test runs at a time.
+
+mod clusters;
+mod leftovers;
+mod stage;

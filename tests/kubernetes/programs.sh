@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Builds what clusters of the tests run, from the Go module proxy.
+# usage: programs.sh FOLDER KUBERNETES_VERSION HELM_VERSION
+set -euo pipefail
+folder=$1 kubernetes=$2 helm=$3
+programs=(kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl)
+export CGO_ENABLED=0 GOFLAGS=-mod=mod
+
+# A module of our own: the one of Kubernetes leaves the versions of its parts to whoever builds it.
+module() {
+  local parts=v0.${kubernetes#1.} mod
+  printf 'module kubernetes\n\ngo 1.24\n' >go.mod
+  mod=$(go mod download -json "k8s.io/kubernetes@v$kubernetes" | sed -n 's/.*"GoMod": "\(.*\)".*/\1/p')
+  printf '\nrequire k8s.io/kubernetes v%s\n\nreplace (\n' "$kubernetes" >>go.mod
+  sed -n "s|^\t\(k8s.io/[a-z-]*\) v0\.0\.0\$|\t\1 => \1 $parts|p" "$mod" >>go.mod
+  printf ')\n' >>go.mod
+}
+
+# A program appears whole or not at all.
+build() { # NUMBER PROGRAM LINKER_FLAGS PACKAGE
+  echo "building $2, once: $1 of $((${#programs[@]} + 1)) programs, ten minutes in all on two cores"
+  go build -trimpath -ldflags "-s -w $3" -o "$folder/.$2" "$4"
+  mv "$folder/.$2" "$folder/$2"
+}
+
+is_built() { # PROGRAM MODULE VERSION
+  [ -x "$folder/$1" ] && go version -m "$folder/$1" | grep -qF "$2	v$3"
+}
+
+mkdir -p "$folder"
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+cd "$scratch"
+minor=${kubernetes#*.} minor=${minor%.*} number=0
+names=k8s.io/component-base/version
+for program in "${programs[@]}"; do
+  number=$((number + 1))
+  is_built "$program" k8s.io/kubernetes "$kubernetes" && continue
+  [ -f go.mod ] || module
+  build "$number" "$program" "-X $names.gitVersion=v$kubernetes -X $names.gitMajor=1 -X $names.gitMinor=$minor" \
+    "k8s.io/kubernetes/cmd/$program"
+done
+
+is_built helm helm.sh/helm/v3 "$helm" && exit
+printf 'module helm\n\ngo 1.24\n\nrequire helm.sh/helm/v3 v%s\n' "$helm" >go.mod
+rm -f go.sum
+# Helm takes a cluster that it does not see for one of this version.
+flags="-X helm.sh/helm/v3/internal/version.version=v$helm"
+for package in pkg/chartutil pkg/lint/rules; do
+  flags+=" -X helm.sh/helm/v3/$package.k8sVersionMajor=1 -X helm.sh/helm/v3/$package.k8sVersionMinor=$minor"
+done
+build $((number + 1)) helm "$flags" helm.sh/helm/v3/cmd/helm

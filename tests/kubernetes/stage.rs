@@ -1,0 +1,47 @@
+//! What all tests of clusters begin with.
+
+use std::io::Write;
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use weft_tests::kubernetes::require_kubernetes;
+use weft_tests::{ClusterSpec, Kubernetes, Lab, skip};
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Runs a test once no other runs, or says why it cannot run here.
+pub(crate) fn play(test: impl FnOnce() -> Result<()>) -> Result<()> {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    match require_kubernetes() {
+        Ok(()) => test(),
+        Err(why) => {
+            skip(&format!("{why:#}"));
+            Ok(())
+        }
+    }
+}
+
+/// Does a part of a test, and says how long that took, past the test runner.
+pub(crate) fn step<T>(what: &str, f: impl FnOnce() -> Result<T>) -> Result<T> {
+    let began = Instant::now();
+    let result = f().with_context(|| what.to_owned())?;
+    let line = format!("{:6.1} s  {what}\n", began.elapsed().as_secs_f64());
+    let _ = std::io::stderr().write_all(line.as_bytes());
+    Ok(result)
+}
+
+/// Rome and milan, with the same prefixes for pods and services, on one segment.
+///
+/// ```text
+///   pods -- rome-1, rome-2 (192.0.2.17, .18) --[ switch ]-- milan-1, milan-2 (192.0.2.33, .34) -- pods
+/// ```
+pub(crate) fn rome_and_milan(lab: &Lab) -> Result<[Kubernetes; 2]> {
+    let [rome, milan] = [("rome", 1), ("milan", 2)].map(|(id, n)| ClusterSpec::new(id, n, 2));
+    std::thread::scope(|scope| {
+        let rome = scope.spawn(|| Kubernetes::start(lab, rome));
+        let milan = Kubernetes::start(lab, milan);
+        let rome = rome.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        Ok([rome?, milan?])
+    })
+}
