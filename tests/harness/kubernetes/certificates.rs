@@ -74,9 +74,10 @@ impl Authority {
     }
 }
 
-/// A key that nobody certifies.
-pub(super) fn private_key() -> Result<String> {
-    Ok(KeyPair::generate()?.serialize_pem())
+/// A key that nobody certifies: the private one and the public one, in PEM.
+pub(super) fn key_pair() -> Result<(String, String)> {
+    let key = KeyPair::generate()?;
+    Ok((key.serialize_pem(), key.public_key_pem()))
 }
 
 fn distinguished(name: &str, organization: Option<&str>) -> DistinguishedName {

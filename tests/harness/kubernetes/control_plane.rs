@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use ipnet::IpNet;
 
-use super::certificates::{Authority, Subject, private_key};
+use super::certificates::{Authority, Subject, key_pair};
 use super::machine::{DIR, Machine, PATIENCE};
 use super::programs::built;
 use crate::{ClusterSpec, wait_until};
@@ -32,7 +32,9 @@ pub(super) fn write_files(head: &Machine, spec: &ClusterSpec, ca: &Authority) ->
     head.write("apiserver.key", &identity.key)?;
     head.write("kubelet-client.crt", &kubelet_client.certificate)?;
     head.write("kubelet-client.key", &kubelet_client.key)?;
-    head.write("accounts.key", &private_key()?)?;
+    let (private, public) = key_pair()?;
+    head.write("accounts.key", &private)?;
+    head.write("accounts.pub", &public)?;
     for name in [CONTROLLERS, SCHEDULER] {
         let user = format!("system:{name}");
         let subject = Subject { name: &user, ..Subject::default() };
@@ -73,7 +75,7 @@ pub(super) fn api_server(spec: &ClusterSpec) -> Command {
         // Names of nodes are in no DNS.
         .arg("--kubelet-preferred-address-types=InternalIP")
         .arg("--service-account-issuer=https://kubernetes.default.svc")
-        .arg(file("service-account-key-file", "accounts.key"))
+        .arg(file("service-account-key-file", "accounts.pub"))
         .arg(file("service-account-signing-key-file", "accounts.key"));
     server
 }
