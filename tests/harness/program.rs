@@ -115,7 +115,8 @@ pub fn bin_dir() -> Result<PathBuf> {
     Ok(dir)
 }
 
-const PROGRAMS: [&str; 5] = ["weft", "fabric-controller", "ipam", "route-agent", "gateway"];
+pub(crate) const PROGRAMS: [&str; 5] =
+    ["weft", "fabric-controller", "ipam", "route-agent", "gateway"];
 
 /// `target/PROFILE`, of which test binaries are in `deps/`.
 fn profile_dir() -> Result<PathBuf> {

@@ -6,49 +6,41 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
+use weft_tests::kubernetes::Object;
 use weft_tests::traffic::{Service, TcpServer, connect, http_get, ping};
-use weft_tests::{Kubernetes, Lab, Pod, wait_until};
+use weft_tests::{Kubernetes, Lab, Netns, Pod, wait_until};
 
-use crate::leftovers::Traces;
-use crate::stage::{play, rome_and_milan, step};
+use crate::leftovers::{Namespaces, Traces};
+use crate::stage::{each, play, rome_and_milan, step};
 
 const PATIENCE: Duration = Duration::from_secs(20);
+const LAB: &str = "weft-kubernetes";
 const HTTP: u16 = 8080;
 
 #[test]
 fn two_clusters_with_the_same_pod_cidr_come_up_work_and_leave_nothing() -> Result<()> {
     play(|| {
         let before = Traces::of_the_host()?;
-        let lab = Lab::new("weft-kubernetes")?;
+        let lab = Lab::new(LAB)?;
         let clusters = step("two clusters come up", || rome_and_milan(&lab))?;
         clusters.iter().try_for_each(nodes_are_ready)?;
         let pods = step("a pod runs on each node", || each(&clusters, run_pods))?;
         step("pods reach each other and services", || {
-            clusters.iter().zip(&pods).try_for_each(|(cluster, pods)| traffic_passes(cluster, pods))
+            clusters.iter().zip(&pods).try_for_each(|(cluster, pods)| {
+                pods_reach_each_other(cluster, pods)?;
+                services_answer(cluster, pods, lab.switch().net())
+            })
         })?;
+        step("objects are waited for", || waits_end(&clusters[0]))?;
         step("an API server goes and comes back", || api_server_restarts(&clusters[0], &pods[0]))?;
-        let during = Traces::of_the_host()?;
-        ensure!(during.namespaces() > before.namespaces() + 8, "the check sees no namespaces");
+        let during = Namespaces::of_lab(LAB);
+        ensure!(during.count() > 20, "the check sees {} namespaces", during.count());
         step("everything ends", || {
             drop((clusters, pods, lab));
-            before.wait_for_no_more(PATIENCE)
+            before.wait_for_no_more(&during, PATIENCE)
         })
-    })
-}
-
-/// Does something on all clusters at once.
-fn each<T: Send>(
-    clusters: &[Kubernetes],
-    f: impl Fn(&Kubernetes) -> Result<T> + Sync,
-) -> Result<Vec<T>> {
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = clusters.iter().map(|one| scope.spawn(|| f(one))).collect();
-        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<T>>| {
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        threads.into_iter().map(join).collect()
     })
 }
 
@@ -74,29 +66,55 @@ fn run_pods(cluster: &Kubernetes) -> Result<Vec<Pod>> {
         };
         ensure!(pod.addresses.iter().all(inside), "{} has {:?}", pod.name, pod.addresses);
     }
-    let said = cluster.exec("default", "a", &["echo", "hello"])?;
-    ensure!(said == "hello\n", "exec printed {said:?}");
+    for pod in ["a", "b"] {
+        let said = cluster.exec("default", pod, &["hostname"])?;
+        ensure!(said.trim() == pod, "hostname printed {said:?} in {pod}");
+    }
     Ok(pods)
 }
 
-fn traffic_passes(cluster: &Kubernetes, pods: &[Pod]) -> Result<()> {
+fn pods_reach_each_other(cluster: &Kubernetes, pods: &[Pod]) -> Result<()> {
     let [a, b] = pods else { unreachable!("two pods were started") };
     let _server = TcpServer::start(&b.ns, HTTP, Service::Http)?;
     let stats = ping(&a.ns, b.addresses[0], 3)?;
     ensure!(stats.lost == 0, "{} to {}: {stats:?}", a.name, b.name);
     let seen = http_get(&a.ns, SocketAddr::new(b.addresses[0], HTTP))?;
     ensure!(seen == a.addresses[0], "{} saw {seen} instead of {}", b.name, a.name);
-
-    cluster.apply(&service("b"))?;
-    let address = cluster.get("service", "default", "b")?["spec"]["clusterIP"].clone();
-    let address: IpAddr = address.as_str().context("a service has an address")?.parse()?;
-    for pod in pods {
-        wait_until("the service answers", PATIENCE, || {
-            http_get(&pod.ns, SocketAddr::new(address, 80))
-        })?;
-    }
     let api = cluster.spec.service_cidrs[0].hosts().next().context("a CIDR has hosts")?;
     connect(&a.ns, SocketAddr::new(api, 443), PATIENCE).context("the API server, from a pod")?;
+    Ok(())
+}
+
+/// By its own address from every pod, and from outside by a port of every node.
+fn services_answer(cluster: &Kubernetes, pods: &[Pod], outside: &Netns) -> Result<()> {
+    let _server = TcpServer::start(&pods[1].ns, HTTP, Service::Http)?;
+    cluster.apply(&service("b"))?;
+    let spec = cluster.get(Object::new("service", "default", "b"))?["spec"].take();
+    let address = spec["clusterIP"].as_str().context("a service has an address")?.parse()?;
+    let port = spec["ports"][0]["nodePort"].as_u64().context("a service has a node port")?;
+    let nodes = cluster.machines.iter().map(|node| node.addresses[0]);
+    let ways = pods.iter().map(|pod| (&pod.ns, SocketAddr::new(address, 80)));
+    let port = u16::try_from(port)?;
+    for (from, to) in ways.chain(nodes.map(|node| (outside, SocketAddr::new(node, port)))) {
+        let what = format!("the service of {} answers at {to}", cluster.spec.id);
+        wait_until(&what, PATIENCE, || http_get(from, to))?;
+    }
+    Ok(())
+}
+
+fn waits_end(cluster: &Kubernetes) -> Result<()> {
+    let [pod, none] = ["a", "none"].map(|name| Object::new("pod", "default", name));
+    cluster.wait_for(pod, "condition=Ready", PATIENCE)?;
+    cluster.wait_for(pod, "jsonpath={.status.phase}=Running", PATIENCE)?;
+    cluster.wait_for(none, "delete", PATIENCE)?;
+    let soon = Duration::from_millis(300);
+    for (object, said) in [(pod, r#""phase":"Running""#), (none, "NotFound")] {
+        let Err(error) = cluster.wait_for(object, "jsonpath={.status.phase}=Failed", soon) else {
+            bail!("{object} has failed")
+        };
+        let text = format!("{error:#}");
+        ensure!(text.contains(&format!("of {object} of rome")) && text.contains(said), "{text}");
+    }
     Ok(())
 }
 
@@ -105,7 +123,11 @@ fn service(app: &str) -> String {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": app, "namespace": "default"},
-        "spec": {"selector": {"app": app}, "ports": [{"port": 80, "targetPort": HTTP}]},
+        "spec": {
+            "type": "NodePort",
+            "selector": {"app": app},
+            "ports": [{"port": 80, "targetPort": HTTP}],
+        },
     })
     .to_string()
 }

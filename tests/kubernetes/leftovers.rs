@@ -9,11 +9,11 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use weft_tests::{ClusterSpec, Kubernetes, Lab, wait_until};
+use weft_tests::{ClusterSpec, Kubernetes, Lab, find_holders, wait_until};
 
 use crate::stage::{play, step};
 
-/// Everything there is of what clusters make.
+/// What there is on the host of what clusters could make there.
 pub(crate) struct Traces(BTreeSet<String>);
 
 /// Where programs of Kubernetes keep things when nobody tells them otherwise.
@@ -28,21 +28,18 @@ impl Traces {
         for folder in FOLDERS.map(Path::new) {
             all.extend(entries(folder).map(|path| format!("path {}", path.display())));
         }
-        all.extend(processes().flat_map(|process| namespaces_of(&process)));
         all.extend(groups(Path::new("/sys/fs/cgroup")).map(|path| format!("group {path}")));
         Ok(Self(all))
     }
 
-    pub(crate) fn namespaces(&self) -> usize {
-        self.0.iter().filter(|trace| trace.starts_with("net:[")).count()
-    }
-
-    /// Until there is nothing that was not there before.
-    pub(crate) fn wait_for_no_more(&self, at_most: Duration) -> Result<()> {
+    /// Until there is nothing that was not there before, and nobody in these namespaces.
+    pub(crate) fn wait_for_no_more(&self, gone: &Namespaces, at_most: Duration) -> Result<()> {
         wait_until("nothing is left on the host", at_most, || {
             let now = Self::of_the_host()?;
             let left: Vec<_> = now.0.difference(&self.0).collect();
-            ensure!(left.is_empty(), "there still is {left:#?}");
+            let held = Namespaces::of(processes());
+            let held: Vec<_> = held.0.intersection(&gone.0).collect();
+            ensure!(left.is_empty() && held.is_empty(), "there still is {left:#?} {held:#?}");
             Ok::<_, anyhow::Error>(())
         })
     }
@@ -52,18 +49,6 @@ fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path())
 }
 
-fn processes() -> impl Iterator<Item = PathBuf> {
-    let number = |path: &PathBuf| path.file_name()?.to_str()?.parse::<u32>().ok();
-    entries(Path::new("/proc")).filter(move |path| number(path).is_some())
-}
-
-/// A process itself is no trace, since anybody may start one; namespaces of its own are.
-fn namespaces_of(process: &Path) -> Vec<String> {
-    let of = |kind: &str| fs::read_link(process.join("ns").join(kind)).ok();
-    let all = ["net", "mnt", "pid"].into_iter().filter_map(of);
-    all.map(|link| link.display().to_string()).collect()
-}
-
 /// The groups of clusters, and one level below.
 fn groups(root: &Path) -> impl Iterator<Item = String> + use<> {
     let all = entries(root).flat_map(|path| entries(&path).chain([path]));
@@ -71,8 +56,54 @@ fn groups(root: &Path) -> impl Iterator<Item = String> + use<> {
     all.filter(is_ours).map(|path| path.display().to_string())
 }
 
+/// Namespaces that processes are in.
+pub(crate) struct Namespaces(BTreeSet<String>);
+
+impl Namespaces {
+    /// Of the machines of a lab, and of the pods on them.
+    pub(crate) fn of_lab(group: &str) -> Self {
+        let inside = |(holder, _)| link(holder, "pid_for_children");
+        let machines: BTreeSet<_> = find_holders(group).into_iter().filter_map(inside).collect();
+        Self::of(processes().filter(|process| is_on(&machines, *process)))
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn of(processes: impl Iterator<Item = i32>) -> Self {
+        let kinds = ["net", "mnt", "pid"];
+        Self(
+            processes.flat_map(|pid| kinds.into_iter().filter_map(move |k| link(pid, k))).collect(),
+        )
+    }
+}
+
+fn processes() -> impl Iterator<Item = i32> {
+    entries(Path::new("/proc")).filter_map(|path| path.file_name()?.to_str()?.parse().ok())
+}
+
+fn link(process: i32, namespace: &str) -> Option<String> {
+    let link = fs::read_link(format!("/proc/{process}/ns/{namespace}")).ok()?;
+    Some(link.display().to_string())
+}
+
+/// Whether a process runs on one of these machines, or whoever started it does.
+fn is_on(machines: &BTreeSet<String>, process: i32) -> bool {
+    link(process, "pid").is_some_and(|pid| machines.contains(&pid))
+        || parent(process).is_some_and(|parent| is_on(machines, parent))
+}
+
+fn parent(process: i32) -> Option<i32> {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    line.trim().parse().ok().filter(|parent| *parent > 0)
+}
+
 /// Tells the test below that it is to be killed.
 const VICTIM: &str = "WEFT_VICTIM";
+/// Its lab.
+const VICTIMS: &str = "weft-kubernetes-victim";
 const READY: &str = "ready to be killed";
 
 #[test]
@@ -95,17 +126,19 @@ fn a_killed_run_leaves_nothing() -> Result<()> {
             Ok(lines.any(|line| line.ends_with(READY)))
         })?;
         ensure!(ready, "the other process ended too early");
+        let during = Namespaces::of_lab(VICTIMS);
+        ensure!(during.count() > 5, "the check sees {} namespaces", during.count());
         step("nothing is left of it once it is killed", || {
             victim.kill()?;
             victim.wait()?;
-            before.wait_for_no_more(Duration::from_secs(20))
+            before.wait_for_no_more(&during, Duration::from_secs(20))
         })
     })
 }
 
 #[allow(clippy::print_stdout, reason = "the other process reads it")]
 fn wait_to_be_killed() -> Result<()> {
-    let lab = Lab::new("weft-kubernetes-victim")?;
+    let lab = Lab::new(VICTIMS)?;
     let cluster = Kubernetes::start(&lab, ClusterSpec::new("rome", 1, 1))?;
     cluster.run_pods(&[("a", 1)])?;
     println!("{READY}");

@@ -45,3 +45,17 @@ pub(crate) fn rome_and_milan(lab: &Lab) -> Result<[Kubernetes; 2]> {
         Ok([rome?, milan?])
     })
 }
+
+/// Does something on all clusters at once.
+pub(crate) fn each<T: Send>(
+    clusters: &[Kubernetes],
+    f: impl Fn(&Kubernetes) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = clusters.iter().map(|one| scope.spawn(|| f(one))).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<T>>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(join).collect()
+    })
+}

@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,16 +9,21 @@ use sha2::{Digest, Sha256};
 use tar::{Builder, EntryType, Header};
 
 use super::programs::find;
+use crate::bin_dir;
 use crate::netns::finish;
+use crate::program::PROGRAMS;
 
 /// The image of busybox that every node has.
 pub const BUSYBOX: &str = "localhost/busybox:1";
 
-/// A container image of static programs, made without a builder.
+/// The image of all programs of weft.
+pub const WEFT: &str = "localhost/weft:test";
+
+/// A container image of programs of this machine, made without a builder.
 pub struct Image {
     name: String,
     command: Vec<String>,
-    files: Vec<(String, PathBuf)>,
+    files: BTreeMap<PathBuf, PathBuf>,
     links: Vec<(String, String)>,
 }
 
@@ -25,13 +31,20 @@ impl Image {
     /// An empty one; `name` is all of it, as in `localhost/gateway:1`.
     pub fn new(name: &str, command: &[&str]) -> Self {
         let command = command.iter().map(|word| (*word).to_owned()).collect();
-        Self { name: name.to_owned(), command, files: Vec::new(), links: Vec::new() }
+        Self { name: name.to_owned(), command, files: BTreeMap::new(), links: Vec::new() }
     }
 
-    /// Adds a program of this machine under an absolute path.
-    pub fn file(mut self, path: &str, source: impl Into<PathBuf>) -> Self {
-        self.files.push((path.to_owned(), source.into()));
+    /// Adds a file of this machine under an absolute path.
+    pub fn file(mut self, path: impl Into<PathBuf>, source: impl Into<PathBuf>) -> Self {
+        self.files.insert(path.into(), source.into());
         self
+    }
+
+    /// Adds a program, and the libraries that it is linked to where they are here.
+    pub fn program(self, name: &str, source: &Path) -> Result<Self> {
+        let libraries = libraries(source)?;
+        let image = self.file(Path::new("/bin").join(name), source);
+        Ok(libraries.into_iter().fold(image, |image, library| image.file(library.clone(), library)))
     }
 
     pub fn link(mut self, path: &str, target: &str) -> Self {
@@ -47,6 +60,17 @@ impl Image {
         let image = image.file("/bin/busybox", program);
         let others = names.lines().filter(|name| *name != "busybox");
         Ok(others.fold(image, |image, name| image.link(&format!("/bin/{name}"), "busybox")))
+    }
+
+    /// The programs of weft that were built, and what they start.
+    pub fn weft() -> Result<Self> {
+        let dir = bin_dir()?;
+        let nft = find("nft").context("nft is not installed")?;
+        let image = Self::new(WEFT, &["weft"]).program("nft", &nft)?;
+        // Without it names are not looked for in /etc/hosts first.
+        let names = "/etc/nsswitch.conf";
+        let image = image.file(names, names);
+        PROGRAMS.iter().try_fold(image, |image, name| image.program(name, &dir.join(name)))
     }
 
     /// Writes the archive that `docker load` and `ctr images import` read.
@@ -78,7 +102,7 @@ impl Image {
         for (path, source) in &self.files {
             let bytes = std::fs::read(source);
             let bytes = bytes.with_context(|| format!("reading {}", source.display()))?;
-            append(&mut archive, path.trim_start_matches('/'), 0o755, &bytes)?;
+            append(&mut archive, path.strip_prefix("/").unwrap_or(path), 0o755, &bytes)?;
         }
         for (path, target) in &self.links {
             let mut header = Header::new_ustar();
@@ -91,9 +115,20 @@ impl Image {
     }
 }
 
+/// Absolute paths of what a program is linked to, the loader among them; none if it is static.
+fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
+    let text = match finish(Command::new("ldd").arg(program), "") {
+        Err(error) if error.to_string().contains("not a dynamic executable") => String::new(),
+        text => text?,
+    };
+    let path =
+        |line: &str| line.split_whitespace().find(|word| word.starts_with('/')).map(Into::into);
+    Ok(text.lines().filter_map(path).collect())
+}
+
 fn append<W: Write>(
     archive: &mut Builder<W>,
-    path: &str,
+    path: impl AsRef<Path>,
     mode: u32,
     bytes: &[u8],
 ) -> std::io::Result<()> {

@@ -6,23 +6,23 @@ mod groups;
 mod image;
 mod machine;
 mod node;
+mod object;
 mod pod;
 mod programs;
 
-use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use certificates::Authority;
 use groups::Groups;
 
 use crate::{ClusterSpec, Lab, wait_until};
 
-pub use image::{BUSYBOX, Image};
+pub use image::{BUSYBOX, Image, WEFT};
 pub use machine::{DIR, Machine};
+pub use object::Object;
 pub use programs::require_kubernetes;
 
 /// A cluster of real nodes on one segment of a lab. The control plane runs on the first of them.
@@ -78,15 +78,12 @@ impl Kubernetes {
         self.head().host.command(self.tool("kubectl").args(["apply", "--filename=-"]), manifests)
     }
 
-    /// An object as it is now.
-    pub fn get(&self, kind: &str, namespace: &str, name: &str) -> Result<Value> {
-        let text = self.kubectl(&["get", kind, name, "--namespace", namespace, "--output=json"])?;
-        serde_json::from_str(&text).with_context(|| format!("kubectl printed {text:?}"))
-    }
-
-    /// Makes an image known to every node, from the archive that [`Image::write`] made.
-    pub fn load_image(&self, archive: &Path) -> Result<()> {
-        self.on_all(|machine| node::import(machine, archive))
+    /// Makes an image known to every node.
+    pub fn load(&self, image: &Image) -> Result<()> {
+        let folder = tempfile::tempdir().context("making a folder")?;
+        let archive = folder.path().join("image.tar");
+        image.write(&archive)?;
+        self.on_all(|machine| node::import(machine, &archive))
     }
 
     /// Kills the API server; everything else runs on.
@@ -106,7 +103,8 @@ impl Kubernetes {
         self.head().start(&mut control_plane::etcd())?;
         self.head().start(&mut control_plane::api_server(&self.spec))?;
         self.on_all(|machine| machine.start(&mut node::containerd()))?;
-        self.load_busybox()?;
+        self.on_all(node::wait_for_containerd)?;
+        self.load(&Image::busybox()?)?;
         self.wait_for_api_server()?;
         self.head().start(&mut control_plane::controllers())?;
         self.head().start(&mut control_plane::scheduler())?;
@@ -121,16 +119,6 @@ impl Kubernetes {
         let admin = ca.kubeconfig(&control_plane::url(&self.spec), &control_plane::admin())?;
         self.head().write(ADMIN, &admin.to_string())?;
         control_plane::write_files(self.head(), &self.spec, ca)
-    }
-
-    fn load_busybox(&self) -> Result<()> {
-        let folder = tempfile::tempdir().context("making a folder")?;
-        let archive = folder.path().join("busybox.tar");
-        Image::busybox()?.write(&archive)?;
-        self.on_all(|machine| {
-            node::wait_for_containerd(machine)?;
-            node::import(machine, &archive)
-        })
     }
 
     fn wait_for_api_server(&self) -> Result<()> {
@@ -153,10 +141,8 @@ impl Kubernetes {
         })?;
         let ready = ["wait", "--for=condition=Ready", "node", "--all", "--timeout=120s"];
         self.kubectl(&ready)?;
-        wait_until("every namespace has its account", Duration::from_secs(30), || {
-            self.get("serviceaccount", "default", "default")
-        })
-        .map(drop)
+        let account = Object::new("serviceaccount", "default", "default");
+        self.wait_for(account, "create", machine::PATIENCE)
     }
 
     /// Does something on all nodes at once.

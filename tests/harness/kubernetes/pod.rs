@@ -5,8 +5,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::Kubernetes;
 use super::image::BUSYBOX;
+use super::{Kubernetes, Object};
 use crate::host::all_processes;
 use crate::{Netns, Pod};
 
@@ -26,7 +26,7 @@ impl Kubernetes {
     /// A running pod, as the rest of the harness knows pods. With a pod of the host's network
     /// that is the node's namespace.
     pub fn pod(&self, namespace: &str, name: &str) -> Result<Pod> {
-        let pod = self.get("pod", namespace, name)?;
+        let pod = self.get(Object::new("pod", namespace, name))?;
         let uid = pod["metadata"]["uid"].as_str().context("a pod has a uid")?;
         let pid = process_of(uid)?;
         let addresses = pod["status"]["podIPs"].as_array().into_iter().flatten();
