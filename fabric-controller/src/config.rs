@@ -5,13 +5,17 @@ use fabric_shell::LogArgs;
 use fabric_store::StoreArgs;
 use ipam_proto::Address;
 
-/// Turns a cluster's manifests into what its gateways and nodes run on.
+/// Turns a cluster's resources into what its gateways and nodes run on.
 ///
-/// Reads the manifests (Liqo's kinds: Configuration, GatewayServer, GatewayClient, PublicKey,
-/// Network, IP, and the cluster's Nodes, ConfigMap and Secrets), asks ipam for prefixes and
-/// addresses, and publishes a GatewayConfig for each peering and a NodeConfig for each node under
-/// RUN_DIR/published. Statuses are written beside them, never into the manifests; what is wrong
-/// with any of it is listed in RUN_DIR/published/problems.yaml, and everything else goes on.
+/// Reads Liqo's kinds (Configuration, GatewayServer, GatewayClient, PublicKey, Network, IP) and the
+/// cluster's Nodes, ConfigMap and Secrets, asks ipam for prefixes and addresses, and publishes a
+/// GatewayConfig for each peering and a NodeConfig for each node. What is wrong with any of it is
+/// told where it is, and everything else goes on.
+///
+/// With --kubernetes all of that is in the API server: statuses and conditions are the objects'
+/// own. Otherwise it is in directories: manifests are read and never written to, what is published
+/// is under RUN_DIR/published with the statuses beside it, and what is wrong is listed in
+/// RUN_DIR/published/problems.yaml.
 ///
 /// It holds no state of its own: stopped and started again, it allocates nothing anew.
 #[derive(Debug, clap::Parser)]
@@ -22,7 +26,8 @@ pub(crate) struct Config {
     /// Where ipam listens: unix:PATH or HOST:PORT.
     #[arg(long, env = "WEFT_IPAM", value_name = "ADDRESS", default_value = "127.0.0.1:6000")]
     pub(crate) ipam: Address,
-    /// The node that this host is, on which gateways run; needed if the cluster has several.
+    /// The node that this host is, on which gateways run; needed if the cluster has several and
+    /// --kubernetes is not given.
     #[arg(long, env = "WEFT_NODE", value_name = "NAME")]
     node: Option<String>,
     /// Give packets of pods, too, their node's external address.

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
-use crate::compile::{Wish, compile};
+use crate::compile::{Wish, compile, is_own};
 use crate::grants::{Grant, Ipam, Round};
 use crate::index::{Index, Settings};
 use crate::publish::{copy_status, publish};
@@ -70,20 +70,27 @@ impl Controller {
     /// Runs until `stop` is ready. Nothing but that ends it.
     pub async fn run(mut self, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);
-        self.start().await;
+        tokio::select! {
+            () = &mut stop => return,
+            () = self.start() => {}
+        }
         let mut resync = tokio::time::interval_at(Instant::now() + RESYNC, RESYNC);
         loop {
-            self.settle();
+            // A store that does not answer shall not keep anybody from stopping.
+            tokio::select! {
+                () = &mut stop => return,
+                () = self.settle() => {}
+            }
             tokio::select! {
                 () = &mut stop => return,
                 event = self.watch.next() => {
-                    self.absorb(event);
+                    self.absorb(event).await;
                     while let Some(event) = self.watch.next().now_or_never() {
-                        self.absorb(event);
+                        self.absorb(event).await;
                     }
                 }
-                _ = resync.tick() => self.resync(),
-                round = finished(&mut self.round) => self.conclude(round),
+                _ = resync.tick() => self.resync().await,
+                round = finished(&mut self.round) => self.conclude(round).await,
                 () = due(self.retry) => {
                     self.retry = None;
                     self.asked.clear();
@@ -102,34 +109,38 @@ impl Controller {
             }
         }
         // What was removed while nobody was here; ipam has forgotten it by itself.
-        match self.store.orphaned_statuses() {
-            Ok(orphans) => orphans.iter().for_each(|orphan| self.forget_status(orphan)),
+        match self.store.orphaned_statuses().await {
+            Ok(orphans) => {
+                for orphan in &orphans {
+                    self.forget_status(orphan).await;
+                }
+            }
             Err(error) => tracing::warn!(error = %error, "cannot look for statuses left behind"),
         }
     }
 
-    fn forget_status(&self, of: &ObjectRef) {
-        if let Err(error) = self.store.delete(of) {
+    async fn forget_status(&self, of: &ObjectRef) {
+        if let Err(error) = self.store.forget(of).await {
             tracing::warn!(object = %of, error = %error, "its status stays behind");
         }
     }
 
     /// Takes in what the store tells. It may tell of a moment before our own last write: of what
     /// only the controller writes, the index knows better.
-    fn absorb(&mut self, event: Event) {
+    async fn absorb(&mut self, event: Event) {
         if let Event::Problems(problems) = &event {
-            self.repair(problems);
+            self.repair(problems).await;
         }
         let event = match event {
-            Event::Applied(object) => match self.current(*object) {
+            Event::Applied(object) => match self.current(*object).await {
                 Some(object) => Event::Applied(Box::new(object)),
                 None => return,
             },
             Event::Deleted(reference) => {
-                if self.index.get(&reference).is_none() || self.is_there(&reference) {
+                if self.index.get(&reference).is_none() || self.is_there(&reference).await {
                     return;
                 }
-                self.forget_status(&reference);
+                self.forget_status(&reference).await;
                 Event::Deleted(reference)
             }
             event @ (Event::Problems(_) | Event::Synced) => event,
@@ -145,24 +156,25 @@ impl Controller {
     }
 
     /// Writes again what has become unreadable of the controller's own files.
-    fn repair(&self, problems: &[Problem]) {
+    async fn repair(&self, problems: &[Problem]) {
         for reference in problems.iter().filter_map(|problem| problem.object.as_ref()) {
             let known = self.index.get(reference).filter(|_| WRITTEN.contains(&reference.kind));
             let ours = known.filter(|o| o.label(labels::MANAGED_BY) == Some(labels::WEFT));
-            if let Some(Err(error)) = ours.map(|object| self.store.put(object)) {
+            let Some(object) = ours else { continue };
+            if let Err(error) = self.store.put(object).await {
                 tracing::warn!(object = %reference, %error, "cannot be repaired");
             }
         }
     }
 
-    fn current(&self, mut object: Object) -> Option<Object> {
+    async fn current(&self, mut object: Object) -> Option<Object> {
         let reference = object.reference();
         let have = self.index.get(&reference).filter(|have| have.uid() == object.uid());
         match reference.kind {
             Kind::Network | Kind::Ip => {
-                if have.is_none() && object.metadata().annotations.is_some() {
+                if have.is_none() && is_own(&object) {
                     // Perhaps one that was removed a moment ago.
-                    object = self.store.get(&reference).ok().flatten()?;
+                    object = self.store.get(&reference).await.ok().flatten()?;
                 }
                 copy_status(have, &mut object);
             }
@@ -181,19 +193,19 @@ impl Controller {
         Some(object)
     }
 
-    fn is_there(&self, reference: &ObjectRef) -> bool {
+    async fn is_there(&self, reference: &ObjectRef) -> bool {
         let written_here = matches!(reference.kind, Kind::Network | Kind::Ip | Kind::Secret);
-        written_here && self.store.get(reference).is_ok_and(|object| object.is_some())
+        written_here && self.store.get(reference).await.is_ok_and(|object| object.is_some())
     }
 
     /// Writes again what is not there any more.
-    fn resync(&mut self) {
+    async fn resync(&mut self) {
         let there = self.watch.seen();
         for kind in STATUSES {
             for (reference, object) in self.index.of_kind(kind) {
                 let same = there.get(reference).filter(|o| o.uid() == object.uid());
                 if same.is_some_and(|same| same != object)
-                    && let Err(error) = self.store.put_status(object)
+                    && let Err(error) = self.store.put_status(object).await
                 {
                     tracing::warn!(object = %reference, error = %error, "status not written");
                 }
@@ -202,16 +214,38 @@ impl Controller {
         let known = WRITTEN.into_iter().flat_map(|kind| self.index.of_kind(kind));
         let gone = known.filter(|(reference, _)| !there.contains_key(reference));
         let gone: Vec<ObjectRef> = gone.map(|(reference, _)| reference.clone()).collect();
-        gone.into_iter().for_each(|reference| self.absorb(Event::Deleted(reference)));
+        for reference in gone {
+            self.absorb(Event::Deleted(reference)).await;
+        }
+    }
+
+    /// The user's key pairs may lack the label by which Secrets are told from all others.
+    async fn name_secrets(&mut self) {
+        let named = self.index.unlabelled_secrets();
+        if !self.watch.name(&named) {
+            return;
+        }
+        for secret in named {
+            if self.index.get(&secret).is_some() {
+                continue;
+            }
+            match self.store.get(&secret).await {
+                Ok(Some(object)) => drop(self.index.apply(Event::Applied(Box::new(object)))),
+                Ok(None) => {}
+                Err(error) if error.is_unreachable() => return,
+                Err(error) => tracing::warn!(%secret, %error, "its watch may tell of it"),
+            }
+        }
     }
 
     /// Compiles and publishes until nothing changes, then asks ipam for what is missing.
-    fn settle(&mut self) {
+    async fn settle(&mut self) {
+        self.name_secrets().await;
         let mut wishes = Vec::new();
         let mut problems = Vec::new();
         for _ in 0..MAX_ROUNDS {
             let wanted = compile(&self.index, Timestamp::now());
-            let outcome = publish(&self.store, &mut self.index, &wanted);
+            let outcome = publish(&self.store, &mut self.index, &wanted).await;
             self.releases.extend(outcome.lost);
             (wishes, problems) = (wanted.wishes, wanted.problems);
             if !outcome.problems.is_empty() {
@@ -222,7 +256,7 @@ impl Controller {
                 break;
             }
         }
-        self.tell(problems);
+        self.tell(problems).await;
         self.ask(wishes);
     }
 
@@ -237,14 +271,14 @@ impl Controller {
         self.round = Some(tokio::spawn(self.ipam.clone().round(releases, wishes)));
     }
 
-    fn conclude(&mut self, round: Result<Round, JoinError>) {
+    async fn conclude(&mut self, round: Result<Round, JoinError>) {
         self.round = None;
         let round = round.unwrap_or_else(|error| Round {
             unreachable: Some(error.to_string()),
             ..Round::default()
         });
         for (wish, grant) in round.granted {
-            self.take(&wish, grant);
+            self.take(&wish, grant).await;
         }
         for (wish, reason) in round.denied {
             self.index.deny(wish.object, reason);
@@ -263,7 +297,7 @@ impl Controller {
     }
 
     /// Writes a grant into the status of the object it is for, or gives it back.
-    fn take(&mut self, wish: &Wish, grant: Grant) {
+    async fn take(&mut self, wish: &Wish, grant: Grant) {
         let object = self.index.get(&wish.object).filter(|object| object.uid() == wish.uid);
         let Some(mut object) = object.cloned() else {
             self.releases.push(grant);
@@ -271,7 +305,7 @@ impl Controller {
         };
         self.releases.extend(Grant::of(&object));
         grant.write_to(&mut object);
-        match self.store.put_status(&object) {
+        match self.store.put_status(&object).await {
             Ok(_) => {
                 tracing::info!(object = %wish.object, ?grant, "granted");
                 self.index.granted(&wish.object);
@@ -286,7 +320,7 @@ impl Controller {
     }
 
     /// Publishes what is wrong, with file and line where they are known.
-    fn tell(&mut self, mut problems: Vec<Problem>) {
+    async fn tell(&mut self, mut problems: Vec<Problem>) {
         if let Some(reason) = &self.unreachable {
             problems.push(Problem {
                 source: String::new(),
@@ -314,7 +348,7 @@ impl Controller {
             tracing::info!(%problem, "solved");
         }
         let list: Vec<_> = now.into_iter().collect();
-        if let Err(error) = self.store.put_problems(&list) {
+        if let Err(error) = self.store.put_problems(&list).await {
             tracing::warn!(error = %error, "cannot publish what is wrong");
         }
     }

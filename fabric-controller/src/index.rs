@@ -5,9 +5,10 @@ use std::net::IpAddr;
 
 use fabric_api::fabric::ProbeSettings;
 use fabric_api::ipam::{IP, Network};
+use fabric_api::networking::{GatewayClient, GatewayServer, secret_name};
 use fabric_api::{Cidr, PrivateKey, PublicKey, labels};
 use fabric_store::{Event, Kind, Object, ObjectRef, Problem};
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{LocalObjectReference, Secret};
 
 /// What the command line says.
 #[derive(Clone, Debug, Default)]
@@ -115,6 +116,17 @@ impl Index {
         self.own_keys.get(secret).cloned().unwrap_or_else(|| Err("missing".to_owned()))
     }
 
+    /// Where gateways look for their key pairs, but for those labelled as such.
+    pub fn unlabelled_secrets(&self) -> BTreeSet<ObjectRef> {
+        let servers = self.all::<GatewayServer>(Kind::GatewayServer);
+        let servers = servers.map(|(gateway, server)| (gateway, server.spec.secret_ref.as_ref()));
+        let clients = self.all::<GatewayClient>(Kind::GatewayClient);
+        let clients = clients.map(|(gateway, client)| (gateway, client.spec.secret_ref.as_ref()));
+        let secrets = servers.chain(clients).map(|(gateway, secret)| key_pair(gateway, secret));
+        let labelled = |secret: &Object| secret.label(labels::GATEWAY_RESOURCE) == Some("true");
+        secrets.filter(|secret| !self.get(secret).is_some_and(labelled)).collect()
+    }
+
     pub fn denial(&self, object: &ObjectRef) -> Option<&str> {
         self.denials.get(object).map(String::as_str)
     }
@@ -151,6 +163,13 @@ fn public_half(secret: &Secret) -> Result<PublicKey, String> {
     let private = private.ok_or("missing; expected 32 bytes in base64")?;
     let private = PrivateKey::from_bytes(&private.0).map_err(|error| error.to_string())?;
     Ok(private.public())
+}
+
+/// The Secret with the key pair of a gateway: the one that it names, or one that is made for it.
+pub fn key_pair(gateway: &ObjectRef, named: Option<&LocalObjectReference>) -> ObjectRef {
+    let own = || format!("gw-{}", gateway.name);
+    let name = secret_name(named).map_or_else(own, str::to_owned);
+    ObjectRef::new(Kind::Secret, gateway.namespace.as_deref().unwrap_or_default(), &name)
 }
 
 pub fn network_grant(network: &Network) -> Option<Cidr> {

@@ -1,12 +1,14 @@
 //! Writes what differs.
 
+use std::collections::BTreeMap;
+
 use fabric_api::{PrivateKey, labels};
 use fabric_store::{Event, Kind, Object, ObjectRef, Problem, Store, StoreError};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::compile::Published;
+use crate::compile::{Published, is_own};
 use crate::grants::Grant;
 use crate::index::Index;
 
@@ -22,19 +24,20 @@ pub struct Outcome {
 }
 
 /// Brings the store to what is wanted, and the index with it.
-pub fn publish(store: &Store, index: &mut Index, wanted: &Published) -> Outcome {
-    let mut publisher = Publisher { store, index, outcome: Outcome::default() };
+pub async fn publish(store: &Store, index: &mut Index, wanted: &Published) -> Outcome {
+    let (outcome, unreachable) = (Outcome::default(), false);
+    let mut publisher = Publisher { store, index, outcome, unreachable };
     for (reference, object) in &wanted.objects {
-        publisher.put(reference, object);
+        publisher.put(reference, object).await;
     }
     for (reference, peer) in &wanted.keys {
-        publisher.make_key(reference, peer);
+        publisher.make_key(reference, peer).await;
     }
     for object in wanted.statuses.values() {
-        publisher.put_status(object);
+        publisher.put_status(object).await;
     }
     for reference in &wanted.deleted {
-        publisher.delete(reference);
+        publisher.delete(reference).await;
     }
     publisher.outcome
 }
@@ -43,12 +46,14 @@ struct Publisher<'a> {
     store: &'a Store,
     index: &'a mut Index,
     outcome: Outcome,
+    /// The store did not answer: nothing else is tried, or each would wait for its own answer.
+    unreachable: bool,
 }
 
 impl Publisher<'_> {
-    fn put(&mut self, reference: &ObjectRef, want: &Object) {
+    async fn put(&mut self, reference: &ObjectRef, want: &Object) {
         let have = self.index.get(reference);
-        if have.is_some_and(|have| is_same(have, want)) {
+        if self.unreachable || have.is_some_and(|have| is_same(have, want)) {
             return;
         }
         if have.is_some_and(|have| is_in_the_way(have, want)) {
@@ -58,7 +63,7 @@ impl Publisher<'_> {
         }
         let mut want = want.clone();
         copy_status(have, &mut want);
-        match self.store.put(&want) {
+        match self.store.put(&want).await {
             Ok(stored) => {
                 tracing::info!(object = %reference, generation = stored.generation(), "published");
                 self.apply(stored);
@@ -67,7 +72,10 @@ impl Publisher<'_> {
         }
     }
 
-    fn make_key(&mut self, reference: &ObjectRef, peer: &str) {
+    async fn make_key(&mut self, reference: &ObjectRef, peer: &str) {
+        if self.unreachable {
+            return;
+        }
         let private = PrivateKey::generate();
         let public = private.public();
         let data = [
@@ -89,7 +97,7 @@ impl Publisher<'_> {
             type_: Some("Opaque".to_owned()),
             ..Secret::default()
         };
-        match self.store.put(&secret.into()) {
+        match self.store.put(&secret.into()).await {
             Ok(stored) => {
                 tracing::info!(object = %reference, %public, "made a key pair");
                 self.apply(stored);
@@ -98,12 +106,12 @@ impl Publisher<'_> {
         }
     }
 
-    fn put_status(&mut self, want: &Object) {
+    async fn put_status(&mut self, want: &Object) {
         let reference = want.reference();
-        if self.index.get(&reference) == Some(want) {
+        if self.unreachable || self.index.get(&reference) == Some(want) {
             return;
         }
-        match self.store.put_status(want) {
+        match self.store.put_status(want).await {
             Ok(_) => {
                 tracing::debug!(object = %reference, "status written");
                 self.apply(want.clone());
@@ -112,8 +120,11 @@ impl Publisher<'_> {
         }
     }
 
-    fn delete(&mut self, reference: &ObjectRef) {
-        if let Err(error) = self.store.delete(reference) {
+    async fn delete(&mut self, reference: &ObjectRef) {
+        if self.unreachable {
+            return;
+        }
+        if let Err(error) = self.store.delete(reference).await {
             return self.failed(reference, &error);
         }
         tracing::info!(object = %reference, "removed");
@@ -128,6 +139,7 @@ impl Publisher<'_> {
     }
 
     fn failed(&mut self, reference: &ObjectRef, error: &StoreError) {
+        self.unreachable |= error.is_unreachable();
         let cause = std::error::Error::source(error).map(|c| format!(": {c}")).unwrap_or_default();
         self.problem(reference, format!("{error}{cause}"));
     }
@@ -143,10 +155,19 @@ impl Publisher<'_> {
 fn is_same(have: &Object, want: &Object) -> bool {
     let mut labels = want.metadata().labels.clone().unwrap_or_default();
     labels.insert(labels::MANAGED_BY.to_owned(), labels::WEFT.to_owned());
-    let annotations = |object: &Object| object.metadata().annotations.clone().unwrap_or_default();
-    have.metadata().labels.as_ref() == Some(&labels)
-        && annotations(have) == annotations(want)
+    let (have_meta, want_meta) = (have.metadata(), want.metadata());
+    of_ours(have_meta.labels.as_ref()) == of_ours(Some(&labels))
+        && of_ours(have_meta.annotations.as_ref()) == of_ours(want_meta.annotations.as_ref())
         && is_same_spec(have, want)
+}
+
+/// Labels or annotations without those that others hang on objects for their own ends.
+fn of_ours(map: Option<&BTreeMap<String, String>>) -> BTreeMap<&str, &str> {
+    let ours = |key: &str| {
+        key == labels::MANAGED_BY || ["liqo.io/", "weft.dev/"].iter().any(|end| key.contains(end))
+    };
+    let pairs = map.into_iter().flatten().map(|(key, value)| (key.as_str(), value.as_str()));
+    pairs.filter(|(key, _)| ours(key)).collect()
 }
 
 /// Of the kinds that the controller publishes.
@@ -162,8 +183,7 @@ fn is_same_spec(have: &Object, want: &Object) -> bool {
 
 /// A manifest of the user has the name of an object of ours.
 fn is_in_the_way(have: &Object, want: &Object) -> bool {
-    let owned = |object: &Object| object.metadata().annotations.is_some();
-    matches!(have.kind(), Kind::Network | Kind::Ip) && owned(want) && !owned(have)
+    matches!(have.kind(), Kind::Network | Kind::Ip) && is_own(want) && !is_own(have)
 }
 
 /// Gives `to` the status of `from`, or none. Of a Configuration, `spec.local` goes with it.

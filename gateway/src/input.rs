@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use fabric_api::PrivateKey;
 use fabric_api::fabric::GatewayConfig;
-use fabric_store::{Event, Kind, Object, ObjectRef, Problem, Store};
+use fabric_store::{Event, Kind, Note, Object, ObjectRef, Problem, Store, Watch};
 use k8s_openapi::api::core::v1::Secret;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -39,49 +39,92 @@ pub async fn run(
     inputs: watch::Sender<Input>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let mut watch = store.follow(&name, &[Kind::Secret]).context("cannot watch the store")?;
-    loop {
-        let event = tokio::select! {
-            biased;
-            () = stop.cancelled() => return Ok(()),
-            event = watch.next() => event,
-        };
-        inputs.send_if_modified(|input| match event {
-            Event::Applied(object) => match *object {
-                Object::GatewayConfig(config) if is(&name, &config.metadata) => {
-                    let news = input.take_config(config);
-                    input.remember(&store, &name);
-                    news && input.read_key(&store, &name)
-                }
-                Object::Secret(secret) => input.take_secret(&name, &secret),
-                // Not asked for.
-                Object::Namespace(_)
-                | Object::ConfigMap(_)
-                | Object::Node(_)
-                | Object::Network(_)
-                | Object::Ip(_)
-                | Object::Configuration(_)
-                | Object::Connection(_)
-                | Object::GatewayServer(_)
-                | Object::GatewayClient(_)
-                | Object::PublicKey(_)
-                | Object::GatewayConfig(_)
-                | Object::NodeConfig(_) => false,
-            },
-            Event::Deleted(object) if object == name => {
-                forget(&store, &name);
-                input.lose_config()
+    let watch = store.follow(&name, &[]).context("cannot watch the store")?;
+    let follower = Follower { store, name, watch, followed: None, input: Input::default() };
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => Ok(()),
+        () = follower.run(inputs) => Ok(()),
+    }
+}
+
+struct Follower {
+    store: Store,
+    name: ObjectRef,
+    watch: Watch,
+    /// The Secret that is followed, too.
+    followed: Option<ObjectRef>,
+    input: Input,
+}
+
+impl Follower {
+    async fn run(mut self, inputs: watch::Sender<Input>) {
+        loop {
+            let event = self.watch.next().await;
+            let news = self.take(event).await;
+            self.follow_secret();
+            if news {
+                inputs.send_replace(self.input.clone());
             }
-            Event::Deleted(object) => input.lose_secret(&name, &object),
-            Event::Problems(problems) => input.take_problems(&name, &problems),
+        }
+    }
+
+    /// True if there is something new.
+    async fn take(&mut self, event: Event) -> bool {
+        match event {
+            Event::Applied(object) => self.take_object(*object).await,
+            Event::Deleted(object) if object == self.name => {
+                forget(&self.store, &self.name).await;
+                self.input.lose_config()
+            }
+            Event::Deleted(object) => self.input.lose_secret(&self.name, &object),
+            Event::Problems(problems) => self.input.take_problems(&self.name, &problems),
             Event::Synced => {
-                input.synced = true;
-                if input.recall(&store, &name) {
-                    input.read_key(&store, &name);
+                self.input.synced = true;
+                if self.input.recall(&self.store, &self.name).await {
+                    self.input.read_key(&self.store, &self.name).await;
                 }
                 true
             }
-        });
+        }
+    }
+
+    async fn take_object(&mut self, object: Object) -> bool {
+        match object {
+            Object::GatewayConfig(config) if is(&self.name, &config.metadata) => {
+                let news = self.input.take_config(config);
+                self.input.remember(&self.store, &self.name).await;
+                if news {
+                    self.input.read_key(&self.store, &self.name).await;
+                }
+                news
+            }
+            Object::Secret(secret) => self.input.take_secret(&self.name, &secret),
+            // Not asked for.
+            Object::Namespace(_)
+            | Object::ConfigMap(_)
+            | Object::Node(_)
+            | Object::Network(_)
+            | Object::Ip(_)
+            | Object::Configuration(_)
+            | Object::Connection(_)
+            | Object::GatewayServer(_)
+            | Object::GatewayClient(_)
+            | Object::PublicKey(_)
+            | Object::GatewayConfig(_)
+            | Object::NodeConfig(_) => false,
+        }
+    }
+
+    /// Whoever runs this may read that one Secret, and no other.
+    fn follow_secret(&mut self) {
+        let Some(secret) = self.input.secret_name() else { return };
+        let namespace = self.name.namespace.as_deref().unwrap_or_default();
+        let secret = ObjectRef::new(Kind::Secret, namespace, &secret);
+        if self.followed.as_ref() != Some(&secret) {
+            self.watch.also(&secret);
+            self.followed = Some(secret);
+        }
     }
 }
 
@@ -90,8 +133,8 @@ fn note_name(name: &ObjectRef) -> String {
     format!("gateway.{}.{}", name.namespace.as_deref().unwrap_or_default(), name.name)
 }
 
-fn forget(store: &Store, name: &ObjectRef) {
-    if let Err(error) = store.delete_note(&note_name(name)) {
+async fn forget(store: &Store, name: &ObjectRef) {
+    if let Err(error) = store.delete_note(Note::Copy(&note_name(name))).await {
         tracing::warn!(%error, "cannot forget the last good config");
     }
 }
@@ -146,22 +189,25 @@ impl Input {
     }
 
     /// Keeps a good config. There is no key material in it.
-    fn remember(&self, store: &Store, name: &ObjectRef) {
+    async fn remember(&self, store: &Store, name: &ObjectRef) {
         let good = self.config.as_ref().filter(|_| self.config_problems.is_empty());
         let Some(good) = good else { return };
         let note = GatewayConfig { status: None, ..GatewayConfig::clone(good) };
-        if let Err(error) = store.put_note(&note_name(name), &note) {
+        if let Err(error) = store.put_note(Note::Copy(&note_name(name)), &note).await {
             tracing::warn!(%error, "cannot keep the last good config");
         }
     }
 
     /// At the start, if the config is there and bad: the last good one. True if there is one.
-    fn recall(&mut self, store: &Store, name: &ObjectRef) -> bool {
+    async fn recall(&mut self, store: &Store, name: &ObjectRef) -> bool {
         let bad = self.config.is_some() || self.unreadable.is_some();
         if self.desired.is_some() || !bad {
             return false;
         }
-        let Some(good) = store.note::<GatewayConfig>(&note_name(name)) else { return false };
+        let name = note_name(name);
+        let Ok(Some(good)) = store.note::<GatewayConfig>(Note::Copy(&name)).await else {
+            return false;
+        };
         let Ok(desired) = Desired::parse(&good) else { return false };
         tracing::warn!(generation = desired.generation, "running on the last good config");
         self.desired = Some(Arc::new(desired));
@@ -172,18 +218,17 @@ impl Input {
     /// What is told of the config's file.
     fn take_problems(&mut self, name: &ObjectRef, problems: &[Problem]) -> bool {
         let of_config = problems.iter().find(|problem| problem.object.as_ref() == Some(name));
-        let now =
-            of_config.map(|p| format!("{}: {}; the last good one stands", p.source, p.message));
+        let told = of_config.map(|problem| Problem { object: None, ..problem.clone() });
+        let now = told.map(|problem| format!("{problem}; the last good one stands"));
         let before = std::mem::replace(&mut self.unreadable, now);
         before != self.unreadable
     }
 
-    /// Always true: what led here was news.
-    fn read_key(&mut self, store: &Store, name: &ObjectRef) -> bool {
-        let Some(desired) = &self.desired else { return true };
+    async fn read_key(&mut self, store: &Store, name: &ObjectRef) {
+        let Some(desired) = &self.desired else { return };
         let secret_name = desired.secret_name.clone();
         let namespace = name.namespace.as_deref().unwrap_or_default();
-        match store.get(&ObjectRef::new(Kind::Secret, namespace, &secret_name)) {
+        match store.get(&ObjectRef::new(Kind::Secret, namespace, &secret_name)).await {
             Ok(object) => {
                 let secret = object.and_then(|object| Secret::try_from(object).ok());
                 self.set_key(&secret_name, secret.as_ref());
@@ -193,7 +238,6 @@ impl Input {
                 self.key_problem = Some(format!("cannot read Secret {secret_name}: {error:#}"));
             }
         }
-        true
     }
 
     fn take_secret(&mut self, name: &ObjectRef, secret: &Secret) -> bool {
@@ -261,29 +305,26 @@ mod tests {
         assert_eq!(input.problems().count(), 0);
     }
 
-    #[test]
-    fn a_gateway_that_starts_among_bad_config_runs_on_the_last_good_one() {
+    #[tokio::test]
+    async fn a_gateway_that_starts_among_bad_config_runs_on_the_last_good_one() {
         let dir = tempfile::tempdir().unwrap();
-        let args = fabric_store::StoreArgs {
-            manifests: None,
-            run_dir: dir.path().join("run"),
-            state_dir: Some(dir.path().join("state")),
-        };
+        let (run, state) = (dir.path().join("run"), dir.path().join("state"));
+        let args = fabric_store::StoreArgs::directories(None, run, Some(state));
         let store = Store::open(&args).unwrap();
         let name = ObjectRef::new(Kind::GatewayConfig, "liqo-tenant-milan", "client");
         let mut first = Input::default();
         first.take_config(config());
-        first.remember(&store, &name);
+        first.remember(&store, &name).await;
         let mut bad = config();
         bad.metadata.generation = Some(2);
         bad.spec.mtu = 1;
         first.take_config(bad.clone());
-        first.remember(&store, &name);
+        first.remember(&store, &name).await;
 
         let mut second = Input::default();
-        assert!(!second.recall(&store, &name), "without a config there is no peering");
+        assert!(!second.recall(&store, &name).await, "without a config there is no peering");
         second.take_config(bad);
-        assert!(second.recall(&store, &name));
+        assert!(second.recall(&store, &name).await);
         assert_eq!(second.desired.as_ref().unwrap().generation, 1);
         assert_eq!(second.problems().next().unwrap(), "spec.mtu: 1 bytes; expected 576 to 65535");
 
@@ -295,14 +336,15 @@ mod tests {
             message: "not as weft wrote it".to_owned(),
         };
         assert!(third.take_problems(&name, &[problem]));
-        assert!(third.recall(&store, &name));
+        assert!(third.recall(&store, &name).await);
         assert!(third.config.is_some(), "or there would be nowhere to report to");
         assert!(third.problems().next().unwrap().ends_with("the last good one stands"));
         assert!(third.take_problems(&name, &[]));
         assert_eq!(third.problems().count(), 0);
 
-        forget(&store, &name);
-        assert_eq!(store.note::<GatewayConfig>(&note_name(&name)), None);
+        forget(&store, &name).await;
+        let note = note_name(&name);
+        assert_eq!(store.note::<GatewayConfig>(Note::Copy(&note)).await.unwrap(), None);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use anyhow::Context;
 use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus, Role};
 use fabric_api::labels::REMOTE_CLUSTER_ID;
 use fabric_api::networking::{Connection, ConnectionLatency, ConnectionSpec, ConnectionStatus};
-use fabric_store::{Kind, ObjectRef, Store};
+use fabric_store::{Kind, ObjectRef, Store, StoreError};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
 use tokio::sync::watch;
@@ -47,12 +47,20 @@ pub async fn run(
         let (input, plane, view) = sources.take();
         let mut session = plane.running.as_ref().map(|running| running.lane.changes());
         session.iter_mut().for_each(watch::Receiver::mark_unchanged);
-        if let Err(error) = reporter.report(&input, &plane, &view, Timestamp::now()) {
+        let reported = tokio::select! {
+            biased;
+            () = stop.cancelled() => return reporter.say_goodbye(&input).await,
+            reported = reporter.report(&input, &plane, &view, Timestamp::now()) => reported,
+        };
+        if let Err(error) = reported {
             tracing::warn!("cannot report: {error:#}");
         }
         tokio::select! {
             biased;
-            () = stop.cancelled() => return reporter.say_goodbye(&sources.inputs.borrow()),
+            () = stop.cancelled() => {
+                let input = sources.inputs.borrow().clone();
+                return reporter.say_goodbye(&input).await;
+            }
             changed = sources.changed() => changed?,
             // Where the peer is now is where a successor will look for it.
             () = changed(&mut session) => {}
@@ -94,6 +102,8 @@ struct Reporter {
     name: ObjectRef,
     /// As it was wanted last, and as it is in the store.
     connection: Option<(Connection, Connection)>,
+    /// There is none, as far as this gateway is concerned.
+    removed: bool,
     written: Option<(String, GatewayConfigStatus)>,
     counters_at: Instant,
     /// When the Connection was last made sure of.
@@ -103,11 +113,11 @@ struct Reporter {
 impl Reporter {
     fn new(store: Store, name: ObjectRef) -> Self {
         let now = Instant::now();
-        let (connection, written) = (None, None);
-        Self { store, name, connection, written, counters_at: now, ensured_at: now }
+        let (connection, removed, written) = (None, false, None);
+        Self { store, name, connection, removed, written, counters_at: now, ensured_at: now }
     }
 
-    fn report(
+    async fn report(
         &mut self,
         input: &Input,
         plane: &Plane,
@@ -115,20 +125,20 @@ impl Reporter {
         now: Timestamp,
     ) -> anyhow::Result<()> {
         if let Some(config) = &input.config {
-            self.report_config(config, input, plane, now)?;
+            self.report_config(config, input, plane, now).await?;
         }
         match input.desired.as_ref().filter(|desired| desired.peer_key.is_some()) {
             // Whoever reads Connected shall not find packets refused for a moment more, and whoever
             // reads that it is lost shall find them refused.
             Some(_) if view.is_connected() != is_open(plane) => Ok(()),
-            Some(desired) => self.report_connection(desired, view),
+            Some(desired) => self.report_connection(desired, view).await,
             // As in Liqo: no key of the peer, no Connection.
-            None if input.synced => self.remove_connection(),
+            None if input.synced => self.remove_connection().await,
             None => Ok(()),
         }
     }
 
-    fn report_config(
+    async fn report_config(
         &mut self,
         config: &GatewayConfig,
         input: &Input,
@@ -152,13 +162,14 @@ impl Reporter {
         }
         let mut object = config.clone();
         object.status = Some(status.clone());
-        self.store.put_status(&object.into()).context("cannot write the GatewayConfig's status")?;
+        let put = self.store.put_status(&object.into()).await;
+        put.context("cannot write the GatewayConfig's status")?;
         self.written = Some((uid, status));
         self.counters_at = Instant::now();
         Ok(())
     }
 
-    fn report_connection(&mut self, desired: &Desired, view: &View) -> anyhow::Result<()> {
+    async fn report_connection(&mut self, desired: &Desired, view: &View) -> anyhow::Result<()> {
         let wanted = connection(desired, &self.name);
         let status = connection_status(view);
         let known = self.connection.as_ref().filter(|(before, _)| *before == wanted);
@@ -167,43 +178,50 @@ impl Reporter {
         {
             if self.ensured_at.elapsed() >= LOOK {
                 self.ensured_at = Instant::now();
-                self.put_connection_status(stored.clone())?;
+                self.put_connection_status(stored.clone()).await?;
             }
             return Ok(());
         }
-        let stored =
-            self.store.put(&wanted.clone().into()).context("cannot write the Connection")?;
+        self.removed = false;
+        let stored = self.store.put(&wanted.clone().into()).await;
+        let stored = stored.context("cannot write the Connection")?;
         let mut stored = Connection::try_from(stored)
             .map_err(|object| anyhow::anyhow!("stored a Connection, got {}", object.reference()))?;
         stored.status = Some(status);
-        self.put_connection_status(stored.clone())?;
+        self.put_connection_status(stored.clone()).await?;
         self.connection = Some((wanted, stored));
         self.ensured_at = Instant::now();
         Ok(())
     }
 
-    fn remove_connection(&mut self) -> anyhow::Result<()> {
-        if self.written.is_none() && self.connection.is_none() {
+    async fn remove_connection(&mut self) -> anyhow::Result<()> {
+        if self.removed || (self.written.is_none() && self.connection.is_none()) {
             return Ok(());
         }
         self.connection = None;
-        self.store.delete(&self.connection_name()).context("cannot remove the Connection")
+        let removed = self.store.delete(&self.connection_name()).await;
+        removed.context("cannot remove the Connection")?;
+        self.removed = true;
+        Ok(())
     }
 
     /// Nobody shall take a gateway that is gone for a connected one. Where the config is gone, too,
     /// the peering is, and its Connection goes with it.
-    fn say_goodbye(&mut self, input: &Input) -> anyhow::Result<()> {
+    async fn say_goodbye(&mut self, input: &Input) -> anyhow::Result<()> {
         if input.synced && input.config.is_none() {
-            return self.remove_connection();
+            return self.remove_connection().await;
         }
         let Some((_, mut connection)) = self.connection.take() else { return Ok(()) };
         connection.status = Some(connection_status(&View::start()));
-        self.put_connection_status(connection)
+        self.put_connection_status(connection).await
     }
 
-    /// Writes nothing if that is what is there.
-    fn put_connection_status(&self, connection: Connection) -> anyhow::Result<()> {
-        let put = self.store.put_status(&connection.into());
+    /// Writes nothing if that is what is there. A Connection that is gone is made again next time.
+    async fn put_connection_status(&mut self, connection: Connection) -> anyhow::Result<()> {
+        let put = self.store.put_status(&connection.into()).await;
+        if put.as_ref().is_err_and(StoreError::is_gone) {
+            self.connection = None;
+        }
         put.map(drop).context("cannot write the Connection's status")
     }
 
@@ -341,34 +359,30 @@ mod tests {
         assert_eq!(lost.latency.unwrap().value, "N/A");
     }
 
-    #[test]
-    fn what_another_writes_into_its_connection_is_taken_back_soon() {
+    #[tokio::test]
+    async fn what_another_writes_into_its_connection_is_taken_back_soon() {
         let dir = tempfile::tempdir().unwrap();
-        let args = fabric_store::StoreArgs {
-            manifests: None,
-            run_dir: dir.path().join("run"),
-            state_dir: None,
-        };
+        let args = fabric_store::StoreArgs::directories(None, dir.path().join("run"), None);
         let store = Store::open(&args).unwrap();
         let name = ObjectRef::new(Kind::GatewayConfig, "liqo-tenant-milan", "client");
         let mut reporter = Reporter::new(store.clone(), name);
         let desired = Desired::parse(&config()).unwrap();
         let view = View { value: ConnectionValue::Connected, ..View::start() };
-        let stored = || {
-            let object = store.get(&reporter_connection()).unwrap().unwrap();
+        let stored = async || {
+            let object = store.get(&reporter_connection()).await.unwrap().unwrap();
             Connection::try_from(object).unwrap()
         };
-        reporter.report_connection(&desired, &view).unwrap();
-        let written = stored();
+        reporter.report_connection(&desired, &view).await.unwrap();
+        let written = stored().await;
 
         let mut other = written.clone();
         other.status = Some(ConnectionStatus { value: ConnectionValue::Error, latency: None });
-        assert!(store.put_status(&other.into()).unwrap());
-        reporter.report_connection(&desired, &view).unwrap();
-        assert_ne!(stored(), written, "not looked at with every probe");
+        assert!(store.put_status(&other.into()).await.unwrap());
+        reporter.report_connection(&desired, &view).await.unwrap();
+        assert_ne!(stored().await, written, "not looked at with every probe");
         reporter.ensured_at -= LOOK;
-        reporter.report_connection(&desired, &view).unwrap();
-        assert_eq!(stored(), written);
+        reporter.report_connection(&desired, &view).await.unwrap();
+        assert_eq!(stored().await, written);
     }
 
     fn reporter_connection() -> ObjectRef {

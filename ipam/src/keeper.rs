@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use fabric_store::{Snapshot, Store};
+use fabric_store::{Snapshot, Store, StoreError};
 use ipam_proto::ipam_server::IpamServer;
 use tokio::sync::watch;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use crate::claims::{Claims, Fault, KINDS};
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, OpenGrant};
 use crate::pools::Pools;
 use crate::service::{Service, Shared};
 
@@ -37,9 +37,9 @@ impl Keeper {
         self.health.set_service_status("", ServingStatus::NotServing).await;
         let mut fresh = Some(Ledger::new(pools, self.grace));
         loop {
-            let wait = match self.read().await {
-                Some(snapshot) => {
-                    self.reconcile(&snapshot, &mut fresh).await;
+            let wait = match self.read(fresh.is_some()).await {
+                Some((snapshot, noted)) => {
+                    self.reconcile(&snapshot, &noted, &mut fresh).await;
                     if self.interval.is_zero() { Duration::MAX } else { self.interval }
                 }
                 None => RETRY,
@@ -51,39 +51,33 @@ impl Keeper {
         }
     }
 
-    async fn read(&mut self) -> Option<Snapshot> {
-        let store = self.store.clone();
-        let outcome = tokio::task::spawn_blocking(move || store.read(&KINDS)).await;
-        match outcome {
-            Ok(Ok(snapshot)) => Some(snapshot),
-            Ok(Err(error)) => {
+    /// What the store holds, and at the start what an earlier ipam noted.
+    async fn read(&mut self, is_start: bool) -> Option<(Snapshot, Vec<OpenGrant>)> {
+        match self.try_read(is_start).await {
+            Ok(read) => Some(read),
+            Err(error) => {
                 let error = anyhow::Error::from(error);
                 self.say(vec![format!("cannot read the store: {error:#}")]);
-                None
-            }
-            Err(error) => {
-                self.say(vec![format!("reading the store failed: {error}")]);
                 None
             }
         }
     }
 
+    async fn try_read(&self, is_start: bool) -> Result<(Snapshot, Vec<OpenGrant>), StoreError> {
+        let noted = if is_start { self.shared.noted().await? } else { Vec::new() };
+        Ok((self.store.read(&KINDS).await?, noted))
+    }
+
     /// The first time, the ledger becomes the shared one when it has been rebuilt.
-    async fn reconcile(&mut self, snapshot: &Snapshot, fresh: &mut Option<Ledger>) {
+    async fn reconcile(
+        &mut self,
+        snapshot: &Snapshot,
+        noted: &[OpenGrant],
+        fresh: &mut Option<Ledger>,
+    ) {
         let claims = Claims::of(snapshot);
-        let now = Instant::now();
         let is_start = fresh.is_some();
-        let faults = self.shared.with(|shared| {
-            *shared = shared.take().or_else(|| fresh.take());
-            let Some(ledger) = shared else { return Vec::new() };
-            let faults = ledger.reconcile(&claims, now);
-            if is_start {
-                ledger.reopen(&self.shared.noted(), now);
-            } else if let Err(error) = self.shared.note(ledger) {
-                tracing::warn!(%error, "open grants cannot be noted");
-            }
-            faults
-        });
+        let faults = self.compare(&claims, noted, fresh).await;
         let unread = snapshot.problems.first().map(|problem| {
             format!("nothing is freed while manifests cannot be read, such as: {problem}")
         });
@@ -97,6 +91,27 @@ impl Keeper {
             self.health.set_serving::<IpamServer<Service>>().await;
             self.health.set_service_status("", ServingStatus::Serving).await;
         }
+    }
+
+    async fn compare(
+        &self,
+        claims: &Claims,
+        noted: &[OpenGrant],
+        fresh: &mut Option<Ledger>,
+    ) -> Vec<Fault> {
+        let mut shared = self.shared.lock().await;
+        let fresh = fresh.take();
+        let is_start = fresh.is_some();
+        *shared = shared.take().or(fresh);
+        let Some(ledger) = shared.as_mut() else { return Vec::new() };
+        let now = Instant::now();
+        let faults = ledger.reconcile(claims, now);
+        if is_start {
+            ledger.reopen(noted, now);
+        } else if let Err(error) = self.shared.note(ledger).await {
+            tracing::warn!(%error, "open grants cannot be noted");
+        }
+        faults
     }
 
     /// Logs what is newly wrong and what no longer is.

@@ -3,17 +3,18 @@
 use std::fmt::Display;
 use std::net::IpAddr;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use fabric_api::Cidr;
-use fabric_store::{Store, StoreError};
+use fabric_store::{Note, Store, StoreError};
 use ipam_proto::ipam_server::Ipam;
 use ipam_proto::{
     IpAcquireRequest, IpAcquireResponse, IpReleaseRequest, IpReleaseResponse,
     NetworkAcquireRequest, NetworkAcquireResponse, NetworkAvailableRequest,
     NetworkAvailableResponse, NetworkReleaseRequest, NetworkReleaseResponse,
 };
+use tokio::sync::{Mutex, MutexGuard};
 use tonic::{Request, Response, Status};
 
 use crate::ledger::{Ledger, OpenGrant};
@@ -27,47 +28,69 @@ pub(crate) struct Shared {
 }
 
 /// Name of the note of what was granted a moment ago.
-const OPEN_GRANTS: &str = "ipam-open-grants";
+const OPEN_GRANTS: Note<'static> = Note::Only("ipam-open-grants");
 
 impl Shared {
     pub(crate) fn new(store: Store) -> Self {
         Self { ledger: Arc::default(), store }
     }
 
-    pub(crate) fn with<T>(&self, act: impl FnOnce(&mut Option<Ledger>) -> T) -> T {
-        // No operation of the ledger leaves it half done, so one that panicked changes nothing.
-        act(&mut self.ledger.lock().unwrap_or_else(PoisonError::into_inner))
+    pub(crate) async fn lock(&self) -> MutexGuard<'_, Option<Ledger>> {
+        self.ledger.lock().await
     }
 
     /// Notes what was granted a moment ago: an ipam that dies now must not grant it again.
-    pub(crate) fn note(&self, ledger: &Ledger) -> Result<(), StoreError> {
-        self.store.put_note(OPEN_GRANTS, &ledger.open()).map(drop)
+    pub(crate) async fn note(&self, ledger: &Ledger) -> Result<(), StoreError> {
+        self.store.put_note(OPEN_GRANTS, &ledger.open()).await.map(drop)
     }
 
-    pub(crate) fn noted(&self) -> Vec<OpenGrant> {
-        self.store.note(OPEN_GRANTS).unwrap_or_default()
+    pub(crate) async fn noted(&self) -> Result<Vec<OpenGrant>, StoreError> {
+        Ok(self.store.note(OPEN_GRANTS).await?.unwrap_or_default())
     }
 
-    /// Grants, and notes it before anybody is told. What cannot be noted is not granted.
-    fn grant<T: Copy>(
+    /// Grants, and notes it before anybody is told. What cannot be noted is not granted, and neither
+    /// is what the caller does not wait for.
+    async fn grant<T: Copy>(
         &self,
         act: impl FnOnce(&mut Ledger, Instant) -> Result<T, Status>,
-        undo: impl FnOnce(&mut Ledger, T, Instant) -> bool,
+        undo: fn(&mut Ledger, T, Instant) -> bool,
     ) -> Result<T, Status> {
-        self.ledger(|ledger, now| {
-            let granted = act(ledger, now)?;
-            self.note(ledger).map_err(|error| {
-                undo(ledger, granted, now);
-                Status::unavailable(format!("the grant cannot be noted, try again: {error}"))
+        let mut ledger = self.lock().await;
+        let granted = act(ledger.as_mut().ok_or_else(not_yet)?, Instant::now())?;
+        let mut open = Open { ledger, granted, undo: Some(undo) };
+        if let Some(ledger) = open.ledger.as_ref() {
+            self.note(ledger).await.map_err(|error| {
+                let error = anyhow::Error::from(error);
+                Status::unavailable(format!("the grant cannot be noted, try again: {error:#}"))
             })?;
-            Ok(granted)
-        })?
+        }
+        open.undo = None;
+        Ok(granted)
     }
 
-    fn ledger<T>(&self, act: impl FnOnce(&mut Ledger, Instant) -> T) -> Result<T, Status> {
-        self.with(|ledger| ledger.as_mut().map(|ledger| act(ledger, Instant::now())))
-            .ok_or_else(|| Status::unavailable("ipam has not read yet what is taken; try again"))
+    async fn ledger<T>(&self, act: impl FnOnce(&mut Ledger, Instant) -> T) -> Result<T, Status> {
+        let mut guard = self.lock().await;
+        guard.as_mut().map(|ledger| act(ledger, Instant::now())).ok_or_else(not_yet)
     }
+}
+
+/// A grant that is taken back when it is dropped, unless there is nothing to undo any more.
+struct Open<'a, T: Copy> {
+    ledger: MutexGuard<'a, Option<Ledger>>,
+    granted: T,
+    undo: Option<fn(&mut Ledger, T, Instant) -> bool>,
+}
+
+impl<T: Copy> Drop for Open<'_, T> {
+    fn drop(&mut self) {
+        if let (Some(undo), Some(ledger)) = (self.undo, self.ledger.as_mut()) {
+            undo(ledger, self.granted, Instant::now());
+        }
+    }
+}
+
+fn not_yet() -> Status {
+    Status::unavailable("ipam has not read yet what is taken; try again")
 }
 
 /// Answers the calls.
@@ -80,10 +103,14 @@ impl Ipam for Service {
         request: Request<IpAcquireRequest>,
     ) -> Result<Response<IpAcquireResponse>, Status> {
         let cidr: Cidr = parse(&request.get_ref().cidr)?;
-        let address = self.0.grant(
-            |ledger, now| ledger.acquire_address(cidr, now).map_err(address_status),
-            |ledger, address, now| ledger.release_address(cidr, address, now),
-        )?;
+        let granted = self.0.grant(
+            |ledger, now| {
+                let address = ledger.acquire_address(cidr, now).map_err(address_status)?;
+                Ok((cidr, address))
+            },
+            |ledger, (cidr, address), now| ledger.release_address(cidr, address, now),
+        );
+        let (_, address) = granted.await?;
         tracing::info!(%cidr, %address, "address granted");
         Ok(Response::new(IpAcquireResponse { ip: address.to_string(), result: None }))
     }
@@ -94,7 +121,7 @@ impl Ipam for Service {
     ) -> Result<Response<IpReleaseResponse>, Status> {
         let cidr: Cidr = parse(&request.get_ref().cidr)?;
         let address: IpAddr = parse(&request.get_ref().ip)?;
-        if self.0.ledger(|ledger, now| ledger.release_address(cidr, address, now))? {
+        if self.0.ledger(|ledger, now| ledger.release_address(cidr, address, now)).await? {
             tracing::info!(%cidr, %address, "address given back");
         }
         Ok(Response::new(IpReleaseResponse::default()))
@@ -117,7 +144,8 @@ impl Ipam for Service {
         let granted = self.0.grant(
             |ledger, now| ledger.acquire(request, now).map_err(acquire_status),
             Ledger::release,
-        )?;
+        );
+        let granted = granted.await?;
         tracing::info!(asked = %request.cidr, %granted, wish = ?request.wish, "prefix granted");
         Ok(Response::new(NetworkAcquireResponse { cidr: granted.to_string(), result: None }))
     }
@@ -127,7 +155,7 @@ impl Ipam for Service {
         request: Request<NetworkReleaseRequest>,
     ) -> Result<Response<NetworkReleaseResponse>, Status> {
         let cidr: Cidr = parse(&request.get_ref().cidr)?;
-        if self.0.ledger(|ledger, now| ledger.release(cidr, now))? {
+        if self.0.ledger(|ledger, now| ledger.release(cidr, now)).await? {
             tracing::info!(%cidr, "prefix given back");
         }
         Ok(Response::new(NetworkReleaseResponse::default()))
@@ -138,7 +166,7 @@ impl Ipam for Service {
         request: Request<NetworkAvailableRequest>,
     ) -> Result<Response<NetworkAvailableResponse>, Status> {
         let cidr: Cidr = parse(&request.get_ref().cidr)?;
-        let available = self.0.ledger(|ledger, _| ledger.is_available(cidr))?;
+        let available = self.0.ledger(|ledger, _| ledger.is_available(cidr)).await?;
         Ok(Response::new(NetworkAvailableResponse { available, result: None }))
     }
 }

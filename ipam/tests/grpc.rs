@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use fabric_api::ipam::{IP, IPSpec, IPStatus, Network, NetworkSpec, NetworkStatus};
 use fabric_api::labels;
 use fabric_store::{Store, StoreArgs};
+use futures::FutureExt as _;
 use ipam_proto::ipam_client::IpamClient;
 use ipam_proto::{
     Address, IpAcquireRequest, IpReleaseRequest, NetworkAcquireRequest, NetworkAvailableRequest,
@@ -27,6 +28,11 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A directory answers at once.
+fn at_once<T>(answer: impl Future<Output = T>) -> T {
+    answer.now_or_never().unwrap()
+}
 
 /// A cluster's folders.
 struct Cluster(tempfile::TempDir);
@@ -42,7 +48,7 @@ impl Cluster {
 
     fn store(&self) -> Store {
         let (run_dir, state_dir) = (self.path("run"), Some(self.path("state")));
-        Store::open(&StoreArgs { manifests: None, run_dir, state_dir }).unwrap()
+        Store::open(&StoreArgs::directories(None, run_dir, state_dir)).unwrap()
     }
 
     fn put_network(&self, name: &str, granted: &str, shared: bool) {
@@ -54,22 +60,23 @@ impl Cluster {
             let pairs = keys.map(|key| (key.to_owned(), "true".to_owned()));
             network.metadata.labels = Some(pairs.into());
         }
-        let Ok(mut stored) = Network::try_from(self.store().put(&network.into()).unwrap()) else {
+        let Ok(mut stored) = Network::try_from(at_once(self.store().put(&network.into())).unwrap())
+        else {
             panic!("a Network was put");
         };
         stored.status = Some(NetworkStatus { cidr: Some(granted.to_owned()) });
-        self.store().put_status(&stored.into()).unwrap();
+        at_once(self.store().put_status(&stored.into())).unwrap();
     }
 
     fn put_ip(&self, name: &str, granted: &str, prefix: &str) {
         let mut ip = IP::new(name, IPSpec { ip: "192.0.2.1".to_owned(), ..IPSpec::default() });
         ip.metadata.namespace = Some(labels::LIQO_NAMESPACE.to_owned());
-        let Ok(mut stored) = IP::try_from(self.store().put(&ip.into()).unwrap()) else {
+        let Ok(mut stored) = IP::try_from(at_once(self.store().put(&ip.into())).unwrap()) else {
             panic!("an IP was put");
         };
         let (ip, cidr) = (Some(granted.to_owned()), Some(prefix.to_owned()));
         stored.status = Some(IPStatus { ip, cidr });
-        self.store().put_status(&stored.into()).unwrap();
+        at_once(self.store().put_status(&stored.into())).unwrap();
     }
 
     async fn start(&self, more: &[&str]) -> Ipam {

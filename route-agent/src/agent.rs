@@ -13,6 +13,7 @@ use tokio::time::MissedTickBehavior;
 use crate::compile::{Compiled, compile};
 use crate::facts::Facts;
 use crate::foreign::Foreign;
+use crate::report::Reporter;
 use crate::table::Table;
 use crate::{cleanup, foreign, names};
 
@@ -30,6 +31,7 @@ pub(crate) struct Agent {
     /// What the status says.
     pub(crate) problems: BTreeSet<String>,
     pub(crate) quarrel: Quarrel,
+    pub(crate) reporter: Reporter,
 }
 
 impl Agent {
@@ -160,9 +162,7 @@ impl Agent {
             applied_generation: config.metadata.generation.unwrap_or_default(),
             problems: self.problems.iter().cloned().collect(),
         });
-        if let Err(error) = self.store.put_status(&Object::NodeConfig(config)) {
-            tracing::warn!("cannot write the status: {}", chain(&error));
-        }
+        self.reporter.report(config);
     }
 }
 

@@ -49,3 +49,24 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(more: &[&str]) -> RunArgs {
+        let line = ["route-agent", "run", "--node", "n1"];
+        let cli = Cli::try_parse_from(line.iter().chain(more)).unwrap();
+        let Command::Run(args) = cli.command else { panic!("another command") };
+        args
+    }
+
+    #[test]
+    fn the_config_comes_from_one_place() {
+        let agent = run(&["--published", "/mnt/rome"]);
+        assert!(agent.store.is_none() && agent.published.is_some());
+        assert!(run(&["--kubernetes"]).store.is_some_and(|store| store.kubernetes));
+        assert!(run(&["--run-dir", "/r"]).store.is_some_and(|store| store.run_dir.is_some()));
+        assert!(run(&[]).store.is_none());
+    }
+}

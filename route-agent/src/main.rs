@@ -8,6 +8,7 @@ mod facts;
 mod foreign;
 mod legacy;
 mod names;
+mod report;
 mod stale;
 mod table;
 
@@ -23,6 +24,7 @@ use netlink::{Handle, Netns, Quarrel};
 
 use agent::Agent;
 use config::{Cli, Command, RunArgs};
+use report::Reporter;
 use table::Table;
 
 #[tokio::main(flavor = "current_thread")]
@@ -58,7 +60,9 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
     let store = match (&args.published, &args.store) {
         (Some(published), _) => Store::open_published(published),
         (None, Some(args)) => Store::open(args),
-        (None, None) => bail!("either --run-dir or --published must say where the config is"),
+        (None, None) => {
+            bail!("--kubernetes, --run-dir or --published must say where the config is")
+        }
     };
     let store = store.context("cannot open the store")?;
     let node = args.node;
@@ -69,6 +73,7 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
     let accept = !args.no_accept_rules;
     let agent = Agent {
         handle,
+        reporter: Reporter::start(store.clone()),
         store,
         node,
         accept,
@@ -84,7 +89,7 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
 
 async fn preview(handle: &Handle, store: &Store, name: String) -> anyhow::Result<()> {
     let reference = ObjectRef { kind: Kind::NodeConfig, namespace: None, name };
-    let Some(Object::NodeConfig(config)) = store.get(&reference)? else {
+    let Some(Object::NodeConfig(config)) = store.get(&reference).await? else {
         bail!("there is no {reference}");
     };
     let text = agent::preview(handle, &config).await?;

@@ -34,9 +34,11 @@ pub enum LogFormat {
 impl LogArgs {
     /// Starts logging for the whole process; call once. Colours only on a terminal.
     pub fn start(&self) {
-        // boringtun calls every session that ends for want of traffic an error; first, so that the
-        // user can ask for it all the same.
-        let filter = EnvFilter::new(format!("boringtun=off,{}", self.log_level));
+        // boringtun calls every session that ends for want of traffic an error, and kube tells every
+        // try of a watch, or an answer as a whole, which may be a Secret; first, so that the user can
+        // ask for it all the same.
+        let quiet = "boringtun=off,kube_client=off,kube_runtime=off";
+        let filter = EnvFilter::new(format!("{quiet},{}", self.log_level));
         let logs = tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_ansi(io::stderr().is_terminal())

@@ -103,7 +103,7 @@ impl Compiler<'_> {
             self.problem(
                 &reference,
                 "",
-                "missing; expected the cluster's ID in it (`weft init` writes it)",
+                "missing; expected the cluster's ID in it (the chart, or `weft init`, makes it)",
             );
             return None;
         };

@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::{LocalObjectReference, Secret};
 use super::Compiler;
 use super::cluster::Cluster;
 use super::peering::Peering;
+use crate::index::key_pair;
 
 /// A gateway that is to run, or goes on as it did.
 #[derive(Debug)]
@@ -222,11 +223,11 @@ impl<'a> Compiler<'a> {
 
     /// The Secret with the key pair: the one named, or one that is made here.
     fn secret(&mut self, gateway: &Gateway<'_>) -> String {
-        if let Some(name) = secret_name(gateway.secret_ref()) {
-            return name.to_owned();
+        let reference = key_pair(&gateway.reference, gateway.secret_ref());
+        let name = reference.name.clone();
+        if secret_name(gateway.secret_ref()).is_some() {
+            return name;
         }
-        let name = format!("gw-{}", gateway.reference.name);
-        let reference = ObjectRef::new(Kind::Secret, gateway.namespace(), &name);
         // One that runs has a key, which the peer knows: perhaps it just cannot be read now.
         let unread = self.published(gateway).is_some() && self.index.may_be_unread(&reference);
         if self.index.get(&reference).is_none() && !unread {

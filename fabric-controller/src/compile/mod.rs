@@ -21,6 +21,7 @@ use fabric_api::check::Fault;
 use fabric_store::{Kind, Object, ObjectRef, Problem};
 use jiff::Timestamp;
 
+pub(crate) use owner::is_own;
 pub use wishes::{Request, Wish};
 
 use crate::index::Index;

@@ -5,6 +5,11 @@ use fabric_store::{Kind, Object, ObjectRef};
 /// Annotation on every Network and IP of weft's own; what has none is the user's.
 pub(super) const OWNER: &str = "fabric.weft.dev/owner";
 
+/// True if weft made it for the sake of another.
+pub(crate) fn is_own(object: &Object) -> bool {
+    object.metadata().annotations.as_ref().is_some_and(|all| all.contains_key(OWNER))
+}
+
 /// The owner of a Network or an IP, if weft made it.
 pub(super) fn of(object: &Object) -> Option<ObjectRef> {
     let text = object.metadata().annotations.as_ref()?.get(OWNER)?;

@@ -44,7 +44,7 @@ pub(crate) struct AgentArgs {
 struct NoGateways;
 
 impl OnSilence for NoGateways {
-    fn silent(&mut self, _namespace: &str, _name: &str) {}
+    async fn silent(&mut self, _namespace: &str, _name: &str) {}
 }
 
 pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {

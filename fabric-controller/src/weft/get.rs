@@ -53,9 +53,12 @@ pub(crate) fn run(args: &GetArgs) -> anyhow::Result<ExitCode> {
         format!("no `weft up` or `weft agent` ever ran in {}", dir.path().display())
     })?;
     let store = dir.store(&record)?;
-    let snapshot = store.read(&kinds).context("cannot read the store")?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (snapshot, told) =
+        runtime.block_on(async { (store.read(&kinds).await, store.problems().await) });
+    let snapshot = snapshot.context("cannot read the store")?;
     let mut problems: BTreeSet<Problem> = snapshot.problems.iter().cloned().collect();
-    problems.extend(store.problems());
+    problems.extend(told);
     let matches = |object: &Object| {
         args.name.as_deref().is_none_or(|name| object.name() == name)
             && args.namespace.as_deref().is_none_or(|wanted| object.namespace() == Some(wanted))

@@ -21,8 +21,8 @@ use super::rundir::{RunDir, replace};
 /// Set in a process's environment, so that it can be found even without its pid file.
 pub(crate) const MARK: &str = "WEFT_PROCESS";
 /// What the store's options read; a child gets them as arguments or not at all.
-const NOT_INHERITED: [&str; 4] =
-    ["WEFT_MANIFESTS", "WEFT_RUN_DIR", "WEFT_STATE_DIR", "WEFT_CLUSTER"];
+const NOT_INHERITED: [&str; 5] =
+    ["WEFT_MANIFESTS", "WEFT_RUN_DIR", "WEFT_STATE_DIR", "WEFT_CLUSTER", "WEFT_KUBERNETES"];
 
 /// What to run.
 #[derive(Clone, Debug, PartialEq, Eq)]

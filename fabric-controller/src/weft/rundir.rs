@@ -223,11 +223,11 @@ impl RunDir {
     pub(crate) fn store(&self, record: &Record) -> anyhow::Result<Store> {
         let opened = match &record.published {
             Some(published) => Store::open_published(published),
-            None => Store::open(&StoreArgs {
-                manifests: record.manifests.clone(),
-                run_dir: self.0.clone(),
-                state_dir: record.state_dir.clone(),
-            }),
+            None => Store::open(&StoreArgs::directories(
+                record.manifests.clone(),
+                self.0.clone(),
+                record.state_dir.clone(),
+            )),
         };
         opened.context("cannot open the store")
     }

@@ -97,8 +97,8 @@ async fn look(args: &StatusArgs) -> anyhow::Result<Option<Observation>> {
     let Some(dir) = args.selection.find()? else { return Ok(None) };
     let Some(record) = dir.record()? else { return Ok(None) };
     let store = dir.store(&record)?;
-    let mut snapshot = store.read(&observe::KINDS).context("cannot read the store")?;
-    snapshot.problems.extend(store.problems());
+    let mut snapshot = store.read(&observe::KINDS).await.context("cannot read the store")?;
+    snapshot.problems.extend(store.problems().await);
     let host = host(&dir, record).await;
     Ok(Some(observe::observe(&snapshot, &host)))
 }

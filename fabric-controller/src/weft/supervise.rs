@@ -38,7 +38,7 @@ pub(crate) struct Held {
 
 /// Is told of gateways that cannot be carrying traffic.
 pub(crate) trait OnSilence {
-    fn silent(&mut self, namespace: &str, name: &str);
+    async fn silent(&mut self, namespace: &str, name: &str);
 }
 
 /// How long `weft status` may hold the lock that it only looks at.
@@ -160,18 +160,18 @@ impl<S: OnSilence> Loop<S> {
                     let wanted = self.wanted.borrow_and_update().clone();
                     supervisor.want(wanted);
                 }
-                Some(end) = ended.recv() => self.ended(&mut supervisor, &end),
+                Some(end) = ended.recv() => self.ended(&mut supervisor, &end).await,
                 () = sleep_until(deadline.into()) => supervisor.tick(),
                 _ = housekeeping.tick() => {
                     logs::bound(&self.dir);
-                    self.tell_dead(&supervisor.reports());
+                    self.tell_dead(&supervisor.reports()).await;
                 }
                 Ok(()) = silent.changed() => {
                     let silent = silent.borrow_and_update().clone();
                     for name in silent.difference(&known_silent) {
                         say(&format!("{name} runs but does not answer; `weft logs {name}` may say why"));
                     }
-                    self.tell_silent(&silent);
+                    self.tell_silent(&silent).await;
                     known_silent = silent;
                 }
             }
@@ -182,26 +182,26 @@ impl<S: OnSilence> Loop<S> {
     }
 
     /// Its status is corrected before its successor starts, which then says what is true.
-    fn ended(&mut self, supervisor: &mut Supervisor, end: &Ended) {
+    async fn ended(&mut self, supervisor: &mut Supervisor, end: &Ended) {
         supervisor.ended(end);
-        self.tell_dead(&supervisor.reports());
+        self.tell_dead(&supervisor.reports()).await;
         supervisor.tick();
     }
 
-    fn tell_dead(&mut self, reports: &Reports) {
+    async fn tell_dead(&mut self, reports: &Reports) {
         for report in reports.values().filter(|report| report.pid.is_none()) {
             if let Role::Gateway { namespace, name } = &report.role {
-                self.on_silence.silent(namespace, name);
+                self.on_silence.silent(namespace, name).await;
             }
         }
     }
 
     /// Not more often than they are found so: one that is merely slow writes its Connection again.
-    fn tell_silent(&mut self, silent: &BTreeSet<String>) {
+    async fn tell_silent(&mut self, silent: &BTreeSet<String>) {
         let reports = self.reports.borrow().clone();
         for report in silent.iter().filter_map(|name| reports.get(name)) {
             if let Role::Gateway { namespace, name } = &report.role {
-                self.on_silence.silent(namespace, name);
+                self.on_silence.silent(namespace, name).await;
             }
         }
     }

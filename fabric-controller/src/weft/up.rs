@@ -59,7 +59,8 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
         format!("cannot open the manifest directory {path}; `weft init --out {path}` makes one")
     })?;
     preconditions::check(true)?;
-    let cluster = ClusterManifests::read(&manifests)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let cluster = runtime.block_on(ClusterManifests::read(&manifests))?;
     let cluster_id = cluster.cluster_id(&manifests)?;
     let node = cluster.node(args.node.as_deref())?;
     let programs = workloads::programs()?;
@@ -85,10 +86,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
     ));
     let (control, agent, logs) = (args.control.clone(), args.agent.clone(), args.logs.clone());
     let workloads = Workloads { programs, dir, record, control, agent, logs };
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?
-        .block_on(supervise_all(workloads, args.metrics))
+    runtime.block_on(supervise_all(workloads, args.metrics))
 }
 
 async fn supervise_all(
@@ -131,9 +129,9 @@ pub(crate) fn farewell(kept: &[String], dir: &RunDir) -> String {
 struct ClusterManifests(Snapshot);
 
 impl ClusterManifests {
-    fn read(manifests: &Path) -> anyhow::Result<Self> {
+    async fn read(manifests: &Path) -> anyhow::Result<Self> {
         // The run directory, with all the rest, is named after the cluster that these tell.
-        let read = Store::open_manifests(manifests).read(&[Kind::ConfigMap, Kind::Node]);
+        let read = Store::open_manifests(manifests).read(&[Kind::ConfigMap, Kind::Node]).await;
         Ok(Self(read.context("cannot read the manifests")?))
     }
 
@@ -230,7 +228,7 @@ impl Published {
         while !wanted.is_closed() {
             tokio::select! {
                 event = events.next() => self.apply(event),
-                _ = look.tick() => self.tell_problems(),
+                _ = look.tick() => self.tell_problems().await,
             }
             let now = self.wanted();
             wanted.send_if_modified(|before| {
@@ -284,8 +282,9 @@ impl Published {
     }
 
     /// Those that are new, and that none is left.
-    fn tell_problems(&mut self) {
-        let now: BTreeSet<_> = self.store.problems().iter().map(ToString::to_string).collect();
+    async fn tell_problems(&mut self) {
+        let now = self.store.problems().await;
+        let now: BTreeSet<_> = now.iter().map(ToString::to_string).collect();
         for problem in now.difference(&self.problems) {
             say(&format!("problem: {problem}"));
         }
@@ -302,8 +301,8 @@ struct Silencer {
 }
 
 impl OnSilence for Silencer {
-    fn silent(&mut self, namespace: &str, name: &str) {
-        for connection in self.store.list(Kind::Connection).unwrap_or_default() {
+    async fn silent(&mut self, namespace: &str, name: &str) {
+        for connection in self.store.list(Kind::Connection).await.unwrap_or_default() {
             let Object::Connection(mut connection) = connection else { continue };
             let its = connection.metadata.namespace.as_deref() == Some(namespace)
                 && connection.spec.gateway_ref.name.as_deref() == Some(name);
@@ -316,7 +315,7 @@ impl OnSilence for Silencer {
             }
             connection.status =
                 Some(ConnectionStatus { value: ConnectionValue::Error, latency: None });
-            if let Err(error) = self.store.put_status(&connection.into()) {
+            if let Err(error) = self.store.put_status(&connection.into()).await {
                 let error = anyhow::Error::new(error);
                 say(&format!(
                     "cannot mark the Connection of {namespace}/{name} as Error: {error:#}"

@@ -2,7 +2,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use crate::ObjectRef;
+use crate::{Kind, ObjectRef};
 
 /// Why the store could not read or write.
 ///
@@ -37,13 +37,60 @@ pub enum StoreError {
     EncodeNote { name: String, source: serde_saphyr::SerializeError },
     #[error("cannot write the list of problems as YAML")]
     EncodeProblems { source: serde_saphyr::SerializeError },
+    #[error("nothing says where the resources are; expected --run-dir DIR or --kubernetes")]
+    NoPlace,
+    #[error("cannot tell how to reach the API server of a Kubernetes cluster")]
+    Config(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("cannot {step} {object}")]
+    Request { step: &'static str, object: ObjectRef, source: ApiError },
+    #[error("cannot list every {kind}")]
+    List { kind: Kind, source: ApiError },
+    #[error("{object} is gone, or another has taken its name")]
+    Gone { object: ObjectRef },
+    #[error("{0} cannot be understood")]
+    Foreign(Box<Problem>),
+    #[error("cannot {step} the note {name}")]
+    Note { step: &'static str, name: String, source: ApiError },
+    #[error("cannot write the note {name} as JSON")]
+    EncodeJson { name: String, source: serde_json::Error },
 }
 
-/// What is wrong with a manifest. Prints as one line that names file, object, field, what was
-/// found and what is expected.
+/// What the API server answered, or why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ApiError {
+    #[error("the API server did not answer within {seconds} s")]
+    Timeout { seconds: u64 },
+    /// The code is HTTP's.
+    #[error("the API server refused ({code}): {message}")]
+    Refused { code: u16, message: String },
+    #[error("the API server cannot be reached")]
+    Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("the API server's answer is no JSON")]
+    Answer(#[source] serde_json::Error),
+}
+
+impl StoreError {
+    /// True if the object is not there any more, or not the one that was meant.
+    pub fn is_gone(&self) -> bool {
+        matches!(self, Self::Gone { .. })
+    }
+
+    /// True if there was no answer: whatever comes next is likely to fare no better.
+    pub fn is_unreachable(&self) -> bool {
+        let (Self::Request { source, .. } | Self::List { source, .. } | Self::Note { source, .. }) =
+            self
+        else {
+            return false;
+        };
+        matches!(source, ApiError::Timeout { .. } | ApiError::Unreachable(_))
+    }
+}
+
+/// What is wrong with a manifest or an object. Prints as one line that names file, object, field,
+/// what was found and what is expected.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
-    /// File name, with `:line` where it is known.
+    /// File name, with `:line` where it is known; empty in Kubernetes.
     pub source: String,
     pub object: Option<ObjectRef>,
     /// Path of the field, such as `spec.remote.cidr.pod[0]`.

@@ -1,50 +1,71 @@
 //! Where resources come from and where status and published config go.
 //!
-//! Standalone, that is a directory of manifests and two directories of weft's own; in Kubernetes
-//! it will be the API server. Nothing else in the workspace knows which of the two it is.
+//! In Kubernetes, that is the API server. Standalone, it is a directory of manifests and two
+//! directories of weft's own. Nothing else in the workspace knows which of the two it is.
 //!
 //! Every resource is read as one [`Object`] in which metadata, spec and status are together,
-//! whichever files they come from. Nothing in the user's manifests is ever written.
+//! whichever files they come from. Nothing of the user's is ever written but its status.
 
 mod decode;
+mod directory;
 mod error;
-mod file;
-mod folder;
-mod last_good;
-mod layout;
-mod lines;
-mod manifests;
+mod kubernetes;
 mod object;
-mod outline;
-mod parse;
-mod reader;
 mod store;
 mod watch;
 
-pub use error::{Problem, StoreError};
+pub use error::{ApiError, Problem, StoreError};
 pub use object::{Kind, Object, ObjectRef};
-pub use store::{Snapshot, Store};
+pub use store::{Note, Snapshot, Store};
 pub use watch::Watch;
 
 use std::path::PathBuf;
 
-/// Where the store keeps its files. The same for every program of a cluster.
+use clap::builder::BoolishValueParser;
+
+/// Where the store is. The same for every program of a cluster.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Where the resources are: in Kubernetes, or in directories")]
 pub struct StoreArgs {
+    /// Read and write the resources of a Kubernetes cluster: in a pod that of its service account,
+    /// elsewhere the one that KUBECONFIG names, or ~/.kube/config.
+    #[arg(
+        long,
+        env = "WEFT_KUBERNETES",
+        value_parser = BoolishValueParser::new(),
+        conflicts_with_all = ["manifests", "run_dir", "state_dir"]
+    )]
+    pub kubernetes: bool,
+    /// As --kubernetes, of the cluster that this kubeconfig names.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["manifests", "run_dir", "state_dir"])]
+    pub kubeconfig: Option<PathBuf>,
     /// Directory of the user's manifests (*.yaml, *.yml, *.json); never written to.
     #[arg(long, env = "WEFT_MANIFESTS", value_name = "DIR")]
     pub manifests: Option<PathBuf>,
-    /// Directory of what is gone after a reboot: published config, status, sockets, logs.
+    /// Directory of what is gone after a reboot: published config, status, sockets, logs. Needed
+    /// unless --kubernetes is given.
     #[arg(long, env = "WEFT_RUN_DIR", value_name = "DIR")]
-    pub run_dir: PathBuf,
+    pub run_dir: Option<PathBuf>,
     /// Directory of what must outlive a reboot: granted prefixes and addresses, generated keys.
     #[arg(long, env = "WEFT_STATE_DIR", value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
 }
 
+impl StoreArgs {
+    /// Directories, of which those of the manifests and of the state may be absent.
+    pub fn directories(
+        manifests: Option<PathBuf>,
+        run_dir: PathBuf,
+        state_dir: Option<PathBuf>,
+    ) -> Self {
+        let run_dir = Some(run_dir);
+        Self { kubernetes: false, kubeconfig: None, manifests, run_dir, state_dir }
+    }
+}
+
 /// Reads the text of a manifest file, called `file` in problems: its objects, and what is wrong.
 pub fn parse(file: &str, text: &str) -> (Vec<Object>, Vec<Problem>) {
-    let parsed = parse::parse(file, text);
+    let parsed = directory::parse::parse(file, text);
     (parsed.objects.into_iter().map(|located| located.object).collect(), parsed.problems)
 }
 
@@ -54,8 +75,39 @@ pub enum Event {
     /// It is new, or its spec, metadata or status is.
     Applied(Box<Object>),
     Deleted(ObjectRef),
-    /// All that is wrong with the manifests now; replaces what was said before.
+    /// All that is wrong now with the manifests, or with what the API server holds; replaces what
+    /// was said before.
     Problems(Vec<Problem>),
     /// All that was there when the watch began has been told.
     Synced,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        store: StoreArgs,
+    }
+
+    fn open(line: &[&str]) -> Result<Store, String> {
+        let line = Line::try_parse_from(["x"].iter().chain(line)).map_err(|e| e.to_string())?;
+        Store::open(&line.store).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn who_names_no_place_or_two_hears_what_to_name() {
+        let error = open(&["--manifests", "/m"]).unwrap_err();
+        assert!(error.contains("--run-dir") && error.contains("--kubernetes"), "{error}");
+        let error = open(&["--kubernetes", "--run-dir", "/r"]).unwrap_err();
+        assert!(error.contains("'--kubernetes' cannot be used with '--run-dir"), "{error}");
+        let error = open(&["--kubeconfig", "/k", "--run-dir", "/r"]).unwrap_err();
+        assert!(error.contains("cannot be used with '--run-dir"), "{error}");
+        let error = open(&["--kubeconfig", "/nowhere"]).unwrap_err();
+        assert!(error.starts_with("cannot tell how to reach the API server"), "{error}");
+    }
 }

@@ -24,8 +24,8 @@ pub enum Kind {
     NodeConfig,
 }
 
-/// A resource of one of these kinds.
-#[derive(Clone, Debug, PartialEq)]
+/// A resource of one of these kinds. Prints without what a Secret holds.
+#[derive(Clone, PartialEq)]
 #[allow(clippy::large_enum_variant)] // there are hundreds of them, and every match would have a box
 pub enum Object {
     Namespace(core::Namespace),
@@ -156,6 +156,15 @@ macro_rules! each {
             Object::NodeConfig($x) => $body,
         }
     };
+}
+
+impl fmt::Debug for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Self::Secret(_) = self {
+            return write!(f, "{} <redacted>", self.reference());
+        }
+        each!(self, x => fmt::Debug::fmt(x, f))
+    }
 }
 
 impl Object {

@@ -1,342 +1,226 @@
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 
-use crate::file::{self, Mode};
-use crate::folder;
-use crate::layout::Layout;
-use crate::parse::{self, MAX_OWN_NAME, check_names};
-use crate::reader::{Reader, Scope};
-use crate::{Kind, Object, ObjectRef, Problem, StoreArgs, StoreError, Watch, decode};
+use crate::directory::{Directory, Places};
+use crate::kubernetes::Kubernetes;
+use crate::{Kind, Object, ObjectRef, Problem, StoreArgs, StoreError, Watch, watch};
 
 /// The resources of a cluster. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Store {
-    layout: Arc<Layout>,
+    backend: Backend,
+}
+
+#[derive(Clone, Debug)]
+enum Backend {
+    Directory(Directory),
+    Kubernetes(Kubernetes),
 }
 
 /// What is there at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     pub objects: BTreeMap<ObjectRef, Object>,
-    /// What is wrong with the manifests.
+    /// What is wrong with the manifests, or with what the API server holds.
     pub problems: Vec<Problem>,
 }
 
+/// Something kept for a program's next start, by a name that suits a file and an object of
+/// Kubernetes. One program writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Note<'a> {
+    /// What is known nowhere else.
+    Only(&'a str),
+    /// A copy of what the store holds, for when that turns bad. In Kubernetes there is none: what
+    /// is bad does not get in.
+    Copy(&'a str),
+}
+
 impl Store {
-    /// The store of a host that has all directories; makes those of weft's own.
+    /// The store of a program that was started with these arguments: the API server, or all
+    /// directories of this host; makes those of weft's own. For the API server it must be called
+    /// within a tokio runtime; nothing is sent yet.
     pub fn open(args: &StoreArgs) -> Result<Self, StoreError> {
-        let layout = Layout {
-            manifests: args.manifests.clone(),
-            published: args.run_dir.join("published"),
-            state: args.state_dir.clone(),
-        };
-        for kind in Kind::ALL {
-            for folder in [layout.objects(kind), layout.statuses(kind)].into_iter().flatten() {
-                file::make_folder(&folder, kind == Kind::Secret)?;
-            }
+        if args.kubernetes || args.kubeconfig.is_some() {
+            return Self::kubernetes(args.kubeconfig.as_deref());
         }
-        Ok(Self { layout: Arc::new(layout) })
+        let places = Places {
+            manifests: args.manifests.clone(),
+            run_dir: args.run_dir.clone().ok_or(StoreError::NoPlace)?,
+            state_dir: args.state_dir.clone(),
+        };
+        Ok(Backend::Directory(Directory::open(places)?).into())
+    }
+
+    /// The API server that a kubeconfig names: this one, or that of `KUBECONFIG`, or of the pod's
+    /// service account, or of the user. Must be called within a tokio runtime; nothing is sent yet.
+    pub fn kubernetes(kubeconfig: Option<&Path>) -> Result<Self, StoreError> {
+        Ok(Backend::Kubernetes(Kubernetes::open(kubeconfig)?).into())
     }
 
     /// The store of a further host, which has only the published directory. It may be read-only;
     /// then statuses cannot be written.
     pub fn open_published(dir: &Path) -> Result<Self, StoreError> {
-        let read = fs::read_dir(dir);
-        read.map_err(|source| StoreError::Read { path: dir.to_owned(), source })?;
-        let layout = Layout { manifests: None, published: dir.to_owned(), state: None };
-        Ok(Self { layout: Arc::new(layout) })
+        Ok(Backend::Directory(Directory::open_published(dir)?).into())
     }
 
     /// Only the user's manifests, for whoever does not know yet which cluster's they are. Makes
     /// nothing, and has no object or status of weft's own.
     pub fn open_manifests(dir: &Path) -> Self {
-        let manifests = Some(dir.to_owned());
-        Self { layout: Arc::new(Layout { manifests, published: PathBuf::new(), state: None }) }
+        Backend::Directory(Directory::open_manifests(dir)).into()
     }
 
-    /// Tells all that is there of these kinds, what is wrong with the manifests, then
+    /// Tells all that is there of these kinds, what is wrong with it, then
     /// [`crate::Event::Synced`], then every change. Must be called within a tokio runtime.
+    ///
+    /// In Kubernetes, ConfigMaps are the one with the cluster's ID only, and Secrets those that have
+    /// the label of gateways; see [`Watch::name`].
     pub fn watch(&self, kinds: &[Kind]) -> Result<Watch, StoreError> {
-        Watch::start(&self.layout, &Scope::all(kinds))
+        Ok(match &self.backend {
+            Backend::Directory(store) => watch::Inner::Directory(Box::new(store.watch(kinds)?)),
+            Backend::Kubernetes(store) => watch::Inner::Kubernetes(Box::new(store.watch(kinds))),
+        }
+        .into())
     }
 
     /// As [`Self::watch`], of one object that weft publishes, and of all of other kinds. That one's
     /// status is told as it was when the rest of it last changed: this is for whoever writes it.
-    /// However many others there are, it costs nothing when they change.
+    /// However many others there are, it costs nothing when they change. See [`Watch::also`].
     pub fn follow(&self, object: &ObjectRef, with: &[Kind]) -> Result<Watch, StoreError> {
-        let kinds: Vec<_> = std::iter::once(object.kind).chain(with.iter().copied()).collect();
-        Watch::start(&self.layout, &Scope { kinds: &kinds, only: Some(object) })
+        Ok(match &self.backend {
+            Backend::Directory(store) => {
+                watch::Inner::Directory(Box::new(store.follow(object, with)?))
+            }
+            Backend::Kubernetes(store) => {
+                watch::Inner::Kubernetes(Box::new(store.follow(object, with)))
+            }
+        }
+        .into())
     }
 
-    /// Everything of these kinds, and what is wrong with the manifests.
-    pub fn read(&self, kinds: &[Kind]) -> Result<Snapshot, StoreError> {
-        let (snapshot, error) = Reader::new(&self.layout, &Scope::all(kinds)).read();
-        error.map_or(Ok(snapshot), Err)
+    /// Everything of these kinds, and what is wrong with it.
+    pub async fn read(&self, kinds: &[Kind]) -> Result<Snapshot, StoreError> {
+        match &self.backend {
+            Backend::Directory(store) => store.read(kinds),
+            Backend::Kubernetes(store) => store.read(kinds).await,
+        }
     }
 
-    pub fn get(&self, object: &ObjectRef) -> Result<Option<Object>, StoreError> {
-        Ok(self.read(&[object.kind])?.objects.remove(object))
+    pub async fn get(&self, object: &ObjectRef) -> Result<Option<Object>, StoreError> {
+        match &self.backend {
+            Backend::Directory(store) => store.get(object),
+            Backend::Kubernetes(store) => store.get(object).await,
+        }
     }
 
-    pub fn list(&self, kind: Kind) -> Result<Vec<Object>, StoreError> {
-        Ok(self.read(&[kind])?.objects.into_values().collect())
+    pub async fn list(&self, kind: Kind) -> Result<Vec<Object>, StoreError> {
+        Ok(self.read(&[kind]).await?.objects.into_values().collect())
     }
 
     /// Creates an object of weft's own (Network, IP, Secret, GatewayConfig, NodeConfig, Connection),
     /// or replaces its metadata and spec. Writes nothing if nothing changed. Gives back the object
-    /// as stored, with its uid (random, made at creation) and generation (one higher after each
-    /// change of the spec). One that was read from the store before is put back as it was.
-    pub fn put(&self, object: &Object) -> Result<Object, StoreError> {
-        let reference = object.reference();
-        let path = self.object_path(&reference)?;
-        let have = read_value(&path)?.and_then(|v| decode::object(reference.kind, v).ok());
-        let mut want = object.clone();
-        decode::mark_ours(&mut want);
-        let repairs = have.is_none() && !object.uid().is_empty();
-        let (uid, generation) = match &have {
-            Some((have, _)) if !have.uid().is_empty() => (have.uid().to_owned(), have.generation()),
-            // Its file is gone or damaged, but whoever puts it knows what it was.
-            Some(_) | None if repairs => (object.uid().to_owned(), object.generation()),
-            Some(_) | None => (new_uid()?, 0),
-        };
-        let metadata = want.metadata_mut();
-        metadata.uid = Some(uid);
-        metadata.generation = Some(generation.max(1));
-        let (before, mut after) =
-            (have.map(|(have, _)| content(&have)).unwrap_or_default(), content(&want));
-        if before == after {
-            return Ok(want);
+    /// as stored, with its uid, and its generation, which is higher after each change of the spec.
+    pub async fn put(&self, object: &Object) -> Result<Object, StoreError> {
+        match &self.backend {
+            Backend::Directory(store) => store.put(object),
+            Backend::Kubernetes(store) => store.put(object).await,
         }
-        if !repairs && before.get("spec") != after.get("spec") {
-            want.metadata_mut().generation = Some(generation + 1);
-            after["metadata"]["generation"] = json!(generation + 1);
-        }
-        let secret = reference.kind == Kind::Secret;
-        let durable = !Layout::is_published(reference.kind);
-        file::write(&path, &yaml(&reference, &after)?, Mode { secret, durable })?;
-        Ok(want)
     }
 
     /// Replaces the status of an object read from the store, and of a Configuration `spec.local`.
     /// Writes nothing if nothing changed. True if it was written.
-    pub fn put_status(&self, object: &Object) -> Result<bool, StoreError> {
-        let reference = object.reference();
-        let path = self.status_path(&reference)?;
-        if object.uid().is_empty() {
-            return Err(StoreError::NoUid { object: reference });
+    pub async fn put_status(&self, object: &Object) -> Result<bool, StoreError> {
+        match &self.backend {
+            Backend::Directory(store) => store.put_status(object),
+            Backend::Kubernetes(store) => store.put_status(object).await,
         }
-        let status = object.to_value().get("status").cloned().unwrap_or_default();
-        let mut want = json!({ "uid": object.uid(), "status": status });
-        if let Some(local) = decode::local(object) {
-            want[decode::LOCAL] = local;
-        }
-        let text = yaml(&reference, &want)?;
-        // Most often there is nothing to write, and equal text need not be understood.
-        if folder::read(&path).is_ok_and(|have| have == text)
-            || read_value(&path)?.as_ref() == Some(&want)
-        {
-            return Ok(false);
-        }
-        let durable = matches!(reference.kind, Kind::Network | Kind::Ip);
-        file::write(&path, &text, Mode { secret: false, durable })?;
-        Ok(true)
     }
 
-    /// Removes an object of weft's own with its status; of a user's object the status only. Not
-    /// being there is no error.
-    pub fn delete(&self, object: &ObjectRef) -> Result<(), StoreError> {
-        if self.layout.objects(object.kind).is_some() {
-            file::remove(&self.object_path(object)?)?;
+    /// Removes an object of weft's own with its status. Not being there is no error.
+    pub async fn delete(&self, object: &ObjectRef) -> Result<(), StoreError> {
+        match &self.backend {
+            Backend::Directory(store) => store.delete(object),
+            Backend::Kubernetes(store) => store.delete(object).await,
         }
-        match self.status_path(object) {
-            Ok(path) => file::remove(&path),
-            Err(StoreError::NoStatus { .. } | StoreError::NoFolder { .. }) => Ok(()),
-            Err(error) => Err(error),
+    }
+
+    /// Removes what the store keeps of an object that was removed by others: its status. In
+    /// Kubernetes, that went with it.
+    pub async fn forget(&self, gone: &ObjectRef) -> Result<(), StoreError> {
+        match &self.backend {
+            Backend::Directory(store) => store.delete(gone),
+            Backend::Kubernetes(_) => Ok(()),
         }
     }
 
     /// Objects that are gone and have left a status behind, because nobody was there to see it.
-    /// None while there are manifests that cannot be read.
-    pub fn orphaned_statuses(&self) -> Result<Vec<ObjectRef>, StoreError> {
-        let mut reader = Reader::new(&self.layout, &Scope::all(&Kind::ALL));
-        let (snapshot, error) = reader.read();
-        match error {
-            Some(error) => Err(error),
-            None if snapshot.problems.is_empty() => Ok(reader.orphans(&snapshot)),
-            None => Ok(Vec::new()),
+    pub async fn orphaned_statuses(&self) -> Result<Vec<ObjectRef>, StoreError> {
+        match &self.backend {
+            Backend::Directory(store) => store.orphaned_statuses(),
+            Backend::Kubernetes(_) => Ok(Vec::new()),
         }
     }
 
-    /// Publishes all that the controller found wrong, with the manifests and with what they say.
-    pub fn put_problems(&self, problems: &[Problem]) -> Result<bool, StoreError> {
-        let path = self.problems_path();
-        let problems: Vec<_> = problems.iter().map(PublishedProblem::from).collect();
-        let text = serde_saphyr::to_string(&problems)
-            .map_err(|source| StoreError::EncodeProblems { source })?;
-        if folder::read(&path).is_ok_and(|have| have == text) {
-            return Ok(false);
+    /// Publishes all that the controller found wrong. In Kubernetes the objects' conditions tell
+    /// that; here it is only known to [`Self::problems`] of the same program.
+    pub async fn put_problems(&self, problems: &[Problem]) -> Result<bool, StoreError> {
+        match &self.backend {
+            Backend::Directory(store) => store.put_problems(problems),
+            Backend::Kubernetes(store) => Ok(store.put_problems(problems)),
         }
-        file::write(&path, &text, Mode { secret: false, durable: false })?;
-        Ok(true)
     }
 
     /// What the controller last found wrong; empty before it ever ran.
-    pub fn problems(&self) -> Vec<Problem> {
-        let text = folder::read(&self.problems_path()).unwrap_or_default();
-        let read: Result<Vec<PublishedProblem>, _> = serde_saphyr::from_str(&text);
-        read.unwrap_or_default().into_iter().map(Problem::from).collect()
+    pub async fn problems(&self) -> Vec<Problem> {
+        match &self.backend {
+            Backend::Directory(store) => store.problems(),
+            Backend::Kubernetes(store) => store.problems(),
+        }
     }
 
-    /// Keeps something that a program of weft's has to know after its own restart, in the state
-    /// directory, whole or not at all even after a power cut. `name` is a file name; one program
-    /// writes it. True if it was not the same before.
-    pub fn put_note(&self, name: &str, note: &impl Serialize) -> Result<bool, StoreError> {
-        let path = self.note_path(name).ok_or(StoreError::NoState)?;
-        let text = serde_saphyr::to_string(note)
-            .map_err(|source| StoreError::EncodeNote { name: name.to_owned(), source })?;
-        if folder::read(&path).is_ok_and(|have| have == text) {
-            return Ok(false);
+    /// True if it was not the same before.
+    pub async fn put_note(
+        &self,
+        name: Note<'_>,
+        note: &impl Serialize,
+    ) -> Result<bool, StoreError> {
+        match (&self.backend, name) {
+            (Backend::Directory(store), Note::Only(name) | Note::Copy(name)) => {
+                store.put_note(name, note)
+            }
+            (Backend::Kubernetes(store), Note::Only(name)) => store.put_note(name, note).await,
+            (Backend::Kubernetes(_), Note::Copy(_)) => Ok(false),
         }
-        file::write(&path, &text, Mode { secret: true, durable: true })?;
-        Ok(true)
     }
 
     /// What was kept under that name; `None` if nothing was, or nothing that can be understood.
-    pub fn note<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
-        let text = folder::read(&self.note_path(name)?).ok()?;
-        let note = serde_saphyr::from_str(&text);
-        note.inspect_err(|error| tracing::warn!(name, %error, "a note is unreadable")).ok()
+    pub async fn note<T: DeserializeOwned>(&self, name: Note<'_>) -> Result<Option<T>, StoreError> {
+        match (&self.backend, name) {
+            (Backend::Directory(store), Note::Only(name) | Note::Copy(name)) => {
+                Ok(store.note(name))
+            }
+            (Backend::Kubernetes(store), Note::Only(name)) => store.note(name).await,
+            (Backend::Kubernetes(_), Note::Copy(_)) => Ok(None),
+        }
     }
 
     /// Not being there is no error.
-    pub fn delete_note(&self, name: &str) -> Result<(), StoreError> {
-        self.note_path(name).map_or(Ok(()), |path| file::remove(&path))
-    }
-
-    fn note_path(&self, name: &str) -> Option<PathBuf> {
-        Some(self.layout.state.as_ref()?.join("notes").join(format!("{name}.yaml")))
-    }
-
-    fn problems_path(&self) -> PathBuf {
-        self.layout.published.join("problems.yaml")
-    }
-
-    fn object_path(&self, object: &ObjectRef) -> Result<PathBuf, StoreError> {
-        let folder = self.layout.objects(object.kind).ok_or_else(|| {
-            if matches!(object.kind, Kind::Network | Kind::Ip | Kind::Secret) {
-                no_state(object)
-            } else {
-                StoreError::NotOurs { object: object.clone() }
+    pub async fn delete_note(&self, name: Note<'_>) -> Result<(), StoreError> {
+        match (&self.backend, name) {
+            (Backend::Directory(store), Note::Only(name) | Note::Copy(name)) => {
+                store.delete_note(name)
             }
-        })?;
-        checked_path(folder, object)
-    }
-
-    fn status_path(&self, object: &ObjectRef) -> Result<PathBuf, StoreError> {
-        let folder = self.layout.statuses(object.kind).ok_or_else(|| {
-            if matches!(object.kind, Kind::Network | Kind::Ip) {
-                no_state(object)
-            } else {
-                StoreError::NoStatus { object: object.clone() }
-            }
-        })?;
-        checked_path(folder, object)
-    }
-}
-
-fn no_state(object: &ObjectRef) -> StoreError {
-    StoreError::NoFolder { object: object.clone(), missing: "--state-dir" }
-}
-
-fn checked_path(folder: PathBuf, object: &ObjectRef) -> Result<PathBuf, StoreError> {
-    check_names(object, MAX_OWN_NAME).map_err(|(field, expected)| StoreError::Name {
-        object: object.clone(),
-        field,
-        expected,
-    })?;
-    Ok(folder.join(Layout::file_name(object)))
-}
-
-/// What an object's own file holds: all but the status.
-fn content(object: &Object) -> Value {
-    let mut value = object.to_value();
-    if let Some(map) = value.as_object_mut() {
-        map.remove("status");
-    }
-    value
-}
-
-fn yaml(object: &ObjectRef, value: &Value) -> Result<String, StoreError> {
-    serde_saphyr::to_string(value)
-        .map_err(|source| StoreError::Encode { object: object.clone(), source })
-}
-
-/// `None` if there is no such file, or none that can be understood: then it is written anew.
-fn read_value(path: &Path) -> Result<Option<Value>, StoreError> {
-    match folder::read(path) {
-        Ok(text) => Ok(parse::value(&text).ok()),
-        Err(folder::Unreadable::Io(error)) if error.kind() == std::io::ErrorKind::NotFound => {
-            Ok(None)
-        }
-        Err(folder::Unreadable::Io(source)) => {
-            Err(StoreError::Read { path: path.to_owned(), source })
-        }
-        Err(
-            folder::Unreadable::TooLong(_)
-            | folder::Unreadable::NotText
-            | folder::Unreadable::NotAFile(_),
-        ) => Ok(None),
-    }
-}
-
-fn new_uid() -> Result<String, StoreError> {
-    let path = Path::new("/proc/sys/kernel/random/uuid");
-    let read = fs::read_to_string(path);
-    let read = read.map_err(|source| StoreError::Read { path: path.to_owned(), source })?;
-    Ok(read.trim().to_owned())
-}
-
-/// A [`Problem`] as `problems.yaml` holds it.
-#[derive(Serialize, Deserialize)]
-struct PublishedProblem {
-    source: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    kind: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    namespace: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    field: Option<String>,
-    message: String,
-}
-
-impl From<&Problem> for PublishedProblem {
-    fn from(problem: &Problem) -> Self {
-        let object = problem.object.as_ref();
-        Self {
-            source: problem.source.clone(),
-            kind: object.map(|o| o.kind.to_string()),
-            namespace: object.and_then(|o| o.namespace.clone()),
-            name: object.map(|o| o.name.clone()),
-            field: problem.field.clone(),
-            message: problem.message.clone(),
+            (Backend::Kubernetes(store), Note::Only(name)) => store.delete_note(name).await,
+            (Backend::Kubernetes(_), Note::Copy(_)) => Ok(()),
         }
     }
 }
 
-impl From<PublishedProblem> for Problem {
-    fn from(problem: PublishedProblem) -> Self {
-        let kind = Kind::ALL.into_iter().find(|k| problem.kind.as_deref() == Some(k.as_str()));
-        let object = kind.zip(problem.name).map(|(kind, name)| {
-            ObjectRef::new(kind, problem.namespace.as_deref().unwrap_or_default(), &name)
-        });
-        Self { source: problem.source, object, field: problem.field, message: problem.message }
+impl From<Backend> for Store {
+    fn from(backend: Backend) -> Self {
+        Self { backend }
     }
 }

@@ -22,6 +22,7 @@ use fabric_controller::Settings;
 use fabric_controller::control::Controller;
 use fabric_controller::grants::Ipam;
 use fabric_store::{Kind, Object, ObjectRef, Store, StoreArgs};
+use futures::FutureExt as _;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -88,20 +89,20 @@ impl Cluster {
 
     fn gateway(&self, peer: &str, name: &str) -> Option<GatewayConfig> {
         let reference = ObjectRef::new(Kind::GatewayConfig, &format!("liqo-tenant-{peer}"), name);
-        self.store.get(&reference).unwrap().and_then(|object| object.try_into().ok())
+        at_once(self.store.get(&reference)).unwrap().and_then(|object| object.try_into().ok())
     }
 
     fn node(&self, name: &str) -> Option<NodeConfig> {
         let reference = ObjectRef::new(Kind::NodeConfig, "", name);
-        self.store.get(&reference).unwrap().and_then(|object| object.try_into().ok())
+        at_once(self.store.get(&reference)).unwrap().and_then(|object| object.try_into().ok())
     }
 
     fn get(&self, kind: Kind, namespace: &str, name: &str) -> Option<Object> {
-        self.store.get(&ObjectRef::new(kind, namespace, name)).unwrap()
+        at_once(self.store.get(&ObjectRef::new(kind, namespace, name))).unwrap()
     }
 
     fn problems(&self) -> Vec<String> {
-        self.store.problems().iter().map(ToString::to_string).collect()
+        at_once(self.store.problems()).iter().map(ToString::to_string).collect()
     }
 
     /// Every file that weft wrote, with its content.
@@ -134,11 +135,13 @@ async fn until(what: &str, condition: impl Fn() -> bool) -> Duration {
 }
 
 fn args(dir: &TempDir) -> StoreArgs {
-    StoreArgs {
-        manifests: Some(dir.path().join("manifests")),
-        run_dir: dir.path().join("run"),
-        state_dir: Some(dir.path().join("state")),
-    }
+    let [manifests, run, state] = ["manifests", "run", "state"].map(|name| dir.path().join(name));
+    StoreArgs::directories(Some(manifests), run, Some(state))
+}
+
+/// A directory answers at once.
+fn at_once<T>(answer: impl Future<Output = T>) -> T {
+    answer.now_or_never().unwrap()
 }
 
 fn cluster_manifests(id: &str) -> String {

@@ -8,8 +8,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails where it is")]
 
-#[path = "../../api/tests/crds/api_server.rs"]
-mod api_server;
 mod certificate;
 mod logs;
 mod replica;

@@ -1,16 +1,16 @@
 //! An API server that knows Configurations.
 
-use std::fs::OpenOptions;
-use std::io::Write as _;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use api_server::{ApiServer, skip};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use kube::config::Kubeconfig;
 use kube::{Client, Config};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-use crate::api_server::{ApiServer, TOKEN};
 use crate::logs;
 use crate::replica::Replica;
 
@@ -29,12 +29,11 @@ pub(crate) struct World {
 impl World {
     /// None, after saying why, if there can't be one.
     pub(crate) fn start() -> Option<Self> {
-        if let Some(missing) = ApiServer::missing() {
-            skip(&format!("no API server here for want of {missing}"));
-            return None;
-        }
+        let test = std::thread::current().name().unwrap_or_default().replace(':', "-");
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("webhook").join(test);
+        let server = ApiServer::start(dir).map_err(|why| skip(&why)).ok()?;
         logs::keep();
-        let world = Self { server: ApiServer::start(), runtime: Runtime::new().unwrap() };
+        let world = Self { server, runtime: Runtime::new().unwrap() };
         world.kubectl(&["apply", "-f", CRD], "");
         world.kubectl(&["wait", "--for=condition=Established", "--timeout=30s", "-f", CRD], "");
         world.kubectl(&["apply", "-f", "-"], include_str!("rights.yaml"));
@@ -45,12 +44,8 @@ impl World {
 
     /// With the rights of the controller.
     pub(crate) fn client(&self) -> Client {
-        let url = format!("https://127.0.0.1:{}", self.server.port);
-        let mut config = Config::new(url.parse().unwrap());
-        config.accept_invalid_certs = true;
-        config.auth_info.token = Some(TOKEN.to_owned().into());
-        config.auth_info.impersonate =
-            Some("system:serviceaccount:liqo:fabric-controller".to_owned());
+        let controller = self.server.user("system:serviceaccount:liqo:fabric-controller");
+        let config = Config::try_from(Kubeconfig::read_from(controller).unwrap()).unwrap();
         let _inside = self.runtime.enter();
         Client::try_from(config).unwrap()
     }
@@ -142,13 +137,4 @@ fn is_empty(said: String) -> bool {
 
 fn decoded(text: &str) -> String {
     String::from_utf8(BASE64_STANDARD.decode(text).unwrap()).unwrap()
-}
-
-fn skip(why: &str) {
-    let test = std::thread::current().name().unwrap_or("a test").to_owned();
-    let line = format!("skipped: {test}: {why}\n");
-    let _ = std::io::stderr().write_all(line.as_bytes());
-    let list = std::env::var_os("WEFT_SKIPPED");
-    let list = list.and_then(|list| OpenOptions::new().create(true).append(true).open(list).ok());
-    let _ = list.map(|mut list| list.write_all(line.as_bytes()));
 }

@@ -8,7 +8,7 @@ use base64::Engine as _;
 use fabric_api::{PrivateKey, PublicKey};
 use fabric_store::{Kind, Object, ObjectRef, Store, StoreArgs};
 
-use crate::host::{Host, stderr, stdout};
+use crate::host::{Host, at_once, stderr, stdout};
 
 fn weft(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_weft"));
@@ -26,12 +26,8 @@ fn scratch(name: &str) -> std::path::PathBuf {
 }
 
 fn read(manifests: &std::path::Path) -> fabric_store::Snapshot {
-    let args = StoreArgs {
-        manifests: Some(manifests.to_owned()),
-        run_dir: manifests.join("run"),
-        state_dir: None,
-    };
-    Store::open(&args).unwrap().read(&Kind::ALL).unwrap()
+    let args = StoreArgs::directories(Some(manifests.to_owned()), manifests.join("run"), None);
+    at_once(Store::open(&args).unwrap().read(&Kind::ALL)).unwrap()
 }
 
 #[test]

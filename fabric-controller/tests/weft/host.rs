@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use fabric_api::fabric::GatewayConfig;
 use fabric_store::{Kind, Object, ObjectRef, Store, StoreArgs};
+use futures::FutureExt as _;
 
 /// Runs until it is told to stop, and says so.
 const STAND_IN: &str = "#!/bin/sh
@@ -19,6 +20,11 @@ trap 'echo stopping; exit 0' TERM
 if [ \"$1\" = cleanup ]; then touch \"$(dirname $0)/cleaned\"; exit 0; fi
 while :; do sleep 0.05; done
 ";
+
+/// A directory answers at once.
+pub(crate) fn at_once<T>(answer: impl Future<Output = T>) -> T {
+    answer.now_or_never().unwrap()
+}
 
 /// A supervisor in the background; killed, if it still runs, when this goes.
 pub(crate) struct Supervisor(Child);
@@ -116,12 +122,8 @@ impl Host {
     }
 
     pub(crate) fn store(&self) -> Store {
-        Store::open(&StoreArgs {
-            manifests: Some(self.path("manifests")),
-            run_dir: self.path("run"),
-            state_dir: Some(self.path("state")),
-        })
-        .unwrap()
+        let (manifests, state) = (Some(self.path("manifests")), Some(self.path("state")));
+        Store::open(&StoreArgs::directories(manifests, self.path("run"), state)).unwrap()
     }
 
     /// Publishes the config of a gateway of this host's node, as the controller would.
@@ -137,11 +139,11 @@ impl Host {
         }));
         let mut config = GatewayConfig::new(name, spec.unwrap());
         config.metadata.namespace = Some("t".to_owned());
-        self.store().put(&config.into()).unwrap();
+        at_once(self.store().put(&config.into())).unwrap();
     }
 
     pub(crate) fn unpublish(&self, name: &str) {
-        self.store().delete(&ObjectRef::new(Kind::GatewayConfig, "t", name)).unwrap();
+        at_once(self.store().delete(&ObjectRef::new(Kind::GatewayConfig, "t", name))).unwrap();
     }
 
     /// What a gateway says of its Connection when all is well.
@@ -154,7 +156,8 @@ impl Host {
                 "spec": {"type": "Client", "gatewayRef": {"name": name}},
             }))
             .unwrap();
-        let Object::Connection(mut connection) = self.store().put(&connection.into()).unwrap()
+        let Object::Connection(mut connection) =
+            at_once(self.store().put(&connection.into())).unwrap()
         else {
             panic!("another kind came back");
         };
@@ -163,13 +166,13 @@ impl Host {
             "value": "Connected", "latency": {"value": "3ms"}}))
             .unwrap(),
         );
-        self.store().put_status(&connection.into()).unwrap();
+        at_once(self.store().put_status(&connection.into())).unwrap();
     }
 
     /// What the Connection of a gateway says.
     pub(crate) fn connection(&self, name: &str) -> String {
         let reference = ObjectRef::new(Kind::Connection, "t", &format!("gw-{name}"));
-        let object = self.store().get(&reference).unwrap().unwrap();
+        let object = at_once(self.store().get(&reference)).unwrap().unwrap();
         object.to_value()["status"]["value"].as_str().unwrap_or_default().to_owned()
     }
 

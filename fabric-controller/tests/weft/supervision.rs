@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
-use crate::host::{Host, Supervisor, eventually, is_alive, kill, stderr, stdout};
+use crate::host::{Host, Supervisor, at_once, eventually, is_alive, kill, stderr, stdout};
 
 const ALL: [&str; 4] = ["ipam", "fabric-controller", "route-agent-n1", "gateway-t-client"];
 
@@ -284,13 +284,13 @@ fn up_tells_what_becomes_of_the_peerings() {
         field: None,
         message: "not YAML".to_owned(),
     };
-    host.store().put_problems(&[problem]).unwrap();
+    at_once(host.store().put_problems(&[problem])).unwrap();
     eventually("the problem is told", || {
         host.messages().contains("problem: broken.yaml:3: not YAML")
     });
     let status = stdout(&host.weft(&["status"]));
     assert!(status.contains("problems:") && status.contains("broken.yaml:3"), "{status}");
-    host.store().put_problems(&[]).unwrap();
+    at_once(host.store().put_problems(&[])).unwrap();
     eventually("its end is told", || host.messages().contains("no problem with the manifests"));
 }
 

@@ -21,6 +21,7 @@ use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus, Role};
 use fabric_api::networking::{Connection, ConnectionStatus, ConnectionValue};
 use fabric_api::{Mac, PrivateKey};
 use fabric_store::{Kind, Object, ObjectRef, Store, StoreArgs};
+use futures::FutureExt as _;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use netlink::Netns;
@@ -64,7 +65,7 @@ fn two_clusters_with_the_same_pod_cidr_reach_each_other_and_outlive_restarts() {
         let handshakes = rome.metric("weft_gateway_handshakes_total{outcome=\"completed\"}");
         let mut edited = rome.config.clone();
         edited.spec.mtu = 1300;
-        rome.store.put(&edited.into()).unwrap();
+        at_once(rome.store.put(&edited.into())).unwrap();
         rome.until("the new MTU", || rome.status().mtu == 1300);
         assert_eq!(rome.status().applied_generation, 2);
         assert!(reaches(rome));
@@ -106,7 +107,7 @@ fn ipv6_works_inside_and_outside() {
             if let Some(endpoint) = &mut config.spec.endpoint {
                 endpoint.addresses = vec!["2001:db8::2".to_owned()];
             }
-            side.store.put(&config.into()).unwrap();
+            at_once(side.store.put(&config.into())).unwrap();
             let gateway = Mac::of_overlay(Ipv4Addr::new(10, 80, 0, 9));
             let (pod, next_hop) = (POD6, "fd77:6566:7400::a50:9");
             run_in(&side.netns, "ip link del node4");
@@ -144,7 +145,7 @@ fn without_probing_the_handshake_tells() {
         for side in [rome, milan] {
             let mut config = side.config.clone();
             config.spec.probe.enabled = false;
-            side.store.put(&config.into()).unwrap();
+            at_once(side.store.put(&config.into())).unwrap();
         }
         let (_client, _server) = (rome.start(), milan.start());
         rome.wait_for(ConnectionValue::Connected);
@@ -161,7 +162,7 @@ fn a_config_that_is_wrong_is_reported_and_the_old_one_stays_in_force() {
         rome.wait_for(ConnectionValue::Connected);
         let mut wrong = rome.config.clone();
         wrong.spec.pod_cidrs = vec!["10.200.0.1/16".to_owned()];
-        rome.store.put(&wrong.into()).unwrap();
+        at_once(rome.store.put(&wrong.into())).unwrap();
         rome.until("the problem", || {
             rome.status().problems == ["spec.podCidrs[0]: 10.200.0.1/16 has host bits set; did you mean 10.200.0.0/16?"]
         });
@@ -176,7 +177,7 @@ fn a_gateway_without_peer_key_or_secret_is_idle_ready_and_says_what_is_missing()
         let mut config = rome.config.clone();
         config.spec.secret_name = "nowhere".to_owned();
         config.spec.peer_public_key = None;
-        rome.store.put(&config.into()).unwrap();
+        at_once(rome.store.put(&config.into())).unwrap();
         let _gateway = rome.start();
         let missing = "Secret nowhere does not exist";
         let says_so = |problems: &[String]| matches!(problems, [one] if one.starts_with(missing));
@@ -196,6 +197,11 @@ struct Side {
 }
 
 struct Gateway(Child);
+
+/// A directory answers at once.
+fn at_once<T>(answer: impl Future<Output = T>) -> T {
+    answer.now_or_never().unwrap()
+}
 
 /// A namespace as a path that another process can open.
 fn path_of(netns: &Netns) -> String {
@@ -286,20 +292,16 @@ fn wire(rome: &Netns, milan: &Netns) {
 impl Side {
     fn new(netns: Netns, role: Role, key: &PrivateKey, peer: &PrivateKey) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let store = Store::open(&StoreArgs {
-            manifests: None,
-            run_dir: directory.path().join("run"),
-            state_dir: Some(directory.path().join("state")),
-        });
-        let store = store.unwrap();
+        let [run, state] = ["run", "state"].map(|name| directory.path().join(name));
+        let store = Store::open(&StoreArgs::directories(None, run, Some(state))).unwrap();
         let mut secret = Secret::default();
         secret.metadata.name = Some("keys".to_owned());
         secret.metadata.namespace = Some("tenant".to_owned());
         secret.data = Some([("privateKey".to_owned(), ByteString(key.expose().to_vec()))].into());
-        store.put(&secret.into()).unwrap();
+        at_once(store.put(&secret.into())).unwrap();
         let mut config = config_of(role);
         config.spec.peer_public_key = Some(peer.public().to_string());
-        let stored = store.put(&config.into()).unwrap();
+        let stored = at_once(store.put(&config.into())).unwrap();
         let config = GatewayConfig::try_from(stored).unwrap();
         Self { netns, directory, store, config }
     }
@@ -324,13 +326,13 @@ impl Side {
 
     fn connection(&self) -> Option<ConnectionStatus> {
         let name = ObjectRef::new(Kind::Connection, "tenant", "gw-gw");
-        let object = self.store.get(&name).unwrap()?;
+        let object = at_once(self.store.get(&name)).unwrap()?;
         Connection::try_from(object).unwrap().status
     }
 
     fn status(&self) -> GatewayConfigStatus {
         let object: Option<Object> =
-            self.store.get(&ObjectRef::new(Kind::GatewayConfig, "tenant", "gw")).unwrap();
+            at_once(self.store.get(&ObjectRef::new(Kind::GatewayConfig, "tenant", "gw"))).unwrap();
         GatewayConfig::try_from(object.unwrap()).unwrap().status.unwrap_or_default()
     }
 

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use fabric_api::fabric::{NodeConfig, NodeConfigSpec, NodeGateway, NodePeering};
 use fabric_store::{Kind, Object, ObjectRef, Store, StoreArgs};
+use futures::FutureExt as _;
 use netlink::Netns;
 use serde_json::Value;
 
@@ -22,6 +23,11 @@ pub(crate) const PEER: &str = "10.201.0.1";
 pub(crate) const PEER_V6: &str = "fd00:201::1";
 /// Bound for what must have happened "within a second".
 const SOON: Duration = Duration::from_secs(5);
+
+/// A directory answers at once.
+fn at_once<T>(answer: impl Future<Output = T>) -> T {
+    answer.now_or_never().unwrap()
+}
 
 /// A node with a pod and a gateway, and the agent that runs on it.
 pub(crate) struct World {
@@ -38,7 +44,7 @@ impl World {
         let [node, pod, gw] = [(); 3].map(|()| Netns::unnamed().unwrap());
         let dir = tempfile::tempdir().unwrap();
         let run_dir = dir.path().to_owned();
-        let store = Store::open(&StoreArgs { manifests: None, run_dir, state_dir: None }).unwrap();
+        let store = Store::open(&StoreArgs::directories(None, run_dir, None)).unwrap();
         let world = Self { node, pod, gw, store, agent: None, dir };
         world.wire();
         world
@@ -89,7 +95,7 @@ impl World {
 
     /// Publishes `config`, and returns at once.
     pub(crate) fn configure(&self, config: NodeConfigSpec) {
-        self.store.put(&Object::NodeConfig(NodeConfig::new("n1", config))).unwrap();
+        at_once(self.store.put(&Object::NodeConfig(NodeConfig::new("n1", config)))).unwrap();
     }
 
     /// Publishes `config`, and waits for the agent to have it applied.
@@ -150,7 +156,7 @@ impl World {
             ObjectRef { kind: Kind::NodeConfig, namespace: None, name: "n1".to_owned() };
         let mut problems = Vec::new();
         eventually("the agent has applied the config", SOON, || {
-            let Ok(Some(Object::NodeConfig(config))) = self.store.get(&reference) else {
+            let Ok(Some(Object::NodeConfig(config))) = at_once(self.store.get(&reference)) else {
                 return false;
             };
             let status = config.status.unwrap_or_default();

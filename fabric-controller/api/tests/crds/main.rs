@@ -4,7 +4,6 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where it is")]
 
 mod accept;
-mod api_server;
 mod files;
 mod liqo;
 mod objects;

@@ -1,18 +1,17 @@
 //! The definitions before a real API server, where there is one.
 
-use std::fs::OpenOptions;
-use std::io::Write;
+use std::path::Path;
 
+use api_server::{ApiServer, skip};
 use fabric_api::crds;
 use serde_json::{Value, json};
 
-use crate::api_server::ApiServer;
 use crate::objects::{PEERING, WHOLE, bad, resources};
 use crate::{liqo, same};
 
 #[test]
 fn an_api_server_takes_the_definitions_and_what_they_take() {
-    let Some(server) = server() else { return };
+    let Some(server) = server("take") else { return };
     apply(&server, &ours());
     for object in resources(WHOLE) {
         store(&server, &object);
@@ -37,7 +36,7 @@ fn strings_are_refused_without_admission(server: &ApiServer) {
 
 #[test]
 fn ours_and_liqos_definitions_take_each_others_place_and_no_object_suffers() {
-    let Some(server) = server() else { return };
+    let Some(server) = server("replace") else { return };
     let liqos: Vec<_> = liqo::definitions().into_values().collect();
     let objects: Vec<_> = as_liqo_has_them(WHOLE).chain(in_default(lists(PEERING))).collect();
     let unchanged = || objects.iter().all(|object| stored(&server, object) == saying(object));
@@ -54,15 +53,9 @@ fn ours_and_liqos_definitions_take_each_others_place_and_no_object_suffers() {
 }
 
 /// None, after saying why, if there can't be one.
-fn server() -> Option<ApiServer> {
-    let Some(missing) = ApiServer::missing() else { return Some(ApiServer::start()) };
-    let test = std::thread::current().name().unwrap_or("a test").to_owned();
-    let line = format!("skipped: {test}: no API server here for want of {missing}\n");
-    let _ = std::io::stderr().write_all(line.as_bytes());
-    let list = std::env::var_os("WEFT_SKIPPED");
-    let list = list.and_then(|list| OpenOptions::new().create(true).append(true).open(list).ok());
-    let _ = list.map(|mut list| list.write_all(line.as_bytes()));
-    None
+fn server(name: &str) -> Option<ApiServer> {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("crds").join(name);
+    ApiServer::start(dir).map_err(|why| skip(&why)).ok()
 }
 
 fn ours() -> Vec<Value> {
@@ -79,8 +72,7 @@ fn apply(server: &ApiServer, definitions: &[Value]) {
     server.kubectl(&established, &list).unwrap();
     let served = |definition: &Value| {
         let plural = definition["metadata"]["name"].as_str().unwrap().to_owned();
-        server
-            .wait_until("it is served", |kubectl| kubectl(&["get", &plural, "-o", "name"]).is_ok());
+        server.wait_until("it is served", || server.kubectl(&["get", &plural, "-o", "name"], ""));
     };
     definitions.iter().for_each(served);
 }

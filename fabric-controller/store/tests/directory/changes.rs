@@ -135,7 +135,7 @@ async fn a_further_host_sees_what_is_published_and_nothing_else() {
     sync(&mut watch).await;
     place.write("a.yaml", &network("a", "10.1.0.0/16"));
     quiet(&mut watch).await;
-    place.store.put(&crate::own::connection("c").into()).unwrap();
+    place.store.put(&crate::own::connection("c").into()).await.unwrap();
     assert_eq!(applied(next(&mut watch).await).name(), "c");
     assert!(Store::open_published(&place.path("nowhere")).is_err());
 }

@@ -156,8 +156,8 @@ fn other_files_are_left_alone_and_what_is_no_file_is_told() {
     assert_eq!(problems, expected);
 }
 
-#[test]
-fn one_object_in_two_files_names_both_and_the_first_is_used() {
+#[tokio::test]
+async fn one_object_in_two_files_names_both_and_the_first_is_used() {
     let place = Place::new();
     place.write("a.yaml", &network("net", "10.1.0.0/16"));
     place.write("b.yaml", &format!("\n---\n{}", network("net", "10.2.0.0/16")));
@@ -165,7 +165,7 @@ fn one_object_in_two_files_names_both_and_the_first_is_used() {
         place.problems(),
         ["b.yaml:2: Network liqo/net: is also in a.yaml:1, which is used; expected it once"]
     );
-    let net = place.store.get(&network_ref("net")).unwrap().unwrap();
+    let net = place.store.get(&network_ref("net")).await.unwrap().unwrap();
     assert_eq!(cidr_of(&net), "10.1.0.0/16");
 }
 
@@ -230,12 +230,12 @@ fn what_is_wrong_with_an_object_by_itself_is_told_with_its_line() {
     );
 }
 
-#[test]
-fn of_one_object_in_two_files_the_one_that_is_right_is_used() {
+#[tokio::test]
+async fn of_one_object_in_two_files_the_one_that_is_right_is_used() {
     let place = Place::new();
     place.write("z.yaml", &network("net", "10.1.0.0/16"));
     place.write("a.yaml", &network("net", "10.2.0.0/33"));
-    let net = place.store.get(&network_ref("net")).unwrap().unwrap();
+    let net = place.store.get(&network_ref("net")).await.unwrap().unwrap();
     assert_eq!(cidr_of(&net), "10.1.0.0/16");
     assert_eq!(place.problems().len(), 2);
 }
@@ -249,21 +249,24 @@ fn a_secret_that_cannot_be_read_is_not_quoted() {
     assert!(!found.contains("SECRET") && !found.contains("YHzt"), "{found}");
 }
 
-#[test]
-fn string_data_of_a_secret_becomes_data() {
+#[tokio::test]
+async fn string_data_of_a_secret_becomes_data() {
     let place = Place::new();
     place.write("s.yaml", "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData: {a: b}");
-    let secret = place.store.get(&ObjectRef::new(Kind::Secret, "default", "s")).unwrap().unwrap();
+    let secret =
+        place.store.get(&ObjectRef::new(Kind::Secret, "default", "s")).await.unwrap().unwrap();
     let Object::Secret(secret) = secret else { panic!("{secret:?}") };
     assert_eq!(secret.data.unwrap()["a"].0, b"b");
 }
 
-#[test]
-fn a_status_in_a_manifest_is_not_believed() {
+#[tokio::test]
+async fn a_status_in_a_manifest_is_not_believed() {
     let place = Place::new();
     let text = network("a", "10.1.0.0/16") + "status: {cidr: 10.9.0.0/16}\n";
     place.write("a.yaml", &text);
-    let Some(Object::Network(net)) = place.store.get(&network_ref("a")).unwrap() else { panic!() };
+    let Some(Object::Network(net)) = place.store.get(&network_ref("a")).await.unwrap() else {
+        panic!()
+    };
     assert_eq!(net.status, None);
     assert_eq!(place.problems(), [""; 0]);
 }

@@ -5,12 +5,13 @@ use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
-use fabric_store::{Event, Kind, Store, Watch};
+use fabric_store::{Event, Kind, Note, Store, Watch};
 
-use crate::{Place, args, cidr_of, network, network_ref, next, quiet, sync};
+use crate::{Place, args, at_once, cidr_of, network, network_ref, next, quiet, sync};
 
 const SECRET: &str = "apiVersion: v1\nkind: Secret\nmetadata: {name: s, namespace: t}\n\
                       stringData: {x: HUSH}\n";
+const NOTE: Note<'static> = Note::Only("n");
 
 /// As the controller does.
 async fn controller(place: &Place) -> Watch {
@@ -22,7 +23,7 @@ async fn controller(place: &Place) -> Watch {
 /// What a program finds that starts now.
 fn cidr_for_a_newcomer(place: &Place, name: &str) -> Option<String> {
     let store = Store::open(&args(place.dir.path())).unwrap();
-    store.get(&network_ref(name)).unwrap().map(|object| cidr_of(&object).to_owned())
+    at_once(store.get(&network_ref(name))).unwrap().map(|object| cidr_of(&object).to_owned())
 }
 
 fn two(first: &str, second: &str) -> String {
@@ -140,15 +141,15 @@ async fn an_object_taken_out_of_its_file_in_place_is_gone_within_a_second() {
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
 }
 
-#[test]
-fn a_note_is_kept_whole_or_not_at_all() {
+#[tokio::test]
+async fn a_note_is_kept_whole_or_not_at_all() {
     let place = Place::new();
-    assert_eq!(place.store.note::<Vec<u8>>("n"), None);
-    assert!(place.store.put_note("n", &vec![1_u8, 2]).unwrap());
-    assert!(!place.store.put_note("n", &vec![1_u8, 2]).unwrap());
-    assert_eq!(place.store.note::<Vec<u8>>("n"), Some(vec![1, 2]));
+    assert_eq!(place.store.note::<Vec<u8>>(NOTE).await.unwrap(), None);
+    assert!(place.store.put_note(NOTE, &vec![1_u8, 2]).await.unwrap());
+    assert!(!place.store.put_note(NOTE, &vec![1_u8, 2]).await.unwrap());
+    assert_eq!(place.store.note::<Vec<u8>>(NOTE).await.unwrap(), Some(vec![1, 2]));
     fs::write(place.path("state/notes/n.yaml"), "[1, ").unwrap();
-    assert_eq!(place.store.note::<Vec<u8>>("n"), None);
-    place.store.delete_note("n").unwrap();
-    place.store.delete_note("n").unwrap();
+    assert_eq!(place.store.note::<Vec<u8>>(NOTE).await.unwrap(), None);
+    place.store.delete_note(NOTE).await.unwrap();
+    place.store.delete_note(NOTE).await.unwrap();
 }

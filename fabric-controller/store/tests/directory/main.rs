@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fabric_store::{Event, Kind, Object, ObjectRef, Problem, Store, StoreArgs, Watch};
+use futures::FutureExt as _;
 use tempfile::TempDir;
 
 /// A cluster's directories.
@@ -49,21 +50,23 @@ impl Place {
 
     /// What is wrong with the manifests, one line each.
     fn problems(&self) -> Vec<String> {
-        lines(&self.store.read(&Kind::ALL).unwrap().problems)
+        lines(&at_once(self.store.read(&Kind::ALL)).unwrap().problems)
     }
 
     fn names(&self) -> Vec<String> {
-        let snapshot = self.store.read(&Kind::ALL).unwrap();
+        let snapshot = at_once(self.store.read(&Kind::ALL)).unwrap();
         snapshot.objects.keys().map(ToString::to_string).collect()
     }
 }
 
 fn args(dir: &Path) -> StoreArgs {
-    StoreArgs {
-        manifests: Some(dir.join("manifests")),
-        run_dir: dir.join("run"),
-        state_dir: Some(dir.join("state")),
-    }
+    let (manifests, state_dir) = (Some(dir.join("manifests")), Some(dir.join("state")));
+    StoreArgs::directories(manifests, dir.join("run"), state_dir)
+}
+
+/// A directory answers at once.
+fn at_once<T>(answer: impl Future<Output = T>) -> T {
+    answer.now_or_never().unwrap()
 }
 
 fn lines(problems: &[Problem]) -> Vec<String> {

@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Instant;
 
-use crate::folder::{Folder, Parse, Unreadable};
-use crate::last_good::LastGood;
-use crate::parse::{self, Located};
-use crate::watch::SETTLE;
+use super::folder::{Folder, Parse, Unreadable};
+use super::last_good::LastGood;
+use super::parse::{self, Located};
+use super::watch::SETTLE;
 use crate::{Object, ObjectRef, Problem};
 
 #[derive(Debug)]

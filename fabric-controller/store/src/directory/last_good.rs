@@ -9,9 +9,9 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use crate::file::{self, Mode};
-use crate::folder;
-use crate::parse::{self, Located};
+use super::file::{self, Mode};
+use super::folder;
+use super::parse::{self, Located};
 use crate::{Kind, decode};
 
 #[derive(Debug)]

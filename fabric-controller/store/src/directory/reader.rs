@@ -2,38 +2,59 @@
 
 use serde_json::Value;
 
-use crate::folder::{Folder, Parse, Unreadable};
-use crate::layout::Layout;
-use crate::manifests::Manifests;
-use crate::{Kind, Object, ObjectRef, Problem, Snapshot, StoreError, decode, parse};
+use super::folder::{Folder, Parse, Unreadable};
+use super::layout::Layout;
+use super::manifests::Manifests;
+use super::parse;
+use crate::{Kind, Object, ObjectRef, Problem, Snapshot, StoreError, decode};
 
 /// Which objects are read.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Scope<'a> {
-    pub(crate) kinds: &'a [Kind],
-    /// Of its kind, only this one; the kind is one that the user has no manifests of.
-    pub(crate) only: Option<&'a ObjectRef>,
+#[derive(Clone, Debug)]
+pub(crate) struct Scope {
+    pub(crate) kinds: Vec<Kind>,
+    /// Of their kinds, only these; at most one of a kind.
+    only: Vec<ObjectRef>,
 }
 
-impl<'a> Scope<'a> {
-    pub(crate) fn all(kinds: &'a [Kind]) -> Self {
-        Self { kinds, only: None }
+impl Scope {
+    pub(crate) fn all(kinds: &[Kind]) -> Self {
+        Self { kinds: kinds.to_vec(), only: Vec::new() }
+    }
+
+    pub(crate) fn follow(object: &ObjectRef, with: &[Kind]) -> Self {
+        let mut scope = Self::all(with);
+        scope.also(object);
+        scope
+    }
+
+    /// Of its kind, only this one from now on.
+    fn also(&mut self, object: &ObjectRef) {
+        self.only.retain(|only| only.kind != object.kind);
+        self.only.push(object.clone());
+        if !self.kinds.contains(&object.kind) {
+            self.kinds.push(object.kind);
+        }
     }
 
     pub(crate) fn has_manifests(&self) -> bool {
         self.kinds.iter().any(|kind| !Layout::is_published(*kind))
     }
 
-    /// The one file of that kind that is to be read.
+    /// The one file of weft's own of that kind that is to be read.
     pub(crate) fn file_of(&self, kind: Kind) -> Option<String> {
-        self.only.filter(|only| only.kind == kind).map(Layout::file_name)
+        self.only.iter().find(|only| only.kind == kind).map(Layout::file_name)
+    }
+
+    fn takes(&self, object: &ObjectRef) -> bool {
+        let only = self.only.iter().find(|only| only.kind == object.kind);
+        self.kinds.contains(&object.kind) && only.is_none_or(|only| only == object)
     }
 }
 
 /// Reads objects of some kinds, again and again, and each file once for each change.
 #[derive(Debug)]
 pub(crate) struct Reader {
-    kinds: Vec<Kind>,
+    scope: Scope,
     manifests: Option<Manifests>,
     own: Vec<(Kind, Folder<OwnFile>)>,
     statuses: Vec<(Kind, Folder<StatusFile>)>,
@@ -53,18 +74,42 @@ struct StatusFile {
 }
 
 impl Reader {
-    pub(crate) fn new(layout: &Layout, scope: &Scope<'_>) -> Self {
-        let manifests = layout.manifests.clone().filter(|_| scope.has_manifests());
-        let manifests = manifests.map(|dir| Manifests::new(dir, layout.last_good()));
-        let kinds = || scope.kinds.iter().copied();
-        let own = kinds().filter_map(|kind| {
-            Some((kind, Folder::new(layout.objects(kind)?, scope.file_of(kind))))
-        });
-        let statuses = kinds().filter_map(|kind| {
-            Some((kind, Folder::new(layout.statuses(kind)?, scope.file_of(kind))))
-        });
-        let (own, statuses) = (own.collect(), statuses.collect());
-        Self { kinds: scope.kinds.to_vec(), manifests, own, statuses }
+    pub(crate) fn new(layout: &Layout, scope: Scope) -> Self {
+        let (own, statuses) = (Vec::new(), Vec::new());
+        let mut reader = Self { scope, manifests: None, own, statuses };
+        for kind in reader.scope.kinds.clone() {
+            reader.read_folders(layout, kind);
+        }
+        reader.read_manifests(layout);
+        reader
+    }
+
+    /// Of its kind, reads only this one from now on.
+    pub(crate) fn also(&mut self, layout: &Layout, object: &ObjectRef) {
+        self.scope.also(object);
+        self.own.retain(|(kind, _)| *kind != object.kind);
+        self.statuses.retain(|(kind, _)| *kind != object.kind);
+        self.read_folders(layout, object.kind);
+        self.read_manifests(layout);
+    }
+
+    pub(crate) fn scope(&self) -> &Scope {
+        &self.scope
+    }
+
+    fn read_folders(&mut self, layout: &Layout, kind: Kind) {
+        let only = self.scope.file_of(kind);
+        let own = layout.objects(kind).map(|path| (kind, Folder::new(path, only.clone())));
+        let statuses = layout.statuses(kind).map(|path| (kind, Folder::new(path, only)));
+        self.own.extend(own);
+        self.statuses.extend(statuses);
+    }
+
+    fn read_manifests(&mut self, layout: &Layout) {
+        let dir = layout.manifests.as_ref().filter(|_| self.scope.has_manifests());
+        if let (None, Some(dir)) = (&self.manifests, dir) {
+            self.manifests = Some(Manifests::new(dir.clone(), layout.last_good()));
+        }
     }
 
     /// What is there now. A folder of weft's own that cannot be read counts as unchanged, and is
@@ -79,7 +124,7 @@ impl Reader {
             manifests.refresh();
             manifests.collect(&mut snapshot.objects, &mut snapshot.problems);
         }
-        snapshot.objects.retain(|reference, _| self.kinds.contains(&reference.kind));
+        snapshot.objects.retain(|reference, _| self.scope.takes(reference));
         self.read_statuses(&mut snapshot);
         snapshot.problems.sort();
         (snapshot, error)

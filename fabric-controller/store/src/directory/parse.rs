@@ -3,8 +3,8 @@
 use serde_json::Value;
 use serde_saphyr::{DefaultMessageFormatter, MessageFormatter as _};
 
-use crate::lines::Lines;
-use crate::outline::Outline;
+use super::lines::Lines;
+use super::outline::Outline;
 use crate::{Kind, Object, ObjectRef, Problem, decode};
 
 /// A bigger file is refused before it is read.

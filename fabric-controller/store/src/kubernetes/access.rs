@@ -1,0 +1,166 @@
+//! The way to the API server.
+
+use std::error::Error;
+use std::fmt;
+use std::path::Path;
+use std::time::Duration;
+
+use fabric_api::labels;
+use hyper_util::client::legacy::Client as Http;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::client::{Body, ConfigExt as _};
+use kube::config::Kubeconfig;
+use kube::{Api, Client, Config};
+use tokio::time::timeout;
+use tower::timeout::{TimeoutLayer, error::Elapsed};
+use tower::{BoxError, ServiceBuilder};
+
+use crate::{ApiError, Kind, ObjectRef, StoreError};
+
+/// For a whole request; of a watch, until it begins.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
+/// A watch has nothing to say for minutes: that is how one to a machine that is gone is told apart.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+const KEEPALIVE_RETRY: Duration = Duration::from_secs(5);
+const KEEPALIVE_RETRIES: u32 = 3;
+
+/// Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Access {
+    client: Client,
+    /// The one that this program belongs to.
+    pub(super) namespace: String,
+}
+
+impl Access {
+    pub(super) fn open(kubeconfig: Option<&Path>) -> Result<Self, StoreError> {
+        let config = config(kubeconfig)?;
+        let namespace = own_namespace(&config);
+        let client = client(&config).map_err(|error| StoreError::Config(error.into()))?;
+        tracing::debug!(server = %config.cluster_url, namespace, "using an API server");
+        Ok(Self { client, namespace })
+    }
+
+    /// In all namespaces.
+    pub(super) fn all(&self, kind: Kind) -> Api<DynamicObject> {
+        Api::all_with(self.client.clone(), &resource(kind))
+    }
+
+    /// In the namespace of an object.
+    pub(super) fn around(&self, object: &ObjectRef) -> Api<DynamicObject> {
+        let resource = resource(object.kind);
+        match &object.namespace {
+            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &resource),
+            None => Api::all_with(self.client.clone(), &resource),
+        }
+    }
+}
+
+impl fmt::Debug for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Access").field("namespace", &self.namespace).finish_non_exhaustive()
+    }
+}
+
+/// The answer to a request about an object of that kind.
+pub(super) async fn answer<T>(
+    kind: Kind,
+    request: impl Future<Output = kube::Result<T>>,
+) -> Result<T, ApiError> {
+    match timeout(TIMEOUT, request).await {
+        Ok(answer) => answer.map_err(|error| api_error(kind, error)),
+        Err(_) => Err(ApiError::Timeout { seconds: TIMEOUT.as_secs() }),
+    }
+}
+
+/// What the API server finds wrong with a Secret may quote it.
+pub(super) fn api_error(kind: Kind, error: kube::Error) -> ApiError {
+    if let kube::Error::Api(status) = error {
+        let quotes = kind == Kind::Secret && !matches!(status.code, 403 | 404 | 409);
+        let message =
+            if quotes || status.message.is_empty() { status.reason } else { status.message };
+        return ApiError::Refused { code: status.code, message };
+    }
+    if let kube::Error::SerdeError(source) = error {
+        return ApiError::Answer(source);
+    }
+    if let kube::Error::Service(source) = error {
+        return match source.is::<Elapsed>() {
+            true => ApiError::Timeout { seconds: TIMEOUT.as_secs() },
+            false => ApiError::Unreachable(source),
+        };
+    }
+    if let kube::Error::HyperError(source) = error {
+        return ApiError::Unreachable(source.into());
+    }
+    ApiError::Unreachable(error.into())
+}
+
+/// An error with its causes, on one line.
+pub(super) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+fn resource(kind: Kind) -> ApiResource {
+    let api_version = kind.api_version();
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    let gvk = GroupVersionKind::gvk(group, version, kind.as_str());
+    ApiResource::from_gvk_with_plural(&gvk, kind.plural())
+}
+
+/// What is named comes first: the file, then `KUBECONFIG`. A pod has its service account, a user
+/// has `~/.kube/config`.
+fn config(kubeconfig: Option<&Path>) -> Result<Config, StoreError> {
+    let failed = |error: BoxError| StoreError::Config(error);
+    let named = match kubeconfig {
+        Some(file) => Kubeconfig::read_from(file).map(Some),
+        None => Kubeconfig::from_env(),
+    };
+    if let Some(named) = named.map_err(|error| failed(error.into()))? {
+        return Config::try_from(named).map_err(|error| failed(error.into()));
+    }
+    if std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() {
+        return Config::incluster().map_err(|error| failed(error.into()));
+    }
+    let own = Kubeconfig::read().and_then(Config::try_from);
+    own.map_err(|error| failed(error.into()))
+}
+
+/// A pod's is that of its service account. Elsewhere it is what the kubeconfig says; one that says
+/// nothing of the kind is an administrator's.
+fn own_namespace(config: &Config) -> String {
+    let named = Some(&config.default_namespace).filter(|named| *named != "default");
+    named.map_or_else(|| labels::LIQO_NAMESPACE.to_owned(), Clone::clone)
+}
+
+/// Not kube's own stack, which has no keepalive, repeats what was refused many times over, and
+/// logs every failure.
+fn client(config: &Config) -> kube::Result<Client> {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_connect_timeout(Some(TIMEOUT));
+    tcp.set_keepalive(Some(KEEPALIVE));
+    tcp.set_keepalive_interval(Some(KEEPALIVE_RETRY));
+    tcp.set_keepalive_retries(Some(KEEPALIVE_RETRIES));
+    tcp.set_tcp_user_timeout(Some(KEEPALIVE + KEEPALIVE_RETRY * KEEPALIVE_RETRIES));
+    let https = config.rustls_https_connector_with_connector(tcp)?;
+    let http: Http<_, Body> = Http::builder(TokioExecutor::new()).build(https);
+    let stack = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .layer(TimeoutLayer::new(TIMEOUT))
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(BoxError::from)
+        .service(http);
+    Ok(Client::new(stack, config.default_namespace.clone()))
+}

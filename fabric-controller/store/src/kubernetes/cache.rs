@@ -1,0 +1,203 @@
+//! What is known to be in the API server of what weft writes, so that nothing is sent that is there.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::content::{content, is_held, local, status};
+use super::intake::Stored;
+use crate::{Kind, Object, ObjectRef};
+
+#[derive(Debug, Default)]
+pub(super) struct Cache {
+    entries: BTreeMap<ObjectRef, Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    seen: Stored,
+    /// The API server may fill in more than it was asked for.
+    content: Option<Asked>,
+    status: Option<Asked>,
+}
+
+/// What was asked for, and what that became.
+#[derive(Debug)]
+struct Asked {
+    want: Value,
+    got: Value,
+}
+
+/// Which part of an object was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    Content,
+    Status,
+    Local,
+}
+
+impl Cache {
+    /// News of an object, which may come late.
+    pub(super) fn saw(&mut self, stored: &Stored) {
+        // A key is never sent but when it is made.
+        if stored.object.kind() == Kind::Secret || !is_written(stored.object.kind()) {
+            return;
+        }
+        let reference = stored.object.reference();
+        match self.entries.get_mut(&reference) {
+            Some(entry) if entry.seen.version > stored.version => {}
+            Some(entry) if entry.seen.object.uid() == stored.object.uid() => {
+                entry.seen = stored.clone();
+            }
+            Some(_) | None => {
+                let entry = Entry { seen: stored.clone(), content: None, status: None };
+                self.entries.insert(reference, entry);
+            }
+        }
+    }
+
+    /// The object is gone, or is no longer understood.
+    pub(super) fn lost(&mut self, object: &ObjectRef) {
+        self.entries.remove(object);
+    }
+
+    /// A part of an object was written, and the object is now this.
+    pub(super) fn wrote(&mut self, stored: &Stored, part: Part, want: Value) {
+        self.saw(stored);
+        let Some(entry) = self.entries.get_mut(&stored.object.reference()) else { return };
+        match part {
+            Part::Content => {
+                entry.content = Some(Asked { want, got: content(&stored.object) });
+            }
+            Part::Status => entry.status = Some(Asked { want, got: status(&stored.object) }),
+            Part::Local => {}
+        }
+    }
+
+    /// The object, if that is what it holds.
+    pub(super) fn holding(&self, object: &ObjectRef, want: &Value) -> Option<Object> {
+        let entry = self.entries.get(object)?;
+        let asked = entry.content.as_ref().filter(|asked| asked.want == *want);
+        let stands = asked.is_some_and(|asked| asked.got == content(&entry.seen.object));
+        (stands || is_held(&entry.seen, want)).then(|| entry.seen.object.clone())
+    }
+
+    /// True if the status of the very object is this one.
+    pub(super) fn has_status(&self, object: &Object, want: &Value) -> bool {
+        let Some(entry) = self.the(object) else { return false };
+        let have = status(&entry.seen.object);
+        let asked = entry.status.as_ref().filter(|asked| asked.want == *want);
+        have == *want || asked.is_some_and(|asked| asked.got == have)
+    }
+
+    pub(super) fn has_local(&self, object: &Object, want: &Value) -> bool {
+        self.the(object).is_some_and(|entry| local(&entry.seen.object).as_ref() == Some(want))
+    }
+
+    /// The version of the very object, as it was last seen.
+    pub(super) fn version(&self, object: &Object) -> Option<String> {
+        let version = self.the(object)?.seen.version;
+        (version > 0).then(|| version.to_string())
+    }
+
+    pub(super) fn uid(&self, object: &ObjectRef) -> Option<String> {
+        Some(self.entries.get(object)?.seen.object.uid().to_owned())
+    }
+
+    fn the(&self, object: &Object) -> Option<&Entry> {
+        let entry = self.entries.get(&object.reference());
+        entry.filter(|entry| entry.seen.object.uid() == object.uid())
+    }
+}
+
+/// True for kinds of which weft writes the object or its status.
+fn is_written(kind: Kind) -> bool {
+    is_ours(kind) || has_status(kind)
+}
+
+/// True for kinds that weft makes objects of.
+pub(super) fn is_ours(kind: Kind) -> bool {
+    match kind {
+        Kind::Network
+        | Kind::Ip
+        | Kind::Secret
+        | Kind::Connection
+        | Kind::GatewayConfig
+        | Kind::NodeConfig => true,
+        Kind::Namespace
+        | Kind::ConfigMap
+        | Kind::Node
+        | Kind::Configuration
+        | Kind::GatewayServer
+        | Kind::GatewayClient
+        | Kind::PublicKey => false,
+    }
+}
+
+/// True for kinds whose status weft writes.
+pub(super) fn has_status(kind: Kind) -> bool {
+    match kind {
+        Kind::Network
+        | Kind::Ip
+        | Kind::Configuration
+        | Kind::Connection
+        | Kind::GatewayServer
+        | Kind::GatewayClient
+        | Kind::GatewayConfig
+        | Kind::NodeConfig => true,
+        Kind::Namespace | Kind::ConfigMap | Kind::Secret | Kind::Node | Kind::PublicKey => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::decode;
+
+    fn stored(uid: &str, version: u64, cidr: &str) -> Stored {
+        let network = json!({
+            "apiVersion": "ipam.liqo.io/v1alpha1", "kind": "Network",
+            "metadata": {"name": "n", "namespace": "t", "uid": uid}, "spec": {"cidr": cidr},
+            "status": {"cidr": "10.9.0.0/16"},
+        });
+        let object = decode::object(Kind::Network, network).unwrap().0;
+        Stored { object, version, owned: Default::default() }
+    }
+
+    #[test]
+    fn news_that_come_late_change_nothing() {
+        let mut cache = Cache::default();
+        let new = stored("u", 5, "10.2.0.0/16");
+        cache.wrote(&new, Part::Content, content(&new.object));
+        cache.saw(&stored("u", 4, "10.1.0.0/16"));
+        let reference = new.object.reference();
+        assert!(cache.holding(&reference, &content(&new.object)).is_some());
+        cache.saw(&stored("u", 6, "10.1.0.0/16"));
+        assert!(cache.holding(&reference, &content(&new.object)).is_none(), "somebody changed it");
+        cache.lost(&reference);
+        assert_eq!(cache.uid(&reference), None);
+    }
+
+    #[test]
+    fn what_the_server_fills_in_is_not_sent_again() {
+        let mut cache = Cache::default();
+        let got = stored("u", 5, "10.2.0.0/16");
+        let mut want = content(&got.object);
+        want["spec"]["preAllocated"] = json!(0);
+        cache.wrote(&got, Part::Content, want.clone());
+        assert!(cache.holding(&got.object.reference(), &want).is_some());
+    }
+
+    #[test]
+    fn the_status_of_a_namesake_is_another() {
+        let mut cache = Cache::default();
+        let first = stored("u1", 5, "10.2.0.0/16");
+        cache.saw(&first);
+        assert!(cache.has_status(&first.object, &status(&first.object)));
+        assert!(!cache.has_status(&first.object, &json!({})));
+        let second = stored("u2", 9, "10.2.0.0/16");
+        assert!(!cache.has_status(&second.object, &status(&second.object)));
+    }
+}

@@ -1,0 +1,160 @@
+//! From what the API server holds to what weft works with.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::DynamicObject;
+use serde_json::Value;
+
+use super::MANAGER;
+use crate::{Kind, Object, ObjectRef, Problem, decode};
+
+/// An object as the API server holds it.
+#[derive(Clone, Debug)]
+pub(super) struct Stored {
+    /// Without what changes with every write, whoever wrote what.
+    pub(super) object: Object,
+    /// Higher after each change, of the same object.
+    pub(super) version: u64,
+    /// Keys of the labels and annotations that weft has set.
+    pub(super) owned: BTreeSet<String>,
+}
+
+pub(super) fn reference(kind: Kind, metadata: &ObjectMeta) -> ObjectRef {
+    let namespace = metadata.namespace.as_deref().unwrap_or_default();
+    ObjectRef::new(kind, namespace, metadata.name.as_deref().unwrap_or_default())
+}
+
+/// Reads an object, or tells which field cannot be read. Fields that weft does not know are those of
+/// a newer version, and are none of its business.
+pub(super) fn take(kind: Kind, mut from: DynamicObject) -> Result<Stored, Box<Problem>> {
+    let reference = reference(kind, &from.metadata);
+    let version = from.metadata.resource_version.take();
+    let version = version.and_then(|version| version.parse().ok()).unwrap_or_default();
+    let owned = owned(&from.metadata);
+    from.metadata.managed_fields = None;
+    let problem = |field: &str, message: String| {
+        let field = Some(field.to_owned()).filter(|field| !field.is_empty());
+        let object = Some(reference.clone());
+        Box::new(Problem { source: String::new(), object, field, message })
+    };
+    if let Some(found) = from.types.as_ref().map(|types| &types.api_version)
+        && found != kind.api_version()
+    {
+        let expected = kind.api_version();
+        return Err(problem("apiVersion", format!("found {found:?}; expected {expected:?}")));
+    }
+    let value = serde_json::to_value(from).map_err(|error| problem("", error.to_string()))?;
+    let (object, unknown) = decode::object(kind, value).map_err(|error| {
+        // The message of a wrong value may quote it.
+        let hidden = || "not as expected: data holds base64".to_owned();
+        let message = if kind == Kind::Secret { hidden() } else { error.message };
+        problem(&error.path, message)
+    })?;
+    if !unknown.is_empty() {
+        tracing::trace!(object = %reference, ?unknown, "fields of another version");
+    }
+    Ok(Stored { object, version, owned })
+}
+
+/// What is wrong with an object that could be read.
+pub(super) fn faults(object: &Object) -> Vec<Problem> {
+    let reference = object.reference();
+    let faults = object.faults().into_iter().map(|fault| Problem {
+        source: String::new(),
+        object: Some(reference.clone()),
+        field: Some(fault.field),
+        message: fault.message,
+    });
+    faults.collect()
+}
+
+fn owned(metadata: &ObjectMeta) -> BTreeSet<String> {
+    let entries = metadata.managed_fields.iter().flatten();
+    let ours = entries.filter(|entry| {
+        let is_apply = entry.operation.as_deref() == Some("Apply");
+        is_apply && entry.manager.as_deref() == Some(MANAGER) && entry.subresource.is_none()
+    });
+    let fields = ours.filter_map(|entry| entry.fields_v1.as_ref()?.0.get("f:metadata"));
+    fields
+        .flat_map(|fields| [fields.get("f:labels"), fields.get("f:annotations")])
+        .filter_map(|map| map.and_then(Value::as_object))
+        .flat_map(|map| map.keys())
+        .filter_map(|key| key.strip_prefix("f:").map(str::to_owned))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn taken(kind: Kind, value: Value) -> Result<Stored, Box<Problem>> {
+        take(kind, serde_json::from_value(value).unwrap())
+    }
+
+    fn configuration(spec: Value) -> Value {
+        json!({
+            "apiVersion": "networking.liqo.io/v1beta1", "kind": "Configuration",
+            "metadata": {"name": "milan", "namespace": "t", "uid": "u", "resourceVersion": "17",
+                "managedFields": [
+                    {"manager": "kubectl", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1",
+                     "fieldsV1": {"f:metadata": {"f:labels": {"f:theirs": {}}}}},
+                    {"manager": "weft", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1",
+                     "fieldsV1": {"f:metadata": {"f:labels": {".": {}, "f:ours": {}}}}}]},
+            "spec": spec,
+        })
+    }
+
+    #[test]
+    fn what_changes_with_every_write_is_left_out() {
+        let spec = json!({"remote": {"cidr": {"pod": "10.1.0.0/16"}}, "of": "a newer version"});
+        let stored = taken(Kind::Configuration, configuration(spec)).unwrap();
+        assert_eq!(stored.version, 17);
+        assert_eq!(stored.owned, ["ours".to_owned()].into());
+        assert_eq!(stored.object.uid(), "u");
+        assert_eq!(stored.object.metadata().resource_version, None);
+        assert_eq!(stored.object.metadata().managed_fields, None);
+        let Object::Configuration(configuration) = stored.object else { panic!() };
+        assert_eq!(
+            configuration.spec.remote.cidr.pod.0,
+            ["10.1.0.0/16"],
+            "both spellings are read"
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_told_with_its_field() {
+        let spec = json!({"remote": {"cidr": {"pod": [7]}}});
+        let problem = taken(Kind::Configuration, configuration(spec)).unwrap_err();
+        assert_eq!(problem.object.as_ref().unwrap().to_string(), "Configuration t/milan");
+        assert!(problem.to_string().contains("spec.remote.cidr.pod"), "{problem}");
+
+        let mut foreign = configuration(json!({"remote": {}}));
+        foreign["apiVersion"] = json!("networking.liqo.io/v1alpha9");
+        let problem = taken(Kind::Configuration, foreign).unwrap_err();
+        assert_eq!(problem.field.as_deref(), Some("apiVersion"));
+        assert!(problem.message.ends_with("expected \"networking.liqo.io/v1beta1\""), "{problem}");
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_secret_never_shows_it() {
+        let secret =
+            json!({"metadata": {"name": "s", "namespace": "t"}, "data": {"privateKey": "hush!"}});
+        let problem = taken(Kind::Secret, secret).unwrap_err();
+        assert!(!problem.to_string().contains("hush"), "{problem}");
+        let good = json!({"metadata": {"name": "s", "namespace": "t"}, "data": {"privateKey": "aHVzaA=="}});
+        let stored = taken(Kind::Secret, good).unwrap();
+        assert_eq!(format!("{:?}", stored.object), "Secret t/s <redacted>");
+    }
+
+    #[test]
+    fn a_fault_has_its_field() {
+        let spec =
+            json!({"remote": {"cidr": {"pod": ["10.1.0.1/16"], "external": ["10.2.0.0/16"]}}});
+        let stored = taken(Kind::Configuration, configuration(spec)).unwrap();
+        let fields: Vec<_> = faults(&stored.object).into_iter().filter_map(|p| p.field).collect();
+        assert!(fields.contains(&"spec.remote.cidr.pod[0]".to_owned()), "{fields:?}");
+    }
+}

@@ -1,0 +1,205 @@
+//! The API server of a Kubernetes cluster.
+//!
+//! Watches tell what is there; what weft writes, it applies on the server's side as field manager
+//! [`MANAGER`], each part with all the fields it wants, and sends nothing that is there already.
+
+mod access;
+mod cache;
+mod content;
+mod intake;
+mod note;
+mod patience;
+mod source;
+mod status;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures::future::try_join_all;
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
+use serde_json::Value;
+
+pub(crate) use self::watch::Watch;
+
+use self::access::{Access, answer};
+use self::cache::{Cache, Part, is_ours};
+use self::content::content;
+use self::intake::Stored;
+use self::source::Source;
+use crate::{ApiError, Kind, Object, ObjectRef, Problem, Snapshot, StoreError, decode};
+
+/// Who owns what weft writes, in `metadata.managedFields`.
+const MANAGER: &str = "weft";
+
+/// Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Kubernetes {
+    access: Access,
+    known: Arc<Known>,
+}
+
+/// What all clones have in common.
+#[derive(Debug, Default)]
+struct Known {
+    cache: Mutex<Cache>,
+    problems: Mutex<Vec<Problem>>,
+    /// As they were last written or read.
+    notes: Mutex<BTreeMap<String, String>>,
+}
+
+impl Kubernetes {
+    pub(crate) fn open(kubeconfig: Option<&Path>) -> Result<Self, StoreError> {
+        Ok(Self { access: Access::open(kubeconfig)?, known: Arc::default() })
+    }
+
+    pub(crate) fn watch(&self, kinds: &[Kind]) -> Watch {
+        Watch::start(self.clone(), kinds)
+    }
+
+    pub(crate) fn follow(&self, object: &ObjectRef, with: &[Kind]) -> Watch {
+        let mut watch = Watch::start(self.clone(), with);
+        watch.also(object);
+        watch
+    }
+
+    pub(crate) async fn read(&self, kinds: &[Kind]) -> Result<Snapshot, StoreError> {
+        let lists = kinds.iter().map(|kind| self.list(*kind));
+        let mut snapshot = Snapshot::default();
+        for (kind, objects) in kinds.iter().zip(try_join_all(lists).await?) {
+            for object in objects {
+                match intake::take(*kind, object) {
+                    Ok(stored) => {
+                        snapshot.problems.extend(intake::faults(&stored.object));
+                        snapshot.objects.insert(stored.object.reference(), stored.object);
+                    }
+                    Err(problem) => snapshot.problems.push(*problem),
+                }
+            }
+        }
+        snapshot.problems.sort();
+        Ok(snapshot)
+    }
+
+    async fn list(&self, kind: Kind) -> Result<Vec<DynamicObject>, StoreError> {
+        let listed = Source::of(kind).list(&self.access).await;
+        listed.map_err(|source| StoreError::List { kind, source })
+    }
+
+    pub(crate) async fn get(&self, object: &ObjectRef) -> Result<Option<Object>, StoreError> {
+        let api = self.access.around(object);
+        match answer(object.kind, api.get(&object.name)).await {
+            Ok(found) => match intake::take(object.kind, found) {
+                Ok(stored) => Ok(Some(stored.object)),
+                Err(problem) => Err(StoreError::Foreign(problem)),
+            },
+            Err(error) if is_absent(&error, object) => Ok(None),
+            Err(source) => Err(failed("read", object, source)),
+        }
+    }
+
+    pub(crate) async fn put(&self, object: &Object) -> Result<Object, StoreError> {
+        let reference = object.reference();
+        if !is_ours(reference.kind) {
+            return Err(StoreError::NotOurs { object: reference });
+        }
+        let mut object = object.clone();
+        decode::mark_ours(&mut object);
+        let want = content(&object);
+        if let Some(stored) = self.cache().holding(&reference, &want) {
+            return Ok(stored);
+        }
+        // A key that is there, but not known here, must not be lost: the peer knows its public half.
+        let is_new_key = reference.kind == Kind::Secret && object.uid().is_empty();
+        let written = if is_new_key {
+            self.create(&reference, &want).await
+        } else {
+            self.apply(&reference, &want).await
+        };
+        let written = written.map_err(|source| failed("write", &reference, source))?;
+        let stored = intake::take(reference.kind, written).map_err(StoreError::Foreign)?;
+        self.cache().wrote(&stored, Part::Content, want);
+        Ok(stored.object)
+    }
+
+    pub(crate) async fn delete(&self, object: &ObjectRef) -> Result<(), StoreError> {
+        if !is_ours(object.kind) {
+            return Err(StoreError::NotOurs { object: object.clone() });
+        }
+        // A namesake that took its place meanwhile stays.
+        let uid = self.cache().uid(object);
+        let preconditions = uid.map(|uid| Preconditions { uid: Some(uid), ..Default::default() });
+        let parameters = DeleteParams { preconditions, ..DeleteParams::default() };
+        let api = self.access.around(object);
+        match answer(object.kind, api.delete(&object.name, &parameters)).await {
+            Err(error) if !is_absent(&error, object) && !is_another(&error) => {
+                Err(failed("remove", object, error))
+            }
+            Ok(_) | Err(_) => {
+                self.cache().lost(object);
+                Ok(())
+            }
+        }
+    }
+
+    async fn apply(&self, object: &ObjectRef, want: &Value) -> Result<DynamicObject, ApiError> {
+        let (api, patch) = (self.access.around(object), Patch::Apply(want));
+        answer(object.kind, api.patch(&object.name, &parameters(), &patch)).await
+    }
+
+    async fn create(&self, object: &ObjectRef, want: &Value) -> Result<DynamicObject, ApiError> {
+        let want = serde_json::from_value(want.clone()).map_err(ApiError::Answer)?;
+        let parameters =
+            PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
+        answer(object.kind, self.access.around(object).create(&parameters, &want)).await
+    }
+
+    pub(crate) fn put_problems(&self, problems: &[Problem]) -> bool {
+        let mut known = lock(&self.known.problems);
+        let changed = *known != problems;
+        known.clear();
+        known.extend_from_slice(problems);
+        changed
+    }
+
+    pub(crate) fn problems(&self) -> Vec<Problem> {
+        lock(&self.known.problems).clone()
+    }
+
+    fn cache(&self) -> MutexGuard<'_, Cache> {
+        lock(&self.known.cache)
+    }
+
+    fn saw(&self, stored: &Stored) {
+        self.cache().saw(stored);
+    }
+
+    fn lost(&self, object: &ObjectRef) {
+        self.cache().lost(object);
+    }
+}
+
+/// Nothing that is done under these locks can leave it half done.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn parameters() -> PatchParams {
+    PatchParams::apply(MANAGER).force()
+}
+
+fn failed(step: &'static str, object: &ObjectRef, source: ApiError) -> StoreError {
+    StoreError::Request { step, object: object.clone(), source }
+}
+
+/// True if there is no such object; that there is no such kind is told with the same code.
+fn is_absent(error: &ApiError, object: &ObjectRef) -> bool {
+    let name = format!("{:?}", object.name);
+    matches!(error, ApiError::Refused { code: 404, message } if message.contains(&name))
+}
+
+/// True if the object has another uid than the one that was meant.
+fn is_another(error: &ApiError) -> bool {
+    matches!(error, ApiError::Refused { code: 409, message } if message.to_lowercase().contains("uid"))
+}

@@ -1,0 +1,177 @@
+//! One watch: of all objects of a kind, or of a single one.
+
+use fabric_api::labels;
+use futures::stream::{BoxStream, StreamExt as _, unfold};
+use kube::Api;
+use kube::api::{DynamicObject, ListParams};
+use kube::runtime::watcher::{self, Event, watcher};
+
+use super::access::{Access, answer, api_error, chain};
+use super::patience::Patience;
+use crate::{ApiError, Kind, ObjectRef, Problem};
+
+/// A server that restarts, or a connection that breaks, is not worth a word.
+const QUIET_FAILURES: u32 = 3;
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Source {
+    All(Kind),
+    /// Those that are labelled as of gateways.
+    Labelled(Kind),
+    One(ObjectRef),
+}
+
+/// What a source tells, or what is wrong with it if that is worth telling. It goes on all the same.
+pub(super) type Told = Result<Event<DynamicObject>, Option<Problem>>;
+
+impl Source {
+    /// What weft wants of a kind. A cluster has many Secrets and ConfigMaps that are no business of
+    /// its.
+    pub(super) fn of(kind: Kind) -> Self {
+        match kind {
+            Kind::Secret => Self::Labelled(kind),
+            Kind::ConfigMap => Self::One(ObjectRef::new(
+                kind,
+                labels::LIQO_NAMESPACE,
+                labels::CLUSTER_ID_CONFIGMAP,
+            )),
+            Kind::Namespace
+            | Kind::Node
+            | Kind::Network
+            | Kind::Ip
+            | Kind::Configuration
+            | Kind::Connection
+            | Kind::GatewayServer
+            | Kind::GatewayClient
+            | Kind::PublicKey
+            | Kind::GatewayConfig
+            | Kind::NodeConfig => Self::All(kind),
+        }
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        match self {
+            Self::All(kind) | Self::Labelled(kind) => *kind,
+            Self::One(object) => object.kind,
+        }
+    }
+
+    fn api(&self, access: &Access) -> Api<DynamicObject> {
+        match self {
+            Self::All(kind) | Self::Labelled(kind) => access.all(*kind),
+            Self::One(object) => access.around(object),
+        }
+    }
+
+    /// By labels, and by fields.
+    fn selectors(&self) -> [Option<String>; 2] {
+        match self {
+            Self::All(_) => [None, None],
+            Self::Labelled(_) => [Some(format!("{}=true", labels::GATEWAY_RESOURCE)), None],
+            // The right to one object by its name is a right to no other selection.
+            Self::One(object) => [None, Some(format!("metadata.name={}", object.name))],
+        }
+    }
+
+    pub(super) async fn list(&self, access: &Access) -> Result<Vec<DynamicObject>, ApiError> {
+        let [label_selector, field_selector] = self.selectors();
+        let selection = ListParams { label_selector, field_selector, ..ListParams::default() };
+        Ok(answer(self.kind(), self.api(access).list(&selection)).await?.items)
+    }
+
+    /// Without end.
+    pub(super) fn open(&self, access: &Access) -> BoxStream<'static, Told> {
+        let [label_selector, field_selector] = self.selectors();
+        let config =
+            watcher::Config { label_selector, field_selector, ..watcher::Config::default() };
+        let events = watcher(self.api(access), config).boxed();
+        let state = (self.clone(), events, Patience::default());
+        unfold(state, |(source, mut events, mut patience)| async move {
+            patience.rest().await;
+            let told = match events.next().await? {
+                Ok(event) => {
+                    // A list that has begun may still fail.
+                    if !matches!(event, Event::Init) {
+                        patience.succeeded();
+                    }
+                    Ok(event)
+                }
+                Err(error) => Err(source.failed(error, &mut patience)),
+            };
+            Some((told, (source, events, patience)))
+        })
+        .boxed()
+    }
+
+    fn failed(&self, error: watcher::Error, patience: &mut Patience) -> Option<Problem> {
+        let Some(error) = cause(self.kind(), error) else {
+            patience.failed(false);
+            return None;
+        };
+        tracing::debug!(kind = %self.kind(), error = chain(&error), "a watch failed");
+        let refusal = self.refusal(&error);
+        let failures = patience.failed(refusal.is_some());
+        let away = || "the API server cannot be reached; what is known stays".to_owned();
+        let message = refusal.or_else(|| (failures > QUIET_FAILURES).then(away))?;
+        let object = if let Self::One(object) = self { Some(object.clone()) } else { None };
+        Some(Problem { source: String::new(), object, field: None, message })
+    }
+
+    /// What to do where waiting does not help.
+    fn refusal(&self, error: &ApiError) -> Option<String> {
+        let ApiError::Refused { code, message } = error else { return None };
+        let kind = self.kind();
+        let resource = match kind.api_version().split_once('/') {
+            Some((group, _)) => format!("{}.{group}", kind.plural()),
+            None => kind.plural().to_owned(),
+        };
+        match code {
+            401 => Some(format!(
+                "the API server does not accept this program's credentials: {message}"
+            )),
+            403 => Some(format!(
+                "may not watch {kind}: {message}; give this program's user the verbs get, list and \
+                 watch on {resource}"
+            )),
+            404 => Some(format!(
+                "the API server knows no {kind} of {}; install the CustomResourceDefinition \
+                 {resource}, which weft's chart brings",
+                kind.api_version()
+            )),
+            _ => None,
+        }
+    }
+}
+
+/// `None` if the watch merely has to begin anew.
+fn cause(kind: Kind, error: watcher::Error) -> Option<ApiError> {
+    match error {
+        watcher::Error::InitialListFailed(error)
+        | watcher::Error::WatchStartFailed(error)
+        | watcher::Error::WatchFailed(error) => Some(api_error(kind, error)),
+        watcher::Error::WatchError(status) if status.code == 410 => None,
+        watcher::Error::WatchError(status) => Some(api_error(kind, kube::Error::Api(status))),
+        watcher::Error::NoResourceVersion => Some(ApiError::Refused {
+            code: 0,
+            message: "an object without resourceVersion".to_owned(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_says_what_to_do() {
+        let refused = |code, message: &str| ApiError::Refused { code, message: message.to_owned() };
+        let keys = Source::All(Kind::PublicKey);
+        let missing = keys.refusal(&refused(404, "not found")).unwrap();
+        assert!(missing.contains("publickeies.networking.liqo.io"), "{missing}");
+        let secrets = Source::of(Kind::Secret);
+        let forbidden = secrets.refusal(&refused(403, "User x cannot list")).unwrap();
+        assert!(forbidden.contains("User x cannot list") && forbidden.ends_with("on secrets"));
+        assert_eq!(secrets.refusal(&refused(503, "busy")), None);
+        assert_eq!(secrets.refusal(&ApiError::Timeout { seconds: 5 }), None);
+    }
+}

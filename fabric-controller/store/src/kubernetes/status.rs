@@ -1,0 +1,109 @@
+//! Writes a part of an object that is there: the very one, and no namesake.
+
+use kube::api::{DynamicObject, Patch, ResourceExt as _};
+use serde_json::{Value, json};
+
+use super::access::answer;
+use super::cache::{Part, has_status};
+use super::content::{local, part, status};
+use super::{Kubernetes, failed, intake, is_absent, parameters};
+use crate::{ApiError, Object, StoreError, decode};
+
+/// How often somebody else may come first.
+const TRIES: usize = 4;
+
+impl Kubernetes {
+    pub(crate) async fn put_status(&self, object: &Object) -> Result<bool, StoreError> {
+        let reference = object.reference();
+        if !has_status(reference.kind) {
+            return Err(StoreError::NoStatus { object: reference });
+        }
+        if object.uid().is_empty() {
+            return Err(StoreError::NoUid { object: reference });
+        }
+        let mut wrote = false;
+        let local = local(object).filter(|want| !self.cache().has_local(object, want));
+        if let Some(want) = local {
+            self.put_part(object, Part::Local, want).await?;
+            wrote = true;
+        }
+        let want = status(object);
+        if !self.cache().has_status(object, &want) {
+            self.put_part(object, Part::Status, want).await?;
+            wrote = true;
+        }
+        Ok(wrote)
+    }
+
+    /// Of a namesake, the API server would take a status all the same: only a version tells them
+    /// apart. With whoever comes first, it is looked at again.
+    async fn put_part(&self, object: &Object, what: Part, want: Value) -> Result<(), StoreError> {
+        let reference = object.reference();
+        let mut known = self.cache().version(object);
+        let mut tries = 0;
+        let written = loop {
+            let version = match known.take() {
+                Some(version) => version,
+                None => self.version_of(object).await?,
+            };
+            tries += 1;
+            match self.apply_part(object, what, &version, &want).await {
+                Err(ApiError::Refused { code: 409, .. }) if tries < TRIES => {}
+                Err(error) if is_absent(&error, &reference) => return Err(self.gone(object)),
+                Err(source) => {
+                    let status = what == Part::Status;
+                    let step = if status { "write the status of" } else { "fill in" };
+                    return Err(failed(step, &reference, source));
+                }
+                Ok(written) => break written,
+            }
+        };
+        match intake::take(reference.kind, written) {
+            Ok(stored) => self.cache().wrote(&stored, what, want),
+            // The part was taken; what is wrong elsewhere, the watch tells.
+            Err(_) => self.cache().lost(&reference),
+        }
+        Ok(())
+    }
+
+    async fn apply_part(
+        &self,
+        object: &Object,
+        what: Part,
+        version: &str,
+        want: &Value,
+    ) -> Result<DynamicObject, ApiError> {
+        let reference = object.reference();
+        if what == Part::Local {
+            let spec = json!({ (decode::LOCAL): want });
+            return self.apply(&reference, &part(object, version, "spec", spec)).await;
+        }
+        let body = part(object, version, "status", want.clone());
+        let (api, patch) = (self.access.around(&reference), Patch::Apply(&body));
+        let parameters = parameters();
+        let written = api.patch_status(&reference.name, &parameters, &patch);
+        answer(reference.kind, written).await
+    }
+
+    /// The version of the very object.
+    async fn version_of(&self, object: &Object) -> Result<String, StoreError> {
+        let reference = object.reference();
+        let api = self.access.around(&reference);
+        let found = match answer(reference.kind, api.get(&reference.name)).await {
+            Err(error) if is_absent(&error, &reference) => return Err(self.gone(object)),
+            found => found.map_err(|source| failed("read", &reference, source))?,
+        };
+        if found.metadata.uid.as_deref() != Some(object.uid()) {
+            return Err(self.gone(object));
+        }
+        Ok(found.resource_version().unwrap_or_default())
+    }
+
+    fn gone(&self, object: &Object) -> StoreError {
+        let reference = object.reference();
+        if self.cache().uid(&reference).as_deref() == Some(object.uid()) {
+            self.cache().lost(&reference);
+        }
+        StoreError::Gone { object: reference }
+    }
+}

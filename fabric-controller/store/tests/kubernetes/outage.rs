@@ -1,0 +1,113 @@
+//! An API server that is away, or hangs.
+
+use std::time::{Duration, Instant};
+
+use api_server::skip;
+use fabric_api::ipam::{Network, NetworkSpec};
+use fabric_store::{Event, Kind, Object, Store};
+use serde_json::json;
+
+use crate::admin::Admin;
+use crate::{Ears, applied, problems};
+
+/// Until the watch is back, once the server is: the longest wait, and some.
+const BACK: Duration = Duration::from_secs(15);
+
+fn network(name: &str) -> Object {
+    let spec = NetworkSpec { cidr: "10.1.0.0/16".to_owned(), ..NetworkSpec::default() };
+    let mut network = Network::new(name, spec);
+    network.metadata.namespace = Some("outage".to_owned());
+    network.into()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_lost_while_the_server_is_away() {
+    let server = match crate::start("outage") {
+        Ok(server) => server,
+        Err(why) => return skip(&why),
+    };
+    let kubeconfig = server.admin();
+    let admin = Admin::new(&kubeconfig);
+    admin.define_everything().await;
+    let namespace =
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "outage"}});
+    admin.apply("namespaces", &namespace).await;
+    let store = Store::kubernetes(Some(&kubeconfig)).unwrap();
+    let mut watch = Ears::new(store.watch(&[Kind::Network]).unwrap(), "outage");
+    watch.sync().await;
+    for name in ["goes", "stays"] {
+        store.put(&network(name)).await.unwrap();
+        assert_eq!(applied(watch.next().await).name(), name);
+    }
+
+    // Frozen, it takes connections and does not answer.
+    server.freeze(true);
+    let began = Instant::now();
+    let error = store.put(&network("late")).await.unwrap_err();
+    assert!(error.is_unreachable(), "{error:?}");
+    let took = began.elapsed();
+    assert!(took > Duration::from_secs(4) && took < Duration::from_secs(7), "{took:?}");
+    server.freeze(false);
+    store.put(&network("late")).await.unwrap();
+    assert_eq!(applied(watch.next().await).name(), "late");
+
+    server.kill();
+    let began = Instant::now();
+    let error = store.put(&network("never")).await.unwrap_err();
+    assert!(error.is_unreachable() && began.elapsed() < Duration::from_secs(1), "{error:?}");
+    let chain = Chain(&error).to_string();
+    assert!(
+        chain.starts_with("cannot write Network outage/never: the API server cannot be reached: "),
+        "{chain}"
+    );
+    assert!(chain.contains("refused"), "{chain}");
+    assert!(store.put(&network("stays")).await.is_ok(), "that needs no answer");
+    let told = watch.next_within(BACK).await.unwrap();
+    assert!(problems(told)[0].contains("cannot be reached"));
+    watch.quiet().await;
+    assert_eq!(watch.watch.seen().len(), 3, "nothing counts as gone");
+
+    server.resume();
+    // Who comes first once it is back: another program.
+    let other = Store::kubernetes(Some(&kubeconfig)).unwrap();
+    until_found(&other).await;
+    other.delete(&network("goes").reference()).await.unwrap();
+    other.put(&network("comes")).await.unwrap();
+    let (mut gone, mut came) = (false, false);
+    let began = Instant::now();
+    while !(gone && came) {
+        assert!(began.elapsed() < BACK);
+        match watch.next_within(BACK).await.unwrap() {
+            Event::Applied(object) => came |= object.name() == "comes",
+            Event::Deleted(object) => {
+                assert_eq!(object.name, "goes");
+                gone = true;
+            }
+            Event::Problems(_) | Event::Synced => {}
+        }
+    }
+    server.kill();
+}
+
+/// A server that starts knows its custom resources a moment late.
+async fn until_found(store: &Store) {
+    let began = Instant::now();
+    while !matches!(store.get(&network("goes").reference()).await, Ok(Some(_))) {
+        assert!(began.elapsed() < BACK, "the server has forgotten");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+struct Chain<'a>(&'a dyn std::error::Error);
+
+impl std::fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut source = self.0.source();
+        while let Some(cause) = source {
+            write!(f, ": {cause}")?;
+            source = cause.source();
+        }
+        Ok(())
+    }
+}

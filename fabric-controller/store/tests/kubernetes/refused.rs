@@ -1,0 +1,88 @@
+//! Kinds that the server does not have, or does not show.
+
+use std::time::Duration;
+
+use fabric_api::crds;
+use fabric_api::networking::PublicKeySpec;
+use fabric_store::{Event, Kind};
+use serde_json::json;
+
+use crate::{Place, applied, problems};
+
+const KEY: &str = "SJbnWw47WiNBxWI4qjL/kxk/kpfvFCwKHSkixFgTt2Q=";
+/// The longest wait between two tries.
+const RETRY: Duration = Duration::from_secs(15);
+
+#[tokio::test]
+async fn a_kind_that_is_not_installed_is_named_and_awaited() {
+    let Some(place) = Place::new("missing").await else { return };
+    let store = place.store();
+    store.put(&place.network("n", "10.1.0.0/16")).await.unwrap();
+    let mut watch = place.watch(&store, &[Kind::PublicKey, Kind::Network]);
+    let events = [watch.next().await, watch.next().await];
+    assert!(events.iter().any(|event| matches!(event, Event::Applied(o) if o.name() == "n")));
+    let told = events.into_iter().find(|event| matches!(event, Event::Problems(_))).unwrap();
+    let told = problems(told);
+    assert!(told[0].contains("knows no PublicKey of networking.liqo.io/v1beta1"), "{told:?}");
+    assert!(told[0].contains("publickeies.networking.liqo.io"), "{told:?}");
+    watch.quiet().await;
+
+    let crd = crds::liqo().into_iter().find(|crd| crd.spec.names.kind == "PublicKey");
+    let crd = serde_json::to_value(crd.unwrap()).unwrap();
+    place.admin.define(&crd).await;
+    let synced = watch.next_within(RETRY).await.unwrap();
+    assert!(problems(synced).is_empty());
+    assert!(matches!(watch.next().await, Event::Synced));
+    let key = PublicKeySpec { public_key: KEY.to_owned() };
+    let key = json!({"apiVersion": "networking.liqo.io/v1beta1", "kind": "PublicKey",
+        "metadata": {"name": "k", "namespace": place.namespace,
+            "labels": {"liqo.io/remote-cluster-id": "milan"}},
+        "spec": key});
+    place.admin.apply("publickeies", &key).await;
+    let told = applied(watch.next().await);
+    assert_eq!(told.name(), "k");
+
+    // And it may go again. The server may end the watch before it removes the objects.
+    place.admin.delete("customresourcedefinitions", &crd).await;
+    let mut told = watch.next_within(RETRY).await.unwrap();
+    if matches!(&told, Event::Deleted(gone) if gone.kind == Kind::PublicKey) {
+        told = watch.next_within(RETRY).await.unwrap();
+    }
+    let told = problems(told);
+    assert!(told.iter().any(|problem| problem.contains("knows no PublicKey")), "{told:?}");
+}
+
+#[tokio::test]
+async fn a_kind_that_may_not_be_seen_is_named_and_awaited() {
+    let Some(place) = Place::new("forbidden").await else { return };
+    let store = place.store_of("nobody");
+    let mut watch = place.watch(&store, &[Kind::Node]);
+    let told = problems(watch.next().await);
+    assert!(told[0].contains("may not watch Node: ") && told[0].contains("\"nobody\""), "{told:?}");
+    assert!(told[0].ends_with("the verbs get, list and watch on nodes"), "{told:?}");
+    watch.quiet().await;
+    let role = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "look"},
+        "rules": [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}],
+    });
+    place.admin.apply("clusterroles", &role).await;
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "look"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "look"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "nobody"}],
+    });
+    place.admin.apply("clusterrolebindings", &binding).await;
+    assert!(problems(watch.next_within(RETRY).await.unwrap()).is_empty());
+    assert!(matches!(watch.next().await, Event::Synced));
+    place.admin.delete("clusterrolebindings", &binding).await;
+}
+
+#[tokio::test]
+async fn a_program_with_a_wrong_place_says_so() {
+    let error =
+        fabric_store::Store::kubernetes(Some(std::path::Path::new("/nowhere"))).unwrap_err();
+    let text = error.to_string();
+    assert!(text.starts_with("cannot tell how to reach the API server"), "{text}");
+    let source = std::error::Error::source(&error).unwrap().to_string();
+    assert!(source.contains("/nowhere"), "{source}");
+}

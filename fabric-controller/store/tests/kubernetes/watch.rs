@@ -1,0 +1,77 @@
+//! What a watch tells.
+
+use fabric_api::networking::ACCEPTED;
+use fabric_store::{Event, Kind, Object};
+use serde_json::json;
+
+use crate::{Place, applied};
+
+#[tokio::test]
+async fn what_was_there_is_told_first_then_every_change() {
+    let Some(place) = Place::new("told").await else { return };
+    let mut configuration = place.configuration("milan", &json!(["10.1.0.0/16"]));
+    place.admin.apply("configurations", &configuration).await;
+    let mut watch =
+        place.watch(&place.store(), &[Kind::Configuration, Kind::Namespace, Kind::Secret]);
+    let first = watch.sync().await;
+    assert!(matches!(first.last(), Some(Event::Problems(none)) if none.is_empty()), "{first:?}");
+    let told = |object: &Object| object.reference().to_string();
+    let names: Vec<_> = first
+        .iter()
+        .filter_map(|e| if let Event::Applied(o) = e { Some(told(o)) } else { None })
+        .collect();
+    assert!(names.contains(&"Configuration told/milan".to_owned()), "{names:?}");
+    assert!(names.contains(&"Namespace told".to_owned()), "{names:?}");
+
+    configuration["spec"]["remote"]["cidr"]["pod"] = json!("10.2.0.0/16");
+    place.admin.apply("configurations", &configuration).await;
+    let Object::Configuration(told) = applied(watch.next().await) else { panic!() };
+    assert_eq!(told.spec.remote.cidr.pod.0, ["10.2.0.0/16"], "a plain text is a list of one");
+    assert_eq!(told.metadata.generation, Some(2));
+    assert!(told.metadata.managed_fields.is_none() && told.metadata.resource_version.is_none());
+    assert_eq!(watch.watch.seen().get(&Object::from(told.clone()).reference()), Some(&told.into()));
+
+    place.admin.apply("configurations", &configuration).await;
+    watch.quiet().await;
+    place.admin.delete("configurations", &configuration).await;
+    let gone = watch.next().await;
+    assert!(
+        matches!(&gone, Event::Deleted(r) if r.to_string() == "Configuration told/milan"),
+        "{gone:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_status_that_another_writes_is_told() {
+    let Some(place) = Place::new("statuses").await else { return };
+    let ns = &place.namespace;
+    let server = json!({
+        "apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayServer",
+        "metadata": {"name": "s", "namespace": ns}, "spec": {"endpoint": {"port": 51840}},
+    });
+    place.admin.apply("gatewayservers", &server).await;
+    let store = place.store();
+    let mut watch = place.watch(&store, &[Kind::GatewayServer]);
+    let mut object = applied(watch.sync().await.remove(0));
+    let Object::GatewayServer(own) = &mut object else { panic!() };
+    let condition = json!({"type": ACCEPTED, "status": "False", "reason": "Invalid", "message": "m",
+        "lastTransitionTime": "2026-01-31T12:00:00Z", "observedGeneration": 1});
+    let status = own.status.get_or_insert_default();
+    status.conditions.push(serde_json::from_value(condition).unwrap());
+    assert!(place.store().put_status(&object).await.unwrap());
+    assert_eq!(applied(watch.next().await), object);
+    assert!(!store.put_status(&object).await.unwrap(), "the watch has told so");
+}
+
+#[tokio::test]
+async fn everything_can_be_read_at_once() {
+    let Some(place) = Place::new("read").await else { return };
+    let store = place.store();
+    let stored = store.put(&place.network("n", "10.1.0.0/16")).await.unwrap();
+    assert_eq!(store.get(&stored.reference()).await.unwrap(), Some(stored.clone()));
+    let snapshot = store.read(&[Kind::Network, Kind::NodeConfig]).await.unwrap();
+    assert_eq!(snapshot.objects.get(&stored.reference()), Some(&stored));
+    assert!(store.list(Kind::Network).await.unwrap().contains(&stored));
+    store.delete(&stored.reference()).await.unwrap();
+    assert_eq!(store.get(&stored.reference()).await.unwrap(), None);
+}

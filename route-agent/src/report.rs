@@ -1,0 +1,55 @@
+//! Writes the status whenever the store takes it; the kernel's tables do not wait for that.
+
+use std::future::pending;
+use std::time::Duration;
+
+use fabric_api::fabric::NodeConfig;
+use fabric_store::Store;
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use crate::agent::chain;
+
+/// After it could not be written.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// Writes what it is told last, until it is dropped.
+pub(crate) struct Reporter {
+    latest: watch::Sender<Option<NodeConfig>>,
+}
+
+impl Reporter {
+    pub(crate) fn start(store: Store) -> Self {
+        let (latest, news) = watch::channel(None);
+        tokio::spawn(write(store, news));
+        Self { latest }
+    }
+
+    pub(crate) fn report(&self, config: NodeConfig) {
+        self.latest.send_replace(Some(config));
+    }
+}
+
+async fn write(store: Store, mut news: watch::Receiver<Option<NodeConfig>>) {
+    let mut failed = false;
+    loop {
+        tokio::select! {
+            changed = news.changed() => if changed.is_err() { return },
+            () = retry(failed) => {}
+        }
+        let Some(config) = news.borrow_and_update().clone() else { continue };
+        let written = store.put_status(&config.into()).await;
+        if let (false, Err(error)) = (failed, &written) {
+            tracing::warn!("cannot write the status: {}", chain(error));
+        }
+        // A config that takes the place of one that is gone is news.
+        failed = written.is_err_and(|error| !error.is_gone());
+    }
+}
+
+async fn retry(failed: bool) {
+    if !failed {
+        pending::<()>().await;
+    }
+    sleep(RETRY).await;
+}

@@ -1,0 +1,194 @@
+//! A real Kubernetes API server on a real etcd, on loopback, for as long as a test lasts.
+//!
+//! Needs etcd, openssl, setpriv, and kube-apiserver and kubectl in `$WEFT_KUBERNETES_DIR`.
+
+#![expect(clippy::unwrap_used, reason = "a test fails where it is")]
+
+mod programs;
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::Mutex;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+pub use crate::programs::skip;
+
+use crate::programs::{found, keep, kubernetes, run};
+
+/// A cold start on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+const TOKEN: &str = "admin";
+
+/// Both programs end with this value, and with the process at the latest.
+pub struct ApiServer {
+    dir: PathBuf,
+    port: u16,
+    etcd_port: u16,
+    etcd: Child,
+    api_server: Mutex<Option<Child>>,
+}
+
+impl ApiServer {
+    /// Keeps its files in `dir`, which is emptied first. The error says why there is none here.
+    pub fn start(dir: impl AsRef<Path>) -> Result<Self, String> {
+        if let Some(missing) = missing() {
+            return Err(format!("no API server here for want of {missing}"));
+        }
+        let dir = dir.as_ref().to_owned();
+        drop(fs::remove_dir_all(&dir));
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("tokens"), format!("{TOKEN},admin,1,system:masters\n")).unwrap();
+        run(Command::new("openssl").args(["genrsa", "-out"]).arg(dir.join("key")).arg("2048"), "");
+        let [etcd_port, peer_port, port] = free_ports();
+        let etcd = start_etcd(&dir, etcd_port, peer_port);
+        let server = Self { dir, port, etcd_port, etcd, api_server: Mutex::default() };
+        server.write_kubeconfig(&server.admin(), "");
+        server.resume();
+        server.wait_until("there is a namespace", || server.kubectl(&["get", "ns", "default"], ""));
+        Ok(server)
+    }
+
+    /// The kubeconfig of who may do everything.
+    pub fn admin(&self) -> PathBuf {
+        self.dir.join("admin.kubeconfig")
+    }
+
+    /// The kubeconfig of a user who may do what roles give it, and nothing else:
+    /// `system:serviceaccount:NAMESPACE:NAME` is a service account.
+    pub fn user(&self, name: &str) -> PathBuf {
+        let path = self.dir.join(format!("{}.kubeconfig", name.replace(':', ".")));
+        self.write_kubeconfig(&path, &format!(", as: '{name}'"));
+        path
+    }
+
+    /// What kubectl prints, or what it says is wrong; a warning is wrong.
+    pub fn kubectl(&self, arguments: &[&str], input: &str) -> Result<String, String> {
+        let out = run(&mut self.command(arguments), input);
+        let [stdout, stderr] =
+            [out.stdout, out.stderr].map(|text| String::from_utf8(text).unwrap());
+        if out.status.success() && stderr.is_empty() { Ok(stdout) } else { Err(stderr + &stdout) }
+    }
+
+    /// kubectl as it is, for who may do everything.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut kubectl = Command::new(kubernetes("kubectl"));
+        kubectl.arg("--kubeconfig").arg(self.admin()).args(arguments).env("HOME", &self.dir);
+        kubectl
+    }
+
+    /// Asks until there is no error.
+    pub fn wait_until<T, E: std::fmt::Debug>(
+        &self,
+        what: &str,
+        mut ask: impl FnMut() -> Result<T, E>,
+    ) -> T {
+        let began = Instant::now();
+        loop {
+            match ask() {
+                Ok(answer) => return answer,
+                Err(error) => {
+                    let late = began.elapsed() > PATIENCE;
+                    assert!(!late, "waited for: {what}: {error:?}\n{}", self.logs());
+                }
+            }
+            sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Starts the API server again after [`Self::kill`], and waits until it is ready.
+    pub fn resume(&self) {
+        let mut api = programs::command(&kubernetes("kube-apiserver"), &self.log("apiserver"));
+        let file = |name: &str| self.dir.join(name).display().to_string();
+        api.arg(format!("--etcd-servers=http://127.0.0.1:{}", self.etcd_port));
+        api.arg(format!("--secure-port={}", self.port));
+        api.arg(format!("--cert-dir={}", file("certificates")));
+        api.arg(format!("--token-auth-file={}", file("tokens")));
+        api.arg(format!("--service-account-key-file={}", file("key")));
+        api.arg(format!("--service-account-signing-key-file={}", file("key")));
+        api.arg("--service-account-issuer=https://kubernetes.default.svc");
+        api.args(["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1"]);
+        api.args(["--service-cluster-ip-range=10.96.0.0/24", "--authorization-mode=RBAC"]);
+        api.arg("--endpoint-reconciler-type=none");
+        *self.api_server.lock().unwrap() = Some(keep(api));
+        self.wait_until("it is ready", || self.kubectl(&["get", "--raw", "/readyz"], ""));
+    }
+
+    /// The API server is gone from one moment to the next; what it holds stays in etcd.
+    pub fn kill(&self) {
+        if let Some(mut child) = self.api_server.lock().unwrap().take() {
+            end(&mut child);
+        }
+    }
+
+    /// Frozen, it takes connections, but does nothing with them.
+    pub fn freeze(&self, frozen: bool) {
+        let pid = self.api_server.lock().unwrap().as_ref().unwrap().id();
+        let signal = if frozen { Signal::SIGSTOP } else { Signal::SIGCONT };
+        kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
+    }
+
+    fn write_kubeconfig(&self, path: &Path, user: &str) {
+        // The server makes its certificate when it first starts.
+        let authority = self.dir.join("certificates/apiserver.crt");
+        let (port, authority) = (self.port, authority.display());
+        let text = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+             clusters: [{{name: c, cluster: {{server: 'https://127.0.0.1:{port}', certificate-authority: {authority}}}}}]\n\
+             users: [{{name: u, user: {{token: {TOKEN}{user}}}}}]\n\
+             contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\n",
+        );
+        fs::write(path, text).unwrap();
+    }
+
+    fn log(&self, name: &str) -> PathBuf {
+        self.dir.join(format!("{name}.log"))
+    }
+
+    fn logs(&self) -> String {
+        let read = |name| fs::read_to_string(self.log(name)).unwrap_or_default();
+        let tail = |text: String| text.lines().rev().take(20).collect::<Vec<_>>().join("\n");
+        ["etcd", "apiserver"].map(read).map(tail).join("\n--\n")
+    }
+}
+
+impl Drop for ApiServer {
+    fn drop(&mut self) {
+        self.kill();
+        end(&mut self.etcd);
+        drop(fs::remove_dir_all(&self.dir));
+    }
+}
+
+/// What there must be to have an API server, and is not.
+fn missing() -> Option<String> {
+    let built = ["kube-apiserver", "kubectl"].map(kubernetes);
+    let built = built.into_iter().find(|path| !path.exists());
+    let installed = ["etcd", "openssl", "setpriv"].into_iter().find(|name| !found(name));
+    built.map(|path| path.display().to_string()).or_else(|| installed.map(str::to_owned))
+}
+
+fn start_etcd(dir: &Path, clients: u16, peers: u16) -> Child {
+    let [clients, peers] = [clients, peers].map(|port| format!("http://127.0.0.1:{port}"));
+    let mut etcd = programs::command(Path::new("etcd"), &dir.join("etcd.log"));
+    etcd.arg("--data-dir").arg(dir.join("etcd")).arg("--unsafe-no-fsync");
+    etcd.args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients]);
+    etcd.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
+    etcd.args(["--initial-cluster", &format!("default={peers}")]);
+    keep(etcd)
+}
+
+fn end(child: &mut Child) {
+    drop(child.kill());
+    drop(child.wait());
+}
+
+fn free_ports() -> [u16; 3] {
+    let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    listeners.map(|listener| listener.local_addr().unwrap().port())
+}

@@ -1,0 +1,60 @@
+//! Programs of others, found and run.
+
+use std::env;
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::channel;
+use std::thread::{park, spawn};
+
+/// Says that the calling test does nothing here, and why. Past the test runner, which keeps what
+/// passing tests print to itself.
+pub fn skip(why: &str) {
+    let test = std::thread::current().name().unwrap_or("a test").to_owned();
+    let line = format!("skipped: {test}: {why}\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
+    let Some(list) = env::var_os("WEFT_SKIPPED") else { return };
+    let list = OpenOptions::new().create(true).append(true).open(list);
+    let _ = list.and_then(|mut list| list.write_all(line.as_bytes()));
+}
+
+pub(crate) fn kubernetes(name: &str) -> PathBuf {
+    let home = || PathBuf::from(env::var_os("HOME").unwrap_or_default());
+    let dir = env::var_os("WEFT_KUBERNETES_DIR").map(PathBuf::from);
+    dir.unwrap_or_else(|| home().join(".cache/weft/kubernetes/bin")).join(name)
+}
+
+/// True if the command is installed.
+pub(crate) fn found(name: &str) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).any(|dir| dir.join(name).exists())
+}
+
+/// A program that ends with the thread that starts it, even if that is killed.
+pub(crate) fn command(program: &Path, log: &Path) -> Command {
+    let log = File::create(log).unwrap();
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+    command
+}
+
+/// Starts it on a thread that lasts as long as this process.
+pub(crate) fn keep(mut command: Command) -> Child {
+    let (tell, told) = channel();
+    spawn(move || {
+        tell.send(command.spawn().unwrap()).unwrap();
+        loop {
+            park();
+        }
+    });
+    told.recv().unwrap()
+}
+
+pub(crate) fn run(command: &mut Command, input: &str) -> Output {
+    let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = piped.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
