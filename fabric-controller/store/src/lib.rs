@@ -23,31 +23,39 @@ use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 
+/// Of the help text.
+const PLACE: &str = "Where the resources are: in Kubernetes, or in directories";
+
 /// Where the store is. The same for every program of a cluster.
 #[derive(Clone, Debug, clap::Args)]
-#[command(next_help_heading = "Where the resources are: in Kubernetes, or in directories")]
 pub struct StoreArgs {
     /// Read and write the resources of a Kubernetes cluster: in a pod that of its service account,
     /// elsewhere the one that KUBECONFIG names, or ~/.kube/config.
     #[arg(
         long,
         env = "WEFT_KUBERNETES",
+        help_heading = PLACE,
         value_parser = BoolishValueParser::new(),
         conflicts_with_all = ["manifests", "run_dir", "state_dir"]
     )]
     pub kubernetes: bool,
     /// As --kubernetes, of the cluster that this kubeconfig names.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["manifests", "run_dir", "state_dir"])]
+    #[arg(
+        long,
+        value_name = "FILE",
+        help_heading = PLACE,
+        conflicts_with_all = ["manifests", "run_dir", "state_dir"]
+    )]
     pub kubeconfig: Option<PathBuf>,
     /// Directory of the user's manifests (*.yaml, *.yml, *.json); never written to.
-    #[arg(long, env = "WEFT_MANIFESTS", value_name = "DIR")]
+    #[arg(long, env = "WEFT_MANIFESTS", value_name = "DIR", help_heading = PLACE)]
     pub manifests: Option<PathBuf>,
     /// Directory of what is gone after a reboot: published config, status, sockets, logs. Needed
     /// unless --kubernetes is given.
-    #[arg(long, env = "WEFT_RUN_DIR", value_name = "DIR")]
+    #[arg(long, env = "WEFT_RUN_DIR", value_name = "DIR", help_heading = PLACE)]
     pub run_dir: Option<PathBuf>,
     /// Directory of what must outlive a reboot: granted prefixes and addresses, generated keys.
-    #[arg(long, env = "WEFT_STATE_DIR", value_name = "DIR")]
+    #[arg(long, env = "WEFT_STATE_DIR", value_name = "DIR", help_heading = PLACE)]
     pub state_dir: Option<PathBuf>,
 }
 

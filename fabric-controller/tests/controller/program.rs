@@ -48,9 +48,14 @@ async fn both_signals_stop_it_cleanly_and_what_is_published_stays() {
 fn help_teaches_and_bad_arguments_say_what_is_expected() {
     let help = program().arg("--help").output().unwrap();
     let text = String::from_utf8(help.stdout).unwrap();
-    for word in ["manifests", "problems.yaml", "unix:PATH", "--log-format"] {
+    for word in ["manifests", "problems.yaml", "--kubeconfig", "unix:PATH", "--log-format"] {
         assert!(text.contains(word), "{word}");
     }
+    let nowhere = program().output().unwrap();
+    let text = String::from_utf8(nowhere.stderr).unwrap();
+    assert!(!nowhere.status.success() && text.contains("expected --run-dir DIR or --kubernetes"));
+    let both = program().args(["--kubernetes", "--run-dir", "/tmp/x"]).output().unwrap();
+    assert_eq!(both.status.code(), Some(2));
     let wrong = program().args(["--run-dir", "/tmp/x", "--ipam", "nowhere"]).output().unwrap();
     assert_eq!(wrong.status.code(), Some(2));
     let text = String::from_utf8(wrong.stderr).unwrap();

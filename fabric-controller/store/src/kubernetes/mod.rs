@@ -18,7 +18,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::future::try_join_all;
-use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{
+    DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions, ResourceExt as _,
+};
 use serde_json::Value;
 
 pub(crate) use self::watch::Watch;
@@ -127,11 +129,18 @@ impl Kubernetes {
         if !is_ours(object.kind) {
             return Err(StoreError::NotOurs { object: object.clone() });
         }
-        // A namesake that took its place meanwhile stays.
-        let uid = self.cache().uid(object);
-        let preconditions = uid.map(|uid| Preconditions { uid: Some(uid), ..Default::default() });
-        let parameters = DeleteParams { preconditions, ..DeleteParams::default() };
         let api = self.access.around(object);
+        let mut uid = self.cache().uid(object);
+        // Whoever has nothing to remove may lack the right to.
+        if uid.is_none() {
+            match answer(object.kind, api.get_metadata(&object.name)).await {
+                Err(error) if is_absent(&error, object) => return Ok(()),
+                found => uid = found.map_err(|source| failed("read", object, source))?.uid(),
+            }
+        }
+        // A namesake that took its place meanwhile stays.
+        let preconditions = Some(Preconditions { uid, ..Preconditions::default() });
+        let parameters = DeleteParams { preconditions, ..DeleteParams::default() };
         match answer(object.kind, api.delete(&object.name, &parameters)).await {
             Err(error) if !is_absent(&error, object) && !is_another(&error) => {
                 Err(failed("remove", object, error))

@@ -89,6 +89,9 @@ async fn a_gateway_does_all_it_needs_with_the_rights_to_its_own_objects() {
     let mut greedy = place.config("gw");
     greedy.spec.mtu = 9000;
     denied(store.put(&greedy.into()).await.unwrap_err());
+    // Nothing is there to be removed, so no right to remove it is needed.
+    grant(&place, &["get", "create", "patch"]).await;
+    store.delete(&stored.reference()).await.unwrap();
     denied(store.put(&secret(&place, "made", 9)).await.unwrap_err());
 }
 
