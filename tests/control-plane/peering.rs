@@ -1,0 +1,105 @@
+//! A peering, from its manifests to what gateways and nodes are told.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::stage::Stage;
+
+const CLUSTER: &str = include_str!("cluster.yaml");
+const PEERING: &str = include_str!("peering.yaml");
+const TENANT: &str = "liqo-tenant-lyon";
+/// Of pods, and external: the same in both clusters.
+const OWN: [&str; 2] = ["10.200.0.0/16", "10.70.0.0/16"];
+
+/// Whichever comes first, the programs or the manifests.
+#[test]
+fn a_peering_is_remapped_and_published_and_goes_again() {
+    let Some(stage) = Stage::set("peering") else { return };
+    let mut controller = stage.start_controller();
+    stage.apply(CLUSTER);
+    stage.apply_statuses(CLUSTER);
+    let mut ipam = stage.start_ipam();
+    stage.apply(PEERING);
+    let seen_as = remapped(&stage);
+    published(&stage, &seen_as);
+    stage.until("nothing is wrong with it", || wrong(&stage).is_null().then_some(()));
+    assert!(!stage.logs().contains("/UtkTntb"), "a key in a log");
+
+    // Both are killed, and write nothing that is there.
+    let before = settled(&stage);
+    controller.kill();
+    ipam.kill();
+    ipam = stage.start_ipam();
+    controller = stage.start_controller();
+    std::thread::sleep(Duration::from_secs(5));
+    assert_eq!(stage.versions(), before, "{}", stage.logs());
+
+    stage.server.kubectl(&["delete", "--wait=false", "-f", "-"], PEERING).unwrap();
+    // Namespaces are emptied by a program of Kubernetes that does not run here.
+    stage.until("nothing is left", || {
+        let config = stage.get("gatewayconfigs", TENANT, "lyon");
+        let networks = stage.server.kubectl(&["get", "networks", "-n", TENANT], "");
+        (config.is_none() && networks.is_err_and(|said| said.contains("No resources")))
+            .then_some(())
+    });
+    let node = stage.get("nodeconfigs", "", "n2").unwrap();
+    assert_eq!(node["spec"]["peerings"], json!([]));
+    controller.kill();
+    ipam.kill();
+}
+
+/// As what this cluster sees the peer's prefixes.
+fn remapped(stage: &Stage) -> [String; 2] {
+    let configuration = stage.until("the Configuration is remapped", || {
+        let found = stage.get("configurations", TENANT, "lyon")?;
+        let cidr = &found["status"]["remote"]["cidr"];
+        (cidr["pod"][0].is_string() && cidr["external"][0].is_string()).then_some(found)
+    });
+    let own = json!({"pod": [OWN[0]], "external": [OWN[1]]});
+    assert_eq!(configuration["spec"]["local"]["cidr"], own);
+    assert_eq!(configuration["spec"]["remote"]["cidr"], own, "as the user has it");
+    let cidr = &configuration["status"]["remote"]["cidr"];
+    let seen_as = ["pod", "external"].map(|what| cidr[what][0].as_str().unwrap().to_owned());
+    let is_free = |cidr: &String| cidr.ends_with(".0.0/16") && !OWN.contains(&cidr.as_str());
+    assert!(seen_as.iter().all(is_free) && seen_as[0] != seen_as[1], "{seen_as:?}");
+    seen_as
+}
+
+fn published(stage: &Stage, seen_as: &[String]) {
+    let gateway = stage.until("the GatewayConfig is published", || {
+        let found = stage.get("gatewayconfigs", TENANT, "lyon")?;
+        found["spec"]["peerPublicKey"].is_string().then_some(found)
+    });
+    let spec = &gateway["spec"];
+    assert_eq!((&spec["clusterId"], &spec["peerClusterId"]), (&json!("turin"), &json!("lyon")));
+    assert_eq!((&spec["role"], &spec["secretName"]), (&json!("Client"), &json!("keys")));
+    let remaps = spec["remaps"].to_string();
+    assert!(seen_as.iter().all(|cidr| remaps.contains(cidr)), "{remaps}");
+    for node in ["n1", "n2"] {
+        stage.until("the NodeConfig is published", || {
+            let found = stage.get("nodeconfigs", "", node)?;
+            let peerings = found["spec"]["peerings"].to_string();
+            seen_as.iter().all(|cidr| peerings.contains(cidr)).then_some(())
+        });
+    }
+}
+
+/// The condition that says what is wrong with the client.
+fn wrong(stage: &Stage) -> Value {
+    let client = stage.get("gatewayclients", TENANT, "lyon").unwrap_or_default();
+    let conditions = client["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    conditions.into_iter().find(|condition| condition["type"] == "Accepted").unwrap_or_default()
+}
+
+/// Once nothing changes any more.
+fn settled(stage: &Stage) -> Vec<String> {
+    let mut before = stage.versions();
+    stage.until("nothing changes", || {
+        std::thread::sleep(Duration::from_secs(1));
+        let now = stage.versions();
+        let same = now == before;
+        before.clone_from(&now);
+        same.then_some(now)
+    })
+}
