@@ -1,6 +1,6 @@
 //! The loop: hear what changed, compile, publish, ask ipam.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::{Future, pending};
 use std::time::Duration;
 
@@ -8,12 +8,14 @@ use fabric_api::labels;
 use fabric_store::{Event, Kind, Object, ObjectRef, Problem, Store, StoreError, Watch};
 use futures::FutureExt as _;
 use jiff::Timestamp;
+use tokio::sync::watch;
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
 use crate::compile::{Wish, compile, is_own};
 use crate::grants::{Grant, Ipam, Round};
 use crate::index::{Index, Settings};
+use crate::placement::{Placements, Plan};
 use crate::publish::{copy_status, publish};
 
 /// After ipam could not be reached; doubled up to [`RETRY_MAX`].
@@ -46,6 +48,16 @@ pub struct Controller {
     patience: Duration,
     /// What is published as wrong; `None` before the first time.
     told: Option<BTreeSet<Problem>>,
+    /// In Kubernetes, who makes gateways run.
+    outside: Option<Outside>,
+}
+
+/// Where the controller says what is to be made so outside of the store, and hears what came of it.
+#[derive(Debug)]
+pub struct Outside {
+    pub plan: watch::Sender<Option<Plan>>,
+    /// `None` until all is known that was there at the start.
+    pub placements: watch::Receiver<Option<Placements>>,
 }
 
 impl Controller {
@@ -64,7 +76,12 @@ impl Controller {
             retry: None,
             patience: RETRY_MIN,
             told: None,
+            outside: None,
         })
+    }
+
+    pub fn with(self, outside: Outside) -> Self {
+        Self { outside: Some(outside), ..self }
     }
 
     /// Runs until `stop` is ready. Nothing but that ends it.
@@ -90,6 +107,7 @@ impl Controller {
                     }
                 }
                 _ = resync.tick() => self.resync().await,
+                placements = news(&mut self.outside) => self.index.place(placements),
                 round = finished(&mut self.round) => self.conclude(round).await,
                 () = due(self.retry) => {
                     self.retry = None;
@@ -107,6 +125,11 @@ impl Controller {
                     self.index.apply(event);
                 }
             }
+        }
+        // Gateways that run shall not be taken for new ones.
+        if self.outside.is_some() {
+            let placements = news(&mut self.outside).await;
+            self.index.place(placements);
         }
         // What was removed while nobody was here; ipam has forgotten it by itself.
         match self.store.orphaned_statuses().await {
@@ -253,11 +276,36 @@ impl Controller {
                 self.retry.get_or_insert_with(|| Instant::now() + RETRY_REFUSED);
             }
             if !outcome.changed {
+                self.instruct(Plan {
+                    whole: self.index.is_whole(),
+                    gateways: wanted.gateways,
+                    unlabelled: wanted.unlabelled,
+                    problems: self.with_uids(&problems),
+                    peers: wanted.peers,
+                });
                 break;
             }
         }
         self.tell(problems).await;
         self.ask(wishes);
+    }
+
+    fn with_uids(&self, problems: &[Problem]) -> BTreeMap<Problem, String> {
+        let known = problems.iter().filter_map(|problem| {
+            let object = self.index.get(problem.object.as_ref()?)?;
+            Some((problem.clone(), object.uid().to_owned()))
+        });
+        known.collect()
+    }
+
+    /// Says what is to be made so outside of the store.
+    fn instruct(&self, plan: Plan) {
+        let Some(outside) = &self.outside else { return };
+        outside.plan.send_if_modified(|before| {
+            let news = before.as_ref() != Some(&plan);
+            *before = Some(plan);
+            news
+        });
     }
 
     fn ask(&mut self, wishes: Vec<Wish>) {
@@ -350,6 +398,19 @@ impl Controller {
         let list: Vec<_> = now.into_iter().collect();
         if let Err(error) = self.store.put_problems(&list).await {
             tracing::warn!(error = %error, "cannot publish what is wrong");
+        }
+    }
+}
+
+/// Where gateways run now, whenever that has changed.
+async fn news(outside: &mut Option<Outside>) -> Placements {
+    let Some(outside) = outside else { return pending().await };
+    loop {
+        if outside.placements.changed().await.is_err() {
+            return pending().await;
+        }
+        if let Some(placements) = outside.placements.borrow_and_update().clone() {
+            return placements;
         }
     }
 }

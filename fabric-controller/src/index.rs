@@ -10,11 +10,15 @@ use fabric_api::{Cidr, PrivateKey, PublicKey, labels};
 use fabric_store::{Event, Kind, Object, ObjectRef, Problem};
 use k8s_openapi::api::core::v1::{LocalObjectReference, Secret};
 
+use crate::placement::{Placement, Placements};
+
 /// What the command line says.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// The node that this host is, on which standalone gateways run.
     pub node: Option<String>,
+    /// Gateways run in pods of their own, wherever Kubernetes puts them.
+    pub kubernetes: bool,
     /// Pods, too, are given their node's external address.
     pub full_masquerade: bool,
     /// How gateways watch their connections.
@@ -27,6 +31,8 @@ pub struct Index {
     pub settings: Settings,
     objects: BTreeMap<Kind, BTreeMap<ObjectRef, Object>>,
     file_problems: Vec<Problem>,
+    /// In Kubernetes, where gateways run.
+    placements: Placements,
     /// Why ipam refused a Network or an IP.
     denials: BTreeMap<ObjectRef, String>,
     /// The public halves of all Secrets with a key pair, computed once; or what is wrong.
@@ -66,6 +72,14 @@ impl Index {
             }
             Event::Synced => None,
         }
+    }
+
+    pub fn place(&mut self, placements: Placements) {
+        self.placements = placements;
+    }
+
+    pub fn placement(&self, gateway: &ObjectRef) -> Option<&Placement> {
+        self.placements.get(gateway)
     }
 
     /// Remembers that ipam refused, until it grants or the object goes.
@@ -148,6 +162,11 @@ impl Index {
     /// The same for the Configuration of a peer.
     pub fn peer_may_be_unread(&self, peer: &str) -> bool {
         self.has_unread() && !self.seen_peers.contains(peer)
+    }
+
+    /// True if there is nothing that could not be read.
+    pub fn is_whole(&self) -> bool {
+        !self.has_unread()
     }
 
     fn has_unread(&self) -> bool {

@@ -7,6 +7,7 @@ pub mod compile;
 pub mod control;
 pub mod grants;
 pub mod index;
+pub mod placement;
 pub mod probe;
 pub mod publish;
 pub mod webhook;

@@ -8,7 +8,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::compile::{Published, is_own};
+use crate::compile::{KeyPair, Published, is_own};
 use crate::grants::Grant;
 use crate::index::Index;
 
@@ -30,8 +30,8 @@ pub async fn publish(store: &Store, index: &mut Index, wanted: &Published) -> Ou
     for (reference, object) in &wanted.objects {
         publisher.put(reference, object).await;
     }
-    for (reference, peer) in &wanted.keys {
-        publisher.make_key(reference, peer).await;
+    for (reference, key_pair) in &wanted.keys {
+        publisher.make_key(reference, key_pair).await;
     }
     for object in wanted.statuses.values() {
         publisher.put_status(object).await;
@@ -72,7 +72,7 @@ impl Publisher<'_> {
         }
     }
 
-    async fn make_key(&mut self, reference: &ObjectRef, peer: &str) {
+    async fn make_key(&mut self, reference: &ObjectRef, wanted: &KeyPair) {
         if self.unreachable {
             return;
         }
@@ -83,7 +83,7 @@ impl Publisher<'_> {
             ("publicKey".to_owned(), ByteString(public.as_bytes().to_vec())),
         ];
         let labels = [
-            (labels::REMOTE_CLUSTER_ID.to_owned(), peer.to_owned()),
+            (labels::REMOTE_CLUSTER_ID.to_owned(), wanted.peer.clone()),
             (labels::GATEWAY_RESOURCE.to_owned(), "true".to_owned()),
         ];
         let secret = Secret {
@@ -91,6 +91,7 @@ impl Publisher<'_> {
                 name: Some(reference.name.clone()),
                 namespace: reference.namespace.clone(),
                 labels: Some(labels.into()),
+                owner_references: wanted.owner.clone().map(|owner| vec![owner]),
                 ..ObjectMeta::default()
             },
             data: Some(data.into()),
@@ -158,7 +159,15 @@ fn is_same(have: &Object, want: &Object) -> bool {
     let (have_meta, want_meta) = (have.metadata(), want.metadata());
     of_ours(have_meta.labels.as_ref()) == of_ours(Some(&labels))
         && of_ours(have_meta.annotations.as_ref()) == of_ours(want_meta.annotations.as_ref())
+        && is_owned_alike(have, want)
         && is_same_spec(have, want)
+}
+
+/// True if the store's has all owners of the one that is wanted. Others may have added some.
+fn is_owned_alike(have: &Object, want: &Object) -> bool {
+    let owners = |object: &Object| object.metadata().owner_references.clone().unwrap_or_default();
+    let have = owners(have);
+    owners(want).iter().all(|owner| have.contains(owner))
 }
 
 /// Labels or annotations without those that others hang on objects for their own ends.

@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-pub use gateways::{client_port, gateway_client, gateway_server, listen_port};
+pub use gateways::{client_port, gateway_client, gateway_server, listen_port, service_port};
 
 use crate::fabric::RemapKind;
 use crate::ipam::{IP, Network};

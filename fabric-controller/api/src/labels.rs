@@ -6,6 +6,14 @@ pub const REMOTE_CLUSTER_ID: &str = "liqo.io/remote-cluster-id";
 pub const TENANT_NAMESPACE: &str = "liqo.io/tenant-namespace";
 /// `true` on key Secrets and PublicKeys.
 pub const GATEWAY_RESOURCE: &str = "networking.liqo.io/gateway-resource";
+/// [`GATEWAY`] on a gateway's Deployment and its pods.
+pub const COMPONENT: &str = "networking.liqo.io/component";
+pub const GATEWAY: &str = "gateway";
+/// Name and namespace of a gateway, on all that it consists of.
+pub const GATEWAY_NAME: &str = "networking.liqo.io/gateway-name";
+pub const GATEWAY_NAMESPACE: &str = "networking.liqo.io/gateway-namespace";
+/// `true` on the pod of a gateway that has the tunnel.
+pub const ACTIVE: &str = "networking.liqo.io/active";
 /// `pod` or `external`, on a Network that a Configuration owns.
 pub const CIDR_TYPE: &str = "configuration.liqo.io/cidr-type";
 /// `pod-cidr`, `service-cidr`, `external-cidr`, `internal-cidr` or `reserved`, on the cluster's own Networks.
@@ -27,6 +35,9 @@ pub const CLUSTER_ID_APP: &str = "clusterid-configmap";
 /// On what weft makes for itself, so that it can tell its own objects from the user's.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 pub const WEFT: &str = "weft";
+
+/// The API group of most of Liqo's networking resources.
+pub const NETWORKING_GROUP: &str = "networking.liqo.io";
 
 /// The namespace of the cluster's own objects.
 pub const LIQO_NAMESPACE: &str = "liqo";

@@ -40,8 +40,11 @@ impl Compiler<'_> {
             self.own_address(of_node(&node.name, "external-ipv4"), family(true), &node, ready);
             self.own_address(of_node(&node.name, "external-ipv6"), family(false), &node, ready);
         }
+        // A pod has its own address; standalone, the veth to the host needs one.
+        let of_gateways: &[&str] =
+            if self.index.settings.kubernetes { &["overlay"] } else { &["overlay", "link"] };
         for gateway in gateways {
-            for what in ["overlay", "link"] {
+            for what in of_gateways {
                 let ip = of_gateway(&gateway.reference, what);
                 self.own_address(ip, cluster.internal.as_ref(), &gateway.reference, ready);
             }

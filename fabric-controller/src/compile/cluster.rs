@@ -148,6 +148,7 @@ impl Compiler<'_> {
     pub(super) fn want_owned(&mut self, object: impl Into<Object>, of: &ObjectRef) {
         let mut object = object.into();
         owner::set(&mut object, of);
+        object.metadata_mut().owner_references = self.owned_by(of, object.namespace());
         self.want(object);
     }
 

@@ -2,15 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use fabric_api::check::Fault;
 use fabric_api::fabric::{GatewayConfig, NO_MTU, PeerEndpoint, Role};
 use fabric_api::networking::{GatewayClient, GatewayServer, PublicKeyObject, secret_name};
 use fabric_api::{ClusterId, PublicKey, check, labels};
 use fabric_store::{Kind, ObjectRef};
 use k8s_openapi::api::core::v1::{LocalObjectReference, Secret};
 
-use super::Compiler;
 use super::cluster::Cluster;
 use super::peering::Peering;
+use super::{Compiler, KeyPair};
 use crate::index::key_pair;
 
 /// A gateway that is to run, or goes on as it did.
@@ -63,7 +64,7 @@ impl Gateway<'_> {
         self.reference.namespace.as_deref().unwrap_or_default()
     }
 
-    fn secret_ref(&self) -> Option<&LocalObjectReference> {
+    pub(super) fn secret_ref(&self) -> Option<&LocalObjectReference> {
         match self.end {
             End::Server(server) => server.spec.secret_ref.as_ref(),
             End::Client(client) => client.spec.secret_ref.as_ref(),
@@ -99,12 +100,15 @@ impl<'a> Compiler<'a> {
         let keys = self.public_keys(cluster);
         for gateway in &mut gateways {
             gateway.settings = self.gateway_settings(gateway, &keys);
+            self.placement_faults(gateway);
             if !peerings.iter().any(|peering| peering.is_with(&gateway.peer)) {
                 let message = format!("waits for a Configuration of {}", gateway.peer);
                 self.problem(&gateway.reference, "", message);
             }
         }
-        self.one_for_a_port(&mut gateways);
+        if !index.settings.kubernetes {
+            self.one_for_a_port(&mut gateways);
+        }
         gateways
     }
 
@@ -115,6 +119,9 @@ impl<'a> Compiler<'a> {
         end: End<'a>,
         cluster: &Cluster,
     ) -> Option<Gateway<'a>> {
+        if metadata.deletion_timestamp.is_some() {
+            return None; // it waits for what was made for it to go
+        }
         let uid = metadata.uid.clone().unwrap_or_default();
         let peer = match self.peer_of(reference, metadata, cluster) {
             Ok(peer) => Some(peer),
@@ -195,7 +202,7 @@ impl<'a> Compiler<'a> {
         let (mut faults, ends) = match gateway.end {
             End::Server(server) => (
                 check::gateway_server(server),
-                check::listen_port(server).map(|port| (Some(port), None)),
+                self.listen_port(server).map(|port| (Some(port), None)),
             ),
             End::Client(client) => {
                 let addresses = client.spec.endpoint.addresses.clone();
@@ -221,6 +228,15 @@ impl<'a> Compiler<'a> {
         })
     }
 
+    /// A pod has all ports for itself; standalone, a node port is the host's.
+    fn listen_port(&self, server: &GatewayServer) -> Result<u16, Fault> {
+        if self.index.settings.kubernetes {
+            check::service_port(server)
+        } else {
+            check::listen_port(server)
+        }
+    }
+
     /// The Secret with the key pair: the one named, or one that is made here.
     fn secret(&mut self, gateway: &Gateway<'_>) -> String {
         let reference = key_pair(&gateway.reference, gateway.secret_ref());
@@ -231,7 +247,9 @@ impl<'a> Compiler<'a> {
         // One that runs has a key, which the peer knows: perhaps it just cannot be read now.
         let unread = self.published(gateway).is_some() && self.index.may_be_unread(&reference);
         if self.index.get(&reference).is_none() && !unread {
-            self.out.keys.insert(reference, gateway.peer.to_string());
+            let owner = self.owned_by(&gateway.reference, Some(gateway.namespace()));
+            let owner = owner.and_then(|owners| owners.into_iter().next());
+            self.out.keys.insert(reference, KeyPair { peer: gateway.peer.to_string(), owner });
         }
         name
     }

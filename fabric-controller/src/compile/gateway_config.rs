@@ -36,7 +36,7 @@ impl Compiler<'_> {
         gateways: &[Gateway<'_>],
         mappings: &[Mapping],
     ) {
-        let host = self.host(cluster);
+        let host = if self.index.settings.kubernetes { None } else { self.host(cluster) };
         let sources = Sources { cluster, peerings, mappings, host };
         for gateway in gateways {
             if let Some(config) = self.gateway_config(gateway, &sources) {
@@ -80,16 +80,21 @@ impl Compiler<'_> {
         if !cluster.is_ready() || !peering.is_ready() {
             return None;
         }
-        let overlay = GatewayOverlay {
-            address: self.gateway_address(gateway, "overlay")?,
-            link_address: Some(self.gateway_address(gateway, "link")?),
-            node: sources.host.clone(),
+        let address = self.gateway_address(gateway, "overlay")?;
+        let overlay = if self.index.settings.kubernetes {
+            let node = self.internal_endpoint(gateway).and_then(|internal| internal.node);
+            GatewayOverlay { address, link_address: None, node }
+        } else {
+            let link_address = Some(self.gateway_address(gateway, "link")?);
+            GatewayOverlay { address, link_address, node: sources.host.clone() }
         };
         let spec = self.spec(gateway, settings, peering, sources, overlay)?;
         let mut config = GatewayConfig::new(&gateway.reference.name, spec);
         config.metadata.namespace = gateway.reference.namespace.clone();
         let peer = (labels::REMOTE_CLUSTER_ID.to_owned(), gateway.peer.to_string());
         config.metadata.labels = Some([peer].into());
+        config.metadata.owner_references =
+            self.owned_by(&gateway.reference, config.metadata.namespace.as_deref());
         Some(config)
     }
 
@@ -130,8 +135,8 @@ impl Compiler<'_> {
             ips: stateless.map(|m| AddressMap { external: m.external, target: m.target }).collect(),
             icmp_sources: [true, false].into_iter().filter_map(network_address).collect(),
             egress: egress(peering, sources),
-            egress_node: sources.host.clone(),
-            nodes: self.overlay_nodes(gateway, sources),
+            egress_node: overlay.node.clone(),
+            nodes: self.overlay_nodes(gateway, sources, overlay.node.as_deref()),
             overlay,
             probe: self.index.settings.probe,
         })
@@ -144,8 +149,13 @@ impl Compiler<'_> {
         }
     }
 
-    fn overlay_nodes(&self, gateway: &Gateway<'_>, sources: &Sources<'_>) -> Vec<OverlayNode> {
-        let host = sources.host.as_deref().and_then(|name| sources.cluster.node(name));
+    fn overlay_nodes(
+        &self,
+        gateway: &Gateway<'_>,
+        sources: &Sources<'_>,
+        host: Option<&str>,
+    ) -> Vec<OverlayNode> {
+        let host = host.and_then(|name| sources.cluster.node(name));
         let nodes = sources.cluster.nodes.iter().filter_map(|node| {
             let mapped = sources.mappings.iter().filter(|mapping| mapping.is_of(node));
             let mapped = mapped.map(|mapping| mapping.external);

@@ -9,6 +9,8 @@ mod mappings;
 mod node_config;
 mod owner;
 mod peering;
+mod peers;
+mod placed;
 mod statuses;
 mod wishes;
 
@@ -17,14 +19,18 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use fabric_api::ClusterId;
 use fabric_api::check::Fault;
 use fabric_store::{Kind, Object, ObjectRef, Problem};
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 pub(crate) use owner::is_own;
+pub use peers::PeerCondition;
 pub use wishes::{Request, Wish};
 
 use crate::index::Index;
+use crate::placement::{Peers, PlannedGateways};
 
 /// All that the controller wants to be so.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -35,12 +41,26 @@ pub struct Published {
     pub deleted: BTreeSet<ObjectRef>,
     /// Objects of the user with the status they should have.
     pub statuses: BTreeMap<ObjectRef, Object>,
-    /// Secrets to make a key pair for. Never deleted: the peer knows the public half.
-    pub keys: BTreeMap<ObjectRef, String>,
+    /// Secrets to make a key pair for. Never deleted while their gateway is there: the peer knows
+    /// the public half.
+    pub keys: BTreeMap<ObjectRef, KeyPair>,
+    /// In Kubernetes, the gateways that are to run.
+    pub gateways: PlannedGateways,
+    /// In Kubernetes, Secrets with keys that lack the labels by which Liqo finds them.
+    pub unlabelled: BTreeMap<ObjectRef, ClusterId>,
+    pub peers: Peers,
     /// What to ask ipam for, in this order.
     pub wishes: Vec<Wish>,
     /// All that is wrong, with the manifests and with what they say. Sorted.
     pub problems: Vec<Problem>,
+}
+
+/// A key pair that is to be made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KeyPair {
+    pub peer: String,
+    /// In Kubernetes, what it goes away with.
+    pub owner: Option<OwnerReference>,
 }
 
 /// What the parts of the compiler share.
@@ -81,7 +101,12 @@ impl<'a> Compiler<'a> {
         self.node_configs(&cluster, &peerings, &gateways, &mappings);
         self.address_problems();
         self.configuration_statuses(&cluster, &peerings);
-        self.gateway_statuses(&cluster, &gateways);
+        if self.index.settings.kubernetes {
+            self.placed_gateways(&gateways);
+            self.out.peers = self.peers(&peerings, &gateways);
+        } else {
+            self.gateway_statuses(&cluster, &gateways);
+        }
         self.acceptance();
         self.wish(&cluster);
         self.delete();

@@ -107,7 +107,12 @@ impl Compiler<'_> {
             prefixes: prefixes.iter().map(Cidr::to_string).collect(),
             connected: gateway.is_some_and(|gateway| self.is_connected(gateway)),
             mtu: in_force.or_else(|| config.map(|c| c.spec.mtu)).unwrap_or(NO_MTU),
-            gateway: config.and_then(|config| node_gateway(cluster, node, config)),
+            gateway: config.and_then(|config| match gateway {
+                Some(gateway) if self.index.settings.kubernetes => {
+                    self.pod_gateway(gateway, config)
+                }
+                Some(_) | None => node_gateway(cluster, node, config),
+            }),
         }
     }
 

@@ -1,6 +1,7 @@
 //! For whose sake weft made an object of its own.
 
 use fabric_store::{Kind, Object, ObjectRef};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 /// Annotation on every Network and IP of weft's own; what has none is the user's.
 pub(super) const OWNER: &str = "fabric.weft.dev/owner";
@@ -22,4 +23,17 @@ pub(super) fn of(object: &Object) -> Option<ObjectRef> {
 pub(super) fn set(object: &mut Object, owner: &ObjectRef) {
     let annotations = object.metadata_mut().annotations.get_or_insert_default();
     annotations.insert(OWNER.to_owned(), owner.to_string());
+}
+
+/// For Kubernetes, which then removes what is owned together with its owner, whether weft still runs
+/// or not. It does not hold up the owner's deletion: that would take another right.
+pub(crate) fn reference_to(owner: &Object) -> OwnerReference {
+    OwnerReference {
+        api_version: owner.kind().api_version().to_owned(),
+        kind: owner.kind().as_str().to_owned(),
+        name: owner.name().to_owned(),
+        uid: owner.uid().to_owned(),
+        controller: Some(true),
+        block_owner_deletion: None,
+    }
 }

@@ -60,6 +60,7 @@ impl<'a> Compiler<'a> {
     pub(super) fn peerings(&mut self, cluster: &Cluster) -> Vec<Peering<'a>> {
         let index = self.index;
         let all = index.all::<Configuration>(Kind::Configuration);
+        let all = all.filter(|(_, of)| of.metadata.deletion_timestamp.is_none());
         let mut peerings: Vec<_> = all.map(|(r, c)| self.peering(r, c, cluster)).collect();
         self.one_configuration_for_a_peer(&mut peerings);
         peerings

@@ -15,6 +15,7 @@ mod store;
 mod watch;
 
 pub use error::{ApiError, Problem, StoreError};
+pub use kubernetes::ApiServer;
 pub use object::{Kind, Object, ObjectRef};
 pub use store::{Note, Snapshot, Store};
 pub use watch::Watch;

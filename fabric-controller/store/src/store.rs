@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::directory::{Directory, Places};
-use crate::kubernetes::Kubernetes;
+use crate::kubernetes::{ApiServer, Kubernetes};
 use crate::{Kind, Object, ObjectRef, Problem, StoreArgs, StoreError, Watch, watch};
 
 /// The resources of a cluster. Cheap to clone.
@@ -59,6 +59,15 @@ impl Store {
     /// service account, or of the user. Must be called within a tokio runtime; nothing is sent yet.
     pub fn kubernetes(kubeconfig: Option<&Path>) -> Result<Self, StoreError> {
         Ok(Backend::Kubernetes(Kubernetes::open(kubeconfig)?).into())
+    }
+
+    /// The API server, for what is in Kubernetes and no resource of a store; none if that is a
+    /// directory.
+    pub fn api_server(&self) -> Option<ApiServer> {
+        match &self.backend {
+            Backend::Directory(_) => None,
+            Backend::Kubernetes(store) => Some(store.api_server()),
+        }
     }
 
     /// The store of a further host, which has only the published directory. It may be read-only;

@@ -51,6 +51,12 @@ pub fn listen_port(of: &GatewayServer) -> Result<u16, Fault> {
     port(field, one.or_else(|| many.first().copied()))
 }
 
+/// Where a server's Service listens, and in Kubernetes its pod, whatever the node port is.
+pub fn service_port(of: &GatewayServer) -> Result<u16, Fault> {
+    let endpoint = &of.spec.endpoint;
+    port("spec.endpoint.port", endpoint.port.or_else(|| endpoint.ports.first().copied()))
+}
+
 /// The port at which a client finds its server.
 pub fn client_port(of: &GatewayClient) -> Result<u16, Fault> {
     let endpoint = &of.spec.endpoint;

@@ -4,4 +4,5 @@ mod families;
 mod faults;
 mod nodes;
 mod peerings;
+mod placed;
 mod world;

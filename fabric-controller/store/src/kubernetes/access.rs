@@ -17,6 +17,7 @@ use tokio::time::timeout;
 use tower::timeout::{TimeoutLayer, error::Elapsed};
 use tower::{BoxError, ServiceBuilder};
 
+use super::ApiServer;
 use crate::{ApiError, Kind, ObjectRef, StoreError};
 
 /// For a whole request; of a watch, until it begins.
@@ -41,6 +42,10 @@ impl Access {
         let client = client(&config).map_err(|error| StoreError::Config(error.into()))?;
         tracing::debug!(server = %config.cluster_url, namespace, "using an API server");
         Ok(Self { client, namespace })
+    }
+
+    pub(super) fn api_server(&self) -> ApiServer {
+        ApiServer { client: self.client.clone(), namespace: self.namespace.clone() }
     }
 
     /// In all namespaces.

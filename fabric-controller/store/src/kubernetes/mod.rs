@@ -35,6 +35,14 @@ use crate::{ApiError, Kind, Object, ObjectRef, Problem, Snapshot, StoreError, de
 /// Who owns what weft writes, in `metadata.managedFields`.
 const MANAGER: &str = "weft";
 
+/// The way to an API server.
+#[derive(Clone)]
+pub struct ApiServer {
+    pub client: kube::Client,
+    /// The namespace that this program belongs to.
+    pub namespace: String,
+}
+
 /// Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Kubernetes {
@@ -54,6 +62,10 @@ struct Known {
 impl Kubernetes {
     pub(crate) fn open(kubeconfig: Option<&Path>) -> Result<Self, StoreError> {
         Ok(Self { access: Access::open(kubeconfig)?, known: Arc::default() })
+    }
+
+    pub(crate) fn api_server(&self) -> ApiServer {
+        self.access.api_server()
     }
 
     pub(crate) fn watch(&self, kinds: &[Kind]) -> Watch {

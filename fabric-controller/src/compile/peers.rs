@@ -1,0 +1,98 @@
+//! How a peer's networking is, in the words of Liqo's ForeignCluster.
+
+use std::collections::BTreeSet;
+
+use fabric_api::ClusterId;
+use fabric_api::fabric::Role;
+use fabric_api::networking::{Connection, ConnectionValue};
+use fabric_store::Kind;
+
+use super::Compiler;
+use super::gateway::Gateway;
+use super::peering::Peering;
+use crate::placement::Peers;
+
+/// A condition of the module `networking`. Unlike those of Kubernetes, its status is a word.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerCondition {
+    pub type_: &'static str,
+    pub status: &'static str,
+    pub reason: &'static str,
+    pub message: &'static str,
+}
+
+impl Compiler<'_> {
+    pub(super) fn peers(&self, peerings: &[Peering<'_>], gateways: &[Gateway<'_>]) -> Peers {
+        let configured: BTreeSet<&ClusterId> =
+            peerings.iter().filter_map(|peering| peering.id.as_ref()).collect();
+        let all: BTreeSet<&ClusterId> =
+            configured.iter().copied().chain(gateways.iter().map(|g| &g.peer)).collect();
+        let told = all.into_iter().map(|peer| {
+            let gateway = gateways.iter().find(|gateway| gateway.peer == *peer);
+            let mut conditions = vec![configuration(configured.contains(peer)), presence(gateway)];
+            conditions.extend(gateway.map(|gateway| self.workload(gateway)));
+            conditions.push(connection(gateway.and_then(|gateway| self.connection(gateway))));
+            (peer.clone(), conditions)
+        });
+        told.collect()
+    }
+
+    fn workload(&self, gateway: &Gateway<'_>) -> PeerCondition {
+        let type_ = match gateway.role() {
+            Role::Server => "NetworkGatewayServerStatus",
+            Role::Client => "NetworkGatewayClientStatus",
+        };
+        let placement = self.index.placement(&gateway.reference);
+        let (ready, missing) = placement.map_or((0, 0), |p| (p.ready, p.unavailable));
+        let (status, reason, message) = match (ready, missing) {
+            (0, _) => ("NotReady", "GatewaysNotReady", "no pod of the gateway is ready"),
+            (_, 0) => ("Ready", "GatewaysReady", "all pods of the gateway are ready"),
+            _ => ("SomeNotReady", "GatewaysSomeNotReady", "some pods of the gateway are not ready"),
+        };
+        PeerCondition { type_, status, reason, message }
+    }
+
+    fn connection(&self, gateway: &Gateway<'_>) -> Option<ConnectionValue> {
+        let mut all = self.index.all::<Connection>(Kind::Connection);
+        let (_, own) = all.find(|(reference, connection)| {
+            reference.namespace.as_deref() == Some(gateway.namespace())
+                && connection.spec.gateway_ref.name.as_ref() == Some(&gateway.reference.name)
+        })?;
+        Some(own.status.as_ref().map(|status| status.value).unwrap_or_default())
+    }
+}
+
+fn configuration(is_there: bool) -> PeerCondition {
+    let type_ = "NetworkConfigurationStatus";
+    let (status, reason, message) = if is_there {
+        ("Ready", "NetworkConfigurationPresence", "there is a Configuration")
+    } else {
+        ("NotReady", "NetworkConfigurationMissing", "there is no Configuration")
+    };
+    PeerCondition { type_, status, reason, message }
+}
+
+fn presence(gateway: Option<&Gateway<'_>>) -> PeerCondition {
+    let type_ = "NetworkGatewayPresence";
+    let (status, reason, message) = if gateway.is_some() {
+        ("Ready", "GatewayPresence", "there is a gateway")
+    } else {
+        ("NotReady", "GatewayMissing", "there is no GatewayServer or GatewayClient")
+    };
+    PeerCondition { type_, status, reason, message }
+}
+
+fn connection(value: Option<ConnectionValue>) -> PeerCondition {
+    let type_ = "NetworkConnectionStatus";
+    let (status, reason, message) = match value {
+        Some(ConnectionValue::Connected) => {
+            ("Established", "ConnectionEstablished", "packets get through")
+        }
+        Some(ConnectionValue::Connecting) => {
+            ("Pending", "ConnectionPending", "the gateway is connecting")
+        }
+        Some(ConnectionValue::Error) => ("Error", "ConnectionError", "packets get lost"),
+        None => ("NotReady", "ConnectionMissing", "there is no Connection"),
+    };
+    PeerCondition { type_, status, reason, message }
+}

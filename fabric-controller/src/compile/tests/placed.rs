@@ -1,0 +1,221 @@
+//! Gateways in pods.
+
+use fabric_api::networking::{EndpointStatus, InternalEndpoint};
+use fabric_store::{Event, Kind, Object, ObjectRef};
+use k8s_openapi::api::core::v1::ObjectReference;
+use serde_json::{Value, json};
+
+use super::world::{World, client_side, node, server, server_side};
+use crate::placement::{Placement, Placements};
+
+fn gateway() -> ObjectRef {
+    ObjectRef::new(Kind::GatewayServer, "liqo-tenant-milan", "server")
+}
+
+fn peered() -> World {
+    let mut world = World::new("rome");
+    world.index.settings.node = None;
+    world.index.settings.kubernetes = true;
+    world.apply(node("n2", "192.0.2.12", 2));
+    server_side("milan", 30742).into_iter().for_each(|object| world.apply(object));
+    world.settle();
+    world
+}
+
+fn on(node: &str, ip: &str, address: &str) -> Placement {
+    Placement {
+        workload: Some(ObjectReference {
+            kind: Some("Deployment".to_owned()),
+            name: Some("gw-server".to_owned()),
+            ..ObjectReference::default()
+        }),
+        endpoint: Some(EndpointStatus {
+            addresses: vec![address.to_owned()],
+            port: Some(30742),
+            ports: Vec::new(),
+            protocol: Some("UDP".to_owned()),
+        }),
+        internal: Some(InternalEndpoint { ip: Some(ip.to_owned()), node: Some(node.to_owned()) }),
+        ready: 1,
+        ..Placement::default()
+    }
+}
+
+fn place(world: &mut World, placement: Placement) {
+    world.index.place(Placements::from([(gateway(), placement)]));
+    world.settle();
+}
+
+fn underlay(world: &World) -> Option<String> {
+    let gateway = world.node("n2").unwrap().peerings[0].gateway.clone()?;
+    assert_eq!(gateway.via, None);
+    Some(gateway.underlay.to_string())
+}
+
+#[test]
+fn a_gateway_listens_on_its_own_port_and_needs_no_address_towards_a_host() {
+    let world = peered();
+    let config = world.gateway("liqo-tenant-milan", "server").unwrap();
+    assert_eq!(config.listen_port, Some(51840), "the node port is the node's");
+    assert_eq!(config.overlay.link_address, None);
+    assert_eq!((&config.overlay.node, &config.egress_node), (&None, &None));
+    assert_eq!(underlay(&world), None);
+    let planned = &world.last.gateways[&gateway()];
+    assert_eq!((planned.peer.as_str(), planned.secret_name.as_str()), ("milan", "gw-keys"));
+    assert_eq!(planned.object.to_value().get("status"), None);
+}
+
+#[test]
+fn nodes_and_status_follow_its_pod_and_stay_while_there_is_none() {
+    let mut world = peered();
+    place(&mut world, on("n1", "10.200.1.7", "192.0.2.11"));
+    assert_eq!(underlay(&world).as_deref(), Some("10.200.1.7"));
+    assert_eq!(
+        world.node("n1").unwrap().vxlan_sources,
+        ["10.200.1.7".parse::<std::net::IpAddr>().unwrap()]
+    );
+    let status = world.status(&gateway());
+    assert_eq!(status["serverRef"]["name"], "gw-server");
+    assert_eq!(status["secretRef"]["name"], "gw-keys");
+    assert_eq!(status["secretRef"]["namespace"], "liqo-tenant-milan");
+    assert_eq!(status["internalEndpoint"], json!({"ip": "10.200.1.7", "node": "n1"}));
+    let endpoint = json!({"addresses": ["192.0.2.11"], "port": 30742, "protocol": "UDP"});
+    assert_eq!(status["endpoint"], endpoint);
+    let config = world.gateway("liqo-tenant-milan", "server").unwrap();
+    assert_eq!(config.egress_node.as_deref(), Some("n1"));
+
+    let nowhere = Placement { endpoint: None, internal: None, ..on("", "", "") };
+    place(&mut world, nowhere);
+    assert_eq!(world.status(&gateway()), status);
+    assert_eq!(underlay(&world).as_deref(), Some("10.200.1.7"));
+
+    place(&mut world, on("n2", "10.200.2.9", "192.0.2.12"));
+    assert_eq!(world.status(&gateway())["endpoint"]["addresses"], json!(["192.0.2.12"]));
+    assert_eq!(underlay(&world).as_deref(), Some("10.200.2.9"));
+}
+
+#[test]
+fn what_is_made_for_a_peering_goes_with_it_even_without_weft() {
+    let world = peered();
+    let owners = |object: &Object| {
+        let all = object.metadata().owner_references.clone().unwrap_or_default();
+        all.into_iter().map(|owner| (owner.kind, owner.name, owner.uid)).collect::<Vec<_>>()
+    };
+    let owner = |kind: &str, name: &str| {
+        let uid = format!("uid of {kind} liqo-tenant-milan/{name}");
+        vec![(kind.to_owned(), name.to_owned(), uid)]
+    };
+    let mut seen = 0;
+    for object in world.last.objects.values() {
+        let of_peering = object.namespace() == Some("liqo-tenant-milan");
+        let expected = match (of_peering, object.kind()) {
+            (true, Kind::GatewayConfig | Kind::Ip) => owner("GatewayServer", "server"),
+            (true, Kind::Network) => owner("Configuration", "milan"),
+            (_, _) => Vec::new(),
+        };
+        seen += usize::from(!expected.is_empty());
+        assert_eq!(owners(object), expected, "{}", object.reference());
+    }
+    assert_eq!(seen, 4, "one GatewayConfig, two Networks, one address");
+}
+
+#[test]
+fn a_key_pair_that_is_made_goes_with_its_gateway() {
+    let mut world = peered();
+    let mut other = server("milan", 30742);
+    if let Object::GatewayServer(server) = &mut other {
+        server.spec.secret_ref = None;
+    }
+    world.apply(other);
+    let wanted = crate::compile(&world.index, jiff::Timestamp::UNIX_EPOCH);
+    let (secret, key_pair) = wanted.keys.first_key_value().unwrap();
+    assert_eq!(secret.name, "gw-server");
+    let owner = key_pair.owner.as_ref().unwrap();
+    assert_eq!((owner.kind.as_str(), owner.controller), ("GatewayServer", Some(true)));
+    assert_eq!(wanted.gateways[&gateway()].secret_name, "gw-server");
+}
+
+#[test]
+fn a_secret_without_liqos_labels_is_to_get_them_and_one_of_another_peer_is_refused() {
+    let mut world = peered();
+    let keys = ObjectRef::new(Kind::Secret, "liqo-tenant-milan", "gw-keys");
+    assert_eq!(world.last.unlabelled.keys().collect::<Vec<_>>(), [&keys]);
+    let mut secret = world.index.get(&keys).unwrap().clone();
+    let set = secret.metadata_mut().labels.get_or_insert_default();
+    set.insert("networking.liqo.io/gateway-resource".to_owned(), "true".to_owned());
+    world.apply(secret.clone());
+    world.settle();
+    assert!(world.last.unlabelled.is_empty());
+    let set = secret.metadata_mut().labels.get_or_insert_default();
+    set.insert("liqo.io/remote-cluster-id".to_owned(), "oslo".to_owned());
+    world.apply(secret);
+    world.settle();
+    let wrong = world.problems();
+    assert!(wrong.iter().any(|told| told.contains("that of the peer oslo")), "{wrong:?}");
+}
+
+#[test]
+fn one_that_is_being_deleted_is_gone() {
+    let mut world = peered();
+    place(&mut world, on("n1", "10.200.1.7", "192.0.2.11"));
+    let mut leaving = world.index.get(&gateway()).unwrap().clone();
+    leaving.metadata_mut().deletion_timestamp =
+        Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::UNIX_EPOCH));
+    world.index.apply(Event::Applied(Box::new(leaving)));
+    world.settle();
+    assert!(world.last.gateways.is_empty());
+    assert_eq!(world.gateway("liqo-tenant-milan", "server"), None);
+}
+
+#[test]
+fn two_gateways_for_one_peer_never_both_run() {
+    let mut world = peered();
+    client_side("milan").into_iter().for_each(|object| world.apply(object));
+    world.settle();
+    assert_eq!(world.last.gateways.keys().collect::<Vec<_>>(), [&gateway()]);
+}
+
+#[test]
+fn what_cannot_be_made_is_a_condition_of_its_gateway() {
+    let mut world = peered();
+    let fault = fabric_api::check::Fault {
+        field: "spec.serverTemplateRef".to_owned(),
+        message: "there is none".to_owned(),
+    };
+    place(&mut world, Placement { faults: vec![fault], ..Placement::default() });
+    let conditions = world.status(&gateway())["conditions"].clone();
+    assert_eq!(conditions[0]["type"], "Accepted");
+    assert_eq!(conditions[0]["message"], "spec.serverTemplateRef: there is none");
+    assert!(world.last.gateways.contains_key(&gateway()), "it may be there any moment");
+}
+
+#[test]
+fn peers_are_told_as_liqo_tells_them() {
+    let mut world = peered();
+    let told = |world: &World| -> Value {
+        let peer = world.last.peers.first_key_value().unwrap();
+        assert_eq!(peer.0.as_str(), "milan");
+        peer.1
+            .iter()
+            .map(|condition| (condition.type_.to_owned(), json!(condition.status)))
+            .collect()
+    };
+    assert_eq!(
+        told(&world),
+        json!({
+            "NetworkConfigurationStatus": "Ready", "NetworkGatewayPresence": "Ready",
+            "NetworkGatewayServerStatus": "NotReady", "NetworkConnectionStatus": "NotReady",
+        })
+    );
+    place(&mut world, on("n1", "10.200.1.7", "192.0.2.11"));
+    assert_eq!(told(&world)["NetworkGatewayServerStatus"], "Ready");
+    world.delete(&gateway());
+    world.settle();
+    assert_eq!(
+        told(&world),
+        json!({
+            "NetworkConfigurationStatus": "Ready", "NetworkGatewayPresence": "NotReady",
+            "NetworkConnectionStatus": "NotReady",
+        })
+    );
+}

@@ -1,0 +1,59 @@
+//! What passes between the controller and Kubernetes: which gateways are to run, and where they do.
+
+use std::collections::BTreeMap;
+
+use fabric_api::ClusterId;
+use fabric_api::check::Fault;
+use fabric_api::networking::{EndpointStatus, InternalEndpoint};
+use fabric_store::{Object, ObjectRef, Problem};
+use k8s_openapi::api::core::v1::ObjectReference;
+
+use crate::compile::PeerCondition;
+
+/// Where each gateway runs.
+pub type Placements = BTreeMap<ObjectRef, Placement>;
+
+/// The gateways that are to run.
+pub type PlannedGateways = BTreeMap<ObjectRef, PlannedGateway>;
+
+/// How the networking with each peer is, as Liqo's ForeignClusters tell it.
+pub type Peers = BTreeMap<ClusterId, Vec<PeerCondition>>;
+
+/// Where Kubernetes runs a gateway, and how it is found there.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Placement {
+    /// Its Deployment, once there is one.
+    pub workload: Option<ObjectReference>,
+    /// Where clients find a server; absent until that is known.
+    pub endpoint: Option<EndpointStatus>,
+    /// Address and node of its active pod; absent while there is none.
+    pub internal: Option<InternalEndpoint>,
+    /// How many of its pods are ready, and how many should be and are not.
+    pub ready: i32,
+    pub unavailable: i32,
+    /// Why it cannot be made as its manifest says. What runs goes on.
+    pub faults: Vec<Fault>,
+}
+
+/// What is to be made so in Kubernetes beyond the store's own kinds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// Nothing is out of sight: what is not named here is not to run.
+    pub whole: bool,
+    pub gateways: PlannedGateways,
+    /// Secrets with keys that lack the labels by which Liqo finds them, and the peer they are for.
+    pub unlabelled: BTreeMap<ObjectRef, ClusterId>,
+    /// What is wrong, with the uid of the object it is wrong with.
+    pub problems: BTreeMap<Problem, String>,
+    pub peers: Peers,
+}
+
+/// A gateway that is to run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlannedGateway {
+    /// The GatewayServer or GatewayClient, without its status.
+    pub object: Object,
+    pub peer: ClusterId,
+    /// The Secret with its key pair.
+    pub secret_name: String,
+}
