@@ -4,6 +4,7 @@ use fabric_controller::{ProbeArgs, Settings};
 use fabric_shell::LogArgs;
 use fabric_store::StoreArgs;
 use ipam_proto::Address;
+use jiff::Timestamp;
 
 /// Turns a cluster's resources into what its gateways and nodes run on.
 ///
@@ -30,6 +31,10 @@ pub(crate) struct Config {
     /// --kubernetes is not given.
     #[arg(long, env = "WEFT_NODE", value_name = "NAME")]
     node: Option<String>,
+    /// What this program is called among its like, in Events and in the Lease that says which of
+    /// them works.
+    #[arg(long, env = "POD_NAME", value_name = "NAME", default_value = "fabric-controller")]
+    name: String,
     /// Give packets of pods, too, their node's external address.
     #[arg(long, env = "WEFT_FULL_MASQUERADE")]
     full_masquerade: bool,
@@ -40,9 +45,15 @@ pub(crate) struct Config {
 }
 
 impl Config {
+    /// The name, and what no other start of this program has.
+    pub(crate) fn identity(&self) -> String {
+        format!("{}_{:x}", self.name, Timestamp::now().as_nanosecond())
+    }
+
     pub(crate) fn settings(&self) -> Settings {
         Settings {
             node: self.node.clone(),
+            kubernetes: self.store.kubernetes,
             full_masquerade: self.full_masquerade,
             probe: self.probe.settings(),
         }

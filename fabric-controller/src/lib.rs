@@ -1,12 +1,14 @@
 //! The fabric-controller: custom resources in, dataplane config and statuses out.
 //!
 //! [`index`] holds what is known, [`compile()`] says what should be (pure: same input, same
-//! output), [`publish`] writes what differs, [`grants`] asks ipam, and [`control`] joins them.
+//! output), [`publish`] writes what differs, [`grants`] asks ipam, and [`control`] joins them. In
+//! Kubernetes, [`kubernetes`] makes the gateways run.
 
 pub mod compile;
 pub mod control;
 pub mod grants;
 pub mod index;
+pub mod kubernetes;
 pub mod placement;
 pub mod probe;
 pub mod publish;

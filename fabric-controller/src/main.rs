@@ -6,8 +6,10 @@ use anyhow::Context as _;
 use clap::Parser as _;
 use fabric_controller::control::Controller;
 use fabric_controller::grants::Ipam;
+use fabric_controller::kubernetes::Kubernetes;
+use fabric_controller::kubernetes::lease::Election;
 use fabric_shell::Stop;
-use fabric_store::Store;
+use fabric_store::{ApiServer, Store};
 
 fn main() -> anyhow::Result<()> {
     let config = config::Config::parse();
@@ -20,10 +22,40 @@ async fn run(config: config::Config) -> anyhow::Result<()> {
     let mut stop = Stop::listen().context("cannot listen for signals")?;
     let store = Store::open(&config.store).context("cannot open the store")?;
     let ipam = Ipam::new(&config.ipam).context("cannot use the address of ipam")?;
-    let settings = config.settings();
-    let controller = Controller::new(store, ipam, settings).context("cannot watch the store")?;
     tracing::info!(ipam = %config.ipam, "running");
-    controller.run(stop.told()).await;
+    match store.api_server() {
+        Some(server) => elected(&config, server, store, ipam, &mut stop).await?,
+        None => controller(&config, store, ipam)?.run(stop.told()).await,
+    }
     tracing::info!("stopped; what is published stays");
+    Ok(())
+}
+
+fn controller(config: &config::Config, store: Store, ipam: Ipam) -> anyhow::Result<Controller> {
+    Controller::new(store, ipam, config.settings()).context("cannot watch the store")
+}
+
+/// Works once no other does, and while no other may.
+async fn elected(
+    config: &config::Config,
+    server: ApiServer,
+    store: Store,
+    ipam: Ipam,
+    stop: &mut Stop,
+) -> anyhow::Result<()> {
+    let identity = config.identity();
+    let mut election = Election::new(&server, &identity);
+    tokio::select! {
+        () = stop.told() => return Ok(()),
+        () = election.won() => {}
+    }
+    let (kubernetes, outside) = Kubernetes::new(server, &identity);
+    let controller = controller(config, store, ipam)?.with(outside);
+    tokio::select! {
+        () = controller.run(stop.told()) => {}
+        () = kubernetes.run() => {}
+        () = election.lost() => anyhow::bail!("the Lease is lost; another controller may work now"),
+    }
+    election.release().await;
     Ok(())
 }

@@ -8,6 +8,8 @@ use crate::stage::Stage;
 
 const CLUSTER: &str = include_str!("cluster.yaml");
 const PEERING: &str = include_str!("peering.yaml");
+/// The chart brings it; the peering names it.
+const TEMPLATE: &str = include_str!("../../deploy/chart/gateway-templates/wireguard-client.yaml");
 const TENANT: &str = "liqo-tenant-lyon";
 /// Of pods, and external: the same in both clusters.
 const OWN: [&str; 2] = ["10.200.0.0/16", "10.70.0.0/16"];
@@ -19,6 +21,7 @@ fn a_peering_is_remapped_and_published_and_goes_again() {
     let mut controller = stage.start_controller();
     stage.apply(CLUSTER);
     stage.apply_statuses(CLUSTER);
+    stage.server.kubectl(&["apply", "--server-side", "-n", "liqo", "-f", "-"], TEMPLATE).unwrap();
     let mut ipam = stage.start_ipam();
     stage.apply(PEERING);
     let seen_as = remapped(&stage);
@@ -32,6 +35,8 @@ fn a_peering_is_remapped_and_published_and_goes_again() {
     ipam.kill();
     ipam = stage.start_ipam();
     controller = stage.start_controller();
+    // The one before had no time to let go.
+    stage.until("it is elected", || stage.logs().contains("elected").then_some(()));
     std::thread::sleep(Duration::from_secs(5));
     assert_eq!(stage.versions(), before, "{}", stage.logs());
 

@@ -87,7 +87,8 @@ impl Stage {
 
     /// All that weft has written, as it was written last.
     pub(crate) fn versions(&self) -> Vec<String> {
-        let kinds = "networks,ips,configurations,gatewayclients,secrets,gatewayconfigs,nodeconfigs";
+        let kinds = "networks,ips,configurations,gatewayclients,secrets,gatewayconfigs,nodeconfigs,\
+                     serviceaccounts,roles,rolebindings,deployments";
         let columns = "-o=custom-columns=A:.kind,B:.metadata.name,C:.metadata.resourceVersion";
         let text = self.server.kubectl(&["get", kinds, "-A", columns], "").unwrap();
         text.lines().map(str::to_owned).collect()

@@ -25,7 +25,7 @@ use fabric_store::{Kind, Object, ObjectRef, Problem};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
-pub(crate) use owner::is_own;
+pub(crate) use owner::{is_own, reference_to};
 pub use peers::PeerCondition;
 pub use wishes::{Request, Wish};
 

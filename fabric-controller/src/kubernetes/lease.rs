@@ -1,0 +1,152 @@
+//! Of several controllers one works, the others wait: a Lease says which. No clock but the own one
+//! counts, and every write names the version that it takes the place of, so there are never two.
+
+use std::time::Duration;
+
+use fabric_store::ApiServer;
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::Api;
+use kube::api::PostParams;
+use tokio::time::{Instant, sleep, timeout};
+
+/// As Liqo has them: who is not heard of for so long has lost it, whoever cannot renew it for so
+/// long gives up, and so often it is tried.
+const DURATION: Duration = Duration::from_secs(15);
+const DEADLINE: Duration = Duration::from_secs(10);
+const PERIOD: Duration = Duration::from_secs(2);
+
+const NAME: &str = "weft-fabric-controller";
+
+/// A candidate, and when it has been elected, the holder.
+pub struct Election {
+    api: Api<Lease>,
+    identity: String,
+    /// The version that was seen last, and when it was seen first.
+    seen: Option<(String, Instant)>,
+    /// Who was told of as the holder.
+    told: Option<String>,
+}
+
+impl Election {
+    /// `identity` must be another for each program.
+    pub fn new(server: &ApiServer, identity: &str) -> Self {
+        let api = Api::namespaced(server.client.clone(), &server.namespace);
+        Self { api, identity: identity.to_owned(), seen: None, told: None }
+    }
+
+    /// Returns when elected. Cancel safe.
+    pub async fn won(&mut self) {
+        loop {
+            match attempt(self.acquire()).await {
+                Ok(true) => return tracing::info!(identity = self.identity, "elected"),
+                Ok(false) => {}
+                Err(error) => tracing::debug!(%error, "cannot stand for election; tried again"),
+            }
+            sleep(PERIOD).await;
+        }
+    }
+
+    /// Renews what was won, and returns when it is lost. Cancel safe.
+    pub async fn lost(&mut self) {
+        let mut renewed = Instant::now();
+        loop {
+            sleep(PERIOD).await;
+            match attempt(self.acquire()).await {
+                Ok(true) => renewed = Instant::now(),
+                Ok(false) => return,
+                Err(error) => tracing::debug!(%error, "cannot renew the Lease"),
+            }
+            if renewed.elapsed() > DEADLINE {
+                return;
+            }
+        }
+    }
+
+    /// Lets the next one in at once.
+    pub async fn release(&self) {
+        let released = attempt(async {
+            let Some(mut lease) = self.api.get_opt(NAME).await? else { return Ok(()) };
+            if holder(&lease) == Some(&self.identity) {
+                let spec = lease.spec.get_or_insert_default();
+                spec.holder_identity = None;
+                spec.lease_duration_seconds = Some(1);
+                self.api.replace(NAME, &PostParams::default(), &lease).await?;
+            }
+            Ok(())
+        });
+        if let Err(error) = released.await {
+            tracing::debug!(%error, "the Lease is not released; it runs out");
+        }
+    }
+
+    /// True if it is ours now.
+    async fn acquire(&mut self) -> kube::Result<bool> {
+        let Some(mut lease) = self.api.get_opt(NAME).await? else {
+            let lease = self.taken(Lease::default());
+            return is_taken(self.api.create(&PostParams::default(), &lease).await);
+        };
+        if !self.may_take(&lease) {
+            return Ok(false);
+        }
+        lease = self.taken(lease);
+        is_taken(self.api.replace(NAME, &PostParams::default(), &lease).await)
+    }
+
+    fn may_take(&mut self, lease: &Lease) -> bool {
+        let version = lease.metadata.resource_version.clone().unwrap_or_default();
+        let first = match self.seen.take() {
+            Some((known, first)) if known == version => first,
+            Some(_) | None => Instant::now(),
+        };
+        self.seen = Some((version, first));
+        let Some(holder) = holder(lease) else { return true };
+        if self.told.as_ref() != Some(holder) && *holder != self.identity {
+            tracing::info!(holder, "waiting; it has the Lease");
+            self.told = Some(holder.clone());
+        }
+        *holder == self.identity || first.elapsed() >= DURATION
+    }
+
+    fn taken(&self, mut lease: Lease) -> Lease {
+        let now = Some(MicroTime(Timestamp::now()));
+        let ours = holder(&lease) == Some(&self.identity);
+        let spec = lease.spec.get_or_insert_default();
+        if !ours {
+            let before = spec.lease_transitions.unwrap_or_default();
+            spec.lease_transitions = Some(before + i32::from(spec.acquire_time.is_some()));
+            spec.acquire_time.clone_from(&now);
+        }
+        let spec = LeaseSpec {
+            holder_identity: Some(self.identity.clone()),
+            lease_duration_seconds: i32::try_from(DURATION.as_secs()).ok(),
+            renew_time: now,
+            ..spec.clone()
+        };
+        let metadata = ObjectMeta { name: Some(NAME.to_owned()), ..lease.metadata };
+        Lease { metadata, spec: Some(spec) }
+    }
+}
+
+fn holder(lease: &Lease) -> Option<&String> {
+    lease.spec.as_ref()?.holder_identity.as_ref().filter(|holder| !holder.is_empty())
+}
+
+/// Somebody else may have come first.
+fn is_taken(written: kube::Result<Lease>) -> kube::Result<bool> {
+    match written {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// An answer that is late is none: the Lease may have run out meanwhile.
+async fn attempt<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+    let late = |_| {
+        let error = std::io::Error::from(std::io::ErrorKind::TimedOut);
+        kube::Error::Service(error.into())
+    };
+    timeout(PERIOD, request).await.map_err(late).flatten()
+}

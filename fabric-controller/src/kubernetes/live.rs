@@ -1,0 +1,328 @@
+//! What is there of gateways, as the API server tells it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::ready;
+use std::time::Duration;
+
+use fabric_api::labels;
+use fabric_api::networking::{WgGatewayClientTemplate, WgGatewayServerTemplate};
+use futures::stream::{BoxStream, StreamExt as _};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Node, Pod, Service, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use kube::api::{ApiResource, DynamicObject};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::utils::Backoff;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use tokio_stream::StreamMap;
+
+/// An API server that is away may be back any moment.
+const RETRY: Duration = Duration::from_millis(200);
+const RETRY_MAX: Duration = Duration::from_secs(5);
+
+/// What is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Watched {
+    Account,
+    Role,
+    Binding,
+    Service,
+    Deployment,
+    Pod,
+    Node,
+    ServerTemplate,
+    ClientTemplate,
+}
+
+/// How long to wait before a watch is tried again.
+#[derive(Default)]
+struct Patience {
+    failures: u32,
+}
+
+/// Names an object of them.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    pub(super) of: Watched,
+    pub(super) namespace: String,
+    pub(super) name: String,
+}
+
+type Told = watcher::Result<Event<DynamicObject>>;
+
+/// The latest version of each.
+#[derive(Debug, Default)]
+pub(super) struct Objects(BTreeMap<Key, DynamicObject>);
+
+/// Keeps it so.
+pub(super) struct Live {
+    objects: Objects,
+    sources: StreamMap<Watched, BoxStream<'static, Told>>,
+    /// What a source has named since it began to list all it has.
+    lists: BTreeMap<Watched, BTreeSet<Key>>,
+    unlisted: BTreeSet<Watched>,
+    /// Why a source tells nothing, told once.
+    failing: BTreeMap<Watched, String>,
+}
+
+impl Watched {
+    const ALL: [Self; 9] = [
+        Self::Account,
+        Self::Role,
+        Self::Binding,
+        Self::Service,
+        Self::Deployment,
+        Self::Pod,
+        Self::Node,
+        Self::ServerTemplate,
+        Self::ClientTemplate,
+    ];
+    /// What a gateway consists of.
+    pub(super) const MADE: [Self; 5] =
+        [Self::Account, Self::Role, Self::Binding, Self::Service, Self::Deployment];
+
+    pub(super) fn resource(self) -> ApiResource {
+        match self {
+            Self::Account => ApiResource::erase::<ServiceAccount>(&()),
+            Self::Role => ApiResource::erase::<Role>(&()),
+            Self::Binding => ApiResource::erase::<RoleBinding>(&()),
+            Self::Service => ApiResource::erase::<Service>(&()),
+            Self::Deployment => ApiResource::erase::<Deployment>(&()),
+            Self::Pod => ApiResource::erase::<Pod>(&()),
+            Self::Node => ApiResource::erase::<Node>(&()),
+            Self::ServerTemplate => ApiResource::erase::<WgGatewayServerTemplate>(&()),
+            Self::ClientTemplate => ApiResource::erase::<WgGatewayClientTemplate>(&()),
+        }
+    }
+
+    pub(super) fn of_kind(kind: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|watched| watched.resource().kind == kind)
+    }
+
+    fn selection(self) -> watcher::Config {
+        let gateways = format!("{}={}", labels::COMPONENT, labels::GATEWAY);
+        let ours = format!("{gateways},{}={}", labels::MANAGED_BY, labels::WEFT);
+        let config = watcher::Config::default();
+        match self {
+            Self::Account | Self::Role | Self::Binding | Self::Service | Self::Deployment => {
+                config.labels(&ours)
+            }
+            Self::Pod => config.labels(&gateways),
+            Self::Node | Self::ServerTemplate | Self::ClientTemplate => config,
+        }
+    }
+
+    fn open(self, client: &Client) -> BoxStream<'static, Told> {
+        let api = Api::<DynamicObject>::all_with(client.clone(), &self.resource());
+        // That a list begins is no success yet.
+        let events = watcher(api, self.selection());
+        let events = events.filter(|told| ready(!matches!(told, Ok(Event::Init))));
+        events.backoff(Patience::default()).boxed()
+    }
+}
+
+impl Iterator for Patience {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        let wait = RETRY_MAX.min(RETRY * 2_u32.saturating_pow(self.failures.min(16)));
+        self.failures += 1;
+        Some(wait)
+    }
+}
+
+impl Backoff for Patience {
+    fn reset(&mut self) {
+        self.failures = 0;
+    }
+}
+
+impl Key {
+    pub(super) fn new(of: Watched, namespace: &str, name: &str) -> Self {
+        Self { of, namespace: namespace.to_owned(), name: name.to_owned() }
+    }
+
+    pub(super) fn of(of: Watched, object: &DynamicObject) -> Self {
+        let metadata = &object.metadata;
+        let namespace = metadata.namespace.as_deref().unwrap_or_default();
+        Self::new(of, namespace, metadata.name.as_deref().unwrap_or_default())
+    }
+}
+
+impl Objects {
+    pub(super) fn get(&self, key: &Key) -> Option<&DynamicObject> {
+        self.0.get(key)
+    }
+
+    pub(super) fn all(&self, of: Watched) -> impl Iterator<Item = (&Key, &DynamicObject)> {
+        self.0.range(Key::new(of, "", "")..).take_while(move |(key, _)| key.of == of)
+    }
+
+    /// True if it is news.
+    pub(super) fn put(&mut self, of: Watched, object: DynamicObject) -> bool {
+        let object = trimmed(of, object);
+        let before = self.0.insert(Key::of(of, &object), object.clone());
+        before.is_none_or(|before| before != object)
+    }
+}
+
+impl Live {
+    pub(super) fn watch(client: &Client) -> Self {
+        let mut sources = StreamMap::new();
+        for watched in Watched::ALL {
+            sources.insert(watched, watched.open(client));
+        }
+        Self {
+            objects: Objects::default(),
+            sources,
+            lists: BTreeMap::new(),
+            unlisted: Watched::ALL.into(),
+            failing: BTreeMap::new(),
+        }
+    }
+
+    /// True once all is known that was there at the start.
+    pub(super) fn is_whole(&self) -> bool {
+        self.unlisted.is_empty()
+    }
+
+    /// Waits for something to happen; true if anything is different now. Cancel safe.
+    pub(super) async fn next(&mut self) -> bool {
+        match self.sources.next().await {
+            Some((watched, told)) => self.take(watched, told),
+            None => std::future::pending().await,
+        }
+    }
+
+    pub(super) fn objects(&self) -> &Objects {
+        &self.objects
+    }
+
+    fn take(&mut self, of: Watched, told: Told) -> bool {
+        let changed = match told {
+            Ok(Event::Init) => false,
+            Ok(Event::InitApply(object)) => {
+                self.lists.entry(of).or_default().insert(Key::of(of, &object));
+                self.objects.put(of, object)
+            }
+            Ok(Event::InitDone) => self.listed(of),
+            Ok(Event::Apply(object)) => self.objects.put(of, object),
+            Ok(Event::Delete(object)) => self.objects.0.remove(&Key::of(of, &object)).is_some(),
+            Err(error) => {
+                self.failed(of, &error);
+                return false;
+            }
+        };
+        self.failing.remove(&of);
+        changed
+    }
+
+    /// What it did not name is gone.
+    fn listed(&mut self, of: Watched) -> bool {
+        let named = self.lists.remove(&of).unwrap_or_default();
+        let objects = &mut self.objects.0;
+        let before = objects.len();
+        objects.retain(|key, _| key.of != of || named.contains(key));
+        self.unlisted.remove(&of) || objects.len() != before
+    }
+
+    fn failed(&mut self, of: Watched, error: &watcher::Error) {
+        self.lists.remove(&of);
+        let told = error.to_string();
+        if self.failing.get(&of) != Some(&told) {
+            tracing::warn!(kind = of.resource().kind, error = told, "cannot watch; tried again");
+            self.failing.insert(of, told);
+        }
+    }
+}
+
+/// Without what changes all the time and is of no use here: kubelets report every few seconds.
+fn trimmed(of: Watched, mut object: DynamicObject) -> DynamicObject {
+    object.metadata.managed_fields = None;
+    match of {
+        Watched::Node => {
+            object.metadata.resource_version = None;
+            object.data =
+                json!({"status": {"addresses": object.data["status"]["addresses"].take()}});
+        }
+        Watched::Pod => {
+            object.metadata.resource_version = None;
+            object.data = pod(&object.data);
+        }
+        Watched::Account
+        | Watched::Role
+        | Watched::Binding
+        | Watched::Service
+        | Watched::Deployment
+        | Watched::ServerTemplate
+        | Watched::ClientTemplate => {}
+    }
+    object
+}
+
+fn pod(data: &Value) -> Value {
+    let conditions = data["status"]["conditions"].as_array().into_iter().flatten();
+    let ready: Vec<_> = conditions
+        .filter(|condition| condition["type"] == "Ready")
+        .map(|condition| json!({"type": "Ready", "status": condition["status"]}))
+        .collect();
+    json!({
+        "spec": {"nodeName": data["spec"]["nodeName"], "containers": []},
+        "status": {
+            "phase": data["status"]["phase"], "podIP": data["status"]["podIP"], "conditions": ready
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn news(objects: &mut Objects, of: Watched, object: Value) -> bool {
+        objects.put(of, serde_json::from_value(object).unwrap())
+    }
+
+    #[test]
+    fn what_kubelets_say_every_few_seconds_is_no_news() {
+        let mut objects = Objects::default();
+        let mut node = |version: u32, address: &str| {
+            let conditions = json!([{"type": "Ready", "lastHeartbeatTime": version}]);
+            let addresses = json!([{"type": "InternalIP", "address": address}]);
+            let metadata = json!({"name": "n1", "resourceVersion": version.to_string()});
+            let status = json!({"addresses": addresses, "conditions": conditions});
+            news(&mut objects, Watched::Node, json!({"metadata": metadata, "status": status}))
+        };
+        assert!(node(1, "192.0.2.1"));
+        assert!(!node(2, "192.0.2.1"));
+        assert!(node(3, "192.0.2.2"));
+        let mut pod = |version: u32, ready: &str| {
+            let conditions = json!([{"type": "Ready", "status": ready, "lastProbeTime": version}]);
+            let status = json!({"podIP": "10.200.1.7", "conditions": conditions});
+            let metadata =
+                json!({"name": "a", "namespace": "t", "resourceVersion": version.to_string()});
+            news(&mut objects, Watched::Pod, json!({"metadata": metadata, "status": status}))
+        };
+        assert!(pod(4, "False"));
+        assert!(!pod(5, "False"));
+        assert!(pod(6, "True"));
+    }
+
+    #[test]
+    fn every_kind_is_found_by_its_name() {
+        for watched in Watched::ALL {
+            assert_eq!(Watched::of_kind(&watched.resource().kind), Some(watched));
+        }
+        assert_eq!(Watched::of_kind("Secret"), None);
+    }
+
+    #[test]
+    fn tries_come_further_apart_up_to_a_bound() {
+        let mut patience = Patience::default();
+        let waits: Vec<_> = patience.by_ref().take(8).collect();
+        assert_eq!((waits[0], waits[1], waits[7]), (RETRY, RETRY * 2, RETRY_MAX));
+        patience.reset();
+        assert_eq!(patience.next(), Some(RETRY));
+    }
+}

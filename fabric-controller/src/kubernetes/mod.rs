@@ -1,0 +1,242 @@
+//! What only Kubernetes has: gateways as Deployments with their Services and rights, Leases, Events,
+//! and Liqo's ForeignClusters. No other part of the controller knows of it.
+//!
+//! [`Kubernetes`] is told a [`Plan`] and tells [`Placements`]; `live` is what is there, `objects`
+//! says what should be (pure), `writer` writes what differs, `place` says where gateways run (pure).
+
+mod endpoint;
+mod events;
+mod foreign_clusters;
+pub mod lease;
+mod live;
+mod objects;
+mod place;
+mod rights;
+mod secrets;
+mod template;
+mod writer;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use fabric_api::check::Fault;
+use fabric_store::{ApiServer, ObjectRef};
+use kube::api::DynamicObject;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::control::Outside;
+use crate::placement::{Placements, Plan, PlannedGateway};
+use events::Events;
+use foreign_clusters::ForeignClusters;
+use live::{Key, Live, Watched};
+use secrets::Secrets;
+use template::Template;
+use writer::{WriteError, Writer};
+
+/// News come in swarms: a Deployment's are a dozen within a second.
+const GATHER: Duration = Duration::from_millis(30);
+/// After the API server could not be reached.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Makes gateways run.
+pub struct Kubernetes {
+    /// The namespace of weft itself, where its templates are.
+    installation: String,
+    live: Live,
+    writer: Writer,
+    events: Events,
+    foreign_clusters: ForeignClusters,
+    secrets: Secrets,
+    plan: watch::Receiver<Option<Plan>>,
+    placements: watch::Sender<Option<Placements>>,
+    /// What the gateways are to consist of, rendered once.
+    wanted: BTreeMap<ObjectRef, Wanted>,
+    retry: Option<Instant>,
+}
+
+struct Wanted {
+    gateway: PlannedGateway,
+    template: Result<Template, Fault>,
+    objects: Result<Vec<DynamicObject>, Fault>,
+}
+
+impl Kubernetes {
+    /// `identity` names this program in Events. Must be called within a tokio runtime; nothing is
+    /// sent yet.
+    pub fn new(server: ApiServer, identity: &str) -> (Self, Outside) {
+        let ApiServer { client, namespace: installation } = server;
+        let (plan_sender, plan) = watch::channel(None);
+        let (placements, placements_receiver) = watch::channel(None);
+        let kubernetes = Self {
+            installation,
+            live: Live::watch(&client),
+            writer: Writer::new(client.clone()),
+            events: Events::new(client.clone(), identity),
+            foreign_clusters: ForeignClusters::new(client.clone()),
+            secrets: Secrets::new(client),
+            plan,
+            placements,
+            wanted: BTreeMap::new(),
+            retry: None,
+        };
+        (kubernetes, Outside { plan: plan_sender, placements: placements_receiver })
+    }
+
+    /// Runs until the controller is gone.
+    pub async fn run(mut self) {
+        while !self.live.is_whole() {
+            self.live.next().await;
+        }
+        let mut faults = BTreeMap::new();
+        loop {
+            self.tell(&faults);
+            if !self.changed().await {
+                return;
+            }
+            let plan = self.plan.borrow_and_update().clone();
+            let Some(plan) = plan else { continue };
+            faults = self.reconcile(&plan).await;
+            self.secrets.label(&plan.unlabelled).await;
+            self.events.tell(&plan.problems).await;
+            self.foreign_clusters.tell(&plan.peers).await;
+        }
+    }
+
+    /// Waits until there is something to do; false if there never will be.
+    async fn changed(&mut self) -> bool {
+        let due = self.due();
+        loop {
+            tokio::select! {
+                news = self.live.next() => if news { break },
+                told = self.plan.changed() => return told.is_ok(),
+                () = until(due) => return true,
+            }
+        }
+        let gathered = sleep(GATHER);
+        tokio::pin!(gathered);
+        loop {
+            tokio::select! {
+                _ = self.live.next() => {}
+                () = &mut gathered => return true,
+            }
+        }
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.plan.borrow().as_ref()?;
+        // Nothing else can be done while the API server cannot be reached.
+        self.retry.or_else(|| {
+            let due = [self.writer.again(), Some(self.foreign_clusters.due())];
+            due.into_iter().flatten().min()
+        })
+    }
+
+    fn tell(&self, faults: &BTreeMap<ObjectRef, Vec<Fault>>) {
+        let mut placements = place::placements(self.live.objects());
+        for (gateway, faults) in faults {
+            placements.entry(gateway.clone()).or_default().faults.clone_from(faults);
+        }
+        self.placements.send_if_modified(|before| {
+            let news = before.as_ref() != Some(&placements);
+            *before = Some(placements);
+            news
+        });
+    }
+
+    /// Makes it so. What is wrong with a gateway is given back.
+    async fn reconcile(&mut self, plan: &Plan) -> BTreeMap<ObjectRef, Vec<Fault>> {
+        self.retry = None;
+        self.render(plan);
+        let mut faults: BTreeMap<ObjectRef, Vec<Fault>> = BTreeMap::new();
+        self.writer.begin();
+        let result = self.write_all(&mut faults).await;
+        let result = match result {
+            Ok(()) if plan.whole => self.sweep(plan).await,
+            result => result,
+        };
+        if let Err(error) = result {
+            tracing::debug!(%error, "tried again soon");
+            self.retry = Some(Instant::now() + RETRY);
+        }
+        faults
+    }
+
+    fn render(&mut self, plan: &Plan) {
+        self.wanted.retain(|gateway, _| plan.gateways.contains_key(gateway));
+        for (reference, gateway) in &plan.gateways {
+            let template = template::template_of(gateway, self.live.objects(), &self.installation);
+            let same = self.wanted.get(reference);
+            if same.is_some_and(|known| known.gateway == *gateway && known.template == template) {
+                continue;
+            }
+            let objects = template.clone().and_then(|template| objects_of(gateway, &template));
+            let wanted = Wanted { gateway: gateway.clone(), template, objects };
+            self.wanted.insert(reference.clone(), wanted);
+        }
+    }
+
+    async fn write_all(
+        &mut self,
+        faults: &mut BTreeMap<ObjectRef, Vec<Fault>>,
+    ) -> Result<(), WriteError> {
+        for (gateway, wanted) in &self.wanted {
+            let objects = match &wanted.objects {
+                Ok(objects) => objects,
+                Err(fault) => {
+                    faults.entry(gateway.clone()).or_default().push(fault.clone());
+                    continue;
+                }
+            };
+            for (key, object) in objects.iter().filter_map(keyed) {
+                match self.writer.write(self.live.objects(), &key, object).await {
+                    Ok(()) => {}
+                    Err(refused @ WriteError::Refused { .. }) => {
+                        let fault = Fault { field: String::new(), message: refused.to_string() };
+                        faults.entry(gateway.clone()).or_default().push(fault);
+                    }
+                    Err(unreachable @ WriteError::Unreachable(_)) => return Err(unreachable),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what belongs to no gateway that is to run.
+    async fn sweep(&mut self, plan: &Plan) -> Result<(), WriteError> {
+        let names: BTreeSet<(String, String)> = plan
+            .gateways
+            .keys()
+            .map(|g| (g.namespace.clone().unwrap_or_default(), format!("gw-{}", g.name)))
+            .collect();
+        let is_wanted = |key: &Key| names.contains(&(key.namespace.clone(), key.name.clone()));
+        let made = Watched::MADE.into_iter().flat_map(|kind| self.live.objects().all(kind));
+        let stale =
+            made.filter(|(key, object)| !is_wanted(key) && place::gateway_of(object).is_some());
+        let stale: Vec<_> =
+            stale.map(|(key, object)| (key.clone(), object.metadata.uid.clone())).collect();
+        self.writer.keep(is_wanted);
+        for (key, uid) in stale {
+            self.writer.delete(&key, uid.as_deref()).await?;
+        }
+        Ok(())
+    }
+}
+
+fn objects_of(gateway: &PlannedGateway, template: &Template) -> Result<Vec<DynamicObject>, Fault> {
+    let rendered = template::rendered(gateway, template)?;
+    let objects = objects::objects_of(gateway, rendered);
+    objects.map_err(|error| Fault { field: String::new(), message: error.to_string() })
+}
+
+fn keyed(object: &DynamicObject) -> Option<(Key, &DynamicObject)> {
+    let kind = object.types.as_ref().and_then(|types| Watched::of_kind(&types.kind))?;
+    Some((Key::of(kind, object), object))
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}

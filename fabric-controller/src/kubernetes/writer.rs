@@ -1,0 +1,204 @@
+//! Writes objects by server-side apply, and only what differs.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use tokio::time::{Instant, timeout};
+
+use super::live::{Key, Objects, Watched};
+
+/// Says in an object's managedFields what is weft's.
+pub(super) const MANAGER: &str = "weft-fabric-controller";
+/// Of one request.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
+/// After a refusal: somebody has to change something.
+const RETRY: Duration = Duration::from_secs(5);
+const RETRY_MAX: Duration = Duration::from_secs(60);
+
+pub(super) struct Writer {
+    client: Client,
+    written: BTreeMap<Key, Written>,
+    refused: BTreeMap<Key, Refused>,
+}
+
+/// What was asked for, and what the API server made of it. It fills in more, and writes some of it
+/// another way.
+struct Written {
+    want: DynamicObject,
+    got: Value,
+    version: u64,
+}
+
+struct Refused {
+    want: DynamicObject,
+    message: String,
+    again: Instant,
+    wait: Duration,
+    /// Its time has come.
+    due: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum WriteError {
+    /// Waits until somebody changes something, or for a while.
+    #[error("{name} cannot be written: {message}")]
+    Refused { name: String, message: String },
+    /// Nothing else will be answered either.
+    #[error("the API server cannot be reached")]
+    Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl Writer {
+    pub(super) fn new(client: Client) -> Self {
+        Self { client, written: BTreeMap::new(), refused: BTreeMap::new() }
+    }
+
+    /// When something that was refused is to be tried again.
+    pub(super) fn again(&self) -> Option<Instant> {
+        self.refused.values().filter(|refused| !refused.due).map(|refused| refused.again).min()
+    }
+
+    /// What is due is tried now, or never again if nobody wants it.
+    pub(super) fn begin(&mut self) {
+        let now = Instant::now();
+        for refused in self.refused.values_mut().filter(|refused| refused.again <= now) {
+            refused.due = true;
+        }
+    }
+
+    /// Forgets what was refused for the sake of objects that nobody wants any more.
+    pub(super) fn keep(&mut self, wanted: impl Fn(&Key) -> bool) {
+        self.refused.retain(|key, _| wanted(key));
+        self.written.retain(|key, _| wanted(key));
+    }
+
+    pub(super) async fn write(
+        &mut self,
+        live: &Objects,
+        key: &Key,
+        want: &DynamicObject,
+    ) -> Result<(), WriteError> {
+        if self.is_there(live.get(key), key, want) {
+            return Ok(());
+        }
+        if let Some(refused) = self.refused.get(key)
+            && refused.want == *want
+            && !refused.due
+        {
+            return Err(WriteError::of(key, refused.message.clone()));
+        }
+        match self.apply(key, want).await {
+            Ok(got) => {
+                tracing::info!(kind = key.of.resource().kind, %key, "applied");
+                self.refused.remove(key);
+                self.written.insert(key.clone(), Written::new(want, &got));
+                Ok(())
+            }
+            Err(error) => Err(self.failed(key, want, error).await),
+        }
+    }
+
+    pub(super) async fn delete(&mut self, key: &Key, uid: Option<&str>) -> Result<(), WriteError> {
+        let uid = uid.map(str::to_owned);
+        let preconditions = Preconditions { uid, resource_version: None };
+        let parameters =
+            DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
+        match answer(self.api(key).delete(&key.name, &parameters)).await {
+            Ok(_) => tracing::info!(kind = key.of.resource().kind, %key, "removed"),
+            // Gone, or there is another in its place.
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+            Err(kube::Error::Api(status)) => return Err(WriteError::of(key, status.message)),
+            Err(error) => return Err(WriteError::Unreachable(error.into())),
+        }
+        self.written.remove(key);
+        Ok(())
+    }
+
+    fn is_there(&self, live: Option<&DynamicObject>, key: &Key, want: &DynamicObject) -> bool {
+        let Some((live, written)) = live.zip(self.written.get(key)) else { return false };
+        // What is told of a moment before the last write is no news.
+        written.want == *want && (version(live) < written.version || content(live) == written.got)
+    }
+
+    async fn apply(&self, key: &Key, want: &DynamicObject) -> kube::Result<DynamicObject> {
+        let parameters = PatchParams::apply(MANAGER).force();
+        answer(self.api(key).patch(&key.name, &parameters, &Patch::Apply(want))).await
+    }
+
+    async fn failed(&mut self, key: &Key, want: &DynamicObject, error: kube::Error) -> WriteError {
+        let kube::Error::Api(status) = error else { return WriteError::Unreachable(error.into()) };
+        let fixed = status.code == 422 && status.message.contains("immutable");
+        let made_new = fixed && matches!(key.of, Watched::Deployment | Watched::Binding);
+        let message = if made_new {
+            tracing::warn!(%key, reason = status.message, "cannot be changed; it is made anew");
+            let removed = self.delete(key, None).await;
+            removed.map_or_else(|error| error.to_string(), |()| "it is being made anew".to_owned())
+        } else {
+            status.message
+        };
+        let before = self.refused.get(key).filter(|before| before.want == *want);
+        let wait = match before {
+            _ if made_new => Duration::from_millis(100),
+            Some(before) => (before.wait * 2).clamp(RETRY, RETRY_MAX),
+            None => RETRY,
+        };
+        let again = Instant::now() + wait;
+        let refused =
+            Refused { want: want.clone(), message: message.clone(), again, wait, due: false };
+        self.refused.insert(key.clone(), refused);
+        WriteError::of(key, message)
+    }
+
+    fn api(&self, key: &Key) -> Api<DynamicObject> {
+        Api::namespaced_with(self.client.clone(), &key.namespace, &key.of.resource())
+    }
+}
+
+impl WriteError {
+    fn of(key: &Key, message: String) -> Self {
+        Self::Refused { name: key.to_string(), message }
+    }
+}
+
+impl Written {
+    fn new(want: &DynamicObject, got: &DynamicObject) -> Self {
+        Self { want: want.clone(), got: content(got), version: version(got) }
+    }
+}
+
+impl std::fmt::Display for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}/{}", self.of.resource().kind, self.namespace, self.name)
+    }
+}
+
+/// The answer to a request, within bounds.
+pub(super) async fn answer<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+    let late = |_| {
+        let error = std::io::Error::from(std::io::ErrorKind::TimedOut);
+        kube::Error::Service(error.into())
+    };
+    timeout(TIMEOUT, request).await.map_err(late).flatten()
+}
+
+/// Higher after each change of the same object.
+fn version(of: &DynamicObject) -> u64 {
+    let version = of.metadata.resource_version.as_deref();
+    version.and_then(|version| version.parse().ok()).unwrap_or_default()
+}
+
+/// All but the status and what changes by itself.
+fn content(of: &DynamicObject) -> Value {
+    let metadata = &of.metadata;
+    let mut data = of.data.clone();
+    if let Some(map) = data.as_object_mut() {
+        map.remove("status");
+    }
+    json!({
+        "labels": metadata.labels, "annotations": metadata.annotations, "uid": metadata.uid,
+        "owners": metadata.owner_references, "data": data,
+    })
+}

@@ -1,0 +1,71 @@
+//! What is wrong is told where people look, once, and is tried again in peace.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, cluster, cluster_ip, peering, server, tenant};
+
+fn events(cluster: &Cluster, namespace: &str) -> Vec<Value> {
+    let said = cluster.kubectl(&["get", "events.events.k8s.io", "-n", namespace, "-o", "json"], "");
+    let list: Value = serde_json::from_str(&said).unwrap();
+    list["items"].as_array().unwrap().clone()
+}
+
+#[test]
+fn a_template_that_is_not_there_is_a_condition_and_an_event_until_it_is() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    let namespace = &tenant("wien");
+    cluster.apply_all(&peering("wien"));
+    let mut server = server("wien", &cluster_ip());
+    server["spec"]["serverTemplateRef"] = json!({"apiVersion": "networking.liqo.io/v1beta1",
+        "kind": "WgGatewayServerTemplate", "name": "late", "namespace": "liqo"});
+    cluster.apply(&server);
+    let gateway = ["gatewayserver", namespace.as_str(), "server"];
+    let message = "spec.serverTemplateRef: there is no WgGatewayServerTemplate liqo/late; expected \
+                   the name of one";
+    cluster.until_is(gateway, "/status/conditions/0/message", &json!(message));
+    let event = cluster.until("an event", || {
+        events(cluster, namespace).into_iter().find(|event| event["note"] == message)
+    });
+    assert_eq!(event["regarding"]["kind"], "GatewayServer");
+    assert_eq!(event["regarding"]["name"], "server");
+    assert_eq!(event["type"], "Warning");
+    sleep(Duration::from_secs(2));
+    let before = cluster.writes();
+    sleep(Duration::from_secs(6));
+    assert_eq!(cluster.writes(), before, "nothing has changed");
+
+    let mut template: Value = serde_saphyr::from_str(gateway_templates::WIREGUARD_SERVER).unwrap();
+    template["metadata"] = json!({"name": "late", "namespace": "liqo"});
+    cluster.apply(&template);
+    cluster.until("the Deployment", || cluster.get("deployment", namespace, "gw-server"));
+    cluster.until("the condition is gone", || {
+        let gateway = cluster.get("gatewayserver", namespace, "server")?;
+        gateway.pointer("/status/conditions").is_none().then_some(())
+    });
+}
+
+#[test]
+fn what_the_api_server_refuses_disturbs_nobody_and_is_no_loop() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    let namespace = &tenant("graz");
+    cluster.apply_all(&peering("graz"));
+    // Out of the range of node ports.
+    let endpoint = json!({"serviceType": "NodePort", "port": 51840, "nodePort": 80});
+    cluster.apply(&server("graz", &endpoint));
+    let told = cluster.until("an event", || {
+        let all = events(cluster, namespace).into_iter();
+        let notes = all.filter_map(|event| event["note"].as_str().map(str::to_owned));
+        notes.into_iter().find(|note| note.contains("Service liqo-tenant-graz/gw-server"))
+    });
+    assert!(told.contains("nodePort"), "{told}");
+    cluster.until("all else is there", || cluster.get("deployment", namespace, "gw-server"));
+    let before = cluster.writes();
+    sleep(Duration::from_secs(6));
+    let writes = cluster.writes() - before;
+    assert!(writes <= 2, "{writes} writes in six seconds");
+    cluster.apply(&server("graz", &cluster_ip()));
+    cluster.until("its Service", || cluster.get("service", namespace, "gw-server"));
+}

@@ -1,0 +1,288 @@
+//! A cluster of an API server and a controller, which all tests share one after the other.
+
+use std::fs::{self, OpenOptions};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use api_server::{ApiServer, skip};
+use fabric_api::crds;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::ipam::FakeIpam;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) struct Cluster {
+    pub(crate) server: ApiServer,
+    _ipam: FakeIpam,
+    dir: TempDir,
+    /// The pid of the controller that was there first.
+    pub(crate) first: u32,
+}
+
+/// The cluster for as long as one test has it. `None` if there is none here, which has been said.
+pub(crate) fn cluster() -> Option<(MutexGuard<'static, ()>, &'static Cluster)> {
+    static TURN: Mutex<()> = Mutex::new(());
+    static SHARED: OnceLock<Result<Cluster, String>> = OnceLock::new();
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let cluster = SHARED.get_or_init(Cluster::start).as_ref().map_err(|why| skip(why)).ok()?;
+    Some((turn, cluster))
+}
+
+impl Cluster {
+    fn start() -> Result<Self, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let server = ApiServer::start(dir.path().join("server"))?;
+        let mut ipam = FakeIpam::new(dir.path().join("ipam.sock"));
+        ipam.start();
+        let mut cluster = Self { server, _ipam: ipam, dir, first: 0 };
+        cluster.define();
+        for object in own() {
+            cluster.apply(&object);
+            if let Some(status) = object.get("status") {
+                cluster.set_status(&object, status);
+            }
+        }
+        cluster.first = cluster.run_controller("first");
+        Ok(cluster)
+    }
+
+    /// One more, which ends with this process at the latest. Gives its pid.
+    pub(crate) fn run_controller(&self, name: &str) -> u32 {
+        let socket = self.dir.path().join("ipam.sock");
+        let mut program = Command::new("setpriv");
+        program.args(["--pdeathsig", "KILL", "--", env!("CARGO_BIN_EXE_fabric-controller")]);
+        program.arg("--kubernetes").arg("--kubeconfig").arg(self.server.admin());
+        program.arg(format!("--ipam=unix:{}", socket.display())).stdin(Stdio::null());
+        let log = OpenOptions::new().create(true).append(true).open(self.log_file());
+        program.env("POD_NAME", name).stderr(log.unwrap());
+        let (tell, told) = channel();
+        // It ends with the thread that started it.
+        thread::spawn(move || {
+            let mut child = program.spawn().unwrap();
+            tell.send(child.id()).unwrap();
+            child.wait()
+        });
+        told.recv().unwrap()
+    }
+
+    fn define(&self) {
+        let all = crds::liqo().into_iter().chain(crds::weft());
+        let all: Vec<_> = all.map(|crd| serde_json::to_value(crd).unwrap()).collect();
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": all}).to_string();
+        self.kubectl(&["apply", "--server-side", "-f", "-"], &list);
+        self.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", "-f", "-"], &list);
+    }
+
+    pub(crate) fn kubectl(&self, arguments: &[&str], input: &str) -> String {
+        let said = self.server.kubectl(arguments, input);
+        said.unwrap_or_else(|error| panic!("kubectl {arguments:?}: {error}"))
+    }
+
+    pub(crate) fn apply(&self, object: &Value) {
+        self.kubectl(
+            &["apply", "--server-side", "--force-conflicts", "-f", "-"],
+            &object.to_string(),
+        );
+    }
+
+    pub(crate) fn delete(&self, kind: &str, namespace: &str, name: &str) {
+        self.kubectl(&["delete", kind, name, "-n", namespace, "--wait=false"], "");
+    }
+
+    pub(crate) fn set_status(&self, object: &Value, status: &Value) {
+        let patch = json!({"status": status}).to_string();
+        let kind = object["kind"].as_str().unwrap();
+        let name = object["metadata"]["name"].as_str().unwrap();
+        let namespace = object["metadata"]["namespace"].as_str().unwrap_or("default");
+        let what = ["patch", kind, name, "-n", namespace];
+        let how = ["--subresource=status", "--type=merge", "-p", &patch];
+        self.kubectl(&[what.as_slice(), how.as_slice()].concat(), "");
+    }
+
+    pub(crate) fn merge(&self, kind: &str, namespace: &str, name: &str, patch: &Value) {
+        let patch = patch.to_string();
+        self.kubectl(&["patch", kind, name, "-n", namespace, "--type=merge", "-p", &patch], "");
+    }
+
+    pub(crate) fn get(&self, kind: &str, namespace: &str, name: &str) -> Option<Value> {
+        let said = self.server.kubectl(&["get", kind, name, "-n", namespace, "-o", "json"], "");
+        said.ok().map(|text| serde_json::from_str(&text).unwrap())
+    }
+
+    pub(crate) fn names(&self, kind: &str, namespace: &str) -> Vec<String> {
+        let said = self.kubectl(&["get", kind, "-n", namespace, "-o", "json"], "");
+        let list: Value = serde_json::from_str(&said).unwrap();
+        let items = list["items"].as_array().unwrap().iter();
+        items.map(|item| item["metadata"]["name"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// Waits until there is something to give back.
+    pub(crate) fn until<T>(&self, what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+        let began = Instant::now();
+        loop {
+            if let Some(answer) = ask() {
+                return answer;
+            }
+            assert!(began.elapsed() < PATIENCE, "never: {what}\n{}", self.log());
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// The same of a field of an object.
+    pub(crate) fn until_is(&self, [kind, namespace, name]: [&str; 3], field: &str, is: &Value) {
+        let what = format!("{kind} {name} has {is} at {field}");
+        let mut last = None;
+        let began = Instant::now();
+        while last.as_ref() != Some(is) {
+            assert!(began.elapsed() < PATIENCE, "never: {what}, but {last:?}\n{}", self.log());
+            thread::sleep(Duration::from_millis(100));
+            last = self.get(kind, namespace, name).and_then(|o| o.pointer(field).cloned());
+        }
+    }
+
+    /// Writes that the server was asked for, of resources that the controller writes.
+    pub(crate) fn writes(&self) -> u64 {
+        const OURS: [&str; 9] = [
+            "deployments",
+            "services",
+            "serviceaccounts",
+            "roles",
+            "rolebindings",
+            "gatewayservers",
+            "gatewayclients",
+            "configurations",
+            "events",
+        ];
+        let metrics = self.kubectl(&["get", "--raw", "/metrics"], "");
+        let of = |line: &&str| {
+            let has = |label: &str, value: &str| line.contains(&format!("{label}=\"{value}\""));
+            line.starts_with("apiserver_request_total{")
+                && OURS.iter().any(|resource| has("resource", resource))
+                && !["GET", "LIST", "WATCH"].iter().any(|verb| has("verb", verb))
+        };
+        let counts = metrics.lines().filter(of).filter_map(|line| line.rsplit(' ').next());
+        counts.map(|count| count.parse::<f64>().unwrap() as u64).sum()
+    }
+
+    fn log_file(&self) -> PathBuf {
+        self.dir.path().join("controller.log")
+    }
+
+    fn log(&self) -> String {
+        let log = fs::read_to_string(self.log_file()).unwrap_or_default();
+        let last: Vec<_> = log.lines().rev().take(30).collect();
+        last.into_iter().rev().collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// What makes it a cluster of weft's: who it is, its prefixes and its nodes.
+fn own() -> Vec<Value> {
+    let network = |name: &str, cidr: &str, fixed: &str| {
+        json!({"apiVersion": "ipam.liqo.io/v1alpha1", "kind": "Network",
+            "metadata": {"name": name, "namespace": "liqo", "labels": {
+                "ipam.liqo.io/network-type": name, "ipam.liqo.io/network-not-remapped": fixed,
+                "ipam.liqo.io/network-shared": fixed}},
+            "spec": {"cidr": cidr}})
+    };
+    vec![
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "liqo"}}),
+        json!({"apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": "liqo-clusterid-configmap", "namespace": "liqo",
+                "labels": {"app.kubernetes.io/name": "clusterid-configmap"}},
+            "data": {"CLUSTER_ID": "rome"}}),
+        network("pod-cidr", "10.200.0.0/16", "true"),
+        node("n1", 1),
+        node("n2", 2),
+    ]
+}
+
+fn node(name: &str, n: u8) -> Value {
+    json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name},
+    "spec": {"podCIDR": format!("10.200.{n}.0/24"), "podCIDRs": [format!("10.200.{n}.0/24")]},
+    "status": {"addresses": [
+        {"type": "InternalIP", "address": format!("192.0.2.{n}")},
+        {"type": "Hostname", "address": name},
+    ]}})
+}
+
+/// The namespace of a peering.
+pub(crate) fn tenant(peer: &str) -> String {
+    format!("liqo-tenant-{peer}")
+}
+
+pub(crate) fn metadata(name: &str, peer: &str) -> Value {
+    json!({"name": name, "namespace": tenant(peer), "labels": {"liqo.io/remote-cluster-id": peer}})
+}
+
+/// All that a peering needs but its gateway.
+pub(crate) fn peering(peer: &str) -> Vec<Value> {
+    let secret = json!({
+        "privateKey": "YHztEzTrIe/fVxknCVVsPWqDeBmhvLUVHTmT8GgV6ko=",
+        "publicKey": "VQBlodNolSfnUBl5QCtt/y7SPSCRQCQyUQc/jzyrZjE="
+    });
+    let mut keys = metadata("gw-keys", peer);
+    keys["labels"]["networking.liqo.io/gateway-resource"] = json!("true");
+    vec![
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": tenant(peer)}}),
+        json!({"apiVersion": "networking.liqo.io/v1beta1", "kind": "Configuration",
+            "metadata": metadata(peer, peer),
+            "spec": {"remote": {"cidr": {"pod": ["10.200.0.0/16"], "external": ["10.70.0.0/16"]}}}}),
+        json!({"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": keys, "data": secret}),
+        json!({"apiVersion": "networking.liqo.io/v1beta1", "kind": "PublicKey",
+            "metadata": metadata("gw-publickey", peer),
+            "spec": {"publicKey": "SJbnWw47WiNBxWI4qjL/kxk/kpfvFCwKHSkixFgTt2Q="}}),
+    ]
+}
+
+pub(crate) fn server(peer: &str, endpoint: &Value) -> Value {
+    json!({"apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayServer",
+        "metadata": metadata("server", peer),
+        "spec": {"secretRef": {"name": "gw-keys"}, "endpoint": endpoint}})
+}
+
+pub(crate) fn client(peer: &str) -> Value {
+    json!({"apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayClient",
+        "metadata": metadata("client", peer),
+        "spec": {"secretRef": {"name": ""},
+            "endpoint": {"addresses": ["192.0.2.20"], "port": 30742, "protocol": "UDP"}}})
+}
+
+pub(crate) fn cluster_ip() -> Value {
+    json!({"serviceType": "ClusterIP", "port": 51840})
+}
+
+impl Cluster {
+    pub(crate) fn apply_all(&self, objects: &[Value]) {
+        objects.iter().for_each(|object| self.apply(object));
+    }
+
+    /// As a ReplicaSet, a scheduler and a kubelet would together.
+    pub(crate) fn run_pod(&self, peer: &str, name: &str, node: &str, ip: &str) {
+        let mut metadata = metadata(name, peer);
+        for (label, value) in
+            [("component", "gateway"), ("gateway-name", "server"), ("active", "true")]
+        {
+            metadata["labels"][format!("networking.liqo.io/{label}")] = json!(value);
+        }
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata,
+            "spec": {"nodeName": node, "serviceAccountName": "gw-server",
+                "automountServiceAccountToken": false, "terminationGracePeriodSeconds": 0,
+                "containers": [{"name": "gateway", "image": "gateway"}]}});
+        self.apply(&pod);
+        let ready = json!([{"type": "Ready", "status": "True"}]);
+        let status = json!({"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}],
+            "conditions": ready});
+        self.set_status(&pod, &status);
+    }
+
+    /// Its grace period is none.
+    pub(crate) fn kill_pod(&self, peer: &str, name: &str) {
+        self.delete("pod", &tenant(peer), name);
+    }
+}

@@ -1,0 +1,84 @@
+//! Of several controllers, one works.
+
+use std::time::Duration;
+
+use fabric_controller::kubernetes::lease::Election;
+use fabric_store::Store;
+use serde_json::json;
+use tokio::time::{Instant, timeout};
+
+use crate::cluster::{Cluster, client, cluster, peering, tenant};
+
+const LEASE: &str = "weft-fabric-controller";
+
+fn candidate(cluster: &Cluster, namespace: &str, name: &str) -> Election {
+    let mut server =
+        Store::kubernetes(Some(&cluster.server.admin())).unwrap().api_server().unwrap();
+    server.namespace = namespace.to_owned();
+    Election::new(&server, name)
+}
+
+fn holder(cluster: &Cluster, namespace: &str) -> serde_json::Value {
+    cluster.get("lease", namespace, LEASE).unwrap()["spec"]["holderIdentity"].clone()
+}
+
+async fn wins_within(candidate: &mut Election, seconds: f64) -> Duration {
+    let began = Instant::now();
+    let won = timeout(Duration::from_secs_f64(seconds), candidate.won()).await;
+    assert!(won.is_ok(), "not within {seconds} s");
+    began.elapsed()
+}
+
+#[test]
+fn the_next_one_takes_over_when_the_holder_is_killed_or_lets_go() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    tokio::runtime::Runtime::new().unwrap().block_on(take_over(cluster));
+}
+
+async fn take_over(cluster: &Cluster) {
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "votes"}});
+    cluster.apply(&namespace);
+    let [mut first, mut second] = ["one", "two"].map(|name| candidate(cluster, "votes", name));
+    wins_within(&mut first, 5.0).await;
+    assert_eq!(holder(cluster, "votes"), "one");
+
+    // While it is renewed, nobody else gets it.
+    tokio::select! {
+        () = first.lost() => panic!("lost"),
+        () = second.won() => panic!("two of them"),
+        () = tokio::time::sleep(Duration::from_secs(17)) => {}
+    }
+    // Killed: it was renewed at most two seconds ago.
+    drop(first);
+    wins_within(&mut second, 15.0 + 2.0).await;
+    assert_eq!(holder(cluster, "votes"), "two");
+
+    let mut third = candidate(cluster, "votes", "three");
+    second.release().await;
+    assert!(wins_within(&mut third, 5.0).await < Duration::from_secs(3));
+    // Who was held up finds that it has lost.
+    assert!(timeout(Duration::from_secs(5), second.lost()).await.is_ok());
+    assert_eq!(holder(cluster, "votes"), "three");
+}
+
+#[test]
+fn a_controller_that_is_told_to_stop_lets_the_next_one_work_at_once() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    let held = |name: &str| {
+        let lease = cluster.get("lease", "liqo", LEASE)?;
+        let holder = lease["spec"]["holderIdentity"].as_str()?.to_owned();
+        holder.starts_with(&format!("{name}_")).then_some(())
+    };
+    cluster.until("the first one works", || held("first"));
+    cluster.run_controller("second");
+    std::thread::sleep(Duration::from_secs(3));
+    held("first").expect("the second one waits");
+    let began = Instant::now();
+    let first = nix::unistd::Pid::from_raw(cluster.first.try_into().unwrap());
+    nix::sys::signal::kill(first, nix::sys::signal::Signal::SIGTERM).unwrap();
+    cluster.until("the second one works", || held("second"));
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    cluster.apply_all(&peering("wells"));
+    cluster.apply(&client("wells"));
+    cluster.until("a gateway", || cluster.get("deployment", &tenant("wells"), "gw-client"));
+}

@@ -1,0 +1,85 @@
+//! Where clients find a server.
+
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, cluster, cluster_ip, peering, server, tenant};
+
+fn endpoint(addresses: &Value, port: &Value) -> Value {
+    json!({"addresses": addresses, "port": port, "protocol": "UDP"})
+}
+
+fn until(cluster: &Cluster, peer: &str, field: &str, is: &Value) {
+    cluster.until_is(["gatewayserver", &tenant(peer), "server"], field, is);
+}
+
+#[test]
+fn a_node_port_follows_the_pod_and_its_nodes_addresses() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    let namespace = &tenant("bonn");
+    cluster.apply_all(&peering("bonn"));
+    let spec = json!({"serviceType": "NodePort", "port": 51840, "nodePort": 30742});
+    cluster.apply(&server("bonn", &spec));
+    until(cluster, "bonn", "/status/serverRef/name", &json!("gw-server"));
+    let gateway = cluster.get("gatewayserver", namespace, "server").unwrap();
+    assert_eq!(gateway["status"].get("endpoint"), None, "nobody knows yet");
+    let deployment = cluster.get("deployment", namespace, "gw-server").unwrap();
+    assert_eq!(gateway["status"]["serverRef"]["uid"], deployment["metadata"]["uid"]);
+
+    cluster.run_pod("bonn", "a", "n1", "10.200.1.7");
+    until(cluster, "bonn", "/status/endpoint", &endpoint(&json!(["192.0.2.1"]), &json!(30742)));
+    let internal = json!({"ip": "10.200.1.7", "node": "n1"});
+    until(cluster, "bonn", "/status/internalEndpoint", &internal);
+    let config = ["gatewayconfig", namespace.as_str(), "server"];
+    cluster.until_is(config, "/spec/overlay/node", &json!("n1"));
+    let peering = |node: &str| {
+        let config = cluster.get("nodeconfig", "", node)?;
+        let peerings = config["spec"]["peerings"].as_array()?.clone();
+        peerings.into_iter().find(|peering| peering["peerClusterId"] == "bonn")
+    };
+    let underlay = |node: &str| peering(node).map(|peering| peering["gateway"]["underlay"].clone());
+    cluster.until("n2 knows", || underlay("n2").filter(|u| *u == "10.200.1.7"));
+
+    cluster.run_pod("bonn", "b", "n2", "10.200.2.8");
+    cluster.kill_pod("bonn", "a");
+    until(cluster, "bonn", "/status/endpoint", &endpoint(&json!(["192.0.2.2"]), &json!(30742)));
+    cluster.until("n1 knows", || underlay("n1").filter(|u| *u == "10.200.2.8"));
+
+    let addresses = json!([
+        {"type": "InternalIP", "address": "192.0.2.2"},
+        {"type": "ExternalIP", "address": "198.51.100.2"},
+    ]);
+    let node = cluster.get("node", "", "n2").unwrap();
+    cluster.set_status(&node, &json!({"addresses": addresses}));
+    until(cluster, "bonn", "/status/endpoint/addresses", &json!(["198.51.100.2"]));
+    cluster.kill_pod("bonn", "b");
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    until(cluster, "bonn", "/status/endpoint/addresses", &json!(["198.51.100.2"]));
+    let back = json!([{"type": "InternalIP", "address": "192.0.2.2"}]);
+    cluster.set_status(&node, &json!({"addresses": back}));
+}
+
+#[test]
+fn services_of_every_type_are_found() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    let namespace = &tenant("koeln");
+    cluster.apply_all(&peering("koeln"));
+    cluster.apply(&server("koeln", &cluster_ip()));
+    let service = cluster.until("its Service", || cluster.get("service", namespace, "gw-server"));
+    let expected = endpoint(&service["spec"]["clusterIPs"], &json!(51840));
+    until(cluster, "koeln", "/status/endpoint", &expected);
+    until(cluster, "koeln", "/status/secretRef/namespace", &json!(namespace));
+
+    cluster.run_pod("koeln", "a", "n1", "10.200.1.9");
+    cluster.apply(&server("koeln", &json!({"serviceType": "LoadBalancer", "port": 51841})));
+    let balanced = ["service", namespace.as_str(), "gw-server"];
+    cluster.until_is(balanced, "/spec/type", &json!("LoadBalancer"));
+    cluster.until("the old address is forgotten", || {
+        let gateway = cluster.get("gatewayserver", namespace, "server")?;
+        gateway["status"].get("endpoint").is_none().then_some(())
+    });
+    let ingress = json!([{"ip": "198.51.100.7"}, {"hostname": "lb.example.com"}]);
+    cluster.set_status(&service, &json!({"loadBalancer": {"ingress": ingress}}));
+    let addresses = json!(["198.51.100.7", "lb.example.com"]);
+    until(cluster, "koeln", "/status/endpoint", &endpoint(&addresses, &json!(51841)));
+    cluster.kill_pod("koeln", "a");
+}

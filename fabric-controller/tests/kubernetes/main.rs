@@ -1,0 +1,21 @@
+//! The controller, as the program that it is, against a real API server.
+//!
+//! ```text
+//! test --kubectl--> kube-apiserver <--watch, apply-- fabric-controller --gRPC--> ipam (in this process)
+//! ```
+//!
+//! There is no kubelet and nothing else of a cluster: tests say themselves what pods there are. What
+//! the server needs is said in the crate `api-server`.
+
+#![allow(clippy::unwrap_used)]
+
+mod bad;
+mod cluster;
+mod election;
+mod endpoint;
+#[expect(dead_code, reason = "other tests kill it")]
+#[path = "../controller/ipam.rs"]
+mod ipam;
+mod peers;
+mod unpeering;
+mod workloads;

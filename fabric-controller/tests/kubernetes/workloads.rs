@@ -1,0 +1,162 @@
+//! What a gateway consists of in Kubernetes.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, client, cluster, cluster_ip, peering, server, tenant};
+
+const KINDS: [&str; 5] = ["serviceaccount", "role", "rolebinding", "service", "deployment"];
+
+fn made(cluster: &Cluster, namespace: &str, name: &str, kinds: &[&str]) -> Vec<Value> {
+    let made = kinds.iter().map(|kind| {
+        cluster.until(&format!("{kind} {name}"), || cluster.get(kind, namespace, name))
+    });
+    made.collect()
+}
+
+fn can(cluster: &Cluster, peer: &str, verb: &str, what: &str, namespace: &str) -> bool {
+    let who = format!("system:serviceaccount:{}:gw-server", tenant(peer));
+    let question = ["auth", "can-i", verb, what, "-n", namespace, "--as", &who];
+    cluster.server.kubectl(&question, "").is_ok()
+}
+
+#[test]
+fn a_server_becomes_a_deployment_with_a_service_and_the_least_rights() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    cluster.apply_all(&peering("paris"));
+    cluster.apply(&server("paris", &cluster_ip()));
+    let namespace = &tenant("paris");
+    for object in made(cluster, namespace, "gw-server", &KINDS) {
+        let metadata = &object["metadata"];
+        let labels = &metadata["labels"];
+        assert_eq!(labels["networking.liqo.io/component"], "gateway", "{}", object["kind"]);
+        assert_eq!(labels["networking.liqo.io/gateway-name"], "server");
+        assert_eq!(labels["networking.liqo.io/gateway-namespace"], json!(namespace));
+        assert_eq!(labels["liqo.io/remote-cluster-id"], "paris");
+        assert_eq!(metadata["ownerReferences"][0]["kind"], "GatewayServer");
+        assert_eq!(metadata.get("finalizers"), None);
+    }
+    cluster.until("its config", || cluster.get("gatewayconfig", namespace, "server"));
+    for (verb, what) in [
+        ("get", "secrets/gw-keys"),
+        ("get", "gatewayconfigs.fabric.weft.dev/server"),
+        ("watch", "gatewayconfigs.fabric.weft.dev/server"),
+        ("create", "connections.networking.liqo.io"),
+        ("patch", "connections.networking.liqo.io/gw-server"),
+    ] {
+        assert!(can(cluster, "paris", verb, what, namespace), "{verb} {what}");
+        assert!(!can(cluster, "paris", verb, what, "liqo"), "{verb} {what} elsewhere");
+    }
+    for (verb, what) in [
+        ("get", "secrets/other"),
+        ("list", "secrets"),
+        ("patch", "gatewayconfigs.fabric.weft.dev/server"),
+        ("get", "gatewayconfigs.fabric.weft.dev/other"),
+        ("patch", "connections.networking.liqo.io/other"),
+        ("get", "pods"),
+        ("get", "nodes"),
+    ] {
+        assert!(!can(cluster, "paris", verb, what, namespace), "{verb} {what}");
+    }
+}
+
+#[test]
+fn a_client_without_a_key_gets_one() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    cluster.apply_all(&peering("lyon"));
+    cluster.delete("secret", &tenant("lyon"), "gw-keys");
+    cluster.apply(&client("lyon"));
+    let namespace = &tenant("lyon");
+    made(cluster, namespace, "gw-client", &["serviceaccount", "role", "rolebinding", "deployment"]);
+    let services = cluster.names("services", namespace);
+    assert!(services.is_empty(), "{services:?}");
+    let secret = cluster.until("its Secret", || cluster.get("secret", namespace, "gw-client"));
+    assert_eq!(secret["metadata"]["labels"]["networking.liqo.io/gateway-resource"], "true");
+    assert_eq!(secret["metadata"]["labels"]["liqo.io/remote-cluster-id"], "lyon");
+    assert_eq!(secret["metadata"]["ownerReferences"][0]["kind"], "GatewayClient");
+    for key in ["privateKey", "publicKey"] {
+        assert_eq!(secret["data"][key].as_str().unwrap().len(), 44, "32 bytes in base64");
+    }
+    let gateway = ["gatewayclient", namespace.as_str(), "client"];
+    cluster.until_is(gateway, "/status/secretRef/name", &json!("gw-client"));
+    cluster.until_is(gateway, "/status/clientRef/kind", &json!("Deployment"));
+    cluster.until_is(gateway, "/status/clientRef/name", &json!("gw-client"));
+}
+
+#[test]
+fn a_secret_of_the_user_gets_the_labels_that_liqo_looks_for() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    let mut objects = peering("brest");
+    objects[2]["metadata"].as_object_mut().unwrap().remove("labels");
+    cluster.apply_all(&objects);
+    cluster.apply(&server("brest", &cluster_ip()));
+    let secret = ["secret", &tenant("brest"), "gw-keys"];
+    cluster.until_is(
+        secret,
+        "/metadata/labels/networking.liqo.io~1gateway-resource",
+        &json!("true"),
+    );
+    cluster.until_is(secret, "/metadata/labels/liqo.io~1remote-cluster-id", &json!("brest"));
+}
+
+#[test]
+fn what_others_change_is_put_right_and_then_there_is_peace() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    cluster.apply_all(&peering("lille"));
+    cluster.apply(&server("lille", &cluster_ip()));
+    let namespace = &tenant("lille");
+    made(cluster, namespace, "gw-server", &KINDS);
+    let deployment = ["deployment", namespace.as_str(), "gw-server"];
+    cluster.merge("deployment", namespace, "gw-server", &json!({"spec": {"replicas": 3}}));
+    cluster.until_is(deployment, "/spec/replicas", &json!(1));
+    cluster.merge("role", namespace, "gw-server", &json!({"rules": []}));
+    cluster.until_is(
+        ["role", namespace, "gw-server"],
+        "/rules/0/resourceNames/0",
+        &json!("server"),
+    );
+    cluster.delete("service", namespace, "gw-server");
+    made(cluster, namespace, "gw-server", &["service"]);
+    // What is somebody else's stays.
+    let theirs = json!({"metadata": {"annotations": {"example.com/theirs": "yes"}}});
+    cluster.merge("deployment", namespace, "gw-server", &theirs);
+    sleep(Duration::from_secs(3));
+    let before = cluster.writes();
+    sleep(Duration::from_secs(6));
+    assert_eq!(cluster.writes(), before, "nothing is to be done");
+    let deployment = cluster.get("deployment", namespace, "gw-server").unwrap();
+    assert_eq!(deployment["metadata"]["annotations"]["example.com/theirs"], "yes");
+}
+
+#[test]
+fn a_template_of_the_user_is_followed() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    cluster.apply_all(&peering("nice"));
+    let mut template: Value = serde_saphyr::from_str(gateway_templates::WIREGUARD_SERVER).unwrap();
+    template["metadata"] = json!({"name": "mine", "namespace": "liqo"});
+    cluster.apply(&template);
+    let mut server = server("nice", &cluster_ip());
+    server["spec"]["serverTemplateRef"] = json!({"apiVersion": "networking.liqo.io/v1beta1",
+        "kind": "WgGatewayServerTemplate", "name": "mine", "namespace": "liqo"});
+    cluster.apply(&server);
+    let namespace = tenant("nice");
+    made(cluster, &namespace, "gw-server", &KINDS);
+    let deployment = &mut template["spec"]["template"]["spec"]["deployment"]["spec"];
+    deployment["template"]["spec"]["containers"][0]["image"] = json!("example.com/mine");
+    cluster.apply(&template);
+    let image = "/spec/template/spec/containers/0/image";
+    let deployed = ["deployment", namespace.as_str(), "gw-server"];
+    cluster.until_is(deployed, image, &json!("example.com/mine"));
+    // What Kubernetes does not let change is made anew.
+    let uid =
+        cluster.get("deployment", &namespace, "gw-server").unwrap()["metadata"]["uid"].clone();
+    let deployment = &mut template["spec"]["template"]["spec"]["deployment"]["spec"];
+    deployment["selector"]["matchLabels"] = json!({"mine": "{{ .Name }}"});
+    deployment["template"]["metadata"]["labels"] = json!({"mine": "{{ .Name }}"});
+    cluster.apply(&template);
+    cluster.until_is(deployed, "/spec/selector/matchLabels", &json!({"mine": "server"}));
+    let now = cluster.get("deployment", &namespace, "gw-server").unwrap();
+    assert_ne!(now["metadata"]["uid"], uid);
+}
