@@ -1,5 +1,6 @@
 //! What the command line and the environment say.
 
+use fabric_controller::webhook::WebhookArgs;
 use fabric_controller::{ProbeArgs, Settings};
 use fabric_shell::LogArgs;
 use fabric_store::StoreArgs;
@@ -38,6 +39,8 @@ pub(crate) struct Config {
     /// Give packets of pods, too, their node's external address.
     #[arg(long, env = "WEFT_FULL_MASQUERADE")]
     full_masquerade: bool,
+    #[command(flatten)]
+    pub(crate) webhook: WebhookArgs,
     #[command(flatten)]
     probe: ProbeArgs,
     #[command(flatten)]

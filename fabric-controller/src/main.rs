@@ -8,8 +8,10 @@ use fabric_controller::control::Controller;
 use fabric_controller::grants::Ipam;
 use fabric_controller::kubernetes::Kubernetes;
 use fabric_controller::kubernetes::lease::Election;
+use fabric_controller::webhook::{Webhook, WebhookArgs};
 use fabric_shell::Stop;
 use fabric_store::{ApiServer, Store};
+use tokio::sync::oneshot;
 
 fn main() -> anyhow::Result<()> {
     let config = config::Config::parse();
@@ -24,7 +26,13 @@ async fn run(config: config::Config) -> anyhow::Result<()> {
     let ipam = Ipam::new(&config.ipam).context("cannot use the address of ipam")?;
     tracing::info!(ipam = %config.ipam, "running");
     match store.api_server() {
-        Some(server) => elected(&config, server, store, ipam, &mut stop).await?,
+        Some(server) => {
+            let (served, ends) = oneshot::channel::<()>();
+            let webhook = tokio::spawn(serve_webhook(server.clone(), config.webhook, ends));
+            elected(&config, server, store, ipam, &mut stop).await?;
+            drop(served);
+            webhook.await.context("the webhook panicked")?;
+        }
         None => controller(&config, store, ipam)?.run(stop.told()).await,
     }
     tracing::info!("stopped; what is published stays");
@@ -33,6 +41,14 @@ async fn run(config: config::Config) -> anyhow::Result<()> {
 
 fn controller(config: &config::Config, store: Store, ipam: Ipam) -> anyhow::Result<Controller> {
     Controller::new(store, ipam, config.settings()).context("cannot watch the store")
+}
+
+/// Whoever leads. Without it only plain strings in place of lists are refused.
+async fn serve_webhook(server: ApiServer, args: WebhookArgs, ends: oneshot::Receiver<()>) {
+    match Webhook::listen(server.client, &server.namespace, args).await {
+        Ok(webhook) => webhook.run(async { drop(ends.await) }).await,
+        Err(error) => tracing::warn!(%error, "plain strings for CIDRs will be refused"),
+    }
 }
 
 /// Works once no other does, and while no other may.
