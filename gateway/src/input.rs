@@ -32,7 +32,8 @@ pub struct Input {
     pub key_problem: Option<String>,
 }
 
-/// Follows the store until `stop`.
+/// Follows the store until `stop`, or until an API server says that the config is gone: then the
+/// program ends, and what it had in the kernel ends with it.
 pub async fn run(
     store: Store,
     name: ObjectRef,
@@ -40,7 +41,8 @@ pub async fn run(
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let watch = store.follow(&name, &[]).context("cannot watch the store")?;
-    let follower = Follower { store, name, watch, followed: None, input: Input::default() };
+    let input = Input::default();
+    let follower = Follower { store, name, watch, followed: None, is_over: false, input };
     tokio::select! {
         biased;
         () = stop.cancelled() => Ok(()),
@@ -54,6 +56,8 @@ struct Follower {
     watch: Watch,
     /// The Secret that is followed, too.
     followed: Option<ObjectRef>,
+    /// An API server says that the config is gone. A directory may lose a file by mistake.
+    is_over: bool,
     input: Input,
 }
 
@@ -66,6 +70,10 @@ impl Follower {
             if news {
                 inputs.send_replace(self.input.clone());
             }
+            if self.is_over {
+                tracing::info!("the peering is gone, and so is its tunnel");
+                return;
+            }
         }
     }
 
@@ -75,6 +83,7 @@ impl Follower {
             Event::Applied(object) => self.take_object(*object).await,
             Event::Deleted(object) if object == self.name => {
                 forget(&self.store, &self.name).await;
+                self.is_over = self.store.api_server().is_some();
                 self.input.lose_config()
             }
             Event::Deleted(object) => self.input.lose_secret(&self.name, &object),
@@ -269,7 +278,7 @@ impl Input {
     }
 
     fn lose_config(&mut self) -> bool {
-        tracing::info!("the config is gone, staying on the last one until told to stop");
+        tracing::info!("the config is gone");
         self.config.take().is_some()
     }
 

@@ -9,6 +9,7 @@ use fabric_api::networking::{Connection, ConnectionLatency, ConnectionSpec, Conn
 use fabric_store::{Kind, ObjectRef, Store, StoreError};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -254,6 +255,14 @@ fn connection(desired: &Desired, name: &ObjectRef) -> Connection {
     connection.metadata.namespace = name.namespace.clone();
     connection.metadata.labels =
         Some([(REMOTE_CLUSTER_ID.to_owned(), desired.peer.to_string())].into());
+    // So that it goes with its gateway, whoever still runs to remove it.
+    connection.metadata.owner_references = Some(vec![OwnerReference {
+        api_version: Kind::GatewayServer.api_version().to_owned(),
+        kind: kind.trim_start_matches("Wg").to_owned(),
+        name: name.name.clone(),
+        uid: desired.gateway_uid.clone(),
+        ..OwnerReference::default()
+    }]);
     connection
 }
 
@@ -338,6 +347,9 @@ mod tests {
         assert_eq!(object["spec"]["gatewayRef"]["kind"], "WgGatewayClient");
         assert_eq!(object["spec"]["gatewayRef"]["name"], "client");
         assert_eq!(object["spec"]["gatewayRef"]["uid"], "7c8f4e70-0000-4000-8000-000000000001");
+        let owner = &object["metadata"]["ownerReferences"][0];
+        assert_eq!((&owner["kind"], &owner["name"]), (&"GatewayClient".into(), &"client".into()));
+        assert_eq!(owner["uid"], object["spec"]["gatewayRef"]["uid"]);
     }
 
     #[test]
