@@ -34,7 +34,8 @@ impl Keeper {
     /// Runs until told to stop. `pools` are still empty.
     pub(crate) async fn run(mut self, pools: Pools, mut stop: watch::Receiver<bool>) {
         self.health.set_not_serving::<IpamServer<Service>>().await;
-        self.health.set_service_status("", ServingStatus::NotServing).await;
+        // It lives, however long the store cannot be read.
+        self.health.set_service_status("", ServingStatus::Serving).await;
         let mut fresh = Some(Ledger::new(pools, self.grace));
         loop {
             let wait = match self.read(fresh.is_some()).await {
@@ -89,7 +90,6 @@ impl Keeper {
             let (prefixes, addresses) = (claims.prefixes.len(), claims.addresses.len());
             tracing::info!(prefixes, addresses, "what is taken has been read from the store");
             self.health.set_serving::<IpamServer<Service>>().await;
-            self.health.set_service_status("", ServingStatus::Serving).await;
         }
     }
 
