@@ -5,4 +5,5 @@
 
 mod clusters;
 mod leftovers;
+mod liqoctl;
 mod stage;

@@ -4,6 +4,7 @@ mod certificates;
 mod control_plane;
 mod groups;
 mod image;
+mod liqoctl;
 mod machine;
 mod node;
 mod object;
@@ -21,6 +22,7 @@ use groups::Groups;
 use crate::{ClusterSpec, Lab, wait_until};
 
 pub use image::{BUSYBOX, Image, WEFT};
+pub use liqoctl::{Answer, require_liqoctl};
 pub use machine::{DIR, Machine};
 pub use object::Object;
 pub use programs::require_kubernetes;
