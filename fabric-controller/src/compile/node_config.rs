@@ -1,5 +1,6 @@
 //! What each node is told.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use fabric_api::fabric::{
@@ -24,12 +25,14 @@ impl Compiler<'_> {
         gateways: &[Gateway<'_>],
         mappings: &[Mapping],
     ) {
+        let hosts = self.gateway_hosts(cluster, gateways);
         for node in &cluster.nodes {
             let published = self.index.typed::<NodeConfig>(&of_node(&node.name));
             let all = self.node_peerings(cluster, node, published, peerings, gateways);
             match node_spec(cluster, node, &all) {
                 Some(mut spec) => {
                     spec.full_masquerade = self.index.settings.full_masquerade;
+                    spec.vxlan_sources.extend(&hosts);
                     // All of them: the node's own pods ask for those addresses, too.
                     spec.ips = mappings.iter().map(node_mapping).collect();
                     self.want(NodeConfig::new(&node.name, spec));
@@ -114,6 +117,15 @@ impl Compiler<'_> {
                 Some(_) | None => node_gateway(cluster, node, config),
             }),
         }
+    }
+
+    /// Addresses of the nodes whose pods are gateways: what a pod sends to another node, many a CNI
+    /// gives its own node's address.
+    fn gateway_hosts(&self, cluster: &Cluster, gateways: &[Gateway<'_>]) -> BTreeSet<IpAddr> {
+        let placed = gateways.iter().filter(|_| self.index.settings.kubernetes);
+        let names = placed.filter_map(|gateway| self.internal_endpoint(gateway)?.node);
+        let hosts = names.filter_map(|name| cluster.node(&name));
+        hosts.flat_map(|host| host.underlay.iter().copied()).collect()
     }
 
     /// What is or stays published for a gateway.

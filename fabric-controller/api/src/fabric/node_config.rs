@@ -58,7 +58,8 @@ pub struct NodeConfigSpec {
     /// The cluster's internal CIDR, where overlay addresses and gateways' link addresses come from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub internal_cidr: Option<String>,
-    /// Underlay addresses that VXLAN is accepted from: the gateways'.
+    /// Underlay addresses that VXLAN is accepted from: the gateways', and those of the nodes that
+    /// masquerade them.
     pub vxlan_sources: Vec<IpAddr>,
     /// Pods, too, are given the node's external address.
     #[serde(default)]
