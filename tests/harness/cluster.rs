@@ -52,6 +52,22 @@ impl View {
         let found = self.0.iter().find_map(|(remote, local)| local.translate(address, remote));
         found.with_context(|| format!("{address} is in no remapped prefix of {:?}", self.0))
     }
+
+    /// As the status of a Configuration says it.
+    pub(crate) fn read(configuration: &Value, peer: &ClusterSpec) -> Result<Self> {
+        let mut pairs = Vec::new();
+        for (kind, remote) in [("pod", &peer.pod_cidrs), ("external", &peer.external_cidrs)] {
+            let local = configuration["status"]["remote"]["cidr"][kind].as_array();
+            let Some(local) = local.filter(|local| local.len() == remote.len()) else {
+                bail!("its {kind} CIDRs are not remapped yet: {configuration}")
+            };
+            for (remote, local) in remote.iter().zip(local) {
+                let local = local.as_str().unwrap_or_default().parse();
+                pairs.push((remote.to_string().parse()?, local?));
+            }
+        }
+        Ok(Self(pairs))
+    }
 }
 
 impl Cluster {
@@ -195,23 +211,8 @@ impl Cluster {
         let namespace = format!("liqo-tenant-{}", peer.id);
         let text =
             self.weft(&["get", "configuration", &peer.id, "-n", &namespace, "-o", "json"])?;
-        let configuration: Value = serde_json::from_str(&text)?;
-        let mut pairs = Vec::new();
-        for (kind, remote) in [("pod", &peer.pod_cidrs), ("external", &peer.external_cidrs)] {
-            let local = configuration["status"]["remote"]["cidr"][kind].as_array();
-            let Some(local) = local.filter(|local| local.len() == remote.len()) else {
-                bail!(
-                    "{} has not remapped {kind} of {} yet: {configuration}",
-                    self.spec.id,
-                    peer.id
-                )
-            };
-            for (remote, local) in remote.iter().zip(local) {
-                let local = local.as_str().unwrap_or_default().parse();
-                pairs.push((remote.to_string().parse()?, local?));
-            }
-        }
-        Ok(View(pairs))
+        View::read(&serde_json::from_str(&text)?, peer)
+            .with_context(|| format!("how {} sees {}", self.spec.id, peer.id))
     }
 
     /// Processes of weft on a node by the name of their program; ID as seen from outside.

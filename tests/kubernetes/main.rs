@@ -6,4 +6,6 @@
 mod clusters;
 mod leftovers;
 mod liqoctl;
+mod pair;
+mod peering;
 mod stage;

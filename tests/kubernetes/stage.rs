@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use weft_tests::kubernetes::require_kubernetes;
@@ -26,9 +26,14 @@ pub(crate) fn play(test: impl FnOnce() -> Result<()>) -> Result<()> {
 pub(crate) fn step<T>(what: &str, f: impl FnOnce() -> Result<T>) -> Result<T> {
     let began = Instant::now();
     let result = f().with_context(|| what.to_owned())?;
-    let line = format!("{:6.1} s  {what}\n", began.elapsed().as_secs_f64());
-    let _ = std::io::stderr().write_all(line.as_bytes());
+    say(began.elapsed(), what);
     Ok(result)
+}
+
+/// Says how long something took, past the test runner.
+pub(crate) fn say(took: Duration, what: &str) {
+    let line = format!("{:6.1} s  {what}\n", took.as_secs_f64());
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// Rome and milan, with the same prefixes for pods and services, on one segment.

@@ -10,6 +10,7 @@ mod node;
 mod object;
 mod pod;
 mod programs;
+mod weft;
 
 use std::process::Command;
 
@@ -78,6 +79,11 @@ impl Kubernetes {
     /// Applies manifests, YAML or JSON; what `kubectl` prints.
     pub fn apply(&self, manifests: &str) -> Result<String> {
         self.head().host.command(self.tool("kubectl").args(["apply", "--filename=-"]), manifests)
+    }
+
+    /// Deletes what manifests describe, and waits until it is gone.
+    pub fn delete(&self, manifests: &str) -> Result<String> {
+        self.head().host.command(self.tool("kubectl").args(["delete", "--filename=-"]), manifests)
     }
 
     /// Makes an image known to every node.

@@ -1,0 +1,108 @@
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use ipnet::IpNet;
+use serde_json::{Value, json};
+
+use super::{Kubernetes, Object};
+use crate::{ClusterSpec, View};
+
+const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/chart");
+/// Of the release and of its namespace: what tools made for Liqo look for.
+const RELEASE: &str = "liqo";
+const CONTROLLER: &str = "deployment/liqo-fabric-controller";
+const WORKLOADS: [&str; 3] = ["deployment/liqo-ipam", CONTROLLER, "daemonset/liqo-route-agent"];
+
+/// weft in a cluster, from the image [`super::WEFT`].
+impl Kubernetes {
+    /// Installs the chart and waits until all that it starts is ready.
+    pub fn install_weft(&self, at_most: Duration) -> Result<()> {
+        let mut helm = self.tool("helm");
+        helm.args(["install", RELEASE, CHART, "--namespace", RELEASE, "--create-namespace"]);
+        helm.args(["--values", "-"]);
+        self.head().host.command(&mut helm, &values(&self.spec).to_string())?;
+        self.name_ipam()?;
+        self.wait_for_weft(at_most)
+    }
+
+    /// Until all that the chart starts is ready.
+    pub fn wait_for_weft(&self, at_most: Duration) -> Result<()> {
+        let timeout = format!("--timeout={}s", at_most.as_secs());
+        WORKLOADS.iter().try_for_each(|workload| {
+            let status = ["rollout", "status", workload, "--namespace", RELEASE, &timeout];
+            let what = || format!("waited {at_most:?} for {workload} of {}", self.spec.id);
+            self.kubectl(&status).map(drop).with_context(what)
+        })
+    }
+
+    /// Until the Connection of a GatewayServer or GatewayClient is Connected.
+    pub fn wait_connected(&self, peer: &str, gateway: &str, at_most: Duration) -> Result<()> {
+        let (namespace, name) = (format!("liqo-tenant-{peer}"), format!("gw-{gateway}"));
+        let connection = Object::new("connection", &namespace, &name);
+        self.wait_for(connection, "jsonpath={.status.value}=Connected", at_most)
+    }
+
+    /// How this cluster sees the peer, as the status of its Configuration says.
+    pub fn view(&self, peer: &ClusterSpec) -> Result<View> {
+        let namespace = format!("liqo-tenant-{}", peer.id);
+        let configuration = Object::new("configuration", &namespace, &peer.id);
+        View::read(&self.get(configuration)?, peer)
+            .with_context(|| format!("how {} sees {}", self.spec.id, peer.id))
+    }
+
+    /// Everything that may tell why a test has failed.
+    pub fn report(&self) -> String {
+        let questions = [
+            "get pods --all-namespaces --output=wide",
+            "get events --all-namespaces --field-selector=type=Warning,reason!=MissingClusterDNS",
+            "get gatewayconfigs,nodeconfigs --all-namespaces --output=yaml",
+        ];
+        let logs = "logs --selector=app.kubernetes.io/part-of=weft --prefix --tail=30 --namespace=";
+        let logs =
+            self.namespaces_of_weft().into_iter().map(|namespace| format!("{logs}{namespace}"));
+        let questions = questions.map(str::to_owned).into_iter().chain(logs);
+        let answers: Vec<_> = questions.map(|question| self.ask(&question)).collect();
+        format!("{}\n{}", self.spec.id, answers.join("\n"))
+    }
+
+    fn namespaces_of_weft(&self) -> Vec<String> {
+        let tenants = "get namespaces --selector=liqo.io/tenant-namespace --output=jsonpath={.items[*].metadata.name}";
+        let tenants = self.ask(tenants);
+        [RELEASE].into_iter().chain(tenants.split_whitespace()).map(str::to_owned).collect()
+    }
+
+    fn ask(&self, question: &str) -> String {
+        let words: Vec<_> = question.split(' ').collect();
+        self.kubectl(&words).unwrap_or_else(|error| format!("{error:#}"))
+    }
+
+    /// Names of Services are in no DNS here.
+    fn name_ipam(&self) -> Result<()> {
+        let service = self.get(Object::new("service", RELEASE, "liqo-ipam"))?;
+        let aliases = json!([{"ip": service["spec"]["clusterIP"], "hostnames": [IPAM]}]);
+        let patch = json!({"spec": {"template": {"spec": {"hostAliases": aliases}}}}).to_string();
+        self.kubectl(&["patch", CONTROLLER, "--namespace", RELEASE, "--patch", &patch]).map(drop)
+    }
+}
+
+const IPAM: &str = "liqo-ipam.liqo.svc";
+
+fn values(spec: &ClusterSpec) -> Value {
+    let texts = |cidrs: &[IpNet]| cidrs.iter().map(IpNet::to_string).collect::<Vec<_>>();
+    let image = json!({"name": "localhost/weft"});
+    json!({
+        "tag": "test",
+        "pullPolicy": "Never",
+        "discovery": {"config": {"clusterID": spec.id}},
+        "ipam": {
+            "podCIDRs": texts(&spec.pod_cidrs),
+            "serviceCIDR": texts(&spec.service_cidrs).first(),
+            "internal": {"image": image},
+        },
+        "controllerManager": {"image": image},
+        "networking": {
+            "gatewayTemplates": {"container": {"gateway": {"image": image}}},
+            "fabric": {"image": image},
+        },
+    })
+}

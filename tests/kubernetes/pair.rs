@@ -1,0 +1,145 @@
+//! Two clusters that weft is installed in, and what joins them.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use weft_tests::kubernetes::{Image, Object};
+use weft_tests::manifests::{Peering, Spelling, join};
+use weft_tests::traffic::{Service, StreamReport, Streams, TcpServer, Way, http_get, ping};
+use weft_tests::{Kubernetes, Lab, Pod, View, wait_until};
+
+use crate::stage::{each, rome_and_milan, step};
+
+/// How long two clusters may take from the manifests to Connected.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+/// How long installing may take, on a machine that starts four nodes' worth of pods at once.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+const NODE_PORT: u16 = 30742;
+const HTTP: u16 = 80;
+/// Of streams, in which one datagram a millisecond goes each way.
+const STREAM: u16 = 7001;
+const OFTEN: Duration = Duration::from_millis(1);
+
+/// The client is rome's, the server milan's.
+pub(crate) struct Pair {
+    pub(crate) clusters: [Kubernetes; 2],
+    peering: Peering,
+    /// Of each cluster, one on each node.
+    pods: Vec<Vec<Pod>>,
+}
+
+/// The gateways, in the order of their clusters.
+pub(crate) const GATEWAYS: [Object<'static>; 2] = [
+    Object { kind: "gatewayclient", namespace: "liqo-tenant-milan", name: "client" },
+    Object { kind: "gatewayserver", namespace: "liqo-tenant-rome", name: "server" },
+];
+
+impl Pair {
+    pub(crate) fn install(lab: &Lab, weft: &Image) -> Result<Self> {
+        let clusters = step("two clusters come up", || rome_and_milan(lab))?;
+        let pods = step("a pod runs on each node", || {
+            each(&clusters, |cluster| cluster.run_pods(&[("a", 1), ("b", 2)]))
+        })?;
+        step("every node has the image", || each(&clusters, |cluster| cluster.load(weft)))?;
+        let [rome, milan] = &clusters;
+        let mut peering = Peering::new(&rome.spec, &milan.spec, NODE_PORT);
+        // The older spelling of CIDRs on one side, the newer one on the other.
+        peering.client_spelling = Spelling::Text;
+        let pair = Self { clusters, peering, pods };
+        pair.explained(|| {
+            step("the chart is installed", || pair.each(|cluster| cluster.install_weft(PATIENCE)))
+        })?;
+        Ok(pair)
+    }
+
+    /// Does something, and prints everything that may tell why if it fails.
+    pub(crate) fn explained<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
+        f().inspect_err(|_| self.clusters.iter().for_each(|one| eprintln!("{}", one.report())))
+    }
+
+    pub(crate) fn each<T: Send>(
+        &self,
+        f: impl Fn(&Kubernetes) -> Result<T> + Sync,
+    ) -> Result<Vec<T>> {
+        each(&self.clusters, f)
+    }
+
+    pub(crate) fn connect(&self) -> Result<()> {
+        let began = Instant::now();
+        for (cluster, documents) in self.clusters.iter().zip(self.documents()) {
+            cluster.apply(&join(&documents))?;
+        }
+        self.wait_connected(SOON.saturating_sub(began.elapsed()))
+    }
+
+    /// Takes away what joins them, but for the namespaces.
+    pub(crate) fn part(&self) -> Result<()> {
+        for (cluster, documents) in self.clusters.iter().zip(self.documents()) {
+            let is_namespace = |text: &String| text.contains("kind: Namespace");
+            let rest: Vec<_> = documents.into_iter().filter(|text| !is_namespace(text)).collect();
+            cluster.delete(&join(&rest))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn wait_connected(&self, at_most: Duration) -> Result<()> {
+        let began = Instant::now();
+        let [rome, milan] = &self.clusters;
+        rome.wait_connected("milan", "client", at_most)?;
+        milan.wait_connected("rome", "server", at_most.saturating_sub(began.elapsed()))
+    }
+
+    /// How rome sees milan, and the other way round.
+    pub(crate) fn views(&self) -> Result<[View; 2]> {
+        let [rome, milan] = &self.clusters;
+        Ok([rome.view(&milan.spec)?, milan.view(&rome.spec)?])
+    }
+
+    pub(crate) fn all_reach_all(&self) -> Result<()> {
+        let [of_milan, of_rome] = self.views()?;
+        reach(&self.pods[0], &self.pods[1], (&of_milan, &of_rome))?;
+        reach(&self.pods[1], &self.pods[0], (&of_rome, &of_milan))
+    }
+
+    /// What becomes of a stream each way while something happens.
+    pub(crate) fn streaming(&self, f: impl FnOnce() -> Result<()>) -> Result<Vec<StreamReport>> {
+        let [of_milan, of_rome] = self.views()?;
+        let (rome, milan) = (&self.pods[0], &self.pods[1]);
+        let ways = [(&rome[0], &milan[1], of_milan), (&milan[0], &rome[1], of_rome)];
+        let ways = ways.map(|(from, to, view)| {
+            let address = SocketAddr::new(view.of(to.addresses[0])?, STREAM);
+            Ok(Way { from: from.ns.clone(), to: address, at: to.ns.clone() })
+        });
+        let ways = ways.into_iter().collect::<Result<Vec<_>>>()?;
+        let streams = Streams::start(&ways, OFTEN, 0)?;
+        let result = f();
+        let reports = streams.stop();
+        result.map(|()| reports)
+    }
+
+    fn documents(&self) -> [Vec<String>; 2] {
+        [self.peering.client_documents(), self.peering.server_documents()]
+    }
+}
+
+/// Ping, and HTTP with the right source, from each to each.
+fn reach(from: &[Pod], to: &[Pod], (there, back): (&View, &View)) -> Result<()> {
+    let serve = |pod: &Pod| TcpServer::start(&pod.ns, HTTP, Service::Http);
+    let _servers = to.iter().map(serve).collect::<Result<Vec<_>>>()?;
+    for source in from {
+        for target in to {
+            let address = there.of(target.addresses[0])?;
+            let what = format!("{} reaches {} by {address}", source.name, target.name);
+            wait_until(&what, SOON, || {
+                let stats = ping(&source.ns, address, 3)?;
+                ensure!(stats.lost == 0, "{stats:?}");
+                Ok(())
+            })?;
+            let seen = http_get(&source.ns, SocketAddr::new(address, HTTP)).context(what)?;
+            let expected = back.of(source.addresses[0])?;
+            ensure!(seen == expected, "{} saw {seen}, not {expected}", target.name);
+        }
+    }
+    Ok(())
+}

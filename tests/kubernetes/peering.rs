@@ -1,0 +1,147 @@
+//! ```text
+//!   a -- rome-1 --+--[ switch ]--+-- milan-1 -- a      pods 10.200.0.0/16, services 10.96.0.0/16, twice
+//!   b -- rome-2 --+              +-- milan-2 -- b      rome's gateway finds milan's at port 30742 of milan-1
+//! ```
+//!
+//! One pair of clusters for all of it, since it takes longer to make than to use.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use weft_tests::kubernetes::{Image, Machine, Object};
+use weft_tests::{Kubernetes, Lab, View, skip, wait_until};
+
+use crate::pair::{GATEWAYS, PATIENCE, Pair, SOON};
+use crate::stage::{play, say, step};
+
+#[test]
+fn two_installed_clusters_reach_each_other_lose_pods_of_weft_and_part() -> Result<()> {
+    play(|| match Image::weft() {
+        Ok(image) => {
+            let lab = Lab::new("weft-kubernetes-peering")?;
+            let pair = Pair::install(&lab, &image)?;
+            pair.explained(|| from_the_manifests_to_the_end(&pair))
+        }
+        Err(why) => {
+            skip(&format!("{why:#}"));
+            Ok(())
+        }
+    })
+}
+
+fn from_the_manifests_to_the_end(pair: &Pair) -> Result<()> {
+    step("both are connected", || pair.connect())?;
+    step("all pods reach all pods", || pair.all_reach_all())?;
+    step("pods of gateways are replaced", || gateways_come_back(pair))?;
+    step("all other pods of weft are replaced", || others_are_not_missed(pair))?;
+    step("nothing is left of the peering", || nothing_is_left(pair))
+}
+
+/// After a client's pod, its successor connects at once; after a server's, the client has to miss
+/// answers first: the node goes on sending its datagrams to the pod that is gone.
+fn gateways_come_back(pair: &Pair) -> Result<()> {
+    for (cluster, gateway) in pair.clusters.iter().zip(GATEWAYS) {
+        let reports = pair.streaming(|| {
+            let pods = selector(gateway);
+            cluster.kubectl(&["delete", "pod", "--namespace", gateway.namespace, "-l", &pods])?;
+            pair.wait_connected(SOON)?;
+            pair.all_reach_all()
+        })?;
+        let outage = reports.iter().map(|report| report.longest_outage).max().unwrap_or_default();
+        say(outage, &format!("without {gateway}"));
+        ensure!(outage < Duration::from_secs(15), "{reports:?}");
+        wait_until("it is told where it runs", SOON, || is_told(cluster, gateway))?;
+    }
+    Ok(())
+}
+
+fn is_told(cluster: &Kubernetes, gateway: Object<'_>) -> Result<()> {
+    let pods = ["get", "pods", "--namespace", gateway.namespace, "-l", &selector(gateway)];
+    let list = cluster.kubectl(&[&pods[..], &["--output=json"]].concat())?;
+    let list: Value = serde_json::from_str(&list).context("kubectl prints JSON")?;
+    let pod = &list["items"][0];
+    let status = &cluster.get(gateway)?["status"];
+    let expected =
+        serde_json::json!({"ip": pod["status"]["podIP"], "node": pod["spec"]["nodeName"]});
+    ensure!(status["internalEndpoint"] == expected, "{status}; its pod: {expected}");
+    if gateway.kind == "gatewayserver" {
+        let host = &pod["status"]["hostIP"];
+        ensure!(status["endpoint"]["addresses"][0] == *host, "{status}; its pod is on {host}");
+    }
+    Ok(())
+}
+
+fn selector(gateway: Object<'_>) -> String {
+    format!("networking.liqo.io/gateway-name={}", gateway.name)
+}
+
+/// Nothing is lost meanwhile, and nothing is granted or published anew.
+fn others_are_not_missed(pair: &Pair) -> Result<()> {
+    let before = pair.each(published)?;
+    let reports = pair.streaming(|| pair.each(replace_pods).map(drop))?;
+    ensure!(reports.iter().all(|r| r.sent > 1000 && r.lost + r.duplicated == 0), "{reports:?}");
+    let after = pair.each(published)?;
+    ensure!(after == before, "{before:#?} before, {after:#?} after");
+    Ok(())
+}
+
+/// All of controller, ipam and route-agents, until others have taken their places.
+fn replace_pods(cluster: &Kubernetes) -> Result<()> {
+    let before = leader(cluster)?;
+    cluster.kubectl(&["delete", "pod", "--all", "--namespace=liqo"])?;
+    cluster.wait_for_weft(PATIENCE)?;
+    wait_until("another controller works", SOON, || {
+        let now = leader(cluster)?;
+        ensure!(!now.is_empty() && now != before, "it is {now:?}");
+        Ok(())
+    })
+}
+
+fn leader(cluster: &Kubernetes) -> Result<String> {
+    let lease = cluster.get(Object::new("lease", "liqo", "weft-fabric-controller"))?;
+    Ok(lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned())
+}
+
+/// What the programs go by, one line an object.
+fn published(cluster: &Kubernetes) -> Result<Vec<String>> {
+    let kinds = "gatewayconfigs,nodeconfigs,networks,ips";
+    let format = "jsonpath={range .items[*]}{.kind} {.metadata.name} {.metadata.uid} {.metadata.generation}{'\\n'}{end}";
+    let text = cluster.kubectl(&["get", kinds, "--all-namespaces", "--output", format])?;
+    Ok(text.lines().map(str::to_owned).collect())
+}
+
+/// In the API, and on the nodes.
+fn nothing_is_left(pair: &Pair) -> Result<()> {
+    let views = pair.views()?;
+    pair.part()?;
+    for ((cluster, gateway), view) in pair.clusters.iter().zip(GATEWAYS).zip(&views) {
+        let namespace = gateway.namespace;
+        wait_until("the namespace is empty", SOON, || is_empty(cluster, namespace))?;
+        for machine in &cluster.machines {
+            wait_until("nodes know no peer", SOON, || knows_no_peer(machine, view))?;
+        }
+    }
+    Ok(())
+}
+
+const KINDS: &str = "deployments,pods,services,serviceaccounts,roles,rolebindings,secrets,networks,ips,\
+    configurations,gatewayservers,gatewayclients,publickeies,connections,gatewayconfigs";
+
+fn is_empty(cluster: &Kubernetes, namespace: &str) -> Result<()> {
+    let all = cluster.kubectl(&["get", KINDS, "--namespace", namespace, "--output=name"])?;
+    let left: Vec<_> = all.lines().filter(|name| *name != "serviceaccount/default").collect();
+    ensure!(left.is_empty(), "{namespace} still has {left:?}");
+    Ok(())
+}
+
+fn knows_no_peer(machine: &Machine, view: &View) -> Result<()> {
+    let look = "ip -o link show type vxlan; ip route show table 18952; nft list table inet weft";
+    let mut sh = std::process::Command::new("sh");
+    let text = machine.host.command(sh.args(["-c", look]), "")?;
+    let peers = view.0.iter().map(|(_, local)| local.address().to_string());
+    // As `ip` begins to list devices, each under a number.
+    let known: Vec<_> = peers.chain([": weft".to_owned()]).filter(|p| text.contains(p)).collect();
+    ensure!(known.is_empty(), "{} knows {known:?}: {text}", machine.name);
+    Ok(())
+}
