@@ -68,7 +68,8 @@ impl Pair {
     pub(crate) fn connect(&self) -> Result<()> {
         let began = Instant::now();
         for (cluster, documents) in self.clusters.iter().zip(self.documents()) {
-            cluster.apply(&join(&documents))?;
+            // The API server hears of the webhook a moment after that is ready.
+            wait_until("plain strings are taken", SOON, || cluster.apply(&join(&documents)))?;
         }
         self.wait_connected(SOON.saturating_sub(began.elapsed()))
     }
