@@ -20,8 +20,9 @@ use weft_tests::{Cluster, Netns, bin_dir, wait_until};
 
 use crate::scene::{ECHO, PATIENCE, PORT, SINK, first_pod, play, rome_and_milan, serve};
 
-/// Promised of all that is resident.
-const MOST_BYTES: u64 = 15_000_000;
+/// Of all that is resident: 2 MB of a gateway's own, the rest pages of the program's file, which all
+/// gateways of a host share. It was 15 MB before the way to an API server was in it.
+const MOST_BYTES: u64 = 17_000_000;
 const PACKETS: u64 = 1_000_000;
 /// Promised from the start of a gateway's process to the first packet through it.
 const SOON: Duration = Duration::from_millis(300);
