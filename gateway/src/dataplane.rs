@@ -168,6 +168,7 @@ impl Dataplane {
                 desired: desired.clone(),
                 key: key.clone(),
                 endpoint: seen.endpoint,
+                port_before: seen.input.remembered.port,
                 mtu: mtu.bytes,
                 retries: seen.retries,
             };

@@ -51,7 +51,7 @@ pub async fn run(
                 lookup_at = Instant::now() + if complete { REFRESH } else { RETRY };
             }
             Some(Some(_)) => {}
-            Some(None) => set(&found, input.remembered),
+            Some(None) => set(&found, input.remembered.peer),
             None => {}
         }
         tokio::select! {

@@ -23,6 +23,8 @@ pub struct Order {
     pub desired: Arc<Desired>,
     pub key: PrivateKey,
     pub endpoint: Option<SocketAddr>,
+    /// UDP port of an earlier gateway of this peering.
+    pub port_before: Option<u16>,
     /// The tunnel's MTU in bytes.
     pub mtu: u32,
     /// [`crate::monitor::View::retries`]: another source port for each.
@@ -87,7 +89,7 @@ impl Engine {
         if self.tun.is_some() {
             let socket = match &self.running {
                 Some(running) => running.socket.try_clone().map_err(EngineError::Socket)?,
-                None => listen(&order, self.offloads)?,
+                None => listen_again(&order, self.offloads)?,
             };
             return self.start(socket, order);
         }
@@ -131,6 +133,14 @@ impl Running {
     fn port(&self) -> Option<u16> {
         self.socket.local_addr().ok().map(|address| address.port())
     }
+}
+
+/// Where a server that was killed as well will look for its client. Any other port does, once the
+/// client has said so.
+fn listen_again(order: &Order, offloads: Offloads) -> Result<UdpSocket, EngineError> {
+    let before = order.port_before.filter(|_| is_free_to_move(&order.desired));
+    let socket = before.and_then(|port| open_socket(Some(port), offloads).ok());
+    socket.map_or_else(|| listen(order, offloads), Ok)
 }
 
 fn listen(order: &Order, offloads: Offloads) -> Result<UdpSocket, EngineError> {

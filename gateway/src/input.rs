@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use fabric_api::PrivateKey;
-use fabric_api::fabric::GatewayConfig;
+use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus};
 use fabric_store::{Event, Kind, Note, Object, ObjectRef, Problem, Store, Watch};
 use k8s_openapi::api::core::v1::Secret;
 use tokio::sync::watch;
@@ -24,12 +24,20 @@ pub struct Input {
     /// The last good one, which stays when a bad one or a deletion follows.
     pub desired: Option<Arc<Desired>>,
     pub key: Option<PrivateKey>,
-    /// Where the peer was when an earlier gateway last heard it.
-    pub remembered: Option<SocketAddr>,
+    pub remembered: Remembered,
     /// What is wrong with the newest config, its file, or the key.
     pub config_problems: Vec<String>,
     pub unreadable: Option<String>,
     pub key_problem: Option<String>,
+}
+
+/// What an earlier gateway told of itself last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Remembered {
+    /// Where the peer was.
+    pub peer: Option<SocketAddr>,
+    /// Its own UDP port, to which the peer may be sending.
+    pub port: Option<u16>,
 }
 
 /// Follows the store until `stop`, or until an API server says that the config is gone: then the
@@ -155,6 +163,13 @@ fn is(
     metadata.name.as_deref() == Some(&name.name) && metadata.namespace == name.namespace
 }
 
+impl Remembered {
+    fn of(status: &GatewayConfigStatus) -> Self {
+        let peer = status.peer_endpoint.as_ref().and_then(|peer| peer.parse().ok());
+        Self { peer, port: status.listen_port }
+    }
+}
+
 impl Input {
     /// Problems to show in the status.
     pub fn problems(&self) -> impl Iterator<Item = String> {
@@ -179,9 +194,8 @@ impl Input {
             if uid == known_uid && generation == known_generation && config.spec == known.spec {
                 return false;
             }
-        } else if self.remembered.is_none() {
-            let status = config.status.as_ref();
-            self.remembered = status.and_then(|s| s.peer_endpoint.as_ref()?.parse().ok());
+        } else if self.remembered == Remembered::default() {
+            self.remembered = config.status.as_ref().map(Remembered::of).unwrap_or_default();
         }
         match Desired::parse(&config) {
             Ok(desired) => {
@@ -289,7 +303,6 @@ impl Input {
 
 #[cfg(test)]
 mod tests {
-    use fabric_api::fabric::GatewayConfigStatus;
     use k8s_openapi::ByteString;
 
     use super::*;
@@ -372,22 +385,24 @@ mod tests {
     }
 
     #[test]
-    fn the_last_endpoint_is_remembered_from_the_first_status_only() {
+    fn the_endpoints_are_remembered_from_the_first_status_only() {
         let mut input = Input::default();
         let mut first = config();
-        let status = |endpoint: &str| {
+        let status = |endpoint: &str, port| {
             Some(GatewayConfigStatus {
                 peer_endpoint: Some(endpoint.to_owned()),
+                listen_port: Some(port),
                 ..Default::default()
             })
         };
-        first.status = status("192.0.2.7:1000");
+        first.status = status("192.0.2.7:1000", 7);
         input.take_config(first);
         let mut second = config();
         second.metadata.generation = Some(2);
-        second.status = status("192.0.2.8:1000");
+        second.status = status("192.0.2.8:1000", 8);
         input.take_config(second);
-        assert_eq!(input.remembered, Some("192.0.2.7:1000".parse().unwrap()));
+        let peer = Some("192.0.2.7:1000".parse().unwrap());
+        assert_eq!(input.remembered, Remembered { peer, port: Some(7) });
     }
 
     #[test]
