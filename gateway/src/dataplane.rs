@@ -10,7 +10,7 @@ use fabric_api::fabric::MtuBound;
 use netlink::nft::NftError;
 use netlink::{Netns, Quarrel};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::desired::Desired;
@@ -24,6 +24,8 @@ use crate::overlay::{Filter, Overlay, Peer, TunnelMtu, Way, chain};
 /// wrong.
 const RESYNC: Duration = Duration::from_secs(30);
 const RETRY: Duration = Duration::from_secs(5);
+/// For the monitor's goodbye.
+const PARTING: Duration = Duration::from_millis(200);
 
 /// What the dataplane does now.
 #[derive(Clone, Debug, Default)]
@@ -105,6 +107,11 @@ pub async fn run(
             changed = sources.changed(&seen) => changed?,
             () = quarrel.calm_down() => {}
         }
+    }
+    // The monitor says goodbye through the tunnel, and then lets go of its views.
+    let parted = async { while sources.views.changed().await.is_ok() {} };
+    if timeout(PARTING, parted).await.is_err() {
+        tracing::debug!("the monitor is late, not waiting for its goodbye");
     }
     publish(&planes, Plane::default());
     Ok(dataplane.overlay.remove().await?)

@@ -2,6 +2,7 @@
 //! [`View`] of the connection that everything else goes by.
 
 mod path;
+mod search;
 mod socket;
 
 use std::net::SocketAddr;
@@ -12,7 +13,7 @@ use fabric_api::fabric::Role;
 use fabric_api::networking::ConnectionValue;
 use jiff::Timestamp;
 use tokio::sync::watch;
-use tokio::time::sleep_until;
+use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::connection::{Machine, Traffic};
@@ -21,6 +22,7 @@ use crate::desired::Desired;
 use crate::lane::{LaneHandle, PeerState};
 use crate::probe::{MAX_DATAGRAM, Message, MessageType, Pending, WeftField};
 use path::PathProber;
+use search::{Search, Step};
 use socket::ProbeSocket;
 
 /// Longest time between two probes while there is no connection, so that one is noticed at once.
@@ -36,6 +38,9 @@ const LATE_DATAGRAMS: usize = 64;
 /// gives that way.
 const RETRY_PROBES: u32 = 3;
 const RETRY_PAUSE: Duration = Duration::from_secs(15);
+/// How often, and after how long each time, it is looked whether a goodbye was sent.
+const GOODBYE_LOOKS: u32 = 20;
+const GOODBYE_LOOK: Duration = Duration::from_millis(2);
 
 /// The connection as the rest of the program sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,7 +97,10 @@ pub async fn run(
         current.publish(&views);
         tokio::select! {
             biased;
-            () = stop.cancelled() => return Ok(()),
+            () = stop.cancelled() => {
+                current.say_goodbye().await;
+                return Ok(());
+            }
             changed = planes.changed() => changed?,
             () = sleep_until(current.ping_at.into()) => current.send_ping(Instant::now()),
             () = sleep_until(current.due().into()) => {
@@ -143,6 +151,8 @@ struct Peering {
     /// Since when the probes are unanswered.
     unanswered: Option<Instant>,
     retried: Option<Instant>,
+    /// For whoever takes the place of a server that has said goodbye.
+    search: Option<Search>,
     /// Not yet published.
     new_retries: u64,
     lane_ended: bool,
@@ -192,6 +202,7 @@ impl Peering {
             latency_at: None,
             unanswered: None,
             retried: Some(now),
+            search: None,
             new_retries: 0,
             lane_ended: false,
             running,
@@ -206,7 +217,8 @@ impl Peering {
     fn due(&self) -> Instant {
         let is_answered = self.unanswered.is_none_or(|since| since.elapsed() < TICK);
         let tick = (!(self.machine.is_connected() && is_answered)).then_some(self.tick_at);
-        self.machine.deadline().into_iter().chain(tick).min().unwrap_or_else(never)
+        let search = self.search.as_ref().map(Search::due);
+        self.machine.deadline().into_iter().chain(tick).chain(search).min().unwrap_or_else(never)
     }
 
     /// When the path's MTU is next looked at.
@@ -231,6 +243,9 @@ impl Peering {
             Ok(message) => message,
             Err(error) => return tracing::debug!(%error, "not a probe"),
         };
+        if message.weft.is_some_and(|weft| weft.leaving) {
+            return self.handle_goodbye(now);
+        }
         let nonce = message.weft.and_then(|weft| weft.size_probe);
         match (message.msg_type, nonce) {
             (MessageType::Ping, None) => self.handle_ping(message, from, now),
@@ -264,6 +279,14 @@ impl Peering {
         self.path.handle_life(pong, Some(latency), now);
     }
 
+    /// A client looks for the successor of its server; a server is found by its client's.
+    fn handle_goodbye(&mut self, now: Instant) {
+        if self.desired().role == Role::Client && self.search.is_none() {
+            tracing::info!("the peer's gateway ends, looking for its successor");
+            self.search = Some(Search::new(now));
+        }
+    }
+
     /// The engine's session came, was renewed, or went.
     fn handle_session(&mut self, now: Instant) {
         let state = *self.changes.borrow_and_update();
@@ -272,6 +295,7 @@ impl Peering {
         let is_new = state.last_handshake != self.last_handshake;
         self.last_handshake = state.last_handshake;
         self.unproven |= is_new;
+        self.search.take_if(|search| is_new && search.ends_with(now));
         if state.has_session && (is_new || !self.machine.is_connected()) {
             self.hurry(now);
         }
@@ -281,11 +305,19 @@ impl Peering {
     fn handle_tick(&mut self, now: Instant) {
         self.machine.handle_traffic(traffic(&self.running.lane), now);
         self.tick_at = now + TICK;
-        if self.is_retry_due(now) {
-            tracing::info!("the peer does not answer, trying another way");
-            self.retried = Some(now);
-            self.new_retries += 1;
+        match self.search.as_mut().and_then(|search| search.step(now)) {
+            Some(Step::Ask) => self.running.lane.initiate(),
+            Some(Step::GoElsewhere) => self.retry(now),
+            Some(Step::GiveUp) => self.search = None,
+            None if self.is_retry_due(now) => self.retry(now),
+            None => {}
         }
+    }
+
+    fn retry(&mut self, now: Instant) {
+        tracing::info!("the peer does not answer, trying another way");
+        self.retried = Some(now);
+        self.new_retries += 1;
     }
 
     fn send_ping(&mut self, now: Instant) {
@@ -303,8 +335,28 @@ impl Peering {
         }
         self.last_ping = Some(now);
         let ping = self.pending.ping(Timestamp::now(), now, self.weft_field(now));
-        let to = SocketAddr::from((self.desired().peer_tunnel_address, self.socket.port()));
-        self.socket.send(&ping.encode(), to);
+        self.socket.send(&ping.encode(), self.peer_socket());
+    }
+
+    /// Tells the peer that this gateway ends, and waits until the lane has sent it.
+    async fn say_goodbye(&mut self) {
+        if !self.changes.borrow().has_session {
+            return;
+        }
+        let sent = |running: &Running| running.lane.snapshot().counters.tx_packets;
+        let before = sent(&self.running);
+        let ping = self.pending.ping(Timestamp::now(), Instant::now(), WeftField::leaving());
+        self.socket.send(&ping.encode(), self.peer_socket());
+        for _ in 0..GOODBYE_LOOKS {
+            sleep(GOODBYE_LOOK).await;
+            if sent(&self.running) > before {
+                return;
+            }
+        }
+    }
+
+    fn peer_socket(&self) -> SocketAddr {
+        SocketAddr::from((self.desired().peer_tunnel_address, self.socket.port()))
     }
 
     /// The next ping now, unless there was one just before.

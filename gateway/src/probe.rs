@@ -59,6 +59,9 @@ pub struct WeftField {
     /// Makes this a probe of a path's MTU: nothing counts but whether it comes back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_probe: Option<u32>,
+    /// The sender ends now: whoever takes its place has none of its sessions.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub leaving: bool,
 }
 
 /// Why a datagram is no probe.
@@ -115,7 +118,13 @@ impl WeftField {
             heard_ms: heard_ago.map(millis),
             path_mtu: true,
             size_probe: None,
+            leaving: false,
         }
+    }
+
+    /// What makes a ping a goodbye.
+    pub fn leaving() -> Self {
+        Self { leaving: true, ..Self::new(Duration::ZERO, None) }
     }
 
     /// What distinguishes a probe of a path's MTU, and its answer.
