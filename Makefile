@@ -1,10 +1,10 @@
 # make demo    two clusters with the same pod CIDR talk to each other, on this machine
 # make test    every test
 # make lint    format, lints and licences
-# make check   lint, test and simulate: what CI runs
+# make check   lint, test and simulate; CI runs a short soak, too
 # make soak    what takes minutes, 50 in all: loss, memory and files over MINUTES=30 under load, other
 #              WireGuards through REKEYS=3, floods of FLOOD=20 seconds each, random lives and events in
-#              ROUNDS=200
+#              ROUNDS=200 (none: 0)
 # make simulate  SEEDS=1000 simulated hours of a bad network each, or SEED=n again
 # make fuzz    every fuzz target for SECONDS=60, led by coverage
 # make bench   weft against wireguard-go, or ARGS='--against gotatun'
@@ -65,13 +65,15 @@ simulate:
 	$(if $(SEED),SEED=$(SEED),SEEDS=$(SEEDS)) cargo test --release --locked --workspace --test simulation -- --nocapture
 
 # On stable Rust: coverage needs no nightly compiler, sanitizers would. What is found stays in the
-# cache; inputs worth keeping go to the corpus, failing ones appear beside it.
+# cache; inputs worth keeping go to the corpus, failing ones appear beside it. libFuzzer's own bookkeeping
+# would take several times as long as the inputs.
 fuzz: fuzz-tools
 	@for target in $(FUZZ); do \
 	  echo "== $$target"; mkdir -p $(CACHE)/fuzz/$$target; \
 	  nice -n 19 $(CACHE)/bin/cargo-bolero bolero test $$target::$$target --package weft-fuzz --sanitizer NONE \
 	    --target-dir $(TARGET)/fuzz $(if $(RUNS),--runs $(RUNS),-T $(SECONDS)s) --corpus-dir $(CACHE)/fuzz/$$target \
-	    -E $(CURDIR)/tests/fuzz/__fuzz__/$$target/corpus --engine-args=-print_final_stats=1 --engine-args=-verbosity=0; done
+	    -E $(CURDIR)/tests/fuzz/__fuzz__/$$target/corpus --engine-args=-print_final_stats=1 --engine-args=-verbosity=0 \
+	    --engine-args=-entropic=0 --engine-args=-reduce_inputs=0; done
 
 # First alone what measures the machine, then what mostly waits, side by side.
 soak: tools peers
@@ -81,7 +83,7 @@ soak: tools peers
 	$(SUDO) env $(SOAK) cargo test --locked --workspace --test soak -- --ignored --nocapture
 	$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --ignored --nocapture --test-threads=1 floods idle
 	$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --ignored --nocapture --test-threads=5 --skip floods --skip idle
-	$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --nocapture --test-threads=3 $(REPEATED)
+	$(if $(filter-out 0,$(ROUNDS)),$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --nocapture --test-threads=3 $(REPEATED))
 	@$(SHOW_SKIPPED)
 
 SOAK = WEFT_BIN_DIR=$(TARGET)/release WEFT_SKIPPED=$(TARGET)/skipped WEFT_MINUTES=$(MINUTES) WEFT_REKEYS=$(REKEYS) \

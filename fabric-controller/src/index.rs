@@ -26,7 +26,7 @@ pub struct Settings {
 }
 
 /// The latest version of every object, and what is wrong with the manifests.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Index {
     pub settings: Settings,
     objects: BTreeMap<Kind, BTreeMap<ObjectRef, Object>>,

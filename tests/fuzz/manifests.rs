@@ -1,15 +1,27 @@
 //! The user's manifests: from text to everything the controller would publish.
 
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use fabric_controller::{Index, Settings, compile};
 use fabric_store::{Event, Kind, Object};
 use jiff::Timestamp;
 
+/// One input in so many is compiled twice, with one result.
+const AGAIN: usize = 16;
+
+/// A cluster and a peer, but for the gateway; an input is one file more, so that little text says a lot.
+static GOOD: LazyLock<Index> = LazyLock::new(|| {
+    let (objects, problems) = fabric_store::parse("good.yaml", include_str!("good.yaml"));
+    assert_eq!(problems, []);
+    let settings = Settings { node: Some("node-1".to_owned()), ..Settings::default() };
+    with(Index::new(settings), objects)
+});
+
 /// A file that is not right says where, and no file takes the controller down or holds it up.
 #[test]
 fn manifests() {
-    bolero::check!().with_max_len(16 * 1024).for_each(|bytes: &[u8]| {
+    bolero::check!().with_max_len(2048).for_each(|bytes: &[u8]| {
         let text = String::from_utf8_lossy(bytes);
         // YAML's line breaks (YAML 1.2 section 5.4).
         let lines = text.split(['\n', '\r']).count();
@@ -23,15 +35,16 @@ fn manifests() {
             let shown = problem.to_string();
             assert!(problem.field.as_ref().is_none_or(|field| shown.contains(field.as_str())));
         }
-        let index = index(objects);
+        let index = with(GOOD.clone(), objects);
         let published = compile(&index, Timestamp::UNIX_EPOCH);
-        assert_eq!(published, compile(&index, Timestamp::UNIX_EPOCH));
+        if bytes.len().is_multiple_of(AGAIN) {
+            assert_eq!(published, compile(&index, Timestamp::UNIX_EPOCH));
+        }
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     });
 }
 
-fn index(objects: Vec<Object>) -> Index {
-    let mut index = Index::new(Settings { node: Some("node-1".to_owned()), ..Settings::default() });
+fn with(mut index: Index, objects: Vec<Object>) -> Index {
     for object in objects {
         let reference = object.reference();
         assert!(!reference.name.is_empty());

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use weft_tests::manifests::{Peering, join};
-use weft_tests::{Cluster, ClusterSpec, Lab};
+use weft_tests::{Cluster, ClusterSpec, Lab, skip};
 
 use changes::Changes;
 use footprint::Footprints;
@@ -106,7 +106,10 @@ fn soak(clusters: &[Cluster; 2]) -> Result<()> {
     clusters[0].is_connected("milan")?;
     clusters[1].is_connected("rome")?;
     footprints.are_flat()?;
-    ensure!(machine.was_quiet(), "{machine}: nothing can be told");
+    if !machine.was_quiet() {
+        skip(&format!("{machine}: nothing can be told of losses"));
+        return Ok(());
+    }
     let most = (tally.sent as f64 * MOST_LOSS) as u64;
     ensure!(lost <= most, "lost {lost} of {}; {most} may be", tally.sent);
     ensure!(tally.duplicated == 0, "{} came twice", tally.duplicated);
