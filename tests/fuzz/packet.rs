@@ -167,8 +167,15 @@ fn complement(sum: u64) -> u16 {
     if sum == 0 { 0 } else { !(sum as u16) }
 }
 
-/// The same packet with a TCP checksum of 0 where 0xffff says the same.
+/// The same packet with a TCP checksum of 0 where 0xffff says the same, and without an identification
+/// that means nothing, as the packet may not be cut (RFC 6864 section 4.1).
 pub(crate) fn canonical(mut packet: Vec<u8>) -> Vec<u8> {
+    if packet[0] >> 4 == 4 && packet[6] & 0x40 != 0 {
+        let header = usize::from(packet[0] & 0x0f) * 4;
+        assert_eq!(sum(&packet[..header]), 0, "checksum of the IP header");
+        packet[4..6].fill(0);
+        packet[10..12].fill(0);
+    }
     if let Ok(headers) = Headers::parse(&packet)
         && headers.protocol == protocol::TCP
         && let Some(at) = headers.checksum_offset()
