@@ -5,7 +5,7 @@ use fabric_api::networking::{
 };
 use gotmpl::{Value, tmap};
 use k8s_openapi::api::core::v1::{LocalObjectReference, ObjectReference};
-use kube::ResourceExt as _;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 /// What a template can ask for.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,24 +33,28 @@ pub enum GatewaySpec {
 
 impl Variables {
     pub fn of_server(of: &GatewayServer, peer: &ClusterId) -> Self {
-        Self {
-            name: of.name_any(),
-            namespace: of.namespace().unwrap_or_default(),
-            gateway_uid: of.uid().unwrap_or_default(),
-            cluster_id: peer.to_string(),
-            secret_name: named(of.spec.secret_ref.as_ref()),
-            spec: GatewaySpec::Server(of.spec.clone()),
-        }
+        let spec = GatewaySpec::Server(of.spec.clone());
+        Self::new(&of.metadata, peer, of.spec.secret_ref.as_ref(), spec)
     }
 
     pub fn of_client(of: &GatewayClient, peer: &ClusterId) -> Self {
+        let spec = GatewaySpec::Client(of.spec.clone());
+        Self::new(&of.metadata, peer, of.spec.secret_ref.as_ref(), spec)
+    }
+
+    fn new(
+        of: &ObjectMeta,
+        peer: &ClusterId,
+        secret: Option<&LocalObjectReference>,
+        spec: GatewaySpec,
+    ) -> Self {
         Self {
-            name: of.name_any(),
-            namespace: of.namespace().unwrap_or_default(),
-            gateway_uid: of.uid().unwrap_or_default(),
+            spec,
+            name: of.name.clone().unwrap_or_default(),
+            namespace: of.namespace.clone().unwrap_or_default(),
+            gateway_uid: of.uid.clone().unwrap_or_default(),
             cluster_id: peer.to_string(),
-            secret_name: named(of.spec.secret_ref.as_ref()),
-            spec: GatewaySpec::Client(of.spec.clone()),
+            secret_name: named(secret),
         }
     }
 
