@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use tunnel::packet::{Fragment, Gso, Headers, Offload, Version, protocol};
 
 /// A checksum of a packet.
@@ -13,10 +14,13 @@ pub(crate) struct Covered {
     pub(crate) sum: u64,
 }
 
-/// Sum of big-endian words modulo 0xffff.
+/// Sum of big-endian words modulo 0xffff: of longer words it is the same, as 0x10000 is 1.
 pub(crate) fn sum(bytes: &[u8]) -> u64 {
-    let words = bytes.chunks(2);
-    words.map(|w| u64::from(w[0]) << 8 | u64::from(*w.get(1).unwrap_or(&0))).sum::<u64>() % 0xffff
+    let (words, rest) = bytes.as_chunks::<8>();
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    let words = words.iter().chain([&last]).map(|word| u128::from(u64::from_be_bytes(*word)));
+    (words.sum::<u128>() % 0xffff) as u64
 }
 
 pub(crate) fn addresses(packet: &[u8]) -> Option<[IpAddr; 2]> {
@@ -69,7 +73,7 @@ pub(crate) fn checksums(packet: &[u8]) -> Vec<Covered> {
 
 /// Checks that `packet` is one whole packet between the given prefixes.
 #[track_caller]
-pub(crate) fn assert_within(packet: &[u8], from: &[&str], to: &[&str]) {
+pub(crate) fn assert_within(packet: &[u8], from: &[IpNet], to: &[IpNet]) {
     let headers = Headers::parse(packet).unwrap();
     assert_eq!(headers.total_len, packet.len());
     assert!(!headers.source_routed);

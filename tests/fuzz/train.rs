@@ -92,8 +92,8 @@ fn check(line: &mut Line, frames: &[Vec<u8>]) {
     };
     let (mut fed, mut got) = (packets(frames), packets(&written.frames));
     // Stable: the order within a flow stays.
-    fed.sort_by_key(|packet| flow(packet));
-    got.sort_by_key(|packet| flow(packet));
+    fed.sort_by_cached_key(|packet| flow(packet));
+    got.sort_by_cached_key(|packet| flow(packet));
     assert_eq!(fed.len(), got.len());
     for (i, (fed, got)) in fed.iter().zip(&got).enumerate() {
         assert_eq!(fed, got, "packet {i}");

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use boringtun::noise::{Tunn, TunnResult};
@@ -85,17 +86,21 @@ pub(crate) fn rules_config() -> RulesConfig {
 }
 
 /// Prefixes that the engine may send from and to, and those that it may write from and to.
-pub(crate) const SENT_FROM: [&str; 4] =
-    ["10.0.0.0/16", "10.70.0.0/16", "fd00:a::/48", "169.254.18.1/32"];
-pub(crate) const SENT_TO: [&str; 4] =
-    ["10.0.0.0/16", "10.80.0.0/20", "fd00:a::/48", "169.254.18.2/32"];
-pub(crate) const WRITTEN_FROM: [&str; 4] =
-    ["10.1.0.0/16", "10.2.16.0/20", "fd00:b::/48", "169.254.18.2/32"];
-pub(crate) const WRITTEN_TO: [&str; 5] =
-    ["10.0.0.0/16", "10.70.0.0/16", "fd00:a::/48", "169.254.18.1/32", "192.168.7.7/32"];
+pub(crate) static SENT_FROM: Prefixes =
+    LazyLock::new(|| nets(&["10.0.0.0/16", "10.70.0.0/16", "fd00:a::/48", "169.254.18.1/32"]));
+pub(crate) static SENT_TO: Prefixes =
+    LazyLock::new(|| nets(&["10.0.0.0/16", "10.80.0.0/20", "fd00:a::/48", "169.254.18.2/32"]));
+pub(crate) static WRITTEN_FROM: Prefixes =
+    LazyLock::new(|| nets(&["10.1.0.0/16", "10.2.16.0/20", "fd00:b::/48", "169.254.18.2/32"]));
+pub(crate) static WRITTEN_TO: Prefixes = LazyLock::new(|| {
+    let own = ["10.0.0.0/16", "10.70.0.0/16", "fd00:a::/48"];
+    nets(&[&own[..], &["169.254.18.1/32", "192.168.7.7/32"]].concat())
+});
 
-pub(crate) fn is_in(address: IpAddr, prefixes: &[&str]) -> bool {
-    prefixes.iter().any(|net| net.parse::<IpNet>().unwrap().contains(&address))
+type Prefixes = LazyLock<Vec<IpNet>>;
+
+pub(crate) fn is_in(address: IpAddr, prefixes: &[IpNet]) -> bool {
+    prefixes.iter().any(|net| net.contains(&address))
 }
 
 pub(crate) fn nets(texts: &[&str]) -> Vec<IpNet> {
