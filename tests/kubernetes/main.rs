@@ -8,4 +8,5 @@ mod leftovers;
 mod liqoctl;
 mod pair;
 mod peering;
+mod reach;
 mod stage;

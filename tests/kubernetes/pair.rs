@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use weft_tests::kubernetes::{Image, Object};
 use weft_tests::manifests::{Peering, Spelling, join};
-use weft_tests::traffic::{Service, StreamReport, Streams, TcpServer, Way, http_get, ping};
+use weft_tests::traffic::{
+    HeldConnection, Service, StreamReport, Streams, TcpServer, Way, http_get, ping,
+};
 use weft_tests::{Kubernetes, Lab, Pod, View, wait_until};
 
 use crate::stage::{each, rome_and_milan, step};
@@ -16,7 +18,8 @@ pub(crate) const SOON: Duration = Duration::from_secs(20);
 /// How long installing may take, on a machine that starts four nodes' worth of pods at once.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 const NODE_PORT: u16 = 30742;
-const HTTP: u16 = 80;
+pub(crate) const HTTP: u16 = 80;
+const ECHO: u16 = 7007;
 /// Of streams, in which one datagram a millisecond goes each way.
 const STREAM: u16 = 7001;
 const OFTEN: Duration = Duration::from_millis(1);
@@ -26,7 +29,7 @@ pub(crate) struct Pair {
     pub(crate) clusters: [Kubernetes; 2],
     peering: Peering,
     /// Of each cluster, one on each node.
-    pods: Vec<Vec<Pod>>,
+    pub(crate) pods: Vec<Vec<Pod>>,
 }
 
 /// The gateways, in the order of their clusters.
@@ -117,6 +120,15 @@ impl Pair {
         let result = f();
         let reports = streams.stop();
         result.map(|()| reports)
+    }
+
+    /// A connection from a pod of rome to one of milan, and its server.
+    pub(crate) fn hold(&self) -> Result<(HeldConnection, TcpServer)> {
+        let [of_milan, _] = self.views()?;
+        let (from, to) = (&self.pods[0][1], &self.pods[1][1]);
+        let server = TcpServer::start(&to.ns, ECHO, Service::Echo)?;
+        let to = SocketAddr::new(of_milan.of(to.addresses[0])?, ECHO);
+        Ok((HeldConnection::open(&from.ns, to)?, server))
     }
 
     fn documents(&self) -> [Vec<String>; 2] {

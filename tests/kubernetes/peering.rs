@@ -13,10 +13,13 @@ use weft_tests::kubernetes::{Image, Machine, Object};
 use weft_tests::{Kubernetes, Lab, View, skip, wait_until};
 
 use crate::pair::{GATEWAYS, PATIENCE, Pair, SOON};
+use crate::reach::services_nodes_and_strangers_reach_pods;
 use crate::stage::{play, say, step};
 
 /// Until packets pass again, with the time that a pod takes to start.
 const BACK: Duration = Duration::from_secs(6);
+/// Longer than a lease of the controller lasts.
+const AWAY: Duration = Duration::from_secs(20);
 
 #[test]
 fn two_installed_clusters_reach_each_other_lose_pods_of_weft_and_part() -> Result<()> {
@@ -24,7 +27,7 @@ fn two_installed_clusters_reach_each_other_lose_pods_of_weft_and_part() -> Resul
         Ok(image) => {
             let lab = Lab::new("weft-kubernetes-peering")?;
             let pair = Pair::install(&lab, &image)?;
-            pair.explained(|| from_the_manifests_to_the_end(&pair))
+            pair.explained(|| from_the_manifests_to_the_end(&pair, &lab))
         }
         Err(why) => {
             skip(&format!("{why:#}"));
@@ -33,11 +36,17 @@ fn two_installed_clusters_reach_each_other_lose_pods_of_weft_and_part() -> Resul
     })
 }
 
-fn from_the_manifests_to_the_end(pair: &Pair) -> Result<()> {
+fn from_the_manifests_to_the_end(pair: &Pair, lab: &Lab) -> Result<()> {
     step("both are connected", || pair.connect())?;
     step("all pods reach all pods", || pair.all_reach_all())?;
+    step("services, nodes and strangers reach pods", || {
+        services_nodes_and_strangers_reach_pods(pair, lab)
+    })?;
+    let (mut held, _server) = pair.hold()?;
     step("pods of gateways are replaced", || gateways_come_back(pair))?;
     step("all other pods of weft are replaced", || others_are_not_missed(pair))?;
+    step("both API servers are away", || api_servers_are_not_missed(pair))?;
+    step("a connection has outlived all that", || held.echoes(SOON))?;
     step("nothing is left of the peering", || nothing_is_left(pair))
 }
 
@@ -87,6 +96,16 @@ fn others_are_not_missed(pair: &Pair) -> Result<()> {
     let after = pair.each(published)?;
     ensure!(after == before, "{before:#?} before, {after:#?} after");
     Ok(())
+}
+
+fn api_servers_are_not_missed(pair: &Pair) -> Result<()> {
+    let reports = pair.streaming(|| {
+        pair.each(Kubernetes::stop_api_server)?;
+        std::thread::sleep(AWAY);
+        pair.each(Kubernetes::start_api_server).map(drop)
+    })?;
+    ensure!(reports.iter().all(|r| r.sent > 1000 && r.lost + r.duplicated == 0), "{reports:?}");
+    pair.wait_connected(SOON)
 }
 
 /// All of controller, ipam and route-agents, until others have taken their places.

@@ -1,0 +1,85 @@
+//! Ways to pods of the other cluster that do not begin in a pod, or lead through a Service.
+//!
+//! ```text
+//!   pods of rome --- ClusterIP --\
+//!   nodes of rome -- ClusterIP ---+--[ kube-proxy ]-- weft -- pods of milan
+//!   a stranger ----- NodePort ---/
+//! ```
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, Result, ensure};
+use weft_tests::kubernetes::Object;
+use weft_tests::traffic::{Service, TcpServer, http_get};
+use weft_tests::{Lab, Netns, Pod, View, on_segment, wait_until};
+
+use crate::pair::{HTTP, Pair, SOON};
+
+const NODE_PORT: u16 = 30800;
+/// On the segment, and in no cluster.
+const STRANGER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 200));
+
+pub(crate) fn services_nodes_and_strangers_reach_pods(pair: &Pair, lab: &Lab) -> Result<()> {
+    let [rome, milan] = &pair.clusters;
+    let [of_milan, of_rome] = pair.views()?;
+    let serve = |pod: &Pod| TcpServer::start(&pod.ns, HTTP, Service::Http);
+    let _servers = pair.pods[1].iter().map(serve).collect::<Result<Vec<_>>>()?;
+    let there = pair.pods[1].iter().map(|pod| of_milan.of(pod.addresses[0]));
+    let there = there.collect::<Result<Vec<_>>>()?;
+    rome.apply(&service(&there))?;
+    let service = rome.get(Object::new("service", "default", "there"))?;
+    let cluster_ip = service["spec"]["clusterIP"].as_str().context("no ClusterIP")?.parse()?;
+
+    for pod in &pair.pods[0] {
+        let seen = get(&pod.ns, cluster_ip, HTTP, &pod.name)?;
+        ensure!(seen == of_rome.of(pod.addresses[0])?, "{} is seen as {seen}", pod.name);
+    }
+    let stranger = lab.machine("stranger", &[on_segment(STRANGER)])?;
+    for node in &rome.machines {
+        for address in there.iter().copied().chain([cluster_ip]) {
+            is_romes(get(node.host.net(), address, HTTP, &node.name)?, &of_rome)?;
+        }
+        let of_node = node.addresses[0];
+        is_romes(get(stranger.net(), of_node, NODE_PORT, "a stranger")?, &of_rome)?;
+        let beside = milan.head();
+        is_romes(get(beside.host.net(), of_node, NODE_PORT, &beside.name)?, &of_rome)?;
+    }
+    rome.kubectl(&["delete", "service,endpointslice", "--namespace=default", "there"]).map(drop)
+}
+
+/// The client's address as a pod of milan sees it.
+fn get(from: &Netns, address: IpAddr, port: u16, who: &str) -> Result<IpAddr> {
+    let mut seen = None;
+    let to = SocketAddr::new(address, port);
+    wait_until(&format!("{who} reaches {to}"), SOON, || {
+        seen = Some(http_get(from, to)?);
+        Ok::<_, anyhow::Error>(())
+    })?;
+    seen.context("nothing was seen")
+}
+
+/// Whatever a pod of milan sees, it can answer.
+fn is_romes(seen: IpAddr, of_rome: &View) -> Result<()> {
+    let is_in_one = of_rome.0.iter().any(|(_, local)| local.net().contains(&seen));
+    ensure!(is_in_one, "{seen} is seen, which is in no prefix of rome's: {of_rome:?}");
+    Ok(())
+}
+
+/// A Service whose endpoints are these, as whoever reflects a peer's Services makes it.
+fn service(endpoints: &[IpAddr]) -> String {
+    let endpoints = endpoints.iter().map(|address| format!("- addresses: ['{address}']\n"));
+    format!(
+        "apiVersion: v1\n\
+         kind: Service\n\
+         metadata: {{name: there, namespace: default}}\n\
+         spec: {{type: NodePort, ports: [{{name: http, port: {HTTP}, nodePort: {NODE_PORT}}}]}}\n\
+         ---\n\
+         apiVersion: discovery.k8s.io/v1\n\
+         kind: EndpointSlice\n\
+         metadata: {{name: there, namespace: default, labels: {{kubernetes.io/service-name: there}}}}\n\
+         addressType: IPv4\n\
+         ports: [{{name: http, port: {HTTP}}}]\n\
+         endpoints:\n{}",
+        endpoints.collect::<String>()
+    )
+}
