@@ -44,8 +44,8 @@ fn from_the_manifests_to_the_end(pair: &Pair, lab: &Lab) -> Result<()> {
     })?;
     let (mut held, _server) = pair.hold()?;
     step("pods of gateways are replaced", || gateways_come_back(pair))?;
-    step("all other pods of weft are replaced", || others_are_not_missed(pair))?;
     step("both API servers are away", || api_servers_are_not_missed(pair))?;
+    step("all other pods of weft are replaced", || others_are_not_missed(pair))?;
     step("a connection has outlived all that", || held.echoes(SOON))?;
     step("nothing is left of the peering", || nothing_is_left(pair))
 }
