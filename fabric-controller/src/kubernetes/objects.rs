@@ -151,8 +151,8 @@ mod tests {
         assert_eq!(of("gatewayconfigs"), [(read, json!(["server"]))]);
         assert_eq!(of("gatewayconfigs/status"), [(json!(["get", "patch"]), json!(["server"]))]);
         let own = json!(["gw-server"]);
-        let expected =
-            [(json!(["create"]), Value::Null), (json!(["get", "patch", "delete"]), own.clone())];
+        let all = json!(["get", "list", "watch", "patch", "delete"]);
+        let expected = [(json!(["create"]), Value::Null), (all, own.clone())];
         assert_eq!(of("connections"), expected);
         assert_eq!(of("connections/status"), [(json!(["get", "patch"]), own)]);
         assert_eq!(rules.len(), 6);

@@ -23,7 +23,7 @@ pub(super) fn role(metadata: ObjectMeta, gateway: &str, secret: &str) -> Role {
         rule(
             labels::NETWORKING_GROUP,
             "connections",
-            &["get", "patch", "delete"],
+            &["get", "list", "watch", "patch", "delete"],
             Some(&connection),
         ),
         rule(labels::NETWORKING_GROUP, "connections/status", &["get", "patch"], Some(&connection)),

@@ -97,7 +97,9 @@ impl Store {
 
     /// As [`Self::watch`], of one object that weft publishes, and of all of other kinds. That one's
     /// status is told as it was when the rest of it last changed: this is for whoever writes it.
-    /// However many others there are, it costs nothing when they change. See [`Watch::also`].
+    /// However many others there are, it costs nothing when they change. In Kubernetes, where a
+    /// Connection may have two gateways for a while, its status is told as well. See
+    /// [`Watch::also`].
     pub fn follow(&self, object: &ObjectRef, with: &[Kind]) -> Result<Watch, StoreError> {
         Ok(match &self.backend {
             Backend::Directory(store) => {
@@ -145,6 +147,15 @@ impl Store {
         match &self.backend {
             Backend::Directory(store) => store.put_status(object),
             Backend::Kubernetes(store) => store.put_status(object).await,
+        }
+    }
+
+    /// As [`Self::put_status`], unless somebody else has written the object since this program last
+    /// wrote its status: whoever came later knows better. In a directory that is not looked at.
+    pub async fn put_status_if_last(&self, object: &Object) -> Result<bool, StoreError> {
+        match &self.backend {
+            Backend::Directory(store) => store.put_status(object),
+            Backend::Kubernetes(store) => store.put_status_if_last(object).await,
         }
     }
 

@@ -19,6 +19,8 @@ struct Entry {
     /// The API server may fill in more than it was asked for.
     content: Option<Asked>,
     status: Option<Asked>,
+    /// The version that came of the last status that was written here.
+    wrote: Option<u64>,
 }
 
 /// What was asked for, and what that became.
@@ -50,7 +52,7 @@ impl Cache {
                 entry.seen = stored.clone();
             }
             Some(_) | None => {
-                let entry = Entry { seen: stored.clone(), content: None, status: None };
+                let entry = Entry::of(stored);
                 self.entries.insert(reference, entry);
             }
         }
@@ -69,7 +71,10 @@ impl Cache {
             Part::Content => {
                 entry.content = Some(Asked { want, got: content(&stored.object) });
             }
-            Part::Status => entry.status = Some(Asked { want, got: status(&stored.object) }),
+            Part::Status => {
+                entry.status = Some(Asked { want, got: status(&stored.object) });
+                entry.wrote = Some(stored.version);
+            }
             Part::Local => {}
         }
     }
@@ -100,6 +105,13 @@ impl Cache {
         (version > 0).then(|| version.to_string())
     }
 
+    /// The same, if nobody is known to have written the object since its status was written here.
+    pub(super) fn version_written(&self, object: &Object) -> Option<String> {
+        let entry = self.the(object)?;
+        entry.wrote.filter(|version| *version == entry.seen.version)?;
+        self.version(object)
+    }
+
     pub(super) fn uid(&self, object: &ObjectRef) -> Option<String> {
         Some(self.entries.get(object)?.seen.object.uid().to_owned())
     }
@@ -107,6 +119,12 @@ impl Cache {
     fn the(&self, object: &Object) -> Option<&Entry> {
         let entry = self.entries.get(&object.reference());
         entry.filter(|entry| entry.seen.object.uid() == object.uid())
+    }
+}
+
+impl Entry {
+    fn of(stored: &Stored) -> Self {
+        Self { seen: stored.clone(), content: None, status: None, wrote: None }
     }
 }
 

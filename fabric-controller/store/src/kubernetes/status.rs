@@ -7,20 +7,15 @@ use super::access::answer;
 use super::cache::{Part, has_status};
 use super::content::{local, part, status};
 use super::{Kubernetes, failed, intake, is_absent, parameters};
-use crate::{ApiError, Object, StoreError, decode};
+use crate::{ApiError, Object, ObjectRef, StoreError, decode};
 
 /// How often somebody else may come first.
 const TRIES: usize = 4;
+const WRITE_STATUS: &str = "write the status of";
 
 impl Kubernetes {
     pub(crate) async fn put_status(&self, object: &Object) -> Result<bool, StoreError> {
-        let reference = object.reference();
-        if !has_status(reference.kind) {
-            return Err(StoreError::NoStatus { object: reference });
-        }
-        if object.uid().is_empty() {
-            return Err(StoreError::NoUid { object: reference });
-        }
+        check(object)?;
         let mut wrote = false;
         let local = local(object).filter(|want| !self.cache().has_local(object, want));
         if let Some(want) = local {
@@ -33,6 +28,22 @@ impl Kubernetes {
             wrote = true;
         }
         Ok(wrote)
+    }
+
+    pub(crate) async fn put_status_if_last(&self, object: &Object) -> Result<bool, StoreError> {
+        check(object)?;
+        let reference = object.reference();
+        let Some(version) = self.cache().version_written(object) else { return Ok(false) };
+        let want = status(object);
+        match self.apply_part(object, Part::Status, &version, &want).await {
+            Err(ApiError::Refused { code: 409, .. }) => Ok(false),
+            Err(error) if is_absent(&error, &reference) => Err(self.gone(object)),
+            Err(source) => Err(failed(WRITE_STATUS, &reference, source)),
+            Ok(written) => {
+                self.wrote(&reference, Part::Status, want, written);
+                Ok(true)
+            }
+        }
     }
 
     /// Of a namesake, the API server would take a status all the same: only a version tells them
@@ -52,18 +63,22 @@ impl Kubernetes {
                 Err(error) if is_absent(&error, &reference) => return Err(self.gone(object)),
                 Err(source) => {
                     let status = what == Part::Status;
-                    let step = if status { "write the status of" } else { "fill in" };
+                    let step = if status { WRITE_STATUS } else { "fill in" };
                     return Err(failed(step, &reference, source));
                 }
                 Ok(written) => break written,
             }
         };
-        match intake::take(reference.kind, written) {
+        self.wrote(&reference, what, want, written);
+        Ok(())
+    }
+
+    fn wrote(&self, object: &ObjectRef, what: Part, want: Value, written: DynamicObject) {
+        match intake::take(object.kind, written) {
             Ok(stored) => self.cache().wrote(&stored, what, want),
             // The part was taken; what is wrong elsewhere, the watch tells.
-            Err(_) => self.cache().lost(&reference),
+            Err(_) => self.cache().lost(object),
         }
-        Ok(())
     }
 
     async fn apply_part(
@@ -106,4 +121,15 @@ impl Kubernetes {
         }
         StoreError::Gone { object: reference }
     }
+}
+
+fn check(object: &Object) -> Result<(), StoreError> {
+    let reference = object.reference();
+    if !has_status(reference.kind) {
+        return Err(StoreError::NoStatus { object: reference });
+    }
+    if object.uid().is_empty() {
+        return Err(StoreError::NoUid { object: reference });
+    }
+    Ok(())
 }

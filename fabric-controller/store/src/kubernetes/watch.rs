@@ -214,15 +214,18 @@ impl Watch {
         version.is_some_and(|version| *version > stored.version)
     }
 
-    /// Nothing that was told before. Who follows one object writes its status, and knows it.
+    /// Nothing that was told before. Who follows one object writes its status, and knows it; a
+    /// Connection's others may write, too.
     fn tell(&mut self, source: &Source, object: Object) {
         let before = self.told.insert(object.reference(), object.clone());
         let Some(before) = before else {
             return self.queue.push_back(Event::Applied(Box::new(object)));
         };
         let same = match source {
-            Source::One(_) => is_same_but_for_status(&before, &object),
-            Source::All(_) | Source::Labelled(_) => before == object,
+            Source::One(of) if of.kind != Kind::Connection => {
+                is_same_but_for_status(&before, &object)
+            }
+            Source::One(_) | Source::All(_) | Source::Labelled(_) => before == object,
         };
         if !same {
             self.queue.push_back(Event::Applied(Box::new(object)));

@@ -1,7 +1,9 @@
 //! One object, with the rights to that one alone.
 
 use fabric_api::fabric::GatewayConfigStatus;
-use fabric_api::networking::{Connection, ConnectionSpec, ConnectionStatus, ConnectionType};
+use fabric_api::networking::{
+    Connection, ConnectionSpec, ConnectionStatus, ConnectionType, ConnectionValue,
+};
 use fabric_store::{Event, Kind, Object, ObjectRef, Store, StoreError};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -52,7 +54,7 @@ fn follow(place: &Place, store: &Store, name: &str) -> Ears {
 #[tokio::test]
 async fn a_gateway_does_all_it_needs_with_the_rights_to_its_own_objects() {
     let Some(place) = Place::new("rights").await else { return };
-    grant(&place, &["get", "create", "patch", "delete"]).await;
+    grant(&place, &["get", "list", "watch", "create", "patch", "delete"]).await;
     let admin = place.store();
     let mut published = admin.put(&place.config("gw").into()).await.unwrap();
     admin.put(&place.config("other").into()).await.unwrap();
@@ -77,7 +79,13 @@ async fn a_gateway_does_all_it_needs_with_the_rights_to_its_own_objects() {
     let Object::Connection(mut connection) = stored.clone() else { panic!() };
     connection.status = Some(ConnectionStatus::default());
     assert!(store.put_status(&connection.into()).await.unwrap());
+    let own = store.follow(&stored.reference(), &[]).unwrap();
+    let mut own = Ears::new(own, &place.namespace);
+    assert!(
+        matches!(&own.sync().await[0], Event::Applied(is) if is.reference() == stored.reference())
+    );
     store.delete(&stored.reference()).await.unwrap();
+    assert!(matches!(own.next().await, Event::Deleted(_)));
     watch.quiet().await;
 
     let denied = |error: StoreError| {
@@ -149,4 +157,35 @@ async fn without_the_right_to_a_secret_the_rest_goes_on_until_it_is_given() {
     let told = problems(watch.next().await);
     assert!(told[0].starts_with("Secret denied/keys: may not watch Secret: "), "{told:?}");
     assert!(told[0].contains("get, list and watch on secrets"), "{told:?}");
+}
+
+#[tokio::test]
+async fn whoever_follows_a_connection_hears_what_another_makes_of_its_status() {
+    let Some(place) = Place::new("shared-connection").await else { return };
+    let (store, other) = (place.store(), place.store());
+    let spec = ConnectionSpec { type_: ConnectionType::Client, gateway_ref: Default::default() };
+    let mut connection = Connection::new("gw-gw", spec);
+    connection.metadata.namespace = Some(place.namespace.clone());
+    let stored = store.put(&connection.into()).await.unwrap();
+    let with = |value| {
+        let Object::Connection(mut connection) = stored.clone() else { panic!() };
+        connection.status = Some(ConnectionStatus { value, latency: None });
+        Object::from(connection)
+    };
+    let mut watch = Ears::new(store.follow(&stored.reference(), &[]).unwrap(), &place.namespace);
+    watch.sync().await;
+    let [connected, error, connecting] =
+        [ConnectionValue::Connected, ConnectionValue::Error, ConnectionValue::Connecting].map(with);
+    assert!(store.put_status(&connected).await.unwrap());
+    assert_eq!(applied(watch.next().await), connected);
+    assert!(store.put_status_if_last(&connecting).await.unwrap());
+    assert_eq!(applied(watch.next().await), connecting);
+
+    // Before it is told, and after.
+    assert!(other.put_status(&error).await.unwrap());
+    assert!(!store.put_status_if_last(&connecting).await.unwrap());
+    assert_eq!(applied(watch.next().await), error);
+    assert!(!store.put_status_if_last(&connecting).await.unwrap());
+    watch.quiet().await;
+    assert!(store.put_status(&connecting).await.unwrap(), "it insists");
 }
