@@ -17,6 +17,7 @@ use crate::grants::{Grant, Ipam, Round};
 use crate::index::{Index, Settings};
 use crate::placement::{Placements, Plan};
 use crate::publish::{copy_status, publish};
+use crate::silence::Silence;
 
 /// After ipam could not be reached; doubled up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(100);
@@ -50,6 +51,7 @@ pub struct Controller {
     told: Option<BTreeSet<Problem>>,
     /// In Kubernetes, who makes gateways run.
     outside: Option<Outside>,
+    silence: Silence,
 }
 
 /// Where the controller says what is to be made so outside of the store, and hears what came of it.
@@ -77,6 +79,7 @@ impl Controller {
             patience: RETRY_MIN,
             told: None,
             outside: None,
+            silence: Silence::default(),
         })
     }
 
@@ -264,6 +267,9 @@ impl Controller {
     /// Compiles and publishes until nothing changes, then asks ipam for what is missing.
     async fn settle(&mut self) {
         self.name_secrets().await;
+        if self.outside.is_some() {
+            self.silence.tell(&self.store, &mut self.index).await;
+        }
         let mut wishes = Vec::new();
         let mut problems = Vec::new();
         for _ in 0..MAX_ROUNDS {

@@ -12,6 +12,7 @@ pub mod kubernetes;
 pub mod placement;
 pub mod probe;
 pub mod publish;
+mod silence;
 pub mod webhook;
 
 pub use compile::{Published, compile};

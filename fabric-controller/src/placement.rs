@@ -28,6 +28,8 @@ pub struct Placement {
     pub endpoint: Option<EndpointStatus>,
     /// Address and node of its active pod; absent while there is none.
     pub internal: Option<InternalEndpoint>,
+    /// That pod stays, and is ready.
+    pub is_served: bool,
     /// How many of its pods are ready, and how many should be and are not.
     pub ready: i32,
     pub unavailable: i32,

@@ -49,6 +49,7 @@ fn placement(gateway: &ObjectRef, deployment: &DynamicObject, live: &Objects) ->
     Placement {
         workload: Some(reference(deployment)),
         endpoint: service.and_then(|service| endpoint(&service, host.as_ref())),
+        is_served: pod.as_ref().is_some_and(|pod| stays(pod) && is_ready(pod)),
         internal: pod.map(|pod| InternalEndpoint { ip: address(&pod).map(str::to_owned), node }),
         ready: status.ready_replicas.unwrap_or_default(),
         unavailable: status.unavailable_replicas.unwrap_or_default(),
@@ -84,8 +85,11 @@ fn active(live: &Objects, namespace: &str, gateway: &str) -> Option<Pod> {
 }
 
 fn rank(pod: &Pod) -> (bool, bool, Option<Time>, Option<String>) {
-    let stays = pod.metadata.deletion_timestamp.is_none();
-    (stays, is_ready(pod), pod.metadata.creation_timestamp.clone(), pod.metadata.name.clone())
+    (stays(pod), is_ready(pod), pod.metadata.creation_timestamp.clone(), pod.metadata.name.clone())
+}
+
+fn stays(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_none()
 }
 
 fn runs(pod: &Pod) -> bool {
@@ -216,5 +220,16 @@ mod tests {
         leaving.1["metadata"]["deletionTimestamp"] = json!("2026-01-31T12:00:02Z");
         assert_eq!(node_of([leaving.clone(), new("False")]), "n2");
         assert_eq!(place(&[deployment(), leaving]).unwrap().1, "n1", "better than none");
+    }
+
+    #[test]
+    fn it_is_served_by_a_pod_that_is_ready_and_stays() {
+        let is_served = |pod| placed(&[deployment(), pod]).is_served;
+        assert!(is_served(pod("a", "n1", "10.200.1.7", "True")));
+        assert!(!is_served(pod("a", "n1", "10.200.1.7", "False")));
+        let mut leaving = pod("a", "n1", "10.200.1.7", "True");
+        leaving.1["metadata"]["deletionTimestamp"] = json!("2026-01-31T12:00:02Z");
+        assert!(!is_served(leaving));
+        assert!(!placed(&[deployment()]).is_served);
     }
 }

@@ -275,10 +275,15 @@ impl Cluster {
                 "automountServiceAccountToken": false, "terminationGracePeriodSeconds": 0,
                 "containers": [{"name": "gateway", "image": "gateway"}]}});
         self.apply(&pod);
-        let ready = json!([{"type": "Ready", "status": "True"}]);
-        let status = json!({"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}],
-            "conditions": ready});
-        self.set_status(&pod, &status);
+        self.set_status(&pod, &json!({"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]}));
+        self.set_ready(peer, name, true);
+    }
+
+    /// As a kubelet says it, or the control plane for a kubelet that is not heard of any more.
+    pub(crate) fn set_ready(&self, peer: &str, name: &str, ready: bool) {
+        let ready = if ready { "True" } else { "False" };
+        let pod = json!({"kind": "Pod", "metadata": metadata(name, peer)});
+        self.set_status(&pod, &json!({"conditions": [{"type": "Ready", "status": ready}]}));
     }
 
     /// Its grace period is none.

@@ -17,5 +17,6 @@ mod endpoint;
 #[path = "../controller/ipam.rs"]
 mod ipam;
 mod peers;
+mod silence;
 mod unpeering;
 mod workloads;

@@ -1,0 +1,56 @@
+//! What is said of a gateway that cannot say anything itself.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, cluster, cluster_ip, metadata, peering, server, tenant};
+
+/// As a gateway makes it.
+fn connection(cluster: &Cluster) -> Value {
+    let gateway = cluster.get("gatewayserver", &tenant("brno"), "server").unwrap();
+    json!({"apiVersion": "networking.liqo.io/v1beta1", "kind": "Connection",
+        "metadata": metadata("gw-server", "brno"),
+        "spec": {"type": "Server", "gatewayRef": {"kind": "WgGatewayServer", "name": "server",
+            "namespace": tenant("brno"), "uid": gateway["metadata"]["uid"]}}})
+}
+
+fn until_told(cluster: &Cluster, value: &str) {
+    let namespace = tenant("brno");
+    cluster.until_is(["connection", &namespace, "gw-server"], "/status/value", &json!(value));
+    cluster.until("the nodes know", || {
+        let config = cluster.get("nodeconfig", "", "n2")?;
+        let peerings = config["spec"]["peerings"].as_array()?.clone();
+        let peering = peerings.into_iter().find(|peering| peering["peerClusterId"] == "brno")?;
+        (peering["connected"] == json!(value == "Connected")).then_some(())
+    });
+}
+
+#[test]
+fn a_gateway_whose_node_is_gone_is_not_connected_unless_it_says_so_again() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    cluster.apply_all(&peering("brno"));
+    cluster.apply(&server("brno", &cluster_ip()));
+    cluster.until("its config", || cluster.get("gatewayconfig", &tenant("brno"), "server"));
+    cluster.run_pod("brno", "a", "n1", "10.200.1.21");
+    let connection = connection(cluster);
+    cluster.apply(&connection);
+    let connected = json!({"value": "Connected", "latency": {"value": "1ms"}});
+    cluster.set_status(&connection, &connected);
+    until_told(cluster, "Connected");
+
+    cluster.set_ready("brno", "a", false);
+    until_told(cluster, "Error");
+
+    // It was only the kubelet that was gone.
+    cluster.set_status(&connection, &connected);
+    until_told(cluster, "Connected");
+    sleep(Duration::from_secs(3));
+    until_told(cluster, "Connected");
+
+    cluster.set_ready("brno", "a", true);
+    sleep(Duration::from_secs(1));
+    cluster.kill_pod("brno", "a");
+    until_told(cluster, "Error");
+}
