@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
-use crate::compile::{Wish, compile, is_own};
+use crate::compile::{Published, Wish, compile, is_own};
 use crate::grants::{Grant, Ipam, Round};
 use crate::index::{Index, Settings};
 use crate::placement::{Placements, Plan};
@@ -270,30 +270,28 @@ impl Controller {
         if self.outside.is_some() {
             self.silence.tell(&self.store, &mut self.index).await;
         }
-        let mut wishes = Vec::new();
-        let mut problems = Vec::new();
+        let mut wanted = Published::default();
         for _ in 0..MAX_ROUNDS {
-            let wanted = compile(&self.index, Timestamp::now());
+            wanted = compile(&self.index, Timestamp::now());
             let outcome = publish(&self.store, &mut self.index, &wanted).await;
             self.releases.extend(outcome.lost);
-            (wishes, problems) = (wanted.wishes, wanted.problems);
             if !outcome.problems.is_empty() {
-                problems.extend(outcome.problems);
+                wanted.problems.extend(outcome.problems);
                 self.retry.get_or_insert_with(|| Instant::now() + RETRY_REFUSED);
             }
             if !outcome.changed {
-                self.instruct(Plan {
-                    whole: self.index.is_whole(),
-                    gateways: wanted.gateways,
-                    unlabelled: wanted.unlabelled,
-                    problems: self.with_uids(&problems),
-                    peers: wanted.peers,
-                });
                 break;
             }
         }
-        self.tell(problems).await;
-        self.ask(wishes);
+        self.instruct(Plan {
+            whole: self.index.is_whole(),
+            gateways: wanted.gateways,
+            unlabelled: wanted.unlabelled,
+            problems: self.with_uids(&wanted.problems),
+            peers: wanted.peers,
+        });
+        self.tell(wanted.problems).await;
+        self.ask(wanted.wishes);
     }
 
     fn with_uids(&self, problems: &[Problem]) -> BTreeMap<Problem, String> {

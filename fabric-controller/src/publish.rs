@@ -65,8 +65,10 @@ impl Publisher<'_> {
         copy_status(have, &mut want);
         match self.store.put(&want).await {
             Ok(stored) => {
-                tracing::info!(object = %reference, generation = stored.generation(), "published");
-                self.apply(stored);
+                let generation = stored.generation();
+                if self.apply(stored) {
+                    tracing::info!(object = %reference, generation, "published");
+                }
             }
             Err(error) => self.failed(reference, &error),
         }
@@ -134,9 +136,13 @@ impl Publisher<'_> {
         self.outcome.changed = true;
     }
 
-    fn apply(&mut self, object: Object) {
+    /// True if that is news. It is not where the store holds something else than was wanted, and
+    /// will: a label that others have added, a field that its definition of the kind lacks.
+    fn apply(&mut self, object: Object) -> bool {
+        let news = self.index.get(&object.reference()) != Some(&object);
         self.index.apply(Event::Applied(Box::new(object)));
-        self.outcome.changed = true;
+        self.outcome.changed |= news;
+        news
     }
 
     fn failed(&mut self, reference: &ObjectRef, error: &StoreError) {

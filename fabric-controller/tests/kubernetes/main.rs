@@ -18,5 +18,6 @@ mod endpoint;
 mod ipam;
 mod peers;
 mod silence;
+mod stray;
 mod unpeering;
 mod workloads;

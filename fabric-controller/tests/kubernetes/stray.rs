@@ -1,0 +1,25 @@
+//! What others hang on weft's own objects.
+
+use serde_json::json;
+
+use crate::cluster::{cluster, cluster_ip, peering, server, tenant};
+
+#[test]
+fn labels_and_annotations_of_others_on_weft_own_objects_keep_no_gateway_from_being_made() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    let namespace = &tenant("metz");
+    cluster.apply_all(&peering("metz"));
+    cluster.apply(&server("metz", &cluster_ip()));
+    cluster.until("its config", || cluster.get("gatewayconfig", namespace, "server"));
+    let address = cluster.until("its address", || cluster.names("ips", namespace).pop());
+    let label = json!({"metadata": {"labels": {"liqo.io/theirs": "too"}}});
+    cluster.merge("ip", namespace, &address, &label);
+    let note = json!({"metadata": {"annotations": {"weft.dev/theirs": "too"}}});
+    cluster.merge("gatewayconfig", namespace, "server", &note);
+
+    cluster.apply_all(&peering("nancy"));
+    cluster.apply(&server("nancy", &cluster_ip()));
+    cluster.until("another gateway", || cluster.get("deployment", &tenant("nancy"), "gw-server"));
+    let ip = cluster.get("ip", namespace, &address).unwrap();
+    assert_eq!(ip["metadata"]["labels"]["liqo.io/theirs"], "too");
+}
