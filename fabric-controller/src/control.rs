@@ -17,12 +17,13 @@ use crate::grants::{Grant, Ipam, Round};
 use crate::index::{Index, Settings};
 use crate::placement::{Placements, Plan};
 use crate::publish::{copy_status, publish};
+use crate::refusals::Refusals;
 use crate::silence::Silence;
 
 /// After ipam could not be reached; doubled up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(1);
-/// After ipam refused, or something could not be written.
+/// After ipam refused, or the store did not answer.
 const RETRY_REFUSED: Duration = Duration::from_secs(5);
 /// Finds files that somebody removed before the watch saw them.
 const RESYNC: Duration = Duration::from_secs(30);
@@ -52,6 +53,7 @@ pub struct Controller {
     /// In Kubernetes, who makes gateways run.
     outside: Option<Outside>,
     silence: Silence,
+    refusals: Refusals,
 }
 
 /// Where the controller says what is to be made so outside of the store, and hears what came of it.
@@ -80,6 +82,7 @@ impl Controller {
             told: None,
             outside: None,
             silence: Silence::default(),
+            refusals: Refusals::default(),
         })
     }
 
@@ -273,12 +276,13 @@ impl Controller {
         let mut wanted = Published::default();
         for _ in 0..MAX_ROUNDS {
             wanted = compile(&self.index, Timestamp::now());
-            let outcome = publish(&self.store, &mut self.index, &wanted).await;
+            let (index, refusals) = (&mut self.index, &mut self.refusals);
+            let outcome = publish(&self.store, index, refusals, &wanted).await;
             self.releases.extend(outcome.lost);
-            if !outcome.problems.is_empty() {
-                wanted.problems.extend(outcome.problems);
-                self.retry.get_or_insert_with(|| Instant::now() + RETRY_REFUSED);
-            }
+            wanted.problems.extend(outcome.problems);
+            let now = Instant::now();
+            self.retry_at(outcome.unreachable.then(|| now + RETRY_REFUSED));
+            self.retry_at(self.refusals.again(now));
             if !outcome.changed {
                 break;
             }
@@ -292,6 +296,10 @@ impl Controller {
         });
         self.tell(wanted.problems).await;
         self.ask(wanted.wishes);
+    }
+
+    fn retry_at(&mut self, at: Option<Instant>) {
+        self.retry = self.retry.into_iter().chain(at).min();
     }
 
     fn with_uids(&self, problems: &[Problem]) -> BTreeMap<Problem, String> {
@@ -334,13 +342,13 @@ impl Controller {
         }
         for (wish, reason) in round.denied {
             self.index.deny(wish.object, reason);
-            self.retry.get_or_insert_with(|| Instant::now() + RETRY_REFUSED);
+            self.retry_at(Some(Instant::now() + RETRY_REFUSED));
         }
         self.releases.splice(..0, round.unreleased);
         match &round.unreachable {
             Some(reason) => {
                 tracing::debug!(reason, "ipam cannot be reached");
-                self.retry = Some(Instant::now() + self.patience);
+                self.retry_at(Some(Instant::now() + self.patience));
                 self.patience = (self.patience * 2).min(RETRY_MAX);
             }
             None => self.patience = RETRY_MIN,
@@ -366,7 +374,7 @@ impl Controller {
             Err(error) => {
                 self.index.deny(wish.object.clone(), format!("granted, but {error}"));
                 self.releases.push(grant);
-                self.retry.get_or_insert_with(|| Instant::now() + RETRY_REFUSED);
+                self.retry_at(Some(Instant::now() + RETRY_REFUSED));
             }
         }
     }

@@ -12,6 +12,7 @@ pub mod kubernetes;
 pub mod placement;
 pub mod probe;
 pub mod publish;
+pub mod refusals;
 mod silence;
 pub mod webhook;
 

@@ -7,10 +7,13 @@ use fabric_store::{Event, Kind, Object, ObjectRef, Problem, Store, StoreError};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::compile::{KeyPair, Published, is_own};
 use crate::grants::Grant;
 use crate::index::Index;
+use crate::refusals::Refusals;
 
 /// What came of it.
 #[derive(Debug, Default)]
@@ -21,12 +24,19 @@ pub struct Outcome {
     pub lost: Vec<Grant>,
     /// What could not be written. It is tried again.
     pub problems: Vec<Problem>,
+    /// The store did not answer: nothing else was tried, or each would wait for its own answer.
+    pub unreachable: bool,
 }
 
-/// Brings the store to what is wanted, and the index with it.
-pub async fn publish(store: &Store, index: &mut Index, wanted: &Published) -> Outcome {
-    let (outcome, unreachable) = (Outcome::default(), false);
-    let mut publisher = Publisher { store, index, outcome, unreachable };
+/// Brings the store to what is wanted, and the index with it. What was refused rests for a while.
+pub async fn publish(
+    store: &Store,
+    index: &mut Index,
+    refusals: &mut Refusals,
+    wanted: &Published,
+) -> Outcome {
+    let outcome = Outcome::default();
+    let mut publisher = Publisher { store, index, refusals, outcome };
     for (reference, object) in &wanted.objects {
         publisher.put(reference, object).await;
     }
@@ -39,21 +49,28 @@ pub async fn publish(store: &Store, index: &mut Index, wanted: &Published) -> Ou
     for reference in &wanted.deleted {
         publisher.delete(reference).await;
     }
+    publisher.refusals.keep(|reference| is_wanted(wanted, reference));
     publisher.outcome
+}
+
+fn is_wanted(wanted: &Published, reference: &ObjectRef) -> bool {
+    wanted.objects.contains_key(reference)
+        || wanted.keys.contains_key(reference)
+        || wanted.statuses.contains_key(reference)
+        || wanted.deleted.contains(reference)
 }
 
 struct Publisher<'a> {
     store: &'a Store,
     index: &'a mut Index,
+    refusals: &'a mut Refusals,
     outcome: Outcome,
-    /// The store did not answer: nothing else is tried, or each would wait for its own answer.
-    unreachable: bool,
 }
 
 impl Publisher<'_> {
     async fn put(&mut self, reference: &ObjectRef, want: &Object) {
         let have = self.index.get(reference);
-        if self.unreachable || have.is_some_and(|have| is_same(have, want)) {
+        if have.is_some_and(|have| is_same(have, want)) {
             return;
         }
         if have.is_some_and(|have| is_in_the_way(have, want)) {
@@ -61,21 +78,25 @@ impl Publisher<'_> {
             self.problem(reference, message.to_owned());
             return;
         }
-        let mut want = want.clone();
-        copy_status(have, &mut want);
-        match self.store.put(&want).await {
+        if self.rests(reference, || want.to_value()) {
+            return;
+        }
+        let mut whole = want.clone();
+        copy_status(self.index.get(reference), &mut whole);
+        match self.store.put(&whole).await {
             Ok(stored) => {
                 let generation = stored.generation();
                 if self.apply(stored) {
                     tracing::info!(object = %reference, generation, "published");
                 }
             }
-            Err(error) => self.failed(reference, &error),
+            Err(error) => self.failed(reference, &error, want.to_value()),
         }
     }
 
     async fn make_key(&mut self, reference: &ObjectRef, wanted: &KeyPair) {
-        if self.unreachable {
+        let want = || json!({"peer": wanted.peer, "owner": wanted.owner});
+        if self.rests(reference, want) {
             return;
         }
         let private = PrivateKey::generate();
@@ -105,13 +126,14 @@ impl Publisher<'_> {
                 tracing::info!(object = %reference, %public, "made a key pair");
                 self.apply(stored);
             }
-            Err(error) => self.failed(reference, &error),
+            Err(error) => self.failed(reference, &error, want()),
         }
     }
 
     async fn put_status(&mut self, want: &Object) {
         let reference = want.reference();
-        if self.unreachable || self.index.get(&reference) == Some(want) {
+        let is_there = self.index.get(&reference) == Some(want);
+        if is_there || self.rests(&reference, || want.to_value()) {
             return;
         }
         match self.store.put_status(want).await {
@@ -119,17 +141,18 @@ impl Publisher<'_> {
                 tracing::debug!(object = %reference, "status written");
                 self.apply(want.clone());
             }
-            Err(error) => self.failed(&reference, &error),
+            Err(error) => self.failed(&reference, &error, want.to_value()),
         }
     }
 
     async fn delete(&mut self, reference: &ObjectRef) {
-        if self.unreachable {
+        if self.rests(reference, || Value::Null) {
             return;
         }
         if let Err(error) = self.store.delete(reference).await {
-            return self.failed(reference, &error);
+            return self.failed(reference, &error, Value::Null);
         }
+        self.refusals.taken(reference);
         tracing::info!(object = %reference, "removed");
         let gone = self.index.apply(Event::Deleted(reference.clone()));
         self.outcome.lost.extend(gone.as_ref().and_then(Grant::of));
@@ -139,16 +162,31 @@ impl Publisher<'_> {
     /// True if that is news. It is not where the store holds something else than was wanted, and
     /// will: a label that others have added, a field that its definition of the kind lacks.
     fn apply(&mut self, object: Object) -> bool {
+        self.refusals.taken(&object.reference());
         let news = self.index.get(&object.reference()) != Some(&object);
         self.index.apply(Event::Applied(Box::new(object)));
         self.outcome.changed |= news;
         news
     }
 
-    fn failed(&mut self, reference: &ObjectRef, error: &StoreError) {
-        self.unreachable |= error.is_unreachable();
+    /// True if it is not to be tried now.
+    fn rests(&mut self, reference: &ObjectRef, want: impl FnOnce() -> Value) -> bool {
+        let standing = self.refusals.standing(reference, want, Instant::now()).map(str::to_owned);
+        if let Some(message) = &standing {
+            self.problem(reference, message.clone());
+        }
+        standing.is_some() || self.outcome.unreachable
+    }
+
+    fn failed(&mut self, reference: &ObjectRef, error: &StoreError, want: Value) {
         let cause = std::error::Error::source(error).map(|c| format!(": {c}")).unwrap_or_default();
-        self.problem(reference, format!("{error}{cause}"));
+        let message = format!("{error}{cause}");
+        if error.is_unreachable() {
+            self.outcome.unreachable = true;
+        } else {
+            self.refusals.refused(reference, want, &message, Instant::now());
+        }
+        self.problem(reference, message);
     }
 
     fn problem(&mut self, reference: &ObjectRef, message: String) {

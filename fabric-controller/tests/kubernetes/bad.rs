@@ -69,3 +69,73 @@ fn what_the_api_server_refuses_disturbs_nobody_and_is_no_loop() {
     cluster.apply(&server("graz", &cluster_ip()));
     cluster.until("its Service", || cluster.get("service", namespace, "gw-server"));
 }
+
+/// As where Liqo's own definitions are older than what weft has to say.
+#[test]
+fn a_status_that_is_refused_is_not_sent_with_every_event() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    let namespace = &tenant("linz");
+    cluster.apply_all(&peering("linz"));
+    cluster.apply(&server("linz", &cluster_ip()));
+    let gateway = ["gatewayserver", namespace.as_str(), "server"];
+    cluster.until_is(gateway, "/status/serverRef/name", &json!("gw-server"));
+    let policy = refusing_statuses(namespace);
+    cluster.apply_all(&policy);
+    let probe = json!({"status": {"endpoint": {"port": 1}}}).to_string();
+    cluster.until("it is in force", || {
+        let patch = ["patch", gateway[0], "server", "-n", namespace, "--dry-run=server"];
+        let how = ["--subresource=status", "--type=merge", "-p", &probe];
+        cluster.server.kubectl(&[patch.as_slice(), how.as_slice()].concat(), "").err()
+    });
+
+    cluster.run_pod("linz", "a", "n1", "10.200.1.31");
+    cluster.until("it is told", || {
+        let all = events(cluster, namespace).into_iter();
+        let mut notes = all.filter_map(|event| event["note"].as_str().map(str::to_owned));
+        notes.find(|note| note.contains("not in this namespace"))
+    });
+    let before = cluster.writes();
+    let connection = connection(namespace);
+    cluster.apply(&connection);
+    for latency in 1..=20 {
+        let latency = json!({"value": format!("{latency}ms")});
+        cluster.set_status(&connection, &json!({"value": "Error", "latency": latency}));
+        sleep(Duration::from_millis(200));
+    }
+    let writes = cluster.writes() - before;
+    assert!(writes <= 3, "{writes} writes");
+
+    for object in &policy {
+        cluster.kubectl(&["delete", "-f", "-"], &object.to_string());
+    }
+    cluster.until_is(gateway, "/status/internalEndpoint/ip", &json!("10.200.1.31"));
+    cluster.kill_pod("linz", "a");
+}
+
+fn connection(namespace: &str) -> Value {
+    json!({"apiVersion": "networking.liqo.io/v1beta1", "kind": "Connection",
+        "metadata": {"name": "gw-server", "namespace": namespace},
+        "spec": {"type": "Server", "gatewayRef": {"name": "server"}}})
+}
+
+fn refusing_statuses(namespace: &str) -> [Value; 2] {
+    let of = |kind: &str, spec: Value| {
+        json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind,
+            "metadata": {"name": "no-statuses"}, "spec": spec})
+    };
+    let statuses = json!({"apiGroups": ["networking.liqo.io"], "apiVersions": ["*"],
+        "operations": ["UPDATE"], "resources": ["gatewayservers/status"]});
+    let rule = json!({"expression": format!("request.namespace != '{namespace}'"),
+        "message": "not in this namespace"});
+    [
+        of(
+            "ValidatingAdmissionPolicy",
+            json!({"failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": [statuses]}, "validations": [rule]}),
+        ),
+        of(
+            "ValidatingAdmissionPolicyBinding",
+            json!({"policyName": "no-statuses", "validationActions": ["Deny"]}),
+        ),
+    ]
+}
