@@ -202,8 +202,10 @@ impl Controller {
         match reference.kind {
             Kind::Network | Kind::Ip => {
                 if have.is_none() && is_own(&object) {
-                    // Perhaps one that was removed a moment ago.
-                    object = self.store.get(&reference).await.ok().flatten()?;
+                    // Perhaps one that was removed a moment ago. No answer does not say so.
+                    if let Ok(found) = self.store.get(&reference).await {
+                        object = found?;
+                    }
                 }
                 copy_status(have, &mut object);
             }
@@ -222,9 +224,10 @@ impl Controller {
         Some(object)
     }
 
+    /// True if there is no answer, too: what is gone is missed again at the next resync.
     async fn is_there(&self, reference: &ObjectRef) -> bool {
         let written_here = matches!(reference.kind, Kind::Network | Kind::Ip | Kind::Secret);
-        written_here && self.store.get(reference).await.is_ok_and(|object| object.is_some())
+        written_here && !matches!(self.store.get(reference).await, Ok(None))
     }
 
     /// Writes again what is not there any more.
@@ -440,3 +443,6 @@ async fn due(at: Option<Instant>) {
         None => pending().await,
     }
 }
+
+#[cfg(test)]
+mod tests;
