@@ -18,8 +18,10 @@ use crate::input::Input;
 use crate::lane::{PeerState, Stats};
 use crate::monitor::View;
 
-/// How often counters are written while nothing else changes.
+/// How often counters are written while nothing else changes: to a file, and to an API server, where
+/// every write wakes the controller. Metrics have the newest.
 const COUNTERS: Duration = Duration::from_secs(5);
+const COUNTERS_SENT: Duration = Duration::from_secs(60);
 /// How often it is looked whether there is something to write, and whether what was written still
 /// stands.
 const LOOK: Duration = Duration::from_secs(2);
@@ -99,12 +101,15 @@ struct Reporter {
     connection: OwnConnection,
     written: Option<(String, GatewayConfigStatus)>,
     counters_at: Instant,
+    counters_every: Duration,
 }
 
 impl Reporter {
     fn new(store: Store, name: ObjectRef) -> anyhow::Result<Self> {
         let connection = OwnConnection::new(store.clone(), name)?;
-        Ok(Self { store, connection, written: None, counters_at: Instant::now() })
+        let counters_every = if store.api_server().is_some() { COUNTERS_SENT } else { COUNTERS };
+        let counters_at = Instant::now();
+        Ok(Self { store, connection, written: None, counters_at, counters_every })
     }
 
     async fn report(
@@ -146,7 +151,7 @@ impl Reporter {
         let status =
             gateway_status(&before, problems, plane.running.as_ref().zip(stats.as_ref()), now);
         let first = self.written.as_ref().is_none_or(|(of, _)| *of != uid);
-        let counted = self.counters_at.elapsed() >= COUNTERS && before != status;
+        let counted = self.counters_at.elapsed() >= self.counters_every && before != status;
         if !(first || counted || differs(&before, &status)) {
             return Ok(());
         }
@@ -224,7 +229,33 @@ fn canonical(peer: std::net::SocketAddr) -> std::net::SocketAddr {
 
 #[cfg(test)]
 mod tests {
+    use fabric_store::{Kind, StoreArgs};
+
     use super::*;
+
+    /// Nothing is sent yet.
+    const KUBECONFIG: &str = "\
+apiVersion: v1
+kind: Config
+current-context: c
+clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]
+users: [{name: u, user: {}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+";
+
+    #[tokio::test]
+    async fn an_api_server_is_told_of_counters_once_a_minute() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("kubeconfig");
+        std::fs::write(&path, KUBECONFIG).unwrap();
+        let files = StoreArgs::directories(None, dir.path().join("run"), None);
+        let every = |store: Result<Store, _>| {
+            let name = ObjectRef::new(Kind::GatewayConfig, "liqo-tenant-milan", "client");
+            Reporter::new(store.unwrap(), name).unwrap().counters_every.as_secs()
+        };
+        assert_eq!(every(Store::open(&files)), 5);
+        assert_eq!(every(Store::kubernetes(Some(&path))), 60);
+    }
 
     #[test]
     fn what_an_earlier_gateway_knew_stays_until_something_is_known() {
