@@ -7,6 +7,7 @@ use kube::CustomResourceExt;
 
 use crate::fabric::{GatewayConfig, NodeConfig};
 use crate::ipam::{IP, Network};
+use crate::liqo_core::ForeignCluster;
 use crate::networking::{
     Configuration, Connection, GatewayClient, GatewayServer, PublicKeyObject,
     WgGatewayClientTemplate, WgGatewayServerTemplate,
@@ -15,7 +16,8 @@ use crate::networking::{
 /// Liqo's resources that users, liqoctl and Liqo's other modules read or write. They take whatever
 /// Liqo's own definitions take, and IPv6 addresses besides, so either may replace the other.
 pub fn liqo() -> Vec<CustomResourceDefinition> {
-    let networking = [
+    let without_spec = [
+        ForeignCluster::crd(),
         Configuration::crd(),
         Connection::crd(),
         GatewayClient::crd(),
@@ -25,7 +27,8 @@ pub fn liqo() -> Vec<CustomResourceDefinition> {
         WgGatewayServerTemplate::crd(),
     ];
     let ipam = [IP::crd(), Network::crd()];
-    networking.map(with_optional_spec).into_iter().chain(ipam).map(installed).collect()
+    let without_spec = without_spec.map(with_optional_spec);
+    without_spec.into_iter().chain(ipam).map(installed).collect()
 }
 
 /// What weft publishes for its own gateways and route-agents.

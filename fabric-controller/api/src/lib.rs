@@ -1,7 +1,7 @@
 //! The resources users write, the config weft publishes, and the words the rest of the workspace
 //! uses for them. No I/O.
 //!
-//! * [`networking`] and [`ipam`]: Liqo's custom resources, field for field.
+//! * [`networking`], [`ipam`] and [`liqo_core`]: Liqo's custom resources, field for field.
 //! * [`fabric`]: weft's own published config, in its own API group.
 //! * [`Cidr`], [`ClusterId`], [`PublicKey`], [`PrivateKey`], [`Mac`]: values that are right by
 //!   construction. Text is parsed into them at the edge and never validated again.
@@ -21,6 +21,7 @@ pub mod crds;
 pub mod fabric;
 pub mod ipam;
 pub mod labels;
+pub mod liqo_core;
 pub mod networking;
 
 pub use cidr::{Cidr, ParseCidrError};

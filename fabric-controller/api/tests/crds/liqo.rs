@@ -11,6 +11,9 @@ use serde_json::{Map, Value, json};
 struct Facts {
     version: String,
     kind: String,
+    /// Cluster or Namespaced, if not told.
+    #[serde(default = "namespaced")]
+    scope: String,
     #[serde(default)]
     short: Vec<String>,
     #[serde(default)]
@@ -64,8 +67,12 @@ fn definition(name: &str, facts: &Facts) -> Value {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": metadata,
-        "spec": { "group": group, "names": names, "scope": "Namespaced", "versions": [version] },
+        "spec": { "group": group, "names": names, "scope": facts.scope, "versions": [version] },
     })
+}
+
+fn namespaced() -> String {
+    "Namespaced".to_owned()
 }
 
 fn column(facts: &[String]) -> Value {

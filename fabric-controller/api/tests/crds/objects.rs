@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use fabric_api::networking::Configuration;
-use fabric_api::{crds, fabric, ipam, networking};
+use fabric_api::{crds, fabric, ipam, liqo_core, networking};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -138,6 +138,7 @@ fn through_types(object: &Value) -> Value {
         "WgGatewayServerTemplate" => through::<networking::WgGatewayServerTemplate>(object),
         "IP" => through::<ipam::IP>(object),
         "Network" => through::<ipam::Network>(object),
+        "ForeignCluster" => through::<liqo_core::ForeignCluster>(object),
         "GatewayConfig" => through::<fabric::GatewayConfig>(object),
         "NodeConfig" => through::<fabric::NodeConfig>(object),
         other => panic!("no type for {other}"),
