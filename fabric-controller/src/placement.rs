@@ -8,7 +8,7 @@ use fabric_api::networking::{EndpointStatus, InternalEndpoint};
 use fabric_store::{Object, ObjectRef, Problem};
 use k8s_openapi::api::core::v1::ObjectReference;
 
-use crate::compile::PeerCondition;
+use crate::compile::Peer;
 
 /// Where each gateway runs.
 pub type Placements = BTreeMap<ObjectRef, Placement>;
@@ -17,7 +17,7 @@ pub type Placements = BTreeMap<ObjectRef, Placement>;
 pub type PlannedGateways = BTreeMap<ObjectRef, PlannedGateway>;
 
 /// How the networking with each peer is, as Liqo's ForeignClusters tell it.
-pub type Peers = BTreeMap<ClusterId, Vec<PeerCondition>>;
+pub type Peers = BTreeMap<ClusterId, Peer>;
 
 /// Where Kubernetes runs a gateway, and how it is found there.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -26,7 +26,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 pub(crate) use owner::{is_own, reference_to};
-pub use peers::PeerCondition;
+pub use peers::{Peer, PeerCondition};
 pub use wishes::{Request, Wish};
 
 use crate::index::Index;

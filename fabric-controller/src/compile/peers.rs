@@ -12,6 +12,15 @@ use super::gateway::Gateway;
 use super::peering::Peering;
 use crate::placement::Peers;
 
+/// How the networking with a peer is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// False while the peer's CIDRs have no counterparts yet: whoever reads that a peer's networking
+    /// is enabled (liqoctl does) takes them for granted.
+    pub enabled: bool,
+    pub conditions: Vec<PeerCondition>,
+}
+
 /// A condition of the module `networking`. Unlike those of Kubernetes, its status is a word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerCondition {
@@ -32,7 +41,8 @@ impl Compiler<'_> {
             let mut conditions = vec![configuration(configured.contains(peer)), presence(gateway)];
             conditions.extend(gateway.map(|gateway| self.workload(gateway)));
             conditions.push(connection(gateway.and_then(|gateway| self.connection(gateway))));
-            (peer.clone(), conditions)
+            let enabled = peerings.iter().filter(|p| p.id.as_ref() == Some(peer)).all(is_seen);
+            (peer.clone(), Peer { enabled, conditions })
         });
         told.collect()
     }
@@ -60,6 +70,11 @@ impl Compiler<'_> {
         })?;
         Some(own.status.as_ref().map(|status| status.value).unwrap_or_default())
     }
+}
+
+/// Its status says how this cluster sees the peer.
+fn is_seen(peering: &Peering<'_>) -> bool {
+    peering.configuration.status.as_ref().is_some_and(|status| status.remote.is_some())
 }
 
 fn configuration(is_there: bool) -> PeerCondition {

@@ -5,6 +5,7 @@ use std::future::ready;
 use std::time::Duration;
 
 use fabric_api::labels;
+use fabric_api::liqo_core::ForeignCluster;
 use fabric_api::networking::{WgGatewayClientTemplate, WgGatewayServerTemplate};
 use futures::stream::{BoxStream, StreamExt as _};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -21,6 +22,8 @@ use tokio_stream::StreamMap;
 /// An API server that is away may be back any moment.
 const RETRY: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(5);
+/// A definition that is not installed may be any day.
+const RETRY_MISSING: Duration = Duration::from_secs(30);
 
 /// What is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,12 +37,13 @@ pub(super) enum Watched {
     Node,
     ServerTemplate,
     ClientTemplate,
+    ForeignCluster,
 }
 
 /// How long to wait before a watch is tried again.
-#[derive(Default)]
 struct Patience {
     failures: u32,
+    most: Duration,
 }
 
 /// Names an object of them.
@@ -68,7 +72,8 @@ pub(super) struct Live {
 }
 
 impl Watched {
-    const ALL: [Self; 9] = [
+    /// What gateways are made of and made from, and where they are.
+    pub(super) const OF_GATEWAYS: [Self; 9] = [
         Self::Account,
         Self::Role,
         Self::Binding,
@@ -94,11 +99,12 @@ impl Watched {
             Self::Node => ApiResource::erase::<Node>(&()),
             Self::ServerTemplate => ApiResource::erase::<WgGatewayServerTemplate>(&()),
             Self::ClientTemplate => ApiResource::erase::<WgGatewayClientTemplate>(&()),
+            Self::ForeignCluster => ApiResource::erase::<ForeignCluster>(&()),
         }
     }
 
     pub(super) fn of_kind(kind: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|watched| watched.resource().kind == kind)
+        Self::OF_GATEWAYS.into_iter().find(|watched| watched.resource().kind == kind)
     }
 
     fn selection(self) -> watcher::Config {
@@ -110,7 +116,9 @@ impl Watched {
                 config.labels(&ours)
             }
             Self::Pod => config.labels(&gateways),
-            Self::Node | Self::ServerTemplate | Self::ClientTemplate => config,
+            Self::Node | Self::ServerTemplate | Self::ClientTemplate | Self::ForeignCluster => {
+                config
+            }
         }
     }
 
@@ -119,7 +127,13 @@ impl Watched {
         // That a list begins is no success yet.
         let events = watcher(api, self.selection());
         let events = events.filter(|told| ready(!matches!(told, Ok(Event::Init))));
-        events.backoff(Patience::default()).boxed()
+        let most = if self.may_be_missing() { RETRY_MISSING } else { RETRY_MAX };
+        events.backoff(Patience { failures: 0, most }).boxed()
+    }
+
+    /// Nothing is amiss where its definition is not installed.
+    fn may_be_missing(self) -> bool {
+        self == Self::ForeignCluster
     }
 }
 
@@ -127,7 +141,7 @@ impl Iterator for Patience {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        let wait = RETRY_MAX.min(RETRY * 2_u32.saturating_pow(self.failures.min(16)));
+        let wait = self.most.min(RETRY * 2_u32.saturating_pow(self.failures.min(16)));
         self.failures += 1;
         Some(wait)
     }
@@ -169,16 +183,17 @@ impl Objects {
 }
 
 impl Live {
-    pub(super) fn watch(client: &Client) -> Self {
+    /// Must be called within a tokio runtime; nothing is sent yet.
+    pub(super) fn watch(client: &Client, all: &[Watched]) -> Self {
         let mut sources = StreamMap::new();
-        for watched in Watched::ALL {
-            sources.insert(watched, watched.open(client));
+        for watched in all {
+            sources.insert(*watched, watched.open(client));
         }
         Self {
             objects: Objects::default(),
             sources,
             lists: BTreeMap::new(),
-            unlisted: Watched::ALL.into(),
+            unlisted: all.iter().copied().collect(),
             failing: BTreeMap::new(),
         }
     }
@@ -198,6 +213,16 @@ impl Live {
 
     pub(super) fn objects(&self) -> &Objects {
         &self.objects
+    }
+
+    /// What the API server has answered; its watch may tell later.
+    pub(super) fn put(&mut self, of: Watched, object: DynamicObject) {
+        self.objects.put(of, object);
+    }
+
+    /// The same of one that is gone.
+    pub(super) fn forget(&mut self, key: &Key) {
+        self.objects.0.remove(key);
     }
 
     fn take(&mut self, of: Watched, told: Told) -> bool {
@@ -231,11 +256,20 @@ impl Live {
     fn failed(&mut self, of: Watched, error: &watcher::Error) {
         self.lists.remove(&of);
         let told = error.to_string();
+        if of.may_be_missing() && is_missing(error) {
+            return tracing::trace!(kind = of.resource().kind, "not installed");
+        }
         if self.failing.get(&of) != Some(&told) {
             tracing::warn!(kind = of.resource().kind, error = told, "cannot watch; tried again");
             self.failing.insert(of, told);
         }
     }
+}
+
+fn is_missing(error: &watcher::Error) -> bool {
+    use watcher::Error::{InitialListFailed, WatchStartFailed};
+    let (InitialListFailed(cause) | WatchStartFailed(cause)) = error else { return false };
+    matches!(cause, kube::Error::Api(status) if status.code == 404)
 }
 
 /// Without what changes all the time and is of no use here: kubelets report every few seconds.
@@ -257,7 +291,8 @@ fn trimmed(of: Watched, mut object: DynamicObject) -> DynamicObject {
         | Watched::Service
         | Watched::Deployment
         | Watched::ServerTemplate
-        | Watched::ClientTemplate => {}
+        | Watched::ClientTemplate
+        | Watched::ForeignCluster => {}
     }
     object
 }
@@ -311,7 +346,7 @@ mod tests {
 
     #[test]
     fn every_kind_is_found_by_its_name() {
-        for watched in Watched::ALL {
+        for watched in Watched::OF_GATEWAYS {
             assert_eq!(Watched::of_kind(&watched.resource().kind), Some(watched));
         }
         assert_eq!(Watched::of_kind("Secret"), None);
@@ -319,7 +354,7 @@ mod tests {
 
     #[test]
     fn tries_come_further_apart_up_to_a_bound() {
-        let mut patience = Patience::default();
+        let mut patience = Patience { failures: 0, most: RETRY_MAX };
         let waits: Vec<_> = patience.by_ref().take(8).collect();
         assert_eq!((waits[0], waits[1], waits[7]), (RETRY, RETRY * 2, RETRY_MAX));
         patience.reset();

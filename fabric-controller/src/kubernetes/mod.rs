@@ -70,7 +70,7 @@ impl Kubernetes {
         let (placements, placements_receiver) = watch::channel(None);
         let kubernetes = Self {
             installation,
-            live: Live::watch(&client),
+            live: Live::watch(&client, &Watched::OF_GATEWAYS),
             writer: Writer::new(client.clone()),
             events: Events::new(client.clone(), identity),
             foreign_clusters: ForeignClusters::new(client.clone()),
@@ -99,7 +99,7 @@ impl Kubernetes {
             faults = self.reconcile(&plan).await;
             self.secrets.label(&plan.unlabelled).await;
             self.events.tell(&plan.problems).await;
-            self.foreign_clusters.tell(&plan.peers).await;
+            self.foreign_clusters.tell(&plan).await;
         }
     }
 
@@ -109,6 +109,7 @@ impl Kubernetes {
         loop {
             tokio::select! {
                 news = self.live.next() => if news { break },
+                news = self.foreign_clusters.next() => if news { break },
                 told = self.plan.changed() => return told.is_ok(),
                 () = until(due) => return true,
             }
@@ -127,7 +128,7 @@ impl Kubernetes {
         self.plan.borrow().as_ref()?;
         // Nothing else can be done while the API server cannot be reached.
         self.retry.or_else(|| {
-            let due = [self.writer.again(), Some(self.foreign_clusters.due())];
+            let due = [self.writer.again(), self.foreign_clusters.due()];
             due.into_iter().flatten().min()
         })
     }

@@ -1,38 +1,41 @@
-//! Liqo's ForeignClusters, where there are such.
+//! Liqo's ForeignClusters.
 
-use serde_json::json;
+use std::thread::sleep;
+use std::time::Duration;
 
-use crate::cluster::{cluster, cluster_ip, peering, server};
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, cluster, cluster_ip, peering, server, tenant};
+
+const NETWORKING: &str = "/status/modules/networking/enabled";
+
+fn peered(cluster: &Cluster, peer: &str) -> Value {
+    cluster.apply_all(&peering(peer));
+    cluster.apply(&server(peer, &cluster_ip()));
+    cluster.until("it is told with all its conditions", || {
+        let found = cluster.get("foreignclusters", "", peer)?;
+        let networking = &found["status"]["modules"]["networking"];
+        let all = networking["conditions"].as_array()?.len();
+        (networking["enabled"] == true && all == 4).then_some(found)
+    })
+}
+
+fn unpeer(cluster: &Cluster, peer: &str) {
+    cluster.delete("gatewayserver", &tenant(peer), "server");
+    cluster.delete("configuration", &tenant(peer), peer);
+}
 
 #[test]
-fn a_foreign_cluster_says_how_the_networking_is() {
+fn a_peer_has_one_that_says_how_the_networking_is() {
     let Some((_turn, cluster)) = cluster() else { return };
-    let mut anything = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
-    let mut modules = anything.clone();
-    modules["required"] = json!(["authentication", "networking", "offloading"]);
-    let mut status = anything.clone();
-    status["properties"] = json!({"modules": modules});
-    anything["properties"] = json!({"status": status});
-    let version = json!({"name": "v1beta1", "served": true, "storage": true,
-        "subresources": {"status": {}}, "schema": {"openAPIV3Schema": anything}});
-    cluster.apply(&json!({"apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": "foreignclusters.core.liqo.io"},
-        "spec": {"group": "core.liqo.io", "scope": "Cluster", "versions": [version],
-            "names": {"kind": "ForeignCluster", "plural": "foreignclusters"}}}));
-    let peer = json!({"apiVersion": "core.liqo.io/v1beta1", "kind": "ForeignCluster",
-        "metadata": {"name": "oslo"}});
-    cluster.until("it is served", || {
-        cluster.server.kubectl(&["apply", "-f", "-"], &peer.to_string()).ok()
-    });
-    cluster.apply_all(&peering("oslo"));
-    cluster.apply(&server("oslo", &cluster_ip()));
-    let conditions = cluster.until("its conditions", || {
-        let found = cluster.get("foreignclusters", "", "oslo")?;
-        let networking = &found["status"]["modules"]["networking"];
-        let all = networking["conditions"].as_array()?.clone();
-        (networking["enabled"] == true && all.len() == 4).then_some(all)
-    });
+    let found = peered(cluster, "oslo");
+    assert_eq!(found["metadata"]["labels"]["liqo.io/remote-cluster-id"], "oslo");
+    assert_eq!(found["spec"]["clusterID"], "oslo");
+    assert_eq!(found["status"]["role"], "Unknown");
+    let modules = &found["status"]["modules"];
+    let off = json!({"enabled": false});
+    assert_eq!([&modules["authentication"], &modules["offloading"]], [&off, &off]);
+    let conditions = modules["networking"]["conditions"].as_array().unwrap();
     let of = |type_: &str| {
         let found = conditions.iter().find(|condition| condition["type"] == type_).unwrap();
         (found["status"].as_str().unwrap().to_owned(), found["reason"].as_str().unwrap().to_owned())
@@ -42,4 +45,42 @@ fn a_foreign_cluster_says_how_the_networking_is() {
     assert_eq!(of("NetworkGatewayPresence"), pair("Ready", "GatewayPresence"));
     assert_eq!(of("NetworkGatewayServerStatus"), pair("NotReady", "GatewaysNotReady"));
     assert_eq!(of("NetworkConnectionStatus"), pair("NotReady", "ConnectionMissing"));
+    unpeer(cluster, "oslo");
+    cluster
+        .until("it is gone", || cluster.get("foreignclusters", "", "oslo").is_none().then_some(()));
+}
+
+/// As Liqo's own controller does when its networking is switched off.
+#[test]
+fn what_liqo_clears_is_told_again_and_then_there_is_peace() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    let found = peered(cluster, "bergen");
+    let cleared = json!({"modules": {"networking": {"enabled": false, "conditions": null},
+        "authentication": {"enabled": true}}});
+    cluster.set_status(&found, &cleared);
+    let one = ["foreignclusters", "", "bergen"];
+    cluster.until_is(one, NETWORKING, &json!(true));
+    let version = || cluster.get(one[0], one[1], one[2]).unwrap()["metadata"].clone();
+    sleep(Duration::from_secs(2));
+    let before = version();
+    sleep(Duration::from_secs(4));
+    assert_eq!(version(), before, "nothing is to be done");
+    unpeer(cluster, "bergen");
+    cluster.until_is(one, NETWORKING, &json!(false));
+    let left = cluster.get(one[0], one[1], one[2]).unwrap();
+    assert_eq!(left["status"]["modules"]["networking"]["conditions"], json!([]));
+    assert_eq!(left["status"]["modules"]["authentication"]["enabled"], true, "Liqo still needs it");
+}
+
+#[test]
+fn one_that_is_there_is_told_whatever_its_name_is() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    cluster.apply(&json!({"apiVersion": "core.liqo.io/v1beta1", "kind": "ForeignCluster",
+        "metadata": {"name": "of-the-user", "labels": {"liqo.io/remote-cluster-id": "narvik"}},
+        "spec": {"clusterID": "narvik"}}));
+    cluster.apply_all(&peering("narvik"));
+    cluster.until_is(["foreignclusters", "", "of-the-user"], NETWORKING, &json!(true));
+    assert_eq!(cluster.get("foreignclusters", "", "narvik"), None);
+    cluster.delete("configuration", &tenant("narvik"), "narvik");
+    cluster.until_is(["foreignclusters", "", "of-the-user"], NETWORKING, &json!(false));
 }

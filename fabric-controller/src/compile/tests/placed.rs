@@ -194,10 +194,9 @@ fn peers_are_told_as_liqo_tells_them() {
     let told = |world: &World| -> Value {
         let peer = world.last.peers.first_key_value().unwrap();
         assert_eq!(peer.0.as_str(), "milan");
-        peer.1
-            .iter()
-            .map(|condition| (condition.type_.to_owned(), json!(condition.status)))
-            .collect()
+        assert!(peer.1.enabled);
+        let all = peer.1.conditions.iter();
+        all.map(|condition| (condition.type_.to_owned(), json!(condition.status))).collect()
     };
     assert_eq!(
         told(&world),
@@ -217,4 +216,23 @@ fn peers_are_told_as_liqo_tells_them() {
             "NetworkConnectionStatus": "NotReady",
         })
     );
+}
+
+#[test]
+fn networking_counts_as_enabled_once_the_peers_prefixes_have_their_counterparts() {
+    let mut world = peered();
+    let enabled = |world: &World| world.last.peers.first_key_value().unwrap().1.enabled;
+    let reference = ObjectRef::new(Kind::Configuration, "liqo-tenant-milan", "milan");
+    let mut configuration = world.index.get(&reference).unwrap().clone();
+    if let Object::Configuration(configuration) = &mut configuration {
+        configuration.status = None;
+    }
+    world.index.apply(Event::Applied(Box::new(configuration)));
+    let first = crate::compile(&world.index, jiff::Timestamp::UNIX_EPOCH);
+    assert!(!first.peers.first_key_value().unwrap().1.enabled, "its status is still to be written");
+    world.settle();
+    assert!(enabled(&world));
+    world.delete(&reference);
+    world.settle();
+    assert!(enabled(&world), "there is none to be read");
 }
