@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use fabric_api::ClusterId;
 use fabric_api::check::Fault;
 use fabric_api::networking::{EndpointStatus, InternalEndpoint};
+use fabric_api::{ClusterId, PublicKey};
 use fabric_store::{Object, ObjectRef, Problem};
 use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use crate::compile::Peer;
 
@@ -19,9 +20,14 @@ pub type PlannedGateways = BTreeMap<ObjectRef, PlannedGateway>;
 /// How the networking with each peer is, as Liqo's ForeignClusters tell it.
 pub type Peers = BTreeMap<ClusterId, Peer>;
 
+/// The Secrets with key pairs that lack something.
+pub type SecretGaps = BTreeMap<ObjectRef, SecretGap>;
+
 /// Where Kubernetes runs a gateway, and how it is found there.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Placement {
+    /// The uid of the gateway that it is the place of. Another of the same name may be there by now.
+    pub uid: String,
     /// Its Deployment, once there is one.
     pub workload: Option<ObjectReference>,
     /// Where clients find a server; absent until that is known.
@@ -43,8 +49,7 @@ pub struct Plan {
     /// Nothing is out of sight: what is not named here is not to run.
     pub whole: bool,
     pub gateways: PlannedGateways,
-    /// Secrets with keys that lack the labels by which Liqo finds them, and the peer they are for.
-    pub unlabelled: BTreeMap<ObjectRef, ClusterId>,
+    pub secrets: SecretGaps,
     /// What is wrong, with the uid of the object it is wrong with.
     pub problems: BTreeMap<Problem, String>,
     pub peers: Peers,
@@ -58,4 +63,17 @@ pub struct PlannedGateway {
     pub peer: ClusterId,
     /// The Secret with its key pair.
     pub secret_name: String,
+}
+
+/// What a Secret with a key pair lacks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SecretGap {
+    /// Of the Secret.
+    pub uid: String,
+    /// The labels by which Liqo finds it, which name the peer.
+    pub peer: Option<ClusterId>,
+    /// The gateway that it is to go away with, instead of one of the same name that is gone.
+    pub owner: Option<OwnerReference>,
+    /// The half that liqoctl gives to the peer.
+    pub public_key: Option<PublicKey>,
 }

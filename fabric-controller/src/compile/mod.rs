@@ -11,6 +11,7 @@ mod owner;
 mod peering;
 mod peers;
 mod placed;
+mod secrets;
 mod statuses;
 mod wishes;
 
@@ -19,7 +20,6 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fabric_api::ClusterId;
 use fabric_api::check::Fault;
 use fabric_store::{Kind, Object, ObjectRef, Problem};
 use jiff::Timestamp;
@@ -30,7 +30,7 @@ pub use peers::{Peer, PeerCondition};
 pub use wishes::{Request, Wish};
 
 use crate::index::Index;
-use crate::placement::{Peers, PlannedGateways};
+use crate::placement::{Peers, PlannedGateways, SecretGaps};
 
 /// All that the controller wants to be so.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -46,8 +46,7 @@ pub struct Published {
     pub keys: BTreeMap<ObjectRef, KeyPair>,
     /// In Kubernetes, the gateways that are to run.
     pub gateways: PlannedGateways,
-    /// In Kubernetes, Secrets with keys that lack the labels by which Liqo finds them.
-    pub unlabelled: BTreeMap<ObjectRef, ClusterId>,
+    pub secrets: SecretGaps,
     pub peers: Peers,
     /// What to ask ipam for, in this order.
     pub wishes: Vec<Wish>,

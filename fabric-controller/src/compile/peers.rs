@@ -52,7 +52,7 @@ impl Compiler<'_> {
             Role::Server => "NetworkGatewayServerStatus",
             Role::Client => "NetworkGatewayClientStatus",
         };
-        let placement = self.index.placement(&gateway.reference);
+        let placement = self.placement(gateway);
         let (ready, missing) = placement.map_or((0, 0), |p| (p.ready, p.unavailable));
         let (status, reason, message) = match (ready, missing) {
             (0, _) => ("NotReady", "GatewaysNotReady", "no pod of the gateway is ready"),

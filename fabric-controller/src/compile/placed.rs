@@ -1,10 +1,8 @@
 //! Gateways in Kubernetes: which are to run, and what is told of where they do.
 
 use fabric_api::fabric::{GatewayConfig, NodeGateway};
-use fabric_api::labels;
 use fabric_api::networking::InternalEndpoint;
 use fabric_store::{Kind, Object, ObjectRef};
-use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use super::gateway::{End, Gateway};
@@ -13,10 +11,10 @@ use crate::index::key_pair;
 use crate::placement::{Placement, PlannedGateway};
 use crate::publish::copy_status;
 
-impl Compiler<'_> {
+impl<'a> Compiler<'a> {
     pub(super) fn placed_gateways(&mut self, gateways: &[Gateway<'_>]) {
         for gateway in gateways {
-            self.label_secret(gateway);
+            self.complete_secret(gateway);
             if let Some(planned) = self.planned(gateway) {
                 self.out.gateways.insert(gateway.reference.clone(), planned);
             }
@@ -27,7 +25,7 @@ impl Compiler<'_> {
 
     /// A gateway that has never run is made only as it should be.
     fn planned(&self, gateway: &Gateway<'_>) -> Option<PlannedGateway> {
-        if gateway.settings.is_none() && self.index.placement(&gateway.reference).is_none() {
+        if gateway.settings.is_none() && self.placement(gateway).is_none() {
             return None;
         }
         let mut object = self.index.get(&gateway.reference)?.clone();
@@ -37,7 +35,7 @@ impl Compiler<'_> {
     }
 
     fn placed_status(&self, gateway: &Gateway<'_>) -> Object {
-        let placement = self.index.placement(&gateway.reference).cloned().unwrap_or_default();
+        let placement = self.placement(gateway).cloned().unwrap_or_default();
         let Placement { workload, endpoint, internal, .. } = placement;
         // While there is no pod, it is found where it was.
         let moving = internal.is_none();
@@ -66,7 +64,7 @@ impl Compiler<'_> {
 
     /// Where the gateway's pod is, or was last.
     pub(super) fn internal_endpoint(&self, gateway: &Gateway<'_>) -> Option<InternalEndpoint> {
-        let placement = self.index.placement(&gateway.reference);
+        let placement = self.placement(gateway);
         let now = placement.and_then(|placement| placement.internal.clone());
         now.or_else(|| match gateway.end {
             End::Server(server) => server.status.as_ref()?.internal_endpoint.clone(),
@@ -84,41 +82,17 @@ impl Compiler<'_> {
         Some(NodeGateway { overlay: config.spec.overlay.address, underlay, via: None })
     }
 
+    /// Of this very gateway: what was made for one of the same name before says nothing of it.
+    pub(super) fn placement(&self, gateway: &Gateway<'_>) -> Option<&'a Placement> {
+        self.index.placement(&gateway.reference).filter(|placement| placement.uid == gateway.uid)
+    }
+
     /// What could not be made.
     pub(super) fn placement_faults(&mut self, gateway: &Gateway<'_>) {
-        let placement = self.index.placement(&gateway.reference);
+        let placement = self.placement(gateway);
         for fault in placement.into_iter().flat_map(|placement| &placement.faults) {
             self.fault(&gateway.reference, fault);
         }
-    }
-
-    /// A Secret that the user named may lack the labels. One of another peer's is none of this.
-    fn label_secret(&mut self, gateway: &Gateway<'_>) {
-        let secret = key_pair(&gateway.reference, gateway.secret_ref());
-        let Some(object) = self.index.get(&secret) else { return };
-        match object.label(labels::REMOTE_CLUSTER_ID) {
-            Some(other) if other != gateway.peer.as_str() => {
-                let message = format!("{secret} is labelled as that of the peer {other}");
-                self.problem(&gateway.reference, "spec.secretRef.name", message);
-            }
-            Some(_) if object.label(labels::GATEWAY_RESOURCE) == Some("true") => {}
-            Some(_) | None => {
-                self.out.unlabelled.insert(secret, gateway.peer.clone());
-            }
-        }
-    }
-
-    /// The Secret with the gateway's keys, if it is there.
-    fn secret_reference(&self, gateway: &Gateway<'_>) -> Option<ObjectReference> {
-        let secret = key_pair(&gateway.reference, gateway.secret_ref());
-        self.index.get(&secret)?;
-        Some(ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Secret".to_owned()),
-            namespace: secret.namespace,
-            name: Some(secret.name),
-            ..ObjectReference::default()
-        })
     }
 
     /// In Kubernetes, what an object of that namespace goes away with. A node's leave in an order of

@@ -26,7 +26,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::control::Outside;
-use crate::placement::{Placements, Plan, PlannedGateway};
+use crate::placement::{Placement, Placements, Plan, PlannedGateway};
 use events::Events;
 use foreign_clusters::ForeignClusters;
 use live::{Key, Live, Watched};
@@ -97,7 +97,7 @@ impl Kubernetes {
             let plan = self.plan.borrow_and_update().clone();
             let Some(plan) = plan else { continue };
             faults = self.reconcile(&plan).await;
-            self.secrets.label(&plan.unlabelled).await;
+            self.secrets.complete(&plan.secrets).await;
             self.events.tell(&plan.problems).await;
             self.foreign_clusters.tell(&plan).await;
         }
@@ -136,7 +136,13 @@ impl Kubernetes {
     fn tell(&self, faults: &BTreeMap<ObjectRef, Vec<Fault>>) {
         let mut placements = place::placements(self.live.objects());
         for (gateway, faults) in faults {
-            placements.entry(gateway.clone()).or_default().faults.clone_from(faults);
+            let uid = self.wanted.get(gateway).map(|wanted| wanted.gateway.object.uid());
+            let placement = placements.entry(gateway.clone()).or_default();
+            if uid.is_some_and(|uid| placement.uid != uid) {
+                let uid = uid.unwrap_or_default().to_owned();
+                *placement = Placement { uid, ..Placement::default() };
+            }
+            placement.faults.clone_from(faults);
         }
         self.placements.send_if_modified(|before| {
             let news = before.as_ref() != Some(&placements);

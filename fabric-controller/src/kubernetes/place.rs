@@ -18,8 +18,8 @@ use crate::placement::{Placement, Placements};
 pub(super) fn placements(live: &Objects) -> Placements {
     let deployments = live.all(Watched::Deployment);
     let placed = deployments.filter_map(|(_, deployment)| {
-        let gateway = gateway_of(deployment)?;
-        let placement = placement(&gateway, deployment, live);
+        let (gateway, uid) = owner_of(deployment)?;
+        let placement = placement(&gateway, uid, deployment, live);
         Some((gateway, placement))
     });
     placed.collect()
@@ -27,16 +27,27 @@ pub(super) fn placements(live: &Objects) -> Placements {
 
 /// The GatewayServer or GatewayClient that an object was made for.
 pub(super) fn gateway_of(object: &DynamicObject) -> Option<ObjectRef> {
+    owner_of(object).map(|(gateway, _)| gateway)
+}
+
+/// The same, with its uid: it may be gone, and another of that name be there.
+fn owner_of(object: &DynamicObject) -> Option<(ObjectRef, &str)> {
     let owners = object.metadata.owner_references.as_ref()?;
     owners.iter().find_map(|owner| {
         let kind = Kind::from_type(&owner.api_version, &owner.kind)?;
         let is_gateway = matches!(kind, Kind::GatewayServer | Kind::GatewayClient);
         let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
-        is_gateway.then(|| ObjectRef::new(kind, namespace, &owner.name))
+        let gateway = ObjectRef::new(kind, namespace, &owner.name);
+        is_gateway.then_some((gateway, owner.uid.as_str()))
     })
 }
 
-fn placement(gateway: &ObjectRef, deployment: &DynamicObject, live: &Objects) -> Placement {
+fn placement(
+    gateway: &ObjectRef,
+    uid: &str,
+    deployment: &DynamicObject,
+    live: &Objects,
+) -> Placement {
     let namespace = gateway.namespace.as_deref().unwrap_or_default();
     let status = typed::<Deployment>(deployment).and_then(|deployment| deployment.status);
     let status = status.unwrap_or_default();
@@ -45,8 +56,11 @@ fn placement(gateway: &ObjectRef, deployment: &DynamicObject, live: &Objects) ->
     let host = node.as_deref().and_then(|name| live.get(&Key::new(Watched::Node, "", name)));
     let host: Option<Node> = host.and_then(typed);
     let service = Key::new(Watched::Service, namespace, &format!("gw-{}", gateway.name));
-    let service: Option<Service> = live.get(&service).and_then(typed);
+    let service = live.get(&service);
+    let own = service.filter(|service| owner_of(service).is_some_and(|(_, of)| of == uid));
+    let service: Option<Service> = own.and_then(typed);
     Placement {
+        uid: uid.to_owned(),
         workload: Some(reference(deployment)),
         endpoint: service.and_then(|service| endpoint(&service, host.as_ref())),
         is_served: pod.as_ref().is_some_and(|pod| stays(pod) && is_ready(pod)),
@@ -127,11 +141,14 @@ mod tests {
         world
     }
 
-    fn deployment() -> (Watched, Value) {
+    fn owned(uid: &str) -> Value {
         let owner = json!({"apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayServer",
-            "name": "server", "uid": "u"});
-        let metadata =
-            json!({"name": "gw-server", "namespace": "t", "uid": "d", "ownerReferences": [owner]});
+            "name": "server", "uid": uid});
+        json!({"name": "gw-server", "namespace": "t", "uid": "d", "ownerReferences": [owner]})
+    }
+
+    fn deployment() -> (Watched, Value) {
+        let metadata = owned("u");
         let status = json!({"readyReplicas": 1});
         (
             Watched::Deployment,
@@ -143,7 +160,7 @@ mod tests {
     fn service() -> (Watched, Value) {
         (
             Watched::Service,
-            json!({"metadata": {"name": "gw-server", "namespace": "t"},
+            json!({"metadata": owned("u"),
             "spec": {"type": "NodePort",
                 "ports": [{"port": 51840, "nodePort": 30742, "protocol": "UDP"}]}}),
         )
@@ -189,6 +206,7 @@ mod tests {
         assert_eq!(workload.name.as_deref(), Some("gw-server"));
         assert_eq!(workload.uid.as_deref(), Some("d"));
         assert_eq!((placement.ready, placement.unavailable), (1, 0));
+        assert_eq!(placement.uid, "u");
         assert!(placements(&world(&[service()])).is_empty(), "no Deployment");
     }
 
@@ -202,6 +220,18 @@ mod tests {
         let expected = ("10.200.1.7", "n1", "192.0.2.11");
         let (ip, node, addresses) = place(&all).unwrap();
         assert_eq!((ip.as_str(), node.as_str(), addresses[0].as_str()), expected);
+    }
+
+    #[test]
+    fn the_service_of_a_namesake_leads_nowhere() {
+        let endpoint = |uid: &str| {
+            let mut service = service();
+            service.1["metadata"] = owned(uid);
+            let pod = pod("a", "n1", "10.200.1.7", "True");
+            placed(&[deployment(), service, node("n1", "192.0.2.11"), pod]).endpoint
+        };
+        assert!(endpoint("u").is_some());
+        assert_eq!(endpoint("of one that is gone"), None);
     }
 
     #[test]

@@ -1,24 +1,25 @@
-//! Labels the users' Secrets with keys as Liqo does.
+//! Completes the Secrets with keys, as Liqo does and liqoctl expects.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use fabric_api::{ClusterId, labels};
+use fabric_api::labels;
 use fabric_store::ObjectRef;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{PartialObjectMeta, Patch, PatchParams};
 use kube::{Api, Client};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::writer::answer;
+use crate::placement::{SecretGap, SecretGaps};
 
-/// After one try, until the next.
+/// After one try, until the next of the same.
 const RETRY: Duration = Duration::from_secs(60);
 
 pub(super) struct Secrets {
     client: Client,
-    tried: BTreeMap<ObjectRef, Instant>,
+    tried: BTreeMap<ObjectRef, (SecretGap, Instant)>,
 }
 
 impl Secrets {
@@ -26,32 +27,48 @@ impl Secrets {
         Self { client, tried: BTreeMap::new() }
     }
 
-    pub(super) async fn label(&mut self, unlabelled: &BTreeMap<ObjectRef, ClusterId>) {
-        self.tried.retain(|secret, at| unlabelled.contains_key(secret) && at.elapsed() < RETRY);
-        for (secret, peer) in unlabelled {
+    pub(super) async fn complete(&mut self, gaps: &SecretGaps) {
+        self.tried.retain(|secret, (tried, at)| {
+            gaps.get(secret).is_some_and(|gap| gap == tried) && at.elapsed() < RETRY
+        });
+        for (secret, gap) in gaps {
             if self.tried.contains_key(secret) {
                 continue;
             }
-            self.tried.insert(secret.clone(), Instant::now());
-            match self.patch(secret, peer).await {
-                Ok(_) => tracing::info!(%secret, %peer, "labelled"),
-                Err(error) => tracing::warn!(%secret, %error, "cannot be labelled"),
+            self.tried.insert(secret.clone(), (gap.clone(), Instant::now()));
+            match self.patch(secret, gap).await {
+                Ok(_) => tracing::info!(%secret, "completed"),
+                Err(error) => tracing::warn!(%secret, %error, "cannot be completed"),
             }
         }
     }
 
-    /// It makes none: one that is gone stays so. What it holds is not even read.
+    /// It makes none: one that is gone stays so, and so does another of its name. What it holds is
+    /// not even read.
     async fn patch(
         &self,
         secret: &ObjectRef,
-        peer: &ClusterId,
+        gap: &SecretGap,
     ) -> kube::Result<PartialObjectMeta<Secret>> {
         let namespace = secret.namespace.as_deref().unwrap_or_default();
         let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
-        let all = json!({
-            (labels::REMOTE_CLUSTER_ID): peer.as_str(), (labels::GATEWAY_RESOURCE): "true",
-        });
-        let patch = Patch::Merge(json!({"metadata": {"labels": all}}));
+        let patch = Patch::Merge(change(gap));
         answer(api.patch_metadata(&secret.name, &PatchParams::default(), &patch)).await
     }
+}
+
+fn change(gap: &SecretGap) -> Value {
+    let mut change = json!({"metadata": {"uid": gap.uid}});
+    if let Some(peer) = &gap.peer {
+        change["metadata"]["labels"] = json!({
+            (labels::REMOTE_CLUSTER_ID): peer.as_str(), (labels::GATEWAY_RESOURCE): "true",
+        });
+    }
+    if let Some(owner) = &gap.owner {
+        change["metadata"]["ownerReferences"] = json!([owner]);
+    }
+    if let Some(public) = &gap.public_key {
+        change["data"] = json!({"publicKey": public.to_string()});
+    }
+    change
 }

@@ -170,8 +170,13 @@ impl Cluster {
         counts.map(|count| count.parse::<f64>().unwrap() as u64).sum()
     }
 
+    /// A place for a file of the test's.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
     fn log_file(&self) -> PathBuf {
-        self.dir.path().join("controller.log")
+        self.file("controller.log")
     }
 
     fn log(&self) -> String {

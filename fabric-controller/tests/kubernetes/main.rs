@@ -16,6 +16,7 @@ mod endpoint;
 #[expect(dead_code, reason = "other tests kill it")]
 #[path = "../controller/ipam.rs"]
 mod ipam;
+mod namesake;
 mod peers;
 mod silence;
 mod stray;

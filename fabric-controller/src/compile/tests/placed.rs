@@ -8,6 +8,8 @@ use serde_json::{Value, json};
 use super::world::{World, client_side, node, server, server_side};
 use crate::placement::{Placement, Placements};
 
+const UID: &str = "uid of GatewayServer liqo-tenant-milan/server";
+
 fn gateway() -> ObjectRef {
     ObjectRef::new(Kind::GatewayServer, "liqo-tenant-milan", "server")
 }
@@ -24,6 +26,7 @@ fn peered() -> World {
 
 fn on(node: &str, ip: &str, address: &str) -> Placement {
     Placement {
+        uid: UID.to_owned(),
         workload: Some(ObjectReference {
             kind: Some("Deployment".to_owned()),
             name: Some("gw-server".to_owned()),
@@ -138,13 +141,13 @@ fn a_key_pair_that_is_made_goes_with_its_gateway() {
 fn a_secret_without_liqos_labels_is_to_get_them_and_one_of_another_peer_is_refused() {
     let mut world = peered();
     let keys = ObjectRef::new(Kind::Secret, "liqo-tenant-milan", "gw-keys");
-    assert_eq!(world.last.unlabelled.keys().collect::<Vec<_>>(), [&keys]);
+    assert_eq!(world.last.secrets.keys().collect::<Vec<_>>(), [&keys]);
     let mut secret = world.index.get(&keys).unwrap().clone();
     let set = secret.metadata_mut().labels.get_or_insert_default();
     set.insert("networking.liqo.io/gateway-resource".to_owned(), "true".to_owned());
     world.apply(secret.clone());
     world.settle();
-    assert!(world.last.unlabelled.is_empty());
+    assert!(world.last.secrets.is_empty());
     let set = secret.metadata_mut().labels.get_or_insert_default();
     set.insert("liqo.io/remote-cluster-id".to_owned(), "oslo".to_owned());
     world.apply(secret);
@@ -181,7 +184,10 @@ fn what_cannot_be_made_is_a_condition_of_its_gateway() {
         field: "spec.serverTemplateRef".to_owned(),
         message: "there is none".to_owned(),
     };
-    place(&mut world, Placement { faults: vec![fault], ..Placement::default() });
+    place(
+        &mut world,
+        Placement { uid: UID.to_owned(), faults: vec![fault], ..Placement::default() },
+    );
     let conditions = world.status(&gateway())["conditions"].clone();
     assert_eq!(conditions[0]["type"], "Accepted");
     assert_eq!(conditions[0]["message"], "spec.serverTemplateRef: there is none");
@@ -235,4 +241,67 @@ fn networking_counts_as_enabled_once_the_peers_prefixes_have_their_counterparts(
     world.delete(&reference);
     world.settle();
     assert!(enabled(&world), "there is none to be read");
+}
+
+#[test]
+fn what_was_made_for_a_namesake_says_nothing_of_this_gateway() {
+    let mut world = peered();
+    let before = on("n1", "10.200.1.7", "192.0.2.11");
+    place(&mut world, Placement { uid: "of one that is gone".to_owned(), ..before.clone() });
+    let status = world.status(&gateway());
+    assert_eq!((&status["endpoint"], &status["serverRef"]), (&Value::Null, &Value::Null));
+    assert_eq!(world.last.peers.first_key_value().unwrap().1.conditions[2].status, "NotReady");
+    place(&mut world, before);
+    assert_eq!(world.status(&gateway())["endpoint"]["port"], 30742);
+}
+
+fn keys_of(name: &str) -> ObjectRef {
+    ObjectRef::new(Kind::Secret, "liqo-tenant-milan", name)
+}
+
+#[test]
+fn a_secret_is_told_once_it_has_the_half_that_liqoctl_reads() {
+    let mut world = peered();
+    let keys = keys_of("gw-keys");
+    assert_eq!(world.status(&gateway())["secretRef"]["name"], "gw-keys");
+    let mut secret = world.index.get(&keys).unwrap().clone();
+    if let Object::Secret(secret) = &mut secret {
+        secret.data.as_mut().unwrap().remove("publicKey");
+    }
+    world.apply(secret);
+    world.settle();
+    assert_eq!(world.status(&gateway())["secretRef"], Value::Null);
+    let public = world.index.own_key(&keys).unwrap();
+    assert_eq!(world.last.secrets[&keys].public_key, Some(public));
+}
+
+#[test]
+fn the_key_pair_of_a_namesake_gets_its_new_owner_before_it_is_told() {
+    let mut world = peered();
+    let mut own = server("milan", 30742);
+    if let Object::GatewayServer(server) = &mut own {
+        server.spec.secret_ref = None;
+    }
+    world.apply(own);
+    let mut secret = world.index.get(&keys_of("gw-keys")).unwrap().clone();
+    let metadata = secret.metadata_mut();
+    metadata.name = Some("gw-server".to_owned());
+    metadata
+        .labels
+        .get_or_insert_default()
+        .insert("app.kubernetes.io/managed-by".to_owned(), "weft".to_owned());
+    let mut owner = crate::compile::reference_to(world.index.get(&gateway()).unwrap());
+    owner.uid = "of one that is gone".to_owned();
+    metadata.owner_references = Some(vec![owner.clone()]);
+    world.apply(secret.clone());
+    world.settle();
+    assert_eq!(world.status(&gateway())["secretRef"], Value::Null);
+    owner.uid = UID.to_owned();
+    assert_eq!(world.last.secrets[&keys_of("gw-server")].owner, Some(owner.clone()));
+    secret.metadata_mut().owner_references = Some(vec![owner]);
+    world.apply(secret);
+    world.settle();
+    assert_eq!(world.status(&gateway())["secretRef"]["name"], "gw-server");
+    let gap = world.last.secrets.get(&keys_of("gw-server"));
+    assert!(gap.is_none_or(|gap| gap.owner.is_none()), "{gap:?}");
 }

@@ -1,0 +1,128 @@
+//! A gateway that is deleted and made anew at once with other settings, as liqoctl does it. What
+//! was made for the first is still there: nobody collects garbage here, so it stays as long as it can.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::Child;
+use std::thread::sleep;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, client, cluster, peering, server, tenant};
+
+/// All that a gateway's status ever said, one line for each change.
+struct Diary {
+    watch: Child,
+    file: PathBuf,
+}
+
+impl Diary {
+    /// Of the uid, the endpoint's port and the Secret's name.
+    fn of(cluster: &Cluster, kind: &str, peer: &str, name: &str) -> Self {
+        let file = cluster.file(&format!("diary-{peer}"));
+        let line = "--output=jsonpath={.metadata.uid} {.status.endpoint.port} {.status.secretRef.name}{\"\\n\"}";
+        let what = ["get", kind, name, "--namespace", &tenant(peer), "--watch", line];
+        let mut watch = cluster.server.command(&what);
+        let watch = watch.stdout(File::create(&file).unwrap()).spawn().unwrap();
+        let diary = Self { watch, file };
+        cluster.until("it is watched", || (!diary.lines().is_empty()).then_some(()));
+        diary
+    }
+
+    fn lines(&self) -> Vec<Vec<String>> {
+        let text = fs::read_to_string(&self.file).unwrap();
+        text.lines().map(|line| line.split(' ').map(str::to_owned).collect()).collect()
+    }
+
+    /// What is said in that column of one with that uid, without what is left open.
+    fn said(&self, uid: &Value, column: usize) -> Vec<String> {
+        let lines = self.lines().into_iter().filter(|line| uid == line[0].as_str());
+        lines.map(|line| line[column].clone()).filter(|said| !said.is_empty()).collect()
+    }
+}
+
+impl Drop for Diary {
+    fn drop(&mut self) {
+        drop(self.watch.kill());
+        drop(self.watch.wait());
+    }
+}
+
+fn node_port(port: u16) -> Value {
+    json!({"serviceType": "NodePort", "port": 51840, "nodePort": port})
+}
+
+fn owner(cluster: &Cluster, kind: &str, peer: &str, name: &str) -> Option<Value> {
+    let object = cluster.get(kind, &tenant(peer), name)?;
+    Some(object["metadata"]["ownerReferences"][0]["uid"].clone())
+}
+
+fn uid(cluster: &Cluster, kind: &str, peer: &str, name: &str) -> Value {
+    cluster.get(kind, &tenant(peer), name).unwrap()["metadata"]["uid"].clone()
+}
+
+#[test]
+fn the_first_ones_port_is_never_told_of_the_second() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    cluster.apply_all(&peering("gent"));
+    cluster.apply(&server("gent", &node_port(30811)));
+    cluster.run_pod("gent", "a", "n1", "10.200.1.11");
+    let gateway = ["gatewayserver", &tenant("gent"), "server"];
+    let told = "/status/endpoint/port";
+    cluster.until_is(gateway, told, &json!(30811));
+    let diary = Diary::of(cluster, "gatewayserver", "gent", "server");
+    for port in [30812, 30813, 30814] {
+        cluster.delete("gatewayserver", &tenant("gent"), "server");
+        cluster.apply(&server("gent", &node_port(port)));
+        cluster.until_is(gateway, told, &json!(port));
+        let now = uid(cluster, "gatewayserver", "gent", "server");
+        let said = cluster.until("it is told", || {
+            let said = diary.said(&now, 1);
+            (!said.is_empty()).then_some(said)
+        });
+        assert!(said.iter().all(|said| *said == port.to_string()), "{said:?}");
+        for kind in ["deployment", "service", "role"] {
+            let owner = || owner(cluster, kind, "gent", "gw-server").filter(|uid| *uid == now);
+            cluster.until(&format!("the {kind} is its"), owner);
+        }
+    }
+    cluster.kill_pod("gent", "a");
+}
+
+#[test]
+fn the_first_ones_key_stays_and_is_told_once_it_is_the_seconds() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    cluster.apply_all(&peering("lier"));
+    cluster.apply(&client("lier"));
+    let gateway = ["gatewayclient", &tenant("lier"), "client"];
+    let (told, name) = ("/status/secretRef/name", json!("gw-client"));
+    cluster.until_is(gateway, told, &name);
+    let key = cluster.get("secret", gateway[1], "gw-client").unwrap()["data"].clone();
+    let diary = Diary::of(cluster, "gatewayclient", "lier", "client");
+    cluster.delete("gatewayclient", gateway[1], "client");
+    cluster.apply(&client("lier"));
+    cluster.until_is(gateway, told, &name);
+    let now = uid(cluster, "gatewayclient", "lier", "client");
+    assert_eq!(
+        owner(cluster, "secret", "lier", "gw-client"),
+        Some(now.clone()),
+        "before it is told"
+    );
+    sleep(Duration::from_secs(1));
+    assert_eq!(cluster.get("secret", gateway[1], "gw-client").unwrap()["data"], key);
+    assert!(!diary.said(&now, 2).is_empty());
+}
+
+#[test]
+fn a_secret_of_the_user_gets_the_half_that_liqoctl_reads() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    let mut objects = peering("mons");
+    let public = objects[2]["data"].as_object_mut().unwrap().remove("publicKey").unwrap();
+    cluster.apply_all(&objects);
+    cluster.apply(&server("mons", &node_port(30815)));
+    let gateway = ["gatewayserver", &tenant("mons"), "server"];
+    cluster.until_is(gateway, "/status/secretRef/name", &json!("gw-keys"));
+    let secret = cluster.get("secret", &tenant("mons"), "gw-keys").unwrap();
+    assert_eq!(secret["data"]["publicKey"], public);
+}
