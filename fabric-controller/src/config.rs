@@ -44,7 +44,21 @@ pub(crate) struct Config {
     #[command(flatten)]
     probe: ProbeArgs,
     #[command(flatten)]
+    _told: Told,
+    #[command(flatten)]
     pub(crate) log: LogArgs,
+}
+
+/// What others read from the arguments of this program.
+#[derive(Debug, clap::Args)]
+struct Told {
+    /// Where peers reach this cluster's API server. liqoctl reads it here; otherwise it takes a node
+    /// of the control plane.
+    #[arg(long, value_name = "URL")]
+    api_server_address_override: Option<String>,
+    /// What this cluster is like, for liqoctl to show.
+    #[arg(long, value_name = "KEY=VALUE,...")]
+    cluster_labels: Option<String>,
 }
 
 impl Config {
@@ -53,10 +67,13 @@ impl Config {
         format!("{}_{:x}", self.name, Timestamp::now().as_nanosecond())
     }
 
-    pub(crate) fn settings(&self) -> Settings {
+    /// `installation` is the namespace of weft in Kubernetes, if that is where it runs.
+    pub(crate) fn settings(&self, installation: Option<String>) -> Settings {
+        let on_a_host = Settings::default();
         Settings {
+            kubernetes: installation.is_some(),
+            namespace: installation.unwrap_or(on_a_host.namespace),
             node: self.node.clone(),
-            kubernetes: self.store.kubernetes,
             full_masquerade: self.full_masquerade,
             probe: self.probe.settings(),
         }

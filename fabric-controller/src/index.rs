@@ -13,8 +13,10 @@ use k8s_openapi::api::core::v1::{LocalObjectReference, Secret};
 use crate::placement::{Placement, Placements};
 
 /// What the command line says.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Settings {
+    /// The namespace of the cluster's own objects.
+    pub namespace: String,
     /// The node that this host is, on which standalone gateways run.
     pub node: Option<String>,
     /// Gateways run in pods of their own, wherever Kubernetes puts them.
@@ -23,6 +25,19 @@ pub struct Settings {
     pub full_masquerade: bool,
     /// How gateways watch their connections.
     pub probe: ProbeSettings,
+}
+
+/// Of a host.
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            namespace: labels::LIQO_NAMESPACE.to_owned(),
+            node: None,
+            kubernetes: false,
+            full_masquerade: false,
+            probe: ProbeSettings::default(),
+        }
+    }
 }
 
 /// The latest version of every object, and what is wrong with the manifests.

@@ -40,7 +40,8 @@ async fn run(config: config::Config) -> anyhow::Result<()> {
 }
 
 fn controller(config: &config::Config, store: Store, ipam: Ipam) -> anyhow::Result<Controller> {
-    Controller::new(store, ipam, config.settings()).context("cannot watch the store")
+    let installation = store.api_server().map(|server| server.namespace);
+    Controller::new(store, ipam, config.settings(installation)).context("cannot watch the store")
 }
 
 /// Whoever leads. Without it only plain strings in place of lists are refused.

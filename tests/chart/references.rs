@@ -117,6 +117,31 @@ fn liqoctl_finds_what_it_looks_for() {
         assert_eq!(containers[0]["name"], "controller-manager");
         // Its version is what follows the only colon.
         assert_eq!(containers[0]["image"].as_str().unwrap().split(':').count(), 2);
+        for kind in ["Role", "ClusterRole"] {
+            let has = |o: &&Value| {
+                o["metadata"]["labels"]["app.kubernetes.io/component"] == "peering-user"
+            };
+            assert_eq!(of_kinds(&objects, &[kind]).filter(has).count(), 1, "{kind}");
+        }
+        for network in ["external-cidr", "internal-cidr", "service-cidr"] {
+            let has = |o: &&Value| o["metadata"]["labels"]["ipam.liqo.io/network-type"] == network;
+            assert_eq!(of_kinds(&objects, &["Network"]).filter(has).count(), 1, "{network}");
+        }
+    }
+}
+
+#[test]
+fn liqoctl_is_told_by_arguments_that_the_controller_takes() {
+    let Some(helm) = Helm::find() else { return };
+    let objects = helm.objects(&[EVERYTHING]);
+    let manager = of_kinds(&objects, &["Deployment"])
+        .find(|o| o["metadata"]["labels"]["app.kubernetes.io/component"] == "controller-manager");
+    let args = manager.unwrap()["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
+    for told in [
+        "--api-server-address-override=https://rome.example.org:6443",
+        "--cluster-labels=example.org/region=eu,example.org/tier=1",
+    ] {
+        assert!(args.contains(told), "{args}");
     }
 }
 

@@ -24,7 +24,7 @@ metadata:
     liqo.io/preinstalled: "true"
 spec:
   cidr: {{ index . 3 | quote }}
-  {{- if eq $type "external-cidr" }}
+  {{- if hasPrefix "external-cidr" $type }}
   # Liqo's "unknown source", which nobody else may have.
   preAllocated: 1
   {{- end }}

@@ -137,15 +137,19 @@ pub fn network(of: &Network) -> Vec<Fault> {
     let cidr = of.spec.cidr.parse::<Cidr>();
     let mut faults: Vec<_> =
         cidr.err().map(|error| Fault::new("spec.cidr", error)).into_iter().collect();
-    let ours = of.metadata.namespace.as_deref() == Some(labels::LIQO_NAMESPACE);
-    let kind = of.metadata.labels.as_ref().and_then(|labels| labels.get(labels::NETWORK_TYPE));
-    if let Some(kind) = kind.filter(|kind| ours && !labels::NETWORK_TYPES.contains(&kind.as_str()))
-    {
-        let expected = "pod-cidr, service-cidr, external-cidr, internal-cidr or reserved";
-        let message = format!("found {kind:?}; expected {expected}");
-        faults.push(Fault::new(label_field(labels::NETWORK_TYPE), message));
+    if of.metadata.namespace.as_deref() == Some(labels::LIQO_NAMESPACE) {
+        faults.extend(network_type(of));
     }
     faults
+}
+
+/// Of a Network of the cluster's own, in whatever namespace those are.
+pub fn network_type(of: &Network) -> Option<Fault> {
+    let kind = of.metadata.labels.as_ref().and_then(|labels| labels.get(labels::NETWORK_TYPE))?;
+    let (last, others) = labels::NETWORK_TYPES.split_last()?;
+    let message = format!("found {kind:?}; expected {} or {last}", others.join(", "));
+    let known = labels::NETWORK_TYPES.contains(&kind.as_str());
+    (!known).then(|| Fault::new(label_field(labels::NETWORK_TYPE), message))
 }
 
 pub fn ip(of: &IP) -> Vec<Fault> {

@@ -16,11 +16,11 @@ pub const GATEWAY_NAMESPACE: &str = "networking.liqo.io/gateway-namespace";
 pub const ACTIVE: &str = "networking.liqo.io/active";
 /// `pod` or `external`, on a Network that a Configuration owns.
 pub const CIDR_TYPE: &str = "configuration.liqo.io/cidr-type";
-/// `pod-cidr`, `service-cidr`, `external-cidr`, `internal-cidr` or `reserved`, on the cluster's own Networks.
+/// One of [`NETWORK_TYPES`], on the cluster's own Networks.
 pub const NETWORK_TYPE: &str = "ipam.liqo.io/network-type";
-/// Its values.
-pub const NETWORK_TYPES: [&str; 5] =
-    ["pod-cidr", "service-cidr", "external-cidr", "internal-cidr", "reserved"];
+/// Its values. All but `external-cidr-v6` are Liqo's, whose tools want to find one external CIDR.
+pub const NETWORK_TYPES: [&str; 6] =
+    ["pod-cidr", "service-cidr", "external-cidr", "external-cidr-v6", "internal-cidr", "reserved"];
 /// Any value but `false`: the Network must keep the CIDR it asks for.
 pub const NETWORK_NOT_REMAPPED: &str = "ipam.liqo.io/network-not-remapped";
 /// `true`: the Network may overlap other shared ones.

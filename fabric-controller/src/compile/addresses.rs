@@ -14,11 +14,6 @@ pub(super) fn dashed(address: &str) -> String {
     address.replace(['/', '.', ':'], "-").trim_matches('-').to_owned()
 }
 
-/// `what` is `overlay`, `external-ipv4` or `external-ipv6`.
-pub(super) fn of_node(node: &str, what: &str) -> ObjectRef {
-    ObjectRef::new(Kind::Ip, labels::LIQO_NAMESPACE, &format!("node-{node}-{what}"))
-}
-
 /// `what` is `overlay` or `link`.
 pub(super) fn of_gateway(gateway: &ObjectRef, what: &str) -> ObjectRef {
     let namespace = gateway.namespace.as_deref().unwrap_or_default();
@@ -26,19 +21,29 @@ pub(super) fn of_gateway(gateway: &ObjectRef, what: &str) -> ObjectRef {
 }
 
 impl Compiler<'_> {
+    /// `what` is `overlay`, `external-ipv4` or `external-ipv6`.
+    pub(super) fn of_node(&self, node: &str, what: &str) -> ObjectRef {
+        self.own(Kind::Ip, &format!("node-{node}-{what}"))
+    }
+
     pub(super) fn own_addresses(&mut self, cluster: &Cluster, gateways: &[Gateway<'_>]) {
         let owners = cluster.nodes.iter().map(|n| ObjectRef::new(Kind::Node, "", &n.name));
         let ready = cluster.is_ready();
         for node in owners {
             let family = |ipv4| cluster.external_of(ipv4);
             self.own_address(
-                of_node(&node.name, "overlay"),
+                self.of_node(&node.name, "overlay"),
                 cluster.internal.as_ref(),
                 &node,
                 ready,
             );
-            self.own_address(of_node(&node.name, "external-ipv4"), family(true), &node, ready);
-            self.own_address(of_node(&node.name, "external-ipv6"), family(false), &node, ready);
+            self.own_address(self.of_node(&node.name, "external-ipv4"), family(true), &node, ready);
+            self.own_address(
+                self.of_node(&node.name, "external-ipv6"),
+                family(false),
+                &node,
+                ready,
+            );
         }
         // A pod has its own address; standalone, the veth to the host needs one.
         let of_gateways: &[&str] =

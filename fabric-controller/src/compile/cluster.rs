@@ -8,6 +8,7 @@ use fabric_store::{Kind, Object, ObjectRef};
 use k8s_openapi::api::core::v1 as core;
 
 use super::{Compiler, addresses, owner};
+use crate::index::Index;
 
 const EXTERNAL_CIDR: &str = "10.70.0.0/16";
 const INTERNAL_CIDR: &str = "10.80.0.0/16";
@@ -63,22 +64,29 @@ impl Cluster {
 }
 
 /// The value of the label `ipam.liqo.io/network-type`, on the cluster's own Networks.
-fn network_type(object: &Object) -> Option<&str> {
-    let ours = object.namespace() == Some(labels::LIQO_NAMESPACE);
+fn network_type<'o>(index: &Index, object: &'o Object) -> Option<&'o str> {
+    let ours = object.namespace() == Some(&index.settings.namespace);
     object.label(labels::NETWORK_TYPE).filter(|_| ours)
 }
 
 impl Compiler<'_> {
+    /// An object of the cluster's own.
+    pub(super) fn own(&self, kind: Kind, name: &str) -> ObjectRef {
+        ObjectRef::new(kind, &self.index.settings.namespace, name)
+    }
+
     pub(super) fn cluster(&mut self) -> Cluster {
         let index = self.index;
         let mut cluster = Cluster { id: self.cluster_id(), ..Cluster::default() };
         for (reference, object) in index.of_kind(Kind::Network) {
-            let Some(kind) = network_type(object) else { continue };
+            let Some(kind) = network_type(index, object) else { continue };
             let granted = index.network_grant(reference);
             let granted = granted.map(|cidr| Granted { network: reference.clone(), cidr });
             match (kind, granted) {
                 ("pod-cidr", Some(granted)) => cluster.pods.push(granted.cidr),
-                ("external-cidr", Some(granted)) => cluster.external.push(granted),
+                ("external-cidr" | "external-cidr-v6", Some(granted)) => {
+                    cluster.external.push(granted)
+                }
                 ("internal-cidr", Some(granted)) if granted.cidr.is_ipv4() => {
                     cluster.internal.get_or_insert(granted);
                 }
@@ -91,14 +99,16 @@ impl Compiler<'_> {
         }
         for (reference, network) in index.all::<Network>(Kind::Network) {
             check::network(network).iter().for_each(|fault| self.fault(reference, fault));
+            if network.metadata.namespace.as_ref() == Some(&index.settings.namespace) {
+                check::network_type(network).iter().for_each(|fault| self.fault(reference, fault));
+            }
         }
         cluster.nodes = self.nodes(&cluster);
         cluster
     }
 
     fn cluster_id(&mut self) -> Option<ClusterId> {
-        let reference =
-            ObjectRef::new(Kind::ConfigMap, labels::LIQO_NAMESPACE, labels::CLUSTER_ID_CONFIGMAP);
+        let reference = self.own(Kind::ConfigMap, labels::CLUSTER_ID_CONFIGMAP);
         let Some(map) = self.index.typed::<core::ConfigMap>(&reference) else {
             self.problem(
                 &reference,
@@ -116,19 +126,19 @@ impl Compiler<'_> {
         let index = self.index;
         let has = |wanted: &str| {
             let mut networks = index.of_kind(Kind::Network);
-            networks.any(|(_, o)| owner::of(o).is_none() && network_type(o) == Some(wanted))
+            networks.any(|(_, o)| owner::of(o).is_none() && network_type(index, o) == Some(wanted))
         };
-        let map =
-            ObjectRef::new(Kind::ConfigMap, labels::LIQO_NAMESPACE, labels::CLUSTER_ID_CONFIGMAP);
+        let map = self.own(Kind::ConfigMap, labels::CLUSTER_ID_CONFIGMAP);
         let described = cluster.id.is_some() && has("pod-cidr");
         // The network addresses stay free: one stands in for unknown sources, and a host with a
         // connected subnet of that prefix takes it for a broadcast address.
         for (kind, cidr) in [("external-cidr", EXTERNAL_CIDR), ("internal-cidr", INTERNAL_CIDR)] {
             let name = format!("default-{kind}");
             if described && !has(kind) {
-                self.want_owned(own_network(&name, kind, cidr, Some(1)), &map);
+                let network = own_network(&self.own(Kind::Network, &name), kind, cidr, Some(1));
+                self.want_owned(network, &map);
             } else if !described {
-                self.keep(ObjectRef::new(Kind::Network, labels::LIQO_NAMESPACE, &name));
+                self.keep(self.own(Kind::Network, &name));
             }
         }
         for node in &cluster.nodes {
@@ -136,6 +146,7 @@ impl Compiler<'_> {
                 let name =
                     format!("node-{}-{}", node.name, addresses::dashed(&address.to_string()));
                 let cidr = Cidr::host(*address).to_string();
+                let name = self.own(Kind::Network, &name);
                 let mut network = own_network(&name, "reserved", &cidr, None);
                 let set = network.metadata.labels.get_or_insert_default();
                 set.insert(labels::NETWORK_NOT_REMAPPED.to_owned(), "true".to_owned());
@@ -200,7 +211,7 @@ impl Compiler<'_> {
             return None;
         }
         let name = reference.name.clone();
-        let granted = |what: &str| self.index.ip_grant(&addresses::of_node(&name, what));
+        let granted = |what: &str| self.index.ip_grant(&self.of_node(&name, what));
         let overlay = granted("overlay").and_then(|address| match address {
             IpAddr::V4(overlay) => Some(overlay),
             IpAddr::V6(_) => None,
@@ -232,9 +243,9 @@ impl Compiler<'_> {
     }
 }
 
-fn own_network(name: &str, kind: &str, cidr: &str, pre_allocated: Option<u32>) -> Network {
-    let mut network = Network::new(name, NetworkSpec { cidr: cidr.to_owned(), pre_allocated });
-    network.metadata.namespace = Some(labels::LIQO_NAMESPACE.to_owned());
+fn own_network(of: &ObjectRef, kind: &str, cidr: &str, pre_allocated: Option<u32>) -> Network {
+    let mut network = Network::new(&of.name, NetworkSpec { cidr: cidr.to_owned(), pre_allocated });
+    network.metadata.namespace.clone_from(&of.namespace);
     network.metadata.labels = Some([(labels::NETWORK_TYPE.to_owned(), kind.to_owned())].into());
     network
 }

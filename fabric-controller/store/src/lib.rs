@@ -48,6 +48,15 @@ pub struct StoreArgs {
         conflicts_with_all = ["manifests", "run_dir", "state_dir"]
     )]
     pub kubeconfig: Option<PathBuf>,
+    /// The namespace that weft is installed in, with the cluster's ID and Networks [default: in a
+    /// pod that of its service account, elsewhere liqo].
+    #[arg(
+        long,
+        value_name = "NAMESPACE",
+        help_heading = PLACE,
+        conflicts_with_all = ["manifests", "run_dir", "state_dir"]
+    )]
+    pub liqo_namespace: Option<String>,
     /// Directory of the user's manifests (*.yaml, *.yml, *.json); never written to.
     #[arg(long, env = "WEFT_MANIFESTS", value_name = "DIR", help_heading = PLACE)]
     pub manifests: Option<PathBuf>,
@@ -68,7 +77,8 @@ impl StoreArgs {
         state_dir: Option<PathBuf>,
     ) -> Self {
         let run_dir = Some(run_dir);
-        Self { kubernetes: false, kubeconfig: None, manifests, run_dir, state_dir }
+        let (kubernetes, kubeconfig, liqo_namespace) = (false, None, None);
+        Self { kubernetes, kubeconfig, liqo_namespace, manifests, run_dir, state_dir }
     }
 }
 

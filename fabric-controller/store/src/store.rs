@@ -45,7 +45,8 @@ impl Store {
     /// within a tokio runtime; nothing is sent yet.
     pub fn open(args: &StoreArgs) -> Result<Self, StoreError> {
         if args.kubernetes || args.kubeconfig.is_some() {
-            return Self::kubernetes(args.kubeconfig.as_deref());
+            let namespace = args.liqo_namespace.clone();
+            return Self::kubernetes_of(args.kubeconfig.as_deref(), namespace);
         }
         let places = Places {
             manifests: args.manifests.clone(),
@@ -58,7 +59,15 @@ impl Store {
     /// The API server that a kubeconfig names: this one, or that of `KUBECONFIG`, or of the pod's
     /// service account, or of the user. Must be called within a tokio runtime; nothing is sent yet.
     pub fn kubernetes(kubeconfig: Option<&Path>) -> Result<Self, StoreError> {
-        Ok(Backend::Kubernetes(Kubernetes::open(kubeconfig)?).into())
+        Self::kubernetes_of(kubeconfig, None)
+    }
+
+    /// The same of an installation in another namespace than that of the pod, or liqo.
+    fn kubernetes_of(
+        kubeconfig: Option<&Path>,
+        namespace: Option<String>,
+    ) -> Result<Self, StoreError> {
+        Ok(Backend::Kubernetes(Kubernetes::open(kubeconfig, namespace)?).into())
     }
 
     /// The API server, for what is in Kubernetes and no resource of a store; none if that is a

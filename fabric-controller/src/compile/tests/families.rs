@@ -103,3 +103,16 @@ fn prefixes_of_any_length_keep_it_where_they_are_remapped() {
     }
     assert_eq!(seen.len(), 5);
 }
+
+/// In Kubernetes the second external CIDR has a type of its own: liqoctl wants to find one of the first.
+#[test]
+fn the_external_cidr_of_the_second_family_may_have_a_type_of_its_own() {
+    let mut one = dual_stack();
+    one.settle();
+    let mut other = dual_stack();
+    other.apply(network("external-6", "external-cidr-v6", "fd00:70::/48"));
+    other.settle();
+    assert_eq!(other.problems(), one.problems());
+    assert_eq!(other.node("n1"), one.node("n1"));
+    assert_eq!(other.node("n1").unwrap().external.len(), 2);
+}

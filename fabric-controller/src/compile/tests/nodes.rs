@@ -167,3 +167,24 @@ fn a_network_that_is_renumbered_has_its_addresses_renumbered() {
     assert!(external.to_string().starts_with("10.60.0."), "{external}");
     assert!(!world.held().0.contains(&"10.70.0.0/16".to_owned()), "the default gave way");
 }
+
+#[test]
+fn the_clusters_own_objects_are_in_the_namespace_of_the_installation() {
+    let mut world = World::empty();
+    world.index.settings.namespace = "weft-system".to_owned();
+    for mut object in super::world::cluster("rome") {
+        if object.namespace().is_some() {
+            object.metadata_mut().namespace = Some("weft-system".to_owned());
+        }
+        world.apply(object);
+    }
+    world.apply(super::world::network("of-others", "pod-cidr", "10.99.0.0/16"));
+    client_side("milan").into_iter().for_each(|object| world.apply(object));
+    world.settle();
+    assert_eq!(world.problems(), [""; 0]);
+    let node = world.node("n1").unwrap();
+    assert_eq!(node.pod_cidrs, ["10.200.0.0/16"]);
+    assert!(node.overlay.is_some() && node.external.len() == 1);
+    let own = world.index.of_kind(Kind::Ip).filter(|(ip, _)| ip.name.starts_with("node-n1"));
+    assert!(own.into_iter().all(|(ip, _)| ip.namespace.as_deref() == Some("weft-system")));
+}

@@ -31,14 +31,18 @@ const KEEPALIVE_RETRIES: u32 = 3;
 #[derive(Clone)]
 pub(super) struct Access {
     client: Client,
-    /// The one that this program belongs to.
+    /// The one that weft is installed in.
     pub(super) namespace: String,
 }
 
 impl Access {
-    pub(super) fn open(kubeconfig: Option<&Path>) -> Result<Self, StoreError> {
-        let config = config(kubeconfig)?;
-        let namespace = own_namespace(&config);
+    pub(super) fn open(
+        kubeconfig: Option<&Path>,
+        namespace: Option<String>,
+    ) -> Result<Self, StoreError> {
+        let (config, own_namespace) = config(kubeconfig)?;
+        let namespace = namespace.or(own_namespace);
+        let namespace = namespace.unwrap_or_else(|| labels::LIQO_NAMESPACE.to_owned());
         let client = client(&config).map_err(|error| StoreError::Config(error.into()))?;
         tracing::debug!(server = %config.cluster_url, namespace, "using an API server");
         Ok(Self { client, namespace })
@@ -122,29 +126,26 @@ fn resource(kind: Kind) -> ApiResource {
     ApiResource::from_gvk_with_plural(&gvk, kind.plural())
 }
 
-/// What is named comes first: the file, then `KUBECONFIG`. A pod has its service account, a user
-/// has `~/.kube/config`.
-fn config(kubeconfig: Option<&Path>) -> Result<Config, StoreError> {
+/// What is named comes first: the file, then `KUBECONFIG`. A pod has its service account, and by that
+/// a namespace; a user has `~/.kube/config`, in which a namespace is one that is worked in just now.
+fn config(kubeconfig: Option<&Path>) -> Result<(Config, Option<String>), StoreError> {
     let failed = |error: BoxError| StoreError::Config(error);
     let named = match kubeconfig {
         Some(file) => Kubeconfig::read_from(file).map(Some),
         None => Kubeconfig::from_env(),
     };
     if let Some(named) = named.map_err(|error| failed(error.into()))? {
-        return Config::try_from(named).map_err(|error| failed(error.into()));
+        let config = Config::try_from(named).map_err(|error| failed(error.into()))?;
+        return Ok((config, None));
     }
     if std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() {
-        return Config::incluster().map_err(|error| failed(error.into()));
+        let config = Config::incluster().map_err(|error| failed(error.into()))?;
+        let namespace = config.default_namespace.clone();
+        return Ok((config, Some(namespace)));
     }
     let own = Kubeconfig::read().and_then(Config::try_from);
-    own.map_err(|error| failed(error.into()))
-}
-
-/// A pod's is that of its service account. Elsewhere it is what the kubeconfig says; one that says
-/// nothing of the kind is an administrator's.
-fn own_namespace(config: &Config) -> String {
-    let named = Some(&config.default_namespace).filter(|named| *named != "default");
-    named.map_or_else(|| labels::LIQO_NAMESPACE.to_owned(), Clone::clone)
+    let own = own.map_err(|error| failed(error.into()))?;
+    Ok((own, None))
 }
 
 /// Not kube's own stack, which has no keepalive, repeats what was refused many times over, and

@@ -39,7 +39,7 @@ const MANAGER: &str = "weft";
 #[derive(Clone)]
 pub struct ApiServer {
     pub client: kube::Client,
-    /// The namespace that this program belongs to.
+    /// The namespace that weft is installed in.
     pub namespace: String,
 }
 
@@ -60,8 +60,11 @@ struct Known {
 }
 
 impl Kubernetes {
-    pub(crate) fn open(kubeconfig: Option<&Path>) -> Result<Self, StoreError> {
-        Ok(Self { access: Access::open(kubeconfig)?, known: Arc::default() })
+    pub(crate) fn open(
+        kubeconfig: Option<&Path>,
+        namespace: Option<String>,
+    ) -> Result<Self, StoreError> {
+        Ok(Self { access: Access::open(kubeconfig, namespace)?, known: Arc::default() })
     }
 
     pub(crate) fn api_server(&self) -> ApiServer {
@@ -97,7 +100,7 @@ impl Kubernetes {
     }
 
     async fn list(&self, kind: Kind) -> Result<Vec<DynamicObject>, StoreError> {
-        let listed = Source::of(kind).list(&self.access).await;
+        let listed = Source::of(kind, &self.access.namespace).list(&self.access).await;
         listed.map_err(|source| StoreError::List { kind, source })
     }
 

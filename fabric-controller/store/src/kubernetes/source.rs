@@ -26,15 +26,13 @@ pub(super) type Told = Result<Event<DynamicObject>, Option<Problem>>;
 
 impl Source {
     /// What weft wants of a kind. A cluster has many Secrets and ConfigMaps that are no business of
-    /// its.
-    pub(super) fn of(kind: Kind) -> Self {
+    /// its. `installation` is the namespace of the cluster's own objects.
+    pub(super) fn of(kind: Kind, installation: &str) -> Self {
         match kind {
             Kind::Secret => Self::Labelled(kind),
-            Kind::ConfigMap => Self::One(ObjectRef::new(
-                kind,
-                labels::LIQO_NAMESPACE,
-                labels::CLUSTER_ID_CONFIGMAP,
-            )),
+            Kind::ConfigMap => {
+                Self::One(ObjectRef::new(kind, installation, labels::CLUSTER_ID_CONFIGMAP))
+            }
             Kind::Namespace
             | Kind::Node
             | Kind::Network
@@ -168,7 +166,7 @@ mod tests {
         let keys = Source::All(Kind::PublicKey);
         let missing = keys.refusal(&refused(404, "not found")).unwrap();
         assert!(missing.contains("publickeies.networking.liqo.io"), "{missing}");
-        let secrets = Source::of(Kind::Secret);
+        let secrets = Source::of(Kind::Secret, labels::LIQO_NAMESPACE);
         let forbidden = secrets.refusal(&refused(403, "User x cannot list")).unwrap();
         assert!(forbidden.contains("User x cannot list") && forbidden.ends_with("on secrets"));
         assert_eq!(secrets.refusal(&refused(503, "busy")), None);

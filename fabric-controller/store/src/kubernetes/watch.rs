@@ -62,7 +62,8 @@ impl Watch {
             queue: VecDeque::new(),
             synced: false,
         };
-        kinds.iter().for_each(|kind| watch.open(Source::of(*kind)));
+        let installation = watch.store.access.namespace.clone();
+        kinds.iter().for_each(|kind| watch.open(Source::of(*kind, &installation)));
         watch
     }
 

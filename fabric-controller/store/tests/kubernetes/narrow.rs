@@ -1,7 +1,7 @@
 //! Of Secrets and ConfigMaps, only those that are weft's business.
 
 use fabric_api::labels::{CLUSTER_ID_CONFIGMAP, GATEWAY_RESOURCE, LIQO_NAMESPACE};
-use fabric_store::{Event, Kind, Object, ObjectRef};
+use fabric_store::{Event, Kind, Object, ObjectRef, Store, StoreArgs};
 use serde_json::{Value, json};
 
 use crate::{Ears, Place, applied};
@@ -108,4 +108,30 @@ async fn the_one_config_map_needs_the_right_to_that_one_alone() {
         .map(|map: Box<Object>| map.reference().to_string())
         .collect();
     assert_eq!(maps, ["ConfigMap liqo/liqo-clusterid-configmap"]);
+}
+
+#[tokio::test]
+async fn the_one_config_map_is_that_of_the_installation() {
+    let Some(place) = Place::new("weft-system").await else { return };
+    for (namespace, id) in [(LIQO_NAMESPACE, "others"), ("weft-system", "ours")] {
+        let map = json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": CLUSTER_ID_CONFIGMAP, "namespace": namespace},
+            "data": {"CLUSTER_ID": id},
+        });
+        place.admin.apply("configmaps", &map).await;
+    }
+    let store = Store::open(&StoreArgs {
+        kubernetes: true,
+        kubeconfig: Some(place.server.admin()),
+        liqo_namespace: Some("weft-system".to_owned()),
+        manifests: None,
+        run_dir: None,
+        state_dir: None,
+    });
+    let store = store.unwrap();
+    assert_eq!(store.api_server().unwrap().namespace, "weft-system");
+    let listed = store.list(Kind::ConfigMap).await.unwrap();
+    let maps: Vec<_> = listed.iter().map(|map| map.reference().to_string()).collect();
+    assert_eq!(maps, ["ConfigMap weft-system/liqo-clusterid-configmap"]);
 }
