@@ -293,6 +293,7 @@ impl Controller {
         self.instruct(Plan {
             whole: self.index.is_whole(),
             gateways: wanted.gateways,
+            services: wanted.services,
             secrets: wanted.secrets,
             problems: self.with_uids(&wanted.problems),
             peers: wanted.peers,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use fabric_api::check::Fault;
+use fabric_api::ipam::IP;
 use fabric_api::networking::{EndpointStatus, InternalEndpoint};
 use fabric_api::{ClusterId, PublicKey};
 use fabric_store::{Object, ObjectRef, Problem};
@@ -11,11 +12,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use crate::compile::Peer;
 
-/// Where each gateway runs.
+/// Where each gateway runs, and what is wrong with the Service of an IP.
 pub type Placements = BTreeMap<ObjectRef, Placement>;
 
 /// The gateways that are to run.
 pub type PlannedGateways = BTreeMap<ObjectRef, PlannedGateway>;
+
+/// The IPs that are to have a Service, without their status.
+pub type PlannedServices = BTreeMap<ObjectRef, IP>;
 
 /// How the networking with each peer is, as Liqo's ForeignClusters tell it.
 pub type Peers = BTreeMap<ClusterId, Peer>;
@@ -50,6 +54,7 @@ pub struct Plan {
     pub whole: bool,
     pub gateways: PlannedGateways,
     pub secrets: SecretGaps,
+    pub services: PlannedServices,
     /// What is wrong, with the uid of the object it is wrong with.
     pub problems: BTreeMap<Problem, String>,
     pub peers: Peers,

@@ -8,6 +8,7 @@ use crate::stage::Stage;
 
 const CLUSTER: &str = include_str!("cluster.yaml");
 const PEERING: &str = include_str!("peering.yaml");
+const ADDRESSES: &str = include_str!("addresses.yaml");
 /// The chart brings it; the peering names it.
 const TEMPLATE: &str = include_str!("../../deploy/chart/gateway-templates/wireguard-client.yaml");
 const TENANT: &str = "liqo-tenant-lyon";
@@ -26,6 +27,7 @@ fn a_peering_is_remapped_and_published_and_goes_again() {
     stage.apply(PEERING);
     let seen_as = remapped(&stage);
     published(&stage, &seen_as);
+    reachable(&stage);
     stage.until("nothing is wrong with it", || wrong(&stage).is_null().then_some(()));
     assert!(!stage.logs().contains("/UtkTntb"), "a key in a log");
 
@@ -88,6 +90,42 @@ fn published(stage: &Stage, seen_as: &[String]) {
             seen_as.iter().all(|cidr| peerings.contains(cidr)).then_some(())
         });
     }
+}
+
+/// What peers reach by an address of this cluster: a database of no cluster's, and a pod of n2.
+fn reachable(stage: &Stage) {
+    stage.apply(ADDRESSES);
+    let granted = ["database", "pod"].map(|name| {
+        stage.until("it has an address", || {
+            let ip = stage.get("ips.ipam.liqo.io", TENANT, name)?;
+            assert!(ip["status"]["cidr"].is_null() || ip["status"]["cidr"] == OWN[1]);
+            ip["status"]["ip"].as_str().map(str::to_owned)
+        })
+    });
+    let [database, pod] = granted.each_ref().map(String::as_str);
+    assert!(granted.iter().all(|ip| ip.starts_with("10.70.")) && database != pod, "{granted:?}");
+    let is_mapped = |ips: &Value, external: &str, target: &str| {
+        let mut all = ips.as_array().into_iter().flatten();
+        all.any(|ip| ip["external"] == external && ip["target"] == target)
+    };
+    for node in ["n1", "n2"] {
+        stage.until("the nodes know both", || {
+            let ips = &stage.get("nodeconfigs", "", node)?["spec"]["ips"];
+            let both = [(database, "192.0.2.200"), (pod, "10.200.2.9")];
+            both.iter().all(|(external, target)| is_mapped(ips, external, target)).then_some(())
+        });
+    }
+    stage.until("the gateway rewrites the one that is no pod", || {
+        let spec = &stage.get("gatewayconfigs", TENANT, "lyon")?["spec"];
+        assert!(!is_mapped(&spec["ips"], pod, "10.200.2.9"), "its node does");
+        is_mapped(&spec["ips"], database, "192.0.2.200").then_some(())
+    });
+    stage.until("it has the Service that it asks for", || {
+        let slice = stage.get("endpointslices", TENANT, "database")?;
+        assert_eq!(slice["endpoints"][0]["addresses"], json!(["192.0.2.200"]));
+        assert_eq!(slice["ports"][0]["port"], 5432);
+        stage.get("services", TENANT, "database")
+    });
 }
 
 /// The condition that says what is wrong with the client.

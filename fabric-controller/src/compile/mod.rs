@@ -12,6 +12,7 @@ mod peering;
 mod peers;
 mod placed;
 mod secrets;
+mod services;
 mod statuses;
 mod wishes;
 
@@ -30,7 +31,7 @@ pub use peers::{Peer, PeerCondition};
 pub use wishes::{Request, Wish};
 
 use crate::index::Index;
-use crate::placement::{Peers, PlannedGateways, SecretGaps};
+use crate::placement::{Peers, PlannedGateways, PlannedServices, SecretGaps};
 
 /// All that the controller wants to be so.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -48,6 +49,8 @@ pub struct Published {
     pub gateways: PlannedGateways,
     pub secrets: SecretGaps,
     pub peers: Peers,
+    /// In Kubernetes, IPs that ask for a Service.
+    pub services: PlannedServices,
     /// What to ask ipam for, in this order.
     pub wishes: Vec<Wish>,
     /// All that is wrong, with the manifests and with what they say. Sorted.
@@ -103,6 +106,7 @@ impl<'a> Compiler<'a> {
         if self.index.settings.kubernetes {
             self.placed_gateways(&gateways);
             self.out.peers = self.peers(&peerings, &gateways);
+            self.services();
         } else {
             self.gateway_statuses(&cluster, &gateways);
         }

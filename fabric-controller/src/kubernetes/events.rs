@@ -24,8 +24,8 @@ const BURST: u32 = 25;
 const REFILL: Duration = Duration::from_secs(5);
 /// An API server takes no longer ones.
 const LONGEST: usize = 1000;
-const KINDS: [Kind; 4] =
-    [Kind::Configuration, Kind::GatewayServer, Kind::GatewayClient, Kind::PublicKey];
+const KINDS: [Kind; 5] =
+    [Kind::Configuration, Kind::GatewayServer, Kind::GatewayClient, Kind::PublicKey, Kind::Ip];
 
 /// kube's own recorder takes two problems with one object for the same if their reasons are.
 pub(super) struct Events {

@@ -10,6 +10,7 @@ use fabric_api::networking::{WgGatewayClientTemplate, WgGatewayServerTemplate};
 use futures::stream::{BoxStream, StreamExt as _};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Node, Pod, Service, ServiceAccount};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::api::{ApiResource, DynamicObject};
 use kube::runtime::WatchStreamExt as _;
@@ -18,6 +19,8 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio_stream::StreamMap;
+
+use super::services::{SLICE_OF, SLICE_OF_WEFT};
 
 /// An API server that is away may be back any moment.
 const RETRY: Duration = Duration::from_millis(200);
@@ -32,6 +35,7 @@ pub(super) enum Watched {
     Role,
     Binding,
     Service,
+    Slice,
     Deployment,
     Pod,
     Node,
@@ -72,12 +76,13 @@ pub(super) struct Live {
 }
 
 impl Watched {
-    /// What gateways are made of and made from, and where they are.
-    pub(super) const OF_GATEWAYS: [Self; 9] = [
+    /// What gateways and Services of IPs are made of and made from, and where they are.
+    pub(super) const OF_GATEWAYS: [Self; 10] = [
         Self::Account,
         Self::Role,
         Self::Binding,
         Self::Service,
+        Self::Slice,
         Self::Deployment,
         Self::Pod,
         Self::Node,
@@ -87,6 +92,8 @@ impl Watched {
     /// What a gateway consists of.
     pub(super) const MADE: [Self; 5] =
         [Self::Account, Self::Role, Self::Binding, Self::Service, Self::Deployment];
+    /// What an IP's Service consists of.
+    pub(super) const EXPOSED: [Self; 2] = [Self::Service, Self::Slice];
 
     pub(super) fn resource(self) -> ApiResource {
         match self {
@@ -94,6 +101,7 @@ impl Watched {
             Self::Role => ApiResource::erase::<Role>(&()),
             Self::Binding => ApiResource::erase::<RoleBinding>(&()),
             Self::Service => ApiResource::erase::<Service>(&()),
+            Self::Slice => ApiResource::erase::<EndpointSlice>(&()),
             Self::Deployment => ApiResource::erase::<Deployment>(&()),
             Self::Pod => ApiResource::erase::<Pod>(&()),
             Self::Node => ApiResource::erase::<Node>(&()),
@@ -109,12 +117,16 @@ impl Watched {
 
     fn selection(self) -> watcher::Config {
         let gateways = format!("{}={}", labels::COMPONENT, labels::GATEWAY);
-        let ours = format!("{gateways},{}={}", labels::MANAGED_BY, labels::WEFT);
+        let ours = format!("{}={}", labels::MANAGED_BY, labels::WEFT);
         let config = watcher::Config::default();
         match self {
-            Self::Account | Self::Role | Self::Binding | Self::Service | Self::Deployment => {
-                config.labels(&ours)
+            Self::Account | Self::Role | Self::Binding | Self::Deployment => {
+                config.labels(&format!("{gateways},{ours}"))
             }
+            // Of gateways and of IPs.
+            Self::Service => config.labels(&ours),
+            // Kubernetes' own slices of Services have the labels of those.
+            Self::Slice => config.labels(&format!("{SLICE_OF}={SLICE_OF_WEFT}")),
             Self::Pod => config.labels(&gateways),
             Self::Node | Self::ServerTemplate | Self::ClientTemplate | Self::ForeignCluster => {
                 config
@@ -289,6 +301,7 @@ fn trimmed(of: Watched, mut object: DynamicObject) -> DynamicObject {
         | Watched::Role
         | Watched::Binding
         | Watched::Service
+        | Watched::Slice
         | Watched::Deployment
         | Watched::ServerTemplate
         | Watched::ClientTemplate

@@ -13,6 +13,7 @@ mod objects;
 mod place;
 mod rights;
 mod secrets;
+mod services;
 mod template;
 mod writer;
 
@@ -65,7 +66,7 @@ impl Kubernetes {
     /// `identity` names this program in Events. Must be called within a tokio runtime; nothing is
     /// sent yet.
     pub fn new(server: ApiServer, identity: &str) -> (Self, Outside) {
-        let ApiServer { client, namespace: installation } = server;
+        let ApiServer { client, namespace: installation, .. } = server;
         let (plan_sender, plan) = watch::channel(None);
         let (placements, placements_receiver) = watch::channel(None);
         let kubernetes = Self {
@@ -157,8 +158,11 @@ impl Kubernetes {
         self.render(plan);
         let mut faults: BTreeMap<ObjectRef, Vec<Fault>> = BTreeMap::new();
         self.writer.begin();
-        let result = self.write_all(&mut faults).await;
-        let result = match result {
+        let written = match self.write_all(&mut faults).await {
+            Ok(()) => self.write_services(plan, &mut faults).await,
+            unreachable => unreachable,
+        };
+        let result = match written {
             Ok(()) if plan.whole => self.sweep(plan).await,
             result => result,
         };
@@ -196,20 +200,29 @@ impl Kubernetes {
                 }
             };
             for (key, object) in objects.iter().filter_map(keyed) {
-                match self.writer.write(self.live.objects(), &key, object).await {
-                    Ok(()) => {}
-                    Err(refused @ WriteError::Refused { .. }) => {
-                        let fault = Fault { field: String::new(), message: refused.to_string() };
-                        faults.entry(gateway.clone()).or_default().push(fault);
-                    }
-                    Err(unreachable @ WriteError::Unreachable(_)) => return Err(unreachable),
-                }
+                let written = self.writer.write(self.live.objects(), &key, object).await;
+                tolerate(written, gateway, faults)?;
             }
         }
         Ok(())
     }
 
-    /// Removes what belongs to no gateway that is to run.
+    async fn write_services(
+        &mut self,
+        plan: &Plan,
+        faults: &mut BTreeMap<ObjectRef, Vec<Fault>>,
+    ) -> Result<(), WriteError> {
+        for (reference, ip) in &plan.services {
+            let objects = services::objects_of(ip).unwrap_or_default();
+            for (key, object) in objects.iter().filter_map(keyed) {
+                let written = self.writer.write_own(self.live.objects(), &key, object).await;
+                tolerate(written, reference, faults)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what belongs to no gateway that is to run, and to no IP that is to have a Service.
     async fn sweep(&mut self, plan: &Plan) -> Result<(), WriteError> {
         let names: BTreeSet<(String, String)> = plan
             .gateways
@@ -217,12 +230,15 @@ impl Kubernetes {
             .map(|g| (g.namespace.clone().unwrap_or_default(), format!("gw-{}", g.name)))
             .collect();
         let is_wanted = |key: &Key| names.contains(&(key.namespace.clone(), key.name.clone()));
-        let made = Watched::MADE.into_iter().flat_map(|kind| self.live.objects().all(kind));
+        let live = self.live.objects();
+        let made = Watched::MADE.into_iter().flat_map(|kind| live.all(kind));
         let stale =
             made.filter(|(key, object)| !is_wanted(key) && place::gateway_of(object).is_some());
+        let exposed = Watched::EXPOSED.into_iter().flat_map(|kind| live.all(kind));
+        let stale = stale.chain(exposed.filter(|(_, object)| services::is_stale(object, plan)));
         let stale: Vec<_> =
             stale.map(|(key, object)| (key.clone(), object.metadata.uid.clone())).collect();
-        self.writer.keep(is_wanted);
+        self.writer.keep(|key| is_wanted(key) || services::is_wanted(key, plan));
         for (key, uid) in stale {
             self.writer.delete(&key, uid.as_deref()).await?;
         }
@@ -234,6 +250,18 @@ fn objects_of(gateway: &PlannedGateway, template: &Template) -> Result<Vec<Dynam
     let rendered = template::rendered(gateway, template)?;
     let objects = objects::objects_of(gateway, rendered);
     objects.map_err(|error| Fault { field: String::new(), message: error.to_string() })
+}
+
+/// What is refused for the sake of one object keeps none of the others waiting.
+fn tolerate(
+    written: Result<(), WriteError>,
+    of: &ObjectRef,
+    faults: &mut BTreeMap<ObjectRef, Vec<Fault>>,
+) -> Result<(), WriteError> {
+    let Err(refused @ WriteError::Refused { .. }) = written else { return written };
+    let fault = Fault { field: String::new(), message: refused.to_string() };
+    faults.entry(of.clone()).or_default().push(fault);
+    Ok(())
 }
 
 fn keyed(object: &DynamicObject) -> Option<(Key, &DynamicObject)> {

@@ -79,7 +79,7 @@ fn fit(gateway: &PlannedGateway, deployment: &mut Deployment) {
     }
 }
 
-fn dynamic(object: &impl Serialize) -> serde_json::Result<DynamicObject> {
+pub(super) fn dynamic(object: &impl Serialize) -> serde_json::Result<DynamicObject> {
     serde_json::from_value(serde_json::to_value(object)?)
 }
 

@@ -1,6 +1,6 @@
 //! Writes objects by server-side apply, and only what differs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
@@ -101,6 +101,29 @@ impl Writer {
         }
     }
 
+    /// The same of a name that somebody else may have taken: what is theirs stays.
+    pub(super) async fn write_own(
+        &mut self,
+        live: &Objects,
+        key: &Key,
+        want: &DynamicObject,
+    ) -> Result<(), WriteError> {
+        let ours = |there: &DynamicObject| is_owned_alike(there, want);
+        let waits = self.refused.get(key).is_some_and(|r| r.want == *want && !r.due);
+        if waits || live.get(key).is_some_and(ours) {
+            return self.write(live, key, want).await;
+        }
+        // What others have made is not watched.
+        match answer(self.api(key).get_opt(&key.name)).await {
+            Ok(Some(there)) if !ours(&there) => {
+                let message = "there is one of somebody else; expected another name";
+                Err(self.refuse(key, want, message.to_owned()))
+            }
+            Ok(_) => self.write(live, key, want).await,
+            Err(error) => Err(self.failed(key, want, error).await),
+        }
+    }
+
     pub(super) async fn delete(&mut self, key: &Key, uid: Option<&str>) -> Result<(), WriteError> {
         let uid = uid.map(str::to_owned);
         let preconditions = Preconditions { uid, resource_version: None };
@@ -114,6 +137,7 @@ impl Writer {
             Err(error) => return Err(WriteError::Unreachable(error.into())),
         }
         self.written.remove(key);
+        self.refused.remove(key);
         Ok(())
     }
 
@@ -139,12 +163,18 @@ impl Writer {
         } else {
             status.message
         };
+        let error = self.refuse(key, want, message);
+        if let Some(refused) = self.refused.get_mut(key).filter(|_| made_new) {
+            refused.wait = Duration::from_millis(100);
+            refused.again = Instant::now() + refused.wait;
+        }
+        error
+    }
+
+    /// It is tried again, less and less often.
+    fn refuse(&mut self, key: &Key, want: &DynamicObject, message: String) -> WriteError {
         let before = self.refused.get(key).filter(|before| before.want == *want);
-        let wait = match before {
-            _ if made_new => Duration::from_millis(100),
-            Some(before) => (before.wait * 2).clamp(RETRY, RETRY_MAX),
-            None => RETRY,
-        };
+        let wait = before.map_or(RETRY, |before| (before.wait * 2).clamp(RETRY, RETRY_MAX));
         let again = Instant::now() + wait;
         let refused =
             Refused { want: want.clone(), message: message.clone(), again, wait, due: false };
@@ -173,6 +203,15 @@ impl std::fmt::Display for Key {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {}/{}", self.of.resource().kind, self.namespace, self.name)
     }
+}
+
+/// True if it has all owners of the one that is wanted.
+fn is_owned_alike(there: &DynamicObject, want: &DynamicObject) -> bool {
+    let uids = |object: &DynamicObject| {
+        let owners = object.metadata.owner_references.iter().flatten();
+        owners.map(|owner| owner.uid.clone()).collect::<BTreeSet<_>>()
+    };
+    uids(there).is_superset(&uids(want))
 }
 
 /// The answer to a request, within bounds.

@@ -148,9 +148,10 @@ impl Cluster {
 
     /// Writes that the server was asked for, of resources that the controller writes.
     pub(crate) fn writes(&self) -> u64 {
-        const OURS: [&str; 9] = [
+        const OURS: [&str; 10] = [
             "deployments",
             "services",
+            "endpointslices",
             "serviceaccounts",
             "roles",
             "rolebindings",

@@ -18,6 +18,7 @@ mod endpoint;
 mod ipam;
 mod namesake;
 mod peers;
+mod services;
 mod silence;
 mod stray;
 mod unpeering;

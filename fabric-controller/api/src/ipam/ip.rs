@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{ObjectReference, ServiceSpec};
 use kube::CustomResource;
@@ -36,12 +37,20 @@ pub struct IPSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
     pub network_ref: Option<ObjectReference>,
-    /// A Service to make, with an EndpointSlice that leads to the granted address; none by default.
+    /// A Service to make, named as this IP, with an EndpointSlice that leads to ip itself, each port to
+    /// the same one there; none by default. Only in Kubernetes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_template: Option<ServiceTemplate>,
     /// True: packets to ip leave the node with the node's own source address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masquerade: Option<bool>,
+}
+
+impl IPSpec {
+    /// What the granted address stands for; none if that is no address.
+    pub fn address(&self) -> Option<IpAddr> {
+        self.ip.parse().ok()
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]

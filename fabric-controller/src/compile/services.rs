@@ -1,0 +1,24 @@
+//! IP resources that ask for a Service, in Kubernetes.
+
+use fabric_api::ipam::IP;
+use fabric_store::Kind;
+
+use super::Compiler;
+
+impl Compiler<'_> {
+    /// With what could not be made of them.
+    pub(super) fn services(&mut self) {
+        let index = self.index;
+        for (reference, ip) in index.all::<IP>(Kind::Ip) {
+            let leaves = ip.metadata.deletion_timestamp.is_some();
+            if leaves || ip.spec.service_template.is_none() || ip.spec.address().is_none() {
+                continue;
+            }
+            self.out.services.insert(reference.clone(), IP { status: None, ..ip.clone() });
+            let placement = index.placement(reference);
+            for fault in placement.into_iter().flat_map(|placement| &placement.faults) {
+                self.fault(reference, fault);
+            }
+        }
+    }
+}
