@@ -67,6 +67,11 @@ fn crds_can_be_left_to_others() {
     assert_eq!(crds(&helm, ""), Vec::<Value>::new());
 }
 
+/// Of Liqo's kinds.
+pub(crate) fn liqo() -> impl Iterator<Item = Value> {
+    files("crds-liqo").into_values().map(|text| serde_saphyr::from_str(&text).unwrap())
+}
+
 fn crds(helm: &Helm, values: &str) -> Vec<Value> {
     let mut objects = helm.objects(&[LEAST, values]);
     objects.retain(|object| object["kind"] == "CustomResourceDefinition");

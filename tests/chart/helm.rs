@@ -23,6 +23,8 @@ pub(crate) const EVERYTHING: &str = include_str!("values/everything.yaml");
 /// helm, version 3.
 pub(crate) struct Helm {
     program: PathBuf,
+    /// Of the cluster that it works on, if any.
+    kubeconfig: Option<PathBuf>,
 }
 
 impl Helm {
@@ -34,7 +36,7 @@ impl Helm {
         let built = built.unwrap_or_else(|| home.join(".cache/weft/kubernetes/bin"));
         let found = std::iter::once(built)
             .chain(std::env::split_paths(&path))
-            .map(|dir| Self { program: dir.join("helm") })
+            .map(|dir| Self { program: dir.join("helm"), kubeconfig: None })
             .find(|helm| helm.version().starts_with("v3."));
         if found.is_none() {
             weft_tests::skip("no helm 3 here; `make kubernetes` builds it");
@@ -42,29 +44,44 @@ impl Helm {
         found
     }
 
-    /// What the chart is rendered to. Of several, the last that names a value counts.
+    /// In that cluster.
+    pub(crate) fn on(self, kubeconfig: PathBuf) -> Self {
+        Self { kubeconfig: Some(kubeconfig), ..self }
+    }
+
+    /// What the chart is rendered to.
     pub(crate) fn template(&self, values: &[&str]) -> Result<String, String> {
-        let dir = tempfile::tempdir().unwrap();
         // A helm that was built by hand takes any cluster for an old one.
-        let mut arguments =
-            ["template", "weft", "--kube-version=1.34.0"].map(str::to_owned).to_vec();
+        self.with(&["template", "weft", "--kube-version=1.34.0"], values)
+    }
+
+    /// Does something with the chart. Of several values, the last counts.
+    pub(crate) fn with(&self, arguments: &[&str], values: &[&str]) -> Result<String, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let (chart, mut files) = (chart().display().to_string(), Vec::new());
         for (i, text) in values.iter().enumerate() {
             let file = dir.path().join(format!("{i}.yaml"));
             std::fs::write(&file, text).unwrap();
-            arguments.push(format!("--values={}", file.display()));
+            files.push(format!("--values={}", file.display()));
         }
-        self.run(&arguments)
+        let files = files.iter().map(String::as_str);
+        let arguments = arguments.iter().copied().chain([chart.as_str()]).chain(files);
+        self.run(&arguments.collect::<Vec<_>>())
     }
 
-    /// The manifests that the chart is rendered to.
+    /// The manifests that it is rendered to.
     pub(crate) fn objects(&self, values: &[&str]) -> Vec<Value> {
         parse(&self.template(values).unwrap())
     }
 
     /// What helm prints, or what it complains of.
-    pub(crate) fn run(&self, arguments: &[String]) -> Result<String, String> {
+    pub(crate) fn run(&self, arguments: &[&str]) -> Result<String, String> {
         let mut command = Command::new(&self.program);
-        command.args(arguments).arg(chart()).args(["--namespace", NAMESPACE]);
+        command.args(arguments).args(["--namespace", NAMESPACE]);
+        if let Some(kubeconfig) = &self.kubeconfig {
+            // What it remembers of clusters must not outlive them.
+            command.env("KUBECONFIG", kubeconfig).env("HOME", kubeconfig.parent().unwrap());
+        }
         let output = command.output().unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let told = text(&output.stdout) + &text(&output.stderr);

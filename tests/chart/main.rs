@@ -7,7 +7,10 @@ mod helm;
 mod strict;
 
 mod crds;
+mod flags;
 mod golden;
+mod life;
 mod monitoring;
 mod references;
+mod rights;
 mod values;

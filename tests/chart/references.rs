@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::helm::{EVERYTHING, Helm, LEAST};
 
 const WORKLOADS: [&str; 2] = ["Deployment", "DaemonSet"];
+const TEMPLATES: [&str; 2] = ["WgGatewayServerTemplate", "WgGatewayClientTemplate"];
 
 #[test]
 fn workloads_find_their_pods_and_pods_their_accounts() {
@@ -86,17 +87,12 @@ fn the_api_server_asks_a_service_that_is_there_and_no_change_waits_for_it() {
 #[test]
 fn no_container_is_privileged_or_may_write_to_its_image() {
     for objects in renderings() {
-        let templates = ["WgGatewayServerTemplate", "WgGatewayClientTemplate"];
-        let of_gateways = of_kinds(&objects, &templates)
-            .map(|template| &template["spec"]["template"]["spec"]["deployment"]);
-        for workload in of_kinds(&objects, &WORKLOADS).chain(of_gateways) {
-            for container in workload["spec"]["template"]["spec"]["containers"].as_array().unwrap()
-            {
-                let context = &container["securityContext"];
-                assert!(context["privileged"].is_null(), "{container}");
-                assert_eq!(context["readOnlyRootFilesystem"], true, "{container}");
-                assert_eq!(context["capabilities"]["drop"][0], "ALL", "{container}");
-            }
+        for container in containers(&objects) {
+            let context = &container["securityContext"];
+            assert!(context["privileged"].is_null(), "{container}");
+            assert_eq!(context["allowPrivilegeEscalation"], false, "{container}");
+            assert_eq!(context["readOnlyRootFilesystem"], true, "{container}");
+            assert_eq!(context["capabilities"]["drop"][0], "ALL", "{container}");
         }
     }
 }
@@ -143,6 +139,14 @@ fn liqoctl_is_told_by_arguments_that_the_controller_takes() {
     ] {
         assert!(args.contains(told), "{args}");
     }
+}
+
+/// Of all pods, those of gateways too.
+pub(crate) fn containers(objects: &[Value]) -> impl Iterator<Item = &Value> {
+    let of_gateways = of_kinds(objects, &TEMPLATES)
+        .map(|template| &template["spec"]["template"]["spec"]["deployment"]);
+    let workloads = of_kinds(objects, &WORKLOADS).chain(of_gateways);
+    workloads.flat_map(|w| w["spec"]["template"]["spec"]["containers"].as_array().unwrap())
 }
 
 fn renderings() -> Vec<Vec<Value>> {

@@ -37,8 +37,8 @@ fn slips_are_refused_by_name() {
 #[test]
 fn kubernetes_must_be_new_enough() {
     let Some(helm) = Helm::find() else { return };
-    let arguments = ["template", "weft", "--kube-version=1.26.0"].map(str::to_owned);
-    assert!(helm.run(&arguments).unwrap_err().contains("kubeVersion"));
+    let arguments = ["template", "weft", "--kube-version=1.26.0"];
+    assert!(helm.with(&arguments, &[]).unwrap_err().contains("kubeVersion"));
 }
 
 #[test]

@@ -1,0 +1,195 @@
+//! The chart before a real API server, without nodes: what a release leaves, keeps and takes away.
+
+use std::path::PathBuf;
+
+use api_server::ApiServer;
+use serde_json::{Value, json};
+
+use crate::crds;
+use crate::helm::{Helm, LEAST};
+
+/// No certificate, but it could be one's text.
+const AUTHORITY: &str = "Y2VydA==";
+/// A cluster that is given no name.
+const NAMELESS: &str = "crds: {liqo: auto, weft: auto}\ndiscovery: {config: {clusterID: ''}}";
+const OURS: &str = "app.kubernetes.io/part-of=weft";
+
+/// What of the chart there may be in a cluster, CRDs apart.
+const KINDS: &str = "deployments,daemonsets,services,serviceaccounts,secrets,configmaps,roles,\
+    rolebindings,clusterroles,clusterrolebindings,mutatingwebhookconfigurations,networks.ipam.liqo.io,\
+    wggatewayservertemplates,wggatewayclienttemplates";
+
+pub(crate) struct Release {
+    pub(crate) server: ApiServer,
+    helm: Helm,
+}
+
+impl Release {
+    /// `None` where there can't be one, which is told.
+    pub(crate) fn prepare() -> Option<Self> {
+        let helm = Helm::find()?;
+        let name = std::thread::current().name().unwrap_or("chart").replace(':', "-");
+        let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+        match ApiServer::start(dir) {
+            Ok(server) => Some(Self { helm: helm.on(server.admin()), server }),
+            Err(why) => {
+                weft_tests::skip(&why);
+                None
+            }
+        }
+    }
+
+    /// `install` or `upgrade`. Of several values, the last counts.
+    pub(crate) fn helm(&self, verb: &str, values: &[&str]) -> Result<String, String> {
+        let new = (verb == "install").then_some("--create-namespace");
+        let arguments: Vec<_> = [verb, "weft"].into_iter().chain(new).collect();
+        self.helm.with(&arguments, values)
+    }
+
+    fn plain(&self, arguments: &[&str]) -> String {
+        self.helm.run(arguments).unwrap()
+    }
+
+    fn get(&self, kind: &str, name: &str) -> Value {
+        let arguments = ["get", kind, name, "--namespace=liqo", "--output=json"];
+        serde_json::from_str(&self.server.kubectl(&arguments, "").unwrap()).unwrap()
+    }
+
+    fn patch(&self, kind: &str, name: &str, patch: &Value) {
+        let (kind, patch) = (format!("{kind}/{name}"), patch.to_string());
+        let arguments = ["patch", &kind, "--namespace=liqo", "--type=merge", "--patch", &patch];
+        self.server.kubectl(&arguments, "").unwrap();
+    }
+
+    fn apply(&self, objects: &[Value]) {
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string();
+        self.server.kubectl(&["create", "--filename=-"], &list).unwrap();
+    }
+
+    /// Kinds and names of what the chart has made.
+    fn ours(&self) -> String {
+        let arguments = ["get", KINDS, "--all-namespaces", "--selector", OURS];
+        let arguments = [&arguments[..], &["--output=name", "--ignore-not-found"]].concat();
+        self.server.kubectl(&arguments, "").unwrap()
+    }
+}
+
+#[test]
+fn what_programs_fill_in_outlives_upgrades_and_what_users_made_outlives_the_release() {
+    let Some(release) = Release::prepare() else { return };
+    release.helm("install", &[LEAST, NAMELESS]).unwrap();
+    let id = release.get("configmap", "liqo-clusterid-configmap")["data"].clone();
+    fill_in(&release);
+    release.helm("upgrade", &[LEAST, NAMELESS, "controllerManager: {replicas: 2}"]).unwrap();
+    let replicas =
+        || release.get("deployment", "liqo-fabric-controller")["spec"]["replicas"].clone();
+    assert_eq!(replicas(), 2);
+    assert_eq!(release.get("configmap", "liqo-clusterid-configmap")["data"], id);
+    is_filled_in(&release);
+    release.plain(&["rollback", "weft", "1"]);
+    assert_eq!(replicas(), 1);
+    is_filled_in(&release);
+
+    let network = json!({"apiVersion": "ipam.liqo.io/v1alpha1", "kind": "Network",
+        "metadata": {"name": "users", "namespace": "default"}, "spec": {"cidr": "10.9.0.0/16"}});
+    release.apply(&[network]);
+    release.plain(&["uninstall", "weft", "--wait"]);
+    assert_eq!(release.ours(), "");
+    let network = ["get", "network.ipam.liqo.io/users", "--namespace=default"];
+    release.server.kubectl(&network, "").unwrap();
+    release.helm("install", &[LEAST, NAMELESS]).unwrap();
+}
+
+/// As the fabric-controller does.
+fn fill_in(release: &Release) {
+    let name = "weft-cidr-lists";
+    let mut webhooks = release.get("mutatingwebhookconfiguration", name)["webhooks"].clone();
+    webhooks[0]["clientConfig"]["caBundle"] = AUTHORITY.into();
+    release.patch("mutatingwebhookconfiguration", name, &json!({ "webhooks": webhooks }));
+}
+
+fn is_filled_in(release: &Release) {
+    let webhooks = release.get("mutatingwebhookconfiguration", "weft-cidr-lists");
+    assert_eq!(webhooks["webhooks"][0]["clientConfig"]["caBundle"], AUTHORITY);
+}
+
+#[test]
+fn what_liqo_has_is_used_as_it_is() {
+    let Some(release) = Release::prepare() else { return };
+    let theirs = Liqos::install(&release);
+    let before = theirs.as_they_are(&release);
+    let no_prefixes = "ipam: {podCIDRs: [], serviceCIDR: ''}";
+    release.helm("install", &[LEAST, NAMELESS, no_prefixes]).unwrap();
+    let controller = release.get("deployment", "liqo-fabric-controller");
+    let component = &controller["metadata"]["labels"]["app.kubernetes.io/component"];
+    assert_eq!(component, "fabric-controller", "liqoctl wants one controller-manager");
+    release.helm("upgrade", &[LEAST, NAMELESS, no_prefixes]).unwrap();
+    assert_eq!(theirs.as_they_are(&release), before);
+    release.plain(&["uninstall", "weft", "--wait"]);
+    assert_eq!(theirs.as_they_are(&release), before);
+}
+
+/// What Liqo's own chart has installed.
+struct Liqos {
+    crds: Vec<Value>,
+    objects: Vec<Value>,
+}
+
+impl Liqos {
+    fn install(release: &Release) -> Self {
+        let theirs = Self { crds: liqos_crds(), objects: liqos_objects() };
+        let server = &release.server;
+        server.kubectl(&["create", "namespace", "liqo"], "").unwrap();
+        release.apply(&theirs.crds);
+        let networks = ["get", "networks.ipam.liqo.io", "--all-namespaces", "--ignore-not-found"];
+        server.wait_until("networks are served", || server.kubectl(&networks, ""));
+        release.apply(&theirs.objects);
+        theirs
+    }
+
+    /// What they are and say now.
+    fn as_they_are(&self, release: &Release) -> Vec<Value> {
+        let items: Vec<_> = self.crds.iter().chain(&self.objects).collect();
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string();
+        let arguments = ["get", "--filename=-", "--output=json"];
+        let list = release.server.kubectl(&arguments, &list).unwrap();
+        let list: Value = serde_json::from_str(&list).unwrap();
+        let metadata = |object: &Value| {
+            let metadata = &object["metadata"];
+            json!([metadata["uid"], metadata["labels"], metadata["annotations"]])
+        };
+        let said = |object: &Value| json!([metadata(object), object["spec"], object["data"]]);
+        list["items"].as_array().unwrap().iter().map(said).collect()
+    }
+}
+
+/// Of an older release, which knows less.
+fn liqos_crds() -> Vec<Value> {
+    let mut crds: Vec<_> = crds::liqo().collect();
+    for crd in &mut crds {
+        crd["spec"]["versions"][0]["additionalPrinterColumns"] = json!([]);
+    }
+    crds
+}
+
+fn liqos_objects() -> Vec<Value> {
+    let network = |name: &str, cidr: &str| {
+        let labels = json!({"ipam.liqo.io/network-type": name});
+        json!({"apiVersion": "ipam.liqo.io/v1alpha1", "kind": "Network", "spec": {"cidr": cidr},
+            "metadata": {"name": name, "namespace": "liqo", "labels": labels}})
+    };
+    let manager = json!({"app.kubernetes.io/name": "controller-manager"});
+    let container = json!({"name": "controller-manager", "image": "liqo"});
+    let pod = json!({"metadata": {"labels": manager}, "spec": {"containers": [container]}});
+    vec![
+        network("pod-cidr", "10.200.0.0/16"),
+        network("service-cidr", "10.96.0.0/12"),
+        network("external-cidr", "10.70.0.0/16"),
+        network("internal-cidr", "10.80.0.0/16"),
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"CLUSTER_ID": "milan"},
+            "metadata": {"name": "liqo-clusterid-configmap", "namespace": "liqo"}}),
+        json!({"apiVersion": "apps/v1", "kind": "Deployment",
+            "metadata": {"name": "liqo-controller-manager", "namespace": "liqo", "labels": manager},
+            "spec": {"selector": {"matchLabels": manager}, "template": pod}}),
+    ]
+}

@@ -1,0 +1,145 @@
+//! What each account may do, as a real API server says.
+
+use serde_json::{Value, json};
+
+use crate::helm::LEAST;
+use crate::life::Release;
+
+const CONTROLLER: &str = "liqo-fabric-controller";
+const IPAM: &str = "liqo-ipam";
+const AGENT: &str = "liqo-route-agent";
+
+/// Who may do what, where: `VERB RESOURCE[.GROUP][/SUBRESOURCE][ NAME]`.
+type Case = (&'static str, &'static str, &'static str);
+
+const MAY: [Case; 31] = [
+    (CONTROLLER, "", "watch nodes"),
+    (CONTROLLER, "", "watch pods"),
+    (CONTROLLER, "tenant", "patch pods gw-milan-1"),
+    (CONTROLLER, "tenant", "create deployments.apps"),
+    (CONTROLLER, "tenant", "delete services gw-milan"),
+    (CONTROLLER, "tenant", "create serviceaccounts"),
+    (CONTROLLER, "tenant", "create roles.rbac.authorization.k8s.io"),
+    (CONTROLLER, "tenant", "create rolebindings.rbac.authorization.k8s.io"),
+    (CONTROLLER, "tenant", "patch endpointslices.discovery.k8s.io external"),
+    (CONTROLLER, "tenant", "create secrets"),
+    (CONTROLLER, "tenant", "get secrets keys"),
+    (CONTROLLER, "tenant", "create events"),
+    (CONTROLLER, "tenant", "patch configurations.networking.liqo.io milan"),
+    (CONTROLLER, "tenant", "patch configurations.networking.liqo.io/status milan"),
+    (CONTROLLER, "tenant", "patch gatewayservers.networking.liqo.io/status milan"),
+    (CONTROLLER, "tenant", "delete connections.networking.liqo.io gw-milan"),
+    (CONTROLLER, "liqo", "get wggatewayservertemplates.networking.liqo.io wireguard-server"),
+    (CONTROLLER, "tenant", "create networks.ipam.liqo.io"),
+    (CONTROLLER, "tenant", "patch ips.ipam.liqo.io/status external"),
+    (CONTROLLER, "", "patch foreignclusters.core.liqo.io/status milan"),
+    (CONTROLLER, "tenant", "create gatewayconfigs.fabric.weft.dev"),
+    (CONTROLLER, "", "delete nodeconfigs.fabric.weft.dev node-1"),
+    (CONTROLLER, "liqo", "update leases.coordination.k8s.io weft-fabric-controller"),
+    (CONTROLLER, "liqo", "watch configmaps liqo-clusterid-configmap"),
+    (
+        CONTROLLER,
+        "",
+        "patch mutatingwebhookconfigurations.admissionregistration.k8s.io weft-cidr-lists",
+    ),
+    (IPAM, "", "watch networks.ipam.liqo.io"),
+    (IPAM, "", "watch ips.ipam.liqo.io"),
+    (IPAM, "liqo", "create configmaps"),
+    (IPAM, "liqo", "patch configmaps weft-ipam-open-grants"),
+    (AGENT, "", "watch nodeconfigs.fabric.weft.dev"),
+    (AGENT, "", "patch nodeconfigs.fabric.weft.dev/status node-1"),
+];
+
+const MAY_NOT: [Case; 25] = [
+    (CONTROLLER, "tenant", "delete secrets keys"),
+    (CONTROLLER, "tenant", "get configmaps other"),
+    (CONTROLLER, "liqo", "list configmaps"),
+    (CONTROLLER, "tenant", "create pods"),
+    (CONTROLLER, "tenant", "create pods/exec gw-milan-1"),
+    (CONTROLLER, "tenant", "delete pods gw-milan-1"),
+    (CONTROLLER, "", "patch nodes node-1"),
+    (CONTROLLER, "", "create clusterroles.rbac.authorization.k8s.io"),
+    (CONTROLLER, "", "create clusterrolebindings.rbac.authorization.k8s.io"),
+    (CONTROLLER, "tenant", "escalate roles.rbac.authorization.k8s.io"),
+    (CONTROLLER, "tenant", "bind roles.rbac.authorization.k8s.io"),
+    (CONTROLLER, "tenant", "create gatewayservers.networking.liqo.io"),
+    (CONTROLLER, "tenant", "delete configurations.networking.liqo.io milan"),
+    (CONTROLLER, "tenant", "create leases.coordination.k8s.io"),
+    (CONTROLLER, "", "patch mutatingwebhookconfigurations.admissionregistration.k8s.io other"),
+    (CONTROLLER, "", "create mutatingwebhookconfigurations.admissionregistration.k8s.io"),
+    (IPAM, "liqo", "get secrets keys"),
+    (IPAM, "liqo", "patch configmaps other"),
+    (IPAM, "tenant", "create configmaps"),
+    (IPAM, "tenant", "patch networks.ipam.liqo.io milan"),
+    (AGENT, "", "get nodes node-1"),
+    (AGENT, "tenant", "get secrets keys"),
+    (AGENT, "", "patch nodeconfigs.fabric.weft.dev node-1"),
+    (AGENT, "", "create nodeconfigs.fabric.weft.dev"),
+    (AGENT, "tenant", "get gatewayconfigs.fabric.weft.dev milan"),
+];
+
+/// Of a gateway, as the fabric-controller makes it.
+const RULES: &str = "
+- {apiGroups: [''], resources: [secrets], resourceNames: [keys], verbs: [get, list, watch]}
+- {apiGroups: [fabric.weft.dev], resources: [gatewayconfigs], resourceNames: [milan], verbs: [get, list, watch]}
+- {apiGroups: [fabric.weft.dev], resources: [gatewayconfigs/status], resourceNames: [milan], verbs: [get, patch]}
+- {apiGroups: [networking.liqo.io], resources: [connections], verbs: [create]}
+- {apiGroups: [networking.liqo.io], resources: [connections], resourceNames: [gw-milan], verbs: [get, patch, delete]}
+- {apiGroups: [networking.liqo.io], resources: [connections/status], resourceNames: [gw-milan], verbs: [get, patch]}
+";
+
+#[test]
+fn accounts_may_do_what_they_need_and_nothing_else() {
+    let Some(release) = Release::prepare() else { return };
+    release.helm("install", &[LEAST, "crds: {liqo: auto, weft: auto}"]).unwrap();
+    for (cases, expected) in [(&MAY[..], true), (&MAY_NOT[..], false)] {
+        let wrong: Vec<_> = cases.iter().zip(answers(&release, cases)).collect();
+        let wrong: Vec<_> = wrong.iter().filter(|(_, may)| *may != expected).collect();
+        assert!(wrong.is_empty(), "{wrong:#?}");
+    }
+    a_gateway_is_given_what_the_controller_has_and_no_more(&release);
+}
+
+fn a_gateway_is_given_what_the_controller_has_and_no_more(release: &Release) {
+    release.server.kubectl(&["create", "namespace", "tenant"], "").unwrap();
+    let create = |rules: Value| {
+        let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
+            "metadata": {"name": "gw-milan", "namespace": "tenant"}, "rules": rules});
+        let who = format!("--as=system:serviceaccount:liqo:{CONTROLLER}");
+        let arguments = [&who, "apply", "--server-side", "--filename=-"];
+        release.server.kubectl(&arguments, &role.to_string())
+    };
+    create(serde_saphyr::from_str(RULES).unwrap()).unwrap();
+    let more = json!([{"apiGroups": [""], "resources": ["secrets"], "verbs": ["delete"]}]);
+    let told = create(more).unwrap_err();
+    assert!(told.contains("attempting to grant RBAC permissions not currently held"), "{told}");
+}
+
+/// Whether they may.
+fn answers(release: &Release, cases: &[Case]) -> Vec<bool> {
+    let list = json!({"apiVersion": "v1", "kind": "List",
+        "items": cases.iter().map(question).collect::<Vec<_>>()});
+    let arguments = ["create", "--filename=-", "--output=json"];
+    let text = release.server.kubectl(&arguments, &list.to_string()).unwrap();
+    let reviews: Vec<Value> =
+        serde_json::Deserializer::from_str(&text).into_iter().map(Result::unwrap).collect();
+    assert_eq!(reviews.len(), cases.len());
+    reviews.iter().map(|review| review["status"]["allowed"] == true).collect()
+}
+
+fn question((account, namespace, what): &Case) -> Value {
+    let mut words = what.split(' ');
+    let mut word = || words.next().unwrap_or_default();
+    let (verb, resource, name) = (word(), word(), word());
+    let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+    let (resource, group) = resource.split_once('.').unwrap_or((resource, ""));
+    json!({
+        "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
+        "spec": {
+            "user": format!("system:serviceaccount:liqo:{account}"),
+            "groups": ["system:serviceaccounts", "system:authenticated"],
+            "resourceAttributes": {"verb": verb, "resource": resource, "group": group, "name": name,
+                "subresource": subresource, "namespace": namespace},
+        },
+    })
+}
