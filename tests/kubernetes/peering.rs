@@ -18,8 +18,8 @@ use crate::stage::{play, say, step};
 
 /// Until packets pass again, with the time that a pod takes to start.
 const BACK: Duration = Duration::from_secs(6);
-/// Longer than a lease of the controller lasts.
-const AWAY: Duration = Duration::from_secs(20);
+/// Longer than a controller goes on without having renewed its Lease.
+const AWAY: Duration = Duration::from_secs(12);
 
 #[test]
 fn two_installed_clusters_reach_each_other_lose_pods_of_weft_and_part() -> Result<()> {
