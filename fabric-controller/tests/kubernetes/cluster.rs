@@ -270,6 +270,8 @@ impl Cluster {
 
     /// As a ReplicaSet, a scheduler and a kubelet would together.
     pub(crate) fn run_pod(&self, peer: &str, name: &str, node: &str, ip: &str) {
+        // Or the API server takes none.
+        self.until("its account", || self.get("serviceaccount", &tenant(peer), "gw-server"));
         let mut metadata = metadata(name, peer);
         for (label, value) in
             [("component", "gateway"), ("gateway-name", "server"), ("active", "true")]
