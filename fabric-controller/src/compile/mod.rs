@@ -76,7 +76,7 @@ struct Compiler<'a> {
     faulty: BTreeSet<ObjectRef>,
 }
 
-/// `now` is only told to conditions that change.
+/// `now` is told to conditions that change, and ends the wait for nodes that are gone.
 pub fn compile(index: &Index, now: Timestamp) -> Published {
     let out = Published { problems: index.file_problems().to_vec(), ..Published::default() };
     let mut compiler = Compiler { index, now, out, kept: BTreeSet::new(), faulty: BTreeSet::new() };

@@ -9,6 +9,7 @@ use fabric_api::fabric::{
 use fabric_api::networking::{Connection, ConnectionValue};
 use fabric_api::{Cidr, overlay_v6};
 use fabric_store::{Kind, Object, ObjectRef};
+use jiff::{SignedDuration, Timestamp};
 
 use super::Compiler;
 use super::cluster::{Cluster, Node};
@@ -16,6 +17,12 @@ use super::gateway::Gateway;
 use super::gateway_config::common_family;
 use super::mappings::Mapping;
 use super::peering::Peering;
+
+/// Annotation: when it was known that the node is gone.
+const REMOVED_SINCE: &str = "fabric.weft.dev/removed-since";
+/// How long the agent of a node that is gone may take, if it runs on. Kubernetes ends it within a
+/// minute.
+const FAREWELL: SignedDuration = SignedDuration::from_secs(120);
 
 impl Compiler<'_> {
     pub(super) fn node_configs(
@@ -43,7 +50,8 @@ impl Compiler<'_> {
         self.removed_nodes(cluster);
     }
 
-    /// A node that is gone takes everything away before its config goes, if it has applied any.
+    /// A node that is gone takes everything away before its config goes, if it has applied any. In
+    /// Kubernetes its agent goes with it, so nobody may be there to say so.
     fn removed_nodes(&mut self, cluster: &Cluster) {
         let index = self.index;
         for (reference, config) in index.all::<NodeConfig>(Kind::NodeConfig) {
@@ -61,7 +69,16 @@ impl Compiler<'_> {
                 continue;
             }
             let spec = NodeConfigSpec { removed: true, ..config.spec.clone() };
-            self.want(NodeConfig::new(&reference.name, spec));
+            let mut removed = NodeConfig::new(&reference.name, spec);
+            if index.settings.kubernetes {
+                let since = removed_since(config).unwrap_or(self.now);
+                if self.now.duration_since(since) > FAREWELL {
+                    continue;
+                }
+                let note = (REMOVED_SINCE.to_owned(), since.to_string());
+                removed.metadata.annotations = Some([note].into());
+            }
+            self.want(removed);
         }
     }
 
@@ -156,6 +173,11 @@ impl Compiler<'_> {
 fn node_mapping(mapping: &Mapping) -> NodeAddressMap {
     let Mapping { external, target, masquerade, .. } = *mapping;
     NodeAddressMap { external, target, masquerade }
+}
+
+fn removed_since(config: &NodeConfig) -> Option<Timestamp> {
+    let annotations = config.metadata.annotations.as_ref()?;
+    annotations.get(REMOVED_SINCE)?.parse().ok().filter(|_| config.spec.removed)
 }
 
 fn of_node(name: &str) -> ObjectRef {

@@ -1,5 +1,6 @@
 //! Gateways in pods.
 
+use fabric_api::fabric::NodeConfig;
 use fabric_api::networking::{EndpointStatus, InternalEndpoint};
 use fabric_store::{Event, Kind, Object, ObjectRef};
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -304,4 +305,26 @@ fn the_key_pair_of_a_namesake_gets_its_new_owner_before_it_is_told() {
     assert_eq!(world.status(&gateway())["secretRef"]["name"], "gw-server");
     let gap = world.last.secrets.get(&keys_of("gw-server"));
     assert!(gap.is_none_or(|gap| gap.owner.is_none()), "{gap:?}");
+}
+
+#[test]
+fn a_node_that_goes_with_its_agent_is_waited_for_a_while() {
+    let mut world = peered();
+    let config = ObjectRef::new(Kind::NodeConfig, "", "n2");
+    let mut object = world.index.typed::<NodeConfig>(&config).unwrap().clone();
+    object.status.get_or_insert_default().applied_generation = 1;
+    world.index.apply(Event::Applied(Box::new(object.into())));
+    world.index.apply(Event::Deleted(ObjectRef::new(Kind::Node, "", "n2")));
+    let later = |world: &World, seconds| {
+        let now = jiff::Timestamp::UNIX_EPOCH + jiff::SignedDuration::from_secs(seconds);
+        crate::compile(&world.index, now)
+    };
+    let mut removed = later(&world, 0).objects[&config].clone();
+    removed.metadata_mut().generation = Some(2);
+    world.apply(removed);
+    let soon = later(&world, 110);
+    assert!(later(&world, 0).objects == soon.objects, "nothing new is published meanwhile");
+    assert!(soon.objects[&config].to_value()["spec"]["removed"] == true);
+    let then = later(&world, 130);
+    assert!(then.deleted.contains(&config) && !then.objects.contains_key(&config));
 }
