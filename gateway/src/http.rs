@@ -11,7 +11,7 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -58,7 +58,7 @@ pub async fn run(
             served
         }
         HttpAddress::Tcp(address) => {
-            let listener = TcpListener::bind(address)
+            let listener = fabric_shell::listen(address)
                 .await
                 .with_context(|| format!("cannot listen on {address}"))?;
             serve(axum::serve(listener, router).with_graceful_shutdown(stopped)).await

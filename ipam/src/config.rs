@@ -31,7 +31,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
     /// Where to listen: unix:PATH or IP:PORT.
-    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:6000")]
+    #[arg(long, value_name = "ADDRESS", default_value = "[::]:6000")]
     pub(crate) listen: Address,
     /// Prefixes to grant from, separated by commas, tried in this order; no two may overlap.
     #[arg(

@@ -18,7 +18,10 @@ pub(crate) enum Listener {
 impl Listener {
     pub(crate) async fn bind(address: &Address) -> anyhow::Result<Self> {
         match address {
-            Address::Tcp(address) => Ok(Self::Tcp(TcpListener::bind(address).await?)),
+            Address::Tcp(address) => match address.parse() {
+                Ok(address) => Ok(Self::Tcp(fabric_shell::listen(address).await?)),
+                Err(_) => Ok(Self::Tcp(TcpListener::bind(address).await?)),
+            },
             Address::Unix(path) => {
                 remove_stale(path).await?;
                 let listener = UnixListener::bind(path)?;

@@ -1,8 +1,11 @@
-//! What every program of weft has around its work: logs on standard error, and signals that end it.
+//! What every program of weft has around its work: logs on standard error, signals that end it, and
+//! the port where it answers.
 
 use std::io::{self, IsTerminal as _};
+use std::net::{Ipv4Addr, SocketAddr};
 
 use clap::{Args, ValueEnum};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -78,4 +81,15 @@ impl Stop {
             _ = self.interrupt.recv() => {}
         }
     }
+}
+
+/// Listens on a TCP port. `[::]` is all addresses of both families, or of IPv4 where the machine has
+/// no IPv6. Needs a tokio runtime.
+pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let bound = TcpListener::bind(address).await;
+    if bound.is_ok() || !address.is_ipv6() || !address.ip().is_unspecified() {
+        return bound;
+    }
+    let other = TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await;
+    other.or(bound)
 }

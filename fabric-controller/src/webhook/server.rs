@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,7 +60,7 @@ impl Server {
         served: watch::Receiver<Served>,
     ) -> Result<Self, ListenError> {
         let failed = |source| ListenError::Address { address, source };
-        let listener = bind(address).await.map_err(failed)?;
+        let listener = fabric_shell::listen(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let config = ServerConfig::builder_with_provider(certificate::provider())
             .with_safe_default_protocol_versions()?
@@ -92,16 +92,6 @@ impl Server {
         }
         let _ = timeout(PATIENCE, open.shutdown()).await;
     }
-}
-
-/// Where a kernel has no IPv6, on every IPv4 address instead of every address.
-async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    let bound = TcpListener::bind(address).await;
-    if bound.is_ok() || !address.is_ipv6() || !address.ip().is_unspecified() {
-        return bound;
-    }
-    let other = TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await;
-    other.or(bound)
 }
 
 async fn accept(

@@ -115,7 +115,7 @@ fn the_gateway_is_told_who_it_is() {
         let (namespace, name) = (format!("--namespace={namespace}"), format!("--name={name}"));
         assert_eq!(
             gateway.args.clone().unwrap(),
-            ["--kubernetes", &namespace, &name, "--http=0.0.0.0:8084"]
+            ["--kubernetes", &namespace, &name, "--http=[::]:8084"]
         );
         assert_eq!(pod.service_account_name, Some(account));
     }
