@@ -87,7 +87,9 @@ fn the_first_of_many_ports_is_the_services() {
 
 #[test]
 fn one_container_with_the_rights_it_needs() {
-    for spec in deployments() {
+    let any = ["NET_ADMIN", "SYS_ADMIN"].as_slice();
+    let with_any_port = ["NET_ADMIN", "SYS_ADMIN", "NET_BIND_SERVICE"].as_slice();
+    for (spec, added) in deployments().into_iter().zip([with_any_port, any]) {
         let pod = spec.template.spec.unwrap();
         assert_eq!(pod.containers.len(), 1);
         let security = pod.containers[0].security_context.clone().unwrap();
@@ -95,7 +97,7 @@ fn one_container_with_the_rights_it_needs() {
         assert_eq!(security.privileged, None);
         let capabilities = security.capabilities.unwrap();
         assert_eq!(capabilities.drop.unwrap(), ["ALL"]);
-        assert_eq!(capabilities.add.unwrap(), ["NET_ADMIN", "SYS_ADMIN"]);
+        assert_eq!(capabilities.add.unwrap(), added);
     }
 }
 
