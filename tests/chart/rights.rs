@@ -12,10 +12,9 @@ const AGENT: &str = "liqo-route-agent";
 /// Who may do what, where: `VERB RESOURCE[.GROUP][/SUBRESOURCE][ NAME]`.
 type Case = (&'static str, &'static str, &'static str);
 
-const MAY: [Case; 31] = [
+const MAY: [Case; 30] = [
     (CONTROLLER, "", "watch nodes"),
     (CONTROLLER, "", "watch pods"),
-    (CONTROLLER, "tenant", "patch pods gw-milan-1"),
     (CONTROLLER, "tenant", "create deployments.apps"),
     (CONTROLLER, "tenant", "delete services gw-milan"),
     (CONTROLLER, "tenant", "create serviceaccounts"),
@@ -50,7 +49,10 @@ const MAY: [Case; 31] = [
     (AGENT, "", "patch nodeconfigs.fabric.weft.dev/status node-1"),
 ];
 
-const MAY_NOT: [Case; 25] = [
+const MAY_NOT: [Case; 28] = [
+    (CONTROLLER, "tenant", "patch pods gw-milan-1"),
+    (CONTROLLER, "tenant", "patch gatewayservers.networking.liqo.io milan"),
+    (CONTROLLER, "tenant", "update configurations.networking.liqo.io/finalizers milan"),
     (CONTROLLER, "tenant", "delete secrets keys"),
     (CONTROLLER, "tenant", "get configmaps other"),
     (CONTROLLER, "liqo", "list configmaps"),
