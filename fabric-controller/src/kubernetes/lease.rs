@@ -1,5 +1,8 @@
 //! Of several controllers one works, the others wait: a Lease says which. No clock but the own one
 //! counts, and every write names the version that it takes the place of, so there are never two.
+//!
+//! Who takes weft away cannot wait for a controller to end: it asks for the Lease, and whoever holds
+//! it lets go.
 
 use std::time::Duration;
 
@@ -18,11 +21,15 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const PERIOD: Duration = Duration::from_secs(2);
 
 const NAME: &str = "weft-fabric-controller";
+/// Annotation: who asks for the Lease. All others keep out, as long as it is heard of.
+const WANTED_BY: &str = "fabric.weft.dev/wanted-by";
 
 /// A candidate, and when it has been elected, the holder.
 pub struct Election {
     api: Api<Lease>,
     identity: String,
+    /// Asks for it instead of waiting until it is let go.
+    insists: bool,
     /// The version that was seen last, and when it was seen first.
     seen: Option<(String, Instant)>,
     /// Who was told of as the holder.
@@ -33,7 +40,12 @@ impl Election {
     /// `identity` must be another for each program.
     pub fn new(server: &ApiServer, identity: &str) -> Self {
         let api = Api::namespaced(server.client.clone(), &server.namespace);
-        Self { api, identity: identity.to_owned(), seen: None, told: None }
+        Self { api, identity: identity.to_owned(), insists: false, seen: None, told: None }
+    }
+
+    /// The holder, if it lives, lets go within a few seconds.
+    pub fn insisting(self) -> Self {
+        Self { insists: true, ..self }
     }
 
     /// Returns when elected. Cancel safe.
@@ -48,7 +60,7 @@ impl Election {
         }
     }
 
-    /// Renews what was won, and returns when it is lost. Cancel safe.
+    /// Renews what was won, and returns when it is lost, or another asks for it. Cancel safe.
     pub async fn lost(&mut self) {
         let mut renewed = Instant::now();
         loop {
@@ -66,19 +78,32 @@ impl Election {
 
     /// Lets the next one in at once.
     pub async fn release(&self) {
-        let released = attempt(async {
-            let Some(mut lease) = self.api.get_opt(NAME).await? else { return Ok(()) };
-            if holder(&lease) == Some(&self.identity) {
-                let spec = lease.spec.get_or_insert_default();
-                spec.holder_identity = None;
-                spec.lease_duration_seconds = Some(1);
-                self.api.replace(NAME, &PostParams::default(), &lease).await?;
-            }
-            Ok(())
+        let released = self.amend(|spec| {
+            spec.holder_identity = None;
+            spec.lease_duration_seconds = Some(1);
         });
         if let Err(error) = released.await {
             tracing::debug!(%error, "the Lease is not released; it runs out");
         }
+    }
+
+    /// Lets nobody in for so long, but one of the same name: whoever waits is to be gone by then.
+    pub async fn leave_locked(&self, time: Duration) -> kube::Result<()> {
+        let seconds = i32::try_from(time.as_secs()).ok();
+        self.amend(|spec| spec.lease_duration_seconds = seconds).await
+    }
+
+    /// Changes a Lease that is held.
+    async fn amend(&self, change: impl Fn(&mut LeaseSpec)) -> kube::Result<()> {
+        attempt(async {
+            let Some(mut lease) = self.api.get_opt(NAME).await? else { return Ok(()) };
+            if holder(&lease) == Some(&self.identity) {
+                change(lease.spec.get_or_insert_default());
+                self.api.replace(NAME, &PostParams::default(), &lease).await?;
+            }
+            Ok(())
+        })
+        .await
     }
 
     /// True if it is ours now.
@@ -87,11 +112,16 @@ impl Election {
             let lease = self.taken(Lease::default());
             return is_taken(self.api.create(&PostParams::default(), &lease).await);
         };
-        if !self.may_take(&lease) {
-            return Ok(false);
+        if self.may_take(&lease) {
+            lease = self.taken(lease);
+            return is_taken(self.api.replace(NAME, &PostParams::default(), &lease).await);
         }
-        lease = self.taken(lease);
-        is_taken(self.api.replace(NAME, &PostParams::default(), &lease).await)
+        if self.insists && wanted_by(&lease) != Some(&self.identity) {
+            let annotations = lease.metadata.annotations.get_or_insert_default();
+            annotations.insert(WANTED_BY.to_owned(), self.identity.clone());
+            is_taken(self.api.replace(NAME, &PostParams::default(), &lease).await)?;
+        }
+        Ok(false)
     }
 
     fn may_take(&mut self, lease: &Lease) -> bool {
@@ -101,12 +131,16 @@ impl Election {
             Some(_) | None => Instant::now(),
         };
         self.seen = Some((version, first));
+        let silent = first.elapsed() >= patience(lease);
+        if !self.insists && wanted_by(lease).is_some_and(|by| *by != self.identity) {
+            return silent;
+        }
         let Some(holder) = holder(lease) else { return true };
         if self.told.as_ref() != Some(holder) && *holder != self.identity {
             tracing::info!(holder, "waiting; it has the Lease");
             self.told = Some(holder.clone());
         }
-        *holder == self.identity || first.elapsed() >= DURATION
+        *holder == self.identity || silent
     }
 
     fn taken(&self, mut lease: Lease) -> Lease {
@@ -124,9 +158,21 @@ impl Election {
             renew_time: now,
             ..spec.clone()
         };
-        let metadata = ObjectMeta { name: Some(NAME.to_owned()), ..lease.metadata };
+        let mut metadata = ObjectMeta { name: Some(NAME.to_owned()), ..lease.metadata };
+        metadata.annotations.get_or_insert_default().remove(WANTED_BY);
         Lease { metadata, spec: Some(spec) }
     }
+}
+
+fn wanted_by(lease: &Lease) -> Option<&String> {
+    lease.metadata.annotations.as_ref()?.get(WANTED_BY)
+}
+
+/// How long it must have been left alone before another may take it.
+fn patience(lease: &Lease) -> Duration {
+    let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
+    let said = seconds.and_then(|seconds| seconds.try_into().ok()).map(Duration::from_secs);
+    said.unwrap_or_default().max(DURATION)
 }
 
 fn holder(lease: &Lease) -> Option<&String> {

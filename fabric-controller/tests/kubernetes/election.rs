@@ -62,6 +62,36 @@ async fn take_over(cluster: &Cluster) {
 }
 
 #[test]
+fn who_insists_is_let_in_and_others_keep_out_until_it_is_silent() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    tokio::runtime::Runtime::new().unwrap().block_on(insist(cluster));
+}
+
+async fn insist(cluster: &Cluster) {
+    let namespace =
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "insistence"}});
+    cluster.apply(&namespace);
+    let [mut first, mut second, last] =
+        ["one", "two", "last"].map(|name| candidate(cluster, "insistence", name));
+    let mut last = last.insisting();
+    wins_within(&mut first, 5.0).await;
+    let lets_go = async {
+        first.lost().await;
+        first.release().await;
+    };
+    tokio::select! {
+        () = async { tokio::join!(lets_go, wins_within(&mut last, 8.0)); } => {}
+        () = second.won() => panic!("it was not asked for by that one"),
+    }
+    assert_eq!(holder(cluster, "insistence"), "last");
+
+    last.leave_locked(Duration::from_secs(18)).await.unwrap();
+    drop(last);
+    let waited = wins_within(&mut second, 18.0 + 4.0).await;
+    assert!(waited > Duration::from_secs(16), "{waited:?}");
+}
+
+#[test]
 fn a_controller_that_is_told_to_stop_lets_the_next_one_work_at_once() {
     let Some((_turn, cluster)) = cluster() else { return };
     let held = |name: &str| {
