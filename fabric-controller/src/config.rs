@@ -1,5 +1,7 @@
 //! What the command line and the environment say.
 
+use std::time::Duration;
+
 use fabric_controller::webhook::WebhookArgs;
 use fabric_controller::{ProbeArgs, Settings};
 use fabric_shell::LogArgs;
@@ -23,6 +25,8 @@ use jiff::Timestamp;
 #[derive(Debug, clap::Parser)]
 #[command(name = "fabric-controller", version)]
 pub(crate) struct Config {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
     /// Where ipam listens: unix:PATH or HOST:PORT.
@@ -59,6 +63,32 @@ struct Told {
     /// What this cluster is like, for liqoctl to show.
     #[arg(long, value_name = "KEY=VALUE,...")]
     cluster_labels: Option<String>,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Command {
+    /// Takes away what weft has made in a Kubernetes cluster, for good: `helm uninstall` runs it.
+    ///
+    /// Whichever fabric-controller works is asked to stand by. Route-agents are told to take away
+    /// what is theirs on their nodes, and are waited for; then weft's own objects go. What users have
+    /// made stays, without what weft has written into it. Run again, it finds nothing to do.
+    #[command(verbatim_doc_comment)]
+    Withdraw(WithdrawArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct WithdrawArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// How long to wait for nodes that do not answer, such as 90s.
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    pub(crate) patience: Duration,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let signed: jiff::SignedDuration =
+        text.parse().map_err(|_| "expected a time such as 90s or 2m".to_owned())?;
+    signed.try_into().map_err(|_| "a time cannot be negative".to_owned())
 }
 
 impl Config {

@@ -8,19 +8,34 @@ use fabric_controller::control::Controller;
 use fabric_controller::grants::Ipam;
 use fabric_controller::kubernetes::Kubernetes;
 use fabric_controller::kubernetes::lease::Election;
+use fabric_controller::kubernetes::withdrawal::withdraw;
 use fabric_controller::webhook::{Webhook, WebhookArgs};
 use fabric_shell::Stop;
 use fabric_store::{ApiServer, Store};
 use tokio::sync::oneshot;
 
+use config::{Command, Config, WithdrawArgs};
+
 fn main() -> anyhow::Result<()> {
-    let config = config::Config::parse();
+    let config = Config::parse();
     config.log.start();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.context("cannot start the runtime")?.block_on(run(config))
+    runtime.context("cannot start the runtime")?.block_on(async {
+        match &config.command {
+            Some(Command::Withdraw(args)) => take_away(args).await,
+            None => run(config).await,
+        }
+    })
 }
 
-async fn run(config: config::Config) -> anyhow::Result<()> {
+async fn take_away(args: &WithdrawArgs) -> anyhow::Result<()> {
+    let store = Store::open(&args.store).context("cannot open the store")?;
+    let server =
+        store.api_server().context("--kubernetes is missing; elsewhere, use `weft down`")?;
+    withdraw(server, args.patience).await.context("not all of weft is taken away")
+}
+
+async fn run(config: Config) -> anyhow::Result<()> {
     let mut stop = Stop::listen().context("cannot listen for signals")?;
     let store = Store::open(&config.store).context("cannot open the store")?;
     let ipam = Ipam::new(&config.ipam).context("cannot use the address of ipam")?;
@@ -29,7 +44,7 @@ async fn run(config: config::Config) -> anyhow::Result<()> {
         Some(server) => {
             let (served, ends) = oneshot::channel::<()>();
             let webhook = tokio::spawn(serve_webhook(server.clone(), config.webhook, ends));
-            elected(&config, server, store, ipam, &mut stop).await?;
+            elected(&config, server, ipam, &mut stop).await?;
             drop(served);
             webhook.await.context("the webhook panicked")?;
         }
@@ -39,7 +54,7 @@ async fn run(config: config::Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn controller(config: &config::Config, store: Store, ipam: Ipam) -> anyhow::Result<Controller> {
+fn controller(config: &Config, store: Store, ipam: Ipam) -> anyhow::Result<Controller> {
     let installation = store.api_server().map(|server| server.namespace);
     Controller::new(store, ipam, config.settings(installation)).context("cannot watch the store")
 }
@@ -52,27 +67,33 @@ async fn serve_webhook(server: ApiServer, args: WebhookArgs, ends: oneshot::Rece
     }
 }
 
-/// Works once no other does, and while no other may.
+/// Works whenever no other does, and no longer than no other may.
 async fn elected(
-    config: &config::Config,
+    config: &Config,
     server: ApiServer,
-    store: Store,
     ipam: Ipam,
     stop: &mut Stop,
 ) -> anyhow::Result<()> {
     let identity = config.identity();
     let mut election = Election::new(&server, &identity);
-    tokio::select! {
-        () = stop.told() => return Ok(()),
-        () = election.won() => {}
+    loop {
+        tokio::select! {
+            () = stop.told() => return Ok(()),
+            () = election.won() => {}
+        }
+        // What another store knows may be of the time before the one that worked meanwhile.
+        let store = Store::open(&config.store).context("cannot open the store")?;
+        let (kubernetes, outside) = Kubernetes::new(server.clone(), &identity);
+        let controller = controller(config, store, ipam.clone())?.with(outside);
+        let stopped = tokio::select! {
+            () = controller.run(stop.told()) => true,
+            () = kubernetes.run() => true,
+            () = election.lost() => false,
+        };
+        election.release().await;
+        if stopped {
+            return Ok(());
+        }
+        tracing::warn!("the Lease is lost, or another asks for it; standing by");
     }
-    let (kubernetes, outside) = Kubernetes::new(server, &identity);
-    let controller = controller(config, store, ipam)?.with(outside);
-    tokio::select! {
-        () = controller.run(stop.told()) => {}
-        () = kubernetes.run() => {}
-        () = election.lost() => anyhow::bail!("the Lease is lost; another controller may work now"),
-    }
-    election.release().await;
-    Ok(())
 }

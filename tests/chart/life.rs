@@ -7,17 +7,19 @@ use serde_json::{Value, json};
 
 use crate::crds;
 use crate::helm::{Helm, LEAST};
+use crate::uninstall::uninstall;
 
 /// No certificate, but it could be one's text.
 const AUTHORITY: &str = "Y2VydA==";
 /// A cluster that is given no name.
-const NAMELESS: &str = "crds: {liqo: auto, weft: auto}\ndiscovery: {config: {clusterID: ''}}";
+pub(crate) const NAMELESS: &str =
+    "crds: {liqo: auto, weft: auto}\ndiscovery: {config: {clusterID: ''}}";
 const OURS: &str = "app.kubernetes.io/part-of=weft";
 
 /// What of the chart there may be in a cluster, CRDs apart.
-const KINDS: &str = "deployments,daemonsets,services,serviceaccounts,secrets,configmaps,roles,\
-    rolebindings,clusterroles,clusterrolebindings,mutatingwebhookconfigurations,networks.ipam.liqo.io,\
-    wggatewayservertemplates,wggatewayclienttemplates";
+const KINDS: &str = "deployments,daemonsets,jobs,services,serviceaccounts,secrets,configmaps,leases,\
+    roles,rolebindings,clusterroles,clusterrolebindings,mutatingwebhookconfigurations,\
+    networks.ipam.liqo.io,wggatewayservertemplates,wggatewayclienttemplates";
 
 pub(crate) struct Release {
     pub(crate) server: ApiServer,
@@ -46,11 +48,11 @@ impl Release {
         self.helm.with(&arguments, values)
     }
 
-    fn plain(&self, arguments: &[&str]) -> String {
+    pub(crate) fn plain(&self, arguments: &[&str]) -> String {
         self.helm.run(arguments).unwrap()
     }
 
-    fn get(&self, kind: &str, name: &str) -> Value {
+    pub(crate) fn get(&self, kind: &str, name: &str) -> Value {
         let arguments = ["get", kind, name, "--namespace=liqo", "--output=json"];
         serde_json::from_str(&self.server.kubectl(&arguments, "").unwrap()).unwrap()
     }
@@ -61,14 +63,18 @@ impl Release {
         self.server.kubectl(&arguments, "").unwrap();
     }
 
-    fn apply(&self, objects: &[Value]) {
+    pub(crate) fn apply(&self, objects: &[Value]) {
         let list = json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string();
         self.server.kubectl(&["create", "--filename=-"], &list).unwrap();
     }
 
     /// Kinds and names of what the chart has made.
     fn ours(&self) -> String {
-        let arguments = ["get", KINDS, "--all-namespaces", "--selector", OURS];
+        self.labelled(KINDS, OURS)
+    }
+
+    pub(crate) fn labelled(&self, kinds: &str, labels: &str) -> String {
+        let arguments = ["get", kinds, "--all-namespaces", "--selector", labels];
         let arguments = [&arguments[..], &["--output=name", "--ignore-not-found"]].concat();
         self.server.kubectl(&arguments, "").unwrap()
     }
@@ -93,7 +99,7 @@ fn what_programs_fill_in_outlives_upgrades_and_what_users_made_outlives_the_rele
     let network = json!({"apiVersion": "ipam.liqo.io/v1alpha1", "kind": "Network",
         "metadata": {"name": "users", "namespace": "default"}, "spec": {"cidr": "10.9.0.0/16"}});
     release.apply(&[network]);
-    release.plain(&["uninstall", "weft", "--wait"]);
+    uninstall(&release);
     assert_eq!(release.ours(), "");
     let network = ["get", "network.ipam.liqo.io/users", "--namespace=default"];
     release.server.kubectl(&network, "").unwrap();
@@ -125,7 +131,7 @@ fn what_liqo_has_is_used_as_it_is() {
     assert_eq!(component, "fabric-controller", "liqoctl wants one controller-manager");
     release.helm("upgrade", &[LEAST, NAMELESS, no_prefixes]).unwrap();
     assert_eq!(theirs.as_they_are(&release), before);
-    release.plain(&["uninstall", "weft", "--wait"]);
+    uninstall(&release);
     assert_eq!(theirs.as_they_are(&release), before);
 }
 

@@ -13,4 +13,5 @@ mod life;
 mod monitoring;
 mod references;
 mod rights;
+mod uninstall;
 mod values;

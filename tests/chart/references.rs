@@ -20,6 +20,28 @@ fn workloads_find_their_pods_and_pods_their_accounts() {
             let account = template["spec"]["serviceAccountName"].as_str().unwrap();
             assert!(accounts.contains(account), "{account}");
         }
+        for job in of_kinds(&objects, &["Job"]) {
+            let account = job["spec"]["template"]["spec"]["serviceAccountName"].as_str().unwrap();
+            assert!(accounts.contains(account), "{account}");
+        }
+    }
+}
+
+/// Or helm would take them away before what needs them has run, or leave them behind.
+#[test]
+fn what_a_release_is_taken_away_with_is_there_only_then() {
+    for objects in renderings() {
+        let is_hook = |o: &&Value| !o["metadata"]["annotations"]["helm.sh/hook"].is_null();
+        let hooks: Vec<_> = objects.iter().filter(is_hook).collect();
+        assert_eq!(hooks.len(), 6, "an account, two roles with their bindings, a Job");
+        for hook in hooks {
+            let annotations = &hook["metadata"]["annotations"];
+            assert_eq!(annotations["helm.sh/hook"], "pre-delete");
+            let policy = &annotations["helm.sh/hook-delete-policy"];
+            assert_eq!(policy, "before-hook-creation,hook-succeeded");
+            let weight = if hook["kind"] == "Job" { "0" } else { "-1" };
+            assert_eq!(annotations["helm.sh/hook-weight"], weight);
+        }
     }
 }
 
@@ -145,7 +167,8 @@ fn liqoctl_is_told_by_arguments_that_the_controller_takes() {
 pub(crate) fn containers(objects: &[Value]) -> impl Iterator<Item = &Value> {
     let of_gateways = of_kinds(objects, &TEMPLATES)
         .map(|template| &template["spec"]["template"]["spec"]["deployment"]);
-    let workloads = of_kinds(objects, &WORKLOADS).chain(of_gateways);
+    let workloads = of_kinds(objects, &WORKLOADS).chain(of_kinds(objects, &["Job"]));
+    let workloads = workloads.chain(of_gateways);
     workloads.flat_map(|w| w["spec"]["template"]["spec"]["containers"].as_array().unwrap())
 }
 

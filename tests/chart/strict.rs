@@ -1,6 +1,8 @@
 use fabric_api::ipam::Network;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, DeploymentSpec};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Service, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -18,6 +20,8 @@ pub(crate) fn check(object: &Value) -> Result<(), String> {
         "CustomResourceDefinition" => read::<CustomResourceDefinition>(object),
         "DaemonSet" => read::<DaemonSet>(object),
         "Deployment" => read::<Deployment>(object),
+        "Job" => read::<Job>(object),
+        "Lease" => read::<Lease>(object),
         "MutatingWebhookConfiguration" => read::<MutatingWebhookConfiguration>(object),
         "Network" => read::<Network>(object),
         "Role" => read::<Role>(object),

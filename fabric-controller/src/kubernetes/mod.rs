@@ -15,6 +15,7 @@ mod rights;
 mod secrets;
 mod services;
 mod template;
+pub mod withdrawal;
 mod writer;
 
 use std::collections::{BTreeMap, BTreeSet};

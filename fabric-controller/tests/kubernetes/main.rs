@@ -22,4 +22,5 @@ mod services;
 mod silence;
 mod stray;
 mod unpeering;
+mod withdrawal;
 mod workloads;

@@ -71,6 +71,11 @@ impl ForeignClusters {
         }
     }
 
+    /// True if all of them are as they were last told to be.
+    pub(super) fn is_settled(&self) -> bool {
+        self.live.is_whole() && self.due.is_none()
+    }
+
     /// One for each peer that has none.
     async fn make(&mut self, peers: &Peers) -> kube::Result<()> {
         let all = self.live.objects().all(Watched::ForeignCluster);

@@ -59,6 +59,11 @@ struct Known {
     notes: Mutex<BTreeMap<String, String>>,
 }
 
+impl ApiServer {
+    /// Who owns what weft writes, in `metadata.managedFields`.
+    pub const MANAGER: &str = MANAGER;
+}
+
 impl Kubernetes {
     pub(crate) fn open(
         kubeconfig: Option<&Path>,

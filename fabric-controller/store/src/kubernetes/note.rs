@@ -1,6 +1,6 @@
-//! Notes, each in a ConfigMap of the program's own namespace.
+//! Notes, each in a ConfigMap of the program's own namespace. Where a chart has made that, it goes
+//! with the chart.
 
-use fabric_api::labels;
 use kube::api::DeleteParams;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -27,8 +27,7 @@ impl Kubernetes {
         let map = self.map_of(name);
         let want = json!({
             "apiVersion": "v1", "kind": "ConfigMap",
-            "metadata": {"name": map.name, "namespace": map.namespace,
-                "labels": {(labels::MANAGED_BY): labels::WEFT}},
+            "metadata": {"name": map.name, "namespace": map.namespace},
             "data": {(NOTE): text},
         });
         let written = self.apply(&map, &want).await;

@@ -1,0 +1,50 @@
+//! What weft has written into objects of others: they stay, and say nothing that is no longer so.
+
+use fabric_api::ipam::{IP, Network};
+use fabric_api::labels;
+use fabric_api::networking::{Configuration, GatewayClient, GatewayServer};
+use fabric_store::ApiServer;
+use kube::api::ApiResource;
+use kube::{Resource, ResourceExt as _};
+use serde_json::{Value, json};
+
+use super::WithdrawError;
+use super::cluster::{Cluster, kind, name};
+
+pub(super) async fn remove(cluster: &Cluster) -> Result<(), WithdrawError> {
+    // The chart's own Networks go in a moment; if they do not, their prefixes shall not change.
+    let labels = format!("app.kubernetes.io/part-of!={}", labels::WEFT);
+    let kinds = [
+        kind::<Configuration>(),
+        kind::<GatewayServer>(),
+        kind::<GatewayClient>(),
+        kind::<IP>(),
+        kind::<Network>(),
+    ];
+    for kind in kinds {
+        for object in cluster.list_metadata(&kind, &labels).await? {
+            for is_status in parts(&object) {
+                let nothing = nothing_of(&kind, &object);
+                cluster.apply(&kind, &object, &nothing, is_status).await?;
+                tracing::info!("cleared {}", name(&kind, &object));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Where weft has written: the status, or the rest.
+fn parts(object: &impl Resource) -> impl Iterator<Item = bool> {
+    let fields = object.managed_fields().iter();
+    let ours = fields.filter(|entry| entry.manager.as_deref() == Some(ApiServer::MANAGER));
+    ours.map(|entry| entry.subresource.as_deref() == Some("status"))
+}
+
+/// Who applies no field any more gives up all that were theirs. The uid keeps this from making one
+/// that has just gone.
+fn nothing_of(kind: &ApiResource, object: &impl Resource) -> Value {
+    let metadata = json!({
+        "name": object.name_any(), "namespace": object.namespace(), "uid": object.uid(),
+    });
+    json!({"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata})
+}

@@ -1,0 +1,76 @@
+//! Takes away what weft has made in a cluster, for good: before its chart is uninstalled.
+//!
+//! First [`nodes`], since their agents have to run for it, then what weft has made (`leftovers`),
+//! then what it has written into objects of users (`marks`). Each looks at what is there until
+//! nothing is, so that a second run goes on where the first one ended.
+
+mod cluster;
+mod leftovers;
+mod marks;
+mod nodes;
+
+use std::time::Duration;
+
+use fabric_store::ApiServer;
+use tokio::time::timeout;
+
+use super::foreign_clusters::ForeignClusters;
+use super::lease::Election;
+use crate::placement::Plan;
+use cluster::Cluster;
+
+/// All runs are one holder of the Lease: the next one need not wait for the one before.
+const IDENTITY: &str = "withdrawal";
+/// For the Lease, which a controller that was killed holds for a while.
+const ELECTION: Duration = Duration::from_secs(45);
+/// For ForeignClusters, if they are defined at all.
+const ANSWER: Duration = Duration::from_secs(5);
+/// Until helm has removed the controllers. If it does not, one of them makes all anew then.
+const LOCKED: Duration = Duration::from_secs(120);
+
+#[derive(Debug, thiserror::Error)]
+pub enum WithdrawError {
+    #[error("the Lease of the fabric-controllers cannot be had within {} s", ELECTION.as_secs())]
+    NotElected,
+    #[error("the Lease of the fabric-controllers is lost; one of them may work now")]
+    Lost,
+    #[error("cannot {verb} {what}")]
+    Api { verb: &'static str, what: String, source: Box<kube::Error> },
+    #[error("somebody makes them again: {}", .0.join(", "))]
+    MadeAgain(Vec<String>),
+}
+
+/// Nodes that do not answer hold it up for no longer than `patience`, and pods that do not end for
+/// half a minute.
+pub async fn withdraw(server: ApiServer, patience: Duration) -> Result<(), WithdrawError> {
+    let mut election = Election::new(&server, IDENTITY).insisting();
+    timeout(ELECTION, election.won()).await.map_err(|_| WithdrawError::NotElected)?;
+    tokio::select! {
+        done = take_away(&server, patience) => done?,
+        () = election.lost() => return Err(WithdrawError::Lost),
+    }
+    let locked = election.leave_locked(LOCKED).await;
+    locked.map_err(|source| cluster::failed("keep", "the Lease", source))?;
+    tracing::info!("nothing of weft is left but its programs");
+    Ok(())
+}
+
+async fn take_away(server: &ApiServer, patience: Duration) -> Result<(), WithdrawError> {
+    let cluster = Cluster::new(server);
+    nodes::clear(&cluster, patience).await?;
+    leftovers::remove(&cluster).await?;
+    marks::remove(&cluster).await?;
+    if timeout(ANSWER, forget_peers(server)).await.is_err() {
+        tracing::warn!("ForeignClusters say what they said before");
+    }
+    Ok(())
+}
+
+async fn forget_peers(server: &ApiServer) {
+    let mut clusters = ForeignClusters::new(server.client.clone());
+    let nobody = Plan { whole: true, ..Plan::default() };
+    while !clusters.is_settled() {
+        clusters.next().await;
+        clusters.tell(&nobody).await;
+    }
+}

@@ -1,0 +1,160 @@
+//! Route-agents take away what is theirs, each on its node.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use fabric_api::fabric::NodeConfig;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::ResourceExt as _;
+use kube::api::DynamicObject;
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use super::WithdrawError;
+use super::cluster::{Cluster, kind};
+
+/// As the chart labels the pods of route-agents.
+const AGENTS: &str = "fabric.weft.dev/program=route-agent";
+/// Between two looks.
+const PERIOD: Duration = Duration::from_millis(500);
+const REMEDY: &str = "what weft has made there stays until the node starts anew, or `route-agent cleanup` is run on it";
+
+/// Why each node is waited for.
+type Waits = BTreeMap<String, String>;
+
+/// Until nothing is left on any node that answers.
+pub(super) async fn clear(cluster: &Cluster, patience: Duration) -> Result<(), WithdrawError> {
+    let until = Instant::now() + patience;
+    let mut told = Waits::new();
+    loop {
+        let waits = look(cluster).await?;
+        for (node, why) in waits.iter().filter(|(node, why)| told.get(*node) != Some(why)) {
+            tracing::info!(node, why, "waiting");
+        }
+        for node in told.keys().filter(|node| !waits.contains_key(*node)) {
+            tracing::info!(node, "nothing of weft is left there");
+        }
+        if waits.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() >= until {
+            give_up(cluster, &waits).await;
+            return Ok(());
+        }
+        told = waits;
+        sleep(PERIOD).await;
+    }
+}
+
+/// Tells every agent to take all away, and who has not done so.
+async fn look(cluster: &Cluster) -> Result<Waits, WithdrawError> {
+    let configs = kind::<NodeConfig>();
+    let nodes = cluster.list_metadata(&kind::<Node>(), "").await?;
+    let nodes: BTreeSet<String> = nodes.iter().map(|node| node.name_any()).collect();
+    let agents = agents(cluster).await?;
+    let mut waits = Waits::new();
+    for config in cluster.list(&configs, "").await? {
+        if config.data["spec"]["removed"] != true {
+            let removed = json!({"spec": {"removed": true}});
+            cluster.merge(&configs, &config, &removed).await?;
+        }
+        let name = config.name_any();
+        let why = why_waited_for(&config, agents.contains(&name));
+        waits.extend(why.filter(|_| nodes.contains(&name)).map(|why| (name, why)));
+    }
+    Ok(waits)
+}
+
+/// Nodes on which one runs.
+async fn agents(cluster: &Cluster) -> Result<BTreeSet<String>, WithdrawError> {
+    let pods = cluster.list(&kind::<Pod>(), AGENTS).await?;
+    let running = pods.iter().filter(|pod| pod.data["status"]["phase"] == "Running");
+    let nodes = running.filter_map(|pod| pod.data["spec"]["nodeName"].as_str());
+    Ok(nodes.map(str::to_owned).collect())
+}
+
+/// Nobody was there who could have made anything on a node that has no agent and never had one.
+fn why_waited_for(config: &DynamicObject, has_agent: bool) -> Option<String> {
+    let status = &config.data["status"];
+    let applied = status["appliedGeneration"].as_i64().unwrap_or_default();
+    let is_new = config.data["spec"]["removed"] == true
+        && applied >= config.metadata.generation.unwrap_or_default();
+    let problems = status["problems"].as_array().into_iter().flatten();
+    let problems: Vec<_> = problems.filter_map(|problem| problem.as_str()).collect();
+    match (is_new, has_agent) {
+        (true, _) if problems.is_empty() => None,
+        (true, _) => Some(problems.join("; ")),
+        (false, true) => Some("its route-agent has not answered yet".to_owned()),
+        (false, false) if applied > 0 => Some("its route-agent does not run".to_owned()),
+        (false, false) => None,
+    }
+}
+
+/// What is logged goes with the pod; an Event stays for a while.
+async fn give_up(cluster: &Cluster, waits: &Waits) {
+    for (node, why) in waits {
+        tracing::warn!(node, why, "{REMEDY}");
+        if let Err(error) = cluster.create("default", &event(node, why)).await {
+            tracing::warn!(%error, "an Event is not told");
+        }
+    }
+}
+
+fn event(node: &str, why: &str) -> Event {
+    let regarding = ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Node".to_owned()),
+        name: Some(node.to_owned()),
+        // As the kubelet has it, and who looks for Events of a node.
+        uid: Some(node.to_owned()),
+        ..ObjectReference::default()
+    };
+    let metadata = ObjectMeta { generate_name: Some(format!("{node}-")), ..ObjectMeta::default() };
+    let note: String = format!("{why}; {REMEDY}").chars().take(1000).collect();
+    Event {
+        metadata,
+        event_time: Some(MicroTime(Timestamp::now())),
+        action: Some("Withdraw".to_owned()),
+        reason: Some("WeftLeftBehind".to_owned()),
+        note: Some(note),
+        type_: Some("Warning".to_owned()),
+        regarding: Some(regarding),
+        reporting_controller: Some("weft.dev/withdrawal".to_owned()),
+        reporting_instance: Some("withdrawal".to_owned()),
+        ..Event::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn config(removed: bool, status: Value) -> DynamicObject {
+        let spec = json!({"removed": removed});
+        let metadata = json!({"name": "n1", "generation": 7});
+        serde_json::from_value(json!({"metadata": metadata, "spec": spec, "status": status}))
+            .unwrap()
+    }
+
+    #[test]
+    fn a_node_is_waited_for_until_its_agent_has_taken_all_away() {
+        let applied = |generation: i64| json!({"appliedGeneration": generation});
+        assert!(why_waited_for(&config(false, applied(7)), true).is_some(), "it is not told yet");
+        assert!(why_waited_for(&config(true, applied(6)), true).is_some());
+        assert!(why_waited_for(&config(true, applied(6)), false).is_some(), "it may come back");
+        assert_eq!(why_waited_for(&config(true, applied(7)), true), None);
+        let failed = json!({"appliedGeneration": 7, "problems": ["no nft"]});
+        assert_eq!(why_waited_for(&config(true, failed), true).as_deref(), Some("no nft"));
+    }
+
+    #[test]
+    fn a_node_that_never_had_an_agent_is_not_waited_for() {
+        assert_eq!(why_waited_for(&config(true, Value::Null), false), None);
+        assert!(why_waited_for(&config(true, Value::Null), true).is_some());
+    }
+}

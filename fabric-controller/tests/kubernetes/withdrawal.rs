@@ -1,0 +1,138 @@
+//! weft is taken away, for good.
+
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, client, cluster, peering, tenant};
+
+const LEASE: [&str; 3] = ["lease", "liqo", "weft-fabric-controller"];
+/// What weft makes, but for a namespace's own.
+const MADE: &str = "deployments,services,serviceaccounts,roles,rolebindings,secrets,networks,ips,\
+    gatewayconfigs,nodeconfigs,connections";
+const OURS: &str = "app.kubernetes.io/managed-by=weft";
+
+/// One node's agent answers, the other's has been there once.
+#[test]
+fn what_weft_has_made_goes_and_what_users_have_made_says_no_more() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    let tenant = tenant("lucca");
+    cluster.apply_all(&peering("lucca"));
+    cluster.apply(&client("lucca"));
+    cluster.until("a gateway", || cluster.get("deployment", &tenant, "gw-client"));
+    cluster.until("prefixes", || {
+        let configuration = cluster.get("configuration", &tenant, "lucca")?;
+        let told = configuration["spec"]["local"].is_object();
+        (told && configuration["status"]["remote"].is_object()).then_some(())
+    });
+    connect(cluster, &tenant);
+    for node in ["n1", "n2"] {
+        cluster.until("a NodeConfig", || cluster.get("nodeconfig", "", node));
+        applied(cluster, node, 1);
+    }
+
+    // All tests share the controllers.
+    let _lock = Unlocked(cluster);
+    let done = AtomicBool::new(false);
+    let said = thread::scope(|scope| {
+        scope.spawn(|| answer(cluster, "n1", &done));
+        let said = withdraw(cluster);
+        done.store(true, Ordering::Relaxed);
+        said
+    });
+    assert!(said.contains("waiting node=\"n2\""), "{said}");
+    let holder = || cluster.get(LEASE[0], LEASE[1], LEASE[2]).unwrap()["spec"].clone();
+    assert_eq!(holder()["holderIdentity"], "withdrawal");
+    nothing_is_made_again(cluster);
+    says_nothing(cluster, &tenant);
+    let events = cluster.kubectl(&["get", "events", "-n", "default", "-o", "json"], "");
+    assert!(events.contains("WeftLeftBehind") && events.contains("\"n2\""), "{events} {said}");
+
+    // A second time, there is nothing to do. If it does not end well, controllers go on.
+    assert!(!withdraw(cluster).contains("removed"));
+    drop(Unlocked(cluster));
+    cluster.until("a gateway again", || cluster.get("deployment", &tenant, "gw-client"));
+    for node in ["n1", "n2"] {
+        cluster.until_is(["nodeconfig", "", node], "/spec/removed", &json!(false));
+    }
+}
+
+/// Lets controllers work in the end.
+struct Unlocked<'a>(&'a Cluster);
+
+impl Drop for Unlocked<'_> {
+    fn drop(&mut self) {
+        let [kind, namespace, name] = LEASE;
+        drop(self.0.server.kubectl(&["delete", kind, name, "-n", namespace], ""));
+    }
+}
+
+/// What it says.
+fn withdraw(cluster: &Cluster) -> String {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_fabric-controller"));
+    program.args(["withdraw", "--patience", "8s", "--kubeconfig"]).arg(cluster.server.admin());
+    let output = program.output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{said}");
+    said
+}
+
+/// As a gateway's pod does.
+fn connect(cluster: &Cluster, tenant: &str) {
+    let metadata = json!({"name": "gw-client", "namespace": tenant,
+        "labels": {"app.kubernetes.io/managed-by": "weft"}});
+    let gateway = json!({"kind": "GatewayClient", "name": "client", "namespace": tenant});
+    let connection = json!({"apiVersion": "networking.liqo.io/v1beta1", "kind": "Connection",
+        "metadata": metadata, "spec": {"type": "Client", "gatewayRef": gateway}});
+    cluster.apply(&connection);
+}
+
+/// As a node's agent does until it is no longer needed.
+fn answer(cluster: &Cluster, node: &str, done: &AtomicBool) {
+    while !done.load(Ordering::Relaxed) {
+        if let Some(config) = cluster.get("nodeconfig", "", node)
+            && config["spec"]["removed"] == true
+        {
+            let generation = config["metadata"]["generation"].as_i64().unwrap();
+            let arguments = ["patch", "nodeconfig", node, "--type=merge", "--subresource=status"];
+            let status = json!({"status": {"appliedGeneration": generation}}).to_string();
+            drop(cluster.server.kubectl(&[&arguments[..], &["-p", &status]].concat(), ""));
+        }
+        thread::sleep(Duration::from_millis(200));
+    }
+}
+
+fn applied(cluster: &Cluster, node: &str, generation: i64) {
+    let config = json!({"kind": "NodeConfig", "metadata": {"name": node}});
+    cluster.set_status(&config, &json!({"appliedGeneration": generation}));
+}
+
+/// The controller stands by, and its webhook goes on.
+fn nothing_is_made_again(cluster: &Cluster) {
+    let all = || {
+        let arguments = ["get", MADE, "-A", "-l", OURS, "-o", "name", "--ignore-not-found"];
+        cluster.kubectl(&arguments, "").replace("secret/weft-webhook-certificate\n", "")
+    };
+    assert_eq!(all(), "");
+    thread::sleep(Duration::from_secs(6));
+    assert_eq!(all(), "");
+}
+
+/// What users have made is there, and weft has no say in it any more.
+fn says_nothing(cluster: &Cluster, tenant: &str) {
+    let kinds = [("configuration", "lucca"), ("gatewayclient", "client")];
+    for (kind, name) in kinds {
+        let object = cluster.get(kind, tenant, name).unwrap();
+        let status = object["status"].as_object().cloned().unwrap_or_default();
+        assert!(status.values().all(|v| *v == json!([]) || *v == json!({})), "{kind}: {object}");
+        assert_eq!(object["spec"]["local"], Value::Null, "{kind}");
+        assert_eq!(object["metadata"]["finalizers"], Value::Null, "{kind}");
+    }
+    assert!(cluster.get("publickey", tenant, "gw-publickey").is_some());
+    assert!(cluster.get("secret", tenant, "gw-keys").is_some());
+    let network = cluster.get("network", "liqo", "pod-cidr").unwrap();
+    assert_eq!(network["status"].as_object().cloned().unwrap_or_default().len(), 0, "{network}");
+}

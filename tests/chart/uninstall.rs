@@ -1,0 +1,147 @@
+//! `helm uninstall`, with a test in place of whoever runs Jobs.
+
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+
+use serde_json::{Value, json};
+
+use crate::helm::LEAST;
+use crate::life::{NAMELESS, Release};
+
+const JOB: &str = "liqo-withdrawal";
+const OURS: &str = "app.kubernetes.io/managed-by=weft";
+/// What programs make.
+const KINDS: &str = "deployments,services,endpointslices,serviceaccounts,roles,rolebindings,secrets,\
+    networks,ips,connections,gatewayconfigs,nodeconfigs";
+
+/// The program that the release runs before it goes, by the rights that it gives it.
+pub(crate) fn uninstall(release: &Release) {
+    let dir = match weft_tests::bin_dir() {
+        Ok(dir) => dir,
+        Err(error) => {
+            weft_tests::skip(&format!("{error:#}"));
+            release.plain(&["uninstall", "weft", "--no-hooks", "--wait"]);
+            return;
+        }
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| run_job(release, &dir));
+        release.plain(&["uninstall", "weft", "--wait", "--timeout=60s"]);
+    });
+}
+
+fn run_job(release: &Release, dir: &Path) {
+    let job = ["get", "job", JOB, "--namespace=liqo", "--output=json"];
+    let job = release.server.wait_until("there is a Job", || release.server.kubectl(&job, ""));
+    let job: Value = serde_json::from_str(&job).unwrap();
+    let pod = &job["spec"]["template"]["spec"];
+    let account = pod["serviceAccountName"].as_str().unwrap();
+    let user = release.server.user(&format!("system:serviceaccount:liqo:{account}"));
+    let container = &pod["containers"][0];
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let arguments = container["args"].as_array().unwrap().iter().map(text);
+    // It is in no pod.
+    let arguments = arguments.filter(|argument| argument != "--kubernetes");
+    let mut program = Command::new(dir.join(text(&container["command"][0])));
+    program.args(arguments).arg("--kubeconfig").arg(user);
+    let output = program.output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    let now = "2026-01-31T12:00:00Z";
+    let is = |what: &str| json!({"type": what, "status": "True", "lastTransitionTime": now});
+    let conditions = json!([is("SuccessCriteriaMet"), is("Complete")]);
+    let status = json!({"status": {"startTime": now, "completionTime": now, "succeeded": 1,
+        "conditions": conditions}})
+    .to_string();
+    let patch = ["patch", "job", JOB, "--namespace=liqo", "--subresource=status", "--type=merge"];
+    let patch = [&patch[..], &["--patch", &status]].concat();
+    release.server.kubectl(&patch, "").unwrap();
+}
+
+#[test]
+fn what_programs_have_made_goes_with_the_release() {
+    let Some(release) = Release::prepare() else { return };
+    if weft_tests::bin_dir().is_err() {
+        return weft_tests::skip("nobody takes away what programs have made: there are none");
+    }
+    release.helm("install", &[LEAST, NAMELESS]).unwrap();
+    release.server.kubectl(&["create", "namespace", "tenant"], "").unwrap();
+    let apply = ["apply", "--server-side", "--field-manager=weft", "--filename=-"];
+    for object in made() {
+        let text = object.to_string();
+        release.server.wait_until("it is made", || release.server.kubectl(&apply, &text));
+    }
+    release.apply(&[configuration(json!({"remote": {"cidr": side()}}))]);
+    let own = configuration(json!({"local": {"cidr": side()}}));
+    let force = [&apply[..], &["--force-conflicts"]].concat();
+    release.server.kubectl(&force, &own.to_string()).unwrap();
+    let status = json!({"remote": {"cidr": side()}});
+    let told = json!({"apiVersion": own["apiVersion"], "kind": own["kind"], "status": status,
+        "metadata": own["metadata"]});
+    let told_apart = [&force[..], &["--subresource=status"]].concat();
+    release.server.kubectl(&told_apart, &told.to_string()).unwrap();
+
+    uninstall(&release);
+    assert_eq!(release.labelled(KINDS, OURS), "");
+    let get = ["get", "configuration", "milan", "--namespace=tenant", "--output=json"];
+    let left: Value = serde_json::from_str(&release.server.kubectl(&get, "").unwrap()).unwrap();
+    assert_eq!(left["spec"], json!({"remote": {"cidr": side()}}));
+    assert!(left["status"].as_object().is_none_or(|status| status.is_empty()), "{left}");
+}
+
+fn side() -> Value {
+    json!({"pod": ["10.200.0.0/16"], "external": ["10.70.0.0/16"]})
+}
+
+fn configuration(spec: Value) -> Value {
+    json!({"apiVersion": "networking.liqo.io/v1beta1", "kind": "Configuration",
+        "metadata": {"name": "milan", "namespace": "tenant",
+            "labels": {"liqo.io/remote-cluster-id": "milan"}}, "spec": spec})
+}
+
+/// One of each.
+fn made() -> Vec<Value> {
+    let ours = |kind: &str, version: &str, rest: Value| {
+        let labels = json!({"app.kubernetes.io/managed-by": "weft",
+            "networking.liqo.io/gateway-resource": "true",
+            "endpointslice.kubernetes.io/managed-by": "weft.dev"});
+        let mut object = json!({"apiVersion": version, "kind": kind,
+            "metadata": {"name": "made", "namespace": "tenant", "labels": labels}});
+        object.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
+        object
+    };
+    let rbac = "rbac.authorization.k8s.io/v1";
+    let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "made"});
+    let pod = json!({"metadata": {"labels": {"a": "b"}},
+        "spec": {"containers": [{"name": "a", "image": "a"}]}});
+    let deployment = json!({"selector": {"matchLabels": {"a": "b"}}, "template": pod});
+    let port = json!({"port": 51840, "protocol": "UDP"});
+    let gateway = json!({"kind": "GatewayClient", "name": "made", "namespace": "tenant"});
+    let node = json!({"clusterId": "rome", "underlay": [], "localPods": [], "podCidrs": [],
+        "external": [], "peerings": [], "vxlanSources": []});
+    let config = json!({"clusterId": "rome", "peerClusterId": "milan", "role": "Client",
+        "gatewayUid": "u", "secretName": "made", "mtu": 1340, "tunnelAddress": "169.254.18.2",
+        "peerTunnelAddress": "169.254.18.1", "remaps": [], "podCidrs": [], "externalCidrs": [],
+        "overlay": {"address": "10.80.0.2"}, "nodes": [],
+        "probe": {"enabled": true, "intervalMs": 2000, "lossThreshold": 5}});
+    let networking = "networking.liqo.io/v1beta1";
+    vec![
+        ours("ServiceAccount", "v1", json!({})),
+        ours("Role", rbac, json!({"rules": []})),
+        ours("RoleBinding", rbac, json!({"roleRef": role})),
+        ours("Service", "v1", json!({"spec": {"ports": [port]}})),
+        ours(
+            "EndpointSlice",
+            "discovery.k8s.io/v1",
+            json!({"addressType": "IPv4", "endpoints": []}),
+        ),
+        ours("Deployment", "apps/v1", json!({"spec": deployment})),
+        ours("Secret", "v1", json!({})),
+        ours("Connection", networking, json!({"spec": {"type": "Client", "gatewayRef": gateway}})),
+        ours("Network", "ipam.liqo.io/v1alpha1", json!({"spec": {"cidr": "10.9.0.0/16"}})),
+        ours("IP", "ipam.liqo.io/v1alpha1", json!({"spec": {"ip": "0.0.0.0"}})),
+        ours("GatewayConfig", "fabric.weft.dev/v1alpha1", json!({"spec": config})),
+        ours("NodeConfig", "fabric.weft.dev/v1alpha1", json!({"spec": node})),
+    ]
+}
