@@ -4,6 +4,7 @@
 //! else builds any, so one test runs at a time.
 
 mod clusters;
+mod inventory;
 mod leftovers;
 mod liqoctl;
 mod pair;

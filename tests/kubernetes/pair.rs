@@ -11,6 +11,7 @@ use weft_tests::traffic::{
 };
 use weft_tests::{Kubernetes, Lab, Pod, View, wait_until};
 
+use crate::inventory::Inventory;
 use crate::stage::{each, rome_and_milan, step};
 
 /// How long two clusters may take from the manifests to Connected.
@@ -30,6 +31,8 @@ pub(crate) struct Pair {
     peering: Peering,
     /// Of each cluster, one on each node.
     pub(crate) pods: Vec<Vec<Pod>>,
+    /// Of each cluster, before weft was installed.
+    pub(crate) before: Vec<Inventory>,
 }
 
 /// The gateways, in the order of their clusters.
@@ -49,7 +52,8 @@ impl Pair {
         let mut peering = Peering::new(&rome.spec, &milan.spec, NODE_PORT);
         // The older spelling of CIDRs on one side, the newer one on the other.
         peering.client_spelling = Spelling::Text;
-        let pair = Self { clusters, peering, pods };
+        let before = each(&clusters, Inventory::of)?;
+        let pair = Self { clusters, peering, pods, before };
         pair.explained(|| {
             step("the chart is installed", || pair.each(|cluster| cluster.install_weft(PATIENCE)))
         })?;

@@ -5,13 +5,14 @@
 //!
 //! One pair of clusters for all of it, since it takes longer to make than to use.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use weft_tests::kubernetes::{Image, Machine, Object};
 use weft_tests::{Kubernetes, Lab, View, skip, wait_until};
 
+use crate::inventory::{Inventory, ensure_silent, users};
 use crate::pair::{GATEWAYS, PATIENCE, Pair, SOON};
 use crate::reach::services_nodes_and_strangers_reach_pods;
 use crate::stage::{play, say, step};
@@ -47,7 +48,9 @@ fn from_the_manifests_to_the_end(pair: &Pair, lab: &Lab) -> Result<()> {
     step("both API servers are away", || api_servers_are_not_missed(pair))?;
     step("all other pods of weft are replaced", || others_are_not_missed(pair))?;
     step("a connection has outlived all that", || held.echoes(SOON))?;
-    step("nothing is left of the peering", || nothing_is_left(pair))
+    step("nothing is left of the peering", || nothing_is_left(pair))?;
+    step("both are connected again", || pair.connect())?;
+    step("nothing is left of weft, for all that is peered", || uninstalled(pair))
 }
 
 /// A client's successor connects at once. A server says goodbye, and the client looks for its successor
@@ -143,6 +146,27 @@ fn nothing_is_left(pair: &Pair) -> Result<()> {
         for machine in &cluster.machines {
             wait_until("nodes know no peer", SOON, || knows_no_peer(machine, view))?;
         }
+    }
+    Ok(())
+}
+
+/// What users have made stays, and says nothing.
+fn uninstalled(pair: &Pair) -> Result<()> {
+    for ((cluster, gateway), before) in pair.clusters.iter().zip(GATEWAYS).zip(&pair.before) {
+        let users = users(cluster, gateway.namespace)?;
+        let during = Inventory::of(cluster)?.ensure_no_more(before, &users);
+        let seen = during.err().map(|error| format!("{error:#}")).unwrap_or_default();
+        let what =
+            ["NodeConfig", "Lease", "Secret weft-webhook", "weft4", "inet weft", "lookup 18952"];
+        ensure!(what.iter().all(|one| seen.contains(one)), "the check sees only {seen}");
+        let began = Instant::now();
+        cluster.uninstall_weft(PATIENCE)?;
+        say(began.elapsed(), &format!("to uninstall weft in {}", cluster.spec.id));
+        // Pods end, and Kubernetes removes what others own.
+        wait_until("there is no more than before", SOON, || {
+            Inventory::of(cluster)?.ensure_no_more(before, &users)
+        })?;
+        ensure_silent(cluster, gateway.namespace)?;
     }
     Ok(())
 }

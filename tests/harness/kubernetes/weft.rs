@@ -25,6 +25,16 @@ impl Kubernetes {
         self.wait_for_weft(at_most)
     }
 
+    /// Uninstalls the chart, and waits until what it consists of is gone.
+    pub fn uninstall_weft(&self, at_most: Duration) -> Result<()> {
+        let timeout = format!("--timeout={}s", at_most.as_secs());
+        let line = ["uninstall", RELEASE, "--namespace", RELEASE, "--wait", &timeout];
+        self.helm(&line).map(drop).with_context(|| {
+            let job = "logs job/liqo-withdrawal --all-pods --prefix --namespace=liqo";
+            format!("uninstalling weft of {}: {}", self.spec.id, self.ask(job))
+        })
+    }
+
     /// Until all that the chart starts is ready.
     pub fn wait_for_weft(&self, at_most: Duration) -> Result<()> {
         let timeout = format!("--timeout={}s", at_most.as_secs());
