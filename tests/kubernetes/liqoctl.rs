@@ -51,14 +51,14 @@ fn two_clusters(lab: &Lab) -> Result<[Kubernetes; 2]> {
 }
 
 /// What liqoctl prints, once it has done what it was told.
-fn told(cluster: &Kubernetes, args: &[&str]) -> Result<String> {
+pub(crate) fn told(cluster: &Kubernetes, args: &[&str]) -> Result<String> {
     let answer = cluster.liqoctl(None, args)?;
     ensure!(answer.success, "liqoctl {}: {}{}", args.join(" "), answer.stdout, answer.stderr);
     Ok(answer.stdout)
 }
 
 /// The same for both clusters.
-fn told_both(local: &Kubernetes, remote: &Kubernetes, args: &[&str]) -> Result<()> {
+pub(crate) fn told_both(local: &Kubernetes, remote: &Kubernetes, args: &[&str]) -> Result<()> {
     let answer = local.liqoctl(Some(remote), args)?;
     ensure!(answer.success, "liqoctl {}: {}{}", args.join(" "), answer.stdout, answer.stderr);
     Ok(())
