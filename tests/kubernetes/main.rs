@@ -13,4 +13,5 @@ mod pair;
 mod peering;
 mod reach;
 mod stage;
+mod status;
 mod tool;

@@ -16,6 +16,7 @@ use crate::inventory::{Inventory, ensure_silent, users};
 use crate::pair::{GATEWAYS, PATIENCE, Pair, SOON};
 use crate::reach::services_nodes_and_strangers_reach_pods;
 use crate::stage::{play, say, step};
+use crate::status;
 
 /// Until packets pass again, with the time that a pod takes to start.
 const BACK: Duration = Duration::from_secs(6);
@@ -43,6 +44,7 @@ fn from_the_manifests_to_the_end(pair: &Pair, lab: &Lab) -> Result<()> {
     step("services, nodes and strangers reach pods", || {
         services_nodes_and_strangers_reach_pods(pair, lab)
     })?;
+    step("weft status tells how it is", || pair.each(status::is_true).map(drop))?;
     let (mut held, _server) = pair.hold()?;
     step("pods of gateways are replaced", || gateways_come_back(pair))?;
     step("both API servers are away", || api_servers_are_not_missed(pair))?;

@@ -6,6 +6,7 @@
 
 mod agent;
 mod cli;
+mod cluster;
 mod completion;
 mod down;
 mod get;

@@ -1,16 +1,20 @@
-//! What is known of the peerings of this host's cluster, put together from what the store says
-//! and from which processes really run.
+//! What is known of the peerings of a cluster, put together from what the store says and from what
+//! really runs.
+
+mod host;
+
+pub(crate) use host::Host;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use fabric_api::fabric::{GatewayConfig, MtuBound, Remap, Role};
 use fabric_api::labels;
-use fabric_api::networking::{Configuration, Connection, ConnectionValue};
-use fabric_store::{Kind, Object, Snapshot};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use fabric_api::networking::{ACCEPTED, Configuration, Connection, ConnectionValue};
+use fabric_store::{Kind, Object, ObjectRef, Problem, Snapshot};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use serde::Serialize;
 
-use super::workloads::{gateways_of, names};
+use super::workloads::names;
 
 /// What [`observe`] needs of the store.
 pub(crate) const KINDS: [Kind; 6] = [
@@ -28,7 +32,8 @@ pub(crate) const KINDS: [Kind; 6] = [
 pub(crate) struct Observation {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cluster_id: Option<String>,
-    pub(crate) node: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) node: Option<String>,
     pub(crate) peerings: Vec<Peering>,
     pub(crate) problems: Vec<String>,
 }
@@ -78,91 +83,71 @@ pub(crate) enum State {
     Connecting,
     /// The peer was there and is no more, or the gateway does not answer.
     Error,
-    /// The gateway's process does not run.
+    /// The gateway does not run.
     Down,
     /// Something that the peering needs is not there yet.
     Waiting,
 }
 
-/// How a gateway's process is found.
+/// How a gateway is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Liveness {
     Answers,
     Silent,
+    Gone,
 }
 
-/// What was found on the host, apart from the store.
+/// What was found to run, apart from the store.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Host {
-    pub(crate) node: String,
+pub(crate) struct Found {
+    /// The host that was looked at; in Kubernetes that is all of them.
+    pub(crate) node: Option<String>,
     pub(crate) cluster_id: Option<String>,
-    /// The processes that run, by name.
-    pub(crate) running: BTreeMap<String, Liveness>,
-    /// The processes that should.
-    pub(crate) expected: Vec<String>,
-    /// Whether a supervisor is at work.
-    pub(crate) supervised: bool,
+    /// By namespace and name. What is not among them runs where it cannot be seen.
+    pub(crate) gateways: BTreeMap<(String, String), Life>,
+    /// What is wrong with all else that runs.
+    pub(crate) problems: Vec<String>,
 }
 
-pub(crate) fn observe(snapshot: &Snapshot, host: &Host) -> Observation {
+/// Of one gateway.
+#[derive(Clone, Debug)]
+pub(crate) struct Life {
+    pub(crate) liveness: Liveness,
+    pub(crate) problem: Option<String>,
+    /// Where it runs, if its config does not say that.
+    pub(crate) node: Option<String>,
+}
+
+pub(crate) fn observe(snapshot: &Snapshot, found: &Found) -> Observation {
     let view = View::new(snapshot);
-    let gateways = gateways_of(&host.node, view.configs.iter().copied());
     let mut problems: BTreeSet<String> =
         snapshot.problems.iter().map(ToString::to_string).collect();
-    let processes: BTreeMap<_, _> =
-        gateways.iter().map(|(process, config)| (names(config), process.as_str())).collect();
-    let mut peerings: Vec<_> = view
-        .configs
-        .iter()
-        .map(|config| {
-            let process = processes.get(&names(config)).copied();
-            let liveness = process.map(|process| host.running.get(process).copied());
-            problems.extend(gateway_problems(config, process, liveness));
-            view.peering(config, liveness)
-        })
-        .collect();
+    let mut peerings = Vec::new();
+    for config in &view.configs {
+        let (namespace, name) = names(config);
+        let life = found.gateways.get(&(namespace.to_owned(), name.to_owned()));
+        problems.extend(life.and_then(|life| life.problem.clone()));
+        problems.extend(gateway_problems(config));
+        peerings.push(view.peering(config, life));
+    }
     peerings.extend(view.waiting());
     peerings.sort_by(|a, b| {
         (&a.cluster, &a.namespace, &a.gateway).cmp(&(&b.cluster, &b.namespace, &b.gateway))
     });
-    problems.extend(view.problems());
-    let mut all = supervision_problems(host);
+    problems.extend(view.problems(&snapshot.problems));
+    let mut all = found.problems.clone();
     all.extend(problems);
     Observation {
-        cluster_id: host.cluster_id.clone().or_else(|| view.cluster_id()),
-        node: host.node.clone(),
+        cluster_id: found.cluster_id.clone().or_else(|| view.cluster_id()),
+        node: found.node.clone(),
         peerings,
         problems: all,
     }
 }
 
-fn supervision_problems(host: &Host) -> Vec<String> {
-    let mut found = Vec::new();
-    if !host.supervised {
-        found.push(
-            "no `weft up` or `weft agent` runs here: changes have no effect, and what dies stays \
-             dead"
-                .to_owned(),
-        );
-    }
-    let dead = host.expected.iter().filter(|process| !host.running.contains_key(*process));
-    found.extend(dead.map(|process| format!("{process} does not run")));
-    found
-}
-
-fn gateway_problems(
-    config: &GatewayConfig,
-    process: Option<&str>,
-    liveness: Option<Option<Liveness>>,
-) -> Vec<String> {
+fn gateway_problems(config: &GatewayConfig) -> Vec<String> {
     let (namespace, name) = names(config);
-    let process = process.unwrap_or_default();
     let mut found = Vec::new();
-    match liveness {
-        Some(None) => found.push(format!("{process} does not run; see `weft logs {process}`")),
-        Some(Some(Liveness::Silent)) => found.push(format!("{process} does not answer")),
-        Some(Some(Liveness::Answers)) | None => {}
-    }
     if config.spec.peer_public_key.is_none() {
         found.push(format!(
             "gateway {namespace}/{name}: no PublicKey of cluster {} yet",
@@ -181,13 +166,15 @@ struct View<'a> {
     connections: Vec<&'a Connection>,
     configurations: Vec<&'a Configuration>,
     gateways: Vec<(&'a ObjectMeta, Role)>,
+    conditions: Vec<(ObjectRef, &'a [Condition])>,
     nodes: Vec<&'a fabric_api::fabric::NodeConfig>,
 }
 
 impl<'a> View<'a> {
     fn new(snapshot: &'a Snapshot) -> Self {
         let mut view = Self::default();
-        for object in snapshot.objects.values() {
+        for (reference, object) in &snapshot.objects {
+            view.conditions.push((reference.clone(), conditions(object)));
             match object {
                 Object::GatewayConfig(x) => view.configs.push(x),
                 Object::Connection(x) => view.connections.push(x),
@@ -212,13 +199,14 @@ impl<'a> View<'a> {
         self.nodes.first().map(|node| node.spec.cluster_id.clone())
     }
 
-    fn peering(&self, config: &GatewayConfig, liveness: Option<Option<Liveness>>) -> Peering {
+    fn peering(&self, config: &GatewayConfig, life: Option<&Life>) -> Peering {
         let (namespace, name) = names(config);
         let connection = self.connections.iter().find(|connection| {
             connection.metadata.namespace.as_deref() == Some(namespace)
                 && connection.spec.gateway_ref.name.as_deref() == Some(name)
         });
         let told = connection.and_then(|connection| connection.status.clone());
+        let liveness = life.map(|life| life.liveness);
         let state = state(told.as_ref().map(|told| told.value), liveness);
         let latency = told.and_then(|told| Some(told.latency?.value));
         let status = config.status.clone().unwrap_or_default();
@@ -237,7 +225,9 @@ impl<'a> View<'a> {
             mtu_bound: status.mtu_bound,
             path_mtu: status.path_mtu,
             endpoint: status.peer_endpoint,
-            node: config.spec.overlay.node.clone(),
+            node: life
+                .and_then(|life| life.node.clone())
+                .or_else(|| config.spec.overlay.node.clone()),
         }
     }
 
@@ -267,7 +257,7 @@ impl<'a> View<'a> {
         rows.into_values().collect()
     }
 
-    fn problems(&self) -> Vec<String> {
+    fn problems(&self, known: &[Problem]) -> Vec<String> {
         let mut found = Vec::new();
         for row in self.waiting().iter().filter(|row| row.gateway.is_none()) {
             found.push(format!(
@@ -275,17 +265,10 @@ impl<'a> View<'a> {
                 row.cluster, row.namespace
             ));
         }
-        for configuration in &self.configurations {
-            let meta = &configuration.metadata;
-            let conditions = configuration.status.iter().flat_map(|status| &status.conditions);
-            for condition in conditions.filter(|condition| condition.status == "False") {
-                found.push(format!(
-                    "Configuration {}/{}: {}: {}",
-                    meta.namespace.as_deref().unwrap_or_default(),
-                    meta.name.as_deref().unwrap_or_default(),
-                    condition.reason,
-                    condition.message
-                ));
+        for (object, conditions) in &self.conditions {
+            for condition in conditions.iter().filter(|condition| condition.status == "False") {
+                let untold = untold(condition, object, known);
+                found.extend(untold.map(|message| format!("{object}: {message}")));
             }
         }
         for node in &self.nodes {
@@ -297,14 +280,47 @@ impl<'a> View<'a> {
     }
 }
 
+fn conditions(object: &Object) -> &[Condition] {
+    match object {
+        Object::Configuration(x) => x.status.as_ref().map(|status| status.conditions.as_slice()),
+        Object::GatewayServer(x) => x.status.as_ref().map(|status| status.conditions.as_slice()),
+        Object::GatewayClient(x) => x.status.as_ref().map(|status| status.conditions.as_slice()),
+        Object::Namespace(_)
+        | Object::ConfigMap(_)
+        | Object::Secret(_)
+        | Object::Node(_)
+        | Object::Network(_)
+        | Object::Ip(_)
+        | Object::Connection(_)
+        | Object::PublicKey(_)
+        | Object::GatewayConfig(_)
+        | Object::NodeConfig(_) => None,
+    }
+    .unwrap_or_default()
+}
+
+/// What a condition says beyond what the store has found by itself.
+fn untold(condition: &Condition, object: &ObjectRef, known: &[Problem]) -> Option<String> {
+    if condition.type_ != ACCEPTED {
+        return Some(format!("{}: {}", condition.reason, condition.message));
+    }
+    let mut message = condition.message.clone();
+    for problem in known.iter().filter(|problem| problem.object.as_ref() == Some(object)) {
+        let bare = Problem { source: String::new(), object: None, ..problem.clone() };
+        message = message.replace(&bare.to_string(), "");
+    }
+    let rest = message.split("; ").filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ");
+    (!rest.is_empty()).then_some(rest)
+}
+
 /// What the Connection says is believed only of a gateway that runs and answers, or that runs on
 /// another host.
-fn state(told: Option<ConnectionValue>, liveness: Option<Option<Liveness>>) -> State {
+fn state(told: Option<ConnectionValue>, liveness: Option<Liveness>) -> State {
     match (liveness, told) {
-        (Some(None), _) => State::Down,
-        (Some(Some(Liveness::Silent)), Some(ConnectionValue::Connected))
+        (Some(Liveness::Gone), _) => State::Down,
+        (Some(Liveness::Silent), Some(ConnectionValue::Connected))
         | (_, Some(ConnectionValue::Error)) => State::Error,
-        (Some(Some(Liveness::Silent)), None) => State::Connecting,
+        (Some(Liveness::Silent), None) => State::Connecting,
         (_, Some(ConnectionValue::Connected)) => State::Connected,
         (_, Some(ConnectionValue::Connecting)) => State::Connecting,
         (_, None) => State::Waiting,
@@ -354,9 +370,11 @@ mod tests {
         Snapshot { objects, problems: Vec::new() }
     }
 
-    fn host(running: &[(&str, Liveness)]) -> Host {
-        let running = running.iter().map(|(name, how)| ((*name).to_owned(), *how)).collect();
-        Host { node: "n1".to_owned(), supervised: true, running, ..Host::default() }
+    fn found(liveness: Option<Liveness>) -> Found {
+        let life = |liveness| Life { liveness, problem: None, node: None };
+        let key = ("t".to_owned(), "client".to_owned());
+        let gateways = liveness.map(|liveness| (key, life(liveness))).into_iter().collect();
+        Found { node: Some("n1".to_owned()), gateways, ..Found::default() }
     }
 
     #[test]
@@ -365,12 +383,12 @@ mod tests {
             config("t", "client", "n1").into(),
             connection(ConnectionValue::Connected).into(),
         ]);
-        for (running, expected) in [
-            (vec![("gateway-t-client", Liveness::Answers)], State::Connected),
-            (vec![("gateway-t-client", Liveness::Silent)], State::Error),
-            (vec![], State::Down),
+        for (liveness, expected) in [
+            (Liveness::Answers, State::Connected),
+            (Liveness::Silent, State::Error),
+            (Liveness::Gone, State::Down),
         ] {
-            let seen = observe(&objects, &host(&running));
+            let seen = observe(&objects, &found(Some(liveness)));
             assert_eq!(seen.peerings[0].state, expected);
             assert_eq!(seen.peerings[0].latency.is_some(), expected == State::Connected);
         }
@@ -379,19 +397,47 @@ mod tests {
     #[test]
     fn a_gateway_that_has_just_started_is_connecting() {
         let objects = snapshot([config("t", "client", "n1").into()]);
-        let seen = observe(&objects, &host(&[("gateway-t-client", Liveness::Silent)]));
+        let seen = observe(&objects, &found(Some(Liveness::Silent)));
         assert_eq!(seen.peerings[0].state, State::Connecting);
     }
 
     #[test]
     fn a_gateway_of_another_host_is_believed() {
-        let mut host = host(&[]);
-        host.node = "n2".to_owned();
         let objects = snapshot([
             config("t", "client", "n1").into(),
             connection(ConnectionValue::Connected).into(),
         ]);
-        assert_eq!(observe(&objects, &host).peerings[0].state, State::Connected);
+        assert_eq!(observe(&objects, &found(None)).peerings[0].state, State::Connected);
+    }
+
+    #[test]
+    fn what_the_store_finds_and_a_condition_says_is_said_once() {
+        let server: fabric_api::networking::GatewayServer =
+            serde_json::from_value(serde_json::json!({
+                "apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayServer",
+                "metadata": {"name": "server", "namespace": "t"},
+                "spec": {"endpoint": {"port": 0}},
+                "status": {"conditions": [{
+                    "type": "Accepted", "status": "False", "reason": "Invalid",
+                    "message": "spec.endpoint.port: found 0; expected 1 to 65535; spec.mtu: found 1",
+                    "lastTransitionTime": "2026-01-31T12:00:00Z"}]},
+            }))
+            .unwrap();
+        let object = Object::from(server);
+        let problem = Problem {
+            source: String::new(),
+            object: Some(object.reference()),
+            field: Some("spec.endpoint.port".to_owned()),
+            message: "found 0; expected 1 to 65535".to_owned(),
+        };
+        let snapshot = Snapshot { problems: vec![problem], ..snapshot([object]) };
+        assert_eq!(
+            observe(&snapshot, &found(None)).problems,
+            [
+                "GatewayServer t/server: spec.endpoint.port: found 0; expected 1 to 65535",
+                "GatewayServer t/server: spec.mtu: found 1"
+            ]
+        );
     }
 
     #[test]
@@ -400,7 +446,7 @@ mod tests {
         configuration.metadata.namespace = Some("liqo-tenant-paris".to_owned());
         configuration.metadata.labels =
             Some([(labels::REMOTE_CLUSTER_ID.to_owned(), "paris".to_owned())].into());
-        let seen = observe(&snapshot([configuration.into()]), &host(&[]));
+        let seen = observe(&snapshot([configuration.into()]), &found(None));
         assert_eq!(
             (seen.peerings[0].cluster.as_str(), seen.peerings[0].state),
             ("paris", State::Waiting)

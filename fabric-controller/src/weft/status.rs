@@ -10,11 +10,15 @@ use fabric_api::fabric::{MtuBound, Remap};
 use futures::future::join_all;
 use jiff::Timestamp;
 
+use super::cluster::{self, ClusterArgs};
 use super::observe::{self, Host, Liveness, Observation, Peering, State};
 use super::output::{self, Format};
 use super::rundir::{Record, RunDir, Selection};
 use super::{health, process, supervise, workloads};
 
+/// Between two looks. An API server has others to serve.
+const INTERVAL: Duration = Duration::from_millis(500);
+const CLUSTER_INTERVAL: Duration = Duration::from_secs(2);
 /// At least one peering is not Connected.
 const NOT_CONNECTED: u8 = 3;
 /// There is no fabric to ask.
@@ -22,8 +26,8 @@ const NOT_RUNNING: u8 = 4;
 
 const HELP: &str = "\
 States: Connected (packets get through now), Connecting (the peer was not heard yet), Error (it was,
-and is no more; or the gateway does not answer), Down (the gateway's process does not run), Waiting
-(something that the peering needs is not there yet; the problems say what).
+and is no more; or the gateway does not answer), Down (the gateway's process or pod does not run),
+Waiting (something that the peering needs is not there yet; the problems say what).
 
 MTU: of the tunnel, and what keeps it from being larger (mtuBound): spec.mtu (Spec), the device or
 route towards the peer (Device), the VXLAN to the nodes (Overlay), or what gets through to the peer
@@ -31,9 +35,9 @@ route towards the peer (Device), the VXLAN to the nodes (Overlay), or what gets 
 was tried, because the tunnel has no use for it. - if the peer does not answer such probes.
 
 Exit codes: 0 every peering is Connected, 1 the status cannot be read, 2 wrong usage,
-3 a peering is not Connected, 4 no fabric runs here.
+3 a peering is not Connected, 4 no fabric runs here, or weft is not installed in that cluster.
 
-JSON (-o json; YAML is the same; absent means not known):
+JSON (-o json; YAML is the same; absent means not known; in Kubernetes there is no outer node):
   {\"clusterId\": \"rome\", \"node\": \"n1\",
    \"peerings\": [{\"cluster\": \"milan\", \"namespace\": \"liqo-tenant-milan\", \"gateway\": \"client\",
      \"role\": \"Client\", \"state\": \"Connected\", \"latency\": \"3ms\",
@@ -46,14 +50,20 @@ JSON (-o json; YAML is the same; absent means not known):
 Examples:
     weft status
     weft status --watch
+    weft status --kubeconfig rome.yaml --context admin@rome
     weft status -o json | jq -e 'all(.peerings[]; .state == \"Connected\")'";
 
 /// Show the peerings: state, latency, remapped prefixes, bytes, last handshake; and what is wrong.
+///
+/// Of this host, or of a Kubernetes cluster. There it asks the API server alone, as a user who may
+/// list weft's and Liqo's resources, and pods.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     selection: Selection,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
     /// Show it again whenever it changes, until interrupted.
@@ -71,11 +81,27 @@ enum Output {
 pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut shown = None;
+    let mut told = None;
     loop {
-        let Some(observation) = runtime.block_on(look(args))? else {
-            output::say(&format!("no fabric runs here: no {}", args.selection.place().display()));
-            return Ok(ExitCode::from(NOT_RUNNING));
+        let observation = match runtime.block_on(look(args)) {
+            Ok(Some(observation)) => observation,
+            Ok(None) => {
+                output::say(&nothing(args));
+                return Ok(ExitCode::from(NOT_RUNNING));
+            }
+            // Whoever watches a cluster watches it through its API server's restarts, too.
+            Err(error) if shown.is_some() && args.cluster.is_meant() => {
+                let text = format!("{error:#}");
+                if told.as_ref() != Some(&text) {
+                    output::say(&text);
+                    told = Some(text);
+                }
+                thread::sleep(CLUSTER_INTERVAL);
+                continue;
+            }
+            Err(error) => return Err(error),
         };
+        told = None;
         let text = render(&observation, args.output)?;
         if shown.as_ref() != Some(&text) {
             let clear =
@@ -88,19 +114,33 @@ pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
             let all = observation.peerings.iter().all(|peering| peering.state == State::Connected);
             return Ok(ExitCode::from(if all { 0 } else { NOT_CONNECTED }));
         }
-        thread::sleep(Duration::from_millis(500));
+        let interval = if args.cluster.is_meant() { CLUSTER_INTERVAL } else { INTERVAL };
+        thread::sleep(interval);
     }
 }
 
-/// `None` if there is no run directory, or no supervisor ever finished starting in it.
+fn nothing(args: &StatusArgs) -> String {
+    if args.cluster.is_meant() {
+        return "weft is not installed in this cluster: its API server does not know weft's \
+                resources"
+            .to_owned();
+    }
+    format!("no fabric runs here: no {}", args.selection.place().display())
+}
+
+/// `None` if there is no run directory, or no supervisor ever finished starting in it, or if weft is
+/// not installed in the cluster that is meant.
 async fn look(args: &StatusArgs) -> anyhow::Result<Option<Observation>> {
+    if args.cluster.is_meant() {
+        return cluster::look(&args.cluster).await;
+    }
     let Some(dir) = args.selection.find()? else { return Ok(None) };
     let Some(record) = dir.record()? else { return Ok(None) };
     let store = dir.store(&record)?;
     let mut snapshot = store.read(&observe::KINDS).await.context("cannot read the store")?;
     snapshot.problems.extend(store.problems().await);
     let host = host(&dir, record).await;
-    Ok(Some(observe::observe(&snapshot, &host)))
+    Ok(Some(observe::observe(&snapshot, &host.found(&snapshot))))
 }
 
 async fn host(dir: &RunDir, record: Record) -> Host {
@@ -132,10 +172,9 @@ fn render(observation: &Observation, output: Output) -> anyhow::Result<String> {
 }
 
 fn table(observation: &Observation, now: Timestamp) -> String {
-    let mut text = match &observation.cluster_id {
-        Some(cluster) => format!("cluster {cluster}, node {}\n\n", observation.node),
-        None => format!("node {}\n\n", observation.node),
-    };
+    let cluster = observation.cluster_id.iter().map(|id| format!("cluster {id}"));
+    let node = observation.node.iter().map(|node| format!("node {node}"));
+    let mut text = cluster.chain(node).collect::<Vec<_>>().join(", ") + "\n\n";
     if observation.peerings.is_empty() {
         text.push_str("no peerings\n");
     } else {

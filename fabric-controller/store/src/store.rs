@@ -62,12 +62,20 @@ impl Store {
         Self::kubernetes_of(kubeconfig, None)
     }
 
+    /// The same, of a context of the kubeconfig that is not its current one.
+    pub fn kubernetes_context(
+        kubeconfig: Option<&Path>,
+        context: Option<&str>,
+    ) -> Result<Self, StoreError> {
+        Ok(Backend::Kubernetes(Kubernetes::open(kubeconfig, context, None)?).into())
+    }
+
     /// The same of an installation in another namespace than that of the pod, or liqo.
     fn kubernetes_of(
         kubeconfig: Option<&Path>,
         namespace: Option<String>,
     ) -> Result<Self, StoreError> {
-        Ok(Backend::Kubernetes(Kubernetes::open(kubeconfig, namespace)?).into())
+        Ok(Backend::Kubernetes(Kubernetes::open(kubeconfig, None, namespace)?).into())
     }
 
     /// The API server, for what is in Kubernetes and no resource of a store; none if that is a

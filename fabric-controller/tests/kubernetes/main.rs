@@ -20,6 +20,7 @@ mod namesake;
 mod peers;
 mod services;
 mod silence;
+mod status;
 mod stray;
 mod unpeering;
 mod withdrawal;

@@ -1,11 +1,12 @@
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
-use super::{Kubernetes, Object};
-use crate::{ClusterSpec, View};
+use super::{ADMIN, DIR, Kubernetes, Object};
+use crate::{ClusterSpec, View, bin_dir};
 
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/chart");
 /// Of the release and of its namespace: what tools made for Liqo look for.
@@ -50,6 +51,17 @@ impl Kubernetes {
         let (namespace, name) = (format!("liqo-tenant-{peer}"), format!("gw-{gateway}"));
         let connection = Object::new("connection", &namespace, &name);
         self.wait_for(connection, "jsonpath={.status.value}=Connected", at_most)
+    }
+
+    /// What `weft status` shows of it, whether all is well or not.
+    pub fn status(&self) -> Result<Value> {
+        let weft = bin_dir()?.join("weft");
+        let mut shell = Command::new("sh");
+        shell.env("KUBECONFIG", format!("{DIR}/{ADMIN}"));
+        // 3 tells that some peering is not connected.
+        shell.args(["-c", "timeout 20 \"$0\" status --kubernetes -o json || [ $? = 3 ]"]).arg(weft);
+        let text = self.head().host.command(&mut shell, "")?;
+        serde_json::from_str(&text).context("weft status prints JSON")
     }
 
     /// How this cluster sees the peer, as the status of its Configuration says.

@@ -33,23 +33,26 @@ pub(super) struct Access {
     client: Client,
     /// The one that weft is installed in.
     pub(super) namespace: String,
+    url: String,
 }
 
 impl Access {
     pub(super) fn open(
         kubeconfig: Option<&Path>,
+        context: Option<&str>,
         namespace: Option<String>,
     ) -> Result<Self, StoreError> {
-        let (config, own_namespace) = config(kubeconfig)?;
+        let (config, own_namespace) = config(kubeconfig, context)?;
         let namespace = namespace.or(own_namespace);
         let namespace = namespace.unwrap_or_else(|| labels::LIQO_NAMESPACE.to_owned());
         let client = client(&config).map_err(|error| StoreError::Config(error.into()))?;
         tracing::debug!(server = %config.cluster_url, namespace, "using an API server");
-        Ok(Self { client, namespace })
+        Ok(Self { client, namespace, url: config.cluster_url.to_string() })
     }
 
     pub(super) fn api_server(&self) -> ApiServer {
-        ApiServer { client: self.client.clone(), namespace: self.namespace.clone() }
+        let (client, namespace) = (self.client.clone(), self.namespace.clone());
+        ApiServer { client, namespace, url: self.url.clone() }
     }
 
     /// In all namespaces.
@@ -128,22 +131,29 @@ fn resource(kind: Kind) -> ApiResource {
 
 /// What is named comes first: the file, then `KUBECONFIG`. A pod has its service account, and by that
 /// a namespace; a user has `~/.kube/config`, in which a namespace is one that is worked in just now.
-fn config(kubeconfig: Option<&Path>) -> Result<(Config, Option<String>), StoreError> {
+fn config(
+    kubeconfig: Option<&Path>,
+    context: Option<&str>,
+) -> Result<(Config, Option<String>), StoreError> {
     let failed = |error: BoxError| StoreError::Config(error);
     let named = match kubeconfig {
         Some(file) => Kubeconfig::read_from(file).map(Some),
         None => Kubeconfig::from_env(),
     };
+    let in_context = |mut file: Kubeconfig| {
+        file.current_context = context.map(str::to_owned).or(file.current_context);
+        Config::try_from(file)
+    };
     if let Some(named) = named.map_err(|error| failed(error.into()))? {
-        let config = Config::try_from(named).map_err(|error| failed(error.into()))?;
+        let config = in_context(named).map_err(|error| failed(error.into()))?;
         return Ok((config, None));
     }
-    if std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() {
+    if context.is_none() && std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() {
         let config = Config::incluster().map_err(|error| failed(error.into()))?;
         let namespace = config.default_namespace.clone();
         return Ok((config, Some(namespace)));
     }
-    let own = Kubeconfig::read().and_then(Config::try_from);
+    let own = Kubeconfig::read().and_then(in_context);
     let own = own.map_err(|error| failed(error.into()))?;
     Ok((own, None))
 }

@@ -41,6 +41,7 @@ pub struct ApiServer {
     pub client: kube::Client,
     /// The namespace that weft is installed in.
     pub namespace: String,
+    pub url: String,
 }
 
 /// Cheap to clone.
@@ -67,9 +68,11 @@ impl ApiServer {
 impl Kubernetes {
     pub(crate) fn open(
         kubeconfig: Option<&Path>,
+        context: Option<&str>,
         namespace: Option<String>,
     ) -> Result<Self, StoreError> {
-        Ok(Self { access: Access::open(kubeconfig, namespace)?, known: Arc::default() })
+        let access = Access::open(kubeconfig, context, namespace)?;
+        Ok(Self { access, known: Arc::default() })
     }
 
     pub(crate) fn api_server(&self) -> ApiServer {

@@ -1,0 +1,229 @@
+//! `weft status` of a cluster, as its API server knows it.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, cluster, cluster_ip, metadata, peering, server, tenant};
+
+/// A request is given up after 5 s, all of them together after 15.
+const BOUND: Duration = Duration::from_secs(12);
+
+fn weft(arguments: &[&str]) -> Output {
+    let mut weft = Command::new(env!("CARGO_BIN_EXE_weft"));
+    weft.env_remove("KUBECONFIG").arg("status").args(arguments).output().unwrap()
+}
+
+fn of(kubeconfig: &Path, arguments: &[&str]) -> Output {
+    let kubeconfig = ["--kubeconfig", kubeconfig.to_str().unwrap()];
+    weft(&[&kubeconfig[..], arguments].concat())
+}
+
+fn said(output: &Output) -> String {
+    [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text)).concat()
+}
+
+fn observed(cluster: &Cluster) -> Value {
+    let output = of(&cluster.server.admin(), &["-o", "json"]);
+    let observed = serde_json::from_slice(&output.stdout);
+    observed.unwrap_or_else(|error| panic!("{error}: {}", said(&output)))
+}
+
+fn of_peer(observed: &Value, peer: &str) -> Value {
+    let all = observed["peerings"].as_array().unwrap().iter();
+    all.into_iter().find(|peering| peering["cluster"] == peer).cloned().unwrap_or_default()
+}
+
+fn has_problem(observed: &Value, parts: &[&str]) -> bool {
+    let mut all = observed["problems"].as_array().unwrap().iter().filter_map(Value::as_str);
+    all.any(|problem| parts.iter().all(|part| problem.contains(part)))
+}
+
+/// Of the chart, or of a gateway.
+fn run(cluster: &Cluster, name: &str, program: &str, node: &str) -> Value {
+    let pod = json!({"apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "namespace": "liqo", "labels": {"fabric.weft.dev/program": program}},
+        "spec": {"nodeName": node, "automountServiceAccountToken": false,
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "program", "image": "program"}]}});
+    cluster.apply(&json!({"apiVersion": "v1", "kind": "ServiceAccount",
+        "metadata": {"name": "default", "namespace": "liqo"}}));
+    cluster.apply(&pod);
+    set_ready(cluster, &pod, "True");
+    pod
+}
+
+fn set_ready(cluster: &Cluster, pod: &Value, ready: &str) {
+    let conditions = json!([{"type": "Ready", "status": ready, "message": "says the test"}]);
+    let state = json!([{"name": "program", "image": "i", "imageID": "", "ready": ready == "True",
+        "restartCount": 0, "state": {"running": {}}}]);
+    let status = json!({"conditions": conditions, "containerStatuses": state});
+    cluster.set_status(pod, &status);
+}
+
+/// What a gateway would tell.
+fn report(cluster: &Cluster, peer: &str) {
+    let config = json!({"kind": "gatewayconfig",
+        "metadata": {"name": "server", "namespace": tenant(peer)}});
+    cluster.until("its config", || cluster.get("gatewayconfig", &tenant(peer), "server"));
+    cluster.set_status(
+        &config,
+        &json!({"appliedGeneration": 1, "problems": ["no route to 198.51.100.7"],
+            "peerEndpoint": "198.51.100.7:51840", "lastHandshake": "2026-01-31T12:00:00Z",
+            "receivedBytes": 1536, "transmittedBytes": 7, "mtu": 1340, "mtuBound": "Spec",
+            "pathMtu": 1400}),
+    );
+    let connection = json!({"apiVersion": "networking.liqo.io/v1beta1", "kind": "Connection",
+        "metadata": metadata("gw-server", peer),
+        "spec": {"type": "Server", "gatewayRef": {"name": "server", "namespace": tenant(peer)}}});
+    cluster.apply(&connection);
+    let latency = json!({"value": "3ms", "timestamp": "2026-01-31T12:00:00Z"});
+    cluster.set_status(&connection, &json!({"value": "Connected", "latency": latency}));
+}
+
+#[test]
+fn a_peering_is_shown_with_all_that_its_gateway_tells_as_long_as_there_is_one() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    let programs = [
+        ("c", "fabric-controller", "n1"),
+        ("i", "ipam", "n1"),
+        ("a1", "route-agent", "n1"),
+        ("a2", "route-agent", "n2"),
+    ];
+    let [controller, _, _, _] =
+        programs.map(|(name, program, node)| run(cluster, name, program, node));
+    cluster.apply_all(&peering("dijon"));
+    cluster.apply(&server("dijon", &cluster_ip()));
+    cluster.until("its account", || cluster.get("serviceaccount", &tenant("dijon"), "gw-server"));
+    cluster.run_pod("dijon", "gw-server-1", "n2", "10.200.2.7");
+    report(cluster, "dijon");
+    let shown = cluster.until("the peering is connected", || {
+        let shown = of_peer(&observed(cluster), "dijon");
+        (shown["state"] == "Connected" && shown["node"] == "n2").then_some(shown)
+    });
+    let remaps = shown["remaps"].as_array().unwrap();
+    assert!(remaps.iter().any(|remap| remap["remote"] == "10.200.0.0/16"), "{shown}");
+    for (field, is) in [
+        ("role", json!("Server")),
+        ("namespace", json!(tenant("dijon"))),
+        ("gateway", json!("server")),
+        ("latency", json!("3ms")),
+        ("mtu", json!(1340)),
+        ("mtuBound", json!("Spec")),
+        ("pathMtu", json!(1400)),
+        ("receivedBytes", json!(1536)),
+        ("transmittedBytes", json!(7)),
+        ("lastHandshake", json!("2026-01-31T12:00:00Z")),
+        ("endpoint", json!("198.51.100.7:51840")),
+    ] {
+        assert_eq!(shown[field], is, "{field}");
+    }
+    let all = observed(cluster);
+    assert_eq!((&all["clusterId"], all.get("node")), (&json!("rome"), None));
+    assert!(has_problem(&all, &["gateway liqo-tenant-dijon/server: no route to 198.51.100.7"]));
+    assert!(!has_problem(&all, &["ipam:"]) && !has_problem(&all, &["route-agent"]), "{all:#}");
+    let table = said(&of(&cluster.server.admin(), &[]));
+    let row = table.lines().find(|line| line.starts_with("dijon")).unwrap();
+    assert!(table.starts_with("cluster rome\n"), "{table}");
+    for cell in ["Server", "Connected", "3ms", "1.5 KiB", "1340 (spec.mtu)", "198.51.100.7:51840"] {
+        assert!(row.contains(cell), "{cell}: {row}");
+    }
+
+    // What is not there is not believed, whatever was told last.
+    set_ready(cluster, &controller, "False");
+    cluster.delete("pod", "liqo", "a2");
+    let all = observed(cluster);
+    let why = "fabric-controller: pod c is not ready (says the test)";
+    assert!(has_problem(&all, &[why, "changes have no effect"]), "{all:#}");
+    assert!(has_problem(&all, &["node n2: route-agent: there is none"]), "{all:#}");
+    assert_eq!(of_peer(&all, "dijon")["state"], "Connected", "packets need neither");
+    cluster.kill_pod("dijon", "gw-server-1");
+    let all = cluster.until("it is down", || {
+        let all = observed(cluster);
+        (of_peer(&all, "dijon")["state"] == "Down").then_some(all)
+    });
+    assert!(has_problem(&all, &["gateway liqo-tenant-dijon/server: it has no pod"]), "{all:#}");
+    assert_eq!(of_peer(&all, "dijon").get("latency"), None);
+    assert_eq!(of(&cluster.server.admin(), &[]).status.code(), Some(3));
+
+    // What is wrong is told with object and field.
+    let mut wrong = server("dijon", &cluster_ip());
+    wrong["spec"]["serverTemplateRef"] = json!({"apiVersion": "networking.liqo.io/v1beta1",
+        "kind": "WgGatewayServerTemplate", "name": "none", "namespace": "liqo"});
+    cluster.apply(&wrong);
+    let told = ["GatewayServer liqo-tenant-dijon/server: spec.serverTemplateRef: ", "liqo/none"];
+    cluster.until("the wrong field", || has_problem(&observed(cluster), &told).then_some(()));
+    for (name, _, _) in programs {
+        drop(cluster.server.kubectl(&["delete", "pod", name, "-n", "liqo", "--wait=false"], ""));
+    }
+}
+
+#[test]
+fn whoever_may_not_ask_hears_what_is_missing() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    let output = of(&cluster.server.user("nobody"), &[]);
+    assert_eq!(output.status.code(), Some(1));
+    let all = [
+        "does not let this user list",
+        "gatewayconfigs",
+        "nodeconfigs",
+        "connections",
+        "expected the verb list",
+        "https://127.0.0.1:",
+    ];
+    let said_ = said(&output);
+    assert!(all.iter().all(|part| said_.contains(part)), "{said_}");
+    // With these alone it says what it cannot see.
+    let resources = "configurations.networking.liqo.io,connections.networking.liqo.io,\
+        gatewayservers.networking.liqo.io,gatewayclients.networking.liqo.io,\
+        gatewayconfigs.fabric.weft.dev,nodeconfigs.fabric.weft.dev";
+    let role = ["create", "clusterrole", "little", "--verb=list", "--resource", resources];
+    cluster.kubectl(&role, "");
+    let binding =
+        ["create", "clusterrolebinding", "little", "--clusterrole=little", "--user=little"];
+    cluster.kubectl(&binding, "");
+    let user = cluster.server.user("little");
+    let all: Value = cluster.until("the right counts", || {
+        serde_json::from_slice(&of(&user, &["-o", "json"]).stdout).ok()
+    });
+    assert!(has_problem(&all, &["pods cannot be listed", "forbidden"]), "{all:#}");
+    assert!(has_problem(&all, &["cannot list every IP", "so that nothing is said"]), "{all:#}");
+    assert_eq!(all["clusterId"], "rome", "as it is published");
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_given_up_soon() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    let admin = fs::read_to_string(cluster.server.admin()).unwrap();
+    let (before, after) = admin.split_once("https://127.0.0.1:").unwrap();
+    let end = after.find('\'').unwrap();
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let open = silent.local_addr().unwrap().port();
+    for (port, why) in [(open, "did not answer within"), (1, "Connection refused")] {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{port}.kubeconfig"));
+        fs::write(&path, format!("{before}https://127.0.0.1:{port}{}", &after[end..])).unwrap();
+        let began = Instant::now();
+        let output = of(&path, &[]);
+        assert_eq!(output.status.code(), Some(1));
+        let said = said(&output);
+        assert!(said.contains(why) && said.contains(&format!("127.0.0.1:{port}")), "{said}");
+        assert!(began.elapsed() < BOUND, "{:?}", began.elapsed());
+    }
+    let output = of(&cluster.server.admin(), &["--context", "other"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("other"), "{}", said(&output));
+    assert!(of(&cluster.server.admin(), &["--context", "c"]).status.code() != Some(1));
+}
+
+#[test]
+fn a_cluster_without_weft_is_told_from_one_that_is_well() {
+    let dir = tempfile::tempdir().unwrap();
+    let Ok(server) = api_server::ApiServer::start(dir.path().join("server")) else { return };
+    let output = of(&server.admin(), &[]);
+    assert_eq!(output.status.code(), Some(4));
+    assert!(said(&output).contains("weft is not installed in this cluster"), "{}", said(&output));
+}
