@@ -94,7 +94,12 @@ impl Index {
     }
 
     pub fn placement(&self, gateway: &ObjectRef) -> Option<&Placement> {
-        self.placements.get(gateway)
+        self.placements.of.get(gateway)
+    }
+
+    /// Addresses of pods of a node that lie outside its pod CIDRs.
+    pub fn pods_outside(&self, node: &str) -> impl Iterator<Item = IpAddr> {
+        self.placements.pods.get(node).into_iter().flatten().copied()
     }
 
     /// Remembers that ipam refused, until it grants or the object goes.

@@ -1,6 +1,7 @@
 //! What passes between the controller and Kubernetes: which gateways are to run, and where they do.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use fabric_api::check::Fault;
 use fabric_api::ipam::IP;
@@ -12,8 +13,17 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use crate::compile::Peer;
 
-/// Where each gateway runs, and what is wrong with the Service of an IP.
-pub type Placements = BTreeMap<ObjectRef, Placement>;
+/// What Kubernetes makes of a cluster.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Placements {
+    /// Where each gateway runs, and what is wrong with the Service of an IP.
+    pub of: BTreeMap<ObjectRef, Placement>,
+    /// Of each node, addresses of its pods that lie outside its pod CIDRs.
+    pub pods: PodAddresses,
+}
+
+/// By node.
+pub type PodAddresses = BTreeMap<String, BTreeSet<IpAddr>>;
 
 /// The gateways that are to run.
 pub type PlannedGateways = BTreeMap<ObjectRef, PlannedGateway>;

@@ -29,6 +29,8 @@ pub const NETWORK_SHARED: &str = "ipam.liqo.io/network-shared";
 pub const HOST_UNREACHABLE: &str = "networking.liqo.io/host-unreachable";
 /// `virtual-node` on Liqo's virtual nodes, which carry no traffic.
 pub const NODE_TYPE: &str = "liqo.io/type";
+/// `true` on pods that run in another cluster and have their likeness here.
+pub const SHADOW_POD: &str = "liqo.io/shadowPod";
 /// On the ConfigMap that names the cluster; value [`CLUSTER_ID_APP`].
 pub const APP_NAME: &str = "app.kubernetes.io/name";
 pub const CLUSTER_ID_APP: &str = "clusterid-configmap";

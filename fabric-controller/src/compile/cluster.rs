@@ -177,6 +177,7 @@ impl Compiler<'_> {
                 nodes.push(node);
             }
         }
+        nodes.iter_mut().for_each(|node| self.add_pods(cluster, node));
         nodes
     }
 
@@ -219,6 +220,16 @@ impl Compiler<'_> {
         let external = ["external-ipv4", "external-ipv6"].into_iter().filter_map(granted).collect();
         let pods = self.pod_cidrs(reference, node, cluster);
         Some(Node { name, underlay, pods, overlay, external })
+    }
+
+    /// Pods outside of the node's pod CIDRs, one by one. Those outside of the cluster's are nothing
+    /// that a peer would accept, or could reach.
+    fn add_pods(&self, cluster: &Cluster, node: &mut Node) {
+        let outside = self.index.pods_outside(&node.name);
+        let known = outside.filter(|ip| cluster.pods.iter().any(|pods| pods.contains(*ip)));
+        let others: Vec<Cidr> =
+            known.filter(|ip| !node.pods.iter().any(|c| c.contains(*ip))).map(Cidr::host).collect();
+        node.pods.extend(others);
     }
 
     fn pod_cidrs(

@@ -45,7 +45,7 @@ pub(super) enum Watched {
 }
 
 /// How long to wait before a watch is tried again.
-struct Patience {
+pub(super) struct Patience {
     failures: u32,
     most: Duration,
 }
@@ -140,12 +140,18 @@ impl Watched {
         let events = watcher(api, self.selection());
         let events = events.filter(|told| ready(!matches!(told, Ok(Event::Init))));
         let most = if self.may_be_missing() { RETRY_MISSING } else { RETRY_MAX };
-        events.backoff(Patience { failures: 0, most }).boxed()
+        events.backoff(Patience { most, ..Patience::default() }).boxed()
     }
 
     /// Nothing is amiss where its definition is not installed.
     fn may_be_missing(self) -> bool {
         self == Self::ForeignCluster
+    }
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { failures: 0, most: RETRY_MAX }
     }
 }
 
@@ -290,8 +296,12 @@ fn trimmed(of: Watched, mut object: DynamicObject) -> DynamicObject {
     match of {
         Watched::Node => {
             object.metadata.resource_version = None;
-            object.data =
-                json!({"status": {"addresses": object.data["status"]["addresses"].take()}});
+            let mut data = object.data.take();
+            let [spec, status] = ["spec", "status"].map(|part| data[part].take());
+            object.data = json!({
+                "spec": {"podCIDR": spec["podCIDR"], "podCIDRs": spec["podCIDRs"]},
+                "status": {"addresses": status["addresses"]},
+            });
         }
         Watched::Pod => {
             object.metadata.resource_version = None;

@@ -11,6 +11,7 @@ pub mod lease;
 mod live;
 mod objects;
 mod place;
+mod pods;
 mod rights;
 mod secrets;
 mod services;
@@ -32,6 +33,7 @@ use crate::placement::{Placement, Placements, Plan, PlannedGateway};
 use events::Events;
 use foreign_clusters::ForeignClusters;
 use live::{Key, Live, Watched};
+use pods::Pods;
 use secrets::Secrets;
 use template::Template;
 use writer::{WriteError, Writer};
@@ -46,6 +48,7 @@ pub struct Kubernetes {
     /// The namespace of weft itself, where its templates are.
     installation: String,
     live: Live,
+    pods: Pods,
     writer: Writer,
     events: Events,
     foreign_clusters: ForeignClusters,
@@ -73,6 +76,7 @@ impl Kubernetes {
         let kubernetes = Self {
             installation,
             live: Live::watch(&client, &Watched::OF_GATEWAYS),
+            pods: Pods::watch(&client),
             writer: Writer::new(client.clone()),
             events: Events::new(client.clone(), identity),
             foreign_clusters: ForeignClusters::new(client.clone()),
@@ -87,8 +91,11 @@ impl Kubernetes {
 
     /// Runs until the controller is gone.
     pub async fn run(mut self) {
-        while !self.live.is_whole() {
-            self.live.next().await;
+        while !self.live.is_whole() || !self.pods.is_whole() {
+            tokio::select! {
+                _ = self.live.next() => {}
+                _ = self.pods.next() => {}
+            }
         }
         let mut faults = BTreeMap::new();
         loop {
@@ -112,6 +119,9 @@ impl Kubernetes {
             tokio::select! {
                 news = self.live.next() => if news { break },
                 news = self.foreign_clusters.next() => if news { break },
+                changes = self.pods.next() => {
+                    if self.pods.matter(&changes, self.live.objects()) { break }
+                }
                 told = self.plan.changed() => return told.is_ok(),
                 () = until(due) => return true,
             }
@@ -121,6 +131,7 @@ impl Kubernetes {
         loop {
             tokio::select! {
                 _ = self.live.next() => {}
+                _ = self.pods.next() => {}
                 () = &mut gathered => return true,
             }
         }
@@ -136,16 +147,17 @@ impl Kubernetes {
     }
 
     fn tell(&self, faults: &BTreeMap<ObjectRef, Vec<Fault>>) {
-        let mut placements = place::placements(self.live.objects());
+        let mut of = place::placements(self.live.objects());
         for (gateway, faults) in faults {
             let uid = self.wanted.get(gateway).map(|wanted| wanted.gateway.object.uid());
-            let placement = placements.entry(gateway.clone()).or_default();
+            let placement = of.entry(gateway.clone()).or_default();
             if uid.is_some_and(|uid| placement.uid != uid) {
                 let uid = uid.unwrap_or_default().to_owned();
                 *placement = Placement { uid, ..Placement::default() };
             }
             placement.faults.clone_from(faults);
         }
+        let placements = Placements { of, pods: self.pods.outside(self.live.objects()) };
         self.placements.send_if_modified(|before| {
             let news = before.as_ref() != Some(&placements);
             *before = Some(placements);

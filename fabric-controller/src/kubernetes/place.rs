@@ -1,5 +1,7 @@
 //! Where a gateway runs. Pure.
 
+use std::collections::BTreeMap;
+
 use fabric_api::check::Fault;
 use fabric_api::labels;
 use fabric_api::networking::InternalEndpoint;
@@ -12,10 +14,10 @@ use serde::de::DeserializeOwned;
 
 use super::endpoint::endpoint;
 use super::live::{Key, Objects, Watched};
-use crate::placement::{Placement, Placements};
+use crate::placement::Placement;
 
 /// Of every gateway that has a Deployment.
-pub(super) fn placements(live: &Objects) -> Placements {
+pub(super) fn placements(live: &Objects) -> BTreeMap<ObjectRef, Placement> {
     let deployments = live.all(Watched::Deployment);
     let placed = deployments.filter_map(|(_, deployment)| {
         let (gateway, uid) = owner_of(deployment)?;

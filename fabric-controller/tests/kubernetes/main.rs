@@ -18,6 +18,7 @@ mod endpoint;
 mod ipam;
 mod namesake;
 mod peers;
+mod pods;
 mod services;
 mod silence;
 mod status;

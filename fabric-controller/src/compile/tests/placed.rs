@@ -46,7 +46,8 @@ fn on(node: &str, ip: &str, address: &str) -> Placement {
 }
 
 fn place(world: &mut World, placement: Placement) {
-    world.index.place(Placements::from([(gateway(), placement)]));
+    let of = [(gateway(), placement)].into();
+    world.index.place(Placements { of, ..Placements::default() });
     world.settle();
 }
 
@@ -327,4 +328,25 @@ fn a_node_that_goes_with_its_agent_is_waited_for_a_while() {
     assert!(soon.objects[&config].to_value()["spec"]["removed"] == true);
     let then = later(&world, 130);
     assert!(then.deleted.contains(&config) && !then.objects.contains_key(&config));
+}
+
+#[test]
+fn pods_outside_of_their_nodes_cidrs_are_routed_one_by_one_and_keep_their_address() {
+    let mut world = peered();
+    let address = |text: &str| text.parse::<std::net::IpAddr>().unwrap();
+    let pods = ["10.200.2.7", "10.200.9.9", "10.200.1.3", "192.0.2.200"].map(address);
+    let pods = [("n1".to_owned(), pods.into()), ("gone".to_owned(), pods.into())].into();
+    world.index.place(Placements { pods, ..Placements::default() });
+    world.settle();
+    // One in the prefix of another node; none that is in its own, or in none of the cluster's.
+    let expected = ["10.200.1.0/24", "10.200.2.7/32", "10.200.9.9/32"];
+    assert_eq!(world.node("n1").unwrap().local_pods, expected);
+    assert_eq!(world.node("n2").unwrap().local_pods, ["10.200.2.0/24"]);
+    let config = world.gateway("liqo-tenant-milan", "server").unwrap();
+    let prefixes = |name: &str| {
+        let node = config.nodes.iter().find(|node| node.name == name).unwrap();
+        node.prefixes.iter().filter(|p| p.starts_with("10.200.")).cloned().collect::<Vec<_>>()
+    };
+    assert_eq!(prefixes("n1"), expected);
+    assert_eq!(prefixes("n2"), ["10.200.2.0/24"]);
 }
