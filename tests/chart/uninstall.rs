@@ -13,7 +13,7 @@ const JOB: &str = "liqo-withdrawal";
 const OURS: &str = "app.kubernetes.io/managed-by=weft";
 /// What programs make.
 const KINDS: &str = "deployments,services,endpointslices,serviceaccounts,roles,rolebindings,secrets,\
-    networks,ips,connections,gatewayconfigs,nodeconfigs";
+    networks,ips,connections,gatewayconfigs,nodeconfigs,foreignclusters";
 
 /// The program that the release runs before it goes, by the rights that it gives it.
 pub(crate) fn uninstall(release: &Release) {
@@ -142,6 +142,7 @@ fn made() -> Vec<Value> {
         ours("Network", "ipam.liqo.io/v1alpha1", json!({"spec": {"cidr": "10.9.0.0/16"}})),
         ours("IP", "ipam.liqo.io/v1alpha1", json!({"spec": {"ip": "0.0.0.0"}})),
         ours("GatewayConfig", "fabric.weft.dev/v1alpha1", json!({"spec": config})),
+        ours("ForeignCluster", "core.liqo.io/v1beta1", json!({"spec": {"clusterID": "milan"}})),
         ours("NodeConfig", "fabric.weft.dev/v1alpha1", json!({"spec": node})),
     ]
 }

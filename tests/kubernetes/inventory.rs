@@ -9,8 +9,7 @@ use weft_tests::Kubernetes;
 use weft_tests::kubernetes::Machine;
 
 /// They come and go by themselves.
-const RESTLESS: [&str; 4] =
-    ["events", "events.events.k8s.io", "componentstatuses", "endpointslices.discovery.k8s.io"];
+const RESTLESS: [&str; 3] = ["events", "events.events.k8s.io", "componentstatuses"];
 /// What stays of a chart, or what Kubernetes makes for that.
 const STAY: [&str; 4] = [
     "CustomResourceDefinition ",
