@@ -150,8 +150,8 @@ pub(crate) fn list(
     namespace: Option<&str>,
     labels: &str,
 ) -> Result<Vec<Value>> {
-    let place =
-        namespace.map_or("--all-namespaces".to_owned(), |name| format!("--namespace={name}"));
+    let place = namespace
+        .map_or_else(|| "--all-namespaces".to_owned(), |name| format!("--namespace={name}"));
     let labels = format!("--selector={labels}");
     let found = cluster.kubectl(&["get", kind, &place, &labels, "--output=json"])?;
     let found: Value = serde_json::from_str(&found).context("kubectl prints JSON")?;
