@@ -87,7 +87,8 @@ fn a_service_of_somebody_else_stays_and_the_ip_says_so() {
         let events = cluster.kubectl(&["get", "events", "-n", NAMESPACE, "-o", "json"], "");
         let events: Value = serde_json::from_str(&events).unwrap();
         let all = events["items"].as_array()?.iter();
-        let mut about = all.filter(|event| event["involvedObject"]["name"] == "web");
+        // The API server has something to say of Services, too.
+        let mut about = all.filter(|event| event["involvedObject"]["kind"] == "IP");
         about.find_map(|event| event["message"].as_str().map(str::to_owned))
     });
     assert_eq!(
