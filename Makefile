@@ -1,7 +1,7 @@
 # make demo    two clusters with the same pod CIDR talk to each other, on this machine
 # make test    every test
 # make lint    format, lints and licences
-# make check   lint, test and simulate; CI runs a short soak, too
+# make check   lint, test and simulate: what CI runs
 # make soak    what takes minutes, 50 in all: loss, memory and files over MINUTES=30 under load, other
 #              WireGuards through REKEYS=3, floods of FLOOD=20 seconds each, random lives and events in
 #              ROUNDS=200 (none: 0)
