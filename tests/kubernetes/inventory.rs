@@ -19,10 +19,11 @@ const STAY: [&str; 4] = [
 ];
 /// What users make.
 const KINDS: &str = "configurations,gatewayservers,gatewayclients,publickeies";
-/// Devices, rules, routes, tables: what weft could make.
+/// Devices, rules, routes, tables: what weft could make. kube-proxy removes its chains of Services that
+/// are gone when it likes.
 const LOOK: &str = "ip -o link show type vxlan | cut -d: -f2; ip rule; ip -6 rule; nft list tables; \
     for f in -4 -6; do ip $f route show table 18952 2>/dev/null; done; \
-    nft list ruleset | grep -i weft; true";
+    nft list tables | grep -v kube-proxy | while read table; do nft list $table; done | grep -i weft; true";
 
 pub(crate) struct Inventory(BTreeSet<String>);
 

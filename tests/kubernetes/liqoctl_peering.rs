@@ -117,8 +117,10 @@ fn as_expected(clusters: &[Kubernetes; 2]) -> Result<()> {
     };
     let endpoint = &server["status"]["endpoint"];
     ensure!([on(1), on(2)].contains(endpoint), "it is told to be at {endpoint}");
+    // A server that was made anew may have been told where its namesake's pod was, and every node
+    // answers at a NodePort.
     let client = clusters[0].get(Object::new("gatewayclient", TENANTS[0], "milan"))?;
-    ensure!(client["spec"]["endpoint"] == *endpoint, "{client}");
+    ensure!([on(1), on(2)].contains(&client["spec"]["endpoint"]), "{client}");
     Ok(())
 }
 
