@@ -338,9 +338,10 @@ impl Peering {
         self.socket.send(&ping.encode(), self.peer_socket());
     }
 
-    /// Tells the peer that this gateway ends, and waits until the lane has sent it.
+    /// Tells the peer that this gateway ends, and waits until the lane has sent it. A peer that is
+    /// not probed is no weft, and hears nothing that it would not understand.
     async fn say_goodbye(&mut self) {
-        if !self.changes.borrow().has_session {
+        if !self.changes.borrow().has_session || self.desired().probe_interval().is_zero() {
             return;
         }
         let sent = |running: &Running| running.lane.snapshot().counters.tx_packets;
