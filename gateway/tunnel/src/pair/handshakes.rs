@@ -108,7 +108,7 @@ fn the_hundredth_handshake_in_a_row_is_answered_like_the_first() {
 fn a_genuine_cookie_from_elsewhere_does_not_move_the_endpoint() {
     let mut pair = Pair::connected();
     let forged = pair.addresses[0];
-    flood(&mut pair, forged);
+    flood(&mut pair, forged, 3000);
     pair.now += Duration::from_millis(5);
     let initiation = initiation(&mut pair);
     let cookie = response(&mut pair, &initiation);
@@ -121,6 +121,27 @@ fn a_genuine_cookie_from_elsewhere_does_not_move_the_endpoint() {
     let handshakes = pair.engines[0].counters().handshakes;
     pair.run(|_, _| true);
     assert_eq!(pair.engines[0].counters().handshakes, handshakes + 1);
+}
+
+/// None of its own messages arrives among those that bear its address.
+#[test]
+fn a_peer_that_others_keep_from_being_heard_is_called_by_the_other_end() {
+    for floods in [false, true] {
+        let mut pair = Pair::connected();
+        let (peer, start) = (pair.addresses[0], pair.now);
+        pair.engines[0] = Engine::new(pair.configs[0].clone(), 5, pair.now);
+        let before = pair.engines[1].counters().handshake_attempts;
+        while pair.now < start + Duration::from_millis(900) {
+            pair.now += Duration::from_millis(100);
+            if floods {
+                flood(&mut pair, peer, 60);
+            }
+            pair.run(|from, sent| from == 1 && sent.bytes[0] != 3 || sent.bytes[0] == 2);
+        }
+        let attempts = pair.engines[1].counters().handshake_attempts - before;
+        assert_eq!(attempts, u64::from(floods), "only where it is needed, and once");
+        assert_eq!(pair.engines[0].peer_state().has_session, floods);
+    }
 }
 
 /// A recorded initiation is all that an attacker needs for this, so it must not move anything.

@@ -46,6 +46,8 @@ pub(super) enum Verdict {
     Work,
     /// It is answered with a cookie, of so many bytes.
     Cookie(usize),
+    /// There are too many like it.
+    Busy,
     Drop(DropReason),
 }
 
@@ -153,7 +155,7 @@ impl HandshakeLimiter {
             (false, _) => self.sources[place_of(from.ip(), self.key)].take(&CHECKS_OF_SOURCE, now),
         };
         if !may_check {
-            return REJECTED;
+            return Verdict::Busy;
         }
         match self.cookies.verify_packet(Some(with_port(from)), message, dst) {
             Ok(_) if shares.proven.take(&PROVEN, now) => Verdict::Work,
@@ -163,7 +165,7 @@ impl HandshakeLimiter {
             {
                 Verdict::Cookie(cookie.len())
             }
-            Ok(_) | Err(_) => REJECTED,
+            Ok(_) | Err(_) => Verdict::Busy,
         }
     }
 }
@@ -270,7 +272,7 @@ mod tests {
                     Verdict::Work => 0,
                     Verdict::Cookie(64) => 1,
                     Verdict::Cookie(length) => panic!("a cookie of {length} bytes"),
-                    Verdict::Drop(_) => 2,
+                    Verdict::Busy | Verdict::Drop(_) => 2,
                 }] += 1;
             }
             counts
@@ -288,7 +290,7 @@ mod tests {
                         let taken = self.caller.decapsulate(None, &dst[..length], &mut nothing);
                         assert!(matches!(taken, TunnResult::Done), "{taken:?}");
                     }
-                    Verdict::Drop(_) => {}
+                    Verdict::Busy | Verdict::Drop(_) => {}
                 }
             }
             11

@@ -19,6 +19,10 @@ const MAX_SUPERSEDED: usize = 4;
 /// After so long without an answer to data there is an empty one (whitepaper section 6.5).
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Least time since something authentic came, and since the last such call, until a peer is called
+/// that seems to call.
+const CALL_BACK: Duration = Duration::from_millis(500);
+
 /// Packets that may wait for a session: enough for the first words of many connections, and less
 /// than 100 KB.
 const MAX_WAITING: usize = 64;
@@ -42,6 +46,8 @@ pub(crate) struct Peer {
     unanswered: Option<Instant>,
     last_handshake: Option<Instant>,
     last_authentic: Option<Instant>,
+    /// When the peer was called since others keep it from being heard.
+    called_back: Option<Instant>,
     /// Initiations sent, and handshakes that led to a session.
     pub(crate) attempts: u64,
     pub(crate) handshakes: u64,
@@ -62,6 +68,7 @@ impl Peer {
             unanswered: None,
             last_handshake: None,
             last_authentic: None,
+            called_back: None,
             attempts: 0,
             handshakes: 0,
             random,
@@ -208,13 +215,32 @@ impl Peer {
         let mut refused = DropReason::NoSession;
         // What is sealed for one of our keys has no valid mac1 for another.
         for i in 0..self.limiters.len() {
-            match self.limiters[i].1.judge((from, is_peer), message, dst, now) {
+            let outcome = match self.limiters[i].1.judge((from, is_peer), message, dst, now) {
                 Verdict::Work => return self.dispatch(i, from, message, dst, now),
-                Verdict::Cookie(length) => return Ok(length),
-                Verdict::Drop(reason) => refused = reason,
+                Verdict::Cookie(length) => Ok(length),
+                Verdict::Busy => Err(DropReason::HandshakeRejected),
+                Verdict::Drop(reason) => {
+                    refused = reason;
+                    continue;
+                }
+            };
+            if is_peer && message[0] == INITIATION {
+                self.call_back(now);
             }
+            return outcome;
         }
         Err(refused)
+    }
+
+    /// Somebody calls from the peer's address, among too many to find out who. A peer that has just
+    /// been heard has no need to; any other gets a handshake of ours, which whoever only pretends to
+    /// be there cannot answer, nor drown the answer.
+    fn call_back(&mut self, now: Instant) {
+        let is_long_ago = |at: Option<Instant>| at.is_none_or(|at| now >= at + CALL_BACK);
+        if is_long_ago(self.last_authentic) && is_long_ago(self.called_back) {
+            self.called_back = Some(now);
+            self.initiate_now(now);
+        }
     }
 
     /// Does what is due at `now`, one thing a call: returns a datagram's address and its length in
