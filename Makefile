@@ -1,11 +1,11 @@
 # make demo    two clusters with the same pod CIDR talk to each other, on this machine
 # make test    every test
 # make lint    format, lints and licences
-# make check   lint, test and simulate: what CI runs
+# make check   lint and test; CI also runs a short soak
 # make soak    what takes minutes, 50 in all: loss, memory and files over MINUTES=30 under load, other
 #              WireGuards through REKEYS=3, floods of FLOOD=20 seconds each, random lives and events in
 #              ROUNDS=200 (none: 0)
-# make simulate  SEEDS=1000 simulated hours of a bad network each, or SEED=n again
+# make simulate  SEEDS=8000 simulated hours of a bad network each, or SEED=n again
 # make fuzz    every fuzz target for SECONDS=60, led by coverage
 # make bench   weft against wireguard-go, or ARGS='--against gotatun'
 # make crds    writes the chart's custom resource definitions, deploy/chart/crds-*
@@ -16,7 +16,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := demo
-.PHONY: demo test lint check soak simulate fuzz bench crds clean tools lint-tools fuzz-tools peers kubernetes build
+.PHONY: demo test lint check soak soak-alone soak-aside simulate fuzz bench crds clean tools lint-tools fuzz-tools \
+  peers kubernetes build
 
 CACHE  ?= $(HOME)/.cache/weft
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),$(CURDIR)/target)
@@ -33,7 +34,7 @@ HELM       := 3.19.5
 CRATE_PEERS := boringtun-cli@0.7.1:boringtun-cli gotatun-cli@0.10.2:gotatun
 
 MINUTES ?= 30
-SEEDS   ?= 1000
+SEEDS   ?= 8000
 SECONDS ?= 60
 FUZZ    ?= datagram frame train remap probe manifests
 REKEYS  ?= 3
@@ -44,11 +45,13 @@ demo: tools
 	$(SUDO) $(TARGET)/release/demo $(ARGS)
 
 # What users run is what the system tests run: the release build.
-test: tools peers kubernetes
+build: tools
 	cargo build --release --locked --workspace --bins
 	cargo test --locked --workspace --no-run
-	rm -f $(TARGET)/skipped
-	$(SUDO) env WEFT_BIN_DIR=$(TARGET)/release WEFT_SKIPPED=$(TARGET)/skipped cargo test --locked --workspace $(ARGS)
+
+test: build peers kubernetes
+	rm -f $(SKIPPED)
+	$(SUDO) env WEFT_BIN_DIR=$(TARGET)/release WEFT_SKIPPED=$(SKIPPED) cargo test --locked --workspace $(ARGS)
 	@$(SHOW_SKIPPED)
 
 lint: tools lint-tools
@@ -59,10 +62,9 @@ lint: tools lint-tools
 check:
 	$(MAKE) lint
 	$(MAKE) test
-	$(MAKE) simulate
 
 simulate:
-	$(if $(SEED),SEED=$(SEED),SEEDS=$(SEEDS)) cargo test --release --locked --workspace --test simulation -- --nocapture
+	$(if $(SEED),SEED=$(SEED),SEEDS=$(SEEDS)) cargo test --locked --workspace --test simulation -- --nocapture
 
 # On stable Rust: coverage needs no nightly compiler, sanitizers would. What is found stays in the
 # cache; inputs worth keeping go to the corpus, failing ones appear beside it. libFuzzer's own bookkeeping
@@ -75,22 +77,32 @@ fuzz: fuzz-tools
 	    -E $(CURDIR)/tests/fuzz/__fuzz__/$$target/corpus --engine-args=-print_final_stats=1 --engine-args=-verbosity=0 \
 	    --engine-args=-entropic=0 --engine-args=-reduce_inputs=0; done
 
-# First alone what measures the machine, then what mostly waits, side by side.
-soak: tools peers
-	cargo build --release --locked --workspace --bins
-	cargo test --locked --workspace --no-run
-	rm -f $(TARGET)/skipped
-	$(SUDO) env $(SOAK) cargo test --locked --workspace --test soak -- --ignored --nocapture
-	$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --ignored --nocapture --test-threads=1 floods idle
-	$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --ignored --nocapture --test-threads=5 --skip floods --skip idle
+soak:
+	$(MAKE) soak-alone
+	$(MAKE) soak-aside
+	rm -f $(SKIPPED)
 	$(if $(filter-out 0,$(ROUNDS)),$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --nocapture --test-threads=3 $(REPEATED))
 	@$(SHOW_SKIPPED)
 
-SOAK = WEFT_BIN_DIR=$(TARGET)/release WEFT_SKIPPED=$(TARGET)/skipped WEFT_MINUTES=$(MINUTES) WEFT_REKEYS=$(REKEYS) \
+# What measures the machine.
+soak-alone: build peers
+	rm -f $(SKIPPED)
+	$(SUDO) env $(SOAK) cargo test --locked --workspace --test soak -- --ignored --nocapture
+	$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --ignored --nocapture --test-threads=1 floods idle
+	@$(SHOW_SKIPPED)
+
+# What mostly waits, side by side.
+soak-aside: build peers
+	rm -f $(SKIPPED)
+	$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --ignored --nocapture --test-threads=5 --skip floods --skip idle
+	@$(SHOW_SKIPPED)
+
+SOAK = WEFT_BIN_DIR=$(TARGET)/release WEFT_SKIPPED=$(SKIPPED) WEFT_MINUTES=$(MINUTES) WEFT_REKEYS=$(REKEYS) \
   WEFT_ROUNDS=$(ROUNDS) $(if $(FLOOD),WEFT_FLOOD_SECONDS=$(FLOOD))
 # Tests that `make test` runs with fewer rounds.
 REPEATED = lifecycle::whatever clear_text::what_pods rotation::
-SHOW_SKIPPED = touch $(TARGET)/skipped; echo "skipped for want of a program: $$(wc -l < $(TARGET)/skipped)"; cat $(TARGET)/skipped
+SKIPPED = $(TARGET)/skipped-$@
+SHOW_SKIPPED = touch $(SKIPPED); echo "$@ skipped: $$(wc -l < $(SKIPPED))"; cat $(SKIPPED)
 
 bench: tools peers
 	cargo build --release --locked --workspace --bins --examples

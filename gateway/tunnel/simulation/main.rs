@@ -16,8 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use world::{Outcome, World};
 
-/// Without optimisation a handshake takes as long as it would between real machines.
-const SEEDS: u64 = if cfg!(debug_assertions) { 8 } else { 1000 };
+const SEEDS: u64 = 1000;
 
 fn simulate(seed: u64, is_watched: bool) -> Result<Outcome, String> {
     let outcome = catch_unwind(AssertUnwindSafe(|| World::new(seed, is_watched).run()));
