@@ -109,8 +109,9 @@ pub async fn run(
             }
             () = sleep_until(current.path_due().into()) => {
                 current.drain(&mut buffer);
-                current.path.send(current.running.desired.peer.as_str(), Instant::now());
+                current.look_at_path();
             }
+            () = current.path.large_packet() => current.look_at_path(),
             changed = current.changes.changed(), if !current.lane_ended => {
                 // When the lane has ended, the dataplane will say what comes next.
                 current.lane_ended = changed.is_err();
@@ -224,6 +225,10 @@ impl Peering {
     /// When the path's MTU is next looked at.
     fn path_due(&self) -> Instant {
         self.path.deadline().unwrap_or_else(never)
+    }
+
+    fn look_at_path(&mut self) {
+        self.path.send(self.running.desired.peer.as_str(), Instant::now());
     }
 
     /// Takes what has arrived already.

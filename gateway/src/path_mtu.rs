@@ -26,6 +26,8 @@ const GROW: Duration = Duration::from_millis(500);
 /// How often both are tried otherwise, so that the status is right and the next flow need not find
 /// out: 300 B/s at 1,500 bytes.
 const REST: Duration = Duration::from_secs(10);
+/// What was seen within this time need not be looked at when a path comes to rest.
+const RECENT: Duration = Duration::from_secs(5);
 /// An answer is waited for three round trips, within these bounds. The lower one is for the time
 /// that a busy machine takes, the upper one keeps the whole search within two seconds.
 const LEAST_WAIT: Duration = Duration::from_millis(100);
@@ -100,6 +102,8 @@ struct Settled {
     grew: Instant,
     /// Large packets sent so far, at the last look.
     large: u64,
+    /// None were sent between the last two looks.
+    rests: bool,
 }
 
 impl PathMtu {
@@ -196,6 +200,15 @@ impl PathMtu {
         }
     }
 
+    /// The count of large packets that the path has come to rest at, if it has: another one is to be
+    /// told at once, by [`Self::poll`].
+    pub fn rests_at(&self) -> Option<u64> {
+        match &self.phase {
+            Phase::Settled(settled) => Some(settled.large).filter(|_| settled.rests),
+            Phase::Idle | Phase::Silent { .. } | Phase::Search(_) => None,
+        }
+    }
+
     /// What to send now. `large` counts the packets sent so far that the least path may not take.
     pub fn poll(&mut self, large: u64, now: Instant) -> Vec<Probe> {
         let mut sizes = Vec::new();
@@ -216,18 +229,20 @@ impl PathMtu {
             Some(Step::Decide(at)) if now >= at => return self.begin(LEAST - 1, found, now),
             Some(_) | None => {}
         }
-        if now < settled.check_at {
+        let busy = large != settled.large;
+        if now < settled.check_at && !(busy && settled.rests) {
             return;
         }
-        let busy = std::mem::replace(&mut settled.large, large) != large;
-        settled.check_at = now + CHECK;
+        settled.large = large;
+        settled.rests = !busy;
+        settled.check_at = now + if busy { CHECK } else { REST };
         let since = |at| now.saturating_duration_since(at);
-        if found < limit && since(settled.grew) >= if busy { GROW } else { REST } {
+        if found < limit && since(settled.grew) >= if busy { GROW } else { RECENT } {
             // If any larger one passes, this one does.
             sizes.push(found + 1);
             settled.grew = now;
         }
-        if settled.check.is_none() && (busy || since(settled.confirmed) >= REST) {
+        if settled.check.is_none() && (busy || since(settled.confirmed) >= RECENT) {
             sizes.push(found);
             settled.check = Some(Step::SendAgain(now + wait / 2));
         }
@@ -284,8 +299,14 @@ impl PathMtu {
         self.found = Some(size);
         self.fruitless = 0;
         let check_at = now + CHECK;
-        self.phase =
-            Phase::Settled(Settled { check_at, check: None, confirmed: now, grew: now, large: 0 });
+        self.phase = Phase::Settled(Settled {
+            check_at,
+            check: None,
+            confirmed: now,
+            grew: now,
+            large: 0,
+            rests: false,
+        });
     }
 
     /// Nothing at all came back: that is no question of size.

@@ -3,12 +3,12 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use nix::unistd::{SysconfVar, sysconf};
+use nix::time::{clock_getcpuclockid, clock_gettime};
+use nix::unistd::Pid;
 use weft_tests::ClusterSpec;
 
 use crate::scene::{PORT, Scene, play};
@@ -44,13 +44,12 @@ fn idle_processes_take_no_time() -> Result<()> {
 fn busy_ones(scene: &Scene) -> Result<BTreeMap<String, f64>> {
     // What the peering's coming up has set going ends.
     std::thread::sleep(Duration::from_secs(2));
-    let before = ticks_of_all(scene)?;
+    let before = times_of_all(scene)?;
     std::thread::sleep(LONG);
     let mut busy = BTreeMap::new();
-    for (pid, name, after) in ticks_of_all(scene)? {
-        let ticks = before.iter().find(|(p, ..)| *p == pid).map(|(_, _, t)| after - t);
-        let ticks = ticks.context("it has been started anew")? as f64;
-        let share = ticks / LONG.as_secs_f64() / ticks_per_second()?;
+    for (pid, name, after) in times_of_all(scene)? {
+        let used = before.iter().find(|(p, ..)| *p == pid).map(|(.., before)| after - *before);
+        let share = used.context("it has been started anew")?.as_secs_f64() / LONG.as_secs_f64();
         eprintln!("idle {name}: {:.3} % of a core", share * 100.0);
         if share >= MOST {
             busy.insert(format!("{name} {pid}"), share);
@@ -85,29 +84,19 @@ fn nothing_is_written_to_the_kernel_while_nothing_changes() -> Result<()> {
     })
 }
 
-/// Process ID, name and time used up, in ticks, of every process of weft.
-fn ticks_of_all(scene: &Scene) -> Result<Vec<(i32, String, u64)>> {
+/// Process ID, name and time used up of every process of weft.
+fn times_of_all(scene: &Scene) -> Result<Vec<(i32, String, Duration)>> {
     let mut all = Vec::new();
     for cluster in &scene.clusters {
         for (number, node) in cluster.nodes.iter().enumerate() {
             for program in PROGRAMS {
                 for pid in cluster.processes(number, program) {
-                    all.push((pid, format!("{program} on {}", node.host.name()), ticks(pid)?));
+                    let clock = clock_getcpuclockid(Pid::from_raw(pid))?;
+                    let used = clock_gettime(clock)?.into();
+                    all.push((pid, format!("{program} on {}", node.host.name()), used));
                 }
             }
         }
     }
     Ok(all)
-}
-
-/// User and system time (proc(5), `utime` and `stime`).
-fn ticks(pid: i32) -> Result<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let after_name = stat.rsplit(')').next().unwrap_or_default();
-    let times = after_name.split_whitespace().skip(11).take(2);
-    times.map(|time| Ok(time.parse::<u64>()?)).sum()
-}
-
-fn ticks_per_second() -> Result<f64> {
-    Ok(sysconf(SysconfVar::CLK_TCK)?.context("no clock rate")? as f64)
 }

@@ -273,7 +273,7 @@ impl Driver {
         self.published.gso_active.store(self.port.socket.segments(), Ordering::Relaxed);
         let overflows = self.overflows.0 + self.overflows.1;
         self.published.socket_overflows.store(overflows, Ordering::Relaxed);
-        self.published.large_sends.store(self.port.large_sends, Ordering::Relaxed);
+        self.published.store_large_sends(self.port.large_sends);
         let is_news = self.shown.endpoint != state.endpoint
             || self.shown.has_session != state.has_session
             || self.shown.last_handshake != state.last_handshake;

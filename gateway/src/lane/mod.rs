@@ -111,6 +111,19 @@ impl LaneHandle {
         self.published.large_sends.load(Ordering::Relaxed)
     }
 
+    /// Returns when [`Self::large_sends`] is another than `seen`.
+    pub async fn large_sends_other_than(&self, seen: u64) {
+        let published = &self.published;
+        loop {
+            // First, so that the lane has either counted or sees that it is waited for.
+            published.large_awaited.store(true, Ordering::SeqCst);
+            if published.large_sends.load(Ordering::SeqCst) != seen {
+                return;
+            }
+            published.large_sent.notified().await;
+        }
+    }
+
     /// Counters and times as they are now. Costs the lane nothing.
     pub fn snapshot(&self) -> Stats {
         let published = &self.published;

@@ -4,6 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use tokio::sync::Notify;
 use tunnel::{Config, Counters, DropReason};
 
 /// Probes that may wait for the lane to take them.
@@ -74,6 +75,9 @@ pub(super) struct Published {
     pub(super) gso_active: AtomicBool,
     pub(super) socket_overflows: AtomicU32,
     pub(super) large_sends: AtomicU64,
+    /// Somebody waits for another one.
+    pub(super) large_awaited: AtomicBool,
+    pub(super) large_sent: Notify,
 }
 
 const TOTALS: usize = 10;
@@ -89,6 +93,19 @@ impl Published {
             gso_active: AtomicBool::new(false),
             socket_overflows: AtomicU32::new(0),
             large_sends: AtomicU64::new(0),
+            large_awaited: AtomicBool::new(false),
+            large_sent: Notify::new(),
+        }
+    }
+
+    pub(super) fn store_large_sends(&self, count: u64) {
+        if self.large_sends.load(Ordering::Relaxed) == count {
+            return;
+        }
+        self.large_sends.store(count, Ordering::SeqCst);
+        if self.large_awaited.load(Ordering::SeqCst) {
+            self.large_awaited.store(false, Ordering::SeqCst);
+            self.large_sent.notify_one();
         }
     }
 

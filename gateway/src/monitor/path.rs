@@ -82,6 +82,14 @@ impl PathProber {
         path.deadline().filter(|_| self.asks)
     }
 
+    /// Returns when packets are sent that a smaller path would not take, after a time without any.
+    pub(super) async fn large_packet(&self) {
+        match self.way.as_ref().and_then(|(_, path)| path.rests_at()).filter(|_| self.asks) {
+            Some(seen) => self.lane.large_sends_other_than(seen).await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// An ordinary message came from the peer, an answer with its round trip.
     pub(super) fn handle_life(&mut self, message: &Message, rtt: Option<Duration>, now: Instant) {
         let answers = message.weft.is_some_and(|weft| weft.path_mtu);

@@ -54,6 +54,18 @@ fn an_idle_path_is_looked_at_again_within_twelve_seconds() {
 }
 
 #[test]
+fn an_idle_path_wakes_nobody_and_a_flow_is_noticed_at_once() {
+    let mut sim = Sim::new(1500, 1500);
+    sim.run(5 * SECOND);
+    sim.polls = 0;
+    sim.run(MINUTE);
+    assert!(sim.polls <= 6 * 3, "{} looks in a minute", sim.polls);
+    (sim.busy, sim.mtu) = (true, 1400);
+    sim.run(SECOND);
+    assert_eq!(sim.path.found(), Some(1400));
+}
+
+#[test]
 fn loss_and_long_queues_change_nothing() {
     for seed in 0..20 {
         let mut sim = Sim::new(9000, 1500);
@@ -165,6 +177,7 @@ mod sim {
         pub(super) random: u64,
         answers: VecDeque<(Instant, u32)>,
         large: u64,
+        pub(super) polls: u64,
     }
 
     impl Sim {
@@ -187,12 +200,16 @@ mod sim {
                 random: 1,
                 answers: VecDeque::new(),
                 large: 0,
+                polls: 0,
             }
         }
 
         pub(super) fn run(&mut self, time: Duration) {
             let end = self.now + time;
             loop {
+                if self.busy && self.path.rests_at().is_some() {
+                    self.poll();
+                }
                 let answer = self.answers.front().map(|(at, _)| *at);
                 let next = [answer, self.path.deadline()].into_iter().flatten().min();
                 let Some(next) = next.filter(|next| *next <= end) else { break };
@@ -209,6 +226,7 @@ mod sim {
 
         fn poll(&mut self) {
             self.large += u64::from(self.busy);
+            self.polls += 1;
             for probe in self.path.poll(self.large, self.now) {
                 self.bytes_sent += u64::from(probe.size);
                 self.largest_sent = self.largest_sent.max(probe.size);
