@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fabric_api::fabric::Role;
+use fabric_api::fabric::{PROBE_PORT, Role};
 use fabric_api::networking::ConnectionValue;
 use jiff::Timestamp;
 use tokio::sync::watch;
@@ -343,26 +343,27 @@ impl Peering {
         self.socket.send(&ping.encode(), self.peer_socket());
     }
 
-    /// Tells the peer that this gateway ends, and waits until the lane has sent it. A peer that is
-    /// not probed is no weft, and hears nothing that it would not understand.
+    /// Tells the client that this server ends, and waits until the lane has sent it. A peer that is
+    /// not probed may be no weft, and hears nothing that it would not understand. A server has no use
+    /// for its client's goodbye, which would make it send to the one that ends.
     async fn say_goodbye(&mut self) {
-        if !self.changes.borrow().has_session || self.desired().probe_interval().is_zero() {
+        let is_heard = self.changes.borrow().has_session && self.desired().role == Role::Server;
+        if !is_heard || self.desired().probe_interval().is_zero() {
             return;
         }
-        let sent = |running: &Running| running.lane.snapshot().counters.tx_packets;
-        let before = sent(&self.running);
+        let before = self.running.lane.snapshot().counters.tx_packets;
         let ping = self.pending.ping(Timestamp::now(), Instant::now(), WeftField::leaving());
         self.socket.send(&ping.encode(), self.peer_socket());
         for _ in 0..GOODBYE_LOOKS {
             sleep(GOODBYE_LOOK).await;
-            if sent(&self.running) > before {
+            if self.running.lane.snapshot().counters.tx_packets > before {
                 return;
             }
         }
     }
 
     fn peer_socket(&self) -> SocketAddr {
-        SocketAddr::from((self.desired().peer_tunnel_address, self.socket.port()))
+        SocketAddr::from((self.desired().peer_tunnel_address, PROBE_PORT))
     }
 
     /// The next ping now, unless there was one just before.

@@ -47,7 +47,7 @@ pub async fn run(
         session.iter_mut().for_each(watch::Receiver::mark_unchanged);
         let reported = tokio::select! {
             biased;
-            () = stop.cancelled() => return reporter.say_goodbye(&input).await,
+            () = stop.cancelled() => break,
             reported = reporter.report(&input, &plane, &view, Timestamp::now()) => reported,
         };
         if let Err(error) = reported {
@@ -55,10 +55,7 @@ pub async fn run(
         }
         tokio::select! {
             biased;
-            () = stop.cancelled() => {
-                let input = sources.inputs.borrow().clone();
-                return reporter.say_goodbye(&input).await;
-            }
+            () = stop.cancelled() => break,
             changed = sources.changed() => changed?,
             // Where the peer is now is where a successor will look for it.
             () = changed(&mut session) => {}
@@ -66,6 +63,9 @@ pub async fn run(
             () = sleep(LOOK) => {}
         }
     }
+    // By now this task no longer holds the lane, which would go on answering the peer meanwhile.
+    let input = sources.inputs.borrow().clone();
+    reporter.say_goodbye(&input).await
 }
 
 impl Sources {

@@ -29,10 +29,6 @@ impl ProbeSocket {
         this
     }
 
-    pub(super) fn port(&self) -> u16 {
-        PROBE_PORT
-    }
-
     /// The next datagram: from whom, and how long. Can be cancelled without losing one.
     pub(super) async fn receive(&mut self, buffer: &mut [u8]) -> (SocketAddr, usize) {
         loop {

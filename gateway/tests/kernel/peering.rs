@@ -33,6 +33,7 @@ const POD: &str = "10.200.1.5";
 const SEEN_AS: &str = "10.201.1.5";
 const POD6: &str = "fd20:1::5";
 const SEEN_AS6: &str = "fd21:1::5";
+const ATTEMPTS: &str = "weft_gateway_handshakes_total{outcome=\"attempted\"}";
 
 #[test]
 fn two_clusters_with_the_same_pod_cidr_reach_each_other_and_outlive_restarts() {
@@ -95,6 +96,33 @@ fn a_cut_is_an_error_that_refuses_at_once_and_heals_by_itself() {
         rome.wait_for(ConnectionValue::Connected);
         milan.wait_for(ConnectionValue::Connected);
         assert!(reaches(rome) && reaches(milan));
+    });
+}
+
+#[test]
+fn a_server_that_ends_is_asked_for_its_successor_at_once_and_a_client_just_goes() {
+    in_two_hosts(|rome, milan| {
+        let (mut client, mut server) = (rome.start(), milan.start());
+        rome.wait_for(ConnectionValue::Connected);
+        milan.wait_for(ConnectionValue::Connected);
+        let (before, port) = (rome.metric(ATTEMPTS), rome.status().listen_port);
+        server.stop();
+        let since = Instant::now();
+        while rome.metric(ATTEMPTS) == before {
+            // Without the goodbye, after three probes.
+            assert!(since.elapsed() < Duration::from_secs(2), "nobody is asked");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // Where nobody is, the next question comes from elsewhere.
+        rome.until("another way", || rome.status().listen_port != port);
+
+        let _server = milan.start();
+        rome.wait_for(ConnectionValue::Connected);
+        milan.wait_for(ConnectionValue::Connected);
+        let before = milan.metric(ATTEMPTS);
+        client.stop();
+        std::thread::sleep(Duration::from_secs(2));
+        assert_eq!(milan.metric(ATTEMPTS), before);
     });
 }
 
