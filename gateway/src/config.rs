@@ -40,6 +40,11 @@ pub struct Args {
     #[arg(long, value_name = "unix:PATH|IP:PORT")]
     pub http: Option<HttpAddress>,
 
+    /// Keep the last config and private key here, for a restart while the API server is away. It has
+    /// to be memory (tmpfs): in a pod, an emptyDir of medium Memory.
+    #[arg(long, env = "WEFT_KEEP", value_name = "DIR")]
+    pub keep: Option<PathBuf>,
+
     /// Do not use UDP segmentation offload when sending (UDP_SEGMENT).
     #[arg(long)]
     pub no_gso: bool,
@@ -71,6 +76,7 @@ pub struct Config {
     pub name: String,
     pub standalone: bool,
     pub http: Option<HttpAddress>,
+    pub keep: Option<PathBuf>,
     pub offloads: Offloads,
 }
 
@@ -83,6 +89,7 @@ impl From<Args> for Config {
             name: args.name,
             standalone: args.standalone,
             http: args.http,
+            keep: args.keep,
             offloads,
         }
     }

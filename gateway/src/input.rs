@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::desired::Desired;
+use crate::kept::Keep;
 use crate::secret::private_key;
 
 /// The latest of everything.
@@ -21,7 +22,7 @@ pub struct Input {
     pub synced: bool,
     /// The newest config, good or bad; absent before the first and after its deletion.
     pub config: Option<Arc<GatewayConfig>>,
-    /// The last good one, which stays when a bad one or a deletion follows.
+    /// The last good one, which stays when a bad one follows, or its file is gone.
     pub desired: Option<Arc<Desired>>,
     pub key: Option<PrivateKey>,
     pub remembered: Remembered,
@@ -29,6 +30,13 @@ pub struct Input {
     pub config_problems: Vec<String>,
     pub unreadable: Option<String>,
     pub key_problem: Option<String>,
+}
+
+/// Where all that is read.
+pub struct Sources {
+    pub store: Store,
+    /// In a pod: what the container that ran before has left.
+    pub keep: Option<Keep>,
 }
 
 /// What an earlier gateway told of itself last.
@@ -43,34 +51,43 @@ pub struct Remembered {
 /// Follows the store until `stop`, or until an API server says that the config is gone: then the
 /// program ends, and what it had in the kernel ends with it.
 pub async fn run(
-    store: Store,
+    sources: Sources,
     name: ObjectRef,
     inputs: watch::Sender<Input>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
+    let Sources { store, keep } = sources;
     let watch = store.follow(&name, &[]).context("cannot watch the store")?;
     let input = Input::default();
-    let follower = Follower { store, name, watch, followed: None, is_over: false, input };
+    let (followed, is_over, untold) = (None, false, false);
+    let follower = Follower { store, keep, name, watch, followed, untold, is_over, input };
     tokio::select! {
         biased;
         () = stop.cancelled() => Ok(()),
-        () = follower.run(inputs) => Ok(()),
+        () = follower.run(inputs, &stop) => Ok(()),
     }
 }
 
 struct Follower {
     store: Store,
+    keep: Option<Keep>,
     name: ObjectRef,
     watch: Watch,
     /// The Secret that is followed, too.
     followed: Option<ObjectRef>,
+    /// The config is one that was kept, and the store has told of none.
+    untold: bool,
     /// An API server says that the config is gone. A directory may lose a file by mistake.
     is_over: bool,
     input: Input,
 }
 
 impl Follower {
-    async fn run(mut self, inputs: watch::Sender<Input>) {
+    async fn run(mut self, inputs: watch::Sender<Input>, stop: &CancellationToken) {
+        if self.take_kept() {
+            self.follow_secret();
+            inputs.send_replace(self.input.clone());
+        }
         loop {
             let event = self.watch.next().await;
             let news = self.take(event).await;
@@ -79,10 +96,22 @@ impl Follower {
                 inputs.send_replace(self.input.clone());
             }
             if self.is_over {
+                self.keep.iter().for_each(Keep::forget);
                 tracing::info!("the peering is gone, and so is its tunnel");
-                return;
+                return stop.cancel();
             }
         }
+    }
+
+    /// Begins with what was kept: the store may be long in coming.
+    fn take_kept(&mut self) -> bool {
+        let kept = self.keep.as_ref().and_then(|keep| keep.read(&self.name));
+        let Some((config, key)) = kept.filter(|(config, _)| Desired::parse(config).is_ok()) else {
+            return false;
+        };
+        tracing::info!(generation = config.metadata.generation, "beginning with the config kept");
+        (self.untold, self.input.synced, self.input.key) = (true, true, Some(key));
+        self.input.take_config(config)
     }
 
     /// True if there is something new.
@@ -96,6 +125,10 @@ impl Follower {
             }
             Event::Deleted(object) => self.input.lose_secret(&self.name, &object),
             Event::Problems(problems) => self.input.take_problems(&self.name, &problems),
+            Event::Synced if self.untold && self.input.unreadable.is_none() => {
+                self.is_over = true;
+                self.input.lose_config()
+            }
             Event::Synced => {
                 self.input.synced = true;
                 if self.input.recall(&self.store, &self.name).await {
@@ -109,6 +142,7 @@ impl Follower {
     async fn take_object(&mut self, object: Object) -> bool {
         match object {
             Object::GatewayConfig(config) if is(&self.name, &config.metadata) => {
+                self.untold = false;
                 let news = self.input.take_config(config);
                 self.input.remember(&self.store, &self.name).await;
                 if news {
@@ -171,6 +205,11 @@ impl Remembered {
 }
 
 impl Input {
+    /// Whether the newest config is the one that is run on.
+    pub(crate) fn is_good(&self) -> bool {
+        self.desired.is_some() && self.config_problems.is_empty() && self.unreadable.is_none()
+    }
+
     /// Problems to show in the status.
     pub fn problems(&self) -> impl Iterator<Item = String> {
         let key = self.key_problem.iter().map(|problem| match &self.key {
@@ -307,6 +346,7 @@ mod tests {
 
     use super::*;
     use crate::desired::tests::config;
+    use crate::kept::tests::in_memory;
 
     #[test]
     fn a_bad_config_keeps_the_last_good_one_and_says_why() {
@@ -368,6 +408,56 @@ mod tests {
         let note = note_name(&name);
         assert_eq!(store.note::<GatewayConfig>(Note::Copy(&note)).await.unwrap(), None);
     }
+
+    fn sources(store: Store, keep: Keep) -> (Sources, ObjectRef) {
+        let name = ObjectRef::new(Kind::GatewayConfig, "liqo-tenant-milan", "client");
+        (Sources { store, keep: Some(keep) }, name)
+    }
+
+    #[tokio::test]
+    async fn a_container_that_starts_while_the_api_server_is_away_begins_with_what_was_kept() {
+        let (dir, keep) = in_memory();
+        let key = PrivateKey::generate();
+        let mut last = config();
+        let peer_endpoint = Some("192.0.2.7:1000".to_owned());
+        last.status = Some(GatewayConfigStatus { peer_endpoint, ..Default::default() });
+        keep.put(&last, &key).unwrap();
+        let kubeconfig = dir.path().join("kubeconfig");
+        std::fs::write(&kubeconfig, NOBODY).unwrap();
+        let (sources, name) = sources(Store::kubernetes(Some(&kubeconfig)).unwrap(), keep);
+        let (sender, mut inputs) = watch::channel(Input::default());
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(run(sources, name, sender, stop.clone()));
+        inputs.changed().await.unwrap();
+        let input = inputs.borrow().clone();
+        assert_eq!(input.desired.as_ref().unwrap().generation, 1);
+        assert_eq!(input.key.as_ref().map(PrivateKey::expose), Some(key.expose()));
+        assert!(input.synced && input.remembered.peer.is_some() && input.is_good());
+        stop.cancel();
+        task.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_was_kept_of_a_peering_that_is_gone_is_forgotten() {
+        let (dir, keep) = in_memory();
+        keep.put(&config(), &PrivateKey::generate()).unwrap();
+        let args = fabric_store::StoreArgs::directories(None, dir.path().join("run"), None);
+        let (sources, name) = sources(Store::open(&args).unwrap(), keep.clone());
+        let (sender, inputs) = watch::channel(Input::default());
+        run(sources, name.clone(), sender, CancellationToken::new()).await.unwrap();
+        assert_eq!(inputs.borrow().config, None);
+        assert!(keep.read(&name).is_none());
+    }
+
+    /// Nobody answers there.
+    const NOBODY: &str = "\
+apiVersion: v1
+kind: Config
+current-context: c
+clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]
+users: [{name: u, user: {}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+";
 
     #[test]
     fn a_lower_generation_of_the_same_uid_is_old_news() {

@@ -12,6 +12,7 @@ pub mod endpoint;
 pub mod engine;
 pub mod http;
 pub mod input;
+pub mod kept;
 pub mod lane;
 pub mod metrics;
 pub mod monitor;

@@ -1,5 +1,6 @@
 //! The gateway: reads its config, and runs one task for each thing that goes on.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -8,6 +9,7 @@ use fabric_shell::Stop;
 use fabric_store::{Kind, ObjectRef, Store};
 use gateway::config::{Args, Config};
 use gateway::input::Input;
+use gateway::kept::Keep;
 use gateway::monitor::View;
 use gateway::overlay::{Overlay, host_end_name};
 use gateway::{dataplane, endpoint, http, input, monitor, status};
@@ -37,9 +39,16 @@ fn run_to_end(config: Config) -> anyhow::Result<()> {
     outcome
 }
 
+/// Without it, all but one kind of start goes as well.
+fn opened(dir: PathBuf) -> Option<Keep> {
+    let keep = Keep::open(dir);
+    keep.inspect_err(|error| tracing::warn!("nothing is kept for a restart: {error}")).ok()
+}
+
 async fn run(config: Config) -> anyhow::Result<()> {
     let mut signal = Stop::listen().context("cannot listen for signals")?;
     let store = Store::open(&config.store).context("cannot open the store")?;
+    let keep = config.keep.and_then(opened);
     let name = ObjectRef::new(Kind::GatewayConfig, &config.namespace, &config.name);
     let host_end = config.standalone.then(|| host_end_name(&config.namespace, &config.name));
     let overlay = Overlay::new(host_end).await?;
@@ -51,7 +60,8 @@ async fn run(config: Config) -> anyhow::Result<()> {
 
     let stop = CancellationToken::new();
     let mut tasks = JoinSet::new();
-    tasks.spawn(input::run(store.clone(), name.clone(), input_tx, stop.clone()));
+    let told = input::Sources { store: store.clone(), keep: keep.clone() };
+    tasks.spawn(input::run(told, name.clone(), input_tx, stop.clone()));
     tasks.spawn(endpoint::run(inputs.clone(), views.clone(), endpoint_tx, stop.clone()));
     let sources = dataplane::Sources { inputs: inputs.clone(), endpoint, views: views.clone() };
     tasks.spawn(dataplane::run(overlay, config.offloads, sources, plane_tx, stop.clone()));
@@ -60,13 +70,15 @@ async fn run(config: Config) -> anyhow::Result<()> {
         let (inputs, planes, views) = (inputs.clone(), planes.clone(), views.clone());
         tasks.spawn(http::run(address, http::Sources { inputs, planes, views }, stop.clone()));
     }
-    tasks.spawn(status::run(store, status::Sources { inputs, planes, views }, name, stop.clone()));
+    let report = status::Report { store, keep, name };
+    tasks.spawn(status::run(report, status::Sources { inputs, planes, views }, stop.clone()));
 
     let outcome = tokio::select! {
         () = signal.told() => Ok(()),
         Some(ended) = tasks.join_next() => ended.context("a task panicked").flatten(),
     };
-    // Every task looks at `stop` first: that the channels between them close is no error then.
+    // Every task looks at `stop` first: that the channels between them close is no error then. One
+    // that ends of its own accord has set it already.
     stop.cancel();
     while let Some(ended) = tasks.join_next().await {
         if let Err(error) = ended.context("a task panicked").flatten() {

@@ -5,6 +5,7 @@ mod connection;
 use std::time::Duration;
 
 use anyhow::Context;
+use fabric_api::PrivateKey;
 use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus};
 use fabric_store::{ObjectRef, Store};
 use jiff::Timestamp;
@@ -15,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use self::connection::OwnConnection;
 use crate::dataplane::{Plane, Running};
 use crate::input::Input;
+use crate::kept::Keep;
 use crate::lane::{PeerState, Stats};
 use crate::monitor::View;
 
@@ -33,14 +35,22 @@ pub struct Sources {
     pub views: watch::Receiver<View>,
 }
 
+/// Where they go.
+pub struct Report {
+    pub store: Store,
+    /// In a pod: for the next start of the container.
+    pub keep: Option<Keep>,
+    /// Of the GatewayConfig.
+    pub name: ObjectRef,
+}
+
 /// Reports until `stop`; then says that the connection is no longer there.
 pub async fn run(
-    store: Store,
+    report: Report,
     mut sources: Sources,
-    name: ObjectRef,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let mut reporter = Reporter::new(store, name)?;
+    let mut reporter = Reporter::new(report)?;
     loop {
         let (input, plane, view) = sources.take();
         let mut session = plane.running.as_ref().map(|running| running.lane.changes());
@@ -98,6 +108,9 @@ async fn changed(session: &mut Option<watch::Receiver<PeerState>>) {
 
 struct Reporter {
     store: Store,
+    keep: Option<Keep>,
+    /// What of it was kept last.
+    kept: Option<Kept>,
     connection: OwnConnection,
     written: Option<(String, GatewayConfigStatus)>,
     counters_at: Instant,
@@ -105,11 +118,13 @@ struct Reporter {
 }
 
 impl Reporter {
-    fn new(store: Store, name: ObjectRef) -> anyhow::Result<Self> {
+    fn new(report: Report) -> anyhow::Result<Self> {
+        let Report { store, keep, name } = report;
         let connection = OwnConnection::new(store.clone(), name)?;
         let counters_every = if store.api_server().is_some() { COUNTERS_SENT } else { COUNTERS };
         let counters_at = Instant::now();
-        Ok(Self { store, connection, written: None, counters_at, counters_every })
+        let (kept, written) = (None, None);
+        Ok(Self { store, keep, kept, connection, written, counters_at, counters_every })
     }
 
     async fn report(
@@ -150,6 +165,7 @@ impl Reporter {
         let stats = plane.running.as_ref().map(|running| running.lane.snapshot());
         let status =
             gateway_status(&before, problems, plane.running.as_ref().zip(stats.as_ref()), now);
+        self.remember(config, &status, input);
         let first = self.written.as_ref().is_none_or(|(of, _)| *of != uid);
         let counted = self.counters_at.elapsed() >= self.counters_every && before != status;
         if !(first || counted || differs(&before, &status)) {
@@ -162,6 +178,21 @@ impl Reporter {
         self.written = Some((uid, status));
         self.counters_at = Instant::now();
         Ok(())
+    }
+
+    /// A store that is away when the container starts again tells neither config nor status.
+    fn remember(&mut self, config: &GatewayConfig, status: &GatewayConfigStatus, input: &Input) {
+        let Some((keep, key)) = self.keep.as_ref().zip(input.key.as_ref()) else { return };
+        let now = Kept::new(config, status, key);
+        if !input.is_good() || self.kept.as_ref() == Some(&now) {
+            return;
+        }
+        let mut config = config.clone();
+        config.status = Some(status.clone());
+        match keep.put(&config, key) {
+            Ok(()) => self.kept = Some(now),
+            Err(error) => tracing::warn!(%error, "cannot keep the config for a restart"),
+        }
     }
 
     /// Where the config is gone, too, the peering is, and its Connection goes with it.
@@ -178,6 +209,22 @@ impl Reporter {
             Some(_) => self.connection.remove().await,
             None => Ok(()),
         }
+    }
+}
+
+/// Whatever is worth keeping again if it changes.
+#[derive(PartialEq)]
+struct Kept {
+    uid: Option<String>,
+    generation: Option<i64>,
+    status: GatewayConfigStatus,
+    key: PrivateKey,
+}
+
+impl Kept {
+    fn new(config: &GatewayConfig, status: &GatewayConfigStatus, key: &PrivateKey) -> Self {
+        let (uid, generation) = (config.metadata.uid.clone(), config.metadata.generation);
+        Self { uid, generation, status: without_counters(status), key: key.clone() }
     }
 }
 
@@ -215,12 +262,11 @@ fn gateway_status(
 
 /// Whether two statuses differ in more than their counters.
 fn differs(a: &GatewayConfigStatus, b: &GatewayConfigStatus) -> bool {
-    let without = |status: &GatewayConfigStatus| GatewayConfigStatus {
-        received_bytes: 0,
-        transmitted_bytes: 0,
-        ..status.clone()
-    };
-    without(a) != without(b)
+    without_counters(a) != without_counters(b)
+}
+
+fn without_counters(status: &GatewayConfigStatus) -> GatewayConfigStatus {
+    GatewayConfigStatus { received_bytes: 0, transmitted_bytes: 0, ..status.clone() }
 }
 
 fn canonical(peer: std::net::SocketAddr) -> std::net::SocketAddr {
@@ -229,33 +275,7 @@ fn canonical(peer: std::net::SocketAddr) -> std::net::SocketAddr {
 
 #[cfg(test)]
 mod tests {
-    use fabric_store::{Kind, StoreArgs};
-
     use super::*;
-
-    /// Nothing is sent yet.
-    const KUBECONFIG: &str = "\
-apiVersion: v1
-kind: Config
-current-context: c
-clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]
-users: [{name: u, user: {}}]
-contexts: [{name: c, context: {cluster: c, user: u}}]
-";
-
-    #[tokio::test]
-    async fn an_api_server_is_told_of_counters_once_a_minute() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("kubeconfig");
-        std::fs::write(&path, KUBECONFIG).unwrap();
-        let files = StoreArgs::directories(None, dir.path().join("run"), None);
-        let every = |store: Result<Store, _>| {
-            let name = ObjectRef::new(Kind::GatewayConfig, "liqo-tenant-milan", "client");
-            Reporter::new(store.unwrap(), name).unwrap().counters_every.as_secs()
-        };
-        assert_eq!(every(Store::open(&files)), 5);
-        assert_eq!(every(Store::kubernetes(Some(&path))), 60);
-    }
 
     #[test]
     fn what_an_earlier_gateway_knew_stays_until_something_is_known() {

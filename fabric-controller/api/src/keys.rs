@@ -81,7 +81,8 @@ impl PrivateKey {
         Ok(Self(Zeroizing::new(key)))
     }
 
-    /// The key itself, for the cipher and for writing a Secret; nothing else may ask for it.
+    /// The key itself, for the cipher, for writing a Secret, and for what a gateway keeps in memory for
+    /// its next start; nothing else may ask for it.
     pub fn expose(&self) -> &[u8; 32] {
         &self.0
     }

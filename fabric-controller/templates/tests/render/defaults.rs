@@ -117,8 +117,14 @@ fn the_gateway_is_told_who_it_is() {
         let (namespace, name) = (format!("--namespace={namespace}"), format!("--name={name}"));
         assert_eq!(
             gateway.args.clone().unwrap(),
-            ["--kubernetes", &namespace, &name, "--http=[::]:8084"]
+            ["--kubernetes", &namespace, &name, "--http=[::]:8084", "--keep=/run/weft"]
         );
+        let mounts = gateway.volume_mounts.iter().flatten();
+        let kept = mounts.filter(|mount| mount.mount_path == "/run/weft").map(|m| &m.name);
+        let kept: Vec<_> = kept.collect();
+        let volumes = pod.volumes.iter().flatten().filter(|volume| kept == [&volume.name]);
+        let media = volumes.map(|volume| volume.empty_dir.as_ref()?.medium.as_deref());
+        assert_eq!(media.collect::<Vec<_>>(), [Some("Memory")], "no key on a disk");
         assert_eq!(pod.service_account_name, Some(account));
     }
 }

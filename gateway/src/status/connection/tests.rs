@@ -78,7 +78,7 @@ async fn a_goodbye_leaves_what_the_successor_said(server: &ApiServer) {
     let mut old = here.gateway(server);
     old.report(&desired(), &connected()).await.unwrap();
     here.put(ConnectionValue::Error).await;
-    heard(&mut old).await;
+    heard(&mut old, sees(ConnectionValue::Error)).await;
     old.say_goodbye().await.unwrap();
     assert_eq!(here.value().await, ConnectionValue::Error);
 
@@ -93,13 +93,13 @@ async fn what_another_writes_is_taken_back_and_what_is_removed_comes_back(server
     let mut own = here.gateway(server);
     own.report(&desired(), &connected()).await.unwrap();
     here.put(ConnectionValue::Connecting).await;
-    heard(&mut own).await;
+    heard(&mut own, sees(ConnectionValue::Connecting)).await;
     own.ensured_at -= LOOK;
     own.report(&desired(), &connected()).await.unwrap();
     assert_eq!(here.value().await, ConnectionValue::Connected);
 
     here.store.delete(&own_name(&here.name)).await.unwrap();
-    heard(&mut own).await;
+    heard(&mut own, |own| own.lost_at.is_some()).await;
     own.report(&desired(), &connected()).await.unwrap();
     assert_eq!(here.stored().await, None, "perhaps the gateway is to go, too");
     own.lost_at = own.lost_at.map(|at| at - LOOK);
@@ -112,7 +112,7 @@ async fn one_that_is_not_connected_lets_stand_what_a_living_one_says(server: &Ap
     let [mut alive, mut lost] = [(); 2].map(|()| here.gateway(server));
     lost.report(&desired(), &View::start()).await.unwrap();
     alive.report(&desired(), &connected()).await.unwrap();
-    heard(&mut lost).await;
+    heard(&mut lost, sees(ConnectionValue::Connected)).await;
     lost.ensured_at -= LOOK;
     lost.report(&desired(), &View::start()).await.unwrap();
     assert_eq!(here.value().await, ConnectionValue::Connected);
@@ -180,8 +180,13 @@ fn server() -> Option<ApiServer> {
     Some(server)
 }
 
-/// Hears all that has happened.
-async fn heard(own: &mut OwnConnection) {
-    let quiet = Duration::from_secs(1);
-    while timeout(quiet, own.changed()).await.is_ok() {}
+/// Hears what has happened, up to what is waited for.
+async fn heard(own: &mut OwnConnection, is_told: impl Fn(&OwnConnection) -> bool) {
+    while !is_told(own) {
+        timeout(Duration::from_secs(30), own.changed()).await.expect("it is told in the end");
+    }
+}
+
+fn sees(value: ConnectionValue) -> impl Fn(&OwnConnection) -> bool {
+    move |own| own.seen.is_some_and(|(seen, _)| seen == value)
 }
