@@ -20,6 +20,7 @@ use crate::dataplane::Plane;
 use crate::input::Input;
 use crate::metrics::{self, Metrics, Scrape};
 use crate::monitor::View;
+use crate::overlay::tun_overflows;
 
 /// What the answers are made of.
 #[derive(Clone)]
@@ -102,6 +103,7 @@ impl Sources {
             latency: view.latency,
             mtu: running.as_ref().map_or(0, |running| running.mtu),
             path_mtu: running.as_ref().and_then(|running| running.path_mtu),
+            tun_overflows: running.as_ref().and_then(|running| tun_overflows(&running.inner)),
             stats: running.map(|running| running.lane.snapshot()),
         })
     }

@@ -38,6 +38,8 @@ pub struct Scrape {
     pub mtu: u32,
     /// The largest IP packet known to reach the peer, in bytes; absent while that is not known.
     pub path_mtu: Option<u32>,
+    /// Packets that the kernel dropped because the TUN's queue was full.
+    pub tun_overflows: Option<u64>,
 }
 
 /// What outlives a scrape.
@@ -141,9 +143,10 @@ impl Peering {
             sample(e, &[("outcome", "completed")], counters.handshakes)
         })?;
         let help = "Datagrams lost because the UDP socket's receive buffer was full";
-        let overflows = ConstCounter::new(stats.socket_overflows);
-        let name = "weft_gateway_socket_overflows";
-        overflows.encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)?;
+        total(encoder, "weft_gateway_socket_overflows", help, stats.socket_overflows)?;
+        let help = "Packets of nodes lost because the TUN's queue was full";
+        let overflows = self.scrape.tun_overflows.unwrap_or_default();
+        total(encoder, "weft_gateway_tun_overflows", help, overflows)?;
         let help = "Whether trains leave as one segmented send: 1 or 0";
         gauge(encoder, "weft_gateway_gso_active", help, &[], stats.gso_active.into())?;
         let help = "MTU of the tunnel in force, in bytes";
@@ -162,6 +165,12 @@ fn counter(
     samples: impl FnOnce(&mut MetricEncoder<'_>) -> fmt::Result,
 ) -> fmt::Result {
     samples(&mut encoder.encode_descriptor(name, help, None, MetricType::Counter)?)
+}
+
+/// A counter without labels.
+fn total(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
+    let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    ConstCounter::new(value).encode(metric)
 }
 
 fn sample<const N: usize>(
@@ -208,6 +217,7 @@ mod tests {
             r#"liqo_peer_latency_histogram_us_bucket{le="299992.0",driver="wireguard",cluster_id="milan"} 1"#,
             r#"weft_gateway_dropped_packets_total{reason="replay",direction="inbound"} 5"#,
             r#"weft_gateway_dropped_packets_total{reason="tun_full",direction="outbound"} 0"#,
+            "weft_gateway_tun_overflows_total 352",
             "weft_gateway_tunnel_mtu_bytes 1340",
             "weft_gateway_path_mtu_bytes 1400",
         ] {
@@ -244,6 +254,7 @@ mod tests {
             stats: Some(stats),
             mtu: 1340,
             path_mtu: Some(1400),
+            tun_overflows: Some(352),
         }
     }
 }

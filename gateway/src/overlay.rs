@@ -7,6 +7,7 @@ mod filter;
 mod inner;
 mod link;
 mod mtu;
+mod queue;
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -25,6 +26,7 @@ pub use filter::Filter;
 pub use inner::TUN;
 pub use link::host_end_name;
 pub use mtu::{TunnelMtu, Way};
+pub use queue::tun_overflows;
 
 /// MTU of the underlay while no way to a node is known, in bytes.
 const USUAL_MTU: u32 = 1500;

@@ -142,6 +142,7 @@ fn metrics() -> (BTreeSet<String>, BTreeSet<String>) {
         stats: Some(stats),
         mtu: 1340,
         path_mtu: Some(1400),
+        tun_overflows: Some(0),
     };
     let text = Metrics::new().render(Some(scrape)).unwrap();
     let samples = text.lines().filter(|line| !line.starts_with('#'));
