@@ -153,11 +153,10 @@ pub fn network_type(of: &Network) -> Option<Fault> {
 }
 
 pub fn ip(of: &IP) -> Vec<Fault> {
-    let found = &of.spec.ip;
-    if found.parse::<IpAddr>().is_ok() {
+    if of.spec.address().is_some() {
         return Vec::new();
     }
-    vec![Fault::new("spec.ip", format!("found {found:?}; expected an IP address"))]
+    vec![Fault::new("spec.ip", format!("found {:?}; expected an IP address", of.spec.ip))]
 }
 
 /// Of the ConfigMap that names the cluster.

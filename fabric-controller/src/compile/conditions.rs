@@ -37,6 +37,12 @@ pub(super) fn set(
     put(conditions, (NETWORK_CIDRS_CONFIGURED, status, reason, message), generation, now);
 }
 
+/// The generation that the condition [`NETWORK_CIDRS_CONFIGURED`] was last set for.
+pub(super) fn observed(conditions: &[Condition]) -> Option<i64> {
+    let of = conditions.iter().find(|condition| condition.type_ == NETWORK_CIDRS_CONFIGURED);
+    of.and_then(|condition| condition.observed_generation)
+}
+
 /// Sets the condition [`ACCEPTED`] to what is wrong, or takes it away.
 pub(super) fn accept(
     conditions: &mut Vec<Condition>,

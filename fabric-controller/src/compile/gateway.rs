@@ -1,6 +1,6 @@
 //! GatewayServers and GatewayClients: one for each peer, and what each is to do.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use fabric_api::check::Fault;
 use fabric_api::fabric::{GatewayConfig, NO_MTU, PeerEndpoint, Role};
@@ -42,10 +42,10 @@ pub(super) struct GatewaySettings {
 
 #[derive(Default)]
 struct Keys {
-    /// By namespace and peer; an error if there is a wrong one, or two.
-    of: BTreeMap<(String, ClusterId), Result<(ObjectRef, PublicKey), ()>>,
-    /// Namespaces with one that says no peer.
-    unlabelled: BTreeSet<String>,
+    /// By namespace and peer; no key if there is a wrong one, or two.
+    of: BTreeMap<(String, ClusterId), (ObjectRef, Option<PublicKey>)>,
+    /// By namespace, one that says no peer.
+    unlabelled: BTreeMap<String, ObjectRef>,
 }
 
 impl Gateway<'_> {
@@ -264,16 +264,20 @@ impl<'a> Compiler<'a> {
     ) -> Option<Option<PublicKey>> {
         let secret = ObjectRef::new(Kind::Secret, gateway.namespace(), secret_name);
         let own = self.own_key(gateway, &secret);
-        match keys.of.get(&(gateway.namespace().to_owned(), gateway.peer.clone())) {
-            Some(Ok((reference, key))) if own == Some(*key) => {
+        let theirs = keys.of.get(&(gateway.namespace().to_owned(), gateway.peer.clone()));
+        let unlabelled = keys.unlabelled.get(gateway.namespace());
+        let public = theirs.map(|(reference, _)| reference).or(unlabelled);
+        let needed = [Some(secret), public.cloned()].into_iter().flatten().collect();
+        self.needed.insert(gateway.reference.clone(), needed);
+        match theirs {
+            Some((reference, Some(key))) if own == Some(*key) => {
                 let message = "this is this cluster's own public key; expected the peer's";
                 self.problem(reference, "spec.publicKey", message);
                 None
             }
-            Some(Ok((_, key))) => Some(Some(*key)),
-            Some(Err(())) => None,
+            Some((_, key)) => key.map(Some),
             // One that has lost its label may be the one in use.
-            None if keys.unlabelled.contains(gateway.namespace())
+            None if unlabelled.is_some()
                 && self.published(gateway).is_some_and(|c| c.spec.peer_public_key.is_some()) =>
             {
                 None
@@ -317,22 +321,22 @@ impl<'a> Compiler<'a> {
         for (reference, object) in index.all::<PublicKeyObject>(Kind::PublicKey) {
             let namespace = reference.namespace.clone().unwrap_or_default();
             let Ok(peer) = self.peer_of(reference, &object.metadata, cluster) else {
-                keys.unlabelled.insert(namespace);
+                keys.unlabelled.insert(namespace, reference.clone());
                 continue;
             };
             let key = PublicKey::from_base64(&object.spec.public_key);
             let key = key.map_err(|error| {
                 self.problem(reference, "spec.publicKey", error.to_string());
             });
-            let mut entry = key.map(|key| (reference.clone(), key));
-            if let Some(Ok((first, known))) = keys.of.get(&(namespace.clone(), peer.clone()))
-                && entry.as_ref().is_ok_and(|(_, key)| key != known)
+            let mut key = key.ok();
+            if let Some((first, Some(known))) = keys.of.get(&(namespace.clone(), peer.clone()))
+                && key.is_some_and(|key| key != *known)
             {
                 let message = format!("{first} has another key of {peer}; expected one");
                 self.problem(reference, "spec.publicKey", message);
-                entry = Err(());
+                key = None;
             }
-            keys.of.insert((namespace, peer), entry);
+            keys.of.insert((namespace, peer), (reference.clone(), key));
         }
         keys
     }

@@ -57,7 +57,7 @@ impl Compiler<'_> {
 
     fn mapping(&mut self, of: &ObjectRef, ip: &IP, cluster: &Cluster) -> Option<Mapping> {
         check::ip(ip).iter().for_each(|fault| self.fault(of, fault));
-        let target = ip.spec.ip.parse::<IpAddr>().ok()?;
+        let target = ip.spec.address()?;
         let (external, _) = ip_grant(ip)?;
         if !cluster.external_cidrs().any(|cidr| cidr.contains(external)) {
             return None; // an address of another Network, which no peer asks for

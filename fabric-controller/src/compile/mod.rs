@@ -74,12 +74,21 @@ struct Compiler<'a> {
     kept: BTreeSet<ObjectRef>,
     /// Objects of the user with which something is wrong: what was made for them stays.
     faulty: BTreeSet<ObjectRef>,
+    /// Of each gateway, the objects with the keys that it cannot do without.
+    needed: BTreeMap<ObjectRef, Vec<ObjectRef>>,
 }
 
 /// `now` is told to conditions that change, and ends the wait for nodes that are gone.
 pub fn compile(index: &Index, now: Timestamp) -> Published {
     let out = Published { problems: index.file_problems().to_vec(), ..Published::default() };
-    let mut compiler = Compiler { index, now, out, kept: BTreeSet::new(), faulty: BTreeSet::new() };
+    let mut compiler = Compiler {
+        index,
+        now,
+        out,
+        kept: BTreeSet::new(),
+        faulty: BTreeSet::new(),
+        needed: BTreeMap::new(),
+    };
     compiler.run();
     let mut out = compiler.out;
     out.problems.sort();

@@ -25,13 +25,22 @@ impl Compiler<'_> {
             if matches!(readiness, Readiness::Configured) {
                 status.remote = Some(as_seen_here(peering));
             }
-            let generation = configuration.metadata.generation.unwrap_or_default();
+            let newest = configuration.metadata.generation.unwrap_or_default();
+            // Of a newer version that is not used this says nothing.
+            let used = conditions::observed(&status.conditions).filter(|_| self.is_kept(peering));
+            let generation = used.unwrap_or(newest);
             conditions::set(&mut status.conditions, &readiness, generation, self.now);
             if cluster.is_ready() {
                 configuration.spec.local = Some(own_side(cluster));
             }
             self.out.statuses.insert(peering.reference.clone(), configuration.into());
         }
+    }
+
+    /// Its newest version is wrong, and the last good one stays in use.
+    fn is_kept(&self, peering: &Peering<'_>) -> bool {
+        let mut told = self.index.file_problems().iter().filter_map(|p| p.object.as_ref());
+        peering.fault.is_none() && told.any(|object| *object == peering.reference)
     }
 
     fn readiness(&self, cluster: &Cluster, peering: &Peering<'_>) -> Readiness {
@@ -70,12 +79,20 @@ impl Compiler<'_> {
         }
     }
 
-    /// All that is told of an object but what it merely waits for.
+    /// All that is told of an object but what it merely waits for. Keys have no status of their own: what
+    /// is wrong with them is told by the gateway that needs them.
     fn wrong_with(&self, object: &ObjectRef) -> String {
-        let all = self.out.problems.iter().filter(|p| p.object.as_ref() == Some(object));
+        let is_about = |problem: &Problem, one| problem.object.as_ref() == Some(one);
+        let needed = self.needed.get(object);
+        let is_needed =
+            |problem: &Problem| needed.into_iter().flatten().any(|one| is_about(problem, one));
+        let all = self.out.problems.iter();
+        let all = all.filter(|problem| !problem.message.starts_with("waits for"));
         let told: BTreeSet<String> = all
-            .filter(|problem| !problem.message.starts_with("waits for"))
-            .map(|problem| Problem { object: None, ..problem.clone() }.to_string())
+            .filter_map(|problem| match is_about(problem, object) {
+                true => Some(Problem { object: None, ..problem.clone() }.to_string()),
+                false => is_needed(problem).then(|| problem.to_string()),
+            })
             .collect();
         told.into_iter().collect::<Vec<_>>().join("; ")
     }

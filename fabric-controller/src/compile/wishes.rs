@@ -1,7 +1,5 @@
 //! What to ask ipam for.
 
-use std::net::IpAddr;
-
 use fabric_api::ipam::{IP, Network};
 use fabric_api::{Cidr, labels};
 use fabric_store::{Kind, Object, ObjectRef};
@@ -90,7 +88,7 @@ impl Compiler<'_> {
         ip: &IP,
         cluster: &Cluster,
     ) -> Option<Wish> {
-        let wanted: IpAddr = ip.spec.ip.parse().ok()?; // told with the mappings
+        let wanted = ip.spec.address()?; // told with the mappings
         let cidr = match &ip.spec.network_ref {
             Some(network) => {
                 let namespace = network.namespace.as_ref().or(of.namespace.as_ref());

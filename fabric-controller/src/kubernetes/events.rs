@@ -24,8 +24,14 @@ const BURST: u32 = 25;
 const REFILL: Duration = Duration::from_secs(5);
 /// An API server takes no longer ones.
 const LONGEST: usize = 1000;
-const KINDS: [Kind; 5] =
-    [Kind::Configuration, Kind::GatewayServer, Kind::GatewayClient, Kind::PublicKey, Kind::Ip];
+const KINDS: [Kind; 6] = [
+    Kind::Configuration,
+    Kind::GatewayServer,
+    Kind::GatewayClient,
+    Kind::PublicKey,
+    Kind::Secret,
+    Kind::Ip,
+];
 
 /// kube's own recorder takes two problems with one object for the same if their reasons are.
 pub(super) struct Events {
@@ -34,6 +40,8 @@ pub(super) struct Events {
     /// With the uid of the object.
     told: BTreeMap<(Problem, String), Telling>,
     purse: Purse,
+    /// When something can be told that could not be told yet.
+    again: Option<Instant>,
 }
 
 struct Telling {
@@ -50,12 +58,13 @@ struct Purse {
 impl Events {
     pub(super) fn new(client: Client, identity: &str) -> Self {
         let purse = Purse { tokens: BURST, filled: Instant::now() };
-        Self { client, identity: identity.to_owned(), told: BTreeMap::new(), purse }
+        Self { client, identity: identity.to_owned(), told: BTreeMap::new(), purse, again: None }
     }
 
     /// All that is wrong now. What was told already is not told again.
     pub(super) async fn tell(&mut self, problems: &BTreeMap<Problem, String>) {
         let now = Instant::now();
+        self.again = None;
         self.told.retain(|(problem, uid), telling| {
             telling.stands &= problems.get(problem) == Some(uid);
             telling.stands || now.duration_since(telling.at) < MEMORY
@@ -68,17 +77,32 @@ impl Events {
                 continue;
             }
             let known = self.told.get(&(problem.clone(), uid.clone()));
-            let quiet = known.is_some_and(|k| k.stands || now.duration_since(k.at) < QUIET);
+            if known.is_some_and(|known| known.stands) {
+                continue;
+            }
             let count = known.map_or(1, |known| known.count + 1);
-            if quiet || !self.purse.spend(now) {
+            let early = known.map(|known| known.at + QUIET).filter(|until| *until > now);
+            if early.is_some() || !self.purse.spend(now) {
+                self.put_off(early.unwrap_or(now + REFILL));
                 continue;
             }
             let event = self.event(object, problem, uid);
             if self.publish(&event, count).await {
                 let telling = Telling { at: now, count, stands: true };
                 self.told.insert((problem.clone(), uid.clone()), telling);
+            } else {
+                self.put_off(now + REFILL);
             }
         }
+    }
+
+    /// When to tell again what is wrong, even if nothing changes.
+    pub(super) fn again(&self) -> Option<Instant> {
+        self.again
+    }
+
+    fn put_off(&mut self, until: Instant) {
+        self.again = self.again.into_iter().chain([until]).min();
     }
 
     /// Of the same problem with the same object, always of the same name.

@@ -301,6 +301,73 @@ fn a_gateway_says_itself_what_is_wrong_with_it_and_only_while_it_is() {
 }
 
 #[test]
+fn a_gateway_says_what_is_wrong_with_the_keys_that_it_needs() {
+    let reference = ObjectRef::new(Kind::GatewayServer, "liqo-tenant-rome", "server");
+    for (bad, message) in [
+        (
+            public_key("gw-publickey", "rome", "c2hvcnQ="),
+            "PublicKey liqo-tenant-rome/gw-publickey: spec.publicKey: the key is 5 bytes long; expected 32",
+        ),
+        (
+            without_label(public_key("gw-publickey", "rome", "c2hvcnQ=")),
+            "PublicKey liqo-tenant-rome/gw-publickey: metadata.labels.liqo.io/remote-cluster-id: missing",
+        ),
+        (
+            secret_with(json!({"privateKey": "c2hvcnQ="})),
+            "Secret liqo-tenant-rome/gw-keys: data.privateKey: the key is 5 bytes long; expected 32",
+        ),
+    ] {
+        let mut world = running();
+        server_side("rome", 30742).into_iter().for_each(|object| world.apply(object));
+        world.apply(bad);
+        world.settle();
+        let condition = world.status(&reference)["conditions"][0].clone();
+        assert_eq!(
+            (&condition["type"], &condition["status"]),
+            (&json!("Accepted"), &json!("False"))
+        );
+        let told = condition["message"].as_str().unwrap();
+        assert!(told.starts_with(message), "{told}");
+        let other = ObjectRef::new(Kind::GatewayClient, "liqo-tenant-turin", "client");
+        assert_eq!(world.status(&other)["conditions"], Value::Null);
+        server_side("rome", 30742).into_iter().for_each(|object| world.apply(object));
+        world.settle();
+        assert_eq!(world.status(&reference)["conditions"], Value::Null);
+    }
+}
+
+#[test]
+fn a_configuration_is_configured_as_it_was_while_its_newest_version_is_wrong() {
+    let mut world = running();
+    let generation = |world: &World, type_: &str| {
+        let reference = ObjectRef::new(Kind::Configuration, "liqo-tenant-rome", "rome");
+        let conditions = world.status(&reference)["conditions"].clone();
+        let mut all = conditions.as_array().into_iter().flatten();
+        all.find(|of| of["type"] == type_).map(|of| of["observedGeneration"].clone())
+    };
+    let mut configuration = rome(json!("10.1.0.0/16"), json!([]));
+    configuration.metadata_mut().generation = Some(1);
+    world.apply(configuration.clone());
+    world.settle();
+    assert_eq!(generation(&world, "NetworkCIDRsConfigured"), Some(json!(1)));
+    // The store keeps the last good one.
+    let reference = configuration.reference();
+    let (field, message) = (Some("spec.remote.cidr.pod[0]".to_owned()), "x; expected y".to_owned());
+    let problem =
+        fabric_store::Problem { source: String::new(), object: Some(reference), field, message };
+    world.index.apply(fabric_store::Event::Problems(vec![problem]));
+    configuration.metadata_mut().generation = Some(2);
+    world.apply(configuration);
+    world.settle();
+    assert_eq!(generation(&world, "NetworkCIDRsConfigured"), Some(json!(1)));
+    assert_eq!(generation(&world, "Accepted"), Some(json!(2)));
+    world.index.apply(fabric_store::Event::Problems(Vec::new()));
+    world.settle();
+    assert_eq!(generation(&world, "NetworkCIDRsConfigured"), Some(json!(2)));
+    assert_eq!(generation(&world, "Accepted"), None);
+}
+
+#[test]
 fn a_key_that_cannot_be_read_now_is_not_made_anew() {
     let mut world = World::new("milan");
     let mut keyless = server("rome", 30742);

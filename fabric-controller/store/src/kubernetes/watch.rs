@@ -198,10 +198,12 @@ impl Watch {
         self.wrong.remove(&reference);
         if !faults.is_empty() {
             self.wrong.insert(reference.clone(), faults);
-            let told = self.told.get(&reference);
-            let good = told.filter(|told| told.faults().is_empty());
-            if good.is_some_and(|good| good.uid() == stored.object.uid()) {
-                return;
+            let good = self.told.get(&reference).filter(|told| told.faults().is_empty());
+            if let Some(good) = good.filter(|good| good.uid() == stored.object.uid()) {
+                // What is said of it is said of the newest version.
+                let mut good = good.clone();
+                good.metadata_mut().generation = Some(stored.object.generation());
+                return self.tell(source, good);
             }
         }
         self.tell(source, stored.object);

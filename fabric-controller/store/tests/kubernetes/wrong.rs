@@ -62,9 +62,13 @@ async fn a_wrong_value_keeps_the_last_good_one_and_a_new_wrong_object_is_told() 
 
     manifest["spec"]["remote"]["cidr"]["pod"] = json!(["10.1.0.1/16"]);
     place.admin.apply("configurations", &manifest).await;
+    // With the generation of what is told of it.
+    let mut kept = good.clone();
+    kept.metadata_mut().generation = Some(good.generation() + 1);
+    assert_eq!(applied(watch.next().await), kept);
     assert_eq!(problems(watch.next().await).len(), 1);
     watch.quiet().await;
-    assert_eq!(watch.watch.seen().get(&good.reference()), Some(&good));
+    assert_eq!(watch.watch.seen().get(&good.reference()), Some(&kept));
 
     place.admin.delete("configurations", &manifest).await;
     assert!(matches!(watch.next().await, Event::Deleted(gone) if gone == good.reference()));
