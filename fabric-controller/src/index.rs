@@ -5,12 +5,22 @@ use std::net::IpAddr;
 
 use fabric_api::fabric::ProbeSettings;
 use fabric_api::ipam::{IP, Network};
-use fabric_api::networking::{GatewayClient, GatewayServer, secret_name};
+use fabric_api::networking::{Connection, GatewayClient, GatewayServer, secret_name};
 use fabric_api::{Cidr, PrivateKey, PublicKey, labels};
 use fabric_store::{Event, Kind, Object, ObjectRef, Problem};
 use k8s_openapi::api::core::v1::{LocalObjectReference, Secret};
 
 use crate::placement::{Placement, Placements};
+
+/// Kinds for whose objects others are made. Of the rest, there are new ones for as long as it runs.
+const SEEN: [Kind; 6] = [
+    Kind::Configuration,
+    Kind::GatewayServer,
+    Kind::GatewayClient,
+    Kind::Node,
+    Kind::ConfigMap,
+    Kind::Secret,
+];
 
 /// What the command line says.
 #[derive(Clone, Debug)]
@@ -52,7 +62,7 @@ pub struct Index {
     denials: BTreeMap<ObjectRef, String>,
     /// The public halves of all Secrets with a key pair, computed once; or what is wrong.
     own_keys: BTreeMap<ObjectRef, Result<PublicKey, String>>,
-    /// Every object that was ever told of.
+    /// Every object that was ever told of, of those whose absence may mean nothing.
     seen: BTreeSet<ObjectRef>,
     /// The peers that had a Configuration among those.
     seen_peers: BTreeSet<String>,
@@ -70,7 +80,9 @@ impl Index {
                 let reference = object.reference();
                 let peer = object.label(labels::REMOTE_CLUSTER_ID).map(str::to_owned);
                 self.seen_peers.extend(peer.filter(|_| reference.kind == Kind::Configuration));
-                self.seen.insert(reference.clone());
+                if SEEN.contains(&reference.kind) {
+                    self.seen.insert(reference.clone());
+                }
                 if let Object::Secret(secret) = &*object {
                     self.own_keys.insert(reference.clone(), public_half(secret));
                 }
@@ -133,6 +145,23 @@ impl Index {
         &'a T: TryFrom<&'a Object>,
     {
         self.of_kind(kind).filter_map(|(r, object)| Some((r, object.try_into().ok()?)))
+    }
+
+    /// What gateways of that name say of their connections, but for one that is gone: `uid` is that
+    /// of the one that is there.
+    pub fn connections<'a>(
+        &'a self,
+        gateway: &ObjectRef,
+        uid: &str,
+    ) -> impl Iterator<Item = &'a Connection> {
+        let all = self.all::<Connection>(Kind::Connection);
+        let own = all.filter(move |(reference, connection)| {
+            let of = &connection.spec.gateway_ref;
+            reference.namespace == gateway.namespace
+                && of.name.as_ref() == Some(&gateway.name)
+                && of.uid.as_deref().is_none_or(|of| of == uid)
+        });
+        own.map(|(_, connection)| connection)
     }
 
     /// The prefix that ipam granted a Network.

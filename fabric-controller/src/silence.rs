@@ -1,27 +1,64 @@
 //! Speaks for gateways in Kubernetes that cannot: one whose node is gone has left its Connection as
 //! it was.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use fabric_api::networking::{Connection, ConnectionStatus, ConnectionValue};
 use fabric_store::{Event, Kind, Object, ObjectRef, Store};
+use tokio::time::Instant;
 
 use crate::index::Index;
 
-/// Gateways without a pod that is ready, and of whose Connections none says otherwise. Once is
-/// enough: a gateway that lives all the same takes that back, and is believed.
+/// A gateway that probes writes a latency every ten seconds.
+const STALE: Duration = Duration::from_secs(30);
+
+/// Gateways without a pod that is ready, and what their Connections say. What one said before its pod
+/// was seen not to be ready is disclaimed. A gateway that lives all the same takes that back, and is
+/// believed for as long as it keeps it up to date; without probes, for good.
 #[derive(Debug, Default)]
-pub(crate) struct Silence(BTreeSet<ObjectRef>);
+pub(crate) struct Silence(BTreeMap<ObjectRef, Word>);
+
+#[derive(Debug)]
+struct Word {
+    /// When the latency was measured that came with Connected.
+    latency_at: Option<String>,
+    heard: Instant,
+}
 
 impl Silence {
     pub(crate) async fn tell(&mut self, store: &Store, index: &mut Index) {
         let silent = silent(index);
-        self.0.retain(|gateway| silent.contains(gateway));
+        self.0.retain(|gateway, _| silent.contains(gateway));
         for gateway in silent {
-            if !self.0.contains(&gateway) && disclaim(store, index, &gateway).await {
-                self.0.insert(gateway);
+            let latency_at = connected(index, &gateway).and_then(latency_at);
+            let is_new = !self.0.contains_key(&gateway);
+            if is_new && !disclaim(store, index, &gateway).await {
+                continue;
+            }
+            if self.hear(gateway.clone(), latency_at, Instant::now()) {
+                disclaim(store, index, &gateway).await;
             }
         }
+    }
+
+    /// When one is to be looked at again, if nothing happens before.
+    pub(crate) fn again(&self) -> Option<Instant> {
+        let dated = self.0.values().filter(|word| word.latency_at.is_some());
+        dated.map(|word| word.heard + STALE).min()
+    }
+
+    /// True if it says the same for too long.
+    fn hear(&mut self, gateway: ObjectRef, latency_at: Option<String>, now: Instant) -> bool {
+        let known = self.0.get(&gateway);
+        let known = known.filter(|known| known.latency_at == latency_at);
+        let stale = known.is_some_and(|known| {
+            known.latency_at.is_some() && now.duration_since(known.heard) >= STALE
+        });
+        if known.is_none() || stale {
+            self.0.insert(gateway, Word { latency_at, heard: now });
+        }
+        stale
     }
 }
 
@@ -54,14 +91,37 @@ async fn disclaim(store: &Store, index: &mut Index, gateway: &ObjectRef) -> bool
 /// Its Connection, if that says so.
 fn connected<'a>(index: &'a Index, gateway: &ObjectRef) -> Option<&'a Connection> {
     let uid = index.get(gateway)?.uid();
-    let mut all = index.all::<Connection>(Kind::Connection);
-    let found = all.find(|(reference, connection)| {
-        let of = &connection.spec.gateway_ref;
-        reference.namespace == gateway.namespace
-            && of.name.as_ref() == Some(&gateway.name)
-            && of.uid.as_deref().is_none_or(|of| of == uid)
-    });
-    let (_, connection) = found?;
-    let value = connection.status.as_ref().map(|status| status.value);
-    (value == Some(ConnectionValue::Connected)).then_some(connection)
+    let mut all = index.connections(gateway, uid);
+    all.find(|connection| {
+        let status = connection.status.as_ref();
+        status.is_some_and(|status| status.value == ConnectionValue::Connected)
+    })
+}
+
+fn latency_at(connection: &Connection) -> Option<String> {
+    connection.status.as_ref()?.latency.as_ref()?.timestamp.clone()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_counts_for_as_long_as_it_is_kept_up_to_date() {
+        let start = Instant::now();
+        let mut silence = Silence::default();
+        let mut hear = |at: Option<&str>, seconds: u64| {
+            let gateway = ObjectRef::new(Kind::GatewayServer, "t", "server");
+            let now = start + Duration::from_secs(seconds);
+            let stale = silence.hear(gateway, at.map(str::to_owned), now);
+            (stale, silence.again().map(|again| (again - start).as_secs()))
+        };
+        assert_eq!(hear(None, 0), (false, None), "it has been disclaimed");
+        assert_eq!(hear(Some("a"), 1), (false, Some(31)), "it lives");
+        assert_eq!(hear(Some("b"), 11), (false, Some(41)));
+        assert_eq!(hear(Some("b"), 40), (false, Some(41)));
+        assert_eq!(hear(Some("b"), 41), (true, Some(71)), "it does not any more");
+        assert_eq!(hear(None, 42), (false, None));
+        assert_eq!(hear(None, 1000), (false, None), "there is nothing to disclaim, or no probes");
+    }
 }
