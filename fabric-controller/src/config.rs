@@ -71,7 +71,8 @@ pub(crate) enum Command {
     ///
     /// Whichever fabric-controller works is asked to stand by. Route-agents are told to take away
     /// what is theirs on their nodes, and are waited for; then weft's own objects go. What users have
-    /// made stays, without what weft has written into it. Run again, it finds nothing to do.
+    /// made stays, without what weft has written into it, but for the labels and the public half that
+    /// it has given to users' Secrets. Run again, it finds nothing to do.
     #[command(verbatim_doc_comment)]
     Withdraw(WithdrawArgs),
 }

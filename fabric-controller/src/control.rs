@@ -27,6 +27,21 @@ const RETRY_MAX: Duration = Duration::from_secs(1);
 const RETRY_REFUSED: Duration = Duration::from_secs(5);
 /// Finds files that somebody removed before the watch saw them.
 const RESYNC: Duration = Duration::from_secs(30);
+/// What the controller reads: whatever a namespace may say, nothing depends on it.
+const READ: [Kind; 12] = [
+    Kind::ConfigMap,
+    Kind::Secret,
+    Kind::Node,
+    Kind::Network,
+    Kind::Ip,
+    Kind::Configuration,
+    Kind::Connection,
+    Kind::GatewayServer,
+    Kind::GatewayClient,
+    Kind::PublicKey,
+    Kind::GatewayConfig,
+    Kind::NodeConfig,
+];
 /// What the controller writes: whole objects, and statuses.
 const WRITTEN: [Kind; 5] =
     [Kind::Network, Kind::Ip, Kind::Secret, Kind::GatewayConfig, Kind::NodeConfig];
@@ -46,8 +61,10 @@ pub struct Controller {
     /// What ipam was last asked for.
     asked: Vec<Wish>,
     unreachable: Option<String>,
-    retry: Option<Instant>,
+    /// When it is to be asked again after that, whatever else waits.
+    ipam_again: Option<Instant>,
     patience: Duration,
+    retry: Option<Instant>,
     /// What is published as wrong; `None` before the first time.
     told: Option<BTreeSet<Problem>>,
     /// In Kubernetes, who makes gateways run.
@@ -67,7 +84,7 @@ pub struct Outside {
 impl Controller {
     /// Must be called within a tokio runtime.
     pub fn new(store: Store, ipam: Ipam, settings: Settings) -> Result<Self, StoreError> {
-        let watch = store.watch(&Kind::ALL)?.remembering();
+        let watch = store.watch(&READ)?.remembering();
         Ok(Self {
             store,
             watch,
@@ -77,8 +94,9 @@ impl Controller {
             releases: Vec::new(),
             asked: Vec::new(),
             unreachable: None,
-            retry: None,
+            ipam_again: None,
             patience: RETRY_MIN,
+            retry: None,
             told: None,
             outside: None,
             silence: Silence::default(),
@@ -117,6 +135,11 @@ impl Controller {
                 round = finished(&mut self.round) => self.conclude(round).await,
                 () = due(self.retry) => {
                     self.retry = None;
+                    self.asked.clear();
+                }
+                () = due(self.silence.again()) => {}
+                () = due(self.ipam_again) => {
+                    self.ipam_again = None;
                     self.asked.clear();
                 }
             }
@@ -326,8 +349,7 @@ impl Controller {
 
     fn ask(&mut self, wishes: Vec<Wish>) {
         let news = !self.releases.is_empty() || (!wishes.is_empty() && wishes != self.asked);
-        let waits = self.unreachable.is_some() && self.retry.is_some();
-        if self.round.is_some() || waits || !news {
+        if self.round.is_some() || self.ipam_again.is_some() || !news {
             return;
         }
         self.asked.clone_from(&wishes);
@@ -349,10 +371,10 @@ impl Controller {
             self.retry_at(Some(Instant::now() + RETRY_REFUSED));
         }
         self.releases.splice(..0, round.unreleased);
+        self.ipam_again = round.unreachable.as_ref().map(|_| Instant::now() + self.patience);
         match &round.unreachable {
             Some(reason) => {
                 tracing::debug!(reason, "ipam cannot be reached");
-                self.retry_at(Some(Instant::now() + self.patience));
                 self.patience = (self.patience * 2).min(RETRY_MAX);
             }
             None => self.patience = RETRY_MIN,

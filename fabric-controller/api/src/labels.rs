@@ -46,3 +46,5 @@ pub const LIQO_NAMESPACE: &str = "liqo";
 /// Name of the ConfigMap that names the cluster, and the key of its data.
 pub const CLUSTER_ID_CONFIGMAP: &str = "liqo-clusterid-configmap";
 pub const CLUSTER_ID_KEY: &str = "CLUSTER_ID";
+/// On the pods of the chart: which program they run.
+pub const PROGRAM: &str = "fabric.weft.dev/program";

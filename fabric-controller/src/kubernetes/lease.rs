@@ -12,7 +12,9 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::Api;
 use kube::api::PostParams;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
+
+use super::writer::within;
 
 /// As Liqo has them: who is not heard of for so long has lost it, whoever cannot renew it for so
 /// long gives up, and so often it is tried.
@@ -34,13 +36,16 @@ pub struct Election {
     seen: Option<(String, Instant)>,
     /// Who was told of as the holder.
     told: Option<String>,
+    /// As it was written last, by this one.
+    held: Option<Lease>,
 }
 
 impl Election {
-    /// `identity` must be another for each program.
+    /// Programs of one `identity` are one holder: each may go on with what another has won.
     pub fn new(server: &ApiServer, identity: &str) -> Self {
         let api = Api::namespaced(server.client.clone(), &server.namespace);
-        Self { api, identity: identity.to_owned(), insists: false, seen: None, told: None }
+        let identity = identity.to_owned();
+        Self { api, identity, insists: false, seen: None, told: None, held: None }
     }
 
     /// The holder, if it lives, lets go within a few seconds.
@@ -108,13 +113,18 @@ impl Election {
 
     /// True if it is ours now.
     async fn acquire(&mut self) -> kube::Result<bool> {
+        // Whether anybody else has written since, the write itself tells.
+        if let Some(lease) = self.held.take()
+            && self.take(lease).await?
+        {
+            return Ok(true);
+        }
         let Some(mut lease) = self.api.get_opt(NAME).await? else {
             let lease = self.taken(Lease::default());
             return is_taken(self.api.create(&PostParams::default(), &lease).await);
         };
         if self.may_take(&lease) {
-            lease = self.taken(lease);
-            return is_taken(self.api.replace(NAME, &PostParams::default(), &lease).await);
+            return self.take(lease).await;
         }
         if self.insists && wanted_by(&lease) != Some(&self.identity) {
             let annotations = lease.metadata.annotations.get_or_insert_default();
@@ -122,6 +132,13 @@ impl Election {
             is_taken(self.api.replace(NAME, &PostParams::default(), &lease).await)?;
         }
         Ok(false)
+    }
+
+    async fn take(&mut self, lease: Lease) -> kube::Result<bool> {
+        let lease = self.taken(lease);
+        let written = self.api.replace(NAME, &PostParams::default(), &lease).await;
+        self.held = written.as_ref().ok().cloned();
+        is_taken(written)
     }
 
     fn may_take(&mut self, lease: &Lease) -> bool {
@@ -179,20 +196,16 @@ fn holder(lease: &Lease) -> Option<&String> {
     lease.spec.as_ref()?.holder_identity.as_ref().filter(|holder| !holder.is_empty())
 }
 
-/// Somebody else may have come first.
+/// Somebody else may have come first, or removed it.
 fn is_taken(written: kube::Result<Lease>) -> kube::Result<bool> {
     match written {
         Ok(_) => Ok(true),
-        Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(false),
         Err(error) => Err(error),
     }
 }
 
 /// An answer that is late is none: the Lease may have run out meanwhile.
 async fn attempt<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
-    let late = |_| {
-        let error = std::io::Error::from(std::io::ErrorKind::TimedOut);
-        kube::Error::Service(error.into())
-    };
-    timeout(PERIOD, request).await.map_err(late).flatten()
+    within(PERIOD, request).await
 }

@@ -71,6 +71,8 @@ pub(super) struct Live {
     /// What a source has named since it began to list all it has.
     lists: BTreeMap<Watched, BTreeSet<Key>>,
     unlisted: BTreeSet<Watched>,
+    /// Of these there is no definition.
+    missing: BTreeSet<Watched>,
     /// Why a source tells nothing, told once.
     failing: BTreeMap<Watched, String>,
 }
@@ -212,6 +214,7 @@ impl Live {
             sources,
             lists: BTreeMap::new(),
             unlisted: all.iter().copied().collect(),
+            missing: BTreeSet::new(),
             failing: BTreeMap::new(),
         }
     }
@@ -219,6 +222,11 @@ impl Live {
     /// True once all is known that was there at the start.
     pub(super) fn is_whole(&self) -> bool {
         self.unlisted.is_empty()
+    }
+
+    /// True if nobody has defined that kind.
+    pub(super) fn is_missing(&self, of: Watched) -> bool {
+        self.missing.contains(&of)
     }
 
     /// Waits for something to happen; true if anything is different now. Cancel safe.
@@ -259,6 +267,7 @@ impl Live {
             }
         };
         self.failing.remove(&of);
+        self.missing.remove(&of);
         changed
     }
 
@@ -275,6 +284,7 @@ impl Live {
         self.lists.remove(&of);
         let told = error.to_string();
         if of.may_be_missing() && is_missing(error) {
+            self.missing.insert(of);
             return tracing::trace!(kind = of.resource().kind, "not installed");
         }
         if self.failing.get(&of) != Some(&told) {

@@ -1,8 +1,10 @@
-//! What only Kubernetes has: gateways as Deployments with their Services and rights, Leases, Events,
-//! and Liqo's ForeignClusters. No other part of the controller knows of it.
+//! What only Kubernetes has: gateways as Deployments with their Services and rights, Services of IPs,
+//! pods, what Liqo's tools look for in Secrets and ForeignClusters, Leases, Events, and the end of all
+//! of it ([`withdrawal`]). No other part of the controller knows of it.
 //!
-//! [`Kubernetes`] is told a [`Plan`] and tells [`Placements`]; `live` is what is there, `objects`
-//! says what should be (pure), `writer` writes what differs, `place` says where gateways run (pure).
+//! [`Kubernetes`] is told a [`Plan`] and tells [`Placements`]; `live` is what is there, `objects` and
+//! `services` say what should be (pure), `writer` writes what differs, `place` says where gateways run
+//! (pure), `pods` which of all pods have addresses that their nodes' CIDRs do not tell.
 
 mod endpoint;
 mod events;
@@ -60,6 +62,9 @@ pub struct Kubernetes {
     retry: Option<Instant>,
 }
 
+/// What is wrong with a gateway, or with the Service of an IP.
+type Faults = BTreeMap<ObjectRef, Vec<Fault>>;
+
 struct Wanted {
     gateway: PlannedGateway,
     template: Result<Template, Fault>,
@@ -97,7 +102,7 @@ impl Kubernetes {
                 _ = self.pods.next() => {}
             }
         }
-        let mut faults = BTreeMap::new();
+        let mut faults = Faults::new();
         loop {
             self.tell(&faults);
             if !self.changed().await {
@@ -105,7 +110,7 @@ impl Kubernetes {
             }
             let plan = self.plan.borrow_and_update().clone();
             let Some(plan) = plan else { continue };
-            faults = self.reconcile(&plan).await;
+            faults = self.reconcile(&plan, faults).await;
             self.secrets.complete(&plan.secrets).await;
             self.events.tell(&plan.problems).await;
             self.foreign_clusters.tell(&plan).await;
@@ -141,12 +146,18 @@ impl Kubernetes {
         self.plan.borrow().as_ref()?;
         // Nothing else can be done while the API server cannot be reached.
         self.retry.or_else(|| {
-            let due = [self.writer.again(), self.foreign_clusters.due()];
+            let due = [
+                self.writer.again(),
+                self.foreign_clusters.due(),
+                self.secrets.due(),
+                self.pods.due(),
+                self.events.again(),
+            ];
             due.into_iter().flatten().min()
         })
     }
 
-    fn tell(&self, faults: &BTreeMap<ObjectRef, Vec<Fault>>) {
+    fn tell(&mut self, faults: &Faults) {
         let mut of = place::placements(self.live.objects());
         for (gateway, faults) in faults {
             let uid = self.wanted.get(gateway).map(|wanted| wanted.gateway.object.uid());
@@ -157,7 +168,8 @@ impl Kubernetes {
             }
             placement.faults.clone_from(faults);
         }
-        let placements = Placements { of, pods: self.pods.outside(self.live.objects()) };
+        let pods = self.pods.tell(self.live.objects(), Instant::now());
+        let placements = Placements { of, pods };
         self.placements.send_if_modified(|before| {
             let news = before.as_ref() != Some(&placements);
             *before = Some(placements);
@@ -165,25 +177,26 @@ impl Kubernetes {
         });
     }
 
-    /// Makes it so. What is wrong with a gateway is given back.
-    async fn reconcile(&mut self, plan: &Plan) -> BTreeMap<ObjectRef, Vec<Fault>> {
+    /// Makes it so. What is wrong with a gateway or an IP is given back; of what could not be tried,
+    /// what was wrong before.
+    async fn reconcile(&mut self, plan: &Plan, before: Faults) -> Faults {
         self.retry = None;
         self.render(plan);
-        let mut faults: BTreeMap<ObjectRef, Vec<Fault>> = BTreeMap::new();
+        let mut faults = Faults::new();
         self.writer.begin();
-        let written = match self.write_all(&mut faults).await {
-            Ok(()) => self.write_services(plan, &mut faults).await,
-            unreachable => unreachable,
-        };
-        let result = match written {
-            Ok(()) if plan.whole => self.sweep(plan).await,
-            result => result,
-        };
-        if let Err(error) = result {
-            tracing::debug!(%error, "tried again soon");
-            self.retry = Some(Instant::now() + RETRY);
+        let Err(error) = self.make(plan, &mut faults).await else { return faults };
+        tracing::debug!(%error, "tried again soon");
+        self.retry = Some(Instant::now() + RETRY);
+        before.into_iter().chain(faults).collect()
+    }
+
+    async fn make(&mut self, plan: &Plan, faults: &mut Faults) -> Result<(), WriteError> {
+        self.write_all(faults).await?;
+        // Before Services are written: that of an IP's namesake would be in the way.
+        if plan.whole {
+            self.sweep(plan).await?;
         }
-        faults
+        self.write_services(plan, faults).await
     }
 
     fn render(&mut self, plan: &Plan) {
@@ -200,10 +213,7 @@ impl Kubernetes {
         }
     }
 
-    async fn write_all(
-        &mut self,
-        faults: &mut BTreeMap<ObjectRef, Vec<Fault>>,
-    ) -> Result<(), WriteError> {
+    async fn write_all(&mut self, faults: &mut Faults) -> Result<(), WriteError> {
         for (gateway, wanted) in &self.wanted {
             let objects = match &wanted.objects {
                 Ok(objects) => objects,
@@ -220,11 +230,7 @@ impl Kubernetes {
         Ok(())
     }
 
-    async fn write_services(
-        &mut self,
-        plan: &Plan,
-        faults: &mut BTreeMap<ObjectRef, Vec<Fault>>,
-    ) -> Result<(), WriteError> {
+    async fn write_services(&mut self, plan: &Plan, faults: &mut Faults) -> Result<(), WriteError> {
         for (reference, ip) in &plan.services {
             let objects = services::objects_of(ip).unwrap_or_default();
             for (key, object) in objects.iter().filter_map(keyed) {
@@ -249,11 +255,19 @@ impl Kubernetes {
             made.filter(|(key, object)| !is_wanted(key) && place::gateway_of(object).is_some());
         let exposed = Watched::EXPOSED.into_iter().flat_map(|kind| live.all(kind));
         let stale = stale.chain(exposed.filter(|(_, object)| services::is_stale(object, plan)));
-        let stale: Vec<_> =
+        // What ends already may take its time.
+        let stale = stale.filter(|(_, object)| object.metadata.deletion_timestamp.is_none());
+        let stale: BTreeMap<Key, Option<String>> =
             stale.map(|(key, object)| (key.clone(), object.metadata.uid.clone())).collect();
-        self.writer.keep(|key| is_wanted(key) || services::is_wanted(key, plan));
+        self.writer.keep(|key| {
+            is_wanted(key) || services::is_wanted(key, plan) || stale.contains_key(key)
+        });
         for (key, uid) in stale {
-            self.writer.delete(&key, uid.as_deref()).await?;
+            // What is refused for one keeps none of the others.
+            let removed = self.writer.delete(&key, uid.as_deref()).await;
+            if let Err(unreachable @ WriteError::Unreachable(_)) = removed {
+                return Err(unreachable);
+            }
         }
         Ok(())
     }
@@ -269,7 +283,7 @@ fn objects_of(gateway: &PlannedGateway, template: &Template) -> Result<Vec<Dynam
 fn tolerate(
     written: Result<(), WriteError>,
     of: &ObjectRef,
-    faults: &mut BTreeMap<ObjectRef, Vec<Fault>>,
+    faults: &mut Faults,
 ) -> Result<(), WriteError> {
     let Err(refused @ WriteError::Refused { .. }) = written else { return written };
     let fault = Fault { field: String::new(), message: refused.to_string() };

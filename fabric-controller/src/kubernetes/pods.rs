@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::ready;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use fabric_api::{Cidr, check, labels};
 use futures::stream::{BoxStream, StreamExt as _};
@@ -14,12 +15,17 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
 use super::live::{Key, Objects, Patience, Watched};
 use crate::placement::PodAddresses;
 
 /// Those that are somewhere, and have not ended.
 const FIELDS: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
+
+/// Between two news of them. Where pods are anywhere, each that starts or ends is told to every
+/// gateway.
+const PACE: Duration = Duration::from_secs(1);
 
 /// What is read of a pod.
 type Read = Object<Spec, Status>;
@@ -61,6 +67,11 @@ pub(super) struct Pods {
     listed: Option<BTreeSet<Name>>,
     whole: bool,
     failing: Option<String>,
+    /// The last news, and when they were told.
+    news: PodAddresses,
+    at: Option<Instant>,
+    /// There are others by now.
+    more: bool,
 }
 
 impl Pods {
@@ -72,7 +83,20 @@ impl Pods {
         // That a list begins is no success yet.
         let told = watcher(api, selection).filter(|told| ready(!matches!(told, Ok(Event::Init))));
         let told = told.backoff(Patience::default()).boxed();
-        Self { told, known: BTreeMap::new(), listed: None, whole: false, failing: None }
+        Self::of(told)
+    }
+
+    fn of(told: BoxStream<'static, Told>) -> Self {
+        Self {
+            told,
+            known: BTreeMap::new(),
+            listed: None,
+            whole: false,
+            failing: None,
+            news: PodAddresses::new(),
+            at: None,
+            more: false,
+        }
     }
 
     /// True once all is known that was there at the start.
@@ -97,8 +121,25 @@ impl Pods {
         })
     }
 
+    /// What is outside, as of now or of a moment ago: news are told at once, more of them later.
+    pub(super) fn tell(&mut self, nodes: &Objects, now: Instant) -> PodAddresses {
+        let outside = self.outside(nodes);
+        let rests = self.at.is_some_and(|at| now.duration_since(at) < PACE);
+        self.more = rests && outside != self.news;
+        if !rests && outside != self.news {
+            self.news = outside;
+            self.at = Some(now);
+        }
+        self.news.clone()
+    }
+
+    /// When there is more to tell.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.at.filter(|_| self.more).map(|at| at + PACE)
+    }
+
     /// An address that two pods have, one of which is about to end, is the newer one's.
-    pub(super) fn outside(&self, nodes: &Objects) -> PodAddresses {
+    fn outside(&self, nodes: &Objects) -> PodAddresses {
         let cidrs: BTreeMap<&str, Vec<Cidr>> = nodes
             .all(Watched::Node)
             .map(|(key, _)| (key.name.as_str(), cidrs_of(&key.name, nodes)))
@@ -215,8 +256,7 @@ mod tests {
     use super::*;
 
     fn pods() -> Pods {
-        let told = futures::stream::pending().boxed();
-        Pods { told, known: BTreeMap::new(), listed: None, whole: false, failing: None }
+        Pods::of(futures::stream::pending().boxed())
     }
 
     fn nodes() -> Objects {
@@ -263,6 +303,22 @@ mod tests {
         let gone = pods.take(Ok(Event::Delete(read(pod("b", "n1", "10.200.2.7")))));
         assert!(pods.matter(&gone, &nodes()));
         assert!(outside(&pods).is_empty());
+    }
+
+    #[test]
+    fn news_are_told_at_once_and_more_of_them_together() {
+        let start = Instant::now();
+        let mut pods = pods();
+        let mut told = Vec::new();
+        for (at, ip) in [(0, 1), (10, 2), (20, 3), (1000, 4), (1500, 4), (2500, 5)] {
+            let name = format!("p{ip}");
+            pods.take(Ok(Event::Apply(read(pod(&name, "n1", &format!("10.200.9.{ip}"))))));
+            let count = pods.tell(&nodes(), start + Duration::from_millis(at))["n1"].len();
+            told.push((count, pods.due().map(|due| (due - start).as_millis())));
+        }
+        let later = Some(1000);
+        let expected = [(1, None), (1, later), (1, later), (4, None), (4, None), (5, None)];
+        assert_eq!(told, expected);
     }
 
     #[test]

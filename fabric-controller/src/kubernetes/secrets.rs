@@ -27,6 +27,11 @@ impl Secrets {
         Self { client, tried: BTreeMap::new() }
     }
 
+    /// When one that still lacks something is to be tried again, if nothing happens before.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.tried.values().map(|(_, at)| *at + RETRY).min()
+    }
+
     pub(super) async fn complete(&mut self, gaps: &SecretGaps) {
         self.tried.retain(|secret, (tried, at)| {
             gaps.get(secret).is_some_and(|gap| gap == tried) && at.elapsed() < RETRY
@@ -38,7 +43,9 @@ impl Secrets {
             self.tried.insert(secret.clone(), (gap.clone(), Instant::now()));
             match self.patch(secret, gap).await {
                 Ok(_) => tracing::info!(%secret, "completed"),
-                Err(error) => tracing::warn!(%secret, %error, "cannot be completed"),
+                Err(error) => {
+                    tracing::warn!(%secret, error = told(&error), "cannot be completed");
+                }
             }
         }
     }
@@ -57,6 +64,16 @@ impl Secrets {
     }
 }
 
+/// What the API server finds wrong with a Secret may quote it.
+fn told(error: &kube::Error) -> String {
+    if let kube::Error::Api(status) = error
+        && !matches!(status.code, 403 | 404 | 409)
+    {
+        return format!("refused ({}): {}", status.code, status.reason);
+    }
+    error.to_string()
+}
+
 fn change(gap: &SecretGap) -> Value {
     let mut change = json!({"metadata": {"uid": gap.uid}});
     if let Some(peer) = &gap.peer {
@@ -71,4 +88,34 @@ fn change(gap: &SecretGap) -> Value {
         change["data"] = json!({"publicKey": public.to_string()});
     }
     change
+}
+
+#[cfg(test)]
+mod tests {
+    use fabric_store::Kind;
+
+    use super::*;
+
+    #[test]
+    fn what_may_quote_a_secret_is_not_told() {
+        let refused = |code: u16| {
+            let status = json!({"status": "Failure", "message": "not base64: c2VjcmV0", "reason": "Invalid", "code": code});
+            told(&kube::Error::Api(serde_json::from_value(status).unwrap()))
+        };
+        assert_eq!(refused(422), "refused (422): Invalid");
+        assert!(refused(403).contains("not base64"), "it says who may not do what");
+    }
+
+    #[tokio::test]
+    async fn what_could_not_be_completed_is_tried_again_by_itself() {
+        let nobody = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let mut secrets = Secrets::new(Client::try_from(nobody).unwrap());
+        assert_eq!(secrets.due(), None);
+        let gap = SecretGap { uid: "u".to_owned(), peer: None, owner: None, public_key: None };
+        let before = Instant::now();
+        secrets.complete(&[(ObjectRef::new(Kind::Secret, "t", "keys"), gap)].into()).await;
+        assert!(secrets.due().is_some_and(|due| due >= before + RETRY));
+        secrets.complete(&SecretGaps::new()).await;
+        assert_eq!(secrets.due(), None, "nobody wants it any more");
+    }
 }

@@ -61,11 +61,21 @@ pub(super) fn rendered(gateway: &PlannedGateway, template: &Template) -> Result<
     } else {
         return Err(fault("", format!("{} is no gateway", gateway.object.reference())));
     };
-    Rendered::new(&template.content, &variables).map_err(|error| {
+    let wrong = |what: String| {
         let place = template.from.as_ref().map(|key| format!("{}/{}", key.namespace, key.name));
         let place = place.unwrap_or_else(|| "weft's own".to_owned());
-        fault(Side::of(&gateway.object).field, format!("template {place}: {}", chain(&error)))
-    })
+        fault(Side::of(&gateway.object).field, format!("template {place}: {what}"))
+    };
+    let rendered = Rendered::new(&template.content, &variables);
+    let rendered = rendered.map_err(|error| wrong(chain(&error)))?;
+    match rendered.deployment.spec.replicas {
+        // They would have one key, and nobody to say which of them has the tunnel.
+        Some(many) if many > 1 => {
+            let field = "spec.template.spec.deployment.spec.replicas";
+            Err(wrong(format!("{field}: found {many}; expected 1")))
+        }
+        Some(_) | None => Ok(rendered),
+    }
 }
 
 struct Side<'a> {
@@ -126,4 +136,31 @@ fn chain(error: &dyn Error) -> String {
         source = cause.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn several_replicas_are_refused() {
+        let server: GatewayServer = serde_json::from_value(json!({
+            "apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayServer",
+            "metadata": {"name": "server", "namespace": "liqo-tenant-milan", "uid": "u"},
+            "spec": {"endpoint": {"serviceType": "NodePort", "port": 51840}},
+        }))
+        .unwrap();
+        let (peer, secret_name) = ("milan".parse().unwrap(), "gw-keys".to_owned());
+        let gateway = PlannedGateway { object: server.into(), peer, secret_name };
+        let mut template = template_of(&gateway, &Objects::default(), "liqo").unwrap();
+        for (replicas, is_wrong) in [(json!(null), false), (json!(1), false), (json!(2), true)] {
+            template.content["spec"]["deployment"]["spec"]["replicas"] = replicas;
+            let fault = rendered(&gateway, &template).err();
+            assert_eq!(fault.is_some(), is_wrong, "{fault:?}");
+            let told = "spec.template.spec.deployment.spec.replicas: found 2; expected 1";
+            assert!(fault.is_none_or(|fault| fault.message.ends_with(told)));
+        }
+    }
 }

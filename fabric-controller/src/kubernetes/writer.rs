@@ -17,6 +17,8 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 /// After a refusal: somebody has to change something.
 const RETRY: Duration = Duration::from_secs(5);
 const RETRY_MAX: Duration = Duration::from_secs(60);
+/// After a deletion that makes room: mostly that is done at once.
+const ROOM: Duration = Duration::from_millis(100);
 
 pub(super) struct Writer {
     client: Client,
@@ -33,12 +35,15 @@ struct Written {
 }
 
 struct Refused {
-    want: DynamicObject,
+    /// None if it was to go.
+    want: Option<DynamicObject>,
     message: String,
     again: Instant,
     wait: Duration,
     /// Its time has come.
     due: bool,
+    /// For the sake of what is there now, and is to go.
+    is_in_the_way: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -84,11 +89,10 @@ impl Writer {
         if self.is_there(live.get(key), key, want) {
             return Ok(());
         }
-        if let Some(refused) = self.refused.get(key)
-            && refused.want == *want
-            && !refused.due
-        {
-            return Err(WriteError::of(key, refused.message.clone()));
+        let in_the_way = |refused: &Refused| refused.is_in_the_way;
+        let has_room = live.get(key).is_none() && self.refused.get(key).is_some_and(in_the_way);
+        if let Some(message) = self.standing(key, Some(want)).filter(|_| !has_room) {
+            return Err(WriteError::of(key, message.to_owned()));
         }
         match self.apply(key, want).await {
             Ok(got) => {
@@ -109,15 +113,18 @@ impl Writer {
         want: &DynamicObject,
     ) -> Result<(), WriteError> {
         let ours = |there: &DynamicObject| is_owned_alike(there, want);
-        let waits = self.refused.get(key).is_some_and(|r| r.want == *want && !r.due);
+        let waits = self.standing(key, Some(want)).is_some();
         if waits || live.get(key).is_some_and(ours) {
             return self.write(live, key, want).await;
         }
         // What others have made is not watched.
         match answer(self.api(key).get_opt(&key.name)).await {
             Ok(Some(there)) if !ours(&there) => {
-                let message = "there is one of somebody else; expected another name";
-                Err(self.refuse(key, want, message.to_owned()))
+                let message = match there.metadata.deletion_timestamp {
+                    None => "there is one of somebody else; expected another name",
+                    Some(_) => "there is another one that has not ended yet",
+                };
+                Err(self.refuse(key, Some(want), message.to_owned()))
             }
             Ok(_) => self.write(live, key, want).await,
             Err(error) => Err(self.failed(key, want, error).await),
@@ -125,6 +132,9 @@ impl Writer {
     }
 
     pub(super) async fn delete(&mut self, key: &Key, uid: Option<&str>) -> Result<(), WriteError> {
+        if let Some(message) = self.standing(key, None) {
+            return Err(WriteError::of(key, message.to_owned()));
+        }
         let uid = uid.map(str::to_owned);
         let preconditions = Preconditions { uid, resource_version: None };
         let parameters =
@@ -133,7 +143,7 @@ impl Writer {
             Ok(_) => tracing::info!(kind = key.of.resource().kind, %key, "removed"),
             // Gone, or there is another in its place.
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
-            Err(kube::Error::Api(status)) => return Err(WriteError::of(key, status.message)),
+            Err(kube::Error::Api(status)) => return Err(self.stays(key, status.message)),
             Err(error) => return Err(WriteError::Unreachable(error.into())),
         }
         self.written.remove(key);
@@ -156,30 +166,57 @@ impl Writer {
         let kube::Error::Api(status) = error else { return WriteError::Unreachable(error.into()) };
         let fixed = status.code == 422 && status.message.contains("immutable");
         let made_new = fixed && matches!(key.of, Watched::Deployment | Watched::Binding);
-        let message = if made_new {
-            tracing::warn!(%key, reason = status.message, "cannot be changed; it is made anew");
-            let removed = self.delete(key, None).await;
-            removed.map_or_else(|error| error.to_string(), |()| "it is being made anew".to_owned())
-        } else {
-            status.message
-        };
-        let error = self.refuse(key, want, message);
-        if let Some(refused) = self.refused.get_mut(key).filter(|_| made_new) {
-            refused.wait = Duration::from_millis(100);
-            refused.again = Instant::now() + refused.wait;
+        if !made_new {
+            return self.refuse(key, Some(want), status.message);
+        }
+        tracing::warn!(%key, reason = status.message, "cannot be changed; it is made anew");
+        let wait = self.wait(key, Some(want), true);
+        let removed = self.delete(key, None).await;
+        let message =
+            removed.map_or_else(|error| error.to_string(), |()| "it is being made anew".to_owned());
+        let error = self.refuse(key, Some(want), message);
+        if let Some(refused) = self.refused.get_mut(key) {
+            (refused.is_in_the_way, refused.wait) = (true, wait);
+            refused.again = Instant::now() + wait;
         }
         error
     }
 
+    /// Why this need not be tried now.
+    fn standing(&self, key: &Key, want: Option<&DynamicObject>) -> Option<&str> {
+        let refused = self.refused.get(key).filter(|refused| !refused.due)?;
+        (refused.want.as_ref() == want).then_some(&refused.message)
+    }
+
+    fn stays(&mut self, key: &Key, message: String) -> WriteError {
+        let known = self.refused.get(key).is_some_and(|before| before.message == message);
+        if !known {
+            tracing::warn!(%key, reason = message, "cannot be removed; tried again");
+        }
+        self.refuse(key, None, message)
+    }
+
     /// It is tried again, less and less often.
-    fn refuse(&mut self, key: &Key, want: &DynamicObject, message: String) -> WriteError {
-        let before = self.refused.get(key).filter(|before| before.want == *want);
-        let wait = before.map_or(RETRY, |before| (before.wait * 2).clamp(RETRY, RETRY_MAX));
-        let again = Instant::now() + wait;
-        let refused =
-            Refused { want: want.clone(), message: message.clone(), again, wait, due: false };
+    fn refuse(&mut self, key: &Key, want: Option<&DynamicObject>, message: String) -> WriteError {
+        let wait = self.wait(key, want, false);
+        let refused = Refused {
+            want: want.cloned(),
+            message: message.clone(),
+            again: Instant::now() + wait,
+            wait,
+            due: false,
+            is_in_the_way: false,
+        };
         self.refused.insert(key.clone(), refused);
         WriteError::of(key, message)
+    }
+
+    /// Twice as long as the last time that the same was refused for the same sake.
+    fn wait(&self, key: &Key, want: Option<&DynamicObject>, is_in_the_way: bool) -> Duration {
+        let least = if is_in_the_way { ROOM } else { RETRY };
+        let same = |b: &&Refused| b.want.as_ref() == want && b.is_in_the_way == is_in_the_way;
+        let before = self.refused.get(key).filter(same);
+        before.map_or(least, |before| (before.wait * 2).min(RETRY_MAX))
     }
 
     fn api(&self, key: &Key) -> Api<DynamicObject> {
@@ -216,11 +253,18 @@ fn is_owned_alike(there: &DynamicObject, want: &DynamicObject) -> bool {
 
 /// The answer to a request, within bounds.
 pub(super) async fn answer<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+    within(TIMEOUT, request).await
+}
+
+pub(super) async fn within<T>(
+    bound: Duration,
+    request: impl Future<Output = kube::Result<T>>,
+) -> kube::Result<T> {
     let late = |_| {
         let error = std::io::Error::from(std::io::ErrorKind::TimedOut);
         kube::Error::Service(error.into())
     };
-    timeout(TIMEOUT, request).await.map_err(late).flatten()
+    timeout(bound, request).await.map_err(late).flatten()
 }
 
 /// Higher after each change of the same object.

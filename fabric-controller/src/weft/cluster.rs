@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::builder::BoolishValueParser;
-use fabric_api::check;
 use fabric_api::ipam::{IP, Network};
+use fabric_api::{check, labels};
 use fabric_store::{ApiError, Kind, Snapshot, Store, StoreError};
 use futures::future::join_all;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -154,7 +154,7 @@ fn ungranted(snapshot: &Snapshot) -> Vec<String> {
 async fn pods(store: &Store) -> anyhow::Result<Pods> {
     let client = store.api_server().context("no API server")?.client;
     let (programs, gateways, deployments) = tokio::join!(
-        listed::<Pod>(&client, pods::PROGRAMS),
+        listed::<Pod>(&client, labels::PROGRAM),
         listed::<Pod>(&client, pods::GATEWAYS),
         listed::<Deployment>(&client, pods::DEPLOYED),
     );

@@ -66,6 +66,22 @@ async fn without_ipam_what_is_published_stays_and_the_rest_waits() {
 }
 
 #[tokio::test]
+async fn ipam_is_asked_again_whatever_else_cannot_be_written() {
+    let mut cluster = Cluster::new("rome");
+    // No file can take the place of this.
+    fs::create_dir_all(cluster.path("state/secrets/liqo-tenant-milan.gw-client.yaml/full"))
+        .unwrap();
+    cluster.write("milan.yaml", &client_of("milan", 30742));
+    cluster.start();
+    let told = |what: &str| cluster.problems().iter().any(|problem| problem.contains(what));
+    until("both", || told("cannot write") && told("ipam cannot be reached")).await;
+    cluster.ipam.start();
+    let node = || cluster.node("n1").is_some_and(|config| config.spec.overlay.is_some());
+    let took = until("it is asked", node).await;
+    assert!(took < Duration::from_secs(3), "{took:?}");
+}
+
+#[tokio::test]
 async fn ipam_may_come_last() {
     let mut cluster = Cluster::new("rome");
     cluster.write("milan.yaml", &client_of("milan", 30742));

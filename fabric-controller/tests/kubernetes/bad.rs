@@ -32,10 +32,7 @@ fn a_template_that_is_not_there_is_a_condition_and_an_event_until_it_is() {
     assert_eq!(event["regarding"]["kind"], "GatewayServer");
     assert_eq!(event["regarding"]["name"], "server");
     assert_eq!(event["type"], "Warning");
-    sleep(Duration::from_secs(2));
-    let before = cluster.writes();
-    sleep(Duration::from_secs(6));
-    assert_eq!(cluster.writes(), before, "nothing has changed");
+    cluster.until_peace();
 
     let mut template: Value = serde_saphyr::from_str(gateway_templates::WIREGUARD_SERVER).unwrap();
     template["metadata"] = json!({"name": "late", "namespace": "liqo"});
@@ -112,6 +109,36 @@ fn a_status_that_is_refused_is_not_sent_with_every_event() {
     cluster.kill_pod("linz", "a");
 }
 
+#[test]
+fn a_deletion_that_is_refused_holds_up_no_other_and_is_tried_again_in_peace() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    let namespace = &tenant("steyr");
+    cluster.apply_all(&peering("steyr"));
+    cluster.apply(&server("steyr", &cluster_ip()));
+    cluster.until("a gateway", || cluster.get("deployment", namespace, "gw-server"));
+    let policy = refusing(namespace, "DELETE", "", "serviceaccounts");
+    cluster.apply_all(&policy);
+    let account = ["serviceaccount", "gw-server", "-n", namespace];
+    cluster.until("it is in force", || {
+        let delete = [&["delete"], &account[..], &["--dry-run=server"]].concat();
+        cluster.server.kubectl(&delete, "").err()
+    });
+    cluster.delete("gatewayserver", namespace, "server");
+    for kind in ["role", "rolebinding", "service", "deployment"] {
+        let gone = || cluster.get(kind, namespace, "gw-server").is_none().then_some(());
+        cluster.until(&format!("the {kind} is gone"), gone);
+    }
+    let before = cluster.writes();
+    sleep(Duration::from_secs(6));
+    let writes = cluster.writes() - before;
+    assert!(writes <= 2, "{writes} writes in six seconds");
+    for object in &policy {
+        cluster.kubectl(&["delete", "-f", "-"], &object.to_string());
+    }
+    let gone = || cluster.get(account[0], namespace, account[1]).is_none().then_some(());
+    cluster.until("the account is gone", gone);
+}
+
 fn connection(namespace: &str) -> Value {
     json!({"apiVersion": "networking.liqo.io/v1beta1", "kind": "Connection",
         "metadata": {"name": "gw-server", "namespace": namespace},
@@ -119,23 +146,28 @@ fn connection(namespace: &str) -> Value {
 }
 
 fn refusing_statuses(namespace: &str) -> [Value; 2] {
+    refusing(namespace, "UPDATE", "networking.liqo.io", "gatewayservers/status")
+}
+
+fn refusing(namespace: &str, operation: &str, group: &str, resources: &str) -> [Value; 2] {
+    let name = format!("no-{}", operation.to_lowercase());
     let of = |kind: &str, spec: Value| {
         json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind,
-            "metadata": {"name": "no-statuses"}, "spec": spec})
+            "metadata": {"name": name}, "spec": spec})
     };
-    let statuses = json!({"apiGroups": ["networking.liqo.io"], "apiVersions": ["*"],
-        "operations": ["UPDATE"], "resources": ["gatewayservers/status"]});
+    let matched = json!({"apiGroups": [group], "apiVersions": ["*"],
+        "operations": [operation], "resources": [resources]});
     let rule = json!({"expression": format!("request.namespace != '{namespace}'"),
         "message": "not in this namespace"});
     [
         of(
             "ValidatingAdmissionPolicy",
             json!({"failurePolicy": "Fail",
-            "matchConstraints": {"resourceRules": [statuses]}, "validations": [rule]}),
+            "matchConstraints": {"resourceRules": [matched]}, "validations": [rule]}),
         ),
         of(
             "ValidatingAdmissionPolicyBinding",
-            json!({"policyName": "no-statuses", "validationActions": ["Deny"]}),
+            json!({"policyName": name, "validationActions": ["Deny"]}),
         ),
     ]
 }

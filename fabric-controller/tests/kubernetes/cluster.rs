@@ -146,6 +146,21 @@ impl Cluster {
         }
     }
 
+    /// Waits until the controller has written nothing for six seconds.
+    pub(crate) fn until_peace(&self) {
+        let (began, mut before) = (Instant::now(), self.writes());
+        loop {
+            thread::sleep(Duration::from_secs(6));
+            let writes = self.writes();
+            if writes == before {
+                return;
+            }
+            let more = writes - before;
+            assert!(began.elapsed() < PATIENCE, "never peace: {more} writes in 6 s\n{}", self.log());
+            before = writes;
+        }
+    }
+
     /// Writes that the server was asked for, of resources that the controller writes.
     pub(crate) fn writes(&self) -> u64 {
         const OURS: [&str; 10] = [

@@ -53,9 +53,9 @@ async fn take_over(cluster: &Cluster) {
         () = second.won() => panic!("two of them"),
         () = tokio::time::sleep(Duration::from_secs(17)) => {}
     }
-    // Killed: it was renewed at most two seconds ago.
+    // Killed. What counts is 15 s of silence, looked at every two seconds by a machine that is busy.
     drop(first);
-    wins_within(&mut second, 15.0 + 2.0).await;
+    wins_within(&mut second, 15.0 + 10.0).await;
     assert_eq!(holder(cluster, "votes"), "two");
 
     let mut third = candidate(cluster, "votes", "three");
@@ -92,7 +92,7 @@ async fn insist(cluster: &Cluster) {
 
     last.leave_locked(Duration::from_secs(18)).await.unwrap();
     drop(last);
-    let waited = wins_within(&mut second, 18.0 + 4.0).await;
+    let waited = wins_within(&mut second, 18.0 + 10.0).await;
     assert!(waited > Duration::from_secs(16), "{waited:?}");
 }
 
@@ -112,7 +112,8 @@ fn a_controller_that_is_told_to_stop_lets_the_next_one_work_at_once() {
     let first = nix::unistd::Pid::from_raw(cluster.first.try_into().unwrap());
     nix::sys::signal::kill(first, nix::sys::signal::Signal::SIGTERM).unwrap();
     cluster.until("the second one works", || held("second"));
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    // One that is not let go takes 15 s and more.
+    assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
     cluster.apply_all(&peering("wells"));
     cluster.apply(&client("wells"));
     cluster.until("a gateway", || cluster.get("deployment", &tenant("wells"), "gw-client"));

@@ -84,3 +84,17 @@ fn one_that_is_there_is_told_whatever_its_name_is() {
     cluster.delete("configuration", &tenant("narvik"), "narvik");
     cluster.until_is(["foreignclusters", "", "of-the-user"], NETWORKING, &json!(false));
 }
+
+#[test]
+fn one_whose_name_is_taken_keeps_no_other_waiting() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    // Before all others, by name; it says that it is of another peer.
+    cluster.apply(&json!({"apiVersion": "core.liqo.io/v1beta1", "kind": "ForeignCluster",
+        "metadata": {"name": "alta", "labels": {"liqo.io/remote-cluster-id": "elsewhere"}},
+        "spec": {"clusterID": "elsewhere"}}));
+    cluster.apply_all(&peering("alta"));
+    peered(cluster, "voss");
+    unpeer(cluster, "voss");
+    cluster.delete("configuration", &tenant("alta"), "alta");
+    cluster.delete("foreignclusters", "", "alta");
+}

@@ -52,10 +52,7 @@ fn an_ip_has_the_service_that_it_asks_for_as_long_as_it_does() {
     cluster.until_is(slice, "/endpoints/0/addresses", &json!(["192.0.2.200"]));
     cluster.delete("service", NAMESPACE, "sql");
     until_there(cluster, "sql", true);
-    sleep(Duration::from_secs(2));
-    let before = cluster.writes();
-    sleep(Duration::from_secs(5));
-    assert_eq!(cluster.writes(), before, "nothing is to be done");
+    cluster.until_peace();
 
     let none = json!({"spec": {"serviceTemplate": null}});
     cluster.merge("ips.ipam.liqo.io", NAMESPACE, "sql", &none);
@@ -71,6 +68,8 @@ fn an_ip_has_the_service_that_it_asks_for_as_long_as_it_does() {
         (service["metadata"]["uid"] != old).then_some(())
     });
     until_there(cluster, "sql", true);
+    let events = cluster.kubectl(&["get", "events", "-n", NAMESPACE, "-o", "json"], "");
+    assert!(!events.contains("default/sql cannot be written"), "it is in nobody's way: {events}");
     cluster.delete("ips.ipam.liqo.io", NAMESPACE, "sql");
     until_there(cluster, "sql", false);
 }
@@ -88,7 +87,10 @@ fn a_service_of_somebody_else_stays_and_the_ip_says_so() {
         let events: Value = serde_json::from_str(&events).unwrap();
         let all = events["items"].as_array()?.iter();
         // The API server has something to say of Services, too.
-        let mut about = all.filter(|event| event["involvedObject"]["kind"] == "IP");
+        let mut about = all.filter(|event| {
+            let object = &event["involvedObject"];
+            object["kind"] == "IP" && object["name"] == "web"
+        });
         about.find_map(|event| event["message"].as_str().map(str::to_owned))
     });
     assert_eq!(

@@ -1,7 +1,7 @@
 //! What a gateway consists of in Kubernetes.
 
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -122,27 +122,70 @@ fn what_others_change_is_put_right_and_then_there_is_peace() {
     // What is somebody else's stays.
     let theirs = json!({"metadata": {"annotations": {"example.com/theirs": "yes"}}});
     cluster.merge("deployment", namespace, "gw-server", &theirs);
-    sleep(Duration::from_secs(3));
-    let before = cluster.writes();
-    sleep(Duration::from_secs(6));
-    assert_eq!(cluster.writes(), before, "nothing is to be done");
+    cluster.until_peace();
     let deployment = cluster.get("deployment", namespace, "gw-server").unwrap();
     assert_eq!(deployment["metadata"]["annotations"]["example.com/theirs"], "yes");
+}
+
+/// A server made from a template of the user, which is given back.
+fn templated(cluster: &Cluster, peer: &str, name: &str) -> Value {
+    cluster.apply_all(&peering(peer));
+    let mut template: Value = serde_saphyr::from_str(gateway_templates::WIREGUARD_SERVER).unwrap();
+    template["metadata"] = json!({"name": name, "namespace": "liqo"});
+    cluster.apply(&template);
+    let mut server = server(peer, &cluster_ip());
+    server["spec"]["serverTemplateRef"] = json!({"apiVersion": "networking.liqo.io/v1beta1",
+        "kind": "WgGatewayServerTemplate", "name": name, "namespace": "liqo"});
+    cluster.apply(&server);
+    made(cluster, &tenant(peer), "gw-server", &KINDS);
+    template
+}
+
+/// Makes of a template what Kubernetes does not let become of a Deployment that is there.
+fn select_anew(template: &mut Value) {
+    let deployment = &mut template["spec"]["template"]["spec"]["deployment"]["spec"];
+    deployment["selector"]["matchLabels"] = json!({"mine": "{{ .Name }}"});
+    deployment["template"]["metadata"]["labels"] = json!({"mine": "{{ .Name }}"});
+}
+
+#[test]
+fn a_deployment_that_does_not_go_is_tried_less_and_less_often() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    let mut template = templated(cluster, "dijon", "stays");
+    let namespace = &tenant("dijon");
+    let finalizers = |list: Value| {
+        cluster.merge(
+            "deployment",
+            namespace,
+            "gw-server",
+            &json!({"metadata": {"finalizers": list}}),
+        )
+    };
+    finalizers(json!(["example.com/stays"]));
+    select_anew(&mut template);
+    cluster.apply(&template);
+    let deployment = ["deployment", namespace.as_str(), "gw-server"];
+    cluster.until("it is to go", || {
+        cluster
+            .get("deployment", namespace, "gw-server")?
+            .pointer("/metadata/deletionTimestamp")
+            .cloned()
+    });
+    let before = cluster.writes();
+    sleep(Duration::from_secs(6));
+    let tries = cluster.writes() - before;
+    assert!((4..=30).contains(&tries), "{tries} in 6 s");
+    finalizers(json!([]));
+    let began = Instant::now();
+    cluster.until_is(deployment, "/spec/selector/matchLabels", &json!({"mine": "server"}));
+    assert!(began.elapsed() < Duration::from_secs(3), "at once when there is room");
 }
 
 #[test]
 fn a_template_of_the_user_is_followed() {
     let Some((_turn, cluster)) = cluster() else { return };
-    cluster.apply_all(&peering("nice"));
-    let mut template: Value = serde_saphyr::from_str(gateway_templates::WIREGUARD_SERVER).unwrap();
-    template["metadata"] = json!({"name": "mine", "namespace": "liqo"});
-    cluster.apply(&template);
-    let mut server = server("nice", &cluster_ip());
-    server["spec"]["serverTemplateRef"] = json!({"apiVersion": "networking.liqo.io/v1beta1",
-        "kind": "WgGatewayServerTemplate", "name": "mine", "namespace": "liqo"});
-    cluster.apply(&server);
+    let mut template = templated(cluster, "nice", "mine");
     let namespace = tenant("nice");
-    made(cluster, &namespace, "gw-server", &KINDS);
     let deployment = &mut template["spec"]["template"]["spec"]["deployment"]["spec"];
     deployment["template"]["spec"]["containers"][0]["image"] = json!("example.com/mine");
     cluster.apply(&template);
@@ -152,9 +195,7 @@ fn a_template_of_the_user_is_followed() {
     // What Kubernetes does not let change is made anew.
     let uid =
         cluster.get("deployment", &namespace, "gw-server").unwrap()["metadata"]["uid"].clone();
-    let deployment = &mut template["spec"]["template"]["spec"]["deployment"]["spec"];
-    deployment["selector"]["matchLabels"] = json!({"mine": "{{ .Name }}"});
-    deployment["template"]["metadata"]["labels"] = json!({"mine": "{{ .Name }}"});
+    select_anew(&mut template);
     cluster.apply(&template);
     cluster.until_is(deployed, "/spec/selector/matchLabels", &json!({"mine": "server"}));
     let now = cluster.get("deployment", &namespace, "gw-server").unwrap();

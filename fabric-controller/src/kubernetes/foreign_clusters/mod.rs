@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::live::{Key, Live, Watched};
 use super::writer::{MANAGER, answer};
 use crate::placement::{Peers, Plan};
-use module::{is_of_no_use, modules, peer_of};
+use module::{Step, peer_of, step};
 
 /// Between two writes that say the same, whoever undoes the first.
 const PACE: Duration = Duration::from_secs(1);
@@ -30,8 +30,12 @@ pub(super) struct ForeignClusters {
     api: Api<DynamicObject>,
     live: Live,
     told: BTreeMap<String, Told>,
+    /// Why something was refused, by what it was and the name.
+    refused: BTreeMap<Try, String>,
     due: Option<Instant>,
 }
+
+type Try = (&'static str, String);
 
 /// What was written last.
 struct Told {
@@ -44,7 +48,7 @@ impl ForeignClusters {
     pub(super) fn new(client: Client) -> Self {
         let live = Live::watch(&client, &[Watched::ForeignCluster]);
         let api = Api::all_with(client, &Watched::ForeignCluster.resource());
-        Self { api, live, told: BTreeMap::new(), due: None }
+        Self { api, live, told: BTreeMap::new(), refused: BTreeMap::new(), due: None }
     }
 
     /// Waits for something to happen; true if anything is different now. Cancel safe.
@@ -71,6 +75,11 @@ impl ForeignClusters {
         }
     }
 
+    /// True while their definition is not installed.
+    pub(super) fn are_undefined(&self) -> bool {
+        self.live.is_missing(Watched::ForeignCluster)
+    }
+
     /// True if all of them are as they were last told to be.
     pub(super) fn is_settled(&self) -> bool {
         self.live.is_whole() && self.due.is_none()
@@ -81,12 +90,18 @@ impl ForeignClusters {
         let all = self.live.objects().all(Watched::ForeignCluster);
         let there: BTreeSet<String> = all.map(|(_, object)| peer_of(object)).collect();
         for peer in peers.keys().filter(|peer| !there.contains(peer.as_str())) {
-            let parameters =
-                PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
-            let made = answer(self.api.create(&parameters, &new(peer)?)).await?;
-            tracing::info!(%peer, "made a ForeignCluster");
-            self.live.put(Watched::ForeignCluster, made);
+            let made = self.make_one(peer).await;
+            self.tolerate(("make", peer.to_string()), made)?;
         }
+        Ok(())
+    }
+
+    async fn make_one(&mut self, peer: &ClusterId) -> kube::Result<()> {
+        let parameters =
+            PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
+        let made = answer(self.api.create(&parameters, &new(peer)?)).await?;
+        tracing::info!(%peer, "made a ForeignCluster");
+        self.live.put(Watched::ForeignCluster, made);
         Ok(())
     }
 
@@ -95,12 +110,34 @@ impl ForeignClusters {
         let all = self.live.objects().all(Watched::ForeignCluster);
         let all: Vec<DynamicObject> = all.map(|(_, object)| object.clone()).collect();
         for object in all.iter().filter(|object| object.metadata.deletion_timestamp.is_none()) {
-            let peer = peer_of(object).parse().ok().and_then(|id: ClusterId| plan.peers.get(&id));
-            if peer.is_none() && plan.whole && is_of_no_use(object) {
-                self.remove(object).await?;
-            } else if let Some(modules) = modules(object, peer, Timestamp::now()) {
-                self.tell_one(&object.name_any(), modules).await?;
+            let name = object.name_any();
+            match step(object, plan, Timestamp::now()) {
+                Some(Step::Remove) => {
+                    let removed = self.remove(object).await;
+                    self.tolerate(("remove", name), removed)?;
+                }
+                Some(Step::Tell(modules)) => {
+                    let told = self.tell_one(&name, modules).await;
+                    self.tolerate(("change", name), told)?;
+                }
+                None => {}
             }
+        }
+        Ok(())
+    }
+
+    /// What is refused of one keeps none of the others waiting.
+    fn tolerate(&mut self, what: Try, result: kube::Result<()>) -> kube::Result<()> {
+        let Err(kube::Error::Api(status)) = result else {
+            self.refused.remove(&what);
+            return result;
+        };
+        self.due_in(RETRY);
+        if self.refused.get(&what) != Some(&status.message) {
+            let (verb, name) = &what;
+            let reason = &status.message;
+            tracing::warn!(name, reason, "cannot {verb} a ForeignCluster; tried again");
+            self.refused.insert(what, status.message);
         }
         Ok(())
     }

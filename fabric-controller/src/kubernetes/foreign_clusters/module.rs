@@ -1,15 +1,34 @@
 //! What a ForeignCluster should say. Pure.
 
-use fabric_api::labels;
+use fabric_api::{ClusterId, labels};
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
 use crate::compile::{Peer, PeerCondition};
+use crate::placement::Plan;
 
 /// The parts of a peering that Liqo's other modules tell of.
 const OTHERS: [&str; 2] = ["authentication", "offloading"];
+
+/// What is to be done with one.
+#[derive(Debug, PartialEq)]
+pub(super) enum Step {
+    Remove,
+    /// With its modules.
+    Tell(Value),
+}
+
+pub(super) fn step(object: &DynamicObject, plan: &Plan, now: Timestamp) -> Option<Step> {
+    let peer = peer_of(object).parse().ok().and_then(|id: ClusterId| plan.peers.get(&id));
+    match peer {
+        // It may only be out of sight.
+        None if !plan.whole => None,
+        None if is_of_no_use(object) => Some(Step::Remove),
+        peer => modules(object, peer, now).map(Step::Tell),
+    }
+}
 
 /// The cluster that it is about.
 pub(super) fn peer_of(object: &DynamicObject) -> String {
@@ -19,7 +38,7 @@ pub(super) fn peer_of(object: &DynamicObject) -> String {
 }
 
 /// True if weft made it, and nobody else tells anything by it.
-pub(super) fn is_of_no_use(object: &DynamicObject) -> bool {
+fn is_of_no_use(object: &DynamicObject) -> bool {
     let ours = object.labels().get(labels::MANAGED_BY).is_some_and(|by| by == labels::WEFT);
     let modules = &object.data["status"]["modules"];
     ours && OTHERS.iter().all(|other| modules[other]["enabled"] != true)
@@ -27,11 +46,7 @@ pub(super) fn is_of_no_use(object: &DynamicObject) -> bool {
 
 /// What its modules should be, if that differs. There are either none or all; of the others, those
 /// that are there stay as they are.
-pub(super) fn modules(
-    object: &DynamicObject,
-    want: Option<&Peer>,
-    now: Timestamp,
-) -> Option<Value> {
+fn modules(object: &DynamicObject, want: Option<&Peer>, now: Timestamp) -> Option<Value> {
     let have = &object.data["status"]["modules"];
     let mut modules = json!({"networking": module(&have["networking"], want, now)?});
     for other in OTHERS.into_iter().filter(|other| have[other].is_null()) {
@@ -146,5 +161,15 @@ mod tests {
         assert_eq!(peer_of(&object), "of-spec");
         object.labels_mut().insert(labels::REMOTE_CLUSTER_ID.to_owned(), "of-label".to_owned());
         assert_eq!(peer_of(&object), "of-label");
+    }
+
+    #[test]
+    fn a_peer_that_is_out_of_sight_is_told_nothing() {
+        let conditions = json!([{"type": "NetworkConnectionStatus", "status": "Established"}]);
+        let networking = json!({"enabled": true, "conditions": conditions});
+        let object = foreign_cluster(json!({"status": {"modules": {"networking": networking}}}));
+        let step = |whole| step(&object, &Plan { whole, ..Plan::default() }, Timestamp::UNIX_EPOCH);
+        assert_eq!(step(false), None);
+        assert!(matches!(step(true), Some(Step::Tell(_))));
     }
 }

@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep};
 
 use super::WithdrawError;
 use super::cluster::{Cluster, kind, name};
+use crate::kubernetes::services::{SLICE_OF, SLICE_OF_WEFT};
 
 /// Longer than a gateway takes to end.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -82,7 +83,7 @@ fn made() -> [(ApiResource, String); 12] {
         (kind::<Deployment>(), ours.clone()),
         (kind::<Service>(), ours.clone()),
         // Kubernetes' own have the labels of their Services.
-        (kind::<EndpointSlice>(), "endpointslice.kubernetes.io/managed-by=weft.dev".to_owned()),
+        (kind::<EndpointSlice>(), format!("{SLICE_OF}={SLICE_OF_WEFT}")),
         (kind::<RoleBinding>(), ours.clone()),
         (kind::<Role>(), ours.clone()),
         (kind::<ServiceAccount>(), ours.clone()),

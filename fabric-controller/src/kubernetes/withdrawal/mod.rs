@@ -16,6 +16,7 @@ use tokio::time::timeout;
 
 use super::foreign_clusters::ForeignClusters;
 use super::lease::Election;
+use super::until;
 use crate::placement::Plan;
 use cluster::Cluster;
 
@@ -23,8 +24,8 @@ use cluster::Cluster;
 const IDENTITY: &str = "withdrawal";
 /// For the Lease, which a controller that was killed holds for a while.
 const ELECTION: Duration = Duration::from_secs(45);
-/// For ForeignClusters, if they are defined at all.
-const ANSWER: Duration = Duration::from_secs(5);
+/// For ForeignClusters. What is refused is tried twice.
+const ANSWER: Duration = Duration::from_secs(8);
 /// Until helm has removed the controllers. If it does not, one of them makes all anew then.
 const LOCKED: Duration = Duration::from_secs(120);
 
@@ -69,8 +70,12 @@ async fn take_away(server: &ApiServer, patience: Duration) -> Result<(), Withdra
 async fn forget_peers(server: &ApiServer) {
     let mut clusters = ForeignClusters::new(server.client.clone());
     let nobody = Plan { whole: true, ..Plan::default() };
-    while !clusters.is_settled() {
-        clusters.next().await;
+    while !clusters.is_settled() && !clusters.are_undefined() {
+        let due = clusters.due();
+        tokio::select! {
+            _ = clusters.next() => {}
+            () = until(due) => {}
+        }
         clusters.tell(&nobody).await;
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use fabric_api::fabric::NodeConfig;
+use fabric_api::labels;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use k8s_openapi::api::events::v1::Event;
@@ -16,8 +17,6 @@ use tokio::time::{Instant, sleep};
 use super::WithdrawError;
 use super::cluster::{Cluster, kind};
 
-/// As the chart labels the pods of route-agents.
-const AGENTS: &str = "fabric.weft.dev/program=route-agent";
 /// Between two looks.
 const PERIOD: Duration = Duration::from_millis(500);
 const REMEDY: &str = "what weft has made there stays until the node starts anew, or `route-agent cleanup` is run on it";
@@ -70,7 +69,8 @@ async fn look(cluster: &Cluster) -> Result<Waits, WithdrawError> {
 
 /// Nodes on which one runs.
 async fn agents(cluster: &Cluster) -> Result<BTreeSet<String>, WithdrawError> {
-    let pods = cluster.list(&kind::<Pod>(), AGENTS).await?;
+    let agents = format!("{}=route-agent", labels::PROGRAM);
+    let pods = cluster.list(&kind::<Pod>(), &agents).await?;
     let running = pods.iter().filter(|pod| pod.data["status"]["phase"] == "Running");
     let nodes = running.filter_map(|pod| pod.data["spec"]["nodeName"].as_str());
     Ok(nodes.map(str::to_owned).collect())

@@ -9,8 +9,6 @@ use k8s_openapi::api::core::v1::{ContainerState, Pod};
 
 use crate::weft::observe::{Found, Life, Liveness};
 
-/// Labels of the pods of the chart, and of gateways.
-pub(super) const PROGRAMS: &str = "fabric.weft.dev/program";
 pub(super) const GATEWAYS: &str = "networking.liqo.io/component=gateway";
 
 /// Of the chart's Deployments.
@@ -86,12 +84,12 @@ impl Pods {
     fn is_deployed(&self, program: &str) -> bool {
         self.deployments.iter().any(|deployment| {
             let selects = deployment.spec.selector.match_labels.as_ref();
-            selects.and_then(|labels| labels.get(PROGRAMS)).is_some_and(|of| of == program)
+            selects.and_then(|labels| labels.get(labels::PROGRAM)).is_some_and(|of| of == program)
         })
     }
 
     fn of_program<'a>(&'a self, program: &'a str) -> impl Iterator<Item = &'a Pod> {
-        self.programs.iter().filter(move |pod| label(pod, PROGRAMS) == Some(program))
+        self.programs.iter().filter(move |pod| label(pod, labels::PROGRAM) == Some(program))
     }
 }
 
@@ -217,7 +215,7 @@ mod tests {
 
     #[test]
     fn programs_without_a_ready_pod_are_told_with_what_follows() {
-        let of = |program: &str, status: &Value| pod(&json!({PROGRAMS: program}), status);
+        let of = |program: &str, status: &Value| pod(&json!({labels::PROGRAM: program}), status);
         let pods = |programs: Vec<Pod>| Pods { programs, ..Pods::default() };
         let all = pods(vec![of("fabric-controller", &ready()), of("route-agent", &ready())]);
         assert_eq!((all.problems(), all.agent("n1")), (vec![], None));
@@ -228,7 +226,7 @@ mod tests {
         assert_eq!(controller, "fabric-controller: it has no pod; changes have no effect");
         assert!(ipam.contains("(The node was low on memory.)"), "{ipam}");
         assert!(none.agent("n1").unwrap().contains("pod p is not ready (unready: [c])"));
-        let selector = json!({"matchLabels": {PROGRAMS: "ipam"}});
+        let selector = json!({"matchLabels": {labels::PROGRAM: "ipam"}});
         let ipam = json!({"spec": {"selector": selector, "template": {}}});
         let deployments = vec![serde_json::from_value(ipam).unwrap()];
         let [_, ipam] = Pods { deployments, ..Pods::default() }.problems().try_into().unwrap();
