@@ -48,6 +48,8 @@ pub struct Placement {
     pub endpoint: Option<EndpointStatus>,
     /// Address and node of its active pod; absent while there is none.
     pub internal: Option<InternalEndpoint>,
+    /// There has been none for so long that the address of the last one may be another pod's.
+    pub is_lost: bool,
     /// That pod stays, and is ready.
     pub is_served: bool,
     /// How many of its pods are ready, and how many should be and are not.

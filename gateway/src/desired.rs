@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use fabric_api::fabric::{self, AddressMap, GatewayConfig, ProbeSettings, RemapKind, Role};
-use fabric_api::{Cidr, ClusterId, PublicKey};
+use fabric_api::{Cidr, ClusterId, Mac, PublicKey};
 
 /// The smallest MTU every IPv4 host must take (RFC 791), in bytes.
 const SMALLEST_MTU: u32 = 576;
@@ -43,6 +43,8 @@ pub struct Desired {
     pub egress_node: Option<Ipv4Addr>,
     /// The gateway's own overlay address.
     pub overlay: Ipv4Addr,
+    /// Of its VXLAN devices.
+    pub mac: Mac,
     /// Standalone: the address of the pod end of the veth.
     pub link_address: Option<Ipv4Addr>,
     /// Where the gateway's own node is; `None` while it is not among `nodes`.
@@ -70,6 +72,7 @@ pub struct Remap {
 pub struct Node {
     pub name: String,
     pub overlay: Ipv4Addr,
+    pub mac: Mac,
     pub underlay: IpAddr,
     pub prefixes: Vec<Cidr>,
 }
@@ -128,6 +131,12 @@ impl Problems {
         parsed.map_err(|error| self.add(field, error)).ok()
     }
 
+    /// Without one, it follows from the overlay address.
+    fn mac(&mut self, field: &str, text: Option<&str>, overlay: Ipv4Addr) -> Mac {
+        let parsed = text.and_then(|text| self.take(field, text.parse()));
+        parsed.unwrap_or_else(|| Mac::of_overlay(overlay))
+    }
+
     fn cidrs(&mut self, field: &str, texts: &[String]) -> Vec<Cidr> {
         let parse = |(i, text): (usize, &String)| {
             let parsed = self.take(&format!("{field}[{i}]"), text.parse::<Cidr>())?;
@@ -172,6 +181,7 @@ fn parse(config: &GatewayConfig, problems: &mut Problems) -> Option<Desired> {
         egress: problems.cidrs("spec.egress", &spec.egress),
         egress_node: find(&spec.egress_node).map(|node| node.overlay),
         overlay: spec.overlay.address,
+        mac: problems.mac("spec.overlay.mac", spec.overlay.mac.as_deref(), spec.overlay.address),
         link_address: spec.overlay.link_address,
         own_underlay: find(&spec.overlay.node).map(|node| node.underlay),
         nodes,
@@ -245,6 +255,7 @@ fn parse_nodes(nodes: &[fabric::OverlayNode], problems: &mut Problems) -> Vec<No
         parsed.push(Node {
             name: node.name.clone(),
             overlay: node.overlay,
+            mac: problems.mac(&field("mac"), node.mac.as_deref(), node.overlay),
             underlay: node.underlay,
             prefixes: problems.cidrs(&field("prefixes"), &node.prefixes),
         });

@@ -41,6 +41,7 @@ struct Compiler<'a> {
 impl Compiler<'_> {
     fn add_links(&mut self) {
         let Some(overlay) = self.config.overlay else { return };
+        let mac = self.mac(self.config.mac.as_deref(), overlay);
         let gateways = self.config.peerings.iter().filter_map(|p| p.gateway.as_ref());
         let families: BTreeSet<Family> = gateways.map(|g| Family::of(g.underlay)).collect();
         for family in families {
@@ -51,7 +52,7 @@ impl Compiler<'_> {
                 family,
                 elsewhere: false,
                 mtu: self.underlay_mtu(family) - names::overhead(family),
-                mac: Mac::of_overlay(overlay),
+                mac,
                 up: true,
             };
             self.out.state.links.insert(dev.to_owned(), vxlan);
@@ -62,9 +63,12 @@ impl Compiler<'_> {
             // Loose, for a gateway may answer over the other family's device. The kernel takes
             // the larger of this and conf.all, so a strict conf.all stays as it is.
             set(Family::Ipv4, "rp_filter", 2);
+            // Whoever does not know the MAC address has everyone's.
+            set(Family::Ipv4, "drop_unicast_in_l2_multicast", 1);
             if self.facts.ipv6 {
                 set(Family::Ipv6, "disable_ipv6", 0);
                 set(Family::Ipv6, "accept_ra", 0);
+                set(Family::Ipv6, "drop_unicast_in_l2_multicast", 1);
                 set(Family::Ipv6, "forwarding", 1);
             }
         }
@@ -159,8 +163,8 @@ impl Compiler<'_> {
 
     /// Neighbours, FDB entry and routes that make a gateway reachable.
     fn add_gateway(&mut self, gateway: &NodeGateway, peering: &NodePeering) {
-        let (dev, mac) =
-            (names::device(Family::of(gateway.underlay)), Mac::of_overlay(gateway.overlay));
+        let dev = names::device(Family::of(gateway.underlay));
+        let mac = self.mac(gateway.mac.as_deref(), gateway.overlay);
         self.out.state.fdb.insert((dev.to_owned(), mac), gateway.underlay);
         let overlay = [Some(IpAddr::from(gateway.overlay)), self.overlay_v6(gateway)];
         for address in overlay.into_iter().flatten() {
@@ -170,6 +174,15 @@ impl Compiler<'_> {
         if let Some(via) = gateway.via {
             self.add_underlay_route(gateway.underlay, via, peering);
         }
+    }
+
+    /// Without one, it follows from the overlay address.
+    fn mac(&mut self, text: Option<&str>, overlay: Ipv4Addr) -> Mac {
+        let parsed = text.map(|text| text.parse().map_err(|error| (text, error))).transpose();
+        if let Err((text, error)) = &parsed {
+            self.problem(format!("MAC address {text} of {overlay}: {error}"));
+        }
+        parsed.ok().flatten().unwrap_or_else(|| Mac::of_overlay(overlay))
     }
 
     fn overlay_v6(&self, gateway: &NodeGateway) -> Option<IpAddr> {

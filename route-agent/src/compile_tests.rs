@@ -15,10 +15,12 @@ ip route replace unreachable 10.70.0.9/32 table 18952 metric 1024 proto 119
 ip route replace unreachable 10.201.0.0/16 table 18952 metric 4096 proto 119
 ip -6 route replace unreachable fd00:70::9/128 table 18952 metric 1024 proto 119
 ip link add weft4 up mtu 1450 address 0e:77:0a:50:00:05 addrgenmode none type vxlan id 18952 dstport 4879 nolearning
+sysctl -w net/ipv4/conf/weft4/drop_unicast_in_l2_multicast=1
 sysctl -w net/ipv4/conf/weft4/forwarding=1
 sysctl -w net/ipv4/conf/weft4/rp_filter=2
 sysctl -w net/ipv6/conf/weft4/accept_ra=0
 sysctl -w net/ipv6/conf/weft4/disable_ipv6=0
+sysctl -w net/ipv6/conf/weft4/drop_unicast_in_l2_multicast=1
 sysctl -w net/ipv6/conf/weft4/forwarding=1
 bridge fdb replace 0e:77:0a:50:00:07 dev weft4 self permanent dst 192.0.2.7
 ip neigh replace 10.80.0.7 lladdr 0e:77:0a:50:00:07 dev weft4 nud permanent
@@ -89,9 +91,26 @@ fn a_malformed_prefix_is_a_problem_of_its_peering() {
 }
 
 #[test]
+fn mac_addresses_are_those_of_the_config() {
+    let (own, its) = ("0a:00:00:00:00:01", "0a:00:00:00:00:02");
+    let mut peering = peering();
+    peering.gateway.as_mut().unwrap().mac = Some(its.to_owned());
+    let mut config = NodeConfigSpec { mac: Some(own.to_owned()), ..config(vec![peering]) };
+    let compiled = compile(&config, &facts());
+    assert_eq!(compiled.state.links["weft4"].mac.to_string(), own);
+    let fdb: Vec<_> = compiled.state.fdb.keys().map(|(_, mac)| mac.to_string()).collect();
+    assert_eq!(fdb, [its]);
+    assert!(compiled.state.neighbours.values().all(|mac| mac.to_string() == its));
+    config.mac = Some("0a".to_owned());
+    let problems = compile(&config, &facts()).problems;
+    assert!(problems.first().unwrap().starts_with("MAC address 0a of 10.80.0.5:"), "{problems:?}");
+}
+
+#[test]
 fn a_gateway_on_another_host_is_reached_through_it() {
     let gateway = NodeGateway {
         overlay: [10, 80, 0, 7].into(),
+        mac: None,
         underlay: [10, 80, 0, 8].into(),
         via: Some([192, 0, 2, 7].into()),
     };
@@ -114,6 +133,7 @@ fn a_gateway_on_another_host_is_reached_through_it() {
 fn on_the_gateways_own_host_its_route_is_not_made_but_backed() {
     let gateway = NodeGateway {
         overlay: [10, 80, 0, 7].into(),
+        mac: None,
         underlay: [10, 80, 0, 8].into(),
         via: Some([192, 0, 2, 5].into()),
     };
@@ -150,6 +170,7 @@ fn a_way_too_narrow_for_ipv6_carries_ipv4_only_and_says_so() {
 fn an_ipv6_underlay_has_a_device_of_its_own() {
     let gateway = NodeGateway {
         overlay: [10, 80, 0, 7].into(),
+        mac: None,
         underlay: "2001:db8::7".parse().unwrap(),
         via: None,
     };
@@ -193,6 +214,7 @@ fn peering() -> NodePeering {
         mtu: 1340,
         gateway: Some(NodeGateway {
             overlay: [10, 80, 0, 7].into(),
+            mac: None,
             underlay: [192, 0, 2, 7].into(),
             via: None,
         }),
@@ -203,6 +225,7 @@ fn config(peerings: Vec<NodePeering>) -> NodeConfigSpec {
     NodeConfigSpec {
         cluster_id: "rome".to_owned(),
         overlay: Some([10, 80, 0, 5].into()),
+        mac: None,
         underlay: vec![[192, 0, 2, 5].into(), "2001:db8::5".parse().unwrap()],
         local_pods: vec!["10.200.1.0/24".to_owned()],
         pod_cidrs: vec!["10.200.0.0/16".to_owned()],

@@ -1,8 +1,10 @@
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
 
-/// A VXLAN device's MAC address, which follows from its overlay address, so that nodes and
-/// gateways never have to exchange it.
+use sha2::{Digest, Sha256};
+
+/// A VXLAN device's MAC address, which follows from what the cluster knows of its owner.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mac(pub [u8; 6]);
 
@@ -11,6 +13,35 @@ impl Mac {
     pub fn of_overlay(overlay: Ipv4Addr) -> Self {
         let [a, b, c, d] = overlay.octets();
         Self([0x0e, 0x77, a, b, c, d])
+    }
+
+    /// What only those know who may read the object of this uid: 46 bits of its SHA-256, locally
+    /// administered, unicast. A device takes in what is sent to its address, so nobody else can
+    /// send to it.
+    pub fn of_uid(uid: &str) -> Self {
+        let mut mac = [0; 6];
+        mac.iter_mut().zip(Sha256::digest(uid)).for_each(|(to, from)| *to = from);
+        mac[0] = (mac[0] & 0xfc) | 2;
+        Self(mac)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected a MAC address such as 0e:77:0a:50:00:05")]
+pub struct ParseMacError;
+
+impl FromStr for Mac {
+    type Err = ParseMacError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let octet = |part: &str| match part.as_bytes() {
+            [a, b] if a.is_ascii_hexdigit() && b.is_ascii_hexdigit() => {
+                u8::from_str_radix(part, 16).map_err(|_| ParseMacError)
+            }
+            _ => Err(ParseMacError),
+        };
+        let octets = text.split(':').map(octet).collect::<Result<Vec<_>, _>>()?;
+        octets.try_into().map(Self).map_err(|_| ParseMacError)
     }
 }
 
@@ -39,6 +70,8 @@ impl fmt::Debug for Mac {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -46,5 +79,23 @@ mod tests {
         let overlay = Ipv4Addr::new(10, 80, 0, 5);
         assert_eq!(Mac::of_overlay(overlay).to_string(), "0e:77:0a:50:00:05");
         assert_eq!(overlay_v6(overlay).to_string(), "fd77:6566:7400::a50:5");
+    }
+
+    #[test]
+    fn the_address_of_a_uid_is_unicast_local_and_its_own() {
+        let macs: BTreeSet<Mac> = (0..1000).map(|n| Mac::of_uid(&format!("uid {n}"))).collect();
+        assert_eq!(macs.len(), 1000);
+        assert!(macs.iter().all(|mac| mac.0[0] & 3 == 2));
+    }
+
+    #[test]
+    fn text_is_read_as_it_is_written_and_nothing_else_is() {
+        let mac = Mac::of_uid("a");
+        assert_eq!(mac.to_string().parse(), Ok(mac));
+        for bad in
+            ["", "0e:77:0a:50:00", "0e:77:0a:50:00:05:06", "0e:77:0a:50:00:+5", "e:7:a:5:0:5"]
+        {
+            assert_eq!(bad.parse::<Mac>(), Err(ParseMacError), "{bad}");
+        }
     }
 }

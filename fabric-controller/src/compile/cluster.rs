@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use fabric_api::ipam::{Network, NetworkSpec};
-use fabric_api::{Cidr, ClusterId, check, labels};
+use fabric_api::{Cidr, ClusterId, Mac, check, labels};
 use fabric_store::{Kind, Object, ObjectRef};
 use k8s_openapi::api::core::v1 as core;
 
@@ -37,6 +37,7 @@ pub(super) struct Node {
     pub(super) underlay: Vec<IpAddr>,
     pub(super) pods: Vec<Cidr>,
     pub(super) overlay: Option<Ipv4Addr>,
+    pub(super) mac: Option<String>,
     /// At most one a family.
     pub(super) external: Vec<IpAddr>,
 }
@@ -219,7 +220,16 @@ impl Compiler<'_> {
         });
         let external = ["external-ipv4", "external-ipv6"].into_iter().filter_map(granted).collect();
         let pods = self.pod_cidrs(reference, node, cluster);
-        Some(Node { name, underlay, pods, overlay, external })
+        let mac = self.mac(node.metadata.uid.as_deref().unwrap_or_default());
+        Some(Node { name, underlay, pods, overlay, mac, external })
+    }
+
+    /// In Kubernetes, where pods reach each other, VXLAN devices have MAC addresses that no pod
+    /// knows: then none can send to a gateway what only nodes may. The source of a packet would not
+    /// tell: it is what a node's CNI makes it, and pods may write what they like there.
+    pub(super) fn mac(&self, uid: &str) -> Option<String> {
+        let known = self.index.settings.kubernetes && !uid.is_empty();
+        known.then(|| Mac::of_uid(uid).to_string())
     }
 
     /// Pods outside of the node's pod CIDRs, one by one. Those outside of the cluster's are nothing

@@ -81,12 +81,13 @@ impl Compiler<'_> {
             return None;
         }
         let address = self.gateway_address(gateway, "overlay")?;
+        let mac = self.mac(&gateway.uid);
         let overlay = if self.index.settings.kubernetes {
             let node = self.internal_endpoint(gateway).and_then(|internal| internal.node);
-            GatewayOverlay { address, link_address: None, node }
+            GatewayOverlay { address, mac, link_address: None, node }
         } else {
             let link_address = Some(self.gateway_address(gateway, "link")?);
-            GatewayOverlay { address, link_address, node: sources.host.clone() }
+            GatewayOverlay { address, mac, link_address, node: sources.host.clone() }
         };
         let spec = self.spec(gateway, settings, peering, sources, overlay)?;
         let mut config = GatewayConfig::new(&gateway.reference.name, spec);
@@ -156,6 +157,10 @@ impl Compiler<'_> {
         host: Option<&str>,
     ) -> Vec<OverlayNode> {
         let host = host.and_then(|name| sources.cluster.node(name));
+        let has = |ipv4| match self.pod_address(gateway) {
+            Some(pod) => pod.is_ipv4() == ipv4,
+            None => has_family(host, ipv4),
+        };
         let nodes = sources.cluster.nodes.iter().filter_map(|node| {
             let mapped = sources.mappings.iter().filter(|mapping| mapping.is_of(node));
             let mapped = mapped.map(|mapping| mapping.external);
@@ -163,7 +168,8 @@ impl Compiler<'_> {
             Some(OverlayNode {
                 name: node.name.clone(),
                 overlay: node.overlay?,
-                underlay: common_family(node, host)?,
+                mac: node.mac.clone(),
+                underlay: common_family(node, has)?,
                 prefixes: node.pods.iter().copied().chain(hosts).map(|c| c.to_string()).collect(),
             })
         });
@@ -193,10 +199,13 @@ fn egress(peering: &Peering<'_>, sources: &Sources<'_>) -> Vec<String> {
     all.iter().map(Cidr::to_string).collect()
 }
 
-/// The address of a node, of the first of its families in which the gateways' host has one too.
-pub(super) fn common_family(node: &Node, host: Option<&Node>) -> Option<IpAddr> {
-    let common = node.underlay.iter().find(|address| {
-        host.is_some_and(|h| h.underlay.iter().any(|other| other.is_ipv4() == address.is_ipv4()))
-    });
+/// The address of a node, of the first of its families that the gateway has, too.
+pub(super) fn common_family(node: &Node, has: impl Fn(bool) -> bool) -> Option<IpAddr> {
+    let common = node.underlay.iter().find(|address| has(address.is_ipv4()));
     common.or_else(|| node.underlay.first()).copied()
+}
+
+/// Whether the gateways' host has an address of that family.
+pub(super) fn has_family(host: Option<&Node>, ipv4: bool) -> bool {
+    host.is_some_and(|host| host.underlay.iter().any(|address| address.is_ipv4() == ipv4))
 }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use fabric_api::fabric::{
     GatewayConfig, NO_MTU, NodeAddressMap, NodeConfig, NodeConfigSpec, NodeGateway, NodePeering,
 };
-use fabric_api::networking::{Connection, ConnectionValue};
+use fabric_api::networking::ConnectionValue;
 use fabric_api::{Cidr, overlay_v6};
 use fabric_store::{Kind, Object, ObjectRef};
 use jiff::{SignedDuration, Timestamp};
@@ -14,7 +14,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::Compiler;
 use super::cluster::{Cluster, Node};
 use super::gateway::Gateway;
-use super::gateway_config::common_family;
+use super::gateway_config::{common_family, has_family};
 use super::mappings::Mapping;
 use super::peering::Peering;
 
@@ -158,14 +158,8 @@ impl Compiler<'_> {
     }
 
     fn is_connected(&self, gateway: &Gateway<'_>) -> bool {
-        let connections = self.index.all::<Connection>(Kind::Connection);
-        let own = connections.filter(|(reference, connection)| {
-            let of = &connection.spec.gateway_ref;
-            reference.namespace.as_deref() == Some(gateway.namespace())
-                && of.name.as_deref() == Some(&gateway.reference.name)
-                && of.uid.as_ref().is_none_or(|uid| *uid == gateway.uid)
-        });
-        let mut values = own.filter_map(|(_, connection)| connection.status.as_ref());
+        let own = self.index.connections(&gateway.reference, &gateway.uid);
+        let mut values = own.filter_map(|connection| connection.status.as_ref());
         values.any(|status| status.value == ConnectionValue::Connected)
     }
 }
@@ -195,6 +189,7 @@ fn node_spec(cluster: &Cluster, node: &Node, peerings: &[NodePeering]) -> Option
     Some(NodeConfigSpec {
         cluster_id: cluster.id.as_ref()?.to_string(),
         overlay: node.overlay,
+        mac: node.mac.clone(),
         underlay: node.underlay.clone(),
         local_pods: node.pods.iter().map(Cidr::to_string).collect(),
         pod_cidrs: cluster.pods.iter().map(Cidr::to_string).collect(),
@@ -212,10 +207,11 @@ fn node_spec(cluster: &Cluster, node: &Node, peerings: &[NodePeering]) -> Option
 fn node_gateway(cluster: &Cluster, node: &Node, config: &GatewayConfig) -> Option<NodeGateway> {
     let overlay = &config.spec.overlay;
     let host = overlay.node.as_deref().and_then(|name| cluster.node(name));
-    let ipv4 = common_family(node, host)?.is_ipv4();
+    let ipv4 = common_family(node, |ipv4| has_family(host, ipv4))?.is_ipv4();
     let link = overlay.link_address?;
     let underlay = if ipv4 { IpAddr::V4(link) } else { IpAddr::V6(overlay_v6(link)) };
     // The gateway's own host is told as well: its agent backs the route that the gateway makes.
     let via = host.and_then(|host| host.underlay.iter().find(|a| a.is_ipv4() == ipv4));
-    Some(NodeGateway { overlay: overlay.address, underlay, via: via.copied() })
+    let (address, mac) = (overlay.address, overlay.mac.clone());
+    Some(NodeGateway { overlay: address, mac, underlay, via: via.copied() })
 }

@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 
 use fabric_api::ClusterId;
 use fabric_api::fabric::Role;
-use fabric_api::networking::{Connection, ConnectionValue};
-use fabric_store::Kind;
+use fabric_api::networking::ConnectionValue;
 
 use super::Compiler;
 use super::gateway::Gateway;
@@ -63,11 +62,7 @@ impl Compiler<'_> {
     }
 
     fn connection(&self, gateway: &Gateway<'_>) -> Option<ConnectionValue> {
-        let mut all = self.index.all::<Connection>(Kind::Connection);
-        let (_, own) = all.find(|(reference, connection)| {
-            reference.namespace.as_deref() == Some(gateway.namespace())
-                && connection.spec.gateway_ref.name.as_ref() == Some(&gateway.reference.name)
-        })?;
+        let own = self.index.connections(&gateway.reference, &gateway.uid).next()?;
         Some(own.status.as_ref().map(|status| status.value).unwrap_or_default())
     }
 }

@@ -1,5 +1,7 @@
 //! Gateways in Kubernetes: which are to run, and what is told of where they do.
 
+use std::net::IpAddr;
+
 use fabric_api::fabric::{GatewayConfig, NodeGateway};
 use fabric_api::networking::InternalEndpoint;
 use fabric_store::{Kind, Object, ObjectRef};
@@ -62,14 +64,22 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// Where the gateway's pod is, or was last.
+    /// Where the gateway's pod is, or was a moment ago.
     pub(super) fn internal_endpoint(&self, gateway: &Gateway<'_>) -> Option<InternalEndpoint> {
         let placement = self.placement(gateway);
         let now = placement.and_then(|placement| placement.internal.clone());
-        now.or_else(|| match gateway.end {
+        if now.is_some() || placement.is_some_and(|placement| placement.is_lost) {
+            return now;
+        }
+        match gateway.end {
             End::Server(server) => server.status.as_ref()?.internal_endpoint.clone(),
             End::Client(client) => client.status.as_ref()?.internal_endpoint.clone(),
-        })
+        }
+    }
+
+    /// Where VXLAN to and from the nodes begins and ends.
+    pub(super) fn pod_address(&self, gateway: &Gateway<'_>) -> Option<IpAddr> {
+        self.internal_endpoint(gateway)?.ip?.parse().ok()
     }
 
     /// The way from any node to the gateway's pod.
@@ -78,8 +88,9 @@ impl<'a> Compiler<'a> {
         gateway: &Gateway<'_>,
         config: &GatewayConfig,
     ) -> Option<NodeGateway> {
-        let underlay = self.internal_endpoint(gateway)?.ip?.parse().ok()?;
-        Some(NodeGateway { overlay: config.spec.overlay.address, underlay, via: None })
+        let underlay = self.pod_address(gateway)?;
+        let own = &config.spec.overlay;
+        Some(NodeGateway { overlay: own.address, mac: own.mac.clone(), underlay, via: None })
     }
 
     /// Of this very gateway: what was made for one of the same name before says nothing of it.

@@ -6,6 +6,7 @@
 //! `services` say what should be (pure), `writer` writes what differs, `place` says where gateways run
 //! (pure), `pods` which of all pods have addresses that their nodes' CIDRs do not tell.
 
+mod absence;
 mod endpoint;
 mod events;
 mod foreign_clusters;
@@ -32,6 +33,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::control::Outside;
 use crate::placement::{Placement, Placements, Plan, PlannedGateway};
+use absence::Absence;
 use events::Events;
 use foreign_clusters::ForeignClusters;
 use live::{Key, Live, Watched};
@@ -55,6 +57,7 @@ pub struct Kubernetes {
     events: Events,
     foreign_clusters: ForeignClusters,
     secrets: Secrets,
+    absence: Absence,
     plan: watch::Receiver<Option<Plan>>,
     placements: watch::Sender<Option<Placements>>,
     /// What the gateways are to consist of, rendered once.
@@ -86,6 +89,7 @@ impl Kubernetes {
             events: Events::new(client.clone(), identity),
             foreign_clusters: ForeignClusters::new(client.clone()),
             secrets: Secrets::new(client),
+            absence: Absence::default(),
             plan,
             placements,
             wanted: BTreeMap::new(),
@@ -151,6 +155,7 @@ impl Kubernetes {
                 self.foreign_clusters.due(),
                 self.secrets.due(),
                 self.pods.due(),
+                self.absence.due(Instant::now()),
                 self.events.again(),
             ];
             due.into_iter().flatten().min()
@@ -168,6 +173,7 @@ impl Kubernetes {
             }
             placement.faults.clone_from(faults);
         }
+        self.absence.mark(&mut of, Instant::now());
         let pods = self.pods.tell(self.live.objects(), Instant::now());
         let placements = Placements { of, pods };
         self.placements.send_if_modified(|before| {

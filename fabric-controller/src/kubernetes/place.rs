@@ -58,15 +58,19 @@ fn placement(
     let host = node.as_deref().and_then(|name| live.get(&Key::new(Watched::Node, "", name)));
     let host: Option<Node> = host.and_then(typed);
     let service = Key::new(Watched::Service, namespace, &format!("gw-{}", gateway.name));
-    let service = live.get(&service);
-    let own = service.filter(|service| owner_of(service).is_some_and(|(_, of)| of == uid));
-    let service: Option<Service> = own.and_then(typed);
+    let service = live.get(&service).filter(|service| {
+        // What a load balancer holds on to has an address that is about to go.
+        service.metadata.deletion_timestamp.is_none()
+            && owner_of(service).is_some_and(|(_, of)| of == uid)
+    });
+    let service: Option<Service> = service.and_then(typed);
     Placement {
         uid: uid.to_owned(),
         workload: Some(reference(deployment)),
         endpoint: service.and_then(|service| endpoint(&service, host.as_ref())),
         is_served: pod.as_ref().is_some_and(|pod| stays(pod) && is_ready(pod)),
         internal: pod.map(|pod| InternalEndpoint { ip: address(&pod).map(str::to_owned), node }),
+        is_lost: false,
         ready: status.ready_replicas.unwrap_or_default(),
         unavailable: status.unavailable_replicas.unwrap_or_default(),
         faults: Vec::<Fault>::new(),
@@ -234,6 +238,17 @@ mod tests {
         };
         assert!(endpoint("u").is_some());
         assert_eq!(endpoint("of one that is gone"), None);
+    }
+
+    #[test]
+    fn a_service_that_is_about_to_go_leads_nowhere() {
+        let mut service = service();
+        service.1["spec"]["type"] = json!("LoadBalancer");
+        service.1["status"] = json!({"loadBalancer": {"ingress": [{"ip": "198.51.100.1"}]}});
+        let endpoint = |service| placed(&[deployment(), service]).endpoint;
+        assert!(endpoint(service.clone()).is_some());
+        service.1["metadata"]["deletionTimestamp"] = json!("2026-01-31T12:00:02Z");
+        assert_eq!(endpoint(service), None);
     }
 
     #[test]

@@ -12,7 +12,7 @@ fn a_published_config_is_understood() {
 #[test]
 fn what_is_wrong_names_its_field() {
     type Edit = fn(&mut fabric::GatewayConfigSpec);
-    let cases: [(Edit, &str); 16] = [
+    let cases: [(Edit, &str); 18] = [
         (|s| s.cluster_id = "Rome".into(), "spec.clusterId"),
         (|s| s.peer_public_key = Some("abc".into()), "spec.peerPublicKey"),
         (|s| s.mtu = 100, "spec.mtu"),
@@ -29,6 +29,8 @@ fn what_is_wrong_names_its_field() {
         (|s| s.egress = vec!["0.0.0.0/0".into()], "spec.egress[0]"),
         (|s| s.nodes[0].prefixes = vec!["x".into()], "spec.nodes[0].prefixes[0]"),
         (|s| s.nodes[1].overlay = s.nodes[0].overlay, "spec.nodes[1].overlay"),
+        (|s| s.nodes[1].mac = Some("0e:77".into()), "spec.nodes[1].mac"),
+        (|s| s.overlay.mac = Some("0e:77".into()), "spec.overlay.mac"),
         (|s| s.probe.interval_ms = 10, "spec.probe.intervalMs"),
         (|s| s.role = Role::Server, "spec.listenPort"),
         (
@@ -65,6 +67,7 @@ pub(crate) fn config() -> GatewayConfig {
     let node = |name: &str, i: u8| fabric::OverlayNode {
         name: name.to_owned(),
         overlay: Ipv4Addr::new(10, 80, 0, i),
+        mac: None,
         underlay: Ipv4Addr::new(192, 0, 2, i).into(),
         prefixes: vec![format!("10.200.{i}.0/24"), format!("10.70.0.{i}/32")],
     };
@@ -105,6 +108,7 @@ pub(crate) fn config() -> GatewayConfig {
             egress_node: Some("rome-2".to_owned()),
             overlay: fabric::GatewayOverlay {
                 address: Ipv4Addr::new(10, 80, 0, 9),
+                mac: None,
                 link_address: Some(Ipv4Addr::new(10, 80, 0, 10)),
                 node: Some("rome-1".to_owned()),
             },

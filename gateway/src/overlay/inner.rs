@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use fabric_api::fabric::{VNI, VXLAN_PORT};
-use fabric_api::{Cidr, Mac, overlay_v6};
+use fabric_api::{Cidr, overlay_v6};
 use netlink::Scope;
 use netplan::{Address, Device, Family, Route, RouteKey, Rule, State, Sysctl, Vxlan};
 
@@ -30,8 +30,9 @@ pub(super) const PROTOCOL: u8 = 120;
 /// Whole-namespace settings, all of the inner namespace being ours: it forwards; where packets
 /// may come from is the engine's business, not the reverse path filter's; refusals are not
 /// rationed (the rate of all of them together counts for both families), or connections hang
-/// instead of failing; and nothing advertises or redirects.
-const SYSCTLS: [(&str, u32); 15] = [
+/// instead of failing; nothing advertises or redirects; and a frame for everyone brings no packet,
+/// or its sender would not have to know the device's MAC address.
+const SYSCTLS: [(&str, u32); 17] = [
     ("net/ipv4/ip_forward", 1),
     ("net/ipv6/conf/all/forwarding", 1),
     ("net/ipv6/conf/default/forwarding", 1),
@@ -43,6 +44,8 @@ const SYSCTLS: [(&str, u32); 15] = [
     ("net/ipv6/conf/all/accept_ra", 0),
     ("net/ipv6/conf/default/accept_ra", 0),
     ("net/ipv6/conf/default/addr_gen_mode", 1),
+    ("net/ipv4/conf/all/drop_unicast_in_l2_multicast", 1),
+    ("net/ipv6/conf/default/drop_unicast_in_l2_multicast", 1),
     ("net/ipv4/icmp_ratelimit", 0),
     ("net/ipv4/icmp_msgs_per_sec", 1_000_000),
     ("net/ipv4/icmp_msgs_burst", 1_000_000),
@@ -76,7 +79,7 @@ pub(super) fn wanted(desired: &Desired, facts: Facts) -> (State, TunnelMtu) {
                 family,
                 elsewhere: true,
                 mtu,
-                mac: Mac::of_overlay(desired.overlay),
+                mac: desired.mac,
                 up: true,
             },
         );
@@ -137,11 +140,10 @@ fn add_overlay(state: &mut State, desired: &Desired, name: &str, vxlan: Vxlan) {
 
 fn add_node(state: &mut State, node: &Node) {
     let dev = device_of(node);
-    let mac = Mac::of_overlay(node.overlay);
-    state.fdb.insert((dev.to_owned(), mac), node.underlay);
+    state.fdb.insert((dev.to_owned(), node.mac), node.underlay);
     for next_hop in [node.overlay.into(), overlay_v6(node.overlay).into()] {
         if carries(state, dev, next_hop) {
-            state.neighbours.insert((dev.to_owned(), next_hop), mac);
+            state.neighbours.insert((dev.to_owned(), next_hop), node.mac);
         }
     }
 }

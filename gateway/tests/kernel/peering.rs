@@ -168,6 +168,34 @@ fn ipv6_works_inside_and_outside() {
 }
 
 #[test]
+fn only_who_knows_its_mac_address_sends_to_the_peer_or_to_itself() {
+    in_two_hosts(|rome, milan| {
+        let mut config = rome.config.clone();
+        let own = Mac::of_uid("nobody knows");
+        config.spec.overlay.mac = Some(own.to_string());
+        at_once(rome.store.put(&config.into())).unwrap();
+        let (_client, _server) = (rome.start(), milan.start());
+        rome.wait_for(ConnectionValue::Connected);
+        milan.wait_for(ConnectionValue::Connected);
+        for line in [
+            "ip route add 10.80.0.9 dev node4 table 18952",
+            // Whatever the MAC address.
+            "bridge fdb append 00:00:00:00:00:00 dev node4 self dst 10.80.0.10",
+        ] {
+            run_in(&rome.netns, line);
+        }
+        let guessed = Mac::of_overlay(Ipv4Addr::new(10, 80, 0, 9));
+        for (mac, is_its) in [(guessed, false), (Mac([0xff; 6]), false), (own, true)] {
+            let line = format!("ip neigh replace 10.80.0.9 lladdr {mac} dev node4 nud permanent");
+            run_in(&rome.netns, &line);
+            assert_eq!(reaches(rome), is_its, "to {mac}");
+            let answer = ping(rome, POD, "10.80.0.9");
+            assert_eq!(answer.contains("1 received"), is_its, "to {mac}: {answer}");
+        }
+    });
+}
+
+#[test]
 fn without_probing_the_handshake_tells() {
     in_two_hosts(|rome, milan| {
         for side in [rome, milan] {

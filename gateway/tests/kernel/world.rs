@@ -42,6 +42,7 @@ pub(crate) fn config() -> GatewayConfig {
     let node = |name: &str, i: u8| OverlayNode {
         name: name.to_owned(),
         overlay: Ipv4Addr::new(10, 80, 0, i),
+        mac: None,
         underlay: Ipv4Addr::new(192, 0, 2, i).into(),
         prefixes: vec![format!("10.200.{i}.0/24"), format!("fd20:{i}::/64")],
     };
@@ -71,6 +72,7 @@ pub(crate) fn config() -> GatewayConfig {
         egress_node: Some("b".to_owned()),
         overlay: GatewayOverlay {
             address: Ipv4Addr::new(10, 80, 0, 9),
+            mac: None,
             link_address: Some(Ipv4Addr::new(10, 80, 0, 10)),
             node: Some("a".to_owned()),
         },

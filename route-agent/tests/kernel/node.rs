@@ -219,6 +219,7 @@ pub(crate) fn config() -> NodeConfigSpec {
     NodeConfigSpec {
         cluster_id: "rome".to_owned(),
         overlay: Some([10, 80, 0, 5].into()),
+        mac: None,
         underlay: vec![[192, 0, 2, 5].into(), "2001:db8::5".parse().unwrap()],
         local_pods: vec!["10.200.1.0/24".to_owned(), "fd00:200:1::/64".to_owned()],
         pod_cidrs: vec!["10.200.0.0/16".to_owned(), "fd00:200::/32".to_owned()],
@@ -240,6 +241,7 @@ pub(crate) fn peering() -> NodePeering {
         mtu: 1340,
         gateway: Some(NodeGateway {
             overlay: [10, 80, 0, 7].into(),
+            mac: None,
             underlay: [192, 0, 2, 7].into(),
             via: None,
         }),
@@ -284,7 +286,7 @@ pub(crate) fn eventually(what: &str, within: Duration, mut holds: impl FnMut() -
 }
 
 /// A program that runs in a namespace and ends with the test.
-fn inside(netns: &Netns, program: &str) -> Command {
+pub(crate) fn inside(netns: &Netns, program: &str) -> Command {
     let netns = netns.clone();
     let mut command = Command::new(program);
     let enter = move || {

@@ -160,6 +160,9 @@ pub struct AddressMap {
 pub struct GatewayOverlay {
     /// Its VXLAN device's address, from the internal CIDR.
     pub address: Ipv4Addr,
+    /// MAC address of that device; without it, the one that follows from address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
     /// Standalone: the address of its end of the veth to the host, from the internal CIDR. The
     /// nodes send VXLAN there. Absent in Kubernetes, where a pod has its own address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -177,6 +180,9 @@ pub struct OverlayNode {
     pub name: String,
     /// Its VXLAN device's address, from the internal CIDR.
     pub overlay: Ipv4Addr,
+    /// MAC address of that device; without it, the one that follows from overlay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
     /// Where VXLAN is sent to.
     pub underlay: IpAddr,
     /// Pod CIDRs of the node, /32s and /128s of pods outside them, the node's external addresses,

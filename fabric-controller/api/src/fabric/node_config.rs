@@ -39,9 +39,12 @@ pub struct NodeConfigSpec {
     /// This cluster's ID.
     pub cluster_id: String,
     /// The node's own overlay address; absent until ipam has granted it. Its VXLAN devices have
-    /// the MAC address that follows from it, and no IP address.
+    /// no IP address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlay: Option<Ipv4Addr>,
+    /// MAC address of its VXLAN devices; without it, the one that follows from overlay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
     /// The node's addresses, at most one a family; the first is preferred.
     pub underlay: Vec<IpAddr>,
     /// Sources on this node that keep their address: the node's pod CIDRs, and pods outside them.
@@ -91,6 +94,9 @@ pub struct NodePeering {
 pub struct NodeGateway {
     /// The next hop, on the VXLAN device.
     pub overlay: Ipv4Addr,
+    /// Its MAC address; without it, the one that follows from overlay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
     /// Where VXLAN to it is sent.
     pub underlay: IpAddr,
     /// Standalone: the address of the gateway's host, through which other hosts reach underlay.

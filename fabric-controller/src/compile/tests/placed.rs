@@ -1,12 +1,13 @@
 //! Gateways in pods.
 
+use fabric_api::Mac;
 use fabric_api::fabric::NodeConfig;
-use fabric_api::networking::{EndpointStatus, InternalEndpoint};
+use fabric_api::networking::{Connection, EndpointStatus, InternalEndpoint};
 use fabric_store::{Event, Kind, Object, ObjectRef};
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::{Value, json};
 
-use super::world::{World, client_side, node, server, server_side};
+use super::world::{World, client_side, node, of, server, server_side};
 use crate::placement::{Placement, Placements};
 
 const UID: &str = "uid of GatewayServer liqo-tenant-milan/server";
@@ -71,7 +72,7 @@ fn a_gateway_listens_on_its_own_port_and_needs_no_address_towards_a_host() {
 }
 
 #[test]
-fn nodes_and_status_follow_its_pod_and_stay_while_there_is_none() {
+fn nodes_and_status_follow_its_pod_and_stay_for_a_while_without_one() {
     let mut world = peered();
     place(&mut world, on("n1", "10.200.1.7", "192.0.2.11"));
     assert_eq!(underlay(&world).as_deref(), Some("10.200.1.7"));
@@ -89,13 +90,63 @@ fn nodes_and_status_follow_its_pod_and_stay_while_there_is_none() {
     assert_eq!(config.egress_node.as_deref(), Some("n1"));
 
     let nowhere = Placement { endpoint: None, internal: None, ..on("", "", "") };
-    place(&mut world, nowhere);
+    place(&mut world, nowhere.clone());
     assert_eq!(world.status(&gateway()), status);
     assert_eq!(underlay(&world).as_deref(), Some("10.200.1.7"));
+
+    place(&mut world, Placement { is_lost: true, ..nowhere });
+    let lost = world.status(&gateway());
+    assert_eq!((&lost["internalEndpoint"], &lost["endpoint"]), (&Value::Null, &endpoint));
+    let node = world.node("n2").unwrap();
+    assert_eq!((&node.peerings[0].gateway, node.vxlan_sources.len()), (&None, 0));
+    assert_eq!(node.peerings[0].prefixes.len(), 2, "nothing for the peer leaves another way");
 
     place(&mut world, on("n2", "10.200.2.9", "192.0.2.12"));
     assert_eq!(world.status(&gateway())["endpoint"]["addresses"], json!(["192.0.2.12"]));
     assert_eq!(underlay(&world).as_deref(), Some("10.200.2.9"));
+}
+
+#[test]
+fn vxlan_devices_have_mac_addresses_that_pods_do_not_know() {
+    let mut world = peered();
+    place(&mut world, on("n1", "10.200.1.7", "192.0.2.11"));
+    let of = |uid: &str| Some(Mac::of_uid(uid).to_string());
+    let config = world.gateway("liqo-tenant-milan", "server").unwrap();
+    let of_nodes: Vec<_> = config.nodes.iter().map(|node| node.mac.clone()).collect();
+    assert_eq!(of_nodes, [of("uid of Node n1"), of("uid of Node n2")]);
+    assert_eq!(config.overlay.mac, of(UID));
+    let node = world.node("n2").unwrap();
+    assert_eq!(node.mac, of("uid of Node n2"));
+    assert_eq!(node.peerings[0].gateway.as_ref().unwrap().mac, of(UID));
+}
+
+#[test]
+fn the_overlay_is_of_the_family_that_its_pod_has() {
+    let mut world = peered();
+    for (name, ipv6, ipv4) in
+        [("n1", "2001:db8::11", "192.0.2.11"), ("n2", "2001:db8::12", "192.0.2.12")]
+    {
+        let mut node = node(name, ipv6, 1 + u8::from(name == "n2"));
+        if let Object::Node(node) = &mut node {
+            let addresses = &mut node.status.as_mut().unwrap().addresses;
+            let second = k8s_openapi::api::core::v1::NodeAddress {
+                type_: "InternalIP".to_owned(),
+                address: ipv4.to_owned(),
+            };
+            addresses.as_mut().unwrap().push(second);
+        }
+        world.apply(node);
+    }
+    for (pod, expected) in [
+        ("10.200.1.7", ["192.0.2.11", "192.0.2.12"]),
+        ("fd00:200::7", ["2001:db8::11", "2001:db8::12"]),
+    ] {
+        place(&mut world, on("n1", pod, "192.0.2.11"));
+        let config = world.gateway("liqo-tenant-milan", "server").unwrap();
+        let underlays: Vec<_> = config.nodes.iter().map(|n| n.underlay.to_string()).collect();
+        assert_eq!(underlays, expected);
+        assert_eq!(underlay(&world).as_deref(), Some(pod));
+    }
 }
 
 #[test]
@@ -255,6 +306,22 @@ fn what_was_made_for_a_namesake_says_nothing_of_this_gateway() {
     assert_eq!(world.last.peers.first_key_value().unwrap().1.conditions[2].status, "NotReady");
     place(&mut world, before);
     assert_eq!(world.status(&gateway())["endpoint"]["port"], 30742);
+}
+
+#[test]
+fn what_a_namesake_said_of_its_connection_is_not_told_of_this_gateway() {
+    let mut world = peered();
+    for (uid, told) in [("of one that is gone", "NotReady"), (UID, "Established")] {
+        world.apply(of!(Connection, Connection, {
+            "metadata": {"name": "gw-server", "namespace": "liqo-tenant-milan"},
+            "spec": {"type": "Server", "gatewayRef": {"name": "server", "uid": uid}},
+            "status": {"value": "Connected"}
+        }));
+        world.settle();
+        let peer = world.last.peers.first_key_value().unwrap().1;
+        assert_eq!(peer.conditions.last().unwrap().status, told);
+        assert_eq!(world.node("n2").unwrap().peerings[0].connected, uid == UID);
+    }
 }
 
 fn keys_of(name: &str) -> ObjectRef {
