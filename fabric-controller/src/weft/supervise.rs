@@ -14,7 +14,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep_until};
 use super::health::{self, Reports};
 use super::logs;
 use super::output::say;
-use super::process::{Identity, Role};
+use super::process::Role;
 use super::rundir::RunDir;
 use super::supervisor::{Ended, Supervisor};
 use super::workloads::Wanted;
@@ -41,14 +41,15 @@ pub(crate) trait OnSilence {
     async fn silent(&mut self, namespace: &str, name: &str);
 }
 
-/// How long `weft status` may hold the lock that it only looks at.
-const LOOKS: Duration = Duration::from_millis(200);
-const ATTEMPTS: usize = 100;
+/// How long a lock may be held by somebody who only looks at it, or by a supervisor that was killed
+/// and is not quite dead.
+const GOES_AWAY: Duration = Duration::from_secs(1);
+const ATTEMPTS: usize = 200;
 
 /// Takes the lock of a run directory that exists, as `command`.
 pub(crate) fn lock(dir: &RunDir, command: &str) -> anyhow::Result<Lock> {
     let path = dir.lock_file();
-    let give_up = Instant::now() + LOOKS;
+    let give_up = Instant::now() + GOES_AWAY;
     for _ in 0..ATTEMPTS {
         let mut file = OpenOptions::new()
             .read(true)
@@ -61,11 +62,9 @@ pub(crate) fn lock(dir: &RunDir, command: &str) -> anyhow::Result<Lock> {
         match file.try_lock() {
             Ok(()) => {}
             Err(std::fs::TryLockError::WouldBlock) => {
-                let held = holder(dir, &mut file);
-                if Identity::of(held.pid).is_some() || Instant::now() >= give_up {
-                    return Err(held.into());
+                if Instant::now() >= give_up {
+                    return Err(holder(dir, &mut file).into());
                 }
-                // Someone only looks whether there is a supervisor.
                 std::thread::sleep(Duration::from_millis(10));
                 continue;
             }
@@ -155,6 +154,8 @@ impl<S: OnSilence> Loop<S> {
             self.reports.send_replace(supervisor.reports());
             let deadline = supervisor.deadline().unwrap_or_else(far);
             tokio::select! {
+                // Who stops everything at one blow does not want what has ended to start again.
+                biased;
                 () = self.stop.next() => break,
                 Ok(()) = self.wanted.changed() => {
                     let wanted = self.wanted.borrow_and_update().clone();
