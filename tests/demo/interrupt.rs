@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use nix::sys::signal::{SigSet, Signal};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::signal_name;
 use weft_tests::remove_group;
 
 use crate::GROUP;
@@ -14,13 +16,14 @@ static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// From now on SIGINT, SIGTERM and SIGHUP end the demo and leave nothing behind.
 pub(crate) fn watch() -> Result<()> {
-    let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
-    signals.thread_block().context("blocking signals")?;
+    // Not blocked, or all that the demo starts would be deaf to them, too.
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("listening for signals")?;
     std::thread::spawn(move || {
-        let Ok(signal) = signals.wait() else { return };
+        let Some(signal) = signals.forever().next() else { return };
         INTERRUPTED.store(true, Ordering::SeqCst);
         remove_group(GROUP);
-        eprintln!("\ninterrupted ({signal}); everything is removed");
+        let name = signal_name(signal).unwrap_or("a signal");
+        eprintln!("\ninterrupted ({name}); everything is removed");
         exit(130);
     });
     Ok(())
