@@ -1,6 +1,7 @@
 //! What each account may do, as a real API server says.
 
 use serde_json::{Value, json};
+use weft_tests::kubernetes::access_review;
 
 use crate::helm::LEAST;
 use crate::life::Release;
@@ -12,7 +13,7 @@ const AGENT: &str = "liqo-route-agent";
 /// Who may do what, where: `VERB RESOURCE[.GROUP][/SUBRESOURCE][ NAME]`.
 type Case = (&'static str, &'static str, &'static str);
 
-const MAY: [Case; 30] = [
+const MAY: [Case; 35] = [
     (CONTROLLER, "", "watch nodes"),
     (CONTROLLER, "", "watch pods"),
     (CONTROLLER, "tenant", "create deployments.apps"),
@@ -23,14 +24,19 @@ const MAY: [Case; 30] = [
     (CONTROLLER, "tenant", "patch endpointslices.discovery.k8s.io external"),
     (CONTROLLER, "tenant", "create secrets"),
     (CONTROLLER, "tenant", "get secrets keys"),
-    (CONTROLLER, "tenant", "create events"),
+    (CONTROLLER, "tenant", "create events.events.k8s.io"),
     (CONTROLLER, "tenant", "patch configurations.networking.liqo.io milan"),
     (CONTROLLER, "tenant", "patch configurations.networking.liqo.io/status milan"),
     (CONTROLLER, "tenant", "patch gatewayservers.networking.liqo.io/status milan"),
     (CONTROLLER, "tenant", "delete connections.networking.liqo.io gw-milan"),
-    (CONTROLLER, "liqo", "get wggatewayservertemplates.networking.liqo.io wireguard-server"),
+    (CONTROLLER, "", "list connections.networking.liqo.io"),
+    (CONTROLLER, "", "watch connections.networking.liqo.io"),
+    (CONTROLLER, "tenant", "patch connections.networking.liqo.io/status gw-milan"),
+    (CONTROLLER, "", "watch wggatewayservertemplates.networking.liqo.io"),
     (CONTROLLER, "tenant", "create networks.ipam.liqo.io"),
     (CONTROLLER, "tenant", "patch ips.ipam.liqo.io/status external"),
+    (CONTROLLER, "", "create foreignclusters.core.liqo.io"),
+    (CONTROLLER, "", "delete foreignclusters.core.liqo.io milan"),
     (CONTROLLER, "", "patch foreignclusters.core.liqo.io/status milan"),
     (CONTROLLER, "tenant", "create gatewayconfigs.fabric.weft.dev"),
     (CONTROLLER, "", "delete nodeconfigs.fabric.weft.dev node-1"),
@@ -49,7 +55,9 @@ const MAY: [Case; 30] = [
     (AGENT, "", "patch nodeconfigs.fabric.weft.dev/status node-1"),
 ];
 
-const MAY_NOT: [Case; 28] = [
+const MAY_NOT: [Case; 30] = [
+    (CONTROLLER, "", "list namespaces"),
+    (CONTROLLER, "tenant", "get deployments.apps gw-milan"),
     (CONTROLLER, "tenant", "patch pods gw-milan-1"),
     (CONTROLLER, "tenant", "patch gatewayservers.networking.liqo.io milan"),
     (CONTROLLER, "tenant", "update configurations.networking.liqo.io/finalizers milan"),
@@ -81,14 +89,7 @@ const MAY_NOT: [Case; 28] = [
 ];
 
 /// Of a gateway, as the fabric-controller makes it.
-const RULES: &str = "
-- {apiGroups: [''], resources: [secrets], resourceNames: [keys], verbs: [get, list, watch]}
-- {apiGroups: [fabric.weft.dev], resources: [gatewayconfigs], resourceNames: [milan], verbs: [get, list, watch]}
-- {apiGroups: [fabric.weft.dev], resources: [gatewayconfigs/status], resourceNames: [milan], verbs: [get, patch]}
-- {apiGroups: [networking.liqo.io], resources: [connections], verbs: [create]}
-- {apiGroups: [networking.liqo.io], resources: [connections], resourceNames: [gw-milan], verbs: [get, patch, delete]}
-- {apiGroups: [networking.liqo.io], resources: [connections/status], resourceNames: [gw-milan], verbs: [get, patch]}
-";
+const RULES: &str = include_str!("../../fabric-controller/tests/kubernetes/gateway-rights.yaml");
 
 #[test]
 fn accounts_may_do_what_they_need_and_nothing_else() {
@@ -130,18 +131,5 @@ fn answers(release: &Release, cases: &[Case]) -> Vec<bool> {
 }
 
 fn question((account, namespace, what): &Case) -> Value {
-    let mut words = what.split(' ');
-    let mut word = || words.next().unwrap_or_default();
-    let (verb, resource, name) = (word(), word(), word());
-    let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
-    let (resource, group) = resource.split_once('.').unwrap_or((resource, ""));
-    json!({
-        "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
-        "spec": {
-            "user": format!("system:serviceaccount:liqo:{account}"),
-            "groups": ["system:serviceaccounts", "system:authenticated"],
-            "resourceAttributes": {"verb": verb, "resource": resource, "group": group, "name": name,
-                "subresource": subresource, "namespace": namespace},
-        },
-    })
+    access_review(&format!("liqo:{account}"), namespace, what)
 }

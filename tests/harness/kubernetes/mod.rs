@@ -1,5 +1,7 @@
 //! Kubernetes itself, on machines that are namespaces: API server, kubelets, pods that run.
 
+mod access;
+mod audit;
 mod certificates;
 mod control_plane;
 mod groups;
@@ -22,6 +24,8 @@ use groups::Groups;
 
 use crate::{ClusterSpec, Lab, wait_until};
 
+pub use access::access_review;
+pub use audit::Request;
 pub use image::{BUSYBOX, Image, WEFT};
 pub use liqoctl::{Answer, require_liqoctl};
 pub use machine::{DIR, Machine};
