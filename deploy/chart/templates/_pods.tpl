@@ -16,7 +16,7 @@ labels:
 {{- end }}
 
 {{/*
-Where and how a pod of the control plane runs. Arguments: the root, the values of the pod.
+Where and how a pod of the control plane runs. Arguments: the root, the values of the pod, and more tolerations if any.
 */}}
 {{- define "weft.placement" -}}
 {{- $ := index . 0 -}}
@@ -28,7 +28,7 @@ priorityClassName: {{ . }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with $.Values.common.tolerations }}
+{{- with concat (default list $.Values.common.tolerations) (index (append . list) 2) }}
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
