@@ -34,8 +34,6 @@ impl Keeper {
     /// Runs until told to stop. `pools` are still empty.
     pub(crate) async fn run(mut self, pools: Pools, mut stop: watch::Receiver<bool>) {
         self.health.set_not_serving::<IpamServer<Service>>().await;
-        // It lives, however long the store cannot be read.
-        self.health.set_service_status("", ServingStatus::Serving).await;
         let mut fresh = Some(Ledger::new(pools, self.grace));
         loop {
             let wait = match self.read(fresh.is_some()).await {

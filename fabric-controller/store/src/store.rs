@@ -46,7 +46,7 @@ impl Store {
     pub fn open(args: &StoreArgs) -> Result<Self, StoreError> {
         if args.kubernetes || args.kubeconfig.is_some() {
             let namespace = args.liqo_namespace.clone();
-            return Self::kubernetes_of(args.kubeconfig.as_deref(), namespace);
+            return Self::kubernetes_of(args.kubeconfig.as_deref(), None, namespace);
         }
         let places = Places {
             manifests: args.manifests.clone(),
@@ -59,7 +59,7 @@ impl Store {
     /// The API server that a kubeconfig names: this one, or that of `KUBECONFIG`, or of the pod's
     /// service account, or of the user. Must be called within a tokio runtime; nothing is sent yet.
     pub fn kubernetes(kubeconfig: Option<&Path>) -> Result<Self, StoreError> {
-        Self::kubernetes_of(kubeconfig, None)
+        Self::kubernetes_of(kubeconfig, None, None)
     }
 
     /// The same, of a context of the kubeconfig that is not its current one.
@@ -67,15 +67,16 @@ impl Store {
         kubeconfig: Option<&Path>,
         context: Option<&str>,
     ) -> Result<Self, StoreError> {
-        Ok(Backend::Kubernetes(Kubernetes::open(kubeconfig, context, None)?).into())
+        Self::kubernetes_of(kubeconfig, context, None)
     }
 
     /// The same of an installation in another namespace than that of the pod, or liqo.
     fn kubernetes_of(
         kubeconfig: Option<&Path>,
+        context: Option<&str>,
         namespace: Option<String>,
     ) -> Result<Self, StoreError> {
-        Ok(Backend::Kubernetes(Kubernetes::open(kubeconfig, None, namespace)?).into())
+        Ok(Backend::Kubernetes(Kubernetes::open(kubeconfig, context, namespace)?).into())
     }
 
     /// The API server, for what is in Kubernetes and no resource of a store; none if that is a

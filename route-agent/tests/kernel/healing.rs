@@ -57,6 +57,35 @@ fn a_stopped_agent_leaves_all_and_the_next_one_finds_nothing_to_do() {
     eventually("a new agent repairs", Duration::from_secs(5), || world.dump() == before);
 }
 
+/// Only the firewall's table is put anew, in one transaction.
+#[test]
+fn agents_that_start_anew_touch_nothing_else_and_lose_no_packet() {
+    let mut world = World::running(config());
+    let told = world.monitor();
+    let flow = world.flow();
+    for _ in 0..10 {
+        world.stop();
+        world.start(&[]);
+        std::thread::sleep(PAUSE);
+        assert!(world.settle().is_empty());
+    }
+    let (sent, received) = flow.end();
+    assert!(sent > 2000 && received == sent, "{received} of {sent} datagrams");
+    let told = told.end();
+    let ours = |line: &&str| line.contains("weft") || line.contains("proto 119");
+    assert_eq!(told.lines().find(ours), None, "{told}");
+    // Or there would be nothing to hear.
+    let told = world.monitor();
+    sh(
+        &world.node,
+        "ip neigh replace 10.80.0.7 lladdr 0e:77:0a:50:00:07 dev weft4 nud permanent
+        ip neigh del 10.80.0.7 dev weft4",
+    );
+    std::thread::sleep(PAUSE);
+    let told = told.end();
+    assert!(told.lines().any(|line| ours(&line)), "{told}");
+}
+
 #[test]
 fn an_idle_agent_takes_no_time() {
     let world = World::running(config());

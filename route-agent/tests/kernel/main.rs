@@ -5,6 +5,7 @@
 
 mod cleanup;
 mod firewall;
+mod flow;
 mod healing;
 mod node;
 mod policy;

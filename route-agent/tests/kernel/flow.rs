@@ -1,0 +1,75 @@
+//! Datagrams from the pod to the peer, and what the node tells of its tables meanwhile.
+
+use std::net::UdpSocket;
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{JoinHandle, spawn};
+use std::time::Duration;
+
+use nix::sys::socket::{setsockopt, sockopt};
+
+use crate::node::{World, inside};
+
+const INTERVAL: Duration = Duration::from_micros(500);
+/// In bytes, so that a sink that has to wait for the processor loses nothing itself.
+const SINK_BUFFER: usize = 8 << 20;
+
+/// A datagram every half millisecond, one way: to connection tracking each is new.
+pub(crate) struct Flow {
+    stop: Arc<AtomicBool>,
+    sender: JoinHandle<u64>,
+    sink: UdpSocket,
+}
+
+/// `ip monitor` of everything on the node.
+pub(crate) struct Monitor(Child);
+
+impl World {
+    pub(crate) fn flow(&self) -> Flow {
+        let (socket, sink) = self.datagrams(&self.pod);
+        setsockopt(&sink, sockopt::RcvBufForce, &SINK_BUFFER).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&stop);
+        let sender = spawn(move || {
+            let mut sent = 0;
+            while !told.load(Ordering::Relaxed) {
+                socket.send(b"x").unwrap();
+                sent += 1;
+                std::thread::sleep(INTERVAL);
+            }
+            sent
+        });
+        Flow { stop, sender, sink }
+    }
+
+    pub(crate) fn monitor(&self) -> Monitor {
+        let mut monitor = inside(&self.node, "ip");
+        let monitor = monitor.args(["monitor", "all"]).stdout(Stdio::piped()).spawn().unwrap();
+        // It says nothing of when it has begun to listen.
+        std::thread::sleep(Duration::from_millis(500));
+        Monitor(monitor)
+    }
+}
+
+impl Flow {
+    /// How many were sent, and how many have arrived.
+    pub(crate) fn end(self) -> (u64, u64) {
+        self.stop.store(true, Ordering::Relaxed);
+        let sent = self.sender.join().unwrap();
+        let mut received = 0;
+        while self.sink.recv(&mut [0; 8]).is_ok() {
+            received += 1;
+        }
+        (sent, received)
+    }
+}
+
+impl Monitor {
+    /// What it has told.
+    pub(crate) fn end(mut self) -> String {
+        self.0.kill().unwrap();
+        let output = self.0.wait_with_output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
