@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use fabric_api::Cidr;
+use ipnet::IpNet;
 use serde_json::Value;
 
 use crate::{ClusterSpec, Host, Lab, Netns, Program, bin_dir, manifests, on_segment, wait_until};
@@ -295,13 +296,17 @@ fn cni(spec: &ClusterSpec, number: u8) -> String {
 }
 
 fn pod_routes(spec: &ClusterSpec, number: u8) -> String {
+    let others = (1..=spec.nodes).filter(|other| *other != number);
+    others.map(|other| pod_routes_to(spec, other, &spec.node_pod_cidrs(other))).collect()
+}
+
+/// The way from other nodes to pods of a node.
+pub(crate) fn pod_routes_to(spec: &ClusterSpec, node: u8, prefixes: &[IpNet]) -> String {
     let mut batch = String::new();
-    for other in (1..=spec.nodes).filter(|other| *other != number) {
-        for cidr in spec.node_pod_cidrs(other) {
-            let same_family = |a: &&IpAddr| a.is_ipv4() == cidr.addr().is_ipv4();
-            if let Some(via) = spec.node_addresses(other).iter().find(same_family) {
-                batch += &format!("route add {cidr} via {via}\n");
-            }
+    for cidr in prefixes {
+        let same_family = |a: &&IpAddr| a.is_ipv4() == cidr.addr().is_ipv4();
+        if let Some(via) = spec.node_addresses(node).iter().find(same_family) {
+            batch += &format!("route add {cidr} via {via}\n");
         }
     }
     batch

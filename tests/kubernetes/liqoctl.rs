@@ -8,13 +8,12 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use weft_tests::kubernetes::{Object, require_liqoctl};
-use weft_tests::{ClusterSpec, Kubernetes, Lab, skip};
+use weft_tests::{Kubernetes, Lab, skip};
 
-use crate::stage::{play, step};
+use crate::stage::{play, rome_and_milan_of, step};
+use crate::tool::KEY;
 
 const DEFINITIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/chart/crds-liqo");
-/// Any 32 bytes.
-const KEY: &str = "SJbnWw47WiNBxWI4qjL/kxk/kpfvFCwKHSkixFgTt2Q=";
 /// The namespace of the peering in rome.
 const TENANT: &str = "liqo-tenant-milan";
 
@@ -26,7 +25,7 @@ fn liqoctl_writes_and_deletes_what_the_definitions_define() -> Result<()> {
     }
     play(|| {
         let lab = Lab::new("weft-kubernetes-liqoctl")?;
-        let clusters = step("two clusters come up", || two_clusters(&lab))?;
+        let clusters = step("two clusters come up", || rome_and_milan_of(&lab, 1))?;
         let [rome, milan] = &clusters;
         step("liqoctl finds no installation", || finds_no_installation(rome))?;
         step("the clusters are described", || describe(&clusters))?;
@@ -37,16 +36,6 @@ fn liqoctl_writes_and_deletes_what_the_definitions_define() -> Result<()> {
         step("two clusters are disconnected", || disconnect(rome, milan))?;
         step("two clusters are reset", || reset(rome, milan))?;
         step("info says what is there", || info(rome))
-    })
-}
-
-fn two_clusters(lab: &Lab) -> Result<[Kubernetes; 2]> {
-    let [rome, milan] = [("rome", 1), ("milan", 2)].map(|(id, n)| ClusterSpec::new(id, n, 1));
-    std::thread::scope(|scope| {
-        let rome = scope.spawn(|| Kubernetes::start(lab, rome));
-        let milan = Kubernetes::start(lab, milan);
-        let rome = rome.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        Ok([rome?, milan?])
     })
 }
 

@@ -3,15 +3,19 @@
 //! Each is as heavy as two real nodes, and what is left on the host can only be told when nobody
 //! else builds any, so one test runs at a time.
 
+mod bad_manifests;
 mod calls;
 mod clusters;
 mod inventory;
 mod leftovers;
 mod liqoctl;
 mod liqoctl_peering;
+mod orders;
 mod pair;
 mod peering;
 mod reach;
+mod requests;
+mod rights;
 mod stage;
 mod status;
 mod tool;

@@ -5,21 +5,27 @@
 //!
 //! One pair of clusters for all of it, since it takes longer to make than to use.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use weft_tests::kubernetes::{Image, Machine, Object};
+use weft_tests::traffic::StreamReport;
 use weft_tests::{Kubernetes, Lab, View, skip, wait_until};
 
 use crate::inventory::{Inventory, ensure_silent, users};
-use crate::pair::{GATEWAYS, PATIENCE, Pair, SOON};
-use crate::reach::services_nodes_and_strangers_reach_pods;
+use crate::pair::{GATEWAYS, PATIENCE, Pair, SOON, missed_nothing};
+use crate::reach::{pods_elsewhere_reach_and_are_reached, services_nodes_and_strangers_reach_pods};
 use crate::stage::{play, say, step};
-use crate::status;
+use crate::{bad_manifests, orders, requests, status};
 
 /// Until packets pass again, with the time that a pod takes to start.
 const BACK: Duration = Duration::from_secs(6);
+/// Where a successor is there already.
+const REPLACED: Duration = Duration::from_secs(3);
+/// Kubernetes' own controllers may have to get over an API server that was away before they make pods.
+const REMADE: Duration = Duration::from_secs(90);
 /// Longer than a controller goes on without having renewed its Lease.
 const AWAY: Duration = Duration::from_secs(12);
 
@@ -41,17 +47,23 @@ fn two_installed_clusters_reach_each_other_lose_pods_of_weft_and_part() -> Resul
 fn from_the_manifests_to_the_end(pair: &Pair, lab: &Lab) -> Result<()> {
     step("both are connected", || pair.connect())?;
     step("all pods reach all pods", || pair.all_reach_all())?;
+    step("bad manifests disturb nobody", || bad_manifests::disturb_nobody(pair))?;
     step("services, nodes and strangers reach pods", || {
         services_nodes_and_strangers_reach_pods(pair, lab)
+    })?;
+    step("pods outside of their node's prefix reach pods and are reached", || {
+        pods_elsewhere_reach_and_are_reached(pair)
     })?;
     step("weft status tells how it is", || pair.each(status::is_true).map(drop))?;
     let (mut held, _server) = pair.hold()?;
     step("pods of gateways are replaced", || gateways_come_back(pair))?;
+    step("a server has a new pod before the old one leaves", || a_client_follows(pair))?;
     step("both API servers are away", || api_servers_are_not_missed(pair))?;
     step("all other pods of weft are replaced", || others_are_not_missed(pair))?;
+    step("gateways start again while API servers are away", || gateways_begin_alone(pair))?;
     step("a connection has outlived all that", || held.echoes(SOON))?;
     step("nothing is left of the peering", || nothing_is_left(pair))?;
-    step("both are connected again", || pair.connect())?;
+    step("both are connected in any order", || orders::connect(pair, || nothing_is_left(pair)))?;
     step("nothing is left of weft, for all that is peered", || uninstalled(pair))
 }
 
@@ -65,11 +77,38 @@ fn gateways_come_back(pair: &Pair) -> Result<()> {
             pair.wait_connected(SOON)?;
             pair.all_reach_all()
         })?;
-        let outage = reports.iter().map(|report| report.longest_outage).max().unwrap_or_default();
+        let outage = longest(&reports);
         say(outage, &format!("without {gateway}"));
         ensure!(outage < BACK, "{reports:?}");
         wait_until("it is told where it runs", SOON, || is_told(cluster, gateway))?;
     }
+    Ok(())
+}
+
+/// What tracks the client's connection on its way, the node port, leads to the old pod for a while.
+fn a_client_follows(pair: &Pair) -> Result<()> {
+    let (milan, server) = (&pair.clusters[1], GATEWAYS[1]);
+    let rollout = |verb: &str| {
+        let line = ["rollout", verb, "deployment/gw-server", "--namespace", server.namespace];
+        milan.kubectl(&line)
+    };
+    let reports = pair.streaming(|| {
+        rollout("restart")?;
+        rollout("status")?;
+        wait_until("the old pod is gone", SOON, || is_alone(milan, server))?;
+        pair.wait_connected(SOON)?;
+        pair.all_reach_all()
+    })?;
+    let outage = longest(&reports);
+    say(outage, "without a server while its pod was replaced");
+    ensure!(outage < REPLACED, "{reports:?}");
+    wait_until("it is told where it runs", SOON, || is_told(milan, server))
+}
+
+fn is_alone(cluster: &Kubernetes, gateway: Object<'_>) -> Result<()> {
+    let pods = ["get", "pods", "--namespace", gateway.namespace, "-l", &selector(gateway)];
+    let pods = cluster.kubectl(&[&pods[..], &["--output=name"]].concat())?;
+    ensure!(pods.lines().count() == 1, "{pods}");
     Ok(())
 }
 
@@ -97,7 +136,7 @@ fn selector(gateway: Object<'_>) -> String {
 fn others_are_not_missed(pair: &Pair) -> Result<()> {
     let before = pair.each(published)?;
     let reports = pair.streaming(|| pair.each(replace_pods).map(drop))?;
-    ensure!(reports.iter().all(|r| r.sent > 1000 && r.lost + r.duplicated == 0), "{reports:?}");
+    missed_nothing(&reports)?;
     let after = pair.each(published)?;
     ensure!(after == before, "{before:#?} before, {after:#?} after");
     Ok(())
@@ -109,16 +148,44 @@ fn api_servers_are_not_missed(pair: &Pair) -> Result<()> {
         std::thread::sleep(AWAY);
         pair.each(Kubernetes::start_api_server).map(drop)
     })?;
-    ensure!(reports.iter().all(|r| r.sent > 1000 && r.lost + r.duplicated == 0), "{reports:?}");
+    missed_nothing(&reports)?;
     pair.wait_connected(SOON)
+}
+
+/// In the same pod, on what they have kept.
+fn gateways_begin_alone(pair: &Pair) -> Result<()> {
+    let gateways = pair.clusters.iter().zip(GATEWAYS);
+    let processes = gateways.map(|(cluster, gateway)| {
+        let list = ["get", "pods", "--namespace", gateway.namespace, "-l", &selector(gateway)];
+        let name = cluster.kubectl(&[&list[..], &["--output=name"]].concat())?;
+        let name = name.trim().trim_start_matches("pod/");
+        cluster.process_in(gateway.namespace, name, "gateway")
+    });
+    let processes = processes.collect::<Result<Vec<_>>>()?;
+    let reports = pair.streaming(|| {
+        pair.each(Kubernetes::stop_api_server)?;
+        for process in processes {
+            Command::new("kill").args(["-KILL", &process.to_string()]).status()?;
+        }
+        std::thread::sleep(AWAY);
+        pair.each(Kubernetes::start_api_server).map(drop)
+    })?;
+    let outage = longest(&reports);
+    say(outage, "while both gateways started again");
+    ensure!(outage < BACK && reports.iter().all(|report| report.sent > 1000), "{reports:?}");
+    pair.wait_connected(SOON)
+}
+
+fn longest(reports: &[StreamReport]) -> Duration {
+    reports.iter().map(|report| report.longest_outage).max().unwrap_or_default()
 }
 
 /// All of controller, ipam and route-agents, until others have taken their places.
 fn replace_pods(cluster: &Kubernetes) -> Result<()> {
     let before = leader(cluster)?;
     cluster.kubectl(&["delete", "pod", "--all", "--namespace=liqo"])?;
-    cluster.wait_for_weft(PATIENCE)?;
-    wait_until("another controller works", SOON, || {
+    cluster.wait_for_weft(REMADE)?;
+    wait_until("another controller works", REMADE, || {
         let now = leader(cluster)?;
         ensure!(!now.is_empty() && now != before, "it is {now:?}");
         Ok(())
@@ -163,6 +230,7 @@ fn uninstalled(pair: &Pair) -> Result<()> {
         ensure!(what.iter().all(|one| seen.contains(one)), "the check sees only {seen}");
         let began = Instant::now();
         cluster.uninstall_weft(PATIENCE)?;
+        requests::are_allowed(cluster, "liqo:liqo-withdrawal")?;
         say(began.elapsed(), &format!("to uninstall weft in {}", cluster.spec.id));
         // Pods end, and Kubernetes removes what others own.
         wait_until("there is no more than before", SOON, || {
@@ -185,7 +253,7 @@ fn is_empty(cluster: &Kubernetes, namespace: &str) -> Result<()> {
 
 fn knows_no_peer(machine: &Machine, view: &View) -> Result<()> {
     let look = "ip -o link show type vxlan; ip route show table 18952; nft list table inet weft";
-    let mut sh = std::process::Command::new("sh");
+    let mut sh = Command::new("sh");
     let text = machine.host.command(sh.args(["-c", look]), "")?;
     let peers = view.0.iter().map(|(_, local)| local.address().to_string());
     // As `ip` begins to list devices, each under a number.

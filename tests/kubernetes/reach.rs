@@ -9,13 +9,16 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 use weft_tests::kubernetes::Object;
 use weft_tests::traffic::{Service, TcpServer, http_get};
 use weft_tests::{Lab, Netns, Pod, View, on_segment, wait_until};
 
-use crate::pair::{HTTP, Pair, SOON};
+use crate::pair::{HTTP, Pair, SOON, reach};
 
 const NODE_PORT: u16 = 30800;
+/// Part of the pod CIDRs that is no node's.
+const ELSEWHERE: u8 = 77;
 /// On the segment, and in no cluster.
 const STRANGER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 200));
 
@@ -45,6 +48,31 @@ pub(crate) fn services_nodes_and_strangers_reach_pods(pair: &Pair, lab: &Lab) ->
         is_romes(get(beside.host.net(), of_node, NODE_PORT, &beside.name)?, &of_rome)?;
     }
     rome.kubectl(&["delete", "service,endpointslice", "--namespace=default", "there"]).map(drop)
+}
+
+/// One of rome's nodes gives a pod an address that is in no prefix of that node's.
+pub(crate) fn pods_elsewhere_reach_and_are_reached(pair: &Pair) -> Result<()> {
+    let rome = &pair.clusters[0];
+    rome.move_pods(2, ELSEWHERE)?;
+    let pods = rome.run_pods(&[("elsewhere", 2)])?;
+    let address = pods[0].addresses[0];
+    let inside = rome.spec.node_pod_cidrs(ELSEWHERE).iter().any(|cidr| cidr.contains(&address));
+    ensure!(inside, "{} has {address}", pods[0].name);
+    let node = Object::new("nodeconfig", "", &rome.machines[1].name);
+    wait_until("its node is told of the pod", SOON, || is_local(&rome.get(node)?, address))?;
+    let [of_milan, of_rome] = pair.views()?;
+    reach(&pods, &pair.pods[1], (&of_milan, &of_rome))?;
+    reach(&pair.pods[1], &pods, (&of_rome, &of_milan))?;
+    rome.kubectl(&["delete", "pod", "--namespace=default", "elsewhere"])?;
+    rome.move_pods_back(2)
+}
+
+fn is_local(config: &Value, pod: IpAddr) -> Result<()> {
+    let local = config["spec"]["localPods"].as_array().into_iter().flatten();
+    let is_told = local.filter_map(Value::as_str).any(|cidr| cidr == format!("{pod}/32"));
+    let applied = config["status"]["appliedGeneration"] == config["metadata"]["generation"];
+    ensure!(is_told && applied, "{config}");
+    Ok(())
 }
 
 /// The client's address as a pod of milan sees it.

@@ -32,8 +32,12 @@ pub(crate) fn step<T>(what: &str, f: impl FnOnce() -> Result<T>) -> Result<T> {
 
 /// Says how long something took, past the test runner.
 pub(crate) fn say(took: Duration, what: &str) {
-    let line = format!("{:6.1} s  {what}\n", took.as_secs_f64());
-    let _ = std::io::stderr().write_all(line.as_bytes());
+    note(&format!("{:6.1} s  {what}", took.as_secs_f64()));
+}
+
+/// Says something past the test runner.
+pub(crate) fn note(what: &str) {
+    let _ = std::io::stderr().write_all(format!("{what}\n").as_bytes());
 }
 
 /// Rome and milan, with the same prefixes for pods and services, on one segment.
@@ -42,7 +46,12 @@ pub(crate) fn say(took: Duration, what: &str) {
 ///   pods -- rome-1, rome-2 (192.0.2.17, .18) --[ switch ]-- milan-1, milan-2 (192.0.2.33, .34) -- pods
 /// ```
 pub(crate) fn rome_and_milan(lab: &Lab) -> Result<[Kubernetes; 2]> {
-    let [rome, milan] = [("rome", 1), ("milan", 2)].map(|(id, n)| ClusterSpec::new(id, n, 2));
+    rome_and_milan_of(lab, 2)
+}
+
+/// The same, with so many nodes each.
+pub(crate) fn rome_and_milan_of(lab: &Lab, nodes: u8) -> Result<[Kubernetes; 2]> {
+    let [rome, milan] = [("rome", 1), ("milan", 2)].map(|(id, n)| ClusterSpec::new(id, n, nodes));
     std::thread::scope(|scope| {
         let rome = scope.spawn(|| Kubernetes::start(lab, rome));
         let milan = Kubernetes::start(lab, milan);

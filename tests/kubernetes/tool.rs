@@ -16,9 +16,9 @@ pub(crate) enum Tool {
 }
 
 const PATIENCE: Duration = Duration::from_secs(60);
-const GROUP: &str = "networking.liqo.io/v1beta1";
+pub(crate) const GROUP: &str = "networking.liqo.io/v1beta1";
 /// Any 32 bytes.
-const KEY: &str = "SJbnWw47WiNBxWI4qjL/kxk/kpfvFCwKHSkixFgTt2Q=";
+pub(crate) const KEY: &str = "SJbnWw47WiNBxWI4qjL/kxk/kpfvFCwKHSkixFgTt2Q=";
 
 impl Tool {
     pub(crate) fn info(self, cluster: &Kubernetes) -> Result<Value> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use ipnet::IpNet;
 
+use super::audit;
 use super::certificates::{Authority, Subject, key_pair};
 use super::machine::{DIR, Machine, PATIENCE};
 use super::programs::built;
@@ -35,6 +36,7 @@ pub(super) fn write_files(head: &Machine, spec: &ClusterSpec, ca: &Authority) ->
     let (private, public) = key_pair()?;
     head.write("accounts.key", &private)?;
     head.write("accounts.pub", &public)?;
+    head.write(audit::POLICY, &audit::policy().to_string())?;
     for name in [CONTROLLERS, SCHEDULER] {
         let user = format!("system:{name}");
         let subject = Subject { name: &user, ..Subject::default() };
@@ -76,7 +78,8 @@ pub(super) fn api_server(spec: &ClusterSpec) -> Command {
         .arg("--kubelet-preferred-address-types=InternalIP")
         .arg("--service-account-issuer=https://kubernetes.default.svc")
         .arg(file("service-account-key-file", "accounts.pub"))
-        .arg(file("service-account-signing-key-file", "accounts.key"));
+        .arg(file("service-account-signing-key-file", "accounts.key"))
+        .args(audit::flags());
     server
 }
 

@@ -22,6 +22,7 @@ use serde_json::json;
 use certificates::Authority;
 use groups::Groups;
 
+use crate::cluster::pod_routes_to;
 use crate::{ClusterSpec, Lab, wait_until};
 
 pub use access::access_review;
@@ -96,6 +97,25 @@ impl Kubernetes {
         let archive = folder.path().join("image.tar");
         image.write(&archive)?;
         self.on_all(|machine| node::import(machine, &archive))
+    }
+
+    /// Gives pods that start on a node from now on addresses of another part of the pod CIDRs than the
+    /// node's own, as networks do that manage addresses themselves. All nodes know the way there.
+    pub fn move_pods(&self, node: u8, part: u8) -> Result<()> {
+        let there = &self.machines[usize::from(node) - 1];
+        let prefixes = self.spec.node_pod_cidrs(part);
+        let routes = pod_routes_to(&self.spec, node, &prefixes);
+        let others = self.machines.iter().filter(|machine| machine.number != node);
+        for machine in others {
+            machine.host.ip(&routes)?;
+        }
+        node::give_pods(there, &format!("cni{part}"), &prefixes)
+    }
+
+    /// The opposite of [`Self::move_pods`].
+    pub fn move_pods_back(&self, node: u8) -> Result<()> {
+        let there = &self.machines[usize::from(node) - 1];
+        node::give_pods(there, "cni0", &self.spec.node_pod_cidrs(node))
     }
 
     /// Kills the API server; everything else runs on.

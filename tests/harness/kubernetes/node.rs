@@ -38,8 +38,13 @@ pub(super) fn write_files(
     machine.write("kube-proxy.kubeconfig", &kubeconfig(&proxy)?.to_string())?;
     machine.write("kubelet.json", &kubelet_config(group).to_string())?;
     machine.write("kube-proxy.json", &proxy_config(machine, spec).to_string())?;
-    machine.write("cni/10-pods.conflist", &cni_config(spec, machine.number).to_string())?;
+    give_pods(machine, "cni0", &spec.node_pod_cidrs(machine.number))?;
     machine.write("containerd.toml", &containerd_config())
+}
+
+/// Gives pods that start on this node from now on addresses of these prefixes, behind a bridge.
+pub(super) fn give_pods(machine: &Machine, bridge: &str, prefixes: &[IpNet]) -> Result<()> {
+    machine.write("cni/10-pods.conflist", &cni_config(bridge, prefixes).to_string())
 }
 
 pub(super) fn containerd() -> Command {
@@ -100,8 +105,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
     )
 }
 
-fn cni_config(spec: &ClusterSpec, number: u8) -> Value {
-    let subnets = spec.node_pod_cidrs(number);
+fn cni_config(bridge: &str, subnets: &[IpNet]) -> Value {
     let ranges: Vec<_> = subnets.iter().map(|cidr| json!([{"subnet": cidr.to_string()}])).collect();
     let default =
         |cidr: &IpNet| json!({"dst": if cidr.addr().is_ipv4() { "0.0.0.0/0" } else { "::/0" }});
@@ -110,7 +114,7 @@ fn cni_config(spec: &ClusterSpec, number: u8) -> Value {
         "name": "pods",
         "plugins": [
             {
-                "type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
+                "type": "bridge", "bridge": bridge, "isGateway": true, "hairpinMode": true,
                 "ipam": {
                     "type": "host-local",
                     "ranges": ranges,

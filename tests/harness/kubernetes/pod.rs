@@ -28,7 +28,8 @@ impl Kubernetes {
     pub fn pod(&self, namespace: &str, name: &str) -> Result<Pod> {
         let pod = self.get(Object::new("pod", namespace, name))?;
         let uid = pod["metadata"]["uid"].as_str().context("a pod has a uid")?;
-        let pid = process_of(uid)?;
+        let pid = processes_of(uid).next();
+        let pid = pid.with_context(|| format!("no process is in pod {uid}"))?;
         let addresses = pod["status"]["podIPs"].as_array().into_iter().flatten();
         let addresses = addresses.filter_map(|entry| entry["ip"].as_str()?.parse::<IpAddr>().ok());
         Ok(Pod {
@@ -36,6 +37,18 @@ impl Kubernetes {
             ns: Netns::open(Path::new(&format!("/proc/{pid}/ns/net")))?,
             addresses: addresses.collect(),
         })
+    }
+
+    /// The process of a program in a pod, as this machine numbers it.
+    pub fn process_in(&self, namespace: &str, pod: &str, program: &str) -> Result<i32> {
+        let pod = self.get(Object::new("pod", namespace, pod))?;
+        let uid = pod["metadata"]["uid"].as_str().context("a pod has a uid")?;
+        let runs_it = |pid: &i32| {
+            let name = fs::read_to_string(format!("/proc/{pid}/comm"));
+            name.is_ok_and(|name| name.trim() == program)
+        };
+        let found = processes_of(uid).find(runs_it);
+        found.with_context(|| format!("{program} does not run in pod {uid}"))
     }
 
     /// Runs a command in the first container of a pod; what it prints.
@@ -59,12 +72,11 @@ impl Kubernetes {
     }
 }
 
-/// Some process of a pod, by the control group that the kubelet has put it in.
-fn process_of(uid: &str) -> Result<i32> {
+/// The processes of a pod, by the control group that the kubelet has put them in.
+fn processes_of(uid: &str) -> impl Iterator<Item = i32> {
     let group = format!("/pod{uid}/");
-    let is_in = |pid: &i32| {
+    all_processes().filter(move |pid| {
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"));
         groups.is_ok_and(|groups| groups.contains(&group))
-    };
-    all_processes().find(is_in).with_context(|| format!("no process is in {group}"))
+    })
 }

@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 use weft_tests::kubernetes::Object;
 
 use super::{PEER, Side, generate_configuration, poll, public_key};
+use crate::tool::GROUP;
 
 /// `--timeout`, for all of it; here for each wait.
 const TIMEOUT: Duration = Duration::from_secs(60);
-const GROUP: &str = "networking.liqo.io/v1beta1";
 
 /// The client first. With a node port, as with `--gw-server-service-nodeport`.
 pub(crate) fn connect(sides: &[Side<'_>; 2], node_port: Option<u16>) -> Result<()> {

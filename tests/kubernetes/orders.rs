@@ -1,0 +1,73 @@
+//! The manifests of a peering in many orders, and both spellings of CIDRs.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use weft_tests::manifests::Spelling::{self, List, Text};
+use weft_tests::wait_until;
+
+use crate::pair::{Pair, SOON};
+use crate::stage::say;
+
+/// Without the namespace, in which the others are.
+const KINDS: [(usize, &str); 4] =
+    [(1, "Configuration"), (2, "Secret"), (3, "PublicKey"), (4, "gateway")];
+/// Rome's and milan's.
+const SPELLINGS: [[Spelling; 2]; 6] =
+    [[Text, Text], [List, Text], [Text, List], [List, List], [Text, Text], [List, List]];
+
+/// One manifest: whose it is, rome's or milan's, its place among theirs, and its name here.
+type Manifest = (usize, (usize, &'static str));
+
+/// Each time from the first of eight manifests until both sides are connected, and parted by `part`
+/// between one and the next.
+pub(crate) fn connect(pair: &Pair, part: impl Fn() -> Result<()>) -> Result<()> {
+    for (i, (order, spellings)) in orders().into_iter().zip(SPELLINGS).enumerate() {
+        if i > 0 {
+            part()?;
+        }
+        let began = Instant::now();
+        let what = described(&order, spellings);
+        in_order(pair, &order, spellings)
+            .and_then(|()| pair.wait_connected(SOON.saturating_sub(began.elapsed())))
+            .with_context(|| what.clone())?;
+        say(began.elapsed(), &what);
+        pair.all_reach_all()?;
+    }
+    Ok(())
+}
+
+/// Every manifest comes first, and last, on each side; then two of chance.
+fn orders() -> Vec<Vec<Manifest>> {
+    let rotated = (0..KINDS.len()).map(|n| {
+        let mut rome = KINDS;
+        rome.rotate_left(n);
+        let milan = rome.into_iter().rev().map(|kind| (1, kind));
+        let both = rome.into_iter().map(|kind| (0, kind)).zip(milan);
+        both.flat_map(|(rome, milan)| if n % 2 == 0 { [rome, milan] } else { [milan, rome] })
+            .collect::<Vec<_>>()
+    });
+    let mut orders: Vec<_> = rotated.collect();
+    for _ in 0..2 {
+        let mut order = orders[0].clone();
+        fastrand::shuffle(&mut order);
+        orders.push(order);
+    }
+    orders
+}
+
+/// One after the other.
+fn in_order(pair: &Pair, order: &[Manifest], spellings: [Spelling; 2]) -> Result<()> {
+    let documents = pair.documents_in(spellings);
+    order.iter().try_for_each(|(side, (place, _))| {
+        // Where there is no webhook for a moment, strings are refused, and can be applied again.
+        let apply = || pair.clusters[*side].apply(&documents[*side][*place]).map(drop);
+        wait_until("it is taken", SOON, apply)
+    })
+}
+
+fn described(order: &[Manifest], spellings: [Spelling; 2]) -> String {
+    let names =
+        order.iter().map(|(side, (_, name))| format!("{}'s {name}", ["rome", "milan"][*side]));
+    format!("from {}; CIDRs as {spellings:?}", names.collect::<Vec<_>>().join(", "))
+}

@@ -1,0 +1,69 @@
+//! How much weft's programs ask of the API servers, and what they are refused.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use weft_tests::Kubernetes;
+use weft_tests::kubernetes::Request;
+
+use crate::pair::Pair;
+use crate::stage::note;
+
+/// Longer than any program waits until it looks at everything again.
+const WHILE: Duration = Duration::from_secs(35);
+/// Of one program, a minute.
+const AT_MOST: usize = 60;
+const FORBIDDEN: u64 = 403;
+
+/// While nothing changes. `meanwhile` may ask, but change nothing.
+pub(crate) fn are_few(pair: &Pair, meanwhile: impl FnOnce() -> Result<()>) -> Result<()> {
+    let began = Instant::now();
+    let before = pair.each(|cluster| Ok(cluster.requests()?.len()))?;
+    meanwhile()?;
+    std::thread::sleep(WHILE.saturating_sub(began.elapsed()));
+    let mut too_many = Vec::new();
+    for (cluster, before) in pair.clusters.iter().zip(before) {
+        let requests = cluster.requests()?.split_off(before);
+        for (pod, what) in by_pod(&requests) {
+            let rate = per_minute(what.values().sum(), began.elapsed());
+            let line = format!("{rate:6} a minute: {pod} of {}", cluster.spec.id);
+            note(&format!("{line} ({})", list(&what)));
+            too_many.extend((rate > AT_MOST).then_some(line));
+        }
+    }
+    ensure!(too_many.is_empty(), "{too_many:#?}");
+    Ok(())
+}
+
+/// Nobody has asked for something that it may not do.
+pub(crate) fn are_allowed(cluster: &Kubernetes, account: &str) -> Result<()> {
+    let requests = cluster.requests()?;
+    let own = requests.iter().filter(|request| is_of_a_pod(request));
+    let own: Vec<_> = own.filter(|request| request.account.contains(account)).collect();
+    let refused: Vec<_> = own.iter().filter(|request| request.code == FORBIDDEN).collect();
+    ensure!(own.len() > 5 && refused.is_empty(), "of {} were refused {refused:#?}", own.len());
+    Ok(())
+}
+
+/// Of each pod, how often it has asked for what.
+fn by_pod(requests: &[Request]) -> BTreeMap<&str, BTreeMap<&str, usize>> {
+    let mut pods: BTreeMap<&str, BTreeMap<&str, usize>> = BTreeMap::new();
+    for request in requests.iter().filter(|request| is_of_a_pod(request)) {
+        *pods.entry(&request.pod).or_default().entry(&request.what).or_default() += 1;
+    }
+    pods
+}
+
+/// Others have no more than a token of that account.
+fn is_of_a_pod(request: &Request) -> bool {
+    !request.pod.is_empty()
+}
+
+fn per_minute(count: usize, time: Duration) -> usize {
+    (count as f64 * 60.0 / time.as_secs_f64()).round() as usize
+}
+
+fn list(what: &BTreeMap<&str, usize>) -> String {
+    what.iter().map(|(what, count)| format!("{count} {what}")).collect::<Vec<_>>().join(", ")
+}
