@@ -30,6 +30,7 @@ WIREGUARD_GO := v0.0.0-20260522210424-ecfc5a8d5446
 # Debian's containerd 1.6 goes with Kubernetes up to 1.35.
 KUBERNETES := 1.34.4
 HELM       := 3.19.5
+LIQOCTL    := 1.2.0
 # A crate and its version, and the program in it.
 CRATE_PEERS := boringtun-cli@0.7.1:boringtun-cli gotatun-cli@0.10.2:gotatun
 
@@ -157,5 +158,5 @@ kubernetes:
 	@$(call INSTALL,etcd:etcd-server containerd:containerd runc:runc host-local:containernetworking-plugins busybox:busybox-static)
 	@if [ "$$WEFT_KUBERNETES_DIR" != $(CACHE)/kubernetes/bin ]; then echo "Kubernetes from $$WEFT_KUBERNETES_DIR"; \
 	elif command -v go >/dev/null; then \
-	  tests/kubernetes/programs.sh $$WEFT_KUBERNETES_DIR $(KUBERNETES) $(HELM) || echo "no Kubernetes here: what needs it is skipped"; \
+	  tests/kubernetes/programs.sh $$WEFT_KUBERNETES_DIR $(KUBERNETES) $(HELM) $(LIQOCTL) || echo "no Kubernetes here: what needs it is skipped"; \
 	elif [ ! -x $$WEFT_KUBERNETES_DIR/helm ]; then echo "no Go here: what needs Kubernetes is skipped"; fi

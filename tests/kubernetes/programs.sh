@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds what clusters of the tests run, from the Go module proxy.
-# usage: programs.sh FOLDER KUBERNETES_VERSION HELM_VERSION
+# usage: programs.sh FOLDER KUBERNETES_VERSION HELM_VERSION LIQOCTL_VERSION
 set -euo pipefail
-folder=$1 kubernetes=$2 helm=$3
+folder=$1 kubernetes=$2 helm=$3 liqoctl=$4
 programs=(kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl)
 export CGO_ENABLED=0 GOFLAGS=-mod=mod
 
@@ -18,7 +18,7 @@ module() {
 
 # A program appears whole or not at all.
 build() { # NUMBER PROGRAM LINKER_FLAGS PACKAGE
-  echo "building $2, once: $1 of $((${#programs[@]} + 1)) programs, ten minutes in all on two cores"
+  echo "building $2, once: $1 of $((${#programs[@]} + 2)) programs, ten minutes in all on two cores"
   go build -trimpath -ldflags "-s -w $3" -o "$folder/.$2" "$4"
   mv "$folder/.$2" "$folder/$2"
 }
@@ -41,12 +41,23 @@ for program in "${programs[@]}"; do
     "k8s.io/kubernetes/cmd/$program"
 done
 
-is_built helm helm.sh/helm/v3 "$helm" && exit
-printf 'module helm\n\ngo 1.24\n\nrequire helm.sh/helm/v3 v%s\n' "$helm" >go.mod
-rm -f go.sum
+# A program of a module that needs no more than to be named.
+single() { # NUMBER PROGRAM MODULE VERSION LINKER_FLAGS PACKAGE [REPLACE]
+  is_built "$2" "$3" "$4" && return
+  printf 'module %s\n\ngo 1.25\n\nrequire %s v%s\n\n%s\n' "$2" "$3" "$4" "${7-}" >go.mod
+  rm -f go.sum
+  build "$1" "$2" "$5" "$3/$6"
+}
+
 # Helm takes a cluster that it does not see for one of this version.
 flags="-X helm.sh/helm/v3/internal/version.version=v$helm"
 for package in pkg/chartutil pkg/lint/rules; do
   flags+=" -X helm.sh/helm/v3/$package.k8sVersionMajor=1 -X helm.sh/helm/v3/$package.k8sVersionMinor=$minor"
 done
-build $((number + 1)) helm "$flags" helm.sh/helm/v3/cmd/helm
+single $((number + 1)) helm helm.sh/helm/v3 "$helm" "$flags" cmd/helm
+
+# As its module has it.
+replace='replace github.com/virtual-kubelet/virtual-kubelet => github.com/liqotech/virtual-kubelet v1.5.1-0.20241004150443-cb08879adf2f'
+module=github.com/liqotech/liqo
+single $((number + 2)) liqoctl $module "$liqoctl" "-X $module/pkg/liqoctl/version.LiqoctlVersion=v$liqoctl" \
+  cmd/liqoctl "$replace"

@@ -156,7 +156,11 @@ impl Cluster {
                 return;
             }
             let more = writes - before;
-            assert!(began.elapsed() < PATIENCE, "never peace: {more} writes in 6 s\n{}", self.log());
+            assert!(
+                began.elapsed() < PATIENCE,
+                "never peace: {more} writes in 6 s\n{}",
+                self.log()
+            );
             before = writes;
         }
     }
