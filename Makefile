@@ -16,7 +16,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := demo
-.PHONY: demo test lint check soak soak-alone soak-aside simulate fuzz bench crds clean tools lint-tools fuzz-tools \
+.PHONY: demo test lint check soak soak-alone soak-aside soak-rounds simulate fuzz bench crds clean tools lint-tools fuzz-tools \
   peers kubernetes build
 
 CACHE  ?= $(HOME)/.cache/weft
@@ -81,8 +81,13 @@ fuzz: fuzz-tools
 soak:
 	$(MAKE) soak-alone
 	$(MAKE) soak-aside
+	$(if $(filter-out 0,$(ROUNDS)),$(MAKE) soak-rounds)
+
+# What is too long for CI.
+soak-rounds: build kubernetes
 	rm -f $(SKIPPED)
-	$(if $(filter-out 0,$(ROUNDS)),$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --nocapture --test-threads=3 $(REPEATED))
+	$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --nocapture --test-threads=3 $(REPEATED)
+	$(SUDO) env $(SOAK) cargo test --locked --workspace --test kubernetes -- --ignored --nocapture
 	@$(SHOW_SKIPPED)
 
 # What measures the machine.

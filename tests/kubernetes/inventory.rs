@@ -43,6 +43,12 @@ impl Inventory {
         Ok(Self(all))
     }
 
+    /// Without the kernel of a machine.
+    pub(crate) fn but_of(mut self, machine: &str) -> Self {
+        self.0.retain(|line| !line.starts_with(&format!("{machine}: ")));
+        self
+    }
+
     /// That there is no more than before, but for what users have made, to which nobody holds on.
     pub(crate) fn ensure_no_more(&self, before: &Self, users: &[String]) -> Result<()> {
         let stays = |line: &str| STAY.iter().any(|kind| line.starts_with(kind));

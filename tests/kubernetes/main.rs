@@ -6,6 +6,7 @@
 mod bad_manifests;
 mod calls;
 mod clusters;
+mod dead_node;
 mod inventory;
 mod leftovers;
 mod liqoctl;
