@@ -1,4 +1,4 @@
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
@@ -98,7 +98,7 @@ impl Helm {
 
 /// Its folder.
 pub(crate) fn chart() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/chart")
+    PathBuf::from("../deploy/chart")
 }
 
 /// Every document of a text that is not empty.

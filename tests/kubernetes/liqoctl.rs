@@ -7,13 +7,12 @@
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use weft_tests::kubernetes::{Object, require_liqoctl};
+use weft_tests::kubernetes::{Object, deploy, require_liqoctl};
 use weft_tests::{Kubernetes, Lab, skip};
 
 use crate::stage::{play, rome_and_milan_of, step};
 use crate::tool::KEY;
 
-const DEFINITIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/chart/crds-liqo");
 /// The namespace of the peering in rome.
 const TENANT: &str = "liqo-tenant-milan";
 
@@ -61,8 +60,10 @@ fn finds_no_installation(cluster: &Kubernetes) -> Result<()> {
 
 /// Definitions, the cluster's own name, and the namespace of the peering.
 fn describe(clusters: &[Kubernetes; 2]) -> Result<()> {
+    let definitions = deploy()?.join("chart/crds-liqo");
+    let definitions = definitions.to_str().context("a path is text")?;
     for (cluster, peer) in clusters.iter().zip(clusters.iter().rev()) {
-        cluster.kubectl(&["apply", "--server-side", "--filename", DEFINITIONS])?;
+        cluster.kubectl(&["apply", "--server-side", "--filename", definitions])?;
         cluster.kubectl(&["wait", "--for=condition=Established", "crd", "--all"])?;
         let (id, peer) = (&cluster.spec.id, &peer.spec.id);
         let name = json!({

@@ -32,6 +32,7 @@ pub use liqoctl::{Answer, require_liqoctl};
 pub use machine::{DIR, Machine};
 pub use object::Object;
 pub use programs::require_kubernetes;
+pub use weft::deploy;
 
 /// A cluster of real nodes on one segment of a lab. The control plane runs on the first of them.
 ///

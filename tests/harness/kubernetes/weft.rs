@@ -1,3 +1,4 @@
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
@@ -5,22 +6,23 @@ use anyhow::{Context, Result};
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
+use super::machine::PATIENCE;
 use super::{ADMIN, DIR, Kubernetes, Object};
 use crate::{ClusterSpec, View, bin_dir};
 
-const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/chart");
 /// Of the release and of its namespace: what tools made for Liqo look for.
 const RELEASE: &str = "liqo";
-const CONTROLLER: &str = "deployment/liqo-fabric-controller";
-const WORKLOADS: [&str; 3] = ["deployment/liqo-ipam", CONTROLLER, "daemonset/liqo-route-agent"];
+const CONTROLLER: &str = "liqo-fabric-controller";
+const WORKLOADS: [&str; 3] =
+    ["deployment/liqo-ipam", "deployment/liqo-fabric-controller", "daemonset/liqo-route-agent"];
 
 /// weft in a cluster, from the image [`super::WEFT`].
 impl Kubernetes {
     /// Installs the chart and waits until all that it starts is ready.
     pub fn install_weft(&self, at_most: Duration) -> Result<()> {
         let mut helm = self.tool("helm");
-        helm.args(["install", RELEASE, CHART, "--namespace", RELEASE, "--create-namespace"]);
-        helm.args(["--values", "-"]);
+        helm.args(["install", RELEASE]).arg(deploy()?.join("chart"));
+        helm.args(["--namespace", RELEASE, "--create-namespace", "--values", "-"]);
         self.head().host.command(&mut helm, &values(&self.spec).to_string())?;
         self.name_ipam()?;
         self.wait_for_weft(at_most)
@@ -98,13 +100,22 @@ impl Kubernetes {
         self.kubectl(&words).unwrap_or_else(|error| format!("{error:#}"))
     }
 
-    /// Names of Services are in no DNS here.
-    fn name_ipam(&self) -> Result<()> {
-        let service = self.get(Object::new("service", RELEASE, "liqo-ipam"))?;
+    /// Tells the controller where ipam is, once that is installed: names of Services are in no DNS here.
+    pub fn name_ipam(&self) -> Result<()> {
+        let service = Object::new("service", RELEASE, "liqo-ipam");
+        self.wait_for(service, "create", PATIENCE)?;
+        let service = self.get(service)?;
+        self.wait_for(Object::new("deployment", RELEASE, CONTROLLER), "create", PATIENCE)?;
         let aliases = json!([{"ip": service["spec"]["clusterIP"], "hostnames": [IPAM]}]);
         let patch = json!({"spec": {"template": {"spec": {"hostAliases": aliases}}}}).to_string();
-        self.kubectl(&["patch", CONTROLLER, "--namespace", RELEASE, "--patch", &patch]).map(drop)
+        let patch = ["patch", "deployment", CONTROLLER, "--namespace", RELEASE, "--patch", &patch];
+        self.kubectl(&patch).map(drop)
     }
+}
+
+/// Of this project. Cargo starts tests in the folder of their package.
+pub fn deploy() -> Result<PathBuf> {
+    std::fs::canonicalize("../deploy").context("not started in the folder `tests`")
 }
 
 const IPAM: &str = "liqo-ipam.liqo.svc";

@@ -16,7 +16,7 @@ use gateway_templates::{RenderError, Variables};
 use serde_json::Value;
 
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")
+    PathBuf::from("tests")
 }
 
 fn read(file: &Path) -> Value {
