@@ -12,6 +12,7 @@ use weft_tests::{Kubernetes, Lab, skip, wait_until};
 
 use crate::calls::list;
 use crate::pair::{PATIENCE, SOON};
+use crate::readme::Readme;
 use crate::stage::{each, play, rome_and_milan, step};
 use crate::tool::Tool;
 
@@ -39,10 +40,14 @@ fn two_clusters_are_connected_shown_disconnected_and_reset_as_liqoctl_does_it() 
 }
 
 fn by_all_tools(clusters: &[Kubernetes; 2], image: &Image) -> Result<()> {
-    step("weft is installed", || install(clusters, image))?;
+    let readme = Readme::read()?;
+    step("weft is installed as the README says", || install(clusters, image, &readme))?;
     step("all that liqoctl calls", || through(clusters, Tool::Calls))?;
     match require_liqoctl() {
-        Ok(()) => step("all that liqoctl does", || through(clusters, Tool::Liqoctl)),
+        Ok(()) => {
+            step("all that liqoctl does", || through(clusters, Tool::Liqoctl))?;
+            step("they are connected as the README says", || readme.connect(clusters))
+        }
         Err(why) => {
             skip(&format!("{why:#}"));
             Ok(())
@@ -69,26 +74,26 @@ fn through(clusters: &[Kubernetes; 2], tool: Tool) -> Result<()> {
     step("reset", || reset(tool, clusters))
 }
 
-fn install(clusters: &[Kubernetes; 2], image: &Image) -> Result<()> {
+fn install(clusters: &[Kubernetes; 2], image: &Image, readme: &Readme) -> Result<()> {
     each(clusters, |cluster| {
         // liqoctl says where the API server is, by this label.
         let head = cluster.spec.node_name(1);
         cluster.kubectl(&["label", "node", &head, "node-role.kubernetes.io/control-plane="])?;
         cluster.kubectl(&["create", "namespace", NOBODY])?;
-        cluster.load(image)?;
-        cluster.install_weft(PATIENCE)
-    })
-    .map(drop)
+        cluster.load(image)
+    })?;
+    readme.install(clusters)?;
+    each(clusters, |cluster| cluster.wait_for_weft(PATIENCE)).map(drop)
 }
 
 /// No warning, and every prefix that there should be.
 fn is_well(tool: Tool, cluster: &Kubernetes) -> Result<()> {
     let info = tool.info(cluster)?;
     ensure!(info["local"]["clusterID"] == cluster.spec.id.as_str(), "{info}");
-    ensure!(info["local"]["version"] == "test", "{info}");
+    ensure!(info["local"]["version"] == env!("CARGO_PKG_VERSION"), "{info}");
     ensure!(info["health"]["healthy"] == true, "{info}");
     let network = json!({
-        "podCIDRs": ["10.200.0.0/16"], "serviceCIDR": "10.96.0.0/16",
+        "podCIDRs": ["10.200.0.0/16"], "serviceCIDR": "10.96.0.0/12",
         "externalCIDR": "10.70.0.0/16", "internalCIDR": "10.80.0.0/16",
     });
     ensure!(info["network"] == network, "{info}");

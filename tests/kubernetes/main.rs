@@ -15,6 +15,7 @@ mod orders;
 mod pair;
 mod peering;
 mod reach;
+mod readme;
 mod requests;
 mod rights;
 mod stage;

@@ -12,6 +12,7 @@ mod node;
 mod object;
 mod pod;
 mod programs;
+mod shell;
 mod weft;
 
 use std::process::Command;

@@ -80,6 +80,11 @@ pub(super) fn import(machine: &Machine, archive: &Path) -> Result<()> {
     ctr(machine, &["images", "import", path]).map(drop)
 }
 
+/// Makes an image that is there known by another name.
+pub(super) fn tag(machine: &Machine, name: &str, other: &str) -> Result<()> {
+    ctr(machine, &["images", "tag", "--force", name, other]).map(drop)
+}
+
 fn ctr(machine: &Machine, args: &[&str]) -> Result<String> {
     let mut ctr = Command::new("ctr");
     ctr.args(["--address", SOCKET, "--namespace", "k8s.io"]).args(args);
