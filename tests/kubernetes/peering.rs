@@ -24,7 +24,8 @@ use crate::{bad_manifests, orders, requests, status};
 const BACK: Duration = Duration::from_secs(6);
 /// Where a successor is there already.
 const REPLACED: Duration = Duration::from_secs(3);
-/// Kubernetes' own controllers may have to get over an API server that was away before they make pods.
+/// Kubernetes' own controllers may have to get over an API server that was away before they make pods, or
+/// remove those of what is gone.
 const REMADE: Duration = Duration::from_secs(90);
 /// Longer than a controller goes on without having renewed its Lease.
 const AWAY: Duration = Duration::from_secs(12);
@@ -211,7 +212,7 @@ fn nothing_is_left(pair: &Pair) -> Result<()> {
     pair.part()?;
     for ((cluster, gateway), view) in pair.clusters.iter().zip(GATEWAYS).zip(&views) {
         let namespace = gateway.namespace;
-        wait_until("the namespace is empty", SOON, || is_empty(cluster, namespace))?;
+        wait_until("the namespace is empty", REMADE, || is_empty(cluster, namespace))?;
         for machine in &cluster.machines {
             wait_until("nodes know no peer", SOON, || knows_no_peer(machine, view))?;
         }

@@ -92,11 +92,11 @@ fn ctr(machine: &Machine, args: &[&str]) -> Result<String> {
 }
 
 /// Here a process may lack the right to be spared by the kernel when memory runs out, and with it
-/// the right to spare others; the pods do without.
+/// the right to spare others; the pods do without. The plugin `opt` would leave a folder in /opt.
 fn containerd_config() -> String {
     format!(
         r#"version = 2
-disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.devmapper"]
+disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.devmapper"]
 [grpc]
   address = "{SOCKET}"
 [plugins."io.containerd.grpc.v1.cri"]
