@@ -37,7 +37,7 @@ pub(super) fn write_files(head: &Machine, spec: &ClusterSpec, ca: &Authority) ->
     head.write("accounts.key", &private)?;
     head.write("accounts.pub", &public)?;
     head.write(audit::POLICY, &audit::policy().to_string())?;
-    for name in [CONTROLLERS, SCHEDULER] {
+    for name in CONTROLLING {
         let user = format!("system:{name}");
         let subject = Subject { name: &user, ..Subject::default() };
         let kubeconfig = ca.kubeconfig(&url(spec), &subject)?;
@@ -85,6 +85,8 @@ pub(super) fn api_server(spec: &ClusterSpec) -> Command {
 
 const CONTROLLERS: &str = "kube-controller-manager";
 const SCHEDULER: &str = "kube-scheduler";
+/// What decides, and runs nothing.
+pub(super) const CONTROLLING: [&str; 2] = [CONTROLLERS, SCHEDULER];
 
 pub(super) fn controllers() -> Command {
     let mut controllers = Command::new(built(CONTROLLERS));

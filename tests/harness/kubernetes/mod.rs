@@ -125,10 +125,13 @@ impl Kubernetes {
         self.head().stop(control_plane::API_SERVER)
     }
 
-    /// Starts it again and waits until it is ready.
+    /// Starts it again and waits until it is ready. Kubernetes' own controllers start again with it, as
+    /// where several of them elect one: without an API server the elected one ends.
     pub fn start_api_server(&self) -> Result<()> {
         self.head().start(&mut control_plane::api_server(&self.spec))?;
-        self.wait_for_api_server()
+        self.wait_for_api_server()?;
+        control_plane::CONTROLLING.iter().try_for_each(|name| self.head().stop(name))?;
+        self.start_controllers()
     }
 
     fn boot(&self) -> Result<()> {
@@ -140,9 +143,13 @@ impl Kubernetes {
         self.on_all(node::wait_for_containerd)?;
         self.load(&Image::busybox()?)?;
         self.wait_for_api_server()?;
-        self.head().start(&mut control_plane::controllers())?;
-        self.head().start(&mut control_plane::scheduler())?;
+        self.start_controllers()?;
         self.join_nodes()
+    }
+
+    fn start_controllers(&self) -> Result<()> {
+        self.head().start(&mut control_plane::controllers())?;
+        self.head().start(&mut control_plane::scheduler())
     }
 
     fn write_files(&self, ca: &Authority) -> Result<()> {
