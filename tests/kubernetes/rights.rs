@@ -125,6 +125,7 @@ const ELSEWHERE: &[Row] = &[
     ("liqo", "create networks.ipam.liqo.io", "c"),
     ("liqo", "update networks.ipam.liqo.io pod-cidr", ""),
     ("liqo", "create pods", ""),
+    ("liqo", "delete pods liqo-withdrawal", "w"),
     ("liqo", "patch daemonsets.apps liqo-route-agent", ""),
     (SYSTEM, "get secrets of-a-user", "c"),
     (SYSTEM, "list secrets", "cw"),

@@ -69,9 +69,26 @@ impl Cluster {
         kind: &ApiResource,
         object: &impl Resource,
     ) -> Result<(), WithdrawError> {
+        self.delete_with(kind, object, DeleteParams::background()).await
+    }
+
+    /// Removes it without waiting for whatever it stands for to have ended.
+    pub(super) async fn give_up(
+        &self,
+        kind: &ApiResource,
+        object: &impl Resource,
+    ) -> Result<(), WithdrawError> {
+        self.delete_with(kind, object, DeleteParams::default().grace_period(0)).await
+    }
+
+    async fn delete_with(
+        &self,
+        kind: &ApiResource,
+        object: &impl Resource,
+        parameters: DeleteParams,
+    ) -> Result<(), WithdrawError> {
         let preconditions = Preconditions { uid: object.uid(), resource_version: None };
-        let parameters =
-            DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
+        let parameters = DeleteParams { preconditions: Some(preconditions), ..parameters };
         let api = self.around(kind, object);
         match answer(api.delete(&object.name_any(), &parameters)).await {
             Err(error) if !is_past(&error) => Err(failed("remove", &name(kind, object), error)),

@@ -11,14 +11,16 @@ mod nodes;
 
 use std::time::Duration;
 
+use fabric_api::labels;
 use fabric_store::ApiServer;
+use k8s_openapi::api::core::v1::Pod;
 use tokio::time::timeout;
 
 use super::foreign_clusters::ForeignClusters;
 use super::lease::Election;
 use super::until;
 use crate::placement::Plan;
-use cluster::Cluster;
+use cluster::{Cluster, kind};
 
 /// All runs are one holder of the Lease: the next one need not wait for the one before.
 const IDENTITY: &str = "withdrawal";
@@ -52,6 +54,9 @@ pub async fn withdraw(server: ApiServer, patience: Duration) -> Result<(), Withd
     }
     let locked = election.leave_locked(LOCKED).await;
     locked.map_err(|source| cluster::failed("keep", "the Lease", source))?;
+    if let Err(error) = give_up_twins(&Cluster::new(&server)).await {
+        tracing::warn!(%error, "pods of this Job on nodes that have died may hold it up");
+    }
     tracing::info!("nothing of weft is left but its programs");
     Ok(())
 }
@@ -63,6 +68,17 @@ async fn take_away(server: &ApiServer, patience: Duration) -> Result<(), Withdra
     marks::remove(&cluster).await?;
     if timeout(ANSWER, forget_peers(server)).await.is_err() {
         tracing::warn!("ForeignClusters say what they said before");
+    }
+    Ok(())
+}
+
+/// Pods of the same Job that were told to end and did not: the node of each has died. The Job, and with it
+/// helm, would wait for them.
+async fn give_up_twins(cluster: &Cluster) -> Result<(), WithdrawError> {
+    let pods = kind::<Pod>();
+    let twins = cluster.list_metadata(&pods, &format!("{}=withdrawal", labels::PROGRAM)).await?;
+    for twin in twins.iter().filter(|twin| twin.metadata.deletion_timestamp.is_some()) {
+        cluster.give_up(&pods, twin).await?;
     }
     Ok(())
 }
