@@ -86,23 +86,29 @@ soak:
 # What is too long for CI.
 soak-rounds: build kubernetes
 	rm -f $(SKIPPED)
-	$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --nocapture --test-threads=3 $(REPEATED)
-	$(SUDO) env $(SOAK) cargo test --locked --workspace --test kubernetes -- --ignored --nocapture
+	$(call TESTS,system) --nocapture --test-threads=3 $(REPEATED)
+	$(call TESTS,kubernetes) --ignored --nocapture
 	@$(SHOW_SKIPPED)
 
 # What measures the machine.
 soak-alone: build peers
 	rm -f $(SKIPPED)
-	$(SUDO) env $(SOAK) cargo test --locked --workspace --test soak -- --ignored --nocapture
-	$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --ignored --nocapture --test-threads=1 floods idle
+	$(call TESTS,soak) --ignored --nocapture
+	$(call TESTS,system) --ignored --nocapture --test-threads=1 floods idle
 	@$(SHOW_SKIPPED)
 
 # What mostly waits, side by side.
 soak-aside: build peers
 	rm -f $(SKIPPED)
-	$(SUDO) env $(SOAK) cargo test --locked --workspace --test system -- --ignored --nocapture --test-threads=5 --skip floods --skip idle
+	$(call TESTS,system) --ignored --nocapture --test-threads=5 --skip floods --skip idle
 	@$(SHOW_SKIPPED)
 
+# Some of the tests in the folder `tests`, as they are built: by name, cargo would build them and all that they
+# need once more, with fewer features.
+define TESTS
+program=$$(cargo test --locked --workspace --no-run 2>&1 | sed -n 's|^ *Executable $(1)/main.rs (\(.*\))$$|\1|p'); \
+  program=$$(realpath "$$program"); cd tests; $(SUDO) env $(SOAK) "$$program"
+endef
 SOAK = WEFT_BIN_DIR=$(TARGET)/release WEFT_SKIPPED=$(SKIPPED) WEFT_MINUTES=$(MINUTES) WEFT_REKEYS=$(REKEYS) \
   WEFT_ROUNDS=$(ROUNDS) $(if $(FLOOD),WEFT_FLOOD_SECONDS=$(FLOOD))
 # Tests that `make test` runs with fewer rounds.
@@ -140,7 +146,7 @@ endef
 
 lint-tools:
 	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || rustup component add rustfmt clippy
-	@test -x $(CACHE)/bin/cargo-deny || { echo "building cargo-deny, once, a few minutes"; cargo install --quiet --locked --root $(CACHE) cargo-deny; }
+	@test -x $(CACHE)/bin/cargo-deny || { echo "building cargo-deny, once, a few minutes"; cargo install --quiet --locked --debug --root $(CACHE) cargo-deny; }
 
 fuzz-tools:
 	@test -x $(CACHE)/bin/cargo-bolero || { echo "building cargo-bolero, once, a minute"; cargo install --quiet --locked --root $(CACHE) --no-default-features --features libfuzzer cargo-bolero@$(CARGO_BOLERO); }
