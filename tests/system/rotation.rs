@@ -18,7 +18,7 @@ const SECRET: usize = 2;
 const PUBLIC_KEY: usize = 3;
 
 /// How often both keys change, unless `WEFT_ROUNDS` says otherwise.
-const ROUNDS: usize = 10;
+const ROUNDS: usize = 6;
 
 /// Probes between two gateways while they are asked what they counted.
 const UNDER_WAY: i64 = 2;
