@@ -127,7 +127,15 @@ impl Pair {
 
     /// What becomes of a stream each way while something happens.
     pub(crate) fn streaming(&self, f: impl FnOnce() -> Result<()>) -> Result<Vec<StreamReport>> {
-        let [of_milan, of_rome] = self.views()?;
+        self.streaming_by(&self.views()?, f)
+    }
+
+    /// The same where no API server can be asked for the addresses.
+    pub(crate) fn streaming_by(
+        &self,
+        [of_milan, of_rome]: &[View; 2],
+        f: impl FnOnce() -> Result<()>,
+    ) -> Result<Vec<StreamReport>> {
         let (rome, milan) = (&self.pods[0], &self.pods[1]);
         let ways = [(&rome[0], &milan[1], of_milan), (&milan[0], &rome[1], of_rome)];
         let ways = ways.map(|(from, to, view)| {
