@@ -19,6 +19,7 @@ use crate::placement::{Placements, Plan};
 use crate::publish::{copy_status, publish};
 use crate::refusals::Refusals;
 use crate::silence::Silence;
+use crate::stragglers::Stragglers;
 
 /// After ipam could not be reached; doubled up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(100);
@@ -70,6 +71,7 @@ pub struct Controller {
     /// In Kubernetes, who makes gateways run.
     outside: Option<Outside>,
     silence: Silence,
+    stragglers: Stragglers,
     refusals: Refusals,
 }
 
@@ -100,6 +102,7 @@ impl Controller {
             told: None,
             outside: None,
             silence: Silence::default(),
+            stragglers: Stragglers::default(),
             refusals: Refusals::default(),
         })
     }
@@ -138,6 +141,7 @@ impl Controller {
                     self.asked.clear();
                 }
                 () = due(self.silence.again()) => {}
+                () = due(self.stragglers.again(Instant::now())) => {}
                 () = due(self.ipam_again) => {
                     self.ipam_again = None;
                     self.asked.clear();
@@ -301,6 +305,7 @@ impl Controller {
         }
         let mut wanted = Published::default();
         for _ in 0..MAX_ROUNDS {
+            self.stragglers.note(&mut self.index, Instant::now());
             wanted = compile(&self.index, Timestamp::now());
             let (index, refusals) = (&mut self.index, &mut self.refusals);
             let outcome = publish(&self.store, index, refusals, &wanted).await;

@@ -58,6 +58,8 @@ pub struct Index {
     file_problems: Vec<Problem>,
     /// In Kubernetes, where gateways run.
     placements: Placements,
+    /// Nodes that nothing waits for any more.
+    pub(crate) stragglers: BTreeSet<String>,
     /// Why ipam refused a Network or an IP.
     denials: BTreeMap<ObjectRef, String>,
     /// The public halves of all Secrets with a key pair, computed once; or what is wrong.

@@ -14,6 +14,7 @@ pub mod probe;
 pub mod publish;
 pub mod refusals;
 mod silence;
+mod stragglers;
 pub mod webhook;
 
 pub use compile::{Published, compile};

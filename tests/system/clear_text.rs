@@ -1,8 +1,8 @@
 //! ```text
 //!   pods, rome-1, rome-2 ---[ switch: every frame is looked at ]--- milan-1, pod
 //! ```
-//! Pods and nodes send a text all the time, in TCP, UDP and ICMP, to the peer as they see it, while
-//! all sorts of things happen to both fabrics. On the wire it may show up in VXLAN between machines
+//! Pods and nodes send a text all the time, in TCP, UDP and ICMP, to the peer as they see it, from the
+//! moment on that they are told how, while all sorts of things happen to both fabrics. On the wire it may show up in VXLAN between machines
 //! of one cluster, and nowhere else.
 
 use std::collections::BTreeMap;
@@ -51,15 +51,15 @@ fn what_pods_send_to_a_peer_is_never_on_the_wire_in_clear_whatever_happens() -> 
         let seen = Arc::new(Seen::default());
         let (look, machines) = (Arc::clone(&seen), machines(scene)?);
         let capture = scene.lab.capture(move |frame| look.judge(frame, &machines))?;
-        let mut peering = publish(scene)?;
+        let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+        let mut peering = Peering::new(&rome.spec, &milan.spec, PORT);
         let stop = AtomicBool::new(false);
         let sent = AtomicU64::new(0);
-        let senders = senders(scene)?;
         let lived = std::thread::scope(|scope| {
-            for sender in &senders {
-                scope.spawn(|| sender.run(&stop, &sent));
-            }
-            let lived = live(scene, &mut chance, &mut peering, &seen);
+            let (stop, sent) = (&stop, &sent);
+            let start = |sender: Sender| drop(scope.spawn(move || sender.run(stop, sent)));
+            let begun = begin(scene, &peering, start);
+            let lived = begun.and_then(|()| live(scene, &mut chance, &mut peering, &seen));
             stop.store(true, Ordering::Relaxed);
             lived
         });
@@ -153,29 +153,6 @@ fn machines(scene: &Scene) -> Result<BTreeMap<[u8; 6], String>> {
     Ok(machines)
 }
 
-/// Peers the two, and waits only until every node has its routes: that is where the promise begins.
-fn publish(scene: &Scene) -> Result<Peering> {
-    let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
-    let peering = Peering::new(&rome.spec, &milan.spec, PORT);
-    apply(scene, &peering)?;
-    for cluster in [rome, milan] {
-        for node in &cluster.nodes {
-            for family in ["-4", "-6"] {
-                wait_until("a node has the peer's routes", PATIENCE, || {
-                    let mut ip = Command::new("ip");
-                    ip.args([family, "route", "show", "table", "18952", "type", "unreachable"]);
-                    let routes = node.host.net().command(&mut ip, "")?;
-                    let backstops =
-                        routes.lines().filter(|line| line.contains("metric 4096")).count();
-                    ensure!(backstops >= 2, "{routes}");
-                    Ok::<_, anyhow::Error>(())
-                })?;
-            }
-        }
-    }
-    Ok(peering)
-}
-
 fn apply(scene: &Scene, peering: &Peering) -> Result<()> {
     scene.cluster("rome").apply("milan", &join(&peering.client_documents()))?;
     scene.cluster("milan").apply("rome", &join(&peering.server_documents()))
@@ -187,25 +164,24 @@ struct Sender {
     to: IpAddr,
 }
 
-/// From every pod and every node to every pod of the other cluster, by every family; and to an
-/// address that nobody has.
-fn senders(scene: &Scene) -> Result<Vec<Sender>> {
-    let mut senders = Vec::new();
+/// Peers the two, and starts senders at once where a cluster tells how it sees the other: from every pod
+/// and every node to every pod there, by every family, and to an address that nobody has.
+fn begin(scene: &Scene, peering: &Peering, start: impl Fn(Sender)) -> Result<()> {
+    apply(scene, peering)?;
     for (from, to) in [("rome", "milan"), ("milan", "rome")] {
         let (from, to) = (scene.cluster(from), scene.cluster(to));
-        let view = from.view(&to.spec)?;
+        let view = wait_until("one sees the other somewhere", PATIENCE, || from.view(&to.spec))?;
         let nodes = from.nodes.iter().map(|node| node.host.net());
         for ns in from.pods().map(|pod| &pod.ns).chain(nodes) {
             for pod in to.pods() {
                 for address in &pod.addresses {
-                    senders.push(Sender { from: ns.clone(), to: view.of(*address)? });
+                    start(Sender { from: ns.clone(), to: view.of(*address)? });
                 }
             }
-            let nobody = view.of([10, 200, 99, 99].into())?;
-            senders.push(Sender { from: ns.clone(), to: nobody });
+            start(Sender { from: ns.clone(), to: view.of([10, 200, 99, 99].into())? });
         }
     }
-    Ok(senders)
+    Ok(())
 }
 
 impl Sender {

@@ -8,8 +8,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 #[derive(Clone, Debug)]
 pub(super) enum Readiness {
     Configured,
-    /// With what is waited for.
+    /// With the CIDRs that ipam is to grant.
     Waiting(String),
+    /// With the nodes that have no routes yet.
+    Routing(String),
     /// With what is wrong.
     Invalid(String),
 }
@@ -21,6 +23,7 @@ impl Readiness {
                 ("True", "NetworkCIDRsConfigured", "all CIDRs have their counterparts here")
             }
             Self::Waiting(what) => ("False", "WaitingForNetworks", what),
+            Self::Routing(nodes) => ("False", "WaitingForNodes", nodes),
             Self::Invalid(what) => ("False", "InvalidConfiguration", what),
         }
     }

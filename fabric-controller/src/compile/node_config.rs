@@ -120,11 +120,9 @@ impl Compiler<'_> {
         let status =
             gateway.and_then(|gateway| self.index.typed::<GatewayConfig>(&gateway.config()));
         let in_force = status.and_then(|c| c.status.as_ref()).map(|s| s.mtu).filter(|mtu| *mtu > 0);
-        let mut prefixes: Vec<Cidr> = peering.prefixes().collect();
-        prefixes.sort();
         NodePeering {
-            peer_cluster_id: peering.id.as_ref().map(ToString::to_string).unwrap_or_default(),
-            prefixes: prefixes.iter().map(Cidr::to_string).collect(),
+            peer_cluster_id: peering.peer(),
+            prefixes: peering.sorted_prefixes(),
             connected: gateway.is_some_and(|gateway| self.is_connected(gateway)),
             mtu: in_force.or_else(|| config.map(|c| c.spec.mtu)).unwrap_or(NO_MTU),
             gateway: config.and_then(|config| match gateway {
@@ -174,7 +172,7 @@ fn removed_since(config: &NodeConfig) -> Option<Timestamp> {
     annotations.get(REMOVED_SINCE)?.parse().ok().filter(|_| config.spec.removed)
 }
 
-fn of_node(name: &str) -> ObjectRef {
+pub(super) fn of_node(name: &str) -> ObjectRef {
     ObjectRef::new(Kind::NodeConfig, "", name)
 }
 

@@ -51,6 +51,18 @@ impl Peering<'_> {
         self.remotes.iter().filter_map(|remote| remote.granted)
     }
 
+    /// As a NodeConfig has them.
+    pub(super) fn sorted_prefixes(&self) -> Vec<String> {
+        let mut prefixes: Vec<Cidr> = self.prefixes().collect();
+        prefixes.sort();
+        prefixes.iter().map(Cidr::to_string).collect()
+    }
+
+    /// The peer's ID; empty if it is not right.
+    pub(super) fn peer(&self) -> String {
+        self.id.as_ref().map(ToString::to_string).unwrap_or_default()
+    }
+
     pub(super) fn namespace(&self) -> &str {
         self.reference.namespace.as_deref().unwrap_or_default()
     }
@@ -180,10 +192,9 @@ impl<'a> Compiler<'a> {
                 let spec = NetworkSpec { cidr: remote.cidr.to_string(), pre_allocated: None };
                 let mut network = Network::new(&remote.network.name, spec);
                 network.metadata.namespace = Some(peering.namespace().to_owned());
-                let peer = peering.id.as_ref().map(ToString::to_string).unwrap_or_default();
                 network.metadata.labels = Some(
                     [
-                        (labels::REMOTE_CLUSTER_ID.to_owned(), peer),
+                        (labels::REMOTE_CLUSTER_ID.to_owned(), peering.peer()),
                         (labels::CIDR_TYPE.to_owned(), remote.kind.name().to_owned()),
                     ]
                     .into(),

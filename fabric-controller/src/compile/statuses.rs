@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use fabric_api::fabric::{GatewayConfig, RemapKind};
+use fabric_api::fabric::{GatewayConfig, NodeConfig, RemapKind};
 use fabric_api::networking::{
     CidrList, ClusterCidrs, Configuration, EndpointStatus, InternalEndpoint, SideConfig,
 };
@@ -10,11 +10,11 @@ use fabric_store::{Kind, Object, ObjectRef, Problem};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-use super::Compiler;
 use super::cluster::Cluster;
 use super::conditions::{self, Readiness};
 use super::gateway::{End, Gateway};
 use super::peering::Peering;
+use super::{Compiler, node_config};
 
 impl Compiler<'_> {
     pub(super) fn configuration_statuses(&mut self, cluster: &Cluster, peerings: &[Peering<'_>]) {
@@ -48,7 +48,11 @@ impl Compiler<'_> {
             return Readiness::Invalid(fault.clone());
         }
         if peering.is_ready() {
-            return Readiness::Configured;
+            let nodes = self.without_routes(cluster, peering);
+            return match nodes.is_empty() || is_told(peering) {
+                true => Readiness::Configured,
+                false => Readiness::Routing(format!("no routes yet on {}", nodes.join(", "))),
+            };
         }
         if !cluster.is_ready() {
             let what = "the cluster's own pod, external and internal CIDR are not there yet";
@@ -60,6 +64,22 @@ impl Compiler<'_> {
             None => remote.cidr.to_string(),
         });
         Readiness::Waiting(told.collect::<Vec<_>>().join(", "))
+    }
+
+    /// Nodes that would send what is for the peer along their default route, in clear. Those that do not
+    /// answer are not among them.
+    fn without_routes(&self, cluster: &Cluster, peering: &Peering<'_>) -> Vec<String> {
+        let (peer, prefixes) = (peering.peer(), peering.sorted_prefixes());
+        let has_routes = |name: &str| {
+            let config = self.index.typed::<NodeConfig>(&node_config::of_node(name));
+            config.filter(|config| config.is_applied()).is_some_and(|config| {
+                let mut peerings = config.spec.peerings.iter();
+                peerings.any(|of| of.peer_cluster_id == peer && of.prefixes == prefixes)
+            })
+        };
+        let names = cluster.nodes.iter().map(|node| &node.name);
+        let awaited = names.filter(|name| !self.index.stragglers.contains(*name));
+        awaited.filter(|name| !has_routes(name)).cloned().collect()
     }
 
     /// Whether the newest manifest of each object is used, and why not.
@@ -155,6 +175,12 @@ fn conditions_of(object: &mut Object, make: bool) -> Option<&mut Vec<Condition>>
         | Object::GatewayConfig(_)
         | Object::NodeConfig(_) => None,
     }
+}
+
+/// What is told stays told: each change of a node's config makes that unapplied for a moment.
+fn is_told(peering: &Peering<'_>) -> bool {
+    let status = peering.configuration.status.as_ref();
+    status.is_some_and(|status| status.remote.as_ref() == Some(&as_seen_here(peering)))
 }
 
 /// Index by index as in `spec.remote`.

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
+use fabric_api::fabric::NodeConfigStatus;
 use fabric_store::{Kind, Object};
 
 use crate::{Cluster, client_of, until};
@@ -23,11 +24,20 @@ async fn a_peering_is_published_soon_after_its_manifests_came() {
     assert_eq!(config.spec.remaps.len(), 2);
     assert!(config.spec.remaps.iter().all(|remap| remap.remote != remap.local));
 
-    until("its status says so", || {
+    let status = || {
         let object = cluster.get(Kind::Configuration, "liqo-tenant-milan", "milan").unwrap();
-        object.to_value()["status"]["conditions"][0]["status"] == "True"
+        object.to_value()["status"].clone()
+    };
+    until("its status says what it waits for", || {
+        status()["conditions"][0]["message"] == "no routes yet on n1"
     })
     .await;
+    assert_eq!(status().get("remote"), None, "pods would send in clear");
+    let mut node = cluster.node("n1").unwrap();
+    let applied_generation = node.metadata.generation.unwrap();
+    node.status = Some(NodeConfigStatus { applied_generation, ..NodeConfigStatus::default() });
+    cluster.store.put_status(&node.into()).await.unwrap();
+    until("its status says so", || status()["conditions"][0]["status"] == "True").await;
     let object = cluster.get(Kind::Configuration, "liqo-tenant-milan", "milan").unwrap().to_value();
     assert_eq!(object["spec"]["local"]["cidr"]["pod"][0], "10.200.0.0/16");
     assert_eq!(object["status"]["remote"]["cidr"]["pod"][0], config.spec.remaps[0].local);

@@ -124,3 +124,11 @@ pub struct NodeConfigStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
 }
+
+impl NodeConfig {
+    /// The node's tables are made from its newest version.
+    pub fn is_applied(&self) -> bool {
+        let applied = self.status.as_ref().map(|status| status.applied_generation);
+        applied.is_some_and(|applied| applied >= self.metadata.generation.unwrap_or_default())
+    }
+}

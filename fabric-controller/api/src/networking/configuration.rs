@@ -82,7 +82,7 @@ pub struct ClusterCidrs {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ConfigurationStatus {
     /// NetworkCIDRsConfigured is True once every CIDR of spec.remote has its counterpart in
-    /// status.remote. Accepted is False while the spec is not used, with what is wrong.
+    /// status.remote, and nodes have routes there. Accepted is False while the spec is not used, with what is wrong.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,

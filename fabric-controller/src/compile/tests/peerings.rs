@@ -6,7 +6,8 @@ use fabric_store::{Kind, ObjectRef, Problem};
 use serde_json::json;
 
 use super::world::{
-    World, client, client_side, cluster, configuration, of, server, server_side, shuffled, tenant,
+    World, client, client_side, cluster, configuration, node, of, server, server_side, shuffled,
+    tenant,
 };
 
 fn remaps(world: &World, peer: &str, name: &str) -> Vec<(RemapKind, String, String)> {
@@ -133,6 +134,43 @@ fn a_server_listens_on_its_node_port_and_says_where() {
         networks.contains(&"Network liqo-tenant-rome/rome-pod-10-200-0-0-16".to_owned()),
         "{networks:?}"
     );
+}
+
+/// What pods send to a peer before that goes out in clear.
+#[test]
+fn prefixes_are_told_once_every_node_that_answers_has_routes() {
+    let mut world = World::new("rome");
+    world.apply(node("n2", "192.0.2.12", 2));
+    world.settle();
+    client_side("milan").into_iter().for_each(|object| world.apply(object));
+    world.settle();
+    let reference = ObjectRef::new(Kind::Configuration, "liqo-tenant-milan", "milan");
+    let status = |world: &World| {
+        let status = world.status(&reference);
+        let condition = &status["conditions"][0];
+        let why = [&condition["status"], &condition["reason"], &condition["message"]];
+        (status.get("remote").cloned(), json!(why))
+    };
+    let waits = json!(["False", "WaitingForNodes", "no routes yet on n2"]);
+    assert_eq!(status(&world), (None, waits.clone()));
+    assert!(world.gateway("liqo-tenant-milan", "client").is_some(), "it need not wait");
+
+    // Another peering waits for nobody if that node is down.
+    world.index.stragglers.insert("n2".to_owned());
+    world.settle();
+    let (told, ready) = status(&world);
+    assert_eq!((told.is_some(), &ready[0]), (true, &json!("True")));
+
+    // It is back, and behind again whenever a config changes. What is told stays told.
+    world.index.stragglers.clear();
+    world.settle();
+    assert_eq!(status(&world), (told, ready));
+    world.apply(configuration("milan", json!("10.220.0.0/16"), json!("10.70.0.0/16")));
+    world.settle();
+    assert_eq!(status(&world).1, waits, "other prefixes are others");
+    world.agents.push("n2");
+    world.settle();
+    assert_eq!(status(&world).0.unwrap()["cidr"]["pod"], json!(["10.220.0.0/16"]));
 }
 
 #[test]

@@ -21,6 +21,7 @@ fn peered() -> World {
     world.index.settings.node = None;
     world.index.settings.kubernetes = true;
     world.apply(node("n2", "192.0.2.12", 2));
+    world.agents.push("n2");
     server_side("milan", 30742).into_iter().for_each(|object| world.apply(object));
     world.settle();
     world
