@@ -1,5 +1,7 @@
 //! What each account may do, as a real API server says.
 
+use std::fs;
+
 use serde_json::{Value, json};
 use weft_tests::kubernetes::access_review;
 
@@ -89,7 +91,7 @@ const MAY_NOT: [Case; 30] = [
 ];
 
 /// Of a gateway, as the fabric-controller makes it.
-const RULES: &str = include_str!("../../fabric-controller/tests/kubernetes/gateway-rights.yaml");
+const RULES: &str = "../fabric-controller/tests/kubernetes/gateway-rights.yaml";
 
 #[test]
 fn accounts_may_do_what_they_need_and_nothing_else() {
@@ -112,7 +114,7 @@ fn a_gateway_is_given_what_the_controller_has_and_no_more(release: &Release) {
         let arguments = [&who, "apply", "--server-side", "--filename=-"];
         release.server.kubectl(&arguments, &role.to_string())
     };
-    create(serde_saphyr::from_str(RULES).unwrap()).unwrap();
+    create(serde_saphyr::from_str(&fs::read_to_string(RULES).unwrap()).unwrap()).unwrap();
     let more = json!([{"apiGroups": [""], "resources": ["secrets"], "verbs": ["delete"]}]);
     let told = create(more).unwrap_err();
     assert!(told.contains("attempting to grant RBAC permissions not currently held"), "{told}");

@@ -10,7 +10,7 @@ const CLUSTER: &str = include_str!("cluster.yaml");
 const PEERING: &str = include_str!("peering.yaml");
 const ADDRESSES: &str = include_str!("addresses.yaml");
 /// The chart brings it; the peering names it.
-const TEMPLATE: &str = include_str!("../../deploy/chart/gateway-templates/wireguard-client.yaml");
+const TEMPLATE: &str = "../deploy/chart/gateway-templates/wireguard-client.yaml";
 const TENANT: &str = "liqo-tenant-lyon";
 /// Of pods, and external: the same in both clusters.
 const OWN: [&str; 2] = ["10.200.0.0/16", "10.70.0.0/16"];
@@ -22,7 +22,7 @@ fn a_peering_is_remapped_and_published_and_goes_again() {
     let mut controller = stage.start_controller();
     stage.apply(CLUSTER);
     stage.apply_statuses(CLUSTER);
-    stage.server.kubectl(&["apply", "--server-side", "-n", "liqo", "-f", "-"], TEMPLATE).unwrap();
+    stage.server.kubectl(&["apply", "--server-side", "-n", "liqo", "-f", TEMPLATE], "").unwrap();
     let mut ipam = stage.start_ipam();
     stage.apply(PEERING);
     let seen_as = remapped(&stage);

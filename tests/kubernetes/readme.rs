@@ -1,10 +1,12 @@
 //! The commands that the README has for two clusters, as they stand there.
 
+use std::fs;
+
 use anyhow::{Context, Result, ensure};
 use weft_tests::Kubernetes;
 use weft_tests::kubernetes::WEFT;
 
-const README: &str = include_str!("../../README.md");
+const README: &str = "../README.md";
 const HEADING: &str = "## In Kubernetes\n";
 /// The programs whose images the chart asks for.
 const IMAGES: [&str; 4] = ["fabric-controller", "gateway", "ipam", "route-agent"];
@@ -18,7 +20,8 @@ impl Readme {
     ///
     /// If it has other commands than two installations, a connection and a look.
     pub(crate) fn read() -> Result<Self> {
-        let (_, chapter) = README.split_once(HEADING).context("the README has that chapter")?;
+        let readme = fs::read_to_string(README).context("not started in the folder `tests`")?;
+        let (_, chapter) = readme.split_once(HEADING).context("the README has that chapter")?;
         let lines = chapter.lines().skip_while(|line| !line.starts_with("    "));
         let block: Vec<_> = lines.take_while(|line| line.starts_with("    ")).collect();
         let joined = block.join("\n").replace("\\\n", " ");

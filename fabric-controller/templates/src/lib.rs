@@ -32,8 +32,6 @@ pub use variables::{GatewaySpec, Variables};
 pub use walk::render;
 
 /// weft's own WgGatewayServerTemplate, as YAML.
-pub const WIREGUARD_SERVER: &str =
-    include_str!("../../../deploy/chart/gateway-templates/wireguard-server.yaml");
+pub const WIREGUARD_SERVER: &str = include_str!(concat!(env!("OUT_DIR"), "/wireguard-server.yaml"));
 /// weft's own WgGatewayClientTemplate, as YAML.
-pub const WIREGUARD_CLIENT: &str =
-    include_str!("../../../deploy/chart/gateway-templates/wireguard-client.yaml");
+pub const WIREGUARD_CLIENT: &str = include_str!(concat!(env!("OUT_DIR"), "/wireguard-client.yaml"));
