@@ -20,7 +20,7 @@ pub(crate) struct Stragglers(BTreeMap<String, Behind>);
 struct Behind {
     since: Instant,
     /// What has only now been told is not late, however long there was nothing to tell.
-    is_told: bool,
+    has_config: bool,
 }
 
 impl Stragglers {
@@ -29,9 +29,9 @@ impl Stragglers {
         let behind = index.of_kind(Kind::Node).filter_map(|(node, _)| {
             let name = &node.name;
             let config = index.typed::<NodeConfig>(&ObjectRef::new(Kind::NodeConfig, "", name));
-            let is_told = config.is_some();
-            let known = self.0.get(name).filter(|known| known.is_told == is_told);
-            let behind = known.copied().unwrap_or(Behind { since: now, is_told });
+            let has_config = config.is_some();
+            let known = self.0.get(name).filter(|known| known.has_config == has_config);
+            let behind = known.copied().unwrap_or(Behind { since: now, has_config });
             (!config.is_some_and(NodeConfig::is_applied)).then(|| (name.clone(), behind))
         });
         self.0 = behind.collect();

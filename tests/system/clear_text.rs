@@ -2,8 +2,8 @@
 //!   pods, rome-1, rome-2 ---[ switch: every frame is looked at ]--- milan-1, pod
 //! ```
 //! Pods and nodes send a text all the time, in TCP, UDP and ICMP, to the peer as they see it, from the
-//! moment on that they are told how, while all sorts of things happen to both fabrics. On the wire it may show up in VXLAN between machines
-//! of one cluster, and nowhere else.
+//! moment on that they are told how, while all sorts of things happen to both fabrics. On the wire it
+//! may show up in VXLAN between machines of one cluster, and nowhere else.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -178,7 +178,8 @@ fn begin(scene: &Scene, peering: &Peering, start: impl Fn(Sender)) -> Result<()>
                     start(Sender { from: ns.clone(), to: view.of(*address)? });
                 }
             }
-            start(Sender { from: ns.clone(), to: view.of([10, 200, 99, 99].into())? });
+            let nobody = view.of([10, 200, 99, 99].into())?;
+            start(Sender { from: ns.clone(), to: nobody });
         }
     }
     Ok(())

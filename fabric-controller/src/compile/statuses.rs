@@ -48,8 +48,11 @@ impl Compiler<'_> {
             return Readiness::Invalid(fault.clone());
         }
         if peering.is_ready() {
+            if is_told(peering) {
+                return Readiness::Configured;
+            }
             let nodes = self.without_routes(cluster, peering);
-            return match nodes.is_empty() || is_told(peering) {
+            return match nodes.is_empty() {
                 true => Readiness::Configured,
                 false => Readiness::Routing(format!("no routes yet on {}", nodes.join(", "))),
             };
