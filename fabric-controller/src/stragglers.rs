@@ -1,6 +1,6 @@
 //! Nodes that do not do as they are told, perhaps as they are down: nothing waits for them for ever.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use fabric_api::fabric::NodeConfig;
@@ -36,7 +36,11 @@ impl Stragglers {
         });
         self.0 = behind.collect();
         let late = self.0.iter().filter(|(_, behind)| now - behind.since >= PATIENCE);
-        index.stragglers = late.map(|(name, _)| name.clone()).collect();
+        let late: BTreeSet<_> = late.map(|(name, _)| name.clone()).collect();
+        for node in late.difference(&index.stragglers) {
+            tracing::warn!(node, "does not apply its NodeConfig; nothing waits for it any more");
+        }
+        index.stragglers = late;
     }
 
     /// When they are to be looked at again, if nothing happens before.
@@ -47,8 +51,6 @@ impl Stragglers {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use fabric_api::fabric::NodeConfigStatus;
     use fabric_store::{Event, Object};
     use serde_json::json;
