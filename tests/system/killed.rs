@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 use weft_tests::traffic::{HeldConnection, Service, StreamReport, Streams, TcpServer, Way};
 use weft_tests::{Cluster, ClusterSpec, stays_so, wait_until};
 
-use crate::scene::{ECHO, PATIENCE, PORT, Scene, first_pod, play};
+use crate::scene::{ECHO, PATIENCE, PORT, Scene, first_pod, play, play_with, rome_and_milan};
 
 /// From the kill to the first packet.
 const BACK: Duration = Duration::from_secs(1);
@@ -22,6 +22,8 @@ const BACK: Duration = Duration::from_secs(1);
 const STALE: Duration = Duration::from_secs(3);
 /// Until a gateway that hangs is no longer told nodes to be connected.
 const HUNG: Duration = Duration::from_secs(8);
+/// Within this time each gateway is asked whether it is well.
+const ASKED: Duration = Duration::from_millis(2300);
 const CONTROLS: [&str; 3] = ["fabric-controller", "ipam", "route-agent"];
 const PAIRS: [(&str, &str); 4] =
     [("rome", "milan"), ("milan", "rome"), ("rome", "paris"), ("paris", "rome")];
@@ -144,6 +146,31 @@ fn a_gateway_that_hangs_is_not_called_connected_and_comes_back() -> Result<()> {
         let continued = Instant::now();
         rome.wait_connected("milan", STALE)?;
         eprintln!("connected {:?} after it went on", continued.elapsed());
+        Ok(())
+    })
+}
+
+/// As a virtual machine that is moved: all of it stops, and `weft up` may be the first that goes on.
+#[test]
+fn a_host_that_stood_still_takes_no_gateway_for_dead() -> Result<()> {
+    // Without probes nothing else has a reason to.
+    play_with(&rome_and_milan(1), &["--ping-enabled=false"], |scene| {
+        scene.peer("rome", "milan", PORT)?;
+        let rome = scene.cluster("rome");
+        let gateway = Pid::from_raw(pid(rome, "milan")?);
+        let up = rome.program("weft-up")?;
+        let before = rome.weft(&["get", "nodeconfig", "-o", "json"])?;
+        kill(gateway, Signal::SIGSTOP)?;
+        std::thread::sleep(ASKED);
+        up.signal(Signal::SIGSTOP)?;
+        std::thread::sleep(HUNG);
+        up.signal(Signal::SIGCONT)?;
+        std::thread::sleep(Duration::from_millis(300));
+        kill(gateway, Signal::SIGCONT)?;
+        std::thread::sleep(STALE);
+        rome.is_connected("milan")?;
+        let after = rome.weft(&["get", "nodeconfig", "-o", "json"])?;
+        ensure!(after == before, "nodes were told something: {after}, before {before}");
         Ok(())
     })
 }

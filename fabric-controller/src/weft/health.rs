@@ -9,7 +9,7 @@ use futures::future::join_all;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::process::Role;
 use super::supervisor::Report;
@@ -20,8 +20,12 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 /// For the answer of a gateway that would else be cut off, though it may merely wait for a busy
 /// processor or disk. One question that stays open, not several short ones: a late answer is one.
 const LONG_PATIENCE: Duration = Duration::from_secs(5);
-/// Until one that could not even be asked is asked again.
+/// Patience is counted in so many parts, each from when it is noticed that the one before is over: while
+/// the whole host stands still (a virtual machine that is moved, a laptop that sleeps), nobody is silent.
+const PARTS: u32 = 10;
+/// Until one that could not even be asked is asked again, and how often it is: for as long.
 const AGAIN: Duration = Duration::from_millis(500);
+const ATTEMPTS: u32 = 10;
 /// The longest answer taken, in bytes.
 const LONGEST_ANSWER: u64 = 4 << 20;
 
@@ -71,15 +75,14 @@ pub(crate) async fn watch_gateways(
 
 /// One that has just started may not listen yet.
 async fn answers(http: &Path) -> bool {
-    let give_up = Instant::now() + LONG_PATIENCE;
-    loop {
+    for _ in 0..ATTEMPTS {
         match get(http, "/healthz", LONG_PATIENCE).await {
             Ok(_) => return true,
             Err(HttpError::TooSlow(_)) => return false,
-            Err(_) if Instant::now() >= give_up => return false,
             Err(_) => sleep(AGAIN).await,
         }
     }
+    false
 }
 
 fn running_gateways(reports: &Reports) -> Vec<(String, i32, std::path::PathBuf)> {
@@ -105,12 +108,48 @@ pub(crate) async fn get(
     let mut answer = Vec::new();
     let mut stream = stream.take(LONGEST_ANSWER);
     let read = stream.read_to_end(&mut answer);
-    timeout(patience, read).await.map_err(|_| HttpError::TooSlow(patience))??;
+    within(patience, read).await.ok_or(HttpError::TooSlow(patience))??;
     let answer = String::from_utf8_lossy(&answer);
     let (head, body) = answer.split_once("\r\n\r\n").ok_or(HttpError::NotHttp)?;
     let status = head.split_ascii_whitespace().nth(1).and_then(|status| status.parse().ok());
     match status.ok_or(HttpError::NotHttp)? {
         200 => Ok(body.to_owned()),
         other => Err(HttpError::Status(other)),
+    }
+}
+
+/// `None` if it takes longer, by a clock that hardly goes on while this process is kept from running.
+async fn within<T>(patience: Duration, answer: impl Future<Output = T>) -> Option<T> {
+    tokio::pin!(answer);
+    for _ in 0..PARTS {
+        if let Ok(answer) = timeout(patience / PARTS, &mut answer).await {
+            return Some(answer);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+    use tokio::time::{Instant, advance};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_host_that_stood_still_waits_for_the_answer_when_it_goes_on() {
+        let (answer, answered) = oneshot::channel();
+        let question = tokio::spawn(within(LONG_PATIENCE, answered));
+        tokio::task::yield_now().await;
+        advance(Duration::from_secs(3600)).await;
+        answer.send(()).unwrap();
+        assert!(question.await.unwrap().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_never_answers_is_silent_when_patience_ends() {
+        let asked = Instant::now();
+        assert!(within(LONG_PATIENCE, std::future::pending::<()>()).await.is_none());
+        assert_eq!(asked.elapsed().as_secs(), LONG_PATIENCE.as_secs());
     }
 }
