@@ -21,7 +21,7 @@ const BACK: Duration = Duration::from_secs(1);
 /// How long a status may be wrong.
 const STALE: Duration = Duration::from_secs(3);
 /// Until a gateway that hangs is no longer told nodes to be connected.
-const HUNG: Duration = Duration::from_secs(8);
+const HUNG: Duration = Duration::from_secs(18);
 /// Within this time each gateway is asked whether it is well.
 const ASKED: Duration = Duration::from_millis(2300);
 const CONTROLS: [&str; 3] = ["fabric-controller", "ipam", "route-agent"];

@@ -17,15 +17,16 @@ use super::supervisor::Report;
 const INTERVAL: Duration = Duration::from_secs(2);
 /// For an answer that somebody waits for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
-/// For the answer of a gateway that would else be cut off, though it may merely wait for a busy
-/// processor or disk. One question that stays open, not several short ones: a late answer is one.
-const LONG_PATIENCE: Duration = Duration::from_secs(5);
+/// For the answer of a gateway that would else be cut off, though it may merely wait for a processor, a
+/// disk or the kernel's lock of network settings, and its packets for nothing. One question that stays
+/// open, not several short ones: a late answer is one.
+const LONG_PATIENCE: Duration = Duration::from_secs(15);
 /// Patience is counted in so many parts, each from when it is noticed that the one before is over: while
 /// the whole host stands still (a virtual machine that is moved, a laptop that sleeps), nobody is silent.
 const PARTS: u32 = 10;
 /// Until one that could not even be asked is asked again, and how often it is: for as long.
 const AGAIN: Duration = Duration::from_millis(500);
-const ATTEMPTS: u32 = 10;
+const ATTEMPTS: u32 = 30;
 /// The longest answer taken, in bytes.
 const LONGEST_ANSWER: u64 = 4 << 20;
 
