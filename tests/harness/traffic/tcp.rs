@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use socket2::{Domain, Socket, Type};
 
+use super::once_free;
 use crate::Netns;
 
 /// No read or write of a server or client may wait longer.
@@ -128,7 +129,7 @@ fn listen_on_both_families(port: u16) -> Result<TcpListener> {
     let socket = Socket::new(Domain::IPV6, Type::STREAM, None)?;
     socket.set_only_v6(false)?;
     socket.set_reuse_address(true)?;
-    socket.bind(&any.into()).with_context(|| format!("binding TCP port {port}"))?;
+    once_free(|| socket.bind(&any.into())).with_context(|| format!("binding TCP port {port}"))?;
     socket.listen(128)?;
     Ok(socket.into())
 }

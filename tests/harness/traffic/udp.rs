@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
+use super::once_free;
 use crate::Netns;
 use crate::lab::PATIENCE;
 
@@ -151,7 +152,7 @@ fn collect(socket: &UdpSocket, sending: &AtomicBool) -> (BTreeSet<u64>, FlowRepo
 
 pub(super) fn open(ns: &Netns, address: IpAddr, port: u16) -> Result<UdpSocket> {
     let socket = ns
-        .run(|| UdpSocket::bind((address, port)))
+        .run(|| once_free(|| UdpSocket::bind((address, port))))
         .with_context(|| format!("binding UDP port {port}"))?;
     socket.set_read_timeout(Some(Duration::from_millis(20)))?;
     Ok(socket)
