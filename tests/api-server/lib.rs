@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::Value;
 
 pub use crate::programs::skip;
 
@@ -24,6 +25,11 @@ use crate::programs::{found, keep, kubernetes, run};
 /// A cold start on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 const TOKEN: &str = "admin";
+/// What is told in the audit log: writes, once each.
+const POLICY: &str = r#"{"apiVersion": "audit.k8s.io/v1", "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "None", "verbs": ["get", "list", "watch"]}, {"level": "Metadata"}]}"#;
+const AUDIT: &str = "audit.log";
 
 /// Both programs end with this value, and with the process at the latest.
 pub struct ApiServer {
@@ -82,6 +88,22 @@ impl ApiServer {
         kubectl
     }
 
+    /// What others than kubectl have asked to be written in a namespace so far: verb, resource and name of
+    /// each.
+    pub fn writes(&self, namespace: &str) -> Vec<String> {
+        let log = fs::read_to_string(self.dir.join(AUDIT)).unwrap_or_default();
+        let writes = log.lines().filter_map(|line| {
+            // The last line may be in the making.
+            let event: Value = serde_json::from_str(line).ok()?;
+            let text = |pointer: &str| event.pointer(pointer).and_then(Value::as_str);
+            let theirs = text("/objectRef/namespace") == Some(namespace)
+                && !text("/userAgent").is_some_and(|agent| agent.starts_with("kubectl/"));
+            let words = ["/verb", "/objectRef/resource", "/objectRef/name"].map(text);
+            theirs.then(|| words.map(Option::unwrap_or_default).join(" "))
+        });
+        writes.collect()
+    }
+
     /// Asks until there is no error.
     pub fn wait_until<T, E: std::fmt::Debug>(
         &self,
@@ -115,6 +137,9 @@ impl ApiServer {
         api.args(["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1"]);
         api.args(["--service-cluster-ip-range=10.96.0.0/24", "--authorization-mode=RBAC"]);
         api.arg("--endpoint-reconciler-type=none");
+        fs::write(self.dir.join("policy.json"), POLICY).unwrap();
+        api.arg(format!("--audit-policy-file={}", file("policy.json")));
+        api.arg(format!("--audit-log-path={}", file(AUDIT)));
         *self.api_server.lock().unwrap() = Some(keep(api));
         self.wait_until("it is ready", || self.kubectl(&["get", "--raw", "/readyz"], ""));
     }

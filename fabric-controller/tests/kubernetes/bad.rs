@@ -32,7 +32,7 @@ fn a_template_that_is_not_there_is_a_condition_and_an_event_until_it_is() {
     assert_eq!(event["regarding"]["kind"], "GatewayServer");
     assert_eq!(event["regarding"]["name"], "server");
     assert_eq!(event["type"], "Warning");
-    cluster.until_peace();
+    cluster.until_peace(namespace);
 
     let mut template: Value = serde_saphyr::from_str(gateway_templates::WIREGUARD_SERVER).unwrap();
     template["metadata"] = json!({"name": "late", "namespace": "liqo"});
@@ -59,9 +59,9 @@ fn what_the_api_server_refuses_disturbs_nobody_and_is_no_loop() {
     });
     assert!(told.contains("nodePort"), "{told}");
     cluster.until("all else is there", || cluster.get("deployment", namespace, "gw-server"));
-    let before = cluster.writes();
+    let before = cluster.writes(namespace);
     sleep(Duration::from_secs(6));
-    let writes = cluster.writes() - before;
+    let writes = cluster.writes(namespace) - before;
     assert!(writes <= 2, "{writes} writes in six seconds");
     cluster.apply(&server("graz", &cluster_ip()));
     cluster.until("its Service", || cluster.get("service", namespace, "gw-server"));
@@ -91,7 +91,7 @@ fn a_status_that_is_refused_is_not_sent_with_every_event() {
         let mut notes = all.filter_map(|event| event["note"].as_str().map(str::to_owned));
         notes.find(|note| note.contains("not in this namespace"))
     });
-    let before = cluster.writes();
+    let before = cluster.writes(namespace);
     let connection = connection(namespace);
     cluster.apply(&connection);
     for latency in 1..=20 {
@@ -99,7 +99,7 @@ fn a_status_that_is_refused_is_not_sent_with_every_event() {
         cluster.set_status(&connection, &json!({"value": "Error", "latency": latency}));
         sleep(Duration::from_millis(200));
     }
-    let writes = cluster.writes() - before;
+    let writes = cluster.writes(namespace) - before;
     assert!(writes <= 3, "{writes} writes");
 
     for object in &policy {
@@ -128,9 +128,9 @@ fn a_deletion_that_is_refused_holds_up_no_other_and_is_tried_again_in_peace() {
         let gone = || cluster.get(kind, namespace, "gw-server").is_none().then_some(());
         cluster.until(&format!("the {kind} is gone"), gone);
     }
-    let before = cluster.writes();
+    let before = cluster.writes(namespace);
     sleep(Duration::from_secs(6));
-    let writes = cluster.writes() - before;
+    let writes = cluster.writes(namespace) - before;
     assert!(writes <= 2, "{writes} writes in six seconds");
     for object in &policy {
         cluster.kubectl(&["delete", "-f", "-"], &object.to_string());

@@ -1,10 +1,11 @@
-//! A cluster of an API server and a controller, which all tests share one after the other.
+//! A cluster of an API server and a controller, which all tests share: most of them at a time, each with
+//! peers of its own, and some alone.
 
 use std::fs::{self, OpenOptions};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,16 +26,26 @@ pub(crate) struct Cluster {
     pub(crate) first: u32,
 }
 
-/// The cluster for as long as one test has it. `None` if there is none here, which has been said.
-pub(crate) fn cluster() -> Option<(MutexGuard<'static, ()>, &'static Cluster)> {
-    static TURN: Mutex<()> = Mutex::new(());
-    static SHARED: OnceLock<Result<Cluster, String>> = OnceLock::new();
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let cluster = SHARED.get_or_init(Cluster::start).as_ref().map_err(|why| skip(why)).ok()?;
-    Some((turn, cluster))
+static TURN: RwLock<()> = RwLock::new(());
+
+/// The cluster, beside other tests. `None` if there is none here, which has been said.
+pub(crate) fn cluster() -> Option<(RwLockReadGuard<'static, ()>, &'static Cluster)> {
+    let turn = TURN.read().unwrap_or_else(PoisonError::into_inner);
+    Some((turn, Cluster::shared()?))
+}
+
+/// The same for whoever stops the controller, or changes what is every peering's.
+pub(crate) fn cluster_alone() -> Option<(RwLockWriteGuard<'static, ()>, &'static Cluster)> {
+    let turn = TURN.write().unwrap_or_else(PoisonError::into_inner);
+    Some((turn, Cluster::shared()?))
 }
 
 impl Cluster {
+    fn shared() -> Option<&'static Self> {
+        static SHARED: OnceLock<Result<Cluster, String>> = OnceLock::new();
+        SHARED.get_or_init(Self::start).as_ref().map_err(|why| skip(why)).ok()
+    }
+
     fn start() -> Result<Self, String> {
         let dir = tempfile::tempdir().unwrap();
         let server = ApiServer::start(dir.path().join("server"))?;
@@ -146,12 +157,12 @@ impl Cluster {
         }
     }
 
-    /// Waits until the controller has written nothing for six seconds.
-    pub(crate) fn until_peace(&self) {
-        let (began, mut before) = (Instant::now(), self.writes());
+    /// Waits until the controller has written nothing there for six seconds.
+    pub(crate) fn until_peace(&self, namespace: &str) {
+        let (began, mut before) = (Instant::now(), self.writes(namespace));
         loop {
             thread::sleep(Duration::from_secs(6));
-            let writes = self.writes();
+            let writes = self.writes(namespace);
             if writes == before {
                 return;
             }
@@ -165,29 +176,9 @@ impl Cluster {
         }
     }
 
-    /// Writes that the server was asked for, of resources that the controller writes.
-    pub(crate) fn writes(&self) -> u64 {
-        const OURS: [&str; 10] = [
-            "deployments",
-            "services",
-            "endpointslices",
-            "serviceaccounts",
-            "roles",
-            "rolebindings",
-            "gatewayservers",
-            "gatewayclients",
-            "configurations",
-            "events",
-        ];
-        let metrics = self.kubectl(&["get", "--raw", "/metrics"], "");
-        let of = |line: &&str| {
-            let has = |label: &str, value: &str| line.contains(&format!("{label}=\"{value}\""));
-            line.starts_with("apiserver_request_total{")
-                && OURS.iter().any(|resource| has("resource", resource))
-                && !["GET", "LIST", "WATCH"].iter().any(|verb| has("verb", verb))
-        };
-        let counts = metrics.lines().filter(of).filter_map(|line| line.rsplit(' ').next());
-        counts.map(|count| count.parse::<f64>().unwrap() as u64).sum()
+    /// How many writes the controller has asked for in a namespace.
+    pub(crate) fn writes(&self, namespace: &str) -> usize {
+        self.server.writes(namespace).len()
     }
 
     /// A place for a file of the test's.

@@ -7,7 +7,7 @@ use fabric_store::Store;
 use serde_json::json;
 use tokio::time::{Instant, timeout};
 
-use crate::cluster::{Cluster, client, cluster, peering, tenant};
+use crate::cluster::{Cluster, client, cluster, cluster_alone, peering, tenant};
 
 const LEASE: &str = "weft-fabric-controller";
 
@@ -98,7 +98,7 @@ async fn insist(cluster: &Cluster) {
 
 #[test]
 fn a_controller_that_is_told_to_stop_lets_the_next_one_work_at_once() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some((_turn, cluster)) = cluster_alone() else { return };
     let held = |name: &str| {
         let lease = cluster.get("lease", "liqo", LEASE)?;
         let holder = lease["spec"]["holderIdentity"].as_str()?.to_owned();

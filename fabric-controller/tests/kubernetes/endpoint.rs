@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, cluster, cluster_ip, peering, server, tenant};
+use crate::cluster::{Cluster, cluster, cluster_alone, cluster_ip, peering, server, tenant};
 
 fn endpoint(addresses: &Value, port: &Value) -> Value {
     json!({"addresses": addresses, "port": port, "protocol": "UDP"})
@@ -14,7 +14,7 @@ fn until(cluster: &Cluster, peer: &str, field: &str, is: &Value) {
 
 #[test]
 fn a_node_port_follows_the_pod_and_its_nodes_addresses() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some((_turn, cluster)) = cluster_alone() else { return };
     let namespace = &tenant("bonn");
     cluster.apply_all(&peering("bonn"));
     let spec = json!({"serviceType": "NodePort", "port": 51840, "nodePort": 30742});

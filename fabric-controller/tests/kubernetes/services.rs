@@ -52,7 +52,7 @@ fn an_ip_has_the_service_that_it_asks_for_as_long_as_it_does() {
     cluster.until_is(slice, "/endpoints/0/addresses", &json!(["192.0.2.200"]));
     cluster.delete("service", NAMESPACE, "sql");
     until_there(cluster, "sql", true);
-    cluster.until_peace();
+    cluster.until_peace(NAMESPACE);
 
     let none = json!({"spec": {"serviceTemplate": null}});
     cluster.merge("ips.ipam.liqo.io", NAMESPACE, "sql", &none);

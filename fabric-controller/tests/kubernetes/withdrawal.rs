@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, client, cluster, peering, tenant};
+use crate::cluster::{Cluster, client, cluster_alone, peering, tenant};
 
 const LEASE: [&str; 3] = ["lease", "liqo", "weft-fabric-controller"];
 /// What weft makes, but for a namespace's own.
@@ -18,7 +18,7 @@ const OURS: &str = "app.kubernetes.io/managed-by=weft";
 /// One node's agent answers, the other's has been there once.
 #[test]
 fn what_weft_has_made_goes_and_what_users_have_made_says_no_more() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some((_turn, cluster)) = cluster_alone() else { return };
     let tenant = tenant("lucca");
     cluster.apply_all(&peering("lucca"));
     cluster.apply(&client("lucca"));

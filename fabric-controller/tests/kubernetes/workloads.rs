@@ -122,7 +122,7 @@ fn what_others_change_is_put_right_and_then_there_is_peace() {
     // What is somebody else's stays.
     let theirs = json!({"metadata": {"annotations": {"example.com/theirs": "yes"}}});
     cluster.merge("deployment", namespace, "gw-server", &theirs);
-    cluster.until_peace();
+    cluster.until_peace(namespace);
     let deployment = cluster.get("deployment", namespace, "gw-server").unwrap();
     assert_eq!(deployment["metadata"]["annotations"]["example.com/theirs"], "yes");
 }
@@ -151,8 +151,8 @@ fn select_anew(template: &mut Value) {
 #[test]
 fn a_deployment_that_does_not_go_is_tried_less_and_less_often() {
     let Some((_turn, cluster)) = cluster() else { return };
-    let mut template = templated(cluster, "dijon", "stays");
-    let namespace = &tenant("dijon");
+    let mut template = templated(cluster, "troyes", "stays");
+    let namespace = &tenant("troyes");
     let finalizers = |list: Value| {
         cluster.merge(
             "deployment",
@@ -171,9 +171,9 @@ fn a_deployment_that_does_not_go_is_tried_less_and_less_often() {
             .pointer("/metadata/deletionTimestamp")
             .cloned()
     });
-    let before = cluster.writes();
+    let before = cluster.writes(namespace);
     sleep(Duration::from_secs(6));
-    let tries = cluster.writes() - before;
+    let tries = cluster.writes(namespace) - before;
     assert!((4..=30).contains(&tries), "{tries} in 6 s");
     finalizers(json!([]));
     let began = Instant::now();
