@@ -40,6 +40,8 @@ SECONDS ?= 60
 FUZZ    ?= datagram frame train remap probe manifests
 REKEYS  ?= 3
 ROUNDS  ?= 200
+# Tests of a suite that run at a time: most of them wait.
+THREADS ?= 3
 
 demo: tools
 	cargo build --release --locked --workspace --bins
@@ -52,7 +54,8 @@ build: tools
 
 test: build peers kubernetes
 	rm -f $(SKIPPED)
-	$(SUDO) env WEFT_BIN_DIR=$(TARGET)/release WEFT_SKIPPED=$(SKIPPED) cargo test --locked --workspace $(ARGS)
+	$(SUDO) env WEFT_BIN_DIR=$(TARGET)/release WEFT_SKIPPED=$(SKIPPED) RUST_TEST_THREADS=$(THREADS) \
+	  cargo test --locked --workspace $(ARGS)
 	@$(SHOW_SKIPPED)
 
 lint: tools lint-tools
