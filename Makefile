@@ -3,8 +3,8 @@
 # make lint    format, lints and licences
 # make check   lint and test; CI also runs a short soak
 # make soak    what takes minutes, 50 in all: loss, memory and files over MINUTES=30 under load, other
-#              WireGuards through REKEYS=3, floods of FLOOD=20 seconds each, random lives and events in
-#              ROUNDS=200 (none: 0)
+#              WireGuards through REKEYS=3 (fewer: in fewer ways, too), floods of FLOOD=20 seconds each,
+#              random lives and events in ROUNDS=200 (none: 0)
 # make simulate  SEEDS=8000 simulated hours of a bad network each, or SEED=n again
 # make fuzz    every fuzz target for SECONDS=60, led by coverage
 # make bench   weft against wireguard-go, or ARGS='--against gotatun'
