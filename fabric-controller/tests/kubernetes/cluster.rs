@@ -2,7 +2,7 @@
 //! peers of its own, and some alone.
 
 use std::fs::{self, OpenOptions};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -11,12 +11,17 @@ use std::time::{Duration, Instant};
 
 use api_server::{ApiServer, skip};
 use fabric_api::crds;
+use fabric_api::fabric::NodeConfigStatus;
+use fabric_store::{Event, Kind, Object, Store};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::runtime::Runtime;
 
 use crate::ipam::FakeIpam;
 
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two questions: kubectl takes more of a processor than all that it asks about.
+const PAUSE: Duration = Duration::from_millis(250);
 
 pub(crate) struct Cluster {
     pub(crate) server: ApiServer,
@@ -60,6 +65,8 @@ impl Cluster {
             }
         }
         cluster.first = cluster.run_controller("first");
+        let admin = cluster.server.admin();
+        thread::spawn(move || Runtime::new().unwrap().block_on(run_agents(&admin)));
         Ok(cluster)
     }
 
@@ -141,7 +148,7 @@ impl Cluster {
                 return answer;
             }
             assert!(began.elapsed() < PATIENCE, "never: {what}\n{}", self.log());
-            thread::sleep(Duration::from_millis(100));
+            thread::sleep(PAUSE);
         }
     }
 
@@ -152,7 +159,7 @@ impl Cluster {
         let began = Instant::now();
         while last.as_ref() != Some(is) {
             assert!(began.elapsed() < PATIENCE, "never: {what}, but {last:?}\n{}", self.log());
-            thread::sleep(Duration::from_millis(100));
+            thread::sleep(PAUSE);
             last = self.get(kind, namespace, name).and_then(|o| o.pointer(field).cloned());
         }
     }
@@ -166,19 +173,15 @@ impl Cluster {
             if writes == before {
                 return;
             }
-            let more = writes - before;
-            assert!(
-                began.elapsed() < PATIENCE,
-                "never peace: {more} writes in 6 s\n{}",
-                self.log()
-            );
+            let late = began.elapsed() > PATIENCE;
+            assert!(!late, "never peace: {:?}\n{}", &writes[before.len()..], self.log());
             before = writes;
         }
     }
 
-    /// How many writes the controller has asked for in a namespace.
-    pub(crate) fn writes(&self, namespace: &str) -> usize {
-        self.server.writes(namespace).len()
+    /// What the controller has asked to be written in a namespace.
+    pub(crate) fn writes(&self, namespace: &str) -> Vec<String> {
+        self.server.writes(namespace)
     }
 
     /// A place for a file of the test's.
@@ -194,6 +197,24 @@ impl Cluster {
         let log = fs::read_to_string(self.log_file()).unwrap_or_default();
         let last: Vec<_> = log.lines().rev().take(30).collect();
         last.into_iter().rev().collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// Says that nodes are as they are told to be. n2 dies when weft is taken away.
+async fn run_agents(kubeconfig: &Path) {
+    let store = Store::kubernetes(Some(kubeconfig)).unwrap();
+    let mut watch = store.watch(&[Kind::NodeConfig]).unwrap();
+    loop {
+        let Event::Applied(object) = watch.next().await else { continue };
+        let Object::NodeConfig(mut config) = *object else { continue };
+        let is_dead = config.spec.removed && config.metadata.name.as_deref() == Some("n2");
+        if is_dead || config.is_applied() {
+            continue;
+        }
+        let applied_generation = config.metadata.generation.unwrap_or_default();
+        config.status = Some(NodeConfigStatus { applied_generation, ..Default::default() });
+        // Of one that is gone, or is another by now.
+        drop(store.put_status(&config.into()).await);
     }
 }
 
@@ -275,7 +296,7 @@ pub(crate) fn cluster_ip() -> Value {
 
 impl Cluster {
     pub(crate) fn apply_all(&self, objects: &[Value]) {
-        objects.iter().for_each(|object| self.apply(object));
+        self.apply(&json!({"apiVersion": "v1", "kind": "List", "items": objects}));
     }
 
     /// As a ReplicaSet, a scheduler and a kubelet would together.

@@ -15,8 +15,11 @@ fn peered(cluster: &Cluster, peer: &str) -> Value {
     cluster.until("it is told with all its conditions", || {
         let found = cluster.get("foreignclusters", "", peer)?;
         let networking = &found["status"]["modules"]["networking"];
-        let all = networking["conditions"].as_array()?.len();
-        (networking["enabled"] == true && all == 4).then_some(found)
+        let conditions = networking["conditions"].as_array()?;
+        let is_whole = networking["enabled"] == true && conditions.len() == 4;
+        // Its prefixes are told once nodes have routes for them.
+        let is_configured = |c: &Value| c["reason"] == "NetworkConfigurationPresence";
+        (is_whole && conditions.iter().any(is_configured)).then_some(found)
     })
 }
 

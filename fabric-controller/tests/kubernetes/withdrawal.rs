@@ -1,7 +1,6 @@
 //! weft is taken away, for good.
 
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -30,19 +29,15 @@ fn what_weft_has_made_goes_and_what_users_have_made_says_no_more() {
     });
     connect(cluster, &tenant);
     for node in ["n1", "n2"] {
-        cluster.until("a NodeConfig", || cluster.get("nodeconfig", "", node));
-        applied(cluster, node, 1);
+        cluster.until("its agent has answered", || {
+            let config = cluster.get("nodeconfig", "", node)?;
+            config.pointer("/status/appliedGeneration").cloned()
+        });
     }
 
     // All tests share the controllers.
     let _lock = Unlocked(cluster);
-    let done = AtomicBool::new(false);
-    let said = thread::scope(|scope| {
-        scope.spawn(|| answer(cluster, "n1", &done));
-        let said = withdraw(cluster);
-        done.store(true, Ordering::Relaxed);
-        said
-    });
+    let said = withdraw(cluster);
     assert!(said.contains("waiting node=\"n2\""), "{said}");
     let holder = || cluster.get(LEASE[0], LEASE[1], LEASE[2]).unwrap()["spec"].clone();
     assert_eq!(holder()["holderIdentity"], "withdrawal");
@@ -88,26 +83,6 @@ fn connect(cluster: &Cluster, tenant: &str) {
     let connection = json!({"apiVersion": "networking.liqo.io/v1beta1", "kind": "Connection",
         "metadata": metadata, "spec": {"type": "Client", "gatewayRef": gateway}});
     cluster.apply(&connection);
-}
-
-/// As a node's agent does until it is no longer needed.
-fn answer(cluster: &Cluster, node: &str, done: &AtomicBool) {
-    while !done.load(Ordering::Relaxed) {
-        if let Some(config) = cluster.get("nodeconfig", "", node)
-            && config["spec"]["removed"] == true
-        {
-            let generation = config["metadata"]["generation"].as_i64().unwrap();
-            let arguments = ["patch", "nodeconfig", node, "--type=merge", "--subresource=status"];
-            let status = json!({"status": {"appliedGeneration": generation}}).to_string();
-            drop(cluster.server.kubectl(&[&arguments[..], &["-p", &status]].concat(), ""));
-        }
-        thread::sleep(Duration::from_millis(200));
-    }
-}
-
-fn applied(cluster: &Cluster, node: &str, generation: i64) {
-    let config = json!({"kind": "NodeConfig", "metadata": {"name": node}});
-    cluster.set_status(&config, &json!({"appliedGeneration": generation}));
 }
 
 /// The controller stands by, and its webhook goes on.
