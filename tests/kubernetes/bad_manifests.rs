@@ -8,7 +8,7 @@ use weft_tests::kubernetes::Object;
 use weft_tests::manifests::{Peering, join};
 use weft_tests::{ClusterSpec, Kubernetes, wait_until};
 
-use crate::pair::{Pair, SOON, missed_nothing};
+use crate::pair::{Pair, SOON};
 use crate::stage::step;
 use crate::{requests, rights};
 
@@ -90,7 +90,7 @@ const SECRET_SLIP: Slip = (
 /// What is wrong is refused or told, and neither packets nor API servers notice.
 pub(crate) fn disturb_nobody(pair: &Pair) -> Result<()> {
     let rome = &pair.clusters[0];
-    let reports = pair.streaming(|| {
+    let traffic = pair.streaming(|| {
         step("what can be refused is refused", || are_refused(pair))?;
         step("slips in what runs are told", || in_what_runs(pair))?;
         step("two gateways for a peer are told", || second_gateway(pair))?;
@@ -104,7 +104,7 @@ pub(crate) fn disturb_nobody(pair: &Pair) -> Result<()> {
         let delete = ["delete", "namespace", "--wait=false"].into_iter();
         rome.kubectl(&delete.chain(new.iter().map(String::as_str)).collect::<Vec<_>>()).map(drop)
     })?;
-    missed_nothing(&reports)
+    traffic.missed_nothing()
 }
 
 fn are_refused(pair: &Pair) -> Result<()> {

@@ -1,5 +1,6 @@
 //! Two clusters that weft is installed in, and what joins them.
 
+use std::fs;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use weft_tests::manifests::{Peering, Spelling, join};
 use weft_tests::traffic::{
     HeldConnection, Service, StreamReport, Streams, TcpServer, Way, http_get, ping,
 };
-use weft_tests::{Kubernetes, Lab, Pod, View, wait_until};
+use weft_tests::{Kubernetes, Lab, Netns, Pod, View, wait_until};
 
 use crate::inventory::Inventory;
 use crate::stage::{each, note, rome_and_milan, step};
@@ -41,19 +42,82 @@ pub(crate) const GATEWAYS: [Object<'static>; 2] = [
     Object { kind: "gatewayserver", namespace: "liqo-tenant-rome", name: "server" },
 ];
 
+/// What a stream each way goes by.
+pub(crate) struct Course {
+    /// How rome sees milan, and the other way round.
+    pub(crate) views: [View; 2],
+    /// Of the gateways' pods.
+    gateways: Vec<Netns>,
+}
+
+/// What has become of a stream each way.
+#[derive(Debug)]
+pub(crate) struct Traffic {
+    pub(crate) streams: Vec<StreamReport>,
+    /// Packets that the kernel has dropped meanwhile since a queue was full: nobody was there to empty it.
+    overflowed: u64,
+}
+
 /// Two clusters on one small machine: while servers of Kubernetes start, a gateway may get no processor
 /// for longer than its TUN's queue lasts. In all, of a stream.
 const STARVED: Duration = Duration::from_millis(500);
 
-/// Streams that nothing of weft's has cut. What is lost is printed in any case.
-pub(crate) fn missed_nothing(reports: &[StreamReport]) -> Result<()> {
-    if reports.iter().any(|report| report.lost > 0) {
-        note(&format!("lost: {reports:?}"));
+impl Traffic {
+    /// If nothing of weft's has cut it. What the machine had no time for is printed in any case.
+    pub(crate) fn missed_nothing(&self) -> Result<()> {
+        let lost: u64 = self.streams.iter().map(|stream| stream.lost).sum();
+        if lost > 0 {
+            note(&format!("lost: {self:?}"));
+        }
+        let is_whole = |stream: &StreamReport| {
+            let missing = OFTEN * u32::try_from(stream.lost).unwrap_or(u32::MAX);
+            stream.sent > 1000 && stream.duplicated == 0 && missing < STARVED
+        };
+        ensure!(lost <= self.overflowed && self.streams.iter().all(is_whole), "{self:?}");
+        Ok(())
     }
-    let is_whole =
-        |r: &StreamReport| r.sent > 1000 && r.duplicated == 0 && OFTEN * (r.lost as u32) < STARVED;
-    ensure!(reports.iter().all(is_whole), "{reports:?}");
-    Ok(())
+
+    pub(crate) fn longest_outage(&self) -> Duration {
+        self.streams.iter().map(|stream| stream.longest_outage).max().unwrap_or_default()
+    }
+}
+
+impl Course {
+    /// Packets dropped so far since the queue of a processor, of a gateway's TUN or of its UDP socket was
+    /// full.
+    fn overflowed(&self) -> Result<u64> {
+        let processors = fs::read_to_string("/proc/net/softnet_stat").context("reading drops")?;
+        let mut sum = processors
+            .lines()
+            .map(|line| word(line, 1).and_then(|hex| Ok(u64::from_str_radix(hex, 16)?)))
+            .sum::<Result<u64>>()?;
+        for gateway in &self.gateways {
+            let read = |file: &str| {
+                let path = format!("/proc/thread-self/net/{file}");
+                gateway.run(|| fs::read_to_string(&path)).with_context(|| format!("reading {path}"))
+            };
+            // After its name eight numbers of what was received, then bytes, packets, errors and drops
+            // of what was sent. There is none while its gateway starts.
+            if let Some(tun) = line(&read("dev")?, "tunnel:") {
+                sum += word(tun, 12)?.parse::<u64>()?;
+            }
+            // A line of names, and one of numbers.
+            sum += word(read("snmp")?.rsplit_once("\nUdp:").context("has UDP")?.1, 4)?
+                .parse::<u64>()?;
+            if let Some(udp6) = line(&read("snmp6")?, "Udp6RcvbufErrors") {
+                sum += word(udp6, 1)?.parse::<u64>()?;
+            }
+        }
+        Ok(sum)
+    }
+}
+
+fn line<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find(|line| line.split_whitespace().next() == Some(name))
+}
+
+fn word(line: &str, index: usize) -> Result<&str> {
+    line.split_whitespace().nth(index).with_context(|| format!("{line:?} ends before {index}"))
 }
 
 impl Pair {
@@ -125,28 +189,38 @@ impl Pair {
         reach(&self.pods[1], &self.pods[0], (&of_rome, &of_milan))
     }
 
+    pub(crate) fn course(&self) -> Result<Course> {
+        let gateways = self.clusters.iter().zip(GATEWAYS).map(|(cluster, gateway)| {
+            Ok(cluster.pod(gateway.namespace, &pod_of(cluster, gateway)?)?.ns)
+        });
+        Ok(Course { views: self.views()?, gateways: gateways.collect::<Result<_>>()? })
+    }
+
     /// What becomes of a stream each way while something happens.
-    pub(crate) fn streaming(&self, f: impl FnOnce() -> Result<()>) -> Result<Vec<StreamReport>> {
-        self.streaming_by(&self.views()?, f)
+    pub(crate) fn streaming(&self, f: impl FnOnce() -> Result<()>) -> Result<Traffic> {
+        self.streaming_by(&self.course()?, f)
     }
 
     /// The same where no API server can be asked for the addresses.
     pub(crate) fn streaming_by(
         &self,
-        [of_milan, of_rome]: &[View; 2],
+        course: &Course,
         f: impl FnOnce() -> Result<()>,
-    ) -> Result<Vec<StreamReport>> {
+    ) -> Result<Traffic> {
         let (rome, milan) = (&self.pods[0], &self.pods[1]);
+        let [of_milan, of_rome] = &course.views;
         let ways = [(&rome[0], &milan[1], of_milan), (&milan[0], &rome[1], of_rome)];
         let ways = ways.map(|(from, to, view)| {
             let address = SocketAddr::new(view.of(to.addresses[0])?, STREAM);
             Ok(Way { from: from.ns.clone(), to: address, at: to.ns.clone() })
         });
         let ways = ways.into_iter().collect::<Result<Vec<_>>>()?;
+        let before = course.overflowed()?;
         let streams = Streams::start(&ways, OFTEN, 0)?;
         let result = f();
-        let reports = streams.stop();
-        result.map(|()| reports)
+        let streams = streams.stop();
+        result?;
+        Ok(Traffic { streams, overflowed: course.overflowed()?.saturating_sub(before) })
     }
 
     /// A connection from a pod of rome to one of milan, and its server.
@@ -170,6 +244,19 @@ impl Pair {
         peering.server_spelling = milan;
         [peering.client_documents(), peering.server_documents()]
     }
+}
+
+/// The pod that is a gateway, or the last one to be.
+pub(crate) fn pod_of(cluster: &Kubernetes, gateway: Object<'_>) -> Result<String> {
+    let list = ["get", "pods", "--namespace", gateway.namespace, "-l", &selector(gateway)];
+    let by_age = ["--sort-by=.metadata.creationTimestamp", "--output=name"];
+    let names = cluster.kubectl(&[&list[..], &by_age].concat())?;
+    let last = names.lines().last().with_context(|| format!("{gateway} has no pod"))?;
+    Ok(last.trim_start_matches("pod/").to_owned())
+}
+
+pub(crate) fn selector(gateway: Object<'_>) -> String {
+    format!("networking.liqo.io/gateway-name={}", gateway.name)
 }
 
 /// Ping, and HTTP with the right source, from each to each.

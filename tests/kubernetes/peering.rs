@@ -11,11 +11,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use weft_tests::kubernetes::{Image, Machine, Object};
-use weft_tests::traffic::StreamReport;
 use weft_tests::{Kubernetes, Lab, View, skip, wait_until};
 
 use crate::inventory::{Inventory, ensure_silent, users};
-use crate::pair::{GATEWAYS, PATIENCE, Pair, SOON, missed_nothing};
+use crate::pair::{GATEWAYS, PATIENCE, Pair, SOON, pod_of, selector};
 use crate::reach::{pods_elsewhere_reach_and_are_reached, services_nodes_and_strangers_reach_pods};
 use crate::stage::{play, say, step};
 use crate::{bad_manifests, orders, requests, status};
@@ -71,15 +70,15 @@ fn from_the_manifests_to_the_end(pair: &Pair, lab: &Lab) -> Result<()> {
 /// once a second: missed answers would tell it after 6 s.
 fn gateways_come_back(pair: &Pair) -> Result<()> {
     for (cluster, gateway) in pair.clusters.iter().zip(GATEWAYS) {
-        let reports = pair.streaming(|| {
+        let traffic = pair.streaming(|| {
             let pods = selector(gateway);
             cluster.kubectl(&["delete", "pod", "--namespace", gateway.namespace, "-l", &pods])?;
             pair.wait_connected(SOON)?;
             pair.all_reach_all()
         })?;
-        let outage = longest(&reports);
+        let outage = traffic.longest_outage();
         say(outage, &format!("without {gateway}"));
-        ensure!(outage < BACK, "{reports:?}");
+        ensure!(outage < BACK, "{traffic:?}");
         wait_until("it is told where it runs", SOON, || is_told(cluster, gateway))?;
     }
     Ok(())
@@ -92,16 +91,16 @@ fn a_client_follows(pair: &Pair) -> Result<()> {
         let line = ["rollout", verb, "deployment/gw-server", "--namespace", server.namespace];
         milan.kubectl(&line)
     };
-    let reports = pair.streaming(|| {
+    let traffic = pair.streaming(|| {
         rollout("restart")?;
         rollout("status")?;
         wait_until("the old pod is gone", SOON, || is_alone(milan, server))?;
         pair.wait_connected(SOON)?;
         pair.all_reach_all()
     })?;
-    let outage = longest(&reports);
+    let outage = traffic.longest_outage();
     say(outage, "without a server while its pod was replaced");
-    ensure!(outage < REPLACED, "{reports:?}");
+    ensure!(outage < REPLACED, "{traffic:?}");
     wait_until("it is told where it runs", SOON, || is_told(milan, server))
 }
 
@@ -128,56 +127,65 @@ fn is_told(cluster: &Kubernetes, gateway: Object<'_>) -> Result<()> {
     Ok(())
 }
 
-fn selector(gateway: Object<'_>) -> String {
-    format!("networking.liqo.io/gateway-name={}", gateway.name)
-}
-
 /// Nothing is lost meanwhile, and nothing is granted or published anew.
 fn others_are_not_missed(pair: &Pair) -> Result<()> {
+    nothing_is_published(pair, || {
+        pair.streaming(|| pair.each(replace_pods).map(drop))?.missed_nothing()
+    })
+}
+
+/// Neither by traffic nor by gateways that start again in the same pod, on what they have kept; nor is
+/// anything new when they are back.
+fn api_servers_are_not_missed(pair: &Pair) -> Result<()> {
+    let course = pair.course()?;
+    let gateways = pair.clusters.iter().zip(GATEWAYS);
+    let processes = gateways.map(|(cluster, gateway)| {
+        cluster.process_in(gateway.namespace, &pod_of(cluster, gateway)?, "gateway")
+    });
+    let processes = processes.collect::<Result<Vec<_>>>()?;
+    nothing_is_published(pair, || {
+        let away = pair.streaming_by(&course, || {
+            pair.each(Kubernetes::stop_api_server)?;
+            std::thread::sleep(AWAY);
+            Ok(())
+        })?;
+        away.missed_nothing()?;
+        let killed = pair.streaming_by(&course, || {
+            for process in processes {
+                Command::new("kill").args(["-KILL", &process.to_string()]).status()?;
+            }
+            std::thread::sleep(BACK);
+            Ok(())
+        })?;
+        let outage = killed.longest_outage();
+        say(outage, "while both gateways started again");
+        let went_on = killed.streams.iter().all(|stream| stream.sent > 1000);
+        ensure!(outage < REPLACED && went_on, "{killed:?}");
+        let back = pair.streaming_by(&course, || {
+            let before = pair.each(|cluster| {
+                cluster.start_api_server()?;
+                lease(cluster)
+            })?;
+            for (cluster, before) in pair.clusters.iter().zip(&before) {
+                wait_until("the controller is back", REMADE, || {
+                    let now = lease(cluster)?;
+                    ensure!(now["renewTime"] != before["renewTime"], "{now}");
+                    Ok(())
+                })?;
+            }
+            pair.wait_connected(SOON)
+        })?;
+        back.missed_nothing()
+    })
+}
+
+/// What programs go by is the same before and after.
+fn nothing_is_published(pair: &Pair, f: impl FnOnce() -> Result<()>) -> Result<()> {
     let before = pair.each(published)?;
-    let reports = pair.streaming(|| pair.each(replace_pods).map(drop))?;
-    missed_nothing(&reports)?;
+    f()?;
     let after = pair.each(published)?;
     ensure!(after == before, "{before:#?} before, {after:#?} after");
     Ok(())
-}
-
-/// Neither by traffic nor by gateways that start again in the same pod, on what they have kept.
-fn api_servers_are_not_missed(pair: &Pair) -> Result<()> {
-    let views = pair.views()?;
-    let gateways = pair.clusters.iter().zip(GATEWAYS);
-    let processes = gateways.map(|(cluster, gateway)| {
-        let list = ["get", "pods", "--namespace", gateway.namespace, "-l", &selector(gateway)];
-        let name = cluster.kubectl(&[&list[..], &["--output=name"]].concat())?;
-        let name = name.trim().trim_start_matches("pod/");
-        cluster.process_in(gateway.namespace, name, "gateway")
-    });
-    let processes = processes.collect::<Result<Vec<_>>>()?;
-
-    let reports = pair.streaming_by(&views, || {
-        pair.each(Kubernetes::stop_api_server)?;
-        std::thread::sleep(AWAY);
-        Ok(())
-    })?;
-    missed_nothing(&reports)?;
-    let reports = pair.streaming_by(&views, || {
-        for process in processes {
-            Command::new("kill").args(["-KILL", &process.to_string()]).status()?;
-        }
-        std::thread::sleep(BACK);
-        Ok(())
-    })?;
-    let outage = longest(&reports);
-    say(outage, "while both gateways started again");
-    ensure!(outage < REPLACED && reports.iter().all(|report| report.sent > 1000), "{reports:?}");
-    let reports =
-        pair.streaming_by(&views, || pair.each(Kubernetes::start_api_server).map(drop))?;
-    missed_nothing(&reports)?;
-    pair.wait_connected(SOON)
-}
-
-fn longest(reports: &[StreamReport]) -> Duration {
-    reports.iter().map(|report| report.longest_outage).max().unwrap_or_default()
 }
 
 /// All of controller, ipam and route-agents, until others have taken their places.
@@ -193,8 +201,12 @@ fn replace_pods(cluster: &Kubernetes) -> Result<()> {
 }
 
 fn leader(cluster: &Kubernetes) -> Result<String> {
+    Ok(lease(cluster)?["holderIdentity"].as_str().unwrap_or_default().to_owned())
+}
+
+fn lease(cluster: &Kubernetes) -> Result<Value> {
     let lease = cluster.get(Object::new("lease", "liqo", "weft-fabric-controller"))?;
-    Ok(lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned())
+    Ok(lease["spec"].clone())
 }
 
 /// What the programs go by, one line an object.
