@@ -1,6 +1,7 @@
 //! Two clusters that weft is installed in, and what joins them.
 
 use std::fs;
+use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use weft_tests::kubernetes::{Image, Object};
 use weft_tests::manifests::{Peering, Spelling, join};
 use weft_tests::traffic::{
-    HeldConnection, Service, StreamReport, Streams, TcpServer, Way, http_get, ping,
+    HeldConnection, Service, StreamReport, Streams, TcpServer, Way, connect, http_get, ping,
 };
 use weft_tests::{Kubernetes, Lab, Netns, Pod, View, wait_until};
 
@@ -22,6 +23,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 const NODE_PORT: u16 = 30742;
 pub(crate) const HTTP: u16 = 80;
 const ECHO: u16 = 7007;
+/// Of a gateway in a pod.
+const METRICS: u16 = 8084;
 /// Of streams, in which one datagram a millisecond goes each way.
 const STREAM: u16 = 7001;
 const OFTEN: Duration = Duration::from_millis(1);
@@ -87,37 +90,34 @@ impl Course {
     /// full.
     fn overflowed(&self) -> Result<u64> {
         let processors = fs::read_to_string("/proc/net/softnet_stat").context("reading drops")?;
-        let mut sum = processors
-            .lines()
-            .map(|line| word(line, 1).and_then(|hex| Ok(u64::from_str_radix(hex, 16)?)))
-            .sum::<Result<u64>>()?;
-        for gateway in &self.gateways {
-            let read = |file: &str| {
-                let path = format!("/proc/thread-self/net/{file}");
-                gateway.run(|| fs::read_to_string(&path)).with_context(|| format!("reading {path}"))
-            };
-            // After its name eight numbers of what was received, then bytes, packets, errors and drops
-            // of what was sent. There is none while its gateway starts.
-            if let Some(tun) = line(&read("dev")?, "tunnel:") {
-                sum += word(tun, 12)?.parse::<u64>()?;
-            }
-            // A line of names, and one of numbers.
-            sum += word(read("snmp")?.rsplit_once("\nUdp:").context("has UDP")?.1, 4)?
-                .parse::<u64>()?;
-            if let Some(udp6) = line(&read("snmp6")?, "Udp6RcvbufErrors") {
-                sum += word(udp6, 1)?.parse::<u64>()?;
-            }
-        }
-        Ok(sum)
+        let drops = processors.lines().map(|line| {
+            let dropped = line.split_whitespace().nth(1).context("no drops")?;
+            Ok(u64::from_str_radix(dropped, 16)?)
+        });
+        let drops = drops.sum::<Result<u64>>()?;
+        // One that is gone, or not there yet, excuses nothing.
+        let gateways = self.gateways.iter().flat_map(|ns| {
+            let sockets = ns.run(|| fs::read_to_string("/proc/thread-self/net/snmp"));
+            // The second line that begins so has the numbers, the fifth of which are these.
+            let sockets = sockets.ok().and_then(|text| {
+                let udp = text.rsplit_once("\nUdp: ")?.1;
+                udp.split_whitespace().nth(4)?.parse::<u64>().ok()
+            });
+            [sockets, tun_overflows(ns)].into_iter().flatten()
+        });
+        Ok(drops + gateways.sum::<u64>())
     }
 }
 
-fn line<'a>(text: &'a str, name: &str) -> Option<&'a str> {
-    text.lines().find(|line| line.split_whitespace().next() == Some(name))
-}
-
-fn word(line: &str, index: usize) -> Result<&str> {
-    line.split_whitespace().nth(index).with_context(|| format!("{line:?} ends before {index}"))
+/// As the gateway in that pod counts them; the TUN is in a namespace within its own.
+fn tun_overflows(pod: &Netns) -> Option<u64> {
+    let mut stream = connect(pod, SocketAddr::from(([127, 0, 0, 1], METRICS)), SOON).ok()?;
+    stream.set_read_timeout(Some(SOON)).ok()?;
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    let line = |line: &str| line.strip_prefix("weft_gateway_tun_overflows_total ")?.parse().ok();
+    text.lines().find_map(line)
 }
 
 impl Pair {
