@@ -1,11 +1,12 @@
 //! The user's manifests: from text to everything the controller would publish.
 
 use std::sync::LazyLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fabric_controller::{Index, Settings, compile};
 use fabric_store::{Event, Kind, Object};
 use jiff::Timestamp;
+use nix::time::{ClockId, clock_gettime};
 
 /// One input in so many is compiled twice, with one result.
 const AGAIN: usize = 16;
@@ -25,7 +26,7 @@ fn manifests() {
         let text = String::from_utf8_lossy(bytes);
         // YAML's line breaks (YAML 1.2 section 5.4).
         let lines = text.split(['\n', '\r']).count();
-        let start = Instant::now();
+        let start = busy();
         let (objects, problems) = fabric_store::parse("file.yaml", &text);
         for problem in &problems {
             let line = problem.source.strip_prefix("file.yaml:").unwrap();
@@ -40,8 +41,14 @@ fn manifests() {
         if bytes.len().is_multiple_of(AGAIN) {
             assert_eq!(published, compile(&index, Timestamp::UNIX_EPOCH));
         }
-        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        let took = busy().saturating_sub(start);
+        assert!(took < Duration::from_secs(5), "{took:?}");
     });
+}
+
+/// What this thread has had of processors, however long it had to wait for them.
+fn busy() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap().into()
 }
 
 fn with(mut index: Index, objects: Vec<Object>) -> Index {
