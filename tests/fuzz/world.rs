@@ -11,9 +11,12 @@ use fabric_api::{PrivateKey, PublicKey};
 use ipnet::IpNet;
 use tunnel::{AddressMap, Config, Datagrams, Engine, Remap, Rules, RulesConfig, Wire};
 
-/// How long a world lasts: so short that no key grows old, neither by its clock nor by the real one,
-/// the only one that boringtun knows.
+/// How long a world lasts by its own clock: so short that no key grows old.
 const LIFE: Duration = Duration::from_secs(96);
+
+/// And by the real one, the only one that boringtun knows: with a handshake that has had no answer for 90 s
+/// it gives up the session, too.
+const REAL_LIFE: Duration = Duration::from_secs(45);
 
 /// What an engine made.
 #[derive(Default)]
@@ -150,7 +153,7 @@ impl World {
         WORLD.with_borrow_mut(|world| {
             // A test that panics leaves nothing behind.
             let used = world.take().filter(|world| {
-                world.now + pause < world.born + LIFE && world.born.elapsed() < LIFE
+                world.now + pause < world.born + LIFE && world.born.elapsed() < REAL_LIFE
             });
             let mut used = used.unwrap_or_else(Self::new);
             used.now += pause;
