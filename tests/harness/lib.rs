@@ -24,6 +24,7 @@ pub use kubernetes::Kubernetes;
 pub use lab::{Lab, PATIENCE, SWITCH_V4, SWITCH_V6, on_segment};
 pub use netns::{Netns, require};
 pub use program::{Program, bin_dir, resident_bytes};
+pub use report::scrape;
 pub use skip::skip;
 pub use spec::{ClusterSpec, Families};
 pub use stock_peer::{STOCK_DEVICE, StockPeer, Tunnel, hex};

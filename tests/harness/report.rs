@@ -1,6 +1,6 @@
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{Read as _, Write as _};
+use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
@@ -58,7 +58,7 @@ impl Cluster {
         sockets
             .flat_map(|entry| {
                 let gateway = entry.file_name().to_string_lossy().into_owned();
-                let metrics = scrape(&entry.path()).unwrap_or_default();
+                let metrics = connect(&entry.path()).and_then(scrape).unwrap_or_default();
                 let counts =
                     |line: &&str| line.starts_with("weft_gateway") && !line.ends_with(" 0");
                 let lines: Vec<_> = metrics.lines().filter(counts).map(str::to_owned).collect();
@@ -77,13 +77,18 @@ impl Cluster {
     }
 }
 
-fn scrape(socket: &Path) -> std::io::Result<String> {
-    let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+/// What a program tells of itself, as Prometheus asks for it.
+pub fn scrape(mut stream: impl Read + Write) -> io::Result<String> {
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     Ok(answer)
+}
+
+fn connect(socket: &Path) -> io::Result<UnixStream> {
+    let stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    Ok(stream)
 }
 
 fn read_logs(dir: &Path) -> Vec<(String, String)> {

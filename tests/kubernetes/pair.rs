@@ -1,7 +1,6 @@
 //! Two clusters that weft is installed in, and what joins them.
 
 use std::fs;
-use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -11,7 +10,7 @@ use weft_tests::manifests::{Peering, Spelling, join};
 use weft_tests::traffic::{
     HeldConnection, Service, StreamReport, Streams, TcpServer, Way, connect, http_get, ping,
 };
-use weft_tests::{Kubernetes, Lab, Netns, Pod, View, wait_until};
+use weft_tests::{Kubernetes, Lab, Netns, Pod, View, scrape, wait_until};
 
 use crate::inventory::Inventory;
 use crate::stage::{each, note, rome_and_milan, step};
@@ -48,7 +47,7 @@ pub(crate) const GATEWAYS: [Object<'static>; 2] = [
 /// What a stream each way goes by.
 pub(crate) struct Course {
     /// How rome sees milan, and the other way round.
-    pub(crate) views: [View; 2],
+    views: [View; 2],
     /// Of the gateways' pods.
     gateways: Vec<Netns>,
 }
@@ -111,11 +110,9 @@ impl Course {
 
 /// As the gateway in that pod counts them; the TUN is in a namespace within its own.
 fn tun_overflows(pod: &Netns) -> Option<u64> {
-    let mut stream = connect(pod, SocketAddr::from(([127, 0, 0, 1], METRICS)), SOON).ok()?;
+    let stream = connect(pod, SocketAddr::from(([127, 0, 0, 1], METRICS)), SOON).ok()?;
     stream.set_read_timeout(Some(SOON)).ok()?;
-    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").ok()?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text).ok()?;
+    let text = scrape(stream).ok()?;
     let line = |line: &str| line.strip_prefix("weft_gateway_tun_overflows_total ")?.parse().ok();
     text.lines().find_map(line)
 }
