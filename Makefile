@@ -8,6 +8,8 @@
 # make simulate  SEEDS=8000 simulated hours of a bad network each, or SEED=n again
 # make fuzz    every fuzz target for SECONDS=60, led by coverage
 # make bench   weft against wireguard-go, or ARGS='--against gotatun'
+# make arm64   tests of packets, plans and resources on an emulated arm64
+# make images  container images for amd64 and arm64, into target/images; PUSH=registry.example.org/team: there, too
 # make crds    writes the chart's custom resource definitions, deploy/chart/crds-*
 # make clean   removes what was built and what a killed run left behind
 #
@@ -16,7 +18,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := demo
-.PHONY: demo test lint check soak soak-alone soak-aside soak-rounds simulate fuzz bench crds clean tools lint-tools fuzz-tools \
+.PHONY: demo test lint check soak soak-alone soak-aside soak-rounds simulate fuzz bench arm64 images crds clean tools lint-tools fuzz-tools \
   peers kubernetes build
 
 CACHE  ?= $(HOME)/.cache/weft
@@ -122,6 +124,19 @@ SHOW_SKIPPED = touch $(SKIPPED); echo "$@ skipped: $$(wc -l < $(SKIPPED))"; cat 
 bench: tools peers
 	cargo build --release --locked --workspace --bins --examples
 	$(SUDO) $(TARGET)/release/bench $(ARGS)
+
+# Of the crates that need nothing of the kernel, of which the emulator knows but a part.
+arm64: tools
+	@$(call INSTALL,aarch64-linux-gnu-g++:g++-aarch64-linux-gnu qemu-aarch64-static:qemu-user-static)
+	rustup target add aarch64-unknown-linux-gnu
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER='qemu-aarch64-static -L /usr/aarch64-linux-gnu' \
+	  cargo test --locked --target aarch64-unknown-linux-gnu -p tunnel -p netplan -p fabric-api
+
+images:
+	@$(call INSTALL,buildah:buildah qemu-aarch64-static:qemu-user-static update-binfmts:binfmt-support \
+	  $(if $(BASES),mmdebstrap:mmdebstrap arch-test:arch-test))
+	$(SUDO) OUT=$(TARGET)/images deploy/images.sh
 
 crds:
 	WEFT_BLESS=1 cargo test --locked -p fabric-api --test crds files
