@@ -38,23 +38,25 @@ make_base() {
   local container
   step "makes localhost/debian-$1 of packages, a minute or more"
   mmdebstrap --quiet --variant=apt --architectures="$1" --components=main --include=ca-certificates \
-    --customize-hook='copy-in /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs' bookworm "$OUT/debian.tar" \
+    --customize-hook='copy-in /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs' bookworm "$OUT/images.base.tar" \
     $(ls /etc/apt/sources.list.d/debian.sources 2>/dev/null)
   container=$(buildah from --arch "$1" scratch)
-  buildah add --quiet "$container" "$OUT/debian.tar" >/dev/null
+  buildah add --quiet "$container" "$OUT/images.base.tar" >/dev/null
   buildah commit --quiet --rm "$container" "localhost/debian-$1" >/dev/null
-  rm "$OUT/debian.tar"
+  rm "$OUT/images.base.tar"
 }
 
 build() {
   local program=$1 architecture=$2 file=$OUT/$1-$2.tar
   local name=localhost/weft/$program:$VERSION bases=()
   [ -z "$BASES" ] || bases=(--pull-never --build-arg "BUILDER=localhost/debian-$HERE" --build-arg "DEBIAN=localhost/debian-$architecture")
-  step "builds $program for $architecture; see $OUT/log"
+  step "builds $program for $architecture; see $OUT/images.log"
   buildah build --quiet --layers --platform "linux/$architecture" --file deploy/Dockerfile --target "$program" \
-    --manifest "$name" --iidfile "$OUT/id" \
-    --build-arg "BUILDPLATFORM=linux/$HERE" --build-arg "TARGETPLATFORM=linux/$architecture" "${bases[@]}" . >"$OUT/log" 2>&1 || { tail "$OUT/log" >&2; fail "could not build $program for $architecture, see $OUT/log"; }
-  id=$(cat "$OUT/id")
+    --manifest "$name" --iidfile "$OUT/images.id" --build-arg "BUILDPLATFORM=linux/$HERE" \
+    --build-arg "TARGETPLATFORM=linux/$architecture" "${bases[@]}" . >"$OUT/images.log" 2>&1 \
+    || { tail "$OUT/images.log" >&2; fail "could not build $program for $architecture, see $OUT/images.log"; }
+  local id; id=$(cat "$OUT/images.id")
+  rm -f "$file"
   buildah push --quiet "$id" "oci-archive:$file:$name" >/dev/null
   local megabytes; megabytes=$(($(stat -c %s "$file") / 1000000))
   sizes+="$(printf '%-18s %-6s %9s, compressed %3d MB' "$program" "$architecture" \
@@ -64,7 +66,6 @@ build() {
 IFS=, read -ra architectures <<<"${PLATFORMS//linux\//}"
 case $BASES in "" | packages) ;; *) fail "BASES: found \"$BASES\", expected packages or nothing" ;; esac
 for architecture in "${architectures[@]}"; do emulate "$architecture"; done
-rm -rf "$OUT"
 mkdir -p "$OUT"
 if [ -n "$BASES" ]; then
   for architecture in $(printf '%s\n' "$HERE" "${architectures[@]}" | sort --unique); do make_base "$architecture"; done
@@ -75,5 +76,5 @@ for program in "${PROGRAMS[@]}"; do
   for architecture in "${architectures[@]}"; do build "$program" "$architecture"; done
   [ -z "$PUSH" ] || buildah manifest push --all "localhost/weft/$program:$VERSION" "docker://$PUSH/weft/$program:$VERSION"
 done
-rm -f "$OUT/id" "$OUT/log"
+rm "$OUT/images.id" "$OUT/images.log"
 echo "$sizes"
