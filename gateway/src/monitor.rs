@@ -141,6 +141,8 @@ struct Peering {
     pending: Pending,
     socket: ProbeSocket,
     changes: watch::Receiver<PeerState>,
+    /// The newest of `changes`.
+    session: PeerState,
     ping_at: Instant,
     tick_at: Instant,
     last_ping: Option<Instant>,
@@ -194,6 +196,7 @@ impl Peering {
             pending: Pending::new(running.desired.peer.clone()),
             socket: ProbeSocket::new(running.inner.clone()),
             changes: running.lane.changes(),
+            session: PeerState::default(),
             ping_at: now,
             tick_at: now,
             last_ping: None,
@@ -295,7 +298,11 @@ impl Peering {
     /// The engine's session came, was renewed, or went.
     fn handle_session(&mut self, now: Instant) {
         let state = *self.changes.borrow_and_update();
-        self.path.handle_session(now);
+        let way = |state: &PeerState| (state.endpoint, state.has_session, state.last_handshake);
+        if way(&state) != way(&self.session) {
+            self.path.handle_session(now);
+        }
+        self.session = state;
         // A new session may be that of a peer that has started again, and waits for our probe.
         let is_new = state.last_handshake != self.last_handshake;
         self.last_handshake = state.last_handshake;

@@ -276,7 +276,9 @@ impl Driver {
         self.published.store_large_sends(self.port.large_sends);
         let is_news = self.shown.endpoint != state.endpoint
             || self.shown.has_session != state.has_session
-            || self.shown.last_handshake != state.last_handshake;
+            || self.shown.last_handshake != state.last_handshake
+            || self.shown.on_superseded_keys != state.on_superseded_keys
+            || self.shown.rejections != state.rejections;
         if is_news {
             self.shown = state;
             self.changes.send_replace(state);

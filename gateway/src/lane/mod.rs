@@ -20,7 +20,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::watch;
-pub use tunnel::{Config, Counters, PeerState};
+pub use tunnel::{Config, Counters, PeerState, RejectedInitiation};
 
 use self::driver::{Driver, Links};
 use self::shared::{Orders, Published};

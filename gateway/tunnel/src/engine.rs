@@ -8,7 +8,7 @@ use crate::join::{Joiner, Sink};
 use crate::outbox::{Outbox, Port};
 use crate::packet::{Gso, Headers, L4Checksum, Malformed, Offload};
 use crate::random::Random;
-use crate::session::{DATA, MAX_HANDSHAKE, MIN_DATA, Opened, Peer};
+use crate::session::{DATA, MAX_HANDSHAKE, MIN_DATA, Opened, Peer, Rejections};
 use crate::split::split;
 use crate::{DropReason, Rules, checksum, ecn};
 
@@ -97,6 +97,9 @@ pub struct PeerState {
     pub has_session: bool,
     pub last_handshake: Option<Instant>,
     pub last_authentic: Option<Instant>,
+    /// Packets are sealed with keys that newer ones have superseded.
+    pub on_superseded_keys: bool,
+    pub rejections: Rejections,
 }
 
 impl Engine {

@@ -27,3 +27,4 @@ pub mod rules;
 pub use drop_reason::DropReason;
 pub use engine::{Config, Counters, Datagrams, Engine, PeerState, Wire};
 pub use rules::{AddressMap, Remap, Rules, RulesConfig, RulesError};
+pub use session::{RejectedInitiation, Rejections};

@@ -220,3 +220,47 @@ fn each_session_has_indices_of_its_own_that_nothing_foretells() {
     let bits = (0..24).map(|bit| indices.iter().filter(|index| *index >> bit & 1 == 1).count());
     assert!(bits.clone().all(|ones| (60..140).contains(&ones)), "{:?}", bits.collect::<Vec<_>>());
 }
+
+#[test]
+fn initiation_of_unknown_key_is_recorded_with_that_key() {
+    let mut pair = Pair::connected();
+    let stranger = PrivateKey::generate();
+    let config = Config { private_key: stranger.clone(), ..pair.configs[0].clone() };
+    pair.engines[0] = Engine::new(config, 7, pair.now);
+    pair.run(|_, _| true);
+    let rejections = pair.engines[1].peer_state().rejections;
+    let recorded = rejections.unknown_key.unwrap();
+    assert_eq!((recorded.from, recorded.key), (pair.addresses[0], Some(stranger.public())));
+    assert_eq!(rejections.wrong_responder, None);
+}
+
+#[test]
+fn initiation_for_another_responder_is_recorded() {
+    let mut pair = Pair::connected();
+    let wrong = PrivateKey::generate().public();
+    let config = Config { peer_key: Some(wrong), ..pair.configs[0].clone() };
+    pair.engines[0] = Engine::new(config, 7, pair.now);
+    for _ in 0..3 {
+        pair.run(|_, _| true);
+        pair.now += Duration::from_millis(1400);
+    }
+    let rejections = pair.engines[1].peer_state().rejections;
+    let recorded = rejections.wrong_responder.unwrap();
+    assert_eq!((recorded.from, recorded.key), (pair.addresses[0], None));
+    assert!(recorded.previous.is_some(), "{recorded:?}");
+    assert_eq!(rejections.unknown_key, None);
+}
+
+#[test]
+fn superseded_keys_in_use_are_reported_until_newer_ones_are() {
+    let mut pair = Pair::connected();
+    let newer = PrivateKey::generate();
+    pair.configs[0].private_key = newer.clone();
+    pair.engines[0].configure(pair.configs[0].clone(), pair.now);
+    pair.run(|_, _| true);
+    assert!(pair.engines[0].peer_state().on_superseded_keys);
+    pair.configs[1].peer_key = Some(newer.public());
+    pair.engines[1].configure(pair.configs[1].clone(), pair.now);
+    pair.run(|_, _| true);
+    assert!(!pair.engines[0].peer_state().on_superseded_keys);
+}

@@ -7,6 +7,7 @@
 
 mod limiter;
 mod peer;
+mod rejections;
 mod retry;
 
 use std::net::SocketAddr;
@@ -20,6 +21,7 @@ use boringtun::x25519;
 use fabric_api::{PrivateKey, PublicKey};
 
 pub(crate) use self::peer::Peer;
+pub use self::rejections::{RejectedInitiation, Rejections};
 use self::retry::Retry;
 use crate::DropReason;
 

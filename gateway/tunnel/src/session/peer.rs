@@ -6,9 +6,10 @@ use boringtun::x25519;
 use fabric_api::PrivateKey;
 
 use super::limiter::{HandshakeLimiter, Verdict};
+use super::rejections::Rejections;
 use super::{
-    Duty, Handled, INITIATION, Keys, Opened, REJECT_AFTER_TIME, RESPONSE, Session, has_low_order,
-    index_at,
+    Duty, Handled, INITIATION, Keys, MAX_HANDSHAKE, Opened, REJECT_AFTER_TIME, RESPONSE, Session,
+    has_low_order, index_at,
 };
 use crate::random::Random;
 use crate::{Config, DropReason, PeerState};
@@ -51,6 +52,7 @@ pub(crate) struct Peer {
     /// Initiations sent, and handshakes that led to a session.
     pub(crate) attempts: u64,
     pub(crate) handshakes: u64,
+    rejections: Rejections,
     random: Random,
 }
 
@@ -71,6 +73,7 @@ impl Peer {
             called_back: None,
             attempts: 0,
             handshakes: 0,
+            rejections: Rejections::default(),
             random,
         }
     }
@@ -113,6 +116,8 @@ impl Peer {
             has_session: self.has_session(),
             last_handshake: self.last_handshake,
             last_authentic: self.last_authentic,
+            on_superseded_keys: self.sender().is_some_and(|at| at > 0),
+            rejections: self.rejections,
         }
     }
 
@@ -229,6 +234,9 @@ impl Peer {
             }
             return outcome;
         }
+        if message.len() == MAX_HANDSHAKE && message[0] == INITIATION && !self.sessions.is_empty() {
+            self.rejections.record_wrong_responder(from, now);
+        }
         Err(refused)
     }
 
@@ -292,6 +300,7 @@ impl Peer {
         let may_take = |session: &&mut Session| {
             session.keys.private == *private && number.is_none_or(|n| n >> 8 == session.number)
         };
+        let mut is_stranger = false;
         for session in self.sessions.iter_mut().filter(may_take) {
             // What does not initiate has no way to call back.
             let initiates = Some(session.number) == sender;
@@ -302,7 +311,10 @@ impl Peer {
                 Handled::Answered(length) => (length, false),
                 Handled::Established(length) => (length, true),
                 Handled::Cookie => return Ok(0),
-                Handled::Stranger => continue,
+                Handled::Stranger => {
+                    is_stranger = true;
+                    continue;
+                }
                 Handled::Rejected => break,
             };
             session.note_authentic(from, now);
@@ -313,6 +325,9 @@ impl Peer {
             }
             self.note_sent(now);
             return Ok(length);
+        }
+        if is_stranger {
+            self.rejections.record_unknown_key(from, (message, private), now);
         }
         Err(DropReason::HandshakeRejected)
     }
@@ -390,6 +405,7 @@ impl Peer {
         self.unanswered = None;
         self.last_handshake = None;
         self.last_authentic = None;
+        self.rejections = Rejections::default();
     }
 
     /// The newest session that can seal.
