@@ -12,10 +12,10 @@ use tokio::time::MissedTickBehavior;
 
 use crate::compile::{Compiled, compile};
 use crate::facts::Facts;
-use crate::foreign::Foreign;
+use crate::other_firewalls::{Mode, OtherFirewalls};
 use crate::report::Reporter;
 use crate::table::Table;
-use crate::{cleanup, foreign, names};
+use crate::{cleanup, names};
 
 /// How often to look although nothing was told: changes of the old packet filter are not.
 const LOOK: Duration = Duration::from_secs(30);
@@ -28,7 +28,10 @@ pub(crate) struct Agent {
     pub(crate) accept: bool,
     pub(crate) config: Option<NodeConfig>,
     pub(crate) table: Table,
-    /// What the status says.
+    pub(crate) other_firewalls: OtherFirewalls,
+    /// Of the last reconcile, without those of other firewalls.
+    pub(crate) own_problems: BTreeSet<String>,
+    /// All that the status has.
     pub(crate) problems: BTreeSet<String>,
     pub(crate) quarrel: Quarrel,
     pub(crate) reporter: Reporter,
@@ -60,13 +63,17 @@ impl Agent {
                     true
                 }
                 () = settings.changed() => true,
+                () = self.other_firewalls.changed() => {
+                    filters.watched = self.other_firewalls.found().chains;
+                    self.report();
+                    false
+                }
                 _ = look.tick() => true,
             };
             if due {
                 let watched = self.reconcile().await;
-                filters.watched = watched.chains;
-                settings = Settings::watch(&netns, watched.settings.iter())
-                    .context("cannot watch settings")?;
+                settings =
+                    Settings::watch(&netns, watched.iter()).context("cannot watch settings")?;
                 self.quarrel.calm_down().await;
             }
         }
@@ -105,27 +112,36 @@ impl Agent {
 
     /// Makes the kernel what the config says. What can't be done is in the status, and is tried
     /// again the next time.
-    async fn reconcile(&mut self) -> Watched {
-        let Some(config) = self.config.clone() else { return Watched::default() };
+    ///
+    /// Returns the settings to look at again when they change.
+    async fn reconcile(&mut self) -> Vec<Sysctl> {
+        let Some(config) = self.config.clone() else { return Vec::new() };
         let mut problems = BTreeSet::new();
-        let watched = if config.spec.removed {
+        let settings = if config.spec.removed {
+            problems.extend(self.other_firewalls.remove().await);
             problems.extend(cleanup::all(&self.handle, &mut self.table).await);
-            Watched::default()
+            Vec::new()
         } else {
+            self.other_firewalls.request(if self.accept { Mode::Accept } else { Mode::Report });
             self.fulfil(&config, &mut problems).await
         };
-        self.report(config, problems);
-        watched
+        self.own_problems = problems;
+        self.report();
+        settings
     }
 
     /// NAT and refusals come first, so that no packet takes a new route without them.
-    async fn fulfil(&mut self, config: &NodeConfig, problems: &mut BTreeSet<String>) -> Watched {
+    async fn fulfil(
+        &mut self,
+        config: &NodeConfig,
+        problems: &mut BTreeSet<String>,
+    ) -> Vec<Sysctl> {
         let netns = self.handle.netns().clone();
         let facts = match Facts::gather(&self.handle).await {
             Ok(facts) => facts,
             Err(error) => {
                 problems.insert(chain(&error));
-                return Watched::default();
+                return Vec::new();
             }
         };
         let compiled = compile(&config.spec, &facts);
@@ -138,19 +154,17 @@ impl Agent {
         let applied = apply(&self.handle, &compiled.state).await;
         changed |= applied.steps > 0;
         problems.extend(applied.problems);
-        let foreign = foreign::ensure(&netns, self.accept).unwrap_or_else(|error| Foreign {
-            problems: [chain(&error)].into(),
-            ..Foreign::default()
-        });
-        problems.extend(foreign.problems);
-        if changed || foreign.changed {
+        if changed {
             self.quarrel.note();
         }
-        let settings = compiled.state.sysctls.into_keys().collect();
-        Watched { chains: foreign.chains, settings }
+        compiled.state.sysctls.into_keys().collect()
     }
 
-    fn report(&mut self, mut config: NodeConfig, problems: BTreeSet<String>) {
+    fn report(&mut self) {
+        let Some(mut config) = self.config.clone() else { return };
+        let found = self.other_firewalls.found();
+        let problems = [&self.own_problems, &found.problems, &found.failures];
+        let problems: BTreeSet<String> = problems.into_iter().flatten().cloned().collect();
         for problem in problems.difference(&self.problems) {
             tracing::warn!("{problem}");
         }
@@ -164,14 +178,6 @@ impl Agent {
         });
         self.reporter.report(config);
     }
-}
-
-/// What to look at again when it changes.
-#[derive(Default)]
-struct Watched {
-    /// Of others.
-    chains: BTreeSet<nft::BaseChain>,
-    settings: Vec<Sysctl>,
 }
 
 /// What was tried, and what could not be done.

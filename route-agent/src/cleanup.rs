@@ -2,13 +2,14 @@ use netlink::Handle;
 use netplan::State;
 
 use crate::agent::{apply, chain};
-use crate::foreign;
+use crate::other_firewalls;
 use crate::table::Table;
 
 /// What a node has of ours and of the gateways that were killed on it: their ends of a link go a
 /// moment after them, when the kernel comes to it.
 pub(crate) async fn whole_node(handle: &Handle) -> Vec<String> {
     let mut problems = all(handle, &mut Table::default()).await;
+    problems.extend(other_firewalls::remove(handle.netns()));
     let links = match handle.links().await {
         Ok(links) => links,
         Err(error) => {
@@ -30,15 +31,13 @@ fn is_gateways(name: &str) -> bool {
     digits.len() == 8 && digits.bytes().all(|digit| digit.is_ascii_hexdigit())
 }
 
-/// Takes away all that is ours: a plan towards nothing. Returns what could not be done.
+/// Takes away all that is ours but for accepts in chains of others: a plan towards nothing.
+/// Returns what could not be done.
 ///
 /// What others made is not touched, the gateways' host ends and their routes included.
 pub(crate) async fn all(handle: &Handle, table: &mut Table) -> Vec<String> {
     let mut problems = apply(handle, &State::default()).await.problems;
     if let Err(error) = table.remove(handle.netns()) {
-        problems.push(chain(&error));
-    }
-    if let Err(error) = foreign::ensure(handle.netns(), false) {
         problems.push(chain(&error));
     }
     problems

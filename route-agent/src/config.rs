@@ -41,8 +41,8 @@ pub(crate) struct RunArgs {
     /// The node that this is; its NodeConfig has this name.
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     pub(crate) node: String,
-    /// Leave chains of others alone: by default, weft puts accepts (comment "weft") into FORWARD
-    /// and INPUT chains that drop what they have no rule for.
+    /// Leave chains of others alone: by default, weft puts accepts (comment "weft") where FORWARD
+    /// and INPUT chains drop what they have no rule for, behind all rules that drop more.
     #[arg(long)]
     pub(crate) no_accept_rules: bool,
     /// Print what would be done, as commands, and do nothing.

@@ -4,12 +4,11 @@ mod agent;
 mod cleanup;
 mod compile;
 mod config;
+mod conntrack;
 mod facts;
-mod foreign;
-mod legacy;
 mod names;
+mod other_firewalls;
 mod report;
-mod stale;
 mod table;
 
 use std::collections::BTreeSet;
@@ -24,6 +23,7 @@ use netlink::{Handle, Netns, Quarrel};
 
 use agent::Agent;
 use config::{Cli, Command, RunArgs};
+use other_firewalls::OtherFirewalls;
 use report::Reporter;
 use table::Table;
 
@@ -72,6 +72,7 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
     tracing::info!(%node, "route-agent is up");
     let accept = !args.no_accept_rules;
     let agent = Agent {
+        other_firewalls: OtherFirewalls::start(handle.netns().clone()),
         handle,
         reporter: Reporter::start(store.clone()),
         store,
@@ -80,6 +81,7 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         config: None,
         table: Table::default(),
         problems: BTreeSet::new(),
+        own_problems: BTreeSet::new(),
         quarrel: Quarrel::default(),
     };
     agent.run(stop).await?;

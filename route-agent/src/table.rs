@@ -1,8 +1,8 @@
 use netlink::nft::{self, NftError};
-use netlink::{Netns, conntrack};
+use netlink::{Netns, conntrack as tracked};
 use netplan::{FIREWALL_TABLE, Firewall};
 
-use crate::stale::is_stale;
+use crate::conntrack::is_stale;
 
 /// Our nftables table in the kernel, and what it was when we left it.
 #[derive(Debug, Default)]
@@ -77,7 +77,7 @@ fn install(netns: &Netns, want: &Firewall) -> Result<Option<nft::Table>, TableEr
 
 /// If it fails, it is tried again at the next look.
 fn sweep(netns: &Netns, want: &Firewall) -> Result<(), TableError> {
-    let deleted = conntrack::delete_stale(netns, |flow| is_stale(want, flow));
+    let deleted = tracked::delete_stale(netns, |flow| is_stale(want, flow));
     match deleted.map_err(TableError::Conntrack)? {
         0 => {}
         deleted => tracing::info!(deleted, "deleted stale tracked connections"),

@@ -167,7 +167,7 @@ fn an_altered_table_is_told_from_the_one_installed() {
     assert_eq!(before.mark.as_deref(), Some("mark"));
     assert_eq!(nft::table(&netns, "t").unwrap().as_ref(), Some(&before));
     let chains = nft::base_chains(&netns).unwrap();
-    let rules = nft::rules(&netns, &chains[0]).unwrap();
+    let rules = nft::chain_rules(&netns, &chains[0].chain).unwrap();
     assert_eq!(rules[0].comment.as_deref(), Some("hi"));
     for alteration in [
         "add element inet t s { 192.0.2.1 }",

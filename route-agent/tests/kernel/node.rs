@@ -108,6 +108,11 @@ impl World {
         self.spawn(|agent| _ = agent.args(more));
     }
 
+    /// With an environment variable.
+    pub(crate) fn start_with(&mut self, name: &str, value: &std::path::Path) {
+        self.spawn(|agent| _ = agent.env(name, value));
+    }
+
     /// On a machine that has no program but this.
     pub(crate) fn start_bare(&mut self) {
         self.spawn(|agent| _ = agent.env("PATH", "/nonexistent"));
@@ -164,6 +169,15 @@ impl World {
             status.applied_generation == config.metadata.generation.unwrap()
         });
         problems
+    }
+
+    /// Problems of the newest status.
+    pub(crate) fn problems(&self) -> Vec<String> {
+        let own = ObjectRef { kind: Kind::NodeConfig, namespace: None, name: "n1".to_owned() };
+        let Ok(Some(Object::NodeConfig(config))) = at_once(self.store.get(&own)) else {
+            return Vec::new();
+        };
+        config.status.unwrap_or_default().problems
     }
 
     /// The address that the peer sees when `from` connects.

@@ -10,8 +10,14 @@ use netlink_sys::protocols::NETLINK_NETFILTER;
 use sha2::{Digest, Sha256};
 
 use crate::multicast::Multicast;
-use crate::nfnetlink::{Kind, Nfnetlink, attribute, attributes, number, put_text, text};
+use crate::nfnetlink::{Kind, Nfnetlink, attribute, attributes, put_text, text};
 use crate::{NetlinkError, Netns, NetnsError};
+
+mod chains;
+mod rule;
+
+pub use chains::{BaseChain, Chain, ChainFamily, Hook, base_chains, chain_rules, table_rules};
+pub use rule::{Condition, Rule, Verdict};
 
 /// A table as the kernel has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,39 +26,6 @@ pub struct Table {
     pub mark: Option<String>,
     /// Of all chains, rules, sets and elements. Equal as long as nobody changes any.
     pub digest: [u8; 32],
-}
-
-/// A chain that the kernel sends packets through.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct BaseChain {
-    pub family: ChainFamily,
-    pub table: String,
-    pub name: String,
-    pub hook: Hook,
-    /// What no rule speaks for is dropped.
-    pub drops: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ChainFamily {
-    Inet,
-    Ip,
-    Ip6,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Hook {
-    Input,
-    Forward,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rule {
-    /// Names it within its chain's table.
-    pub handle: u64,
-    pub comment: Option<String>,
-    /// Drops or rejects all that reaches it.
-    pub drops: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -163,92 +136,6 @@ fn elements(socket: &Nfnetlink, table: &str, set: &[u8]) -> io::Result<BTreeSet<
     Ok(lists.flat_map(attributes).map(|(_, element)| element.to_vec()).collect())
 }
 
-/// All filter chains at the hooks `input` and `forward`.
-pub fn base_chains(netns: &Netns) -> Result<Vec<BaseChain>, NftError> {
-    netns.run(base_chains_here)?.map_err(NftError::Read)
-}
-
-fn base_chains_here() -> io::Result<Vec<BaseChain>> {
-    let socket = Nfnetlink::open()?;
-    let mut chains = Vec::new();
-    for family in [ChainFamily::Inet, ChainFamily::Ip, ChainFamily::Ip6] {
-        let found = socket.dump(GET_CHAIN, family.number(), &[])?;
-        chains.extend(found.iter().filter_map(|body| base_chain(family, body)));
-    }
-    Ok(chains)
-}
-
-fn base_chain(family: ChainFamily, body: &[u8]) -> Option<BaseChain> {
-    const NAME: u16 = 3;
-    const HOOK: u16 = 4;
-    const POLICY: u16 = 5;
-    const TYPE: u16 = 7;
-    let hook = match number(attribute(body, HOOK)?, 1)? {
-        1 => Hook::Input,
-        2 => Hook::Forward,
-        _ => return None,
-    };
-    let filters = text(body, TYPE) == Some("filter");
-    filters.then_some(BaseChain {
-        family,
-        table: text(body, TABLE_NAME)?.to_owned(),
-        name: text(body, NAME)?.to_owned(),
-        hook,
-        drops: number(body, POLICY) == Some(0),
-    })
-}
-
-/// The rules of a chain, in their order.
-pub fn rules(netns: &Netns, chain: &BaseChain) -> Result<Vec<Rule>, NftError> {
-    netns.run(|| rules_here(chain))?.map_err(NftError::Read)
-}
-
-fn rules_here(chain: &BaseChain) -> io::Result<Vec<Rule>> {
-    const CHAIN: u16 = 2;
-    const HANDLE: u16 = 3;
-    const EXPRESSIONS: u16 = 4;
-    const USERDATA: u16 = 7;
-    let mut body = Vec::new();
-    put_text(&mut body, TABLE_NAME, &chain.table);
-    put_text(&mut body, CHAIN, &chain.name);
-    let found = Nfnetlink::open()?.dump(GET_RULE, chain.family.number(), &body)?;
-    let here = |body: &&Vec<u8>| {
-        text(body, TABLE_NAME) == Some(&chain.table) && text(body, CHAIN) == Some(&chain.name)
-    };
-    let rule = |body: &Vec<u8>| {
-        let handle = u64::from_be_bytes(attribute(body, HANDLE)?.try_into().ok()?);
-        let comment = attribute(body, USERDATA).and_then(comment).map(str::to_owned);
-        let drops = attribute(body, EXPRESSIONS).is_some_and(drops);
-        Some(Rule { handle, comment, drops })
-    };
-    Ok(found.iter().filter(here).filter_map(rule).collect())
-}
-
-/// True if the expressions match everything and end in a drop. What is not known counts as a match.
-fn drops(expressions: &[u8]) -> bool {
-    const NAME: u16 = 1;
-    const DATA: u16 = 2;
-    let mut drops = false;
-    for (_, expression) in attributes(expressions) {
-        let data = attribute(expression, DATA).unwrap_or_default();
-        match text(expression, NAME) {
-            Some("counter" | "log") => {}
-            Some("reject") => drops = true,
-            Some("immediate") if verdict(data) == Some(libc::NF_DROP as u32) => drops = true,
-            // What `iptables` still takes from the old packet filter.
-            Some("target") if text(data, NAME) == Some("REJECT") => drops = true,
-            _ => return false,
-        }
-    }
-    drops
-}
-
-fn verdict(immediate: &[u8]) -> Option<u32> {
-    const DATA: u16 = 2;
-    const VERDICT: u16 = 2;
-    number(attribute(attribute(immediate, DATA)?, VERDICT)?, 1)
-}
-
 /// User data is type, length, value; type 0 is the comment, which ends with a zero byte.
 fn comment(userdata: &[u8]) -> Option<&str> {
     let mut rest = userdata;
@@ -262,13 +149,13 @@ fn comment(userdata: &[u8]) -> Option<&str> {
     None
 }
 
-/// Tells that a table, or what others have at the hooks we look at, has changed.
+/// Changes of one table, and of the chains of others that matter.
 #[derive(Debug)]
 pub struct Events {
     multicast: Multicast,
     table: String,
-    /// Foreign chains whose rules matter.
-    pub watched: BTreeSet<BaseChain>,
+    /// Chains of others whose rules matter.
+    pub watched: BTreeSet<Chain>,
 }
 
 impl Events {
@@ -285,7 +172,7 @@ impl Events {
     }
 }
 
-fn matters(message: &[u8], ours: &str, watched: &BTreeSet<BaseChain>) -> bool {
+fn matters(message: &[u8], ours: &str, watched: &BTreeSet<Chain>) -> bool {
     let (Some(kind), Some(body)) = (message.get(4), message.get(20..)) else { return true };
     let table = text(body, TABLE_NAME);
     match *kind {
@@ -295,25 +182,5 @@ fn matters(message: &[u8], ours: &str, watched: &BTreeSet<BaseChain>) -> bool {
             watched.iter().any(|w| Some(&*w.table) == table && Some(&*w.name) == chain)
         }
         _ => table == Some(ours),
-    }
-}
-
-impl ChainFamily {
-    fn number(self) -> u8 {
-        let number = match self {
-            Self::Inet => libc::NFPROTO_INET,
-            Self::Ip => libc::NFPROTO_IPV4,
-            Self::Ip6 => libc::NFPROTO_IPV6,
-        };
-        number as u8
-    }
-
-    /// As `nft` spells it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Inet => "inet",
-            Self::Ip => "ip",
-            Self::Ip6 => "ip6",
-        }
     }
 }

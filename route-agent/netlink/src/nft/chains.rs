@@ -1,0 +1,141 @@
+//! Chains of all programs at the hooks that packets of the overlay pass, and their rules.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+
+use crate::Netns;
+use crate::nfnetlink::{Nfnetlink, attribute, number, put_text, text};
+
+use super::{GET_CHAIN, GET_RULE, GET_TABLE, NftError, Rule, TABLE_NAME};
+
+/// Name of a chain.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Chain {
+    pub family: ChainFamily,
+    pub table: String,
+    pub name: String,
+}
+
+/// A chain that the kernel sends packets through.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BaseChain {
+    pub chain: Chain,
+    pub hook: Hook,
+    /// Its policy: what no rule decides about is dropped.
+    pub drops: bool,
+    /// Only the program that made the table can change it (`flags owner`).
+    pub owned: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ChainFamily {
+    Inet,
+    Ip,
+    Ip6,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hook {
+    Input,
+    Forward,
+}
+
+const CHAIN_NAME: u16 = 3;
+const CHAIN_OF_RULE: u16 = 2;
+
+/// All filter chains at the hooks `input` and `forward`.
+pub fn base_chains(netns: &Netns) -> Result<Vec<BaseChain>, NftError> {
+    netns.run(base_chains_here)?.map_err(NftError::Read)
+}
+
+fn base_chains_here() -> io::Result<Vec<BaseChain>> {
+    let socket = Nfnetlink::open()?;
+    let mut chains = Vec::new();
+    for family in [ChainFamily::Inet, ChainFamily::Ip, ChainFamily::Ip6] {
+        let owned = owned_tables(&socket, family)?;
+        let found = socket.dump(GET_CHAIN, family.number(), &[])?;
+        chains.extend(found.iter().filter_map(|body| base_chain(family, &owned, body)));
+    }
+    Ok(chains)
+}
+
+fn owned_tables(socket: &Nfnetlink, family: ChainFamily) -> io::Result<BTreeSet<String>> {
+    const FLAGS: u16 = 2;
+    const OWNER: u32 = 2;
+    let tables = socket.dump(GET_TABLE, family.number(), &[])?;
+    let owned = tables.iter().filter(|t| number(t, FLAGS).is_some_and(|f| f & OWNER != 0));
+    Ok(owned.filter_map(|table| text(table, TABLE_NAME)).map(str::to_owned).collect())
+}
+
+fn base_chain(family: ChainFamily, owned: &BTreeSet<String>, body: &[u8]) -> Option<BaseChain> {
+    const HOOK: u16 = 4;
+    const POLICY: u16 = 5;
+    const TYPE: u16 = 7;
+    let hook = match number(attribute(body, HOOK)?, 1)? {
+        1 => Hook::Input,
+        2 => Hook::Forward,
+        _ => return None,
+    };
+    let filters = text(body, TYPE) == Some("filter");
+    let table = text(body, TABLE_NAME)?.to_owned();
+    let owned = owned.contains(&table);
+    let chain = Chain { family, table, name: text(body, CHAIN_NAME)?.to_owned() };
+    filters.then_some(BaseChain { chain, hook, drops: number(body, POLICY) == Some(0), owned })
+}
+
+/// The rules of a chain, in their order.
+pub fn chain_rules(netns: &Netns, chain: &Chain) -> Result<Vec<Rule>, NftError> {
+    let (family, table, name) = (chain.family, &*chain.table, &*chain.name);
+    let mut rules = netns.run(|| rules_here(family, table, Some(name)))?.map_err(NftError::Read)?;
+    Ok(rules.remove(name).unwrap_or_default())
+}
+
+/// The rules of all chains of a table that have any, by chain.
+pub fn table_rules(
+    netns: &Netns,
+    family: ChainFamily,
+    table: &str,
+) -> Result<BTreeMap<String, Vec<Rule>>, NftError> {
+    netns.run(|| rules_here(family, table, None))?.map_err(NftError::Read)
+}
+
+fn rules_here(
+    family: ChainFamily,
+    table: &str,
+    chain: Option<&str>,
+) -> io::Result<BTreeMap<String, Vec<Rule>>> {
+    let mut body = Vec::new();
+    put_text(&mut body, TABLE_NAME, table);
+    if let Some(chain) = chain {
+        put_text(&mut body, CHAIN_OF_RULE, chain);
+    }
+    let mut rules: BTreeMap<String, Vec<Rule>> = BTreeMap::new();
+    for body in Nfnetlink::open()?.dump(GET_RULE, family.number(), &body)? {
+        let Some(found) = text(&body, CHAIN_OF_RULE) else { continue };
+        let here = text(&body, TABLE_NAME) == Some(table) && chain.is_none_or(|c| c == found);
+        if let Some(rule) = Rule::parse(&body).filter(|_| here) {
+            rules.entry(found.to_owned()).or_default().push(rule);
+        }
+    }
+    Ok(rules)
+}
+
+impl ChainFamily {
+    fn number(self) -> u8 {
+        let number = match self {
+            Self::Inet => libc::NFPROTO_INET,
+            Self::Ip => libc::NFPROTO_IPV4,
+            Self::Ip6 => libc::NFPROTO_IPV6,
+        };
+        number as u8
+    }
+
+    /// As `nft` spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Inet => "inet",
+            Self::Ip => "ip",
+            Self::Ip6 => "ip6",
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! The old packet filter, which only its own programs can read and change.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{self, Write as _};
+use std::process::{Command, Stdio};
+
+use netlink::Netns;
+use netlink::nft::{Condition, Hook, Verdict};
+
+use super::drop_points::{DropPoint, Rule, Walk, are_in_place};
+use super::{COMMENT, Found, Mode, remedy};
+use crate::names::VXLAN_PORT;
+
+const CHAINS: [(&str, Hook); 2] = [("FORWARD", Hook::Forward), ("INPUT", Hook::Input)];
+const VERSIONS: [(&str, &str); 2] =
+    [("iptables-legacy", "ip_tables_names"), ("ip6tables-legacy", "ip6_tables_names")];
+/// Bound for the wait for the lock that programs hold while they change tables, in seconds.
+const LOCK_WAIT_S: &str = "2";
+/// Exit code of a program that did not get the lock.
+const RESOURCE_PROBLEM: i32 = 4;
+
+#[derive(Debug, thiserror::Error)]
+enum IptablesError {
+    #[error(
+        "{0}: the filter table is in use and this program is not installed, so nobody knows \
+         whether it drops packets of the overlay"
+    )]
+    Missing(String),
+    #[error(
+        "{0}: another program has held the lock /run/xtables.lock for {LOCK_WAIT_S} s; trying again"
+    )]
+    Locked(String),
+    #[error("cannot run {0}")]
+    Run(String, #[source] io::Error),
+    #[error("{0} refuses: {1}")]
+    Refused(String, String),
+}
+
+/// Puts our accepts where packets would be dropped without a decision, and nowhere else.
+pub(super) fn ensure(netns: &Netns, mode: Mode, found: &mut Found) {
+    for (program, names) in VERSIONS {
+        let failure = match netns.run(|| ensure_version(program, names, mode, found)) {
+            Ok(Ok(())) => continue,
+            // What is not installed has put nothing there.
+            Ok(Err(IptablesError::Missing(_))) if mode == Mode::Remove => continue,
+            Ok(Err(error)) => {
+                found.locked |= matches!(error, IptablesError::Locked(_));
+                crate::agent::chain(&error)
+            }
+            Err(error) => format!("{program}: {}", crate::agent::chain(&error)),
+        };
+        found.failures.insert(failure);
+    }
+}
+
+fn ensure_version(
+    program: &str,
+    names: &str,
+    mode: Mode,
+    found: &mut Found,
+) -> Result<(), IptablesError> {
+    // Asking the program would make the table where there is none.
+    let tables = fs::read_to_string(format!("/proc/thread-self/net/{names}")).unwrap_or_default();
+    if !tables.lines().any(|table| table == "filter") {
+        return Ok(());
+    }
+    let table = Table::parse(&run(program, &["-S"], "")?);
+    let mut wanted: BTreeMap<DropPoint, BTreeSet<String>> = BTreeMap::new();
+    for (chain, hook) in CHAINS {
+        let (points, admitted) = table.drop_points(chain, hook);
+        if mode == Mode::Accept {
+            for point in points {
+                wanted.entry(point).or_default().extend(accepts(hook));
+            }
+        } else if mode == Mode::Report && !points.is_empty() && !admitted {
+            found.problems.insert(remedy(&format!("{program}'s chain {chain}"), hook, false));
+        }
+    }
+    let script = table.script(&wanted);
+    if !script.is_empty() {
+        let input = format!("*filter\n{script}COMMIT\n");
+        run(&format!("{program}-restore"), &["--noflush"], &input)?;
+        found.changed = true;
+    }
+    Ok(())
+}
+
+/// The filter table, as `iptables -S` prints it.
+#[derive(Default)]
+struct Table {
+    chains: BTreeMap<String, Vec<Rule>>,
+    dropping: BTreeSet<String>,
+}
+
+impl Table {
+    fn parse(text: &str) -> Self {
+        let mut table = Self::default();
+        let lines: Vec<Vec<String>> = text.lines().map(words).collect();
+        for line in &lines {
+            if let [verb, chain, ..] = &line[..]
+                && verb != "-A"
+            {
+                table.chains.entry(chain.clone()).or_default();
+                if verb == "-P" && line.get(2).is_some_and(|policy| policy == "DROP") {
+                    table.dropping.insert(chain.clone());
+                }
+            }
+        }
+        for (line, text) in lines.iter().zip(text.lines()) {
+            if let [verb, chain, rest @ ..] = &line[..]
+                && verb == "-A"
+            {
+                let rule = rule(text, rest, &table.chains);
+                table.chains.entry(chain.clone()).or_default().push(rule);
+            }
+        }
+        table
+    }
+
+    fn drop_points(&self, chain: &str, hook: Hook) -> (BTreeSet<DropPoint>, bool) {
+        let mut load = |name: &str| {
+            Ok::<_, std::convert::Infallible>(self.chains.get(name).cloned().unwrap_or_default())
+        };
+        let mut walk = Walk::new(hook, false, &mut load);
+        let Ok(()) = walk.base_chain(chain, self.dropping.contains(chain));
+        (walk.points, walk.admitted)
+    }
+
+    /// Lines for `iptables-restore`; empty if all accepts are in their places.
+    fn script(&self, wanted: &BTreeMap<DropPoint, BTreeSet<String>>) -> String {
+        let mut script = String::new();
+        for (name, rules) in &self.chains {
+            let has_ours = rules.iter().any(|rule| rule.ours);
+            // A chain has one end, so one point.
+            let point = wanted.iter().find(|(point, _)| point.chain == *name);
+            let in_place = point.map_or(!has_ours, |(point, accepts)| {
+                are_in_place(rules, point.index, accepts.len())
+            });
+            if in_place {
+                continue;
+            }
+            for rule in rules.iter().filter(|rule| rule.ours) {
+                _ = writeln!(script, "{}", rule.id.replacen("-A", "-D", 1));
+            }
+            let Some((point, accepts)) = point else { continue };
+            let before = &rules[..point.index];
+            let number = before.iter().filter(|rule| !rule.ours).count() + 1;
+            for matches in accepts {
+                let place = match rules.get(point.index) {
+                    Some(_) => format!("-I {name} {number}"),
+                    None => format!("-A {name}"),
+                };
+                let target = format!("-m comment --comment {COMMENT} -j ACCEPT");
+                _ = writeln!(script, "{place} {matches} {target}");
+            }
+        }
+        script
+    }
+}
+
+fn accepts(hook: Hook) -> Vec<String> {
+    match hook {
+        Hook::Forward => vec!["-i weft+".to_owned(), "-o weft+".to_owned()],
+        Hook::Input => vec![format!("-p udp -m udp --dport {VXLAN_PORT}")],
+    }
+}
+
+/// Parses the words of a rule behind its chain's name.
+fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> Rule {
+    let mut rule = Rule {
+        id: line.to_owned(),
+        ours: false,
+        condition: Condition::Always,
+        verdict: Verdict::Continue,
+        names_overlay_at: None,
+    };
+    let mut rest = words;
+    while let [word, tail @ ..] = rest {
+        let value = tail.first().map(String::as_str).unwrap_or_default();
+        rest = tail.get(1..).unwrap_or_default();
+        match (&**word, value) {
+            ("-m", "comment") => {}
+            ("--comment", text) => rule.ours = text == COMMENT,
+            ("-i" | "-o", device) => {
+                rule.condition = rule.condition.max(Condition::Interface);
+                if device.starts_with("weft") {
+                    rule.names_overlay_at = Some(Hook::Forward);
+                }
+            }
+            // Options of the target follow.
+            ("-j", target) => {
+                rule.verdict = verdict(target, chains.contains_key(target));
+                break;
+            }
+            ("-g", chain) => {
+                rule.verdict = Verdict::Goto(chain.to_owned());
+                break;
+            }
+            (word, value) => {
+                rule.condition = Condition::Other;
+                if word == "--dport" && value == VXLAN_PORT.to_string() {
+                    rule.names_overlay_at = Some(Hook::Input);
+                }
+                // The next word may be an option again.
+                rest = tail;
+            }
+        }
+    }
+    rule.ours &= rule.verdict == Verdict::Accept;
+    rule
+}
+
+fn verdict(target: &str, is_chain: bool) -> Verdict {
+    match target {
+        "ACCEPT" => Verdict::Accept,
+        "DROP" | "REJECT" => Verdict::Drop,
+        "RETURN" => Verdict::Return,
+        "LOG" | "NFLOG" | "MARK" | "CONNMARK" => Verdict::Continue,
+        chain if is_chain => Verdict::Jump(chain.to_owned()),
+        _ => Verdict::Other,
+    }
+}
+
+/// Splits at spaces, but for those within quotes.
+fn words(line: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    let (mut word, mut quoted, mut escaped) = (String::new(), false, false);
+    for character in line.chars() {
+        match character {
+            _ if escaped => {
+                word.push(character);
+                escaped = false;
+            }
+            '\\' => escaped = true,
+            '"' => quoted = !quoted,
+            ' ' if !quoted => words.push(std::mem::take(&mut word)),
+            _ => word.push(character),
+        }
+    }
+    words.push(word);
+    words
+}
+
+/// Runs one of iptables' programs; returns what it prints.
+fn run(program: &str, arguments: &[&str], input: &str) -> Result<String, IptablesError> {
+    let child = Command::new(program)
+        .args(["-w", LOCK_WAIT_S])
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = child.map_err(|error| {
+        let missing = error.kind() == io::ErrorKind::NotFound;
+        let program = program.to_owned();
+        if missing { IptablesError::Missing(program) } else { IptablesError::Run(program, error) }
+    })?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // One that gives up early says why itself.
+        _ = stdin.write_all(input.as_bytes());
+    }
+    let failed = |error| IptablesError::Run(program.to_owned(), error);
+    let output = child.wait_with_output().map_err(failed)?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    if output.status.code() == Some(RESOURCE_PROBLEM) {
+        return Err(IptablesError::Locked(program.to_owned()));
+    }
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let reason = errors.lines().take(3).collect::<Vec<_>>().join("; ");
+    Err(IptablesError::Refused(program.to_owned(), reason))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Changes to the FORWARD chain of a table.
+    fn changes(table: &str) -> String {
+        let table = Table::parse(table);
+        let (points, _) = table.drop_points("FORWARD", Hook::Forward);
+        let accept = || BTreeSet::from(["-i weft+".to_owned()]);
+        table.script(&points.into_iter().map(|point| (point, accept())).collect())
+    }
+
+    const ACCEPT: &str = "-i weft+ -m comment --comment weft -j ACCEPT\n";
+
+    #[test]
+    fn accept_follows_all_rules_where_the_policy_drops() {
+        let table = "-P FORWARD DROP\n-A FORWARD -s 10.0.0.0/8 -j DROP";
+        assert_eq!(changes(table), format!("-A FORWARD {ACCEPT}"));
+        assert_eq!(changes(&format!("{table}\n-A FORWARD {ACCEPT}")), "");
+    }
+
+    #[test]
+    fn accept_before_a_drop_moves_behind_it() {
+        let table = format!("-P FORWARD DROP\n-A FORWARD {ACCEPT}-A FORWARD -s 10.0.0.1 -j DROP");
+        assert_eq!(changes(&table), format!("-D FORWARD {ACCEPT}-A FORWARD {ACCEPT}"));
+    }
+
+    #[test]
+    fn accept_before_rules_that_drop_nothing_stays() {
+        let table = format!("-P FORWARD DROP\n-A FORWARD {ACCEPT}-A FORWARD -s 10.0.0.1 -j ACCEPT");
+        assert_eq!(changes(&table), "");
+    }
+
+    #[test]
+    fn accept_precedes_a_jump_to_a_chain_that_only_drops() {
+        let table = "-P FORWARD ACCEPT\n-N reject\n-A FORWARD -i wan -j reject\n\
+                     -A FORWARD -m comment --comment \"the \\\"rest\\\"\" -j reject\n\
+                     -A reject -p tcp -j REJECT --reject-with tcp-reset\n-A reject -j DROP";
+        assert_eq!(changes(table), format!("-I FORWARD 2 {ACCEPT}"));
+    }
+
+    #[test]
+    fn accept_goes_into_a_chain_that_decides_and_drops() {
+        let table = "-P FORWARD ACCEPT\n-N zone\n-A FORWARD -g zone\n\
+                     -A zone -s 10.0.0.1 -j DROP\n-A zone -s 10.0.0.2 -j ACCEPT\n-A zone -j REJECT";
+        assert_eq!(changes(table), format!("-I zone 3 {ACCEPT}"));
+    }
+
+    #[test]
+    fn chain_of_a_pod_gets_no_accept() {
+        let table = "-P FORWARD ACCEPT\n-N pod\n-A FORWARD -i cali1 -j pod\n\
+                     -A pod -s 10.0.0.1 -j RETURN\n-A pod -j DROP";
+        assert_eq!(changes(table), "");
+    }
+
+    #[test]
+    fn accept_goes_where_nothing_drops_any_more() {
+        let table = format!("-P FORWARD ACCEPT\n-N zone\n-A FORWARD {ACCEPT}-A zone {ACCEPT}");
+        assert_eq!(changes(&table), format!("-D FORWARD {ACCEPT}-D zone {ACCEPT}"));
+    }
+}

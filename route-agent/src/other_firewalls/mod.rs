@@ -1,0 +1,168 @@
+//! Accepts for the overlay in the chains of other firewalls that drop what they have no rule for.
+//!
+//! Accepting in our own table would not help: a packet passes only if all chains let it pass. Our
+//! accepts stand where such a chain would drop a packet without a decision, never before a rule
+//! that might: a drop of a NetworkPolicy engine holds. This waits for locks of other programs, so it is
+//! a task of its own.
+
+mod drop_points;
+mod iptables;
+mod nft;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use netlink::nft::{Chain, Hook};
+use netlink::{Netns, Quarrel};
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use crate::agent::chain;
+use crate::names::VXLAN_PORT;
+
+/// Marks our rules in chains of others.
+const COMMENT: &str = "weft";
+/// Pause before a next try after another program held a lock.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Treatment of chains of others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Has accepts where they are needed.
+    Accept,
+    /// Has none, but reports where some are needed.
+    Report,
+    /// Has none.
+    #[default]
+    Remove,
+}
+
+/// State of the chains of others.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Found {
+    /// Chains that drop packets of the overlay.
+    pub(crate) problems: BTreeSet<String>,
+    /// Steps that could not be taken.
+    pub(crate) failures: BTreeSet<String>,
+    /// Chains of nftables that packets of the overlay go through.
+    pub(crate) chains: BTreeSet<Chain>,
+    changed: bool,
+    /// Another program holds a lock.
+    locked: bool,
+    request: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Request {
+    number: u64,
+    mode: Mode,
+}
+
+/// Handle of the task that looks after the chains of others.
+pub(crate) struct OtherFirewalls {
+    requests: watch::Sender<Request>,
+    found: watch::Receiver<Found>,
+}
+
+impl OtherFirewalls {
+    pub(crate) fn start(netns: Netns) -> Self {
+        let (requests, pending) = watch::channel(Request::default());
+        let (results, found) = watch::channel(Found::default());
+        tokio::spawn(work(netns, pending, results));
+        Self { requests, found }
+    }
+
+    /// Has all chains looked at. Returns at once.
+    pub(crate) fn request(&self, mode: Mode) -> u64 {
+        let mut number = 0;
+        self.requests.send_modify(|request| {
+            number = request.number + 1;
+            *request = Request { number, mode };
+        });
+        number
+    }
+
+    /// Takes all accepts of ours away; returns what could not be done.
+    pub(crate) async fn remove(&mut self) -> BTreeSet<String> {
+        let number = self.request(Mode::Remove);
+        let done = self.found.wait_for(|found| found.request >= number).await;
+        done.map(|found| found.failures.clone()).unwrap_or_default()
+    }
+
+    /// Returns after the next look. Can be cancelled without missing one.
+    pub(crate) async fn changed(&mut self) {
+        if self.found.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    pub(crate) fn found(&self) -> Found {
+        self.found.borrow().clone()
+    }
+}
+
+async fn work(netns: Netns, mut pending: watch::Receiver<Request>, results: watch::Sender<Found>) {
+    let mut accepts = nft::Accepts::default();
+    let mut limiter = Quarrel::default();
+    let mut locked = false;
+    loop {
+        tokio::select! {
+            requested = pending.changed() => if requested.is_err() { return },
+            () = sleep(RETRY), if locked => {}
+        }
+        let request = *pending.borrow_and_update();
+        let netns = netns.clone();
+        let look = move || {
+            let found = ensure(&netns, request.mode, &mut accepts);
+            (found, accepts)
+        };
+        let Ok((mut found, state)) = tokio::task::spawn_blocking(look).await else { return };
+        accepts = state;
+        found.request = request.number;
+        locked = found.locked;
+        if found.changed {
+            limiter.note();
+        }
+        results.send_replace(found);
+        limiter.calm_down().await;
+    }
+}
+
+/// Takes away all accepts of ours; returns what could not be done.
+pub(crate) fn remove(netns: &Netns) -> BTreeSet<String> {
+    ensure(netns, Mode::Remove, &mut nft::Accepts::default()).failures
+}
+
+fn ensure(netns: &Netns, mode: Mode, accepts: &mut nft::Accepts) -> Found {
+    let mut found = Found::default();
+    if let Err(error) = accepts.ensure(netns, mode, &mut found) {
+        found.failures.insert(chain(&error));
+    }
+    iptables::ensure(netns, mode, &mut found);
+    found
+}
+
+/// Problem of a chain that drops packets of the overlay, with what its owner can do.
+fn remedy(chain: &str, hook: Hook, firewalld: bool) -> String {
+    let packets = match hook {
+        Hook::Forward => "forwarded packets",
+        Hook::Input => "packets to this node",
+    };
+    let accept = match (hook, firewalld) {
+        (Hook::Forward, true) => "firewall-cmd --permanent --zone=trusted --add-interface=weft4 \
+             --add-interface=weft6; firewall-cmd --permanent --new-policy=weft; firewall-cmd \
+             --permanent --policy=weft --add-ingress-zone=ANY; firewall-cmd --permanent \
+             --policy=weft --add-egress-zone=trusted; firewall-cmd --permanent --policy=weft \
+             --set-target=ACCEPT; firewall-cmd --reload"
+            .to_owned(),
+        (Hook::Input, true) => {
+            format!("firewall-cmd --permanent --add-port={VXLAN_PORT}/udp; firewall-cmd --reload")
+        }
+        (Hook::Forward, false) => {
+            "let its owner accept what comes in or goes out by the devices weft4 and weft6"
+                .to_owned()
+        }
+        (Hook::Input, false) => format!("let its owner accept UDP port {VXLAN_PORT}"),
+    };
+    format!("{chain} drops {packets} that it has no rule for: {accept}")
+}

@@ -1,0 +1,212 @@
+//! Chains of nftables, those of `iptables-nft` among them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+use netlink::Netns;
+use netlink::nft::{self, BaseChain, Chain, Hook, NftError, Verdict};
+use netplan::FIREWALL_TABLE;
+
+use super::drop_points::{DropPoint, Rule, Walk, are_in_place};
+use super::{COMMENT, Found, Mode, remedy};
+use crate::names::VXLAN_PORT;
+
+/// Accepts of ours in others' chains.
+#[derive(Debug, Default)]
+pub(crate) struct Accepts {
+    /// Chains that may have some; `None` while that is unknown, and all chains are read.
+    chains: Option<BTreeSet<Chain>>,
+}
+
+/// Accepts wanted in one chain, by the rule that they are to precede.
+type Wanted = BTreeMap<DropPoint, BTreeSet<&'static str>>;
+
+impl Accepts {
+    /// Puts our accepts where packets would be dropped without a decision, and nowhere else.
+    pub(crate) fn ensure(
+        &mut self,
+        netns: &Netns,
+        mode: Mode,
+        found: &mut Found,
+    ) -> Result<(), NftError> {
+        let mut tables: BTreeMap<_, Vec<BaseChain>> = BTreeMap::new();
+        for base in nft::base_chains(netns)? {
+            if base.chain.table != FIREWALL_TABLE {
+                let table = (base.chain.family, base.chain.table.clone());
+                tables.entry(table).or_default().push(base);
+            }
+        }
+        let known = self.chains.take();
+        let mut placed = BTreeSet::new();
+        for base_chains in tables.values() {
+            let mut table = Table::new(netns, base_chains);
+            table.add_chains_of_ours(known.as_ref().filter(|_| mode != Mode::Remove))?;
+            let chains = table.ensure(mode, found)?;
+            placed.extend(chains);
+        }
+        self.chains = Some(placed);
+        Ok(())
+    }
+}
+
+/// Table of another program.
+struct Table<'a> {
+    netns: &'a Netns,
+    base_chains: &'a [BaseChain],
+    chains: BTreeMap<String, Vec<Rule>>,
+}
+
+impl<'a> Table<'a> {
+    fn new(netns: &'a Netns, base_chains: &'a [BaseChain]) -> Self {
+        Self { netns, base_chains, chains: BTreeMap::new() }
+    }
+
+    fn chain(&self, name: &str) -> Chain {
+        Chain { name: name.to_owned(), ..self.base_chains[0].chain.clone() }
+    }
+
+    /// Reads the chains that may have accepts of ours although packets no longer need any.
+    fn add_chains_of_ours(&mut self, known: Option<&BTreeSet<Chain>>) -> Result<(), NftError> {
+        let Chain { family, table, .. } = &self.base_chains[0].chain;
+        let Some(known) = known else {
+            for (name, rules) in nft::table_rules(self.netns, *family, table)? {
+                let rules: Vec<Rule> = rules.into_iter().map(rule).collect();
+                if rules.iter().any(|rule| rule.ours) {
+                    self.chains.insert(name, rules);
+                }
+            }
+            return Ok(());
+        };
+        for chain in known.iter().filter(|c| c.family == *family && c.table == *table) {
+            match nft::chain_rules(self.netns, chain) {
+                Ok(rules) => {
+                    let rules = rules.into_iter().map(rule).collect();
+                    self.chains.insert(chain.name.clone(), rules);
+                }
+                Err(NftError::Read(error)) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the chains that have accepts of ours then.
+    fn ensure(&mut self, mode: Mode, found: &mut Found) -> Result<BTreeSet<Chain>, NftError> {
+        let mut wanted = Wanted::new();
+        for base in self.base_chains {
+            let points = self.drop_points(base, found)?;
+            if points.points.is_empty() {
+                continue;
+            }
+            if mode == Mode::Accept && !base.owned {
+                for point in points.points {
+                    wanted.entry(point).or_default().extend(accepts(base.hook));
+                }
+            } else if mode != Mode::Remove && !points.admitted {
+                found.problems.insert(unsolved(base));
+            }
+        }
+        let script = self.script(&wanted);
+        if !script.is_empty() {
+            match nft::run(self.netns, &script) {
+                Ok(()) => found.changed = true,
+                Err(error) => _ = found.failures.insert(self.failure(&error)),
+            }
+        }
+        Ok(wanted.keys().map(|point| self.chain(&point.chain)).collect())
+    }
+
+    fn drop_points(&mut self, base: &BaseChain, found: &mut Found) -> Result<Points, NftError> {
+        let (netns, of) = (self.netns, base.chain.clone());
+        let mut load = |name: &str| {
+            let chain = Chain { name: name.to_owned(), ..of.clone() };
+            let rules = nft::chain_rules(netns, &chain)?;
+            Ok::<_, NftError>(rules.into_iter().map(rule).collect())
+        };
+        let mut walk = Walk::new(base.hook, base.chain.table == FIREWALLD, &mut load);
+        walk.base_chain(&base.chain.name, base.drops)?;
+        let Walk { chains, points, admitted, .. } = walk;
+        found.chains.extend(chains.keys().map(|name| self.chain(name)));
+        self.chains.extend(chains);
+        Ok(Points { points, admitted })
+    }
+
+    /// Input for `nft -f`; empty if all accepts are in their places.
+    fn script(&self, wanted: &Wanted) -> String {
+        let mut script = String::new();
+        for (name, rules) in &self.chains {
+            let points: Vec<_> = wanted.iter().filter(|(point, _)| point.chain == *name).collect();
+            let in_place = |(point, accepts): &(&DropPoint, &BTreeSet<_>)| {
+                are_in_place(rules, point.index, accepts.len())
+            };
+            let has_ours = rules.iter().any(|rule| rule.ours);
+            if points.iter().all(in_place) && (!points.is_empty() || !has_ours) {
+                continue;
+            }
+            let chain = self.chain(name);
+            let place = format!("{} {} {}", chain.family.name(), chain.table, chain.name);
+            for (point, accepts) in points {
+                let before = rules.get(point.index);
+                for matches in accepts {
+                    let verb = match before {
+                        Some(rule) => format!("insert rule {place} handle {}", rule.id),
+                        None => format!("add rule {place}"),
+                    };
+                    _ = writeln!(script, "{verb} {matches} accept comment \"{COMMENT}\"");
+                }
+            }
+            for rule in rules.iter().filter(|rule| rule.ours) {
+                _ = writeln!(script, "delete rule {place} handle {}", rule.id);
+            }
+        }
+        script
+    }
+
+    fn failure(&self, error: &NftError) -> String {
+        let Chain { family, table, .. } = &self.base_chains[0].chain;
+        format!("table {} {table} cannot be changed: {error}", family.name())
+    }
+}
+
+struct Points {
+    points: BTreeSet<DropPoint>,
+    admitted: bool,
+}
+
+/// Table of firewalld, whose zones are chains that it jumps to by interface.
+const FIREWALLD: &str = "firewalld";
+
+/// Plain matches only: `iptables-nft` can read these, and refuses a table with others in it.
+fn accepts(hook: Hook) -> [&'static str; 2] {
+    match hook {
+        Hook::Forward => ["iifname \"weft*\"", "oifname \"weft*\""],
+        Hook::Input => ["udp dport 4879", "udp dport 4879"],
+    }
+}
+
+fn rule(rule: nft::Rule) -> Rule {
+    let device = |value: &[u8]| value.starts_with(b"weft");
+    let port = |value: &[u8]| value == VXLAN_PORT.to_be_bytes();
+    let names_overlay_at = rule.compared.iter().find_map(|value| {
+        let hook = if device(value) { Hook::Forward } else { Hook::Input };
+        (device(value) || port(value)).then_some(hook)
+    });
+    Rule {
+        id: rule.handle.to_string(),
+        ours: rule.comment.as_deref() == Some(COMMENT) && rule.verdict == Verdict::Accept,
+        condition: rule.condition,
+        verdict: rule.verdict,
+        names_overlay_at,
+    }
+}
+
+fn unsolved(base: &BaseChain) -> String {
+    let Chain { family, table, name } = &base.chain;
+    let chain = format!("chain {} {table} {name}", family.name());
+    let firewalld = table == FIREWALLD;
+    if !base.owned {
+        return remedy(&chain, base.hook, firewalld);
+    }
+    let owner = if firewalld { "firewalld" } else { "the program that made its table" };
+    remedy(&format!("{chain}, which only {owner} can change,"), base.hook, firewalld)
+}
