@@ -356,6 +356,18 @@ mod tests {
     }
 
     #[test]
+    fn absurd_interval_of_a_peer_is_bounded() {
+        let mut sim = Sim::connected();
+        let absurd = PeerReport { interval: Duration::from_millis(u32::MAX.into()), ..WEFT };
+        sim.machine.handle_ping(Some(absurd), sim.now);
+        for _ in 0..46 {
+            sim.pass(Duration::from_secs(1));
+            sim.machine.handle_pong(RTT, Some(absurd), sim.now);
+        }
+        assert_eq!(sim.value(), ConnectionValue::Error, "it has not pinged for 46 s");
+    }
+
+    #[test]
     fn without_probing_the_age_of_the_last_packet_decides() {
         let mut sim = Sim::new();
         sim.machine

@@ -31,6 +31,8 @@ const PARTING: Duration = Duration::from_millis(200);
 #[derive(Clone, Debug, Default)]
 pub struct Plane {
     pub running: Option<Running>,
+    /// The config that namespaces, devices and routes were last made for, with a lane or without.
+    pub applied: Option<Arc<Desired>>,
     /// What could not be done, one line each.
     pub problems: Vec<String>,
 }
@@ -129,6 +131,7 @@ struct Dataplane {
 
 /// What the last pass that succeeded has left.
 struct Done {
+    desired: Arc<Desired>,
     mtu: TunnelMtu,
     /// Packets to the peer are not refused.
     open: bool,
@@ -168,7 +171,7 @@ impl Dataplane {
             }
             Err(error) => return (self.plane(seen, vec![chain(&error)]), 0),
         };
-        self.done = Some(Done { mtu, open: seen.connected });
+        self.done = Some(Done { desired: desired.clone(), mtu, open: seen.connected });
         problems.extend([refused, guarded].into_iter().filter_map(Result::err).map(|e| chain(&e)));
         if let Some(key) = &seen.input.key {
             let order = Order {
@@ -201,7 +204,8 @@ impl Dataplane {
             way: mtu.and_then(|mtu| mtu.way),
             port: self.engine.port(),
         });
-        Plane { running, problems }
+        let applied = self.done.as_ref().map(|done| done.desired.clone());
+        Plane { running, applied, problems }
     }
 }
 
@@ -273,7 +277,10 @@ impl PartialEq for Plane {
                 (Arc::as_ptr(&r.desired), Arc::as_ptr(&r.lane), r.open, mtu, r.port)
             })
         };
-        key(self) == key(other) && self.problems == other.problems
+        let applied = |plane: &Self| plane.applied.as_ref().map(Arc::as_ptr);
+        key(self) == key(other)
+            && applied(self) == applied(other)
+            && self.problems == other.problems
     }
 }
 

@@ -11,6 +11,7 @@ pub mod desired;
 pub mod endpoint;
 pub mod engine;
 pub mod http;
+pub mod identity;
 pub mod input;
 pub mod kept;
 pub mod lane;

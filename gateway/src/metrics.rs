@@ -142,6 +142,8 @@ impl Peering {
             sample(e, &[("outcome", "attempted")], counters.handshake_attempts)?;
             sample(e, &[("outcome", "completed")], counters.handshakes)
         })?;
+        let help = "Moves of the peer's endpoint that its packets made";
+        total(encoder, "weft_gateway_endpoint_changes", help, counters.endpoint_changes)?;
         let help = "Datagrams lost because the UDP socket's receive buffer was full";
         total(encoder, "weft_gateway_socket_overflows", help, stats.socket_overflows)?;
         let help = "Packets of nodes lost because the TUN's queue was full";

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::connection::{Machine, Traffic};
 use crate::dataplane::{Plane, Running};
 use crate::desired::Desired;
+use crate::identity;
 use crate::lane::{LaneHandle, PeerState};
 use crate::probe::{MAX_DATAGRAM, Message, MessageType, Pending, WeftField};
 use path::PathProber;
@@ -41,6 +42,8 @@ const RETRY_PAUSE: Duration = Duration::from_secs(15);
 /// How often, and after how long each time, it is looked whether a goodbye was sent.
 const GOODBYE_LOOKS: u32 = 20;
 const GOODBYE_LOOK: Duration = Duration::from_millis(2);
+/// How long the peer's report of a second gateway stands while that one has the session.
+const DUPLICATE_RETENTION: Duration = Duration::from_secs(30);
 
 /// The connection as the rest of the program sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +58,8 @@ pub struct View {
     pub retries: u64,
     /// The largest IP packet known to reach the peer, in bytes; `None` unless the peer answers.
     pub path_mtu: Option<u32>,
+    /// The peer reports that another gateway uses this one's key.
+    pub is_duplicate: bool,
 }
 
 impl View {
@@ -66,6 +71,7 @@ impl View {
             latency_at: None,
             retries: 0,
             path_mtu: None,
+            is_duplicate: false,
         }
     }
 
@@ -158,6 +164,8 @@ struct Peering {
     search: Option<Search>,
     /// Not yet published.
     new_retries: u64,
+    /// When the peer last reported a second gateway with our key.
+    duplicate_at: Option<Instant>,
     lane_ended: bool,
 }
 
@@ -208,6 +216,7 @@ impl Peering {
             retried: Some(now),
             search: None,
             new_retries: 0,
+            duplicate_at: None,
             lane_ended: false,
             running,
         }
@@ -255,6 +264,9 @@ impl Peering {
             return self.handle_goodbye(now);
         }
         let nonce = message.weft.and_then(|weft| weft.size_probe);
+        if let Some(weft) = message.weft.filter(|weft| weft.size_probe.is_none()) {
+            self.duplicate_at = weft.duplicate.then_some(now);
+        }
         match (message.msg_type, nonce) {
             (MessageType::Ping, None) => self.handle_ping(message, from, now),
             (MessageType::Pong, None) => self.handle_pong(&message, now),
@@ -382,7 +394,8 @@ impl Peering {
     fn weft_field(&self, now: Instant) -> WeftField {
         let heard = traffic(&self.running.lane).last_authentic;
         let heard_ago = heard.map(|at| now.saturating_duration_since(at));
-        WeftField::new(self.desired().probe_interval(), heard_ago)
+        let duplicate = self.changes.borrow().duplicate.is_some();
+        WeftField { duplicate, ..WeftField::new(self.desired().probe_interval(), heard_ago) }
     }
 
     /// A client's packets may be pinned to a server that is gone (connection tracking on the way).
@@ -415,7 +428,13 @@ impl Peering {
                 latency_at: self.latency_at.filter(|_| latency.is_some()),
                 retries: view.retries + retries,
                 path_mtu: self.path.found(),
+                is_duplicate: self
+                    .duplicate_at
+                    .is_some_and(|at| at.elapsed() < DUPLICATE_RETENTION),
             };
+            if new.is_duplicate && !view.is_duplicate {
+                tracing::warn!("{}", identity::OWN_DUPLICATE);
+            }
             if view.value != new.value {
                 log_change(&self.running.desired.peer, &new);
             }

@@ -62,6 +62,9 @@ pub struct WeftField {
     /// The sender ends now: whoever takes its place has none of its sessions.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub leaving: bool,
+    /// The sender gets packets with the receiver's key from two gateways.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub duplicate: bool,
 }
 
 /// Why a datagram is no probe.
@@ -119,6 +122,7 @@ impl WeftField {
             path_mtu: true,
             size_probe: None,
             leaving: false,
+            duplicate: false,
         }
     }
 

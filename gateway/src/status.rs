@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::connection::OwnConnection;
 use crate::dataplane::{Plane, Running};
+use crate::identity;
 use crate::input::Input;
 use crate::kept::Keep;
 use crate::lane::{PeerState, Stats};
@@ -81,8 +82,11 @@ pub async fn run(
 impl Sources {
     fn take(&mut self) -> (Input, Plane, View) {
         let input = self.inputs.borrow_and_update().clone();
-        let plane = self.planes.borrow_and_update().clone();
+        let mut plane = self.planes.borrow_and_update().clone();
         let view = self.views.borrow_and_update().clone();
+        let lane = plane.running.as_ref().map(|running| running.lane.changes());
+        let duplicate = lane.and_then(|lane| lane.borrow().duplicate);
+        plane.problems.extend(identity::problems(duplicate, view.is_duplicate));
         (input, plane, view)
     }
 

@@ -7,10 +7,11 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
-use std::io::{Read, Write};
+use std::io::{BufRead as _, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,7 @@ use gateway::lane::{Config, LaneHandle, Offloads, open_socket, open_tun};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::{RcvBufForce, SndBuf};
+use socket2::{Domain, Protocol, Socket, Type};
 use tunnel::{Rules, RulesConfig};
 
 const CLIENT: &str = "10.9.0.1";
@@ -65,6 +67,25 @@ impl Host {
     }
 }
 
+/// The longest packet of the tunnel seen so far, in bytes.
+#[derive(Default)]
+struct Wire {
+    longest: Arc<AtomicUsize>,
+    is_over: Arc<AtomicBool>,
+}
+
+impl Wire {
+    fn longest(&self) -> usize {
+        self.longest.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+}
+
 struct Two {
     hosts: [Host; 2],
     lanes: [LaneHandle; 2],
@@ -73,6 +94,11 @@ struct Two {
 
 impl Two {
     fn connected(offloads: Offloads, server: &str) -> Self {
+        Self::connected_with([offloads; 2], server)
+    }
+
+    /// The client's offloads and the server's.
+    fn connected_with(offloads: [Offloads; 2], server: &str) -> Self {
         let hosts = [Host::new(), Host::new()];
         let other = hosts[1].thread_id;
         hosts[0].ip(&format!("link add v0 type veth peer name v0 netns {other}"));
@@ -94,6 +120,7 @@ impl Two {
         });
         let lanes = [0, 1].map(|i| {
             let (config, port) = (configs[i].clone(), (i == 1).then_some(PORT));
+            let offloads = offloads[i];
             let lane = hosts[i].run(move || {
                 let tun = open_tun("weft0", offloads).unwrap();
                 LaneHandle::spawn(tun, open_socket(port, offloads).unwrap(), offloads, config)
@@ -116,6 +143,29 @@ impl Two {
             assert!(start.elapsed() < Duration::from_secs(10), "{what} does not come");
             thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// Looks at what arrives on the server's wire from now on.
+    fn watch_wire(&self) -> Wire {
+        const ALL: i32 = (libc::ETH_P_ALL as u16).to_be() as i32;
+        let open = || Socket::new(Domain::PACKET, Type::DGRAM, Some(Protocol::from(ALL))).unwrap();
+        let socket = self.hosts[1].run(open);
+        socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        let wire = Wire::default();
+        let (longest, is_over) = (Arc::clone(&wire.longest), Arc::clone(&wire.is_over));
+        thread::spawn(move || {
+            let mut socket = std::io::BufReader::with_capacity(1 << 17, socket);
+            while !is_over.load(Ordering::Relaxed) {
+                // One packet a read; those of the tunnel have the server's port.
+                let Ok(packet) = socket.fill_buf() else { continue };
+                let len = packet.len();
+                if packet[9] == 17 && packet[22..24] == PORT.to_be_bytes() {
+                    longest.fetch_max(len, Ordering::Relaxed);
+                }
+                socket.consume(len);
+            }
+        });
+        wire
     }
 
     fn pings(&self) -> bool {
@@ -163,19 +213,29 @@ fn an_ipv6_underlay_works_as_well() {
     assert!(two.lanes[0].snapshot().counters.trains_sent > 0);
 }
 
+/// Between these hosts a train stays whole from the sender's call to the receiver's.
 #[test]
-fn every_offload_can_be_switched_off() {
-    for offloads in [
-        Offloads { gso: false, ..Offloads::ALL },
-        Offloads { gro: false, ..Offloads::ALL },
-        Offloads { tun: false, ..Offloads::ALL },
-        Offloads { gso: false, gro: false, tun: false },
+fn offload_switches_decide_what_is_on_the_wire() {
+    let no_gso = Offloads { gso: false, ..Offloads::ALL };
+    let no_gro = Offloads { gro: false, ..Offloads::ALL };
+    let no_tun = Offloads { tun: false, ..Offloads::ALL };
+    for (client, server, is_train_sent, is_train_received) in [
+        (Offloads::ALL, Offloads::ALL, true, true),
+        (no_gso, Offloads::ALL, false, false),
+        (Offloads::ALL, no_gro, true, false),
+        (no_tun, no_tun, true, true),
+        (Offloads { gso: false, gro: false, tun: false }, no_gro, false, false),
     ] {
-        let two = Two::connected(offloads, "192.0.2.2");
-        assert!(two.pings(), "{offloads:?}");
+        let case = format!("{client:?} to {server:?}");
+        let two = Two::connected_with([client, server], "192.0.2.2");
+        let wire = two.watch_wire();
+        assert!(two.pings(), "{case}");
         two.transfer(1 << 20);
-        let counters = two.lanes[0].snapshot().counters;
-        assert_eq!(counters.tun_trains_read > 0, offloads.tun, "{offloads:?}");
+        let [sender, receiver] = [0, 1].map(|i| two.lanes[i].snapshot());
+        assert_eq!(wire.longest() > 1500, is_train_sent, "{case}: {} bytes", wire.longest());
+        assert_eq!(sender.gso_active, client.gso, "{case}");
+        assert_eq!(receiver.counters.trains_received > 0, is_train_received, "{case}");
+        assert_eq!(sender.counters.tun_trains_read > 0, client.tun, "{case}");
     }
 }
 

@@ -1,6 +1,6 @@
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::net::UdpSocket;
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,9 +13,11 @@ use tunnel::{Config, Datagrams, Engine, PeerState};
 
 use super::Offloads;
 use super::early_drop::EarlyDrop;
+use super::endpoint_changes::PublishedEndpoint;
 use super::port::Port;
 use super::shared::{Orders, Published};
 use super::socket::TunnelSocket;
+use crate::identity;
 
 /// One turn reads at most this much each way before everything is flushed: more does not make
 /// trains longer (64, 128 and 256 KiB measured alike), it only lets the other direction wait.
@@ -53,8 +55,10 @@ pub(super) struct Driver {
     changes: watch::Sender<PeerState>,
     /// Of sockets before the present one, and of the present one.
     overflows: (u32, u32),
-    /// The last state that was shown.
+    /// The last state that was published.
     shown: PeerState,
+    endpoint: PublishedEndpoint,
+    rounds: u64,
 }
 
 /// What a [`Driver`] shares with its handle.
@@ -92,6 +96,8 @@ impl Driver {
             changes: links.changes,
             overflows: (0, 0),
             shown: PeerState::default(),
+            endpoint: PublishedEndpoint::new(now),
+            rounds: 0,
         })
     }
 
@@ -266,9 +272,13 @@ impl Driver {
         Ok(())
     }
 
-    /// Shows the program how things stand.
+    /// Publishes counters and the peer's state.
     fn report(&mut self) {
-        let state = self.engine.peer_state();
+        let now = self.port.now;
+        let mut state = self.engine.peer_state();
+        state.endpoint = self.endpoint.update(state.endpoint, now);
+        self.rounds += 1;
+        self.published.rounds.store(self.rounds, Ordering::Relaxed);
         self.published.store(self.engine.counters(), state.last_authentic);
         self.published.gso_active.store(self.port.socket.segments(), Ordering::Relaxed);
         let overflows = self.overflows.0 + self.overflows.1;
@@ -278,10 +288,20 @@ impl Driver {
             || self.shown.has_session != state.has_session
             || self.shown.last_handshake != state.last_handshake
             || self.shown.on_superseded_keys != state.on_superseded_keys
-            || self.shown.rejections != state.rejections;
+            || self.shown.rejections != state.rejections
+            || self.shown.duplicate != state.duplicate;
         if is_news {
+            log_duplicate(self.shown.duplicate, state.duplicate);
             self.shown = state;
             self.changes.send_replace(state);
         }
+    }
+}
+
+fn log_duplicate(before: Option<[SocketAddr; 2]>, now: Option<[SocketAddr; 2]>) {
+    match (before, now) {
+        (None, Some(endpoints)) => tracing::warn!("{}", identity::peer_duplicate(endpoints)),
+        (Some(_), None) => tracing::info!("the peer's key is used from one endpoint again"),
+        (None, None) | (Some(_), Some(_)) => {}
     }
 }

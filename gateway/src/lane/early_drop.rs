@@ -58,4 +58,12 @@ mod tests {
         assert!(gaps.is_sorted_by(|a, b| a >= b), "{gaps:?}");
         assert!(gaps.last().unwrap() <= &3, "{gaps:?}");
     }
+
+    #[test]
+    fn queue_that_was_short_starts_over() {
+        // Long for 100 ms, short for one, long again.
+        let at = drops(|ms| ms != 100, 200);
+        let again: Vec<u64> = at.into_iter().filter(|ms| *ms >= 100).collect();
+        assert_eq!(again[..3], [111, 121, 129]);
+    }
 }

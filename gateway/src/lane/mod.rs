@@ -6,6 +6,7 @@
 
 mod driver;
 mod early_drop;
+mod endpoint_changes;
 mod port;
 mod shared;
 mod socket;
@@ -17,7 +18,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::watch;
 pub use tunnel::{Config, Counters, PeerState, RejectedInitiation};
@@ -41,6 +42,9 @@ pub struct Offloads {
 impl Offloads {
     pub const ALL: Self = Self { gso: true, gro: true, tun: true };
 }
+
+/// Pause between two looks whether a lane has turned.
+pub const HEARTBEAT_STEP: Duration = Duration::from_millis(10);
 
 /// The program's side of a lane. Dropping it stops the lane.
 #[derive(Debug)]
@@ -140,6 +144,21 @@ impl LaneHandle {
     /// with every packet.
     pub fn changes(&self) -> watch::Receiver<PeerState> {
         self.changes.clone()
+    }
+
+    /// Whether the lane's loop turns: it is woken and given `steps` times [`HEARTBEAT_STEP`] for a
+    /// round. A host that stood still meanwhile is no hang: after it the steps that are left count.
+    pub async fn is_alive(&self, steps: u32) -> bool {
+        let rounds = || self.published.rounds.load(Ordering::Relaxed);
+        let before = rounds();
+        self.orders.give(|_| {});
+        for _ in 0..steps {
+            tokio::time::sleep(HEARTBEAT_STEP).await;
+            if rounds() != before {
+                return true;
+            }
+        }
+        false
     }
 
     pub fn is_running(&self) -> bool {

@@ -72,6 +72,8 @@ pub(super) struct Published {
     dropped_outbound: [AtomicU64; DropReason::COUNT],
     /// Nanoseconds from `started` to it, plus 1; 0 if there was none.
     last_authentic: AtomicU64,
+    /// Rounds of the lane's loop, to see that it turns.
+    pub(super) rounds: AtomicU64,
     pub(super) gso_active: AtomicBool,
     pub(super) socket_overflows: AtomicU32,
     pub(super) large_sends: AtomicU64,
@@ -80,7 +82,7 @@ pub(super) struct Published {
     pub(super) large_sent: Notify,
 }
 
-const TOTALS: usize = 10;
+const TOTALS: usize = 11;
 
 impl Published {
     pub(super) fn new(now: Instant) -> Self {
@@ -90,6 +92,7 @@ impl Published {
             dropped_inbound: Default::default(),
             dropped_outbound: Default::default(),
             last_authentic: AtomicU64::new(0),
+            rounds: AtomicU64::new(0),
             gso_active: AtomicBool::new(false),
             socket_overflows: AtomicU32::new(0),
             large_sends: AtomicU64::new(0),
@@ -130,6 +133,7 @@ impl Published {
             trains_received,
             handshake_attempts,
             handshakes,
+            endpoint_changes,
         ] = load_all(&self.totals);
         Counters {
             rx_packets,
@@ -142,6 +146,7 @@ impl Published {
             trains_received,
             handshake_attempts,
             handshakes,
+            endpoint_changes,
             dropped_inbound: load_all(&self.dropped_inbound),
             dropped_outbound: load_all(&self.dropped_outbound),
         }
@@ -165,6 +170,7 @@ fn totals_of(counters: &Counters) -> [u64; TOTALS] {
         counters.trains_received,
         counters.handshake_attempts,
         counters.handshakes,
+        counters.endpoint_changes,
     ]
 }
 

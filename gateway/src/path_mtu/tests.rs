@@ -117,6 +117,30 @@ fn what_lies_below_the_least_path_is_left_alone() {
 }
 
 #[test]
+fn cut_after_fruitless_searches_is_forgotten_at_once() {
+    let mut sim = Sim::new(1500, 1000);
+    sim.run_alive(5 * MINUTE);
+    assert_eq!(sim.path.found(), None);
+    sim.mtu = 1500;
+    sim.run_alive(2 * MINUTE);
+    assert_eq!(sim.path.found(), Some(1500), "found at last");
+    (sim.cut, sim.busy) = (true, true);
+    sim.run(2 * SECOND);
+    (sim.cut, sim.mtu) = (false, 1400);
+    sim.run_alive(3 * SECOND);
+    assert_eq!(sim.path.found(), Some(1400), "the pause is the first one's");
+}
+
+#[test]
+fn hours_of_fruitless_searches_keep_the_pause() {
+    let mut sim = Sim::new(1500, 1000);
+    sim.run_alive(5 * 60 * MINUTE);
+    sim.bytes_sent = 0;
+    sim.run_alive(10 * MINUTE);
+    assert!((1..20 * 2 * 23 * 1500).contains(&sim.bytes_sent), "{}", sim.bytes_sent);
+}
+
+#[test]
 fn another_limit_or_way_is_looked_at_at_once() {
     let mut sim = Sim::new(1500, 9000);
     sim.run(SECOND);
@@ -222,6 +246,15 @@ mod sim {
                 }
             }
             self.now = end;
+        }
+
+        /// Packets of no particular size come from the peer all the time.
+        pub(super) fn run_alive(&mut self, time: Duration) {
+            let end = self.now + time;
+            while self.now < end {
+                self.path.handle_life(Some(self.rtt), self.now);
+                self.run(SECOND / 4);
+            }
         }
 
         fn poll(&mut self) {

@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod health;
+mod identity;
 mod overlay;
 mod peering;
+mod side;
 mod world;

@@ -209,6 +209,14 @@ mod tests {
     }
 
     #[test]
+    fn completed_checksum_of_zero_is_written_as_ones() {
+        // The words add up to 0xffff with the partial sum in place.
+        let mut packet = [0x12, 0x34, 0xed, 0xcb, 0x00, 0x00];
+        assert!(complete(&mut packet, 0, 4));
+        assert_eq!(packet, [0x12, 0x34, 0xed, 0xcb, 0xff, 0xff]);
+    }
+
+    #[test]
     fn an_equal_sum_is_no_change() {
         let change = Change::of_bytes(&[10, 0, 0, 1], &[0, 1, 10, 0]);
         assert!(change.is_none());

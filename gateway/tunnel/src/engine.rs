@@ -83,6 +83,8 @@ pub struct Counters {
     /// Handshake initiations sent, and handshakes that led to a session.
     pub handshake_attempts: u64,
     pub handshakes: u64,
+    /// Moves of the peer's endpoint that its packets made.
+    pub endpoint_changes: u64,
     /// By [`DropReason::index`]: on the way from the peer, and to it.
     pub dropped_inbound: [u64; DropReason::COUNT],
     pub dropped_outbound: [u64; DropReason::COUNT],
@@ -100,6 +102,9 @@ pub struct PeerState {
     /// Packets are sealed with keys that newer ones have superseded.
     pub on_superseded_keys: bool,
     pub rejections: Rejections,
+    /// Two endpoints from which gateways with the peer's private key send in turn, as long as both
+    /// do. There must be only one such gateway.
+    pub duplicate: Option<[SocketAddr; 2]>,
 }
 
 impl Engine {
@@ -183,7 +188,7 @@ impl Engine {
         while let Some((endpoint, length)) = self.peer.poll(now, &mut message) {
             port.send_message(endpoint, &message[..length]);
         }
-        port.counters.note_handshakes(&self.peer);
+        port.counters.note_peer(&self.peer);
     }
 
     /// When [`Engine::handle_timeout`] is next due.
@@ -260,7 +265,7 @@ impl Engine {
             self.outbox.push(&packet, &mut self.peer, &mut port);
         }
         self.outbox.flush(&mut port);
-        port.counters.note_handshakes(&self.peer);
+        port.counters.note_peer(&self.peer);
     }
 }
 
@@ -332,7 +337,8 @@ impl<W: Wire> Sink for Delivery<'_, W> {
 }
 
 impl Counters {
-    fn note_handshakes(&mut self, peer: &Peer) {
+    fn note_peer(&mut self, peer: &Peer) {
+        self.endpoint_changes = peer.moves();
         self.handshake_attempts = peer.attempts;
         self.handshakes = peer.handshakes;
     }

@@ -1,6 +1,7 @@
 //! Two engines, a network that may be bad, and a clock that moves when told. boringtun alone reads
 //! the real clock, in which a test takes no time: sessions never grow old here.
 
+mod duplicate;
 mod flow;
 mod handshakes;
 mod rotation;
@@ -15,7 +16,7 @@ use fabric_api::{PrivateKey, PublicKey};
 
 use crate::packet::Offload;
 use crate::random::Random;
-use crate::{Config, Datagrams, DropReason, Engine, Rules, RulesConfig, Wire};
+use crate::{Config, Datagrams, DropReason, Engine, PeerState, Rules, RulesConfig, Wire};
 
 const HANDSHAKE_TOS: u8 = 0x88;
 
@@ -473,4 +474,34 @@ fn packets_are_padded_to_16_within_the_mtu() {
         pair.feed(0, &udp(&vec![9; payload]));
         assert_eq!(pair.made[0].sent.pop_back().unwrap().bytes.len(), sealed + 32);
     }
+}
+
+#[test]
+fn padding_is_zero_whatever_was_sent_before() {
+    let mut pair = Pair::connected();
+    pair.feed(0, &udp(&[0xee; 1385]));
+    pair.made[0].sent.clear();
+    let packet = udp(&[9; 69]);
+    pair.feed(0, &packet);
+    let sealed = pair.made[0].sent.pop_back().unwrap().bytes;
+    let mut opened = vec![0xaa; sealed.len()];
+    pair.engines[1].peer.open(pair.addresses[0], &sealed, &mut opened, pair.now);
+    assert_eq!(opened[..97], packet);
+    assert_eq!(opened[97..112], [0; 15]);
+}
+
+#[test]
+fn packets_of_two_ecn_classes_are_no_train() {
+    let mut pair = Pair::connected();
+    for ecn in [2, 0, 0] {
+        let mut packet = udp(&[9; 100]);
+        packet[1] = ecn;
+        let mut frame = [&Offload::NONE.write()[..], &packet].concat();
+        pair.engines[0].handle_frame(&mut frame, pair.now, &mut pair.made[0]);
+    }
+    let before = pair.engines[0].counters().trains_sent;
+    pair.engines[0].flush(pair.now, &mut pair.made[0]);
+    let classes: Vec<u8> = pair.made[0].sent.iter().map(|sent| sent.tos).collect();
+    assert_eq!(classes, [2, 0, 0]);
+    assert_eq!(pair.engines[0].counters().trains_sent, before + 1, "the last two");
 }

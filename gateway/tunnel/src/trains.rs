@@ -462,3 +462,21 @@ fn a_train_ends_where_an_ip_packet_must() {
     assert_eq!(joined.0.len(), 3);
     assert_eq!(joined.packets(), packets);
 }
+
+#[test]
+fn udp_segment_with_checksum_zero_is_written_as_ones() {
+    let udp = |payload: &[u8]| {
+        let mut packet = Vec::new();
+        let builder = PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 9).udp(5, 6);
+        builder.write(&mut packet, payload).unwrap();
+        packet
+    };
+    // The checksum over a payload of zeros is what a payload has to be for it to come out as zero.
+    let checksum = udp(&[0; 100])[26..28].to_vec();
+    let mut first = vec![0; 100];
+    first[..2].copy_from_slice(&checksum);
+    let (packet, offload) = train(&udp(&[first, vec![7; 50]].concat()), 100);
+    let datagrams = cut(&packet, &offload);
+    assert_eq!(datagrams[0][26..28], [0xff, 0xff]);
+    assert_eq!(datagrams.len(), 2);
+}

@@ -97,15 +97,27 @@ pub(super) fn echo(source: IpAddr, destination: IpAddr, payload: &[u8]) -> Vec<u
 
 /// "Too big", about the packet whose start is `about`.
 pub(super) fn too_big(source: IpAddr, destination: IpAddr, about: &[u8]) -> Vec<u8> {
+    let kind = if source.is_ipv4() { [3, 4] } else { [2, 0] };
+    icmp(kind, source, destination, about)
+}
+
+/// ICMP message of that type and code. `body` lies behind its first eight bytes.
+pub(super) fn icmp(
+    [kind, code]: [u8; 2],
+    source: IpAddr,
+    destination: IpAddr,
+    body: &[u8],
+) -> Vec<u8> {
     let mut packet = Vec::new();
+    let rest = [0, 0, 5, 20];
     match (source, destination) {
         (IpAddr::V4(s), IpAddr::V4(d)) => PacketBuilder::ipv4(s.octets(), d.octets(), 64)
-            .icmpv4_raw(3, 4, [0, 0, 5, 20])
-            .write(&mut packet, about)
+            .icmpv4_raw(kind, code, rest)
+            .write(&mut packet, body)
             .unwrap(),
         (IpAddr::V6(s), IpAddr::V6(d)) => PacketBuilder::ipv6(s.octets(), d.octets(), 64)
-            .icmpv6_raw(2, 0, [0, 0, 5, 20])
-            .write(&mut packet, about)
+            .icmpv6_raw(kind, code, rest)
+            .write(&mut packet, body)
             .unwrap(),
         _ => panic!("addresses of two families"),
     }
@@ -206,7 +218,8 @@ pub(super) fn assert_valid(packet: &[u8]) {
         let total = add(pseudo_header(packet), sum(&packet[start..]));
         assert!(has_none || total == 0xffff, "transport checksum is off by {:#x}", !total);
     }
-    if (protocol == 1 && packet[start] == 3) || (protocol == 58 && packet[start] < 128) {
+    let is_error = matches!((protocol, packet[start]), (1, 3 | 4 | 5 | 11 | 12) | (58, ..128));
+    if is_error {
         assert_valid(&packet[start + 8..]);
     }
 }

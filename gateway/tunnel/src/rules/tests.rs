@@ -91,6 +91,24 @@ fn an_error_on_the_far_side_names_the_packet_as_it_was_sent() {
 }
 
 #[test]
+fn every_icmp_error_has_its_packet_translated() {
+    let v4 = ("10.70.0.9", "10.201.2.9", "10.200.1.7");
+    let v6 = ("fd02::9", "fd11::2:9", "fd01::1:7");
+    for (router, peer, pod) in [v4, v6] {
+        let about = udp(ip(peer), ip(pod), &[5; 100]);
+        for kind in 0..=255 {
+            let is_error = match ip(router) {
+                IpAddr::V4(_) => [3, 4, 5, 11, 12].contains(&kind),
+                IpAddr::V6(_) => kind < 128,
+            };
+            let sent = outbound(&rome(), icmp([kind, 0], ip(router), ip(peer), &about)).unwrap();
+            assert_eq!(embedded(&sent) != about, is_error, "type {kind} of {router}");
+            assert_valid(&sent);
+        }
+    }
+}
+
+#[test]
 fn the_tunnels_own_addresses_pass_untouched() {
     let probe = udp(ip("169.254.18.1"), ip("169.254.18.2"), b"ping");
     let sent = outbound(&rome(), probe.clone()).unwrap();

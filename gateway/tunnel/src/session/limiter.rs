@@ -333,6 +333,29 @@ mod tests {
     }
 
     #[test]
+    fn ipv6_flood_from_one_64_has_one_share() {
+        let mut scene = Scene::new();
+        let message = scene.initiation();
+        let inside = |i: u32| {
+            let bits = 0x2001_0db8_u128 << 96 | u128::from(i);
+            SocketAddr::from((Ipv6Addr::from_bits(bits), 5))
+        };
+        let [worked, cookies, _] = scene.flood(inside, &message);
+        assert!(worked <= 100 && cookies <= 20, "{worked} {cookies}");
+        let other = SocketAddr::from((Ipv6Addr::from_bits(0x2001_0db8_0000_0001_u128 << 64), 5));
+        assert_eq!(scene.calls_until_heard(other), 2, "a cookie, and heard");
+    }
+
+    #[test]
+    fn wrong_cookies_at_the_peers_address_get_bounded_answers() {
+        let mut scene = Scene::new();
+        let mut message = scene.initiation();
+        message[140] = 1;
+        let [worked, cookies, _] = scene.flood(|_| PEER, &message);
+        assert!(worked <= 100 && (9_900..=11_100).contains(&cookies), "{worked} {cookies}");
+    }
+
+    #[test]
     fn a_cookie_is_for_one_address_and_port_and_does_not_buy_everything() {
         let mut scene = Scene::new();
         let message = scene.initiation();

@@ -5,6 +5,8 @@
 //! * [`Session`] is one key pair's `Tunn`, with retries without end and limits on messages.
 //! * [`limiter`] decides which handshake messages are worth their cost.
 
+mod duplicate;
+mod key;
 mod limiter;
 mod peer;
 mod rejections;
@@ -20,6 +22,8 @@ use boringtun::noise::{Tunn, TunnResult};
 use boringtun::x25519;
 use fabric_api::{PrivateKey, PublicKey};
 
+use self::duplicate::DuplicateDetector;
+use self::key::{Key, place_of};
 pub(crate) use self::peer::Peer;
 pub use self::rejections::{RejectedInitiation, Rejections};
 use self::retry::Retry;
@@ -143,31 +147,10 @@ struct Session {
     unheard: Option<Instant>,
     /// When a stale initiation was last answered.
     stale: Option<Instant>,
+    /// Moves of the endpoint that the peer's packets made.
+    moves: u64,
+    duplicate: DuplicateDetector,
     next_tick: Instant,
-}
-
-/// What is known about a key.
-#[derive(Clone, Copy)]
-struct Key {
-    /// What the peer calls it by.
-    index: u32,
-    /// When it was agreed on, as far as this end knows, and after how many others.
-    born: Instant,
-    after: u64,
-    /// It is our task to replace it.
-    is_initiator: bool,
-    /// Both ends are known to have it.
-    is_confirmed: bool,
-}
-
-impl Key {
-    fn rekey_at(self) -> Option<Instant> {
-        self.is_initiator.then(|| self.born + REKEY_AFTER_TIME)
-    }
-
-    fn end(self) -> Instant {
-        self.born + REJECT_AFTER_TIME
-    }
 }
 
 /// What a data message held.
@@ -224,6 +207,8 @@ impl Session {
             had_expired: false,
             unheard: None,
             stale: None,
+            moves: 0,
+            duplicate: DuplicateDetector::default(),
             next_tick: now,
         }
     }
@@ -343,51 +328,71 @@ impl Session {
         }
     }
 
-    /// Whoever can seal for us is the peer, wherever the datagram came from (whitepaper section
-    /// 2.1); nothing else moves the endpoint.
-    #[inline]
-    fn note_authentic(&mut self, from: SocketAddr, now: Instant) {
-        self.heard = Some(now);
-        self.unheard = None;
-        if self.endpoint != Some(from) {
-            self.endpoint = Some(from);
-        }
+    /// Takes note of an authentic handshake message. It is newer than any key, so its sender is
+    /// where the peer is now (whitepaper section 2.1).
+    fn note_handshake(&mut self, from: SocketAddr, now: Instant) {
+        self.note_alive(now);
+        self.move_to(from);
     }
 
-    /// The peer has sealed something with the key of that index. Returns whether this is how we learn
-    /// that a handshake has come to its end.
+    /// Takes note of a data message, sealed with the key of that index. Returns whether it
+    /// completes a handshake.
+    ///
+    /// Only the current key and newer ones move the endpoint: a gateway that seals with a
+    /// superseded one could not open what it would be sent.
     #[inline]
-    fn confirm(&mut self, index: u32, now: Instant) -> bool {
+    fn note_data(&mut self, index: u32, from: SocketAddr, now: Instant) -> bool {
+        self.note_alive(now);
         self.used = Some(index as u8);
-        let is_current = self.current.is_some_and(|key| key.index == index);
-        !is_current && self.switch(index, now)
+        if self.current.is_some_and(|key| key.index == index && key.used.is_some()) {
+            self.move_to(from);
+            return false;
+        }
+        self.note_other_key(index, from, now)
     }
 
-    /// As boringtun does: it goes on with the key that the peer has used, unless that was agreed on
-    /// earlier than the present one. Not necessarily the last answer: that one may have been lost, or
-    /// still be on its way.
+    /// Takes note of a data message that was not sealed with the current key, or is the first that
+    /// was. Like boringtun, goes on with that key unless it was agreed on earlier than the current
+    /// one. It need not be that of the last answer, which may have been lost or still be on its way.
     #[cold]
-    fn switch(&mut self, index: u32, now: Instant) -> bool {
+    fn note_other_key(&mut self, index: u32, from: SocketAddr, now: Instant) -> bool {
         let place = place_of(index);
         let Some(key) = self.held[place].filter(|key| key.index == index) else { return false };
-        if self.current.is_some_and(|current| key.after < current.after) {
+        if let Some(current) = self.current.filter(|current| key.after < current.after) {
+            self.duplicate.note(&key, &current, (from, self.endpoint), now);
             return false;
         }
+        self.move_to(from);
+        let is_completed = !key.is_confirmed;
+        let key = Key { is_confirmed: true, used: key.used.or(Some(now)), ..key };
+        self.held[place] = Some(key);
         self.current = Some(key);
-        if key.is_confirmed {
-            return false;
+        if is_completed {
+            self.unconfirmed = self.unconfirmed.filter(|last| *last != index);
+            self.establish(self.current, now);
         }
-        self.held[place] = Some(Key { is_confirmed: true, ..key });
-        self.unconfirmed = self.unconfirmed.filter(|last| *last != index);
-        self.establish(self.held[place], now);
-        true
+        is_completed
+    }
+
+    #[inline]
+    fn note_alive(&mut self, now: Instant) {
+        self.heard = Some(now);
+        self.unheard = None;
+    }
+
+    #[inline]
+    fn move_to(&mut self, from: SocketAddr) {
+        if self.endpoint != Some(from) {
+            self.moves += u64::from(self.endpoint.is_some());
+            self.endpoint = Some(from);
+        }
     }
 
     /// boringtun has put a key in its place.
     fn hold(&mut self, index: Option<u32>, is_initiator: bool, now: Instant) -> Option<Key> {
         let (index, after) = (index?, self.keys_made);
         self.keys_made += 1;
-        let key = Key { index, born: now, after, is_initiator, is_confirmed: is_initiator };
+        let key = Key::new(index, after, is_initiator, now);
         self.held[place_of(key.index)] = Some(key);
         Some(key)
     }
@@ -445,6 +450,7 @@ impl Session {
     }
 
     fn tick(&mut self, now: Instant, duty: Duty) {
+        self.duplicate.expire(now);
         let ends = self.held.iter().flatten().map(|key| key.end());
         let ends = ends.flat_map(|end| [end - LAST_SECONDS, end + JUST_AFTER]);
         self.next_tick = ends.filter(|end| *end > now).fold(now + TICK, Instant::min);
@@ -512,10 +518,6 @@ impl Session {
     fn is_expired(&self) -> bool {
         self.tunn.is_expired()
     }
-}
-
-fn place_of(index: u32) -> usize {
-    index as usize % usize::from(PLACES)
 }
 
 fn index_at(message: &[u8], at: usize) -> Option<u32> {

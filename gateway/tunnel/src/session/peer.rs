@@ -53,6 +53,8 @@ pub(crate) struct Peer {
     pub(crate) attempts: u64,
     pub(crate) handshakes: u64,
     rejections: Rejections,
+    /// [`Peer::moves`] of sessions that are no longer held.
+    moves_of_removed: u64,
     random: Random,
 }
 
@@ -74,6 +76,7 @@ impl Peer {
             attempts: 0,
             handshakes: 0,
             rejections: Rejections::default(),
+            moves_of_removed: 0,
             random,
         }
     }
@@ -118,7 +121,13 @@ impl Peer {
             last_authentic: self.last_authentic,
             on_superseded_keys: self.sender().is_some_and(|at| at > 0),
             rejections: self.rejections,
+            duplicate: self.sessions.iter().find_map(|session| session.duplicate.endpoints()),
         }
+    }
+
+    /// How often packets of the peer have moved its endpoint.
+    pub(crate) fn moves(&self) -> u64 {
+        self.moves_of_removed + self.sessions.iter().map(|session| session.moves).sum::<u64>()
     }
 
     /// Where packets go.
@@ -195,8 +204,7 @@ impl Peer {
             Opened::Packet(_) | Opened::Keepalive => {}
         }
         self.last_authentic = Some(now);
-        session.note_authentic(from, now);
-        if index.is_some_and(|index| session.confirm(index, now)) {
+        if index.is_some_and(|index| session.note_data(index, from, now)) {
             self.note_handshake(now);
         }
         opened
@@ -317,7 +325,7 @@ impl Peer {
                 }
                 Handled::Rejected => break,
             };
-            session.note_authentic(from, now);
+            session.note_handshake(from, now);
             self.last_authentic = Some(now);
             match is_established {
                 true => self.note_handshake(now),
@@ -389,6 +397,7 @@ impl Peer {
     /// Forgets superseded keys, but not where the peer is if nobody else knows.
     fn remove(&mut self, at: usize) {
         let gone = self.sessions.remove(at);
+        self.moves_of_removed += gone.moves;
         if let Some(newer) = at.checked_sub(1).map(|at| &mut self.sessions[at]) {
             newer.endpoint = newer.endpoint.or(gone.endpoint);
         }
@@ -398,6 +407,7 @@ impl Peer {
     }
 
     fn forget(&mut self) {
+        self.moves_of_removed = self.moves();
         self.sessions.clear();
         self.limiters.clear();
         self.waiting.clear();
