@@ -220,7 +220,8 @@ fn nothing_that_is_not_authentic_moves_the_endpoint() {
     let mut damaged = genuine;
     damaged[8] = damaged[8].wrapping_add(1);
     pair.deliver(1, forger, &damaged);
-    assert_eq!(pair.engines[1].peer_state(), before);
+    let state = pair.engines[1].peer_state();
+    assert_eq!(PeerState { rejections: before.rejections, ..state }, before);
     assert_eq!(pair.dropped(1, DropReason::Replay), 1);
     assert!(pair.dropped(1, DropReason::DecryptFailed) >= 1);
     assert!(pair.passes(0) && pair.passes(1));
