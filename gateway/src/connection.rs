@@ -86,6 +86,15 @@ impl Machine {
         self.value == ConnectionValue::Connected
     }
 
+    /// Whether data arrives at a rate at which queues may delay and drop probes.
+    pub fn is_busy(&self, now: Instant) -> bool {
+        self.busy_at.is_some_and(|at| now < at + Duration::from_secs(1))
+    }
+
+    pub fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
     /// Round trip of the last probe that came back; `None` unless connected.
     pub fn latency(&self) -> Option<Duration> {
         self.latency.filter(|_| self.is_connected())

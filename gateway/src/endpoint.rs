@@ -3,24 +3,28 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use tokio::net::lookup_host;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::desired::Endpoint;
+use crate::health::{Fault, Reason};
 use crate::input::Input;
-use crate::monitor::View;
+use crate::monitor::{TimedFault, View};
 
 /// Time until a name that did not resolve, or one that did, is looked up again.
-const RETRY: Duration = Duration::from_secs(5);
+const RETRY: Duration = Duration::from_secs(2);
+/// Time for an answer of the resolver until that is reported as a fault.
+const SLOW: Duration = Duration::from_millis(1500);
 const REFRESH: Duration = Duration::from_secs(300);
 
 /// Keeps `found` on the peer's address until `stop`.
 pub async fn run(
     mut inputs: watch::Receiver<Input>,
     mut views: watch::Receiver<View>,
-    found: watch::Sender<Option<SocketAddr>>,
+    (found, lookups): (watch::Sender<Option<SocketAddr>>, watch::Sender<Option<TimedFault>>),
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let mut retries = views.borrow().retries;
@@ -43,7 +47,7 @@ pub async fn run(
                         changed?;
                         continue;
                     }
-                    found = resolve(endpoint) => found,
+                    found = resolve(endpoint, &lookups) => found,
                 };
                 let lost = views.borrow_and_update().retries != retries;
                 retries = views.borrow().retries;
@@ -51,7 +55,10 @@ pub async fn run(
                 lookup_at = Instant::now() + if complete { REFRESH } else { RETRY };
             }
             Some(Some(_)) => {}
-            Some(None) => set(&found, input.remembered.peer),
+            Some(None) => {
+                report(&lookups, None);
+                set(&found, input.remembered.peer);
+            }
             None => {}
         }
         tokio::select! {
@@ -79,23 +86,59 @@ async fn lost(
 }
 
 /// All addresses of the peer in order, and whether every name resolved.
-async fn resolve(endpoint: &Endpoint) -> (Vec<SocketAddr>, bool) {
-    let (mut candidates, mut complete) = (Vec::new(), true);
+async fn resolve(
+    endpoint: &Endpoint,
+    lookups: &watch::Sender<Option<TimedFault>>,
+) -> (Vec<SocketAddr>, bool) {
+    let (mut candidates, mut fault) = (Vec::new(), None);
     for host in &endpoint.hosts {
         if let Ok(address) = host.parse() {
             candidates.push(SocketAddr::new(address, endpoint.port));
             continue;
         }
-        match lookup_host((host.as_str(), endpoint.port)).await {
+        let lookup = lookup_host((host.as_str(), endpoint.port));
+        tokio::pin!(lookup);
+        let answer = match timeout(SLOW, &mut lookup).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                report(lookups, Some(unresolved(host, "the resolver does not answer")));
+                lookup.await
+            }
+        };
+        match answer {
             Ok(found) => candidates.extend(found),
             Err(error) => {
-                tracing::warn!(host, %error, "cannot resolve the peer's name, trying again");
-                complete = false;
+                tracing::debug!(host, %error, "cannot resolve the peer's name, trying again");
+                fault = Some(unresolved(host, &error.to_string()));
             }
         }
     }
-    complete &= !candidates.is_empty();
+    let complete = fault.is_none() && !candidates.is_empty();
+    report(lookups, fault);
     (candidates, complete)
+}
+
+fn unresolved(host: &str, error: &str) -> Fault {
+    Fault {
+        reason: Reason::NameNotResolved,
+        message: format!("spec.endpoint: the name {host} does not resolve: {error}"),
+        remedy: "correct spec.endpoint.addresses of the GatewayClient, or the DNS record"
+            .to_owned(),
+    }
+}
+
+/// Publishes the fault, or that there is none any more.
+fn report(lookups: &watch::Sender<Option<TimedFault>>, fault: Option<Fault>) {
+    lookups.send_if_modified(|current| {
+        if current.as_ref().map(|known| &known.fault) == fault.as_ref() {
+            return false;
+        }
+        if let Some(fault) = &fault {
+            tracing::warn!("{}", fault.message);
+        }
+        *current = fault.map(|fault| TimedFault { fault, since: Timestamp::now() });
+        true
+    });
 }
 
 /// Stays on an address that is still among the candidates, unless the peer is lost there: then
@@ -153,10 +196,17 @@ mod tests {
             hosts: hosts.iter().map(|h| (*h).to_owned()).collect(),
             port: 7,
         };
-        let (found, complete) = resolve(&endpoint(&["192.0.2.1", "2001:db8::1"])).await;
+        let (lookups, _) = watch::channel(None);
+        let hosts = endpoint(&["192.0.2.1", "2001:db8::1"]);
+        let (found, complete) = resolve(&hosts, &lookups).await;
         assert_eq!(found, ["192.0.2.1:7".parse().unwrap(), "[2001:db8::1]:7".parse().unwrap()]);
         assert!(complete);
-        let (found, complete) = resolve(&endpoint(&["192.0.2.1", "no such name"])).await;
+        let hosts = endpoint(&["192.0.2.1", "no such name"]);
+        let (found, complete) = resolve(&hosts, &lookups).await;
         assert_eq!((found.len(), complete), (1, false));
+        let fault = lookups.borrow().clone().unwrap().fault;
+        assert!(fault.message.contains("no such name"), "{fault:?}");
+        resolve(&endpoint(&["192.0.2.1"]), &lookups).await;
+        assert_eq!(*lookups.borrow(), None, "solved");
     }
 }

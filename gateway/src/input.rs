@@ -210,6 +210,11 @@ impl Input {
         self.desired.is_some() && self.config_problems.is_empty() && self.unreadable.is_none()
     }
 
+    /// Whether the config is known to be gone.
+    pub fn is_removed(&self) -> bool {
+        self.synced && self.config.is_none()
+    }
+
     /// Problems to show in the status.
     pub fn problems(&self) -> impl Iterator<Item = String> {
         let key = self.key_problem.iter().map(|problem| match &self.key {

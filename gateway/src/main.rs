@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
@@ -12,11 +14,17 @@ use gateway::input::Input;
 use gateway::kept::Keep;
 use gateway::monitor::View;
 use gateway::overlay::{Overlay, host_end_name};
+use gateway::probe::Departure;
 use gateway::{dataplane, endpoint, http, input, monitor, status};
 use tokio::runtime::Builder;
+use tokio::signal::unix::{self, SignalKind};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+
+/// Time for the store to say whether the peering is still there.
+const LOOKUP: Duration = Duration::from_millis(200);
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -39,6 +47,17 @@ fn run_to_end(config: Config) -> anyhow::Result<()> {
     outcome
 }
 
+/// Why this gateway is to end, for the peer.
+async fn reason(store: &Store, name: &ObjectRef, taken_down: &mut unix::Signal) -> Departure {
+    if timeout(Duration::ZERO, taken_down.recv()).await.is_ok() {
+        return Departure::TakenDown;
+    }
+    match timeout(LOOKUP, store.get(name)).await {
+        Ok(Ok(None)) => Departure::Removed,
+        Ok(Ok(Some(_)) | Err(_)) | Err(_) => Departure::Restarting,
+    }
+}
+
 /// Without it, all but one kind of start goes as well.
 fn opened(dir: PathBuf) -> Option<Keep> {
     let keep = Keep::open(dir);
@@ -47,6 +66,9 @@ fn opened(dir: PathBuf) -> Option<Keep> {
 
 async fn run(config: Config) -> anyhow::Result<()> {
     let mut signal = Stop::listen().context("cannot listen for signals")?;
+    // `weft down` sends it before SIGTERM.
+    let mut taken_down =
+        unix::signal(SignalKind::user_defined1()).context("cannot listen for signals")?;
     let store = Store::open(&config.store).context("cannot open the store")?;
     let keep = config.keep.and_then(opened);
     let name = ObjectRef::new(Kind::GatewayConfig, &config.namespace, &config.name);
@@ -55,6 +77,8 @@ async fn run(config: Config) -> anyhow::Result<()> {
 
     let (input_tx, inputs) = watch::channel(Input::default());
     let (endpoint_tx, endpoint) = watch::channel(None);
+    let (lookup_tx, lookups) = watch::channel(None);
+    let departure = Arc::new(OnceLock::new());
     let (plane_tx, planes) = watch::channel(dataplane::Plane::default());
     let (view_tx, views) = watch::channel(View::start());
 
@@ -62,19 +86,29 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let mut tasks = JoinSet::new();
     let told = input::Sources { store: store.clone(), keep: keep.clone() };
     tasks.spawn(input::run(told, name.clone(), input_tx, stop.clone()));
-    tasks.spawn(endpoint::run(inputs.clone(), views.clone(), endpoint_tx, stop.clone()));
+    let found = (endpoint_tx, lookup_tx);
+    tasks.spawn(endpoint::run(inputs.clone(), views.clone(), found, stop.clone()));
     let sources = dataplane::Sources { inputs: inputs.clone(), endpoint, views: views.clone() };
     tasks.spawn(dataplane::run(overlay, config.offloads, sources, plane_tx, stop.clone()));
-    tasks.spawn(monitor::run(planes.clone(), view_tx, stop.clone()));
+    let sources = monitor::Sources {
+        inputs: inputs.clone(),
+        planes: planes.clone(),
+        departure: departure.clone(),
+    };
+    tasks.spawn(monitor::run(sources, view_tx, stop.clone()));
     if let Some(address) = config.http {
         let (inputs, planes, views) = (inputs.clone(), planes.clone(), views.clone());
         tasks.spawn(http::run(address, http::Sources { inputs, planes, views }, stop.clone()));
     }
-    let report = status::Report { store, keep, name };
-    tasks.spawn(status::run(report, status::Sources { inputs, planes, views }, stop.clone()));
+    let report = status::Report { store: store.clone(), keep, name: name.clone() };
+    let sources = status::Sources { inputs, planes, views, lookups };
+    tasks.spawn(status::run(report, sources, stop.clone()));
 
     let outcome = tokio::select! {
-        () = signal.told() => Ok(()),
+        () = signal.told() => {
+            let _ = departure.set(reason(&store, &name, &mut taken_down).await);
+            Ok(())
+        }
         Some(ended) = tasks.join_next() => ended.context("a task panicked").flatten(),
     };
     // Every task looks at `stop` first: that the channels between them close is no error then. One

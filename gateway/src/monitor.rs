@@ -1,12 +1,13 @@
 //! Watches whether packets get through: sends probes, answers the peer's, and keeps the
 //! [`View`] of the connection that everything else goes by.
 
+mod diagnosis;
 mod path;
 mod search;
 mod socket;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use fabric_api::fabric::{PROBE_PORT, Role};
@@ -20,8 +21,12 @@ use crate::connection::{Machine, Traffic};
 use crate::dataplane::{Plane, Running};
 use crate::desired::Desired;
 use crate::identity;
+use crate::input::Input;
 use crate::lane::{LaneHandle, PeerState};
-use crate::probe::{MAX_DATAGRAM, Message, MessageType, Pending, WeftField};
+use crate::probe::{Departure, MAX_DATAGRAM, Message, MessageType, Pending, WeftField};
+use crate::probe_log::TRAIN;
+use diagnosis::Diagnosis;
+pub use diagnosis::TimedFault;
 use path::PathProber;
 use search::{Search, Step};
 use socket::ProbeSocket;
@@ -39,9 +44,9 @@ const LATE_DATAGRAMS: usize = 64;
 /// gives that way.
 const RETRY_PROBES: u32 = 3;
 const RETRY_PAUSE: Duration = Duration::from_secs(15);
-/// How often, and after how long each time, it is looked whether a goodbye was sent.
-const GOODBYE_LOOKS: u32 = 20;
-const GOODBYE_LOOK: Duration = Duration::from_millis(2);
+/// Checks for the announcement of the end having been sent, and the time between two of them.
+const END_LOOKS: u32 = 20;
+const END_LOOK: Duration = Duration::from_millis(2);
 /// How long the peer's report of a second gateway stands while that one has the session.
 const DUPLICATE_RETENTION: Duration = Duration::from_secs(30);
 
@@ -60,6 +65,18 @@ pub struct View {
     pub path_mtu: Option<u32>,
     /// The peer reports that another gateway uses this one's key.
     pub is_duplicate: bool,
+    /// What is wrong between the two gateways, the most telling first.
+    pub faults: Vec<TimedFault>,
+    /// Share of lost probes in percent, if it is worth reporting.
+    pub loss_percent: Option<u8>,
+}
+
+/// What the monitor goes by.
+pub struct Sources {
+    pub inputs: watch::Receiver<Input>,
+    pub planes: watch::Receiver<Plane>,
+    /// Why this gateway ends, set before it does.
+    pub departure: Arc<OnceLock<Departure>>,
 }
 
 impl View {
@@ -72,6 +89,8 @@ impl View {
             retries: 0,
             path_mtu: None,
             is_duplicate: false,
+            faults: Vec::new(),
+            loss_percent: None,
         }
     }
 
@@ -82,10 +101,11 @@ impl View {
 
 /// Keeps `views` up to date until `stop`.
 pub async fn run(
-    mut planes: watch::Receiver<Plane>,
+    sources: Sources,
     views: watch::Sender<View>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
+    let Sources { inputs, mut planes, departure } = sources;
     let mut peering: Option<Peering> = None;
     let mut buffer = vec![0; MAX_DATAGRAM];
     loop {
@@ -100,15 +120,24 @@ pub async fn run(
             }
             continue;
         };
-        current.publish(&views);
+        current.publish(&views, &inputs);
         tokio::select! {
             biased;
             () = stop.cancelled() => {
-                current.say_goodbye().await;
+                let removed = inputs.borrow().is_removed().then_some(Departure::Removed);
+                let departure = removed.or_else(|| departure.get().copied());
+                current.announce_end(departure.unwrap_or(Departure::Restarting)).await;
                 return Ok(());
             }
             changed = planes.changed() => changed?,
-            () = sleep_until(current.ping_at.into()) => current.send_ping(Instant::now()),
+            () = sleep_until(current.ping_at.into()) => {
+                current.drain(&mut buffer);
+                current.send_ping(Instant::now());
+            }
+            () = sleep_until(current.burst_due().into()) => {
+                current.drain(&mut buffer);
+                current.handle_burst(Instant::now());
+            }
             () = sleep_until(current.due().into()) => {
                 current.drain(&mut buffer);
                 current.handle_tick(Instant::now());
@@ -156,11 +185,12 @@ struct Peering {
     /// No probe has come back through the newest session yet.
     unproven: bool,
     path: PathProber,
+    diagnosis: Diagnosis,
     latency_at: Option<Timestamp>,
     /// Since when the probes are unanswered.
     unanswered: Option<Instant>,
     retried: Option<Instant>,
-    /// For whoever takes the place of a server that has said goodbye.
+    /// For the successor of a server that has announced its end.
     search: Option<Search>,
     /// Not yet published.
     new_retries: u64,
@@ -189,6 +219,9 @@ impl Peering {
                     peering.changes = running.lane.changes();
                     peering.lane_ended = false;
                 }
+                if peering.desired().endpoint != running.desired.endpoint {
+                    peering.hurry(now);
+                }
                 peering.path.follow(&running, now);
                 peering.running = running;
                 Some(peering)
@@ -211,6 +244,7 @@ impl Peering {
             last_handshake: None,
             unproven: false,
             path: PathProber::new(&running, now),
+            diagnosis: Diagnosis::new(now),
             latency_at: None,
             unanswered: None,
             retried: Some(now),
@@ -231,7 +265,21 @@ impl Peering {
         let is_answered = self.unanswered.is_none_or(|since| since.elapsed() < TICK);
         let tick = (!(self.machine.is_connected() && is_answered)).then_some(self.tick_at);
         let search = self.search.as_ref().map(Search::due);
-        self.machine.deadline().into_iter().chain(tick).chain(search).min().unwrap_or_else(never)
+        let due = self.machine.deadline().into_iter().chain(self.diagnosis.due());
+        due.chain(tick).chain(search).min().unwrap_or_else(never)
+    }
+
+    /// When an answer is overdue, or the next probe of a burst is due.
+    fn burst_due(&self) -> Instant {
+        let due = self.diagnosis.log.deadline().filter(|_| self.machine.is_connected());
+        due.unwrap_or_else(never)
+    }
+
+    fn handle_burst(&mut self, now: Instant) {
+        self.diagnosis.log.set_busy(self.machine.is_busy(now));
+        if self.diagnosis.log.handle_tick(now) && self.changes.borrow().has_session {
+            self.send_one(now);
+        }
     }
 
     /// When the path's MTU is next looked at.
@@ -260,12 +308,15 @@ impl Peering {
             Ok(message) => message,
             Err(error) => return tracing::debug!(%error, "not a probe"),
         };
-        if message.weft.is_some_and(|weft| weft.leaving) {
-            return self.handle_goodbye(now);
+        if let Some(departure) = message.departure() {
+            return self.handle_departure(departure, now);
         }
         let nonce = message.weft.and_then(|weft| weft.size_probe);
         if let Some(weft) = message.weft.filter(|weft| weft.size_probe.is_none()) {
             self.duplicate_at = weft.duplicate.then_some(now);
+        }
+        if nonce.is_none() {
+            self.handle_ordinary(&message, now);
         }
         match (message.msg_type, nonce) {
             (MessageType::Ping, None) => self.handle_ping(message, from, now),
@@ -275,6 +326,13 @@ impl Peering {
                 self.socket.send(&answer.encode(), from);
             }
             (MessageType::Pong, Some(nonce)) => self.path.handle_answer(nonce, now),
+        }
+    }
+
+    fn handle_ordinary(&mut self, message: &Message, now: Instant) {
+        self.diagnosis.handle_message(message, now);
+        if self.diagnosis.owes_cidrs(&self.running.desired) {
+            self.hurry(now);
         }
     }
 
@@ -292,6 +350,7 @@ impl Peering {
 
     fn handle_pong(&mut self, pong: &Message, now: Instant) {
         let Some(latency) = self.pending.take_pong(pong, now) else { return };
+        self.diagnosis.handle_answer(pong, latency, now);
         self.unanswered = None;
         self.unproven = false;
         self.latency_at = Some(Timestamp::now());
@@ -300,8 +359,10 @@ impl Peering {
     }
 
     /// A client looks for the successor of its server; a server is found by its client's.
-    fn handle_goodbye(&mut self, now: Instant) {
-        if self.desired().role == Role::Client && self.search.is_none() {
+    fn handle_departure(&mut self, departure: Departure, now: Instant) {
+        self.diagnosis.handle_departure(departure, now);
+        let is_replaced = matches!(departure, Departure::Restarting | Departure::Unknown);
+        if is_replaced && self.desired().role == Role::Client && self.search.is_none() {
             tracing::info!("the peer's gateway ends, looking for its successor");
             self.search = Some(Search::new(now));
         }
@@ -315,6 +376,7 @@ impl Peering {
             self.path.handle_session(now);
         }
         self.session = state;
+        self.diagnosis.handle_session(state, now);
         // A new session may be that of a peer that has started again, and waits for our probe.
         let is_new = state.last_handshake != self.last_handshake;
         self.last_handshake = state.last_handshake;
@@ -358,24 +420,40 @@ impl Peering {
             return;
         }
         self.last_ping = Some(now);
+        let log = &self.diagnosis.log;
+        // Data shows what is lost, too, and queues behind data drop probes.
+        let is_calm = self.machine.is_connected() && !log.is_bursting();
+        let is_train = is_calm && self.diagnosis.is_weft() && !self.machine.is_busy(now);
+        (0..if is_train { TRAIN } else { 1 }).for_each(|_| self.send_one(now));
+    }
+
+    fn send_one(&mut self, now: Instant) {
         let ping = self.pending.ping(Timestamp::now(), now, self.weft_field(now));
+        if let Some(stamp) = ping.stamp() {
+            self.diagnosis.log.handle_sent(stamp, now);
+        }
+        let ping = self.diagnosis.complete(ping, &self.running.desired);
         self.socket.send(&ping.encode(), self.peer_socket());
     }
 
-    /// Tells the client that this server ends, and waits until the lane has sent it. A peer that is
-    /// not probed may be no weft, and hears nothing that it would not understand. A server has no use
-    /// for its client's goodbye, which would make it send to the one that ends.
-    async fn say_goodbye(&mut self) {
-        let is_heard = self.changes.borrow().has_session && self.desired().role == Role::Server;
+    /// Announces the end of this gateway to the peer, and waits until the lane has sent that. A peer
+    /// that is not probed may be no weft, and is sent nothing that it would not understand. A server
+    /// has no use for a restart of its client, which would make it send to the one that ends.
+    async fn announce_end(&mut self, departure: Departure) {
+        let is_final = matches!(departure, Departure::Removed | Departure::TakenDown);
+        let matters = is_final || self.desired().role == Role::Server;
+        let is_heard = self.changes.borrow().has_session && matters;
         if !is_heard || self.desired().probe_interval().is_zero() {
             return;
         }
         let before = self.running.lane.snapshot().counters.tx_packets;
-        let ping = self.pending.ping(Timestamp::now(), Instant::now(), WeftField::leaving());
-        self.socket.send(&ping.encode(), self.peer_socket());
-        for _ in 0..GOODBYE_LOOKS {
-            sleep(GOODBYE_LOOK).await;
-            if self.running.lane.snapshot().counters.tx_packets > before {
+        let field = WeftField::leaving(departure);
+        let ping = self.pending.ping(Timestamp::now(), Instant::now(), field);
+        // One of them may be lost.
+        (0..2).for_each(|_| self.socket.send(&ping.encode(), self.peer_socket()));
+        for _ in 0..END_LOOKS {
+            sleep(END_LOOK).await;
+            if self.running.lane.snapshot().counters.tx_packets >= before + 2 {
                 return;
             }
         }
@@ -395,7 +473,12 @@ impl Peering {
         let heard = traffic(&self.running.lane).last_authentic;
         let heard_ago = heard.map(|at| now.saturating_duration_since(at));
         let duplicate = self.changes.borrow().duplicate.is_some();
-        WeftField { duplicate, ..WeftField::new(self.desired().probe_interval(), heard_ago) }
+        WeftField {
+            duplicate,
+            suspects: self.diagnosis.log.is_suspicious(),
+            cidrs_differ: self.diagnosis.differs(),
+            ..WeftField::new(self.desired().probe_interval(), heard_ago)
+        }
     }
 
     /// A client's packets may be pinned to a server that is gone (connection tracking on the way).
@@ -418,7 +501,15 @@ impl Peering {
         lost && silent && older(self.retried, pause)
     }
 
-    fn publish(&mut self, views: &watch::Sender<View>) {
+    fn publish(&mut self, views: &watch::Sender<View>, inputs: &watch::Receiver<Input>) {
+        let now = Instant::now();
+        if self.diagnosis.wants_own_key() {
+            self.diagnosis.own_key = inputs.borrow().key.as_ref().map(|key| key.public());
+        }
+        let traffic = traffic(&self.running.lane);
+        let (desired, value) = (&self.running.desired, self.machine.value());
+        let faults = self.diagnosis.update(desired, (value, traffic), now).to_vec();
+        let loss_percent = self.diagnosis.log.loss_percent();
         let retries = std::mem::take(&mut self.new_retries);
         let latency = self.machine.latency();
         views.send_if_modified(|view| {
@@ -431,10 +522,13 @@ impl Peering {
                 is_duplicate: self
                     .duplicate_at
                     .is_some_and(|at| at.elapsed() < DUPLICATE_RETENTION),
+                faults,
+                loss_percent,
             };
             if new.is_duplicate && !view.is_duplicate {
                 tracing::warn!("{}", identity::OWN_DUPLICATE);
             }
+            log_faults(&self.running.desired.peer, view, &new);
             if view.value != new.value {
                 log_change(&self.running.desired.peer, &new);
             }
@@ -454,6 +548,19 @@ fn log_change(peer: &fabric_api::ClusterId, view: &View) {
         ConnectionValue::Connected => tracing::info!(%peer, latency, "connected"),
         ConnectionValue::Connecting => tracing::info!(%peer, "connecting"),
         ConnectionValue::Error => tracing::warn!(%peer, "connection lost"),
+    }
+}
+
+fn log_faults(peer: &fabric_api::ClusterId, before: &View, after: &View) {
+    let is_in = |view: &View, of: &TimedFault| {
+        view.faults.iter().any(|known| known.fault.reason == of.fault.reason)
+    };
+    for TimedFault { fault, .. } in after.faults.iter().filter(|of| !is_in(before, of)) {
+        let (reason, message, remedy) = (fault.reason.as_str(), &fault.message, &fault.remedy);
+        tracing::warn!(%peer, reason, remedy, "{message}");
+    }
+    for TimedFault { fault, .. } in before.faults.iter().filter(|of| !is_in(after, of)) {
+        tracing::info!(%peer, reason = fault.reason.as_str(), "solved: {}", fault.message);
     }
 }
 

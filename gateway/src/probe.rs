@@ -7,9 +7,10 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use fabric_api::ClusterId;
+use fabric_api::fabric::RemapKind;
+use fabric_api::{Cidr, ClusterId};
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::connection::PeerReport;
 
@@ -33,6 +34,36 @@ pub struct Message {
     pub time_stamp: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weft: Option<WeftField>,
+    /// The sender's CIDRs: in one answered ping of each session, and when they change.
+    #[serde(rename = "weftCidrs", default, skip_serializing_if = "Option::is_none")]
+    pub cidrs: Option<PeerCidrs>,
+}
+
+/// A cluster's own CIDRs, as its gateway reports them to the peer's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PeerCidrs {
+    pub pod: Vec<Cidr>,
+    pub external: Vec<Cidr>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct CidrTexts {
+    pod: Vec<String>,
+    external: Vec<String>,
+}
+
+/// Why a weft gateway ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Departure {
+    /// Its cluster no longer has this peering.
+    Removed,
+    /// Its cluster is taken down.
+    TakenDown,
+    /// Another gateway takes its place.
+    Restarting,
+    /// A reason of a newer version.
+    #[serde(other)]
+    Unknown,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,6 +96,15 @@ pub struct WeftField {
     /// The sender gets packets with the receiver's key from two gateways.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub duplicate: bool,
+    /// Why; absent from older gateways, which only restart so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub departure: Option<Departure>,
+    /// One of a burst: the sender misses answers, and the receiver had better look, too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub suspects: bool,
+    /// The receiver's CIDRs are not those that the sender's cluster has configured for it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cidrs_differ: bool,
 }
 
 /// Why a datagram is no probe.
@@ -100,7 +140,26 @@ impl Message {
     pub fn pong(mut self, weft: WeftField) -> Self {
         self.msg_type = MessageType::Pong;
         self.weft = Some(weft);
+        self.cidrs = None;
         self
+    }
+
+    /// This message with the sender's CIDRs, unless that makes it longer than a message may be.
+    #[must_use]
+    pub fn with_cidrs(self, cidrs: PeerCidrs) -> Self {
+        let with = Self { cidrs: Some(cidrs), ..self };
+        if with.encode().len() <= MAX_MESSAGE { with } else { Self { cidrs: None, ..with } }
+    }
+
+    /// The time stamp in nanoseconds since 1970.
+    pub fn stamp(&self) -> Option<i128> {
+        Some(self.time_stamp.parse::<Timestamp>().ok()?.as_nanosecond())
+    }
+
+    /// Why the sender ends, if that is what this announces.
+    pub fn departure(&self) -> Option<Departure> {
+        let weft = self.weft.filter(|weft| weft.leaving)?;
+        Some(weft.departure.unwrap_or(Departure::Restarting))
     }
 
     pub fn report(&self) -> Option<PeerReport> {
@@ -108,6 +167,34 @@ impl Message {
             interval: Duration::from_millis(weft.interval_ms.into()),
             heard_ago: weft.heard_ms.map(Duration::from_millis),
         })
+    }
+}
+
+impl PeerCidrs {
+    pub fn of(&self, kind: RemapKind) -> &[Cidr] {
+        match kind {
+            RemapKind::Pod => &self.pod,
+            RemapKind::External => &self.external,
+        }
+    }
+}
+
+impl Serialize for PeerCidrs {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let texts = |cidrs: &[Cidr]| cidrs.iter().map(ToString::to_string).collect();
+        let (pod, external) = (texts(&self.pod), texts(&self.external));
+        CidrTexts { pod, external }.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for PeerCidrs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let parse = |texts: Vec<String>| {
+            let parsed: Result<Vec<Cidr>, _> = texts.iter().map(|text| text.parse()).collect();
+            parsed.map_err(serde::de::Error::custom)
+        };
+        let CidrTexts { pod, external } = CidrTexts::deserialize(deserializer)?;
+        Ok(Self { pod: parse(pod)?, external: parse(external)? })
     }
 }
 
@@ -123,12 +210,15 @@ impl WeftField {
             size_probe: None,
             leaving: false,
             duplicate: false,
+            departure: None,
+            suspects: false,
+            cidrs_differ: false,
         }
     }
 
-    /// What makes a ping a goodbye.
-    pub fn leaving() -> Self {
-        Self { leaving: true, ..Self::new(Duration::ZERO, None) }
+    /// The field of a ping that announces the sender's end.
+    pub fn leaving(departure: Departure) -> Self {
+        Self { leaving: true, departure: Some(departure), ..Self::new(Duration::ZERO, None) }
     }
 
     /// What distinguishes a probe of a path's MTU, and its answer.
@@ -169,6 +259,7 @@ impl Pending {
             msg_type: MessageType::Ping,
             time_stamp: format!("{stamp:.9}"),
             weft: Some(weft),
+            cidrs: None,
         }
     }
 
@@ -177,7 +268,7 @@ impl Pending {
         if pong.cluster_id != self.peer.as_str() {
             return None;
         }
-        let stamp = pong.time_stamp.parse::<Timestamp>().ok()?.as_nanosecond();
+        let stamp = pong.stamp()?;
         let at = self.sent.iter().position(|(sent, _)| *sent == stamp)?;
         let (_, sent_at) = self.sent.drain(..=at).next_back()?;
         Some(now.saturating_duration_since(sent_at))
@@ -212,6 +303,32 @@ mod tests {
             .replace("PING", "PONG")
             .replace("}", r#","weft":{"version":1,"intervalMs":0,"pathMtu":true}}"#);
         assert_eq!(String::from_utf8(pong).unwrap(), expected);
+    }
+
+    #[test]
+    fn cidrs_and_departure_survive_the_wire() {
+        let cidrs = |n: u8| -> Vec<Cidr> {
+            (0..n).map(|i| format!("10.{i}.0.0/16").parse().unwrap()).collect()
+        };
+        let weft = WeftField::leaving(Departure::Removed);
+        let ping = pending().ping(Timestamp::UNIX_EPOCH, Instant::now(), weft);
+        let own = PeerCidrs { pod: cidrs(2), external: cidrs(1) };
+        let read = Message::parse(&ping.clone().with_cidrs(own.clone()).encode()).unwrap();
+        assert_eq!(read.cidrs.as_ref(), Some(&own));
+        assert_eq!(read.departure(), Some(Departure::Removed));
+        assert_eq!(read.pong(weft).cidrs, None, "an echo repeats nothing");
+        let many = PeerCidrs { pod: cidrs(200), external: cidrs(1) };
+        assert_eq!(ping.with_cidrs(many).cidrs, None, "longer than a message may be");
+    }
+
+    #[test]
+    fn departure_of_newer_version_is_understood_as_unknown() {
+        let text = FROM_LIQO.replace(
+            "}",
+            r#","weft":{"version":1,"intervalMs":0,"leaving":true,"departure":"Moved"}}"#,
+        );
+        let message = Message::parse(text.as_bytes()).unwrap();
+        assert_eq!(message.departure(), Some(Departure::Unknown));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use fabric_api::PrivateKey;
-use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus};
+use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus, PeeringFault};
 use fabric_store::{ObjectRef, Store};
 use jiff::Timestamp;
 use tokio::sync::watch;
@@ -19,7 +19,7 @@ use crate::identity;
 use crate::input::Input;
 use crate::kept::Keep;
 use crate::lane::{PeerState, Stats};
-use crate::monitor::View;
+use crate::monitor::{TimedFault, View};
 
 /// How often counters are written while nothing else changes: to a file, and to an API server, where
 /// every write wakes the controller. Metrics have the newest.
@@ -34,6 +34,7 @@ pub struct Sources {
     pub inputs: watch::Receiver<Input>,
     pub planes: watch::Receiver<Plane>,
     pub views: watch::Receiver<View>,
+    pub lookups: watch::Receiver<Option<TimedFault>>,
 }
 
 /// Where they go.
@@ -51,7 +52,7 @@ pub async fn run(
     mut sources: Sources,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let mut reporter = Reporter::new(report)?;
+    let mut reporter = Reporter::new(report, sources.lookups.clone())?;
     loop {
         let (input, plane, view) = sources.take();
         let mut session = plane.running.as_ref().map(|running| running.lane.changes());
@@ -95,6 +96,7 @@ impl Sources {
             changed = self.inputs.changed() => changed,
             changed = self.planes.changed() => changed,
             changed = self.views.changed() => changed,
+            changed = self.lookups.changed() => changed,
         }
     }
 }
@@ -112,6 +114,7 @@ async fn changed(session: &mut Option<watch::Receiver<PeerState>>) {
 
 struct Reporter {
     store: Store,
+    lookups: watch::Receiver<Option<TimedFault>>,
     keep: Option<Keep>,
     /// What of it was kept last.
     kept: Option<Kept>,
@@ -122,13 +125,13 @@ struct Reporter {
 }
 
 impl Reporter {
-    fn new(report: Report) -> anyhow::Result<Self> {
+    fn new(report: Report, lookups: watch::Receiver<Option<TimedFault>>) -> anyhow::Result<Self> {
         let Report { store, keep, name } = report;
         let connection = OwnConnection::new(store.clone(), name)?;
         let counters_every = if store.api_server().is_some() { COUNTERS_SENT } else { COUNTERS };
         let counters_at = Instant::now();
         let (kept, written) = (None, None);
-        Ok(Self { store, keep, kept, connection, written, counters_at, counters_every })
+        Ok(Self { store, lookups, keep, kept, connection, written, counters_at, counters_every })
     }
 
     async fn report(
@@ -139,7 +142,7 @@ impl Reporter {
         now: Timestamp,
     ) -> anyhow::Result<()> {
         if let Some(config) = &input.config {
-            self.report_config(config, input, plane, now).await?;
+            self.report_config(config, (input, plane, view), now).await?;
         }
         match input.desired.as_ref().filter(|desired| desired.peer_key.is_some()) {
             // Whoever reads Connected shall not find packets refused for a moment more, and whoever
@@ -155,8 +158,7 @@ impl Reporter {
     async fn report_config(
         &mut self,
         config: &GatewayConfig,
-        input: &Input,
-        plane: &Plane,
+        (input, plane, view): (&Input, &Plane, &View),
         now: Timestamp,
     ) -> anyhow::Result<()> {
         let uid = config.metadata.uid.clone().unwrap_or_default();
@@ -169,6 +171,7 @@ impl Reporter {
         let stats = plane.running.as_ref().map(|running| running.lane.snapshot());
         let status =
             gateway_status(&before, problems, plane.running.as_ref().zip(stats.as_ref()), now);
+        let status = GatewayConfigStatus { faults: self.faults(&view.faults), ..status };
         self.remember(config, &status, input);
         let first = self.written.as_ref().is_none_or(|(of, _)| *of != uid);
         let counted = self.counters_at.elapsed() >= self.counters_every && before != status;
@@ -182,6 +185,18 @@ impl Reporter {
         self.written = Some((uid, status));
         self.counters_at = Instant::now();
         Ok(())
+    }
+
+    /// A name that does not resolve, and what the monitor finds.
+    fn faults(&self, found: &[TimedFault]) -> Vec<PeeringFault> {
+        let lookup = self.lookups.borrow().clone();
+        let published = |of: &TimedFault| PeeringFault {
+            reason: of.fault.reason.as_str().to_owned(),
+            message: of.fault.message.clone(),
+            remedy: of.fault.remedy.clone(),
+            since: format!("{:.3}", of.since),
+        };
+        lookup.iter().chain(found).map(published).collect()
     }
 
     /// A store that is away when the container starts again tells neither config nor status.

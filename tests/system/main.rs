@@ -31,3 +31,4 @@ mod peering;
 mod refused;
 mod roaming;
 mod rotation;
+mod truth;

@@ -1,6 +1,7 @@
 //! Conditions as Kubernetes defines them: the time is that of the last change of the status.
 
-use fabric_api::networking::{ACCEPTED, NETWORK_CIDRS_CONFIGURED};
+use fabric_api::fabric::PeeringFault;
+use fabric_api::networking::{ACCEPTED, NETWORK_CIDRS_CONFIGURED, PEER_HEALTHY};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
@@ -58,6 +59,20 @@ pub(super) fn accept(
     } else {
         put(conditions, (ACCEPTED, "False", "Invalid", wrong), generation, now);
     }
+}
+
+/// Sets the condition [`PEER_HEALTHY`] to what a gateway reports, or takes it away.
+pub(super) fn report_peer(
+    conditions: &mut Vec<Condition>,
+    faults: &[&PeeringFault],
+    generation: i64,
+    now: Timestamp,
+) {
+    let Some(first) = faults.first() else {
+        return conditions.retain(|condition| condition.type_ != PEER_HEALTHY);
+    };
+    let lines: Vec<_> = faults.iter().map(|f| format!("{}; {}", f.message, f.remedy)).collect();
+    put(conditions, (PEER_HEALTHY, "False", &first.reason, &lines.join("; ")), generation, now);
 }
 
 fn put(

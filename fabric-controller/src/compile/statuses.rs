@@ -1,8 +1,9 @@
 //! What the user's own objects are told.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use fabric_api::fabric::{GatewayConfig, NodeConfig, RemapKind};
+use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus, NodeConfig, PeeringFault, RemapKind};
+use fabric_api::labels::REMOTE_CLUSTER_ID;
 use fabric_api::networking::{
     CidrList, ClusterCidrs, Configuration, EndpointStatus, InternalEndpoint, SideConfig,
 };
@@ -16,7 +17,7 @@ use super::gateway::{End, Gateway};
 use super::peering::Peering;
 use super::{Compiler, node_config};
 
-impl Compiler<'_> {
+impl<'a> Compiler<'a> {
     pub(super) fn configuration_statuses(&mut self, cluster: &Cluster, peerings: &[Peering<'_>]) {
         for peering in peerings {
             let mut configuration: Configuration = peering.configuration.clone();
@@ -91,15 +92,39 @@ impl Compiler<'_> {
         for kind in [Kind::Configuration, Kind::GatewayServer, Kind::GatewayClient] {
             for (reference, object) in index.of_kind(kind) {
                 let wrong = self.wrong_with(reference);
+                let faults = self.faults_of(reference, object);
                 let planned = self.out.statuses.remove(reference);
                 let mut object = planned.unwrap_or_else(|| object.clone());
                 let generation = object.generation();
-                if let Some(conditions) = conditions_of(&mut object, !wrong.is_empty()) {
+                let has_news = !wrong.is_empty() || !faults.is_empty();
+                if let Some(conditions) = conditions_of(&mut object, has_news) {
                     conditions::accept(conditions, &wrong, generation, self.now);
+                    conditions::report_peer(conditions, &faults, generation, self.now);
                 }
                 self.out.statuses.insert(reference.clone(), object);
             }
         }
+    }
+
+    /// The trouble with a peer that gateways report and that concerns an object.
+    fn faults_of(&self, reference: &ObjectRef, object: &Object) -> Vec<&'a PeeringFault> {
+        let index = self.index;
+        let faults = |config: &'a GatewayConfig| {
+            config.status.iter().flat_map(|status: &'a GatewayConfigStatus| &status.faults)
+        };
+        let Object::Configuration(configuration) = object else {
+            let config = ObjectRef { kind: Kind::GatewayConfig, ..reference.clone() };
+            return index.typed::<GatewayConfig>(&config).into_iter().flat_map(faults).collect();
+        };
+        let label = |labels: &'_ BTreeMap<String, String>| labels.get(REMOTE_CLUSTER_ID).cloned();
+        let peer = configuration.metadata.labels.as_ref().and_then(label);
+        let configs = index.all::<GatewayConfig>(Kind::GatewayConfig);
+        let of_peer = configs.filter(|(config, of)| {
+            config.namespace == reference.namespace
+                && Some(&of.spec.peer_cluster_id) == peer.as_ref()
+        });
+        let all = of_peer.flat_map(|(_, config)| faults(config));
+        all.filter(|fault| fault.reason == PeeringFault::CIDR_MISMATCH).collect()
     }
 
     /// All that is told of an object but what it merely waits for. Keys have no status of their own: what

@@ -171,7 +171,11 @@ fn stop_processes(dir: &RunDir) -> anyhow::Result<()> {
         .chain(unnamed)
         .filter_map(|(name, identity)| Some((name, identity.open()?, identity.pid)))
         .collect();
-    for (_, pidfd, _) in &handles {
+    for (name, pidfd, _) in &handles {
+        // Its peer is to know that this is no restart.
+        if name.starts_with("gateway-") {
+            process::send(pidfd, Signal::USR1);
+        }
         process::send(pidfd, Signal::TERM);
     }
     for (name, pidfd, pid) in &handles {

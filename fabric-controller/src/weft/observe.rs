@@ -1,16 +1,18 @@
 //! What is known of the peerings of a cluster, put together from what the store says and from what
 //! really runs.
 
+mod faults;
 mod host;
 
 pub(crate) use host::Host;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fabric_api::fabric::{GatewayConfig, MtuBound, Remap, Role};
+use fabric_api::fabric::{GatewayConfig, MtuBound, PeeringFault, Remap, Role};
 use fabric_api::labels;
-use fabric_api::networking::{ACCEPTED, Configuration, Connection, ConnectionValue};
+use fabric_api::networking::{ACCEPTED, Configuration, Connection, ConnectionValue, PEER_HEALTHY};
 use fabric_store::{Kind, Object, ObjectRef, Problem, Snapshot};
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use serde::Serialize;
 
@@ -73,12 +75,17 @@ pub(crate) struct Peering {
     /// The node whose gateway it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) node: Option<String>,
+    /// Causes of trouble between the two gateways, and remedies.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) faults: Vec<PeeringFault>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) enum State {
     /// Packets get through now.
     Connected,
+    /// Connected, but not as it should be: the problems say why.
+    Degraded,
     /// The gateway runs; the peer has not been heard yet.
     Connecting,
     /// The peer was there and is no more, or the gateway does not answer.
@@ -119,7 +126,7 @@ pub(crate) struct Life {
 }
 
 pub(crate) fn observe(snapshot: &Snapshot, found: &Found) -> Observation {
-    let view = View::new(snapshot);
+    let (view, now) = (View::new(snapshot), Timestamp::now());
     let mut problems: BTreeSet<String> =
         snapshot.problems.iter().map(ToString::to_string).collect();
     let mut peerings = Vec::new();
@@ -128,7 +135,13 @@ pub(crate) fn observe(snapshot: &Snapshot, found: &Found) -> Observation {
         let life = found.gateways.get(&(namespace.to_owned(), name.to_owned()));
         problems.extend(life.and_then(|life| life.problem.clone()));
         problems.extend(gateway_problems(config));
-        peerings.push(view.peering(config, life));
+        let mut peering = view.peering(config, life);
+        // A gateway that does not run or answer reports nothing any more.
+        if life.is_none_or(|life| life.liveness == Liveness::Answers) {
+            peering.take_faults(faults::shown(config, now));
+            problems.extend(faults::problems(&view, config, now));
+        }
+        peerings.push(peering);
     }
     peerings.extend(view.waiting());
     peerings.sort_by(|a, b| {
@@ -170,6 +183,15 @@ struct View<'a> {
     nodes: Vec<&'a fabric_api::fabric::NodeConfig>,
 }
 
+impl Peering {
+    fn take_faults(&mut self, faults: Vec<PeeringFault>) {
+        if self.state == State::Connected && !faults.is_empty() {
+            self.state = State::Degraded;
+        }
+        self.faults = faults;
+    }
+}
+
 impl<'a> View<'a> {
     fn new(snapshot: &'a Snapshot) -> Self {
         let mut view = Self::default();
@@ -192,6 +214,16 @@ impl<'a> View<'a> {
             }
         }
         view
+    }
+
+    /// Name of the Configuration for a peer.
+    fn configuration_of(&self, namespace: &str, peer: &str) -> Option<&str> {
+        let is_for = |meta: &ObjectMeta| {
+            let label = meta.labels.as_ref().and_then(|l| l.get(labels::REMOTE_CLUSTER_ID));
+            meta.namespace.as_deref() == Some(namespace) && label.is_some_and(|id| id == peer)
+        };
+        let of_peer = self.configurations.iter().find(|of| is_for(&of.metadata))?;
+        of_peer.metadata.name.as_deref()
     }
 
     /// As the published configs tell it, on a host that has nothing else.
@@ -228,6 +260,7 @@ impl<'a> View<'a> {
             node: life
                 .and_then(|life| life.node.clone())
                 .or_else(|| config.spec.overlay.node.clone()),
+            faults: Vec::new(),
         }
     }
 
@@ -266,7 +299,9 @@ impl<'a> View<'a> {
             ));
         }
         for (object, conditions) in &self.conditions {
-            for condition in conditions.iter().filter(|condition| condition.status == "False") {
+            // What gateways report is shown from where they report it.
+            let is_news = |c: &&Condition| c.status == "False" && c.type_ != PEER_HEALTHY;
+            for condition in conditions.iter().filter(is_news) {
                 let untold = untold(condition, object, known);
                 found.extend(untold.map(|message| format!("{object}: {message}")));
             }
@@ -345,6 +380,7 @@ fn waiting(meta: &ObjectMeta, role: Option<Role>) -> Peering {
         path_mtu: None,
         endpoint: None,
         node: None,
+        faults: Vec::new(),
     }
 }
 

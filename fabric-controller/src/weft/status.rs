@@ -25,9 +25,10 @@ const NOT_CONNECTED: u8 = 3;
 const NOT_RUNNING: u8 = 4;
 
 const HELP: &str = "\
-States: Connected (packets get through now), Connecting (the peer was not heard yet), Error (it was,
-and is no more; or the gateway does not answer), Down (the gateway's process or pod does not run),
-Waiting (something that the peering needs is not there yet; the problems say what).
+States: Connected (packets get through now), Degraded (they do, but not as they should), Connecting (the
+peer was not heard yet), Error (it was, and is no more; or the gateway does not answer), Down (the gateway's process or pod does not run),
+Waiting (something that the peering needs is not there yet). Except for Connected, the problems say why,
+and what to do about it; so do the faults of a peering: reason, message, remedy, since.
 
 MTU: of the tunnel, and what keeps it from being larger (mtuBound): spec.mtu (Spec), the device or
 route towards the peer (Device), the VXLAN to the nodes (Overlay), or what gets through to the peer
@@ -44,7 +45,9 @@ JSON (-o json; YAML is the same; absent means not known; in Kubernetes there is 
      \"remaps\": [{\"kind\": \"Pod\", \"remote\": \"10.200.0.0/16\", \"local\": \"10.201.0.0/16\"}],
      \"receivedBytes\": 1, \"transmittedBytes\": 1, \"lastHandshake\": \"2026-01-31T12:00:00Z\",
      \"mtu\": 1340, \"mtuBound\": \"Spec\", \"pathMtu\": 1400,
-     \"endpoint\": \"192.0.2.20:30742\", \"node\": \"n1\"}],
+     \"endpoint\": \"192.0.2.20:30742\", \"node\": \"n1\",
+     \"faults\": [{\"reason\": \"NoAnswer\", \"message\": \"...\", \"remedy\": \"...\",
+       \"since\": \"2026-01-31T12:00:00Z\"}]}],
    \"problems\": [\"...\"]}
 
 Examples:

@@ -155,6 +155,7 @@ fn frame(probe: Probe, overhead: u32, peer: &str, (from, to): (Ipv4Addr, Ipv4Add
         msg_type: MessageType::Ping,
         time_stamp: String::new(),
         weft: Some(WeftField::size_probe(probe.nonce)),
+        cidrs: None,
     };
     let message = message.encode();
     let length = u16::try_from(probe.size.saturating_sub(overhead)).unwrap_or(u16::MAX);

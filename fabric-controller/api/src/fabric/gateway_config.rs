@@ -246,6 +246,32 @@ pub struct GatewayConfigStatus {
     /// UDP port the gateway listens on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listen_port: Option<u16>,
+    /// Causes for the peering not being, or soon not being, connected; the most telling first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<PeeringFault>,
+}
+
+/// A cause of trouble between this gateway and the peer's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PeeringFault {
+    /// One word, such as NoAnswer, ProbeLoss, UnknownKey or CidrMismatch.
+    pub reason: String,
+    /// The cause, for a person.
+    pub message: String,
+    /// What to do about it.
+    pub remedy: String,
+    /// When it was first observed, or when the peer was last heard (RFC 3339).
+    #[schemars(extend("format" = "date-time"))]
+    pub since: String,
+}
+
+impl PeeringFault {
+    /// Reasons whose age is part of the message: "no answer from milan for 4 s".
+    pub const NO_ANSWER: &str = "NoAnswer";
+    pub const NOT_RECEIVED: &str = "NotReceived";
+    pub const NO_HANDSHAKE: &str = "NoHandshake";
+    /// A Configuration that does not say what the peer reports of itself.
+    pub const CIDR_MISMATCH: &str = "CidrMismatch";
 }
 
 /// What keeps a tunnel's MTU from being larger.

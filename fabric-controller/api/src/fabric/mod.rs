@@ -8,7 +8,7 @@ mod node_config;
 
 pub use gateway_config::{
     AddressMap, GatewayConfig, GatewayConfigSpec, GatewayConfigStatus, GatewayOverlay, MtuBound,
-    OverlayNode, PeerEndpoint, ProbeSettings, Remap, RemapKind,
+    OverlayNode, PeerEndpoint, PeeringFault, ProbeSettings, Remap, RemapKind,
 };
 pub use node_config::{
     NodeAddressMap, NodeConfig, NodeConfigSpec, NodeConfigStatus, NodeGateway, NodePeering,

@@ -11,6 +11,9 @@ pub const NETWORK_CIDRS_CONFIGURED: &str = "NetworkCIDRsConfigured";
 /// Condition of any object, `False` while its newest manifest is not used, with what is wrong; the
 /// last good version, if there is one, stands meanwhile. Absent while nothing is wrong.
 pub const ACCEPTED: &str = "Accepted";
+/// Condition of gateways and Configurations, `False` with cause and remedy while the gateway reports
+/// trouble with the peer's. Absent while it reports none.
+pub const PEER_HEALTHY: &str = "PeerHealthy";
 
 /// What a peering's CIDRs are.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -519,3 +519,38 @@ fn what_ipam_refuses_is_told_of_the_one_who_asked() {
     let status = published.statuses[&reference].to_value()["status"].clone();
     assert_eq!(status["conditions"][0]["message"], "10.1.0.0/16: no room");
 }
+
+#[test]
+fn faults_a_gateway_reports_become_conditions_and_go() {
+    let mut world = running();
+    let namespace = "liqo-tenant-turin";
+    let gateway = ObjectRef::new(Kind::GatewayClient, namespace, "client");
+    let configuration = ObjectRef::new(Kind::Configuration, namespace, "turin");
+    let fault = |reason: &str| {
+        json!({
+            "reason": reason, "message": "cause", "remedy": "remedy", "since": "2026-01-31T12:00:00Z",
+        })
+    };
+    let report = |world: &mut World, faults: Value| {
+        let config = ObjectRef { kind: Kind::GatewayConfig, ..gateway.clone() };
+        let Some(Object::GatewayConfig(mut config)) = world.index.get(&config).cloned() else {
+            panic!("no {config}")
+        };
+        config.status.get_or_insert_default().faults = serde_json::from_value(faults).unwrap();
+        world.index.apply(fabric_store::Event::Applied(Box::new(config.into())));
+        world.settle();
+    };
+    let of_peer = |world: &World, object: &ObjectRef| {
+        let conditions = world.status(object)["conditions"].clone();
+        let mut conditions = conditions.as_array().cloned().unwrap_or_default();
+        conditions.retain(|condition| condition["type"] == "PeerHealthy");
+        conditions.iter().map(|c| format!("{} {}", c["reason"], c["message"])).collect::<Vec<_>>()
+    };
+    report(&mut world, json!([fault("NoAnswer")]));
+    assert_eq!(of_peer(&world, &gateway), [r#""NoAnswer" "cause; remedy""#]);
+    assert_eq!(of_peer(&world, &configuration), [""; 0], "it is not to blame");
+    report(&mut world, json!([fault("CidrMismatch")]));
+    assert_eq!(of_peer(&world, &configuration), [r#""CidrMismatch" "cause; remedy""#]);
+    report(&mut world, json!([]));
+    assert_eq!((of_peer(&world, &gateway), of_peer(&world, &configuration)), (vec![], vec![]));
+}

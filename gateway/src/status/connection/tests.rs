@@ -29,6 +29,7 @@ fn a_connection_is_written_on_change_or_when_ten_seconds_newer() {
         retries: 0,
         path_mtu: None,
         is_duplicate: false,
+        ..View::start()
     };
     let status = |second: i32| connection_status(&at(second));
     assert!(is_due(None, &status(0)));

@@ -1,0 +1,116 @@
+use super::*;
+
+const MS: Duration = Duration::from_millis(1);
+const RTT: Duration = MS;
+
+/// A log whose probes get lost by a rule.
+struct Sim {
+    log: ProbeLog,
+    start: Instant,
+    now: Instant,
+    stamp: i128,
+    sent: Vec<Instant>,
+}
+
+impl Sim {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self { log: ProbeLog::default(), start: now, now, stamp: 0, sent: Vec::new() }
+    }
+
+    fn send(&mut self, is_lost: impl Fn(i128) -> bool) {
+        self.stamp += 1;
+        self.sent.push(self.now);
+        self.log.handle_sent(self.stamp, self.now);
+        if !is_lost(self.stamp) {
+            self.log.handle_answer(self.stamp, RTT, self.now + RTT);
+        }
+    }
+
+    /// Goes on for so long, with a train every two seconds while nothing is suspected.
+    fn run(&mut self, time: Duration, is_lost: impl Fn(i128) -> bool) {
+        let end = self.now + time;
+        let mut train_at = self.now;
+        while self.now < end {
+            if self.now >= train_at {
+                let count = if self.log.is_bursting() { 1 } else { TRAIN };
+                (0..count).for_each(|_| self.send(&is_lost));
+                train_at += 2000 * MS;
+            }
+            if self.log.deadline().is_some_and(|due| self.now >= due)
+                && self.log.handle_tick(self.now)
+            {
+                self.send(&is_lost);
+            }
+            self.now += MS;
+        }
+    }
+}
+
+/// Two of five, in no regular order.
+fn forty_percent(stamp: i128) -> bool {
+    [true, false, false, true, false, false, false, true, true, false][(stamp % 10) as usize]
+}
+
+#[test]
+fn answered_probes_need_no_burst() {
+    let mut sim = Sim::new();
+    sim.run(10_000 * MS, |_| false);
+    assert_eq!((sim.sent.len(), sim.log.loss_percent()), (5 * TRAIN, None));
+    assert_eq!(sim.log.unanswered(), None);
+}
+
+#[test]
+fn forty_percent_loss_shows_within_a_second_and_clears() {
+    let mut sim = Sim::new();
+    sim.run(900 * MS, forty_percent);
+    assert!(sim.log.loss_percent().is_some(), "{:?}", sim.log);
+    sim.run(8000 * MS, forty_percent);
+    assert_eq!(sim.log.loss_percent(), Some(40));
+    sim.run(2500 * MS, |_| false);
+    assert_eq!(sim.log.loss_percent(), None);
+    assert!(!sim.log.is_bursting());
+}
+
+#[test]
+fn pause_of_a_peer_is_no_loss() {
+    let mut sim = Sim::new();
+    sim.run(1900 * MS, |_| false);
+    let before = sim.stamp;
+    // As long as a restart takes.
+    sim.run(900 * MS, |stamp| stamp > before);
+    assert_eq!(sim.log.loss_percent(), None);
+    sim.run(4000 * MS, |_| false);
+    assert_eq!((sim.log.loss_percent(), sim.log.is_bursting()), (None, false));
+}
+
+#[test]
+fn silent_peer_gets_a_burst_that_slows_down() {
+    let mut sim = Sim::new();
+    sim.run(400 * MS, |_| true);
+    let probes = sim.log.unanswered().unwrap();
+    assert!(probes.turns >= 4, "{probes:?}");
+    assert!(probes.last - probes.first >= 250 * MS, "{probes:?}");
+    assert_eq!(sim.log.loss_percent(), None, "silence is not loss");
+    sim.run(9000 * MS, |_| true);
+    assert!(sim.sent.len() < 80, "{} probes in {:?}", sim.sent.len(), sim.now - sim.start);
+}
+
+#[test]
+fn host_that_stood_still_suspects_nobody() {
+    let mut sim = Sim::new();
+    sim.send(|_| true);
+    sim.now += 5000 * MS;
+    assert!(sim.log.handle_tick(sim.now) || !sim.log.is_bursting());
+    assert_eq!(sim.log.unanswered(), None);
+}
+
+#[test]
+fn peer_that_misses_answers_asks_for_one_burst() {
+    let mut sim = Sim::new();
+    sim.log.handle_request(sim.now);
+    assert!(sim.log.is_bursting() && !sim.log.is_suspicious());
+    sim.run(1500 * MS, |_| false);
+    sim.log.handle_request(sim.now);
+    assert!(!sim.log.is_bursting(), "not again so soon");
+}

@@ -1,0 +1,325 @@
+//! Faults between the two gateways.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use fabric_api::PrivateKey;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use weft_tests::manifests::{Peering, join};
+use weft_tests::{Cluster, wait_until};
+
+use super::{AT_MOST, Case, Seen, hold, named, solved};
+use crate::scene::{PORT, Scene, play, rome_and_milan};
+
+pub(super) const CASES: [Case; 11] = [
+    CUT,
+    ONE_WAY,
+    REMOVED,
+    TAKEN_DOWN,
+    KILLED,
+    LOSS,
+    WRONG_CIDR,
+    WRONG_KEY_AT_FIRST,
+    WRONG_KEY_LATER,
+    OWN_ENDPOINT,
+    UNKNOWN_NAME,
+];
+
+const CUT: Case = ("link cut", cut);
+const ONE_WAY: Case = ("one-way cut", one_way);
+const REMOVED: Case = ("peer removed its side", removed);
+const TAKEN_DOWN: Case = ("peer taken down", taken_down);
+const KILLED: Case = ("peer killed", killed);
+const LOSS: Case = ("40 % loss", loss);
+const WRONG_CIDR: Case = ("wrong CIDR", wrong_cidr);
+const WRONG_KEY_AT_FIRST: Case = ("wrong key at first", wrong_key_at_first);
+const WRONG_KEY_LATER: Case = ("wrong key later", wrong_key_later);
+const OWN_ENDPOINT: Case = ("endpoint is oneself", own_endpoint);
+const UNKNOWN_NAME: Case = ("name does not resolve", unknown_name);
+
+#[test]
+fn cut_link_is_named_on_both_sides() -> Result<()> {
+    hold(CUT)
+}
+
+#[test]
+fn one_way_cut_names_the_direction() -> Result<()> {
+    hold(ONE_WAY)
+}
+
+#[test]
+fn removed_peering_is_named_at_the_peer() -> Result<()> {
+    hold(REMOVED)
+}
+
+#[test]
+fn peer_taken_down_is_named() -> Result<()> {
+    hold(TAKEN_DOWN)
+}
+
+#[test]
+fn killed_peer_is_named() -> Result<()> {
+    hold(KILLED)
+}
+
+#[test]
+fn loss_of_forty_percent_is_named() -> Result<()> {
+    hold(LOSS)
+}
+
+#[test]
+fn wrong_cidr_is_named_with_object_and_field() -> Result<()> {
+    hold(WRONG_CIDR)
+}
+
+#[test]
+fn wrong_key_is_named_before_a_connection() -> Result<()> {
+    hold(WRONG_KEY_AT_FIRST)
+}
+
+#[test]
+fn wrong_key_is_named_after_a_connection() -> Result<()> {
+    hold(WRONG_KEY_LATER)
+}
+
+#[test]
+fn endpoint_of_oneself_is_named() -> Result<()> {
+    hold(OWN_ENDPOINT)
+}
+
+#[test]
+fn name_that_does_not_resolve_is_named() -> Result<()> {
+    hold(UNKNOWN_NAME)
+}
+
+/// Peers rome with milan and runs `fault` once nothing of the start is left.
+fn connected(
+    fault: impl FnOnce(&Scene, &Peering, &mut Vec<Seen>) -> Result<()>,
+) -> Result<Vec<Seen>> {
+    let mut seen = Vec::new();
+    play(&rome_and_milan(1), |scene| {
+        let peering = scene.peer("rome", "milan", PORT)?;
+        for cluster in ["rome", "milan"] {
+            solved(scene, cluster, Instant::now())?;
+        }
+        // Not in step with the probes of either side.
+        std::thread::sleep(Duration::from_millis(1300));
+        fault(scene, &peering, &mut seen)
+    })?;
+    Ok(seen)
+}
+
+/// Both sides at once, since each waits for its own.
+fn both(
+    scene: &Scene,
+    sides: [((&'static str, &'static str), &str); 2],
+    start: Instant,
+) -> Result<Vec<Seen>> {
+    std::thread::scope(|scope| {
+        let threads =
+            sides.map(|(what, words)| scope.spawn(move || named(scene, what, words, start)));
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    })
+}
+
+fn both_solved(scene: &Scene, start: Instant) -> Result<Vec<Seen>> {
+    ["rome", "milan"].into_iter().map(|cluster| solved(scene, cluster, start)).collect()
+}
+
+fn cut() -> Result<Vec<Seen>> {
+    connected(|scene, _, seen| {
+        scene.lab.cut("milan-1")?;
+        let sides = [
+            (("rome", "NoAnswer"), "no answer from milan for "),
+            (("milan", "NoAnswer"), "no answer from rome for "),
+        ];
+        seen.extend(both(scene, sides, Instant::now())?);
+        scene.lab.restore("milan-1")?;
+        seen.extend(both_solved(scene, Instant::now())?);
+        Ok(())
+    })
+}
+
+fn one_way() -> Result<Vec<Seen>> {
+    connected(|scene, _, seen| {
+        let milan = scene.cluster("milan").head().net();
+        milan.nft(&format!(
+            "table inet fault {{\nchain in {{ type filter hook input priority -400;\n\
+             udp dport {PORT} drop;\n}}\n}}\n"
+        ))?;
+        let sides = [
+            (("rome", "NotReceived"), "milan is received, and receives nothing from here for "),
+            (("milan", "NoAnswer"), "no answer from rome for "),
+        ];
+        seen.extend(both(scene, sides, Instant::now())?);
+        milan.nft("delete table inet fault\n")?;
+        seen.extend(both_solved(scene, Instant::now())?);
+        Ok(())
+    })
+}
+
+fn removed() -> Result<Vec<Seen>> {
+    connected(|scene, peering, seen| {
+        let what = ("rome", "PeeringRemoved");
+        scene.cluster("milan").remove("rome")?;
+        let words = "milan has removed its side of this peering";
+        seen.push(named(scene, what, words, Instant::now())?);
+        scene.cluster("milan").apply("rome", &join(&peering.server_documents()))?;
+        // The gateway has to start first, which is no part of the status.
+        scene.cluster("milan").wait_connected("rome", AT_MOST)?;
+        seen.push(solved(scene, "rome", Instant::now())?);
+        scene.cluster("rome").remove("milan")?;
+        let words = "rome has removed its side of this peering";
+        seen.push(named(scene, ("milan", "PeeringRemoved"), words, Instant::now())?);
+        Ok(())
+    })
+}
+
+fn taken_down() -> Result<Vec<Seen>> {
+    connected(|scene, _, seen| {
+        let start = Instant::now();
+        let (down, named) = std::thread::scope(|scope| {
+            let down = scope.spawn(|| scene.cluster("milan").weft(&["down"]));
+            let named = named(scene, ("rome", "PeerTakenDown"), "has been taken down", start);
+            (down.join().expect("no panic"), named)
+        });
+        down?;
+        seen.push(named?);
+        Ok(())
+    })
+}
+
+fn killed() -> Result<Vec<Seen>> {
+    connected(|scene, _, seen| {
+        let milan = scene.cluster("milan");
+        for program in ["weft", "gateway"] {
+            let kill_one = |pid| kill(Pid::from_raw(pid), Signal::SIGKILL);
+            milan.processes(0, program).into_iter().try_for_each(kill_one)?;
+        }
+        let words = "no answer from milan for ";
+        seen.push(named(scene, ("rome", "NoAnswer"), words, Instant::now())?);
+        Ok(())
+    })
+}
+
+fn loss() -> Result<Vec<Seen>> {
+    connected(|scene, _, seen| {
+        let rome = scene.cluster("rome").head().net();
+        rome.nft(&format!(
+            "table inet fault {{\nchain out {{ type filter hook output priority -400;\n\
+             udp dport {PORT} numgen random mod 100 < 40 drop;\n}}\n}}\n"
+        ))?;
+        let sides = [
+            (("rome", "ProbeLoss"), " % of probes to milan"),
+            (("milan", "ProbeLoss"), " % of probes to rome"),
+        ];
+        seen.extend(both(scene, sides, Instant::now())?);
+        rome.nft("delete table inet fault\n")?;
+        seen.extend(both_solved(scene, Instant::now())?);
+        Ok(())
+    })
+}
+
+fn wrong_cidr() -> Result<Vec<Seen>> {
+    connected(|scene, peering, seen| {
+        let mut wrong = peering.clone();
+        wrong.server.pod_cidrs = vec!["10.99.0.0/16".parse()?];
+        scene.cluster("rome").apply("milan", &join(&wrong.client_documents()))?;
+        let sides = [
+            (
+                ("rome", "CidrMismatch"),
+                "Configuration liqo-tenant-milan/milan: spec.remote.cidr.pod of milan's \
+                 Configuration: found 10.99.0.0/16; expected 10.200.0.0/16",
+            ),
+            (("milan", "PeerCidrMismatch"), "rome has other CIDRs configured for milan"),
+        ];
+        seen.extend(both(scene, sides, Instant::now())?);
+        scene.cluster("rome").apply("milan", &join(&peering.client_documents()))?;
+        seen.extend(both_solved(scene, Instant::now())?);
+        Ok(())
+    })
+}
+
+/// These manifests with another key in their PublicKey, which is the last to have one.
+fn with_wrong_key(text: &str) -> String {
+    let (before, rest) = text.rsplit_once("publicKey: ").expect("a PublicKey");
+    let (_, rest) = rest.split_once('\n').expect("a line");
+    format!("{before}publicKey: {}\n{rest}", PrivateKey::generate().public())
+}
+
+/// Waits until the gateway of a peering that cannot connect runs.
+fn runs(cluster: &Cluster, peer: &str) -> Result<()> {
+    wait_until("the gateway runs", AT_MOST, || {
+        let state = cluster.peering(peer)?["state"].clone();
+        ensure!(state == "Connecting", "{state}");
+        Ok::<_, anyhow::Error>(())
+    })
+}
+
+fn wrong_key_at_first() -> Result<Vec<Seen>> {
+    let mut seen = Vec::new();
+    play(&rome_and_milan(1), |scene| {
+        let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+        let peering = Peering::new(&rome.spec, &milan.spec, PORT);
+        let right = join(&peering.server_documents());
+        milan.apply("rome", &with_wrong_key(&right))?;
+        runs(milan, "rome")?;
+        rome.apply("milan", &join(&peering.client_documents()))?;
+        runs(rome, "milan")?;
+        let start = Instant::now();
+        let key = format!("with the key {}, which is not in rome", peering.client_key().public());
+        let sides = [
+            (
+                ("rome", "NoHandshake"),
+                "no answer from milan to handshakes at 192.0.2.33:30742 for ",
+            ),
+            (("milan", "UnknownKey"), key.as_str()),
+        ];
+        seen.extend(both(scene, sides, start)?);
+        milan.apply("rome", &right)?;
+        seen.extend(both_solved(scene, Instant::now())?);
+        Ok(())
+    })?;
+    Ok(seen)
+}
+
+fn wrong_key_later() -> Result<Vec<Seen>> {
+    connected(|scene, peering, seen| {
+        let (rome, right) = (scene.cluster("rome"), join(&peering.client_documents()));
+        rome.apply("milan", &with_wrong_key(&right))?;
+        let own = format!("are not for this gateway's key {}", peering.server_key().public());
+        let sides = [
+            (("rome", "SupersededKeys"), "milan does not answer handshakes with the new keys"),
+            (("milan", "WrongResponder"), own.as_str()),
+        ];
+        seen.extend(both(scene, sides, Instant::now())?);
+        rome.apply("milan", &right)?;
+        seen.extend(both_solved(scene, Instant::now())?);
+        Ok(())
+    })
+}
+
+/// Changes where rome looks for milan, and back.
+fn endpoint(address: &str, reason: &'static str, words: &str) -> Result<Vec<Seen>> {
+    connected(|scene, peering, seen| {
+        let mut wrong = peering.clone();
+        wrong.endpoint = vec![address.to_owned()];
+        let rome = scene.cluster("rome");
+        rome.apply("milan", &join(&wrong.client_documents()))?;
+        seen.push(named(scene, ("rome", reason), words, Instant::now())?);
+        rome.apply("milan", &join(&peering.client_documents()))?;
+        seen.push(solved(scene, "rome", Instant::now())?);
+        Ok(())
+    })
+}
+
+fn own_endpoint() -> Result<Vec<Seen>> {
+    let words = "leads to 192.0.2.17:30742, which is node rome-1 of this cluster itself";
+    endpoint("192.0.2.17", "EndpointIsOwn", words)
+}
+
+fn unknown_name() -> Result<Vec<Seen>> {
+    let words = "the name gateway.milan.test does not resolve";
+    endpoint("gateway.milan.test", "NameNotResolved", words)
+}
