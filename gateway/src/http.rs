@@ -187,6 +187,8 @@ impl Sources {
             mtu: running.as_ref().map_or(0, |running| running.mtu),
             path_mtu: running.as_ref().and_then(|running| running.path_mtu),
             tun_overflows: running.as_ref().and_then(|running| tun_overflows(&running.inner)),
+            processor_time: running.as_ref().and_then(|running| running.lane.processor_time()),
+            probes: view.probes,
             stats: running.map(|running| running.lane.snapshot()),
         })
     }

@@ -40,6 +40,16 @@ pub struct Scrape {
     pub path_mtu: Option<u32>,
     /// Packets that the kernel dropped because the TUN's queue was full.
     pub tun_overflows: Option<u64>,
+    /// Processor time of the lane's thread.
+    pub processor_time: Option<Duration>,
+    pub probes: ProbeCounts,
+}
+
+/// Probes of the connection, to tell the loss on the way to the peer and back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProbeCounts {
+    pub sent: u64,
+    pub answered: u64,
 }
 
 /// What outlives a scrape.
@@ -144,6 +154,7 @@ impl Peering {
         })?;
         let help = "Moves of the peer's endpoint that its packets made";
         total(encoder, "weft_gateway_endpoint_changes", help, counters.endpoint_changes)?;
+        self.encode_load(encoder, stats)?;
         let help = "Datagrams lost because the UDP socket's receive buffer was full";
         total(encoder, "weft_gateway_socket_overflows", help, stats.socket_overflows)?;
         let help = "Packets of nodes lost because the TUN's queue was full";
@@ -156,6 +167,32 @@ impl Peering {
         let Some(path_mtu) = self.scrape.path_mtu else { return Ok(()) };
         let help = "The largest IP packet known to reach the peer over the underlay, in bytes";
         gauge(encoder, "weft_gateway_path_mtu_bytes", help, &[], path_mtu.into())
+    }
+}
+
+impl Peering {
+    fn encode_load(&self, encoder: &mut DescriptorEncoder<'_>, stats: &Stats) -> fmt::Result {
+        let help = "Turns of the lane: each reads from the peer and from the nodes once";
+        total(encoder, "weft_gateway_lane_turns", help, stats.turns)?;
+        let help = "Reads of a turn, one each way, that took as much as a turn may: \
+                    half of their ratio to turns is the share of time at full load";
+        total(encoder, "weft_gateway_lane_full_reads", help, stats.full_reads)?;
+        if let Some(time) = self.scrape.processor_time {
+            let help = "Processor time of the lane's thread";
+            let name = "weft_gateway_lane_processor_seconds";
+            let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            ConstCounter::new(time.as_secs_f64()).encode(metric)?;
+        }
+        if let Some(at) = stats.peer.last_handshake {
+            let help = "Time since the last WireGuard handshake, in seconds: above 180 there is no session";
+            let age = i64::try_from(at.elapsed().as_secs()).unwrap_or(i64::MAX);
+            gauge(encoder, "weft_gateway_last_handshake_age_seconds", help, &[], age)?;
+        }
+        let help = "Probes of the connection by outcome: what was sent and not answered was lost";
+        counter(encoder, "weft_gateway_probes", help, |e| {
+            sample(e, &[("outcome", "sent")], self.scrape.probes.sent)?;
+            sample(e, &[("outcome", "answered")], self.scrape.probes.answered)
+        })
     }
 }
 
@@ -220,6 +257,14 @@ mod tests {
             r#"weft_gateway_dropped_packets_total{reason="replay",direction="inbound"} 5"#,
             r#"weft_gateway_dropped_packets_total{reason="tun_full",direction="outbound"} 0"#,
             "weft_gateway_tun_overflows_total 352",
+            r#"weft_gateway_dropped_packets_total{reason="send_unreachable",direction="outbound"} 3"#,
+            "weft_gateway_endpoint_changes_total 6",
+            "weft_gateway_lane_turns_total 40",
+            "weft_gateway_lane_full_reads_total 4",
+            "weft_gateway_lane_processor_seconds_total 1.5",
+            "weft_gateway_last_handshake_age_seconds 0",
+            r#"weft_gateway_probes_total{outcome="sent"} 10"#,
+            r#"weft_gateway_probes_total{outcome="answered"} 9"#,
             "weft_gateway_tunnel_mtu_bytes 1340",
             "weft_gateway_path_mtu_bytes 1400",
         ] {
@@ -242,11 +287,18 @@ mod tests {
     fn scrape(latency: Option<Duration>) -> Scrape {
         let mut counters = Counters { rx_bytes: 700, tx_bytes: 300, ..Counters::default() };
         counters.dropped_inbound[DropReason::Replay.index()] = 5;
+        counters.dropped_outbound[DropReason::SendUnreachable.index()] = 3;
+        counters.endpoint_changes = 6;
         let stats = Stats {
             counters,
-            peer: crate::lane::PeerState::default(),
+            peer: crate::lane::PeerState {
+                last_handshake: Some(std::time::Instant::now()),
+                ..Default::default()
+            },
             gso_active: true,
             socket_overflows: 0,
+            turns: 40,
+            full_reads: 4,
         };
         let peer = "milan".parse().unwrap();
         Scrape {
@@ -257,6 +309,8 @@ mod tests {
             mtu: 1340,
             path_mtu: Some(1400),
             tun_overflows: Some(352),
+            processor_time: Some(Duration::from_millis(1500)),
+            probes: ProbeCounts { sent: 10, answered: 9 },
         }
     }
 }

@@ -23,6 +23,7 @@ use crate::desired::Desired;
 use crate::identity;
 use crate::input::Input;
 use crate::lane::{LaneHandle, PeerState};
+use crate::metrics::ProbeCounts;
 use crate::probe::{Departure, MAX_DATAGRAM, Message, MessageType, Pending, WeftField};
 use crate::probe_log::TRAIN;
 use diagnosis::Diagnosis;
@@ -69,6 +70,8 @@ pub struct View {
     pub faults: Vec<TimedFault>,
     /// Share of lost probes in percent, if it is worth reporting.
     pub loss_percent: Option<u8>,
+    /// Of this process. A new count alone wakes no reader.
+    pub probes: ProbeCounts,
 }
 
 /// What the monitor goes by.
@@ -91,6 +94,7 @@ impl View {
             is_duplicate: false,
             faults: Vec::new(),
             loss_percent: None,
+            probes: ProbeCounts::default(),
         }
     }
 
@@ -196,6 +200,7 @@ struct Peering {
     new_retries: u64,
     /// When the peer last reported a second gateway with our key.
     duplicate_at: Option<Instant>,
+    probes: ProbeCounts,
     lane_ended: bool,
 }
 
@@ -251,6 +256,7 @@ impl Peering {
             search: None,
             new_retries: 0,
             duplicate_at: None,
+            probes: ProbeCounts::default(),
             lane_ended: false,
             running,
         }
@@ -353,6 +359,7 @@ impl Peering {
         self.diagnosis.handle_answer(pong, latency, now);
         self.unanswered = None;
         self.unproven = false;
+        self.probes.answered += 1;
         self.latency_at = Some(Timestamp::now());
         self.machine.handle_pong(latency, pong.report(), now);
         self.path.handle_life(pong, Some(latency), now);
@@ -428,6 +435,7 @@ impl Peering {
     }
 
     fn send_one(&mut self, now: Instant) {
+        self.probes.sent += 1;
         let ping = self.pending.ping(Timestamp::now(), now, self.weft_field(now));
         if let Some(stamp) = ping.stamp() {
             self.diagnosis.log.handle_sent(stamp, now);
@@ -513,7 +521,9 @@ impl Peering {
         let retries = std::mem::take(&mut self.new_retries);
         let latency = self.machine.latency();
         views.send_if_modified(|view| {
+            view.probes = self.probes;
             let new = View {
+                probes: self.probes,
                 value: self.machine.value(),
                 latency,
                 latency_at: self.latency_at.filter(|_| latency.is_some()),

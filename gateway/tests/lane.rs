@@ -21,7 +21,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::{RcvBufForce, SndBuf};
 use socket2::{Domain, Protocol, Socket, Type};
-use tunnel::{Rules, RulesConfig};
+use tunnel::{DropReason, Rules, RulesConfig};
 
 const CLIENT: &str = "10.9.0.1";
 const SERVER: &str = "10.9.0.2";
@@ -336,4 +336,54 @@ fn a_lane_whose_device_goes_ends_and_says_so() {
     two.hosts[0].ip("link del weft0");
     two.wait_until("the end of the lane", |two| !two.lanes[0].is_running());
     assert!(two.lanes[1].is_running());
+}
+
+/// Drops of the client on the way out and of the server on the way in, by what is provoked.
+#[test]
+fn failures_are_counted_by_what_happened() {
+    let two = Two::connected(Offloads::ALL, "192.0.2.2");
+    let out =
+        |reason: DropReason| two.lanes[0].snapshot().counters.dropped_outbound[reason.index()];
+    assert!(two.pings());
+    two.hosts[0].command("nft add table ip block");
+    for rule in [
+        "add chain ip block out { type filter hook output priority 0 ; }",
+        "add rule ip block out udp dport 51820 drop",
+    ] {
+        assert!(two.hosts[0].command(&format!("nft {rule}")), "{rule}");
+    }
+    assert!(!two.pings());
+    assert!(out(DropReason::SendNotPermitted) > 0);
+    assert!(two.hosts[0].command("nft delete table ip block") && two.pings());
+
+    two.hosts[0].ip("route del 192.0.2.0/24 dev v0");
+    assert!(!two.pings());
+    assert!(out(DropReason::SendUnreachable) > 0);
+    two.hosts[0].ip("route add 192.0.2.0/24 dev v0");
+    assert!(two.pings());
+
+    two.hosts[1].ip("link set weft0 down");
+    assert!(!two.pings());
+    let server = two.lanes[1].snapshot().counters;
+    assert!(server.dropped_inbound[DropReason::TunError.index()] > 0);
+    for full in [DropReason::SocketFull, DropReason::SendError] {
+        assert_eq!(out(full), 0, "{full:?}");
+    }
+    assert_eq!(server.dropped_inbound[DropReason::TunFull.index()], 0);
+}
+
+#[test]
+fn load_of_a_lane_shows_in_its_numbers() {
+    let two = Two::connected(Offloads::ALL, "192.0.2.2");
+    let before = two.lanes[1].processor_time().unwrap();
+    two.transfer(16 << 20);
+    let busy = two.lanes[1].snapshot();
+    assert!(busy.turns > 0 && busy.full_reads > 0, "{busy:?}");
+    let spent = two.lanes[1].processor_time().unwrap() - before;
+    assert!(spent > Duration::from_millis(5), "{spent:?} for 16 MB");
+    // A lane without work hardly turns.
+    thread::sleep(Duration::from_secs(2));
+    let idle = two.lanes[1].snapshot();
+    assert!(idle.turns - busy.turns < 100, "{} turns in 2 s", idle.turns - busy.turns);
+    assert_eq!(idle.full_reads, two.lanes[1].snapshot().full_reads);
 }

@@ -1,10 +1,10 @@
 //! Dashboard and alerts ask for metrics that there are.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gateway::lane::{Counters, PeerState, Stats};
-use gateway::metrics::{Metrics, Scrape};
+use gateway::metrics::{Metrics, ProbeCounts, Scrape};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -131,9 +131,11 @@ fn words(expr: &str) -> (Vec<&str>, Vec<&str>) {
 fn metrics() -> (BTreeSet<String>, BTreeSet<String>) {
     let stats = Stats {
         counters: Counters::default(),
-        peer: PeerState::default(),
+        peer: PeerState { last_handshake: Some(Instant::now()), ..PeerState::default() },
         gso_active: true,
         socket_overflows: 0,
+        turns: 1,
+        full_reads: 0,
     };
     let scrape = Scrape {
         peer: "milan".parse().unwrap(),
@@ -143,6 +145,8 @@ fn metrics() -> (BTreeSet<String>, BTreeSet<String>) {
         mtu: 1340,
         path_mtu: Some(1400),
         tun_overflows: Some(0),
+        processor_time: Some(Duration::ZERO),
+        probes: ProbeCounts::default(),
     };
     let text = Metrics::new().render(Some(scrape)).unwrap();
     let samples = text.lines().filter(|line| !line.starts_with('#'));

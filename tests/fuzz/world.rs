@@ -9,7 +9,7 @@ use boringtun::noise::{Tunn, TunnResult};
 use boringtun::x25519;
 use fabric_api::{PrivateKey, PublicKey};
 use ipnet::IpNet;
-use tunnel::{AddressMap, Config, Datagrams, Engine, Remap, Rules, RulesConfig, Wire};
+use tunnel::{AddressMap, Config, Datagrams, DropReason, Engine, Remap, Rules, RulesConfig, Wire};
 
 /// How long a world lasts by its own clock: so short that no key grows old.
 const LIFE: Duration = Duration::from_secs(96);
@@ -26,16 +26,16 @@ pub(crate) struct Made {
 }
 
 impl Wire for Made {
-    fn send(&mut self, train: Datagrams<'_>) -> bool {
+    fn send(&mut self, train: Datagrams<'_>) -> Result<(), DropReason> {
         assert!(train.bytes.len() <= 65_507 && train.bytes.len() <= 64 * train.segment_size);
         let datagrams = train.bytes.chunks(train.segment_size);
         self.sent.extend(datagrams.map(|datagram| (train.remote, datagram.to_vec())));
-        true
+        Ok(())
     }
 
-    fn write(&mut self, frame: &[u8]) -> bool {
+    fn write(&mut self, frame: &[u8]) -> Result<(), DropReason> {
         self.frames.push(frame.to_vec());
-        true
+        Ok(())
     }
 }
 

@@ -59,6 +59,21 @@ pub(super) struct Driver {
     shown: PeerState,
     endpoint: PublishedEndpoint,
     rounds: u64,
+    load: Load,
+}
+
+/// How much of its time a lane has work.
+#[derive(Debug, Default)]
+struct Load {
+    turns: u64,
+    /// Directions of turns that read as much as they may: more was probably waiting.
+    full_reads: u64,
+}
+
+impl Load {
+    fn note_reads(&mut self, reads: usize, bytes: usize) {
+        self.full_reads += u64::from(reads >= TURN_READS || bytes >= TURN_BYTES);
+    }
 }
 
 /// What a [`Driver`] shares with its handle.
@@ -98,11 +113,13 @@ impl Driver {
             shown: PeerState::default(),
             endpoint: PublishedEndpoint::new(now),
             rounds: 0,
+            load: Load::default(),
         })
     }
 
     /// Moves packets until told to stop. Fails when a descriptor cannot be waited for.
     pub(super) fn run(mut self) -> io::Result<()> {
+        self.published.thread.store(nix::unistd::gettid().as_raw(), Ordering::Relaxed);
         loop {
             let has_orders = self.wait()?;
             if has_orders && !self.obey()? {
@@ -154,7 +171,9 @@ impl Driver {
     /// Both directions once; whether there was anything.
     fn turn(&mut self) -> io::Result<bool> {
         let was_blocked = self.port.is_blocked();
-        self.port.drain();
+        let Self { engine, port, .. } = self;
+        port.drain(|reason, datagrams| engine.count_unsent(reason, datagrams));
+        self.load.turns += 1;
         let has_received = self.receive();
         let has_read = !self.port.is_blocked() && self.read()?;
         Ok(has_received || has_read || was_blocked && !self.port.is_blocked())
@@ -185,7 +204,7 @@ impl Driver {
             };
             if first > 0 {
                 drops = false;
-                engine.count_overflow();
+                engine.count_early_drop();
             }
             let train = Datagrams {
                 remote: received.remote,
@@ -198,6 +217,7 @@ impl Driver {
         if reads > 0 {
             engine.flush(port.now, port);
         }
+        self.load.note_reads(reads, bytes);
         reads > 0
     }
 
@@ -219,6 +239,7 @@ impl Driver {
         if reads > 0 {
             engine.flush(port.now, port);
         }
+        self.load.note_reads(reads, bytes);
         Ok(reads > 0)
     }
 
@@ -279,6 +300,8 @@ impl Driver {
         state.endpoint = self.endpoint.update(state.endpoint, now);
         self.rounds += 1;
         self.published.rounds.store(self.rounds, Ordering::Relaxed);
+        self.published.turns.store(self.load.turns, Ordering::Relaxed);
+        self.published.full_reads.store(self.load.full_reads, Ordering::Relaxed);
         self.published.store(self.engine.counters(), state.last_authentic);
         self.published.gso_active.store(self.port.socket.segments(), Ordering::Relaxed);
         let overflows = self.overflows.0 + self.overflows.1;

@@ -137,7 +137,16 @@ impl LaneHandle {
             peer: PeerState { last_authentic, ..*self.changes.borrow() },
             gso_active: published.gso_active.load(Ordering::Relaxed),
             socket_overflows: published.socket_overflows.load(Ordering::Relaxed).into(),
+            turns: published.turns.load(Ordering::Relaxed),
+            full_reads: published.full_reads.load(Ordering::Relaxed),
         }
+    }
+
+    /// Processor time of the lane's thread so far; `None` where the kernel does not count it.
+    pub fn processor_time(&self) -> Option<Duration> {
+        let thread = self.published.thread.load(Ordering::Relaxed);
+        let text = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).ok()?;
+        text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
     }
 
     /// The peer's state, changed when a session comes, is renewed or goes, or the peer moves; not
@@ -195,6 +204,9 @@ pub struct Stats {
     pub gso_active: bool,
     /// Datagrams that the kernel dropped because the socket's receive buffer was full.
     pub socket_overflows: u64,
+    /// Turns of the lane, and directions of turns that read as much as one may.
+    pub turns: u64,
+    pub full_reads: u64,
 }
 
 impl Stats {

@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use tunnel::{Datagrams, Wire};
+use nix::errno::Errno;
+use tunnel::{Datagrams, DropReason, Wire};
 
 use super::socket::TunnelSocket;
 
@@ -50,8 +51,8 @@ impl Port {
         !self.backlog.trains.is_empty()
     }
 
-    /// Sends what waits, as far as there is room.
-    pub(super) fn drain(&mut self) {
+    /// Sends what waits, as far as there is room. Calls `lost` with datagrams that fail for good.
+    pub(super) fn drain(&mut self, mut lost: impl FnMut(DropReason, usize)) {
         let Backlog { bytes, trains } = &mut self.backlog;
         while let Some(waiting) = trains.front_mut() {
             let train = Datagrams {
@@ -60,8 +61,10 @@ impl Port {
                 segment_size: waiting.segment_size,
                 tos: waiting.tos,
             };
-            // What fails for good is gone, as any datagram may be.
-            let done = self.socket.send(train, self.now).unwrap_or(waiting.len);
+            let done = self.socket.send(train, self.now).unwrap_or_else(|error| {
+                lost(send_failure(&error), waiting.len.div_ceil(waiting.segment_size.max(1)));
+                waiting.len
+            });
             bytes.drain(..done);
             waiting.len -= done;
             if waiting.len > 0 {
@@ -73,47 +76,69 @@ impl Port {
 }
 
 impl Backlog {
-    fn push(&mut self, train: Datagrams<'_>) -> bool {
-        let has_room = self.bytes.len() + train.bytes.len() <= BACKLOG;
-        if has_room {
-            self.bytes.extend(train.bytes);
-            self.trains.push_back(Waiting {
-                remote: train.remote,
-                len: train.bytes.len(),
-                segment_size: train.segment_size,
-                tos: train.tos,
-            });
+    fn push(&mut self, train: Datagrams<'_>) -> Result<(), DropReason> {
+        if self.bytes.len() + train.bytes.len() > BACKLOG {
+            return Err(DropReason::SocketFull);
         }
-        has_room
+        self.bytes.extend(train.bytes);
+        self.trains.push_back(Waiting {
+            remote: train.remote,
+            len: train.bytes.len(),
+            segment_size: train.segment_size,
+            tos: train.tos,
+        });
+        Ok(())
     }
 }
 
 impl Wire for Port {
-    fn send(&mut self, train: Datagrams<'_>) -> bool {
+    fn send(&mut self, train: Datagrams<'_>) -> Result<(), DropReason> {
         self.large_sends += u64::from(train.segment_size > ALWAYS_FITS);
         if self.is_blocked() {
             return self.backlog.push(train);
         }
         match self.socket.send(train, self.now) {
-            Ok(done) if done == train.bytes.len() => true,
+            Ok(done) if done == train.bytes.len() => Ok(()),
             Ok(done) => self.backlog.push(Datagrams { bytes: &train.bytes[done..], ..train }),
             Err(error) => {
                 tracing::trace!(remote = %train.remote, %error, "send");
-                false
+                Err(send_failure(&error))
             }
         }
     }
 
-    fn write(&mut self, frame: &[u8]) -> bool {
+    fn write(&mut self, frame: &[u8]) -> Result<(), DropReason> {
         loop {
             match nix::unistd::write(&self.tun, frame) {
-                Ok(_) => return true,
-                Err(nix::errno::Errno::EINTR) => {}
+                Ok(_) => return Ok(()),
+                Err(Errno::EINTR) => {}
                 Err(error) => {
                     tracing::trace!(error = %io::Error::from(error), "write to the TUN");
-                    return false;
+                    return Err(write_failure(error));
                 }
             }
         }
+    }
+}
+
+fn send_failure(error: &io::Error) -> DropReason {
+    match error.raw_os_error().unwrap_or_default() {
+        libc::ENOBUFS | libc::ENOMEM => DropReason::SendNoBuffers,
+        libc::ENETUNREACH
+        | libc::EHOSTUNREACH
+        | libc::ENETDOWN
+        | libc::ENODEV
+        | libc::ENXIO
+        | libc::EADDRNOTAVAIL => DropReason::SendUnreachable,
+        libc::EPERM | libc::EACCES => DropReason::SendNotPermitted,
+        libc::EMSGSIZE => DropReason::SendTooLong,
+        _ => DropReason::SendError,
+    }
+}
+
+fn write_failure(error: Errno) -> DropReason {
+    match error as i32 {
+        libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM => DropReason::TunFull,
+        _ => DropReason::TunError,
     }
 }

@@ -1,5 +1,5 @@
 use std::net::UdpSocket;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -74,6 +74,10 @@ pub(super) struct Published {
     last_authentic: AtomicU64,
     /// Rounds of the lane's loop, to see that it turns.
     pub(super) rounds: AtomicU64,
+    pub(super) turns: AtomicU64,
+    pub(super) full_reads: AtomicU64,
+    /// Thread ID of the lane; 0 before it runs.
+    pub(super) thread: AtomicI32,
     pub(super) gso_active: AtomicBool,
     pub(super) socket_overflows: AtomicU32,
     pub(super) large_sends: AtomicU64,
@@ -93,6 +97,9 @@ impl Published {
             dropped_outbound: Default::default(),
             last_authentic: AtomicU64::new(0),
             rounds: AtomicU64::new(0),
+            turns: AtomicU64::new(0),
+            full_reads: AtomicU64::new(0),
+            thread: AtomicI32::new(0),
             gso_active: AtomicBool::new(false),
             socket_overflows: AtomicU32::new(0),
             large_sends: AtomicU64::new(0),

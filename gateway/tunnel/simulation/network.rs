@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::net::SocketAddr;
 
-use tunnel::{Datagrams, Wire};
+use tunnel::{Datagrams, DropReason, Wire};
 
 use crate::plan::Link;
 use crate::random::Random;
@@ -33,16 +33,16 @@ pub(crate) struct Made {
 }
 
 impl Wire for Made {
-    fn send(&mut self, train: Datagrams<'_>) -> bool {
+    fn send(&mut self, train: Datagrams<'_>) -> Result<(), DropReason> {
         for datagram in train.bytes.chunks(train.segment_size) {
             self.sent.push((train.remote, datagram.to_vec(), train.tos));
         }
-        true
+        Ok(())
     }
 
-    fn write(&mut self, frame: &[u8]) -> bool {
+    fn write(&mut self, frame: &[u8]) -> Result<(), DropReason> {
         self.frames.push(frame.to_vec());
-        true
+        Ok(())
     }
 }
 

@@ -30,15 +30,29 @@ pub enum DropReason {
     /// Congestion was marked on the way, and the packet's ends do not understand such marks
     /// (RFC 6040 section 4.2).
     CongestionUnmarkable,
-    /// The tunnel device's queue was full.
+    /// The tunnel device had no room.
     TunFull,
-    /// The UDP socket's buffer was full.
+    /// The tunnel device refused the packet for another reason: it is down, or is being deleted.
+    TunError,
+    /// The UDP socket's send buffer was full, and so was the queue before it.
     SocketFull,
+    /// The kernel had no memory for the datagram, or the device's queue no room (ENOBUFS, ENOMEM).
+    SendNoBuffers,
+    /// There is no route, address or device to send with (ENETUNREACH, EHOSTUNREACH and others).
+    SendUnreachable,
+    /// A firewall rule of this host forbids the datagram (EPERM, EACCES).
+    SendNotPermitted,
+    /// The datagram is longer than the device or the path takes (EMSGSIZE).
+    SendTooLong,
+    /// The kernel refused the datagram for another reason.
+    SendError,
+    /// Dropped on purpose before the receive buffer overflows, to slow TCP senders down.
+    EarlyDrop,
 }
 
 impl DropReason {
     /// Every reason, in the order of [`DropReason::index`].
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 20] = [
         Self::Malformed,
         Self::SourceNotAllowed,
         Self::NoDestination,
@@ -51,7 +65,14 @@ impl DropReason {
         Self::HandshakeRejected,
         Self::CongestionUnmarkable,
         Self::TunFull,
+        Self::TunError,
         Self::SocketFull,
+        Self::SendNoBuffers,
+        Self::SendUnreachable,
+        Self::SendNotPermitted,
+        Self::SendTooLong,
+        Self::SendError,
+        Self::EarlyDrop,
     ];
 
     /// How many reasons there are: the length of an array of counters.
@@ -76,7 +97,14 @@ impl DropReason {
             Self::HandshakeRejected => "handshake_rejected",
             Self::CongestionUnmarkable => "congestion_unmarkable",
             Self::TunFull => "tun_full",
+            Self::TunError => "tun_error",
             Self::SocketFull => "socket_full",
+            Self::SendNoBuffers => "send_no_buffers",
+            Self::SendUnreachable => "send_unreachable",
+            Self::SendNotPermitted => "send_not_permitted",
+            Self::SendTooLong => "send_too_long",
+            Self::SendError => "send_error",
+            Self::EarlyDrop => "early_drop",
         }
     }
 }

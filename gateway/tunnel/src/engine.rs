@@ -32,14 +32,14 @@ pub struct Config {
     pub rules: Rules,
 }
 
-/// Where an [`Engine`] puts what it made. Neither may block; both return whether there was room,
-/// what finds none is dropped and counted.
+/// Where an [`Engine`] puts what it made. Neither may block; both return why what they were given
+/// was dropped, if it was.
 pub trait Wire {
     /// Sends the datagrams that lie one after the other in `train.bytes`.
-    fn send(&mut self, train: Datagrams<'_>) -> bool;
+    fn send(&mut self, train: Datagrams<'_>) -> Result<(), DropReason>;
 
     /// Writes to the TUN: a virtio header and one packet or one train of TCP segments.
-    fn write(&mut self, frame: &[u8]) -> bool;
+    fn write(&mut self, frame: &[u8]) -> Result<(), DropReason>;
 }
 
 /// UDP datagrams to or from one address, as `UDP_SEGMENT` and `UDP_GRO` have them.
@@ -196,9 +196,14 @@ impl Engine {
         self.peer.deadline().unwrap_or(self.started + NEVER)
     }
 
-    /// The driver dropped a datagram from the peer because too many wait to be received.
-    pub fn count_overflow(&mut self) {
-        self.counters.dropped_inbound[DropReason::SocketFull.index()] += 1;
+    /// Counts a datagram from the peer that the driver dropped early.
+    pub fn count_early_drop(&mut self) {
+        self.counters.dropped_inbound[DropReason::EarlyDrop.index()] += 1;
+    }
+
+    /// Counts datagrams to the peer that failed after [`Wire::send`] had taken them.
+    pub fn count_unsent(&mut self, reason: DropReason, datagrams: usize) {
+        self.counters.dropped_outbound[reason.index()] += datagrams as u64;
     }
 
     pub fn counters(&self) -> &Counters {
@@ -327,8 +332,8 @@ impl<W: Wire> Sink for Delivery<'_, W> {
         }
         // The headers of a train stand for those of all its packets.
         let bytes = packet.len() + (packets - 1) * usize::from(offload.header_len);
-        if !self.wire.write(frame) {
-            return self.drop(DropReason::TunFull, packets);
+        if let Err(reason) = self.wire.write(frame) {
+            return self.drop(reason, packets);
         }
         self.counters.rx_packets += packets as u64;
         self.counters.rx_bytes += bytes as u64;

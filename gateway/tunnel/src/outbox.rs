@@ -157,8 +157,8 @@ impl<W: Wire> Port<'_, W> {
         if count > 1 {
             self.counters.trains_sent += 1;
         }
-        if !self.wire.send(train) {
-            self.drop_outbound(DropReason::SocketFull, count);
+        if let Err(reason) = self.wire.send(train) {
+            self.drop_outbound(reason, count);
         }
     }
 

@@ -35,7 +35,7 @@ struct Sent {
 }
 
 impl Wire for Made {
-    fn send(&mut self, train: Datagrams<'_>) -> bool {
+    fn send(&mut self, train: Datagrams<'_>) -> Result<(), DropReason> {
         assert!(train.bytes.len() <= 65_507 && train.bytes.len() <= 64 * train.segment_size);
         for datagram in train.bytes.chunks(train.segment_size) {
             self.sent.push_back(Sent {
@@ -44,12 +44,12 @@ impl Wire for Made {
                 tos: train.tos,
             });
         }
-        true
+        Ok(())
     }
 
-    fn write(&mut self, frame: &[u8]) -> bool {
+    fn write(&mut self, frame: &[u8]) -> Result<(), DropReason> {
         self.frames.push(frame.to_vec());
-        true
+        Ok(())
     }
 }
 
