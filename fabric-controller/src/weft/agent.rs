@@ -9,7 +9,7 @@ use super::output::say;
 use super::rundir::{Record, RunDir};
 use super::supervise::{self, Loop, OnSilence, StopSignals};
 use super::up::farewell;
-use super::workloads::{self, AgentOptions, ChildLogs, ControlOptions, Workloads};
+use super::workloads::{self, AgentOptions, ChildLogs, ControlOptions, GatewayOptions, Workloads};
 use super::{host, manifest, preconditions};
 
 const DEFAULT_RUN_DIR: &str = "/run/weft/agent";
@@ -80,7 +80,8 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
     say(&format!("node {}, run directory {}", record.node, dir.path().display()));
     let control = ControlOptions::default();
     let (agent, logs) = (args.agent.clone(), args.logs.clone());
-    let workloads = Workloads { programs, dir, record, control, agent, logs };
+    let gateway = GatewayOptions::default();
+    let workloads = Workloads { programs, dir, record, control, agent, gateway, logs };
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?

@@ -16,7 +16,9 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::output::say;
 use super::rundir::{Record, RunDir, default_state_dir};
 use super::supervise::{self, Loop, OnSilence, StopSignals};
-use super::workloads::{self, AgentOptions, ChildLogs, ControlOptions, Wanted, Workloads};
+use super::workloads::{
+    self, AgentOptions, ChildLogs, ControlOptions, GatewayOptions, Wanted, Workloads,
+};
 use super::{host, manifest, metrics, preconditions};
 
 const EXAMPLES: &str = "\
@@ -49,6 +51,8 @@ pub(crate) struct UpArgs {
     control: ControlOptions,
     #[command(flatten)]
     agent: AgentOptions,
+    #[command(flatten)]
+    gateway: GatewayOptions,
     #[command(flatten)]
     logs: ChildLogs,
 }
@@ -85,7 +89,8 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
         dir.path().display()
     ));
     let (control, agent, logs) = (args.control.clone(), args.agent.clone(), args.logs.clone());
-    let workloads = Workloads { programs, dir, record, control, agent, logs };
+    let gateway = args.gateway.clone();
+    let workloads = Workloads { programs, dir, record, control, agent, gateway, logs };
     runtime.block_on(supervise_all(workloads, args.metrics))
 }
 

@@ -36,6 +36,20 @@ pub(crate) struct AgentOptions {
     no_accept_rules: bool,
 }
 
+/// Switches passed on to every gateway.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct GatewayOptions {
+    /// Switch for every gateway, to turn an offload off that the host or the path does badly:
+    /// `--gateway-arg=--no-gso`. May be repeated.
+    #[arg(
+        long = "gateway-arg",
+        value_name = "SWITCH",
+        allow_hyphen_values = true,
+        value_parser = ["--no-gso", "--no-gro", "--no-tun-offload"]
+    )]
+    switches: Vec<String>,
+}
+
 /// What all processes are told about their logs.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ChildLogs {
@@ -57,6 +71,7 @@ pub(crate) struct Workloads {
     pub(crate) record: Record,
     pub(crate) control: ControlOptions,
     pub(crate) agent: AgentOptions,
+    pub(crate) gateway: GatewayOptions,
     pub(crate) logs: ChildLogs,
 }
 
@@ -166,6 +181,7 @@ impl Workloads {
             arg("--http"),
             socket(&self.dir.http_socket(process)),
         ]);
+        args.extend(self.gateway.switches.iter().map(OsString::from));
         self.spec("gateway", role, args)
     }
 
@@ -227,6 +243,40 @@ pub(crate) mod tests {
         let configs = [config("t", "here", "n1"), config("t", "there", "n2")];
         let processes: Vec<_> = gateways_of("n1", &configs).into_keys().collect();
         assert_eq!(processes, ["gateway-t-here"]);
+    }
+
+    #[test]
+    fn gateway_switches_are_passed_on_and_others_refused() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            options: GatewayOptions,
+        }
+        let parse = |line: &[&str]| <Line as clap::Parser>::try_parse_from(line);
+        let line = ["up", "--gateway-arg=--no-gso", "--gateway-arg", "--no-tun-offload"];
+        let options = parse(&line).unwrap().options;
+        assert!(parse(&["up", "--gateway-arg=--no-gs"]).is_err());
+        let record = Record {
+            cluster_id: None,
+            node: "n1".to_owned(),
+            manifests: None,
+            state_dir: None,
+            published: None,
+            netns: 0,
+        };
+        let workloads = Workloads {
+            programs: "/p".into(),
+            dir: RunDir::at(Path::new("/r")).unwrap(),
+            record,
+            control: ControlOptions::default(),
+            agent: AgentOptions::default(),
+            gateway: options,
+            logs: ChildLogs { log_format: "plain".to_owned(), log_level: None },
+        };
+        let wanted = workloads.of_up(&[config("t", "gw", "n1")]);
+        let args = &wanted["gateway-t-gw"].args;
+        assert_eq!(args[args.len() - 2..], ["--no-gso", "--no-tun-offload"]);
+        assert!(!wanted["fabric-controller"].args.contains(&OsString::from("--no-gso")));
     }
 
     #[test]
