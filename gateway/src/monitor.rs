@@ -29,6 +29,7 @@ use crate::probe_log::TRAIN;
 use diagnosis::Diagnosis;
 pub use diagnosis::TimedFault;
 use path::PathProber;
+pub use path::TRAINS_VANISH;
 use search::{Search, Step};
 use socket::ProbeSocket;
 
@@ -72,6 +73,8 @@ pub struct View {
     pub loss_percent: Option<u8>,
     /// Of this process. A new count alone wakes no reader.
     pub probes: ProbeCounts,
+    /// Segmented sends vanish on the way to the peer, and are not used.
+    pub trains_vanish: bool,
 }
 
 /// What the monitor goes by.
@@ -95,6 +98,7 @@ impl View {
             faults: Vec::new(),
             loss_percent: None,
             probes: ProbeCounts::default(),
+            trains_vanish: false,
         }
     }
 
@@ -529,6 +533,7 @@ impl Peering {
                 latency_at: self.latency_at.filter(|_| latency.is_some()),
                 retries: view.retries + retries,
                 path_mtu: self.path.found(),
+                trains_vanish: !self.path.may_segment(),
                 is_duplicate: self
                     .duplicate_at
                     .is_some_and(|at| at.elapsed() < DUPLICATE_RETENTION),

@@ -9,6 +9,8 @@
 //! as too large only if it was sent twice, and smaller ones that were sent after it were answered;
 //! the size in force is tried again in every round, and any single answer keeps it.
 
+pub mod trains;
+
 use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 

@@ -19,7 +19,7 @@ use crate::identity;
 use crate::input::Input;
 use crate::kept::Keep;
 use crate::lane::{PeerState, Stats};
-use crate::monitor::{TimedFault, View};
+use crate::monitor::{TRAINS_VANISH, TimedFault, View};
 
 /// How often counters are written while nothing else changes: to a file, and to an API server, where
 /// every write wakes the controller. Metrics have the newest.
@@ -88,6 +88,7 @@ impl Sources {
         let lane = plane.running.as_ref().map(|running| running.lane.changes());
         let duplicate = lane.and_then(|lane| lane.borrow().duplicate);
         plane.problems.extend(identity::problems(duplicate, view.is_duplicate));
+        plane.problems.extend(view.trains_vanish.then(|| TRAINS_VANISH.to_owned()));
         (input, plane, view)
     }
 

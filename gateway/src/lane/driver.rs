@@ -267,16 +267,24 @@ impl Driver {
         if let Some(probing) = latest.path_probing {
             self.port.socket.set_path_probing(probing);
         }
-        self.send_probes(latest.probes, now);
+        if let Some(segmenting) = latest.segmenting {
+            self.port.socket.set_segmenting(segmenting);
+        }
+        self.send_probes((latest.probes, latest.train), now);
         Ok(!latest.stop)
     }
 
-    fn send_probes(&mut self, probes: Vec<Vec<u8>>, now: Instant) {
+    fn send_probes(&mut self, (probes, mut train): (Vec<Vec<u8>>, Vec<Vec<u8>>), now: Instant) {
         self.port.now = now;
         // The probes themselves are no reason to probe.
         let large_sends = self.port.large_sends;
-        for mut frame in probes {
-            self.engine.handle_probe(&mut frame, now, &mut self.port);
+        if !train.is_empty() {
+            let was_segmenting = self.port.socket.set_segmenting(true);
+            self.engine.handle_probe(&mut train, now, &mut self.port);
+            self.port.socket.set_segmenting(was_segmenting);
+        }
+        for frame in probes {
+            self.engine.handle_probe(&mut [frame], now, &mut self.port);
         }
         self.port.large_sends = large_sends;
     }
@@ -284,6 +292,7 @@ impl Driver {
     fn replace_socket(&mut self, socket: UdpSocket) -> io::Result<()> {
         let mut socket = TunnelSocket::new(socket, self.offloads)?;
         socket.set_path_probing(self.port.socket.is_path_probing());
+        socket.set_segmenting(self.port.socket.is_segmenting);
         self.epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, TOKEN_SOCKET))?;
         self.epoll.delete(&self.port.socket)?;
         self.is_waiting_for_room = false;

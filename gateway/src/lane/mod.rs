@@ -110,6 +110,18 @@ impl LaneHandle {
         self.orders.give_probes(frames);
     }
 
+    /// Whether segmented sends arrive on this path: otherwise datagrams are sent one by one.
+    pub fn set_segmenting(&self, segmenting: bool) {
+        self.orders.give(|latest| latest.segmenting = Some(segmenting));
+    }
+
+    /// Sends frames like those of [`Self::send_probes`], all of one length, as one segmented send,
+    /// and one more by itself.
+    pub fn send_train_probe(&self, train: [Vec<u8>; 2], single: Vec<u8>) {
+        self.orders.give(|latest| latest.train = train.into());
+        self.send_probes([single].into_iter());
+    }
+
     /// Sends so far, other than of probes, of datagrams that a path of 1,280 bytes may not take.
     pub fn large_sends(&self) -> u64 {
         self.published.large_sends.load(Ordering::Relaxed)

@@ -24,6 +24,9 @@ pub(super) struct Latest {
     pub(super) socket: Option<UdpSocket>,
     pub(super) initiate: bool,
     pub(super) path_probing: Option<bool>,
+    pub(super) segmenting: Option<bool>,
+    /// Frames of one train probe.
+    pub(super) train: Vec<Vec<u8>>,
     /// Frames as from the TUN. Unlike the rest, all of them count.
     pub(super) probes: Vec<Vec<u8>>,
     pub(super) stop: bool,

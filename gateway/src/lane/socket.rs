@@ -106,6 +106,8 @@ pub(super) struct TunnelSocket {
     segments_allowed: bool,
     refused: Option<Refused>,
     is_path_probing: bool,
+    /// Segmented sends arrive, as far as is known.
+    pub(super) is_segmenting: bool,
     /// The last destination, and its form for the kernel.
     remote: Option<(SocketAddr, SockAddr)>,
 }
@@ -119,13 +121,19 @@ impl TunnelSocket {
             segments_allowed: offloads.gso,
             refused: None,
             is_path_probing: false,
+            is_segmenting: true,
             remote: None,
         })
     }
 
     /// Whether trains leave as one segmented send.
     pub(super) fn segments(&self) -> bool {
-        self.segments_allowed && self.refused.is_none()
+        self.segments_allowed && self.is_segmenting && self.refused.is_none()
+    }
+
+    /// Returns what was set before.
+    pub(super) fn set_segmenting(&mut self, segmenting: bool) -> bool {
+        mem::replace(&mut self.is_segmenting, segmenting)
     }
 
     pub(super) fn is_path_probing(&self) -> bool {
@@ -248,7 +256,9 @@ impl TunnelSocket {
     }
 
     fn may_segment(&self, size: usize) -> bool {
-        self.segments_allowed && self.refused.is_none_or(|refused| size < refused.size)
+        self.segments_allowed
+            && self.is_segmenting
+            && self.refused.is_none_or(|refused| size < refused.size)
     }
 
     /// A size that does not fit the device says nothing about smaller ones; EIO does.

@@ -10,6 +10,7 @@ use tunnel::checksum;
 use crate::dataplane::Running;
 use crate::lane::LaneHandle;
 use crate::overlay::Way;
+use crate::path_mtu::trains::{Round, TrainCheck};
 use crate::path_mtu::{PathMtu, Probe};
 use crate::probe::{Message, MessageType, WeftField};
 
@@ -17,6 +18,11 @@ use crate::probe::{Message, MessageType, WeftField};
 const VIRTIO: usize = 10;
 const IPV4: usize = 20;
 const UDP: usize = 8;
+
+/// Problem of a path on which segmented sends vanish.
+pub const TRAINS_VANISH: &str = "UDP segmentation is off on the path to the peer: trains of \
+     datagrams vanish on it, single ones arrive; throughput is lower; it is tried again after a \
+     minute, then less often (--no-gso keeps it off)";
 
 /// The search for the path's MTU, and what it takes to send its probes.
 pub(super) struct PathProber {
@@ -30,6 +36,7 @@ pub(super) struct PathProber {
     enabled: bool,
     /// Whether the peer says that it answers, and is to be asked.
     asks: bool,
+    trains: TrainCheck,
 }
 
 impl PathProber {
@@ -42,6 +49,7 @@ impl PathProber {
             remembered: running.remembered_path_mtu,
             enabled: false,
             asks: false,
+            trains: TrainCheck::new(now),
         };
         prober.follow(running, now);
         prober
@@ -54,6 +62,7 @@ impl PathProber {
         if !Arc::ptr_eq(&self.lane, &running.lane) {
             self.lane = running.lane.clone();
             self.lane.set_path_probing(self.asks);
+            self.lane.set_segmenting(self.trains.may_segment());
         }
         match (&mut self.way, running.way) {
             (Some((way, path)), Some(new)) => {
@@ -79,7 +88,12 @@ impl PathProber {
     /// When [`Self::send`] is next due.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let (_, path) = self.way.as_ref()?;
-        path.deadline().filter(|_| self.asks)
+        path.deadline().into_iter().chain(self.trains.deadline()).min().filter(|_| self.asks)
+    }
+
+    /// Whether trains of datagrams arrive, as far as is known.
+    pub(super) fn may_segment(&self) -> bool {
+        self.trains.may_segment()
     }
 
     /// Returns when packets are sent that a smaller path would not take, after a time without any.
@@ -106,6 +120,11 @@ impl PathProber {
     }
 
     pub(super) fn handle_answer(&mut self, nonce: u32, now: Instant) {
+        if TrainCheck::is_nonce(nonce) {
+            let before = self.trains.may_segment();
+            self.trains.handle_answer(nonce, now);
+            return self.apply_segmenting(before);
+        }
         if let Some((_, path)) = &mut self.way {
             path.handle_answer(nonce, now);
         }
@@ -116,6 +135,9 @@ impl PathProber {
         let state = *self.lane.changes().borrow();
         let has_moved = state.endpoint != self.endpoint;
         self.endpoint = state.endpoint;
+        if has_moved {
+            self.forget_trains(now);
+        }
         let Some((_, path)) = &mut self.way else { return };
         if !state.has_session {
             path.pause(now);
@@ -128,6 +150,7 @@ impl PathProber {
     fn stop(&mut self, now: Instant) {
         if std::mem::take(&mut self.asks) {
             self.lane.set_path_probing(false);
+            self.forget_trains(now);
         }
         self.remembered = None;
         if let Some((way, path)) = &mut self.way {
@@ -142,6 +165,38 @@ impl PathProber {
         if !probes.is_empty() {
             let frame = |probe| frame(probe, way.overhead, peer, self.addresses);
             self.lane.send_probes(probes.into_iter().map(frame));
+        }
+        self.check_trains(peer, now);
+    }
+
+    /// Sends a train and a single datagram of the size in force, if they are due.
+    fn check_trains(&mut self, peer: &str, now: Instant) {
+        let Some((way, path)) = &self.way else { return };
+        let Some(size) = path.found().filter(|_| self.asks) else { return };
+        let (before, overhead) = (self.trains.may_segment(), way.overhead);
+        if let Some(Round { train, single }) = self.trains.poll(self.lane.large_sends(), now) {
+            let frame = |nonce| frame(Probe { nonce, size }, overhead, peer, self.addresses);
+            self.lane.send_train_probe(train.map(frame), frame(single));
+        }
+        self.apply_segmenting(before);
+    }
+
+    /// Another path: what is known of trains counts for the one before.
+    fn forget_trains(&mut self, now: Instant) {
+        let before = self.trains.may_segment();
+        self.trains = TrainCheck::new(now);
+        self.apply_segmenting(before);
+    }
+
+    fn apply_segmenting(&self, before: bool) {
+        let may_segment = self.trains.may_segment();
+        if may_segment == before {
+            return;
+        }
+        self.lane.set_segmenting(may_segment);
+        match may_segment {
+            true => tracing::info!("trains of datagrams arrive on the path to the peer again"),
+            false => tracing::warn!("{TRAINS_VANISH}"),
         }
     }
 }

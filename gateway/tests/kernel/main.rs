@@ -8,4 +8,5 @@ mod identity;
 mod overlay;
 mod peering;
 mod side;
+mod trains;
 mod world;

@@ -149,12 +149,14 @@ impl Engine {
         }
     }
 
-    /// A frame whose packet is sent as long as it is, without padding and by itself: it is to find
-    /// out how much the path takes.
-    pub fn handle_probe(&mut self, frame: &mut [u8], now: Instant, wire: &mut impl Wire) {
+    /// Frames whose packets are sent as long as they are, without padding and apart from all others:
+    /// they are to find out how much the path takes. Several of one length are one train.
+    pub fn handle_probe(&mut self, frames: &mut [Vec<u8>], now: Instant, wire: &mut impl Wire) {
         self.flush(now, wire);
         self.outbox.mtu = 0;
-        self.handle_frame(frame, now, wire);
+        for frame in frames {
+            self.handle_frame(frame, now, wire);
+        }
         self.outbox.mtu = self.config.mtu;
         self.flush(now, wire);
     }
