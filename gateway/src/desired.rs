@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use fabric_api::fabric::{self, AddressMap, GatewayConfig, ProbeSettings, RemapKind, Role};
@@ -47,6 +47,7 @@ pub struct Desired {
     pub mac: Mac,
     /// Standalone: the address of the pod end of the veth.
     pub link_address: Option<Ipv4Addr>,
+    pub link_address_v6: Option<Ipv6Addr>,
     /// Where the gateway's own node is; `None` while it is not among `nodes`.
     pub own_underlay: Option<IpAddr>,
     pub nodes: Vec<Node>,
@@ -183,6 +184,7 @@ fn parse(config: &GatewayConfig, problems: &mut Problems) -> Option<Desired> {
         overlay: spec.overlay.address,
         mac: problems.mac("spec.overlay.mac", spec.overlay.mac.as_deref(), spec.overlay.address),
         link_address: spec.overlay.link_address,
+        link_address_v6: spec.overlay.link_address_v6,
         own_underlay: find(&spec.overlay.node).map(|node| node.underlay),
         nodes,
         probe: spec.probe,

@@ -13,6 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use fabric_api::overlay_v6;
 use netlink::{Events, Handle, NetlinkError, Netns, NetnsError, Scope, Settings};
 use netplan::{Family, Op, State, Sysctl, plan};
 
@@ -242,7 +243,9 @@ impl Overlay {
         };
         let nodes = desired.nodes.iter().map(|node| node.underlay).collect();
         let host_end = pod.host_end.clone();
-        let link = Link { host_end, host_mac, pod_mac, pod_address, mtu, nodes, own };
+        let pod_address_v6 = desired.link_address_v6.unwrap_or_else(|| overlay_v6(pod_address));
+        let link =
+            Link { host_end, host_mac, pod_mac, pod_address, pod_address_v6, mtu, nodes, own };
         let have = pod.handle.observe(&Link::pod_scope()).await?;
         changes.make(&pod.handle, &have, link.pod_state()).await;
         let have = self.host.observe(&Link::host_scope(&link.host_end)).await?;

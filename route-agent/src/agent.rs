@@ -3,7 +3,7 @@ use std::error::Error;
 use std::time::Duration;
 
 use anyhow::Context;
-use fabric_api::fabric::{NodeConfig, NodeConfigStatus};
+use fabric_api::fabric::{MovedAddress, NodeConfig, NodeConfigStatus};
 use fabric_shell::Stop;
 use fabric_store::{Event, Kind, Object, ObjectRef, Store};
 use netlink::{Handle, Quarrel, Settings, nft};
@@ -15,7 +15,7 @@ use crate::facts::Facts;
 use crate::other_firewalls::{Mode, OtherFirewalls};
 use crate::report::Reporter;
 use crate::table::Table;
-use crate::{cleanup, names};
+use crate::{cleanup, moved, names};
 
 /// How often to look although nothing was told: changes of the old packet filter are not.
 const LOOK: Duration = Duration::from_secs(30);
@@ -31,6 +31,8 @@ pub(crate) struct Agent {
     pub(crate) other_firewalls: OtherFirewalls,
     /// Of the last reconcile, without those of other firewalls.
     pub(crate) own_problems: BTreeSet<String>,
+    /// Declared addresses of the node that another has taken the place of.
+    pub(crate) moved: Vec<MovedAddress>,
     /// All that the status has.
     pub(crate) problems: BTreeSet<String>,
     pub(crate) quarrel: Quarrel,
@@ -117,6 +119,7 @@ impl Agent {
     async fn reconcile(&mut self) -> Vec<Sysctl> {
         let Some(config) = self.config.clone() else { return Vec::new() };
         let mut problems = BTreeSet::new();
+        self.moved.clear();
         let settings = if config.spec.removed {
             problems.extend(self.other_firewalls.remove().await);
             problems.extend(cleanup::all(&self.handle, &mut self.table).await);
@@ -144,6 +147,10 @@ impl Agent {
                 return Vec::new();
             }
         };
+        match moved::find(&self.handle, &config.spec, &facts).await {
+            Ok(moved) => self.moved = moved,
+            Err(error) => _ = problems.insert(chain(&error)),
+        }
         let compiled = compile(&config.spec, &facts);
         problems.extend(compiled.problems.iter().cloned());
         let mut changed = false;
@@ -175,6 +182,7 @@ impl Agent {
         config.status = Some(NodeConfigStatus {
             applied_generation: config.metadata.generation.unwrap_or_default(),
             problems: self.problems.iter().cloned().collect(),
+            moved: self.moved.clone(),
         });
         self.reporter.report(config);
     }

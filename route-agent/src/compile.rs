@@ -3,7 +3,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use fabric_api::fabric::{NodeConfigSpec, NodeGateway, NodePeering};
 use fabric_api::{Cidr, Mac, overlay_v6};
-use netplan::{Family, Firewall, NextHop, Route, RouteKey, Rule, State, Sysctl, Via, Vxlan};
+use netplan::{Family, Firewall, Link, Route, RouteKey, Rule, State, Sysctl, Vxlan};
 
 use crate::facts::Facts;
 use crate::names::{self, IPV6_MIN_MTU, PRIORITY, PROTOCOL, TABLE};
@@ -51,6 +51,7 @@ impl Compiler<'_> {
                 port: names::VXLAN_PORT,
                 family,
                 elsewhere: false,
+                checksum: true,
                 mtu: self.underlay_mtu(family) - names::overhead(family),
                 mac,
                 up: true,
@@ -101,7 +102,7 @@ impl Compiler<'_> {
         let prefixes = self.usable_prefixes(peering);
         let gateway = peering.gateway.as_ref().filter(|_| self.config.overlay.is_some());
         if let Some(gateway) = gateway {
-            self.add_gateway(gateway, peering);
+            self.add_gateway(gateway);
         }
         for prefix in prefixes {
             self.out.firewall.peers.insert(prefix);
@@ -146,8 +147,7 @@ impl Compiler<'_> {
         }
         let gateways = self.config.peerings.iter().filter_map(|p| p.gateway.as_ref());
         let underlay = gateways
-            .flat_map(|g| [Some(g.underlay), g.via, Some(g.overlay.into())])
-            .flatten()
+            .flat_map(|g| [g.underlay, g.overlay.into()].into_iter().chain(g.links.iter().copied()))
             .chain(self.config.underlay.iter().copied());
         if let Some(address) = underlay.into_iter().find(|address| prefix.contains(*address)) {
             return Some(format!("the address {address}, which the overlay runs on"));
@@ -162,7 +162,7 @@ impl Compiler<'_> {
     }
 
     /// Neighbours, FDB entry and routes that make a gateway reachable.
-    fn add_gateway(&mut self, gateway: &NodeGateway, peering: &NodePeering) {
+    fn add_gateway(&mut self, gateway: &NodeGateway) {
         let dev = names::device(Family::of(gateway.underlay));
         let mac = self.mac(gateway.mac.as_deref(), gateway.overlay);
         self.out.state.fdb.insert((dev.to_owned(), mac), gateway.underlay);
@@ -171,8 +171,8 @@ impl Compiler<'_> {
             self.out.state.neighbours.insert((dev.to_owned(), address), mac);
             self.put(RouteKey::new(TABLE, address.into()), Route::dev(dev, PROTOCOL));
         }
-        if let Some(via) = gateway.via {
-            self.add_underlay_route(gateway.underlay, via, peering);
+        for link in &gateway.links {
+            self.add_link(*link, mac);
         }
     }
 
@@ -189,26 +189,14 @@ impl Compiler<'_> {
         self.facts.ipv6.then(|| overlay_v6(gateway.overlay).into())
     }
 
-    /// To a gateway whose address only the host that it runs on knows. On that host the gateway
-    /// itself makes the route, and while it is gone, the backstop keeps VXLAN from leaving by
-    /// default.
-    fn add_underlay_route(&mut self, underlay: IpAddr, via: IpAddr, peering: &NodePeering) {
-        let to = Cidr::host(underlay);
-        self.put(RouteKey::backstop(TABLE, to), Route::unreachable(PROTOCOL));
-        if self.facts.device_of(via).is_some() {
-            return;
+    /// The link of a gateway of this host, which itself makes the route to it: while that is gone, the
+    /// backstop keeps VXLAN from leaving by the default route.
+    fn add_link(&mut self, address: IpAddr, mac: Mac) {
+        self.put(RouteKey::backstop(TABLE, address.into()), Route::unreachable(PROTOCOL));
+        let mut own = self.config.underlay.iter();
+        if let Some(host) = own.find(|own| own.is_ipv4() == address.is_ipv4()) {
+            self.out.firewall.links.insert(Link { host: *host, address, mac });
         }
-        let dev = self.facts.on_link(via).filter(|_| Family::of(via) == Family::of(underlay));
-        let Some(dev) = dev else {
-            let peer = &peering.peer_cluster_id;
-            return self.problem(format!(
-                "peer {peer}: its gateway's host {via} is not on a network of this node, so the \
-                 gateway at {underlay} can't be reached"
-            ));
-        };
-        let hop = NextHop::Via(Via { gateway: via, dev: dev.to_owned(), onlink: false });
-        let route = Route { hop, mtu: None, source: None, protocol: PROTOCOL };
-        self.put(RouteKey::new(TABLE, to), route);
     }
 
     /// The route through a gateway; `None` if the overlay can't carry it.
@@ -251,8 +239,8 @@ impl Compiler<'_> {
         }
     }
 
-    /// A node that has not heard yet that a gateway is gone goes on sending VXLAN to its link address,
-    /// by way of the gateway's host: there it ends, instead of leaving by the default route.
+    /// Overlay and link addresses end in weft's table instead of leaving by the default route, also
+    /// those of gateways that are gone.
     fn add_internal(&mut self) {
         let Some(text) = &self.config.internal_cidr else { return };
         let internal = match text.parse::<Cidr>() {
@@ -260,7 +248,8 @@ impl Compiler<'_> {
             Err(error) => return self.problem(format!("internal CIDR {text}: {error}")),
         };
         let of_v6 = self.facts.ipv6.then(|| match internal.address() {
-            IpAddr::V4(_) => Cidr::around(overlay_v6(Ipv4Addr::UNSPECIFIED).into(), 96),
+            // Addresses of links differ from those of the overlay in the word before the last two.
+            IpAddr::V4(_) => Cidr::around(overlay_v6(Ipv4Addr::UNSPECIFIED).into(), 80),
             IpAddr::V6(_) => None,
         });
         for prefix in [Some(internal), of_v6.flatten()].into_iter().flatten() {

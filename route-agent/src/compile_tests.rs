@@ -107,42 +107,46 @@ fn mac_addresses_are_those_of_the_config() {
 }
 
 #[test]
-fn a_gateway_on_another_host_is_reached_through_it() {
+fn gateway_of_this_host_is_backed_and_translated() {
+    let [v4, v6] = ["10.80.0.8", "fd77:6566:7400::1:a50:8"].map(|ip| ip.parse::<IpAddr>().unwrap());
     let gateway = NodeGateway {
         overlay: [10, 80, 0, 7].into(),
         mac: None,
-        underlay: [10, 80, 0, 8].into(),
-        via: Some([192, 0, 2, 7].into()),
-    };
-    let far = NodePeering { gateway: Some(gateway.clone()), ..peering() };
-    let commands = commands(&compile(&config(vec![far]), &facts()));
-    let route = "ip route replace 10.80.0.8/32 via 192.0.2.7 dev eth0 table 18952 metric 1024";
-    assert!(commands.contains(route), "{commands}");
-
-    let stranger = NodeGateway { via: Some([198, 51, 100, 7].into()), ..gateway };
-    let far = NodePeering { gateway: Some(stranger), ..peering() };
-    let compiled = compile(&config(vec![far]), &facts());
-    let problem = compiled.problems.first().unwrap();
-    assert!(problem.contains("198.51.100.7 is not on a network of this node"), "{problem}");
-    let backstop = RouteKey::backstop(TABLE, cidr("10.80.0.8/32"));
-    assert!(compiled.state.routes.contains_key(&backstop));
-    assert!(!compiled.state.routes.contains_key(&RouteKey::new(TABLE, cidr("10.80.0.8/32"))));
-}
-
-#[test]
-fn on_the_gateways_own_host_its_route_is_not_made_but_backed() {
-    let gateway = NodeGateway {
-        overlay: [10, 80, 0, 7].into(),
-        mac: None,
-        underlay: [10, 80, 0, 8].into(),
-        via: Some([192, 0, 2, 5].into()),
+        underlay: v4,
+        links: vec![v4, v6],
     };
     let near = NodePeering { gateway: Some(gateway), ..peering() };
     let compiled = compile(&config(vec![near]), &facts());
-    let to = cidr("10.80.0.8/32");
-    let keys: Vec<_> = compiled.state.routes.keys().filter(|key| key.to == to).collect();
-    assert_eq!(keys, [&RouteKey::backstop(TABLE, to)]);
+    for link in [v4, v6] {
+        let keys: Vec<_> =
+            compiled.state.routes.keys().filter(|key| key.to == link.into()).collect();
+        assert_eq!(keys, [&RouteKey::backstop(TABLE, link.into())]);
+    }
+    let rules = compiled.firewall.to_string();
+    for rule in [
+        "udp dport 4879 ip daddr 192.0.2.5 ip daddr set @th,128,48 map { 0x0e770a500007 : 10.80.0.8 } notrack",
+        "udp dport 4879 ip6 saddr { fd77:6566:7400::1:a50:8 } ip6 saddr set 2001:db8::5",
+    ] {
+        assert!(rules.contains(rule), "{rules}");
+    }
     assert_eq!(compiled.problems, BTreeSet::new());
+}
+
+#[test]
+fn gateway_elsewhere_leaves_no_rule_for_links() {
+    let rules = compile(&config(vec![peering()]), &facts()).firewall.to_string();
+    assert!(!rules.contains("gateways"), "{rules}");
+}
+
+#[test]
+fn route_mtu_is_no_larger_than_the_devices() {
+    let mut facts = facts();
+    facts.mtus.insert("eth0".to_owned(), 1400);
+    let wide = NodePeering { mtu: 9000, ..peering() };
+    let compiled = compile(&config(vec![wide]), &facts);
+    assert_eq!(compiled.state.links["weft4"].mtu, 1350);
+    let route = &compiled.state.routes[&RouteKey::new(TABLE, cidr("10.201.0.0/16"))];
+    assert_eq!(route.mtu, Some(1350));
 }
 
 #[test]
@@ -172,7 +176,7 @@ fn an_ipv6_underlay_has_a_device_of_its_own() {
         overlay: [10, 80, 0, 7].into(),
         mac: None,
         underlay: "2001:db8::7".parse().unwrap(),
-        via: None,
+        links: Vec::new(),
     };
     let peering = NodePeering { gateway: Some(gateway), ..peering() };
     let compiled = compile(&config(vec![peering]), &facts());
@@ -216,7 +220,7 @@ fn peering() -> NodePeering {
             overlay: [10, 80, 0, 7].into(),
             mac: None,
             underlay: [192, 0, 2, 7].into(),
-            via: None,
+            links: Vec::new(),
         }),
     }
 }
@@ -227,6 +231,7 @@ fn config(peerings: Vec<NodePeering>) -> NodeConfigSpec {
         overlay: Some([10, 80, 0, 5].into()),
         mac: None,
         underlay: vec![[192, 0, 2, 5].into(), "2001:db8::5".parse().unwrap()],
+        declared: Vec::new(),
         local_pods: vec!["10.200.1.0/24".to_owned()],
         pod_cidrs: vec!["10.200.0.0/16".to_owned()],
         external: vec![[10, 70, 0, 9].into(), "fd00:70::9".parse().unwrap()],

@@ -42,16 +42,6 @@ impl Facts {
         self.addresses.iter().find(|a| a.address == address).map(|a| a.dev.as_str())
     }
 
-    /// The device whose network this address of another machine is in.
-    pub(crate) fn on_link(&self, address: IpAddr) -> Option<&str> {
-        let around = |a: &&Address| {
-            let network = Cidr::around(a.address, a.len);
-            network.is_some_and(|network| network.len() > 0 && network.contains(address))
-        };
-        let nearest = self.addresses.iter().filter(around).max_by_key(|a| a.len)?;
-        (nearest.address != address).then_some(&nearest.dev)
-    }
-
     /// The node's own networks, each with the name of its device.
     pub(crate) fn networks(&self) -> impl Iterator<Item = (Cidr, &str)> {
         let network = |a: &Address| Cidr::around(a.address, a.len);

@@ -6,6 +6,7 @@ mod compile;
 mod config;
 mod conntrack;
 mod facts;
+mod moved;
 mod names;
 mod other_firewalls;
 mod report;
@@ -82,6 +83,7 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         table: Table::default(),
         problems: BTreeSet::new(),
         own_problems: BTreeSet::new(),
+        moved: Vec::new(),
         quarrel: Quarrel::default(),
     };
     agent.run(stop).await?;

@@ -3,7 +3,7 @@
 use std::future::pending;
 use std::time::Duration;
 
-use fabric_api::fabric::NodeConfig;
+use fabric_api::fabric::{MovedAddress, NodeConfig};
 use fabric_store::Store;
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -38,9 +38,13 @@ async fn write(store: Store, mut news: watch::Receiver<Option<NodeConfig>>) {
             () = retry(failed) => {}
         }
         let Some(config) = news.borrow_and_update().clone() else { continue };
+        let moved = config.status.as_ref().map(|status| status.moved.clone()).unwrap_or_default();
         let written = store.put_status(&config.into()).await;
         if let (false, Err(error)) = (failed, &written) {
             tracing::warn!("cannot write the status: {}", chain(error));
+            for MovedAddress { declared, found } in &moved {
+                tracing::warn!(%declared, %found, "the node's address has changed: edit its Node manifest");
+            }
         }
         // A config that takes the place of one that is gone is news.
         failed = written.is_err_and(|error| !error.is_gone());

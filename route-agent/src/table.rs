@@ -90,6 +90,7 @@ fn same_nat(a: &Firewall, b: &Firewall) -> bool {
     let nat = |f: &Firewall| Firewall {
         unconnected: Default::default(),
         vxlan_sources: Default::default(),
+        links: Default::default(),
         ..f.clone()
     };
     nat(a) == nat(b)

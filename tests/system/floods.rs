@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use fabric_api::Mac;
 use fabric_api::fabric::VXLAN_PORT;
 use fabric_api::networking::ConnectionType as Role;
-use fabric_api::{Mac, overlay_v6};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -86,11 +86,8 @@ fn vxlan_from_a_stranger_enters_neither_a_node_nor_a_gateway() -> Result<()> {
             let pods = ["rome", "milan"].map(|id| first_pod(scene.cluster(id)));
             let heard = pods.map(|pod| listen(pod, &marked));
             let _heard = heard.into_iter().collect::<Result<Vec<_>>>()?;
-            for (to, mac, inner) in ways_in(scene)? {
-                let node = milan.spec.node_address(1);
-                if to != node {
-                    scene.lab.switch().ip(&format!("route replace {to} via {node}\n"))?;
-                }
+            let to = milan.spec.node_address(1);
+            for (mac, inner, from_nodes) in ways_in(scene)? {
                 let seen_from = |net: &Netns| -> Result<usize> {
                     let before = marked.load(Ordering::Relaxed);
                     wrap(net, to, &in_vxlan(mac, inner, MARK))?;
@@ -99,7 +96,7 @@ fn vxlan_from_a_stranger_enters_neither_a_node_nor_a_gateway() -> Result<()> {
                 let strange = seen_from(scene.lab.switch().net())?;
                 ensure!(strange == 0, "{strange} packets of a stranger passed {to}");
                 // A node believes gateways only, a gateway its nodes.
-                if to != node {
+                if from_nodes {
                     let own = seen_from(milan.nodes[1].host.net())?;
                     ensure!(own > 0, "what milan's second node sends to {to} does not pass");
                 }
@@ -205,9 +202,10 @@ impl<'a> Attack<'a> {
     /// VXLAN from somebody who is no node.
     fn strangers(&self, forger: &mut Forger) -> Result<Vec<Vec<u8>>> {
         let ways = ways_in(self.scene)?;
+        let node = self.scene.cluster("milan").spec.node_address(1);
+        let IpAddr::V4(to) = node else { bail!("{node} is not IPv4") };
         let packets = (0..KINDS).map(|i| {
-            let (to, inner_mac, inner) = ways[i % ways.len()];
-            let IpAddr::V4(to) = to else { bail!("{to} is not IPv4") };
+            let (inner_mac, inner, _) = ways[i % ways.len()];
             let nobody = Ipv4Addr::from_bits(0xc612_0000 + i as u32);
             let from = if i % 4 < 2 { SWITCH_V4 } else { nobody };
             Ok(forger.vxlan(&Vxlan { from, to, inner_mac, inner, payload: MARK.to_vec() }))
@@ -274,27 +272,25 @@ impl<'a> Attack<'a> {
     }
 }
 
-/// Where VXLAN is sent, the device behind it, and what would then go on.
-type WayIn = (IpAddr, [u8; 6], (SocketAddrV4, SocketAddrV4));
+/// The device behind a node's address, what would then go on, and whether nodes may send it.
+type WayIn = ([u8; 6], (SocketAddrV4, SocketAddrV4), bool);
 
-/// Milan's node, for its
-/// pod, as if from rome's; and milan's gateway, for rome's pod, as if from milan's.
+/// Milan's node, for its pod, as if from rome's; and milan's gateway, for rome's pod, as if from
+/// milan's.
 fn ways_in(scene: &Scene) -> Result<[WayIn; 2]> {
     let milan = scene.cluster("milan");
     let config = ["get", "gatewayconfig", "server", "-n", "liqo-tenant-rome", "-o", "json"];
     let config: Value = serde_json::from_str(&milan.weft(&config)?)?;
-    let address = |value: &Value| -> Result<Ipv4Addr> {
-        Ok(value.as_str().with_context(|| format!("no address in {config}"))?.parse()?)
+    let mac = |value: &Value| -> Result<[u8; 6]> {
+        let address = value.as_str().with_context(|| format!("no address in {config}"))?;
+        Ok(Mac::of_overlay(address.parse()?).0)
     };
-    let (spec, node) = (&config["spec"], milan.spec.node_address(1));
-    let node_mac = Mac::of_overlay(address(&spec["nodes"][0]["overlay"])?).0;
-    let gateway_mac = Mac::of_overlay(address(&spec["overlay"]["address"])?).0;
-    let link = address(&spec["overlay"]["linkAddress"])?;
-    let link = if node.is_ipv4() { IpAddr::from(link) } else { overlay_v6(link).into() };
+    let spec = &config["spec"];
     let (own, rome) = scene.way("milan", "rome")?;
     let own = v4(SocketAddr::new(own.addresses[0], ECHO))?;
     let rome = v4(SocketAddr::new(rome, ECHO))?;
-    Ok([(node, node_mac, (rome, own)), (link, gateway_mac, (own, rome))])
+    let node = (mac(&spec["nodes"][0]["overlay"])?, (rome, own), false);
+    Ok([node, (mac(&spec["overlay"]["address"])?, (own, rome), true)])
 }
 
 /// Counts the packets of strangers that a pod sees.

@@ -2,18 +2,21 @@
 //!   rome-1 (client, 192.0.2.17, then 192.0.2.29) --------- milan-1 (server, maybe known by name)
 //! ```
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use weft_tests::manifests::{self, Peering, join};
 use weft_tests::traffic::udp_flow;
-use weft_tests::wait_until;
+use weft_tests::{ClusterSpec, SWITCH_V4, SWITCH_V6, on_segment, wait_until};
 
 use crate::scene::{
     ECHO, PATIENCE, PORT, Scene, first_pod, play, rome_and_milan, serve, traffic_passes,
 };
+
+/// How long packets may be lost after a host's address changed.
+const BACK: Duration = Duration::from_secs(3);
 
 #[test]
 fn a_node_that_moves_keeps_its_peerings() -> Result<()> {
@@ -44,6 +47,74 @@ fn a_node_that_moves_keeps_its_peerings() -> Result<()> {
             Ok::<_, anyhow::Error>(())
         })
     })
+}
+
+/// No manifest is touched. First a host without a gateway moves, then the gateway's.
+#[test]
+fn changed_address_of_a_host_is_found_by_its_agent() -> Result<()> {
+    for specs in [rome_and_milan(2), rome_and_milan(2).map(ClusterSpec::on_ipv6)] {
+        play(&specs, |scene| {
+            scene.peer("rome", "milan", PORT)?;
+            let milan = scene.cluster("milan");
+            let _servers = serve(first_pod(milan))?;
+            let (_, target) = scene.way("rome", "milan")?;
+            for number in [2, 1] {
+                for (sender, address) in [(2, Address::New), (1, Address::Old)] {
+                    let gap = gap_while_moving(scene, [number, sender], target, address)?;
+                    ensure!(
+                        gap < BACK,
+                        "rome-{number} moved to its {address:?} address, {gap:?} without an \
+                         answer for the pod of rome-{sender}"
+                    );
+                }
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Address {
+    New,
+    Old,
+}
+
+/// Longest time without an answer for a pod of one of rome's hosts while another takes an address.
+fn gap_while_moving(
+    scene: &Scene,
+    [host, sender]: [u8; 2],
+    target: IpAddr,
+    address: Address,
+) -> Result<Duration> {
+    let rome = scene.cluster("rome");
+    let node = &rome.nodes[usize::from(host) - 1];
+    let pod = &rome.nodes[usize::from(sender) - 1].pods[0];
+    let old = on_segment(node.addresses[0]);
+    let last = 100 + host;
+    let new = on_segment(match old.addr() {
+        IpAddr::V4(_) => [192, 0, 2, last].into(),
+        IpAddr::V6(_) => [0x2001, 0xdb8, 2, 0, 0, 0, 0, last.into()].into(),
+    });
+    let (gone, come) = match address {
+        Address::New => (old, new),
+        Address::Old => (new, old),
+    };
+    let (default, nodad) = match old.addr() {
+        IpAddr::V4(_) => (SWITCH_V4.to_string(), ""),
+        IpAddr::V6(_) => (SWITCH_V6.to_string(), " nodad"),
+    };
+    let pace = (Duration::from_millis(10), Duration::from_secs(4));
+    let to = SocketAddr::new(target, ECHO);
+    let (report, moved) = udp_flow(&pod.ns, to, pace, || {
+        std::thread::sleep(Duration::from_millis(500));
+        node.host.ip(&format!(
+            "addr del {gone} dev eth0\naddr add {come} dev eth0{nodad}\n\
+             route replace default via {default}\n"
+        ))
+    })?;
+    moved?;
+    Ok(report.longest_gap)
 }
 
 #[test]

@@ -48,3 +48,5 @@ pub const CLUSTER_ID_CONFIGMAP: &str = "liqo-clusterid-configmap";
 pub const CLUSTER_ID_KEY: &str = "CLUSTER_ID";
 /// On the pods of the chart: which program they run.
 pub const PROGRAM: &str = "fabric.weft.dev/program";
+/// Annotation of a Node manifest: `true` if its addresses hold whatever its devices have.
+pub const PIN_ADDRESSES: &str = "fabric.weft.dev/pin-addresses";

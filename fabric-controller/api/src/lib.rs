@@ -27,4 +27,4 @@ pub mod networking;
 pub use cidr::{Cidr, ParseCidrError};
 pub use cluster_id::{ClusterId, ParseClusterIdError};
 pub use keys::{KeyError, PrivateKey, PublicKey};
-pub use mac::{Mac, ParseMacError, overlay_v6};
+pub use mac::{Mac, ParseMacError, link_v6, overlay_v6};

@@ -55,6 +55,20 @@ pub fn overlay_v6(overlay: Ipv4Addr) -> Ipv6Addr {
     Ipv6Addr::new(0xfd77, 0x6566, 0x7400, 0, 0, 0, tail[0], tail[1])
 }
 
+/// The IPv6 address of a gateway's link on a host with this IPv6 address.
+///
+/// Both have the same ones' complement sum (RFC 6296, section 3.1), so that a UDP checksum is as right
+/// for the one as for the other. The kernel could not correct it: a packet whose inner checksum is
+/// left to the device has its outer one complete, which looks like one left to the device, too.
+pub fn link_v6(link: Ipv4Addr, host: Ipv6Addr) -> Ipv6Addr {
+    const MODULUS: u32 = 0xffff;
+    let sum = |words: [u16; 8]| words.into_iter().map(u32::from).sum::<u32>() % MODULUS;
+    let mut words = overlay_v6(link).segments();
+    let difference = (MODULUS + sum(host.segments()) - sum(words)) % MODULUS;
+    words[5] = difference as u16;
+    words.into()
+}
+
 impl fmt::Display for Mac {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, c, d, e, g] = self.0;
@@ -79,6 +93,20 @@ mod tests {
         let overlay = Ipv4Addr::new(10, 80, 0, 5);
         assert_eq!(Mac::of_overlay(overlay).to_string(), "0e:77:0a:50:00:05");
         assert_eq!(overlay_v6(overlay).to_string(), "fd77:6566:7400::a50:5");
+    }
+
+    #[test]
+    fn link_address_leaves_checksums_as_they_are() {
+        let link = Ipv4Addr::new(10, 80, 0, 10);
+        for host in ["2001:db8::11", "fd77:6566:7400::a50:a", "ffff:ffff::1", "::1"] {
+            let host: Ipv6Addr = host.parse().unwrap();
+            let sum = |ip: Ipv6Addr| ip.segments().into_iter().map(u32::from).sum::<u32>() % 0xffff;
+            let found = link_v6(link, host);
+            assert_eq!(sum(found), sum(host), "{found}");
+            assert_eq!(found.segments()[6..], overlay_v6(link).segments()[6..]);
+        }
+        let host = "2001:db8::11".parse().unwrap();
+        assert_eq!(link_v6(link, host).to_string(), "fd77:6566:7400::4c91:a50:a");
     }
 
     #[test]

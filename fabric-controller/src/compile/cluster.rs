@@ -1,12 +1,14 @@
 //! The cluster itself: who it is, which prefixes it uses, which nodes it has.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use fabric_api::fabric::{MovedAddress, NodeConfig};
 use fabric_api::ipam::{Network, NetworkSpec};
 use fabric_api::{Cidr, ClusterId, Mac, check, labels};
 use fabric_store::{Kind, Object, ObjectRef};
 use k8s_openapi::api::core::v1 as core;
 
+use super::node_config::of_node;
 use super::{Compiler, addresses, owner};
 use crate::index::Index;
 
@@ -35,11 +37,22 @@ pub(super) struct Node {
     pub(super) name: String,
     /// At most one a family; the first is preferred.
     pub(super) underlay: Vec<IpAddr>,
+    /// Standalone: those of the manifest, if its agent is to report what took their place.
+    pub(super) declared: Vec<IpAddr>,
     pub(super) pods: Vec<Cidr>,
     pub(super) overlay: Option<Ipv4Addr>,
     pub(super) mac: Option<String>,
     /// At most one a family.
     pub(super) external: Vec<IpAddr>,
+}
+
+impl Node {
+    pub(super) fn v6(&self) -> Option<Ipv6Addr> {
+        self.underlay.iter().find_map(|address| match address {
+            IpAddr::V6(address) => Some(*address),
+            IpAddr::V4(_) => None,
+        })
+    }
 }
 
 impl Cluster {
@@ -207,11 +220,13 @@ impl Compiler<'_> {
         cluster: &Cluster,
     ) -> Option<Node> {
         check::node(node).iter().for_each(|fault| self.fault(reference, fault));
-        let (underlay, _) = check::node_addresses(node);
-        if underlay.is_empty() {
+        let (declared, _) = check::node_addresses(node);
+        if declared.is_empty() {
             self.faulty.insert(reference.clone());
             return None;
         }
+        let underlay = self.current_addresses(reference, node, &declared);
+        let declared = if self.index.settings.kubernetes { Vec::new() } else { declared };
         let name = reference.name.clone();
         let granted = |what: &str| self.index.ip_grant(&self.of_node(&name, what));
         let overlay = granted("overlay").and_then(|address| match address {
@@ -221,7 +236,40 @@ impl Compiler<'_> {
         let external = ["external-ipv4", "external-ipv6"].into_iter().filter_map(granted).collect();
         let pods = self.pod_cidrs(reference, node, cluster);
         let mac = self.mac(node.metadata.uid.as_deref().unwrap_or_default());
-        Some(Node { name, underlay, pods, overlay, mac, external })
+        Some(Node { name, underlay, declared, pods, overlay, mac, external })
+    }
+
+    /// Those declared, but where the node's agent has found another in the place of one. In Kubernetes
+    /// kubelets keep them up to date.
+    fn current_addresses(
+        &mut self,
+        reference: &ObjectRef,
+        node: &core::Node,
+        declared: &[IpAddr],
+    ) -> Vec<IpAddr> {
+        let config = self.index.typed::<NodeConfig>(&of_node(&reference.name));
+        let status = config.and_then(|config| config.status.as_ref());
+        let moved = status.filter(|_| !self.index.settings.kubernetes).map(|status| &status.moved);
+        let annotations = node.metadata.annotations.as_ref();
+        let pin = annotations.and_then(|all| all.get(labels::PIN_ADDRESSES));
+        let pinned = pin.is_some_and(|value| value == "true");
+        let mut current = Vec::new();
+        for address in declared {
+            let is_it = |moved: &&MovedAddress| {
+                moved.declared == *address && moved.found.is_ipv4() == address.is_ipv4()
+            };
+            let found = moved.into_iter().flatten().find(is_it).map(|moved| moved.found);
+            if let Some(found) = found.filter(|_| pinned) {
+                let message = format!(
+                    "found {address}, which no device of the node has; expected {found} (the \
+                     annotation {} keeps weft from using it)",
+                    labels::PIN_ADDRESSES
+                );
+                self.problem(reference, "status.addresses", message);
+            }
+            current.push(found.filter(|_| !pinned).unwrap_or(*address));
+        }
+        current
     }
 
     /// In Kubernetes, where pods reach each other, VXLAN devices have MAC addresses that no pod

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use fabric_api::fabric::{
     AddressMap, GatewayConfig, GatewayConfigSpec, GatewayOverlay, OverlayNode, Remap, Role,
 };
-use fabric_api::{Cidr, labels};
+use fabric_api::{Cidr, labels, link_v6};
 use fabric_store::{Kind, ObjectRef};
 
 use super::Compiler;
@@ -39,6 +39,7 @@ impl Compiler<'_> {
         let host = if self.index.settings.kubernetes { None } else { self.host(cluster) };
         let sources = Sources { cluster, peerings, mappings, host };
         for gateway in gateways {
+            self.check_families(gateway, &sources);
             if let Some(config) = self.gateway_config(gateway, &sources) {
                 self.want(config);
             } else if self.has_configuration(gateway, peerings) {
@@ -84,10 +85,13 @@ impl Compiler<'_> {
         let mac = self.mac(&gateway.uid);
         let overlay = if self.index.settings.kubernetes {
             let node = self.internal_endpoint(gateway).and_then(|internal| internal.node);
-            GatewayOverlay { address, mac, link_address: None, node }
+            GatewayOverlay { address, mac, link_address: None, link_address_v6: None, node }
         } else {
-            let link_address = Some(self.gateway_address(gateway, "link")?);
-            GatewayOverlay { address, mac, link_address, node: sources.host.clone() }
+            let node = sources.host.clone();
+            let host = node.as_deref().and_then(|name| cluster.node(name));
+            let link = self.gateway_address(gateway, "link")?;
+            let link_address_v6 = host.and_then(|host| host.v6()).map(|host| link_v6(link, host));
+            GatewayOverlay { address, mac, link_address: Some(link), link_address_v6, node }
         };
         let spec = self.spec(gateway, settings, peering, sources, overlay)?;
         let mut config = GatewayConfig::new(&gateway.reference.name, spec);
@@ -143,6 +147,29 @@ impl Compiler<'_> {
         })
     }
 
+    /// The addresses that VXLAN to and from nodes has at the gateway's end.
+    fn underlay_of(&self, gateway: &Gateway<'_>, host: Option<&Node>) -> Vec<IpAddr> {
+        match self.pod_address(gateway) {
+            Some(pod) => vec![pod],
+            None => host.map(|host| host.underlay.clone()).unwrap_or_default(),
+        }
+    }
+
+    /// A node and a gateway without a family in common have no overlay between them.
+    fn check_families(&mut self, gateway: &Gateway<'_>, sources: &Sources<'_>) {
+        let host = sources.host.as_deref().and_then(|name| sources.cluster.node(name));
+        let end = self.underlay_of(gateway, host);
+        let apart = |node: &&Node| common_family(node, &end).is_none();
+        for node in sources.cluster.nodes.iter().filter(apart) {
+            let expected = end.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(" or ");
+            let found = node.underlay.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ");
+            let message = format!(
+                "found {found}; expected one of the family of {expected}, where gateways are"
+            );
+            self.problem(&ObjectRef::new(Kind::Node, "", &node.name), "status.addresses", message);
+        }
+    }
+
     fn gateway_address(&self, gateway: &Gateway<'_>, what: &str) -> Option<Ipv4Addr> {
         match self.index.ip_grant(&addresses::of_gateway(&gateway.reference, what))? {
             IpAddr::V4(address) => Some(address),
@@ -157,10 +184,7 @@ impl Compiler<'_> {
         host: Option<&str>,
     ) -> Vec<OverlayNode> {
         let host = host.and_then(|name| sources.cluster.node(name));
-        let has = |ipv4| match self.pod_address(gateway) {
-            Some(pod) => pod.is_ipv4() == ipv4,
-            None => has_family(host, ipv4),
-        };
+        let end = self.underlay_of(gateway, host);
         let nodes = sources.cluster.nodes.iter().filter_map(|node| {
             let mapped = sources.mappings.iter().filter(|mapping| mapping.is_of(node));
             let mapped = mapped.map(|mapping| mapping.external);
@@ -169,7 +193,7 @@ impl Compiler<'_> {
                 name: node.name.clone(),
                 overlay: node.overlay?,
                 mac: node.mac.clone(),
-                underlay: common_family(node, has)?,
+                underlay: common_family(node, &end)?,
                 prefixes: node.pods.iter().copied().chain(hosts).map(|c| c.to_string()).collect(),
             })
         });
@@ -199,13 +223,11 @@ fn egress(peering: &Peering<'_>, sources: &Sources<'_>) -> Vec<String> {
     all.iter().map(Cidr::to_string).collect()
 }
 
-/// The address of a node, of the first of its families that the gateway has, too.
-pub(super) fn common_family(node: &Node, has: impl Fn(bool) -> bool) -> Option<IpAddr> {
-    let common = node.underlay.iter().find(|address| has(address.is_ipv4()));
-    common.or_else(|| node.underlay.first()).copied()
-}
-
-/// Whether the gateways' host has an address of that family.
-pub(super) fn has_family(host: Option<&Node>, ipv4: bool) -> bool {
-    host.is_some_and(|host| host.underlay.iter().any(|address| address.is_ipv4() == ipv4))
+/// The node's preferred address among those of a family that the other end of the overlay has, too;
+/// its first one while nothing is known of that.
+pub(super) fn common_family(node: &Node, end: &[IpAddr]) -> Option<IpAddr> {
+    let common = |address: &&IpAddr| {
+        end.is_empty() || end.iter().any(|other| other.is_ipv4() == address.is_ipv4())
+    };
+    node.underlay.iter().find(common).copied()
 }

@@ -3,18 +3,19 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use fabric_api::Cidr;
 use fabric_api::fabric::{
-    GatewayConfig, NO_MTU, NodeAddressMap, NodeConfig, NodeConfigSpec, NodeGateway, NodePeering,
+    GatewayConfig, GatewayOverlay, NO_MTU, NodeAddressMap, NodeConfig, NodeConfigSpec, NodeGateway,
+    NodePeering,
 };
 use fabric_api::networking::ConnectionValue;
-use fabric_api::{Cidr, overlay_v6};
 use fabric_store::{Kind, Object, ObjectRef};
 use jiff::{SignedDuration, Timestamp};
 
 use super::Compiler;
 use super::cluster::{Cluster, Node};
 use super::gateway::Gateway;
-use super::gateway_config::{common_family, has_family};
+use super::gateway_config::common_family;
 use super::mappings::Mapping;
 use super::peering::Peering;
 
@@ -127,7 +128,7 @@ impl Compiler<'_> {
             mtu: in_force.or_else(|| config.map(|c| c.spec.mtu)).unwrap_or(NO_MTU),
             gateway: config.and_then(|config| match gateway {
                 Some(gateway) if self.index.settings.kubernetes => {
-                    self.pod_gateway(gateway, config)
+                    self.pod_gateway(node, gateway, config)
                 }
                 Some(_) | None => node_gateway(cluster, node, config),
             }),
@@ -189,6 +190,7 @@ fn node_spec(cluster: &Cluster, node: &Node, peerings: &[NodePeering]) -> Option
         overlay: node.overlay,
         mac: node.mac.clone(),
         underlay: node.underlay.clone(),
+        declared: node.declared.clone(),
         local_pods: node.pods.iter().map(Cidr::to_string).collect(),
         pod_cidrs: cluster.pods.iter().map(Cidr::to_string).collect(),
         external: node.external.clone(),
@@ -201,15 +203,20 @@ fn node_spec(cluster: &Cluster, node: &Node, peerings: &[NodePeering]) -> Option
     })
 }
 
-/// The way from a node to a gateway. Its host routes the gateway's link address.
+/// The way from a node to a gateway: by its host, which alone knows the address of its link.
 fn node_gateway(cluster: &Cluster, node: &Node, config: &GatewayConfig) -> Option<NodeGateway> {
-    let overlay = &config.spec.overlay;
-    let host = overlay.node.as_deref().and_then(|name| cluster.node(name));
-    let ipv4 = common_family(node, |ipv4| has_family(host, ipv4))?.is_ipv4();
-    let link = overlay.link_address?;
-    let underlay = if ipv4 { IpAddr::V4(link) } else { IpAddr::V6(overlay_v6(link)) };
-    // The gateway's own host is told as well: its agent backs the route that the gateway makes.
-    let via = host.and_then(|host| host.underlay.iter().find(|a| a.is_ipv4() == ipv4));
-    let (address, mac) = (overlay.address, overlay.mac.clone());
-    Some(NodeGateway { overlay: address, mac, underlay, via: via.copied() })
+    let GatewayOverlay { address, mac, link_address, link_address_v6, node: host } =
+        config.spec.overlay.clone();
+    let host = cluster.node(host.as_deref()?)?;
+    let ipv4 = common_family(node, &host.underlay)?.is_ipv4();
+    let same_family = |address: &&IpAddr| address.is_ipv4() == ipv4;
+    if host.name != node.name {
+        let underlay = host.underlay.iter().copied().find(|a| same_family(&a))?;
+        return Some(NodeGateway { overlay: address, mac, underlay, links: Vec::new() });
+    }
+    let links = [link_address.map(IpAddr::V4), link_address_v6.map(IpAddr::V6)];
+    let has = |link: &IpAddr| host.underlay.iter().any(|a| a.is_ipv4() == link.is_ipv4());
+    let links: Vec<_> = links.into_iter().flatten().filter(has).collect();
+    let underlay = links.iter().copied().find(|a| same_family(&a))?;
+    Some(NodeGateway { overlay: address, mac, underlay, links })
 }

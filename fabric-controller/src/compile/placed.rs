@@ -7,7 +7,9 @@ use fabric_api::networking::InternalEndpoint;
 use fabric_store::{Kind, Object, ObjectRef};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
+use super::cluster::Node;
 use super::gateway::{End, Gateway};
+use super::gateway_config::common_family;
 use super::{Compiler, owner};
 use crate::index::key_pair;
 use crate::placement::{Placement, PlannedGateway};
@@ -79,18 +81,27 @@ impl<'a> Compiler<'a> {
 
     /// Where VXLAN to and from the nodes begins and ends.
     pub(super) fn pod_address(&self, gateway: &Gateway<'_>) -> Option<IpAddr> {
-        self.internal_endpoint(gateway)?.ip?.parse().ok()
+        // Standalone, its status has the address of its link, which only its host can use.
+        let internal = self.internal_endpoint(gateway).filter(|_| self.index.settings.kubernetes);
+        internal?.ip?.parse().ok()
     }
 
-    /// The way from any node to the gateway's pod.
+    /// The way from a node to the gateway's pod; none without an address of the pod's family.
     pub(super) fn pod_gateway(
         &self,
+        node: &Node,
         gateway: &Gateway<'_>,
         config: &GatewayConfig,
     ) -> Option<NodeGateway> {
         let underlay = self.pod_address(gateway)?;
+        common_family(node, &[underlay])?;
         let own = &config.spec.overlay;
-        Some(NodeGateway { overlay: own.address, mac: own.mac.clone(), underlay, via: None })
+        Some(NodeGateway {
+            overlay: own.address,
+            mac: own.mac.clone(),
+            underlay,
+            links: Vec::new(),
+        })
     }
 
     /// Of this very gateway: what was made for one of the same name before says nothing of it.

@@ -45,7 +45,8 @@ pub(crate) struct InitArgs {
     #[arg(long, value_name = "CIDR")]
     service_cidr: Vec<Cidr>,
     /// A node: name, address (one a family), pod CIDR (one a family) [default: this host, with the
-    /// whole pod CIDR].
+    /// whole pod CIDR]. An address that changes later is followed, unless the Node that is written
+    /// gets the annotation fabric.weft.dev/pin-addresses: "true".
     #[arg(long, value_name = "NAME=ADDRESS[,ADDRESS6]=PODCIDR[,PODCIDR6]")]
     node: Vec<NodeArg>,
     /// Directory to write to; made if it is not there.

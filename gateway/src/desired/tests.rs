@@ -12,7 +12,7 @@ fn a_published_config_is_understood() {
 #[test]
 fn what_is_wrong_names_its_field() {
     type Edit = fn(&mut fabric::GatewayConfigSpec);
-    let cases: [(Edit, &str); 18] = [
+    let cases: [(Edit, &str); 19] = [
         (|s| s.cluster_id = "Rome".into(), "spec.clusterId"),
         (|s| s.peer_public_key = Some("abc".into()), "spec.peerPublicKey"),
         (|s| s.mtu = 100, "spec.mtu"),
@@ -25,6 +25,7 @@ fn what_is_wrong_names_its_field() {
         (|s| s.remaps[0].local = "10.201.0.0/17".into(), "spec.remaps[0].local"),
         (|s| s.remaps[1].local = "10.201.4.0/24".into(), "spec.remaps[1].local"),
         (|s| s.remaps[0].local = "10.200.0.0/16".into(), "spec.remaps[0].local"),
+        (|s| s.remaps[0].local = "10.70.0.0/16".into(), "spec.remaps[0].local"),
         (|s| s.pod_cidrs = vec!["10.0.0.0".into()], "spec.podCidrs[0]"),
         (|s| s.egress = vec!["0.0.0.0/0".into()], "spec.egress[0]"),
         (|s| s.nodes[0].prefixes = vec!["x".into()], "spec.nodes[0].prefixes[0]"),
@@ -110,6 +111,7 @@ pub(crate) fn config() -> GatewayConfig {
                 address: Ipv4Addr::new(10, 80, 0, 9),
                 mac: None,
                 link_address: Some(Ipv4Addr::new(10, 80, 0, 10)),
+                link_address_v6: None,
                 node: Some("rome-1".to_owned()),
             },
             nodes: vec![node("rome-1", 1), node("rome-2", 2)],

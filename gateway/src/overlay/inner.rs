@@ -78,6 +78,7 @@ pub(super) fn wanted(desired: &Desired, facts: Facts) -> (State, TunnelMtu) {
                 port: VXLAN_PORT,
                 family,
                 elsewhere: true,
+                checksum: desired.link_address.is_none() || family == Family::Ipv6,
                 mtu,
                 mac: desired.mac,
                 up: true,

@@ -4,7 +4,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use fabric_api::{Cidr, Mac, overlay_v6};
+use fabric_api::{Cidr, Mac};
 use netlink::Scope;
 use netplan::{Device, Family, Route, RouteKey, State, Sysctl};
 use sha2::{Digest, Sha256};
@@ -36,6 +36,7 @@ pub(super) struct Link {
     pub(super) host_mac: Mac,
     pub(super) pod_mac: Mac,
     pub(super) pod_address: Ipv4Addr,
+    pub(super) pod_address_v6: Ipv6Addr,
     /// In bytes.
     pub(super) mtu: u32,
     /// Where the nodes are: what the pod may talk to.
@@ -123,15 +124,14 @@ impl Link {
 
     /// The pod's addresses, each with the host's of the same family.
     fn ends(&self) -> [(IpAddr, IpAddr); 2] {
-        [
-            (self.pod_address.into(), HOST_V4.into()),
-            (overlay_v6(self.pod_address).into(), HOST_V6.into()),
-        ]
+        [(self.pod_address.into(), HOST_V4.into()), (self.pod_address_v6.into(), HOST_V6.into())]
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use fabric_api::overlay_v6;
+
     use super::*;
 
     #[test]
@@ -148,6 +148,7 @@ mod tests {
             host_mac: Mac([2; 6]),
             pod_mac: Mac([4; 6]),
             pod_address: Ipv4Addr::new(10, 80, 0, 10),
+            pod_address_v6: overlay_v6(Ipv4Addr::new(10, 80, 0, 10)),
             mtu: 1500,
             nodes: Vec::new(),
             own: None,

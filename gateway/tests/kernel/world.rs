@@ -74,6 +74,7 @@ pub(crate) fn config() -> GatewayConfig {
             address: Ipv4Addr::new(10, 80, 0, 9),
             mac: None,
             link_address: Some(Ipv4Addr::new(10, 80, 0, 10)),
+            link_address_v6: None,
             node: Some("a".to_owned()),
         },
         nodes: vec![node("a", 1), node("b", 2)],

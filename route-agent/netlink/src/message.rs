@@ -48,6 +48,9 @@ pub(crate) fn vxlan(name: &str, vxlan: &Vxlan) -> LinkMessage {
         InfoVxlan::Learning(false),
         InfoVxlan::Ageing(0),
     ];
+    if !vxlan.checksum {
+        data.push(InfoVxlan::UDPCsum(false));
+    }
     // Naming no group is what makes it an IPv6 one.
     if vxlan.family == Family::Ipv6 {
         data.push(InfoVxlan::Group6(std::net::Ipv6Addr::UNSPECIFIED));

@@ -171,6 +171,7 @@ fn as_vxlan(link: &LinkMessage) -> Vxlan {
         port: 0,
         family: Family::Ipv4,
         elsewhere: false,
+        checksum: true,
         mtu: mtu(link),
         mac: Mac([0; 6]),
         up: link.header.flags.contains(LinkFlags::Up),
@@ -195,6 +196,10 @@ fn as_vxlan(link: &LinkMessage) -> Vxlan {
             vxlan.vni = *vni;
         } else if let InfoVxlan::Port(port) = value {
             vxlan.port = *port;
+        } else if let InfoVxlan::UDPCsum(checksum) = value
+            && family == Family::Ipv4
+        {
+            vxlan.checksum = *checksum;
         }
     }
     vxlan

@@ -221,6 +221,7 @@ fn node() -> State {
         port: 4879,
         family,
         elsewhere: false,
+        checksum: family == Family::Ipv6,
         mtu: 1430,
         mac: Mac::of_overlay([10, 80, 0, 5].into()),
         up: true,

@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use fabric_api::Cidr;
+use fabric_api::{Cidr, Mac};
 use sha2::{Digest, Sha256};
 
 /// Name of our table, of family `inet`.
@@ -33,6 +33,19 @@ pub struct Firewall {
     pub masqueraded: BTreeSet<IpAddr>,
     /// Underlay addresses that VXLAN is accepted from.
     pub vxlan_sources: BTreeSet<IpAddr>,
+    /// Links of this host's gateways.
+    pub links: BTreeSet<Link>,
+}
+
+/// The link of a gateway that other hosts reach by an address of this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Link {
+    /// This host's address.
+    pub host: IpAddr,
+    /// The gateway's, of the same family.
+    pub address: IpAddr,
+    /// Of the gateway's VXLAN devices.
+    pub mac: Mac,
 }
 
 impl Firewall {
@@ -73,6 +86,11 @@ impl Firewall {
 ///   a piece of what is in it: while a gateway is gone, or has no device yet, there is none. (The
 ///   protocol of the packet that an error quotes is 8 + 9 bytes behind the error's IP header, 8 + 6
 ///   for IPv6; its destination port 8 + 20 + 2, or 8 + 40 + 2.)
+/// * VXLAN for a gateway of this host is addressed to the host and recognised by the MAC address of
+///   the inner frame, 16 bytes behind the UDP header. It is translated packet by packet, untracked:
+///   without this table nothing is translated any more, and the host refuses what has no socket.
+///   What is translated leaves by the gateway's link or not at all, whatever routes there are.
+///   The source is translated behind routing, which takes no local one from a device.
 /// * While a table takes another's place, Linux finds nothing in a set of intervals for a moment
 ///   (seen with 6.18; hash sets stay whole). So a prefix is looked up as what is left of an
 ///   address under its mask: one set and one rule a length.
@@ -112,7 +130,8 @@ impl fmt::Display for Firewall {
             unconnected.iter().try_for_each(|set| set.write(f, "daddr", "goto refuse"))?;
             writeln!(f, "  }}")?;
         }
-        f.write_str(REFUSE)
+        f.write_str(REFUSE)?;
+        write_links(f, &self.links)
     }
 }
 
@@ -187,6 +206,37 @@ impl SameLength {
         let (family, mask, networks) = (self.family(), self.mask, networks.join(", "));
         writeln!(f, "    {family} {field} and {mask} {{ {networks} }} {verdict}")
     }
+}
+
+/// Translation between this host's addresses and those of its gateways' links; nothing without links.
+fn write_links(f: &mut fmt::Formatter<'_>, links: &BTreeSet<Link>) -> fmt::Result {
+    if links.is_empty() {
+        return Ok(());
+    }
+    let mut hosts: BTreeMap<IpAddr, Vec<&Link>> = BTreeMap::new();
+    links.iter().for_each(|link| hosts.entry(link.host).or_default().push(link));
+    let [mut inward, mut outward] = [String::new(), String::new()];
+    for (host, links) in &hosts {
+        let ip = if host.is_ipv4() { "ip" } else { "ip6" };
+        let hex = |mac: Mac| mac.0.map(|byte| format!("{byte:02x}")).concat();
+        let by_mac: Vec<_> =
+            links.iter().map(|link| format!("0x{} : {}", hex(link.mac), link.address)).collect();
+        let all: Vec<_> = links.iter().map(|link| link.address.to_string()).collect();
+        let (by_mac, all) = (by_mac.join(", "), all.join(", "));
+        inward += &format!(
+            "    udp dport 4879 {ip} daddr {host} {ip} daddr set @th,128,48 map {{ {by_mac} }} notrack\n    \
+             udp dport 4879 {ip} daddr != {host} {ip} saddr {{ {all} }} notrack\n"
+        );
+        outward += &format!(
+            "    udp dport 4879 {ip} daddr {{ {all} }} oifname != \"weft-*\" drop\n    \
+             udp dport 4879 {ip} saddr {{ {all} }} {ip} saddr set {host}\n"
+        );
+    }
+    write!(
+        f,
+        "  chain to_gateways {{\n    type filter hook prerouting priority -300; policy accept;\n{inward}  }}\n  \
+         chain from_gateways {{\n    type filter hook postrouting priority 300; policy accept;\n{outward}  }}\n"
+    )
 }
 
 /// Two sets, one a family.

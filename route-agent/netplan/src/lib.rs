@@ -11,7 +11,7 @@ mod op;
 mod plan;
 mod state;
 
-pub use firewall::{Firewall, TABLE as FIREWALL_TABLE};
+pub use firewall::{Firewall, Link, TABLE as FIREWALL_TABLE};
 pub use op::Op;
 pub use plan::plan;
 pub use state::{

@@ -63,13 +63,14 @@ impl fmt::Display for Op {
 }
 
 fn write_link(f: &mut fmt::Formatter<'_>, name: &str, vxlan: &Vxlan) -> fmt::Result {
-    let Vxlan { vni, port, family, elsewhere, mtu, mac, up: _ } = vxlan;
+    let Vxlan { vni, port, family, elsewhere, checksum, mtu, mac, up: _ } = vxlan;
     let family = flag(*family);
     let moved = if *elsewhere { ", moved here from the underlay's namespace" } else { "" };
+    let checksum = if *checksum { "" } else { " noudpcsum" };
     write!(
         f,
         "ip{family} link add {name} up mtu {mtu} address {mac} addrgenmode none \
-         type vxlan id {vni} dstport {port} nolearning{moved}"
+         type vxlan id {vni} dstport {port} nolearning{checksum}{moved}"
     )
 }
 

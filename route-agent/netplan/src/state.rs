@@ -37,6 +37,8 @@ pub struct Vxlan {
     pub family: Family,
     /// The device was made in another namespace, where its UDP socket stays, and moved here.
     pub elsewhere: bool,
+    /// Packets have a UDP checksum. Over IPv6 they always have one.
+    pub checksum: bool,
     /// In bytes.
     pub mtu: u32,
     pub mac: Mac,
@@ -214,7 +216,7 @@ impl NextHop {
 impl Vxlan {
     /// True if the device can become `want` without being made anew.
     pub fn can_become(&self, want: &Self) -> bool {
-        let fixed = |v: &Self| (v.vni, v.port, v.family, v.elsewhere);
+        let fixed = |v: &Self| (v.vni, v.port, v.family, v.elsewhere, v.checksum);
         fixed(self) == fixed(want)
     }
 }

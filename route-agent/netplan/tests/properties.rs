@@ -217,6 +217,7 @@ fn vxlan(n: u8, (vni, change, down): (u32, u8, bool), observed: bool) -> Vxlan {
         port: 4879,
         family: Family::Ipv4,
         elsewhere: false,
+        checksum: true,
         mtu: 1400 + u32::from(change),
         mac: mac(change),
         up: !(observed && down),

@@ -1,4 +1,4 @@
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use kube::CustomResource;
 use schemars::JsonSchema;
@@ -164,9 +164,13 @@ pub struct GatewayOverlay {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
     /// Standalone: the address of its end of the veth to the host, from the internal CIDR. The
-    /// nodes send VXLAN there. Absent in Kubernetes, where a pod has its own address.
+    /// host sends it the VXLAN that nodes address to the host. Absent in Kubernetes, where a pod has
+    /// its own address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link_address: Option<Ipv4Addr>,
+    /// Standalone: the IPv6 address there; absent if the host has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_address_v6: Option<Ipv6Addr>,
     /// The node that the gateway runs on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,

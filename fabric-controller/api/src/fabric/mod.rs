@@ -11,7 +11,8 @@ pub use gateway_config::{
     OverlayNode, PeerEndpoint, PeeringFault, ProbeSettings, Remap, RemapKind,
 };
 pub use node_config::{
-    NodeAddressMap, NodeConfig, NodeConfigSpec, NodeConfigStatus, NodeGateway, NodePeering,
+    MovedAddress, NodeAddressMap, NodeConfig, NodeConfigSpec, NodeConfigStatus, NodeGateway,
+    NodePeering,
 };
 
 pub use crate::networking::ConnectionType as Role;

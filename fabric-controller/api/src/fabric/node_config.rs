@@ -47,6 +47,9 @@ pub struct NodeConfigSpec {
     pub mac: Option<String>,
     /// The node's addresses, at most one a family; the first is preferred.
     pub underlay: Vec<IpAddr>,
+    /// Standalone: those of the Node manifest. Its agent reports what took their place.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub declared: Vec<IpAddr>,
     /// Sources on this node that keep their address: the node's pod CIDRs, and pods outside them.
     pub local_pods: Vec<String>,
     /// The cluster's pod CIDRs.
@@ -97,11 +100,12 @@ pub struct NodeGateway {
     /// Its MAC address; without it, the one that follows from overlay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
-    /// Where VXLAN to it is sent.
+    /// Where VXLAN to it is sent: its pod, or standalone its host, which passes it on.
     pub underlay: IpAddr,
-    /// Standalone: the address of the gateway's host, through which other hosts reach underlay.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub via: Option<IpAddr>,
+    /// Standalone, on the gateway's own host: the addresses of its link, at most one a family. What
+    /// other hosts send to the node's address of that family, for mac, goes there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<IpAddr>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -123,6 +127,18 @@ pub struct NodeConfigStatus {
     /// What the agent could not do, or found in its way (a dropping FORWARD policy, a covering route).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
+    /// Declared addresses that no device of the node has, each with the one in its place.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub moved: Vec<MovedAddress>,
+}
+
+/// An address of a node that changed while its Node manifest did not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct MovedAddress {
+    /// As the Node manifest has it.
+    pub declared: IpAddr,
+    /// As the node has it.
+    pub found: IpAddr,
 }
 
 impl NodeConfig {

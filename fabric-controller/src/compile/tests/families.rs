@@ -1,6 +1,8 @@
 //! IPv6 beside IPv4, and alone.
 
-use fabric_api::overlay_v6;
+use std::net::IpAddr;
+
+use fabric_api::link_v6;
 use fabric_store::Kind;
 use serde_json::json;
 
@@ -73,13 +75,59 @@ fn a_peer_with_ipv6_alone_is_reached_over_nodes_with_ipv6_alone() {
     let config = world.gateway("liqo-tenant-milan", "client").unwrap();
     assert_eq!(config.remaps.len(), 1);
     assert_eq!(config.nodes[0].underlay.to_string(), "2001:db8::11");
-    let link = overlay_v6(config.overlay.link_address.unwrap());
+    let host = "2001:db8::11".parse().unwrap();
+    let link = link_v6(config.overlay.link_address.unwrap(), host);
+    assert_eq!(config.overlay.link_address_v6, Some(link));
     let [first, second] =
         ["n1", "n2"].map(|n| world.node(n).unwrap().peerings[0].gateway.clone().unwrap());
-    assert_eq!(first.underlay, link);
-    assert_eq!(first.via, Some("2001:db8::11".parse().unwrap()));
-    assert_eq!(second.via, first.via);
-    assert_eq!(world.node("n2").unwrap().vxlan_sources, [std::net::IpAddr::from(link)]);
+    assert_eq!((first.underlay, &first.links), (link.into(), &vec![link.into()]));
+    assert_eq!((second.underlay, second.links.len()), (host.into(), 0));
+    assert_eq!(world.node("n2").unwrap().vxlan_sources, [IpAddr::from(host)]);
+}
+
+const V4: &str = "192.0.2.1";
+const V6: &str = "2001:db8::1";
+
+/// Orders of a node's addresses, the last digit of each still missing.
+const ORDERS: [&[&str]; 4] = [&[V4, V6], &[V6, V4], &[V4], &[V6]];
+
+fn ordered(name: &str, order: &[&str]) -> fabric_store::Object {
+    let addresses: Vec<_> = order.iter().map(|start| format!("{start}{}", &name[1..])).collect();
+    dual_stack_node(name, &addresses.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// Both ends of the overlay between a node and a gateway: where the gateway sends to, and the node.
+fn ends(world: &World, name: &str) -> (Option<IpAddr>, Option<IpAddr>) {
+    let config = world.gateway("liqo-tenant-milan", "client").unwrap();
+    let to_node = config.nodes.iter().find(|node| node.name == name).map(|node| node.underlay);
+    let peering = &world.node(name).unwrap().peerings[0];
+    (to_node, peering.gateway.as_ref().map(|gateway| gateway.underlay))
+}
+
+#[test]
+fn node_and_gateway_agree_on_family_in_every_order() {
+    for host in ORDERS {
+        for other in ORDERS {
+            let mut world = dual_stack();
+            world.apply(ordered("n1", host));
+            world.apply(ordered("n2", other));
+            world.apply(configuration("milan", json!("10.200.0.0/16"), json!([])));
+            // Its status has an address of the gateway by then.
+            world.settle();
+            world.settle();
+            let common = other.iter().find(|start| host.contains(start));
+            for (name, family) in [("n1", host.first()), ("n2", common)] {
+                let v4 = family.map(|start| *start == V4);
+                let (to_node, to_gateway) = ends(&world, name);
+                assert_eq!(to_node.map(|ip| ip.is_ipv4()), v4, "{name} of {host:?}, {other:?}");
+                assert_eq!(to_gateway.map(|ip| ip.is_ipv4()), v4, "{name} of {host:?}, {other:?}");
+            }
+            let mut apart = world.problems();
+            apart.retain(|problem| problem.contains("where gateways are"));
+            assert_eq!(apart.len(), usize::from(common.is_none()), "{apart:?}");
+            assert!(apart.iter().all(|problem| problem.contains("n2")), "{apart:?}");
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Nodes and IP resources.
 
-use fabric_api::fabric::NodeConfig;
+use std::net::IpAddr;
+
+use fabric_api::fabric::{MovedAddress, NodeConfig};
 use fabric_api::ipam::IP;
 use fabric_store::{Event, Kind, Object, ObjectRef};
 use serde_json::json;
@@ -19,21 +21,74 @@ fn n(name: &str) -> ObjectRef {
 }
 
 #[test]
-fn a_further_node_reaches_the_gateway_by_way_of_its_host() {
+fn vxlan_of_other_hosts_goes_to_the_gateways_host() {
     let mut world = peered();
     world.apply(node("n2", "192.0.2.12", 2));
     world.settle();
     let there = world.node("n2").unwrap();
     let gateway = there.peerings[0].gateway.as_ref().unwrap();
-    assert_eq!(gateway.via, Some("192.0.2.11".parse().unwrap()));
+    let host = "192.0.2.11".parse::<IpAddr>().unwrap();
+    assert_eq!((gateway.underlay, &gateway.links), (host, &Vec::new()));
+    assert_eq!(there.vxlan_sources, [host]);
     assert_eq!(there.local_pods, ["10.200.2.0/24"]);
     assert_eq!(there.pod_cidrs, ["10.200.0.0/16"]);
     let here = world.node("n1").unwrap();
+    let link = here.peerings[0].gateway.as_ref().unwrap();
+    assert_eq!((&link.links, &here.vxlan_sources), (&vec![link.underlay], &vec![link.underlay]));
+    assert_ne!(link.underlay, host);
     assert_ne!(here.external, there.external);
     assert_ne!(here.overlay.unwrap(), there.overlay.unwrap());
     let config = world.gateway("liqo-tenant-milan", "client").unwrap();
     let nodes: Vec<_> = config.nodes.iter().map(|node| node.name.as_str()).collect();
     assert_eq!(nodes, ["n1", "n2"]);
+}
+
+/// As the agent of `n2` reports it.
+fn report_moved(world: &mut World, declared: &str, found: &str) {
+    let reference = ObjectRef::new(Kind::NodeConfig, "", "n2");
+    let mut config = world.index.typed::<NodeConfig>(&reference).unwrap().clone();
+    let moved = MovedAddress { declared: declared.parse().unwrap(), found: found.parse().unwrap() };
+    config.status.get_or_insert_default().moved = vec![moved];
+    world.index.apply(Event::Applied(Box::new(config.into())));
+    world.settle();
+}
+
+fn underlay_of_n2(world: &World) -> [String; 2] {
+    let gateway = world.gateway("liqo-tenant-milan", "client").unwrap();
+    let at_gateway = gateway.nodes.iter().find(|node| node.name == "n2").unwrap().underlay;
+    [world.node("n2").unwrap().underlay[0].to_string(), at_gateway.to_string()]
+}
+
+#[test]
+fn reported_address_takes_the_declared_ones_place() {
+    let mut world = peered();
+    world.apply(node("n2", "192.0.2.12", 2));
+    world.settle();
+    report_moved(&mut world, "192.0.2.12", "192.0.2.99");
+    assert_eq!(underlay_of_n2(&world), ["192.0.2.99"; 2]);
+    assert_eq!(world.node("n2").unwrap().declared, ["192.0.2.12".parse::<IpAddr>().unwrap()]);
+    assert_eq!(world.problems(), [""; 0]);
+
+    world.apply(node("n2", "192.0.2.13", 2));
+    world.settle();
+    assert_eq!(underlay_of_n2(&world), ["192.0.2.13"; 2], "the report was about another one");
+}
+
+#[test]
+fn pinned_address_stays_and_the_report_is_a_problem() {
+    let mut world = peered();
+    let mut pinned = node("n2", "192.0.2.12", 2);
+    let pin = ("fabric.weft.dev/pin-addresses".to_owned(), "true".to_owned());
+    pinned.metadata_mut().annotations = Some([pin].into());
+    world.apply(pinned);
+    world.settle();
+    report_moved(&mut world, "192.0.2.12", "192.0.2.99");
+    assert_eq!(underlay_of_n2(&world), ["192.0.2.12"; 2]);
+    let problems = world.problems();
+    let expected = "status.addresses: found 192.0.2.12, which no device of the node has; expected \
+                    192.0.2.99";
+    assert!(problems.len() == 1 && problems[0].contains("n2"), "{problems:?}");
+    assert!(problems[0].contains(expected), "{problems:?}");
 }
 
 #[test]

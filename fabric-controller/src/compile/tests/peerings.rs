@@ -314,7 +314,7 @@ fn nodes_hear_whether_the_tunnel_carries_packets_and_of_its_mtu() {
         (gateway.overlay, Some(gateway.underlay)),
         (config.overlay.address, config.overlay.link_address.map(Into::into))
     );
-    assert_eq!((gateway.via, peering(&world, 0).mtu), (Some("192.0.2.11".parse().unwrap()), 1400));
+    assert_eq!((gateway.links, peering(&world, 0).mtu), (vec![gateway.underlay], 1400));
     let mut connection = of!(Connection, Connection, {
         "metadata": {"name": "gw-server", "namespace": "liqo-tenant-rome"},
         "spec": {"type": "Server", "gatewayRef": {"kind": "GatewayServer", "name": "server"}},

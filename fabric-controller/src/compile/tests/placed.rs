@@ -54,8 +54,12 @@ fn place(world: &mut World, placement: Placement) {
 }
 
 fn underlay(world: &World) -> Option<String> {
-    let gateway = world.node("n2").unwrap().peerings[0].gateway.clone()?;
-    assert_eq!(gateway.via, None);
+    underlay_of(world, "n2")
+}
+
+fn underlay_of(world: &World, node: &str) -> Option<String> {
+    let gateway = world.node(node).unwrap().peerings[0].gateway.clone()?;
+    assert!(gateway.links.is_empty());
     Some(gateway.underlay.to_string())
 }
 
@@ -119,6 +123,20 @@ fn vxlan_devices_have_mac_addresses_that_pods_do_not_know() {
     let node = world.node("n2").unwrap();
     assert_eq!(node.mac, of("uid of Node n2"));
     assert_eq!(node.peerings[0].gateway.as_ref().unwrap().mac, of(UID));
+}
+
+#[test]
+fn node_without_the_pods_family_has_no_gateway() {
+    let mut world = peered();
+    world.apply(node("n1", "2001:db8::11", 1));
+    place(&mut world, on("n1", "fd00:200::7", "192.0.2.11"));
+    let config = world.gateway("liqo-tenant-milan", "server").unwrap();
+    let nodes: Vec<_> = config.nodes.iter().map(|node| node.name.as_str()).collect();
+    assert_eq!((nodes, underlay_of(&world, "n2")), (vec!["n1"], None));
+    assert_eq!(underlay_of(&world, "n1").as_deref(), Some("fd00:200::7"));
+    let problems = world.problems();
+    let expected = "found 192.0.2.12; expected one of the family of fd00:200::7";
+    assert!(problems.iter().any(|problem| problem.contains(expected)), "{problems:?}");
 }
 
 #[test]

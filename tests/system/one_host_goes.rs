@@ -1,0 +1,154 @@
+//! ```text
+//!   pod --- rome-1 (gateway)  ---+
+//!                                +--- switch (everyone's default route) --- milan-1
+//!   pod --- rome-2            ---+
+//! ```
+//! A pod of rome-2 sends to milan all the time, while rome-1 loses what it has of weft.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use weft_tests::{Cluster, ClusterSpec, wait_until};
+
+use crate::scene::{ECHO, PATIENCE, PORT, Scene, play, rome_and_milan};
+
+const CANARY: &[u8] = b"this must not leave the fabric";
+const VXLAN: u16 = 4879;
+const PROGRAMS: [&str; 5] = ["weft", "fabric-controller", "ipam", "route-agent", "gateway"];
+/// Between two datagrams, and how long after an event they go on.
+const PACE: Duration = Duration::from_millis(5);
+const AFTER: Duration = Duration::from_secs(4);
+
+#[test]
+fn down_on_the_gateways_host_leaks_nothing() -> Result<()> {
+    both_families(|rome| rome.weft(&["down"]).map(drop))
+}
+
+/// As after a reboot into a system without weft.
+#[test]
+fn dead_gateways_host_forwards_no_vxlan() -> Result<()> {
+    both_families(|rome| {
+        for pid in PROGRAMS.iter().flat_map(|program| rome.processes(0, program)) {
+            kill(Pid::from_raw(pid), Signal::SIGKILL)?;
+        }
+        let host = rome.head();
+        host.net().nft("delete table inet weft\n")?;
+        let device = if rome.spec.node_address(1).is_ipv4() { "weft4" } else { "weft6" };
+        let script = format!(
+            "ip link del {device}; ip route flush table 18952; ip -6 route flush table 18952"
+        );
+        host.command(Command::new("sh").args(["-c", &script]), "").map(drop)
+    })
+}
+
+fn both_families(event: impl Fn(&Cluster) -> Result<()>) -> Result<()> {
+    for specs in [sized(), sized().map(ClusterSpec::on_ipv6)] {
+        play(&specs, |scene| senders_meet(scene, &event))?;
+    }
+    Ok(())
+}
+
+fn sized() -> [ClusterSpec; 2] {
+    let [rome, _] = rome_and_milan(2);
+    let [_, milan] = rome_and_milan(1);
+    [rome, milan]
+}
+
+fn senders_meet(scene: &mut Scene, event: impl Fn(&Cluster) -> Result<()>) -> Result<()> {
+    scene.peer("rome", "milan", PORT)?;
+    let seen = Arc::new(Seen::default());
+    let (look, hosts) = (Arc::clone(&seen), hosts(scene));
+    let capture = scene.lab.capture(move |frame| look.judge(frame, &hosts))?;
+    let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+    let target = rome.view(&milan.spec)?.of(milan.nodes[0].pods[0].addresses[0])?;
+    let socket = rome.nodes[1].pods[0].ns.run(|| UdpSocket::bind("0.0.0.0:0"))?;
+    let stop = AtomicBool::new(false);
+    let happened = std::thread::scope(|scope| {
+        let sender = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                // Being refused is fine.
+                let _ = socket.send_to(CANARY, SocketAddr::new(target, ECHO));
+                std::thread::sleep(PACE);
+            }
+        });
+        let happened = wait_until("the overlay is used", PATIENCE, || {
+            ensure!(seen.wrapped.load(Ordering::Relaxed) > 20, "nothing in VXLAN yet");
+            Ok::<_, anyhow::Error>(())
+        });
+        let happened = happened.and_then(|()| event(rome));
+        std::thread::sleep(AFTER);
+        stop.store(true, Ordering::Relaxed);
+        drop(sender.join());
+        happened
+    });
+    happened?;
+    capture.finish()?;
+    let first = seen.first.lock().expect("nobody panics").clone();
+    let leaks = seen.leaks.load(Ordering::Relaxed);
+    ensure!(leaks == 0, "{leaks} frames outside of VXLAN between hosts, the first: {first:?}");
+    Ok(())
+}
+
+/// Addresses of all hosts.
+fn hosts(scene: &Scene) -> BTreeSet<IpAddr> {
+    let nodes = scene.clusters.iter().flat_map(|cluster| &cluster.nodes);
+    nodes.flat_map(|node| node.addresses.iter().copied()).collect()
+}
+
+/// What the switch saw of the pod's text.
+#[derive(Default)]
+struct Seen {
+    leaks: AtomicU64,
+    wrapped: AtomicU64,
+    first: Mutex<Option<String>>,
+}
+
+impl Seen {
+    fn judge(&self, frame: &[u8], hosts: &BTreeSet<IpAddr>) {
+        if !frame.windows(CANARY.len()).any(|window| window == CANARY) {
+            return;
+        }
+        match outer(frame) {
+            Some(outer) if hosts.contains(&outer.to) && hosts.contains(&outer.from) => {
+                let is_vxlan = outer.port == Some(VXLAN);
+                // The rest are errors by which a host refuses VXLAN; they quote it.
+                self.wrapped.fetch_add(u64::from(is_vxlan), Ordering::Relaxed);
+            }
+            Some(_) | None => {
+                self.leaks.fetch_add(1, Ordering::Relaxed);
+                let head: Vec<_> = frame.iter().take(80).map(|b| format!("{b:02x}")).collect();
+                self.first.lock().expect("nobody panics").get_or_insert(head.concat());
+            }
+        }
+    }
+}
+
+struct Outer {
+    from: IpAddr,
+    to: IpAddr,
+    /// UDP destination port.
+    port: Option<u16>,
+}
+
+fn outer(frame: &[u8]) -> Option<Outer> {
+    let (protocol, from, to, transport): (u8, IpAddr, IpAddr, usize) = match frame.get(12..14)? {
+        [8, 0] => {
+            let at = |i: usize| <[u8; 4]>::try_from(frame.get(i..i + 4)?).ok();
+            (*frame.get(23)?, at(26)?.into(), at(30)?.into(), 34)
+        }
+        [0x86, 0xdd] => {
+            let at = |i: usize| <[u8; 16]>::try_from(frame.get(i..i + 16)?).ok();
+            (*frame.get(20)?, at(22)?.into(), at(38)?.into(), 54)
+        }
+        _ => return None,
+    };
+    let port = frame.get(transport + 2..transport + 4).filter(|_| protocol == 17);
+    Some(Outer { from, to, port: port.map(|p| u16::from_be_bytes([p[0], p[1]])) })
+}
