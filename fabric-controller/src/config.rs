@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fabric_controller::webhook::WebhookArgs;
 use fabric_controller::{ProbeArgs, Settings};
-use fabric_shell::LogArgs;
+use fabric_shell::{HttpAddress, LogArgs};
 use fabric_store::StoreArgs;
 use ipam_proto::Address;
 use jiff::Timestamp;
@@ -39,7 +39,10 @@ pub(crate) struct Config {
     /// What this program is called among its like, in Events and in the Lease that says which of
     /// them works.
     #[arg(long, env = "POD_NAME", value_name = "NAME", default_value = "fabric-controller")]
-    name: String,
+    pub(crate) name: String,
+    /// Where to serve /metrics, /healthz and /readyz: `unix:PATH` or `IP:PORT`.
+    #[arg(long, value_name = "unix:PATH|IP:PORT")]
+    pub(crate) http: Option<HttpAddress>,
     /// Give packets of pods, too, their node's external address.
     #[arg(long, env = "WEFT_FULL_MASQUERADE")]
     full_masquerade: bool,

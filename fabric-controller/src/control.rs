@@ -5,6 +5,7 @@ use std::future::{Future, pending};
 use std::time::Duration;
 
 use fabric_api::labels;
+use fabric_shell::Heartbeat;
 use fabric_store::{Event, Kind, Object, ObjectRef, Problem, Store, StoreError, Watch};
 use futures::FutureExt as _;
 use jiff::Timestamp;
@@ -12,14 +13,17 @@ use tokio::sync::watch;
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
-use crate::compile::{Published, Wish, compile, is_own};
+use crate::compile::{Published, Wish, compile, is_own, unreadable};
 use crate::grants::{Grant, Ipam, Round};
 use crate::index::{Index, Settings};
+use crate::metrics::IpamOutcome;
+use crate::obstacles::Reader;
 use crate::placement::{Placements, Plan};
-use crate::publish::{copy_status, publish};
+use crate::publish::{Sink, copy_status, publish};
 use crate::refusals::Refusals;
 use crate::silence::Silence;
 use crate::stragglers::Stragglers;
+use crate::vitals::{COMPILED, Vitals};
 
 /// After ipam could not be reached; doubled up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(100);
@@ -29,7 +33,7 @@ const RETRY_REFUSED: Duration = Duration::from_secs(5);
 /// Finds files that somebody removed before the watch saw them.
 const RESYNC: Duration = Duration::from_secs(30);
 /// What the controller reads: whatever a namespace may say, nothing depends on it.
-const READ: [Kind; 12] = [
+pub const READ: [Kind; 12] = [
     Kind::ConfigMap,
     Kind::Secret,
     Kind::Node,
@@ -44,9 +48,9 @@ const READ: [Kind; 12] = [
     Kind::NodeConfig,
 ];
 /// What the controller writes: whole objects, and statuses.
-const WRITTEN: [Kind; 5] =
+pub(crate) const WRITTEN: [Kind; 5] =
     [Kind::Network, Kind::Ip, Kind::Secret, Kind::GatewayConfig, Kind::NodeConfig];
-const STATUSES: [Kind; 5] =
+pub(crate) const STATUSES: [Kind; 5] =
     [Kind::Network, Kind::Ip, Kind::Configuration, Kind::GatewayServer, Kind::GatewayClient];
 /// What is published makes more follow from it, three times at most; this is for surprises.
 const MAX_ROUNDS: usize = 16;
@@ -73,6 +77,7 @@ pub struct Controller {
     silence: Silence,
     stragglers: Stragglers,
     refusals: Refusals,
+    vitals: Vitals,
 }
 
 /// Where the controller says what is to be made so outside of the store, and hears what came of it.
@@ -104,11 +109,18 @@ impl Controller {
             silence: Silence::default(),
             stragglers: Stragglers::default(),
             refusals: Refusals::default(),
+            vitals: Vitals::default(),
         })
     }
 
     pub fn with(self, outside: Outside) -> Self {
         Self { outside: Some(outside), ..self }
+    }
+
+    /// Reports to these from now on; not ready until it has compiled.
+    pub fn reporting_to(self, vitals: Vitals) -> Self {
+        vitals.readiness.missing(COMPILED, "nothing is compiled yet");
+        Self { vitals, ..self }
     }
 
     /// Runs until `stop` is ready. Nothing but that ends it.
@@ -119,20 +131,21 @@ impl Controller {
             () = self.start() => {}
         }
         let mut resync = tokio::time::interval_at(Instant::now() + RESYNC, RESYNC);
+        let mut beats = tokio::time::interval(Heartbeat::INTERVAL);
+        let mut is_idle = false;
         loop {
             // A store that does not answer shall not keep anybody from stopping.
-            tokio::select! {
-                () = &mut stop => return,
-                () = self.settle() => {}
-            }
-            tokio::select! {
-                () = &mut stop => return,
-                event = self.watch.next() => {
-                    self.absorb(event).await;
-                    while let Some(event) = self.watch.next().now_or_never() {
-                        self.absorb(event).await;
-                    }
+            if !std::mem::take(&mut is_idle) {
+                tokio::select! {
+                    () = &mut stop => return,
+                    () = self.settle() => {}
                 }
+            }
+            self.vitals.heartbeat.beat();
+            tokio::select! {
+                () = &mut stop => return,
+                event = self.watch.next() => self.absorb_all(event).await,
+                _ = beats.tick() => is_idle = true,
                 _ = resync.tick() => self.resync().await,
                 placements = news(&mut self.outside) => self.index.place(placements),
                 round = finished(&mut self.round) => self.conclude(round).await,
@@ -151,19 +164,7 @@ impl Controller {
     }
 
     async fn start(&mut self) {
-        loop {
-            match self.watch.next().await {
-                Event::Synced => break,
-                event @ (Event::Applied(_) | Event::Deleted(_) | Event::Problems(_)) => {
-                    self.index.apply(event);
-                }
-            }
-        }
-        // Gateways that run shall not be taken for new ones.
-        if self.outside.is_some() {
-            let placements = news(&mut self.outside).await;
-            self.index.place(placements);
-        }
+        self.read().await;
         // What was removed while nobody was here; ipam has forgotten it by itself.
         match self.store.orphaned_statuses().await {
             Ok(orphans) => {
@@ -175,10 +176,75 @@ impl Controller {
         }
     }
 
+    /// Reads all that is there, and reports why it cannot.
+    async fn read(&mut self) {
+        let mut obstacles = self.vitals.obstacles.changes();
+        let mut beats = tokio::time::interval(Heartbeat::INTERVAL);
+        let mut synced = false;
+        loop {
+            tokio::select! {
+                event = self.watch.next(), if !synced => match event {
+                    Event::Synced => synced = true,
+                    Event::Problems(problems) => {
+                        self.report_obstacles(&problems);
+                        self.index.apply(Event::Problems(problems));
+                    }
+                    event @ (Event::Applied(_) | Event::Deleted(_)) => drop(self.index.apply(event)),
+                },
+                // Gateways that run shall not be taken for new ones.
+                placements = news(&mut self.outside), if synced => {
+                    self.index.place(placements);
+                    return;
+                }
+                Ok(()) = obstacles.changed() => self.mark_unreadable().await,
+                _ = beats.tick() => self.vitals.heartbeat.beat(),
+            }
+            if synced && self.outside.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Obstacles are what is wrong with no object, but with all of a kind.
+    fn report_obstacles(&self, problems: &[Problem]) {
+        let of_kinds = problems.iter().filter(|p| p.object.is_none() && p.source.is_empty());
+        self.vitals.obstacles.set(Reader::Store, of_kinds.cloned().collect());
+    }
+
+    /// Writes into conditions why nothing is compiled; the first compilation corrects them.
+    async fn mark_unreadable(&mut self) {
+        let Some(why) = self.vitals.obstacles.text() else { return };
+        self.vitals.readiness.missing(COMPILED, why.as_str());
+        for object in unreadable(&self.index, &why, Timestamp::now()) {
+            let reference = object.reference();
+            if self.index.get(&reference) == Some(&object) {
+                continue;
+            }
+            match self.store.put_status(&object).await {
+                Ok(_) => drop(self.index.apply(Event::Applied(Box::new(object)))),
+                Err(error) if error.is_unreachable() => return,
+                Err(error) => tracing::debug!(object = %reference, %error, "no condition"),
+            }
+            self.vitals.heartbeat.beat();
+        }
+    }
+
     async fn forget_status(&self, of: &ObjectRef) {
         if let Err(error) = self.store.forget(of).await {
             tracing::warn!(object = %of, error = %error, "its status stays behind");
         }
+    }
+
+    /// Takes in everything that waits, this event first.
+    async fn absorb_all(&mut self, event: Event) {
+        let mut length = 1;
+        self.absorb(event).await;
+        while let Some(event) = self.watch.next().now_or_never() {
+            length += 1;
+            self.absorb(event).await;
+            self.vitals.heartbeat.beat();
+        }
+        self.vitals.metrics.set_queue_length(length);
     }
 
     /// Takes in what the store tells. It may tell of a moment before our own last write: of what
@@ -268,6 +334,7 @@ impl Controller {
                 {
                     tracing::warn!(object = %reference, error = %error, "status not written");
                 }
+                self.vitals.heartbeat.beat();
             }
         }
         let known = WRITTEN.into_iter().flat_map(|kind| self.index.of_kind(kind));
@@ -275,6 +342,7 @@ impl Controller {
         let gone: Vec<ObjectRef> = gone.map(|(reference, _)| reference.clone()).collect();
         for reference in gone {
             self.absorb(Event::Deleted(reference)).await;
+            self.vitals.heartbeat.beat();
         }
     }
 
@@ -306,9 +374,10 @@ impl Controller {
         let mut wanted = Published::default();
         for _ in 0..MAX_ROUNDS {
             self.stragglers.note(&mut self.index, Instant::now());
-            wanted = compile(&self.index, Timestamp::now());
+            wanted = self.compile();
             let (index, refusals) = (&mut self.index, &mut self.refusals);
-            let outcome = publish(&self.store, index, refusals, &wanted).await;
+            let sink = Sink { store: &self.store, heartbeat: &self.vitals.heartbeat };
+            let outcome = publish(sink, index, refusals, &wanted).await;
             self.releases.extend(outcome.lost);
             wanted.problems.extend(outcome.problems);
             let now = Instant::now();
@@ -328,6 +397,14 @@ impl Controller {
         });
         self.tell(wanted.problems).await;
         self.ask(wanted.wishes);
+    }
+
+    fn compile(&self) -> Published {
+        let began = std::time::Instant::now();
+        let wanted = compile(&self.index, Timestamp::now());
+        self.vitals.metrics.compiled(began.elapsed());
+        self.vitals.readiness.fulfilled(COMPILED);
+        wanted
     }
 
     fn retry_at(&mut self, at: Option<Instant>) {
@@ -368,8 +445,13 @@ impl Controller {
             unreachable: Some(error.to_string()),
             ..Round::default()
         });
+        let metrics = &self.vitals.metrics;
+        metrics.count_ipam(IpamOutcome::Granted, round.granted.len());
+        metrics.count_ipam(IpamOutcome::Refused, round.denied.len());
+        metrics.count_ipam(IpamOutcome::Unanswered, round.unreachable.iter().count());
         for (wish, grant) in round.granted {
             self.take(&wish, grant).await;
+            self.vitals.heartbeat.beat();
         }
         for (wish, reason) in round.denied {
             self.index.deny(wish.object, reason);
@@ -412,6 +494,7 @@ impl Controller {
 
     /// Publishes what is wrong, with file and line where they are known.
     async fn tell(&mut self, mut problems: Vec<Problem>) {
+        self.report_obstacles(&problems);
         if let Some(reason) = &self.unreachable {
             problems.push(Problem {
                 source: String::new(),
@@ -427,6 +510,7 @@ impl Controller {
             }
         }
         let now: BTreeSet<Problem> = problems.into_iter().collect();
+        self.vitals.metrics.set_problems(now.len());
         let before = self.told.replace(now.clone());
         if before.as_ref() == Some(&now) {
             return;

@@ -9,12 +9,15 @@ pub mod control;
 pub mod grants;
 pub mod index;
 pub mod kubernetes;
+pub mod metrics;
+pub mod obstacles;
 pub mod placement;
 pub mod probe;
 pub mod publish;
 pub mod refusals;
 mod silence;
 mod stragglers;
+pub mod vitals;
 pub mod webhook;
 
 pub use compile::{Published, compile};

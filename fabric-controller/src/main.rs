@@ -2,19 +2,28 @@
 
 mod config;
 
+use std::time::Duration;
+
 use anyhow::Context as _;
 use clap::Parser as _;
-use fabric_controller::control::Controller;
+use fabric_controller::control::{Controller, READ};
 use fabric_controller::grants::Ipam;
 use fabric_controller::kubernetes::Kubernetes;
 use fabric_controller::kubernetes::lease::Election;
+use fabric_controller::kubernetes::report::report;
 use fabric_controller::kubernetes::withdrawal::withdraw;
+use fabric_controller::obstacles::Reader;
+use fabric_controller::vitals::{COMPILED, Vitals, WEBHOOK};
 use fabric_controller::webhook::{Webhook, WebhookArgs};
 use fabric_shell::Stop;
 use fabric_store::{ApiServer, Store};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
+use tokio::time::sleep;
 
 use config::{Command, Config, WithdrawArgs};
+
+/// Time between two checks of a replica that could not work in place of another one.
+const RECHECK: Duration = Duration::from_secs(5);
 
 fn main() -> anyhow::Result<()> {
     let config = Config::parse();
@@ -37,21 +46,41 @@ async fn take_away(args: &WithdrawArgs) -> anyhow::Result<()> {
 
 async fn run(config: Config) -> anyhow::Result<()> {
     let mut stop = Stop::listen().context("cannot listen for signals")?;
-    let store = Store::open(&config.store).context("cannot open the store")?;
+    let vitals = Vitals::default();
+    let store = open(&config, &vitals)?;
     let ipam = Ipam::new(&config.ipam).context("cannot use the address of ipam")?;
     tracing::info!(ipam = %config.ipam, "running");
     match store.api_server() {
         Some(server) => {
+            let vitals = vitals.of_kubernetes();
+            serve(&config, &vitals)?;
             let (served, ends) = oneshot::channel::<()>();
-            let webhook = tokio::spawn(serve_webhook(server.clone(), config.webhook, ends));
-            elected(&config, server, ipam, &mut stop).await?;
+            let webhook = serve_webhook(server.clone(), config.webhook, vitals.clone(), ends);
+            let webhook = tokio::spawn(webhook);
+            Replica { config, server, ipam, vitals }.run(&mut stop).await?;
             drop(served);
             webhook.await.context("the webhook panicked")?;
         }
-        None => controller(&config, store, ipam)?.run(stop.told()).await,
+        None => {
+            let controller = controller(&config, store, ipam)?.reporting_to(vitals.clone());
+            serve(&config, &vitals)?;
+            vitals.metrics.set_elected(true);
+            controller.run(stop.told()).await;
+        }
     }
     tracing::info!("stopped; what is published stays");
     Ok(())
+}
+
+fn open(config: &Config, vitals: &Vitals) -> anyhow::Result<Store> {
+    let store = Store::open(&config.store).context("cannot open the store")?;
+    Ok(store.counting(vitals.metrics.store()))
+}
+
+/// Serves metrics and probes from now on.
+fn serve(config: &Config, vitals: &Vitals) -> anyhow::Result<()> {
+    let Some(address) = config.http.clone() else { return Ok(()) };
+    vitals.monitoring().serve(address).context("cannot serve metrics and probes")
 }
 
 fn controller(config: &Config, store: Store, ipam: Ipam) -> anyhow::Result<Controller> {
@@ -59,41 +88,92 @@ fn controller(config: &Config, store: Store, ipam: Ipam) -> anyhow::Result<Contr
     Controller::new(store, ipam, config.settings(installation)).context("cannot watch the store")
 }
 
-/// Whoever leads. Without it only plain strings in place of lists are refused.
-async fn serve_webhook(server: ApiServer, args: WebhookArgs, ends: oneshot::Receiver<()>) {
+/// Serves in every replica. Without it only plain strings in place of lists are refused.
+async fn serve_webhook(
+    server: ApiServer,
+    args: WebhookArgs,
+    vitals: Vitals,
+    ends: oneshot::Receiver<()>,
+) {
     match Webhook::listen(server.client, &server.namespace, args).await {
-        Ok(webhook) => webhook.run(async { drop(ends.await) }).await,
-        Err(error) => tracing::warn!(%error, "plain strings for CIDRs will be refused"),
+        Ok(webhook) => {
+            vitals.readiness.fulfilled(WEBHOOK);
+            webhook.run(async { drop(ends.await) }).await;
+        }
+        Err(error) => {
+            vitals.readiness.missing(WEBHOOK, error.to_string());
+            tracing::warn!(%error, "plain strings for CIDRs will be refused");
+        }
     }
 }
 
-/// Works whenever no other does, and no longer than no other may.
-async fn elected(
-    config: &Config,
+/// One of several controllers, of which one works.
+struct Replica {
+    config: Config,
     server: ApiServer,
     ipam: Ipam,
-    stop: &mut Stop,
-) -> anyhow::Result<()> {
-    let identity = config.identity();
-    let mut election = Election::new(&server, &identity);
-    loop {
-        tokio::select! {
-            () = stop.told() => return Ok(()),
-            () = election.won() => {}
+    vitals: Vitals,
+}
+
+impl Replica {
+    /// Works while it holds the Lease, and stands by otherwise.
+    async fn run(&self, stop: &mut Stop) -> anyhow::Result<()> {
+        let Self { config, server, ipam, vitals } = self;
+        let identity = config.identity();
+        let obstacles = vitals.obstacles.clone();
+        let reports = report(server.clone(), &config.name, &identity, obstacles.clone());
+        tokio::pin!(reports);
+        let mut election = Election::new(server, &identity).reporting(obstacles.clone());
+        loop {
+            let stands_by = self.stand_by(election.stands_by());
+            tokio::select! {
+                () = stop.told() => return Ok(()),
+                () = vitals.heartbeat.while_waiting(election.won()) => {}
+                () = stands_by => {}
+                () = &mut reports => {}
+            }
+            // State that another store knows may be older than the replica that worked meanwhile.
+            let store = open(config, vitals)?;
+            let server = store.api_server().context("the store is no API server")?;
+            let (kubernetes, outside) = Kubernetes::new(server, &identity, obstacles.clone());
+            let controller = controller(config, store, ipam.clone())?.with(outside);
+            let controller = controller.reporting_to(vitals.clone());
+            obstacles.clear();
+            vitals.metrics.set_elected(true);
+            let stopped = tokio::select! {
+                () = controller.run(stop.told()) => true,
+                () = kubernetes.run() => true,
+                () = election.lost() => false,
+                () = &mut reports => true,
+            };
+            vitals.metrics.set_elected(false);
+            election.release().await;
+            if stopped {
+                return Ok(());
+            }
+            obstacles.clear();
+            tracing::warn!("the Lease is lost, or another asks for it; standing by");
         }
-        // What another store knows may be of the time before the one that worked meanwhile.
-        let store = Store::open(&config.store).context("cannot open the store")?;
-        let (kubernetes, outside) = Kubernetes::new(server.clone(), &identity);
-        let controller = controller(config, store, ipam.clone())?.with(outside);
-        let stopped = tokio::select! {
-            () = controller.run(stop.told()) => true,
-            () = kubernetes.run() => true,
-            () = election.lost() => false,
-        };
-        election.release().await;
-        if stopped {
-            return Ok(());
+    }
+
+    /// Becomes ready once it could work in place of the replica that does. Does not return.
+    async fn stand_by(&self, mut stands_by: watch::Receiver<bool>) {
+        if stands_by.wait_for(|stands_by| *stands_by).await.is_ok() {
+            loop {
+                let Ok(store) = open(&self.config, &self.vitals) else { break };
+                let problems = store.check(&READ).await;
+                let can_work = problems.is_empty();
+                self.vitals.obstacles.set(Reader::Standby, problems.into_iter().collect());
+                if can_work {
+                    self.vitals.standing_by();
+                    break;
+                }
+                if let Some(why) = self.vitals.obstacles.text() {
+                    self.vitals.readiness.missing(COMPILED, why);
+                }
+                sleep(RECHECK).await;
+            }
         }
-        tracing::warn!("the Lease is lost, or another asks for it; standing by");
+        std::future::pending().await
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use fabric_api::{PrivateKey, labels};
+use fabric_shell::Heartbeat;
 use fabric_store::{Event, Kind, Object, ObjectRef, Problem, Store, StoreError};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -28,26 +29,38 @@ pub struct Outcome {
     pub unreachable: bool,
 }
 
+/// Destination of what is published. Each write that is done is a beat.
+#[derive(Debug)]
+pub struct Sink<'a> {
+    pub store: &'a Store,
+    pub heartbeat: &'a Heartbeat,
+}
+
 /// Brings the store to what is wanted, and the index with it. What was refused rests for a while.
 pub async fn publish(
-    store: &Store,
+    sink: Sink<'_>,
     index: &mut Index,
     refusals: &mut Refusals,
     wanted: &Published,
 ) -> Outcome {
     let outcome = Outcome::default();
+    let Sink { store, heartbeat } = sink;
     let mut publisher = Publisher { store, index, refusals, outcome };
     for (reference, object) in &wanted.objects {
         publisher.put(reference, object).await;
+        heartbeat.beat();
     }
     for (reference, key_pair) in &wanted.keys {
         publisher.make_key(reference, key_pair).await;
+        heartbeat.beat();
     }
     for object in wanted.statuses.values() {
         publisher.put_status(object).await;
+        heartbeat.beat();
     }
     for reference in &wanted.deleted {
         publisher.delete(reference).await;
+        heartbeat.beat();
     }
     publisher.refusals.keep(|reference| is_wanted(wanted, reference));
     publisher.outcome

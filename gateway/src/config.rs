@@ -1,11 +1,9 @@
 //! The command line. The only place that reads the environment.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use clap::Parser;
-use fabric_shell::LogArgs;
+use fabric_shell::{HttpAddress, LogArgs};
 use fabric_store::StoreArgs;
 
 use crate::lane::Offloads;
@@ -61,13 +59,6 @@ pub struct Args {
     pub log: LogArgs,
 }
 
-/// Where to listen for HTTP.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum HttpAddress {
-    Unix(PathBuf),
-    Tcp(SocketAddr),
-}
-
 /// What the gateway was started with.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -95,22 +86,6 @@ impl From<Args> for Config {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("expected unix:PATH or IP:PORT")]
-pub struct ParseHttpAddressError;
-
-impl FromStr for HttpAddress {
-    type Err = ParseHttpAddressError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.strip_prefix("unix:") {
-            Some("") => Err(ParseHttpAddressError),
-            Some(path) => Ok(Self::Unix(path.into())),
-            None => text.parse().map(Self::Tcp).map_err(|_| ParseHttpAddressError),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -123,14 +98,5 @@ mod tests {
         let line = ["gateway", "--run-dir", "/r", "--namespace", "ns", "--name", "n", "--no-gso"];
         let config = Config::from(Args::try_parse_from(line).unwrap());
         assert_eq!(config.offloads, Offloads { gso: false, gro: true, tun: true });
-    }
-
-    #[test]
-    fn http_addresses_are_a_path_or_a_port() {
-        assert_eq!("unix:/a/b".parse(), Ok(HttpAddress::Unix("/a/b".into())));
-        assert_eq!("[::1]:80".parse(), Ok(HttpAddress::Tcp("[::1]:80".parse().unwrap())));
-        for bad in ["unix:", "80", "localhost:80", ""] {
-            assert_eq!(bad.parse::<HttpAddress>(), Err(ParseHttpAddressError), "{bad}");
-        }
     }
 }

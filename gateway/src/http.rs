@@ -1,8 +1,6 @@
 //! `/metrics`, `/healthz` and `/readyz`, on a Unix socket or a TCP port.
 
 use std::borrow::Cow;
-use std::future::Future;
-use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,14 +11,13 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use tokio::net::UnixListener;
+use fabric_shell::{HttpAddress, OPENMETRICS};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::HttpAddress;
 use crate::dataplane::Plane;
 use crate::input::Input;
-use crate::metrics::{self, Metrics, Scrape};
+use crate::metrics::{Metrics, Scrape};
 use crate::monitor::View;
 use crate::overlay::tun_overflows;
 
@@ -64,35 +61,13 @@ pub async fn run(
         .route("/healthz", get(alive))
         .route("/readyz", get(ready))
         .with_state(shared);
-    let stopped = stop.cancelled_owned();
-    match address {
-        HttpAddress::Unix(path) => {
-            // Left by a gateway that was killed; a live one would be a second for one peering.
-            let _ = std::fs::remove_file(&path);
-            let listener = UnixListener::bind(&path)
-                .with_context(|| format!("cannot listen on {}", path.display()))?;
-            let served = serve(axum::serve(listener, router).with_graceful_shutdown(stopped)).await;
-            let _ = std::fs::remove_file(&path);
-            served
-        }
-        HttpAddress::Tcp(address) => {
-            let listener = fabric_shell::listen(address)
-                .await
-                .with_context(|| format!("cannot listen on {address}"))?;
-            serve(axum::serve(listener, router).with_graceful_shutdown(stopped)).await
-        }
-    }
-}
-
-async fn serve(
-    server: impl IntoFuture<Output = io::Result<()>, IntoFuture: Future>,
-) -> anyhow::Result<()> {
-    server.await.context("cannot serve HTTP")
+    let listener = address.bind().await?;
+    listener.serve(router, stop.cancelled_owned()).await.context("cannot serve HTTP")
 }
 
 async fn scrape(State(shared): State<Arc<Shared>>) -> Response {
     match shared.metrics.render(shared.sources.scrape()) {
-        Ok(text) => ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
+        Ok(text) => ([(CONTENT_TYPE, OPENMETRICS)], text).into_response(),
         Err(error) => {
             tracing::warn!(%error, "cannot write the metrics");
             StatusCode::INTERNAL_SERVER_ERROR.into_response()

@@ -17,8 +17,6 @@ use tunnel::DropReason;
 
 use crate::lane::{Counters, Stats};
 
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
 /// Liqo's buckets of the latency, in microseconds.
 const LATENCY_BUCKETS_US: [f64; 15] = [
     10000., 15000., 20000., 36250., 52500., 68750., 85000., 101_250., 117_500., 133_750., 150_000.,

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use fabric_api::Cidr;
-use fabric_shell::LogArgs;
+use fabric_shell::{HttpAddress, LogArgs};
 use fabric_store::StoreArgs;
 use ipam_proto::Address;
 
@@ -33,6 +33,9 @@ pub(crate) struct Args {
     /// Where to listen: unix:PATH or IP:PORT.
     #[arg(long, value_name = "ADDRESS", default_value = "[::]:6000")]
     pub(crate) listen: Address,
+    /// Where to serve /metrics, /healthz and /readyz: `unix:PATH` or `IP:PORT`.
+    #[arg(long, value_name = "unix:PATH|IP:PORT")]
+    pub(crate) http: Option<HttpAddress>,
     /// Prefixes to grant from, separated by commas, tried in this order; no two may overlap.
     #[arg(
         long,

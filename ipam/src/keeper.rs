@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use fabric_shell::Readiness;
 use fabric_store::{Snapshot, Store, StoreError};
 use ipam_proto::ipam_server::IpamServer;
 use tokio::sync::watch;
@@ -15,6 +16,8 @@ use crate::service::{Service, Shared};
 
 /// The health service's name for "no two resources hold the same".
 const CONSISTENT: &str = "IPAM/consistent";
+/// Part of the [`Readiness`] that is there once the store has been read.
+pub(crate) const STORE: &str = "store";
 /// How soon to try again if the store could not be read.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -23,6 +26,7 @@ pub(crate) struct Keeper {
     pub(crate) store: Store,
     pub(crate) shared: Shared,
     pub(crate) health: HealthReporter,
+    pub(crate) readiness: Readiness,
     /// Zero: only at start.
     pub(crate) interval: Duration,
     pub(crate) grace: Duration,
@@ -55,8 +59,13 @@ impl Keeper {
         match self.try_read(is_start).await {
             Ok(read) => Some(read),
             Err(error) => {
+                let why = error.refusal();
                 let error = anyhow::Error::from(error);
-                self.say(vec![format!("cannot read the store: {error:#}")]);
+                let why = why.unwrap_or_else(|| format!("{error:#}"));
+                if is_start {
+                    self.readiness.missing(STORE, why.as_str());
+                }
+                self.say(vec![format!("cannot read the store: {why}")]);
                 None
             }
         }
@@ -82,12 +91,14 @@ impl Keeper {
         });
         self.say(unread.into_iter().chain(faults.iter().map(Fault::to_string)).collect());
 
+        self.shared.metrics.set_taken(claims.prefixes.len(), claims.addresses.len());
         let consistent = !faults.iter().any(Fault::is_conflict);
         self.health.set_service_status(CONSISTENT, serving(consistent)).await;
         if is_start {
             let (prefixes, addresses) = (claims.prefixes.len(), claims.addresses.len());
             tracing::info!(prefixes, addresses, "what is taken has been read from the store");
             self.health.set_serving::<IpamServer<Service>>().await;
+            self.readiness.fulfilled(STORE);
         }
     }
 
@@ -120,6 +131,7 @@ impl Keeper {
         for fault in self.known.iter().filter(|fault| !faults.contains(fault)) {
             tracing::info!("no longer: {fault}");
         }
+        self.shared.metrics.set_faults(faults.len());
         self.known = faults;
     }
 }

@@ -6,6 +6,7 @@ mod config;
 mod keeper;
 mod ledger;
 mod listen;
+mod metrics;
 mod pools;
 mod service;
 
@@ -14,14 +15,15 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
-use fabric_shell::Stop;
+use fabric_shell::{Heartbeat, Monitoring, Readiness, Stop};
 use fabric_store::Store;
 use ipam_proto::ipam_server::IpamServer;
 use tokio::sync::watch;
+use tokio::time::sleep;
 use tonic::transport::Server;
 
 use config::Args;
-use keeper::Keeper;
+use keeper::{Keeper, STORE};
 use listen::Listener;
 use pools::Pools;
 use service::{Service, Shared};
@@ -42,6 +44,15 @@ async fn main() -> ExitCode {
     }
 }
 
+/// Beats while the ledger can be had: every call needs it.
+async fn beat(heartbeat: Heartbeat, shared: Shared) {
+    loop {
+        drop(shared.lock().await);
+        heartbeat.beat();
+        sleep(Heartbeat::INTERVAL).await;
+    }
+}
+
 async fn run(args: Args) -> anyhow::Result<()> {
     let mut signal = Stop::listen().context("cannot listen for signals")?;
     let pools = Pools::new(args.pools).context("bad --pools")?;
@@ -52,6 +63,15 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let (stop, stopped) = watch::channel(false);
     let (health, health_service) = tonic_health::server::health_reporter();
     let shared = Shared::new(store.clone());
+    let (readiness, heartbeat) = (Readiness::default(), Heartbeat::default());
+    readiness.missing(STORE, "not read yet");
+    if let Some(address) = args.http {
+        let registry = shared.metrics.registry(store.metrics());
+        let (readiness, heartbeat) = (readiness.clone(), heartbeat.clone());
+        let monitoring = Monitoring { registry, heartbeat, readiness };
+        monitoring.serve(address).context("cannot serve metrics and probes")?;
+    }
+    tokio::spawn(beat(heartbeat, shared.clone()));
 
     let router = Server::builder()
         .add_service(health_service)
@@ -64,6 +84,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
         store,
         shared,
         health,
+        readiness,
         interval: args.sync_interval,
         grace: args.sync_grace_period,
         known: Vec::new(),

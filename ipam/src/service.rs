@@ -18,6 +18,7 @@ use tokio::sync::{Mutex, MutexGuard};
 use tonic::{Request, Response, Status};
 
 use crate::ledger::{Ledger, OpenGrant};
+use crate::metrics::{Grantable, Metrics};
 use crate::pools::{self, AcquireError, AddressError, Wish};
 
 /// The ledger, shared by the calls and the keeper; absent until it has been rebuilt.
@@ -25,6 +26,7 @@ use crate::pools::{self, AcquireError, AddressError, Wish};
 pub(crate) struct Shared {
     ledger: Arc<Mutex<Option<Ledger>>>,
     store: Store,
+    pub(crate) metrics: Metrics,
 }
 
 /// Name of the note of what was granted a moment ago.
@@ -32,7 +34,7 @@ const OPEN_GRANTS: Note<'static> = Note::Only("ipam-open-grants");
 
 impl Shared {
     pub(crate) fn new(store: Store) -> Self {
-        Self { ledger: Arc::default(), store }
+        Self { ledger: Arc::default(), store, metrics: Metrics::default() }
     }
 
     pub(crate) async fn lock(&self) -> MutexGuard<'_, Option<Ledger>> {
@@ -96,13 +98,9 @@ fn not_yet() -> Status {
 /// Answers the calls.
 pub(crate) struct Service(pub(crate) Shared);
 
-#[tonic::async_trait]
-impl Ipam for Service {
-    async fn ip_acquire(
-        &self,
-        request: Request<IpAcquireRequest>,
-    ) -> Result<Response<IpAcquireResponse>, Status> {
-        let cidr: Cidr = parse(&request.get_ref().cidr)?;
+impl Service {
+    async fn acquire_address(&self, request: &IpAcquireRequest) -> Result<IpAddr, Status> {
+        let cidr: Cidr = parse(&request.cidr)?;
         let granted = self.0.grant(
             |ledger, now| {
                 let address = ledger.acquire_address(cidr, now).map_err(address_status)?;
@@ -112,26 +110,10 @@ impl Ipam for Service {
         );
         let (_, address) = granted.await?;
         tracing::info!(%cidr, %address, "address granted");
-        Ok(Response::new(IpAcquireResponse { ip: address.to_string(), result: None }))
+        Ok(address)
     }
 
-    async fn ip_release(
-        &self,
-        request: Request<IpReleaseRequest>,
-    ) -> Result<Response<IpReleaseResponse>, Status> {
-        let cidr: Cidr = parse(&request.get_ref().cidr)?;
-        let address: IpAddr = parse(&request.get_ref().ip)?;
-        if self.0.ledger(|ledger, now| ledger.release_address(cidr, address, now)).await? {
-            tracing::info!(%cidr, %address, "address given back");
-        }
-        Ok(Response::new(IpReleaseResponse::default()))
-    }
-
-    async fn network_acquire(
-        &self,
-        request: Request<NetworkAcquireRequest>,
-    ) -> Result<Response<NetworkAcquireResponse>, Status> {
-        let wanted = request.into_inner();
+    async fn acquire_prefix(&self, wanted: &NetworkAcquireRequest) -> Result<Cidr, Status> {
         let request = pools::Request {
             cidr: parse(&wanted.cidr)?,
             wish: match (wanted.immutable, wanted.exclusive) {
@@ -147,13 +129,50 @@ impl Ipam for Service {
         );
         let granted = granted.await?;
         tracing::info!(asked = %request.cidr, %granted, wish = ?request.wish, "prefix granted");
-        Ok(Response::new(NetworkAcquireResponse { cidr: granted.to_string(), result: None }))
+        Ok(granted)
+    }
+}
+
+#[tonic::async_trait]
+impl Ipam for Service {
+    async fn ip_acquire(
+        &self,
+        request: Request<IpAcquireRequest>,
+    ) -> Result<Response<IpAcquireResponse>, Status> {
+        self.0.metrics.count_request("IPAcquire");
+        let granted = self.acquire_address(request.get_ref()).await;
+        self.0.metrics.count_answer(Grantable::Address, &granted);
+        Ok(Response::new(IpAcquireResponse { ip: granted?.to_string(), result: None }))
+    }
+
+    async fn ip_release(
+        &self,
+        request: Request<IpReleaseRequest>,
+    ) -> Result<Response<IpReleaseResponse>, Status> {
+        self.0.metrics.count_request("IPRelease");
+        let cidr: Cidr = parse(&request.get_ref().cidr)?;
+        let address: IpAddr = parse(&request.get_ref().ip)?;
+        if self.0.ledger(|ledger, now| ledger.release_address(cidr, address, now)).await? {
+            tracing::info!(%cidr, %address, "address given back");
+        }
+        Ok(Response::new(IpReleaseResponse::default()))
+    }
+
+    async fn network_acquire(
+        &self,
+        request: Request<NetworkAcquireRequest>,
+    ) -> Result<Response<NetworkAcquireResponse>, Status> {
+        self.0.metrics.count_request("NetworkAcquire");
+        let granted = self.acquire_prefix(request.get_ref()).await;
+        self.0.metrics.count_answer(Grantable::Prefix, &granted);
+        Ok(Response::new(NetworkAcquireResponse { cidr: granted?.to_string(), result: None }))
     }
 
     async fn network_release(
         &self,
         request: Request<NetworkReleaseRequest>,
     ) -> Result<Response<NetworkReleaseResponse>, Status> {
+        self.0.metrics.count_request("NetworkRelease");
         let cidr: Cidr = parse(&request.get_ref().cidr)?;
         if self.0.ledger(|ledger, now| ledger.release(cidr, now)).await? {
             tracing::info!(%cidr, "prefix given back");
@@ -165,6 +184,7 @@ impl Ipam for Service {
         &self,
         request: Request<NetworkAvailableRequest>,
     ) -> Result<Response<NetworkAvailableResponse>, Status> {
+        self.0.metrics.count_request("NetworkIsAvailable");
         let cidr: Cidr = parse(&request.get_ref().cidr)?;
         let available = self.0.ledger(|ledger, _| ledger.is_available(cidr)).await?;
         Ok(Response::new(NetworkAvailableResponse { available, result: None }))

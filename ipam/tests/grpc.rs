@@ -5,7 +5,8 @@
 
 #![allow(clippy::unwrap_used, reason = "all of it is test code")]
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -236,6 +237,29 @@ async fn what_cannot_be_granted_is_refused_with_the_reason() {
         let status = outcome.unwrap_err();
         assert_eq!(status.code(), code, "{status}");
         assert!(status.message().contains(reason), "{status}");
+    }
+}
+
+#[tokio::test]
+async fn grants_and_refusals_are_counted() {
+    let cluster = Cluster::new();
+    let socket = cluster.path("http.sock");
+    let ipam = cluster.start(&["--http", &format!("unix:{}", socket.display())]).await;
+    ipam.prefix("10.0.0.0/8", SHARED).await.unwrap();
+    ipam.prefix("0.0.0.0/4", MUTABLE).await.unwrap_err();
+    ipam.address("10.5.0.0/16").await.unwrap_err();
+    let mut stream = UnixStream::connect(socket).unwrap();
+    write!(stream, "GET /metrics HTTP/1.0\r\nHost: x\r\n\r\n").unwrap();
+    let mut metrics = String::new();
+    stream.read_to_string(&mut metrics).unwrap();
+    for line in [
+        r#"weft_ipam_requests_total{method="NetworkAcquire"} 2"#,
+        r#"weft_ipam_grants_total{kind="prefix"} 1"#,
+        r#"weft_ipam_refusals_total{kind="prefix",reason="none_free"} 1"#,
+        r#"weft_ipam_refusals_total{kind="address",reason="outside_pools"} 1"#,
+        r#"weft_ipam_grants_total{kind="address"} 0"#,
+    ] {
+        assert!(metrics.lines().any(|l| l == line), "{line} is not in\n{metrics}");
     }
 }
 

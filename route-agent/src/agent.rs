@@ -1,10 +1,10 @@
 use std::collections::BTreeSet;
 use std::error::Error;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use fabric_api::fabric::{MovedAddress, NodeConfig, NodeConfigStatus};
-use fabric_shell::Stop;
+use fabric_shell::{Heartbeat, Stop};
 use fabric_store::{Event, Kind, Object, ObjectRef, Store};
 use netlink::{Handle, Quarrel, Settings, nft};
 use netplan::{FIREWALL_TABLE, State, Sysctl, plan};
@@ -15,6 +15,7 @@ use crate::facts::Facts;
 use crate::other_firewalls::{Mode, OtherFirewalls};
 use crate::report::Reporter;
 use crate::table::Table;
+use crate::vitals::Vitals;
 use crate::{cleanup, moved, names};
 
 /// How often to look although nothing was told: changes of the old packet filter are not.
@@ -37,6 +38,7 @@ pub(crate) struct Agent {
     pub(crate) problems: BTreeSet<String>,
     pub(crate) quarrel: Quarrel,
     pub(crate) reporter: Reporter,
+    pub(crate) vitals: Vitals,
 }
 
 impl Agent {
@@ -52,7 +54,9 @@ impl Agent {
         let mut settings = Settings::default();
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut beats = tokio::time::interval(Heartbeat::INTERVAL);
         loop {
+            self.vitals.heartbeat.beat();
             let due = tokio::select! {
                 () = stop.told() => return Ok(()),
                 event = watch.next() => self.take(event),
@@ -71,6 +75,7 @@ impl Agent {
                     false
                 }
                 _ = look.tick() => true,
+                _ = beats.tick() => false,
             };
             if due {
                 let watched = self.reconcile().await;
@@ -94,7 +99,11 @@ impl Agent {
                 tracing::warn!("the NodeConfig is gone; keeping what is there");
                 false
             }
-            Event::Applied(_) | Event::Deleted(_) | Event::Problems(_) | Event::Synced => false,
+            Event::Problems(problems) => {
+                self.vitals.cannot_read(&problems);
+                false
+            }
+            Event::Applied(_) | Event::Deleted(_) | Event::Synced => false,
         }
     }
 
@@ -108,6 +117,7 @@ impl Agent {
             }
         }
         tracing::info!(generation = config.metadata.generation, "new config");
+        self.vitals.received(config.metadata.generation);
         self.config = Some(config);
         true
     }
@@ -118,6 +128,7 @@ impl Agent {
     /// Returns the settings to look at again when they change.
     async fn reconcile(&mut self) -> Vec<Sysctl> {
         let Some(config) = self.config.clone() else { return Vec::new() };
+        let began = Instant::now();
         let mut problems = BTreeSet::new();
         self.moved.clear();
         let settings = if config.spec.removed {
@@ -129,6 +140,7 @@ impl Agent {
             self.fulfil(&config, &mut problems).await
         };
         self.own_problems = problems;
+        self.vitals.reconciled(began.elapsed());
         self.report();
         settings
     }
@@ -160,6 +172,7 @@ impl Agent {
         }
         let applied = apply(&self.handle, &compiled.state).await;
         changed |= applied.steps > 0;
+        self.vitals.applied(applied.steps, applied.problems.len());
         problems.extend(applied.problems);
         if changed {
             self.quarrel.note();
@@ -179,6 +192,7 @@ impl Agent {
             tracing::info!("solved: {problem}");
         }
         self.problems = problems;
+        self.vitals.set_problems(self.problems.len());
         config.status = Some(NodeConfigStatus {
             applied_generation: config.metadata.generation.unwrap_or_default(),
             problems: self.problems.iter().cloned().collect(),

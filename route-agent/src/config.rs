@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use fabric_shell::LogArgs;
+use fabric_shell::{HttpAddress, LogArgs};
 use fabric_store::StoreArgs;
 
 /// Gives a node its ways to the pods of other clusters.
@@ -26,7 +26,7 @@ pub(crate) enum Command {
     /// Only `route-agent cleanup` and a NodeConfig marked `removed` take anything away: an upgrade
     /// cuts no connection.
     #[command(verbatim_doc_comment)]
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Takes away all that weft made on this node. Needs no config.
     Cleanup,
 }
@@ -41,6 +41,9 @@ pub(crate) struct RunArgs {
     /// The node that this is; its NodeConfig has this name.
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     pub(crate) node: String,
+    /// Where to serve /metrics, /healthz and /readyz: `unix:PATH` or `IP:PORT`.
+    #[arg(long, value_name = "unix:PATH|IP:PORT")]
+    pub(crate) http: Option<HttpAddress>,
     /// Leave chains of others alone: by default, weft puts accepts (comment "weft") where FORWARD
     /// and INPUT chains drop what they have no rule for, behind all rules that drop more.
     #[arg(long)]
@@ -58,7 +61,7 @@ mod tests {
         let line = ["route-agent", "run", "--node", "n1"];
         let cli = Cli::try_parse_from(line.iter().chain(more)).unwrap();
         let Command::Run(args) = cli.command else { panic!("another command") };
-        args
+        *args
     }
 
     #[test]

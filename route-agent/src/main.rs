@@ -11,6 +11,7 @@ mod names;
 mod other_firewalls;
 mod report;
 mod table;
+mod vitals;
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -27,6 +28,7 @@ use config::{Cli, Command, RunArgs};
 use other_firewalls::OtherFirewalls;
 use report::Reporter;
 use table::Table;
+use vitals::Vitals;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -45,7 +47,7 @@ async fn execute(command: Command) -> anyhow::Result<()> {
     let netns = Netns::current()?;
     let handle = Handle::open(&netns)?;
     match command {
-        Command::Run(args) => run(args, handle).await,
+        Command::Run(args) => run(*args, handle).await,
         Command::Cleanup => {
             let problems = cleanup::whole_node(&handle).await;
             if !problems.is_empty() {
@@ -71,6 +73,14 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         return preview(&handle, &store, node).await;
     }
     tracing::info!(%node, "route-agent is up");
+    let vitals = Vitals::new();
+    if let Some(address) = args.http {
+        // A node's traffic needs its agent, whether or not another program has taken the port.
+        if let Err(error) = vitals.monitoring(&store).serve(address) {
+            let error = anyhow::Error::from(error);
+            tracing::error!("metrics and probes are not served: {error:#}");
+        }
+    }
     let accept = !args.no_accept_rules;
     let agent = Agent {
         other_firewalls: OtherFirewalls::start(handle.netns().clone()),
@@ -85,6 +95,7 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         own_problems: BTreeSet::new(),
         moved: Vec::new(),
         quarrel: Quarrel::default(),
+        vitals,
     };
     agent.run(stop).await?;
     tracing::info!("route-agent is down");

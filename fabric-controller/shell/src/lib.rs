@@ -1,5 +1,9 @@
-//! What every program of weft has around its work: logs on standard error, signals that end it, and
-//! the port where it answers.
+//! Parts that every program of weft has around its work: logs on standard error, signals that end it,
+//! and HTTP for metrics and probes.
+
+mod health;
+mod http;
+mod monitoring;
 
 use std::io::{self, IsTerminal as _};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -8,6 +12,10 @@ use clap::{Args, ValueEnum};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
+
+pub use health::{Heartbeat, Readiness};
+pub use http::{HttpAddress, HttpListener, ListenError, OPENMETRICS, ParseHttpAddressError};
+pub use monitoring::{Monitoring, MonitoringError};
 
 /// How a program logs.
 #[derive(Clone, Debug, Args)]

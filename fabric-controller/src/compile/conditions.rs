@@ -5,6 +5,9 @@ use fabric_api::networking::{ACCEPTED, NETWORK_CIDRS_CONFIGURED, PEER_HEALTHY};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
+/// Reason of a condition while something that the controller needs cannot be read.
+const UNREADABLE: &str = "CannotRead";
+
 /// Why a Configuration's prefixes are ready or not.
 #[derive(Clone, Debug)]
 pub(super) enum Readiness {
@@ -73,6 +76,17 @@ pub(super) fn report_peer(
     };
     let lines: Vec<_> = faults.iter().map(|f| format!("{}; {}", f.message, f.remedy)).collect();
     put(conditions, (PEER_HEALTHY, "False", &first.reason, &lines.join("; ")), generation, now);
+}
+
+/// Sets the condition [`ACCEPTED`] to why the controller cannot work yet; the next compilation
+/// corrects it.
+pub(super) fn unreadable(
+    conditions: &mut Vec<Condition>,
+    why: &str,
+    generation: i64,
+    now: Timestamp,
+) {
+    put(conditions, (ACCEPTED, "False", UNREADABLE, why), generation, now);
 }
 
 fn put(

@@ -28,6 +28,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 pub(crate) use owner::{is_own, reference_to};
 pub use peers::{Peer, PeerCondition};
+pub use statuses::unreadable;
 pub use wishes::{Request, Wish};
 
 use crate::index::Index;

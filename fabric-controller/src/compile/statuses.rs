@@ -8,6 +8,7 @@ use fabric_api::networking::{
     CidrList, ClusterCidrs, Configuration, EndpointStatus, InternalEndpoint, SideConfig,
 };
 use fabric_store::{Kind, Object, ObjectRef, Problem};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
@@ -16,6 +17,7 @@ use super::conditions::{self, Readiness};
 use super::gateway::{End, Gateway};
 use super::peering::Peering;
 use super::{Compiler, node_config};
+use crate::index::Index;
 
 impl<'a> Compiler<'a> {
     pub(super) fn configuration_statuses(&mut self, cluster: &Cluster, peerings: &[Peering<'_>]) {
@@ -181,6 +183,21 @@ impl<'a> Compiler<'a> {
             self.out.statuses.insert(gateway.reference.clone(), object);
         }
     }
+}
+
+/// Objects of the user as they are while something that the controller needs cannot be read, for which
+/// reason `why` nothing is compiled.
+pub fn unreadable(index: &Index, why: &str, now: Timestamp) -> Vec<Object> {
+    let kinds = [Kind::Configuration, Kind::GatewayServer, Kind::GatewayClient];
+    let mut objects: Vec<Object> =
+        kinds.into_iter().flat_map(|kind| index.of_kind(kind)).map(|(_, o)| o.clone()).collect();
+    for object in &mut objects {
+        let generation = object.generation();
+        if let Some(conditions) = conditions_of(object, true) {
+            conditions::unreadable(conditions, why, generation, now);
+        }
+    }
+    objects
 }
 
 /// Of the kinds whose status has conditions; `make` a status if there is none.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use fabric_store::{Kind, ObjectRef, Problem};
+use fabric_store::{Kind, Problem};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
@@ -37,6 +37,8 @@ const KINDS: [Kind; 6] = [
 pub(super) struct Events {
     client: Client,
     identity: String,
+    /// Object of problems that name none.
+    own: Option<ObjectReference>,
     /// With the uid of the object.
     told: BTreeMap<(Problem, String), Telling>,
     purse: Purse,
@@ -58,7 +60,13 @@ struct Purse {
 impl Events {
     pub(super) fn new(client: Client, identity: &str) -> Self {
         let purse = Purse { tokens: BURST, filled: Instant::now() };
-        Self { client, identity: identity.to_owned(), told: BTreeMap::new(), purse, again: None }
+        let (identity, told) = (identity.to_owned(), BTreeMap::new());
+        Self { client, identity, own: None, told, purse, again: None }
+    }
+
+    /// Problems that name no object are this one's.
+    pub(super) fn set_own(&mut self, own: ObjectReference) {
+        self.own = Some(own);
     }
 
     /// All that is wrong now. What was told already is not told again.
@@ -70,9 +78,7 @@ impl Events {
             telling.stands || now.duration_since(telling.at) < MEMORY
         });
         for (problem, uid) in problems {
-            let Some(object) = problem.object.as_ref().filter(|o| KINDS.contains(&o.kind)) else {
-                continue;
-            };
+            let Some(regarding) = self.regarding(problem, uid) else { continue };
             if problem.message.starts_with("waits for") {
                 continue;
             }
@@ -86,7 +92,7 @@ impl Events {
                 self.put_off(early.unwrap_or(now + REFILL));
                 continue;
             }
-            let event = self.event(object, problem, uid);
+            let event = self.event(regarding, problem);
             if self.publish(&event, count).await {
                 let telling = Telling { at: now, count, stands: true };
                 self.told.insert((problem.clone(), uid.clone()), telling);
@@ -105,28 +111,36 @@ impl Events {
         self.again = self.again.into_iter().chain([until]).min();
     }
 
-    /// Of the same problem with the same object, always of the same name.
-    fn event(&self, object: &ObjectRef, problem: &Problem, uid: &str) -> Event {
-        let note = Problem { object: None, ..problem.clone() }.to_string();
-        let digest = Sha256::digest(format!("{uid} {note}"));
-        let digest: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-        let regarding = ObjectReference {
+    /// Object that an Event of the problem is about.
+    fn regarding(&self, problem: &Problem, uid: &str) -> Option<ObjectReference> {
+        let Some(object) = &problem.object else { return self.own.clone() };
+        KINDS.contains(&object.kind).then(|| ObjectReference {
             api_version: Some(object.kind.api_version().to_owned()),
             kind: Some(object.kind.as_str().to_owned()),
             namespace: object.namespace.clone(),
             name: Some(object.name.clone()),
             uid: Some(uid.to_owned()),
             ..ObjectReference::default()
-        };
+        })
+    }
+
+    /// Event of a problem with an object, always of the same name.
+    fn event(&self, regarding: ObjectReference, problem: &Problem) -> Event {
+        let note = Problem { object: None, ..problem.clone() }.to_string();
+        let uid = regarding.uid.as_deref().unwrap_or_default();
+        let digest = Sha256::digest(format!("{uid} {note}"));
+        let digest: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let name = regarding.name.as_deref().unwrap_or_default();
+        let reason = if problem.object.is_some() { "Invalid" } else { "CannotRead" };
         Event {
             metadata: ObjectMeta {
-                name: Some(format!("{}.{digest}", object.name)),
-                namespace: object.namespace.clone(),
+                name: Some(format!("{name}.{digest}")),
+                namespace: regarding.namespace.clone(),
                 ..ObjectMeta::default()
             },
             event_time: Some(MicroTime(Timestamp::now())),
             action: Some("Compile".to_owned()),
-            reason: Some("Invalid".to_owned()),
+            reason: Some(reason.to_owned()),
             note: Some(shortened(note)),
             type_: Some("Warning".to_owned()),
             regarding: Some(regarding),

@@ -12,9 +12,11 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::Api;
 use kube::api::PostParams;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use super::writer::within;
+use crate::obstacles::Obstacles;
 
 /// As Liqo has them: who is not heard of for so long has lost it, whoever cannot renew it for so
 /// long gives up, and so often it is tried.
@@ -22,7 +24,9 @@ const DURATION: Duration = Duration::from_secs(15);
 const DEADLINE: Duration = Duration::from_secs(10);
 const PERIOD: Duration = Duration::from_secs(2);
 
-const NAME: &str = "weft-fabric-controller";
+pub const NAME: &str = "weft-fabric-controller";
+/// Annotation: why the holder cannot read all that it needs.
+const OBSTACLES: &str = "fabric.weft.dev/obstacles";
 /// Annotation: who asks for the Lease. All others keep out, as long as it is heard of.
 const WANTED_BY: &str = "fabric.weft.dev/wanted-by";
 
@@ -38,6 +42,10 @@ pub struct Election {
     told: Option<String>,
     /// As it was written last, by this one.
     held: Option<Lease>,
+    /// Written into the Lease, for `weft status`.
+    obstacles: Obstacles,
+    /// Whether another holds it.
+    stands_by: watch::Sender<bool>,
 }
 
 impl Election {
@@ -45,7 +53,16 @@ impl Election {
     pub fn new(server: &ApiServer, identity: &str) -> Self {
         let api = Api::namespaced(server.client.clone(), &server.namespace);
         let identity = identity.to_owned();
-        Self { api, identity, insists: false, seen: None, told: None, held: None }
+        Self {
+            api,
+            identity,
+            insists: false,
+            seen: None,
+            told: None,
+            held: None,
+            obstacles: Obstacles::default(),
+            stands_by: watch::Sender::default(),
+        }
     }
 
     /// The holder, if it lives, lets go within a few seconds.
@@ -53,12 +70,22 @@ impl Election {
         Self { insists: true, ..self }
     }
 
+    /// Writes these into the Lease while it is held.
+    pub fn reporting(self, obstacles: Obstacles) -> Self {
+        Self { obstacles, ..self }
+    }
+
+    /// Whether another holds the Lease.
+    pub fn stands_by(&self) -> watch::Receiver<bool> {
+        self.stands_by.subscribe()
+    }
+
     /// Returns when elected. Cancel safe.
     pub async fn won(&mut self) {
         loop {
             match attempt(self.acquire()).await {
                 Ok(true) => return tracing::info!(identity = self.identity, "elected"),
-                Ok(false) => {}
+                Ok(false) => _ = self.stands_by.send_replace(true),
                 Err(error) => tracing::debug!(%error, "cannot stand for election; tried again"),
             }
             sleep(PERIOD).await;
@@ -176,9 +203,20 @@ impl Election {
             ..spec.clone()
         };
         let mut metadata = ObjectMeta { name: Some(NAME.to_owned()), ..lease.metadata };
-        metadata.annotations.get_or_insert_default().remove(WANTED_BY);
+        let annotations = metadata.annotations.get_or_insert_default();
+        annotations.remove(WANTED_BY);
+        match self.obstacles.text() {
+            Some(text) => _ = annotations.insert(OBSTACLES.to_owned(), text),
+            None => _ = annotations.remove(OBSTACLES),
+        }
         Lease { metadata, spec: Some(spec) }
     }
+}
+
+/// Why the holder cannot read all that it needs, as it last wrote that.
+pub fn obstacles(lease: &Lease) -> Option<&str> {
+    let annotations = lease.metadata.annotations.as_ref()?;
+    annotations.get(OBSTACLES).map(String::as_str)
 }
 
 fn wanted_by(lease: &Lease) -> Option<&String> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use fabric_api::labels;
 use fabric_api::liqo_core::ForeignCluster;
 use fabric_api::networking::{WgGatewayClientTemplate, WgGatewayServerTemplate};
+use fabric_store::{ApiError, Problem, StoreMetrics};
 use futures::stream::{BoxStream, StreamExt as _};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Node, Pod, Service, ServiceAccount};
@@ -75,6 +76,9 @@ pub(super) struct Live {
     missing: BTreeSet<Watched>,
     /// Why a source tells nothing, told once.
     failing: BTreeMap<Watched, String>,
+    /// Sources that are refused, and what to do.
+    refused: BTreeMap<Watched, String>,
+    metrics: StoreMetrics,
 }
 
 impl Watched {
@@ -216,7 +220,25 @@ impl Live {
             unlisted: all.iter().copied().collect(),
             missing: BTreeSet::new(),
             failing: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            metrics: StoreMetrics::default(),
         }
+    }
+
+    /// Counts watches that fail.
+    pub(super) fn counting(self, metrics: StoreMetrics) -> Self {
+        Self { metrics, ..self }
+    }
+
+    /// Reasons why not all of it can be read.
+    pub(super) fn obstacles(&self) -> BTreeSet<Problem> {
+        let problem = |message: &String| Problem {
+            source: String::new(),
+            object: None,
+            field: None,
+            message: message.clone(),
+        };
+        self.refused.values().map(problem).collect()
     }
 
     /// True once all is known that was there at the start.
@@ -267,6 +289,7 @@ impl Live {
             }
         };
         self.failing.remove(&of);
+        self.refused.remove(&of);
         self.missing.remove(&of);
         changed
     }
@@ -282,16 +305,33 @@ impl Live {
 
     fn failed(&mut self, of: Watched, error: &watcher::Error) {
         self.lists.remove(&of);
-        let told = error.to_string();
+        self.metrics.count_watch_restart(&of.resource().kind);
+        let refusal = refusal(error, &of.resource());
+        let told = refusal.clone().unwrap_or_else(|| error.to_string());
         if of.may_be_missing() && is_missing(error) {
             self.missing.insert(of);
             return tracing::trace!(kind = of.resource().kind, "not installed");
+        }
+        match refusal {
+            Some(refusal) => _ = self.refused.insert(of, refusal),
+            None => _ = self.refused.remove(&of),
         }
         if self.failing.get(&of) != Some(&told) {
             tracing::warn!(kind = of.resource().kind, error = told, "cannot watch; tried again");
             self.failing.insert(of, told);
         }
     }
+}
+
+/// Remedy for a watch that is refused; none if it is worth another try.
+fn refusal(error: &watcher::Error, resource: &ApiResource) -> Option<String> {
+    use watcher::Error::{InitialListFailed, WatchFailed, WatchStartFailed};
+    let (InitialListFailed(cause) | WatchStartFailed(cause) | WatchFailed(cause)) = error else {
+        return None;
+    };
+    let kube::Error::Api(status) = cause else { return None };
+    let refused = ApiError::Refused { code: status.code, message: status.message.clone() };
+    refused.refusal(&resource.kind, &resource.api_version, &resource.plural)
 }
 
 fn is_missing(error: &watcher::Error) -> bool {

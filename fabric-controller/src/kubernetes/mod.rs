@@ -15,6 +15,7 @@ mod live;
 mod objects;
 mod place;
 mod pods;
+pub mod report;
 mod rights;
 mod secrets;
 mod services;
@@ -32,6 +33,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::control::Outside;
+use crate::obstacles::{Obstacles, Reader};
 use crate::placement::{Placement, Placements, Plan, PlannedGateway};
 use absence::Absence;
 use events::Events;
@@ -58,6 +60,7 @@ pub struct Kubernetes {
     foreign_clusters: ForeignClusters,
     secrets: Secrets,
     absence: Absence,
+    obstacles: Obstacles,
     plan: watch::Receiver<Option<Plan>>,
     placements: watch::Sender<Option<Placements>>,
     /// What the gateways are to consist of, rendered once.
@@ -77,15 +80,17 @@ struct Wanted {
 impl Kubernetes {
     /// `identity` names this program in Events. Must be called within a tokio runtime; nothing is
     /// sent yet.
-    pub fn new(server: ApiServer, identity: &str) -> (Self, Outside) {
-        let ApiServer { client, namespace: installation, .. } = server;
+    pub fn new(server: ApiServer, identity: &str, obstacles: Obstacles) -> (Self, Outside) {
+        let writer = Writer::new(&server);
+        let ApiServer { client, namespace: installation, metrics, .. } = server;
         let (plan_sender, plan) = watch::channel(None);
         let (placements, placements_receiver) = watch::channel(None);
         let kubernetes = Self {
             installation,
-            live: Live::watch(&client, &Watched::OF_GATEWAYS),
+            live: Live::watch(&client, &Watched::OF_GATEWAYS).counting(metrics),
             pods: Pods::watch(&client),
-            writer: Writer::new(client.clone()),
+            writer,
+            obstacles,
             events: Events::new(client.clone(), identity),
             foreign_clusters: ForeignClusters::new(client.clone()),
             secrets: Secrets::new(client),
@@ -105,6 +110,7 @@ impl Kubernetes {
                 _ = self.live.next() => {}
                 _ = self.pods.next() => {}
             }
+            self.obstacles.set(Reader::Gateways, self.live.obstacles());
         }
         let mut faults = Faults::new();
         loop {
@@ -126,7 +132,10 @@ impl Kubernetes {
         let due = self.due();
         loop {
             tokio::select! {
-                news = self.live.next() => if news { break },
+                news = self.live.next() => {
+                    self.obstacles.set(Reader::Gateways, self.live.obstacles());
+                    if news { break }
+                }
                 news = self.foreign_clusters.next() => if news { break },
                 changes = self.pods.next() => {
                     if self.pods.matter(&changes, self.live.objects()) { break }

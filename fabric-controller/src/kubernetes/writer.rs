@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use fabric_store::{ApiServer, StoreMetrics, WriteOutcome};
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
 use kube::{Api, Client};
 use serde_json::{Value, json};
@@ -22,6 +23,7 @@ const ROOM: Duration = Duration::from_millis(100);
 
 pub(super) struct Writer {
     client: Client,
+    metrics: StoreMetrics,
     written: BTreeMap<Key, Written>,
     refused: BTreeMap<Key, Refused>,
 }
@@ -57,8 +59,9 @@ pub(super) enum WriteError {
 }
 
 impl Writer {
-    pub(super) fn new(client: Client) -> Self {
-        Self { client, written: BTreeMap::new(), refused: BTreeMap::new() }
+    pub(super) fn new(server: &ApiServer) -> Self {
+        let (client, metrics) = (server.client.clone(), server.metrics.clone());
+        Self { client, metrics, written: BTreeMap::new(), refused: BTreeMap::new() }
     }
 
     /// When something that was refused is to be tried again.
@@ -139,7 +142,9 @@ impl Writer {
         let preconditions = Preconditions { uid, resource_version: None };
         let parameters =
             DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
-        match answer(self.api(key).delete(&key.name, &parameters)).await {
+        let deleted = answer(self.api(key).delete(&key.name, &parameters)).await;
+        self.count(key, &deleted);
+        match deleted {
             Ok(_) => tracing::info!(kind = key.of.resource().kind, %key, "removed"),
             // Gone, or there is another in its place.
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
@@ -159,7 +164,19 @@ impl Writer {
 
     async fn apply(&self, key: &Key, want: &DynamicObject) -> kube::Result<DynamicObject> {
         let parameters = PatchParams::apply(MANAGER).force();
-        answer(self.api(key).patch(&key.name, &parameters, &Patch::Apply(want))).await
+        let patch = Patch::Apply(want);
+        let applied = answer(self.api(key).patch(&key.name, &parameters, &patch)).await;
+        self.count(key, &applied);
+        applied
+    }
+
+    fn count<T>(&self, key: &Key, answer: &kube::Result<T>) {
+        let outcome = match answer {
+            Ok(_) => WriteOutcome::Written,
+            Err(kube::Error::Api(_)) => WriteOutcome::Refused,
+            Err(_) => WriteOutcome::Unanswered,
+        };
+        self.metrics.count_write(&key.of.resource().kind, outcome);
     }
 
     async fn failed(&mut self, key: &Key, want: &DynamicObject, error: kube::Error) -> WriteError {

@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -10,7 +11,7 @@ use super::rundir::{Record, RunDir};
 use super::supervise::{self, Loop, OnSilence, StopSignals};
 use super::up::farewell;
 use super::workloads::{self, AgentOptions, ChildLogs, ControlOptions, GatewayOptions, Workloads};
-use super::{host, manifest, preconditions};
+use super::{host, manifest, metrics, preconditions};
 
 const DEFAULT_RUN_DIR: &str = "/run/weft/agent";
 
@@ -34,6 +35,9 @@ pub(crate) struct AgentArgs {
     /// Where pid files and logs go.
     #[arg(long, value_name = "DIR", env = "WEFT_RUN_DIR", default_value = DEFAULT_RUN_DIR)]
     run_dir: PathBuf,
+    /// Serve the metrics of the route-agent at http://IP:PORT/metrics.
+    #[arg(long, value_name = "IP:PORT")]
+    metrics: Option<SocketAddr>,
     #[command(flatten)]
     agent: AgentOptions,
     #[command(flatten)]
@@ -85,15 +89,22 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?
-        .block_on(supervise_agent(&workloads))
+        .block_on(supervise_agent(&workloads, args.metrics))
 }
 
-async fn supervise_agent(workloads: &Workloads) -> anyhow::Result<ExitCode> {
+async fn supervise_agent(
+    workloads: &Workloads,
+    metrics_address: Option<SocketAddr>,
+) -> anyhow::Result<ExitCode> {
     let stop = StopSignals::new()?;
     let dir = workloads.dir.clone();
     // Nothing changes what is wanted, so the sender only has to live.
     let (_wanted_to, wanted) = watch::channel(workloads.of_agent());
-    let (reports, _) = watch::channel(BTreeMap::new());
+    let (reports, reported) = watch::channel(BTreeMap::new());
+    if let Some(address) = metrics_address {
+        metrics::serve(address, reported).await?;
+        say(&format!("metrics at http://{address}/metrics"));
+    }
     let kept = Loop { dir: dir.clone(), wanted, reports, on_silence: NoGateways, stop }.run().await;
     say(&farewell(&kept, &dir));
     Ok(ExitCode::SUCCESS)

@@ -11,9 +11,11 @@ use anyhow::{Context as _, bail};
 use clap::builder::BoolishValueParser;
 use fabric_api::ipam::{IP, Network};
 use fabric_api::{check, labels};
+use fabric_controller::kubernetes::lease;
 use fabric_store::{ApiError, Kind, Snapshot, Store, StoreError};
 use futures::future::join_all;
 use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::ListParams;
 use kube::{Api, Client, Resource};
@@ -64,17 +66,22 @@ pub(crate) async fn look(args: &ClusterArgs) -> anyhow::Result<Option<Observatio
 }
 
 async fn ask(store: &Store) -> anyhow::Result<Option<Observation>> {
-    let (needed, more, pods) = tokio::join!(
+    let (needed, more, pods, obstacles) = tokio::join!(
         join_all(observe::KINDS.map(|kind| async move { (kind, store.read(&[kind]).await) })),
         join_all(MORE.map(|kind| async move { (kind, store.read(&[kind]).await) })),
         pods(store),
+        obstacles(store),
     );
+    if needed.iter().all(|(_, read)| read.as_ref().is_err_and(|error| is_refused(error, 404))) {
+        return Ok(None);
+    }
     let mut snapshot = Snapshot::default();
     let mut refused = BTreeSet::new();
+    let mut problems = Vec::new();
     for (kind, read) in needed {
         match read {
             Ok(part) => merge(&mut snapshot, part),
-            Err(error) if is_refused(&error, 404) => return Ok(None),
+            Err(error) if is_refused(&error, 404) => problems.extend(error.refusal()),
             Err(error) if is_refused(&error, 403) => drop(refused.insert(kind.plural())),
             Err(error) => return Err(error.into()),
         }
@@ -87,10 +94,10 @@ async fn ask(store: &Store) -> anyhow::Result<Option<Observation>> {
             all.join(", ")
         );
     }
-    let mut problems = Vec::new();
     for (kind, read) in more {
         match read {
             Ok(part) => merge(&mut snapshot, part),
+            Err(error) if is_refused(&error, 404) => problems.extend(error.refusal()),
             Err(error) => problems.extend(unseen(kind, &error)),
         }
     }
@@ -105,6 +112,7 @@ async fn ask(store: &Store) -> anyhow::Result<Option<Observation>> {
         }
     };
     problems.extend(found.problems);
+    problems.extend(obstacles);
     let cluster_id = cluster_id(&snapshot);
     let found = Found { problems, cluster_id, ..found };
     snapshot.problems.sort();
@@ -148,6 +156,18 @@ fn ungranted(snapshot: &Snapshot) -> Vec<String> {
             .map(|_| format!("{reference}: no address is granted yet"))
     });
     waits.collect()
+}
+
+/// Obstacles that the working controller has written into its Lease. Who may not list Leases sees
+/// less.
+async fn obstacles(store: &Store) -> Option<String> {
+    let client = store.api_server()?.client;
+    let selection = ListParams::default().fields(&format!("metadata.name={}", lease::NAME));
+    let leases = Api::<Lease>::all(client);
+    let list = timeout(REQUEST, leases.list(&selection)).await.ok()?.ok()?;
+    let held = |lease: &&Lease| lease.spec.as_ref().is_some_and(|s| s.holder_identity.is_some());
+    let obstacles = list.items.iter().filter(held).find_map(lease::obstacles)?;
+    Some(format!("fabric-controller: changes have no effect: {obstacles}"))
 }
 
 /// Those of weft, and what makes them.

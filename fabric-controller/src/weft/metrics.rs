@@ -1,4 +1,4 @@
-//! One /metrics for all gateways of the host, and for the supervisor itself.
+//! One /metrics for all processes of the host, and for the supervisor itself.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,14 +10,13 @@ use axum::extract::State;
 use axum::http::header;
 use axum::response::IntoResponse;
 use axum::routing::get;
+use fabric_shell::OPENMETRICS;
 use futures::future::join_all;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use super::health::{self, Reports};
 use super::process::Role;
-
-const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Serves until the process ends.
 pub(crate) async fn serve(
@@ -37,19 +36,26 @@ pub(crate) async fn serve(
 
 async fn metrics(State(reports): State<watch::Receiver<Reports>>) -> impl IntoResponse {
     let reports = reports.borrow().clone();
-    let gateways = reports.values().filter_map(|report| {
-        let Role::Gateway { namespace, name } = &report.role else { return None };
-        let label = format!("{namespace}/{name}");
-        let http = report.http.clone();
-        Some(async move {
-            (label, health::get(&http, "/metrics", health::PATIENCE).await.unwrap_or_default())
-        })
+    let processes = reports.iter().map(|(process, report)| {
+        let label = label(process, &report.role);
+        async move {
+            let text = health::get(&report.http, "/metrics", health::PATIENCE).await;
+            (label, text.unwrap_or_default())
+        }
     });
     let mut merged = Merged::default();
-    for (gateway, text) in join_all(gateways).await {
-        merged.add(&gateway, &text);
+    for (label, text) in join_all(processes).await {
+        merged.add(&label, &text);
     }
-    ([(header::CONTENT_TYPE, CONTENT_TYPE)], own(&reports) + &merged.text())
+    ([(header::CONTENT_TYPE, OPENMETRICS)], own(&reports) + &merged.text())
+}
+
+/// Label that distinguishes a process: `gateway`, as in Kubernetes, or `process`.
+fn label(process: &str, role: &Role) -> String {
+    match role {
+        Role::Gateway { namespace, name } => format!("gateway=\"{namespace}/{name}\""),
+        Role::Control | Role::Agent => format!("process=\"{process}\""),
+    }
 }
 
 /// What the supervisor knows of its processes.
@@ -73,8 +79,7 @@ fn own(reports: &Reports) -> String {
     text
 }
 
-/// Several expositions as one: each family once, with the samples of all, told apart by a label
-/// `gateway`.
+/// Several expositions as one: each family once, with the samples of all, told apart by a label.
 #[derive(Debug, Default)]
 struct Merged(BTreeMap<String, Family>);
 
@@ -86,7 +91,7 @@ struct Family {
 }
 
 impl Merged {
-    fn add(&mut self, gateway: &str, text: &str) {
+    fn add(&mut self, label: &str, text: &str) {
         let mut family = String::new();
         for line in text.lines().filter(|line| !line.is_empty() && *line != "# EOF") {
             if let Some(about) = line.strip_prefix("# ") {
@@ -103,7 +108,7 @@ impl Merged {
                     name.clone_into(&mut family);
                 }
                 let samples = &mut self.0.entry(family.clone()).or_default().samples;
-                samples.push(labelled(line, gateway));
+                samples.push(labelled(line, label));
             }
         }
     }
@@ -122,7 +127,7 @@ impl Merged {
     }
 }
 
-fn labelled(sample: &str, gateway: &str) -> String {
+fn labelled(sample: &str, label: &str) -> String {
     let brace = sample.find('{');
     let space = sample.find(' ').unwrap_or(sample.len());
     match brace.filter(|brace| *brace < space) {
@@ -130,11 +135,11 @@ fn labelled(sample: &str, gateway: &str) -> String {
             let (name, rest) = sample.split_at(brace);
             let rest = &rest[1..];
             let comma = if rest.starts_with('}') { "" } else { "," };
-            format!("{name}{{gateway=\"{gateway}\"{comma}{rest}")
+            format!("{name}{{{label}{comma}{rest}")
         }
         None => {
             let (name, rest) = sample.split_at(space);
-            format!("{name}{{gateway=\"{gateway}\"}}{rest}")
+            format!("{name}{{{label}}}{rest}")
         }
     }
 }
@@ -143,6 +148,25 @@ fn labelled(sample: &str, gateway: &str) -> String {
 mod tests {
     use super::*;
 
+    fn gateway(name: &str) -> Role {
+        Role::Gateway { namespace: "t".to_owned(), name: name.to_owned() }
+    }
+
+    #[test]
+    fn processes_are_told_apart_by_their_names() {
+        let mut merged = Merged::default();
+        for process in ["ipam", "fabric-controller"] {
+            let text = "# TYPE weft_store_writes counter\nweft_store_writes_total{kind=\"IP\"} 1\n";
+            merged.add(&label(process, &Role::Control), text);
+        }
+        assert_eq!(
+            merged.text(),
+            "# TYPE weft_store_writes counter\n\
+             weft_store_writes_total{process=\"ipam\",kind=\"IP\"} 1\n\
+             weft_store_writes_total{process=\"fabric-controller\",kind=\"IP\"} 1\n# EOF\n"
+        );
+    }
+
     #[test]
     fn families_of_several_gateways_become_one() {
         let one = "# HELP liqo_peer_is_connected Connected.\n# TYPE liqo_peer_is_connected gauge\n\
@@ -150,8 +174,8 @@ mod tests {
                    # TYPE h histogram\nh_bucket{le=\"1\"} 2\nh_count 2\n# EOF\n";
         let two = one.replace("milan", "paris");
         let mut merged = Merged::default();
-        merged.add("t/a", one);
-        merged.add("t/b", &two);
+        merged.add(&label("x", &gateway("a")), one);
+        merged.add(&label("y", &gateway("b")), &two);
         assert_eq!(
             merged.text(),
             "# TYPE h histogram\n\

@@ -44,7 +44,7 @@ pub(crate) struct UpArgs {
     /// What outlives a reboot: granted addresses, generated keys [default: /var/lib/weft/CLUSTER].
     #[arg(long, value_name = "DIR", env = "WEFT_STATE_DIR")]
     state_dir: Option<PathBuf>,
-    /// Serve the metrics of all gateways of this host, merged, at http://IP:PORT/metrics.
+    /// Serve the metrics of all processes of this host, merged, at http://IP:PORT/metrics.
     #[arg(long, value_name = "IP:PORT")]
     metrics: Option<SocketAddr>,
     #[command(flatten)]

@@ -143,7 +143,8 @@ impl Workloads {
         controller.extend(self.control.full_masquerade.then(|| arg("--full-masquerade")));
         controller.extend(self.control.probe.to_args().map(OsString::from));
         let mut wanted = Wanted::new();
-        for (program, args) in [("ipam", ipam), ("fabric-controller", controller)] {
+        for (program, mut args) in [("ipam", ipam), ("fabric-controller", controller)] {
+            args.extend(self.http_args(program));
             wanted.insert(program.to_owned(), self.spec(program, Role::Control, args));
         }
         wanted.extend(self.of_agent());
@@ -163,6 +164,7 @@ impl Workloads {
         });
         let node = &self.record.node;
         args.extend([arg("--node"), arg(node)]);
+        args.extend(self.http_args(&agent_process(node)));
         args.extend(self.agent.no_accept_rules.then(|| arg("--no-accept-rules")));
         let spec = self.spec("route-agent", Role::Agent, args);
         Wanted::from([(agent_process(node), spec)])
@@ -178,10 +180,9 @@ impl Workloads {
             arg("--name"),
             arg(name),
             arg("--standalone"),
-            arg("--http"),
-            socket(&self.dir.http_socket(process)),
         ]);
         args.extend(self.gateway.switches.iter().map(OsString::from));
+        args.extend(self.http_args(process));
         self.spec("gateway", role, args)
     }
 
@@ -191,6 +192,11 @@ impl Workloads {
             log_args.extend([arg("--log-level"), arg(level)]);
         }
         Spec { program: self.programs.join(program), args, log_args, role }
+    }
+
+    /// Arguments by which a process serves metrics and probes.
+    fn http_args(&self, process: &str) -> [OsString; 2] {
+        [arg("--http"), socket(&self.dir.http_socket(process))]
     }
 
     fn store_args(&self) -> Vec<OsString> {

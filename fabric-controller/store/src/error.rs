@@ -69,10 +69,42 @@ pub enum ApiError {
     Answer(#[source] serde_json::Error),
 }
 
+impl ApiError {
+    /// Remedy for a refusal to list or watch a kind that waiting does not end; none for any other
+    /// error.
+    pub fn refusal(&self, kind: &str, api_version: &str, plural: &str) -> Option<String> {
+        let Self::Refused { code, message } = self else { return None };
+        let resource = match api_version.split_once('/') {
+            Some((group, _)) => format!("{plural}.{group}"),
+            None => plural.to_owned(),
+        };
+        match code {
+            401 => Some(format!(
+                "the API server does not accept this program's credentials: {message}"
+            )),
+            403 => Some(format!(
+                "may not watch {kind}: {message}; give this program's user the verbs get, list and \
+                 watch on {resource}"
+            )),
+            404 => Some(format!(
+                "the API server knows no {kind} of {api_version}; install the \
+                 CustomResourceDefinition {resource}, which weft's chart brings"
+            )),
+            _ => None,
+        }
+    }
+}
+
 impl StoreError {
     /// True if the object is not there any more, or not the one that was meant.
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Gone { .. })
+    }
+
+    /// Remedy for a list that is refused; see [`ApiError::refusal`].
+    pub fn refusal(&self) -> Option<String> {
+        let Self::List { kind, source } = self else { return None };
+        source.refusal(kind.as_str(), kind.api_version(), kind.plural())
     }
 
     /// True if there was no answer: whatever comes next is likely to fare no better.

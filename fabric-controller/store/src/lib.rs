@@ -10,12 +10,14 @@ mod decode;
 mod directory;
 mod error;
 mod kubernetes;
+mod metrics;
 mod object;
 mod store;
 mod watch;
 
 pub use error::{ApiError, Problem, StoreError};
 pub use kubernetes::ApiServer;
+pub use metrics::{StoreMetrics, WriteOutcome};
 pub use object::{Kind, Object, ObjectRef};
 pub use store::{Note, Snapshot, Store};
 pub use watch::Watch;

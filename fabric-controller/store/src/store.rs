@@ -6,12 +6,13 @@ use serde::de::DeserializeOwned;
 
 use crate::directory::{Directory, Places};
 use crate::kubernetes::{ApiServer, Kubernetes};
-use crate::{Kind, Object, ObjectRef, Problem, StoreArgs, StoreError, Watch, watch};
+use crate::{Kind, Object, ObjectRef, Problem, StoreArgs, StoreError, StoreMetrics, Watch, watch};
 
 /// The resources of a cluster. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Store {
     backend: Backend,
+    metrics: StoreMetrics,
 }
 
 #[derive(Clone, Debug)]
@@ -88,6 +89,21 @@ impl Store {
         }
     }
 
+    /// Counters of this store and its clones.
+    pub fn metrics(&self) -> &StoreMetrics {
+        &self.metrics
+    }
+
+    /// Counts with the counters of an earlier store of the same program.
+    #[must_use]
+    pub fn counting(mut self, metrics: StoreMetrics) -> Self {
+        if let Backend::Kubernetes(store) = &mut self.backend {
+            store.set_metrics(metrics.clone());
+        }
+        self.metrics = metrics;
+        self
+    }
+
     /// The store of a further host, which has only the published directory. It may be read-only;
     /// then statuses cannot be written.
     pub fn open_published(dir: &Path) -> Result<Self, StoreError> {
@@ -138,6 +154,15 @@ impl Store {
         }
     }
 
+    /// Returns why objects of these kinds cannot be read, if so; cheap however many there are.
+    /// Directories can always be read.
+    pub async fn check(&self, kinds: &[Kind]) -> Vec<Problem> {
+        match &self.backend {
+            Backend::Directory(_) => Vec::new(),
+            Backend::Kubernetes(store) => store.check(kinds).await,
+        }
+    }
+
     pub async fn get(&self, object: &ObjectRef) -> Result<Option<Object>, StoreError> {
         match &self.backend {
             Backend::Directory(store) => store.get(object),
@@ -153,36 +178,44 @@ impl Store {
     /// or replaces its metadata and spec. Writes nothing if nothing changed. Gives back the object
     /// as stored, with its uid, and its generation, which is higher after each change of the spec.
     pub async fn put(&self, object: &Object) -> Result<Object, StoreError> {
-        match &self.backend {
+        let put = match &self.backend {
             Backend::Directory(store) => store.put(object),
             Backend::Kubernetes(store) => store.put(object).await,
-        }
+        };
+        self.metrics.count(object.kind(), &put, |_| true);
+        put
     }
 
     /// Replaces the status of an object read from the store, and of a Configuration `spec.local`.
     /// Writes nothing if nothing changed. True if it was written.
     pub async fn put_status(&self, object: &Object) -> Result<bool, StoreError> {
-        match &self.backend {
+        let put = match &self.backend {
             Backend::Directory(store) => store.put_status(object),
             Backend::Kubernetes(store) => store.put_status(object).await,
-        }
+        };
+        self.metrics.count(object.kind(), &put, |written| *written);
+        put
     }
 
     /// As [`Self::put_status`], unless somebody else has written the object since this program last
     /// wrote its status: whoever came later knows better. In a directory that is not looked at.
     pub async fn put_status_if_last(&self, object: &Object) -> Result<bool, StoreError> {
-        match &self.backend {
+        let put = match &self.backend {
             Backend::Directory(store) => store.put_status(object),
             Backend::Kubernetes(store) => store.put_status_if_last(object).await,
-        }
+        };
+        self.metrics.count(object.kind(), &put, |written| *written);
+        put
     }
 
     /// Removes an object of weft's own with its status. Not being there is no error.
     pub async fn delete(&self, object: &ObjectRef) -> Result<(), StoreError> {
-        match &self.backend {
+        let deleted = match &self.backend {
             Backend::Directory(store) => store.delete(object),
             Backend::Kubernetes(store) => store.delete(object).await,
-        }
+        };
+        self.metrics.count(object.kind, &deleted, |()| true);
+        deleted
     }
 
     /// Removes what the store keeps of an object that was removed by others: its status. In
@@ -259,6 +292,10 @@ impl Store {
 
 impl From<Backend> for Store {
     fn from(backend: Backend) -> Self {
-        Self { backend }
+        let metrics = match &backend {
+            Backend::Directory(_) => StoreMetrics::default(),
+            Backend::Kubernetes(store) => store.metrics().clone(),
+        };
+        Self { backend, metrics }
     }
 }

@@ -11,6 +11,7 @@
 mod changes;
 mod failures;
 mod ipam;
+mod probes;
 mod program;
 
 use std::fs;

@@ -17,6 +17,7 @@ mod endpoint;
 #[path = "../controller/ipam.rs"]
 mod ipam;
 mod namesake;
+mod obstacles;
 mod peers;
 mod pods;
 mod services;

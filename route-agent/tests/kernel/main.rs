@@ -9,4 +9,5 @@ mod flow;
 mod healing;
 mod node;
 mod policy;
+mod probes;
 mod tables;

@@ -10,6 +10,7 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -116,6 +117,11 @@ impl World {
     /// On a machine that has no program but this.
     pub(crate) fn start_bare(&mut self) {
         self.spawn(|agent| _ = agent.env("PATH", "/nonexistent"));
+    }
+
+    /// A file beside the agent's own.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
     }
 
     fn spawn(&mut self, adapt: impl FnOnce(&mut Command)) {

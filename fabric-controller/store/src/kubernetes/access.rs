@@ -18,7 +18,7 @@ use tower::timeout::{TimeoutLayer, error::Elapsed};
 use tower::{BoxError, ServiceBuilder};
 
 use super::ApiServer;
-use crate::{ApiError, Kind, ObjectRef, StoreError};
+use crate::{ApiError, Kind, ObjectRef, StoreError, StoreMetrics};
 
 /// For a whole request; of a watch, until it begins.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
@@ -34,6 +34,7 @@ pub(super) struct Access {
     /// The one that weft is installed in.
     pub(super) namespace: String,
     url: String,
+    pub(super) metrics: StoreMetrics,
 }
 
 impl Access {
@@ -47,12 +48,13 @@ impl Access {
         let namespace = namespace.unwrap_or_else(|| labels::LIQO_NAMESPACE.to_owned());
         let client = client(&config).map_err(|error| StoreError::Config(error.into()))?;
         tracing::debug!(server = %config.cluster_url, namespace, "using an API server");
-        Ok(Self { client, namespace, url: config.cluster_url.to_string() })
+        let (url, metrics) = (config.cluster_url.to_string(), StoreMetrics::default());
+        Ok(Self { client, namespace, url, metrics })
     }
 
     pub(super) fn api_server(&self) -> ApiServer {
         let (client, namespace) = (self.client.clone(), self.namespace.clone());
-        ApiServer { client, namespace, url: self.url.clone() }
+        ApiServer { client, namespace, url: self.url.clone(), metrics: self.metrics.clone() }
     }
 
     /// In all namespaces.

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use futures::future::try_join_all;
+use futures::future::{join_all, try_join_all};
 use kube::api::{
     DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions, ResourceExt as _,
 };
@@ -30,7 +30,9 @@ use self::cache::{Cache, Part, is_ours};
 use self::content::content;
 use self::intake::Stored;
 use self::source::Source;
-use crate::{ApiError, Kind, Object, ObjectRef, Problem, Snapshot, StoreError, decode};
+use crate::{
+    ApiError, Kind, Object, ObjectRef, Problem, Snapshot, StoreError, StoreMetrics, decode,
+};
 
 /// Who owns what weft writes, in `metadata.managedFields`.
 const MANAGER: &str = "weft";
@@ -42,6 +44,8 @@ pub struct ApiServer {
     /// The namespace that weft is installed in.
     pub namespace: String,
     pub url: String,
+    /// Counters of all that is asked of it.
+    pub metrics: StoreMetrics,
 }
 
 /// Cheap to clone.
@@ -79,6 +83,14 @@ impl Kubernetes {
         self.access.api_server()
     }
 
+    pub(crate) fn metrics(&self) -> &StoreMetrics {
+        &self.access.metrics
+    }
+
+    pub(crate) fn set_metrics(&mut self, metrics: StoreMetrics) {
+        self.access.metrics = metrics;
+    }
+
     pub(crate) fn watch(&self, kinds: &[Kind]) -> Watch {
         Watch::start(self.clone(), kinds)
     }
@@ -105,6 +117,12 @@ impl Kubernetes {
         }
         snapshot.problems.sort();
         Ok(snapshot)
+    }
+
+    pub(crate) async fn check(&self, kinds: &[Kind]) -> Vec<Problem> {
+        let sources = kinds.iter().map(|kind| Source::of(*kind, &self.access.namespace));
+        let checks = sources.map(|source| async move { source.check(&self.access).await.err() });
+        join_all(checks).await.into_iter().flatten().collect()
     }
 
     async fn list(&self, kind: Kind) -> Result<Vec<DynamicObject>, StoreError> {

@@ -115,29 +115,23 @@ impl Source {
         Some(Problem { source: String::new(), object, field: None, message })
     }
 
-    /// What to do where waiting does not help.
+    /// Remedy where waiting does not help.
     fn refusal(&self, error: &ApiError) -> Option<String> {
-        let ApiError::Refused { code, message } = error else { return None };
         let kind = self.kind();
-        let resource = match kind.api_version().split_once('/') {
-            Some((group, _)) => format!("{}.{group}", kind.plural()),
-            None => kind.plural().to_owned(),
+        error.refusal(kind.as_str(), kind.api_version(), kind.plural())
+    }
+
+    /// Lists one object at most. Returns why this source cannot be read.
+    pub(super) async fn check(&self, access: &Access) -> Result<(), Problem> {
+        let [label_selector, field_selector] = self.selectors();
+        let limit = Some(1);
+        let selection = ListParams { label_selector, field_selector, limit, ..Default::default() };
+        let listed = answer(self.kind(), self.api(access).list_metadata(&selection)).await;
+        let problem = |error: ApiError| {
+            let message = self.refusal(&error).unwrap_or_else(|| chain(&error));
+            Problem { source: String::new(), object: None, field: None, message }
         };
-        match code {
-            401 => Some(format!(
-                "the API server does not accept this program's credentials: {message}"
-            )),
-            403 => Some(format!(
-                "may not watch {kind}: {message}; give this program's user the verbs get, list and \
-                 watch on {resource}"
-            )),
-            404 => Some(format!(
-                "the API server knows no {kind} of {}; install the CustomResourceDefinition \
-                 {resource}, which weft's chart brings",
-                kind.api_version()
-            )),
-            _ => None,
-        }
+        listed.map(drop).map_err(problem)
     }
 }
 

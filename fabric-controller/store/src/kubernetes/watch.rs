@@ -155,6 +155,7 @@ impl Watch {
     }
 
     fn failed(&mut self, source: Source, problem: Option<Problem>) {
+        self.store.metrics().count_watch_restart(source.kind().as_str());
         let Some(problem) = problem else { return };
         let until = Instant::now() + RECOVERED;
         let before = self.failing.insert(source, (problem.clone(), until));

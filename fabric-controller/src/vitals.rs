@@ -1,0 +1,44 @@
+//! State of the controller that probes, metrics and other replicas see.
+
+use fabric_shell::{Heartbeat, Monitoring, Readiness};
+
+use crate::metrics::Metrics;
+use crate::obstacles::Obstacles;
+
+/// Part of the [`Readiness`] that is there once everything has been compiled.
+pub const COMPILED: &str = "controller";
+
+/// Part of it that is there once the webhook listens.
+pub const WEBHOOK: &str = "webhook";
+
+/// Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Vitals {
+    /// Of the main loop.
+    pub heartbeat: Heartbeat,
+    pub readiness: Readiness,
+    pub metrics: Metrics,
+    pub obstacles: Obstacles,
+}
+
+impl Vitals {
+    /// With what there is in Kubernetes only.
+    pub fn of_kubernetes(self) -> Self {
+        self.readiness.missing(WEBHOOK, "not listening yet");
+        self.readiness.missing(COMPILED, "the Lease is not seen yet");
+        Self { metrics: self.metrics.of_kubernetes(), ..self }
+    }
+
+    /// Ready, though another replica works.
+    pub fn standing_by(&self) {
+        self.readiness.fulfilled(COMPILED);
+    }
+
+    pub fn monitoring(&self) -> Monitoring {
+        Monitoring {
+            registry: self.metrics.registry(),
+            heartbeat: self.heartbeat.clone(),
+            readiness: self.readiness.clone(),
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Metrics and probes of the agent.
+
+use std::time::Duration;
+
+use fabric_shell::{Heartbeat, Monitoring, Readiness};
+use fabric_store::{Kind, Problem, Store};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+/// Part of the [`Readiness`] that is there once the newest config has been reconciled.
+const CONFIG: &str = "config";
+const NO_CONFIG: &str = "there is no NodeConfig of this node yet";
+
+/// State that `/metrics`, `/healthz` and `/readyz` report.
+#[derive(Debug)]
+pub(crate) struct Vitals {
+    /// Of the main loop.
+    pub(crate) heartbeat: Heartbeat,
+    readiness: Readiness,
+    has_config: bool,
+    reconcile_seconds: Histogram,
+    steps: Counter,
+    failures: Counter,
+    problems: Gauge,
+}
+
+impl Vitals {
+    pub(crate) fn new() -> Self {
+        let readiness = Readiness::default();
+        readiness.missing(CONFIG, NO_CONFIG);
+        Self {
+            heartbeat: Heartbeat::default(),
+            readiness,
+            has_config: false,
+            // From 1 ms to 16 s.
+            reconcile_seconds: Histogram::new(exponential_buckets(0.001, 2.0, 15)),
+            steps: Counter::default(),
+            failures: Counter::default(),
+            problems: Gauge::default(),
+        }
+    }
+
+    pub(crate) fn monitoring(&self, store: &Store) -> Monitoring {
+        let mut registry = Registry::default();
+        store.metrics().register(&mut registry, &[Kind::NodeConfig], &[Kind::NodeConfig]);
+        let agent = registry.sub_registry_with_prefix("weft_agent");
+        let help =
+            "Time that it takes to compare the node with its config and change it, in seconds";
+        agent.register("reconcile_seconds", help, self.reconcile_seconds.clone());
+        let help = "Changes made to the kernel's tables";
+        agent.register("steps", help, self.steps.clone());
+        let help = "Changes of the kernel's tables that failed";
+        agent.register("failures", help, self.failures.clone());
+        let help = "Problems in the status of the NodeConfig now";
+        agent.register("problems", help, self.problems.clone());
+        let (heartbeat, readiness) = (self.heartbeat.clone(), self.readiness.clone());
+        Monitoring { registry, heartbeat, readiness }
+    }
+
+    /// Not ready until this generation of the config is reconciled.
+    pub(crate) fn received(&mut self, generation: Option<i64>) {
+        self.has_config = true;
+        let generation = generation.unwrap_or_default();
+        self.readiness.missing(CONFIG, format!("generation {generation} is not applied yet"));
+    }
+
+    /// Not ready for want of a config, if there is none yet, and why.
+    pub(crate) fn cannot_read(&self, problems: &[Problem]) {
+        if self.has_config {
+            return;
+        }
+        let why: Vec<_> = problems.iter().map(ToString::to_string).collect();
+        self.readiness.missing(CONFIG, [&[NO_CONFIG.to_owned()], &why[..]].concat().join("; "));
+    }
+
+    pub(crate) fn reconciled(&self, took: Duration) {
+        self.readiness.fulfilled(CONFIG);
+        self.reconcile_seconds.observe(took.as_secs_f64());
+    }
+
+    pub(crate) fn set_problems(&self, count: usize) {
+        self.problems.set(count.try_into().unwrap_or(i64::MAX));
+    }
+
+    pub(crate) fn applied(&self, steps: usize, failures: usize) {
+        self.steps.inc_by(steps.try_into().unwrap_or(u64::MAX));
+        self.failures.inc_by(failures.try_into().unwrap_or(u64::MAX));
+    }
+}

@@ -1,0 +1,72 @@
+//! Metrics and probes: see `node` for the topology.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use nix::sys::ptrace;
+use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::unistd::Pid;
+
+use crate::node::{World, config};
+
+/// An agent that serves HTTP, and has no config yet.
+fn world() -> World {
+    let mut world = World::new();
+    let http = format!("--http=unix:{}", world.path("http.sock").display());
+    world.start(&[&http]);
+    world
+}
+
+/// Status line and body; empty if nobody listens.
+fn ask(world: &World, path: &str) -> String {
+    let mut answer = String::new();
+    let Ok(mut stream) = UnixStream::connect(world.path("http.sock")) else { return answer };
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: x\r\n\r\n").unwrap();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn until(world: &World, path: &str, text: &str, patience: Duration) -> Duration {
+    let began = Instant::now();
+    loop {
+        let answer = ask(world, path);
+        if answer.contains(text) {
+            return began.elapsed();
+        }
+        assert!(began.elapsed() < patience, "{path} never has {text:?}: {answer}");
+        sleep(Duration::from_millis(100));
+    }
+}
+
+const SOON: Duration = Duration::from_secs(10);
+
+#[test]
+fn agent_is_ready_once_its_config_is_applied() {
+    let world = world();
+    until(&world, "/readyz", "there is no NodeConfig", SOON);
+    assert!(ask(&world, "/readyz").contains(" 503 "));
+    world.reconfigure(config());
+    until(&world, "/readyz", " 200 ", SOON);
+    let metrics = ask(&world, "/metrics");
+    let steps = metrics.lines().find(|line| line.starts_with("weft_agent_steps_total "));
+    assert!(steps.is_some_and(|line| !line.ends_with(" 0")), "{metrics}");
+    assert!(metrics.contains("weft_agent_failures_total 0\n"), "{metrics}");
+}
+
+#[test]
+fn hung_agent_is_not_alive_until_it_goes_on() {
+    let world = world();
+    world.reconfigure(config());
+    until(&world, "/healthz", " 200 ", SOON);
+    let agent = Pid::from_raw(world.agent_pid().try_into().unwrap());
+    // Its main thread stands still, all others go on.
+    ptrace::seize(agent, ptrace::Options::empty()).unwrap();
+    ptrace::interrupt(agent).unwrap();
+    waitpid(agent, Some(WaitPidFlag::__WALL)).unwrap();
+    let hung = until(&world, "/healthz", " 503 ", Duration::from_secs(60));
+    assert!(hung > Duration::from_secs(20), "{hung:?} is no hang yet");
+    ptrace::detach(agent, None).unwrap();
+    until(&world, "/healthz", " 200 ", SOON);
+}
