@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use clap::{CommandFactory as _, Parser as _};
 use serde_json::Value;
 
 use crate::helm::{EVERYTHING, Helm, LEAST};
@@ -27,6 +28,30 @@ fn programs_understand_their_arguments() {
             let told = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "{program}: {told}");
         }
+    }
+}
+
+#[test]
+fn offload_switches_reach_every_gateway() {
+    let Some(helm) = Helm::find() else { return };
+    let command = gateway::config::Args::command();
+    let switches = command.get_arguments().filter_map(clap::Arg::get_long);
+    let switches: Vec<_> = switches.filter(|name| name.starts_with("no-")).collect();
+    assert!(switches.contains(&"no-gso"), "{switches:?}");
+    let extra = switches.iter().map(|name| format!("--{name}")).collect::<Vec<_>>().join(", ");
+    let values = format!(
+        "networking: {{gatewayTemplates: {{container: {{gateway: {{extraArgs: [{extra}]}}}}}}}}"
+    );
+    let objects = helm.objects(&[LEAST, &values]);
+    let gateways: Vec<_> =
+        containers(&objects).filter(|container| container["command"][0] == "gateway").collect();
+    assert_eq!(gateways.len(), 2, "a server's and a client's");
+    for container in gateways {
+        let args = texts(&container["args"]);
+        let args = gateway::config::Args::try_parse_from(["gateway"].into_iter().chain(args));
+        let config = gateway::config::Config::from(args.unwrap());
+        let none = gateway::lane::Offloads { gso: false, gro: false, tun: false };
+        assert_eq!(config.offloads, none);
     }
 }
 

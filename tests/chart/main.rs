@@ -15,3 +15,11 @@ mod references;
 mod rights;
 mod uninstall;
 mod values;
+
+// Metrics of programs that are no libraries.
+#[expect(dead_code, reason = "only names count here")]
+#[path = "../../route-agent/src/vitals.rs"]
+mod agent_vitals;
+#[expect(dead_code, reason = "only names count here")]
+#[path = "../../ipam/src/metrics.rs"]
+mod ipam_metrics;

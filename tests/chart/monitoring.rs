@@ -1,8 +1,10 @@
 //! Dashboard and alerts ask for metrics that there are.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use fabric_store::Store;
 use gateway::lane::{Counters, PeerState, Stats};
 use gateway::metrics::{Metrics, ProbeCounts, Scrape};
 use serde::Deserialize;
@@ -12,6 +14,9 @@ use crate::helm::{EVERYTHING, Helm, chart};
 
 /// Of `weft up --metrics`.
 const OTHERS: [&str; 2] = ["weft_process_up", "weft_process_restarts_total"];
+/// For a closer look only.
+const UNWATCHED: [&str; 2] = ["weft_ipam_requests", "weft_agent_reconcile_seconds"];
+const JOBS: [&str; 4] = ["weft-gateway", "weft-fabric-controller", "weft-ipam", "weft-route-agent"];
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -73,6 +78,20 @@ fn the_dashboard_asks_for_metrics_that_there_are() {
 }
 
 #[test]
+fn every_metric_of_the_control_plane_is_watched() {
+    let alerts = alerts();
+    let rules = alerts.groups.iter().flat_map(|group| &group.rules).map(|rule| rule.expr.clone());
+    let asked = rules.collect::<String>() + &file("monitoring/dashboard.json");
+    let text = control_plane_metrics();
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    for name in types.filter_map(|line| line.split(' ').next()) {
+        // What is not seen when it goes wrong need not be measured.
+        let seen = asked.contains(name) || UNWATCHED.contains(&name);
+        assert!(seen, "no alert and no panel asks for {name}");
+    }
+}
+
+#[test]
 fn alerts_and_dashboard_are_installed_as_they_are() {
     let Some(helm) = Helm::find() else { return };
     let objects = helm.objects(&[EVERYTHING]);
@@ -109,9 +128,9 @@ fn known<'a>(exprs: impl Iterator<Item = &'a str>) {
     }
 }
 
-/// Neither a variable of the dashboard nor a label that Prometheus adds.
+/// Neither a variable of the dashboard nor a job, which Prometheus names.
 fn is_ours(label: &str) -> bool {
-    !label.contains('$') && label != "weft-gateway"
+    !label.contains('$') && !JOBS.contains(&label)
 }
 
 /// The words of an expression, and the texts in quotation marks.
@@ -127,8 +146,32 @@ fn words(expr: &str) -> (Vec<&str>, Vec<&str>) {
     (words, texts)
 }
 
-/// What a gateway tells: names of metrics, and values of labels.
+/// Names of metrics, and values of labels, of all programs.
 fn metrics() -> (BTreeSet<String>, BTreeSet<String>) {
+    let text = gateway_metrics() + &control_plane_metrics();
+    let samples = text.lines().filter(|line| !line.starts_with('#'));
+    let (mut names, mut labels) = (BTreeSet::new(), BTreeSet::new());
+    for sample in samples {
+        let (words, texts) = words(sample);
+        names.insert(words[0].to_owned());
+        labels.extend(texts.into_iter().map(str::to_owned));
+    }
+    (names, labels)
+}
+
+fn control_plane_metrics() -> String {
+    let store = Store::open_manifests(Path::new("."));
+    let controller = fabric_controller::metrics::Metrics::default().of_kubernetes().registry();
+    let ipam = crate::ipam_metrics::Metrics::default().registry(store.metrics());
+    let agent = crate::agent_vitals::Vitals::new().monitoring(&store).registry;
+    let mut text = String::new();
+    for registry in [controller, ipam, agent] {
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+    }
+    text
+}
+
+fn gateway_metrics() -> String {
     let stats = Stats {
         counters: Counters::default(),
         peer: PeerState { last_handshake: Some(Instant::now()), ..PeerState::default() },
@@ -148,13 +191,5 @@ fn metrics() -> (BTreeSet<String>, BTreeSet<String>) {
         processor_time: Some(Duration::ZERO),
         probes: ProbeCounts::default(),
     };
-    let text = Metrics::new().render(Some(scrape)).unwrap();
-    let samples = text.lines().filter(|line| !line.starts_with('#'));
-    let (mut names, mut labels) = (BTreeSet::new(), BTreeSet::new());
-    for sample in samples {
-        let (words, texts) = words(sample);
-        names.insert(words[0].to_owned());
-        labels.extend(texts.into_iter().map(str::to_owned));
-    }
-    (names, labels)
+    Metrics::new().render(Some(scrape)).unwrap()
 }

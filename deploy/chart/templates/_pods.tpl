@@ -60,6 +60,22 @@ capabilities: {drop: [ALL]}
 {{- end }}
 
 {{/*
+Port of metrics and probes, as an argument, and the probe for which a pod is started anew. Argument: the port.
+*/}}
+{{- define "weft.httpArg" -}}
+- --http=[::]:{{ . }}
+{{- end }}
+{{- define "weft.httpPort" -}}
+- {name: metrics, containerPort: {{ . }}}
+{{- end }}
+{{- define "weft.liveness" -}}
+# The main loop turns; a host that stands still is no reason.
+livenessProbe:
+  httpGet: {path: /healthz, port: metrics}
+  timeoutSeconds: 5
+{{- end }}
+
+{{/*
 Arguments that every program has, and the user's own. Arguments: the root, the values of the pod.
 */}}
 {{- define "weft.moreArgs" -}}
