@@ -359,7 +359,9 @@ impl Peering {
     }
 
     fn handle_pong(&mut self, pong: &Message, now: Instant) {
-        let Some(latency) = self.pending.take_pong(pong, now) else { return };
+        let Some(latency) = self.pending.take_pong(pong, now) else {
+            return self.diagnosis.handle_overtaken(pong);
+        };
         self.diagnosis.handle_answer(pong, latency, now);
         self.unanswered = None;
         self.unproven = false;

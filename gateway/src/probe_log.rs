@@ -123,6 +123,11 @@ impl ProbeLog {
         self.round_trip = round_trip;
         self.last_answer = Some(now);
         self.unanswered = None;
+        self.handle_overtaken(stamp);
+    }
+
+    /// An answer arrived behind a later one: its probe was not lost.
+    pub fn handle_overtaken(&mut self, stamp: i128) {
         if let Some(sample) = self.samples.iter_mut().find(|sample| sample.stamp == stamp) {
             sample.answered = true;
         }

@@ -102,6 +102,11 @@ impl Diagnosis {
         }
     }
 
+    /// An answer that a later one has overtaken: its probe was not lost.
+    pub(super) fn handle_overtaken(&mut self, pong: &Message) {
+        pong.stamp().into_iter().for_each(|stamp| self.log.handle_overtaken(stamp));
+    }
+
     pub(super) fn handle_departure(&mut self, departure: Departure, now: Instant) {
         self.departure = Some((departure, now));
     }

@@ -114,3 +114,16 @@ fn peer_that_misses_answers_asks_for_one_burst() {
     sim.log.handle_request(sim.now);
     assert!(!sim.log.is_bursting(), "not again so soon");
 }
+
+#[test]
+fn answers_that_overtake_each_other_are_no_loss() {
+    let mut log = ProbeLog::default();
+    let now = Instant::now();
+    for stamp in 0..TRAIN as i128 {
+        log.handle_sent(stamp, now);
+    }
+    log.handle_answer(TRAIN as i128 - 1, RTT, now + RTT);
+    assert!(log.deadline().is_some(), "earlier ones are still on their way");
+    (0..TRAIN as i128 - 1).for_each(|stamp| log.handle_overtaken(stamp));
+    assert_eq!(log.deadline(), None);
+}
