@@ -148,3 +148,67 @@ fn wish_of(network: &Object) -> Wish {
 fn parse_cidr(object: &ObjectRef, text: &str) -> Result<Cidr, Box<Fault>> {
     text.parse().map_err(|error| Box::new(Fault::BadCidr { object: object.clone(), error }))
 }
+
+#[cfg(test)]
+mod tests {
+    use fabric_api::ipam::{IPStatus, NetworkStatus};
+
+    use super::*;
+
+    fn network(labels: &[(&str, &str)]) -> Object {
+        let mut network = Network::new("a", Default::default());
+        let labels = labels.iter().map(|(key, value)| (key.to_string(), value.to_string()));
+        network.metadata.labels = Some(labels.collect());
+        network.status = Some(NetworkStatus { cidr: Some("10.1.0.0/16".to_owned()) });
+        network.into()
+    }
+
+    fn ip(address: &str, cidr: &str) -> Object {
+        let mut ip = IP::new("a", Default::default());
+        let (address, cidr) = (Some(address.to_owned()), Some(cidr.to_owned()));
+        ip.status = Some(IPStatus { ip: address, cidr });
+        ip.into()
+    }
+
+    fn claims(object: Object) -> Claims {
+        Claims::of(&Snapshot { objects: [(object.reference(), object)].into(), problems: vec![] })
+    }
+
+    #[test]
+    fn remapped_network_is_never_shared() {
+        const FIXED: &str = labels::NETWORK_NOT_REMAPPED;
+        const SHARED: &str = labels::NETWORK_SHARED;
+        for (labels, shared) in [
+            (&[(FIXED, "true"), (SHARED, "true")][..], true),
+            (&[(FIXED, "true"), (SHARED, "false")], false),
+            (&[(FIXED, "true")], false),
+            (&[(FIXED, "false"), (SHARED, "true")], false),
+            (&[(SHARED, "true")], false),
+            (&[], false),
+        ] {
+            let claims = claims(network(labels));
+            assert_eq!(claims.prefixes[0].shared, shared, "{labels:?}");
+        }
+    }
+
+    #[test]
+    fn address_outside_its_prefix_is_no_claim() {
+        for (address, cidr) in
+            [("10.2.0.1", "10.1.0.0/16"), ("10.1.0.1", "fd00::/8"), ("fe00::1", "fd00::/8")]
+        {
+            let claims = claims(ip(address, cidr));
+            assert_eq!(claims.addresses, []);
+            assert!(matches!(claims.faults[..], [Fault::AddressOutside { .. }]), "{address}");
+        }
+        let claims = claims(ip("10.1.255.255", "10.1.0.0/16"));
+        assert_eq!((claims.addresses.len(), claims.faults), (1, vec![]));
+    }
+
+    #[test]
+    fn unreadable_status_is_a_fault() {
+        let bad_cidr = claims(ip("10.1.0.1", "10.1.0.0/33"));
+        assert!(matches!(bad_cidr.faults[..], [Fault::BadCidr { .. }]));
+        let bad_address = claims(ip("10.1.0", "10.1.0.0/16"));
+        assert!(matches!(bad_address.faults[..], [Fault::BadAddress { .. }]));
+    }
+}

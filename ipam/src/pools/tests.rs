@@ -192,6 +192,87 @@ fn more_pre_allocated_addresses_than_there_are_is_an_error_and_takes_nothing() {
     assert_eq!(none_left, Err(AddressError::NoneFree(cidr("10.0.0.0/30"))));
 }
 
+/// Change of one prefix, by a caller or by the store.
+#[derive(Clone, Debug)]
+enum Change {
+    Set(Option<Holding>),
+    Share(u32),
+    Release,
+    Adopt(u8),
+    ReleaseAddress(u8),
+}
+
+fn some_change() -> impl Strategy<Value = Change> {
+    let holding = (0..3u32, 0..3u32, 0..4u32)
+        .prop_map(|(exclusive, shared, n)| Holding { exclusive, shared, pre_allocated: n })
+        .prop_filter("somebody holds it", |holding| holding.holders() > 0);
+    prop_oneof![
+        prop::option::of(holding).prop_map(Change::Set),
+        (0..4u32).prop_map(Change::Share),
+        Just(Change::Release),
+        (0..4u8).prop_map(Change::Adopt),
+        (0..4u8).prop_map(Change::ReleaseAddress),
+    ]
+}
+
+/// Holders and addresses of one prefix.
+#[derive(Default)]
+struct Model {
+    holding: Option<Holding>,
+    addresses: std::collections::BTreeSet<IpAddr>,
+}
+
+impl Model {
+    const PREFIX: &str = "10.0.0.0/28";
+
+    fn play(&mut self, pools: &mut Pools, change: &Change) {
+        let prefix = cidr(Self::PREFIX);
+        let address = |n: &u8| IpAddr::from([10, 0, 0, *n]);
+        match change {
+            Change::Set(holding) => {
+                pools.set(prefix, *holding);
+                self.hold(*holding);
+            }
+            Change::Share(pre_allocated) => {
+                let (wish, pre_allocated) = (Wish::Shared, *pre_allocated);
+                let granted = pools.acquire(Request { cidr: prefix, wish, pre_allocated });
+                let mut holding = self.holding.unwrap_or_default();
+                assert_eq!(granted.is_ok(), holding.exclusive == 0);
+                if granted.is_ok() {
+                    holding.shared += 1;
+                    holding.pre_allocated = holding.pre_allocated.max(pre_allocated);
+                    self.hold(Some(holding));
+                }
+            }
+            Change::Release => {
+                assert_eq!(pools.release(prefix), self.holding.is_some());
+                let Some(mut holding) = self.holding else { return };
+                // What the store contradicts itself about stays closed for the longest time.
+                match holding.shared {
+                    0 => holding.exclusive -= 1,
+                    _ => holding.shared -= 1,
+                }
+                self.hold(Some(holding).filter(|holding| holding.holders() > 0));
+            }
+            Change::Adopt(n) => {
+                pools.adopt_address(prefix, address(n));
+                self.addresses.insert(address(n));
+            }
+            Change::ReleaseAddress(n) => {
+                let was_taken = self.addresses.remove(&address(n));
+                assert_eq!(pools.release_address(prefix, address(n)), was_taken);
+            }
+        }
+    }
+
+    fn hold(&mut self, holding: Option<Holding>) {
+        self.holding = holding;
+        if holding.is_none() {
+            self.addresses.clear();
+        }
+    }
+}
+
 /// What a caller may do. Prefixes are picked close together, so that they meet.
 #[derive(Clone, Debug)]
 enum Step {
@@ -351,6 +432,22 @@ proptest! {
         prop_assert_eq!(holders(&rebuilt), holders(&pools));
         let request = Request { cidr: next, wish: Wish::Mutable, pre_allocated: 0 };
         prop_assert_eq!(rebuilt.acquire(request), pools.acquire(request));
+    }
+
+    #[test]
+    fn pools_follow_the_model_of_one_prefix(
+        changes in prop::collection::vec(some_change(), 1..40),
+    ) {
+        let (mut pools, mut model) = (small_pools(), Model::default());
+        for change in &changes {
+            model.play(&mut pools, change);
+            prop_assert_eq!(pools.holding(cidr(Model::PREFIX)), model.holding);
+            let issued: Vec<IpAddr> = pools.issued().map(|(_, address)| address).collect();
+            prop_assert_eq!(issued, Vec::from_iter(model.addresses.iter().copied()));
+            if model.holding.is_none() && model.addresses.is_empty() {
+                prop_assert_eq!(&pools, &small_pools());
+            }
+        }
     }
 
     #[test]

@@ -70,6 +70,19 @@ proptest! {
     }
 
     #[test]
+    fn changed_rules_leave_no_moment_without_any(
+        have in any_state(true), want in any_state(false)
+    ) {
+        prop_assume!(!have.rules.is_empty() && !want.rules.is_empty());
+        let mut kernel = have.clone();
+        for op in plan(&have, &want) {
+            let taken = op.to_string();
+            step(&mut kernel, op);
+            prop_assert!(!kernel.rules.is_empty(), "{taken}: packets pass our table by");
+        }
+    }
+
+    #[test]
     fn cleanup_leaves_nothing(have in any_state(true)) {
         let mut kernel = have.clone();
         for op in plan(&have, &State::default()) {
