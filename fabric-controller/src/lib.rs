@@ -10,6 +10,7 @@ pub mod grants;
 pub mod index;
 pub mod kubernetes;
 pub mod metrics;
+pub mod node_paths;
 pub mod obstacles;
 pub mod placement;
 pub mod probe;

@@ -19,6 +19,7 @@ pub mod lane;
 pub mod metrics;
 pub mod monitor;
 pub mod overlay;
+pub mod overlay_probe;
 pub mod path_mtu;
 pub mod probe;
 pub mod probe_log;

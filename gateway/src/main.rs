@@ -15,7 +15,7 @@ use gateway::kept::Keep;
 use gateway::monitor::View;
 use gateway::overlay::{Overlay, host_end_name};
 use gateway::probe::Departure;
-use gateway::{dataplane, endpoint, http, input, monitor, status};
+use gateway::{dataplane, endpoint, http, input, monitor, overlay_probe, status};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{self, SignalKind};
 use tokio::sync::watch;
@@ -81,6 +81,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let departure = Arc::new(OnceLock::new());
     let (plane_tx, planes) = watch::channel(dataplane::Plane::default());
     let (view_tx, views) = watch::channel(View::start());
+    let (paths_tx, paths) = watch::channel(None);
 
     let stop = CancellationToken::new();
     let mut tasks = JoinSet::new();
@@ -96,12 +97,14 @@ async fn run(config: Config) -> anyhow::Result<()> {
         departure: departure.clone(),
     };
     tasks.spawn(monitor::run(sources, view_tx, stop.clone()));
+    let sources = overlay_probe::Sources { inputs: inputs.clone(), planes: planes.clone() };
+    tasks.spawn(overlay_probe::run(sources, paths_tx, stop.clone()));
     if let Some(address) = config.http {
         let (inputs, planes, views) = (inputs.clone(), planes.clone(), views.clone());
         tasks.spawn(http::run(address, http::Sources { inputs, planes, views }, stop.clone()));
     }
     let report = status::Report { store: store.clone(), keep, name: name.clone() };
-    let sources = status::Sources { inputs, planes, views, lookups };
+    let sources = status::Sources { inputs, planes, views, lookups, paths };
     tasks.spawn(status::run(report, sources, stop.clone()));
 
     let outcome = tokio::select! {

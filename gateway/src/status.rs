@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use fabric_api::PrivateKey;
-use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus, PeeringFault};
+use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus, OVERLAY_PROBE_PORT, PeeringFault};
 use fabric_store::{ObjectRef, Store};
 use jiff::Timestamp;
 use tokio::sync::watch;
@@ -20,6 +20,7 @@ use crate::input::Input;
 use crate::kept::Keep;
 use crate::lane::{PeerState, Stats};
 use crate::monitor::{TRAINS_VANISH, TimedFault, View};
+use crate::overlay_probe::NodePaths;
 
 /// How often counters are written while nothing else changes: to a file, and to an API server, where
 /// every write wakes the controller. Metrics have the newest.
@@ -35,6 +36,8 @@ pub struct Sources {
     pub planes: watch::Receiver<Plane>,
     pub views: watch::Receiver<View>,
     pub lookups: watch::Receiver<Option<TimedFault>>,
+    /// Absent until probes are answered.
+    pub paths: watch::Receiver<Option<NodePaths>>,
 }
 
 /// Where they go.
@@ -55,6 +58,7 @@ pub async fn run(
     let mut reporter = Reporter::new(report, sources.lookups.clone())?;
     loop {
         let (input, plane, view) = sources.take();
+        reporter.paths = sources.paths.borrow_and_update().clone();
         let mut session = plane.running.as_ref().map(|running| running.lane.changes());
         session.iter_mut().for_each(watch::Receiver::mark_unchanged);
         let reported = tokio::select! {
@@ -98,6 +102,7 @@ impl Sources {
             changed = self.planes.changed() => changed,
             changed = self.views.changed() => changed,
             changed = self.lookups.changed() => changed,
+            changed = self.paths.changed() => changed,
         }
     }
 }
@@ -121,6 +126,7 @@ struct Reporter {
     kept: Option<Kept>,
     connection: OwnConnection,
     written: Option<(String, GatewayConfigStatus)>,
+    paths: Option<NodePaths>,
     counters_at: Instant,
     counters_every: Duration,
 }
@@ -130,9 +136,18 @@ impl Reporter {
         let Report { store, keep, name } = report;
         let connection = OwnConnection::new(store.clone(), name)?;
         let counters_every = if store.api_server().is_some() { COUNTERS_SENT } else { COUNTERS };
-        let counters_at = Instant::now();
-        let (kept, written) = (None, None);
-        Ok(Self { store, lookups, keep, kept, connection, written, counters_at, counters_every })
+        let (kept, written, paths, counters_at) = (None, None, None, Instant::now());
+        Ok(Self {
+            store,
+            lookups,
+            keep,
+            kept,
+            connection,
+            written,
+            paths,
+            counters_at,
+            counters_every,
+        })
     }
 
     async fn report(
@@ -170,9 +185,14 @@ impl Reporter {
         };
         let problems = input.problems().chain(plane.problems.iter().cloned()).collect();
         let stats = plane.running.as_ref().map(|running| running.lane.snapshot());
-        let status =
+        let mut status =
             gateway_status(&before, problems, plane.running.as_ref().zip(stats.as_ref()), now);
-        let status = GatewayConfigStatus { faults: self.faults(&view.faults), ..status };
+        status.faults = self.faults(&view.faults);
+        if let Some(paths) = &self.paths {
+            status.overlay_probe_port = Some(OVERLAY_PROBE_PORT);
+            status.probing_nodes = paths.probing;
+            status.unreachable_nodes.clone_from(&paths.unreachable);
+        }
         self.remember(config, &status, input);
         let first = self.written.as_ref().is_none_or(|(of, _)| *of != uid);
         let counted = self.counters_at.elapsed() >= self.counters_every && before != status;

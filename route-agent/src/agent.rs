@@ -13,6 +13,7 @@ use tokio::time::MissedTickBehavior;
 use crate::compile::{Compiled, compile};
 use crate::facts::Facts;
 use crate::other_firewalls::{Mode, OtherFirewalls};
+use crate::overlay_probe::OverlayProbes;
 use crate::report::Reporter;
 use crate::table::Table;
 use crate::vitals::Vitals;
@@ -39,6 +40,7 @@ pub(crate) struct Agent {
     pub(crate) quarrel: Quarrel,
     pub(crate) reporter: Reporter,
     pub(crate) vitals: Vitals,
+    pub(crate) probes: OverlayProbes,
 }
 
 impl Agent {
@@ -58,7 +60,10 @@ impl Agent {
         loop {
             self.vitals.heartbeat.beat();
             let due = tokio::select! {
-                () = stop.told() => return Ok(()),
+                () = stop.told() => {
+                    self.probes.end().await;
+                    return Ok(());
+                }
                 event = watch.next() => self.take(event),
                 changed = changes.changed() => {
                     changed.context("cannot watch the kernel's tables")?;
@@ -69,6 +74,10 @@ impl Agent {
                     true
                 }
                 () = settings.changed() => true,
+                () = self.probes.changed() => {
+                    self.report();
+                    false
+                }
                 () = self.other_firewalls.changed() => {
                     filters.watched = self.other_firewalls.found().chains;
                     self.report();
@@ -129,6 +138,7 @@ impl Agent {
     async fn reconcile(&mut self) -> Vec<Sysctl> {
         let Some(config) = self.config.clone() else { return Vec::new() };
         let began = Instant::now();
+        self.probes.follow(&config.spec);
         let mut problems = BTreeSet::new();
         self.moved.clear();
         let settings = if config.spec.removed {
@@ -197,6 +207,7 @@ impl Agent {
             applied_generation: config.metadata.generation.unwrap_or_default(),
             problems: self.problems.iter().cloned().collect(),
             moved: self.moved.clone(),
+            unreachable_gateways: self.probes.unreachable(),
         });
         self.reporter.report(config);
     }

@@ -170,6 +170,9 @@ impl Compiler<'_> {
         for address in overlay.into_iter().flatten() {
             self.out.state.neighbours.insert((dev.to_owned(), address), mac);
             self.put(RouteKey::new(TABLE, address.into()), Route::dev(dev, PROTOCOL));
+            if gateway.probe.is_some() {
+                self.out.firewall.probed.insert(address.into());
+            }
         }
         for link in &gateway.links {
             self.add_link(*link, mac);

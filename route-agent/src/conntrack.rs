@@ -8,7 +8,7 @@ use netplan::Firewall;
 /// broken for good.
 pub(crate) fn is_stale(firewall: &Firewall, flow: &Flow) -> bool {
     let to = flow.reply.source;
-    if firewall.peers.iter().any(|peer| peer.contains(to)) {
+    if firewall.peers.iter().chain(&firewall.probed).any(|peer| peer.contains(to)) {
         let source = translated_source(firewall, flow.original.source);
         return source.is_some_and(|source| flow.reply.destination != source);
     }

@@ -9,6 +9,7 @@ mod facts;
 mod moved;
 mod names;
 mod other_firewalls;
+mod overlay_probe;
 mod report;
 mod table;
 mod vitals;
@@ -26,6 +27,7 @@ use netlink::{Handle, Netns, Quarrel};
 use agent::Agent;
 use config::{Cli, Command, RunArgs};
 use other_firewalls::OtherFirewalls;
+use overlay_probe::OverlayProbes;
 use report::Reporter;
 use table::Table;
 use vitals::Vitals;
@@ -82,10 +84,12 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         }
     }
     let accept = !args.no_accept_rules;
+    let file = args.published.map(|dir| Store::published_file(&dir, &node_config(&node)));
     let agent = Agent {
         other_firewalls: OtherFirewalls::start(handle.netns().clone()),
         handle,
         reporter: Reporter::start(store.clone()),
+        probes: OverlayProbes::start(node.clone(), file.flatten()),
         store,
         node,
         accept,
@@ -103,10 +107,14 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
 }
 
 async fn preview(handle: &Handle, store: &Store, name: String) -> anyhow::Result<()> {
-    let reference = ObjectRef { kind: Kind::NodeConfig, namespace: None, name };
+    let reference = node_config(&name);
     let Some(Object::NodeConfig(config)) = store.get(&reference).await? else {
         bail!("there is no {reference}");
     };
     let text = agent::preview(handle, &config).await?;
     std::io::stdout().write_all(text.as_bytes()).context("cannot print")
+}
+
+fn node_config(node: &str) -> ObjectRef {
+    ObjectRef::new(Kind::NodeConfig, "", node)
 }

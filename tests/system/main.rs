@@ -26,6 +26,7 @@ mod lifecycle;
 mod liqo_probe;
 mod moving;
 mod mtu;
+mod node_paths;
 mod one_host_goes;
 mod path_mtu;
 mod peering;

@@ -89,7 +89,7 @@ pub(super) fn unreadable(
     put(conditions, (ACCEPTED, "False", UNREADABLE, why), generation, now);
 }
 
-fn put(
+pub(super) fn put(
     conditions: &mut Vec<Condition>,
     (type_, status, reason, message): (&str, &str, &str, &str),
     generation: i64,

@@ -7,6 +7,7 @@ mod gateway;
 mod gateway_config;
 mod mappings;
 mod node_config;
+mod node_paths;
 mod owner;
 mod peering;
 mod peers;
@@ -120,6 +121,7 @@ impl<'a> Compiler<'a> {
         } else {
             self.gateway_statuses(&cluster, &gateways);
         }
+        self.node_paths(&peerings, &gateways);
         self.acceptance();
         self.wish(&cluster);
         self.delete();

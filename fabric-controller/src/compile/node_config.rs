@@ -5,8 +5,8 @@ use std::net::IpAddr;
 
 use fabric_api::Cidr;
 use fabric_api::fabric::{
-    GatewayConfig, GatewayOverlay, NO_MTU, NodeAddressMap, NodeConfig, NodeConfigSpec, NodeGateway,
-    NodePeering,
+    GatewayConfig, GatewayOverlay, GatewayProbe, NO_MTU, NodeAddressMap, NodeConfig,
+    NodeConfigSpec, NodeGateway, NodePeering,
 };
 use fabric_api::networking::ConnectionValue;
 use fabric_store::{Kind, Object, ObjectRef};
@@ -126,11 +126,15 @@ impl Compiler<'_> {
             prefixes: peering.sorted_prefixes(),
             connected: gateway.is_some_and(|gateway| self.is_connected(gateway)),
             mtu: in_force.or_else(|| config.map(|c| c.spec.mtu)).unwrap_or(NO_MTU),
-            gateway: config.and_then(|config| match gateway {
-                Some(gateway) if self.index.settings.kubernetes => {
-                    self.pod_gateway(node, gateway, config)
-                }
-                Some(_) | None => node_gateway(cluster, node, config),
+            gateway: config.and_then(|config| {
+                let way = match gateway {
+                    Some(gateway) if self.index.settings.kubernetes => {
+                        self.pod_gateway(node, gateway, config)
+                    }
+                    Some(_) | None => node_gateway(cluster, node, config),
+                };
+                let probe = status.and_then(probe_of);
+                way.map(|way| NodeGateway { probe, ..way })
             }),
         }
     }
@@ -212,11 +216,23 @@ fn node_gateway(cluster: &Cluster, node: &Node, config: &GatewayConfig) -> Optio
     let same_family = |address: &&IpAddr| address.is_ipv4() == ipv4;
     if host.name != node.name {
         let underlay = host.underlay.iter().copied().find(|a| same_family(&a))?;
-        return Some(NodeGateway { overlay: address, mac, underlay, links: Vec::new() });
+        return Some(NodeGateway {
+            overlay: address,
+            mac,
+            underlay,
+            links: Vec::new(),
+            probe: None,
+        });
     }
     let links = [link_address.map(IpAddr::V4), link_address_v6.map(IpAddr::V6)];
     let has = |link: &IpAddr| host.underlay.iter().any(|a| a.is_ipv4() == link.is_ipv4());
     let links: Vec<_> = links.into_iter().flatten().filter(has).collect();
     let underlay = links.iter().copied().find(|a| same_family(&a))?;
-    Some(NodeGateway { overlay: address, mac, underlay, links })
+    Some(NodeGateway { overlay: address, mac, underlay, links, probe: None })
+}
+
+/// An older gateway answers none.
+fn probe_of(gateway: &GatewayConfig) -> Option<GatewayProbe> {
+    let port = gateway.status.as_ref()?.overlay_probe_port?;
+    Some(GatewayProbe { port, node: gateway.spec.overlay.node.clone() })
 }

@@ -101,6 +101,7 @@ impl<'a> Compiler<'a> {
             mac: own.mac.clone(),
             underlay,
             links: Vec::new(),
+            probe: None,
         })
     }
 

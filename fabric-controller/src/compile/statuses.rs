@@ -201,7 +201,7 @@ pub fn unreadable(index: &Index, why: &str, now: Timestamp) -> Vec<Object> {
 }
 
 /// Of the kinds whose status has conditions; `make` a status if there is none.
-fn conditions_of(object: &mut Object, make: bool) -> Option<&mut Vec<Condition>> {
+pub(super) fn conditions_of(object: &mut Object, make: bool) -> Option<&mut Vec<Condition>> {
     fn status<T: Default>(of: &mut Option<T>, make: bool) -> Option<&mut T> {
         if make { Some(of.get_or_insert_default()) } else { of.as_mut() }
     }

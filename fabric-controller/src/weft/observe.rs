@@ -3,6 +3,7 @@
 
 mod faults;
 mod host;
+mod nodes;
 
 pub(crate) use host::Host;
 
@@ -10,13 +11,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fabric_api::fabric::{GatewayConfig, MtuBound, PeeringFault, Remap, Role};
 use fabric_api::labels;
-use fabric_api::networking::{ACCEPTED, Configuration, Connection, ConnectionValue, PEER_HEALTHY};
+use fabric_api::networking::{
+    ACCEPTED, Configuration, Connection, ConnectionValue, NODES_REACHABLE, PEER_HEALTHY,
+};
 use fabric_store::{Kind, Object, ObjectRef, Problem, Snapshot};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use serde::Serialize;
 
 use super::workloads::names;
+use nodes::Nodes;
 
 /// What [`observe`] needs of the store.
 pub(crate) const KINDS: [Kind; 6] = [
@@ -78,6 +82,9 @@ pub(crate) struct Peering {
     /// Causes of trouble between the two gateways, and remedies.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) faults: Vec<PeeringFault>,
+    /// The nodes that reach the gateway through the overlay; absent if it answers no probes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) nodes: Option<Nodes>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -141,6 +148,7 @@ pub(crate) fn observe(snapshot: &Snapshot, found: &Found) -> Observation {
             peering.take_faults(faults::shown(config, now));
             problems.extend(faults::problems(&view, config, now));
         }
+        problems.extend(nodes::problems(&peering, now));
         peerings.push(peering);
     }
     peerings.extend(view.waiting());
@@ -239,7 +247,12 @@ impl<'a> View<'a> {
         });
         let told = connection.and_then(|connection| connection.status.clone());
         let liveness = life.map(|life| life.liveness);
-        let state = state(told.as_ref().map(|told| told.value), liveness);
+        let nodes = Nodes::of(config, &self.nodes);
+        let is_degraded = nodes.as_ref().is_some_and(|nodes| !nodes.unreachable.is_empty());
+        let state = match state(told.as_ref().map(|told| told.value), liveness) {
+            State::Connected if is_degraded => State::Degraded,
+            state => state,
+        };
         let latency = told.and_then(|told| Some(told.latency?.value));
         let status = config.status.clone().unwrap_or_default();
         Peering {
@@ -248,7 +261,7 @@ impl<'a> View<'a> {
             gateway: Some(name.to_owned()),
             role: Some(config.spec.role),
             state,
-            latency: latency.filter(|_| state == State::Connected),
+            latency: latency.filter(|_| matches!(state, State::Connected | State::Degraded)),
             remaps: config.spec.remaps.clone(),
             received_bytes: status.received_bytes,
             transmitted_bytes: status.transmitted_bytes,
@@ -261,6 +274,7 @@ impl<'a> View<'a> {
                 .and_then(|life| life.node.clone())
                 .or_else(|| config.spec.overlay.node.clone()),
             faults: Vec::new(),
+            nodes,
         }
     }
 
@@ -299,9 +313,10 @@ impl<'a> View<'a> {
             ));
         }
         for (object, conditions) in &self.conditions {
-            // What gateways report is shown from where they report it.
-            let is_news = |c: &&Condition| c.status == "False" && c.type_ != PEER_HEALTHY;
-            for condition in conditions.iter().filter(is_news) {
+            // What gateways and nodes report is shown from where they report it.
+            let is_shown = |c: &&Condition| [PEER_HEALTHY, NODES_REACHABLE].contains(&&*c.type_);
+            let is_false = |c: &&Condition| c.status == "False" && !is_shown(c);
+            for condition in conditions.iter().filter(is_false) {
                 let untold = untold(condition, object, known);
                 found.extend(untold.map(|message| format!("{object}: {message}")));
             }
@@ -381,6 +396,7 @@ fn waiting(meta: &ObjectMeta, role: Option<Role>) -> Peering {
         endpoint: None,
         node: None,
         faults: Vec::new(),
+        nodes: None,
     }
 }
 
@@ -427,6 +443,24 @@ mod tests {
             let seen = observe(&objects, &found(Some(liveness)));
             assert_eq!(seen.peerings[0].state, expected);
             assert_eq!(seen.peerings[0].latency.is_some(), expected == State::Connected);
+        }
+    }
+
+    #[test]
+    fn unreachable_node_makes_connected_degraded() {
+        for (value, expected) in
+            [(ConnectionValue::Connected, State::Degraded), (ConnectionValue::Error, State::Error)]
+        {
+            let mut gateway = config("t", "client", "n1");
+            let status = serde_json::json!({"overlayProbePort": 12346, "probingNodes": 2,
+                "unreachableNodes": [
+                    {"node": "n2", "fault": "NoAnswer", "since": "2026-01-31T12:00:00Z"}]});
+            gateway.status = Some(serde_json::from_value(status).unwrap());
+            let objects = snapshot([gateway.into(), connection(value).into()]);
+            let seen = observe(&objects, &found(Some(Liveness::Answers)));
+            assert_eq!(seen.peerings[0].state, expected);
+            let named = |p: &String| p.contains("gateway t/client: n2: no answer over VXLAN for");
+            assert!(seen.problems.iter().any(named), "{seen:?}");
         }
     }
 

@@ -36,7 +36,8 @@ route towards the peer (Device), the VXLAN to the nodes (Overlay), or what gets 
 was tried, because the tunnel has no use for it. - if the peer does not answer such probes.
 
 Exit codes: 0 every peering is Connected, 1 the status cannot be read, 2 wrong usage,
-3 a peering is not Connected, 4 no fabric runs here, or weft is not installed in that cluster.
+3 a peering is not Connected (Degraded is not), 4 no fabric runs here, or weft is not installed in
+that cluster.
 
 JSON (-o json; YAML is the same; absent means not known; in Kubernetes there is no outer node):
   {\"clusterId\": \"rome\", \"node\": \"n1\",
@@ -47,7 +48,10 @@ JSON (-o json; YAML is the same; absent means not known; in Kubernetes there is 
      \"mtu\": 1340, \"mtuBound\": \"Spec\", \"pathMtu\": 1400,
      \"endpoint\": \"192.0.2.20:30742\", \"node\": \"n1\",
      \"faults\": [{\"reason\": \"NoAnswer\", \"message\": \"...\", \"remedy\": \"...\",
-       \"since\": \"2026-01-31T12:00:00Z\"}]}],
+       \"since\": \"2026-01-31T12:00:00Z\"}],
+     \"nodes\": {\"reachable\": 1, \"of\": 2, \"unreachable\": [{\"node\": \"n2\",
+       \"fault\": \"NoAnswer\" (or NoAgent, OneWay, CutOff), \"since\": \"2026-01-31T12:00:00Z\",
+       \"cause\": \"...\", \"remedy\": \"...\"}]}}],
    \"problems\": [\"...\"]}
 
 Examples:

@@ -1,5 +1,5 @@
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -108,6 +108,11 @@ impl Store {
     /// then statuses cannot be written.
     pub fn open_published(dir: &Path) -> Result<Self, StoreError> {
         Ok(Backend::Directory(Directory::open_published(dir)?).into())
+    }
+
+    /// The file of an object in a published directory, if it is of a kind that is published.
+    pub fn published_file(dir: &Path, object: &ObjectRef) -> Option<PathBuf> {
+        Directory::published_file(dir, object)
     }
 
     /// Only the user's manifests, for whoever does not know yet which cluster's they are. Makes

@@ -22,6 +22,8 @@ pub struct Firewall {
     pub peers: BTreeSet<Cidr>,
     /// Those of them that no tunnel carries packets to now: new connections are refused.
     pub unconnected: BTreeSet<Cidr>,
+    /// Overlay addresses of gateways that answer probes: sources are translated as for peers.
+    pub probed: BTreeSet<Cidr>,
     /// What all other sources are given.
     pub external_v4: Option<Ipv4Addr>,
     pub external_v6: Option<Ipv6Addr>,
@@ -97,7 +99,7 @@ impl Firewall {
 impl fmt::Display for Firewall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kept = self.local_pods.iter().filter(|_| !self.full_masquerade);
-        let (kept, peers) = (by_length(kept), by_length(&self.peers));
+        let (kept, peers) = (by_length(kept), by_length(self.peers.iter().chain(&self.probed)));
         let unconnected = by_length(&self.unconnected);
         write_hosts(f, "vxlan", &self.vxlan_sources)?;
         write_hosts(f, "masqueraded", &self.masqueraded)?;

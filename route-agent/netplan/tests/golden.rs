@@ -16,6 +16,7 @@ fn the_firewall_table_is_the_golden_one() {
         local_pods: [cidr("10.200.1.0/24"), cidr("fd00:200:1::/64")].into(),
         peers: [cidr("10.201.0.0/16"), cidr("10.71.0.0/16"), cidr("fd00:201::/48")].into(),
         unconnected: [cidr("10.71.0.0/16")].into(),
+        probed: [cidr("10.80.0.7/32")].into(),
         external_v4: Some([10, 70, 0, 9].into()),
         external_v6: None,
         full_masquerade: false,

@@ -265,6 +265,7 @@ pub(crate) fn peering() -> NodePeering {
             mac: None,
             underlay: [192, 0, 2, 7].into(),
             links: Vec::new(),
+            probe: None,
         }),
     }
 }

@@ -4,7 +4,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Role;
+use super::{Role, UnreachableNode};
 
 /// Everything one gateway needs, except its private key.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -253,6 +253,16 @@ pub struct GatewayConfigStatus {
     /// Causes for the peering not being, or soon not being, connected; the most telling first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<PeeringFault>,
+    /// UDP port at its overlay address where the gateway answers the probes of nodes. Absent: it
+    /// answers none, and nodes send none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overlay_probe_port: Option<u16>,
+    /// Number of nodes whose probes have arrived since the gateway started.
+    #[serde(default)]
+    pub probing_nodes: u32,
+    /// Nodes whose path to the gateway fails now. A node that never sent a probe is not among them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unreachable_nodes: Vec<UnreachableNode>,
 }
 
 /// A cause of trouble between this gateway and the peer's.

@@ -5,6 +5,7 @@
 
 mod gateway_config;
 mod node_config;
+mod overlay_probe;
 
 pub use gateway_config::{
     AddressMap, GatewayConfig, GatewayConfigSpec, GatewayConfigStatus, GatewayOverlay, MtuBound,
@@ -15,6 +16,10 @@ pub use node_config::{
     NodePeering,
 };
 
+pub use overlay_probe::{
+    GatewayProbe, OverlayProbe, PathFault, UnreachableGateway, UnreachableNode,
+};
+
 pub use crate::networking::ConnectionType as Role;
 
 /// VXLAN network identifier and UDP port of the overlay: Liqo's own old values (4789, 6081 and
@@ -23,6 +28,8 @@ pub const VNI: u32 = 18952;
 pub const VXLAN_PORT: u16 = 4879;
 /// UDP port of Liqo's connection probe.
 pub const PROBE_PORT: u16 = 12345;
+/// UDP port where a gateway answers the probes of nodes, at its overlay address only.
+pub const OVERLAY_PROBE_PORT: u16 = 12346;
 /// Stands for a tunnel's MTU where none is given: as large as IP packets can be, so that devices
 /// and the path decide.
 pub const NO_MTU: u32 = 65_535;

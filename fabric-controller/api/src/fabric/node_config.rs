@@ -4,6 +4,8 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::{GatewayProbe, UnreachableGateway};
+
 /// Everything one route-agent needs.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(
@@ -106,6 +108,9 @@ pub struct NodeGateway {
     /// other hosts send to the node's address of that family, for mac, goes there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<IpAddr>,
+    /// Present if the gateway answers probes through the overlay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probe: Option<GatewayProbe>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -130,6 +135,9 @@ pub struct NodeConfigStatus {
     /// Declared addresses that no device of the node has, each with the one in its place.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub moved: Vec<MovedAddress>,
+    /// Gateways that do not answer this node's probes through the overlay.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unreachable_gateways: Vec<UnreachableGateway>,
 }
 
 /// An address of a node that changed while its Node manifest did not.

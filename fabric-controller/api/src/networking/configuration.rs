@@ -14,6 +14,10 @@ pub const ACCEPTED: &str = "Accepted";
 /// Condition of gateways and Configurations, `False` with cause and remedy while the gateway reports
 /// trouble with the peer's. Absent while it reports none.
 pub const PEER_HEALTHY: &str = "PeerHealthy";
+/// Condition of a Configuration, GatewayServer or GatewayClient: every node with a live route-agent
+/// reaches the gateway through the overlay; its message names those that do not. Absent while the
+/// gateway answers no probes of nodes.
+pub const NODES_REACHABLE: &str = "NodesReachable";
 
 /// What a peering's CIDRs are.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -65,6 +65,11 @@ impl Directory {
         Ok(Self { layout: Arc::new(layout) })
     }
 
+    pub(crate) fn published_file(dir: &Path, object: &ObjectRef) -> Option<PathBuf> {
+        let layout = Layout { manifests: None, published: dir.to_owned(), state: None };
+        Some(layout.objects(object.kind)?.join(Layout::file_name(object)))
+    }
+
     pub(crate) fn open_manifests(dir: &Path) -> Self {
         let manifests = Some(dir.to_owned());
         Self { layout: Arc::new(Layout { manifests, published: PathBuf::new(), state: None }) }

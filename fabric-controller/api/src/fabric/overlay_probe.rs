@@ -1,0 +1,121 @@
+//! Probes between nodes and gateways through the overlay: the datagram, and what is reported.
+//!
+//! A route-agent sends a probe to a gateway's overlay address, with a source that the node's own
+//! rules translate as they do any other; the gateway sends it back. A datagram is a JSON object.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Longest datagram that is parsed, in bytes: a node's name has 253 at most.
+const MAX_LENGTH: usize = 512;
+
+/// How a node probes a gateway.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct GatewayProbe {
+    /// UDP port at the gateway's overlay address.
+    pub port: u16,
+    /// Name of the node that the gateway runs on: gateways of one node are probed in turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+}
+
+/// A probe, or with `reply` the gateway's echo of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OverlayProbe {
+    /// Name of the sending node.
+    pub node: String,
+    /// Identifies the probe among those of its sender.
+    pub nonce: u64,
+    /// Time until the sender's next probe to this gateway, in milliseconds.
+    pub next_ms: u32,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reply: bool,
+    /// No reply of this gateway has arrived for longer than a burst of probes takes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unanswered: bool,
+    /// The sender cannot read its NodeConfig any more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cut_off: bool,
+}
+
+impl OverlayProbe {
+    /// Returns `None` for anything but a probe.
+    pub fn parse(datagram: &[u8]) -> Option<Self> {
+        let is_object = datagram.first() == Some(&b'{') && datagram.len() <= MAX_LENGTH;
+        serde_json::from_slice(datagram).ok().filter(|_| is_object)
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        // Strings, integers and booleans: there is nothing that could fail.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+}
+
+/// A node whose path to a gateway fails.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub struct UnreachableNode {
+    /// Name of the node.
+    pub node: String,
+    /// What fails.
+    pub fault: PathFault,
+    /// When the path last worked (RFC 3339).
+    #[schemars(extend("format" = "date-time"))]
+    pub since: String,
+}
+
+/// A gateway that does not answer a node.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UnreachableGateway {
+    /// The other cluster of its peering.
+    pub peer_cluster_id: String,
+    /// When the first probe that stayed unanswered was sent (RFC 3339).
+    #[schemars(extend("format" = "date-time"))]
+    pub since: String,
+}
+
+/// What of the path between a node and a gateway fails.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+pub enum PathFault {
+    /// Nothing arrives from the node over VXLAN.
+    NoAnswer,
+    /// The node's kernel answers over VXLAN, but its route-agent sends no probes.
+    NoAgent,
+    /// The node's probes arrive, but the replies do not reach it.
+    OneWay,
+    /// The path works, but the node's route-agent cannot read its NodeConfig.
+    CutOff,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn encoded_probe_parses_to_the_same() {
+        let probe = OverlayProbe {
+            node: "n2".to_owned(),
+            nonce: u64::MAX,
+            next_ms: 1000,
+            unanswered: true,
+            ..OverlayProbe::default()
+        };
+        let text = probe.encode();
+        assert_eq!(
+            String::from_utf8_lossy(&text),
+            r#"{"node":"n2","nonce":18446744073709551615,"nextMs":1000,"unanswered":true}"#
+        );
+        assert_eq!(OverlayProbe::parse(&text), Some(probe));
+    }
+
+    #[test]
+    fn other_datagrams_are_no_probes() {
+        let long = format!("{}{}", r#"{"node":"n2","nonce":1,"nextMs":1}"#, " ".repeat(MAX_LENGTH));
+        for bad in ["", "null", r#"["n2",1,1]"#, r#"{"node":"n2"}"#, &long] {
+            assert_eq!(OverlayProbe::parse(bad.as_bytes()), None, "{bad}");
+        }
+    }
+}

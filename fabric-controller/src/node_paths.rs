@@ -1,0 +1,153 @@
+//! Paths between the nodes and a gateway, folded from what both ends report.
+
+use std::collections::BTreeMap;
+
+use fabric_api::fabric::{GatewayConfig, NodeConfig, PathFault, UnreachableNode};
+use jiff::Timestamp;
+
+/// Paths between the nodes and one gateway.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodePaths {
+    /// Number of nodes with a live agent, now or before.
+    pub nodes: usize,
+    /// Those whose path fails, by name.
+    pub unreachable: Vec<UnreachableNode>,
+}
+
+impl NodePaths {
+    /// `None` if the gateway answers no probes: an older one, or one that does not run yet.
+    pub fn of<'a>(
+        gateway: &GatewayConfig,
+        nodes: impl IntoIterator<Item = &'a NodeConfig>,
+    ) -> Option<Self> {
+        let status = gateway.status.as_ref()?;
+        status.overlay_probe_port?;
+        let mut unreachable = BTreeMap::new();
+        for config in nodes.into_iter().filter(|config| !config.spec.removed) {
+            let node = config.metadata.name.clone().unwrap_or_default();
+            let reports = config.status.iter().flat_map(|status| &status.unreachable_gateways);
+            for report in reports.filter(|r| r.peer_cluster_id == gateway.spec.peer_cluster_id) {
+                let (fault, since) = (PathFault::NoAnswer, report.since.clone());
+                let fault = UnreachableNode { node: node.clone(), fault, since };
+                unreachable.insert(node.clone(), fault);
+            }
+        }
+        // The gateway knows more: whether it is one direction, or only the agent.
+        for node in &status.unreachable_nodes {
+            unreachable.insert(node.node.clone(), node.clone());
+        }
+        let unreachable: Vec<_> = unreachable.into_values().collect();
+        let nodes = usize::try_from(status.probing_nodes).unwrap_or(usize::MAX);
+        Some(Self { nodes: nodes.max(unreachable.len()), unreachable })
+    }
+
+    /// Number of nodes whose path works.
+    pub fn reachable(&self) -> usize {
+        self.nodes - self.unreachable.len()
+    }
+}
+
+/// What fails, for how long, and what to do, on one line.
+pub fn describe(node: &UnreachableNode, now: Timestamp) -> String {
+    let UnreachableNode { node: name, fault, since } = node;
+    let since: Option<Timestamp> = since.parse().ok();
+    let duration = since.map(|since| (now.as_second() - since.as_second()).max(0));
+    let duration = duration.map(|seconds| format!(" for {seconds} s")).unwrap_or_default();
+    format!("{name}: {}{duration}; {}", cause(*fault), remedy(*fault, name))
+}
+
+/// The same without a duration, for a text that changes only with the fault.
+pub fn describe_steadily(node: &UnreachableNode) -> String {
+    format!("{}: {} since {}", node.node, cause(node.fault), node.since)
+}
+
+/// What fails.
+pub fn cause(fault: PathFault) -> &'static str {
+    match fault {
+        PathFault::NoAnswer => "no answer over VXLAN",
+        PathFault::NoAgent => {
+            "its route-agent sends no probes, though its kernel answers over VXLAN"
+        }
+        PathFault::OneWay => "packets from it arrive over VXLAN, but none reach it",
+        PathFault::CutOff => "its route-agent cannot read the published directory",
+    }
+}
+
+/// What to do about it.
+pub fn remedy(fault: PathFault, node: &str) -> String {
+    match fault {
+        PathFault::NoAnswer => format!(
+            "see whether {node} is up, its network is connected, its address is the one in its \
+             Node, its route-agent runs, and UDP 4879 passes between it and the gateway's host"
+        ),
+        PathFault::NoAgent => format!("start the route-agent of {node} again, and see its log"),
+        PathFault::OneWay => {
+            format!(
+                "let UDP 4879 pass from the gateway's host to {node}, which a firewall may drop"
+            )
+        }
+        PathFault::CutOff => format!("mount or share the published directory on {node} again"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fabric_api::fabric::UnreachableGateway;
+    use serde_json::json;
+
+    use super::*;
+
+    fn gateway(status: serde_json::Value) -> GatewayConfig {
+        let spec = json!({
+            "clusterId": "rome", "peerClusterId": "milan", "role": "Client", "gatewayUid": "u",
+            "secretName": "s", "mtu": 1340, "tunnelAddress": "169.254.18.2",
+            "peerTunnelAddress": "169.254.18.1", "remaps": [], "podCidrs": [], "externalCidrs": [],
+            "overlay": {"address": "10.80.0.7"}, "nodes": [],
+            "probe": {"enabled": true, "intervalMs": 2000, "lossThreshold": 5},
+        });
+        let mut gateway = GatewayConfig::new("client", serde_json::from_value(spec).unwrap());
+        gateway.status = Some(serde_json::from_value(status).unwrap());
+        gateway
+    }
+
+    fn node(name: &str, unreachable_peer: &str) -> NodeConfig {
+        let spec = json!({"clusterId": "rome", "underlay": [], "localPods": [], "podCidrs": [],
+            "external": [], "peerings": [], "vxlanSources": []});
+        let mut node = NodeConfig::new(name, serde_json::from_value(spec).unwrap());
+        let since = "2026-01-31T12:00:00.000Z".to_owned();
+        let peer_cluster_id = unreachable_peer.to_owned();
+        node.status.get_or_insert_default().unreachable_gateways =
+            vec![UnreachableGateway { peer_cluster_id, since }];
+        node
+    }
+
+    #[test]
+    fn gateway_without_responder_has_no_paths() {
+        assert_eq!(NodePaths::of(&gateway(json!({})), [&node("n2", "milan")]), None);
+    }
+
+    #[test]
+    fn reports_of_both_ends_name_each_node_once() {
+        let gateway = gateway(json!({"overlayProbePort": 12346, "probingNodes": 3,
+            "unreachableNodes": [{"node": "n2", "fault": "OneWay", "since": "2026-01-31T12:00:01Z"}]}));
+        let nodes = [node("n2", "milan"), node("n3", "milan"), node("n4", "paris")];
+        let paths = NodePaths::of(&gateway, &nodes).unwrap();
+        let named: Vec<_> = paths.unreachable.iter().map(|u| (u.node.as_str(), u.fault)).collect();
+        assert_eq!(named, [("n2", PathFault::OneWay), ("n3", PathFault::NoAnswer)]);
+        assert_eq!((paths.reachable(), paths.nodes), (1, 3));
+    }
+
+    #[test]
+    fn node_is_named_with_duration_and_remedy() {
+        let node = UnreachableNode {
+            node: "n2".to_owned(),
+            fault: PathFault::NoAnswer,
+            since: "2026-01-31T12:00:00.000Z".to_owned(),
+        };
+        let text = describe(&node, "2026-01-31T12:00:04.9Z".parse().unwrap());
+        assert!(
+            text.starts_with("n2: no answer over VXLAN for 4 s; see whether n2 is up"),
+            "{text}"
+        );
+    }
+}

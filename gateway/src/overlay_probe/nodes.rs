@@ -1,0 +1,287 @@
+//! Which nodes reach the gateway through the overlay, from their probes and the time.
+//!
+//! ```text
+//!   (never probed) --probe--> Reachable --overdue--> NoAnswer <--kernel answers or not--> NoAgent
+//!                                 ^  \--probe says so--> OneWay, CutOff
+//!                                 +------------------ probe ------------------+
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use fabric_api::fabric::{OverlayProbe, PathFault, UnreachableNode};
+use jiff::Timestamp;
+
+/// Time after a probe was due until the node's kernel is asked instead, and between two requests.
+const TRACE_AFTER: Duration = Duration::from_millis(500);
+const TRACE_INTERVAL: Duration = Duration::from_millis(500);
+/// The same once the fault is known: a kernel sends one error a second.
+const TRACE_KNOWN: Duration = Duration::from_secs(2);
+/// Time after a probe was due until the node counts as unreachable.
+const GRACE: Duration = Duration::from_millis(1200);
+/// Age up to which an answer of the node's kernel counts.
+const TRACED: Duration = Duration::from_secs(5);
+/// A poll that is so late shows that this process stood still, and perhaps the nodes, too.
+const STOOD_STILL: Duration = Duration::from_millis(400);
+/// Longest interval that a probe may announce: that of an agent that is being replaced.
+const MAX_NEXT: Duration = Duration::from_secs(120);
+
+/// Reachability of all nodes, as reported.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodePaths {
+    /// Number of nodes that have sent probes.
+    pub probing: u32,
+    /// Those whose path fails, by name.
+    pub unreachable: Vec<UnreachableNode>,
+}
+
+/// Reachability of each node that has ever sent a probe.
+#[derive(Debug, Default)]
+pub(super) struct Nodes {
+    known: BTreeMap<String, Node>,
+}
+
+#[derive(Debug)]
+struct Node {
+    /// When the next probe is to arrive.
+    due: Instant,
+    /// When the last one did.
+    last: Timestamp,
+    trace_at: Instant,
+    /// When the node's kernel last answered.
+    traced: Option<Instant>,
+    fault: Option<(PathFault, Timestamp)>,
+}
+
+impl Nodes {
+    /// Forgets nodes that are not in the config any more.
+    pub(super) fn retain(&mut self, names: &BTreeSet<&str>) {
+        self.known.retain(|name, _| names.contains(name.as_str()));
+    }
+
+    /// Takes over what an earlier gateway reported.
+    pub(super) fn restore(&mut self, earlier: &UnreachableNode, now: Instant) {
+        let Ok(since) = earlier.since.parse() else { return };
+        let fault = Some((earlier.fault, since));
+        let node = Node { due: now, last: since, trace_at: now, traced: None, fault };
+        self.known.entry(earlier.node.clone()).or_insert(node);
+    }
+
+    pub(super) fn handle_probe(&mut self, probe: &OverlayProbe, now: Instant, wall: Timestamp) {
+        let fault = match (probe.unanswered, probe.cut_off) {
+            (true, _) => Some(PathFault::OneWay),
+            (false, true) => Some(PathFault::CutOff),
+            (false, false) => None,
+        };
+        let due = now + Duration::from_millis(probe.next_ms.into()).min(MAX_NEXT);
+        let trace_at = due + TRACE_AFTER;
+        let before = self.known.get(&probe.node).and_then(|node| node.fault);
+        let since = before.filter(|(of, _)| Some(*of) == fault).map_or(wall, |(_, since)| since);
+        let fault = fault.map(|fault| (fault, since));
+        let node = Node { due, last: wall, trace_at, traced: None, fault };
+        self.known.insert(probe.node.clone(), node);
+    }
+
+    /// The node's kernel has answered over VXLAN.
+    pub(super) fn handle_trace(&mut self, node: &str, now: Instant) {
+        if let Some(node) = self.known.get_mut(node) {
+            node.traced = Some(now);
+        }
+    }
+
+    /// Takes in that it is now, `late` after [`Self::deadline`]; returns the nodes whose kernel is
+    /// to be asked.
+    pub(super) fn poll(&mut self, now: Instant, late: Duration) -> Vec<String> {
+        let stood_still = late >= STOOD_STILL;
+        let mut asked = Vec::new();
+        for (name, node) in &mut self.known {
+            if stood_still && node.due + GRACE > now - late {
+                node.due = node.due.max(now);
+            }
+            if now >= node.trace_at {
+                let is_known = node.fault.is_some();
+                node.trace_at = now + if is_known { TRACE_KNOWN } else { TRACE_INTERVAL };
+                asked.push(name.clone());
+            }
+            if now >= node.due + GRACE {
+                let traced = node.traced.is_some_and(|at| now - at < TRACED);
+                let fault = if traced { PathFault::NoAgent } else { PathFault::NoAnswer };
+                node.fault = Some((fault, node.last));
+            }
+        }
+        asked
+    }
+
+    /// When [`Self::poll`] is next due.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let of = |node: &Node| match node.fault {
+            Some((PathFault::NoAnswer | PathFault::NoAgent, _)) => node.trace_at,
+            Some((PathFault::OneWay | PathFault::CutOff, _)) | None => {
+                node.trace_at.min(node.due + GRACE)
+            }
+        };
+        self.known.values().map(of).min()
+    }
+
+    pub(super) fn paths(&self) -> NodePaths {
+        let faults = self.known.iter().filter_map(|(name, node)| {
+            let (fault, since) = node.fault?;
+            Some(UnreachableNode { node: name.clone(), fault, since: format!("{since:.3}") })
+        });
+        NodePaths {
+            probing: u32::try_from(self.known.len()).unwrap_or(u32::MAX),
+            unreachable: faults.collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// A clock, and the nodes as of it.
+    struct World {
+        start: Instant,
+        now: Instant,
+        nodes: Nodes,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let start = Instant::now();
+            Self { start, now: start, nodes: Nodes::default() }
+        }
+
+        fn wall(&self) -> Timestamp {
+            Timestamp::UNIX_EPOCH + (self.now - self.start)
+        }
+
+        fn probe(&mut self, change: impl FnOnce(&mut OverlayProbe)) {
+            let mut probe =
+                OverlayProbe { node: "n2".to_owned(), next_ms: 1000, ..OverlayProbe::default() };
+            change(&mut probe);
+            self.nodes.handle_probe(&probe, self.now, self.wall());
+        }
+
+        /// Lets time pass; a kernel that lives answers each request.
+        fn pass(&mut self, time: Duration, kernel_lives: bool) {
+            let end = self.now + time;
+            while let Some(at) = self.nodes.deadline().filter(|at| *at <= end) {
+                self.now = self.now.max(at);
+                for node in self.nodes.poll(self.now, Duration::ZERO) {
+                    if kernel_lives {
+                        self.nodes.handle_trace(&node, self.now);
+                    }
+                }
+            }
+            self.now = end;
+        }
+
+        fn fault(&self) -> Option<PathFault> {
+            self.nodes.paths().unreachable.first().map(|node| node.fault)
+        }
+    }
+
+    #[test]
+    fn node_without_probes_is_named_within_three_seconds() {
+        for (kernel_lives, expected) in [(false, PathFault::NoAnswer), (true, PathFault::NoAgent)] {
+            let mut world = World::new();
+            world.probe(|_| {});
+            world.pass(Duration::from_millis(2100), kernel_lives);
+            assert_eq!(world.fault(), None, "one late probe is no fault");
+            world.pass(Duration::from_millis(200), kernel_lives);
+            assert_eq!(world.fault(), Some(expected));
+            let since = &world.nodes.paths().unreachable[0].since;
+            assert_eq!(since, "1970-01-01T00:00:00.000Z", "the time of the last probe");
+            world.probe(|_| {});
+            assert_eq!(world.nodes.paths(), NodePaths { probing: 1, unreachable: Vec::new() });
+        }
+    }
+
+    #[test]
+    fn time_alone_changes_no_report() {
+        let mut world = World::new();
+        world.probe(|_| {});
+        world.pass(3 * SECOND, false);
+        let first = world.nodes.paths();
+        world.pass(300 * SECOND, false);
+        assert_eq!(world.nodes.paths(), first);
+    }
+
+    #[test]
+    fn kernel_that_stops_answering_changes_the_fault() {
+        let mut world = World::new();
+        world.probe(|_| {});
+        world.pass(10 * SECOND, true);
+        assert_eq!(world.fault(), Some(PathFault::NoAgent));
+        world.pass(8 * SECOND, false);
+        assert_eq!(world.fault(), Some(PathFault::NoAnswer));
+    }
+
+    #[test]
+    fn announced_pause_is_no_fault() {
+        let mut world = World::new();
+        world.probe(|probe| probe.next_ms = 60_000);
+        world.pass(60 * SECOND, true);
+        assert_eq!(world.fault(), None);
+        world.pass(2 * SECOND, true);
+        assert_eq!(world.fault(), Some(PathFault::NoAgent));
+    }
+
+    #[test]
+    fn fault_named_in_a_probe_keeps_its_time() {
+        let mut world = World::new();
+        world.probe(|_| {});
+        world.pass(SECOND, false);
+        world.probe(|probe| probe.unanswered = true);
+        assert_eq!(world.fault(), Some(PathFault::OneWay));
+        let first = world.nodes.paths();
+        world.pass(SECOND, false);
+        world.probe(|probe| probe.unanswered = true);
+        assert_eq!(world.nodes.paths(), first);
+        world.probe(|probe| probe.cut_off = true);
+        assert_eq!(world.fault(), Some(PathFault::CutOff));
+        world.probe(|_| {});
+        assert_eq!(world.fault(), None);
+    }
+
+    #[test]
+    fn gateway_that_stood_still_gives_nodes_time() {
+        let mut world = World::new();
+        world.probe(|_| {});
+        world.now += 20 * SECOND;
+        let late = world.now - world.nodes.deadline().unwrap();
+        world.nodes.poll(world.now, late);
+        assert_eq!(world.fault(), None);
+        world.pass(Duration::from_millis(1300), false);
+        assert_eq!(world.fault(), Some(PathFault::NoAnswer), "but not for ever");
+    }
+
+    #[test]
+    fn node_that_never_probed_is_not_counted() {
+        let mut world = World::new();
+        world.nodes.retain(&["n1", "n2"].into());
+        world.pass(60 * SECOND, false);
+        assert_eq!(world.nodes.paths(), NodePaths::default());
+        world.probe(|_| {});
+        world.nodes.retain(&["n1"].into());
+        assert_eq!(world.nodes.paths(), NodePaths::default(), "nor one that left the config");
+    }
+
+    #[test]
+    fn restored_fault_lasts_until_a_probe_arrives() {
+        let mut world = World::new();
+        let earlier = UnreachableNode {
+            node: "n2".to_owned(),
+            fault: PathFault::NoAnswer,
+            since: "1969-12-31T23:59:00.000Z".to_owned(),
+        };
+        world.nodes.restore(&earlier, world.now);
+        world.pass(5 * SECOND, false);
+        assert_eq!(world.nodes.paths().unreachable, [earlier]);
+        world.probe(|_| {});
+        assert_eq!(world.fault(), None);
+    }
+}

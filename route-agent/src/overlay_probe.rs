@@ -1,0 +1,334 @@
+//! Probes of gateways through the overlay, by the same device, routes and translation as any
+//! packet of this node takes to a peer.
+
+mod prober;
+
+use std::collections::hash_map::RandomState;
+use std::future::pending;
+use std::hash::BuildHasher;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use fabric_api::fabric::{NodeConfigSpec, OverlayProbe, UnreachableGateway};
+use fabric_api::overlay_v6;
+use jiff::Timestamp;
+use tokio::net::UdpSocket;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{MissedTickBehavior, interval, sleep_until, timeout};
+
+use prober::{Probe, Prober, Target};
+
+/// Longer datagrams are no replies.
+const MAX_DATAGRAM: usize = 1024;
+/// Between two looks whether the config is still there, and how many times that one may take.
+const LOOK: Duration = Duration::from_millis(500);
+const MAX_LOOKS: u32 = 2;
+/// Longest time for the last probes.
+const END: Duration = Duration::from_secs(1);
+/// How long an agent that ends may be away before gateways report it.
+const AWAY: Duration = Duration::from_secs(60);
+/// Between two changes of the source port while a gateway is unreachable.
+const REOPEN: Duration = Duration::from_secs(5);
+
+/// Probes of this node's gateways, until it is dropped.
+pub(crate) struct OverlayProbes {
+    targets: watch::Sender<Option<Vec<Target>>>,
+    unreachable: watch::Receiver<Vec<UnreachableGateway>>,
+    task: JoinHandle<()>,
+}
+
+impl OverlayProbes {
+    /// `config` is the file that must stay readable, on a host that shares another's.
+    pub(crate) fn start(node: String, config: Option<PathBuf>) -> Self {
+        let (targets, wanted) = watch::channel(Some(Vec::new()));
+        let (reports, unreachable) = watch::channel(Vec::new());
+        // Room for all that follow.
+        let seed = RandomState::new().hash_one(&node) >> 1;
+        let task = Task { node, prober: Prober::new(seed), reports, ..Task::default() };
+        let task = tokio::spawn(task.run(wanted, config));
+        Self { targets, unreachable, task }
+    }
+
+    /// Probes the gateways of this config from now on.
+    pub(crate) fn follow(&self, config: &NodeConfigSpec) {
+        let wanted = Some(if config.removed { Vec::new() } else { targets(config) });
+        self.targets.send_if_modified(|before| {
+            let changed = *before != wanted;
+            *before = wanted;
+            changed
+        });
+    }
+
+    /// Returns when [`Self::unreachable`] is another.
+    pub(crate) async fn changed(&mut self) {
+        if self.unreachable.changed().await.is_err() {
+            pending().await
+        }
+    }
+
+    pub(crate) fn unreachable(&self) -> Vec<UnreachableGateway> {
+        self.unreachable.borrow().clone()
+    }
+
+    /// Announces to all gateways that an agent will be away for a while.
+    pub(crate) async fn end(self) {
+        self.targets.send_replace(None);
+        _ = timeout(END, self.task).await;
+    }
+}
+
+/// The gateways that answer probes. A packet of the node itself has the node's external address
+/// there, so that is the family to take.
+fn targets(config: &NodeConfigSpec) -> Vec<Target> {
+    let has = |own: &[IpAddr], v4: bool| own.iter().any(|address| address.is_ipv4() == v4);
+    let fits = |v4: &bool| has(&config.external, *v4) && has(&config.underlay, *v4);
+    let family = [true, false].into_iter().find(fits);
+    let Some(v4) = family.filter(|_| config.overlay.is_some()) else { return Vec::new() };
+    let target = |peering: &fabric_api::fabric::NodePeering| {
+        let gateway = peering.gateway.as_ref()?;
+        let probe = gateway.probe.as_ref()?;
+        let overlay = gateway.overlay;
+        let ip = if v4 { IpAddr::V4(overlay) } else { IpAddr::V6(overlay_v6(overlay)) };
+        let address = SocketAddr::new(ip, probe.port);
+        let peer = peering.peer_cluster_id.clone();
+        Some(Target { peer, address, host: probe.node.clone() })
+    };
+    config.peerings.iter().filter_map(target).collect()
+}
+
+#[derive(Default)]
+struct Task {
+    node: String,
+    prober: Prober,
+    reports: watch::Sender<Vec<UnreachableGateway>>,
+    v4: Option<UdpSocket>,
+    v6: Option<UdpSocket>,
+    opened: Option<Instant>,
+    cut_off: bool,
+}
+
+impl Task {
+    async fn run(
+        mut self,
+        mut wanted: watch::Receiver<Option<Vec<Target>>>,
+        config: Option<PathBuf>,
+    ) {
+        let mut looks = interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut look = config.map(Look::new);
+        loop {
+            let due = self.prober.deadline();
+            tokio::select! {
+                biased;
+                changed = wanted.changed() => {
+                    let targets = wanted.borrow_and_update().clone();
+                    let (Ok(()), Some(targets)) = (changed, targets) else { break };
+                    self.prober.follow(&targets, Instant::now());
+                }
+                _ = looks.tick(), if look.is_some() => {
+                    let cut_off = look.as_mut().is_some_and(Look::is_cut_off);
+                    if std::mem::replace(&mut self.cut_off, cut_off) != cut_off {
+                        self.prober.hurry(Instant::now());
+                    }
+                }
+                () = readable(self.v4.as_ref(), self.v6.as_ref()) => self.receive(),
+                () = wait(due) => {
+                    let probes = self.prober.poll(Instant::now());
+                    self.send(probes);
+                }
+            }
+            self.report();
+        }
+        let farewell = self.prober.farewell();
+        let farewell = farewell.into_iter().map(|probe| Probe { next: AWAY, ..probe }).collect();
+        self.send(farewell);
+    }
+
+    fn receive(&mut self) {
+        let mut buffer = [0; MAX_DATAGRAM];
+        for socket in [&self.v4, &self.v6].into_iter().flatten() {
+            // An error is one of an earlier probe: that stays unanswered.
+            while let Ok((length, from)) = socket.try_recv_from(&mut buffer) {
+                let reply = OverlayProbe::parse(&buffer[..length]);
+                if let Some(reply) = reply.filter(|reply| reply.reply && reply.node == self.node) {
+                    self.prober.handle_reply(from, reply.nonce, Instant::now());
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, probes: Vec<Probe>) {
+        for Probe { to, nonce, next, unanswered } in probes {
+            let next_ms = u32::try_from(next.as_millis()).unwrap_or(u32::MAX);
+            let (node, cut_off) = (self.node.clone(), self.cut_off);
+            let probe = OverlayProbe { node, nonce, next_ms, reply: false, unanswered, cut_off };
+            let sent = self.socket(to, unanswered).and_then(|s| s.try_send_to(&probe.encode(), to));
+            if let Err(error) = sent {
+                tracing::debug!(%error, %to, "cannot send a probe");
+            }
+        }
+    }
+
+    /// A tracked connection from before our table was there would never be translated: a gateway
+    /// that does not answer is tried from other ports, too.
+    fn socket(&mut self, to: SocketAddr, unanswered: bool) -> std::io::Result<&UdpSocket> {
+        let now = Instant::now();
+        if unanswered && self.opened.is_some_and(|opened| now - opened > REOPEN) {
+            (self.v4, self.v6) = (None, None);
+        }
+        let (socket, any) = match to {
+            SocketAddr::V4(_) => (&mut self.v4, IpAddr::from(Ipv4Addr::UNSPECIFIED)),
+            SocketAddr::V6(_) => (&mut self.v6, IpAddr::from(Ipv6Addr::UNSPECIFIED)),
+        };
+        if socket.is_none() {
+            self.opened = Some(now);
+        }
+        open(socket, any)
+    }
+
+    fn report(&mut self) {
+        let now = (Instant::now(), Timestamp::now());
+        let before = self.reports.borrow().clone();
+        let report = |(target, since): (&Target, Instant)| {
+            let known = before.iter().find(|known| known.peer_cluster_id == target.peer);
+            known.cloned().unwrap_or_else(|| UnreachableGateway {
+                peer_cluster_id: target.peer.clone(),
+                since: format!("{:.3}", now.1 - (now.0 - since)),
+            })
+        };
+        let unreachable: Vec<_> = self.prober.unreachable().map(report).collect();
+        if unreachable == before {
+            return;
+        }
+        for gateway in unreachable.iter().filter(|gateway| !before.contains(gateway)) {
+            tracing::warn!(
+                peer = gateway.peer_cluster_id,
+                since = gateway.since,
+                "the peer's gateway does not answer over VXLAN"
+            );
+        }
+        for gateway in before.iter().filter(|gateway| !unreachable.contains(gateway)) {
+            tracing::info!(peer = gateway.peer_cluster_id, "the peer's gateway answers over VXLAN");
+        }
+        self.reports.send_replace(unreachable);
+    }
+}
+
+/// Whether a file is there. Where the file system of another host hangs, asking does, too.
+struct Look {
+    path: PathBuf,
+    running: Option<JoinHandle<()>>,
+    /// How often the answer was not there yet.
+    late: u32,
+    found: Arc<AtomicBool>,
+}
+
+impl Look {
+    fn new(path: PathBuf) -> Self {
+        Self { path, running: None, late: 0, found: Arc::new(true.into()) }
+    }
+
+    /// Goes by the last answer, and asks again.
+    fn is_cut_off(&mut self) -> bool {
+        if self.running.as_ref().is_some_and(|running| !running.is_finished()) {
+            self.late += 1;
+        } else {
+            let (path, found) = (self.path.clone(), self.found.clone());
+            let look = move || found.store(path.exists(), Ordering::Relaxed);
+            self.running = Some(tokio::task::spawn_blocking(look));
+            self.late = 0;
+        }
+        self.late >= MAX_LOOKS || !self.found.load(Ordering::Relaxed)
+    }
+}
+
+fn open(socket: &mut Option<UdpSocket>, any: IpAddr) -> std::io::Result<&UdpSocket> {
+    if socket.is_none() {
+        let opened = std::net::UdpSocket::bind(SocketAddr::new(any, 0))?;
+        opened.set_nonblocking(true)?;
+        *socket = Some(UdpSocket::from_std(opened)?);
+    }
+    socket.as_ref().ok_or_else(|| std::io::ErrorKind::NotConnected.into())
+}
+
+async fn readable(v4: Option<&UdpSocket>, v6: Option<&UdpSocket>) {
+    let of = async |socket: Option<&UdpSocket>| match socket {
+        Some(socket) => drop(socket.readable().await),
+        None => pending().await,
+    };
+    tokio::select! {
+        () = of(v4) => {}
+        () = of(v6) => {}
+    }
+}
+
+async fn wait(due: Option<Instant>) {
+    match due {
+        Some(due) => sleep_until(due.into()).await,
+        None => pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fabric_api::fabric::{GatewayProbe, NodeGateway, NodePeering};
+
+    use super::*;
+
+    fn config(external: &[&str], probe: Option<GatewayProbe>) -> NodeConfigSpec {
+        let gateway = NodeGateway {
+            overlay: [10, 80, 0, 7].into(),
+            mac: None,
+            underlay: [192, 0, 2, 7].into(),
+            links: Vec::new(),
+            probe,
+        };
+        NodeConfigSpec {
+            cluster_id: "rome".to_owned(),
+            overlay: Some([10, 80, 0, 1].into()),
+            mac: None,
+            underlay: vec![[192, 0, 2, 1].into(), "2001:db8::1".parse().unwrap()],
+            declared: Vec::new(),
+            local_pods: Vec::new(),
+            pod_cidrs: Vec::new(),
+            external: external.iter().map(|ip| ip.parse().unwrap()).collect(),
+            peerings: vec![NodePeering {
+                peer_cluster_id: "milan".to_owned(),
+                prefixes: Vec::new(),
+                connected: true,
+                mtu: 1340,
+                gateway: Some(gateway),
+            }],
+            ips: Vec::new(),
+            internal_cidr: None,
+            vxlan_sources: Vec::new(),
+            full_masquerade: false,
+            removed: false,
+        }
+    }
+
+    fn addresses(config: &NodeConfigSpec) -> Vec<String> {
+        targets(config).iter().map(|target| target.address.to_string()).collect()
+    }
+
+    #[test]
+    fn only_gateways_that_answer_are_probed() {
+        let probe = GatewayProbe { port: 12346, node: Some("n1".to_owned()) };
+        assert!(targets(&config(&["10.70.0.5"], None)).is_empty(), "an older gateway");
+        assert_eq!(addresses(&config(&["10.70.0.5"], Some(probe))), ["10.80.0.7:12346"]);
+    }
+
+    #[test]
+    fn probes_have_the_family_of_the_external_address() {
+        let probe = Some(GatewayProbe { port: 12346, node: None });
+        let v6 = config(&["fd00:70::5"], probe.clone());
+        assert_eq!(addresses(&v6), ["[fd77:6566:7400::a50:7]:12346"]);
+        let both = config(&["fd00:70::5", "10.70.0.5"], probe.clone());
+        assert_eq!(addresses(&both), ["10.80.0.7:12346"]);
+        assert!(targets(&config(&[], probe)).is_empty(), "replies would find no way back");
+    }
+}

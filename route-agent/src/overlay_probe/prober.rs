@@ -1,0 +1,340 @@
+//! When to probe which gateway, and which of them do not answer. Knows no socket and no clock.
+//!
+//! ```text
+//!   Answering --no reply--> burst of probes --none answered--> Unreachable
+//!       ^------------------------ any reply ----------------------+
+//! ```
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+/// Time between two probes to the gateways of one node, which are probed in turn.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Most turns that a gateway waits for its next probe.
+const MAX_TURNS: u32 = 10;
+/// Time until a probe counts as unanswered, and between the probes of a burst.
+const TIMEOUT: Duration = Duration::from_millis(300);
+const BURST_INTERVAL: Duration = Duration::from_millis(200);
+/// Unanswered probes in a row, the first included, that make a gateway unreachable.
+const MAX_UNANSWERED: u32 = 6;
+/// How long an unreachable gateway is probed often, so that its return is noticed at once.
+const SEARCH: Duration = Duration::from_secs(30);
+
+/// A gateway that answers probes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// The other cluster of its peering.
+    pub(crate) peer: String,
+    /// Where it answers, within the overlay.
+    pub(crate) address: SocketAddr,
+    /// Name of the node that it runs on.
+    pub(crate) host: Option<String>,
+}
+
+/// A probe to be sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Probe {
+    pub(super) to: SocketAddr,
+    pub(super) nonce: u64,
+    /// Time until the next one.
+    pub(super) next: Duration,
+    /// The gateway is unreachable.
+    pub(super) unanswered: bool,
+}
+
+/// All gateways that are probed, by overlay address.
+#[derive(Debug, Default)]
+pub(super) struct Prober {
+    gateways: BTreeMap<IpAddr, Gateway>,
+    nonce: u64,
+}
+
+#[derive(Debug)]
+struct Gateway {
+    target: Target,
+    period: Duration,
+    /// When it has its next turn.
+    turn_at: Instant,
+    next_at: Instant,
+    pending: Option<Pending>,
+}
+
+/// Probes since the last reply.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    first: Instant,
+    nonce: u64,
+    count: u32,
+}
+
+impl Prober {
+    /// `seed` distinguishes this agent's nonces from those of its predecessor.
+    pub(super) fn new(seed: u64) -> Self {
+        Self { gateways: BTreeMap::new(), nonce: seed }
+    }
+
+    /// Probes these gateways from now on. What is known of those that stay is kept.
+    pub(super) fn follow(&mut self, targets: &[Target], now: Instant) {
+        let mut hosts: BTreeMap<Option<&str>, u32> = BTreeMap::new();
+        let mut before = std::mem::take(&mut self.gateways);
+        for target in targets {
+            let turn = hosts.entry(target.host.as_deref()).or_default();
+            *turn += 1;
+            let mut gateway = match before.remove(&target.address.ip()) {
+                Some(gateway) if gateway.target.address == target.address => gateway,
+                Some(_) | None => Gateway::new(target, now),
+            };
+            // Gateways of one node have their turns one after another.
+            gateway.turn_at = now + INTERVAL * ((*turn - 1) % MAX_TURNS + 1);
+            gateway.target = target.clone();
+            self.gateways.insert(target.address.ip(), gateway);
+        }
+        for gateway in self.gateways.values_mut() {
+            let count = hosts.get(&gateway.target.host.as_deref()).copied().unwrap_or(1);
+            gateway.period = INTERVAL * count.clamp(1, MAX_TURNS);
+        }
+    }
+
+    /// Returns the probes that are due.
+    pub(super) fn poll(&mut self, now: Instant) -> Vec<Probe> {
+        let mut probes = Vec::new();
+        let mut suspects = Vec::new();
+        for gateway in self.gateways.values_mut().filter(|gateway| gateway.next_at <= now) {
+            self.nonce += 1;
+            probes.push(gateway.probe(self.nonce, now));
+            if gateway.pending.is_some_and(|pending| pending.count == 2) {
+                suspects.push(gateway.target.host.clone());
+            }
+        }
+        // What cuts one gateway off most often cuts off all of its node.
+        for gateway in self.gateways.values_mut() {
+            if gateway.pending.is_none() && suspects.contains(&gateway.target.host) {
+                gateway.next_at = now;
+            }
+        }
+        probes
+    }
+
+    /// When [`Self::poll`] is next due.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.gateways.values().map(|gateway| gateway.next_at).min()
+    }
+
+    /// Returns whether it is the reply to a probe that still counts.
+    pub(super) fn handle_reply(&mut self, from: SocketAddr, nonce: u64, now: Instant) -> bool {
+        let Some(gateway) = self.gateways.get_mut(&from.ip()) else { return false };
+        let Some(pending) = gateway.pending else { return false };
+        if gateway.target.address != from || !(pending.nonce..=self.nonce).contains(&nonce) {
+            return false;
+        }
+        // One that was unreachable learns at once that its replies arrive.
+        gateway.next_at = if gateway.is_unreachable() { now } else { gateway.turn_at.max(now) };
+        gateway.pending = None;
+        true
+    }
+
+    /// Makes all gateways' next probes due.
+    pub(super) fn hurry(&mut self, now: Instant) {
+        self.gateways.values_mut().for_each(|gateway| gateway.next_at = now);
+    }
+
+    /// The last probe of an agent that ends, for each gateway.
+    pub(super) fn farewell(&mut self) -> Vec<Probe> {
+        let mut farewell = Vec::new();
+        for gateway in self.gateways.values() {
+            self.nonce += 1;
+            let (to, nonce) = (gateway.target.address, self.nonce);
+            farewell.push(Probe { to, nonce, next: Duration::ZERO, unanswered: false });
+        }
+        farewell
+    }
+
+    /// Unreachable gateways, and when the first probe that stayed unanswered was sent.
+    pub(super) fn unreachable(&self) -> impl Iterator<Item = (&Target, Instant)> {
+        let gone = self.gateways.values().filter(|gateway| gateway.is_unreachable());
+        gone.filter_map(|gateway| Some((&gateway.target, gateway.pending?.first)))
+    }
+}
+
+impl Gateway {
+    fn new(target: &Target, now: Instant) -> Self {
+        let target = target.clone();
+        Self { target, period: INTERVAL, turn_at: now, next_at: now, pending: None }
+    }
+
+    /// A whole burst was sent, and the time to answer the last of it has passed.
+    fn is_unreachable(&self) -> bool {
+        self.pending.is_some_and(|pending| pending.count > MAX_UNANSWERED)
+    }
+
+    fn probe(&mut self, nonce: u64, now: Instant) -> Probe {
+        let before = self.pending.unwrap_or(Pending { first: now, nonce, count: 0 });
+        let pending = Pending { count: before.count.saturating_add(1), ..before };
+        self.pending = Some(pending);
+        if self.turn_at <= now {
+            self.turn_at = (self.turn_at + self.period).max(now + INTERVAL);
+        }
+        let wait = match pending.count {
+            1 => TIMEOUT,
+            2..=MAX_UNANSWERED => BURST_INTERVAL,
+            _ if now - pending.first < SEARCH => TIMEOUT,
+            _ => self.period,
+        };
+        self.next_at = now + wait;
+        let next = (self.turn_at - now).max(wait);
+        Probe { to: self.target.address, nonce, next, unanswered: self.is_unreachable() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MILLI: Duration = Duration::from_millis(1);
+
+    /// A clock, and gateways that answer at once as long as `answers` holds.
+    struct World {
+        start: Instant,
+        now: Instant,
+        prober: Prober,
+        /// Time in milliseconds and last octet of each probe's destination.
+        sent: Vec<(u128, u8)>,
+    }
+
+    impl World {
+        fn new(gateways: u8) -> Self {
+            let (start, mut prober) = (Instant::now(), Prober::new(7));
+            let targets: Vec<_> = (1..=gateways).map(target).collect();
+            prober.follow(&targets, start);
+            Self { start, now: start, prober, sent: Vec::new() }
+        }
+
+        fn pass(&mut self, millis: u32, answers: impl Fn(u8) -> bool) {
+            let end = self.now + millis * MILLI;
+            while let Some(at) = self.prober.deadline().filter(|at| *at <= end) {
+                self.now = self.now.max(at);
+                for probe in self.prober.poll(self.now) {
+                    let number = octet(probe.to);
+                    self.sent.push(((self.now - self.start).as_millis(), number));
+                    if answers(number) {
+                        self.prober.handle_reply(probe.to, probe.nonce, self.now);
+                    }
+                }
+            }
+            self.now = end;
+        }
+
+        fn unreachable(&self) -> Vec<u8> {
+            self.prober.unreachable().map(|(target, _)| octet(target.address)).collect()
+        }
+    }
+
+    fn target(number: u8) -> Target {
+        let address = SocketAddr::from(([10, 80, 0, number], 12346));
+        Target { peer: format!("peer-{number}"), address, host: Some("n1".to_owned()) }
+    }
+
+    fn octet(address: SocketAddr) -> u8 {
+        let IpAddr::V4(ip) = address.ip() else { panic!("not IPv4") };
+        ip.octets()[3]
+    }
+
+    #[test]
+    fn gateway_is_probed_once_a_second() {
+        let mut world = World::new(1);
+        world.pass(60_000, |_| true);
+        assert_eq!(world.sent.len(), 61, "{:?}", world.sent);
+        assert!(world.unreachable().is_empty());
+    }
+
+    #[test]
+    fn gateways_of_one_node_are_probed_in_turn() {
+        let mut world = World::new(5);
+        world.pass(900, |_| true);
+        world.sent.clear();
+        world.pass(50_000, |_| true);
+        let turns: Vec<_> = world.sent.iter().map(|(_, number)| *number).collect();
+        assert_eq!(turns, [1, 2, 3, 4, 5].repeat(10), "one a second, each every five seconds");
+    }
+
+    #[test]
+    fn many_gateways_are_probed_every_ten_seconds() {
+        let mut world = World::new(100);
+        world.pass(10_000, |_| true);
+        world.sent.clear();
+        world.pass(100_000, |_| true);
+        assert_eq!(world.sent.len(), 100 * 10);
+    }
+
+    #[test]
+    fn gateway_without_replies_is_named_within_three_seconds() {
+        let mut world = World::new(1);
+        world.pass(1001, |_| true);
+        world.pass(2100, |_| false);
+        assert!(world.unreachable().is_empty(), "one lost probe is no fault");
+        world.pass(300, |_| false);
+        assert_eq!(world.unreachable(), [1]);
+        world.pass(60_000, |_| false);
+        assert_eq!(world.unreachable(), [1]);
+        world.pass(1000, |_| true);
+        assert!(world.unreachable().is_empty());
+    }
+
+    #[test]
+    fn all_gateways_of_a_lost_node_are_named_soon() {
+        let mut world = World::new(30);
+        world.pass(60_100, |_| true);
+        world.pass(2600, |_| false);
+        assert_eq!(world.unreachable().len(), 30);
+    }
+
+    #[test]
+    fn every_second_probe_lost_is_no_fault() {
+        let mut world = World::new(1);
+        let lost = std::cell::Cell::new(false);
+        world.pass(60_000, |_| lost.replace(!lost.get()));
+        assert!(world.unreachable().is_empty());
+    }
+
+    #[test]
+    fn agent_that_stood_still_names_nobody() {
+        let mut world = World::new(1);
+        world.pass(999, |_| true);
+        world.pass(2, |_| false);
+        world.now += Duration::from_secs(20);
+        world.pass(1, |_| false);
+        assert!(world.unreachable().is_empty());
+        world.pass(1000, |_| true);
+        assert!(world.unreachable().is_empty());
+    }
+
+    #[test]
+    fn replies_of_others_and_old_ones_do_not_count() {
+        let mut world = World::new(1);
+        let probe = world.prober.poll(world.now).remove(0);
+        let other = SocketAddr::new(probe.to.ip(), 9);
+        assert!(!world.prober.handle_reply(other, probe.nonce, world.now));
+        assert!(!world.prober.handle_reply(probe.to, probe.nonce - 1, world.now));
+        assert!(!world.prober.handle_reply(probe.to, probe.nonce + 1, world.now));
+        assert!(world.prober.handle_reply(probe.to, probe.nonce, world.now));
+        assert!(!world.prober.handle_reply(probe.to, probe.nonce, world.now), "twice");
+    }
+
+    #[test]
+    fn announced_time_of_the_next_probe_holds() {
+        let mut world = World::new(20);
+        let mut announced: BTreeMap<SocketAddr, Instant> = BTreeMap::new();
+        for step in 0..60_000 {
+            world.now += MILLI;
+            for probe in world.prober.poll(world.now) {
+                let late = announced.insert(probe.to, world.now + probe.next);
+                assert!(late.is_none_or(|due| world.now <= due), "{probe:?} is late");
+                // For ten of the sixty seconds, nobody answers.
+                if !(20_000..30_000).contains(&step) {
+                    world.prober.handle_reply(probe.to, probe.nonce, world.now);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! ```text
+//!   rome-1 (node, gateway) --- VXLAN --- rome-2 (node)          milan-1
+//! ```
+//! rome-2 loses its path to the gateway in several ways, while the gateways stay connected.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use weft_tests::manifests::{Peering, join};
+use weft_tests::{Cluster, ClusterSpec, bin_dir, stays_so, wait_until};
+
+use crate::scene::{PATIENCE, PORT, Scene, play};
+
+/// From a fault or its end until `weft status` shows it, at default settings.
+const NAMED: Duration = Duration::from_secs(3);
+const HEALTHY: Duration = Duration::from_secs(5);
+const NODE: u8 = 2;
+const PUBLISHED: &str = "/run/weft/rome/published";
+
+/// Does something to rome-2.
+type Act = fn(&mut Scene) -> Result<()>;
+
+struct Fault {
+    name: &'static str,
+    begin: Act,
+    end: Act,
+    /// As `weft status -o json` names it.
+    shown: &'static str,
+}
+
+const FAULTS: [Fault; 5] = [
+    Fault {
+        name: "port down",
+        begin: |scene| scene.lab.cut("rome-2"),
+        end: |scene| scene.lab.restore("rome-2"),
+        shown: "NoAnswer",
+    },
+    Fault {
+        name: "replies dropped",
+        begin: |scene| {
+            node(scene).nft(
+                "table inet test { chain input { type filter hook input priority -200; \
+                 udp dport 4879 drop; }; }",
+            )
+        },
+        end: |scene| node(scene).nft("delete table inet test"),
+        shown: "OneWay",
+    },
+    Fault {
+        name: "published directory gone",
+        begin: |scene| shell(scene, &format!("mount -t tmpfs none {PUBLISHED}")),
+        end: |scene| shell(scene, &format!("umount {PUBLISHED}")),
+        shown: "CutOff",
+    },
+    Fault {
+        name: "agent dead",
+        begin: kill_agent,
+        end: |scene| scene.cluster_mut("rome").start_agent(NODE),
+        shown: "NoAgent",
+    },
+    Fault {
+        name: "agent dead and device gone",
+        begin: |scene| {
+            kill_agent(scene)?;
+            shell(scene, "ip link del weft4")
+        },
+        end: |scene| scene.cluster_mut("rome").start_agent(NODE),
+        shown: "NoAnswer",
+    },
+];
+
+#[test]
+fn each_fault_of_a_node_is_named_in_three_seconds() -> Result<()> {
+    faults_are_named(1)
+}
+
+#[test]
+#[ignore = "minutes long: make soak"]
+fn each_fault_of_a_node_is_named_five_times() -> Result<()> {
+    faults_are_named(5)
+}
+
+fn faults_are_named(rounds: u32) -> Result<()> {
+    play(&clusters(), |scene| {
+        all_probe(scene)?;
+        for fault in FAULTS.iter().cycle().take(FAULTS.len() * rounds as usize) {
+            (fault.begin)(scene).context(fault.name)?;
+            let named = time_until(|| is_named(scene.cluster("rome"), fault.shown));
+            let named = named.context(fault.name)?;
+            exits_with_three(scene.cluster("rome"))?;
+            (fault.end)(scene).context(fault.name)?;
+            let solved = time_until(|| is_healthy(scene.cluster("rome"))).context(fault.name)?;
+            eprintln!("{}: named after {named:?}, solved after {solved:?}", fault.name);
+            ensure!(named <= NAMED, "{} was named after {named:?}", fault.name);
+            ensure!(solved <= NAMED, "{}: solved after {solved:?}", fault.name);
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn restarts_and_stalls_are_not_called_degraded() -> Result<()> {
+    play(&clusters(), |scene| {
+        all_probe(scene)?;
+        let rome = scene.cluster("rome");
+        signal(&rome.processes(1, "route-agent"), Signal::SIGTERM)?;
+        never_degraded(rome).context("an agent is replaced")?;
+        signal(&rome.processes(1, "route-agent"), Signal::SIGKILL)?;
+        never_degraded(rome).context("an agent is killed and started again")?;
+        signal(&rome.processes(0, "gateway"), Signal::SIGKILL)?;
+        never_degraded(rome).context("a gateway is killed and started again")?;
+        rome.wait_connected("milan", PATIENCE)?;
+        let all: Vec<_> = (0..2)
+            .flat_map(|node| ["route-agent", "gateway"].map(|name| rome.processes(node, name)))
+            .flatten()
+            .collect();
+        signal(&all, Signal::SIGSTOP)?;
+        std::thread::sleep(Duration::from_secs(4));
+        signal(&all, Signal::SIGCONT)?;
+        never_degraded(rome).context("hosts stood still")
+    })
+}
+
+#[test]
+fn node_without_agent_is_not_counted() -> Result<()> {
+    let mut scene = Scene::build(&clusters())?;
+    scene.cluster_mut("rome").start_up(&[])?;
+    scene.cluster_mut("milan").start()?;
+    let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+    let peering = Peering::new(&rome.spec, &milan.spec, PORT);
+    rome.apply("milan", &join(&peering.client_documents()))?;
+    milan.apply("rome", &join(&peering.server_documents()))?;
+    wait_until("a node probes", PATIENCE, || counts(rome, 1, 1))?;
+    stays_so("the count", HEALTHY, || counts(rome, 1, 1))
+}
+
+fn clusters() -> [ClusterSpec; 2] {
+    [ClusterSpec::new("rome", 1, 2), ClusterSpec::new("milan", 2, 1)]
+}
+
+fn node(scene: &Scene) -> &weft_tests::Netns {
+    scene.cluster("rome").nodes[1].host.net()
+}
+
+fn shell(scene: &Scene, script: &str) -> Result<()> {
+    let host = &scene.cluster("rome").nodes[1].host;
+    host.command(Command::new("sh").args(["-ec", script]), "").map(drop)
+}
+
+fn kill_agent(scene: &mut Scene) -> Result<()> {
+    let rome = scene.cluster_mut("rome");
+    drop(rome.take_program("weft-agent-2")?);
+    signal(&rome.processes(1, "route-agent"), Signal::SIGKILL)
+}
+
+fn signal(processes: &[i32], signal: Signal) -> Result<()> {
+    ensure!(!processes.is_empty(), "no process to signal");
+    processes.iter().try_for_each(|pid| Ok(kill(Pid::from_raw(*pid), signal)?))
+}
+
+fn all_probe(scene: &Scene) -> Result<()> {
+    scene.peer("rome", "milan", PORT)?;
+    let rome = scene.cluster("rome");
+    wait_until("both nodes probe", PATIENCE, || counts(rome, 2, 2))
+}
+
+fn counts(rome: &Cluster, reachable: u64, of: u64) -> Result<()> {
+    let nodes = &rome.peering("milan")?["nodes"];
+    ensure!(nodes["reachable"] == reachable && nodes["of"] == of, "{nodes}");
+    Ok(())
+}
+
+fn is_named(rome: &Cluster, fault: &str) -> Result<()> {
+    let status = rome.status()?;
+    let peering = &status["peerings"][0];
+    ensure!(peering["state"] == "Degraded", "it is {}", peering["state"]);
+    let node = &peering["nodes"]["unreachable"][0];
+    ensure!(node["node"] == "rome-2" && node["fault"] == fault, "it says {node}");
+    ensure!(node["remedy"].as_str().is_some_and(|text| text.contains("rome-2")), "{node}");
+    let problems = status["problems"].as_array().into_iter().flatten();
+    let mut problems = problems.filter_map(Value::as_str);
+    ensure!(problems.any(|text| text.contains(": rome-2: ") && text.contains(" s; ")), "{status}");
+    Ok(())
+}
+
+fn is_healthy(rome: &Cluster) -> Result<()> {
+    rome.is_connected("milan")?;
+    counts(rome, 2, 2)
+}
+
+fn never_degraded(rome: &Cluster) -> Result<()> {
+    stays_so("the peering", HEALTHY, || {
+        let peering = rome.peering("milan")?;
+        ensure!(peering["state"] != "Degraded", "{}", peering["nodes"]);
+        Ok::<_, anyhow::Error>(())
+    })
+}
+
+fn exits_with_three(rome: &Cluster) -> Result<()> {
+    let script = format!("{} status >/dev/null; echo $?", bin_dir()?.join("weft").display());
+    let code = rome.head().command(Command::new("sh").args(["-c", &script]), "")?;
+    ensure!(code.trim() == "3", "weft status exits with {code}");
+    Ok(())
+}
+
+/// What is read was so when reading began, or came later.
+fn time_until(mut ask: impl FnMut() -> Result<()>) -> Result<Duration> {
+    let start = Instant::now();
+    wait_until("it is shown", PATIENCE, || {
+        let at = start.elapsed();
+        ask().map(|()| at)
+    })
+}
