@@ -128,7 +128,8 @@ impl RunDir {
     /// removes with all that it holds. What is there may be less: part of it may have been removed,
     /// or a supervisor killed before it was complete.
     pub(crate) fn check_ours(&self) -> anyhow::Result<()> {
-        const OURS: [&str; 9] = [
+        const OURS: [&str; 10] = [
+            "changes.sock",
             "http",
             "ipam.sock",
             "log",

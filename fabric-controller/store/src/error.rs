@@ -17,8 +17,10 @@ pub enum StoreError {
     Write { path: PathBuf, source: io::Error },
     #[error("cannot remove {}", path.display())]
     Remove { path: PathBuf, source: io::Error },
-    #[error("cannot watch for file changes")]
-    Watch(#[source] io::Error),
+    #[error("{limit}")]
+    Limit { limit: String },
+    #[error("cannot listen at {}", path.display())]
+    Serve { path: PathBuf, source: io::Error },
     #[error("{object} belongs to the user: weft writes its status only")]
     NotOurs { object: ObjectRef },
     #[error("{object} has no status of its own")]

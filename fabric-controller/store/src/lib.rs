@@ -15,6 +15,7 @@ mod object;
 mod store;
 mod watch;
 
+pub use directory::ChangeServer;
 pub use error::{ApiError, Problem, StoreError};
 pub use kubernetes::ApiServer;
 pub use metrics::{StoreMetrics, WriteOutcome};

@@ -6,7 +6,9 @@ use serde::de::DeserializeOwned;
 
 use crate::directory::{Directory, Places};
 use crate::kubernetes::{ApiServer, Kubernetes};
-use crate::{Kind, Object, ObjectRef, Problem, StoreArgs, StoreError, StoreMetrics, Watch, watch};
+use crate::{
+    ChangeServer, Kind, Object, ObjectRef, Problem, StoreArgs, StoreError, StoreMetrics, Watch, watch,
+};
 
 /// The resources of a cluster. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -121,6 +123,15 @@ impl Store {
         Backend::Directory(Directory::open_manifests(dir)).into()
     }
 
+    /// Notifies the watches of all programs of this run directory of changes, so that one inotify
+    /// instance serves them all. For its one supervisor. Must be called within a tokio runtime.
+    pub fn serve_changes(&self) -> Result<ChangeServer, StoreError> {
+        match &self.backend {
+            Backend::Directory(store) => store.serve_changes(),
+            Backend::Kubernetes(_) => Err(StoreError::NoPlace),
+        }
+    }
+
     /// Tells all that is there of these kinds, what is wrong with it, then
     /// [`crate::Event::Synced`], then every change. Must be called within a tokio runtime.
     ///
@@ -128,7 +139,7 @@ impl Store {
     /// the label of gateways; see [`Watch::name`].
     pub fn watch(&self, kinds: &[Kind]) -> Result<Watch, StoreError> {
         Ok(match &self.backend {
-            Backend::Directory(store) => watch::Inner::Directory(Box::new(store.watch(kinds)?)),
+            Backend::Directory(store) => watch::Inner::Directory(Box::new(store.watch(kinds))),
             Backend::Kubernetes(store) => watch::Inner::Kubernetes(Box::new(store.watch(kinds))),
         }
         .into())
@@ -142,7 +153,7 @@ impl Store {
     pub fn follow(&self, object: &ObjectRef, with: &[Kind]) -> Result<Watch, StoreError> {
         Ok(match &self.backend {
             Backend::Directory(store) => {
-                watch::Inner::Directory(Box::new(store.follow(object, with)?))
+                watch::Inner::Directory(Box::new(store.follow(object, with)))
             }
             Backend::Kubernetes(store) => {
                 watch::Inner::Kubernetes(Box::new(store.follow(object, with)))

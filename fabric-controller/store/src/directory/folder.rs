@@ -17,6 +17,9 @@ pub(crate) trait Parse: Default {
     /// `self` is what was made of the file before. A file that is edited in place may have been
     /// read in the middle of that; one that took another's place is whole.
     fn update(&mut self, file: &str, text: Result<String, Unreadable>, in_place: bool);
+
+    /// Whether nothing was found in the file so far.
+    fn is_empty(&self) -> bool;
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +69,12 @@ impl<T: Parse> Folder<T> {
     /// Reads what is new or changed and forgets what is gone. If the folder itself cannot be
     /// read, all stays as it was.
     pub(crate) fn refresh(&mut self) -> io::Result<()> {
+        self.refresh_if(|_, _| true)
+    }
+
+    /// The same, but skips a file in which nothing was found so far unless `may_hold` accepts its
+    /// name and text.
+    pub(crate) fn refresh_if(&mut self, may_hold: impl Fn(&str, &str) -> bool) -> io::Result<()> {
         let mut found = BTreeMap::new();
         for name in self.names()? {
             let path = self.path.join(&name);
@@ -85,7 +94,11 @@ impl<T: Parse> Folder<T> {
                 continue;
             }
             let in_place = inode == cached.inode;
-            cached.parsed.update(&name, read(&self.path.join(&name)), in_place);
+            let text = read(&self.path.join(&name));
+            let skips = text.as_ref().is_ok_and(|text| !may_hold(&name, text));
+            if !(skips && cached.parsed.is_empty()) {
+                cached.parsed.update(&name, text, in_place);
+            }
             cached.stamp = stamp.filter(Stamp::is_trusted);
             cached.inode = inode;
         }

@@ -93,7 +93,8 @@ impl LastGood {
         }
     }
 
-    fn text(&self, file: &str) -> String {
+    /// The same, as it was written.
+    pub(crate) fn text(&self, file: &str) -> String {
         let path = self.dir.as_ref().map(|dir| dir.join(file));
         path.and_then(|path| folder::read(&path).ok()).unwrap_or_default()
     }

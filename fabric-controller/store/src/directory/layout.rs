@@ -10,6 +10,8 @@ pub(crate) struct Layout {
     pub(crate) manifests: Option<PathBuf>,
     pub(crate) published: PathBuf,
     pub(crate) state: Option<PathBuf>,
+    /// Socket of the supervisor's change notifications.
+    pub(crate) changes: Option<PathBuf>,
 }
 
 impl Layout {

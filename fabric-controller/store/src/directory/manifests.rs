@@ -17,6 +17,8 @@ use crate::{Object, ObjectRef, Problem};
 pub(crate) struct Manifests {
     folder: Folder<Manifest>,
     last_good: LastGood,
+    /// The only objects that matter, unless all do: files without their names are not parsed.
+    only: Vec<ObjectRef>,
     unreadable: Option<Problem>,
     /// What the files held when they could be read, if they never could since the start.
     remembered: Vec<(String, Vec<Located>)>,
@@ -39,13 +41,17 @@ struct Manifest {
 }
 
 impl Manifests {
-    pub(crate) fn new(dir: PathBuf, last_good: Option<PathBuf>) -> Self {
-        let last_good = LastGood::new(last_good);
-        Self { folder: Folder::new(dir, None), last_good, unreadable: None, remembered: Vec::new() }
+    /// Manifests of all objects, or of these only.
+    pub(crate) fn new(dir: PathBuf, last_good: Option<PathBuf>, only: Vec<ObjectRef>) -> Self {
+        let (folder, last_good) = (Folder::new(dir, None), LastGood::new(last_good));
+        Self { folder, last_good, only, unreadable: None, remembered: Vec::new() }
     }
 
     pub(crate) fn refresh(&mut self) {
-        let refreshed = self.folder.refresh();
+        let (last_good, only) = (&self.last_good, &self.only);
+        let refreshed = self.folder.refresh_if(|file, text| {
+            names_any(only, text) || names_any(only, &last_good.text(file))
+        });
         self.remembered.clear();
         self.unreadable = refreshed.err().map(|error| Problem {
             source: self.folder.path().display().to_string(),
@@ -59,7 +65,9 @@ impl Manifests {
         }
         for (file, manifest) in self.folder.files_mut() {
             manifest.settle();
-            if !std::mem::replace(&mut manifest.known, true) {
+            if !std::mem::replace(&mut manifest.known, true)
+                && names_any(&self.only, &self.last_good.text(file))
+            {
                 manifest.restore(file, self.last_good.of(file));
             }
         }
@@ -125,6 +133,18 @@ impl Manifests {
         files.chain(remembered).flat_map(|(file, objects)| objects.iter().map(move |o| (file, o)))
     }
 
+    /// Names of the files that hold an object; `None` if a change of one may go without an event
+    /// that names it.
+    pub(crate) fn files_of(&self, object: &ObjectRef) -> Option<Vec<String>> {
+        if self.unreadable.is_some() {
+            return None;
+        }
+        let holding = self.located().filter(|(_, located)| located.object.reference() == *object);
+        let files: Vec<_> = holding.map(|(file, _)| file.to_owned()).collect();
+        let is_link = |file: &String| self.folder.path().join(file).is_symlink();
+        (!files.iter().any(is_link)).then_some(files)
+    }
+
     /// Where a field of an object stands: `file:line`.
     pub(crate) fn locate(&self, object: &ObjectRef, field: &str) -> Option<String> {
         self.folder.files().find_map(|(file, manifest)| {
@@ -136,7 +156,22 @@ impl Manifests {
     }
 }
 
+/// Whether a text holds the names of one of these objects, or all objects matter.
+fn names_any(only: &[ObjectRef], text: &str) -> bool {
+    let names = |object: &ObjectRef| {
+        let namespace = object.namespace.as_deref().unwrap_or_default();
+        // The one namespace that need not be written down.
+        let is_named = namespace == "default" || text.contains(namespace);
+        text.contains(&object.name) && is_named
+    };
+    only.is_empty() || only.iter().any(names)
+}
+
 impl Parse for Manifest {
+    fn is_empty(&self) -> bool {
+        self.objects.is_empty() && self.problems.is_empty()
+    }
+
     fn update(&mut self, file: &str, text: Result<String, Unreadable>, in_place: bool) {
         let text = match text {
             Ok(text) if text == self.text && self.known => return,

@@ -2,10 +2,14 @@
 
 mod file;
 mod folder;
+mod folders;
+mod hub;
 mod last_good;
 mod layout;
+mod limits;
 mod lines;
 mod manifests;
+mod notifier;
 mod outline;
 pub(crate) mod parse;
 mod reader;
@@ -25,7 +29,11 @@ use self::parse::{MAX_OWN_NAME, check_names};
 use self::reader::{Reader, Scope};
 use crate::{Kind, Object, ObjectRef, Problem, Snapshot, StoreError, decode};
 
+pub use hub::ChangeServer;
 pub(crate) use watch::Watch;
+
+/// Socket of the supervisor's change notifications, in the run directory.
+const CHANGES: &str = "changes.sock";
 
 /// The resources of a cluster on this host.
 #[derive(Clone, Debug)]
@@ -48,6 +56,7 @@ impl Directory {
             manifests: places.manifests,
             published: places.run_dir.join("published"),
             state: places.state_dir,
+            changes: Some(places.run_dir.join(CHANGES)),
         };
         for kind in Kind::ALL {
             for folder in [layout.objects(kind), layout.statuses(kind)].into_iter().flatten() {
@@ -61,7 +70,8 @@ impl Directory {
     pub(crate) fn open_published(dir: &Path) -> Result<Self, StoreError> {
         let read = fs::read_dir(dir);
         read.map_err(|source| StoreError::Read { path: dir.to_owned(), source })?;
-        let layout = Layout { manifests: None, published: dir.to_owned(), state: None };
+        let layout =
+            Layout { manifests: None, published: dir.to_owned(), state: None, changes: None };
         Ok(Self { layout: Arc::new(layout) })
     }
 
@@ -71,25 +81,39 @@ impl Directory {
     }
 
     pub(crate) fn open_manifests(dir: &Path) -> Self {
-        let manifests = Some(dir.to_owned());
-        Self { layout: Arc::new(Layout { manifests, published: PathBuf::new(), state: None }) }
+        let (manifests, published) = (Some(dir.to_owned()), PathBuf::new());
+        Self { layout: Arc::new(Layout { manifests, published, state: None, changes: None }) }
     }
 
-    pub(crate) fn watch(&self, kinds: &[Kind]) -> Result<Watch, StoreError> {
+    pub(crate) fn serve_changes(&self) -> Result<ChangeServer, StoreError> {
+        let socket = self.layout.changes.as_ref().ok_or(StoreError::NoPlace)?;
+        ChangeServer::start(socket).map_err(|source| {
+            match limits::inotify_instance(source.raw_os_error()) {
+                Some(limit) => StoreError::Limit { limit },
+                None => StoreError::Serve { path: socket.clone(), source },
+            }
+        })
+    }
+
+    pub(crate) fn watch(&self, kinds: &[Kind]) -> Watch {
         Watch::start(&self.layout, Scope::all(kinds))
     }
 
-    pub(crate) fn follow(&self, object: &ObjectRef, with: &[Kind]) -> Result<Watch, StoreError> {
+    pub(crate) fn follow(&self, object: &ObjectRef, with: &[Kind]) -> Watch {
         Watch::start(&self.layout, Scope::follow(object, with))
     }
 
     pub(crate) fn read(&self, kinds: &[Kind]) -> Result<Snapshot, StoreError> {
-        let (snapshot, error) = Reader::new(&self.layout, Scope::all(kinds)).read();
+        self.read_scope(Scope::all(kinds))
+    }
+
+    fn read_scope(&self, scope: Scope) -> Result<Snapshot, StoreError> {
+        let (snapshot, error) = Reader::new(&self.layout, scope).read();
         error.map_or(Ok(snapshot), Err)
     }
 
     pub(crate) fn get(&self, object: &ObjectRef) -> Result<Option<Object>, StoreError> {
-        Ok(self.read(&[object.kind])?.objects.remove(object))
+        Ok(self.read_scope(Scope::follow(object, &[]))?.objects.remove(object))
     }
 
     /// The uid is random, made at creation; the generation is one higher after each change of the

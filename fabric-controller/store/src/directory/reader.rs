@@ -1,5 +1,7 @@
 //! Puts each object together from its manifest or weft's own file, and its status file.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use super::folder::{Folder, Parse, Unreadable};
@@ -38,6 +40,12 @@ impl Scope {
 
     pub(crate) fn has_manifests(&self) -> bool {
         self.kinds.iter().any(|kind| !Layout::is_published(*kind))
+    }
+
+    /// The objects that manifests may hold, if each is a single one.
+    fn manifest_objects(&self) -> Option<Vec<&ObjectRef>> {
+        let kinds = self.kinds.iter().filter(|kind| !Layout::is_published(**kind));
+        kinds.map(|kind| self.only.iter().find(|only| only.kind == *kind)).collect()
     }
 
     /// The one file of weft's own of that kind that is to be read.
@@ -90,6 +98,8 @@ impl Reader {
         self.own.retain(|(kind, _)| *kind != object.kind);
         self.statuses.retain(|(kind, _)| *kind != object.kind);
         self.read_folders(layout, object.kind);
+        // Files may have been skipped that hold this one.
+        self.manifests = None;
         self.read_manifests(layout);
     }
 
@@ -108,8 +118,31 @@ impl Reader {
     fn read_manifests(&mut self, layout: &Layout) {
         let dir = layout.manifests.as_ref().filter(|_| self.scope.has_manifests());
         if let (None, Some(dir)) = (&self.manifests, dir) {
-            self.manifests = Some(Manifests::new(dir.clone(), layout.last_good()));
+            let only = self.scope.manifest_objects().unwrap_or_default();
+            let only = only.into_iter().cloned().collect();
+            self.manifests = Some(Manifests::new(dir.clone(), layout.last_good(), only));
         }
+    }
+
+    /// The user's files that hold all of the scope, if that is known: no other one matters then.
+    pub(crate) fn manifests_in_use(&self) -> Option<BTreeSet<String>> {
+        let manifests = self.manifests.as_ref()?;
+        let mut files = BTreeSet::new();
+        for object in self.scope.manifest_objects()? {
+            let holding = manifests.files_of(object)?;
+            if holding.is_empty() && !self.is_own(object) {
+                return None;
+            }
+            files.extend(holding);
+        }
+        Some(files)
+    }
+
+    /// Whether a file of weft's own holds the object.
+    fn is_own(&self, object: &ObjectRef) -> bool {
+        let files = self.own.iter().flat_map(|(_, folder)| folder.files());
+        let mut objects = files.filter_map(|(_, own)| own.object.as_ref());
+        objects.any(|own| own.reference() == *object)
     }
 
     /// What is there now. A folder of weft's own that cannot be read counts as unchanged, and is
@@ -197,6 +230,10 @@ fn refresh<T: Parse>(folder: &mut Folder<T>) -> Result<(), StoreError> {
 }
 
 impl Parse for OwnFile {
+    fn is_empty(&self) -> bool {
+        self.object.is_none() && self.problem.is_none()
+    }
+
     fn update(&mut self, file: &str, text: Result<String, Unreadable>, _in_place: bool) {
         match value(text).and_then(own_object) {
             Ok(object) => *self = Self { object: Some(object), problem: None },
@@ -209,6 +246,10 @@ impl Parse for OwnFile {
 }
 
 impl Parse for StatusFile {
+    fn is_empty(&self) -> bool {
+        self.value.is_none()
+    }
+
     fn update(&mut self, file: &str, text: Result<String, Unreadable>, _in_place: bool) {
         match value(text) {
             Ok(value) => self.value = Some(value),

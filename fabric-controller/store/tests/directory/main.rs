@@ -5,6 +5,7 @@
 mod changes;
 mod faults;
 mod last_good;
+mod notified;
 mod own;
 
 use std::fs;
