@@ -23,6 +23,7 @@ mod interop;
 mod killed;
 mod leaks;
 mod lifecycle;
+mod limits;
 mod liqo_probe;
 mod moving;
 mod mtu;

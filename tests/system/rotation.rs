@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use weft_tests::manifests::{Peering, join};
-use weft_tests::traffic::udp_flow;
+use weft_tests::traffic::{ping, udp_flow};
 use weft_tests::{Cluster, wait_until};
 
 use crate::chance::rounds;
-use crate::scene::{ECHO, PATIENCE, PORT, SOON, Scene, first_pod, play, rome_and_milan, serve};
+use crate::scene::{
+    ECHO, PATIENCE, PORT, SOON, Scene, answers, first_pod, play, rome_and_milan, serve,
+};
 
 /// Positions among the documents of either side.
 const SECRET: usize = 2;
@@ -41,6 +43,32 @@ fn keys_change_on_both_sides_in_any_order_and_nothing_is_lost_once_both_have_bot
             ensure!(status["problems"].as_array().is_some_and(Vec::is_empty), "{status}");
         }
         Ok(())
+    })
+}
+
+/// Rome goes on with a key that milan holds as superseded: a stolen one would be used like that.
+#[test]
+fn ended_superseded_keys_are_refused_at_once() -> Result<()> {
+    play(&rome_and_milan(1), |scene| {
+        let peering = scene.peer("rome", "milan", PORT)?;
+        apart(scene, &peering)?;
+        let next = Peering::new(&peering.client, &peering.server, PORT);
+        let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+        milan.apply("publickey", &next.server_documents()[PUBLIC_KEY])?;
+        let wanted = next.client_key().public().to_string();
+        wait_until("rome's new key is in force", PATIENCE, || runs_with(milan, &wanted))?;
+        let (pod, target) = scene.way("rome", "milan")?;
+        answers(&pod.ns, target)?;
+
+        milan.weft(&["keys", "--peer", "rome", "--end-superseded"])?;
+        // Long enough for handshakes with the old key.
+        for _ in 0..3 {
+            let stats = ping(&pod.ns, target, 5)?;
+            ensure!(stats.lost == stats.sent, "the old key still works: {stats:?}");
+            std::thread::sleep(SOON);
+        }
+        rome.apply("secret", &next.client_documents()[SECRET])?;
+        answers(&pod.ns, target)
     })
 }
 

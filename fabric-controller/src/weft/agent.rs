@@ -1,7 +1,10 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::sync::watch;
@@ -13,6 +16,8 @@ use super::up::farewell;
 use super::workloads::{self, AgentOptions, ChildLogs, ControlOptions, GatewayOptions, Workloads};
 use super::{host, manifest, metrics, preconditions};
 
+/// Between two looks for a published directory that is not there yet.
+const POLL: Duration = Duration::from_millis(500);
 const DEFAULT_RUN_DIR: &str = "/run/weft/agent";
 
 const EXAMPLES: &str = "\
@@ -28,8 +33,8 @@ pub(crate) struct AgentArgs {
     /// The node that this host is, as the cluster's Nodes name it.
     #[arg(long, value_name = "NAME", value_parser = manifest::dns_name)]
     node: String,
-    /// The `published` directory of the host that runs `weft up`, shared however you like; may be
-    /// read-only, then nobody sees this node's status.
+    /// The `published` directory of the host that runs `weft up`, shared however you like; waited for
+    /// if it is not there yet. May be read-only, then nobody sees this node's status.
     #[arg(long, value_name = "DIR")]
     published: PathBuf,
     /// Where pid files and logs go.
@@ -48,23 +53,17 @@ pub(crate) struct AgentArgs {
 struct NoGateways;
 
 impl OnSilence for NoGateways {
-    async fn silent(&mut self, _namespace: &str, _name: &str) {}
+    async fn silent(&mut self, _gateways: &BTreeSet<(String, String)>) {}
 }
 
 pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
-    let published = std::fs::canonicalize(&args.published).with_context(|| {
-        format!(
-            "cannot open the published directory {}; expected the directory `published` below the \
-             run directory of `weft up`, or a copy of it",
-            args.published.display()
-        )
-    })?;
     preconditions::check(false)?;
     let programs = workloads::programs()?;
     workloads::check_programs(&programs, &["route-agent"])?;
     let dir = RunDir::at(&args.run_dir)?;
     dir.create()?;
     let _lock = supervise::lock(&dir, "weft agent")?;
+    let published = published(&args.published)?;
     if !is_writable(&published) {
         say(&format!(
             "{} is read-only: this node's status will not be seen elsewhere",
@@ -90,6 +89,33 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
         .enable_all()
         .build()?
         .block_on(supervise_agent(&workloads, args.metrics))
+}
+
+/// The published directory, once it is there: it may be a mount that comes later than this host.
+fn published(path: &Path) -> anyhow::Result<PathBuf> {
+    let mut waits = false;
+    loop {
+        match std::fs::read_dir(path).and_then(|_| std::fs::canonicalize(path)) {
+            Ok(published) => return Ok(published),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                return Err(error).with_context(|| {
+                    format!(
+                        "cannot open the published directory {}; expected the directory \
+                         `published` below the run directory of `weft up`, or a copy of it",
+                        path.display()
+                    )
+                });
+            }
+        }
+        if !std::mem::replace(&mut waits, true) {
+            say(&format!(
+                "waiting for the published directory {}, which is not there yet",
+                path.display()
+            ));
+        }
+        thread::sleep(POLL);
+    }
 }
 
 async fn supervise_agent(

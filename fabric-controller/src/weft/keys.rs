@@ -1,3 +1,5 @@
+mod superseded;
+
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -8,6 +10,7 @@ use fabric_api::{ClusterId, PrivateKey, PublicKey, labels};
 
 use super::manifest::{self, NewFile};
 use super::output;
+use super::rundir::Selection;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -20,7 +23,9 @@ Examples:
     weft keys --cluster-id rome --peer milan --out . --force
   then each file replaces the old one of its kind, the Secret in rome's manifests and the PublicKey
   in milan's; and the same the other way round if milan shall have new keys, too. The order does not
-  matter. Once both have both, nothing is lost; 180 s after a change the old key is refused.";
+  matter. Once both have both, nothing is lost; 180 s after a change the old key is refused.
+  At once, for a key that somebody else may have (in Kubernetes: delete the gateway's pod):
+    weft keys --peer rome --end-superseded      # in milan, once it has rome's new PublicKey";
 
 /// Make the keys of a peering: a Secret for this cluster, a PublicKey manifest for the peer.
 ///
@@ -31,8 +36,8 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub(crate) struct KeysArgs {
     /// This cluster.
-    #[arg(long, value_name = "ID")]
-    cluster_id: ClusterId,
+    #[arg(long, value_name = "ID", required_unless_present = "end_superseded")]
+    cluster_id: Option<ClusterId>,
     /// The other cluster.
     #[arg(long, value_name = "ID")]
     peer: ClusterId,
@@ -51,38 +56,58 @@ pub(crate) struct KeysArgs {
     /// Overwrite files that are there: the old private key is lost.
     #[arg(long, requires = "out")]
     force: bool,
+    /// Make no keys, but refuse at once all that the peering with this peer had before, instead of
+    /// after 180 s. Its gateways on this host start anew; packets are lost for less than a second.
+    #[arg(long, conflicts_with_all = ["cluster_id", "out", "namespace", "peer_namespace"])]
+    end_superseded: bool,
+    #[command(flatten)]
+    selection: Selection,
+}
+
+/// Clusters and names of a pair of manifests.
+struct Pair<'a> {
+    args: &'a KeysArgs,
+    cluster: &'a ClusterId,
 }
 
 pub(crate) fn run(args: &KeysArgs) -> anyhow::Result<ExitCode> {
+    match &args.cluster_id {
+        Some(cluster) => make(&Pair { args, cluster }),
+        None => superseded::end(&args.selection, &args.peer),
+    }
+}
+
+fn make(pair: &Pair<'_>) -> anyhow::Result<ExitCode> {
+    let args = pair.args;
     let key = PrivateKey::generate();
-    let (secret, public) = (secret(args, &key), public_key(args, &key.public()));
+    let (secret, public) = (secret(pair, &key), public_key(pair, &key.public()));
     let Some(out) = &args.out else {
         output::print(&format!("{secret}---\n{public}"))?;
         output::say(&format!(
             "the Secret stays in {}, readable by root alone; the PublicKey goes to {}",
-            args.cluster_id, args.peer
+            pair.cluster, args.peer
         ));
         return Ok(ExitCode::SUCCESS);
     };
     let private_file = format!("{}.secret.yaml", args.name);
-    let public_file = format!("{}.publickey.yaml", args.cluster_id);
+    let public_file = format!("{}.publickey.yaml", pair.cluster);
     let files = [
         NewFile { name: private_file.clone(), text: secret, mode: 0o600 },
         NewFile { name: public_file.clone(), text: public, mode: 0o644 },
     ];
     manifest::write_all(out, &files, args.force)?;
-    let (cluster, peer) = (&args.cluster_id, &args.peer);
+    let (cluster, peer) = (pair.cluster, &args.peer);
     let path = |name: &str| out.join(name).display().to_string();
     output::say(&format!("{}: private, for the manifests of {cluster}", path(&private_file)));
     output::say(&format!("{}: public, for the manifests of {peer}", path(&public_file)));
     Ok(ExitCode::SUCCESS)
 }
 
-fn secret(args: &KeysArgs, key: &PrivateKey) -> String {
+fn secret(Pair { args, cluster }: &Pair<'_>, key: &PrivateKey) -> String {
     let namespace = namespace(args.namespace.as_deref(), &args.peer);
     let mut text = format!(
-        "# PRIVATE. Stays in cluster {}: its end of the peering with {}.\n",
-        args.cluster_id, args.peer
+        "# PRIVATE. Stays in cluster {cluster}: its end of the peering with {}.\n",
+        args.peer
     );
     text.push_str(&head("v1", "Secret", &args.name, &namespace));
     text.push_str(&label_lines(&args.peer));
@@ -96,11 +121,11 @@ fn secret(args: &KeysArgs, key: &PrivateKey) -> String {
     text
 }
 
-fn public_key(args: &KeysArgs, key: &PublicKey) -> String {
-    let namespace = namespace(args.peer_namespace.as_deref(), &args.cluster_id);
+fn public_key(Pair { args, cluster }: &Pair<'_>, key: &PublicKey) -> String {
+    let namespace = namespace(args.peer_namespace.as_deref(), cluster);
     let mut text = format!("# Goes into the manifests of cluster {}.\n", args.peer);
     text.push_str(&head("networking.liqo.io/v1beta1", "PublicKey", "gw-publickey", &namespace));
-    text.push_str(&label_lines(&args.cluster_id));
+    text.push_str(&label_lines(cluster));
     let _ = write!(text, "spec:\n  publicKey: {key}\n");
     text
 }

@@ -14,6 +14,7 @@ mod health;
 mod host;
 mod init;
 mod keys;
+mod limits;
 mod logs;
 mod manifest;
 mod metrics;

@@ -7,6 +7,7 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
@@ -16,7 +17,7 @@ use super::logs;
 use super::output::say;
 use super::process::Role;
 use super::rundir::RunDir;
-use super::supervisor::{Ended, Supervisor};
+use super::supervisor::{Ended, Report, Supervisor};
 use super::workloads::Wanted;
 
 /// Held for as long as a supervisor runs.
@@ -36,9 +37,10 @@ pub(crate) struct Held {
     dir: String,
 }
 
-/// Is told of gateways that cannot be carrying traffic.
+/// Corrects what is published of gateways that cannot be carrying traffic.
 pub(crate) trait OnSilence {
-    async fn silent(&mut self, namespace: &str, name: &str);
+    /// `gateways` by namespace and name; not empty.
+    async fn silent(&mut self, gateways: &BTreeSet<(String, String)>);
 }
 
 /// How long a lock may be held by somebody who only looks at it, or by a supervisor that was killed
@@ -165,14 +167,14 @@ impl<S: OnSilence> Loop<S> {
                 () = sleep_until(deadline.into()) => supervisor.tick(),
                 _ = housekeeping.tick() => {
                     logs::bound(&self.dir);
-                    self.tell_dead(&supervisor.reports()).await;
+                    self.mark_dead(&supervisor.reports()).await;
                 }
                 Ok(()) = silent.changed() => {
                     let silent = silent.borrow_and_update().clone();
                     for name in silent.difference(&known_silent) {
                         say(&format!("{name} runs but does not answer; `weft logs {name}` may say why"));
                     }
-                    self.tell_silent(&silent).await;
+                    self.mark_silent(&silent).await;
                     known_silent = silent;
                 }
             }
@@ -185,26 +187,44 @@ impl<S: OnSilence> Loop<S> {
     /// Its status is corrected before its successor starts, which then says what is true.
     async fn ended(&mut self, supervisor: &mut Supervisor, end: &Ended) {
         supervisor.ended(end);
-        self.tell_dead(&supervisor.reports()).await;
+        self.mark_dead(&supervisor.reports()).await;
         supervisor.tick();
     }
 
-    async fn tell_dead(&mut self, reports: &Reports) {
-        for report in reports.values().filter(|report| report.pid.is_none()) {
-            if let Role::Gateway { namespace, name } = &report.role {
-                self.on_silence.silent(namespace, name).await;
-            }
+    async fn mark_dead(&mut self, reports: &Reports) {
+        let dead = reports.values().filter(|report| report.pid.is_none());
+        self.mark(gateways(dead)).await;
+    }
+
+    async fn mark(&mut self, gateways: BTreeSet<(String, String)>) {
+        if !gateways.is_empty() {
+            self.on_silence.silent(&gateways).await;
         }
     }
 
     /// Not more often than they are found so: one that is merely slow writes its Connection again.
-    async fn tell_silent(&mut self, silent: &BTreeSet<String>) {
+    async fn mark_silent(&mut self, silent: &BTreeSet<String>) {
         let reports = self.reports.borrow().clone();
-        for report in silent.iter().filter_map(|name| reports.get(name)) {
-            if let Role::Gateway { namespace, name } = &report.role {
-                self.on_silence.silent(namespace, name).await;
-            }
-        }
+        self.mark(gateways(silent.iter().filter_map(|name| reports.get(name)))).await;
+    }
+}
+
+/// Gateways among reports, by namespace and name.
+fn gateways<'a>(reports: impl Iterator<Item = &'a Report>) -> BTreeSet<(String, String)> {
+    let gateway = |report: &Report| match &report.role {
+        Role::Gateway { namespace, name } => Some((namespace.clone(), name.clone())),
+        Role::Control | Role::Agent => None,
+    };
+    reports.filter_map(gateway).collect()
+}
+
+/// Raises the soft limit of open files to the hard one: a supervisor has four for each gateway, and
+/// 1024 is what most hosts begin with.
+pub(crate) fn raise_open_files() {
+    let limit = getrlimit(Resource::RLIMIT_NOFILE);
+    let raised = limit.and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        say(&format!("cannot raise the limit of open files: {error}"));
     }
 }
 

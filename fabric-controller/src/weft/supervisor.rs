@@ -2,6 +2,7 @@
 //! be killed and find them again.
 
 use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
+use super::limits;
 use super::logs;
 use super::output::say;
 use super::process::{self, Freshness, Process, Role, Spec};
@@ -22,6 +24,12 @@ const GRACE: Duration = Duration::from_secs(5);
 const STEADY: Duration = Duration::from_secs(1);
 const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// A gateway counts as starting until it answers, for at most this long.
+const START_TIMEOUT: Duration = Duration::from_secs(5);
+/// Between two looks whether another gateway may start.
+const TURN: Duration = Duration::from_millis(20);
+/// Between two lines about gateways that wait for their turn.
+const PROGRESS: Duration = Duration::from_secs(2);
 
 /// That a process ended: its name, and which start of it.
 #[derive(Debug)]
@@ -47,6 +55,8 @@ pub(crate) struct Supervisor {
     slots: BTreeMap<String, Slot>,
     ended: mpsc::Sender<Ended>,
     starts: u64,
+    /// When the last line about waiting gateways was printed, while any wait.
+    progress: Option<Instant>,
     /// What an earlier supervisor left has been looked at.
     inherited: bool,
 }
@@ -59,16 +69,30 @@ struct Slot {
     state: State,
     backoff: Backoff,
     restarts: u64,
+    /// Its first start was announced.
+    announced: bool,
 }
 
 #[derive(Debug)]
 enum State {
-    Running { process: Process, start: u64 },
-    Stopping { process: Process, start: u64, kill_at: Instant },
-    Waiting { until: Instant },
+    /// `up` once a gateway answers.
+    Running {
+        process: Process,
+        start: u64,
+        up: bool,
+    },
+    Stopping {
+        process: Process,
+        start: u64,
+        kill_at: Instant,
+    },
+    Waiting {
+        until: Instant,
+    },
 }
 
-/// At once after a steady life, then ever later: 0.1 s, 0.2 s, ... 10 s.
+/// At once after a steady life, then ever later: 0.1 s, 0.2 s, ... 10 s, each a quarter more or less
+/// at random, so that many that fail together do not start together.
 #[derive(Clone, Copy, Debug, Default)]
 struct Backoff {
     failures: u32,
@@ -79,7 +103,7 @@ impl Backoff {
         self.failures = if lived >= STEADY { 1 } else { self.failures.saturating_add(1) };
         match self.failures {
             0 | 1 => Duration::ZERO,
-            n => LONGEST_WAIT.min(SHORTEST_WAIT * 2_u32.saturating_pow((n - 2).min(16))),
+            n => jittered(LONGEST_WAIT.min(SHORTEST_WAIT * 2_u32.saturating_pow((n - 2).min(16)))),
         }
     }
 
@@ -89,12 +113,25 @@ impl Backoff {
     }
 }
 
+/// A random wait of three to five quarters of the one given, in whole milliseconds.
+fn jittered(wait: Duration) -> Duration {
+    let spread = wait.mul_f64(0.75 + fastrand::f64() / 2.0).as_millis();
+    Duration::from_millis(u64::try_from(spread).unwrap_or(u64::MAX))
+}
+
+/// Gateways that may be starting at a time: each keeps a core busy for a moment, and the kernel's
+/// lock of network settings is one for all.
+fn max_starting() -> usize {
+    2 * std::thread::available_parallelism().map_or(2, usize::from)
+}
+
 impl Supervisor {
     /// Also gives the end where the ends of processes arrive, for [`Self::ended`].
     pub(crate) fn new(dir: RunDir) -> (Self, mpsc::Receiver<Ended>) {
         let (ended, receiver) = mpsc::channel(64);
         let slots = BTreeMap::new();
-        (Self { dir, slots, ended, starts: 0, inherited: false }, receiver)
+        let (starts, progress, inherited) = (0, None, false);
+        (Self { dir, slots, ended, starts, progress, inherited }, receiver)
     }
 
     /// Makes `wanted` what runs: starts or adopts what is missing, stops the rest.
@@ -117,17 +154,19 @@ impl Supervisor {
                 state: State::Waiting { until: Instant::now() },
                 backoff: Backoff::default(),
                 restarts: 0,
+                announced: false,
             };
             self.slots.insert(name.clone(), slot);
-            self.adopt_or_start(&name);
+            self.adopt(&name);
         }
+        self.tick();
     }
 
     /// A process ended: says so and plans its next start.
     pub(crate) fn ended(&mut self, ended: &Ended) {
         let Some(slot) = self.slots.get_mut(&ended.name) else { return };
         let (process, asked) = match &mut slot.state {
-            State::Running { process, start } if *start == ended.start => (process, false),
+            State::Running { process, start, .. } if *start == ended.start => (process, false),
             State::Stopping { process, start, .. } if *start == ended.start => (process, true),
             State::Running { .. } | State::Stopping { .. } | State::Waiting { .. } => return,
         };
@@ -145,9 +184,11 @@ impl Supervisor {
         slot.restarts += 1;
         if slot.backoff.is_worth_a_line() {
             let last = logs::last_line(&self.dir.log_file(&ended.name));
+            let limit = last.as_deref().and_then(limits::remedy);
             let last = last.map(|line| format!("; its last words: {line}")).unwrap_or_default();
+            let limit = limit.map(|limit| format!("; {limit}")).unwrap_or_default();
             let when = if wait.is_zero() { "now".to_owned() } else { format!("in {wait:?}") };
-            say(&format!("{} ended ({how}); starting it again {when}{last}", ended.name));
+            say(&format!("{} ended ({how}); starting it again {when}{last}{limit}", ended.name));
         }
     }
 
@@ -165,7 +206,44 @@ impl Supervisor {
                 State::Running { .. } | State::Stopping { .. } | State::Waiting { .. } => {}
             }
         }
-        due.iter().for_each(|name| self.start(name));
+        let is_gateway = |name: &String| self.slots.get(name).is_some_and(Slot::is_gateway);
+        let (mut gateways, others): (Vec<_>, Vec<_>) = due.into_iter().partition(is_gateway);
+        let free = if gateways.is_empty() { 0 } else { self.free_starts() };
+        let waiting = gateways.split_off(free.min(gateways.len()));
+        others.iter().chain(&gateways).for_each(|name| self.start(name));
+        self.show_progress(waiting.len());
+    }
+
+    /// Number of gateways that may start now.
+    fn free_starts(&mut self) -> usize {
+        let mut starting = 0;
+        for (name, slot) in self.slots.iter_mut().filter(|(_, slot)| slot.is_gateway()) {
+            let State::Running { process, up, .. } = &mut slot.state else { continue };
+            *up = *up
+                || process.since.elapsed() > START_TIMEOUT
+                || UnixStream::connect(self.dir.http_socket(name)).is_ok();
+            starting += usize::from(!*up);
+        }
+        max_starting().saturating_sub(starting)
+    }
+
+    /// Prints a line now and then while gateways wait for their turn.
+    fn show_progress(&mut self, waiting: usize) {
+        let gateways = self.slots.values().filter(|slot| slot.is_gateway());
+        let all = gateways.count();
+        match self.progress {
+            None if waiting == 0 => {}
+            Some(_) if waiting == 0 => {
+                say(&format!("all {all} gateways are started"));
+                self.progress = None;
+            }
+            Some(before) if before.elapsed() < PROGRESS => {}
+            None | Some(_) => {
+                let (started, most) = (all - waiting, max_starting());
+                say(&format!("{started} of {all} gateways are started, {most} at a time"));
+                self.progress = Some(Instant::now());
+            }
+        }
     }
 
     /// When [`Self::tick`] has something to do.
@@ -173,7 +251,8 @@ impl Supervisor {
         let of = |slot: &Slot| match &slot.state {
             State::Running { .. } => None,
             State::Stopping { kill_at, .. } => Some(*kill_at),
-            State::Waiting { until } => Some(*until),
+            // One that is due waits for its turn.
+            State::Waiting { until } => Some((*until).max(Instant::now() + TURN)),
         };
         self.slots.values().filter_map(of).min()
     }
@@ -230,12 +309,10 @@ impl Supervisor {
         }
     }
 
-    fn adopt_or_start(&mut self, name: &str) {
+    /// Takes over a process that runs; one that does not is started in its turn.
+    fn adopt(&mut self, name: &str) {
         let Some(spec) = self.slots.get(name).and_then(|slot| slot.spec.clone()) else { return };
-        let Some((process, freshness)) = Process::adopt(name, &spec, &self.dir) else {
-            say(&format!("starting {name}"));
-            return self.start(name);
-        };
+        let Some((process, freshness)) = Process::adopt(name, &spec, &self.dir) else { return };
         let pid = process.identity.pid;
         say(&match freshness {
             Freshness::Current => format!("took over {name} (pid {pid})"),
@@ -245,10 +322,17 @@ impl Supervisor {
             ),
         });
         self.run(name, Ok(process));
+        if let Some(Slot { state: State::Running { up, .. }, .. }) = self.slots.get_mut(name) {
+            *up = true;
+        }
     }
 
     fn start(&mut self, name: &str) {
-        let Some(spec) = self.slots.get(name).and_then(|slot| slot.spec.clone()) else { return };
+        let Some(slot) = self.slots.get_mut(name) else { return };
+        let Some(spec) = slot.spec.clone() else { return };
+        if !std::mem::replace(&mut slot.announced, true) && self.progress.is_none() {
+            say(&format!("starting {name}"));
+        }
         let started = Process::start(name, &spec, &self.dir);
         self.run(name, started);
     }
@@ -262,11 +346,14 @@ impl Supervisor {
             Ok(process)
         });
         slot.state = match watched {
-            Ok(process) => State::Running { process, start },
+            Ok(process) => State::Running { process, start, up: false },
             Err(error) => {
                 let wait = slot.backoff.next(Duration::ZERO).max(SHORTEST_WAIT);
                 if slot.backoff.is_worth_a_line() {
-                    say(&format!("cannot start {name}: {error:#}; trying again in {wait:?}"));
+                    let error = format!("{error:#}");
+                    let limit = limits::remedy(&error).map(|limit| format!("; {limit}"));
+                    let limit = limit.unwrap_or_default();
+                    say(&format!("cannot start {name}: {error}; trying again in {wait:?}{limit}"));
                 }
                 State::Waiting { until: Instant::now() + wait }
             }
@@ -275,6 +362,10 @@ impl Supervisor {
 }
 
 impl Slot {
+    fn is_gateway(&self) -> bool {
+        matches!(self.role, Role::Gateway { .. })
+    }
+
     /// Takes a new spec, or none; what runs by the old one is asked to stop.
     fn change(&mut self, name: &str, spec: Option<Spec>) {
         if spec.is_none() && self.role != Role::Control {
@@ -283,7 +374,7 @@ impl Slot {
         self.spec = spec;
         let waiting = State::Waiting { until: Instant::now() };
         self.state = match std::mem::replace(&mut self.state, waiting) {
-            State::Running { process, start } => {
+            State::Running { process, start, .. } => {
                 process.signal(Signal::TERM);
                 State::Stopping { process, start, kill_at: Instant::now() + GRACE }
             }
@@ -309,13 +400,20 @@ fn watch(process: &Process, ended: Ended, tell: mpsc::Sender<Ended>) -> anyhow::
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
-    fn the_dead_start_again_at_once_then_ever_later() {
+    fn restart_waits_double_and_are_jittered() {
         let mut backoff = Backoff::default();
-        let waits: Vec<_> = (0..10).map(|_| backoff.next(Duration::ZERO).as_millis()).collect();
-        assert_eq!(waits, [0, 100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
+        assert_eq!(backoff.next(Duration::ZERO), Duration::ZERO);
+        for expected in [100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000] {
+            let wait = backoff.next(Duration::ZERO).as_millis();
+            assert!((expected * 3 / 4..=expected * 5 / 4).contains(&wait), "{wait} for {expected}");
+        }
+        let waits: BTreeSet<_> = (0..20).map(|_| backoff.next(Duration::ZERO)).collect();
+        assert!(waits.len() > 10, "failing gateways restart in step: {waits:?}");
         assert_eq!(backoff.next(STEADY), Duration::ZERO);
     }
 }

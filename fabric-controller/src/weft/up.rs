@@ -101,6 +101,13 @@ async fn supervise_all(
     let stop = StopSignals::new()?;
     let dir = workloads.dir.clone();
     let store = dir.store(&workloads.record)?;
+    supervise::raise_open_files();
+    // Ends with the supervisor: what runs on looks for changes once a second.
+    let _changes = store
+        .serve_changes()
+        .map_err(anyhow::Error::new)
+        .inspect_err(|error| say(&format!("{error:#}; changes are looked for once a second")))
+        .ok();
     let (reports, reported) = watch::channel(BTreeMap::new());
     if let Some(address) = metrics_address {
         metrics::serve(address, reported).await?;
@@ -306,11 +313,12 @@ struct Silencer {
 }
 
 impl OnSilence for Silencer {
-    async fn silent(&mut self, namespace: &str, name: &str) {
+    async fn silent(&mut self, gateways: &BTreeSet<(String, String)>) {
         for connection in self.store.list(Kind::Connection).await.unwrap_or_default() {
             let Object::Connection(mut connection) = connection else { continue };
-            let its = connection.metadata.namespace.as_deref() == Some(namespace)
-                && connection.spec.gateway_ref.name.as_deref() == Some(name);
+            let namespace = connection.metadata.namespace.clone().unwrap_or_default();
+            let name = connection.spec.gateway_ref.name.clone().unwrap_or_default();
+            let its = gateways.contains(&(namespace.clone(), name.clone()));
             let claims = connection
                 .status
                 .as_ref()
