@@ -23,6 +23,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
 use super::observe::{self, Found, Observation};
+use super::rundir::{self, Selection};
 use pods::Pods;
 
 /// For all of it. Requests have shorter ones of their own, but a kubeconfig may name a program to
@@ -38,7 +39,8 @@ const MORE: [Kind; 5] = [Kind::PublicKey, Kind::Network, Kind::Ip, Kind::Node, K
 #[command(next_help_heading = "In Kubernetes")]
 pub(crate) struct ClusterArgs {
     /// Ask the API server of a Kubernetes cluster: the one that KUBECONFIG names, or
-    /// ~/.kube/config, or that of the pod this runs in.
+    /// ~/.kube/config, or that of the pod this runs in. Implied by KUBECONFIG where no fabric runs
+    /// on this host.
     #[arg(long, env = "WEFT_KUBERNETES", value_parser = BoolishValueParser::new())]
     kubernetes: bool,
     /// As --kubernetes, of the cluster that this kubeconfig names.
@@ -50,8 +52,15 @@ pub(crate) struct ClusterArgs {
 }
 
 impl ClusterArgs {
-    pub(crate) fn is_meant(&self) -> bool {
-        self.kubernetes || self.kubeconfig.is_some() || self.context.is_some()
+    /// Whether a cluster is meant, or a fabric of this host. `KUBECONFIG` alone means its cluster
+    /// where no fabric of this host is named, and none runs.
+    pub(crate) fn is_meant(&self, host: &Selection) -> anyhow::Result<bool> {
+        if self.kubernetes || self.kubeconfig.is_some() || self.context.is_some() {
+            return Ok(true);
+        }
+        let names_host = host.cluster.is_some() || host.run_dir.is_some();
+        let named = std::env::var_os("KUBECONFIG").is_some_and(|file| !file.is_empty());
+        Ok(named && !names_host && rundir::all()?.is_empty())
     }
 }
 

@@ -44,6 +44,10 @@ pub(crate) struct InitArgs {
     /// Prefix of the cluster's Services, if it has any; never given to a peer.
     #[arg(long, value_name = "CIDR")]
     service_cidr: Vec<Cidr>,
+    /// Prefix that is in use elsewhere (a VPN, a data centre's network), never given to a peer; may be
+    /// repeated.
+    #[arg(long, value_name = "CIDR")]
+    reserved_cidr: Vec<Cidr>,
     /// A node: name, address (one a family), pod CIDR (one a family) [default: this host, with the
     /// whole pod CIDR]. An address that changes later is followed, unless the Node that is written
     /// gets the annotation fabric.weft.dev/pin-addresses: "true".

@@ -158,6 +158,10 @@ pub(crate) fn observe(snapshot: &Snapshot, found: &Found) -> Observation {
     problems.extend(view.problems(&snapshot.problems));
     let mut all = found.problems.clone();
     all.extend(problems);
+    // A message of several lines would look like several problems.
+    let line = |problem: &String| problem.split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut all: Vec<_> = all.iter().map(line).collect();
+    all.retain(|problem| !problem.is_empty());
     Observation {
         cluster_id: found.cluster_id.clone().or_else(|| view.cluster_id()),
         node: found.node.clone(),
@@ -176,6 +180,7 @@ fn gateway_problems(config: &GatewayConfig) -> Vec<String> {
         ));
     }
     let told = config.status.iter().flat_map(|status| &status.problems);
+    let told = told.filter(|problem| !problem.trim().is_empty());
     found.extend(told.map(|problem| format!("gateway {namespace}/{name}: {problem}")));
     found
 }
@@ -324,6 +329,7 @@ impl<'a> View<'a> {
         for node in &self.nodes {
             let name = node.metadata.name.as_deref().unwrap_or_default();
             let told = node.status.iter().flat_map(|status| &status.problems);
+            let told = told.filter(|problem| !problem.trim().is_empty());
             found.extend(told.map(|problem| format!("node {name}: {problem}")));
         }
         found
@@ -351,6 +357,12 @@ fn conditions(object: &Object) -> &[Condition] {
 
 /// What a condition says beyond what the store has found by itself.
 fn untold(condition: &Condition, object: &ObjectRef, known: &[Problem]) -> Option<String> {
+    if condition.message.trim().is_empty() {
+        return Some(format!(
+            "{} is False ({}), no message given",
+            condition.type_, condition.reason
+        ));
+    }
     if condition.type_ != ACCEPTED {
         return Some(format!("{}: {}", condition.reason, condition.message));
     }
@@ -506,6 +518,36 @@ mod tests {
             [
                 "GatewayServer t/server: spec.endpoint.port: found 0; expected 1 to 65535",
                 "GatewayServer t/server: spec.mtu: found 1"
+            ]
+        );
+    }
+
+    #[test]
+    fn empty_texts_make_no_empty_problem_lines() {
+        let mut config = config("t", "client", "n1");
+        config.status = Some(
+            serde_json::from_value(serde_json::json!({
+                "appliedGeneration": 1, "problems": ["", "two\nlines"],
+            }))
+            .unwrap(),
+        );
+        let client: fabric_api::networking::GatewayClient =
+            serde_json::from_value(serde_json::json!({
+                "apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayClient",
+                "metadata": {"name": "client", "namespace": "t"},
+                "spec": {"endpoint": {"addresses": [], "port": 1}},
+                "status": {"conditions": [{
+                    "type": "Accepted", "status": "False", "reason": "Invalid", "message": "",
+                    "lastTransitionTime": "2026-01-31T12:00:00Z"}]},
+            }))
+            .unwrap();
+        let problems = observe(&snapshot([config.into(), client.into()]), &found(None)).problems;
+        assert_eq!(
+            problems,
+            [
+                "GatewayClient t/client: Accepted is False (Invalid), no message given",
+                "gateway t/client: no PublicKey of cluster milan yet",
+                "gateway t/client: two lines",
             ]
         );
     }

@@ -1,4 +1,7 @@
+mod summary;
+
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::thread;
@@ -10,6 +13,7 @@ use fabric_api::fabric::{MtuBound, Remap};
 use futures::future::join_all;
 use jiff::Timestamp;
 
+use self::summary::{Filters, Shown};
 use super::cluster::{self, ClusterArgs};
 use super::observe::{self, Host, Liveness, Observation, Peering, State};
 use super::output::{self, Format};
@@ -54,8 +58,16 @@ JSON (-o json; YAML is the same; absent means not known; in Kubernetes there is 
        \"cause\": \"...\", \"remedy\": \"...\"}]}}],
    \"problems\": [\"...\"]}
 
+With more than 20 peerings the table has only those that are not Connected, after a line with how
+many are in which state; --peer and --all show more.
+
+Of a Kubernetes cluster: with --kubernetes, --kubeconfig or --context, and without any of them where
+KUBECONFIG is set and no fabric runs on this host.
+
 Examples:
     weft status
+    weft status --only-problems
+    weft status --peer milan --peer paris
     weft status --watch
     weft status --kubeconfig rome.yaml --context admin@rome
     weft status -o json | jq -e 'all(.peerings[]; .state == \"Connected\")'";
@@ -71,6 +83,8 @@ pub(crate) struct StatusArgs {
     selection: Selection,
     #[command(flatten)]
     cluster: ClusterArgs,
+    #[command(flatten)]
+    filters: Filters,
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
     /// Show it again whenever it changes, until interrupted.
@@ -86,18 +100,19 @@ enum Output {
 }
 
 pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
+    let of_cluster = args.cluster.is_meant(&args.selection)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut shown = None;
     let mut told = None;
     loop {
-        let observation = match runtime.block_on(look(args)) {
-            Ok(Some(observation)) => observation,
+        let observation = match runtime.block_on(look(args, of_cluster)) {
+            Ok(Some(observation)) => args.filters.apply(observation)?,
             Ok(None) => {
-                output::say(&nothing(args));
+                output::say(&nothing(args, of_cluster));
                 return Ok(ExitCode::from(NOT_RUNNING));
             }
             // Whoever watches a cluster watches it through its API server's restarts, too.
-            Err(error) if shown.is_some() && args.cluster.is_meant() => {
+            Err(error) if shown.is_some() && of_cluster => {
                 let text = format!("{error:#}");
                 if told.as_ref() != Some(&text) {
                     output::say(&text);
@@ -109,7 +124,7 @@ pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
             Err(error) => return Err(error),
         };
         told = None;
-        let text = render(&observation, args.output)?;
+        let text = render(&observation, args)?;
         if shown.as_ref() != Some(&text) {
             let clear =
                 args.watch && args.output == Output::Table && std::io::stdout().is_terminal();
@@ -121,13 +136,13 @@ pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
             let all = observation.peerings.iter().all(|peering| peering.state == State::Connected);
             return Ok(ExitCode::from(if all { 0 } else { NOT_CONNECTED }));
         }
-        let interval = if args.cluster.is_meant() { CLUSTER_INTERVAL } else { INTERVAL };
+        let interval = if of_cluster { CLUSTER_INTERVAL } else { INTERVAL };
         thread::sleep(interval);
     }
 }
 
-fn nothing(args: &StatusArgs) -> String {
-    if args.cluster.is_meant() {
+fn nothing(args: &StatusArgs, of_cluster: bool) -> String {
+    if of_cluster {
         return "weft is not installed in this cluster: its API server does not know weft's \
                 resources"
             .to_owned();
@@ -137,8 +152,8 @@ fn nothing(args: &StatusArgs) -> String {
 
 /// `None` if there is no run directory, or no supervisor ever finished starting in it, or if weft is
 /// not installed in the cluster that is meant.
-async fn look(args: &StatusArgs) -> anyhow::Result<Option<Observation>> {
-    if args.cluster.is_meant() {
+async fn look(args: &StatusArgs, of_cluster: bool) -> anyhow::Result<Option<Observation>> {
+    if of_cluster {
         return cluster::look(&args.cluster).await;
     }
     let Some(dir) = args.selection.find()? else { return Ok(None) };
@@ -170,20 +185,23 @@ async fn host(dir: &RunDir, record: Record) -> Host {
     }
 }
 
-fn render(observation: &Observation, output: Output) -> anyhow::Result<String> {
-    match output {
+fn render(observation: &Observation, args: &StatusArgs) -> anyhow::Result<String> {
+    match args.output {
         Output::Json => output::encode(observation, Format::Json),
         Output::Yaml => output::encode(observation, Format::Yaml),
-        Output::Table => Ok(table(observation, Timestamp::now())),
+        Output::Table => Ok(table(&args.filters.shorten(observation), Timestamp::now())),
     }
 }
 
-fn table(observation: &Observation, now: Timestamp) -> String {
+fn table(Shown { observation, summary }: &Shown, now: Timestamp) -> String {
     let cluster = observation.cluster_id.iter().map(|id| format!("cluster {id}"));
     let node = observation.node.iter().map(|node| format!("node {node}"));
     let mut text = cluster.chain(node).collect::<Vec<_>>().join(", ") + "\n\n";
+    if let Some(summary) = summary {
+        let _ = writeln!(text, "{summary}");
+    }
     if observation.peerings.is_empty() {
-        text.push_str("no peerings\n");
+        text.push_str(if summary.is_some() { "" } else { "no peerings\n" });
     } else {
         let mut table = Table::new();
         table.load_preset(presets::NOTHING).set_header([

@@ -11,11 +11,16 @@ use fabric_store::{Kind, Object, ObjectRef, Store, StoreArgs};
 use crate::host::{Host, at_once, stderr, stdout};
 
 fn weft(args: &[&str]) -> Output {
+    command(args).output().unwrap()
+}
+
+fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_weft"));
-    for key in ["WEFT_RUN_DIR", "WEFT_STATE_DIR", "WEFT_MANIFESTS", "WEFT_CLUSTER"] {
+    for key in ["WEFT_RUN_DIR", "WEFT_STATE_DIR", "WEFT_MANIFESTS", "WEFT_CLUSTER", "KUBECONFIG"] {
         command.env_remove(key);
     }
-    command.args(args).output().unwrap()
+    command.args(args);
+    command
 }
 
 fn scratch(name: &str) -> std::path::PathBuf {
@@ -41,6 +46,8 @@ fn init_writes_manifests_that_the_store_reads_without_a_problem() {
         "--pod-cidr=fd00:200::/48",
         "--service-cidr=10.96.0.0/12",
         "--external-cidr=10.71.0.0/16",
+        "--reserved-cidr=10.0.0.0/16",
+        "--reserved-cidr=172.20.0.0/14",
         "--node=n1=192.0.2.11,2001:db8::11=10.200.1.0/24,fd00:200:0:1::/64",
         "--node=n2=192.0.2.12=10.200.2.0/24",
         "--out",
@@ -60,6 +67,8 @@ fn init_writes_manifests_that_the_store_reads_without_a_problem() {
             "Network liqo/internal-cidr",
             "Network liqo/pod-cidr",
             "Network liqo/pod-cidr-2",
+            "Network liqo/reserved",
+            "Network liqo/reserved-2",
             "Network liqo/service-cidr",
         ]
     );
@@ -75,6 +84,12 @@ fn init_writes_manifests_that_the_store_reads_without_a_problem() {
     let external = value(Kind::Network, "liqo", "external-cidr");
     assert_eq!(external["spec"]["preAllocated"], 1);
     assert_eq!(external["metadata"]["labels"]["ipam.liqo.io/network-not-remapped"], "true");
+    let reserved = value(Kind::Network, "liqo", "reserved-2");
+    assert_eq!(reserved["spec"]["cidr"], "172.20.0.0/14");
+    let labels = &reserved["metadata"]["labels"];
+    assert_eq!(labels["ipam.liqo.io/network-type"], "reserved");
+    assert_eq!(labels["ipam.liqo.io/network-not-remapped"], "true");
+    assert_eq!(labels["ipam.liqo.io/network-shared"], "true");
     let internal = value(Kind::Network, "liqo", "internal-cidr");
     assert!(internal["metadata"]["labels"]["ipam.liqo.io/network-not-remapped"].is_null());
     let node = value(Kind::Node, "", "n1");
@@ -222,6 +237,28 @@ fn without_a_fabric_commands_say_so() {
         assert!(stderr(&done).contains("no fabric runs here"), "{}", stderr(&done));
     }
     assert!(!dir.exists(), "looking made a directory");
+}
+
+#[test]
+fn status_follows_kubeconfig_where_no_fabric_runs() {
+    let dir = scratch("kubeconfig");
+    fs::create_dir_all(&dir).unwrap();
+    let file = dir.join("config");
+    let config = "{apiVersion: v1, kind: Config, current-context: c, users: [{name: u, user: {}}], \
+        clusters: [{name: k, cluster: {server: 'http://127.0.0.1:1'}}], \
+        contexts: [{name: c, context: {cluster: k, user: u}}]}";
+    fs::write(&file, config).unwrap();
+    let asked = command(&["status"]).env("KUBECONFIG", &file).output().unwrap();
+    let error = stderr(&asked);
+    assert!(error.contains("cannot ask the API server at http://127.0.0.1:1"), "{error}");
+    // A fabric of this host that is named comes first.
+    let run_dir = dir.join("none");
+    let named = command(&["status", "--run-dir", run_dir.to_str().unwrap()])
+        .env("KUBECONFIG", &file)
+        .output()
+        .unwrap();
+    assert_eq!(named.status.code(), Some(4), "{}", stderr(&named));
+    fs::remove_dir_all(dir).unwrap();
 }
 
 #[test]

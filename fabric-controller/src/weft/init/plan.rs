@@ -35,9 +35,15 @@ pub(super) enum Purpose {
     Service,
     External,
     Internal,
+    Reserved,
 }
 
 impl Purpose {
+    /// Option of `weft init`.
+    fn option(self) -> &'static str {
+        if self == Self::Reserved { "reserved-cidr" } else { self.as_str() }
+    }
+
     /// Name of the Network, and value of its label `ipam.liqo.io/network-type`.
     pub(super) fn as_str(self) -> &'static str {
         match self {
@@ -45,6 +51,7 @@ impl Purpose {
             Self::Service => "service-cidr",
             Self::External => "external-cidr",
             Self::Internal => "internal-cidr",
+            Self::Reserved => "reserved",
         }
     }
 }
@@ -99,8 +106,9 @@ fn networks(args: &InitArgs) -> anyhow::Result<Vec<NetworkPlan>> {
     add(Purpose::Service, &args.service_cidr, None)?;
     add(Purpose::External, &args.external_cidr, Some(EXTERNAL_CIDR))?;
     add(Purpose::Internal, args.internal_cidr.as_slice(), Some(INTERNAL_CIDR))?;
+    add(Purpose::Reserved, &args.reserved_cidr, None)?;
     for network in &networks {
-        let (name, cidr) = (network.purpose.as_str(), network.cidr);
+        let (name, cidr) = (network.purpose.option(), network.cidr);
         ensure!(!cidr.is_everything(), "--{name} {cidr}: expected a prefix, not every address");
     }
     if let Some(cidr) = of(&networks, Purpose::Internal).find(|cidr| !cidr.is_ipv4()) {
@@ -114,9 +122,9 @@ fn disjoint(networks: &[NetworkPlan]) -> anyhow::Result<()> {
         if let Some(first) = networks[..i].iter().find(|first| first.cidr.overlaps(&second.cidr)) {
             bail!(
                 "--{} {} overlaps --{} {}; expected prefixes with no address in common",
-                second.purpose.as_str(),
+                second.purpose.option(),
                 second.cidr,
-                first.purpose.as_str(),
+                first.purpose.option(),
                 first.cidr
             );
         }

@@ -85,7 +85,7 @@ metadata:
     if network.fixed {
         let _ = writeln!(text, "    {}: \"true\"", labels::NETWORK_NOT_REMAPPED);
     }
-    if matches!(network.purpose, Purpose::Pod | Purpose::Service) {
+    if matches!(network.purpose, Purpose::Pod | Purpose::Service | Purpose::Reserved) {
         let _ = writeln!(text, "    {}: \"true\"", labels::NETWORK_SHARED);
     }
     let _ = writeln!(text, "spec:\n  cidr: {}", network.cidr);
@@ -103,6 +103,7 @@ fn about(purpose: Purpose) -> &'static str {
         Purpose::External => {
             "External: an address of it stands in for each node, and for each IP resource."
         }
+        Purpose::Reserved => "In use elsewhere. Kept apart from peers' prefixes.",
         Purpose::Internal => "Internal: overlay addresses of nodes and gateways. No peer sees it.",
     }
 }
