@@ -17,6 +17,10 @@ use weft_tests::{Cluster, ClusterSpec, Lab, bin_dir, find_holders, remove_group,
 
 /// By which machines of a demo are found, also after it was killed.
 const GROUP: &str = "weft-demo";
+/// Prefixes that each cluster grants from: those of its own, and two by which it sees the other. They
+/// differ, so that an address alone shows which cluster uses it for which.
+const ROME_POOLS: &str = "10.70.0.0/16,10.80.0.0/16,10.201.0.0/16,10.202.0.0/16";
+const MILAN_POOLS: &str = "10.70.0.0/16,10.80.0.0/16,10.211.0.0/16,10.212.0.0/16";
 /// The port of milan's gateway on its node.
 const PORT: u16 = 30742;
 
@@ -144,8 +148,10 @@ impl Scene {
             "fabric",
             "weft up on rome-1 and milan-1, weft agent on rome-2 and milan-2",
         );
-        for cluster in [&mut rome, &mut milan].into_iter().flatten() {
-            cluster.start()?;
+        for (cluster, pools) in [(&mut rome, ROME_POOLS), (&mut milan, MILAN_POOLS)] {
+            if let Ok(cluster) = cluster {
+                cluster.start_with(&["--pools", pools])?;
+            }
         }
         let scene = Self { rome: rome?, milan: milan?, lab };
         peering::wait_for_nodes(&scene.rome)?;

@@ -20,6 +20,10 @@ pub(crate) fn prove(rome: &Cluster, milan: &Cluster, bytes: u64) -> Result<()> {
             println!("  {} sees {}'s {remote} as {local}", cluster.spec.id, peer.spec.id);
         }
     }
+    for (_, local) in &views.0.0 {
+        let clash = views.1.0.iter().find(|(_, other)| other.overlaps(local));
+        ensure!(clash.is_none(), "both see the other as {local}, so that addresses tell nothing");
+    }
     let _servers = rome.pods().chain(milan.pods()).map(serve).collect::<Result<Vec<_>>>()?;
     println!(
         "\n  {:<18}{:<18}{:<16}{:>9}  {:<16}{:>13}",

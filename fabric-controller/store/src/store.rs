@@ -7,7 +7,8 @@ use serde::de::DeserializeOwned;
 use crate::directory::{Directory, Places};
 use crate::kubernetes::{ApiServer, Kubernetes};
 use crate::{
-    ChangeServer, Kind, Object, ObjectRef, Problem, StoreArgs, StoreError, StoreMetrics, Watch, watch,
+    ChangeServer, Kind, Object, ObjectRef, Problem, StoreArgs, StoreError, StoreMetrics, Watch,
+    watch,
 };
 
 /// The resources of a cluster. Cheap to clone.
