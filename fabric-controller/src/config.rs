@@ -46,6 +46,10 @@ pub(crate) struct Config {
     /// Give packets of pods, too, their node's external address.
     #[arg(long, env = "WEFT_FULL_MASQUERADE")]
     full_masquerade: bool,
+    /// Once a peering is gone, refuse and reserve its prefixes until nothing was sent to them for so
+    /// many seconds [default: 300].
+    #[arg(long, env = "WEFT_REFUSE_FOR", value_name = "SECONDS")]
+    refuse_for: Option<u32>,
     #[command(flatten)]
     pub(crate) webhook: WebhookArgs,
     #[command(flatten)]
@@ -109,6 +113,7 @@ impl Config {
             namespace: installation.unwrap_or(on_a_host.namespace),
             node: self.node.clone(),
             full_masquerade: self.full_masquerade,
+            refuse_seconds: self.refuse_for,
             probe: self.probe.settings(),
         }
     }

@@ -430,6 +430,9 @@ impl Controller {
     }
 
     fn ask(&mut self, wishes: Vec<Wish>) {
+        // What a Network has passed on to another is not free.
+        let index = &self.index;
+        self.releases.retain(|grant| !index.holds(*grant));
         let news = !self.releases.is_empty() || (!wishes.is_empty() && wishes != self.asked);
         if self.round.is_some() || self.ipam_again.is_some() || !news {
             return;

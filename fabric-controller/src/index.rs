@@ -10,6 +10,7 @@ use fabric_api::{Cidr, PrivateKey, PublicKey, labels};
 use fabric_store::{Event, Kind, Object, ObjectRef, Problem};
 use k8s_openapi::api::core::v1::{LocalObjectReference, Secret};
 
+use crate::grants::Grant;
 use crate::placement::{Placement, Placements};
 
 /// Kinds for whose objects others are made. Of the rest, there are new ones for as long as it runs.
@@ -33,6 +34,9 @@ pub struct Settings {
     pub kubernetes: bool,
     /// Pods, too, are given their node's external address.
     pub full_masquerade: bool,
+    /// Time without a packet, in seconds, after which the prefix of a peering that is gone is free;
+    /// none: the agents' default.
+    pub refuse_seconds: Option<u32>,
     /// How gateways watch their connections.
     pub probe: ProbeSettings,
 }
@@ -45,6 +49,7 @@ impl Default for Settings {
             node: None,
             kubernetes: false,
             full_masquerade: false,
+            refuse_seconds: None,
             probe: ProbeSettings::default(),
         }
     }
@@ -198,6 +203,16 @@ impl Index {
 
     pub fn denials(&self) -> impl Iterator<Item = (&ObjectRef, &str)> {
         self.denials.iter().map(|(object, reason)| (object, reason.as_str()))
+    }
+
+    /// True if a Network of its own holds what another gives up.
+    pub fn holds(&self, grant: Grant) -> bool {
+        let mut networks = self.of_kind(Kind::Network);
+        networks.any(|(_, network)| {
+            network.label(labels::NETWORK_SHARED) != Some("true")
+                && matches!(grant, Grant::Network(_))
+                && Grant::of(network) == Some(grant)
+        })
     }
 
     pub fn file_problems(&self) -> &[Problem] {

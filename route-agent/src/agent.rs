@@ -1,5 +1,7 @@
 use std::collections::BTreeSet;
 use std::error::Error;
+use std::fs::File;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -14,13 +16,21 @@ use crate::compile::{Compiled, compile};
 use crate::facts::Facts;
 use crate::other_firewalls::{Mode, OtherFirewalls};
 use crate::overlay_probe::OverlayProbes;
+use crate::refusal::Refuser;
 use crate::report::Reporter;
 use crate::table::Table;
 use crate::vitals::Vitals;
-use crate::{cleanup, moved, names};
+use crate::{cleanup, moved, names, refusal};
 
 /// How often to look although nothing was told: changes of the old packet filter are not.
 const LOOK: Duration = Duration::from_secs(30);
+/// Between two checks that the config can still be read.
+const CHECK: Duration = Duration::from_secs(1);
+/// How long a node that leaves a cluster of Kubernetes refuses what is still sent to peers: then
+/// its agent ends.
+const LINGER: Duration = Duration::from_secs(60);
+const LOST: &str = "the published directory is lost, and with it this node's NodeConfig: new \
+                    connections to peers are refused until it is back";
 
 pub(crate) struct Agent {
     pub(crate) handle: Handle,
@@ -41,6 +51,13 @@ pub(crate) struct Agent {
     pub(crate) reporter: Reporter,
     pub(crate) vitals: Vitals,
     pub(crate) probes: OverlayProbes,
+    pub(crate) refuser: Refuser,
+    /// Where the config is published, if that is a directory.
+    pub(crate) source: Option<PathBuf>,
+    /// The config was there, and cannot be read now.
+    pub(crate) lost: bool,
+    /// When everything was taken away, if the config says so.
+    pub(crate) withdrawn: Option<Instant>,
 }
 
 impl Agent {
@@ -57,6 +74,9 @@ impl Agent {
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut beats = tokio::time::interval(Heartbeat::INTERVAL);
+        let mut check = tokio::time::interval(CHECK);
+        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut looked = Instant::now();
         loop {
             self.vitals.heartbeat.beat();
             let due = tokio::select! {
@@ -85,8 +105,10 @@ impl Agent {
                 }
                 _ = look.tick() => true,
                 _ = beats.tick() => false,
+                _ = check.tick() => self.check_source() | self.is_refusal_due(looked),
             };
             if due {
+                looked = Instant::now();
                 let watched = self.reconcile().await;
                 settings =
                     Settings::watch(&netns, watched.iter()).context("cannot watch settings")?;
@@ -106,7 +128,7 @@ impl Agent {
             }
             Event::Deleted(reference) if reference.name == self.node => {
                 tracing::warn!("the NodeConfig is gone; keeping what is there");
-                false
+                self.check_source()
             }
             Event::Problems(problems) => {
                 self.vitals.cannot_read(&problems);
@@ -114,6 +136,20 @@ impl Agent {
             }
             Event::Applied(_) | Event::Deleted(_) | Event::Synced => false,
         }
+    }
+
+    /// Returns whether the config was lost or came back. An API server that does not answer is no
+    /// loss: it is on nobody's way, and its nodes' gateways report on their own. A published
+    /// directory comes from the gateways' host, and nothing else shows that this is gone.
+    fn check_source(&mut self) -> bool {
+        let lost = |path: &PathBuf| File::open(path).is_err();
+        let lost = self.config.as_ref().is_some_and(|config| !config.spec.removed)
+            && self.source.as_ref().is_some_and(lost);
+        std::mem::replace(&mut self.lost, lost) != lost
+    }
+
+    fn is_refusal_due(&self, looked: Instant) -> bool {
+        self.refuser.period().is_some_and(|period| looked.elapsed() >= period)
     }
 
     /// For one uid a lower generation is an old copy. A new status alone is no news.
@@ -127,7 +163,9 @@ impl Agent {
         }
         tracing::info!(generation = config.metadata.generation, "new config");
         self.vitals.received(config.metadata.generation);
+        self.withdrawn = None;
         self.config = Some(config);
+        self.check_source();
         true
     }
 
@@ -143,7 +181,7 @@ impl Agent {
         self.moved.clear();
         let settings = if config.spec.removed {
             problems.extend(self.other_firewalls.remove().await);
-            problems.extend(cleanup::all(&self.handle, &mut self.table).await);
+            self.withdraw(&config, &mut problems).await;
             Vec::new()
         } else {
             self.other_firewalls.request(if self.accept { Mode::Accept } else { Mode::Report });
@@ -153,6 +191,29 @@ impl Agent {
         self.vitals.reconciled(began.elapsed());
         self.report();
         settings
+    }
+
+    /// Takes everything away. What is still sent to peers stays refused: on a host until nobody
+    /// sends, in Kubernetes for a minute.
+    async fn withdraw(&mut self, config: &NodeConfig, problems: &mut BTreeSet<String>) {
+        let quiet = config.spec.quiet_after();
+        problems.extend(match self.withdrawn {
+            Some(_) => cleanup::dataplane(&self.handle, &mut self.table).await,
+            None => cleanup::withdraw(&self.handle, &mut self.table, quiet).await.problems,
+        });
+        let since = *self.withdrawn.get_or_insert_with(Instant::now);
+        let lingers = self.source.is_none();
+        let looked = self.refuser.look(self.handle.netns(), lingers && since.elapsed() >= LINGER);
+        let saved = looked.and_then(|()| self.refuser.save_refused());
+        problems.extend(saved.err().map(|error| chain(&error)));
+        if lingers && !self.refuser.senders().is_empty() {
+            let senders: Vec<_> = self.refuser.senders().iter().map(ToString::to_string).collect();
+            problems.insert(format!(
+                "{} still send to peers, which is refused for {} s",
+                senders.join(", "),
+                LINGER.as_secs()
+            ));
+        }
     }
 
     /// NAT and refusals come first, so that no packet takes a new route without them.
@@ -173,7 +234,16 @@ impl Agent {
             Ok(moved) => self.moved = moved,
             Err(error) => _ = problems.insert(chain(&error)),
         }
-        let compiled = compile(&config.spec, &facts);
+        let kept = self.refuser.begin(&self.handle, config, &facts).await;
+        let kept = kept.map_err(|error| problems.insert(chain(&error)));
+        let mut compiled = match &kept {
+            Ok(kept) => compile(&config.spec, &facts, kept),
+            Err(_) => compile(&config.spec, &facts, self.refuser.refused()),
+        };
+        if self.lost {
+            problems.insert(LOST.to_owned());
+            compiled.firewall.unconnected.clone_from(&compiled.firewall.peers);
+        }
         problems.extend(compiled.problems.iter().cloned());
         let mut changed = false;
         match self.table.ensure(&netns, &compiled.firewall) {
@@ -183,6 +253,11 @@ impl Agent {
         let applied = apply(&self.handle, &compiled.state).await;
         changed |= applied.steps > 0;
         self.vitals.applied(applied.steps, applied.problems.len());
+        if let (Ok(kept), true) = (kept, applied.problems.is_empty()) {
+            let finished = self.refuser.finish(&netns, config, kept);
+            let saved = finished.and_then(|()| self.refuser.save(&compiled.firewall.peers));
+            problems.extend(saved.err().map(|error| chain(&error)));
+        }
         problems.extend(applied.problems);
         if changed {
             self.quarrel.note();
@@ -208,8 +283,12 @@ impl Agent {
             problems: self.problems.iter().cloned().collect(),
             moved: self.moved.clone(),
             unreachable_gateways: self.probes.unreachable(),
+            refused: Some(self.refuser.report(&config.spec)),
         });
-        self.reporter.report(config);
+        // What was a mount point may be an empty folder now.
+        if !self.lost {
+            self.reporter.report(config);
+        }
     }
 }
 
@@ -240,8 +319,11 @@ pub(crate) async fn apply(handle: &Handle, want: &State) -> Applied {
 /// What `--dry-run` prints: problems as comments, then the steps as commands.
 pub(crate) async fn preview(handle: &Handle, config: &NodeConfig) -> anyhow::Result<String> {
     let facts = Facts::gather(handle).await.context("cannot look at the node")?;
-    let Compiled { state, firewall, problems } =
-        if config.spec.removed { Compiled::default() } else { compile(&config.spec, &facts) };
+    let Compiled { state, firewall, problems } = if config.spec.removed {
+        Compiled::default()
+    } else {
+        compile(&config.spec, &facts, &refusal::observe(handle.netns())?.prefixes)
+    };
     let mut lines: Vec<String> = problems.iter().map(|problem| format!("# {problem}")).collect();
     let have = handle.observe(&names::scope(state.sysctls.keys().cloned())).await?;
     if config.spec.removed {

@@ -1,28 +1,51 @@
+use std::net::IpAddr;
+use std::time::Duration;
+
 use netlink::Handle;
-use netplan::State;
+use netplan::{Refusal, State};
+use tokio::time::sleep;
 
 use crate::agent::{apply, chain};
 use crate::other_firewalls;
+use crate::refusal::{self, RefusalError};
 use crate::table::Table;
 
+/// Time in which senders notice that they are refused.
+const SETTLE: Duration = Duration::from_millis(500);
+/// Time in which whoever still sends has to be seen.
+const WATCH: Duration = Duration::from_millis(1500);
+
+/// What is left to a caller after a withdrawal.
+#[derive(Debug, Default)]
+pub(crate) struct Withdrawn {
+    /// Sources that still send to peers: their refusal stays.
+    pub(crate) senders: Vec<IpAddr>,
+    pub(crate) problems: Vec<String>,
+}
+
 /// What a node has of ours and of the gateways that were killed on it: their ends of a link go a
-/// moment after them, when the kernel comes to it.
-pub(crate) async fn whole_node(handle: &Handle) -> Vec<String> {
-    let mut problems = all(handle, &mut Table::default()).await;
-    problems.extend(other_firewalls::remove(handle.netns()));
+/// moment after them, when the kernel comes to it. With `quiet`, the refusal of prefixes that
+/// something still sends to stays.
+pub(crate) async fn whole_node(handle: &Handle, quiet: Option<Duration>) -> Withdrawn {
+    let mut table = Table::default();
+    let mut withdrawn = match quiet {
+        Some(quiet) => withdraw(handle, &mut table, quiet).await,
+        None => Withdrawn { senders: Vec::new(), problems: all(handle, &mut table).await },
+    };
+    withdrawn.problems.extend(other_firewalls::remove(handle.netns()));
     let links = match handle.links().await {
         Ok(links) => links,
         Err(error) => {
-            problems.push(chain(&error));
-            return problems;
+            withdrawn.problems.push(chain(&error));
+            return withdrawn;
         }
     };
     for link in links.iter().filter(|link| is_gateways(&link.name)) {
         if let Err(error) = handle.delete_link(&link.name).await {
-            problems.push(format!("ip link del {}: {}", link.name, chain(&error)));
+            withdrawn.problems.push(format!("ip link del {}: {}", link.name, chain(&error)));
         }
     }
-    problems
+    withdrawn
 }
 
 /// A gateway names the host's end of its link `weft-` and eight digits.
@@ -31,11 +54,63 @@ fn is_gateways(name: &str) -> bool {
     digits.len() == 8 && digits.bytes().all(|digit| digit.is_ascii_hexdigit())
 }
 
+/// Takes away all that is ours but the refusal of peers' prefixes, and that, too, unless something
+/// still sends to them.
+pub(crate) async fn withdraw(handle: &Handle, table: &mut Table, quiet: Duration) -> Withdrawn {
+    let mut withdrawn = Withdrawn::default();
+    match refuse(handle, table, quiet).await {
+        Ok((senders, problems)) => (withdrawn.senders, withdrawn.problems) = (senders, problems),
+        Err(error) => {
+            withdrawn.problems.push(chain(&error));
+            withdrawn.problems.extend(dataplane(handle, table).await);
+        }
+    }
+    withdrawn
+}
+
+async fn refuse(
+    handle: &Handle,
+    table: &mut Table,
+    quiet: Duration,
+) -> Result<(Vec<IpAddr>, Vec<String>), RefusalError> {
+    let netns = handle.netns();
+    let mut prefixes = refusal::backstops(handle).await?;
+    prefixes.extend(refusal::observe(netns)?.prefixes);
+    let refusal = Refusal::of(prefixes);
+    if refusal.prefixes.is_empty() {
+        return Ok((Vec::new(), dataplane(handle, table).await));
+    }
+    refusal::write(netns, &refusal, quiet)?;
+    let problems = dataplane(handle, table).await;
+    sleep(SETTLE).await;
+    refusal::write(netns, &refusal, quiet)?;
+    sleep(WATCH).await;
+    let senders = refusal::senders(&refusal::observe(netns)?);
+    if senders.is_empty() {
+        refusal::write(netns, &Refusal::default(), quiet)?;
+    }
+    Ok((senders, problems))
+}
+
 /// Takes away all that is ours but for accepts in chains of others: a plan towards nothing.
 /// Returns what could not be done.
 ///
 /// What others made is not touched, the gateways' host ends and their routes included.
 pub(crate) async fn all(handle: &Handle, table: &mut Table) -> Vec<String> {
+    let mut problems = dataplane(handle, table).await;
+    // Needs no `nft` where there is no table.
+    let removed = refusal::observe(handle.netns()).and_then(|have| {
+        if have.prefixes.is_empty() {
+            return Ok(());
+        }
+        refusal::write(handle.netns(), &Refusal::default(), Duration::ZERO)
+    });
+    problems.extend(removed.err().map(|error| chain(&error)));
+    problems
+}
+
+/// Takes away all but the refusal.
+pub(crate) async fn dataplane(handle: &Handle, table: &mut Table) -> Vec<String> {
     let mut problems = apply(handle, &State::default()).await.problems;
     if let Err(error) = table.remove(handle.netns()) {
         problems.push(chain(&error));

@@ -18,18 +18,32 @@ pub(crate) struct Compiled {
     pub(crate) problems: BTreeSet<String>,
 }
 
-/// Same input, same output.
-pub(crate) fn compile(config: &NodeConfigSpec, facts: &Facts) -> Compiled {
+/// Same input, same output. `refused` are prefixes that have no peering.
+pub(crate) fn compile(
+    config: &NodeConfigSpec,
+    facts: &Facts,
+    refused: &BTreeSet<Cidr>,
+) -> Compiled {
     let mut compiler = Compiler { config, facts, out: Compiled::default() };
     compiler.add_links();
     compiler.add_rules();
     for peering in &config.peerings {
         compiler.add_peering(peering);
     }
+    compiler.add_refused(refused);
     compiler.add_internal();
     compiler.add_own();
     compiler.note_missing();
     compiler.out
+}
+
+/// Returns whether a prefix may be refused apart from peerings: no peering has it, and it takes
+/// nothing from the node.
+pub(crate) fn is_refusable(config: &NodeConfigSpec, facts: &Facts, prefix: &Cidr) -> bool {
+    let compiler = Compiler { config, facts, out: Compiled::default() };
+    let mut peers = config.peerings.iter().flat_map(|peering| &peering.prefixes);
+    let is_peers = peers.any(|peer| peer.parse::<Cidr>().is_ok_and(|peer| peer.overlaps(prefix)));
+    !is_peers && compiler.covered(prefix).is_none()
 }
 
 struct Compiler<'a> {
@@ -114,6 +128,15 @@ impl Compiler<'_> {
             if let Some(route) = way {
                 self.put(RouteKey::new(TABLE, prefix), route);
             }
+        }
+    }
+
+    /// What is refused must not leave even while the table that refuses it is missing.
+    fn add_refused(&mut self, refused: &BTreeSet<Cidr>) {
+        for prefix in refused {
+            self.out.firewall.peers.insert(*prefix);
+            self.out.firewall.unconnected.insert(*prefix);
+            self.put(RouteKey::backstop(TABLE, *prefix), Route::unreachable(PROTOCOL));
         }
     }
 

@@ -4,6 +4,11 @@ use netplan::{Address, plan};
 
 use super::*;
 
+/// Without refused prefixes.
+fn compile(config: &NodeConfigSpec, facts: &Facts) -> Compiled {
+    super::compile(config, facts, &BTreeSet::new())
+}
+
 #[test]
 fn a_peering_becomes_one_route_a_prefix_and_its_backstop() {
     let compiled = compile(&config(vec![peering()]), &facts());
@@ -244,6 +249,8 @@ fn config(peerings: Vec<NodePeering>) -> NodeConfigSpec {
         vxlan_sources: vec![[192, 0, 2, 7].into()],
         full_masquerade: false,
         removed: false,
+        refused: Vec::new(),
+        refuse_seconds: None,
     }
 }
 

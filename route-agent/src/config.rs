@@ -7,8 +7,8 @@ use fabric_store::StoreArgs;
 /// Gives a node its ways to the pods of other clusters.
 ///
 /// route-agent makes what its NodeConfig says: the devices weft4 and weft6 (VXLAN, VNI 18952, UDP
-/// 4879), routes in table 18952 with one rule a family at priority 105, and the nftables table
-/// `inet weft`. It looks at every change of these, whoever made it, and puts back what is
+/// 4879), routes in table 18952 with one rule a family at priority 105, and the nftables tables
+/// `inet weft` and, for prefixes of peers that are gone, `inet weft_refused`. It looks at every change of these, whoever made it, and puts back what is
 /// missing. It needs CAP_NET_ADMIN, a writable /proc/sys/net and the program nft.
 #[derive(Debug, Parser)]
 #[command(version, verbatim_doc_comment)]
@@ -28,7 +28,12 @@ pub(crate) enum Command {
     #[command(verbatim_doc_comment)]
     Run(Box<RunArgs>),
     /// Takes away all that weft made on this node. Needs no config.
-    Cleanup,
+    Cleanup {
+        /// Leave the refusal of peers' prefixes (nftables table `inet weft_refused`) if something
+        /// still sends to them, and print who. Without this, that table goes, too.
+        #[arg(long)]
+        refuse: bool,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -48,6 +53,10 @@ pub(crate) struct RunArgs {
     /// and INPUT chains drop what they have no rule for, behind all rules that drop more.
     #[arg(long)]
     pub(crate) no_accept_rules: bool,
+    /// Save into this file what nft has to load before the network is up, so that nothing is sent to
+    /// peers while the host starts.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) refusal_file: Option<PathBuf>,
     /// Print what would be done, as commands, and do nothing.
     #[arg(long)]
     pub(crate) dry_run: bool,

@@ -10,6 +10,7 @@ mod moved;
 mod names;
 mod other_firewalls;
 mod overlay_probe;
+mod refusal;
 mod report;
 mod table;
 mod vitals;
@@ -17,9 +18,11 @@ mod vitals;
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Parser;
+use fabric_api::fabric::REFUSE_SECONDS;
 use fabric_shell::Stop;
 use fabric_store::{Kind, Object, ObjectRef, Store};
 use netlink::{Handle, Netns, Quarrel};
@@ -28,6 +31,7 @@ use agent::Agent;
 use config::{Cli, Command, RunArgs};
 use other_firewalls::OtherFirewalls;
 use overlay_probe::OverlayProbes;
+use refusal::Refuser;
 use report::Reporter;
 use table::Table;
 use vitals::Vitals;
@@ -50,14 +54,18 @@ async fn execute(command: Command) -> anyhow::Result<()> {
     let handle = Handle::open(&netns)?;
     match command {
         Command::Run(args) => run(*args, handle).await,
-        Command::Cleanup => {
-            let problems = cleanup::whole_node(&handle).await;
-            if !problems.is_empty() {
-                bail!("not all is cleaned up: {}", problems.join("; "));
-            }
-            Ok(())
-        }
+        Command::Cleanup { refuse } => clean_up(&handle, refuse).await,
     }
+}
+
+async fn clean_up(handle: &Handle, refuse: bool) -> anyhow::Result<()> {
+    let quiet = refuse.then(|| Duration::from_secs(REFUSE_SECONDS.into()));
+    let withdrawn = cleanup::whole_node(handle, quiet).await;
+    if !withdrawn.problems.is_empty() {
+        bail!("not all is cleaned up: {}", withdrawn.problems.join("; "));
+    }
+    let lines: Vec<_> = withdrawn.senders.iter().map(|sender| format!("{sender}\n")).collect();
+    std::io::stdout().write_all(lines.concat().as_bytes()).context("cannot print")
 }
 
 async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
@@ -84,12 +92,13 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         }
     }
     let accept = !args.no_accept_rules;
-    let file = args.published.map(|dir| Store::published_file(&dir, &node_config(&node)));
+    let source = store.file_of(&node_config(&node));
+    let shared = source.clone().filter(|_| args.published.is_some());
     let agent = Agent {
         other_firewalls: OtherFirewalls::start(handle.netns().clone()),
         handle,
         reporter: Reporter::start(store.clone()),
-        probes: OverlayProbes::start(node.clone(), file.flatten()),
+        probes: OverlayProbes::start(node.clone(), shared),
         store,
         node,
         accept,
@@ -100,6 +109,10 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         moved: Vec::new(),
         quarrel: Quarrel::default(),
         vitals,
+        refuser: Refuser::new(args.refusal_file),
+        source,
+        lost: false,
+        withdrawn: None,
     };
     agent.run(stop).await?;
     tracing::info!("route-agent is down");

@@ -308,6 +308,8 @@ mod tests {
             vxlan_sources: Vec::new(),
             full_masquerade: false,
             removed: false,
+            refused: Vec::new(),
+            refuse_seconds: None,
         }
     }
 

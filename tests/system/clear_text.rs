@@ -22,6 +22,7 @@ use weft_tests::traffic::{Pinger, Service, TcpServer, UdpEcho, connect, udp_echo
 use weft_tests::{Cluster, ClusterSpec, Families, Netns, SWITCH_V4, SWITCH_V6, wait_until};
 
 use crate::chance::{Chance, rounds};
+use crate::departed::reboot;
 use crate::scene::{ECHO, PATIENCE, PORT, Scene, play};
 
 const CANARY: &[u8] = b"this must stay encrypted";
@@ -226,10 +227,14 @@ enum Event {
     Broken,
     Cut,
     CutNode,
+    DownNode,
+    NoPeering,
+    Reboot,
+    NoDevice,
     Calm,
 }
 
-const LIST: [Event; 12] = [
+const LIST: [Event; 16] = [
     Event::Kill,
     Event::Kill,
     Event::KillNode,
@@ -241,6 +246,10 @@ const LIST: [Event; 12] = [
     Event::Broken,
     Event::Cut,
     Event::CutNode,
+    Event::DownNode,
+    Event::NoPeering,
+    Event::Reboot,
+    Event::NoDevice,
     Event::Calm,
 ];
 
@@ -362,6 +371,31 @@ fn happen(
             scene.lab.cut(&machine)?;
             std::thread::sleep(a_while);
             scene.lab.restore(&machine)?;
+        }
+        // The fabric's other host goes on.
+        Event::DownNode => {
+            let weft = weft_tests::bin_dir()?.join("weft");
+            let mut down = Command::new(weft);
+            down.args(["down", "--run-dir", "/run/agent-2"]);
+            scene.cluster("rome").nodes[1].host.command(&mut down, "")?;
+            std::thread::sleep(a_while);
+        }
+        Event::NoPeering => {
+            scene.cluster("rome").remove("milan")?;
+            std::thread::sleep(a_while);
+            apply(scene, peering)?;
+        }
+        Event::Reboot => {
+            reboot(scene, id, 0, true)?;
+            std::thread::sleep(a_while);
+        }
+        Event::NoDevice => {
+            signal(scene.cluster(id), node, "route-agent", Signal::SIGKILL)?;
+            let host = &scene.cluster(id).nodes[node].host;
+            let mut delete = Command::new("sh");
+            delete
+                .args(["-c", "ip link del weft4 2>/dev/null; ip link del weft6 2>/dev/null; true"]);
+            host.command(&mut delete, "")?;
         }
         Event::Calm => std::thread::sleep(a_while),
     }

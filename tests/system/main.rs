@@ -12,6 +12,7 @@ mod changes;
 mod clear_text;
 mod cut;
 mod demo;
+mod departed;
 mod down;
 mod families;
 mod firewall;

@@ -312,7 +312,12 @@ impl Compiler<'_> {
     }
 }
 
-fn own_network(of: &ObjectRef, kind: &str, cidr: &str, pre_allocated: Option<u32>) -> Network {
+pub(super) fn own_network(
+    of: &ObjectRef,
+    kind: &str,
+    cidr: &str,
+    pre_allocated: Option<u32>,
+) -> Network {
     let mut network = Network::new(&of.name, NetworkSpec { cidr: cidr.to_owned(), pre_allocated });
     network.metadata.namespace.clone_from(&of.namespace);
     network.metadata.labels = Some([(labels::NETWORK_TYPE.to_owned(), kind.to_owned())].into());

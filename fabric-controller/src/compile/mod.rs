@@ -12,6 +12,7 @@ mod owner;
 mod peering;
 mod peers;
 mod placed;
+mod refused;
 mod secrets;
 mod services;
 mod statuses;
@@ -105,6 +106,7 @@ impl<'a> Compiler<'a> {
         let mut peerings = self.peerings(&cluster);
         let gateways = self.gateways(&cluster, &peerings);
         self.peering_networks(&peerings);
+        self.return_prefixes(&peerings);
         self.own_addresses(&cluster, &gateways);
         let mappings = self.mappings(&cluster);
         for peering in &mut peerings {

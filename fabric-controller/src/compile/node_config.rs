@@ -34,12 +34,26 @@ impl Compiler<'_> {
         mappings: &[Mapping],
     ) {
         let hosts = self.gateway_hosts(cluster, gateways);
-        for node in &cluster.nodes {
-            let published = self.index.typed::<NodeConfig>(&of_node(&node.name));
-            let all = self.node_peerings(cluster, node, published, peerings, gateways);
-            match node_spec(cluster, node, &all) {
+        let of_nodes: Vec<Vec<NodePeering>> = cluster
+            .nodes
+            .iter()
+            .map(|node| {
+                let published = self.index.typed::<NodeConfig>(&of_node(&node.name));
+                self.node_peerings(cluster, node, published, peerings, gateways)
+            })
+            .collect();
+        let refused = if cluster.is_ready() {
+            self.refused(cluster, &carried(peerings, of_nodes.iter().flatten()))
+        } else {
+            self.keep_refused();
+            Vec::new()
+        };
+        for (node, all) in cluster.nodes.iter().zip(&of_nodes) {
+            match node_spec(cluster, node, all) {
                 Some(mut spec) => {
                     spec.full_masquerade = self.index.settings.full_masquerade;
+                    spec.refused.clone_from(&refused);
+                    spec.refuse_seconds = self.index.settings.refuse_seconds;
                     spec.vxlan_sources.extend(&hosts);
                     // All of them: the node's own pods ask for those addresses, too.
                     spec.ips = mappings.iter().map(node_mapping).collect();
@@ -167,6 +181,16 @@ impl Compiler<'_> {
     }
 }
 
+/// Prefixes that lead to peers now, or soon will.
+fn carried<'a>(
+    peerings: &[Peering<'_>],
+    of_nodes: impl Iterator<Item = &'a NodePeering>,
+) -> BTreeSet<Cidr> {
+    let published = of_nodes.flat_map(|peering| &peering.prefixes);
+    let published = published.filter_map(|prefix| prefix.parse().ok());
+    published.chain(peerings.iter().flat_map(Peering::prefixes)).collect()
+}
+
 fn node_mapping(mapping: &Mapping) -> NodeAddressMap {
     let Mapping { external, target, masquerade, .. } = *mapping;
     NodeAddressMap { external, target, masquerade }
@@ -204,6 +228,8 @@ fn node_spec(cluster: &Cluster, node: &Node, peerings: &[NodePeering]) -> Option
         vxlan_sources,
         full_masquerade: false,
         removed: false,
+        refused: Vec::new(),
+        refuse_seconds: None,
     })
 }
 

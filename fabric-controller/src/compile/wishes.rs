@@ -69,7 +69,11 @@ impl Compiler<'_> {
             let same_shape = granted.len() == cidr.len() && granted.is_ipv4() == cidr.is_ipv4();
             if immutable { granted == cidr } else { same_shape }
         };
-        if network_grant(network).is_some_and(fits) {
+        let returned = match self.out.statuses.get(of) {
+            Some(Object::Network(returned)) => network_grant(returned),
+            Some(_) | None => None,
+        };
+        if network_grant(network).or(returned).is_some_and(fits) {
             return None;
         }
         let request = Request::Network {

@@ -43,6 +43,10 @@ pub(crate) struct AgentArgs {
     /// Serve the metrics of the route-agent at http://IP:PORT/metrics.
     #[arg(long, value_name = "IP:PORT")]
     metrics: Option<SocketAddr>,
+    /// Where it is kept what a start of the host has to refuse until the route-agent runs; without
+    /// it, nothing is kept.
+    #[arg(long, value_name = "DIR", env = "WEFT_STATE_DIR")]
+    state_dir: Option<PathBuf>,
     #[command(flatten)]
     agent: AgentOptions,
     #[command(flatten)]
@@ -75,7 +79,7 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
         cluster_id: None,
         node,
         manifests: None,
-        state_dir: None,
+        state_dir: args.state_dir.as_ref().map(std::path::absolute).transpose()?,
         published: Some(published),
         netns: host::netns(),
     };

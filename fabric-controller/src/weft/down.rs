@@ -10,10 +10,12 @@ use rustix::process::Signal;
 
 use super::output::say;
 use super::process::{self, Identity};
-use super::rundir::{self, RunDir, Selection, default_state_dir};
+use super::rundir::{self, Record, RunDir, Selection, default_state_dir};
+use super::workloads::REFUSAL_FILE;
 use super::{host, preconditions, supervise, workloads};
 
 mod lost;
+mod withdraw;
 
 /// How long a process may take before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
@@ -24,11 +26,15 @@ const DYING: Duration = Duration::from_secs(2);
 const EXAMPLES: &str = "\
 Examples:
     weft down
-    weft down --cluster rome --purge";
+    weft down --cluster rome --purge
+    weft down --now";
 
 /// Take everything away: processes, devices, routes, nft table, run directory.
 ///
-/// Also what a killed `weft up` left. The state directory (granted addresses, generated keys)
+/// Also what a killed `weft up` left. On the host of `weft up`, the other hosts' agents do the same
+/// first and are waited for, for up to 10 s. If something still sends to a peer's prefix, its
+/// refusal stays, in the nftables table `inet weft_refused`: or its packets would leave by the
+/// default route, in clear. --now, `route-agent cleanup` or the next `weft up` ends that. The state directory (granted addresses, generated keys)
 /// stays unless --purge is given. Run again, it finds nothing to do.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -39,6 +45,9 @@ pub(crate) struct DownArgs {
     /// /var/lib/weft/CLUSTER].
     #[arg(long, value_name = "DIR", env = "WEFT_STATE_DIR")]
     state_dir: Option<PathBuf>,
+    /// Wait for no agent, and refuse nothing: remove everything at once.
+    #[arg(long)]
+    now: bool,
     /// Remove the state directory too: granted addresses and generated keys are lost.
     #[arg(long)]
     purge: bool,
@@ -47,7 +56,7 @@ pub(crate) struct DownArgs {
 pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
     preconditions::check_rights()?;
     let Some(dir) = args.selection.find()? else {
-        stop_lost(&args.selection)?;
+        stop_lost(args)?;
         return purge_alone(args);
     };
     let record = dir.record()?;
@@ -58,10 +67,11 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
     lost::supervisors(dir.path()).iter().for_each(stop_lost_supervisor);
     // Held until the end, so that no new supervisor starts meanwhile.
     let _lock = supervise::lock(&dir, "weft down")?;
-    stop_processes(&dir)?;
+    withdraw(&dir, record.as_ref(), args.now)?;
     let netns = record.as_ref().map_or(0, |record| record.netns);
+    let mut refuses = false;
     if netns == 0 || netns == host::netns() {
-        clean_up_host()?;
+        refuses = clean_up_host(args.now)?;
     } else {
         say(
             "it ran in another network namespace, whose devices and routes stay; if that is still \
@@ -71,14 +81,42 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
     fs::remove_dir_all(dir.path())
         .with_context(|| format!("cannot remove {}", dir.path().display()))?;
     say(&format!("removed {}", dir.path().display()));
-    let state = record.and_then(|record| record.state_dir);
-    state.map_or(Ok(()), |state| end_of_state(&state, args.purge))?;
+    let is_agent = record.as_ref().is_some_and(|record| record.published.is_some());
+    let Some(state) = record.and_then(|record| record.state_dir) else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    if !refuses {
+        // Not being there is no error.
+        let _ = fs::remove_file(state.join(REFUSAL_FILE));
+    }
+    if !is_agent {
+        end_of_state(&state, args.purge)?;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Ends all that runs, once the agents have taken away what they made.
+fn withdraw(dir: &RunDir, record: Option<&Record>, now: bool) -> anyhow::Result<()> {
+    let is_agent = record.is_some_and(|record| record.published.is_some());
+    if let Some(record) = record.filter(|_| !now && !is_agent) {
+        // It would publish everything again.
+        stop_some(dir, |name| name == "fabric-controller")?;
+        if let Err(error) = withdraw::nodes(dir, record) {
+            say(&format!("{error:#}; other hosts were not asked to take anything away"));
+        }
+    }
+    stop_processes(dir)?;
+    if let Some(record) = record.filter(|_| is_agent) {
+        // The directory may be gone, or read-only.
+        let _ = withdraw::retract(dir, record);
+    }
+    Ok(())
 }
 
 /// Someone removed the run directory. What was started from it is found all the same, and what is
 /// in the kernel is ours if no other run directory is of this network namespace.
-fn stop_lost(selection: &Selection) -> anyhow::Result<()> {
+fn stop_lost(args: &DownArgs) -> anyhow::Result<()> {
+    let selection = &args.selection;
     let dirs = lost::dirs(selection)?;
     if dirs.is_empty() {
         say(&format!("nothing runs here: no {}", selection.place().display()));
@@ -94,7 +132,7 @@ fn stop_lost(selection: &Selection) -> anyhow::Result<()> {
         }
     }
     if !lost::others_are_here()? {
-        clean_up_host()?;
+        clean_up_host(args.now)?;
     }
     Ok(())
 }
@@ -162,6 +200,10 @@ fn stop_supervisor(dir: &RunDir) -> anyhow::Result<()> {
 
 /// All are asked first, so that the waiting is shared.
 fn stop_processes(dir: &RunDir) -> anyhow::Result<()> {
+    stop_some(dir, |_| true)
+}
+
+fn stop_some(dir: &RunDir, meant: impl Fn(&str) -> bool) -> anyhow::Result<()> {
     let strays = process::strays(dir);
     let named = process::running(dir);
     let unnamed =
@@ -169,6 +211,7 @@ fn stop_processes(dir: &RunDir) -> anyhow::Result<()> {
     let handles: Vec<_> = named
         .into_iter()
         .chain(unnamed)
+        .filter(|(name, _)| meant(name))
         .filter_map(|(name, identity)| Some((name, identity.open()?, identity.pid)))
         .collect();
     for (name, pidfd, _) in &handles {
@@ -194,13 +237,26 @@ fn verb(gently: bool) -> &'static str {
     if gently { "stopped" } else { "killed" }
 }
 
-/// Devices, routes, rules and the nft table of this host: the route-agent made them and knows them.
-fn clean_up_host() -> anyhow::Result<()> {
+/// Devices, routes, rules and the nft tables of this host: the route-agent made them and knows them.
+/// Returns whether the table of refused prefixes stays, as something still sends to them.
+fn clean_up_host(now: bool) -> anyhow::Result<bool> {
     let program: PathBuf = workloads::programs()?.join("route-agent");
-    let run =
-        Command::new(&program).arg("cleanup").stdin(Stdio::null()).stdout(Stdio::null()).output();
-    match run {
-        Ok(output) if output.status.success() => Ok(()),
+    let mut command = Command::new(&program);
+    command.arg("cleanup").args((!now).then_some("--refuse"));
+    match command.stdin(Stdio::null()).output() {
+        Ok(output) if output.status.success() => {
+            let senders = String::from_utf8_lossy(&output.stdout);
+            let senders: Vec<_> = senders.lines().collect();
+            if !senders.is_empty() {
+                say(&format!(
+                    "{} still send to peers: that stays refused, by the nftables table `inet \
+                     weft_refused`. `weft down --now` or `route-agent cleanup` removes it, the \
+                     next `weft up` takes it over",
+                    senders.join(", ")
+                ));
+            }
+            Ok(!senders.is_empty())
+        }
         Ok(output) => bail!(
             "`{} cleanup` failed ({}): {}",
             program.display(),

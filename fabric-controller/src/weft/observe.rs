@@ -8,8 +8,9 @@ mod nodes;
 pub(crate) use host::Host;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
-use fabric_api::fabric::{GatewayConfig, MtuBound, PeeringFault, Remap, Role};
+use fabric_api::fabric::{GatewayConfig, MtuBound, PeeringFault, RefusedPrefix, Remap, Role};
 use fabric_api::labels;
 use fabric_api::networking::{
     ACCEPTED, Configuration, Connection, ConnectionValue, NODES_REACHABLE, PEER_HEALTHY,
@@ -41,7 +42,21 @@ pub(crate) struct Observation {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) node: Option<String>,
     pub(crate) peerings: Vec<Peering>,
+    /// Of peerings that are gone.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) refused: Vec<Refused>,
     pub(crate) problems: Vec<String>,
+}
+
+/// A prefix that nodes refuse since its peering is gone.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Refused {
+    /// The peer that it stood for.
+    pub(crate) cluster: String,
+    pub(crate) prefix: String,
+    /// Sources that sent to it of late.
+    pub(crate) senders: BTreeSet<IpAddr>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -166,6 +181,7 @@ pub(crate) fn observe(snapshot: &Snapshot, found: &Found) -> Observation {
         cluster_id: found.cluster_id.clone().or_else(|| view.cluster_id()),
         node: found.node.clone(),
         peerings,
+        refused: view.refused(),
         problems: all,
     }
 }
@@ -242,6 +258,25 @@ impl<'a> View<'a> {
     /// As the published configs tell it, on a host that has nothing else.
     fn cluster_id(&self) -> Option<String> {
         self.nodes.first().map(|node| node.spec.cluster_id.clone())
+    }
+
+    fn refused(&self) -> Vec<Refused> {
+        let mut all = BTreeMap::new();
+        for prefix in self.nodes.iter().flat_map(|node| &node.spec.refused) {
+            all.entry(prefix).or_insert_with(BTreeSet::new);
+        }
+        for (prefix, senders) in &mut all {
+            let statuses = self.nodes.iter().filter_map(|node| node.status.as_ref());
+            let traffic = statuses.filter_map(|status| status.refused.as_ref()).flatten();
+            let to = traffic.filter(|traffic| traffic.prefix == prefix.prefix);
+            senders.extend(to.flat_map(|traffic| traffic.senders.iter().copied()));
+        }
+        let refused = |(of, senders): (&RefusedPrefix, _)| Refused {
+            cluster: of.peer_cluster_id.clone(),
+            prefix: of.prefix.clone(),
+            senders,
+        };
+        all.into_iter().map(refused).collect()
     }
 
     fn peering(&self, config: &GatewayConfig, life: Option<&Life>) -> Peering {

@@ -11,6 +11,8 @@ use fabric_store::{Store, StoreArgs};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use super::workloads::REFUSAL_FILE;
+
 /// Run directories are `/run/weft/CLUSTER` unless the user says otherwise, state directories
 /// `/var/lib/weft/CLUSTER`.
 const RUN_ROOT: &str = "/run/weft";
@@ -236,7 +238,8 @@ impl RunDir {
 
 /// Fails if there is anything that weft does not put into a state directory.
 pub(crate) fn check_state(path: &Path) -> anyhow::Result<()> {
-    const OURS: [&str; 6] = ["ips", "last-good", "networks", "notes", "secrets", "status"];
+    const OURS: [&str; 7] =
+        ["ips", "last-good", "networks", "notes", REFUSAL_FILE, "secrets", "status"];
     let Some(other) = foreign(path, &OURS) else { return Ok(()) };
     bail!("{} is not a state directory of weft: it holds {other}", path.display())
 }

@@ -15,7 +15,7 @@ use jiff::Timestamp;
 
 use self::summary::{Filters, Shown};
 use super::cluster::{self, ClusterArgs};
-use super::observe::{self, Host, Liveness, Observation, Peering, State};
+use super::observe::{self, Host, Liveness, Observation, Peering, Refused, State};
 use super::output::{self, Format};
 use super::rundir::{Record, RunDir, Selection};
 use super::{health, process, supervise, workloads};
@@ -56,7 +56,11 @@ JSON (-o json; YAML is the same; absent means not known; in Kubernetes there is 
      \"nodes\": {\"reachable\": 1, \"of\": 2, \"unreachable\": [{\"node\": \"n2\",
        \"fault\": \"NoAnswer\" (or NoAgent, OneWay, CutOff), \"since\": \"2026-01-31T12:00:00Z\",
        \"cause\": \"...\", \"remedy\": \"...\"}]}}],
+   \"refused\": [{\"cluster\": \"turin\", \"prefix\": \"10.202.0.0/16\", \"senders\": [\"10.200.1.2\"]}],
    \"problems\": [\"...\"]}
+
+refused: prefixes of peerings that are gone. Nodes refuse packets to them, and no other peer gets
+them, until nothing was sent to them for five minutes.
 
 With more than 20 peerings the table has only those that are not Connected, after a line with how
 many are in which state; --peer and --all show more.
@@ -225,11 +229,25 @@ fn table(Shown { observation, summary }: &Shown, now: Timestamp) -> String {
             lines.map(|line| format!("{}\n", line.strip_prefix(' ').unwrap_or(&line).trim_end())),
         );
     }
+    if !observation.refused.is_empty() {
+        text.push_str("\nrefused, as their peerings are gone:\n");
+        text.extend(observation.refused.iter().map(refused));
+    }
     if !observation.problems.is_empty() {
         text.push_str("\nproblems:\n");
         text.extend(observation.problems.iter().map(|problem| format!("  - {problem}\n")));
     }
     text
+}
+
+fn refused(refused: &Refused) -> String {
+    let senders: Vec<_> = refused.senders.iter().map(ToString::to_string).collect();
+    let how = if senders.is_empty() {
+        "free after five minutes without a packet".to_owned()
+    } else {
+        format!("{} still send", senders.join(", "))
+    };
+    format!("  - {} of {}: {how}\n", refused.prefix, refused.cluster)
 }
 
 fn row(peering: &Peering, now: Timestamp) -> [String; 11] {

@@ -14,6 +14,9 @@ use super::rundir::{Record, RunDir, short_hash};
 /// By process name, which also names its pid file, log and socket.
 pub(crate) type Wanted = BTreeMap<String, Spec>;
 
+/// In a state directory: what nft loads before the network of a starting host is up.
+pub(crate) const REFUSAL_FILE: &str = "refusal.nft";
+
 /// What is passed on to the controller and to ipam.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct ControlOptions {
@@ -24,6 +27,10 @@ pub(crate) struct ControlOptions {
     /// Give packets of pods, too, their node's external address.
     #[arg(long)]
     full_masquerade: bool,
+    /// Once a peering is gone, refuse and reserve its prefixes until nothing was sent to them for so
+    /// many seconds [default: 300].
+    #[arg(long, value_name = "SECONDS")]
+    refuse_for: Option<u32>,
     #[command(flatten)]
     probe: ProbeArgs,
 }
@@ -141,6 +148,9 @@ impl Workloads {
         let mut controller = self.store_args();
         controller.extend([arg("--ipam"), ipam_address, arg("--node"), arg(node)]);
         controller.extend(self.control.full_masquerade.then(|| arg("--full-masquerade")));
+        if let Some(seconds) = self.control.refuse_for {
+            controller.extend([arg("--refuse-for"), arg(&seconds.to_string())]);
+        }
         controller.extend(self.control.probe.to_args().map(OsString::from));
         let mut wanted = Wanted::new();
         for (program, mut args) in [("ipam", ipam), ("fabric-controller", controller)] {
@@ -166,6 +176,9 @@ impl Workloads {
         args.extend([arg("--node"), arg(node)]);
         args.extend(self.http_args(&agent_process(node)));
         args.extend(self.agent.no_accept_rules.then(|| arg("--no-accept-rules")));
+        if let Some(state) = &self.record.state_dir {
+            args.extend([arg("--refusal-file"), state.join(REFUSAL_FILE).into()]);
+        }
         let spec = self.spec("route-agent", Role::Agent, args);
         Wanted::from([(agent_process(node), spec)])
     }

@@ -113,11 +113,6 @@ impl Store {
         Ok(Backend::Directory(Directory::open_published(dir)?).into())
     }
 
-    /// The file of an object in a published directory, if it is of a kind that is published.
-    pub fn published_file(dir: &Path, object: &ObjectRef) -> Option<PathBuf> {
-        Directory::published_file(dir, object)
-    }
-
     /// Only the user's manifests, for whoever does not know yet which cluster's they are. Makes
     /// nothing, and has no object or status of weft's own.
     pub fn open_manifests(dir: &Path) -> Self {
@@ -161,6 +156,14 @@ impl Store {
             }
         }
         .into())
+    }
+
+    /// Path of the file that weft publishes an object in; none in Kubernetes.
+    pub fn file_of(&self, object: &ObjectRef) -> Option<PathBuf> {
+        match &self.backend {
+            Backend::Directory(store) => store.file_of(object),
+            Backend::Kubernetes(_) => None,
+        }
     }
 
     /// Everything of these kinds, and what is wrong with it.

@@ -180,12 +180,12 @@ const REFUSE: &str = "  chain refuse {
 ";
 
 /// Prefixes of one family and length.
-struct SameLength {
-    mask: IpAddr,
-    networks: Vec<IpAddr>,
+pub(crate) struct SameLength {
+    pub(crate) mask: IpAddr,
+    pub(crate) networks: Vec<IpAddr>,
 }
 
-fn by_length<'a>(prefixes: impl IntoIterator<Item = &'a Cidr>) -> Vec<SameLength> {
+pub(crate) fn by_length<'a>(prefixes: impl IntoIterator<Item = &'a Cidr>) -> Vec<SameLength> {
     let mut sets: BTreeMap<IpAddr, Vec<IpAddr>> = BTreeMap::new();
     for prefix in prefixes {
         sets.entry(prefix.net().netmask()).or_default().push(prefix.net().network());
@@ -194,8 +194,16 @@ fn by_length<'a>(prefixes: impl IntoIterator<Item = &'a Cidr>) -> Vec<SameLength
 }
 
 impl SameLength {
-    fn is_ipv4(&self) -> bool {
+    pub(crate) fn is_ipv4(&self) -> bool {
         self.mask.is_ipv4()
+    }
+
+    /// In bits.
+    pub(crate) fn len(&self) -> u32 {
+        match self.mask {
+            IpAddr::V4(mask) => mask.to_bits().count_ones(),
+            IpAddr::V6(mask) => mask.to_bits().count_ones(),
+        }
     }
 
     fn family(&self) -> &'static str {

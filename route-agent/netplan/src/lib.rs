@@ -3,17 +3,20 @@
 //! * [`State`]: the part of the kernel's network state that is ours, wanted or observed.
 //! * [`plan`]: the steps from one to the other, make before break.
 //! * [`Firewall`]: our nftables table as one value, which prints as input for `nft -f`.
+//! * [`Refusal`]: likewise, the table of prefixes that no tunnel leads to any more.
 //!
 //! No I/O, no clock: the crate `netlink` observes and applies.
 
 mod firewall;
 mod op;
 mod plan;
+mod refusal;
 mod state;
 
 pub use firewall::{Firewall, Link, TABLE as FIREWALL_TABLE};
 pub use op::Op;
 pub use plan::plan;
+pub use refusal::{Refusal, TABLE as REFUSAL_TABLE};
 pub use state::{
     Address, Device, Family, NextHop, Route, RouteKey, Rule, State, Sysctl, Via, Vxlan,
 };

@@ -36,7 +36,7 @@ fn a_removed_node_is_cleaned_up_by_its_running_agent() {
     world.start(&[]);
     world.settle();
     world.configure(NodeConfigSpec { removed: true, ..config() });
-    eventually("all is gone", Duration::from_secs(2), || world.dump() == before);
+    eventually("all is gone", Duration::from_secs(6), || world.dump() == before);
     world.reconfigure(config());
     assert!(sh(&world.node, "ip route show table 18952").contains("10.201.0.0/16 via"));
 }
@@ -44,8 +44,10 @@ fn a_removed_node_is_cleaned_up_by_its_running_agent() {
 #[test]
 fn a_peering_that_ends_takes_its_own_only() {
     let world = World::running(config());
-    world.reconfigure(NodeConfigSpec { peerings: vec![], ..config() });
-    let routes = sh(&world.node, "ip route show table 18952");
-    assert_eq!(routes.trim(), "unreachable 10.70.0.9 proto 119 metric 1024");
+    world.reconfigure(NodeConfigSpec { peerings: vec![], refuse_seconds: Some(1), ..config() });
+    eventually("its routes are gone", Duration::from_secs(6), || {
+        let routes = sh(&world.node, "ip route show table 18952");
+        routes.trim() == "unreachable 10.70.0.9 proto 119 metric 1024"
+    });
     assert!(!sh(&world.node, "ip link").contains("weft4"));
 }

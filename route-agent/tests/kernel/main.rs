@@ -10,4 +10,5 @@ mod healing;
 mod node;
 mod policy;
 mod probes;
+mod refusal;
 mod tables;

@@ -14,7 +14,9 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use fabric_api::fabric::{NodeConfig, NodeConfigSpec, NodeGateway, NodePeering};
+use fabric_api::fabric::{
+    NodeConfig, NodeConfigSpec, NodeConfigStatus, NodeGateway, NodePeering, RefusedTraffic,
+};
 use fabric_store::{Kind, Object, ObjectRef, Store, StoreArgs};
 use futures::FutureExt as _;
 use netlink::Netns;
@@ -147,6 +149,34 @@ impl World {
         assert!(self.agent(&["cleanup"]).status().unwrap().success());
     }
 
+    /// What `route-agent cleanup` prints.
+    pub(crate) fn clean_up(&self, more: &[&str]) -> String {
+        let mut agent = self.agent(&["cleanup"]);
+        let output = agent.args(more).stdout(Stdio::piped()).output().unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// What the agent reports as refused.
+    pub(crate) fn refused(&self) -> Vec<RefusedTraffic> {
+        self.status().and_then(|(_, status)| status.refused).unwrap_or_default()
+    }
+
+    /// The agent has applied the newest config.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.status().is_some_and(|(newest, status)| status.applied_generation == newest)
+    }
+
+    fn status(&self) -> Option<(i64, NodeConfigStatus)> {
+        let reference = ObjectRef::new(Kind::NodeConfig, "", "n1");
+        match at_once(self.store.get(&reference)) {
+            Ok(Some(Object::NodeConfig(config))) => {
+                Some((config.metadata.generation?, config.status.unwrap_or_default()))
+            }
+            _ => None,
+        }
+    }
+
     pub(crate) fn dry_run(&self) -> String {
         let mut agent = self.agent(&["run", "--node", "n1", "--dry-run"]);
         let agent = agent.arg("--run-dir").arg(self.dir.path()).stdout(Stdio::piped());
@@ -216,7 +246,7 @@ impl World {
     pub(crate) fn dump(&self) -> String {
         sh(&self.node, "ip -d link | grep -v -e qdisc -e 'link/' ; ip address | grep inet
             ip route show table all; ip -6 route show table all; ip rule; ip -6 rule
-            ip neigh show nud permanent; bridge fdb; nft list ruleset; iptables-legacy-save -t filter
+            ip neigh show nud permanent; bridge fdb; nft list ruleset; iptables-legacy-save -t filter | cut -d'[' -f1
             grep -rs . /proc/sys/net/ipv[46]/conf/weft* || true")
             .lines()
             .filter(|line| !line.starts_with('#') && !line.contains("packets"))
@@ -251,6 +281,8 @@ pub(crate) fn config() -> NodeConfigSpec {
         vxlan_sources: vec![[192, 0, 2, 7].into()],
         full_masquerade: false,
         removed: false,
+        refused: Vec::new(),
+        refuse_seconds: None,
     }
 }
 

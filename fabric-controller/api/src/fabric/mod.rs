@@ -13,7 +13,7 @@ pub use gateway_config::{
 };
 pub use node_config::{
     MovedAddress, NodeAddressMap, NodeConfig, NodeConfigSpec, NodeConfigStatus, NodeGateway,
-    NodePeering,
+    NodePeering, REFUSE_SECONDS, RefusedPrefix, RefusedTraffic,
 };
 
 pub use overlay_probe::{

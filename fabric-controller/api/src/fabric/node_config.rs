@@ -1,10 +1,14 @@
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
 
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{GatewayProbe, UnreachableGateway};
+
+/// Default of [`NodeConfigSpec::refuse_seconds`]: five minutes.
+pub const REFUSE_SECONDS: u32 = 300;
 
 /// Everything one route-agent needs.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -72,9 +76,26 @@ pub struct NodeConfigSpec {
     /// Pods, too, are given the node's external address.
     #[serde(default)]
     pub full_masquerade: bool,
-    /// The node leaves the fabric: its agent takes everything away.
+    /// The node leaves the fabric: its agent takes everything away. What the node still sends to
+    /// peers is refused.
     #[serde(default)]
     pub removed: bool,
+    /// Prefixes of peerings that are gone: all packets to them are refused.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<RefusedPrefix>,
+    /// Time without a packet, in seconds, after which a refused prefix counts as quiet. Absent: 300.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refuse_seconds: Option<u32>,
+}
+
+/// A prefix that no tunnel leads to any more.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RefusedPrefix {
+    /// ID of the cluster that it stood for.
+    pub peer_cluster_id: String,
+    /// The prefix as this cluster saw it.
+    pub prefix: String,
 }
 
 /// A peering as a node sees it.
@@ -138,6 +159,9 @@ pub struct NodeConfigStatus {
     /// Gateways that do not answer this node's probes through the overlay.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unreachable_gateways: Vec<UnreachableGateway>,
+    /// Prefixes that the node refuses, peerings aside. Absent if its agent does not report that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<Vec<RefusedTraffic>>,
 }
 
 /// An address of a node that changed while its Node manifest did not.
@@ -147,6 +171,26 @@ pub struct MovedAddress {
     pub declared: IpAddr,
     /// As the node has it.
     pub found: IpAddr,
+}
+
+/// Packets that a node refuses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RefusedTraffic {
+    /// Destination.
+    pub prefix: String,
+    /// Nothing has been sent to it for refuseSeconds.
+    pub quiet: bool,
+    /// Sources of the packets since, at most eight.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub senders: Vec<IpAddr>,
+}
+
+impl NodeConfigSpec {
+    /// Time without a packet after which a refused prefix counts as quiet.
+    pub fn quiet_after(&self) -> Duration {
+        Duration::from_secs(self.refuse_seconds.unwrap_or(REFUSE_SECONDS).into())
+    }
 }
 
 impl NodeConfig {

@@ -6,4 +6,5 @@ mod node_paths;
 mod nodes;
 mod peerings;
 mod placed;
+mod refused;
 mod world;

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use fabric_api::fabric::{GatewayConfig, GatewayConfigSpec, NodeConfig, NodeConfigSpec};
+use fabric_api::fabric::{
+    GatewayConfig, GatewayConfigSpec, NodeConfig, NodeConfigSpec, RefusedTraffic,
+};
 use fabric_api::{Cidr, PrivateKey};
 use fabric_store::{Event, Kind, Object, ObjectRef, Problem};
 use jiff::Timestamp;
@@ -23,6 +25,8 @@ pub(super) struct World {
     addresses: BTreeMap<Cidr, Vec<IpAddr>>,
     /// Nodes whose agents do as they are told.
     pub(super) agents: Vec<&'static str>,
+    /// What their agents report of refused prefixes, if they do.
+    pub(super) quiet: Option<bool>,
 }
 
 impl World {
@@ -42,6 +46,7 @@ impl World {
             prefixes: BTreeMap::new(),
             addresses: BTreeMap::new(),
             agents: vec!["n1"],
+            quiet: None,
         }
     }
 
@@ -67,7 +72,19 @@ impl World {
 
     pub(super) fn delete(&mut self, reference: &ObjectRef) {
         let gone = self.index.apply(Event::Deleted(reference.clone()));
-        self.release(gone);
+        let passed_on = gone.as_ref().and_then(Grant::of).is_some_and(|g| self.index.holds(g));
+        self.release(gone.filter(|_| !passed_on));
+    }
+
+    /// Has the agents report anew.
+    pub(super) fn report(&mut self) {
+        for name in self.agents.clone() {
+            let reference = ObjectRef::new(Kind::NodeConfig, "", name);
+            let Some(config) = self.index.typed::<NodeConfig>(&reference) else { continue };
+            let mut config = config.clone();
+            config.status.get_or_insert_default().refused = traffic(&config, self.quiet);
+            self.index.apply(Event::Applied(Box::new(config.into())));
+        }
     }
 
     /// Until nothing changes. Compiling again then must say the same.
@@ -96,7 +113,10 @@ impl World {
             if let Object::NodeConfig(config) = &mut object
                 && self.agents.contains(&reference.name.as_str())
             {
-                config.status.get_or_insert_default().applied_generation = generation;
+                let traffic = traffic(config, self.quiet);
+                let status = config.status.get_or_insert_default();
+                status.applied_generation = generation;
+                status.refused = traffic;
             }
             if have.as_ref() != Some(&object) {
                 self.index.apply(Event::Applied(Box::new(object)));
@@ -201,6 +221,14 @@ impl World {
     pub(super) fn status(&self, reference: &ObjectRef) -> Value {
         self.index.get(reference).expect("it is there").to_value()["status"].clone()
     }
+}
+
+fn traffic(config: &NodeConfig, quiet: Option<bool>) -> Option<Vec<RefusedTraffic>> {
+    let of = |quiet| {
+        let prefixes = config.spec.refused.iter().map(|refused| refused.prefix.clone());
+        prefixes.map(|prefix| RefusedTraffic { prefix, quiet, senders: Vec::new() }).collect()
+    };
+    quiet.map(of)
 }
 
 fn key_pair(reference: &ObjectRef) -> Secret {

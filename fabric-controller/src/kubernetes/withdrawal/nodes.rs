@@ -17,6 +17,8 @@ use tokio::time::{Instant, sleep};
 use super::WithdrawError;
 use super::cluster::{Cluster, kind};
 
+/// Agents refuse what is still sent to peers for a minute, and take away the refusal then.
+const LINGERING: Duration = Duration::from_secs(80);
 /// Between two looks.
 const PERIOD: Duration = Duration::from_millis(500);
 const REMEDY: &str = "what weft has made there stays until the node starts anew, or `route-agent cleanup` is run on it";
@@ -26,10 +28,10 @@ type Waits = BTreeMap<String, String>;
 
 /// Until nothing is left on any node that answers.
 pub(super) async fn clear(cluster: &Cluster, patience: Duration) -> Result<(), WithdrawError> {
-    let until = Instant::now() + patience;
+    let start = Instant::now();
     let mut told = Waits::new();
     loop {
-        let waits = look(cluster).await?;
+        let (waits, lingers) = look(cluster).await?;
         for (node, why) in waits.iter().filter(|(node, why)| told.get(*node) != Some(why)) {
             tracing::info!(node, why, "waiting");
         }
@@ -39,7 +41,8 @@ pub(super) async fn clear(cluster: &Cluster, patience: Duration) -> Result<(), W
         if waits.is_empty() {
             return Ok(());
         }
-        if Instant::now() >= until {
+        let patience = if lingers { patience.max(LINGERING) } else { patience };
+        if start.elapsed() >= patience {
             give_up(cluster, &waits).await;
             return Ok(());
         }
@@ -48,23 +51,32 @@ pub(super) async fn clear(cluster: &Cluster, patience: Duration) -> Result<(), W
     }
 }
 
-/// Tells every agent to take all away, and who has not done so.
-async fn look(cluster: &Cluster) -> Result<Waits, WithdrawError> {
+/// Has every agent take all away. Returns who has not done so, and whether one of them refuses for a
+/// while what is still sent to peers.
+async fn look(cluster: &Cluster) -> Result<(Waits, bool), WithdrawError> {
     let configs = kind::<NodeConfig>();
     let nodes = cluster.list_metadata(&kind::<Node>(), "").await?;
     let nodes: BTreeSet<String> = nodes.iter().map(|node| node.name_any()).collect();
     let agents = agents(cluster).await?;
-    let mut waits = Waits::new();
+    let (mut waits, mut lingers) = (Waits::new(), false);
     for config in cluster.list(&configs, "").await? {
         if config.data["spec"]["removed"] != true {
             let removed = json!({"spec": {"removed": true}});
             cluster.merge(&configs, &config, &removed).await?;
         }
         let name = config.name_any();
+        lingers |= nodes.contains(&name) && refuses(&config);
         let why = why_waited_for(&config, agents.contains(&name));
         waits.extend(why.filter(|_| nodes.contains(&name)).map(|why| (name, why)));
     }
-    Ok(waits)
+    Ok((waits, lingers))
+}
+
+/// Something still sends to peers there.
+fn refuses(config: &DynamicObject) -> bool {
+    let refused = config.data["status"]["refused"].as_array().into_iter().flatten();
+    let mut senders = refused.filter_map(|traffic| traffic["senders"].as_array());
+    senders.any(|senders| !senders.is_empty())
 }
 
 /// Nodes on which one runs.
@@ -150,6 +162,18 @@ mod tests {
         assert_eq!(why_waited_for(&config(true, applied(7)), true), None);
         let failed = json!({"appliedGeneration": 7, "problems": ["no nft"]});
         assert_eq!(why_waited_for(&config(true, failed), true).as_deref(), Some("no nft"));
+    }
+
+    #[test]
+    fn senders_prolong_the_withdrawal() {
+        let traffic = |senders: Value| {
+            json!({"appliedGeneration": 7, "refused": [
+                {"prefix": "10.201.0.0/16", "quiet": false, "senders": senders}
+            ]})
+        };
+        assert!(refuses(&config(true, traffic(json!(["10.200.1.2"])))));
+        assert!(!refuses(&config(true, traffic(json!([])))));
+        assert!(!refuses(&config(true, json!({"appliedGeneration": 7}))));
     }
 
     #[test]

@@ -75,11 +75,6 @@ impl Directory {
         Ok(Self { layout: Arc::new(layout) })
     }
 
-    pub(crate) fn published_file(dir: &Path, object: &ObjectRef) -> Option<PathBuf> {
-        let layout = Layout { manifests: None, published: dir.to_owned(), state: None };
-        Some(layout.objects(object.kind)?.join(Layout::file_name(object)))
-    }
-
     pub(crate) fn open_manifests(dir: &Path) -> Self {
         let (manifests, published) = (Some(dir.to_owned()), PathBuf::new());
         Self { layout: Arc::new(Layout { manifests, published, state: None, changes: None }) }
@@ -101,6 +96,10 @@ impl Directory {
 
     pub(crate) fn follow(&self, object: &ObjectRef, with: &[Kind]) -> Watch {
         Watch::start(&self.layout, Scope::follow(object, with))
+    }
+
+    pub(crate) fn file_of(&self, object: &ObjectRef) -> Option<PathBuf> {
+        self.object_path(object).ok()
     }
 
     pub(crate) fn read(&self, kinds: &[Kind]) -> Result<Snapshot, StoreError> {

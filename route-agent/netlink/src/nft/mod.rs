@@ -5,8 +5,10 @@
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use netlink_sys::protocols::NETLINK_NETFILTER;
+use netplan::{REFUSAL_TABLE, Refusal};
 use sha2::{Digest, Sha256};
 
 use crate::multicast::Multicast;
@@ -134,6 +136,45 @@ fn elements(socket: &Nfnetlink, table: &str, set: &[u8]) -> io::Result<BTreeSet<
     let found = socket.dump(GET_ELEMENTS, INET, &body)?;
     let lists = found.iter().filter_map(|body| attribute(body, ELEMENTS));
     Ok(lists.flat_map(attributes).map(|(_, element)| element.to_vec()).collect())
+}
+
+/// Reads the table of refused prefixes; `None` if there is none.
+pub fn refusal(netns: &Netns) -> Result<Option<Refusal>, NftError> {
+    match netns.run(refusal_here)? {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        read => read.map(Some).map_err(NftError::Read),
+    }
+}
+
+fn refusal_here() -> io::Result<Refusal> {
+    const NAME: u16 = 2;
+    let socket = Nfnetlink::open()?;
+    let mut named = Vec::new();
+    put_text(&mut named, TABLE_NAME, REFUSAL_TABLE);
+    socket.ask(GET_TABLE, INET, &named)?;
+    let mut refusal = Refusal::default();
+    for set in socket.dump(GET_SET, INET, &named)? {
+        if text(&set, TABLE_NAME) != Some(REFUSAL_TABLE) {
+            continue;
+        }
+        for element in elements(&socket, REFUSAL_TABLE, &set)? {
+            let set = text(&set, NAME).unwrap_or_default();
+            if let Some((key, left)) = timed_key(&element) {
+                refusal.add_element(set, key, left);
+            }
+        }
+    }
+    Ok(refusal)
+}
+
+/// Key of an element, and the time until it expires.
+fn timed_key(element: &[u8]) -> Option<(&[u8], Duration)> {
+    const KEY: u16 = 1;
+    const EXPIRATION: u16 = 5;
+    const VALUE: u16 = 1;
+    let key = attribute(attribute(element, KEY)?, VALUE)?;
+    let left = attribute(element, EXPIRATION).and_then(|bytes| bytes.try_into().ok());
+    Some((key, Duration::from_millis(left.map_or(0, u64::from_be_bytes))))
 }
 
 /// User data is type, length, value; type 0 is the comment, which ends with a zero byte.

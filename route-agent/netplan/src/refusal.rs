@@ -1,0 +1,223 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use fabric_api::Cidr;
+
+use crate::firewall::by_length;
+
+/// Name of the table of refused prefixes, of family `inet`.
+pub const TABLE: &str = "weft_refused";
+
+/// Bound for remembered pairs of source and destination, one set a family. Once it is reached,
+/// packets are refused all the same.
+const MAX_SENDERS: usize = 4096;
+
+/// nftables table that refuses prefixes no tunnel leads to any more, whole.
+///
+/// It stands apart from [`crate::Firewall`], needs no route and no agent, and can therefore outlive
+/// both: after a peering, after the fabric, and before the network is up. Who sends is in a set
+/// of the kernel's own, whose elements time out: a prefix without an element has been quiet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Refusal {
+    pub prefixes: BTreeSet<Cidr>,
+    /// Source and destination of refused packets, and the time until the kernel forgets them. An
+    /// unspecified source holds a prefix to which nothing was sent yet.
+    pub senders: BTreeMap<(IpAddr, IpAddr), Duration>,
+}
+
+impl Refusal {
+    pub fn of(prefixes: BTreeSet<Cidr>) -> Self {
+        Self { prefixes, senders: BTreeMap::new() }
+    }
+
+    /// Refuses a prefix, for `quiet` at least.
+    pub fn hold(&mut self, prefix: Cidr, quiet: Duration) {
+        self.prefixes.insert(prefix);
+        self.senders.insert((unspecified(&prefix), prefix.address()), quiet);
+    }
+
+    /// Returns whether something was sent to the prefix, or it was first refused, a short while ago.
+    pub fn is_held(&self, prefix: &Cidr) -> bool {
+        let full = self.senders.len() >= MAX_SENDERS;
+        full || self.senders.keys().any(|(_, to)| prefix.contains(*to))
+    }
+
+    pub fn is_quiet(&self) -> bool {
+        !self.prefixes.iter().any(|prefix| self.is_held(prefix))
+    }
+
+    /// Sources that have sent to the prefix.
+    pub fn senders_to(&self, prefix: &Cidr) -> BTreeSet<IpAddr> {
+        let of = self.senders.keys().filter(|(_, to)| prefix.contains(*to));
+        of.map(|(from, _)| *from).filter(|from| !from.is_unspecified()).collect()
+    }
+
+    /// Input for `nft -f`: replaces the table in one transaction. A sender is remembered for
+    /// `quiet`.
+    pub fn script(&self, quiet: Duration) -> String {
+        format!("{}{}", Self::removal(), self.addition(quiet))
+    }
+
+    /// Input for `nft -f` that adds these prefixes to the table, or makes it.
+    pub fn addition(&self, quiet: Duration) -> String {
+        format!("table inet {TABLE} {{\n{}}}\n", Body { refusal: self, quiet })
+    }
+
+    /// Input for `nft -f` that takes the table away, if there is one.
+    pub fn removal() -> String {
+        format!("table inet {TABLE}\ndelete table inet {TABLE}\n")
+    }
+
+    /// Adds what a set of the kernel holds: `name` tells prefixes from senders.
+    pub fn add_element(&mut self, name: &str, key: &[u8], left: Duration) {
+        match (name, key.len()) {
+            ("senders_v4", 8) | ("senders_v6", 32) => {
+                let (from, to) = key.split_at(key.len() / 2);
+                if let (Some(from), Some(to)) = (address(from), address(to)) {
+                    self.senders.insert((from, to), left);
+                }
+            }
+            _ => {
+                let len = name.strip_prefix("prefixes_").and_then(|rest| rest.split_once('_'));
+                let len = len.and_then(|(_, len)| len.parse().ok());
+                let network = address(key).zip(len);
+                let prefix = network.and_then(|(network, len)| Cidr::around(network, len));
+                self.prefixes.extend(prefix);
+            }
+        }
+    }
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
+}
+
+fn unspecified(prefix: &Cidr) -> IpAddr {
+    if prefix.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
+}
+
+struct Body<'a> {
+    refusal: &'a Refusal,
+    quiet: Duration,
+}
+
+/// What the rules rely on:
+///
+/// * The chains come right after destination NAT (-100): a Service's endpoint may be a peer's pod.
+/// * Established connections are reset, too: nothing will carry them again.
+/// * An error about a VXLAN packet would quote what is in it; so there is none.
+/// * Prefixes are in sets, which can be read back; the set's name has their length.
+impl fmt::Display for Body<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write_senders(f, 4, "ipv4_addr")?;
+        self.write_senders(f, 6, "ipv6_addr")?;
+        let sets = by_length(&self.refusal.prefixes);
+        let mut rules = String::new();
+        for set in &sets {
+            let (version, family) = if set.is_ipv4() { ("v4", "ip") } else { ("v6", "ip6") };
+            let (len, mask) = (set.len(), set.mask);
+            let networks: Vec<_> = set.networks.iter().map(IpAddr::to_string).collect();
+            writeln!(f, "  set prefixes_{version}_{len} {{")?;
+            writeln!(f, "    type ip{version}_addr;")?;
+            writeln!(f, "    elements = {{ {} }}\n  }}", networks.join(", "))?;
+            rules +=
+                &format!("    {family} daddr and {mask} @prefixes_{version}_{len} goto refuse\n");
+        }
+        write!(f, "  chain refuse {{\n{}", self.remember())?;
+        f.write_str(REFUSE)?;
+        for (chain, hook) in [("forwarded", "prerouting"), ("own", "output")] {
+            writeln!(f, "  chain {chain} {{")?;
+            writeln!(f, "    type filter hook {hook} priority -91; policy accept;")?;
+            writeln!(f, "{rules}  }}")?;
+        }
+        Ok(())
+    }
+}
+
+const REFUSE: &str = "    udp dport 4879 drop
+    tcp flags & rst == rst drop
+    meta l4proto tcp reject with tcp reset
+    reject with icmpx admin-prohibited
+  }
+";
+
+impl Body<'_> {
+    fn remember(&self) -> String {
+        let quiet = self.quiet.as_millis().max(1);
+        let of = |family, version| {
+            format!(
+                "    update @senders_v{version} {{ {family} saddr . {family} daddr timeout {quiet}ms }}\n"
+            )
+        };
+        of("ip", 4) + &of("ip6", 6)
+    }
+
+    fn write_senders(&self, f: &mut fmt::Formatter<'_>, version: u8, kind: &str) -> fmt::Result {
+        writeln!(f, "  set senders_v{version} {{")?;
+        writeln!(f, "    type {kind} . {kind};")?;
+        writeln!(f, "    size {MAX_SENDERS};\n    flags dynamic,timeout;")?;
+        let quiet = self.quiet.as_millis().max(1);
+        let own =
+            self.refusal.senders.iter().filter(|((from, _), _)| from.is_ipv4() == (version == 4));
+        let elements: Vec<_> = own
+            .map(|((from, to), left)| {
+                let left = left.as_millis().clamp(1, quiet);
+                format!("{from} . {to} timeout {quiet}ms expires {left}ms")
+            })
+            .collect();
+        if !elements.is_empty() {
+            writeln!(f, "    elements = {{ {} }}", elements.join(", "))?;
+        }
+        writeln!(f, "  }}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QUIET: Duration = Duration::from_secs(300);
+
+    fn cidr(text: &str) -> Cidr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn held_prefix_is_quiet_without_elements() {
+        let mut refusal = Refusal::default();
+        refusal.hold(cidr("10.201.0.0/16"), QUIET);
+        refusal.hold(cidr("fd00:201::/48"), QUIET);
+        assert!(refusal.is_held(&cidr("10.201.0.0/16")) && !refusal.is_quiet());
+        assert!(refusal.senders_to(&cidr("10.201.0.0/16")).is_empty());
+        refusal.senders.clear();
+        assert!(refusal.is_quiet());
+        let pod: IpAddr = [10, 200, 1, 2].into();
+        refusal.senders.insert((pod, [10, 201, 9, 9].into()), QUIET);
+        assert!(!refusal.is_held(&cidr("fd00:201::/48")));
+        assert_eq!(refusal.senders_to(&cidr("10.201.0.0/16")), [pod].into());
+    }
+
+    #[test]
+    fn full_sender_set_counts_as_sending() {
+        let mut refusal = Refusal::of([cidr("10.202.0.0/16")].into());
+        for i in 0..MAX_SENDERS as u32 {
+            let from = Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 200, 0, 1)) + i);
+            refusal.senders.insert((from.into(), [10, 201, 0, 1].into()), QUIET);
+        }
+        assert!(refusal.is_held(&cidr("10.202.0.0/16")));
+    }
+
+    #[test]
+    fn elements_of_sets_are_read_by_set_name() {
+        let mut refusal = Refusal::default();
+        refusal.add_element("prefixes_v4_16", &[10, 201, 0, 0], Duration::ZERO);
+        refusal.add_element("senders_v4", &[10, 200, 1, 2, 10, 201, 0, 9], QUIET);
+        refusal.add_element("unknown", &[1, 2, 3], QUIET);
+        assert_eq!(refusal.prefixes, [cidr("10.201.0.0/16")].into());
+        let pair = ([10, 200, 1, 2].into(), [10, 201, 0, 9].into());
+        assert_eq!(refusal.senders, [(pair, QUIET)].into());
+    }
+}

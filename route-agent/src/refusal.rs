@@ -1,0 +1,225 @@
+//! Prefixes that no tunnel leads to any more stay refused until nobody sends to them.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use fabric_api::fabric::{NodeConfig, NodeConfigSpec, RefusedTraffic};
+use fabric_api::{Cidr, overlay_v6};
+use netlink::nft::{self, NftError};
+use netlink::{Handle, NetlinkError, Netns};
+use netplan::{NextHop, Refusal, RouteKey};
+
+use crate::compile::is_refusable;
+use crate::facts::Facts;
+use crate::names;
+
+/// Bound for the sources in a status.
+const MAX_REPORTED: usize = 8;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RefusalError {
+    #[error("cannot read the table of refused prefixes")]
+    Read(#[source] NftError),
+    #[error("cannot change the table of refused prefixes")]
+    Change(#[source] NftError),
+    #[error("cannot read the kernel's routes")]
+    Routes(#[source] NetlinkError),
+    #[error("cannot save {path}, which refuses peers' prefixes while the host starts")]
+    Save { path: PathBuf, source: io::Error },
+}
+
+/// Keeps the table of refused prefixes, and its copy for the next start of the host.
+#[derive(Debug, Default)]
+pub(crate) struct Refuser {
+    /// The table as last read or written.
+    table: Refusal,
+    quiet: Duration,
+    /// Uid and generation of the config whose missing prefixes are refused.
+    settled: Option<(Option<String>, Option<i64>)>,
+    file: Option<PathBuf>,
+    saved: Option<String>,
+}
+
+impl Refuser {
+    pub(crate) fn new(file: Option<PathBuf>) -> Self {
+        Self { file, ..Self::default() }
+    }
+
+    /// Time between two looks at who sends; `None` while nothing is refused.
+    pub(crate) fn period(&self) -> Option<Duration> {
+        let most = Duration::from_secs(30);
+        (!self.table.prefixes.is_empty()).then(|| most.min(self.quiet / 4))
+    }
+
+    /// Refuses what the config wants refused, and what the kernel has and the config no longer
+    /// has, before anything else changes. Returns what is to stay refused.
+    pub(crate) async fn begin(
+        &mut self,
+        handle: &Handle,
+        config: &NodeConfig,
+        facts: &Facts,
+    ) -> Result<BTreeSet<Cidr>, RefusalError> {
+        let (spec, netns) = (&config.spec, handle.netns());
+        self.quiet = spec.quiet_after();
+        let before = std::mem::replace(&mut self.table, observe(netns)?);
+        let refusable = |prefix: &Cidr| is_refusable(spec, facts, prefix);
+        let named = spec.refused.iter().filter_map(|refused| refused.prefix.parse().ok());
+        let wanted: BTreeSet<Cidr> = named.filter(&refusable).collect();
+        let mut fresh = wanted.clone();
+        // Another may have deleted the table.
+        fresh.extend(before.prefixes.into_iter().filter(&refusable));
+        if self.settled.as_ref() != Some(&version(config)) {
+            let there = backstops(handle).await?.into_iter();
+            fresh.extend(there.filter(|prefix| refusable(prefix) && !is_overlay(spec, prefix)));
+        }
+        fresh.retain(|prefix| !self.table.prefixes.contains(prefix));
+        for prefix in &fresh {
+            tracing::info!(%prefix, "no tunnel leads there any more; refusing it");
+            self.table.hold(*prefix, self.quiet);
+        }
+        if !fresh.is_empty() {
+            self.write(netns)?;
+        }
+        let stays = |p: &&Cidr| refusable(p) && (wanted.contains(p) || self.table.is_held(p));
+        Ok(self.table.prefixes.iter().filter(stays).copied().collect())
+    }
+
+    /// Ends the refusal of all other prefixes, once the rest of the config is in force.
+    pub(crate) fn finish(
+        &mut self,
+        netns: &Netns,
+        config: &NodeConfig,
+        kept: BTreeSet<Cidr>,
+    ) -> Result<(), RefusalError> {
+        if self.table.prefixes != kept {
+            for prefix in self.table.prefixes.difference(&kept) {
+                tracing::info!(%prefix, "no longer refused apart from peerings");
+            }
+            self.table = Refusal { prefixes: kept, ..observe(netns)? };
+            let prefixes = &self.table.prefixes;
+            self.table.senders.retain(|(_, to), _| prefixes.iter().any(|p| p.contains(*to)));
+            self.write(netns)?;
+        }
+        self.settled = Some(version(config));
+        Ok(())
+    }
+
+    /// Ends the refusal that was left by a withdrawal, once nobody sends or `at_once`.
+    pub(crate) fn look(&mut self, netns: &Netns, at_once: bool) -> Result<(), RefusalError> {
+        self.settled = None;
+        self.table = observe(netns)?;
+        if !self.table.prefixes.is_empty() && (at_once || self.table.senders.is_empty()) {
+            tracing::info!("peers' prefixes are no longer refused");
+            self.table = Refusal::default();
+            self.write(netns)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn report(&self, spec: &NodeConfigSpec) -> Vec<RefusedTraffic> {
+        let named = spec.refused.iter().filter_map(|refused| refused.prefix.parse().ok());
+        let all: BTreeSet<Cidr> = named.chain(self.table.prefixes.iter().copied()).collect();
+        let traffic = |prefix: Cidr| RefusedTraffic {
+            prefix: prefix.to_string(),
+            quiet: !self.table.is_held(&prefix),
+            senders: self.table.senders_to(&prefix).into_iter().take(MAX_REPORTED).collect(),
+        };
+        all.into_iter().map(traffic).collect()
+    }
+
+    /// Sources that send to refused prefixes, at most a few.
+    pub(crate) fn senders(&self) -> Vec<IpAddr> {
+        senders(&self.table)
+    }
+
+    /// Keeps for the next start of the host what must not leave it before an agent runs.
+    pub(crate) fn save(&mut self, prefixes: &BTreeSet<Cidr>) -> Result<(), RefusalError> {
+        let Some(path) = &self.file else { return Ok(()) };
+        let text = Refusal::of(prefixes.clone()).addition(self.quiet);
+        let text = if prefixes.is_empty() { String::new() } else { text };
+        if self.saved.as_ref() == Some(&text) {
+            return Ok(());
+        }
+        let saved = if text.is_empty() { remove(path) } else { replace(path, &text) };
+        saved.map_err(|source| RefusalError::Save { path: path.clone(), source })?;
+        self.saved = Some(text);
+        Ok(())
+    }
+
+    /// The same after a withdrawal, when nothing else is left.
+    pub(crate) fn save_refused(&mut self) -> Result<(), RefusalError> {
+        self.save(&self.table.prefixes.clone())
+    }
+
+    pub(crate) fn refused(&self) -> &BTreeSet<Cidr> {
+        &self.table.prefixes
+    }
+
+    fn write(&self, netns: &Netns) -> Result<(), RefusalError> {
+        write(netns, &self.table, self.quiet)
+    }
+}
+
+pub(crate) fn observe(netns: &Netns) -> Result<Refusal, RefusalError> {
+    nft::refusal(netns).map(Option::unwrap_or_default).map_err(RefusalError::Read)
+}
+
+/// Without prefixes there is no table.
+pub(crate) fn write(netns: &Netns, table: &Refusal, quiet: Duration) -> Result<(), RefusalError> {
+    let empty = table.prefixes.is_empty();
+    let script = if empty { Refusal::removal() } else { table.script(quiet) };
+    nft::run(netns, &script).map_err(RefusalError::Change)
+}
+
+/// All prefixes that routes of ours end at, whatever becomes of their tunnels.
+pub(crate) async fn backstops(handle: &Handle) -> Result<BTreeSet<Cidr>, RefusalError> {
+    let have = handle.observe(&names::scope(std::iter::empty())).await;
+    let routes = have.map_err(RefusalError::Routes)?.routes.into_iter();
+    let backstops = routes.filter(|(key, route)| {
+        key.metric == RouteKey::BACKSTOP && route.hop == NextHop::Unreachable
+    });
+    Ok(backstops.map(|(key, _)| key.to).collect())
+}
+
+/// The first few sources of refused packets.
+pub(crate) fn senders(table: &Refusal) -> Vec<IpAddr> {
+    let from = table.senders.keys().map(|(from, _)| *from);
+    let all: BTreeSet<IpAddr> = from.filter(|from| !from.is_unspecified()).collect();
+    all.into_iter().take(MAX_REPORTED).collect()
+}
+
+/// True for prefixes of gateways' addresses, which other gateways get next.
+fn is_overlay(spec: &NodeConfigSpec, prefix: &Cidr) -> bool {
+    let internal = spec.internal_cidr.as_ref().and_then(|text| text.parse::<Cidr>().ok());
+    let of_v6 = Cidr::around(overlay_v6(std::net::Ipv4Addr::UNSPECIFIED).into(), 96);
+    [internal, of_v6].into_iter().flatten().any(|overlay| overlay.overlaps(prefix))
+}
+
+fn version(config: &NodeConfig) -> (Option<String>, Option<i64>) {
+    (config.metadata.uid.clone(), config.metadata.generation)
+}
+
+/// Root alone may read it. It is whole or not there, even after a power cut.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    fs::create_dir_all(folder)?;
+    let draft = path.with_extension("tmp");
+    remove(&draft)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&draft, path)?;
+    File::open(folder)?.sync_all()
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}

@@ -1,0 +1,170 @@
+//! What is sent to peers that are gone is refused.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::PermissionsExt as _;
+use std::time::Duration;
+
+use fabric_api::fabric::{NodeConfigSpec, RefusedPrefix, RefusedTraffic};
+use netlink::Netns;
+
+use crate::node::{PEER, PEER_V6, World, config, connect, eventually, sh};
+
+const SOON: Duration = Duration::from_secs(8);
+
+fn without_peering(seconds: u32) -> NodeConfigSpec {
+    NodeConfigSpec { peerings: vec![], refuse_seconds: Some(seconds), ..config() }
+}
+
+fn refusal(world: &World, peer: &str) -> Option<ErrorKind> {
+    let to = SocketAddr::new(peer.parse().unwrap(), 80);
+    connect(&world.pod, to).err().map(|error| error.kind())
+}
+
+fn is_refusing(world: &World) -> bool {
+    sh(&world.node, "nft list tables").contains("weft_refused")
+}
+
+#[test]
+fn departed_prefix_is_refused_until_quiet() {
+    let world = World::running(config());
+    let prefix =
+        |text: &str| RefusedPrefix { peer_cluster_id: "milan".to_owned(), prefix: text.to_owned() };
+    let refused = vec![prefix("10.201.0.0/16")];
+    world.reconfigure(NodeConfigSpec { refused, ..without_peering(2) });
+    for peer in [PEER, PEER_V6] {
+        assert_eq!(refusal(&world, peer), Some(ErrorKind::ConnectionRefused), "{peer}");
+    }
+    eventually("the status has the sender", SOON, || {
+        let pod: [IpAddr; 1] = [[10, 200, 1, 2].into()];
+        world.refused().iter().any(|r| r.prefix == "10.201.0.0/16" && r.senders == pod && !r.quiet)
+    });
+    let routes = sh(&world.node, "ip route show table 18952");
+    assert!(routes.contains("unreachable 10.201.0.0/16 proto 119 metric 4096"), "{routes}");
+    let quiet = RefusedTraffic { prefix: "10.201.0.0/16".to_owned(), quiet: true, senders: vec![] };
+    eventually("it is quiet", SOON, || world.refused().contains(&quiet));
+    assert!(is_refusing(&world), "the config still wants it refused");
+    world.reconfigure(without_peering(2));
+    eventually("all is gone", SOON, || {
+        !is_refusing(&world) && !sh(&world.node, "ip route show table 18952").contains("10.201")
+    });
+}
+
+#[test]
+fn established_connection_ends_with_its_peering() {
+    use std::io::{Read as _, Write as _};
+    let world = World::running(config());
+    let (mut client, _server) = world.established();
+    client.set_read_timeout(Some(SOON)).unwrap();
+    world.reconfigure(without_peering(60));
+    client.write_all(b"anything").unwrap();
+    let error = client.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn peering_that_is_back_takes_its_prefix_over() {
+    let world = World::running(config());
+    world.reconfigure(without_peering(60));
+    assert_eq!(refusal(&world, PEER), Some(ErrorKind::ConnectionRefused));
+    world.reconfigure(config());
+    assert_eq!(world.source_seen(&world.pod, PEER).unwrap().to_string(), "10.200.1.2");
+    assert!(!is_refusing(&world));
+}
+
+#[test]
+fn deleted_refusal_table_comes_back() {
+    let world = World::running(config());
+    world.reconfigure(without_peering(60));
+    sh(&world.node, "nft delete table inet weft_refused");
+    eventually("the table is back", SOON, || is_refusing(&world));
+    assert_eq!(refusal(&world, PEER), Some(ErrorKind::ConnectionRefused));
+}
+
+#[test]
+fn removed_node_refuses_who_still_sends() {
+    let mut world = World::new();
+    let before = world.dump();
+    let config = NodeConfigSpec { refuse_seconds: Some(2), ..config() };
+    world.configure(config.clone());
+    world.start(&[]);
+    world.settle();
+    let sender = Pings::start(&world.pod);
+    world.configure(NodeConfigSpec { removed: true, ..config });
+    eventually("the agent has withdrawn", SOON, || world.is_settled());
+    assert!(is_refusing(&world));
+    assert!(world.refused().iter().any(|r| !r.senders.is_empty()), "{:?}", world.refused());
+    assert!(!sh(&world.node, "ip link").contains("weft4"));
+    drop(sender);
+    eventually("all is gone", SOON, || world.dump() == before);
+}
+
+#[test]
+fn cleanup_keeps_the_refusal_only_if_asked_to() {
+    let mut world = World::new();
+    let before = world.dump();
+    world.configure(config());
+    world.start(&[]);
+    world.settle();
+    world.stop();
+    let sender = Pings::start(&world.pod);
+    assert_eq!(world.clean_up(&["--refuse"]), "10.200.1.2\n");
+    assert!(is_refusing(&world));
+    drop(sender);
+    assert_eq!(world.clean_up(&["--refuse"]), "");
+    assert_eq!(world.dump(), before);
+}
+
+#[test]
+fn saved_refusal_works_without_weft() {
+    let mut world = World::new();
+    let file = world.path("state/refusal.nft");
+    world.configure(config());
+    world.start(&["--refusal-file", file.to_str().unwrap()]);
+    world.settle();
+    eventually("it is saved", SOON, || file.exists());
+    assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    let text = std::fs::read_to_string(&file).unwrap();
+    let other = World::new();
+    sh(&other.node, &format!("nft -f - <<'END'\n{text}END"));
+    for peer in [PEER, PEER_V6] {
+        assert_eq!(refusal(&other, peer), Some(ErrorKind::ConnectionRefused), "{peer}");
+    }
+    world.configure(NodeConfigSpec { removed: true, ..config() });
+    eventually("nothing is saved any more", SOON, || !file.exists());
+}
+
+#[test]
+fn lost_published_directory_refuses_new_connections() {
+    let world = World::running(config());
+    let published = world.path("published/nodeconfigs");
+    let to = SocketAddr::new(PEER.parse().unwrap(), 80);
+    let _listener = world.gw.run(|| std::net::TcpListener::bind(to)).unwrap().unwrap();
+    assert_eq!(refusal(&world, PEER), None);
+    let away = world.path("away");
+    std::fs::rename(&published, &away).unwrap();
+    eventually("new connections are refused", Duration::from_secs(3), || {
+        refusal(&world, PEER) == Some(ErrorKind::ConnectionRefused)
+    });
+    std::fs::rename(&away, &published).unwrap();
+    eventually("they are not any more", SOON, || refusal(&world, PEER).is_none());
+}
+
+/// UDP packets to the peer until it is dropped.
+struct Pings(std::process::Child);
+
+impl Pings {
+    fn start(pod: &Netns) -> Self {
+        let script =
+            format!("while :; do echo x > /dev/udp/{PEER}/7; sleep 0.05; done 2>/dev/null");
+        let mut shell = crate::node::inside(pod, "bash");
+        Self(shell.args(["-c", &script]).spawn().unwrap())
+    }
+}
+
+impl Drop for Pings {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}

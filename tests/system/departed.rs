@@ -1,0 +1,310 @@
+//! ```text
+//!   pods, rome-1, rome-2 ---[ switch: every frame is looked at ]--- milan-1, pod
+//! ```
+//! Pods that never stop to send, while what carries their packets goes away: peering, fabric,
+//! published directory, everything at a reboot.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use weft_tests::traffic::{connect, udp_echo};
+use weft_tests::{Capture, Cluster, Host, Netns, bin_dir, wait_until};
+
+use crate::kernel::Kernel;
+use crate::scene::{
+    ECHO, HTTP, PATIENCE, PORT, Scene, first_pod, play_with, rome_and_milan, serve,
+};
+
+const MARK: &[u8] = b"nobody outside may ever read this";
+/// Ports of the overlay and the tunnel.
+const CARRIERS: [u16; 2] = [4879, PORT];
+/// Short, for what lasts five minutes by default.
+const QUIET: &[&str] = &["--refuse-for", "3"];
+
+#[test]
+fn deleted_peering_is_refused_until_quiet() -> Result<()> {
+    play_with(&rome_and_milan(2), QUIET, |scene| deleted_peering(scene, Duration::from_secs(4)))
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn deleted_peering_is_refused_for_a_minute() -> Result<()> {
+    play_with(&rome_and_milan(2), QUIET, |scene| deleted_peering(scene, Duration::from_secs(60)))
+}
+
+fn deleted_peering(scene: &mut Scene, time: Duration) -> Result<()> {
+    scene.peer("rome", "milan", PORT)?;
+    let rome = scene.cluster("rome");
+    let manifests = std::fs::read_to_string(rome.outside("/run/cluster/manifests/milan.yaml"))?;
+    let view = rome.view(&scene.cluster("milan").spec)?;
+    let (pod, target) = scene.way("rome", "milan")?;
+    let load = Load::start(scene)?;
+    rome.remove("milan")?;
+    std::thread::sleep(time);
+    load.ensure_sealed().context("after the peering was deleted")?;
+    let refusal = connect(&pod.ns, SocketAddr::new(target, HTTP), Duration::from_secs(1));
+    let kind = refusal.err().map(|error| error.kind());
+    ensure!(kind == Some(std::io::ErrorKind::ConnectionRefused), "a connection ended in {kind:?}");
+    wait_until("weft status shows who still sends", PATIENCE, || {
+        let refused = rome.status()?["refused"].to_string();
+        let sender = pod.addresses[0].to_string();
+        ensure!(refused.contains("milan") && refused.contains(&sender), "refused: {refused}");
+        Ok::<_, anyhow::Error>(())
+    })?;
+    let prefix = view.0[0].1;
+    ensure!(networks(rome)?.contains(&prefix.to_string()), "ipam may grant {prefix} to others");
+
+    rome.apply("milan", &manifests)?;
+    rome.wait_connected("milan", PATIENCE)?;
+    ensure!(rome.view(&scene.cluster("milan").spec)? == view, "it has other prefixes than before");
+    let _servers = serve(first_pod(scene.cluster("milan")))?;
+    wait_until("the peering that is back carries packets", PATIENCE, || {
+        udp_echo(&pod.ns, SocketAddr::new(target, ECHO), MARK)
+    })?;
+    rome.remove("milan")?;
+    std::thread::sleep(Duration::from_secs(1));
+    load.finish()?;
+    wait_until("the prefix is free once nobody sends", PATIENCE, || {
+        let refused = rome.status()?["refused"].clone();
+        let held = networks(rome)?;
+        ensure!(refused.is_null() && !held.contains("refused-"), "{refused}, {held}");
+        ensure!(!is_refusing(rome.nodes[0].host.net())?, "rome-1 still has the table");
+        Ok::<_, anyhow::Error>(())
+    })
+}
+
+#[test]
+fn down_with_senders_leaves_the_refusal_alone() -> Result<()> {
+    down_with_senders(Duration::from_secs(2))
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn down_with_senders_is_refused_for_a_minute() -> Result<()> {
+    down_with_senders(Duration::from_secs(60))
+}
+
+fn down_with_senders(time: Duration) -> Result<()> {
+    let mut scene = Scene::build(&rome_and_milan(2))?;
+    let nodes = scene.clusters[0].nodes.iter();
+    let before: Vec<_> = nodes.map(|n| Kernel::of(n.host.net())).collect::<Result<_>>()?;
+    scene.clusters.iter_mut().try_for_each(Cluster::start)?;
+    scene.peer("rome", "milan", PORT)?;
+    let rome = scene.cluster("rome");
+    let load = Load::start(&scene)?;
+    let told = weft_on(&rome.nodes[0].host, &["down"])?;
+    let sender = first_pod(rome).addresses[0].to_string();
+    ensure!(told.contains(&sender) && told.contains("down --now"), "down printed {told}");
+    std::thread::sleep(time);
+    load.ensure_sealed().context("after `weft down`")?;
+    for node in &rome.nodes {
+        ensure!(is_refusing(node.host.net())?, "{} refuses nothing", node.host.name());
+    }
+    load.finish()?;
+    weft_on(&rome.nodes[1].host, &["down", "--now", "--run-dir", "/run/agent-2"])?;
+    weft_on(&rome.nodes[0].host, &["down", "--now"])?;
+    for (number, node) in rome.nodes.iter().enumerate() {
+        let now = Kernel::of(node.host.net())?;
+        before[number].ensure_same(&now).context(node.host.name().to_owned())?;
+    }
+    Ok(())
+}
+
+#[test]
+fn lost_published_directory_refuses_peers() -> Result<()> {
+    play_with(&rome_and_milan(2), &[], |scene| {
+        scene.peer("rome", "milan", PORT)?;
+        let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+        let pod = &rome.nodes[1].pods[0];
+        let target = rome.view(&milan.spec)?.of(first_pod(milan).addresses[0])?;
+        let _servers = serve(first_pod(milan))?;
+        let opens = || connect(&pod.ns, SocketAddr::new(target, HTTP), Duration::from_secs(1));
+        wait_until("rome-2 reaches the peer", PATIENCE, opens)?;
+        let second = &rome.nodes[1].host;
+        let published = format!("{}/published", rome.run_dir());
+        run(second, &["mount", "-t", "tmpfs", "none", &published])?;
+        wait_until("rome-2 refuses new connections", Duration::from_secs(3), || {
+            let kind = opens().err().map(|error| error.kind());
+            ensure!(kind == Some(std::io::ErrorKind::ConnectionRefused), "it ended in {kind:?}");
+            Ok::<_, anyhow::Error>(())
+        })?;
+        run(second, &["umount", &published])?;
+        wait_until("rome-2 reaches the peer again", PATIENCE, opens).map(drop)
+    })
+}
+
+#[test]
+fn rebooted_host_refuses_before_weft_runs() -> Result<()> {
+    play_with(&rome_and_milan(2), &[], |scene| {
+        scene.peer("rome", "milan", PORT)?;
+        let load = Load::start(scene)?;
+        reboot(scene, "rome", 0, true)?;
+        std::thread::sleep(Duration::from_secs(2));
+        load.ensure_sealed().context("before weft runs again")?;
+        let (pod, target) = scene.way("rome", "milan")?;
+        scene.cluster_mut("rome").start_up(&[])?;
+        scene.cluster("rome").wait_connected("milan", PATIENCE)?;
+        let _servers = serve(first_pod(scene.cluster("milan")))?;
+        wait_until("packets pass again", PATIENCE, || {
+            udp_echo(&pod.ns, SocketAddr::new(target, ECHO), MARK)
+        })?;
+        load.finish()
+    })
+}
+
+/// A node of Kubernetes has no such unit: what its pods send before the agent runs is in clear.
+#[test]
+fn rebooted_host_without_unit_leaks_until_agent_runs() -> Result<()> {
+    play_with(&rome_and_milan(2), &[], |scene| {
+        scene.peer("rome", "milan", PORT)?;
+        let load = Load::start(scene)?;
+        reboot(scene, "rome", 0, false)?;
+        wait_until("packets leave in clear", PATIENCE, || {
+            ensure!(load.ensure_sealed().is_err(), "none did");
+            Ok::<_, anyhow::Error>(())
+        })?;
+        let start = std::time::Instant::now();
+        scene.cluster_mut("rome").start_up(&[])?;
+        let count = || load.leaked.load(Ordering::Relaxed);
+        let mut seen = (count(), start.elapsed());
+        while start.elapsed() < seen.1 + Duration::from_secs(2) {
+            std::thread::sleep(Duration::from_millis(20));
+            if count() != seen.0 {
+                seen = (count(), start.elapsed());
+            }
+            ensure!(start.elapsed() < PATIENCE, "it never ends: {} packets", seen.0);
+        }
+        eprintln!("in clear until {:?} after the start of weft: {} packets", seen.1, seen.0);
+        load.capture_only()
+    })
+}
+
+/// What a reboot takes from a host of `weft up`, and what deploy/systemd/weft-refuse.service brings
+/// before the network is up, if it is `enabled`.
+pub(crate) fn reboot(scene: &Scene, id: &str, node: usize, enabled: bool) -> Result<()> {
+    let cluster = scene.cluster(id);
+    let host = &cluster.nodes[node].host;
+    let machine = cluster.spec.node_name(node as u8 + 1);
+    scene.lab.cut(&machine)?;
+    for program in ["weft", "fabric-controller", "ipam", "route-agent", "gateway"] {
+        for pid in cluster.processes(node, program) {
+            // It may have ended by itself.
+            let pid = nix::unistd::Pid::from_raw(pid);
+            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+        }
+    }
+    let unit = std::fs::read_to_string(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../deploy/systemd/weft-refuse.service"
+    ))?;
+    let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/bin/sh -ec '"));
+    let start =
+        start.and_then(|line| line.strip_suffix('\'')).context("the unit has no command")?;
+    let start = start.replace("/var/lib/weft/*", weft_tests::STATE);
+    let start = if enabled { start.as_str() } else { ":" };
+    let wipe =
+        "nft delete table inet weft
+        for f in -4 -6; do ip $f rule del priority 105; ip $f route flush table 18952; done
+        for d in $(ip -o link | sed -n 's/.*: \\(weft[^:@]*\\).*/\\1/p'); do ip link del $d; done; true";
+    // No pod runs before the unit has.
+    run(host, &["sh", "-c", &format!("{start}\n{{ {wipe}\n}} 2>/dev/null")])?;
+    scene.lab.restore(&machine)
+}
+
+/// Senders in all pods of rome, and who looks at every frame on the switch.
+struct Load {
+    stop: Arc<AtomicBool>,
+    senders: Vec<std::thread::JoinHandle<()>>,
+    leaked: Arc<AtomicUsize>,
+    carried: Arc<AtomicUsize>,
+    capture: Capture,
+}
+
+impl Load {
+    fn start(scene: &Scene) -> Result<Self> {
+        let [leaked, carried] = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
+        let counts = (Arc::clone(&leaked), Arc::clone(&carried));
+        let capture = scene.lab.capture(move |frame| {
+            let marked = frame.windows(MARK.len()).any(|window| window == MARK);
+            let port = udp_port(frame);
+            let inside = port.is_some_and(|port| CARRIERS.contains(&port));
+            counts.0.fetch_add(usize::from(marked && !inside), Ordering::Relaxed);
+            counts.1.fetch_add(usize::from(inside), Ordering::Relaxed);
+        })?;
+        let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+        let target = rome.view(&milan.spec)?.of(first_pod(milan).addresses[0])?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let sender = |ns: &Netns| {
+            let (ns, stop) = (ns.clone(), Arc::clone(&stop));
+            std::thread::spawn(move || send(&ns, target, &stop))
+        };
+        let senders = rome.pods().map(|pod| sender(&pod.ns)).collect();
+        Ok(Self { stop, senders, leaked, carried, capture })
+    }
+
+    fn ensure_sealed(&self) -> Result<()> {
+        let leaked = self.leaked.load(Ordering::Relaxed);
+        ensure!(leaked == 0, "{leaked} frames carried the text in clear");
+        Ok(())
+    }
+
+    fn finish(self) -> Result<()> {
+        let leaked = Arc::clone(&self.leaked);
+        self.capture_only()?;
+        let leaked = leaked.load(Ordering::Relaxed);
+        ensure!(leaked == 0, "{leaked} frames carried the text in clear");
+        Ok(())
+    }
+
+    /// The same, whatever was seen in clear.
+    fn capture_only(self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        for sender in self.senders {
+            sender.join().ok().context("a sender panicked")?;
+        }
+        self.capture.finish()?;
+        let carried = self.carried.load(Ordering::Relaxed);
+        ensure!(carried > 4, "the capture saw only {carried} packets of overlay and tunnel");
+        Ok(())
+    }
+}
+
+/// Whether anything arrives does not matter.
+fn send(ns: &Netns, target: IpAddr, stop: &AtomicBool) {
+    let socket = ns.run(|| UdpSocket::bind("0.0.0.0:0")).expect("a port is free");
+    while !stop.load(Ordering::Relaxed) {
+        let _ = socket.send_to(MARK, (target, ECHO));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Destination port of an IPv4 UDP packet in an Ethernet frame.
+fn udp_port(frame: &[u8]) -> Option<u16> {
+    let is_udp = frame.get(12..14)? == [8, 0] && *frame.get(23)? == 17;
+    is_udp.then(|| Some(u16::from_be_bytes([*frame.get(36)?, *frame.get(37)?]))).flatten()
+}
+
+fn is_refusing(ns: &Netns) -> Result<bool> {
+    let tables = ns.command(Command::new("nft").args(["-j", "list", "tables"]), "")?;
+    let tables: Value = serde_json::from_str(&tables)?;
+    Ok(tables.to_string().contains("\"weft_refused\""))
+}
+
+fn networks(cluster: &Cluster) -> Result<String> {
+    cluster.weft(&["get", "network", "-o", "json"])
+}
+
+/// What a command of weft prints for people, which is on standard error.
+fn weft_on(host: &Host, args: &[&str]) -> Result<String> {
+    let weft = bin_dir()?.join("weft");
+    run(host, &["sh", "-c", &format!("{} {} 2>&1", weft.display(), args.join(" "))])
+}
+
+fn run(host: &Host, command: &[&str]) -> Result<String> {
+    host.command(Command::new(command[0]).args(&command[1..]), "")
+}
