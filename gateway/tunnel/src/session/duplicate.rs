@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 
 use super::key::Key;
 
-/// Packets may overtake each other, and two handshakes may be under way at once, by this much.
+/// Packets may overtake each other by this much.
 const REORDERING: Duration = Duration::from_secs(1);
 
 /// How long one observation stands for a duplicate. Each of the two sends probes, which come every
@@ -22,18 +22,16 @@ pub(super) struct DuplicateDetector {
 }
 
 impl DuplicateDetector {
-    /// Takes note of a packet sealed with `key`, which `current` has superseded. It came from the
+    /// Takes note of a packet sealed with a key that `current` has superseded. It came from the
     /// first endpoint, those with the current key come from the second.
     pub(super) fn note(
         &mut self,
-        key: &Key,
         current: &Key,
         (from, endpoint): (SocketAddr, Option<SocketAddr>),
         now: Instant,
     ) {
         let is_late = current.used.is_some_and(|used| now >= used + REORDERING);
-        let is_older = current.born >= key.born + REORDERING;
-        if let Some(endpoint) = endpoint.filter(|at| *at != from && is_late && is_older) {
+        if let Some(endpoint) = endpoint.filter(|at| *at != from && is_late) {
             self.seen = Some(([from.min(endpoint), from.max(endpoint)], now));
         }
     }

@@ -1,6 +1,9 @@
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{PLACES, REJECT_AFTER_TIME, REKEY_AFTER_TIME};
+
+/// Longest time between the ends of two handshakes that were under way at once.
+const CROSSING: Duration = Duration::from_secs(1);
 
 /// A key that boringtun holds.
 #[derive(Clone, Copy)]
@@ -21,6 +24,14 @@ pub(super) struct Key {
 impl Key {
     pub(super) fn new(index: u32, after: u64, is_initiator: bool, born: Instant) -> Self {
         Self { index, born, after, is_initiator, is_confirmed: is_initiator, used: None }
+    }
+
+    /// True if the peer has gone on to this key from `older`.
+    ///
+    /// Of two handshakes under way at once each end may take the other one for the newer, and seal
+    /// with its key until the next: that is no superseded key.
+    pub(super) fn has_superseded(&self, older: &Self) -> bool {
+        self.used.is_some() && self.born >= older.born + CROSSING
     }
 
     pub(super) fn rekey_at(self) -> Option<Instant> {

@@ -359,7 +359,10 @@ impl Session {
         let place = place_of(index);
         let Some(key) = self.held[place].filter(|key| key.index == index) else { return false };
         if let Some(current) = self.current.filter(|current| key.after < current.after) {
-            self.duplicate.note(&key, &current, (from, self.endpoint), now);
+            match current.has_superseded(&key) {
+                true => self.duplicate.note(&current, (from, self.endpoint), now),
+                false => self.move_to(from),
+            }
             return false;
         }
         self.move_to(from);
