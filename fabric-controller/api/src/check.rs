@@ -221,3 +221,53 @@ pub fn node_pod_cidrs(of: &core::Node) -> Vec<(String, Result<Cidr, ParseCidrErr
     let parsed = texts.iter().enumerate();
     parsed.map(|(i, text)| (format!("spec.podCIDRs[{i}]"), text.parse())).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn special_prefixes_are_no_peers() {
+        for special in [
+            "0.0.0.0/0",
+            "0.0.0.0/8",
+            "127.0.0.0/8",
+            "169.254.0.0/16",
+            "224.0.0.0/4",
+            "240.0.0.0/4",
+            "::/0",
+            "::1/128",
+            "fe80::/10",
+            "fe80::/64",
+            "ff00::/8",
+        ] {
+            assert!(usable(special).is_err(), "{special}");
+        }
+        for ordinary in
+            ["10.0.0.0/8", "100.64.0.0/10", "192.168.1.1/32", "fd00::/8", "2001:db8::/32"]
+        {
+            assert!(usable(ordinary).is_ok(), "{ordinary}");
+        }
+    }
+
+    #[test]
+    fn node_has_the_first_internal_address_of_each_family() {
+        let addresses = |all: &[(&str, &str)]| {
+            let all = all.iter().map(|(kind, address)| core::NodeAddress {
+                type_: kind.to_string(),
+                address: address.to_string(),
+            });
+            let status = core::NodeStatus { addresses: Some(all.collect()), ..Default::default() };
+            let (found, faults) =
+                node_addresses(&core::Node { status: Some(status), ..core::Node::default() });
+            assert_eq!(faults, []);
+            found.iter().map(IpAddr::to_string).collect::<Vec<_>>()
+        };
+        let (a, b, c, d) = ("192.0.2.1", "192.0.2.2", "2001:db8::1", "2001:db8::2");
+        let internal = "InternalIP";
+        let four = [(internal, a), (internal, b), (internal, c), (internal, d)];
+        assert_eq!(addresses(&four), [a, c]);
+        assert_eq!(addresses(&[("ExternalIP", b), (internal, d), (internal, a)]), [d, a]);
+        assert_eq!(addresses(&[(internal, c), (internal, d)]), [c]);
+    }
+}

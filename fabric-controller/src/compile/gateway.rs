@@ -276,8 +276,8 @@ impl<'a> Compiler<'a> {
                 None
             }
             Some((_, key)) => key.map(Some),
-            // One that has lost its label may be the one in use.
-            None if unlabelled.is_some()
+            // One that has lost its label, or cannot be read, may be the one in use.
+            None if (unlabelled.is_some() || !self.index.is_whole())
                 && self.published(gateway).is_some_and(|c| c.spec.peer_public_key.is_some()) =>
             {
                 None

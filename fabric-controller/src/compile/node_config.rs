@@ -112,7 +112,13 @@ impl Compiler<'_> {
             let Some(id) = &peering.id else { continue };
             if peering.is_ready() {
                 let gateway = peering.gateway.map(|i| &gateways[i]);
-                all.push(self.node_peering(cluster, node, peering, gateway));
+                let mut of_peering = self.node_peering(cluster, node, peering, gateway);
+                // Its gateway, or the host of that, may be in a file that cannot be read.
+                let unread = of_peering.gateway.is_none() && !self.index.is_whole();
+                if let Some(before) = before_of(id.as_str()).filter(|_| unread) {
+                    (of_peering.gateway, of_peering.mtu) = (before.gateway, before.mtu);
+                }
+                all.push(of_peering);
             } else if !peerings.iter().any(|other| other.is_with(id) && other.is_ready()) {
                 all.extend(before_of(id.as_str()));
             }

@@ -6,8 +6,8 @@ use fabric_store::{Kind, ObjectRef, Problem};
 use serde_json::json;
 
 use super::world::{
-    World, client, client_side, cluster, configuration, node, of, server, server_side, shuffled,
-    tenant,
+    World, client, client_side, cluster, configuration, network, node, of, server, server_side,
+    shuffled, tenant,
 };
 
 fn remaps(world: &World, peer: &str, name: &str) -> Vec<(RemapKind, String, String)> {
@@ -301,6 +301,57 @@ fn a_file_that_cannot_be_read_at_a_restart_takes_nothing_away() {
     again.delete(&server("rome", 30742).reference());
     again.settle();
     assert_eq!(again.gateway("liqo-tenant-rome", "server"), None);
+}
+
+#[test]
+fn each_object_unreadable_alone_takes_nothing_away() {
+    let mut manifests = cluster("milan");
+    manifests.extend(server_side("rome", 30742));
+    manifests.push(node("n2", "192.0.2.12", 2));
+    for unread in manifests {
+        let mut world = middle();
+        world.agents.push("n2");
+        world.apply(node("n2", "192.0.2.12", 2));
+        world.settle();
+        let specs = |world: &World| {
+            let gateway = world.gateway("liqo-tenant-rome", "server").cloned();
+            (gateway, world.node("n1").cloned(), world.node("n2").cloned())
+        };
+        let before = specs(&world);
+        assert_eq!(before.0.as_ref().unwrap().nodes.len(), 2);
+        let problem = Problem {
+            source: "bad.yaml:3".to_owned(),
+            object: None,
+            field: None,
+            message: "bad".to_owned(),
+        };
+        let unread = unread.reference();
+        let mut again = world.restart_without(std::slice::from_ref(&unread), vec![problem]);
+        again.settle();
+        assert_eq!(specs(&again), before, "without {unread}");
+    }
+}
+
+#[test]
+fn only_shared_not_remapped_networks_are_not_exclusive() {
+    for (fixed, shared, exclusive) in
+        [("true", "true", false), ("true", "false", true), ("false", "true", true)]
+    {
+        let mut world = World::new("milan");
+        let mut network = network("more", "reserved", "172.20.0.0/16");
+        network.metadata_mut().labels.get_or_insert_default().extend([
+            ("ipam.liqo.io/network-not-remapped".to_owned(), fixed.to_owned()),
+            ("ipam.liqo.io/network-shared".to_owned(), shared.to_owned()),
+        ]);
+        let reference = network.reference();
+        world.apply(network);
+        let wishes = crate::compile(&world.index, jiff::Timestamp::UNIX_EPOCH).wishes;
+        let wish = wishes.iter().find(|wish| wish.object == reference).expect("a request");
+        let crate::compile::Request::Network { exclusive: asked, .. } = wish.request else {
+            panic!("{wish:?}")
+        };
+        assert_eq!(asked, exclusive, "not remapped: {fixed}, shared: {shared}");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::fs;
 
 use fabric_store::{Kind, Object, ObjectRef};
 
-use crate::{Place, cidr_of, network, network_ref};
+use crate::{Place, at_once, cidr_of, network, network_ref};
 
 /// The only problem that one file makes.
 fn problem_of(text: &str) -> String {
@@ -269,6 +269,51 @@ async fn a_status_in_a_manifest_is_not_believed() {
     };
     assert_eq!(net.status, None);
     assert_eq!(place.problems(), [""; 0]);
+}
+
+#[test]
+fn status_in_a_manifest_is_ignored_for_every_kind_but_node() {
+    let of_peer = "metadata: {name: a, namespace: t, labels: {liqo.io/remote-cluster-id: rome}}";
+    let endpoint = "endpoint: {addresses: [192.0.2.1], port: 1, protocol: UDP}";
+    for (api, kind, spec, status) in [
+        (
+            "networking.liqo.io/v1beta1",
+            "Configuration",
+            "{remote: {cidr: {pod: [10.1.0.0/16], external: [10.2.0.0/16]}}}",
+            "{remote: {cidr: {pod: [10.9.0.0/16], external: [10.8.0.0/16]}}}",
+        ),
+        (
+            "networking.liqo.io/v1beta1",
+            "GatewayServer",
+            "{endpoint: {port: 51840}}",
+            &*format!("{{{endpoint}}}"),
+        ),
+        (
+            "networking.liqo.io/v1beta1",
+            "GatewayClient",
+            &*format!("{{{endpoint}}}"),
+            "{secretRef: {name: other}}",
+        ),
+        ("ipam.liqo.io/v1alpha1", "IP", "{ip: 10.1.0.1}", "{ip: 10.9.0.1, cidr: 10.9.0.0/16}"),
+        ("ipam.liqo.io/v1alpha1", "Network", "{cidr: 10.1.0.0/16}", "{cidr: 10.9.0.0/16}"),
+        ("v1", "Namespace", "{}", "{phase: Terminating}"),
+    ] {
+        let place = Place::new();
+        let manifest = format!("apiVersion: {api}\nkind: {kind}\n{of_peer}\nspec: {spec}\n");
+        place.write("a.yaml", &format!("{manifest}status: {status}\n"));
+        assert_eq!(place.problems(), [""; 0], "{kind}");
+        let snapshot = at_once(place.store.read(&Kind::ALL)).unwrap();
+        let objects: Vec<_> = snapshot.objects.values().map(Object::to_value).collect();
+        assert_eq!(objects.len(), 1, "{kind}");
+        assert!(objects[0]["status"].is_null(), "{}", objects[0]);
+    }
+    let place = Place::new();
+    let address = "{type: InternalIP, address: 192.0.2.1}";
+    let node = format!("status: {{addresses: [{address}]}}");
+    place.write("n.yaml", &format!("apiVersion: v1\nkind: Node\nmetadata: {{name: n}}\n{node}\n"));
+    let snapshot = at_once(place.store.read(&[Kind::Node])).unwrap();
+    let node = snapshot.objects.values().next().unwrap().to_value();
+    assert_eq!(node["status"]["addresses"][0]["address"], "192.0.2.1");
 }
 
 #[test]
