@@ -150,7 +150,7 @@ impl Compiler<'_> {
 }
 
 /// True for the Network of a refused prefix.
-fn is_held(object: &Object) -> bool {
+pub(super) fn is_held(object: &Object) -> bool {
     owner::is_own(object)
         && object.label(labels::NETWORK_TYPE) == Some("reserved")
         && object.label(labels::REMOTE_CLUSTER_ID).is_some()

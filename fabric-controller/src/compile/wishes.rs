@@ -5,6 +5,7 @@ use fabric_api::{Cidr, labels};
 use fabric_store::{Kind, Object, ObjectRef};
 
 use super::cluster::Cluster;
+use super::refused::is_held;
 use super::{Compiler, owner};
 use crate::index::{ip_grant, network_grant};
 
@@ -113,11 +114,11 @@ impl Compiler<'_> {
         Some(Wish { object: of.clone(), uid: object.uid().to_owned(), request })
     }
 
-    /// What ipam refused.
+    /// Refusals of ipam. A prefix that is to be kept from others, and is taken, is kept from them.
     pub(super) fn address_problems(&mut self) {
         let index = self.index;
         for (reference, reason) in index.denials() {
-            let Some(object) = index.get(reference) else { continue };
+            let Some(object) = index.get(reference).filter(|of| !is_held(of)) else { continue };
             match owner::of(object) {
                 Some(owner) => self.problem(&owner, "", format!("{reference}: {reason}")),
                 None => self.problem(reference, "", reason),

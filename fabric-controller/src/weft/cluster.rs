@@ -153,10 +153,11 @@ fn cluster_id(snapshot: &Snapshot) -> Option<String> {
     maps.filter_map(|map| check::cluster_id(map).ok()).map(|id| id.to_string()).next()
 }
 
-/// Networks and addresses that wait for ipam.
+/// Networks and addresses that wait for ipam. The prefix of a peering that is gone is only to be
+/// kept from others, and while it cannot be granted it is not free.
 fn ungranted(snapshot: &Snapshot) -> Vec<String> {
     let waits = snapshot.objects.iter().filter_map(|(reference, object)| {
-        let network = <&Network>::try_from(object).ok();
+        let network = <&Network>::try_from(object).ok().filter(|x| !keeps_refused_prefix(x));
         let ip = <&IP>::try_from(object).ok();
         if network.is_some_and(|x| x.status.as_ref().is_none_or(|s| s.cidr.is_none())) {
             return Some(format!("{reference}: no prefix is granted yet"));
@@ -165,6 +166,14 @@ fn ungranted(snapshot: &Snapshot) -> Vec<String> {
             .map(|_| format!("{reference}: no address is granted yet"))
     });
     waits.collect()
+}
+
+fn keeps_refused_prefix(network: &Network) -> bool {
+    let labels = network.metadata.labels.as_ref();
+    labels.is_some_and(|labels| {
+        labels.get(labels::NETWORK_TYPE).is_some_and(|kind| kind == "reserved")
+            && labels.contains_key(labels::REMOTE_CLUSTER_ID)
+    })
 }
 
 /// Obstacles that the working controller has written into its Lease. Who may not list Leases sees
