@@ -190,7 +190,7 @@ impl Task {
         open(socket, any)
     }
 
-    fn report(&mut self) {
+    fn report(&self) {
         let now = (Instant::now(), Timestamp::now());
         let before = self.reports.borrow().clone();
         let report = |(target, since): (&Target, Instant)| {
@@ -225,11 +225,13 @@ struct Look {
     /// How often the answer was not there yet.
     late: u32,
     found: Arc<AtomicBool>,
+    /// It was there once: before that, nothing was published yet.
+    was_found: bool,
 }
 
 impl Look {
     fn new(path: PathBuf) -> Self {
-        Self { path, running: None, late: 0, found: Arc::new(true.into()) }
+        Self { path, running: None, late: 0, found: Arc::default(), was_found: false }
     }
 
     /// Goes by the last answer, and asks again.
@@ -242,7 +244,9 @@ impl Look {
             self.running = Some(tokio::task::spawn_blocking(look));
             self.late = 0;
         }
-        self.late >= MAX_LOOKS || !self.found.load(Ordering::Relaxed)
+        let found = self.found.load(Ordering::Relaxed);
+        self.was_found |= found;
+        self.late >= MAX_LOOKS || (self.was_found && !found)
     }
 }
 

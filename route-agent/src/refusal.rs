@@ -206,7 +206,7 @@ fn version(config: &NodeConfig) -> (Option<String>, Option<i64>) {
 
 /// Root alone may read it. It is whole or not there, even after a power cut.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("/"));
+    let folder = path.parent().unwrap_or_else(|| Path::new("/"));
     fs::create_dir_all(folder)?;
     let draft = path.with_extension("tmp");
     remove(&draft)?;

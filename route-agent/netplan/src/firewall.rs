@@ -157,6 +157,7 @@ const TARGETS: &str = "  }
     type filter hook postrouting priority 97; policy accept;
     oifname { \"weft4\", \"weft6\" } accept
     icmp type destination-unreachable icmp code != 4 @th,136,8 17 @th,240,16 4879 drop
+    icmp type redirect @th,136,8 17 @th,240,16 4879 drop
     icmpv6 type destination-unreachable @th,112,8 17 @th,400,16 4879 drop
 ";
 
