@@ -201,8 +201,8 @@ fn external_address(desired: &Desired, node: &Node) -> Option<IpAddr> {
 
 fn publish(paths: &watch::Sender<Option<NodePaths>>, now: NodePaths) {
     paths.send_if_modified(|before| {
-        log_changes(before.as_ref().unwrap_or(&NodePaths::default()), &now);
         let changed = before.as_ref() != Some(&now);
+        log_changes(&before.take().unwrap_or_default(), &now);
         *before = Some(now);
         changed
     });

@@ -121,17 +121,28 @@ fn contains(frame: &[u8], text: &[u8]) -> bool {
     false
 }
 
-/// True for VXLAN from one machine of a cluster to another.
+/// True for what goes from one machine of a cluster to another as [`carries_vxlan`] has it.
 fn is_wrapped(frame: &[u8], machines: &BTreeMap<[u8; 6], String>) -> bool {
     let cluster = |at: usize| machines.get(frame.get(at..at + 6)?);
-    let same = cluster(0).is_some() && cluster(0) == cluster(6);
-    let (protocol, transport) = match frame.get(12..14) {
-        Some([8, 0]) => (frame[23], 14 + usize::from(frame[14] & 15) * 4),
-        Some([0x86, 0xdd]) => (frame[20], 54),
+    cluster(0).is_some() && cluster(0) == cluster(6) && carries_vxlan(frame)
+}
+
+/// True for VXLAN, and for the error by which a host without weft refuses it: that quotes what the
+/// host was sent.
+pub(crate) fn carries_vxlan(frame: &[u8]) -> bool {
+    let (protocol, transport, header) = match frame.get(12..14) {
+        Some([8, 0]) => (frame[23], 14 + usize::from(frame[14] & 15) * 4, 20),
+        Some([0x86, 0xdd]) => (frame[20], 54, 40),
         Some(_) | None => return false,
     };
-    let port = frame.get(transport + 2..transport + 4).map(|p| u16::from_be_bytes([p[0], p[1]]));
-    same && i32::from(protocol) == libc::IPPROTO_UDP && port == Some(VXLAN)
+    let udp = match (i32::from(protocol), frame.get(transport..transport + 2)) {
+        (libc::IPPROTO_UDP, _) => transport,
+        (libc::IPPROTO_ICMP, Some([3, 3])) | (libc::IPPROTO_ICMPV6, Some([1, 4])) => {
+            transport + 8 + header
+        }
+        _ => return false,
+    };
+    frame.get(udp + 2..udp + 4) == Some(&VXLAN.to_be_bytes())
 }
 
 /// Every machine's cluster, by hardware address.

@@ -296,8 +296,10 @@ fn nft_damages(kind: &str, object: &Value) -> Vec<Damage> {
             let alive =
                 format!("nft -a list chain {place} | grep -q '# handle {}$'", object["handle"]);
             let handle = object["handle"].to_string();
+            let mark = if ours { "handle" } else { "comment \"weft\"" };
             let any = format!(
-                "nft -a list chain {place} | grep -v '[{{]' | grep -o 'handle [0-9]*$' | head -1"
+                "nft -a list chain {place} | grep -v '[{{]' | grep '{mark}' \
+                 | grep -o 'handle [0-9]*$' | head -1"
             );
             let chosen = format!("$({alive} && echo handle {handle} || {any})");
             vec![damage(what, format!("nft delete rule {place} {chosen}"))]

@@ -61,7 +61,7 @@ fn sized() -> [ClusterSpec; 2] {
     [rome, milan]
 }
 
-fn senders_meet(scene: &mut Scene, event: impl Fn(&Cluster) -> Result<()>) -> Result<()> {
+fn senders_meet(scene: &Scene, event: impl Fn(&Cluster) -> Result<()>) -> Result<()> {
     scene.peer("rome", "milan", PORT)?;
     let seen = Arc::new(Seen::default());
     let (look, hosts) = (Arc::clone(&seen), hosts(scene));

@@ -289,10 +289,10 @@ impl<'a> View<'a> {
         let liveness = life.map(|life| life.liveness);
         let nodes = Nodes::of(config, &self.nodes);
         let is_degraded = nodes.as_ref().is_some_and(|nodes| !nodes.unreachable.is_empty());
-        let state = match state(told.as_ref().map(|told| told.value), liveness) {
-            State::Connected if is_degraded => State::Degraded,
-            state => state,
-        };
+        let mut state = state(told.as_ref().map(|told| told.value), liveness);
+        if state == State::Connected && is_degraded {
+            state = State::Degraded;
+        }
         let latency = told.and_then(|told| Some(told.latency?.value));
         let status = config.status.clone().unwrap_or_default();
         Peering {
