@@ -92,6 +92,7 @@ soak:
 soak-rounds: build kubernetes
 	rm -f $(SKIPPED)
 	$(call TESTS,system) --nocapture --test-threads=3 $(REPEATED)
+	$(call TESTS,system) --ignored --nocapture --test-threads=1 $(LONG)
 	$(call TESTS,kubernetes) --ignored --nocapture
 	@$(SHOW_SKIPPED)
 
@@ -105,7 +106,8 @@ soak-alone: build peers
 # What mostly waits, side by side.
 soak-aside: build peers
 	rm -f $(SKIPPED)
-	$(call TESTS,system) --ignored --nocapture --test-threads=5 --skip floods --skip idle
+	$(call TESTS,system) --ignored --nocapture --test-threads=5 --skip floods --skip idle \
+	  $(LONG:%=--skip %)
 	@$(SHOW_SKIPPED)
 
 # Some of the tests in the folder `tests`, as they are built: by name, cargo would build them and all that they
@@ -116,6 +118,8 @@ program=$$(cargo test --locked --workspace --no-run 2>&1 | sed -n 's|^ *Executab
 endef
 SOAK = WEFT_BIN_DIR=$(TARGET)/release WEFT_SKIPPED=$(SKIPPED) WEFT_MINUTES=$(MINUTES) WEFT_REKEYS=$(REKEYS) \
   WEFT_ROUNDS=$(ROUNDS) $(if $(FLOOD),WEFT_FLOOD_SECONDS=$(FLOOD))
+# Five runs of what `make test` runs once, senders of a minute, 300 peerings.
+LONG = five_times for_a_minute limits::
 # Tests that `make test` runs with fewer rounds.
 REPEATED = lifecycle::whatever clear_text::what_pods rotation::
 SKIPPED = $(TARGET)/skipped-$@
