@@ -197,7 +197,11 @@ impl Controller {
                     return;
                 }
                 Ok(()) = obstacles.changed() => self.mark_unreadable().await,
-                _ = beats.tick() => self.vitals.heartbeat.beat(),
+                // Objects that are listed later want the condition, too.
+                _ = beats.tick() => {
+                    self.vitals.heartbeat.beat();
+                    self.mark_unreadable().await;
+                }
             }
             if synced && self.outside.is_none() {
                 return;
