@@ -132,7 +132,8 @@ fn values(spec: &ClusterSpec) -> Value {
             "serviceCIDR": texts(&spec.service_cidrs).first(),
             "internal": {"image": image},
         },
-        "controllerManager": {"image": image},
+        // Five minutes by default.
+        "controllerManager": {"image": image, "pod": {"extraArgs": ["--refuse-for=3"]}},
         "networking": {
             "gatewayTemplates": {"container": {"gateway": {"image": image}}},
             "fabric": {"image": image},
