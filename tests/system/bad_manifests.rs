@@ -11,7 +11,9 @@ use weft_tests::manifests::{Peering, join};
 use weft_tests::traffic::udp_flow;
 use weft_tests::{Cluster, ClusterSpec, MANIFESTS, STATE, wait_until};
 
-use crate::scene::{ECHO, PATIENCE, PORT, SOON, Scene, first_pod, play, rome_and_milan, serve};
+use crate::scene::{
+    ECHO, PATIENCE, PORT, SOON, Scene, answers, first_pod, play, rome_and_milan, serve,
+};
 
 /// Position of a document among a client's.
 const CONFIGURATION: usize = 1;
@@ -351,7 +353,9 @@ fn a_gateway_whose_config_file_was_cut_comes_back_on_the_last_good_one() -> Resu
         let old = rome.processes(0, "gateway");
         kill(&old)?;
         wait_until("another gateway runs", PATIENCE, || another(rome, "gateway", &old))?;
-        wait_until("packets pass again", PATIENCE, || scene.undisturbed(|| Ok(())))?;
+        let (pod, target) = scene.way("rome", "milan")?;
+        answers(&pod.ns, target)?;
+        scene.undisturbed(|| Ok(()))?;
         signal(&controller, nix::sys::signal::Signal::SIGCONT)?;
         wait_until("it is well", PATIENCE, || is_well(rome))?;
         let copies = fs::read_dir(rome.outside(STATE).join("notes"))?;

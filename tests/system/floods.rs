@@ -6,6 +6,7 @@
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -87,6 +88,8 @@ fn vxlan_from_a_stranger_enters_neither_a_node_nor_a_gateway() -> Result<()> {
             let heard = pods.map(|pod| listen(pod, &marked));
             let _heard = heard.into_iter().collect::<Result<Vec<_>>>()?;
             let to = milan.spec.node_address(1);
+            let gateway = *milan.processes(0, "gateway").first().context("no gateway runs")?;
+            let gateway = Netns::open(Path::new(&format!("/proc/{gateway}/ns/net")))?;
             for (mac, inner, from_nodes) in ways_in(scene)? {
                 let seen_from = |net: &Netns| -> Result<usize> {
                     let before = marked.load(Ordering::Relaxed);
@@ -95,11 +98,13 @@ fn vxlan_from_a_stranger_enters_neither_a_node_nor_a_gateway() -> Result<()> {
                 };
                 let strange = seen_from(scene.lab.switch().net())?;
                 ensure!(strange == 0, "{strange} packets of a stranger passed {to}");
-                // A node believes gateways only, a gateway its nodes.
-                if from_nodes {
-                    let own = seen_from(milan.nodes[1].host.net())?;
-                    ensure!(own > 0, "what milan's second node sends to {to} does not pass");
-                }
+                // A node accepts from gateways only, a gateway from its nodes.
+                let (sender, name) = match from_nodes {
+                    true => (milan.nodes[1].host.net(), "second node"),
+                    false => (&gateway, "gateway"),
+                };
+                let own = seen_from(sender)?;
+                ensure!(own > 0, "what milan's {name} sends to {to} does not pass");
             }
             Ok(())
         })?;

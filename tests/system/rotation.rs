@@ -130,6 +130,10 @@ fn rotate(scene: &Scene, next: &Peering, round: usize) -> Result<Duration> {
         Ok::<_, anyhow::Error>((last.elapsed(), start.elapsed()))
     })?;
     let (took, both) = result?;
+    ensure!(
+        both + SOON / 2 < pace.1,
+        "round {round}: {both:?} leave no packets to be counted after"
+    );
     let after = |number: &&u64| interval.as_secs_f64() * **number as f64 > both.as_secs_f64();
     let late: Vec<_> = report.lost.iter().filter(after).collect();
     eprintln!(

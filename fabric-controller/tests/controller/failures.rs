@@ -13,18 +13,23 @@ fn is_whole(cluster: &Cluster, peer: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_restart_writes_nothing_and_asks_for_nothing() {
+async fn restart_writes_nothing_and_requests_nothing() {
     let mut cluster = Cluster::started("rome").await;
     cluster.write("milan.yaml", &client_of("milan", 30742));
     cluster.write("turin.yaml", &client_of("turin", 30742));
     until("both", || is_whole(&cluster, "milan") && is_whole(&cluster, "turin")).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     cluster.stop().await;
-    let (written, asked) = (cluster.written(), cluster.ipam.taken.acquired());
+    let (written, requested) = (cluster.written(), cluster.ipam.taken.acquired());
     cluster.start();
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(cluster.written(), written);
-    assert_eq!(cluster.ipam.taken.acquired(), asked);
+    assert_eq!(cluster.ipam.taken.acquired(), requested);
+    // It was at work.
+    cluster.write("milan.yaml", &client_of("milan", 31000));
+    let port = || cluster.gateway("milan", "client").unwrap().spec.endpoint.unwrap().port;
+    let took = until("an edit is published", || port() == 31000).await;
+    assert!(took < Duration::from_secs(1), "{took:?}");
 }
 
 #[tokio::test]

@@ -129,8 +129,9 @@ impl Cluster {
     }
 
     pub(crate) fn get(&self, kind: &str, namespace: &str, name: &str) -> Option<Value> {
-        let said = self.server.kubectl(&["get", kind, name, "-n", namespace, "-o", "json"], "");
-        said.ok().map(|text| serde_json::from_str(&text).unwrap())
+        let get = ["get", kind, name, "-n", namespace, "-o", "json", "--ignore-not-found"];
+        let text = self.kubectl(&get, "");
+        (!text.is_empty()).then(|| serde_json::from_str(&text).unwrap())
     }
 
     pub(crate) fn names(&self, kind: &str, namespace: &str) -> Vec<String> {

@@ -131,7 +131,11 @@ fn a_dead_or_silent_gateway_never_claims_connected() {
     // The stand-in serves nothing, so it counts as silent after some questions.
     let _up = host.up(&[]);
     let status = host.weft(&["status", "-o", "json"]);
-    assert!(!stdout(&status).contains("\"state\": \"Connected\""), "{}", stdout(&status));
+    assert_eq!(status.status.code(), Some(3), "{}", stdout(&status));
+    let answer: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+    let states: Vec<_> = answer["peerings"].as_array().unwrap().iter().collect();
+    assert_eq!(states.len(), 1, "{answer}");
+    assert_ne!(states[0]["state"], "Connected", "{answer}");
     eventually("the Connection is an Error", || host.connection("client") == "Error");
     assert!(host.messages().contains("does not answer"), "{}", host.messages());
 
