@@ -10,7 +10,7 @@ use weft_tests::manifests::{Spelling, configuration, join};
 use weft_tests::traffic::udp_flow;
 use weft_tests::{Cluster, ClusterSpec, wait_until};
 
-use crate::scene::{ECHO, PATIENCE, PORT, SOON, Scene, first_pod, play, serve, traffic_passes};
+use crate::scene::{ECHO, PORT, SOON, Scene, first_pod, play, serve, traffic_passes};
 
 fn three() -> Vec<ClusterSpec> {
     ["rome", "milan", "turin"].iter().zip(1..).map(|(id, n)| ClusterSpec::new(id, n, 1)).collect()
