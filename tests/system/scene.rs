@@ -131,9 +131,9 @@ fn pod_reaches(source: &Pod, address: IpAddr, seen_as: IpAddr) -> Result<()> {
     bulk(&source.ns, SocketAddr::new(address, SINK), 3_000_000).map(drop)
 }
 
-/// Three pings in a row come back, at the second attempt at the latest: a busy machine loses packets.
+/// Three pings in a row come back. A busy machine loses packets: some attempts count.
 pub(crate) fn answers(ns: &Netns, address: IpAddr) -> Result<()> {
-    wait_until(&format!("{address} answers pings"), SOON, || {
+    wait_until(&format!("{address} answers pings"), SOON * 3, || {
         let stats = ping(ns, address, 3)?;
         ensure!(stats.lost == 0, "{stats:?}");
         Ok::<_, anyhow::Error>(())
