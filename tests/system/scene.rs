@@ -133,7 +133,7 @@ fn pod_reaches(source: &Pod, address: IpAddr, seen_as: IpAddr) -> Result<()> {
 
 /// Three pings in a row come back. A busy machine loses packets: some attempts count.
 pub(crate) fn answers(ns: &Netns, address: IpAddr) -> Result<()> {
-    wait_until(&format!("{address} answers pings"), SOON * 3, || {
+    wait_until(&format!("{address} answers pings"), SOON * 5, || {
         let stats = ping(ns, address, 3)?;
         ensure!(stats.lost == 0, "{stats:?}");
         Ok::<_, anyhow::Error>(())
