@@ -1,7 +1,5 @@
 use std::collections::BTreeSet;
 use std::error::Error;
-use std::fs::File;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -13,6 +11,7 @@ use netplan::{FIREWALL_TABLE, State, Sysctl, plan};
 use tokio::time::MissedTickBehavior;
 
 use crate::compile::{Compiled, compile};
+use crate::config_source::{self, ConfigFile};
 use crate::facts::Facts;
 use crate::other_firewalls::{Mode, OtherFirewalls};
 use crate::overlay_probe::OverlayProbes;
@@ -24,7 +23,7 @@ use crate::{cleanup, moved, names, refusal};
 
 /// How often to look although nothing was told: changes of the old packet filter are not.
 const LOOK: Duration = Duration::from_secs(30);
-/// Between two checks that the config can still be read.
+/// Between two checks whether what is refused is due for a look.
 const CHECK: Duration = Duration::from_secs(1);
 /// How long a node that leaves a cluster of Kubernetes refuses what is still sent to peers: then
 /// its agent ends.
@@ -53,7 +52,7 @@ pub(crate) struct Agent {
     pub(crate) probes: OverlayProbes,
     pub(crate) refuser: Refuser,
     /// Where the config is published, if that is a directory.
-    pub(crate) source: Option<PathBuf>,
+    pub(crate) source: ConfigFile,
     /// The config was there, and cannot be read now.
     pub(crate) lost: bool,
     /// When everything was taken away, if the config says so.
@@ -65,7 +64,7 @@ impl Agent {
     pub(crate) async fn run(mut self, mut stop: Stop) -> anyhow::Result<()> {
         let netns = self.handle.netns().clone();
         let own = ObjectRef::new(Kind::NodeConfig, "", &self.node);
-        let mut watch = self.store.follow(&own, &[]).context("cannot watch the store")?;
+        let mut events = config_source::follow(&self.store, own)?;
         let scope = names::scope(std::iter::empty());
         let mut changes = self.handle.events(&scope).context("cannot watch the kernel's tables")?;
         let mut filters =
@@ -84,7 +83,7 @@ impl Agent {
                     self.probes.end().await;
                     return Ok(());
                 }
-                event = watch.next() => self.take(event),
+                event = events.recv() => self.take(event.context("cannot watch the store")?),
                 changed = changes.changed() => {
                     changed.context("cannot watch the kernel's tables")?;
                     true
@@ -105,7 +104,8 @@ impl Agent {
                 }
                 _ = look.tick() => true,
                 _ = beats.tick() => false,
-                _ = check.tick() => self.check_source() | self.is_refusal_due(looked),
+                () = self.source.changed() => self.check_source(),
+                _ = check.tick() => self.is_refusal_due(looked),
             };
             if due {
                 looked = Instant::now();
@@ -142,9 +142,8 @@ impl Agent {
     /// loss: it is on nobody's way, and its nodes' gateways report on their own. A published
     /// directory comes from the gateways' host, and nothing else shows that this is gone.
     fn check_source(&mut self) -> bool {
-        let lost = |path: &PathBuf| File::open(path).is_err();
         let lost = self.config.as_ref().is_some_and(|config| !config.spec.removed)
-            && self.source.as_ref().is_some_and(lost);
+            && self.source.is_lost();
         std::mem::replace(&mut self.lost, lost) != lost
     }
 
@@ -202,7 +201,7 @@ impl Agent {
             None => cleanup::withdraw(&self.handle, &mut self.table, quiet).await.problems,
         });
         let since = *self.withdrawn.get_or_insert_with(Instant::now);
-        let lingers = self.source.is_none();
+        let lingers = self.store.api_server().is_some();
         let looked = self.refuser.look(self.handle.netns(), lingers && since.elapsed() >= LINGER);
         let saved = looked.and_then(|()| self.refuser.save_refused());
         problems.extend(saved.err().map(|error| chain(&error)));

@@ -4,6 +4,7 @@ mod agent;
 mod cleanup;
 mod compile;
 mod config;
+mod config_source;
 mod conntrack;
 mod facts;
 mod moved;
@@ -29,6 +30,7 @@ use netlink::{Handle, Netns, Quarrel};
 
 use agent::Agent;
 use config::{Cli, Command, RunArgs};
+use config_source::ConfigFile;
 use other_firewalls::OtherFirewalls;
 use overlay_probe::OverlayProbes;
 use refusal::Refuser;
@@ -92,13 +94,12 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         }
     }
     let accept = !args.no_accept_rules;
-    let source = store.file_of(&node_config(&node));
-    let shared = source.clone().filter(|_| args.published.is_some());
+    let source = ConfigFile::watch(store.file_of(&node_config(&node)));
     let agent = Agent {
         other_firewalls: OtherFirewalls::start(handle.netns().clone()),
         handle,
-        reporter: Reporter::start(store.clone()),
-        probes: OverlayProbes::start(node.clone(), shared),
+        reporter: Reporter::start(&store)?,
+        probes: OverlayProbes::start(node.clone(), source.clone()),
         store,
         node,
         accept,

@@ -7,9 +7,6 @@ use std::collections::hash_map::RandomState;
 use std::future::pending;
 use std::hash::BuildHasher;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fabric_api::fabric::{NodeConfigSpec, OverlayProbe, UnreachableGateway};
@@ -18,15 +15,14 @@ use jiff::Timestamp;
 use tokio::net::UdpSocket;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::{MissedTickBehavior, interval, sleep_until, timeout};
+use tokio::time::{sleep_until, timeout};
 
 use prober::{Probe, Prober, Target};
 
+use crate::config_source::ConfigFile;
+
 /// Longer datagrams are no replies.
 const MAX_DATAGRAM: usize = 1024;
-/// Between two looks whether the config is still there, and how many times that one may take.
-const LOOK: Duration = Duration::from_millis(500);
-const MAX_LOOKS: u32 = 2;
 /// Longest time for the last probes.
 const END: Duration = Duration::from_secs(1);
 /// How long an agent that ends may be away before gateways report it.
@@ -42,8 +38,8 @@ pub(crate) struct OverlayProbes {
 }
 
 impl OverlayProbes {
-    /// `config` is the file that must stay readable, on a host that shares another's.
-    pub(crate) fn start(node: String, config: Option<PathBuf>) -> Self {
+    /// Gateways are notified while `config` is lost.
+    pub(crate) fn start(node: String, config: ConfigFile) -> Self {
         let (targets, wanted) = watch::channel(Some(Vec::new()));
         let (reports, unreachable) = watch::channel(Vec::new());
         // Room for all that follow.
@@ -115,11 +111,8 @@ impl Task {
     async fn run(
         mut self,
         mut wanted: watch::Receiver<Option<Vec<Target>>>,
-        config: Option<PathBuf>,
+        mut config: ConfigFile,
     ) {
-        let mut looks = interval(LOOK);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut look = config.map(Look::new);
         loop {
             let due = self.prober.deadline();
             tokio::select! {
@@ -129,11 +122,9 @@ impl Task {
                     let (Ok(()), Some(targets)) = (changed, targets) else { break };
                     self.prober.follow(&targets, Instant::now());
                 }
-                _ = looks.tick(), if look.is_some() => {
-                    let cut_off = look.as_mut().is_some_and(Look::is_cut_off);
-                    if std::mem::replace(&mut self.cut_off, cut_off) != cut_off {
-                        self.prober.hurry(Instant::now());
-                    }
+                () = config.changed() => {
+                    self.cut_off = config.is_lost();
+                    self.prober.hurry(Instant::now());
                 }
                 () = readable(self.v4.as_ref(), self.v6.as_ref()) => self.receive(),
                 () = wait(due) => {
@@ -215,38 +206,6 @@ impl Task {
             tracing::info!(peer = gateway.peer_cluster_id, "the peer's gateway answers over VXLAN");
         }
         self.reports.send_replace(unreachable);
-    }
-}
-
-/// Whether a file is there. Where the file system of another host hangs, asking does, too.
-struct Look {
-    path: PathBuf,
-    running: Option<JoinHandle<()>>,
-    /// How often the answer was not there yet.
-    late: u32,
-    found: Arc<AtomicBool>,
-    /// It was there once: before that, nothing was published yet.
-    was_found: bool,
-}
-
-impl Look {
-    fn new(path: PathBuf) -> Self {
-        Self { path, running: None, late: 0, found: Arc::default(), was_found: false }
-    }
-
-    /// Goes by the last answer, and asks again.
-    fn is_cut_off(&mut self) -> bool {
-        if self.running.as_ref().is_some_and(|running| !running.is_finished()) {
-            self.late += 1;
-        } else {
-            let (path, found) = (self.path.clone(), self.found.clone());
-            let look = move || found.store(path.exists(), Ordering::Relaxed);
-            self.running = Some(tokio::task::spawn_blocking(look));
-            self.late = 0;
-        }
-        let found = self.found.load(Ordering::Relaxed);
-        self.was_found |= found;
-        self.late >= MAX_LOOKS || (self.was_found && !found)
     }
 }
 

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::agent::chain;
+use crate::config_source;
 
 /// After it could not be written.
 const RETRY: Duration = Duration::from_secs(2);
@@ -19,10 +20,10 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
-    pub(crate) fn start(store: Store) -> Self {
+    pub(crate) fn start(store: &Store) -> anyhow::Result<Self> {
         let (latest, news) = watch::channel(None);
-        tokio::spawn(write(store, news));
-        Self { latest }
+        config_source::spawn(store, "report", write(store.clone(), news))?;
+        Ok(Self { latest })
     }
 
     pub(crate) fn report(&self, config: NodeConfig) {

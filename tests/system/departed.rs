@@ -118,6 +118,30 @@ fn down_with_senders(time: Duration) -> Result<()> {
 
 #[test]
 fn lost_published_directory_refuses_peers() -> Result<()> {
+    without_published(|host, published| run(host, &["mount", "-t", "tmpfs", "none", published]))
+}
+
+/// Whoever looks at the mount waits for a file system that never answers.
+#[test]
+fn hung_published_directory_refuses_peers() -> Result<()> {
+    without_published(|host, published| {
+        let options = "fd=3,rootmode=40000,user_id=0,group_id=0";
+        let script = format!(
+            "exec 3<>/dev/fuse; mount -i -n -t fuse -o {options} none {published}; exec sleep 60"
+        );
+        let log = host.outside("/run/fuse.log");
+        let hangs = host.start(Command::new("sh").args(["-ec", &script]), &log)?;
+        wait_until("it is mounted", PATIENCE, || {
+            let mounts = run(host, &["cat", "/proc/mounts"])?;
+            ensure!(mounts.contains(" fuse "), "{}", hangs.log());
+            Ok::<_, anyhow::Error>(())
+        })?;
+        Ok(hangs)
+    })
+}
+
+/// Takes the published directory from rome-2 by a mount over it, and gives it back.
+fn without_published<T>(take: impl FnOnce(&Host, &str) -> Result<T>) -> Result<()> {
     play_with(&rome_and_milan(2), &[], |scene| {
         scene.peer("rome", "milan", PORT)?;
         let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
@@ -128,13 +152,22 @@ fn lost_published_directory_refuses_peers() -> Result<()> {
         wait_until("rome-2 reaches the peer", PATIENCE, opens)?;
         let second = &rome.nodes[1].host;
         let published = format!("{}/published", rome.run_dir());
-        run(second, &["mount", "-t", "tmpfs", "none", &published])?;
+        let taken = take(second, &published)?;
         wait_until("rome-2 refuses new connections", Duration::from_secs(3), || {
             let kind = opens().err().map(|error| error.kind());
             ensure!(kind == Some(std::io::ErrorKind::ConnectionRefused), "it ended in {kind:?}");
             Ok::<_, anyhow::Error>(())
         })?;
-        run(second, &["umount", &published])?;
+        let routes = || run(second, &["ip", "route", "show", "table", "18952"]);
+        let before = routes()?;
+        run(second, &["ip", "route", "flush", "table", "18952"])?;
+        wait_until("the agent puts the routes back", Duration::from_secs(3), || {
+            let now = routes()?;
+            ensure!(now == before, "{now} instead of {before}");
+            Ok::<_, anyhow::Error>(())
+        })?;
+        drop(taken);
+        run(second, &["umount", "-l", &published])?;
         wait_until("rome-2 reaches the peer again", PATIENCE, opens).map(drop)
     })
 }
