@@ -139,6 +139,35 @@ fn node_without_agent_is_not_counted() -> Result<()> {
     stays_so("the count", HEALTHY, || counts(rome, 1, 1))
 }
 
+#[test]
+fn read_only_published_directory_is_named() -> Result<()> {
+    let mut scene = Scene::build(&clusters())?;
+    scene.cluster_mut("rome").start_up(&[])?;
+    scene.cluster_mut("milan").start()?;
+    wait_until("the directory is published", PATIENCE, || {
+        shell(&scene, &format!("mount -o bind,ro {PUBLISHED} {PUBLISHED}"))
+    })?;
+    scene.cluster_mut("rome").start_agent(NODE)?;
+    let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+    let peering = Peering::new(&rome.spec, &milan.spec, PORT);
+    rome.apply("milan", &join(&peering.client_documents()))?;
+    milan.apply("rome", &join(&peering.server_documents()))?;
+    let words = "NodeConfig rome-2: its route-agent sends probes, but does not acknowledge";
+    wait_until("weft status names it", 2 * PATIENCE, || {
+        rome.is_connected("milan")?;
+        let problems = rome.status()?["problems"].to_string();
+        let remedy = "share that with rome-2 for writing";
+        ensure!(problems.contains(words) && problems.contains(remedy), "{problems}");
+        Ok::<_, anyhow::Error>(())
+    })?;
+    shell(&scene, &format!("umount {PUBLISHED}"))?;
+    wait_until("weft status names it no longer", PATIENCE, || {
+        let problems = rome.status()?["problems"].to_string();
+        ensure!(!problems.contains("acknowledge"), "{problems}");
+        Ok::<_, anyhow::Error>(())
+    })
+}
+
 fn clusters() -> [ClusterSpec; 2] {
     [ClusterSpec::new("rome", 1, 2), ClusterSpec::new("milan", 2, 1)]
 }

@@ -16,6 +16,7 @@ mod refused;
 mod secrets;
 mod services;
 mod statuses;
+mod unacknowledged;
 mod wishes;
 
 #[cfg(test)]
@@ -115,6 +116,7 @@ impl<'a> Compiler<'a> {
         self.gateway_configs(&cluster, &peerings, &gateways, &mappings);
         self.node_configs(&cluster, &peerings, &gateways, &mappings);
         self.address_problems();
+        self.unacknowledged(&cluster);
         self.configuration_statuses(&cluster, &peerings);
         if self.index.settings.kubernetes {
             self.placed_gateways(&gateways);

@@ -34,7 +34,8 @@ pub(crate) struct AgentArgs {
     #[arg(long, value_name = "NAME", value_parser = manifest::dns_name)]
     node: String,
     /// The `published` directory of the host that runs `weft up`, shared however you like; waited for
-    /// if it is not there yet. May be read-only, then nobody sees this node's status.
+    /// if it is not there yet. May be read-only: then `weft status` elsewhere only shows that this node
+    /// acknowledges nothing.
     #[arg(long, value_name = "DIR")]
     published: PathBuf,
     /// Where pid files and logs go.

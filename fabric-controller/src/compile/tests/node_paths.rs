@@ -4,7 +4,7 @@ use fabric_api::fabric::{GatewayConfig, GatewayProbe};
 use fabric_store::{Event, Kind, ObjectRef};
 use serde_json::{Value, json};
 
-use super::world::{World, client_side};
+use super::world::{World, client_side, node};
 
 fn peered() -> World {
     let mut world = World::new("rome");
@@ -70,4 +70,26 @@ fn unreachable_node_is_named_in_the_conditions() {
             (&"True".into(), &"2 of 2 nodes reach the gateway".into())
         );
     }
+}
+
+#[test]
+fn node_that_never_acknowledges_is_named_with_cause() {
+    let mut world = peered();
+    world.apply(node("n2", "192.0.2.12", 2));
+    world.settle();
+    assert_eq!(world.problems(), [""; 0], "it may take a while");
+    world.index.stragglers.insert("n2".to_owned());
+    let named = |world: &World, cause: &str, remedy: &str| {
+        let problems = world.problems();
+        let [problem] = &problems[..] else { panic!("{problems:?}") };
+        assert!(problem.starts_with("NodeConfig n2: "), "{problem}");
+        assert!(problem.contains(cause) && problem.contains(remedy), "{problem}");
+    };
+    world.settle();
+    named(&world, "none runs, or it cannot read or write", "run `weft agent --node n2`");
+    report(&mut world, json!({"overlayProbePort": 12346, "probingNodes": 2}));
+    named(&world, "it cannot write to the published directory", "share that with n2 for writing");
+    world.agents.push("n2");
+    world.settle();
+    assert_eq!(world.problems(), [""; 0], "acknowledged");
 }
