@@ -2,7 +2,7 @@
 //! is ours by someone else, and every 30 s.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,6 +58,8 @@ pub struct Running {
     pub way: Option<Way>,
     /// UDP port that the tunnel is reached at.
     pub port: Option<u16>,
+    /// This host's address that packets to the peer have.
+    pub source: Option<IpAddr>,
 }
 
 /// What the dataplane goes by.
@@ -133,6 +135,7 @@ struct Dataplane {
 struct Done {
     desired: Arc<Desired>,
     mtu: TunnelMtu,
+    source: Option<IpAddr>,
     /// Packets to the peer are not refused.
     open: bool,
 }
@@ -162,16 +165,16 @@ impl Dataplane {
             ensure(&mut self.only_nodes),
             self.overlay.apply(desired, peer, self.offloads),
         );
-        let (mtu, steps, mut problems) = match applied {
+        let (mtu, source, steps, mut problems) = match applied {
             Ok(applied) => {
                 if let Some(tun) = applied.new_tun {
                     self.engine.replace_tun(tun);
                 }
-                (applied.mtu, applied.steps.len(), applied.problems)
+                (applied.mtu, applied.source, applied.steps.len(), applied.problems)
             }
             Err(error) => return (self.plane(seen, vec![chain(&error)]), 0),
         };
-        self.done = Some(Done { desired: desired.clone(), mtu, open: seen.connected });
+        self.done = Some(Done { desired: desired.clone(), mtu, source, open: seen.connected });
         problems.extend([refused, guarded].into_iter().filter_map(Result::err).map(|e| chain(&e)));
         if let Some(key) = &seen.input.key {
             let order = Order {
@@ -203,6 +206,7 @@ impl Dataplane {
             remembered_path_mtu: status.and_then(|status| status.path_mtu),
             way: mtu.and_then(|mtu| mtu.way),
             port: self.engine.port(),
+            source: self.done.as_ref().and_then(|done| done.source),
         });
         let applied = self.done.as_ref().map(|done| done.desired.clone());
         Plane { running, applied, problems }
@@ -274,7 +278,7 @@ impl PartialEq for Plane {
             let running = plane.running.as_ref();
             running.map(|r| {
                 let mtu = (r.mtu, r.mtu_bound, r.path_mtu, r.way);
-                (Arc::as_ptr(&r.desired), Arc::as_ptr(&r.lane), r.open, mtu, r.port)
+                (Arc::as_ptr(&r.desired), Arc::as_ptr(&r.lane), r.open, mtu, (r.port, r.source))
             })
         };
         let applied = |plane: &Self| plane.applied.as_ref().map(Arc::as_ptr);

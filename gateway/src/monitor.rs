@@ -231,8 +231,12 @@ impl Peering {
                 if peering.desired().endpoint != running.desired.endpoint {
                     peering.hurry(now);
                 }
+                let has_moved = peering.running.source != running.source;
                 peering.path.follow(&running, now);
                 peering.running = running;
+                if has_moved {
+                    peering.show_source(now);
+                }
                 Some(peering)
             }
         }
@@ -475,6 +479,14 @@ impl Peering {
 
     fn peer_socket(&self) -> SocketAddr {
         SocketAddr::from((self.desired().peer_tunnel_address, PROBE_PORT))
+    }
+
+    /// The peer sends to where our last packet came from: shows it another address of this host.
+    fn show_source(&mut self, now: Instant) {
+        self.hurry(now);
+        if self.changes.borrow().has_session && self.desired().probe_interval().is_zero() {
+            self.running.lane.initiate();
+        }
     }
 
     /// The next ping now, unless there was one just before.

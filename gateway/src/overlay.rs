@@ -66,6 +66,8 @@ pub struct Peer {
 pub struct Applied {
     /// The tunnel's MTU in force.
     pub mtu: TunnelMtu,
+    /// Source address of packets to the peer.
+    pub source: Option<IpAddr>,
     /// The TUN, if it had to be made: for the first time, or because someone deleted it.
     pub new_tun: Option<OwnedFd>,
     /// The steps that were taken; none if all was as wanted.
@@ -130,13 +132,14 @@ impl Overlay {
         self.apply_link(desired, underlay_mtu, &mut changes).await?;
         let new_tun = self.make_tun(offloads).await?;
         let path = self.path_to(peer).await?;
+        let source = path.and_then(|path| path.source);
         let (mut want, mtu) = inner::wanted(desired, Facts { underlay_mtu, path });
         want.sysctls = self.sysctls.iter().cloned().collect();
         let have = self.inner.observe(&inner::scope()).await?;
         changes.make(&self.inner, &have, want).await;
         changes.problems.extend(self.findings(desired, mtu.bytes)?);
         let Changes { steps, problems, .. } = changes;
-        Ok(Applied { mtu, new_tun, steps, problems })
+        Ok(Applied { mtu, source, new_tun, steps, problems })
     }
 
     /// Returns after someone changed something of ours. A setting counts as changed when it is other
@@ -284,6 +287,7 @@ impl Overlay {
             family,
             device: route.mtu,
             found: path_mtu.or(route.learnt_mtu),
+            source: route.source,
         }))
     }
 

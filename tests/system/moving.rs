@@ -9,10 +9,10 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use weft_tests::manifests::{self, Peering, join};
 use weft_tests::traffic::udp_flow;
-use weft_tests::{ClusterSpec, SWITCH_V4, SWITCH_V6, on_segment, wait_until};
+use weft_tests::{Cluster, ClusterSpec, Pod, SWITCH_V4, SWITCH_V6, on_segment, wait_until};
 
 use crate::scene::{
-    ECHO, PATIENCE, PORT, Scene, first_pod, play, rome_and_milan, serve, traffic_passes,
+    ECHO, PATIENCE, PORT, Scene, first_pod, play, play_with, rome_and_milan, serve, traffic_passes,
 };
 
 /// How long packets may be lost after a host's address changed.
@@ -60,11 +60,41 @@ fn changed_address_of_a_host_is_found_by_its_agent() -> Result<()> {
             let (_, target) = scene.way("rome", "milan")?;
             for number in [2, 1] {
                 for (sender, address) in [(2, Address::New), (1, Address::Old)] {
-                    let gap = gap_while_moving(scene, [number, sender], target, address)?;
+                    let pod = &scene.cluster("rome").nodes[sender - 1].pods[0];
+                    let host = (scene.cluster("rome"), number);
+                    let gap = gap_while_moving(host, (pod, target), address)?;
                     ensure!(
                         gap < BACK,
                         "rome-{number} moved to its {address:?} address, {gap:?} without an \
                          answer for the pod of rome-{sender}"
+                    );
+                }
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// The client has a fixed address for its server: it follows the server's own packets, which do not
+/// wait for the next probe.
+#[test]
+fn moved_server_host_is_followed_by_its_client() -> Result<()> {
+    for specs in [rome_and_milan(2), rome_and_milan(2).map(ClusterSpec::on_ipv6)] {
+        play_with(&specs, &["--ping-interval=20s"], |scene| {
+            scene.peer("rome", "milan", PORT)?;
+            for (from, to) in [("rome", "milan"), ("milan", "rome")] {
+                let _servers = serve(first_pod(scene.cluster(to)))?;
+                let (_, target) = scene.way(from, to)?;
+                let pod = &scene.cluster(from).nodes[1].pods[0];
+                for address in [Address::New, Address::Old] {
+                    let server = (scene.cluster("milan"), 1);
+                    let gap = gap_while_moving(server, (pod, target), address)?;
+                    eprintln!("{from} to {to}, {address:?} address: {gap:?} without an answer");
+                    ensure!(
+                        gap < BACK,
+                        "milan-1 moved to its {address:?} address, {gap:?} without an answer for \
+                         a pod of {from}"
                     );
                 }
             }
@@ -80,18 +110,15 @@ enum Address {
     Old,
 }
 
-/// Longest time without an answer for a pod of one of rome's hosts while another takes an address.
+/// Longest time without an answer for a pod while a host takes another address.
 fn gap_while_moving(
-    scene: &Scene,
-    [host, sender]: [u8; 2],
-    target: IpAddr,
+    (cluster, number): (&Cluster, u8),
+    (pod, target): (&Pod, IpAddr),
     address: Address,
 ) -> Result<Duration> {
-    let rome = scene.cluster("rome");
-    let node = &rome.nodes[usize::from(host) - 1];
-    let pod = &rome.nodes[usize::from(sender) - 1].pods[0];
+    let node = &cluster.nodes[usize::from(number) - 1];
     let old = on_segment(node.addresses[0]);
-    let last = 100 + host;
+    let last = 100 + 10 * cluster.spec.number + number;
     let new = on_segment(match old.addr() {
         IpAddr::V4(_) => [192, 0, 2, last].into(),
         IpAddr::V6(_) => [0x2001, 0xdb8, 2, 0, 0, 0, 0, last.into()].into(),
@@ -124,7 +151,7 @@ fn the_server_may_be_known_by_a_name() -> Result<()> {
     std::fs::write(hosts, "127.0.0.1 localhost\n192.0.2.33 gateway.milan.test\n")?;
     let bind = ["--bind", "/run/cluster/hosts", "/etc/hosts"];
     scene.clusters[0].head().command(Command::new("mount").args(bind), "")?;
-    scene.clusters.iter_mut().try_for_each(weft_tests::Cluster::start)?;
+    scene.clusters.iter_mut().try_for_each(Cluster::start)?;
 
     let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
     let mut peering = Peering::new(&rome.spec, &milan.spec, PORT);

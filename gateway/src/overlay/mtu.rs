@@ -30,6 +30,8 @@ pub(super) struct Path {
     pub(super) device: u32,
     /// How large a packet is known to arrive.
     pub(super) found: Option<u32>,
+    /// Source address that packets have.
+    pub(super) source: Option<IpAddr>,
 }
 
 /// The way to the peer as far as it is worth probing.
@@ -96,7 +98,7 @@ mod tests {
 
     #[test]
     fn the_tunnel_takes_what_every_part_of_the_way_takes() {
-        let path = |family, device, found| Some(Path { family, device, found });
+        let path = |family, device, found| Some(Path { family, device, found, source: None });
         let v4 = |device| path(Family::Ipv4, device, None);
         let v6 = |device| path(Family::Ipv6, device, None);
         let mtu = |wanted, path, overlays: &[u32]| {
