@@ -183,7 +183,6 @@ impl Agent {
             self.withdraw(&config, &mut problems).await;
             Vec::new()
         } else {
-            self.other_firewalls.request(if self.accept { Mode::Accept } else { Mode::Report });
             self.fulfil(&config, &mut problems).await
         };
         self.own_problems = problems;
@@ -229,6 +228,8 @@ impl Agent {
                 return Vec::new();
             }
         };
+        let mode = if self.accept { Mode::Accept } else { Mode::Report };
+        self.other_firewalls.request(mode, facts.ways(&config.spec));
         match moved::find(&self.handle, &config.spec, &facts).await {
             Ok(moved) => self.moved = moved,
             Err(error) => _ = problems.insert(chain(&error)),

@@ -1,11 +1,14 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use fabric_api::Cidr;
+use fabric_api::fabric::NodeConfigSpec;
+use netlink::nft::Hook;
 use netlink::{Handle, NetlinkError, read_sysctl};
 use netplan::{Address, Family, Sysctl};
 
 use crate::names::{self, is_everywhere};
+use crate::other_firewalls::Way;
 
 /// What the agent must know of its node, besides its config.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,6 +43,32 @@ impl Facts {
     /// The device that has this address.
     pub(crate) fn device_of(&self, address: IpAddr) -> Option<&str> {
         self.addresses.iter().find(|a| a.address == address).map(|a| a.dev.as_str())
+    }
+
+    /// Devices by which packets of the overlay come and go at the hooks of packet filters. Where pods
+    /// have devices without an address, these are not known.
+    pub(crate) fn ways(&self, config: &NodeConfigSpec) -> Vec<Way> {
+        let underlay: BTreeSet<_> =
+            config.underlay.iter().filter_map(|address| self.device_of(*address)).collect();
+        let pods: Vec<Cidr> = config.local_pods.iter().filter_map(|p| p.parse().ok()).collect();
+        let has_pods = |a: &&Address| pods.iter().any(|pods| pods.contains(a.address));
+        let mut forwarding: BTreeSet<_> =
+            self.addresses.iter().filter(has_pods).map(|a| a.dev.as_str()).collect();
+        let mut gateways = config.peerings.iter().filter_map(|peering| peering.gateway.as_ref());
+        if gateways.any(|gateway| !gateway.links.is_empty()) {
+            forwarding.extend(&underlay);
+        }
+        let way = |hook, incoming: &str, outgoing: Option<&str>| Way {
+            hook,
+            incoming: incoming.to_owned(),
+            outgoing: outgoing.map(str::to_owned),
+        };
+        let overlay = names::device(Family::Ipv4);
+        let forward = |dev: &&str| {
+            [(*dev, overlay), (overlay, *dev)].map(|(from, to)| way(Hook::Forward, from, Some(to)))
+        };
+        let input = underlay.iter().map(|dev| way(Hook::Input, dev, None));
+        forwarding.iter().flat_map(forward).chain(input).collect()
     }
 
     /// The node's own networks, each with the name of its device.

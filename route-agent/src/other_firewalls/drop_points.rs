@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use netlink::nft::{Condition, Hook, Verdict};
+use netlink::nft::{Condition, Hook, Interface, Verdict};
 
 /// Rule of a chain, of either packet filter.
 #[derive(Clone, Debug)]
@@ -16,6 +16,17 @@ pub(crate) struct Rule {
     pub(crate) verdict: Verdict,
     /// Names the overlay's devices or port as packets at these hooks have them.
     pub(crate) names_overlay_at: Option<Hook>,
+    /// Devices that packets must come in or go out by, all of them.
+    pub(crate) interfaces: Vec<Interface>,
+}
+
+/// Devices that packets of the overlay come in and go out by at a hook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Way {
+    pub(crate) hook: Hook,
+    pub(crate) incoming: String,
+    /// None if they are for this node.
+    pub(crate) outgoing: Option<String>,
 }
 
 /// Place of an accept: in `chain`, before its rule number `index` or behind the last one.
@@ -25,14 +36,29 @@ pub(crate) struct DropPoint {
     pub(crate) index: usize,
 }
 
+impl Way {
+    /// Whether these are the devices that the rule compares.
+    fn has(&self, rule: &Rule) -> bool {
+        let outgoing = self.outgoing.as_deref().unwrap_or_default();
+        let mut interfaces = rule.interfaces.iter();
+        interfaces.all(|of| of.matches(if of.incoming { &self.incoming } else { outgoing }))
+    }
+}
+
 /// Chains that every packet of a hook goes through, from a base chain on.
 pub(crate) struct Walk<'a, E> {
     hook: Hook,
     /// Follow jumps by interface, too: zones are such chains.
     zones: bool,
+    /// Of the packets that go through the chains.
+    ways: Vec<&'a Way>,
+    /// Only some devices' packets do.
+    dispatched: bool,
     load: &'a mut dyn FnMut(&str) -> Result<Vec<Rule>, E>,
     pub(crate) chains: BTreeMap<String, Vec<Rule>>,
     pub(crate) points: BTreeSet<DropPoint>,
+    /// The same for packets of some devices only. These may be a policy's, so they get no accept.
+    pub(crate) by_interface: BTreeSet<DropPoint>,
     /// A rule of the owner's own lets the overlay pass.
     pub(crate) admitted: bool,
     ends: BTreeMap<String, End>,
@@ -49,11 +75,13 @@ enum End {
 impl<'a, E> Walk<'a, E> {
     pub(crate) fn new(
         hook: Hook,
-        zones: bool,
+        (zones, ways): (bool, &'a [Way]),
         load: &'a mut dyn FnMut(&str) -> Result<Vec<Rule>, E>,
     ) -> Self {
-        let (chains, points, ends) = Default::default();
-        Self { hook, zones, load, chains, points, admitted: false, ends }
+        let ways = ways.iter().filter(|way| way.hook == hook).collect();
+        let (chains, points, by_interface, ends) = Default::default();
+        let (dispatched, admitted) = (false, false);
+        Self { hook, zones, ways, dispatched, load, chains, points, by_interface, admitted, ends }
     }
 
     pub(crate) fn base_chain(&mut self, chain: &str, policy_drops: bool) -> Result<(), E> {
@@ -61,6 +89,7 @@ impl<'a, E> Walk<'a, E> {
             let index = self.chains.get(chain).map_or(0, Vec::len);
             self.points.insert(DropPoint { chain: chain.to_owned(), index });
         }
+        self.by_interface.retain(|point| !self.points.contains(point));
         Ok(())
     }
 
@@ -82,7 +111,7 @@ impl<'a, E> Walk<'a, E> {
             let at = DropPoint { chain: chain.to_owned(), index };
             let drops = rule.verdict == Verdict::Drop;
             self.admitted |= !rule.ours && !drops && rule.names_overlay_at == Some(self.hook);
-            match (rule.condition, &rule.verdict) {
+            match (self.condition(rule), &rule.verdict) {
                 (Condition::Always, Verdict::Drop) => {
                     self.points.insert(at);
                     return Ok(End::Final);
@@ -100,6 +129,16 @@ impl<'a, E> Walk<'a, E> {
                 {
                     self.visit(to)?;
                 }
+                (Condition::Interface, Verdict::Jump(to) | Verdict::Goto(to))
+                    if !self.zones && self.ways.iter().any(|way| way.has(rule)) =>
+                {
+                    self.dispatch(rule, to)?;
+                }
+                (Condition::Interface, Verdict::Drop)
+                    if self.hook == Hook::Input && self.ways.iter().any(|way| way.has(rule)) =>
+                {
+                    self.by_interface.insert(at);
+                }
                 (
                     Condition::Always | Condition::Interface | Condition::Other,
                     Verdict::Continue
@@ -113,6 +152,28 @@ impl<'a, E> Walk<'a, E> {
             }
         }
         Ok(End::Returns)
+    }
+
+    /// Where only some devices' packets are, a comparison of these devices decides nothing.
+    fn condition(&self, rule: &Rule) -> Condition {
+        let is_decided = self.dispatched && rule.condition == Condition::Interface;
+        if is_decided && self.ways.iter().all(|way| way.has(rule)) {
+            return Condition::Always;
+        }
+        rule.condition
+    }
+
+    /// Goes into a chain to which a rule leads packets of some devices only.
+    fn dispatch(&mut self, rule: &Rule, to: &str) -> Result<(), E> {
+        let some = self.ways.iter().copied().filter(|way| way.has(rule)).collect();
+        let ways = std::mem::replace(&mut self.ways, some);
+        let dispatched = std::mem::replace(&mut self.dispatched, true);
+        let (points, ends) = (self.points.clone(), std::mem::take(&mut self.ends));
+        self.visit(to)?;
+        let found = std::mem::replace(&mut self.points, points);
+        self.by_interface.extend(found.difference(&self.points).cloned());
+        (self.ways, self.dispatched, self.ends) = (ways, dispatched, ends);
+        Ok(())
     }
 
     /// Goes into a chain. If that does nothing but drop, or nothing but accept before it drops,

@@ -7,10 +7,10 @@ use std::io::{self, Write as _};
 use std::process::{Command, Stdio};
 
 use netlink::Netns;
-use netlink::nft::{Condition, Hook, Verdict};
+use netlink::nft::{Condition, Hook, Interface, Verdict};
 
-use super::drop_points::{DropPoint, Rule, Walk, are_in_place};
-use super::{COMMENT, Found, Mode, remedy};
+use super::drop_points::{DropPoint, Rule, Walk, Way, are_in_place};
+use super::{COMMENT, Drops, Found, Mode, Treatment, of_some_devices, remedy};
 use crate::names::VXLAN_PORT;
 
 const CHAINS: [(&str, Hook); 2] = [("FORWARD", Hook::Forward), ("INPUT", Hook::Input)];
@@ -39,12 +39,12 @@ enum IptablesError {
 }
 
 /// Puts our accepts where packets would be dropped without a decision, and nowhere else.
-pub(super) fn ensure(netns: &Netns, mode: Mode, found: &mut Found) {
+pub(super) fn ensure(netns: &Netns, treatment: &Treatment, found: &mut Found) {
     for (program, names) in VERSIONS {
-        let failure = match netns.run(|| ensure_version(program, names, mode, found)) {
+        let failure = match netns.run(|| ensure_version(program, names, treatment, found)) {
             Ok(Ok(())) => continue,
             // What is not installed has put nothing there.
-            Ok(Err(IptablesError::Missing(_))) if mode == Mode::Remove => continue,
+            Ok(Err(IptablesError::Missing(_))) if treatment.mode == Mode::Remove => continue,
             Ok(Err(error)) => {
                 found.locked |= matches!(error, IptablesError::Locked(_));
                 crate::agent::chain(&error)
@@ -58,7 +58,7 @@ pub(super) fn ensure(netns: &Netns, mode: Mode, found: &mut Found) {
 fn ensure_version(
     program: &str,
     names: &str,
-    mode: Mode,
+    Treatment { mode, ways }: &Treatment,
     found: &mut Found,
 ) -> Result<(), IptablesError> {
     // Asking the program would make the table where there is none.
@@ -69,12 +69,16 @@ fn ensure_version(
     let table = Table::parse(&run(program, &["-S"], "")?);
     let mut wanted: BTreeMap<DropPoint, BTreeSet<String>> = BTreeMap::new();
     for (chain, hook) in CHAINS {
-        let (points, admitted) = table.drop_points(chain, hook);
-        if mode == Mode::Accept {
+        let Drops { points, by_interface, admitted } = table.drop_points(chain, hook, ways);
+        for point in by_interface.iter().filter(|_| *mode != Mode::Remove && !admitted) {
+            let chain = of_some_devices(&format!("{program}'s chain {}", point.chain));
+            found.problems.insert(remedy(&chain, hook, false));
+        }
+        if *mode == Mode::Accept {
             for point in points {
                 wanted.entry(point).or_default().extend(accepts(hook));
             }
-        } else if mode == Mode::Report && !points.is_empty() && !admitted {
+        } else if *mode == Mode::Report && !points.is_empty() && !admitted {
             found.problems.insert(remedy(&format!("{program}'s chain {chain}"), hook, false));
         }
     }
@@ -119,13 +123,14 @@ impl Table {
         table
     }
 
-    fn drop_points(&self, chain: &str, hook: Hook) -> (BTreeSet<DropPoint>, bool) {
+    fn drop_points(&self, chain: &str, hook: Hook, ways: &[Way]) -> Drops {
         let mut load = |name: &str| {
             Ok::<_, std::convert::Infallible>(self.chains.get(name).cloned().unwrap_or_default())
         };
-        let mut walk = Walk::new(hook, false, &mut load);
+        let mut walk = Walk::new(hook, (false, ways), &mut load);
         let Ok(()) = walk.base_chain(chain, self.dropping.contains(chain));
-        (walk.points, walk.admitted)
+        let Walk { points, by_interface, admitted, .. } = walk;
+        Drops { points, by_interface, admitted }
     }
 
     /// Lines for `iptables-restore`; empty if all accepts are in their places.
@@ -175,7 +180,9 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
         condition: Condition::Always,
         verdict: Verdict::Continue,
         names_overlay_at: None,
+        interfaces: Vec::new(),
     };
+    let mut negated = false;
     let mut rest = words;
     while let [word, tail @ ..] = rest {
         let value = tail.first().map(String::as_str).unwrap_or_default();
@@ -183,11 +190,19 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
         match (&**word, value) {
             ("-m", "comment") => {}
             ("--comment", text) => rule.ours = text == COMMENT,
+            ("!", "-i" | "-o") => {
+                negated = true;
+                rest = tail;
+            }
             ("-i" | "-o", device) => {
                 rule.condition = rule.condition.max(Condition::Interface);
                 if device.starts_with("weft") {
                     rule.names_overlay_at = Some(Hook::Forward);
                 }
+                let (incoming, is_prefix) = (word == "-i", device.ends_with('+'));
+                let name = device.strip_suffix('+').unwrap_or(device).to_owned();
+                let negated = std::mem::take(&mut negated);
+                rule.interfaces.push(Interface { incoming, name, is_prefix, negated });
             }
             // Options of the target follow.
             ("-j", target) => {
@@ -200,7 +215,8 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
             }
             (word, value) => {
                 rule.condition = Condition::Other;
-                if word == "--dport" && value == VXLAN_PORT.to_string() {
+                let names_port = value.split(',').any(|port| port == VXLAN_PORT.to_string());
+                if ["--dport", "--dports"].contains(&word) && names_port {
                     rule.names_overlay_at = Some(Hook::Input);
                 }
                 // The next word may be an option again.
@@ -281,9 +297,9 @@ mod tests {
     /// Changes to the FORWARD chain of a table.
     fn changes(table: &str) -> String {
         let table = Table::parse(table);
-        let (points, _) = table.drop_points("FORWARD", Hook::Forward);
+        let drops = table.drop_points("FORWARD", Hook::Forward, &[]);
         let accept = || BTreeSet::from(["-i weft+".to_owned()]);
-        table.script(&points.into_iter().map(|point| (point, accept())).collect())
+        table.script(&drops.points.into_iter().map(|point| (point, accept())).collect())
     }
 
     const ACCEPT: &str = "-i weft+ -m comment --comment weft -j ACCEPT\n";
@@ -327,6 +343,39 @@ mod tests {
         let table = "-P FORWARD ACCEPT\n-N pod\n-A FORWARD -i cali1 -j pod\n\
                      -A pod -s 10.0.0.1 -j RETURN\n-A pod -j DROP";
         assert_eq!(changes(table), "");
+    }
+
+    /// Chains of INPUT that drop packets that come in by eth0.
+    fn dispatched(rules: &str) -> Vec<String> {
+        let ways = [Way { hook: Hook::Input, incoming: "eth0".to_owned(), outgoing: None }];
+        let table = Table::parse(rules);
+        let drops = table.drop_points("INPUT", Hook::Input, &ways);
+        assert!(drops.points.is_empty(), "{rules}");
+        let chains = drops.by_interface.into_iter().map(|point| point.chain);
+        chains.filter(|_| !drops.admitted).collect()
+    }
+
+    #[test]
+    fn drop_for_the_underlays_device_is_found() {
+        let chain =
+            "-P INPUT ACCEPT\n-N wan\n-A wan -p tcp -m tcp --dport 22 -j ACCEPT\n-A wan -j DROP\n";
+        for jump in ["-i eth0 -j wan", "-i eth+ -g wan", "! -i lo -j wan"] {
+            assert_eq!(dispatched(&format!("{chain}-A INPUT {jump}")), ["wan"], "{jump}");
+        }
+        for jump in ["-i eth1 -j wan", "! -i eth0 -j wan", "-i eth0 -p tcp -j wan"] {
+            assert_eq!(dispatched(&format!("{chain}-A INPUT {jump}")), [""; 0], "{jump}");
+        }
+        assert_eq!(dispatched("-P INPUT ACCEPT\n-A INPUT -i eth0 -j DROP"), ["INPUT"]);
+        let ports = "-A wan -p udp -m multiport --dports 53,4879 -j ACCEPT\n-A wan -j DROP\n";
+        let chain = "-P INPUT ACCEPT\n-N wan\n-A INPUT -i eth0 -j wan\n";
+        assert_eq!(dispatched(&format!("{chain}{ports}")), [""; 0], "its owner lets it pass");
+    }
+
+    #[test]
+    fn chain_that_its_device_never_gets_to_the_end_of_is_well() {
+        let table = "-P INPUT ACCEPT\n-N all\n-N one\n-A INPUT -i eth+ -j all\n\
+                     -A all -i eth0 -g one\n-A all -j DROP\n-A one -p tcp -j DROP";
+        assert_eq!(dispatched(table), [""; 0]);
     }
 
     #[test]

@@ -17,8 +17,11 @@ use netlink::{Netns, Quarrel};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+pub(crate) use drop_points::Way;
+
 use crate::agent::chain;
 use crate::names::VXLAN_PORT;
+use drop_points::DropPoint;
 
 /// Marks our rules in chains of others.
 const COMMENT: &str = "weft";
@@ -52,10 +55,24 @@ pub(crate) struct Found {
     request: u64,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+/// Drops of what no rule decides about, from one base chain on.
+struct Drops {
+    points: BTreeSet<DropPoint>,
+    by_interface: BTreeSet<DropPoint>,
+    admitted: bool,
+}
+
+/// What is done to chains of others.
+#[derive(Clone, Debug, Default)]
+struct Treatment {
+    mode: Mode,
+    ways: Vec<Way>,
+}
+
+#[derive(Clone, Debug, Default)]
 struct Request {
     number: u64,
-    mode: Mode,
+    treatment: Treatment,
 }
 
 /// Handle of the task that looks after the chains of others.
@@ -73,18 +90,18 @@ impl OtherFirewalls {
     }
 
     /// Has all chains looked at. Returns at once.
-    pub(crate) fn request(&self, mode: Mode) -> u64 {
+    pub(crate) fn request(&self, mode: Mode, ways: Vec<Way>) -> u64 {
         let mut number = 0;
         self.requests.send_modify(|request| {
             number = request.number + 1;
-            *request = Request { number, mode };
+            *request = Request { number, treatment: Treatment { mode, ways } };
         });
         number
     }
 
     /// Takes all accepts of ours away; returns what could not be done.
     pub(crate) async fn remove(&mut self) -> BTreeSet<String> {
-        let number = self.request(Mode::Remove);
+        let number = self.request(Mode::Remove, Vec::new());
         let done = self.found.wait_for(|found| found.request >= number).await;
         done.map(|found| found.failures.clone()).unwrap_or_default()
     }
@@ -110,15 +127,15 @@ async fn work(netns: Netns, mut pending: watch::Receiver<Request>, results: watc
             requested = pending.changed() => if requested.is_err() { return },
             () = sleep(RETRY), if locked => {}
         }
-        let request = *pending.borrow_and_update();
+        let Request { number, treatment } = pending.borrow_and_update().clone();
         let netns = netns.clone();
         let look = move || {
-            let found = ensure(&netns, request.mode, &mut accepts);
+            let found = ensure(&netns, &treatment, &mut accepts);
             (found, accepts)
         };
         let Ok((mut found, state)) = tokio::task::spawn_blocking(look).await else { return };
         accepts = state;
-        found.request = request.number;
+        found.request = number;
         locked = found.locked;
         if found.changed {
             limiter.note();
@@ -130,16 +147,20 @@ async fn work(netns: Netns, mut pending: watch::Receiver<Request>, results: watc
 
 /// Takes away all accepts of ours; returns what could not be done.
 pub(crate) fn remove(netns: &Netns) -> BTreeSet<String> {
-    ensure(netns, Mode::Remove, &mut nft::Accepts::default()).failures
+    ensure(netns, &Treatment::default(), &mut nft::Accepts::default()).failures
 }
 
-fn ensure(netns: &Netns, mode: Mode, accepts: &mut nft::Accepts) -> Found {
+fn ensure(netns: &Netns, treatment: &Treatment, accepts: &mut nft::Accepts) -> Found {
     let mut found = Found::default();
-    if let Err(error) = accepts.ensure(netns, mode, &mut found) {
+    if let Err(error) = accepts.ensure(netns, treatment, &mut found) {
         found.failures.insert(chain(&error));
     }
-    iptables::ensure(netns, mode, &mut found);
+    iptables::ensure(netns, treatment, &mut found);
     found
+}
+
+fn of_some_devices(chain: &str) -> String {
+    format!("{chain}, for packets of some devices,")
 }
 
 /// Problem of a chain that drops packets of the overlay, with what its owner can do.

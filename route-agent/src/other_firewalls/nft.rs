@@ -8,7 +8,7 @@ use netlink::nft::{self, BaseChain, Chain, Hook, NftError, Verdict};
 use netplan::FIREWALL_TABLE;
 
 use super::drop_points::{DropPoint, Rule, Walk, are_in_place};
-use super::{COMMENT, Found, Mode, remedy};
+use super::{COMMENT, Drops, Found, Mode, Treatment, of_some_devices, remedy};
 use crate::names::VXLAN_PORT;
 
 /// Accepts of ours in others' chains.
@@ -26,7 +26,7 @@ impl Accepts {
     pub(crate) fn ensure(
         &mut self,
         netns: &Netns,
-        mode: Mode,
+        treatment: &Treatment,
         found: &mut Found,
     ) -> Result<(), NftError> {
         let mut tables: BTreeMap<_, Vec<BaseChain>> = BTreeMap::new();
@@ -40,8 +40,8 @@ impl Accepts {
         let mut placed = BTreeSet::new();
         for base_chains in tables.values() {
             let mut table = Table::new(netns, base_chains);
-            table.add_chains_of_ours(known.as_ref().filter(|_| mode != Mode::Remove))?;
-            let chains = table.ensure(mode, found)?;
+            table.add_chains_of_ours(known.as_ref().filter(|_| treatment.mode != Mode::Remove))?;
+            let chains = table.ensure(treatment, found)?;
             placed.extend(chains);
         }
         self.chains = Some(placed);
@@ -91,19 +91,26 @@ impl<'a> Table<'a> {
     }
 
     /// Returns the chains that have accepts of ours then.
-    fn ensure(&mut self, mode: Mode, found: &mut Found) -> Result<BTreeSet<Chain>, NftError> {
+    fn ensure(
+        &mut self,
+        treatment: &Treatment,
+        found: &mut Found,
+    ) -> Result<BTreeSet<Chain>, NftError> {
         let mut wanted = Wanted::new();
         for base in self.base_chains {
-            let points = self.drop_points(base, found)?;
-            if points.points.is_empty() {
-                continue;
+            let Drops { points, by_interface, admitted } =
+                self.drop_points(base, treatment, found)?;
+            let is_reported = treatment.mode != Mode::Remove && !admitted;
+            for point in by_interface.iter().filter(|_| is_reported) {
+                let chain = of_some_devices(&of_chain(&self.chain(&point.chain)));
+                found.problems.insert(unsolved(&chain, base));
             }
-            if mode == Mode::Accept && !base.owned {
-                for point in points.points {
+            if treatment.mode == Mode::Accept && !base.owned {
+                for point in points {
                     wanted.entry(point).or_default().extend(accepts(base.hook));
                 }
-            } else if mode != Mode::Remove && !points.admitted {
-                found.problems.insert(unsolved(base));
+            } else if is_reported && !points.is_empty() {
+                found.problems.insert(unsolved(&of_chain(&base.chain), base));
             }
         }
         let script = self.script(&wanted);
@@ -116,19 +123,25 @@ impl<'a> Table<'a> {
         Ok(wanted.keys().map(|point| self.chain(&point.chain)).collect())
     }
 
-    fn drop_points(&mut self, base: &BaseChain, found: &mut Found) -> Result<Points, NftError> {
+    fn drop_points(
+        &mut self,
+        base: &BaseChain,
+        treatment: &Treatment,
+        found: &mut Found,
+    ) -> Result<Drops, NftError> {
         let (netns, of) = (self.netns, base.chain.clone());
         let mut load = |name: &str| {
             let chain = Chain { name: name.to_owned(), ..of.clone() };
             let rules = nft::chain_rules(netns, &chain)?;
             Ok::<_, NftError>(rules.into_iter().map(rule).collect())
         };
-        let mut walk = Walk::new(base.hook, base.chain.table == FIREWALLD, &mut load);
+        let zones = base.chain.table == FIREWALLD;
+        let mut walk = Walk::new(base.hook, (zones, &treatment.ways), &mut load);
         walk.base_chain(&base.chain.name, base.drops)?;
-        let Walk { chains, points, admitted, .. } = walk;
+        let Walk { chains, points, by_interface, admitted, .. } = walk;
         found.chains.extend(chains.keys().map(|name| self.chain(name)));
         self.chains.extend(chains);
-        Ok(Points { points, admitted })
+        Ok(Drops { points, by_interface, admitted })
     }
 
     /// Input for `nft -f`; empty if all accepts are in their places.
@@ -168,11 +181,6 @@ impl<'a> Table<'a> {
     }
 }
 
-struct Points {
-    points: BTreeSet<DropPoint>,
-    admitted: bool,
-}
-
 /// Table of firewalld, whose zones are chains that it jumps to by interface.
 const FIREWALLD: &str = "firewalld";
 
@@ -197,15 +205,18 @@ fn rule(rule: nft::Rule) -> Rule {
         condition: rule.condition,
         verdict: rule.verdict,
         names_overlay_at,
+        interfaces: rule.interfaces,
     }
 }
 
-fn unsolved(base: &BaseChain) -> String {
-    let Chain { family, table, name } = &base.chain;
-    let chain = format!("chain {} {table} {name}", family.name());
-    let firewalld = table == FIREWALLD;
+fn of_chain(Chain { family, table, name }: &Chain) -> String {
+    format!("chain {} {table} {name}", family.name())
+}
+
+fn unsolved(chain: &str, base: &BaseChain) -> String {
+    let firewalld = base.chain.table == FIREWALLD;
     if !base.owned {
-        return remedy(&chain, base.hook, firewalld);
+        return remedy(chain, base.hook, firewalld);
     }
     let owner = if firewalld { "firewalld" } else { "the program that made its table" };
     remedy(&format!("{chain}, which only {owner} can change,"), base.hook, firewalld)

@@ -7,6 +7,7 @@ mod cleanup;
 mod firewall;
 mod flow;
 mod healing;
+mod input;
 mod node;
 mod policy;
 mod probes;

@@ -1,5 +1,7 @@
 //! Meaning of a rule, as far as it decides where a packet of the overlay ends.
 
+use nix::net::if_::if_indextoname;
+
 use crate::nfnetlink::{attribute, attributes, number, text};
 
 use super::comment;
@@ -14,6 +16,28 @@ pub struct Rule {
     pub verdict: Verdict,
     /// Values that packets are compared with, in network order.
     pub compared: Vec<Vec<u8>>,
+    /// Devices that packets must come in or go out by, all of them.
+    pub interfaces: Vec<Interface>,
+}
+
+/// Name of a device as a rule compares it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// The device that packets come in by, not the one that they go out by.
+    pub incoming: bool,
+    pub name: String,
+    /// Names that begin so match, too.
+    pub is_prefix: bool,
+    /// All others match instead.
+    pub negated: bool,
+}
+
+impl Interface {
+    pub fn matches(&self, device: &str) -> bool {
+        let found =
+            if self.is_prefix { device.starts_with(&self.name) } else { device == self.name };
+        found != self.negated
+    }
 }
 
 /// Packets that a rule applies to.
@@ -55,21 +79,30 @@ impl Rule {
             condition: Condition::Always,
             verdict: Verdict::Continue,
             compared: Vec::new(),
+            interfaces: Vec::new(),
         };
+        let mut loaded = None;
         for (_, expression) in attributes(attribute(body, EXPRESSIONS).unwrap_or_default()) {
-            rule.add(expression);
+            rule.add(expression, &mut loaded);
         }
         Some(rule)
     }
 
-    fn add(&mut self, expression: &[u8]) {
+    /// `loaded` is the key of the packet's meta data that the next comparison is about.
+    fn add(&mut self, expression: &[u8], loaded: &mut Option<u32>) {
         const NAME: u16 = 1;
         const DATA: u16 = 2;
         let data = attribute(expression, DATA).unwrap_or_default();
         match text(expression, NAME) {
             Some("counter" | "log" | "bitwise") => {}
-            Some("cmp") => self.compared.extend(compared(data)),
-            Some("meta") => self.condition = self.condition.max(meta(data)),
+            Some("cmp") => {
+                self.interfaces.extend(loaded.take().and_then(|key| interface(key, data)));
+                self.compared.extend(compared(data));
+            }
+            Some("meta") => {
+                self.condition = self.condition.max(meta(data));
+                *loaded = number(data, META_KEY);
+            }
             Some("immediate") => {
                 if let Some(verdict) = immediate(data) {
                     self.verdict = verdict;
@@ -100,17 +133,42 @@ fn target(name: Option<&str>) -> Verdict {
     }
 }
 
+const META_KEY: u16 = 2;
+const IIF: u32 = 4;
+const OIF: u32 = 5;
+const IIFNAME: u32 = 6;
+const OIFNAME: u32 = 7;
+
 /// One that sets something is no condition.
 fn meta(data: &[u8]) -> Condition {
-    const KEY: u16 = 2;
     const SOURCE: u16 = 3;
-    const IIFNAME: u32 = 6;
-    const OIFNAME: u32 = 7;
-    match number(data, KEY) {
+    match number(data, META_KEY) {
         _ if attribute(data, SOURCE).is_some() => Condition::Always,
-        Some(IIFNAME | OIFNAME) => Condition::Interface,
+        Some(IIF | OIF | IIFNAME | OIFNAME) => Condition::Interface,
         _ => Condition::Other,
     }
+}
+
+/// Device of a comparison, which has its name or its index in this namespace.
+fn interface(key: u32, data: &[u8]) -> Option<Interface> {
+    const OPERATOR: u16 = 2;
+    const NOT_EQUAL: u32 = 1;
+    let value = compared(data)?;
+    let (name, is_prefix) = match key {
+        IIFNAME | OIFNAME => {
+            let end = value.iter().position(|byte| *byte == 0);
+            let name = value.get(..end.unwrap_or(value.len()))?;
+            (String::from_utf8_lossy(name).into_owned(), end.is_none())
+        }
+        IIF | OIF => {
+            let index = u32::from_ne_bytes(value.try_into().ok()?);
+            let name = if_indextoname(index).ok()?;
+            (name.to_string_lossy().into_owned(), false)
+        }
+        _ => return None,
+    };
+    let incoming = matches!(key, IIF | IIFNAME);
+    Some(Interface { incoming, name, is_prefix, negated: number(data, OPERATOR)? == NOT_EQUAL })
 }
 
 fn compared(data: &[u8]) -> Option<Vec<u8>> {

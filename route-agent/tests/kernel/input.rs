@@ -1,0 +1,130 @@
+//! Firewalls of others where hosts' own packets, IPv6 or only some devices' packets are dropped.
+
+use std::net::IpAddr;
+
+use fabric_api::fabric::NodeConfigSpec;
+
+use crate::node::{PEER_V6, World, config, eventually, sh};
+use crate::policy::{BACKENDS, DENIED, SOON, guarded, reaches, reaches_at};
+
+#[test]
+fn input_catch_all_lets_vxlan_pass_and_its_drop_holds() {
+    for chains in [
+        "add chain inet f in { type filter hook input priority 0; policy drop; }",
+        "add chain inet f in { type filter hook input priority 0; }; add rule inet f in reject",
+    ] {
+        let mut world = World::new();
+        sh(&world.node, &format!("nft 'add table inet f; {chains}'"));
+        world.configure(config());
+        world.start(&[]);
+        world.settle();
+        eventually("VXLAN passes", SOON, || reaches(&world, 8080));
+        sh(&world.node, "nft insert rule inet f in udp dport 4879 drop");
+        assert!(!reaches(&world, 8080), "{chains}");
+    }
+}
+
+/// The order of INPUT: somebody's drop of the port, then ours, then the last catch-all.
+#[test]
+fn accepts_in_input_precede_the_last_drop_only() {
+    for backend in BACKENDS {
+        let mut world = World::new();
+        sh(
+            &world.node,
+            &format!(
+                "{backend} -A INPUT -p tcp --dport 22 -j ACCEPT
+                {backend} -A INPUT -s 192.0.2.66 -j DROP
+                {backend} -A INPUT -j REJECT"
+            ),
+        );
+        world.configure(config());
+        world.start(&[]);
+        world.settle();
+        eventually("VXLAN passes", SOON, || reaches(&world, 8080));
+        let rules = sh(&world.node, &format!("{backend} -S INPUT | grep -n '^-A'"));
+        let line = |text: &str| rules.lines().position(|rule| rule.contains(text));
+        let ours = line("--dport 4879").unwrap_or_else(|| panic!("{backend}: {rules}"));
+        assert!(line("192.0.2.66").unwrap() < ours && ours < line("REJECT").unwrap(), "{rules}");
+        assert_eq!(world.problems(), [""; 0], "{backend}");
+        sh(&world.node, &format!("{backend} -I INPUT -p udp --dport 4879 -j DROP"));
+        assert!(!reaches(&world, 8080), "{backend}: an earlier drop is outranked");
+    }
+}
+
+#[test]
+fn ipv6_catch_alls_let_the_overlay_pass() {
+    for backend in ["ip6tables-nft", "ip6tables-legacy"] {
+        let mut world = World::new();
+        sh(
+            &world.node,
+            &format!(
+                "{backend} -A INPUT -s 2001:db8::66 -j DROP
+                {backend} -A INPUT -p ipv6-icmp -j ACCEPT
+                {backend} -P INPUT DROP
+                {backend} -A FORWARD -p tcp --dport {DENIED} -j DROP
+                {backend} -A FORWARD -j REJECT"
+            ),
+        );
+        world.configure(over_ipv6());
+        sh(
+            &world.gw,
+            "ip address add 2001:db8::7/64 dev eth0 nodad
+            ip link add overlay6 address 0e:77:0a:50:00:07 type vxlan id 18952 local 2001:db8::7 dstport 4879 \
+                nolearning udp6zerocsumrx
+            ip link set overlay4 down; ip link set overlay6 up mtu 1430
+            ip address add 10.80.0.7/32 dev overlay6
+            bridge fdb add 0e:77:0a:50:00:05 dev overlay6 dst 2001:db8::5
+            ip neigh add 10.80.0.5 lladdr 0e:77:0a:50:00:05 dev overlay6
+            ip neigh add fd77:6566:7400::a50:5 lladdr 0e:77:0a:50:00:05 dev overlay6
+            for to in 10.200.1.0/24 10.70.0.9/32; do
+                ip route replace $to via 10.80.0.5 dev overlay6 onlink; done
+            for to in fd00:200:1::/64 fd00:70::9/128; do
+                ip -6 route replace $to via fd77:6566:7400::a50:5 dev overlay6 onlink; done",
+        );
+        world.start(&[]);
+        world.settle();
+        let passes = |port| reaches_at(&world, PEER_V6, port);
+        eventually("the overlay passes", SOON, || passes(8080));
+        assert!(!passes(DENIED), "{backend}: an explicit drop is outranked");
+        for (chain, earlier, ours) in
+            [("INPUT", "2001:db8::66", "--dport 4879"), ("FORWARD", "REJECT", "-i weft+")]
+        {
+            let rules = sh(&world.node, &format!("{backend} -S {chain} | grep '^-A'"));
+            let line = |text: &str| rules.lines().position(|rule| rule.contains(text)).unwrap();
+            assert_eq!(line(earlier) < line(ours), chain == "INPUT", "{backend}: {rules}");
+        }
+        assert_eq!(world.problems(), [""; 0], "{backend}");
+    }
+}
+
+/// [`config`] with VXLAN over IPv6.
+fn over_ipv6() -> NodeConfigSpec {
+    let mut config = config();
+    let gateway: IpAddr = "2001:db8::7".parse().unwrap();
+    config.peerings[0].gateway.as_mut().unwrap().underlay = gateway;
+    config.vxlan_sources = vec![gateway];
+    config
+}
+
+#[test]
+fn drop_for_one_device_is_named_until_solved() {
+    let drop = "add chain inet f wan { udp dport 53 accept; drop; }";
+    let hook = |name: &str| {
+        format!("add chain inet f base {{ type filter hook {name} priority 0; }}; {drop}")
+    };
+    for (chains, jump) in [
+        (hook("input"), "add rule inet f base iifname \"eth0\" jump wan"),
+        (hook("input"), "add rule inet f base iif \"eth0\" goto wan"),
+        (hook("input"), "add rule inet f base iifname != \"lo\" jump wan"),
+        (hook("forward"), "add rule inet f base iifname \"pod0\" jump wan"),
+    ] {
+        let world = guarded(&format!("nft 'add table inet f; {chains}; {jump}'"), &[]);
+        assert!(!reaches(&world, 8080), "nothing drops: {jump}");
+        let named = || world.problems().iter().any(|p| p.starts_with("chain inet f wan, for "));
+        eventually("the chain is named", SOON, named);
+        let accept = if jump.contains("pod0") { "oifname \"weft4\"" } else { "udp dport 4879" };
+        sh(&world.node, &format!("nft insert rule inet f wan {accept} accept"));
+        eventually("the problem is gone", SOON, || world.problems().is_empty());
+        assert!(reaches(&world, 8080), "{jump}");
+    }
+}
