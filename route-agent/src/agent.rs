@@ -7,7 +7,7 @@ use fabric_api::fabric::{MovedAddress, NodeConfig, NodeConfigStatus};
 use fabric_shell::{Heartbeat, Stop};
 use fabric_store::{Event, Kind, Object, ObjectRef, Store};
 use netlink::{Handle, Quarrel, Settings, nft};
-use netplan::{FIREWALL_TABLE, State, Sysctl, plan};
+use netplan::{COUNTER, FIREWALL_TABLE, REFUSAL_TABLE, State, Sysctl, plan};
 use tokio::time::MissedTickBehavior;
 
 use crate::compile::{Compiled, compile};
@@ -18,7 +18,7 @@ use crate::overlay_probe::OverlayProbes;
 use crate::refusal::Refuser;
 use crate::report::Reporter;
 use crate::table::Table;
-use crate::vitals::Vitals;
+use crate::vitals::{NO_PEERING, NOT_CONNECTED, Vitals};
 use crate::{cleanup, moved, names, refusal};
 
 /// How often to look although nothing was told: changes of the old packet filter are not.
@@ -175,6 +175,7 @@ impl Agent {
     async fn reconcile(&mut self) -> Vec<Sysctl> {
         let Some(config) = self.config.clone() else { return Vec::new() };
         let began = Instant::now();
+        self.count_refused();
         self.probes.follow(&config.spec);
         let mut problems = BTreeSet::new();
         self.moved.clear();
@@ -263,6 +264,15 @@ impl Agent {
             self.quarrel.note();
         }
         compiled.state.sysctls.into_keys().collect()
+    }
+
+    fn count_refused(&mut self) {
+        for (table, reason) in [(FIREWALL_TABLE, NOT_CONNECTED), (REFUSAL_TABLE, NO_PEERING)] {
+            match nft::counted_packets(self.handle.netns(), table, COUNTER) {
+                Ok(packets) => self.vitals.count_refused(reason, packets),
+                Err(error) => tracing::debug!(table, "{}", chain(&error)),
+            }
+        }
     }
 
     fn report(&mut self) {

@@ -1,16 +1,21 @@
 //! Metrics and probes of the agent.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fabric_shell::{Heartbeat, Monitoring, Readiness};
 use fabric_store::{Kind, Problem, Store};
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 /// Part of the [`Readiness`] that is there once the newest config has been reconciled.
 const CONFIG: &str = "config";
+/// Why a node refuses packets to peers.
+pub(crate) const NOT_CONNECTED: &str = "not_connected";
+pub(crate) const NO_PEERING: &str = "no_peering";
 const NO_CONFIG: &str = "there is no NodeConfig of this node yet";
 
 /// State that `/metrics`, `/healthz` and `/readyz` report.
@@ -24,6 +29,9 @@ pub(crate) struct Vitals {
     steps: Counter,
     failures: Counter,
     problems: Gauge,
+    refused: Family<[(&'static str, &'static str); 1], Counter>,
+    /// As last counted by the kernel.
+    counted: BTreeMap<&'static str, u64>,
 }
 
 impl Vitals {
@@ -39,6 +47,8 @@ impl Vitals {
             steps: Counter::default(),
             failures: Counter::default(),
             problems: Gauge::default(),
+            refused: refused_packets(),
+            counted: BTreeMap::new(),
         }
     }
 
@@ -55,6 +65,8 @@ impl Vitals {
         agent.register("failures", help, self.failures.clone());
         let help = "Problems in the status of the NodeConfig now";
         agent.register("problems", help, self.problems.clone());
+        let help = "Packets to peers that the node refused, read every 30 s at least";
+        agent.register("refused_packets", help, self.refused.clone());
         let (heartbeat, readiness) = (self.heartbeat.clone(), self.readiness.clone());
         Monitoring { registry, heartbeat, readiness }
     }
@@ -84,8 +96,23 @@ impl Vitals {
         self.problems.set(count.try_into().unwrap_or(i64::MAX));
     }
 
+    /// Adds what the kernel has counted. A table that was replaced counts from 0 again.
+    pub(crate) fn count_refused(&mut self, reason: &'static str, now: u64) {
+        let before = self.counted.insert(reason, now).unwrap_or(now);
+        let more = if now < before { now } else { now - before };
+        self.refused.get_or_create(&[("reason", reason)]).inc_by(more);
+    }
+
     pub(crate) fn applied(&self, steps: usize, failures: usize) {
         self.steps.inc_by(steps.try_into().unwrap_or(u64::MAX));
         self.failures.inc_by(failures.try_into().unwrap_or(u64::MAX));
     }
+}
+
+fn refused_packets() -> Family<[(&'static str, &'static str); 1], Counter> {
+    let refused = Family::<[(&'static str, &'static str); 1], Counter>::default();
+    for reason in [NOT_CONNECTED, NO_PEERING] {
+        refused.get_or_create(&[("reason", reason)]).inc_by(0);
+    }
+    refused
 }

@@ -168,8 +168,11 @@ const UNMARK: &str = "  }
   }
 ";
 
-const REFUSE: &str = "  chain refuse {
+const REFUSE: &str = "  counter refused {
+  }
+  chain refuse {
     ct state != new return
+    counter name refused
     tcp flags & (fin | syn | rst | ack) == syn reject with tcp reset
     meta l4proto != tcp reject with icmpx admin-prohibited
   }

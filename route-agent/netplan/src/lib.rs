@@ -16,7 +16,7 @@ mod state;
 pub use firewall::{Firewall, Link, TABLE as FIREWALL_TABLE};
 pub use op::Op;
 pub use plan::plan;
-pub use refusal::{Refusal, TABLE as REFUSAL_TABLE};
+pub use refusal::{COUNTER, Refusal, TABLE as REFUSAL_TABLE};
 pub use state::{
     Address, Device, Family, NextHop, Route, RouteKey, Rule, State, Sysctl, Via, Vxlan,
 };

@@ -10,6 +10,9 @@ use crate::firewall::by_length;
 /// Name of the table of refused prefixes, of family `inet`.
 pub const TABLE: &str = "weft_refused";
 
+/// Name of the counter of refused packets, in this table and in the firewall's.
+pub const COUNTER: &str = "refused";
+
 /// Bound for remembered pairs of source and destination, one set a family. Once it is reached,
 /// packets are refused all the same.
 const MAX_SENDERS: usize = 4096;
@@ -126,7 +129,8 @@ impl fmt::Display for Body<'_> {
             rules +=
                 &format!("    {family} daddr and {mask} @prefixes_{version}_{len} goto refuse\n");
         }
-        write!(f, "  chain refuse {{\n{}", self.remember())?;
+        write!(f, "  counter {COUNTER} {{\n  }}\n  chain refuse {{\n{}", self.remember())?;
+        writeln!(f, "    counter name {COUNTER}")?;
         f.write_str(REFUSE)?;
         for (chain, hook) in [("forwarded", "prerouting"), ("own", "output")] {
             writeln!(f, "  chain {chain} {{")?;

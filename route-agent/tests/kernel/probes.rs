@@ -1,15 +1,17 @@
 //! Metrics and probes: see `node` for the topology.
 
 use std::io::{Read as _, Write as _};
+use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use fabric_api::fabric::NodeConfigSpec;
 use nix::sys::ptrace;
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 
-use crate::node::{World, config};
+use crate::node::{PEER, World, config, connect, disconnected};
 
 /// An agent that serves HTTP, and has no config yet.
 fn world() -> World {
@@ -69,4 +71,19 @@ fn hung_agent_is_not_alive_until_it_goes_on() {
     assert!(hung > Duration::from_secs(20), "{hung:?} is no hang yet");
     ptrace::detach(agent, None).unwrap();
     until(&world, "/healthz", " 200 ", SOON);
+}
+
+#[test]
+fn refused_packets_are_counted_by_reason() {
+    let world = world();
+    let to = SocketAddr::new(PEER.parse().unwrap(), 80);
+    world.reconfigure(disconnected());
+    (0..3).for_each(|_| drop(connect(&world.pod, to).unwrap_err()));
+    world.reconfigure(NodeConfigSpec { peerings: vec![], ..config() });
+    let counted = "weft_agent_refused_packets_total{reason=\"not_connected\"} 3\n";
+    until(&world, "/metrics", counted, SOON);
+    (0..2).for_each(|_| drop(connect(&world.pod, to).unwrap_err()));
+    world.reconfigure(config());
+    let counted = "weft_agent_refused_packets_total{reason=\"no_peering\"} 2\n";
+    until(&world, "/metrics", counted, SOON);
 }

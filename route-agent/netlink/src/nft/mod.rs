@@ -12,14 +12,14 @@ use netplan::{REFUSAL_TABLE, Refusal};
 use sha2::{Digest, Sha256};
 
 use crate::multicast::Multicast;
-use crate::nfnetlink::{Kind, Nfnetlink, attribute, attributes, put_text, text};
+use crate::nfnetlink::{Kind, Nfnetlink, attribute, attributes, put, put_text, text};
 use crate::{NetlinkError, Netns, NetnsError};
 
 mod chains;
 mod rule;
 
 pub use chains::{BaseChain, Chain, ChainFamily, Hook, base_chains, chain_rules, table_rules};
-pub use rule::{Condition, Rule, Verdict};
+pub use rule::{Condition, Interface, Rule, Verdict};
 
 /// A table as the kernel has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +58,7 @@ const GET_RULE: Kind = kind(7);
 const DEL_RULE: u8 = 8;
 const GET_SET: Kind = kind(10);
 const GET_ELEMENTS: Kind = kind(13);
+const GET_OBJECT: Kind = kind(19);
 
 const INET: u8 = libc::NFPROTO_INET as u8;
 /// The table's name is the first attribute of everything in a table.
@@ -165,6 +166,30 @@ fn refusal_here() -> io::Result<Refusal> {
         }
     }
     Ok(refusal)
+}
+
+/// Number of packets that a table's named counter has counted; 0 if there is none.
+pub fn counted_packets(netns: &Netns, table: &str, counter: &str) -> Result<u64, NftError> {
+    match netns.run(|| counted_packets_here(table, counter))? {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(0),
+        read => read.map_err(NftError::Read),
+    }
+}
+
+fn counted_packets_here(table: &str, counter: &str) -> io::Result<u64> {
+    const NAME: u16 = 2;
+    const TYPE: u16 = 3;
+    const DATA: u16 = 4;
+    const COUNTER: u32 = 1;
+    const PACKETS: u16 = 2;
+    let mut named = Vec::new();
+    put_text(&mut named, TABLE_NAME, table);
+    put_text(&mut named, NAME, counter);
+    put(&mut named, TYPE, &COUNTER.to_be_bytes());
+    let found = Nfnetlink::open()?.ask(GET_OBJECT, INET, &named)?.unwrap_or_default();
+    let packets = attribute(&found, DATA).and_then(|data| attribute(data, PACKETS));
+    let packets = packets.and_then(|bytes| bytes.try_into().ok());
+    Ok(packets.map_or(0, u64::from_be_bytes))
 }
 
 /// Key of an element, and the time until it expires.
