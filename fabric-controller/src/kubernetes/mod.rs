@@ -238,7 +238,7 @@ impl Kubernetes {
                 }
             };
             for (key, object) in objects.iter().filter_map(keyed) {
-                let written = self.writer.write(self.live.objects(), &key, object).await;
+                let written = self.writer.write_anew(self.live.objects(), &key, object).await;
                 tolerate(written, gateway, faults)?;
             }
         }

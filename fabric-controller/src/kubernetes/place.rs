@@ -32,7 +32,12 @@ pub(super) fn gateway_of(object: &DynamicObject) -> Option<ObjectRef> {
     owner_of(object).map(|(gateway, _)| gateway)
 }
 
-/// The same, with its uid: it may be gone, and another of that name be there.
+/// True if an object was made for a gateway of the same name as the one that it is wanted for.
+pub(super) fn is_of_a_namesake(there: &DynamicObject, want: &DynamicObject) -> bool {
+    owner_of(there).zip(owner_of(want)).is_some_and(|((_, uid), (_, wanted))| uid != wanted)
+}
+
+/// The gateway of an object, with its uid: it may be gone, and another of that name be there.
 fn owner_of(object: &DynamicObject) -> Option<(ObjectRef, &str)> {
     let owners = object.metadata.owner_references.as_ref()?;
     owners.iter().find_map(|owner| {

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 
 use super::live::{Key, Objects, Watched};
+use super::place;
 
 /// Says in an object's managedFields what is weft's.
 pub(super) const MANAGER: &str = "weft-fabric-controller";
@@ -105,6 +106,24 @@ impl Writer {
                 Ok(())
             }
             Err(error) => Err(self.failed(key, want, error).await),
+        }
+    }
+
+    /// The same of a gateway's own object. One of a gateway of the same name that is gone is removed
+    /// first, whether Kubernetes collects it, too, or not. To change it into another's meanwhile would
+    /// leave a mixture of both, such as a pod whose ServiceAccount is another one, and an API server that
+    /// loses track of a node port that it gives to a Service while that is removed.
+    pub(super) async fn write_anew(
+        &mut self,
+        live: &Objects,
+        key: &Key,
+        want: &DynamicObject,
+    ) -> Result<(), WriteError> {
+        match live.get(key).filter(|there| place::is_of_a_namesake(there, want)) {
+            None => self.write(live, key, want).await,
+            // Its watch reports when it is gone.
+            Some(there) if there.metadata.deletion_timestamp.is_some() => Ok(()),
+            Some(there) => self.delete(key, there.metadata.uid.as_deref()).await,
         }
     }
 

@@ -91,6 +91,47 @@ fn the_first_ones_port_is_never_told_of_the_second() {
 }
 
 #[test]
+fn second_gateway_gets_objects_of_its_own() {
+    const KINDS: [&str; 5] = ["serviceaccount", "role", "rolebinding", "service", "deployment"];
+    let Some((_turn, cluster)) = cluster() else { return };
+    let namespace = tenant("aalst");
+    cluster.apply_all(&peering("aalst"));
+    cluster.apply(&server("aalst", &node_port(30816)));
+    let uids = || KINDS.map(|kind| cluster.get(kind, &namespace, "gw-server")).map(uid_of);
+    let first =
+        cluster.until("all of the first", || uids().into_iter().collect::<Option<Vec<_>>>());
+    let hold = |finalizers: &Value| {
+        let patch = json!({"metadata": {"finalizers": finalizers}});
+        cluster.merge("service", &namespace, "gw-server", &patch);
+    };
+    hold(&json!(["example.com/balancer"]));
+    cluster.delete("gatewayserver", &namespace, "server");
+    cluster.apply(&server("aalst", &node_port(30817)));
+    let second = uid(cluster, "gatewayserver", "aalst", "server");
+    let service = || cluster.get("service", &namespace, "gw-server");
+    let touched = cluster.until("the first one's Service is touched", || {
+        service().filter(|service| {
+            service["metadata"]["deletionTimestamp"].is_string()
+                || service["metadata"]["ownerReferences"][0]["uid"] == second
+        })
+    });
+    assert_eq!(touched["spec"]["ports"][0]["nodePort"], 30816, "{touched}");
+    hold(&Value::Null);
+    cluster.until("a Service of its own", || {
+        service().filter(|service| service["spec"]["ports"][0]["nodePort"] == 30817)
+    });
+    let all = cluster.until("all of the second", || uids().into_iter().collect::<Option<Vec<_>>>());
+    for ((kind, first), now) in KINDS.into_iter().zip(first).zip(all) {
+        assert_ne!(first, now, "the {kind} is the first one's");
+        assert_eq!(owner(cluster, kind, "aalst", "gw-server"), Some(second.clone()), "{kind}");
+    }
+}
+
+fn uid_of(object: Option<Value>) -> Option<Value> {
+    object.map(|object| object["metadata"]["uid"].clone())
+}
+
+#[test]
 fn the_first_ones_key_stays_and_is_told_once_it_is_the_seconds() {
     let Some((_turn, cluster)) = cluster() else { return };
     cluster.apply_all(&peering("lier"));
