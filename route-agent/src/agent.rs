@@ -25,9 +25,6 @@ use crate::{cleanup, moved, names, refusal};
 const LOOK: Duration = Duration::from_secs(30);
 /// Between two checks whether what is refused is due for a look.
 const CHECK: Duration = Duration::from_secs(1);
-/// How long a node that leaves a cluster of Kubernetes refuses what is still sent to peers: then
-/// its agent ends.
-const LINGER: Duration = Duration::from_secs(60);
 const LOST: &str = "the published directory is lost, and with it this node's NodeConfig: new \
                     connections to peers are refused until it is back";
 
@@ -53,6 +50,9 @@ pub(crate) struct Agent {
     pub(crate) refuser: Refuser,
     /// Where the config is published, if that is a directory.
     pub(crate) source: ConfigFile,
+    /// How long a node that leaves a cluster of Kubernetes refuses what is still sent to peers: then
+    /// its agent ends.
+    pub(crate) linger: Duration,
     /// The config was there, and cannot be read now.
     pub(crate) lost: bool,
     /// When everything was taken away, if the config says so.
@@ -193,7 +193,7 @@ impl Agent {
     }
 
     /// Takes everything away. What is still sent to peers stays refused: on a host until nobody
-    /// sends, in Kubernetes for a minute.
+    /// sends, in Kubernetes for `linger`.
     async fn withdraw(&mut self, config: &NodeConfig, problems: &mut BTreeSet<String>) {
         let quiet = config.spec.quiet_after();
         problems.extend(match self.withdrawn {
@@ -202,7 +202,8 @@ impl Agent {
         });
         let since = *self.withdrawn.get_or_insert_with(Instant::now);
         let lingers = self.store.api_server().is_some();
-        let looked = self.refuser.look(self.handle.netns(), lingers && since.elapsed() >= LINGER);
+        let looked =
+            self.refuser.look(self.handle.netns(), lingers && since.elapsed() >= self.linger);
         let saved = looked.and_then(|()| self.refuser.save_refused());
         problems.extend(saved.err().map(|error| chain(&error)));
         if lingers && !self.refuser.senders().is_empty() {
@@ -210,7 +211,7 @@ impl Agent {
             problems.insert(format!(
                 "{} still send to peers, which is refused for {} s",
                 senders.join(", "),
-                LINGER.as_secs()
+                self.linger.as_secs()
             ));
         }
     }

@@ -57,6 +57,10 @@ pub(crate) struct RunArgs {
     /// peers while the host starts.
     #[arg(long, value_name = "FILE")]
     pub(crate) refusal_file: Option<PathBuf>,
+    /// For how many seconds a node refuses what is still sent to peers when weft is uninstalled from its
+    /// cluster. The uninstallation waits for that, 80 seconds at most.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub(crate) linger: u32,
     /// Print what would be done, as commands, and do nothing.
     #[arg(long)]
     pub(crate) dry_run: bool,

@@ -112,6 +112,7 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         vitals,
         refuser: Refuser::new(args.refusal_file),
         source,
+        linger: Duration::from_secs(args.linger.into()),
         lost: false,
         withdrawn: None,
     };
