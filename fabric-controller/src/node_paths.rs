@@ -8,7 +8,7 @@ use jiff::Timestamp;
 /// Paths between the nodes and one gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodePaths {
-    /// Number of nodes with a live agent, now or before.
+    /// Number of nodes that are to reach it.
     pub nodes: usize,
     /// Those whose path fails, by name.
     pub unreachable: Vec<UnreachableNode>,
@@ -22,8 +22,15 @@ impl NodePaths {
     ) -> Option<Self> {
         let status = gateway.status.as_ref()?;
         status.overlay_probe_port?;
+        let probing = usize::try_from(status.probing_nodes).unwrap_or(usize::MAX);
         let mut unreachable = BTreeMap::new();
+        let mut idle = Vec::new();
+        let mut all = 0;
         for config in nodes.into_iter().filter(|config| !config.spec.removed) {
+            all += 1;
+            if config.status.as_ref().is_none_or(|status| status.applied_generation == 0) {
+                idle.push(config);
+            }
             let node = config.metadata.name.clone().unwrap_or_default();
             let reports = config.status.iter().flat_map(|status| &status.unreachable_gateways);
             for report in reports.filter(|r| r.peer_cluster_id == gateway.spec.peer_cluster_id) {
@@ -36,9 +43,19 @@ impl NodePaths {
         for node in &status.unreachable_nodes {
             unreachable.insert(node.node.clone(), node.clone());
         }
+        let counted = probing.max(unreachable.len());
+        // An agent may probe without being able to write its status.
+        for config in idle.into_iter().take(usize::saturating_sub(all, counted)) {
+            let node = config.metadata.name.clone().unwrap_or_default();
+            let since = config.metadata.creation_timestamp.as_ref();
+            let since = since.map(|time| time.0.to_string()).unwrap_or_default();
+            let fault = PathFault::NotStarted;
+            let fault = UnreachableNode { node: node.clone(), fault, since };
+            unreachable.entry(node).or_insert(fault);
+        }
         let unreachable: Vec<_> = unreachable.into_values().collect();
-        let nodes = usize::try_from(status.probing_nodes).unwrap_or(usize::MAX);
-        Some(Self { nodes: nodes.max(unreachable.len()), unreachable })
+        let missing = unreachable.iter().filter(|node| node.fault == PathFault::NotStarted).count();
+        Some(Self { nodes: counted + missing, unreachable })
     }
 
     /// Number of nodes whose path works.
@@ -58,7 +75,9 @@ pub fn describe(node: &UnreachableNode, now: Timestamp) -> String {
 
 /// The same without a duration, for a text that changes only with the fault.
 pub fn describe_steadily(node: &UnreachableNode) -> String {
-    format!("{}: {} since {}", node.node, cause(node.fault), node.since)
+    let since = Some(&node.since).filter(|since| !since.is_empty());
+    let since = since.map(|since| format!(" since {since}")).unwrap_or_default();
+    format!("{}: {}{since}", node.node, cause(node.fault))
 }
 
 /// What fails.
@@ -70,6 +89,10 @@ pub fn cause(fault: PathFault) -> &'static str {
         }
         PathFault::OneWay => "packets from it arrive over VXLAN, but none reach it",
         PathFault::CutOff => "its route-agent cannot read the published directory",
+        PathFault::NotStarted => {
+            "no route-agent of it has started: its pods do not reach peers, and what they send \
+             there is not refused either"
+        }
     }
 }
 
@@ -85,6 +108,9 @@ pub fn remedy(fault: PathFault, node: &str) -> String {
             format!(
                 "let UDP 4879 pass from the gateway's host to {node}, which a firewall may drop"
             )
+        }
+        PathFault::NotStarted => {
+            format!("run `weft agent --node {node}` there; in Kubernetes see its route-agent's pod")
         }
         PathFault::CutOff => format!("mount or share the published directory on {node} again"),
     }
@@ -135,6 +161,23 @@ mod tests {
         let named: Vec<_> = paths.unreachable.iter().map(|u| (u.node.as_str(), u.fault)).collect();
         assert_eq!(named, [("n2", PathFault::OneWay), ("n3", PathFault::NoAnswer)]);
         assert_eq!((paths.reachable(), paths.nodes), (1, 3));
+    }
+
+    #[test]
+    fn node_without_agent_is_named_unless_it_probes() {
+        let mut nodes = [node("n1", "paris"), node("n2", "paris")];
+        nodes[0].status.get_or_insert_default().applied_generation = 3;
+        let of = |probing: u32| {
+            let gateway = gateway(json!({"overlayProbePort": 12346, "probingNodes": probing}));
+            let paths = NodePaths::of(&gateway, &nodes).unwrap();
+            (paths.reachable(), paths.nodes, describe_steadily(&paths.unreachable.first()?.clone()))
+                .into()
+        };
+        let (reachable, all, text): (usize, usize, String) = of(1).unwrap();
+        assert_eq!((reachable, all), (1, 2));
+        assert!(text.starts_with("n2: no route-agent of it has started"), "{text}");
+        assert!(!text.contains("since"), "{text}");
+        assert_eq!(of(2), None, "its agent cannot write, but probes");
     }
 
     #[test]

@@ -8,7 +8,8 @@ use fabric_shell::{Heartbeat, Stop};
 use fabric_store::{Event, Kind, Object, ObjectRef, Store};
 use netlink::{Handle, Quarrel, Settings, nft};
 use netplan::{COUNTER, FIREWALL_TABLE, REFUSAL_TABLE, State, Sysctl, plan};
-use tokio::time::MissedTickBehavior;
+use tokio::signal::unix::Signal;
+use tokio::time::{MissedTickBehavior, timeout};
 
 use crate::compile::{Compiled, compile};
 use crate::config_source::{self, ConfigFile};
@@ -53,6 +54,8 @@ pub(crate) struct Agent {
     /// How long a node that leaves a cluster of Kubernetes refuses what is still sent to peers: then
     /// its agent ends.
     pub(crate) linger: Duration,
+    /// SIGUSR1 before the end: no other agent follows, so gateways are not asked to wait for one.
+    pub(crate) taken_down: Signal,
     /// The config was there, and cannot be read now.
     pub(crate) lost: bool,
     /// When everything was taken away, if the config says so.
@@ -80,7 +83,9 @@ impl Agent {
             self.vitals.heartbeat.beat();
             let due = tokio::select! {
                 () = stop.told() => {
-                    self.probes.end().await;
+                    if timeout(Duration::ZERO, self.taken_down.recv()).await.is_err() {
+                        self.probes.end().await;
+                    }
                     return Ok(());
                 }
                 event = events.recv() => self.take(event.context("cannot watch the store")?),

@@ -218,7 +218,7 @@ impl Compiler<'_> {
     /// The link of a gateway of this host, which itself makes the route to it: while that is gone, the
     /// backstop keeps VXLAN from leaving by the default route.
     fn add_link(&mut self, address: IpAddr, mac: Mac) {
-        self.put(RouteKey::backstop(TABLE, address.into()), Route::unreachable(PROTOCOL));
+        self.put(RouteKey::overlay_backstop(TABLE, address.into()), Route::unreachable(PROTOCOL));
         let mut own = self.config.underlay.iter();
         if let Some(host) = own.find(|own| own.is_ipv4() == address.is_ipv4()) {
             self.out.firewall.links.insert(Link { host: *host, address, mac });
@@ -281,7 +281,10 @@ impl Compiler<'_> {
         for prefix in [Some(internal), of_v6.flatten()].into_iter().flatten() {
             let own = self.facts.networks().find(|(network, _)| network.overlaps(&prefix));
             match own {
-                None => self.put(RouteKey::backstop(TABLE, prefix), Route::unreachable(PROTOCOL)),
+                None => {
+                    let key = RouteKey::overlay_backstop(TABLE, prefix);
+                    self.put(key, Route::unreachable(PROTOCOL));
+                }
                 Some((network, dev)) => self.problem(format!(
                     "internal CIDR {prefix}: the node's own network {network} on {dev} is in it"
                 )),

@@ -126,7 +126,7 @@ fn gateway_of_this_host_is_backed_and_translated() {
     for link in [v4, v6] {
         let keys: Vec<_> =
             compiled.state.routes.keys().filter(|key| key.to == link.into()).collect();
-        assert_eq!(keys, [&RouteKey::backstop(TABLE, link.into())]);
+        assert_eq!(keys, [&RouteKey::overlay_backstop(TABLE, link.into())]);
     }
     let rules = compiled.firewall.to_string();
     for rule in [

@@ -36,6 +36,7 @@ use overlay_probe::OverlayProbes;
 use refusal::Refuser;
 use report::Reporter;
 use table::Table;
+use tokio::signal::unix::{SignalKind, signal};
 use vitals::Vitals;
 
 #[tokio::main(flavor = "current_thread")]
@@ -72,6 +73,7 @@ async fn clean_up(handle: &Handle, refuse: bool) -> anyhow::Result<()> {
 
 async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
     let stop = Stop::listen().context("cannot listen for signals")?;
+    let taken_down = signal(SignalKind::user_defined1()).context("cannot listen for signals")?;
     let store = match (&args.published, &args.store) {
         (Some(published), _) => Store::open_published(published),
         (None, Some(args)) => Store::open(args),
@@ -113,6 +115,7 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         refuser: Refuser::new(args.refusal_file),
         source,
         linger: Duration::from_secs(args.linger.into()),
+        taken_down,
         lost: false,
         withdrawn: None,
     };

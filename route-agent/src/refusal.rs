@@ -8,8 +8,8 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use fabric_api::Cidr;
 use fabric_api::fabric::{NodeConfig, NodeConfigSpec, RefusedTraffic};
-use fabric_api::{Cidr, overlay_v6};
 use netlink::nft::{self, NftError};
 use netlink::{Handle, NetlinkError, Netns};
 use netplan::{NextHop, Refusal, RouteKey};
@@ -74,8 +74,7 @@ impl Refuser {
         // Another may have deleted the table.
         fresh.extend(before.prefixes.into_iter().filter(&refusable));
         if self.settled.as_ref() != Some(&version(config)) {
-            let there = backstops(handle).await?.into_iter();
-            fresh.extend(there.filter(|prefix| refusable(prefix) && !is_overlay(spec, prefix)));
+            fresh.extend(backstops(handle).await?.into_iter().filter(&refusable));
         }
         fresh.retain(|prefix| !self.table.prefixes.contains(prefix));
         for prefix in &fresh {
@@ -176,7 +175,7 @@ pub(crate) fn write(netns: &Netns, table: &Refusal, quiet: Duration) -> Result<(
     nft::run(netns, &script).map_err(RefusalError::Change)
 }
 
-/// All prefixes that routes of ours end at, whatever becomes of their tunnels.
+/// All prefixes of peers that routes of ours end at, whatever becomes of their tunnels.
 pub(crate) async fn backstops(handle: &Handle) -> Result<BTreeSet<Cidr>, RefusalError> {
     let have = handle.observe(&names::scope(std::iter::empty())).await;
     let routes = have.map_err(RefusalError::Routes)?.routes.into_iter();
@@ -191,13 +190,6 @@ pub(crate) fn senders(table: &Refusal) -> Vec<IpAddr> {
     let from = table.senders.keys().map(|(from, _)| *from);
     let all: BTreeSet<IpAddr> = from.filter(|from| !from.is_unspecified()).collect();
     all.into_iter().take(MAX_REPORTED).collect()
-}
-
-/// True for prefixes of gateways' addresses, which other gateways get next.
-fn is_overlay(spec: &NodeConfigSpec, prefix: &Cidr) -> bool {
-    let internal = spec.internal_cidr.as_ref().and_then(|text| text.parse::<Cidr>().ok());
-    let of_v6 = Cidr::around(overlay_v6(std::net::Ipv4Addr::UNSPECIFIED).into(), 96);
-    [internal, of_v6].into_iter().flatten().any(|overlay| overlay.overlaps(prefix))
 }
 
 fn version(config: &NodeConfig) -> (Option<String>, Option<i64>) {

@@ -13,12 +13,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use weft_tests::traffic::{connect, udp_echo};
-use weft_tests::{Capture, Cluster, Host, Netns, bin_dir, wait_until};
+use weft_tests::{Capture, Cluster, Host, Netns, STATE, bin_dir, wait_until};
 
 use crate::clear_text::carries_vxlan;
 use crate::kernel::Kernel;
 use crate::scene::{
-    ECHO, HTTP, PATIENCE, PORT, Scene, first_pod, play_with, rome_and_milan, serve,
+    ECHO, HTTP, PATIENCE, PORT, Scene, first_pod, play, play_with, rome_and_milan, serve,
 };
 
 const MARK: &[u8] = b"nobody outside may ever read this";
@@ -108,12 +108,30 @@ fn down_with_senders(time: Duration) -> Result<()> {
     }
     load.finish()?;
     weft_on(&rome.nodes[1].host, &["down", "--now", "--run-dir", "/run/agent-2"])?;
-    weft_on(&rome.nodes[0].host, &["down", "--now"])?;
+    weft_on(&rome.nodes[0].host, &["down", "--now", "--state-dir", STATE])?;
+    let file = rome.outside(STATE).join("refusal.nft");
+    ensure!(!file.exists(), "the next start of the host would refuse again");
     for (number, node) in rome.nodes.iter().enumerate() {
         let now = Kernel::of(node.host.net())?;
         before[number].ensure_same(&now).context(node.host.name().to_owned())?;
     }
     Ok(())
+}
+
+#[test]
+fn idle_fabric_goes_without_refusal() -> Result<()> {
+    play(&rome_and_milan(2), |scene| {
+        scene.peer("rome", "milan", PORT)?;
+        let rome = scene.cluster("rome");
+        // Nodes probe their gateway meanwhile.
+        std::thread::sleep(Duration::from_secs(2));
+        let printed = weft_on(&rome.nodes[0].host, &["down"])?;
+        ensure!(!printed.contains("still send"), "down printed {printed}");
+        for node in &rome.nodes {
+            ensure!(!is_refusing(node.host.net())?, "{} still refuses", node.host.name());
+        }
+        Ok(())
+    })
 }
 
 #[test]
@@ -239,7 +257,7 @@ pub(crate) fn reboot(scene: &Scene, id: &str, node: usize, enabled: bool) -> Res
     let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/bin/sh -ec '"));
     let start =
         start.and_then(|line| line.strip_suffix('\'')).context("the unit has no command")?;
-    let start = start.replace("/var/lib/weft/*", weft_tests::STATE);
+    let start = start.replace("/var/lib/weft/*", STATE);
     let start = if enabled { start.as_str() } else { ":" };
     let wipe =
         "nft delete table inet weft

@@ -81,7 +81,7 @@ fn changed_address_of_a_host_is_found_by_its_agent() -> Result<()> {
 #[test]
 fn moved_server_host_is_followed_by_its_client() -> Result<()> {
     for specs in [rome_and_milan(2), rome_and_milan(2).map(ClusterSpec::on_ipv6)] {
-        play_with(&specs, &["--ping-interval=20s"], |scene| {
+        play_with(&specs, &["--ping-interval=10s"], |scene| {
             scene.peer("rome", "milan", PORT)?;
             for (from, to) in [("rome", "milan"), ("milan", "rome")] {
                 let _servers = serve(first_pod(scene.cluster(to)))?;

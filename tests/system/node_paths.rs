@@ -127,7 +127,7 @@ fn restarts_and_stalls_are_not_called_degraded() -> Result<()> {
 }
 
 #[test]
-fn node_without_agent_is_not_counted() -> Result<()> {
+fn node_without_agent_degrades_until_it_has_one() -> Result<()> {
     let mut scene = Scene::build(&clusters())?;
     scene.cluster_mut("rome").start_up(&[])?;
     scene.cluster_mut("milan").start()?;
@@ -135,8 +135,15 @@ fn node_without_agent_is_not_counted() -> Result<()> {
     let peering = Peering::new(&rome.spec, &milan.spec, PORT);
     rome.apply("milan", &join(&peering.client_documents()))?;
     milan.apply("rome", &join(&peering.server_documents()))?;
-    wait_until("a node probes", PATIENCE, || counts(rome, 1, 1))?;
-    stays_so("the count", HEALTHY, || counts(rome, 1, 1))
+    wait_until("a node probes", PATIENCE, || counts(rome, 1, 2))?;
+    wait_until("the other one is named", NAMED, || is_named(rome, "NotStarted"))?;
+    stays_so("the count", HEALTHY, || counts(rome, 1, 2))?;
+    scene.cluster_mut("rome").start_agent(NODE)?;
+    scene.cluster("rome").wait_connected("milan", PATIENCE)?;
+
+    let weft = bin_dir()?.join("weft");
+    shell(&scene, &format!("{} down --run-dir /run/agent-2", weft.display()))?;
+    wait_until("it is named again", NAMED, || is_named(scene.cluster("rome"), "NotStarted"))
 }
 
 #[test]

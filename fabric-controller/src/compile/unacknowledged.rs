@@ -16,20 +16,15 @@ impl Compiler<'_> {
             let config = index.typed::<NodeConfig>(&reference);
             let Some(config) = config.filter(|config| !config.is_applied()) else { continue };
             let generation = config.metadata.generation.unwrap_or_default();
-            let cause = if self.probes(node, cluster.nodes.len()) {
-                format!(
+            // Without probes, the node is unreachable, and shown so.
+            if self.probes(node, cluster.nodes.len()) {
+                let cause = format!(
                     "its route-agent sends probes, but does not acknowledge generation \
                      {generation}: it cannot write to the published directory; share that with \
                      {node} for writing, or nothing here shows what is wrong there"
-                )
-            } else {
-                format!(
-                    "no route-agent acknowledges generation {generation}: none runs, or it cannot \
-                     read or write the published directory; run `weft agent --node {node}` there, \
-                     and share that directory with it for writing"
-                )
-            };
-            self.problem(&reference, "", cause);
+                );
+                self.problem(&reference, "", cause);
+            }
         }
     }
 

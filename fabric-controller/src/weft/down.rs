@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use super::output::say;
 use super::process::{self, Identity};
-use super::rundir::{self, Record, RunDir, Selection, default_state_dir};
+use super::rundir::{self, Record, RunDir, STATE_ROOT, Selection, default_state_dir};
 use super::workloads::REFUSAL_FILE;
 use super::{host, preconditions, supervise, workloads};
 
@@ -51,6 +51,20 @@ pub(crate) struct DownArgs {
     /// Remove the state directory too: granted addresses and generated keys are lost.
     #[arg(long)]
     purge: bool,
+}
+
+impl DownArgs {
+    fn named_state_dir(&self) -> Option<PathBuf> {
+        let of_cluster = self.selection.cluster.as_ref().map(default_state_dir);
+        self.state_dir.clone().or(of_cluster)
+    }
+
+    /// The one named, or those of all clusters.
+    fn state_dirs(&self) -> Vec<PathBuf> {
+        let all = || fs::read_dir(STATE_ROOT).into_iter().flatten().flatten();
+        let named = self.named_state_dir();
+        named.map_or_else(|| all().map(|entry| entry.path()).collect(), |state| vec![state])
+    }
 }
 
 pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
@@ -131,8 +145,11 @@ fn stop_lost(args: &DownArgs) -> anyhow::Result<()> {
                 .with_context(|| format!("cannot remove {}", dir.path().display()))?;
         }
     }
-    if !lost::others_are_here()? {
-        clean_up_host(args.now)?;
+    if !lost::others_are_here()? && !clean_up_host(args.now)? {
+        // A start of the host would refuse again what an earlier `weft down` left refused.
+        for state in args.state_dirs() {
+            let _ = fs::remove_file(state.join(REFUSAL_FILE));
+        }
     }
     Ok(())
 }
@@ -146,8 +163,7 @@ fn stop_lost_supervisor(identity: &Identity) {
 
 /// With nothing left that runs, the state can still be meant.
 fn purge_alone(args: &DownArgs) -> anyhow::Result<ExitCode> {
-    let of_cluster = args.selection.cluster.as_ref().map(default_state_dir);
-    match args.state_dir.clone().or(of_cluster) {
+    match args.named_state_dir() {
         Some(state) => end_of_state(&state, args.purge)?,
         None if args.purge => {
             bail!("which state to remove cannot be told; say --cluster ID or --state-dir DIR")
@@ -215,8 +231,8 @@ fn stop_some(dir: &RunDir, meant: impl Fn(&str) -> bool) -> anyhow::Result<()> {
         .filter_map(|(name, identity)| Some((name, identity.open()?, identity.pid)))
         .collect();
     for (name, pidfd, _) in &handles {
-        // Its peer is to know that this is no restart.
-        if name.starts_with("gateway-") {
+        // Peers, and gateways of other hosts, are to know that this is no restart.
+        if name.starts_with("gateway-") || name.starts_with("route-agent-") {
             process::send(pidfd, Signal::USR1);
         }
         process::send(pidfd, Signal::TERM);

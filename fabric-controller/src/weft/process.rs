@@ -270,7 +270,8 @@ pub(crate) fn running(dir: &RunDir) -> Vec<(String, Identity)> {
 }
 
 /// Processes that carry the mark of a run directory but no pid file: a supervisor was killed
-/// between starting one and writing that down.
+/// between starting one and writing that down. Another mount namespace may have a fabric of its own
+/// at the same path.
 pub(crate) fn strays(dir: &RunDir) -> Vec<Identity> {
     let known: Vec<_> = running(dir).into_iter().map(|(_, identity)| identity.pid).collect();
     let mark = format!("{MARK}={}", dir.path().display());
@@ -282,8 +283,19 @@ pub(crate) fn strays(dir: &RunDir) -> Vec<Identity> {
             let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
             environment.split(|&byte| byte == 0).any(|entry| entry == mark.as_bytes())
         })
+        .filter(|pid| is_seen_alike(*pid, dir.path()))
         .filter_map(Identity::of)
         .collect()
+}
+
+/// Returns true if a path leads a process to the same place as this one, as far as it exists.
+pub(crate) fn is_seen_alike(pid: i32, path: &Path) -> bool {
+    let place = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
+    let mut known = path.ancestors().filter_map(|path| Some((path, place(path).ok()?)));
+    known.next().is_some_and(|(path, own)| {
+        let theirs = Path::new("/proc").join(pid.to_string()).join("root");
+        place(&theirs.join(path.strip_prefix("/").unwrap_or(path))).is_ok_and(|it| it == own)
+    })
 }
 
 /// Only a process that is gone cannot be signalled, which is what every signal of ours is for.

@@ -16,7 +16,7 @@ use super::workloads::REFUSAL_FILE;
 /// Run directories are `/run/weft/CLUSTER` unless the user says otherwise, state directories
 /// `/var/lib/weft/CLUSTER`.
 const RUN_ROOT: &str = "/run/weft";
-const STATE_ROOT: &str = "/var/lib/weft";
+pub(crate) const STATE_ROOT: &str = "/var/lib/weft";
 /// The longest path of a Unix socket, without the closing zero (unix(7)).
 const SOCKET_PATH_MAX: usize = 107;
 

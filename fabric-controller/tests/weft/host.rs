@@ -91,6 +91,22 @@ impl Host {
         command
     }
 
+    /// Runs a script as a process of a fabric with the same paths in another mount namespace.
+    pub(crate) fn elsewhere(&self, script: &str) -> Child {
+        let root = self.root.display();
+        let mut child = Command::new("nsenter")
+            .arg(format!("--net=/proc/{}/ns/net", self.namespace.id()))
+            .args(["unshare", "--mount", "sh", "-c"])
+            .arg(format!("mount -t tmpfs none {root} && mkdir {root}/run && echo && {script}"))
+            .env("WEFT_PROCESS", self.path("run"))
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut mounted = [0];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut mounted).unwrap();
+        child
+    }
+
     /// The answer to GET /metrics, from within the host's namespace.
     pub(crate) fn fetch(&self, address: &str, port: u16) -> String {
         let script = format!(

@@ -235,6 +235,26 @@ fn down_finds_a_process_without_pid_file_and_kills_one_that_will_not_stop() {
 }
 
 #[test]
+fn down_spares_another_mount_namespaces_fabric() {
+    let host = Host::new();
+    host.init();
+    let mut up = host.up(&[]);
+    host.pid("route-agent-n1");
+    let mut other = host.elsewhere("exec sleep 60");
+    up.kill();
+    let down = host.weft(&["down"]);
+    assert!(down.status.success(), "{}", stderr(&down));
+    assert!(!stderr(&down).contains("without pid file"), "{}", stderr(&down));
+    assert!(other.try_wait().unwrap().is_none(), "it was stopped");
+    fs::remove_dir_all(host.path("run")).ok();
+    let down = host.weft(&["down"]);
+    assert!(down.status.success(), "{}", stderr(&down));
+    assert!(other.try_wait().unwrap().is_none(), "it was stopped once the directory was gone");
+    other.kill().unwrap();
+    other.wait().unwrap();
+}
+
+#[test]
 fn down_touches_no_directory_that_is_not_a_fabrics() {
     let host = Host::new();
     fs::create_dir(host.path("run")).unwrap();

@@ -116,7 +116,7 @@ impl Nodes {
     pub(super) fn deadline(&self) -> Option<Instant> {
         let of = |node: &Node| match node.fault {
             Some((PathFault::NoAnswer | PathFault::NoAgent, _)) => node.trace_at,
-            Some((PathFault::OneWay | PathFault::CutOff, _)) | None => {
+            Some((PathFault::OneWay | PathFault::CutOff | PathFault::NotStarted, _)) | None => {
                 node.trace_at.min(node.due + GRACE)
             }
         };

@@ -168,6 +168,8 @@ impl RouteKey {
     pub const METRIC: u32 = 1024;
     /// Metric of the `unreachable` that is left when the route with [`Self::METRIC`] is lost.
     pub const BACKSTOP: u32 = 4096;
+    /// The same for the overlay's own addresses, to which no pod sends.
+    pub const OVERLAY_BACKSTOP: u32 = 4097;
 
     pub fn new(table: u32, to: Cidr) -> Self {
         Self { table, to, metric: Self::METRIC }
@@ -175,6 +177,10 @@ impl RouteKey {
 
     pub fn backstop(table: u32, to: Cidr) -> Self {
         Self { table, to, metric: Self::BACKSTOP }
+    }
+
+    pub fn overlay_backstop(table: u32, to: Cidr) -> Self {
+        Self { table, to, metric: Self::OVERLAY_BACKSTOP }
     }
 }
 

@@ -88,6 +88,8 @@ pub enum PathFault {
     OneWay,
     /// The path works, but the node's route-agent cannot read its NodeConfig.
     CutOff,
+    /// No route-agent of the node has acknowledged a NodeConfig, and none sends probes.
+    NotStarted,
 }
 
 #[cfg(test)]

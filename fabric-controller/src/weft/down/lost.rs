@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::weft::host;
-use crate::weft::process::{Identity, MARK};
+use crate::weft::process::{Identity, MARK, is_seen_alike};
 use crate::weft::rundir::{RunDir, Selection, all};
 
 /// What the kernel says of an open file that has been removed.
@@ -18,10 +18,10 @@ pub(super) fn dirs(selection: &Selection) -> anyhow::Result<Vec<RunDir>> {
     let place = std::path::absolute(selection.place())?;
     let mut dirs: BTreeSet<PathBuf> = BTreeSet::new();
     for pid in neighbours() {
-        dirs.extend(marked(pid));
-        dirs.extend(
-            removed_locks(pid).into_iter().filter_map(|lock| Some(lock.parent()?.to_owned())),
-        );
+        let locks = removed_locks(pid);
+        let locked = locks.iter().filter_map(|lock| lock.parent()).map(Path::to_owned);
+        let named = marked(pid).into_iter().chain(locked);
+        dirs.extend(named.filter(|dir| is_seen_alike(pid, dir)));
     }
     let is_meant = |dir: &PathBuf| {
         let is_there = if named { *dir == place } else { dir.starts_with(&place) };
@@ -32,7 +32,10 @@ pub(super) fn dirs(selection: &Selection) -> anyhow::Result<Vec<RunDir>> {
 
 /// Supervisors of a directory whose lock is no longer in it.
 pub(super) fn supervisors(dir: &Path) -> Vec<Identity> {
-    let holds = |pid: &i32| removed_locks(*pid).iter().any(|lock| lock.parent() == Some(dir));
+    let holds = |pid: &i32| {
+        removed_locks(*pid).iter().any(|lock| lock.parent() == Some(dir))
+            && is_seen_alike(*pid, dir)
+    };
     neighbours().filter(holds).filter_map(Identity::of).collect()
 }
 

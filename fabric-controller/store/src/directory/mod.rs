@@ -16,6 +16,7 @@ mod reader;
 mod watch;
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -166,6 +167,12 @@ impl Directory {
         {
             return Ok(false);
         }
+        // Another host took it down, or its mount is gone: it is not for a reader to make.
+        let published = &self.layout.published;
+        if self.layout.changes.is_none() && !published.is_dir() {
+            let source = io::ErrorKind::NotFound.into();
+            return Err(StoreError::Write { path: published.clone(), source });
+        }
         let durable = matches!(reference.kind, Kind::Network | Kind::Ip);
         file::write(&path, &text, Mode { secret: false, durable })?;
         Ok(true)
@@ -296,9 +303,7 @@ fn yaml(object: &ObjectRef, value: &Value) -> Result<String, StoreError> {
 fn read_value(path: &Path) -> Result<Option<Value>, StoreError> {
     match folder::read(path) {
         Ok(text) => Ok(parse::value(&text).ok()),
-        Err(folder::Unreadable::Io(error)) if error.kind() == std::io::ErrorKind::NotFound => {
-            Ok(None)
-        }
+        Err(folder::Unreadable::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(folder::Unreadable::Io(source)) => {
             Err(StoreError::Read { path: path.to_owned(), source })
         }
