@@ -116,6 +116,11 @@ fn drop_for_one_device_is_named_until_solved() {
         (hook("input"), "add rule inet f base iifname \"eth0\" jump wan"),
         (hook("input"), "add rule inet f base iif \"eth0\" goto wan"),
         (hook("input"), "add rule inet f base iifname != \"lo\" jump wan"),
+        (hook("input"), "add rule inet f base iifname { \"eth0\", \"eth1\" } jump wan"),
+        (
+            hook("input"),
+            "add rule inet f base iifname vmap { \"lo\" : accept, \"eth0\" : jump wan }",
+        ),
         (hook("forward"), "add rule inet f base iifname \"pod0\" jump wan"),
     ] {
         let world = guarded(&format!("nft 'add table inet f; {chains}; {jump}'"), &[]);

@@ -6,7 +6,7 @@ use std::io;
 use crate::Netns;
 use crate::nfnetlink::{Nfnetlink, attribute, number, put_text, text};
 
-use super::{GET_CHAIN, GET_RULE, GET_TABLE, NftError, Rule, TABLE_NAME};
+use super::{GET_CHAIN, GET_RULE, GET_TABLE, NftError, Rule, TABLE_NAME, elements};
 
 /// Name of a chain.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -83,7 +83,7 @@ fn base_chain(family: ChainFamily, owned: &BTreeSet<String>, body: &[u8]) -> Opt
     filters.then_some(BaseChain { chain, hook, drops: number(body, POLICY) == Some(0), owned })
 }
 
-/// The rules of a chain, in their order.
+/// The rules of a chain, in their order. One that looks up devices is there once for each device.
 pub fn chain_rules(netns: &Netns, chain: &Chain) -> Result<Vec<Rule>, NftError> {
     let (family, table, name) = (chain.family, &*chain.table, &*chain.name);
     let mut rules = netns.run(|| rules_here(family, table, Some(name)))?.map_err(NftError::Read)?;
@@ -110,11 +110,18 @@ fn rules_here(
         put_text(&mut body, CHAIN_OF_RULE, chain);
     }
     let mut rules: BTreeMap<String, Vec<Rule>> = BTreeMap::new();
-    for body in Nfnetlink::open()?.dump(GET_RULE, family.number(), &body)? {
+    let (socket, number) = (Nfnetlink::open()?, family.number());
+    for body in socket.dump(GET_RULE, number, &body)? {
         let Some(found) = text(&body, CHAIN_OF_RULE) else { continue };
         let here = text(&body, TABLE_NAME) == Some(table) && chain.is_none_or(|c| c == found);
-        if let Some(rule) = Rule::parse(&body).filter(|_| here) {
-            rules.entry(found.to_owned()).or_default().push(rule);
+        let Some((rule, lookup)) = Rule::parse(&body).filter(|_| here) else { continue };
+        let of_chain = rules.entry(found.to_owned()).or_default();
+        match lookup {
+            Some(lookup) => {
+                let elements = elements(&socket, number, (table, &lookup.set))?;
+                of_chain.extend(rule.expand(&lookup, &elements));
+            }
+            None => of_chain.push(rule),
         }
     }
     Ok(rules)

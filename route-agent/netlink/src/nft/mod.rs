@@ -63,6 +63,9 @@ const GET_OBJECT: Kind = kind(19);
 const INET: u8 = libc::NFPROTO_INET as u8;
 /// The table's name is the first attribute of everything in a table.
 const TABLE_NAME: u16 = 1;
+const SET_NAME: u16 = 2;
+/// Key of an element of a set.
+const ELEMENT_KEY: u16 = 1;
 const NFNLGRP_NFTABLES: u32 = 7;
 
 /// Has `nft` read `script`, in one transaction.
@@ -118,7 +121,8 @@ fn table_here(name: &str) -> io::Result<Table> {
     for set in socket.dump(GET_SET, INET, &named)? {
         if text(&set, TABLE_NAME) == Some(name) {
             digest.update(&set);
-            for element in elements(&socket, name, &set)? {
+            let set = text(&set, SET_NAME).unwrap_or_default();
+            for element in elements(&socket, INET, (name, set))? {
                 digest.update(element);
             }
         }
@@ -128,13 +132,16 @@ fn table_here(name: &str) -> io::Result<Table> {
 }
 
 /// Sorted, for a hash table gives them in any order.
-fn elements(socket: &Nfnetlink, table: &str, set: &[u8]) -> io::Result<BTreeSet<Vec<u8>>> {
-    const NAME: u16 = 2;
+fn elements(
+    socket: &Nfnetlink,
+    family: u8,
+    (table, set): (&str, &str),
+) -> io::Result<BTreeSet<Vec<u8>>> {
     const ELEMENTS: u16 = 3;
     let mut body = Vec::new();
     put_text(&mut body, TABLE_NAME, table);
-    put_text(&mut body, NAME, text(set, NAME).unwrap_or_default());
-    let found = socket.dump(GET_ELEMENTS, INET, &body)?;
+    put_text(&mut body, SET_NAME, set);
+    let found = socket.dump(GET_ELEMENTS, family, &body)?;
     let lists = found.iter().filter_map(|body| attribute(body, ELEMENTS));
     Ok(lists.flat_map(attributes).map(|(_, element)| element.to_vec()).collect())
 }
@@ -148,7 +155,6 @@ pub fn refusal(netns: &Netns) -> Result<Option<Refusal>, NftError> {
 }
 
 fn refusal_here() -> io::Result<Refusal> {
-    const NAME: u16 = 2;
     let socket = Nfnetlink::open()?;
     let mut named = Vec::new();
     put_text(&mut named, TABLE_NAME, REFUSAL_TABLE);
@@ -158,8 +164,8 @@ fn refusal_here() -> io::Result<Refusal> {
         if text(&set, TABLE_NAME) != Some(REFUSAL_TABLE) {
             continue;
         }
-        for element in elements(&socket, REFUSAL_TABLE, &set)? {
-            let set = text(&set, NAME).unwrap_or_default();
+        let set = text(&set, SET_NAME).unwrap_or_default();
+        for element in elements(&socket, INET, (REFUSAL_TABLE, set))? {
             if let Some((key, left)) = timed_key(&element) {
                 refusal.add_element(set, key, left);
             }
@@ -194,10 +200,9 @@ fn counted_packets_here(table: &str, counter: &str) -> io::Result<u64> {
 
 /// Key of an element, and the time until it expires.
 fn timed_key(element: &[u8]) -> Option<(&[u8], Duration)> {
-    const KEY: u16 = 1;
     const EXPIRATION: u16 = 5;
     const VALUE: u16 = 1;
-    let key = attribute(attribute(element, KEY)?, VALUE)?;
+    let key = attribute(attribute(element, ELEMENT_KEY)?, VALUE)?;
     let left = attribute(element, EXPIRATION).and_then(|bytes| bytes.try_into().ok());
     Some((key, Duration::from_millis(left.map_or(0, u64::from_be_bytes))))
 }

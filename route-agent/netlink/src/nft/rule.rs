@@ -1,10 +1,12 @@
 //! Meaning of a rule, as far as it decides where a packet of the overlay ends.
 
+use std::collections::BTreeSet;
+
 use nix::net::if_::if_indextoname;
 
 use crate::nfnetlink::{attribute, attributes, number, text};
 
-use super::comment;
+use super::{ELEMENT_KEY, comment};
 
 /// Rule of a chain of another program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +32,16 @@ pub struct Interface {
     pub is_prefix: bool,
     /// All others match instead.
     pub negated: bool,
+}
+
+/// Set or map in which a rule looks a packet's device up.
+#[derive(Debug)]
+pub(super) struct Lookup {
+    /// Key of the packet's meta data.
+    key: u32,
+    pub(super) set: String,
+    /// Elements have verdicts.
+    is_map: bool,
 }
 
 impl Interface {
@@ -67,7 +79,7 @@ pub enum Verdict {
 
 impl Rule {
     /// Parses a rule's attributes, without table and chain.
-    pub(super) fn parse(body: &[u8]) -> Option<Self> {
+    pub(super) fn parse(body: &[u8]) -> Option<(Self, Option<Lookup>)> {
         const HANDLE: u16 = 3;
         const EXPRESSIONS: u16 = 4;
         const USERDATA: u16 = 7;
@@ -81,9 +93,33 @@ impl Rule {
             compared: Vec::new(),
             interfaces: Vec::new(),
         };
-        let mut loaded = None;
+        let (mut loaded, mut lookup) = (None, None);
         for (_, expression) in attributes(attribute(body, EXPRESSIONS).unwrap_or_default()) {
-            rule.add(expression, &mut loaded);
+            match devices(expression, loaded).filter(|_| lookup.is_none()) {
+                Some(found) => lookup = Some(found),
+                None => rule.add(expression, &mut loaded),
+            }
+        }
+        Some((rule, lookup))
+    }
+
+    /// As one rule for each device that it looks up; as one that is not understood if there are other
+    /// elements.
+    pub(super) fn expand(self, lookup: &Lookup, elements: &BTreeSet<Vec<u8>>) -> Vec<Self> {
+        let expanded: Option<Vec<_>> =
+            elements.iter().map(|element| self.with_element(lookup, element)).collect();
+        let verdict = if lookup.is_map { Verdict::Other } else { self.verdict.clone() };
+        expanded.unwrap_or_else(|| vec![Self { condition: Condition::Other, verdict, ..self }])
+    }
+
+    fn with_element(&self, lookup: &Lookup, element: &[u8]) -> Option<Self> {
+        const DATA: u16 = 2;
+        const BYTES: u16 = 1;
+        let key = attribute(attribute(element, ELEMENT_KEY)?, BYTES)?;
+        let mut rule = self.clone();
+        rule.interfaces.push(device(lookup.key, key, false)?);
+        if lookup.is_map {
+            rule.verdict = verdict(attribute(element, DATA)?)?;
         }
         Some(rule)
     }
@@ -153,8 +189,14 @@ fn meta(data: &[u8]) -> Condition {
 fn interface(key: u32, data: &[u8]) -> Option<Interface> {
     const OPERATOR: u16 = 2;
     const NOT_EQUAL: u32 = 1;
-    let value = compared(data)?;
+    device(key, &compared(data)?, number(data, OPERATOR)? == NOT_EQUAL)
+}
+
+fn device(key: u32, value: &[u8], negated: bool) -> Option<Interface> {
+    const MAX_NAME: usize = 16;
     let (name, is_prefix) = match key {
+        // Several fields in one would be longer.
+        IIFNAME | OIFNAME if value.len() > MAX_NAME => return None,
         IIFNAME | OIFNAME => {
             let end = value.iter().position(|byte| *byte == 0);
             let name = value.get(..end.unwrap_or(value.len()))?;
@@ -168,7 +210,20 @@ fn interface(key: u32, data: &[u8]) -> Option<Interface> {
         _ => return None,
     };
     let incoming = matches!(key, IIF | IIFNAME);
-    Some(Interface { incoming, name, is_prefix, negated: number(data, OPERATOR)? == NOT_EQUAL })
+    Some(Interface { incoming, name, is_prefix, negated })
+}
+
+/// The set of a lookup of the device whose key was loaded.
+fn devices(expression: &[u8], loaded: Option<u32>) -> Option<Lookup> {
+    const NAME: u16 = 1;
+    const DATA: u16 = 2;
+    const SET: u16 = 1;
+    const FLAGS: u16 = 5;
+    let key = loaded.filter(|key| matches!(*key, IIF | OIF | IIFNAME | OIFNAME))?;
+    let data = attribute(expression, DATA).filter(|_| text(expression, NAME) == Some("lookup"))?;
+    let inverted = number(data, FLAGS).is_some_and(|flags| flags != 0);
+    let set = text(data, SET).filter(|_| !inverted)?.to_owned();
+    Some(Lookup { key, set, is_map: is_verdict_map(data) })
 }
 
 fn compared(data: &[u8]) -> Option<Vec<u8>> {
@@ -186,10 +241,14 @@ fn is_verdict_map(data: &[u8]) -> bool {
 /// `None` if it loads a value instead.
 fn immediate(data: &[u8]) -> Option<Verdict> {
     const VALUE: u16 = 2;
+    verdict(attribute(data, VALUE)?)
+}
+
+fn verdict(value: &[u8]) -> Option<Verdict> {
     const VERDICT: u16 = 2;
     const CODE: u16 = 1;
     const CHAIN: u16 = 2;
-    let verdict = attribute(attribute(data, VALUE)?, VERDICT)?;
+    let verdict = attribute(value, VERDICT)?;
     let chain = || text(verdict, CHAIN).unwrap_or_default().to_owned();
     Some(match number(verdict, CODE)? as i32 {
         libc::NF_DROP => Verdict::Drop,
