@@ -46,6 +46,8 @@ pub enum Reason {
     EndpointIsOwn,
     PeeringRemoved,
     PeerTakenDown,
+    PeerKeyShared,
+    KeyShared,
     UnknownKey,
     WrongResponder,
     SupersededKeys,
@@ -58,12 +60,32 @@ pub enum Reason {
 }
 
 impl Reason {
+    pub const ALL: [Self; 15] = [
+        Self::NameNotResolved,
+        Self::EndpointIsOwn,
+        Self::PeeringRemoved,
+        Self::PeerTakenDown,
+        Self::PeerKeyShared,
+        Self::KeyShared,
+        Self::UnknownKey,
+        Self::WrongResponder,
+        Self::SupersededKeys,
+        Self::NoHandshake,
+        Self::NoAnswer,
+        Self::NotReceived,
+        Self::ProbeLoss,
+        Self::CidrMismatch,
+        Self::PeerCidrMismatch,
+    ];
+
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NameNotResolved => "NameNotResolved",
             Self::EndpointIsOwn => "EndpointIsOwn",
             Self::PeeringRemoved => "PeeringRemoved",
             Self::PeerTakenDown => "PeerTakenDown",
+            Self::PeerKeyShared => "PeerKeyShared",
+            Self::KeyShared => "KeyShared",
             Self::UnknownKey => "UnknownKey",
             Self::WrongResponder => "WrongResponder",
             Self::SupersededKeys => "SupersededKeys",
@@ -106,6 +128,8 @@ pub struct Evidence<'a> {
     /// Share of lost probes in percent, if that is worth reporting.
     pub loss_percent: Option<u8>,
     pub departure: Option<Departure>,
+    /// The peer reports that another gateway uses this one's key.
+    pub is_key_shared: bool,
     pub peer_cidrs: Option<&'a PeerCidrs>,
     /// The peer's configuration does not fit this cluster's CIDRs.
     pub peer_differs: bool,
@@ -116,6 +140,8 @@ pub fn diagnose(evidence: &Evidence<'_>, now: Instant) -> Vec<Fault> {
     let mut faults = Vec::new();
     faults.extend(evidence.own_endpoint(now));
     faults.extend(evidence.departure());
+    faults.extend(evidence.peer_key_shared());
+    faults.extend(evidence.key_shared());
     faults.extend(evidence.unknown_key(now));
     faults.extend(evidence.wrong_responder(now));
     faults.extend(evidence.superseded_keys(now));
@@ -203,6 +229,35 @@ impl Evidence<'_> {
             Departure::Restarting | Departure::Unknown => return None,
         };
         Some(Fault { reason, message, remedy })
+    }
+
+    /// The text stays the same while the two change their ports.
+    fn peer_key_shared(&self) -> Option<Fault> {
+        let [a, b] = self.peer.duplicate?.map(canonical);
+        let (a, b) = match a.ip() == b.ip() {
+            true => (a.to_string(), b.to_string()),
+            false => (a.ip().to_string(), b.ip().to_string()),
+        };
+        let peer = self.peer_name();
+        Some(Fault {
+            reason: Reason::PeerKeyShared,
+            message: format!(
+                "{peer}'s key is used from two endpoints, {a} and {b}, in turn: expected one gateway"
+            ),
+            remedy: format!("stop one of the two in {peer}, or give it a key of its own"),
+        })
+    }
+
+    fn key_shared(&self) -> Option<Fault> {
+        self.is_key_shared.then(|| Fault {
+            reason: Reason::KeyShared,
+            message: format!(
+                "{} receives packets with this gateway's key from another endpoint, too: expected \
+                 one gateway",
+                self.peer_name()
+            ),
+            remedy: "stop the other gateway, or give it a key of its own (`weft keys`)".to_owned(),
+        })
     }
 
     fn unknown_key(&self, now: Instant) -> Option<Fault> {

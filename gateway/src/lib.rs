@@ -12,7 +12,6 @@ pub mod endpoint;
 pub mod engine;
 pub mod health;
 pub mod http;
-pub mod identity;
 pub mod input;
 pub mod kept;
 pub mod lane;

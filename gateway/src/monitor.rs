@@ -20,7 +20,6 @@ use tokio_util::sync::CancellationToken;
 use crate::connection::{Machine, Traffic};
 use crate::dataplane::{Plane, Running};
 use crate::desired::Desired;
-use crate::identity;
 use crate::input::Input;
 use crate::lane::{LaneHandle, PeerState};
 use crate::metrics::ProbeCounts;
@@ -49,8 +48,6 @@ const RETRY_PAUSE: Duration = Duration::from_secs(15);
 /// Checks for the announcement of the end having been sent, and the time between two of them.
 const END_LOOKS: u32 = 20;
 const END_LOOK: Duration = Duration::from_millis(2);
-/// How long the peer's report of a second gateway stands while that one has the session.
-const DUPLICATE_RETENTION: Duration = Duration::from_secs(30);
 
 /// The connection as the rest of the program sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,8 +62,6 @@ pub struct View {
     pub retries: u64,
     /// The largest IP packet known to reach the peer, in bytes; `None` unless the peer answers.
     pub path_mtu: Option<u32>,
-    /// The peer reports that another gateway uses this one's key.
-    pub is_duplicate: bool,
     /// What is wrong between the two gateways, the most telling first.
     pub faults: Vec<TimedFault>,
     /// Share of lost probes in percent, if it is worth reporting.
@@ -94,7 +89,6 @@ impl View {
             latency_at: None,
             retries: 0,
             path_mtu: None,
-            is_duplicate: false,
             faults: Vec::new(),
             loss_percent: None,
             probes: ProbeCounts::default(),
@@ -202,8 +196,6 @@ struct Peering {
     search: Option<Search>,
     /// Not yet published.
     new_retries: u64,
-    /// When the peer last reported a second gateway with our key.
-    duplicate_at: Option<Instant>,
     probes: ProbeCounts,
     lane_ended: bool,
 }
@@ -263,7 +255,6 @@ impl Peering {
             retried: Some(now),
             search: None,
             new_retries: 0,
-            duplicate_at: None,
             probes: ProbeCounts::default(),
             lane_ended: false,
             running,
@@ -326,9 +317,6 @@ impl Peering {
             return self.handle_departure(departure, now);
         }
         let nonce = message.weft.and_then(|weft| weft.size_probe);
-        if let Some(weft) = message.weft.filter(|weft| weft.size_probe.is_none()) {
-            self.duplicate_at = weft.duplicate.then_some(now);
-        }
         if nonce.is_none() {
             self.handle_ordinary(&message, now);
         }
@@ -391,6 +379,11 @@ impl Peering {
         let way = |state: &PeerState| (state.endpoint, state.has_session, state.last_handshake);
         if way(&state) != way(&self.session) {
             self.path.handle_session(now);
+        }
+        // The peer cannot see it: it shows at both ends soon if the next probe reports it now.
+        let is_shared = |state: &PeerState| state.duplicate.is_some();
+        if is_shared(&state) != is_shared(&self.session) {
+            self.hurry(now);
         }
         self.session = state;
         self.diagnosis.handle_session(state, now);
@@ -548,15 +541,9 @@ impl Peering {
                 retries: view.retries + retries,
                 path_mtu: self.path.found(),
                 trains_vanish: !self.path.may_segment(),
-                is_duplicate: self
-                    .duplicate_at
-                    .is_some_and(|at| at.elapsed() < DUPLICATE_RETENTION),
                 faults,
                 loss_percent,
             };
-            if new.is_duplicate && !view.is_duplicate {
-                tracing::warn!("{}", identity::OWN_DUPLICATE);
-            }
             log_faults(&self.running.desired.peer, view, &new);
             if view.value != new.value {
                 log_change(&self.running.desired.peer, &new);

@@ -15,7 +15,6 @@ use tokio_util::sync::CancellationToken;
 
 use self::connection::OwnConnection;
 use crate::dataplane::{Plane, Running};
-use crate::identity;
 use crate::input::Input;
 use crate::kept::Keep;
 use crate::lane::{PeerState, Stats};
@@ -89,9 +88,6 @@ impl Sources {
         let input = self.inputs.borrow_and_update().clone();
         let mut plane = self.planes.borrow_and_update().clone();
         let view = self.views.borrow_and_update().clone();
-        let lane = plane.running.as_ref().map(|running| running.lane.changes());
-        let duplicate = lane.and_then(|lane| lane.borrow().duplicate);
-        plane.problems.extend(identity::problems(duplicate, view.is_duplicate));
         plane.problems.extend(view.trains_vanish.then(|| TRAINS_VANISH.to_owned()));
         (input, plane, view)
     }

@@ -43,6 +43,7 @@ impl Scene {
             superseded_since: None,
             loss_percent: None,
             departure: None,
+            is_key_shared: false,
             peer_cidrs: None,
             peer_differs: false,
         }
@@ -219,4 +220,28 @@ fn loss_and_cidrs_are_reported_while_connected() {
     assert!(faults[1].message.contains("expected 10.99.0.0/16"), "{faults:?}");
     let theirs = Evidence { peer_differs: true, ..scene.evidence() };
     assert_eq!(scene.reasons(&theirs), [Reason::PeerCidrMismatch]);
+}
+
+#[test]
+fn shared_key_is_named_whatever_else_is_seen() {
+    let scene = Scene::new();
+    let last = Some(scene.ago(4000));
+    let silent = Evidence {
+        is_key_shared: true,
+        last_received: last,
+        last_answer: last,
+        unanswered: scene.unanswered(),
+        ..scene.evidence()
+    };
+    assert_eq!(scene.reasons(&silent), [Reason::KeyShared], "it explains the silence");
+    let mut evidence = Evidence { loss_percent: Some(40), ..scene.evidence() };
+    let mut message = |a: &str, b: &str| {
+        evidence.peer.duplicate = Some([a.parse().unwrap(), b.parse().unwrap()]);
+        assert_eq!(scene.reasons(&evidence), [Reason::PeerKeyShared]);
+        diagnose(&evidence, scene.now).remove(0).message
+    };
+    let apart = message("[::ffff:192.0.2.1]:1", "[2001:db8::1]:2");
+    assert!(apart.contains("192.0.2.1 and 2001:db8::1, in turn"), "{apart}");
+    let same = message("192.0.2.1:1", "192.0.2.1:2");
+    assert!(same.contains("192.0.2.1:1 and 192.0.2.1:2, in turn"), "{same}");
 }

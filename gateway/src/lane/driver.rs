@@ -1,6 +1,6 @@
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::UdpSocket;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +17,6 @@ use super::endpoint_changes::PublishedEndpoint;
 use super::port::Port;
 use super::shared::{Orders, Published};
 use super::socket::TunnelSocket;
-use crate::identity;
 
 /// One turn reads at most this much each way before everything is flushed: more does not make
 /// trains longer (64, 128 and 256 KiB measured alike), it only lets the other direction wait.
@@ -323,17 +322,8 @@ impl Driver {
             || self.shown.rejections != state.rejections
             || self.shown.duplicate != state.duplicate;
         if is_news {
-            log_duplicate(self.shown.duplicate, state.duplicate);
             self.shown = state;
             self.changes.send_replace(state);
         }
-    }
-}
-
-fn log_duplicate(before: Option<[SocketAddr; 2]>, now: Option<[SocketAddr; 2]>) {
-    match (before, now) {
-        (None, Some(endpoints)) => tracing::warn!("{}", identity::peer_duplicate(endpoints)),
-        (Some(_), None) => tracing::info!("the peer's key is used from one endpoint again"),
-        (None, None) | (Some(_), Some(_)) => {}
     }
 }

@@ -16,6 +16,9 @@ use crate::probe_log::ProbeLog;
 /// Time in which answers sent before a departure may still arrive behind it.
 const REORDERED: Duration = Duration::from_millis(250);
 
+/// Validity of the peer's report of a second gateway, which has the session meanwhile.
+const KEY_SHARED_RETENTION: Duration = Duration::from_secs(30);
+
 /// A fault and when it began.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TimedFault {
@@ -34,6 +37,8 @@ pub(super) struct Diagnosis {
     departure: Option<(Departure, Instant)>,
     is_weft: bool,
     peer_cidrs: Option<PeerCidrs>,
+    /// When the peer last reported a second gateway with our key.
+    key_shared: Option<Instant>,
     peer_differs: bool,
     differs: bool,
     /// This cluster's CIDRs as the peer has them, and as they are on their way in a ping.
@@ -55,6 +60,7 @@ impl Diagnosis {
             departure: None,
             is_weft: false,
             peer_cidrs: None,
+            key_shared: None,
             peer_differs: false,
             differs: false,
             delivered: None,
@@ -87,6 +93,7 @@ impl Diagnosis {
         let Some(weft) = message.weft else { return };
         self.is_weft = true;
         self.peer_differs = weft.cidrs_differ;
+        self.key_shared = weft.duplicate.then_some(now);
         let received = message.report().and_then(|report| now.checked_sub(report.heard_ago?));
         self.peer_received = Some((received, now));
         if weft.suspects {
@@ -155,6 +162,7 @@ impl Diagnosis {
         if value != ConnectionValue::Connected {
             self.log.pause();
         }
+        self.key_shared.take_if(|at| now >= *at + KEY_SHARED_RETENTION);
         let evidence = self.evidence(desired, value);
         let differs = evidence.cidrs_differ();
         let faults = health::diagnose(&evidence, now);
@@ -177,6 +185,7 @@ impl Diagnosis {
             superseded_since: self.superseded_since,
             loss_percent: self.log.loss_percent(),
             departure: self.departure.map(|(departure, _)| departure),
+            is_key_shared: self.key_shared.is_some(),
             peer_cidrs: self.peer_cidrs.as_ref(),
             peer_differs: self.peer_differs,
         }
@@ -198,6 +207,8 @@ impl Diagnosis {
             | Reason::EndpointIsOwn
             | Reason::PeeringRemoved
             | Reason::PeerTakenDown
+            | Reason::PeerKeyShared
+            | Reason::KeyShared
             | Reason::UnknownKey
             | Reason::WrongResponder
             | Reason::SupersededKeys

@@ -7,12 +7,12 @@ use fabric_api::PrivateKey;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use weft_tests::manifests::{Peering, join};
-use weft_tests::{Cluster, wait_until};
+use weft_tests::{Cluster, ClusterSpec, wait_until};
 
 use super::{AT_MOST, Case, Seen, hold, named, solved};
 use crate::scene::{PORT, Scene, play, rome_and_milan};
 
-pub(super) const CASES: [Case; 11] = [
+pub(super) const CASES: [Case; 12] = [
     CUT,
     ONE_WAY,
     REMOVED,
@@ -24,6 +24,7 @@ pub(super) const CASES: [Case; 11] = [
     WRONG_KEY_LATER,
     OWN_ENDPOINT,
     UNKNOWN_NAME,
+    SHARED_KEY,
 ];
 
 const CUT: Case = ("link cut", cut);
@@ -37,6 +38,7 @@ const WRONG_KEY_AT_FIRST: Case = ("wrong key at first", wrong_key_at_first);
 const WRONG_KEY_LATER: Case = ("wrong key later", wrong_key_later);
 const OWN_ENDPOINT: Case = ("endpoint is oneself", own_endpoint);
 const UNKNOWN_NAME: Case = ("name does not resolve", unknown_name);
+const SHARED_KEY: Case = ("one key in two gateways", shared_key);
 
 #[test]
 fn cut_link_is_named_on_both_sides() -> Result<()> {
@@ -93,6 +95,11 @@ fn name_that_does_not_resolve_is_named() -> Result<()> {
     hold(UNKNOWN_NAME)
 }
 
+#[test]
+fn key_in_two_gateways_is_named_on_both_sides() -> Result<()> {
+    hold(SHARED_KEY)
+}
+
 /// Peers rome with milan and runs `fault` once nothing of the start is left.
 fn connected(
     fault: impl FnOnce(&Scene, &Peering, &mut Vec<Seen>) -> Result<()>,
@@ -110,10 +117,10 @@ fn connected(
     Ok(seen)
 }
 
-/// Both sides at once, since each waits for its own.
-fn both(
+/// All sides at once, since each waits for its own.
+fn both<const N: usize>(
     scene: &Scene,
-    sides: [((&'static str, &'static str), &str); 2],
+    sides: [((&'static str, &'static str), &str); N],
     start: Instant,
 ) -> Result<Vec<Seen>> {
     std::thread::scope(|scope| {
@@ -192,15 +199,20 @@ fn taken_down() -> Result<Vec<Seen>> {
 
 fn killed() -> Result<Vec<Seen>> {
     connected(|scene, _, seen| {
-        let milan = scene.cluster("milan");
-        for program in ["weft", "gateway"] {
-            let kill_one = |pid| kill(Pid::from_raw(pid), Signal::SIGKILL);
-            milan.processes(0, program).into_iter().try_for_each(kill_one)?;
-        }
+        kill_all(scene.cluster("milan"))?;
         let words = "no answer from milan for ";
         seen.push(named(scene, ("rome", "NoAnswer"), words, Instant::now())?);
         Ok(())
     })
+}
+
+/// `weft up` would start its gateways again.
+fn kill_all(cluster: &Cluster) -> Result<()> {
+    for program in ["weft", "gateway"] {
+        let kill_one = |pid| kill(Pid::from_raw(pid), Signal::SIGKILL);
+        cluster.processes(0, program).into_iter().try_for_each(kill_one)?;
+    }
+    Ok(())
 }
 
 fn loss() -> Result<Vec<Seen>> {
@@ -322,4 +334,36 @@ fn own_endpoint() -> Result<Vec<Seen>> {
 fn unknown_name() -> Result<Vec<Seen>> {
     let words = "the name gateway.milan.test does not resolve";
     endpoint("gateway.milan.test", "NameNotResolved", words)
+}
+
+/// A twin of rome, which takes the session over, until rome takes it back.
+fn shared_key() -> Result<Vec<Seen>> {
+    let mut seen = Vec::new();
+    let [rome, milan] = rome_and_milan(1);
+    play(&[rome, milan, ClusterSpec::new("twin", 3, 1)], |scene| {
+        let peering = scene.peer("rome", "milan", PORT)?;
+        for cluster in ["rome", "milan"] {
+            solved(scene, cluster, Instant::now())?;
+        }
+        std::thread::sleep(Duration::from_millis(1300));
+        let twin = scene.cluster("twin");
+        twin.apply("milan", &join(&peering.client_documents()))?;
+        wait_until("the twin's gateway runs", AT_MOST, || {
+            ensure!(!twin.processes(0, "gateway").is_empty(), "{}", twin.log("weft-up"));
+            Ok::<_, anyhow::Error>(())
+        })?;
+        let at = "rome's key is used from two endpoints, 192.0.2.17 and 192.0.2.49, in turn";
+        let own = "milan receives packets with this gateway's key from another endpoint, too";
+        let sides = [
+            (("milan", "PeerKeyShared"), at),
+            (("twin", "KeyShared"), own),
+            (("rome", "NoAnswer"), "no answer from milan for "),
+        ];
+        seen.extend(both(scene, sides, Instant::now())?);
+        named(scene, ("rome", "KeyShared"), own, Instant::now())?;
+        kill_all(twin)?;
+        seen.extend(both_solved(scene, Instant::now())?);
+        Ok(())
+    })?;
+    Ok(seen)
 }

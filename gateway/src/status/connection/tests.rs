@@ -28,7 +28,6 @@ fn a_connection_is_written_on_change_or_when_ten_seconds_newer() {
         latency_at: Timestamp::from_second(second.into()).ok(),
         retries: 0,
         path_mtu: None,
-        is_duplicate: false,
         ..View::start()
     };
     let status = |second: i32| connection_status(&at(second));

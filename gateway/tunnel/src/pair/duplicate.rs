@@ -107,8 +107,22 @@ fn two_users_of_a_key_are_a_duplicate_while_both_send() {
     trio.pair.now += 9 * SECOND;
     assert_eq!(trio.state().duplicate, Some(both), "now the other one has the older key");
     trio.first_sends();
-    trio.pair.now += 2 * SECOND;
+    trio.pair.now += 3 * SECOND;
     assert_eq!(trio.state().duplicate, None, "one is left");
+}
+
+#[test]
+fn duplicate_that_sent_often_ends_within_three_seconds() {
+    let mut trio = Trio::new();
+    trio.pair.now += 2 * SECOND;
+    for _ in 0..20 {
+        trio.pair.now += SECOND / 10;
+        trio.first_sends();
+    }
+    trio.pair.now += 9 * SECOND / 4;
+    assert!(trio.state().duplicate.is_some(), "it may be waiting for its next probe");
+    trio.pair.now += SECOND / 4;
+    assert_eq!(trio.state().duplicate, None);
 }
 
 #[test]

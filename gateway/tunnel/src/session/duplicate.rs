@@ -6,9 +6,11 @@ use super::key::Key;
 /// Packets may overtake each other by this much.
 const REORDERING: Duration = Duration::from_secs(1);
 
-/// How long one observation stands for a duplicate. Each of the two sends probes, which come every
-/// two seconds at default settings.
-const RETENTION: Duration = Duration::from_secs(10);
+/// Validity of an observation, which is a little over twice the time since the one before. A weft
+/// gateway without answers sends bursts of probes, and begins within the two seconds between two
+/// probes; other WireGuards are slower.
+const MIN_VALIDITY: Duration = Duration::from_millis(2500);
+const MAX_VALIDITY: Duration = Duration::from_secs(12);
 
 /// Detects a second gateway that uses the peer's private key.
 ///
@@ -18,7 +20,9 @@ const RETENTION: Duration = Duration::from_secs(10);
 /// every packet is no duplicate: all its packets have the same key.
 #[derive(Default)]
 pub(super) struct DuplicateDetector {
-    seen: Option<([SocketAddr; 2], Instant)>,
+    endpoints: Option<[SocketAddr; 2]>,
+    seen: Option<Instant>,
+    valid_until: Option<Instant>,
 }
 
 impl DuplicateDetector {
@@ -31,17 +35,25 @@ impl DuplicateDetector {
         now: Instant,
     ) {
         let is_late = current.used.is_some_and(|used| now >= used + REORDERING);
-        if let Some(endpoint) = endpoint.filter(|at| *at != from && is_late) {
-            self.seen = Some(([from.min(endpoint), from.max(endpoint)], now));
-        }
+        let Some(endpoint) = endpoint.filter(|at| *at != from && is_late) else { return };
+        let interval = self.seen.map(|seen| now.saturating_duration_since(seen));
+        let validity = interval.unwrap_or_default() * 11 / 5;
+        self.endpoints = Some([from.min(endpoint), from.max(endpoint)]);
+        self.seen = Some(now);
+        self.valid_until = Some(now + validity.clamp(MIN_VALIDITY, MAX_VALIDITY));
     }
 
     pub(super) fn expire(&mut self, now: Instant) {
-        self.seen = self.seen.filter(|(_, at)| now < *at + RETENTION);
+        self.endpoints = self.endpoints.filter(|_| self.valid_until.is_some_and(|end| now < end));
+    }
+
+    /// When [`Self::expire`] is next due.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.valid_until.filter(|_| self.endpoints.is_some())
     }
 
     /// Both endpoints in ascending order.
     pub(super) fn endpoints(&self) -> Option<[SocketAddr; 2]> {
-        self.seen.map(|(endpoints, _)| endpoints)
+        self.endpoints
     }
 }

@@ -456,6 +456,7 @@ impl Session {
         self.duplicate.expire(now);
         let ends = self.held.iter().flatten().map(|key| key.end());
         let ends = ends.flat_map(|end| [end - LAST_SECONDS, end + JUST_AFTER]);
+        let ends = ends.chain(self.duplicate.deadline());
         self.next_tick = ends.filter(|end| *end > now).fold(now + TICK, Instant::min);
         self.tell_time();
         if self.tunn.time_since_last_handshake().is_none() {
