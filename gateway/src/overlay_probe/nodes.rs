@@ -15,12 +15,12 @@ use jiff::Timestamp;
 /// Time after a probe was due until the node's kernel is asked instead, and between two requests.
 const TRACE_AFTER: Duration = Duration::from_millis(500);
 const TRACE_INTERVAL: Duration = Duration::from_millis(500);
-/// The same once the fault is known: a kernel sends one error a second.
-const TRACE_KNOWN: Duration = Duration::from_secs(2);
+/// The same once the fault is known: a kernel sends one error a second (`icmp_ratelimit`).
+const TRACE_KNOWN: Duration = Duration::from_millis(1200);
 /// Time after a probe was due until the node counts as unreachable.
 const GRACE: Duration = Duration::from_millis(1200);
-/// Age up to which an answer of the node's kernel counts.
-const TRACED: Duration = Duration::from_secs(5);
+/// Age up to which an answer of the node's kernel counts: one may be lost.
+const TRACED: Duration = Duration::from_millis(2600);
 /// A poll that is so late shows that this process stood still, and perhaps the nodes, too.
 const STOOD_STILL: Duration = Duration::from_millis(400);
 /// Longest interval that a probe may announce: that of an agent that is being replaced.
@@ -115,7 +115,10 @@ impl Nodes {
     /// When [`Self::poll`] is next due.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let of = |node: &Node| match node.fault {
-            Some((PathFault::NoAnswer | PathFault::NoAgent, _)) => node.trace_at,
+            Some((PathFault::NoAnswer, _)) => node.trace_at,
+            Some((PathFault::NoAgent, _)) => {
+                node.trace_at.min(node.traced.map_or(node.trace_at, |at| at + TRACED))
+            }
             Some((PathFault::OneWay | PathFault::CutOff | PathFault::NotStarted, _)) | None => {
                 node.trace_at.min(node.due + GRACE)
             }
@@ -216,7 +219,9 @@ mod tests {
         world.probe(|_| {});
         world.pass(10 * SECOND, true);
         assert_eq!(world.fault(), Some(PathFault::NoAgent));
-        world.pass(8 * SECOND, false);
+        world.pass(1400 * SECOND / 1000, false);
+        assert_eq!(world.fault(), Some(PathFault::NoAgent), "one answer may be lost");
+        world.pass(1300 * SECOND / 1000, false);
         assert_eq!(world.fault(), Some(PathFault::NoAnswer));
     }
 
