@@ -17,9 +17,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::dataplane::Plane;
 use crate::input::Input;
-use crate::metrics::{Metrics, Scrape};
+use crate::metrics::{Metrics, NodeCounts, Scrape};
 use crate::monitor::View;
 use crate::overlay::tun_overflows;
+use crate::overlay_probe::NodePaths;
 
 /// Looks at the lane in one liveness probe: 0.6 s, less than the second that Kubernetes waits.
 const HEARTBEAT_STEPS: u32 = 60;
@@ -32,6 +33,8 @@ pub struct Sources {
     pub inputs: watch::Receiver<Input>,
     pub planes: watch::Receiver<Plane>,
     pub views: watch::Receiver<View>,
+    /// Absent until nodes' probes are answered.
+    pub paths: watch::Receiver<Option<NodePaths>>,
 }
 
 struct Shared {
@@ -155,6 +158,10 @@ impl Sources {
         let desired = self.inputs.borrow().desired.clone()?;
         let running = self.planes.borrow().running.clone();
         let view = self.views.borrow().clone();
+        let count = |paths: &NodePaths| NodeCounts {
+            probing: paths.probing,
+            unreachable: paths.unreachable.len(),
+        };
         Some(Scrape {
             peer: desired.peer.clone(),
             connected: view.is_connected(),
@@ -164,6 +171,8 @@ impl Sources {
             tun_overflows: running.as_ref().and_then(|running| tun_overflows(&running.inner)),
             processor_time: running.as_ref().and_then(|running| running.lane.processor_time()),
             probes: view.probes,
+            faults: view.faults.iter().map(|of| of.fault.reason).collect(),
+            paths: self.paths.borrow().as_ref().map(count),
             stats: running.map(|running| running.lane.snapshot()),
         })
     }

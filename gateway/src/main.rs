@@ -100,8 +100,9 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let sources = overlay_probe::Sources { inputs: inputs.clone(), planes: planes.clone() };
     tasks.spawn(overlay_probe::run(sources, paths_tx, stop.clone()));
     if let Some(address) = config.http {
-        let (inputs, planes, views) = (inputs.clone(), planes.clone(), views.clone());
-        tasks.spawn(http::run(address, http::Sources { inputs, planes, views }, stop.clone()));
+        let (inputs, planes) = (inputs.clone(), planes.clone());
+        let sources = http::Sources { inputs, planes, views: views.clone(), paths: paths.clone() };
+        tasks.spawn(http::run(address, sources, stop.clone()));
     }
     let report = status::Report { store: store.clone(), keep, name: name.clone() };
     let sources = status::Sources { inputs, planes, views, lookups, paths };

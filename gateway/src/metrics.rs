@@ -15,6 +15,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use tunnel::DropReason;
 
+use crate::health::Reason;
 use crate::lane::{Counters, Stats};
 
 /// Liqo's buckets of the latency, in microseconds.
@@ -41,6 +42,17 @@ pub struct Scrape {
     /// Processor time of the lane's thread.
     pub processor_time: Option<Duration>,
     pub probes: ProbeCounts,
+    /// What is wrong between the two gateways.
+    pub faults: Vec<Reason>,
+    /// Absent until nodes' probes are answered.
+    pub paths: Option<NodeCounts>,
+}
+
+/// Nodes that have sent probes, and those of them whose path to the gateway fails.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeCounts {
+    pub probing: u32,
+    pub unreachable: usize,
 }
 
 /// Probes of the connection, to tell the loss on the way to the peer and back.
@@ -91,6 +103,7 @@ impl Collector for Peering {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let labels = [("driver", "wireguard"), ("cluster_id", self.scrape.peer.as_str())];
         self.encode_liqo(&mut encoder, &labels)?;
+        self.encode_faults(&mut encoder)?;
         self.encode_own(&mut encoder)
     }
 }
@@ -169,6 +182,22 @@ impl Peering {
 }
 
 impl Peering {
+    fn encode_faults(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "Whether this is wrong between this gateway and the peer's: 1 or 0";
+        let name = "weft_gateway_fault";
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for reason in Reason::ALL {
+            let gauge = ConstGauge::new(i64::from(self.scrape.faults.contains(&reason)));
+            gauge.encode(metric.encode_family(&[("reason", reason.as_str())])?)?;
+        }
+        let Some(paths) = self.scrape.paths else { return Ok(()) };
+        let help = "Nodes that have probed this gateway through the overlay";
+        gauge(encoder, "weft_gateway_probing_nodes", help, &[], paths.probing.into())?;
+        let help = "Nodes of them whose path to this gateway fails";
+        let unreachable = i64::try_from(paths.unreachable).unwrap_or(i64::MAX);
+        gauge(encoder, "weft_gateway_unreachable_nodes", help, &[], unreachable)
+    }
+
     fn encode_load(&self, encoder: &mut DescriptorEncoder<'_>, stats: &Stats) -> fmt::Result {
         let help = "Turns of the lane: each reads from the peer and from the nodes once";
         total(encoder, "weft_gateway_lane_turns", help, stats.turns)?;
@@ -263,6 +292,10 @@ mod tests {
             "weft_gateway_last_handshake_age_seconds 0",
             r#"weft_gateway_probes_total{outcome="sent"} 10"#,
             r#"weft_gateway_probes_total{outcome="answered"} 9"#,
+            r#"weft_gateway_fault{reason="NoAnswer"} 1"#,
+            r#"weft_gateway_fault{reason="ProbeLoss"} 0"#,
+            "weft_gateway_probing_nodes 3",
+            "weft_gateway_unreachable_nodes 1",
             "weft_gateway_tunnel_mtu_bytes 1340",
             "weft_gateway_path_mtu_bytes 1400",
         ] {
@@ -309,6 +342,8 @@ mod tests {
             tun_overflows: Some(352),
             processor_time: Some(Duration::from_millis(1500)),
             probes: ProbeCounts { sent: 10, answered: 9 },
+            faults: vec![Reason::NoAnswer],
+            paths: Some(NodeCounts { probing: 3, unreachable: 1 }),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use fabric_store::Store;
 use gateway::lane::{Counters, PeerState, Stats};
-use gateway::metrics::{Metrics, ProbeCounts, Scrape};
+use gateway::metrics::{Metrics, NodeCounts, ProbeCounts, Scrape};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -190,6 +190,8 @@ fn gateway_metrics() -> String {
         tun_overflows: Some(0),
         processor_time: Some(Duration::ZERO),
         probes: ProbeCounts::default(),
+        faults: Vec::new(),
+        paths: Some(NodeCounts::default()),
     };
     Metrics::new().render(Some(scrape)).unwrap()
 }
