@@ -121,6 +121,7 @@ impl Replica {
         let Self { config, server, ipam, vitals } = self;
         let identity = config.identity();
         let obstacles = vitals.obstacles.clone();
+        let gateways = vitals.gateways.clone().unwrap_or_default();
         let reports = report(server.clone(), &config.name, &identity, obstacles.clone());
         tokio::pin!(reports);
         let mut election = Election::new(server, &identity).reporting(obstacles.clone());
@@ -129,13 +130,13 @@ impl Replica {
             tokio::select! {
                 () = stop.told() => return Ok(()),
                 () = vitals.heartbeat.while_waiting(election.won()) => {}
-                () = stands_by => {}
+                () = gateways.while_waiting(stands_by) => {}
                 () = &mut reports => {}
             }
             // State that another store knows may be older than the replica that worked meanwhile.
             let store = open(config, vitals)?;
             let server = store.api_server().context("the store is no API server")?;
-            let (kubernetes, outside) = Kubernetes::new(server, &identity, obstacles.clone());
+            let (kubernetes, outside) = Kubernetes::new(server, &identity, vitals);
             let controller = controller(config, store, ipam.clone())?.with(outside);
             let controller = controller.reporting_to(vitals.clone());
             obstacles.clear();

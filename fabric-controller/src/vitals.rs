@@ -16,6 +16,8 @@ pub const WEBHOOK: &str = "webhook";
 pub struct Vitals {
     /// Of the main loop.
     pub heartbeat: Heartbeat,
+    /// Of the loop that makes gateways run, in Kubernetes only.
+    pub gateways: Option<Heartbeat>,
     pub readiness: Readiness,
     pub metrics: Metrics,
     pub obstacles: Obstacles,
@@ -26,7 +28,8 @@ impl Vitals {
     pub fn of_kubernetes(self) -> Self {
         self.readiness.missing(WEBHOOK, "not listening yet");
         self.readiness.missing(COMPILED, "the Lease is not seen yet");
-        Self { metrics: self.metrics.of_kubernetes(), ..self }
+        let gateways = Some(Heartbeat::of("gateways"));
+        Self { metrics: self.metrics.of_kubernetes(), gateways, ..self }
     }
 
     /// Ready, though another replica works.
@@ -37,7 +40,7 @@ impl Vitals {
     pub fn monitoring(&self) -> Monitoring {
         Monitoring {
             registry: self.metrics.registry(),
-            heartbeat: self.heartbeat.clone(),
+            heartbeats: [&self.heartbeat].into_iter().chain(&self.gateways).cloned().collect(),
             readiness: self.readiness.clone(),
         }
     }

@@ -67,8 +67,8 @@ async fn run(args: Args) -> anyhow::Result<()> {
     readiness.missing(STORE, "not read yet");
     if let Some(address) = args.http {
         let registry = shared.metrics.registry(store.metrics());
-        let (readiness, heartbeat) = (readiness.clone(), heartbeat.clone());
-        let monitoring = Monitoring { registry, heartbeat, readiness };
+        let (readiness, heartbeats) = (readiness.clone(), vec![heartbeat.clone()]);
+        let monitoring = Monitoring { registry, heartbeats, readiness };
         monitoring.serve(address).context("cannot serve metrics and probes")?;
     }
     tokio::spawn(beat(heartbeat, shared.clone()));

@@ -67,8 +67,8 @@ impl Vitals {
         agent.register("problems", help, self.problems.clone());
         let help = "Packets to peers that the node refused, read every 30 s at least";
         agent.register("refused_packets", help, self.refused.clone());
-        let (heartbeat, readiness) = (self.heartbeat.clone(), self.readiness.clone());
-        Monitoring { registry, heartbeat, readiness }
+        let (heartbeats, readiness) = (vec![self.heartbeat.clone()], self.readiness.clone());
+        Monitoring { registry, heartbeats, readiness }
     }
 
     /// Not ready until this generation of the config is reconciled.

@@ -1,4 +1,4 @@
-//! Health of a program's main loop: whether it turns, and whether its work has begun.
+//! Health of a program's loops: whether they turn, and whether their work has begun.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -14,15 +14,29 @@ const CHECK: Duration = Duration::from_secs(1);
 const LIMIT: u32 = 30;
 
 /// Counter that a loop increments in every turn. Clones share it.
-#[derive(Clone, Debug, Default)]
-pub struct Heartbeat(Arc<AtomicU64>);
+#[derive(Clone, Debug)]
+pub struct Heartbeat {
+    name: &'static str,
+    beats: Arc<AtomicU64>,
+}
+
+impl Default for Heartbeat {
+    fn default() -> Self {
+        Self::of("main")
+    }
+}
 
 impl Heartbeat {
     /// Longest time that a loop that has nothing to do waits before it beats again.
     pub const INTERVAL: Duration = Duration::from_secs(5);
 
+    /// Heartbeat of the loop with this name.
+    pub fn of(name: &'static str) -> Self {
+        Self { name, beats: Arc::default() }
+    }
+
     pub fn beat(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.beats.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Awaits a future that does nothing but wait, and beats meanwhile.
@@ -37,8 +51,9 @@ impl Heartbeat {
         }
     }
 
-    fn beats(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+    /// Number of beats so far.
+    pub fn beats(&self) -> u64 {
+        self.beats.load(Ordering::Relaxed)
     }
 }
 
@@ -76,7 +91,7 @@ impl Watchdog {
         if missed < LIMIT {
             return Ok(());
         }
-        Err(format!("the main loop has not turned for {missed} s"))
+        Err(format!("the {} loop has not turned for {missed} s", self.heartbeat.name))
     }
 }
 

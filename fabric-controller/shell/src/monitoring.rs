@@ -21,8 +21,8 @@ use crate::{Heartbeat, HttpAddress, ListenError, OPENMETRICS, Readiness};
 #[derive(Debug)]
 pub struct Monitoring {
     pub registry: Registry,
-    /// Of the loop without which the program is of no use.
-    pub heartbeat: Heartbeat,
+    /// Of the loops without which the program is of no use.
+    pub heartbeats: Vec<Heartbeat>,
     pub readiness: Readiness,
 }
 
@@ -36,8 +36,14 @@ pub enum MonitoringError {
 
 struct Shared {
     registry: Registry,
-    watchdog: Watchdog,
+    watchdogs: Vec<Watchdog>,
     readiness: Readiness,
+}
+
+impl Shared {
+    fn alive(&self) -> Result<(), String> {
+        self.watchdogs.iter().try_for_each(Watchdog::alive)
+    }
 }
 
 impl Monitoring {
@@ -72,15 +78,14 @@ impl Monitoring {
 
     /// Must be called within a tokio runtime.
     fn router(self) -> Router {
-        let watchdog = Watchdog::new(self.heartbeat);
-        tokio::spawn(watchdog.clone().run());
-        let shared = Shared { registry: self.registry, watchdog, readiness: self.readiness };
+        let watchdogs: Vec<_> = self.heartbeats.into_iter().map(Watchdog::new).collect();
+        for watchdog in &watchdogs {
+            tokio::spawn(watchdog.clone().run());
+        }
+        let shared = Shared { registry: self.registry, watchdogs, readiness: self.readiness };
         Router::new()
             .route("/metrics", get(metrics))
-            .route(
-                "/healthz",
-                get(async |shared: SharedState| probe("ok", shared.watchdog.alive())),
-            )
+            .route("/healthz", get(async |shared: SharedState| probe("ok", shared.alive())))
             .route(
                 "/readyz",
                 get(async |shared: SharedState| probe("ready", shared.readiness.state())),
@@ -111,10 +116,13 @@ fn probe(good: &str, state: Result<(), String>) -> (StatusCode, String) {
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
     use std::io::{Read as _, Write as _};
     use std::os::unix::net::UnixStream;
+    use std::time::Duration;
 
     use prometheus_client::metrics::counter::Counter;
+    use tokio::time::timeout;
 
     use super::*;
 
@@ -135,7 +143,7 @@ mod tests {
         let readiness = Readiness::default();
         readiness.missing("store", "nothing is read yet");
         let monitoring =
-            Monitoring { registry, heartbeat: Heartbeat::default(), readiness: readiness.clone() };
+            Monitoring { registry, heartbeats: Vec::new(), readiness: readiness.clone() };
         monitoring.serve(HttpAddress::Unix(socket.clone())).unwrap();
         let unready = ask(&socket, "/readyz");
         assert!(
@@ -149,13 +157,28 @@ mod tests {
         assert!(ask(&socket, "/metrics").contains("turns_total 1\n"));
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn one_hung_loop_of_two_is_named() {
+        let [main, gateways] = ["main", "gateways"].map(Heartbeat::of);
+        let watchdogs = vec![Watchdog::new(main.clone()), Watchdog::new(gateways)];
+        for watchdog in &watchdogs {
+            tokio::spawn(watchdog.clone().run());
+        }
+        let readiness = Readiness::default();
+        let shared = Shared { registry: Registry::default(), watchdogs, readiness };
+        let minute = Duration::from_secs(60);
+        timeout(minute, main.while_waiting(pending::<()>())).await.unwrap_err();
+        let why = shared.alive().unwrap_err();
+        assert!(why.starts_with("the gateways loop has not turned"), "{why}");
+    }
+
     #[test]
     fn address_in_use_is_an_error_that_names_it() {
         let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap();
         let readiness = Readiness::default();
-        let heartbeat = Heartbeat::default();
-        let monitoring = Monitoring { registry: Registry::default(), heartbeat, readiness };
+        let heartbeats = vec![Heartbeat::default()];
+        let monitoring = Monitoring { registry: Registry::default(), heartbeats, readiness };
         let error = monitoring.serve(HttpAddress::Tcp(address)).unwrap_err();
         assert!(error.to_string().contains(&address.to_string()), "{error}");
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use fabric_shell::Heartbeat;
 use fabric_store::{Kind, Problem};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -70,7 +71,11 @@ impl Events {
     }
 
     /// All that is wrong now. What was told already is not told again.
-    pub(super) async fn tell(&mut self, problems: &BTreeMap<Problem, String>) {
+    pub(super) async fn tell(
+        &mut self,
+        problems: &BTreeMap<Problem, String>,
+        heartbeat: &Heartbeat,
+    ) {
         let now = Instant::now();
         self.again = None;
         self.told.retain(|(problem, uid), telling| {
@@ -78,6 +83,7 @@ impl Events {
             telling.stands || now.duration_since(telling.at) < MEMORY
         });
         for (problem, uid) in problems {
+            heartbeat.beat();
             let Some(regarding) = self.regarding(problem, uid) else { continue };
             if problem.message.starts_with("waits for") {
                 continue;

@@ -27,6 +27,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use fabric_api::check::Fault;
+use fabric_shell::Heartbeat;
 use fabric_store::{ApiServer, ObjectRef};
 use kube::api::DynamicObject;
 use tokio::sync::watch;
@@ -35,6 +36,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::control::Outside;
 use crate::obstacles::{Obstacles, Reader};
 use crate::placement::{Placement, Placements, Plan, PlannedGateway};
+use crate::vitals::Vitals;
 use absence::Absence;
 use events::Events;
 use foreign_clusters::ForeignClusters;
@@ -61,6 +63,7 @@ pub struct Kubernetes {
     secrets: Secrets,
     absence: Absence,
     obstacles: Obstacles,
+    heartbeat: Heartbeat,
     plan: watch::Receiver<Option<Plan>>,
     placements: watch::Sender<Option<Placements>>,
     /// What the gateways are to consist of, rendered once.
@@ -80,7 +83,7 @@ struct Wanted {
 impl Kubernetes {
     /// `identity` names this program in Events. Must be called within a tokio runtime; nothing is
     /// sent yet.
-    pub fn new(server: ApiServer, identity: &str, obstacles: Obstacles) -> (Self, Outside) {
+    pub fn new(server: ApiServer, identity: &str, vitals: &Vitals) -> (Self, Outside) {
         let writer = Writer::new(&server);
         let ApiServer { client, namespace: installation, metrics, .. } = server;
         let (plan_sender, plan) = watch::channel(None);
@@ -90,7 +93,8 @@ impl Kubernetes {
             live: Live::watch(&client, &Watched::OF_GATEWAYS).counting(metrics),
             pods: Pods::watch(&client),
             writer,
-            obstacles,
+            obstacles: vitals.obstacles.clone(),
+            heartbeat: vitals.gateways.clone().unwrap_or_default(),
             events: Events::new(client.clone(), identity),
             foreign_clusters: ForeignClusters::new(client.clone()),
             secrets: Secrets::new(client),
@@ -105,25 +109,31 @@ impl Kubernetes {
 
     /// Runs until the controller is gone.
     pub async fn run(mut self) {
+        let heartbeat = self.heartbeat.clone();
+        heartbeat.while_waiting(self.read()).await;
+        let mut faults = Faults::new();
+        loop {
+            self.tell(&faults);
+            if !heartbeat.while_waiting(self.changed()).await {
+                return;
+            }
+            let plan = self.plan.borrow_and_update().clone();
+            let Some(plan) = plan else { continue };
+            faults = self.reconcile(&plan, faults).await;
+            self.secrets.complete(&plan.secrets, &heartbeat).await;
+            self.events.tell(&plan.problems, &heartbeat).await;
+            self.foreign_clusters.tell(&plan, &heartbeat).await;
+        }
+    }
+
+    /// Waits until all that is there is known.
+    async fn read(&mut self) {
         while !self.live.is_whole() || !self.pods.is_whole() {
             tokio::select! {
                 _ = self.live.next() => {}
                 _ = self.pods.next() => {}
             }
             self.obstacles.set(Reader::Gateways, self.live.obstacles());
-        }
-        let mut faults = Faults::new();
-        loop {
-            self.tell(&faults);
-            if !self.changed().await {
-                return;
-            }
-            let plan = self.plan.borrow_and_update().clone();
-            let Some(plan) = plan else { continue };
-            faults = self.reconcile(&plan, faults).await;
-            self.secrets.complete(&plan.secrets).await;
-            self.events.tell(&plan.problems).await;
-            self.foreign_clusters.tell(&plan).await;
         }
     }
 
@@ -239,6 +249,7 @@ impl Kubernetes {
             };
             for (key, object) in objects.iter().filter_map(keyed) {
                 let written = self.writer.write_anew(self.live.objects(), &key, object).await;
+                self.heartbeat.beat();
                 tolerate(written, gateway, faults)?;
             }
         }
@@ -250,6 +261,7 @@ impl Kubernetes {
             let objects = services::objects_of(ip).unwrap_or_default();
             for (key, object) in objects.iter().filter_map(keyed) {
                 let written = self.writer.write_own(self.live.objects(), &key, object).await;
+                self.heartbeat.beat();
                 tolerate(written, reference, faults)?;
             }
         }
@@ -280,6 +292,7 @@ impl Kubernetes {
         for (key, uid) in stale {
             // What is refused for one keeps none of the others.
             let removed = self.writer.delete(&key, uid.as_deref()).await;
+            self.heartbeat.beat();
             if let Err(unreachable @ WriteError::Unreachable(_)) = removed {
                 return Err(unreachable);
             }
@@ -315,5 +328,27 @@ async fn until(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fabric_store::StoreMetrics;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn gateways_loop_beats_while_nothing_answers() {
+        let url = "http://127.0.0.1:1".to_owned();
+        let client = kube::Client::try_from(kube::Config::new(url.parse().unwrap())).unwrap();
+        let (namespace, metrics) = ("liqo".to_owned(), StoreMetrics::default());
+        let server = ApiServer { client, namespace, url, metrics };
+        let vitals = Vitals::default().of_kubernetes();
+        let (kubernetes, _outside) = Kubernetes::new(server, "test", &vitals);
+        timeout(Duration::from_secs(60), kubernetes.run()).await.unwrap_err();
+        let beats = vitals.gateways.unwrap().beats();
+        assert!(beats >= 12, "{beats} beats in a minute");
+        assert_eq!(vitals.heartbeat.beats(), 0, "that is another loop");
     }
 }

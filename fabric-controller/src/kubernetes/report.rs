@@ -1,5 +1,6 @@
 //! Reports obstacles as Events of the controller's own pod, where `kubectl describe pod` shows them.
 
+use fabric_shell::Heartbeat;
 use fabric_store::ApiServer;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::Api;
@@ -15,6 +16,7 @@ pub async fn report(server: ApiServer, pod: &str, identity: &str, obstacles: Obs
     let mut events = Events::new(server.client.clone(), identity);
     let mut changes = obstacles.changes();
     let mut is_known = false;
+    let heartbeat = Heartbeat::default();
     loop {
         let problems = obstacles.all();
         if !problems.is_empty() && !is_known {
@@ -22,7 +24,8 @@ pub async fn report(server: ApiServer, pod: &str, identity: &str, obstacles: Obs
             is_known = own.uid.is_some();
             events.set_own(own);
         }
-        events.tell(&problems.into_iter().map(|problem| (problem, String::new())).collect()).await;
+        let problems = problems.into_iter().map(|problem| (problem, String::new())).collect();
+        events.tell(&problems, &heartbeat).await;
         tokio::select! {
             // The sender is `obstacles`.
             _ = changes.changed() => {}

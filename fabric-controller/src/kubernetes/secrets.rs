@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fabric_api::labels;
+use fabric_shell::Heartbeat;
 use fabric_store::ObjectRef;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{PartialObjectMeta, Patch, PatchParams};
@@ -32,7 +33,7 @@ impl Secrets {
         self.tried.values().map(|(_, at)| *at + RETRY).min()
     }
 
-    pub(super) async fn complete(&mut self, gaps: &SecretGaps) {
+    pub(super) async fn complete(&mut self, gaps: &SecretGaps, heartbeat: &Heartbeat) {
         self.tried.retain(|secret, (tried, at)| {
             gaps.get(secret).is_some_and(|gap| gap == tried) && at.elapsed() < RETRY
         });
@@ -40,6 +41,7 @@ impl Secrets {
             if self.tried.contains_key(secret) {
                 continue;
             }
+            heartbeat.beat();
             self.tried.insert(secret.clone(), (gap.clone(), Instant::now()));
             match self.patch(secret, gap).await {
                 Ok(_) => tracing::info!(%secret, "completed"),
@@ -112,10 +114,12 @@ mod tests {
         let mut secrets = Secrets::new(Client::try_from(nobody).unwrap());
         assert_eq!(secrets.due(), None);
         let gap = SecretGap { uid: "u".to_owned(), peer: None, owner: None, public_key: None };
-        let before = Instant::now();
-        secrets.complete(&[(ObjectRef::new(Kind::Secret, "t", "keys"), gap)].into()).await;
+        let (before, heartbeat) = (Instant::now(), Heartbeat::default());
+        secrets
+            .complete(&[(ObjectRef::new(Kind::Secret, "t", "keys"), gap)].into(), &heartbeat)
+            .await;
         assert!(secrets.due().is_some_and(|due| due >= before + RETRY));
-        secrets.complete(&SecretGaps::new()).await;
+        secrets.complete(&SecretGaps::new(), &heartbeat).await;
         assert_eq!(secrets.due(), None, "nobody wants it any more");
     }
 }

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use fabric_api::{ClusterId, labels, liqo_core};
+use fabric_shell::Heartbeat;
 use jiff::Timestamp;
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client, ResourceExt as _};
@@ -62,13 +63,13 @@ impl ForeignClusters {
     }
 
     /// Makes it so. What does not go is tried again.
-    pub(super) async fn tell(&mut self, plan: &Plan) {
+    pub(super) async fn tell(&mut self, plan: &Plan, heartbeat: &Heartbeat) {
         self.due = None;
         if !self.live.is_whole() {
             return;
         }
-        let result = self.make(&plan.peers).await;
-        let result = if result.is_ok() { self.write(plan).await } else { result };
+        let result = self.make(&plan.peers, heartbeat).await;
+        let result = if result.is_ok() { self.write(plan, heartbeat).await } else { result };
         if let Err(error) = result {
             tracing::debug!(%error, "ForeignClusters are not as they should be");
             self.due_in(RETRY);
@@ -86,10 +87,11 @@ impl ForeignClusters {
     }
 
     /// One for each peer that has none.
-    async fn make(&mut self, peers: &Peers) -> kube::Result<()> {
+    async fn make(&mut self, peers: &Peers, heartbeat: &Heartbeat) -> kube::Result<()> {
         let all = self.live.objects().all(Watched::ForeignCluster);
         let there: BTreeSet<String> = all.map(|(_, object)| peer_of(object)).collect();
         for peer in peers.keys().filter(|peer| !there.contains(peer.as_str())) {
+            heartbeat.beat();
             let made = self.make_one(peer).await;
             self.tolerate(("make", peer.to_string()), made)?;
         }
@@ -106,10 +108,11 @@ impl ForeignClusters {
     }
 
     /// Tells each how its peer is; removes those that weft made and nobody needs.
-    async fn write(&mut self, plan: &Plan) -> kube::Result<()> {
+    async fn write(&mut self, plan: &Plan, heartbeat: &Heartbeat) -> kube::Result<()> {
         let all = self.live.objects().all(Watched::ForeignCluster);
         let all: Vec<DynamicObject> = all.map(|(_, object)| object.clone()).collect();
         for object in all.iter().filter(|object| object.metadata.deletion_timestamp.is_none()) {
+            heartbeat.beat();
             let name = object.name_any();
             match step(object, plan, Timestamp::now()) {
                 Some(Step::Remove) => {

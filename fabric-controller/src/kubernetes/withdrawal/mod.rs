@@ -12,6 +12,7 @@ mod nodes;
 use std::time::Duration;
 
 use fabric_api::labels;
+use fabric_shell::Heartbeat;
 use fabric_store::ApiServer;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::timeout;
@@ -92,6 +93,6 @@ async fn forget_peers(server: &ApiServer) {
             _ = clusters.next() => {}
             () = until(due) => {}
         }
-        clusters.tell(&nobody).await;
+        clusters.tell(&nobody, &Heartbeat::default()).await;
     }
 }
