@@ -7,6 +7,7 @@ mod health;
 mod identity;
 mod overlay;
 mod peering;
+mod queues;
 mod side;
 mod trains;
 mod world;
