@@ -252,7 +252,6 @@ impl Overlay {
         let have = pod.handle.observe(&Link::pod_scope()).await?;
         changes.make(&pod.handle, &have, link.pod_state()).await;
         let have = self.host.observe(&Link::host_scope(&link.host_end)).await?;
-        let have = link.retain_ours(have);
         changes.make(&self.host, &have, link.host_state()).await;
         Ok(())
     }
@@ -320,6 +319,11 @@ impl Overlay {
 /// Settings of the inner namespace; those that this kernel lacks (it may have no IPv6) are left out.
 fn set_sysctls(netns: &Netns) -> Result<Vec<(Sysctl, u32)>, OverlayError> {
     let mut set = Vec::new();
+    let (path, value) = inner::NO_LINK_LOCAL;
+    let no_link_local = Sysctl::of_namespace(path);
+    if netlink::read_sysctl(netns, &no_link_local)?.is_some() {
+        netlink::write_sysctl(netns, &no_link_local, value)?;
+    }
     for (sysctl, value) in inner::sysctls() {
         if netlink::read_sysctl(netns, &sysctl)?.is_some() {
             netlink::write_sysctl(netns, &sysctl, value)?;

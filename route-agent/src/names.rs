@@ -41,6 +41,7 @@ pub(crate) fn scope(sysctls: impl Iterator<Item = Sysctl>) -> Scope {
         devices: BTreeSet::new(),
         tables: [TABLE].into(),
         protocol: PROTOCOL,
+        routes_of: None,
         sysctls: sysctls.collect(),
     }
 }

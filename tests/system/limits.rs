@@ -3,9 +3,14 @@
 //! ```
 
 use std::fs;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use nix::time::{clock_getcpuclockid, clock_gettime};
+use nix::unistd::Pid;
 use weft_tests::manifests::{Peering, join};
 use weft_tests::{Cluster, ClusterSpec, wait_until};
 
@@ -13,6 +18,13 @@ use crate::scene::{PORT, play};
 
 /// Per gateway, on a busy machine with a development build.
 const TIME_EACH: Duration = Duration::from_secs(3);
+/// Longest time that a program of nothing may take to run while all gateways start.
+const MAX_RESPONSE: Duration = Duration::from_secs(1);
+/// Of one core, for an idle gateway and its part of all other processes.
+const MAX_IDLE_LOAD: f64 = 0.005;
+/// Memory for a gateway and its part of all other processes, shared pages divided by their users.
+const MAX_BYTES_EACH: u64 = 4_000_000;
+const MEASURED: Duration = Duration::from_secs(20);
 
 #[test]
 fn forty_peerings_use_one_inotify_instance() -> Result<()> {
@@ -22,13 +34,38 @@ fn forty_peerings_use_one_inotify_instance() -> Result<()> {
 #[test]
 #[ignore = "takes minutes: make soak"]
 fn three_hundred_peerings_start_without_a_storm() -> Result<()> {
-    play(&[ClusterSpec::new("rome", 1, 1)], |scene| many_peerings(scene.cluster("rome"), 300))
+    play(&[ClusterSpec::new("rome", 1, 1)], |scene| {
+        let rome = scene.cluster("rome");
+        let is_over = AtomicBool::new(false);
+        let (started, response) = scope(|scope| {
+            let response = scope.spawn(|| longest_response(&is_over));
+            let started = many_peerings(rome, 300);
+            is_over.store(true, Ordering::Relaxed);
+            (started, response.join().expect("no panic"))
+        });
+        started?;
+        let response = response?;
+        let before = usage(rome)?;
+        sleep(MEASURED);
+        let after = usage(rome)?;
+        let load = (after.time - before.time).as_secs_f64() / MEASURED.as_secs_f64();
+        eprintln!(
+            "300 gateways: {:.1} MB each, {:.3} % of a core each, {response:?} for a program of nothing",
+            after.bytes as f64 / 300e6,
+            load / 3.0,
+        );
+        ensure!(response < MAX_RESPONSE, "the host was not usable for {response:?}");
+        ensure!(after.bytes < 300 * MAX_BYTES_EACH, "{} bytes", after.bytes);
+        ensure!(load < 300.0 * MAX_IDLE_LOAD, "{load} cores");
+        Ok(())
+    })
 }
 
 fn many_peerings(rome: &Cluster, count: usize) -> Result<()> {
     let start = Instant::now();
-    let text: Vec<_> = (0..count).map(|number| client_documents(rome, number)).collect();
-    rome.apply("peerings", &text.join("---\n"))?;
+    for number in 0..count {
+        rome.apply(&format!("peer{number}"), &client_documents(rome, number))?;
+    }
     let time = TIME_EACH * u32::try_from(count)?;
     wait_until("every gateway runs", time, || {
         let gateways = rome.processes(0, "gateway").len();
@@ -54,6 +91,36 @@ fn client_documents(rome: &Cluster, number: usize) -> String {
     peer.pod_cidrs = vec!["10.200.0.0/24".parse().expect("a prefix")];
     peer.external_cidrs = vec!["10.70.0.0/24".parse().expect("a prefix")];
     join(&Peering::new(&rome.spec, &peer, PORT).client_documents())
+}
+
+/// The longest time that a program of nothing took to run.
+fn longest_response(is_over: &AtomicBool) -> Result<Duration> {
+    let mut longest = Duration::ZERO;
+    while !is_over.load(Ordering::Relaxed) {
+        let start = Instant::now();
+        Command::new("true").status().context("running `true`")?;
+        longest = longest.max(start.elapsed());
+        sleep(Duration::from_millis(200));
+    }
+    Ok(longest)
+}
+
+/// Memory and processor time of all processes of a cluster's first machine.
+struct Usage {
+    bytes: u64,
+    time: Duration,
+}
+
+fn usage(cluster: &Cluster) -> Result<Usage> {
+    let mut usage = Usage { bytes: 0, time: Duration::ZERO };
+    for (pid, _) in cluster.nodes[0].host.processes() {
+        let Ok(text) = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")) else { continue };
+        let kib = text.lines().find_map(|line| line.strip_prefix("Pss:")?.strip_suffix(" kB"));
+        usage.bytes += kib.context("no Pss")?.trim().parse::<u64>()? * 1024;
+        let clock = clock_getcpuclockid(Pid::from_raw(pid))?;
+        usage.time += Duration::from(clock_gettime(clock)?);
+    }
+    Ok(usage)
 }
 
 /// Inotify instances of all processes of the cluster's first machine.

@@ -32,7 +32,7 @@ pub(super) const PROTOCOL: u8 = 120;
 /// rationed (the rate of all of them together counts for both families), or connections hang
 /// instead of failing; nothing advertises or redirects; and a frame for everyone brings no packet,
 /// or its sender would not have to know the device's MAC address.
-const SYSCTLS: [(&str, u32); 17] = [
+const SYSCTLS: [(&str, u32); 16] = [
     ("net/ipv4/ip_forward", 1),
     ("net/ipv6/conf/all/forwarding", 1),
     ("net/ipv6/conf/default/forwarding", 1),
@@ -43,7 +43,6 @@ const SYSCTLS: [(&str, u32); 17] = [
     ("net/ipv4/conf/all/accept_redirects", 0),
     ("net/ipv6/conf/all/accept_ra", 0),
     ("net/ipv6/conf/default/accept_ra", 0),
-    ("net/ipv6/conf/default/addr_gen_mode", 1),
     ("net/ipv4/conf/all/drop_unicast_in_l2_multicast", 1),
     ("net/ipv6/conf/default/drop_unicast_in_l2_multicast", 1),
     ("net/ipv4/icmp_ratelimit", 0),
@@ -107,9 +106,14 @@ pub(super) fn scope() -> Scope {
         devices: [TUN, "lo"].map(str::to_owned).into(),
         tables: TABLES.into(),
         protocol: PROTOCOL,
+        routes_of: None,
         sysctls: sysctls().map(|(sysctl, _)| sysctl).collect(),
     }
 }
+
+/// Set once, and never read again: while the kernel's lock of network settings is taken, a reader of
+/// this one spins (`restart_syscall` in addrconf.c).
+pub(super) const NO_LINK_LOCAL: (&str, u32) = ("net/ipv6/conf/default/addr_gen_mode", 1);
 
 /// Settings that must be there before any device is made, for devices take them over.
 pub(super) fn sysctls() -> impl Iterator<Item = (Sysctl, u32)> {

@@ -102,16 +102,10 @@ impl Link {
             devices: [host_end.to_owned()].into(),
             tables: [HOST_TABLE].into(),
             protocol: PROTOCOL,
+            routes_of: Some(host_end.to_owned()),
             sysctls: Self::host_sysctls(host_end).map(|(sysctl, _)| sysctl).into(),
             ..Scope::default()
         }
-    }
-
-    /// The routes of other gateways on this host have the same table and protocol: leaves those
-    /// of our device.
-    pub(super) fn retain_ours(&self, mut observed: State) -> State {
-        observed.routes.retain(|_, route| route.hop.device() == Some(&self.host_end));
-        observed
     }
 
     fn host_sysctls(dev: &str) -> [(Sysctl, u32); 3] {
@@ -130,8 +124,6 @@ impl Link {
 
 #[cfg(test)]
 mod tests {
-    use fabric_api::overlay_v6;
-
     use super::*;
 
     #[test]
@@ -139,24 +131,5 @@ mod tests {
         let name = host_end_name("liqo-tenant-milan", "client");
         assert_eq!(name.len(), 13);
         assert_ne!(name, host_end_name("liqo-tenant-milan", "server"));
-    }
-
-    #[test]
-    fn another_gateways_route_on_this_host_is_not_ours() {
-        let link = Link {
-            host_end: "weft-1".to_owned(),
-            host_mac: Mac([2; 6]),
-            pod_mac: Mac([4; 6]),
-            pod_address: Ipv4Addr::new(10, 80, 0, 10),
-            pod_address_v6: overlay_v6(Ipv4Addr::new(10, 80, 0, 10)),
-            mtu: 1500,
-            nodes: Vec::new(),
-            own: None,
-        };
-        let mut observed = link.host_state();
-        let foreign = Cidr::host([10, 80, 0, 11].into());
-        let key = RouteKey::new(HOST_TABLE, foreign);
-        observed.routes.insert(key, Route::dev("weft-2", PROTOCOL));
-        assert_eq!(link.retain_ours(observed), link.host_state());
     }
 }

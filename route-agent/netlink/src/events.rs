@@ -9,7 +9,7 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 use nix::net::if_::if_nametoindex;
 
 use crate::multicast::Multicast;
-use crate::observe::table_of;
+use crate::observe::{output_device, table_of};
 use crate::{Handle, NetlinkError, Scope};
 
 /// Tells that something of ours has changed, whoever changed it.
@@ -31,8 +31,14 @@ impl Handle {
         let names: BTreeSet<String> = scope.links.union(&scope.devices).cloned().collect();
         let index = |name: &String| if_nametoindex(name.as_str()).ok();
         let indices = self.netns.run(|| names.iter().filter_map(index).collect())?;
-        let (tables, protocol) = (scope.tables.clone(), scope.protocol);
-        let filter = Filter { names, indices, tables, protocol, mtus: BTreeMap::new() };
+        let filter = Filter {
+            names,
+            indices,
+            tables: scope.tables.clone(),
+            protocol: scope.protocol,
+            is_of_devices: scope.routes_of.is_some(),
+            mtus: BTreeMap::new(),
+        };
         Ok(Events { multicast, filter })
     }
 }
@@ -54,6 +60,8 @@ struct Filter {
     indices: BTreeSet<u32>,
     tables: BTreeSet<u32>,
     protocol: u8,
+    /// Only routes over our devices matter.
+    is_of_devices: bool,
     /// Of the devices told of so far.
     mtus: BTreeMap<u32, u32>,
 }
@@ -71,7 +79,10 @@ impl Filter {
         } else if let Message::NewNeighbour(m) | Message::DelNeighbour(m) = &message {
             self.indices.contains(&m.header.ifindex)
         } else if let Message::NewRoute(m) | Message::DelRoute(m) = &message {
-            u8::from(m.header.protocol) == self.protocol && self.tables.contains(&table_of(m))
+            let is_there = || output_device(m).is_some_and(|index| self.indices.contains(&index));
+            u8::from(m.header.protocol) == self.protocol
+                && self.tables.contains(&table_of(m))
+                && (!self.is_of_devices || is_there())
         } else if let Message::NewRule(m) | Message::DelRule(m) = &message {
             self.tables.contains(&rule_table(m))
         } else {
@@ -82,6 +93,8 @@ impl Filter {
     fn new_link_matters(&mut self, link: &LinkMessage) -> bool {
         let index = link.header.index;
         let mut ours = self.indices.contains(&index);
+        // Nothing hangs on a device that has just been made.
+        let is_new = link.header.change_mask.bits() == u32::MAX;
         let mut mtu_changed = false;
         for attribute in &link.attributes {
             if let LinkAttribute::IfName(name) = attribute
@@ -90,7 +103,8 @@ impl Filter {
                 ours = true;
                 self.indices.insert(index);
             } else if let LinkAttribute::Mtu(mtu) = attribute {
-                mtu_changed = self.mtus.insert(index, *mtu) != Some(*mtu);
+                let before = self.mtus.insert(index, *mtu);
+                mtu_changed = before.map_or(!is_new, |before| before != *mtu);
             }
         }
         ours || mtu_changed

@@ -1,3 +1,4 @@
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use fabric_api::Mac;
@@ -13,7 +14,9 @@ use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteType,
 };
 use netplan::{Address, Family};
+use nix::net::if_::if_indextoname;
 
+use crate::observe::output_device;
 use crate::{Handle, NetlinkError, Netns, message};
 
 /// A device as it is.
@@ -55,10 +58,22 @@ impl Handle {
 
     /// All addresses of all devices, ours or not.
     pub async fn addresses(&self) -> Result<Vec<Address>, NetlinkError> {
-        let links = self.links().await?;
-        let name = |index| links.iter().find(|l| l.index == index).map(|l| l.name.clone());
         let found = self.address_messages(0).await?;
-        Ok(found.iter().filter_map(|m| as_address(m, name(m.header.index)?)).collect())
+        let names = self.names(found.iter().map(|m| m.header.index).collect())?;
+        let name = |m: &AddressMessage| names.get(&m.header.index).cloned();
+        Ok(found.iter().filter_map(|m| as_address(m, name(m)?)).collect())
+    }
+
+    /// Names of those of these devices that are there. A host may have thousands of others.
+    pub(crate) fn names(
+        &self,
+        indices: BTreeSet<u32>,
+    ) -> Result<BTreeMap<u32, String>, NetlinkError> {
+        if indices.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let name = |index| Some((index, if_indextoname(index).ok()?.into_string().ok()?));
+        Ok(self.netns.run(|| indices.into_iter().filter_map(name).collect())?)
     }
 
     /// The way to `address`; `None` when there is none.
@@ -72,11 +87,13 @@ impl Handle {
             found => found?,
         };
         let Some(route) = found.iter().find_map(as_route) else { return Ok(None) };
-        let index = route.attributes.iter().find_map(oif);
-        let links = self.links().await?;
-        let Some(link) = links.into_iter().find(|l| Some(l.index) == index) else {
-            return Ok(None);
+        let Some(index) = output_device(route) else { return Ok(None) };
+        let question = Message::GetLink(message::link(index, vec![no_stats()]));
+        let found = match self.get(question).await {
+            Err(error) if error.is(&[ENODEV]) => return Ok(None),
+            found => found?,
         };
+        let Some(link) = found.iter().find_map(as_link).map(link_info) else { return Ok(None) };
         let usable = [RouteType::Unicast, RouteType::Local].contains(&route.header.kind);
         Ok(usable.then(|| route_info(route, link)))
     }
@@ -148,10 +165,6 @@ fn as_link(message: &Message) -> Option<&LinkMessage> {
 
 fn as_route(message: &Message) -> Option<&RouteMessage> {
     if let Message::NewRoute(route) = message { Some(route) } else { None }
-}
-
-fn oif(attribute: &RouteAttribute) -> Option<u32> {
-    if let RouteAttribute::Oif(index) = attribute { Some(*index) } else { None }
 }
 
 fn link_info(message: &LinkMessage) -> LinkInfo {

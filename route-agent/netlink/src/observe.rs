@@ -29,6 +29,8 @@ pub struct Scope {
     /// Routes and rules are ours if they are in one of these tables and have this protocol.
     pub tables: BTreeSet<u32>,
     pub protocol: u8,
+    /// Only routes over this device are ours: others have the same tables and protocol.
+    pub routes_of: Option<String>,
     /// Settings to read. Those of devices that are not there are left out.
     pub sysctls: BTreeSet<Sysctl>,
 }
@@ -102,39 +104,44 @@ impl Handle {
     }
 
     async fn observe_routes(&self, scope: &Scope, state: &mut State) -> Result<(), NetlinkError> {
+        let device = match &scope.routes_of {
+            Some(name) => match self.link(name).await? {
+                Some(link) => Some(link.index),
+                None => return Ok(()),
+            },
+            None => None,
+        };
         let mut found = Vec::new();
         for table in &scope.tables {
             for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-                found.extend(self.routes(family, *table, scope.protocol).await?);
+                found.extend(self.routes((family, *table, scope.protocol), device).await?);
             }
         }
-        if found.is_empty() {
-            return Ok(());
-        }
-        let links = self.links().await?;
-        let names: BTreeMap<u32, String> = links.into_iter().map(|l| (l.index, l.name)).collect();
+        let names = self.names(found.iter().filter_map(output_device).collect())?;
         state.routes.extend(found.iter().filter_map(|message| as_route(message, &names)));
         Ok(())
     }
 
-    /// The kernel filters, but one before 5.0 does not.
+    /// Those over one device, or all. The kernel filters, but one before 5.0 does not.
     async fn routes(
         &self,
-        family: AddressFamily,
-        table: u32,
-        protocol: u8,
+        (family, table, protocol): (AddressFamily, u32, u8),
+        device: Option<u32>,
     ) -> Result<Vec<RouteMessage>, NetlinkError> {
         let mut question = RouteMessage::default();
         question.header.address_family = family;
         question.header.protocol = RouteProtocol::from(protocol);
         question.attributes.push(RouteAttribute::Table(table));
+        question.attributes.extend(device.map(RouteAttribute::Oif));
         let found = match self.dump(Message::GetRoute(question)).await {
             // There is no such table yet.
             Err(error) if error.is(&[ENOENT]) => return Ok(Vec::new()),
             found => found?,
         };
-        let ours =
-            |m: &RouteMessage| u8::from(m.header.protocol) == protocol && table_of(m) == table;
+        let ours = |m: &RouteMessage| {
+            let is_there = device.is_none() || output_device(m) == device;
+            u8::from(m.header.protocol) == protocol && table_of(m) == table && is_there
+        };
         let route = |m| if let Message::NewRoute(m) = m { Some(m) } else { None };
         Ok(found.into_iter().filter_map(route).filter(ours).collect())
     }
@@ -233,6 +240,11 @@ fn as_neighbour(message: &NeighbourMessage) -> Option<(IpAddr, Mac)> {
 pub(crate) fn table_of(message: &RouteMessage) -> u32 {
     let table = |a: &RouteAttribute| if let RouteAttribute::Table(t) = a { Some(*t) } else { None };
     message.attributes.iter().find_map(table).unwrap_or_else(|| message.header.table.into())
+}
+
+pub(crate) fn output_device(message: &RouteMessage) -> Option<u32> {
+    let oif = |a: &RouteAttribute| if let RouteAttribute::Oif(i) = a { Some(*i) } else { None };
+    message.attributes.iter().find_map(oif)
 }
 
 fn as_route(message: &RouteMessage, names: &BTreeMap<u32, String>) -> Option<(RouteKey, Route)> {

@@ -136,6 +136,7 @@ async fn events_tell_of_ours_and_not_of_others() {
         "ip route add 10.9.0.0/16 dev weft4 table 7 proto 44",
         "ip rule add priority 9 lookup 9",
         "ip neigh add 192.0.2.1 lladdr 0e:77:0a:50:00:09 dev other",
+        "ip link add new type veth peer name newer; ip link set new up",
     ] {
         sh(&netns, foreign);
         assert!(!told().await, "{foreign}");
@@ -145,6 +146,7 @@ async fn events_tell_of_ours_and_not_of_others() {
         "ip rule del priority 105",
         "ip neigh del 10.80.0.7 dev weft4",
         "bridge fdb del 0e:77:0a:50:00:07 dev weft4 dst 192.0.2.7 self",
+        "ip link set new mtu 1400",
         "ip link set weft4 mtu 1300",
         "ip link del weft4",
     ] {
@@ -152,6 +154,29 @@ async fn events_tell_of_ours_and_not_of_others() {
         assert!(told().await, "{ours}");
     }
     assert!(!told().await);
+}
+
+#[tokio::test]
+async fn routes_over_other_devices_are_not_ours() {
+    let netns = Netns::unnamed().unwrap();
+    let handle = Handle::open(&netns).unwrap();
+    sh(
+        &netns,
+        "ip link add one type veth peer name two; ip link set one up; ip link set two up
+        ip route add 10.1.0.0/16 dev one table 7 proto 119
+        ip route add 10.2.0.0/16 dev two table 7 proto 119",
+    );
+    let scope = Scope { routes_of: Some("one".to_owned()), ..scope(&State::default()) };
+    let scope = Scope { devices: ["one".to_owned()].into(), ..scope };
+    let routes = handle.observe(&scope).await.unwrap().routes;
+    assert_eq!(routes.keys().map(|key| key.to).collect::<Vec<_>>(), [cidr("10.1.0.0/16")]);
+    let mut events = handle.events(&scope).unwrap();
+    let mut told =
+        async || tokio::time::timeout(Duration::from_millis(300), events.changed()).await.is_ok();
+    sh(&netns, "ip route del 10.2.0.0/16 table 7");
+    assert!(!told().await, "a route over another device");
+    sh(&netns, "ip route del 10.1.0.0/16 table 7");
+    assert!(told().await);
 }
 
 #[test]
@@ -277,6 +302,7 @@ fn scope(want: &State) -> Scope {
         devices: want.devices.keys().cloned().collect(),
         tables: [7].into(),
         protocol: 119,
+        routes_of: None,
         sysctls: want.sysctls.keys().cloned().collect(),
     }
 }
