@@ -48,7 +48,8 @@ fn a_gateway_stays_small_after_a_million_packets() -> Result<()> {
         }
         for cluster in [rome, milan] {
             let gateway = pid(cluster)?;
-            let (all, own) = (memory(gateway, "VmRSS")?, memory(gateway, "RssAnon")?);
+            let (all, own) =
+                (memory(gateway, "status", "VmRSS")?, memory(gateway, "status", "RssAnon")?);
             eprintln!(
                 "gateway of {}: {:.1} MB resident, {:.1} MB of them its own, after {} packets in {:?}",
                 cluster.spec.id,
@@ -60,6 +61,36 @@ fn a_gateway_stays_small_after_a_million_packets() -> Result<()> {
             // The rest are pages of the program's file.
             let (checked, what) = if released { (all, "") } else { (own, " of its own") };
             ensure!(checked <= MOST_BYTES, "{checked} bytes{what}; promised: {MOST_BYTES}");
+        }
+        Ok(())
+    })
+}
+
+/// Promised of an idle gateway: of its own, which is what each further one on a host costs, and with
+/// its share of the pages of files that others map, too (`Pss`), of which the other one here has half.
+const MOST_OWN_BYTES: u64 = 2_100_000;
+const MOST_IDLE_BYTES: u64 = 8_000_000;
+
+#[test]
+fn idle_gateway_takes_less_than_eight_megabytes() -> Result<()> {
+    let _alone = alone();
+    if !is_release_build()? {
+        return Ok(());
+    }
+    play(&rome_and_milan(1), |scene| {
+        scene.peer("rome", "milan", PORT)?;
+        std::thread::sleep(Duration::from_secs(10));
+        for cluster in [scene.cluster("rome"), scene.cluster("milan")] {
+            let gateway = pid(cluster)?;
+            let [all, share, own] =
+                ["Rss", "Pss", "Anonymous"].map(|line| memory(gateway, "smaps_rollup", line));
+            let (all, share, own) = (all?, share?, own?);
+            eprintln!(
+                "idle gateway of {}: {all} bytes resident, {share} of them its share, {own} its own",
+                cluster.spec.id
+            );
+            ensure!(own < MOST_OWN_BYTES, "{own} bytes of its own; promised: {MOST_OWN_BYTES}");
+            ensure!(share < MOST_IDLE_BYTES, "{share} bytes; promised: {MOST_IDLE_BYTES}");
         }
         Ok(())
     })
@@ -160,9 +191,9 @@ fn packets(cluster: &Cluster) -> u64 {
     given + taken
 }
 
-/// A line of `/proc/PID/status`, in bytes.
-fn memory(pid: i32, line: &str) -> Result<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
+/// A line of a file of `/proc/PID`, in bytes.
+fn memory(pid: i32, file: &str, line: &str) -> Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/{file}"))?;
     let found = text.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(':'));
     let kib: u64 =
         found.with_context(|| format!("no {line}"))?.trim().trim_end_matches(" kB").parse()?;
