@@ -23,7 +23,7 @@ const MAX_RESPONSE: Duration = Duration::from_secs(1);
 /// Of one core, for an idle gateway and its part of all other processes.
 const MAX_IDLE_LOAD: f64 = 0.005;
 /// Memory for a gateway and its part of all other processes, shared pages divided by their users.
-const MAX_BYTES_EACH: u64 = 4_000_000;
+const MAX_BYTES_EACH: u64 = 5_000_000;
 const MEASURED: Duration = Duration::from_secs(20);
 
 #[test]
