@@ -240,7 +240,8 @@ impl Side {
     }
 
     pub(crate) fn is_ready(&self) -> bool {
-        self.socket().exists() && self.probe("/readyz") == 200
+        // Its file is there a moment before it listens.
+        UnixStream::connect(self.socket()).is_ok() && self.probe("/readyz") == 200
     }
 
     /// Value of the one metric whose line starts with `name`.
