@@ -4,6 +4,8 @@
 //! [`crate::connection`] alone decides whether packets are refused. This module explains, earlier
 //! and in more detail.
 
+mod reason;
+
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -14,6 +16,7 @@ use fabric_api::{Cidr, PublicKey};
 use crate::desired::Desired;
 use crate::lane::{PeerState, RejectedInitiation};
 use crate::probe::{Departure, PeerCidrs};
+pub use reason::Reason;
 
 /// Time without any sign of life after which a peer that leaves probes unanswered is reported: as
 /// long as leaves time to show it before 3 s are over.
@@ -37,66 +40,6 @@ pub struct Fault {
     pub reason: Reason,
     pub message: String,
     pub remedy: String,
-}
-
-/// Names of the causes, as they stand in statuses and conditions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    NameNotResolved,
-    EndpointIsOwn,
-    PeeringRemoved,
-    PeerTakenDown,
-    PeerKeyShared,
-    KeyShared,
-    UnknownKey,
-    WrongResponder,
-    SupersededKeys,
-    NoHandshake,
-    NoAnswer,
-    NotReceived,
-    ProbeLoss,
-    CidrMismatch,
-    PeerCidrMismatch,
-}
-
-impl Reason {
-    pub const ALL: [Self; 15] = [
-        Self::NameNotResolved,
-        Self::EndpointIsOwn,
-        Self::PeeringRemoved,
-        Self::PeerTakenDown,
-        Self::PeerKeyShared,
-        Self::KeyShared,
-        Self::UnknownKey,
-        Self::WrongResponder,
-        Self::SupersededKeys,
-        Self::NoHandshake,
-        Self::NoAnswer,
-        Self::NotReceived,
-        Self::ProbeLoss,
-        Self::CidrMismatch,
-        Self::PeerCidrMismatch,
-    ];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::NameNotResolved => "NameNotResolved",
-            Self::EndpointIsOwn => "EndpointIsOwn",
-            Self::PeeringRemoved => "PeeringRemoved",
-            Self::PeerTakenDown => "PeerTakenDown",
-            Self::PeerKeyShared => "PeerKeyShared",
-            Self::KeyShared => "KeyShared",
-            Self::UnknownKey => "UnknownKey",
-            Self::WrongResponder => "WrongResponder",
-            Self::SupersededKeys => "SupersededKeys",
-            Self::NoHandshake => "NoHandshake",
-            Self::NoAnswer => "NoAnswer",
-            Self::NotReceived => "NotReceived",
-            Self::ProbeLoss => "ProbeLoss",
-            Self::CidrMismatch => "CidrMismatch",
-            Self::PeerCidrMismatch => "PeerCidrMismatch",
-        }
-    }
 }
 
 /// Unanswered probes since the last answer.

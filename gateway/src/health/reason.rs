@@ -1,0 +1,59 @@
+/// Names of the causes, as they stand in statuses and conditions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    NameNotResolved,
+    EndpointIsOwn,
+    PeeringRemoved,
+    PeerTakenDown,
+    PeerKeyShared,
+    KeyShared,
+    UnknownKey,
+    WrongResponder,
+    SupersededKeys,
+    NoHandshake,
+    NoAnswer,
+    NotReceived,
+    ProbeLoss,
+    CidrMismatch,
+    PeerCidrMismatch,
+}
+
+impl Reason {
+    pub const ALL: [Self; 15] = [
+        Self::NameNotResolved,
+        Self::EndpointIsOwn,
+        Self::PeeringRemoved,
+        Self::PeerTakenDown,
+        Self::PeerKeyShared,
+        Self::KeyShared,
+        Self::UnknownKey,
+        Self::WrongResponder,
+        Self::SupersededKeys,
+        Self::NoHandshake,
+        Self::NoAnswer,
+        Self::NotReceived,
+        Self::ProbeLoss,
+        Self::CidrMismatch,
+        Self::PeerCidrMismatch,
+    ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NameNotResolved => "NameNotResolved",
+            Self::EndpointIsOwn => "EndpointIsOwn",
+            Self::PeeringRemoved => "PeeringRemoved",
+            Self::PeerTakenDown => "PeerTakenDown",
+            Self::PeerKeyShared => "PeerKeyShared",
+            Self::KeyShared => "KeyShared",
+            Self::UnknownKey => "UnknownKey",
+            Self::WrongResponder => "WrongResponder",
+            Self::SupersededKeys => "SupersededKeys",
+            Self::NoHandshake => "NoHandshake",
+            Self::NoAnswer => "NoAnswer",
+            Self::NotReceived => "NotReceived",
+            Self::ProbeLoss => "ProbeLoss",
+            Self::CidrMismatch => "CidrMismatch",
+            Self::PeerCidrMismatch => "PeerCidrMismatch",
+        }
+    }
+}
