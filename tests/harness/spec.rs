@@ -57,6 +57,15 @@ impl ClusterSpec {
         self
     }
 
+    /// IPv6 and nothing else, for nodes, pods and services. External addresses are of both families.
+    pub fn only_ipv6(self) -> Self {
+        let mut spec = self.dual_stack().on_ipv6();
+        spec.pod_cidrs.retain(|cidr| cidr.addr().is_ipv6());
+        let services = Ipv6Addr::new(0xfd00, 0x96, 0, 0, 0, 0, 0, 0);
+        spec.service_cidrs = vec![Ipv6Net::new(services, 112).expect("112 is a length").into()];
+        spec
+    }
+
     pub fn node_name(&self, number: u8) -> String {
         format!("{}-{number}", self.id)
     }

@@ -51,7 +51,11 @@ pub(crate) fn rome_and_milan(lab: &Lab) -> Result<[Kubernetes; 2]> {
 
 /// The same, with so many nodes each.
 pub(crate) fn rome_and_milan_of(lab: &Lab, nodes: u8) -> Result<[Kubernetes; 2]> {
-    let [rome, milan] = [("rome", 1), ("milan", 2)].map(|(id, n)| ClusterSpec::new(id, n, nodes));
+    both_of(lab, [("rome", 1), ("milan", 2)].map(|(id, n)| ClusterSpec::new(id, n, nodes)))
+}
+
+/// Starts two clusters side by side.
+pub(crate) fn both_of(lab: &Lab, [rome, milan]: [ClusterSpec; 2]) -> Result<[Kubernetes; 2]> {
     std::thread::scope(|scope| {
         let rome = scope.spawn(|| Kubernetes::start(lab, rome));
         let milan = Kubernetes::start(lab, milan);

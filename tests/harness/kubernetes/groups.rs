@@ -41,6 +41,12 @@ impl Groups {
         add(&name)?;
         Ok(format!("/{name}"))
     }
+
+    /// Removes the groups of a machine's pods, which have ended.
+    pub(super) fn empty(&self, machine: &str) {
+        let all = hierarchies().into_iter().map(|hierarchy| hierarchy.join(&self.name));
+        all.for_each(|group| subfolders(&group.join(machine)).iter().for_each(|pods| remove(pods)));
+    }
 }
 
 impl Drop for Groups {

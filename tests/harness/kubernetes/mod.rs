@@ -12,6 +12,7 @@ mod node;
 mod object;
 mod pod;
 mod programs;
+mod reboot;
 mod shell;
 mod weft;
 
@@ -33,7 +34,7 @@ pub use liqoctl::{Answer, require_liqoctl};
 pub use machine::{DIR, Machine};
 pub use object::Object;
 pub use programs::require_kubernetes;
-pub use weft::deploy;
+pub use weft::{LINGER, deploy};
 
 /// A cluster of real nodes on one segment of a lab. The control plane runs on the first of them.
 ///
@@ -48,6 +49,8 @@ pub struct Kubernetes {
     pub spec: ClusterSpec,
     /// In order, so node number 1 comes first.
     pub machines: Vec<Machine>,
+    /// The one that weft is installed in.
+    pub namespace: String,
     // The last field, since a control group can only be removed once it is empty.
     groups: Groups,
 }
@@ -60,7 +63,8 @@ impl Kubernetes {
         let numbers = 1..=spec.nodes;
         let machines = numbers.map(|number| Machine::new(lab, &spec, number));
         let machines = machines.collect::<Result<Vec<_>>>()?;
-        let cluster = Self { spec, machines, groups };
+        let namespace = weft::RELEASE.to_owned();
+        let cluster = Self { spec, machines, namespace, groups };
         cluster.boot().with_context(|| {
             let failures: Vec<_> = cluster.machines.iter().flat_map(Machine::failures).collect();
             format!("starting {}; ended: {failures:?}", cluster.spec.id)

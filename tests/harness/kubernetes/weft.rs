@@ -10,8 +10,10 @@ use super::machine::PATIENCE;
 use super::{ADMIN, DIR, Kubernetes, Object};
 use crate::{ClusterSpec, View, bin_dir};
 
-/// Of the release and of its namespace: what tools made for Liqo look for.
-const RELEASE: &str = "liqo";
+/// Of the release, and mostly of its namespace: what tools made for Liqo look for.
+pub(super) const RELEASE: &str = "liqo";
+/// For what time nodes refuse what is still sent to peers when weft is uninstalled.
+pub const LINGER: Duration = Duration::from_secs(8);
 const CONTROLLER: &str = "liqo-fabric-controller";
 const WORKLOADS: [&str; 3] =
     ["deployment/liqo-ipam", "deployment/liqo-fabric-controller", "daemonset/liqo-route-agent"];
@@ -22,7 +24,7 @@ impl Kubernetes {
     pub fn install_weft(&self, at_most: Duration) -> Result<()> {
         let mut helm = self.tool("helm");
         helm.args(["install", RELEASE]).arg(deploy()?.join("chart"));
-        helm.args(["--namespace", RELEASE, "--create-namespace", "--values", "-"]);
+        helm.args(["--namespace", &self.namespace, "--create-namespace", "--values", "-"]);
         self.head().host.command(&mut helm, &values(&self.spec).to_string())?;
         self.name_ipam()?;
         self.wait_for_weft(at_most)
@@ -31,10 +33,11 @@ impl Kubernetes {
     /// Uninstalls the chart, and waits until what it consists of is gone.
     pub fn uninstall_weft(&self, at_most: Duration) -> Result<()> {
         let timeout = format!("--timeout={}s", at_most.as_secs());
-        let line = ["uninstall", RELEASE, "--namespace", RELEASE, "--wait", &timeout];
+        let line = ["uninstall", RELEASE, "--namespace", &self.namespace, "--wait", &timeout];
         self.helm(&line).map(drop).with_context(|| {
-            let job = "logs job/liqo-withdrawal --all-pods --prefix --namespace=liqo";
-            format!("uninstalling weft of {}: {}", self.spec.id, self.ask(job))
+            let job = "logs job/liqo-withdrawal --all-pods --prefix --namespace=";
+            let said = self.ask(&format!("{job}{}", self.namespace));
+            format!("uninstalling weft of {}: {said}", self.spec.id)
         })
     }
 
@@ -42,7 +45,7 @@ impl Kubernetes {
     pub fn wait_for_weft(&self, at_most: Duration) -> Result<()> {
         let timeout = format!("--timeout={}s", at_most.as_secs());
         WORKLOADS.iter().try_for_each(|workload| {
-            let status = ["rollout", "status", workload, "--namespace", RELEASE, &timeout];
+            let status = ["rollout", "status", workload, "--namespace", &self.namespace, &timeout];
             let what = || format!("waited {at_most:?} for {workload} of {}", self.spec.id);
             self.kubectl(&status).map(drop).with_context(what)
         })
@@ -92,7 +95,8 @@ impl Kubernetes {
     fn namespaces_of_weft(&self) -> Vec<String> {
         let tenants = "get namespaces --selector=liqo.io/tenant-namespace --output=jsonpath={.items[*].metadata.name}";
         let tenants = self.ask(tenants);
-        [RELEASE].into_iter().chain(tenants.split_whitespace()).map(str::to_owned).collect()
+        let tenants = tenants.split_whitespace();
+        [self.namespace.as_str()].into_iter().chain(tenants).map(str::to_owned).collect()
     }
 
     fn ask(&self, question: &str) -> String {
@@ -102,13 +106,16 @@ impl Kubernetes {
 
     /// Tells the controller where ipam is, once that is installed: names of Services are in no DNS here.
     pub fn name_ipam(&self) -> Result<()> {
-        let service = Object::new("service", RELEASE, "liqo-ipam");
+        let namespace = self.namespace.as_str();
+        let service = Object::new("service", namespace, "liqo-ipam");
         self.wait_for(service, "create", PATIENCE)?;
         let service = self.get(service)?;
-        self.wait_for(Object::new("deployment", RELEASE, CONTROLLER), "create", PATIENCE)?;
-        let aliases = json!([{"ip": service["spec"]["clusterIP"], "hostnames": [IPAM]}]);
+        self.wait_for(Object::new("deployment", namespace, CONTROLLER), "create", PATIENCE)?;
+        let name = format!("liqo-ipam.{namespace}.svc");
+        let aliases = json!([{"ip": service["spec"]["clusterIP"], "hostnames": [name]}]);
         let patch = json!({"spec": {"template": {"spec": {"hostAliases": aliases}}}}).to_string();
-        let patch = ["patch", "deployment", CONTROLLER, "--namespace", RELEASE, "--patch", &patch];
+        let patch =
+            ["patch", "deployment", CONTROLLER, "--namespace", namespace, "--patch", &patch];
         self.kubectl(&patch).map(drop)
     }
 }
@@ -118,11 +125,11 @@ pub fn deploy() -> Result<PathBuf> {
     std::fs::canonicalize("../deploy").context("not started in the folder `tests`")
 }
 
-const IPAM: &str = "liqo-ipam.liqo.svc";
-
 fn values(spec: &ClusterSpec) -> Value {
     let texts = |cidrs: &[IpNet]| cidrs.iter().map(IpNet::to_string).collect::<Vec<_>>();
     let image = json!({"name": "localhost/weft"});
+    let linger = format!("--linger={}", LINGER.as_secs());
+    let is_v6 = |cidr: &&IpNet| cidr.addr().is_ipv6();
     json!({
         "tag": "test",
         "pullPolicy": "Never",
@@ -130,13 +137,16 @@ fn values(spec: &ClusterSpec) -> Value {
         "ipam": {
             "podCIDRs": texts(&spec.pod_cidrs),
             "serviceCIDR": texts(&spec.service_cidrs).first(),
+            "externalCIDRv6":
+                spec.external_cidrs.iter().find(is_v6).map_or(String::new(), IpNet::to_string),
             "internal": {"image": image},
         },
         // Five minutes by default.
         "controllerManager": {"image": image, "pod": {"extraArgs": ["--refuse-for=3"]}},
         "networking": {
             "gatewayTemplates": {"container": {"gateway": {"image": image}}},
-            "fabric": {"image": image},
+            // A minute by default.
+            "fabric": {"image": image, "pod": {"extraArgs": [linger]}},
         },
     })
 }

@@ -1,0 +1,111 @@
+//! What pods send to a peer all the time, and how much of it is on the wire between machines in clear.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use weft_tests::{Capture, Lab, Netns};
+
+/// So many of the same, as `ping -p` has them behind its time.
+const TEXT: &[u8] = &[0x5a; 32];
+/// Nobody listens there.
+const PORT: u16 = 7009;
+const VXLAN: [u8; 2] = 4879_u16.to_be_bytes();
+const PACE: Duration = Duration::from_millis(5);
+/// Of Ethernet, IPv4 and UDP.
+const HEADERS: usize = 42;
+
+/// Senders of [`TEXT`] that never stop, as long as this value lives.
+pub(crate) struct Senders {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Senders {
+    /// One for each pair of a namespace and an IPv4 address.
+    pub(crate) fn start(ways: &[(&Netns, IpAddr)]) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let threads = ways.iter().map(|(from, to)| {
+            let socket = from.run(|| UdpSocket::bind("0.0.0.0:0")).context("opening a socket")?;
+            let (told, to) = (Arc::clone(&stop), SocketAddr::new(*to, PORT));
+            Ok(std::thread::spawn(move || {
+                while !told.load(Ordering::Relaxed) {
+                    // To be refused is fine.
+                    let _ = socket.send_to(TEXT, to);
+                    std::thread::sleep(PACE);
+                }
+            }))
+        });
+        let threads = threads.collect::<Result<_>>()?;
+        Ok(Self { stop, threads })
+    }
+}
+
+impl Drop for Senders {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.threads.drain(..).for_each(|thread| _ = thread.join());
+    }
+}
+
+/// Frames on the switch that have [`TEXT`]: in clear, and in VXLAN.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) wrapped: u64,
+    pub(crate) frames: u64,
+    pub(crate) bytes: usize,
+    pub(crate) first: Option<Instant>,
+    pub(crate) last: Option<Instant>,
+}
+
+pub(crate) struct Observer {
+    seen: Arc<Mutex<Seen>>,
+    capture: Capture,
+}
+
+impl Observer {
+    pub(crate) fn start(lab: &Lab) -> Result<Self> {
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        let counted = Arc::clone(&seen);
+        let capture = lab.capture(move |frame| {
+            // All of it is in small frames.
+            if frame.len() >= 300 || !frame.windows(TEXT.len()).any(|part| part == TEXT) {
+                return;
+            }
+            let (mut seen, now) = (locked(&counted), Instant::now());
+            if is_wrapped(frame) {
+                seen.wrapped += 1;
+                return;
+            }
+            seen.frames += 1;
+            seen.bytes += frame.len();
+            seen.first.get_or_insert(now);
+            seen.last = Some(now);
+        })?;
+        Ok(Self { seen, capture })
+    }
+
+    pub(crate) fn so_far(&self) -> Seen {
+        locked(&self.seen).clone()
+    }
+
+    /// Fails if a frame was missed.
+    pub(crate) fn finish(self) -> Result<Seen> {
+        self.capture.finish()?;
+        Ok(locked(&self.seen).clone())
+    }
+}
+
+/// True for VXLAN between nodes, and for the error by which a host refuses that and quotes it.
+fn is_wrapped(frame: &[u8]) -> bool {
+    let port = |at: usize| frame.get(at..at + 2) == Some(&VXLAN);
+    let is_icmp = frame.get(23) == Some(&1);
+    port(HEADERS - 6) || (is_icmp && port(HEADERS + 22))
+}
+
+fn locked(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
+    seen.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,246 @@
+//! One line for each fault: how it is made and ended, and what is shown.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use fabric_api::PrivateKey;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use weft_tests::kubernetes::Object;
+use weft_tests::manifests::join;
+
+use super::{MOST, Scene, Shown, print};
+use crate::pair::{GATEWAYS, PATIENCE, pod_of};
+
+/// Of rome, the one that faults are made on.
+pub(super) const NODE: u8 = 2;
+const CONFIGURATION: usize = 1;
+const PUBLIC_KEY: usize = 3;
+const GATEWAY: usize = 4;
+
+type Act = fn(&Scene<'_>) -> Result<()>;
+
+struct Fault {
+    name: &'static str,
+    begin: Act,
+    end: Act,
+    shown: &'static [Shown],
+    /// Kubernetes itself reports it no sooner.
+    at_most: Duration,
+}
+
+const fn fault(name: &'static str, [begin, end]: [Act; 2], shown: &'static [Shown]) -> Fault {
+    Fault { name, begin, end, shown, at_most: MOST }
+}
+
+const CHEAP: [Fault; 3] = [
+    fault(
+        "link cut",
+        [
+            |scene| {
+                on_switch(
+                    scene,
+                    &[
+                        "ip saddr 192.0.2.16/28 ip daddr 192.0.2.32/28 drop",
+                        "ip saddr 192.0.2.32/28 ip daddr 192.0.2.16/28 drop",
+                    ],
+                )
+            },
+            restore_switch,
+        ],
+        &[(0, "no answer from milan for "), (1, "no answer from rome for ")],
+    ),
+    fault(
+        "one-way cut",
+        [
+            |scene| on_switch(scene, &["ip saddr 192.0.2.16/28 ip daddr 192.0.2.32/28 drop"]),
+            restore_switch,
+        ],
+        &[
+            (0, "milan is received, and receives nothing from here for "),
+            (1, "no answer from rome for "),
+        ],
+    ),
+    fault(
+        "UDP 4879 dropped on a node",
+        [
+            |scene| {
+                scene.node().nft(
+                    "table inet fault { chain input { type filter hook input priority -400; \
+                     udp dport 4879 drop; }; }",
+                )
+            },
+            |scene| scene.node().nft("delete table inet fault"),
+        ],
+        &[(0, ": rome-2: ")],
+    ),
+];
+
+const OTHERS: [Fault; 8] = [
+    fault(
+        "peer removed its side",
+        [
+            |scene| scene.cluster(1).delete(&join(&scene.pair.documents()[1][1..])).map(drop),
+            |scene| scene.cluster(1).apply(&join(&scene.pair.documents()[1])).map(drop),
+        ],
+        &[(0, "milan has removed its side of this peering")],
+    ),
+    fault(
+        "wrong CIDR at the peer",
+        [
+            |scene| edit(scene, CONFIGURATION, "10.200.0.0/16", "10.99.0.0/16"),
+            |scene| restore(scene, CONFIGURATION),
+        ],
+        &[
+            (0, "Configuration: found 10.99.0.0/16; expected 10.200.0.0/16"),
+            (1, "rome has other CIDRs configured for milan"),
+        ],
+    ),
+    fault(
+        "wrong key",
+        [
+            |scene| {
+                let key = format!("publicKey: {} #", PrivateKey::generate().public());
+                edit(scene, PUBLIC_KEY, "publicKey: ", &key)
+            },
+            |scene| restore(scene, PUBLIC_KEY),
+        ],
+        &[
+            (0, "milan does not answer handshakes with the new keys"),
+            (1, "are not for this gateway's key "),
+        ],
+    ),
+    fault(
+        "name does not resolve",
+        [
+            |scene| edit(scene, GATEWAY, "[192.0.2.33]", "[gateway.milan.test]"),
+            |scene| restore(scene, GATEWAY),
+        ],
+        &[(0, "the name gateway.milan.test does not resolve")],
+    ),
+    fault(
+        "agent dead",
+        [end_agent, |scene| scene.cluster(0).start_kubelet(NODE)],
+        &[(0, ": rome-2: ")],
+    ),
+    fault(
+        "VXLAN device gone, agent dead",
+        [
+            |scene| {
+                end_agent(scene)?;
+                scene.node().ip("link del weft4\n")
+            },
+            |scene| scene.cluster(0).start_kubelet(NODE),
+        ],
+        &[(0, ": rome-2: ")],
+    ),
+    Fault {
+        name: "gateway is not ready",
+        begin: |scene| signal_gateway(scene, Signal::SIGSTOP),
+        end: |scene| signal_gateway(scene, Signal::SIGCONT),
+        shown: &[(1, "no answer from rome for "), (0, "gateway liqo-tenant-milan/client: pod ")],
+        // Its kubelet tries three times, a second each. Fewer would take its Service away from gateways
+        // that are merely busy.
+        at_most: Duration::from_secs(6),
+    },
+    Fault {
+        name: "node loses its API server",
+        begin: |scene| {
+            scene.node().nft(
+                "table inet fault { chain output { type filter hook output priority -400; \
+                 tcp dport 6443 drop; }; }",
+            )
+        },
+        end: |scene| scene.node().nft("delete table inet fault"),
+        shown: &[(0, "node rome-2: route-agent: pod ")],
+        // Until its Lease counts as old.
+        at_most: Duration::from_secs(60),
+    },
+];
+
+/// Makes each fault once. Returns those that were named late.
+pub(super) fn all(scene: &Scene<'_>) -> Result<Vec<String>> {
+    each(scene, CHEAP.iter().chain(&OTHERS))
+}
+
+pub(super) fn cheap(scene: &Scene<'_>) -> Result<Vec<String>> {
+    each(scene, CHEAP.iter())
+}
+
+fn each<'f>(scene: &Scene<'_>, faults: impl Iterator<Item = &'f Fault>) -> Result<Vec<String>> {
+    let mut late = Vec::new();
+    for fault in faults {
+        let ended = play(scene, fault, &mut late);
+        ended.with_context(|| fault.name)?;
+    }
+    Ok(late)
+}
+
+fn play(scene: &Scene<'_>, fault: &Fault, late: &mut Vec<String>) -> Result<()> {
+    // Not in step with the probes of either side.
+    std::thread::sleep(Duration::from_millis(1300));
+    let start = Instant::now();
+    (fault.begin)(scene)?;
+    let made = start.elapsed();
+    let times = std::thread::scope(|scope| {
+        let wait = |shown: &Shown| {
+            let shown = *shown;
+            scope.spawn(move || Ok((shown, scene.time_until(shown, start)?)))
+        };
+        let threads: Vec<_> = fault.shown.iter().map(wait).collect();
+        let threads = threads.into_iter().map(|thread| thread.join().expect("no panic"));
+        threads.collect::<Result<Vec<(Shown, Duration)>>>()
+    });
+    (fault.end)(scene)?;
+    let ended = Instant::now();
+    for ((i, text), time) in times? {
+        let what = format!("{}: {text}", scene.cluster(i).spec.id);
+        print(fault.name, &what, time);
+        // Whatever it takes to make it is no delay of the status.
+        if time.saturating_sub(made) > fault.at_most {
+            late.push(format!("{} {what}: {time:?}", fault.name));
+        }
+    }
+    scene.wait_well(PATIENCE)?;
+    print(fault.name, "(solved)", ended.elapsed());
+    Ok(())
+}
+
+fn on_switch(scene: &Scene<'_>, rules: &[&str]) -> Result<()> {
+    let rules = rules.join("; ");
+    let chain = format!("chain pass {{ type filter hook forward priority 0; {rules}; }};");
+    scene.lab.switch().net().nft(&format!("table bridge fault {{ {chain} }}"))
+}
+
+fn restore_switch(scene: &Scene<'_>) -> Result<()> {
+    scene.lab.switch().net().nft("delete table bridge fault")
+}
+
+/// Applies one of rome's manifests with something else in it.
+fn edit(scene: &Scene<'_>, document: usize, good: &str, bad: &str) -> Result<()> {
+    let text = &scene.pair.documents()[0][document];
+    assert!(text.contains(good), "no {good:?} in {text}");
+    scene.cluster(0).apply(&text.replacen(good, bad, 1)).map(drop)
+}
+
+fn restore(scene: &Scene<'_>, document: usize) -> Result<()> {
+    scene.cluster(0).apply(&scene.pair.documents()[0][document]).map(drop)
+}
+
+/// Kills a node's agent while its kubelet does not start another.
+fn end_agent(scene: &Scene<'_>) -> Result<()> {
+    let rome = scene.cluster(0);
+    let list = "get pods --namespace=liqo --selector=fabric.weft.dev/program=route-agent";
+    let node = format!("--field-selector=spec.nodeName={}", rome.spec.node_name(NODE));
+    let list: Vec<_> = list.split(' ').chain([node.as_str(), "--output=name"]).collect();
+    let pod = rome.kubectl(&list)?;
+    let pid = rome.process_in("liqo", pod.trim().trim_start_matches("pod/"), "route-agent")?;
+    rome.stop_kubelet(NODE)?;
+    kill(Pid::from_raw(pid), Signal::SIGKILL).context("killing an agent")
+}
+
+fn signal_gateway(scene: &Scene<'_>, signal: Signal) -> Result<()> {
+    let (rome, gateway): (_, Object<'_>) = (scene.cluster(0), GATEWAYS[0]);
+    let pid = rome.process_in(gateway.namespace, &pod_of(rome, gateway)?, "gateway")?;
+    kill(Pid::from_raw(pid), signal).context("signalling a gateway")
+}
