@@ -5,19 +5,21 @@
 //!
 //! One pair of clusters for all of it, since it takes longer to make than to use.
 
+use std::net::IpAddr;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use weft_tests::kubernetes::{Image, Machine, Object};
-use weft_tests::{Kubernetes, Lab, View, skip, wait_until};
+use weft_tests::kubernetes::{Image, LINGER, Machine, Object};
+use weft_tests::{Kubernetes, Lab, Netns, View, skip, wait_until};
 
+use crate::in_clear::{Observer, Senders};
 use crate::inventory::{Inventory, ensure_silent, users};
 use crate::pair::{GATEWAYS, PATIENCE, Pair, SOON, pod_of, selector};
 use crate::reach::{pods_elsewhere_reach_and_are_reached, services_nodes_and_strangers_reach_pods};
 use crate::stage::{play, say, step};
-use crate::{bad_manifests, orders, requests, status};
+use crate::{bad_manifests, orders, requests, status, truth};
 
 /// Until packets pass again, with the time that a pod takes to start.
 const BACK: Duration = Duration::from_secs(6);
@@ -55,6 +57,7 @@ fn from_the_manifests_to_the_end(pair: &Pair, lab: &Lab) -> Result<()> {
         pods_elsewhere_reach_and_are_reached(pair)
     })?;
     step("weft status tells how it is", || pair.each(status::is_true).map(drop))?;
+    step("weft status names faults in time", || truth::cheap_rows(pair, lab))?;
     let (mut held, _server) = pair.hold()?;
     step("pods of gateways are replaced", || gateways_come_back(pair))?;
     step("a server has a new pod before the old one leaves", || a_client_follows(pair))?;
@@ -63,7 +66,7 @@ fn from_the_manifests_to_the_end(pair: &Pair, lab: &Lab) -> Result<()> {
     step("a connection has outlived all that", || held.echoes(SOON))?;
     step("nothing is left of the peering", || nothing_is_left(pair))?;
     step("both are connected in any order", || orders::connect(pair, || nothing_is_left(pair)))?;
-    step("nothing is left of weft, for all that is peered", || uninstalled(pair))
+    step("nothing is left of weft, for all that is peered", || uninstalled(pair, lab))
 }
 
 /// A client's successor connects at once. A server says goodbye, and the client looks for its successor
@@ -231,9 +234,12 @@ fn nothing_is_left(pair: &Pair) -> Result<()> {
     Ok(())
 }
 
-/// What users have made stays, and says nothing.
-fn uninstalled(pair: &Pair) -> Result<()> {
-    for ((cluster, gateway), before) in pair.clusters.iter().zip(GATEWAYS).zip(&pair.before) {
+/// What users have made stays, and says nothing. What pods go on sending is refused for a while.
+fn uninstalled(pair: &Pair, lab: &Lab) -> Result<()> {
+    let views = pair.views()?;
+    for (i, ((cluster, gateway), before)) in
+        pair.clusters.iter().zip(GATEWAYS).zip(&pair.before).enumerate()
+    {
         let users = users(cluster, gateway.namespace)?;
         let during = Inventory::of(cluster)?.ensure_no_more(before, &users);
         let seen = during.err().map(|error| format!("{error:#}")).unwrap_or_default();
@@ -241,7 +247,7 @@ fn uninstalled(pair: &Pair) -> Result<()> {
             ["NodeConfig", "Lease", "Secret weft-webhook", "weft4", "inet weft", "lookup 18952"];
         ensure!(what.iter().all(|one| seen.contains(one)), "the check sees only {seen}");
         let began = Instant::now();
-        cluster.uninstall_weft(PATIENCE)?;
+        refused_meanwhile(lab, &ways(pair, i, &views[i])?, || cluster.uninstall_weft(PATIENCE))?;
         requests::are_allowed(cluster, "liqo:liqo-withdrawal")?;
         say(began.elapsed(), &format!("to uninstall weft in {}", cluster.spec.id));
         // Pods end, and Kubernetes removes what others own.
@@ -250,6 +256,36 @@ fn uninstalled(pair: &Pair) -> Result<()> {
         })?;
         ensure_silent(cluster, gateway.namespace)?;
     }
+    Ok(())
+}
+
+/// From every pod of a cluster to every pod of its peer.
+fn ways<'a>(pair: &'a Pair, cluster: usize, view: &View) -> Result<Vec<(&'a Netns, IpAddr)>> {
+    let there = pair.pods[1 - cluster].iter().map(|pod| view.of(pod.addresses[0]));
+    let there = there.collect::<Result<Vec<_>>>()?;
+    let here = pair.pods[cluster].iter().map(|pod| &pod.ns);
+    Ok(here.flat_map(|ns| there.iter().map(move |to| (ns, *to))).collect())
+}
+
+/// Senders that never stop send nothing in clear before the time is over for which nodes refuse it.
+fn refused_meanwhile(
+    lab: &Lab,
+    ways: &[(&Netns, IpAddr)],
+    uninstall: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let observer = Observer::start(lab)?;
+    let senders = Senders::start(ways)?;
+    let began = Instant::now();
+    uninstall()?;
+    // Nothing of weft's is there any more. Otherwise nothing would be seen at all.
+    wait_until("it is seen in clear", SOON, || {
+        ensure!(observer.so_far().frames > 0, "no frame");
+        Ok::<_, anyhow::Error>(())
+    })?;
+    drop(senders);
+    let first = observer.finish()?.first.context("no frame")? - began;
+    say(first, "until something was sent in clear");
+    ensure!(first > LINGER, "{first:?} after the beginning");
     Ok(())
 }
 
