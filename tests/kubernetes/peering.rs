@@ -57,7 +57,7 @@ fn from_the_manifests_to_the_end(pair: &Pair, lab: &Lab) -> Result<()> {
         pods_elsewhere_reach_and_are_reached(pair)
     })?;
     step("weft status tells how it is", || pair.each(status::is_true).map(drop))?;
-    step("weft status names faults in time", || truth::cheap_rows(pair, lab))?;
+    step("weft status names faults", || truth::cheap_rows(pair, lab))?;
     let (mut held, _server) = pair.hold()?;
     step("pods of gateways are replaced", || gateways_come_back(pair))?;
     step("a server has a new pod before the old one leaves", || a_client_follows(pair))?;
