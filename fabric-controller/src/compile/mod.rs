@@ -115,6 +115,7 @@ impl<'a> Compiler<'a> {
         }
         self.gateway_configs(&cluster, &peerings, &gateways, &mappings);
         self.node_configs(&cluster, &peerings, &gateways, &mappings);
+        self.wish(&cluster);
         self.address_problems();
         self.unacknowledged(&cluster);
         self.configuration_statuses(&cluster, &peerings);
@@ -127,7 +128,6 @@ impl<'a> Compiler<'a> {
         }
         self.node_paths(&peerings, &gateways);
         self.acceptance();
-        self.wish(&cluster);
         self.delete();
     }
 

@@ -1,5 +1,7 @@
 //! What to ask ipam for.
 
+use std::collections::BTreeSet;
+
 use fabric_api::ipam::{IP, Network};
 use fabric_api::{Cidr, labels};
 use fabric_store::{Kind, Object, ObjectRef};
@@ -114,10 +116,12 @@ impl Compiler<'_> {
         Some(Wish { object: of.clone(), uid: object.uid().to_owned(), request })
     }
 
-    /// Refusals of ipam. A prefix that is to be kept from others, and is taken, is kept from them.
+    /// Refusals of ipam, of what is still asked for. A prefix that is to be kept from others, and is
+    /// taken, is kept from them.
     pub(super) fn address_problems(&mut self) {
         let index = self.index;
-        for (reference, reason) in index.denials() {
+        let asked: BTreeSet<_> = self.out.wishes.iter().map(|wish| wish.object.clone()).collect();
+        for (reference, reason) in index.denials().filter(|(object, _)| asked.contains(object)) {
             let Some(object) = index.get(reference).filter(|of| !is_held(of)) else { continue };
             match owner::of(object) {
                 Some(owner) => self.problem(&owner, "", format!("{reference}: {reason}")),

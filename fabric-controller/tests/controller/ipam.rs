@@ -134,6 +134,9 @@ impl Ipam for Taken {
         let free = |cidr: &Cidr| !inner.prefixes.keys().any(|taken| taken.overlaps(cidr));
         let others = (64..=255).map(|n| format!("10.{n}.0.0").parse().unwrap());
         let mut others = others.filter_map(|first| Cidr::around(first, wanted.len()));
+        if request.immutable && request.exclusive && !free(&wanted) {
+            return Err(Status::already_exists(format!("{wanted} is taken")));
+        }
         let granted =
             if request.immutable || free(&wanted) { Some(wanted) } else { others.find(free) };
         let granted = granted.ok_or_else(|| Status::resource_exhausted("no room"))?;
