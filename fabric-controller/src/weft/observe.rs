@@ -401,13 +401,22 @@ fn untold(condition: &Condition, object: &ObjectRef, known: &[Problem]) -> Optio
     if condition.type_ != ACCEPTED {
         return Some(format!("{}: {}", condition.reason, condition.message));
     }
-    let mut message = condition.message.clone();
-    for problem in known.iter().filter(|problem| problem.object.as_ref() == Some(object)) {
-        let bare = Problem { source: String::new(), object: None, ..problem.clone() };
-        message = message.replace(&bare.to_string(), "");
+    // As the controller writes them into it: with their places, if it knew those.
+    let mut texts = BTreeSet::new();
+    for problem in known {
+        let mut placed = problem.clone();
+        placed.object = problem.object.clone().filter(|of| of != object);
+        let bare = Problem { source: String::new(), ..placed.clone() };
+        texts.extend([placed.to_string(), bare.to_string()]);
     }
-    let rest = message.split("; ").filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ");
-    (!rest.is_empty()).then_some(rest)
+    let mut message = format!("{}; ", condition.message);
+    let mut texts: Vec<_> = texts.into_iter().collect();
+    texts.sort_by_key(|text| std::cmp::Reverse(text.len()));
+    for text in texts {
+        message = message.replace(&format!("{text}; "), "");
+    }
+    let rest = message.trim_end_matches("; ");
+    (!rest.is_empty()).then(|| rest.to_owned())
 }
 
 /// What the Connection says is believed only of a gateway that runs and answers, or that runs on
@@ -449,6 +458,8 @@ fn waiting(meta: &ObjectMeta, role: Option<Role>) -> Peering {
 
 #[cfg(test)]
 mod tests {
+    use fabric_api::networking::GatewayClient;
+
     use super::*;
     use crate::weft::workloads::tests::config;
 
@@ -558,6 +569,41 @@ mod tests {
     }
 
     #[test]
+    fn manifest_error_is_one_problem_line() {
+        let object = |value| Object::from(serde_json::from_value::<GatewayClient>(value).unwrap());
+        let object = object(serde_json::json!({
+            "apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayClient",
+            "metadata": {"name": "client", "namespace": "t"},
+            "spec": {"endpoint": {"addresses": ["192.0.2.1"], "port": 1}, "mtu": 1340},
+            "status": {"conditions": [{
+                "type": "Accepted", "status": "False", "reason": "Invalid",
+                "message": "a.yaml:13: spec.mtu: found 1; expected 2; a.yaml:20: \
+                    PublicKey t/gw-publickey: spec.publicKey: found 3; spec.mtu: found 17",
+                "lastTransitionTime": "2026-01-31T12:00:00Z"}]},
+        }));
+        let problem = |line, object, field: &str, message: &str| Problem {
+            source: format!("a.yaml:{line}"),
+            object: Some(object),
+            field: Some(field.to_owned()),
+            message: message.to_owned(),
+        };
+        let key = ObjectRef::new(Kind::PublicKey, "t", "gw-publickey");
+        let problems = vec![
+            problem(13, object.reference(), "spec.mtu", "found 1; expected 2"),
+            problem(20, key, "spec.publicKey", "found 3"),
+        ];
+        let snapshot = Snapshot { problems, ..snapshot([object]) };
+        assert_eq!(
+            observe(&snapshot, &found(None)).problems,
+            [
+                "GatewayClient t/client: spec.mtu: found 17",
+                "a.yaml:13: GatewayClient t/client: spec.mtu: found 1; expected 2",
+                "a.yaml:20: PublicKey t/gw-publickey: spec.publicKey: found 3",
+            ]
+        );
+    }
+
+    #[test]
     fn empty_texts_make_no_empty_problem_lines() {
         let mut config = config("t", "client", "n1");
         config.status = Some(
@@ -566,16 +612,15 @@ mod tests {
             }))
             .unwrap(),
         );
-        let client: fabric_api::networking::GatewayClient =
-            serde_json::from_value(serde_json::json!({
-                "apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayClient",
-                "metadata": {"name": "client", "namespace": "t"},
-                "spec": {"endpoint": {"addresses": [], "port": 1}},
-                "status": {"conditions": [{
-                    "type": "Accepted", "status": "False", "reason": "Invalid", "message": "",
-                    "lastTransitionTime": "2026-01-31T12:00:00Z"}]},
-            }))
-            .unwrap();
+        let client: GatewayClient = serde_json::from_value(serde_json::json!({
+            "apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayClient",
+            "metadata": {"name": "client", "namespace": "t"},
+            "spec": {"endpoint": {"addresses": [], "port": 1}},
+            "status": {"conditions": [{
+                "type": "Accepted", "status": "False", "reason": "Invalid", "message": "",
+                "lastTransitionTime": "2026-01-31T12:00:00Z"}]},
+        }))
+        .unwrap();
         let problems = observe(&snapshot([config.into(), client.into()]), &found(None)).problems;
         assert_eq!(
             problems,

@@ -143,6 +143,23 @@ impl fmt::Display for Problem {
         if let Some(field) = &self.field {
             write!(f, "{field}: ")?;
         }
-        f.write_str(&self.message)
+        match self.message.trim() {
+            "" => f.write_str("wrong, and nothing says why"),
+            message => f.write_str(message),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn problem_without_message_prints_no_empty_text() {
+        for message in ["", " \n"] {
+            let (source, message) = ("a.yaml:13".to_owned(), message.to_owned());
+            let problem = Problem { source, object: None, field: None, message };
+            assert_eq!(problem.to_string(), "a.yaml:13: wrong, and nothing says why");
+        }
     }
 }
