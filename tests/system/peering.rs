@@ -95,8 +95,8 @@ fn init_and_keys_write_what_a_peering_needs() -> Result<()> {
         let (id, other) = (&own.spec.id, &peer.spec.id);
         own.weft(&["keys", "--cluster-id", id, "--peer", other, "--out", "/run/cluster/keys"])?;
         let read = |file: &str| fs::read_to_string(own.outside("/run/cluster/keys").join(file));
-        own.apply("secret", &read("gw-keys.secret.yaml")?)?;
-        peer.apply("publickey", &read(&format!("{id}.publickey.yaml"))?)?;
+        own.apply("secret", &read(&format!("{other}.gw-keys.secret.yaml"))?)?;
+        peer.apply("publickey", &read(&format!("{id}-for-{other}.publickey.yaml"))?)?;
         own.apply("configuration", &configuration(&peer.spec, Spelling::List))?;
     }
     let peering = Peering::new(&rome.spec, &milan.spec, PORT);

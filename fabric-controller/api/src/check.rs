@@ -100,14 +100,33 @@ pub fn remotes(of: &Configuration) -> Result<Vec<(RemapKind, Cidr)>, Vec<Fault>>
 /// A prefix that a peer can have.
 fn usable(text: &str) -> Result<Cidr, String> {
     let cidr: Cidr = text.parse().map_err(|error: ParseCidrError| error.to_string())?;
-    let special = match cidr.address() {
+    match is_unicast(&cidr) {
+        true => Ok(cidr),
+        false => Err(format!("found {cidr}; expected {UNICAST}")),
+    }
+}
+
+/// Expectation of [`is_unicast`].
+pub const UNICAST: &str = "a prefix of ordinary unicast addresses";
+
+/// Returns whether hosts can have addresses of the prefix.
+pub fn is_unicast(cidr: &Cidr) -> bool {
+    !cidr.is_everything() && is_unicast_address(cidr.address())
+}
+
+fn is_unicast_address(address: IpAddr) -> bool {
+    let special = match address {
         IpAddr::V4(a) => a.is_loopback() || a.is_link_local() || a.octets()[0] >= 224,
         IpAddr::V6(a) => a.is_loopback() || a.is_multicast() || a.is_unicast_link_local(),
     };
-    if cidr.is_everything() || special || cidr.address().is_unspecified() {
-        return Err(format!("found {cidr}; expected a prefix of ordinary unicast addresses"));
-    }
-    Ok(cidr)
+    !special && !address.is_unspecified()
+}
+
+/// Expectation where a prefix that nodes, gateways or pods get addresses of is too long for that.
+pub fn lacks_room(cidr: &Cidr) -> Option<String> {
+    let longest = if cidr.is_ipv4() { 30 } else { 126 };
+    let expected = || format!("expected at most /{longest}, with room for several addresses");
+    (cidr.len() > longest).then(expected)
 }
 
 pub fn public_key(of: &PublicKeyObject) -> Vec<Fault> {
@@ -134,13 +153,31 @@ pub fn secret(of: &core::Secret) -> Vec<Fault> {
 }
 
 pub fn network(of: &Network) -> Vec<Fault> {
-    let cidr = of.spec.cidr.parse::<Cidr>();
-    let mut faults: Vec<_> =
-        cidr.err().map(|error| Fault::new("spec.cidr", error)).into_iter().collect();
+    let mut faults: Vec<_> = network_cidr(of)
+        .err()
+        .map(|message| Fault::new("spec.cidr", message))
+        .into_iter()
+        .collect();
     if of.metadata.namespace.as_deref() == Some(labels::LIQO_NAMESPACE) {
         faults.extend(network_type(of));
     }
     faults
+}
+
+/// A reserved prefix is kept from peers, whatever it is.
+fn network_cidr(of: &Network) -> Result<(), String> {
+    let kind = of.metadata.labels.as_ref().and_then(|labels| labels.get(labels::NETWORK_TYPE));
+    let kind = kind.map_or("", String::as_str);
+    if kind == "reserved" {
+        return of.spec.cidr.parse::<Cidr>().map(drop).map_err(|error| error.to_string());
+    }
+    let cidr = usable(&of.spec.cidr)?;
+    let has_hosts =
+        ["pod-cidr", "external-cidr", "external-cidr-v6", "internal-cidr"].contains(&kind);
+    match lacks_room(&cidr).filter(|_| has_hosts) {
+        Some(expected) => Err(format!("found {cidr}; {expected}")),
+        None => Ok(()),
+    }
 }
 
 /// Of a Network of the cluster's own, in whatever namespace those are.
@@ -153,10 +190,12 @@ pub fn network_type(of: &Network) -> Option<Fault> {
 }
 
 pub fn ip(of: &IP) -> Vec<Fault> {
-    if of.spec.address().is_some() {
-        return Vec::new();
-    }
-    vec![Fault::new("spec.ip", format!("found {:?}; expected an IP address", of.spec.ip))]
+    let expected = match of.spec.address() {
+        Some(address) if is_unicast_address(address) => return Vec::new(),
+        Some(_) => "an ordinary unicast address, which this cluster's hosts can reach",
+        None => "an IP address",
+    };
+    vec![Fault::new("spec.ip", format!("found {:?}; expected {expected}", of.spec.ip))]
 }
 
 /// Of the ConfigMap that names the cluster.
@@ -247,6 +286,42 @@ mod tests {
             ["10.0.0.0/8", "100.64.0.0/10", "192.168.1.1/32", "fd00::/8", "2001:db8::/32"]
         {
             assert!(usable(ordinary).is_ok(), "{ordinary}");
+        }
+    }
+
+    #[test]
+    fn special_prefixes_are_no_networks() {
+        let faults = |kind: &str, cidr: &str| {
+            let spec = crate::ipam::NetworkSpec { cidr: cidr.to_owned(), pre_allocated: None };
+            let mut of = Network::new("a", spec);
+            of.metadata.labels = Some([(labels::NETWORK_TYPE.to_owned(), kind.to_owned())].into());
+            network(&of).iter().map(Fault::to_string).collect::<Vec<_>>()
+        };
+        let says = "spec.cidr: found 127.0.0.0/16; expected a prefix of ordinary unicast addresses";
+        assert_eq!(faults("pod-cidr", "127.0.0.0/16"), [says]);
+        assert_eq!(faults("pod-cidr", "10.200.0.0/16"), [""; 0]);
+        assert_eq!(faults("reserved", "169.254.0.0/16"), [""; 0], "kept from peers, never used");
+        let tiny = faults("pod-cidr", "10.200.0.0/32");
+        assert!(tiny[0].contains("expected at most /30"), "{tiny:?}");
+        assert_eq!(faults("service-cidr", "10.96.0.1/32"), [""; 0]);
+    }
+
+    #[test]
+    fn special_addresses_are_no_ips() {
+        for (address, is_fine) in [
+            ("192.0.2.50", true),
+            ("2001:db8::1", true),
+            ("127.0.0.1", false),
+            ("0.0.0.0", false),
+            ("224.0.0.1", false),
+            ("169.254.0.1", false),
+            ("255.255.255.255", false),
+            ("::1", false),
+            ("fe80::1", false),
+            ("here", false),
+        ] {
+            let spec = crate::ipam::IPSpec { ip: address.to_owned(), ..Default::default() };
+            assert_eq!(ip(&IP::new("a", spec)).is_empty(), is_fine, "{address}");
         }
     }
 

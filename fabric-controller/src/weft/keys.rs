@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::bail;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use fabric_api::{ClusterId, PrivateKey, PublicKey, labels};
@@ -14,8 +15,8 @@ use super::rundir::Selection;
 
 const EXAMPLES: &str = "\
 Examples:
-  In rome, for its peering with milan; writes gw-keys.secret.yaml (stays here, mode 0600) and
-  rome.publickey.yaml (goes to milan):
+  In rome, for its peering with milan; writes milan.gw-keys.secret.yaml (stays here, mode
+  0600) and rome-for-milan.publickey.yaml (goes to milan):
     weft keys --cluster-id rome --peer milan --out .
   Both documents on stdout:
     weft keys --cluster-id rome --peer milan
@@ -72,6 +73,9 @@ struct Pair<'a> {
 
 pub(crate) fn run(args: &KeysArgs) -> anyhow::Result<ExitCode> {
     match &args.cluster_id {
+        Some(cluster) if *cluster == args.peer => bail!(
+            "--peer {cluster}: this is --cluster-id, too; expected the ID of the other cluster"
+        ),
         Some(cluster) => make(&Pair { args, cluster }),
         None => superseded::end(&args.selection, &args.peer),
     }
@@ -89,8 +93,8 @@ fn make(pair: &Pair<'_>) -> anyhow::Result<ExitCode> {
         ));
         return Ok(ExitCode::SUCCESS);
     };
-    let private_file = format!("{}.secret.yaml", args.name);
-    let public_file = format!("{}.publickey.yaml", pair.cluster);
+    let private_file = format!("{}.{}.secret.yaml", args.peer, args.name);
+    let public_file = format!("{}-for-{}.publickey.yaml", pair.cluster, args.peer);
     let files = [
         NewFile { name: private_file.clone(), text: secret, mode: 0o600 },
         NewFile { name: public_file.clone(), text: public, mode: 0o644 },

@@ -136,6 +136,23 @@ fn init_refuses_what_cannot_work_and_says_why() {
             1,
             "overlaps --pod-cidr",
         ),
+        (
+            vec!["--cluster-id=rome", "--pod-cidr=127.0.0.0/16"],
+            1,
+            "--pod-cidr 127.0.0.0/16: expected",
+        ),
+        (vec!["--cluster-id=rome", "--pod-cidr=169.254.0.0/16"], 1, "ordinary unicast addresses"),
+        (
+            vec!["--cluster-id=rome", "--service-cidr=224.0.0.0/16"],
+            1,
+            "--service-cidr 224.0.0.0/16",
+        ),
+        (vec!["--cluster-id=rome", "--pod-cidr=10.200.0.0/32"], 1, "expected at most /30"),
+        (
+            vec!["--cluster-id=rome", "--node=n1=10.200.0.5=10.200.1.0/24"],
+            1,
+            "address 10.200.0.5 lies in --pod-cidr 10.200.0.0/16",
+        ),
         (vec!["--cluster-id=rome", "--node=n1=192.0.2.11=10.9.0.0/24"], 1, "none of the pod CIDRs"),
         (
             vec!["--cluster-id=rome", "--internal-cidr=fd00::/64", node],
@@ -158,8 +175,8 @@ fn keys_make_a_secret_for_us_and_a_public_key_labelled_with_our_id_for_the_peer(
         weft(&["keys", "--cluster-id=rome", "--peer=milan", &format!("--out={}", dir.display())]);
     assert!(done.status.success(), "{}", stderr(&done));
     let mode = |name: &str| fs::metadata(dir.join(name)).unwrap().permissions().mode() & 0o777;
-    assert_eq!(mode("gw-keys.secret.yaml"), 0o600);
-    assert_eq!(mode("rome.publickey.yaml"), 0o644);
+    assert_eq!(mode("milan.gw-keys.secret.yaml"), 0o600);
+    assert_eq!(mode("rome-for-milan.publickey.yaml"), 0o644);
     let read = read(&dir);
     assert_eq!(read.problems, []);
     let secret = &read.objects[&ObjectRef::new(Kind::Secret, "liqo-tenant-milan", "gw-keys")];
@@ -177,11 +194,48 @@ fn keys_make_a_secret_for_us_and_a_public_key_labelled_with_our_id_for_the_peer(
     let text = stdout(&done) + &stderr(&done);
     let encoded = base64::engine::general_purpose::STANDARD.encode(private);
     assert!(!text.contains(&encoded), "the private key was shown");
-    assert!(!fs::read_to_string(dir.join("rome.publickey.yaml")).unwrap().contains(&encoded));
+    assert!(
+        !fs::read_to_string(dir.join("rome-for-milan.publickey.yaml")).unwrap().contains(&encoded)
+    );
 
     let again =
         weft(&["keys", "--cluster-id=rome", "--peer=milan", &format!("--out={}", dir.display())]);
     assert!(stderr(&again).contains("--force"), "{}", stderr(&again));
+    fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn keys_of_two_peers_share_a_directory() {
+    let dir = scratch("two-peers");
+    let out = format!("--out={}", dir.display());
+    for peer in ["--peer=milan", "--peer=paris"] {
+        let done = weft(&["keys", "--cluster-id=rome", peer, &out]);
+        assert!(done.status.success(), "{}", stderr(&done));
+    }
+    let names = || fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(names().count(), 4, "{:?}", names().collect::<Vec<_>>());
+    fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn keys_for_the_cluster_itself_are_refused() {
+    let done = weft(&["keys", "--cluster-id=rome", "--peer=rome"]);
+    assert_eq!((done.status.code(), stdout(&done)), (Some(1), String::new()));
+    assert!(stderr(&done).contains("--peer rome: "), "{}", stderr(&done));
+}
+
+#[test]
+fn status_names_a_missing_published_directory() {
+    let dir = scratch("unpublished");
+    fs::create_dir_all(&dir).unwrap();
+    let gone = dir.join("mount");
+    let record = serde_json::json!({"node": "n2", "published": gone});
+    fs::write(dir.join("weft.json"), record.to_string()).unwrap();
+    let status = weft(&["status", "--run-dir", dir.to_str().unwrap()]);
+    assert_eq!(status.status.code(), Some(1));
+    let says = format!("the published directory {} is not there", gone.display());
+    let text = stderr(&status);
+    assert!(text.contains(&says) && text.contains("not mounted"), "{text}");
     fs::remove_dir_all(dir).unwrap();
 }
 

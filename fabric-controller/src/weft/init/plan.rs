@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::str::FromStr as _;
 
 use anyhow::{Context as _, bail, ensure};
-use fabric_api::{Cidr, ClusterId};
+use fabric_api::{Cidr, ClusterId, check};
 
 use super::InitArgs;
 use super::node::NodeArg;
@@ -109,7 +109,15 @@ fn networks(args: &InitArgs) -> anyhow::Result<Vec<NetworkPlan>> {
     add(Purpose::Reserved, &args.reserved_cidr, None)?;
     for network in &networks {
         let (name, cidr) = (network.purpose.option(), network.cidr);
-        ensure!(!cidr.is_everything(), "--{name} {cidr}: expected a prefix, not every address");
+        ensure!(
+            network.purpose == Purpose::Reserved || check::is_unicast(&cidr),
+            "--{name} {cidr}: expected {}, such as {POD_CIDR}",
+            check::UNICAST
+        );
+        let has_hosts = !matches!(network.purpose, Purpose::Service | Purpose::Reserved);
+        if let Some(expected) = check::lacks_room(&cidr).filter(|_| has_hosts) {
+            bail!("--{name} {cidr}: {expected}");
+        }
     }
     if let Some(cidr) = of(&networks, Purpose::Internal).find(|cidr| !cidr.is_ipv4()) {
         bail!("--internal-cidr {cidr}: expected an IPv4 prefix, from which IPv6 next hops follow");
@@ -151,6 +159,12 @@ fn check_nodes(nodes: &[NodeArg], pods: &[Cidr]) -> anyhow::Result<()> {
         ensure!(names.insert(name), "--node {name} is there twice");
         for address in &node.addresses {
             ensure!(addresses.insert(address), "--node {name}: another node has address {address}");
+            if let Some(pods) = pods.iter().find(|pods| pods.contains(*address)) {
+                bail!(
+                    "--node {name}: address {address} lies in --pod-cidr {pods}; expected a pod CIDR \
+                     apart from the addresses of hosts: give another --pod-cidr"
+                );
+            }
         }
         for &cidr in &node.pod_cidrs {
             let inside = |pod: &Cidr| pod.contains(cidr.address()) && pod.len() <= cidr.len();
