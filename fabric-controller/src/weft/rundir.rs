@@ -225,6 +225,11 @@ impl RunDir {
     /// The store as the supervisor of this directory sees it.
     pub(crate) fn store(&self, record: &Record) -> anyhow::Result<Store> {
         let opened = match &record.published {
+            Some(published) if !published.is_dir() => bail!(
+                "the published directory {} is not there: the fabric was taken down on its host, or \
+                 the share is not mounted here",
+                published.display()
+            ),
             Some(published) => Store::open_published(published),
             None => Store::open(&StoreArgs::directories(
                 record.manifests.clone(),

@@ -40,8 +40,8 @@ route towards the peer (Device), the VXLAN to the nodes (Overlay), or what gets 
 was tried, because the tunnel has no use for it. - if the peer does not answer such probes.
 
 Exit codes: 0 every peering is Connected, 1 the status cannot be read, 2 wrong usage,
-3 a peering is not Connected (Degraded is not), 4 no fabric runs here, or weft is not installed in
-that cluster.
+3 a peering is in another state than Connected, be it only Degraded, 4 no fabric runs here, or weft is
+not installed in that cluster.
 
 JSON (-o json; YAML is the same; absent means not known; in Kubernetes there is no outer node):
   {\"clusterId\": \"rome\", \"node\": \"n1\",

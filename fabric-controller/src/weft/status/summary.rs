@@ -27,7 +27,7 @@ pub(super) struct Filters {
 #[derive(Debug)]
 pub(super) struct Shown {
     pub(super) observation: Observation,
-    /// Present if not all peerings are in the table.
+    /// Present if not all peerings are in the table, or there is none.
     pub(super) summary: Option<String>,
 }
 
@@ -58,6 +58,12 @@ impl Filters {
     /// Shortens a long table to what needs attention.
     pub(super) fn shorten(&self, observation: &Observation) -> Shown {
         let mut observation = observation.clone();
+        if self.only_problems && observation.peerings.is_empty() {
+            let is_well = observation.problems.is_empty();
+            let summary =
+                if is_well { "no problems\n" } else { "every peering shown is Connected\n" };
+            return Shown { observation, summary: Some(summary.to_owned()) };
+        }
         if self.all || observation.peerings.len() <= MAX_ROWS {
             return Shown { observation, summary: None };
         }
@@ -145,7 +151,11 @@ mod tests {
         );
         seen.peerings[0].state = State::Connected;
         let sick = Filters { only_problems: true, ..Filters::default() };
-        assert!(sick.apply(seen).unwrap().peerings.is_empty());
+        let mut shown = sick.shorten(&sick.apply(seen).unwrap());
+        assert_eq!(shown.summary.as_deref(), Some("every peering shown is Connected\n"));
+        assert!(shown.observation.peerings.is_empty());
+        shown.observation.problems.clear();
+        assert_eq!(sick.shorten(&shown.observation).summary.as_deref(), Some("no problems\n"));
         let nobody = Filters { peer: vec!["nobody".to_owned()], ..Filters::default() };
         assert!(nobody.apply(observation(1)).is_err());
     }
