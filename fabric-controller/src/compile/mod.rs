@@ -107,6 +107,7 @@ impl<'a> Compiler<'a> {
         let mut peerings = self.peerings(&cluster);
         let gateways = self.gateways(&cluster, &peerings);
         self.peering_networks(&peerings);
+        self.keep_replaced(&cluster, &peerings);
         self.return_prefixes(&peerings);
         self.own_addresses(&cluster, &gateways);
         let mappings = self.mappings(&cluster);

@@ -49,6 +49,23 @@ impl Compiler<'_> {
         held.into_iter().for_each(|network| self.keep(network));
     }
 
+    /// Leaves the Network of a replaced prefix alone as long as nodes have it, which is until the new
+    /// one is granted; then [`Self::hold`] follows.
+    pub(super) fn keep_replaced(&mut self, cluster: &Cluster, peerings: &[Peering<'_>]) {
+        let carried: BTreeSet<Cidr> = self.published_before(cluster).into_keys().collect();
+        let waiting = |owner: &ObjectRef| {
+            let mut all = peerings.iter().filter(|peering| !peering.is_ready());
+            all.any(|peering| peering.reference == *owner)
+        };
+        let index = self.index;
+        for (reference, object) in index.of_kind(Kind::Network) {
+            let granted = index.network_grant(reference).filter(|prefix| carried.contains(prefix));
+            if granted.is_some() && owner::of(object).as_ref().is_some_and(waiting) {
+                self.keep(reference.clone());
+            }
+        }
+    }
+
     /// All prefixes that nodes have or should refuse, with their peers.
     fn published_before(&self, cluster: &Cluster) -> BTreeMap<Cidr, String> {
         let mut all = BTreeMap::new();

@@ -2,7 +2,9 @@
 
 use fabric_store::{Kind, ObjectRef};
 
-use super::world::{World, server_side, tenant};
+use serde_json::json;
+
+use super::world::{World, configuration, server_side, tenant};
 
 /// Of which prefixes which node refuses packets.
 fn refused(world: &World) -> Vec<String> {
@@ -95,4 +97,36 @@ fn older_agents_hold_up_no_departed_prefix() {
     peer_with(&mut world, "rome", 30742);
     unpeer(&mut world, "rome");
     assert_eq!((refused(&world).len(), world.held()), (0, before));
+}
+
+#[test]
+fn reverted_edit_has_its_old_prefix_at_once() {
+    let mut world = busy();
+    peer_with(&mut world, "rome", 30742);
+    let seen = prefixes(&world, "rome");
+    let edit = |pod| configuration("rome", json!([pod]), json!(["10.70.0.0/16"]));
+    world.apply(edit("10.222.0.0/16"));
+    world.settle();
+    assert!(prefixes(&world, "rome").contains(&"10.222.0.0/16".to_owned()));
+    world.apply(edit("10.200.0.0/16"));
+    world.settle();
+    assert_eq!(prefixes(&world, "rome"), seen);
+    assert_eq!(refused(&world), ["rome 10.222.0.0/16"], "pods may have learnt it");
+    world.quiet = Some(true);
+    world.report();
+    world.settle();
+    assert_eq!(refused(&world), [""; 0]);
+}
+
+/// Until ipam has granted the new one, nodes have routes for the old one.
+#[test]
+fn old_prefix_is_kept_until_new_one_is_granted() {
+    let mut world = busy();
+    peer_with(&mut world, "rome", 30742);
+    let held = world.held();
+    world.apply(configuration("rome", json!(["10.222.0.0/16"]), json!(["10.70.0.0/16"])));
+    let compiled = crate::compile(&world.index, jiff::Timestamp::UNIX_EPOCH);
+    assert_eq!(compiled.deleted, [].into());
+    world.settle();
+    assert_eq!(world.held().0.len(), held.0.len() + 1, "{:?}", world.held());
 }
