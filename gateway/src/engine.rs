@@ -50,7 +50,10 @@ struct Running {
 
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    #[error("cannot listen on UDP port {port}")]
+    #[error(
+        "cannot listen on UDP port {port}, the spec.endpoint.nodePort (or port) of the GatewayServer; \
+         give it a free one, in the peer's GatewayClient too, or stop what has this one (`ss -lunp`)"
+    )]
     Listen { port: u16, source: io::Error },
     #[error("cannot open a UDP socket")]
     Socket(#[source] io::Error),
@@ -144,7 +147,10 @@ fn listen_again(order: &Order, offloads: Offloads) -> Result<UdpSocket, EngineEr
 }
 
 fn listen(order: &Order, offloads: Offloads) -> Result<UdpSocket, EngineError> {
-    let port = order.desired.listen_port;
+    listen_on(order.desired.listen_port, offloads)
+}
+
+fn listen_on(port: Option<u16>, offloads: Offloads) -> Result<UdpSocket, EngineError> {
     open_socket(port, offloads).map_err(|source| match port {
         Some(port) => EngineError::Listen { port, source },
         None => EngineError::Socket(source),
@@ -187,4 +193,19 @@ fn lane_config(order: &Order) -> Result<Config, RulesError> {
         mtu,
         rules,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn taken_port_names_field_and_remedy() {
+        let other = UdpSocket::bind("[::]:0").unwrap();
+        let port = other.local_addr().unwrap().port();
+        let error = listen_on(Some(port), Offloads::ALL).unwrap_err().to_string();
+        for says in [&port.to_string(), "GatewayServer", "spec.endpoint.nodePort", "ss -lunp"] {
+            assert!(error.contains(says), "{error}");
+        }
+    }
 }

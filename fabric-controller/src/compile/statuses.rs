@@ -57,7 +57,7 @@ impl<'a> Compiler<'a> {
             let nodes = self.without_routes(cluster, peering);
             return match nodes.is_empty() {
                 true => Readiness::Configured,
-                false => Readiness::Routing(format!("no routes yet on {}", nodes.join(", "))),
+                false => Readiness::Routing(self.without_agent(&nodes)),
             };
         }
         if !cluster.is_ready() {
@@ -70,6 +70,15 @@ impl<'a> Compiler<'a> {
             None => remote.cidr.to_string(),
         });
         Readiness::Waiting(told.collect::<Vec<_>>().join(", "))
+    }
+
+    fn without_agent(&self, nodes: &[String]) -> String {
+        let remedy = match (self.index.settings.kubernetes, nodes) {
+            (true, _) => "see whether weft's route-agent pods run there".to_owned(),
+            (false, [node]) => format!("run `weft agent --node {node}` there, if it does not run"),
+            (false, _) => "run `weft agent --node NAME` on each, if it does not run".to_owned(),
+        };
+        format!("no routes yet on {}; {remedy}", nodes.join(", "))
     }
 
     /// Nodes that would send what is for the peer along their default route, in clear. Those that do not

@@ -5,7 +5,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::{Kind, Object};
+use crate::{Kind, Object, expectation};
 
 /// A field that could not be read.
 #[derive(Debug)]
@@ -16,8 +16,16 @@ pub(crate) struct FieldError {
     pub(crate) message: String,
 }
 
-/// Reads an object, and the paths of the fields that its kind does not have.
-pub(crate) fn object(kind: Kind, value: Value) -> Result<(Object, Vec<String>), FieldError> {
+/// A field that a kind does not have.
+#[derive(Debug)]
+pub(crate) struct UnknownField {
+    pub(crate) path: String,
+    /// Those that it has in the same place; empty if that is not known.
+    pub(crate) siblings: &'static [&'static str],
+}
+
+/// Reads an object, and the fields that its kind does not have.
+pub(crate) fn object(kind: Kind, value: Value) -> Result<(Object, Vec<UnknownField>), FieldError> {
     match kind {
         Kind::Namespace => typed(value, Object::Namespace),
         Kind::ConfigMap => typed(value, Object::ConfigMap),
@@ -105,16 +113,20 @@ pub(crate) fn mark_ours(object: &mut Object) {
 fn typed<T: DeserializeOwned>(
     value: Value,
     wrap: fn(T) -> Object,
-) -> Result<(Object, Vec<String>), FieldError> {
-    let mut unknown = Vec::new();
+) -> Result<(Object, Vec<UnknownField>), FieldError> {
+    let mut unknown: Vec<String> = Vec::new();
     let mut note = |path: serde_ignored::Path<'_>| unknown.push(path_text(&path));
     let ignored = serde_ignored::Deserializer::new(value, &mut note);
     let read = serde_path_to_error::deserialize(ignored).map_err(|error| FieldError {
         path: Some(error.path().to_string()).filter(|p| p != ".").unwrap_or_default(),
-        message: error.inner().to_string(),
+        message: expectation::value_message(&error.inner().to_string()),
     })?;
     unknown.retain(|path| path != "apiVersion" && path != "kind");
-    Ok((wrap(read), unknown))
+    let unknown = unknown.into_iter().map(|path| {
+        let parent = path.rsplit_once('.').map_or("", |(parent, _)| parent);
+        UnknownField { siblings: expectation::fields::<T>(parent), path }
+    });
+    Ok((wrap(read), unknown.collect()))
 }
 
 fn path_text(path: &serde_ignored::Path<'_>) -> String {

@@ -9,6 +9,7 @@
 mod decode;
 mod directory;
 mod error;
+mod expectation;
 mod kubernetes;
 mod metrics;
 mod object;

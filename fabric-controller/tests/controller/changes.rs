@@ -29,7 +29,8 @@ async fn a_peering_is_published_soon_after_its_manifests_came() {
         object.to_value()["status"].clone()
     };
     until("its status says what it waits for", || {
-        status()["conditions"][0]["message"] == "no routes yet on n1"
+        status()["conditions"][0]["message"]
+            == "no routes yet on n1; run `weft agent --node n1` there, if it does not run"
     })
     .await;
     assert_eq!(status().get("remote"), None, "pods would send in clear");

@@ -151,7 +151,11 @@ fn prefixes_are_told_once_every_node_that_answers_has_routes() {
         let why = [&condition["status"], &condition["reason"], &condition["message"]];
         (status.get("remote").cloned(), json!(why))
     };
-    let waits = json!(["False", "WaitingForNodes", "no routes yet on n2"]);
+    let waits = json!([
+        "False",
+        "WaitingForNodes",
+        "no routes yet on n2; run `weft agent --node n2` there, if it does not run"
+    ]);
     assert_eq!(status(&world), (None, waits.clone()));
     assert!(world.gateway("liqo-tenant-milan", "client").is_some(), "it need not wait");
 

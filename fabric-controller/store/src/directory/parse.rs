@@ -5,7 +5,7 @@ use serde_saphyr::{DefaultMessageFormatter, MessageFormatter as _};
 
 use super::lines::Lines;
 use super::outline::Outline;
-use crate::{Kind, Object, ObjectRef, Problem, decode};
+use crate::{Kind, Object, ObjectRef, Problem, decode, expectation};
 
 /// A bigger file is refused before it is read.
 pub(crate) const MAX_FILE: u64 = 1024 * 1024;
@@ -245,8 +245,8 @@ impl Document<'_> {
         })?;
         let unknown: Vec<_> = unknown
             .into_iter()
-            .filter(|field| !(of.kind == Kind::Ip && field == "spec.serviceTemplate"))
-            .map(|field| *self.problem(Some(of), path, &field, format!("unknown to a {}", of.kind)))
+            .filter(|field| !(of.kind == Kind::Ip && field.path == "spec.serviceTemplate"))
+            .map(|field| *self.problem(Some(of), path, &field.path, unknown_message(of, &field)))
             .collect();
         if !unknown.is_empty() {
             return Err(unknown);
@@ -275,6 +275,13 @@ impl Document<'_> {
             message: message.into(),
         })
     }
+}
+
+fn unknown_message(of: &ObjectRef, field: &decode::UnknownField) -> String {
+    let name = field.path.rsplit('.').next().unwrap_or_default();
+    let remedy = expectation::expected_field(name, field.siblings);
+    let remedy = remedy.unwrap_or_else(|| "remove it".to_owned());
+    format!("no field of a {}; {remedy}", of.kind)
 }
 
 enum Found {

@@ -29,9 +29,22 @@ fn a_wrong_type_names_file_line_object_field_found_and_expected() {
     let found = problem_of(&SERVER.replace("51840", "many"));
     assert_eq!(
         found,
-        "a.yaml:6: GatewayServer t/server: spec.endpoint.port: invalid type: string \"many\", \
-         expected i32"
+        "a.yaml:6: GatewayServer t/server: spec.endpoint.port: found the text \"many\"; expected a \
+         number"
     );
+    for (wrong, says) in [
+        ("\"30742\"", "found the text \"30742\"; expected a number without quotes"),
+        ("true", "found true; expected a number"),
+        ("[1]", "found a list; expected a number"),
+        ("99999999999", "found the number 99999999999; expected a smaller number"),
+        ("1.5", "found the number 1.5; expected a whole number"),
+    ] {
+        let found = problem_of(&SERVER.replace("51840", wrong));
+        assert!(found.ends_with(&format!("spec.endpoint.port: {says}")), "{wrong}: {found}");
+    }
+    let found = problem_of(&SERVER.replace("rome", "1"));
+    let says = "found the number 1; expected a text (put it in quotes)";
+    assert!(found.ends_with(says), "{found}");
 }
 
 #[test]
@@ -39,8 +52,17 @@ fn unknown_fields_are_told_with_their_line() {
     let found = problem_of(&SERVER.replace("port: 51840", "port: 51840\n    nodPort: 1"));
     assert_eq!(
         found,
-        "a.yaml:7: GatewayServer t/server: spec.endpoint.nodPort: unknown to a GatewayServer"
+        "a.yaml:7: GatewayServer t/server: spec.endpoint.nodPort: no field of a GatewayServer; did \
+         you mean nodePort?"
     );
+    let found = problem_of(&SERVER.replace("spec:", "spec:\n  purpose: x"));
+    assert_eq!(
+        found,
+        "a.yaml:5: GatewayServer t/server: spec.purpose: no field of a GatewayServer; expected one \
+         of endpoint, mtu, secretRef, serverTemplateRef, serviceAnnotations, serviceLabels"
+    );
+    let found = problem_of(&SERVER.replace("metadata: {", "metadata: {nmae: x, "));
+    assert!(found.contains("metadata.nmae: no field of a GatewayServer; did you mean name?"));
     let place = Place::new();
     place.write("a.yaml", &SERVER.replace("spec:", "spce:"));
     let problems = place.problems();
@@ -192,7 +214,9 @@ fn lists_and_json_are_read_and_say_where_they_are_wrong() {
     assert_eq!(place.names(), ["Namespace t"]);
     assert_eq!(
         place.problems(),
-        ["list.json:4: ConfigMap default/c: data.a: invalid type: integer `1`, expected a string"]
+        [
+            "list.json:4: ConfigMap default/c: data.a: found the number 1; expected a text (put it in quotes)"
+        ]
     );
 }
 
