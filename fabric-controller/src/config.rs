@@ -40,7 +40,7 @@ pub(crate) struct Config {
     /// them works.
     #[arg(long, env = "POD_NAME", value_name = "NAME", default_value = "fabric-controller")]
     pub(crate) name: String,
-    /// Where to serve /metrics, /healthz and /readyz: `unix:PATH` or `IP:PORT`.
+    /// Address that serves /metrics, /healthz and /readyz: `unix:PATH` or `IP:PORT`.
     #[arg(long, value_name = "unix:PATH|IP:PORT")]
     pub(crate) http: Option<HttpAddress>,
     /// Give packets of pods, too, their node's external address.

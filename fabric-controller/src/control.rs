@@ -434,7 +434,7 @@ impl Controller {
     }
 
     fn ask(&mut self, wishes: Vec<Wish>) {
-        // What a Network has passed on to another is not free.
+        // A prefix that a Network has passed on to another is not free.
         let index = &self.index;
         self.releases.retain(|grant| !index.holds(*grant));
         let news = !self.releases.is_empty() || (!wishes.is_empty() && wishes != self.asked);

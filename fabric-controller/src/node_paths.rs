@@ -64,7 +64,7 @@ impl NodePaths {
     }
 }
 
-/// What fails, for how long, and what to do, on one line.
+/// Failing part, duration and remedy on one line.
 pub fn describe(node: &UnreachableNode, now: Timestamp) -> String {
     let UnreachableNode { node: name, fault, since } = node;
     let since: Option<Timestamp> = since.parse().ok();
@@ -80,7 +80,7 @@ pub fn describe_steadily(node: &UnreachableNode) -> String {
     format!("{}: {}{since}", node.node, cause(node.fault))
 }
 
-/// What fails.
+/// Part that fails.
 pub fn cause(fault: PathFault) -> &'static str {
     match fault {
         PathFault::NoAnswer => "no answer over VXLAN",
@@ -96,7 +96,7 @@ pub fn cause(fault: PathFault) -> &'static str {
     }
 }
 
-/// What to do about it.
+/// Remedy.
 pub fn remedy(fault: PathFault, node: &str) -> String {
     match fault {
         PathFault::NoAnswer => format!(
@@ -169,15 +169,14 @@ mod tests {
         nodes[0].status.get_or_insert_default().applied_generation = 3;
         let of = |probing: u32| {
             let gateway = gateway(json!({"overlayProbePort": 12346, "probingNodes": probing}));
-            let paths = NodePaths::of(&gateway, &nodes).unwrap();
-            (paths.reachable(), paths.nodes, describe_steadily(&paths.unreachable.first()?.clone()))
-                .into()
+            NodePaths::of(&gateway, &nodes).unwrap()
         };
-        let (reachable, all, text): (usize, usize, String) = of(1).unwrap();
-        assert_eq!((reachable, all), (1, 2));
+        let paths = of(1);
+        assert_eq!((paths.reachable(), paths.nodes), (1, 2));
+        let text = describe_steadily(&paths.unreachable[0]);
         assert!(text.starts_with("n2: no route-agent of it has started"), "{text}");
         assert!(!text.contains("since"), "{text}");
-        assert_eq!(of(2), None, "its agent cannot write, but probes");
+        assert_eq!(of(2).reachable(), 2, "its agent cannot write, but probes");
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub const WEBHOOK: &str = "webhook";
 /// Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Vitals {
-    /// Of the main loop.
+    /// Heartbeat of the main loop.
     pub heartbeat: Heartbeat,
     /// Of the loop that makes gateways run, in Kubernetes only.
     pub gateways: Option<Heartbeat>,

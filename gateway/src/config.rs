@@ -34,7 +34,7 @@ pub struct Args {
     #[arg(long)]
     pub standalone: bool,
 
-    /// Where to serve /metrics, /healthz and /readyz: `unix:PATH` or `IP:PORT`.
+    /// Address that serves /metrics, /healthz and /readyz: `unix:PATH` or `IP:PORT`.
     #[arg(long, value_name = "unix:PATH|IP:PORT")]
     pub http: Option<HttpAddress>,
 

@@ -86,7 +86,7 @@ impl Machine {
         self.value == ConnectionValue::Connected
     }
 
-    /// Whether data arrives at a rate at which queues may delay and drop probes.
+    /// True if data arrives at a rate at which queues may delay and drop probes.
     pub fn is_busy(&self, now: Instant) -> bool {
         self.busy_at.is_some_and(|at| now < at + Duration::from_secs(1))
     }

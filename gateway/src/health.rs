@@ -1,5 +1,5 @@
 //! Causes for a peering not being, or soon not being, connected: what the two gateways observe of
-//! each other, turned into reasons and remedies. Pure; told the time.
+//! each other, turned into reasons and remedies. Pure: time is a parameter.
 //!
 //! [`crate::connection`] alone decides whether packets are refused. This module explains, earlier
 //! and in more detail.
@@ -24,7 +24,7 @@ const SILENCE: Duration = Duration::from_millis(2500);
 /// Time for a first handshake, and for the peer to take over new keys.
 const HANDSHAKE_TIME: Duration = Duration::from_millis(1800);
 pub const ROTATION_TIME: Duration = Duration::from_millis(1500);
-/// Unanswered turns of probes that make a silence, and the time between the first and the last of them: a
+/// Unanswered turns of probes that make a fault, and the time between the first and the last of them: a
 /// peer that had to wait for a processor answers them together.
 const MIN_UNANSWERED: u32 = 4;
 const MIN_UNANSWERED_TIME: Duration = Duration::from_millis(250);
@@ -100,7 +100,7 @@ pub fn diagnose(evidence: &Evidence<'_>, now: Instant) -> Vec<Fault> {
 }
 
 impl Evidence<'_> {
-    /// Whether the CIDRs that the peer reports are not those configured for it.
+    /// Returns true if the CIDRs that the peer reports are not those configured for it.
     pub fn cidrs_differ(&self) -> bool {
         self.peer_cidrs.is_some_and(|cidrs| {
             [RemapKind::Pod, RemapKind::External]
@@ -427,7 +427,7 @@ impl Evidence<'_> {
     }
 }
 
-/// Whether the CIDRs of one kind that are configured for a peer are its own. A family that is not
+/// Returns true if the CIDRs of one kind that are configured for a peer are its own. A family that is not
 /// configured at all is not meant to be joined.
 fn fits(configured: &[Cidr], own: &[Cidr]) -> bool {
     let has_family = |of: &Cidr| configured.iter().any(|cidr| cidr.is_ipv4() == of.is_ipv4());

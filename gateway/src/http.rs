@@ -114,7 +114,7 @@ async fn ready(State(shared): State<Arc<Shared>>) -> Answer {
 
 type Answer = (StatusCode, Cow<'static, str>);
 
-/// What a gateway lacks to be ready.
+/// Conditions that a gateway lacks to be ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Missing {
     Store,

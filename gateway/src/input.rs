@@ -210,7 +210,7 @@ impl Input {
         self.desired.is_some() && self.config_problems.is_empty() && self.unreadable.is_none()
     }
 
-    /// Whether the config is known to be gone.
+    /// True if the config is known to be gone.
     pub fn is_removed(&self) -> bool {
         self.synced && self.config.is_none()
     }

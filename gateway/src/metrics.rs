@@ -55,7 +55,7 @@ pub struct NodeCounts {
     pub unreachable: usize,
 }
 
-/// Probes of the connection, to tell the loss on the way to the peer and back.
+/// Probes of the connection: the loss on the way to the peer and back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProbeCounts {
     pub sent: u64,

@@ -62,17 +62,17 @@ pub struct View {
     pub retries: u64,
     /// The largest IP packet known to reach the peer, in bytes; `None` unless the peer answers.
     pub path_mtu: Option<u32>,
-    /// What is wrong between the two gateways, the most telling first.
+    /// Faults between the two gateways, the most specific first.
     pub faults: Vec<TimedFault>,
     /// Share of lost probes in percent, if it is worth reporting.
     pub loss_percent: Option<u8>,
-    /// Of this process. A new count alone wakes no reader.
+    /// Number within this process. A new count alone wakes no reader.
     pub probes: ProbeCounts,
     /// Segmented sends vanish on the way to the peer, and are not used.
     pub trains_vanish: bool,
 }
 
-/// What the monitor goes by.
+/// Settings of the monitor.
 pub struct Sources {
     pub inputs: watch::Receiver<Input>,
     pub planes: watch::Receiver<Plane>,

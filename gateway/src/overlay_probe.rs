@@ -34,7 +34,7 @@ const LATE_DATAGRAMS: usize = 1024;
 /// Between two looks for answers of kernels while any is awaited.
 const TRACE_LOOK: Duration = Duration::from_millis(100);
 
-/// What decides whom to answer.
+/// Config that decides on whom to answer.
 pub struct Sources {
     pub inputs: watch::Receiver<Input>,
     pub planes: watch::Receiver<Plane>,
@@ -157,7 +157,7 @@ impl Probing {
         responder.send(&OverlayProbe { reply: true, ..probe }.encode(), from);
     }
 
-    /// What has arrived counts before the time does.
+    /// Datagrams that have arrived count before the time does.
     fn poll(&mut self, due: Instant) {
         let late = due.elapsed();
         for _ in 0..LATE_DATAGRAMS {

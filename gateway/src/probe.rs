@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn departure_of_newer_version_is_understood_as_unknown() {
+    fn departure_of_newer_version_is_unknown() {
         let text = FROM_LIQO.replace(
             "}",
             r#","weft":{"version":1,"intervalMs":0,"leaving":true,"departure":"Moved"}}"#,

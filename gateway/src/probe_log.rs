@@ -1,5 +1,5 @@
 //! Probes sent and answered lately: which are overdue, when to send a burst of them, and how many
-//! are lost. Pure; told the time.
+//! are lost. Pure: time is a parameter.
 //!
 //! ```text
 //!   Calm --a probe is overdue, or the peer misses some--> Burst --enough came back--> Calm
@@ -36,7 +36,7 @@ const LATE: Duration = Duration::from_millis(300);
 /// Shortest time between two bursts that the peer asks for.
 const ASKED_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What became of the latest probes.
+/// Results of the latest probes.
 #[derive(Clone, Debug)]
 pub struct ProbeLog {
     samples: VecDeque<Sample>,
@@ -98,7 +98,7 @@ impl ProbeLog {
         self.loss.map(|(percent, _)| percent)
     }
 
-    /// Whether data keeps the tunnel busy, so that probes wait longer and are dropped sooner.
+    /// True while data keeps the tunnel busy, so that probes wait longer and are dropped sooner.
     pub fn set_busy(&mut self, busy: bool) {
         self.busy = busy;
     }
@@ -148,7 +148,7 @@ impl ProbeLog {
         self.samples.clear();
     }
 
-    /// Whether this end misses answers of its own accord.
+    /// Returns true if this end itself misses answers.
     pub fn is_suspicious(&self) -> bool {
         self.burst.is_some_and(|burst| !burst.is_asked)
     }

@@ -33,7 +33,7 @@ pub(crate) struct Args {
     /// Where to listen: unix:PATH or IP:PORT.
     #[arg(long, value_name = "ADDRESS", default_value = "[::]:6000")]
     pub(crate) listen: Address,
-    /// Where to serve /metrics, /healthz and /readyz: `unix:PATH` or `IP:PORT`.
+    /// Address that serves /metrics, /healthz and /readyz: `unix:PATH` or `IP:PORT`.
     #[arg(long, value_name = "unix:PATH|IP:PORT")]
     pub(crate) http: Option<HttpAddress>,
     /// Prefixes to grant from, separated by commas, tried in this order; no two may overlap.

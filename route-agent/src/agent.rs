@@ -38,7 +38,7 @@ pub(crate) struct Agent {
     pub(crate) config: Option<NodeConfig>,
     pub(crate) table: Table,
     pub(crate) other_firewalls: OtherFirewalls,
-    /// Of the last reconcile, without those of other firewalls.
+    /// Problems of the last reconcile, without those of other firewalls.
     pub(crate) own_problems: BTreeSet<String>,
     /// Declared addresses of the node that another has taken the place of.
     pub(crate) moved: Vec<MovedAddress>,
@@ -49,9 +49,9 @@ pub(crate) struct Agent {
     pub(crate) vitals: Vitals,
     pub(crate) probes: OverlayProbes,
     pub(crate) refuser: Refuser,
-    /// Where the config is published, if that is a directory.
+    /// Directory that the config is published in, if it is one.
     pub(crate) source: ConfigFile,
-    /// How long a node that leaves a cluster of Kubernetes refuses what is still sent to peers: then
+    /// Time for which a node that leaves a cluster of Kubernetes refuses packets to peers: then
     /// its agent ends.
     pub(crate) linger: Duration,
     /// SIGUSR1 before the end: no other agent follows, so gateways are not asked to wait for one.
@@ -301,7 +301,7 @@ impl Agent {
             unreachable_gateways: self.probes.unreachable(),
             refused: Some(self.refuser.report(&config.spec)),
         });
-        // What was a mount point may be an empty folder now.
+        // A former mount point may be an empty folder now.
         if !self.lost {
             self.reporter.report(config);
         }

@@ -15,7 +15,7 @@ const SETTLE: Duration = Duration::from_millis(500);
 /// Time in which whoever still sends has to be seen.
 const WATCH: Duration = Duration::from_millis(1500);
 
-/// What is left to a caller after a withdrawal.
+/// Remaining work of a caller after a withdrawal.
 #[derive(Debug, Default)]
 pub(crate) struct Withdrawn {
     /// Sources that still send to peers: their refusal stays.

@@ -131,7 +131,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// What is refused must not leave even while the table that refuses it is missing.
+    /// Backstop: refused packets must not leave even while the table that refuses them is missing.
     fn add_refused(&mut self, refused: &BTreeSet<Cidr>) {
         for prefix in refused {
             self.out.firewall.peers.insert(*prefix);

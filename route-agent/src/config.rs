@@ -46,7 +46,7 @@ pub(crate) struct RunArgs {
     /// The node that this is; its NodeConfig has this name.
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     pub(crate) node: String,
-    /// Where to serve /metrics, /healthz and /readyz: `unix:PATH` or `IP:PORT`.
+    /// Address that serves /metrics, /healthz and /readyz: `unix:PATH` or `IP:PORT`.
     #[arg(long, value_name = "unix:PATH|IP:PORT")]
     pub(crate) http: Option<HttpAddress>,
     /// Leave chains of others alone: by default, weft puts accepts (comment "weft") where FORWARD

@@ -25,7 +25,7 @@ use crate::config_source::ConfigFile;
 const MAX_DATAGRAM: usize = 1024;
 /// Longest time for the last probes.
 const END: Duration = Duration::from_secs(1);
-/// How long an agent that ends may be away before gateways report it.
+/// Time that an agent that ends may be away before gateways report it.
 const AWAY: Duration = Duration::from_secs(60);
 /// Between two changes of the source port while a gateway is unreachable.
 const REOPEN: Duration = Duration::from_secs(5);

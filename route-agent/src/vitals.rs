@@ -21,7 +21,7 @@ const NO_CONFIG: &str = "there is no NodeConfig of this node yet";
 /// State that `/metrics`, `/healthz` and `/readyz` report.
 #[derive(Debug)]
 pub(crate) struct Vitals {
-    /// Of the main loop.
+    /// Heartbeat of the main loop.
     pub(crate) heartbeat: Heartbeat,
     readiness: Readiness,
     has_config: bool,

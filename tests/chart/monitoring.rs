@@ -85,7 +85,7 @@ fn every_metric_of_the_control_plane_is_watched() {
     let text = control_plane_metrics();
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     for name in types.filter_map(|line| line.split(' ').next()) {
-        // What is not seen when it goes wrong need not be measured.
+        // A metric that neither alert nor panel shows need not be measured.
         let seen = asked.contains(name) || UNWATCHED.contains(&name);
         assert!(seen, "no alert and no panel asks for {name}");
     }

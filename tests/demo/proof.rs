@@ -22,7 +22,7 @@ pub(crate) fn prove(rome: &Cluster, milan: &Cluster, bytes: u64) -> Result<()> {
     }
     for (_, local) in &views.0.0 {
         let clash = views.1.0.iter().find(|(_, other)| other.overlaps(local));
-        ensure!(clash.is_none(), "both see the other as {local}, so that addresses tell nothing");
+        ensure!(clash.is_none(), "both see the other as {local}, so that addresses prove nothing");
     }
     let _servers = rome.pods().chain(milan.pods()).map(serve).collect::<Result<Vec<_>>>()?;
     println!(

@@ -198,7 +198,7 @@ fn begin(scene: &Scene, peering: &Peering, start: impl Fn(Sender)) -> Result<()>
 }
 
 impl Sender {
-    /// Whether anything arrives does not matter.
+    /// Arrival does not matter.
     fn run(&self, stop: &AtomicBool, sent: &AtomicU64) {
         let any: IpAddr = if self.to.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
         let udp = self.from.run(|| UdpSocket::bind((any, 0))).expect("a port is free");

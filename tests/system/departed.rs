@@ -236,7 +236,7 @@ fn rebooted_host_without_unit_leaks_until_agent_runs() -> Result<()> {
     })
 }
 
-/// What a reboot takes from a host of `weft up`, and what deploy/systemd/weft-refuse.service brings
+/// State that a reboot takes from a host of `weft up`, and that deploy/systemd/weft-refuse.service brings
 /// before the network is up, if it is `enabled`.
 pub(crate) fn reboot(scene: &Scene, id: &str, node: usize, enabled: bool) -> Result<()> {
     let cluster = scene.cluster(id);
@@ -326,7 +326,7 @@ impl Load {
     }
 }
 
-/// Whether anything arrives does not matter.
+/// Arrival does not matter.
 fn send(ns: &Netns, target: IpAddr, stop: &AtomicBool) {
     let socket = ns.run(|| UdpSocket::bind("0.0.0.0:0")).expect("a port is free");
     while !stop.load(Ordering::Relaxed) {
@@ -351,7 +351,7 @@ fn networks(cluster: &Cluster) -> Result<String> {
     cluster.weft(&["get", "network", "-o", "json"])
 }
 
-/// What a command of weft prints for people, which is on standard error.
+/// Output of a command of weft for people, which is on standard error.
 fn weft_on(host: &Host, args: &[&str]) -> Result<String> {
     let weft = bin_dir()?.join("weft");
     run(host, &["sh", "-c", &format!("{} {} 2>&1", weft.display(), args.join(" "))])

@@ -19,7 +19,7 @@ fn both_families_inside_an_ipv6_underlay() -> Result<()> {
     both_ways(rome_and_milan(2).map(ClusterSpec::dual_stack).map(ClusterSpec::on_ipv6))
 }
 
-/// How rome's nodes list their addresses and how milan's do, the gateway's host first.
+/// Order of the addresses of rome's nodes and of milan's, the gateway's host first.
 const ORDERS: [[[Order; 2]; 2]; 3] = [
     [[Order::V4First, Order::V6First], [Order::V6First, Order::V4First]],
     [[Order::V6Only, Order::V6First], [Order::V6First, Order::V6First]],

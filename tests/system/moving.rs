@@ -15,7 +15,7 @@ use crate::scene::{
     ECHO, PATIENCE, PORT, Scene, first_pod, play, play_with, rome_and_milan, serve, traffic_passes,
 };
 
-/// How long packets may be lost after a host's address changed.
+/// Time in which packets may be lost after a host's address changed.
 const BACK: Duration = Duration::from_secs(3);
 
 #[test]

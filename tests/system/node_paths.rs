@@ -245,7 +245,7 @@ fn exits_with_three(rome: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// What is read was so when reading began, or came later.
+/// The answer was true when reading began, or later.
 fn time_until(mut ask: impl FnMut() -> Result<()>) -> Result<Duration> {
     let start = Instant::now();
     wait_until("it is shown", PATIENCE, || {

@@ -102,7 +102,7 @@ fn hosts(scene: &Scene) -> BTreeSet<IpAddr> {
     nodes.flat_map(|node| node.addresses.iter().copied()).collect()
 }
 
-/// What the switch saw of the pod's text.
+/// Frames with the pod's text that the switch saw.
 #[derive(Default)]
 struct Seen {
     leaks: AtomicU64,

@@ -44,7 +44,7 @@ pub struct Election {
     held: Option<Lease>,
     /// Written into the Lease, for `weft status`.
     obstacles: Obstacles,
-    /// Whether another holds it.
+    /// True if another holds it.
     stands_by: watch::Sender<bool>,
 }
 
@@ -75,7 +75,7 @@ impl Election {
         Self { obstacles, ..self }
     }
 
-    /// Whether another holds the Lease.
+    /// Returns true if another holds the Lease.
     pub fn stands_by(&self) -> watch::Receiver<bool> {
         self.stands_by.subscribe()
     }

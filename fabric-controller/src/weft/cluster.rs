@@ -52,7 +52,7 @@ pub(crate) struct ClusterArgs {
 }
 
 impl ClusterArgs {
-    /// Whether a cluster is meant, or a fabric of this host. `KUBECONFIG` alone means its cluster
+    /// Returns true if a cluster is meant, not a fabric of this host. `KUBECONFIG` alone means its cluster
     /// where no fabric of this host is named, and none runs.
     pub(crate) fn is_meant(&self, host: &Selection) -> anyhow::Result<bool> {
         if self.kubernetes || self.kubeconfig.is_some() || self.context.is_some() {

@@ -42,7 +42,7 @@ pub(crate) struct Observation {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) node: Option<String>,
     pub(crate) peerings: Vec<Peering>,
-    /// Of peerings that are gone.
+    /// Prefixes of peerings that are gone.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) refused: Vec<Refused>,
     pub(crate) problems: Vec<String>,
@@ -353,7 +353,7 @@ impl<'a> View<'a> {
             ));
         }
         for (object, conditions) in &self.conditions {
-            // What gateways and nodes report is shown from where they report it.
+            // Reports of gateways and nodes are shown from their own objects.
             let is_shown = |c: &&Condition| [PEER_HEALTHY, NODES_REACHABLE].contains(&&*c.type_);
             let is_false = |c: &&Condition| c.status == "False" && !is_shown(c);
             for condition in conditions.iter().filter(is_false) {

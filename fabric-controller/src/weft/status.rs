@@ -30,7 +30,7 @@ const NOT_RUNNING: u8 = 4;
 
 const HELP: &str = "\
 States: Connected (packets get through now), Degraded (they do, but not as they should), Connecting (the
-peer was not heard yet), Error (it was, and is no more; or the gateway does not answer), Down (the gateway's process or pod does not run),
+peer has not answered yet), Error (it was, and is no more; or the gateway does not answer), Down (the gateway's process or pod does not run),
 Waiting (something that the peering needs is not there yet). Except for Connected, the problems say why,
 and what to do about it; so do the faults of a peering: reason, message, remedy, since.
 

@@ -149,7 +149,7 @@ fn until(what: &str, mut ask: impl FnMut() -> Result<(), String>) {
     }
 }
 
-/// Whether all of these are in a text.
+/// Returns true if all of these are in a text.
 fn has(text: String, words: &[&str]) -> Result<(), String> {
     if words.iter().all(|word| text.contains(word)) { Ok(()) } else { Err(text) }
 }

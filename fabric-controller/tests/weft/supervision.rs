@@ -308,7 +308,7 @@ fn agent_waits_for_its_published_directory() {
 }
 
 #[test]
-fn ended_superseded_keys_restart_only_the_peers_gateway() {
+fn ended_keys_restart_only_the_peers_gateway() {
     let (host, _up) = running();
     let (old, agent) = (host.pid("gateway-t-client"), host.pid("route-agent-n1"));
     let nobody = host.weft(&["keys", "--peer=nobody", "--end-superseded"]);

@@ -174,7 +174,7 @@ fn rejected_initiations_name_the_keys_until_solved() {
 }
 
 #[test]
-fn superseded_keys_are_reported_once_rotation_is_overdue() {
+fn overdue_rotation_reports_superseded_keys() {
     let scene = Scene::new();
     let since = |millis| Evidence { superseded_since: Some(scene.ago(millis)), ..scene.evidence() };
     assert_eq!(scene.reasons(&since(1400)), []);

@@ -61,7 +61,7 @@ pub(super) struct Driver {
     load: Load,
 }
 
-/// How much of its time a lane has work.
+/// Share of its time in which a lane has work.
 #[derive(Debug, Default)]
 struct Load {
     turns: u64,

@@ -110,7 +110,7 @@ impl LaneHandle {
         self.orders.give_probes(frames);
     }
 
-    /// Whether segmented sends arrive on this path: otherwise datagrams are sent one by one.
+    /// True if segmented sends arrive on this path: otherwise datagrams are sent one by one.
     pub fn set_segmenting(&self, segmenting: bool) {
         self.orders.give(|latest| latest.segmenting = Some(segmenting));
     }
@@ -167,7 +167,7 @@ impl LaneHandle {
         self.changes.clone()
     }
 
-    /// Whether the lane's loop turns: it is woken and given `steps` times [`HEARTBEAT_STEP`] for a
+    /// Returns true if the lane's loop turns: it is woken and given `steps` times [`HEARTBEAT_STEP`] for a
     /// round. A host that stood still meanwhile is no hang: after it the steps that are left count.
     pub async fn is_alive(&self, steps: u32) -> bool {
         let rounds = || self.published.rounds.load(Ordering::Relaxed);

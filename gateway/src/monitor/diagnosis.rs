@@ -69,12 +69,12 @@ impl Diagnosis {
         }
     }
 
-    /// Whether the peer is a weft gateway.
+    /// True if the peer is a weft gateway.
     pub(super) fn is_weft(&self) -> bool {
         self.is_weft
     }
 
-    /// Whether the peer's CIDRs are not those that are configured here.
+    /// True if the peer's CIDRs are not those that are configured here.
     pub(super) fn differs(&self) -> bool {
         self.differs
     }
@@ -130,7 +130,7 @@ impl Diagnosis {
         self.session = session;
     }
 
-    /// Whether the peer is still to be sent this cluster's CIDRs.
+    /// True while the peer is still to be sent this cluster's CIDRs.
     pub(super) fn owes_cidrs(&self, desired: &Desired) -> bool {
         self.is_weft && self.delivered.as_ref() != Some(&own_cidrs(desired))
     }

@@ -91,7 +91,7 @@ impl PathProber {
         path.deadline().into_iter().chain(self.trains.deadline()).min().filter(|_| self.asks)
     }
 
-    /// Whether trains of datagrams arrive, as far as is known.
+    /// True if trains of datagrams arrive, as far as is known.
     pub(super) fn may_segment(&self) -> bool {
         self.trains.may_segment()
     }

@@ -70,7 +70,7 @@ impl Responder {
         datagrams.next().map(|(length, from)| (from, length))
     }
 
-    /// What cannot be sent is a lost reply.
+    /// A reply that cannot be sent is a lost one.
     pub(super) fn send(&self, datagram: &[u8], to: SocketAddr) {
         let socket = if to.is_ipv4() { Some(&self.v4) } else { self.v6.as_ref() };
         if let Some(Err(error)) = socket.map(|socket| socket.try_send_to(datagram, to)) {

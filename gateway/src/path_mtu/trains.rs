@@ -16,7 +16,7 @@ const MAX_LOST: u32 = 5;
 /// Time until trains are tried again, doubled by each failure.
 const MIN_PAUSE: Duration = Duration::from_secs(60);
 const MAX_PAUSE: Duration = Duration::from_secs(3600);
-/// Nonces from here on are those of trains, which tells them from those of sizes.
+/// First nonce of trains; those of sizes are below.
 const NONCES: u32 = 1 << 31;
 
 /// Nonces of the datagrams of one round, all of one size.
@@ -51,7 +51,7 @@ impl TrainCheck {
         Self { state: State::Waiting, nonce: 0, lost: 0, large: 0, next: now, pause: None }
     }
 
-    /// Whether segmented sends may be used.
+    /// True if segmented sends may be used.
     pub fn may_segment(&self) -> bool {
         self.pause.is_none()
     }

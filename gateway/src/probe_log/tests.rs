@@ -61,7 +61,7 @@ fn answered_probes_need_no_burst() {
 }
 
 #[test]
-fn forty_percent_loss_shows_within_a_second_and_clears() {
+fn forty_percent_loss_shows_in_a_second_and_clears() {
     let mut sim = Sim::new();
     sim.run(900 * MS, forty_percent);
     assert!(sim.log.loss_percent().is_some(), "{:?}", sim.log);
@@ -91,7 +91,7 @@ fn silent_peer_gets_a_burst_that_slows_down() {
     let probes = sim.log.unanswered().unwrap();
     assert!(probes.turns >= 4, "{probes:?}");
     assert!(probes.last - probes.first >= 250 * MS, "{probes:?}");
-    assert_eq!(sim.log.loss_percent(), None, "silence is not loss");
+    assert_eq!(sim.log.loss_percent(), None, "no probe is no loss");
     sim.run(9000 * MS, |_| true);
     assert!(sim.sent.len() < 80, "{} probes in {:?}", sim.sent.len(), sim.now - sim.start);
 }

@@ -31,7 +31,7 @@ fn devices_routes_and_rules_are_as_wanted_and_the_next_pass_has_nothing_to_do() 
             "vxlan id 18952",
             "dstport 4879",
             "nolearning",
-            // What the host translates could not be corrected.
+            // The checksum of a packet that the host translates could not be corrected.
             "noudpcsum",
             "mtu 1450",
             "0e:77:0a:50:00:09",

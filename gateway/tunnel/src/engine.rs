@@ -32,7 +32,7 @@ pub struct Config {
     pub rules: Rules,
 }
 
-/// Where an [`Engine`] puts what it made. Neither may block; both return why what they were given
+/// Sink for the output of an [`Engine`]. Neither may block; both return why what they were given
 /// was dropped, if it was.
 pub trait Wire {
     /// Sends the datagrams that lie one after the other in `train.bytes`.

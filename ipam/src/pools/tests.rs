@@ -247,7 +247,7 @@ impl Model {
             Change::Release => {
                 assert_eq!(pools.release(prefix), self.holding.is_some());
                 let Some(mut holding) = self.holding else { return };
-                // What the store contradicts itself about stays closed for the longest time.
+                // A prefix on which the store contradicts itself stays closed for the longest time.
                 match holding.shared {
                     0 => holding.exclusive -= 1,
                     _ => holding.shared -= 1,

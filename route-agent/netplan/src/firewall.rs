@@ -46,7 +46,7 @@ pub struct Link {
     pub host: IpAddr,
     /// The gateway's, of the same family.
     pub address: IpAddr,
-    /// Of the gateway's VXLAN devices.
+    /// MAC addresses of the gateway's VXLAN devices.
     pub mac: Mac,
 }
 
@@ -74,7 +74,7 @@ impl Firewall {
     }
 }
 
-/// What the rules rely on:
+/// Assumptions of the rules:
 ///
 /// * A NAT rule that has spoken for a connection silences all later NAT chains, so
 ///   `snat to ip saddr` at 99 keeps a source that a CNI's masquerade at 100 would change.

@@ -73,7 +73,7 @@ impl Refusal {
         format!("table inet {TABLE}\ndelete table inet {TABLE}\n")
     }
 
-    /// Adds what a set of the kernel holds: `name` tells prefixes from senders.
+    /// Adds the elements of a kernel set: `name` separates prefixes from senders.
     pub fn add_element(&mut self, name: &str, key: &[u8], left: Duration) {
         match (name, key.len()) {
             ("senders_v4", 8) | ("senders_v6", 32) => {
@@ -107,7 +107,7 @@ struct Body<'a> {
     quiet: Duration,
 }
 
-/// What the rules rely on:
+/// Assumptions of the rules:
 ///
 /// * The chains come right after destination NAT (-100): a Service's endpoint may be a peer's pod.
 /// * Established connections are reset, too: nothing will carry them again.

@@ -9,7 +9,7 @@ use netlink::nft::{Condition, Hook, Interface, Verdict};
 /// Rule of a chain, of either packet filter.
 #[derive(Clone, Debug)]
 pub(crate) struct Rule {
-    /// Where in its chain: a handle of nft, a line of iptables.
+    /// Position in its chain: a handle of nft, a line of iptables.
     pub(crate) id: String,
     pub(crate) ours: bool,
     pub(crate) condition: Condition,

@@ -43,7 +43,7 @@ pub(super) fn ensure(netns: &Netns, treatment: &Treatment, found: &mut Found) {
     for (program, names) in VERSIONS {
         let failure = match netns.run(|| ensure_version(program, names, treatment, found)) {
             Ok(Ok(())) => continue,
-            // What is not installed has put nothing there.
+            // A program that is not installed has put nothing there.
             Ok(Err(IptablesError::Missing(_))) if treatment.mode == Mode::Remove => continue,
             Ok(Err(error)) => {
                 found.locked |= matches!(error, IptablesError::Locked(_));
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn chain_that_its_device_never_gets_to_the_end_of_is_well() {
+    fn chain_end_beyond_reach_of_the_device_is_well() {
         let table = "-P INPUT ACCEPT\n-N all\n-N one\n-A INPUT -i eth+ -j all\n\
                      -A all -i eth0 -g one\n-A all -j DROP\n-A one -p tcp -j DROP";
         assert_eq!(dispatched(table), [""; 0]);

@@ -18,7 +18,7 @@ const TIMEOUT: Duration = Duration::from_millis(300);
 const BURST_INTERVAL: Duration = Duration::from_millis(200);
 /// Unanswered probes in a row, the first included, that make a gateway unreachable.
 const MAX_UNANSWERED: u32 = 6;
-/// How long an unreachable gateway is probed often, so that its return is noticed at once.
+/// Time for which an unreachable gateway is probed often, so that its return is noticed at once.
 const SEARCH: Duration = Duration::from_secs(30);
 
 /// A gateway that answers probes.
@@ -26,7 +26,7 @@ const SEARCH: Duration = Duration::from_secs(30);
 pub(crate) struct Target {
     /// The other cluster of its peering.
     pub(crate) peer: String,
-    /// Where it answers, within the overlay.
+    /// Address at which it answers, within the overlay.
     pub(crate) address: SocketAddr,
     /// Name of the node that it runs on.
     pub(crate) host: Option<String>,
@@ -107,7 +107,7 @@ impl Prober {
                 suspects.push(gateway.target.host.clone());
             }
         }
-        // What cuts one gateway off most often cuts off all of its node.
+        // The cause that cuts one gateway off most often cuts off all of its node.
         for gateway in self.gateways.values_mut() {
             if gateway.pending.is_none() && suspects.contains(&gateway.target.host) {
                 gateway.next_at = now;
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn gateway_without_replies_is_named_within_three_seconds() {
+    fn gateway_without_replies_is_named_in_3_seconds() {
         let mut world = World::new(1);
         world.pass(1001, |_| true);
         world.pass(2100, |_| false);

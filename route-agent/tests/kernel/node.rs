@@ -149,7 +149,7 @@ impl World {
         assert!(self.agent(&["cleanup"]).status().unwrap().success());
     }
 
-    /// What `route-agent cleanup` prints.
+    /// Output of `route-agent cleanup`.
     pub(crate) fn clean_up(&self, more: &[&str]) -> String {
         let mut agent = self.agent(&["cleanup"]);
         let output = agent.args(more).stdout(Stdio::piped()).output().unwrap();
@@ -157,7 +157,7 @@ impl World {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// What the agent reports as refused.
+    /// Prefixes that the agent reports as refused.
     pub(crate) fn refused(&self) -> Vec<RefusedTraffic> {
         self.status().and_then(|(_, status)| status.refused).unwrap_or_default()
     }

@@ -243,7 +243,7 @@ fn drop_appended_later_outranks_the_accepts() {
 }
 
 #[test]
-fn felix_that_appends_itself_again_outranks_the_accepts() {
+fn felix_appended_again_outranks_the_accepts() {
     let rules = format!("*filter\n{FELIX}{FELIX_JUMP}{FELIX_LAST}COMMIT");
     let world = guarded(&restore("iptables-nft", &rules), &[]);
     eventually("the overlay passes", SOON, || reaches(&world, 8080));
@@ -288,7 +288,7 @@ fn accepts_are_readable_by_iptables() {
 }
 
 #[test]
-fn without_accept_rules_chains_of_others_stay_as_they_are() {
+fn no_accept_rules_leaves_others_chains_alone() {
     let mut world = World::new();
     sh(&world.node, "iptables-nft -P FORWARD DROP; iptables-nft -P INPUT DROP");
     let save = || sh(&world.node, "iptables-nft-save -t filter | grep -v '^#'");

@@ -1,4 +1,4 @@
-//! What is sent to peers that are gone is refused.
+//! Packets to peers that are gone are refused.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};

@@ -272,9 +272,9 @@ pub struct PeeringFault {
     pub reason: String,
     /// The cause, for a person.
     pub message: String,
-    /// What to do about it.
+    /// Remedy.
     pub remedy: String,
-    /// When it was first observed, or when the peer was last heard (RFC 3339).
+    /// Time of the first observation, or of the last packet from the peer (RFC 3339).
     #[schemars(extend("format" = "date-time"))]
     pub since: String,
 }

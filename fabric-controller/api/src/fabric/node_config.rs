@@ -123,7 +123,7 @@ pub struct NodeGateway {
     /// Its MAC address; without it, the one that follows from overlay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
-    /// Where VXLAN to it is sent: its pod, or standalone its host, which passes it on.
+    /// Destination of VXLAN to it: its pod, or standalone its host, which passes it on.
     pub underlay: IpAddr,
     /// Standalone, on the gateway's own host: the addresses of its link, at most one a family. What
     /// other hosts send to the node's address of that family, for mac, goes there.

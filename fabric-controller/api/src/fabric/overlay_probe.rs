@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// Longest datagram that is parsed, in bytes: a node's name has 253 at most.
 const MAX_LENGTH: usize = 512;
 
-/// How a node probes a gateway.
+/// Result of a node's probes of a gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GatewayProbe {
     /// UDP port at the gateway's overlay address.
@@ -57,7 +57,7 @@ impl OverlayProbe {
 pub struct UnreachableNode {
     /// Name of the node.
     pub node: String,
-    /// What fails.
+    /// Part that fails.
     pub fault: PathFault,
     /// When the path last worked (RFC 3339).
     #[schemars(extend("format" = "date-time"))]
@@ -75,7 +75,7 @@ pub struct UnreachableGateway {
     pub since: String,
 }
 
-/// What of the path between a node and a gateway fails.
+/// Part of the path between a node and a gateway that fails.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]

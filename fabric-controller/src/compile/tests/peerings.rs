@@ -337,7 +337,7 @@ fn each_object_unreadable_alone_takes_nothing_away() {
 }
 
 #[test]
-fn only_shared_not_remapped_networks_are_not_exclusive() {
+fn only_shared_kept_networks_are_not_exclusive() {
     for (fixed, shared, exclusive) in
         [("true", "true", false), ("true", "false", true), ("false", "true", true)]
     {

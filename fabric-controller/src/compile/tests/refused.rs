@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::world::{World, configuration, server_side, tenant};
 
-/// Of which prefixes which node refuses packets.
+/// Refused prefixes of each node.
 fn refused(world: &World) -> Vec<String> {
     let node = world.node("n1").unwrap();
     node.refused.iter().map(|r| format!("{} {}", r.peer_cluster_id, r.prefix)).collect()
@@ -77,7 +77,7 @@ fn returned_peering_has_its_prefixes_at_once() {
     let seen = prefixes(&world, "rome");
     let held = world.held();
     unpeer(&mut world, "rome");
-    // Whoever else comes takes none of them.
+    // Another peering takes none of them.
     peer_with(&mut world, "paris", 30743);
     unpeer(&mut world, "paris");
     peer_with(&mut world, "rome", 30742);

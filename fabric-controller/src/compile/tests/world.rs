@@ -25,7 +25,7 @@ pub(super) struct World {
     addresses: BTreeMap<Cidr, Vec<IpAddr>>,
     /// Nodes whose agents do as they are told.
     pub(super) agents: Vec<&'static str>,
-    /// What their agents report of refused prefixes, if they do.
+    /// Reports of their agents on refused prefixes, if there are any.
     pub(super) quiet: Option<bool>,
 }
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{Peering, State};
 
-/// How many nodes reach the gateway, and which do not.
+/// Number of nodes that reach the gateway, and names of those that do not.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Nodes {
     pub(crate) reachable: usize,

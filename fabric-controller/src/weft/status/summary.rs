@@ -95,7 +95,7 @@ fn counts(observation: &Observation) -> String {
     format!("{} peerings: {}", observation.peerings.len(), states.join(", "))
 }
 
-/// Whether a text holds the name, not only as part of a longer one.
+/// Returns true if a text holds the name, not only as part of a longer one.
 fn mentions(text: &str, name: &str) -> bool {
     text.match_indices(name).any(|(start, _)| {
         let goes_on = |c: char| c.is_ascii_alphanumeric() || c == '-';

@@ -18,7 +18,7 @@ pub(crate) trait Parse: Default {
     /// read in the middle of that; one that took another's place is whole.
     fn update(&mut self, file: &str, text: Result<String, Unreadable>, in_place: bool);
 
-    /// Whether nothing was found in the file so far.
+    /// True if nothing was found in the file so far.
     fn is_empty(&self) -> bool;
 }
 

@@ -156,7 +156,7 @@ impl Manifests {
     }
 }
 
-/// Whether a text holds the names of one of these objects, or all objects matter.
+/// Returns true if a text holds the name of one of these objects, or all objects matter.
 fn names_any(only: &[ObjectRef], text: &str) -> bool {
     let names = |object: &ObjectRef| {
         let namespace = object.namespace.as_deref().unwrap_or_default();

@@ -138,7 +138,7 @@ impl Reader {
         Some(files)
     }
 
-    /// Whether a file of weft's own holds the object.
+    /// Returns true if a file of weft's own holds the object.
     fn is_own(&self, object: &ObjectRef) -> bool {
         let files = self.own.iter().flat_map(|(_, folder)| folder.files());
         let mut objects = files.filter_map(|(_, own)| own.object.as_ref());

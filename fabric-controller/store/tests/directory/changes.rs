@@ -145,7 +145,7 @@ async fn reader_does_not_remake_a_removed_directory() {
     let place = Place::new();
     let published = Store::open_published(&place.path("run/published")).unwrap();
     let stored = place.store.put(&crate::own::connection("c").into()).await.unwrap();
-    std::fs::remove_dir_all(place.path("run/published")).unwrap();
+    fs::remove_dir_all(place.path("run/published")).unwrap();
     let error = published.put_status(&stored).await.unwrap_err().to_string();
     assert!(error.contains("published"), "{error}");
     assert!(!place.path("run/published").exists());

@@ -296,7 +296,7 @@ async fn a_status_in_a_manifest_is_not_believed() {
 }
 
 #[test]
-fn status_in_a_manifest_is_ignored_for_every_kind_but_node() {
+fn status_in_manifests_counts_for_nodes_only() {
     let of_peer = "metadata: {name: a, namespace: t, labels: {liqo.io/remote-cluster-id: rome}}";
     let endpoint = "endpoint: {addresses: [192.0.2.1], port: 1, protocol: UDP}";
     for (api, kind, spec, status) in [

@@ -112,7 +112,7 @@ fn two_users_of_a_key_are_a_duplicate_while_both_send() {
 }
 
 #[test]
-fn duplicate_that_sent_often_ends_within_three_seconds() {
+fn duplicate_that_sent_often_ends_in_three_seconds() {
     let mut trio = Trio::new();
     trio.pair.now += 2 * SECOND;
     for _ in 0..20 {

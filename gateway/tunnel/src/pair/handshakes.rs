@@ -222,7 +222,7 @@ fn each_session_has_indices_of_its_own_that_nothing_foretells() {
 }
 
 #[test]
-fn initiation_of_unknown_key_is_recorded_with_that_key() {
+fn initiation_of_unknown_key_is_recorded() {
     let mut pair = Pair::connected();
     let stranger = PrivateKey::generate();
     let config = Config { private_key: stranger.clone(), ..pair.configs[0].clone() };
@@ -252,7 +252,7 @@ fn initiation_for_another_responder_is_recorded() {
 }
 
 #[test]
-fn superseded_keys_in_use_are_reported_until_newer_ones_are() {
+fn superseded_keys_in_use_are_reported() {
     let mut pair = Pair::connected();
     let newer = PrivateKey::generate();
     pair.configs[0].private_key = newer.clone();

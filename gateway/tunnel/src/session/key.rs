@@ -28,7 +28,7 @@ impl Key {
 
     /// True if the peer has gone on to this key from `older`.
     ///
-    /// Of two handshakes under way at once each end may take the other one for the newer, and seal
+    /// With two handshakes under way at once each end may take the other one for the newer, and seal
     /// with its key until the next: that is no superseded key.
     pub(super) fn has_superseded(&self, older: &Self) -> bool {
         self.used.is_some() && self.born >= older.born + CROSSING

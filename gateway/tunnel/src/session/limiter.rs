@@ -308,7 +308,7 @@ mod tests {
         let [worked, cookies, dropped] = scene.flood(|_| elsewhere(1), &message);
         assert!(worked <= 100 && cookies <= 20 && dropped > 99_000, "{worked} {cookies}");
         assert_eq!(scene.judge(PEER, &message), Verdict::Work, "the peer, as if nothing were");
-        assert_eq!(scene.calls_until_heard(elsewhere(2)), 2, "a cookie, and heard");
+        assert_eq!(scene.calls_until_heard(elsewhere(2)), 2, "a cookie, then a response");
     }
 
     #[test]
@@ -343,11 +343,11 @@ mod tests {
         let [worked, cookies, _] = scene.flood(inside, &message);
         assert!(worked <= 100 && cookies <= 20, "{worked} {cookies}");
         let other = SocketAddr::from((Ipv6Addr::from_bits(0x2001_0db8_0000_0001_u128 << 64), 5));
-        assert_eq!(scene.calls_until_heard(other), 2, "a cookie, and heard");
+        assert_eq!(scene.calls_until_heard(other), 2, "a cookie, then a response");
     }
 
     #[test]
-    fn wrong_cookies_at_the_peers_address_get_bounded_answers() {
+    fn wrong_cookies_get_bounded_answers() {
         let mut scene = Scene::new();
         let mut message = scene.initiation();
         message[140] = 1;

@@ -125,7 +125,7 @@ impl Peer {
         }
     }
 
-    /// How often packets of the peer have moved its endpoint.
+    /// Number of times that packets of the peer have moved its endpoint.
     pub(crate) fn moves(&self) -> u64 {
         self.moves_of_removed + self.sessions.iter().map(|session| session.moves).sum::<u64>()
     }

@@ -62,7 +62,7 @@ pub enum Condition {
     Other,
 }
 
-/// What becomes of a packet that a rule applies to.
+/// Verdict on a packet that a rule applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Goes on to the next rule.
