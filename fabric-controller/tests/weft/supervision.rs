@@ -130,6 +130,7 @@ fn a_dead_or_silent_gateway_never_claims_connected() {
     host.claim_connected("client");
     // The stand-in serves nothing, so it counts as silent after some questions.
     let _up = host.up(&[]);
+    eventually("it has begun", || host.path("run/weft.json").exists());
     let status = host.weft(&["status", "-o", "json"]);
     assert_eq!(status.status.code(), Some(3), "{}", stdout(&status));
     let answer: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
