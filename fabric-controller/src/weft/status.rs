@@ -59,7 +59,7 @@ JSON (-o json; YAML is the same; absent means not known; in Kubernetes there is 
    \"refused\": [{\"cluster\": \"turin\", \"prefix\": \"10.202.0.0/16\", \"senders\": [\"10.200.1.2\"]}],
    \"problems\": [\"...\"]}
 
-refused: prefixes of peerings that are gone. Nodes refuse packets to them, and no other peer gets
+refused: prefixes that a peering had. Nodes refuse packets to them, and no other peer gets
 them, until nothing was sent to them for five minutes.
 
 With more than 20 peerings the table has only those that are not Connected, after a line with how
@@ -230,7 +230,7 @@ fn table(Shown { observation, summary }: &Shown, now: Timestamp) -> String {
         );
     }
     if !observation.refused.is_empty() {
-        text.push_str("\nrefused, as their peerings are gone:\n");
+        text.push_str("\nrefused, as no peering has them any more:\n");
         text.extend(observation.refused.iter().map(refused));
     }
     if !observation.problems.is_empty() {
