@@ -5,7 +5,7 @@
 //! ```
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -97,6 +97,14 @@ fn vxlan_from_a_stranger_enters_neither_a_node_nor_a_gateway() -> Result<()> {
                 };
                 let strange = seen_from(scene.lab.switch().net())?;
                 ensure!(strange == 0, "{strange} packets of a stranger passed {to}");
+                let before = marked.load(Ordering::Relaxed);
+                let link = link_of_gateway(milan, to.is_ipv4())?;
+                let length = if to.is_ipv4() { 32 } else { 128 };
+                let stranger = scene.lab.switch().net();
+                stranger.ip(&format!("address replace {link}/{length} dev lo"))?;
+                wrap_from(stranger, link, to, &in_vxlan(mac, inner, MARK))?;
+                let forged = marked.load(Ordering::Relaxed) - before;
+                ensure!(forged == 0, "{forged} packets passed {to} as if from {link}");
                 // A node accepts from gateways only, a gateway from its nodes.
                 let passes = |net: &Netns| seen_from(net).is_ok_and(|own| own > 0);
                 let passes = match from_nodes {
@@ -121,10 +129,24 @@ fn gateway_namespaces(cluster: &Cluster) -> Result<Vec<Netns>> {
     files.filter(|path| is_namespace(path)).map(|path| Netns::open(&path)).collect()
 }
 
+/// Address of the gateway's link to its host.
+fn link_of_gateway(cluster: &Cluster, ipv4: bool) -> Result<IpAddr> {
+    let config = ["get", "gatewayconfig", "server", "-n", "liqo-tenant-rome", "-o", "json"];
+    let config: Value = serde_json::from_str(&cluster.weft(&config)?)?;
+    let field = if ipv4 { "linkAddress" } else { "linkAddressV6" };
+    let address = config["spec"]["overlay"][field].as_str();
+    Ok(address.with_context(|| format!("no {field} in {config}"))?.parse()?)
+}
+
 /// Sends VXLAN a few times, and waits until it must have arrived.
 fn wrap(net: &Netns, to: IpAddr, frame: &[u8]) -> Result<()> {
-    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-    let socket = net.run(|| UdpSocket::bind(any))?;
+    let any =
+        if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    wrap_from(net, any, to, frame)
+}
+
+fn wrap_from(net: &Netns, from: IpAddr, to: IpAddr, frame: &[u8]) -> Result<()> {
+    let socket = net.run(|| UdpSocket::bind((from, 0)))?;
     for _ in 0..20 {
         socket.send_to(frame, (to, VXLAN_PORT)).with_context(|| format!("sending to {to}"))?;
         std::thread::sleep(Duration::from_millis(5));

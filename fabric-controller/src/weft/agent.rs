@@ -14,7 +14,7 @@ use super::rundir::{Record, RunDir};
 use super::supervise::{self, Loop, OnSilence, StopSignals};
 use super::up::farewell;
 use super::workloads::{self, AgentOptions, ChildLogs, ControlOptions, GatewayOptions, Workloads};
-use super::{host, manifest, metrics, preconditions};
+use super::{host, manifest, metrics, preconditions, process};
 
 /// Between two looks for a published directory that is not there yet.
 const POLL: Duration = Duration::from_millis(500);
@@ -68,6 +68,7 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
     let dir = RunDir::at(&args.run_dir)?;
     dir.create()?;
     let _lock = supervise::lock(&dir, "weft agent")?;
+    process::check_alone(&dir)?;
     let published = published(&args.published)?;
     if !is_writable(&published) {
         say(&format!(

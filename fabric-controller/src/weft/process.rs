@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use anyhow::bail;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -296,6 +297,39 @@ pub(crate) fn is_seen_alike(pid: i32, path: &Path) -> bool {
         let theirs = Path::new("/proc").join(pid.to_string()).join("root");
         place(&theirs.join(path.strip_prefix("/").unwrap_or(path))).is_ok_and(|it| it == own)
     })
+}
+
+/// Processes of this network namespace, but for this one.
+pub(crate) fn neighbours() -> impl Iterator<Item = i32> {
+    let own = fs::read_link("/proc/self/ns/net").ok();
+    let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter(move |pid| {
+        *pid != std::process::id().cast_signed()
+            && fs::read_link(format!("/proc/{pid}/ns/net")).ok() == own
+    })
+}
+
+/// Run directory that a process was started from.
+pub(crate) fn marked(pid: i32) -> Option<PathBuf> {
+    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    let mut entries = environment.split(|&byte| byte == 0);
+    let value = entries.find_map(|entry| entry.strip_prefix(MARK.as_bytes())?.strip_prefix(b"="));
+    Some(PathBuf::from(std::str::from_utf8(value?).ok()?))
+}
+
+/// Fails if another fabric runs in this network namespace: both would take the same devices, table
+/// and nft tables from each other.
+pub(crate) fn check_alone(own: &RunDir) -> anyhow::Result<()> {
+    let mut others = neighbours().filter_map(marked).filter(|dir| dir != own.path());
+    match others.next() {
+        None => Ok(()),
+        Some(other) => bail!(
+            "another fabric runs on this host, of run directory {}; expected one a network \
+             namespace: end it with `weft down --run-dir {0}`, or add the peering to its manifests",
+            other.display()
+        ),
+    }
 }
 
 /// Only a process that is gone cannot be signalled, which is what every signal of ours is for.

@@ -1,5 +1,6 @@
 //! The program itself.
 
+use std::fs::OpenOptions;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -13,13 +14,17 @@ fn program() -> Command {
 }
 
 fn start(cluster: &Cluster) -> Child {
+    start_with(cluster, Stdio::null())
+}
+
+fn start_with(cluster: &Cluster, log: Stdio) -> Child {
     let dirs = [("--manifests", "manifests"), ("--run-dir", "run"), ("--state-dir", "state")];
     let mut command = program();
     for (flag, below) in dirs {
         command.arg(flag).arg(cluster.path(below));
     }
     let command = command.args(["--ipam", &cluster.ipam.address().to_string(), "--node", "n1"]);
-    command.stderr(Stdio::null()).spawn().unwrap()
+    command.stderr(log).spawn().unwrap()
 }
 
 #[tokio::test]
@@ -42,6 +47,22 @@ async fn both_signals_stop_it_cleanly_and_what_is_published_stays() {
         assert!(status.await.expect("it stops").success());
         assert!(cluster.gateway("milan", "client").is_some());
     }
+}
+
+#[tokio::test]
+async fn full_disk_costs_log_lines_only() {
+    let mut cluster = Cluster::new("rome");
+    cluster.ipam.start();
+    cluster.write("milan.yaml", &client_of("milan", 30742));
+    let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut child = start_with(&cluster, full.into());
+    until("published", || cluster.gateway("milan", "client").is_some()).await;
+    cluster.write("milan.yaml", &client_of("milan", 31000));
+    let port = || cluster.gateway("milan", "client").unwrap().spec.endpoint.unwrap().port;
+    until("an edit is published", || port() == 31000).await;
+    assert!(child.try_wait().unwrap().is_none(), "it ended");
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
 
 #[test]

@@ -123,6 +123,22 @@ fn a_second_supervisor_is_told_who_holds_the_first() {
 }
 
 #[test]
+fn second_fabric_of_a_host_is_refused() {
+    let (host, _up) = running();
+    let manifests = host.path("manifests");
+    let other = host.path("other");
+    let run_dir = ["--run-dir", other.to_str().unwrap()];
+    let up = ["up", "--manifests", manifests.to_str().unwrap()];
+    let agent = ["agent", "--node", "n2", "--published", other.to_str().unwrap()];
+    for command in [&up[..], &agent[..]] {
+        let second = host.weft(&[command, &run_dir[..]].concat());
+        assert_eq!(second.status.code(), Some(1), "{}", stderr(&second));
+        let expected = format!("of run directory {}", host.path("run").display());
+        assert!(stderr(&second).contains(&expected), "{}", stderr(&second));
+    }
+}
+
+#[test]
 fn a_dead_or_silent_gateway_never_claims_connected() {
     let host = Host::new();
     host.init();
@@ -245,7 +261,7 @@ fn down_spares_another_mount_namespaces_fabric() {
     up.kill();
     let down = host.weft(&["down"]);
     assert!(down.status.success(), "{}", stderr(&down));
-    assert!(!stderr(&down).contains("without pid file"), "{}", stderr(&down));
+    assert!(!stderr(&down).contains(&format!("(pid {})", other.id())), "{}", stderr(&down));
     assert!(other.try_wait().unwrap().is_none(), "it was stopped");
     fs::remove_dir_all(host.path("run")).ok();
     let down = host.weft(&["down"]);

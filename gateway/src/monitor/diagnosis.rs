@@ -90,7 +90,12 @@ impl Diagnosis {
         if let Some(cidrs) = &message.cidrs {
             self.peer_cidrs = Some(cidrs.clone());
         }
-        let Some(weft) = message.weft else { return };
+        let Some(weft) = message.weft else {
+            // Another program has taken the peer's place: what weft reported there is not of now.
+            (self.is_weft, self.peer_differs, self.peer_cidrs) = (false, false, None);
+            (self.peer_received, self.delivered) = (None, None);
+            return;
+        };
         self.is_weft = true;
         self.peer_differs = weft.cidrs_differ;
         self.key_shared = weft.duplicate.then_some(now);

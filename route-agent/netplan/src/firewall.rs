@@ -237,8 +237,10 @@ fn write_links(f: &mut fmt::Formatter<'_>, links: &BTreeSet<Link>) -> fmt::Resul
             links.iter().map(|link| format!("0x{} : {}", hex(link.mac), link.address)).collect();
         let all: Vec<_> = links.iter().map(|link| link.address.to_string()).collect();
         let (by_mac, all) = (by_mac.join(", "), all.join(", "));
+        // Their addresses come from their links only: a stranger could write them, too.
         inward += &format!(
-            "    udp dport 4879 {ip} daddr {host} {ip} daddr set @th,128,48 map {{ {by_mac} }} notrack\n    \
+            "    udp dport 4879 {ip} saddr {{ {all} }} iifname != \"weft-*\" drop\n    \
+             udp dport 4879 {ip} daddr {host} {ip} daddr set @th,128,48 map {{ {by_mac} }} notrack\n    \
              udp dport 4879 {ip} daddr != {host} {ip} saddr {{ {all} }} notrack\n"
         );
         outward += &format!(

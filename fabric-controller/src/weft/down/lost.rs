@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::weft::host;
-use crate::weft::process::{Identity, MARK, is_seen_alike};
+use crate::weft::process::{Identity, is_seen_alike, marked, neighbours};
 use crate::weft::rundir::{RunDir, Selection, all};
 
 /// What the kernel says of an open file that has been removed.
@@ -51,25 +51,6 @@ pub(super) fn others_are_here() -> anyhow::Result<bool> {
         }
     }
     Ok(false)
-}
-
-/// The processes of this network namespace, but for this one.
-fn neighbours() -> impl Iterator<Item = i32> {
-    let own = fs::read_link("/proc/self/ns/net").ok();
-    let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    pids.filter(move |pid| {
-        *pid != std::process::id().cast_signed()
-            && fs::read_link(format!("/proc/{pid}/ns/net")).ok() == own
-    })
-}
-
-/// The run directory that a process was started from.
-fn marked(pid: i32) -> Option<PathBuf> {
-    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-    let mut entries = environment.split(|&byte| byte == 0);
-    let value = entries.find_map(|entry| entry.strip_prefix(MARK.as_bytes())?.strip_prefix(b"="));
-    Some(PathBuf::from(std::str::from_utf8(value?).ok()?))
 }
 
 /// The locks of run directories that a process still holds open.
