@@ -13,7 +13,7 @@ use fabric_api::fabric::{RemapKind, Role};
 use fabric_api::networking::ConnectionValue;
 use fabric_api::{Cidr, PublicKey};
 
-use crate::desired::Desired;
+use crate::desired::{Desired, IPV6_MTU};
 use crate::lane::{PeerState, RejectedInitiation};
 use crate::probe::{Departure, PeerCidrs};
 pub use reason::Reason;
@@ -76,6 +76,8 @@ pub struct Evidence<'a> {
     pub peer_cidrs: Option<&'a PeerCidrs>,
     /// The peer's configuration does not fit this cluster's CIDRs.
     pub peer_differs: bool,
+    /// MTU of the tunnel in bytes.
+    pub mtu: u32,
 }
 
 /// The causes, the most telling first.
@@ -96,6 +98,7 @@ pub fn diagnose(evidence: &Evidence<'_>, now: Instant) -> Vec<Fault> {
         faults.extend(evidence.loss());
     }
     faults.extend(evidence.cidr_mismatch());
+    faults.extend(evidence.too_small_for_ipv6());
     faults
 }
 
@@ -385,6 +388,27 @@ impl Evidence<'_> {
             reason: Reason::ProbeLoss,
             message: format!("loses {percent} % of probes to {}", self.peer_name()),
             remedy: format!("the underlay loses packets {}: check its links", self.way()),
+        })
+    }
+
+    /// Linux carries no IPv6 over a device whose MTU is below 1,280 bytes (RFC 8200 section 5).
+    fn too_small_for_ipv6(&self) -> Option<Fault> {
+        let mtu = self.mtu;
+        let has_ipv6 = self.desired.remaps.iter().any(|remap| !remap.local.is_ipv4());
+        (has_ipv6 && mtu < IPV6_MTU).then(|| Fault {
+            reason: Reason::TooSmallForIpv6,
+            message: format!(
+                "the tunnel's MTU is {mtu} bytes, less than the {IPV6_MTU} that IPv6 needs: IPv6 \
+                 to {} is refused",
+                self.peer_name()
+            ),
+            remedy: format!(
+                "let the way {} pass packets of {} bytes (of {} over IPv6), and set spec.mtu to \
+                 {IPV6_MTU} at least, if it is set",
+                self.way(),
+                IPV6_MTU + 60,
+                IPV6_MTU + 80
+            ),
         })
     }
 

@@ -526,8 +526,8 @@ impl Peering {
             self.diagnosis.own_key = inputs.borrow().key.as_ref().map(|key| key.public());
         }
         let traffic = traffic(&self.running.lane);
-        let (desired, value) = (&self.running.desired, self.machine.value());
-        let faults = self.diagnosis.update(desired, (value, traffic), now).to_vec();
+        let current = (self.machine.value(), traffic);
+        let faults = self.diagnosis.update(&self.running, current, now).to_vec();
         let loss_percent = self.diagnosis.log.loss_percent();
         let retries = std::mem::take(&mut self.new_retries);
         let latency = self.machine.latency();

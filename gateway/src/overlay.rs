@@ -17,7 +17,7 @@ use fabric_api::overlay_v6;
 use netlink::{Events, Handle, NetlinkError, Netns, NetnsError, Scope, Settings};
 use netplan::{Family, Op, State, Sysctl, plan};
 
-use crate::desired::{Desired, IPV6_MTU};
+use crate::desired::Desired;
 use crate::lane::{Offloads, open_tun};
 use inner::Facts;
 use link::{Link, POD_END};
@@ -137,7 +137,7 @@ impl Overlay {
         want.sysctls = self.sysctls.iter().cloned().collect();
         let have = self.inner.observe(&inner::scope()).await?;
         changes.make(&self.inner, &have, want).await;
-        changes.problems.extend(self.findings(desired, mtu.bytes)?);
+        changes.problems.extend(self.findings(desired)?);
         let Changes { steps, problems, .. } = changes;
         Ok(Applied { mtu, source, new_tun, steps, problems })
     }
@@ -291,7 +291,7 @@ impl Overlay {
     }
 
     /// What is in the way although every step succeeded.
-    fn findings(&self, desired: &Desired, mtu: u32) -> Result<Vec<String>, OverlayError> {
+    fn findings(&self, desired: &Desired) -> Result<Vec<String>, OverlayError> {
         let mut findings = Vec::new();
         for (family, setting) in
             [(Family::Ipv4, "net/ipv4/ip_forward"), (Family::Ipv6, "net/ipv6/conf/all/forwarding")]
@@ -305,12 +305,6 @@ impl Overlay {
                 let setting = setting.replace('/', ".");
                 findings.push(format!("{setting} is 0 on this host, so other nodes cannot reach the gateway; set it to 1"));
             }
-        }
-        let ipv6 = desired.remaps.iter().any(|remap| !remap.local.is_ipv4());
-        if ipv6 && mtu < IPV6_MTU {
-            findings.push(format!(
-                "the tunnel's MTU is {mtu}, less than the {IPV6_MTU} that IPv6 needs: IPv4 only"
-            ));
         }
         Ok(findings)
     }

@@ -92,8 +92,7 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
              there, run `route-agent cleanup` in it",
         );
     }
-    fs::remove_dir_all(dir.path())
-        .with_context(|| format!("cannot remove {}", dir.path().display()))?;
+    remove_run_dir(dir.path())?;
     say(&format!("removed {}", dir.path().display()));
     let is_agent = record.as_ref().is_some_and(|record| record.published.is_some());
     let Some(state) = record.and_then(|record| record.state_dir) else {
@@ -141,8 +140,7 @@ fn stop_lost(args: &DownArgs) -> anyhow::Result<()> {
         stop_processes(dir)?;
         // They may have made it again.
         if dir.path().is_dir() {
-            fs::remove_dir_all(dir.path())
-                .with_context(|| format!("cannot remove {}", dir.path().display()))?;
+            remove_run_dir(dir.path())?;
         }
     }
     if !lost::others_are_here()? && !clean_up_host(args.now)? {
@@ -152,6 +150,14 @@ fn stop_lost(args: &DownArgs) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// A mount point stays, empty.
+fn remove_run_dir(path: &Path) -> anyhow::Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(()),
+        removed => removed.with_context(|| format!("cannot remove {}", path.display())),
+    }
 }
 
 fn stop_lost_supervisor(identity: &Identity) {

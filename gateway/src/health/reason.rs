@@ -16,10 +16,11 @@ pub enum Reason {
     ProbeLoss,
     CidrMismatch,
     PeerCidrMismatch,
+    TooSmallForIpv6,
 }
 
 impl Reason {
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::NameNotResolved,
         Self::EndpointIsOwn,
         Self::PeeringRemoved,
@@ -35,6 +36,7 @@ impl Reason {
         Self::ProbeLoss,
         Self::CidrMismatch,
         Self::PeerCidrMismatch,
+        Self::TooSmallForIpv6,
     ];
 
     pub fn as_str(self) -> &'static str {
@@ -54,6 +56,7 @@ impl Reason {
             Self::ProbeLoss => "ProbeLoss",
             Self::CidrMismatch => "CidrMismatch",
             Self::PeerCidrMismatch => "PeerCidrMismatch",
+            Self::TooSmallForIpv6 => "TooSmallForIpv6",
         }
     }
 }

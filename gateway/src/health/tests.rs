@@ -46,6 +46,7 @@ impl Scene {
             is_key_shared: false,
             peer_cidrs: None,
             peer_differs: false,
+            mtu: 1340,
         }
     }
 
@@ -244,4 +245,18 @@ fn shared_key_is_named_whatever_else_is_seen() {
     assert!(apart.contains("192.0.2.1 and 2001:db8::1, in turn"), "{apart}");
     let same = message("192.0.2.1:1", "192.0.2.1:2");
     assert!(same.contains("192.0.2.1:1 and 192.0.2.1:2, in turn"), "{same}");
+}
+
+#[test]
+fn mtu_below_1280_is_a_fault_where_ipv6_is_remapped() {
+    let scene = Scene::new();
+    let small = |scene: &Scene| scene.reasons(&Evidence { mtu: 1240, ..scene.evidence() });
+    assert_eq!(small(&scene), [], "IPv4 needs less");
+    let scene = Scene::with(|config| {
+        let mut remap = config.spec.remaps[0].clone();
+        (remap.remote, remap.local) = ("fd00:200::/48".into(), "fd00:201::/48".into());
+        config.spec.remaps.push(remap);
+    });
+    assert_eq!(small(&scene), [Reason::TooSmallForIpv6]);
+    assert_eq!(scene.reasons(&scene.evidence()), []);
 }

@@ -7,6 +7,7 @@ use fabric_api::networking::ConnectionValue;
 use jiff::{SignedDuration, Timestamp};
 
 use crate::connection::Traffic;
+use crate::dataplane::Running;
 use crate::desired::Desired;
 use crate::health::{self, Evidence, Fault, Reason};
 use crate::lane::PeerState;
@@ -159,7 +160,7 @@ impl Diagnosis {
     /// The faults as of now.
     pub(super) fn update(
         &mut self,
-        desired: &Desired,
+        running: &Running,
         (value, traffic): (ConnectionValue, Traffic),
         now: Instant,
     ) -> &[TimedFault] {
@@ -168,7 +169,7 @@ impl Diagnosis {
             self.log.pause();
         }
         self.key_shared.take_if(|at| now >= *at + KEY_SHARED_RETENTION);
-        let evidence = self.evidence(desired, value);
+        let evidence = self.evidence(running, value);
         let differs = evidence.cidrs_differ();
         let faults = health::diagnose(&evidence, now);
         self.faults = faults.into_iter().map(|fault| self.timed(fault, now)).collect();
@@ -176,9 +177,10 @@ impl Diagnosis {
         &self.faults
     }
 
-    fn evidence<'a>(&'a self, desired: &'a Desired, value: ConnectionValue) -> Evidence<'a> {
+    fn evidence<'a>(&'a self, running: &'a Running, value: ConnectionValue) -> Evidence<'a> {
         Evidence {
-            desired,
+            desired: &running.desired,
+            mtu: running.mtu,
             own_key: self.own_key,
             value,
             started: self.started,
@@ -219,7 +221,8 @@ impl Diagnosis {
             | Reason::SupersededKeys
             | Reason::ProbeLoss
             | Reason::CidrMismatch
-            | Reason::PeerCidrMismatch => None,
+            | Reason::PeerCidrMismatch
+            | Reason::TooSmallForIpv6 => None,
         };
         let ago = at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
         let ago = SignedDuration::try_from(ago).unwrap_or_default();
