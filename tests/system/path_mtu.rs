@@ -203,7 +203,10 @@ fn fits(scene: &Scene, limit: u32) -> Result<()> {
         let to = view.of(*real)?;
         if to.is_ipv6() && limit < 1280 {
             let says = rome.status()?["problems"].to_string();
-            ensure!(says.contains("IPv4 only"), "nothing says that IPv6 does not fit: {says}");
+            ensure!(
+                says.contains("less than the 1280 that IPv6 needs"),
+                "nothing says that IPv6 does not fit: {says}"
+            );
             continue;
         }
         // Routes of the nodes follow a moment later.

@@ -15,7 +15,7 @@ use super::rig::Rig;
 use super::tie::{Case, addresses, is_available, own_address};
 use super::wire::{INITIATION, Wire, all_within, gaps};
 use super::{INTERVAL, PADDING, SINKS};
-use crate::scene::answers;
+use crate::scene::answers_in_time;
 
 /// How many rekeys each tunnel is to see, unless `WEFT_REKEYS` says otherwise.
 const REKEYS: usize = 3;
@@ -306,7 +306,7 @@ impl Control {
                 controls.push(Self::start(lab, peer, (underlay, flow), number)?);
             }
         }
-        controls.iter().try_for_each(|c| answers(c.hosts[0].net(), inner(1)))?;
+        controls.iter().try_for_each(|c| answers_in_time(c.hosts[0].net(), inner(1)))?;
         Ok(controls)
     }
 
