@@ -189,9 +189,13 @@ pub fn network_type(of: &Network) -> Option<Fault> {
     (!known).then(|| Fault::new(label_field(labels::NETWORK_TYPE), message))
 }
 
+/// One of weft's own stands for no host: its address is unspecified.
 pub fn ip(of: &IP) -> Vec<Fault> {
+    let labels = of.metadata.labels.as_ref();
+    let is_hostless = labels.is_some_and(|has| has.contains_key(labels::HOST_UNREACHABLE));
     let expected = match of.spec.address() {
         Some(address) if is_unicast_address(address) => return Vec::new(),
+        Some(address) if is_hostless && address.is_unspecified() => return Vec::new(),
         Some(_) => "an ordinary unicast address, which this cluster's hosts can reach",
         None => "an IP address",
     };
@@ -323,6 +327,10 @@ mod tests {
             let spec = crate::ipam::IPSpec { ip: address.to_owned(), ..Default::default() };
             assert_eq!(ip(&IP::new("a", spec)).is_empty(), is_fine, "{address}");
         }
+        let spec = crate::ipam::IPSpec { ip: "0.0.0.0".to_owned(), ..Default::default() };
+        let mut own = IP::new("a", spec);
+        own.metadata.labels = Some([(labels::HOST_UNREACHABLE.to_owned(), "true".into())].into());
+        assert_eq!(ip(&own).len(), 0, "weft's own");
     }
 
     #[test]
