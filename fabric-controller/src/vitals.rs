@@ -16,7 +16,7 @@ pub const WEBHOOK: &str = "webhook";
 pub struct Vitals {
     /// Heartbeat of the main loop.
     pub heartbeat: Heartbeat,
-    /// Of the loop that makes gateways run, in Kubernetes only.
+    /// Heartbeat of the loop that makes gateways run, in Kubernetes only.
     pub gateways: Option<Heartbeat>,
     pub readiness: Readiness,
     pub metrics: Metrics,

@@ -42,7 +42,7 @@ pub struct Scrape {
     /// Processor time of the lane's thread.
     pub processor_time: Option<Duration>,
     pub probes: ProbeCounts,
-    /// What is wrong between the two gateways.
+    /// Faults between the two gateways.
     pub faults: Vec<Reason>,
     /// Absent until nodes' probes are answered.
     pub paths: Option<NodeCounts>,

@@ -1,4 +1,4 @@
-//! Where the node's config comes from.
+//! Source of the node's config.
 //!
 //! A file may lie on another host, and a mount of that may hang. Whatever opens such a file has a
 //! thread of its own, so that routes, refusals and probes never wait for it.
@@ -54,7 +54,7 @@ pub(crate) fn follow(store: &Store, object: ObjectRef) -> anyhow::Result<mpsc::R
     Ok(followed)
 }
 
-/// Whether the config can still be read. Clones share the checks.
+/// Check that the config can still be read. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct ConfigFile(Option<watch::Receiver<bool>>);
 

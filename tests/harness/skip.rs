@@ -11,7 +11,7 @@ const NO_SKIP: &str = "WEFT_NO_SKIP";
 ///
 /// # Panics
 ///
-/// If the environment has `WEFT_NO_SKIP`.
+/// Panics if the environment has `WEFT_NO_SKIP`.
 pub fn skip(why: &str) {
     assert!(std::env::var_os(NO_SKIP).is_none(), "{NO_SKIP} is set, but {why}");
     let test = std::thread::current().name().unwrap_or("a test").to_owned();

@@ -1,4 +1,4 @@
-//! What pods send to a peer all the time, and how much of it is on the wire between machines in clear.
+//! Packets that pods send to a peer all the time, and those of them on the wire between machines in clear.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ const TEXT: &[u8] = &[0x5a; 32];
 const PORT: u16 = 7009;
 const VXLAN: [u8; 2] = 4879_u16.to_be_bytes();
 const PACE: Duration = Duration::from_millis(5);
-/// Of Ethernet, IPv4 and UDP.
+/// Length of the headers of Ethernet, IPv4 and UDP.
 const HEADERS: usize = 42;
 
 /// Senders of [`TEXT`] that never stop, as long as this value lives.
@@ -30,9 +30,9 @@ impl Senders {
         let stop = Arc::new(AtomicBool::new(false));
         let threads = ways.iter().map(|(from, to)| {
             let socket = from.run(|| UdpSocket::bind("0.0.0.0:0")).context("opening a socket")?;
-            let (told, to) = (Arc::clone(&stop), SocketAddr::new(*to, PORT));
+            let (stopped, to) = (Arc::clone(&stop), SocketAddr::new(*to, PORT));
             Ok(std::thread::spawn(move || {
-                while !told.load(Ordering::Relaxed) {
+                while !stopped.load(Ordering::Relaxed) {
                     // To be refused is fine.
                     let _ = socket.send_to(TEXT, to);
                     std::thread::sleep(PACE);

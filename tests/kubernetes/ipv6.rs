@@ -56,7 +56,7 @@ fn install_and_reach(clusters: &[Kubernetes; 2], image: &Image) -> Result<()> {
     let peering = Peering::new(&rome.spec, &milan.spec, 30742);
     let documents = [peering.client_documents(), peering.server_documents()];
     for (cluster, documents) in clusters.iter().zip(documents) {
-        // Of the chart's templates.
+        // The chart's templates are used.
         let documents =
             join(&documents).replace("namespace: liqo}", &format!("namespace: {NAMESPACE}}}"));
         wait_until("it is taken", SOON, || cluster.apply(&documents))?;

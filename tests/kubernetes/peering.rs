@@ -234,7 +234,7 @@ fn nothing_is_left(pair: &Pair) -> Result<()> {
     Ok(())
 }
 
-/// What users have made stays, and says nothing. What pods go on sending is refused for a while.
+/// Users' objects stay, without a problem. Packets that pods go on sending are refused for a while.
 fn uninstalled(pair: &Pair, lab: &Lab) -> Result<()> {
     let views = pair.views()?;
     for (i, ((cluster, gateway), before)) in

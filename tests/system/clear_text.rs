@@ -294,7 +294,7 @@ fn live(scene: &mut Scene, chance: &mut Chance, peering: &mut Peering, seen: &Se
 fn passes(scene: &Scene) -> Result<()> {
     for (from, to) in [("rome", "milan"), ("milan", "rome")] {
         scene.cluster(from).wait_connected(to, PATIENCE)?;
-        // What the other's prefixes are is published once all nodes have routes.
+        // The other's prefixes are published once all nodes have routes.
         let (pod, target) = wait_until("the way is known", PATIENCE, || scene.way(from, to))?;
         wait_until("the text arrives", PATIENCE, || {
             udp_echo(&pod.ns, SocketAddr::new(target, ECHO), CANARY)

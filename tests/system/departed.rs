@@ -139,7 +139,7 @@ fn lost_published_directory_refuses_peers() -> Result<()> {
     without_published(|host, published| run(host, &["mount", "-t", "tmpfs", "none", published]))
 }
 
-/// Whoever looks at the mount waits for a file system that never answers.
+/// A reader of the mount waits for a file system that never answers.
 #[test]
 fn hung_published_directory_refuses_peers() -> Result<()> {
     without_published(|host, published| {

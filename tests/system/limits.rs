@@ -20,7 +20,7 @@ use crate::scene::{PORT, play};
 const TIME_EACH: Duration = Duration::from_secs(3);
 /// Longest time that a program of nothing may take to run while all gateways start.
 const MAX_RESPONSE: Duration = Duration::from_secs(1);
-/// Of one core, for an idle gateway and its part of all other processes.
+/// Share of one core, for an idle gateway and its part of all other processes.
 const MAX_IDLE_LOAD: f64 = 0.005;
 /// Memory for a gateway and its part of all other processes, shared pages divided by their users.
 const MAX_BYTES_EACH: u64 = 5_000_000;

@@ -158,12 +158,12 @@ fn read_only_published_directory_is_named() -> Result<()> {
     let peering = Peering::new(&rome.spec, &milan.spec, PORT);
     rome.apply("milan", &join(&peering.client_documents()))?;
     milan.apply("rome", &join(&peering.server_documents()))?;
-    let words = "NodeConfig rome-2: its route-agent sends probes, but does not acknowledge";
+    let problem = "NodeConfig rome-2: its route-agent sends probes, but does not acknowledge";
     wait_until("weft status names it", 2 * PATIENCE, || {
         rome.is_connected("milan")?;
         let problems = rome.status()?["problems"].to_string();
         let remedy = "share that with rome-2 for writing";
-        ensure!(problems.contains(words) && problems.contains(remedy), "{problems}");
+        ensure!(problems.contains(problem) && problems.contains(remedy), "{problems}");
         Ok::<_, anyhow::Error>(())
     })?;
     shell(&scene, &format!("umount {PUBLISHED}"))?;

@@ -53,7 +53,7 @@ impl LogArgs {
         let logs = tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_ansi(io::stderr().is_terminal())
-            // Of a line that cannot be written: that goes to the same full disk, and would panic.
+            // The error about a line that cannot be written would go to the same full disk, and panic.
             .log_internal_errors(false)
             .with_writer(io::stderr);
         match self.log_format {

@@ -21,7 +21,7 @@ use crate::{Heartbeat, HttpAddress, ListenError, OPENMETRICS, Readiness};
 #[derive(Debug)]
 pub struct Monitoring {
     pub registry: Registry,
-    /// Of the loops without which the program is of no use.
+    /// Heartbeats of the loops without which the program is of no use.
     pub heartbeats: Vec<Heartbeat>,
     pub readiness: Readiness,
 }

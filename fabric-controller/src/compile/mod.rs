@@ -31,6 +31,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 pub(crate) use owner::{is_own, reference_to};
 pub use peers::{Peer, PeerCondition};
+pub use refused::keeps_refused_prefix;
 pub use statuses::unreadable;
 pub use wishes::{Request, Wish};
 

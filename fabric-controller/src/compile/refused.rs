@@ -45,7 +45,8 @@ impl Compiler<'_> {
     /// Leaves the Networks of refused prefixes alone while too little is known of the cluster.
     pub(super) fn keep_refused(&mut self) {
         let networks = self.index.of_kind(Kind::Network);
-        let held: Vec<_> = networks.filter(|(_, o)| is_held(o)).map(|(r, _)| r.clone()).collect();
+        let held: Vec<_> =
+            networks.filter(|(_, o)| keeps_refused_prefix(o)).map(|(r, _)| r.clone()).collect();
         held.into_iter().for_each(|network| self.keep(network));
     }
 
@@ -74,7 +75,9 @@ impl Compiler<'_> {
                 all.insert(prefix, peer.to_owned());
             }
         };
-        for (_, object) in self.index.of_kind(Kind::Network).filter(|(_, o)| is_held(o)) {
+        for (_, object) in
+            self.index.of_kind(Kind::Network).filter(|(_, o)| keeps_refused_prefix(o))
+        {
             if let Object::Network(network) = object {
                 let peer = object.label(labels::REMOTE_CLUSTER_ID).unwrap_or_default();
                 add(&network.spec.cidr, peer);
@@ -128,7 +131,7 @@ impl Compiler<'_> {
     /// Kind and prefix that it stood for: from the Network that holds it already, or else from the
     /// peering's that had it.
     fn stood_for(&self, held: &ObjectRef, prefix: &Cidr) -> Option<(String, String)> {
-        if let Some(object) = self.index.get(held).filter(|object| is_held(object)) {
+        if let Some(object) = self.index.get(held).filter(|object| keeps_refused_prefix(object)) {
             let kind = object.label(labels::CIDR_TYPE)?.to_owned();
             return Some((kind, remote_of(object)?.to_owned()));
         }
@@ -149,7 +152,8 @@ impl Compiler<'_> {
                 let Some(Object::Network(network)) = self.index.get(&remote.network) else {
                     continue;
                 };
-                let mut held = self.index.of_kind(Kind::Network).filter(|(_, o)| is_held(o));
+                let mut held =
+                    self.index.of_kind(Kind::Network).filter(|(_, o)| keeps_refused_prefix(o));
                 let back = held.find_map(|(reference, object)| {
                     let same = object.label(labels::REMOTE_CLUSTER_ID) == Some(&peering.peer())
                         && object.label(labels::CIDR_TYPE) == Some(remote.kind.name())
@@ -166,8 +170,8 @@ impl Compiler<'_> {
     }
 }
 
-/// True for the Network of a refused prefix.
-pub(super) fn is_held(object: &Object) -> bool {
+/// True for the Network that keeps the prefix of a peering that is gone from others.
+pub fn keeps_refused_prefix(object: &Object) -> bool {
     owner::is_own(object)
         && object.label(labels::NETWORK_TYPE) == Some("reserved")
         && object.label(labels::REMOTE_CLUSTER_ID).is_some()

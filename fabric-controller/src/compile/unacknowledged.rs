@@ -28,7 +28,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// Whether gateways receive probes of this node: of all nodes, and miss none of this one.
+    /// Returns true if gateways receive probes of this node: of all nodes, and miss none of this one.
     fn probes(&self, node: &str, nodes: usize) -> bool {
         let gateways = self.index.all::<GatewayConfig>(Kind::GatewayConfig);
         let mut statuses = gateways.filter_map(|(_, gateway)| gateway.status.as_ref());

@@ -7,7 +7,7 @@ use fabric_api::{Cidr, labels};
 use fabric_store::{Kind, Object, ObjectRef};
 
 use super::cluster::Cluster;
-use super::refused::is_held;
+use super::refused::keeps_refused_prefix;
 use super::{Compiler, owner};
 use crate::index::{ip_grant, network_grant};
 
@@ -116,13 +116,15 @@ impl Compiler<'_> {
         Some(Wish { object: of.clone(), uid: object.uid().to_owned(), request })
     }
 
-    /// Refusals of ipam, of what is still asked for. A prefix that is to be kept from others, and is
-    /// taken, is kept from them.
+    /// Refusals of ipam, of prefixes and addresses that are still requested. A prefix that is to be kept
+    /// from others, and is taken, is kept from them.
     pub(super) fn address_problems(&mut self) {
         let index = self.index;
         let asked: BTreeSet<_> = self.out.wishes.iter().map(|wish| wish.object.clone()).collect();
         for (reference, reason) in index.denials().filter(|(object, _)| asked.contains(object)) {
-            let Some(object) = index.get(reference).filter(|of| !is_held(of)) else { continue };
+            let Some(object) = index.get(reference).filter(|of| !keeps_refused_prefix(of)) else {
+                continue;
+            };
             match owner::of(object) {
                 Some(owner) => self.problem(&owner, "", format!("{reference}: {reason}")),
                 None => self.problem(reference, "", reason),

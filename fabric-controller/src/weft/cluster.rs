@@ -11,6 +11,7 @@ use anyhow::{Context as _, bail};
 use clap::builder::BoolishValueParser;
 use fabric_api::ipam::{IP, Network};
 use fabric_api::{check, labels};
+use fabric_controller::compile::keeps_refused_prefix;
 use fabric_controller::kubernetes::lease;
 use fabric_store::{ApiError, Kind, Snapshot, Store, StoreError};
 use futures::future::join_all;
@@ -157,7 +158,7 @@ fn cluster_id(snapshot: &Snapshot) -> Option<String> {
 /// kept from others, and while it cannot be granted it is not free.
 fn ungranted(snapshot: &Snapshot) -> Vec<String> {
     let waits = snapshot.objects.iter().filter_map(|(reference, object)| {
-        let network = <&Network>::try_from(object).ok().filter(|x| !keeps_refused_prefix(x));
+        let network = <&Network>::try_from(object).ok().filter(|_| !keeps_refused_prefix(object));
         let ip = <&IP>::try_from(object).ok();
         if network.is_some_and(|x| x.status.as_ref().is_none_or(|s| s.cidr.is_none())) {
             return Some(format!("{reference}: no prefix is granted yet"));
@@ -166,14 +167,6 @@ fn ungranted(snapshot: &Snapshot) -> Vec<String> {
             .map(|_| format!("{reference}: no address is granted yet"))
     });
     waits.collect()
-}
-
-fn keeps_refused_prefix(network: &Network) -> bool {
-    let labels = network.metadata.labels.as_ref();
-    labels.is_some_and(|labels| {
-        labels.get(labels::NETWORK_TYPE).is_some_and(|kind| kind == "reserved")
-            && labels.contains_key(labels::REMOTE_CLUSTER_ID)
-    })
 }
 
 /// Obstacles that the working controller has written into its Lease. Who may not list Leases sees

@@ -1,4 +1,4 @@
-//! Expectations of a kind, in the words of somebody who writes manifests: the fields that there are,
+//! Expectations of a kind, in the terms of manifests: the fields that there are,
 //! and the values that they take.
 
 use std::cell::Cell;

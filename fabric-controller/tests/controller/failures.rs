@@ -223,8 +223,8 @@ spec: {{cidr: {cidr}}}
     cluster.write("milan.yaml", &client_of("milan", 30742));
     until("published", || is_whole(&cluster, "milan")).await;
     cluster.write("external.yaml", &network("10.200.0.0/16"));
-    let told = || cluster.problems().iter().any(|problem| problem.contains("is taken"));
-    until("refused", told).await;
+    let is_refused = || cluster.problems().iter().any(|problem| problem.contains("is taken"));
+    until("refused", is_refused).await;
     cluster.write("external.yaml", &network("10.71.0.0/16"));
     let took = until("all is well", || cluster.problems().is_empty()).await;
     assert!(took < Duration::from_secs(3), "{took:?}");

@@ -1,3 +1,5 @@
+//! Reasons of faults.
+
 /// Names of the causes, as they stand in statuses and conditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {

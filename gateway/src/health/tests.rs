@@ -234,7 +234,7 @@ fn shared_key_is_named_whatever_else_is_seen() {
         unanswered: scene.unanswered(),
         ..scene.evidence()
     };
-    assert_eq!(scene.reasons(&silent), [Reason::KeyShared], "it explains the silence");
+    assert_eq!(scene.reasons(&silent), [Reason::KeyShared], "it explains the missing answers");
     let mut evidence = Evidence { loss_percent: Some(40), ..scene.evidence() };
     let mut message = |a: &str, b: &str| {
         evidence.peer.duplicate = Some([a.parse().unwrap(), b.parse().unwrap()]);

@@ -129,7 +129,7 @@ async fn events_tell_of_ours_and_not_of_others() {
         "ip link set lo up; ip link add other type veth peer name far; ip link set other up",
     );
     let mut events = handle.events(&scope(&want)).unwrap();
-    let mut told =
+    let mut has_event =
         async || tokio::time::timeout(Duration::from_millis(300), events.changed()).await.is_ok();
     for foreign in [
         "ip route add 10.9.0.0/16 dev lo table 9",
@@ -139,7 +139,7 @@ async fn events_tell_of_ours_and_not_of_others() {
         "ip link add new type veth peer name newer; ip link set new up",
     ] {
         sh(&netns, foreign);
-        assert!(!told().await, "{foreign}");
+        assert!(!has_event().await, "{foreign}");
     }
     for ours in [
         "ip route del 10.201.0.0/16 table 7",
@@ -151,9 +151,9 @@ async fn events_tell_of_ours_and_not_of_others() {
         "ip link del weft4",
     ] {
         sh(&netns, ours);
-        assert!(told().await, "{ours}");
+        assert!(has_event().await, "{ours}");
     }
-    assert!(!told().await);
+    assert!(!has_event().await);
 }
 
 #[tokio::test]
@@ -171,12 +171,12 @@ async fn routes_over_other_devices_are_not_ours() {
     let routes = handle.observe(&scope).await.unwrap().routes;
     assert_eq!(routes.keys().map(|key| key.to).collect::<Vec<_>>(), [cidr("10.1.0.0/16")]);
     let mut events = handle.events(&scope).unwrap();
-    let mut told =
+    let mut has_event =
         async || tokio::time::timeout(Duration::from_millis(300), events.changed()).await.is_ok();
     sh(&netns, "ip route del 10.2.0.0/16 table 7");
-    assert!(!told().await, "a route over another device");
+    assert!(!has_event().await, "a route over another device");
     sh(&netns, "ip route del 10.1.0.0/16 table 7");
-    assert!(told().await);
+    assert!(has_event().await);
 }
 
 #[test]

@@ -37,7 +37,7 @@ pub(crate) struct DropPoint {
 }
 
 impl Way {
-    /// Whether these are the devices that the rule compares.
+    /// Returns true if these are the devices that the rule compares.
     fn has(&self, rule: &Rule) -> bool {
         let outgoing = self.outgoing.as_deref().unwrap_or_default();
         let mut interfaces = rule.interfaces.iter();
@@ -50,7 +50,7 @@ pub(crate) struct Walk<'a, E> {
     hook: Hook,
     /// Follow jumps by interface, too: zones are such chains.
     zones: bool,
-    /// Of the packets that go through the chains.
+    /// Ways of the packets that go through the chains.
     ways: Vec<&'a Way>,
     /// Only some devices' packets do.
     dispatched: bool,
@@ -154,7 +154,7 @@ impl<'a, E> Walk<'a, E> {
         Ok(End::Returns)
     }
 
-    /// Where only some devices' packets are, a comparison of these devices decides nothing.
+    /// Condition of a rule: among packets of some devices only, a comparison of these decides nothing.
     fn condition(&self, rule: &Rule) -> Condition {
         let is_decided = self.dispatched && rule.condition == Condition::Interface;
         if is_decided && self.ways.iter().all(|way| way.has(rule)) {

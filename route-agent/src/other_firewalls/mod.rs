@@ -62,7 +62,7 @@ struct Drops {
     admitted: bool,
 }
 
-/// What is done to chains of others.
+/// Treatment of chains of others.
 #[derive(Clone, Debug, Default)]
 struct Treatment {
     mode: Mode,

@@ -115,7 +115,7 @@ pub(super) fn wait_for_port(head: &Machine) -> Result<()> {
 
 /// Where the API server is reached, from inside and from outside.
 fn api_addresses(spec: &ClusterSpec) -> Vec<IpAddr> {
-    // Of IPv6, the prefix itself is a host's address, too.
+    // In IPv6 the prefix itself is a host's address, too.
     let first = |cidr: &IpNet| cidr.hosts().find(|address| *address != cidr.addr());
     let services = spec.service_cidrs.iter().filter_map(first);
     let loopback = IpAddr::from([127, 0, 0, 1]);

@@ -15,7 +15,7 @@ use crate::wait_until;
 const KUBELET: &str = "kubelet";
 const PROGRAMS: [&str; 3] = [KUBELET, "kube-proxy", "containerd"];
 
-/// What a kernel does not have when it starts: mounts, devices and namespaces of pods, rules and routes of
+/// State that a kernel does not have when it starts: mounts, devices and namespaces of pods, rules and routes of
 /// kube-proxy and of weft. The machine's own network stays, as if it was configured at once.
 const FORGET: &str = r#"
 awk '$2 ~ "^/(run/containerd|run/netns|var/lib/kubelet)/" { print $2 }' /proc/self/mounts | sort -r | xargs -r umount -l

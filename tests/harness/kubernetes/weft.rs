@@ -10,9 +10,9 @@ use super::machine::PATIENCE;
 use super::{ADMIN, DIR, Kubernetes, Object};
 use crate::{ClusterSpec, View, bin_dir};
 
-/// Of the release, and mostly of its namespace: what tools made for Liqo look for.
+/// Name of the release, and of the namespace in which tools made for Liqo look for it.
 pub(super) const RELEASE: &str = "liqo";
-/// For what time nodes refuse what is still sent to peers when weft is uninstalled.
+/// Time for which nodes refuse packets to peers when weft is uninstalled.
 pub const LINGER: Duration = Duration::from_secs(8);
 const CONTROLLER: &str = "liqo-fabric-controller";
 const WORKLOADS: [&str; 3] =

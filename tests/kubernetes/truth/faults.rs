@@ -12,7 +12,7 @@ use weft_tests::manifests::join;
 use super::{MOST, Scene, Shown, print};
 use crate::pair::{GATEWAYS, PATIENCE, pod_of};
 
-/// Of rome, the one that faults are made on.
+/// Rome's node that faults are made on.
 pub(super) const NODE: u8 = 2;
 const CONFIGURATION: usize = 1;
 const PUBLIC_KEY: usize = 3;
@@ -196,7 +196,7 @@ fn play(scene: &Scene<'_>, fault: &Fault, late: &mut Vec<String>) -> Result<()> 
     for ((i, text), time) in times? {
         let what = format!("{}: {text}", scene.cluster(i).spec.id);
         print(fault.name, &what, time);
-        // Whatever it takes to make it is no delay of the status.
+        // The time that it takes to make the fault is no delay of the status.
         if time.saturating_sub(made) > fault.at_most {
             late.push(format!("{} {what}: {time:?}", fault.name));
         }

@@ -28,7 +28,7 @@ struct Scene<'a> {
     lab: &'a Lab,
 }
 
-/// What one of the clusters shows: its place in the pair, and a text of one line of the problems, behind
+/// Expected output of one of the clusters: its place in the pair, and a text of one line of the problems, behind
 /// which the remedy follows.
 type Shown = (usize, &'static str);
 
