@@ -135,7 +135,7 @@ arm64: tools
 	rustup target add aarch64-unknown-linux-gnu
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER='qemu-aarch64-static -L /usr/aarch64-linux-gnu' \
-	  cargo test --locked --target aarch64-unknown-linux-gnu -p tunnel -p netplan -p fabric-api
+	  cargo test --locked --target aarch64-unknown-linux-gnu -p tunnel -p netplan -p fabric-primitives -p fabric-api
 
 images:
 	@$(call INSTALL,buildah:buildah qemu-aarch64-static:qemu-user-static update-binfmts:binfmt-support \

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use fabric_controller::webhook::WebhookArgs;
-use fabric_controller::{ProbeArgs, Settings};
-use fabric_shell::{HttpAddress, LogArgs};
+use fabric_core::{ProbeArgs, Settings};
+use fabric_runtime::{HttpAddress, LogArgs};
 use fabric_store::StoreArgs;
+use fabric_webhook::WebhookArgs;
 use ipam_proto::Address;
 use jiff::Timestamp;
 

@@ -5,25 +5,26 @@ use std::future::{Future, pending};
 use std::time::Duration;
 
 use fabric_api::labels;
-use fabric_shell::Heartbeat;
+use fabric_runtime::Heartbeat;
 use fabric_store::{Event, Kind, Object, ObjectRef, Problem, Store, StoreError, Watch};
 use futures::FutureExt as _;
 use jiff::Timestamp;
-use tokio::sync::watch;
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
-use crate::compile::{Published, Wish, compile, is_own, unreadable};
-use crate::grants::{Grant, Ipam, Round};
-use crate::index::{Index, Settings};
+use crate::grants::{Ipam, Round};
 use crate::metrics::IpamOutcome;
-use crate::obstacles::Reader;
-use crate::placement::{Placements, Plan};
-use crate::publish::{Sink, copy_status, publish};
+use crate::publish::{Sink, publish};
 use crate::refusals::Refusals;
 use crate::silence::Silence;
-use crate::stragglers::Stragglers;
 use crate::vitals::{COMPILED, Vitals};
+use fabric_core::Grant;
+use fabric_core::LaggingNodes;
+use fabric_core::compile::{Published, Wish, compile, is_own, unreadable};
+use fabric_core::index::{Index, Settings};
+use fabric_core::placement::{Placements, Plan};
+use fabric_store::obstacles::Reader;
+use gateway_workloads::Exchange;
 
 /// After ipam could not be reached; doubled up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(100);
@@ -73,19 +74,11 @@ pub struct Controller {
     /// What is published as wrong; `None` before the first time.
     told: Option<BTreeSet<Problem>>,
     /// In Kubernetes, who makes gateways run.
-    outside: Option<Outside>,
+    outside: Option<Exchange>,
     silence: Silence,
-    stragglers: Stragglers,
+    lagging: LaggingNodes,
     refusals: Refusals,
     vitals: Vitals,
-}
-
-/// Where the controller says what is to be made so outside of the store, and hears what came of it.
-#[derive(Debug)]
-pub struct Outside {
-    pub plan: watch::Sender<Option<Plan>>,
-    /// `None` until all is known that was there at the start.
-    pub placements: watch::Receiver<Option<Placements>>,
 }
 
 impl Controller {
@@ -107,13 +100,13 @@ impl Controller {
             told: None,
             outside: None,
             silence: Silence::default(),
-            stragglers: Stragglers::default(),
+            lagging: LaggingNodes::default(),
             refusals: Refusals::default(),
             vitals: Vitals::default(),
         })
     }
 
-    pub fn with(self, outside: Outside) -> Self {
+    pub fn with(self, outside: Exchange) -> Self {
         Self { outside: Some(outside), ..self }
     }
 
@@ -142,6 +135,7 @@ impl Controller {
                 }
             }
             self.vitals.heartbeat.beat();
+            let lag_check = self.next_lag_check();
             tokio::select! {
                 () = &mut stop => return,
                 event = self.watch.next() => self.absorb_all(event).await,
@@ -154,7 +148,7 @@ impl Controller {
                     self.asked.clear();
                 }
                 () = due(self.silence.again()) => {}
-                () = due(self.stragglers.again(Instant::now())) => {}
+                () = due(lag_check) => {}
                 () = due(self.ipam_again) => {
                     self.ipam_again = None;
                     self.asked.clear();
@@ -304,10 +298,10 @@ impl Controller {
                         object = found?;
                     }
                 }
-                copy_status(have, &mut object);
+                object.copy_status(have);
             }
             Kind::Configuration | Kind::GatewayServer | Kind::GatewayClient => {
-                copy_status(have, &mut object);
+                object.copy_status(have);
             }
             Kind::Namespace
             | Kind::ConfigMap
@@ -377,7 +371,7 @@ impl Controller {
         }
         let mut wanted = Published::default();
         for _ in 0..MAX_ROUNDS {
-            self.stragglers.note(&mut self.index, Instant::now());
+            self.lagging.observe(&mut self.index, Instant::now().into_std());
             wanted = self.compile();
             let (index, refusals) = (&mut self.index, &mut self.refusals);
             let sink = Sink { store: &self.store, heartbeat: &self.vitals.heartbeat };
@@ -409,6 +403,11 @@ impl Controller {
         self.vitals.metrics.compiled(began.elapsed());
         self.vitals.readiness.fulfilled(COMPILED);
         wanted
+    }
+
+    /// Time at which a node that has not applied its config begins to lag.
+    fn next_lag_check(&self) -> Option<Instant> {
+        self.lagging.next_check(Instant::now().into_std()).map(Instant::from_std)
     }
 
     fn retry_at(&mut self, at: Option<Instant>) {
@@ -537,7 +536,7 @@ impl Controller {
 }
 
 /// Where gateways run now, whenever that has changed.
-async fn news(outside: &mut Option<Outside>) -> Placements {
+async fn news(outside: &mut Option<Exchange>) -> Placements {
     let Some(outside) = outside else { return pending().await };
     loop {
         if outside.placements.changed().await.is_err() {

@@ -2,9 +2,6 @@
 
 use std::time::Duration;
 
-use fabric_api::Cidr;
-use fabric_api::ipam::{IPStatus, NetworkStatus};
-use fabric_store::Object;
 use ipam_proto::ipam_client::IpamClient;
 use ipam_proto::{
     Address, IpAcquireRequest, IpReleaseRequest, NetworkAcquireRequest, NetworkReleaseRequest,
@@ -12,17 +9,10 @@ use ipam_proto::{
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use crate::compile::{Request, Wish};
-use crate::index::{ip_grant, network_grant};
+use fabric_core::Grant;
+use fabric_core::compile::{Request, Wish};
 
 const TIMEOUT: Duration = Duration::from_secs(2);
-
-/// What ipam granted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Grant {
-    Network(Cidr),
-    Address { ip: std::net::IpAddr, cidr: Cidr },
-}
 
 /// One go at everything that is to be released and acquired.
 #[derive(Debug, Default)]
@@ -40,31 +30,6 @@ pub struct Round {
 #[derive(Clone, Debug)]
 pub struct Ipam {
     client: IpamClient<Channel>,
-}
-
-impl Grant {
-    /// What the status of an object says it was granted.
-    pub fn of(object: &Object) -> Option<Self> {
-        if let Ok(network) = object.try_into() {
-            return network_grant(network).map(Self::Network);
-        }
-        let ip = object.try_into().ok()?;
-        ip_grant(ip).map(|(ip, cidr)| Self::Address { ip, cidr })
-    }
-
-    /// Writes it into the status of the object that wished for it.
-    pub fn write_to(self, object: &mut Object) {
-        match (object, self) {
-            (Object::Network(network), Self::Network(cidr)) => {
-                network.status = Some(NetworkStatus { cidr: Some(cidr.to_string()) });
-            }
-            (Object::Ip(own), Self::Address { ip, cidr }) => {
-                own.status =
-                    Some(IPStatus { ip: Some(ip.to_string()), cidr: Some(cidr.to_string()) });
-            }
-            (_, Self::Network(_) | Self::Address { .. }) => {}
-        }
-    }
 }
 
 impl Ipam {

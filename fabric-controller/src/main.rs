@@ -8,15 +8,15 @@ use anyhow::Context as _;
 use clap::Parser as _;
 use fabric_controller::control::{Controller, READ};
 use fabric_controller::grants::Ipam;
-use fabric_controller::kubernetes::Kubernetes;
-use fabric_controller::kubernetes::lease::Election;
-use fabric_controller::kubernetes::report::report;
-use fabric_controller::kubernetes::withdrawal::withdraw;
-use fabric_controller::obstacles::Reader;
 use fabric_controller::vitals::{COMPILED, Vitals, WEBHOOK};
-use fabric_controller::webhook::{Webhook, WebhookArgs};
-use fabric_shell::Stop;
+use fabric_runtime::Stop;
+use fabric_store::obstacles::Reader;
 use fabric_store::{ApiServer, Store};
+use fabric_webhook::{Webhook, WebhookArgs};
+use gateway_workloads::Kubernetes;
+use gateway_workloads::lease::Election;
+use gateway_workloads::report::report;
+use gateway_workloads::withdrawal::withdraw;
 use tokio::sync::{oneshot, watch};
 use tokio::time::sleep;
 
@@ -136,7 +136,8 @@ impl Replica {
             // State that another store knows may be older than the replica that worked meanwhile.
             let store = open(config, vitals)?;
             let server = store.api_server().context("the store is no API server")?;
-            let (kubernetes, outside) = Kubernetes::new(server, &identity, vitals);
+            let (kubernetes, outside) =
+                Kubernetes::new(server, &identity, obstacles.clone(), gateways.clone());
             let controller = controller(config, store, ipam.clone())?.with(outside);
             let controller = controller.reporting_to(vitals.clone());
             obstacles.clear();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use fabric_api::{PrivateKey, labels};
-use fabric_shell::Heartbeat;
+use fabric_runtime::Heartbeat;
 use fabric_store::{Event, Kind, Object, ObjectRef, Problem, Store, StoreError};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -11,10 +11,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::compile::{KeyPair, Published, is_own};
-use crate::grants::Grant;
-use crate::index::Index;
 use crate::refusals::Refusals;
+use fabric_core::Grant;
+use fabric_core::compile::{KeyPair, Published, is_own};
+use fabric_core::index::Index;
 
 /// What came of it.
 #[derive(Debug, Default)]
@@ -95,7 +95,7 @@ impl Publisher<'_> {
             return;
         }
         let mut whole = want.clone();
-        copy_status(self.index.get(reference), &mut whole);
+        whole.copy_status(self.index.get(reference));
         match self.store.put(&whole).await {
             Ok(stored) => {
                 let generation = stored.generation();
@@ -250,36 +250,4 @@ fn is_same_spec(have: &Object, want: &Object) -> bool {
 /// A manifest of the user has the name of an object of ours.
 fn is_in_the_way(have: &Object, want: &Object) -> bool {
     matches!(have.kind(), Kind::Network | Kind::Ip) && is_own(want) && !is_own(have)
-}
-
-/// Gives `to` the status of `from`, or none. Of a Configuration, `spec.local` goes with it.
-pub fn copy_status(from: Option<&Object>, to: &mut Object) {
-    macro_rules! copy {
-        ($variant:ident, $to:expr) => {
-            $to.status = match from {
-                Some(Object::$variant(from)) => from.status.clone(),
-                Some(_) | None => None,
-            }
-        };
-    }
-    match to {
-        Object::Network(to) => copy!(Network, to),
-        Object::Ip(to) => copy!(Ip, to),
-        Object::GatewayServer(to) => copy!(GatewayServer, to),
-        Object::GatewayClient(to) => copy!(GatewayClient, to),
-        Object::GatewayConfig(to) => copy!(GatewayConfig, to),
-        Object::NodeConfig(to) => copy!(NodeConfig, to),
-        Object::Configuration(to) => {
-            copy!(Configuration, to);
-            if let Some(Object::Configuration(from)) = from {
-                to.spec.local.clone_from(&from.spec.local);
-            }
-        }
-        Object::Namespace(_)
-        | Object::ConfigMap(_)
-        | Object::Secret(_)
-        | Object::Node(_)
-        | Object::Connection(_)
-        | Object::PublicKey(_) => {}
-    }
 }

@@ -1,9 +1,9 @@
 //! State of the controller that probes, metrics and other replicas see.
 
-use fabric_shell::{Heartbeat, Monitoring, Readiness};
+use fabric_runtime::{Heartbeat, Monitoring, Readiness};
 
 use crate::metrics::Metrics;
-use crate::obstacles::Obstacles;
+use fabric_store::obstacles::Obstacles;
 
 /// Part of the [`Readiness`] that is there once everything has been compiled.
 pub const COMPILED: &str = "controller";

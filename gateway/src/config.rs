@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Parser;
-use fabric_shell::{HttpAddress, LogArgs};
+use fabric_runtime::{HttpAddress, LogArgs};
 use fabric_store::StoreArgs;
 
 use crate::lane::Offloads;

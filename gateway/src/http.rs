@@ -11,7 +11,7 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use fabric_shell::{HttpAddress, OPENMETRICS};
+use fabric_runtime::{HttpAddress, OPENMETRICS};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 

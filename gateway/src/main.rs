@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
-use fabric_shell::Stop;
+use fabric_runtime::Stop;
 use fabric_store::{Kind, ObjectRef, Store};
 use gateway::config::{Args, Config};
 use gateway::input::Input;

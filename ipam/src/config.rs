@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use fabric_api::Cidr;
-use fabric_shell::{HttpAddress, LogArgs};
+use fabric_runtime::{HttpAddress, LogArgs};
 use fabric_store::StoreArgs;
 use ipam_proto::Address;
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fabric_shell::Readiness;
+use fabric_runtime::Readiness;
 use fabric_store::{Snapshot, Store, StoreError};
 use ipam_proto::ipam_server::IpamServer;
 use tokio::sync::watch;

@@ -19,7 +19,7 @@ impl Listener {
     pub(crate) async fn bind(address: &Address) -> anyhow::Result<Self> {
         match address {
             Address::Tcp(address) => match address.parse() {
-                Ok(address) => Ok(Self::Tcp(fabric_shell::listen(address).await?)),
+                Ok(address) => Ok(Self::Tcp(fabric_runtime::listen(address).await?)),
                 Err(_) => Ok(Self::Tcp(TcpListener::bind(address).await?)),
             },
             Address::Unix(path) => {

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
-use fabric_shell::{Heartbeat, Monitoring, Readiness, Stop};
+use fabric_runtime::{Heartbeat, Monitoring, Readiness, Stop};
 use fabric_store::Store;
 use ipam_proto::ipam_server::IpamServer;
 use tokio::sync::watch;

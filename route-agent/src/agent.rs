@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use fabric_api::fabric::{MovedAddress, NodeConfig, NodeConfigStatus};
-use fabric_shell::{Heartbeat, Stop};
+use fabric_runtime::{Heartbeat, Stop};
 use fabric_store::{Event, Kind, Object, ObjectRef, Store};
 use netlink::{Handle, Quarrel, Settings, nft};
 use netplan::{COUNTER, FIREWALL_TABLE, REFUSAL_TABLE, State, Sysctl, plan};

@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use fabric_shell::{HttpAddress, LogArgs};
+use fabric_runtime::{HttpAddress, LogArgs};
 use fabric_store::StoreArgs;
 
 /// Gives a node its ways to the pods of other clusters.

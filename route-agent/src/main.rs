@@ -24,7 +24,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Parser;
 use fabric_api::fabric::REFUSE_SECONDS;
-use fabric_shell::Stop;
+use fabric_runtime::Stop;
 use fabric_store::{Kind, Object, ObjectRef, Store};
 use netlink::{Handle, Netns, Quarrel};
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use fabric_shell::{Heartbeat, Monitoring, Readiness};
+use fabric_runtime::{Heartbeat, Monitoring, Readiness};
 use fabric_store::{Kind, Problem, Store};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use fabric_controller::{Index, Settings, compile};
+use fabric_core::{Index, Settings, compile};
 use fabric_store::{Event, Kind, Object};
 use jiff::Timestamp;
 use nix::time::{ClockId, clock_gettime};

@@ -13,6 +13,7 @@ mod expectation;
 mod kubernetes;
 mod metrics;
 mod object;
+pub mod obstacles;
 mod store;
 mod watch;
 

@@ -186,6 +186,38 @@ impl Object {
         }
     }
 
+    /// Takes over the status of `from`, or has none. Of a Configuration, `spec.local` goes with it.
+    pub fn copy_status(&mut self, from: Option<&Self>) {
+        macro_rules! copy {
+            ($variant:ident, $to:expr) => {
+                $to.status = match from {
+                    Some(Self::$variant(from)) => from.status.clone(),
+                    Some(_) | None => None,
+                }
+            };
+        }
+        match self {
+            Self::Network(to) => copy!(Network, to),
+            Self::Ip(to) => copy!(Ip, to),
+            Self::GatewayServer(to) => copy!(GatewayServer, to),
+            Self::GatewayClient(to) => copy!(GatewayClient, to),
+            Self::GatewayConfig(to) => copy!(GatewayConfig, to),
+            Self::NodeConfig(to) => copy!(NodeConfig, to),
+            Self::Configuration(to) => {
+                copy!(Configuration, to);
+                if let Some(Self::Configuration(from)) = from {
+                    to.spec.local.clone_from(&from.spec.local);
+                }
+            }
+            Self::Namespace(_)
+            | Self::ConfigMap(_)
+            | Self::Secret(_)
+            | Self::Node(_)
+            | Self::Connection(_)
+            | Self::PublicKey(_) => {}
+        }
+    }
+
     pub fn metadata(&self) -> &ObjectMeta {
         each!(self, x => &x.metadata)
     }

@@ -19,9 +19,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use fabric_api::fabric::{GatewayConfig, NodeConfig};
-use fabric_controller::Settings;
 use fabric_controller::control::Controller;
 use fabric_controller::grants::Ipam;
+use fabric_core::Settings;
 use fabric_store::{Kind, Object, ObjectRef, Store, StoreArgs};
 use futures::FutureExt as _;
 use tempfile::TempDir;

@@ -331,3 +331,14 @@ impl Cluster {
         self.delete("pod", &tenant(peer), name);
     }
 }
+
+/// The command-line tool, which is built with the workspace.
+pub(crate) fn weft_program() -> PathBuf {
+    let program = Path::new(env!("CARGO_BIN_EXE_fabric-controller")).with_file_name("weft");
+    assert!(
+        program.exists(),
+        "expected {}; run `cargo build --workspace --bins`",
+        program.display()
+    );
+    program
+}

@@ -12,7 +12,7 @@ use fabric_api::crds;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::cluster::{client, cluster_ip, peering, server, tenant};
+use crate::cluster::{client, cluster_ip, peering, server, tenant, weft_program};
 
 const MISSING: &str = "wggatewayclienttemplates.networking.liqo.io";
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -120,7 +120,7 @@ impl World {
     }
 
     fn status(&self) -> String {
-        let mut weft = Command::new(env!("CARGO_BIN_EXE_weft"));
+        let mut weft = Command::new(weft_program());
         weft.args(["status", "--kubeconfig"]).arg(self.server.admin());
         String::from_utf8(weft.output().unwrap().stdout).unwrap()
     }

@@ -9,13 +9,15 @@ use std::time::{Duration, Instant};
 use api_server::{ApiServer, skip};
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, cluster, cluster_ip, metadata, peering, server, tenant};
+use crate::cluster::{
+    Cluster, cluster, cluster_ip, metadata, peering, server, tenant, weft_program,
+};
 
 /// A request is given up after 5 s, all of them together after 15.
 const BOUND: Duration = Duration::from_secs(12);
 
 fn weft(arguments: &[&str]) -> Output {
-    let mut weft = Command::new(env!("CARGO_BIN_EXE_weft"));
+    let mut weft = Command::new(weft_program());
     weft.env_remove("KUBECONFIG").arg("status").args(arguments).output().unwrap()
 }
 

@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use fabric_api::PrivateKey;
+use fabric_primitives::PrivateKey;
 use tunnel::{Config, Engine, Remap, Rules, RulesConfig};
 
 use crate::network::Made;

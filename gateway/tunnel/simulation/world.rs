@@ -55,7 +55,7 @@ pub(crate) struct World {
     silent_since: Option<u64>,
     sent_in_silence: u64,
     /// Config changes to come: the time, the end that is told, and of what key.
-    news: BTreeMap<(u64, usize), fabric_api::PublicKey>,
+    news: BTreeMap<(u64, usize), fabric_primitives::PublicKey>,
     /// Every datagram is printed.
     is_watched: bool,
     outcome: Outcome,

@@ -2,7 +2,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use fabric_api::{PrivateKey, PublicKey};
+use fabric_primitives::{PrivateKey, PublicKey};
 
 use crate::join::{Joiner, Sink};
 use crate::outbox::{Outbox, Port};

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use etherparse::PacketBuilder;
-use fabric_api::{PrivateKey, PublicKey};
+use fabric_primitives::{PrivateKey, PublicKey};
 
 use crate::packet::Offload;
 use crate::random::Random;

@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use fabric_api::Mac;
+use fabric_primitives::Mac;
 use libc::{EACCES, EHOSTUNREACH, EINVAL, ENETUNREACH, ENODEV, ESRCH};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::RouteNetlinkMessage as Message;

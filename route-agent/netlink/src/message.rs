@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use fabric_api::Mac;
+use fabric_primitives::Mac;
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{
     AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage,

@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use fabric_api::{Cidr, Mac};
+use fabric_primitives::{Cidr, Mac};
 use libc::ENOENT;
 use netlink_packet_route::link::{
     InfoData, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,

@@ -7,7 +7,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::process::Command;
 use std::time::Duration;
 
-use fabric_api::{Cidr, Mac};
+use fabric_primitives::{Cidr, Mac};
 use netlink::{Handle, NetlinkError, Netns, Scope, conntrack, nft};
 use netplan::{
     Address, Device, Family, NextHop, Route, RouteKey, Rule, State, Sysctl, Via, Vxlan, plan,

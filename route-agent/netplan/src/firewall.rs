@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use fabric_api::{Cidr, Mac};
+use fabric_primitives::{Cidr, Mac};
 use sha2::{Digest, Sha256};
 
 /// Name of our table, of family `inet`.

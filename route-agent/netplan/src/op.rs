@@ -1,7 +1,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use fabric_api::Mac;
+use fabric_primitives::Mac;
 
 use crate::{Address, Family, NextHop, Route, RouteKey, Rule, Sysctl, Vxlan};
 

@@ -3,7 +3,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-use fabric_api::Cidr;
+use fabric_primitives::Cidr;
 
 use crate::firewall::by_length;
 

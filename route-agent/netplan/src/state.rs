@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 
-use fabric_api::{Cidr, Mac};
+use fabric_primitives::{Cidr, Mac};
 
 /// The part of the kernel's network state that one program owns, in one network namespace.
 ///

@@ -5,7 +5,7 @@
 
 use std::net::IpAddr;
 
-use fabric_api::{Cidr, Mac};
+use fabric_primitives::{Cidr, Mac};
 use netplan::{
     Address, Device, Family, Firewall, Route, RouteKey, Rule, State, Sysctl, Vxlan, plan,
 };

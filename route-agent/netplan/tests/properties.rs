@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use fabric_api::{Cidr, Mac};
+use fabric_primitives::{Cidr, Mac};
 use netplan::{Address, Device, Family, Op, Route, RouteKey, Rule, State, Sysctl, Vxlan, plan};
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::prelude::*;

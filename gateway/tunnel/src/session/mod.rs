@@ -20,7 +20,7 @@ use boringtun::noise::errors::WireGuardError;
 use boringtun::noise::rate_limiter::RateLimiter;
 use boringtun::noise::{Tunn, TunnResult};
 use boringtun::x25519;
-use fabric_api::{PrivateKey, PublicKey};
+use fabric_primitives::{PrivateKey, PublicKey};
 
 use self::duplicate::DuplicateDetector;
 use self::key::{Key, place_of};

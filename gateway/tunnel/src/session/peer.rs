@@ -3,7 +3,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use boringtun::x25519;
-use fabric_api::PrivateKey;
+use fabric_primitives::PrivateKey;
 
 use super::limiter::{HandshakeLimiter, Verdict};
 use super::rejections::Rejections;

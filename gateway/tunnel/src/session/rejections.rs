@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 use boringtun::noise::handshake::parse_handshake_anon;
 use boringtun::noise::{Packet, Tunn};
 use boringtun::x25519;
-use fabric_api::{PrivateKey, PublicKey};
+use fabric_primitives::{PrivateKey, PublicKey};
 
 /// Shortest time between two records of one kind, which bounds the cost of a flood.
 const RECORD_INTERVAL: Duration = Duration::from_millis(250);

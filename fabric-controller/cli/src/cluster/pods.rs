@@ -1,0 +1,235 @@
+//! What the pods say of what runs. Pure.
+
+use std::collections::BTreeMap;
+
+use fabric_api::labels;
+use fabric_store::{Kind, Snapshot};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{ContainerState, Pod};
+
+use crate::observe::{Found, Life, Liveness};
+
+pub(super) const GATEWAYS: &str = "networking.liqo.io/component=gateway";
+
+/// Of the chart's Deployments.
+pub(super) const DEPLOYED: &str = "app.kubernetes.io/part-of=weft";
+
+#[derive(Default)]
+pub(super) struct Pods {
+    /// By which it is known what should run.
+    pub(super) deployments: Vec<Deployment>,
+    pub(super) programs: Vec<Pod>,
+    pub(super) gateways: Vec<Pod>,
+}
+
+impl Pods {
+    pub(super) fn found(&self, snapshot: &Snapshot) -> Found {
+        let configs = snapshot.objects.keys().filter(|object| object.kind == Kind::GatewayConfig);
+        let lives = configs.map(|config| {
+            let namespace = config.namespace.clone().unwrap_or_default();
+            let life = self.gateway(&namespace, &config.name);
+            ((namespace, config.name.clone()), life)
+        });
+        let gateways: BTreeMap<_, _> = lives.collect();
+        let mut problems = self.problems();
+        let nodes = snapshot.objects.keys().filter(|object| object.kind == Kind::NodeConfig);
+        problems.extend(nodes.filter_map(|node| self.agent(&node.name)));
+        Found { gateways, problems, ..Found::default() }
+    }
+
+    fn gateway(&self, namespace: &str, name: &str) -> Life {
+        let of = |pod: &&Pod| {
+            pod.metadata.namespace.as_deref() == Some(namespace)
+                && label(pod, labels::GATEWAY_NAME) == Some(name)
+        };
+        let best = best(self.gateways.iter().filter(of));
+        let who = format!("gateway {namespace}/{name}");
+        let (liveness, problem) = match best {
+            None => (Liveness::Gone, Some(format!("{who}: it has no pod"))),
+            Some(pod) if is_ready(pod) => (Liveness::Answers, None),
+            Some(pod) if runs(pod) => (Liveness::Silent, Some(format!("{who}: {}", unready(pod)))),
+            Some(pod) => (Liveness::Gone, Some(format!("{who}: {}", unready(pod)))),
+        };
+        Life { liveness, problem, node: best.and_then(node).map(str::to_owned) }
+    }
+
+    fn problems(&self) -> Vec<String> {
+        // An ipam may be somebody else's, and elsewhere.
+        let ipam = self.is_deployed("ipam");
+        let all = [
+            ("fabric-controller", true, "changes have no effect"),
+            ("ipam", ipam, "nothing new gets a prefix or an address"),
+        ];
+        let problems = all.into_iter().filter_map(|(program, needed, therefore)| {
+            let why = match best(self.of_program(program)) {
+                None if needed => "it has no pod".to_owned(),
+                Some(pod) if !is_ready(pod) => unready(pod),
+                None | Some(_) => return None,
+            };
+            Some(format!("{program}: {why}; {therefore}"))
+        });
+        problems.collect()
+    }
+
+    fn agent(&self, name: &str) -> Option<String> {
+        let here = self.of_program("route-agent").filter(|pod| node(pod) == Some(name));
+        let why = match best(here) {
+            Some(pod) if is_ready(pod) => return None,
+            Some(pod) => unready(pod),
+            None => "there is none".to_owned(),
+        };
+        Some(format!("node {name}: route-agent: {why}; the node stays as it was set up last"))
+    }
+
+    fn is_deployed(&self, program: &str) -> bool {
+        self.deployments.iter().any(|deployment| {
+            let selects = deployment.spec.selector.match_labels.as_ref();
+            selects.and_then(|labels| labels.get(labels::PROGRAM)).is_some_and(|of| of == program)
+        })
+    }
+
+    fn of_program<'a>(&'a self, program: &'a str) -> impl Iterator<Item = &'a Pod> {
+        self.programs.iter().filter(move |pod| label(pod, labels::PROGRAM) == Some(program))
+    }
+}
+
+/// The one that tells most: of those that stay the one that gets furthest.
+fn best<'a>(pods: impl Iterator<Item = &'a Pod>) -> Option<&'a Pod> {
+    pods.max_by_key(|pod| (is_ready(pod), pod.metadata.deletion_timestamp.is_none(), runs(pod)))
+}
+
+fn label<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+    pod.metadata.labels.as_ref()?.get(key).map(String::as_str)
+}
+
+fn node(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.node_name.as_deref()
+}
+
+fn runs(pod: &Pod) -> bool {
+    let status = pod.status.as_ref();
+    let containers = status.and_then(|status| status.container_statuses.as_ref());
+    let state = containers.and_then(|all| all.first()?.state.as_ref());
+    state.is_some_and(|state| state.running.is_some())
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    condition(pod, "Ready").is_some_and(|(status, _)| status == "True")
+}
+
+/// Its status, and why.
+fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<(&'a str, Option<&'a str>)> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let found = conditions.iter().find(|condition| condition.type_ == type_)?;
+    let why = found.message.as_deref().or(found.reason.as_deref());
+    Some((found.status.as_str(), why))
+}
+
+/// Why a pod is not ready, and where to look.
+fn unready(pod: &Pod) -> String {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    let status = pod.status.as_ref();
+    let container = status.and_then(|s| s.container_statuses.as_ref()?.first()?.state.as_ref());
+    let because = |type_| {
+        let (status, why) = condition(pod, type_)?;
+        why.filter(|_| status == "False").map(str::to_owned)
+    };
+    let why = container
+        .and_then(stopped)
+        .or_else(|| because("PodScheduled"))
+        .or_else(|| status?.message.clone())
+        .or_else(|| because("Ready"));
+    let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
+    format!("pod {name} is not ready{why}; see `kubectl describe pod -n {namespace} {name}`")
+}
+
+/// Why a container does not run, if it does not.
+fn stopped(state: &ContainerState) -> Option<String> {
+    if let Some(waiting) = &state.waiting {
+        let parts = [&waiting.reason, &waiting.message];
+        let parts: Vec<_> = parts.into_iter().flatten().map(String::as_str).collect();
+        return Some(parts.join(": "));
+    }
+    let ended = state.terminated.as_ref()?;
+    let reason = ended.reason.as_deref().unwrap_or("ended");
+    Some(format!("{reason}, exit code {}", ended.exit_code))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pod(labels: &Value, status: &Value) -> Pod {
+        let pod = json!({"metadata": {"name": "p", "namespace": "t", "labels": labels},
+            "spec": {"nodeName": "n1", "containers": []}, "status": status});
+        serde_json::from_value(pod).unwrap()
+    }
+
+    fn containers(state: &Value) -> Value {
+        json!([{"name": "c", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
+            "state": state}])
+    }
+
+    fn ready() -> Value {
+        json!({"conditions": [{"type": "Ready", "status": "True"}],
+            "containerStatuses": containers(&json!({"running": {}}))})
+    }
+
+    fn failing() -> Value {
+        let state = json!({"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}});
+        json!({"conditions": [{"type": "Ready", "status": "False", "reason": "x"}],
+            "containerStatuses": containers(&state)})
+    }
+
+    fn silent() -> Value {
+        json!({"conditions": [{"type": "Ready", "status": "False", "message": "unready: [c]"}],
+            "containerStatuses": containers(&json!({"running": {}}))})
+    }
+
+    fn life(statuses: &[Value]) -> Life {
+        let labels = json!({"networking.liqo.io/gateway-name": "server"});
+        let gateways = statuses.iter().map(|status| pod(&labels, status)).collect();
+        Pods { gateways, ..Pods::default() }.gateway("t", "server")
+    }
+
+    #[test]
+    fn a_gateway_is_as_the_best_of_its_pods() {
+        for (pods, liveness, said) in [
+            (vec![], Liveness::Gone, "it has no pod"),
+            (vec![failing()], Liveness::Gone, "(ImagePullBackOff: no such image)"),
+            (vec![failing(), silent()], Liveness::Silent, "(unready: [c])"),
+            (vec![silent(), ready(), failing()], Liveness::Answers, ""),
+        ] {
+            let life = life(&pods);
+            assert_eq!(life.liveness, liveness);
+            let problem = life.problem.unwrap_or_default();
+            assert!(problem.contains(said) && problem.is_empty() == said.is_empty(), "{problem}");
+        }
+        let elsewhere = Pods::default().gateway("u", "server");
+        assert_eq!((elsewhere.liveness, elsewhere.node), (Liveness::Gone, None));
+        assert_eq!(life(&[ready()]).node.as_deref(), Some("n1"));
+    }
+
+    #[test]
+    fn programs_without_a_ready_pod_are_told_with_what_follows() {
+        let of = |program: &str, status: &Value| pod(&json!({labels::PROGRAM: program}), status);
+        let pods = |programs: Vec<Pod>| Pods { programs, ..Pods::default() };
+        let all = pods(vec![of("fabric-controller", &ready()), of("route-agent", &ready())]);
+        assert_eq!((all.problems(), all.agent("n1")), (vec![], None));
+        assert!(all.agent("n2").unwrap().starts_with("node n2: route-agent: there is none;"));
+        let evicted = json!({"phase": "Failed", "message": "The node was low on memory."});
+        let none = pods(vec![of("ipam", &evicted), of("route-agent", &silent())]);
+        let [controller, ipam] = none.problems().try_into().unwrap();
+        assert_eq!(controller, "fabric-controller: it has no pod; changes have no effect");
+        assert!(ipam.contains("(The node was low on memory.)"), "{ipam}");
+        assert!(none.agent("n1").unwrap().contains("pod p is not ready (unready: [c])"));
+        let selector = json!({"matchLabels": {labels::PROGRAM: "ipam"}});
+        let ipam = json!({"spec": {"selector": selector, "template": {}}});
+        let deployments = vec![serde_json::from_value(ipam).unwrap()];
+        let [_, ipam] = Pods { deployments, ..Pods::default() }.problems().try_into().unwrap();
+        assert_eq!(ipam, "ipam: it has no pod; nothing new gets a prefix or an address");
+    }
+}

@@ -1,0 +1,86 @@
+//! The nodes of a cluster as one of its gateways is reached by them.
+
+use fabric_api::fabric::{GatewayConfig, NodeConfig, PathFault};
+use fabric_core::node_paths::{NodePaths, cause, describe, remedy};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::{Peering, State};
+
+/// Number of nodes that reach the gateway, and names of those that do not.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Nodes {
+    pub(crate) reachable: usize,
+    /// Those with a live route-agent, now or before.
+    pub(crate) of: usize,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) unreachable: Vec<Node>,
+}
+
+/// A node whose path to the gateway fails.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Node {
+    pub(crate) node: String,
+    pub(crate) fault: PathFault,
+    /// RFC 3339.
+    pub(crate) since: String,
+    pub(crate) cause: &'static str,
+    pub(crate) remedy: String,
+}
+
+impl Nodes {
+    pub(super) fn of(gateway: &GatewayConfig, nodes: &[&NodeConfig]) -> Option<Self> {
+        let paths = NodePaths::of(gateway, nodes.iter().copied())?;
+        let (reachable, of) = (paths.reachable(), paths.nodes);
+        let unreachable = paths.unreachable.into_iter().map(|unreachable| Node {
+            cause: cause(unreachable.fault),
+            remedy: remedy(unreachable.fault, &unreachable.node),
+            node: unreachable.node,
+            fault: unreachable.fault,
+            since: unreachable.since,
+        });
+        Some(Self { reachable, of, unreachable: unreachable.collect() })
+    }
+}
+
+/// One line a node, unless the gateway does not run: that has a line of its own.
+pub(super) fn problems(peering: &Peering, now: Timestamp) -> Vec<String> {
+    let runs = !matches!(peering.state, State::Down | State::Waiting);
+    let nodes = peering.nodes.iter().filter(|_| runs).flat_map(|nodes| &nodes.unreachable);
+    let gateway = peering.gateway.as_deref().unwrap_or_default();
+    let place = format!("gateway {}/{gateway}", peering.namespace);
+    nodes.map(|node| format!("{place}: {}", describe(&node.as_reported(), now))).collect()
+}
+
+impl Node {
+    fn as_reported(&self) -> fabric_api::fabric::UnreachableNode {
+        let (node, since) = (self.node.clone(), self.since.clone());
+        fabric_api::fabric::UnreachableNode { node, fault: self.fault, since }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workloads::tests::config;
+
+    fn gateway(unreachable: serde_json::Value) -> GatewayConfig {
+        let mut gateway = config("t", "client", "n1");
+        let status = serde_json::json!({
+            "overlayProbePort": 12346, "probingNodes": 2, "unreachableNodes": unreachable});
+        gateway.status = Some(serde_json::from_value(status).unwrap());
+        gateway
+    }
+
+    #[test]
+    fn json_names_node_cause_and_remedy() {
+        let since = "2026-01-31T12:00:00.000Z";
+        let faults = serde_json::json!([{"node": "n2", "fault": "NoAgent", "since": since}]);
+        let json = serde_json::to_value(Nodes::of(&gateway(faults), &[]).unwrap()).unwrap();
+        assert_eq!((&json["reachable"], &json["of"]), (&1.into(), &2.into()));
+        let node = &json["unreachable"][0];
+        assert_eq!((&node["node"], &node["fault"]), (&"n2".into(), &"NoAgent".into()));
+        assert!(node["cause"].as_str().unwrap().contains("route-agent sends no probes"), "{json}");
+        assert!(node["remedy"].as_str().unwrap().contains("start the route-agent of n2"), "{json}");
+    }
+}

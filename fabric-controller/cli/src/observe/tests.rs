@@ -1,0 +1,186 @@
+use fabric_api::networking::GatewayClient;
+
+use super::*;
+use crate::workloads::tests::config;
+
+fn connection(value: ConnectionValue) -> Connection {
+    let mut connection: Connection = serde_json::from_value(serde_json::json!({
+        "apiVersion": "networking.liqo.io/v1beta1", "kind": "Connection",
+        "metadata": {"name": "gw-client", "namespace": "t"},
+        "spec": {"type": "Client", "gatewayRef": {"name": "client"}},
+        "status": {"value": "Connected", "latency": {"value": "3ms"}},
+    }))
+    .unwrap();
+    connection.status.as_mut().unwrap().value = value;
+    connection
+}
+
+fn snapshot(objects: impl IntoIterator<Item = Object>) -> Snapshot {
+    let objects = objects.into_iter().map(|object| (object.reference(), object)).collect();
+    Snapshot { objects, problems: Vec::new() }
+}
+
+fn found(liveness: Option<Liveness>) -> Found {
+    let life = |liveness| Life { liveness, problem: None, node: None };
+    let key = ("t".to_owned(), "client".to_owned());
+    let gateways = liveness.map(|liveness| (key, life(liveness))).into_iter().collect();
+    Found { node: Some("n1".to_owned()), gateways, ..Found::default() }
+}
+
+#[test]
+fn a_peering_is_down_without_its_process_whatever_its_connection_says() {
+    let objects = snapshot([
+        config("t", "client", "n1").into(),
+        connection(ConnectionValue::Connected).into(),
+    ]);
+    for (liveness, expected) in [
+        (Liveness::Answers, State::Connected),
+        (Liveness::Silent, State::Error),
+        (Liveness::Gone, State::Down),
+    ] {
+        let seen = observe(&objects, &found(Some(liveness)));
+        assert_eq!(seen.peerings[0].state, expected);
+        assert_eq!(seen.peerings[0].latency.is_some(), expected == State::Connected);
+    }
+}
+
+#[test]
+fn unreachable_node_makes_connected_degraded() {
+    for (value, expected) in
+        [(ConnectionValue::Connected, State::Degraded), (ConnectionValue::Error, State::Error)]
+    {
+        let mut gateway = config("t", "client", "n1");
+        let status = serde_json::json!({"overlayProbePort": 12346, "probingNodes": 2,
+            "unreachableNodes": [
+                {"node": "n2", "fault": "NoAnswer", "since": "2026-01-31T12:00:00Z"}]});
+        gateway.status = Some(serde_json::from_value(status).unwrap());
+        let objects = snapshot([gateway.into(), connection(value).into()]);
+        let seen = observe(&objects, &found(Some(Liveness::Answers)));
+        assert_eq!(seen.peerings[0].state, expected);
+        let named = |p: &String| p.contains("gateway t/client: n2: no answer over VXLAN for");
+        assert!(seen.problems.iter().any(named), "{seen:?}");
+    }
+}
+
+#[test]
+fn a_gateway_that_has_just_started_is_connecting() {
+    let objects = snapshot([config("t", "client", "n1").into()]);
+    let seen = observe(&objects, &found(Some(Liveness::Silent)));
+    assert_eq!(seen.peerings[0].state, State::Connecting);
+}
+
+#[test]
+fn a_gateway_of_another_host_is_believed() {
+    let objects = snapshot([
+        config("t", "client", "n1").into(),
+        connection(ConnectionValue::Connected).into(),
+    ]);
+    assert_eq!(observe(&objects, &found(None)).peerings[0].state, State::Connected);
+}
+
+#[test]
+fn what_the_store_finds_and_a_condition_says_is_said_once() {
+    let server: fabric_api::networking::GatewayServer = serde_json::from_value(serde_json::json!({
+        "apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayServer",
+        "metadata": {"name": "server", "namespace": "t"},
+        "spec": {"endpoint": {"port": 0}},
+        "status": {"conditions": [{
+            "type": "Accepted", "status": "False", "reason": "Invalid",
+            "message": "spec.endpoint.port: found 0; expected 1 to 65535; spec.mtu: found 1",
+            "lastTransitionTime": "2026-01-31T12:00:00Z"}]},
+    }))
+    .unwrap();
+    let object = Object::from(server);
+    let problem = Problem {
+        source: String::new(),
+        object: Some(object.reference()),
+        field: Some("spec.endpoint.port".to_owned()),
+        message: "found 0; expected 1 to 65535".to_owned(),
+    };
+    let snapshot = Snapshot { problems: vec![problem], ..snapshot([object]) };
+    assert_eq!(
+        observe(&snapshot, &found(None)).problems,
+        [
+            "GatewayServer t/server: spec.endpoint.port: found 0; expected 1 to 65535",
+            "GatewayServer t/server: spec.mtu: found 1"
+        ]
+    );
+}
+
+#[test]
+fn manifest_error_is_one_problem_line() {
+    let object = |value| Object::from(serde_json::from_value::<GatewayClient>(value).unwrap());
+    let object = object(serde_json::json!({
+        "apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayClient",
+        "metadata": {"name": "client", "namespace": "t"},
+        "spec": {"endpoint": {"addresses": ["192.0.2.1"], "port": 1}, "mtu": 1340},
+        "status": {"conditions": [{
+            "type": "Accepted", "status": "False", "reason": "Invalid",
+            "message": "a.yaml:13: spec.mtu: found 1; expected 2; a.yaml:20: \
+                PublicKey t/gw-publickey: spec.publicKey: found 3; spec.mtu: found 17",
+            "lastTransitionTime": "2026-01-31T12:00:00Z"}]},
+    }));
+    let problem = |line, object, field: &str, message: &str| Problem {
+        source: format!("a.yaml:{line}"),
+        object: Some(object),
+        field: Some(field.to_owned()),
+        message: message.to_owned(),
+    };
+    let key = ObjectRef::new(Kind::PublicKey, "t", "gw-publickey");
+    let problems = vec![
+        problem(13, object.reference(), "spec.mtu", "found 1; expected 2"),
+        problem(20, key, "spec.publicKey", "found 3"),
+    ];
+    let snapshot = Snapshot { problems, ..snapshot([object]) };
+    assert_eq!(
+        observe(&snapshot, &found(None)).problems,
+        [
+            "GatewayClient t/client: spec.mtu: found 17",
+            "a.yaml:13: GatewayClient t/client: spec.mtu: found 1; expected 2",
+            "a.yaml:20: PublicKey t/gw-publickey: spec.publicKey: found 3",
+        ]
+    );
+}
+
+#[test]
+fn empty_texts_make_no_empty_problem_lines() {
+    let mut config = config("t", "client", "n1");
+    config.status = Some(
+        serde_json::from_value(serde_json::json!({
+            "appliedGeneration": 1, "problems": ["", "two\nlines"],
+        }))
+        .unwrap(),
+    );
+    let client: GatewayClient = serde_json::from_value(serde_json::json!({
+        "apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayClient",
+        "metadata": {"name": "client", "namespace": "t"},
+        "spec": {"endpoint": {"addresses": [], "port": 1}},
+        "status": {"conditions": [{
+            "type": "Accepted", "status": "False", "reason": "Invalid", "message": "",
+            "lastTransitionTime": "2026-01-31T12:00:00Z"}]},
+    }))
+    .unwrap();
+    let problems = observe(&snapshot([config.into(), client.into()]), &found(None)).problems;
+    assert_eq!(
+        problems,
+        [
+            "GatewayClient t/client: Accepted is False (Invalid), no message given",
+            "gateway t/client: no PublicKey of cluster milan yet",
+            "gateway t/client: two lines",
+        ]
+    );
+}
+
+#[test]
+fn a_peering_without_gateway_waits_and_says_for_what() {
+    let mut configuration = Configuration::new("paris", Default::default());
+    configuration.metadata.namespace = Some("liqo-tenant-paris".to_owned());
+    configuration.metadata.labels =
+        Some([(labels::REMOTE_CLUSTER_ID.to_owned(), "paris".to_owned())].into());
+    let seen = observe(&snapshot([configuration.into()]), &found(None));
+    assert_eq!(
+        (seen.peerings[0].cluster.as_str(), seen.peerings[0].state),
+        ("paris", State::Waiting)
+    );
+    assert!(seen.problems[0].contains("no GatewayServer or GatewayClient yet"), "{seen:?}");
+}

@@ -1,0 +1,39 @@
+//! For whose sake weft made an object of its own.
+
+use fabric_store::{Kind, Object, ObjectRef};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+
+/// Annotation on every Network and IP of weft's own; what has none is the user's.
+pub(super) const OWNER: &str = "fabric.weft.dev/owner";
+
+/// True if weft made it for the sake of another.
+pub fn is_own(object: &Object) -> bool {
+    object.metadata().annotations.as_ref().is_some_and(|all| all.contains_key(OWNER))
+}
+
+/// The owner of a Network or an IP, if weft made it.
+pub(super) fn of(object: &Object) -> Option<ObjectRef> {
+    let text = object.metadata().annotations.as_ref()?.get(OWNER)?;
+    let (kind, name) = text.split_once(' ')?;
+    let kind = Kind::ALL.into_iter().find(|k| k.as_str() == kind)?;
+    let (namespace, name) = name.split_once('/').unwrap_or(("", name));
+    Some(ObjectRef::new(kind, namespace, name))
+}
+
+pub(super) fn set(object: &mut Object, owner: &ObjectRef) {
+    let annotations = object.metadata_mut().annotations.get_or_insert_default();
+    annotations.insert(OWNER.to_owned(), owner.to_string());
+}
+
+/// For Kubernetes, which then removes what is owned together with its owner, whether weft still runs
+/// or not. It does not hold up the owner's deletion: that would take another right.
+pub fn reference_to(owner: &Object) -> OwnerReference {
+    OwnerReference {
+        api_version: owner.kind().api_version().to_owned(),
+        kind: owner.kind().as_str().to_owned(),
+        name: owner.name().to_owned(),
+        uid: owner.uid().to_owned(),
+        controller: Some(true),
+        block_owner_deletion: None,
+    }
+}

@@ -1,0 +1,133 @@
+//! Gateways in Kubernetes: which are to run, and what is told of where they do.
+
+use std::net::IpAddr;
+
+use fabric_api::fabric::{GatewayConfig, NodeGateway};
+use fabric_api::networking::InternalEndpoint;
+use fabric_store::{Kind, Object, ObjectRef};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+
+use super::cluster::Node;
+use super::gateway::{End, Gateway};
+use super::gateway_config::common_family;
+use super::{Compiler, owner};
+use crate::index::key_pair;
+use crate::placement::{Placement, PlannedGateway};
+
+impl<'a> Compiler<'a> {
+    pub(super) fn placed_gateways(&mut self, gateways: &[Gateway<'_>]) {
+        for gateway in gateways {
+            self.complete_secret(gateway);
+            if let Some(planned) = self.planned(gateway) {
+                self.out.gateways.insert(gateway.reference.clone(), planned);
+            }
+            let status = self.placed_status(gateway);
+            self.out.statuses.insert(gateway.reference.clone(), status);
+        }
+    }
+
+    /// A gateway that has never run is made only as it should be.
+    fn planned(&self, gateway: &Gateway<'_>) -> Option<PlannedGateway> {
+        if gateway.settings.is_none() && self.placement(gateway).is_none() {
+            return None;
+        }
+        let mut object = self.index.get(&gateway.reference)?.clone();
+        object.copy_status(None);
+        let secret_name = key_pair(&gateway.reference, gateway.secret_ref()).name;
+        Some(PlannedGateway { object, peer: gateway.peer.clone(), secret_name })
+    }
+
+    fn placed_status(&self, gateway: &Gateway<'_>) -> Object {
+        let placement = self.placement(gateway).cloned().unwrap_or_default();
+        let Placement { workload, endpoint, internal, .. } = placement;
+        // While there is no pod, it is found where it was.
+        let moving = internal.is_none();
+        let internal = self.internal_endpoint(gateway);
+        let secret = self.secret_reference(gateway);
+        match gateway.end {
+            End::Server(server) => {
+                let mut server = server.clone();
+                let status = server.status.get_or_insert_default();
+                status.server_ref = workload;
+                status.endpoint = endpoint.or_else(|| status.endpoint.take().filter(|_| moving));
+                status.secret_ref = secret;
+                status.internal_endpoint = internal;
+                server.into()
+            }
+            End::Client(client) => {
+                let mut client = client.clone();
+                let status = client.status.get_or_insert_default();
+                status.client_ref = workload;
+                status.secret_ref = secret;
+                status.internal_endpoint = internal;
+                client.into()
+            }
+        }
+    }
+
+    /// Where the gateway's pod is, or was a moment ago.
+    pub(super) fn internal_endpoint(&self, gateway: &Gateway<'_>) -> Option<InternalEndpoint> {
+        let placement = self.placement(gateway);
+        let now = placement.and_then(|placement| placement.internal.clone());
+        if now.is_some() || placement.is_some_and(|placement| placement.is_lost) {
+            return now;
+        }
+        match gateway.end {
+            End::Server(server) => server.status.as_ref()?.internal_endpoint.clone(),
+            End::Client(client) => client.status.as_ref()?.internal_endpoint.clone(),
+        }
+    }
+
+    /// Where VXLAN to and from the nodes begins and ends.
+    pub(super) fn pod_address(&self, gateway: &Gateway<'_>) -> Option<IpAddr> {
+        // Standalone, its status has the address of its link, which only its host can use.
+        let internal = self.internal_endpoint(gateway).filter(|_| self.index.settings.kubernetes);
+        internal?.ip?.parse().ok()
+    }
+
+    /// The way from a node to the gateway's pod; none without an address of the pod's family.
+    pub(super) fn pod_gateway(
+        &self,
+        node: &Node,
+        gateway: &Gateway<'_>,
+        config: &GatewayConfig,
+    ) -> Option<NodeGateway> {
+        let underlay = self.pod_address(gateway)?;
+        common_family(node, &[underlay])?;
+        let own = &config.spec.overlay;
+        Some(NodeGateway {
+            overlay: own.address,
+            mac: own.mac.clone(),
+            underlay,
+            links: Vec::new(),
+            probe: None,
+        })
+    }
+
+    /// Of this very gateway: what was made for one of the same name before says nothing of it.
+    pub(super) fn placement(&self, gateway: &Gateway<'_>) -> Option<&'a Placement> {
+        self.index.placement(&gateway.reference).filter(|placement| placement.uid == gateway.uid)
+    }
+
+    /// What could not be made.
+    pub(super) fn placement_faults(&mut self, gateway: &Gateway<'_>) {
+        let placement = self.placement(gateway);
+        for fault in placement.into_iter().flat_map(|placement| &placement.faults) {
+            self.fault(&gateway.reference, fault);
+        }
+    }
+
+    /// In Kubernetes, what an object of that namespace goes away with. A node's leave in an order of
+    /// their own, and the cluster's stay.
+    pub(super) fn owned_by(
+        &self,
+        owner: &ObjectRef,
+        namespace: Option<&str>,
+    ) -> Option<Vec<OwnerReference>> {
+        let of_a_peering =
+            matches!(owner.kind, Kind::Configuration | Kind::GatewayServer | Kind::GatewayClient);
+        let near = of_a_peering && owner.namespace.as_deref() == namespace;
+        let object = self.index.get(owner).filter(|object| !object.uid().is_empty())?;
+        (self.index.settings.kubernetes && near).then(|| vec![owner::reference_to(object)])
+    }
+}

@@ -1,0 +1,40 @@
+//! Nodes whose configs stay unacknowledged, standalone. In Kubernetes, their pods show why.
+
+use fabric_api::fabric::{GatewayConfig, NodeConfig};
+use fabric_store::Kind;
+
+use super::Compiler;
+use super::cluster::Cluster;
+use super::node_config::of_node;
+
+impl Compiler<'_> {
+    /// An agent that cannot write its status is only noticed by what it does not acknowledge.
+    pub(super) fn unacknowledged(&mut self, cluster: &Cluster) {
+        let index = self.index;
+        for node in index.lagging_nodes.iter().filter(|_| !index.settings.kubernetes) {
+            let reference = of_node(node);
+            let config = index.typed::<NodeConfig>(&reference);
+            let Some(config) = config.filter(|config| !config.is_applied()) else { continue };
+            let generation = config.metadata.generation.unwrap_or_default();
+            // Without probes, the node is unreachable, and shown so.
+            if self.probes(node, cluster.nodes.len()) {
+                let cause = format!(
+                    "its route-agent sends probes, but does not acknowledge generation \
+                     {generation}: it cannot write to the published directory; share that with \
+                     {node} for writing, or nothing here shows what is wrong there"
+                );
+                self.problem(&reference, "", cause);
+            }
+        }
+    }
+
+    /// Returns true if gateways receive probes of this node: of all nodes, and miss none of this one.
+    fn probes(&self, node: &str, nodes: usize) -> bool {
+        let gateways = self.index.all::<GatewayConfig>(Kind::GatewayConfig);
+        let mut statuses = gateways.filter_map(|(_, gateway)| gateway.status.as_ref());
+        statuses.any(|status| {
+            usize::try_from(status.probing_nodes).is_ok_and(|probing| probing >= nodes)
+                && status.unreachable_nodes.iter().all(|unreachable| unreachable.node != node)
+        })
+    }
+}

@@ -1,0 +1,268 @@
+//! All that is known, as the store told it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use fabric_api::fabric::ProbeSettings;
+use fabric_api::ipam::{IP, Network};
+use fabric_api::networking::{Connection, GatewayClient, GatewayServer, secret_name};
+use fabric_api::{Cidr, PrivateKey, PublicKey, labels};
+use fabric_store::{Event, Kind, Object, ObjectRef, Problem};
+use k8s_openapi::api::core::v1::{LocalObjectReference, Secret};
+
+use crate::Grant;
+use crate::placement::{Placement, Placements};
+
+/// Kinds for whose objects others are made. Of the rest, there are new ones for as long as it runs.
+const SEEN: [Kind; 6] = [
+    Kind::Configuration,
+    Kind::GatewayServer,
+    Kind::GatewayClient,
+    Kind::Node,
+    Kind::ConfigMap,
+    Kind::Secret,
+];
+
+/// What the command line says.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The namespace of the cluster's own objects.
+    pub namespace: String,
+    /// The node that this host is, on which standalone gateways run.
+    pub node: Option<String>,
+    /// Gateways run in pods of their own, wherever Kubernetes puts them.
+    pub kubernetes: bool,
+    /// Pods, too, are given their node's external address.
+    pub full_masquerade: bool,
+    /// Time without a packet, in seconds, after which the prefix of a peering that is gone is free;
+    /// none: the agents' default.
+    pub refuse_seconds: Option<u32>,
+    /// How gateways watch their connections.
+    pub probe: ProbeSettings,
+}
+
+/// Of a host.
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            namespace: labels::LIQO_NAMESPACE.to_owned(),
+            node: None,
+            kubernetes: false,
+            full_masquerade: false,
+            refuse_seconds: None,
+            probe: ProbeSettings::default(),
+        }
+    }
+}
+
+/// The latest version of every object, and what is wrong with the manifests.
+#[derive(Clone, Debug, Default)]
+pub struct Index {
+    pub settings: Settings,
+    objects: BTreeMap<Kind, BTreeMap<ObjectRef, Object>>,
+    file_problems: Vec<Problem>,
+    /// In Kubernetes, where gateways run.
+    placements: Placements,
+    /// Nodes that nothing waits for.
+    pub(crate) lagging_nodes: BTreeSet<String>,
+    /// Why ipam refused a Network or an IP.
+    denials: BTreeMap<ObjectRef, String>,
+    /// The public halves of all Secrets with a key pair, computed once; or what is wrong.
+    own_keys: BTreeMap<ObjectRef, Result<PublicKey, String>>,
+    /// Every object that was ever told of, of those whose absence may mean nothing.
+    seen: BTreeSet<ObjectRef>,
+    /// The peers that had a Configuration among those.
+    seen_peers: BTreeSet<String>,
+}
+
+impl Index {
+    pub fn new(settings: Settings) -> Self {
+        Self { settings, ..Self::default() }
+    }
+
+    /// Takes in what happened and gives back the version that was there before.
+    pub fn apply(&mut self, event: Event) -> Option<Object> {
+        match event {
+            Event::Applied(object) => {
+                let reference = object.reference();
+                let peer = object.label(labels::REMOTE_CLUSTER_ID).map(str::to_owned);
+                self.seen_peers.extend(peer.filter(|_| reference.kind == Kind::Configuration));
+                if SEEN.contains(&reference.kind) {
+                    self.seen.insert(reference.clone());
+                }
+                if let Object::Secret(secret) = &*object {
+                    self.own_keys.insert(reference.clone(), public_half(secret));
+                }
+                self.objects.entry(reference.kind).or_default().insert(reference, *object)
+            }
+            Event::Deleted(reference) => {
+                self.denials.remove(&reference);
+                self.own_keys.remove(&reference);
+                self.objects.get_mut(&reference.kind)?.remove(&reference)
+            }
+            Event::Problems(problems) => {
+                self.file_problems = problems;
+                None
+            }
+            Event::Synced => None,
+        }
+    }
+
+    pub fn place(&mut self, placements: Placements) {
+        self.placements = placements;
+    }
+
+    pub fn placement(&self, gateway: &ObjectRef) -> Option<&Placement> {
+        self.placements.of.get(gateway)
+    }
+
+    /// Addresses of pods of a node that lie outside its pod CIDRs.
+    pub fn pods_outside(&self, node: &str) -> impl Iterator<Item = IpAddr> {
+        self.placements.pods.get(node).into_iter().flatten().copied()
+    }
+
+    /// Remembers that ipam refused, until it grants or the object goes.
+    pub fn deny(&mut self, object: ObjectRef, reason: String) {
+        self.denials.insert(object, reason);
+    }
+
+    pub fn granted(&mut self, object: &ObjectRef) {
+        self.denials.remove(object);
+    }
+
+    pub fn get(&self, reference: &ObjectRef) -> Option<&Object> {
+        self.objects.get(&reference.kind)?.get(reference)
+    }
+
+    pub fn typed<'a, T>(&'a self, reference: &ObjectRef) -> Option<&'a T>
+    where
+        &'a T: TryFrom<&'a Object>,
+    {
+        self.get(reference).and_then(|object| object.try_into().ok())
+    }
+
+    pub fn of_kind(&self, kind: Kind) -> impl Iterator<Item = (&ObjectRef, &Object)> {
+        self.objects.get(&kind).into_iter().flatten()
+    }
+
+    /// All objects of the kind that `T` is.
+    pub fn all<'a, T>(&'a self, kind: Kind) -> impl Iterator<Item = (&'a ObjectRef, &'a T)>
+    where
+        T: 'a,
+        &'a T: TryFrom<&'a Object>,
+    {
+        self.of_kind(kind).filter_map(|(r, object)| Some((r, object.try_into().ok()?)))
+    }
+
+    /// What gateways of that name say of their connections, but for one that is gone: `uid` is that
+    /// of the one that is there.
+    pub fn connections<'a>(
+        &'a self,
+        gateway: &ObjectRef,
+        uid: &str,
+    ) -> impl Iterator<Item = &'a Connection> {
+        let all = self.all::<Connection>(Kind::Connection);
+        let own = all.filter(move |(reference, connection)| {
+            let of = &connection.spec.gateway_ref;
+            reference.namespace == gateway.namespace
+                && of.name.as_ref() == Some(&gateway.name)
+                && of.uid.as_deref().is_none_or(|of| of == uid)
+        });
+        own.map(|(_, connection)| connection)
+    }
+
+    /// The prefix that ipam granted a Network.
+    pub fn network_grant(&self, network: &ObjectRef) -> Option<Cidr> {
+        network_grant(self.typed(network)?)
+    }
+
+    /// The address that ipam granted an IP.
+    pub fn ip_grant(&self, ip: &ObjectRef) -> Option<IpAddr> {
+        ip_grant(self.typed(ip)?).map(|(address, _)| address)
+    }
+
+    /// The public key that belongs to the private one in a Secret.
+    pub fn own_key(&self, secret: &ObjectRef) -> Result<PublicKey, String> {
+        self.own_keys.get(secret).cloned().unwrap_or_else(|| Err("missing".to_owned()))
+    }
+
+    /// Where gateways look for their key pairs, but for those labelled as such.
+    pub fn unlabelled_secrets(&self) -> BTreeSet<ObjectRef> {
+        let servers = self.all::<GatewayServer>(Kind::GatewayServer);
+        let servers = servers.map(|(gateway, server)| (gateway, server.spec.secret_ref.as_ref()));
+        let clients = self.all::<GatewayClient>(Kind::GatewayClient);
+        let clients = clients.map(|(gateway, client)| (gateway, client.spec.secret_ref.as_ref()));
+        let secrets = servers.chain(clients).map(|(gateway, secret)| key_pair(gateway, secret));
+        let labelled = |secret: &Object| secret.label(labels::GATEWAY_RESOURCE) == Some("true");
+        secrets.filter(|secret| !self.get(secret).is_some_and(labelled)).collect()
+    }
+
+    pub fn denial(&self, object: &ObjectRef) -> Option<&str> {
+        self.denials.get(object).map(String::as_str)
+    }
+
+    pub fn denials(&self) -> impl Iterator<Item = (&ObjectRef, &str)> {
+        self.denials.iter().map(|(object, reason)| (object, reason.as_str()))
+    }
+
+    /// True if a Network of its own holds what another gives up.
+    pub fn holds(&self, grant: Grant) -> bool {
+        let mut networks = self.of_kind(Kind::Network);
+        networks.any(|(_, network)| {
+            network.label(labels::NETWORK_SHARED) != Some("true")
+                && matches!(grant, Grant::Network(_))
+                && Grant::of(network) == Some(grant)
+        })
+    }
+
+    pub fn file_problems(&self) -> &[Problem] {
+        &self.file_problems
+    }
+
+    /// True if `object` may well be in a file that could not be read: then its absence means
+    /// nothing, and what was made for it stays.
+    pub fn may_be_unread(&self, object: &ObjectRef) -> bool {
+        self.has_unread() && !self.seen.contains(object)
+    }
+
+    /// The same for the Configuration of a peer.
+    pub fn peer_may_be_unread(&self, peer: &str) -> bool {
+        self.has_unread() && !self.seen_peers.contains(peer)
+    }
+
+    /// True if there is nothing that could not be read.
+    pub fn is_whole(&self) -> bool {
+        !self.has_unread()
+    }
+
+    fn has_unread(&self) -> bool {
+        self.file_problems.iter().any(|problem| match &problem.object {
+            Some(object) => self.get(object).is_none(),
+            None => true,
+        })
+    }
+}
+
+fn public_half(secret: &Secret) -> Result<PublicKey, String> {
+    let private = secret.data.as_ref().and_then(|data| data.get("privateKey"));
+    let private = private.ok_or("missing; expected 32 bytes in base64")?;
+    let private = PrivateKey::from_bytes(&private.0).map_err(|error| error.to_string())?;
+    Ok(private.public())
+}
+
+/// The Secret with the key pair of a gateway: the one that it names, or one that is made for it.
+pub fn key_pair(gateway: &ObjectRef, named: Option<&LocalObjectReference>) -> ObjectRef {
+    let own = || format!("gw-{}", gateway.name);
+    let name = secret_name(named).map_or_else(own, str::to_owned);
+    ObjectRef::new(Kind::Secret, gateway.namespace.as_deref().unwrap_or_default(), &name)
+}
+
+pub fn network_grant(network: &Network) -> Option<Cidr> {
+    network.status.as_ref()?.cidr.as_deref()?.parse().ok()
+}
+
+/// The address and the prefix it was taken from.
+pub fn ip_grant(ip: &IP) -> Option<(IpAddr, Cidr)> {
+    let status = ip.status.as_ref()?;
+    Some((status.ip.as_deref()?.parse().ok()?, status.cidr.as_deref()?.parse().ok()?))
+}

@@ -1,0 +1,97 @@
+//! Nodes whose agent does not apply its newest config, perhaps as they are down. Nothing waits for
+//! them for ever.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use fabric_api::fabric::NodeConfig;
+use fabric_store::{Kind, ObjectRef};
+
+use crate::index::Index;
+
+/// Time after which a node lags. An agent that runs takes a tenth of a second.
+const MAX_LAG: Duration = Duration::from_secs(10);
+
+/// Since when each node has not applied its newest config.
+#[derive(Debug, Default)]
+pub struct LaggingNodes(BTreeMap<String, Behind>);
+
+#[derive(Clone, Copy, Debug)]
+struct Behind {
+    since: Instant,
+    /// What has only now been told is not late, however long there was nothing to tell.
+    has_config: bool,
+}
+
+impl LaggingNodes {
+    /// Looks at all nodes, and tells the index for which of them nothing waits any more.
+    pub fn observe(&mut self, index: &mut Index, now: Instant) {
+        let behind = index.of_kind(Kind::Node).filter_map(|(node, _)| {
+            let name = &node.name;
+            let config = index.typed::<NodeConfig>(&ObjectRef::new(Kind::NodeConfig, "", name));
+            let has_config = config.is_some();
+            let known = self.0.get(name).filter(|known| known.has_config == has_config);
+            let behind = known.copied().unwrap_or(Behind { since: now, has_config });
+            (!config.is_some_and(NodeConfig::is_applied)).then(|| (name.clone(), behind))
+        });
+        self.0 = behind.collect();
+        let late = self.0.iter().filter(|(_, behind)| now - behind.since >= MAX_LAG);
+        let late: BTreeSet<_> = late.map(|(name, _)| name.clone()).collect();
+        for node in late.difference(&index.lagging_nodes) {
+            tracing::warn!(node, "does not apply its NodeConfig; nothing waits for it any more");
+        }
+        index.lagging_nodes = late;
+    }
+
+    /// When they are to be looked at again, if nothing happens before.
+    pub fn next_check(&self, now: Instant) -> Option<Instant> {
+        self.0.values().map(|behind| behind.since + MAX_LAG).filter(|due| *due > now).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fabric_api::fabric::NodeConfigStatus;
+    use fabric_store::{Event, Object};
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_node_is_late_ten_seconds_after_it_was_told_something() {
+        #[allow(clippy::disallowed_methods, reason = "any instant serves")]
+        let start = Instant::now();
+        let (mut index, mut lagging) = (Index::default(), LaggingNodes::default());
+        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}});
+        let node: k8s_openapi::api::core::v1::Node = serde_json::from_value(node).unwrap();
+        index.apply(Event::Applied(Box::new(node.into())));
+        let mut note = |at: u64, config: Option<(i64, i64)>| {
+            if let Some((generation, applied)) = config {
+                index.apply(Event::Applied(Box::new(node_config(generation, applied))));
+            }
+            let now = start + Duration::from_secs(at);
+            lagging.observe(&mut index, now);
+            let again = lagging.next_check(now).map(|again| (again - start).as_secs());
+            (index.lagging_nodes == BTreeSet::from(["n1".to_owned()]), again)
+        };
+        assert_eq!(note(0, None), (false, Some(10)));
+        assert_eq!(note(10, None), (true, None), "nothing can be published for it");
+        assert_eq!(note(20, Some((1, 0))), (false, Some(30)), "it has only now been told");
+        assert_eq!(note(21, Some((1, 1))), (false, None));
+        assert_eq!(note(40, Some((2, 1))), (false, Some(50)));
+        assert_eq!(note(45, Some((3, 1))), (false, Some(50)), "it is still behind");
+        assert_eq!(note(49, Some((3, 2))), (false, Some(50)));
+        assert_eq!(note(50, Some((4, 2))), (true, None));
+        assert_eq!(note(51, Some((4, 4))), (false, None), "it is back");
+    }
+
+    fn node_config(generation: i64, applied: i64) -> Object {
+        let spec = json!({"clusterId": "rome", "underlay": [], "localPods": [], "podCidrs": [],
+            "external": [], "peerings": [], "vxlanSources": []});
+        let mut config = NodeConfig::new("n1", serde_json::from_value(spec).unwrap());
+        config.metadata.generation = Some(generation);
+        let applied_generation = applied;
+        config.status = Some(NodeConfigStatus { applied_generation, ..Default::default() });
+        config.into()
+    }
+}

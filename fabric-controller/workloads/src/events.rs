@@ -1,0 +1,228 @@
+//! Tells what is wrong by Events, where people look: at the objects it is wrong with.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use fabric_runtime::Heartbeat;
+use fabric_store::{Kind, Problem};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+use tokio::time::Instant;
+
+use super::writer::{MANAGER, answer};
+
+/// What comes and goes is told again only so often, and is the same again for so long.
+const QUIET: Duration = Duration::from_secs(60);
+const MEMORY: Duration = Duration::from_secs(600);
+/// So many at once, then one in so long: an API server has better things to do.
+const BURST: u32 = 25;
+const REFILL: Duration = Duration::from_secs(5);
+/// An API server takes no longer ones.
+const LONGEST: usize = 1000;
+const KINDS: [Kind; 6] = [
+    Kind::Configuration,
+    Kind::GatewayServer,
+    Kind::GatewayClient,
+    Kind::PublicKey,
+    Kind::Secret,
+    Kind::Ip,
+];
+
+/// kube's own recorder takes two problems with one object for the same if their reasons are.
+pub(super) struct Events {
+    client: Client,
+    identity: String,
+    /// Object of problems that name none.
+    own: Option<ObjectReference>,
+    /// With the uid of the object.
+    told: BTreeMap<(Problem, String), Telling>,
+    purse: Purse,
+    /// When something can be told that could not be told yet.
+    again: Option<Instant>,
+}
+
+struct Telling {
+    at: Instant,
+    count: i32,
+    stands: bool,
+}
+
+struct Purse {
+    tokens: u32,
+    filled: Instant,
+}
+
+impl Events {
+    pub(super) fn new(client: Client, identity: &str) -> Self {
+        let purse = Purse { tokens: BURST, filled: Instant::now() };
+        let (identity, told) = (identity.to_owned(), BTreeMap::new());
+        Self { client, identity, own: None, told, purse, again: None }
+    }
+
+    /// Problems that name no object are this one's.
+    pub(super) fn set_own(&mut self, own: ObjectReference) {
+        self.own = Some(own);
+    }
+
+    /// All that is wrong now. What was told already is not told again.
+    pub(super) async fn tell(
+        &mut self,
+        problems: &BTreeMap<Problem, String>,
+        heartbeat: &Heartbeat,
+    ) {
+        let now = Instant::now();
+        self.again = None;
+        self.told.retain(|(problem, uid), telling| {
+            telling.stands &= problems.get(problem) == Some(uid);
+            telling.stands || now.duration_since(telling.at) < MEMORY
+        });
+        for (problem, uid) in problems {
+            heartbeat.beat();
+            let Some(regarding) = self.regarding(problem, uid) else { continue };
+            if problem.message.starts_with("waits for") {
+                continue;
+            }
+            let known = self.told.get(&(problem.clone(), uid.clone()));
+            if known.is_some_and(|known| known.stands) {
+                continue;
+            }
+            let count = known.map_or(1, |known| known.count + 1);
+            let early = known.map(|known| known.at + QUIET).filter(|until| *until > now);
+            if early.is_some() || !self.purse.spend(now) {
+                self.put_off(early.unwrap_or(now + REFILL));
+                continue;
+            }
+            let event = self.event(regarding, problem);
+            if self.publish(&event, count).await {
+                let telling = Telling { at: now, count, stands: true };
+                self.told.insert((problem.clone(), uid.clone()), telling);
+            } else {
+                self.put_off(now + REFILL);
+            }
+        }
+    }
+
+    /// When to tell again what is wrong, even if nothing changes.
+    pub(super) fn again(&self) -> Option<Instant> {
+        self.again
+    }
+
+    fn put_off(&mut self, until: Instant) {
+        self.again = self.again.into_iter().chain([until]).min();
+    }
+
+    /// Object that an Event of the problem is about.
+    fn regarding(&self, problem: &Problem, uid: &str) -> Option<ObjectReference> {
+        let Some(object) = &problem.object else { return self.own.clone() };
+        KINDS.contains(&object.kind).then(|| ObjectReference {
+            api_version: Some(object.kind.api_version().to_owned()),
+            kind: Some(object.kind.as_str().to_owned()),
+            namespace: object.namespace.clone(),
+            name: Some(object.name.clone()),
+            uid: Some(uid.to_owned()),
+            ..ObjectReference::default()
+        })
+    }
+
+    /// Event of a problem with an object, always of the same name.
+    fn event(&self, regarding: ObjectReference, problem: &Problem) -> Event {
+        let note = Problem { object: None, ..problem.clone() }.to_string();
+        let uid = regarding.uid.as_deref().unwrap_or_default();
+        let digest = Sha256::digest(format!("{uid} {note}"));
+        let digest: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let name = regarding.name.as_deref().unwrap_or_default();
+        let reason = if problem.object.is_some() { "Invalid" } else { "CannotRead" };
+        Event {
+            metadata: ObjectMeta {
+                name: Some(format!("{name}.{digest}")),
+                namespace: regarding.namespace.clone(),
+                ..ObjectMeta::default()
+            },
+            event_time: Some(MicroTime(Timestamp::now())),
+            action: Some("Compile".to_owned()),
+            reason: Some(reason.to_owned()),
+            note: Some(shortened(note)),
+            type_: Some("Warning".to_owned()),
+            regarding: Some(regarding),
+            reporting_controller: Some(format!("weft.dev/{MANAGER}")),
+            reporting_instance: Some(self.identity.clone()),
+            ..Event::default()
+        }
+    }
+
+    /// False if there was no answer.
+    async fn publish(&self, event: &Event, count: i32) -> bool {
+        let namespace = event.metadata.namespace.as_deref().unwrap_or("default");
+        let api = Api::<Event>::namespaced(self.client.clone(), namespace);
+        let created = answer(api.create(&PostParams::default(), event)).await;
+        let result = match created {
+            Err(kube::Error::Api(status)) if status.code == 409 => repeat(&api, event, count).await,
+            created => created.map(drop),
+        };
+        if let Err(error) = &result {
+            tracing::debug!(%error, "an Event is not told");
+        }
+        matches!(result, Ok(()) | Err(kube::Error::Api(_)))
+    }
+}
+
+/// The API server lets nothing else of an Event change. That it is there says that it was told
+/// before, if only by the controller before this one.
+async fn repeat(api: &Api<Event>, event: &Event, count: i32) -> kube::Result<()> {
+    let name = event.metadata.name.as_deref().unwrap_or_default();
+    let series = json!({"count": count.max(2), "lastObservedTime": event.event_time});
+    let patch = Patch::Merge(json!({"series": series}));
+    answer(api.patch(name, &PatchParams::default(), &patch)).await.map(drop)
+}
+
+impl Purse {
+    fn spend(&mut self, now: Instant) -> bool {
+        while self.tokens < BURST && now.duration_since(self.filled) >= REFILL {
+            self.tokens += 1;
+            self.filled += REFILL;
+        }
+        if self.tokens == BURST {
+            self.filled = now;
+        }
+        let some = self.tokens > 0;
+        self.tokens -= u32::from(some);
+        some
+    }
+}
+
+fn shortened(mut note: String) -> String {
+    if note.len() > LONGEST {
+        let end = (0..=LONGEST).rev().find(|end| note.is_char_boundary(*end));
+        note.truncate(end.unwrap_or_default());
+    }
+    note
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn so_many_at_once_and_then_one_in_a_while() {
+        let start = Instant::now();
+        let mut purse = Purse { tokens: BURST, filled: start };
+        let spent = |purse: &mut Purse, now| (0..1000).filter(|_| purse.spend(now)).count();
+        assert_eq!(spent(&mut purse, start), 25);
+        assert_eq!(spent(&mut purse, start + REFILL / 2), 0);
+        assert_eq!(spent(&mut purse, start + REFILL * 3), 3);
+        assert_eq!(spent(&mut purse, start + REFILL * 1000), 25, "no more are saved up");
+    }
+
+    #[test]
+    fn notes_end_where_a_character_does() {
+        assert_eq!(shortened("short".to_owned()), "short");
+        assert_eq!(shortened("μ".repeat(600)).chars().count(), 500);
+        assert_eq!(shortened(format!("a{}", "μ".repeat(600))).len(), 999);
+    }
+}

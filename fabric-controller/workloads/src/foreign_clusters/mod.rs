@@ -1,0 +1,200 @@
+//! Liqo's ForeignClusters: one for each peer, which tells how the networking with it is. Where their
+//! definition is not installed, there are none.
+//!
+//! Liqo's own controller, if it runs beside, makes them as well, and clears the part about networking
+//! whenever it writes. It does not look at statuses, so writing that part again is the end of it.
+
+mod module;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use fabric_api::{ClusterId, labels, liqo_core};
+use fabric_runtime::Heartbeat;
+use jiff::Timestamp;
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::live::{Key, Live, Watched};
+use super::writer::{MANAGER, answer};
+use fabric_core::placement::{Peers, Plan};
+use module::{Step, peer_of, step};
+
+/// Between two writes that say the same, whoever undoes the first.
+const PACE: Duration = Duration::from_secs(1);
+/// After something was refused.
+const RETRY: Duration = Duration::from_secs(5);
+
+pub(super) struct ForeignClusters {
+    api: Api<DynamicObject>,
+    live: Live,
+    told: BTreeMap<String, Told>,
+    /// Why something was refused, by what it was and the name.
+    refused: BTreeMap<Try, String>,
+    due: Option<Instant>,
+}
+
+type Try = (&'static str, String);
+
+/// What was written last.
+struct Told {
+    modules: Value,
+    at: Instant,
+}
+
+impl ForeignClusters {
+    /// Must be called within a tokio runtime; nothing is sent yet.
+    pub(super) fn new(client: Client) -> Self {
+        let live = Live::watch(&client, &[Watched::ForeignCluster]);
+        let api = Api::all_with(client, &Watched::ForeignCluster.resource());
+        Self { api, live, told: BTreeMap::new(), refused: BTreeMap::new(), due: None }
+    }
+
+    /// Waits for something to happen; true if anything is different now. Cancel safe.
+    pub(super) async fn next(&mut self) -> bool {
+        self.live.next().await
+    }
+
+    /// When they are to be looked at again, if nothing happens before.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Makes it so. What does not go is tried again.
+    pub(super) async fn tell(&mut self, plan: &Plan, heartbeat: &Heartbeat) {
+        self.due = None;
+        if !self.live.is_whole() {
+            return;
+        }
+        let result = self.make(&plan.peers, heartbeat).await;
+        let result = if result.is_ok() { self.write(plan, heartbeat).await } else { result };
+        if let Err(error) = result {
+            tracing::debug!(%error, "ForeignClusters are not as they should be");
+            self.due_in(RETRY);
+        }
+    }
+
+    /// True while their definition is not installed.
+    pub(super) fn are_undefined(&self) -> bool {
+        self.live.is_missing(Watched::ForeignCluster)
+    }
+
+    /// True if all of them are as they were last told to be.
+    pub(super) fn is_settled(&self) -> bool {
+        self.live.is_whole() && self.due.is_none()
+    }
+
+    /// One for each peer that has none.
+    async fn make(&mut self, peers: &Peers, heartbeat: &Heartbeat) -> kube::Result<()> {
+        let all = self.live.objects().all(Watched::ForeignCluster);
+        let there: BTreeSet<String> = all.map(|(_, object)| peer_of(object)).collect();
+        for peer in peers.keys().filter(|peer| !there.contains(peer.as_str())) {
+            heartbeat.beat();
+            let made = self.make_one(peer).await;
+            self.tolerate(("make", peer.to_string()), made)?;
+        }
+        Ok(())
+    }
+
+    async fn make_one(&mut self, peer: &ClusterId) -> kube::Result<()> {
+        let parameters =
+            PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
+        let made = answer(self.api.create(&parameters, &new(peer)?)).await?;
+        tracing::info!(%peer, "made a ForeignCluster");
+        self.live.put(Watched::ForeignCluster, made);
+        Ok(())
+    }
+
+    /// Tells each how its peer is; removes those that weft made and nobody needs.
+    async fn write(&mut self, plan: &Plan, heartbeat: &Heartbeat) -> kube::Result<()> {
+        let all = self.live.objects().all(Watched::ForeignCluster);
+        let all: Vec<DynamicObject> = all.map(|(_, object)| object.clone()).collect();
+        for object in all.iter().filter(|object| object.metadata.deletion_timestamp.is_none()) {
+            heartbeat.beat();
+            let name = object.name_any();
+            match step(object, plan, Timestamp::now()) {
+                Some(Step::Remove) => {
+                    let removed = self.remove(object).await;
+                    self.tolerate(("remove", name), removed)?;
+                }
+                Some(Step::Tell(modules)) => {
+                    let told = self.tell_one(&name, modules).await;
+                    self.tolerate(("change", name), told)?;
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// What is refused of one keeps none of the others waiting.
+    fn tolerate(&mut self, what: Try, result: kube::Result<()>) -> kube::Result<()> {
+        let Err(kube::Error::Api(status)) = result else {
+            self.refused.remove(&what);
+            return result;
+        };
+        self.due_in(RETRY);
+        if self.refused.get(&what) != Some(&status.message) {
+            let (verb, name) = &what;
+            let reason = &status.message;
+            tracing::warn!(name, reason, "cannot {verb} a ForeignCluster; tried again");
+            self.refused.insert(what, status.message);
+        }
+        Ok(())
+    }
+
+    async fn tell_one(&mut self, name: &str, modules: Value) -> kube::Result<()> {
+        if let Some(told) = self.told.get(name)
+            && told.modules == modules
+            && told.at.elapsed() < PACE
+        {
+            self.due_in(PACE);
+            return Ok(());
+        }
+        let patch = Patch::Merge(json!({"status": {"modules": modules}}));
+        let parameters = PatchParams::default();
+        let written = answer(self.api.patch_status(name, &parameters, &patch)).await?;
+        tracing::debug!(name, "ForeignCluster told");
+        self.live.put(Watched::ForeignCluster, written);
+        self.told.insert(name.to_owned(), Told { modules, at: Instant::now() });
+        Ok(())
+    }
+
+    async fn remove(&mut self, object: &DynamicObject) -> kube::Result<()> {
+        let name = object.name_any();
+        let preconditions = Preconditions {
+            uid: object.metadata.uid.clone(),
+            resource_version: object.metadata.resource_version.clone(),
+        };
+        let parameters =
+            DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        match answer(self.api.delete(&name, &parameters)).await {
+            Ok(_) => tracing::info!(name, "removed a ForeignCluster"),
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(error) => return Err(error),
+        }
+        self.live.forget(&Key::of(Watched::ForeignCluster, object));
+        self.told.remove(&name);
+        Ok(())
+    }
+
+    fn due_in(&mut self, wait: Duration) {
+        let at = Instant::now() + wait;
+        self.due = Some(self.due.map_or(at, |due| due.min(at)));
+    }
+}
+
+/// As Liqo's own controller makes it, but for the label that says who did.
+fn new(peer: &ClusterId) -> kube::Result<DynamicObject> {
+    let spec = liqo_core::ForeignClusterSpec { cluster_id: peer.to_string() };
+    let mut object = liqo_core::ForeignCluster::new(peer.as_str(), spec);
+    object.metadata.labels = Some(
+        [(labels::REMOTE_CLUSTER_ID, peer.as_str()), (labels::MANAGED_BY, labels::WEFT)]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into(),
+    );
+    let value = serde_json::to_value(object).and_then(serde_json::from_value);
+    value.map_err(kube::Error::SerdeError)
+}

@@ -1,0 +1,365 @@
+//! What only Kubernetes has: gateways as Deployments with their Services and rights, Services of IPs,
+//! pods, what Liqo's tools look for in Secrets and ForeignClusters, Leases, Events, and the end of all
+//! of it ([`withdrawal`]). No other part of the controller knows of it.
+//!
+//! [`Kubernetes`] is told a [`Plan`] and tells [`Placements`]; `live` is what is there, `objects` and
+//! `services` say what should be (pure), `writer` writes what differs, `place` says where gateways run
+//! (pure), `pods` which of all pods have addresses that their nodes' CIDRs do not tell.
+
+mod absence;
+mod endpoint;
+mod events;
+mod foreign_clusters;
+pub mod lease;
+mod live;
+mod objects;
+mod place;
+mod pods;
+pub mod report;
+mod rights;
+mod secrets;
+mod services;
+mod template;
+pub mod withdrawal;
+mod writer;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use fabric_api::check::Fault;
+use fabric_runtime::Heartbeat;
+use fabric_store::{ApiServer, ObjectRef};
+use kube::api::DynamicObject;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use absence::Absence;
+use events::Events;
+use fabric_core::placement::{Placement, Placements, Plan, PlannedGateway};
+use fabric_store::obstacles::{Obstacles, Reader};
+use foreign_clusters::ForeignClusters;
+use live::{Key, Live, Watched};
+use pods::Pods;
+use secrets::Secrets;
+use template::Template;
+use writer::{WriteError, Writer};
+
+/// News come in swarms: a Deployment's are a dozen within a second.
+const GATHER: Duration = Duration::from_millis(30);
+/// After the API server could not be reached.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Plans to this part of the program, and placements from it.
+#[derive(Debug)]
+pub struct Exchange {
+    pub plan: watch::Sender<Option<Plan>>,
+    /// `None` until all is known that was there at the start.
+    pub placements: watch::Receiver<Option<Placements>>,
+}
+
+/// Makes gateways run.
+pub struct Kubernetes {
+    /// The namespace of weft itself, where its templates are.
+    installation: String,
+    live: Live,
+    pods: Pods,
+    writer: Writer,
+    events: Events,
+    foreign_clusters: ForeignClusters,
+    secrets: Secrets,
+    absence: Absence,
+    obstacles: Obstacles,
+    heartbeat: Heartbeat,
+    plan: watch::Receiver<Option<Plan>>,
+    placements: watch::Sender<Option<Placements>>,
+    /// What the gateways are to consist of, rendered once.
+    wanted: BTreeMap<ObjectRef, Wanted>,
+    retry: Option<Instant>,
+}
+
+/// What is wrong with a gateway, or with the Service of an IP.
+type Faults = BTreeMap<ObjectRef, Vec<Fault>>;
+
+struct Wanted {
+    gateway: PlannedGateway,
+    template: Result<Template, Fault>,
+    objects: Result<Vec<DynamicObject>, Fault>,
+}
+
+impl Kubernetes {
+    /// `identity` names this program in Events. Must be called within a tokio runtime; nothing is
+    /// sent yet.
+    pub fn new(
+        server: ApiServer,
+        identity: &str,
+        obstacles: Obstacles,
+        heartbeat: Heartbeat,
+    ) -> (Self, Exchange) {
+        let writer = Writer::new(&server);
+        let ApiServer { client, namespace: installation, metrics, .. } = server;
+        let (plan_sender, plan) = watch::channel(None);
+        let (placements, placements_receiver) = watch::channel(None);
+        let kubernetes = Self {
+            installation,
+            live: Live::watch(&client, &Watched::OF_GATEWAYS).counting(metrics),
+            pods: Pods::watch(&client),
+            writer,
+            obstacles,
+            heartbeat,
+            events: Events::new(client.clone(), identity),
+            foreign_clusters: ForeignClusters::new(client.clone()),
+            secrets: Secrets::new(client),
+            absence: Absence::default(),
+            plan,
+            placements,
+            wanted: BTreeMap::new(),
+            retry: None,
+        };
+        (kubernetes, Exchange { plan: plan_sender, placements: placements_receiver })
+    }
+
+    /// Runs until the controller is gone.
+    pub async fn run(mut self) {
+        let heartbeat = self.heartbeat.clone();
+        heartbeat.while_waiting(self.read()).await;
+        let mut faults = Faults::new();
+        loop {
+            self.tell(&faults);
+            if !heartbeat.while_waiting(self.changed()).await {
+                return;
+            }
+            let plan = self.plan.borrow_and_update().clone();
+            let Some(plan) = plan else { continue };
+            faults = self.reconcile(&plan, faults).await;
+            self.secrets.complete(&plan.secrets, &heartbeat).await;
+            self.events.tell(&plan.problems, &heartbeat).await;
+            self.foreign_clusters.tell(&plan, &heartbeat).await;
+        }
+    }
+
+    /// Waits until all that is there is known.
+    async fn read(&mut self) {
+        while !self.live.is_whole() || !self.pods.is_whole() {
+            tokio::select! {
+                _ = self.live.next() => {}
+                _ = self.pods.next() => {}
+            }
+            self.obstacles.set(Reader::Gateways, self.live.obstacles());
+        }
+    }
+
+    /// Waits until there is something to do; false if there never will be.
+    async fn changed(&mut self) -> bool {
+        let due = self.due();
+        loop {
+            tokio::select! {
+                news = self.live.next() => {
+                    self.obstacles.set(Reader::Gateways, self.live.obstacles());
+                    if news { break }
+                }
+                news = self.foreign_clusters.next() => if news { break },
+                changes = self.pods.next() => {
+                    if self.pods.matter(&changes, self.live.objects()) { break }
+                }
+                told = self.plan.changed() => return told.is_ok(),
+                () = until(due) => return true,
+            }
+        }
+        let gathered = sleep(GATHER);
+        tokio::pin!(gathered);
+        loop {
+            tokio::select! {
+                _ = self.live.next() => {}
+                _ = self.pods.next() => {}
+                () = &mut gathered => return true,
+            }
+        }
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.plan.borrow().as_ref()?;
+        // Nothing else can be done while the API server cannot be reached.
+        self.retry.or_else(|| {
+            let due = [
+                self.writer.again(),
+                self.foreign_clusters.due(),
+                self.secrets.due(),
+                self.pods.due(),
+                self.absence.due(Instant::now()),
+                self.events.again(),
+            ];
+            due.into_iter().flatten().min()
+        })
+    }
+
+    fn tell(&mut self, faults: &Faults) {
+        let mut of = place::placements(self.live.objects());
+        for (gateway, faults) in faults {
+            let uid = self.wanted.get(gateway).map(|wanted| wanted.gateway.object.uid());
+            let placement = of.entry(gateway.clone()).or_default();
+            if uid.is_some_and(|uid| placement.uid != uid) {
+                let uid = uid.unwrap_or_default().to_owned();
+                *placement = Placement { uid, ..Placement::default() };
+            }
+            placement.faults.clone_from(faults);
+        }
+        self.absence.mark(&mut of, Instant::now());
+        let pods = self.pods.tell(self.live.objects(), Instant::now());
+        let placements = Placements { of, pods };
+        self.placements.send_if_modified(|before| {
+            let news = before.as_ref() != Some(&placements);
+            *before = Some(placements);
+            news
+        });
+    }
+
+    /// Makes it so. What is wrong with a gateway or an IP is given back; of what could not be tried,
+    /// what was wrong before.
+    async fn reconcile(&mut self, plan: &Plan, before: Faults) -> Faults {
+        self.retry = None;
+        self.render(plan);
+        let mut faults = Faults::new();
+        self.writer.begin();
+        let Err(error) = self.make(plan, &mut faults).await else { return faults };
+        tracing::debug!(%error, "tried again soon");
+        self.retry = Some(Instant::now() + RETRY);
+        before.into_iter().chain(faults).collect()
+    }
+
+    async fn make(&mut self, plan: &Plan, faults: &mut Faults) -> Result<(), WriteError> {
+        self.write_all(faults).await?;
+        // Before Services are written: that of an IP's namesake would be in the way.
+        if plan.whole {
+            self.sweep(plan).await?;
+        }
+        self.write_services(plan, faults).await
+    }
+
+    fn render(&mut self, plan: &Plan) {
+        self.wanted.retain(|gateway, _| plan.gateways.contains_key(gateway));
+        for (reference, gateway) in &plan.gateways {
+            let template = template::template_of(gateway, self.live.objects(), &self.installation);
+            let same = self.wanted.get(reference);
+            if same.is_some_and(|known| known.gateway == *gateway && known.template == template) {
+                continue;
+            }
+            let objects = template.clone().and_then(|template| objects_of(gateway, &template));
+            let wanted = Wanted { gateway: gateway.clone(), template, objects };
+            self.wanted.insert(reference.clone(), wanted);
+        }
+    }
+
+    async fn write_all(&mut self, faults: &mut Faults) -> Result<(), WriteError> {
+        for (gateway, wanted) in &self.wanted {
+            let objects = match &wanted.objects {
+                Ok(objects) => objects,
+                Err(fault) => {
+                    faults.entry(gateway.clone()).or_default().push(fault.clone());
+                    continue;
+                }
+            };
+            for (key, object) in objects.iter().filter_map(keyed) {
+                let written = self.writer.write_anew(self.live.objects(), &key, object).await;
+                self.heartbeat.beat();
+                tolerate(written, gateway, faults)?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn write_services(&mut self, plan: &Plan, faults: &mut Faults) -> Result<(), WriteError> {
+        for (reference, ip) in &plan.services {
+            let objects = services::objects_of(ip).unwrap_or_default();
+            for (key, object) in objects.iter().filter_map(keyed) {
+                let written = self.writer.write_own(self.live.objects(), &key, object).await;
+                self.heartbeat.beat();
+                tolerate(written, reference, faults)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what belongs to no gateway that is to run, and to no IP that is to have a Service.
+    async fn sweep(&mut self, plan: &Plan) -> Result<(), WriteError> {
+        let names: BTreeSet<(String, String)> = plan
+            .gateways
+            .keys()
+            .map(|g| (g.namespace.clone().unwrap_or_default(), format!("gw-{}", g.name)))
+            .collect();
+        let is_wanted = |key: &Key| names.contains(&(key.namespace.clone(), key.name.clone()));
+        let live = self.live.objects();
+        let made = Watched::MADE.into_iter().flat_map(|kind| live.all(kind));
+        let stale =
+            made.filter(|(key, object)| !is_wanted(key) && place::gateway_of(object).is_some());
+        let exposed = Watched::EXPOSED.into_iter().flat_map(|kind| live.all(kind));
+        let stale = stale.chain(exposed.filter(|(_, object)| services::is_stale(object, plan)));
+        // What ends already may take its time.
+        let stale = stale.filter(|(_, object)| object.metadata.deletion_timestamp.is_none());
+        let stale: BTreeMap<Key, Option<String>> =
+            stale.map(|(key, object)| (key.clone(), object.metadata.uid.clone())).collect();
+        self.writer.keep(|key| {
+            is_wanted(key) || services::is_wanted(key, plan) || stale.contains_key(key)
+        });
+        for (key, uid) in stale {
+            // What is refused for one keeps none of the others.
+            let removed = self.writer.delete(&key, uid.as_deref()).await;
+            self.heartbeat.beat();
+            if let Err(unreachable @ WriteError::Unreachable(_)) = removed {
+                return Err(unreachable);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn objects_of(gateway: &PlannedGateway, template: &Template) -> Result<Vec<DynamicObject>, Fault> {
+    let rendered = template::rendered(gateway, template)?;
+    let objects = objects::objects_of(gateway, rendered);
+    objects.map_err(|error| Fault { field: String::new(), message: error.to_string() })
+}
+
+/// What is refused for the sake of one object keeps none of the others waiting.
+fn tolerate(
+    written: Result<(), WriteError>,
+    of: &ObjectRef,
+    faults: &mut Faults,
+) -> Result<(), WriteError> {
+    let Err(refused @ WriteError::Refused { .. }) = written else { return written };
+    let fault = Fault { field: String::new(), message: refused.to_string() };
+    faults.entry(of.clone()).or_default().push(fault);
+    Ok(())
+}
+
+fn keyed(object: &DynamicObject) -> Option<(Key, &DynamicObject)> {
+    let kind = object.types.as_ref().and_then(|types| Watched::of_kind(&types.kind))?;
+    Some((Key::of(kind, object), object))
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fabric_store::StoreMetrics;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn gateways_loop_beats_while_nothing_answers() {
+        let url = "http://127.0.0.1:1".to_owned();
+        let client = kube::Client::try_from(kube::Config::new(url.parse().unwrap())).unwrap();
+        let (namespace, metrics) = ("liqo".to_owned(), StoreMetrics::default());
+        let server = ApiServer { client, namespace, url, metrics };
+        let heartbeat = Heartbeat::of("gateways");
+        let obstacles = Obstacles::default();
+        let (kubernetes, _exchange) = Kubernetes::new(server, "test", obstacles, heartbeat.clone());
+        timeout(Duration::from_secs(60), kubernetes.run()).await.unwrap_err();
+        let beats = heartbeat.beats();
+        assert!(beats >= 12, "{beats} beats in a minute");
+    }
+}

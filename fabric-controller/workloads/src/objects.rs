@@ -1,0 +1,161 @@
+//! All that a gateway consists of in Kubernetes. Pure.
+
+use std::collections::BTreeMap;
+
+use fabric_api::labels;
+use gateway_templates::Rendered;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::DynamicObject;
+use serde::Serialize;
+
+use super::rights;
+use fabric_core::compile::reference_to;
+use fabric_core::placement::PlannedGateway;
+
+/// Its service account with its rights, its Deployment, and the Service of a server: all named
+/// `gw-NAME`, all gone when the GatewayServer or GatewayClient is.
+pub(super) fn objects_of(
+    gateway: &PlannedGateway,
+    rendered: Rendered,
+) -> serde_json::Result<Vec<DynamicObject>> {
+    let metadata = |own: ObjectMeta| with_labels(gateway, own);
+    let name = gateway.object.name();
+    let mut objects = vec![
+        dynamic(&rights::account(metadata(ObjectMeta::default())))?,
+        dynamic(&rights::role(metadata(ObjectMeta::default()), name, &gateway.secret_name))?,
+        dynamic(&rights::binding(metadata(ObjectMeta::default())))?,
+    ];
+    if let Some(mut service) = rendered.service {
+        service.metadata = metadata(service.metadata);
+        objects.push(dynamic(&service)?);
+    }
+    let mut deployment = rendered.deployment;
+    deployment.metadata = metadata(deployment.metadata);
+    fit(gateway, &mut deployment);
+    objects.push(dynamic(&deployment)?);
+    Ok(objects)
+}
+
+/// The labels by which a gateway's objects and its pods are found.
+pub(super) fn labels_of(gateway: &PlannedGateway) -> BTreeMap<String, String> {
+    let namespace = gateway.object.namespace().unwrap_or_default();
+    [
+        (labels::MANAGED_BY, labels::WEFT),
+        (labels::COMPONENT, labels::GATEWAY),
+        (labels::GATEWAY_NAME, gateway.object.name()),
+        (labels::GATEWAY_NAMESPACE, namespace),
+        (labels::REMOTE_CLUSTER_ID, gateway.peer.as_str()),
+    ]
+    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+    .into()
+}
+
+fn with_labels(gateway: &PlannedGateway, own: ObjectMeta) -> ObjectMeta {
+    let mut all = own.labels.unwrap_or_default();
+    all.extend(labels_of(gateway));
+    ObjectMeta {
+        name: Some(format!("gw-{}", gateway.object.name())),
+        namespace: gateway.object.namespace().map(str::to_owned),
+        labels: Some(all),
+        annotations: own.annotations,
+        owner_references: Some(vec![reference_to(&gateway.object)]),
+        ..ObjectMeta::default()
+    }
+}
+
+/// Whatever the template says, its pods have the rights that were made for them, and are found.
+fn fit(gateway: &PlannedGateway, deployment: &mut Deployment) {
+    let spec = &mut deployment.spec;
+    let set = spec.template.metadata.get_or_insert_default().labels.get_or_insert_default();
+    set.extend(labels_of(gateway));
+    set.insert(labels::ACTIVE.to_owned(), "true".to_owned());
+    if let Some(pod) = &mut spec.template.spec {
+        pod.service_account_name = Some(format!("gw-{}", gateway.object.name()));
+        pod.service_account = None;
+    }
+}
+
+pub(super) fn dynamic(object: &impl Serialize) -> serde_json::Result<DynamicObject> {
+    serde_json::from_value(serde_json::to_value(object)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use fabric_api::networking::GatewayServer;
+    use gateway_templates::{Variables, WIREGUARD_SERVER};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn gateway() -> PlannedGateway {
+        let server: GatewayServer = serde_json::from_value(json!({
+            "apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayServer",
+            "metadata": {"name": "server", "namespace": "liqo-tenant-milan", "uid": "u"},
+            "spec": {"endpoint": {"serviceType": "NodePort", "port": 51840}},
+        }))
+        .unwrap();
+        let peer = "milan".parse().unwrap();
+        PlannedGateway { object: server.into(), peer, secret_name: "gw-keys".to_owned() }
+    }
+
+    fn objects(change: impl Fn(&mut Value)) -> Vec<Value> {
+        let gateway = gateway();
+        let fabric_store::Object::GatewayServer(server) = &gateway.object else { panic!() };
+        let mut template: Value = serde_saphyr::from_str(WIREGUARD_SERVER).unwrap();
+        change(&mut template["spec"]["template"]["spec"]["deployment"]["spec"]);
+        let variables = Variables::of_server(server, &gateway.peer);
+        let rendered = Rendered::new(&template["spec"]["template"], &variables).unwrap();
+        let objects = objects_of(&gateway, rendered).unwrap();
+        objects.into_iter().map(|object| serde_json::to_value(object).unwrap()).collect()
+    }
+
+    fn kinds(objects: &[Value]) -> Vec<&str> {
+        objects.iter().map(|object| object["kind"].as_str().unwrap()).collect()
+    }
+
+    #[test]
+    fn all_is_named_labelled_and_owned_alike() {
+        let objects = objects(|_| {});
+        let expected = ["ServiceAccount", "Role", "RoleBinding", "Service", "Deployment"];
+        assert_eq!(kinds(&objects), expected);
+        for object in &objects {
+            let metadata = &object["metadata"];
+            assert_eq!(metadata["name"], "gw-server");
+            assert_eq!(metadata["namespace"], "liqo-tenant-milan");
+            assert_eq!(
+                metadata["ownerReferences"],
+                json!([{"apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayServer",
+                    "name": "server", "uid": "u", "controller": true}])
+            );
+            for (label, value) in labels_of(&gateway()) {
+                assert_eq!(metadata["labels"][label], value);
+            }
+        }
+    }
+
+    #[test]
+    fn a_gateway_may_touch_only_what_is_its_own() {
+        let objects = objects(|_| {});
+        let rights = include_str!("../../tests/kubernetes/gateway-rights.yaml");
+        assert_eq!(objects[1]["rules"], serde_saphyr::from_str::<Value>(rights).unwrap());
+        assert_eq!(objects[2]["subjects"][0]["name"], "gw-server");
+        assert_eq!(objects[2]["roleRef"]["name"], "gw-server");
+    }
+
+    #[test]
+    fn pods_have_their_account_and_their_labels_whatever_the_template_says() {
+        let objects = objects(|deployment| {
+            let pod = &mut deployment["template"];
+            pod["spec"]["serviceAccountName"] = json!("{{ .Name }}");
+            pod["metadata"]["labels"] = json!({"networking.liqo.io/component": "gateway",
+                "networking.liqo.io/gateway-name": "server",
+                "networking.liqo.io/gateway-namespace": "liqo-tenant-milan", "mine": "too"});
+        });
+        let pod = &objects[4]["spec"]["template"];
+        assert_eq!(pod["spec"]["serviceAccountName"], "gw-server");
+        assert_eq!(pod["metadata"]["labels"]["mine"], "too");
+        assert_eq!(pod["metadata"]["labels"]["networking.liqo.io/active"], "true");
+        assert_eq!(pod["metadata"]["labels"]["liqo.io/remote-cluster-id"], "milan");
+    }
+}

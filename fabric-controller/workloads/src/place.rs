@@ -1,0 +1,287 @@
+//! Where a gateway runs. Pure.
+
+use std::collections::BTreeMap;
+
+use fabric_api::check::Fault;
+use fabric_api::labels;
+use fabric_api::networking::InternalEndpoint;
+use fabric_store::{Kind, ObjectRef};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod, Service};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::DynamicObject;
+use serde::de::DeserializeOwned;
+
+use super::endpoint::endpoint;
+use super::live::{Key, Objects, Watched};
+use fabric_core::placement::Placement;
+
+/// Of every gateway that has a Deployment.
+pub(super) fn placements(live: &Objects) -> BTreeMap<ObjectRef, Placement> {
+    let deployments = live.all(Watched::Deployment);
+    let placed = deployments.filter_map(|(_, deployment)| {
+        let (gateway, uid) = owner_of(deployment)?;
+        let placement = placement(&gateway, uid, deployment, live);
+        Some((gateway, placement))
+    });
+    placed.collect()
+}
+
+/// The GatewayServer or GatewayClient that an object was made for.
+pub(super) fn gateway_of(object: &DynamicObject) -> Option<ObjectRef> {
+    owner_of(object).map(|(gateway, _)| gateway)
+}
+
+/// True if an object was made for a gateway of the same name as the one that it is wanted for.
+pub(super) fn is_of_a_namesake(there: &DynamicObject, want: &DynamicObject) -> bool {
+    owner_of(there).zip(owner_of(want)).is_some_and(|((_, uid), (_, wanted))| uid != wanted)
+}
+
+/// The gateway of an object, with its uid: it may be gone, and another of that name be there.
+fn owner_of(object: &DynamicObject) -> Option<(ObjectRef, &str)> {
+    let owners = object.metadata.owner_references.as_ref()?;
+    owners.iter().find_map(|owner| {
+        let kind = Kind::from_type(&owner.api_version, &owner.kind)?;
+        let is_gateway = matches!(kind, Kind::GatewayServer | Kind::GatewayClient);
+        let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
+        let gateway = ObjectRef::new(kind, namespace, &owner.name);
+        is_gateway.then_some((gateway, owner.uid.as_str()))
+    })
+}
+
+fn placement(
+    gateway: &ObjectRef,
+    uid: &str,
+    deployment: &DynamicObject,
+    live: &Objects,
+) -> Placement {
+    let namespace = gateway.namespace.as_deref().unwrap_or_default();
+    let status = typed::<Deployment>(deployment).and_then(|deployment| deployment.status);
+    let status = status.unwrap_or_default();
+    let pod = active(live, namespace, &gateway.name);
+    let node = pod.as_ref().and_then(|pod| pod.spec.as_ref()?.node_name.clone());
+    let host = node.as_deref().and_then(|name| live.get(&Key::new(Watched::Node, "", name)));
+    let host: Option<Node> = host.and_then(typed);
+    let service = Key::new(Watched::Service, namespace, &format!("gw-{}", gateway.name));
+    let service = live.get(&service).filter(|service| {
+        // What a load balancer holds on to has an address that is about to go.
+        service.metadata.deletion_timestamp.is_none()
+            && owner_of(service).is_some_and(|(_, of)| of == uid)
+    });
+    let service: Option<Service> = service.and_then(typed);
+    Placement {
+        uid: uid.to_owned(),
+        workload: Some(reference(deployment)),
+        endpoint: service.and_then(|service| endpoint(&service, host.as_ref())),
+        is_served: pod.as_ref().is_some_and(|pod| stays(pod) && is_ready(pod)),
+        internal: pod.map(|pod| InternalEndpoint { ip: address(&pod).map(str::to_owned), node }),
+        is_lost: false,
+        ready: status.ready_replicas.unwrap_or_default(),
+        unavailable: status.unavailable_replicas.unwrap_or_default(),
+        faults: Vec::<Fault>::new(),
+    }
+}
+
+fn reference(deployment: &DynamicObject) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("apps/v1".to_owned()),
+        kind: Some("Deployment".to_owned()),
+        namespace: deployment.metadata.namespace.clone(),
+        name: deployment.metadata.name.clone(),
+        uid: deployment.metadata.uid.clone(),
+        ..ObjectReference::default()
+    }
+}
+
+/// The pod that has the tunnel. Of several, which there are while one takes another's place: one
+/// that stays, one that is ready, the newest.
+fn active(live: &Objects, namespace: &str, gateway: &str) -> Option<Pod> {
+    let all = live.all(Watched::Pod).map(|(_, pod)| pod);
+    let own = all.filter(|pod| {
+        let labels = pod.metadata.labels.as_ref();
+        let has =
+            |key: &str, value: &str| labels.and_then(|l| l.get(key)).is_some_and(|v| v == value);
+        pod.metadata.namespace.as_deref() == Some(namespace)
+            && has(labels::GATEWAY_NAME, gateway)
+            && has(labels::ACTIVE, "true")
+    });
+    let running = own.filter_map(typed::<Pod>).filter(|pod| address(pod).is_some() && runs(pod));
+    running.max_by_key(rank)
+}
+
+fn rank(pod: &Pod) -> (bool, bool, Option<Time>, Option<String>) {
+    (stays(pod), is_ready(pod), pod.metadata.creation_timestamp.clone(), pod.metadata.name.clone())
+}
+
+fn stays(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_none()
+}
+
+fn runs(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    phase.is_some_and(|phase| phase == "Running" || phase == "Pending")
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let mut all = conditions.into_iter().flatten();
+    all.any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+fn address(pod: &Pod) -> Option<&str> {
+    let address = pod.status.as_ref()?.pod_ip.as_deref()?;
+    (!address.is_empty()).then_some(address)
+}
+
+fn typed<T: DeserializeOwned>(object: &DynamicObject) -> Option<T> {
+    let value = serde_json::to_value(object);
+    value.and_then(serde_json::from_value).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn world(objects: &[(Watched, Value)]) -> Objects {
+        let mut world = Objects::default();
+        for (of, object) in objects {
+            world.put(*of, serde_json::from_value(object.clone()).unwrap());
+        }
+        world
+    }
+
+    fn owned(uid: &str) -> Value {
+        let owner = json!({"apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayServer",
+            "name": "server", "uid": uid});
+        json!({"name": "gw-server", "namespace": "t", "uid": "d", "ownerReferences": [owner]})
+    }
+
+    fn deployment() -> (Watched, Value) {
+        let metadata = owned("u");
+        let status = json!({"readyReplicas": 1});
+        (
+            Watched::Deployment,
+            json!({"metadata": metadata,
+            "spec": {"selector": {}, "template": {}}, "status": status}),
+        )
+    }
+
+    fn service() -> (Watched, Value) {
+        (
+            Watched::Service,
+            json!({"metadata": owned("u"),
+            "spec": {"type": "NodePort",
+                "ports": [{"port": 51840, "nodePort": 30742, "protocol": "UDP"}]}}),
+        )
+    }
+
+    fn node(name: &str, address: &str) -> (Watched, Value) {
+        let addresses = json!([{"type": "InternalIP", "address": address}]);
+        (Watched::Node, json!({"metadata": {"name": name}, "status": {"addresses": addresses}}))
+    }
+
+    fn pod(name: &str, node: &str, ip: &str, ready: &str) -> (Watched, Value) {
+        let labels = json!({"networking.liqo.io/gateway-name": "server",
+            "networking.liqo.io/active": "true"});
+        (
+            Watched::Pod,
+            json!({
+                "metadata": {"name": name, "namespace": "t", "labels": labels,
+                    "creationTimestamp": "2026-01-31T12:00:00Z"},
+                "spec": {"nodeName": node, "containers": []},
+                "status": {"phase": "Running", "podIP": ip,
+                    "conditions": [{"type": "Ready", "status": ready}]},
+            }),
+        )
+    }
+
+    fn placed(objects: &[(Watched, Value)]) -> Placement {
+        let gateway = ObjectRef::new(Kind::GatewayServer, "t", "server");
+        placements(&world(objects)).remove(&gateway).unwrap()
+    }
+
+    fn place(objects: &[(Watched, Value)]) -> Option<(String, String, Vec<String>)> {
+        let placement = placed(objects);
+        let internal = placement.internal?;
+        let addresses = placement.endpoint.map(|endpoint| endpoint.addresses);
+        Some((internal.ip?, internal.node?, addresses.unwrap_or_default()))
+    }
+
+    #[test]
+    fn a_gateway_without_a_pod_has_no_place_but_a_deployment() {
+        let placement = placed(&[deployment(), service(), node("n1", "192.0.2.11")]);
+        assert_eq!((placement.internal, placement.endpoint), (None, None));
+        let workload = placement.workload.unwrap();
+        assert_eq!(workload.name.as_deref(), Some("gw-server"));
+        assert_eq!(workload.uid.as_deref(), Some("d"));
+        assert_eq!((placement.ready, placement.unavailable), (1, 0));
+        assert_eq!(placement.uid, "u");
+        assert!(placements(&world(&[service()])).is_empty(), "no Deployment");
+    }
+
+    #[test]
+    fn it_is_where_its_active_pod_is() {
+        let mut passive = pod("b", "n2", "10.200.2.7", "True");
+        passive.1["metadata"]["labels"]["networking.liqo.io/active"] = json!("false");
+        let nodes = [node("n1", "192.0.2.11"), node("n2", "192.0.2.12")];
+        let [n1, n2] = nodes;
+        let all = [deployment(), service(), n1, n2, pod("a", "n1", "10.200.1.7", "True"), passive];
+        let expected = ("10.200.1.7", "n1", "192.0.2.11");
+        let (ip, node, addresses) = place(&all).unwrap();
+        assert_eq!((ip.as_str(), node.as_str(), addresses[0].as_str()), expected);
+    }
+
+    #[test]
+    fn the_service_of_a_namesake_leads_nowhere() {
+        let endpoint = |uid: &str| {
+            let mut service = service();
+            service.1["metadata"] = owned(uid);
+            let pod = pod("a", "n1", "10.200.1.7", "True");
+            placed(&[deployment(), service, node("n1", "192.0.2.11"), pod]).endpoint
+        };
+        assert!(endpoint("u").is_some());
+        assert_eq!(endpoint("of one that is gone"), None);
+    }
+
+    #[test]
+    fn a_service_that_is_about_to_go_leads_nowhere() {
+        let mut service = service();
+        service.1["spec"]["type"] = json!("LoadBalancer");
+        service.1["status"] = json!({"loadBalancer": {"ingress": [{"ip": "198.51.100.1"}]}});
+        let endpoint = |service| placed(&[deployment(), service]).endpoint;
+        assert!(endpoint(service.clone()).is_some());
+        service.1["metadata"]["deletionTimestamp"] = json!("2026-01-31T12:00:02Z");
+        assert_eq!(endpoint(service), None);
+    }
+
+    #[test]
+    fn of_two_pods_the_one_counts_that_will_be_left() {
+        let node_of = |pods: [(Watched, Value); 2]| {
+            let [one, other] = pods;
+            place(&[deployment(), one, other]).unwrap().1
+        };
+        let old = || pod("z", "n1", "10.200.1.7", "True");
+        let new = |ready| pod("a", "n2", "10.200.2.7", ready);
+        assert_eq!(node_of([old(), new("False")]), "n1", "the new one is not ready yet");
+        let mut later = new("True");
+        later.1["metadata"]["creationTimestamp"] = json!("2026-01-31T12:00:01Z");
+        assert_eq!(node_of([old(), later]), "n2");
+        let mut leaving = old();
+        leaving.1["metadata"]["deletionTimestamp"] = json!("2026-01-31T12:00:02Z");
+        assert_eq!(node_of([leaving.clone(), new("False")]), "n2");
+        assert_eq!(place(&[deployment(), leaving]).unwrap().1, "n1", "better than none");
+    }
+
+    #[test]
+    fn it_is_served_by_a_pod_that_is_ready_and_stays() {
+        let is_served = |pod| placed(&[deployment(), pod]).is_served;
+        assert!(is_served(pod("a", "n1", "10.200.1.7", "True")));
+        assert!(!is_served(pod("a", "n1", "10.200.1.7", "False")));
+        let mut leaving = pod("a", "n1", "10.200.1.7", "True");
+        leaving.1["metadata"]["deletionTimestamp"] = json!("2026-01-31T12:00:02Z");
+        assert!(!is_served(leaving));
+        assert!(!placed(&[deployment()]).is_served);
+    }
+}

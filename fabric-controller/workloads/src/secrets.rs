@@ -1,0 +1,125 @@
+//! Completes the Secrets with keys, as Liqo does and liqoctl expects.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use fabric_api::labels;
+use fabric_runtime::Heartbeat;
+use fabric_store::ObjectRef;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{PartialObjectMeta, Patch, PatchParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::writer::answer;
+use fabric_core::placement::{SecretGap, SecretGaps};
+
+/// After one try, until the next of the same.
+const RETRY: Duration = Duration::from_secs(60);
+
+pub(super) struct Secrets {
+    client: Client,
+    tried: BTreeMap<ObjectRef, (SecretGap, Instant)>,
+}
+
+impl Secrets {
+    pub(super) fn new(client: Client) -> Self {
+        Self { client, tried: BTreeMap::new() }
+    }
+
+    /// When one that still lacks something is to be tried again, if nothing happens before.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.tried.values().map(|(_, at)| *at + RETRY).min()
+    }
+
+    pub(super) async fn complete(&mut self, gaps: &SecretGaps, heartbeat: &Heartbeat) {
+        self.tried.retain(|secret, (tried, at)| {
+            gaps.get(secret).is_some_and(|gap| gap == tried) && at.elapsed() < RETRY
+        });
+        for (secret, gap) in gaps {
+            if self.tried.contains_key(secret) {
+                continue;
+            }
+            heartbeat.beat();
+            self.tried.insert(secret.clone(), (gap.clone(), Instant::now()));
+            match self.patch(secret, gap).await {
+                Ok(_) => tracing::info!(%secret, "completed"),
+                Err(error) => {
+                    tracing::warn!(%secret, error = told(&error), "cannot be completed");
+                }
+            }
+        }
+    }
+
+    /// It makes none: one that is gone stays so, and so does another of its name. What it holds is
+    /// not even read.
+    async fn patch(
+        &self,
+        secret: &ObjectRef,
+        gap: &SecretGap,
+    ) -> kube::Result<PartialObjectMeta<Secret>> {
+        let namespace = secret.namespace.as_deref().unwrap_or_default();
+        let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
+        let patch = Patch::Merge(change(gap));
+        answer(api.patch_metadata(&secret.name, &PatchParams::default(), &patch)).await
+    }
+}
+
+/// What the API server finds wrong with a Secret may quote it.
+fn told(error: &kube::Error) -> String {
+    if let kube::Error::Api(status) = error
+        && !matches!(status.code, 403 | 404 | 409)
+    {
+        return format!("refused ({}): {}", status.code, status.reason);
+    }
+    error.to_string()
+}
+
+fn change(gap: &SecretGap) -> Value {
+    let mut change = json!({"metadata": {"uid": gap.uid}});
+    if let Some(peer) = &gap.peer {
+        change["metadata"]["labels"] = json!({
+            (labels::REMOTE_CLUSTER_ID): peer.as_str(), (labels::GATEWAY_RESOURCE): "true",
+        });
+    }
+    if let Some(owner) = &gap.owner {
+        change["metadata"]["ownerReferences"] = json!([owner]);
+    }
+    if let Some(public) = &gap.public_key {
+        change["data"] = json!({"publicKey": public.to_string()});
+    }
+    change
+}
+
+#[cfg(test)]
+mod tests {
+    use fabric_store::Kind;
+
+    use super::*;
+
+    #[test]
+    fn what_may_quote_a_secret_is_not_told() {
+        let refused = |code: u16| {
+            let status = json!({"status": "Failure", "message": "not base64: c2VjcmV0", "reason": "Invalid", "code": code});
+            told(&kube::Error::Api(serde_json::from_value(status).unwrap()))
+        };
+        assert_eq!(refused(422), "refused (422): Invalid");
+        assert!(refused(403).contains("not base64"), "it says who may not do what");
+    }
+
+    #[tokio::test]
+    async fn what_could_not_be_completed_is_tried_again_by_itself() {
+        let nobody = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let mut secrets = Secrets::new(Client::try_from(nobody).unwrap());
+        assert_eq!(secrets.due(), None);
+        let gap = SecretGap { uid: "u".to_owned(), peer: None, owner: None, public_key: None };
+        let (before, heartbeat) = (Instant::now(), Heartbeat::default());
+        secrets
+            .complete(&[(ObjectRef::new(Kind::Secret, "t", "keys"), gap)].into(), &heartbeat)
+            .await;
+        assert!(secrets.due().is_some_and(|due| due >= before + RETRY));
+        secrets.complete(&SecretGaps::new(), &heartbeat).await;
+        assert_eq!(secrets.due(), None, "nobody wants it any more");
+    }
+}

@@ -1,0 +1,166 @@
+//! The template of a gateway. Pure.
+
+use std::error::Error;
+
+use fabric_api::check::Fault;
+use fabric_api::networking::{GatewayClient, GatewayServer};
+use fabric_store::Object;
+use gateway_templates::{Rendered, Variables, WIREGUARD_CLIENT, WIREGUARD_SERVER};
+use k8s_openapi::api::core::v1::ObjectReference;
+use serde_json::Value;
+
+use super::live::{Key, Objects, Watched};
+use fabric_core::placement::PlannedGateway;
+
+const GROUP: &str = "networking.liqo.io/v1beta1";
+
+/// What a gateway is made from.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Template {
+    /// Its place, or none if it is weft's own.
+    from: Option<Key>,
+    content: Value,
+}
+
+/// The one that the gateway names. One that names none has weft's, as it was installed or as it is
+/// built in.
+pub(super) fn template_of(
+    gateway: &PlannedGateway,
+    live: &Objects,
+    installation: &str,
+) -> Result<Template, Fault> {
+    let side = Side::of(&gateway.object);
+    let Some(reference) = side.reference else {
+        let installed = Key::new(side.watched, installation, side.default_name);
+        return found(live, &installed).map_or_else(|| built_in(&side), Ok);
+    };
+    let (field, kind) = (side.field, side.watched.resource().kind);
+    if reference.kind.as_deref().is_some_and(|found| found != kind)
+        || reference.api_version.as_deref().is_some_and(|found| found != GROUP)
+    {
+        let [version, found] = [&reference.api_version, &reference.kind]
+            .map(|text| text.as_deref().unwrap_or_default());
+        let message = format!("found {found} of {version}; expected {kind} of {GROUP}");
+        return Err(fault(field, message));
+    }
+    let namespace = reference.namespace.as_deref().or_else(|| gateway.object.namespace());
+    let name = reference.name.as_deref().unwrap_or_default();
+    let key = Key::new(side.watched, namespace.unwrap_or_default(), name);
+    found(live, &key).ok_or_else(|| {
+        let message =
+            format!("there is no {kind} {}/{name}; expected the name of one", key.namespace);
+        fault(field, message)
+    })
+}
+
+pub(super) fn rendered(gateway: &PlannedGateway, template: &Template) -> Result<Rendered, Fault> {
+    let variables = if let Ok(client) = <&GatewayClient>::try_from(&gateway.object) {
+        Variables::of_client(client, &gateway.peer)
+    } else if let Ok(server) = <&GatewayServer>::try_from(&gateway.object) {
+        Variables::of_server(server, &gateway.peer)
+    } else {
+        return Err(fault("", format!("{} is no gateway", gateway.object.reference())));
+    };
+    let wrong = |what: String| {
+        let place = template.from.as_ref().map(|key| format!("{}/{}", key.namespace, key.name));
+        let place = place.unwrap_or_else(|| "weft's own".to_owned());
+        fault(Side::of(&gateway.object).field, format!("template {place}: {what}"))
+    };
+    let rendered = Rendered::new(&template.content, &variables);
+    let rendered = rendered.map_err(|error| wrong(chain(&error)))?;
+    match rendered.deployment.spec.replicas {
+        // They would have one key, and nobody to say which of them has the tunnel.
+        Some(many) if many > 1 => {
+            let field = "spec.template.spec.deployment.spec.replicas";
+            Err(wrong(format!("{field}: found {many}; expected 1")))
+        }
+        Some(_) | None => Ok(rendered),
+    }
+}
+
+struct Side<'a> {
+    reference: Option<&'a ObjectReference>,
+    field: &'static str,
+    watched: Watched,
+    default_name: &'static str,
+    built_in: &'static str,
+}
+
+impl<'a> Side<'a> {
+    fn of(gateway: &'a Object) -> Self {
+        let named = |reference: &'a Option<ObjectReference>| {
+            reference.as_ref().filter(|r| r.name.as_ref().is_some_and(|name| !name.is_empty()))
+        };
+        if let Ok(client) = <&GatewayClient>::try_from(gateway) {
+            return Self {
+                reference: named(&client.spec.client_template_ref),
+                field: "spec.clientTemplateRef",
+                watched: Watched::ClientTemplate,
+                default_name: "wireguard-client",
+                built_in: WIREGUARD_CLIENT,
+            };
+        }
+        let server = <&GatewayServer>::try_from(gateway);
+        let reference = server.ok().and_then(|server| named(&server.spec.server_template_ref));
+        Self {
+            reference,
+            field: "spec.serverTemplateRef",
+            watched: Watched::ServerTemplate,
+            default_name: "wireguard-server",
+            built_in: WIREGUARD_SERVER,
+        }
+    }
+}
+
+fn found(live: &Objects, key: &Key) -> Option<Template> {
+    let content = live.get(key)?.data["spec"]["template"].clone();
+    Some(Template { from: Some(key.clone()), content })
+}
+
+fn built_in(side: &Side<'_>) -> Result<Template, Fault> {
+    let mut whole: Value = serde_saphyr::from_str(side.built_in)
+        .map_err(|error| fault(side.field, format!("weft's own template: {error}")))?;
+    Ok(Template { from: None, content: whole["spec"]["template"].take() })
+}
+
+fn fault(field: &str, message: String) -> Fault {
+    Fault { field: field.to_owned(), message }
+}
+
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn several_replicas_are_refused() {
+        let server: GatewayServer = serde_json::from_value(json!({
+            "apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayServer",
+            "metadata": {"name": "server", "namespace": "liqo-tenant-milan", "uid": "u"},
+            "spec": {"endpoint": {"serviceType": "NodePort", "port": 51840}},
+        }))
+        .unwrap();
+        let (peer, secret_name) = ("milan".parse().unwrap(), "gw-keys".to_owned());
+        let gateway = PlannedGateway { object: server.into(), peer, secret_name };
+        let mut template = template_of(&gateway, &Objects::default(), "liqo").unwrap();
+        for (replicas, is_wrong) in [(json!(null), false), (json!(1), false), (json!(2), true)] {
+            template.content["spec"]["deployment"]["spec"]["replicas"] = replicas;
+            let fault = rendered(&gateway, &template).err();
+            assert_eq!(fault.is_some(), is_wrong, "{fault:?}");
+            let told = "spec.template.spec.deployment.spec.replicas: found 2; expected 1";
+            assert!(fault.is_none_or(|fault| fault.message.ends_with(told)));
+        }
+    }
+}

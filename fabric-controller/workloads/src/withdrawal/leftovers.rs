@@ -1,0 +1,96 @@
+//! What weft has made: gateways, what it has published, what it was granted.
+
+use std::time::Duration;
+
+use fabric_api::fabric::{GatewayConfig, NodeConfig};
+use fabric_api::ipam::{IP, Network};
+use fabric_api::labels;
+use fabric_api::networking::Connection;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Pod, Secret, Service, ServiceAccount};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use kube::Resource as _;
+use kube::api::ApiResource;
+use tokio::time::{Instant, sleep};
+
+use super::WithdrawError;
+use super::cluster::{Cluster, kind, name};
+use crate::services::{SLICE_OF, SLICE_OF_WEFT};
+
+/// Longer than a gateway takes to end.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two looks.
+const PERIOD: Duration = Duration::from_millis(500);
+
+/// Until nothing is left. What only takes long to end, such as the pod of a node that does not
+/// answer, is left behind after a while.
+pub(super) async fn remove(cluster: &Cluster) -> Result<(), WithdrawError> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let Left { ending, there } = sweep(cluster).await?;
+        if ending.is_empty() && there.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() >= until {
+            if !there.is_empty() {
+                return Err(WithdrawError::MadeAgain(there));
+            }
+            tracing::warn!(objects = ending.join(", "), "they take long to end; not waiting");
+            return Ok(());
+        }
+        sleep(PERIOD).await;
+    }
+}
+
+/// What a look found.
+#[derive(Default)]
+struct Left {
+    ending: Vec<String>,
+    /// And is ending now.
+    there: Vec<String>,
+}
+
+async fn sweep(cluster: &Cluster) -> Result<Left, WithdrawError> {
+    let mut left = Left::default();
+    for (kind, labels) in made() {
+        for object in cluster.list_metadata(&kind, &labels).await? {
+            let name = name(&kind, &object);
+            if object.meta().deletion_timestamp.is_some() {
+                left.ending.push(name);
+                continue;
+            }
+            cluster.delete(&kind, &object).await?;
+            tracing::info!("removed {name}");
+            left.there.push(name);
+        }
+    }
+    // They end with their Deployments, and write into the API until then.
+    let gateways = format!("{}={}", labels::COMPONENT, labels::GATEWAY);
+    let pods = kind::<Pod>();
+    let running = cluster.list_metadata(&pods, &gateways).await?;
+    left.ending.extend(running.iter().map(|pod| name(&pods, pod)));
+    Ok(left)
+}
+
+/// Kinds, in the order in which they go, and the labels of those that are weft's.
+fn made() -> [(ApiResource, String); 12] {
+    let ours = format!("{}={}", labels::MANAGED_BY, labels::WEFT);
+    // The webhook's certificate goes with the webhook.
+    let keys = format!("{ours},{}=true", labels::GATEWAY_RESOURCE);
+    [
+        (kind::<GatewayConfig>(), ours.clone()),
+        (kind::<Deployment>(), ours.clone()),
+        (kind::<Service>(), ours.clone()),
+        // Kubernetes' own have the labels of their Services.
+        (kind::<EndpointSlice>(), format!("{SLICE_OF}={SLICE_OF_WEFT}")),
+        (kind::<RoleBinding>(), ours.clone()),
+        (kind::<Role>(), ours.clone()),
+        (kind::<ServiceAccount>(), ours.clone()),
+        (kind::<Connection>(), ours.clone()),
+        (kind::<Secret>(), keys),
+        (kind::<IP>(), ours.clone()),
+        (kind::<Network>(), ours.clone()),
+        (kind::<NodeConfig>(), ours),
+    ]
+}

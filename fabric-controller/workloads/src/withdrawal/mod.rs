@@ -1,0 +1,98 @@
+//! Takes away what weft has made in a cluster, for good: before its chart is uninstalled.
+//!
+//! First [`nodes`], since their agents have to run for it, then what weft has made (`leftovers`),
+//! then what it has written into objects of users (`marks`). Each looks at what is there until
+//! nothing is, so that a second run goes on where the first one ended.
+
+mod cluster;
+mod leftovers;
+mod marks;
+mod nodes;
+
+use std::time::Duration;
+
+use fabric_api::labels;
+use fabric_runtime::Heartbeat;
+use fabric_store::ApiServer;
+use k8s_openapi::api::core::v1::Pod;
+use tokio::time::timeout;
+
+use super::foreign_clusters::ForeignClusters;
+use super::lease::Election;
+use super::until;
+use cluster::{Cluster, kind};
+use fabric_core::placement::Plan;
+
+/// All runs are one holder of the Lease: the next one need not wait for the one before.
+const IDENTITY: &str = "withdrawal";
+/// For the Lease, which a controller that was killed holds for a while.
+const ELECTION: Duration = Duration::from_secs(45);
+/// For ForeignClusters. What is refused is tried twice.
+const ANSWER: Duration = Duration::from_secs(8);
+/// Until helm has removed the controllers. If it does not, one of them makes all anew then.
+const LOCKED: Duration = Duration::from_secs(120);
+
+#[derive(Debug, thiserror::Error)]
+pub enum WithdrawError {
+    #[error("the Lease of the fabric-controllers cannot be had within {} s", ELECTION.as_secs())]
+    NotElected,
+    #[error("the Lease of the fabric-controllers is lost; one of them may work now")]
+    Lost,
+    #[error("cannot {verb} {what}")]
+    Api { verb: &'static str, what: String, source: Box<kube::Error> },
+    #[error("somebody makes them again: {}", .0.join(", "))]
+    MadeAgain(Vec<String>),
+}
+
+/// Nodes that do not answer hold it up for no longer than `patience`, and pods that do not end for
+/// half a minute.
+pub async fn withdraw(server: ApiServer, patience: Duration) -> Result<(), WithdrawError> {
+    let mut election = Election::new(&server, IDENTITY).insisting();
+    timeout(ELECTION, election.won()).await.map_err(|_| WithdrawError::NotElected)?;
+    tokio::select! {
+        done = take_away(&server, patience) => done?,
+        () = election.lost() => return Err(WithdrawError::Lost),
+    }
+    let locked = election.leave_locked(LOCKED).await;
+    locked.map_err(|source| cluster::failed("keep", "the Lease", source))?;
+    if let Err(error) = give_up_twins(&Cluster::new(&server)).await {
+        tracing::warn!(%error, "pods of this Job on nodes that have died may hold it up");
+    }
+    tracing::info!("nothing of weft is left but its programs");
+    Ok(())
+}
+
+async fn take_away(server: &ApiServer, patience: Duration) -> Result<(), WithdrawError> {
+    let cluster = Cluster::new(server);
+    nodes::clear(&cluster, patience).await?;
+    leftovers::remove(&cluster).await?;
+    marks::remove(&cluster).await?;
+    if timeout(ANSWER, forget_peers(server)).await.is_err() {
+        tracing::warn!("ForeignClusters say what they said before");
+    }
+    Ok(())
+}
+
+/// Pods of the same Job that were told to end and did not: the node of each has died. The Job, and with it
+/// helm, would wait for them.
+async fn give_up_twins(cluster: &Cluster) -> Result<(), WithdrawError> {
+    let pods = kind::<Pod>();
+    let twins = cluster.list_metadata(&pods, &format!("{}=withdrawal", labels::PROGRAM)).await?;
+    for twin in twins.iter().filter(|twin| twin.metadata.deletion_timestamp.is_some()) {
+        cluster.give_up(&pods, twin).await?;
+    }
+    Ok(())
+}
+
+async fn forget_peers(server: &ApiServer) {
+    let mut clusters = ForeignClusters::new(server.client.clone());
+    let nobody = Plan { whole: true, ..Plan::default() };
+    while !clusters.is_settled() && !clusters.are_undefined() {
+        let due = clusters.due();
+        tokio::select! {
+            _ = clusters.next() => {}
+            () = until(due) => {}
+        }
+        clusters.tell(&nobody, &Heartbeat::default()).await;
+    }
+}
