@@ -21,7 +21,7 @@ use crate::vitals::{COMPILED, Vitals};
 use fabric_core::Grant;
 use fabric_core::LaggingNodes;
 use fabric_core::compile::{Published, Wish, compile, is_own, unreadable};
-use fabric_core::index::{Index, Settings};
+use fabric_core::index::{Index, Settings, compiles_alike};
 use fabric_core::placement::{Placements, Plan};
 use fabric_store::obstacles::Reader;
 use gateway_workloads::Exchange;
@@ -138,7 +138,7 @@ impl Controller {
             let lag_check = self.next_lag_check();
             tokio::select! {
                 () = &mut stop => return,
-                event = self.watch.next() => self.absorb_all(event).await,
+                event = self.watch.next() => is_idle = !self.absorb_all(event).await,
                 _ = beats.tick() => is_idle = true,
                 _ = resync.tick() => self.resync().await,
                 placements = news(&mut self.outside) => self.index.place(placements),
@@ -233,32 +233,33 @@ impl Controller {
         }
     }
 
-    /// Takes in everything that waits, this event first.
-    async fn absorb_all(&mut self, event: Event) {
+    /// Applies all events that wait, this one first; returns whether anything new follows from them.
+    async fn absorb_all(&mut self, event: Event) -> bool {
         let mut length = 1;
-        self.absorb(event).await;
+        let mut is_news = self.absorb(event).await;
         while let Some(event) = self.watch.next().now_or_never() {
             length += 1;
-            self.absorb(event).await;
+            is_news |= self.absorb(event).await;
             self.vitals.heartbeat.beat();
         }
         self.vitals.metrics.set_queue_length(length);
+        is_news
     }
 
-    /// Takes in what the store tells. It may tell of a moment before our own last write: of what
-    /// only the controller writes, the index knows better.
-    async fn absorb(&mut self, event: Event) {
+    /// Applies an event; returns whether anything new follows from it. The event may be from before the
+    /// own last write: of what only the controller writes, the index knows better.
+    async fn absorb(&mut self, event: Event) -> bool {
         if let Event::Problems(problems) = &event {
             self.repair(problems).await;
         }
         let event = match event {
             Event::Applied(object) => match self.current(*object).await {
                 Some(object) => Event::Applied(Box::new(object)),
-                None => return,
+                None => return false,
             },
             Event::Deleted(reference) => {
                 if self.index.get(&reference).is_none() || self.is_there(&reference).await {
-                    return;
+                    return false;
                 }
                 self.forget_status(&reference).await;
                 Event::Deleted(reference)
@@ -270,9 +271,15 @@ impl Controller {
             Event::Deleted(reference) => Some(reference.clone()),
             Event::Problems(_) | Event::Synced => None,
         };
-        let before = self.index.apply(event).as_ref().and_then(Grant::of);
-        let after = reference.and_then(|r| self.index.get(&r).and_then(Grant::of));
-        self.releases.extend(before.filter(|before| Some(before) != after.as_ref()));
+        let before = self.index.apply(event);
+        let after = reference.and_then(|reference| self.index.get(&reference));
+        let grant = before.as_ref().and_then(Grant::of);
+        let granted = after.and_then(Grant::of);
+        self.releases.extend(grant.filter(|grant| Some(grant) != granted.as_ref()));
+        match (&before, after) {
+            (Some(before), Some(after)) => !compiles_alike(before, after),
+            _ => true,
+        }
     }
 
     /// Writes again what has become unreadable of the controller's own files.
@@ -339,16 +346,17 @@ impl Controller {
         let gone = known.filter(|(reference, _)| !there.contains_key(reference));
         let gone: Vec<ObjectRef> = gone.map(|(reference, _)| reference.clone()).collect();
         for reference in gone {
-            self.absorb(Event::Deleted(reference)).await;
+            let _ = self.absorb(Event::Deleted(reference)).await;
             self.vitals.heartbeat.beat();
         }
     }
 
     /// The user's key pairs may lack the label by which Secrets are told from all others.
-    async fn name_secrets(&mut self) {
+    /// Returns false if the store did not answer.
+    async fn name_secrets(&mut self) -> bool {
         let named = self.index.unlabelled_secrets();
         if !self.watch.name(&named) {
-            return;
+            return true;
         }
         for secret in named {
             if self.index.get(&secret).is_some() {
@@ -357,18 +365,22 @@ impl Controller {
             match self.store.get(&secret).await {
                 Ok(Some(object)) => drop(self.index.apply(Event::Applied(Box::new(object)))),
                 Ok(None) => {}
-                Err(error) if error.is_unreachable() => return,
-                Err(error) => tracing::warn!(%secret, %error, "its watch may tell of it"),
+                Err(error) if error.is_unreachable() => return false,
+                Err(error) => {
+                    tracing::warn!(%secret, %error, "cannot read it; waiting for its watch")
+                }
             }
         }
+        true
     }
 
     /// Compiles and publishes until nothing changes, then asks ipam for what is missing.
     async fn settle(&mut self) {
-        self.name_secrets().await;
+        let mut is_done = self.name_secrets().await;
         if self.outside.is_some() {
-            self.silence.tell(&self.store, &mut self.index).await;
+            is_done &= self.silence.tell(&self.store, &mut self.index).await;
         }
+        self.retry_at((!is_done).then(|| Instant::now() + RETRY_REFUSED));
         let mut wanted = Published::default();
         for _ in 0..MAX_ROUNDS {
             self.lagging.observe(&mut self.index, Instant::now().into_std());

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use fabric_api::{PrivateKey, labels};
+use fabric_api::{PrivateKey, PublicKey, labels};
 use fabric_runtime::Heartbeat;
 use fabric_store::{Event, Kind, Object, ObjectRef, Problem, Store, StoreError};
+use futures::stream::{self, StreamExt as _};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -36,6 +37,9 @@ pub struct Sink<'a> {
     pub heartbeat: &'a Heartbeat,
 }
 
+/// Writes under way at a time. The API server takes as many of one client without making it wait.
+const MAX_WRITES: usize = 16;
+
 /// Brings the store to what is wanted, and the index with it. What was refused rests for a while.
 pub async fn publish(
     sink: Sink<'_>,
@@ -43,25 +47,12 @@ pub async fn publish(
     refusals: &mut Refusals,
     wanted: &Published,
 ) -> Outcome {
-    let outcome = Outcome::default();
-    let Sink { store, heartbeat } = sink;
-    let mut publisher = Publisher { store, index, refusals, outcome };
-    for (reference, object) in &wanted.objects {
-        publisher.put(reference, object).await;
-        heartbeat.beat();
-    }
-    for (reference, key_pair) in &wanted.keys {
-        publisher.make_key(reference, key_pair).await;
-        heartbeat.beat();
-    }
-    for object in wanted.statuses.values() {
-        publisher.put_status(object).await;
-        heartbeat.beat();
-    }
-    for reference in &wanted.deleted {
-        publisher.delete(reference).await;
-        heartbeat.beat();
-    }
+    let mut publisher = Publisher { sink, index, refusals, outcome: Outcome::default() };
+    let objects = wanted.objects.iter().map(|(of, object)| Write::object(of, object));
+    publisher.write_all(objects).await;
+    publisher.write_all(wanted.keys.iter().map(|(of, pair)| Write::key(of, pair))).await;
+    publisher.write_all(wanted.statuses.values().map(Write::status)).await;
+    publisher.write_all(wanted.deleted.iter().map(Write::deletion)).await;
     publisher.refusals.keep(|reference| is_wanted(wanted, reference));
     publisher.outcome
 }
@@ -73,103 +64,178 @@ fn is_wanted(wanted: &Published, reference: &ObjectRef) -> bool {
         || wanted.deleted.contains(reference)
 }
 
+/// One write to the store.
+struct Write<'a> {
+    reference: ObjectRef,
+    what: What<'a>,
+}
+
+enum What<'a> {
+    /// An object of weft's own; its status stays.
+    Object(&'a Object),
+    /// A Secret with a key pair that is generated when it is written.
+    Key(&'a KeyPair),
+    Status(&'a Object),
+    Deletion,
+}
+
+/// Answer of the store to a [`Write`].
+enum Written {
+    Object(Object),
+    Key(Object, PublicKey),
+    Status,
+    Deletion,
+}
+
+impl<'a> Write<'a> {
+    fn object(reference: &ObjectRef, object: &'a Object) -> Self {
+        Self { reference: reference.clone(), what: What::Object(object) }
+    }
+
+    fn key(reference: &ObjectRef, pair: &'a KeyPair) -> Self {
+        Self { reference: reference.clone(), what: What::Key(pair) }
+    }
+
+    fn status(object: &'a Object) -> Self {
+        Self { reference: object.reference(), what: What::Status(object) }
+    }
+
+    fn deletion(reference: &ObjectRef) -> Self {
+        Self { reference: reference.clone(), what: What::Deletion }
+    }
+
+    /// What is wanted, to recognise a write that was refused.
+    fn want(&self) -> Value {
+        match self.what {
+            What::Object(object) | What::Status(object) => object.to_value(),
+            What::Key(pair) => json!({"peer": pair.peer, "owner": pair.owner}),
+            What::Deletion => Value::Null,
+        }
+    }
+
+    /// `have` is what the index knows of the object.
+    async fn run(&self, store: &Store, have: Option<&Object>) -> Result<Written, StoreError> {
+        match self.what {
+            What::Object(object) => {
+                let mut whole = object.clone();
+                whole.copy_status(have);
+                store.put(&whole).await.map(Written::Object)
+            }
+            What::Key(pair) => {
+                let private = PrivateKey::generate();
+                let stored = store.put(&key_secret(&self.reference, pair, &private).into()).await?;
+                Ok(Written::Key(stored, private.public()))
+            }
+            What::Status(object) => store.put_status(object).await.map(|_| Written::Status),
+            What::Deletion => store.delete(&self.reference).await.map(|()| Written::Deletion),
+        }
+    }
+}
+
+fn key_secret(reference: &ObjectRef, pair: &KeyPair, private: &PrivateKey) -> Secret {
+    let data = [
+        ("privateKey".to_owned(), ByteString(private.expose().to_vec())),
+        ("publicKey".to_owned(), ByteString(private.public().as_bytes().to_vec())),
+    ];
+    let labels = [
+        (labels::REMOTE_CLUSTER_ID.to_owned(), pair.peer.clone()),
+        (labels::GATEWAY_RESOURCE.to_owned(), "true".to_owned()),
+    ];
+    Secret {
+        metadata: ObjectMeta {
+            name: Some(reference.name.clone()),
+            namespace: reference.namespace.clone(),
+            labels: Some(labels.into()),
+            owner_references: pair.owner.clone().map(|owner| vec![owner]),
+            ..ObjectMeta::default()
+        },
+        data: Some(data.into()),
+        type_: Some("Opaque".to_owned()),
+        ..Secret::default()
+    }
+}
+
 struct Publisher<'a> {
-    store: &'a Store,
+    sink: Sink<'a>,
     index: &'a mut Index,
     refusals: &'a mut Refusals,
     outcome: Outcome,
 }
 
 impl Publisher<'_> {
-    async fn put(&mut self, reference: &ObjectRef, want: &Object) {
-        let have = self.index.get(reference);
-        if have.is_some_and(|have| is_same(have, want)) {
-            return;
+    /// Writes what differs, [`MAX_WRITES`] at a time, until the store does not answer.
+    async fn write_all<'w>(&mut self, writes: impl Iterator<Item = Write<'w>>) {
+        let due: Vec<_> = writes.filter(|write| self.is_due(write)).collect();
+        let store = self.sink.store;
+        let with_known = due.into_iter().map(|write| {
+            let have = self.index.get(&write.reference).cloned();
+            async move {
+                let result = write.run(store, have.as_ref()).await;
+                (write, result)
+            }
+        });
+        let mut running = stream::iter(with_known.collect::<Vec<_>>()).buffer_unordered(MAX_WRITES);
+        while let Some((write, result)) = running.next().await {
+            self.sink.heartbeat.beat();
+            match result {
+                Ok(written) => self.take(&write, written),
+                Err(error) => self.fail(&write, &error),
+            }
+            if self.outcome.unreachable {
+                return;
+            }
         }
-        if have.is_some_and(|have| is_in_the_way(have, want)) {
-            let message = "weft needs this name for an object of its own; expected another name";
-            self.problem(reference, message.to_owned());
-            return;
+    }
+
+    /// True if it differs from what the store has and may be tried now.
+    fn is_due(&mut self, write: &Write<'_>) -> bool {
+        let have = self.index.get(&write.reference);
+        match write.what {
+            What::Object(want) if have.is_some_and(|have| is_same(have, want)) => return false,
+            What::Object(want) if have.is_some_and(|have| is_in_the_way(have, want)) => {
+                let message =
+                    "weft needs this name for an object of its own; expected another name";
+                self.problem(&write.reference, message.to_owned());
+                return false;
+            }
+            What::Status(want) if have == Some(want) => return false,
+            What::Object(_) | What::Status(_) | What::Key(_) | What::Deletion => {}
         }
-        if self.rests(reference, || want.to_value()) {
-            return;
+        let standing = self.refusals.standing(&write.reference, || write.want(), Instant::now());
+        if let Some(message) = standing.map(str::to_owned) {
+            self.problem(&write.reference, message);
+            return false;
         }
-        let mut whole = want.clone();
-        whole.copy_status(self.index.get(reference));
-        match self.store.put(&whole).await {
-            Ok(stored) => {
+        !self.outcome.unreachable
+    }
+
+    fn take(&mut self, write: &Write<'_>, written: Written) {
+        let object = &write.reference;
+        match written {
+            Written::Object(stored) => {
                 let generation = stored.generation();
                 if self.apply(stored) {
-                    tracing::info!(object = %reference, generation, "published");
+                    tracing::info!(%object, generation, "published");
                 }
             }
-            Err(error) => self.failed(reference, &error, want.to_value()),
-        }
-    }
-
-    async fn make_key(&mut self, reference: &ObjectRef, wanted: &KeyPair) {
-        let want = || json!({"peer": wanted.peer, "owner": wanted.owner});
-        if self.rests(reference, want) {
-            return;
-        }
-        let private = PrivateKey::generate();
-        let public = private.public();
-        let data = [
-            ("privateKey".to_owned(), ByteString(private.expose().to_vec())),
-            ("publicKey".to_owned(), ByteString(public.as_bytes().to_vec())),
-        ];
-        let labels = [
-            (labels::REMOTE_CLUSTER_ID.to_owned(), wanted.peer.clone()),
-            (labels::GATEWAY_RESOURCE.to_owned(), "true".to_owned()),
-        ];
-        let secret = Secret {
-            metadata: ObjectMeta {
-                name: Some(reference.name.clone()),
-                namespace: reference.namespace.clone(),
-                labels: Some(labels.into()),
-                owner_references: wanted.owner.clone().map(|owner| vec![owner]),
-                ..ObjectMeta::default()
-            },
-            data: Some(data.into()),
-            type_: Some("Opaque".to_owned()),
-            ..Secret::default()
-        };
-        match self.store.put(&secret.into()).await {
-            Ok(stored) => {
-                tracing::info!(object = %reference, %public, "made a key pair");
+            Written::Key(stored, public) => {
+                tracing::info!(%object, %public, "made a key pair");
                 self.apply(stored);
             }
-            Err(error) => self.failed(reference, &error, want()),
-        }
-    }
-
-    async fn put_status(&mut self, want: &Object) {
-        let reference = want.reference();
-        let is_there = self.index.get(&reference) == Some(want);
-        if is_there || self.rests(&reference, || want.to_value()) {
-            return;
-        }
-        match self.store.put_status(want).await {
-            Ok(_) => {
-                tracing::debug!(object = %reference, "status written");
-                self.apply(want.clone());
+            Written::Status => {
+                tracing::debug!(%object, "status written");
+                if let What::Status(want) = write.what {
+                    self.apply(want.clone());
+                }
             }
-            Err(error) => self.failed(&reference, &error, want.to_value()),
+            Written::Deletion => {
+                self.refusals.taken(object);
+                tracing::info!(%object, "removed");
+                let gone = self.index.apply(Event::Deleted(object.clone()));
+                self.outcome.lost.extend(gone.as_ref().and_then(Grant::of));
+                self.outcome.changed = true;
+            }
         }
-    }
-
-    async fn delete(&mut self, reference: &ObjectRef) {
-        if self.rests(reference, || Value::Null) {
-            return;
-        }
-        if let Err(error) = self.store.delete(reference).await {
-            return self.failed(reference, &error, Value::Null);
-        }
-        self.refusals.taken(reference);
-        tracing::info!(object = %reference, "removed");
-        let gone = self.index.apply(Event::Deleted(reference.clone()));
-        self.outcome.lost.extend(gone.as_ref().and_then(Grant::of));
-        self.outcome.changed = true;
     }
 
     /// True if that is news. It is not where the store holds something else than was wanted, and
@@ -182,24 +248,15 @@ impl Publisher<'_> {
         news
     }
 
-    /// True if it is not to be tried now.
-    fn rests(&mut self, reference: &ObjectRef, want: impl FnOnce() -> Value) -> bool {
-        let standing = self.refusals.standing(reference, want, Instant::now()).map(str::to_owned);
-        if let Some(message) = &standing {
-            self.problem(reference, message.clone());
-        }
-        standing.is_some() || self.outcome.unreachable
-    }
-
-    fn failed(&mut self, reference: &ObjectRef, error: &StoreError, want: Value) {
+    fn fail(&mut self, write: &Write<'_>, error: &StoreError) {
         let cause = std::error::Error::source(error).map(|c| format!(": {c}")).unwrap_or_default();
         let message = format!("{error}{cause}");
         if error.is_unreachable() {
             self.outcome.unreachable = true;
         } else {
-            self.refusals.refused(reference, want, &message, Instant::now());
+            self.refusals.refused(&write.reference, write.want(), &message, Instant::now());
         }
-        self.problem(reference, message);
+        self.problem(&write.reference, message);
     }
 
     fn problem(&mut self, reference: &ObjectRef, message: String) {

@@ -27,19 +27,23 @@ struct Word {
 }
 
 impl Silence {
-    pub(crate) async fn tell(&mut self, store: &Store, index: &mut Index) {
+    /// Returns false if the store did not answer: it is to be tried again.
+    pub(crate) async fn tell(&mut self, store: &Store, index: &mut Index) -> bool {
+        let mut is_done = true;
         let silent = silent(index);
         self.0.retain(|gateway, _| silent.contains(gateway));
         for gateway in silent {
             let latency_at = connected(index, &gateway).and_then(latency_at);
             let is_new = !self.0.contains_key(&gateway);
             if is_new && !disclaim(store, index, &gateway).await {
+                is_done = false;
                 continue;
             }
             if self.hear(gateway.clone(), latency_at, Instant::now()) {
-                disclaim(store, index, &gateway).await;
+                is_done &= disclaim(store, index, &gateway).await;
             }
         }
+        is_done
     }
 
     /// When one is to be looked at again, if nothing happens before.

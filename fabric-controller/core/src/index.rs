@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use fabric_api::fabric::ProbeSettings;
+use fabric_api::fabric::{GatewayConfig, ProbeSettings};
 use fabric_api::ipam::{IP, Network};
 use fabric_api::networking::{Connection, GatewayClient, GatewayServer, secret_name};
 use fabric_api::{Cidr, PrivateKey, PublicKey, labels};
@@ -241,6 +241,32 @@ impl Index {
             None => true,
         })
     }
+}
+
+/// True if the same is compiled from both: they differ at most in what is reported again and again, such
+/// as latency or counters.
+pub fn compiles_alike(before: &Object, after: &Object) -> bool {
+    match (before, after) {
+        (Object::Connection(before), Object::Connection(after)) => {
+            let value = |of: &Connection| of.status.as_ref().map(|status| status.value);
+            value(before) == value(after)
+                && before.spec == after.spec
+                && before.metadata == after.metadata
+        }
+        (Object::GatewayConfig(before), Object::GatewayConfig(after)) => {
+            before == after || (without_counters(before) == without_counters(after))
+        }
+        (before, after) => before == after,
+    }
+}
+
+fn without_counters(config: &GatewayConfig) -> GatewayConfig {
+    let mut config = config.clone();
+    if let Some(status) = &mut config.status {
+        status.last_handshake = None;
+        (status.received_bytes, status.transmitted_bytes) = (0, 0);
+    }
+    config
 }
 
 fn public_half(secret: &Secret) -> Result<PublicKey, String> {

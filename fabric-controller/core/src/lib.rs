@@ -13,6 +13,6 @@ mod probe;
 
 pub use compile::{Published, compile};
 pub use grant::Grant;
-pub use index::{Index, Settings};
+pub use index::{Index, Settings, compiles_alike};
 pub use lagging_nodes::LaggingNodes;
 pub use probe::ProbeArgs;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use k8s_openapi::api::core::v1::NodeStatus;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::DynamicObject;
 use serde_json::Value;
@@ -54,7 +55,21 @@ pub(super) fn take(kind: Kind, mut from: DynamicObject) -> Result<Stored, Box<Pr
     if !unknown.is_empty() {
         tracing::trace!(object = %reference, ?unknown, "fields of another version");
     }
-    Ok(Stored { object, version, owned })
+    Ok(Stored { object: without_reports(object), version, owned })
+}
+
+/// Leaves out of a Node what its kubelet reports every few seconds and the names of its images: nothing
+/// follows from them, and there may be thousands of nodes.
+fn without_reports(object: Object) -> Object {
+    let Object::Node(mut node) = object else { return object };
+    if let Some(status) = &mut node.status {
+        let addresses = status.addresses.take();
+        *status = NodeStatus { addresses, ..NodeStatus::default() };
+    }
+    if let Some(annotations) = &mut node.metadata.annotations {
+        annotations.retain(|key, _| key.contains("weft.dev/") || key.contains("liqo.io/"));
+    }
+    node.into()
 }
 
 /// What is wrong with an object that could be read.
@@ -122,6 +137,26 @@ mod tests {
             ["10.1.0.0/16"],
             "both spellings are read"
         );
+    }
+
+    #[test]
+    fn heartbeat_of_a_kubelet_is_no_change() {
+        let node = |heartbeat: &str| {
+            json!({
+                "apiVersion": "v1", "kind": "Node",
+                "metadata": {"name": "n1", "uid": "u", "annotations": {"other.example/time": heartbeat,
+                    "fabric.weft.dev/pin-addresses": "true"}},
+                "spec": {"podCIDRs": ["10.1.0.0/24"]},
+                "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}],
+                    "conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": heartbeat}],
+                    "images": [{"names": ["a"]}]},
+            })
+        };
+        let first = taken(Kind::Node, node("2026-01-01T00:00:00Z")).unwrap().object;
+        assert_eq!(first, taken(Kind::Node, node("2026-01-01T00:00:10Z")).unwrap().object);
+        let Object::Node(node) = first else { panic!() };
+        assert_eq!(node.status.unwrap().addresses.unwrap()[0].address, "192.0.2.1");
+        assert_eq!(node.metadata.annotations.unwrap().len(), 1);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod families;
 mod faults;
+mod heartbeats;
 mod node_paths;
 mod nodes;
 mod peerings;

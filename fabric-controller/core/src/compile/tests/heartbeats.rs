@@ -1,0 +1,67 @@
+//! Reports that are repeated for ever: nothing follows from them.
+
+use fabric_api::fabric::GatewayConfig;
+use fabric_store::{Event, Kind, Object, ObjectRef};
+use serde_json::{Value, json};
+
+use super::world::{World, client_side};
+use crate::compiles_alike;
+
+fn peered() -> (World, ObjectRef) {
+    let mut world = World::new("rome");
+    client_side("milan").into_iter().for_each(|object| world.apply(object));
+    world.settle();
+    (world, ObjectRef::new(Kind::GatewayConfig, "liqo-tenant-milan", "client"))
+}
+
+fn config(world: &World, reference: &ObjectRef, status: Value) -> Object {
+    let mut config = world.index.typed::<GatewayConfig>(reference).unwrap().clone();
+    config.status = Some(serde_json::from_value(status).unwrap());
+    config.into()
+}
+
+fn connection(world: &World, value: &str, latency: &str) -> Object {
+    let uid = world.index.get(&ObjectRef::new(Kind::GatewayClient, "liqo-tenant-milan", "client"));
+    let connection: fabric_api::networking::Connection = serde_json::from_value(json!({
+        "apiVersion": "networking.liqo.io/v1beta1", "kind": "Connection",
+        "metadata": {"name": "client", "namespace": "liqo-tenant-milan", "uid": "c"},
+        "spec": {"type": "Client", "gatewayRef": {"name": "client", "uid": uid.unwrap().uid()}},
+        "status": {"value": value, "latency": {"value": latency, "timestamp": "2026-01-31T12:00:00Z"}},
+    }))
+    .unwrap();
+    connection.into()
+}
+
+/// Applies both, one after the other; returns whether the second is said to change nothing, and
+/// whether it does change nothing.
+fn said_and_done(world: &mut World, before: Object, after: Object) -> (bool, bool) {
+    let said = compiles_alike(&before, &after);
+    world.index.apply(Event::Applied(Box::new(before)));
+    world.settle();
+    let published = world.last.clone();
+    world.index.apply(Event::Applied(Box::new(after)));
+    world.settle();
+    (said, published == world.last)
+}
+
+#[test]
+fn counters_of_a_gateway_change_nothing() {
+    let (mut world, reference) = peered();
+    let status = |bytes: u64, mtu: u32| {
+        json!({"appliedGeneration": 1, "mtu": mtu, "receivedBytes": bytes, "transmittedBytes": bytes,
+            "lastHandshake": format!("2026-01-31T12:00:{bytes:02}Z")})
+    };
+    let [a, b, c] = [(1, 1400), (2, 1400), (2, 1380)]
+        .map(|(bytes, mtu)| config(&world, &reference, status(bytes, mtu)));
+    assert_eq!(said_and_done(&mut world, a, b.clone()), (true, true));
+    assert_eq!(said_and_done(&mut world, b, c), (false, false), "nodes need the MTU");
+}
+
+#[test]
+fn latency_changes_nothing_and_state_does() {
+    let (mut world, _) = peered();
+    let [a, b, c] = [("Connected", "1ms"), ("Connected", "2ms"), ("Error", "2ms")]
+        .map(|(value, latency)| connection(&world, value, latency));
+    assert_eq!(said_and_done(&mut world, a, b.clone()), (true, true));
+    assert_eq!(said_and_done(&mut world, b, c), (false, false));
+}
