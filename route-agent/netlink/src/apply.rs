@@ -65,6 +65,13 @@ impl Steps<'_> {
             }
             Op::AddAddress(address) => {
                 let message = message::address(self.index(&address.dev).await?, address);
+                let added = handle.change(Message::NewAddress(message.clone()), NEW).await;
+                if !added.as_ref().is_err_and(|error| error.is(&[EEXIST])) {
+                    return added;
+                }
+                // It is there without its local route. Both come with a new one.
+                let deleted = handle.change(Message::DelAddress(message.clone()), 0).await;
+                unless(deleted, &[EADDRNOTAVAIL])?;
                 unless(handle.change(Message::NewAddress(message), NEW).await, &[EEXIST])
             }
             Op::DelAddress(address) => {

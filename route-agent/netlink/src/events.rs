@@ -9,7 +9,7 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 use nix::net::if_::if_nametoindex;
 
 use crate::multicast::Multicast;
-use crate::observe::{output_device, table_of};
+use crate::observe::{LOCAL_TABLE, output_device, table_of};
 use crate::{Handle, NetlinkError, Scope};
 
 /// Tells that something of ours has changed, whoever changed it.
@@ -80,9 +80,12 @@ impl Filter {
             self.indices.contains(&m.header.ifindex)
         } else if let Message::NewRoute(m) | Message::DelRoute(m) = &message {
             let is_there = || output_device(m).is_some_and(|index| self.indices.contains(&index));
-            u8::from(m.header.protocol) == self.protocol
+            let is_ours = u8::from(m.header.protocol) == self.protocol
                 && self.tables.contains(&table_of(m))
-                && (!self.is_of_devices || is_there())
+                && (!self.is_of_devices || is_there());
+            // Without it an address is of no use.
+            let is_lost = || matches!(&message, Message::DelRoute(_)) && is_there();
+            is_ours || table_of(m) == LOCAL_TABLE && is_lost()
         } else if let Message::NewRule(m) | Message::DelRule(m) = &message {
             self.tables.contains(&rule_table(m))
         } else {

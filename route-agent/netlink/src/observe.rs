@@ -19,6 +19,9 @@ use netplan::{Device, Family, NextHop, Route, RouteKey, Rule, State, Sysctl, Via
 use crate::links::{as_address, ip};
 use crate::{Handle, NetlinkError, message, read_sysctl};
 
+/// Table of the namespace's own addresses.
+pub(crate) const LOCAL_TABLE: u32 = 255;
+
 /// What is ours in a namespace. [`Handle::observe`] returns only that.
 #[derive(Clone, Debug, Default)]
 pub struct Scope {
@@ -69,7 +72,11 @@ impl Handle {
     ) -> Result<(), NetlinkError> {
         let index = link.header.index;
         let addresses = self.address_messages(index).await?;
-        state.addresses.extend(addresses.iter().filter_map(|m| as_address(m, name.to_owned())));
+        if !addresses.is_empty() {
+            let local = self.local_addresses(index).await?;
+            let addresses = addresses.iter().filter_map(|m| as_address(m, name.to_owned()));
+            state.addresses.extend(addresses.filter(|of| local.contains(&of.address)));
+        }
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             for found in self.neighbours(family, index).await? {
                 let permanent = found.header.state == NeighbourState::Permanent;
@@ -84,6 +91,21 @@ impl Handle {
             }
         }
         Ok(())
+    }
+
+    /// Addresses of a device that the kernel takes packets for. One whose route is missing in the
+    /// table `local`, which the kernel adds with an address only, is of no use.
+    async fn local_addresses(&self, index: u32) -> Result<BTreeSet<IpAddr>, NetlinkError> {
+        let mut local = BTreeSet::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let kernels = u8::from(RouteProtocol::Kernel);
+            let routes = self.routes((family, LOCAL_TABLE, kernels), Some(index)).await?;
+            let routes = routes.into_iter().filter(|m| m.header.kind == RouteType::Local);
+            local.extend(routes.flat_map(|m| m.attributes).filter_map(|attribute| {
+                if let RouteAttribute::Destination(to) = attribute { ip(&to) } else { None }
+            }));
+        }
+        Ok(local)
     }
 
     async fn neighbours(

@@ -58,6 +58,30 @@ async fn a_route_changes_in_place_between_all_kinds_of_next_hops() {
 }
 
 #[tokio::test]
+async fn address_without_local_route_is_added_anew() {
+    let netns = Netns::unnamed().unwrap();
+    let handle = Handle::open(&netns).unwrap();
+    let want = node();
+    let scope = scope(&want);
+    failures(handle.apply(&plan(&State::default(), &want)).await);
+    let mut events = handle.events(&scope).unwrap();
+    for (family, address) in [("-4", "10.80.0.5"), ("-6", "fd77::5")] {
+        sh(&netns, &format!("ip {family} route flush table local"));
+        let notified = tokio::time::timeout(Duration::from_secs(2), events.changed()).await;
+        notified.expect("a lost local route is notified").unwrap();
+        // What the kernel flushes with an IPv4 address is put back by the next plan.
+        for _ in 0..2 {
+            let have = handle.observe(&scope).await.unwrap();
+            assert_eq!(failures(handle.apply(&plan(&have, &want)).await), "");
+        }
+        assert_eq!(handle.observe(&scope).await.unwrap(), want);
+        let route = sh(&netns, &format!("ip {family} route show table local {address}"));
+        assert!(route.contains("dev weft4"), "{route}");
+        while tokio::time::timeout(Duration::from_millis(300), events.changed()).await.is_ok() {}
+    }
+}
+
+#[tokio::test]
 async fn a_device_made_elsewhere_is_moved_here_and_keeps_its_socket_there() {
     let [here, there] = [(); 2].map(|()| Netns::unnamed().unwrap());
     let handle = Handle::open(&here).unwrap().over(Handle::open(&there).unwrap());
