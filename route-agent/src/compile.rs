@@ -3,10 +3,12 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use fabric_api::fabric::{NodeConfigSpec, NodeGateway, NodePeering};
 use fabric_api::{Cidr, Mac, overlay_v6};
-use netplan::{Family, Firewall, Link, Route, RouteKey, Rule, State, Sysctl, Vxlan};
+use netplan::{Family, Firewall, Link, Route, RouteKey, Rule, RuleAction, State, Sysctl, Vxlan};
 
 use crate::facts::Facts;
-use crate::names::{self, IPV6_MIN_MTU, PRIORITY, PROTOCOL, TABLE};
+use crate::names::{
+    self, IPV6_MIN_MTU, MAIN_TABLE, NO_POD_PRIORITY, POD_ROUTES_PRIORITY, PRIORITY, PROTOCOL, TABLE,
+};
 
 /// What a node is to have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -107,9 +109,47 @@ impl Compiler<'_> {
     fn add_rules(&mut self) {
         let families = [(Family::Ipv4, true), (Family::Ipv6, self.facts.ipv6)];
         for (family, _) in families.into_iter().filter(|(_, present)| *present) {
-            let (priority, table, protocol) = (PRIORITY, TABLE, PROTOCOL);
-            self.out.state.rules.insert(Rule { priority, family, iif: None, table, protocol });
+            let action = RuleAction::Lookup(TABLE);
+            self.add_rule(Rule {
+                priority: PRIORITY,
+                family,
+                iif: None,
+                to: None,
+                action,
+                protocol: PROTOCOL,
+            });
         }
+        let pods = self.config.local_pods.iter().filter_map(|text| text.parse::<Cidr>().ok());
+        // A pod outside the node's pod CIDRs has no rules, which would be two a pod: the gateway has
+        // no route to it once it is gone.
+        for pods in pods.filter(|pods| *pods != Cidr::host(pods.address())) {
+            self.confine_to_pods(pods);
+        }
+    }
+
+    /// Keeps what a peer sends to an address that no pod has from leaving by the default route: out
+    /// of weft's devices a pod CIDR of the node is reached by specific routes only. Other
+    /// destinations (addresses of the node, IP resources) are routed as ever.
+    fn confine_to_pods(&mut self, pods: Cidr) {
+        let family = Family::of_prefix(&pods);
+        if family == Family::Ipv6 && !self.facts.ipv6 {
+            return;
+        }
+        let devices: Vec<String> = self.out.state.links.keys().cloned().collect();
+        let actions = [
+            (POD_ROUTES_PRIORITY, RuleAction::LookupSpecific(MAIN_TABLE)),
+            (NO_POD_PRIORITY, RuleAction::Unreachable),
+        ];
+        for dev in devices {
+            for (priority, action) in actions {
+                let (iif, to) = (Some(dev.clone()), Some(pods));
+                self.add_rule(Rule { priority, family, iif, to, action, protocol: PROTOCOL });
+            }
+        }
+    }
+
+    fn add_rule(&mut self, rule: Rule) {
+        self.out.state.rules.insert(rule);
     }
 
     fn add_peering(&mut self, peering: &NodePeering) {

@@ -13,6 +13,12 @@ pub(crate) const PROTOCOL: u8 = 119;
 /// Of the rules that send all packets past our table: between the local table and everything
 /// else. Cilium has 100 and 109 to 112, EKS 512, 1024 and 1536.
 pub(crate) const PRIORITY: u32 = 105;
+/// Of the rules for what comes from peers to pods of the node: routes of the main table but its
+/// default route, then none. They precede only the kernel's own rule of the main table (32766), so
+/// that rules of a CNI with tables of its own come first.
+pub(crate) const POD_ROUTES_PRIORITY: u32 = 32764;
+pub(crate) const NO_POD_PRIORITY: u32 = 32765;
+pub(crate) const MAIN_TABLE: u32 = 254;
 /// Least MTU of a device that Linux sends IPv6 through, in bytes.
 pub(crate) const IPV6_MIN_MTU: u32 = 1280;
 

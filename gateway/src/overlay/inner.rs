@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use fabric_api::fabric::{VNI, VXLAN_PORT};
 use fabric_api::{Cidr, overlay_v6};
 use netlink::Scope;
-use netplan::{Address, Device, Family, Route, RouteKey, Rule, State, Sysctl, Vxlan};
+use netplan::{Address, Device, Family, Route, RouteKey, Rule, RuleAction, State, Sysctl, Vxlan};
 
 use super::mtu::{Path, TunnelMtu, overlay_mtu, tunnel_mtu};
 use crate::desired::{Desired, IPV6_MTU, Node};
@@ -92,8 +92,9 @@ pub(super) fn wanted(desired: &Desired, facts: Facts) -> (State, TunnelMtu) {
     }
     add_routes(&mut state, desired, mtu.bytes);
     for (family, iif, table) in rules() {
-        let iif = Some(iif.to_owned());
-        state.rules.insert(Rule { priority: PRIORITY, family, iif, table, protocol: PROTOCOL });
+        let (iif, action) = (Some(iif.to_owned()), RuleAction::Lookup(table));
+        let (priority, protocol) = (PRIORITY, PROTOCOL);
+        state.rules.insert(Rule { priority, family, iif, to: None, action, protocol });
     }
     state.sysctls = sysctls().collect();
     (state, mtu)

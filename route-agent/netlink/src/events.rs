@@ -87,10 +87,16 @@ impl Filter {
             let is_lost = || matches!(&message, Message::DelRoute(_)) && is_there();
             is_ours || table_of(m) == LOCAL_TABLE && is_lost()
         } else if let Message::NewRule(m) | Message::DelRule(m) = &message {
-            self.tables.contains(&rule_table(m))
+            self.tables.contains(&rule_table(m)) || self.is_for_link(m)
         } else {
             matches!(&message, Message::NewAddress(_) | Message::DelAddress(_))
         }
+    }
+
+    fn is_for_link(&self, rule: &RuleMessage) -> bool {
+        rule.attributes.iter().any(|attribute| {
+            matches!(attribute, RuleAttribute::Iifname(name) if self.names.contains(name))
+        })
     }
 
     fn new_link_matters(&mut self, link: &LinkMessage) -> bool {

@@ -146,11 +146,24 @@ pub(crate) fn route(key: &RouteKey, route: &Route, index: Option<u32>) -> RouteM
 pub(crate) fn rule(rule: &Rule) -> RuleMessage {
     let mut message = RuleMessage::default();
     message.header.family = family(rule.family);
-    message.header.action = RuleAction::ToTable;
     let attributes = &mut message.attributes;
+    message.header.action = match rule.action {
+        netplan::RuleAction::Lookup(table) => {
+            attributes.push(RuleAttribute::Table(table));
+            RuleAction::ToTable
+        }
+        netplan::RuleAction::LookupSpecific(table) => {
+            attributes.extend([RuleAttribute::Table(table), RuleAttribute::SuppressPrefixLen(0)]);
+            RuleAction::ToTable
+        }
+        netplan::RuleAction::Unreachable => RuleAction::Unreachable,
+    };
     attributes.push(RuleAttribute::Priority(rule.priority));
-    attributes.push(RuleAttribute::Table(rule.table));
     attributes.push(RuleAttribute::Protocol(RouteProtocol::from(rule.protocol)));
     attributes.extend(rule.iif.clone().map(RuleAttribute::Iifname));
+    if let Some(to) = &rule.to {
+        message.header.dst_len = to.net().prefix_len();
+        attributes.push(RuleAttribute::Destination(to.address()));
+    }
     message
 }

@@ -12,9 +12,11 @@ use netlink_packet_route::neighbour::{
 use netlink_packet_route::route::{
     RouteAttribute, RouteFlags, RouteMessage, RouteMetric, RouteProtocol, RouteType,
 };
-use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
+use netlink_packet_route::rule::{self, RuleAttribute, RuleMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage as Message};
-use netplan::{Device, Family, NextHop, Route, RouteKey, Rule, State, Sysctl, Via, Vxlan};
+use netplan::{
+    Device, Family, NextHop, Route, RouteKey, Rule, RuleAction, State, Sysctl, Via, Vxlan,
+};
 
 use crate::links::{as_address, ip};
 use crate::{Handle, NetlinkError, message, read_sysctl};
@@ -29,7 +31,8 @@ pub struct Scope {
     pub links: BTreeSet<String>,
     /// Names of devices that others make and we set up.
     pub devices: BTreeSet<String>,
-    /// Routes and rules are ours if they are in one of these tables and have this protocol.
+    /// Routes and rules are ours if they are in one of these tables and have this protocol; so are
+    /// rules of this protocol for packets that came in on one of `links`.
     pub tables: BTreeSet<u32>,
     pub protocol: u8,
     /// Only routes over this device are ours: others have the same tables and protocol.
@@ -176,11 +179,22 @@ impl Handle {
             let rule = |m: &Message| {
                 if let Message::NewRule(m) = m { as_rule(m, family) } else { None }
             };
-            let ours =
-                |rule: &Rule| rule.protocol == scope.protocol && scope.tables.contains(&rule.table);
+            let ours = |rule: &Rule| rule.protocol == scope.protocol && scope.has_rule(rule);
             state.rules.extend(found.iter().filter_map(rule).filter(ours));
         }
         Ok(())
+    }
+}
+
+impl Scope {
+    fn has_rule(&self, rule: &Rule) -> bool {
+        let of_table = match rule.action {
+            RuleAction::Lookup(table) | RuleAction::LookupSpecific(table) => {
+                self.tables.contains(&table)
+            }
+            RuleAction::Unreachable => false,
+        };
+        of_table || rule.iif.as_ref().is_some_and(|iif| self.links.contains(iif))
     }
 }
 
@@ -306,11 +320,8 @@ fn as_route(message: &RouteMessage, names: &BTreeMap<u32, String>) -> Option<(Ro
 }
 
 fn as_rule(message: &RuleMessage, family: Family) -> Option<Rule> {
-    if message.header.action != RuleAction::ToTable {
-        return None;
-    }
     let (mut priority, mut table) = (0, u32::from(message.header.table));
-    let (mut iif, mut protocol) = (None, 0);
+    let (mut iif, mut to, mut protocol, mut is_specific) = (None, None, 0, false);
     for attribute in &message.attributes {
         if let RuleAttribute::Priority(value) = attribute {
             priority = *value;
@@ -318,9 +329,23 @@ fn as_rule(message: &RuleMessage, family: Family) -> Option<Rule> {
             table = *value;
         } else if let RuleAttribute::Iifname(name) = attribute {
             iif = Some(name.clone());
+        } else if let RuleAttribute::Destination(address) = attribute {
+            to = Cidr::around(*address, message.header.dst_len);
+        } else if let RuleAttribute::SuppressPrefixLen(len) = attribute {
+            // The kernel reports -1 where nothing is suppressed.
+            is_specific = *len == 0;
         } else if let RuleAttribute::Protocol(value) = attribute {
             protocol = u8::from(*value);
         }
     }
-    Some(Rule { priority, family, iif, table, protocol })
+    let action = if message.header.action == rule::RuleAction::Unreachable {
+        RuleAction::Unreachable
+    } else if message.header.action != rule::RuleAction::ToTable {
+        return None;
+    } else if is_specific {
+        RuleAction::LookupSpecific(table)
+    } else {
+        RuleAction::Lookup(table)
+    };
+    Some(Rule { priority, family, iif, to, action, protocol })
 }

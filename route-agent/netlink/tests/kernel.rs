@@ -10,7 +10,8 @@ use std::time::Duration;
 use fabric_primitives::{Cidr, Mac};
 use netlink::{Handle, NetlinkError, Netns, Scope, conntrack, nft};
 use netplan::{
-    Address, Device, Family, NextHop, Route, RouteKey, Rule, State, Sysctl, Via, Vxlan, plan,
+    Address, Device, Family, NextHop, Route, RouteKey, Rule, RuleAction, State, Sysctl, Via, Vxlan,
+    plan,
 };
 
 #[tokio::test]
@@ -277,7 +278,13 @@ fn node() -> State {
     };
     let rule = |family, iif: Option<&str>| {
         let iif = iif.map(str::to_owned);
-        Rule { priority: 105, family, iif, table: 7, protocol: 119 }
+        let action = RuleAction::Lookup(7);
+        Rule { priority: 105, family, iif, to: None, action, protocol: 119 }
+    };
+    let of_pods = |priority, pods: &str, action| {
+        let (iif, to) = (Some("weft4".to_owned()), cidr(pods));
+        let family = Family::of_prefix(&to);
+        Rule { priority, family, iif, to: Some(to), action, protocol: 119 }
     };
     let address = |ip: IpAddr| {
         let len = if ip.is_ipv4() { 32 } else { 128 };
@@ -294,6 +301,10 @@ fn node() -> State {
             rule(Family::Ipv4, None),
             rule(Family::Ipv6, None),
             rule(Family::Ipv4, Some("tunnel")),
+            of_pods(32764, "10.200.1.0/24", RuleAction::LookupSpecific(254)),
+            of_pods(32765, "10.200.1.0/24", RuleAction::Unreachable),
+            of_pods(32764, "fd00:200::/64", RuleAction::LookupSpecific(254)),
+            of_pods(32765, "fd00:200::/64", RuleAction::Unreachable),
         ]
         .into(),
         sysctls: [

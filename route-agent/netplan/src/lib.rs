@@ -18,5 +18,5 @@ pub use op::Op;
 pub use plan::plan;
 pub use refusal::{COUNTER, Refusal, TABLE as REFUSAL_TABLE};
 pub use state::{
-    Address, Device, Family, NextHop, Route, RouteKey, Rule, State, Sysctl, Via, Vxlan,
+    Address, Device, Family, NextHop, Route, RouteKey, Rule, RuleAction, State, Sysctl, Via, Vxlan,
 };

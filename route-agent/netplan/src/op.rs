@@ -3,7 +3,7 @@ use std::net::IpAddr;
 
 use fabric_primitives::Mac;
 
-use crate::{Address, Family, NextHop, Route, RouteKey, Rule, Sysctl, Vxlan};
+use crate::{Address, Family, NextHop, Route, RouteKey, Rule, RuleAction, Sysctl, Vxlan};
 
 /// One step. Prints as the `ip`, `bridge` or `sysctl` command that it equals, so that logs read
 /// as an operator would type them.
@@ -101,12 +101,22 @@ fn write_route(
 }
 
 fn write_rule(f: &mut fmt::Formatter<'_>, verb: &str, rule: &Rule) -> fmt::Result {
-    let Rule { priority, family, iif, table, protocol } = rule;
+    let Rule { priority, family, iif, to, action, protocol } = rule;
     write!(f, "ip{} rule {verb} from all", flag(*family))?;
+    if let Some(to) = to {
+        write!(f, " to {to}")?;
+    }
     if let Some(iif) = iif {
         write!(f, " iif {iif}")?;
     }
-    write!(f, " lookup {table} priority {priority} proto {protocol}")
+    match action {
+        RuleAction::Lookup(table) => write!(f, " lookup {table}")?,
+        RuleAction::LookupSpecific(table) => {
+            write!(f, " lookup {table} suppress_prefixlength 0")?;
+        }
+        RuleAction::Unreachable => f.write_str(" unreachable")?,
+    }
+    write!(f, " priority {priority} proto {protocol}")
 }
 
 fn flag(family: Family) -> &'static str {

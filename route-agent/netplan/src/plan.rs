@@ -195,7 +195,9 @@ impl<'a> Change<'a> {
     /// What goes by itself, with a device or its last address, is left out.
     fn delete_unwanted(&self, ops: &mut Vec<Op>) {
         let (have, want) = (self.have, self.want);
-        ops.extend(have.rules.difference(&want.rules).cloned().map(Op::DelRule));
+        // The last ones first: what an earlier rule lets pass is never refused by a later one.
+        let unwanted: Vec<_> = have.rules.difference(&want.rules).cloned().collect();
+        ops.extend(unwanted.into_iter().rev().map(Op::DelRule));
         for (key, route) in &have.routes {
             if !want.routes.contains_key(key) && !self.loses_route(key) {
                 ops.push(Op::DelRoute(*key, route.clone()));

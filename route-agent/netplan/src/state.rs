@@ -107,16 +107,28 @@ pub struct Via {
     pub onlink: bool,
 }
 
-/// A policy routing rule: look into `table`.
+/// A policy routing rule.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rule {
     pub priority: u32,
     pub family: Family,
     /// Only for packets that came in on this device (`lo`: made on this machine).
     pub iif: Option<String>,
-    pub table: u32,
+    /// Only for packets to this prefix, of the rule's family.
+    pub to: Option<Cidr>,
+    pub action: RuleAction,
     /// Marks whose rule it is.
     pub protocol: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RuleAction {
+    /// Looks into this table.
+    Lookup(u32),
+    /// Looks into this table, default routes aside (`suppress_prefixlength 0`).
+    LookupSpecific(u32),
+    /// Refuses: the sender gets an ICMP error.
+    Unreachable,
 }
 
 /// A kernel setting, by its path under /proc/sys.

@@ -7,7 +7,8 @@ use std::net::IpAddr;
 
 use fabric_primitives::{Cidr, Mac};
 use netplan::{
-    Address, Device, Family, Firewall, Route, RouteKey, Rule, State, Sysctl, Vxlan, plan,
+    Address, Device, Family, Firewall, Route, RouteKey, Rule, RuleAction, State, Sysctl, Vxlan,
+    plan,
 };
 
 #[test]
@@ -134,7 +135,8 @@ fn inner() -> State {
         priority: 100,
         family: Family::Ipv4,
         iif: Some("tunnel".to_owned()),
-        table: 1,
+        to: None,
+        action: RuleAction::Lookup(1),
         protocol: 119,
     };
     State {

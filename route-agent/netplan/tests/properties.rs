@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use fabric_primitives::{Cidr, Mac};
-use netplan::{Address, Device, Family, Op, Route, RouteKey, Rule, State, Sysctl, Vxlan, plan};
+use netplan::{
+    Address, Device, Family, Op, Route, RouteKey, Rule, RuleAction, State, Sysctl, Vxlan, plan,
+};
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::prelude::*;
 
@@ -259,5 +261,6 @@ fn route((n, v6): (u8, bool), (dev, via): (Option<String>, u8)) -> (RouteKey, Ro
 }
 
 fn rule(n: u32) -> Rule {
-    Rule { priority: n, family: Family::Ipv4, iif: None, table: 7, protocol: 119 }
+    let action = RuleAction::Lookup(7);
+    Rule { priority: n, family: Family::Ipv4, iif: None, to: None, action, protocol: 119 }
 }

@@ -3,6 +3,7 @@
 // Helpers of tests are tests, too.
 #![allow(clippy::unwrap_used)]
 
+mod absent_pods;
 mod cleanup;
 mod firewall;
 mod flow;
