@@ -1,11 +1,12 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use fabric_api::fabric::{MovedAddress, NodeConfig, NodeConfigStatus};
-use fabric_runtime::{Heartbeat, Stop};
+use fabric_api::fabric::{ForwardingOff, MovedAddress, NodeConfig, NodeConfigStatus};
+use fabric_shell::{Heartbeat, Stop};
 use fabric_store::{Event, Kind, Object, ObjectRef, Store};
+use jiff::Timestamp;
 use netlink::{Handle, Quarrel, Settings, nft};
 use netplan::{COUNTER, FIREWALL_TABLE, REFUSAL_TABLE, State, Sysctl, plan};
 use tokio::signal::unix::Signal;
@@ -42,6 +43,8 @@ pub(crate) struct Agent {
     pub(crate) own_problems: BTreeSet<String>,
     /// Declared addresses of the node that another has taken the place of.
     pub(crate) moved: Vec<MovedAddress>,
+    /// Settings that keep the node from forwarding, since when.
+    pub(crate) forwarding_off: Vec<ForwardingOff>,
     /// All that the status has.
     pub(crate) problems: BTreeSet<String>,
     pub(crate) quarrel: Quarrel,
@@ -269,7 +272,21 @@ impl Agent {
         if changed {
             self.quarrel.note();
         }
-        compiled.state.sysctls.into_keys().collect()
+        self.note_forwarding(&compiled.forwarding);
+        compiled.state.sysctls.into_keys().chain(compiled.forwarding.into_keys()).collect()
+    }
+
+    fn note_forwarding(&mut self, settings: &BTreeMap<Sysctl, bool>) {
+        let before = std::mem::take(&mut self.forwarding_off);
+        for (setting, _) in settings.iter().filter(|(_, is_on)| !**is_on) {
+            let known = before.iter().find(|off| off.setting == setting.name());
+            let since = known.map(|off| off.since.clone());
+            self.forwarding_off.push(ForwardingOff {
+                setting: setting.name(),
+                ipv6: setting.is_ipv6(),
+                since: since.unwrap_or_else(|| format!("{:.3}", Timestamp::now())),
+            });
+        }
     }
 
     fn count_refused(&mut self) {
@@ -298,6 +315,7 @@ impl Agent {
             applied_generation: config.metadata.generation.unwrap_or_default(),
             problems: self.problems.iter().cloned().collect(),
             moved: self.moved.clone(),
+            forwarding_off: self.forwarding_off.clone(),
             unreachable_gateways: self.probes.unreachable(),
             refused: Some(self.refuser.report(&config.spec)),
         });
@@ -335,7 +353,7 @@ pub(crate) async fn apply(handle: &Handle, want: &State) -> Applied {
 /// What `--dry-run` prints: problems as comments, then the steps as commands.
 pub(crate) async fn preview(handle: &Handle, config: &NodeConfig) -> anyhow::Result<String> {
     let facts = Facts::gather(handle).await.context("cannot look at the node")?;
-    let Compiled { state, firewall, problems } = if config.spec.removed {
+    let Compiled { state, firewall, problems, .. } = if config.spec.removed {
         Compiled::default()
     } else {
         compile(&config.spec, &facts, &refusal::observe(handle.netns())?.prefixes)

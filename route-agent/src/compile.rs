@@ -1,4 +1,4 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 
 use fabric_api::fabric::{NodeConfigSpec, NodeGateway, NodePeering};
@@ -15,6 +15,8 @@ use crate::names::{
 pub(crate) struct Compiled {
     pub(crate) state: State,
     pub(crate) firewall: Firewall,
+    /// Settings that packets between pods and peers depend on, and whether they are on.
+    pub(crate) forwarding: BTreeMap<Sysctl, bool>,
     /// What of the config can't be done, and what keeps it from working. What is wrong with one
     /// peering leaves the others alone.
     pub(crate) problems: BTreeSet<String>,
@@ -366,21 +368,21 @@ impl Compiler<'_> {
             self.problem("the node has no overlay address yet".to_owned());
         }
         let families = [
-            (Family::Ipv4, v4, self.out.firewall.external_v4.is_some(), self.facts.forwards_v4),
-            (Family::Ipv6, v6, self.out.firewall.external_v6.is_some(), self.facts.forwards_v6),
+            (Family::Ipv4, v4, self.out.firewall.external_v4.is_some()),
+            (Family::Ipv6, v6, self.out.firewall.external_v6.is_some()),
         ];
-        for (family, _, has_external, forwards) in families.into_iter().filter(|f| f.1) {
+        for (family, _, has_external) in families.into_iter().filter(|f| f.1) {
             if !has_external {
                 self.problem(format!(
                     "the node has no external {family} address yet: only pods reach {family} peers"
                 ));
             }
-            if !forwards {
-                let setting = match family {
-                    Family::Ipv4 => "net.ipv4.ip_forward",
-                    Family::Ipv6 => "net.ipv6.conf.all.forwarding",
-                };
-                self.problem(format!("{setting} is 0: this node forwards no packets of pods"));
+            for (setting, is_on) in self.facts.forwarding_of(self.config, family) {
+                self.out.forwarding.insert(setting.clone(), is_on);
+                if !is_on {
+                    let name = setting.name();
+                    self.problem(format!("{name} is 0: this node forwards no packets of pods"));
+                }
             }
         }
     }

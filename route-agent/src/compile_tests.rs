@@ -206,9 +206,28 @@ fn full_masquerade_keeps_no_source() {
 
 #[test]
 fn a_node_that_forwards_nothing_is_told() {
-    let facts = Facts { forwards_v4: false, ..facts() };
-    let compiled = compile(&config(vec![peering()]), &facts);
-    assert!(compiled.problems.iter().any(|p| p.starts_with("net.ipv4.ip_forward is 0")));
+    let mut facts = facts();
+    facts.addresses.push(Address {
+        dev: "cni0".to_owned(),
+        address: [10, 200, 1, 1].into(),
+        len: 24,
+    });
+    let of_device = |dev| Sysctl::of_device(Family::Ipv4, dev, "forwarding");
+    // Nothing but VXLAN for the node itself comes in on eth0, and no peer has IPv6.
+    let ipv6 = names::forwarding(Family::Ipv6);
+    for setting in [of_device("eth0"), ipv6] {
+        facts.forwarding.insert(setting, false);
+    }
+    let config = config(vec![peering()]);
+    assert_eq!(compile(&config, &facts).problems, BTreeSet::new());
+    for setting in [names::forwarding(Family::Ipv4), of_device("cni0")] {
+        let mut facts = facts.clone();
+        facts.forwarding.insert(setting.clone(), false);
+        let compiled = compile(&config, &facts);
+        assert_eq!(compiled.forwarding.get(&setting), Some(&false));
+        let problem = format!("{} is 0: this node forwards no packets of pods", setting.name());
+        assert_eq!(compiled.problems, [problem].into());
+    }
 }
 
 fn commands(compiled: &Compiled) -> String {
@@ -243,6 +262,7 @@ fn config(peerings: Vec<NodePeering>) -> NodeConfigSpec {
         underlay: vec![[192, 0, 2, 5].into(), "2001:db8::5".parse().unwrap()],
         declared: Vec::new(),
         local_pods: vec!["10.200.1.0/24".to_owned()],
+        overlapping_pods: Vec::new(),
         pod_cidrs: vec!["10.200.0.0/16".to_owned()],
         external: vec![[10, 70, 0, 9].into(), "fd00:70::9".parse().unwrap()],
         peerings,
@@ -272,7 +292,6 @@ fn facts() -> Facts {
         ],
         mtus: BTreeMap::from([("lo".to_owned(), 65536), ("eth0".to_owned(), 1500)]),
         ipv6: true,
-        forwards_v4: true,
-        forwards_v6: true,
+        forwarding: [Family::Ipv4, Family::Ipv6].map(|f| (names::forwarding(f), true)).into(),
     }
 }

@@ -19,9 +19,10 @@ pub(crate) struct Facts {
     pub(crate) mtus: BTreeMap<String, u32>,
     /// The kernel has IPv6.
     pub(crate) ipv6: bool,
-    /// The node forwards packets of this family between its devices.
-    pub(crate) forwards_v4: bool,
-    pub(crate) forwards_v6: bool,
+    /// Settings that decide on forwarding, and whether they are on: one of the node for each family,
+    /// and for IPv4 one of each device with an address, by which packets that come in there are
+    /// forwarded.
+    pub(crate) forwarding: BTreeMap<Sysctl, bool>,
 }
 
 impl Facts {
@@ -29,14 +30,21 @@ impl Facts {
         let ours = [Family::Ipv4, Family::Ipv6].map(names::device);
         let addresses = handle.addresses().await?;
         let links = handle.links().await?;
-        let setting = |path| read_sysctl(handle.netns(), &Sysctl::of_namespace(path));
-        let forwards_v6 = setting("net/ipv6/conf/all/forwarding")?;
+        let addresses: Vec<_> =
+            addresses.into_iter().filter(|a| !ours.contains(&&*a.dev)).collect();
+        let mut settings: BTreeSet<_> = [Family::Ipv4, Family::Ipv6].map(names::forwarding).into();
+        settings.extend(addresses.iter().map(|a| forwarding_of(&a.dev)));
+        let mut forwarding = BTreeMap::new();
+        for setting in settings {
+            if let Some(value) = read_sysctl(handle.netns(), &setting)? {
+                forwarding.insert(setting, value != 0);
+            }
+        }
         Ok(Self {
-            addresses: addresses.into_iter().filter(|a| !ours.contains(&&*a.dev)).collect(),
+            addresses,
             mtus: links.into_iter().map(|link| (link.name, link.mtu)).collect(),
-            ipv6: forwards_v6.is_some(),
-            forwards_v4: setting("net/ipv4/ip_forward")? == Some(1),
-            forwards_v6: forwards_v6 == Some(1),
+            ipv6: forwarding.contains_key(&names::forwarding(Family::Ipv6)),
+            forwarding,
         })
     }
 
@@ -45,19 +53,43 @@ impl Facts {
         self.addresses.iter().find(|a| a.address == address).map(|a| a.dev.as_str())
     }
 
-    /// Devices by which packets of the overlay come and go at the hooks of packet filters. Where pods
-    /// have devices without an address, these are not known.
-    pub(crate) fn ways(&self, config: &NodeConfigSpec) -> Vec<Way> {
-        let underlay: BTreeSet<_> =
-            config.underlay.iter().filter_map(|address| self.device_of(*address)).collect();
+    /// Those of the settings on forwarding that packets between pods and peers of this family depend
+    /// on, with their values.
+    pub(crate) fn forwarding_of(
+        &self,
+        config: &NodeConfigSpec,
+        family: Family,
+    ) -> Vec<(&Sysctl, bool)> {
+        let mut settings = vec![names::forwarding(family)];
+        if family == Family::Ipv4 {
+            settings.extend(self.forwarding_devices(config).into_iter().map(forwarding_of));
+        }
+        let known = settings.iter().filter_map(|setting| self.forwarding.get_key_value(setting));
+        known.map(|(setting, on)| (setting, *on)).collect()
+    }
+
+    /// Devices of the node's pods, and that of the underlay if gateways run here. Where pods have
+    /// devices without an address, these are not known.
+    fn forwarding_devices(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {
         let pods: Vec<Cidr> = config.local_pods.iter().filter_map(|p| p.parse().ok()).collect();
         let has_pods = |a: &&Address| pods.iter().any(|pods| pods.contains(a.address));
-        let mut forwarding: BTreeSet<_> =
+        let mut devices: BTreeSet<_> =
             self.addresses.iter().filter(has_pods).map(|a| a.dev.as_str()).collect();
         let mut gateways = config.peerings.iter().filter_map(|peering| peering.gateway.as_ref());
         if gateways.any(|gateway| !gateway.links.is_empty()) {
-            forwarding.extend(&underlay);
+            devices.extend(self.underlay_devices(config));
         }
+        devices
+    }
+
+    fn underlay_devices(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {
+        config.underlay.iter().filter_map(|address| self.device_of(*address)).collect()
+    }
+
+    /// Devices by which packets of the overlay come and go at the hooks of packet filters.
+    pub(crate) fn ways(&self, config: &NodeConfigSpec) -> Vec<Way> {
+        let (underlay, forwarding) =
+            (self.underlay_devices(config), self.forwarding_devices(config));
         let way = |hook, incoming: &str, outgoing: Option<&str>| Way {
             hook,
             incoming: incoming.to_owned(),
@@ -77,4 +109,9 @@ impl Facts {
         let with_dev = self.addresses.iter().filter_map(move |a| Some((network(a)?, &*a.dev)));
         with_dev.filter(|(network, _)| !is_everywhere(network))
     }
+}
+
+/// IPv4 packets that come in on a device are forwarded by this setting of it.
+fn forwarding_of(dev: &str) -> Sysctl {
+    Sysctl::of_device(Family::Ipv4, dev, "forwarding")
 }

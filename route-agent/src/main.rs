@@ -110,6 +110,7 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         problems: BTreeSet::new(),
         own_problems: BTreeSet::new(),
         moved: Vec::new(),
+        forwarding_off: Vec::new(),
         quarrel: Quarrel::default(),
         vitals,
         refuser: Refuser::new(args.refusal_file),

@@ -40,6 +40,14 @@ pub(crate) fn overhead(family: Family) -> u32 {
     }
 }
 
+/// The setting by which a node forwards packets of a family.
+pub(crate) fn forwarding(family: Family) -> Sysctl {
+    Sysctl::of_namespace(match family {
+        Family::Ipv4 => "net/ipv4/ip_forward",
+        Family::Ipv6 => "net/ipv6/conf/all/forwarding",
+    })
+}
+
 /// All that is ours, besides the firewall.
 pub(crate) fn scope(sysctls: impl Iterator<Item = Sysctl>) -> Scope {
     Scope {

@@ -257,6 +257,7 @@ mod tests {
             underlay: vec![[192, 0, 2, 1].into(), "2001:db8::1".parse().unwrap()],
             declared: Vec::new(),
             local_pods: Vec::new(),
+            overlapping_pods: Vec::new(),
             pod_cidrs: Vec::new(),
             external: external.iter().map(|ip| ip.parse().unwrap()).collect(),
             peerings: vec![NodePeering {

@@ -54,7 +54,8 @@ JSON (-o json; YAML is the same; absent means not known; in Kubernetes there is 
      \"faults\": [{\"reason\": \"NoAnswer\", \"message\": \"...\", \"remedy\": \"...\",
        \"since\": \"2026-01-31T12:00:00Z\"}],
      \"nodes\": {\"reachable\": 1, \"of\": 2, \"unreachable\": [{\"node\": \"n2\",
-       \"fault\": \"NoAnswer\" (or NoAgent, OneWay, CutOff), \"since\": \"2026-01-31T12:00:00Z\",
+       \"fault\": \"NoAnswer\" (or NoAgent, OneWay, CutOff, NotStarted,
+       NotForwarding, PodCidrOverlap), \"since\": \"2026-01-31T12:00:00Z\",
        \"cause\": \"...\", \"remedy\": \"...\"}]}}],
    \"refused\": [{\"cluster\": \"turin\", \"prefix\": \"10.202.0.0/16\", \"senders\": [\"10.200.1.2\"]}],
    \"problems\": [\"...\"]}

@@ -25,17 +25,17 @@ impl NodePaths {
         let probing = usize::try_from(status.probing_nodes).unwrap_or(usize::MAX);
         let mut unreachable = BTreeMap::new();
         let mut idle = Vec::new();
-        let mut all = 0;
-        for config in nodes.into_iter().filter(|config| !config.spec.removed) {
-            all += 1;
+        let present: Vec<_> = nodes.into_iter().filter(|config| !config.spec.removed).collect();
+        let all = present.len();
+        for config in &present {
             if config.status.as_ref().is_none_or(|status| status.applied_generation == 0) {
-                idle.push(config);
+                idle.push(*config);
             }
             let node = config.metadata.name.clone().unwrap_or_default();
             let reports = config.status.iter().flat_map(|status| &status.unreachable_gateways);
             for report in reports.filter(|r| r.peer_cluster_id == gateway.spec.peer_cluster_id) {
                 let (fault, since) = (PathFault::NoAnswer, report.since.clone());
-                let fault = UnreachableNode { node: node.clone(), fault, since };
+                let fault = UnreachableNode { node: node.clone(), fault, detail: None, since };
                 unreachable.insert(node.clone(), fault);
             }
         }
@@ -50,12 +50,17 @@ impl NodePaths {
             let since = config.metadata.creation_timestamp.as_ref();
             let since = since.map(|time| time.0.to_string()).unwrap_or_default();
             let fault = PathFault::NotStarted;
-            let fault = UnreachableNode { node: node.clone(), fault, since };
+            let fault = UnreachableNode { node: node.clone(), fault, detail: None, since };
             unreachable.entry(node).or_insert(fault);
         }
+        let missing = unreachable.values().filter(|n| n.fault == PathFault::NotStarted).count();
+        for config in present {
+            if let Some(fault) = fault_of_pods(config, &gateway.spec.peer_cluster_id) {
+                unreachable.entry(fault.node.clone()).or_insert(fault);
+            }
+        }
         let unreachable: Vec<_> = unreachable.into_values().collect();
-        let missing = unreachable.iter().filter(|node| node.fault == PathFault::NotStarted).count();
-        Some(Self { nodes: counted + missing, unreachable })
+        Some(Self { nodes: unreachable.len().max(counted + missing), unreachable })
     }
 
     /// Number of nodes whose path works.
@@ -64,41 +69,64 @@ impl NodePaths {
     }
 }
 
+/// Fault of the path between a node's pods and a peer that probes do not show: they are sent by the
+/// node itself, so nothing forwards them.
+fn fault_of_pods(config: &NodeConfig, peer: &str) -> Option<UnreachableNode> {
+    let node = config.metadata.name.clone().unwrap_or_default();
+    let mut peerings = config.spec.peerings.iter().filter(|of| of.peer_cluster_id == peer);
+    let prefixes = &peerings.next()?.prefixes;
+    let concerns = |ipv6: bool| prefixes.iter().any(|prefix| prefix.contains(':') == ipv6);
+    let mut off = config.status.iter().flat_map(|status| &status.forwarding_off);
+    if let Some(off) = off.find(|off| concerns(off.ipv6)) {
+        let (fault, since) = (PathFault::NotForwarding, off.since.clone());
+        return Some(UnreachableNode { node, fault, detail: Some(off.setting.clone()), since });
+    }
+    let overlap = config.spec.overlapping_pods.iter().find(|o| concerns(o.cidr.contains(':')))?;
+    let detail = Some(format!("{} of {}", overlap.cidr, overlap.node));
+    Some(UnreachableNode { node, fault: PathFault::PodCidrOverlap, detail, since: String::new() })
+}
+
 /// Failing part, duration and remedy on one line.
 pub fn describe(node: &UnreachableNode, now: Timestamp) -> String {
-    let UnreachableNode { node: name, fault, since } = node;
-    let since: Option<Timestamp> = since.parse().ok();
+    let since: Option<Timestamp> = node.since.parse().ok();
     let duration = since.map(|since| (now.as_second() - since.as_second()).max(0));
     let duration = duration.map(|seconds| format!(" for {seconds} s")).unwrap_or_default();
-    format!("{name}: {}{duration}; {}", cause(*fault), remedy(*fault, name))
+    format!("{}: {}{duration}; {}", node.node, cause(node), remedy(node))
 }
 
 /// The same without a duration, for a text that changes only with the fault.
 pub fn describe_steadily(node: &UnreachableNode) -> String {
     let since = Some(&node.since).filter(|since| !since.is_empty());
     let since = since.map(|since| format!(" since {since}")).unwrap_or_default();
-    format!("{}: {}{since}", node.node, cause(node.fault))
+    format!("{}: {}{since}", node.node, cause(node))
 }
 
 /// Part that fails.
-pub fn cause(fault: PathFault) -> &'static str {
-    match fault {
-        PathFault::NoAnswer => "no answer over VXLAN",
+pub fn cause(node: &UnreachableNode) -> String {
+    let detail = node.detail.as_deref().unwrap_or_default();
+    match node.fault {
+        PathFault::NoAnswer => "no answer over VXLAN".to_owned(),
         PathFault::NoAgent => {
-            "its route-agent sends no probes, though its kernel answers over VXLAN"
+            "its route-agent sends no probes, though its kernel answers over VXLAN".to_owned()
         }
-        PathFault::OneWay => "packets from it arrive over VXLAN, but none reach it",
-        PathFault::CutOff => "its route-agent cannot read the published directory",
-        PathFault::NotStarted => {
-            "no route-agent of it has started: its pods do not reach peers, and what they send \
-             there is not refused either"
+        PathFault::OneWay => "packets from it arrive over VXLAN, but none reach it".to_owned(),
+        PathFault::CutOff => "its route-agent cannot read the published directory".to_owned(),
+        PathFault::NotStarted => "no route-agent of it has started: its pods do not reach peers, \
+                                  and what they send there is not refused either"
+            .to_owned(),
+        PathFault::NotForwarding => {
+            format!("{detail} is 0, so packets between its pods and peers are not forwarded")
+        }
+        PathFault::PodCidrOverlap => {
+            format!("its pod CIDR is {detail}, too, where packets of peers to its pods go")
         }
     }
 }
 
 /// Remedy.
-pub fn remedy(fault: PathFault, node: &str) -> String {
-    match fault {
+pub fn remedy(of: &UnreachableNode) -> String {
+    let (node, detail) = (&of.node, of.detail.as_deref().unwrap_or_default());
+    match of.fault {
         PathFault::NoAnswer => format!(
             "see whether {node} is up, its network is connected, its address is the one in its \
              Node, its route-agent runs, and UDP 4879 passes between it and the gateway's host"
@@ -113,12 +141,18 @@ pub fn remedy(fault: PathFault, node: &str) -> String {
             format!("run `weft agent --node {node}` there; in Kubernetes see its route-agent's pod")
         }
         PathFault::CutOff => format!("mount or share the published directory on {node} again"),
+        PathFault::NotForwarding => {
+            format!("run `sysctl -w {detail}=1` on {node}, and see what has set it to 0")
+        }
+        PathFault::PodCidrOverlap => {
+            format!("give {node} a spec.podCIDRs that no other Node has")
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use fabric_api::fabric::UnreachableGateway;
+    use fabric_api::fabric::{ForwardingOff, OverlappingPods, UnreachableGateway};
     use serde_json::json;
 
     use super::*;
@@ -180,10 +214,51 @@ mod tests {
     }
 
     #[test]
+    fn node_that_forwards_nothing_is_named_per_family() {
+        let gateway = gateway(json!({"overlayProbePort": 12346, "probingNodes": 1}));
+        let mut node = node("n2", "paris");
+        node.status.get_or_insert_default().applied_generation = 3;
+        let off = |setting: &str, ipv6| {
+            let since = "2026-01-31T12:00:00Z".to_owned();
+            vec![ForwardingOff { setting: setting.to_owned(), ipv6, since }]
+        };
+        let peering = json!({"peerClusterId": "milan", "prefixes": ["10.201.0.0/16"],
+            "connected": true, "mtu": 1340});
+        node.spec.peerings = vec![serde_json::from_value(peering).unwrap()];
+        let of = |node: &NodeConfig| NodePaths::of(&gateway, [node]).unwrap();
+        node.status.get_or_insert_default().forwarding_off =
+            off("net.ipv6.conf.all.forwarding", true);
+        assert_eq!(of(&node).reachable(), 1, "the peer has no IPv6");
+        node.status.get_or_insert_default().forwarding_off = off("net.ipv4.ip_forward", false);
+        let paths = of(&node);
+        assert_eq!((paths.reachable(), paths.nodes), (0, 1));
+        let text = describe(&paths.unreachable[0], "2026-01-31T12:00:02Z".parse().unwrap());
+        assert!(text.starts_with("n2: net.ipv4.ip_forward is 0"), "{text}");
+        assert!(text.contains("for 2 s; run `sysctl -w net.ipv4.ip_forward=1` on n2"), "{text}");
+    }
+
+    #[test]
+    fn overlapping_pod_cidr_names_both_nodes() {
+        let gateway = gateway(json!({"overlayProbePort": 12346, "probingNodes": 0}));
+        let mut node = node("n2", "paris");
+        node.status.get_or_insert_default().applied_generation = 3;
+        let peering = json!({"peerClusterId": "milan", "prefixes": ["10.201.0.0/16"],
+            "connected": true, "mtu": 1340});
+        node.spec.peerings = vec![serde_json::from_value(peering).unwrap()];
+        let (cidr, other) = ("10.200.1.0/24".to_owned(), "n1".to_owned());
+        node.spec.overlapping_pods = vec![OverlappingPods { cidr, node: other }];
+        let paths = NodePaths::of(&gateway, [&node]).unwrap();
+        assert_eq!((paths.reachable(), paths.nodes), (0, 1));
+        let text = describe_steadily(&paths.unreachable[0]);
+        assert!(text.starts_with("n2: its pod CIDR is 10.200.1.0/24 of n1, too"), "{text}");
+    }
+
+    #[test]
     fn node_is_named_with_duration_and_remedy() {
         let node = UnreachableNode {
             node: "n2".to_owned(),
             fault: PathFault::NoAnswer,
+            detail: None,
             since: "2026-01-31T12:00:00.000Z".to_owned(),
         };
         let text = describe(&node, "2026-01-31T12:00:04.9Z".parse().unwrap());

@@ -119,9 +119,16 @@ impl Nodes {
             Some((PathFault::NoAgent, _)) => {
                 node.trace_at.min(node.traced.map_or(node.trace_at, |at| at + TRACED))
             }
-            Some((PathFault::OneWay | PathFault::CutOff | PathFault::NotStarted, _)) | None => {
-                node.trace_at.min(node.due + GRACE)
-            }
+            // The last three are found by others than a gateway.
+            Some((
+                PathFault::OneWay
+                | PathFault::CutOff
+                | PathFault::NotStarted
+                | PathFault::NotForwarding
+                | PathFault::PodCidrOverlap,
+                _,
+            ))
+            | None => node.trace_at.min(node.due + GRACE),
         };
         self.known.values().map(of).min()
     }
@@ -129,7 +136,8 @@ impl Nodes {
     pub(super) fn paths(&self) -> NodePaths {
         let faults = self.known.iter().filter_map(|(name, node)| {
             let (fault, since) = node.fault?;
-            Some(UnreachableNode { node: name.clone(), fault, since: format!("{since:.3}") })
+            let (node, since) = (name.clone(), format!("{since:.3}"));
+            Some(UnreachableNode { node, fault, detail: None, since })
         });
         NodePaths {
             probing: u32::try_from(self.known.len()).unwrap_or(u32::MAX),
@@ -281,6 +289,7 @@ mod tests {
         let earlier = UnreachableNode {
             node: "n2".to_owned(),
             fault: PathFault::NoAnswer,
+            detail: None,
             since: "1969-12-31T23:59:00.000Z".to_owned(),
         };
         world.nodes.restore(&earlier, world.now);

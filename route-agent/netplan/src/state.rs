@@ -155,6 +155,16 @@ impl Sysctl {
         &self.0
     }
 
+    /// Name as `sysctl` takes it: with dots, unless its device has some.
+    pub fn name(&self) -> String {
+        if self.0.contains('.') { self.0.clone() } else { self.0.replace('/', ".") }
+    }
+
+    /// True for a setting of IPv6.
+    pub fn is_ipv6(&self) -> bool {
+        self.0.starts_with("net/ipv6/")
+    }
+
     /// The device that it belongs to.
     pub fn dev(&self) -> Option<&str> {
         let mut parts = self.0.split('/').skip(2);

@@ -12,8 +12,8 @@ pub use gateway_config::{
     OverlayNode, PeerEndpoint, PeeringFault, ProbeSettings, Remap, RemapKind,
 };
 pub use node_config::{
-    MovedAddress, NodeAddressMap, NodeConfig, NodeConfigSpec, NodeConfigStatus, NodeGateway,
-    NodePeering, REFUSE_SECONDS, RefusedPrefix, RefusedTraffic,
+    ForwardingOff, MovedAddress, NodeAddressMap, NodeConfig, NodeConfigSpec, NodeConfigStatus,
+    NodeGateway, NodePeering, OverlappingPods, REFUSE_SECONDS, RefusedPrefix, RefusedTraffic,
 };
 
 pub use overlay_probe::{

@@ -58,6 +58,9 @@ pub struct NodeConfigSpec {
     pub declared: Vec<IpAddr>,
     /// Sources on this node that keep their address: the node's pod CIDRs, and pods outside them.
     pub local_pods: Vec<String>,
+    /// Pod CIDRs of the node that are left out of localPods: another node has them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub overlapping_pods: Vec<OverlappingPods>,
     /// The cluster's pod CIDRs.
     pub pod_cidrs: Vec<String>,
     /// The external address, one a family, that all other sources of this node are given.
@@ -86,6 +89,15 @@ pub struct NodeConfigSpec {
     /// Time without a packet, in seconds, after which a refused prefix counts as quiet. Absent: 300.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refuse_seconds: Option<u32>,
+}
+
+/// A pod CIDR that two nodes claim.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct OverlappingPods {
+    /// As this node's Node has it.
+    pub cidr: String,
+    /// Name of the other node, which packets to it go to.
+    pub node: String,
 }
 
 /// A prefix that no tunnel leads to any more.
@@ -156,12 +168,27 @@ pub struct NodeConfigStatus {
     /// Declared addresses that no device of the node has, each with the one in its place.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub moved: Vec<MovedAddress>,
+    /// Settings that keep the node from forwarding packets between its pods and peers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub forwarding_off: Vec<ForwardingOff>,
     /// Gateways that do not answer this node's probes through the overlay.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unreachable_gateways: Vec<UnreachableGateway>,
     /// Prefixes that the node refuses, peerings aside. Absent if its agent does not report that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<Vec<RefusedTraffic>>,
+}
+
+/// A setting by which a node forwards no packets of one family.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub struct ForwardingOff {
+    /// Name of the setting, such as `net.ipv4.ip_forward`.
+    pub setting: String,
+    /// True for IPv6.
+    pub ipv6: bool,
+    /// When the agent found it off (RFC 3339).
+    #[schemars(extend("format" = "date-time"))]
+    pub since: String,
 }
 
 /// An address of a node that changed while its Node manifest did not.

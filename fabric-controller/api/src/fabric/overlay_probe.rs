@@ -59,6 +59,9 @@ pub struct UnreachableNode {
     pub node: String,
     /// Part that fails.
     pub fault: PathFault,
+    /// The setting or the other node's pod CIDR that is at fault, for faults that have one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
     /// When the path last worked (RFC 3339).
     #[schemars(extend("format" = "date-time"))]
     pub since: String,
@@ -90,6 +93,10 @@ pub enum PathFault {
     CutOff,
     /// No route-agent of the node has acknowledged a NodeConfig, and none sends probes.
     NotStarted,
+    /// The node's kernel forwards no packets of a family that the peer has.
+    NotForwarding,
+    /// The node's pod CIDR overlaps that of another node, which packets to its pods go to.
+    PodCidrOverlap,
 }
 
 #[cfg(test)]

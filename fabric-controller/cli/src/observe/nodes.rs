@@ -24,7 +24,9 @@ pub(crate) struct Node {
     pub(crate) fault: PathFault,
     /// RFC 3339.
     pub(crate) since: String,
-    pub(crate) cause: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) detail: Option<String>,
+    pub(crate) cause: String,
     pub(crate) remedy: String,
 }
 
@@ -33,10 +35,11 @@ impl Nodes {
         let paths = NodePaths::of(gateway, nodes.iter().copied())?;
         let (reachable, of) = (paths.reachable(), paths.nodes);
         let unreachable = paths.unreachable.into_iter().map(|unreachable| Node {
-            cause: cause(unreachable.fault),
-            remedy: remedy(unreachable.fault, &unreachable.node),
+            cause: cause(&unreachable),
+            remedy: remedy(&unreachable),
             node: unreachable.node,
             fault: unreachable.fault,
+            detail: unreachable.detail,
             since: unreachable.since,
         });
         Some(Self { reachable, of, unreachable: unreachable.collect() })
@@ -55,7 +58,8 @@ pub(super) fn problems(peering: &Peering, now: Timestamp) -> Vec<String> {
 impl Node {
     fn as_reported(&self) -> fabric_api::fabric::UnreachableNode {
         let (node, since) = (self.node.clone(), self.since.clone());
-        fabric_api::fabric::UnreachableNode { node, fault: self.fault, since }
+        let (fault, detail) = (self.fault, self.detail.clone());
+        fabric_api::fabric::UnreachableNode { node, fault, detail, since }
     }
 }
 

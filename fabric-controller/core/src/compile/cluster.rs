@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use fabric_api::fabric::{MovedAddress, NodeConfig};
+use fabric_api::fabric::{MovedAddress, NodeConfig, OverlappingPods};
 use fabric_api::ipam::{Network, NetworkSpec};
 use fabric_api::{Cidr, ClusterId, Mac, check, labels};
 use fabric_store::{Kind, Object, ObjectRef};
@@ -40,6 +40,8 @@ pub(super) struct Node {
     /// Standalone: those of the manifest, if its agent is to report what took their place.
     pub(super) declared: Vec<IpAddr>,
     pub(super) pods: Vec<Cidr>,
+    /// Pod CIDRs that another node has, too.
+    pub(super) overlapping: Vec<OverlappingPods>,
     pub(super) overlay: Option<Ipv4Addr>,
     pub(super) mac: Option<String>,
     /// At most one a family.
@@ -202,9 +204,12 @@ impl Compiler<'_> {
                 let message = format!("{address} is {}'s too; expected one of its own", other.name);
                 self.problem(reference, "status.addresses", message);
             }
+            let overlapping = &mut node.overlapping;
             node.pods.retain(|cidr| {
                 let overlaps = other.pods.iter().any(|theirs| theirs.overlaps(cidr));
                 if overlaps {
+                    let node = other.name.clone();
+                    overlapping.push(OverlappingPods { cidr: cidr.to_string(), node });
                     let message = format!("{cidr} overlaps {}'s; it is left out", other.name);
                     self.problem(reference, "spec.podCIDRs", message);
                 }
@@ -236,7 +241,8 @@ impl Compiler<'_> {
         let external = ["external-ipv4", "external-ipv6"].into_iter().filter_map(granted).collect();
         let pods = self.pod_cidrs(reference, node, cluster);
         let mac = self.mac(node.metadata.uid.as_deref().unwrap_or_default());
-        Some(Node { name, underlay, declared, pods, overlay, mac, external })
+        let overlapping = Vec::new();
+        Some(Node { name, underlay, declared, pods, overlapping, overlay, mac, external })
     }
 
     /// Those declared, but where the node's agent has found another in the place of one. In Kubernetes

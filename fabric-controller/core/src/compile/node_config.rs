@@ -226,6 +226,7 @@ fn node_spec(cluster: &Cluster, node: &Node, peerings: &[NodePeering]) -> Option
         underlay: node.underlay.clone(),
         declared: node.declared.clone(),
         local_pods: node.pods.iter().map(Cidr::to_string).collect(),
+        overlapping_pods: node.overlapping.clone(),
         pod_cidrs: cluster.pods.iter().map(Cidr::to_string).collect(),
         external: node.external.clone(),
         peerings: peerings.to_vec(),
