@@ -239,7 +239,9 @@ impl Agent {
             }
         };
         let mode = if self.accept { Mode::Accept } else { Mode::Report };
-        self.other_firewalls.request(mode, facts.ways(&config.spec));
+        let gateways = config.spec.peerings.iter().filter_map(|peering| peering.gateway.as_ref());
+        let listen_ports = gateways.filter_map(|gateway| gateway.listen_port).collect();
+        self.other_firewalls.request(mode, facts.ways(&config.spec), listen_ports);
         match moved::find(&self.handle, &config.spec, &facts).await {
             Ok(moved) => self.moved = moved,
             Err(error) => _ = problems.insert(chain(&error)),

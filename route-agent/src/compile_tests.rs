@@ -121,6 +121,7 @@ fn gateway_of_this_host_is_backed_and_translated() {
         mac: None,
         underlay: v4,
         links: vec![v4, v6],
+        listen_port: None,
         probe: None,
     };
     let near = NodePeering { gateway: Some(gateway), ..peering() };
@@ -185,6 +186,7 @@ fn an_ipv6_underlay_has_a_device_of_its_own() {
         mac: None,
         underlay: "2001:db8::7".parse().unwrap(),
         links: Vec::new(),
+        listen_port: None,
         probe: None,
     };
     let peering = NodePeering { gateway: Some(gateway), ..peering() };
@@ -249,6 +251,7 @@ fn peering() -> NodePeering {
             mac: None,
             underlay: [192, 0, 2, 7].into(),
             links: Vec::new(),
+            listen_port: None,
             probe: None,
         }),
     }

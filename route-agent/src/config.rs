@@ -51,7 +51,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "unix:PATH|IP:PORT")]
     pub(crate) http: Option<HttpAddress>,
     /// Leave chains of others alone: by default, weft puts accepts (comment "weft") where FORWARD
-    /// and INPUT chains drop what they have no rule for, behind all rules that drop more.
+    /// and INPUT chains drop what they have no rule for, behind all rules that drop more: for packets of
+    /// the overlay, VXLAN, and WireGuard of a server on this host.
     #[arg(long)]
     pub(crate) no_accept_rules: bool,
     /// Save into this file what nft has to load before the network is up, so that nothing is sent to

@@ -248,6 +248,7 @@ mod tests {
             mac: None,
             underlay: [192, 0, 2, 7].into(),
             links: Vec::new(),
+            listen_port: None,
             probe,
         };
         NodeConfigSpec {

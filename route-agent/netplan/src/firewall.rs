@@ -93,6 +93,8 @@ impl Firewall {
 ///   without this table nothing is translated any more, and the host refuses what has no socket.
 ///   What is translated leaves by the gateway's link or not at all, whatever routes there are.
 ///   The source is translated behind routing, which takes no local one from a device.
+/// * Chains of others accept what comes out of the overlay from the port of overlay probes: nothing
+///   but answers to this node's own probes gets there.
 /// * While a table takes another's place, Linux finds nothing in a set of intervals for a moment
 ///   (seen with 6.18; hash sets stay whole). So a prefix is looked up as what is left of an
 ///   address under its mask: one set and one rule a length.
@@ -180,6 +182,7 @@ const REFUSE: &str = "  counter refused {
     type filter hook input priority -10; policy accept;
     udp dport 4879 ip saddr != @vxlan_v4 drop
     udp dport 4879 ip6 saddr != @vxlan_v6 drop
+    iifname { \"weft4\", \"weft6\" } udp sport 12346 ct state != established drop
   }
 ";
 

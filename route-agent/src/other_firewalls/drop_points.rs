@@ -14,10 +14,29 @@ pub(crate) struct Rule {
     pub(crate) ours: bool,
     pub(crate) condition: Condition,
     pub(crate) verdict: Verdict,
-    /// Names the overlay's devices or port as packets at these hooks have them.
-    pub(crate) names_overlay_at: Option<Hook>,
+    /// Names the overlay's devices.
+    pub(crate) names_overlay: bool,
+    /// UDP ports that packets must have, if the rule names any.
+    pub(crate) ports: BTreeSet<u16>,
     /// Devices that packets must come in or go out by, all of them.
     pub(crate) interfaces: Vec<Interface>,
+}
+
+/// Packets that rules of their chains' owners let pass.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Admitted {
+    /// Those by the overlay's devices.
+    pub(crate) overlay: bool,
+    pub(crate) ports: BTreeSet<u16>,
+}
+
+/// Accept of ours in a chain of another program.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Accept {
+    /// Condition, in the language of the packet filter.
+    pub(crate) matches: String,
+    /// UDP port in it.
+    pub(crate) port: Option<u16>,
 }
 
 /// Devices that packets of the overlay come in and go out by at a hook.
@@ -59,8 +78,7 @@ pub(crate) struct Walk<'a, E> {
     pub(crate) points: BTreeSet<DropPoint>,
     /// The same for packets of some devices only. These may be a policy's, so they get no accept.
     pub(crate) by_interface: BTreeSet<DropPoint>,
-    /// A rule of the owner's own lets the overlay pass.
-    pub(crate) admitted: bool,
+    pub(crate) admitted: Admitted,
     ends: BTreeMap<String, End>,
 }
 
@@ -80,7 +98,7 @@ impl<'a, E> Walk<'a, E> {
     ) -> Self {
         let ways = ways.iter().filter(|way| way.hook == hook).collect();
         let (chains, points, by_interface, ends) = Default::default();
-        let (dispatched, admitted) = (false, false);
+        let (dispatched, admitted) = (false, Admitted::default());
         Self { hook, zones, ways, dispatched, load, chains, points, by_interface, admitted, ends }
     }
 
@@ -110,7 +128,10 @@ impl<'a, E> Walk<'a, E> {
         for (index, rule) in rules.iter().enumerate() {
             let at = DropPoint { chain: chain.to_owned(), index };
             let drops = rule.verdict == Verdict::Drop;
-            self.admitted |= !rule.ours && !drops && rule.names_overlay_at == Some(self.hook);
+            if !rule.ours && !drops {
+                self.admitted.overlay |= rule.names_overlay;
+                self.admitted.ports.extend(&rule.ports);
+            }
             match (self.condition(rule), &rule.verdict) {
                 (Condition::Always, Verdict::Drop) => {
                     self.points.insert(at);
@@ -207,9 +228,13 @@ impl Rule {
 
 /// True if all accepts that `rules` has of ours are the `wanted` ones, right before rule `index`
 /// but for rules that drop nothing.
-pub(crate) fn are_in_place(rules: &[Rule], index: usize, wanted: usize) -> bool {
+pub(crate) fn are_in_place(rules: &[Rule], index: usize, wanted: &BTreeSet<Accept>) -> bool {
     let ours = |rules: &[Rule]| rules.iter().filter(|rule| rule.ours).count();
     let before = rules.get(..index).unwrap_or(rules);
     let last = before.iter().rposition(Rule::may_drop).map_or(0, |last| last + 1);
-    ours(&before[last..]) == wanted && ours(rules) == wanted
+    let ports = rules.iter().filter(|rule| rule.ours).flat_map(|rule| rule.ports.iter().copied());
+    ours(&before[last..]) == wanted.len()
+        && ours(rules) == wanted.len()
+        && ports.collect::<BTreeSet<_>>()
+            == wanted.iter().filter_map(|accept| accept.port).collect()
 }

@@ -6,12 +6,12 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::process::{Command, Stdio};
 
+use fabric_api::fabric::OVERLAY_PROBE_PORT;
 use netlink::Netns;
 use netlink::nft::{Condition, Hook, Interface, Verdict};
 
-use super::drop_points::{DropPoint, Rule, Walk, Way, are_in_place};
+use super::drop_points::{Accept, DropPoint, Rule, Walk, Way, are_in_place};
 use super::{COMMENT, Drops, Found, Mode, Treatment, of_some_devices, remedy};
-use crate::names::VXLAN_PORT;
 
 const CHAINS: [(&str, Hook); 2] = [("FORWARD", Hook::Forward), ("INPUT", Hook::Input)];
 const VERSIONS: [(&str, &str); 2] =
@@ -58,7 +58,7 @@ pub(super) fn ensure(netns: &Netns, treatment: &Treatment, found: &mut Found) {
 fn ensure_version(
     program: &str,
     names: &str,
-    Treatment { mode, ways }: &Treatment,
+    treatment: &Treatment,
     found: &mut Found,
 ) -> Result<(), IptablesError> {
     // Asking the program would make the table where there is none.
@@ -67,19 +67,23 @@ fn ensure_version(
         return Ok(());
     }
     let table = Table::parse(&run(program, &["-S"], "")?);
-    let mut wanted: BTreeMap<DropPoint, BTreeSet<String>> = BTreeMap::new();
+    let mut wanted: BTreeMap<DropPoint, BTreeSet<Accept>> = BTreeMap::new();
     for (chain, hook) in CHAINS {
-        let Drops { points, by_interface, admitted } = table.drop_points(chain, hook, ways);
-        for point in by_interface.iter().filter(|_| *mode != Mode::Remove && !admitted) {
-            let chain = of_some_devices(&format!("{program}'s chain {}", point.chain));
-            found.problems.insert(remedy(&chain, hook, false));
+        let drops = table.drop_points(chain, hook, &treatment.ways);
+        let missing = treatment.missing(hook, &drops.admitted);
+        let missing = missing.filter(|_| treatment.mode != Mode::Remove);
+        if let Some(ports) = &missing {
+            let chains = drops.by_interface.iter().map(|point| &point.chain);
+            let chains = chains.map(|chain| of_some_devices(&format!("{program}'s chain {chain}")));
+            found.problems.extend(chains.map(|chain| remedy(&chain, (hook, ports), false)));
         }
-        if *mode == Mode::Accept {
-            for point in points {
-                wanted.entry(point).or_default().extend(accepts(hook));
+        if treatment.mode == Mode::Accept {
+            for point in drops.points {
+                wanted.entry(point).or_default().extend(accepts(hook, treatment));
             }
-        } else if *mode == Mode::Report && !points.is_empty() && !admitted {
-            found.problems.insert(remedy(&format!("{program}'s chain {chain}"), hook, false));
+        } else if let Some(ports) = missing.filter(|_| !drops.points.is_empty()) {
+            let chain = format!("{program}'s chain {chain}");
+            found.problems.insert(remedy(&chain, (hook, &ports), false));
         }
     }
     let script = table.script(&wanted);
@@ -134,15 +138,14 @@ impl Table {
     }
 
     /// Lines for `iptables-restore`; empty if all accepts are in their places.
-    fn script(&self, wanted: &BTreeMap<DropPoint, BTreeSet<String>>) -> String {
+    fn script(&self, wanted: &BTreeMap<DropPoint, BTreeSet<Accept>>) -> String {
         let mut script = String::new();
         for (name, rules) in &self.chains {
             let has_ours = rules.iter().any(|rule| rule.ours);
             // A chain has one end, so one point.
             let point = wanted.iter().find(|(point, _)| point.chain == *name);
-            let in_place = point.map_or(!has_ours, |(point, accepts)| {
-                are_in_place(rules, point.index, accepts.len())
-            });
+            let in_place = point
+                .map_or(!has_ours, |(point, accepts)| are_in_place(rules, point.index, accepts));
             if in_place {
                 continue;
             }
@@ -152,7 +155,7 @@ impl Table {
             let Some((point, accepts)) = point else { continue };
             let before = &rules[..point.index];
             let number = before.iter().filter(|rule| !rule.ours).count() + 1;
-            for matches in accepts {
+            for Accept { matches, .. } in accepts {
                 let place = match rules.get(point.index) {
                     Some(_) => format!("-I {name} {number}"),
                     None => format!("-A {name}"),
@@ -165,10 +168,14 @@ impl Table {
     }
 }
 
-fn accepts(hook: Hook) -> Vec<String> {
+fn accepts(hook: Hook, treatment: &Treatment) -> BTreeSet<Accept> {
+    let device = |matches: &str| Accept { matches: matches.to_owned(), port: None };
     match hook {
-        Hook::Forward => vec!["-i weft+".to_owned(), "-o weft+".to_owned()],
-        Hook::Input => vec![format!("-p udp -m udp --dport {VXLAN_PORT}")],
+        Hook::Forward => ["-i weft+", "-o weft+"].map(device).into(),
+        Hook::Input => treatment.input_accepts(
+            format!("-i weft+ -p udp -m udp --sport {OVERLAY_PROBE_PORT}"),
+            |port| format!("-p udp -m udp --dport {port}"),
+        ),
     }
 }
 
@@ -179,7 +186,8 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
         ours: false,
         condition: Condition::Always,
         verdict: Verdict::Continue,
-        names_overlay_at: None,
+        names_overlay: false,
+        ports: BTreeSet::new(),
         interfaces: Vec::new(),
     };
     let mut negated = false;
@@ -196,9 +204,7 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
             }
             ("-i" | "-o", device) => {
                 rule.condition = rule.condition.max(Condition::Interface);
-                if device.starts_with("weft") {
-                    rule.names_overlay_at = Some(Hook::Forward);
-                }
+                rule.names_overlay |= device.starts_with("weft");
                 let (incoming, is_prefix) = (word == "-i", device.ends_with('+'));
                 let name = device.strip_suffix('+').unwrap_or(device).to_owned();
                 let negated = std::mem::take(&mut negated);
@@ -215,9 +221,8 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
             }
             (word, value) => {
                 rule.condition = Condition::Other;
-                let names_port = value.split(',').any(|port| port == VXLAN_PORT.to_string());
-                if ["--dport", "--dports"].contains(&word) && names_port {
-                    rule.names_overlay_at = Some(Hook::Input);
+                if ["--dport", "--dports", "--sport"].contains(&word) {
+                    rule.ports.extend(value.split(',').filter_map(|port| port.parse::<u16>().ok()));
                 }
                 // The next word may be an option again.
                 rest = tail;
@@ -293,12 +298,13 @@ fn run(program: &str, arguments: &[&str], input: &str) -> Result<String, Iptable
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::VXLAN_PORT;
 
     /// Changes to the FORWARD chain of a table.
     fn changes(table: &str) -> String {
         let table = Table::parse(table);
         let drops = table.drop_points("FORWARD", Hook::Forward, &[]);
-        let accept = || BTreeSet::from(["-i weft+".to_owned()]);
+        let accept = || BTreeSet::from([Accept { matches: "-i weft+".to_owned(), port: None }]);
         table.script(&drops.points.into_iter().map(|point| (point, accept())).collect())
     }
 
@@ -352,7 +358,7 @@ mod tests {
         let drops = table.drop_points("INPUT", Hook::Input, &ways);
         assert!(drops.points.is_empty(), "{rules}");
         let chains = drops.by_interface.into_iter().map(|point| point.chain);
-        chains.filter(|_| !drops.admitted).collect()
+        chains.filter(|_| !drops.admitted.ports.contains(&VXLAN_PORT)).collect()
     }
 
     #[test]

@@ -17,11 +17,12 @@ use netlink::{Netns, Quarrel};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-pub(crate) use drop_points::Way;
+pub(crate) use drop_points::{Accept, Admitted, Way};
 
 use crate::agent::chain;
 use crate::names::VXLAN_PORT;
 use drop_points::DropPoint;
+use fabric_api::fabric::OVERLAY_PROBE_PORT;
 
 /// Marks our rules in chains of others.
 const COMMENT: &str = "weft";
@@ -59,7 +60,7 @@ pub(crate) struct Found {
 struct Drops {
     points: BTreeSet<DropPoint>,
     by_interface: BTreeSet<DropPoint>,
-    admitted: bool,
+    admitted: Admitted,
 }
 
 /// Treatment of chains of others.
@@ -67,6 +68,37 @@ struct Drops {
 struct Treatment {
     mode: Mode,
     ways: Vec<Way>,
+    /// UDP ports of WireGuard, of servers on this host. A manifest has the gateway listen there, and
+    /// WireGuard answers nobody whose key it does not know, so they are let in like VXLAN.
+    listen_ports: BTreeSet<u16>,
+}
+
+impl Treatment {
+    /// UDP ports of this node that packets must reach.
+    fn ports(&self) -> BTreeSet<u16> {
+        self.listen_ports.iter().copied().chain([VXLAN_PORT]).collect()
+    }
+
+    /// Returns the ports of packets that nobody lets pass at a hook; no port at all are forwarded
+    /// packets. `None` if all are let pass.
+    fn missing(&self, hook: Hook, admitted: &Admitted) -> Option<BTreeSet<u16>> {
+        match hook {
+            Hook::Forward => (!admitted.overlay).then(BTreeSet::new),
+            Hook::Input => {
+                let missing = &self.ports() - &admitted.ports;
+                Some(missing).filter(|missing| !missing.is_empty())
+            }
+        }
+    }
+
+    /// Accepts for the ports of this node, and for the answers to overlay probes: these come in by
+    /// weft's devices, and a chain need not accept what is established. Nothing but answers gets so
+    /// far (table `inet weft`).
+    fn input_accepts(&self, from_port: String, to_port: fn(u16) -> String) -> BTreeSet<Accept> {
+        let answers = Accept { matches: from_port, port: Some(OVERLAY_PROBE_PORT) };
+        let to = |port| Accept { matches: to_port(port), port: Some(port) };
+        self.ports().into_iter().map(to).chain([answers]).collect()
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -90,18 +122,18 @@ impl OtherFirewalls {
     }
 
     /// Has all chains looked at. Returns at once.
-    pub(crate) fn request(&self, mode: Mode, ways: Vec<Way>) -> u64 {
+    pub(crate) fn request(&self, mode: Mode, ways: Vec<Way>, listen_ports: BTreeSet<u16>) -> u64 {
         let mut number = 0;
         self.requests.send_modify(|request| {
             number = request.number + 1;
-            *request = Request { number, treatment: Treatment { mode, ways } };
+            *request = Request { number, treatment: Treatment { mode, ways, listen_ports } };
         });
         number
     }
 
     /// Takes all accepts of ours away; returns what could not be done.
     pub(crate) async fn remove(&mut self) -> BTreeSet<String> {
-        let number = self.request(Mode::Remove, Vec::new());
+        let number = self.request(Mode::Remove, Vec::new(), BTreeSet::new());
         let done = self.found.wait_for(|found| found.request >= number).await;
         done.map(|found| found.failures.clone()).unwrap_or_default()
     }
@@ -163,12 +195,14 @@ fn of_some_devices(chain: &str) -> String {
     format!("{chain}, for packets of some devices,")
 }
 
-/// Problem of a chain that drops packets of the overlay, with what its owner can do.
-fn remedy(chain: &str, hook: Hook, firewalld: bool) -> String {
+/// Problem of a chain that drops packets, with what its owner can do. `ports` are those that packets
+/// to this node have.
+fn remedy(chain: &str, (hook, ports): (Hook, &BTreeSet<u16>), firewalld: bool) -> String {
     let packets = match hook {
         Hook::Forward => "forwarded packets",
         Hook::Input => "packets to this node",
     };
+    let each = |format: fn(&u16) -> String| ports.iter().map(format).collect::<Vec<_>>();
     let accept = match (hook, firewalld) {
         (Hook::Forward, true) => "firewall-cmd --permanent --zone=trusted --add-interface=weft4 \
              --add-interface=weft6; firewall-cmd --permanent --new-policy=weft; firewall-cmd \
@@ -177,13 +211,20 @@ fn remedy(chain: &str, hook: Hook, firewalld: bool) -> String {
              --set-target=ACCEPT; firewall-cmd --reload"
             .to_owned(),
         (Hook::Input, true) => {
-            format!("firewall-cmd --permanent --add-port={VXLAN_PORT}/udp; firewall-cmd --reload")
+            let options = each(|port| format!("--add-port={port}/udp")).join(" ");
+            format!("firewall-cmd --permanent {options}; firewall-cmd --reload")
         }
         (Hook::Forward, false) => {
             "let its owner accept what comes in or goes out by the devices weft4 and weft6"
                 .to_owned()
         }
-        (Hook::Input, false) => format!("let its owner accept UDP port {VXLAN_PORT}"),
+        (Hook::Input, false) => {
+            let ports = each(|port| match *port {
+                VXLAN_PORT => format!("{port} (VXLAN)"),
+                _ => format!("{port} (WireGuard)"),
+            });
+            format!("let its owner accept UDP port {}", ports.join(" and "))
+        }
     };
     format!("{chain} drops {packets} that it has no rule for: {accept}")
 }

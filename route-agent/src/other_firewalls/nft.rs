@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
+use fabric_api::fabric::OVERLAY_PROBE_PORT;
 use netlink::Netns;
 use netlink::nft::{self, BaseChain, Chain, Hook, NftError, Verdict};
 use netplan::FIREWALL_TABLE;
 
-use super::drop_points::{DropPoint, Rule, Walk, are_in_place};
+use super::drop_points::{Accept, DropPoint, Rule, Walk, are_in_place};
 use super::{COMMENT, Drops, Found, Mode, Treatment, of_some_devices, remedy};
-use crate::names::VXLAN_PORT;
 
 /// Accepts of ours in others' chains.
 #[derive(Debug, Default)]
@@ -19,7 +19,7 @@ pub(crate) struct Accepts {
 }
 
 /// Accepts wanted in one chain, by the rule that they are to precede.
-type Wanted = BTreeMap<DropPoint, BTreeSet<&'static str>>;
+type Wanted = BTreeMap<DropPoint, BTreeSet<Accept>>;
 
 impl Accepts {
     /// Puts our accepts where packets would be dropped without a decision, and nowhere else.
@@ -100,17 +100,19 @@ impl<'a> Table<'a> {
         for base in self.base_chains {
             let Drops { points, by_interface, admitted } =
                 self.drop_points(base, treatment, found)?;
-            let is_reported = treatment.mode != Mode::Remove && !admitted;
-            for point in by_interface.iter().filter(|_| is_reported) {
-                let chain = of_some_devices(&of_chain(&self.chain(&point.chain)));
-                found.problems.insert(unsolved(&chain, base));
+            let missing = treatment.missing(base.hook, &admitted);
+            let missing = missing.filter(|_| treatment.mode != Mode::Remove);
+            if let Some(ports) = &missing {
+                let chains = by_interface.iter().map(|point| of_chain(&self.chain(&point.chain)));
+                let chains = chains.map(|chain| of_some_devices(&chain));
+                found.problems.extend(chains.map(|chain| unsolved(&chain, base, ports)));
             }
             if treatment.mode == Mode::Accept && !base.owned {
                 for point in points {
-                    wanted.entry(point).or_default().extend(accepts(base.hook));
+                    wanted.entry(point).or_default().extend(accepts(base.hook, treatment));
                 }
-            } else if is_reported && !points.is_empty() {
-                found.problems.insert(unsolved(&of_chain(&base.chain), base));
+            } else if let Some(ports) = missing.filter(|_| !points.is_empty()) {
+                found.problems.insert(unsolved(&of_chain(&base.chain), base, &ports));
             }
         }
         let script = self.script(&wanted);
@@ -150,7 +152,7 @@ impl<'a> Table<'a> {
         for (name, rules) in &self.chains {
             let points: Vec<_> = wanted.iter().filter(|(point, _)| point.chain == *name).collect();
             let in_place = |(point, accepts): &(&DropPoint, &BTreeSet<_>)| {
-                are_in_place(rules, point.index, accepts.len())
+                are_in_place(rules, point.index, accepts)
             };
             let has_ours = rules.iter().any(|rule| rule.ours);
             if points.iter().all(in_place) && (!points.is_empty() || !has_ours) {
@@ -160,7 +162,7 @@ impl<'a> Table<'a> {
             let place = format!("{} {} {}", chain.family.name(), chain.table, chain.name);
             for (point, accepts) in points {
                 let before = rules.get(point.index);
-                for matches in accepts {
+                for Accept { matches, .. } in accepts {
                     let verb = match before {
                         Some(rule) => format!("insert rule {place} handle {}", rule.id),
                         None => format!("add rule {place}"),
@@ -185,26 +187,26 @@ impl<'a> Table<'a> {
 const FIREWALLD: &str = "firewalld";
 
 /// Plain matches only: `iptables-nft` can read these, and refuses a table with others in it.
-fn accepts(hook: Hook) -> [&'static str; 2] {
+fn accepts(hook: Hook, treatment: &Treatment) -> BTreeSet<Accept> {
+    let device = |matches: &str| Accept { matches: matches.to_owned(), port: None };
     match hook {
-        Hook::Forward => ["iifname \"weft*\"", "oifname \"weft*\""],
-        Hook::Input => ["udp dport 4879", "udp dport 4879"],
+        Hook::Forward => ["iifname \"weft*\"", "oifname \"weft*\""].map(device).into(),
+        Hook::Input => treatment
+            .input_accepts(format!("iifname \"weft*\" udp sport {OVERLAY_PROBE_PORT}"), |port| {
+                format!("udp dport {port}")
+            }),
     }
 }
 
 fn rule(rule: nft::Rule) -> Rule {
-    let device = |value: &[u8]| value.starts_with(b"weft");
-    let port = |value: &[u8]| value == VXLAN_PORT.to_be_bytes();
-    let names_overlay_at = rule.compared.iter().find_map(|value| {
-        let hook = if device(value) { Hook::Forward } else { Hook::Input };
-        (device(value) || port(value)).then_some(hook)
-    });
+    let port = |value: &Vec<u8>| <[u8; 2]>::try_from(value.as_slice()).ok();
     Rule {
         id: rule.handle.to_string(),
         ours: rule.comment.as_deref() == Some(COMMENT) && rule.verdict == Verdict::Accept,
         condition: rule.condition,
         verdict: rule.verdict,
-        names_overlay_at,
+        names_overlay: rule.compared.iter().any(|value| value.starts_with(b"weft")),
+        ports: rule.compared.iter().filter_map(port).map(u16::from_be_bytes).collect(),
         interfaces: rule.interfaces,
     }
 }
@@ -213,11 +215,11 @@ fn of_chain(Chain { family, table, name }: &Chain) -> String {
     format!("chain {} {table} {name}", family.name())
 }
 
-fn unsolved(chain: &str, base: &BaseChain) -> String {
-    let firewalld = base.chain.table == FIREWALLD;
+fn unsolved(chain: &str, base: &BaseChain, ports: &BTreeSet<u16>) -> String {
+    let (firewalld, packets) = (base.chain.table == FIREWALLD, (base.hook, ports));
     if !base.owned {
-        return remedy(chain, base.hook, firewalld);
+        return remedy(chain, packets, firewalld);
     }
     let owner = if firewalld { "firewalld" } else { "the program that made its table" };
-    remedy(&format!("{chain}, which only {owner} can change,"), base.hook, firewalld)
+    remedy(&format!("{chain}, which only {owner} can change,"), packets, firewalld)
 }

@@ -1,8 +1,9 @@
 //! Firewalls of others where hosts' own packets, IPv6 or only some devices' packets are dropped.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, UdpSocket};
+use std::time::{Duration, Instant};
 
-use fabric_api::fabric::NodeConfigSpec;
+use fabric_api::fabric::{GatewayProbe, NodeConfigSpec, OVERLAY_PROBE_PORT, OverlayProbe};
 
 use crate::node::{PEER_V6, World, config, eventually, sh};
 use crate::policy::{BACKENDS, DENIED, SOON, guarded, reaches, reaches_at};
@@ -22,6 +23,91 @@ fn input_catch_all_lets_vxlan_pass_and_its_drop_holds() {
         sh(&world.node, "nft insert rule inet f in udp dport 4879 drop");
         assert!(!reaches(&world, 8080), "{chains}");
     }
+}
+
+/// Answers to overlay probes come in by weft's devices, established or not.
+#[test]
+fn input_that_drops_everything_lets_probe_answers_pass() {
+    const PROBING: Duration = Duration::from_secs(4);
+    let filters = [
+        "nft 'add table inet f; add chain inet f in { type filter hook input priority 0; policy drop; }'",
+        "iptables-nft -P INPUT DROP",
+        "iptables-legacy -P INPUT DROP",
+    ];
+    for filter in filters {
+        let mut world = World::new();
+        sh(&world.node, filter);
+        let mut config = config();
+        config.peerings[0].gateway.as_mut().unwrap().probe =
+            Some(GatewayProbe { port: OVERLAY_PROBE_PORT, node: None });
+        world.configure(config);
+        world.start(&[]);
+        world.settle();
+        let gateway = world.gw.run(|| UdpSocket::bind("10.80.0.7:12346")).unwrap().unwrap();
+        gateway.set_read_timeout(Some(SOON)).unwrap();
+        let (end, mut last) = (Instant::now() + PROBING, None);
+        while Instant::now() < end {
+            let mut buffer = [0; 1024];
+            let (length, from) = gateway.recv_from(&mut buffer).unwrap();
+            let probe = OverlayProbe::parse(&buffer[..length]).unwrap();
+            let reply = OverlayProbe { reply: true, ..probe.clone() };
+            gateway.send_to(&reply.encode(), from).unwrap();
+            last = Some(probe);
+        }
+        // The agent says itself whether answers arrive.
+        assert!(last.is_some_and(|probe| !probe.unanswered), "{filter}");
+        let reach = |port: &str| {
+            let to = format!("10.200.1.1:{port}");
+            let server = world.node.run(|| UdpSocket::bind(&to)).unwrap().unwrap();
+            server.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+            gateway.send_to(b"not asked for", &to).unwrap();
+            server.recv_from(&mut [0; 64]).is_ok()
+        };
+        assert!(!reach("5353"), "{filter}: more than answers pass");
+    }
+}
+
+#[test]
+fn input_lets_wireguard_of_a_server_on_this_host_pass() {
+    for filter in ["iptables-nft -P INPUT DROP", "iptables-legacy -P INPUT DROP"] {
+        let mut world = World::new();
+        sh(&world.node, filter);
+        world.configure(with_listen_port(51840));
+        world.start(&[]);
+        world.settle();
+        let socket = world.node.run(|| UdpSocket::bind("192.0.2.5:51840")).unwrap().unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let arrives = || {
+            let peer = world.gw.run(|| UdpSocket::bind("192.0.2.7:0")).unwrap().unwrap();
+            peer.send_to(b"initiation", "192.0.2.5:51840").unwrap();
+            socket.recv_from(&mut [0; 64]).is_ok()
+        };
+        eventually("an initiation arrives", SOON, arrives);
+        world.reconfigure(with_listen_port(51841));
+        eventually("the former port is closed", SOON, || !arrives());
+    }
+}
+
+#[test]
+fn input_drop_of_wireguard_is_named_without_accept_rules() {
+    let mut world = World::new();
+    sh(
+        &world.node,
+        "iptables-nft -P INPUT DROP; iptables-nft -A INPUT -p udp --dport 4879 -j ACCEPT",
+    );
+    world.configure(with_listen_port(51840));
+    world.start(&["--no-accept-rules"]);
+    world.settle();
+    let remedy = "let its owner accept UDP port 51840 (WireGuard)";
+    eventually("it is named", SOON, || world.problems().iter().any(|p| p.contains(remedy)));
+    sh(&world.node, "iptables-nft -A INPUT -p udp --dport 51840 -j ACCEPT");
+    eventually("the problem is gone", SOON, || world.problems().is_empty());
+}
+
+fn with_listen_port(port: u16) -> NodeConfigSpec {
+    let mut config = config();
+    config.peerings[0].gateway.as_mut().unwrap().listen_port = Some(port);
+    config
 }
 
 /// The order of INPUT: somebody's drop of the port, then ours, then the last catch-all.

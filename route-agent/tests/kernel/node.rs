@@ -298,6 +298,7 @@ pub(crate) fn peering() -> NodePeering {
             mac: None,
             underlay: [192, 0, 2, 7].into(),
             links: Vec::new(),
+            listen_port: None,
             probe: None,
         }),
     }

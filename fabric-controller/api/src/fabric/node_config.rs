@@ -141,6 +141,10 @@ pub struct NodeGateway {
     /// other hosts send to the node's address of that family, for mac, goes there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<IpAddr>,
+    /// Standalone, on a server's own host: UDP port of its WireGuard socket, which firewalls of the
+    /// host must let in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub listen_port: Option<u16>,
     /// Present if the gateway answers probes through the overlay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<GatewayProbe>,

@@ -254,6 +254,7 @@ fn node_gateway(cluster: &Cluster, node: &Node, config: &GatewayConfig) -> Optio
             mac,
             underlay,
             links: Vec::new(),
+            listen_port: None,
             probe: None,
         });
     }
@@ -261,7 +262,8 @@ fn node_gateway(cluster: &Cluster, node: &Node, config: &GatewayConfig) -> Optio
     let has = |link: &IpAddr| host.underlay.iter().any(|a| a.is_ipv4() == link.is_ipv4());
     let links: Vec<_> = links.into_iter().flatten().filter(has).collect();
     let underlay = links.iter().copied().find(|a| same_family(&a))?;
-    Some(NodeGateway { overlay: address, mac, underlay, links, probe: None })
+    let listen_port = config.spec.listen_port;
+    Some(NodeGateway { overlay: address, mac, underlay, links, listen_port, probe: None })
 }
 
 /// An older gateway answers none.

@@ -100,6 +100,7 @@ impl<'a> Compiler<'a> {
             mac: own.mac.clone(),
             underlay,
             links: Vec::new(),
+            listen_port: None,
             probe: None,
         })
     }
