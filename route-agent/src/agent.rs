@@ -17,6 +17,7 @@ use crate::config_source::{self, ConfigFile};
 use crate::facts::Facts;
 use crate::other_firewalls::{Mode, OtherFirewalls};
 use crate::overlay_probe::OverlayProbes;
+use crate::presence::Presence;
 use crate::refusal::Refuser;
 use crate::report::Reporter;
 use crate::table::Table;
@@ -63,6 +64,7 @@ pub(crate) struct Agent {
     pub(crate) lost: bool,
     /// When everything was taken away, if the config says so.
     pub(crate) withdrawn: Option<Instant>,
+    pub(crate) presence: Presence,
 }
 
 impl Agent {
@@ -113,7 +115,10 @@ impl Agent {
                 _ = look.tick() => true,
                 _ = beats.tick() => false,
                 () = self.source.changed() => self.check_source(),
-                _ = check.tick() => self.is_refusal_due(looked),
+                _ = check.tick() => {
+                    self.show_presence();
+                    self.is_refusal_due(looked)
+                }
             };
             if due {
                 looked = Instant::now();
@@ -155,6 +160,12 @@ impl Agent {
         std::mem::replace(&mut self.lost, lost) != lost
     }
 
+    /// An agent whose node leaves the fabric makes nothing again.
+    fn show_presence(&mut self) {
+        let makes = self.config.as_ref().is_some_and(|config| !config.spec.removed);
+        self.presence.set(makes);
+    }
+
     fn is_refusal_due(&self, looked: Instant) -> bool {
         self.refuser.period().is_some_and(|period| looked.elapsed() >= period)
     }
@@ -182,6 +193,7 @@ impl Agent {
     /// Returns the settings to look at again when they change.
     async fn reconcile(&mut self) -> Vec<Sysctl> {
         let Some(config) = self.config.clone() else { return Vec::new() };
+        self.show_presence();
         let began = Instant::now();
         self.count_refused();
         self.probes.follow(&config.spec);

@@ -28,7 +28,8 @@ pub(crate) enum Command {
     /// cuts no connection.
     #[command(verbatim_doc_comment)]
     Run(Box<RunArgs>),
-    /// Takes away all that weft made on this node. Needs no config.
+    /// Takes away all that weft made on this node. Needs no config. Refused while an agent runs here,
+    /// which would make it again.
     Cleanup {
         /// Leave the refusal of peers' prefixes (nftables table `inet weft_refused`) if something
         /// still sends to them, and print who. Without this, that table goes, too.

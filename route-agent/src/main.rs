@@ -11,6 +11,7 @@ mod moved;
 mod names;
 mod other_firewalls;
 mod overlay_probe;
+mod presence;
 mod refusal;
 mod report;
 mod table;
@@ -33,6 +34,7 @@ use config::{Cli, Command, RunArgs};
 use config_source::ConfigFile;
 use other_firewalls::OtherFirewalls;
 use overlay_probe::OverlayProbes;
+use presence::Presence;
 use refusal::Refuser;
 use report::Reporter;
 use table::Table;
@@ -62,6 +64,14 @@ async fn execute(command: Command) -> anyhow::Result<()> {
 }
 
 async fn clean_up(handle: &Handle, refuse: bool) -> anyhow::Result<()> {
+    if let Some(pid) = presence::running_agent().await.context("cannot look for an agent")? {
+        let which =
+            if pid > 0 { format!("process {pid}") } else { "in another container".to_owned() };
+        bail!(
+            "a route-agent runs here ({which}) and would make all of it again: stop it first \
+             (`weft down` does both; in Kubernetes uninstall weft, or remove the node)"
+        );
+    }
     let quiet = refuse.then(|| Duration::from_secs(REFUSE_SECONDS.into()));
     let withdrawn = cleanup::whole_node(handle, quiet).await;
     if !withdrawn.problems.is_empty() {
@@ -119,6 +129,7 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         taken_down,
         lost: false,
         withdrawn: None,
+        presence: Presence::default(),
     };
     agent.run(stop).await?;
     tracing::info!("route-agent is down");

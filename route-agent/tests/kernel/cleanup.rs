@@ -29,6 +29,19 @@ fn cleanup_leaves_the_node_as_it_was() {
 }
 
 #[test]
+fn cleanup_beside_a_running_agent_is_refused() {
+    let mut world = World::running(config());
+    let before = world.dump();
+    let error = world.refused_cleanup();
+    let named = format!("a route-agent runs here (process {})", world.agent_pid());
+    assert!(error.contains(&named) && error.contains("stop it first"), "{error}");
+    assert_eq!(world.dump(), before);
+    world.stop();
+    world.cleanup();
+    assert!(!sh(&world.node, "ip link").contains("weft4"));
+}
+
+#[test]
 fn a_removed_node_is_cleaned_up_by_its_running_agent() {
     let mut world = World::new();
     let before = world.dump();

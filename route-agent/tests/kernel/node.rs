@@ -149,6 +149,16 @@ impl World {
         assert!(self.agent(&["cleanup"]).status().unwrap().success());
     }
 
+    /// What `route-agent cleanup` prints when it fails.
+    pub(crate) fn refused_cleanup(&self) -> String {
+        let mut agent = self.agent(&["cleanup"]);
+        let output = agent.stdout(Stdio::piped()).stderr(Stdio::piped()).output().unwrap();
+        assert!(!output.status.success());
+        [output.stdout, output.stderr]
+            .map(|text| String::from_utf8_lossy(&text).into_owned())
+            .concat()
+    }
+
     /// Output of `route-agent cleanup`.
     pub(crate) fn clean_up(&self, more: &[&str]) -> String {
         let mut agent = self.agent(&["cleanup"]);
