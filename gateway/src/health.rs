@@ -106,10 +106,20 @@ impl Evidence<'_> {
     /// Returns true if the CIDRs that the peer reports are not those configured for it.
     pub fn cidrs_differ(&self) -> bool {
         self.peer_cidrs.is_some_and(|cidrs| {
-            [RemapKind::Pod, RemapKind::External]
-                .iter()
-                .any(|kind| !fits(&self.configured(*kind), cidrs.of(*kind)))
+            [RemapKind::Pod, RemapKind::External].iter().any(|kind| !self.fits(*kind, cidrs))
         })
+    }
+
+    /// Returns true if the CIDRs of one kind that are configured for the peer are its own. A family
+    /// that neither side has configured for the other is not meant to be joined.
+    fn fits(&self, kind: RemapKind, peer: &PeerCidrs) -> bool {
+        let (configured, own) = (self.configured(kind), peer.of(kind));
+        let is_joined = |ipv4: bool| {
+            configured.iter().any(|cidr| cidr.is_ipv4() == ipv4)
+                || peer.joins(ipv4) && self.desired.pod_cidrs.iter().any(|c| c.is_ipv4() == ipv4)
+        };
+        configured.iter().all(|cidr| own.contains(cidr))
+            && own.iter().all(|cidr| !is_joined(cidr.is_ipv4()) || configured.contains(cidr))
     }
 
     /// The peer's CIDRs of one kind, as configured.
@@ -416,17 +426,17 @@ impl Evidence<'_> {
         let peer = self.peer_name();
         let mut faults = Vec::new();
         for (kind, field) in [(RemapKind::Pod, "pod"), (RemapKind::External, "external")] {
-            let Some(expected) = self.peer_cidrs.map(|cidrs| cidrs.of(kind)) else { continue };
-            let found = self.configured(kind);
-            if fits(&found, expected) {
+            let Some(cidrs) = self.peer_cidrs.filter(|cidrs| !self.fits(kind, cidrs)) else {
                 continue;
-            }
-            let (found, expected) = (list(&found), list(expected));
+            };
+            let (found, expected) = (list(&self.configured(kind)), list(cidrs.of(kind)));
+            let found = if found.is_empty() { "nothing".to_owned() } else { found };
             faults.push(Fault {
                 reason: Reason::CidrMismatch,
                 message: format!(
                     "spec.remote.cidr.{field} of {peer}'s Configuration: found {found}; expected \
-                     {expected}, which {peer}'s gateway reports as its own"
+                     {expected}, which {peer}'s gateway reports as its own: what is missing is \
+                     dropped"
                 ),
                 remedy: format!("set spec.remote.cidr.{field} to [{expected}]"),
             });
@@ -449,14 +459,6 @@ impl Evidence<'_> {
         }
         faults
     }
-}
-
-/// Returns true if the CIDRs of one kind that are configured for a peer are its own. A family that is not
-/// configured at all is not meant to be joined.
-fn fits(configured: &[Cidr], own: &[Cidr]) -> bool {
-    let has_family = |of: &Cidr| configured.iter().any(|cidr| cidr.is_ipv4() == of.is_ipv4());
-    configured.iter().all(|cidr| own.contains(cidr))
-        && own.iter().all(|cidr| !has_family(cidr) || configured.contains(cidr))
 }
 
 fn list(cidrs: &[Cidr]) -> String {

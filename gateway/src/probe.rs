@@ -44,12 +44,24 @@ pub struct Message {
 pub struct PeerCidrs {
     pub pod: Vec<Cidr>,
     pub external: Vec<Cidr>,
+    /// Families that the cluster has configured for the receiver. Both false from older gateways.
+    pub joined: Families,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Families {
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub v4: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub v6: bool,
 }
 
 #[derive(Serialize, Deserialize)]
 struct CidrTexts {
     pod: Vec<String>,
     external: Vec<String>,
+    #[serde(default)]
+    joined: Families,
 }
 
 /// Why a weft gateway ends.
@@ -177,13 +189,18 @@ impl PeerCidrs {
             RemapKind::External => &self.external,
         }
     }
+
+    /// Returns true if the cluster has CIDRs of this family configured for the receiver.
+    pub fn joins(&self, ipv4: bool) -> bool {
+        if ipv4 { self.joined.v4 } else { self.joined.v6 }
+    }
 }
 
 impl Serialize for PeerCidrs {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let texts = |cidrs: &[Cidr]| cidrs.iter().map(ToString::to_string).collect();
         let (pod, external) = (texts(&self.pod), texts(&self.external));
-        CidrTexts { pod, external }.serialize(serializer)
+        CidrTexts { pod, external, joined: self.joined }.serialize(serializer)
     }
 }
 
@@ -193,8 +210,8 @@ impl<'de> Deserialize<'de> for PeerCidrs {
             let parsed: Result<Vec<Cidr>, _> = texts.iter().map(|text| text.parse()).collect();
             parsed.map_err(serde::de::Error::custom)
         };
-        let CidrTexts { pod, external } = CidrTexts::deserialize(deserializer)?;
-        Ok(Self { pod: parse(pod)?, external: parse(external)? })
+        let CidrTexts { pod, external, joined } = CidrTexts::deserialize(deserializer)?;
+        Ok(Self { pod: parse(pod)?, external: parse(external)?, joined })
     }
 }
 
@@ -312,12 +329,13 @@ mod tests {
         };
         let weft = WeftField::leaving(Departure::Removed);
         let ping = pending().ping(Timestamp::UNIX_EPOCH, Instant::now(), weft);
-        let own = PeerCidrs { pod: cidrs(2), external: cidrs(1) };
+        let joined = Families { v4: true, v6: false };
+        let own = PeerCidrs { pod: cidrs(2), external: cidrs(1), joined };
         let read = Message::parse(&ping.clone().with_cidrs(own.clone()).encode()).unwrap();
         assert_eq!(read.cidrs.as_ref(), Some(&own));
         assert_eq!(read.departure(), Some(Departure::Removed));
         assert_eq!(read.pong(weft).cidrs, None, "an echo repeats nothing");
-        let many = PeerCidrs { pod: cidrs(200), external: cidrs(1) };
+        let many = PeerCidrs { pod: cidrs(200), ..own };
         assert_eq!(ping.with_cidrs(many).cidrs, None, "longer than a message may be");
     }
 

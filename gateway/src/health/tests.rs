@@ -3,6 +3,7 @@ use fabric_api::fabric::GatewayConfig;
 
 use super::*;
 use crate::desired::tests::config;
+use crate::probe::Families;
 
 const ENDPOINT: &str = "198.51.100.20:30742";
 
@@ -205,7 +206,8 @@ fn loss_and_cidrs_are_reported_while_connected() {
         let remaps = scene.desired.remaps.iter().filter(move |remap| remap.kind == kind);
         remaps.map(|remap| remap.remote).collect::<Vec<_>>()
     };
-    let mut cidrs = PeerCidrs { pod: of(RemapKind::Pod), external: of(RemapKind::External) };
+    let (pod, external) = (of(RemapKind::Pod), of(RemapKind::External));
+    let mut cidrs = PeerCidrs { pod, external, ..PeerCidrs::default() };
     cidrs.pod.push("fd00:1::/48".parse().unwrap());
     let evidence = Evidence { peer_cidrs: Some(&cidrs), ..scene.evidence() };
     assert_eq!(scene.reasons(&evidence), [], "a family that is not joined");

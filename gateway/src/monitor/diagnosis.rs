@@ -11,7 +11,7 @@ use crate::dataplane::Running;
 use crate::desired::Desired;
 use crate::health::{self, Evidence, Fault, Reason};
 use crate::lane::PeerState;
-use crate::probe::{Departure, Message, PeerCidrs};
+use crate::probe::{Departure, Families, Message, PeerCidrs};
 use crate::probe_log::ProbeLog;
 
 /// Time in which answers sent before a departure may still arrive behind it.
@@ -231,5 +231,10 @@ impl Diagnosis {
 }
 
 fn own_cidrs(desired: &Desired) -> PeerCidrs {
-    PeerCidrs { pod: desired.pod_cidrs.clone(), external: desired.external_cidrs.clone() }
+    let joins = |ipv4| desired.remaps.iter().any(|remap| remap.remote.is_ipv4() == ipv4);
+    PeerCidrs {
+        pod: desired.pod_cidrs.clone(),
+        external: desired.external_cidrs.clone(),
+        joined: Families { v4: joins(true), v6: joins(false) },
+    }
 }

@@ -12,7 +12,7 @@ use weft_tests::{Cluster, ClusterSpec, wait_until};
 use super::{AT_MOST, Case, Seen, hold, named, solved};
 use crate::scene::{PORT, Scene, play, rome_and_milan};
 
-pub(super) const CASES: [Case; 12] = [
+pub(super) const CASES: [Case; 14] = [
     CUT,
     ONE_WAY,
     REMOVED,
@@ -20,6 +20,7 @@ pub(super) const CASES: [Case; 12] = [
     KILLED,
     LOSS,
     WRONG_CIDR,
+    LEFT_OUT_FAMILY,
     WRONG_KEY_AT_FIRST,
     WRONG_KEY_LATER,
     OWN_ENDPOINT,
@@ -34,6 +35,7 @@ const TAKEN_DOWN: Case = ("peer taken down", taken_down);
 const KILLED: Case = ("peer killed", killed);
 const LOSS: Case = ("40 % loss", loss);
 const WRONG_CIDR: Case = ("wrong CIDR", wrong_cidr);
+const LEFT_OUT_FAMILY: Case = ("IPv6 left out", left_out_family);
 const WRONG_KEY_AT_FIRST: Case = ("wrong key at first", wrong_key_at_first);
 const WRONG_KEY_LATER: Case = ("wrong key later", wrong_key_later);
 const OWN_ENDPOINT: Case = ("endpoint is oneself", own_endpoint);
@@ -73,6 +75,11 @@ fn loss_of_forty_percent_is_named() -> Result<()> {
 #[test]
 fn wrong_cidr_is_named_with_object_and_field() -> Result<()> {
     hold(WRONG_CIDR)
+}
+
+#[test]
+fn family_that_one_side_leaves_out_is_named() -> Result<()> {
+    hold(LEFT_OUT_FAMILY)
 }
 
 #[test]
@@ -251,6 +258,38 @@ fn wrong_cidr() -> Result<Vec<Seen>> {
         seen.extend(both_solved(scene, Instant::now())?);
         Ok(())
     })
+}
+
+fn left_out_family() -> Result<Vec<Seen>> {
+    let mut seen = Vec::new();
+    play(&rome_and_milan(1).map(ClusterSpec::dual_stack), |scene| {
+        let peering = scene.peer("rome", "milan", PORT)?;
+        for cluster in ["rome", "milan"] {
+            solved(scene, cluster, Instant::now())?;
+        }
+        let mut wrong = peering.clone();
+        wrong.client.pod_cidrs.retain(|cidr| cidr.addr().is_ipv4());
+        wrong.client.external_cidrs.retain(|cidr| cidr.addr().is_ipv4());
+        scene.cluster("milan").apply("rome", &join(&wrong.server_documents()))?;
+        let ipv6 = &peering.client.pod_cidrs[1];
+        let expected = format!("{ipv6}, which rome's gateway reports as its own");
+        let sides = [
+            (("milan", "CidrMismatch"), expected.as_str()),
+            (("rome", "PeerCidrMismatch"), "milan has other CIDRs configured for rome"),
+        ];
+        seen.extend(both(scene, sides, Instant::now())?);
+        scene.cluster("milan").apply("rome", &join(&peering.server_documents()))?;
+        seen.extend(both_solved(scene, Instant::now())?);
+        // Both leave it out: it is not meant to be joined.
+        scene.cluster("milan").apply("rome", &join(&wrong.server_documents()))?;
+        let mut both_without = wrong.clone();
+        both_without.server.pod_cidrs.retain(|cidr| cidr.addr().is_ipv4());
+        both_without.server.external_cidrs.retain(|cidr| cidr.addr().is_ipv4());
+        scene.cluster("rome").apply("milan", &join(&both_without.client_documents()))?;
+        both_solved(scene, Instant::now())?;
+        Ok(())
+    })?;
+    Ok(seen)
 }
 
 /// These manifests with another key in their PublicKey, which is the last to have one.
