@@ -97,6 +97,9 @@ pub fn diagnose(evidence: &Evidence<'_>, now: Instant) -> Vec<Fault> {
     if faults.is_empty() {
         faults.extend(evidence.loss());
     }
+    if evidence.own_endpoint(now).is_none() {
+        faults.extend(evidence.endpoint_unanswered());
+    }
     faults.extend(evidence.cidr_mismatch());
     faults.extend(evidence.too_small_for_ipv6());
     faults
@@ -157,6 +160,27 @@ impl Evidence<'_> {
             remedy: format!(
                 "set spec.endpoint to the address and port of {}'s GatewayServer",
                 self.peer_name()
+            ),
+        })
+    }
+
+    /// An endpoint that was changed while the tunnel was up: the peer's packets keep the session where
+    /// it was, and nothing else would show that the next one is looked for in the wrong place.
+    fn endpoint_unanswered(&self) -> Option<Fault> {
+        let configured = canonical(self.peer.unproven_endpoint?);
+        let found = canonical(self.peer.endpoint?);
+        if self.desired.role != Role::Client || !self.is_connected() || found == configured {
+            return None;
+        }
+        let peer = self.peer_name();
+        Some(Fault {
+            reason: Reason::EndpointUnanswered,
+            message: format!(
+                "spec.endpoint of the GatewayClient leads to {configured}, from where {peer} has \
+                 never answered: the session goes on with {found} until a gateway is restarted"
+            ),
+            remedy: format!(
+                "correct spec.endpoint to the address and port of {peer}'s GatewayServer"
             ),
         })
     }

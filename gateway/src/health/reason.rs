@@ -5,6 +5,7 @@
 pub enum Reason {
     NameNotResolved,
     EndpointIsOwn,
+    EndpointUnanswered,
     PeeringRemoved,
     PeerTakenDown,
     PeerKeyShared,
@@ -22,9 +23,10 @@ pub enum Reason {
 }
 
 impl Reason {
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::NameNotResolved,
         Self::EndpointIsOwn,
+        Self::EndpointUnanswered,
         Self::PeeringRemoved,
         Self::PeerTakenDown,
         Self::PeerKeyShared,
@@ -45,6 +47,7 @@ impl Reason {
         match self {
             Self::NameNotResolved => "NameNotResolved",
             Self::EndpointIsOwn => "EndpointIsOwn",
+            Self::EndpointUnanswered => "EndpointUnanswered",
             Self::PeeringRemoved => "PeeringRemoved",
             Self::PeerTakenDown => "PeerTakenDown",
             Self::PeerKeyShared => "PeerKeyShared",

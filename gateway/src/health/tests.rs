@@ -226,6 +226,44 @@ fn loss_and_cidrs_are_reported_while_connected() {
 }
 
 #[test]
+fn family_that_only_the_peer_joins_is_named() {
+    let scene = |own_ipv6: bool| {
+        Scene::with(|config| {
+            config.spec.pod_cidrs.extend(own_ipv6.then(|| "fd00:200::/48".into()));
+        })
+    };
+    let reasons = |scene: &Scene, joined| {
+        let of = |kind| {
+            let remaps = scene.desired.remaps.iter().filter(move |remap| remap.kind == kind);
+            remaps.map(|remap| remap.remote).collect::<Vec<_>>()
+        };
+        let (mut pod, external) = (of(RemapKind::Pod), of(RemapKind::External));
+        pod.push("fd00:1::/48".parse().unwrap());
+        let cidrs = PeerCidrs { pod, external, joined };
+        let evidence = Evidence { peer_cidrs: Some(&cidrs), ..scene.evidence() };
+        assert_eq!(evidence.cidrs_differ(), !scene.reasons(&evidence).is_empty());
+        scene.reasons(&evidence)
+    };
+    let (ipv4, both) = (Families { v4: true, v6: false }, Families { v4: true, v6: true });
+    assert_eq!(reasons(&scene(true), ipv4), [], "neither joins IPv6");
+    assert_eq!(reasons(&scene(true), both), [Reason::CidrMismatch]);
+    assert_eq!(reasons(&scene(false), both), [], "the peer's configuration is wrong, not ours");
+}
+
+#[test]
+fn changed_endpoint_that_never_answers_is_named() {
+    let scene = Scene::new();
+    let mut evidence = scene.evidence();
+    evidence.peer.unproven_endpoint = Some("203.0.113.9:30742".parse().unwrap());
+    assert_eq!(scene.reasons(&evidence), [Reason::EndpointUnanswered]);
+    let fault = &diagnose(&evidence, scene.now)[0];
+    assert!(fault.message.contains("leads to 203.0.113.9:30742"), "{fault:?}");
+    assert!(fault.message.contains(&format!("with {ENDPOINT}")), "{fault:?}");
+    evidence.peer.endpoint = evidence.peer.unproven_endpoint;
+    assert_eq!(scene.reasons(&evidence), [], "the peer's packets have not moved it yet");
+}
+
+#[test]
 fn shared_key_is_named_whatever_else_is_seen() {
     let scene = Scene::new();
     let last = Some(scene.ago(4000));

@@ -316,6 +316,7 @@ impl Driver {
         self.published.socket_overflows.store(overflows, Ordering::Relaxed);
         self.published.store_large_sends(self.port.large_sends);
         let is_news = self.shown.endpoint != state.endpoint
+            || self.shown.unproven_endpoint != state.unproven_endpoint
             || self.shown.has_session != state.has_session
             || self.shown.last_handshake != state.last_handshake
             || self.shown.on_superseded_keys != state.on_superseded_keys

@@ -212,6 +212,7 @@ impl Diagnosis {
             Reason::NoHandshake => Some(self.started),
             Reason::NameNotResolved
             | Reason::EndpointIsOwn
+            | Reason::EndpointUnanswered
             | Reason::PeeringRemoved
             | Reason::PeerTakenDown
             | Reason::PeerKeyShared

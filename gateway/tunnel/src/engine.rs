@@ -95,6 +95,9 @@ pub struct Counters {
 pub struct PeerState {
     /// Where the last authentic packet came from, or as configured.
     pub endpoint: Option<SocketAddr>,
+    /// The configured endpoint, if it is another one since there is a session and nothing authentic has
+    /// come from it: packets of the peer have moved [`Self::endpoint`] elsewhere, or soon will.
+    pub unproven_endpoint: Option<SocketAddr>,
     /// Whether packets can be sealed for the peer.
     pub has_session: bool,
     pub last_handshake: Option<Instant>,

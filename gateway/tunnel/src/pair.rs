@@ -330,7 +330,23 @@ fn other_rules_or_another_endpoint_keep_the_session() {
     let moved = SocketAddr::from(([192, 0, 2, 77], 51820));
     pair.addresses[1] = moved;
     pair.engines[0].configure(Config { endpoint: Some(moved), ..config }, pair.now);
+    assert_eq!(pair.engines[0].peer_state().unproven_endpoint, Some(moved));
     assert!(pair.engines[0].peer_state().has_session && pair.passes(0) && pair.passes(1));
+    assert_eq!(pair.engines[0].peer_state().unproven_endpoint, None, "it answers");
+}
+
+#[test]
+fn wrong_endpoint_stays_unproven_while_packets_roam() {
+    let mut pair = Pair::connected();
+    let config = pair.configs[0].clone();
+    let (found, wrong) = (pair.addresses[1], SocketAddr::from(([203, 0, 113, 9], 51820)));
+    pair.engines[0].configure(Config { endpoint: Some(wrong), ..config.clone() }, pair.now);
+    assert!(pair.passes(1), "the peer's packets still arrive");
+    let state = pair.engines[0].peer_state();
+    assert_eq!((state.endpoint, state.unproven_endpoint), (Some(found), Some(wrong)));
+    pair.engines[0].configure(config, pair.now);
+    assert!(pair.passes(0) && pair.passes(1));
+    assert_eq!(pair.engines[0].peer_state().unproven_endpoint, None);
 }
 
 #[test]

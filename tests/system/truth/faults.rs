@@ -24,6 +24,7 @@ pub(super) const CASES: [Case; 14] = [
     WRONG_KEY_AT_FIRST,
     WRONG_KEY_LATER,
     OWN_ENDPOINT,
+    WRONG_ENDPOINT,
     UNKNOWN_NAME,
     SHARED_KEY,
 ];
@@ -39,6 +40,7 @@ const LEFT_OUT_FAMILY: Case = ("IPv6 left out", left_out_family);
 const WRONG_KEY_AT_FIRST: Case = ("wrong key at first", wrong_key_at_first);
 const WRONG_KEY_LATER: Case = ("wrong key later", wrong_key_later);
 const OWN_ENDPOINT: Case = ("endpoint is oneself", own_endpoint);
+const WRONG_ENDPOINT: Case = ("endpoint made wrong", wrong_endpoint);
 const UNKNOWN_NAME: Case = ("name does not resolve", unknown_name);
 const SHARED_KEY: Case = ("one key in two gateways", shared_key);
 
@@ -95,6 +97,11 @@ fn wrong_key_is_named_after_a_connection() -> Result<()> {
 #[test]
 fn endpoint_of_oneself_is_named() -> Result<()> {
     hold(OWN_ENDPOINT)
+}
+
+#[test]
+fn wrong_endpoint_of_a_live_peering_is_named() -> Result<()> {
+    hold(WRONG_ENDPOINT)
 }
 
 #[test]
@@ -368,6 +375,13 @@ fn endpoint(address: &str, reason: &'static str, words: &str) -> Result<Vec<Seen
 fn own_endpoint() -> Result<Vec<Seen>> {
     let words = "leads to 192.0.2.17:30742, which is node rome-1 of this cluster itself";
     endpoint("192.0.2.17", "EndpointIsOwn", words)
+}
+
+/// Nobody has that address.
+fn wrong_endpoint() -> Result<Vec<Seen>> {
+    let words = "leads to 192.0.2.250:30742, from where milan has never answered: the session goes on \
+                 with 192.0.2.33:30742";
+    endpoint("192.0.2.250", "EndpointUnanswered", words)
 }
 
 fn unknown_name() -> Result<Vec<Seen>> {

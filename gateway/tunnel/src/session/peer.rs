@@ -39,6 +39,8 @@ pub(crate) struct Peer {
     limiters: Vec<(PrivateKey, HandshakeLimiter)>,
     /// The endpoint as last configured.
     configured: Option<SocketAddr>,
+    /// The same, if it was configured while there was a session and no packet has come from it since.
+    unproven: Option<SocketAddr>,
     initiate: bool,
     keepalive: Option<Duration>,
     waiting: VecDeque<Vec<u8>>,
@@ -65,6 +67,7 @@ impl Peer {
             sessions: Vec::new(),
             limiters: Vec::new(),
             configured: None,
+            unproven: None,
             initiate: false,
             keepalive: None,
             waiting: VecDeque::new(),
@@ -96,6 +99,9 @@ impl Peer {
         for session in self.sessions[..concerned].iter_mut().filter(|_| moved.is_some()) {
             session.endpoint = moved;
         }
+        if let Some(moved) = moved {
+            self.unproven = Some(moved).filter(|_| self.has_session());
+        }
         let has_reason = is_new || moved.is_some() || begins && !self.has_session();
         let rotates = is_new && self.sessions.len() > 1;
         if has_reason && self.initiate || rotates {
@@ -116,6 +122,7 @@ impl Peer {
     pub(crate) fn state(&self) -> PeerState {
         PeerState {
             endpoint: self.endpoint(),
+            unproven_endpoint: self.unproven,
             has_session: self.has_session(),
             last_handshake: self.last_handshake,
             last_authentic: self.last_authentic,
@@ -204,6 +211,7 @@ impl Peer {
             Opened::Packet(_) | Opened::Keepalive => {}
         }
         self.last_authentic = Some(now);
+        self.unproven = self.unproven.filter(|at| !is_same(*at, from));
         if index.is_some_and(|index| session.note_data(index, from, now)) {
             self.note_handshake(now);
         }
@@ -327,6 +335,7 @@ impl Peer {
             };
             session.note_handshake(from, now);
             self.last_authentic = Some(now);
+            self.unproven = self.unproven.filter(|at| !is_same(*at, from));
             match is_established {
                 true => self.note_handshake(now),
                 false => limiter.note_sent(&dst[..length]),
@@ -458,6 +467,11 @@ impl Peer {
 /// When superseded keys are no longer good for anything: WireGuard forgets any key by then.
 fn end_of(session: &Session) -> Option<Instant> {
     session.superseded.map(|at| at + REJECT_AFTER_TIME)
+}
+
+/// A socket of IPv6 writes addresses of IPv4 in another way than a config.
+fn is_same(a: SocketAddr, b: SocketAddr) -> bool {
+    a.ip().to_canonical() == b.ip().to_canonical() && a.port() == b.port()
 }
 
 #[cfg(test)]
