@@ -61,6 +61,24 @@ fn sigterm_alone_keeps_a_nodes_state() -> Result<()> {
 }
 
 #[test]
+fn emptied_run_directory_is_made_again() -> Result<()> {
+    play(&specs(), |scene| {
+        scene.peer("rome", "milan", PORT)?;
+        let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+        let script = format!("rm -rf {}/*", rome.run_dir());
+        rome.head().command(Command::new("sh").args(["-c", &script]), "")?;
+        wait_until("weft up has noticed", PATIENCE, || {
+            let log = rome.log("weft-up");
+            ensure!(log.contains("making it again"), "{log}");
+            Ok::<_, anyhow::Error>(())
+        })?;
+        rome.wait_connected("milan", PATIENCE)?;
+        traffic_passes(rome, milan)?;
+        traffic_passes(milan, rome)
+    })
+}
+
+#[test]
 fn a_node_that_rebooted_gets_its_routes_back() -> Result<()> {
     play(&specs(), |scene| {
         scene.peer("rome", "milan", PORT)?;

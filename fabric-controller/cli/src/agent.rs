@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::output::say;
 use super::rundir::{Record, RunDir};
-use super::supervise::{self, Loop, OnSilence, StopSignals};
+use super::supervise::{self, End, Loop, OnSilence, StopSignals};
 use super::up::farewell;
 use super::workloads::{self, AgentOptions, ChildLogs, ControlOptions, GatewayOptions, Workloads};
 use super::{host, manifest, metrics, preconditions, process};
@@ -137,8 +137,11 @@ async fn supervise_agent(
         metrics::serve(address, reported).await?;
         say(&format!("metrics at http://{address}/metrics"));
     }
-    let kept = Loop { dir: dir.clone(), wanted, reports, on_silence: NoGateways, stop }.run().await;
-    say(&farewell(&kept, &dir));
+    let on_silence = NoGateways;
+    match (Loop { dir: dir.clone(), wanted, reports, on_silence, stop }).run().await {
+        End::Stopped(kept) => say(&farewell(&kept, &dir)),
+        End::RunDirLost => return Err(supervise::start_anew(&dir)),
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -163,6 +163,11 @@ impl RunDir {
         Ok(())
     }
 
+    /// Returns true if everything is there that its supervisor has made before it started a process.
+    pub(crate) fn is_complete(&self) -> bool {
+        [self.pids(), self.logs(), self.lock_file(), self.record_file()].iter().all(|p| p.exists())
+    }
+
     pub(crate) fn pids(&self) -> PathBuf {
         self.0.join("pids")
     }

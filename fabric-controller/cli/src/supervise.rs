@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -47,6 +49,10 @@ pub(crate) trait OnSilence {
 /// and is not quite dead.
 const GOES_AWAY: Duration = Duration::from_secs(1);
 const ATTEMPTS: usize = 200;
+
+/// Looks, one a second, at which the run directory is not complete before it counts as lost: whoever
+/// removes it may go on with `weft down`.
+const MAX_INCOMPLETE: u32 = 3;
 
 /// Takes the lock of a run directory that exists, as `command`.
 pub(crate) fn lock(dir: &RunDir, command: &str) -> anyhow::Result<Lock> {
@@ -140,13 +146,34 @@ pub(crate) struct Loop<S> {
     pub(crate) stop: StopSignals,
 }
 
+/// End of a supervisor's loop.
+#[derive(Debug)]
+pub(crate) enum End {
+    /// By a signal. Has the names of the processes that run on.
+    Stopped(Vec<String>),
+    /// Something has removed the run directory, or a part of it.
+    RunDirLost,
+}
+
+/// Begins anew, as the same process: makes the run directory again and starts in it whatever runs
+/// without one, since sockets, pid files and what was published went with it. Returns on failure only.
+pub(crate) fn start_anew(dir: &RunDir) -> anyhow::Error {
+    say(&format!(
+        "{} is not complete any more: making it again and restarting all processes",
+        dir.path().display()
+    ));
+    let program = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
+    let error = Command::new(program).args(std::env::args_os().skip(1)).exec();
+    anyhow::Error::new(error).context("cannot start anew")
+}
+
 impl<S: OnSilence> Loop<S> {
-    /// Runs until a signal comes; gives the names of the processes that run on.
-    pub(crate) async fn run(mut self) -> Vec<String> {
+    /// Runs until a signal comes or the run directory is lost.
+    pub(crate) async fn run(mut self) -> End {
         let (mut supervisor, mut ended) = Supervisor::new(self.dir.clone());
         let (silent_to, mut silent) = watch::channel(BTreeSet::new());
         tokio::spawn(health::watch_gateways(self.reports.subscribe(), silent_to));
-        let mut known_silent = BTreeSet::new();
+        let (mut known_silent, mut incomplete) = (BTreeSet::new(), 0);
         let mut housekeeping = interval(Duration::from_secs(1));
         housekeeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let first = self.wanted.borrow_and_update().clone();
@@ -166,6 +193,10 @@ impl<S: OnSilence> Loop<S> {
                 Some(end) = ended.recv() => self.ended(&mut supervisor, &end).await,
                 () = sleep_until(deadline.into()) => supervisor.tick(),
                 _ = housekeeping.tick() => {
+                    incomplete = if self.dir.is_complete() { 0 } else { incomplete + 1 };
+                    if incomplete == MAX_INCOMPLETE {
+                        return End::RunDirLost;
+                    }
                     logs::bound(&self.dir);
                     self.mark_dead(&supervisor.reports()).await;
                 }
@@ -181,7 +212,7 @@ impl<S: OnSilence> Loop<S> {
         }
         let kept = supervisor.stop_controls();
         drain(supervisor, ended).await;
-        kept
+        End::Stopped(kept)
     }
 
     /// Its status is corrected before its successor starts, which then says what is true.

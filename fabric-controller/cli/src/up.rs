@@ -15,7 +15,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::output::say;
 use super::rundir::{Record, RunDir, default_state_dir};
-use super::supervise::{self, Loop, OnSilence, StopSignals};
+use super::supervise::{self, End, Loop, OnSilence, StopSignals};
 use super::workloads::{
     self, AgentOptions, ChildLogs, ControlOptions, GatewayOptions, Wanted, Workloads,
 };
@@ -121,8 +121,10 @@ async fn supervise_all(
     let (wanted_to, wanted) = watch::channel(published.wanted());
     tokio::spawn(published.follow(events, wanted_to));
     let on_silence = Silencer { store };
-    let kept = Loop { dir: dir.clone(), wanted, reports, on_silence, stop }.run().await;
-    say(&farewell(&kept, &dir));
+    match (Loop { dir: dir.clone(), wanted, reports, on_silence, stop }).run().await {
+        End::Stopped(kept) => say(&farewell(&kept, &dir)),
+        End::RunDirLost => return Err(supervise::start_anew(&dir)),
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -74,6 +74,24 @@ fn sigterm_stops_the_controller_and_leaves_the_dataplane() {
 }
 
 #[test]
+fn emptied_run_directory_is_made_again() {
+    let (host, up) = running();
+    let before = ALL.map(|process| host.pid(process));
+    let run = host.path("run");
+    let empty = format!("rm -rf {}/*", run.display());
+    assert!(std::process::Command::new("sh").args(["-c", &empty]).status().unwrap().success());
+    eventually("what ran there has ended", || !before.iter().any(|pid| is_alive(*pid)));
+    // A controller would publish that again.
+    eventually("the supervisor has begun anew", || run.join("weft.json").exists());
+    host.publish("client");
+    let after = ALL.map(|process| host.pid(process));
+    assert!(after.iter().all(|pid| is_alive(*pid) && !before.contains(pid)), "{after:?}");
+    let second = host.weft(&["up", "--manifests", host.path("manifests").to_str().unwrap()]);
+    let held = format!("weft up (pid {}) is at work", up.pid());
+    assert!(stderr(&second).contains(&held), "it is the same process: {}", stderr(&second));
+}
+
+#[test]
 fn a_killed_supervisors_processes_are_taken_over() {
     let (host, mut up) = running();
     let before = ALL.map(|process| host.pid(process));
