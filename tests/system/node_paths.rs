@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use weft_tests::manifests::{Peering, join};
+use weft_tests::manifests::{self, Peering, join};
 use weft_tests::{Cluster, ClusterSpec, bin_dir, stays_so, wait_until};
 
 use crate::scene::{PATIENCE, PORT, Scene, play};
@@ -32,7 +32,7 @@ struct Fault {
     shown: &'static str,
 }
 
-const FAULTS: [Fault; 5] = [
+const FAULTS: [Fault; 7] = [
     Fault {
         name: "port down",
         begin: |scene| scene.lab.cut("rome-2"),
@@ -55,6 +55,18 @@ const FAULTS: [Fault; 5] = [
         begin: |scene| shell(scene, &format!("mount -t tmpfs none {PUBLISHED}")),
         end: |scene| shell(scene, &format!("umount {PUBLISHED}")),
         shown: "CutOff",
+    },
+    Fault {
+        name: "IPv4 forwarding off",
+        begin: |scene| shell(scene, "sysctl -qw net.ipv4.ip_forward=0"),
+        end: |scene| shell(scene, "sysctl -qw net.ipv4.ip_forward=1"),
+        shown: "NotForwarding",
+    },
+    Fault {
+        name: "forwarding of the pods' device off",
+        begin: |scene| shell(scene, "sysctl -qw net.ipv4.conf.cni0.forwarding=0"),
+        end: |scene| shell(scene, "sysctl -qw net.ipv4.conf.cni0.forwarding=1"),
+        shown: "NotForwarding",
     },
     Fault {
         name: "agent dead",
@@ -100,6 +112,68 @@ fn faults_are_named(rounds: u32) -> Result<()> {
         }
         Ok(())
     })
+}
+
+#[test]
+fn input_that_drops_established_degrades_nothing() -> Result<()> {
+    play(&clusters(), |scene| {
+        all_probe(scene)?;
+        let chain = "chain input { type filter hook input priority 0; policy drop; }";
+        node(scene).nft(&format!("table inet test {{ {chain}; }}"))?;
+        never_degraded(scene.cluster("rome"))?;
+        counts(scene.cluster("rome"), 2, 2)
+    })
+}
+
+#[test]
+fn overlapping_pod_cidr_degrades_and_names_both() -> Result<()> {
+    play(&clusters(), |scene| {
+        all_probe(scene)?;
+        let rome = scene.cluster("rome");
+        let own = manifests::own(&rome.spec);
+        let [first, second] = [1, 2].map(|node| rome.spec.node_pod_cidrs(node)[0].to_string());
+        rome.apply("cluster", &own.replace(&second, &first))?;
+        wait_until("it is named", PATIENCE, || is_named(rome, "PodCidrOverlap"))?;
+        let problems = rome.status()?["problems"].to_string();
+        let names = format!("rome-2: its pod CIDR is {first} of rome-1, too");
+        ensure!(problems.contains(&names), "{problems}");
+        rome.apply("cluster", &own)?;
+        wait_until("it is solved", PATIENCE, || is_healthy(rome))
+    })
+}
+
+#[test]
+fn dead_gateways_host_is_named_on_a_further_host() -> Result<()> {
+    play(&clusters(), |scene| {
+        all_probe(scene)?;
+        for program in ["weft", "fabric-controller", "ipam", "route-agent", "gateway"] {
+            for pid in scene.cluster("rome").processes(0, program) {
+                kill(Pid::from_raw(pid), Signal::SIGKILL)?;
+            }
+        }
+        let named = time_until(|| {
+            let status = status_of_second(scene)?;
+            let state = &status["peerings"][0]["state"];
+            ensure!(state == "Error", "it says {state}");
+            let problems = status["problems"].to_string();
+            let words = "has not answered this host over VXLAN for";
+            ensure!(
+                problems.contains(words) && problems.contains("see whether rome-1"),
+                "{problems}"
+            );
+            Ok(())
+        })?;
+        ensure!(named <= NAMED, "it was named after {named:?}");
+        Ok(())
+    })
+}
+
+fn status_of_second(scene: &Scene) -> Result<Value> {
+    let weft = bin_dir()?.join("weft");
+    let script = format!("{} status --run-dir /run/agent-2 -o json; [ $? -le 3 ]", weft.display());
+    let host = &scene.cluster("rome").nodes[1].host;
+    let text = host.command(Command::new("sh").args(["-c", &script]), "")?;
+    serde_json::from_str(&text).with_context(|| format!("weft status printed {text:?}"))
 }
 
 #[test]

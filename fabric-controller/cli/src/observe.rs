@@ -4,6 +4,7 @@
 mod faults;
 mod host;
 mod nodes;
+mod remote;
 
 pub(crate) use host::Host;
 
@@ -13,7 +14,8 @@ use std::net::IpAddr;
 use fabric_api::fabric::{GatewayConfig, MtuBound, PeeringFault, RefusedPrefix, Remap, Role};
 use fabric_api::labels;
 use fabric_api::networking::{
-    ACCEPTED, Configuration, Connection, ConnectionValue, NODES_REACHABLE, PEER_HEALTHY,
+    ACCEPTED, Configuration, Connection, ConnectionStatus, ConnectionValue, NODES_REACHABLE,
+    PEER_HEALTHY,
 };
 use fabric_store::{Kind, Object, ObjectRef, Problem, Snapshot};
 use jiff::Timestamp;
@@ -154,7 +156,9 @@ pub(crate) fn observe(snapshot: &Snapshot, found: &Found) -> Observation {
     let mut peerings = Vec::new();
     for config in &view.configs {
         let (namespace, name) = names(config);
-        let life = found.gateways.get(&(namespace.to_owned(), name.to_owned()));
+        let life = found.gateways.get(&(namespace.to_owned(), name.to_owned())).cloned();
+        let life = life.or_else(|| remote::silent(&view, config, (found.node.as_deref()?, now)));
+        let life = life.as_ref();
         problems.extend(life.and_then(|life| life.problem.clone()));
         problems.extend(gateway_problems(config));
         let mut peering = view.peering(config, life);
@@ -279,13 +283,18 @@ impl<'a> View<'a> {
         all.into_iter().map(refused).collect()
     }
 
-    fn peering(&self, config: &GatewayConfig, life: Option<&Life>) -> Peering {
+    fn connection_of(&self, config: &GatewayConfig) -> Option<&'a ConnectionStatus> {
         let (namespace, name) = names(config);
         let connection = self.connections.iter().find(|connection| {
             connection.metadata.namespace.as_deref() == Some(namespace)
                 && connection.spec.gateway_ref.name.as_deref() == Some(name)
-        });
-        let told = connection.and_then(|connection| connection.status.clone());
+        })?;
+        connection.status.as_ref()
+    }
+
+    fn peering(&self, config: &GatewayConfig, life: Option<&Life>) -> Peering {
+        let (namespace, name) = names(config);
+        let told = self.connection_of(config).cloned();
         let liveness = life.map(|life| life.liveness);
         let nodes = Nodes::of(config, &self.nodes);
         let is_degraded = nodes.as_ref().is_some_and(|nodes| !nodes.unreachable.is_empty());

@@ -1,3 +1,4 @@
+use fabric_api::fabric::{NodeConfig, UnreachableGateway};
 use fabric_api::networking::GatewayClient;
 
 use super::*;
@@ -67,6 +68,38 @@ fn a_gateway_that_has_just_started_is_connecting() {
     let objects = snapshot([config("t", "client", "n1").into()]);
     let seen = observe(&objects, &found(Some(Liveness::Silent)));
     assert_eq!(seen.peerings[0].state, State::Connecting);
+}
+
+#[test]
+fn silent_gateway_of_another_host_is_not_believed() {
+    let ago =
+        |seconds: i64| Timestamp::from_second(Timestamp::now().as_second() - seconds).unwrap();
+    let observed = |node: &str, unanswered: Option<i64>, reported: i64| {
+        let mut connection = connection(ConnectionValue::Connected);
+        let latency = connection.status.as_mut().unwrap().latency.as_mut().unwrap();
+        latency.timestamp = Some(ago(reported).to_string());
+        let spec = serde_json::json!({"clusterId": "rome", "underlay": [], "localPods": [],
+            "podCidrs": [], "external": [], "peerings": [], "vxlanSources": []});
+        let mut own = NodeConfig::new("n2", serde_json::from_value(spec).unwrap());
+        let gateway = config("t", "client", "n1");
+        let peer_cluster_id = gateway.spec.peer_cluster_id.clone();
+        own.status.get_or_insert_default().unreachable_gateways = unanswered
+            .map(|seconds| UnreachableGateway { peer_cluster_id, since: ago(seconds).to_string() })
+            .into_iter()
+            .collect();
+        let objects = snapshot([gateway.into(), connection.into(), own.into()]);
+        observe(&objects, &Found { node: Some(node.to_owned()), ..Found::default() })
+    };
+    assert_eq!(observed("n2", None, 12).peerings[0].state, State::Connected);
+    for (unanswered, reported, problem) in [
+        (Some(4), 6, "gateway t/client has not answered this host over VXLAN for 4 s"),
+        (None, 40, "gateway t/client has reported nothing for 40 s"),
+    ] {
+        let seen = observed("n2", unanswered, reported);
+        assert_eq!(seen.peerings[0].state, State::Error);
+        let is_named = |p: &String| p.starts_with(problem) && p.contains("see whether n1");
+        assert!(seen.problems.iter().any(is_named), "{:?}", seen.problems);
+    }
 }
 
 #[test]
