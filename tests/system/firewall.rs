@@ -8,7 +8,17 @@ use anyhow::Result;
 
 use weft_tests::Cluster;
 
-use crate::scene::{PORT, Scene, rome_and_milan, traffic_passes};
+use crate::scene::{PORT, Scene, play, rome_and_milan, traffic_passes};
+
+#[test]
+fn server_with_dropping_input_policy_is_reached() -> Result<()> {
+    play(&rome_and_milan(1), |scene| {
+        let milan = scene.cluster("milan").head().net();
+        let chain = "chain input { type filter hook input priority 0; policy drop; }";
+        milan.nft(&format!("table inet test {{ {chain}; }}"))?;
+        scene.peer("rome", "milan", PORT).map(drop)
+    })
+}
 
 #[test]
 fn a_dropping_forward_policy_does_not_stop_the_fabric() -> Result<()> {

@@ -34,7 +34,7 @@ peer has not answered yet), Error (it was, and is no more; or the gateway does n
 Waiting (something that the peering needs is not there yet). Except for Connected, the problems say why,
 and what to do about it; so do the faults of a peering: reason, message, remedy, since.
 
-On a further host (`weft agent`) a gateway that does not answer its agent, or has reported nothing for 15 s,
+On a further host (`weft agent`) a gateway that does not answer its agent, or has reported nothing for 30 s,
 is Error: what else is shown of it is as old as its problem says.
 
 MTU: of the tunnel, and what keeps it from being larger (mtuBound): spec.mtu (Spec), the device or

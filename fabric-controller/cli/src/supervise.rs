@@ -50,8 +50,8 @@ pub(crate) trait OnSilence {
 const GOES_AWAY: Duration = Duration::from_secs(1);
 const ATTEMPTS: usize = 200;
 
-/// Looks, one a second, at which the run directory is not complete before it counts as lost: whoever
-/// removes it may go on with `weft down`.
+/// Checks, one a second, that find the run directory incomplete before it counts as lost: a user who
+/// removes it may run `weft down` next.
 const MAX_INCOMPLETE: u32 = 3;
 
 /// Takes the lock of a run directory that exists, as `command`.

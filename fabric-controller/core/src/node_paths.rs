@@ -82,7 +82,7 @@ fn fault_of_pods(config: &NodeConfig, peer: &str) -> Option<UnreachableNode> {
         return Some(UnreachableNode { node, fault, detail: Some(off.setting.clone()), since });
     }
     let overlap = config.spec.overlapping_pods.iter().find(|o| concerns(o.cidr.contains(':')))?;
-    let detail = Some(format!("{} of {}", overlap.cidr, overlap.node));
+    let detail = Some(format!("{} overlaps one of {}", overlap.cidr, overlap.node));
     Some(UnreachableNode { node, fault: PathFault::PodCidrOverlap, detail, since: String::new() })
 }
 
@@ -118,7 +118,7 @@ pub fn cause(node: &UnreachableNode) -> String {
             format!("{detail} is 0, so packets between its pods and peers are not forwarded")
         }
         PathFault::PodCidrOverlap => {
-            format!("its pod CIDR is {detail}, too, where packets of peers to its pods go")
+            format!("its pod CIDR {detail}, where packets of peers to its pods go")
         }
     }
 }
@@ -250,7 +250,10 @@ mod tests {
         let paths = NodePaths::of(&gateway, [&node]).unwrap();
         assert_eq!((paths.reachable(), paths.nodes), (0, 1));
         let text = describe_steadily(&paths.unreachable[0]);
-        assert!(text.starts_with("n2: its pod CIDR is 10.200.1.0/24 of n1, too"), "{text}");
+        assert!(
+            text.starts_with("n2: its pod CIDR 10.200.1.0/24 overlaps one of n1, where"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -54,7 +54,7 @@ fn input_that_drops_everything_lets_probe_answers_pass() {
             gateway.send_to(&reply.encode(), from).unwrap();
             last = Some(probe);
         }
-        // The agent says itself whether answers arrive.
+        // A probe reports whether answers arrive.
         assert!(last.is_some_and(|probe| !probe.unanswered), "{filter}");
         let reach = |port: &str| {
             let to = format!("10.200.1.1:{port}");

@@ -7,12 +7,13 @@ use jiff::Timestamp;
 use super::{Life, Liveness, View};
 use crate::weft::workloads::names;
 
-/// Seconds after which a Connection that says Connected is written again at the latest: a gateway
-/// looks every 2 s whether its latency is 10 s newer. Clocks of hosts may differ a little.
-const REFRESHED: i64 = 15;
+/// Age in seconds at which a Connection that says Connected is stale. A gateway writes one at least
+/// every 12 s; clocks of hosts may differ by the rest.
+const STALE_AFTER: i64 = 30;
 
-/// Returns the life of a gateway of another host that gives no sign of it: its host may be down,
-/// while what it has published is still there. `None` if it answers this host's agent, or nothing is known.
+/// Returns [`Liveness::Silent`] for a gateway of another host that does not answer this host's agent,
+/// or whose Connection is not written any more: its host may be down while what it has published is
+/// still there. `None` for any other.
 pub(super) fn silent(
     view: &View<'_>,
     config: &GatewayConfig,
@@ -46,6 +47,6 @@ fn unanswered_since(view: &View<'_>, config: &GatewayConfig, node: &str) -> Opti
 fn outdated_since(view: &View<'_>, config: &GatewayConfig, now: Timestamp) -> Option<Timestamp> {
     let status = view.connection_of(config)?;
     let at = status.latency.as_ref()?.timestamp.as_ref()?.parse::<Timestamp>().ok()?;
-    let is_outdated = now.as_second() - at.as_second() > REFRESHED;
+    let is_outdated = now.as_second() - at.as_second() > STALE_AFTER;
     (status.value == ConnectionValue::Connected && is_outdated).then_some(at)
 }
