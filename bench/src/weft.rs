@@ -52,13 +52,13 @@ pub(crate) fn start_lanes(
     Ok((contestant, running))
 }
 
-/// The engine's example program, which cargo puts beside this one.
+/// Path of `point-to-point`, which cargo puts beside this program.
 fn lane_program() -> Result<PathBuf> {
     let this = std::env::current_exe().context("finding this program")?;
-    let program = this.with_file_name("examples").join("point-to-point");
+    let program = this.with_file_name("point-to-point");
     ensure!(
         program.exists(),
-        "{} is missing; build it with `cargo build --release -p gateway --examples`",
+        "{} is missing; build it with `cargo build --release --workspace --bins`",
         program.display()
     );
     Ok(program)
