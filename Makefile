@@ -1,5 +1,5 @@
 # make demo    two clusters with the same pod CIDR talk to each other, on this machine
-# make test    every test
+# make test    every test, suite by suite, each with its number and what it and the rest took the last time
 # make lint    format, lints and licences
 # make check   lint and test; CI also runs a short soak
 # make soak    what takes minutes, 50 in all: loss, memory and files over MINUTES=30 under load, other
@@ -45,19 +45,26 @@ ROUNDS  ?= 200
 # Tests of a suite that run at a time: most of them wait.
 THREADS ?= 3
 
+# `demo`, `bench` and `test` share one release build: with other packages or targets selected, cargo would choose other
+# features and compile most of what they depend on once more.
+PROGRAMS = cargo build --release --locked --workspace --bins
+
 demo: tools
-	cargo build --release --locked --workspace --bins
+	$(PROGRAMS)
 	$(SUDO) $(TARGET)/release/demo $(ARGS)
 
 # What users run is what the system tests run: the release build.
 build: tools
-	cargo build --release --locked --workspace --bins
+	$(PROGRAMS)
 	cargo test --locked --workspace --no-run
 
+# A failing suite does not end the run, which takes half an hour: cargo lists all that failed at the end.
 test: build peers kubernetes
 	rm -f $(SKIPPED)
+	cargo test --locked --workspace --no-run $(ARGS) 2>&1 | sed -n 's|^ *Executable .* (\(.*\))$$|\1|p' >$(TARGET)/suites
 	$(SUDO) env WEFT_BIN_DIR=$(TARGET)/release WEFT_SKIPPED=$(SKIPPED) RUST_TEST_THREADS=$(THREADS) \
-	  cargo test --locked --workspace $(ARGS)
+	  WEFT_SUITES=$(TARGET)/suites WEFT_SUITE_TIMES=$(TARGET)/suite-times \
+	  cargo test --locked --workspace --no-fail-fast --config 'target."cfg(unix)".runner = "$(CURDIR)/.ci/suite"' $(ARGS)
 	@$(SHOW_SKIPPED)
 
 lint: tools lint-tools
@@ -126,7 +133,7 @@ SKIPPED = $(TARGET)/skipped-$@
 SHOW_SKIPPED = touch $(SKIPPED); echo "$@ skipped: $$(wc -l < $(SKIPPED))"; cat $(SKIPPED)
 
 bench: tools peers
-	cargo build --release --locked --workspace --bins --examples
+	$(PROGRAMS)
 	$(SUDO) $(TARGET)/release/bench $(ARGS)
 
 # Of the crates that need nothing of the kernel, of which the emulator knows but a part.
@@ -143,8 +150,8 @@ images:
 	$(SUDO) OUT=$(TARGET)/images deploy/images.sh
 
 crds:
-	WEFT_BLESS=1 cargo test --locked -p fabric-api --test crds files
-	WEFT_BLESS=1 cargo test --locked -p weft-tests --test chart crds::
+	WEFT_BLESS=1 cargo test --locked --workspace --test crds files
+	WEFT_BLESS=1 cargo test --locked --workspace --test chart crds::
 
 clean:
 	-$(SUDO) $(TARGET)/release/demo down
