@@ -1,5 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
+use std::future::pending;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -10,7 +11,7 @@ use jiff::Timestamp;
 use netlink::{Handle, Quarrel, Settings, nft};
 use netplan::{COUNTER, FIREWALL_TABLE, REFUSAL_TABLE, State, Sysctl, plan};
 use tokio::signal::unix::Signal;
-use tokio::time::{MissedTickBehavior, timeout};
+use tokio::time::{MissedTickBehavior, sleep_until, timeout};
 
 use crate::compile::{Compiled, compile};
 use crate::config_source::{self, ConfigFile};
@@ -26,8 +27,8 @@ use crate::{cleanup, moved, names, refusal};
 
 /// How often to look although nothing was told: changes of the old packet filter are not.
 const LOOK: Duration = Duration::from_secs(30);
-/// Between two checks whether what is refused is due for a look.
-const CHECK: Duration = Duration::from_secs(1);
+/// Shortest time between two looks at who sends to refused prefixes.
+const MIN_REFUSAL_LOOK: Duration = Duration::from_secs(1);
 const LOST: &str = "the published directory is lost, and with it this node's NodeConfig: new \
                     connections to peers are refused until it is back";
 
@@ -81,11 +82,11 @@ impl Agent {
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut beats = tokio::time::interval(Heartbeat::INTERVAL);
-        let mut check = tokio::time::interval(CHECK);
-        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut looked = Instant::now();
         loop {
             self.vitals.heartbeat.beat();
+            self.show_presence();
+            let refusal_due = self.refusal_due(looked);
             let due = tokio::select! {
                 () = stop.told() => {
                     if timeout(Duration::ZERO, self.taken_down.recv()).await.is_err() {
@@ -115,10 +116,7 @@ impl Agent {
                 _ = look.tick() => true,
                 _ = beats.tick() => false,
                 () = self.source.changed() => self.check_source(),
-                _ = check.tick() => {
-                    self.show_presence();
-                    self.is_refusal_due(looked)
-                }
+                () = wait(refusal_due) => true,
             };
             if due {
                 looked = Instant::now();
@@ -166,8 +164,9 @@ impl Agent {
         self.presence.set(makes);
     }
 
-    fn is_refusal_due(&self, looked: Instant) -> bool {
-        self.refuser.period().is_some_and(|period| looked.elapsed() >= period)
+    /// Time of the next look at who sends to refused prefixes.
+    fn refusal_due(&self, looked: Instant) -> Option<Instant> {
+        self.refuser.period().map(|period| looked + period.max(MIN_REFUSAL_LOOK))
     }
 
     /// For one uid a lower generation is an old copy. A new status alone is no news.
@@ -337,6 +336,13 @@ impl Agent {
         if !self.lost {
             self.reporter.report(config);
         }
+    }
+}
+
+async fn wait(until: Option<Instant>) {
+    match until {
+        Some(until) => sleep_until(until.into()).await,
+        None => pending().await,
     }
 }
 

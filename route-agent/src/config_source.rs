@@ -5,7 +5,9 @@
 
 use std::fs::File;
 use std::future::pending;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -13,11 +15,10 @@ use anyhow::Context as _;
 use fabric_store::{Event, ObjectRef, Store};
 use tokio::runtime::Builder;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{MissedTickBehavior, interval};
 
-/// Between two checks of the file.
+/// Time between two reads of the file, and between two checks whether they go on.
 const CHECK: Duration = Duration::from_millis(500);
-/// Checks in a row that find the one before still under way, after which the file counts as lost.
+/// Most checks since the last read: with one more the file counts as lost, 1.5 s after that read at the latest.
 const MAX_LATE: u32 = 2;
 /// Events that wait for the agent.
 const QUEUE: usize = 16;
@@ -60,12 +61,12 @@ pub(crate) struct ConfigFile(Option<watch::Receiver<bool>>);
 
 impl ConfigFile {
     /// Checks a file until all clones are dropped. Without one, as in Kubernetes, none is ever lost.
-    pub(crate) fn watch(path: Option<PathBuf>) -> Self {
-        Self(path.map(|path| {
+    pub(crate) fn watch(path: Option<PathBuf>) -> anyhow::Result<Self> {
+        let start = |path| {
             let (lost, watched) = watch::channel(false);
-            tokio::spawn(check(path, lost));
-            watched
-        }))
+            Monitor::start(path, lost).context("cannot start a thread").map(|()| watched)
+        };
+        path.map(start).transpose().map(Self)
     }
 
     /// It was there once, and is not, or whoever opens it waits.
@@ -82,47 +83,57 @@ impl ConfigFile {
     }
 }
 
-async fn check(path: PathBuf, lost: watch::Sender<bool>) {
-    let mut ticks = interval(CHECK);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut checks =
-        Checks { path, running: None, late: 0, is_readable: false, was_readable: false };
-    while !lost.is_closed() {
-        ticks.tick().await;
-        let is_lost = checks.next();
-        lost.send_if_modified(|before| std::mem::replace(before, is_lost) != is_lost);
-    }
+/// State of one file, shared by two threads: one reads the file, the other notices that the first one
+/// is stuck. Timers of the agent's runtime would wake up all of that several times a second.
+struct Monitor {
+    checks: Mutex<Checks>,
+    lost: watch::Sender<bool>,
 }
 
-/// Checks of a file, one at a time.
+#[derive(Default)]
 struct Checks {
-    path: PathBuf,
-    running: Option<thread::JoinHandle<bool>>,
-    /// Number of checks that were due since the running one began.
-    late: u32,
     is_readable: bool,
     was_readable: bool,
+    /// Number of checks since the last read. Time is not compared: while the whole host stands still,
+    /// no check is due.
+    late: u32,
 }
 
-impl Checks {
-    /// Begins a check unless one is running; returns whether the file is lost by what is known now. Time
-    /// is not compared: while the whole host stands still, no check is due.
-    fn next(&mut self) -> bool {
-        match self.running.take() {
-            Some(running) if !running.is_finished() => {
-                self.late += 1;
-                self.running = Some(running);
-            }
-            finished => {
-                self.is_readable = finished.is_some_and(|check| check.join().is_ok_and(|ok| ok));
-                self.was_readable |= self.is_readable;
-                self.late = 0;
-                let path = self.path.clone();
-                let check = thread::Builder::new().name("check".to_owned());
-                self.running = check.spawn(move || File::open(path).is_ok()).ok();
-            }
+impl Monitor {
+    fn start(path: PathBuf, lost: watch::Sender<bool>) -> io::Result<()> {
+        let monitor = Arc::new(Self { checks: Mutex::default(), lost });
+        let reader = Arc::clone(&monitor);
+        let thread = |name: &str| thread::Builder::new().name(name.to_owned());
+        thread("config-read").spawn(move || reader.read_repeatedly(&path))?;
+        thread("config-check").spawn(move || monitor.check_repeatedly())?;
+        Ok(())
+    }
+
+    fn read_repeatedly(&self, path: &Path) {
+        while !self.lost.is_closed() {
+            let is_readable = File::open(path).is_ok();
+            self.update(|checks| {
+                checks.is_readable = is_readable;
+                checks.was_readable |= is_readable;
+                checks.late = 0;
+            });
+            thread::sleep(CHECK);
         }
-        self.late >= MAX_LATE || (self.was_readable && !self.is_readable)
+    }
+
+    fn check_repeatedly(&self) {
+        while !self.lost.is_closed() {
+            thread::sleep(CHECK);
+            self.update(|checks| checks.late = checks.late.saturating_add(1));
+        }
+    }
+
+    fn update(&self, change: impl FnOnce(&mut Checks)) {
+        let mut checks = self.checks.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut checks);
+        let is_gone = checks.was_readable && !checks.is_readable;
+        let is_lost = is_gone || checks.late > MAX_LATE;
+        self.lost.send_if_modified(|before| std::mem::replace(before, is_lost) != is_lost);
     }
 }
 
@@ -148,7 +159,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (path, away) = (dir.path().join("n1.yaml"), dir.path().join("away"));
         std::fs::write(&path, "").unwrap();
-        let mut file = ConfigFile::watch(Some(path.clone()));
+        let mut file = ConfigFile::watch(Some(path.clone())).unwrap();
         tokio::time::sleep(3 * CHECK).await;
         assert!(!file.is_lost());
         std::fs::rename(&path, &away).unwrap();

@@ -106,7 +106,7 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         }
     }
     let accept = !args.no_accept_rules;
-    let source = ConfigFile::watch(store.file_of(&node_config(&node)));
+    let source = ConfigFile::watch(store.file_of(&node_config(&node)))?;
     let agent = Agent {
         other_firewalls: OtherFirewalls::start(handle.netns().clone()),
         handle,
