@@ -132,21 +132,9 @@ pub async fn run(
                 return Ok(());
             }
             changed = planes.changed() => changed?,
-            () = sleep_until(current.ping_at.into()) => {
+            () = sleep_until(current.deadline().into()) => {
                 current.drain(&mut buffer);
-                current.send_ping(Instant::now());
-            }
-            () = sleep_until(current.burst_due().into()) => {
-                current.drain(&mut buffer);
-                current.handle_burst(Instant::now());
-            }
-            () = sleep_until(current.due().into()) => {
-                current.drain(&mut buffer);
-                current.handle_tick(Instant::now());
-            }
-            () = sleep_until(current.path_due().into()) => {
-                current.drain(&mut buffer);
-                current.look_at_path();
+                current.handle_timeouts(Instant::now());
             }
             () = current.path.large_packet() => current.look_at_path(),
             changed = current.changes.changed(), if !current.lane_ended => {
@@ -157,6 +145,8 @@ pub async fn run(
             // Last, so that no number of datagrams keeps time from passing.
             (from, length) = current.socket.receive(&mut buffer) => {
                 current.handle_datagram(&buffer[..length], from, Instant::now());
+                // Probes come in trains: one result for all of one.
+                current.drain(&mut buffer);
             }
         }
     }
@@ -263,6 +253,26 @@ impl Peering {
 
     fn desired(&self) -> &Desired {
         &self.running.desired
+    }
+
+    /// When [`Self::handle_timeouts`] is next due.
+    fn deadline(&self) -> Instant {
+        self.ping_at.min(self.burst_due()).min(self.due()).min(self.path_due())
+    }
+
+    fn handle_timeouts(&mut self, now: Instant) {
+        if now >= self.ping_at {
+            self.send_ping(now);
+        }
+        if now >= self.burst_due() {
+            self.handle_burst(now);
+        }
+        if now >= self.due() {
+            self.handle_tick(now);
+        }
+        if now >= self.path_due() {
+            self.look_at_path();
+        }
     }
 
     /// When time has to be told. While the peer answers, only the end of its patience counts.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use fabric_api::fabric::{NodeConfigSpec, OverlayProbe, UnreachableGateway};
 use fabric_api::overlay_v6;
 use jiff::Timestamp;
-use tokio::net::UdpSocket;
+use netlink::DatagramSocket;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep_until, timeout};
@@ -101,8 +101,8 @@ struct Task {
     node: String,
     prober: Prober,
     reports: watch::Sender<Vec<UnreachableGateway>>,
-    v4: Option<UdpSocket>,
-    v6: Option<UdpSocket>,
+    v4: Option<DatagramSocket>,
+    v6: Option<DatagramSocket>,
     opened: Option<Instant>,
     cut_off: bool,
 }
@@ -166,7 +166,7 @@ impl Task {
 
     /// A tracked connection from before our table was there would never be translated: a gateway
     /// that does not answer is tried from other ports, too.
-    fn socket(&mut self, to: SocketAddr, unanswered: bool) -> std::io::Result<&UdpSocket> {
+    fn socket(&mut self, to: SocketAddr, unanswered: bool) -> std::io::Result<&DatagramSocket> {
         let now = Instant::now();
         if unanswered && self.opened.is_some_and(|opened| now - opened > REOPEN) {
             (self.v4, self.v6) = (None, None);
@@ -209,17 +209,16 @@ impl Task {
     }
 }
 
-fn open(socket: &mut Option<UdpSocket>, any: IpAddr) -> std::io::Result<&UdpSocket> {
+fn open(socket: &mut Option<DatagramSocket>, any: IpAddr) -> std::io::Result<&DatagramSocket> {
     if socket.is_none() {
         let opened = std::net::UdpSocket::bind(SocketAddr::new(any, 0))?;
-        opened.set_nonblocking(true)?;
-        *socket = Some(UdpSocket::from_std(opened)?);
+        *socket = Some(DatagramSocket::from_std(opened)?);
     }
     socket.as_ref().ok_or_else(|| std::io::ErrorKind::NotConnected.into())
 }
 
-async fn readable(v4: Option<&UdpSocket>, v6: Option<&UdpSocket>) {
-    let of = async |socket: Option<&UdpSocket>| match socket {
+async fn readable(v4: Option<&DatagramSocket>, v6: Option<&DatagramSocket>) {
+    let of = async |socket: Option<&DatagramSocket>| match socket {
         Some(socket) => drop(socket.readable().await),
         None => pending().await,
     };

@@ -5,9 +5,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use fabric_api::fabric::PROBE_PORT;
-use netlink::Netns;
+use netlink::{DatagramSocket, Netns};
 use socket2::{Domain, Protocol, Socket, Type};
-use tokio::net::UdpSocket;
 use tokio::time::sleep;
 
 use crate::overlay::TUN;
@@ -19,7 +18,7 @@ const RETRY: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct ProbeSocket {
     inner: Netns,
-    socket: Option<UdpSocket>,
+    socket: Option<DatagramSocket>,
 }
 
 impl ProbeSocket {
@@ -64,7 +63,7 @@ impl ProbeSocket {
 
     fn reopen(&mut self) {
         let opened = self.inner.run(open).map_err(anyhow::Error::new);
-        let socket = opened.and_then(|socket| Ok(UdpSocket::from_std(socket?)?));
+        let socket = opened.and_then(|socket| Ok(DatagramSocket::from_std(socket?)?));
         self.socket = socket
             .map_err(|error| tracing::warn!("cannot open the probes' socket: {error:#}"))
             .ok();
@@ -76,7 +75,6 @@ fn open() -> io::Result<std::net::UdpSocket> {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
     socket.set_reuse_address(true)?;
     socket.bind_device(Some(TUN.as_bytes()))?;
-    socket.set_nonblocking(true)?;
     socket.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, PROBE_PORT)).into())?;
     Ok(socket.into())
 }

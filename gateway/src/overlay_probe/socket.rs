@@ -6,11 +6,10 @@ use std::os::fd::AsRawFd;
 
 use fabric_api::fabric::OVERLAY_PROBE_PORT;
 use fabric_api::overlay_v6;
-use netlink::Netns;
+use netlink::{DatagramSocket, Netns};
 use nix::sys::socket::sockopt::{Ipv4RecvErr, Ipv6RecvErr};
 use nix::sys::socket::{MsgFlags, SockaddrStorage, recvmsg, setsockopt};
 use socket2::{Domain, Protocol, Socket, Type};
-use tokio::net::UdpSocket;
 
 /// Longer datagrams are no probes; the rest of them is cut off.
 pub(super) const MAX_DATAGRAM: usize = 1024;
@@ -19,11 +18,11 @@ const MAX_ERRORS: usize = 256;
 
 /// A socket a family at the gateway's overlay address; IPv4 only if the kernel has no IPv6.
 pub(super) struct Responder {
-    v4: UdpSocket,
-    v6: Option<UdpSocket>,
+    v4: DatagramSocket,
+    v6: Option<DatagramSocket>,
     /// Any port, for datagrams to kernels.
-    trace_v4: UdpSocket,
-    trace_v6: Option<UdpSocket>,
+    trace_v4: DatagramSocket,
+    trace_v6: Option<DatagramSocket>,
 }
 
 impl Responder {
@@ -40,10 +39,10 @@ impl Responder {
             setsockopt(socket, Ipv6RecvErr, &true)?;
         }
         Ok(Self {
-            v4: UdpSocket::from_std(v4)?,
-            v6: v6.map(UdpSocket::from_std).transpose()?,
-            trace_v4: UdpSocket::from_std(trace_v4)?,
-            trace_v6: trace_v6.map(UdpSocket::from_std).transpose()?,
+            v4: DatagramSocket::from_std(v4)?,
+            v6: v6.map(DatagramSocket::from_std).transpose()?,
+            trace_v4: DatagramSocket::from_std(trace_v4)?,
+            trace_v6: trace_v6.map(DatagramSocket::from_std).transpose()?,
         })
     }
 
@@ -103,13 +102,12 @@ fn bind(address: SocketAddr) -> io::Result<std::net::UdpSocket> {
         SocketAddr::V4(_) => socket.set_freebind_v4(true)?,
         SocketAddr::V6(_) => socket.set_freebind_v6(true)?,
     }
-    socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
     Ok(socket.into())
 }
 
 /// Destination of a datagram that an error was received about.
-fn refused(socket: &UdpSocket) -> Option<IpAddr> {
+fn refused(socket: &DatagramSocket) -> Option<IpAddr> {
     let flags = MsgFlags::MSG_ERRQUEUE | MsgFlags::MSG_DONTWAIT;
     let message = recvmsg::<SockaddrStorage>(socket.as_raw_fd(), &mut [], None, flags).ok()?;
     let address = message.address?;

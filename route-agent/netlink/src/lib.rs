@@ -4,8 +4,10 @@
 //! * [`Handle`]: one namespace's tables: observe, apply, look up, watch.
 //! * [`nft`]: our firewall table, put there in one transaction and read back by netlink.
 //! * [`conntrack`]: tracked connections, listed and deleted.
+//! * [`DatagramSocket`]: UDP for probes.
 
 mod apply;
+mod datagram;
 mod events;
 mod handle;
 mod links;
@@ -21,6 +23,7 @@ pub mod conntrack;
 pub mod nft;
 
 pub use apply::Failure;
+pub use datagram::DatagramSocket;
 pub use events::Events;
 pub use handle::{Handle, NetlinkError};
 pub use links::{LinkInfo, RouteInfo};

@@ -1,14 +1,18 @@
 use std::fs::{self, File};
+use std::future::pending;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use netplan::Sysctl;
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
 
 use crate::{NetlinkError, Netns};
 
@@ -39,15 +43,30 @@ pub fn write_sysctl(netns: &Netns, sysctl: &Sysctl, value: u32) -> Result<(), Ne
         .map_err(|source| NetlinkError::Sysctl { path, source })
 }
 
-/// Tells that a setting has changed, whoever changed it.
+/// Watch of settings, whoever changes them.
 ///
-/// The kernel notifies of a few settings only, so they are read again and again, from files that
+/// The kernel notifies of a few settings only, so all are read again and again, from files that
 /// stay open: some 20 microseconds of work three times a second.
 #[derive(Debug, Default)]
 pub struct Settings {
     files: Vec<(File, Value)>,
-    /// Tells when to look. tokio's own clock would wake up twice for each.
+    /// Times of the reads. tokio's own clock would wake up twice for each.
     timer: Option<AsyncFd<OwnedFd>>,
+    /// Reads the files once a change has been awaited: apart from the rest that is awaited beside it,
+    /// all of which each read would poll.
+    task: Option<Task>,
+}
+
+#[derive(Debug)]
+struct Task {
+    changes: Arc<Notify>,
+    handle: JoinHandle<()>,
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.handle.abort();
+    }
 }
 
 /// A setting as it is written; empty if its device is gone.
@@ -66,12 +85,12 @@ impl Settings {
         };
         let files: Vec<_> = netns.run(|| sysctls.filter_map(open).collect())?;
         let timer = if files.is_empty() { None } else { Some(timer()?) };
-        Ok(Self { files, timer })
+        Ok(Self { files, timer, task: None })
     }
 
-    /// Watches those of `other` as well.
-    pub fn and(mut self, other: Self) -> Self {
-        self.files.extend(other.files);
+    /// Watches those of `other` as well. Nobody may have awaited a change of either yet.
+    pub fn and(mut self, mut other: Self) -> Self {
+        self.files.append(&mut other.files);
         self.timer = self.timer.or(other.timer);
         self
     }
@@ -79,23 +98,35 @@ impl Settings {
     /// Returns after the next change; never, if there is nothing to watch. Can be cancelled without
     /// losing one.
     pub async fn changed(&mut self) {
-        let Some(timer) = &mut self.timer else { return std::future::pending().await };
-        loop {
-            match timer.readable().await {
-                Ok(mut ready) => ready.clear_ready(),
-                // Then at the next resync.
-                Err(_stopping) => std::future::pending().await,
-            }
-            // How often the time has come since.
-            let _ = nix::unistd::read(timer.get_ref(), &mut [0; size_of::<u64>()]);
-            let mut changed = false;
-            for (file, value) in &mut self.files {
-                let now = read(file);
-                changed |= std::mem::replace(value, now) != now;
-            }
-            if changed {
-                return;
-            }
+        if let Some(timer) = self.timer.take() {
+            let (files, changes) = (std::mem::take(&mut self.files), Arc::default());
+            let handle = tokio::spawn(read_repeatedly(files, timer, Arc::clone(&changes)));
+            self.task = Some(Task { changes, handle });
+        }
+        match &self.task {
+            Some(task) => task.changes.notified().await,
+            None => pending().await,
+        }
+    }
+}
+
+async fn read_repeatedly(
+    mut files: Vec<(File, Value)>,
+    timer: AsyncFd<OwnedFd>,
+    changes: Arc<Notify>,
+) {
+    // It ends with the runtime.
+    while let Ok(mut ready) = timer.readable().await {
+        ready.clear_ready();
+        // Number of times that it has expired since.
+        let _ = nix::unistd::read(timer.get_ref(), &mut [0; size_of::<u64>()]);
+        let mut changed = false;
+        for (file, value) in &mut files {
+            let now = read(file);
+            changed |= std::mem::replace(value, now) != now;
+        }
+        if changed {
+            changes.notify_one();
         }
     }
 }
@@ -109,7 +140,8 @@ fn timer() -> Result<AsyncFd<OwnedFd>, NetlinkError> {
     started.map_err(|e| NetlinkError::Timer(e.into()))?;
     // SAFETY: it owns its descriptor, and nothing takes it out of the `AsyncFd`.
     #[allow(unsafe_code)]
-    let timer = unsafe { AsyncFd::register(OwnedFd::from(timer)) };
+    let timer =
+        unsafe { AsyncFd::register_with_interest(OwnedFd::from(timer), Interest::READABLE) };
     timer.map_err(|e| NetlinkError::Timer(e.into()))
 }
 
