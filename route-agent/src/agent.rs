@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use fabric_api::fabric::{ForwardingOff, MovedAddress, NodeConfig, NodeConfigStatus};
-use fabric_shell::{Heartbeat, Stop};
+use fabric_runtime::{Heartbeat, Stop};
 use fabric_store::{Event, Kind, Object, ObjectRef, Store};
 use jiff::Timestamp;
 use netlink::{Handle, Quarrel, Settings, nft};

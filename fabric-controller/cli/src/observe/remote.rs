@@ -5,7 +5,7 @@ use fabric_api::networking::ConnectionValue;
 use jiff::Timestamp;
 
 use super::{Life, Liveness, View};
-use crate::weft::workloads::names;
+use crate::workloads::names;
 
 /// Age in seconds at which a Connection that says Connected is stale. A gateway writes one at least
 /// every 12 s; clocks of hosts may differ by the rest.
