@@ -18,7 +18,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-pub use crate::programs::skip;
+pub use crate::programs::{skip, start_program};
 
 use crate::programs::{found, keep, kubernetes, run};
 
@@ -29,6 +29,12 @@ const TOKEN: &str = "admin";
 const POLICY: &str = r#"{"apiVersion": "audit.k8s.io/v1", "kind": "Policy",
     "omitStages": ["RequestReceived"],
     "rules": [{"level": "None", "verbs": ["get", "list", "watch"]}, {"level": "Metadata"}]}"#;
+/// Every request, and of writes what was sent.
+const DETAILED_POLICY: &str = r#"{"apiVersion": "audit.k8s.io/v1", "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata", "verbs": ["get", "list", "watch"]},
+        {"level": "Metadata", "resources": [{"group": "coordination.k8s.io"}]},
+        {"level": "Request"}]}"#;
 const AUDIT: &str = "audit.log";
 
 /// Both programs end with this value, and with the process at the latest.
@@ -36,6 +42,7 @@ pub struct ApiServer {
     dir: PathBuf,
     port: u16,
     etcd_port: u16,
+    policy: &'static str,
     etcd: Child,
     api_server: Mutex<Option<Child>>,
 }
@@ -43,17 +50,28 @@ pub struct ApiServer {
 impl ApiServer {
     /// Keeps its files in `dir`, which is emptied first. The error says why there is none here.
     pub fn start(dir: impl AsRef<Path>) -> Result<Self, String> {
+        Self::with_policy(dir.as_ref(), POLICY)
+    }
+
+    /// Starts one whose audit log has every request, and what was sent with writes: for programs that
+    /// account for requests.
+    pub fn start_audited(dir: impl AsRef<Path>) -> Result<Self, String> {
+        Self::with_policy(dir.as_ref(), DETAILED_POLICY)
+    }
+
+    fn with_policy(dir: &Path, policy: &'static str) -> Result<Self, String> {
         if let Some(missing) = missing() {
             return Err(format!("no API server here for want of {missing}"));
         }
-        let dir = dir.as_ref().to_owned();
+        let dir = dir.to_owned();
         drop(fs::remove_dir_all(&dir));
         fs::create_dir_all(&dir).unwrap();
         fs::write(dir.join("tokens"), format!("{TOKEN},admin,1,system:masters\n")).unwrap();
         run(Command::new("openssl").args(["genrsa", "-out"]).arg(dir.join("key")).arg("2048"), "");
         let [etcd_port, peer_port, port] = free_ports();
         let etcd = start_etcd(&dir, etcd_port, peer_port);
-        let server = Self { dir, port, etcd_port, etcd, api_server: Mutex::default() };
+        let api_server = Mutex::default();
+        let server = Self { dir, port, etcd_port, policy, etcd, api_server };
         server.write_kubeconfig(&server.admin(), "");
         server.resume();
         server.wait_until("there is a namespace", || server.kubectl(&["get", "ns", "default"], ""));
@@ -91,7 +109,7 @@ impl ApiServer {
     /// What others than kubectl have asked to be written in a namespace so far: verb, resource and name of
     /// each.
     pub fn writes(&self, namespace: &str) -> Vec<String> {
-        let log = fs::read_to_string(self.dir.join(AUDIT)).unwrap_or_default();
+        let log = fs::read_to_string(self.audit_log()).unwrap_or_default();
         let writes = log.lines().filter_map(|line| {
             // The last line may be in the making.
             let event: Value = serde_json::from_str(line).ok()?;
@@ -137,11 +155,35 @@ impl ApiServer {
         api.args(["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1"]);
         api.args(["--service-cluster-ip-range=10.96.0.0/24", "--authorization-mode=RBAC"]);
         api.arg("--endpoint-reconciler-type=none");
-        fs::write(self.dir.join("policy.json"), POLICY).unwrap();
+        fs::write(self.dir.join("policy.json"), self.policy).unwrap();
         api.arg(format!("--audit-policy-file={}", file("policy.json")));
-        api.arg(format!("--audit-log-path={}", file(AUDIT)));
+        api.arg(format!("--audit-log-path={}", self.audit_log().display()));
+        // In megabytes: one file, however long.
+        api.arg("--audit-log-maxsize=65536");
         *self.api_server.lock().unwrap() = Some(keep(api));
         self.wait_until("it is ready", || self.kubectl(&["get", "--raw", "/readyz"], ""));
+    }
+
+    /// Path of the audit log: one JSON object a line.
+    pub fn audit_log(&self) -> PathBuf {
+        self.dir.join(AUDIT)
+    }
+
+    /// Process IDs of etcd and, unless it was killed, of the API server.
+    pub fn pids(&self) -> Vec<u32> {
+        let api_server = self.api_server.lock().unwrap();
+        [Some(self.etcd.id()), api_server.as_ref().map(Child::id)].into_iter().flatten().collect()
+    }
+
+    /// Versions of Kubernetes and etcd, as they print them.
+    pub fn versions() -> String {
+        let first_line = |program: &Path| {
+            let out = run(Command::new(program).arg("--version"), "");
+            let text = String::from_utf8_lossy(&out.stdout).into_owned();
+            text.lines().next().unwrap_or("unknown version").replace("Version: ", "")
+        };
+        let programs = [kubernetes("kube-apiserver"), PathBuf::from("etcd")];
+        programs.iter().map(|program| first_line(program)).collect::<Vec<_>>().join(", ")
     }
 
     /// The API server is gone from one moment to the next; what it holds stays in etcd.

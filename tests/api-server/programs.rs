@@ -40,6 +40,13 @@ pub(crate) fn command(program: &Path, log: &Path) -> Command {
     command
 }
 
+/// Starts a program that ends with this process at the latest, however that ends.
+pub fn start_program(program: &Path, arguments: &[String], log: &Path) -> Child {
+    let mut command = command(program, log);
+    command.args(arguments);
+    keep(command)
+}
+
 /// Starts it on a thread that lasts as long as this process.
 pub(crate) fn keep(mut command: Command) -> Child {
     let (tell, told) = channel();
