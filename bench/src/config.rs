@@ -1,11 +1,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
 use weft_tests::StockPeer;
 
 use crate::bout::Timing;
 use crate::flow::Load;
+use crate::scale::ScaleArgs;
 
 /// Compares weft with wireguard-go, or another WireGuard in userspace, on this machine.
 ///
@@ -32,8 +33,10 @@ use crate::flow::Load;
 /// peers` builds into ~/.cache/weft/bin. Everything a run makes (namespaces, devices, processes)
 /// goes away with it, however it ends.
 #[derive(Debug, Parser)]
-#[command(version, verbatim_doc_comment)]
+#[command(version, verbatim_doc_comment, args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
     /// What to measure; all scenarios unless given. Can be repeated.
     #[arg(long, value_enum)]
     pub(crate) scenario: Vec<ScenarioName>,
@@ -60,6 +63,11 @@ pub(crate) struct Args {
     /// table.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Scale(ScaleArgs),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -1,4 +1,5 @@
-//! `make bench`: weft against a stock WireGuard, in one run on one machine.
+//! `make bench`: weft against a stock WireGuard, in one run on one machine; `make bench-scale`: the control
+//! plane with hundreds of simulated nodes.
 
 mod bout;
 mod config;
@@ -6,6 +7,7 @@ mod flow;
 mod lab;
 mod machine;
 mod report;
+mod scale;
 mod statistics;
 mod stock;
 mod weft;
@@ -18,7 +20,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 
 use bout::{Contestant, Pair};
-use config::{Args, ScenarioName};
+use config::{Args, Command, ScenarioName};
 use lab::Lab;
 use report::{Report, Scenario};
 use weft::Fabric;
@@ -36,6 +38,9 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<()> {
     if cfg!(debug_assertions) {
         eprintln!("bench: built without --release: the figures of weft mean nothing");
+    }
+    if let Some(Command::Scale(args)) = &args.command {
+        return scale::run(args);
     }
     if let Err(error) = args.against.program() {
         eprintln!("bench: skipped: {error:#}; `make peers` builds it");

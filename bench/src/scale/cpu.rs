@@ -1,0 +1,75 @@
+//! CPU time of the programs of a cluster.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use scale::Pids;
+use tokio::time::sleep;
+
+use crate::machine::ProcessTimes;
+
+/// A controller that uses less than this share of a core for [`CALM`] is quiet.
+const BUSY: f64 = 0.1;
+const CALM: Duration = Duration::from_secs(5);
+const SAMPLE: Duration = Duration::from_millis(500);
+
+/// CPU times at one moment.
+pub(crate) struct CpuMeter {
+    pids: Pids,
+    since: Instant,
+    before: [f64; 4],
+}
+
+/// Shares of one core since.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CpuShares {
+    pub(crate) controller: f64,
+    pub(crate) ipam: f64,
+    /// With etcd.
+    pub(crate) api_server: f64,
+    /// This process: all that is simulated.
+    pub(crate) simulated: f64,
+}
+
+impl CpuMeter {
+    pub(crate) fn start(pids: &Pids) -> Result<Self> {
+        Ok(Self { pids: pids.clone(), since: Instant::now(), before: seconds(pids)? })
+    }
+
+    pub(crate) fn shares(&self) -> Result<CpuShares> {
+        let elapsed = self.since.elapsed().as_secs_f64();
+        let now = seconds(&self.pids)?;
+        let share = |i: usize| (now[i] - self.before[i]) / elapsed;
+        let [controller, ipam, api_server, simulated] = [0, 1, 2, 3].map(share);
+        Ok(CpuShares { controller, ipam, api_server, simulated })
+    }
+}
+
+fn seconds(pids: &Pids) -> Result<[f64; 4]> {
+    let own = [std::process::id().cast_signed()];
+    let all: [&[i32]; 4] = [&[pids.controller], &[pids.ipam], &pids.api_server, &own];
+    let mut seconds = [0.0; 4];
+    for (sum, pids) in seconds.iter_mut().zip(all) {
+        *sum = ProcessTimes::of(pids)?.total();
+    }
+    Ok(seconds)
+}
+
+/// Waits until the controller is quiet. Returns since when; `None` if it is not within that time.
+pub(crate) async fn until_quiet(pids: &Pids, at_most: Duration) -> Result<Option<Instant>> {
+    let start = Instant::now();
+    let mut busy_until = start;
+    let mut last = (start, ProcessTimes::of(&[pids.controller])?.total());
+    while busy_until.elapsed() < CALM {
+        if start.elapsed() > at_most {
+            return Ok(None);
+        }
+        sleep(SAMPLE).await;
+        let (now, used) = (Instant::now(), ProcessTimes::of(&[pids.controller])?.total());
+        if (used - last.1) / (now - last.0).as_secs_f64() > BUSY {
+            busy_until = now;
+        }
+        last = (now, used);
+    }
+    Ok(Some(busy_until))
+}
