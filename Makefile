@@ -8,6 +8,7 @@
 # make simulate  SEEDS=8000 simulated hours of a bad network each, or SEED=n again
 # make fuzz    every fuzz target for SECONDS=60, led by coverage
 # make bench   weft against wireguard-go, or ARGS='--against gotatun'
+# make bench-scale  control plane with 200 simulated nodes and 100 peerings, into bench/RESULTS.md; ARGS='--nodes 20'
 # make arm64   tests of packets, plans and resources on an emulated arm64
 # make images  container images for amd64 and arm64, into target/images; PUSH=registry.example.org/team: there, too
 # make crds    writes the chart's custom resource definitions, deploy/chart/crds-*
@@ -18,7 +19,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := demo
-.PHONY: demo test lint check soak soak-alone soak-aside soak-rounds simulate fuzz bench arm64 images crds clean tools lint-tools fuzz-tools \
+.PHONY: demo test lint check soak soak-alone soak-aside soak-rounds simulate fuzz bench bench-scale arm64 images crds clean tools lint-tools fuzz-tools \
   peers kubernetes build
 
 CACHE  ?= $(HOME)/.cache/weft
@@ -135,6 +136,10 @@ SHOW_SKIPPED = touch $(SKIPPED); echo "$@ skipped: $$(wc -l < $(SKIPPED))"; cat 
 bench: tools peers
 	$(PROGRAMS)
 	$(SUDO) $(TARGET)/release/bench $(ARGS)
+
+bench-scale: kubernetes
+	cargo build --release --locked --workspace --bins
+	$(TARGET)/release/bench scale --results bench/RESULTS.md $(ARGS)
 
 # Of the crates that need nothing of the kernel, of which the emulator knows but a part.
 arm64: tools

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use api_server::{ApiServer, start_program};
-use fabric_api::crds;
+use fabric_api::{crds, labels};
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
+use gateway_templates::{WIREGUARD_CLIENT, WIREGUARD_SERVER};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -74,6 +75,8 @@ impl Lab {
         tokio::task::spawn_blocking(move || define_kinds(&defining)).await??;
         let user = Writer(User::Admin.client(&server)?);
         apply_cluster(&user, nodes).await?;
+        let installing = Arc::clone(&server);
+        tokio::task::spawn_blocking(move || install_templates(&installing)).await??;
         let socket = format!("unix:{}", dir.join("ipam.sock").display());
         let ipam = Running::start(&server, dir, User::Ipam, &["--listen", &socket])?;
         let controller = Running::start(&server, dir, User::Controller, &["--ipam", &socket])?;
@@ -176,6 +179,16 @@ pub(crate) fn define_kinds(server: &ApiServer) -> Result<()> {
     };
     run(&["apply", "--server-side", "-f", "-"])?;
     run(&["wait", "--for=condition=Established", "--timeout=60s", "-f", "-"])
+}
+
+/// Installs the gateways' templates as the chart does: the built-in ones are for clusters without.
+fn install_templates(server: &ApiServer) -> Result<()> {
+    for template in [WIREGUARD_SERVER, WIREGUARD_CLIENT] {
+        let arguments = ["apply", "--server-side", "-n", labels::LIQO_NAMESPACE, "-f", "-"];
+        let done = server.kubectl(&arguments, template);
+        done.map_err(|error| anyhow::anyhow!("cannot install a template: {error}"))?;
+    }
+    Ok(())
 }
 
 async fn apply_cluster(user: &Writer, nodes: usize) -> Result<()> {
