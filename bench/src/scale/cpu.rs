@@ -6,7 +6,7 @@ use anyhow::Result;
 use scale::Pids;
 use tokio::time::sleep;
 
-use crate::machine::ProcessTimes;
+use crate::machine::{CpuTimes, ProcessTimes};
 
 /// A controller that uses less than this share of a core for [`CALM`] is quiet.
 const BUSY: f64 = 0.1;
@@ -17,7 +17,7 @@ const SAMPLE: Duration = Duration::from_millis(500);
 pub(crate) struct CpuMeter {
     pids: Pids,
     since: Instant,
-    before: [f64; 4],
+    before: [f64; 5],
 }
 
 /// Shares of one core since.
@@ -29,6 +29,8 @@ pub(crate) struct CpuShares {
     pub(crate) api_server: f64,
     /// This process: all that is simulated.
     pub(crate) simulated: f64,
+    /// Programs that are not part of the measurement, outside of the kernel.
+    pub(crate) others: f64,
 }
 
 impl CpuMeter {
@@ -40,17 +42,19 @@ impl CpuMeter {
         let elapsed = self.since.elapsed().as_secs_f64();
         let now = seconds(&self.pids)?;
         let share = |i: usize| (now[i] - self.before[i]) / elapsed;
-        let [controller, ipam, api_server, simulated] = [0, 1, 2, 3].map(share);
-        Ok(CpuShares { controller, ipam, api_server, simulated })
+        let [controller, ipam, api_server, simulated, others] = [0, 1, 2, 3, 4].map(share);
+        Ok(CpuShares { controller, ipam, api_server, simulated, others })
     }
 }
 
-fn seconds(pids: &Pids) -> Result<[f64; 4]> {
+fn seconds(pids: &Pids) -> Result<[f64; 5]> {
     let own = [std::process::id().cast_signed()];
     let all: [&[i32]; 4] = [&[pids.controller], &[pids.ipam], &pids.api_server, &own];
-    let mut seconds = [0.0; 4];
-    for (sum, pids) in seconds.iter_mut().zip(all) {
-        *sum = ProcessTimes::of(pids)?.total();
+    let mut seconds = [0.0, 0.0, 0.0, 0.0, CpuTimes::now()?.user];
+    for (i, pids) in all.into_iter().enumerate() {
+        let times = ProcessTimes::of(pids)?;
+        seconds[i] = times.total();
+        seconds[4] -= times.user;
     }
     Ok(seconds)
 }

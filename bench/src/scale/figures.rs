@@ -10,7 +10,9 @@ use weft_tests::resident_bytes;
 use super::cpu::{CpuMeter, CpuShares, until_quiet};
 use super::results::{Bar, Row};
 
-/// Longest wait for anything.
+/// Longest wait for all peerings.
+const APPLY: Duration = Duration::from_secs(900);
+/// Longest wait for anything else.
 const AT_MOST: Duration = Duration::from_secs(300);
 /// Time for the samples of one figure.
 const SAMPLING: Duration = Duration::from_secs(180);
@@ -58,7 +60,8 @@ impl Bench {
         let (start, from) = (Instant::now(), audit.position()?);
         self.lab.apply_peerings(&peers).await?;
         self.row("applied by the user", seconds(start.elapsed()), None);
-        let last = self.lab.board.all_acknowledged(&peers, nodes, self.left()).await;
+        let at_most = APPLY.min(self.until_deadline());
+        let last = self.lab.board.all_acknowledged(&peers, nodes, at_most).await;
         let (to, shares) = (audit.position()?, meter.shares()?);
         let applied = last.map(|last| Applied { writes: (from, to), took: last - start });
         let what = format!("{peerings} peerings applied at once, until acknowledged by all");
@@ -198,7 +201,11 @@ impl Bench {
 
     /// Time that may pass until the next event.
     fn left(&self) -> Duration {
-        AT_MOST.min(self.deadline.saturating_duration_since(Instant::now()))
+        AT_MOST.min(self.until_deadline())
+    }
+
+    fn until_deadline(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
     }
 
     fn sample_rss(&mut self) -> Result<()> {
@@ -214,11 +221,12 @@ impl Bench {
 
     fn cpu_row(&mut self, when: &str, shares: CpuShares) {
         let text = format!(
-            "controller {}, ipam {}, API server and etcd {}, simulated programs {}",
+            "controller {}, ipam {}, API server and etcd {}, simulated programs {}, others {}",
             percent(shares.controller),
             percent(shares.ipam),
             percent(shares.api_server),
-            percent(shares.simulated)
+            percent(shares.simulated),
+            percent(shares.others)
         );
         self.row(&format!("CPU {when}, of a core"), text, None);
     }
