@@ -13,7 +13,7 @@ use crate::manifests::node_name;
 use crate::published::AgentView;
 use crate::users::User;
 
-/// As a route-agent's, after its status could not be written.
+/// Delay of a route-agent after its status could not be written.
 const RETRY: Duration = Duration::from_secs(2);
 
 /// Starts one agent a node.

@@ -13,7 +13,7 @@ use crate::published;
 use crate::users::User;
 
 const WRITES: [&str; 5] = ["create", "update", "patch", "delete", "deletecollection"];
-/// Of the election of a leader, and of nodes: no content.
+/// Resource of leader election and of node heartbeats: no content.
 const LEASES: &str = "leases";
 
 /// The audit log of an API server.
@@ -24,7 +24,7 @@ pub struct AuditLog(PathBuf);
 #[derive(Clone, Debug, Default)]
 pub struct Window(Vec<Request>);
 
-/// How often a user asked for something.
+/// Number of equal requests of a user.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RequestCount {
     pub user: String,
@@ -152,7 +152,7 @@ impl Window {
         Self::count(self.0.iter())
     }
 
-    /// As [`Self::counts`], of writes of content alone.
+    /// Counts as [`Self::counts`] does, writes of content alone.
     pub fn write_counts(&self) -> Vec<RequestCount> {
         Self::count(self.content_writes())
     }

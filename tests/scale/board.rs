@@ -64,7 +64,7 @@ impl Board {
         *self.times().errors.entry(format!("{program}: {error:#}")).or_default() += 1;
     }
 
-    /// As [`Self::failed`], if it is an error.
+    /// Records the error of a result, and returns its value.
     pub(crate) fn check<T>(&self, program: &str, result: Result<T>) -> Option<T> {
         result.map_err(|error| self.failed(program, &error)).ok()
     }
@@ -91,7 +91,7 @@ impl Board {
     }
 
     /// Waits until each of `nodes` nodes has acknowledged all peerings, and each gateway all nodes.
-    /// Returns when the last one did. The error says how far it got.
+    /// Returns when the last one did. The error has the count of those that have.
     pub async fn all_acknowledged(
         &self,
         peers: &[Peer],
@@ -107,7 +107,7 @@ impl Board {
         .await
     }
 
-    /// As [`Self::all_acknowledged`], of nodes alone, as connected.
+    /// Waits as [`Self::all_acknowledged`] does, for nodes alone, until they have it connected.
     pub async fn all_connected(
         &self,
         peers: &[Peer],

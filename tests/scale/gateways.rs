@@ -26,7 +26,7 @@ pub(crate) struct Gateway {
     pub(crate) peer: Peer,
     pub(crate) store: Store,
     pub(crate) board: Board,
-    /// Whether latencies are written.
+    /// True while latencies are to be written.
     pub(crate) heartbeats: watch::Receiver<bool>,
 }
 

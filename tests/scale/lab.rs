@@ -24,7 +24,7 @@ use crate::{agents, kubelets};
 
 /// Writes of the user at a time.
 const CONCURRENCY: usize = 16;
-/// For the first config of every node.
+/// Longest wait for the first config of every node.
 const START: Duration = Duration::from_secs(180);
 
 /// Size of the cluster.
@@ -47,7 +47,7 @@ pub struct Pids {
 pub struct Lab {
     pub board: Board,
     pub size: Size,
-    // Dropped in this order: nobody shall miss the API server.
+    // Dropped in this order: clients end before the API server.
     _tasks: JoinSet<()>,
     controller: Running,
     ipam: Running,

@@ -24,7 +24,7 @@ pub(crate) const SHOP: &str = "shop";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Peer(pub usize);
 
-/// Where a GatewayClient finds its server.
+/// Address of a server, as its GatewayClient has it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Endpoint {
     /// The only address.

@@ -1,4 +1,4 @@
-//! What weft publishes, as its readers see it: the one place that depends on which objects these are.
+//! Objects that weft publishes, as their readers see them: the one place that depends on which these are.
 //!
 //! Everything else asks by meaning: which peerings a node has all of, which endpoint a gateway has, and
 //! how either acknowledges.
@@ -17,19 +17,19 @@ use crate::manifests::Endpoint;
 /// API group of what the controller publishes for agents and gateways.
 pub const GROUP: &str = "fabric.weft.dev";
 
-/// What a route-agent has read.
+/// State that a route-agent has read.
 pub(crate) struct AgentView {
     watch: Watch,
     config: Option<NodeConfig>,
 }
 
-/// What a gateway has read.
+/// State that a gateway has read.
 pub(crate) struct GatewayView {
     watch: Watch,
     config: Option<GatewayConfig>,
 }
 
-/// What the Connection of a gateway repeats.
+/// Fields that the Connection of a gateway repeats.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GatewayIdentity {
     pub(crate) uid: String,
@@ -105,7 +105,7 @@ impl GatewayView {
         }
     }
 
-    /// Where a client finds its server.
+    /// Endpoint of the server, if this is a client.
     pub(crate) fn endpoint(&self) -> Option<Endpoint> {
         let endpoint = self.config.as_ref()?.spec.endpoint.as_ref()?;
         let address = endpoint.addresses.first()?.clone();

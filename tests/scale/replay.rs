@@ -19,12 +19,12 @@ use crate::users::User;
 /// Connections that write at a time.
 const CONNECTIONS: usize = 16;
 
-/// What came of the writes of a stretch of time.
+/// Result of the writes of a stretch of time.
 #[derive(Clone, Debug)]
 pub struct ReplayOutcome {
     pub took: Duration,
     pub writes: usize,
-    /// Of all bodies.
+    /// Sum of all bodies.
     pub bytes: usize,
     pub failed: usize,
     /// One of the failures.

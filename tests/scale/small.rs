@@ -13,7 +13,7 @@ use api_server::{ApiServer, skip};
 use scale::{Endpoint, Lab, Peer, Size, User};
 
 /// Bounds are those of a machine that runs other tests, too.
-const AT_MOST: Duration = Duration::from_secs(120);
+const AT_MOST: Duration = Duration::from_secs(300);
 const SIZE: Size = Size { nodes: 20, peerings: 10 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

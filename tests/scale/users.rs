@@ -18,7 +18,7 @@ pub enum User {
     RouteAgent,
     Gateway(Peer),
     Kubelet,
-    /// What starts and ends the pods that are no gateways.
+    /// Controller of the pods that are no gateways.
     Workloads,
 }
 

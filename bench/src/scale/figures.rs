@@ -232,9 +232,10 @@ impl Bench {
     }
 
     async fn quiet_row(&mut self, what: &str, start: Instant) -> Result<()> {
-        let quiet = until_quiet(&self.pids, self.left()).await?;
+        let at_most = self.left();
+        let quiet = until_quiet(&self.pids, at_most).await?;
         let text = quiet.map_or_else(
-            || format!("not within {AT_MOST:?}"),
+            || format!("not within {at_most:.0?}"),
             |at| seconds(at.saturating_duration_since(start)),
         );
         self.row(what, text, None);

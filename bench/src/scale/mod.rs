@@ -21,7 +21,7 @@ pub(crate) use self::args::ScaleArgs;
 use self::figures::{Applied, Bench, seconds};
 use self::results::{Bar, Report, Row};
 
-/// For tasks that are ended with the run.
+/// Longest wait for tasks that are cancelled with the run.
 const END: Duration = Duration::from_secs(2);
 
 /// Measures, prints the report, and writes it into a file if one is named.
