@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use fabric_api::fabric::{GatewayConfig, ProbeSettings};
+use fabric_api::fabric::{GatewayConfig, NodeConfig, ProbeSettings};
 use fabric_api::ipam::{IP, Network};
 use fabric_api::networking::{Connection, GatewayClient, GatewayServer, secret_name};
 use fabric_api::{Cidr, PrivateKey, PublicKey, labels};
@@ -65,6 +65,10 @@ pub struct Index {
     placements: Placements,
     /// Nodes that nothing waits for.
     pub(crate) lagging_nodes: BTreeSet<String>,
+    /// Nodes whose agent takes longer than one that runs.
+    pub(crate) slow_nodes: BTreeSet<String>,
+    /// By node, the peers' prefixes in the last config that it is known to have applied.
+    routes: BTreeMap<String, BTreeMap<String, Vec<String>>>,
     /// Why ipam refused a Network or an IP.
     denials: BTreeMap<ObjectRef, String>,
     /// The public halves of all Secrets with a key pair, computed once; or what is wrong.
@@ -90,6 +94,9 @@ impl Index {
                 if SEEN.contains(&reference.kind) {
                     self.seen.insert(reference.clone());
                 }
+                if let Object::NodeConfig(config) = &*object {
+                    self.note_routes(&reference.name, config);
+                }
                 if let Object::Secret(secret) = &*object {
                     self.own_keys.insert(reference.clone(), public_half(secret));
                 }
@@ -98,6 +105,9 @@ impl Index {
             Event::Deleted(reference) => {
                 self.denials.remove(&reference);
                 self.own_keys.remove(&reference);
+                if reference.kind == Kind::NodeConfig {
+                    self.routes.remove(&reference.name);
+                }
                 self.objects.get_mut(&reference.kind)?.remove(&reference)
             }
             Event::Problems(problems) => {
@@ -106,6 +116,21 @@ impl Index {
             }
             Event::Synced => None,
         }
+    }
+
+    /// A config that is not applied yet leaves the routes of the one before.
+    fn note_routes(&mut self, node: &str, config: &NodeConfig) {
+        if config.is_applied() {
+            let peerings = config.spec.peerings.iter();
+            let of_peers = peerings.map(|of| (of.peer_cluster_id.clone(), of.prefixes.clone()));
+            self.routes.insert(node.to_owned(), of_peers.collect());
+        }
+    }
+
+    /// True if the node is known to have routes to these prefixes of a peer, and none to others of it.
+    pub fn has_routes(&self, node: &str, peer: &str, prefixes: &[String]) -> bool {
+        let known = self.routes.get(node).and_then(|peers| peers.get(peer));
+        known.is_some_and(|known| known == prefixes)
     }
 
     pub fn place(&mut self, placements: Placements) {

@@ -9,7 +9,9 @@ use fabric_store::{Kind, ObjectRef};
 
 use crate::index::Index;
 
-/// Time after which a node lags. An agent that runs takes a tenth of a second.
+/// Time after which a node is slow, and named. An agent that runs takes a tenth of a second.
+const SLOW: Duration = Duration::from_secs(2);
+/// Time after which it lags, and nothing waits for it.
 const MAX_LAG: Duration = Duration::from_secs(10);
 
 /// Since when each node has not applied its newest config.
@@ -24,7 +26,7 @@ struct Behind {
 }
 
 impl LaggingNodes {
-    /// Looks at all nodes, and tells the index for which of them nothing waits any more.
+    /// Looks at all nodes, and sets in the index which of them are slow and which lag.
     pub fn observe(&mut self, index: &mut Index, now: Instant) {
         let behind = index.of_kind(Kind::Node).filter_map(|(node, _)| {
             let name = &node.name;
@@ -35,8 +37,12 @@ impl LaggingNodes {
             (!config.is_some_and(NodeConfig::is_applied)).then(|| (name.clone(), behind))
         });
         self.0 = behind.collect();
-        let late = self.0.iter().filter(|(_, behind)| now - behind.since >= MAX_LAG);
-        let late: BTreeSet<_> = late.map(|(name, _)| name.clone()).collect();
+        let behind_for = |time: Duration| -> BTreeSet<String> {
+            let late = self.0.iter().filter(|(_, behind)| now - behind.since >= time);
+            late.map(|(name, _)| name.clone()).collect()
+        };
+        index.slow_nodes = behind_for(SLOW);
+        let late = behind_for(MAX_LAG);
         for node in late.difference(&index.lagging_nodes) {
             tracing::warn!(node, "does not apply its NodeConfig; nothing waits for it any more");
         }
@@ -45,7 +51,9 @@ impl LaggingNodes {
 
     /// When they are to be looked at again, if nothing happens before.
     pub fn next_check(&self, now: Instant) -> Option<Instant> {
-        self.0.values().map(|behind| behind.since + MAX_LAG).filter(|due| *due > now).min()
+        let since = self.0.values().map(|behind| behind.since);
+        let due = since.flat_map(|since| [since + SLOW, since + MAX_LAG]);
+        due.filter(|due| *due > now).min()
     }
 }
 
@@ -74,11 +82,11 @@ mod tests {
             let again = lagging.next_check(now).map(|again| (again - start).as_secs());
             (index.lagging_nodes == BTreeSet::from(["n1".to_owned()]), again)
         };
-        assert_eq!(note(0, None), (false, Some(10)));
+        assert_eq!(note(0, None), (false, Some(2)));
         assert_eq!(note(10, None), (true, None), "nothing can be published for it");
-        assert_eq!(note(20, Some((1, 0))), (false, Some(30)), "it has only now been told");
+        assert_eq!(note(20, Some((1, 0))), (false, Some(22)), "it has only now been told");
         assert_eq!(note(21, Some((1, 1))), (false, None));
-        assert_eq!(note(40, Some((2, 1))), (false, Some(50)));
+        assert_eq!(note(40, Some((2, 1))), (false, Some(42)));
         assert_eq!(note(45, Some((3, 1))), (false, Some(50)), "it is still behind");
         assert_eq!(note(49, Some((3, 2))), (false, Some(50)));
         assert_eq!(note(50, Some((4, 2))), (true, None));

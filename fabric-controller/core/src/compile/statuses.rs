@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus, NodeConfig, PeeringFault, RemapKind};
+use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus, PeeringFault, RemapKind};
 use fabric_api::labels::REMOTE_CLUSTER_ID;
 use fabric_api::networking::{
     CidrList, ClusterCidrs, Configuration, EndpointStatus, InternalEndpoint, SideConfig,
@@ -12,11 +12,11 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
+use super::Compiler;
 use super::cluster::Cluster;
 use super::conditions::{self, Readiness};
 use super::gateway::{End, Gateway};
 use super::peering::Peering;
-use super::{Compiler, node_config};
 use crate::index::Index;
 
 impl<'a> Compiler<'a> {
@@ -72,26 +72,29 @@ impl<'a> Compiler<'a> {
         Readiness::Waiting(told.collect::<Vec<_>>().join(", "))
     }
 
+    /// Names only nodes that are slow, and few of them: with hundreds, each acknowledgement would change the
+    /// condition of each peering.
     fn without_agent(&self, nodes: &[String]) -> String {
-        let remedy = match (self.index.settings.kubernetes, nodes) {
+        let slow: Vec<_> =
+            nodes.iter().filter(|node| self.index.slow_nodes.contains(*node)).collect();
+        let names = match &slow[..] {
+            [] => return "nodes are making routes".to_owned(),
+            [a, b, c, _, ..] => format!("{a}, {b}, {c} and others"),
+            few => few.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", "),
+        };
+        let remedy = match (self.index.settings.kubernetes, &slow[..]) {
             (true, _) => "see whether weft's route-agent pods run there".to_owned(),
             (false, [node]) => format!("run `weft agent --node {node}` there, if it does not run"),
             (false, _) => "run `weft agent --node NAME` on each, if it does not run".to_owned(),
         };
-        format!("no routes yet on {}; {remedy}", nodes.join(", "))
+        format!("no routes yet on {names}; {remedy}")
     }
 
     /// Nodes that would send what is for the peer along their default route, in clear. Those that do not
     /// answer are not among them.
     fn without_routes(&self, cluster: &Cluster, peering: &Peering<'_>) -> Vec<String> {
         let (peer, prefixes) = (peering.peer(), peering.sorted_prefixes());
-        let has_routes = |name: &str| {
-            let config = self.index.typed::<NodeConfig>(&node_config::of_node(name));
-            config.filter(|config| config.is_applied()).is_some_and(|config| {
-                let mut peerings = config.spec.peerings.iter();
-                peerings.any(|of| of.peer_cluster_id == peer && of.prefixes == prefixes)
-            })
-        };
+        let has_routes = |name: &str| self.index.has_routes(name, &peer, &prefixes);
         let names = cluster.nodes.iter().map(|node| &node.name);
         let awaited = names.filter(|name| !self.index.lagging_nodes.contains(*name));
         awaited.filter(|name| !has_routes(name)).cloned().collect()

@@ -151,6 +151,10 @@ fn prefixes_are_told_once_every_node_that_answers_has_routes() {
         let why = [&condition["status"], &condition["reason"], &condition["message"]];
         (status.get("remote").cloned(), json!(why))
     };
+    let routing = json!(["False", "WaitingForNodes", "nodes are making routes"]);
+    assert_eq!(status(&world), (None, routing), "agents take a moment");
+    world.index.slow_nodes.insert("n2".to_owned());
+    world.settle();
     let waits = json!([
         "False",
         "WaitingForNodes",
