@@ -13,6 +13,7 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
 use crate::grants::{Ipam, Round};
+use crate::kinds::{READ, STATUSES, WRITTEN};
 use crate::metrics::IpamOutcome;
 use crate::publish::{Sink, publish};
 use crate::refusals::Refusals;
@@ -33,26 +34,6 @@ const RETRY_MAX: Duration = Duration::from_secs(1);
 const RETRY_REFUSED: Duration = Duration::from_secs(5);
 /// Finds files that somebody removed before the watch saw them.
 const RESYNC: Duration = Duration::from_secs(30);
-/// What the controller reads: whatever a namespace may say, nothing depends on it.
-pub const READ: [Kind; 12] = [
-    Kind::ConfigMap,
-    Kind::Secret,
-    Kind::Node,
-    Kind::Network,
-    Kind::Ip,
-    Kind::Configuration,
-    Kind::Connection,
-    Kind::GatewayServer,
-    Kind::GatewayClient,
-    Kind::PublicKey,
-    Kind::GatewayConfig,
-    Kind::NodeConfig,
-];
-/// What the controller writes: whole objects, and statuses.
-pub(crate) const WRITTEN: [Kind; 5] =
-    [Kind::Network, Kind::Ip, Kind::Secret, Kind::GatewayConfig, Kind::NodeConfig];
-pub(crate) const STATUSES: [Kind; 5] =
-    [Kind::Network, Kind::Ip, Kind::Configuration, Kind::GatewayServer, Kind::GatewayClient];
 /// What is published makes more follow from it, three times at most; this is for surprises.
 const MAX_ROUNDS: usize = 16;
 

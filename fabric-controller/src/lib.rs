@@ -5,6 +5,7 @@
 
 pub mod control;
 pub mod grants;
+pub mod kinds;
 pub mod metrics;
 pub mod publish;
 pub mod refusals;

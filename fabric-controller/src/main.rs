@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Parser as _;
-use fabric_controller::control::{Controller, READ};
+use fabric_controller::control::Controller;
 use fabric_controller::grants::Ipam;
+use fabric_controller::kinds::READ;
 use fabric_controller::vitals::{COMPILED, Vitals, WEBHOOK};
 use fabric_runtime::Stop;
 use fabric_store::obstacles::Reader;

@@ -9,7 +9,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
-use crate::control::{READ, STATUSES, WRITTEN};
+use crate::kinds::{READ, STATUSES, WRITTEN};
 
 /// Kinds that are written beside those of the store, in Kubernetes.
 const DEPLOYED: [&str; 5] = ["Deployment", "Service", "ServiceAccount", "Role", "RoleBinding"];

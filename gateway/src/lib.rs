@@ -1,26 +1,17 @@
 //! One gateway: the process that ends the tunnel of one peering.
 //!
-//! [`lane`] moves packets, on a thread of its own and without an async runtime. Everything else
-//! here is what surrounds it: config and key in, network namespaces and routes, probes, status
-//! and metrics out. `main` is the table of contents.
+//! * [`config`]: what the gateway is to do, from the store.
+//! * [`dataplane`]: namespaces, devices, routes and the lane, a thread without async runtime that
+//!   moves packets.
+//! * [`liveness`]: whether packets get through to the peer and to the nodes, and how large ones.
+//! * [`report`]: status, Connection, metrics and probes of the kubelet.
+//! * [`state`]: what these share, each the latest value of a watch channel.
+//!
+//! `main` is the table of contents.
 
+pub mod args;
 pub mod config;
-pub mod connection;
 pub mod dataplane;
-pub mod desired;
-pub mod endpoint;
-pub mod engine;
-pub mod health;
-pub mod http;
-pub mod input;
-pub mod kept;
-pub mod lane;
-pub mod metrics;
-pub mod monitor;
-pub mod overlay;
-pub mod overlay_probe;
-pub mod path_mtu;
-pub mod probe;
-pub mod probe_log;
-pub mod secret;
-pub mod status;
+pub mod liveness;
+pub mod report;
+pub mod state;

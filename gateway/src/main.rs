@@ -9,13 +9,16 @@ use anyhow::Context;
 use clap::Parser;
 use fabric_runtime::Stop;
 use fabric_store::{Kind, ObjectRef, Store};
-use gateway::config::{Args, Config};
-use gateway::input::Input;
-use gateway::kept::Keep;
-use gateway::monitor::View;
-use gateway::overlay::{Overlay, host_end_name};
-use gateway::probe::Departure;
-use gateway::{dataplane, endpoint, http, input, monitor, overlay_probe, status};
+use gateway::args::{Args, Config};
+use gateway::config::input::Input;
+use gateway::config::restart_cache::Keep;
+use gateway::config::{endpoint, input};
+use gateway::dataplane::overlay::{Overlay, host_end_name};
+use gateway::dataplane::reconcile;
+use gateway::liveness::probe::Departure;
+use gateway::liveness::{monitor, overlay_probe};
+use gateway::report::{http, status};
+use gateway::state::{Plane, View};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{self, SignalKind};
 use tokio::sync::watch;
@@ -91,7 +94,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let (endpoint_tx, endpoint) = watch::channel(None);
     let (lookup_tx, lookups) = watch::channel(None);
     let departure = Arc::new(OnceLock::new());
-    let (plane_tx, planes) = watch::channel(dataplane::Plane::default());
+    let (plane_tx, planes) = watch::channel(Plane::default());
     let (view_tx, views) = watch::channel(View::start());
     let (paths_tx, paths) = watch::channel(None);
 
@@ -101,8 +104,8 @@ async fn run(config: Config) -> anyhow::Result<()> {
     tasks.spawn(input::run(told, name.clone(), input_tx, stop.clone()));
     let found = (endpoint_tx, lookup_tx);
     tasks.spawn(endpoint::run(inputs.clone(), views.clone(), found, stop.clone()));
-    let sources = dataplane::Sources { inputs: inputs.clone(), endpoint, views: views.clone() };
-    tasks.spawn(dataplane::run(overlay, config.offloads, sources, plane_tx, stop.clone()));
+    let sources = reconcile::Sources { inputs: inputs.clone(), endpoint, views: views.clone() };
+    tasks.spawn(reconcile::run(overlay, config.offloads, sources, plane_tx, stop.clone()));
     let sources = monitor::Sources {
         inputs: inputs.clone(),
         planes: planes.clone(),

@@ -1,18 +1,18 @@
 use std::collections::{BTreeMap, BTreeSet};
-use std::error::Error;
 use std::future::pending;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use fabric_api::fabric::{ForwardingOff, MovedAddress, NodeConfig, NodeConfigStatus};
-use fabric_runtime::{Heartbeat, Stop};
+use fabric_runtime::{Heartbeat, Stop, chain};
 use fabric_store::{Event, Kind, Object, ObjectRef, Store};
 use jiff::Timestamp;
 use netlink::{Handle, Quarrel, Settings, nft};
-use netplan::{COUNTER, FIREWALL_TABLE, REFUSAL_TABLE, State, Sysctl, plan};
+use netplan::{COUNTER, FIREWALL_TABLE, REFUSAL_TABLE, Sysctl, plan};
 use tokio::signal::unix::Signal;
 use tokio::time::{MissedTickBehavior, sleep_until, timeout};
 
+use crate::apply::apply;
 use crate::compile::{Compiled, compile};
 use crate::config_source::{self, ConfigFile};
 use crate::facts::Facts;
@@ -346,30 +346,6 @@ async fn wait(until: Option<Instant>) {
     }
 }
 
-/// What was tried, and what could not be done.
-pub(crate) struct Applied {
-    steps: usize,
-    pub(crate) problems: Vec<String>,
-}
-
-/// Brings what is ours to `want`.
-pub(crate) async fn apply(handle: &Handle, want: &State) -> Applied {
-    let have = match handle.observe(&names::scope(want.sysctls.keys().cloned())).await {
-        Ok(have) => have,
-        Err(error) => {
-            let problem = format!("cannot read the kernel's tables: {}", chain(&error));
-            return Applied { steps: 0, problems: vec![problem] };
-        }
-    };
-    let steps = plan(&have, want);
-    if !steps.is_empty() {
-        tracing::info!(steps = steps.len(), "changing the kernel's tables");
-    }
-    let failures = handle.apply(&steps).await;
-    let problems = failures.iter().map(|failure| chain(failure)).collect();
-    Applied { steps: steps.len(), problems }
-}
-
 /// What `--dry-run` prints: problems as comments, then the steps as commands.
 pub(crate) async fn preview(handle: &Handle, config: &NodeConfig) -> anyhow::Result<String> {
     let facts = Facts::gather(handle).await.context("cannot look at the node")?;
@@ -388,16 +364,4 @@ pub(crate) async fn preview(handle: &Handle, config: &NodeConfig) -> anyhow::Res
     lines.extend(plan(&have, &state).iter().map(ToString::to_string));
     lines.push(String::new());
     Ok(lines.join("\n"))
-}
-
-/// An error with its causes, on one line.
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }

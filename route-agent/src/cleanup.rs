@@ -1,11 +1,12 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use fabric_runtime::chain;
 use netlink::Handle;
 use netplan::{Refusal, State};
 use tokio::time::sleep;
 
-use crate::agent::{apply, chain};
+use crate::apply::apply;
 use crate::other_firewalls;
 use crate::refusal::{self, RefusalError};
 use crate::table::Table;

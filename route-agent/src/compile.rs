@@ -397,5 +397,4 @@ impl Compiler<'_> {
 }
 
 #[cfg(test)]
-#[path = "compile_tests.rs"]
 mod tests;

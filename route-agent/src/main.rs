@@ -1,6 +1,7 @@
 //! One per node: its VXLAN devices, its routes to peers, one nft table.
 
 mod agent;
+mod apply;
 mod cleanup;
 mod compile;
 mod config;

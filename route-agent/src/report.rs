@@ -8,8 +8,8 @@ use fabric_store::Store;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::agent::chain;
 use crate::config_source;
+use fabric_runtime::chain;
 
 /// After it could not be written.
 const RETRY: Duration = Duration::from_secs(2);

@@ -34,7 +34,7 @@ fn programs_understand_their_arguments() {
 #[test]
 fn offload_switches_reach_every_gateway() {
     let Some(helm) = Helm::find() else { return };
-    let command = gateway::config::Args::command();
+    let command = gateway::args::Args::command();
     let switches = command.get_arguments().filter_map(clap::Arg::get_long);
     let switches: Vec<_> = switches.filter(|name| name.starts_with("no-")).collect();
     assert!(switches.contains(&"no-gso"), "{switches:?}");
@@ -48,9 +48,9 @@ fn offload_switches_reach_every_gateway() {
     assert_eq!(gateways.len(), 2, "a server's and a client's");
     for container in gateways {
         let args = texts(&container["args"]);
-        let args = gateway::config::Args::try_parse_from(["gateway"].into_iter().chain(args));
-        let config = gateway::config::Config::from(args.unwrap());
-        let none = gateway::lane::Offloads { gso: false, gro: false, tun: false };
+        let args = gateway::args::Args::try_parse_from(["gateway"].into_iter().chain(args));
+        let config = gateway::args::Config::from(args.unwrap());
+        let none = gateway::dataplane::lane::Offloads { gso: false, gro: false, tun: false };
         assert_eq!(config.offloads, none);
     }
 }

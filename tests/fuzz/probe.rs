@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use gateway::probe::{MAX_DATAGRAM, Message, MessageType, Pending, WeftField};
+use gateway::liveness::probe::{MAX_DATAGRAM, Message, MessageType, Pending, WeftField};
 use jiff::Timestamp;
 
 /// What parses is told on unchanged, and answers nothing that was not asked.

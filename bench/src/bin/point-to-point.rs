@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, bail};
 use fabric_api::{PrivateKey, PublicKey};
-use gateway::lane::{Config, LaneHandle, Offloads, open_socket, open_tun};
+use gateway::dataplane::lane::{Config, LaneHandle, Offloads, open_socket, open_tun};
 use tunnel::{Rules, RulesConfig};
 
 const MTU: usize = 1420;

@@ -1,6 +1,6 @@
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 use super::{agent, completion, down, get, init, keys, logs, output, status, up};
 
@@ -53,7 +53,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Keys(args) => keys::run(&args),
         Command::Logs(args) => logs::run(&args),
         Command::Down(args) => down::run(&args),
-        Command::Completion(args) => completion::run(&args),
+        Command::Completion(args) => completion::run(&args, Cli::command()),
     }
 }
 

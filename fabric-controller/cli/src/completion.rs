@@ -1,8 +1,6 @@
 use std::process::ExitCode;
 
-use clap::CommandFactory as _;
-
-use super::{cli::Cli, output};
+use super::output;
 
 /// Print a shell's completion script.
 ///
@@ -12,9 +10,10 @@ pub(crate) struct CompletionArgs {
     shell: clap_complete::Shell,
 }
 
-pub(crate) fn run(args: &CompletionArgs) -> anyhow::Result<ExitCode> {
+/// `command` is the whole command line.
+pub(crate) fn run(args: &CompletionArgs, mut command: clap::Command) -> anyhow::Result<ExitCode> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "weft", &mut script);
+    clap_complete::generate(args.shell, &mut command, "weft", &mut script);
     output::print(&String::from_utf8_lossy(&script))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -10,8 +10,8 @@ use rustix::process::Signal;
 
 use super::output::say;
 use super::process::{self, Identity};
+use super::rundir::REFUSAL_FILE;
 use super::rundir::{self, Record, RunDir, STATE_ROOT, Selection, default_state_dir};
-use super::workloads::REFUSAL_FILE;
 use super::{host, preconditions, supervise, workloads};
 
 mod lost;

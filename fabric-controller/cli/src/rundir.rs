@@ -11,10 +11,10 @@ use fabric_store::{Store, StoreArgs};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::workloads::REFUSAL_FILE;
-
 /// Run directories are `/run/weft/CLUSTER` unless the user says otherwise, state directories
 /// `/var/lib/weft/CLUSTER`.
+/// In a state directory: what nft loads before the network of a starting host is up.
+pub(crate) const REFUSAL_FILE: &str = "refusal.nft";
 const RUN_ROOT: &str = "/run/weft";
 pub(crate) const STATE_ROOT: &str = "/var/lib/weft";
 /// The longest path of a Unix socket, without the closing zero (unix(7)).

@@ -9,13 +9,10 @@ use fabric_api::fabric::GatewayConfig;
 use fabric_core::ProbeArgs;
 
 use super::process::{Role, Spec};
-use super::rundir::{Record, RunDir, short_hash};
+use super::rundir::{REFUSAL_FILE, Record, RunDir, short_hash};
 
 /// By process name, which also names its pid file, log and socket.
 pub(crate) type Wanted = BTreeMap<String, Spec>;
-
-/// In a state directory: what nft loads before the network of a starting host is up.
-pub(crate) const REFUSAL_FILE: &str = "refusal.nft";
 
 /// What is passed on to the controller and to ipam.
 #[derive(Clone, Debug, Default, clap::Args)]

@@ -1,10 +1,8 @@
 use std::net::IpAddr;
 
 use fabric_api::Cidr;
-use fabric_api::ipam::{IPStatus, NetworkStatus};
+use fabric_api::ipam::{IP, IPStatus, Network, NetworkStatus};
 use fabric_store::Object;
-
-use crate::index::{ip_grant, network_grant};
 
 /// What ipam granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,4 +34,14 @@ impl Grant {
             (_, Self::Network(_) | Self::Address { .. }) => {}
         }
     }
+}
+
+pub(crate) fn network_grant(network: &Network) -> Option<Cidr> {
+    network.status.as_ref()?.cidr.as_deref()?.parse().ok()
+}
+
+/// The address and the prefix it was taken from.
+pub(crate) fn ip_grant(ip: &IP) -> Option<(IpAddr, Cidr)> {
+    let status = ip.status.as_ref()?;
+    Some((status.ip.as_deref()?.parse().ok()?, status.cidr.as_deref()?.parse().ok()?))
 }

@@ -4,13 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use fabric_api::fabric::{GatewayConfig, NodeConfig, ProbeSettings};
-use fabric_api::ipam::{IP, Network};
 use fabric_api::networking::{Connection, GatewayClient, GatewayServer, secret_name};
 use fabric_api::{Cidr, PrivateKey, PublicKey, labels};
 use fabric_store::{Event, Kind, Object, ObjectRef, Problem};
 use k8s_openapi::api::core::v1::{LocalObjectReference, Secret};
 
-use crate::Grant;
+use crate::grant::{Grant, ip_grant, network_grant};
 use crate::placement::{Placement, Placements};
 
 /// Kinds for whose objects others are made. Of the rest, there are new ones for as long as it runs.
@@ -306,14 +305,4 @@ pub fn key_pair(gateway: &ObjectRef, named: Option<&LocalObjectReference>) -> Ob
     let own = || format!("gw-{}", gateway.name);
     let name = secret_name(named).map_or_else(own, str::to_owned);
     ObjectRef::new(Kind::Secret, gateway.namespace.as_deref().unwrap_or_default(), &name)
-}
-
-pub fn network_grant(network: &Network) -> Option<Cidr> {
-    network.status.as_ref()?.cidr.as_deref()?.parse().ok()
-}
-
-/// The address and the prefix it was taken from.
-pub fn ip_grant(ip: &IP) -> Option<(IpAddr, Cidr)> {
-    let status = ip.status.as_ref()?;
-    Some((status.ip.as_deref()?.parse().ok()?, status.cidr.as_deref()?.parse().ok()?))
 }

@@ -11,8 +11,6 @@ use fabric_store::{Object, ObjectRef, Problem};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
-use crate::compile::Peer;
-
 /// What Kubernetes makes of a cluster.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Placements {
@@ -93,4 +91,22 @@ pub struct SecretGap {
     pub owner: Option<OwnerReference>,
     /// The half that liqoctl gives to the peer.
     pub public_key: Option<PublicKey>,
+}
+
+/// How the networking with a peer is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// False while the peer's CIDRs have no counterparts yet: whoever reads that a peer's networking
+    /// is enabled (liqoctl does) takes them for granted.
+    pub enabled: bool,
+    pub conditions: Vec<PeerCondition>,
+}
+
+/// A condition of the module `networking`. Unlike those of Kubernetes, its status is a word.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerCondition {
+    pub type_: &'static str,
+    pub status: &'static str,
+    pub reason: &'static str,
+    pub message: &'static str,
 }

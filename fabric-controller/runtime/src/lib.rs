@@ -23,7 +23,7 @@ pub struct LogArgs {
     /// How logs are written, on standard error.
     #[arg(long, global = true, value_enum, value_name = "FORMAT", default_value_t)]
     pub log_format: LogFormat,
-    /// error, warn, info, debug or trace; also per module, such as `info,gateway::monitor=debug`.
+    /// error, warn, info, debug or trace; also per module, such as `info,gateway::liveness=debug`.
     #[arg(
         long,
         global = true,
@@ -102,4 +102,16 @@ pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     }
     let other = TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await;
     other.or(bound)
+}
+
+/// An error with its causes, on one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
 }

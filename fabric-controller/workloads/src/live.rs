@@ -21,8 +21,9 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio_stream::StreamMap;
 
-use super::services::{SLICE_OF, SLICE_OF_WEFT};
-
+/// Label with the maker of an EndpointSlice, and its value on those of weft.
+pub(super) const SLICE_OF: &str = "endpointslice.kubernetes.io/managed-by";
+pub(super) const SLICE_OF_WEFT: &str = "weft.dev";
 /// An API server that is away may be back any moment.
 const RETRY: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(5);

@@ -11,15 +11,13 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::DynamicObject;
 
-use super::live::{Key, Watched};
+use super::live::{Key, SLICE_OF, SLICE_OF_WEFT, Watched};
 use super::objects::dynamic;
 use fabric_core::compile::reference_to;
 use fabric_core::placement::Plan;
 
-/// Says which Service an EndpointSlice is of, and whose it is among those of that Service.
+/// Label with the Service of an EndpointSlice.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
-pub(super) const SLICE_OF: &str = "endpointslice.kubernetes.io/managed-by";
-pub(super) const SLICE_OF_WEFT: &str = "weft.dev";
 
 /// Named as the IP, and gone when it is. As Liqo has it, the way leads to `spec.ip` itself, and each
 /// port to the same one there: a `targetPort` says nothing.

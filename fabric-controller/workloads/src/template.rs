@@ -1,9 +1,8 @@
 //! The template of a gateway. Pure.
 
-use std::error::Error;
-
 use fabric_api::check::Fault;
 use fabric_api::networking::{GatewayClient, GatewayServer};
+use fabric_runtime::chain;
 use fabric_store::Object;
 use gateway_templates::{Rendered, Variables, WIREGUARD_CLIENT, WIREGUARD_SERVER};
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -125,17 +124,6 @@ fn built_in(side: &Side<'_>) -> Result<Template, Fault> {
 
 fn fault(field: &str, message: String) -> Fault {
     Fault { field: field.to_owned(), message }
-}
-
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

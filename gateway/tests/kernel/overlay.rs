@@ -7,9 +7,9 @@
 
 use std::time::Duration;
 
-use gateway::desired::Desired;
-use gateway::lane::Offloads;
-use gateway::overlay::{Applied, Filter, Overlay, Peer};
+use gateway::config::desired::Desired;
+use gateway::dataplane::lane::Offloads;
+use gateway::dataplane::overlay::{Applied, Filter, Overlay, Peer};
 
 use crate::world::{config, in_new_namespace, lines, run, run_in};
 
@@ -45,6 +45,7 @@ fn devices_routes_and_rules_are_as_wanted_and_the_next_pass_has_nothing_to_do() 
             lines(&inner("ip route show table 18952")),
             [
                 "unreachable default proto 120 metric 4096",
+                "10.71.0.0/16 dev tunnel proto 120 scope link metric 1024",
                 "10.201.0.0/16 dev tunnel proto 120 scope link metric 1024",
                 "169.254.18.1 dev tunnel proto 120 scope link metric 1024",
             ]

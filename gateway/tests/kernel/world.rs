@@ -51,6 +51,8 @@ pub(crate) fn config() -> GatewayConfig {
         remote: remote.to_owned(),
         local: local.to_owned(),
     };
+    let (remote, local) = ("10.70.0.0/16".to_owned(), "10.71.0.0/16".to_owned());
+    let external = Remap { kind: RemapKind::External, remote, local };
     let spec = GatewayConfigSpec {
         cluster_id: "rome".to_owned(),
         peer_cluster_id: "milan".to_owned(),
@@ -63,7 +65,11 @@ pub(crate) fn config() -> GatewayConfig {
         mtu: 1340,
         tunnel_address: Ipv4Addr::new(169, 254, 18, 2),
         peer_tunnel_address: Ipv4Addr::new(169, 254, 18, 1),
-        remaps: vec![remap("10.200.0.0/16", "10.201.0.0/16"), remap("fd20::/16", "fd21::/16")],
+        remaps: vec![
+            remap("10.200.0.0/16", "10.201.0.0/16"),
+            remap("fd20::/16", "fd21::/16"),
+            external,
+        ],
         pod_cidrs: vec!["10.200.0.0/16".to_owned(), "fd20::/16".to_owned()],
         external_cidrs: vec!["10.70.0.0/16".to_owned()],
         ips: Vec::new(),

@@ -8,8 +8,9 @@ use netlink_packet_route::rule::{RuleAttribute, RuleMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
 use nix::net::if_::if_nametoindex;
 
+use crate::attributes::{output_device, table_of};
 use crate::multicast::Multicast;
-use crate::observe::{LOCAL_TABLE, output_device, table_of};
+use crate::observe::LOCAL_TABLE;
 use crate::{Handle, NetlinkError, Scope};
 
 /// Tells that something of ours has changed, whoever changed it.

@@ -7,6 +7,7 @@
 //! * [`DatagramSocket`]: UDP for probes.
 
 mod apply;
+mod attributes;
 mod datagram;
 mod events;
 mod handle;

@@ -5,18 +5,16 @@ use fabric_primitives::Mac;
 use libc::{EACCES, EHOSTUNREACH, EINVAL, ENETUNREACH, ENODEV, ESRCH};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::RouteNetlinkMessage as Message;
-use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+use netlink_packet_route::address::AddressMessage;
 use netlink_packet_route::link::{
     InfoData, InfoKind, InfoVeth, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo as Info,
     LinkMessage,
 };
-use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteType,
-};
+use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteMetric, RouteType};
 use netplan::{Address, Family};
 use nix::net::if_::if_indextoname;
 
-use crate::observe::output_device;
+use crate::attributes::{as_address, ip, output_device};
 use crate::{Handle, NetlinkError, Netns, message};
 
 /// A device as it is.
@@ -214,27 +212,4 @@ fn route_info(message: &RouteMessage, link: LinkInfo) -> RouteInfo {
         }
     }
     info
-}
-
-pub(crate) fn ip(address: &RouteAddress) -> Option<IpAddr> {
-    if let RouteAddress::Inet(ip) = address {
-        Some((*ip).into())
-    } else if let RouteAddress::Inet6(ip) = address {
-        Some((*ip).into())
-    } else {
-        None
-    }
-}
-
-/// Local is the device's own address; Address is the other end's on a point-to-point device.
-pub(crate) fn as_address(message: &AddressMessage, dev: String) -> Option<Address> {
-    let local = |a: &AddressAttribute| {
-        if let AddressAttribute::Local(ip) = a { Some(*ip) } else { None }
-    };
-    let plain = |a: &AddressAttribute| {
-        if let AddressAttribute::Address(ip) = a { Some(*ip) } else { None }
-    };
-    let attributes = &message.attributes;
-    let found = attributes.iter().find_map(local).or_else(|| attributes.iter().find_map(plain));
-    found.map(|address| Address { dev, address, len: message.header.prefix_len })
 }

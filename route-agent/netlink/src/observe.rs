@@ -18,7 +18,7 @@ use netplan::{
     Device, Family, NextHop, Route, RouteKey, Rule, RuleAction, State, Sysctl, Via, Vxlan,
 };
 
-use crate::links::{as_address, ip};
+use crate::attributes::{as_address, ip, output_device, table_of};
 use crate::{Handle, NetlinkError, message, read_sysctl};
 
 /// Table of the namespace's own addresses.
@@ -271,16 +271,6 @@ fn as_neighbour(message: &NeighbourMessage) -> Option<(IpAddr, Mac)> {
         }
     }
     Some((ip?, mac?))
-}
-
-pub(crate) fn table_of(message: &RouteMessage) -> u32 {
-    let table = |a: &RouteAttribute| if let RouteAttribute::Table(t) = a { Some(*t) } else { None };
-    message.attributes.iter().find_map(table).unwrap_or_else(|| message.header.table.into())
-}
-
-pub(crate) fn output_device(message: &RouteMessage) -> Option<u32> {
-    let oif = |a: &RouteAttribute| if let RouteAttribute::Oif(i) = a { Some(*i) } else { None };
-    message.attributes.iter().find_map(oif)
 }
 
 fn as_route(message: &RouteMessage, names: &BTreeMap<u32, String>) -> Option<(RouteKey, Route)> {

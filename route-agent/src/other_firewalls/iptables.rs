@@ -47,9 +47,9 @@ pub(super) fn ensure(netns: &Netns, treatment: &Treatment, found: &mut Found) {
             Ok(Err(IptablesError::Missing(_))) if treatment.mode == Mode::Remove => continue,
             Ok(Err(error)) => {
                 found.locked |= matches!(error, IptablesError::Locked(_));
-                crate::agent::chain(&error)
+                fabric_runtime::chain(&error)
             }
-            Err(error) => format!("{program}: {}", crate::agent::chain(&error)),
+            Err(error) => format!("{program}: {}", fabric_runtime::chain(&error)),
         };
         found.failures.insert(failure);
     }

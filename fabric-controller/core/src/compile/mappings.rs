@@ -9,7 +9,7 @@ use fabric_store::{Kind, ObjectRef};
 
 use super::cluster::{Cluster, Node};
 use super::{Compiler, owner};
-use crate::index::ip_grant;
+use crate::grant::ip_grant;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mapping {

@@ -9,25 +9,7 @@ use fabric_api::networking::ConnectionValue;
 use super::Compiler;
 use super::gateway::Gateway;
 use super::peering::Peering;
-use crate::placement::Peers;
-
-/// How the networking with a peer is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Peer {
-    /// False while the peer's CIDRs have no counterparts yet: whoever reads that a peer's networking
-    /// is enabled (liqoctl does) takes them for granted.
-    pub enabled: bool,
-    pub conditions: Vec<PeerCondition>,
-}
-
-/// A condition of the module `networking`. Unlike those of Kubernetes, its status is a word.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PeerCondition {
-    pub type_: &'static str,
-    pub status: &'static str,
-    pub reason: &'static str,
-    pub message: &'static str,
-}
+use crate::placement::{Peer, PeerCondition, Peers};
 
 impl Compiler<'_> {
     pub(super) fn peers(&self, peerings: &[Peering<'_>], gateways: &[Gateway<'_>]) -> Peers {

@@ -139,7 +139,7 @@ impl Compiler<'_> {
         let (reference, network) = networks.find(|(reference, network)| {
             let owner = self.index.get(reference).and_then(owner::of);
             let of_peering = owner.is_some_and(|owner| owner.kind == Kind::Configuration);
-            of_peering && crate::index::network_grant(network) == Some(*prefix)
+            of_peering && crate::grant::network_grant(network) == Some(*prefix)
         })?;
         let kind = self.index.get(reference)?.label(labels::CIDR_TYPE)?;
         Some((kind.to_owned(), network.spec.cidr.clone()))

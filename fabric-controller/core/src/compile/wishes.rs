@@ -9,7 +9,7 @@ use fabric_store::{Kind, Object, ObjectRef};
 use super::cluster::Cluster;
 use super::refused::keeps_refused_prefix;
 use super::{Compiler, owner};
-use crate::index::{ip_grant, network_grant};
+use crate::grant::{ip_grant, network_grant};
 
 /// An object that wants a prefix or an address.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use crate::logs;
 use crate::replica::Replica;
 
 const PATIENCE: Duration = Duration::from_secs(30);
-const CRD: &str = "../deploy/chart/crds-liqo/networking.liqo.io_configurations.yaml";
+const CRD: &str = "../../deploy/chart/crds-liqo/networking.liqo.io_configurations.yaml";
 const SECRET: [&str; 4] = ["secret", "weft-webhook-certificate", "--namespace", "liqo"];
 
 pub(crate) struct World {

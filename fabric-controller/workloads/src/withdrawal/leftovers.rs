@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep};
 
 use super::WithdrawError;
 use super::cluster::{Cluster, kind, name};
-use crate::services::{SLICE_OF, SLICE_OF_WEFT};
+use crate::live::{SLICE_OF, SLICE_OF_WEFT};
 
 /// Longer than a gateway takes to end.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -1,0 +1,525 @@
+//! What the gateway is told: its GatewayConfig and its private key, followed in the store.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use anyhow::Context;
+use fabric_api::PrivateKey;
+use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus};
+use fabric_store::{Event, Kind, Note, Object, ObjectRef, Problem, Store, Watch};
+use k8s_openapi::api::core::v1::Secret;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::desired::Desired;
+use crate::config::restart_cache::Keep;
+use crate::config::secret::private_key;
+
+/// The latest of everything.
+#[derive(Clone, Debug, Default)]
+pub struct Input {
+    /// All that was there at the start has been read.
+    pub synced: bool,
+    /// The newest config, good or bad; absent before the first and after its deletion.
+    pub config: Option<Arc<GatewayConfig>>,
+    /// The last good one, which stays when a bad one follows, or its file is gone.
+    pub desired: Option<Arc<Desired>>,
+    pub key: Option<PrivateKey>,
+    pub remembered: Remembered,
+    /// What is wrong with the newest config, its file, or the key.
+    pub config_problems: Vec<String>,
+    pub unreadable: Option<String>,
+    pub key_problem: Option<String>,
+}
+
+/// Where all that is read.
+pub struct Sources {
+    pub store: Store,
+    /// In a pod: what the container that ran before has left.
+    pub keep: Option<Keep>,
+}
+
+/// What an earlier gateway told of itself last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Remembered {
+    /// Where the peer was.
+    pub peer: Option<SocketAddr>,
+    /// Its own UDP port, to which the peer may be sending.
+    pub port: Option<u16>,
+}
+
+/// Follows the store until `stop`, or until an API server says that the config is gone: then the
+/// program ends, and what it had in the kernel ends with it.
+pub async fn run(
+    sources: Sources,
+    name: ObjectRef,
+    inputs: watch::Sender<Input>,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let Sources { store, keep } = sources;
+    let watch = store.follow(&name, &[]).context("cannot watch the store")?;
+    let input = Input::default();
+    let (followed, is_over, untold) = (None, false, false);
+    let follower = Follower { store, keep, name, watch, followed, untold, is_over, input };
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => Ok(()),
+        () = follower.run(inputs, &stop) => Ok(()),
+    }
+}
+
+struct Follower {
+    store: Store,
+    keep: Option<Keep>,
+    name: ObjectRef,
+    watch: Watch,
+    /// The Secret that is followed, too.
+    followed: Option<ObjectRef>,
+    /// The config is one that was kept, and the store has told of none.
+    untold: bool,
+    /// An API server says that the config is gone. A directory may lose a file by mistake.
+    is_over: bool,
+    input: Input,
+}
+
+impl Follower {
+    async fn run(mut self, inputs: watch::Sender<Input>, stop: &CancellationToken) {
+        if self.take_kept() {
+            self.follow_secret();
+            inputs.send_replace(self.input.clone());
+        }
+        loop {
+            let event = self.watch.next().await;
+            let news = self.take(event).await;
+            self.follow_secret();
+            if news {
+                inputs.send_replace(self.input.clone());
+            }
+            if self.is_over {
+                self.keep.iter().for_each(Keep::forget);
+                tracing::info!("the peering is gone, and so is its tunnel");
+                return stop.cancel();
+            }
+        }
+    }
+
+    /// Begins with what was kept: the store may be long in coming.
+    fn take_kept(&mut self) -> bool {
+        let kept = self.keep.as_ref().and_then(|keep| keep.read(&self.name));
+        let Some((config, key)) = kept.filter(|(config, _)| Desired::parse(config).is_ok()) else {
+            return false;
+        };
+        tracing::info!(generation = config.metadata.generation, "beginning with the config kept");
+        (self.untold, self.input.synced, self.input.key) = (true, true, Some(key));
+        self.input.take_config(config)
+    }
+
+    /// True if there is something new.
+    async fn take(&mut self, event: Event) -> bool {
+        match event {
+            Event::Applied(object) => self.take_object(*object).await,
+            Event::Deleted(object) if object == self.name => {
+                forget(&self.store, &self.name).await;
+                self.is_over = self.store.api_server().is_some();
+                self.input.lose_config()
+            }
+            Event::Deleted(object) => self.input.lose_secret(&self.name, &object),
+            Event::Problems(problems) => self.input.take_problems(&self.name, &problems),
+            Event::Synced if self.untold && self.input.unreadable.is_none() => {
+                self.is_over = true;
+                self.input.lose_config()
+            }
+            Event::Synced => {
+                self.input.synced = true;
+                if self.input.recall(&self.store, &self.name).await {
+                    self.input.read_key(&self.store, &self.name).await;
+                }
+                true
+            }
+        }
+    }
+
+    async fn take_object(&mut self, object: Object) -> bool {
+        match object {
+            Object::GatewayConfig(config) if is(&self.name, &config.metadata) => {
+                self.untold = false;
+                let news = self.input.take_config(config);
+                self.input.remember(&self.store, &self.name).await;
+                if news {
+                    self.input.read_key(&self.store, &self.name).await;
+                }
+                news
+            }
+            Object::Secret(secret) => self.input.take_secret(&self.name, &secret),
+            // Not asked for.
+            Object::Namespace(_)
+            | Object::ConfigMap(_)
+            | Object::Node(_)
+            | Object::Network(_)
+            | Object::Ip(_)
+            | Object::Configuration(_)
+            | Object::Connection(_)
+            | Object::GatewayServer(_)
+            | Object::GatewayClient(_)
+            | Object::PublicKey(_)
+            | Object::GatewayConfig(_)
+            | Object::NodeConfig(_) => false,
+        }
+    }
+
+    /// Whoever runs this may read that one Secret, and no other.
+    fn follow_secret(&mut self) {
+        let Some(secret) = self.input.secret_name() else { return };
+        let namespace = self.name.namespace.as_deref().unwrap_or_default();
+        let secret = ObjectRef::new(Kind::Secret, namespace, &secret);
+        if self.followed.as_ref() != Some(&secret) {
+            self.watch.also(&secret);
+            self.followed = Some(secret);
+        }
+    }
+}
+
+/// Under which the last good config is kept, for a gateway that starts while the newest is bad.
+fn note_name(name: &ObjectRef) -> String {
+    format!("gateway.{}.{}", name.namespace.as_deref().unwrap_or_default(), name.name)
+}
+
+async fn forget(store: &Store, name: &ObjectRef) {
+    if let Err(error) = store.delete_note(Note::Copy(&note_name(name))).await {
+        tracing::warn!(%error, "cannot forget the last good config");
+    }
+}
+
+fn is(
+    name: &ObjectRef,
+    metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
+) -> bool {
+    metadata.name.as_deref() == Some(&name.name) && metadata.namespace == name.namespace
+}
+
+impl Remembered {
+    fn of(status: &GatewayConfigStatus) -> Self {
+        let peer = status.peer_endpoint.as_ref().and_then(|peer| peer.parse().ok());
+        Self { peer, port: status.listen_port }
+    }
+}
+
+impl Input {
+    /// Whether the newest config is the one that is run on.
+    pub(crate) fn is_good(&self) -> bool {
+        self.desired.is_some() && self.config_problems.is_empty() && self.unreadable.is_none()
+    }
+
+    /// True if the config is known to be gone.
+    pub fn is_removed(&self) -> bool {
+        self.synced && self.config.is_none()
+    }
+
+    /// Problems to show in the status.
+    pub fn problems(&self) -> impl Iterator<Item = String> {
+        let key = self.key_problem.iter().map(|problem| match &self.key {
+            Some(_) => format!("{problem}; running on the key it had, which a restart would lose"),
+            None => format!("{problem}; expected the private key, without which nothing runs"),
+        });
+        self.config_problems.iter().cloned().chain(self.unreadable.clone()).chain(key)
+    }
+
+    /// True if there is something new: a status of our own making is not, and for one uid a lower
+    /// generation than before is old news that arrives late.
+    fn take_config(&mut self, config: GatewayConfig) -> bool {
+        let version = |c: &GatewayConfig| (c.metadata.uid.clone(), c.metadata.generation);
+        if let Some(known) = &self.config {
+            let ((uid, generation), (known_uid, known_generation)) =
+                (version(&config), version(known));
+            if uid == known_uid && generation < known_generation {
+                tracing::debug!(?generation, ?known_generation, "an old config, ignored");
+                return false;
+            }
+            if uid == known_uid && generation == known_generation && config.spec == known.spec {
+                return false;
+            }
+        } else if self.remembered == Remembered::default() {
+            self.remembered = config.status.as_ref().map(Remembered::of).unwrap_or_default();
+        }
+        match Desired::parse(&config) {
+            Ok(desired) => {
+                self.desired = Some(Arc::new(desired));
+                self.config_problems.clear();
+            }
+            Err(error) => {
+                tracing::warn!(%error, "bad config, staying on the last good one");
+                self.config_problems = error.lines();
+            }
+        }
+        self.config = Some(Arc::new(config));
+        true
+    }
+
+    /// Keeps a good config. There is no key material in it.
+    async fn remember(&self, store: &Store, name: &ObjectRef) {
+        let good = self.config.as_ref().filter(|_| self.config_problems.is_empty());
+        let Some(good) = good else { return };
+        let note = GatewayConfig { status: None, ..GatewayConfig::clone(good) };
+        if let Err(error) = store.put_note(Note::Copy(&note_name(name)), &note).await {
+            tracing::warn!(%error, "cannot keep the last good config");
+        }
+    }
+
+    /// At the start, if the config is there and bad: the last good one. True if there is one.
+    async fn recall(&mut self, store: &Store, name: &ObjectRef) -> bool {
+        let bad = self.config.is_some() || self.unreadable.is_some();
+        if self.desired.is_some() || !bad {
+            return false;
+        }
+        let name = note_name(name);
+        let Ok(Some(good)) = store.note::<GatewayConfig>(Note::Copy(&name)).await else {
+            return false;
+        };
+        let Ok(desired) = Desired::parse(&good) else { return false };
+        tracing::warn!(generation = desired.generation, "running on the last good config");
+        self.desired = Some(Arc::new(desired));
+        self.config.get_or_insert_with(|| Arc::new(good));
+        true
+    }
+
+    /// What is told of the config's file.
+    fn take_problems(&mut self, name: &ObjectRef, problems: &[Problem]) -> bool {
+        let of_config = problems.iter().find(|problem| problem.object.as_ref() == Some(name));
+        let told = of_config.map(|problem| Problem { object: None, ..problem.clone() });
+        let now = told.map(|problem| format!("{problem}; the last good one stands"));
+        let before = std::mem::replace(&mut self.unreadable, now);
+        before != self.unreadable
+    }
+
+    async fn read_key(&mut self, store: &Store, name: &ObjectRef) {
+        let Some(desired) = &self.desired else { return };
+        let secret_name = desired.secret_name.clone();
+        let namespace = name.namespace.as_deref().unwrap_or_default();
+        match store.get(&ObjectRef::new(Kind::Secret, namespace, &secret_name)).await {
+            Ok(object) => {
+                let secret = object.and_then(|object| Secret::try_from(object).ok());
+                self.set_key(&secret_name, secret.as_ref());
+            }
+            Err(error) => {
+                let error = anyhow::Error::new(error);
+                self.key_problem = Some(format!("cannot read Secret {secret_name}: {error:#}"));
+            }
+        }
+    }
+
+    fn take_secret(&mut self, name: &ObjectRef, secret: &Secret) -> bool {
+        let Some(wanted) = self.secret_name() else { return false };
+        let meta = &secret.metadata;
+        if meta.name.as_deref() != Some(&wanted) || meta.namespace != name.namespace {
+            return false;
+        }
+        self.set_key(&wanted, Some(secret))
+    }
+
+    fn lose_secret(&mut self, name: &ObjectRef, lost: &ObjectRef) -> bool {
+        let Some(wanted) = self.secret_name() else { return false };
+        let ours = lost.kind == Kind::Secret && lost.name == wanted;
+        ours && lost.namespace == name.namespace && self.set_key(&wanted, None)
+    }
+
+    /// The last good key stays, like the last good config.
+    fn set_key(&mut self, name: &str, secret: Option<&Secret>) -> bool {
+        let before = (self.key.clone(), self.key_problem.clone());
+        match private_key(name, secret) {
+            Ok(key) => {
+                self.key = Some(key);
+                self.key_problem = None;
+            }
+            Err(error) => self.key_problem = Some(error.to_string()),
+        }
+        before != (self.key.clone(), self.key_problem.clone())
+    }
+
+    fn lose_config(&mut self) -> bool {
+        tracing::info!("the config is gone");
+        self.config.take().is_some()
+    }
+
+    fn secret_name(&self) -> Option<String> {
+        self.desired.as_ref().map(|desired| desired.secret_name.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::ByteString;
+
+    use super::*;
+    use crate::config::desired::tests::config;
+    use crate::config::restart_cache::tests::in_memory;
+
+    #[test]
+    fn a_bad_config_keeps_the_last_good_one_and_says_why() {
+        let mut input = Input::default();
+        assert!(input.take_config(config()));
+        let mut bad = config();
+        bad.metadata.generation = Some(2);
+        bad.spec.mtu = 1;
+        assert!(input.take_config(bad));
+        assert_eq!(input.desired.as_ref().unwrap().generation, 1);
+        assert_eq!(
+            input.problems().collect::<Vec<_>>(),
+            ["spec.mtu: 1 bytes; expected 576 to 65535"]
+        );
+        let mut good = config();
+        good.metadata.generation = Some(3);
+        assert!(input.take_config(good));
+        assert_eq!(input.problems().count(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_gateway_that_starts_among_bad_config_runs_on_the_last_good_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let (run, state) = (dir.path().join("run"), dir.path().join("state"));
+        let args = fabric_store::StoreArgs::directories(None, run, Some(state));
+        let store = Store::open(&args).unwrap();
+        let name = ObjectRef::new(Kind::GatewayConfig, "liqo-tenant-milan", "client");
+        let mut first = Input::default();
+        first.take_config(config());
+        first.remember(&store, &name).await;
+        let mut bad = config();
+        bad.metadata.generation = Some(2);
+        bad.spec.mtu = 1;
+        first.take_config(bad.clone());
+        first.remember(&store, &name).await;
+
+        let mut second = Input::default();
+        assert!(!second.recall(&store, &name).await, "without a config there is no peering");
+        second.take_config(bad);
+        assert!(second.recall(&store, &name).await);
+        assert_eq!(second.desired.as_ref().unwrap().generation, 1);
+        assert_eq!(second.problems().next().unwrap(), "spec.mtu: 1 bytes; expected 576 to 65535");
+
+        let mut third = Input::default();
+        let problem = Problem {
+            source: "liqo-tenant-milan.client.yaml".to_owned(),
+            object: Some(name.clone()),
+            field: None,
+            message: "not as weft wrote it".to_owned(),
+        };
+        assert!(third.take_problems(&name, &[problem]));
+        assert!(third.recall(&store, &name).await);
+        assert!(third.config.is_some(), "or there would be nowhere to report to");
+        assert!(third.problems().next().unwrap().ends_with("the last good one stands"));
+        assert!(third.take_problems(&name, &[]));
+        assert_eq!(third.problems().count(), 0);
+
+        forget(&store, &name).await;
+        let note = note_name(&name);
+        assert_eq!(store.note::<GatewayConfig>(Note::Copy(&note)).await.unwrap(), None);
+    }
+
+    fn sources(store: Store, keep: Keep) -> (Sources, ObjectRef) {
+        let name = ObjectRef::new(Kind::GatewayConfig, "liqo-tenant-milan", "client");
+        (Sources { store, keep: Some(keep) }, name)
+    }
+
+    #[tokio::test]
+    async fn a_container_that_starts_while_the_api_server_is_away_begins_with_what_was_kept() {
+        let (dir, keep) = in_memory();
+        let key = PrivateKey::generate();
+        let mut last = config();
+        let peer_endpoint = Some("192.0.2.7:1000".to_owned());
+        last.status = Some(GatewayConfigStatus { peer_endpoint, ..Default::default() });
+        keep.put(&last, &key).unwrap();
+        let kubeconfig = dir.path().join("kubeconfig");
+        std::fs::write(&kubeconfig, NOBODY).unwrap();
+        let (sources, name) = sources(Store::kubernetes(Some(&kubeconfig)).unwrap(), keep);
+        let (sender, mut inputs) = watch::channel(Input::default());
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(run(sources, name, sender, stop.clone()));
+        inputs.changed().await.unwrap();
+        let input = inputs.borrow().clone();
+        assert_eq!(input.desired.as_ref().unwrap().generation, 1);
+        assert_eq!(input.key.as_ref().map(PrivateKey::expose), Some(key.expose()));
+        assert!(input.synced && input.remembered.peer.is_some() && input.is_good());
+        stop.cancel();
+        task.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_was_kept_of_a_peering_that_is_gone_is_forgotten() {
+        let (dir, keep) = in_memory();
+        keep.put(&config(), &PrivateKey::generate()).unwrap();
+        let args = fabric_store::StoreArgs::directories(None, dir.path().join("run"), None);
+        let (sources, name) = sources(Store::open(&args).unwrap(), keep.clone());
+        let (sender, inputs) = watch::channel(Input::default());
+        run(sources, name.clone(), sender, CancellationToken::new()).await.unwrap();
+        assert_eq!(inputs.borrow().config, None);
+        assert!(keep.read(&name).is_none());
+    }
+
+    /// Nobody answers there.
+    const NOBODY: &str = "\
+apiVersion: v1
+kind: Config
+current-context: c
+clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]
+users: [{name: u, user: {}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+";
+
+    #[test]
+    fn a_lower_generation_of_the_same_uid_is_old_news() {
+        let mut input = Input::default();
+        let version = |uid: &str, generation| {
+            let mut config = config();
+            config.metadata.uid = Some(uid.to_owned());
+            config.metadata.generation = Some(generation);
+            config
+        };
+        assert!(input.take_config(version("u1", 5)));
+        assert!(!input.take_config(version("u1", 4)));
+        assert!(!input.take_config(version("u1", 5)), "the same again");
+        assert!(input.take_config(version("u2", 1)), "made anew");
+    }
+
+    #[test]
+    fn the_endpoints_are_remembered_from_the_first_status_only() {
+        let mut input = Input::default();
+        let mut first = config();
+        let status = |endpoint: &str, port| {
+            Some(GatewayConfigStatus {
+                peer_endpoint: Some(endpoint.to_owned()),
+                listen_port: Some(port),
+                ..Default::default()
+            })
+        };
+        first.status = status("192.0.2.7:1000", 7);
+        input.take_config(first);
+        let mut second = config();
+        second.metadata.generation = Some(2);
+        second.status = status("192.0.2.8:1000", 8);
+        input.take_config(second);
+        let peer = Some("192.0.2.7:1000".parse().unwrap());
+        assert_eq!(input.remembered, Remembered { peer, port: Some(7) });
+    }
+
+    #[test]
+    fn a_new_key_is_taken_over_and_a_lost_one_stays() {
+        let name = ObjectRef::new(Kind::GatewayConfig, "liqo-tenant-milan", "client");
+        let mut input = Input::default();
+        input.take_config(config());
+        let secret = |name: &str, byte: u8| {
+            let mut secret = Secret::default();
+            secret.metadata.name = Some(name.to_owned());
+            secret.metadata.namespace = Some("liqo-tenant-milan".to_owned());
+            secret.data = Some([("privateKey".to_owned(), ByteString(vec![byte; 32]))].into());
+            secret
+        };
+        assert!(!input.take_secret(&name, &secret("other", 1)));
+        assert!(input.take_secret(&name, &secret("gw-keys", 1)));
+        assert!(!input.take_secret(&name, &secret("gw-keys", 1)), "the same again");
+        assert!(input.take_secret(&name, &secret("gw-keys", 2)));
+        assert!(
+            input.lose_secret(&name, &ObjectRef::new(Kind::Secret, "liqo-tenant-milan", "gw-keys"))
+        );
+        assert_eq!(input.key.as_ref().unwrap().expose(), &[2; 32]);
+        assert_eq!(input.key_problem.as_deref(), Some("Secret gw-keys does not exist"));
+    }
+}

@@ -1,0 +1,211 @@
+//! Keeps the lane on the latest config: starts it, tells it changes, and replaces it when its TUN
+//! was taken away.
+
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fabric_api::PrivateKey;
+use fabric_api::fabric::Role;
+use tunnel::{AddressMap, Remap, Rules, RulesConfig, RulesError};
+
+use crate::config::desired::Desired;
+use crate::dataplane::lane::{Config, LaneHandle, Offloads, open_socket};
+
+/// WireGuard's usual one. Probes do the same service, so only without them.
+const KEEPALIVE: Duration = Duration::from_secs(25);
+
+/// What the lane is told. Equal orders are told once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Order {
+    pub desired: Arc<Desired>,
+    pub key: PrivateKey,
+    pub endpoint: Option<SocketAddr>,
+    /// UDP port of an earlier gateway of this peering.
+    pub port_before: Option<u16>,
+    /// The tunnel's MTU in bytes.
+    pub mtu: u32,
+    /// [`crate::state::View::retries`]: another source port for each.
+    pub retries: u64,
+}
+
+/// The lane and what it was made of.
+#[derive(Debug)]
+pub struct Engine {
+    offloads: Offloads,
+    /// A TUN that no lane has yet.
+    tun: Option<OwnedFd>,
+    running: Option<Running>,
+}
+
+#[derive(Debug)]
+struct Running {
+    lane: Arc<LaneHandle>,
+    /// A second handle of the lane's socket, for a lane that may have to take this one's place.
+    socket: UdpSocket,
+    order: Order,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    #[error(
+        "cannot listen on UDP port {port}, the spec.endpoint.nodePort (or port) of the GatewayServer; \
+         give it a free one, in the peer's GatewayClient too, or stop what has this one (`ss -lunp`)"
+    )]
+    Listen { port: u16, source: io::Error },
+    #[error("cannot open a UDP socket")]
+    Socket(#[source] io::Error),
+    #[error("cannot start the lane")]
+    Start(#[source] io::Error),
+    #[error(transparent)]
+    Rules(#[from] RulesError),
+}
+
+impl Engine {
+    pub fn new(offloads: Offloads) -> Self {
+        Self { offloads, tun: None, running: None }
+    }
+
+    /// The TUN had to be made anew: the lane on the old one, if any, can do nothing any more.
+    pub fn replace_tun(&mut self, tun: OwnedFd) {
+        self.tun = Some(tun);
+    }
+
+    pub fn lane(&self) -> Option<&Arc<LaneHandle>> {
+        self.running.as_ref().map(|running| &running.lane)
+    }
+
+    /// What the lane goes by now.
+    pub fn order(&self) -> Option<&Order> {
+        self.running.as_ref().map(|running| &running.order)
+    }
+
+    /// UDP port that the tunnel is reached at.
+    pub fn port(&self) -> Option<u16> {
+        self.running.as_ref()?.port()
+    }
+
+    /// Makes the lane follow `order`. Without a lane or a TUN to start one on, nothing happens.
+    pub fn follow(&mut self, order: Order) -> Result<(), EngineError> {
+        if self.tun.is_some() {
+            let socket = match &self.running {
+                Some(running) => running.socket.try_clone().map_err(EngineError::Socket)?,
+                None => listen_again(&order, self.offloads)?,
+            };
+            return self.start(socket, order);
+        }
+        let Some(running) = &mut self.running else { return Ok(()) };
+        let before = &running.order;
+        let is_elsewhere = match order.desired.listen_port {
+            Some(port) => running.port() != Some(port),
+            None => before.desired.listen_port.is_some(),
+        };
+        if *before == order && !is_elsewhere {
+            return Ok(());
+        }
+        let escapes = before.retries != order.retries && is_free_to_move(&order.desired);
+        running.lane.configure(lane_config(&order)?);
+        running.order = order;
+        // A port that another program has keeps nothing else from being in force.
+        if is_elsewhere || escapes { self.listen_anew() } else { Ok(()) }
+    }
+
+    fn listen_anew(&mut self) -> Result<(), EngineError> {
+        let Some(running) = &mut self.running else { return Ok(()) };
+        let socket = listen(&running.order, self.offloads)?;
+        let kept = socket.try_clone().map_err(EngineError::Socket)?;
+        running.lane.set_socket(socket);
+        running.socket = kept;
+        Ok(())
+    }
+
+    fn start(&mut self, socket: UdpSocket, order: Order) -> Result<(), EngineError> {
+        let config = lane_config(&order)?;
+        let kept = socket.try_clone().map_err(EngineError::Socket)?;
+        let Some(tun) = self.tun.take() else { return Ok(()) };
+        let lane = LaneHandle::spawn(tun, socket, self.offloads, config);
+        let lane = Arc::new(lane.map_err(EngineError::Start)?);
+        self.running = Some(Running { lane, socket: kept, order });
+        Ok(())
+    }
+}
+
+impl Running {
+    fn port(&self) -> Option<u16> {
+        self.socket.local_addr().ok().map(|address| address.port())
+    }
+}
+
+/// Where a server that was killed as well will look for its client. Any other port does, once the
+/// client has said so.
+fn listen_again(order: &Order, offloads: Offloads) -> Result<UdpSocket, EngineError> {
+    let before = order.port_before.filter(|_| is_free_to_move(&order.desired));
+    let socket = before.and_then(|port| open_socket(Some(port), offloads).ok());
+    socket.map_or_else(|| listen(order, offloads), Ok)
+}
+
+fn listen(order: &Order, offloads: Offloads) -> Result<UdpSocket, EngineError> {
+    listen_on(order.desired.listen_port, offloads)
+}
+
+fn listen_on(port: Option<u16>, offloads: Offloads) -> Result<UdpSocket, EngineError> {
+    open_socket(port, offloads).map_err(|source| match port {
+        Some(port) => EngineError::Listen { port, source },
+        None => EngineError::Socket(source),
+    })
+}
+
+/// A client whose port nobody relies on.
+fn is_free_to_move(desired: &Desired) -> bool {
+    desired.role == Role::Client && desired.listen_port.is_none()
+}
+
+fn lane_config(order: &Order) -> Result<Config, RulesError> {
+    let desired = &order.desired;
+    let mtu = order.mtu as usize;
+    let own = desired.pod_cidrs.iter().chain(&desired.external_cidrs);
+    let rules = Rules::new(&RulesConfig {
+        own: own.map(|cidr| cidr.net()).collect(),
+        remaps: desired
+            .remaps
+            .iter()
+            .map(|remap| Remap { remote: remap.remote.net(), local: remap.local.net() })
+            .collect(),
+        tunnel_address: desired.tunnel_address,
+        peer_tunnel_address: desired.peer_tunnel_address,
+        addresses: desired
+            .ips
+            .iter()
+            .map(|ip| AddressMap { external: ip.external, target: ip.target })
+            .collect(),
+        icmp_sources: desired.icmp_sources.clone(),
+        mtu,
+    })?;
+    Ok(Config {
+        private_key: order.key.clone(),
+        peer_key: desired.peer_key,
+        endpoint: order.endpoint,
+        // A server that was told where its client was last begins at once, too.
+        initiate: order.endpoint.is_some(),
+        keepalive: (!desired.probe.enabled).then_some(KEEPALIVE),
+        mtu,
+        rules,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn taken_port_names_field_and_remedy() {
+        let other = UdpSocket::bind("[::]:0").unwrap();
+        let port = other.local_addr().unwrap().port();
+        let error = listen_on(Some(port), Offloads::ALL).unwrap_err().to_string();
+        for says in [&port.to_string(), "GatewayServer", "spec.endpoint.nodePort", "ss -lunp"] {
+            assert!(error.contains(says), "{error}");
+        }
+    }
+}

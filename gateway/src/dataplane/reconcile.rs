@@ -1,0 +1,238 @@
+//! Brings the kernel and the lane to what is wanted: on every new config, on every change of what
+//! is ours by someone else, and every 30 s.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use fabric_api::fabric::MtuBound;
+use netlink::Quarrel;
+use netlink::nft::NftError;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::desired::Desired;
+use crate::config::input::Input;
+use crate::dataplane::engine::{Engine, Order};
+use crate::dataplane::lane::{LaneHandle, Offloads};
+use crate::dataplane::overlay::{Filter, Overlay, Peer, TunnelMtu};
+use crate::state::{Plane, Running, View};
+use fabric_runtime::chain;
+
+/// Time until everything is looked at again although nothing happened, and while something is
+/// wrong.
+const RESYNC: Duration = Duration::from_secs(30);
+const RETRY: Duration = Duration::from_secs(5);
+/// For the monitor's goodbye.
+const PARTING: Duration = Duration::from_millis(200);
+
+/// What the dataplane goes by.
+pub struct Sources {
+    pub inputs: watch::Receiver<Input>,
+    pub endpoint: watch::Receiver<Option<SocketAddr>>,
+    pub views: watch::Receiver<View>,
+}
+
+/// Keeps kernel and lane on the latest of `sources` until `stop`, then takes them away.
+pub async fn run(
+    overlay: Overlay,
+    offloads: Offloads,
+    mut sources: Sources,
+    planes: watch::Sender<Plane>,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let mut dataplane = Dataplane {
+        refusal: Filter::refusal(overlay.inner().clone())?,
+        only_nodes: overlay.pod().cloned().map(Filter::only_nodes).transpose()?,
+        overlay,
+        engine: Engine::new(offloads),
+        offloads,
+        done: None,
+    };
+    let mut quarrel = Quarrel::default();
+    loop {
+        let seen = sources.take();
+        let peer_at = dataplane.peer_at();
+        let (plane, steps) = dataplane.pass(&seen).await;
+        let again_at = Instant::now() + if plane.problems.is_empty() { RESYNC } else { RETRY };
+        publish(&planes, plane);
+        if steps > 0 {
+            quarrel.note();
+        }
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => break,
+            changed = sources.changed(&seen) => { changed?; continue }
+            () = moved(dataplane.engine.lane(), peer_at) => continue,
+            () = sleep_until(again_at) => continue,
+            () = dataplane.overlay.changed() => {}
+            () = dataplane.refusal.changed() => {}
+            () = changed(&mut dataplane.only_nodes) => {}
+        }
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => break,
+            changed = sources.changed(&seen) => changed?,
+            () = quarrel.calm_down() => {}
+        }
+    }
+    // The monitor says goodbye through the tunnel, and then lets go of its views.
+    let parted = async { while sources.views.changed().await.is_ok() {} };
+    if timeout(PARTING, parted).await.is_err() {
+        tracing::debug!("the monitor is late, not waiting for its goodbye");
+    }
+    publish(&planes, Plane::default());
+    Ok(dataplane.overlay.remove().await?)
+}
+
+struct Dataplane {
+    overlay: Overlay,
+    refusal: Filter,
+    /// Standalone only.
+    only_nodes: Option<Filter>,
+    engine: Engine,
+    offloads: Offloads,
+    done: Option<Done>,
+}
+
+/// What the last pass that succeeded has left.
+struct Done {
+    desired: Arc<Desired>,
+    mtu: TunnelMtu,
+    source: Option<IpAddr>,
+    /// Packets to the peer are not refused.
+    open: bool,
+}
+
+/// The sources as one pass saw them.
+struct Seen {
+    input: Input,
+    endpoint: Option<SocketAddr>,
+    connected: bool,
+    retries: u64,
+    path_mtu: Option<u32>,
+}
+
+impl Dataplane {
+    /// Where packets go now, which roaming may have changed.
+    fn peer_at(&self) -> Option<SocketAddr> {
+        self.engine.lane().and_then(|lane| lane.changes().borrow().endpoint)
+    }
+
+    /// What is so after it, and how many steps it took.
+    async fn pass(&mut self, seen: &Seen) -> (Plane, usize) {
+        let Some(desired) = &seen.input.desired else { return (Plane::default(), 0) };
+        let address = self.peer_at().or(seen.endpoint);
+        let peer = address.map(|address| Peer { address, path_mtu: seen.path_mtu });
+        let (refused, guarded, applied) = tokio::join!(
+            self.refusal.ensure(!seen.connected),
+            ensure(&mut self.only_nodes),
+            self.overlay.apply(desired, peer, self.offloads),
+        );
+        let (mtu, source, steps, mut problems) = match applied {
+            Ok(applied) => {
+                if let Some(tun) = applied.new_tun {
+                    self.engine.replace_tun(tun);
+                }
+                (applied.mtu, applied.source, applied.steps.len(), applied.problems)
+            }
+            Err(error) => return (self.plane(seen, vec![chain(&error)]), 0),
+        };
+        self.done = Some(Done { desired: desired.clone(), mtu, source, open: seen.connected });
+        problems.extend([refused, guarded].into_iter().filter_map(Result::err).map(|e| chain(&e)));
+        if let Some(key) = &seen.input.key {
+            let order = Order {
+                desired: desired.clone(),
+                key: key.clone(),
+                endpoint: seen.endpoint,
+                port_before: seen.input.remembered.port,
+                mtu: mtu.bytes,
+                retries: seen.retries,
+            };
+            problems.extend(self.engine.follow(order).err().map(|error| chain(&error)));
+        }
+        (self.plane(seen, problems), steps)
+    }
+
+    /// After a pass that failed, what the last good one did is still so.
+    fn plane(&self, seen: &Seen, problems: Vec<String>) -> Plane {
+        let mtu = self.done.as_ref().map(|done| done.mtu);
+        let status = seen.input.config.as_ref().and_then(|config| config.status.as_ref());
+        let lane = self.engine.lane().zip(self.engine.order());
+        let running = lane.map(|(lane, order)| Running {
+            desired: order.desired.clone(),
+            lane: lane.clone(),
+            inner: self.overlay.inner().clone(),
+            open: seen.connected && self.done.as_ref().is_some_and(|done| done.open),
+            mtu: mtu.map_or(0, |mtu| mtu.bytes),
+            mtu_bound: mtu.map_or(MtuBound::Spec, |mtu| mtu.bound),
+            path_mtu: seen.path_mtu,
+            remembered_path_mtu: status.and_then(|status| status.path_mtu),
+            way: mtu.and_then(|mtu| mtu.way),
+            port: self.engine.port(),
+            source: self.done.as_ref().and_then(|done| done.source),
+        });
+        let applied = self.done.as_ref().map(|done| done.desired.clone());
+        Plane { running, applied, problems }
+    }
+}
+
+impl Sources {
+    fn take(&mut self) -> Seen {
+        let view = self.views.borrow_and_update();
+        let (connected, retries, path_mtu) = (view.is_connected(), view.retries, view.path_mtu);
+        drop(view);
+        Seen {
+            input: self.inputs.borrow_and_update().clone(),
+            endpoint: *self.endpoint.borrow_and_update(),
+            connected,
+            retries,
+            path_mtu,
+        }
+    }
+
+    /// Returns when something is other than `seen`. A view changes with every probe; here only
+    /// counts what packets go by.
+    async fn changed(&mut self, seen: &Seen) -> Result<(), watch::error::RecvError> {
+        let other = |view: &View| {
+            (view.is_connected(), view.retries, view.path_mtu)
+                != (seen.connected, seen.retries, seen.path_mtu)
+        };
+        tokio::select! {
+            changed = self.inputs.changed() => changed,
+            changed = self.endpoint.changed() => changed,
+            changed = self.views.wait_for(other) => changed.map(|_| ()),
+        }
+    }
+}
+
+async fn ensure(filter: &mut Option<Filter>) -> Result<(), NftError> {
+    let Some(filter) = filter else { return Ok(()) };
+    filter.ensure(true).await
+}
+
+async fn changed(filter: &mut Option<Filter>) {
+    let Some(filter) = filter else { return std::future::pending().await };
+    filter.changed().await;
+}
+
+/// Returns when the peer is elsewhere than `before`, or never without a lane.
+async fn moved(lane: Option<&Arc<LaneHandle>>, before: Option<SocketAddr>) {
+    let Some(lane) = lane else { return std::future::pending().await };
+    if lane.changes().wait_for(|peer| peer.endpoint != before).await.is_err() {
+        // The lane has ended; the next pass finds out why.
+        std::future::pending().await
+    }
+}
+
+fn publish(planes: &watch::Sender<Plane>, plane: Plane) {
+    planes.send_if_modified(|current| {
+        for problem in plane.problems.iter().filter(|p| !current.problems.contains(p)) {
+            tracing::warn!("{problem}");
+        }
+        let changed = *current != plane;
+        *current = plane;
+        changed
+    });
+}

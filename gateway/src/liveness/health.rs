@@ -1,0 +1,497 @@
+//! Causes for a peering not being, or soon not being, connected: what the two gateways observe of
+//! each other, turned into reasons and remedies. Pure: time is a parameter.
+//!
+//! [`crate::liveness::connection`] alone decides whether packets are refused. This module explains, earlier
+//! and in more detail.
+
+mod reason;
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use fabric_api::fabric::{RemapKind, Role};
+use fabric_api::networking::ConnectionValue;
+use fabric_api::{Cidr, PublicKey};
+
+use crate::config::desired::{Desired, IPV6_MTU};
+use crate::dataplane::lane::{PeerState, RejectedInitiation};
+use crate::liveness::probe::{Departure, PeerCidrs};
+pub use reason::Reason;
+
+/// Time without any sign of life after which a peer that leaves probes unanswered is reported: as
+/// long as leaves time to show it before 3 s are over.
+const SILENCE: Duration = Duration::from_millis(2500);
+/// Time for a first handshake, and for the peer to take over new keys.
+const HANDSHAKE_TIME: Duration = Duration::from_millis(1800);
+pub const ROTATION_TIME: Duration = Duration::from_millis(1500);
+/// Unanswered turns of probes that make a fault, and the time between the first and the last of them: a
+/// peer that had to wait for a processor answers them together.
+const MIN_UNANSWERED: u32 = 4;
+const MIN_UNANSWERED_TIME: Duration = Duration::from_millis(250);
+/// Time for an answer at an endpoint that should not be one.
+const ANSWER_TIME: Duration = Duration::from_millis(500);
+/// Validity of a rejected initiation: weft repeats them every 1.0 to 1.33 s, WireGuard every 5 s.
+const MIN_REJECTION_TIME: Duration = Duration::from_millis(2700);
+const MAX_REJECTION_TIME: Duration = Duration::from_secs(12);
+
+/// A cause, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    pub reason: Reason,
+    pub message: String,
+    pub remedy: String,
+}
+
+/// Unanswered probes since the last answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unanswered {
+    /// Turns, each of one probe or of several at once.
+    pub turns: u32,
+    pub first: Instant,
+    pub last: Instant,
+}
+
+/// All that is known of one peering.
+#[derive(Clone, Debug)]
+pub struct Evidence<'a> {
+    pub desired: &'a Desired,
+    pub own_key: Option<PublicKey>,
+    pub value: ConnectionValue,
+    /// Since when the gateway has been looking for the peer.
+    pub started: Instant,
+    pub peer: PeerState,
+    /// The last authentic packet and the last answered probe.
+    pub last_received: Option<Instant>,
+    pub last_answer: Option<Instant>,
+    pub unanswered: Option<Unanswered>,
+    /// When the peer last received a packet, as it reports, and when that report arrived.
+    pub peer_received: Option<(Option<Instant>, Instant)>,
+    /// Since when packets have been sealed with superseded keys.
+    pub superseded_since: Option<Instant>,
+    /// Share of lost probes in percent, if that is worth reporting.
+    pub loss_percent: Option<u8>,
+    pub departure: Option<Departure>,
+    /// The peer reports that another gateway uses this one's key.
+    pub is_key_shared: bool,
+    pub peer_cidrs: Option<&'a PeerCidrs>,
+    /// The peer's configuration does not fit this cluster's CIDRs.
+    pub peer_differs: bool,
+    /// MTU of the tunnel in bytes.
+    pub mtu: u32,
+}
+
+/// The causes, the most telling first.
+pub fn diagnose(evidence: &Evidence<'_>, now: Instant) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    faults.extend(evidence.own_endpoint(now));
+    faults.extend(evidence.departure());
+    faults.extend(evidence.peer_key_shared());
+    faults.extend(evidence.key_shared());
+    faults.extend(evidence.unknown_key(now));
+    faults.extend(evidence.wrong_responder(now));
+    faults.extend(evidence.superseded_keys(now));
+    // Each of the above explains why the peer does not answer.
+    if faults.is_empty() {
+        faults.extend(evidence.silence(now));
+    }
+    if faults.is_empty() {
+        faults.extend(evidence.loss());
+    }
+    if evidence.own_endpoint(now).is_none() {
+        faults.extend(evidence.endpoint_unanswered());
+    }
+    faults.extend(evidence.cidr_mismatch());
+    faults.extend(evidence.too_small_for_ipv6());
+    faults
+}
+
+impl Evidence<'_> {
+    /// Returns true if the CIDRs that the peer reports are not those configured for it.
+    pub fn cidrs_differ(&self) -> bool {
+        self.peer_cidrs.is_some_and(|cidrs| {
+            [RemapKind::Pod, RemapKind::External].iter().any(|kind| !self.fits(*kind, cidrs))
+        })
+    }
+
+    /// Returns true if the CIDRs of one kind that are configured for the peer are its own. A family
+    /// that neither side has configured for the other is not meant to be joined.
+    fn fits(&self, kind: RemapKind, peer: &PeerCidrs) -> bool {
+        let (configured, own) = (self.configured(kind), peer.of(kind));
+        let is_joined = |ipv4: bool| {
+            configured.iter().any(|cidr| cidr.is_ipv4() == ipv4)
+                || peer.joins(ipv4) && self.desired.pod_cidrs.iter().any(|c| c.is_ipv4() == ipv4)
+        };
+        configured.iter().all(|cidr| own.contains(cidr))
+            && own.iter().all(|cidr| !is_joined(cidr.is_ipv4()) || configured.contains(cidr))
+    }
+
+    /// The peer's CIDRs of one kind, as configured.
+    fn configured(&self, kind: RemapKind) -> Vec<Cidr> {
+        let of_kind = self.desired.remaps.iter().filter(|remap| remap.kind == kind);
+        of_kind.map(|remap| remap.remote).collect()
+    }
+
+    fn is_connected(&self) -> bool {
+        self.value == ConnectionValue::Connected
+    }
+
+    fn peer_name(&self) -> &str {
+        self.desired.peer.as_str()
+    }
+
+    /// A client that looks for its server in its own cluster.
+    fn own_endpoint(&self, now: Instant) -> Option<Fault> {
+        let endpoint = self.desired.endpoint.as_ref()?;
+        let tried = self.peer.endpoint.map(|at| at.ip().to_canonical());
+        let configured = endpoint.hosts.iter().filter_map(|host| host.parse::<IpAddr>().ok());
+        let own = configured.chain(tried).find_map(|ip| Some((ip, self.owner_of(ip)?)))?;
+        // Two clusters may share a host; then the tunnel works.
+        let is_answered = self.unanswered.is_none_or(|probes| now < probes.first + ANSWER_TIME);
+        if self.is_connected() && is_answered && tried == Some(own.0) {
+            return None;
+        }
+        Some(Fault {
+            reason: Reason::EndpointIsOwn,
+            message: format!(
+                "spec.endpoint of the GatewayClient leads to {}, which is {}",
+                SocketAddr::new(own.0, endpoint.port),
+                own.1
+            ),
+            remedy: format!(
+                "set spec.endpoint to the address and port of {}'s GatewayServer",
+                self.peer_name()
+            ),
+        })
+    }
+
+    /// An endpoint that was changed while the tunnel was up: the peer's packets keep the session where
+    /// it was, and nothing else would show that the next one is looked for in the wrong place.
+    fn endpoint_unanswered(&self) -> Option<Fault> {
+        let configured = canonical(self.peer.unproven_endpoint?);
+        let found = canonical(self.peer.endpoint?);
+        if self.desired.role != Role::Client || !self.is_connected() || found == configured {
+            return None;
+        }
+        let peer = self.peer_name();
+        Some(Fault {
+            reason: Reason::EndpointUnanswered,
+            message: format!(
+                "spec.endpoint of the GatewayClient leads to {configured}, from where {peer} has \
+                 never answered: the session goes on with {found} until a gateway is restarted"
+            ),
+            remedy: format!(
+                "correct spec.endpoint to the address and port of {peer}'s GatewayServer"
+            ),
+        })
+    }
+
+    fn owner_of(&self, ip: IpAddr) -> Option<String> {
+        if ip.is_loopback() || ip.is_unspecified() {
+            return Some("this host itself".to_owned());
+        }
+        let node = self.desired.nodes.iter().find(|node| node.underlay == ip)?;
+        Some(format!("node {} of this cluster itself", node.name))
+    }
+
+    fn departure(&self) -> Option<Fault> {
+        let peer = self.peer_name();
+        let (reason, message, remedy) = match self.departure? {
+            Departure::Removed => (
+                Reason::PeeringRemoved,
+                format!("{peer} has removed its side of this peering"),
+                format!("remove this side, too, or apply the manifests in {peer} again"),
+            ),
+            Departure::TakenDown => (
+                Reason::PeerTakenDown,
+                format!("{peer} has been taken down (`weft down`)"),
+                format!("run `weft up` in {peer}, or remove this peering"),
+            ),
+            Departure::Restarting | Departure::Unknown => return None,
+        };
+        Some(Fault { reason, message, remedy })
+    }
+
+    /// The text stays the same while the two change their ports.
+    fn peer_key_shared(&self) -> Option<Fault> {
+        let [a, b] = self.peer.duplicate?.map(canonical);
+        let (a, b) = match a.ip() == b.ip() {
+            true => (a.to_string(), b.to_string()),
+            false => (a.ip().to_string(), b.ip().to_string()),
+        };
+        let peer = self.peer_name();
+        Some(Fault {
+            reason: Reason::PeerKeyShared,
+            message: format!(
+                "{peer}'s key is used from two endpoints, {a} and {b}, in turn: expected one gateway"
+            ),
+            remedy: format!("stop one of the two in {peer}, or give it a key of its own"),
+        })
+    }
+
+    fn key_shared(&self) -> Option<Fault> {
+        self.is_key_shared.then(|| Fault {
+            reason: Reason::KeyShared,
+            message: format!(
+                "{} receives packets with this gateway's key from another endpoint, too: expected \
+                 one gateway",
+                self.peer_name()
+            ),
+            remedy: "stop the other gateway, or give it a key of its own (`weft keys`)".to_owned(),
+        })
+    }
+
+    fn unknown_key(&self, now: Instant) -> Option<Fault> {
+        let rejected = self.peer.rejections.unknown_key?;
+        if !self.is_current(rejected, now) {
+            return None;
+        }
+        let peer = self.peer_name();
+        let found = rejected.key.map_or_else(String::new, |key| format!(" {key}"));
+        let expected = self.desired.peer_key.map_or_else(String::new, |key| format!(" ({key})"));
+        let remedy = match rejected.key {
+            Some(key) => format!(
+                "if that is {peer}'s key (`weft keys` there), set spec.publicKey of its PublicKey \
+                 in this namespace to {key}"
+            ),
+            None => format!("copy the PublicKey that `weft keys` prints in {peer} to here"),
+        };
+        Some(Fault {
+            reason: Reason::UnknownKey,
+            message: format!(
+                "initiations arrive from {} with the key{found}, which is not in {peer}'s \
+                 PublicKey{expected}",
+                canonical(rejected.from)
+            ),
+            remedy,
+        })
+    }
+
+    fn wrong_responder(&self, now: Instant) -> Option<Fault> {
+        let rejected = self.peer.rejections.wrong_responder?;
+        // Anybody may send such initiations; the peer's concern this tunnel.
+        let at = |address: SocketAddr| address.ip().to_canonical();
+        let is_peer = self.peer.endpoint.is_some_and(|peer| at(peer) == at(rejected.from));
+        // Its own ones, if it looks for its server in its own cluster.
+        let is_own = self.owner_of(at(rejected.from)).is_some();
+        let concerns = is_peer || !self.is_connected() || self.peer.on_superseded_keys;
+        if is_own || !concerns || !self.is_current(rejected, now) {
+            return None;
+        }
+        let peer = self.peer_name();
+        let own = self.own_key.map_or_else(String::new, |key| format!(" {key}"));
+        Some(Fault {
+            reason: Reason::WrongResponder,
+            message: format!(
+                "initiations arrive from {} that are not for this gateway's key{own}",
+                canonical(rejected.from)
+            ),
+            remedy: format!("in {peer}, set spec.publicKey of {}'s PublicKey to{own}", self.own()),
+        })
+    }
+
+    fn own(&self) -> &str {
+        self.desired.cluster.as_str()
+    }
+
+    /// No handshake has been completed since, and the next one like it is not overdue.
+    fn is_current(&self, rejected: RejectedInitiation, now: Instant) -> bool {
+        let is_over = !self.peer.on_superseded_keys
+            && self.peer.last_handshake.is_some_and(|at| at >= rejected.at);
+        let interval = rejected.previous.map(|previous| rejected.at - previous);
+        let valid = interval.unwrap_or_default() * 11 / 5;
+        let valid = valid.clamp(MIN_REJECTION_TIME, MAX_REJECTION_TIME);
+        !is_over && now.saturating_duration_since(rejected.at) < valid
+    }
+
+    fn superseded_keys(&self, now: Instant) -> Option<Fault> {
+        let since = self.superseded_since?;
+        if now.saturating_duration_since(since) < ROTATION_TIME {
+            return None;
+        }
+        let peer = self.peer_name();
+        let own = self.own_key.map_or_else(String::new, |key| format!(" {key}"));
+        Some(Fault {
+            reason: Reason::SupersededKeys,
+            message: format!(
+                "{peer} does not answer handshakes with the new keys; the superseded ones carry \
+                 on for up to 180 s"
+            ),
+            remedy: format!(
+                "make sure that {peer} has this cluster's PublicKey{own}, and that {peer}'s \
+                 PublicKey here is its own"
+            ),
+        })
+    }
+
+    fn silence(&self, now: Instant) -> Option<Fault> {
+        if self.value == ConnectionValue::Connecting {
+            return self.no_handshake(now);
+        }
+        let last = self.last_answer.max(self.last_received);
+        let is_silent = last.is_none_or(|at| now.saturating_duration_since(at) >= SILENCE);
+        if is_silent && (!self.is_connected() || self.has_unanswered()) {
+            return Some(self.no_answer());
+        }
+        self.is_not_received(now).then(|| self.not_received())
+    }
+
+    fn has_unanswered(&self) -> bool {
+        self.unanswered.is_some_and(|probes| {
+            let time = probes.last.saturating_duration_since(probes.first);
+            probes.turns >= MIN_UNANSWERED && time >= MIN_UNANSWERED_TIME
+        })
+    }
+
+    /// Packets arrive, and the peer reports that it receives none.
+    fn is_not_received(&self, now: Instant) -> bool {
+        let answered = self.last_answer.is_some_and(|at| now < at + SILENCE);
+        let Some(probes) = self.unanswered.filter(|_| self.has_unanswered() && !answered) else {
+            return false;
+        };
+        self.peer_received.is_some_and(|(received, reported)| {
+            reported > probes.first && received.is_none_or(|at| at < probes.first)
+        })
+    }
+
+    fn no_handshake(&self, now: Instant) -> Option<Fault> {
+        if now.saturating_duration_since(self.started) < HANDSHAKE_TIME {
+            return None;
+        }
+        let peer = self.peer_name();
+        let (message, remedy) = match (self.desired.role, self.peer.endpoint) {
+            (Role::Client, Some(endpoint)) => (
+                format!("no answer from {peer} to handshakes at {}", canonical(endpoint)),
+                format!(
+                    "check spec.endpoint, that {peer}'s gateway runs (`weft status` there), that \
+                     firewalls let UDP pass, and that each side has the other's PublicKey"
+                ),
+            ),
+            // The endpoint is what is missing, and named as such.
+            (Role::Client, None) => return None,
+            (Role::Server, _) => (
+                format!(
+                    "no initiation from {peer} on UDP port {}",
+                    self.desired.listen_port.unwrap_or_default()
+                ),
+                format!(
+                    "check in {peer} that spec.endpoint of its GatewayClient leads here (`weft \
+                     status` there), and that firewalls let that port pass"
+                ),
+            ),
+        };
+        Some(Fault { reason: Reason::NoHandshake, message, remedy })
+    }
+
+    fn no_answer(&self) -> Fault {
+        let peer = self.peer_name();
+        let restarts = match self.departure {
+            Some(Departure::Restarting) => ", whose gateway ended to be restarted",
+            Some(Departure::Removed | Departure::TakenDown | Departure::Unknown) | None => "",
+        };
+        Fault {
+            reason: Reason::NoAnswer,
+            message: format!("no answer from {peer}{restarts}"),
+            remedy: format!(
+                "check that {peer}'s gateway runs (`weft status` there), and that UDP {} passes \
+                 both ways",
+                self.way()
+            ),
+        }
+    }
+
+    fn not_received(&self) -> Fault {
+        let peer = self.peer_name();
+        Fault {
+            reason: Reason::NotReceived,
+            message: format!("{peer} is received, and receives nothing from here"),
+            remedy: format!(
+                "something on the way drops UDP {}: check routes and firewalls in that direction",
+                self.way()
+            ),
+        }
+    }
+
+    fn way(&self) -> String {
+        let endpoint = self.peer.endpoint.map(|at| format!("to {}", canonical(at)));
+        endpoint.unwrap_or_else(|| format!("to {}", self.peer_name()))
+    }
+
+    fn loss(&self) -> Option<Fault> {
+        let percent = self.loss_percent?;
+        Some(Fault {
+            reason: Reason::ProbeLoss,
+            message: format!("loses {percent} % of probes to {}", self.peer_name()),
+            remedy: format!("the underlay loses packets {}: check its links", self.way()),
+        })
+    }
+
+    /// Linux carries no IPv6 over a device whose MTU is below 1,280 bytes (RFC 8200 section 5).
+    fn too_small_for_ipv6(&self) -> Option<Fault> {
+        let mtu = self.mtu;
+        let has_ipv6 = self.desired.remaps.iter().any(|remap| !remap.local.is_ipv4());
+        (has_ipv6 && mtu < IPV6_MTU).then(|| Fault {
+            reason: Reason::TooSmallForIpv6,
+            message: format!(
+                "the tunnel's MTU is {mtu} bytes, less than the {IPV6_MTU} that IPv6 needs: IPv6 \
+                 to {} is refused",
+                self.peer_name()
+            ),
+            remedy: format!(
+                "let the way {} pass packets of {} bytes (of {} over IPv6), and set spec.mtu to \
+                 {IPV6_MTU} at least, if it is set",
+                self.way(),
+                IPV6_MTU + 60,
+                IPV6_MTU + 80
+            ),
+        })
+    }
+
+    fn cidr_mismatch(&self) -> Vec<Fault> {
+        let peer = self.peer_name();
+        let mut faults = Vec::new();
+        for (kind, field) in [(RemapKind::Pod, "pod"), (RemapKind::External, "external")] {
+            let Some(cidrs) = self.peer_cidrs.filter(|cidrs| !self.fits(kind, cidrs)) else {
+                continue;
+            };
+            let (found, expected) = (list(&self.configured(kind)), list(cidrs.of(kind)));
+            let found = if found.is_empty() { "nothing".to_owned() } else { found };
+            faults.push(Fault {
+                reason: Reason::CidrMismatch,
+                message: format!(
+                    "spec.remote.cidr.{field} of {peer}'s Configuration: found {found}; expected \
+                     {expected}, which {peer}'s gateway reports as its own: what is missing is \
+                     dropped"
+                ),
+                remedy: format!("set spec.remote.cidr.{field} to [{expected}]"),
+            });
+        }
+        if self.peer_differs {
+            faults.push(Fault {
+                reason: Reason::PeerCidrMismatch,
+                message: format!(
+                    "{peer} has other CIDRs configured for {} than its own",
+                    self.own()
+                ),
+                remedy: format!(
+                    "in {peer}, correct spec.remote.cidr of {}'s Configuration to pod [{}], \
+                     external [{}]",
+                    self.own(),
+                    list(&self.desired.pod_cidrs),
+                    list(&self.desired.external_cidrs)
+                ),
+            });
+        }
+        faults
+    }
+}
+
+fn list(cidrs: &[Cidr]) -> String {
+    cidrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,302 @@
+use fabric_api::PrivateKey;
+use fabric_api::fabric::GatewayConfig;
+
+use super::*;
+use crate::config::desired::tests::config;
+use crate::liveness::probe::Families;
+
+const ENDPOINT: &str = "198.51.100.20:30742";
+
+struct Scene {
+    desired: Desired,
+    now: Instant,
+}
+
+impl Scene {
+    fn new() -> Self {
+        Self::with(|_| ())
+    }
+
+    fn with(edit: impl FnOnce(&mut GatewayConfig)) -> Self {
+        let mut config = config();
+        edit(&mut config);
+        Self { desired: Desired::parse(&config).unwrap(), now: Instant::now() + 60 * SECOND }
+    }
+
+    fn ago(&self, millis: u64) -> Instant {
+        self.now - Duration::from_millis(millis)
+    }
+
+    /// A tunnel of which all is well.
+    fn evidence(&self) -> Evidence<'_> {
+        let endpoint = Some(ENDPOINT.parse().unwrap());
+        let last_handshake = Some(self.ago(50_000));
+        Evidence {
+            desired: &self.desired,
+            own_key: None,
+            value: ConnectionValue::Connected,
+            started: self.ago(55_000),
+            peer: PeerState { endpoint, has_session: true, last_handshake, ..Default::default() },
+            last_received: Some(self.ago(100)),
+            last_answer: Some(self.ago(100)),
+            unanswered: None,
+            peer_received: None,
+            superseded_since: None,
+            loss_percent: None,
+            departure: None,
+            is_key_shared: false,
+            peer_cidrs: None,
+            peer_differs: false,
+            mtu: 1340,
+        }
+    }
+
+    fn unanswered(&self) -> Option<Unanswered> {
+        Some(Unanswered { turns: 5, first: self.ago(500), last: self.ago(100) })
+    }
+
+    fn reasons(&self, evidence: &Evidence<'_>) -> Vec<Reason> {
+        let faults = diagnose(evidence, self.now);
+        assert!(faults.iter().all(|f| !f.message.is_empty() && !f.remedy.is_empty()), "{faults:?}");
+        faults.iter().map(|fault| fault.reason).collect()
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[test]
+fn healthy_tunnel_has_no_fault() {
+    let scene = Scene::new();
+    assert_eq!(scene.reasons(&scene.evidence()), []);
+    // One turn of probes was lost, as when a gateway is restarted.
+    let short = Unanswered { turns: 2, first: scene.ago(60), last: scene.ago(10) };
+    let (last, unanswered) = (Some(scene.ago(2600)), Some(short));
+    let evidence =
+        Evidence { last_received: last, last_answer: last, unanswered, ..scene.evidence() };
+    assert_eq!(scene.reasons(&evidence), []);
+}
+
+#[test]
+fn silence_with_unanswered_probes_is_no_answer() {
+    let scene = Scene::new();
+    let silent = |millis| {
+        let last = Some(scene.ago(millis));
+        let unanswered = scene.unanswered();
+        Evidence { last_received: last, last_answer: last, unanswered, ..scene.evidence() }
+    };
+    assert_eq!(scene.reasons(&silent(2499)), [], "a peer may have to wait for a processor");
+    assert_eq!(scene.reasons(&silent(2500)), [Reason::NoAnswer]);
+    let fault = &diagnose(&silent(2500), scene.now)[0];
+    assert!(fault.remedy.contains(ENDPOINT), "{fault:?}");
+    let lost = Evidence { value: ConnectionValue::Error, unanswered: None, ..silent(9000) };
+    assert_eq!(scene.reasons(&lost), [Reason::NoAnswer]);
+}
+
+#[test]
+fn peer_that_reports_no_packets_is_not_received() {
+    let scene = Scene::new();
+    let report = |received, reported| Evidence {
+        last_answer: Some(scene.ago(2600)),
+        unanswered: scene.unanswered(),
+        peer_received: Some((Some(scene.ago(received)), scene.ago(reported))),
+        ..scene.evidence()
+    };
+    assert_eq!(scene.reasons(&report(900, 50)), [Reason::NotReceived]);
+    assert_eq!(scene.reasons(&report(60, 50)), [], "our probes drown, and nothing else");
+    assert_eq!(scene.reasons(&report(2000, 900)), [], "a report from before");
+}
+
+#[test]
+fn departure_explains_the_silence_behind_it() {
+    let scene = Scene::new();
+    for (departure, reason) in [
+        (Departure::Removed, Reason::PeeringRemoved),
+        (Departure::TakenDown, Reason::PeerTakenDown),
+        (Departure::Restarting, Reason::NoAnswer),
+    ] {
+        let last = Some(scene.ago(4000));
+        let evidence = Evidence {
+            departure: Some(departure),
+            last_received: last,
+            last_answer: last,
+            unanswered: scene.unanswered(),
+            ..scene.evidence()
+        };
+        assert_eq!(scene.reasons(&evidence), [reason]);
+    }
+    let restart = Evidence { departure: Some(Departure::Restarting), ..scene.evidence() };
+    assert_eq!(scene.reasons(&restart), [], "a restart alone is no fault");
+}
+
+#[test]
+fn unanswered_first_handshake_names_the_address() {
+    let scene = Scene::new();
+    let connecting = |started| Evidence {
+        value: ConnectionValue::Connecting,
+        started: scene.ago(started),
+        last_received: None,
+        last_answer: None,
+        ..scene.evidence()
+    };
+    assert_eq!(scene.reasons(&connecting(1700)), []);
+    assert_eq!(scene.reasons(&connecting(1800)), [Reason::NoHandshake]);
+    assert!(diagnose(&connecting(1800), scene.now)[0].message.contains(ENDPOINT));
+}
+
+#[test]
+fn rejected_initiations_name_the_keys_until_solved() {
+    let scene = Scene::new();
+    let key = PrivateKey::generate().public();
+    let rejected = |at: Instant, key| {
+        let from = "[::ffff:192.0.2.9]:5".parse().unwrap();
+        let previous = Some(at - Duration::from_millis(1200));
+        RejectedInitiation { from, at, previous, key }
+    };
+    let connecting =
+        Evidence { value: ConnectionValue::Connecting, last_answer: None, ..scene.evidence() };
+    let mut unknown = connecting.clone();
+    unknown.peer.rejections.unknown_key = Some(rejected(scene.ago(100), Some(key)));
+    assert_eq!(scene.reasons(&unknown), [Reason::UnknownKey]);
+    let fault = &diagnose(&unknown, scene.now)[0];
+    assert!(fault.message.contains(&format!("192.0.2.9:5 with the key {key}")), "{fault:?}");
+    unknown.peer.last_handshake = Some(scene.ago(50));
+    assert!(!scene.reasons(&unknown).contains(&Reason::UnknownKey), "the peer has another key now");
+    unknown.peer.last_handshake = None;
+    unknown.peer.rejections.unknown_key = Some(rejected(scene.ago(2800), Some(key)));
+    assert!(!scene.reasons(&unknown).contains(&Reason::UnknownKey), "it has stopped");
+
+    let own_key = PrivateKey::generate().public();
+    let mut other = Evidence { own_key: Some(own_key), ..connecting };
+    other.peer.rejections.wrong_responder = Some(rejected(scene.ago(100), None));
+    assert_eq!(scene.reasons(&other), [Reason::WrongResponder]);
+    assert!(diagnose(&other, scene.now)[0].remedy.contains(&own_key.to_string()));
+    // Once connected, only what comes from the peer matters.
+    other.value = ConnectionValue::Connected;
+    assert_eq!(scene.reasons(&other), []);
+}
+
+#[test]
+fn overdue_rotation_reports_superseded_keys() {
+    let scene = Scene::new();
+    let since = |millis| Evidence { superseded_since: Some(scene.ago(millis)), ..scene.evidence() };
+    assert_eq!(scene.reasons(&since(1400)), []);
+    assert_eq!(scene.reasons(&since(1500)), [Reason::SupersededKeys]);
+}
+
+#[test]
+fn endpoint_of_own_node_is_named_unless_it_works() {
+    let own = |config: &mut GatewayConfig| {
+        let underlay = config.spec.nodes[0].underlay.to_string();
+        config.spec.endpoint.as_mut().unwrap().addresses = vec![underlay];
+    };
+    let scene = Scene::with(own);
+    let mut evidence = scene.evidence();
+    assert_eq!(scene.reasons(&evidence), [Reason::EndpointIsOwn], "the peer's packets roam it");
+    let underlay = scene.desired.nodes[0].underlay;
+    evidence.peer.endpoint = Some(SocketAddr::new(underlay, 30742));
+    assert_eq!(scene.reasons(&evidence), [], "two clusters on one host");
+    evidence.value = ConnectionValue::Connecting;
+    assert_eq!(scene.reasons(&evidence), [Reason::EndpointIsOwn]);
+}
+
+#[test]
+fn loss_and_cidrs_are_reported_while_connected() {
+    let scene = Scene::new();
+    let of = |kind| {
+        let remaps = scene.desired.remaps.iter().filter(move |remap| remap.kind == kind);
+        remaps.map(|remap| remap.remote).collect::<Vec<_>>()
+    };
+    let (pod, external) = (of(RemapKind::Pod), of(RemapKind::External));
+    let mut cidrs = PeerCidrs { pod, external, ..PeerCidrs::default() };
+    cidrs.pod.push("fd00:1::/48".parse().unwrap());
+    let evidence = Evidence { peer_cidrs: Some(&cidrs), ..scene.evidence() };
+    assert_eq!(scene.reasons(&evidence), [], "a family that is not joined");
+    assert!(!evidence.cidrs_differ());
+
+    let other = PeerCidrs { pod: vec!["10.99.0.0/16".parse().unwrap()], ..cidrs.clone() };
+    let evidence = Evidence { peer_cidrs: Some(&other), loss_percent: Some(40), ..evidence };
+    assert_eq!(scene.reasons(&evidence), [Reason::ProbeLoss, Reason::CidrMismatch]);
+    assert!(evidence.cidrs_differ());
+    let faults = diagnose(&evidence, scene.now);
+    assert!(faults[0].message.contains("loses 40 % of probes"), "{faults:?}");
+    assert!(faults[1].message.contains("spec.remote.cidr.pod"), "{faults:?}");
+    assert!(faults[1].message.contains("expected 10.99.0.0/16"), "{faults:?}");
+    let theirs = Evidence { peer_differs: true, ..scene.evidence() };
+    assert_eq!(scene.reasons(&theirs), [Reason::PeerCidrMismatch]);
+}
+
+#[test]
+fn family_that_only_the_peer_joins_is_named() {
+    let scene = |own_ipv6: bool| {
+        Scene::with(|config| {
+            config.spec.pod_cidrs.extend(own_ipv6.then(|| "fd00:200::/48".into()));
+        })
+    };
+    let reasons = |scene: &Scene, joined| {
+        let of = |kind| {
+            let remaps = scene.desired.remaps.iter().filter(move |remap| remap.kind == kind);
+            remaps.map(|remap| remap.remote).collect::<Vec<_>>()
+        };
+        let (mut pod, external) = (of(RemapKind::Pod), of(RemapKind::External));
+        pod.push("fd00:1::/48".parse().unwrap());
+        let cidrs = PeerCidrs { pod, external, joined };
+        let evidence = Evidence { peer_cidrs: Some(&cidrs), ..scene.evidence() };
+        assert_eq!(evidence.cidrs_differ(), !scene.reasons(&evidence).is_empty());
+        scene.reasons(&evidence)
+    };
+    let (ipv4, both) = (Families { v4: true, v6: false }, Families { v4: true, v6: true });
+    assert_eq!(reasons(&scene(true), ipv4), [], "neither joins IPv6");
+    assert_eq!(reasons(&scene(true), both), [Reason::CidrMismatch]);
+    assert_eq!(reasons(&scene(false), both), [], "the peer's configuration is wrong, not ours");
+}
+
+#[test]
+fn changed_endpoint_that_never_answers_is_named() {
+    let scene = Scene::new();
+    let mut evidence = scene.evidence();
+    evidence.peer.unproven_endpoint = Some("203.0.113.9:30742".parse().unwrap());
+    assert_eq!(scene.reasons(&evidence), [Reason::EndpointUnanswered]);
+    let fault = &diagnose(&evidence, scene.now)[0];
+    assert!(fault.message.contains("leads to 203.0.113.9:30742"), "{fault:?}");
+    assert!(fault.message.contains(&format!("with {ENDPOINT}")), "{fault:?}");
+    evidence.peer.endpoint = evidence.peer.unproven_endpoint;
+    assert_eq!(scene.reasons(&evidence), [], "the peer's packets have not moved it yet");
+}
+
+#[test]
+fn shared_key_is_named_whatever_else_is_seen() {
+    let scene = Scene::new();
+    let last = Some(scene.ago(4000));
+    let silent = Evidence {
+        is_key_shared: true,
+        last_received: last,
+        last_answer: last,
+        unanswered: scene.unanswered(),
+        ..scene.evidence()
+    };
+    assert_eq!(scene.reasons(&silent), [Reason::KeyShared], "it explains the missing answers");
+    let mut evidence = Evidence { loss_percent: Some(40), ..scene.evidence() };
+    let mut message = |a: &str, b: &str| {
+        evidence.peer.duplicate = Some([a.parse().unwrap(), b.parse().unwrap()]);
+        assert_eq!(scene.reasons(&evidence), [Reason::PeerKeyShared]);
+        diagnose(&evidence, scene.now).remove(0).message
+    };
+    let apart = message("[::ffff:192.0.2.1]:1", "[2001:db8::1]:2");
+    assert!(apart.contains("192.0.2.1 and 2001:db8::1, in turn"), "{apart}");
+    let same = message("192.0.2.1:1", "192.0.2.1:2");
+    assert!(same.contains("192.0.2.1:1 and 192.0.2.1:2, in turn"), "{same}");
+}
+
+#[test]
+fn mtu_below_1280_is_a_fault_where_ipv6_is_remapped() {
+    let scene = Scene::new();
+    let small = |scene: &Scene| scene.reasons(&Evidence { mtu: 1240, ..scene.evidence() });
+    assert_eq!(small(&scene), [], "IPv4 needs less");
+    let scene = Scene::with(|config| {
+        let mut remap = config.spec.remaps[0].clone();
+        (remap.remote, remap.local) = ("fd00:200::/48".into(), "fd00:201::/48".into());
+        config.spec.remaps.push(remap);
+    });
+    assert_eq!(small(&scene), [Reason::TooSmallForIpv6]);
+    assert_eq!(scene.reasons(&scene.evidence()), []);
+}

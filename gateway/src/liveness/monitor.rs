@@ -1,0 +1,554 @@
+//! Watches whether packets get through: sends probes, answers the peer's, and keeps the
+//! [`View`] of the connection that everything else goes by.
+
+mod diagnosis;
+mod path;
+mod search;
+mod socket;
+
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use fabric_api::fabric::{PROBE_PORT, Role};
+use fabric_api::networking::ConnectionValue;
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::time::{sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::desired::Desired;
+use crate::config::input::Input;
+use crate::dataplane::lane::{LaneHandle, PeerState};
+use crate::liveness::connection::{Machine, Traffic};
+use crate::liveness::probe::{Departure, MAX_DATAGRAM, Message, MessageType, Pending, WeftField};
+use crate::liveness::probe_log::TRAIN;
+use crate::state::{Plane, ProbeCounts, Running, TimedFault, View};
+use diagnosis::Diagnosis;
+use path::PathProber;
+pub use path::TRAINS_VANISH;
+use search::{Search, Step};
+use socket::ProbeSocket;
+
+/// Longest time between two probes while there is no connection, so that one is noticed at once.
+const SEARCH_INTERVAL: Duration = Duration::from_millis(500);
+/// Least time between two probes, whatever asks for them.
+const LEAST_INTERVAL: Duration = Duration::from_millis(50);
+/// How often it is looked whether a client should try another way.
+const TICK: Duration = Duration::from_secs(1);
+/// Datagrams read before it is said that none came: a gateway that had to wait for a processor finds
+/// the answers when it has one.
+const LATE_DATAGRAMS: usize = 64;
+/// How many probes a client leaves unanswered before it tries another way, and how long it then
+/// gives that way.
+const RETRY_PROBES: u32 = 3;
+const RETRY_PAUSE: Duration = Duration::from_secs(15);
+/// Checks for the announcement of the end having been sent, and the time between two of them.
+const END_LOOKS: u32 = 20;
+const END_LOOK: Duration = Duration::from_millis(2);
+
+/// Settings of the monitor.
+pub struct Sources {
+    pub inputs: watch::Receiver<Input>,
+    pub planes: watch::Receiver<Plane>,
+    /// Why this gateway ends, set before it does.
+    pub departure: Arc<OnceLock<Departure>>,
+}
+
+/// Keeps `views` up to date until `stop`.
+pub async fn run(
+    sources: Sources,
+    views: watch::Sender<View>,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let Sources { inputs, mut planes, departure } = sources;
+    let mut peering: Option<Peering> = None;
+    let mut buffer = vec![0; MAX_DATAGRAM];
+    loop {
+        let running = planes.borrow_and_update().running.clone();
+        peering = Peering::adopt(peering, running);
+        let Some(current) = &mut peering else {
+            views.send_if_modified(View::forget);
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return Ok(()),
+                changed = planes.changed() => changed?,
+            }
+            continue;
+        };
+        current.publish(&views, &inputs);
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => {
+                let removed = inputs.borrow().is_removed().then_some(Departure::Removed);
+                let departure = removed.or_else(|| departure.get().copied());
+                current.announce_end(departure.unwrap_or(Departure::Restarting)).await;
+                return Ok(());
+            }
+            changed = planes.changed() => changed?,
+            () = sleep_until(current.deadline().into()) => {
+                current.drain(&mut buffer);
+                current.handle_timeouts(Instant::now());
+            }
+            () = current.path.large_packet() => current.look_at_path(),
+            changed = current.changes.changed(), if !current.lane_ended => {
+                // When the lane has ended, the dataplane will say what comes next.
+                current.lane_ended = changed.is_err();
+                current.handle_session(Instant::now());
+            }
+            // Last, so that no number of datagrams keeps time from passing.
+            (from, length) = current.socket.receive(&mut buffer) => {
+                current.handle_datagram(&buffer[..length], from, Instant::now());
+                // Probes come in trains: one result for all of one.
+                current.drain(&mut buffer);
+            }
+        }
+    }
+}
+
+impl View {
+    fn forget(&mut self) -> bool {
+        let start = Self { retries: self.retries, ..Self::start() };
+        let changed = *self != start;
+        *self = start;
+        changed
+    }
+}
+
+/// All that belongs to one peer.
+struct Peering {
+    running: Running,
+    machine: Machine,
+    pending: Pending,
+    socket: ProbeSocket,
+    changes: watch::Receiver<PeerState>,
+    /// The newest of `changes`.
+    session: PeerState,
+    ping_at: Instant,
+    tick_at: Instant,
+    last_ping: Option<Instant>,
+    last_handshake: Option<Instant>,
+    /// No probe has come back through the newest session yet.
+    unproven: bool,
+    path: PathProber,
+    diagnosis: Diagnosis,
+    latency_at: Option<Timestamp>,
+    /// Since when the probes are unanswered.
+    unanswered: Option<Instant>,
+    retried: Option<Instant>,
+    /// For the successor of a server that has announced its end.
+    search: Option<Search>,
+    /// Not yet published.
+    new_retries: u64,
+    probes: ProbeCounts,
+    lane_ended: bool,
+}
+
+impl Peering {
+    /// Goes on with what is known if the peer is still the same.
+    fn adopt(current: Option<Self>, running: Option<Running>) -> Option<Self> {
+        let running = running.filter(|running| running.desired.peer_key.is_some())?;
+        let now = Instant::now();
+        // With other keys, too: the lane goes from one session to the next without a gap.
+        let same = |c: &Self| c.desired().peer == running.desired.peer;
+        match current.filter(same) {
+            None => Some(Self::new(running, now)),
+            Some(mut peering) => {
+                if peering.desired().probe != running.desired.probe {
+                    peering.machine.handle_settings(running.desired.probe, now);
+                    peering.ping_at = now;
+                    peering.tick_at = now;
+                }
+                if !Arc::ptr_eq(&peering.running.lane, &running.lane) {
+                    peering.socket = ProbeSocket::new(running.inner.clone());
+                    peering.changes = running.lane.changes();
+                    peering.lane_ended = false;
+                }
+                if peering.desired().endpoint != running.desired.endpoint {
+                    peering.hurry(now);
+                }
+                let has_moved = peering.running.source != running.source;
+                peering.path.follow(&running, now);
+                peering.running = running;
+                if has_moved {
+                    peering.show_source(now);
+                }
+                Some(peering)
+            }
+        }
+    }
+
+    fn new(running: Running, now: Instant) -> Self {
+        let mut machine = Machine::new(running.desired.probe);
+        machine.handle_traffic(traffic(&running.lane), now);
+        Self {
+            machine,
+            pending: Pending::new(running.desired.peer.clone()),
+            socket: ProbeSocket::new(running.inner.clone()),
+            changes: running.lane.changes(),
+            session: PeerState::default(),
+            ping_at: now,
+            tick_at: now,
+            last_ping: None,
+            last_handshake: None,
+            unproven: false,
+            path: PathProber::new(&running, now),
+            diagnosis: Diagnosis::new(now),
+            latency_at: None,
+            unanswered: None,
+            retried: Some(now),
+            search: None,
+            new_retries: 0,
+            probes: ProbeCounts::default(),
+            lane_ended: false,
+            running,
+        }
+    }
+
+    fn desired(&self) -> &Desired {
+        &self.running.desired
+    }
+
+    /// When [`Self::handle_timeouts`] is next due.
+    fn deadline(&self) -> Instant {
+        self.ping_at.min(self.burst_due()).min(self.due()).min(self.path_due())
+    }
+
+    fn handle_timeouts(&mut self, now: Instant) {
+        if now >= self.ping_at {
+            self.send_ping(now);
+        }
+        if now >= self.burst_due() {
+            self.handle_burst(now);
+        }
+        if now >= self.due() {
+            self.handle_tick(now);
+        }
+        if now >= self.path_due() {
+            self.look_at_path();
+        }
+    }
+
+    /// When time has to be told. While the peer answers, only the end of its patience counts.
+    fn due(&self) -> Instant {
+        let is_answered = self.unanswered.is_none_or(|since| since.elapsed() < TICK);
+        let tick = (!(self.machine.is_connected() && is_answered)).then_some(self.tick_at);
+        let search = self.search.as_ref().map(Search::due);
+        let due = self.machine.deadline().into_iter().chain(self.diagnosis.due());
+        due.chain(tick).chain(search).min().unwrap_or_else(never)
+    }
+
+    /// When an answer is overdue, or the next probe of a burst is due.
+    fn burst_due(&self) -> Instant {
+        let due = self.diagnosis.log.deadline().filter(|_| self.machine.is_connected());
+        due.unwrap_or_else(never)
+    }
+
+    fn handle_burst(&mut self, now: Instant) {
+        self.diagnosis.log.set_busy(self.machine.is_busy(now));
+        if self.diagnosis.log.handle_tick(now) && self.changes.borrow().has_session {
+            self.send_one(now);
+        }
+    }
+
+    /// When the path's MTU is next looked at.
+    fn path_due(&self) -> Instant {
+        self.path.deadline().unwrap_or_else(never)
+    }
+
+    fn look_at_path(&mut self) {
+        self.path.send(self.running.desired.peer.as_str(), Instant::now());
+    }
+
+    /// Takes what has arrived already.
+    fn drain(&mut self, buffer: &mut [u8]) {
+        for _ in 0..LATE_DATAGRAMS {
+            let Some((from, length)) = self.socket.received(buffer) else { return };
+            self.handle_datagram(&buffer[..length], from, Instant::now());
+        }
+    }
+
+    fn handle_datagram(&mut self, datagram: &[u8], from: SocketAddr, now: Instant) {
+        self.machine.handle_traffic(traffic(&self.running.lane), now);
+        if from.ip() != self.desired().peer_tunnel_address {
+            return;
+        }
+        let message = match Message::parse(datagram) {
+            Ok(message) => message,
+            Err(error) => return tracing::debug!(%error, "not a probe"),
+        };
+        if let Some(departure) = message.departure() {
+            return self.handle_departure(departure, now);
+        }
+        let nonce = message.weft.and_then(|weft| weft.size_probe);
+        if nonce.is_none() {
+            self.handle_ordinary(&message, now);
+        }
+        match (message.msg_type, nonce) {
+            (MessageType::Ping, None) => self.handle_ping(message, from, now),
+            (MessageType::Pong, None) => self.handle_pong(&message, now),
+            (MessageType::Ping, Some(nonce)) => {
+                let answer = message.pong(WeftField::size_probe(nonce));
+                self.socket.send(&answer.encode(), from);
+            }
+            (MessageType::Pong, Some(nonce)) => self.path.handle_answer(nonce, now),
+        }
+    }
+
+    fn handle_ordinary(&mut self, message: &Message, now: Instant) {
+        self.diagnosis.handle_message(message, now);
+        if self.diagnosis.owes_cidrs(&self.running.desired) {
+            self.hurry(now);
+        }
+    }
+
+    fn handle_ping(&mut self, ping: Message, from: SocketAddr, now: Instant) {
+        self.machine.handle_ping(ping.report(), now);
+        self.path.handle_life(&ping, None, now);
+        let pong = ping.pong(self.weft_field(now));
+        self.socket.send(&pong.encode(), from);
+        // Whoever reaches us can be reached, too: no need to wait for the next turn. A probe sent as
+        // soon as the session was made may have gone out through the one before.
+        if self.unproven || !self.machine.is_connected() {
+            self.hurry(now);
+        }
+    }
+
+    fn handle_pong(&mut self, pong: &Message, now: Instant) {
+        let Some(latency) = self.pending.take_pong(pong, now) else {
+            return self.diagnosis.handle_overtaken(pong);
+        };
+        self.diagnosis.handle_answer(pong, latency, now);
+        self.unanswered = None;
+        self.unproven = false;
+        self.probes.answered += 1;
+        self.latency_at = Some(Timestamp::now());
+        self.machine.handle_pong(latency, pong.report(), now);
+        self.path.handle_life(pong, Some(latency), now);
+    }
+
+    /// A client looks for the successor of its server; a server is found by its client's.
+    fn handle_departure(&mut self, departure: Departure, now: Instant) {
+        self.diagnosis.handle_departure(departure, now);
+        let is_replaced = matches!(departure, Departure::Restarting | Departure::Unknown);
+        if is_replaced && self.desired().role == Role::Client && self.search.is_none() {
+            tracing::info!("the peer's gateway ends, looking for its successor");
+            self.search = Some(Search::new(now));
+        }
+    }
+
+    /// The engine's session came, was renewed, or went.
+    fn handle_session(&mut self, now: Instant) {
+        let state = *self.changes.borrow_and_update();
+        let way = |state: &PeerState| (state.endpoint, state.has_session, state.last_handshake);
+        if way(&state) != way(&self.session) {
+            self.path.handle_session(now);
+        }
+        // The peer cannot see it: it shows at both ends soon if the next probe reports it now.
+        let is_shared = |state: &PeerState| state.duplicate.is_some();
+        if is_shared(&state) != is_shared(&self.session) {
+            self.hurry(now);
+        }
+        self.session = state;
+        self.diagnosis.handle_session(state, now);
+        // A new session may be that of a peer that has started again, and waits for our probe.
+        let is_new = state.last_handshake != self.last_handshake;
+        self.last_handshake = state.last_handshake;
+        self.unproven |= is_new;
+        self.search.take_if(|search| is_new && search.ends_with(now));
+        if state.has_session && (is_new || !self.machine.is_connected()) {
+            self.hurry(now);
+        }
+        self.handle_tick(now);
+    }
+
+    fn handle_tick(&mut self, now: Instant) {
+        self.machine.handle_traffic(traffic(&self.running.lane), now);
+        self.tick_at = now + TICK;
+        match self.search.as_mut().and_then(|search| search.step(now)) {
+            Some(Step::Ask) => self.running.lane.initiate(),
+            Some(Step::GoElsewhere) => self.retry(now),
+            Some(Step::GiveUp) => self.search = None,
+            None if self.is_retry_due(now) => self.retry(now),
+            None => {}
+        }
+    }
+
+    fn retry(&mut self, now: Instant) {
+        tracing::info!("the peer does not answer, trying another way");
+        self.retried = Some(now);
+        self.new_retries += 1;
+    }
+
+    fn send_ping(&mut self, now: Instant) {
+        let interval = self.desired().probe_interval();
+        if interval.is_zero() {
+            self.ping_at = never();
+            return;
+        }
+        let searching = !self.machine.is_connected();
+        self.ping_at = now + if searching { interval.min(SEARCH_INTERVAL) } else { interval };
+        self.unanswered.get_or_insert(now);
+        // It would only wait in the engine; the session's coming is a reason for another one.
+        if !self.changes.borrow().has_session {
+            return;
+        }
+        self.last_ping = Some(now);
+        let log = &self.diagnosis.log;
+        // Data shows what is lost, too, and queues behind data drop probes.
+        let is_calm = self.machine.is_connected() && !log.is_bursting();
+        let is_train = is_calm && self.diagnosis.is_weft() && !self.machine.is_busy(now);
+        (0..if is_train { TRAIN } else { 1 }).for_each(|_| self.send_one(now));
+    }
+
+    fn send_one(&mut self, now: Instant) {
+        self.probes.sent += 1;
+        let ping = self.pending.ping(Timestamp::now(), now, self.weft_field(now));
+        if let Some(stamp) = ping.stamp() {
+            self.diagnosis.log.handle_sent(stamp, now);
+        }
+        let ping = self.diagnosis.complete(ping, &self.running.desired);
+        self.socket.send(&ping.encode(), self.peer_socket());
+    }
+
+    /// Announces the end of this gateway to the peer, and waits until the lane has sent that. A peer
+    /// that is not probed may be no weft, and is sent nothing that it would not understand. A server
+    /// has no use for a restart of its client, which would make it send to the one that ends.
+    async fn announce_end(&mut self, departure: Departure) {
+        let is_final = matches!(departure, Departure::Removed | Departure::TakenDown);
+        let matters = is_final || self.desired().role == Role::Server;
+        let is_heard = self.changes.borrow().has_session && matters;
+        if !is_heard || self.desired().probe_interval().is_zero() {
+            return;
+        }
+        let before = self.running.lane.snapshot().counters.tx_packets;
+        let field = WeftField::leaving(departure);
+        let ping = self.pending.ping(Timestamp::now(), Instant::now(), field);
+        // One of them may be lost.
+        (0..2).for_each(|_| self.socket.send(&ping.encode(), self.peer_socket()));
+        for _ in 0..END_LOOKS {
+            sleep(END_LOOK).await;
+            if self.running.lane.snapshot().counters.tx_packets >= before + 2 {
+                return;
+            }
+        }
+    }
+
+    fn peer_socket(&self) -> SocketAddr {
+        SocketAddr::from((self.desired().peer_tunnel_address, PROBE_PORT))
+    }
+
+    /// The peer sends to where our last packet came from: shows it another address of this host.
+    fn show_source(&mut self, now: Instant) {
+        self.hurry(now);
+        if self.changes.borrow().has_session && self.desired().probe_interval().is_zero() {
+            self.running.lane.initiate();
+        }
+    }
+
+    /// The next ping now, unless there was one just before.
+    fn hurry(&mut self, now: Instant) {
+        let earliest = self.last_ping.map_or(now, |last| last + LEAST_INTERVAL);
+        self.ping_at = self.ping_at.min(earliest.max(now));
+    }
+
+    fn weft_field(&self, now: Instant) -> WeftField {
+        let heard = traffic(&self.running.lane).last_authentic;
+        let heard_ago = heard.map(|at| now.saturating_duration_since(at));
+        let duplicate = self.changes.borrow().duplicate.is_some();
+        WeftField {
+            duplicate,
+            suspects: self.diagnosis.log.is_suspicious(),
+            cidrs_differ: self.diagnosis.differs(),
+            ..WeftField::new(self.desired().probe_interval(), heard_ago)
+        }
+    }
+
+    /// A client's packets may be pinned to a server that is gone (connection tracking on the way).
+    fn is_retry_due(&self, now: Instant) -> bool {
+        if self.desired().role != Role::Client {
+            return false;
+        }
+        let older = |at: Option<Instant>, than: Duration| {
+            at.is_none_or(|at| now.saturating_duration_since(at) > than)
+        };
+        let patience = self.desired().probe_interval().max(Duration::from_secs(1)) * RETRY_PROBES;
+        let probing = self.desired().probe.enabled;
+        let lost = if probing {
+            self.unanswered.is_some() && older(self.unanswered, patience)
+        } else {
+            !self.machine.is_connected()
+        };
+        let silent = older(traffic(&self.running.lane).last_authentic, patience);
+        let pause = if self.machine.is_connected() { patience } else { RETRY_PAUSE };
+        lost && silent && older(self.retried, pause)
+    }
+
+    fn publish(&mut self, views: &watch::Sender<View>, inputs: &watch::Receiver<Input>) {
+        let now = Instant::now();
+        if self.diagnosis.wants_own_key() {
+            self.diagnosis.own_key = inputs.borrow().key.as_ref().map(|key| key.public());
+        }
+        let traffic = traffic(&self.running.lane);
+        let current = (self.machine.value(), traffic);
+        let faults = self.diagnosis.update(&self.running, current, now).to_vec();
+        let loss_percent = self.diagnosis.log.loss_percent();
+        let retries = std::mem::take(&mut self.new_retries);
+        let latency = self.machine.latency();
+        views.send_if_modified(|view| {
+            view.probes = self.probes;
+            let new = View {
+                probes: self.probes,
+                value: self.machine.value(),
+                latency,
+                latency_at: self.latency_at.filter(|_| latency.is_some()),
+                retries: view.retries + retries,
+                path_mtu: self.path.found(),
+                trains_vanish: !self.path.may_segment(),
+                faults,
+                loss_percent,
+            };
+            log_faults(&self.running.desired.peer, view, &new);
+            if view.value != new.value {
+                log_change(&self.running.desired.peer, &new);
+            }
+            std::mem::replace(view, new.clone()) != new
+        });
+    }
+}
+
+/// Far enough to be as good as that.
+fn never() -> Instant {
+    Instant::now() + Duration::from_secs(3600)
+}
+
+fn log_change(peer: &fabric_api::ClusterId, view: &View) {
+    let latency = crate::liveness::connection::latency_text(view.latency);
+    match view.value {
+        ConnectionValue::Connected => tracing::info!(%peer, latency, "connected"),
+        ConnectionValue::Connecting => tracing::info!(%peer, "connecting"),
+        ConnectionValue::Error => tracing::warn!(%peer, "connection lost"),
+    }
+}
+
+fn log_faults(peer: &fabric_api::ClusterId, before: &View, after: &View) {
+    let is_in = |view: &View, of: &TimedFault| {
+        view.faults.iter().any(|known| known.fault.reason == of.fault.reason)
+    };
+    for TimedFault { fault, .. } in after.faults.iter().filter(|of| !is_in(before, of)) {
+        let (reason, message, remedy) = (fault.reason.as_str(), &fault.message, &fault.remedy);
+        tracing::warn!(%peer, reason, remedy, "{message}");
+    }
+    for TimedFault { fault, .. } in before.faults.iter().filter(|of| !is_in(after, of)) {
+        tracing::info!(%peer, reason = fault.reason.as_str(), "solved: {}", fault.message);
+    }
+}
+
+fn traffic(lane: &LaneHandle) -> Traffic {
+    let stats = lane.snapshot();
+    Traffic {
+        last_authentic: stats.peer.last_authentic,
+        last_handshake: stats.peer.last_handshake,
+        packets: stats.counters.rx_packets,
+    }
+}

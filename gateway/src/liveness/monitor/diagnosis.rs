@@ -1,0 +1,234 @@
+//! Evidence about the peer, collected from probes, sessions and reports, and the faults it shows.
+
+use std::time::{Duration, Instant};
+
+use fabric_api::PublicKey;
+use fabric_api::networking::ConnectionValue;
+use jiff::{SignedDuration, Timestamp};
+
+use crate::config::desired::Desired;
+use crate::dataplane::lane::PeerState;
+use crate::liveness::connection::Traffic;
+use crate::liveness::health::{self, Evidence, Fault, Reason};
+use crate::liveness::probe::{Departure, Families, Message, PeerCidrs};
+use crate::liveness::probe_log::ProbeLog;
+use crate::state::{Running, TimedFault};
+
+/// Time in which answers sent before a departure may still arrive behind it.
+const REORDERED: Duration = Duration::from_millis(250);
+
+/// Validity of the peer's report of a second gateway, which has the session meanwhile.
+const KEY_SHARED_RETENTION: Duration = Duration::from_secs(30);
+
+pub(super) struct Diagnosis {
+    pub(super) log: ProbeLog,
+    pub(super) own_key: Option<PublicKey>,
+    started: Instant,
+    session: PeerState,
+    last_received: Option<Instant>,
+    peer_received: Option<(Option<Instant>, Instant)>,
+    superseded_since: Option<Instant>,
+    departure: Option<(Departure, Instant)>,
+    is_weft: bool,
+    peer_cidrs: Option<PeerCidrs>,
+    /// When the peer last reported a second gateway with our key.
+    key_shared: Option<Instant>,
+    peer_differs: bool,
+    differs: bool,
+    /// This cluster's CIDRs as the peer has them, and as they are on their way in a ping.
+    delivered: Option<PeerCidrs>,
+    on_the_way: Option<(i128, PeerCidrs)>,
+    faults: Vec<TimedFault>,
+}
+
+impl Diagnosis {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            log: ProbeLog::default(),
+            own_key: None,
+            started: now,
+            session: PeerState::default(),
+            last_received: None,
+            peer_received: None,
+            superseded_since: None,
+            departure: None,
+            is_weft: false,
+            peer_cidrs: None,
+            key_shared: None,
+            peer_differs: false,
+            differs: false,
+            delivered: None,
+            on_the_way: None,
+            faults: Vec::new(),
+        }
+    }
+
+    /// True if the peer is a weft gateway.
+    pub(super) fn is_weft(&self) -> bool {
+        self.is_weft
+    }
+
+    /// True if the peer's CIDRs are not those that are configured here.
+    pub(super) fn differs(&self) -> bool {
+        self.differs
+    }
+
+    /// Faults name this cluster's own public key if initiations are for another one.
+    pub(super) fn wants_own_key(&self) -> bool {
+        self.superseded_since.is_some() || self.session.rejections.wrong_responder.is_some()
+    }
+
+    /// Takes note of an ordinary probe or answer of the peer.
+    pub(super) fn handle_message(&mut self, message: &Message, now: Instant) {
+        self.departure.take_if(|(_, at)| now > *at + REORDERED);
+        if let Some(cidrs) = &message.cidrs {
+            self.peer_cidrs = Some(cidrs.clone());
+        }
+        let Some(weft) = message.weft else {
+            // Another program has taken the peer's place: what weft reported there is not of now.
+            (self.is_weft, self.peer_differs, self.peer_cidrs) = (false, false, None);
+            (self.peer_received, self.delivered) = (None, None);
+            return;
+        };
+        self.is_weft = true;
+        self.peer_differs = weft.cidrs_differ;
+        self.key_shared = weft.duplicate.then_some(now);
+        let received = message.report().and_then(|report| now.checked_sub(report.heard_ago?));
+        self.peer_received = Some((received, now));
+        if weft.suspects {
+            self.log.handle_request(now);
+        }
+    }
+
+    pub(super) fn handle_answer(&mut self, pong: &Message, round_trip: Duration, now: Instant) {
+        let Some(stamp) = pong.stamp() else { return };
+        self.log.handle_answer(stamp, round_trip, now);
+        if let Some((_, cidrs)) = self.on_the_way.take_if(|(sent, _)| *sent == stamp) {
+            self.delivered = Some(cidrs);
+        }
+    }
+
+    /// An answer that a later one has overtaken: its probe was not lost.
+    pub(super) fn handle_overtaken(&mut self, pong: &Message) {
+        pong.stamp().into_iter().for_each(|stamp| self.log.handle_overtaken(stamp));
+    }
+
+    pub(super) fn handle_departure(&mut self, departure: Departure, now: Instant) {
+        self.departure = Some((departure, now));
+    }
+
+    pub(super) fn handle_session(&mut self, session: PeerState, now: Instant) {
+        if session.last_handshake != self.session.last_handshake {
+            // The peer may be another process, which has not received anything yet.
+            self.delivered = None;
+        }
+        self.superseded_since = match session.on_superseded_keys {
+            true => self.superseded_since.or(Some(now)),
+            false => None,
+        };
+        self.session = session;
+    }
+
+    /// True while the peer is still to be sent this cluster's CIDRs.
+    pub(super) fn owes_cidrs(&self, desired: &Desired) -> bool {
+        self.is_weft && self.delivered.as_ref() != Some(&own_cidrs(desired))
+    }
+
+    /// Adds this cluster's CIDRs to a ping if the peer does not have them.
+    pub(super) fn complete(&mut self, ping: Message, desired: &Desired) -> Message {
+        if !self.owes_cidrs(desired) {
+            return ping;
+        }
+        let own = own_cidrs(desired);
+        self.on_the_way = ping.stamp().map(|stamp| (stamp, own.clone()));
+        ping.with_cidrs(own)
+    }
+
+    /// When a fault begins although nothing happens.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let is_known = self.faults.iter().any(|of| of.fault.reason == Reason::SupersededKeys);
+        self.superseded_since.filter(|_| !is_known).map(|since| since + health::ROTATION_TIME)
+    }
+
+    /// The faults as of now.
+    pub(super) fn update(
+        &mut self,
+        running: &Running,
+        (value, traffic): (ConnectionValue, Traffic),
+        now: Instant,
+    ) -> &[TimedFault] {
+        self.last_received = traffic.last_authentic;
+        if value != ConnectionValue::Connected {
+            self.log.pause();
+        }
+        self.key_shared.take_if(|at| now >= *at + KEY_SHARED_RETENTION);
+        let evidence = self.evidence(running, value);
+        let differs = evidence.cidrs_differ();
+        let faults = health::diagnose(&evidence, now);
+        self.faults = faults.into_iter().map(|fault| self.timed(fault, now)).collect();
+        self.differs = differs;
+        &self.faults
+    }
+
+    fn evidence<'a>(&'a self, running: &'a Running, value: ConnectionValue) -> Evidence<'a> {
+        Evidence {
+            desired: &running.desired,
+            mtu: running.mtu,
+            own_key: self.own_key,
+            value,
+            started: self.started,
+            peer: self.session,
+            last_received: self.last_received,
+            last_answer: self.log.last_answer(),
+            unanswered: self.log.unanswered(),
+            peer_received: self.peer_received,
+            superseded_since: self.superseded_since,
+            loss_percent: self.log.loss_percent(),
+            departure: self.departure.map(|(departure, _)| departure),
+            is_key_shared: self.key_shared.is_some(),
+            peer_cidrs: self.peer_cidrs.as_ref(),
+            peer_differs: self.peer_differs,
+        }
+    }
+
+    /// The fault with the time at which it was first observed.
+    fn timed(&self, fault: Fault, now: Instant) -> TimedFault {
+        let known = self.faults.iter().find(|known| known.fault.reason == fault.reason);
+        let since = known.map_or_else(|| self.began(fault.reason, now), |known| known.since);
+        TimedFault { fault, since }
+    }
+
+    fn began(&self, reason: Reason, now: Instant) -> Timestamp {
+        let at = match reason {
+            Reason::NoAnswer => self.log.last_answer().max(self.last_received),
+            Reason::NotReceived => self.log.last_answer(),
+            Reason::NoHandshake => Some(self.started),
+            Reason::NameNotResolved
+            | Reason::EndpointIsOwn
+            | Reason::EndpointUnanswered
+            | Reason::PeeringRemoved
+            | Reason::PeerTakenDown
+            | Reason::PeerKeyShared
+            | Reason::KeyShared
+            | Reason::UnknownKey
+            | Reason::WrongResponder
+            | Reason::SupersededKeys
+            | Reason::ProbeLoss
+            | Reason::CidrMismatch
+            | Reason::PeerCidrMismatch
+            | Reason::TooSmallForIpv6 => None,
+        };
+        let ago = at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+        let ago = SignedDuration::try_from(ago).unwrap_or_default();
+        Timestamp::now().checked_sub(ago).unwrap_or_default()
+    }
+}
+
+fn own_cidrs(desired: &Desired) -> PeerCidrs {
+    let joins = |ipv4| desired.remaps.iter().any(|remap| remap.remote.is_ipv4() == ipv4);
+    PeerCidrs {
+        pod: desired.pod_cidrs.clone(),
+        external: desired.external_cidrs.clone(),
+        joined: Families { v4: joins(true), v6: joins(false) },
+    }
+}

@@ -1,0 +1,220 @@
+//! Answers the probes that nodes send through the overlay, and watches whether they arrive.
+//!
+//! A node whose probes stay away is sent one datagram to its external address. No device has that,
+//! so a kernel that still has our routes answers with an ICMP error: then only its agent is gone.
+
+mod nodes;
+mod socket;
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fabric_api::Cidr;
+use fabric_api::fabric::OverlayProbe;
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::time::{sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::desired::{Desired, Node};
+use crate::config::input::Input;
+use crate::state::{Plane, Running};
+use nodes::Nodes;
+use socket::{MAX_DATAGRAM, Responder};
+
+pub use nodes::NodePaths;
+
+/// Time until a socket that could not be opened is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+/// Datagrams read before the time counts: a gateway that had to wait for a processor finds the
+/// probes when it has one.
+const LATE_DATAGRAMS: usize = 1024;
+/// Between two looks for answers of kernels while any is awaited.
+const TRACE_LOOK: Duration = Duration::from_millis(100);
+
+/// Config that decides on whom to answer.
+pub struct Sources {
+    pub inputs: watch::Receiver<Input>,
+    pub planes: watch::Receiver<Plane>,
+}
+
+/// Keeps `paths` up to date until `stop`; there are none before probes are answered.
+pub async fn run(
+    mut sources: Sources,
+    paths: watch::Sender<Option<NodePaths>>,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let mut probing = Probing::default();
+    loop {
+        let running = sources.planes.borrow_and_update().running.clone();
+        probing.follow(running.as_ref(), &sources);
+        if probing.current.as_ref().is_some_and(|current| current.responder.is_some()) {
+            publish(&paths, probing.nodes.paths());
+        }
+        let due = probing.deadline();
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return Ok(()),
+            changed = sources.planes.changed() => changed?,
+            () = probing.handle_datagram() => {}
+            () = sleep_until(due.into()) => probing.poll(due),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Probing {
+    current: Option<Current>,
+    nodes: Nodes,
+    /// When answers of kernels are looked for.
+    look_at: Option<Instant>,
+}
+
+/// The config in force, and the sockets for it.
+struct Current {
+    running: Running,
+    responder: Option<Responder>,
+}
+
+impl Probing {
+    fn follow(&mut self, running: Option<&Running>, sources: &Sources) {
+        let Some(running) = running else {
+            self.current = None;
+            return;
+        };
+        let desired = &running.desired;
+        let is_same = |c: &Current| Arc::ptr_eq(&c.running.desired, desired);
+        if self.current.as_ref().is_some_and(is_same) {
+            return;
+        }
+        self.nodes.retain(&desired.nodes.iter().map(|node| node.name.as_str()).collect());
+        if self.current.is_none() {
+            self.restore(desired, &sources.inputs.borrow());
+        }
+        let same_place = |c: &Current| c.running.desired.overlay == desired.overlay;
+        let before = self.current.take().filter(same_place);
+        let responder = before.and_then(|current| current.responder);
+        self.current = Some(Current { running: running.clone(), responder });
+        self.open();
+    }
+
+    /// A gateway that starts anew has not seen the nodes that its predecessor missed.
+    fn restore(&mut self, desired: &Desired, input: &Input) {
+        let status = input.config.as_ref().and_then(|config| config.status.as_ref());
+        let earlier = status.iter().flat_map(|status| &status.unreachable_nodes);
+        let names: BTreeSet<_> = desired.nodes.iter().map(|node| &node.name).collect();
+        for node in earlier.filter(|node| names.contains(&node.node)) {
+            self.nodes.restore(node, Instant::now());
+        }
+    }
+
+    fn open(&mut self) {
+        let Some(current) = &mut self.current else { return };
+        if current.responder.is_none() {
+            let opened = Responder::open(&current.running.inner, current.running.desired.overlay);
+            let warn = |error: &anyhow::Error| {
+                tracing::warn!("cannot open the sockets for nodes' probes: {error:#}");
+            };
+            current.responder = opened.inspect_err(warn).ok();
+        }
+    }
+
+    fn deadline(&self) -> Instant {
+        let far = Instant::now() + Duration::from_secs(3600);
+        self.nodes.deadline().into_iter().chain(self.look_at).min().unwrap_or(far)
+    }
+
+    /// Answers the next probe. Can be cancelled without losing one.
+    async fn handle_datagram(&mut self) {
+        let Some(current) = &mut self.current else { return std::future::pending().await };
+        let Some(responder) = &current.responder else {
+            sleep(RETRY).await;
+            return self.open();
+        };
+        let mut buffer = [0; MAX_DATAGRAM];
+        match responder.receive(&mut buffer).await {
+            Ok((from, length)) => self.answer(&buffer[..length], from),
+            Err(error) => {
+                tracing::debug!(%error, "cannot receive nodes' probes");
+                current.responder = None;
+            }
+        }
+    }
+
+    fn answer(&mut self, datagram: &[u8], from: SocketAddr) {
+        let Some(Current { running, responder: Some(responder) }) = &self.current else { return };
+        let Some(probe) = OverlayProbe::parse(datagram).filter(|probe| !probe.reply) else {
+            return tracing::debug!(%from, "not a probe of a node");
+        };
+        // Others cannot make a node seem alive, or fill the table.
+        let is_sender = |node: &Node| node.name == probe.node && has_address(node, from.ip());
+        if !running.desired.nodes.iter().any(is_sender) {
+            return tracing::debug!(%from, node = probe.node, "a probe that is not the node's");
+        }
+        self.nodes.handle_probe(&probe, Instant::now(), Timestamp::now());
+        responder.send(&OverlayProbe { reply: true, ..probe }.encode(), from);
+    }
+
+    /// Datagrams that have arrived count before the time does.
+    fn poll(&mut self, due: Instant) {
+        let late = due.elapsed();
+        for _ in 0..LATE_DATAGRAMS {
+            let mut buffer = [0; MAX_DATAGRAM];
+            let responder = self.current.as_ref().and_then(|current| current.responder.as_ref());
+            let Some((from, length)) = responder.and_then(|r| r.received(&mut buffer)) else {
+                break;
+            };
+            self.answer(&buffer[..length], from);
+        }
+        let Some(Current { running, responder: Some(responder) }) = &self.current else { return };
+        let now = Instant::now();
+        let desired = &running.desired;
+        if self.look_at.take().is_some() {
+            for at in responder.traced() {
+                let node = desired.nodes.iter().find(|node| has_address(node, at));
+                node.into_iter().for_each(|node| self.nodes.handle_trace(&node.name, now));
+            }
+        }
+        for name in self.nodes.poll(now, late) {
+            let node = desired.nodes.iter().find(|node| node.name == name);
+            if let Some(external) = node.and_then(|node| external_address(desired, node)) {
+                responder.trace(external);
+                self.look_at = Some(now + TRACE_LOOK);
+            }
+        }
+    }
+}
+
+fn has_address(node: &Node, address: IpAddr) -> bool {
+    node.prefixes.iter().any(|prefix| prefix.contains(address))
+}
+
+/// Address of the node that no device has: within the cluster's external CIDRs.
+fn external_address(desired: &Desired, node: &Node) -> Option<IpAddr> {
+    let is_external =
+        |prefix: &&Cidr| desired.external_cidrs.iter().any(|all| all.contains(prefix.address()));
+    let mut hosts = node.prefixes.iter().filter(|prefix| **prefix == Cidr::host(prefix.address()));
+    hosts.find(is_external).map(Cidr::address)
+}
+
+fn publish(paths: &watch::Sender<Option<NodePaths>>, now: NodePaths) {
+    paths.send_if_modified(|before| {
+        let changed = before.as_ref() != Some(&now);
+        log_changes(&before.take().unwrap_or_default(), &now);
+        *before = Some(now);
+        changed
+    });
+}
+
+fn log_changes(before: &NodePaths, now: &NodePaths) {
+    let is_in =
+        |paths: &NodePaths, name: &str| paths.unreachable.iter().any(|node| node.node == name);
+    for node in now.unreachable.iter().filter(|node| !before.unreachable.contains(node)) {
+        tracing::warn!(node = node.node, fault = ?node.fault, since = node.since, "path to a node fails");
+    }
+    for node in before.unreachable.iter().filter(|node| !is_in(now, &node.node)) {
+        tracing::info!(node = node.node, "path to the node works again");
+    }
+}

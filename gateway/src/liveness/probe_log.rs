@@ -1,0 +1,277 @@
+//! Probes sent and answered lately: which are overdue, when to send a burst of them, and how many
+//! are lost. Pure: time is a parameter.
+//!
+//! ```text
+//!   Calm --a probe is overdue, or the peer misses some--> Burst --enough came back--> Calm
+//! ```
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::liveness::health::Unanswered;
+
+/// Probes of one turn while nothing is suspected: so many that loss of 40 % shows in most turns.
+pub const TRAIN: usize = 5;
+/// Probes that a share of lost ones is computed from, and the fewest that it may be reported of.
+const WINDOW: usize = 20;
+const LONG_WINDOW: usize = 60;
+const MIN_DECIDED: usize = 8;
+/// Separate gaps that make a loss: a single one is a pause, as of a gateway that restarts.
+const MIN_GAPS: usize = 2;
+/// Least share of lost probes that is reported, in percent: of an idle tunnel, and of a busy one,
+/// whose queues drop probes, too.
+const MIN_LOSS: usize = 20;
+const MIN_BUSY_LOSS: usize = 30;
+/// Time for an answer beyond the round trip.
+const MIN_GRACE: Duration = Duration::from_millis(100);
+const MAX_GRACE: Duration = Duration::from_secs(1);
+/// Between two probes of a burst: its first, the following, and those to a peer that answers none.
+const FIRST_INTERVAL: Duration = Duration::from_millis(50);
+const INTERVAL: Duration = Duration::from_millis(100);
+const SILENT_INTERVAL: Duration = Duration::from_millis(250);
+/// Probes that are closer together are of one turn.
+const MIN_TURN: Duration = Duration::from_millis(40);
+/// Delay of this program itself after which answers may be waiting to be read.
+const LATE: Duration = Duration::from_millis(300);
+/// Shortest time between two bursts that the peer asks for.
+const ASKED_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Results of the latest probes.
+#[derive(Clone, Debug)]
+pub struct ProbeLog {
+    samples: VecDeque<Sample>,
+    round_trip: Duration,
+    busy: bool,
+    burst: Option<Burst>,
+    unanswered: Option<Unanswered>,
+    last_answer: Option<Instant>,
+    asked: Option<Instant>,
+    /// As reported last, and when.
+    loss: Option<(u8, Instant)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    stamp: i128,
+    sent: Instant,
+    answered: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Burst {
+    sent: usize,
+    next: Instant,
+    /// The peer misses answers, not this end.
+    is_asked: bool,
+}
+
+impl Default for ProbeLog {
+    fn default() -> Self {
+        Self {
+            samples: VecDeque::new(),
+            round_trip: Duration::ZERO,
+            busy: false,
+            burst: None,
+            unanswered: None,
+            last_answer: None,
+            asked: None,
+            loss: None,
+        }
+    }
+}
+
+impl ProbeLog {
+    pub fn is_bursting(&self) -> bool {
+        self.burst.is_some()
+    }
+
+    pub fn unanswered(&self) -> Option<Unanswered> {
+        self.unanswered
+    }
+
+    pub fn last_answer(&self) -> Option<Instant> {
+        self.last_answer
+    }
+
+    /// The share of lost probes in percent, if that is worth reporting.
+    pub fn loss_percent(&self) -> Option<u8> {
+        self.loss.map(|(percent, _)| percent)
+    }
+
+    /// True while data keeps the tunnel busy, so that probes wait longer and are dropped sooner.
+    pub fn set_busy(&mut self, busy: bool) {
+        self.busy = busy;
+    }
+
+    pub fn handle_sent(&mut self, stamp: i128, now: Instant) {
+        if self.samples.len() == LONG_WINDOW {
+            self.samples.pop_front();
+        }
+        self.samples.push_back(Sample { stamp, sent: now, answered: false });
+        let unanswered =
+            self.unanswered.get_or_insert(Unanswered { turns: 1, first: now, last: now });
+        if now >= unanswered.last + MIN_TURN {
+            unanswered.turns += 1;
+            unanswered.last = now;
+        }
+        if let Some(burst) = &mut self.burst {
+            burst.sent += 1;
+        }
+    }
+
+    pub fn handle_answer(&mut self, stamp: i128, round_trip: Duration, now: Instant) {
+        self.round_trip = round_trip;
+        self.last_answer = Some(now);
+        self.unanswered = None;
+        self.handle_overtaken(stamp);
+    }
+
+    /// An answer arrived behind a later one: its probe was not lost.
+    pub fn handle_overtaken(&mut self, stamp: i128) {
+        if let Some(sample) = self.samples.iter_mut().find(|sample| sample.stamp == stamp) {
+            sample.answered = true;
+        }
+    }
+
+    /// The peer misses answers.
+    pub fn handle_request(&mut self, now: Instant) {
+        let is_new = self.asked.is_none_or(|at| now >= at + ASKED_INTERVAL);
+        if is_new && self.burst.is_none() {
+            self.asked = Some(now);
+            self.begin(now, true);
+        }
+    }
+
+    /// Ends a burst: there is no connection to measure.
+    pub fn pause(&mut self) {
+        (self.burst, self.loss) = (None, None);
+        self.samples.clear();
+    }
+
+    /// Returns true if this end itself misses answers.
+    pub fn is_suspicious(&self) -> bool {
+        self.burst.is_some_and(|burst| !burst.is_asked)
+    }
+
+    /// When [`Self::handle_tick`] is next due.
+    pub fn deadline(&self) -> Option<Instant> {
+        match self.burst {
+            Some(burst) => Some(burst.next),
+            None => self.oldest_pending().map(|sample| sample.sent + self.grace()),
+        }
+    }
+
+    /// Time passed. Returns whether a probe of a burst is due.
+    pub fn handle_tick(&mut self, now: Instant) -> bool {
+        if self.deadline().is_some_and(|due| now >= due + LATE) {
+            self.forgive(now);
+        }
+        self.measure(now);
+        let Some(burst) = self.burst else {
+            let is_overdue = self.deadline().is_some_and(|due| now >= due);
+            if is_overdue {
+                self.begin(now, false);
+            }
+            return is_overdue;
+        };
+        if now < burst.next {
+            return false;
+        }
+        if self.is_over(burst) {
+            self.burst = None;
+            self.samples.clear();
+            return false;
+        }
+        self.burst = Some(Burst { next: now + self.interval(burst), ..burst });
+        true
+    }
+
+    /// The probes before a burst say nothing of what is lost now, but for the last turn's.
+    fn begin(&mut self, now: Instant, is_asked: bool) {
+        let excess = self.samples.len().saturating_sub(TRAIN);
+        self.samples.drain(..excess);
+        self.burst = Some(Burst { sent: 0, next: now + FIRST_INTERVAL, is_asked });
+    }
+
+    /// This host stood still: nobody else is to blame for that.
+    fn forgive(&mut self, now: Instant) {
+        self.samples.retain(|sample| sample.answered);
+        self.unanswered = None;
+        if let Some(burst) = &mut self.burst {
+            burst.next = now;
+        }
+    }
+
+    fn is_over(&self, burst: Burst) -> bool {
+        let lost = self.recent().filter(|sample| !sample.answered).count();
+        burst.sent >= WINDOW
+            && self.unanswered.is_none_or(|probes| probes.turns < 3)
+            && self.loss.is_none()
+            && lost * 100 < WINDOW * MIN_LOSS
+    }
+
+    fn interval(&self, burst: Burst) -> Duration {
+        let is_silent = self.unanswered.is_some_and(|probes| probes.turns as usize >= WINDOW);
+        match is_silent {
+            true => SILENT_INTERVAL,
+            false if burst.sent < WINDOW => FIRST_INTERVAL,
+            false => INTERVAL,
+        }
+    }
+
+    fn grace(&self) -> Duration {
+        let min = if self.busy { MAX_GRACE } else { MIN_GRACE };
+        (self.round_trip * 3).clamp(min, MAX_GRACE)
+    }
+
+    fn oldest_pending(&self) -> Option<&Sample> {
+        self.samples.iter().find(|sample| !sample.answered)
+    }
+
+    fn recent(&self) -> impl Iterator<Item = &Sample> {
+        self.samples.iter().skip(self.samples.len().saturating_sub(WINDOW))
+    }
+
+    /// Recomputes the share of lost probes.
+    fn measure(&mut self, now: Instant) {
+        let grace = self.grace();
+        let is_decided = |sample: &&Sample| {
+            sample.answered || now.saturating_duration_since(sample.sent) >= grace
+        };
+        let decided: Vec<bool> =
+            self.samples.iter().filter(is_decided).map(|s| s.answered).collect();
+        let recent = &decided[decided.len().saturating_sub(WINDOW)..];
+        let is_lossy = self.burst.is_some() && self.is_lossy(recent);
+        self.loss = match self.loss {
+            _ if !is_lossy => None,
+            // Often enough for somebody who watches it.
+            Some((percent, at)) if now < at + Duration::from_secs(1) => Some((percent, at)),
+            before => Some((rounded(&decided, before.map(|(percent, _)| percent)), now)),
+        };
+    }
+
+    fn is_lossy(&self, recent: &[bool]) -> bool {
+        let lost = recent.iter().filter(|answered| !**answered).count();
+        // Each begins behind an answer; the first sample may lie in the midst of one.
+        let gaps = recent.windows(2).filter(|pair| pair[0] && !pair[1]).count()
+            + usize::from(recent.first() == Some(&false));
+        let least = if self.busy { MIN_BUSY_LOSS } else { MIN_LOSS };
+        recent.len() >= MIN_DECIDED
+            && gaps >= MIN_GAPS
+            && lost < recent.len()
+            && lost * 100 >= recent.len() * least
+    }
+}
+
+/// In steps of ten percent, and no step back and forth for chance alone.
+fn rounded(decided: &[bool], before: Option<u8>) -> u8 {
+    let lost = decided.iter().filter(|answered| !**answered).count();
+    let percent = u8::try_from(lost * 100 / decided.len().max(1)).unwrap_or(100);
+    match before {
+        Some(before) if percent.abs_diff(before) < 10 => before,
+        Some(_) | None => ((percent + 5) / 10 * 10).max(10),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,331 @@
+//! What the gateway reports: its Connection, as Liqo has it, and the status of its GatewayConfig.
+
+mod connection;
+
+use std::time::Duration;
+
+use anyhow::Context;
+use fabric_api::PrivateKey;
+use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus, OVERLAY_PROBE_PORT, PeeringFault};
+use fabric_store::{ObjectRef, Store};
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use self::connection::OwnConnection;
+use crate::config::input::Input;
+use crate::config::restart_cache::Keep;
+use crate::dataplane::lane::{PeerState, Stats};
+use crate::liveness::monitor::TRAINS_VANISH;
+use crate::liveness::overlay_probe::NodePaths;
+use crate::state::{Plane, Running};
+use crate::state::{TimedFault, View};
+
+/// How often counters are written while nothing else changes: to a file, and to an API server, where
+/// every write wakes the controller. Metrics have the newest.
+const COUNTERS: Duration = Duration::from_secs(5);
+const COUNTERS_SENT: Duration = Duration::from_secs(60);
+/// How often it is looked whether there is something to write, and whether what was written still
+/// stands.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// What the reports are made of.
+pub struct Sources {
+    pub inputs: watch::Receiver<Input>,
+    pub planes: watch::Receiver<Plane>,
+    pub views: watch::Receiver<View>,
+    pub lookups: watch::Receiver<Option<TimedFault>>,
+    /// Absent until probes are answered.
+    pub paths: watch::Receiver<Option<NodePaths>>,
+}
+
+/// Where they go.
+pub struct Report {
+    pub store: Store,
+    /// In a pod: for the next start of the container.
+    pub keep: Option<Keep>,
+    /// Of the GatewayConfig.
+    pub name: ObjectRef,
+}
+
+/// Reports until `stop`; then says that the connection is no longer there.
+pub async fn run(
+    report: Report,
+    mut sources: Sources,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let mut reporter = Reporter::new(report, sources.lookups.clone())?;
+    loop {
+        let (input, plane, view) = sources.take();
+        reporter.paths = sources.paths.borrow_and_update().clone();
+        let mut session = plane.running.as_ref().map(|running| running.lane.changes());
+        session.iter_mut().for_each(watch::Receiver::mark_unchanged);
+        let reported = tokio::select! {
+            biased;
+            () = stop.cancelled() => break,
+            reported = reporter.report(&input, &plane, &view, Timestamp::now()) => reported,
+        };
+        if let Err(error) = reported {
+            tracing::warn!("cannot report: {error:#}");
+        }
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => break,
+            changed = sources.changed() => changed?,
+            // Where the peer is now is where a successor will look for it.
+            () = changed(&mut session) => {}
+            () = reporter.connection.changed() => {}
+            () = sleep(LOOK) => {}
+        }
+    }
+    // By now this task no longer holds the lane, which would go on answering the peer meanwhile.
+    let input = sources.inputs.borrow().clone();
+    reporter.say_goodbye(&input).await
+}
+
+impl Sources {
+    fn take(&mut self) -> (Input, Plane, View) {
+        let input = self.inputs.borrow_and_update().clone();
+        let mut plane = self.planes.borrow_and_update().clone();
+        let view = self.views.borrow_and_update().clone();
+        plane.problems.extend(view.trains_vanish.then(|| TRAINS_VANISH.to_owned()));
+        (input, plane, view)
+    }
+
+    async fn changed(&mut self) -> Result<(), watch::error::RecvError> {
+        tokio::select! {
+            changed = self.inputs.changed() => changed,
+            changed = self.planes.changed() => changed,
+            changed = self.views.changed() => changed,
+            changed = self.lookups.changed() => changed,
+            changed = self.paths.changed() => changed,
+        }
+    }
+}
+
+/// Returns when the peer moved, or there was a handshake.
+async fn changed(session: &mut Option<watch::Receiver<PeerState>>) {
+    let ended = match session {
+        Some(session) => session.changed().await.is_err(),
+        None => true,
+    };
+    if ended {
+        std::future::pending().await
+    }
+}
+
+struct Reporter {
+    store: Store,
+    lookups: watch::Receiver<Option<TimedFault>>,
+    keep: Option<Keep>,
+    /// What of it was kept last.
+    kept: Option<Kept>,
+    connection: OwnConnection,
+    written: Option<(String, GatewayConfigStatus)>,
+    paths: Option<NodePaths>,
+    counters_at: Instant,
+    counters_every: Duration,
+}
+
+impl Reporter {
+    fn new(report: Report, lookups: watch::Receiver<Option<TimedFault>>) -> anyhow::Result<Self> {
+        let Report { store, keep, name } = report;
+        let connection = OwnConnection::new(store.clone(), name)?;
+        let counters_every = if store.api_server().is_some() { COUNTERS_SENT } else { COUNTERS };
+        let (kept, written, paths, counters_at) = (None, None, None, Instant::now());
+        Ok(Self {
+            store,
+            lookups,
+            keep,
+            kept,
+            connection,
+            written,
+            paths,
+            counters_at,
+            counters_every,
+        })
+    }
+
+    async fn report(
+        &mut self,
+        input: &Input,
+        plane: &Plane,
+        view: &View,
+        now: Timestamp,
+    ) -> anyhow::Result<()> {
+        if let Some(config) = &input.config {
+            self.report_config(config, (input, plane, view), now).await?;
+        }
+        match input.desired.as_ref().filter(|desired| desired.peer_key.is_some()) {
+            // Whoever reads Connected shall not find packets refused for a moment more, and whoever
+            // reads that it is lost shall find them refused.
+            Some(_) if view.is_connected() != is_open(plane) => Ok(()),
+            Some(desired) => self.connection.report(desired, view).await,
+            // As in Liqo: no key of the peer, no Connection.
+            None if input.synced => self.remove_connection().await,
+            None => Ok(()),
+        }
+    }
+
+    async fn report_config(
+        &mut self,
+        config: &GatewayConfig,
+        (input, plane, view): (&Input, &Plane, &View),
+        now: Timestamp,
+    ) -> anyhow::Result<()> {
+        let uid = config.metadata.uid.clone().unwrap_or_default();
+        let before = match &self.written {
+            Some((of, status)) if *of == uid => status.clone(),
+            // What an earlier gateway wrote, above all where it last heard the peer.
+            Some(_) | None => config.status.clone().unwrap_or_default(),
+        };
+        let problems = input.problems().chain(plane.problems.iter().cloned()).collect();
+        let stats = plane.running.as_ref().map(|running| running.lane.snapshot());
+        let mut status =
+            gateway_status(&before, problems, plane.running.as_ref().zip(stats.as_ref()), now);
+        status.faults = self.faults(&view.faults);
+        if let Some(paths) = &self.paths {
+            status.overlay_probe_port = Some(OVERLAY_PROBE_PORT);
+            status.probing_nodes = paths.probing;
+            status.unreachable_nodes.clone_from(&paths.unreachable);
+        }
+        self.remember(config, &status, input);
+        let first = self.written.as_ref().is_none_or(|(of, _)| *of != uid);
+        let counted = self.counters_at.elapsed() >= self.counters_every && before != status;
+        if !(first || counted || differs(&before, &status)) {
+            return Ok(());
+        }
+        let mut object = config.clone();
+        object.status = Some(status.clone());
+        let put = self.store.put_status(&object.into()).await;
+        put.context("cannot write the GatewayConfig's status")?;
+        self.written = Some((uid, status));
+        self.counters_at = Instant::now();
+        Ok(())
+    }
+
+    /// A name that does not resolve, and what the monitor finds.
+    fn faults(&self, found: &[TimedFault]) -> Vec<PeeringFault> {
+        let lookup = self.lookups.borrow().clone();
+        let published = |of: &TimedFault| PeeringFault {
+            reason: of.fault.reason.as_str().to_owned(),
+            message: of.fault.message.clone(),
+            remedy: of.fault.remedy.clone(),
+            since: format!("{:.3}", of.since),
+        };
+        lookup.iter().chain(found).map(published).collect()
+    }
+
+    /// A store that is away when the container starts again tells neither config nor status.
+    fn remember(&mut self, config: &GatewayConfig, status: &GatewayConfigStatus, input: &Input) {
+        let Some((keep, key)) = self.keep.as_ref().zip(input.key.as_ref()) else { return };
+        let now = Kept::new(config, status, key);
+        if !input.is_good() || self.kept.as_ref() == Some(&now) {
+            return;
+        }
+        let mut config = config.clone();
+        config.status = Some(status.clone());
+        match keep.put(&config, key) {
+            Ok(()) => self.kept = Some(now),
+            Err(error) => tracing::warn!(%error, "cannot keep the config for a restart"),
+        }
+    }
+
+    /// Where the config is gone, too, the peering is, and its Connection goes with it.
+    async fn say_goodbye(&mut self, input: &Input) -> anyhow::Result<()> {
+        if input.synced && input.config.is_none() {
+            return self.remove_connection().await;
+        }
+        self.connection.say_goodbye().await
+    }
+
+    /// One that never had a config has no say in it.
+    async fn remove_connection(&mut self) -> anyhow::Result<()> {
+        match &self.written {
+            Some(_) => self.connection.remove().await,
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whatever is worth keeping again if it changes.
+#[derive(PartialEq)]
+struct Kept {
+    uid: Option<String>,
+    generation: Option<i64>,
+    status: GatewayConfigStatus,
+    key: PrivateKey,
+}
+
+impl Kept {
+    fn new(config: &GatewayConfig, status: &GatewayConfigStatus, key: &PrivateKey) -> Self {
+        let (uid, generation) = (config.metadata.uid.clone(), config.metadata.generation);
+        Self { uid, generation, status: without_counters(status), key: key.clone() }
+    }
+}
+
+fn is_open(plane: &Plane) -> bool {
+    plane.running.as_ref().is_some_and(|running| running.open)
+}
+
+/// The status after `before`. What is no longer known stays as it was: a gateway that starts anew
+/// goes by it.
+fn gateway_status(
+    before: &GatewayConfigStatus,
+    problems: Vec<String>,
+    running: Option<(&Running, &Stats)>,
+    now: Timestamp,
+) -> GatewayConfigStatus {
+    let mut status = GatewayConfigStatus { problems, ..before.clone() };
+    let Some((running, stats)) = running else { return status };
+    status.applied_generation = running.desired.generation;
+    status.mtu = running.mtu;
+    status.mtu_bound = Some(running.mtu_bound).filter(|_| running.mtu > 0);
+    status.path_mtu = running.path_mtu;
+    status.listen_port = running.port;
+    status.received_bytes = stats.counters.rx_bytes;
+    status.transmitted_bytes = stats.counters.tx_bytes;
+    if stats.peer.last_authentic.is_some() {
+        status.peer_endpoint = stats.peer.endpoint.map(|peer| canonical(peer).to_string());
+    }
+    if let Some(unix) = stats.last_handshake_unix() {
+        let unix = i64::try_from(unix).unwrap_or(i64::MAX);
+        status.last_handshake =
+            Timestamp::from_second(unix).ok().filter(|at| *at <= now).map(|at| format!("{at:.0}"));
+    }
+    status
+}
+
+/// Whether two statuses differ in more than their counters.
+fn differs(a: &GatewayConfigStatus, b: &GatewayConfigStatus) -> bool {
+    without_counters(a) != without_counters(b)
+}
+
+fn without_counters(status: &GatewayConfigStatus) -> GatewayConfigStatus {
+    GatewayConfigStatus { received_bytes: 0, transmitted_bytes: 0, ..status.clone() }
+}
+
+fn canonical(peer: std::net::SocketAddr) -> std::net::SocketAddr {
+    std::net::SocketAddr::new(peer.ip().to_canonical(), peer.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_earlier_gateway_knew_stays_until_something_is_known() {
+        let before = GatewayConfigStatus {
+            applied_generation: 4,
+            peer_endpoint: Some("192.0.2.7:1000".to_owned()),
+            ..GatewayConfigStatus::default()
+        };
+        let status = gateway_status(&before, vec!["p".to_owned()], None, Timestamp::UNIX_EPOCH);
+        assert_eq!(status.peer_endpoint.as_deref(), Some("192.0.2.7:1000"));
+        assert_eq!((status.applied_generation, status.problems.len()), (4, 1));
+        assert!(differs(&before, &status));
+        let counted = GatewayConfigStatus { received_bytes: 9, ..before.clone() };
+        assert!(!differs(&before, &counted));
+    }
+}

@@ -1,0 +1,193 @@
+use api_server::{ApiServer, skip};
+use fabric_store::Object;
+use tokio::time::timeout;
+
+use super::*;
+use crate::config::desired::tests::config;
+
+#[test]
+fn a_connection_is_named_labelled_and_referenced_as_in_liqo() {
+    let desired = Desired::parse(&config()).unwrap();
+    let object = Object::from(connection(&desired, &name("client"))).to_value();
+    assert_eq!(object["metadata"]["name"], "gw-client");
+    assert_eq!(object["metadata"]["labels"][REMOTE_CLUSTER_ID], "milan");
+    assert_eq!(object["spec"]["type"], "Client");
+    assert_eq!(object["spec"]["gatewayRef"]["kind"], "WgGatewayClient");
+    assert_eq!(object["spec"]["gatewayRef"]["name"], "client");
+    assert_eq!(object["spec"]["gatewayRef"]["uid"], "7c8f4e70-0000-4000-8000-000000000001");
+    let owner = &object["metadata"]["ownerReferences"][0];
+    assert_eq!((&owner["kind"], &owner["name"]), (&"GatewayClient".into(), &"client".into()));
+    assert_eq!(owner["uid"], object["spec"]["gatewayRef"]["uid"]);
+}
+
+#[test]
+fn a_connection_is_written_on_change_or_when_ten_seconds_newer() {
+    let at = |second: i32| View {
+        value: ConnectionValue::Connected,
+        latency: Some(Duration::from_millis(second.unsigned_abs().into())),
+        latency_at: Timestamp::from_second(second.into()).ok(),
+        retries: 0,
+        path_mtu: None,
+        ..View::start()
+    };
+    let status = |second: i32| connection_status(&at(second));
+    assert!(is_due(None, &status(0)));
+    assert!(!is_due(Some(&status(0)), &status(9)));
+    assert!(is_due(Some(&status(0)), &status(10)));
+    let lost = connection_status(&View { value: ConnectionValue::Error, ..View::start() });
+    assert!(is_due(Some(&status(0)), &lost));
+    assert!(!is_due(Some(&lost), &lost));
+    assert_eq!(lost.latency.unwrap().value, "N/A");
+}
+
+#[tokio::test]
+async fn what_another_writes_into_its_connection_is_taken_back_soon() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = fabric_store::StoreArgs::directories(None, dir.path().join("run"), None);
+    let here = Place { store: Store::open(&args).unwrap(), name: name("client") };
+    let mut own = OwnConnection::new(here.store.clone(), here.name.clone()).unwrap();
+    own.report(&desired(), &connected()).await.unwrap();
+    let written = here.stored().await.unwrap();
+
+    here.put(ConnectionValue::Error).await;
+    own.report(&desired(), &connected()).await.unwrap();
+    assert_ne!(here.stored().await.unwrap(), written, "not looked at with every probe");
+    own.ensured_at -= LOOK;
+    own.report(&desired(), &connected()).await.unwrap();
+    assert_eq!(here.stored().await.unwrap(), written);
+}
+
+/// They share an API server.
+#[tokio::test]
+async fn in_kubernetes_a_gateway_is_not_the_only_one_to_write_its_connection() {
+    let Some(server) = server() else { return };
+    a_goodbye_leaves_what_the_successor_said(&server).await;
+    what_another_writes_is_taken_back_and_what_is_removed_comes_back(&server).await;
+    one_that_is_not_connected_lets_stand_what_a_living_one_says(&server).await;
+}
+
+async fn a_goodbye_leaves_what_the_successor_said(server: &ApiServer) {
+    let here = Place::on(server, "goodbye");
+    let [mut old, mut new] = [(); 2].map(|()| here.gateway(server));
+    old.report(&desired(), &connected()).await.unwrap();
+    new.report(&desired(), &View::start()).await.unwrap();
+    new.report(&desired(), &connected()).await.unwrap();
+    old.say_goodbye().await.unwrap();
+    assert_eq!(here.value().await, ConnectionValue::Connected);
+
+    // Whether it knows of it or not.
+    let mut old = here.gateway(server);
+    old.report(&desired(), &connected()).await.unwrap();
+    here.put(ConnectionValue::Error).await;
+    heard(&mut old, sees(ConnectionValue::Error)).await;
+    old.say_goodbye().await.unwrap();
+    assert_eq!(here.value().await, ConnectionValue::Error);
+
+    new.report(&desired(), &View::start()).await.unwrap();
+    new.report(&desired(), &connected()).await.unwrap();
+    new.say_goodbye().await.unwrap();
+    assert_eq!(here.value().await, ConnectionValue::Connecting, "there is no successor");
+}
+
+async fn what_another_writes_is_taken_back_and_what_is_removed_comes_back(server: &ApiServer) {
+    let here = Place::on(server, "mended");
+    let mut own = here.gateway(server);
+    own.report(&desired(), &connected()).await.unwrap();
+    here.put(ConnectionValue::Connecting).await;
+    heard(&mut own, sees(ConnectionValue::Connecting)).await;
+    own.ensured_at -= LOOK;
+    own.report(&desired(), &connected()).await.unwrap();
+    assert_eq!(here.value().await, ConnectionValue::Connected);
+
+    here.store.delete(&own_name(&here.name)).await.unwrap();
+    heard(&mut own, |own| own.lost_at.is_some()).await;
+    own.report(&desired(), &connected()).await.unwrap();
+    assert_eq!(here.stored().await, None, "perhaps the gateway is to go, too");
+    own.lost_at = own.lost_at.map(|at| at - LOOK);
+    own.report(&desired(), &connected()).await.unwrap();
+    assert_eq!(here.value().await, ConnectionValue::Connected);
+}
+
+async fn one_that_is_not_connected_lets_stand_what_a_living_one_says(server: &ApiServer) {
+    let here = Place::on(server, "patient");
+    let [mut alive, mut lost] = [(); 2].map(|()| here.gateway(server));
+    lost.report(&desired(), &View::start()).await.unwrap();
+    alive.report(&desired(), &connected()).await.unwrap();
+    heard(&mut lost, sees(ConnectionValue::Connected)).await;
+    lost.ensured_at -= LOOK;
+    lost.report(&desired(), &View::start()).await.unwrap();
+    assert_eq!(here.value().await, ConnectionValue::Connected);
+    lost.seen = lost.seen.map(|(value, since)| (value, since - STALE));
+    lost.report(&desired(), &View::start()).await.unwrap();
+    assert_eq!(here.value().await, ConnectionValue::Connecting);
+}
+
+/// Where others see the Connection of a gateway, and write it.
+struct Place {
+    store: Store,
+    name: ObjectRef,
+}
+
+impl Place {
+    fn on(server: &ApiServer, gateway: &str) -> Self {
+        Self { store: Store::kubernetes(Some(&server.admin())).unwrap(), name: name(gateway) }
+    }
+
+    /// As a program of its own.
+    fn gateway(&self, server: &ApiServer) -> OwnConnection {
+        let store = Store::kubernetes(Some(&server.admin())).unwrap();
+        OwnConnection::new(store, self.name.clone()).unwrap()
+    }
+
+    async fn stored(&self) -> Option<Connection> {
+        let object = self.store.get(&own_name(&self.name)).await.unwrap()?;
+        Connection::try_from(object).ok()
+    }
+
+    async fn value(&self) -> ConnectionValue {
+        self.stored().await.unwrap().status.unwrap().value
+    }
+
+    async fn put(&self, value: ConnectionValue) {
+        let mut connection = self.stored().await.unwrap();
+        connection.status = Some(ConnectionStatus { value, latency: None });
+        assert!(self.store.put_status(&connection.into()).await.unwrap());
+    }
+}
+
+fn name(gateway: &str) -> ObjectRef {
+    ObjectRef::new(Kind::GatewayConfig, "default", gateway)
+}
+
+fn desired() -> Desired {
+    Desired::parse(&config()).unwrap()
+}
+
+fn connected() -> View {
+    View { value: ConnectionValue::Connected, ..View::start() }
+}
+
+/// It knows Connections. `None` if there can't be one, which has been said then.
+fn server() -> Option<ApiServer> {
+    let dir = tempfile::tempdir().unwrap().keep();
+    let server = ApiServer::start(dir).map_err(|why| skip(&why)).ok()?;
+    let mut all = fabric_api::crds::liqo().into_iter();
+    let crd = all.find(|crd| crd.spec.names.kind == "Connection").unwrap();
+    let crd = serde_json::to_string(&crd).unwrap();
+    server.kubectl(&["apply", "--server-side", "-f", "-"], &crd).unwrap();
+    server.wait_until("it is served", || {
+        server.kubectl(&["get", "--raw", "/apis/networking.liqo.io/v1beta1/connections"], "")
+    });
+    Some(server)
+}
+
+/// Hears what has happened, up to what is waited for.
+async fn heard(own: &mut OwnConnection, is_told: impl Fn(&OwnConnection) -> bool) {
+    while !is_told(own) {
+        timeout(Duration::from_secs(30), own.changed()).await.expect("it is told in the end");
+    }
+}
+
+fn sees(value: ConnectionValue) -> impl Fn(&OwnConnection) -> bool {
+    move |own| own.seen.is_some_and(|(seen, _)| seen == value)
+}

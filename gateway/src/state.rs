@@ -1,0 +1,134 @@
+//! What the parts of the gateway share, each the latest value of a watch channel.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fabric_api::fabric::MtuBound;
+use fabric_api::networking::ConnectionValue;
+use jiff::Timestamp;
+use netlink::Netns;
+
+use crate::config::desired::Desired;
+use crate::dataplane::lane::LaneHandle;
+use crate::dataplane::overlay::Way;
+use crate::liveness::health::Fault;
+
+/// State of the dataplane.
+#[derive(Clone, Debug, Default)]
+pub struct Plane {
+    pub running: Option<Running>,
+    /// The config that namespaces, devices and routes were last made for, with a lane or without.
+    pub applied: Option<Arc<Desired>>,
+    /// What could not be done, one line each.
+    pub problems: Vec<String>,
+}
+
+/// A dataplane that moves packets.
+#[derive(Clone)]
+pub struct Running {
+    /// The config in force.
+    pub desired: Arc<Desired>,
+    pub lane: Arc<LaneHandle>,
+    /// Where the probes are sent from.
+    pub inner: Netns,
+    /// Packets are let into the tunnel, not refused.
+    pub open: bool,
+    /// The tunnel's MTU in force, in bytes.
+    pub mtu: u32,
+    pub mtu_bound: MtuBound,
+    /// The largest IP packet known to reach the peer, in bytes.
+    pub path_mtu: Option<u32>,
+    /// What an earlier gateway found.
+    pub remembered_path_mtu: Option<u32>,
+    /// What is to be probed; `None` while no address of the peer is known.
+    pub way: Option<Way>,
+    /// UDP port that the tunnel is reached at.
+    pub port: Option<u16>,
+    /// This host's address that packets to the peer have.
+    pub source: Option<IpAddr>,
+}
+
+impl PartialEq for Plane {
+    fn eq(&self, other: &Self) -> bool {
+        let key = |plane: &Self| {
+            let running = plane.running.as_ref();
+            running.map(|r| {
+                let mtu = (r.mtu, r.mtu_bound, r.path_mtu, r.way);
+                (Arc::as_ptr(&r.desired), Arc::as_ptr(&r.lane), r.open, mtu, (r.port, r.source))
+            })
+        };
+        let applied = |plane: &Self| plane.applied.as_ref().map(Arc::as_ptr);
+        key(self) == key(other)
+            && applied(self) == applied(other)
+            && self.problems == other.problems
+    }
+}
+
+impl fmt::Debug for Running {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Running")
+            .field("generation", &self.desired.generation)
+            .field("mtu", &self.mtu)
+            .finish_non_exhaustive()
+    }
+}
+
+/// State of the connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    pub value: ConnectionValue,
+    /// Round trip of the last probe; only while connected.
+    pub latency: Option<Duration>,
+    /// When that was measured.
+    pub latency_at: Option<Timestamp>,
+    /// How often a client gave its way to the server up: time for another source port, and to
+    /// look the server's name up again.
+    pub retries: u64,
+    /// The largest IP packet known to reach the peer, in bytes; `None` unless the peer answers.
+    pub path_mtu: Option<u32>,
+    /// Faults between the two gateways, the most specific first.
+    pub faults: Vec<TimedFault>,
+    /// Share of lost probes in percent, if it is worth reporting.
+    pub loss_percent: Option<u8>,
+    /// Number within this process. A new count alone wakes no reader.
+    pub probes: ProbeCounts,
+    /// Segmented sends vanish on the way to the peer, and are not used.
+    pub trains_vanish: bool,
+}
+
+impl View {
+    /// Before anything is known.
+    pub fn start() -> Self {
+        Self {
+            value: ConnectionValue::Connecting,
+            latency: None,
+            latency_at: None,
+            retries: 0,
+            path_mtu: None,
+            faults: Vec::new(),
+            loss_percent: None,
+            probes: ProbeCounts::default(),
+            trains_vanish: false,
+        }
+    }
+
+    pub fn is_connected(&self) -> bool {
+        self.value == ConnectionValue::Connected
+    }
+}
+
+/// A fault and when it began.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TimedFault {
+    pub fault: Fault,
+    pub since: Timestamp,
+}
+
+/// Probes of the connection: the loss on the way to the peer and back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProbeCounts {
+    pub sent: u64,
+    pub answered: u64,
+}

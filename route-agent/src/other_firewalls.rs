@@ -1,0 +1,230 @@
+//! Accepts for the overlay in the chains of other firewalls that drop what they have no rule for.
+//!
+//! Accepting in our own table would not help: a packet passes only if all chains let it pass. Our
+//! accepts stand where such a chain would drop a packet without a decision, never before a rule
+//! that might: a drop of a NetworkPolicy engine holds. This waits for locks of other programs, so it is
+//! a task of its own.
+
+mod drop_points;
+mod iptables;
+mod nft;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use netlink::nft::{Chain, Hook};
+use netlink::{Netns, Quarrel};
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+pub(crate) use drop_points::{Accept, Admitted, Way};
+
+use crate::names::VXLAN_PORT;
+use drop_points::DropPoint;
+use fabric_api::fabric::OVERLAY_PROBE_PORT;
+use fabric_runtime::chain;
+
+/// Marks our rules in chains of others.
+const COMMENT: &str = "weft";
+/// Pause before a next try after another program held a lock.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Treatment of chains of others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Has accepts where they are needed.
+    Accept,
+    /// Has none, but reports where some are needed.
+    Report,
+    /// Has none.
+    #[default]
+    Remove,
+}
+
+/// State of the chains of others.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Found {
+    /// Chains that drop packets of the overlay.
+    pub(crate) problems: BTreeSet<String>,
+    /// Steps that could not be taken.
+    pub(crate) failures: BTreeSet<String>,
+    /// Chains of nftables that packets of the overlay go through.
+    pub(crate) chains: BTreeSet<Chain>,
+    changed: bool,
+    /// Another program holds a lock.
+    locked: bool,
+    request: u64,
+}
+
+/// Drops of what no rule decides about, from one base chain on.
+struct Drops {
+    points: BTreeSet<DropPoint>,
+    by_interface: BTreeSet<DropPoint>,
+    admitted: Admitted,
+}
+
+/// Treatment of chains of others.
+#[derive(Clone, Debug, Default)]
+struct Treatment {
+    mode: Mode,
+    ways: Vec<Way>,
+    /// UDP ports of WireGuard, of servers on this host. A manifest has the gateway listen there, and
+    /// WireGuard answers nobody whose key it does not know, so they are let in like VXLAN.
+    listen_ports: BTreeSet<u16>,
+}
+
+impl Treatment {
+    /// UDP ports of this node that packets must reach.
+    fn ports(&self) -> BTreeSet<u16> {
+        self.listen_ports.iter().copied().chain([VXLAN_PORT]).collect()
+    }
+
+    /// Returns the ports of packets that nobody lets pass at a hook; no port at all are forwarded
+    /// packets. `None` if all are let pass.
+    fn missing(&self, hook: Hook, admitted: &Admitted) -> Option<BTreeSet<u16>> {
+        match hook {
+            Hook::Forward => (!admitted.overlay).then(BTreeSet::new),
+            Hook::Input => {
+                let missing = &self.ports() - &admitted.ports;
+                Some(missing).filter(|missing| !missing.is_empty())
+            }
+        }
+    }
+
+    /// Accepts for the ports of this node, and for the answers to overlay probes: these come in by
+    /// weft's devices, and a chain need not accept what is established. Nothing but answers gets so
+    /// far (table `inet weft`).
+    fn input_accepts(&self, from_port: String, to_port: fn(u16) -> String) -> BTreeSet<Accept> {
+        let answers = Accept { matches: from_port, port: Some(OVERLAY_PROBE_PORT) };
+        let to = |port| Accept { matches: to_port(port), port: Some(port) };
+        self.ports().into_iter().map(to).chain([answers]).collect()
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+struct Request {
+    number: u64,
+    treatment: Treatment,
+}
+
+/// Handle of the task that looks after the chains of others.
+pub(crate) struct OtherFirewalls {
+    requests: watch::Sender<Request>,
+    found: watch::Receiver<Found>,
+}
+
+impl OtherFirewalls {
+    pub(crate) fn start(netns: Netns) -> Self {
+        let (requests, pending) = watch::channel(Request::default());
+        let (results, found) = watch::channel(Found::default());
+        tokio::spawn(work(netns, pending, results));
+        Self { requests, found }
+    }
+
+    /// Has all chains looked at. Returns at once.
+    pub(crate) fn request(&self, mode: Mode, ways: Vec<Way>, listen_ports: BTreeSet<u16>) -> u64 {
+        let mut number = 0;
+        self.requests.send_modify(|request| {
+            number = request.number + 1;
+            *request = Request { number, treatment: Treatment { mode, ways, listen_ports } };
+        });
+        number
+    }
+
+    /// Takes all accepts of ours away; returns what could not be done.
+    pub(crate) async fn remove(&mut self) -> BTreeSet<String> {
+        let number = self.request(Mode::Remove, Vec::new(), BTreeSet::new());
+        let done = self.found.wait_for(|found| found.request >= number).await;
+        done.map(|found| found.failures.clone()).unwrap_or_default()
+    }
+
+    /// Returns after the next look. Can be cancelled without missing one.
+    pub(crate) async fn changed(&mut self) {
+        if self.found.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    pub(crate) fn found(&self) -> Found {
+        self.found.borrow().clone()
+    }
+}
+
+async fn work(netns: Netns, mut pending: watch::Receiver<Request>, results: watch::Sender<Found>) {
+    let mut accepts = nft::Accepts::default();
+    let mut limiter = Quarrel::default();
+    let mut locked = false;
+    loop {
+        tokio::select! {
+            requested = pending.changed() => if requested.is_err() { return },
+            () = sleep(RETRY), if locked => {}
+        }
+        let Request { number, treatment } = pending.borrow_and_update().clone();
+        let netns = netns.clone();
+        let look = move || {
+            let found = ensure(&netns, &treatment, &mut accepts);
+            (found, accepts)
+        };
+        let Ok((mut found, state)) = tokio::task::spawn_blocking(look).await else { return };
+        accepts = state;
+        found.request = number;
+        locked = found.locked;
+        if found.changed {
+            limiter.note();
+        }
+        results.send_replace(found);
+        limiter.calm_down().await;
+    }
+}
+
+/// Takes away all accepts of ours; returns what could not be done.
+pub(crate) fn remove(netns: &Netns) -> BTreeSet<String> {
+    ensure(netns, &Treatment::default(), &mut nft::Accepts::default()).failures
+}
+
+fn ensure(netns: &Netns, treatment: &Treatment, accepts: &mut nft::Accepts) -> Found {
+    let mut found = Found::default();
+    if let Err(error) = accepts.ensure(netns, treatment, &mut found) {
+        found.failures.insert(chain(&error));
+    }
+    iptables::ensure(netns, treatment, &mut found);
+    found
+}
+
+fn of_some_devices(chain: &str) -> String {
+    format!("{chain}, for packets of some devices,")
+}
+
+/// Problem of a chain that drops packets, with what its owner can do. `ports` are those that packets
+/// to this node have.
+fn remedy(chain: &str, (hook, ports): (Hook, &BTreeSet<u16>), firewalld: bool) -> String {
+    let packets = match hook {
+        Hook::Forward => "forwarded packets",
+        Hook::Input => "packets to this node",
+    };
+    let each = |format: fn(&u16) -> String| ports.iter().map(format).collect::<Vec<_>>();
+    let accept = match (hook, firewalld) {
+        (Hook::Forward, true) => "firewall-cmd --permanent --zone=trusted --add-interface=weft4 \
+             --add-interface=weft6; firewall-cmd --permanent --new-policy=weft; firewall-cmd \
+             --permanent --policy=weft --add-ingress-zone=ANY; firewall-cmd --permanent \
+             --policy=weft --add-egress-zone=trusted; firewall-cmd --permanent --policy=weft \
+             --set-target=ACCEPT; firewall-cmd --reload"
+            .to_owned(),
+        (Hook::Input, true) => {
+            let options = each(|port| format!("--add-port={port}/udp")).join(" ");
+            format!("firewall-cmd --permanent {options}; firewall-cmd --reload")
+        }
+        (Hook::Forward, false) => {
+            "let its owner accept what comes in or goes out by the devices weft4 and weft6"
+                .to_owned()
+        }
+        (Hook::Input, false) => {
+            let ports = each(|port| match *port {
+                VXLAN_PORT => format!("{port} (VXLAN)"),
+                _ => format!("{port} (WireGuard)"),
+            });
+            format!("let its owner accept UDP port {}", ports.join(" and "))
+        }
+    };
+    format!("{chain} drops {packets} that it has no rule for: {accept}")
+}
