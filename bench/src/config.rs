@@ -4,7 +4,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand, ValueEnum};
 use weft_tests::StockPeer;
 
-use crate::bout::Timing;
+use crate::abba::Timing;
 use crate::flow::Load;
 use crate::scale::ScaleArgs;
 

@@ -1,7 +1,8 @@
 //! `make bench`: weft against a stock WireGuard, in one run on one machine; `make bench-scale`: the control
 //! plane with hundreds of simulated nodes.
 
-mod bout;
+mod abba;
+mod baseline;
 mod config;
 mod flow;
 mod lab;
@@ -9,7 +10,6 @@ mod machine;
 mod report;
 mod scale;
 mod statistics;
-mod stock;
 mod weft;
 
 use std::io::{self, Write};
@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Parser;
 
-use bout::{Contestant, Pair};
+use abba::{Contestant, Pair};
 use config::{Args, Command, ScenarioName};
 use lab::Lab;
 use report::{Report, Scenario};
@@ -64,7 +64,7 @@ fn run(args: &Args) -> Result<()> {
 fn point_to_point(args: &Args) -> Result<Scenario> {
     let lab = Lab::new().context("cannot set the namespaces up")?;
     let (weft, _lanes) = weft::start_lanes(&lab, 1, args.load())?;
-    let (other, _processes) = stock::start(&lab, args.against, 2, args.load())?;
+    let (other, _processes) = baseline::start(&lab, args.against, 2, args.load())?;
     compare("point-to-point", [&weft, &other], args)
 }
 
@@ -73,14 +73,14 @@ fn pod_to_pod(args: &Args) -> Result<Scenario> {
     let fabric = Fabric::start().context("cannot set two clusters up")?;
     let weft = fabric.contestant(args.load())?;
     let lab = Lab::new().context("cannot set the namespaces up")?;
-    let (other, _processes) = stock::start(&lab, args.against, 1, args.load())?;
+    let (other, _processes) = baseline::start(&lab, args.against, 1, args.load())?;
     compare("pod-to-pod", [&weft, &other], args)
 }
 
 fn compare(name: &str, contestants: [&Contestant; 2], args: &Args) -> Result<Scenario> {
     let timing = args.timing();
     let labels = contestants.map(|contestant| contestant.label.clone());
-    let outcome = bout::run(contestants, timing, |pair, sound| {
+    let outcome = abba::run(contestants, timing, |pair, sound| {
         tell(name, &labels, pair);
         eprintln!(" ({sound} of {})", timing.pairs);
     })?;

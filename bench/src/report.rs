@@ -1,4 +1,4 @@
-//! What a bout showed, for people and for programs.
+//! What a abba showed, for people and for programs.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use comfy_table::{Table, presets};
 use serde::Serialize;
 use weft_tests::resident_bytes;
 
-use crate::bout::{Contestant, Outcome, Pair, Slice};
+use crate::abba::{Contestant, Outcome, Pair, Slice};
 use crate::statistics::Ratio;
 
 /// A machine of which other programs use more than this is not fit to measure on.
@@ -21,7 +21,7 @@ pub(crate) struct Report {
     pub(crate) scenarios: Vec<Scenario>,
 }
 
-/// One bout.
+/// One abba.
 #[derive(Debug, Serialize)]
 pub(crate) struct Scenario {
     pub(crate) name: String,

@@ -10,7 +10,7 @@ use fabric_api::PrivateKey;
 use weft_tests::manifests::{Peering, join};
 use weft_tests::{Cluster, ClusterSpec, Program, hex};
 
-use crate::bout::Contestant;
+use crate::abba::Contestant;
 use crate::flow::{End, Flow, Load};
 use crate::lab::{Lab, MTU, UNDERLAY};
 

@@ -16,12 +16,12 @@ use crate::grants::{Ipam, Round};
 use crate::kinds::{READ, STATUSES, WRITTEN};
 use crate::metrics::IpamOutcome;
 use crate::publish::{Sink, publish};
-use crate::refusals::Refusals;
-use crate::silence::Silence;
+use crate::stale_connections::StaleConnections;
 use crate::vitals::{COMPILED, Vitals};
+use crate::write_backoff::WriteBackoff;
 use fabric_core::Grant;
 use fabric_core::LaggingNodes;
-use fabric_core::compile::{Published, Wish, compile, is_own, unreadable};
+use fabric_core::compile::{IpamRequest, Published, compile, is_own, unreadable};
 use fabric_core::index::{Index, Settings, compiles_alike};
 use fabric_core::placement::{Placements, Plan};
 use fabric_store::obstacles::Reader;
@@ -46,7 +46,7 @@ pub struct Controller {
     round: Option<JoinHandle<Round>>,
     releases: Vec<Grant>,
     /// What ipam was last asked for.
-    asked: Vec<Wish>,
+    asked: Vec<IpamRequest>,
     unreachable: Option<String>,
     /// When it is to be asked again after that, whatever else waits.
     ipam_again: Option<Instant>,
@@ -56,9 +56,9 @@ pub struct Controller {
     told: Option<BTreeSet<Problem>>,
     /// In Kubernetes, who makes gateways run.
     outside: Option<Exchange>,
-    silence: Silence,
+    stale_connections: StaleConnections,
     lagging: LaggingNodes,
-    refusals: Refusals,
+    backoff: WriteBackoff,
     vitals: Vitals,
 }
 
@@ -80,9 +80,9 @@ impl Controller {
             retry: None,
             told: None,
             outside: None,
-            silence: Silence::default(),
+            stale_connections: StaleConnections::default(),
             lagging: LaggingNodes::default(),
-            refusals: Refusals::default(),
+            backoff: WriteBackoff::default(),
             vitals: Vitals::default(),
         })
     }
@@ -128,7 +128,7 @@ impl Controller {
                     self.retry = None;
                     self.asked.clear();
                 }
-                () = due(self.silence.again()) => {}
+                () = due(self.stale_connections.next_check()) => {}
                 () = due(lag_check) => {}
                 () = due(self.ipam_again) => {
                     self.ipam_again = None;
@@ -359,21 +359,21 @@ impl Controller {
     async fn settle(&mut self) {
         let mut is_done = self.name_secrets().await;
         if self.outside.is_some() {
-            is_done &= self.silence.tell(&self.store, &mut self.index).await;
+            is_done &= self.stale_connections.reconcile(&self.store, &mut self.index).await;
         }
         self.retry_at((!is_done).then(|| Instant::now() + RETRY_REFUSED));
         let mut wanted = Published::default();
         for _ in 0..MAX_ROUNDS {
             self.lagging.observe(&mut self.index, Instant::now().into_std());
             wanted = self.compile();
-            let (index, refusals) = (&mut self.index, &mut self.refusals);
+            let (index, backoff) = (&mut self.index, &mut self.backoff);
             let sink = Sink { store: &self.store, heartbeat: &self.vitals.heartbeat };
-            let outcome = publish(sink, index, refusals, &wanted).await;
+            let outcome = publish(sink, index, backoff, &wanted).await;
             self.releases.extend(outcome.lost);
             wanted.problems.extend(outcome.problems);
             let now = Instant::now();
             self.retry_at(outcome.unreachable.then(|| now + RETRY_REFUSED));
-            self.retry_at(self.refusals.again(now));
+            self.retry_at(self.backoff.next_try(now));
             if !outcome.changed {
                 break;
             }
@@ -387,7 +387,7 @@ impl Controller {
             peers: wanted.peers,
         });
         self.tell(wanted.problems).await;
-        self.ask(wanted.wishes);
+        self.ask(wanted.ipam_requests);
     }
 
     fn compile(&self) -> Published {
@@ -425,17 +425,18 @@ impl Controller {
         });
     }
 
-    fn ask(&mut self, wishes: Vec<Wish>) {
+    fn ask(&mut self, ipam_requests: Vec<IpamRequest>) {
         // A prefix that a Network has passed on to another is not free.
         let index = &self.index;
         self.releases.retain(|grant| !index.holds(*grant));
-        let news = !self.releases.is_empty() || (!wishes.is_empty() && wishes != self.asked);
+        let news =
+            !self.releases.is_empty() || (!ipam_requests.is_empty() && ipam_requests != self.asked);
         if self.round.is_some() || self.ipam_again.is_some() || !news {
             return;
         }
-        self.asked.clone_from(&wishes);
+        self.asked.clone_from(&ipam_requests);
         let releases = std::mem::take(&mut self.releases);
-        self.round = Some(tokio::spawn(self.ipam.clone().round(releases, wishes)));
+        self.round = Some(tokio::spawn(self.ipam.clone().round(releases, ipam_requests)));
     }
 
     async fn conclude(&mut self, round: Result<Round, JoinError>) {
@@ -448,12 +449,12 @@ impl Controller {
         metrics.count_ipam(IpamOutcome::Granted, round.granted.len());
         metrics.count_ipam(IpamOutcome::Refused, round.denied.len());
         metrics.count_ipam(IpamOutcome::Unanswered, round.unreachable.iter().count());
-        for (wish, grant) in round.granted {
-            self.take(&wish, grant).await;
+        for (ipam_request, grant) in round.granted {
+            self.take(&ipam_request, grant).await;
             self.vitals.heartbeat.beat();
         }
-        for (wish, reason) in round.denied {
-            self.index.deny(wish.object, reason);
+        for (ipam_request, reason) in round.denied {
+            self.index.deny(ipam_request.object, reason);
             self.retry_at(Some(Instant::now() + RETRY_REFUSED));
         }
         self.releases.splice(..0, round.unreleased);
@@ -469,8 +470,9 @@ impl Controller {
     }
 
     /// Writes a grant into the status of the object it is for, or gives it back.
-    async fn take(&mut self, wish: &Wish, grant: Grant) {
-        let object = self.index.get(&wish.object).filter(|object| object.uid() == wish.uid);
+    async fn take(&mut self, ipam_request: &IpamRequest, grant: Grant) {
+        let object =
+            self.index.get(&ipam_request.object).filter(|object| object.uid() == ipam_request.uid);
         let Some(mut object) = object.cloned() else {
             self.releases.push(grant);
             return;
@@ -479,12 +481,12 @@ impl Controller {
         grant.write_to(&mut object);
         match self.store.put_status(&object).await {
             Ok(_) => {
-                tracing::info!(object = %wish.object, ?grant, "granted");
-                self.index.granted(&wish.object);
+                tracing::info!(object = %ipam_request.object, ?grant, "granted");
+                self.index.granted(&ipam_request.object);
                 self.index.apply(Event::Applied(Box::new(object)));
             }
             Err(error) => {
-                self.index.deny(wish.object.clone(), format!("granted, but {error}"));
+                self.index.deny(ipam_request.object.clone(), format!("granted, but {error}"));
                 self.releases.push(grant);
                 self.retry_at(Some(Instant::now() + RETRY_REFUSED));
             }

@@ -10,15 +10,15 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use fabric_core::Grant;
-use fabric_core::compile::{Request, Wish};
+use fabric_core::compile::{Allocation, IpamRequest};
 
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// One go at everything that is to be released and acquired.
 #[derive(Debug, Default)]
 pub struct Round {
-    pub granted: Vec<(Wish, Grant)>,
-    pub denied: Vec<(Wish, String)>,
+    pub granted: Vec<(IpamRequest, Grant)>,
+    pub denied: Vec<(IpamRequest, String)>,
     /// What could not be given back, and must be before anything is asked for again: or what is
     /// granted next could be given back by a late release.
     pub unreleased: Vec<Grant>,
@@ -40,7 +40,7 @@ impl Ipam {
     }
 
     /// Releases first, then acquires in order. Stops where ipam cannot be reached.
-    pub async fn round(mut self, releases: Vec<Grant>, wishes: Vec<Wish>) -> Round {
+    pub async fn round(mut self, releases: Vec<Grant>, ipam_requests: Vec<IpamRequest>) -> Round {
         let mut round = Round::default();
         for (i, grant) in releases.iter().enumerate() {
             match self.release(*grant).await {
@@ -53,28 +53,28 @@ impl Ipam {
                 Ok(()) => tracing::debug!(?grant, "released"),
             }
         }
-        for wish in wishes {
-            match self.acquire(&wish.request).await {
-                Ok(grant) => round.granted.push((wish, grant)),
+        for ipam_request in ipam_requests {
+            match self.acquire(&ipam_request.allocation).await {
+                Ok(grant) => round.granted.push((ipam_request, grant)),
                 Err(status) if is_unreachable(&status) => {
                     round.unreachable = Some(reason(&status));
                     return round;
                 }
-                Err(status) => round.denied.push((wish, reason(&status))),
+                Err(status) => round.denied.push((ipam_request, reason(&status))),
             }
         }
         round
     }
 
-    async fn acquire(&mut self, request: &Request) -> Result<Grant, Status> {
-        match *request {
-            Request::Network { cidr, immutable, exclusive, pre_allocated } => {
+    async fn acquire(&mut self, allocation: &Allocation) -> Result<Grant, Status> {
+        match *allocation {
+            Allocation::Network { cidr, immutable, exclusive, pre_allocated } => {
                 let cidr = cidr.to_string();
                 let request = NetworkAcquireRequest { cidr, immutable, pre_allocated, exclusive };
                 let granted = self.client.network_acquire(request).await?.into_inner().cidr;
                 Ok(Grant::Network(understood(&granted)?))
             }
-            Request::Address { cidr } => {
+            Allocation::Address { cidr } => {
                 let request = IpAcquireRequest { cidr: cidr.to_string() };
                 let granted = self.client.ip_acquire(request).await?.into_inner().ip;
                 Ok(Grant::Address { ip: understood(&granted)?, cidr })

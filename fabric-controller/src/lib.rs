@@ -8,6 +8,6 @@ pub mod grants;
 pub mod kinds;
 pub mod metrics;
 pub mod publish;
-pub mod refusals;
-mod silence;
+mod stale_connections;
 pub mod vitals;
+pub mod write_backoff;

@@ -66,7 +66,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
             let controller = controller(&config, store, ipam)?.reporting_to(vitals.clone());
             serve(&config, &vitals)?;
             vitals.metrics.set_elected(true);
-            controller.run(stop.told()).await;
+            controller.run(stop.requested()).await;
         }
     }
     tracing::info!("stopped; what is published stays");
@@ -129,7 +129,7 @@ impl Replica {
         loop {
             let stands_by = self.stand_by(election.stands_by());
             tokio::select! {
-                () = stop.told() => return Ok(()),
+                () = stop.requested() => return Ok(()),
                 () = vitals.heartbeat.while_waiting(election.won()) => {}
                 () = gateways.while_waiting(stands_by) => {}
                 () = &mut reports => {}
@@ -144,7 +144,7 @@ impl Replica {
             obstacles.clear();
             vitals.metrics.set_elected(true);
             let stopped = tokio::select! {
-                () = controller.run(stop.told()) => true,
+                () = controller.run(stop.requested()) => true,
                 () = kubernetes.run() => true,
                 () = election.lost() => false,
                 () = &mut reports => true,

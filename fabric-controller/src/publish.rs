@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::refusals::Refusals;
+use crate::write_backoff::WriteBackoff;
 use fabric_core::Grant;
 use fabric_core::compile::{KeyPair, Published, is_own};
 use fabric_core::index::Index;
@@ -44,16 +44,16 @@ const MAX_WRITES: usize = 16;
 pub async fn publish(
     sink: Sink<'_>,
     index: &mut Index,
-    refusals: &mut Refusals,
+    backoff: &mut WriteBackoff,
     wanted: &Published,
 ) -> Outcome {
-    let mut publisher = Publisher { sink, index, refusals, outcome: Outcome::default() };
+    let mut publisher = Publisher { sink, index, backoff, outcome: Outcome::default() };
     let objects = wanted.objects.iter().map(|(of, object)| Write::object(of, object));
     publisher.write_all(objects).await;
     publisher.write_all(wanted.keys.iter().map(|(of, pair)| Write::key(of, pair))).await;
     publisher.write_all(wanted.statuses.values().map(Write::status)).await;
     publisher.write_all(wanted.deleted.iter().map(Write::deletion)).await;
-    publisher.refusals.keep(|reference| is_wanted(wanted, reference));
+    publisher.backoff.keep(|reference| is_wanted(wanted, reference));
     publisher.outcome
 }
 
@@ -158,7 +158,7 @@ fn key_secret(reference: &ObjectRef, pair: &KeyPair, private: &PrivateKey) -> Se
 struct Publisher<'a> {
     sink: Sink<'a>,
     index: &'a mut Index,
-    refusals: &'a mut Refusals,
+    backoff: &'a mut WriteBackoff,
     outcome: Outcome,
 }
 
@@ -201,7 +201,7 @@ impl Publisher<'_> {
             What::Status(want) if have == Some(want) => return false,
             What::Object(_) | What::Status(_) | What::Key(_) | What::Deletion => {}
         }
-        let standing = self.refusals.standing(&write.reference, || write.want(), Instant::now());
+        let standing = self.backoff.pending(&write.reference, || write.want(), Instant::now());
         if let Some(message) = standing.map(str::to_owned) {
             self.problem(&write.reference, message);
             return false;
@@ -229,7 +229,7 @@ impl Publisher<'_> {
                 }
             }
             Written::Deletion => {
-                self.refusals.taken(object);
+                self.backoff.clear(object);
                 tracing::info!(%object, "removed");
                 let gone = self.index.apply(Event::Deleted(object.clone()));
                 self.outcome.lost.extend(gone.as_ref().and_then(Grant::of));
@@ -241,7 +241,7 @@ impl Publisher<'_> {
     /// True if that is news. It is not where the store holds something else than was wanted, and
     /// will: a label that others have added, a field that its definition of the kind lacks.
     fn apply(&mut self, object: Object) -> bool {
-        self.refusals.taken(&object.reference());
+        self.backoff.clear(&object.reference());
         let news = self.index.get(&object.reference()) != Some(&object);
         self.index.apply(Event::Applied(Box::new(object)));
         self.outcome.changed |= news;
@@ -254,7 +254,7 @@ impl Publisher<'_> {
         if error.is_unreachable() {
             self.outcome.unreachable = true;
         } else {
-            self.refusals.refused(&write.reference, write.want(), &message, Instant::now());
+            self.backoff.refused(&write.reference, write.want(), &message, Instant::now());
         }
         self.problem(&write.reference, message);
     }

@@ -11,7 +11,7 @@ use fabric_runtime::Stop;
 use fabric_store::{Kind, ObjectRef, Store};
 use gateway::args::{Args, Config};
 use gateway::config::input::Input;
-use gateway::config::restart_cache::Keep;
+use gateway::config::restart_cache::RestartCache;
 use gateway::config::{endpoint, input};
 use gateway::dataplane::overlay::{Overlay, host_end_name};
 use gateway::dataplane::reconcile;
@@ -74,8 +74,8 @@ async fn reason(store: &Store, name: &ObjectRef, taken_down: &mut unix::Signal) 
 }
 
 /// Without it, all but one kind of start goes as well.
-fn opened(dir: PathBuf) -> Option<Keep> {
-    let keep = Keep::open(dir);
+fn opened(dir: PathBuf) -> Option<RestartCache> {
+    let keep = RestartCache::open(dir);
     keep.inspect_err(|error| tracing::warn!("nothing is kept for a restart: {error}")).ok()
 }
 
@@ -124,7 +124,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     tasks.spawn(status::run(report, sources, stop.clone()));
 
     let outcome = tokio::select! {
-        () = signal.told() => {
+        () = signal.requested() => {
             let _ = departure.set(reason(&store, &name, &mut taken_down).await);
             Ok(())
         }

@@ -93,7 +93,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     tracing::info!(listen = %args.listen, "ipam is up");
 
     tokio::select! {
-        () = signal.told() => {}
+        () = signal.requested() => {}
         ended = &mut server => ended.context("the server panicked")?.context("cannot serve")?,
     }
     stop.send_replace(true);

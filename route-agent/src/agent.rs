@@ -7,7 +7,7 @@ use fabric_api::fabric::{ForwardingOff, MovedAddress, NodeConfig, NodeConfigStat
 use fabric_runtime::{Heartbeat, Stop, chain};
 use fabric_store::{Event, Kind, Object, ObjectRef, Store};
 use jiff::Timestamp;
-use netlink::{Handle, Quarrel, Settings, nft};
+use netlink::{ChurnLimiter, Handle, Settings, nft};
 use netplan::{COUNTER, FIREWALL_TABLE, REFUSAL_TABLE, Sysctl, plan};
 use tokio::signal::unix::Signal;
 use tokio::time::{MissedTickBehavior, sleep_until, timeout};
@@ -15,7 +15,7 @@ use tokio::time::{MissedTickBehavior, sleep_until, timeout};
 use crate::apply::apply;
 use crate::compile::{Compiled, compile};
 use crate::config_source::{self, ConfigFile};
-use crate::facts::Facts;
+use crate::host_state::HostState;
 use crate::other_firewalls::{Mode, OtherFirewalls};
 use crate::overlay_probe::OverlayProbes;
 use crate::presence::Presence;
@@ -49,7 +49,7 @@ pub(crate) struct Agent {
     pub(crate) forwarding_off: Vec<ForwardingOff>,
     /// All that the status has.
     pub(crate) problems: BTreeSet<String>,
-    pub(crate) quarrel: Quarrel,
+    pub(crate) churn_limiter: ChurnLimiter,
     pub(crate) reporter: Reporter,
     pub(crate) vitals: Vitals,
     pub(crate) probes: OverlayProbes,
@@ -88,7 +88,7 @@ impl Agent {
             self.show_presence();
             let refusal_due = self.refusal_due(looked);
             let due = tokio::select! {
-                () = stop.told() => {
+                () = stop.requested() => {
                     if timeout(Duration::ZERO, self.taken_down.recv()).await.is_err() {
                         self.probes.end().await;
                     }
@@ -123,7 +123,7 @@ impl Agent {
                 let watched = self.reconcile().await;
                 settings =
                     Settings::watch(&netns, watched.iter()).context("cannot watch settings")?;
-                self.quarrel.calm_down().await;
+                self.churn_limiter.throttle().await;
             }
         }
     }
@@ -242,8 +242,8 @@ impl Agent {
         problems: &mut BTreeSet<String>,
     ) -> Vec<Sysctl> {
         let netns = self.handle.netns().clone();
-        let facts = match Facts::gather(&self.handle).await {
-            Ok(facts) => facts,
+        let host_state = match HostState::gather(&self.handle).await {
+            Ok(host_state) => host_state,
             Err(error) => {
                 problems.insert(chain(&error));
                 return Vec::new();
@@ -252,16 +252,16 @@ impl Agent {
         let mode = if self.accept { Mode::Accept } else { Mode::Report };
         let gateways = config.spec.peerings.iter().filter_map(|peering| peering.gateway.as_ref());
         let listen_ports = gateways.filter_map(|gateway| gateway.listen_port).collect();
-        self.other_firewalls.request(mode, facts.ways(&config.spec), listen_ports);
-        match moved::find(&self.handle, &config.spec, &facts).await {
+        self.other_firewalls.request(mode, host_state.ways(&config.spec), listen_ports);
+        match moved::find(&self.handle, &config.spec, &host_state).await {
             Ok(moved) => self.moved = moved,
             Err(error) => _ = problems.insert(chain(&error)),
         }
-        let kept = self.refuser.begin(&self.handle, config, &facts).await;
+        let kept = self.refuser.begin(&self.handle, config, &host_state).await;
         let kept = kept.map_err(|error| problems.insert(chain(&error)));
         let mut compiled = match &kept {
-            Ok(kept) => compile(&config.spec, &facts, kept),
-            Err(_) => compile(&config.spec, &facts, self.refuser.refused()),
+            Ok(kept) => compile(&config.spec, &host_state, kept),
+            Err(_) => compile(&config.spec, &host_state, self.refuser.refused()),
         };
         if self.lost {
             problems.insert(LOST.to_owned());
@@ -283,7 +283,7 @@ impl Agent {
         }
         problems.extend(applied.problems);
         if changed {
-            self.quarrel.note();
+            self.churn_limiter.note();
         }
         self.note_forwarding(&compiled.forwarding);
         compiled.state.sysctls.into_keys().chain(compiled.forwarding.into_keys()).collect()
@@ -348,11 +348,11 @@ async fn wait(until: Option<Instant>) {
 
 /// What `--dry-run` prints: problems as comments, then the steps as commands.
 pub(crate) async fn preview(handle: &Handle, config: &NodeConfig) -> anyhow::Result<String> {
-    let facts = Facts::gather(handle).await.context("cannot look at the node")?;
+    let host_state = HostState::gather(handle).await.context("cannot look at the node")?;
     let Compiled { state, firewall, problems, .. } = if config.spec.removed {
         Compiled::default()
     } else {
-        compile(&config.spec, &facts, &refusal::observe(handle.netns())?.prefixes)
+        compile(&config.spec, &host_state, &refusal::observe(handle.netns())?.prefixes)
     };
     let mut lines: Vec<String> = problems.iter().map(|problem| format!("# {problem}")).collect();
     let have = handle.observe(&names::scope(state.sysctls.keys().cloned())).await?;

@@ -5,7 +5,7 @@ use fabric_api::fabric::{NodeConfigSpec, NodeGateway, NodePeering};
 use fabric_api::{Cidr, Mac, overlay_v6};
 use netplan::{Family, Firewall, Link, Route, RouteKey, Rule, RuleAction, State, Sysctl, Vxlan};
 
-use crate::facts::Facts;
+use crate::host_state::HostState;
 use crate::names::{
     self, IPV6_MIN_MTU, MAIN_TABLE, NO_POD_PRIORITY, POD_ROUTES_PRIORITY, PRIORITY, PROTOCOL, TABLE,
 };
@@ -25,10 +25,10 @@ pub(crate) struct Compiled {
 /// Same input, same output. `refused` are prefixes that have no peering.
 pub(crate) fn compile(
     config: &NodeConfigSpec,
-    facts: &Facts,
+    host_state: &HostState,
     refused: &BTreeSet<Cidr>,
 ) -> Compiled {
-    let mut compiler = Compiler { config, facts, out: Compiled::default() };
+    let mut compiler = Compiler { config, host_state, out: Compiled::default() };
     compiler.add_links();
     compiler.add_rules();
     for peering in &config.peerings {
@@ -43,8 +43,8 @@ pub(crate) fn compile(
 
 /// Returns whether a prefix may be refused apart from peerings: no peering has it, and it takes
 /// nothing from the node.
-pub(crate) fn is_refusable(config: &NodeConfigSpec, facts: &Facts, prefix: &Cidr) -> bool {
-    let compiler = Compiler { config, facts, out: Compiled::default() };
+pub(crate) fn is_refusable(config: &NodeConfigSpec, host_state: &HostState, prefix: &Cidr) -> bool {
+    let compiler = Compiler { config, host_state, out: Compiled::default() };
     let mut peers = config.peerings.iter().flat_map(|peering| &peering.prefixes);
     let is_peers = peers.any(|peer| peer.parse::<Cidr>().is_ok_and(|peer| peer.overlaps(prefix)));
     !is_peers && compiler.covered(prefix).is_none()
@@ -52,7 +52,7 @@ pub(crate) fn is_refusable(config: &NodeConfigSpec, facts: &Facts, prefix: &Cidr
 
 struct Compiler<'a> {
     config: &'a NodeConfigSpec,
-    facts: &'a Facts,
+    host_state: &'a HostState,
     out: Compiled,
 }
 
@@ -84,7 +84,7 @@ impl Compiler<'_> {
             set(Family::Ipv4, "rp_filter", 2);
             // Whoever does not know the MAC address has everyone's.
             set(Family::Ipv4, "drop_unicast_in_l2_multicast", 1);
-            if self.facts.ipv6 {
+            if self.host_state.ipv6 {
                 set(Family::Ipv6, "disable_ipv6", 0);
                 set(Family::Ipv6, "accept_ra", 0);
                 set(Family::Ipv6, "drop_unicast_in_l2_multicast", 1);
@@ -97,8 +97,8 @@ impl Compiler<'_> {
     fn underlay_mtu(&mut self, family: Family) -> u32 {
         const ETHERNET: u32 = 1500;
         let mut own = self.config.underlay.iter().filter(|ip| Family::of(**ip) == family);
-        let dev = own.find_map(|ip| self.facts.device_of(*ip));
-        if let Some(mtu) = dev.and_then(|dev| self.facts.mtus.get(dev)) {
+        let dev = own.find_map(|ip| self.host_state.device_of(*ip));
+        if let Some(mtu) = dev.and_then(|dev| self.host_state.mtus.get(dev)) {
             return (*mtu).max(IPV6_MIN_MTU / 2);
         }
         self.problem(format!(
@@ -109,7 +109,7 @@ impl Compiler<'_> {
     }
 
     fn add_rules(&mut self) {
-        let families = [(Family::Ipv4, true), (Family::Ipv6, self.facts.ipv6)];
+        let families = [(Family::Ipv4, true), (Family::Ipv6, self.host_state.ipv6)];
         for (family, _) in families.into_iter().filter(|(_, present)| *present) {
             let action = RuleAction::Lookup(TABLE);
             self.add_rule(Rule {
@@ -134,7 +134,7 @@ impl Compiler<'_> {
     /// destinations (addresses of the node, IP resources) are routed as ever.
     fn confine_to_pods(&mut self, pods: Cidr) {
         let family = Family::of_prefix(&pods);
-        if family == Family::Ipv6 && !self.facts.ipv6 {
+        if family == Family::Ipv6 && !self.host_state.ipv6 {
             return;
         }
         let devices: Vec<String> = self.out.state.links.keys().cloned().collect();
@@ -206,7 +206,8 @@ impl Compiler<'_> {
 
     /// What a route to this prefix would take packets from.
     fn covered(&self, prefix: &Cidr) -> Option<String> {
-        let mut networks = self.facts.networks().filter(|(network, _)| network.overlaps(prefix));
+        let mut networks =
+            self.host_state.networks().filter(|(network, _)| network.overlaps(prefix));
         if let Some((network, dev)) = networks.next() {
             return Some(format!("the node's own network {network} on {dev}"));
         }
@@ -254,7 +255,7 @@ impl Compiler<'_> {
     }
 
     fn overlay_v6(&self, gateway: &NodeGateway) -> Option<IpAddr> {
-        self.facts.ipv6.then(|| overlay_v6(gateway.overlay).into())
+        self.host_state.ipv6.then(|| overlay_v6(gateway.overlay).into())
     }
 
     /// The link of a gateway of this host, which itself makes the route to it: while that is gone, the
@@ -299,7 +300,7 @@ impl Compiler<'_> {
     fn through(&self, gateway: IpAddr, dev: &str) -> Route {
         let route = Route::onlink(gateway, dev, PROTOCOL);
         let fits = |ip: &&IpAddr| {
-            Family::of(**ip) == Family::of(gateway) && self.facts.device_of(**ip).is_some()
+            Family::of(**ip) == Family::of(gateway) && self.host_state.device_of(**ip).is_some()
         };
         match self.config.underlay.iter().find(fits) {
             Some(own) => route.with_source(*own),
@@ -315,13 +316,13 @@ impl Compiler<'_> {
             Ok(internal) => internal,
             Err(error) => return self.problem(format!("internal CIDR {text}: {error}")),
         };
-        let of_v6 = self.facts.ipv6.then(|| match internal.address() {
+        let of_v6 = self.host_state.ipv6.then(|| match internal.address() {
             // Addresses of links differ from those of the overlay in the word before the last two.
             IpAddr::V4(_) => Cidr::around(overlay_v6(Ipv4Addr::UNSPECIFIED).into(), 80),
             IpAddr::V6(_) => None,
         });
         for prefix in [Some(internal), of_v6.flatten()].into_iter().flatten() {
-            let own = self.facts.networks().find(|(network, _)| network.overlaps(&prefix));
+            let own = self.host_state.networks().find(|(network, _)| network.overlaps(&prefix));
             match own {
                 None => {
                     let key = RouteKey::overlay_backstop(TABLE, prefix);
@@ -377,7 +378,7 @@ impl Compiler<'_> {
                     "the node has no external {family} address yet: only pods reach {family} peers"
                 ));
             }
-            for (setting, is_on) in self.facts.forwarding_of(self.config, family) {
+            for (setting, is_on) in self.host_state.forwarding_of(self.config, family) {
                 self.out.forwarding.insert(setting.clone(), is_on);
                 if !is_on {
                     let name = setting.name();

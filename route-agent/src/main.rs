@@ -7,7 +7,7 @@ mod compile;
 mod config;
 mod config_source;
 mod conntrack;
-mod facts;
+mod host_state;
 mod moved;
 mod names;
 mod other_firewalls;
@@ -28,7 +28,7 @@ use clap::Parser;
 use fabric_api::fabric::REFUSE_SECONDS;
 use fabric_runtime::Stop;
 use fabric_store::{Kind, Object, ObjectRef, Store};
-use netlink::{Handle, Netns, Quarrel};
+use netlink::{ChurnLimiter, Handle, Netns};
 
 use agent::Agent;
 use config::{Cli, Command, RunArgs};
@@ -122,7 +122,7 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         own_problems: BTreeSet::new(),
         moved: Vec::new(),
         forwarding_off: Vec::new(),
-        quarrel: Quarrel::default(),
+        churn_limiter: ChurnLimiter::default(),
         vitals,
         refuser: Refuser::new(args.refusal_file),
         source,

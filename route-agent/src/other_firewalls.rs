@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use netlink::nft::{Chain, Hook};
-use netlink::{Netns, Quarrel};
+use netlink::{ChurnLimiter, Netns};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
@@ -152,7 +152,7 @@ impl OtherFirewalls {
 
 async fn work(netns: Netns, mut pending: watch::Receiver<Request>, results: watch::Sender<Found>) {
     let mut accepts = nft::Accepts::default();
-    let mut limiter = Quarrel::default();
+    let mut limiter = ChurnLimiter::default();
     let mut locked = false;
     loop {
         tokio::select! {
@@ -173,7 +173,7 @@ async fn work(netns: Netns, mut pending: watch::Receiver<Request>, results: watc
             limiter.note();
         }
         results.send_replace(found);
-        limiter.calm_down().await;
+        limiter.throttle().await;
     }
 }
 

@@ -15,7 +15,7 @@ use netlink::{Handle, NetlinkError, Netns};
 use netplan::{NextHop, Refusal, RouteKey};
 
 use crate::compile::is_refusable;
-use crate::facts::Facts;
+use crate::host_state::HostState;
 use crate::names;
 
 /// Bound for the sources in a status.
@@ -62,12 +62,12 @@ impl Refuser {
         &mut self,
         handle: &Handle,
         config: &NodeConfig,
-        facts: &Facts,
+        host_state: &HostState,
     ) -> Result<BTreeSet<Cidr>, RefusalError> {
         let (spec, netns) = (&config.spec, handle.netns());
         self.quiet = spec.quiet_after();
         let before = std::mem::replace(&mut self.table, observe(netns)?);
-        let refusable = |prefix: &Cidr| is_refusable(spec, facts, prefix);
+        let refusable = |prefix: &Cidr| is_refusable(spec, host_state, prefix);
         let named = spec.refused.iter().filter_map(|refused| refused.prefix.parse().ok());
         let wanted: BTreeSet<Cidr> = named.filter(&refusable).collect();
         let mut fresh = wanted.clone();

@@ -20,7 +20,7 @@ use crate::scene::{PATIENCE, PORT, play, traffic_passes};
 const HEALED: Duration = Duration::from_millis(500);
 /// What is not noticed at once is found by the next look at everything.
 const LOOK: Duration = Duration::from_secs(40);
-/// Between two damages, so that they do not look like a quarrel with another program.
+/// Between two damages, so that they do not look like a churn_limiter with another program.
 const PAUSE: Duration = Duration::from_millis(250);
 /// So many of ten are in time.
 const ENOUGH: usize = 9;

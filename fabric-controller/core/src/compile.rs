@@ -5,6 +5,7 @@ mod cluster;
 mod conditions;
 mod gateway;
 mod gateway_config;
+mod ipam_requests;
 mod mappings;
 mod node_config;
 mod node_paths;
@@ -17,7 +18,6 @@ mod secrets;
 mod services;
 mod statuses;
 mod unacknowledged;
-mod wishes;
 
 #[cfg(test)]
 mod tests;
@@ -29,10 +29,10 @@ use fabric_store::{Kind, Object, ObjectRef, Problem};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
+pub use ipam_requests::{Allocation, IpamRequest};
 pub use owner::{is_own, reference_to};
 pub use refused::keeps_refused_prefix;
 pub use statuses::unreadable;
-pub use wishes::{Request, Wish};
 
 use crate::index::Index;
 use crate::placement::{Peers, PlannedGateways, PlannedServices, SecretGaps};
@@ -56,7 +56,7 @@ pub struct Published {
     /// In Kubernetes, IPs that ask for a Service.
     pub services: PlannedServices,
     /// What to ask ipam for, in this order.
-    pub wishes: Vec<Wish>,
+    pub ipam_requests: Vec<IpamRequest>,
     /// All that is wrong, with the manifests and with what they say. Sorted.
     pub problems: Vec<Problem>,
 }
@@ -116,7 +116,7 @@ impl<'a> Compiler<'a> {
         }
         self.gateway_configs(&cluster, &peerings, &gateways, &mappings);
         self.node_configs(&cluster, &peerings, &gateways, &mappings);
-        self.wish(&cluster);
+        self.request_from_ipam(&cluster);
         self.address_problems();
         self.unacknowledged(&cluster);
         self.configuration_statuses(&cluster, &peerings);

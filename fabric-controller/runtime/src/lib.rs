@@ -85,7 +85,7 @@ impl Stop {
         })
     }
 
-    pub async fn told(&mut self) {
+    pub async fn requested(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::desired::Desired;
-use crate::config::restart_cache::Keep;
+use crate::config::restart_cache::RestartCache;
 use crate::config::secret::private_key;
 
 /// The latest of everything.
@@ -36,7 +36,7 @@ pub struct Input {
 pub struct Sources {
     pub store: Store,
     /// In a pod: what the container that ran before has left.
-    pub keep: Option<Keep>,
+    pub keep: Option<RestartCache>,
 }
 
 /// What an earlier gateway told of itself last.
@@ -70,7 +70,7 @@ pub async fn run(
 
 struct Follower {
     store: Store,
-    keep: Option<Keep>,
+    keep: Option<RestartCache>,
     name: ObjectRef,
     watch: Watch,
     /// The Secret that is followed, too.
@@ -96,7 +96,7 @@ impl Follower {
                 inputs.send_replace(self.input.clone());
             }
             if self.is_over {
-                self.keep.iter().for_each(Keep::forget);
+                self.keep.iter().for_each(RestartCache::forget);
                 tracing::info!("the peering is gone, and so is its tunnel");
                 return stop.cancel();
             }
@@ -414,7 +414,7 @@ mod tests {
         assert_eq!(store.note::<GatewayConfig>(Note::Copy(&note)).await.unwrap(), None);
     }
 
-    fn sources(store: Store, keep: Keep) -> (Sources, ObjectRef) {
+    fn sources(store: Store, keep: RestartCache) -> (Sources, ObjectRef) {
         let name = ObjectRef::new(Kind::GatewayConfig, "liqo-tenant-milan", "client");
         (Sources { store, keep: Some(keep) }, name)
     }

@@ -17,7 +17,7 @@ const KEY: &str = "key";
 
 /// Where that is. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Keep {
+pub struct RestartCache {
     dir: PathBuf,
 }
 
@@ -29,7 +29,7 @@ pub enum KeepError {
     Disk(PathBuf),
 }
 
-impl Keep {
+impl RestartCache {
     pub fn open(dir: PathBuf) -> Result<Self, KeepError> {
         let found = statfs(&dir);
         let found = found.map_err(|source| KeepError::Look { path: dir.clone(), source })?;
@@ -86,9 +86,9 @@ pub(crate) mod tests {
     use super::*;
     use crate::config::desired::tests::config;
 
-    pub(crate) fn in_memory() -> (TempDir, Keep) {
+    pub(crate) fn in_memory() -> (TempDir, RestartCache) {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-        let keep = Keep::open(dir.path().to_owned()).unwrap();
+        let keep = RestartCache::open(dir.path().to_owned()).unwrap();
         (dir, keep)
     }
 
@@ -115,8 +115,8 @@ pub(crate) mod tests {
 
     #[test]
     fn a_disk_is_no_place_for_a_key() {
-        let error = Keep::open("/proc".into()).unwrap_err().to_string();
+        let error = RestartCache::open("/proc".into()).unwrap_err().to_string();
         assert!(error.starts_with("/proc is not in memory"), "{error}");
-        assert!(Keep::open("/nowhere".into()).is_err());
+        assert!(RestartCache::open("/nowhere".into()).is_err());
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric_api::fabric::MtuBound;
-use netlink::Quarrel;
+use netlink::ChurnLimiter;
 use netlink::nft::NftError;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -50,7 +50,7 @@ pub async fn run(
         offloads,
         done: None,
     };
-    let mut quarrel = Quarrel::default();
+    let mut churn_limiter = ChurnLimiter::default();
     loop {
         let seen = sources.take();
         let peer_at = dataplane.peer_at();
@@ -58,7 +58,7 @@ pub async fn run(
         let again_at = Instant::now() + if plane.problems.is_empty() { RESYNC } else { RETRY };
         publish(&planes, plane);
         if steps > 0 {
-            quarrel.note();
+            churn_limiter.note();
         }
         tokio::select! {
             biased;
@@ -74,7 +74,7 @@ pub async fn run(
             biased;
             () = stop.cancelled() => break,
             changed = sources.changed(&seen) => changed?,
-            () = quarrel.calm_down() => {}
+            () = churn_limiter.throttle() => {}
         }
     }
     // The monitor says goodbye through the tunnel, and then lets go of its views.

@@ -33,7 +33,7 @@ use socket::ProbeSocket;
 /// Longest time between two probes while there is no connection, so that one is noticed at once.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(500);
 /// Least time between two probes, whatever asks for them.
-const LEAST_INTERVAL: Duration = Duration::from_millis(50);
+const MIN_INTERVAL: Duration = Duration::from_millis(50);
 /// How often it is looked whether a client should try another way.
 const TICK: Duration = Duration::from_secs(1);
 /// Datagrams read before it is said that none came: a gateway that had to wait for a processor finds
@@ -448,7 +448,7 @@ impl Peering {
 
     /// The next ping now, unless there was one just before.
     fn hurry(&mut self, now: Instant) {
-        let earliest = self.last_ping.map_or(now, |last| last + LEAST_INTERVAL);
+        let earliest = self.last_ping.map_or(now, |last| last + MIN_INTERVAL);
         self.ping_at = self.ping_at.min(earliest.max(now));
     }
 

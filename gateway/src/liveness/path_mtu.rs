@@ -15,7 +15,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 /// Every path takes this much: the least that IPv6 allows (RFC 8200 section 5).
-pub const LEAST: u32 = 1280;
+pub const MIN_PATH_MTU: u32 = 1280;
 
 /// Sizes tried at once. Three rounds of twenty tell all sizes between 1,280 and 9,000 apart, two
 /// those up to 1,500.
@@ -113,7 +113,7 @@ impl PathMtu {
     pub fn new(limit: u32, found: Option<u32>, now: Instant) -> Self {
         let mut path = Self {
             limit,
-            found: found.filter(|found| *found >= LEAST).map(|found| found.min(limit)),
+            found: found.filter(|found| *found >= MIN_PATH_MTU).map(|found| found.min(limit)),
             rtt: None,
             phase: Phase::Silent { until: now },
             sent: VecDeque::new(),
@@ -140,7 +140,7 @@ impl PathMtu {
     /// The way to the peer is another one: all sizes are tried again.
     pub fn search(&mut self, now: Instant) {
         self.fruitless = 0;
-        self.begin(LEAST - 1, self.limit, now);
+        self.begin(MIN_PATH_MTU - 1, self.limit, now);
         self.rest_if_small();
     }
 
@@ -157,7 +157,7 @@ impl PathMtu {
             self.note_rtt(rtt);
         }
         if matches!(self.phase, Phase::Silent { until } if now >= until) {
-            self.begin(LEAST - 1, self.limit, now);
+            self.begin(MIN_PATH_MTU - 1, self.limit, now);
         }
     }
 
@@ -228,7 +228,7 @@ impl PathMtu {
                 sizes.push(found);
                 settled.check = Some(Step::Decide(now + wait / 2));
             }
-            Some(Step::Decide(at)) if now >= at => return self.begin(LEAST - 1, found, now),
+            Some(Step::Decide(at)) if now >= at => return self.begin(MIN_PATH_MTU - 1, found, now),
             Some(_) | None => {}
         }
         let busy = large != settled.large;
@@ -278,7 +278,7 @@ impl PathMtu {
         search.sizes.insert(search.top);
         search.sizes.extend(found.filter(|found| (search.low..=search.top).contains(found)));
         // If even what is known to pass is not answered, nothing can be concluded.
-        search.sizes.insert(search.low.max(LEAST));
+        search.sizes.insert(search.low.max(MIN_PATH_MTU));
         sizes.extend(search.sizes.iter().rev());
         search.step = Step::SendAgain(now + half);
     }
@@ -319,7 +319,7 @@ impl PathMtu {
     }
 
     fn rest_if_small(&mut self) {
-        if self.limit <= LEAST {
+        if self.limit <= MIN_PATH_MTU {
             self.phase = Phase::Idle;
             self.found = None;
         }

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::connection::OwnConnection;
 use crate::config::input::Input;
-use crate::config::restart_cache::Keep;
+use crate::config::restart_cache::RestartCache;
 use crate::dataplane::lane::{PeerState, Stats};
 use crate::liveness::monitor::TRAINS_VANISH;
 use crate::liveness::overlay_probe::NodePaths;
@@ -44,7 +44,7 @@ pub struct Sources {
 pub struct Report {
     pub store: Store,
     /// In a pod: for the next start of the container.
-    pub keep: Option<Keep>,
+    pub keep: Option<RestartCache>,
     /// Of the GatewayConfig.
     pub name: ObjectRef,
 }
@@ -118,7 +118,7 @@ async fn changed(session: &mut Option<watch::Receiver<PeerState>>) {
 struct Reporter {
     store: Store,
     lookups: watch::Receiver<Option<TimedFault>>,
-    keep: Option<Keep>,
+    keep: Option<RestartCache>,
     /// What of it was kept last.
     kept: Option<Kept>,
     connection: OwnConnection,

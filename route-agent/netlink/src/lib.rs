@@ -8,6 +8,7 @@
 
 mod apply;
 mod attributes;
+mod churn_limiter;
 mod datagram;
 mod events;
 mod handle;
@@ -17,18 +18,17 @@ mod multicast;
 mod netns;
 mod nfnetlink;
 mod observe;
-mod quarrel;
 mod sysctl;
 
 pub mod conntrack;
 pub mod nft;
 
 pub use apply::Failure;
+pub use churn_limiter::ChurnLimiter;
 pub use datagram::DatagramSocket;
 pub use events::Events;
 pub use handle::{Handle, NetlinkError};
 pub use links::{LinkInfo, RouteInfo};
 pub use netns::{Netns, NetnsError};
 pub use observe::Scope;
-pub use quarrel::Quarrel;
 pub use sysctl::{Settings, read_sysctl, write_sysctl};

@@ -5,13 +5,13 @@ use netplan::{Address, plan};
 use super::*;
 
 /// Without refused prefixes.
-fn compile(config: &NodeConfigSpec, facts: &Facts) -> Compiled {
-    super::compile(config, facts, &BTreeSet::new())
+fn compile(config: &NodeConfigSpec, host_state: &HostState) -> Compiled {
+    super::compile(config, host_state, &BTreeSet::new())
 }
 
 #[test]
 fn a_peering_becomes_one_route_a_prefix_and_its_backstop() {
-    let compiled = compile(&config(vec![peering()]), &facts());
+    let compiled = compile(&config(vec![peering()]), &host_state());
     assert_eq!(compiled.problems, BTreeSet::new());
     assert_eq!(
         commands(&compiled),
@@ -44,8 +44,8 @@ ip rule add from all to 10.200.1.0/24 iif weft4 unreachable priority 32765 proto
 #[test]
 fn a_lost_tunnel_keeps_the_route_and_refuses_what_is_new() {
     let lost = NodePeering { connected: false, ..peering() };
-    let compiled = compile(&config(vec![lost]), &facts());
-    let connected = compile(&config(vec![peering()]), &facts());
+    let compiled = compile(&config(vec![lost]), &host_state());
+    let connected = compile(&config(vec![peering()]), &host_state());
     assert_eq!(compiled.state, connected.state);
     assert_eq!(compiled.firewall.unconnected, [cidr("10.201.0.0/16")].into());
     assert_eq!(connected.firewall.unconnected, BTreeSet::new());
@@ -54,7 +54,7 @@ fn a_lost_tunnel_keeps_the_route_and_refuses_what_is_new() {
 #[test]
 fn without_a_gateway_only_the_backstop_is_there() {
     let waiting = NodePeering { gateway: None, ..peering() };
-    let compiled = compile(&config(vec![waiting]), &facts());
+    let compiled = compile(&config(vec![waiting]), &host_state());
     let to_peer = |key: &&RouteKey| key.to == cidr("10.201.0.0/16");
     let routes: Vec<_> = compiled.state.routes.keys().filter(to_peer).collect();
     assert_eq!(routes, [&RouteKey::backstop(TABLE, cidr("10.201.0.0/16"))]);
@@ -72,7 +72,7 @@ fn a_prefix_that_covers_the_nodes_own_network_is_refused_and_the_others_are_not(
     ] {
         let both = vec![prefix.to_owned(), "10.203.0.0/16".to_owned()];
         let peering = NodePeering { prefixes: both, ..peering() };
-        let compiled = compile(&config(vec![peering]), &facts());
+        let compiled = compile(&config(vec![peering]), &host_state());
         let problem = format!("peer milan: prefix {prefix} is refused: it would cover {why}");
         assert_eq!(compiled.problems, [problem].into());
         assert_eq!(compiled.firewall.peers, [cidr("10.203.0.0/16")].into());
@@ -83,7 +83,7 @@ fn a_prefix_that_covers_the_nodes_own_network_is_refused_and_the_others_are_not(
 #[test]
 fn two_peers_with_one_prefix_are_told_apart() {
     let other = NodePeering { peer_cluster_id: "turin".to_owned(), ..peering() };
-    let compiled = compile(&config(vec![peering(), other]), &facts());
+    let compiled = compile(&config(vec![peering(), other]), &host_state());
     let problem = "peer turin: prefix 10.201.0.0/16 is refused: \
                    it would cover another peer's prefix 10.201.0.0/16";
     assert_eq!(compiled.problems, [problem.to_owned()].into());
@@ -92,7 +92,7 @@ fn two_peers_with_one_prefix_are_told_apart() {
 #[test]
 fn a_malformed_prefix_is_a_problem_of_its_peering() {
     let peering = NodePeering { prefixes: vec!["10.201.0.7/16".to_owned()], ..peering() };
-    let compiled = compile(&config(vec![peering]), &facts());
+    let compiled = compile(&config(vec![peering]), &host_state());
     let problem = compiled.problems.first().unwrap();
     assert!(problem.contains("did you mean 10.201.0.0/16?"), "{problem}");
 }
@@ -103,13 +103,13 @@ fn mac_addresses_are_those_of_the_config() {
     let mut peering = peering();
     peering.gateway.as_mut().unwrap().mac = Some(its.to_owned());
     let mut config = NodeConfigSpec { mac: Some(own.to_owned()), ..config(vec![peering]) };
-    let compiled = compile(&config, &facts());
+    let compiled = compile(&config, &host_state());
     assert_eq!(compiled.state.links["weft4"].mac.to_string(), own);
     let fdb: Vec<_> = compiled.state.fdb.keys().map(|(_, mac)| mac.to_string()).collect();
     assert_eq!(fdb, [its]);
     assert!(compiled.state.neighbours.values().all(|mac| mac.to_string() == its));
     config.mac = Some("0a".to_owned());
-    let problems = compile(&config, &facts()).problems;
+    let problems = compile(&config, &host_state()).problems;
     assert!(problems.first().unwrap().starts_with("MAC address 0a of 10.80.0.5:"), "{problems:?}");
 }
 
@@ -125,7 +125,7 @@ fn gateway_of_this_host_is_backed_and_translated() {
         probe: None,
     };
     let near = NodePeering { gateway: Some(gateway), ..peering() };
-    let compiled = compile(&config(vec![near]), &facts());
+    let compiled = compile(&config(vec![near]), &host_state());
     for link in [v4, v6] {
         let keys: Vec<_> =
             compiled.state.routes.keys().filter(|key| key.to == link.into()).collect();
@@ -143,16 +143,16 @@ fn gateway_of_this_host_is_backed_and_translated() {
 
 #[test]
 fn gateway_elsewhere_leaves_no_rule_for_links() {
-    let rules = compile(&config(vec![peering()]), &facts()).firewall.to_string();
+    let rules = compile(&config(vec![peering()]), &host_state()).firewall.to_string();
     assert!(!rules.contains("gateways"), "{rules}");
 }
 
 #[test]
 fn route_mtu_is_no_larger_than_the_devices() {
-    let mut facts = facts();
-    facts.mtus.insert("eth0".to_owned(), 1400);
+    let mut host_state = host_state();
+    host_state.mtus.insert("eth0".to_owned(), 1400);
     let wide = NodePeering { mtu: 9000, ..peering() };
-    let compiled = compile(&config(vec![wide]), &facts);
+    let compiled = compile(&config(vec![wide]), &host_state);
     assert_eq!(compiled.state.links["weft4"].mtu, 1350);
     let route = &compiled.state.routes[&RouteKey::new(TABLE, cidr("10.201.0.0/16"))];
     assert_eq!(route.mtu, Some(1350));
@@ -161,7 +161,7 @@ fn route_mtu_is_no_larger_than_the_devices() {
 #[test]
 fn ipv6_prefixes_go_through_the_ipv6_form_of_the_overlay_address() {
     let peering = NodePeering { prefixes: vec!["fd00:201::/48".to_owned()], ..peering() };
-    let commands = commands(&compile(&config(vec![peering]), &facts()));
+    let commands = commands(&compile(&config(vec![peering]), &host_state()));
     let route = "ip -6 route replace fd00:201::/48 via fd77:6566:7400::a50:7 dev weft4 onlink \
                  table 18952 metric 1024 proto 119 src 2001:db8::5 mtu 1340";
     assert!(commands.contains(route), "{commands}");
@@ -171,7 +171,7 @@ fn ipv6_prefixes_go_through_the_ipv6_form_of_the_overlay_address() {
 fn a_way_too_narrow_for_ipv6_carries_ipv4_only_and_says_so() {
     let prefixes = vec!["10.201.0.0/16".to_owned(), "fd00:201::/48".to_owned()];
     let peering = NodePeering { prefixes, mtu: 1200, ..peering() };
-    let compiled = compile(&config(vec![peering]), &facts());
+    let compiled = compile(&config(vec![peering]), &host_state());
     assert!(compiled.problems.iter().any(|p| p.contains("IPv6 needs 1280 bytes")));
     let key = |to: &str| RouteKey::new(TABLE, cidr(to));
     assert!(compiled.state.routes.contains_key(&key("10.201.0.0/16")));
@@ -190,7 +190,7 @@ fn an_ipv6_underlay_has_a_device_of_its_own() {
         probe: None,
     };
     let peering = NodePeering { gateway: Some(gateway), ..peering() };
-    let compiled = compile(&config(vec![peering]), &facts());
+    let compiled = compile(&config(vec![peering]), &host_state());
     let links: Vec<_> = compiled.state.links.iter().map(|(n, v)| (&**n, v.mtu)).collect();
     assert_eq!(links, [("weft6", 1430)]);
 }
@@ -198,9 +198,9 @@ fn an_ipv6_underlay_has_a_device_of_its_own() {
 #[test]
 fn full_masquerade_keeps_no_source() {
     let config = NodeConfigSpec { full_masquerade: true, ..config(vec![peering()]) };
-    let text = compile(&config, &facts()).firewall.to_string();
+    let text = compile(&config, &host_state()).firewall.to_string();
     assert!(!text.contains("jump keep"), "{text}");
-    let kept = compile(&NodeConfigSpec { full_masquerade: false, ..config }, &facts())
+    let kept = compile(&NodeConfigSpec { full_masquerade: false, ..config }, &host_state())
         .firewall
         .to_string();
     assert!(kept.contains("jump keep"), "{kept}");
@@ -208,8 +208,8 @@ fn full_masquerade_keeps_no_source() {
 
 #[test]
 fn a_node_that_forwards_nothing_is_told() {
-    let mut facts = facts();
-    facts.addresses.push(Address {
+    let mut host_state = host_state();
+    host_state.addresses.push(Address {
         dev: "cni0".to_owned(),
         address: [10, 200, 1, 1].into(),
         len: 24,
@@ -218,14 +218,14 @@ fn a_node_that_forwards_nothing_is_told() {
     // Nothing but VXLAN for the node itself comes in on eth0, and no peer has IPv6.
     let ipv6 = names::forwarding(Family::Ipv6);
     for setting in [of_device("eth0"), ipv6] {
-        facts.forwarding.insert(setting, false);
+        host_state.forwarding.insert(setting, false);
     }
     let config = config(vec![peering()]);
-    assert_eq!(compile(&config, &facts).problems, BTreeSet::new());
+    assert_eq!(compile(&config, &host_state).problems, BTreeSet::new());
     for setting in [names::forwarding(Family::Ipv4), of_device("cni0")] {
-        let mut facts = facts.clone();
-        facts.forwarding.insert(setting.clone(), false);
-        let compiled = compile(&config, &facts);
+        let mut host_state = host_state.clone();
+        host_state.forwarding.insert(setting.clone(), false);
+        let compiled = compile(&config, &host_state);
         assert_eq!(compiled.forwarding.get(&setting), Some(&false));
         let problem = format!("{} is 0: this node forwards no packets of pods", setting.name());
         assert_eq!(compiled.problems, [problem].into());
@@ -279,13 +279,13 @@ fn config(peerings: Vec<NodePeering>) -> NodeConfigSpec {
     }
 }
 
-fn facts() -> Facts {
+fn host_state() -> HostState {
     let address = |dev: &str, address: &str, len| Address {
         dev: dev.to_owned(),
         address: address.parse().unwrap(),
         len,
     };
-    Facts {
+    HostState {
         addresses: vec![
             address("lo", "127.0.0.1", 8),
             address("lo", "::1", 128),

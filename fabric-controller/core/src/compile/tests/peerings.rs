@@ -353,10 +353,14 @@ fn only_shared_kept_networks_are_not_exclusive() {
         ]);
         let reference = network.reference();
         world.apply(network);
-        let wishes = crate::compile(&world.index, jiff::Timestamp::UNIX_EPOCH).wishes;
-        let wish = wishes.iter().find(|wish| wish.object == reference).expect("a request");
-        let crate::compile::Request::Network { exclusive: asked, .. } = wish.request else {
-            panic!("{wish:?}")
+        let ipam_requests = crate::compile(&world.index, jiff::Timestamp::UNIX_EPOCH).ipam_requests;
+        let ipam_request = ipam_requests
+            .iter()
+            .find(|ipam_request| ipam_request.object == reference)
+            .expect("a request");
+        let crate::compile::Allocation::Network { exclusive: asked, .. } = ipam_request.allocation
+        else {
+            panic!("{ipam_request:?}")
         };
         assert_eq!(asked, exclusive, "not remapped: {fixed}, shared: {shared}");
     }

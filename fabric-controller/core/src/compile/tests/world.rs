@@ -136,16 +136,16 @@ impl World {
             self.delete(&reference);
             changed = true;
         }
-        for wish in wanted.wishes {
-            let grant = match wish.request {
-                super::super::Request::Network { cidr, immutable, .. } => {
+        for ipam_request in wanted.ipam_requests {
+            let grant = match ipam_request.allocation {
+                super::super::Allocation::Network { cidr, immutable, .. } => {
                     Grant::Network(self.acquire(cidr, immutable))
                 }
-                super::super::Request::Address { cidr } => {
+                super::super::Allocation::Address { cidr } => {
                     Grant::Address { ip: self.issue(cidr), cidr }
                 }
             };
-            let mut object = self.index.get(&wish.object).cloned().expect("it wished");
+            let mut object = self.index.get(&ipam_request.object).cloned().expect("it wished");
             grant.write_to(&mut object);
             self.index.apply(Event::Applied(Box::new(object)));
             changed = true;

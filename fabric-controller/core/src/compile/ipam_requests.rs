@@ -13,15 +13,15 @@ use crate::grant::{ip_grant, network_grant};
 
 /// An object that wants a prefix or an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct IpamRequest {
     pub object: ObjectRef,
     /// Of the object as it was; a grant for a namesake is given back.
     pub uid: String,
-    pub request: Request,
+    pub allocation: Allocation,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Request {
+pub enum Allocation {
     Network {
         cidr: Cidr,
         immutable: bool,
@@ -35,25 +35,27 @@ pub enum Request {
 }
 
 impl Compiler<'_> {
-    pub(super) fn wish(&mut self, cluster: &Cluster) {
+    pub(super) fn request_from_ipam(&mut self, cluster: &Cluster) {
         let index = self.index;
-        let mut wishes = Vec::new();
+        let mut ipam_requests = Vec::new();
         for (reference, object) in index.of_kind(Kind::Network) {
             let rank = rank(object);
             // A peer must not get what the cluster itself is still to get.
-            let its_turn = rank < LAST || cluster.is_ready();
+            let is_eligible = rank < LAST || cluster.is_ready();
             if let (true, true, Ok(network)) =
-                (its_turn, self.stays(reference, object), object.try_into())
+                (is_eligible, self.stays(reference, object), object.try_into())
             {
-                wishes.extend(self.network_wish(reference, object, network).map(|w| (rank, w)));
+                ipam_requests
+                    .extend(self.network_request(reference, object, network).map(|w| (rank, w)));
             }
         }
-        wishes.sort_by_key(|(rank, _)| *rank);
-        self.out.wishes = wishes.into_iter().map(|(_, wish)| wish).collect();
+        ipam_requests.sort_by_key(|(rank, _)| *rank);
+        self.out.ipam_requests =
+            ipam_requests.into_iter().map(|(_, ipam_request)| ipam_request).collect();
         for (reference, object) in index.of_kind(Kind::Ip) {
             if let (true, Ok(ip)) = (self.stays(reference, object), object.try_into()) {
-                let wish = self.ip_wish(reference, object, ip, cluster);
-                self.out.wishes.extend(wish);
+                let ipam_request = self.ip_request(reference, object, ip, cluster);
+                self.out.ipam_requests.extend(ipam_request);
             }
         }
     }
@@ -65,7 +67,12 @@ impl Compiler<'_> {
             || self.kept.contains(reference)
     }
 
-    fn network_wish(&self, of: &ObjectRef, object: &Object, network: &Network) -> Option<Wish> {
+    fn network_request(
+        &self,
+        of: &ObjectRef,
+        object: &Object,
+        network: &Network,
+    ) -> Option<IpamRequest> {
         let cidr = network.spec.cidr.parse::<Cidr>().ok()?; // told with the cluster
         let immutable = is_immutable(object);
         let fits = |granted: Cidr| {
@@ -79,22 +86,22 @@ impl Compiler<'_> {
         if network_grant(network).or(returned).is_some_and(fits) {
             return None;
         }
-        let request = Request::Network {
+        let allocation = Allocation::Network {
             cidr,
             immutable,
             exclusive: !(immutable && object.label(labels::NETWORK_SHARED) == Some("true")),
             pre_allocated: network.spec.pre_allocated.unwrap_or(0),
         };
-        Some(Wish { object: of.clone(), uid: object.uid().to_owned(), request })
+        Some(IpamRequest { object: of.clone(), uid: object.uid().to_owned(), allocation })
     }
 
-    fn ip_wish(
+    fn ip_request(
         &mut self,
         of: &ObjectRef,
         object: &Object,
         ip: &IP,
         cluster: &Cluster,
-    ) -> Option<Wish> {
+    ) -> Option<IpamRequest> {
         let wanted = ip.spec.address()?; // told with the mappings
         let cidr = match &ip.spec.network_ref {
             Some(network) => {
@@ -112,15 +119,16 @@ impl Compiler<'_> {
         if ip_grant(ip).is_some_and(|(address, from)| from == cidr && cidr.contains(address)) {
             return None;
         }
-        let request = Request::Address { cidr };
-        Some(Wish { object: of.clone(), uid: object.uid().to_owned(), request })
+        let allocation = Allocation::Address { cidr };
+        Some(IpamRequest { object: of.clone(), uid: object.uid().to_owned(), allocation })
     }
 
     /// Refusals of ipam, of prefixes and addresses that are still requested. A prefix that is to be kept
     /// from others, and is taken, is kept from them.
     pub(super) fn address_problems(&mut self) {
         let index = self.index;
-        let asked: BTreeSet<_> = self.out.wishes.iter().map(|wish| wish.object.clone()).collect();
+        let asked: BTreeSet<_> =
+            self.out.ipam_requests.iter().map(|ipam_request| ipam_request.object.clone()).collect();
         for (reference, reason) in index.denials().filter(|(object, _)| asked.contains(object)) {
             let Some(object) = index.get(reference).filter(|of| !keeps_refused_prefix(of)) else {
                 continue;

@@ -5,17 +5,17 @@ use tokio::time::{Instant, sleep};
 
 /// Keeps a program from burning a core when another undoes at once what it does.
 #[derive(Debug, Default)]
-pub struct Quarrel {
+pub struct ChurnLimiter {
     /// When something was changed, lately.
     changes: VecDeque<Instant>,
 }
 
-/// So many changes within this time are a quarrel.
+/// So many changes within this time are a churn_limiter.
 const MANY: usize = 50;
 const WINDOW: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(1);
 
-impl Quarrel {
+impl ChurnLimiter {
     /// Something was changed just now.
     pub fn note(&mut self) {
         let now = Instant::now();
@@ -27,7 +27,7 @@ impl Quarrel {
 
     /// Waits a second if there were too many changes: 50 within 10 seconds. Can be cancelled, and
     /// then does not wait the next time.
-    pub async fn calm_down(&mut self) {
+    pub async fn throttle(&mut self) {
         if self.changes.len() >= MANY {
             tracing::warn!("another program keeps undoing what is done here; waiting a second");
             self.changes.drain(..MANY / 10);
@@ -42,10 +42,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_quarrel_is_slowed_to_a_few_changes_a_second() {
-        let (mut quarrel, start) = (Quarrel::default(), Instant::now());
+        let (mut churn_limiter, start) = (ChurnLimiter::default(), Instant::now());
         for _ in 0..500 {
-            quarrel.note();
-            quarrel.calm_down().await;
+            churn_limiter.note();
+            churn_limiter.throttle().await;
         }
         let took = start.elapsed();
         assert!(took > Duration::from_secs(30), "{took:?}");
@@ -53,10 +53,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_change_now_and_then_waits_for_nothing() {
-        let (mut quarrel, start) = (Quarrel::default(), Instant::now());
+        let (mut churn_limiter, start) = (ChurnLimiter::default(), Instant::now());
         for _ in 0..500 {
-            quarrel.note();
-            quarrel.calm_down().await;
+            churn_limiter.note();
+            churn_limiter.throttle().await;
             sleep(Duration::from_millis(300)).await;
         }
         assert_eq!(start.elapsed(), Duration::from_millis(300) * 500);

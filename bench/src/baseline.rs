@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use fabric_api::PrivateKey;
 use weft_tests::{Program, STOCK_DEVICE, StockPeer, Tunnel};
 
-use crate::bout::Contestant;
+use crate::abba::Contestant;
 use crate::flow::Load;
 use crate::lab::{Lab, MTU, UNDERLAY};
 

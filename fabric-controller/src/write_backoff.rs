@@ -13,7 +13,7 @@ const RETRY_MAX: Duration = Duration::from_secs(60);
 
 /// The last refusal of each object.
 #[derive(Debug, Default)]
-pub struct Refusals(BTreeMap<ObjectRef, Refusal>);
+pub struct WriteBackoff(BTreeMap<ObjectRef, Refusal>);
 
 #[derive(Debug)]
 struct Refusal {
@@ -23,9 +23,9 @@ struct Refusal {
     again: Instant,
 }
 
-impl Refusals {
+impl WriteBackoff {
     /// Why this need not be tried now.
-    pub(crate) fn standing(
+    pub(crate) fn pending(
         &self,
         object: &ObjectRef,
         want: impl FnOnce() -> Value,
@@ -43,7 +43,7 @@ impl Refusals {
         self.0.insert(object.clone(), refusal);
     }
 
-    pub(crate) fn taken(&mut self, object: &ObjectRef) {
+    pub(crate) fn clear(&mut self, object: &ObjectRef) {
         self.0.remove(object);
     }
 
@@ -53,7 +53,7 @@ impl Refusals {
     }
 
     /// When the next one is to be tried again. One whose time has come was tried if there was need.
-    pub(crate) fn again(&self, now: Instant) -> Option<Instant> {
+    pub(crate) fn next_try(&self, now: Instant) -> Option<Instant> {
         self.0.values().map(|refusal| refusal.again).filter(|again| *again > now).min()
     }
 }
@@ -81,26 +81,26 @@ mod tests {
     #[test]
     fn the_same_is_tried_further_and_further_apart_and_something_else_at_once() {
         let object = ObjectRef::new(Kind::GatewayServer, "t", "server");
-        let (mut refusals, mut now) = (Refusals::default(), Instant::now());
+        let (mut backoff, mut now) = (WriteBackoff::default(), Instant::now());
         let mut waits = Vec::new();
         for time in 0..6 {
             let want = || status("a", time);
-            assert_eq!(refusals.standing(&object, want, now), None);
-            refusals.refused(&object, want(), "no", now);
-            assert_eq!(refusals.standing(&object, || status("a", time + 1), now), Some("no"));
-            let again = refusals.again(now).unwrap();
+            assert_eq!(backoff.pending(&object, want, now), None);
+            backoff.refused(&object, want(), "no", now);
+            assert_eq!(backoff.pending(&object, || status("a", time + 1), now), Some("no"));
+            let again = backoff.next_try(now).unwrap();
             waits.push((again - now).as_secs());
             now = again;
         }
         assert_eq!(waits, [5, 10, 20, 40, 60, 60]);
-        refusals.refused(&object, status("a", 0), "no", now);
-        assert_eq!(refusals.standing(&object, || status("b", 0), now), None);
-        refusals.refused(&object, status("b", 0), "no", now);
-        assert_eq!(refusals.again(now), Some(now + RETRY), "it is another matter");
-        assert_eq!(refusals.again(now + RETRY), None, "nor is what need not be tried waited for");
-        refusals.keep(|_| true);
-        assert!(refusals.again(now).is_some());
-        refusals.taken(&object);
-        assert_eq!(refusals.again(now), None);
+        backoff.refused(&object, status("a", 0), "no", now);
+        assert_eq!(backoff.pending(&object, || status("b", 0), now), None);
+        backoff.refused(&object, status("b", 0), "no", now);
+        assert_eq!(backoff.next_try(now), Some(now + RETRY), "it is another matter");
+        assert_eq!(backoff.next_try(now + RETRY), None, "nor is what need not be tried waited for");
+        backoff.keep(|_| true);
+        assert!(backoff.next_try(now).is_some());
+        backoff.clear(&object);
+        assert_eq!(backoff.next_try(now), None);
     }
 }

@@ -1,5 +1,5 @@
-//! Speaks for gateways in Kubernetes that cannot: one whose node is gone has left its Connection as
-//! it was.
+//! Marks a Connection as `Error` when its gateway cannot any more: one whose node is gone leaves
+//! `Connected` behind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,60 +13,60 @@ use fabric_core::index::Index;
 /// A gateway that probes writes a latency every ten seconds.
 const STALE: Duration = Duration::from_secs(30);
 
-/// Gateways without a pod that is ready, and what their Connections say. What one said before its pod
-/// was seen not to be ready is disclaimed. A gateway that lives all the same takes that back, and is
-/// believed for as long as it keeps it up to date; without probes, for good.
+/// Last reports of the Connections of gateways without a ready pod. One is marked when its pod is seen
+/// not to be ready, and again once its latency is older than [`STALE`]. A gateway that is alive after
+/// all writes its own status again; without probes that is never stale.
 #[derive(Debug, Default)]
-pub(crate) struct Silence(BTreeMap<ObjectRef, Word>);
+pub(crate) struct StaleConnections(BTreeMap<ObjectRef, LastReport>);
 
 #[derive(Debug)]
-struct Word {
+struct LastReport {
     /// When the latency was measured that came with Connected.
     latency_at: Option<String>,
-    heard: Instant,
+    since: Instant,
 }
 
-impl Silence {
+impl StaleConnections {
     /// Returns false if the store did not answer: it is to be tried again.
-    pub(crate) async fn tell(&mut self, store: &Store, index: &mut Index) -> bool {
+    pub(crate) async fn reconcile(&mut self, store: &Store, index: &mut Index) -> bool {
         let mut is_done = true;
-        let silent = silent(index);
-        self.0.retain(|gateway, _| silent.contains(gateway));
-        for gateway in silent {
+        let unserved = unserved(index);
+        self.0.retain(|gateway, _| unserved.contains(gateway));
+        for gateway in unserved {
             let latency_at = connected(index, &gateway).and_then(latency_at);
             let is_new = !self.0.contains_key(&gateway);
-            if is_new && !disclaim(store, index, &gateway).await {
+            if is_new && !mark_error(store, index, &gateway).await {
                 is_done = false;
                 continue;
             }
-            if self.hear(gateway.clone(), latency_at, Instant::now()) {
-                is_done &= disclaim(store, index, &gateway).await;
+            if self.observe(gateway.clone(), latency_at, Instant::now()) {
+                is_done &= mark_error(store, index, &gateway).await;
             }
         }
         is_done
     }
 
-    /// When one is to be looked at again, if nothing happens before.
-    pub(crate) fn again(&self) -> Option<Instant> {
-        let dated = self.0.values().filter(|word| word.latency_at.is_some());
-        dated.map(|word| word.heard + STALE).min()
+    /// Time at which the first report becomes stale.
+    pub(crate) fn next_check(&self) -> Option<Instant> {
+        let dated = self.0.values().filter(|report| report.latency_at.is_some());
+        dated.map(|report| report.since + STALE).min()
     }
 
-    /// True if it says the same for too long.
-    fn hear(&mut self, gateway: ObjectRef, latency_at: Option<String>, now: Instant) -> bool {
+    /// Records a report; returns whether it is stale.
+    fn observe(&mut self, gateway: ObjectRef, latency_at: Option<String>, now: Instant) -> bool {
         let known = self.0.get(&gateway);
         let known = known.filter(|known| known.latency_at == latency_at);
         let stale = known.is_some_and(|known| {
-            known.latency_at.is_some() && now.duration_since(known.heard) >= STALE
+            known.latency_at.is_some() && now.duration_since(known.since) >= STALE
         });
         if known.is_none() || stale {
-            self.0.insert(gateway, Word { latency_at, heard: now });
+            self.0.insert(gateway, LastReport { latency_at, since: now });
         }
         stale
     }
 }
 
-fn silent(index: &Index) -> BTreeSet<ObjectRef> {
+fn unserved(index: &Index) -> BTreeSet<ObjectRef> {
     let kinds = [Kind::GatewayServer, Kind::GatewayClient].into_iter();
     let all = kinds.flat_map(|kind| index.of_kind(kind)).map(|(gateway, _)| gateway);
     let serves = |gateway: &ObjectRef| index.placement(gateway).is_some_and(|p| p.is_served);
@@ -74,7 +74,7 @@ fn silent(index: &Index) -> BTreeSet<ObjectRef> {
 }
 
 /// False if it is to be tried again.
-async fn disclaim(store: &Store, index: &mut Index, gateway: &ObjectRef) -> bool {
+async fn mark_error(store: &Store, index: &mut Index, gateway: &ObjectRef) -> bool {
     let Some(mut connection) = connected(index, gateway).cloned() else { return true };
     connection.status = Some(ConnectionStatus { value: ConnectionValue::Error, latency: None });
     let connection = Object::from(connection);
@@ -92,7 +92,7 @@ async fn disclaim(store: &Store, index: &mut Index, gateway: &ObjectRef) -> bool
     }
 }
 
-/// Its Connection, if that says so.
+/// Its Connection, if that is Connected.
 fn connected<'a>(index: &'a Index, gateway: &ObjectRef) -> Option<&'a Connection> {
     let uid = index.get(gateway)?.uid();
     let mut all = index.connections(gateway, uid);
@@ -113,12 +113,12 @@ mod tests {
     #[test]
     fn a_word_counts_for_as_long_as_it_is_kept_up_to_date() {
         let start = Instant::now();
-        let mut silence = Silence::default();
+        let mut silence = StaleConnections::default();
         let mut hear = |at: Option<&str>, seconds: u64| {
             let gateway = ObjectRef::new(Kind::GatewayServer, "t", "server");
             let now = start + Duration::from_secs(seconds);
-            let stale = silence.hear(gateway, at.map(str::to_owned), now);
-            (stale, silence.again().map(|again| (again - start).as_secs()))
+            let stale = silence.observe(gateway, at.map(str::to_owned), now);
+            (stale, silence.next_check().map(|again| (again - start).as_secs()))
         };
         assert_eq!(hear(None, 0), (false, None), "it has been disclaimed");
         assert_eq!(hear(Some("a"), 1), (false, Some(31)), "it lives");
@@ -126,6 +126,6 @@ mod tests {
         assert_eq!(hear(Some("b"), 40), (false, Some(41)));
         assert_eq!(hear(Some("b"), 41), (true, Some(71)), "it does not any more");
         assert_eq!(hear(None, 42), (false, None));
-        assert_eq!(hear(None, 1000), (false, None), "there is nothing to disclaim, or no probes");
+        assert_eq!(hear(None, 1000), (false, None), "there is nothing to mark_error, or no probes");
     }
 }

@@ -12,7 +12,7 @@ use crate::other_firewalls::Way;
 
 /// What the agent must know of its node, besides its config.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Facts {
+pub(crate) struct HostState {
     /// Of all devices but our own.
     pub(crate) addresses: Vec<Address>,
     /// Of all devices, by name, in bytes.
@@ -25,7 +25,7 @@ pub(crate) struct Facts {
     pub(crate) forwarding: BTreeMap<Sysctl, bool>,
 }
 
-impl Facts {
+impl HostState {
     pub(crate) async fn gather(handle: &Handle) -> Result<Self, NetlinkError> {
         let ours = [Family::Ipv4, Family::Ipv6].map(names::device);
         let addresses = handle.addresses().await?;
