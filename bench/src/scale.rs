@@ -18,8 +18,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use self::args::FigureName;
 pub(crate) use self::args::ScaleArgs;
-use self::figures::{Applied, Bench, seconds};
-use self::results::{Bar, Report, Row};
+use self::figures::{Applied, Bench};
+use self::results::{Bar, Report, Row, seconds};
 
 /// Longest wait for tasks that are cancelled with the run.
 const END: Duration = Duration::from_secs(2);

@@ -8,7 +8,7 @@ use tokio::time::sleep;
 use weft_tests::resident_bytes;
 
 use super::cpu::{CpuMeter, CpuShares, until_quiet};
-use super::results::{Bar, Row};
+use super::results::{Bar, Row, seconds};
 
 /// Longest wait for all peerings.
 const APPLY: Duration = Duration::from_secs(900);
@@ -279,14 +279,6 @@ impl Samples {
         let text = format!("{} (median {}, of {count})", at(0.99), at(0.5));
         text + &error.unwrap_or_default()
     }
-}
-
-/// With the digits that mean something.
-pub(crate) fn seconds(time: Duration) -> String {
-    if time < Duration::from_secs(1) {
-        return format!("{:.0} ms", time.as_secs_f64() * 1e3);
-    }
-    format!("{:.1} s", time.as_secs_f64())
 }
 
 pub(crate) fn percent(share: f64) -> String {

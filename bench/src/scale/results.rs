@@ -11,7 +11,6 @@ use api_server::ApiServer;
 use jiff::Zoned;
 use scale::{RequestCount, Size};
 
-use super::figures::seconds;
 use crate::machine;
 
 /// Marks the section of this benchmark in a file with others.
@@ -153,6 +152,14 @@ fn revision() -> String {
         let _ = write!(revision, " ({})", commit.trim());
     }
     revision
+}
+
+/// With the digits that mean something.
+pub(crate) fn seconds(time: Duration) -> String {
+    if time < Duration::from_secs(1) {
+        return format!("{:.0} ms", time.as_secs_f64() * 1e3);
+    }
+    format!("{:.1} s", time.as_secs_f64())
 }
 
 #[cfg(test)]

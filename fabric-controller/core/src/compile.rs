@@ -7,6 +7,7 @@ mod gateway;
 mod gateway_config;
 mod ipam_requests;
 mod mappings;
+mod names;
 mod node_config;
 mod node_paths;
 mod owner;

@@ -8,17 +8,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use super::Compiler;
 use super::cluster::{Cluster, Granted};
 use super::gateway::Gateway;
-
-/// `/`, `.` and `:` become `-`.
-pub(super) fn dashed(address: &str) -> String {
-    address.replace(['/', '.', ':'], "-").trim_matches('-').to_owned()
-}
-
-/// `what` is `overlay` or `link`.
-pub(super) fn of_gateway(gateway: &ObjectRef, what: &str) -> ObjectRef {
-    let namespace = gateway.namespace.as_deref().unwrap_or_default();
-    ObjectRef::new(Kind::Ip, namespace, &format!("gw-{}-{what}", gateway.name))
-}
+use super::names::of_gateway;
 
 impl Compiler<'_> {
     /// `what` is `overlay`, `external-ipv4` or `external-ipv6`.

@@ -8,8 +8,8 @@ use fabric_api::{Cidr, ClusterId, Mac, check, labels};
 use fabric_store::{Kind, Object, ObjectRef};
 use k8s_openapi::api::core::v1 as core;
 
-use super::node_config::of_node;
-use super::{Compiler, addresses, owner};
+use super::names::of_node;
+use super::{Compiler, names, owner};
 use crate::index::Index;
 
 const EXTERNAL_CIDR: &str = "10.70.0.0/16";
@@ -159,8 +159,7 @@ impl Compiler<'_> {
         }
         for node in &cluster.nodes {
             for address in &node.underlay {
-                let name =
-                    format!("node-{}-{}", node.name, addresses::dashed(&address.to_string()));
+                let name = format!("node-{}-{}", node.name, names::dashed(&address.to_string()));
                 let cidr = Cidr::host(*address).to_string();
                 let name = self.own(Kind::Network, &name);
                 let mut network = own_network(&name, "reserved", &cidr, None);

@@ -10,10 +10,10 @@ use fabric_api::{Cidr, labels, link_v6};
 use fabric_store::{Kind, ObjectRef};
 
 use super::Compiler;
-use super::addresses;
 use super::cluster::{Cluster, Node};
 use super::gateway::{Gateway, GatewaySettings};
 use super::mappings::Mapping;
+use super::names;
 use super::peering::Peering;
 
 const SERVER_TUNNEL_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 18, 1);
@@ -171,7 +171,7 @@ impl Compiler<'_> {
     }
 
     fn gateway_address(&self, gateway: &Gateway<'_>, what: &str) -> Option<Ipv4Addr> {
-        match self.index.ip_grant(&addresses::of_gateway(&gateway.reference, what))? {
+        match self.index.ip_grant(&names::of_gateway(&gateway.reference, what))? {
             IpAddr::V4(address) => Some(address),
             IpAddr::V6(_) => None,
         }

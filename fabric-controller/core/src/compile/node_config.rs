@@ -17,6 +17,7 @@ use super::cluster::{Cluster, Node};
 use super::gateway::Gateway;
 use super::gateway_config::common_family;
 use super::mappings::Mapping;
+use super::names::of_node;
 use super::peering::Peering;
 
 /// Annotation: when it was known that the node is gone.
@@ -205,10 +206,6 @@ fn node_mapping(mapping: &Mapping) -> NodeAddressMap {
 fn removed_since(config: &NodeConfig) -> Option<Timestamp> {
     let annotations = config.metadata.annotations.as_ref()?;
     annotations.get(REMOVED_SINCE)?.parse().ok().filter(|_| config.spec.removed)
-}
-
-pub(super) fn of_node(name: &str) -> ObjectRef {
-    ObjectRef::new(Kind::NodeConfig, "", name)
 }
 
 fn node_spec(cluster: &Cluster, node: &Node, peerings: &[NodePeering]) -> Option<NodeConfigSpec> {

@@ -10,7 +10,7 @@ use fabric_store::{Kind, ObjectRef};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::cluster::Cluster;
-use super::{Compiler, addresses, owner};
+use super::{Compiler, names, owner};
 
 /// A Configuration that was read.
 #[derive(Debug)]
@@ -207,7 +207,7 @@ impl<'a> Compiler<'a> {
 
 /// `<configuration>-<pod|external>-<cidr>`, as Liqo names it.
 fn network_of(configuration: &ObjectRef, kind: RemapKind, cidr: &Cidr) -> ObjectRef {
-    let cidr = addresses::dashed(&cidr.to_string());
+    let cidr = names::dashed(&cidr.to_string());
     let name = format!("{}-{}-{cidr}", configuration.name, kind.name());
     let namespace = configuration.namespace.as_deref().unwrap_or_default();
     ObjectRef::new(Kind::Network, namespace, &name)

@@ -9,9 +9,9 @@ use fabric_api::{Cidr, labels};
 use fabric_store::{Kind, Object, ObjectRef};
 
 use super::cluster::{Cluster, own_network};
-use super::node_config::of_node;
+use super::names::of_node;
 use super::peering::Peering;
-use super::{Compiler, addresses, owner};
+use super::{Compiler, names, owner};
 
 /// Annotation of a Network that holds a refused prefix: the prefix as the peer has it.
 const REMOTE: &str = "fabric.weft.dev/remote-cidr";
@@ -115,7 +115,7 @@ impl Compiler<'_> {
     /// Wants a Network that keeps the prefix from all others, over restarts, too.
     fn hold(&mut self, prefix: &Cidr, peer: &str) {
         let text = prefix.to_string();
-        let name = self.own(Kind::Network, &format!("refused-{}", addresses::dashed(&text)));
+        let name = self.own(Kind::Network, &format!("refused-{}", names::dashed(&text)));
         let mut network = own_network(&name, "reserved", &text, None);
         let labels = network.metadata.labels.get_or_insert_default();
         labels.insert(labels::NETWORK_NOT_REMAPPED.to_owned(), "true".to_owned());

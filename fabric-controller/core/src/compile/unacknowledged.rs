@@ -5,7 +5,7 @@ use fabric_store::Kind;
 
 use super::Compiler;
 use super::cluster::Cluster;
-use super::node_config::of_node;
+use super::names::of_node;
 
 impl Compiler<'_> {
     /// An agent that cannot write its status is only noticed by what it does not acknowledge.

@@ -5,13 +5,15 @@ mod cut;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::folder::{Folder, Parse, Unreadable};
 use super::last_good::LastGood;
 use super::parse::{self, Located};
-use super::watch::SETTLE;
 use crate::{Object, ObjectRef, Problem};
+
+/// Until what vanished from a file that is edited in place counts as gone.
+pub(crate) const SETTLE: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
 pub(crate) struct Manifests {

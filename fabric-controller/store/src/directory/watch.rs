@@ -6,15 +6,13 @@ use tokio::time::Instant;
 
 use super::folders::{Interest, Matters, RESCAN_UNWATCHED};
 use super::layout::Layout;
+use super::manifests::SETTLE;
 use super::notifier::Notifier;
 use super::reader::{Reader, Scope};
 use crate::{Event, Object, ObjectRef, Problem, Snapshot};
 
 /// Lets a writer finish what it is at.
 const DEBOUNCE: Duration = Duration::from_millis(30);
-
-/// Until what vanished from a file that is edited in place counts as gone.
-pub(crate) const SETTLE: Duration = Duration::from_millis(500);
 
 /// A running watch.
 #[derive(Debug)]

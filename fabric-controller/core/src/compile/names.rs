@@ -1,0 +1,19 @@
+//! Names of objects of weft's own.
+
+use fabric_store::{Kind, ObjectRef};
+
+/// An address or prefix as part of a name: `/`, `.` and `:` become `-`.
+pub(super) fn dashed(address: &str) -> String {
+    address.replace(['/', '.', ':'], "-").trim_matches('-').to_owned()
+}
+
+/// The IP of a gateway; `what` is `overlay` or `link`.
+pub(super) fn of_gateway(gateway: &ObjectRef, what: &str) -> ObjectRef {
+    let namespace = gateway.namespace.as_deref().unwrap_or_default();
+    ObjectRef::new(Kind::Ip, namespace, &format!("gw-{}-{what}", gateway.name))
+}
+
+/// The NodeConfig of a node.
+pub(super) fn of_node(name: &str) -> ObjectRef {
+    ObjectRef::new(Kind::NodeConfig, "", name)
+}
