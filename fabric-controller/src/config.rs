@@ -1,4 +1,4 @@
-//! What the command line and the environment say.
+//! Settings from the command line and the environment.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The loop: hear what changed, compile, publish, ask ipam.
+//! The loop: observe changes, compile, publish, send requests to ipam.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::{Future, pending};
@@ -27,14 +27,15 @@ use fabric_core::placement::{Placements, Plan};
 use fabric_store::obstacles::Reader;
 use gateway_workloads::Exchange;
 
-/// After ipam could not be reached; doubled up to [`RETRY_MAX`].
+/// Backoff after ipam could not be reached; doubled up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(1);
-/// After ipam refused, or the store did not answer.
+/// Backoff after ipam refused, or the store did not answer.
 const RETRY_REFUSED: Duration = Duration::from_secs(5);
-/// Finds files that somebody removed before the watch saw them.
+/// Interval of resyncs, which find files removed before the watch saw them.
 const RESYNC: Duration = Duration::from_secs(30);
-/// What is published makes more follow from it, three times at most; this is for surprises.
+/// Maximum rounds of one reconciliation. Published objects lead to more, three times at most; the
+/// rest is a reserve.
 const MAX_ROUNDS: usize = 16;
 
 pub struct Controller {
@@ -42,19 +43,19 @@ pub struct Controller {
     watch: Watch,
     index: Index,
     ipam: Ipam,
-    /// At most one conversation with ipam at a time; files are watched meanwhile.
+    /// At most one round of requests to ipam at a time; files are watched meanwhile.
     round: Option<JoinHandle<Round>>,
     releases: Vec<Grant>,
-    /// What ipam was last asked for.
+    /// Requests last sent to ipam.
     asked: Vec<IpamRequest>,
     unreachable: Option<String>,
-    /// When it is to be asked again after that, whatever else waits.
+    /// Time of the next requests after that, whatever else waits.
     ipam_again: Option<Instant>,
     patience: Duration,
     retry: Option<Instant>,
-    /// What is published as wrong; `None` before the first time.
+    /// Problems published last; `None` before the first time.
     told: Option<BTreeSet<Problem>>,
-    /// In Kubernetes, who makes gateways run.
+    /// In Kubernetes, the channels to what makes gateways run.
     outside: Option<Exchange>,
     stale_connections: StaleConnections,
     lagging: LaggingNodes,
@@ -140,7 +141,7 @@ impl Controller {
 
     async fn start(&mut self) {
         self.read().await;
-        // What was removed while nobody was here; ipam has forgotten it by itself.
+        // Objects removed while no controller ran; ipam has released theirs by itself.
         match self.store.orphaned_statuses().await {
             Ok(orphans) => {
                 for orphan in &orphans {
@@ -227,8 +228,8 @@ impl Controller {
         is_news
     }
 
-    /// Applies an event; returns whether anything new follows from it. The event may be from before the
-    /// own last write: of what only the controller writes, the index knows better.
+    /// Applies an event; returns whether anything new follows from it. The event may be from before
+    /// the own last write: for objects that only the controller writes, the index is newer.
     async fn absorb(&mut self, event: Event) -> bool {
         if let Event::Problems(problems) = &event {
             self.repair(problems).await;
@@ -281,7 +282,7 @@ impl Controller {
         match reference.kind {
             Kind::Network | Kind::Ip => {
                 if have.is_none() && is_own(&object) {
-                    // Perhaps one that was removed a moment ago. No answer does not say so.
+                    // Perhaps one that was removed a moment ago. An error is no proof of that.
                     if let Ok(found) = self.store.get(&reference).await {
                         object = found?;
                     }
@@ -332,8 +333,8 @@ impl Controller {
         }
     }
 
-    /// The user's key pairs may lack the label by which Secrets are told from all others.
-    /// Returns false if the store did not answer.
+    /// Labels the user's key pairs, which may lack the label that distinguishes Secrets from all
+    /// others. Returns false if the store did not answer.
     async fn name_secrets(&mut self) -> bool {
         let named = self.index.unlabelled_secrets();
         if !self.watch.name(&named) {
@@ -355,7 +356,7 @@ impl Controller {
         true
     }
 
-    /// Compiles and publishes until nothing changes, then asks ipam for what is missing.
+    /// Compiles and publishes until nothing changes, then requests from ipam what is missing.
     async fn settle(&mut self) {
         let mut is_done = self.name_secrets().await;
         if self.outside.is_some() {
@@ -415,7 +416,7 @@ impl Controller {
         known.collect()
     }
 
-    /// Says what is to be made so outside of the store.
+    /// Publishes the plan for everything outside of the store.
     fn instruct(&self, plan: Plan) {
         let Some(outside) = &self.outside else { return };
         outside.plan.send_if_modified(|before| {
@@ -530,7 +531,7 @@ impl Controller {
     }
 }
 
-/// Where gateways run now, whenever that has changed.
+/// Placements of the gateways, whenever they have changed.
 async fn news(outside: &mut Option<Exchange>) -> Placements {
     let Some(outside) = outside else { return pending().await };
     loop {

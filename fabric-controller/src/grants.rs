@@ -1,4 +1,4 @@
-//! Asks ipam for prefixes and addresses, and gives them back.
+//! Acquires prefixes and addresses from ipam, and releases them.
 
 use std::time::Duration;
 
@@ -19,10 +19,10 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 pub struct Round {
     pub granted: Vec<(IpamRequest, Grant)>,
     pub denied: Vec<(IpamRequest, String)>,
-    /// What could not be given back, and must be before anything is asked for again: or what is
-    /// granted next could be given back by a late release.
+    /// Grants not released yet. They must be before any further request: a late release could
+    /// otherwise release the next grant.
     pub unreleased: Vec<Grant>,
-    /// Why ipam could not be asked further.
+    /// Reason why no more requests could be sent to ipam.
     pub unreachable: Option<String>,
 }
 
@@ -102,7 +102,7 @@ fn understood<T: std::str::FromStr>(granted: &str) -> Result<T, Status> {
 }
 
 fn is_unreachable(status: &Status) -> bool {
-    // Unknown is what a broken connection is told as.
+    // A broken connection is reported as Unknown.
     matches!(
         status.code(),
         Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown

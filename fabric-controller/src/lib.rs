@@ -1,7 +1,8 @@
 //! The fabric-controller: custom resources in, dataplane config and statuses out.
 //!
-//! [`fabric_core`] says what should be, [`publish`] writes what differs, [`grants`] asks ipam, and
-//! [`control`] joins them. In Kubernetes, [`gateway_workloads`] makes the gateways run.
+//! [`fabric_core`] compiles the desired objects, [`publish`] writes what differs, [`grants`] sends
+//! requests to ipam, and [`control`] joins them. In Kubernetes, [`gateway_workloads`] makes the
+//! gateways run.
 
 pub mod control;
 pub mod grants;

@@ -134,7 +134,7 @@ impl Replica {
                 () = gateways.while_waiting(stands_by) => {}
                 () = &mut reports => {}
             }
-            // State that another store knows may be older than the replica that worked meanwhile.
+            // State observed by another store may be older than the replica that worked meanwhile.
             let store = open(config, vitals)?;
             let server = store.api_server().context("the store is no API server")?;
             let (kubernetes, outside) =

@@ -17,14 +17,14 @@ use fabric_core::Grant;
 use fabric_core::compile::{KeyPair, Published, is_own};
 use fabric_core::index::Index;
 
-/// What came of it.
+/// Result of a round of writes.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// The index is no longer what was compiled.
     pub changed: bool,
     /// Grants of objects that are gone.
     pub lost: Vec<Grant>,
-    /// What could not be written. It is tried again.
+    /// Failed writes. They are tried again.
     pub problems: Vec<Problem>,
     /// The store did not answer: nothing else was tried, or each would wait for its own answer.
     pub unreachable: bool,
@@ -40,7 +40,7 @@ pub struct Sink<'a> {
 /// Writes under way at a time. The API server takes as many of one client without making it wait.
 const MAX_WRITES: usize = 16;
 
-/// Brings the store to what is wanted, and the index with it. What was refused rests for a while.
+/// Brings the store and the index to the desired state. Refused writes wait for their backoff.
 pub async fn publish(
     sink: Sink<'_>,
     index: &mut Index,
@@ -104,7 +104,7 @@ impl<'a> Write<'a> {
         Self { reference: reference.clone(), what: What::Deletion }
     }
 
-    /// What is wanted, to recognise a write that was refused.
+    /// The desired content, to recognise a write that was refused.
     fn want(&self) -> Value {
         match self.what {
             What::Object(object) | What::Status(object) => object.to_value(),
@@ -113,7 +113,7 @@ impl<'a> Write<'a> {
         }
     }
 
-    /// `have` is what the index knows of the object.
+    /// `have` is the object as the index has it.
     async fn run(&self, store: &Store, have: Option<&Object>) -> Result<Written, StoreError> {
         match self.what {
             What::Object(object) => {
@@ -238,8 +238,9 @@ impl Publisher<'_> {
         }
     }
 
-    /// True if that is news. It is not where the store holds something else than was wanted, and
-    /// will: a label that others have added, a field that its definition of the kind lacks.
+    /// Returns true if the index changed. It has not where the store holds something else than was
+    /// desired, and will: a label that others have added, a field that its definition of the kind
+    /// lacks.
     fn apply(&mut self, object: Object) -> bool {
         self.backoff.clear(&object.reference());
         let news = self.index.get(&object.reference()) != Some(&object);
@@ -293,7 +294,7 @@ fn of_ours(map: Option<&BTreeMap<String, String>>) -> BTreeMap<&str, &str> {
     pairs.filter(|(key, _)| ours(key)).collect()
 }
 
-/// Of the kinds that the controller publishes.
+/// Compares the kinds that the controller publishes.
 fn is_same_spec(have: &Object, want: &Object) -> bool {
     match (have, want) {
         (Object::Network(have), Object::Network(want)) => have.spec == want.spec,

@@ -21,7 +21,7 @@ pub(crate) struct StaleConnections(BTreeMap<ObjectRef, LastReport>);
 
 #[derive(Debug)]
 struct LastReport {
-    /// When the latency was measured that came with Connected.
+    /// Timestamp of the latency that came with Connected.
     latency_at: Option<String>,
     since: Instant,
 }

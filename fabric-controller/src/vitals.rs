@@ -24,7 +24,7 @@ pub struct Vitals {
 }
 
 impl Vitals {
-    /// With what there is in Kubernetes only.
+    /// Adds the vitals that exist in Kubernetes only.
     pub fn of_kubernetes(self) -> Self {
         self.readiness.missing(WEBHOOK, "not listening yet");
         self.readiness.missing(COMPILED, "the Lease is not seen yet");

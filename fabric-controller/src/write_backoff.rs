@@ -1,5 +1,5 @@
-//! What could not be written, and when it is tried again: whoever refused it does so as often as it
-//! is asked.
+//! Writes that were refused, and when they are tried again: the same write is refused as often as
+//! it is sent.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,7 +24,7 @@ struct Refusal {
 }
 
 impl WriteBackoff {
-    /// Why this need not be tried now.
+    /// Reason why this need not be tried now.
     pub(crate) fn pending(
         &self,
         object: &ObjectRef,
@@ -47,12 +47,12 @@ impl WriteBackoff {
         self.0.remove(object);
     }
 
-    /// Forgets what nobody wants any more.
+    /// Removes entries that are no longer desired.
     pub(crate) fn keep(&mut self, is_wanted: impl Fn(&ObjectRef) -> bool) {
         self.0.retain(|object, _| is_wanted(object));
     }
 
-    /// When the next one is to be tried again. One whose time has come was tried if there was need.
+    /// Time of the next retry. One that is due was tried if there was need.
     pub(crate) fn next_try(&self, now: Instant) -> Option<Instant> {
         self.0.values().map(|refusal| refusal.again).filter(|again| *again > now).min()
     }

@@ -1,4 +1,4 @@
-//! What should be published, from what is known. No I/O, no clock: same input, same output.
+//! Compiler from the index to everything to publish. No I/O, no clock: same input, same output.
 
 mod addresses;
 mod cluster;
@@ -47,18 +47,18 @@ pub struct Published {
     pub deleted: BTreeSet<ObjectRef>,
     /// Objects of the user with the status they should have.
     pub statuses: BTreeMap<ObjectRef, Object>,
-    /// Secrets to make a key pair for. Never deleted while their gateway is there: the peer knows
-    /// the public half.
+    /// Secrets to create a key pair for. Never deleted while their gateway exists: the peer has the
+    /// public half.
     pub keys: BTreeMap<ObjectRef, KeyPair>,
     /// In Kubernetes, the gateways that are to run.
     pub gateways: PlannedGateways,
     pub secrets: SecretGaps,
     pub peers: Peers,
-    /// In Kubernetes, IPs that ask for a Service.
+    /// In Kubernetes, IPs that request a Service.
     pub services: PlannedServices,
-    /// What to ask ipam for, in this order.
+    /// Requests to ipam, in this order.
     pub ipam_requests: Vec<IpamRequest>,
-    /// All that is wrong, with the manifests and with what they say. Sorted.
+    /// All problems, with the manifests and with their content. Sorted.
     pub problems: Vec<Problem>,
 }
 
@@ -66,11 +66,11 @@ pub struct Published {
 #[derive(Clone, Debug, PartialEq)]
 pub struct KeyPair {
     pub peer: String,
-    /// In Kubernetes, what it goes away with.
+    /// Owner in Kubernetes, deleted together with it.
     pub owner: Option<OwnerReference>,
 }
 
-/// What the parts of the compiler share.
+/// State that the parts of the compiler share.
 struct Compiler<'a> {
     index: &'a Index,
     now: Timestamp,
@@ -79,11 +79,11 @@ struct Compiler<'a> {
     kept: BTreeSet<ObjectRef>,
     /// Objects of the user with which something is wrong: what was made for them stays.
     faulty: BTreeSet<ObjectRef>,
-    /// Of each gateway, the objects with the keys that it cannot do without.
+    /// By gateway, the objects with the keys that it requires.
     needed: BTreeMap<ObjectRef, Vec<ObjectRef>>,
 }
 
-/// `now` is told to conditions that change, and ends the wait for nodes that are gone.
+/// `now` is the timestamp of conditions that change, and ends the wait for nodes that are gone.
 pub fn compile(index: &Index, now: Timestamp) -> Published {
     let out = Published { problems: index.file_problems().to_vec(), ..Published::default() };
     let mut compiler = Compiler {
@@ -140,7 +140,7 @@ impl<'a> Compiler<'a> {
             field: Some(field.to_owned()).filter(|f| !f.is_empty()),
             message: message.into(),
         };
-        // What the store has told already, it has told with its place.
+        // A problem that the store has reported already is there with its source.
         let told = |p: &Problem| Problem { source: String::new(), ..p.clone() } == problem;
         if !self.out.problems.iter().any(told) {
             self.out.problems.push(problem);
@@ -151,7 +151,7 @@ impl<'a> Compiler<'a> {
         self.problem(object, &fault.field, fault.message.clone());
     }
 
-    /// Tells the faults, and gives back the value if there are none.
+    /// Reports the faults, and returns the value if there are none.
     fn told<T>(&mut self, object: &ObjectRef, checked: Result<T, Fault>) -> Option<T> {
         checked.map_err(|fault| self.fault(object, &fault)).ok()
     }
@@ -166,7 +166,7 @@ impl<'a> Compiler<'a> {
         self.kept.insert(reference);
     }
 
-    /// Own objects that nobody wants any more.
+    /// Deletes weft's own objects that are no longer desired.
     fn delete(&mut self) {
         let index = self.index;
         for kind in [Kind::Network, Kind::Ip] {
@@ -191,7 +191,7 @@ impl<'a> Compiler<'a> {
         self.delete_connections();
     }
 
-    /// The Connection of a gateway that is no more would say `Connected` for ever.
+    /// Deletes the Connections of removed gateways, which would stay `Connected` for ever.
     fn delete_connections(&mut self) {
         for (reference, connection) in
             self.index.all::<fabric_api::networking::Connection>(Kind::Connection)

@@ -4,7 +4,7 @@ use fabric_api::Cidr;
 use fabric_api::ipam::{IP, IPStatus, Network, NetworkStatus};
 use fabric_store::Object;
 
-/// What ipam granted.
+/// Prefix or address granted by ipam.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grant {
     Network(Cidr),
@@ -12,7 +12,7 @@ pub enum Grant {
 }
 
 impl Grant {
-    /// What the status of an object says it was granted.
+    /// Grant recorded in the status of an object.
     pub fn of(object: &Object) -> Option<Self> {
         if let Ok(network) = object.try_into() {
             return network_grant(network).map(Self::Network);

@@ -1,4 +1,4 @@
-//! All that is known, as the store told it.
+//! Index of all objects that the store has reported.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -22,7 +22,7 @@ const SEEN: [Kind; 6] = [
     Kind::Secret,
 ];
 
-/// What the command line says.
+/// Settings from the command line.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The namespace of the cluster's own objects.
@@ -36,11 +36,11 @@ pub struct Settings {
     /// Time without a packet, in seconds, after which the prefix of a peering that is gone is free;
     /// none: the agents' default.
     pub refuse_seconds: Option<u32>,
-    /// How gateways watch their connections.
+    /// Probing of connections by gateways.
     pub probe: ProbeSettings,
 }
 
-/// Of a host.
+/// Settings of a host.
 impl Default for Settings {
     fn default() -> Self {
         Self {
@@ -68,11 +68,11 @@ pub struct Index {
     pub(crate) slow_nodes: BTreeSet<String>,
     /// By node, the peers' prefixes in the last config that it is known to have applied.
     routes: BTreeMap<String, BTreeMap<String, Vec<String>>>,
-    /// Why ipam refused a Network or an IP.
+    /// Reason why ipam refused a Network or an IP.
     denials: BTreeMap<ObjectRef, String>,
     /// The public halves of all Secrets with a key pair, computed once; or what is wrong.
     own_keys: BTreeMap<ObjectRef, Result<PublicKey, String>>,
-    /// Every object that was ever told of, of those whose absence may mean nothing.
+    /// Every object ever reported, of those whose absence may mean nothing.
     seen: BTreeSet<ObjectRef>,
     /// The peers that had a Configuration among those.
     seen_peers: BTreeSet<String>,
@@ -178,8 +178,8 @@ impl Index {
         self.of_kind(kind).filter_map(|(r, object)| Some((r, object.try_into().ok()?)))
     }
 
-    /// What gateways of that name say of their connections, but for one that is gone: `uid` is that
-    /// of the one that is there.
+    /// Connections reported by gateways of that name, without those of one that is gone: `uid` is
+    /// that of the present one.
     pub fn connections<'a>(
         &'a self,
         gateway: &ObjectRef,
@@ -210,7 +210,7 @@ impl Index {
         self.own_keys.get(secret).cloned().unwrap_or_else(|| Err("missing".to_owned()))
     }
 
-    /// Where gateways look for their key pairs, but for those labelled as such.
+    /// Secrets in which gateways look for their key pairs, without those labelled as such.
     pub fn unlabelled_secrets(&self) -> BTreeSet<ObjectRef> {
         let servers = self.all::<GatewayServer>(Kind::GatewayServer);
         let servers = servers.map(|(gateway, server)| (gateway, server.spec.secret_ref.as_ref()));

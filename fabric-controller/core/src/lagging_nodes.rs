@@ -14,14 +14,14 @@ const SLOW: Duration = Duration::from_secs(2);
 /// Time after which it lags, and nothing waits for it.
 const MAX_LAG: Duration = Duration::from_secs(10);
 
-/// Since when each node has not applied its newest config.
+/// Time since which each node has not applied its newest config.
 #[derive(Debug, Default)]
 pub struct LaggingNodes(BTreeMap<String, Behind>);
 
 #[derive(Clone, Copy, Debug)]
 struct Behind {
     since: Instant,
-    /// What has only now been told is not late, however long there was nothing to tell.
+    /// A first config just published is not late, however long there was none.
     has_config: bool,
 }
 
@@ -49,7 +49,7 @@ impl LaggingNodes {
         index.lagging_nodes = late;
     }
 
-    /// When they are to be looked at again, if nothing happens before.
+    /// Time of the next check, if nothing happens before.
     pub fn next_check(&self, now: Instant) -> Option<Instant> {
         let since = self.0.values().map(|behind| behind.since);
         let due = since.flat_map(|since| [since + SLOW, since + MAX_LAG]);

@@ -1,7 +1,8 @@
-//! What should be published, from what is known: no I/O, no clock, same input, same output.
+//! Compiler from observed to desired objects: no I/O, no clock, same input, same output.
 //!
-//! [`Index`] holds what is known, [`compile()`] says what should be, [`LaggingNodes`] which nodes
-//! nothing waits for. [`placement`] is what passes between them and what runs gateways in Kubernetes.
+//! [`Index`] holds the observed state, [`compile()`] returns the desired one, [`LaggingNodes`] the
+//! nodes that nothing waits for. [`placement`] is the interface to what runs gateways in
+//! Kubernetes.
 
 pub mod compile;
 mod grant;

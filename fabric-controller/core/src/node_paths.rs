@@ -39,7 +39,7 @@ impl NodePaths {
                 unreachable.insert(node.clone(), fault);
             }
         }
-        // The gateway knows more: whether it is one direction, or only the agent.
+        // The gateway reports more: whether it is one direction, or only the agent.
         for node in &status.unreachable_nodes {
             unreachable.insert(node.node.clone(), node.clone());
         }

@@ -1,4 +1,4 @@
-//! What passes between the controller and Kubernetes: which gateways are to run, and where they do.
+//! Interface between controller and Kubernetes: gateways to run, and where they do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,12 +11,12 @@ use fabric_store::{Object, ObjectRef, Problem};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
-/// What Kubernetes makes of a cluster.
+/// State of a cluster as observed in Kubernetes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Placements {
-    /// Where each gateway runs, and what is wrong with the Service of an IP.
+    /// Placement of each gateway, and the faults of the Service of an IP.
     pub of: BTreeMap<ObjectRef, Placement>,
-    /// Of each node, addresses of its pods that lie outside its pod CIDRs.
+    /// By node, addresses of its pods that lie outside its pod CIDRs.
     pub pods: PodAddresses,
 }
 
@@ -29,20 +29,20 @@ pub type PlannedGateways = BTreeMap<ObjectRef, PlannedGateway>;
 /// The IPs that are to have a Service, without their status.
 pub type PlannedServices = BTreeMap<ObjectRef, IP>;
 
-/// How the networking with each peer is, as Liqo's ForeignClusters tell it.
+/// State of the networking with each peer, for Liqo's ForeignClusters.
 pub type Peers = BTreeMap<ClusterId, Peer>;
 
 /// The Secrets with key pairs that lack something.
 pub type SecretGaps = BTreeMap<ObjectRef, SecretGap>;
 
-/// Where Kubernetes runs a gateway, and how it is found there.
+/// Node and addresses of a gateway that Kubernetes runs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Placement {
     /// The uid of the gateway that it is the place of. Another of the same name may be there by now.
     pub uid: String,
     /// Its Deployment, once there is one.
     pub workload: Option<ObjectReference>,
-    /// Where clients find a server; absent until that is known.
+    /// Endpoint of a server for clients; absent until it is known.
     pub endpoint: Option<EndpointStatus>,
     /// Address and node of its active pod; absent while there is none.
     pub internal: Option<InternalEndpoint>,
@@ -50,14 +50,14 @@ pub struct Placement {
     pub is_lost: bool,
     /// That pod stays, and is ready.
     pub is_served: bool,
-    /// How many of its pods are ready, and how many should be and are not.
+    /// Number of its pods that are ready, and of those that should be and are not.
     pub ready: i32,
     pub unavailable: i32,
-    /// Why it cannot be made as its manifest says. What runs goes on.
+    /// Reasons why it cannot be made as its manifest requires. What runs goes on.
     pub faults: Vec<Fault>,
 }
 
-/// What is to be made so in Kubernetes beyond the store's own kinds.
+/// Desired state in Kubernetes beyond the store's own kinds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// Nothing is out of sight: what is not named here is not to run.
@@ -65,7 +65,7 @@ pub struct Plan {
     pub gateways: PlannedGateways,
     pub secrets: SecretGaps,
     pub services: PlannedServices,
-    /// What is wrong, with the uid of the object it is wrong with.
+    /// All problems, each with the uid of the object that it is about.
     pub problems: BTreeMap<Problem, String>,
     pub peers: Peers,
 }
@@ -80,10 +80,10 @@ pub struct PlannedGateway {
     pub secret_name: String,
 }
 
-/// What a Secret with a key pair lacks.
+/// Parts missing from a Secret with a key pair.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SecretGap {
-    /// Of the Secret.
+    /// Uid of the Secret.
     pub uid: String,
     /// The labels by which Liqo finds it, which name the peer.
     pub peer: Option<ClusterId>,
@@ -93,16 +93,16 @@ pub struct SecretGap {
     pub public_key: Option<PublicKey>,
 }
 
-/// How the networking with a peer is.
+/// State of the networking with a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// False while the peer's CIDRs have no counterparts yet: whoever reads that a peer's networking
-    /// is enabled (liqoctl does) takes them for granted.
+    /// False while the peer's CIDRs have no counterparts yet: readers of an enabled networking
+    /// (liqoctl is one) take them for granted.
     pub enabled: bool,
     pub conditions: Vec<PeerCondition>,
 }
 
-/// A condition of the module `networking`. Unlike those of Kubernetes, its status is a word.
+/// A condition of the module `networking`. Unlike those of Kubernetes, its status is no boolean.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerCondition {
     pub type_: &'static str,

@@ -1,4 +1,4 @@
-//! How gateways watch their connections: the three switches of Liqo's gateway, by their names.
+//! Settings of the probes of gateways: the three switches of Liqo's gateway, by their names.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ impl ProbeArgs {
         }
     }
 
-    /// The command line that says the same.
+    /// The equivalent command line.
     pub fn to_args(self) -> [String; 3] {
         let ProbeSettings { enabled, interval_ms, loss_threshold } = self.settings();
         [
@@ -64,7 +64,7 @@ impl Default for ProbeArgs {
     }
 }
 
-/// As Go writes durations: `2s`, `500ms`, `1m30s`.
+/// Parses a duration as Go writes it: `2s`, `500ms`, `1m30s`.
 fn interval(text: &str) -> Result<Duration, String> {
     let unfit = || "expected a time from 100ms to 10s".to_owned();
     let parsed: SignedDuration = text.parse().map_err(|_| unfit())?;

@@ -30,7 +30,7 @@ async fn an_api_server_that_is_away_does_not_say_that_something_is_gone() {
     controller.absorb(Event::Applied(Box::new(address.clone().into()))).await;
     assert!(controller.index.get(&reference).is_some(), "it was told of");
 
-    // It was granted here, and no watch has told of it yet.
+    // It was granted here, and no watch has reported it yet.
     let (ip, cidr) = ("10.80.0.7".to_owned(), "10.80.0.0/16".to_owned());
     address.status = Some(IPStatus { ip: Some(ip), cidr: Some(cidr) });
     controller.index.apply(Event::Applied(Box::new(address.clone().into())));

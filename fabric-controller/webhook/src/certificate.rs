@@ -23,7 +23,7 @@ const CHAIN: &str = "tls.crt";
 const KEY: &str = "tls.key";
 const AUTHORITIES: &str = "ca.crt";
 
-/// Of an authority and of the one certificate that it signs; its key is then forgotten.
+/// Lifetime of an authority and of the one certificate that it signs; its key is then discarded.
 const LIFE: Duration = Duration::from_secs(365 * 86_400);
 /// Clocks differ.
 const BEFOREHAND: Duration = Duration::from_secs(3_600);
@@ -42,7 +42,7 @@ pub(super) struct Certificate {
     pub(super) key: Arc<CertifiedKey>,
 }
 
-/// Why a certificate is not to be used, without a word of what it says: it may be the private key.
+/// Reason why a certificate is not to be used, without its content: that may be the private key.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unfit {
     #[error("{0} is missing")]
@@ -59,8 +59,8 @@ pub(super) enum Unfit {
 
 /// A new authority and a certificate signed by it, valid from `now` on.
 ///
-/// `before` is what is replaced: its authority goes on being trusted, for other replicas serve its
-/// certificate until they hear of this one.
+/// `before` is the replaced one: its authority stays trusted, for other replicas serve its
+/// certificate until they observe this one.
 pub(super) fn make(
     names: &Names,
     now: SystemTime,
@@ -88,7 +88,7 @@ pub(super) fn read(data: &Data, names: &Names, now: SystemTime) -> Result<Certif
     later.map(|()| certificate).map_err(|_| Unfit::Due)
 }
 
-/// What an API server would say that trusts these authorities.
+/// Checks a certificate as an API server that trusts these authorities does.
 pub(super) fn accepts(
     authorities: &ByteString,
     key: &CertifiedKey,
@@ -140,7 +140,7 @@ fn lasting(mut params: CertificateParams, now: SystemTime) -> CertificateParams 
     params
 }
 
-/// As PEM; of several the newest, which signed the certificate.
+/// Newest of several authorities, which signed the certificate, as PEM.
 fn first_authority(data: &Data) -> Option<String> {
     const END: &str = "-----END CERTIFICATE-----\n";
     let all = std::str::from_utf8(&data.get(AUTHORITIES)?.0).ok()?;

@@ -28,22 +28,22 @@ use tokio_rustls::rustls::sign::CertifiedKey;
 use super::certificate::{self, Certificate, Data, Names, Unfit};
 use super::{CONFIGURATION, SECRET};
 
-/// Between two looks, even if somebody overwrites what is written here as fast as they can.
+/// Minimum time between two checks, even if the objects written here are overwritten all the time.
 const PACE: Duration = Duration::from_secs(1);
-/// Certificates come of age without an event.
+/// Interval of checks without an event: certificates expire without one.
 const RECHECK: Duration = Duration::from_secs(600);
 const RETRY_MAX: Duration = Duration::from_secs(60);
-/// Until every API server has heard whom to trust.
+/// Time until every API server has observed the authorities to trust.
 const SETTLING: Duration = Duration::from_secs(5);
-/// For all that one look leads to.
+/// Timeout of one check with all its writes.
 const LONGEST: Duration = Duration::from_secs(30);
-/// Other replicas may write at the same moment.
+/// Maximum tries of a write: other replicas may write at the same moment.
 const TRIES: usize = 4;
 
-/// As whom the authorities are written.
+/// Field manager of the authorities.
 const MANAGER: &str = "weft-webhook";
 
-/// What is served; none before there is one.
+/// Certificate that is served; none before there is one.
 pub(super) type Served = Option<Arc<CertifiedKey>>;
 
 pub(super) struct Keeper {
@@ -72,13 +72,13 @@ impl Keeper {
         Self { configurations: Api::all(client), secrets, serve }
     }
 
-    /// Never ends. What fails is told once, and tried again.
+    /// Runs forever. An error is logged once, and the step is retried.
     pub(super) async fn run(self) {
         let mut news = pin!(self.news());
         let mut told = String::new();
         let mut patience = PACE;
         loop {
-            // What follows reads what these are about.
+            // The step below reads the objects that these events are about.
             while news.next().now_or_never().flatten().is_some() {}
             let outcome = timeout(LONGEST, self.settle(SystemTime::now())).await;
             let outcome = outcome.unwrap_or(Err(KeepError::Late));
@@ -98,8 +98,8 @@ impl Keeper {
         stream::select(configuration, secret)
     }
 
-    /// Whom to trust is said before the certificate that needs it is served, unless the one that is
-    /// served is not trusted anyway.
+    /// Registers the authorities before the certificate that needs them is served, unless the one
+    /// that is served is not trusted anyway.
     async fn settle(&self, now: SystemTime) -> Result<(), KeepError> {
         let Some(configuration) = self.configuration().await? else { return Ok(()) };
         let names = names(&configuration);
@@ -122,8 +122,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// None while nobody is to ask; then nothing is written, so that nothing is left behind by whoever
-    /// removes the installation.
+    /// Configuration to register in; none while the API server has none. Then nothing is written,
+    /// so that nothing is left behind after the installation is removed.
     async fn configuration(&self) -> Result<Option<MutatingWebhookConfiguration>, KeepError> {
         let found = self.configurations.get_opt(CONFIGURATION).await;
         found.map_err(|error| failed("read", "MutatingWebhookConfiguration weft-cidr-lists", error))
@@ -178,15 +178,15 @@ impl Keeper {
         written("create", created)
     }
 
-    /// It carries the version that was read, so that one replica wins.
+    /// Replaces the Secret in the version that was read, so that one replica wins.
     async fn replace(&self, mut secret: Secret, data: Data) -> Result<(), KeepError> {
         secret.data.get_or_insert_default().extend(data);
         let replaced = self.secrets.replace(SECRET, &PostParams::default(), &secret).await;
         written("write", replaced)
     }
 
-    /// Tells the API server whom to trust, whoever said something else before. The uid keeps this from
-    /// making half a configuration where one has just been deleted.
+    /// Writes the authorities to trust into the configuration, in place of any others there. The
+    /// uid keeps this from making half a configuration where one has just been deleted.
     async fn register(
         &self,
         configuration: &MutatingWebhookConfiguration,
@@ -242,7 +242,7 @@ fn renewed(
     made(names, now, matches!(unfit, Unfit::Due).then_some(before))
 }
 
-/// By which names the API server calls: a Service's, or the host of a URL.
+/// Names that the API server calls: a Service's, or the host of a URL.
 fn names(configuration: &MutatingWebhookConfiguration) -> Names {
     let webhooks = configuration.webhooks.iter().flatten();
     webhooks.filter_map(|webhook| name(&webhook.client_config)).collect()
@@ -265,7 +265,7 @@ fn written(verb: &'static str, outcome: kube::Result<Secret>) -> Result<(), Keep
     }
 }
 
-/// What an API server finds wrong with a Secret may quote it.
+/// Redacts errors: those of an API server about an invalid Secret may quote it.
 fn refused(verb: &'static str, error: kube::Error) -> KeepError {
     if let kube::Error::Api(status) = &error
         && status.code == 422

@@ -1,10 +1,10 @@
 //! The webhook by which the API server makes lists of the plain strings that older guides write for
 //! CIDRs; stored objects then hold what clients with types can read.
 //!
-//! [`admission`] turns strings into lists and knows nothing else, [`certificate`] makes and judges
-//! certificates, [`keeper`] sees to it that the API server and all replicas go by one of them, and
-//! [`server`] answers. Every replica serves, whoever leads. Without any of it only plain strings are
-//! refused: the MutatingWebhookConfiguration says `failurePolicy: Ignore`.
+//! [`admission`] turns strings into lists and depends on nothing else, [`certificate`] makes and
+//! checks certificates, [`keeper`] makes the API server and all replicas use one of them, and
+//! [`server`] answers. Every replica serves this. Without any of it only plain strings are refused:
+//! the MutatingWebhookConfiguration has `failurePolicy: Ignore`.
 
 mod admission;
 mod certificate;
@@ -28,7 +28,7 @@ pub const CONFIGURATION: &str = "weft-cidr-lists";
 /// The Secret of the certificate, in the namespace of the installation; the garbage collector
 /// removes it after the [`CONFIGURATION`].
 pub const SECRET: &str = "weft-webhook-certificate";
-/// Where the API server posts its questions.
+/// Path to which the API server posts its requests.
 pub const PATH: &str = "/cidr-lists";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args)]
@@ -44,7 +44,7 @@ pub struct Webhook {
 }
 
 impl Webhook {
-    /// Listens; nobody is answered before [`Self::run`]. Needs a tokio runtime.
+    /// Listens; no request is answered before [`Self::run`]. Needs a tokio runtime.
     pub async fn listen(
         client: Client,
         namespace: &str,
@@ -59,7 +59,7 @@ impl Webhook {
         self.server.address()
     }
 
-    /// Runs until `stop` is ready, and answers whoever has asked by then.
+    /// Runs until `stop` is ready, and answers the requests received by then.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let Self { server, keeper } = self;
         let stopped = async {

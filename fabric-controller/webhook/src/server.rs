@@ -33,11 +33,11 @@ use super::{admission, certificate};
 /// A review holds an object twice, and etcd takes no object of more than 1.5 MiB.
 const MAX_BODY: usize = 4 << 20;
 const MAX_CONNECTIONS: usize = 64;
-/// For a handshake, for a body, and for the last answers.
+/// Timeout of a handshake, of a body, and of the last answers.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// API servers close an idle connection after 90 s; closing it first would cost a request.
 const IDLE: Duration = Duration::from_secs(120);
-/// After the system refused a connection, mostly for want of file descriptors.
+/// Wait after the system refused a connection, mostly for want of file descriptors.
 const REFUSED: Duration = Duration::from_millis(100);
 
 #[derive(Debug, thiserror::Error)]
@@ -73,7 +73,7 @@ impl Server {
         self.address
     }
 
-    /// Runs until `stop` is ready, and answers what was asked by then.
+    /// Runs until `stop` is ready, and answers the requests received by then.
     pub(super) async fn run(self, stop: impl Future<Output = ()>) {
         let open = GracefulShutdown::new();
         let seats = Arc::new(Semaphore::new(MAX_CONNECTIONS));

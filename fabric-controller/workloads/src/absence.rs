@@ -8,11 +8,11 @@ use tokio::time::Instant;
 
 use fabric_core::placement::Placement;
 
-/// How long the address of a pod that is gone is taken for its gateway's. A pod in its place is there
-/// within seconds; an address that is free, networks give to another pod some time.
+/// Time for which the address of a pod that is gone is taken for its gateway's. A pod in its place
+/// is there within seconds; networks give a free address to another pod after some time.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// Since when those without a pod have been seen to have none.
+/// Time since which those without a pod have been observed to have none.
 #[derive(Debug, Default)]
 pub(super) struct Absence(BTreeMap<ObjectRef, Instant>);
 
@@ -27,7 +27,7 @@ impl Absence {
         }
     }
 
-    /// When the next one's time is over.
+    /// Time at which the next one expires.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
         self.0.values().map(|since| *since + GRACE).filter(|due| *due > now).min()
     }

@@ -1,9 +1,9 @@
-//! Where clients find a server, by its Service.
+//! Endpoint of a server for its clients, by its Service.
 
 use fabric_api::networking::EndpointStatus;
 use k8s_openapi::api::core::v1::{Node, Service, ServicePort, ServiceSpec};
 
-/// Of a node's addresses, the one that is most likely to be reached from outside.
+/// Types of a node's addresses, the one most likely to be reached from outside first.
 const PREFERENCE: [&str; 5] =
     ["ExternalDNS", "ExternalIP", "InternalDNS", "InternalIP", "Hostname"];
 
@@ -37,7 +37,7 @@ fn cluster_ips(spec: &ServiceSpec) -> Vec<String> {
     all.into_iter().filter(|ip| !ip.is_empty() && ip != "None").collect()
 }
 
-/// Of every ingress its address, then its name.
+/// Address of every ingress, then its name.
 fn ingresses(service: &Service) -> Vec<String> {
     let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
     let all = balancer.and_then(|balancer| balancer.ingress.as_ref()).into_iter().flatten();

@@ -1,4 +1,4 @@
-//! Tells what is wrong by Events, where people look: at the objects it is wrong with.
+//! Events for problems, at the objects that they are about.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,13 +17,13 @@ use tokio::time::Instant;
 
 use super::writer::{MANAGER, answer};
 
-/// What comes and goes is told again only so often, and is the same again for so long.
+/// Minimum time between Events for a problem that comes and goes, and time until it is a new one.
 const QUIET: Duration = Duration::from_secs(60);
 const MEMORY: Duration = Duration::from_secs(600);
-/// So many at once, then one in so long: an API server has better things to do.
+/// Token bucket of Events, to limit the load of the API server.
 const BURST: u32 = 25;
 const REFILL: Duration = Duration::from_secs(5);
-/// An API server takes no longer ones.
+/// Maximum length of a text that an API server accepts.
 const LONGEST: usize = 1000;
 const KINDS: [Kind; 6] = [
     Kind::Configuration,
@@ -43,7 +43,7 @@ pub(super) struct Events {
     /// With the uid of the object.
     told: BTreeMap<(Problem, String), Telling>,
     purse: Purse,
-    /// When something can be told that could not be told yet.
+    /// Time at which an Event can be sent that could not be sent yet.
     again: Option<Instant>,
 }
 
@@ -70,7 +70,7 @@ impl Events {
         self.own = Some(own);
     }
 
-    /// All that is wrong now. What was told already is not told again.
+    /// Emits Events for all current problems. Those emitted already are not emitted again.
     pub(super) async fn tell(
         &mut self,
         problems: &BTreeMap<Problem, String>,
@@ -108,7 +108,7 @@ impl Events {
         }
     }
 
-    /// When to tell again what is wrong, even if nothing changes.
+    /// Time of the next Events, even if nothing changes.
     pub(super) fn again(&self) -> Option<Instant> {
         self.again
     }
@@ -172,8 +172,8 @@ impl Events {
     }
 }
 
-/// The API server lets nothing else of an Event change. That it is there says that it was told
-/// before, if only by the controller before this one.
+/// Counts an Event up; the API server lets nothing else of it change. That it is there means that
+/// it was emitted before, if only by the previous controller.
 async fn repeat(api: &Api<Event>, event: &Event, count: i32) -> kube::Result<()> {
     let name = event.metadata.name.as_deref().unwrap_or_default();
     let series = json!({"count": count.max(2), "lastObservedTime": event.event_time});

@@ -1,4 +1,4 @@
-//! Liqo's ForeignClusters: one for each peer, which tells how the networking with it is. Where their
+//! Liqo's ForeignClusters: one for each peer, with the state of the networking with it. Where their
 //! definition is not installed, there are none.
 //!
 //! Liqo's own controller, if it runs beside, makes them as well, and clears the part about networking
@@ -22,23 +22,23 @@ use super::writer::{MANAGER, answer};
 use fabric_core::placement::{Peers, Plan};
 use module::{Step, peer_of, step};
 
-/// Between two writes that say the same, whoever undoes the first.
+/// Minimum time between two equal writes, if the first is undone.
 const PACE: Duration = Duration::from_secs(1);
-/// After something was refused.
+/// Retry interval after something was refused.
 const RETRY: Duration = Duration::from_secs(5);
 
 pub(super) struct ForeignClusters {
     api: Api<DynamicObject>,
     live: Live,
     told: BTreeMap<String, Told>,
-    /// Why something was refused, by what it was and the name.
+    /// Reason why something was refused, by its step and name.
     refused: BTreeMap<Try, String>,
     due: Option<Instant>,
 }
 
 type Try = (&'static str, String);
 
-/// What was written last.
+/// Content written last.
 struct Told {
     modules: Value,
     at: Instant,
@@ -57,7 +57,7 @@ impl ForeignClusters {
         self.live.next().await
     }
 
-    /// When they are to be looked at again, if nothing happens before.
+    /// Time of the next check, if nothing happens before.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
     }
@@ -81,7 +81,7 @@ impl ForeignClusters {
         self.live.is_missing(Watched::ForeignCluster)
     }
 
-    /// True if all of them are as they were last told to be.
+    /// True if all of them are as they were last written.
     pub(super) fn is_settled(&self) -> bool {
         self.live.is_whole() && self.due.is_none()
     }
@@ -107,7 +107,7 @@ impl ForeignClusters {
         Ok(())
     }
 
-    /// Tells each how its peer is; removes those that weft made and nobody needs.
+    /// Writes the peer's state into each; removes those that weft made and nobody needs.
     async fn write(&mut self, plan: &Plan, heartbeat: &Heartbeat) -> kube::Result<()> {
         let all = self.live.objects().all(Watched::ForeignCluster);
         let all: Vec<DynamicObject> = all.map(|(_, object)| object.clone()).collect();
@@ -129,7 +129,7 @@ impl ForeignClusters {
         Ok(())
     }
 
-    /// What is refused of one keeps none of the others waiting.
+    /// Records a refused write, which does not delay the others.
     fn tolerate(&mut self, what: Try, result: kube::Result<()>) -> kube::Result<()> {
         let Err(kube::Error::Api(status)) = result else {
             self.refused.remove(&what);
@@ -186,7 +186,7 @@ impl ForeignClusters {
     }
 }
 
-/// As Liqo's own controller makes it, but for the label that says who did.
+/// New ForeignCluster as Liqo's own controller makes it, but for the label of its maker.
 fn new(peer: &ClusterId) -> kube::Result<DynamicObject> {
     let spec = liqo_core::ForeignClusterSpec { cluster_id: peer.to_string() };
     let mut object = liqo_core::ForeignCluster::new(peer.as_str(), spec);

@@ -1,8 +1,8 @@
-//! Of several controllers one works, the others wait: a Lease says which. No clock but the own one
-//! counts, and every write names the version that it takes the place of, so there are never two.
+//! Leader election: one of several controllers works, the others wait for its Lease. Only the own
+//! clock counts, and every write names the version that it replaces, so there are never two.
 //!
-//! Who takes weft away cannot wait for a controller to end: it asks for the Lease, and whoever holds
-//! it lets go.
+//! The withdrawal cannot wait for a controller to end: it requests the Lease, and the holder
+//! releases it.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ use tokio::time::{Instant, sleep};
 use super::writer::within;
 use fabric_store::obstacles::Obstacles;
 
-/// As Liqo has them: who is not heard of for so long has lost it, whoever cannot renew it for so
-/// long gives up, and so often it is tried.
+/// Lease times, as in Liqo: it is lost after `DURATION` without renewal, its holder gives up after
+/// `DEADLINE` of failed renewals, and renews every `PERIOD`.
 const DURATION: Duration = Duration::from_secs(15);
 const DEADLINE: Duration = Duration::from_secs(10);
 const PERIOD: Duration = Duration::from_secs(2);
@@ -27,20 +27,20 @@ const PERIOD: Duration = Duration::from_secs(2);
 pub const NAME: &str = "weft-fabric-controller";
 /// Annotation: why the holder cannot read all that it needs.
 const OBSTACLES: &str = "fabric.weft.dev/obstacles";
-/// Annotation: who asks for the Lease. All others keep out, as long as it is heard of.
+/// Annotation: identity that requests the Lease. All others keep out while it is renewed.
 const WANTED_BY: &str = "fabric.weft.dev/wanted-by";
 
 /// A candidate, and when it has been elected, the holder.
 pub struct Election {
     api: Api<Lease>,
     identity: String,
-    /// Asks for it instead of waiting until it is let go.
+    /// Requests it instead of waiting until it is released.
     insists: bool,
     /// The version that was seen last, and when it was seen first.
     seen: Option<(String, Instant)>,
-    /// Who was told of as the holder.
+    /// Holder logged last.
     told: Option<String>,
-    /// As it was written last, by this one.
+    /// Lease as this one wrote it last.
     held: Option<Lease>,
     /// Written into the Lease, for `weft status`.
     obstacles: Obstacles,
@@ -92,7 +92,7 @@ impl Election {
         }
     }
 
-    /// Renews what was won, and returns when it is lost, or another asks for it. Cancel safe.
+    /// Renews what was won, and returns when it is lost, or another requests it. Cancel safe.
     pub async fn lost(&mut self) {
         let mut renewed = Instant::now();
         loop {
@@ -119,7 +119,8 @@ impl Election {
         }
     }
 
-    /// Lets nobody in for so long, but one of the same name: whoever waits is to be gone by then.
+    /// Locks the Lease for that time against all but one of the same name: others are to be gone by
+    /// then.
     pub async fn leave_locked(&self, time: Duration) -> kube::Result<()> {
         let seconds = i32::try_from(time.as_secs()).ok();
         self.amend(|spec| spec.lease_duration_seconds = seconds).await
@@ -140,7 +141,7 @@ impl Election {
 
     /// True if it is ours now.
     async fn acquire(&mut self) -> kube::Result<bool> {
-        // Whether anybody else has written since, the write itself tells.
+        // The write itself fails if anybody else has written since.
         if let Some(lease) = self.held.take()
             && self.take(lease).await?
         {
@@ -213,7 +214,7 @@ impl Election {
     }
 }
 
-/// Why the holder cannot read all that it needs, as it last wrote that.
+/// Reason why the holder cannot read all that it needs, as it last wrote it.
 pub fn obstacles(lease: &Lease) -> Option<&str> {
     let annotations = lease.metadata.annotations.as_ref()?;
     annotations.get(OBSTACLES).map(String::as_str)
@@ -223,7 +224,7 @@ fn wanted_by(lease: &Lease) -> Option<&String> {
     lease.metadata.annotations.as_ref()?.get(WANTED_BY)
 }
 
-/// How long it must have been left alone before another may take it.
+/// Time without a renewal after which another may take it.
 fn patience(lease: &Lease) -> Duration {
     let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
     let said = seconds.and_then(|seconds| seconds.try_into().ok()).map(Duration::from_secs);
@@ -234,7 +235,7 @@ fn holder(lease: &Lease) -> Option<&String> {
     lease.spec.as_ref()?.holder_identity.as_ref().filter(|holder| !holder.is_empty())
 }
 
-/// Somebody else may have come first, or removed it.
+/// False if another was first, or it was removed.
 fn is_taken(written: kube::Result<Lease>) -> kube::Result<bool> {
     match written {
         Ok(_) => Ok(true),

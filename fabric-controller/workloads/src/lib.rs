@@ -1,10 +1,11 @@
-//! What only Kubernetes has: gateways as Deployments with their Services and rights, Services of IPs,
-//! pods, what Liqo's tools look for in Secrets and ForeignClusters, Leases, Events, and the end of all
-//! of it ([`withdrawal`]). No other part of the controller knows of it.
+//! All that only Kubernetes has: gateways as Deployments with their Services and rights, Services
+//! of IPs, pods, the labels that Liqo's tools look for in Secrets and ForeignClusters, Leases,
+//! Events, and the removal of all of it ([`withdrawal`]). No other part of the controller depends
+//! on it.
 //!
-//! [`Kubernetes`] is told a [`Plan`] and tells [`Placements`]; `live` is what is there, `objects` and
-//! `services` say what should be (pure), `writer` writes what differs, `place` says where gateways run
-//! (pure), `pods` which of all pods have addresses that their nodes' CIDRs do not tell.
+//! [`Kubernetes`] receives a [`Plan`] and publishes [`Placements`]; `live` is the observed state,
+//! `objects` and `services` the desired one (pure), `writer` writes what differs, `place` finds
+//! where gateways run (pure), `pods` the pods with addresses outside of their nodes' CIDRs.
 
 mod absence;
 mod endpoint;
@@ -44,9 +45,9 @@ use secrets::Secrets;
 use template::Template;
 use writer::{WriteError, Writer};
 
-/// News come in swarms: a Deployment's are a dozen within a second.
+/// Time to collect events: those of a Deployment are a dozen within a second.
 const GATHER: Duration = Duration::from_millis(30);
-/// After the API server could not be reached.
+/// Backoff after the API server could not be reached.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Plans to this part of the program, and placements from it.
@@ -72,12 +73,12 @@ pub struct Kubernetes {
     heartbeat: Heartbeat,
     plan: watch::Receiver<Option<Plan>>,
     placements: watch::Sender<Option<Placements>>,
-    /// What the gateways are to consist of, rendered once.
+    /// Desired objects of the gateways, rendered once.
     wanted: BTreeMap<ObjectRef, Wanted>,
     retry: Option<Instant>,
 }
 
-/// What is wrong with a gateway, or with the Service of an IP.
+/// Faults of gateways and of the Services of IPs.
 type Faults = BTreeMap<ObjectRef, Vec<Fault>>;
 
 struct Wanted {
@@ -293,7 +294,7 @@ impl Kubernetes {
             made.filter(|(key, object)| !is_wanted(key) && place::gateway_of(object).is_some());
         let exposed = Watched::EXPOSED.into_iter().flat_map(|kind| live.all(kind));
         let stale = stale.chain(exposed.filter(|(_, object)| services::is_stale(object, plan)));
-        // What ends already may take its time.
+        // Objects that are ending already may take their time.
         let stale = stale.filter(|(_, object)| object.metadata.deletion_timestamp.is_none());
         let stale: BTreeMap<Key, Option<String>> =
             stale.map(|(key, object)| (key.clone(), object.metadata.uid.clone())).collect();
@@ -301,7 +302,7 @@ impl Kubernetes {
             is_wanted(key) || services::is_wanted(key, plan) || stale.contains_key(key)
         });
         for (key, uid) in stale {
-            // What is refused for one keeps none of the others.
+            // A refused deletion does not stop the others.
             let removed = self.writer.delete(&key, uid.as_deref()).await;
             self.heartbeat.beat();
             if let Err(unreachable @ WriteError::Unreachable(_)) = removed {
@@ -318,7 +319,7 @@ fn objects_of(gateway: &PlannedGateway, template: &Template) -> Result<Vec<Dynam
     objects.map_err(|error| Fault { field: String::new(), message: error.to_string() })
 }
 
-/// What is refused for the sake of one object keeps none of the others waiting.
+/// Records a refused write as a fault of its object; the others go on.
 fn tolerate(
     written: Result<(), WriteError>,
     of: &ObjectRef,

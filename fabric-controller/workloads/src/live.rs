@@ -1,4 +1,4 @@
-//! What is there of gateways, as the API server tells it.
+//! Observed objects of gateways, as the API server reports them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::ready;
@@ -30,7 +30,7 @@ const RETRY_MAX: Duration = Duration::from_secs(5);
 /// A definition that is not installed may be any day.
 const RETRY_MISSING: Duration = Duration::from_secs(30);
 
-/// What is watched.
+/// Kinds that are watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Watched {
     Account,
@@ -46,7 +46,7 @@ pub(super) enum Watched {
     ForeignCluster,
 }
 
-/// How long to wait before a watch is tried again.
+/// Backoff of a watch.
 pub(super) struct Patience {
     failures: u32,
     most: Duration,
@@ -70,12 +70,12 @@ pub(super) struct Objects(BTreeMap<Key, DynamicObject>);
 pub(super) struct Live {
     objects: Objects,
     sources: StreamMap<Watched, BoxStream<'static, Told>>,
-    /// What a source has named since it began to list all it has.
+    /// Keys that a source has named since it began to list all it has.
     lists: BTreeMap<Watched, BTreeSet<Key>>,
     unlisted: BTreeSet<Watched>,
-    /// Of these there is no definition.
+    /// Kinds without a definition.
     missing: BTreeSet<Watched>,
-    /// Why a source tells nothing, told once.
+    /// Reason why a source reports nothing, logged once.
     failing: BTreeMap<Watched, String>,
     /// Sources that are refused, and what to do.
     refused: BTreeMap<Watched, String>,
@@ -83,7 +83,8 @@ pub(super) struct Live {
 }
 
 impl Watched {
-    /// What gateways and Services of IPs are made of and made from, and where they are.
+    /// Kinds that gateways and Services of IPs are made of and made from, and of their nodes and
+    /// pods.
     pub(super) const OF_GATEWAYS: [Self; 10] = [
         Self::Account,
         Self::Role,
@@ -96,10 +97,10 @@ impl Watched {
         Self::ServerTemplate,
         Self::ClientTemplate,
     ];
-    /// What a gateway consists of.
+    /// Kinds of the objects of a gateway.
     pub(super) const MADE: [Self; 5] =
         [Self::Account, Self::Role, Self::Binding, Self::Service, Self::Deployment];
-    /// What an IP's Service consists of.
+    /// Kinds of the objects of an IP's Service.
     pub(super) const EXPOSED: [Self; 2] = [Self::Service, Self::Slice];
 
     pub(super) fn resource(self) -> ApiResource {
@@ -130,7 +131,7 @@ impl Watched {
             Self::Account | Self::Role | Self::Binding | Self::Deployment => {
                 config.labels(&format!("{gateways},{ours}"))
             }
-            // Of gateways and of IPs.
+            // Services of gateways and of IPs.
             Self::Service => config.labels(&ours),
             // Kubernetes' own slices of Services have the labels of those.
             Self::Slice => config.labels(&format!("{SLICE_OF}={SLICE_OF_WEFT}")),
@@ -199,7 +200,7 @@ impl Objects {
         self.0.range(Key::new(of, "", "")..).take_while(move |(key, _)| key.of == of)
     }
 
-    /// True if it is news.
+    /// True if it has changed.
     pub(super) fn put(&mut self, of: Watched, object: DynamicObject) -> bool {
         let object = trimmed(of, object);
         let before = self.0.insert(Key::of(of, &object), object.clone());
@@ -247,7 +248,7 @@ impl Live {
         self.unlisted.is_empty()
     }
 
-    /// True if nobody has defined that kind.
+    /// True if that kind has no definition.
     pub(super) fn is_missing(&self, of: Watched) -> bool {
         self.missing.contains(&of)
     }
@@ -264,7 +265,7 @@ impl Live {
         &self.objects
     }
 
-    /// What the API server has answered; its watch may tell later.
+    /// Stores an answer of the API server; its watch may report it later.
     pub(super) fn put(&mut self, of: Watched, object: DynamicObject) {
         self.objects.put(of, object);
     }
@@ -295,7 +296,7 @@ impl Live {
         changed
     }
 
-    /// What it did not name is gone.
+    /// Removes the objects that the list did not name.
     fn listed(&mut self, of: Watched) -> bool {
         let named = self.lists.remove(&of).unwrap_or_default();
         let objects = &mut self.objects.0;

@@ -64,7 +64,7 @@ fn with_labels(gateway: &PlannedGateway, own: ObjectMeta) -> ObjectMeta {
     }
 }
 
-/// Whatever the template says, its pods have the rights that were made for them, and are found.
+/// Sets the labels and service account of a Deployment's pods, whatever the template has.
 fn fit(gateway: &PlannedGateway, deployment: &mut Deployment) {
     let spec = &mut deployment.spec;
     let set = spec.template.metadata.get_or_insert_default().labels.get_or_insert_default();

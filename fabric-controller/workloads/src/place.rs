@@ -1,4 +1,4 @@
-//! Where a gateway runs. Pure.
+//! Placement of gateways. Pure.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use super::endpoint::endpoint;
 use super::live::{Key, Objects, Watched};
 use fabric_core::placement::Placement;
 
-/// Of every gateway that has a Deployment.
+/// Placement of every gateway that has a Deployment.
 pub(super) fn placements(live: &Objects) -> BTreeMap<ObjectRef, Placement> {
     let deployments = live.all(Watched::Deployment);
     let placed = deployments.filter_map(|(_, deployment)| {
@@ -64,7 +64,7 @@ fn placement(
     let host: Option<Node> = host.and_then(typed);
     let service = Key::new(Watched::Service, namespace, &format!("gw-{}", gateway.name));
     let service = live.get(&service).filter(|service| {
-        // What a load balancer holds on to has an address that is about to go.
+        // A Service that a load balancer still holds on to has an address that is about to go.
         service.metadata.deletion_timestamp.is_none()
             && owner_of(service).is_some_and(|(_, of)| of == uid)
     });

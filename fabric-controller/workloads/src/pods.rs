@@ -23,11 +23,11 @@ use fabric_core::placement::PodAddresses;
 /// Those that are somewhere, and have not ended.
 const FIELDS: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
 
-/// Between two news of them. Where pods are anywhere, each that starts or ends is told to every
-/// gateway.
+/// Minimum time between two publications. Where pods are anywhere, each that starts or ends is
+/// published to every gateway.
 const PACE: Duration = Duration::from_secs(1);
 
-/// What is read of a pod.
+/// Parts of a pod that are read.
 type Read = Object<Spec, Status>;
 type Told = watcher::Result<Event<Read>>;
 type Name = (String, String);
@@ -51,7 +51,7 @@ struct Address {
     ip: String,
 }
 
-/// What is kept of it.
+/// Parts of a pod that are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Pod {
     node: String,
@@ -63,11 +63,11 @@ pub(super) struct Pod {
 pub(super) struct Pods {
     told: BoxStream<'static, Told>,
     known: BTreeMap<Name, Pod>,
-    /// What has been named since the list of all of them began.
+    /// Pods named since the list of all of them began.
     listed: Option<BTreeSet<Name>>,
     whole: bool,
     failing: Option<String>,
-    /// The last news, and when they were told.
+    /// The last published addresses, and when that was.
     news: PodAddresses,
     at: Option<Instant>,
     /// There are others by now.
@@ -113,7 +113,7 @@ impl Pods {
         }
     }
 
-    /// Whether these are worth telling.
+    /// Returns whether these change what is published.
     pub(super) fn matter(&self, changed: &[Pod], nodes: &Objects) -> bool {
         changed.iter().any(|pod| {
             let cidrs = cidrs_of(&pod.node, nodes);
@@ -121,7 +121,8 @@ impl Pods {
         })
     }
 
-    /// What is outside, as of now or of a moment ago: news are told at once, more of them later.
+    /// Addresses outside, as of now or of a moment ago: a change is published at once, the next
+    /// ones later.
     pub(super) fn tell(&mut self, nodes: &Objects, now: Instant) -> PodAddresses {
         let outside = self.outside(nodes);
         let rests = self.at.is_some_and(|at| now.duration_since(at) < PACE);
@@ -133,7 +134,7 @@ impl Pods {
         self.news.clone()
     }
 
-    /// When there is more to tell.
+    /// Time at which there is more to publish.
     pub(super) fn due(&self) -> Option<Instant> {
         self.at.filter(|_| self.more).map(|at| at + PACE)
     }
@@ -196,7 +197,7 @@ impl Pods {
         if before == now { Vec::new() } else { before.into_iter().chain(now).collect() }
     }
 
-    /// What was not named is gone.
+    /// Removes the pods that the list did not name.
     fn all_listed(&mut self) -> Vec<Pod> {
         self.failing = None;
         self.whole = true;

@@ -1,4 +1,4 @@
-//! What a gateway may do in the API: read its own config and Secret, write its own status and
+//! Rights of a gateway in the API: read its own config and Secret, write its own status and
 //! Connection.
 
 use fabric_api::labels;
@@ -18,7 +18,7 @@ pub(super) fn role(metadata: ObjectMeta, gateway: &str, secret: &str) -> Role {
         rule("fabric.weft.dev", "gatewayconfigs", &["get", "list", "watch"], Some(gateway)),
         rule("fabric.weft.dev", "gatewayconfigs/status", &["get", "patch"], Some(gateway)),
         rule("", "secrets", &["get", "list", "watch"], Some(secret)),
-        // What is to be created has no name yet for the one who decides.
+        // An object to create has no name yet when it is authorised.
         rule(labels::NETWORKING_GROUP, "connections", &["create"], None),
         rule(
             labels::NETWORKING_GROUP,

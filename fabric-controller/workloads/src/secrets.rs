@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::writer::answer;
 use fabric_core::placement::{SecretGap, SecretGaps};
 
-/// After one try, until the next of the same.
+/// Interval between tries of the same.
 const RETRY: Duration = Duration::from_secs(60);
 
 pub(super) struct Secrets {
@@ -28,7 +28,7 @@ impl Secrets {
         Self { client, tried: BTreeMap::new() }
     }
 
-    /// When one that still lacks something is to be tried again, if nothing happens before.
+    /// Time of the next retry for one that still lacks something, if nothing happens before.
     pub(super) fn due(&self) -> Option<Instant> {
         self.tried.values().map(|(_, at)| *at + RETRY).min()
     }
@@ -66,7 +66,7 @@ impl Secrets {
     }
 }
 
-/// What the API server finds wrong with a Secret may quote it.
+/// Redacts errors: those of the API server about an invalid Secret may quote it.
 fn told(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error
         && !matches!(status.code, 403 | 404 | 409)

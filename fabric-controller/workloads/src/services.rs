@@ -19,8 +19,8 @@ use fabric_core::placement::Plan;
 /// Label with the Service of an EndpointSlice.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
-/// Named as the IP, and gone when it is. As Liqo has it, the way leads to `spec.ip` itself, and each
-/// port to the same one there: a `targetPort` says nothing.
+/// Objects named as the IP, and gone when it is. As in Liqo, the way leads to `spec.ip` itself, and
+/// each port to the same one there: a `targetPort` has no effect.
 pub(super) fn objects_of(ip: &IP) -> serde_json::Result<Vec<DynamicObject>> {
     let Some((template, address)) = ip.spec.service_template.as_ref().zip(ip.spec.address()) else {
         return Ok(Vec::new());

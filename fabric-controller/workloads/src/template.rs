@@ -13,7 +13,7 @@ use fabric_core::placement::PlannedGateway;
 
 const GROUP: &str = "networking.liqo.io/v1beta1";
 
-/// What a gateway is made from.
+/// Template that a gateway is made from.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Template {
     /// Its place, or none if it is weft's own.
@@ -68,7 +68,7 @@ pub(super) fn rendered(gateway: &PlannedGateway, template: &Template) -> Result<
     let rendered = Rendered::new(&template.content, &variables);
     let rendered = rendered.map_err(|error| wrong(chain(&error)))?;
     match rendered.deployment.spec.replicas {
-        // They would have one key, and nobody to say which of them has the tunnel.
+        // They would have one key, and nothing to decide which of them has the tunnel.
         Some(many) if many > 1 => {
             let field = "spec.template.spec.deployment.spec.replicas";
             Err(wrong(format!("{field}: found {many}; expected 1")))

@@ -25,11 +25,11 @@ use fabric_core::placement::Plan;
 
 /// All runs are one holder of the Lease: the next one need not wait for the one before.
 const IDENTITY: &str = "withdrawal";
-/// For the Lease, which a controller that was killed holds for a while.
+/// Timeout for the Lease, which a controller that was killed holds for a while.
 const ELECTION: Duration = Duration::from_secs(45);
-/// For ForeignClusters. What is refused is tried twice.
+/// Timeout for ForeignClusters. Refused writes are tried twice.
 const ANSWER: Duration = Duration::from_secs(8);
-/// Until helm has removed the controllers. If it does not, one of them makes all anew then.
+/// Time for helm to remove the controllers. If it does not, one of them makes all anew then.
 const LOCKED: Duration = Duration::from_secs(120);
 
 #[derive(Debug, thiserror::Error)]
@@ -73,8 +73,8 @@ async fn take_away(server: &ApiServer, patience: Duration) -> Result<(), Withdra
     Ok(())
 }
 
-/// Pods of the same Job that were told to end and did not: the node of each has died. The Job, and with it
-/// helm, would wait for them.
+/// Removes pods of the same Job that were to end and did not: the node of each has died. The Job,
+/// and with it helm, would wait for them.
 async fn give_up_twins(cluster: &Cluster) -> Result<(), WithdrawError> {
     let pods = kind::<Pod>();
     let twins = cluster.list_metadata(&pods, &format!("{}=withdrawal", labels::PROGRAM)).await?;

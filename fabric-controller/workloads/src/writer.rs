@@ -12,14 +12,14 @@ use tokio::time::{Instant, timeout};
 use super::live::{Key, Objects, Watched};
 use super::place;
 
-/// Says in an object's managedFields what is weft's.
+/// Field manager of weft in an object's managedFields.
 pub(super) const MANAGER: &str = "weft-fabric-controller";
-/// Of one request.
+/// Timeout of one request.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
-/// After a refusal: somebody has to change something.
+/// Backoff after a refusal: a change by others is needed.
 const RETRY: Duration = Duration::from_secs(5);
 const RETRY_MAX: Duration = Duration::from_secs(60);
-/// After a deletion that makes room: mostly that is done at once.
+/// Wait after a deletion that makes room: mostly that is done at once.
 const ROOM: Duration = Duration::from_millis(100);
 
 pub(super) struct Writer {
@@ -29,7 +29,7 @@ pub(super) struct Writer {
     refused: BTreeMap<Key, Refused>,
 }
 
-/// What was asked for, and what the API server made of it. It fills in more, and writes some of it
+/// Requested object, and what the API server made of it. It fills in more, and writes some of it
 /// another way.
 struct Written {
     want: DynamicObject,
@@ -45,13 +45,13 @@ struct Refused {
     wait: Duration,
     /// Its time has come.
     due: bool,
-    /// For the sake of what is there now, and is to go.
+    /// Refused because of a present object that is to go.
     is_in_the_way: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WriteError {
-    /// Waits until somebody changes something, or for a while.
+    /// Retried once something changes, or after a while.
     #[error("{name} cannot be written: {message}")]
     Refused { name: String, message: String },
     /// Nothing else will be answered either.
@@ -65,12 +65,12 @@ impl Writer {
         Self { client, metrics, written: BTreeMap::new(), refused: BTreeMap::new() }
     }
 
-    /// When something that was refused is to be tried again.
+    /// Time of the next retry of something that was refused.
     pub(super) fn again(&self) -> Option<Instant> {
         self.refused.values().filter(|refused| !refused.due).map(|refused| refused.again).min()
     }
 
-    /// What is due is tried now, or never again if nobody wants it.
+    /// Marks the due retries to be tried now, or never again if no longer desired.
     pub(super) fn begin(&mut self) {
         let now = Instant::now();
         for refused in self.refused.values_mut().filter(|refused| refused.again <= now) {
@@ -78,7 +78,7 @@ impl Writer {
         }
     }
 
-    /// Forgets what was refused for the sake of objects that nobody wants any more.
+    /// Removes the refusals of objects that are no longer desired.
     pub(super) fn keep(&mut self, wanted: impl Fn(&Key) -> bool) {
         self.refused.retain(|key, _| wanted(key));
         self.written.retain(|key, _| wanted(key));
@@ -139,7 +139,7 @@ impl Writer {
         if waits || live.get(key).is_some_and(ours) {
             return self.write(live, key, want).await;
         }
-        // What others have made is not watched.
+        // Objects that others have made are not watched.
         match answer(self.api(key).get_opt(&key.name)).await {
             Ok(Some(there)) if !ours(&there) => {
                 let message = match there.metadata.deletion_timestamp {
@@ -177,7 +177,7 @@ impl Writer {
 
     fn is_there(&self, live: Option<&DynamicObject>, key: &Key, want: &DynamicObject) -> bool {
         let Some((live, written)) = live.zip(self.written.get(key)) else { return false };
-        // What is told of a moment before the last write is no news.
+        // A report from before the last write is stale.
         written.want == *want && (version(live) < written.version || content(live) == written.got)
     }
 
@@ -218,7 +218,7 @@ impl Writer {
         error
     }
 
-    /// Why this need not be tried now.
+    /// Reason why this need not be tried now.
     fn standing(&self, key: &Key, want: Option<&DynamicObject>) -> Option<&str> {
         let refused = self.refused.get(key).filter(|refused| !refused.due)?;
         (refused.want.as_ref() == want).then_some(&refused.message)
@@ -232,7 +232,7 @@ impl Writer {
         self.refuse(key, None, message)
     }
 
-    /// It is tried again, less and less often.
+    /// Records a refusal, with growing backoff.
     fn refuse(&mut self, key: &Key, want: Option<&DynamicObject>, message: String) -> WriteError {
         let wait = self.wait(key, want, false);
         let refused = Refused {

@@ -59,7 +59,7 @@ impl Compiler<'_> {
             }
             return;
         };
-        // Liqo's field must say something; this address stands for nothing else.
+        // Liqo's field must not be empty; this address has no other meaning.
         let unspecified = if cidr.is_ipv4() { "0.0.0.0" } else { "::" };
         let spec = IPSpec {
             ip: unspecified.to_owned(),

@@ -15,7 +15,7 @@ use crate::index::Index;
 const EXTERNAL_CIDR: &str = "10.70.0.0/16";
 const INTERNAL_CIDR: &str = "10.80.0.0/16";
 
-/// What is known of it; some of it may still be missing.
+/// Facts about the cluster; some of them may still be missing.
 #[derive(Debug, Default)]
 pub(super) struct Cluster {
     pub(super) id: Option<ClusterId>,
@@ -196,7 +196,7 @@ impl Compiler<'_> {
         nodes
     }
 
-    /// What another node has already is not this one's too: packets could go to one only.
+    /// Reports addresses of another node and removes its pod CIDRs: packets could go to one only.
     fn apart(&mut self, reference: &ObjectRef, node: &mut Node, others: &[Node]) {
         for other in others {
             if let Some(address) = node.underlay.iter().find(|a| other.underlay.contains(a)) {
@@ -277,9 +277,9 @@ impl Compiler<'_> {
         current
     }
 
-    /// In Kubernetes, where pods reach each other, VXLAN devices have MAC addresses that no pod
-    /// knows: then none can send to a gateway what only nodes may. The source of a packet would not
-    /// tell: it is what a node's CNI makes it, and pods may write what they like there.
+    /// In Kubernetes, where pods reach each other, VXLAN devices have MAC addresses unknown to
+    /// pods: then none can send to a gateway what only nodes may. The source of a packet proves
+    /// nothing: it is what a node's CNI makes it, and pods may write what they like there.
     pub(super) fn mac(&self, uid: &str) -> Option<String> {
         let known = self.index.settings.kubernetes && !uid.is_empty();
         known.then(|| Mac::of_uid(uid).to_string())

@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 /// Reason of a condition while something that the controller needs cannot be read.
 const UNREADABLE: &str = "CannotRead";
 
-/// Why a Configuration's prefixes are ready or not.
+/// Reason why a Configuration's prefixes are ready or not.
 #[derive(Clone, Debug)]
 pub(super) enum Readiness {
     Configured,

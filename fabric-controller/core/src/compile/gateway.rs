@@ -44,7 +44,7 @@ pub(super) struct GatewaySettings {
 struct Keys {
     /// By namespace and peer; no key if there is a wrong one, or two.
     of: BTreeMap<(String, ClusterId), (ObjectRef, Option<PublicKey>)>,
-    /// By namespace, one that says no peer.
+    /// By namespace, one without a label for its peer.
     unlabelled: BTreeMap<String, ObjectRef>,
 }
 
@@ -135,7 +135,7 @@ impl<'a> Compiler<'a> {
         Some(Gateway { reference: reference.clone(), uid, peer: peer?, end, settings: None })
     }
 
-    /// Of gateways that get in each other's way, the one that runs goes on.
+    /// Selects among conflicting gateways; the one that runs goes on.
     fn one_of(
         &mut self,
         all: Vec<Gateway<'a>>,
@@ -163,7 +163,7 @@ impl<'a> Compiler<'a> {
         chosen
     }
 
-    /// What this very gateway runs on.
+    /// GatewayConfig in use for this very gateway.
     pub(super) fn published(&self, gateway: &Gateway<'_>) -> Option<&'a GatewayConfig> {
         self.running(&gateway.reference, &gateway.uid)
     }
@@ -198,7 +198,8 @@ impl<'a> Compiler<'a> {
     }
 
     fn gateway_settings(&mut self, gateway: &Gateway<'_>, keys: &Keys) -> Option<GatewaySettings> {
-        // All of it is looked at before any of it is refused, so that every fault is told at once.
+        // All of it is checked before any of it is refused, so that every fault is reported at
+        // once.
         let (mut faults, ends) = match gateway.end {
             End::Server(server) => (
                 check::gateway_server(server),
@@ -244,7 +245,8 @@ impl<'a> Compiler<'a> {
         if secret_name(gateway.secret_ref()).is_some() {
             return name;
         }
-        // One that runs has a key, which the peer knows: perhaps it just cannot be read now.
+        // One that runs has a key, whose public half the peer has: perhaps it just cannot be read
+        // now.
         let unread = self.published(gateway).is_some() && self.index.may_be_unread(&reference);
         if self.index.get(&reference).is_none() && !unread {
             let owner = self.owned_by(&gateway.reference, Some(gateway.namespace()));
@@ -290,8 +292,8 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// Our own public key, to compare only. What is wrong with the Secret is told; its gateway
-    /// waits for a good one by itself.
+    /// This gateway's own public key, to compare only. Problems with the Secret are reported; its
+    /// gateway waits for a good one by itself.
     fn own_key(&mut self, gateway: &Gateway<'_>, reference: &ObjectRef) -> Option<PublicKey> {
         let Some(secret) = self.index.typed::<Secret>(reference) else {
             if !self.out.keys.contains_key(reference) {

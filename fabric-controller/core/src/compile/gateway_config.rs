@@ -1,4 +1,4 @@
-//! What each gateway is told.
+//! GatewayConfigs to publish, one per gateway.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -211,7 +211,7 @@ impl Compiler<'_> {
     }
 }
 
-/// What the gateway passes on to the egress node.
+/// Prefixes that the gateway passes on to the egress node.
 fn egress(peering: &Peering<'_>, sources: &Sources<'_>) -> Vec<String> {
     let others = sources.peerings.iter().filter(|other| other.reference != peering.reference);
     let others = others.filter(|other| other.fault.is_none()).flat_map(Peering::prefixes);

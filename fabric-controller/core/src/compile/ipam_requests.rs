@@ -1,4 +1,4 @@
-//! What to ask ipam for.
+//! Requests to ipam.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use crate::grant::{ip_grant, network_grant};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IpamRequest {
     pub object: ObjectRef,
-    /// Of the object as it was; a grant for a namesake is given back.
+    /// Uid of the object as it was; a grant for a namesake is released.
     pub uid: String,
     pub allocation: Allocation,
 }
@@ -143,8 +143,8 @@ impl Compiler<'_> {
 
 const LAST: u8 = 3;
 
-/// What cannot be moved comes first, then the cluster's own, then all other Networks of the user,
-/// and peers' prefixes last.
+/// Priority of a request: immutable ones first, then the cluster's own, then all other Networks of
+/// the user, and peers' prefixes last.
 fn rank(object: &Object) -> u8 {
     let own = object.label(labels::NETWORK_TYPE).is_some();
     match (is_immutable(object), own, owner::of(object)) {

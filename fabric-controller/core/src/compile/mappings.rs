@@ -23,7 +23,7 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// Whether this node is the one that rewrites it: its own pod's answers pass no other.
+    /// Returns whether this node is the one that rewrites it: its own pod's answers pass no other.
     pub(super) fn is_of(&self, node: &Node) -> bool {
         !self.stateless
             && node.overlay.is_some()

@@ -1,4 +1,4 @@
-//! What each node is told.
+//! NodeConfigs to publish, one per node.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -22,7 +22,7 @@ use super::peering::Peering;
 
 /// Annotation: when it was known that the node is gone.
 const REMOVED_SINCE: &str = "fabric.weft.dev/removed-since";
-/// How long the agent of a node that is gone may take, if it runs on. Kubernetes ends it within a
+/// Maximum time for the agent of a node that is gone, if it runs on. Kubernetes ends it within a
 /// minute.
 const FAREWELL: SignedDuration = SignedDuration::from_secs(120);
 
@@ -56,7 +56,7 @@ impl Compiler<'_> {
                     spec.refused.clone_from(&refused);
                     spec.refuse_seconds = self.index.settings.refuse_seconds;
                     spec.vxlan_sources.extend(&hosts);
-                    // All of them: the node's own pods ask for those addresses, too.
+                    // All of them: the node's own pods send to those addresses, too.
                     spec.ips = mappings.iter().map(node_mapping).collect();
                     self.want(NodeConfig::new(&node.name, spec));
                 }
@@ -66,8 +66,8 @@ impl Compiler<'_> {
         self.removed_nodes(cluster);
     }
 
-    /// A node that is gone takes everything away before its config goes, if it has applied any. In
-    /// Kubernetes its agent goes with it, so nobody may be there to say so.
+    /// Removed nodes take everything away before their config goes, if they have applied any. In
+    /// Kubernetes the agent goes with its node, so there may be none to report that.
     fn removed_nodes(&mut self, cluster: &Cluster) {
         let index = self.index;
         for (reference, config) in index.all::<NodeConfig>(Kind::NodeConfig) {
@@ -169,7 +169,7 @@ impl Compiler<'_> {
         hosts.flat_map(|host| host.underlay.iter().copied()).collect()
     }
 
-    /// What is or stays published for a gateway.
+    /// Config that is or stays published for a gateway.
     pub(super) fn config_of(&self, gateway: &Gateway<'_>) -> Option<&GatewayConfig> {
         let reference = gateway.config();
         match self.out.objects.get(&reference) {
@@ -237,7 +237,7 @@ fn node_spec(cluster: &Cluster, node: &Node, peerings: &[NodePeering]) -> Option
     })
 }
 
-/// The way from a node to a gateway: by its host, which alone knows the address of its link.
+/// Route from a node to a gateway: by its host, the only one with the address of its link.
 fn node_gateway(cluster: &Cluster, node: &Node, config: &GatewayConfig) -> Option<NodeGateway> {
     let GatewayOverlay { address, mac, link_address, link_address_v6, node: host } =
         config.spec.overlay.clone();

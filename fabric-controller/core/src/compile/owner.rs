@@ -1,4 +1,4 @@
-//! For whose sake weft made an object of its own.
+//! Owners of the objects that weft made.
 
 use fabric_store::{Kind, Object, ObjectRef};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;

@@ -21,7 +21,7 @@ pub(super) struct Peering<'a> {
     pub(super) id: Option<ClusterId>,
     /// The peer's prefixes in the order written, pods first; empty if any of it is wrong.
     pub(super) remotes: Vec<Remote>,
-    /// What is wrong with it.
+    /// Fault of the Configuration.
     pub(super) fault: Option<String>,
     /// Position of its gateway among the gateways.
     pub(super) gateway: Option<usize>,
@@ -31,7 +31,7 @@ pub(super) struct Peering<'a> {
 pub(super) struct Remote {
     pub(super) kind: RemapKind,
     pub(super) cidr: Cidr,
-    /// The Network that asks for its counterpart here.
+    /// The Network that requests its counterpart here.
     pub(super) network: ObjectRef,
     pub(super) granted: Option<Cidr>,
 }
@@ -46,12 +46,12 @@ impl Peering<'_> {
         self.fault.is_none() && self.remotes.iter().all(|remote| remote.granted.is_some())
     }
 
-    /// How this cluster sees the peer's prefixes.
+    /// The peer's prefixes as this cluster sees them.
     pub(super) fn prefixes(&self) -> impl Iterator<Item = Cidr> {
         self.remotes.iter().filter_map(|remote| remote.granted)
     }
 
-    /// As a NodeConfig has them.
+    /// Prefixes in the order of a NodeConfig.
     pub(super) fn sorted_prefixes(&self) -> Vec<String> {
         let mut prefixes: Vec<Cidr> = self.prefixes().collect();
         prefixes.sort();
@@ -95,7 +95,7 @@ impl<'a> Compiler<'a> {
         match self.peer_of(reference, &configuration.metadata, cluster) {
             Ok(id) => peering.id = Some(id),
             Err(fault) => {
-                // What was made for the peer that it was about stays.
+                // Everything made for the peer that it was about stays.
                 peering.id = self.former_peer(reference);
                 peering.fault = Some(fault);
                 return peering;
@@ -115,7 +115,7 @@ impl<'a> Compiler<'a> {
         peering
     }
 
-    /// The peer that an object is about, by its label. The error is told, and given back.
+    /// The peer that an object is about, by its label. An error is reported.
     pub(super) fn peer_of(
         &mut self,
         reference: &ObjectRef,
@@ -151,7 +151,7 @@ impl<'a> Compiler<'a> {
         Remote { kind, cidr, network, granted }
     }
 
-    /// Of two Configurations for one peer, the one in use stays in use.
+    /// Selects one of several Configurations for one peer; the one in use stays in use.
     fn one_configuration_for_a_peer(&mut self, peerings: &mut [Peering<'a>]) {
         let mut by_peer: BTreeMap<ClusterId, Vec<usize>> = BTreeMap::new();
         for (i, peering) in peerings.iter().enumerate() {

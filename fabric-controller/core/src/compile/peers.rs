@@ -1,4 +1,4 @@
-//! How a peer's networking is, in the words of Liqo's ForeignCluster.
+//! State of the networking with each peer, in the terms of Liqo's ForeignCluster.
 
 use std::collections::BTreeSet;
 
@@ -49,7 +49,7 @@ impl Compiler<'_> {
     }
 }
 
-/// Its status says how this cluster sees the peer.
+/// True if its status has the peer's prefixes as this cluster sees them.
 fn is_seen(peering: &Peering<'_>) -> bool {
     peering.configuration.status.as_ref().is_some_and(|status| status.remote.is_some())
 }

@@ -1,4 +1,4 @@
-//! Gateways in Kubernetes: which are to run, and what is told of where they do.
+//! Gateways in Kubernetes: which are to run, and the reported placement of those that do.
 
 use std::net::IpAddr;
 
@@ -65,7 +65,7 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// Where the gateway's pod is, or was a moment ago.
+    /// Address and node of the gateway's pod, now or a moment ago.
     pub(super) fn internal_endpoint(&self, gateway: &Gateway<'_>) -> Option<InternalEndpoint> {
         let placement = self.placement(gateway);
         let now = placement.and_then(|placement| placement.internal.clone());
@@ -78,7 +78,7 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// Where VXLAN to and from the nodes begins and ends.
+    /// VXLAN endpoint of the gateway for the nodes.
     pub(super) fn pod_address(&self, gateway: &Gateway<'_>) -> Option<IpAddr> {
         // Standalone, its status has the address of its link, which only its host can use.
         let internal = self.internal_endpoint(gateway).filter(|_| self.index.settings.kubernetes);
@@ -105,12 +105,12 @@ impl<'a> Compiler<'a> {
         })
     }
 
-    /// Of this very gateway: what was made for one of the same name before says nothing of it.
+    /// Placement of this very gateway: that of a former one of the same name does not count.
     pub(super) fn placement(&self, gateway: &Gateway<'_>) -> Option<&'a Placement> {
         self.index.placement(&gateway.reference).filter(|placement| placement.uid == gateway.uid)
     }
 
-    /// What could not be made.
+    /// Reports the faults of the gateway's placement.
     pub(super) fn placement_faults(&mut self, gateway: &Gateway<'_>) {
         let placement = self.placement(gateway);
         for fault in placement.into_iter().flat_map(|placement| &placement.faults) {

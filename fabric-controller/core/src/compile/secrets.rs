@@ -1,4 +1,4 @@
-//! In Kubernetes, the Secrets with gateways' key pairs: what is told of them, and what they lack.
+//! In Kubernetes, the Secrets with gateways' key pairs: references to them, and what they lack.
 
 use fabric_api::networking::secret_name;
 use fabric_api::{PublicKey, labels};
@@ -40,7 +40,8 @@ impl Compiler<'_> {
         }
     }
 
-    /// Told once it holds what liqoctl reads from it, and stays: one whose gateway is gone does not.
+    /// Reference to a Secret that holds what liqoctl reads from it, and stays: one whose gateway is
+    /// gone does not.
     pub(super) fn secret_reference(&self, gateway: &Gateway<'_>) -> Option<ObjectReference> {
         let secret = key_pair(&gateway.reference, gateway.secret_ref());
         let object = self.index.get(&secret).filter(|object| !is_orphan(object, gateway))?;

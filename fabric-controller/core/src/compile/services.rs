@@ -1,4 +1,4 @@
-//! IP resources that ask for a Service, in Kubernetes.
+//! IP resources that request a Service, in Kubernetes.
 
 use fabric_api::ipam::IP;
 use fabric_store::Kind;
@@ -6,7 +6,7 @@ use fabric_store::Kind;
 use super::Compiler;
 
 impl Compiler<'_> {
-    /// With what could not be made of them.
+    /// Services of IPs, and the faults of those that could not be made.
     pub(super) fn services(&mut self) {
         let index = self.index;
         for (reference, ip) in index.all::<IP>(Kind::Ip) {

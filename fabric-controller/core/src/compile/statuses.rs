@@ -1,4 +1,4 @@
-//! What the user's own objects are told.
+//! Statuses of the user's own objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,7 +29,7 @@ impl<'a> Compiler<'a> {
                 status.remote = Some(as_seen_here(peering));
             }
             let newest = configuration.metadata.generation.unwrap_or_default();
-            // Of a newer version that is not used this says nothing.
+            // A newer version that is not used is not covered by this condition.
             let used = conditions::observed(&status.conditions).filter(|_| self.is_kept(peering));
             let generation = used.unwrap_or(newest);
             conditions::set(&mut status.conditions, &readiness, generation, self.now);
@@ -100,7 +100,7 @@ impl<'a> Compiler<'a> {
         awaited.filter(|name| !has_routes(name)).cloned().collect()
     }
 
-    /// Whether the newest manifest of each object is used, and why not.
+    /// Sets on each object whether its newest manifest is used, and why not.
     pub(super) fn acceptance(&mut self) {
         let index = self.index;
         for kind in [Kind::Configuration, Kind::GatewayServer, Kind::GatewayClient] {
@@ -141,8 +141,8 @@ impl<'a> Compiler<'a> {
         all.filter(|fault| fault.reason == PeeringFault::CIDR_MISMATCH).collect()
     }
 
-    /// All that is told of an object but what it merely waits for. Keys have no status of their own: what
-    /// is wrong with them is told by the gateway that needs them.
+    /// All problems of an object but what it merely waits for. Keys have no status of their own:
+    /// their problems are reported by the gateway that needs them.
     fn wrong_with(&self, object: &ObjectRef) -> String {
         let is_about = |problem: &Problem, one| problem.object.as_ref() == Some(one);
         let needed = self.needed.get(object);
@@ -212,7 +212,7 @@ pub fn unreadable(index: &Index, why: &str, now: Timestamp) -> Vec<Object> {
     objects
 }
 
-/// Of the kinds whose status has conditions; `make` a status if there is none.
+/// Conditions of the kinds whose status has them; `make` a status if there is none.
 pub(super) fn conditions_of(object: &mut Object, make: bool) -> Option<&mut Vec<Condition>> {
     fn status<T: Default>(of: &mut Option<T>, make: bool) -> Option<&mut T> {
         if make { Some(of.get_or_insert_default()) } else { of.as_mut() }
@@ -234,7 +234,8 @@ pub(super) fn conditions_of(object: &mut Object, make: bool) -> Option<&mut Vec<
     }
 }
 
-/// What is told stays told: each change of a node's config makes that unapplied for a moment.
+/// True if the status has the prefixes as seen here. They stay there: each change of a node's
+/// config makes that unapplied for a moment.
 fn is_told(peering: &Peering<'_>) -> bool {
     let status = peering.configuration.status.as_ref();
     status.is_some_and(|status| status.remote.as_ref() == Some(&as_seen_here(peering)))
@@ -256,7 +257,7 @@ fn own_side(cluster: &Cluster) -> SideConfig {
     SideConfig { cidr: ClusterCidrs { pod, external } }
 }
 
-/// Where the peer's client finds this server.
+/// Endpoint of this server for the peer's client.
 fn endpoint(cluster: &Cluster, config: &GatewayConfig, balancer: Option<String>) -> EndpointStatus {
     let host = config.spec.overlay.node.as_deref().and_then(|name| cluster.node(name));
     let own = host.map(|host| host.underlay.iter().map(ToString::to_string).collect());
@@ -269,7 +270,7 @@ fn endpoint(cluster: &Cluster, config: &GatewayConfig, balancer: Option<String>)
     }
 }
 
-/// What a gateway's manifest has become.
+/// Reference to the GatewayConfig made from a gateway's manifest.
 fn reference_to(config: &GatewayConfig) -> ObjectReference {
     ObjectReference {
         api_version: Some(Kind::GatewayConfig.api_version().to_owned()),

@@ -1,4 +1,4 @@
-//! What a ForeignCluster should say. Pure.
+//! Desired content of a ForeignCluster. Pure.
 
 use fabric_api::{ClusterId, labels};
 use jiff::Timestamp;
@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use fabric_core::placement::Plan;
 use fabric_core::placement::{Peer, PeerCondition};
 
-/// The parts of a peering that Liqo's other modules tell of.
+/// The parts of a peering that Liqo's other modules report.
 const OTHERS: [&str; 2] = ["authentication", "offloading"];
 
-/// What is to be done with one.
+/// Change to make to one.
 #[derive(Debug, PartialEq)]
 pub(super) enum Step {
     Remove,
@@ -37,15 +37,15 @@ pub(super) fn peer_of(object: &DynamicObject) -> String {
     id.map_or_else(|| object.name_any(), str::to_owned)
 }
 
-/// True if weft made it, and nobody else tells anything by it.
+/// True if weft made it, and no other module is enabled in it.
 fn is_of_no_use(object: &DynamicObject) -> bool {
     let ours = object.labels().get(labels::MANAGED_BY).is_some_and(|by| by == labels::WEFT);
     let modules = &object.data["status"]["modules"];
     ours && OTHERS.iter().all(|other| modules[other]["enabled"] != true)
 }
 
-/// What its modules should be, if that differs. There are either none or all; of the others, those
-/// that are there stay as they are.
+/// Desired modules, if they differ. There are either none or all; of the others, those that are
+/// there stay as they are.
 fn modules(object: &DynamicObject, want: Option<&Peer>, now: Timestamp) -> Option<Value> {
     let have = &object.data["status"]["modules"];
     let mut modules = json!({"networking": module(&have["networking"], want, now)?});
@@ -55,8 +55,7 @@ fn modules(object: &DynamicObject, want: Option<&Peer>, now: Timestamp) -> Optio
     Some(modules)
 }
 
-/// What its part about networking should be, if that differs. Conditions of other types are not
-/// weft's.
+/// Desired part about networking, if it differs. Conditions of other types are not weft's.
 fn module(have: &Value, want: Option<&Peer>, now: Timestamp) -> Option<Value> {
     let before = have["conditions"].as_array().cloned().unwrap_or_default();
     let of_type = |type_: &str| before.iter().find(|condition| condition["type"] == type_);
@@ -76,13 +75,13 @@ fn module(have: &Value, want: Option<&Peer>, now: Timestamp) -> Option<Value> {
     }
     let enabled = want.is_some_and(|peer| peer.enabled);
     let told = have["enabled"].as_bool();
-    // Of a peer that is none of weft's, saying nothing is saying no.
+    // For a peer that is none of weft's, an absent value equals false.
     let same_enabled = told == Some(enabled) || (want.is_none() && told.is_none());
     let same = same_enabled && is_same(&before, &conditions);
     (!same).then(|| json!({"enabled": enabled, "conditions": conditions}))
 }
 
-/// In whatever order.
+/// Equality in any order.
 fn is_same(one: &[Value], other: &[Value]) -> bool {
     one.len() == other.len() && one.iter().all(|condition| other.contains(condition))
 }

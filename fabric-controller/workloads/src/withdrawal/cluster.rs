@@ -27,7 +27,7 @@ pub(super) fn failed(verb: &'static str, what: &str, source: kube::Error) -> Wit
     WithdrawError::Api { verb, what: what.to_owned(), source: Box::new(source) }
 }
 
-/// As people say it.
+/// Kind and name for messages.
 pub(super) fn name(kind: &ApiResource, object: &impl Resource) -> String {
     let (kind, name) = (&kind.kind, object.name_any());
     match object.namespace() {
@@ -41,7 +41,7 @@ impl Cluster {
         Self { client: server.client.clone() }
     }
 
-    /// In all namespaces. Of a kind that nobody has defined there are none.
+    /// Lists objects in all namespaces. A kind without a definition has none.
     pub(super) async fn list(
         &self,
         kind: &ApiResource,
@@ -52,7 +52,7 @@ impl Cluster {
         listed.map(|list| list.items).or_else(|error| none(kind, error))
     }
 
-    /// The same, but only what their metadata say.
+    /// The same, but only their metadata.
     pub(super) async fn list_metadata(
         &self,
         kind: &ApiResource,
@@ -63,7 +63,7 @@ impl Cluster {
         listed.map(|list| list.items).or_else(|error| none(kind, error))
     }
 
-    /// That very object, and all that it owns. Not being there is no error.
+    /// Deletes that very object, and all that it owns. Its absence is no error.
     pub(super) async fn delete(
         &self,
         kind: &ApiResource,
@@ -109,7 +109,8 @@ impl Cluster {
         changed(kind, object, merged)
     }
 
-    /// All that weft says of an object from now on, or of its status. Not being there is no error.
+    /// Applies all fields of an object, or of its status, that weft owns from now on. Its absence
+    /// is no error.
     pub(super) async fn apply(
         &self,
         kind: &ApiResource,
@@ -160,7 +161,7 @@ fn changed<T>(
     }
 }
 
-/// It is gone, or another has taken its name.
+/// True if it is gone, or another has taken its name.
 fn is_past(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if matches!(status.code, 404 | 409))
 }

@@ -1,4 +1,4 @@
-//! What weft has made: gateways, what it has published, what it was granted.
+//! Objects that weft has made: gateways, published configs, granted prefixes and addresses.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::live::{SLICE_OF, SLICE_OF_WEFT};
 
 /// Longer than a gateway takes to end.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Between two looks.
+/// Interval of passes.
 const PERIOD: Duration = Duration::from_millis(500);
 
 /// Until nothing is left. What only takes long to end, such as the pod of a node that does not
@@ -43,7 +43,7 @@ pub(super) async fn remove(cluster: &Cluster) -> Result<(), WithdrawError> {
     }
 }
 
-/// What a look found.
+/// Objects found in one pass.
 #[derive(Default)]
 struct Left {
     ending: Vec<String>,

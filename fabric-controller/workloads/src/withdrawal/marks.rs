@@ -1,4 +1,4 @@
-//! What weft has written into objects of others: they stay, and say nothing that is no longer so.
+//! Fields that weft has written into objects of others: those stay, without stale values.
 
 use fabric_api::ipam::{IP, Network};
 use fabric_api::labels;
@@ -35,15 +35,15 @@ pub(super) async fn remove(cluster: &Cluster) -> Result<(), WithdrawError> {
     Ok(())
 }
 
-/// Where weft has written: the status, or the rest.
+/// Parts that weft has written: the status, or the rest.
 fn parts(object: &impl Resource) -> impl Iterator<Item = bool> {
     let fields = object.managed_fields().iter();
     let ours = fields.filter(|entry| entry.manager.as_deref() == Some(ApiServer::MANAGER));
     ours.map(|entry| entry.subresource.as_deref() == Some("status"))
 }
 
-/// Who applies no field any more gives up all that were theirs. The uid keeps this from making one
-/// that has just gone.
+/// Patch without fields: it gives up all that weft applied. The uid keeps this from making one that
+/// has just gone.
 fn nothing_of(kind: &ApiResource, object: &impl Resource) -> Value {
     let metadata = json!({
         "name": object.name_any(), "namespace": object.namespace(), "uid": object.uid(),

@@ -19,14 +19,14 @@ use super::cluster::{Cluster, kind};
 
 /// Agents refuse what is still sent to peers for a minute, and take away the refusal then.
 const LINGERING: Duration = Duration::from_secs(80);
-/// Between two looks.
+/// Interval of checks.
 const PERIOD: Duration = Duration::from_millis(500);
 const REMEDY: &str = "what weft has made there stays until the node starts anew, or `route-agent cleanup` is run on it";
 
-/// Why each node is waited for.
+/// Reason why each node is waited for.
 type Waits = BTreeMap<String, String>;
 
-/// Until nothing is left on any node that answers.
+/// Returns once nothing is left on any node that answers.
 pub(super) async fn clear(cluster: &Cluster, patience: Duration) -> Result<(), WithdrawError> {
     let start = Instant::now();
     let mut told = Waits::new();
@@ -51,8 +51,8 @@ pub(super) async fn clear(cluster: &Cluster, patience: Duration) -> Result<(), W
     }
 }
 
-/// Has every agent take all away. Returns who has not done so, and whether one of them refuses for a
-/// while what is still sent to peers.
+/// Has every agent remove everything. Returns which nodes have not, and whether one of them refuses
+/// for a while what is still sent to peers.
 async fn look(cluster: &Cluster) -> Result<(Waits, bool), WithdrawError> {
     let configs = kind::<NodeConfig>();
     let nodes = cluster.list_metadata(&kind::<Node>(), "").await?;
@@ -105,7 +105,7 @@ fn why_waited_for(config: &DynamicObject, has_agent: bool) -> Option<String> {
     }
 }
 
-/// What is logged goes with the pod; an Event stays for a while.
+/// Logs and emits an Event per node: logs go with the pod, an Event stays for a while.
 async fn give_up(cluster: &Cluster, waits: &Waits) {
     for (node, why) in waits {
         tracing::warn!(node, why, "{REMEDY}");
