@@ -7,8 +7,8 @@ use fabric_api::Cidr;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Addresses {
     issued: BTreeSet<IpAddr>,
-    /// The one issued last: the next search begins behind it, so that an address given back is
-    /// not given to somebody else while others still believe in its old owner.
+    /// The one issued last: the next search begins behind it, so that an address given back is not
+    /// issued again while others still associate it with its old owner.
     last: Option<IpAddr>,
 }
 
@@ -28,7 +28,7 @@ impl Addresses {
         Some(found)
     }
 
-    /// Takes `address`, which the store says has been issued before. False if it was taken.
+    /// Takes `address`, which has been issued before according to the store. False if it was taken.
     pub(crate) fn adopt(&mut self, address: IpAddr) -> bool {
         self.last = self.last.max(Some(address));
         self.issued.insert(address)
@@ -67,7 +67,7 @@ impl Addresses {
     }
 }
 
-/// How many addresses `cidr` has, less one: all of IPv6 has more than fit.
+/// Returns the number of addresses of `cidr`, less one: all of IPv6 has more than fit.
 pub(crate) fn last_offset(cidr: Cidr) -> u128 {
     let host_bits = u32::from(if cidr.is_ipv4() { 32 } else { 128 } - cidr.len());
     u128::MAX.checked_shr(128 - host_bits).unwrap_or(0)

@@ -1,4 +1,4 @@
-//! What the statuses of Networks and IPs say is taken, and by whom.
+//! Claims in the statuses of Networks and IPs: what is taken, and by which object.
 
 use std::net::{AddrParseError, IpAddr};
 
@@ -8,10 +8,10 @@ use fabric_store::{Kind, Object, ObjectRef, Snapshot};
 
 use crate::pools::Wish;
 
-/// The kinds that say what is taken.
+/// The kinds that hold claims.
 pub(crate) const KINDS: [Kind; 2] = [Kind::Network, Kind::Ip];
 
-/// All that the store says is taken.
+/// All that is taken according to the store.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Claims {
     pub(crate) prefixes: Vec<PrefixClaim>,
@@ -39,7 +39,7 @@ pub(crate) struct AddressClaim {
     pub(crate) cidr: Cidr,
 }
 
-/// What is wrong with the store's account of what is taken. None of it stops ipam.
+/// Fault of the claims in the store. None of them stops ipam.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fault {
     #[error("{a} holds {a_cidr} and {b} holds {b_cidr}, which overlap and are not both shared")]
@@ -132,8 +132,8 @@ impl Claims {
     }
 }
 
-/// How a Network asks for its prefix. Only a Network that is not remapped can be shared: another
-/// prefix in place of the one asked for is always granted to one alone.
+/// Mode in which a Network requests its prefix. Only a Network that is not remapped can be shared:
+/// another prefix in place of the requested one is always granted to one alone.
 fn wish_of(network: &Object) -> Wish {
     let not_remapped =
         network.label(labels::NETWORK_NOT_REMAPPED).is_some_and(|value| value != "false");

@@ -18,7 +18,7 @@ use crate::service::{Service, Shared};
 const CONSISTENT: &str = "IPAM/consistent";
 /// Part of the [`Readiness`] that is there once the store has been read.
 pub(crate) const STORE: &str = "store";
-/// How soon to try again if the store could not be read.
+/// Time until the next try if the store could not be read.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Keeps the ledger in step with the store.
@@ -30,12 +30,12 @@ pub(crate) struct Keeper {
     /// Zero: only at start.
     pub(crate) interval: Duration,
     pub(crate) grace: Duration,
-    /// What was wrong with the store when it was last looked at.
+    /// Faults of the store when it was last looked at.
     pub(crate) known: Vec<String>,
 }
 
 impl Keeper {
-    /// Runs until told to stop. `pools` are still empty.
+    /// Runs until `stop` is set. `pools` are still empty.
     pub(crate) async fn run(mut self, pools: Pools, mut stop: watch::Receiver<bool>) {
         self.health.set_not_serving::<IpamServer<Service>>().await;
         let mut fresh = Some(Ledger::new(pools, self.grace));
@@ -54,7 +54,7 @@ impl Keeper {
         }
     }
 
-    /// What the store holds, and at the start what an earlier ipam noted.
+    /// Reads the store, and at the start what an earlier ipam noted.
     async fn read(&mut self, is_start: bool) -> Option<(Snapshot, Vec<OpenGrant>)> {
         match self.try_read(is_start).await {
             Ok(read) => Some(read),

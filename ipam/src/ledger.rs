@@ -1,4 +1,4 @@
-//! The pools, kept in step with the store. Pure: it is told the time.
+//! The pools, kept in step with the store. Pure: the time is an argument.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::claims::{AddressClaim, Claims, Fault, PrefixClaim};
 use crate::pools::{AcquireError, AddressError, Holding, Pools, Request};
 
-/// What is taken, and what of it the store may not know yet.
+/// Taken prefixes and addresses, including those that the store may not know yet.
 ///
 /// The store is right in the long run: a caller writes into it what it was granted. What a caller
 /// has touched less than a grace period ago is left as the caller left it, in both directions: a
@@ -31,7 +31,7 @@ pub(crate) struct OpenGrant {
     /// One address of the prefix; absent for the prefix itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     address: Option<IpAddr>,
-    /// How the prefix is held.
+    /// Numbers of exclusive holders, shared holders and addresses never issued.
     exclusive: u32,
     shared: u32,
     pre_allocated: u32,
@@ -83,7 +83,7 @@ impl Ledger {
         was_taken
     }
 
-    /// Makes what is taken what the store says, and tells what the store gets wrong.
+    /// Makes the taken set match the store, and returns the store's faults.
     ///
     /// With an empty ledger this is the rebuild after a start. Nothing is refused: where two
     /// resources claim the same, both keep it, so that nobody else gets it meanwhile.
@@ -100,7 +100,7 @@ impl Ledger {
         faults
     }
 
-    /// What was granted within the grace period and is held: the store may not know it yet.
+    /// Returns the grants within the grace period that are held: the store may not know them yet.
     pub(crate) fn open(&self) -> Vec<OpenGrant> {
         let grants = self.touched.keys().filter_map(|&(cidr, address)| {
             let holding = self.pools.holding(cidr);

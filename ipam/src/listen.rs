@@ -25,7 +25,7 @@ impl Listener {
             Address::Unix(path) => {
                 remove_stale(path).await?;
                 let listener = UnixListener::bind(path)?;
-                // Whoever may connect may take all addresses of the cluster.
+                // Access to the socket permits taking all addresses of the cluster.
                 std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
                 Ok(Self::Unix(listener, SocketFile(path.clone())))
             }

@@ -28,7 +28,7 @@ use listen::Listener;
 use pools::Pools;
 use service::{Service, Shared};
 
-/// How long calls under way (a health watch may last for ever) can delay the end.
+/// Time for which calls under way (a health watch may last for ever) can delay the end.
 const DRAIN: Duration = Duration::from_secs(2);
 
 #[tokio::main]

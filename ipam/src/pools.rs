@@ -1,4 +1,4 @@
-//! Which prefixes and addresses are taken. Pure: no clock, no store, no socket.
+//! Prefixes and addresses that are taken. Pure: no clock, no store, no socket.
 //!
 //! A prefix tree whose free siblings always merge has a shape that follows from what is taken: a
 //! node is split exactly if something below it is taken. So the ordered map of what is taken *is*
@@ -17,33 +17,33 @@ use crate::addresses::{Addresses, last_offset};
 pub(crate) struct Pools {
     pools: Vec<Cidr>,
     taken: BTreeMap<Cidr, Holding>,
-    /// By prefix. May name a prefix that nobody holds: an IP can outlive its Network, and its
-    /// address must not be issued again when the prefix is taken anew.
+    /// Addresses by prefix. May name a prefix that nobody holds: an IP can outlive its Network, and
+    /// its address must not be issued again when the prefix is taken anew.
     addresses: BTreeMap<Cidr, Addresses>,
 }
 
-/// How often a prefix is held, and how.
+/// Numbers of holders of a prefix, by mode.
 ///
 /// More than one exclusive holder, or a shared one beside it, comes only from a store that
-/// contradicts itself: what the store says is taken stays taken.
+/// contradicts itself: what is taken according to the store stays taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Holding {
     pub(crate) exclusive: u32,
     pub(crate) shared: u32,
-    /// How many of the first addresses are never issued.
+    /// Number of the first addresses that are never issued.
     pub(crate) pre_allocated: u32,
 }
 
-/// A prefix that somebody asks for.
+/// Request for a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) cidr: Cidr,
     pub(crate) wish: Wish,
-    /// How many of the first addresses are never to be issued.
+    /// Number of the first addresses that are never to be issued.
     pub(crate) pre_allocated: u32,
 }
 
-/// What may be done with a prefix that is asked for.
+/// Mode of a requested prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wish {
     /// Another of the same length will do. What is granted is exclusive.
@@ -102,7 +102,7 @@ impl Pools {
         Ok(Self { pools, taken: BTreeMap::new(), addresses: BTreeMap::new() })
     }
 
-    /// Takes the prefix, or, if the wish allows, the first free one of its length.
+    /// Takes the prefix, or, if the request allows, the first free one of its length.
     ///
     /// A shared prefix outside the pools is held as well: no address of it would be granted
     /// anyway, unless it *contains* a pool, and then it must keep that pool from being used.
@@ -159,7 +159,7 @@ impl Pools {
         was_taken
     }
 
-    /// Holds `cidr` as the store says, whatever else is taken; `None` frees it.
+    /// Holds `cidr` according to the store, regardless of all else taken; `None` frees it.
     pub(crate) fn set(&mut self, cidr: Cidr, holding: Option<Holding>) {
         match holding {
             Some(holding) => {
@@ -172,7 +172,7 @@ impl Pools {
         }
     }
 
-    /// Takes an address as the store says, even of a prefix that nobody holds.
+    /// Takes an address according to the store, even of a prefix that nobody holds.
     pub(crate) fn adopt_address(&mut self, cidr: Cidr, address: IpAddr) {
         self.addresses.entry(cidr).or_default().adopt(address);
     }
@@ -255,7 +255,7 @@ impl Pools {
         prefixes_around(cidr).find(|outer| self.taken.contains_key(outer))
     }
 
-    /// What is taken strictly inside `cidr`.
+    /// Holdings strictly inside `cidr`.
     fn inside(&self, cidr: Cidr) -> impl Iterator<Item = (&Cidr, &Holding)> {
         use std::ops::Bound::{Excluded, Unbounded};
         self.taken

@@ -41,7 +41,7 @@ impl Shared {
         self.ledger.lock().await
     }
 
-    /// Notes what was granted a moment ago: an ipam that dies now must not grant it again.
+    /// Notes what was granted a moment ago: an ipam that ends now must not grant it again.
     pub(crate) async fn note(&self, ledger: &Ledger) -> Result<(), StoreError> {
         self.store.put_note(OPEN_GRANTS, &ledger.open()).await.map(drop)
     }
@@ -50,8 +50,8 @@ impl Shared {
         Ok(self.store.note(OPEN_GRANTS).await?.unwrap_or_default())
     }
 
-    /// Grants, and notes it before anybody is told. What cannot be noted is not granted, and neither
-    /// is what the caller does not wait for.
+    /// Grants, and notes the grant before it is returned. A grant that cannot be noted, or for
+    /// which the caller does not wait, is undone.
     async fn grant<T: Copy>(
         &self,
         act: impl FnOnce(&mut Ledger, Instant) -> Result<T, Status>,

@@ -27,12 +27,12 @@ use super::observe::{self, Found, Observation};
 use super::rundir::{self, Selection};
 use pods::Pods;
 
-/// For all of it. Requests have shorter ones of their own, but a kubeconfig may name a program to
-/// log in with.
+/// Time limit for all of it. Requests have shorter ones of their own, but a kubeconfig may name a
+/// program to log in with.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Of the pods.
+/// Time limit of a request for pods.
 const REQUEST: Duration = Duration::from_secs(5);
-/// Told with the rest, where it may be read.
+/// Kinds read in addition, as far as access permits.
 const MORE: [Kind; 5] = [Kind::PublicKey, Kind::Network, Kind::Ip, Kind::Node, Kind::ConfigMap];
 
 /// Which cluster of Kubernetes is meant, if one is.
@@ -143,7 +143,7 @@ fn is_refused(error: &StoreError, as_code: u16) -> bool {
     *code == as_code
 }
 
-/// Nodes and the ConfigMap tell nothing that is not told elsewhere, too.
+/// `None` for Nodes and the ConfigMap, whose content is available elsewhere, too.
 fn unseen(kind: Kind, error: &StoreError) -> Option<String> {
     let told = !matches!(kind, Kind::Node | Kind::ConfigMap);
     told.then(|| format!("{error}, so that nothing is said of them"))
@@ -181,7 +181,7 @@ async fn obstacles(store: &Store) -> Option<String> {
     Some(format!("fabric-controller: changes have no effect: {obstacles}"))
 }
 
-/// Those of weft, and what makes them.
+/// Reads the pods of weft, and the Deployments that make them.
 async fn pods(store: &Store) -> anyhow::Result<Pods> {
     let client = store.api_server().context("no API server")?.client;
     let (programs, gateways, deployments) = tokio::join!(
@@ -189,7 +189,7 @@ async fn pods(store: &Store) -> anyhow::Result<Pods> {
         listed::<Pod>(&client, pods::GATEWAYS),
         listed::<Deployment>(&client, pods::DEPLOYED),
     );
-    // Whoever may list pods alone sees nearly as much.
+    // Access to pods alone shows nearly as much.
     let deployments = deployments.unwrap_or_default();
     Ok(Pods { deployments, programs: programs?, gateways: gateways? })
 }

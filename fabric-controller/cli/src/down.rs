@@ -17,10 +17,10 @@ use super::{host, preconditions, supervise, workloads};
 mod lost;
 mod withdraw;
 
-/// How long a process may take before it is killed.
+/// Time a process has to stop before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// How long a process that was just killed may still hold its lock.
+/// Time for which a process that was just killed may still hold its lock.
 const DYING: Duration = Duration::from_secs(2);
 
 const EXAMPLES: &str = "\
@@ -167,7 +167,7 @@ fn stop_lost_supervisor(identity: &Identity) {
     }
 }
 
-/// With nothing left that runs, the state can still be meant.
+/// Handles the options on the state directory when nothing is left that runs.
 fn purge_alone(args: &DownArgs) -> anyhow::Result<ExitCode> {
     match args.named_state_dir() {
         Some(state) => end_of_state(&state, args.purge)?,

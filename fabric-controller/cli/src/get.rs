@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::output::{self, Format};
 use super::rundir::Selection;
 
-/// What stands in the place of key material.
+/// Placeholder for key material.
 const HIDDEN: &str = "<hidden>";
 
 const EXAMPLES: &str = "\
@@ -134,8 +134,8 @@ fn shown(object: &Object, problems: &BTreeSet<Problem>) -> Value {
     value
 }
 
-/// What is wrong with an object whose status has no place for conditions, or is not written yet, is
-/// shown as one all the same.
+/// Shows the problems of an object as a condition even if its status has no place for conditions,
+/// or is not written yet.
 fn accept(value: &mut Value, object: &ObjectRef, problems: &BTreeSet<Problem>) {
     let about = problems.iter().filter(|p| p.object.as_ref() == Some(object));
     let told: BTreeSet<String> = about
@@ -169,7 +169,7 @@ fn kinds(named: &str) -> anyhow::Result<Vec<Kind>> {
     })
 }
 
-/// As the custom resource definitions have them, and kubectl's own for the built-in kinds.
+/// Short names of the custom resource definitions, and kubectl's own for the built-in kinds.
 fn short_names(kind: Kind) -> &'static [&'static str] {
     match kind {
         Kind::Namespace => &["ns"],

@@ -15,16 +15,16 @@ use super::process::Role;
 use super::supervisor::Report;
 
 const INTERVAL: Duration = Duration::from_secs(2);
-/// For an answer that somebody waits for.
+/// Timeout of an answer that a user waits for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
-/// For the answer of a gateway that would else be cut off, though it may merely wait for a processor, a
-/// disk or the kernel's lock of network settings, and its packets for nothing. One question that stays
-/// open, not several short ones: a late answer is one.
+/// Timeout of a probe, after which the gateway is cut off: a late one may merely wait for a
+/// processor, a disk or the kernel's lock of network settings. One request that stays open, not
+/// several short ones: a late answer is one.
 const LONG_PATIENCE: Duration = Duration::from_secs(15);
-/// Patience is counted in so many parts, each from when it is noticed that the one before is over: while
-/// the whole host stands still (a virtual machine that is moved, a laptop that sleeps), nobody is silent.
+/// Parts of a timeout, each counted from when the end of the one before is noticed: while the whole
+/// host stands still (a virtual machine that is moved, a laptop that sleeps), no gateway times out.
 const PARTS: u32 = 10;
-/// Until one that could not even be asked is asked again, and how often it is: for as long.
+/// Interval and number of retries of a probe that failed before its timeout: as long in all.
 const AGAIN: Duration = Duration::from_millis(500);
 const ATTEMPTS: u32 = 30;
 /// The longest answer taken, in bytes.
@@ -44,8 +44,8 @@ pub(crate) enum HttpError {
     Status(u16),
 }
 
-/// Tells which gateways run but do not answer, whenever that changes, and again with every question
-/// that they leave unanswered. Ends with its listeners.
+/// Publishes which gateways run but do not answer, at every change, and again with every probe that
+/// they leave unanswered. Ends with its receivers.
 pub(crate) async fn watch_gateways(
     reports: watch::Receiver<Reports>,
     silent: watch::Sender<BTreeSet<String>>,
@@ -94,9 +94,9 @@ fn running_gateways(reports: &Reports) -> Vec<(String, i32, std::path::PathBuf)>
         .collect()
 }
 
-/// The body of the answer to a GET, if it comes within `patience` and its status is 200. Patience
-/// begins when the question has been put: a processor that we wait for ourselves is no fault of the
-/// gateway's.
+/// Returns the body of the answer to a GET, if it comes within `patience` and its status is 200.
+/// The timeout begins when the request has been sent: a wait for a processor on this side is no
+/// fault of the gateway's.
 pub(crate) async fn get(
     socket: &Path,
     path: &str,

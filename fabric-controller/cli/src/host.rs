@@ -1,4 +1,4 @@
-//! What this host says of itself.
+//! Name, addresses and network namespace of this host.
 
 use std::fs;
 use std::net::{IpAddr, UdpSocket};
@@ -41,7 +41,7 @@ pub(crate) fn has_address(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).is_ok()
 }
 
-/// The network namespace this process is in, by inode; 0 if that cannot be told.
+/// Returns the network namespace of this process, by inode; 0 if it cannot be determined.
 pub(crate) fn netns() -> u64 {
     fs::metadata("/proc/self/ns/net").map(|meta| meta.ino()).unwrap_or(0)
 }

@@ -15,9 +15,9 @@ use super::rundir::{RunDir, Selection};
 
 /// A log longer than this is put aside as NAME.log.1, in bytes.
 const LONGEST: u64 = 4 << 20;
-/// How much of a log's end is looked at for its last lines, in bytes.
+/// Size of a log's end that is searched for its last lines, in bytes.
 const TAIL: u64 = 1 << 20;
-/// The same for its very last line: whoever asks is about to start the process again.
+/// The same for its very last line: the caller is about to start the process again.
 const SHORT_TAIL: u64 = 4 << 10;
 
 const EXAMPLES: &str = "\
@@ -82,7 +82,7 @@ pub(crate) fn bound(dir: &RunDir) {
     }
 }
 
-/// The last line of a log that says something, cut to a length fit for a message.
+/// The last line of a log, cut to a length fit for a message; `None` if it is empty.
 pub(crate) fn last_line(path: &Path) -> Option<String> {
     let (text, _) = tail(path, SHORT_TAIL, 1).ok()?;
     let line: String = text.trim().chars().filter(|c| !c.is_control()).take(300).collect();

@@ -1,7 +1,7 @@
 //! `weft`: sets up, runs and shows the fabric on a host. One module a command, and what they share.
 //!
-//! * [`rundir`] knows where things are, [`process`] is one supervised process, [`supervisor`] keeps
-//!   a set of them running, [`workloads`] says which set.
+//! * [`rundir`] locates files, [`process`] is one supervised process, [`supervisor`] keeps a set of
+//!   them running, [`workloads`] defines that set.
 //! * [`observe`] reads what is known of the peerings; [`status`] shows it.
 
 mod agent;

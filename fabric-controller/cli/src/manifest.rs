@@ -28,7 +28,7 @@ pub(crate) fn is_dns_name(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(label)
 }
 
-/// As a clap parser.
+/// Clap parser of a DNS name.
 pub(crate) fn dns_name(text: &str) -> Result<String, String> {
     if is_dns_name(text) {
         return Ok(text.to_owned());
@@ -55,8 +55,8 @@ pub(crate) fn write_all(dir: &Path, files: &[NewFile], force: bool) -> anyhow::R
     })
 }
 
-/// By a new file and a rename, so that the mode is right from the start and readers see all or
-/// nothing. The leading dot keeps a running fabric from reading it half written.
+/// Writes a new file and renames it, so that the mode is right from the start and readers see all
+/// or nothing. The leading dot keeps a running fabric from reading it half written.
 fn write_one(path: &Path, file: &NewFile) -> io::Result<()> {
     let temporary = path.with_file_name(format!(".{}.tmp", file.name));
     drop(fs::remove_file(&temporary));

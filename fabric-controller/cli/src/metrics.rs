@@ -58,7 +58,7 @@ fn label(process: &str, role: &Role) -> String {
     }
 }
 
-/// What the supervisor knows of its processes.
+/// Metrics of the supervisor about its processes.
 fn own(reports: &Reports) -> String {
     let mut text =
         "# HELP weft_process_up Whether the process runs.\n# TYPE weft_process_up gauge\n"
@@ -79,7 +79,7 @@ fn own(reports: &Reports) -> String {
     text
 }
 
-/// Several expositions as one: each family once, with the samples of all, told apart by a label.
+/// Several expositions as one: each family once, with the samples of all, distinguished by a label.
 #[derive(Debug, Default)]
 struct Merged(BTreeMap<String, Family>);
 

@@ -1,5 +1,5 @@
-//! What is known of the peerings of a cluster, put together from what the store says and from what
-//! really runs.
+//! Observed state of the peerings of a cluster, put together from the store and from what really
+//! runs.
 
 mod faults;
 mod host;
@@ -25,7 +25,7 @@ use serde::Serialize;
 use super::workloads::names;
 use nodes::Nodes;
 
-/// What [`observe`] needs of the store.
+/// Kinds that [`observe`] needs from the store.
 pub(crate) const KINDS: [Kind; 6] = [
     Kind::Configuration,
     Kind::Connection,
@@ -73,7 +73,7 @@ pub(crate) struct Peering {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) role: Option<Role>,
     pub(crate) state: State,
-    /// As Liqo writes it: `3ms`, `250μs`.
+    /// Latency as Liqo writes it: `3ms`, `250μs`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) latency: Option<String>,
     pub(crate) remaps: Vec<Remap>,
@@ -84,13 +84,13 @@ pub(crate) struct Peering {
     pub(crate) last_handshake: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mtu: Option<u32>,
-    /// What keeps it from being larger.
+    /// Bound that limits it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mtu_bound: Option<MtuBound>,
     /// The largest IP packet known to reach the peer over the underlay, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) path_mtu: Option<u32>,
-    /// Where the peer was last heard from.
+    /// Endpoint from which the last packet of the peer came.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) endpoint: Option<String>,
     /// The node whose gateway it is.
@@ -108,9 +108,9 @@ pub(crate) struct Peering {
 pub(crate) enum State {
     /// Packets get through now.
     Connected,
-    /// Connected, but not as it should be: the problems say why.
+    /// Connected, but not as it should be: the problems give the reason.
     Degraded,
-    /// The gateway runs; the peer has not been heard yet.
+    /// The gateway runs; nothing has been received from the peer yet.
     Connecting,
     /// The peer was there and is no more, or the gateway does not answer.
     Error,
@@ -120,7 +120,7 @@ pub(crate) enum State {
     Waiting,
 }
 
-/// How a gateway is found.
+/// State of a gateway's process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Liveness {
     Answers,
@@ -128,24 +128,24 @@ pub(crate) enum Liveness {
     Gone,
 }
 
-/// What was found to run, apart from the store.
+/// Processes found running, apart from the store.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Found {
     /// The host that was looked at; in Kubernetes that is all of them.
     pub(crate) node: Option<String>,
     pub(crate) cluster_id: Option<String>,
-    /// By namespace and name. What is not among them runs where it cannot be seen.
+    /// Gateways by namespace and name. One that is not among them runs where it cannot be seen.
     pub(crate) gateways: BTreeMap<(String, String), Life>,
-    /// What is wrong with all else that runs.
+    /// Problems of all else that runs.
     pub(crate) problems: Vec<String>,
 }
 
-/// Of one gateway.
+/// Liveness of one gateway.
 #[derive(Clone, Debug)]
 pub(crate) struct Life {
     pub(crate) liveness: Liveness,
     pub(crate) problem: Option<String>,
-    /// Where it runs, if its config does not say that.
+    /// The node it runs on, if its config does not name one.
     pub(crate) node: Option<String>,
 }
 
@@ -259,7 +259,7 @@ impl<'a> View<'a> {
         of_peer.metadata.name.as_deref()
     }
 
-    /// As the published configs tell it, on a host that has nothing else.
+    /// The ID in the published configs, for a host that has nothing else.
     fn cluster_id(&self) -> Option<String> {
         self.nodes.first().map(|node| node.spec.cluster_id.clone())
     }
@@ -399,7 +399,7 @@ fn conditions(object: &Object) -> &[Condition] {
     .unwrap_or_default()
 }
 
-/// What a condition says beyond what the store has found by itself.
+/// Returns the part of a condition that goes beyond what the store has found by itself.
 fn untold(condition: &Condition, object: &ObjectRef, known: &[Problem]) -> Option<String> {
     if condition.message.trim().is_empty() {
         return Some(format!(
@@ -428,7 +428,7 @@ fn untold(condition: &Condition, object: &ObjectRef, known: &[Problem]) -> Optio
     (!rest.is_empty()).then(|| rest.to_owned())
 }
 
-/// What the Connection says is believed only of a gateway that runs and answers, or that runs on
+/// Trusts the status of the Connection only for a gateway that runs and answers, or that runs on
 /// another host.
 fn state(told: Option<ConnectionValue>, liveness: Option<Liveness>) -> State {
     match (liveness, told) {

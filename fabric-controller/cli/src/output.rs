@@ -1,10 +1,10 @@
-//! What the tool prints: results on stdout, everything else on stderr.
+//! Output of the tool: results on stdout, everything else on stderr.
 
 use std::io::{self, Write as _};
 
 use serde::Serialize;
 
-/// Whoever read our output is gone (`weft get all | head`).
+/// Reader of the output is gone (`weft get all | head`).
 #[derive(Debug, thiserror::Error)]
 #[error("nobody reads the output any more")]
 pub(crate) struct Closed;
@@ -30,7 +30,7 @@ pub(crate) fn say(line: &str) {
     drop(writeln!(io::stderr().lock(), "weft: {line}"));
 }
 
-/// As one document, newline included.
+/// Encodes a value as one document, newline included.
 pub(crate) fn encode(value: &impl Serialize, format: Format) -> anyhow::Result<String> {
     match format {
         Format::Yaml => Ok(serde_saphyr::to_string(value)?),

@@ -1,4 +1,4 @@
-//! What a host must have before anything is started, told all at once.
+//! Requirements on a host before anything is started, reported all at once.
 
 use std::fs::{self, OpenOptions};
 use std::io;

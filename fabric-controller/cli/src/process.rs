@@ -1,7 +1,7 @@
 //! One supervised process: started, found again, watched, stopped.
 //!
-//! It lives in its own session and is told from others by its pid *and* the time it started, so
-//! that a pid used again is never taken for it. Signals go through a pidfd, for the same reason.
+//! It lives in its own session and is identified by its pid *and* the time it started, so that a
+//! pid used again is never taken for it. Signals go through a pidfd, for the same reason.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
@@ -21,17 +21,17 @@ use super::rundir::{RunDir, replace};
 
 /// Set in a process's environment, so that it can be found even without its pid file.
 pub(crate) const MARK: &str = "WEFT_PROCESS";
-/// What the store's options read; a child gets them as arguments or not at all.
+/// Variables that the store's options read; a child gets them as arguments or not at all.
 const NOT_INHERITED: [&str; 5] =
     ["WEFT_MANIFESTS", "WEFT_RUN_DIR", "WEFT_STATE_DIR", "WEFT_CLUSTER", "WEFT_KUBERNETES"];
 
-/// What to run.
+/// Program to run, with its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Spec {
     pub(crate) program: PathBuf,
-    /// What it shall do.
+    /// Arguments that define its task.
     pub(crate) args: Vec<OsString>,
-    /// How it shall log, which comes last on the command line.
+    /// Arguments for its logging, which come last on the command line.
     pub(crate) log_args: Vec<OsString>,
     pub(crate) role: Role,
 }
@@ -55,11 +55,11 @@ pub(crate) struct Identity {
     boot: String,
 }
 
-/// What a pid file says: the pid alone on the first line, the rest on the second.
+/// Content of a pid file: the pid alone on the first line, the rest on the second.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PidFile {
     pub(crate) identity: Identity,
-    /// Which build of the program it runs.
+    /// Build of the program it runs.
     build: String,
 }
 
@@ -139,8 +139,8 @@ impl PidFile {
 }
 
 impl Spec {
-    /// True if a running process does what this says. Of a gateway, which carries traffic, neither
-    /// another place of the program nor another log level makes another.
+    /// True if a running process matches this. A gateway, which carries traffic, still matches at
+    /// another place of the program or another log level.
     fn is_run_by(&self, identity: &Identity) -> bool {
         let line = identity.command_line();
         let mut wanted: Vec<&OsStr> = self.args.iter().map(AsRef::as_ref).collect();
@@ -153,7 +153,7 @@ impl Spec {
         line.ends_with(&wanted.iter().map(|arg| (*arg).to_owned()).collect::<Vec<_>>())
     }
 
-    /// Tells builds of the program apart.
+    /// Identifies the build of the program.
     fn build(&self) -> String {
         fs::metadata(&self.program)
             .map(|meta| format!("{}-{}-{}", meta.ino(), meta.mtime(), meta.size()))
@@ -211,7 +211,7 @@ impl Process {
                 Ok(Self { identity, pidfd, child: Some(child), since: Instant::now() })
             }
             Err(error) => {
-                // What cannot be watched must not run on unseen.
+                // A process that cannot be watched must not run on unseen.
                 drop(child.kill());
                 drop(child.wait());
                 Err(error)
@@ -219,8 +219,8 @@ impl Process {
         }
     }
 
-    /// The process that an earlier supervisor left, if it does what `spec` says. What does
-    /// something else is stopped first.
+    /// The process that an earlier supervisor left, if it matches `spec`. One that does not is
+    /// stopped first.
     pub(crate) fn adopt(name: &str, spec: &Spec, dir: &RunDir) -> Option<(Self, Freshness)> {
         let file = PidFile::read(&dir.pid_file(name))?;
         let pidfd = file.identity.open()?;
@@ -236,7 +236,7 @@ impl Process {
         Some((process, freshness))
     }
 
-    /// How it ended; to be asked only once its pidfd says that it did.
+    /// Returns the way it ended; to be called only once its pidfd reports the end.
     pub(crate) fn epitaph(&mut self) -> String {
         match self.child.as_mut().map(Child::wait) {
             Some(Ok(status)) => status.to_string(),
@@ -255,7 +255,7 @@ pub(crate) enum Freshness {
     OlderBuild,
 }
 
-/// The processes of a run directory that run, by name, as its pid files tell.
+/// The processes of a run directory that run, by name, according to its pid files.
 pub(crate) fn running(dir: &RunDir) -> Vec<(String, Identity)> {
     let Ok(entries) = fs::read_dir(dir.pids()) else { return Vec::new() };
     let mut found: Vec<_> = entries
@@ -371,7 +371,7 @@ fn watch_child(child: &Child) -> Result<(OwnedFd, Identity), StartError> {
         Ok(pidfd_open(raw, PidfdFlags::empty())?)
     };
     let pidfd = open().map_err(|source| StartError::Watch { source })?;
-    // Ours to reap, so the pid is its own even if it is dead by now.
+    // A child of ours, so the pid is its own even if it has ended by now.
     let identity = Identity::of(pid).unwrap_or_else(|| Identity { pid, start: 0, boot: boot_id() });
     Ok((pidfd, identity))
 }

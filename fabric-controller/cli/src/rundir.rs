@@ -1,4 +1,4 @@
-//! Where the fabrics of this host keep what they keep, and which one a command means.
+//! Run and state directories of the fabrics of this host, and which fabric a command means.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read as _, Write as _};
@@ -11,10 +11,10 @@ use fabric_store::{Store, StoreArgs};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-/// Run directories are `/run/weft/CLUSTER` unless the user says otherwise, state directories
-/// `/var/lib/weft/CLUSTER`.
-/// In a state directory: what nft loads before the network of a starting host is up.
+/// File in a state directory that nft loads before the network of a starting host is up.
 pub(crate) const REFUSAL_FILE: &str = "refusal.nft";
+/// Run directories are `/run/weft/CLUSTER` unless an option names others, state directories
+/// `/var/lib/weft/CLUSTER`.
 const RUN_ROOT: &str = "/run/weft";
 pub(crate) const STATE_ROOT: &str = "/var/lib/weft";
 /// The longest path of a Unix socket, without the closing zero (unix(7)).
@@ -31,15 +31,15 @@ pub(crate) struct Selection {
     pub(crate) run_dir: Option<PathBuf>,
 }
 
-/// What gets lost at a reboot: published config, status, sockets, pid files, logs.
+/// Data lost at a reboot: published config, status, sockets, pid files, logs.
 #[derive(Clone, Debug)]
 pub(crate) struct RunDir(PathBuf);
 
-/// What `weft up` or `weft agent` was told, so that the other commands need not be told again.
+/// Options of `weft up` or `weft agent`, so that other commands need not be given them again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Record {
-    /// Absent on a further host until its config says it.
+    /// Absent on a further host until its config names it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cluster_id: Option<String>,
     /// The node that this host is.
@@ -83,7 +83,7 @@ impl Selection {
         Ok(all.pop().map(RunDir))
     }
 
-    /// As [`Self::find`], where there has to be one.
+    /// Same as [`Self::find`], but fails if there is none.
     pub(crate) fn require(&self) -> anyhow::Result<RunDir> {
         let place = self.place();
         self.find()?.with_context(|| {
@@ -95,7 +95,7 @@ impl Selection {
         })
     }
 
-    /// Where a run directory is looked for.
+    /// Path of the run directory that is looked for.
     pub(crate) fn place(&self) -> PathBuf {
         match (&self.run_dir, &self.cluster) {
             (Some(dir), _) => dir.clone(),
@@ -105,7 +105,7 @@ impl Selection {
     }
 }
 
-/// Those in the usual place.
+/// Run directories in the usual place.
 pub(crate) fn all() -> anyhow::Result<Vec<RunDir>> {
     Ok(folders(Path::new(RUN_ROOT))?.into_iter().map(RunDir).collect())
 }
@@ -212,7 +212,7 @@ impl RunDir {
         replace(&path, text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// What the supervisor was told; `None` if none ever ran here.
+    /// Returns the options of the supervisor; `None` if none ever ran here.
     pub(crate) fn record(&self) -> anyhow::Result<Option<Record>> {
         let path = self.record_file();
         let mut text = String::new();

@@ -119,7 +119,7 @@ pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
                 output::say(&nothing(args, of_cluster));
                 return Ok(ExitCode::from(NOT_RUNNING));
             }
-            // Whoever watches a cluster watches it through its API server's restarts, too.
+            // `--watch` on a cluster goes on through its API server's restarts, too.
             Err(error) if shown.is_some() && of_cluster => {
                 let text = format!("{error:#}");
                 if told.as_ref() != Some(&text) {

@@ -1,4 +1,4 @@
-//! What `weft up` and `weft agent` have in common: one supervisor a run directory, its loop, its end.
+//! Common part of `weft up` and `weft agent`: one supervisor a run directory, its loop, its end.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -28,7 +28,7 @@ pub(crate) struct Lock {
     _file: File,
 }
 
-/// Who holds a lock.
+/// Holder of a lock.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{command} (pid {pid}) is at work in {dir} already; stop it first (kill {pid}, or weft down)"
@@ -45,8 +45,8 @@ pub(crate) trait OnSilence {
     async fn silent(&mut self, gateways: &BTreeSet<(String, String)>);
 }
 
-/// How long a lock may be held by somebody who only looks at it, or by a supervisor that was killed
-/// and is not quite dead.
+/// Time for which a lock may be held by a process that only looks at it, or by a supervisor that
+/// was killed and has not exited yet.
 const GOES_AWAY: Duration = Duration::from_secs(1);
 const ATTEMPTS: usize = 200;
 
@@ -94,7 +94,7 @@ pub(crate) fn lock(dir: &RunDir, command: &str) -> anyhow::Result<Lock> {
     bail!("{} is made and removed again and again; is `weft down` at work?", path.display())
 }
 
-/// Who supervises a run directory, if anyone does.
+/// Returns the supervisor of a run directory, if there is one.
 pub(crate) fn supervisor_of(dir: &RunDir) -> Option<Held> {
     let mut file = File::open(dir.lock_file()).ok()?;
     match file.try_lock_shared() {
@@ -136,7 +136,7 @@ impl StopSignals {
     }
 }
 
-/// Everything the loop listens to and tells.
+/// Inputs and outputs of the loop.
 #[derive(Debug)]
 pub(crate) struct Loop<S> {
     pub(crate) dir: RunDir,
@@ -149,7 +149,7 @@ pub(crate) struct Loop<S> {
 /// End of a supervisor's loop.
 #[derive(Debug)]
 pub(crate) enum End {
-    /// By a signal. Has the names of the processes that run on.
+    /// Stopped by a signal. Has the names of the processes that run on.
     Stopped(Vec<String>),
     /// Something has removed the run directory, or a part of it.
     RunDirLost,
@@ -215,7 +215,7 @@ impl<S: OnSilence> Loop<S> {
         End::Stopped(kept)
     }
 
-    /// Its status is corrected before its successor starts, which then says what is true.
+    /// Corrects its status before its successor starts, which then writes the true one.
     async fn ended(&mut self, supervisor: &mut Supervisor, end: &Ended) {
         supervisor.ended(end);
         self.mark_dead(&supervisor.reports()).await;

@@ -18,9 +18,9 @@ use super::process::{self, Freshness, Process, Role, Spec};
 use super::rundir::RunDir;
 use super::workloads::Wanted;
 
-/// How long a process may take to stop before it is killed.
+/// Time a process has to stop before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
-/// One that lived this long is started again at once when it dies: traffic waits for a gateway.
+/// Run time after which a process that ends is started again at once: traffic waits for a gateway.
 const STEADY: Duration = Duration::from_secs(1);
 const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
@@ -38,14 +38,14 @@ pub(crate) struct Ended {
     start: u64,
 }
 
-/// What others may know of a process.
+/// Published state of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Report {
     pub(crate) role: Role,
     /// Absent while it does not run.
     pub(crate) pid: Option<i32>,
     pub(crate) restarts: u64,
-    /// Where a gateway answers HTTP.
+    /// Socket on which a gateway answers HTTP.
     pub(crate) http: PathBuf,
 }
 
@@ -55,9 +55,9 @@ pub(crate) struct Supervisor {
     slots: BTreeMap<String, Slot>,
     ended: mpsc::Sender<Ended>,
     starts: u64,
-    /// When the last line about waiting gateways was printed, while any wait.
+    /// Time at which the last line about waiting gateways was printed, while any wait.
     progress: Option<Instant>,
-    /// What an earlier supervisor left has been looked at.
+    /// True once the processes left by an earlier supervisor have been looked at.
     inherited: bool,
 }
 
@@ -91,8 +91,8 @@ enum State {
     },
 }
 
-/// At once after a steady life, then ever later: 0.1 s, 0.2 s, ... 10 s, each a quarter more or less
-/// at random, so that many that fail together do not start together.
+/// Backoff: at once after a steady run, then 0.1 s, 0.2 s, ... 10 s, each a quarter more or less at
+/// random, so that many that fail together do not start together.
 #[derive(Clone, Copy, Debug, Default)]
 struct Backoff {
     failures: u32,
@@ -162,7 +162,7 @@ impl Supervisor {
         self.tick();
     }
 
-    /// A process ended: says so and plans its next start.
+    /// Handles the end of a process: reports it and plans its next start.
     pub(crate) fn ended(&mut self, ended: &Ended) {
         let Some(slot) = self.slots.get_mut(&ended.name) else { return };
         let (process, asked) = match &mut slot.state {
@@ -246,7 +246,7 @@ impl Supervisor {
         }
     }
 
-    /// When [`Self::tick`] has something to do.
+    /// Time at which [`Self::tick`] has something to do.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let of = |slot: &Slot| match &slot.state {
             State::Running { .. } => None,
@@ -383,7 +383,7 @@ impl Slot {
     }
 }
 
-/// Has the end of a process told, whether it is our child or not.
+/// Reports the end of a process, whether it is a child or not.
 fn watch(process: &Process, ended: Ended, tell: mpsc::Sender<Ended>) -> anyhow::Result<()> {
     let pidfd = process.pidfd.try_clone()?;
     #[allow(unsafe_code)]

@@ -128,7 +128,7 @@ async fn supervise_all(
     Ok(ExitCode::SUCCESS)
 }
 
-/// What to tell the user when the supervisor ends.
+/// Message to the user when the supervisor ends.
 pub(crate) fn farewell(kept: &[String], dir: &RunDir) -> String {
     if kept.is_empty() {
         return "stopped; nothing runs on".to_owned();
@@ -145,7 +145,7 @@ struct ClusterManifests(Snapshot);
 
 impl ClusterManifests {
     async fn read(manifests: &Path) -> anyhow::Result<Self> {
-        // The run directory, with all the rest, is named after the cluster that these tell.
+        // The run directory, with all the rest, is named after the cluster in these.
         let read = Store::open_manifests(manifests).read(&[Kind::ConfigMap, Kind::Node]).await;
         Ok(Self(read.context("cannot read the manifests")?))
     }
@@ -277,7 +277,7 @@ impl Published {
                 self.configs.remove(&reference);
                 self.connections.remove(&reference);
             }
-            // The controller's problems, which are told below, have these among them.
+            // The controller's problems, which are reported below, have these among them.
             Event::Problems(_) | Event::Synced => {}
         }
     }
@@ -296,7 +296,7 @@ impl Published {
         }
     }
 
-    /// Those that are new, and that none is left.
+    /// Prints the problems that are new, and that none is left.
     async fn tell_problems(&mut self) {
         let now = self.store.problems().await;
         let now: BTreeSet<_> = now.iter().map(ToString::to_string).collect();
@@ -310,7 +310,7 @@ impl Published {
     }
 }
 
-/// Takes back what a gateway said of its Connection that can no longer be true.
+/// Withdraws the part of a gateway's Connection status that can no longer be true.
 struct Silencer {
     store: Store,
 }

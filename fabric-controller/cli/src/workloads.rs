@@ -1,4 +1,4 @@
-//! Which processes a host should run, and with which arguments.
+//! Processes that a host should run, and their arguments.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -11,7 +11,7 @@ use fabric_core::ProbeArgs;
 use super::process::{Role, Spec};
 use super::rundir::{REFUSAL_FILE, Record, RunDir, short_hash};
 
-/// By process name, which also names its pid file, log and socket.
+/// Specs by process name, which also names the pid file, log and socket.
 pub(crate) type Wanted = BTreeMap<String, Spec>;
 
 /// What is passed on to the controller and to ipam.
@@ -66,7 +66,7 @@ pub(crate) struct ChildLogs {
     log_level: Option<String>,
 }
 
-/// All that the processes of one host have in common.
+/// Common settings of the processes of one host.
 #[derive(Clone, Debug)]
 pub(crate) struct Workloads {
     /// The folder of weft's own binary and its siblings.
@@ -108,7 +108,7 @@ pub(crate) fn gateway_process(namespace: &str, name: &str) -> String {
 }
 
 /// The process of each gateway that this node runs. Two pairs of namespace and name that would make
-/// the same name (`a-b`/`c` and `a`/`b-c`) are told apart by a hash.
+/// the same name (`a-b`/`c` and `a`/`b-c`) are distinguished by a hash.
 pub(crate) fn gateways_of<'a>(
     node: &str,
     configs: impl IntoIterator<Item = &'a GatewayConfig>,
@@ -134,8 +134,8 @@ pub(crate) fn names(config: &GatewayConfig) -> (&str, &str) {
 }
 
 impl Workloads {
-    /// What `weft up` runs: controller, ipam, agent, and a gateway for each published config that
-    /// is this node's.
+    /// Processes of `weft up`: controller, ipam, agent, and a gateway for each published config
+    /// that is this node's.
     pub(crate) fn of_up<'a>(&self, configs: impl IntoIterator<Item = &'a GatewayConfig>) -> Wanted {
         let ipam_address = socket(&self.dir.ipam_socket());
         let node = &self.record.node;
@@ -162,7 +162,7 @@ impl Workloads {
         wanted
     }
 
-    /// What `weft agent` runs.
+    /// Processes of `weft agent`.
     pub(crate) fn of_agent(&self) -> Wanted {
         let mut args = vec![arg("run")];
         args.extend(match &self.record.published {

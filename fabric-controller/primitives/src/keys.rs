@@ -81,8 +81,8 @@ impl PrivateKey {
         Ok(Self(Zeroizing::new(key)))
     }
 
-    /// The key itself, for the cipher, for writing a Secret, and for what a gateway keeps in memory for
-    /// its next start; nothing else may ask for it.
+    /// The key itself, for the cipher, for writing a Secret, and for what a gateway keeps in memory
+    /// for its next start; nothing else may use it.
     pub fn expose(&self) -> &[u8; 32] {
         &self.0
     }
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(PublicKey::from_base64("not base64!"), Err(KeyError::Base64));
     }
 
-    /// Whatever the own key is, a low-order point gives the all-zero secret (RFC 7748 section 6.1).
+    /// A low-order point gives the all-zero secret with any own key (RFC 7748 section 6.1).
     #[test]
     fn exactly_the_points_that_give_no_secret_are_of_low_order() {
         let own = x25519::StaticSecret::from([0x55; 32]);

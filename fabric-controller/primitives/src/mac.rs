@@ -15,9 +15,9 @@ impl Mac {
         Self([0x0e, 0x77, a, b, c, d])
     }
 
-    /// What only those know who may read the object of this uid: 46 bits of its SHA-256, locally
-    /// administered, unicast. A device takes in what is sent to its address, so nobody else can
-    /// send to it.
+    /// Address known only to those who may read the object of this uid: 46 bits of its SHA-256,
+    /// locally administered, unicast. A device takes in what is sent to its address, so nobody else
+    /// can send to it.
     pub fn of_uid(uid: &str) -> Self {
         let mut mac = [0; 6];
         mac.iter_mut().zip(Sha256::digest(uid)).for_each(|(to, from)| *to = from);

@@ -45,9 +45,9 @@ pub enum LogFormat {
 impl LogArgs {
     /// Starts logging for the whole process; call once. Colours only on a terminal.
     pub fn start(&self) {
-        // boringtun calls every session that ends for want of traffic an error, and kube tells every
-        // try of a watch, or an answer as a whole, which may be a Secret; first, so that the user can
-        // ask for it all the same.
+        // boringtun logs every session that ends for want of traffic as an error, and kube logs
+        // every try of a watch, or an answer as a whole, which may be a Secret; first, so that the
+        // user can enable it all the same.
         let quiet = "boringtun=off,kube_client=off,kube_runtime=off";
         let filter = EnvFilter::new(format!("{quiet},{}", self.log_level));
         let logs = tracing_subscriber::fmt()
@@ -69,7 +69,7 @@ fn log_level(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// The wish that a program stop: SIGTERM or SIGINT. Both are caught from [`Stop::listen`] on.
+/// Request to stop the program: SIGTERM or SIGINT. Both are caught from [`Stop::listen`] on.
 #[derive(Debug)]
 pub struct Stop {
     terminate: Signal,

@@ -17,7 +17,7 @@ use tokio::runtime::Builder;
 use crate::health::Watchdog;
 use crate::{Heartbeat, HttpAddress, ListenError, OPENMETRICS, Readiness};
 
-/// Everything that the answers are made from.
+/// Sources of the answers.
 #[derive(Debug)]
 pub struct Monitoring {
     pub registry: Registry,

@@ -1,4 +1,4 @@
-//! From an untyped value to a typed object, strictly: what weft does not know is told, not dropped.
+//! Strict decoding of an untyped value to a typed object: unknown fields are reported, not dropped.
 
 use fabric_api::labels;
 use serde::de::DeserializeOwned;
@@ -10,9 +10,9 @@ use crate::{Kind, Object, expectation};
 /// A field that could not be read.
 #[derive(Debug)]
 pub(crate) struct FieldError {
-    /// Such as `spec.endpoint.port`; empty for the object as a whole.
+    /// Path such as `spec.endpoint.port`; empty for the object as a whole.
     pub(crate) path: String,
-    /// Says what was found and what is expected.
+    /// Names what was found and what is expected.
     pub(crate) message: String,
 }
 
@@ -20,7 +20,7 @@ pub(crate) struct FieldError {
 #[derive(Debug)]
 pub(crate) struct UnknownField {
     pub(crate) path: String,
-    /// Those that it has in the same place; empty if that is not known.
+    /// Fields that it has in the same place; empty if that is not known.
     pub(crate) siblings: &'static [&'static str],
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn set_status(object: &mut Object, status: Value) -> Result<(), serde
     Ok(())
 }
 
-/// Of a Configuration, weft also fills in a part of the spec, which is kept with the status.
+/// Part of a Configuration's spec that weft fills in, which is kept with the status.
 pub(crate) const LOCAL: &str = "local";
 
 pub(crate) fn local(object: &Object) -> Option<Value> {
@@ -104,7 +104,7 @@ fn uuid_of(text: &str) -> String {
     [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }
 
-/// Weft's own objects say so in a label.
+/// Labels the object as weft's own.
 pub(crate) fn mark_ours(object: &mut Object) {
     let labels = object.metadata_mut().labels.get_or_insert_default();
     labels.insert(labels::MANAGED_BY.to_owned(), labels::WEFT.to_owned());

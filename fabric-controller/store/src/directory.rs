@@ -42,7 +42,7 @@ pub(crate) struct Directory {
     layout: Arc<Layout>,
 }
 
-/// Where they are.
+/// Paths of the directories.
 #[derive(Clone, Debug)]
 pub(crate) struct Places {
     pub(crate) manifests: Option<PathBuf>,
@@ -127,7 +127,7 @@ impl Directory {
         let repairs = have.is_none() && !object.uid().is_empty();
         let (uid, generation) = match &have {
             Some((have, _)) if !have.uid().is_empty() => (have.uid().to_owned(), have.generation()),
-            // Its file is gone or damaged, but whoever puts it knows what it was.
+            // Its file is gone or damaged, but the caller knows its uid and generation.
             Some(_) | None if repairs => (object.uid().to_owned(), object.generation()),
             Some(_) | None => (new_uid()?, 0),
         };
@@ -285,7 +285,7 @@ fn checked_path(folder: PathBuf, object: &ObjectRef) -> Result<PathBuf, StoreErr
     Ok(folder.join(Layout::file_name(object)))
 }
 
-/// What an object's own file holds: all but the status.
+/// Content of an object's own file: all but the status.
 fn content(object: &Object) -> Value {
     let mut value = object.to_value();
     if let Some(map) = value.as_object_mut() {

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use crate::{Kind, ObjectRef};
 
-/// Why the store could not read or write.
+/// Reason for which the store could not read or write.
 ///
-/// What is wrong with a manifest is not among it: that is a [`Problem`], and the rest goes on.
+/// Faults of a manifest are not among them: those are [`Problem`]s, and the rest goes on.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("cannot make folder {}", path.display())]
@@ -57,7 +57,7 @@ pub enum StoreError {
     EncodeJson { name: String, source: serde_json::Error },
 }
 
-/// What the API server answered, or why there is no answer.
+/// Error answer of the API server, or the reason for no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
     #[error("the API server did not answer within {seconds} s")]
@@ -120,8 +120,8 @@ impl StoreError {
     }
 }
 
-/// What is wrong with a manifest or an object. Prints as one line that names file, object, field,
-/// what was found and what is expected.
+/// Fault of a manifest or an object. Prints as one line that names file, object, field, what was
+/// found and what is expected.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
     /// File name, with `:line` where it is known; empty in Kubernetes.

@@ -1,7 +1,7 @@
 //! The API server of a Kubernetes cluster.
 //!
-//! Watches tell what is there; what weft writes, it applies on the server's side as field manager
-//! [`MANAGER`], each part with all the fields it wants, and sends nothing that is there already.
+//! Watches report what is there; what weft writes, it applies on the server's side as field manager
+//! [`MANAGER`], each part with all its desired fields, and sends nothing that is there already.
 
 mod access;
 mod cache;
@@ -34,7 +34,7 @@ use crate::{
     ApiError, Kind, Object, ObjectRef, Problem, Snapshot, StoreError, StoreMetrics, decode,
 };
 
-/// Who owns what weft writes, in `metadata.managedFields`.
+/// Owner of what weft writes, in `metadata.managedFields`.
 const MANAGER: &str = "weft";
 
 /// The way to an API server.
@@ -55,17 +55,17 @@ pub(crate) struct Kubernetes {
     known: Arc<Known>,
 }
 
-/// What all clones have in common.
+/// State that all clones share.
 #[derive(Debug, Default)]
 struct Known {
     cache: Mutex<Cache>,
     problems: Mutex<Vec<Problem>>,
-    /// As they were last written or read.
+    /// Notes as they were last written or read.
     notes: Mutex<BTreeMap<String, String>>,
 }
 
 impl ApiServer {
-    /// Who owns what weft writes, in `metadata.managedFields`.
+    /// Owner of what weft writes, in `metadata.managedFields`.
     pub const MANAGER: &str = MANAGER;
 }
 
@@ -172,7 +172,7 @@ impl Kubernetes {
         }
         let api = self.access.around(object);
         let mut uid = self.cache().uid(object);
-        // Whoever has nothing to remove may lack the right to.
+        // A caller with nothing to remove may lack the right to.
         if uid.is_none() {
             match answer(object.kind, api.get_metadata(&object.name)).await {
                 Err(error) if is_absent(&error, object) => return Ok(()),
@@ -243,7 +243,7 @@ fn failed(step: &'static str, object: &ObjectRef, source: ApiError) -> StoreErro
     StoreError::Request { step, object: object.clone(), source }
 }
 
-/// True if there is no such object; that there is no such kind is told with the same code.
+/// True if there is no such object; an absent kind is reported with the same code.
 fn is_absent(error: &ApiError, object: &ObjectRef) -> bool {
     let name = format!("{:?}", object.name);
     matches!(error, ApiError::Refused { code: 404, message } if message.contains(&name))

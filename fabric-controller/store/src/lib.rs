@@ -1,10 +1,10 @@
-//! Where resources come from and where status and published config go.
+//! Source of resources, and destination of status and published config.
 //!
 //! In Kubernetes, that is the API server. Standalone, it is a directory of manifests and two
 //! directories of weft's own. Nothing else in the workspace knows which of the two it is.
 //!
-//! Every resource is read as one [`Object`] in which metadata, spec and status are together,
-//! whichever files they come from. Nothing of the user's is ever written but its status.
+//! Every resource is read as one [`Object`] in which metadata, spec and status are together, from
+//! however many files. Nothing of the user's is ever written but its status.
 
 mod decode;
 mod directory;
@@ -29,7 +29,7 @@ use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 
-/// Of the help text.
+/// Heading in the help text.
 const PLACE: &str = "Where the resources are: in Kubernetes, or in directories";
 
 /// Where the store is. The same for every program of a cluster.
@@ -99,10 +99,10 @@ pub enum Event {
     /// It is new, or its spec, metadata or status is.
     Applied(Box<Object>),
     Deleted(ObjectRef),
-    /// All that is wrong now with the manifests, or with what the API server holds; replaces what
-    /// was said before.
+    /// All present problems of the manifests, or of what the API server holds; replaces the list
+    /// reported before.
     Problems(Vec<Problem>),
-    /// All that was there when the watch began has been told.
+    /// All that was there when the watch began has been reported.
     Synced,
 }
 

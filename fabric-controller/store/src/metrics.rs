@@ -1,4 +1,4 @@
-//! Counters of what a program asks its store for.
+//! Counters of a program's requests to its store.
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;

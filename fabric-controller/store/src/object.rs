@@ -258,7 +258,7 @@ impl Object {
         self.metadata().labels.as_ref()?.get(key).map(String::as_str)
     }
 
-    /// What is wrong with it by itself, whatever else there is.
+    /// Returns its own faults, independent of all other objects.
     pub fn faults(&self) -> Vec<Fault> {
         match self {
             Self::ConfigMap(x) => check::config_map(x),

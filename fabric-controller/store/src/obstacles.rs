@@ -40,7 +40,7 @@ impl Obstacles {
         self.0.send_if_modified(|all| !std::mem::take(all).is_empty());
     }
 
-    /// Those of all readers, each once.
+    /// Obstacles of all readers, each once.
     pub fn all(&self) -> BTreeSet<Problem> {
         self.0.borrow().values().flatten().cloned().collect()
     }

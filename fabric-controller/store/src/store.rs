@@ -24,11 +24,11 @@ enum Backend {
     Kubernetes(Kubernetes),
 }
 
-/// What is there at one moment.
+/// Content of the store at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     pub objects: BTreeMap<ObjectRef, Object>,
-    /// What is wrong with the manifests, or with what the API server holds.
+    /// Problems of the manifests, or of what the API server holds.
     pub problems: Vec<Problem>,
 }
 
@@ -36,7 +36,7 @@ pub struct Snapshot {
 /// Kubernetes. One program writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Note<'a> {
-    /// What is known nowhere else.
+    /// Data known nowhere else.
     Only(&'a str),
     /// A copy of what the store holds, for when that turns bad. In Kubernetes there is none: what
     /// is bad does not get in.
@@ -113,7 +113,7 @@ impl Store {
         Ok(Backend::Directory(Directory::open_published(dir)?).into())
     }
 
-    /// Only the user's manifests, for whoever does not know yet which cluster's they are. Makes
+    /// Opens only the user's manifests, for a caller that does not know their cluster yet. Makes
     /// nothing, and has no object or status of weft's own.
     pub fn open_manifests(dir: &Path) -> Self {
         Backend::Directory(Directory::open_manifests(dir)).into()
@@ -128,8 +128,8 @@ impl Store {
         }
     }
 
-    /// Tells all that is there of these kinds, what is wrong with it, then
-    /// [`crate::Event::Synced`], then every change. Must be called within a tokio runtime.
+    /// Reports all that is there of these kinds, its problems, then [`crate::Event::Synced`], then
+    /// every change. Must be called within a tokio runtime.
     ///
     /// In Kubernetes, ConfigMaps are the one with the cluster's ID only, and Secrets those that have
     /// the label of gateways; see [`Watch::name`].
@@ -141,10 +141,10 @@ impl Store {
         .into())
     }
 
-    /// As [`Self::watch`], of one object that weft publishes, and of all of other kinds. That one's
-    /// status is told as it was when the rest of it last changed: this is for whoever writes it.
-    /// However many others there are, it costs nothing when they change. In Kubernetes, where a
-    /// Connection may have two gateways for a while, its status is told as well. See
+    /// As [`Self::watch`], for one object that weft publishes, and for all of other kinds. That
+    /// one's status is reported as it was when the rest of it last changed: this is for its writer.
+    /// Changes of other objects of its kind, however many, cost nothing. In Kubernetes, where a
+    /// Connection may have two gateways for a while, its status is reported as well. See
     /// [`Watch::also`].
     pub fn follow(&self, object: &ObjectRef, with: &[Kind]) -> Result<Watch, StoreError> {
         Ok(match &self.backend {
@@ -166,7 +166,7 @@ impl Store {
         }
     }
 
-    /// Everything of these kinds, and what is wrong with it.
+    /// Reads all objects of these kinds, and their problems.
     pub async fn read(&self, kinds: &[Kind]) -> Result<Snapshot, StoreError> {
         match &self.backend {
             Backend::Directory(store) => store.read(kinds),
@@ -217,8 +217,8 @@ impl Store {
         put
     }
 
-    /// As [`Self::put_status`], unless somebody else has written the object since this program last
-    /// wrote its status: whoever came later knows better. In a directory that is not looked at.
+    /// Same as [`Self::put_status`], unless another program has written the object since this one
+    /// last wrote its status: the later write takes precedence. In a directory that is not checked.
     pub async fn put_status_if_last(&self, object: &Object) -> Result<bool, StoreError> {
         let put = match &self.backend {
             Backend::Directory(store) => store.put_status(object),
@@ -255,8 +255,8 @@ impl Store {
         }
     }
 
-    /// Publishes all that the controller found wrong. In Kubernetes the objects' conditions tell
-    /// that; here it is only known to [`Self::problems`] of the same program.
+    /// Publishes all problems that the controller found. In Kubernetes the objects' conditions
+    /// report them; there they are known only to [`Self::problems`] of the same program.
     pub async fn put_problems(&self, problems: &[Problem]) -> Result<bool, StoreError> {
         match &self.backend {
             Backend::Directory(store) => store.put_problems(problems),
@@ -264,7 +264,7 @@ impl Store {
         }
     }
 
-    /// What the controller last found wrong; empty before it ever ran.
+    /// Returns the problems that the controller last found; empty before it ever ran.
     pub async fn problems(&self) -> Vec<Problem> {
         match &self.backend {
             Backend::Directory(store) => store.problems(),
@@ -287,7 +287,7 @@ impl Store {
         }
     }
 
-    /// What was kept under that name; `None` if nothing was, or nothing that can be understood.
+    /// Returns the note kept under that name; `None` if there is none, or none that can be decoded.
     pub async fn note<T: DeserializeOwned>(&self, name: Note<'_>) -> Result<Option<T>, StoreError> {
         match (&self.backend, name) {
             (Backend::Directory(store), Note::Only(name) | Note::Copy(name)) => {
@@ -298,7 +298,7 @@ impl Store {
         }
     }
 
-    /// Not being there is no error.
+    /// Deletes a note; an absent one is no error.
     pub async fn delete_note(&self, name: Note<'_>) -> Result<(), StoreError> {
         match (&self.backend, name) {
             (Backend::Directory(store), Note::Only(name) | Note::Copy(name)) => {

@@ -23,8 +23,8 @@ impl Watch {
         }
     }
 
-    /// Tells of this one object, too, from now on, and of no other of its kind. If it is there, it
-    /// is told next; if it is not, nothing is.
+    /// Reports this one object, too, from now on, and no other of its kind. If it is there, it is
+    /// the next event; if it is not, there is none.
     pub fn also(&mut self, object: &ObjectRef) {
         match &mut self.inner {
             Inner::Directory(watch) => watch.also(object),
@@ -32,9 +32,9 @@ impl Watch {
         }
     }
 
-    /// Tells of these, too, from now on, and of no others that were named so before. For objects
-    /// that the watch would leave out: in Kubernetes, Secrets without the label of gateways. True
-    /// if there are new ones: who cannot wait until they are told may get them.
+    /// Reports these, too, from now on, and no others that were named so before. For objects that
+    /// the watch would leave out: in Kubernetes, Secrets without the label of gateways. True if
+    /// there are new ones: a caller that cannot wait for their events may get them.
     pub fn name(&mut self, objects: &BTreeSet<ObjectRef>) -> bool {
         match &mut self.inner {
             Inner::Directory(_) => false,
@@ -43,8 +43,8 @@ impl Watch {
     }
 
     /// Remembers the last good version of each manifest in the state directory from now on, so that
-    /// whoever starts while a manifest is bad still finds it. For the one program that owns those
-    /// files. In Kubernetes there is nothing to remember.
+    /// a program that starts while a manifest is bad still finds it. For the one program that owns
+    /// those files. In Kubernetes there is nothing to remember.
     #[must_use]
     pub fn remembering(mut self) -> Self {
         if let Inner::Directory(watch) = &mut self.inner {
@@ -53,7 +53,7 @@ impl Watch {
         self
     }
 
-    /// All objects as they were when it last looked; what it has not told yet included.
+    /// All objects as of its last look, those not reported yet included.
     pub fn seen(&self) -> &BTreeMap<ObjectRef, Object> {
         match &self.inner {
             Inner::Directory(watch) => watch.seen(),
@@ -61,7 +61,7 @@ impl Watch {
         }
     }
 
-    /// Where the manifest of an object, or a field of it, stands: `file:line`.
+    /// Returns the position of an object's manifest, or of a field of it: `file:line`.
     pub fn locate(&self, object: &ObjectRef, field: &str) -> Option<String> {
         match &self.inner {
             Inner::Directory(watch) => watch.locate(object, field),

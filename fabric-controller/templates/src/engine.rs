@@ -6,7 +6,7 @@ use crate::Variables;
 /// More than any list in a gateway is long; `{{ range 1000000000 }}` ends here.
 const MAX_ROUNDS: u64 = 10_000;
 
-/// What the engine prints for an optional field that is not set, and what Go does.
+/// Output of the engine for an optional field that is not set, and that of Go.
 const UNSET: [&str; 2] = ["<no value>", "<nil>"];
 
 /// Renders single texts as Go's text/template would.
@@ -42,7 +42,7 @@ fn closed(text: &str) -> Result<(), TemplateError> {
     Err(TemplateError::Parse { name: None, line: 1, col: text.chars().count(), message })
 }
 
-/// Whether what follows the text would stand outside of every block.
+/// True if an addition to the text would stand outside of every block.
 fn reaches_end(text: &str) -> bool {
     const AFTER: &str = "after";
     let parsed = Parser::new(&format!("{text} {AFTER}"), "{{", "}}").and_then(Parser::parse);
@@ -51,7 +51,7 @@ fn reaches_end(text: &str) -> bool {
     })
 }
 
-/// What a number with a fraction is as a text.
+/// Formats a number with a fraction as a text.
 pub(crate) fn plain(number: f64) -> Result<String, TemplateError> {
     gotmpl::execute("{{ printf `%g` . }}", &Value::Float(number))
 }

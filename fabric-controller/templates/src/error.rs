@@ -1,4 +1,4 @@
-/// What is wrong with a template, and where. The chain of sources says what it is.
+/// Fault of a template, and its place. The chain of sources describes the fault.
 #[derive(Debug, thiserror::Error)]
 #[error("{field}")]
 pub struct RenderError {

@@ -1,4 +1,4 @@
-//! What the controller makes of a WgGatewayServerTemplate or WgGatewayClientTemplate: the
+//! Rendering of a WgGatewayServerTemplate or WgGatewayClientTemplate by the controller into the
 //! Deployment and the Service of one gateway. No I/O.
 //!
 //! Every text of `spec.template` is a Go template over [`Variables`]; [`render`] turns the whole

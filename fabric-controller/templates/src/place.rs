@@ -1,4 +1,4 @@
-/// Where the walk is: in the template, for messages, and in what becomes of it.
+/// Position of the walk: in the template, for messages, and in the rendered value.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     /// Path in the template object, such as `spec.template.spec.service.spec.ports[0].?nodePort`.

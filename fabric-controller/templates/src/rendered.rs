@@ -10,13 +10,13 @@ use crate::place::Place;
 use crate::walk::Walk;
 use crate::{GatewaySpec, Problem, RenderError, Variables};
 
-/// What runs and exposes one gateway. Both are named `gw-NAME` in the gateway's namespace, whatever
-/// the template says, and have the labels and annotations of the template.
+/// Objects that run and expose one gateway. Both are named `gw-NAME` in the gateway's namespace,
+/// regardless of the template, and have the labels and annotations of the template.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rendered {
     pub deployment: Deployment,
-    /// Of a GatewayServer, with its `spec.serviceLabels` and `spec.serviceAnnotations` over those
-    /// of the template. A GatewayClient has none.
+    /// Service of a GatewayServer, with its `spec.serviceLabels` and `spec.serviceAnnotations` over
+    /// those of the template. A GatewayClient has none.
     pub service: Option<Service>,
 }
 

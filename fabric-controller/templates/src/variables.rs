@@ -7,7 +7,7 @@ use gotmpl::{Value, tmap};
 use k8s_openapi::api::core::v1::{LocalObjectReference, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-/// What a template can ask for.
+/// Variables that a template can use.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Variables {
     /// `.Spec`
@@ -20,7 +20,7 @@ pub struct Variables {
     pub gateway_uid: String,
     /// `.ClusterID`, the peer's.
     pub cluster_id: String,
-    /// `.SecretName`, the one in the gateway's spec. Empty if that says none.
+    /// `.SecretName`, the one in the gateway's spec. Empty if that has none.
     pub secret_name: String,
 }
 

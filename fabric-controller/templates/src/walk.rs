@@ -28,7 +28,7 @@ pub fn render(template: &Value, variables: &Variables) -> Result<Value, RenderEr
 /// A rendered template.
 pub(crate) struct Walk {
     pub(crate) rendered: Value,
-    /// What texts were before they became integers, by their places.
+    /// Original texts of those that became integers, by their places.
     pub(crate) numbers: BTreeMap<String, String>,
 }
 
@@ -40,7 +40,7 @@ impl Walk {
     }
 }
 
-/// Whether what comes out may be a number.
+/// Types that a result may have.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Results {
     AsTheyLook,
@@ -162,13 +162,13 @@ impl Walker {
     }
 }
 
-/// What decides about an optional key.
+/// Returns the action that decides about an optional key.
 fn first_variable(text: &str) -> Option<&str> {
     let found = VARIABLE.captures(text)?;
     found.get(1).map(|variable| variable.as_str())
 }
 
-/// As Go prints it: an integer if it is one of 64 bits, else a float.
+/// Formats a number as Go prints it: an integer if it is one of 64 bits, else a float.
 fn digits(number: &Number, place: &Place) -> Result<Value, RenderError> {
     if let Some(whole) = number.as_i64() {
         return Ok(whole.to_string().into());

@@ -273,7 +273,7 @@ impl Model {
     }
 }
 
-/// What a caller may do. Prefixes are picked close together, so that they meet.
+/// Operations of a caller. Prefixes are picked close together, so that they meet.
 #[derive(Clone, Debug)]
 enum Step {
     Acquire(Request),
@@ -307,7 +307,7 @@ fn some_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What was granted and not given back: the model that the pools are compared with.
+/// Grants that were not given back: the model that the pools are compared with.
 #[derive(Default)]
 struct Granted {
     prefixes: Vec<(Cidr, Wish, u32)>,
@@ -383,7 +383,7 @@ impl Granted {
         }
     }
 
-    /// What ipam knows after a restart, when it has only the store to read.
+    /// Rebuilds the pools as ipam does after a restart, from the store alone.
     fn rebuild(&self) -> Pools {
         let mut pools = small_pools();
         for (cidr, wish, pre_allocated) in &self.prefixes {
@@ -424,8 +424,8 @@ proptest! {
         }
         let mut rebuilt = granted.rebuild();
         prop_assert_eq!(rebuilt.issued().collect::<Vec<_>>(), pools.issued().collect::<Vec<_>>());
-        // How many addresses are skipped is the most that any holder ever asked for; a holder
-        // that is gone no longer counts after a restart.
+        // The number of skipped addresses is the most that any holder ever requested; a holder that
+        // is gone no longer counts after a restart.
         let holders = |pools: &Pools| -> Vec<(Cidr, u32, u32)> {
             pools.taken.iter().map(|(cidr, h)| (*cidr, h.exclusive, h.shared)).collect()
         };

@@ -1,4 +1,4 @@
-//! What the pods say of what runs. Pure.
+//! State of the running programs, from their pods. Pure.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use crate::observe::{Found, Life, Liveness};
 
 pub(super) const GATEWAYS: &str = "networking.liqo.io/component=gateway";
 
-/// Of the chart's Deployments.
+/// Selector of the chart's Deployments.
 pub(super) const DEPLOYED: &str = "app.kubernetes.io/part-of=weft";
 
 #[derive(Default)]
 pub(super) struct Pods {
-    /// By which it is known what should run.
+    /// The chart's Deployments, from which it is known what should run.
     pub(super) deployments: Vec<Deployment>,
     pub(super) programs: Vec<Pod>,
     pub(super) gateways: Vec<Pod>,
@@ -93,7 +93,7 @@ impl Pods {
     }
 }
 
-/// The one that tells most: of those that stay the one that gets furthest.
+/// Most informative pod: among those not being deleted, the one furthest in its start.
 fn best<'a>(pods: impl Iterator<Item = &'a Pod>) -> Option<&'a Pod> {
     pods.max_by_key(|pod| (is_ready(pod), pod.metadata.deletion_timestamp.is_none(), runs(pod)))
 }
@@ -125,7 +125,7 @@ fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<(&'a str, Option<&'a str>)
     Some((found.status.as_str(), why))
 }
 
-/// Why a pod is not ready, and where to look.
+/// Reason for which a pod is not ready, and where to look.
 fn unready(pod: &Pod) -> String {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let name = pod.metadata.name.as_deref().unwrap_or_default();
@@ -144,7 +144,7 @@ fn unready(pod: &Pod) -> String {
     format!("pod {name} is not ready{why}; see `kubectl describe pod -n {namespace} {name}`")
 }
 
-/// Why a container does not run, if it does not.
+/// Reason for which a container does not run, if it does not.
 fn stopped(state: &ContainerState) -> Option<String> {
     if let Some(waiting) = &state.waiting {
         let parts = [&waiting.reason, &waiting.message];

@@ -8,7 +8,7 @@ use crate::host;
 use crate::process::{Identity, is_seen_alike, marked, neighbours};
 use crate::rundir::{RunDir, Selection, all};
 
-/// What the kernel says of an open file that has been removed.
+/// Suffix that the kernel adds to the path of an open file that has been removed.
 const REMOVED: &str = " (deleted)";
 
 /// Run directories, of those that are meant, that are gone although processes of this network

@@ -13,7 +13,7 @@ use crate::process;
 use crate::rundir::{Record, RunDir};
 use crate::workloads::agent_process;
 
-/// For the acknowledgements of all agents.
+/// Time limit for the acknowledgements of all agents.
 const ACKNOWLEDGED: Duration = Duration::from_secs(10);
 /// Between two looks.
 const PERIOD: Duration = Duration::from_millis(100);

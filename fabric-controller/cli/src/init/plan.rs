@@ -1,4 +1,4 @@
-//! What `weft init` was asked for, checked as a whole.
+//! Plan that `weft init` was asked for, checked as a whole.
 
 use std::collections::BTreeSet;
 use std::str::FromStr as _;
@@ -66,7 +66,7 @@ impl ClusterPlan {
         Ok(Self { cluster_id: args.cluster_id.clone(), networks, nodes })
     }
 
-    /// What is legal, but probably not meant.
+    /// Returns warnings about settings that are legal, but probably not meant.
     pub(super) fn warnings(&self) -> Vec<String> {
         let has_v6 = |purpose| of(&self.networks, purpose).any(|cidr| !cidr.is_ipv4());
         let mut found = Vec::new();

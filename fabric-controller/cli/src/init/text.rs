@@ -1,5 +1,5 @@
-//! The manifests as text, with comments for whoever edits them. Everything put in is checked, so
-//! nothing needs quoting.
+//! The manifests as text, with comments for their editors. Everything put in is checked, so nothing
+//! needs quoting.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! What runs on a host.
+//! Processes that run on a host.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use fabric_store::Snapshot;
 use super::{Found, Life, Liveness};
 use crate::workloads::{gateways_of, names};
 
-/// What was found on the host, apart from the store.
+/// Findings on the host, apart from the store.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Host {
     pub(crate) node: String,
@@ -17,7 +17,7 @@ pub(crate) struct Host {
     pub(crate) running: BTreeMap<String, Liveness>,
     /// The processes that should.
     pub(crate) expected: Vec<String>,
-    /// Whether a supervisor is at work.
+    /// True if a supervisor runs.
     pub(crate) supervised: bool,
 }
 

@@ -11,7 +11,7 @@ use super::{Peering, State};
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Nodes {
     pub(crate) reachable: usize,
-    /// Those with a live route-agent, now or before.
+    /// Nodes with a live route-agent, now or before.
     pub(crate) of: usize,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) unreachable: Vec<Node>,

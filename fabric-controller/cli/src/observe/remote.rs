@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use super::{Life, Liveness, View};
 use crate::workloads::names;
 
-/// Age in seconds at which a Connection that says Connected is stale. A gateway writes one at least
-/// every 12 s; clocks of hosts may differ by the rest.
+/// Age in seconds at which the status Connected of a Connection is stale. A gateway writes one at
+/// least every 12 s; clocks of hosts may differ by the rest.
 const STALE_AFTER: i64 = 30;
 
 /// Returns [`Liveness::Silent`] for a gateway of another host that does not answer this host's agent,

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::StoreError;
 
-/// How a file is written.
+/// Mode in which a file is written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mode {
     /// Readable by its owner only.
@@ -40,7 +40,7 @@ pub(crate) fn write(path: &Path, text: &str, mode: Mode) -> Result<(), StoreErro
     }
     fs::rename(&temporary, path).map_err(fail)?;
     if mode.durable && mode.secret {
-        // A key that a peer may have been told already must be there, too.
+        // A key that a peer may already have must be there, too.
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(fail)?;
     }
     Ok(())
@@ -52,7 +52,7 @@ pub(crate) fn make_folder(path: &Path, secret: bool) -> Result<(), StoreError> {
     made.map_err(|source| StoreError::MakeFolder { path: path.to_owned(), source })
 }
 
-/// Not being there is no error.
+/// Removes a file; an absent one is no error.
 pub(crate) fn remove(path: &Path) -> Result<(), StoreError> {
     match fs::remove_file(path) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {

@@ -12,7 +12,7 @@ use super::parse::MAX_FILE;
 /// File systems stamp files with the time of the last tick: two writes within one look alike.
 const TRUSTED_AGE: Duration = Duration::from_secs(1);
 
-/// What became of a file's text.
+/// Parsed form of a file's text.
 pub(crate) trait Parse: Default {
     /// `self` is what was made of the file before. A file that is edited in place may have been
     /// read in the middle of that; one that took another's place is whole.
@@ -78,7 +78,7 @@ impl<T: Parse> Folder<T> {
         let mut found = BTreeMap::new();
         for name in self.names()? {
             let path = self.path.join(&name);
-            // Follows links. One to nothing is told; what is gone since is not.
+            // Follows links. One to nothing is reported; a file removed since is not.
             match fs::metadata(&path) {
                 Ok(metadata) => _ = found.insert(name, Some(metadata)),
                 Err(_) if fs::symlink_metadata(&path).is_err() => {}
@@ -105,7 +105,7 @@ impl<T: Parse> Folder<T> {
         Ok(())
     }
 
-    /// Of the files that there may be.
+    /// Names of the files that may be read.
     fn names(&self) -> io::Result<Vec<String>> {
         let entries = fs::read_dir(&self.path)?;
         if let Some(only) = &self.only {

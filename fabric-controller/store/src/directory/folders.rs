@@ -19,7 +19,7 @@ use super::reader::Scope;
 
 /// Finds changes without an event (network file systems, a folder replaced as a whole).
 pub(crate) const RESCAN: Duration = Duration::from_secs(30);
-/// While a folder cannot be watched.
+/// Interval of reads while a folder cannot be watched.
 pub(crate) const RESCAN_UNWATCHED: Duration = Duration::from_secs(1);
 
 /// Weft's own files appear whole, by being renamed.

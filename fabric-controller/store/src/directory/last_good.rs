@@ -1,4 +1,4 @@
-//! What the manifests were when they were good: for whoever starts while they are not.
+//! Last good version of the manifests, for programs that start while they are bad.
 //!
 //! One file for each of the user's, written by one program, the controller. Secrets are in it as well,
 //! or a gateway that starts beside a file cut short would have no key; only root can read it.
@@ -26,7 +26,7 @@ impl LastGood {
         Self { dir, written: None }
     }
 
-    /// From now on it is this program that writes.
+    /// Makes this program the writer from now on.
     pub(crate) fn write_from_now(&mut self) {
         let files = self.files().into_iter();
         self.written = Some(files.map(|file| (file.clone(), self.text(&file))).collect());
@@ -41,7 +41,7 @@ impl LastGood {
         names.filter(|name| folder::is_manifest(name)).collect()
     }
 
-    /// What a file of the user held.
+    /// Objects that a file of the user held.
     pub(crate) fn of(&self, file: &str) -> Vec<Located> {
         let value = parse::value(&self.text(file)).unwrap_or_default();
         let items = value.as_array().cloned().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Which file holds what.
+//! Paths of the store's files.
 
 use std::path::PathBuf;
 
@@ -31,7 +31,7 @@ impl Layout {
         base.map(|base| base.join(kind.plural()))
     }
 
-    /// What the manifests were when they were good, one file for each of theirs.
+    /// Folder of the last good manifests, one file for each of the user's.
     pub(crate) fn last_good(&self) -> Option<PathBuf> {
         self.state.as_ref().map(|base| base.join("last-good"))
     }

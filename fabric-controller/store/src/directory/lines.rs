@@ -1,4 +1,4 @@
-//! Which line of a YAML document a field is on. Looked up only when there is something to tell.
+//! Line of a field in a YAML document. Looked up only when there is something to report.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// Of a document that parses; otherwise nothing is known.
+    /// Lines of a document that parses; otherwise nothing is known.
     pub(crate) fn of(document: &str) -> Self {
         let options = serde_saphyr::options! {
             with_snippet: false,

@@ -12,7 +12,7 @@ use super::last_good::LastGood;
 use super::parse::{self, Located};
 use crate::{Object, ObjectRef, Problem};
 
-/// Until what vanished from a file that is edited in place counts as gone.
+/// Time after which an object that vanished from a file edited in place counts as gone.
 pub(crate) const SETTLE: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(crate) struct Manifests {
     /// The only objects that matter, unless all do: files without their names are not parsed.
     only: Vec<ObjectRef>,
     unreadable: Option<Problem>,
-    /// What the files held when they could be read, if they never could since the start.
+    /// Last readable content of the files, if they could not be read since the start.
     remembered: Vec<(String, Vec<Located>)>,
 }
 
@@ -34,11 +34,11 @@ struct Manifest {
     good: String,
     objects: Vec<Located>,
     problems: Vec<Problem>,
-    /// What has vanished from a file that may still be being written.
+    /// Objects that have vanished from a file that may still be being written.
     leaving: Option<(Instant, BTreeSet<ObjectRef>)>,
-    /// Whether it was seen before.
+    /// True if it was seen before.
     known: bool,
-    /// Whether what it holds is not remembered yet.
+    /// True if its content is not remembered yet.
     changed: bool,
 }
 
@@ -147,7 +147,7 @@ impl Manifests {
         (!files.iter().any(is_link)).then_some(files)
     }
 
-    /// Where a field of an object stands: `file:line`.
+    /// Returns the position of an object's field: `file:line`.
     pub(crate) fn locate(&self, object: &ObjectRef, field: &str) -> Option<String> {
         self.folder.files().find_map(|(file, manifest)| {
             let located = manifest.objects.iter().find(|l| l.object.reference() == *object)?;
@@ -225,7 +225,7 @@ impl Manifest {
         self.objects.extend(before.into_values());
     }
 
-    /// What vanished a while ago and has not come back is gone.
+    /// Drops the objects that vanished a while ago and have not come back.
     fn settle(&mut self) {
         let Some((_, leaving)) = self.leaving.take_if(|(since, _)| since.elapsed() >= SETTLE)
         else {
@@ -235,7 +235,7 @@ impl Manifest {
         self.objects.retain(|located| !leaving.contains(&located.object.reference()));
     }
 
-    /// Where it is bad the first time it is seen: what it was when it was good.
+    /// Restores the last good version of a file that is bad the first time it is seen.
     fn restore(&mut self, file: &str, last_good: Vec<Located>) {
         if self.text.trim().is_empty() && !last_good.is_empty() && self.problems.is_empty() {
             self.problems.push(cut::to_nothing(file, last_good.len()));

@@ -49,7 +49,7 @@ enum Source {
 pub(crate) struct Renewal {
     /// Something may have changed.
     pub(crate) look: bool,
-    /// When to renew next.
+    /// Time of the next renewal.
     pub(crate) next: Duration,
 }
 

@@ -1,8 +1,8 @@
-//! What a document that is not YAML seems to be about, read line by line.
+//! Apparent subject of a document that is not YAML, read line by line.
 
 use crate::{Kind, ObjectRef};
 
-/// The object and the field that a line belongs to, as far as they can be told.
+/// The object and the field that a line belongs to, as far as they can be determined.
 #[derive(Debug, Default)]
 pub(crate) struct Outline {
     pub(crate) object: Option<ObjectRef>,
@@ -10,7 +10,7 @@ pub(crate) struct Outline {
 }
 
 impl Outline {
-    /// Of a line of a document, counted from 1.
+    /// Outline around a line of a document, counted from 1.
     pub(crate) fn of(document: &str, line: usize) -> Self {
         let mut outline = Self::default();
         let (mut kind, mut name, mut namespace) = (None, None, None);

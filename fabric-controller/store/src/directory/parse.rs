@@ -1,4 +1,4 @@
-//! From the text of a manifest file to objects and problems.
+//! Parsing of a manifest file's text into objects and problems.
 
 use serde_json::Value;
 use serde_saphyr::{DefaultMessageFormatter, MessageFormatter as _};
@@ -10,7 +10,7 @@ use crate::{Kind, Object, ObjectRef, Problem, decode, expectation};
 /// A bigger file is refused before it is read.
 pub(crate) const MAX_FILE: u64 = 1024 * 1024;
 
-/// So that `<namespace>.<name>.yaml` fits into a file name, also with what weft appends.
+/// Limit with which `<namespace>.<name>.yaml` fits into a file name, also with what weft appends.
 const MAX_NAME: usize = 120;
 
 /// Weft's own objects are named after the users'.
@@ -31,7 +31,7 @@ const OF_NO_USE: [&str; 11] = [
     "WgGatewayServerTemplate",
 ];
 
-/// What a file says.
+/// Content of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Parsed {
     pub(crate) objects: Vec<Located>,
@@ -64,7 +64,7 @@ pub(crate) fn parse(file: &str, text: &str) -> Parsed {
     parsed
 }
 
-/// Parses one document into plain values. The message says line and column of the document.
+/// Parses one document into plain values. The error names line and column of the document.
 pub(crate) fn value(text: &str) -> Result<Value, serde_saphyr::Error> {
     let options = serde_saphyr::options! { with_snippet: false, strict_booleans: true };
     serde_saphyr::from_str_with_options(text, options)
@@ -93,7 +93,7 @@ pub(crate) fn documents(text: &str) -> Vec<(usize, String)> {
     all
 }
 
-/// Where a field of an object in a document stands, for messages: `file:line`.
+/// Position of a field of an object in a document, for messages: `file:line`.
 pub(crate) fn place(file: &str, document: usize, text: &str, path: &str) -> String {
     match Lines::of(text).find(path) {
         Some(line) => format!("{file}:{}", document + usize::try_from(line).unwrap_or(1)),

@@ -10,11 +10,11 @@ use super::manifests::Manifests;
 use super::parse;
 use crate::{Kind, Object, ObjectRef, Problem, Snapshot, StoreError, decode};
 
-/// Which objects are read.
+/// Selection of the objects that are read.
 #[derive(Clone, Debug)]
 pub(crate) struct Scope {
     pub(crate) kinds: Vec<Kind>,
-    /// Of their kinds, only these; at most one of a kind.
+    /// The only objects read of their kinds; at most one of a kind.
     only: Vec<ObjectRef>,
 }
 
@@ -29,7 +29,7 @@ impl Scope {
         scope
     }
 
-    /// Of its kind, only this one from now on.
+    /// Reads only this object of its kind from now on.
     fn also(&mut self, object: &ObjectRef) {
         self.only.retain(|only| only.kind != object.kind);
         self.only.push(object.clone());
@@ -92,7 +92,7 @@ impl Reader {
         reader
     }
 
-    /// Of its kind, reads only this one from now on.
+    /// Reads only this object of its kind from now on.
     pub(crate) fn also(&mut self, layout: &Layout, object: &ObjectRef) {
         self.scope.also(object);
         self.own.retain(|(kind, _)| *kind != object.kind);
@@ -145,8 +145,8 @@ impl Reader {
         objects.any(|own| own.reference() == *object)
     }
 
-    /// What is there now. A folder of weft's own that cannot be read counts as unchanged, and is
-    /// told as the error.
+    /// Returns the present content. A folder of weft's own that cannot be read counts as unchanged,
+    /// and is returned as the error.
     pub(crate) fn read(&mut self) -> (Snapshot, Option<StoreError>) {
         let mut snapshot = Snapshot::default();
         let own = self.own.iter_mut().map(|(_, folder)| refresh(folder));
@@ -167,12 +167,12 @@ impl Reader {
         self.manifests.as_ref()?.locate(object, field)
     }
 
-    /// From now on, remembers the last good version of each manifest.
+    /// Remembers the last good version of each manifest from now on.
     pub(crate) fn remember(&mut self) {
         self.manifests.iter_mut().for_each(Manifests::remember);
     }
 
-    /// Whether something was edited a moment ago and must be looked at again.
+    /// True if something was edited a moment ago and must be looked at again.
     pub(crate) fn is_unsettled(&self) -> bool {
         self.manifests.as_ref().is_some_and(Manifests::is_unsettled)
     }
@@ -196,7 +196,7 @@ impl Reader {
                 let Some(reference) = Layout::reference(*kind, file) else { continue };
                 let Some(object) = snapshot.objects.get_mut(&reference) else { continue };
                 let Some(value) = &own.value else { continue };
-                // Of another uid: left behind by a namesake.
+                // Another uid: left behind by a namesake.
                 if value.get("uid").and_then(Value::as_str) != Some(object.uid()) {
                     continue;
                 }

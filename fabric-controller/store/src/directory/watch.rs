@@ -23,7 +23,7 @@ pub(crate) struct Watch {
     problems: Vec<Problem>,
     queue: VecDeque<Event>,
     notifier: Notifier,
-    /// When to look next, for a change heard of.
+    /// Time of the next read, after a notification of a change.
     due: Option<Instant>,
     rescan: Instant,
 }

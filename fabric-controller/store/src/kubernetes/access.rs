@@ -20,9 +20,9 @@ use tower::{BoxError, ServiceBuilder};
 use super::ApiServer;
 use crate::{ApiError, Kind, ObjectRef, StoreError, StoreMetrics};
 
-/// For a whole request; of a watch, until it begins.
+/// Time limit of a whole request; of a watch, until it begins.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
-/// A watch has nothing to say for minutes: that is how one to a machine that is gone is told apart.
+/// Keepalive that detects a connection to a machine that is gone: a watch may be idle for minutes.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 const KEEPALIVE_RETRY: Duration = Duration::from_secs(5);
 const KEEPALIVE_RETRIES: u32 = 3;
@@ -57,12 +57,12 @@ impl Access {
         ApiServer { client, namespace, url: self.url.clone(), metrics: self.metrics.clone() }
     }
 
-    /// In all namespaces.
+    /// Access to a kind in all namespaces.
     pub(super) fn all(&self, kind: Kind) -> Api<DynamicObject> {
         Api::all_with(self.client.clone(), &resource(kind))
     }
 
-    /// In the namespace of an object.
+    /// Access to the namespace of an object.
     pub(super) fn around(&self, object: &ObjectRef) -> Api<DynamicObject> {
         let resource = resource(object.kind);
         match &object.namespace {
@@ -89,7 +89,7 @@ pub(super) async fn answer<T>(
     }
 }
 
-/// What the API server finds wrong with a Secret may quote it.
+/// Omits the API server's message about a Secret, which may quote it.
 pub(super) fn api_error(kind: Kind, error: kube::Error) -> ApiError {
     if let kube::Error::Api(status) = error {
         let quotes = kind == Kind::Secret && !matches!(status.code, 403 | 404 | 409);
@@ -131,8 +131,8 @@ fn resource(kind: Kind) -> ApiResource {
     ApiResource::from_gvk_with_plural(&gvk, kind.plural())
 }
 
-/// What is named comes first: the file, then `KUBECONFIG`. A pod has its service account, and by that
-/// a namespace; a user has `~/.kube/config`, in which a namespace is one that is worked in just now.
+/// Explicit choices come first: the file, then `KUBECONFIG`. A pod has its service account, and by
+/// that a namespace; a user has `~/.kube/config`, whose namespace is the one worked in just now.
 fn config(
     kubeconfig: Option<&Path>,
     context: Option<&str>,
@@ -160,7 +160,7 @@ fn config(
     Ok((own, None))
 }
 
-/// Not kube's own stack, which has no keepalive, repeats what was refused many times over, and
+/// Replaces kube's own stack, which has no keepalive, repeats what was refused many times over, and
 /// logs every failure.
 fn client(config: &Config) -> kube::Result<Client> {
     let mut tcp = HttpConnector::new();

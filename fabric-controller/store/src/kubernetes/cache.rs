@@ -1,4 +1,4 @@
-//! What is known to be in the API server of what weft writes, so that nothing is sent that is there.
+//! Known state in the API server of what weft writes, so that nothing is sent that is there.
 
 use std::collections::BTreeMap;
 
@@ -23,14 +23,14 @@ struct Entry {
     wrote: Option<u64>,
 }
 
-/// What was asked for, and what that became.
+/// Requested value, and the value that resulted.
 #[derive(Debug)]
 struct Asked {
     want: Value,
     got: Value,
 }
 
-/// Which part of an object was written.
+/// Part of an object that was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     Content,

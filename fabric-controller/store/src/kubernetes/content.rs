@@ -1,11 +1,11 @@
-//! What of an object is sent, and whether it is there already.
+//! Parts of an object that are sent, and whether they are there already.
 
 use serde_json::{Map, Value, json};
 
 use super::intake::Stored;
 use crate::{Object, decode};
 
-/// Of the metadata, what weft has a say in.
+/// Fields of the metadata that weft writes.
 const METADATA: [&str; 6] =
     ["name", "namespace", "labels", "annotations", "ownerReferences", "finalizers"];
 
@@ -44,8 +44,8 @@ pub(super) fn part(object: &Object, version: &str, key: &str, part: Value) -> Va
     })
 }
 
-/// True if the API server holds what [`content`] says. What others have added to the metadata
-/// stays; what weft has added and no longer wants does not.
+/// True if the API server holds the result of [`content`]. Metadata that others have added stays;
+/// metadata that weft has added and no longer sets does not.
 pub(super) fn is_held(stored: &Stored, want: &Value) -> bool {
     let have = content(&stored.object);
     let rest = |value: &Value| {

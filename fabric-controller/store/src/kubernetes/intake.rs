@@ -1,4 +1,4 @@
-//! From what the API server holds to what weft works with.
+//! Conversion of the API server's objects into those that weft works with.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::{Kind, Object, ObjectRef, Problem, decode};
 /// An object as the API server holds it.
 #[derive(Clone, Debug)]
 pub(super) struct Stored {
-    /// Without what changes with every write, whoever wrote what.
+    /// The object without what changes with every write, by any writer.
     pub(super) object: Object,
     /// Higher after each change, of the same object.
     pub(super) version: u64,
@@ -26,8 +26,8 @@ pub(super) fn reference(kind: Kind, metadata: &ObjectMeta) -> ObjectRef {
     ObjectRef::new(kind, namespace, metadata.name.as_deref().unwrap_or_default())
 }
 
-/// Reads an object, or tells which field cannot be read. Fields that weft does not know are those of
-/// a newer version, and are none of its business.
+/// Reads an object, or returns which field cannot be read. Fields that weft does not know are those
+/// of a newer version, and are ignored.
 pub(super) fn take(kind: Kind, mut from: DynamicObject) -> Result<Stored, Box<Problem>> {
     let reference = reference(kind, &from.metadata);
     let version = from.metadata.resource_version.take();
@@ -72,7 +72,7 @@ fn without_reports(object: Object) -> Object {
     node.into()
 }
 
-/// What is wrong with an object that could be read.
+/// Returns the faults of an object that could be read.
 pub(super) fn faults(object: &Object) -> Vec<Problem> {
     let reference = object.reference();
     let faults = object.faults().into_iter().map(|fault| Problem {

@@ -1,15 +1,15 @@
-//! How long to wait before a watch that failed is tried again.
+//! Backoff before a watch that failed is tried again.
 
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
 const SHORTEST: Duration = Duration::from_millis(100);
-/// For an API server that is away: it may be back any moment.
+/// Longest wait for an API server that is away: it may be back any moment.
 const LONGEST: Duration = Duration::from_secs(2);
-/// For one that refuses: somebody has to change something.
+/// Longest wait for one that refuses: somebody has to change something.
 const LONGEST_REFUSED: Duration = Duration::from_secs(10);
-/// What went well for so long has nothing to do with earlier failures.
+/// Time without a failure after which earlier failures no longer count.
 const FORGET: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Default)]

@@ -10,23 +10,23 @@ use super::access::{Access, answer, api_error, chain};
 use super::patience::Patience;
 use crate::{ApiError, Kind, ObjectRef, Problem};
 
-/// A server that restarts, or a connection that breaks, is not worth a word.
+/// Failures that are not reported: a server that restarts, or a connection that breaks.
 const QUIET_FAILURES: u32 = 3;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Source {
     All(Kind),
-    /// Those that are labelled as of gateways.
+    /// Objects that are labelled as of gateways.
     Labelled(Kind),
     One(ObjectRef),
 }
 
-/// What a source tells, or what is wrong with it if that is worth telling. It goes on all the same.
+/// Event of a source, or its problem if that is to be reported. The source goes on all the same.
 pub(super) type Told = Result<Event<DynamicObject>, Option<Problem>>;
 
 impl Source {
-    /// What weft wants of a kind. A cluster has many Secrets and ConfigMaps that are no business of
-    /// its. `installation` is the namespace of the cluster's own objects.
+    /// Source of the objects of a kind that weft needs: a cluster has many unrelated Secrets and
+    /// ConfigMaps. `installation` is the namespace of the cluster's own objects.
     pub(super) fn of(kind: Kind, installation: &str) -> Self {
         match kind {
             Kind::Secret => Self::Labelled(kind),
@@ -61,7 +61,7 @@ impl Source {
         }
     }
 
-    /// By labels, and by fields.
+    /// Selectors by labels, and by fields.
     fn selectors(&self) -> [Option<String>; 2] {
         match self {
             Self::All(_) => [None, None],
@@ -77,7 +77,7 @@ impl Source {
         Ok(answer(self.kind(), self.api(access).list(&selection)).await?.items)
     }
 
-    /// Without end.
+    /// Opens the stream of events, which does not end.
     pub(super) fn open(&self, access: &Access) -> BoxStream<'static, Told> {
         let [label_selector, field_selector] = self.selectors();
         let config =

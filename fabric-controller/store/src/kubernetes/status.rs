@@ -9,7 +9,7 @@ use super::content::{local, part, status};
 use super::{Kubernetes, failed, intake, is_absent, parameters};
 use crate::{ApiError, Object, ObjectRef, StoreError, decode};
 
-/// How often somebody else may come first.
+/// Tries of a write, each of which another writer may precede.
 const TRIES: usize = 4;
 const WRITE_STATUS: &str = "write the status of";
 
@@ -46,8 +46,8 @@ impl Kubernetes {
         }
     }
 
-    /// Of a namesake, the API server would take a status all the same: only a version tells them
-    /// apart. With whoever comes first, it is looked at again.
+    /// Writes against a version: without one, the API server would take the status for a namesake
+    /// as well. After a conflict, the object is looked at again.
     async fn put_part(&self, object: &Object, what: Part, want: Value) -> Result<(), StoreError> {
         let reference = object.reference();
         let mut known = self.cache().version(object);
@@ -76,7 +76,7 @@ impl Kubernetes {
     fn wrote(&self, object: &ObjectRef, what: Part, want: Value, written: DynamicObject) {
         match intake::take(object.kind, written) {
             Ok(stored) => self.cache().wrote(&stored, what, want),
-            // The part was taken; what is wrong elsewhere, the watch tells.
+            // The part was taken; faults elsewhere are reported by the watch.
             Err(_) => self.cache().lost(object),
         }
     }

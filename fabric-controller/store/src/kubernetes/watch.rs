@@ -1,4 +1,4 @@
-//! Several sources, told as one.
+//! Several sources, merged into one.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -17,18 +17,18 @@ use super::source::{Source, Told};
 use super::{Kubernetes, intake};
 use crate::{Event, Kind, Object, ObjectRef, Problem};
 
-/// A source whose last failure is so long ago works again, whether it had anything to tell or not:
-/// it would have failed again by now.
+/// A source whose last failure is so long ago works again, with or without an event since: it would
+/// have failed again by now.
 const RECOVERED: Duration = Duration::from_secs(20);
 
 /// A running watch.
 pub(crate) struct Watch {
     store: Kubernetes,
-    /// Nobody waits for this lock: it makes of streams something that can be shared.
+    /// Never contended: the lock makes of streams something that can be shared.
     sources: Mutex<StreamMap<Source, BoxStream<'static, Told>>>,
-    /// What a source has named since it began to list all it has.
+    /// Objects that a source has named since it began to list all it has.
     lists: BTreeMap<Source, BTreeSet<ObjectRef>>,
-    /// Who tells of an object. It is gone when nobody does.
+    /// Sources that report an object. It is gone when none does.
     tellers: BTreeMap<ObjectRef, BTreeSet<Source>>,
     /// Opened by [`Self::name`].
     named: BTreeSet<Source>,
@@ -36,9 +36,9 @@ pub(crate) struct Watch {
     unlisted: BTreeSet<Source>,
     told: BTreeMap<ObjectRef, Object>,
     versions: BTreeMap<ObjectRef, u64>,
-    /// What is wrong with objects.
+    /// Problems of objects.
     wrong: BTreeMap<ObjectRef, Vec<Problem>>,
-    /// What is wrong with sources, and until when that counts.
+    /// Problems of sources, and until when they count.
     failing: BTreeMap<Source, (Problem, Instant)>,
     problems: BTreeSet<Problem>,
     queue: VecDeque<Event>,
@@ -164,7 +164,7 @@ impl Watch {
         }
     }
 
-    /// What it did not name is gone.
+    /// Removes the objects that the list did not name.
     fn listed(&mut self, source: &Source) {
         let listed = self.lists.remove(source).unwrap_or_default();
         self.lose_all_but(source, &listed);
@@ -201,7 +201,7 @@ impl Watch {
             self.wrong.insert(reference.clone(), faults);
             let good = self.told.get(&reference).filter(|told| told.faults().is_empty());
             if let Some(good) = good.filter(|good| good.uid() == stored.object.uid()) {
-                // What is said of it is said of the newest version.
+                // Its problems are those of the newest version.
                 let mut good = good.clone();
                 good.metadata_mut().generation = Some(stored.object.generation());
                 return self.tell(source, good);
@@ -210,7 +210,7 @@ impl Watch {
         self.tell(source, stored.object);
     }
 
-    /// Another source may have told of what came later.
+    /// True if another source has already reported a newer version.
     fn is_known_better(&self, stored: &Stored) -> bool {
         let reference = stored.object.reference();
         let known = self.told.get(&reference).filter(|known| known.uid() == stored.object.uid());
@@ -218,8 +218,8 @@ impl Watch {
         version.is_some_and(|version| *version > stored.version)
     }
 
-    /// Nothing that was told before. Who follows one object writes its status, and knows it; a
-    /// Connection's others may write, too.
+    /// Reports an object unless it was reported before. A follower of one object writes its status,
+    /// and knows it; a Connection has other writers, too.
     fn tell(&mut self, source: &Source, object: Object) {
         let before = self.told.insert(object.reference(), object.clone());
         let Some(before) = before else {
