@@ -59,7 +59,7 @@ pub struct Args {
     pub log: LogArgs,
 }
 
-/// What the gateway was started with.
+/// Arguments the gateway was started with.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub store: StoreArgs,

@@ -1,4 +1,4 @@
-//! What the gateway is to do: its config and key from the store, and the address of the peer.
+//! Desired state of the gateway: its config and key from the store, and the address of the peer.
 
 pub mod desired;
 pub mod endpoint;

@@ -1,4 +1,4 @@
-//! Whether packets get through, and how large ones: to the peer and to the nodes.
+//! Reachability and packet sizes: of the peer and of the nodes.
 
 pub mod connection;
 pub mod health;

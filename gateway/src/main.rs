@@ -26,7 +26,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-/// Time for the store to say whether the peering is still there.
+/// Time for the store to report whether the peering is still there.
 const LOOKUP: Duration = Duration::from_millis(200);
 
 fn main() -> ExitCode {

@@ -1,4 +1,4 @@
-//! What others see of the gateway: status, Connection, metrics, HTTP.
+//! Reports of the gateway to others: status, Connection, metrics, HTTP.
 
 pub mod http;
 pub mod metrics;

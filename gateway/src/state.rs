@@ -1,4 +1,4 @@
-//! What the parts of the gateway share, each the latest value of a watch channel.
+//! State that the parts of the gateway share, each the latest value of a watch channel.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ pub struct Plane {
     pub running: Option<Running>,
     /// The config that namespaces, devices and routes were last made for, with a lane or without.
     pub applied: Option<Arc<Desired>>,
-    /// What could not be done, one line each.
+    /// Steps that failed, one line each.
     pub problems: Vec<String>,
 }
 
@@ -31,7 +31,7 @@ pub struct Running {
     /// The config in force.
     pub desired: Arc<Desired>,
     pub lane: Arc<LaneHandle>,
-    /// Where the probes are sent from.
+    /// Namespace that the probes are sent from.
     pub inner: Netns,
     /// Packets are let into the tunnel, not refused.
     pub open: bool,
@@ -40,9 +40,9 @@ pub struct Running {
     pub mtu_bound: MtuBound,
     /// The largest IP packet known to reach the peer, in bytes.
     pub path_mtu: Option<u32>,
-    /// What an earlier gateway found.
+    /// Path MTU that an earlier gateway found.
     pub remembered_path_mtu: Option<u32>,
-    /// What is to be probed; `None` while no address of the peer is known.
+    /// The path to be probed; `None` while no address of the peer is known.
     pub way: Option<Way>,
     /// UDP port that the tunnel is reached at.
     pub port: Option<u16>,
@@ -83,7 +83,7 @@ pub struct View {
     pub latency: Option<Duration>,
     /// When that was measured.
     pub latency_at: Option<Timestamp>,
-    /// How often a client gave its way to the server up: time for another source port, and to
+    /// Number of times a client gave its way to the server up: time for another source port, and to
     /// look the server's name up again.
     pub retries: u64,
     /// The largest IP packet known to reach the peer, in bytes; `None` unless the peer answers.

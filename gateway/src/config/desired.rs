@@ -14,7 +14,7 @@ const SMALLEST_MTU: u32 = 576;
 /// Linux drops IPv6 from a device below this MTU (RFC 8200 section 5).
 pub const IPV6_MTU: u32 = 1280;
 
-/// What one gateway is to do.
+/// Desired state of one gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Desired {
     /// UID of the GatewayConfig; generations count within it.
@@ -43,18 +43,18 @@ pub struct Desired {
     pub egress_node: Option<Ipv4Addr>,
     /// The gateway's own overlay address.
     pub overlay: Ipv4Addr,
-    /// Of its VXLAN devices.
+    /// MAC of its VXLAN devices.
     pub mac: Mac,
     /// Standalone: the address of the pod end of the veth.
     pub link_address: Option<Ipv4Addr>,
     pub link_address_v6: Option<Ipv6Addr>,
-    /// Where the gateway's own node is; `None` while it is not among `nodes`.
+    /// Underlay address of the gateway's own node; `None` while it is not among `nodes`.
     pub own_underlay: Option<IpAddr>,
     pub nodes: Vec<Node>,
     pub probe: ProbeSettings,
 }
 
-/// Where a client finds its server.
+/// Addresses and port that a client finds its server at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// Addresses and DNS names, the first that answers is used. Never empty.
@@ -78,7 +78,7 @@ pub struct Node {
     pub prefixes: Vec<Cidr>,
 }
 
-/// What is wrong with a config: one problem a field.
+/// Problems of a config, one a field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", self.lines().join("; "))]
 pub struct BadConfig(pub Vec<FieldProblem>);
@@ -265,7 +265,7 @@ fn parse_nodes(nodes: &[fabric::OverlayNode], problems: &mut Problems) -> Vec<No
     parsed
 }
 
-/// What no single field shows.
+/// Checks across fields.
 fn check(desired: &Desired, problems: &mut Problems) {
     if !(SMALLEST_MTU..=65_535).contains(&desired.mtu) {
         problems

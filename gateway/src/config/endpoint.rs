@@ -1,4 +1,4 @@
-//! Where the peer is: a client's server by address or DNS name, a server's client by memory.
+//! The peer's endpoint: a client's server by address or DNS name, a server's client as remembered.
 
 use std::net::SocketAddr;
 use std::time::Duration;

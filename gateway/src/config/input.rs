@@ -1,4 +1,4 @@
-//! What the gateway is told: its GatewayConfig and its private key, followed in the store.
+//! Input of the gateway: its GatewayConfig and its private key, watched in the store.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,30 +26,30 @@ pub struct Input {
     pub desired: Option<Arc<Desired>>,
     pub key: Option<PrivateKey>,
     pub remembered: Remembered,
-    /// What is wrong with the newest config, its file, or the key.
+    /// Problems of the newest config, its file, or the key.
     pub config_problems: Vec<String>,
     pub unreadable: Option<String>,
     pub key_problem: Option<String>,
 }
 
-/// Where all that is read.
+/// Sources that the input is read from.
 pub struct Sources {
     pub store: Store,
     /// In a pod: what the container that ran before has left.
     pub keep: Option<RestartCache>,
 }
 
-/// What an earlier gateway told of itself last.
+/// Endpoints that an earlier gateway reported last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Remembered {
-    /// Where the peer was.
+    /// The peer's last endpoint.
     pub peer: Option<SocketAddr>,
     /// Its own UDP port, to which the peer may be sending.
     pub port: Option<u16>,
 }
 
-/// Follows the store until `stop`, or until an API server says that the config is gone: then the
-/// program ends, and what it had in the kernel ends with it.
+/// Follows the store until `stop`, or until an API server reports that the config is gone: then the
+/// program ends, and its kernel state is removed.
 pub async fn run(
     sources: Sources,
     name: ObjectRef,
@@ -75,9 +75,9 @@ struct Follower {
     watch: Watch,
     /// The Secret that is followed, too.
     followed: Option<ObjectRef>,
-    /// The config is one that was kept, and the store has told of none.
+    /// The config is a cached one, and the store has not reported any.
     untold: bool,
-    /// An API server says that the config is gone. A directory may lose a file by mistake.
+    /// An API server reports that the config is gone. A directory may lose a file by mistake.
     is_over: bool,
     input: Input,
 }
@@ -167,7 +167,7 @@ impl Follower {
         }
     }
 
-    /// Whoever runs this may read that one Secret, and no other.
+    /// Watches the config's Secret: RBAC permits that one, and no other.
     fn follow_secret(&mut self) {
         let Some(secret) = self.input.secret_name() else { return };
         let namespace = self.name.namespace.as_deref().unwrap_or_default();
@@ -205,7 +205,7 @@ impl Remembered {
 }
 
 impl Input {
-    /// Whether the newest config is the one that is run on.
+    /// Returns whether the newest config is the one in force.
     pub(crate) fn is_good(&self) -> bool {
         self.desired.is_some() && self.config_problems.is_empty() && self.unreadable.is_none()
     }
@@ -282,7 +282,7 @@ impl Input {
         true
     }
 
-    /// What is told of the config's file.
+    /// Takes the problem reported for the config's file. Returns whether it changed.
     fn take_problems(&mut self, name: &ObjectRef, problems: &[Problem]) -> bool {
         let of_config = problems.iter().find(|problem| problem.object.as_ref() == Some(name));
         let told = of_config.map(|problem| Problem { object: None, ..problem.clone() });

@@ -1,5 +1,5 @@
-//! What a gateway in a pod keeps for the next start of its container, in memory that its pod has as
-//! long as it lives: the API server may be away when that is, and then tells nothing.
+//! Cache of a gateway in a pod for the next start of its container, in memory that lasts as long as
+//! the pod: the API server may be unavailable at that start.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -15,7 +15,7 @@ use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 const CONFIG: &str = "config.json";
 const KEY: &str = "key";
 
-/// Where that is. Cheap to clone.
+/// Directory of the cache. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct RestartCache {
     dir: PathBuf,
@@ -39,7 +39,7 @@ impl RestartCache {
         Ok(Self { dir })
     }
 
-    /// What was kept of the gateway of that name.
+    /// Returns the cached config and key of the gateway of that name.
     pub(crate) fn read(&self, name: &ObjectRef) -> Option<(GatewayConfig, PrivateKey)> {
         let config = fs::read(self.dir.join(CONFIG)).ok()?;
         let config: GatewayConfig = serde_json::from_slice(&config).ok()?;

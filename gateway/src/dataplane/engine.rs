@@ -1,5 +1,5 @@
-//! Keeps the lane on the latest config: starts it, tells it changes, and replaces it when its TUN
-//! was taken away.
+//! Keeps the lane on the latest config: starts it, applies changes, and replaces it when its TUN
+//! was removed.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -17,7 +17,7 @@ use crate::dataplane::lane::{Config, LaneHandle, Offloads, open_socket};
 /// WireGuard's usual one. Probes do the same service, so only without them.
 const KEEPALIVE: Duration = Duration::from_secs(25);
 
-/// What the lane is told. Equal orders are told once.
+/// Settings of the lane. Equal ones are applied once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
     pub desired: Arc<Desired>,
@@ -77,7 +77,7 @@ impl Engine {
         self.running.as_ref().map(|running| &running.lane)
     }
 
-    /// What the lane goes by now.
+    /// Returns the lane's settings in force.
     pub fn order(&self) -> Option<&Order> {
         self.running.as_ref().map(|running| &running.order)
     }
@@ -138,8 +138,8 @@ impl Running {
     }
 }
 
-/// Where a server that was killed as well will look for its client. Any other port does, once the
-/// client has said so.
+/// Opens the port at which a server that was killed as well will look for its client. Any other
+/// port does, once an authentic packet of the client has come from it.
 fn listen_again(order: &Order, offloads: Offloads) -> Result<UdpSocket, EngineError> {
     let before = order.port_before.filter(|_| is_free_to_move(&order.desired));
     let socket = before.and_then(|port| open_socket(Some(port), offloads).ok());
@@ -187,7 +187,7 @@ fn lane_config(order: &Order) -> Result<Config, RulesError> {
         private_key: order.key.clone(),
         peer_key: desired.peer_key,
         endpoint: order.endpoint,
-        // A server that was told where its client was last begins at once, too.
+        // A server that knows its client's last endpoint initiates at once, too.
         initiate: order.endpoint.is_some(),
         keepalive: (!desired.probe.enabled).then_some(KEEPALIVE),
         mtu,

@@ -98,8 +98,8 @@ impl LaneHandle {
         self.orders.give(|latest| latest.initiate = true);
     }
 
-    /// Whether path MTU discovery is done by probes: then datagrams are never cut to fragments, and
-    /// what the kernel has heard of the path is ignored. Otherwise that is what it goes by.
+    /// Sets whether path MTU discovery is done by probes: then datagrams are never fragmented, and
+    /// the kernel's cached path MTU is ignored. Otherwise that one applies.
     pub fn set_path_probing(&self, probing: bool) {
         self.orders.give(|latest| latest.path_probing = Some(probing));
     }
@@ -212,7 +212,7 @@ pub struct Stats {
     pub counters: Counters,
     /// `last_authentic` is exact here, unlike in [`LaneHandle::changes`].
     pub peer: PeerState,
-    /// Whether trains leave as one segmented send. False while the path refuses them.
+    /// Trains leave as one segmented send. False while the path refuses them.
     pub gso_active: bool,
     /// Datagrams that the kernel dropped because the socket's receive buffer was full.
     pub socket_overflows: u64,

@@ -39,7 +39,7 @@ const RESUBSCRIBE: Duration = Duration::from_secs(1);
 /// The gateway's place in the network.
 #[derive(Debug)]
 pub struct Overlay {
-    /// Where the process runs: the host, or in Kubernetes the pod.
+    /// Namespace that the process runs in: the host's, or in Kubernetes the pod's.
     host: Handle,
     /// Standalone only.
     pod: Option<Pod>,
@@ -55,14 +55,14 @@ struct Pod {
     host_end: String,
 }
 
-/// Where the peer is known to be, and how large an IP packet is known to get there, in bytes.
+/// Known endpoint of the peer, and the largest IP packet known to get there, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     pub address: SocketAddr,
     pub path_mtu: Option<u32>,
 }
 
-/// What came of [`Overlay::apply`].
+/// Result of [`Overlay::apply`].
 #[derive(Debug)]
 pub struct Applied {
     /// The tunnel's MTU in force.
@@ -73,7 +73,7 @@ pub struct Applied {
     pub new_tun: Option<OwnedFd>,
     /// The steps that were taken; none if all was as wanted.
     pub steps: Vec<Op>,
-    /// What could not be done, one line each.
+    /// Steps that failed, one line each.
     pub problems: Vec<String>,
 }
 
@@ -119,9 +119,9 @@ impl Overlay {
         self.pod.as_ref().map(|pod| pod.handle.netns())
     }
 
-    /// Makes the kernel's state what `desired` says.
+    /// Makes the kernel's state match `desired`.
     ///
-    /// What one step cannot do is a problem, not an end: the others are done all the same.
+    /// A step that fails is a problem, not an end: the others are done all the same.
     pub async fn apply(
         &self,
         desired: &Desired,
@@ -196,7 +196,7 @@ impl Overlay {
         Ok(events)
     }
 
-    /// Of the devices that are there now.
+    /// Watches the settings of the devices that exist now.
     fn watch_settings(&self) -> Result<Settings, NetlinkError> {
         let own = self.sysctls.iter().map(|(sysctl, _)| sysctl);
         let settings = Settings::watch(self.inner.netns(), own)?;
@@ -291,7 +291,7 @@ impl Overlay {
         }))
     }
 
-    /// What is in the way although every step succeeded.
+    /// Returns the obstacles that remain although every step succeeded.
     fn findings(&self, desired: &Desired) -> Result<Vec<String>, OverlayError> {
         let mut findings = Vec::new();
         for (family, setting) in
@@ -337,10 +337,10 @@ fn no_link_local(netns: &Netns, dev: &str) -> Result<(), NetlinkError> {
     }
 }
 
-/// What one pass did.
+/// Changes that one pass made.
 #[derive(Debug, Default)]
 struct Changes {
-    /// Whether the kernel has IPv6; without it nothing of it is wanted.
+    /// The kernel has IPv6; without it nothing of it is wanted.
     ipv6: bool,
     steps: Vec<Op>,
     problems: Vec<String>,

@@ -24,10 +24,10 @@ use fabric_runtime::chain;
 /// wrong.
 const RESYNC: Duration = Duration::from_secs(30);
 const RETRY: Duration = Duration::from_secs(5);
-/// For the monitor's goodbye.
+/// Time for the monitor's last message.
 const PARTING: Duration = Duration::from_millis(200);
 
-/// What the dataplane goes by.
+/// Inputs of the dataplane.
 pub struct Sources {
     pub inputs: watch::Receiver<Input>,
     pub endpoint: watch::Receiver<Option<SocketAddr>>,
@@ -77,7 +77,7 @@ pub async fn run(
             () = churn_limiter.throttle() => {}
         }
     }
-    // The monitor says goodbye through the tunnel, and then lets go of its views.
+    // The monitor announces the end through the tunnel, and then drops its views.
     let parted = async { while sources.views.changed().await.is_ok() {} };
     if timeout(PARTING, parted).await.is_err() {
         tracing::debug!("the monitor is late, not waiting for its goodbye");
@@ -96,7 +96,7 @@ struct Dataplane {
     done: Option<Done>,
 }
 
-/// What the last pass that succeeded has left.
+/// Result of the last pass that succeeded.
 struct Done {
     desired: Arc<Desired>,
     mtu: TunnelMtu,
@@ -115,12 +115,12 @@ struct Seen {
 }
 
 impl Dataplane {
-    /// Where packets go now, which roaming may have changed.
+    /// Returns the endpoint in force, which roaming may have changed.
     fn peer_at(&self) -> Option<SocketAddr> {
         self.engine.lane().and_then(|lane| lane.changes().borrow().endpoint)
     }
 
-    /// What is so after it, and how many steps it took.
+    /// Returns the state after one pass, and how many steps it took.
     async fn pass(&mut self, seen: &Seen) -> (Plane, usize) {
         let Some(desired) = &seen.input.desired else { return (Plane::default(), 0) };
         let address = self.peer_at().or(seen.endpoint);

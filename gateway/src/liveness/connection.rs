@@ -1,33 +1,33 @@
-//! Whether packets get through, as a machine that is told what happened and when.
+//! Reachability of the peer, as a state machine driven by events and their times.
 //!
 //! Connected means: our probes come back **now**, and the peer's reach us, unless it is a stock
-//! Liqo that never pings. Under load probes may drown among data, so any authentic packet counts
-//! as life too, as long as nothing says that the other direction is dead.
+//! Liqo that never pings. Under load probes may drown among data, so any authentic packet counts as
+//! a sign of life too, as long as no report shows that the other direction is dead.
 
 use std::time::{Duration, Instant};
 
 use fabric_api::fabric::ProbeSettings;
 use fabric_api::networking::ConnectionValue;
 
-/// Interval of a stock Liqo, which does not say its own.
+/// Interval of a stock Liqo, which does not report its own.
 const LIQO_INTERVAL: Duration = Duration::from_secs(2);
-/// Longest interval that a peer is believed to probe at.
+/// Longest interval assumed of a peer's probes: a longer one that it reports is cut to this.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(10);
-/// Without probes: how long the last packet stands for a working tunnel. A session ends after
-/// 180 s (WireGuard's REJECT_AFTER_TIME), so a live peer must have been heard by then.
+/// Without probes: time for which the last packet proves a working tunnel. Sessions last 180 s
+/// (WireGuard's REJECT_AFTER_TIME), so a live peer has sent a packet by then.
 const SILENCE: Duration = Duration::from_secs(180);
-/// Authentic packets per second above which a peer that cannot say whether it hears us is taken to
-/// be busy rather than cut off: what still arrives over a half-dead tunnel are probes and retries.
+/// Authentic packets per second above which a peer that does not report what it receives is taken
+/// to be busy rather than cut off: a half-dead tunnel still delivers only probes and retries.
 const BUSY_RATE: u64 = 100;
 /// A rate is that of at least so long.
 const BUSY_TIME: Duration = Duration::from_millis(100);
 
-/// What a weft gateway says about itself in its probes.
+/// Report of a weft gateway about itself in its probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerReport {
-    /// How often it probes; zero if it does not.
+    /// Interval of its probes; zero if it does not probe.
     pub interval: Duration,
-    /// How long ago it last got an authentic packet of ours; `None` if never.
+    /// Time since it last got an authentic packet of ours; `None` if never.
     pub heard_ago: Option<Duration>,
 }
 
@@ -54,13 +54,13 @@ pub struct Machine {
     busy_at: Option<Instant>,
 }
 
-/// What is known of the probes that the peer sends.
+/// State of the probes that the peer sends.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pings {
-    /// How often they are due; `None` while nothing says that the peer sends any.
+    /// Interval of its probes; `None` while nothing shows that the peer sends any.
     interval: Option<Duration>,
     last: Option<Instant>,
-    /// The peer's last word on whether our packets reach it, and when it came.
+    /// Our last authentic packet that the peer reported, and the time of the report.
     peer_heard: Option<(Option<Instant>, Instant)>,
 }
 
@@ -150,7 +150,7 @@ impl Machine {
             (ConnectionValue::Connected | ConnectionValue::Error, false) => ConnectionValue::Error,
         };
         if self.value == ConnectionValue::Error && before != self.value {
-            // Whoever answers next may be another program on the other side.
+            // The next answer may come from another program on the other side.
             self.pings = Pings::default();
             self.last_pong = None;
             self.latency = None;
@@ -158,13 +158,13 @@ impl Machine {
         before != self.value
     }
 
-    /// When the connection is lost unless something is heard before; `None` while there is none.
-    /// Newer [`Self::handle_traffic`] may put it off.
+    /// Returns when the connection is lost unless something is received before; `None` while there
+    /// is none. Newer [`Self::handle_traffic`] may put it off.
     pub fn deadline(&self) -> Option<Instant> {
         self.alive_until().filter(|_| self.is_connected())
     }
 
-    /// Until when what was heard so far stands for a connection.
+    /// Returns until when the packets received so far prove a connection.
     fn alive_until(&self) -> Option<Instant> {
         let after = |event: Option<Instant>, time: Duration| event.map(|at| at + time);
         let Traffic { last_authentic, last_handshake, .. } = self.traffic;
@@ -182,12 +182,12 @@ impl Machine {
         comes_back.min(reaches_us).max(packets)
     }
 
-    /// As long as authentic packets arrive, and nothing says that ours do not.
+    /// Returns until when authentic packets prove a connection, unless ours are reported missing.
     fn packets_flow_until(&self) -> Option<Instant> {
         let window = self.window();
         let silent = self.traffic.last_authentic? + window;
         match self.pings.peer_heard {
-            // Its word may be old: the probes that would renew it drown in the same load.
+            // The report may be old: the probes that would renew it drown in the same load.
             Some((heard, said_at)) => {
                 (said_at.saturating_duration_since(heard?) <= window).then_some(silent)
             }
@@ -207,13 +207,13 @@ impl Machine {
         self.pings.peer_heard = Some((heard, now));
     }
 
-    /// How long our probes may stay away before they count as lost.
+    /// Returns how long our probes may stay away before they count as lost.
     fn window(&self) -> Duration {
         self.window_of(Duration::from_millis(self.settings.interval_ms.into()))
     }
 
-    /// How long silence may last where something is due every `interval`. Liqo's is half an interval
-    /// longer and ends when one probe more is about to come back, so that luck decides.
+    /// Returns how long nothing may come if one is due every `interval`. Liqo's time is half an
+    /// interval longer and ends just as one more probe may come back, so that luck decides.
     fn window_of(&self, interval: Duration) -> Duration {
         // One lost probe must show before the next one does.
         interval * self.settings.loss_threshold.max(2) - interval / 2
@@ -400,7 +400,7 @@ mod tests {
         assert_eq!(latency_text(None), "N/A");
     }
 
-    /// A machine and a clock that only moves when told.
+    /// A machine and a manual clock.
     struct Sim {
         machine: Machine,
         start: Instant,

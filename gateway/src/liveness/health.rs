@@ -80,7 +80,7 @@ pub struct Evidence<'a> {
     pub mtu: u32,
 }
 
-/// The causes, the most telling first.
+/// Returns the causes, the most conclusive first.
 pub fn diagnose(evidence: &Evidence<'_>, now: Instant) -> Vec<Fault> {
     let mut faults = Vec::new();
     faults.extend(evidence.own_endpoint(now));

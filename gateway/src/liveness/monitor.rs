@@ -32,14 +32,14 @@ use socket::ProbeSocket;
 
 /// Longest time between two probes while there is no connection, so that one is noticed at once.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(500);
-/// Least time between two probes, whatever asks for them.
+/// Minimum time between two probes, whatever requests them.
 const MIN_INTERVAL: Duration = Duration::from_millis(50);
-/// How often it is looked whether a client should try another way.
+/// Interval of the check whether a client should try another way.
 const TICK: Duration = Duration::from_secs(1);
-/// Datagrams read before it is said that none came: a gateway that had to wait for a processor finds
-/// the answers when it has one.
+/// Datagrams read before it is concluded that none came: a gateway that had to wait for a processor
+/// finds the answers when it has one.
 const LATE_DATAGRAMS: usize = 64;
-/// How many probes a client leaves unanswered before it tries another way, and how long it then
+/// Number of probes a client leaves unanswered before it tries another way, and the time it then
 /// gives that way.
 const RETRY_PROBES: u32 = 3;
 const RETRY_PAUSE: Duration = Duration::from_secs(15);
@@ -92,7 +92,7 @@ pub async fn run(
             }
             () = current.path.large_packet() => current.look_at_path(),
             changed = current.changes.changed(), if !current.lane_ended => {
-                // When the lane has ended, the dataplane will say what comes next.
+                // When the lane has ended, the dataplane will publish what comes next.
                 current.lane_ended = changed.is_err();
                 current.handle_session(Instant::now());
             }
@@ -229,7 +229,7 @@ impl Peering {
         }
     }
 
-    /// When time has to be told. While the peer answers, only the end of its patience counts.
+    /// Returns when the state has to be checked. While the peer answers, only its deadline counts.
     fn due(&self) -> Instant {
         let is_answered = self.unanswered.is_none_or(|since| since.elapsed() < TICK);
         let tick = (!(self.machine.is_connected() && is_answered)).then_some(self.tick_at);
@@ -307,8 +307,8 @@ impl Peering {
         self.path.handle_life(&ping, None, now);
         let pong = ping.pong(self.weft_field(now));
         self.socket.send(&pong.encode(), from);
-        // Whoever reaches us can be reached, too: no need to wait for the next turn. A probe sent as
-        // soon as the session was made may have gone out through the one before.
+        // A sender that reaches us can be reached, too: no need to wait for the next turn. A probe
+        // sent as soon as the session was made may have gone out through the one before.
         if self.unproven || !self.machine.is_connected() {
             self.hurry(now);
         }

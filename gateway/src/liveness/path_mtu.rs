@@ -1,13 +1,13 @@
-//! How large a packet the path to the peer takes, as a machine that is told answers and time.
+//! Search for the path MTU to the peer, as a state machine driven by answers and time.
 //!
 //! Packetization layer path MTU discovery in the sense of RFC 8899: what is answered got through,
 //! whatever becomes of ICMP. All sizes are those of outer IP packets, in bytes. The bounds of the
 //! search close in from both sides by many probes at once instead of one after the other, so that
 //! a path that changed is known again within four waits: after the first, which is to notice it.
 //!
-//! Loss must not look like a smaller path. Nothing is concluded from silence alone: a size counts
-//! as too large only if it was sent twice, and smaller ones that were sent after it were answered;
-//! the size in force is tried again in every round, and any single answer keeps it.
+//! Loss must not look like a smaller path. Nothing is concluded from missing answers alone: a size
+//! counts as too large only if it was sent twice, and smaller ones that were sent after it were
+//! answered; the size in force is tried again in every round, and any single answer keeps it.
 
 pub mod trains;
 
@@ -17,18 +17,18 @@ use std::time::{Duration, Instant};
 /// Every path takes this much: the least that IPv6 allows (RFC 8200 section 5).
 pub const MIN_PATH_MTU: u32 = 1280;
 
-/// Sizes tried at once. Three rounds of twenty tell all sizes between 1,280 and 9,000 apart, two
+/// Sizes tried at once. Three rounds of twenty distinguish all sizes between 1,280 and 9,000, two
 /// those up to 1,500.
 const CANDIDATES: u32 = 20;
-/// How often the size in force is tried while it matters: while packets are sent that would not
-/// fit the least path. A probe in 300 ms is 5 kB/s at 1,500 bytes.
+/// Interval at which the size in force is tried while it matters: while packets are sent that would
+/// not fit the least path. A probe in 300 ms is 5 kB/s at 1,500 bytes.
 const CHECK: Duration = Duration::from_millis(300);
-/// How often a larger one is tried meanwhile: with every second check.
+/// Interval at which a larger one is tried meanwhile: with every second check.
 const GROW: Duration = Duration::from_millis(500);
-/// How often both are tried otherwise, so that the status is right and the next flow need not find
-/// out: 300 B/s at 1,500 bytes.
+/// Interval at which both are tried otherwise, so that the status is right and the next flow need
+/// not find out: 300 B/s at 1,500 bytes.
 const REST: Duration = Duration::from_secs(10);
-/// What was seen within this time need not be looked at when a path comes to rest.
+/// A result of this time need not be checked again when a path comes to rest.
 const RECENT: Duration = Duration::from_secs(5);
 /// An answer is waited for three round trips, within these bounds. The lower one is for the time
 /// that a busy machine takes, the upper one keeps the whole search within two seconds.
@@ -79,15 +79,15 @@ struct Search {
     high: u32,
     /// The largest of interest: tried in every round.
     top: u32,
-    /// Of this round, in descending order: on a path that keeps the order, whatever is answered
-    /// was sent after all that is larger.
+    /// Sizes of this round, in descending order: on a path that keeps the order, whatever is
+    /// answered was sent after all that is larger.
     sizes: BTreeSet<u32>,
     step: Step,
-    /// Whether anything was answered in this round.
+    /// Something was answered in this round.
     answered: bool,
 }
 
-/// What comes next, and when.
+/// The next step, and its time.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Send(Instant),
@@ -144,7 +144,7 @@ impl PathMtu {
         self.rest_if_small();
     }
 
-    /// The peer can no longer be asked. What was found stands.
+    /// The peer no longer answers probes. What was found stands.
     pub fn pause(&mut self, now: Instant) {
         self.phase = Phase::Silent { until: now };
         self.sent.clear();
@@ -202,8 +202,8 @@ impl PathMtu {
         }
     }
 
-    /// The count of large packets that the path has come to rest at, if it has: another one is to be
-    /// told at once, by [`Self::poll`].
+    /// Returns the count of large packets that the path has come to rest at, if it has: another one
+    /// is to be passed at once to [`Self::poll`].
     pub fn rests_at(&self) -> Option<u64> {
         match &self.phase {
             Phase::Settled(settled) => Some(settled.large).filter(|_| settled.rests),
@@ -211,7 +211,7 @@ impl PathMtu {
         }
     }
 
-    /// What to send now. `large` counts the packets sent so far that the least path may not take.
+    /// Returns the probes to send. `large` counts packets so far that the least path may not take.
     pub fn poll(&mut self, large: u64, now: Instant) -> Vec<Probe> {
         let mut sizes = Vec::new();
         self.poll_settled(large, now, &mut sizes);

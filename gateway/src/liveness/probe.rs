@@ -1,8 +1,8 @@
 //! Liqo's connection probe: a JSON datagram on UDP 12345, answered by its own echo.
 //!
-//! The sender writes the **remote** cluster's ID; the receiver sends everything back with
-//! `msgType` PONG. So the ID tells a sender which of its peers answers, and clocks need not agree.
-//! A weft gateway adds one field, which Liqo's decoder ignores.
+//! The sender writes the **remote** cluster's ID; the receiver sends everything back with `msgType`
+//! PONG. So the ID identifies which of a sender's peers answers, and clocks need not agree. A weft
+//! gateway adds one field, which Liqo's decoder ignores.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::liveness::connection::PeerReport;
 pub const MAX_MESSAGE: usize = 1024;
 /// Longest datagram there is, in bytes.
 pub const MAX_DATAGRAM: usize = 65_535;
-/// How many probes may be on their way; older ones no longer count.
+/// Number of probes that may be on their way; older ones no longer count.
 const MAX_PENDING: usize = 64;
 
 /// A probe. Field names, order and case are those of Liqo's `Msg`.
@@ -85,24 +85,24 @@ pub enum MessageType {
     Pong,
 }
 
-/// What a weft gateway tells another one.
+/// Report of a weft gateway to another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WeftField {
     /// Version of this field: 1.
     pub version: u32,
-    /// How often the sender probes; 0 if it does not.
+    /// Interval of the sender's probes; 0 if it does not probe.
     pub interval_ms: u32,
-    /// How long ago it last got an authentic packet; absent if never.
+    /// Time since it last got an authentic packet; absent if never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_ms: Option<u64>,
-    /// Whether the sender answers probes of any size.
+    /// The sender answers probes of any size.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub path_mtu: bool,
     /// Makes this a probe of a path's MTU: nothing counts but whether it comes back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_probe: Option<u32>,
-    /// The sender ends now: whoever takes its place has none of its sessions.
+    /// The sender ends now: its successor has none of its sessions.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub leaving: bool,
     /// The sender gets packets with the receiver's key from two gateways.
@@ -238,7 +238,7 @@ impl WeftField {
         Self { leaving: true, departure: Some(departure), ..Self::new(Duration::ZERO, None) }
     }
 
-    /// What distinguishes a probe of a path's MTU, and its answer.
+    /// Returns a probe of a path's MTU; the nonce identifies it and its answer.
     pub fn size_probe(nonce: u32) -> Self {
         Self { size_probe: Some(nonce), ..Self::new(Duration::ZERO, None) }
     }
@@ -296,7 +296,7 @@ impl Pending {
 mod tests {
     use super::*;
 
-    /// What Go's `json.Marshal` makes of Liqo's `Msg`.
+    /// Output of Go's `json.Marshal` for Liqo's `Msg`.
     const FROM_LIQO: &str =
         r#"{"clusterID":"rome","msgType":"PING","timeStamp":"2026-11-21T07:30:00.12345678+01:00"}"#;
 

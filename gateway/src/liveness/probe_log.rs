@@ -33,7 +33,7 @@ const SILENT_INTERVAL: Duration = Duration::from_millis(250);
 const MIN_TURN: Duration = Duration::from_millis(40);
 /// Delay of this program itself after which answers may be waiting to be read.
 const LATE: Duration = Duration::from_millis(300);
-/// Shortest time between two bursts that the peer asks for.
+/// Minimum time between two bursts that the peer requests.
 const ASKED_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Results of the latest probes.
@@ -186,14 +186,14 @@ impl ProbeLog {
         true
     }
 
-    /// The probes before a burst say nothing of what is lost now, but for the last turn's.
+    /// The probes before a burst prove nothing about current loss, but for the last turn's.
     fn begin(&mut self, now: Instant, is_asked: bool) {
         let excess = self.samples.len().saturating_sub(TRAIN);
         self.samples.drain(..excess);
         self.burst = Some(Burst { sent: 0, next: now + FIRST_INTERVAL, is_asked });
     }
 
-    /// This host stood still: nobody else is to blame for that.
+    /// This host stood still: probes unanswered because of that do not count.
     fn forgive(&mut self, now: Instant) {
         self.samples.retain(|sample| sample.answered);
         self.unanswered = None;

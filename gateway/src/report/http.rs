@@ -27,7 +27,7 @@ const HEARTBEAT_STEPS: u32 = 60;
 /// Least time between two probes that both find the lane hung.
 const HUNG_AFTER: Duration = Duration::from_secs(5);
 
-/// What the answers are made of.
+/// Inputs of the answers.
 #[derive(Clone)]
 pub struct Sources {
     pub inputs: watch::Receiver<Input>,

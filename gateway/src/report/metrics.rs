@@ -1,4 +1,4 @@
-//! What `/metrics` says, in the OpenMetrics text format.
+//! Content of `/metrics`, in the OpenMetrics text format.
 //!
 //! The `liqo_peer_*` metrics have Liqo's names, labels and buckets, so that its dashboards work.
 
@@ -25,7 +25,7 @@ const LATENCY_BUCKETS_US: [f64; 15] = [
     178_380., 212_129., 252_264., 299_992.,
 ];
 
-/// What one scrape tells of a peering.
+/// Values of a peering in one scrape.
 #[derive(Clone, Debug)]
 pub struct Scrape {
     pub peer: ClusterId,
@@ -56,7 +56,7 @@ pub struct NodeCounts {
     pub unreachable: usize,
 }
 
-/// What outlives a scrape.
+/// State that outlives a scrape.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     latency_us: Histogram,

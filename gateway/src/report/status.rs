@@ -1,4 +1,4 @@
-//! What the gateway reports: its Connection, as Liqo has it, and the status of its GatewayConfig.
+//! Reports of the gateway: its Connection, as Liqo has it, and the status of its GatewayConfig.
 
 mod connection;
 
@@ -22,15 +22,15 @@ use crate::liveness::overlay_probe::NodePaths;
 use crate::state::{Plane, Running};
 use crate::state::{TimedFault, View};
 
-/// How often counters are written while nothing else changes: to a file, and to an API server, where
-/// every write wakes the controller. Metrics have the newest.
+/// Intervals at which counters are written while nothing else changes: to a file, and to an API
+/// server, where every write wakes the controller. Metrics have the newest.
 const COUNTERS: Duration = Duration::from_secs(5);
 const COUNTERS_SENT: Duration = Duration::from_secs(60);
-/// How often it is looked whether there is something to write, and whether what was written still
+/// Interval of the check whether there is something to write, and whether the last write still
 /// stands.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// What the reports are made of.
+/// Inputs of the reports.
 pub struct Sources {
     pub inputs: watch::Receiver<Input>,
     pub planes: watch::Receiver<Plane>,
@@ -40,16 +40,16 @@ pub struct Sources {
     pub paths: watch::Receiver<Option<NodePaths>>,
 }
 
-/// Where they go.
+/// Destinations of the reports.
 pub struct Report {
     pub store: Store,
     /// In a pod: for the next start of the container.
     pub keep: Option<RestartCache>,
-    /// Of the GatewayConfig.
+    /// Name of the GatewayConfig.
     pub name: ObjectRef,
 }
 
-/// Reports until `stop`; then says that the connection is no longer there.
+/// Reports until `stop`; then reports that the connection is no longer there.
 pub async fn run(
     report: Report,
     mut sources: Sources,
@@ -73,7 +73,7 @@ pub async fn run(
             biased;
             () = stop.cancelled() => break,
             changed = sources.changed() => changed?,
-            // Where the peer is now is where a successor will look for it.
+            // The peer's present endpoint is where a successor will look for it.
             () = changed(&mut session) => {}
             () = reporter.connection.changed() => {}
             () = sleep(LOOK) => {}
@@ -119,7 +119,7 @@ struct Reporter {
     store: Store,
     lookups: watch::Receiver<Option<TimedFault>>,
     keep: Option<RestartCache>,
-    /// What of it was kept last.
+    /// The state cached last.
     kept: Option<Kept>,
     connection: OwnConnection,
     written: Option<(String, GatewayConfigStatus)>,
@@ -158,8 +158,8 @@ impl Reporter {
             self.report_config(config, (input, plane, view), now).await?;
         }
         match input.desired.as_ref().filter(|desired| desired.peer_key.is_some()) {
-            // Whoever reads Connected shall not find packets refused for a moment more, and whoever
-            // reads that it is lost shall find them refused.
+            // A reader of Connected shall not find packets refused for a moment more, and a reader
+            // of its loss shall find them refused.
             Some(_) if view.is_connected() != is_open(plane) => Ok(()),
             Some(desired) => self.connection.report(desired, view).await,
             // As in Liqo: no key of the peer, no Connection.
@@ -177,7 +177,7 @@ impl Reporter {
         let uid = config.metadata.uid.clone().unwrap_or_default();
         let before = match &self.written {
             Some((of, status)) if *of == uid => status.clone(),
-            // What an earlier gateway wrote, above all where it last heard the peer.
+            // The status that an earlier gateway wrote, above all the peer's last endpoint.
             Some(_) | None => config.status.clone().unwrap_or_default(),
         };
         let problems = input.problems().chain(plane.problems.iter().cloned()).collect();
@@ -217,7 +217,7 @@ impl Reporter {
         lookup.iter().chain(found).map(published).collect()
     }
 
-    /// A store that is away when the container starts again tells neither config nor status.
+    /// Caches config and status: the store may be unavailable when the container starts again.
     fn remember(&mut self, config: &GatewayConfig, status: &GatewayConfigStatus, input: &Input) {
         let Some((keep, key)) = self.keep.as_ref().zip(input.key.as_ref()) else { return };
         let now = Kept::new(config, status, key);
@@ -232,7 +232,7 @@ impl Reporter {
         }
     }
 
-    /// Where the config is gone, too, the peering is, and its Connection goes with it.
+    /// If the config is gone, too, the peering is, and its Connection goes with it.
     async fn say_goodbye(&mut self, input: &Input) -> anyhow::Result<()> {
         if input.synced && input.config.is_none() {
             return self.remove_connection().await;
@@ -240,7 +240,7 @@ impl Reporter {
         self.connection.say_goodbye().await
     }
 
-    /// One that never had a config has no say in it.
+    /// Removes the Connection, unless this gateway never had a config.
     async fn remove_connection(&mut self) -> anyhow::Result<()> {
         match &self.written {
             Some(_) => self.connection.remove().await,
@@ -249,7 +249,7 @@ impl Reporter {
     }
 }
 
-/// Whatever is worth keeping again if it changes.
+/// Values whose change makes a new write to the cache worthwhile.
 #[derive(PartialEq)]
 struct Kept {
     uid: Option<String>,
@@ -297,7 +297,7 @@ fn gateway_status(
     status
 }
 
-/// Whether two statuses differ in more than their counters.
+/// Returns whether two statuses differ in more than their counters.
 fn differs(a: &GatewayConfigStatus, b: &GatewayConfigStatus) -> bool {
     without_counters(a) != without_counters(b)
 }

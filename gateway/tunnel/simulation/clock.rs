@@ -1,4 +1,4 @@
-//! A clock for each thread, which moves when told.
+//! A manual clock for each thread.
 //!
 //! boringtun asks the system for the time, for its timers and for the stamps of its initiations.
 //! `clock_gettime` is defined here, so that what is simulated is the code that is shipped: the
@@ -7,7 +7,7 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// What every clock shows at the start of a simulation, the wall clock included.
+/// Start of every clock in a simulation, the wall clock included.
 const START: Duration = Duration::from_secs(1_800_000_000);
 
 thread_local! {

@@ -10,7 +10,7 @@ use crate::network::Made;
 use crate::plan::{SECOND, Traffic};
 use crate::random::Random;
 
-/// Of a virtio header, and of IPv4 and UDP.
+/// Lengths of a virtio header, and of IPv4 and UDP.
 const VIRTIO: usize = 10;
 const HEADERS: usize = 28;
 
@@ -18,7 +18,7 @@ pub(crate) struct End {
     pub(crate) engine: Engine,
     pub(crate) config: Config,
     pub(crate) made: Made,
-    /// Where it is.
+    /// Its present address.
     pub(crate) address: SocketAddr,
     /// When it last began without memory.
     pub(crate) begun: u64,
@@ -26,7 +26,7 @@ pub(crate) struct End {
     pub(crate) arrived: Vec<bool>,
     /// When the next packet is due, if any is.
     pub(crate) due: Option<u64>,
-    /// Of engines before this one.
+    /// Handshake attempts of engines before this one.
     pub(crate) attempts: u64,
 }
 
@@ -102,7 +102,7 @@ pub(crate) fn number(frame: &[u8]) -> Option<usize> {
     usize::try_from(u64::from_be_bytes(bytes)).ok()
 }
 
-/// What was written, without the virtio header.
+/// Returns the written packet, without the virtio header.
 pub(crate) fn written(frame: &[u8]) -> &[u8] {
     &frame[VIRTIO..]
 }
@@ -143,5 +143,5 @@ pub(crate) fn key(random: &mut Random) -> PrivateKey {
     PrivateKey::from_bytes(&bytes).unwrap()
 }
 
-/// How long an unused key lives at both ends, less what clocks and delays may differ by.
+/// Time that an unused key lives at both ends, less what clocks and delays may differ by.
 pub(crate) const SURELY_VALID: u64 = 178 * SECOND;

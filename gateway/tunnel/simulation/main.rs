@@ -1,7 +1,7 @@
 //! Two engines and a network between them, hours in milliseconds: everything that happens follows
 //! from a seed, so that whatever goes wrong can be watched again.
 //!
-//! `SEEDS=1000` says how many seeds are tried, `SEED=7` tries that one alone and prints every datagram.
+//! `SEEDS=1000` sets the number of seeds, `SEED=7` tries that one alone and prints every datagram.
 
 mod clock;
 mod end;

@@ -1,4 +1,4 @@
-//! What is on its way, and what the network does to it.
+//! Datagrams on their way, and the network's effects on them.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -25,7 +25,7 @@ pub(crate) struct Datagram {
     pub(crate) number: u64,
 }
 
-/// What an engine made.
+/// Output of an engine.
 #[derive(Default)]
 pub(crate) struct Made {
     pub(crate) sent: Vec<(SocketAddr, Vec<u8>, u8)>,
@@ -52,7 +52,7 @@ pub(crate) struct Network {
     random: Random,
     /// By time of arrival; the order of sending breaks ties.
     on_the_way: BinaryHeap<Reverse<(u64, u64, Datagram)>>,
-    /// What is left of a burst of losses.
+    /// The rest of a burst of losses.
     burst: [u64; 2],
     count: u64,
 }

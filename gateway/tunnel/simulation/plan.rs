@@ -1,4 +1,4 @@
-//! What a seed makes of an hour or more.
+//! The plan that a seed makes of an hour or more.
 
 use crate::random::Random;
 
@@ -9,7 +9,7 @@ pub(crate) struct Plan {
     pub(crate) phases: Vec<Phase>,
     /// Persistent keepalive of each end in seconds.
     pub(crate) keepalives: [Option<u64>; 2],
-    /// Whether end 1, too, initiates by itself and knows where end 0 is at first.
+    /// End 1, too, initiates by itself and knows end 0's first address.
     pub(crate) is_mutual: bool,
 }
 
@@ -19,9 +19,9 @@ pub(crate) struct Phase {
     pub(crate) length: u64,
     /// From end 0 to end 1, and back.
     pub(crate) links: [Link; 2],
-    /// What the hosts behind each end send.
+    /// Traffic of the hosts behind each end.
     pub(crate) traffic: [Traffic; 2],
-    /// What happens as the phase begins.
+    /// The event at the start of the phase.
     pub(crate) event: Option<Event>,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Link {
     pub(crate) delay: u64,
     pub(crate) jitter: u64,
     pub(crate) loss_percent: u64,
-    /// How many datagrams in a row are lost when one is.
+    /// Number of datagrams in a row that are lost when one is.
     pub(crate) burst: u64,
     pub(crate) duplicate_percent: u64,
     pub(crate) is_cut: bool,
@@ -40,7 +40,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Whether whatever fits arrives.
+    /// Returns whether every datagram that fits arrives.
     pub(crate) fn is_good(&self) -> bool {
         self.loss_percent == 0 && !self.is_cut
     }
@@ -59,15 +59,15 @@ pub(crate) enum Traffic {
 pub(crate) enum Event {
     /// An end starts anew, without memory but of where its peer was.
     Restart(usize),
-    /// End 0 has another address, which nobody is told.
+    /// End 0 has another address, which no config shows.
     Roam,
-    /// End 1 has another address, which end 0 is told.
+    /// End 1 has another address, which is put into end 0's config.
     Move,
-    /// An end gets another key; the other is told so many microseconds later, or was told before.
+    /// An end gets another key; the other's config has it so many microseconds later, or earlier.
     Rotate { end: usize, told_after: i64 },
 }
 
-/// What kinds of trouble a seed may have.
+/// Kinds of trouble that a seed may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Weather {
     /// Delays only.

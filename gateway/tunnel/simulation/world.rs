@@ -11,7 +11,7 @@ use crate::network::{Datagram, Network};
 use crate::plan::{Event, Phase, Plan, SECOND, Traffic, Weather};
 use crate::random::Random;
 
-/// After the network is good again and whoever restarted is back, packets pass after this long.
+/// After the network is good again and a restarted end is back, packets pass after this long.
 const RECOVERY: u64 = 7 * SECOND;
 
 /// Who has no key and looks for its peer where that is no more has to wait until the peer, sending in
@@ -21,7 +21,7 @@ const UNANSWERED: u64 = 15 * SECOND;
 /// The longest that a packet is on its way.
 const TRANSIT: u64 = SECOND;
 
-/// What became of a seed.
+/// Result of a seed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) seconds: u64,
@@ -29,7 +29,7 @@ pub(crate) struct Outcome {
     pub(crate) lost: u64,
     pub(crate) handshakes: u64,
     pub(crate) attempts: u64,
-    /// Of the time, kind and length of every datagram.
+    /// Hash of the time, kind and length of every datagram.
     pub(crate) trace: u64,
 }
 
@@ -43,18 +43,18 @@ pub(crate) struct World {
     phase: Phase,
     /// Since when the network has been good and nobody restarted.
     good_since: Option<u64>,
-    /// Somebody restarted while the peer had yet to be told of its key.
+    /// An end restarted while the peer's config did not yet have its key.
     is_estranged: bool,
     /// Since when each end sends to a peer that cannot read it or find it.
     lost_since: [Option<u64>; 2],
     /// Packets that must arrive, with the time they were sent.
     owed: [Vec<(usize, u64)>; 2],
-    /// Datagrams with packets that were delivered, to tell copies from them.
+    /// Datagrams with packets that were delivered, to distinguish copies from them.
     delivered: BTreeSet<u64>,
-    /// Since when there was silence both ways, and the datagrams since.
+    /// Since when nothing was sent either way, and the datagrams since.
     silent_since: Option<u64>,
     sent_in_silence: u64,
-    /// Config changes to come: the time, the end that is told, and of what key.
+    /// Config changes to come: the time, the end that is changed, and the key it gets.
     news: BTreeMap<(u64, usize), fabric_primitives::PublicKey>,
     /// Every datagram is printed.
     is_watched: bool,
@@ -175,7 +175,7 @@ impl World {
                     _ => (self.now + told_after.unsigned_abs(), self.now),
                 };
                 self.ends[end].config.private_key = key;
-                // Its own end is told of its key by the same means.
+                // Its own end gets its key by the same means.
                 self.news.insert((own, end), public);
                 self.news.insert((told, 1 - end), public);
             }
@@ -268,14 +268,14 @@ impl World {
         self.transmit(i);
     }
 
-    /// Whether nothing excuses that a packet which end `i` sends now gets lost.
+    /// Returns whether nothing excuses the loss of a packet which end `i` sends now.
     fn can_arrive(&mut self, i: usize) -> bool {
         let [from, to] = [&self.ends[i], &self.ends[1 - i]];
         let [here, there] = [from, to].map(|end| end.engine.peer_state());
         let can_find = there.has_session || there.endpoint == Some(from.address);
         let lost_since = (!can_find).then(|| self.lost_since[i].unwrap_or(self.now));
         self.lost_since[i] = lost_since;
-        // Whoever moved and says nothing is not found.
+        // An end that moved and sends nothing is not found.
         let is_found = here.endpoint == Some(to.address);
         let is_good = self.good_since.is_some_and(|since| {
             self.now >= since + if since == 0 { 2 * SECOND } else { RECOVERY }
@@ -333,7 +333,7 @@ impl World {
         self.check_delivery(&datagram, &frames)
     }
 
-    /// What was delivered for the first time is written once, as it was sent.
+    /// Checks that a packet delivered for the first time is written once, as it was sent.
     fn check_delivery(&mut self, datagram: &Datagram, frames: &[Vec<u8>]) -> Check {
         let holds_packet = datagram.bytes[0] == 4 && datagram.bytes.len() > 32;
         let is_first = holds_packet && self.delivered.insert(datagram.number);

@@ -53,7 +53,7 @@ pub fn complete(packet: &mut [u8], start: usize, offset: usize) -> bool {
     true
 }
 
-/// What a change of some covered words adds to their sum, modulo 0xffff.
+/// Difference that a change of some covered words makes to their sum, modulo 0xffff.
 ///
 /// Changes add up, so both addresses of a packet make one `Change`, applied once to every checksum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -75,7 +75,7 @@ impl DropReason {
         Self::EarlyDrop,
     ];
 
-    /// How many reasons there are: the length of an array of counters.
+    /// Number of reasons: the length of an array of counters.
     pub const COUNT: usize = Self::ALL.len();
 
     /// Position in an array of [`DropReason::COUNT`] counters.

@@ -16,8 +16,8 @@ pub(crate) fn of(packet: &[u8]) -> u8 {
     }
 }
 
-/// The outer packet was marked "congestion experienced": marks `packet` too. False if it says that
-/// its ends do not understand that, and has to be dropped instead (section 4.2).
+/// The outer packet was marked "congestion experienced": marks `packet` too. False if its ends are
+/// not ECN-capable, and it has to be dropped instead (section 4.2).
 #[must_use]
 pub(crate) fn mark(packet: &mut [u8]) -> bool {
     if of(packet) == NOT_ECT {

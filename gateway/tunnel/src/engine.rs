@@ -15,15 +15,15 @@ use crate::{DropReason, Rules, checksum, ecn};
 /// The deadline of an engine that has nothing to wait for.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// What an [`Engine`] is told about its peering. Cheap to replace.
+/// Settings of an [`Engine`] for its peering. Cheap to replace.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub private_key: PrivateKey,
     /// Without it nothing is sent and nothing that arrives is believed.
     pub peer_key: Option<PublicKey>,
-    /// Where the peer is until an authentic packet says otherwise; `None` waits for the peer.
+    /// Endpoint of the peer until an authentic packet moves it; `None` waits for the peer.
     pub endpoint: Option<SocketAddr>,
-    /// Whether to start handshakes without traffic, and to repeat them for as long as it takes.
+    /// Starts handshakes without traffic, and repeats them for as long as it takes.
     pub initiate: bool,
     /// WireGuard's persistent keepalive.
     pub keepalive: Option<Duration>,
@@ -56,7 +56,7 @@ pub struct Datagrams<'a> {
 
 /// The dataplane of one peering, without sockets and without a clock.
 ///
-/// Tell it frames, datagrams and time; it answers through a [`Wire`]. Packets may be held back
+/// Input is frames, datagrams and time, output goes through a [`Wire`]. Packets may be held back
 /// until [`Engine::flush`], so that neighbours leave as one train.
 pub struct Engine {
     config: Config,
@@ -67,7 +67,7 @@ pub struct Engine {
     started: Instant,
 }
 
-/// What happened since the engine was made.
+/// Events counted since the engine was made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Inner packets (segments of trains), and their bytes from the IP header on.
@@ -75,7 +75,7 @@ pub struct Counters {
     pub rx_bytes: u64,
     pub tx_packets: u64,
     pub tx_bytes: u64,
-    /// Of several packets: trains read from the TUN, written to it, sent to and got from the peer.
+    /// Trains of several packets: read from the TUN, written to it, sent to and got from the peer.
     pub tun_trains_read: u64,
     pub tun_trains_written: u64,
     pub trains_sent: u64,
@@ -90,15 +90,15 @@ pub struct Counters {
     pub dropped_outbound: [u64; DropReason::COUNT],
 }
 
-/// What is known about the peer.
+/// Known state of the peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeerState {
-    /// Where the last authentic packet came from, or as configured.
+    /// Source of the last authentic packet, or the configured endpoint.
     pub endpoint: Option<SocketAddr>,
     /// The configured endpoint, if it is another one since there is a session and nothing authentic has
     /// come from it: packets of the peer have moved [`Self::endpoint`] elsewhere, or soon will.
     pub unproven_endpoint: Option<SocketAddr>,
-    /// Whether packets can be sealed for the peer.
+    /// Packets can be sealed for the peer.
     pub has_session: bool,
     pub last_handshake: Option<Instant>,
     pub last_authentic: Option<Instant>,

@@ -27,7 +27,7 @@ pub(crate) struct Joiner {
     scratch: Box<[u8]>,
     /// The slot that the next datagram is opened in.
     guess: usize,
-    /// Where in it, and what lay under the headers there.
+    /// The place in it, and the bytes that lay under the headers there.
     at: usize,
     saved: [u8; MAX_HEADERS],
     saved_len: usize,
@@ -35,7 +35,7 @@ pub(crate) struct Joiner {
     started: u64,
 }
 
-/// What becomes of finished frames.
+/// Destination of finished frames.
 pub(crate) trait Sink {
     /// `frame` is a virtio header, described by `offload`, and a packet or a train of `packets`
     /// segments.
@@ -81,8 +81,8 @@ impl Joiner {
         }
     }
 
-    /// Where to open a packet of at most `room` bytes. Must be followed by [`Joiner::accept`] or
-    /// [`Joiner::discard`].
+    /// Returns the room to open a packet of at most `room` bytes in. Must be followed by
+    /// [`Joiner::accept`] or [`Joiner::discard`].
     #[inline]
     pub(crate) fn target(&mut self, room: usize, sink: &mut impl Sink) -> &mut [u8] {
         let slot = &mut self.slots[self.guess];
@@ -168,7 +168,7 @@ impl Joiner {
         std::iter::once(self.guess).chain((0..SLOTS).filter(|&i| i != self.guess)).find(holds)
     }
 
-    /// Whether the opened packet carries on the train of slot `index`, which is of its flow.
+    /// Returns whether the opened packet, of the flow of slot `index`, carries on its train.
     #[inline]
     fn extends(&mut self, index: usize, len: usize, segment: &Segment) -> bool {
         let Some(train) = self.slots[index].train else { return false };
@@ -308,7 +308,7 @@ impl Slot {
         }
     }
 
-    /// Whether `packet`, which cannot be joined, may be of the same flow as the train here.
+    /// Returns whether `packet`, which cannot be joined, may be of the same flow as the train here.
     fn may_precede(&self, packet: &[u8]) -> bool {
         self.train.is_some_and(|train| train.first.may_share_flow(&self.headers, packet))
     }

@@ -1,5 +1,5 @@
-//! WireGuard and IP packets as a machine that is told and asked. No sockets, no clock, no threads:
-//! buffers and `now` come in, datagrams and frames go out through a [`Wire`].
+//! WireGuard and IP packets as a state machine. No sockets, no clock, no threads: buffers and `now`
+//! come in, datagrams and frames go out through a [`Wire`].
 //!
 //! * [`Engine`] is the whole dataplane of one peering; the rest of this page is what it is made of.
 //! * Out: a train from the TUN is translated once, split in place, and each segment is sealed

@@ -13,7 +13,7 @@ const MAX_TRAIN: usize = 65_507;
 /// many full ones do not fit anyway.
 const MAX_DATAGRAMS: usize = 64;
 
-/// What sealing adds to a packet: header and tag.
+/// Overhead of sealing a packet: header and tag.
 const SEAL_OVERHEAD: usize = 32;
 
 /// Packets are padded to a multiple of this (WireGuard whitepaper section 5.4.6), within the MTU.

@@ -1,4 +1,4 @@
-//! What the headers of a packet, and of the tunnel device's frames, say.
+//! Headers of a packet, and of the tunnel device's frames.
 //!
 //! Everything here is given bytes from the network: nothing panics, nothing reads past the end.
 
@@ -8,7 +8,7 @@ mod offload;
 pub use headers::{Fragment, Headers, Version, protocol};
 pub use offload::{Gso, L4Checksum, Offload};
 
-/// What is wrong with a packet or with the frame it came in.
+/// Defects of a packet or of the frame it came in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     #[error("the packet ends before its headers do")]

@@ -1,5 +1,5 @@
-//! Two engines, a network that may be bad, and a clock that moves when told. boringtun alone reads
-//! the real clock, in which a test takes no time: sessions never grow old here.
+//! Two engines, a network that may be bad, and a manual clock. boringtun alone reads the real
+//! clock, in which a test takes no time: sessions never grow old here.
 
 mod duplicate;
 mod flow;
@@ -20,7 +20,7 @@ use crate::{Config, Datagrams, DropReason, Engine, PeerState, Rules, RulesConfig
 
 const HANDSHAKE_TOS: u8 = 0x88;
 
-/// What one engine made.
+/// Output of one engine.
 #[derive(Default)]
 struct Made {
     sent: VecDeque<Sent>,
@@ -122,7 +122,7 @@ impl Pair {
         self.engines[from].flush(self.now, &mut self.made[from]);
     }
 
-    /// Whether a packet gets from one TUN to the other.
+    /// Returns whether a packet gets from one TUN to the other.
     fn passes(&mut self, from: usize) -> bool {
         let packet = udp(&self.made[1 - from].frames.len().to_be_bytes());
         self.feed(from, &packet);

@@ -25,7 +25,7 @@ use crate::packet::{Headers, Version};
 use table::{Address, Table, host};
 use translate::{Tunnel, Way};
 
-/// What [`Rules`] are compiled from.
+/// Source that [`Rules`] are compiled from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RulesConfig {
     /// This cluster's pod and external CIDRs.
@@ -48,7 +48,7 @@ pub struct RulesConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remap {
     pub remote: IpNet,
-    /// Of the same family and length as `remote`; overlaps no other remap's.
+    /// Prefix of the same family and length as `remote`; overlaps no other remap's.
     pub local: IpNet,
 }
 
@@ -187,8 +187,8 @@ fn kept(
     own.chain([host(tunnel)]).map(|net| (net, net))
 }
 
-/// Remaps must be one to one: two prefixes that this cluster sees at one place could not be told
-/// apart. The peer's own prefixes may lie in each other; the longest counts.
+/// Remaps must be one to one: two prefixes that this cluster sees at one place could not be
+/// distinguished. The peer's own prefixes may lie in each other; the longest counts.
 fn check_remaps(remaps: &[Remap]) -> Result<(), RulesError> {
     for (i, a) in remaps.iter().enumerate() {
         let is_v4 = |net: IpNet| matches!(net, IpNet::V4(_));

@@ -1,7 +1,7 @@
 //! The WireGuard sessions with one peer: boringtun's `Tunn`, and what it leaves out.
 //!
 //! * [`Peer`] holds the sessions of the present keys and of those just superseded, and what does
-//!   not depend on keys: where packets wait, when a keepalive is due, what was heard when.
+//!   not depend on keys: where packets wait, when a keepalive is due, what was received when.
 //! * [`Session`] is one key pair's `Tunn`, with retries without end and limits on messages.
 //! * [`limiter`] decides which handshake messages are worth their cost.
 
@@ -29,19 +29,19 @@ pub use self::rejections::{RejectedInitiation, Rejections};
 use self::retry::Retry;
 use crate::DropReason;
 
-/// How often boringtun is told that time passes, other than by handshakes and the ends of keys: it
-/// has no clock of its own between two such moments, and would date keys back.
+/// Interval at which boringtun's timers are advanced, other than by handshakes and the ends of
+/// keys: it has no clock of its own between two such moments, and would date keys back.
 const TICK: Duration = Duration::from_secs(1);
 
-/// How long a key is good for (whitepaper section 6.1). boringtun forgets it just after.
+/// Lifetime of a key (whitepaper section 6.1). boringtun forgets it just after.
 const REJECT_AFTER_TIME: Duration = Duration::from_secs(180);
 const JUST_AFTER: Duration = Duration::from_millis(1);
-/// How long before its end a key is no longer sealed with: the peer may have agreed on it a little
-/// earlier, and packets take their time. They wait for the next one instead.
+/// Time before its end from which a key is no longer sealed with: the peer may have agreed on it a
+/// little earlier, and packets take their time. They wait for the next one instead.
 const LAST_SECONDS: Duration = Duration::from_secs(5);
 
-/// Whoever initiated a handshake follows it with another one as soon as he sends something with a key
-/// that old, or receives something with one that is [`RECEIVE_GRACE`] older (whitepaper section 6.2).
+/// Age of a key at which its initiator starts another handshake as soon as it sends something with
+/// it, or receives with one that is [`RECEIVE_GRACE`] older (whitepaper section 6.2).
 const REKEY_AFTER_TIME: Duration = Duration::from_secs(120);
 const RECEIVE_GRACE: Duration = Duration::from_secs(45);
 
@@ -108,14 +108,14 @@ struct Keys {
     peer: PublicKey,
 }
 
-/// What one key pair makes of the tunnel. It seals as soon as a handshake has come to its end, and
-/// opens what was sealed with any of its last handshakes.
+/// The tunnel of one key pair. It seals as soon as a handshake has come to its end, and opens what
+/// was sealed with any of its last handshakes.
 struct Session {
     tunn: Tunn,
     keys: Keys,
     /// Upper 24 bits of all the indices that the peer knows us by.
     number: u32,
-    /// Where the last authentic packet of these keys came from, or as configured.
+    /// Source of the last authentic packet of these keys, or the configured endpoint.
     endpoint: Option<SocketAddr>,
     /// When something authentic came last.
     heard: Option<Instant>,
@@ -123,7 +123,7 @@ struct Session {
     superseded: Option<Instant>,
     retry: Retry,
     limits: Limits,
-    /// Whether boringtun can seal: it has a confirmed session, and not for its [`LAST_SECONDS`] only.
+    /// boringtun can seal: it has a confirmed session, and not for its [`LAST_SECONDS`] only.
     has_session: bool,
     /// The key that boringtun seals with: of those that both ends are known to have, the one agreed
     /// on last.
@@ -131,8 +131,8 @@ struct Session {
     /// The keys that boringtun holds, each in its place, and how many there have been.
     held: [Option<Key>; PLACES as usize],
     keys_made: u64,
-    /// Lowest byte of the index of the key that the peer used last: it may be an older one, as long as
-    /// nothing has told it of the current one.
+    /// Lowest byte of the index of the key that the peer used last: it may be an older one, as long
+    /// as no packet has confirmed the current one to it.
     used: Option<u8>,
     /// Index of a session that we answered with and that the peer has not used yet.
     unconfirmed: Option<u32>,
@@ -141,7 +141,7 @@ struct Session {
     pending: Option<u32>,
     /// Lowest byte of the last index given away.
     last_index: u8,
-    /// Whether boringtun had given up at the last tick.
+    /// boringtun had given up at the last tick.
     had_expired: bool,
     /// When the first packet was sealed to which there was no answer of any kind.
     unheard: Option<Instant>,
@@ -153,7 +153,7 @@ struct Session {
     next_tick: Instant,
 }
 
-/// What a data message held.
+/// Content of a data message.
 pub(crate) enum Opened {
     /// An IP packet of that many bytes, at the start of `dst`.
     Packet(usize),
@@ -161,19 +161,19 @@ pub(crate) enum Opened {
     Rejected(DropReason),
 }
 
-/// What became of a handshake message. Lengths are those of an answer in `dst`.
+/// Outcome of a handshake message. Lengths are those of an answer in `dst`.
 enum Handled {
     /// An initiation, answered.
     Answered(usize),
-    /// A response: there is a session, and this keepalive tells the peer.
+    /// A response: there is a session, and this keepalive confirms it to the peer.
     Established(usize),
     Cookie,
-    /// An initiation with somebody else's key.
+    /// An initiation with another peer's key.
     Stranger,
     Rejected,
 }
 
-/// What a session may do of its own accord.
+/// Actions that a session may start by itself.
 #[derive(Clone, Copy)]
 struct Duty {
     /// Initiate, if there is a reason.
@@ -414,9 +414,9 @@ impl Session {
         self.current.and_then(Key::rekey_at)
     }
 
-    /// Whether the key of the next handshake would take the place of one in use, were the initiation
-    /// of that handshake answered. If so there will be one of our own instead: it is as good, and
-    /// leaves that place out.
+    /// Returns whether the key of the next handshake would take the place of one in use, were the
+    /// initiation of that handshake answered. If so, starts one of our own instead: it is as good,
+    /// and leaves that place out.
     #[cold]
     fn must_call_back(&mut self, now: Instant) -> bool {
         let is_in_use = self.is_place_in_use(self.last_index.wrapping_add(1));
@@ -484,11 +484,11 @@ impl Session {
         }
     }
 
-    /// What boringtun does next happens now.
+    /// Advances boringtun's timers to now.
     fn tell_time(&mut self) {
-        // Too short for an initiation, which boringtun then leaves alone: when to make one is decided
-        // here. It has no jitter, and wants an answer 15 s after it last heard something, be the
-        // packet to be answered as young as it may. Keepalives are the peer's task.
+        // Too short for an initiation, which boringtun then leaves alone: when to make one is
+        // decided here. It has no jitter, and expects an answer 15 s after it last received
+        // anything, however young the packet to be answered is. Keepalives are the peer's task.
         let _ = self.tunn.update_timers(&mut [0; MIN_DATA]);
     }
 
@@ -518,7 +518,7 @@ impl Session {
         }
     }
 
-    /// Whether boringtun gave up: what waited, waited too long.
+    /// Returns whether boringtun gave up: what waited, waited too long.
     fn is_expired(&self) -> bool {
         self.tunn.is_expired()
     }
@@ -528,8 +528,8 @@ fn index_at(message: &[u8], at: usize) -> Option<u32> {
     message.get(at..)?.first_chunk().copied().map(u32::from_le_bytes)
 }
 
-/// Whether a handshake message has an ephemeral key of low order. Nobody makes one by chance, and
-/// what it agrees on is no secret.
+/// Returns whether a handshake message has an ephemeral key of low order. Nobody makes one by
+/// chance, and what it agrees on is no secret.
 fn has_low_order(message: &[u8]) -> bool {
     let at = if message.first() == Some(&RESPONSE) { 12 } else { 8 };
     let Some(mut point) = message.get(at..).and_then(|rest| rest.first_chunk().copied()) else {

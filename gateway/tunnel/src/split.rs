@@ -50,7 +50,7 @@ struct Template {
     sequence: u32,
     flags: u8,
     ip_sum: u64,
-    /// Of the transport header and of the addresses and protocol before it.
+    /// Sum of the transport header and of the addresses and protocol before it.
     l4_sum: u64,
 }
 

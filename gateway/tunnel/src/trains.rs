@@ -11,7 +11,7 @@ use crate::split::split;
 /// Room that boringtun needs behind a packet while it opens it.
 const TAG: usize = 16;
 
-/// What a joiner hands over: each frame's header and packet, and how many packets it stands for.
+/// Output of a joiner: each frame's header and packet, and how many packets it stands for.
 #[derive(Default)]
 struct Frames(Vec<(Offload, Vec<u8>, usize)>);
 
@@ -22,7 +22,7 @@ impl Sink for Frames {
 }
 
 impl Frames {
-    /// What a kernel would make of them: the packets, one by one.
+    /// Returns the packets that a kernel would make of them, one by one.
     fn packets(&self) -> Vec<Vec<u8>> {
         self.0.iter().flat_map(|(offload, packet, _)| cut(packet, offload)).collect()
     }
@@ -250,8 +250,8 @@ proptest! {
         prop_assert_eq!(together, payload);
     }
 
-    /// Whatever comes, in whatever order: what leaves is the same packets, and those of one flow
-    /// in the order they came.
+    /// Order of input does not matter: what leaves is the same packets, and those of one flow in
+    /// the order they came.
     #[test]
     fn joining_loses_nothing_and_reorders_no_flow(steps in prop::collection::vec(step(), 1..120)) {
         let packets = play(&steps);
@@ -271,7 +271,7 @@ proptest! {
 
 const FLOWS: u8 = 7;
 
-/// What a flow does next.
+/// Next step of a flow.
 #[derive(Clone, Debug)]
 struct Step {
     flow: u8,
@@ -376,7 +376,7 @@ fn flow_of(packet: &[u8]) -> u8 {
     (u16::from_be_bytes([packet[l4], packet[l4 + 1]]) - 40_000) as u8
 }
 
-/// How many frames two packets become.
+/// Returns how many frames two packets become.
 fn frames_of(first: &Tcp, second: &Tcp) -> usize {
     join(&[first.packet(), second.packet()]).0.len()
 }

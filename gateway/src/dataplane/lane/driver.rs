@@ -23,7 +23,7 @@ use super::socket::TunnelSocket;
 const TURN_READS: usize = 64;
 const TURN_BYTES: usize = 64 << 10;
 
-/// Turns between two looks at the clock, at orders and at epoll.
+/// Turns between two checks of the clock, the commands and epoll.
 const TURNS: usize = 4;
 
 /// Longest frame of a TUN: virtio header and IP packet. Longest UDP payload, rounded up.
@@ -38,12 +38,12 @@ const TOKEN_WAKE: u64 = 0;
 const TOKEN_TUN: u64 = 1;
 const TOKEN_SOCKET: u64 = 2;
 
-/// What runs on a lane's thread.
+/// State of a lane's thread.
 pub(super) struct Driver {
     engine: Engine,
     port: Port,
     epoll: Epoll,
-    /// What the TUN and the socket are registered for at the moment.
+    /// The TUN and the socket are registered for room in the socket, not for frames.
     is_waiting_for_room: bool,
     frame: Box<[u8]>,
     datagrams: Box<[u8]>,
@@ -52,7 +52,7 @@ pub(super) struct Driver {
     orders: Arc<Orders>,
     published: Arc<Published>,
     changes: watch::Sender<PeerState>,
-    /// Of sockets before the present one, and of the present one.
+    /// Overflows of sockets before the present one, and of the present one.
     overflows: (u32, u32),
     /// The last state that was published.
     shown: PeerState,
@@ -75,7 +75,7 @@ impl Load {
     }
 }
 
-/// What a [`Driver`] shares with its handle.
+/// State that a [`Driver`] shares with its handle.
 pub(super) struct Links {
     pub(super) orders: Arc<Orders>,
     pub(super) published: Arc<Published>,
@@ -116,7 +116,7 @@ impl Driver {
         })
     }
 
-    /// Moves packets until told to stop. Fails when a descriptor cannot be waited for.
+    /// Moves packets until a stop is requested. Fails when a descriptor cannot be waited for.
     pub(super) fn run(mut self) -> io::Result<()> {
         self.published.thread.store(nix::unistd::gettid().as_raw(), Ordering::Relaxed);
         loop {
@@ -135,7 +135,7 @@ impl Driver {
         }
     }
 
-    /// Sleeps until there is something to do. Returns whether that is to obey orders.
+    /// Sleeps until there is something to do. Returns whether there are commands.
     fn wait(&mut self) -> io::Result<bool> {
         self.register()?;
         let left = self.engine.deadline().saturating_duration_since(Instant::now());
@@ -231,7 +231,7 @@ impl Driver {
                     engine.handle_frame(&mut frame[..len], port.now, port);
                 }
                 Err(Errno::EAGAIN | Errno::EINTR) => break,
-                // EBADFD: the device is gone, and epoll would say so for ever.
+                // EBADFD: the device is gone, and epoll would report that for ever.
                 Err(error) => return Err(error.into()),
             }
         }
@@ -249,7 +249,7 @@ impl Driver {
         self.engine.handle_timeout(self.port.now, &mut self.port);
     }
 
-    /// Takes new orders over. False when they are to stop.
+    /// Applies new commands. Returns false if one of them is to stop.
     fn obey(&mut self) -> io::Result<bool> {
         let latest = self.orders.take();
         let now = Instant::now();

@@ -1,16 +1,16 @@
 use std::time::{Duration, Instant};
 
-/// How long the queue may stay long before something is dropped: longer than the bursts that a
-/// round trip inside a datacentre makes.
+/// Time that the queue may stay long before a drop: longer than the bursts that a round trip inside
+/// a datacentre makes.
 const INTERVAL: Duration = Duration::from_millis(10);
 
 /// Decides when to drop a datagram before the socket's buffer overflows.
 ///
 /// Two gateways give each other no backpressure: where the sender's is the faster, the receiver's
 /// socket fills up, and then loses whole trains of 45 packets, of all flows at once. One packet at
-/// a time, dropped early, slows TCP just as well and costs one retransmission. When to drop the
-/// next is CoDel's control law (RFC 8289 section 3.3), with the length of the queue in place of the
-/// time spent in it, which the socket does not tell.
+/// a time, dropped early, slows TCP just as well and costs one retransmission. The time of the next
+/// drop follows CoDel's control law (RFC 8289 section 3.3), with the length of the queue in place
+/// of the time spent in it, which the socket does not report.
 #[derive(Debug, Default)]
 pub(super) struct EarlyDrop {
     long_since: Option<Instant>,

@@ -46,7 +46,7 @@ impl Port {
         Self { tun, socket, now, large_sends: 0, backlog: Backlog::default() }
     }
 
-    /// Whether something waits for the socket.
+    /// Returns whether something waits for the socket.
     pub(super) fn is_blocked(&self) -> bool {
         !self.backlog.trains.is_empty()
     }

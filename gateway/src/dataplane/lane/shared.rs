@@ -10,7 +10,7 @@ use tunnel::{Config, Counters, DropReason};
 /// Probes that may wait for the lane to take them.
 const MAX_PROBES: usize = 64;
 
-/// Orders from the program to a lane. Only the latest of each kind counts.
+/// Commands from the program to a lane. Only the latest of each kind counts.
 #[derive(Debug)]
 pub(super) struct Orders {
     /// Readable when there are new ones.
@@ -38,7 +38,7 @@ impl Orders {
         Ok(Self { wake: EventFd::from_flags(flags)?, latest: Mutex::default() })
     }
 
-    /// Changes the orders and wakes the lane.
+    /// Changes the commands and wakes the lane.
     pub(super) fn give(&self, change: impl FnOnce(&mut Latest)) {
         change(&mut self.latest.lock().unwrap_or_else(PoisonError::into_inner));
         if let Err(error) = self.wake.write(1) {
@@ -55,7 +55,7 @@ impl Orders {
         });
     }
 
-    /// The orders since the last call.
+    /// Returns the commands since the last call.
     pub(super) fn take(&self) -> Latest {
         // First, so that what is given from now on wakes again.
         if let Err(error) = self.wake.read() {

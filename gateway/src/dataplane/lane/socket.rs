@@ -20,15 +20,15 @@ use super::Offloads;
 const RECEIVE_BUFFER: usize = 8 << 20;
 const SEND_BUFFER: usize = 2 << 20;
 
-/// How long a path that refused a segmented send gets single datagrams.
+/// Time for which a path that refused a segmented send gets single datagrams.
 const RETRY_SEGMENTS_AFTER: Duration = Duration::from_secs(300);
 
 /// Room for the control messages of one call, in words: segment size, TOS and traffic class,
 /// overflows.
 const CONTROL_WORDS: usize = 16;
 
-/// Words that SO_MEMINFO tells (SK_MEMINFO_VARS of linux/sock_diag.h): the first is the memory in
-/// the receive queue, the second its limit.
+/// Words in the report of SO_MEMINFO (SK_MEMINFO_VARS of linux/sock_diag.h): the first is the
+/// memory in the receive queue, the second its limit.
 const MEMINFO_WORDS: usize = 9;
 
 /// Binds a UDP socket for the tunnel in the current network namespace: IPv6 that also takes IPv4,
@@ -78,7 +78,7 @@ fn enlarge_buffers(socket: &Socket) -> io::Result<()> {
     Ok(())
 }
 
-/// What one receive brought. The datagrams are in the buffer that was given.
+/// Result of one receive. The datagrams are in the buffer that was given.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Received {
     pub(super) remote: SocketAddr,
@@ -126,7 +126,7 @@ impl TunnelSocket {
         })
     }
 
-    /// Whether trains leave as one segmented send.
+    /// Returns whether trains leave as one segmented send.
     pub(super) fn segments(&self) -> bool {
         self.segments_allowed && self.is_segmenting && self.refused.is_none()
     }
@@ -141,7 +141,7 @@ impl TunnelSocket {
     }
 
     /// With probing datagrams have DF set and are as large as the device takes; otherwise, as by
-    /// default, the kernel goes by the path MTU that routers tell it, and fragments.
+    /// default, the kernel uses the path MTU that routers report, and fragments.
     pub(super) fn set_path_probing(&mut self, probing: bool) {
         self.is_path_probing = probing;
         let (v4, v6) = match probing {
@@ -185,7 +185,7 @@ impl TunnelSocket {
             }
             done += bytes.len();
         }
-        // Where not even a single one of the size is taken, segments are not what is wrong.
+        // If not even a single datagram of the size is taken, segmentation is not the cause.
         if let Some(error) = refusal.filter(|_| passed) {
             self.stop_segmenting(train, &error, now);
         }
@@ -198,7 +198,7 @@ impl TunnelSocket {
         let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
         #[allow(unsafe_code)]
         // SAFETY: every pointer in the header leads to memory that outlives the call and is as long
-        // as the header says; the storage is written by the kernel, which also says how far.
+        // as the header states; the storage is written by the kernel, which also sets its length.
         let ((len, header), address) = unsafe {
             SockAddr::try_init(|storage, length| {
                 let mut header: libc::msghdr = mem::zeroed();
@@ -220,7 +220,7 @@ impl TunnelSocket {
         Ok(received)
     }
 
-    /// Whether more than a quarter of the receive buffer is full, by the kernel's own count.
+    /// Returns whether the receive buffer is more than a quarter full, by the kernel's own count.
     pub(super) fn has_long_queue(&self) -> bool {
         let mut memory = [0u32; MEMINFO_WORDS];
         let mut length = size_of_val(&memory) as libc::socklen_t;
@@ -261,7 +261,7 @@ impl TunnelSocket {
             && self.refused.is_none_or(|refused| size < refused.size)
     }
 
-    /// A size that does not fit the device says nothing about smaller ones; EIO does.
+    /// A size that does not fit the device proves nothing about smaller ones; EIO does.
     fn stop_segmenting(&mut self, train: Datagrams<'_>, error: &io::Error, now: Instant) {
         let is_any = error.raw_os_error() == Some(libc::EIO);
         let size = if is_any { 0 } else { train.segment_size };
@@ -323,8 +323,8 @@ impl TunnelSocket {
             header.msg_control = std::ptr::null_mut();
         }
         #[allow(unsafe_code)]
-        // SAFETY: every pointer in the header leads to memory that outlives the call and is as long
-        // as the header says; the kernel only reads it.
+        // SAFETY: every pointer in the header leads to memory that outlives the call and has the
+        // length given in the header; the kernel only reads it.
         let sent = unsafe { libc::sendmsg(self.socket.as_raw_fd(), &raw const header, 0) };
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
@@ -374,8 +374,8 @@ fn put_control(
 
 fn read_control(header: &libc::msghdr, received: &mut Received) {
     #[allow(unsafe_code)]
-    // SAFETY: the kernel filled the room in and said how far; the CMSG functions stay inside, and
-    // each value is as long as its kind says.
+    // SAFETY: the kernel filled the room in and set its length; the CMSG functions stay inside, and
+    // each value has the length of its type.
     unsafe {
         let mut message = libc::CMSG_FIRSTHDR(header);
         while let Some(current) = message.as_ref() {

@@ -24,7 +24,7 @@ const ALL_OFFLOADS: libc::c_uint = libc::TUN_F_CSUM
 const QUEUE_PACKETS: libc::c_int = 1000;
 
 /// Opens a queue of the TUN device `name` in the current network namespace, creating the device if
-/// need be. Kernels before 6.2 lack USO; the device then does without, and the log says so once.
+/// need be. Kernels before 6.2 lack USO; the device then does without, which is logged once.
 pub fn open_tun(name: &str, offloads: Offloads) -> io::Result<OwnedFd> {
     let mut request = request_for(name)?;
     let flags = OFlag::O_RDWR | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;

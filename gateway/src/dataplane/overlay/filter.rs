@@ -8,10 +8,10 @@ use netlink::{NetlinkError, Netns};
 const TABLE: &str = "weft";
 const NO_RULES: &str = "table inet weft\ndelete table inet weft\n";
 
-/// What a node's own refusal does, for the time until nodes have heard of the loss and for the
+/// Rules of a node's own refusal, for the time until nodes have observed the loss and for the
 /// connections that they let pass. A TCP segment of an established one is answered, too: a sender
-/// that hears that the network is unreachable tries again steadily instead of ever more slowly
-/// (RFC 6069), so it is back soon after the network is.
+/// that is notified that the network is unreachable retries at a steady rate without backoff (RFC
+/// 6069), so it is back soon after the network is.
 const REFUSE: &str = "table inet weft
 delete table inet weft
 table inet weft {

@@ -51,7 +51,7 @@ const SYSCTLS: [(&str, u32); 16] = [
     ("net/ipv6/icmp/ratelimit", 0),
 ];
 
-/// What, beside the config, decides what the namespace looks like.
+/// Facts beside the config that decide the desired state of the namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Facts {
     /// MTU of the device under the overlay, in bytes.
@@ -60,7 +60,7 @@ pub(super) struct Facts {
     pub(super) path: Option<Path>,
 }
 
-/// What the namespace is to look like, and the tunnel's MTU.
+/// Returns the desired state of the namespace, and the tunnel's MTU.
 pub(super) fn wanted(desired: &Desired, facts: Facts) -> (State, TunnelMtu) {
     let mut state = State::default();
     let overlays = overlays_of(desired);
@@ -100,7 +100,7 @@ pub(super) fn wanted(desired: &Desired, facts: Facts) -> (State, TunnelMtu) {
     (state, mtu)
 }
 
-/// What in the namespace is ours to change.
+/// Returns the part of the namespace that is ours to change.
 pub(super) fn scope() -> Scope {
     Scope {
         links: OVERLAYS.iter().map(|(_, name)| (*name).to_owned()).collect(),
@@ -195,7 +195,7 @@ fn route_to_node(state: &State, node: &Node, prefix: &Cidr) -> Option<Route> {
     carries(state, dev, next_hop).then(|| Route::onlink(next_hop, dev, PROTOCOL))
 }
 
-/// Whether a device is wide enough for the family of `address`.
+/// Returns whether a device is wide enough for the family of `address`.
 fn carries(state: &State, dev: &str, address: IpAddr) -> bool {
     address.is_ipv4() || state.links.get(dev).is_some_and(|link| link.mtu >= IPV6_MTU)
 }

@@ -39,16 +39,16 @@ pub(super) struct Link {
     pub(super) pod_address_v6: Ipv6Addr,
     /// In bytes.
     pub(super) mtu: u32,
-    /// Where the nodes are: what the pod may talk to.
+    /// Addresses of the nodes, which the pod may send to.
     pub(super) nodes: Vec<IpAddr>,
     /// This host's address among them, the source of its VXLAN packets to the pod.
     pub(super) own: Option<IpAddr>,
 }
 
 impl Link {
-    /// What the pod namespace is to look like: all nodes are behind the host. Nobody else is, so
-    /// that VXLAN from anywhere else has no way back, and is dropped: IPv4 by the strict reverse
-    /// path filter, both families by [`super::Filter::only_nodes`].
+    /// Returns the desired state of the pod namespace: all nodes are behind the host. Nothing else
+    /// is, so that VXLAN from anywhere else has no way back, and is dropped: IPv4 by the strict
+    /// reverse path filter, both families by [`super::Filter::only_nodes`].
     pub(super) fn pod_state(&self) -> State {
         let mut state = State::default();
         let device = Device { mtu: self.mtu, up: true };
@@ -80,7 +80,7 @@ impl Link {
         (Sysctl::of_device(Family::Ipv4, POD_END, "rp_filter"), 1)
     }
 
-    /// What the host is given: the way to the pod, and nothing that outlives its end of the pair.
+    /// Returns the host's part: the way to the pod, and nothing that outlives its end of the pair.
     pub(super) fn host_state(&self) -> State {
         let dev = &self.host_end;
         let mut state = State::default();

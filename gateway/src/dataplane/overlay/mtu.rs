@@ -1,11 +1,11 @@
-//! How large packets may be, from the underlay up. All sizes are in bytes.
+//! Sizes of packets, from the underlay up. All are in bytes.
 
 use std::net::{IpAddr, SocketAddr};
 
 use fabric_api::fabric::MtuBound;
 use netplan::Family;
 
-/// What an underlay takes away from a packet of the overlay: outer IP, UDP, VXLAN, inner Ethernet.
+/// Overhead of an underlay for a packet of the overlay: outer IP, UDP, VXLAN, inner Ethernet.
 const fn vxlan_overhead(family: Family) -> u32 {
     match family {
         Family::Ipv4 => 50,
@@ -13,7 +13,7 @@ const fn vxlan_overhead(family: Family) -> u32 {
     }
 }
 
-/// What the way to the peer takes away from a packet of the tunnel: IP, UDP, WireGuard's 32.
+/// Overhead of the way to the peer for a packet of the tunnel: IP, UDP, WireGuard's 32.
 const fn tunnel_overhead(family: Family) -> u32 {
     match family {
         Family::Ipv4 => 60,
@@ -24,11 +24,11 @@ const fn tunnel_overhead(family: Family) -> u32 {
 /// The way to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Path {
-    /// Of the peer's address.
+    /// Family of the peer's address.
     pub(super) family: Family,
-    /// How large a packet the first link takes.
+    /// The largest packet that the first link takes.
     pub(super) device: u32,
-    /// How large a packet is known to arrive.
+    /// The largest packet known to arrive.
     pub(super) found: Option<u32>,
     /// Source address that packets have.
     pub(super) source: Option<IpAddr>,
@@ -39,7 +39,7 @@ pub(super) struct Path {
 pub struct Way {
     /// The largest IP packet that anything else but the path allows.
     pub limit: u32,
-    /// What of it is not the tunnel's packet.
+    /// The part of it that is not the tunnel's packet.
     pub overhead: u32,
 }
 

@@ -1,4 +1,4 @@
-//! What the kernel counts of the TUN, and whoever reads from that does not see.
+//! Drops that the kernel counts at the TUN, which its reader does not see.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use netlink::Netns;
 
 use super::inner::TUN;
 
-/// Of a device's numbers in `net/dev`, which begin with eight of what it received.
+/// Column of a device in `net/dev`, whose first eight are about packets received.
 const TX_DROPPED: usize = 8 + 3;
 
 /// Packets of nodes that found the TUN's queue full, since that was made. `None` if it is not there.

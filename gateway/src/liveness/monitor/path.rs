@@ -31,10 +31,10 @@ pub(super) struct PathProber {
     way: Option<(Way, PathMtu)>,
     addresses: (Ipv4Addr, Ipv4Addr),
     endpoint: Option<SocketAddr>,
-    /// What an earlier gateway found.
+    /// Path MTU that an earlier gateway found.
     remembered: Option<u32>,
     enabled: bool,
-    /// Whether the peer says that it answers, and is to be asked.
+    /// The peer reports that it answers, and is to be probed.
     asks: bool,
     trains: TrainCheck,
 }

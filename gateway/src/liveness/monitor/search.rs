@@ -1,8 +1,8 @@
-//! The search for whoever takes the place of a server that has said goodbye.
+//! Search for the successor of a server that has announced its end.
 //!
 //! In Kubernetes a Service leads to it, as soon as the nodes know, and connection tracking on the
 //! way may lead to the old one for longer: hence another source port each second. WireGuard itself
-//! would ask after 15 s (KEEPALIVE_TIMEOUT and REKEY_TIMEOUT, whitepaper section 6.5).
+//! would retry after 15 s (KEEPALIVE_TIMEOUT and REKEY_TIMEOUT, whitepaper section 6.5).
 
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,7 @@ impl Search {
         self.due
     }
 
-    /// What is due at `now`.
+    /// Returns the step that is due at `now`.
     pub(super) fn step(&mut self, now: Instant) -> Option<Step> {
         if now < self.due {
             return None;
@@ -49,7 +49,7 @@ impl Search {
         })
     }
 
-    /// Whether a handshake that was completed at `now` was the successor's.
+    /// Returns whether a handshake that was completed at `now` was the successor's.
     pub(super) fn ends_with(&self, now: Instant) -> bool {
         now >= self.began + FIRST
     }

@@ -1,8 +1,8 @@
-//! Which nodes reach the gateway through the overlay, from their probes and the time.
+//! Nodes that reach the gateway through the overlay, by their probes and the time.
 //!
 //! ```text
 //!   (never probed) --probe--> Reachable --overdue--> NoAnswer <--kernel answers or not--> NoAgent
-//!                                 ^  \--probe says so--> OneWay, CutOff
+//!                                 ^  \--probe reports--> OneWay, CutOff
 //!                                 +------------------ probe ------------------+
 //! ```
 

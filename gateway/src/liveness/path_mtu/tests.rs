@@ -185,7 +185,7 @@ fn looking_costs_little() {
 mod sim {
     use super::*;
 
-    /// A path, and a clock that only moves when told.
+    /// A path, and a manual clock.
     pub(super) struct Sim {
         pub(super) path: PathMtu,
         pub(super) mtu: u32,
@@ -205,7 +205,7 @@ mod sim {
     }
 
     impl Sim {
-        /// A peer that has just been heard.
+        /// A peer that has just sent a packet.
         pub(super) fn new(limit: u32, mtu: u32) -> Self {
             let (now, rtt) = (Instant::now(), Duration::from_millis(10));
             let mut path = PathMtu::new(limit, None, now);

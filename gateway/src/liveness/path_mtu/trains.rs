@@ -3,7 +3,7 @@
 //!
 //! A round is one train of two datagrams and one single datagram behind it. A round whose train is
 //! answered clears the path; one of which only the single datagram is answered counts against it;
-//! one without any answer says nothing, so that a cut is not taken for this.
+//! one without any answer proves nothing, so that a cut is not taken for this.
 
 use std::time::{Duration, Instant};
 

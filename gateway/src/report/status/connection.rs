@@ -20,24 +20,24 @@ use crate::config::desired::Desired;
 use crate::liveness::connection::latency_text;
 use crate::state::View;
 
-/// How much newer a latency has to be to be written: Liqo's `--ping-update-status-interval`.
+/// Minimum age difference of a latency worth writing: Liqo's `--ping-update-status-interval`.
 const LATENCY: SignedDuration = SignedDuration::from_secs(10);
-/// While pods change there may be two gateways: one that is not connected lets the word of the other
-/// stand for as long as that one keeps it up to date.
+/// While pods change there may be two gateways: one that is not connected leaves the value of the
+/// other in place for as long as that one keeps it up to date.
 const STALE: Duration = Duration::from_secs(30);
 
 /// Keeps the Connection at what this gateway sees.
 pub(super) struct OwnConnection {
     store: Store,
-    /// Of the gateway.
+    /// Name of the gateway.
     name: ObjectRef,
     /// In Kubernetes, what others make of it. A directory is looked at often enough instead.
     watch: Option<Watch>,
     /// As it was wanted last, and as it was written.
     written: Option<(Connection, Connection)>,
-    /// What the watch told last, and when.
+    /// The value that the watch last reported, and when.
     seen: Option<(ConnectionValue, Instant)>,
-    /// When somebody was seen to remove it.
+    /// When its removal by another program was observed.
     lost_at: Option<Instant>,
     /// There is none, as far as this gateway is concerned.
     removed: bool,
@@ -86,7 +86,7 @@ impl OwnConnection {
         {
             return self.ensure(stored.clone()).await;
         }
-        // Whoever removes it may be at removing the gateway, too.
+        // The remover of the Connection may be at removing the gateway, too.
         if self.lost_at.is_some_and(|at| at.elapsed() < LOOK) {
             return Ok(());
         }
@@ -101,7 +101,7 @@ impl OwnConnection {
         Ok(())
     }
 
-    /// Who takes this gateway for dead says so in its Connection, and may be wrong.
+    /// Restores the status: another writer that takes this gateway for dead may be wrong.
     async fn ensure(&mut self, stored: Connection) -> anyhow::Result<()> {
         if self.ensured_at.elapsed() < LOOK || !self.may_be_wrong(stored.status.as_ref()) {
             return Ok(());
@@ -130,8 +130,8 @@ impl OwnConnection {
         Ok(())
     }
 
-    /// Nobody shall take a gateway that is gone for a connected one. Its successor may have said
-    /// something since.
+    /// Resets the status: nobody shall take a gateway that is gone for a connected one. Its
+    /// successor may have written something since.
     pub(super) async fn say_goodbye(&mut self) -> anyhow::Result<()> {
         let Some((_, mut connection)) = self.written.take() else { return Ok(()) };
         connection.status = Some(connection_status(&View::start()));
@@ -149,7 +149,7 @@ impl OwnConnection {
     }
 }
 
-/// Of the Connection of a gateway.
+/// Name of the Connection of a gateway.
 fn own_name(gateway: &ObjectRef) -> ObjectRef {
     let namespace = gateway.namespace.as_deref().unwrap_or_default();
     ObjectRef::new(Kind::Connection, namespace, &format!("gw-{}", gateway.name))
@@ -174,7 +174,7 @@ fn connection(desired: &Desired, name: &ObjectRef) -> Connection {
     connection.metadata.namespace = name.namespace.clone();
     connection.metadata.labels =
         Some([(REMOTE_CLUSTER_ID.to_owned(), desired.peer.to_string())].into());
-    // So that it goes with its gateway, whoever still runs to remove it.
+    // So that it goes with its gateway, even if no program is left to remove it.
     connection.metadata.owner_references = Some(vec![OwnerReference {
         api_version: Kind::GatewayServer.api_version().to_owned(),
         kind: kind.trim_start_matches("Wg").to_owned(),
@@ -191,14 +191,14 @@ fn connection_status(view: &View) -> ConnectionStatus {
     ConnectionStatus { value: view.value, latency: Some(latency) }
 }
 
-/// Whether `new` is worth writing: another value, or a latency that is 10 s newer.
+/// Returns whether `new` is worth writing: another value, or a latency that is 10 s newer.
 fn is_due(old: Option<&ConnectionStatus>, new: &ConnectionStatus) -> bool {
     let Some(old) = old.filter(|old| old.value == new.value) else { return true };
     let time = |status: &ConnectionStatus| -> Option<Timestamp> {
         status.latency.as_ref()?.timestamp.as_ref()?.parse().ok()
     };
     match (time(old), time(new)) {
-        // A clock that was set back must not keep a newer one from being told.
+        // A clock that was set back must not keep a newer one from being written.
         (Some(old), Some(new)) => old > new || new.duration_since(old) >= LATENCY,
         (None, None) => false,
         (None, Some(_)) | (Some(_), None) => true,

@@ -16,7 +16,7 @@ const ECE: u8 = 0x40;
 #[derive(Clone, Copy)]
 pub(super) struct Segment {
     pub(super) version: Version,
-    /// Where the TCP header starts.
+    /// Offset of the TCP header.
     pub(super) l4: usize,
     /// Bytes of headers.
     pub(super) headers: usize,
@@ -81,8 +81,8 @@ impl Segment {
         self.flags & (PSH | FIN)
     }
 
-    /// Whether this segment, of the same flow, has the headers that the one number `index` of a
-    /// train would have that `first` begins.
+    /// Returns whether this segment, of the same flow, has the headers that the one number `index`
+    /// of a train would have that `first` begins.
     #[inline]
     pub(super) fn is_like(&self, packet: &[u8], first: &Self, header: &[u8], index: usize) -> bool {
         let is_same = |range: Range<usize>| packet[range.clone()] == header[range];
@@ -119,9 +119,9 @@ impl Segment {
         checksum::fold(pseudo + checksum::sum(tcp)) == 0xffff
     }
 
-    /// Whether `packet`, which is no [`Segment`], may belong to this one's flow, whose headers are
-    /// `header`. Where ports cannot be told easily (fragments, extension headers), equal addresses
-    /// are enough.
+    /// Returns whether `packet`, which is no [`Segment`], may belong to this one's flow, whose
+    /// headers are `header`. Where ports cannot be read easily (fragments, extension headers),
+    /// equal addresses are enough.
     pub(super) fn may_share_flow(&self, header: &[u8], packet: &[u8]) -> bool {
         let (addresses, proto, ports_are_plain) = match (self.version, packet) {
             (Version::V4, [first, ..]) if first >> 4 == 4 && packet.len() >= 20 => {

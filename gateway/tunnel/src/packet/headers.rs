@@ -3,7 +3,7 @@ use std::ops::Range;
 
 use super::Malformed;
 
-/// IP protocol numbers that are told apart here.
+/// IP protocol numbers that are distinguished here.
 pub mod protocol {
     pub const HOP_BY_HOP: u8 = 0;
     pub const ICMP: u8 = 1;
@@ -39,11 +39,11 @@ pub enum Fragment {
     Later,
 }
 
-/// Where the parts of an IP packet are.
+/// Offsets of the parts of an IP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Headers {
     pub version: Version,
-    /// Of the transport header at [`Headers::l4_offset`], behind all extension headers.
+    /// Protocol of the transport header at [`Headers::l4_offset`], behind all extension headers.
     pub protocol: u8,
     pub fragment: Fragment,
     /// An IPv4 source route, or an IPv6 routing header with segments left: the destination in the
@@ -57,8 +57,8 @@ pub struct Headers {
 }
 
 impl Headers {
-    /// Parses one packet. `packet` may be longer than the packet's own length field says: a
-    /// decrypted one has up to 15 bytes of padding (WireGuard whitepaper section 5.4.6).
+    /// Parses one packet. `packet` may be longer than the packet's own length field: a decrypted
+    /// one has up to 15 bytes of padding (WireGuard whitepaper section 5.4.6).
     #[inline]
     pub fn parse(packet: &[u8]) -> Result<Self, Malformed> {
         let headers = Self::parse_train(packet)?;
@@ -153,7 +153,7 @@ impl Headers {
         }
     }
 
-    /// Where the addresses are: the source in the first half, the destination in the second.
+    /// Returns the range of the addresses: first half the source, second half the destination.
     pub fn addresses(&self) -> Range<usize> {
         match self.version {
             Version::V4 => 12..20,
@@ -177,8 +177,8 @@ impl Headers {
         }
     }
 
-    /// Where the payload of TCP or UDP starts. `None` for other protocols, for later fragments, and
-    /// if the TCP header is too short or runs past the end.
+    /// Returns the offset of the payload of TCP or UDP. `None` for other protocols, for later
+    /// fragments, and if the TCP header is too short or runs past the end.
     #[inline]
     pub fn payload_offset(&self, packet: &[u8]) -> Option<usize> {
         if self.fragment == Fragment::Later {
@@ -194,8 +194,8 @@ impl Headers {
         (length >= shortest && offset <= self.total_len.min(packet.len())).then_some(offset)
     }
 
-    /// Where in the packet the transport checksum is, if the protocol has one that covers the IP
-    /// addresses. `None` for later fragments.
+    /// Returns the offset of the transport checksum in the packet, if the protocol has one that
+    /// covers the IP addresses. `None` for later fragments.
     #[inline]
     pub fn checksum_offset(&self) -> Option<usize> {
         if self.fragment == Fragment::Later {
@@ -232,7 +232,7 @@ fn fragment(word: u16, offset: u16, more: u16) -> Fragment {
     }
 }
 
-/// Whether IPv4 options hold a loose or strict source route (RFC 791 section 3.1).
+/// Returns whether IPv4 options hold a loose or strict source route (RFC 791 section 3.1).
 #[cold]
 fn has_source_route(mut options: &[u8]) -> bool {
     loop {

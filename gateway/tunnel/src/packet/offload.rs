@@ -7,7 +7,7 @@ const GSO_TCPV6: u8 = 4;
 const GSO_UDP_L4: u8 = 5;
 const GSO_ECN: u8 = 0x80;
 
-/// What the transport checksum field of a packet holds.
+/// Content of the transport checksum field of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum L4Checksum {
     /// A checksum.
@@ -16,7 +16,7 @@ pub enum L4Checksum {
     Partial,
 }
 
-/// What kind of train a frame of the tunnel device is.
+/// Kind of train in a frame of the tunnel device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gso {
     /// A single packet.
@@ -42,9 +42,9 @@ pub struct Offload {
     pub header_len: u16,
     /// Bytes of payload in every segment of a train but the last.
     pub gso_size: u16,
-    /// Where summing starts, in bytes from the start of the packet: the transport header.
+    /// Start of the sum, in bytes from the start of the packet: the transport header.
     pub checksum_start: u16,
-    /// Where the checksum is, in bytes from `checksum_start`.
+    /// Offset of the checksum, in bytes from `checksum_start`.
     pub checksum_offset: u16,
 }
 
@@ -107,10 +107,10 @@ impl Offload {
         header
     }
 
-    /// Whether the header fits the packet behind it: the checksum field lies inside, behind the IP
-    /// header, whose addresses are checked before checksums are written; a train has
-    /// segments, the version and protocol its kind says, whole headers, and its partial checksum
-    /// where the transport protocol has it.
+    /// Checks that the header fits the packet behind it: the checksum field lies inside, behind the
+    /// IP header, whose addresses are checked before checksums are written; a train has segments,
+    /// the version and protocol of its kind, whole headers, and its partial checksum where the
+    /// transport protocol has it.
     #[inline]
     pub fn check(&self, packet: &[u8], headers: &Headers) -> Result<(), Malformed> {
         let (start, offset) = (usize::from(self.checksum_start), usize::from(self.checksum_offset));
@@ -134,8 +134,8 @@ impl Offload {
         if fits { Ok(()) } else { Err(Malformed::OffloadRange) }
     }
 
-    /// What the packet's transport checksum field holds. A partial checksum further inside (of a
-    /// packet that is carried in this one's payload) leaves the outer field complete.
+    /// Returns the content of the packet's transport checksum field. A partial checksum further
+    /// inside (of a packet that is carried in this one's payload) leaves the outer field complete.
     #[inline]
     pub fn l4_checksum(&self, headers: &Headers) -> L4Checksum {
         if self.needs_checksum && usize::from(self.checksum_start) == headers.l4_offset {
@@ -159,7 +159,7 @@ mod tests {
         let offload = Offload {
             needs_checksum: true,
             gso: Gso::TcpV4,
-            // Linux says the length of the first piece of a forwarded train here.
+            // Linux puts the length of the first piece of a forwarded train here.
             header_len: 1440,
             gso_size: 1380,
             checksum_start: 20,

@@ -9,7 +9,7 @@ fn initiation(pair: &mut Pair) -> Vec<u8> {
     pair.made[0].sent.pop_back().unwrap().bytes
 }
 
-/// What engine 1 answers to it.
+/// Returns engine 1's answer to it.
 fn response(pair: &mut Pair, initiation: &[u8]) -> Vec<u8> {
     pair.deliver(1, pair.addresses[0], initiation);
     pair.made[1].sent.pop_back().unwrap().bytes
@@ -78,7 +78,7 @@ fn answers_that_are_lost_do_not_end_the_session() {
             assert_eq!(pair.made[1 - from].frames.len(), before + 1, "end {from}, {second} s");
         }
     }
-    // Nor are they a reason not to answer whoever has started again, however often.
+    // Nor are they a reason not to answer a peer that has started again, however often.
     for seed in 0..20 {
         pair.engines[0] = Engine::new(pair.configs[0].clone(), seed, pair.now);
         pair.run(|end, sent| seed % 10 == 9 || end == 0 || sent.bytes[0] == 4);

@@ -3,7 +3,7 @@
 use super::flow::Flow;
 use super::*;
 
-/// What the config of one end changes at a time.
+/// Changes of one end's config, one at a time.
 #[derive(Clone, Copy, Debug)]
 enum Change {
     Secret(usize),
@@ -15,7 +15,7 @@ use Change::{PublicKey as Public, Secret};
 const CHANGES: [Change; 4] = [Secret(0), Secret(1), Public(0), Public(1)];
 
 impl Pair {
-    /// Tells one end its part of new keys.
+    /// Gives one end its part of new keys.
     fn change(&mut self, change: Change, keys: &[PrivateKey; 2]) {
         let end = match change {
             Secret(end) => {
@@ -44,7 +44,7 @@ impl Pair {
         Engine::new(config, 4711, self.now)
     }
 
-    /// Whether end 1 answers an initiation of `engine`.
+    /// Returns whether end 1 answers an initiation of `engine`.
     fn answers(&mut self, engine: &mut Engine) -> bool {
         let mut made = Made::default();
         engine.initiate(self.now);
@@ -60,7 +60,7 @@ fn new_keys() -> [PrivateKey; 2] {
     [PrivateKey::generate(), PrivateKey::generate()]
 }
 
-/// All ways to tell two ends two things each, in turn.
+/// Returns one of all orders in which two ends can get two changes each.
 fn order(number: usize) -> [Change; 4] {
     let mut left = CHANGES.to_vec();
     let mut pick = number;
@@ -104,7 +104,7 @@ fn after_a_rotation_in_any_order_both_ends_use_the_new_keys() {
     }
 }
 
-/// However long the ends have different ideas, within the time that old keys have.
+/// Keys may differ between the ends for as long as old keys are kept.
 #[test]
 fn a_rotation_half_done_loses_nothing() {
     for change in CHANGES {
@@ -164,7 +164,7 @@ fn superseded_keys_are_refused_after_180_seconds() {
     assert!(!pair.answers(&mut old));
     assert!(pair.dropped(1, DropReason::HandshakeRejected) > 0);
     let before = pair.dropped(1, DropReason::NoSession);
-    // Even if nobody has told the engine that time has passed.
+    // Even if the engine's timers have not been advanced.
     pair.tick();
     pair.deliver(1, pair.addresses[0], &late);
     assert_eq!(pair.dropped(1, DropReason::NoSession), before + 1);
@@ -202,7 +202,7 @@ fn new_keys_initiate_at_once_and_to_where_the_peer_was_heard_last() {
     pair.tick();
     let sent = pair.made[1].sent.pop_back().unwrap();
     assert_eq!((sent.bytes[0], sent.to), (1, pair.addresses[0]));
-    // And it moves again, with only the old keys to say so.
+    // And it moves again, with only the old keys to prove so.
     pair.addresses[0].set_port(5555);
     assert!(pair.passes(0));
     pair.now += Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! Keepalives and limits (whitepaper sections 6.1 to 6.5), by the clock that the engine is told.
+//! Keepalives and limits (whitepaper sections 6.1 to 6.5), by the engine's clock.
 
 use super::*;
 use crate::session::Limits;
@@ -28,7 +28,7 @@ fn feeds(pair: &mut Pair, from: usize, count: usize) {
 #[test]
 fn data_without_an_answer_is_answered_after_ten_seconds_and_once() {
     let mut pair = Pair::connected();
-    // Long silence before counts for nothing.
+    // A long idle time before counts for nothing.
     pair.now += 100 * SECOND;
     pair.run(|_, _| true);
     feeds(&mut pair, 0, 3);
@@ -99,7 +99,7 @@ fn initiations(pair: &mut Pair, from: usize, (feeder, every): (usize, u32)) -> V
     times
 }
 
-/// However long the silence before a packet was: the time for an answer begins with the packet.
+/// The time for an answer begins with the packet, however long the idle time before it was.
 #[test]
 fn the_initiator_makes_new_keys_every_120_seconds_however_rare_packets_are() {
     for every in [1, 14, 16, 37, 53, 100] {

@@ -18,7 +18,7 @@ pub(super) fn bound(mtu: usize, version: Version) -> u16 {
     mtu.saturating_sub(headers).max(LEAST).try_into().unwrap_or(u16::MAX)
 }
 
-/// Whether these are the headers of a SYN or SYN-ACK. `packet` is TCP, and no later fragment.
+/// Returns whether these are a SYN's or SYN-ACK's headers. `packet` is TCP, and no later fragment.
 #[inline]
 pub(super) fn is_syn(packet: &[u8], headers: &Headers) -> bool {
     packet.get(headers.l4_offset + 13).is_some_and(|flags| flags & SYN != 0)
@@ -42,7 +42,7 @@ pub(super) fn clamp(packet: &mut [u8], headers: &Headers, checksum: L4Checksum, 
     }
 }
 
-/// Where the value of the MSS option is in a TCP header, if that is whole and has one.
+/// Returns the offset of the MSS option's value in a TCP header, if that is whole and has one.
 fn option_value(tcp: &[u8]) -> Option<usize> {
     let end = usize::from(tcp.get(12)? >> 4) * 4;
     let header = tcp.get(..end)?;

@@ -1,4 +1,4 @@
-//! Whatever the prefixes: a translation can be taken back bit for bit, and no checksum breaks.
+//! Properties for any prefixes: a translation can be undone bit for bit, and no checksum breaks.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -87,7 +87,7 @@ fn case(seed: &Seed, is_v4: bool, own_length: u8, remap_length: u8) -> Case {
     let own = prefix(a, own_length, is_v4);
     let remap =
         Remap { remote: prefix(b, remap_length, is_v4), local: prefix(c, remap_length, is_v4) };
-    // The peer, seen from here and as it is; this side, as it is and as the peer is told.
+    // The peer, seen from here and as it is; this side, as it is and as the peer sees it.
     let (local, remote) = (within(remap.local, d), within(remap.remote, d));
     let external = within(own, e);
     let target = if seed.is_resource { address(f, is_v4) } else { external };
@@ -168,7 +168,7 @@ proptest! {
 
         let there = case.forth(&error, L4Checksum::Complete);
         prop_assert_eq!((source(embedded(&there)), destination(embedded(&there))), (to[1], from[1]));
-        // What it is about must read as the receiver sent it. Half a checksum can't be mended.
+        // The embedded packet must read as the receiver sent it. Half a checksum can't be mended.
         let sent = build(to[1], from[1], &payload);
         let words = start.len() & !1;
         prop_assert_eq!(&embedded(&there)[..words], &sent[..words]);
@@ -197,7 +197,7 @@ proptest! {
         let (from, to) = (case.source[0], case.destination[0]);
         for (mut train, offset) in [(tcp(from, to, &payload), 16), (udp(from, to, &payload), 6)] {
             make_partial(&mut train);
-            // Longer than a length field can tell, as a jumbo train is.
+            // Longer than a length field can hold, as a jumbo train is.
             let length = if from.is_ipv4() { 2..4 } else { 4..6 };
             train[length].fill(0);
 

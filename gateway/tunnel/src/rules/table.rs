@@ -14,7 +14,7 @@ pub(super) trait Address:
     const VERSION: u8;
     /// Length of the fixed IP header in bytes.
     const HEADER: usize;
-    /// Where the IP header has its checksum, if it has one.
+    /// Offset of the IP header's checksum, if it has one.
     const CHECKSUM: Option<usize>;
 
     fn from_ip(address: IpAddr) -> Option<Self>;

@@ -194,7 +194,7 @@ fn addresses(packet: &[u8]) -> [IpAddr; 2] {
     }
 }
 
-/// What is embedded in an ICMP error.
+/// Returns the packet embedded in an ICMP error.
 pub(super) fn embedded(packet: &[u8]) -> &[u8] {
     &packet[transport(packet) + 8..]
 }
@@ -235,7 +235,7 @@ fn is_cut_short(packet: &[u8]) -> bool {
     length > packet.len() || is_fragment
 }
 
-/// Where the transport header starts. Knows the headers that this module makes.
+/// Returns the offset of the transport header. Knows the headers that this module makes.
 pub(super) fn transport(packet: &[u8]) -> usize {
     match (packet[0] >> 4, packet[6]) {
         (4, _) => usize::from(packet[0] & 15) * 4,

@@ -25,7 +25,7 @@ pub(super) struct Tunnel<A> {
 /// A translation that may be written: both addresses are allowed.
 struct Translation<A> {
     addresses: [A; 2],
-    /// What they add to a checksum over them.
+    /// Difference that they make to a checksum over them.
     change: Change,
 }
 
@@ -69,9 +69,9 @@ impl<A: Address> Way<A> {
         Ok(Translation { addresses: [source, destination], change: change.and(other) })
     }
 
-    /// An ICMP error tells its receiver of a packet that it sent, so the start of that packet,
-    /// which is in the payload, is translated the other way round: its source as the error's
-    /// destination would be, and its destination as the error's source.
+    /// An ICMP error reports a packet that its receiver sent, so the start of that packet, which is
+    /// in the payload, is translated the other way round: its source as the error's destination
+    /// would be, and its destination as the error's source.
     #[cold]
     fn translate_error(
         &self,

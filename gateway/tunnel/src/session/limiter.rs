@@ -1,8 +1,8 @@
-//! Which handshake messages are worth a Diffie-Hellman, and who is asked to prove his address first
-//! (whitepaper section 5.3).
+//! Choice of the handshake messages that are worth a Diffie-Hellman, and of the senders that have
+//! to prove their address first (whitepaper section 5.3).
 //!
-//! What a message costs beside its receiving: next to nothing if it names no message of ours, 1 us
-//! to check `mac1`, 4 us to check a cookie or to make one, 3 to 15 us to send it (the most where the
+//! Costs of a message beside its receiving: next to nothing if it names no message of ours, 1 us to
+//! check `mac1`, 4 us to check a cookie or to make one, 3 to 15 us to send it (the most where the
 //! other end is on the same machine), 60 us to find that its sender is a stranger.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -20,26 +20,26 @@ use crate::DropReason;
 /// Messages that are worked on without any proof, of each kind of sender: up to 1 % of a core.
 const UNPROVEN: Rate = Rate::per_second(50);
 
-/// Messages that are worked on because their sender showed a cookie. He can be reached where he
-/// says that he is, and so, outside the peer's own address, can a stranger.
+/// Messages that are worked on because their sender showed a cookie. It can be reached at its
+/// source address, and so, outside the peer's own address, can a stranger.
 const PROVEN: Rate = Rate::per_second(100);
 
-/// Cookies checked at the peer's address: up to a fifth of a core, so that whoever has one is heard
-/// among many that pretend to.
+/// Cookies checked at the peer's address: up to a fifth of a core, so that the owner of one gets an
+/// answer among many that pretend to have one.
 const CHECKS_OF_PEER: Rate = Rate::per_second(50_000);
 
-/// Cookies given at the peer's address, whoever writes that on his datagrams: up to a fifth of a
-/// core. In a faster flood with just that address, the peer has to try more than once.
+/// Cookies given at the peer's address, spoofed or not: up to a fifth of a core. In a faster flood
+/// with just that address, the peer has to try more than once.
 const COOKIES_FOR_PEER: Rate = Rate::per_second(10_000);
 
 /// Cookies checked or given at each other address. A peer needs two a handshake.
 const CHECKS_OF_SOURCE: Rate = Rate::per_second(10);
 
-/// Other addresses that are told apart: times [`CHECKS_OF_SOURCE`] it is the most that they can
+/// Other addresses that are distinguished: times [`CHECKS_OF_SOURCE`] it is the most that they can
 /// cost together, a fifth of a core.
 const SOURCES: usize = 1024;
 
-/// What to do with a handshake message.
+/// Verdict on a handshake message.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// It is worth a Diffie-Hellman.
@@ -59,8 +59,8 @@ pub(super) enum Verdict {
 /// * As long as few come, messages are worked on as they are. Then they need a cookie, and those
 ///   that have one have shares of their own.
 /// * The peer's address has shares of its own, so no flood from elsewhere takes its place. Other
-///   addresses have one each (as far as a table of hashes tells them apart; of IPv6 a /64 is one),
-///   so none takes another's.
+///   addresses have one each (as far as a table of hashes distinguishes them; of IPv6 a /64 is
+///   one), so none takes another's.
 pub(super) struct HandshakeLimiter {
     /// Only ever checks `mac1`.
     macs: Arc<RateLimiter>,
@@ -73,7 +73,7 @@ pub(super) struct HandshakeLimiter {
     checks_of_peer: Bucket,
     cookies_for_peer: Bucket,
     sources: Box<[Bucket]>,
-    /// Of the table of sources, so that nobody knows whom he shares a place with.
+    /// Key of the table of sources, so that no sender knows which others share its place.
     key: u64,
     /// Indices of our last messages: boringtun remembers two, and while keys are rotated there are
     /// two of it. That an answer comes too late is worth knowing, too.
@@ -115,8 +115,8 @@ impl HandshakeLimiter {
         self.sent[0] = index_at(message, 4);
     }
 
-    /// Decides on a message that is not data. `is_peer` says whether it has the peer's address, as
-    /// far as that is known. A cookie is put into `dst`, which has room for it.
+    /// Decides on a message that is not data. `is_peer`: it has the peer's address, as far as that
+    /// is known. A cookie is put into `dst`, which has room for it.
     pub(super) fn judge(
         &mut self,
         (from, is_peer): (SocketAddr, bool),
@@ -170,7 +170,7 @@ impl HandshakeLimiter {
     }
 }
 
-/// How often something may happen, and how often at once.
+/// Rate of an event, and how often it may happen at once.
 struct Rate {
     interval: Duration,
     burst: Duration,
@@ -204,7 +204,7 @@ impl Bucket {
     }
 }
 
-/// Where in the table of sources an address is found.
+/// Returns the place of an address in the table of sources.
 fn place_of(ip: IpAddr, key: u64) -> usize {
     let mut hasher = DefaultHasher::new();
     key.hash(&mut hasher);
@@ -215,9 +215,9 @@ fn place_of(ip: IpAddr, key: u64) -> usize {
     hasher.finish() as usize % SOURCES
 }
 
-/// What a cookie is made from. boringtun leaves the port out (whitepaper section 5.4.7 has it), so
-/// it goes in as a part of the address, in which IPv4 leaves enough room; of two IPv6 addresses that
-/// become equal so, both are in one /64.
+/// Returns the input of a cookie. boringtun leaves the port out (whitepaper section 5.4.7 has it),
+/// so it goes in as a part of the address, in which IPv4 leaves enough room; of two IPv6 addresses
+/// that become equal so, both are in one /64.
 fn with_port(from: SocketAddr) -> IpAddr {
     let bits = match from {
         SocketAddr::V4(v4) => u128::from(v4.ip().to_bits()) << 16,
@@ -278,7 +278,7 @@ mod tests {
             counts
         }
 
-        /// What the caller, as the peer or as somebody else, goes through until it is heard.
+        /// Returns the attempts of a caller, as the peer or as a stranger, until one is worked on.
         fn calls_until_heard(&mut self, from: SocketAddr) -> usize {
             for call in 1..=10 {
                 let message = self.initiation();
@@ -391,7 +391,7 @@ mod tests {
         assert_eq!(scene.judge(PEER, &message), Verdict::Work);
     }
 
-    /// `mac1` of what a stranger sends is right, and he heard our initiation.
+    /// `mac1` of what a stranger sends is right, and it observed our initiation.
     #[test]
     fn a_flood_of_answers_that_name_our_message_is_bounded() {
         let mut scene = Scene::new();

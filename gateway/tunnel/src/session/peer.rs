@@ -20,11 +20,11 @@ const MAX_SUPERSEDED: usize = 4;
 /// After so long without an answer to data there is an empty one (whitepaper section 6.5).
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Least time since something authentic came, and since the last such call, until a peer is called
-/// that seems to call.
+/// Minimum time since something authentic came, and since the last such handshake, until
+/// initiations from the peer's address are met with one of ours.
 const CALL_BACK: Duration = Duration::from_millis(500);
 
-/// Packets that may wait for a session: enough for the first words of many connections, and less
+/// Packets that may wait for a session: enough for the first ones of many connections, and less
 /// than 100 KB.
 const MAX_WAITING: usize = 64;
 
@@ -49,7 +49,7 @@ pub(crate) struct Peer {
     unanswered: Option<Instant>,
     last_handshake: Option<Instant>,
     last_authentic: Option<Instant>,
-    /// When the peer was called since others keep it from being heard.
+    /// When a handshake was last started because others crowd the peer's messages out.
     called_back: Option<Instant>,
     /// Initiations sent, and handshakes that led to a session.
     pub(crate) attempts: u64,
@@ -137,13 +137,13 @@ impl Peer {
         self.moves_of_removed + self.sessions.iter().map(|session| session.moves).sum::<u64>()
     }
 
-    /// Where packets go.
+    /// Returns the endpoint that packets go to.
     #[inline]
     pub(crate) fn endpoint(&self) -> Option<SocketAddr> {
         self.endpoint_of(self.sender().unwrap_or(0))
     }
 
-    /// Whether packets can be sealed.
+    /// Returns whether packets can be sealed.
     #[inline]
     pub(crate) fn has_session(&self) -> bool {
         self.sender().is_some()
@@ -234,7 +234,7 @@ impl Peer {
         let known = |session: &Session| session.endpoint.is_some_and(|at| at.ip() == from.ip());
         let is_peer = self.sessions.iter().any(known);
         let mut refused = DropReason::NoSession;
-        // What is sealed for one of our keys has no valid mac1 for another.
+        // A message sealed for one of our keys has no valid mac1 for another.
         for i in 0..self.limiters.len() {
             let outcome = match self.limiters[i].1.judge((from, is_peer), message, dst, now) {
                 Verdict::Work => return self.dispatch(i, from, message, dst, now),
@@ -256,9 +256,9 @@ impl Peer {
         Err(refused)
     }
 
-    /// Somebody calls from the peer's address, among too many to find out who. A peer that has just
-    /// been heard has no need to; any other gets a handshake of ours, which whoever only pretends to
-    /// be there cannot answer, nor drown the answer.
+    /// Initiates a handshake, as initiations from the peer's address are too many to check. A peer
+    /// that has just sent an authentic packet has no need of it; for any other it is a handshake
+    /// that a spoofer of the address can neither answer, nor drown the answer.
     fn call_back(&mut self, now: Instant) {
         let is_long_ago = |at: Option<Instant>| at.is_none_or(|at| now >= at + CALL_BACK);
         if is_long_ago(self.last_authentic) && is_long_ago(self.called_back) {
@@ -275,7 +275,7 @@ impl Peer {
         for i in 0..self.sessions.len() {
             let endpoint = self.endpoint_of(i);
             let duty = Duty {
-                // Superseded keys are silent unless everything depends on them.
+                // Superseded keys do not initiate unless everything depends on them.
                 initiates: endpoint.is_some() && (i == 0 || sender == Some(i)),
                 insists: i == 0 && (self.initiate || self.sessions.len() > 1),
             };
@@ -318,7 +318,7 @@ impl Peer {
         };
         let mut is_stranger = false;
         for session in self.sessions.iter_mut().filter(may_take) {
-            // What does not initiate has no way to call back.
+            // A session that does not initiate has no way to call back.
             let initiates = Some(session.number) == sender;
             if message[0] == INITIATION && initiates && session.must_call_back(now) {
                 break;
@@ -433,7 +433,7 @@ impl Peer {
         self.sessions.iter().position(|session| session.has_session)
     }
 
-    /// As long as nothing was heard with new keys, the peer is where the older ones know it to be.
+    /// As long as nothing was received with new keys, the endpoint is that of the older ones.
     #[inline]
     fn endpoint_of(&self, at: usize) -> Option<SocketAddr> {
         self.sessions.get(at..)?.iter().find_map(|session| session.endpoint)
@@ -476,7 +476,7 @@ fn is_same(a: SocketAddr, b: SocketAddr) -> bool {
 
 #[cfg(test)]
 impl Peer {
-    /// How many key pairs are held.
+    /// Returns how many key pairs are held.
     pub(crate) fn sessions(&self) -> usize {
         self.sessions.len()
     }

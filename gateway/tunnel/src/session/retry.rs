@@ -56,9 +56,9 @@ impl Retry {
         self.was_late = false;
     }
 
-    /// There was an answer to an attempt so long ago that it is of no use any more. Those to the last
-    /// ones are on their way and will be, if nothing is added to them. Once an attempt, so that
-    /// whoever makes such answers up does not keep us from trying.
+    /// Records an answer to an attempt so long ago that it is of no use any more. Those to the last
+    /// ones are on their way and will be, if nothing is added to them. Once an attempt, so that a
+    /// sender of forged answers does not keep us from trying.
     pub(super) fn note_late(&mut self, now: Instant) {
         if !std::mem::replace(&mut self.was_late, true) {
             self.hold_off(now);

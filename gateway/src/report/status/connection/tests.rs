@@ -75,7 +75,7 @@ async fn a_goodbye_leaves_what_the_successor_said(server: &ApiServer) {
     old.say_goodbye().await.unwrap();
     assert_eq!(here.value().await, ConnectionValue::Connected);
 
-    // Whether it knows of it or not.
+    // Even if it has observed that.
     let mut old = here.gateway(server);
     old.report(&desired(), &connected()).await.unwrap();
     here.put(ConnectionValue::Error).await;
@@ -122,7 +122,7 @@ async fn one_that_is_not_connected_lets_stand_what_a_living_one_says(server: &Ap
     assert_eq!(here.value().await, ConnectionValue::Connecting);
 }
 
-/// Where others see the Connection of a gateway, and write it.
+/// Store in which others see the Connection of a gateway, and write it.
 struct Place {
     store: Store,
     name: ObjectRef,
@@ -167,7 +167,7 @@ fn connected() -> View {
     View { value: ConnectionValue::Connected, ..View::start() }
 }
 
-/// It knows Connections. `None` if there can't be one, which has been said then.
+/// Starts a server that serves Connections. `None` if there can't be one, which has been reported.
 fn server() -> Option<ApiServer> {
     let dir = tempfile::tempdir().unwrap().keep();
     let server = ApiServer::start(dir).map_err(|why| skip(&why)).ok()?;
@@ -181,7 +181,7 @@ fn server() -> Option<ApiServer> {
     Some(server)
 }
 
-/// Hears what has happened, up to what is waited for.
+/// Handles changes until the expected one is observed.
 async fn heard(own: &mut OwnConnection, is_told: impl Fn(&OwnConnection) -> bool) {
     while !is_told(own) {
         timeout(Duration::from_secs(30), own.changed()).await.expect("it is told in the end");
