@@ -9,7 +9,7 @@ use crate::flow::Flow;
 use crate::machine::{self, CpuTimes, ProcessTimes};
 use crate::statistics::median;
 
-/// Slices of which the hypervisor took more than this away say nothing.
+/// Slices of which the hypervisor took more than this away do not count.
 const MAX_STEAL: f64 = 0.01;
 /// Bytes are not counted while the window opens and the caches warm up.
 const SETTLE: Duration = Duration::from_millis(300);
@@ -21,19 +21,19 @@ pub(crate) struct Contestant {
     pub(crate) label: String,
     /// Its gateways' processes.
     pub(crate) pids: Vec<i32>,
-    /// Where its flows are sent from.
+    /// Namespace that its flows are sent from.
     pub(crate) sender: Netns,
     pub(crate) flows: Vec<Flow>,
 }
 
-/// How long and how often.
+/// Length and number of slices.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timing {
     pub(crate) pairs: usize,
     pub(crate) slice: Duration,
 }
 
-/// What one slice showed.
+/// Measurements of one slice.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slice {
     pub(crate) gbit: f64,
@@ -43,7 +43,7 @@ pub(crate) struct Slice {
     /// Used by all of the machine in softirq, whomever it is charged to.
     pub(crate) softirq_seconds: f64,
     pub(crate) steal_share: f64,
-    /// Of all CPU time, what programs used that are not part of the measurement.
+    /// Share of all CPU time that programs used which are not part of the measurement.
     pub(crate) others_share: f64,
     pub(crate) retransmits: u64,
 }
@@ -120,8 +120,8 @@ impl Outcome {
     }
 }
 
-/// Lets the two take turns until there are enough sound pairs; after twice as many tries what there
-/// is has to do. `tell` hears of every pair.
+/// Lets the two take turns until there are enough sound pairs; after twice as many tries the pairs
+/// so far have to do. `tell` is called for every pair.
 pub(crate) fn run(
     [a, b]: [&Contestant; 2],
     timing: Timing,
@@ -173,7 +173,7 @@ struct Reading {
     at: Instant,
     bytes: u64,
     gateways: ProcessTimes,
-    /// Of this process, which sends and receives.
+    /// CPU times of this process, which sends and receives.
     own: ProcessTimes,
     machine: CpuTimes,
     retransmits: u64,

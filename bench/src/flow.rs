@@ -12,9 +12,9 @@ use nix::sys::socket::{getsockopt, sockopt};
 use socket2::{Domain, Socket, Type};
 use weft_tests::Netns;
 
-/// What one `write` and one `read` move at most, as iperf3 does.
+/// Bytes that one `write` and one `read` move at most, as in iperf3.
 const BLOCK: usize = 128 * 1024;
-/// How long a tunnel may let nothing through before its flow counts as broken.
+/// Time without data after which a tunnel's flow counts as broken.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A TCP connection with a thread at each end, kept over the whole run so that no slice pays for
@@ -33,7 +33,7 @@ struct State {
     received: AtomicU64,
 }
 
-/// What is sent through a tunnel.
+/// Load on a tunnel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load<'a> {
     /// Flows side by side.

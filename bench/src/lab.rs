@@ -16,7 +16,7 @@ use weft_tests::{Host, Netns, Program, wait_until};
 
 use crate::flow::{End, Flow, Load};
 
-/// Machines of a run carry this name, so that `ps` tells what they are.
+/// Machines of a run carry this name, so that `ps` shows what they are.
 const GROUP: &str = "weft-bench";
 /// MTU of the tunnels: what WireGuard leaves of 1,500 bytes over IPv6.
 pub(crate) const MTU: u32 = 1420;
@@ -97,7 +97,7 @@ impl Lab {
         (0..load.flows).map(|_| Flow::open(&end(0, 10), &end(1, 20), congestion)).collect()
     }
 
-    /// Where the flows are sent from.
+    /// Namespace that the flows are sent from.
     pub(crate) fn sender(&self) -> Netns {
         self.ends[0].net().clone()
     }

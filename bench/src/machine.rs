@@ -1,10 +1,10 @@
-//! What `/proc` says about this machine and its processes.
+//! Values of `/proc` about this machine and its processes.
 
 use std::fs;
 
 use anyhow::{Context, Result};
 
-/// Of `/proc/stat`: always 100, whatever the kernel's own tick is.
+/// Unit of `/proc/stat`: always 100, whatever the kernel's own tick is.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Time that all cores together have spent since the machine started, in seconds.

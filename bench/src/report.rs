@@ -1,4 +1,4 @@
-//! What a abba showed, for people and for programs.
+//! Results of an ABBA comparison, for people and for programs.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ const BUSY: f64 = 0.03;
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) machine: String,
-    /// What weft was compared with.
+    /// Name of the program that weft was compared with.
     pub(crate) against: String,
     pub(crate) scenarios: Vec<Scenario>,
 }
@@ -47,12 +47,12 @@ pub(crate) struct Scenario {
 pub(crate) struct Figures {
     pub(crate) label: String,
     pub(crate) gbit_per_second: f64,
-    /// Of both gateways' processes, all threads, user and kernel.
+    /// CPU time of both gateways' processes, all threads, user and kernel.
     pub(crate) gateway_cpu_seconds_per_gbit: f64,
-    /// Of the whole machine: the share of the packets' way that is charged to nobody.
+    /// CPU time of the whole machine: the share of the packets' way that is charged to nobody.
     pub(crate) softirq_seconds_per_gbit: f64,
     pub(crate) retransmits_per_second: f64,
-    /// Of the larger of the two gateways, at the end.
+    /// Memory of the larger of the two gateways, at the end.
     pub(crate) rss_bytes: u64,
 }
 

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// How many resamples the interval is taken from; more changes nothing in the second digit.
+/// Resamples that the interval is taken from; more changes nothing in the second digit.
 const RESAMPLES: usize = 10_000;
 
 /// A ratio and the interval in which its true value lies with 95 % confidence.

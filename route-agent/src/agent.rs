@@ -25,7 +25,7 @@ use crate::table::Table;
 use crate::vitals::{NO_PEERING, NOT_CONNECTED, Vitals};
 use crate::{cleanup, moved, names, refusal};
 
-/// How often to look although nothing was told: changes of the old packet filter are not.
+/// Interval between checks without a notification: changes of the old packet filter send none.
 const LOOK: Duration = Duration::from_secs(30);
 /// Shortest time between two looks at who sends to refused prefixes.
 const MIN_REFUSAL_LOOK: Duration = Duration::from_secs(1);
@@ -63,13 +63,13 @@ pub(crate) struct Agent {
     pub(crate) taken_down: Signal,
     /// The config was there, and cannot be read now.
     pub(crate) lost: bool,
-    /// When everything was taken away, if the config says so.
+    /// Time at which everything was removed, if the config demands it.
     pub(crate) withdrawn: Option<Instant>,
     pub(crate) presence: Presence,
 }
 
 impl Agent {
-    /// Follows the config and the kernel until told to stop.
+    /// Follows the config and the kernel until stopped.
     pub(crate) async fn run(mut self, mut stop: Stop) -> anyhow::Result<()> {
         let netns = self.handle.netns().clone();
         let own = ObjectRef::new(Kind::NodeConfig, "", &self.node);
@@ -186,8 +186,8 @@ impl Agent {
         true
     }
 
-    /// Makes the kernel what the config says. What can't be done is in the status, and is tried
-    /// again the next time.
+    /// Brings the kernel to the config's state. Problems are in the status, and are retried the
+    /// next time.
     ///
     /// Returns the settings to look at again when they change.
     async fn reconcile(&mut self) -> Vec<Sysctl> {
@@ -346,7 +346,7 @@ async fn wait(until: Option<Instant>) {
     }
 }
 
-/// What `--dry-run` prints: problems as comments, then the steps as commands.
+/// Output of `--dry-run`: problems as comments, then the steps as commands.
 pub(crate) async fn preview(handle: &Handle, config: &NodeConfig) -> anyhow::Result<String> {
     let host_state = HostState::gather(handle).await.context("cannot look at the node")?;
     let Compiled { state, firewall, problems, .. } = if config.spec.removed {

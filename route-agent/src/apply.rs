@@ -6,7 +6,7 @@ use netplan::{State, plan};
 
 use crate::names;
 
-/// What was tried, and what could not be done.
+/// Number of steps attempted, and the problems met.
 pub(crate) struct Applied {
     pub(crate) steps: usize,
     pub(crate) problems: Vec<String>,

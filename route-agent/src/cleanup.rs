@@ -13,7 +13,7 @@ use crate::table::Table;
 
 /// Time in which senders notice that they are refused.
 const SETTLE: Duration = Duration::from_millis(500);
-/// Time in which whoever still sends has to be seen.
+/// Time in which a pod that still sends has to be seen.
 const WATCH: Duration = Duration::from_millis(1500);
 
 /// Remaining work of a caller after a withdrawal.
@@ -24,9 +24,9 @@ pub(crate) struct Withdrawn {
     pub(crate) problems: Vec<String>,
 }
 
-/// What a node has of ours and of the gateways that were killed on it: their ends of a link go a
-/// moment after them, when the kernel comes to it. With `quiet`, the refusal of prefixes that
-/// something still sends to stays.
+/// Removes from a node all objects of ours and of the gateways that were killed on it: their ends
+/// of a link go a moment after them, when the kernel comes to it. With `quiet`, the refusal of
+/// prefixes that something still sends to stays.
 pub(crate) async fn whole_node(handle: &Handle, quiet: Option<Duration>) -> Withdrawn {
     let mut table = Table::default();
     let mut withdrawn = match quiet {
@@ -96,7 +96,7 @@ async fn refuse(
 /// Takes away all that is ours but for accepts in chains of others: a plan towards nothing.
 /// Returns what could not be done.
 ///
-/// What others made is not touched, the gateways' host ends and their routes included.
+/// Objects of others are not touched, the gateways' host ends and their routes included.
 pub(crate) async fn all(handle: &Handle, table: &mut Table) -> Vec<String> {
     let mut problems = dataplane(handle, table).await;
     // Needs no `nft` where there is no table.

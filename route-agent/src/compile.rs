@@ -10,15 +10,15 @@ use crate::names::{
     self, IPV6_MIN_MTU, MAIN_TABLE, NO_POD_PRIORITY, POD_ROUTES_PRIORITY, PRIORITY, PROTOCOL, TABLE,
 };
 
-/// What a node is to have.
+/// Desired state of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Compiled {
     pub(crate) state: State,
     pub(crate) firewall: Firewall,
     /// Settings that packets between pods and peers depend on, and whether they are on.
     pub(crate) forwarding: BTreeMap<Sysctl, bool>,
-    /// What of the config can't be done, and what keeps it from working. What is wrong with one
-    /// peering leaves the others alone.
+    /// Parts of the config that can't be applied, and the obstacles to its working. A problem of
+    /// one peering leaves the others alone.
     pub(crate) problems: BTreeSet<String>,
 }
 
@@ -82,7 +82,7 @@ impl Compiler<'_> {
             // Loose, for a gateway may answer over the other family's device. The kernel takes
             // the larger of this and conf.all, so a strict conf.all stays as it is.
             set(Family::Ipv4, "rp_filter", 2);
-            // Whoever does not know the MAC address has everyone's.
+            // A sender that does not know the MAC address can use the broadcast address.
             set(Family::Ipv4, "drop_unicast_in_l2_multicast", 1);
             if self.host_state.ipv6 {
                 set(Family::Ipv6, "disable_ipv6", 0);
@@ -204,7 +204,7 @@ impl Compiler<'_> {
         usable
     }
 
-    /// What a route to this prefix would take packets from.
+    /// Description of the network that a route to this prefix would take packets from.
     fn covered(&self, prefix: &Cidr) -> Option<String> {
         let mut networks =
             self.host_state.networks().filter(|(network, _)| network.overlaps(prefix));
@@ -317,7 +317,8 @@ impl Compiler<'_> {
             Err(error) => return self.problem(format!("internal CIDR {text}: {error}")),
         };
         let of_v6 = self.host_state.ipv6.then(|| match internal.address() {
-            // Addresses of links differ from those of the overlay in the word before the last two.
+            // Addresses of links differ from those of the overlay in the 16-bit group before the
+            // last two.
             IpAddr::V4(_) => Cidr::around(overlay_v6(Ipv4Addr::UNSPECIFIED).into(), 80),
             IpAddr::V6(_) => None,
         });

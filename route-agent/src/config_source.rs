@@ -69,7 +69,7 @@ impl ConfigFile {
         path.map(start).transpose().map(Self)
     }
 
-    /// It was there once, and is not, or whoever opens it waits.
+    /// It was there once, and is not, or opening it blocks.
     pub(crate) fn is_lost(&self) -> bool {
         self.0.as_ref().is_some_and(|lost| *lost.borrow())
     }
@@ -166,7 +166,7 @@ mod tests {
         becomes(&mut file, true).await;
         std::fs::rename(&away, &path).unwrap();
         becomes(&mut file, false).await;
-        // A pipe without a writer blocks whoever opens it.
+        // A pipe without a writer blocks the process that opens it.
         mkfifo(&away, Mode::S_IRWXU).unwrap();
         std::fs::rename(&away, &path).unwrap();
         let took = becomes(&mut file, true).await;

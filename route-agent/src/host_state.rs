@@ -10,12 +10,12 @@ use netplan::{Address, Family, Sysctl};
 use crate::names::{self, is_everywhere};
 use crate::other_firewalls::Way;
 
-/// What the agent must know of its node, besides its config.
+/// State of the node that the agent needs besides its config.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HostState {
-    /// Of all devices but our own.
+    /// Addresses of all devices but our own.
     pub(crate) addresses: Vec<Address>,
-    /// Of all devices, by name, in bytes.
+    /// MTUs of all devices, by name, in bytes.
     pub(crate) mtus: BTreeMap<String, u32>,
     /// The kernel has IPv6.
     pub(crate) ipv6: bool,

@@ -10,12 +10,12 @@ use netplan::{Family, Sysctl};
 pub(crate) const TABLE: u32 = 18952;
 /// Marks our routes and rules.
 pub(crate) const PROTOCOL: u8 = 119;
-/// Of the rules that send all packets past our table: between the local table and everything
-/// else. Cilium has 100 and 109 to 112, EKS 512, 1024 and 1536.
+/// Priority of the rules that send all packets past our table: between the local table and
+/// everything else. Cilium has 100 and 109 to 112, EKS 512, 1024 and 1536.
 pub(crate) const PRIORITY: u32 = 105;
-/// Of the rules for what comes from peers to pods of the node: routes of the main table but its
-/// default route, then none. They precede only the kernel's own rule of the main table (32766), so
-/// that rules of a CNI with tables of its own come first.
+/// Priority of the rules for packets from peers to pods of the node: routes of the main table but
+/// its default route, then none. They precede only the kernel's own rule of the main table (32766),
+/// so that rules of a CNI with tables of its own come first.
 pub(crate) const POD_ROUTES_PRIORITY: u32 = 32764;
 pub(crate) const NO_POD_PRIORITY: u32 = 32765;
 pub(crate) const MAIN_TABLE: u32 = 254;
@@ -32,7 +32,7 @@ pub(crate) fn device(family: Family) -> &'static str {
     }
 }
 
-/// What VXLAN adds to a packet on this underlay, in bytes: Ethernet 14, VXLAN 8, UDP 8, IP 20 or 40.
+/// Bytes that VXLAN adds to a packet on this underlay: Ethernet 14, VXLAN 8, UDP 8, IP 20 or 40.
 pub(crate) fn overhead(family: Family) -> u32 {
     match family {
         Family::Ipv4 => 50,
@@ -60,7 +60,7 @@ pub(crate) fn scope(sysctls: impl Iterator<Item = Sysctl>) -> Scope {
     }
 }
 
-/// True for addresses that every machine has and that say nothing about its networks.
+/// True for addresses that every machine has and that do not identify its networks.
 pub(crate) fn is_everywhere(network: &Cidr) -> bool {
     match network.address() {
         std::net::IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local(),

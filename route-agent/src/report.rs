@@ -14,7 +14,7 @@ use fabric_runtime::chain;
 /// After it could not be written.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// Writes what it is told last, until it is dropped.
+/// Writes the latest reported status, until it is dropped.
 pub(crate) struct Reporter {
     latest: watch::Sender<Option<NodeConfig>>,
 }

@@ -53,7 +53,7 @@ impl Table {
         Ok(changed)
     }
 
-    /// True if the kernel's table says that it was made from this text.
+    /// True if the mark of the kernel's table is that of this text.
     pub(crate) fn is_current(netns: &Netns, want: &Firewall) -> Result<bool, TableError> {
         let have = nft::table(netns, FIREWALL_TABLE).map_err(TableError::Read)?;
         Ok(have.and_then(|table| table.mark).is_some_and(|mark| mark == want.mark()))

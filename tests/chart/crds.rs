@@ -67,7 +67,7 @@ fn crds_can_be_left_to_others() {
     assert_eq!(crds(&helm, ""), Vec::<Value>::new());
 }
 
-/// Of Liqo's kinds.
+/// CRDs of Liqo's kinds.
 pub(crate) fn liqo() -> impl Iterator<Item = Value> {
     files("crds-liqo").into_values().map(|text| serde_saphyr::from_str(&text).unwrap())
 }

@@ -1,4 +1,4 @@
-//! Programs understand what their pods tell them.
+//! Arguments of the chart's pods are accepted by their programs.
 
 use std::process::Command;
 

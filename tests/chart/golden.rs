@@ -1,4 +1,4 @@
-//! What is installed, as text: read the golden files as documentation.
+//! Installed manifests, as text: read the golden files as documentation.
 
 use std::path::Path;
 

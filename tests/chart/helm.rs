@@ -3,7 +3,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Where `make kubernetes` puts helm.
+/// Folder in which `make kubernetes` puts helm.
 const DIR: &str = "WEFT_KUBERNETES_DIR";
 const NAMESPACE: &str = "liqo";
 
@@ -17,18 +17,18 @@ ipam: {podCIDRs: [10.200.0.0/16], serviceCIDR: 10.96.0.0/12}
 crds: {liqo: never, weft: never}
 ";
 
-/// What must be said, and a value for everything else.
+/// Required values, and one for everything else.
 pub(crate) const EVERYTHING: &str = include_str!("values/everything.yaml");
 
 /// helm, version 3.
 pub(crate) struct Helm {
     program: PathBuf,
-    /// Of the cluster that it works on, if any.
+    /// Kubeconfig of the cluster that it works on, if any.
     kubeconfig: Option<PathBuf>,
 }
 
 impl Helm {
-    /// `None` where there is none, which is told as the reason why a test does nothing.
+    /// `None` if there is none, which is printed as the reason why a test does nothing.
     pub(crate) fn find() -> Option<Self> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let home = PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
@@ -49,7 +49,7 @@ impl Helm {
         Self { kubeconfig: Some(kubeconfig), ..self }
     }
 
-    /// What the chart is rendered to.
+    /// Manifests that the chart is rendered to, as text.
     pub(crate) fn template(&self, values: &[&str]) -> Result<String, String> {
         // A helm that was built by hand takes any cluster for an old one.
         self.with(&["template", "weft", "--kube-version=1.34.0"], values)
@@ -74,12 +74,12 @@ impl Helm {
         parse(&self.template(values).unwrap())
     }
 
-    /// What helm prints, or what it complains of.
+    /// Output of helm, or its error.
     pub(crate) fn run(&self, arguments: &[&str]) -> Result<String, String> {
         let mut command = Command::new(&self.program);
         command.args(arguments).args(["--namespace", NAMESPACE]);
         if let Some(kubeconfig) = &self.kubeconfig {
-            // What it remembers of clusters must not outlive them.
+            // Caches of clusters must not outlive them.
             command.env("KUBECONFIG", kubeconfig).env("HOME", kubeconfig.parent().unwrap());
         }
         let output = command.output().unwrap();

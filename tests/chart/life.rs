@@ -16,7 +16,7 @@ pub(crate) const NAMELESS: &str =
     "crds: {liqo: auto, weft: auto}\ndiscovery: {config: {clusterID: ''}}";
 const OURS: &str = "app.kubernetes.io/part-of=weft";
 
-/// What of the chart there may be in a cluster, CRDs apart.
+/// Kinds of the chart's objects that a cluster may have, CRDs apart.
 const KINDS: &str = "deployments,daemonsets,jobs,services,serviceaccounts,secrets,configmaps,leases,\
     roles,rolebindings,clusterroles,clusterrolebindings,mutatingwebhookconfigurations,\
     networks.ipam.liqo.io,wggatewayservertemplates,wggatewayclienttemplates";
@@ -27,7 +27,7 @@ pub(crate) struct Release {
 }
 
 impl Release {
-    /// `None` where there can't be one, which is told.
+    /// `None` if there can't be one, which is printed.
     pub(crate) fn prepare() -> Option<Self> {
         let helm = Helm::find()?;
         let name = std::thread::current().name().unwrap_or("chart").replace(':', "-");
@@ -135,7 +135,7 @@ fn what_liqo_has_is_used_as_it_is() {
     assert_eq!(theirs.as_they_are(&release), before);
 }
 
-/// What Liqo's own chart has installed.
+/// Objects that Liqo's own chart has installed.
 struct Liqos {
     crds: Vec<Value>,
     objects: Vec<Value>,
@@ -153,7 +153,7 @@ impl Liqos {
         theirs
     }
 
-    /// What they are and say now.
+    /// Their identity and content at present.
     fn as_they_are(&self, release: &Release) -> Vec<Value> {
         let items: Vec<_> = self.crds.iter().chain(&self.objects).collect();
         let list = json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string();
@@ -169,7 +169,7 @@ impl Liqos {
     }
 }
 
-/// Of an older release, which knows less.
+/// CRDs of an older release, which knows less.
 fn liqos_crds() -> Vec<Value> {
     let mut crds: Vec<_> = crds::liqo().collect();
     for crd in &mut crds {

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::helm::{EVERYTHING, Helm, chart};
 
-/// Of `weft up --metrics`.
+/// Metrics of `weft up --metrics`.
 const OTHERS: [&str; 2] = ["weft_process_up", "weft_process_restarts_total"];
 /// For a closer look only.
 const UNWATCHED: [&str; 2] = ["weft_ipam_requests", "weft_agent_reconcile_seconds"];

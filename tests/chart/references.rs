@@ -1,4 +1,4 @@
-//! What manifests say of each other.
+//! References between manifests.
 
 use std::collections::BTreeSet;
 
@@ -163,7 +163,7 @@ fn liqoctl_is_told_by_arguments_that_the_controller_takes() {
     }
 }
 
-/// Of all pods, those of gateways too.
+/// Containers of all pods, those of gateways too.
 pub(crate) fn containers(objects: &[Value]) -> impl Iterator<Item = &Value> {
     let of_gateways = of_kinds(objects, &TEMPLATES)
         .map(|template| &template["spec"]["template"]["spec"]["deployment"]);
@@ -186,7 +186,7 @@ fn names(objects: &[Value], kind: &str) -> BTreeSet<String> {
     of_kinds(objects, &[kind]).map(name).collect()
 }
 
-/// Whether `labels` have all that `selector` asks for.
+/// True if `labels` have all that `selector` asks for.
 fn holds(labels: &Value, selector: &Value) -> bool {
     selector.as_object().unwrap().iter().all(|(key, value)| &labels[key] == value)
 }

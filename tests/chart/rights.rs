@@ -1,4 +1,4 @@
-//! What each account may do, as a real API server says.
+//! Rights of each account, as a real API server reports them.
 
 use std::fs;
 
@@ -90,7 +90,7 @@ const MAY_NOT: [Case; 30] = [
     (AGENT, "tenant", "get gatewayconfigs.fabric.weft.dev milan"),
 ];
 
-/// Of a gateway, as the fabric-controller makes it.
+/// Rights of a gateway, as the fabric-controller makes them.
 const RULES: &str = "../fabric-controller/tests/kubernetes/gateway-rights.yaml";
 
 #[test]
@@ -120,7 +120,7 @@ fn a_gateway_is_given_what_the_controller_has_and_no_more(release: &Release) {
     assert!(told.contains("attempting to grant RBAC permissions not currently held"), "{told}");
 }
 
-/// Whether they may.
+/// Answers to the cases: true if the request is allowed.
 fn answers(release: &Release, cases: &[Case]) -> Vec<bool> {
     let list = json!({"apiVersion": "v1", "kind": "List",
         "items": cases.iter().map(question).collect::<Vec<_>>()});

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// Says what of a manifest its kind does not know, or lacks.
+/// Reports fields of a manifest that its kind does not know, or lacks.
 pub(crate) fn check(object: &Value) -> Result<(), String> {
     read::<ObjectMeta>(&object["metadata"])?;
     match object["kind"].as_str().unwrap_or_default() {
@@ -32,7 +32,7 @@ pub(crate) fn check(object: &Value) -> Result<(), String> {
         "WgGatewayClientTemplate" | "WgGatewayServerTemplate" => {
             read::<DeploymentSpec>(&object["spec"]["template"]["spec"]["deployment"]["spec"])
         }
-        // Prometheus' operator tells.
+        // Prometheus' operator checks these.
         "PodMonitor" | "PrometheusRule" => Ok(()),
         other => Err(format!("{other} is no kind that the chart has")),
     }

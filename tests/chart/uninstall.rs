@@ -11,7 +11,7 @@ use crate::life::{NAMELESS, Release};
 
 const JOB: &str = "liqo-withdrawal";
 const OURS: &str = "app.kubernetes.io/managed-by=weft";
-/// What programs make.
+/// Kinds that programs make.
 const KINDS: &str = "deployments,services,endpointslices,serviceaccounts,roles,rolebindings,secrets,\
     networks,ips,connections,gatewayconfigs,nodeconfigs,foreignclusters";
 

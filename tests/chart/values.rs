@@ -1,4 +1,4 @@
-//! What a user may say, and what happens to slips.
+//! Values that a user may set, and the handling of slips.
 
 use serde_json::Value;
 

@@ -11,7 +11,7 @@ use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 
 use crate::Netns;
 
-/// What may wait for the reader, in bytes: seconds of traffic on a busy machine.
+/// Size of the queue for the reader, in bytes: seconds of traffic on a busy machine.
 const QUEUE: usize = 64 << 20;
 /// A train of 64 KiB with its Ethernet header.
 const LONGEST: usize = 66_000;
@@ -73,7 +73,7 @@ impl Capture {
 
     fn stop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        // What goes on passing must not keep the reader from finding its queue empty.
+        // Ongoing traffic must not keep the reader from finding its queue empty.
         let _ = self.socket.set_nonblocking(true);
         if let Some(reader) = self.reader.take() {
             let _ = reader.join();
@@ -99,10 +99,10 @@ fn ignore_outgoing(socket: &Socket) -> Result<()> {
     Ok(())
 }
 
-/// How many frames found no room in the queue (packet(7), `PACKET_STATISTICS`).
+/// Number of frames that found no room in the queue (packet(7), `PACKET_STATISTICS`).
 #[allow(unsafe_code)]
 fn missed(socket: &Socket) -> Result<u32> {
-    // Of packets and of drops.
+    // Packets, drops.
     let mut counts = [0u32; 2];
     let mut len = size_of_val(&counts) as libc::socklen_t;
     let (level, name) = (libc::SOL_PACKET, libc::PACKET_STATISTICS);
@@ -114,10 +114,10 @@ fn missed(socket: &Socket) -> Result<u32> {
     Ok(counts[1])
 }
 
-/// What `recv` has filled in.
+/// Bytes that `recv` has filled in.
 #[allow(unsafe_code)]
 pub(crate) fn initialized(bytes: &[MaybeUninit<u8>]) -> Vec<u8> {
-    // SAFETY: callers pass only as much as the kernel says it has written.
+    // SAFETY: callers pass only as much as the kernel reports to have written.
     bytes.iter().map(|byte| unsafe { byte.assume_init() }).collect()
 }
 

@@ -43,7 +43,7 @@ pub struct Pod {
     pub addresses: Vec<IpAddr>,
 }
 
-/// How a cluster sees a peer: prefix as the peer has it, prefix as it is seen here.
+/// A cluster's view of a peer: prefix as the peer has it, prefix as it is seen here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View(pub Vec<(Cidr, Cidr)>);
 
@@ -54,7 +54,7 @@ impl View {
         found.with_context(|| format!("{address} is in no remapped prefix of {:?}", self.0))
     }
 
-    /// As the status of a Configuration says it.
+    /// Reads the view from the status of a Configuration.
     pub(crate) fn read(configuration: &Value, peer: &ClusterSpec) -> Result<Self> {
         let mut pairs = Vec::new();
         for (kind, remote) in [("pod", &peer.pod_cidrs), ("external", &peer.external_cidrs)] {
@@ -99,7 +99,7 @@ impl Cluster {
         self.start_with(&[])
     }
 
-    /// Likewise, with more options for `weft up`.
+    /// Starts the cluster with more options for `weft up`.
     pub fn start_with(&mut self, options: &[&str]) -> Result<()> {
         self.start_up(options)?;
         (2..=self.spec.nodes).try_for_each(|number| self.start_agent(number))
@@ -126,7 +126,7 @@ impl Cluster {
         self.run(&format!("weft-agent-{number}"), number, &mut command)
     }
 
-    /// What was started: `weft-up`, `weft-agent-2`, ...
+    /// A started program: `weft-up`, `weft-agent-2`, ...
     pub fn program(&self, name: &str) -> Result<&Program> {
         self.programs.get(name).with_context(|| format!("{name} was not started"))
     }
@@ -153,7 +153,7 @@ impl Cluster {
         self.head().command(Command::new(bin_dir()?.join("weft")).args(args), "")
     }
 
-    /// What `weft status -o json` says, whatever its exit code.
+    /// Output of `weft status -o json`, whatever its exit code.
     pub fn status(&self) -> Result<Value> {
         let weft = bin_dir()?.join("weft");
         let script = format!("{} status -o json; [ $? -le 3 ]", weft.display());
@@ -169,7 +169,7 @@ impl Cluster {
         found.with_context(|| format!("weft status knows no peering with {peer}: {status}"))
     }
 
-    /// Fails until this cluster says that it is connected to the peer.
+    /// Fails until this cluster's status reports a connection to the peer.
     pub fn is_connected(&self, peer: &str) -> Result<()> {
         let peering = self.peering(peer)?;
         ensure!(
@@ -182,7 +182,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// How many nodes let packets to the peer pass.
+    /// Number of nodes that let packets to the peer pass.
     pub fn nodes_open_to(&self, peer: &str) -> Result<usize> {
         let text = self.weft(&["get", "nodeconfig", "-o", "json"])?;
         let list: Value = serde_json::from_str(&text)?;
@@ -207,7 +207,7 @@ impl Cluster {
         })
     }
 
-    /// How this cluster sees the peer, as the status of its Configuration says.
+    /// This cluster's view of the peer, from the status of its Configuration.
     pub fn view(&self, peer: &ClusterSpec) -> Result<View> {
         let namespace = format!("liqo-tenant-{}", peer.id);
         let text =
@@ -226,7 +226,7 @@ impl Cluster {
         all.into_iter().filter(|(_, line)| is_it(line)).map(|(pid, _)| pid).collect()
     }
 
-    /// Where a path of the machines is found from outside.
+    /// Path of a file of the machines, as seen from outside.
     pub fn outside(&self, path: impl AsRef<Path>) -> PathBuf {
         self.head().outside(path)
     }
@@ -235,7 +235,7 @@ impl Cluster {
         format!("/run/weft/{}", self.spec.id)
     }
 
-    /// What a program that the harness started has printed.
+    /// Output of a program that the harness started.
     pub fn log(&self, name: &str) -> String {
         self.programs.get(name).map(Program::log).unwrap_or_default()
     }
@@ -277,7 +277,7 @@ fn node(lab: &Lab, spec: &ClusterSpec, number: u8, first: Option<&Host>) -> Resu
 const NO_DAD: [(&str, &str); 2] =
     [("ipv6/conf/all/accept_dad", "0"), ("ipv6/conf/default/accept_dad", "0")];
 
-/// What a simple CNI sets up on a node besides its bridge: routes to the pods of the other nodes,
+/// Setup of a simple CNI on a node besides its bridge: routes to the pods of the other nodes,
 /// and a masquerade for what leaves the cluster.
 pub(crate) fn join_pod_network(host: &Host, spec: &ClusterSpec, number: u8) -> Result<()> {
     host.ip(&pod_routes(spec, number))?;
@@ -312,7 +312,7 @@ pub(crate) fn pod_routes_to(spec: &ClusterSpec, node: u8, prefixes: &[IpNet]) ->
     batch
 }
 
-/// What most CNIs do with packets that leave the cluster.
+/// Rules of most CNIs for packets that leave the cluster.
 fn cni_masquerade(spec: &ClusterSpec) -> String {
     let rules: String = spec
         .pod_cidrs

@@ -1,4 +1,4 @@
-//! A raw sender on the switch: whatever it likes, with whatever source address it likes.
+//! A raw sender on the switch: any frames, with any source address.
 
 mod forge;
 
@@ -16,17 +16,17 @@ use crate::{Host, Lab};
 
 /// Frames of one call.
 const BATCH: usize = 64;
-/// How much of a core the sender may use.
+/// Share of a core that the sender may use.
 const SHARE: f64 = 0.5;
 
-/// What a flood came to.
+/// Result of a flood.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FloodReport {
     /// Frames that the kernel took.
     pub sent: u64,
     pub took: Duration,
-    /// Of the sender's thread. What its frames cost until they lie in a socket's buffer is in it:
-    /// a veth pair is crossed in the sender's time.
+    /// CPU time of the sender's thread, which includes the cost of its frames until they lie in a
+    /// socket's buffer: a veth pair is crossed in the sender's time.
     pub cpu: Duration,
 }
 
@@ -68,7 +68,7 @@ fn send(socket: RawFd, frames: &[Vec<u8>], stop: &AtomicBool) -> FloodReport {
     report
 }
 
-/// How many of the frames were sent. One that does not fit the device is passed over.
+/// Number of frames that were sent. One that does not fit the device is passed over.
 #[allow(unsafe_code)]
 fn send_batch(socket: RawFd, frames: &[Vec<u8>]) -> u64 {
     let mut parts = frames.iter().map(|frame| libc::iovec {

@@ -14,7 +14,7 @@ use crate::netns::{Netns, finish, on_a_thread};
 use crate::program::{Program, Reaped};
 
 /// The first process of a machine: it lasts as long as its input does, and reaps orphans (the
-/// kernel does that for whoever ignores SIGCHLD). A new `/sys` shows the machine's own devices;
+/// kernel does that for one that ignores SIGCHLD). A new `/sys` shows the machine's own devices;
 /// the control groups stay where everybody looks for them.
 const INIT: &str = "if mount --rbind /sys/fs/cgroup /mnt 2>/dev/null; then
   mount -t sysfs none /sys; mount --move /mnt /sys/fs/cgroup
@@ -23,7 +23,7 @@ echo ready; exec env --ignore-signal=CHLD cat >/dev/null";
 
 const FRESH_RUN: &str = "mount -t tmpfs -o mode=755 none /run; ";
 
-/// Whether a nested machine has a `/run` of its own.
+/// Separate or shared `/run` of a nested machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Files {
     Own,
@@ -81,7 +81,7 @@ impl Host {
         self.holder.pid()
     }
 
-    /// Where a path of the machine is found from outside.
+    /// Path of a file of the machine, as seen from outside.
     pub fn outside(&self, path: impl AsRef<Path>) -> PathBuf {
         let inside = path.as_ref();
         let relative = inside.strip_prefix("/").unwrap_or(inside);

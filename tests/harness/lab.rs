@@ -111,8 +111,8 @@ pub fn on_segment(address: IpAddr) -> IpNet {
     IpNet::new(address, len).expect("24 and 64 are lengths of prefixes")
 }
 
-/// How long a packet may take from one end of a lab to the other before it counts as lost: long,
-/// since a machine that is busy building something starves whoever carries the packet.
+/// Time after which a packet from one end of a lab to the other counts as lost: long, since a
+/// machine that is busy building something starves the programs that carry the packet.
 pub const PATIENCE: Duration = Duration::from_secs(3);
 
 #[cfg(test)]

@@ -10,21 +10,21 @@ use ipnet::IpNet;
 
 use crate::ClusterSpec;
 
-/// How a list of one CIDR is written.
+/// Notation of a list of one CIDR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spelling {
-    /// `pod: 10.0.0.0/16`, as older guides have it. Only the first CIDR can be said so.
+    /// `pod: 10.0.0.0/16`, as older guides have it. Only the first CIDR can be written so.
     Text,
     /// `pod: [10.0.0.0/16]`.
     List,
 }
 
-/// What joins two clusters.
+/// Peering of two clusters.
 #[derive(Clone, Debug)]
 pub struct Peering {
     pub client: ClusterSpec,
     pub server: ClusterSpec,
-    /// Where the client finds the server: addresses or names.
+    /// Addresses or names of the server, for the client.
     pub endpoint: Vec<String>,
     pub port: u16,
     pub mtu: u32,
@@ -58,7 +58,7 @@ impl Peering {
         &self.server_key
     }
 
-    /// What is applied in the client's cluster, one document each.
+    /// Manifests to apply in the client's cluster, one document each.
     pub fn client_documents(&self) -> Vec<String> {
         let peer = &self.server;
         let mut documents = common(peer, self.client_spelling, &self.client_key, &self.server_key);
@@ -66,7 +66,7 @@ impl Peering {
         documents
     }
 
-    /// What is applied in the server's cluster, one document each.
+    /// Manifests to apply in the server's cluster, one document each.
     pub fn server_documents(&self) -> Vec<String> {
         let peer = &self.client;
         let mut documents = common(peer, self.server_spelling, &self.server_key, &self.client_key);
@@ -135,7 +135,7 @@ fn common(
     ]
 }
 
-/// What a cluster is told about its peer's CIDRs.
+/// Configuration with a peer's CIDRs.
 pub fn configuration(peer: &ClusterSpec, spelling: Spelling) -> String {
     let id = &peer.id;
     let (pod, external) = (spell(&peer.pod_cidrs, spelling), spell(&peer.external_cidrs, spelling));
@@ -162,7 +162,7 @@ pub fn ip(name: &str, target: IpAddr, masquerade: bool) -> String {
     )
 }
 
-/// What `weft init` writes: the cluster's name, its Networks, its Nodes.
+/// Manifests as `weft init` writes them: the cluster's name, its Networks, its Nodes.
 pub fn own(cluster: &ClusterSpec) -> String {
     let mut documents = vec![format!(
         "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: liqo-clusterid-configmap\n  namespace: liqo\n  \

@@ -39,7 +39,7 @@ impl Netns {
         })
     }
 
-    /// Runs a command inside and returns what it printed; an error says what it complained of.
+    /// Runs a command inside and returns its output; an error contains its stderr.
     pub fn command(&self, command: &mut Command, input: &str) -> Result<String> {
         self.run(|| finish(command, input))
     }
@@ -80,7 +80,7 @@ pub(crate) fn finish(command: &mut Command, input: &str) -> Result<String> {
         .spawn()
         .with_context(|| format!("starting {name}"))?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A command that ends early closes its input; its status says what was wrong.
+        // A command that ends early closes its input; its status shows the failure.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output().with_context(|| format!("waiting for {name}"))?;
@@ -98,7 +98,7 @@ pub(crate) fn on_a_thread<T: Send>(f: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Fails unless all of these programs are installed, and says which package has them.
+/// Fails unless all of these programs are installed, and names the packages that have them.
 pub fn require(programs: &[(&str, &str)]) -> Result<()> {
     let dirs = program_dirs();
     let missing: Vec<_> = programs
@@ -112,7 +112,7 @@ pub fn require(programs: &[(&str, &str)]) -> Result<()> {
     Ok(())
 }
 
-/// Where programs are looked for: as root has it, whoever we are.
+/// Folders in which programs are searched: root's, whoever we are.
 pub(crate) fn program_dirs() -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut dirs: Vec<_> = std::env::split_paths(&path).collect();

@@ -26,7 +26,7 @@ impl Program {
         self.child.pid()
     }
 
-    /// What it has printed so far.
+    /// Output so far.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -35,7 +35,7 @@ impl Program {
         kill(Pid::from_raw(self.pid()), signal).context("sending a signal")
     }
 
-    /// How it ended, if it has.
+    /// Exit status, if it has ended.
     pub fn ended(&self) -> Option<ExitStatus> {
         self.child.ended()
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::{Cluster, Host};
 
-/// How many lines of each log are shown.
+/// Number of lines shown of each log.
 const TAIL: usize = 25;
 
 impl Cluster {
@@ -51,7 +51,7 @@ impl Cluster {
         (given, taken)
     }
 
-    /// What the gateways counted that is not zero.
+    /// Counters of the gateways that are not zero.
     fn counters(&self) -> Vec<(String, String)> {
         let sockets = fs::read_dir(self.outside(format!("{}/http", self.run_dir())));
         let sockets = sockets.into_iter().flatten().flatten();
@@ -77,7 +77,7 @@ impl Cluster {
     }
 }
 
-/// What a program tells of itself, as Prometheus asks for it.
+/// Metrics of a program, requested as Prometheus does.
 pub fn scrape(mut stream: impl Read + Write) -> io::Result<String> {
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
     let mut answer = String::new();

@@ -14,17 +14,18 @@ pub enum Families {
 #[derive(Clone, Debug)]
 pub struct ClusterSpec {
     pub id: String,
-    /// Tells this cluster's nodes from others' on the segment: 192.0.2.(16 x number + node).
+    /// Distinguishes this cluster's nodes from others' on the segment: 192.0.2.(16 x number +
+    /// node).
     pub number: u8,
     pub nodes: u8,
     pub pods_per_node: u8,
-    /// Of the nodes' addresses.
+    /// Families of the nodes' addresses.
     pub underlay: Families,
     /// /16s and /48s; node n has /24 or /64 number n of each.
     pub pod_cidrs: Vec<IpNet>,
     pub external_cidrs: Vec<IpNet>,
     pub internal_cidrs: Vec<IpNet>,
-    /// Of clusters that run Kubernetes.
+    /// Service CIDRs of clusters that run Kubernetes.
     pub service_cidrs: Vec<IpNet>,
 }
 

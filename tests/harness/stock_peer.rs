@@ -13,7 +13,7 @@ use ipnet::IpNet;
 
 use crate::{Host, Program, wait_until};
 
-/// Where `make peers` puts other WireGuards.
+/// Folder in which `make peers` puts other WireGuards.
 const PEERS_DIR: &str = "WEFT_PEERS_DIR";
 /// The name of a stock peer's device.
 pub const STOCK_DEVICE: &str = "wg0";
@@ -27,17 +27,17 @@ pub enum StockPeer {
     Gotatun,
 }
 
-/// What a stock peer is told.
+/// Configuration of a stock peer.
 #[derive(Clone, Debug)]
 pub struct Tunnel {
     pub own: PrivateKey,
     pub peer: PublicKey,
     pub listen_port: u16,
-    /// Where the peer is, unless it comes first.
+    /// Address of the peer, unless it sends first.
     pub endpoint: Option<SocketAddr>,
     /// Seconds between persistent keepalives, the first of which may begin the handshake.
     pub keepalive: Option<u16>,
-    /// What the peer may send from. Routes lead there, too.
+    /// Prefixes that the peer may send from. Routes lead there, too.
     pub allowed: Vec<IpNet>,
     /// The device's own addresses.
     pub addresses: Vec<IpNet>,
@@ -55,7 +55,7 @@ impl StockPeer {
         let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
         let folder = std::env::var_os(PEERS_DIR).map(PathBuf::from);
         let path = folder.unwrap_or_else(|| home().join(".cache/weft/bin")).join(match self {
-            // Go names programs after the last word of their module.
+            // Go names programs after the last part of their module's path.
             Self::WireguardGo => "wireguard",
             Self::Boringtun => "boringtun-cli",
             Self::Gotatun => "gotatun",
@@ -64,7 +64,7 @@ impl StockPeer {
         Ok(path)
     }
 
-    /// What the program says it is.
+    /// Version that the program reports.
     pub fn version(self) -> Result<String> {
         let output = Command::new(self.program()?).arg("--version").output();
         let output = output.with_context(|| format!("starting {self}"))?;

@@ -17,7 +17,7 @@ pub use stream::{Arrived, StreamReport, Streams, Way};
 pub use tcp::{BulkReport, Service, TcpServer, bulk, connect, http_get, paced_bulk};
 pub use udp::{FlowReport, UdpEcho, udp_connect, udp_echo, udp_flow, udp_refusal};
 
-/// How long a port that was given up may still be taken.
+/// Time for which a released port may still be in use.
 const TAKEN: Duration = Duration::from_secs(2);
 
 /// Binds to a port as soon as it is free: what was closed here, a child of this process holds until it has

@@ -5,8 +5,8 @@ use anyhow::{Result, bail};
 
 const PAUSE: Duration = Duration::from_millis(15);
 
-/// Asks again and again until `ask` has an answer. An error names what was waited for and why it
-/// was not so when last asked.
+/// Calls `ask` repeatedly until it succeeds. An error names what was waited for and why it
+/// was not so at the last try.
 pub fn wait_until<T, E: Display>(
     what: &str,
     at_most: Duration,

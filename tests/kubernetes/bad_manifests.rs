@@ -80,14 +80,14 @@ const TOLD: &[Slip] = &[
     ),
 ];
 
-/// Of a peering that has it already.
+/// Slip in the Secret of a peering that has it already.
 const SECRET_SLIP: Slip = (
     SECRET,
     ("privateKey: ", "privateKey: c2hvcnQ= #"),
     &["data.privateKey", "5 bytes long", "expected 32"],
 );
 
-/// What is wrong is refused or told, and neither packets nor API servers notice.
+/// Wrong manifests are refused or reported, and neither packets nor API servers notice.
 pub(crate) fn disturb_nobody(pair: &Pair) -> Result<()> {
     let rome = &pair.clusters[0];
     let traffic = pair.streaming(|| {
@@ -127,7 +127,7 @@ fn in_what_runs(pair: &Pair) -> Result<()> {
         wait_until(&format!("{edit:?} is told"), SOON, || {
             let tenant = Tenant::of(rome, TENANT)?;
             tenant.has_event((kind, name), told)?;
-            // Keys have no status: who needs them says what is wrong.
+            // Keys have no status: the objects that need them report the problem.
             let own = matches!(*document, CONFIGURATION | GATEWAY);
             tenant.has_condition(if own { (kind, name) } else { OBJECTS[GATEWAY] }, told)
         })?;
@@ -197,7 +197,7 @@ fn is_well(cluster: &Kubernetes) -> Result<()> {
     Ok(())
 }
 
-/// What there is in a namespace of a peering.
+/// Objects in a namespace of a peering.
 struct Tenant(Vec<Value>);
 
 impl Tenant {
@@ -238,7 +238,7 @@ impl Tenant {
     }
 }
 
-/// The condition that says what is wrong, if anything is.
+/// The condition that reports the problem, if there is one.
 fn accepted(object: &Value) -> &Value {
     let mut all = object["status"]["conditions"].as_array().into_iter().flatten();
     all.find(|condition| condition["type"] == "Accepted").unwrap_or(&Value::Null)

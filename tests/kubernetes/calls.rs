@@ -1,4 +1,4 @@
-//! What liqoctl 1.2 asks of a cluster and writes to it, call by call: in its order, once a second
+//! Calls of liqoctl 1.2 to a cluster, reading and writing, one by one: in its order, once a second
 //! where it waits, and once where it does not. Where it would crash, there is an error.
 
 mod connect;
@@ -90,7 +90,7 @@ pub(crate) fn create(side: &Side<'_>, object: &Value, at_most: Duration) -> Resu
     })
 }
 
-/// `generate configuration`: what a peer is to know of this cluster.
+/// `generate configuration`: the CIDRs of this cluster for a peer.
 pub(crate) fn generate_configuration(cluster: &Kubernetes) -> Result<Value> {
     let id = cluster_id(cluster)?;
     let pods = networks(cluster, "pod-cidr", Some("liqo"))?;
@@ -128,7 +128,7 @@ fn cluster_id(cluster: &Kubernetes) -> Result<String> {
     map["data"]["CLUSTER_ID"].as_str().map(str::to_owned).context("it has no CLUSTER_ID")
 }
 
-/// What was granted to Networks of a type.
+/// CIDRs granted to Networks of a type.
 fn networks(cluster: &Kubernetes, of: &str, namespace: Option<&str>) -> Result<Vec<String>> {
     let label = format!("ipam.liqo.io/network-type={of}");
     let all = list(cluster, "networks", namespace, &label)?;
@@ -143,7 +143,7 @@ fn one_network(cluster: &Kubernetes, of: &str, namespace: Option<&str>) -> Resul
     Ok(one.clone())
 }
 
-/// Of one namespace, or of all.
+/// Objects of one namespace, or of all.
 pub(crate) fn list(
     cluster: &Kubernetes,
     kind: &str,

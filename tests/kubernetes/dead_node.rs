@@ -16,7 +16,7 @@ use crate::stage::{play, say, step};
 
 const TENANT: &str = "liqo-tenant-milan";
 const JOB: &str = "--selector=job-name=liqo-withdrawal";
-/// Helm's own patience, and so what users wait.
+/// Helm's own timeout, and so the time that users wait.
 const AT_MOST: Duration = Duration::from_secs(300);
 /// Until Kubernetes has given up what ran on a node that is no longer listed.
 const COLLECTED: Duration = Duration::from_secs(180);
@@ -69,7 +69,7 @@ fn uninstall_without(cluster: &Kubernetes) -> Result<()> {
     say(began.elapsed(), "to uninstall weft");
     is_told(cluster, &dead.name)?;
 
-    // What ran there ends for the API only when the node is given up.
+    // Pods of that node end for the API only when the node is given up.
     cluster.kubectl(&["delete", "node", &dead.name])?;
     wait_until("there is no more than before", COLLECTED, || {
         Inventory::of(cluster)?.but_of(&dead.name).ensure_no_more(&before, &users)

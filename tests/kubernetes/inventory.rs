@@ -10,17 +10,17 @@ use weft_tests::kubernetes::Machine;
 
 /// They come and go by themselves.
 const RESTLESS: [&str; 3] = ["events", "events.events.k8s.io", "componentstatuses"];
-/// What stays of a chart, or what Kubernetes makes for that.
+/// Objects that stay of a chart, or that Kubernetes makes for those.
 const STAY: [&str; 4] = [
     "CustomResourceDefinition ",
     "APIService ",
     "ServiceAccount default ",
     "ConfigMap kube-root-ca.crt ",
 ];
-/// What users make.
+/// Kinds that users make.
 const KINDS: &str = "configurations,gatewayservers,gatewayclients,publickeies";
 /// Devices, rules, routes, tables: what weft could make. kube-proxy removes its chains of Services that
-/// are gone when it likes.
+/// are gone at a time of its own.
 const LOOK: &str = "ip -o link show type vxlan | cut -d: -f2; ip rule; ip -6 rule; nft list tables; \
     for f in -4 -6; do ip $f route show table 18952 2>/dev/null; done; \
     nft list tables | grep -v kube-proxy | while read table; do nft list $table; done | grep -i weft; true";
@@ -69,7 +69,7 @@ fn kernel(machine: &Machine) -> Result<Vec<String>> {
     Ok(text.lines().map(|line| format!("{}: {}", machine.name, line.trim())).collect())
 }
 
-/// What users have made in a namespace, as it is listed.
+/// Objects that users have made in a namespace, as they are listed.
 pub(crate) fn users(cluster: &Kubernetes, namespace: &str) -> Result<Vec<String>> {
     let line = |item: &Value| {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -78,7 +78,7 @@ pub(crate) fn users(cluster: &Kubernetes, namespace: &str) -> Result<Vec<String>
     Ok(objects(cluster, &format!("{KINDS},secrets"), namespace)?.iter().map(line).collect())
 }
 
-/// That it says nothing that is no longer so.
+/// Checks that no object has a stale status.
 pub(crate) fn ensure_silent(cluster: &Kubernetes, namespace: &str) -> Result<()> {
     for object in objects(cluster, KINDS, namespace)? {
         let status = object["status"].as_object().cloned().unwrap_or_default();

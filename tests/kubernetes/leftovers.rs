@@ -1,5 +1,5 @@
-//! What clusters could leave on the host: processes and their namespaces, mounts, control groups,
-//! folders. A run that is killed leaves no more than one that ends.
+//! Possible leftovers of clusters on the host: processes and their namespaces, mounts, control
+//! groups, folders. A run that is killed leaves no more than one that ends.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,10 +13,10 @@ use weft_tests::{ClusterSpec, Kubernetes, Lab, find_holders, wait_until};
 
 use crate::stage::{play, step};
 
-/// What there is on the host of what clusters could make there.
+/// Objects on the host of the kinds that clusters could make there.
 pub(crate) struct Traces(BTreeSet<String>);
 
-/// Where programs of Kubernetes keep things when nobody tells them otherwise.
+/// Default folders of the programs of Kubernetes.
 const FOLDERS: [&str; 7] =
     ["/run", "/run/netns", "/var/lib", "/var/log", "/etc/cni", "/opt", "/root"];
 
@@ -60,7 +60,7 @@ fn groups(root: &Path) -> impl Iterator<Item = String> + use<> {
 pub(crate) struct Namespaces(BTreeSet<String>);
 
 impl Namespaces {
-    /// Of the machines of a lab, and of the pods on them.
+    /// Namespaces of the machines of a lab, and of the pods on them.
     pub(crate) fn of_lab(group: &str) -> Self {
         let inside = |(holder, _)| link(holder, "pid_for_children");
         let machines: BTreeSet<_> = find_holders(group).into_iter().filter_map(inside).collect();
@@ -88,7 +88,7 @@ fn link(process: i32, namespace: &str) -> Option<String> {
     Some(link.display().to_string())
 }
 
-/// Whether a process runs on one of these machines, or whoever started it does.
+/// True if a process, or an ancestor of it, runs on one of these machines.
 fn is_on(machines: &BTreeSet<String>, process: i32) -> bool {
     link(process, "pid").is_some_and(|pid| machines.contains(&pid))
         || parent(process).is_some_and(|parent| is_on(machines, parent))
@@ -100,7 +100,7 @@ fn parent(process: i32) -> Option<i32> {
     line.trim().parse().ok().filter(|parent| *parent > 0)
 }
 
-/// Tells the test below that it is to be killed.
+/// Environment variable that makes the test below the run to be killed.
 const VICTIM: &str = "WEFT_VICTIM";
 /// Its lab.
 const VICTIMS: &str = "weft-kubernetes-victim";

@@ -38,7 +38,7 @@ fn liqoctl_writes_and_deletes_what_the_definitions_define() -> Result<()> {
     })
 }
 
-/// What liqoctl prints, once it has done what it was told.
+/// Output of liqoctl, once the command has succeeded.
 pub(crate) fn told(cluster: &Kubernetes, args: &[&str]) -> Result<String> {
     let answer = cluster.liqoctl(None, args)?;
     ensure!(answer.success, "liqoctl {}: {}{}", args.join(" "), answer.stdout, answer.stderr);

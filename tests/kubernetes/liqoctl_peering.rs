@@ -76,7 +76,7 @@ fn through(clusters: &[Kubernetes; 2], tool: Tool) -> Result<()> {
 
 fn install(clusters: &[Kubernetes; 2], image: &Image, readme: &Readme) -> Result<()> {
     each(clusters, |cluster| {
-        // liqoctl says where the API server is, by this label.
+        // liqoctl finds the API server's address by this label.
         let head = cluster.spec.node_name(1);
         cluster.kubectl(&["label", "node", &head, "node-role.kubernetes.io/control-plane="])?;
         cluster.kubectl(&["create", "namespace", NOBODY])?;
@@ -122,14 +122,14 @@ fn as_expected(clusters: &[Kubernetes; 2]) -> Result<()> {
     };
     let endpoint = &server["status"]["endpoint"];
     ensure!([on(1), on(2)].contains(endpoint), "it is told to be at {endpoint}");
-    // A server that was made anew may have been told where its namesake's pod was, and every node
+    // A server that was made anew may have the endpoint of its namesake's pod, and every node
     // answers at a NodePort.
     let client = clusters[0].get(Object::new("gatewayclient", TENANTS[0], "milan"))?;
     ensure!([on(1), on(2)].contains(&client["spec"]["endpoint"]), "{client}");
     Ok(())
 }
 
-/// What is wanted, and by whom.
+/// UIDs and specs of the desired objects.
 fn wanted(clusters: &[Kubernetes; 2]) -> Result<Vec<Value>> {
     let mut all = Vec::new();
     for (cluster, tenant) in clusters.iter().zip(TENANTS) {

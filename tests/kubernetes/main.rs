@@ -1,6 +1,6 @@
-//! What happens on real clusters of Kubernetes, two side by side.
+//! Tests on real clusters of Kubernetes, two side by side.
 //!
-//! Each is as heavy as two real nodes, and what is left on the host can only be told when nobody
+//! Each is as heavy as two real nodes, and leftovers on the host can only be determined when nobody
 //! else builds any, so one test runs at a time.
 
 mod bad_manifests;

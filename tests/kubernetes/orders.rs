@@ -60,7 +60,7 @@ fn orders() -> Vec<Vec<Manifest>> {
 fn in_order(pair: &Pair, order: &[Manifest], spellings: [Spelling; 2]) -> Result<()> {
     let documents = pair.documents_in(spellings);
     order.iter().try_for_each(|(side, (place, _))| {
-        // Where there is no webhook for a moment, strings are refused, and can be applied again.
+        // While there is no webhook for a moment, strings are refused, and can be applied again.
         let apply = || pair.clusters[*side].apply(&documents[*side][*place]).map(drop);
         wait_until("it is taken", SOON, apply)
     })

@@ -15,16 +15,16 @@ use weft_tests::{Kubernetes, Lab, Netns, Pod, View, scrape, wait_until};
 use crate::inventory::Inventory;
 use crate::stage::{each, note, rome_and_milan, step};
 
-/// How long two clusters may take from the manifests to Connected.
+/// Time that two clusters may take from the manifests to Connected.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
-/// How long installing may take, on a machine that starts four nodes' worth of pods at once.
+/// Time that installing may take, on a machine that starts four nodes' worth of pods at once.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 const NODE_PORT: u16 = 30742;
 pub(crate) const HTTP: u16 = 80;
 const ECHO: u16 = 7007;
-/// Of a gateway in a pod.
+/// Metrics port of a gateway in a pod.
 const METRICS: u16 = 8084;
-/// Of streams, in which one datagram a millisecond goes each way.
+/// Port of streams, in which one datagram a millisecond goes each way.
 const STREAM: u16 = 7001;
 const OFTEN: Duration = Duration::from_millis(1);
 
@@ -32,9 +32,9 @@ const OFTEN: Duration = Duration::from_millis(1);
 pub(crate) struct Pair {
     pub(crate) clusters: [Kubernetes; 2],
     peering: Peering,
-    /// Of each cluster, one on each node.
+    /// Pods of each cluster, one on each node.
     pub(crate) pods: Vec<Vec<Pod>>,
-    /// Of each cluster, before weft was installed.
+    /// Inventory of each cluster, before weft was installed.
     pub(crate) before: Vec<Inventory>,
 }
 
@@ -44,15 +44,15 @@ pub(crate) const GATEWAYS: [Object<'static>; 2] = [
     Object { kind: "gatewayserver", namespace: "liqo-tenant-rome", name: "server" },
 ];
 
-/// What a stream each way goes by.
+/// Addresses and namespaces for a stream each way.
 pub(crate) struct Course {
-    /// How rome sees milan, and the other way round.
+    /// rome's view of milan, and the other way round.
     views: [View; 2],
-    /// Of the gateways' pods.
+    /// Namespaces of the gateways' pods.
     gateways: Vec<Netns>,
 }
 
-/// What has become of a stream each way.
+/// Result of a stream each way.
 #[derive(Debug)]
 pub(crate) struct Traffic {
     pub(crate) streams: Vec<StreamReport>,
@@ -136,7 +136,7 @@ impl Pair {
         Ok(pair)
     }
 
-    /// Does something, and prints everything that may tell why if it fails.
+    /// Runs a step, and prints everything that may explain its failure.
     pub(crate) fn explained<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
         f().inspect_err(|_| self.clusters.iter().for_each(|one| eprintln!("{}", one.report())))
     }
@@ -151,7 +151,7 @@ impl Pair {
     pub(crate) fn connect(&self) -> Result<()> {
         let began = Instant::now();
         for (cluster, documents) in self.clusters.iter().zip(self.documents()) {
-            // The API server hears of the webhook a moment after that is ready.
+            // The API server registers the webhook a moment after that is ready.
             wait_until("plain strings are taken", SOON, || cluster.apply(&join(&documents)))?;
         }
         self.wait_connected(SOON.saturating_sub(began.elapsed()))
@@ -174,7 +174,7 @@ impl Pair {
         milan.wait_connected("rome", "server", at_most.saturating_sub(began.elapsed()))
     }
 
-    /// How rome sees milan, and the other way round.
+    /// rome's view of milan, and the other way round.
     pub(crate) fn views(&self) -> Result<[View; 2]> {
         let [rome, milan] = &self.clusters;
         Ok([rome.view(&milan.spec)?, milan.view(&rome.spec)?])
@@ -193,7 +193,7 @@ impl Pair {
         Ok(Course { views: self.views()?, gateways: gateways.collect::<Result<_>>()? })
     }
 
-    /// What becomes of a stream each way while something happens.
+    /// Result of a stream each way while something happens.
     pub(crate) fn streaming(&self, f: impl FnOnce() -> Result<()>) -> Result<Traffic> {
         self.streaming_by(&self.course()?, f)
     }

@@ -23,7 +23,7 @@ use crate::{bad_manifests, orders, requests, status, truth};
 
 /// Until packets pass again, with the time that a pod takes to start.
 const BACK: Duration = Duration::from_secs(6);
-/// Where a successor is there already.
+/// Outage if a successor is there already.
 const REPLACED: Duration = Duration::from_secs(3);
 /// Kubernetes' own controllers may have to get over an API server that was away before they make pods, or
 /// remove those of what is gone.
@@ -69,8 +69,8 @@ fn from_the_manifests_to_the_end(pair: &Pair, lab: &Lab) -> Result<()> {
     step("nothing is left of weft, for all that is peered", || uninstalled(pair, lab))
 }
 
-/// A client's successor connects at once. A server says goodbye, and the client looks for its successor
-/// once a second: missed answers would tell it after 6 s.
+/// A client's successor connects at once. A server announces its end, and the client looks for its
+/// successor once a second: missed answers would show it after 6 s.
 fn gateways_come_back(pair: &Pair) -> Result<()> {
     for (cluster, gateway) in pair.clusters.iter().zip(GATEWAYS) {
         let traffic = pair.streaming(|| {
@@ -87,7 +87,8 @@ fn gateways_come_back(pair: &Pair) -> Result<()> {
     Ok(())
 }
 
-/// What tracks the client's connection on its way, the node port, leads to the old pod for a while.
+/// The conntrack entry of the client's connection to the node port leads to the old pod for a
+/// while.
 fn a_client_follows(pair: &Pair) -> Result<()> {
     let (milan, server) = (&pair.clusters[1], GATEWAYS[1]);
     let rollout = |verb: &str| {
@@ -182,7 +183,7 @@ fn api_servers_are_not_missed(pair: &Pair) -> Result<()> {
     })
 }
 
-/// What programs go by is the same before and after.
+/// Objects that programs read are the same before and after.
 fn nothing_is_published(pair: &Pair, f: impl FnOnce() -> Result<()>) -> Result<()> {
     let before = pair.each(published)?;
     f()?;
@@ -212,7 +213,7 @@ fn lease(cluster: &Kubernetes) -> Result<Value> {
     Ok(lease["spec"].clone())
 }
 
-/// What the programs go by, one line an object.
+/// Objects that the programs read, one line each.
 fn published(cluster: &Kubernetes) -> Result<Vec<String>> {
     let kinds = "gatewayconfigs,nodeconfigs,networks,ips";
     let format = "jsonpath={range .items[*]}{.kind} {.metadata.name} {.metadata.uid} {.metadata.generation}{'\\n'}{end}";

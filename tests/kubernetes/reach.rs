@@ -86,7 +86,7 @@ fn get(from: &Netns, address: IpAddr, port: u16, who: &str) -> Result<IpAddr> {
     seen.context("nothing was seen")
 }
 
-/// Whatever a pod of milan sees, it can answer.
+/// Any source address that a pod of milan sees can be answered.
 fn is_romes(seen: IpAddr, of_rome: &View) -> Result<()> {
     let is_in_one = of_rome.0.iter().any(|(_, local)| local.net().contains(&seen));
     ensure!(is_in_one, "{seen} is seen, which is in no prefix of rome's: {of_rome:?}");

@@ -1,4 +1,4 @@
-//! How much weft's programs ask of the API servers, and what they are refused.
+//! Number of requests from weft's programs to the API servers, and those that are refused.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::stage::note;
 
 /// Longer than any program waits until it looks at everything again.
 const WHILE: Duration = Duration::from_secs(35);
-/// Of one program, a minute.
+/// Requests of one program, a minute.
 const AT_MOST: usize = 60;
 const FORBIDDEN: u64 = 403;
 
@@ -46,7 +46,7 @@ pub(crate) fn are_allowed(cluster: &Kubernetes, account: &str) -> Result<()> {
     Ok(())
 }
 
-/// Of each pod, how often it has asked for what.
+/// Number of requests of each kind, by pod.
 fn by_pod(requests: &[Request]) -> BTreeMap<&str, BTreeMap<&str, usize>> {
     let mut pods: BTreeMap<&str, BTreeMap<&str, usize>> = BTreeMap::new();
     for request in requests.iter().filter(|request| is_of_a_pod(request)) {

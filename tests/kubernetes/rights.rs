@@ -1,12 +1,12 @@
-//! What each service account may do, and that it may do nothing else, as the API server of a cluster
-//! with two peerings says.
+//! Rights of each service account, and their limits, as reported by the API server of a cluster
+//! with two peerings.
 
 use anyhow::{Result, bail, ensure};
 use serde_json::{Value, json};
 use weft_tests::Kubernetes;
 use weft_tests::kubernetes::access_review;
 
-/// Who is asked about, by the letters that the table below has for them.
+/// Accounts, by their letters in the table below.
 const ACCOUNTS: [(char, &str); 6] = [
     ('c', "liqo:liqo-fabric-controller"),
     ('i', "liqo:liqo-ipam"),
@@ -19,7 +19,7 @@ const GATEWAY: &str = "liqo-tenant-milan:gw-client";
 const OTHER_GATEWAY: &str = "liqo-tenant-turin:gw-client";
 const SYSTEM: &str = "kube-system";
 
-/// Where, what, and which of the accounts may do it.
+/// Namespace, request, and the accounts that may make it.
 type Row = (&'static str, &'static str, &'static str);
 
 /// In the namespaces of peerings.
@@ -38,7 +38,7 @@ const OF_PEERINGS: &[Row] = &[
     ("milan", "delete secrets gw-keys", "w"),
     ("milan", "get configmaps of-a-user", ""),
     ("milan", "create configmaps", ""),
-    // What gateways consist of.
+    // Parts of gateways.
     ("milan", "create deployments.apps", "c"),
     ("milan", "patch deployments.apps gw-client", "c"),
     ("milan", "delete deployments.apps gw-client", "cw"),
@@ -65,7 +65,7 @@ const OF_PEERINGS: &[Row] = &[
     ("milan", "delete rolebindings.rbac.authorization.k8s.io gw-client", "cw"),
     ("milan", "escalate roles.rbac.authorization.k8s.io gw-client", ""),
     ("milan", "bind roles.rbac.authorization.k8s.io gw-client", ""),
-    // What users write, and what they are told.
+    // Objects that users write, and their status.
     ("milan", "watch configurations.networking.liqo.io", "c"),
     ("milan", "create configurations.networking.liqo.io", ""),
     ("milan", "patch configurations.networking.liqo.io milan", "cw"),
@@ -81,7 +81,7 @@ const OF_PEERINGS: &[Row] = &[
     ("milan", "patch publickeies.networking.liqo.io gw-publickey", ""),
     ("milan", "create events.events.k8s.io", "cw"),
     ("milan", "list events", ""),
-    // What gateways are told, and tell.
+    // Configs and reports of gateways.
     ("milan", "get gatewayconfigs.fabric.weft.dev client", "cg"),
     ("milan", "watch gatewayconfigs.fabric.weft.dev client", "cg"),
     ("milan", "list gatewayconfigs.fabric.weft.dev", "cw"),
@@ -202,7 +202,7 @@ fn namespace(place: &str) -> String {
     if is_peer { format!("liqo-tenant-{place}") } else { place.to_owned() }
 }
 
-/// What helm gives it while a release is uninstalled.
+/// Rights that helm grants it while a release is uninstalled.
 fn rights_of_withdrawal(cluster: &Kubernetes) -> Result<String> {
     let hooks = cluster.helm(&["get", "hooks", "liqo", "--namespace", "liqo"])?;
     let hooks: Vec<Value> = serde_saphyr::from_multiple(&hooks)?;
@@ -212,7 +212,7 @@ fn rights_of_withdrawal(cluster: &Kubernetes) -> Result<String> {
     Ok(json!({"apiVersion": "v1", "kind": "List", "items": rights}).to_string())
 }
 
-/// What is asked with a gateway's own token is answered in the same way.
+/// Requests with a gateway's own token are answered in the same way.
 fn tokens_open_no_more(cluster: &Kubernetes) -> Result<()> {
     let own = ["get", "secret", "gw-keys", "--namespace=liqo-tenant-milan", "--output=name"];
     let named = ["get", "gatewayconfigs", "--field-selector=metadata.name=client"];

@@ -1,4 +1,4 @@
-//! What all tests of clusters begin with.
+//! Common beginning of all tests of clusters.
 
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
@@ -10,7 +10,7 @@ use weft_tests::{ClusterSpec, Kubernetes, Lab, skip};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Runs a test once no other runs, or says why it cannot run here.
+/// Runs a test once no other runs, or reports why it cannot run here.
 pub(crate) fn play(test: impl FnOnce() -> Result<()>) -> Result<()> {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     match require_kubernetes() {
@@ -22,7 +22,7 @@ pub(crate) fn play(test: impl FnOnce() -> Result<()>) -> Result<()> {
     }
 }
 
-/// Does a part of a test, and says how long that took, past the test runner.
+/// Runs a part of a test, and prints how long that took, past the test runner.
 pub(crate) fn step<T>(what: &str, f: impl FnOnce() -> Result<T>) -> Result<T> {
     let began = Instant::now();
     let result = f().with_context(|| what.to_owned())?;
@@ -30,12 +30,12 @@ pub(crate) fn step<T>(what: &str, f: impl FnOnce() -> Result<T>) -> Result<T> {
     Ok(result)
 }
 
-/// Says how long something took, past the test runner.
+/// Prints how long something took, past the test runner.
 pub(crate) fn say(took: Duration, what: &str) {
     note(&format!("{:6.1} s  {what}", took.as_secs_f64()));
 }
 
-/// Says something past the test runner.
+/// Prints something past the test runner.
 pub(crate) fn note(what: &str) {
     let _ = std::io::stderr().write_all(format!("{what}\n").as_bytes());
 }

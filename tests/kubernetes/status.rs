@@ -1,4 +1,4 @@
-//! What `weft status` shows of a cluster.
+//! Output of `weft status` for a cluster.
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -8,8 +8,8 @@ use crate::pair::{PATIENCE, SOON};
 
 const IPAM: &str = "deployment/liqo-ipam";
 
-/// Of one that is connected: that it is; then what becomes of it without ipam, and without an API
-/// server.
+/// Checks the status of a connected cluster: first that it is, then without ipam, and without an
+/// API server.
 pub(crate) fn is_true(cluster: &Kubernetes) -> Result<()> {
     wait_until("all is well", SOON, || is_well(cluster))?;
     scale(cluster, IPAM, 0)?;

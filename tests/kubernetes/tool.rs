@@ -69,7 +69,7 @@ impl Tool {
         }
     }
 
-    /// The spec of a Configuration that says what peers are to know of the cluster.
+    /// The spec of a Configuration with the CIDRs that peers need of the cluster.
     pub(crate) fn configuration(self, cluster: &Kubernetes) -> Result<Value> {
         match self {
             Self::Calls => calls::generate_configuration(cluster),
@@ -91,7 +91,7 @@ impl Tool {
     }
 
     /// A peer that there is not, in a namespace without labels: Configuration, GatewayServer,
-    /// PublicKey, each until it is told what `create --wait` waits for; then all of it goes.
+    /// PublicKey, each until its status has what `create --wait` waits for; then all of it goes.
     pub(crate) fn create_and_delete(self, cluster: &Kubernetes, peer: &str) -> Result<()> {
         match self {
             Self::Calls => by_calls(cluster, peer),

@@ -6,7 +6,7 @@ use weft_tests::{Cluster, ClusterSpec};
 
 /// Changes of a cluster before it is as it was.
 const ROUND: usize = 6;
-/// Of a peer that is not there.
+/// Address of a peer that is not there.
 const NOWHERE: &str = "192.0.2.200";
 const PORT: u16 = 30_800;
 
@@ -21,7 +21,7 @@ impl<'a> Changes<'a> {
         Self { clusters, count: 0 }
     }
 
-    /// How many there were.
+    /// Number of changes so far.
     pub(crate) fn count(&self) -> usize {
         self.count
     }

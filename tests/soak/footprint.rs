@@ -8,11 +8,11 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use weft_tests::{Cluster, resident_bytes};
 
-/// What RSS may grow by from the first third of the time to the last: a share, and bytes.
+/// Growth of RSS allowed from the first third of the time to the last: a share, and bytes.
 const GROWTH: f64 = 0.05;
 const ALLOWANCE: f64 = 2e6;
 
-/// Of each process, by name and ID.
+/// Footprints of each process, by name and ID.
 #[derive(Debug, Default)]
 pub(crate) struct Footprints {
     taken: usize,
@@ -52,7 +52,7 @@ impl Footprints {
             let (before, after) = (mean_rss(first), mean_rss(last));
             let most = before * (1.0 + GROWTH) + ALLOWANCE;
             ensure!(after <= most, "{name} grew from {before:.0} to {after:.0} bytes");
-            // What is open for a moment only is not in the least of them.
+            // A file that is open for a moment only is not in the minimum.
             let (before, after) = (least_files(first), least_files(last));
             ensure!(after <= before, "{name} had {before:?} open files, and now {after:?}");
         }

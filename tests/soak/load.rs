@@ -16,12 +16,11 @@ use weft_tests::traffic::Arrived;
 /// Fits the smallest tunnel that carries IPv6.
 const PAYLOAD: usize = 1200;
 const TICK: Duration = Duration::from_millis(1);
-/// What a generator that was kept from running catches up with at most; what it then leaves out was
-/// never sent.
+/// Maximum that a generator catches up with after it could not run; the rest was never sent.
 const MOST_AT_ONCE: u64 = 64;
 /// In bytes: no burst is lost at the sink itself.
 const SINK_BUFFER: usize = 64 << 20;
-/// How long stragglers are waited for at the end.
+/// Time to wait for late datagrams at the end.
 const TAIL: Duration = Duration::from_secs(1);
 
 pub(crate) struct Ends {
@@ -124,7 +123,7 @@ fn send(socket: &UdpSocket, to: SocketAddr, rate: f64, shared: &Shared) {
         left_out += behind.saturating_sub(MOST_AT_ONCE);
         for _ in 0..behind.min(MOST_AT_ONCE) {
             datagram[..8].copy_from_slice(&u64::to_be_bytes(number));
-            // What cannot be sent is lost, like anything else that does not arrive.
+            // A datagram that cannot be sent is lost, like any other that does not arrive.
             let _ = socket.send_to(&datagram, to);
             number += 1;
         }

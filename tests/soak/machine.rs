@@ -3,13 +3,13 @@
 use std::fmt;
 use std::fs;
 
-/// Of `/proc/stat`: a tick is always 10 ms. The most that the hypervisor may take from all cores
+/// Ticks of `/proc/stat`, always 10 ms each. The most that the hypervisor may take from all cores
 /// together between two looks.
 const MOST_STOLEN_TICKS: u64 = 2;
 /// The part of a second's packets that a generator may leave out because it does not get to run.
 const MOST_LEFT_OUT: f64 = 0.05;
 
-/// What was seen, a second at a time.
+/// Observations, a second at a time.
 #[derive(Default)]
 pub(crate) struct Machine {
     /// Packets sent until then, and whether the machine was disturbed since the look before.
@@ -38,13 +38,13 @@ impl Machine {
         self.looks.partition_point(|(sent, _)| *sent <= packet)
     }
 
-    /// Whether what was lost in that second may be the machine's fault.
+    /// True if packets lost in that second may be the machine's fault.
     pub(crate) fn is_to_blame(&self, second: usize) -> bool {
         let near = self.looks.iter().skip(second.saturating_sub(1)).take(3);
         near.into_iter().any(|(_, is_disturbed)| *is_disturbed)
     }
 
-    /// Whether there was enough quiet to tell anything.
+    /// True if the machine was quiet for long enough to judge.
     pub(crate) fn was_quiet(&self) -> bool {
         self.disturbed() * 4 < self.looks.len()
     }

@@ -2,7 +2,8 @@
 //!   pod-1-1 --- rome-1 (client) =========== milan-1 (server) --- pod-1-1
 //! ```
 //!
-//! What only time shows. Nothing else is to run beside this: it measures what the machine can do.
+//! Effects that only time shows. Nothing else is to run beside this: it measures what the machine
+//! can do.
 
 mod changes;
 mod footprint;
@@ -25,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const PORT: u16 = 30_742;
 const SINK: u16 = 5000;
 
-/// How long, unless `WEFT_MINUTES` says otherwise.
+/// Minutes of the run, unless `WEFT_MINUTES` overrides it.
 const MINUTES: u64 = 30;
 const MINUTE: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);

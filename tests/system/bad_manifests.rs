@@ -23,7 +23,7 @@ const GATEWAY: usize = 4;
 /// One slip in one document.
 struct Slip {
     document: usize,
-    /// What is written instead of what.
+    /// Text that is replaced, and its replacement.
     edit: (&'static str, &'static str),
     /// The object, as `weft get` and messages name it; the latter without its namespace.
     object: (&'static str, &'static str),
@@ -522,7 +522,7 @@ fn is_told(cluster: &Cluster, parts: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The object itself says what is wrong with it.
+/// Checks that the object's own status reports the problem.
 fn shows(cluster: &Cluster, [kind, name, namespace]: [&str; 3], what: &str) -> Result<()> {
     let text = cluster.weft(&["get", kind, name, "-n", namespace, "-o", "json"])?;
     let object: serde_json::Value = serde_json::from_str(&text)?;

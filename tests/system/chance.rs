@@ -1,9 +1,9 @@
-//! Random choices that can be made again: `WEFT_SEED` repeats a run, `WEFT_ROUNDS` says how long it is.
+//! Random choices that can be made again: `WEFT_SEED` repeats a run, `WEFT_ROUNDS` sets its length.
 
 pub(crate) struct Chance(fastrand::Rng);
 
 impl Chance {
-    /// Says which seed it starts from.
+    /// Prints the seed that it starts from.
     pub(crate) fn new() -> Self {
         let seed = number("WEFT_SEED").unwrap_or_else(|| {
             let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -32,7 +32,7 @@ impl Chance {
     }
 }
 
-/// How often to do something that is the better the more often it is done.
+/// Number of rounds for a test that is the better the more rounds it has.
 pub(crate) fn rounds(usual: usize) -> usize {
     number("WEFT_ROUNDS").map_or(usual, |rounds| rounds as usize)
 }

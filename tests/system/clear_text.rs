@@ -1,9 +1,9 @@
 //! ```text
 //!   pods, rome-1, rome-2 ---[ switch: every frame is looked at ]--- milan-1, pod
 //! ```
-//! Pods and nodes send a text all the time, in TCP, UDP and ICMP, to the peer as they see it, from the
-//! moment on that they are told how, while all sorts of things happen to both fabrics. On the wire it
-//! may show up in VXLAN between machines of one cluster, and nowhere else.
+//! Pods and nodes send a text all the time, in TCP, UDP and ICMP, to the peer as they see it, from
+//! the moment on that its prefixes are published, while all sorts of things happen to both fabrics.
+//! On the wire it may show up in VXLAN between machines of one cluster, and nowhere else.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -31,12 +31,12 @@ const OF_PINGS: &[u8] = &[
     0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0x19, 0x1a, 0x1b, 0x1c, 0x1d, 0x1e, 0x1f,
 ];
 const PING_BYTES: usize = 56;
-/// What is sent in the clear on purpose, to see that it would be found.
+/// Text sent in the clear on purpose, to see that it would be found.
 const CONTROL: &[u8] = b"this is seen by everyone";
 const VXLAN: u16 = 4879;
 const EVENTS: usize = 12;
 const PROGRAMS: [&str; 5] = ["weft", "fabric-controller", "ipam", "route-agent", "gateway"];
-/// Of every sender, of which there are some twenty.
+/// Interval of every sender, of which there are some twenty.
 const PACE: Duration = Duration::from_millis(50);
 
 #[test]
@@ -78,7 +78,7 @@ fn what_pods_send_to_a_peer_is_never_on_the_wire_in_clear_whatever_happens() -> 
     })
 }
 
-/// What the switch saw.
+/// Frames seen by the switch.
 #[derive(Default)]
 struct Seen {
     leaks: AtomicU64,
@@ -170,14 +170,14 @@ fn apply(scene: &Scene, peering: &Peering) -> Result<()> {
     scene.cluster("milan").apply("rome", &join(&peering.server_documents()))
 }
 
-/// Sends the text from one namespace to one address, until told to stop.
+/// Sends the text from one namespace to one address, until stopped.
 struct Sender {
     from: Netns,
     to: IpAddr,
 }
 
-/// Peers the two, and starts senders at once where a cluster tells how it sees the other: from every pod
-/// and every node to every pod there, by every family, and to an address that nobody has.
+/// Peers the two, and starts senders as soon as a cluster's status has its view of the other: from
+/// every pod and node to every pod there, by every family, and to an address that nobody has.
 fn begin(scene: &Scene, peering: &Peering, start: impl Fn(Sender)) -> Result<()> {
     apply(scene, peering)?;
     for (from, to) in [("rome", "milan"), ("milan", "rome")] {
@@ -225,7 +225,7 @@ impl Sender {
     }
 }
 
-/// What can happen while a peering lasts.
+/// Events that can happen while a peering lasts.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Kill,

@@ -19,14 +19,15 @@ const SIDES: [(&str, &str); 2] = [("rome", "milan"), ("milan", "rome")];
 /// Deadlines hold in so many of [`TRIES`].
 const ENOUGH: usize = 9;
 const TRIES: usize = 10;
-/// Of the status, at Liqo's settings (2 s, 5 losses) and at the fastest (100 ms, 5 losses).
+/// Deadlines of the status, at Liqo's settings (2 s, 5 losses) and at the fastest (100 ms, 5
+/// losses).
 const NOTICED: Duration = Duration::from_secs(12);
 const NOTICED_FAST: Duration = Duration::from_millis(500);
 const REFUSED: Duration = Duration::from_millis(50);
 const RESTORED: Duration = Duration::from_secs(2);
 /// TCP's own doing: from the first datagram on.
 const RESUMED: Duration = Duration::from_secs(3);
-/// Of each family.
+/// Port of the flow of each family.
 const FLOWS: [u16; 2] = [7001, 7002];
 
 #[test]
@@ -108,7 +109,7 @@ fn cut(scene: &Scene, length: Duration, busy: &mut [HeldConnection]) -> Result<(
         ensure!(times.iter().all(|time| *time <= NOTICED), "{times:?}");
         talks.iter().try_for_each(|talk| udp_refusal(talk, REFUSED).map(drop))?;
         SIDES.iter().try_for_each(|side| refuses(scene, side))?;
-        // By now the nodes have heard of it, too.
+        // By now the nodes have received the change, too.
         std::thread::sleep(Duration::from_secs(1));
         SIDES.iter().try_for_each(|side| refuses(scene, side))?;
         let left = length.saturating_sub(start.elapsed());
@@ -184,7 +185,7 @@ fn targets(scene: &Scene, from: &str, to: &str) -> Result<Vec<IpAddr>> {
     first_pod(to).addresses.iter().map(|address| view.of(*address)).collect()
 }
 
-/// How long after `start` either status was last asked for and said Connected.
+/// Times after `start` at which each status was last requested and was not yet Error.
 fn both(scene: &Scene, start: Instant, at_most: Duration) -> Result<[Duration; 2]> {
     let left = |id, peer| -> Result<Duration> {
         let mut last = Duration::ZERO;

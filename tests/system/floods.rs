@@ -30,14 +30,14 @@ use crate::scene::{ECHO, PATIENCE, PORT, Scene, first_pod, play, rome_and_milan,
 
 /// Different datagrams of each kind.
 const KINDS: usize = 2048;
-/// Of an established flow: of a thousand packets, and as many answers, a second.
+/// Share of an established flow: of a thousand packets, and as many answers, a second.
 const MOST_LOST: f64 = 0.01;
 /// From the start of the process to the first packet that passes.
 const HANDSHAKE: Duration = Duration::from_millis(1500);
 /// The same for a stock peer.
 const STOCK_HANDSHAKE: Duration = Duration::from_secs(6);
 const MOST_GROWTH: u64 = 10 << 20;
-/// What a stranger's inner packets carry.
+/// Payload of a stranger's inner packets.
 const MARK: &[u8] = b"a stranger sent this";
 const PROGRAMS: [&str; 5] = ["weft", "fabric-controller", "ipam", "route-agent", "gateway"];
 
@@ -64,7 +64,7 @@ fn no_flood_disturbs_a_flow_or_keeps_a_restarted_gateway_out() -> Result<()> {
         let marked = marked.load(Ordering::Relaxed);
         ensure!(marked == 0, "{marked} packets of a stranger came to a pod");
         for (process, before) in before {
-            // What was restarted meanwhile has no history.
+            // A program that was restarted meanwhile has no history.
             let Ok(now) = resident_bytes(process) else { continue };
             let growth = now.saturating_sub(before);
             ensure!(growth < MOST_GROWTH, "process {process} grew by {growth} bytes");
@@ -73,8 +73,8 @@ fn no_flood_disturbs_a_flow_or_keeps_a_restarted_gateway_out() -> Result<()> {
     })
 }
 
-/// Who can take a node's or a gateway's address on the link itself cannot be told from it; nobody
-/// else is believed.
+/// A sender that can take a node's or a gateway's address on the link itself is indistinguishable
+/// from it; packets of any other are dropped.
 #[test]
 fn vxlan_from_a_stranger_enters_neither_a_node_nor_a_gateway() -> Result<()> {
     let v4 = rome_and_milan(2);
@@ -195,7 +195,7 @@ struct Attack<'a> {
 }
 
 impl<'a> Attack<'a> {
-    /// Listens for a while to what the two say to each other.
+    /// Captures the traffic between the two for a while.
     fn prepare(scene: &'a Scene, peering: &'a Peering) -> Result<Self> {
         let milan = scene.cluster("milan");
         let to = v4(SocketAddr::new(milan.spec.node_address(1), PORT))?;
@@ -249,7 +249,8 @@ impl<'a> Attack<'a> {
         packets.collect()
     }
 
-    /// What a flood does to an established flow, and to a gateway that is killed in it.
+    /// Measures the effect of a flood on an established flow, and on a gateway that is killed in
+    /// it.
     fn measure(&self, name: &str, frames: &[Vec<u8>], for_long: Duration) -> Result<()> {
         let milan = self.scene.cluster("milan");
         let lane = Lane::of(milan)?;
@@ -378,7 +379,7 @@ fn v4(address: SocketAddr) -> Result<SocketAddrV4> {
     }
 }
 
-/// What an Ethernet frame with an IPv4 UDP packet carries to a port.
+/// Payload of an Ethernet frame with an IPv4 UDP packet to a port.
 fn udp_to(frame: &[u8], port: u16) -> Option<&[u8]> {
     let is_udp = frame.get(12..14)? == [8, 0] && *frame.get(23)? == 17;
     (is_udp && frame.get(36..38)? == port.to_be_bytes()).then(|| frame.get(42..)).flatten()

@@ -2,8 +2,8 @@
 //!   pod --- rome-1 (client) --------- milan-1 (server) --- pod
 //! ```
 //!
-//! Both promises are about the programs that users run, built for release. A development build has
-//! several times the code, unoptimised, so there less is checked; each test says what.
+//! Both limits are for the programs that users run, built for release. A development build has
+//! several times the code, unoptimised, so there less is checked; each test states its limits.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -18,11 +18,11 @@ use weft_tests::{Cluster, Netns, bin_dir, wait_until};
 
 use crate::scene::{ECHO, PATIENCE, PORT, SINK, first_pod, play, rome_and_milan, serve};
 
-/// Of all that is resident: 2 MB of a gateway's own, the rest pages of the program's file, which all
+/// Resident memory: 2 MB of a gateway's own, the rest pages of the program's file, which all
 /// gateways of a host share. It was 15 MB before the way to an API server was in it.
 const MOST_BYTES: u64 = 17_000_000;
 const PACKETS: u64 = 1_000_000;
-/// Promised from the start of a gateway's process to the first packet through it.
+/// Limit from the start of a gateway's process to the first packet through it.
 const SOON: Duration = Duration::from_millis(300);
 /// In a development build, where code of all sorts takes several times as long.
 const LATER: Duration = Duration::from_millis(1500);
@@ -66,7 +66,7 @@ fn a_gateway_stays_small_after_a_million_packets() -> Result<()> {
     })
 }
 
-/// Promised of an idle gateway: of its own, which is what each further one on a host costs, and with
+/// Limit for an idle gateway: of its own, which is what each further one on a host costs, and with
 /// its share of the pages of files that others map, too (`Pss`), of which the other one here has half.
 const MOST_OWN_BYTES: u64 = 2_100_000;
 const MOST_IDLE_BYTES: u64 = 8_000_000;

@@ -18,13 +18,13 @@ use crate::kernel::Kernel;
 use crate::scene::{PATIENCE, PORT, play, traffic_passes};
 
 const HEALED: Duration = Duration::from_millis(500);
-/// What is not noticed at once is found by the next look at everything.
+/// Changes that are not noticed at once are found by the next look at everything.
 const LOOK: Duration = Duration::from_secs(40);
 /// Between two damages, so that they do not look like a churn_limiter with another program.
 const PAUSE: Duration = Duration::from_millis(250);
 /// So many of ten are in time.
 const ENOUGH: usize = 9;
-/// Of each kind of object, of which some come by the dozen. `WEFT_ROUNDS` says another number.
+/// Damages to each kind of object, of which some come by the dozen. `WEFT_ROUNDS` overrides it.
 const OF_EACH_KIND: usize = 2;
 
 /// A command that takes one object away or alters it.
@@ -38,9 +38,9 @@ struct Damage {
 struct Place {
     name: &'static str,
     ns: Netns,
-    /// How the names of our devices begin there.
+    /// Prefixes of the names of our devices there.
     devices: &'static [&'static str],
-    /// Of one whose hardware address the kernel makes up.
+    /// Name of a device whose hardware address the kernel makes up.
     veth: &'static str,
     /// Settings of ours, as paths below /proc/sys/net.
     settings: Vec<String>,
@@ -163,7 +163,7 @@ impl Place {
         self.ns.command(Command::new("sh").args(["-ec", &damage.command]), "")?;
         let start = Instant::now();
         let healed = wait_until("it is healed", LOOK, || {
-            // What is read was so when reading began, or came later.
+            // The state read is that of the moment when reading began, or later.
             let at = start.elapsed();
             before.ensure_same(&self.kernel()?).map(|()| at)
         })?;

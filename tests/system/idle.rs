@@ -16,7 +16,7 @@ use crate::scene::{PORT, Scene, play};
 const MEASURED: Duration = Duration::from_secs(20);
 /// The machine is never as quiet as the processes: the best round of each counts.
 const ROUNDS: usize = 5;
-/// Of one core.
+/// Share of one core.
 const MAX_SHARE: f64 = 0.002;
 const PROGRAMS: [&str; 5] = ["weft", "fabric-controller", "ipam", "route-agent", "gateway"];
 
@@ -42,7 +42,7 @@ fn idle_processes_take_no_time() -> Result<()> {
 
 /// Processes above [`MAX_SHARE`], and their shares of a core.
 fn busy_processes(scene: &Scene) -> Result<BTreeMap<String, f64>> {
-    // What the peering's coming up has set going ends.
+    // Work that the peering's start has caused ends.
     std::thread::sleep(Duration::from_secs(2));
     let before = times_of_all(scene)?;
     std::thread::sleep(MEASURED);

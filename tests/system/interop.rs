@@ -35,11 +35,11 @@ const PADDING: usize = 53;
 const MOVED_PORT: u16 = 40_000;
 /// From the first packet that comes from elsewhere.
 const ROAMED: Duration = Duration::from_secs(1);
-/// Of a killed gateway of weft, whatever its role.
+/// Outage of a killed gateway of weft, whatever its role.
 const WEFT_IS_BACK: Duration = Duration::from_secs(1);
-/// A stock peer that is told where weft is begins a handshake with its first packet. One that is
-/// not waits for weft, which hears nothing for KEEPALIVE_TIMEOUT + REKEY_TIMEOUT and then initiates
-/// (whitepaper section 6.5); and a second for its process to start.
+/// A stock peer that is configured with weft's endpoint begins a handshake with its first packet.
+/// One that is not waits for weft, which receives nothing for KEEPALIVE_TIMEOUT + REKEY_TIMEOUT and
+/// then initiates (whitepaper section 6.5); and a second for its process to start.
 const CALLER_IS_BACK: Duration = Duration::from_secs(2);
 const CALLED_IS_BACK: Duration = Duration::from_millis(15_000 + 333 + 1000);
 

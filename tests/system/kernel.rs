@@ -15,7 +15,7 @@ use crate::scene::PATIENCE;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Kernel(Vec<String>);
 
-/// What is asked, each by its name in [`Kernel`]'s lines. One shell runs all of it.
+/// Commands, each by its name in [`Kernel`]'s lines. One shell runs all of them.
 const QUESTIONS: [(&str, &str); 9] = [
     ("link", "ip -d -j link"),
     ("address", "ip -j address"),
@@ -33,7 +33,7 @@ const LEGACY: &str = "for p in iptables ip6tables; do $p-legacy-save 2>/dev/null
 const SETTINGS: &str = "cd /proc/sys/net; grep -rs . .; true";
 const BETWEEN: &str = "; echo; echo =====; ";
 
-/// What says when or in which order something was made, and what only counts.
+/// Fields that depend on the time or order of creation, and plain counters.
 const VOLATILE: [&str; 12] = [
     "ifindex",
     "link_index",
@@ -144,7 +144,7 @@ fn objects(name: &str, answer: &str) -> Result<Vec<String>> {
     Ok(objects.into_iter().map(|object| format!("{name} {object}")).collect())
 }
 
-/// The order of a chain's rules counts, that of everything else says nothing.
+/// The order of a chain's rules counts, that of everything else is arbitrary.
 fn order(object: &Value) -> String {
     match object.get("rule") {
         Some(rule) => format!("rule {} {} {}", rule["family"], rule["table"], rule["chain"]),

@@ -18,9 +18,9 @@ use crate::scene::{ECHO, PATIENCE, PORT, Scene, first_pod, play, play_with, rome
 
 /// From the kill to the first packet.
 const BACK: Duration = Duration::from_secs(1);
-/// How long a status may be wrong.
+/// Time for which a status may be wrong.
 const STALE: Duration = Duration::from_secs(3);
-/// Until a gateway that hangs is no longer told nodes to be connected.
+/// Time until a gateway that hangs is no longer published to nodes as connected.
 const HUNG: Duration = Duration::from_secs(18);
 /// Within this time each gateway is asked whether it is well.
 const ASKED: Duration = Duration::from_millis(2300);
@@ -29,7 +29,7 @@ const PAIRS: [(&str, &str); 4] =
     [("rome", "milan"), ("milan", "rome"), ("rome", "paris"), ("paris", "rome")];
 const FLOW: u16 = 7001;
 
-/// What is killed at one blow: a cluster, and a program or the peer of a gateway.
+/// Processes killed at one blow: a cluster, and a program or the peer of a gateway.
 type Victims = &'static [(&'static str, &'static str)];
 
 #[test]

@@ -1,5 +1,5 @@
 //! ```text
-//!   pod --- rome-1 ---[ switch: hears everything ]--- milan-1 --- pod
+//!   pod --- rome-1 ---[ switch: sees everything  ]--- milan-1 --- pod
 //! ```
 //! One node each, so that no overlay packet is on the wire either.
 

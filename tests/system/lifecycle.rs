@@ -19,7 +19,7 @@ use crate::chance::{Chance, rounds};
 use crate::kernel::Kernel;
 use crate::scene::{PATIENCE, PORT, Scene, play, traffic_passes};
 
-/// How many fabrics live side by side, and how many lives there are in all.
+/// Number of fabrics that live side by side, and of lives in all.
 const SIDE_BY_SIDE: usize = 4;
 const LIVES: usize = 12;
 const PROGRAMS: [&str; 5] = ["weft", "fabric-controller", "ipam", "route-agent", "gateway"];
@@ -84,7 +84,7 @@ fn a_node_that_rebooted_gets_its_routes_back() -> Result<()> {
         scene.peer("rome", "milan", PORT)?;
         for node in [0, 1] {
             kill_some(scene, "rome", node, |_| true);
-            // What a reboot takes away.
+            // State that a reboot removes.
             let lost = "ip link del weft4; ip rule del priority 105; ip -6 rule del priority 105
                 ip route flush table 18952; ip -6 route flush table 18952; nft delete table inet weft
                 rm -rf /run/weft /run/agent-*; true";
@@ -121,7 +121,7 @@ fn live_in_one_lab(lives: usize, mut chance: Chance) -> Result<()> {
     Ok(())
 }
 
-/// What can happen to a fabric.
+/// Events that can happen to a fabric.
 #[derive(Clone, Copy, Debug)]
 enum Act {
     Peer,
@@ -189,7 +189,7 @@ fn act(scene: &mut Scene, chance: &mut Chance, act: Act, peering: &Peering) -> R
             let net = scene.cluster(cluster).nodes[node].host.net().clone();
             net.command(Command::new("sh").args(["-c", damage]), "")?;
         }
-        // Whether it gets that far depends on what was killed before.
+        // Success depends on which programs were killed before.
         Act::Connect => {
             let _ = scene.cluster("rome").wait_connected("milan", Duration::from_secs(3));
         }
@@ -226,7 +226,7 @@ fn kill_some(scene: &Scene, cluster: &str, node: usize, mut is_chosen: impl FnMu
 /// removed the run directory.
 fn down(scene: &Scene, chance: &mut Chance, acts: &mut Vec<Act>) -> Result<()> {
     for cluster in &scene.clusters {
-        // What has yet to find its run directory would come up after the end.
+        // A program that has yet to find its run directory would come up after the end.
         for name in ["weft-up", "weft-agent-2"] {
             let Ok(program) = cluster.program(name) else { continue };
             wait_until("what was started is up", PATIENCE, || {

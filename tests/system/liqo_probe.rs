@@ -110,7 +110,7 @@ struct Behaviour {
     pings: bool,
 }
 
-/// What a stock Liqo gateway does on UDP 12345, until this value is dropped.
+/// Stock Liqo gateway's behaviour on UDP 12345, until this value is dropped.
 struct Liqo {
     shared: Arc<Shared>,
     worker: Option<JoinHandle<()>>,
@@ -141,7 +141,7 @@ impl Liqo {
         self.shared.pings.store(behaviour.pings, Ordering::Relaxed);
     }
 
-    /// How many of its pings came back.
+    /// Number of its pings that came back.
     fn answered(&self) -> u32 {
         self.shared.answered.load(Ordering::Relaxed)
     }

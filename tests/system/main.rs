@@ -1,4 +1,4 @@
-//! What whole clusters do, with the real programs, on the real kernel.
+//! Tests of whole clusters, with the real programs, on the real kernel.
 //!
 //! Every test builds its own machines (see `weft_tests::Host`), so tests can run side by side.
 

@@ -30,7 +30,7 @@ fn a_node_that_moves_keeps_its_peerings() -> Result<()> {
             std::thread::sleep(Duration::from_millis(500));
             rome.head().ip("addr del 192.0.2.17/24 dev eth0\naddr add 192.0.2.29/24 dev eth0\n\
                  route add default via 192.0.2.1\n")?;
-            // As a kubelet would tell it.
+            // As a kubelet would report it.
             rome.apply("cluster", &manifests::own(&rome.spec).replace("192.0.2.17", "192.0.2.29"))
         })?;
         moved?;

@@ -2,7 +2,7 @@
 //!   pod (9000) --- rome-1 (9000) --- port [ switch ] port (1280 to 9000) --- (9000) milan-1 --- pod
 //! ```
 //!
-//! The switch drops what does not fit a port, and rome hears no ICMP about it: it can only try. Milan
+//! The switch drops what does not fit a port, and rome gets no ICMP: it can only try. Milan
 //! does where there is any (a bridge that looks into IPv6 sends some), which makes no difference.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -18,9 +18,9 @@ use weft_tests::{ClusterSpec, Netns, Pod, wait_until};
 
 use crate::scene::{ECHO, PATIENCE, PORT, SINK, Scene, first_pod, play, rome_and_milan, serve};
 
-/// How soon a path that changed under traffic has to be known again.
+/// Time within which a path that changed under traffic has to be known again.
 const FOUND: Duration = Duration::from_secs(2);
-/// Of one transfer, in bytes.
+/// Size of one transfer, in bytes.
 const TRANSFER: u64 = 10_000_000;
 /// Makes a transfer take some four seconds.
 const PACE: Duration = Duration::from_millis(100);
@@ -63,7 +63,7 @@ fn any_path(specs: [ClusterSpec; 2], overhead: u32, widths: &[u32]) -> Result<()
     })
 }
 
-/// How long it took both sides to find the new width while transfers were running both ways, which
+/// Time until both sides had found the new width while transfers were running both ways, which
 /// complete.
 fn change_in_mid_flow(
     scene: &Scene,
@@ -193,8 +193,8 @@ fn bound_is(scene: &Scene, mtu: u32, bound: &str, path: u32) -> Result<()> {
     Ok(())
 }
 
-/// Packets of `limit` bytes pass between the pods, and who sends larger ones is told. IPv6 needs
-/// 1,280.
+/// Packets of `limit` bytes pass between the pods, and senders of larger ones are notified. IPv6
+/// needs 1,280.
 fn fits(scene: &Scene, limit: u32) -> Result<()> {
     let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
     let view = rome.view(&milan.spec)?;
@@ -260,7 +260,7 @@ fn udp_is_told(pod: &Pod, to: IpAddr, limit: u32) -> Result<()> {
     Ok(())
 }
 
-/// A pod remembers for ten minutes what it was told of a path.
+/// A pod caches for ten minutes the path MTU that it was notified of.
 fn forget(pod: &Netns) -> Result<()> {
     ["-4", "-6"].into_iter().try_for_each(|family| {
         pod.command(Command::new("ip").args([family, "route", "flush", "cache"]), "").map(drop)

@@ -2,8 +2,8 @@
 //!   rome-1 (client, behind a NAT) --------- milan-1 (server, known by a name)
 //! ```
 //!
-//! The NAT is a few stateless rules on rome-1 itself: whatever the gateway's own port is, milan sees
-//! the one that the rules say.
+//! The NAT is a few stateless rules on rome-1 itself: whatever the gateway's own port is, milan
+//! sees the one in the rules.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ fn the_server_follows_a_client_whose_nat_changes_its_port() -> Result<()> {
         let _servers = serve(first_pod(scene.cluster("milan")))?;
         let own_port = listen_port(scene.cluster("rome"))?;
         for (nat_port, is_server_alone) in [(40_001, false), (40_002, true)] {
-            // Whoever sends first tells the server; then it must not be the server itself.
+            // The first packet informs the server; then its sender must not be the server itself.
             let from = if is_server_alone { ["milan", "rome"] } else { ["rome", "milan"] };
             follow(scene, from, own_port, nat_port)?;
             is_seen_at(scene.cluster("milan"), &format!("192.0.2.17:{nat_port}"))?;
@@ -61,7 +61,7 @@ fn follow(scene: &Scene, [from, to]: [&str; 2], own_port: u64, nat_port: u16) ->
         scene.cluster("rome").head().net().nft(&nat)
     })?;
     changed?;
-    // A client that only answers is heard again with its next probe, at most two seconds later.
+    // A client that only answers is received again with its next probe, at most two seconds later.
     let most = if from == "rome" { ROAMED } else { ROAMED + Duration::from_secs(2) };
     eprintln!("{from} to {to}: {:?} without an answer", report.longest_gap);
     ensure!(
@@ -115,7 +115,7 @@ fn a_client_follows_the_name_of_a_server_that_moved() -> Result<()> {
         rome.wait_connected("milan", PATIENCE)?;
         milan.wait_connected("rome", PATIENCE)?;
         // A firewall in front of the server lets nothing out that was not asked for, or the
-        // server's own packets would tell the client where it is now.
+        // server's own packets would show the client its new address.
         milan.head().net().nft(&format!(
             "table ip front {{\nchain out {{ type filter hook output priority 0;\n\
              udp sport {PORT} ct direction original drop;\n}}\n}}\n"
@@ -140,7 +140,7 @@ fn a_client_follows_the_name_of_a_server_that_moved() -> Result<()> {
     })
 }
 
-/// What rome's resolver reads instead of `/etc/hosts`.
+/// File that rome's resolver reads instead of `/etc/hosts`.
 struct Hosts(std::path::PathBuf);
 
 impl Hosts {

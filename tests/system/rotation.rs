@@ -19,13 +19,13 @@ use crate::scene::{
 const SECRET: usize = 2;
 const PUBLIC_KEY: usize = 3;
 
-/// How often both keys change, unless `WEFT_ROUNDS` says otherwise.
+/// Number of changes of both keys, unless `WEFT_ROUNDS` overrides it.
 const ROUNDS: usize = 6;
 
 /// Probes between two gateways while they are asked what they counted.
 const UNDER_WAY: i64 = 2;
 
-/// What users do: `weft keys` on either side, then each of the four files goes where it belongs.
+/// Steps of a user: `weft keys` on either side, then each of the four files goes where it belongs.
 #[test]
 fn keys_change_on_both_sides_in_any_order_and_nothing_is_lost_once_both_have_both() -> Result<()> {
     play(&rome_and_milan(1), |scene| {
@@ -142,7 +142,7 @@ fn rotate(scene: &Scene, next: &Peering, round: usize) -> Result<Duration> {
         report.sent
     );
     if !late.is_empty() {
-        // On a busy machine pods lose packets of their own, which gateways can tell.
+        // On a busy machine pods lose packets of their own; the gateways' counters exclude those.
         let tunnel = missing(scene) - before;
         eprintln!("round {round}: {} lost after {both:?}, {tunnel} in the tunnel", late.len());
         ensure!(
@@ -154,7 +154,7 @@ fn rotate(scene: &Scene, next: &Peering, round: usize) -> Result<Duration> {
     Ok(took)
 }
 
-/// How many packets went into the tunnel and have not come out of it.
+/// Number of packets that went into the tunnel and have not come out of it.
 fn missing(scene: &Scene) -> i64 {
     let all = ["rome", "milan"].map(|id| scene.cluster(id).tunnelled());
     all.iter().map(|(sent, received)| *sent as i64 - *received as i64).sum()

@@ -1,4 +1,4 @@
-//! What most tests begin with.
+//! Common beginning of most tests.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use weft_tests::{Cluster, ClusterSpec, Lab, Netns, Pod, wait_until};
 
 /// No peering takes longer to come up, even on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-/// How soon a changed manifest must be in the kernel.
+/// Time within which a changed manifest must be in the kernel.
 pub(crate) const SOON: Duration = Duration::from_secs(1);
 
 pub(crate) const HTTP: u16 = 80;
@@ -33,7 +33,7 @@ pub(crate) fn play(
     play_with(specs, &[], test)
 }
 
-/// Likewise, with these options for `weft up`.
+/// Runs the test with these options for `weft up`.
 pub(crate) fn play_with(
     specs: &[ClusterSpec],
     options: &[&str],

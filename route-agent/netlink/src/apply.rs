@@ -25,7 +25,7 @@ impl Handle {
     /// Takes the steps in order. One that fails does not keep the others from being tried, so
     /// that what is wrong with one peering stays with that peering.
     ///
-    /// What another has done already (a route deleted, a rule added) is no failure.
+    /// A step that another program has done already (a route deleted, a rule added) is no failure.
     pub async fn apply(&self, ops: &[Op]) -> Vec<Failure> {
         let mut steps = Steps { handle: self, indices: BTreeMap::new() };
         let mut failures = Vec::new();
@@ -41,7 +41,7 @@ impl Handle {
 
 struct Steps<'a> {
     handle: &'a Handle,
-    /// Of the devices met so far.
+    /// Interface index by name, for the devices looked up so far.
     indices: BTreeMap<String, u32>,
 }
 
@@ -122,8 +122,8 @@ impl Steps<'_> {
         self.handle.change(Message::NewRoute(message), PUT).await
     }
 
-    /// The kernel compares what it is told, so the next hop is left out: the key and the
-    /// protocol say enough.
+    /// The kernel matches every attribute in the request, so the next hop is left out: the key and
+    /// the protocol suffice.
     async fn delete_route(&self, key: &RouteKey, route: &Route) -> Result<(), NetlinkError> {
         let bare = Route { mtu: None, source: None, ..route.clone() };
         let mut message = message::route(key, &bare, None);

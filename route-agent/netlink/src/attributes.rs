@@ -1,4 +1,4 @@
-//! What the attributes of netlink messages say.
+//! Attribute values of netlink messages.
 
 use std::net::IpAddr;
 

@@ -13,7 +13,7 @@ pub struct Flow {
     pub original: Tuple,
     /// Addresses of an answer, as it comes: what differs is translated.
     pub reply: Tuple,
-    /// What names it to the kernel.
+    /// Attributes that identify the flow to the kernel.
     name: Vec<u8>,
 }
 

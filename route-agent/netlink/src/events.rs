@@ -13,7 +13,7 @@ use crate::multicast::Multicast;
 use crate::observe::LOCAL_TABLE;
 use crate::{Handle, NetlinkError, Scope};
 
-/// Tells that something of ours has changed, whoever changed it.
+/// Notifies of changes to objects of ours, whoever made them.
 #[derive(Debug)]
 pub struct Events {
     multicast: Multicast,
@@ -57,18 +57,18 @@ impl Events {
 #[derive(Debug)]
 struct Filter {
     names: BTreeSet<String>,
-    /// Of those that are there.
+    /// Indices of the devices that exist.
     indices: BTreeSet<u32>,
     tables: BTreeSet<u32>,
     protocol: u8,
     /// Only routes over our devices matter.
     is_of_devices: bool,
-    /// Of the devices told of so far.
+    /// MTUs of the devices reported so far.
     mtus: BTreeMap<u32, u32>,
 }
 
 impl Filter {
-    /// What can't be read matters: looking once too often does no harm.
+    /// Messages that can't be parsed matter: looking once too often does no harm.
     fn matters(&mut self, message: &[u8]) -> bool {
         let Ok(message) = NetlinkMessage::<Message>::deserialize(message) else { return true };
         let NetlinkPayload::InnerMessage(message) = message.payload else { return false };

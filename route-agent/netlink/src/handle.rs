@@ -15,7 +15,7 @@ use crate::{Netns, NetnsError};
 pub struct Handle {
     requests: rtnetlink::Handle,
     pub(crate) netns: Netns,
-    /// Where VXLAN devices are made that are `elsewhere`.
+    /// Namespace in which VXLAN devices that are `elsewhere` are made.
     pub(crate) underlay: Option<Box<Self>>,
 }
 
@@ -27,7 +27,7 @@ pub enum NetlinkError {
     Open(#[source] io::Error),
     #[error("the netlink connection has ended")]
     Ended,
-    /// What the kernel answered.
+    /// Error returned by the kernel.
     #[error(transparent)]
     Refused(io::Error),
     #[error("there is no device {0}")]
@@ -40,7 +40,7 @@ pub enum NetlinkError {
     NoUnderlay(String),
 }
 
-/// How often a dump is repeated that a change of the table broke into.
+/// Attempts at a dump that a change of the table interrupts.
 const DUMP_TRIES: usize = 5;
 
 impl Handle {
@@ -66,7 +66,7 @@ impl Handle {
         &self.netns
     }
 
-    /// Has the kernel change something. `flags` say what to do about what is there.
+    /// Requests a change from the kernel. `flags` determine the treatment of existing objects.
     pub(crate) async fn change(
         &self,
         message: RouteNetlinkMessage,

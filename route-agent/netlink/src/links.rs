@@ -34,7 +34,7 @@ pub struct RouteInfo {
     pub dev: String,
     /// In bytes; the smaller of the device's and the route's.
     pub mtu: u32,
-    /// In bytes; what routers have said of the path, if it is less. Believed for ten minutes.
+    /// In bytes; the path MTU that routers have reported, if it is less. Valid for ten minutes.
     pub learnt_mtu: Option<u32>,
     /// The source address that packets made here would have.
     pub source: Option<IpAddr>,
@@ -152,7 +152,7 @@ impl Handle {
     }
 }
 
-/// Counters are most of what the kernel says about a device.
+/// Counters are the largest part of the kernel's report on a device.
 fn no_stats() -> LinkAttribute {
     LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats])
 }

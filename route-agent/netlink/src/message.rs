@@ -65,7 +65,7 @@ pub(crate) fn vxlan(name: &str, vxlan: &Vxlan) -> LinkMessage {
     link(0, attributes)
 }
 
-/// What marks a VXLAN device as ours. The kernel does not tell its family, so the mark does.
+/// Alias that marks a VXLAN device as ours. The kernel does not report its family; the alias does.
 pub(crate) fn vxlan_alias(family: Family) -> String {
     format!("weft overlay over {family}")
 }

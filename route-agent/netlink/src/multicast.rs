@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::{NetlinkError, Netns};
 
-/// A socket that the kernel tells of changes on, and whether one has yet to be told on.
+/// Socket that receives the kernel's change notifications, and whether one is still to be reported.
 #[derive(Debug)]
 pub(crate) struct Multicast {
     socket: AsyncFd<Socket>,
@@ -15,7 +15,7 @@ pub(crate) struct Multicast {
     pending: bool,
 }
 
-/// How long it must have been quiet for a change to be told on, and the longest delay of that.
+/// Quiet time before a change is reported, and the longest delay of the report.
 const QUIET: Duration = Duration::from_millis(20);
 const LATEST: Duration = Duration::from_millis(200);
 /// The kernel sends no more at once.

@@ -25,7 +25,7 @@ const HEADER: usize = 16;
 const NF_HEADER: usize = 4;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
-/// How often a dump is repeated that a change broke into.
+/// Attempts at a dump that a change interrupts.
 const DUMP_TRIES: usize = 5;
 
 impl Nfnetlink {
@@ -50,8 +50,8 @@ impl Nfnetlink {
         Err(io::ErrorKind::Interrupted.into())
     }
 
-    /// Like [`Self::dump`], for tables too large or too busy to gather: tells each body, and
-    /// does not mind that others come and go meanwhile.
+    /// Like [`Self::dump`], for tables too large or too busy to gather: passes each body to `tell`,
+    /// and tolerates entries that come and go meanwhile.
     pub(crate) fn for_each(
         &self,
         kind: Kind,

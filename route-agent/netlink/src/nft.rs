@@ -1,6 +1,6 @@
 //! Our firewall table: put there by `nft` in one transaction, read back by netlink.
 //!
-//! What `nft list` prints depends on its version, so it is never compared with anything.
+//! Output of `nft list` depends on its version, so it is never compared with anything.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -26,7 +26,7 @@ pub use rule::{Condition, Interface, Rule, Verdict};
 pub struct Table {
     /// Its comment.
     pub mark: Option<String>,
-    /// Of all chains, rules, sets and elements. Equal as long as nobody changes any.
+    /// Digest of all chains, rules, sets and elements. Equal as long as nobody changes any.
     pub digest: [u8; 32],
 }
 

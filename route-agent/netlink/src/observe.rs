@@ -24,7 +24,7 @@ use crate::{Handle, NetlinkError, message, read_sysctl};
 /// Table of the namespace's own addresses.
 pub(crate) const LOCAL_TABLE: u32 = 255;
 
-/// What is ours in a namespace. [`Handle::observe`] returns only that.
+/// Objects of ours in a namespace. [`Handle::observe`] returns only these.
 #[derive(Clone, Debug, Default)]
 pub struct Scope {
     /// Names of the VXLAN devices that we make.
@@ -207,7 +207,8 @@ fn mtu(link: &LinkMessage) -> u32 {
     link.attributes.iter().find_map(mtu).unwrap_or(0)
 }
 
-/// Whatever is not a VXLAN device made by us has VNI 0, so that it becomes nothing that is wanted.
+/// Any device that is not a VXLAN device made by us has VNI 0, so that it never matches a desired
+/// one.
 fn as_vxlan(link: &LinkMessage) -> Vxlan {
     let mut vxlan = Vxlan {
         vni: 0,
@@ -261,7 +262,8 @@ fn as_neighbour(message: &NeighbourMessage) -> Option<(IpAddr, Mac)> {
         } else if let NeighbourAttribute::Destination(NeighbourAddress::Inet6(v6)) = attribute {
             ip = Some((*v6).into());
         } else if let NeighbourAttribute::Destination(NeighbourAddress::Other(bytes)) = attribute {
-            // An FDB entry's family is that of bridges, so the length has to tell.
+            // An FDB entry's family is that of bridges, so the length determines the address
+            // family.
             ip = <[u8; 4]>::try_from(bytes.as_slice())
                 .map(IpAddr::from)
                 .or_else(|_| <[u8; 16]>::try_from(bytes.as_slice()).map(IpAddr::from))

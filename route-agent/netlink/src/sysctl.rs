@@ -16,11 +16,11 @@ use tokio::task::JoinHandle;
 
 use crate::{NetlinkError, Netns};
 
-/// How often settings are looked at: so often that they heal within half a second.
+/// Interval between reads of the settings: short enough that they heal within half a second.
 const LOOK: Duration = Duration::from_millis(300);
 /// Longest text of a setting that is one number.
 const LONGEST: usize = 16;
-/// Where settings are looked for. A container's own /proc/sys is read-only, so its pod mounts the
+/// Directories with the settings. A container's own /proc/sys is read-only, so its pod mounts the
 /// host's /proc/sys/net there; which namespace's settings are in it depends on who looks.
 const ROOTS: [&str; 2] = ["/host/proc/sys", "/proc/sys"];
 

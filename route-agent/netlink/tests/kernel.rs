@@ -70,7 +70,8 @@ async fn address_without_local_route_is_added_anew() {
         sh(&netns, &format!("ip {family} route flush table local"));
         let notified = tokio::time::timeout(Duration::from_secs(2), events.changed()).await;
         notified.expect("a lost local route is notified").unwrap();
-        // What the kernel flushes with an IPv4 address is put back by the next plan.
+        // Routes and neighbours that the kernel flushes with an IPv4 address are restored by the
+        // next plan.
         for _ in 0..2 {
             let have = handle.observe(&scope).await.unwrap();
             assert_eq!(failures(handle.apply(&plan(&have, &want)).await), "");
@@ -342,7 +343,7 @@ fn scope(want: &State) -> Scope {
     }
 }
 
-/// What failed, as text.
+/// Failures as text.
 fn failures(failures: Vec<netlink::Failure>) -> String {
     failures.iter().map(|f| format!("{f}: {}\n", f.source)).collect()
 }

@@ -24,7 +24,7 @@ pub struct Firewall {
     pub unconnected: BTreeSet<Cidr>,
     /// Overlay addresses of gateways that answer probes: sources are translated as for peers.
     pub probed: BTreeSet<Cidr>,
-    /// What all other sources are given.
+    /// Source address given to all other sources.
     pub external_v4: Option<Ipv4Addr>,
     pub external_v6: Option<Ipv6Addr>,
     /// Pods, too, are given the external address.
@@ -62,7 +62,7 @@ impl Firewall {
         )
     }
 
-    /// The table's comment, which tells the text it was made from.
+    /// The table's comment: a digest of the text that it was made from.
     pub fn mark(&self) -> String {
         let digest = Sha256::digest(self.to_string());
         digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
@@ -82,7 +82,7 @@ impl Firewall {
 ///   mark would go over to the VXLAN packet, and that would be masqueraded.
 /// * New connections are refused before routing, since the ICMP of an `unreachable` route is
 ///   rate-limited and a client would hang. What is established passes: it survives a short cut.
-///   `admin-prohibited`, since Linux tells an application of that, but not of `host-unreachable`.
+///   `admin-prohibited`, since Linux reports that to an application, but not `host-unreachable`.
 /// * Nothing for a peer leaves but through the overlay, even for the moment that it takes to put a
 ///   rule or a route back that another has deleted. An ICMP error about a VXLAN packet would carry
 ///   a piece of what is in it: while a gateway is gone, or has no device yet, there is none. (The

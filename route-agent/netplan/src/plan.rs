@@ -6,8 +6,8 @@ use crate::{Address, Family, NextHop, Op, RouteKey, State, Vxlan};
 /// Returns the steps that turn `have` into `want`, in the order they must be taken.
 ///
 /// Make before break: no prefix that is wanted before and after is without a route in between.
-/// Where the kernel does not allow that (a VNI cannot be changed in place, so the device is made
-/// anew and its routes go with the old one), the device's own things follow at once, and an
+/// If the kernel does not allow that (a VNI cannot be changed in place, so the device is made anew
+/// and its routes go with the old one), the device's own things follow at once, and an
 /// `unreachable` of a higher metric, put first, keeps packets from leaving another way.
 ///
 /// Addresses that the kernel makes itself (loopback, IPv6 link-local) are never deleted.
@@ -30,7 +30,7 @@ struct Change<'a> {
     want: &'a State,
 }
 
-/// How much of a device the change takes away for a moment.
+/// Share of a device that the change takes away for a moment.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Disturbance {
     Nothing,
@@ -192,7 +192,7 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// What goes by itself, with a device or its last address, is left out.
+    /// Objects that go by themselves, with a device or its last address, are left out.
     fn delete_unwanted(&self, ops: &mut Vec<Op>) {
         let (have, want) = (self.have, self.want);
         // The last ones first: what an earlier rule lets pass is never refused by a later one.

@@ -25,7 +25,7 @@ const MAX_SENDERS: usize = 4096;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Refusal {
     pub prefixes: BTreeSet<Cidr>,
-    /// Source and destination of refused packets, and the time until the kernel forgets them. An
+    /// Source and destination of refused packets, and the time until the kernel drops them. An
     /// unspecified source holds a prefix to which nothing was sent yet.
     pub senders: BTreeMap<(IpAddr, IpAddr), Duration>,
 }

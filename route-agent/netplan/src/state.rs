@@ -46,7 +46,7 @@ pub struct Vxlan {
     pub up: bool,
 }
 
-/// What is wanted of a device that others make.
+/// Desired state of a device that others make.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
     /// In bytes.
@@ -69,7 +69,7 @@ pub enum Family {
     Ipv6,
 }
 
-/// What the kernel tells routes apart by.
+/// Attributes by which the kernel distinguishes routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RouteKey {
     pub table: u32,
@@ -100,10 +100,10 @@ pub enum NextHop {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Via {
-    /// Of the route's family.
+    /// Next hop, of the route's family.
     pub gateway: IpAddr,
     pub dev: String,
-    /// The gateway is reached on `dev` although no address of `dev` says so.
+    /// The gateway is reached on `dev` although no address of `dev` covers it.
     pub onlink: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What the kernel gets, as text: read the golden files as documentation.
+//! Scripts and commands for the kernel, as text: read the golden files as documentation.
 
 // Helpers of tests are tests, too.
 #![allow(clippy::unwrap_used)]

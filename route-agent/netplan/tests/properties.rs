@@ -1,4 +1,4 @@
-//! What every plan must hold, against a model of what Linux does with each step.
+//! Properties of every plan, checked against a model of what Linux does with each step.
 
 // Helpers of tests are tests, too.
 #![allow(clippy::unwrap_used)]

@@ -224,7 +224,7 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
                 if ["--dport", "--dports", "--sport"].contains(&word) {
                     rule.ports.extend(value.split(',').filter_map(|port| port.parse::<u16>().ok()));
                 }
-                // The next word may be an option again.
+                // The next argument may be an option again.
                 rest = tail;
             }
         }
@@ -279,7 +279,7 @@ fn run(program: &str, arguments: &[&str], input: &str) -> Result<String, Iptable
         if missing { IptablesError::Missing(program) } else { IptablesError::Run(program, error) }
     })?;
     if let Some(mut stdin) = child.stdin.take() {
-        // One that gives up early says why itself.
+        // A program that exits early reports the reason itself.
         _ = stdin.write_all(input.as_bytes());
     }
     let failed = |error| IptablesError::Run(program.to_owned(), error);

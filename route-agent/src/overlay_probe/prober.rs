@@ -128,7 +128,7 @@ impl Prober {
         if gateway.target.address != from || !(pending.nonce..=self.nonce).contains(&nonce) {
             return false;
         }
-        // One that was unreachable learns at once that its replies arrive.
+        // One that was unreachable is notified at once that its replies arrive.
         gateway.next_at = if gateway.is_unreachable() { now } else { gateway.turn_at.max(now) };
         gateway.pending = None;
         true

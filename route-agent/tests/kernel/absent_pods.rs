@@ -35,7 +35,7 @@ fn peers_packets_to_absent_pods_are_refused() {
     for to in ["10.200.1.99", "fd00:200:1::99"] {
         send(&world, to);
     }
-    // What is sent last leaves last.
+    // The datagram sent last leaves last.
     send(&world, "203.0.113.9");
     eventually("another destination is forwarded", SOON, || packets(&world, "passed") > 0);
     assert_eq!(packets(&world, "leaked"), 0);

@@ -1,4 +1,4 @@
-//! Datagrams from the pod to the peer, and what the node tells of its tables meanwhile.
+//! Datagrams from the pod to the peer, and the changes of tables that the node reports meanwhile.
 
 use std::net::UdpSocket;
 use std::process::{Child, Stdio};
@@ -46,14 +46,14 @@ impl World {
     pub(crate) fn monitor(&self) -> Monitor {
         let mut monitor = inside(&self.node, "ip");
         let monitor = monitor.args(["monitor", "all"]).stdout(Stdio::piped()).spawn().unwrap();
-        // It says nothing of when it has begun to listen.
+        // It does not report that it has begun to listen.
         std::thread::sleep(Duration::from_millis(500));
         Monitor(monitor)
     }
 }
 
 impl Flow {
-    /// How many were sent, and how many have arrived.
+    /// Returns the numbers of datagrams sent and received.
     pub(crate) fn end(self) -> (u64, u64) {
         self.stop.store(true, Ordering::Relaxed);
         let sent = self.sender.join().unwrap();
@@ -66,7 +66,7 @@ impl Flow {
 }
 
 impl Monitor {
-    /// What it has told.
+    /// Output so far; ends the program.
     pub(crate) fn end(mut self) -> String {
         self.0.kill().unwrap();
         let output = self.0.wait_with_output().unwrap();

@@ -1,4 +1,4 @@
-//! What another deletes or alters is put back within 500 ms.
+//! Objects that another program deletes or alters are restored within 500 ms.
 
 use std::time::Duration;
 
@@ -74,7 +74,7 @@ fn agents_that_start_anew_touch_nothing_else_and_lose_no_packet() {
     let told = told.end();
     let ours = |line: &&str| line.contains("weft") || line.contains("proto 119");
     assert_eq!(told.lines().find(ours), None, "{told}");
-    // Or there would be nothing to hear.
+    // Control: the monitor does report changes.
     let told = world.monitor();
     sh(
         &world.node,

@@ -149,7 +149,7 @@ impl World {
         assert!(self.agent(&["cleanup"]).status().unwrap().success());
     }
 
-    /// What `route-agent cleanup` prints when it fails.
+    /// Output of a `route-agent cleanup` that fails.
     pub(crate) fn refused_cleanup(&self) -> String {
         let mut agent = self.agent(&["cleanup"]);
         let output = agent.stdout(Stdio::piped()).stderr(Stdio::piped()).output().unwrap();
@@ -201,7 +201,7 @@ impl World {
         command
     }
 
-    /// Waits until the newest config is applied; returns the problems told.
+    /// Waits until the newest config is applied; returns the reported problems.
     pub(crate) fn settle(&self) -> Vec<String> {
         let reference =
             ObjectRef { kind: Kind::NodeConfig, namespace: None, name: "n1".to_owned() };
@@ -337,7 +337,7 @@ pub(crate) fn sh(netns: &Netns, script: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What a program prints as JSON.
+/// Output of a program, parsed as JSON.
 pub(crate) fn json(netns: &Netns, script: &str) -> Value {
     let text = sh(netns, script);
     serde_json::from_str(if text.trim().is_empty() { "[]" } else { &text }).unwrap()

@@ -1,4 +1,4 @@
-//! What the kernel has after a config, read back with iproute2 and nft.
+//! Tables of the kernel after a config, read back with iproute2 and nft.
 
 use fabric_api::fabric::{NodeConfigSpec, NodePeering};
 use serde_json::json;

@@ -8,12 +8,12 @@ use fabric_api::fabric::{VNI, VXLAN_PORT};
 
 use crate::Host;
 
-/// Of the underlay, in bytes.
+/// MTU of the underlay, in bytes.
 const MTU: usize = 1500;
 /// RFC 2544: nobody's addresses.
 const NOBODY: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
 
-/// What somebody makes up who knows a gateway's public key and hears nothing.
+/// Forgeries of an attacker who knows a gateway's public key and receives nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forgery {
     /// Handshake initiations whose `mac1` is right, from anywhere but the peer's address: each asks
@@ -56,10 +56,10 @@ pub struct Forger {
 /// A packet in VXLAN.
 #[derive(Clone, Debug)]
 pub struct Vxlan {
-    /// Of the outer packet.
+    /// Source of the outer packet.
     pub from: Ipv4Addr,
     pub to: Ipv4Addr,
-    /// Of the device that is to take the inner frame.
+    /// MAC address of the device that is to take the inner frame.
     pub inner_mac: [u8; 6],
     /// UDP inside.
     pub inner: (SocketAddrV4, SocketAddrV4),
@@ -179,7 +179,7 @@ impl Forger {
         };
         let datagram = udp(from, self.to, payload);
         let (id, to) = (self.number(1 << 16) as u16, *self.to.ip());
-        // What a packet has room for, in units of fragment offsets.
+        // Payload of a packet, in units of fragment offsets.
         let room = (MTU - 20) / 8 * 8;
         for (number, part) in datagram.chunks(room).enumerate() {
             let is_last = (number + 1) * room >= datagram.len();
@@ -206,7 +206,7 @@ impl Forger {
     }
 }
 
-/// What a VXLAN datagram (RFC 7348 section 5) holds: a frame for a device, with a UDP datagram.
+/// Content of a VXLAN datagram (RFC 7348 section 5): a frame for a device, with a UDP datagram.
 pub fn in_vxlan(mac: [u8; 6], (from, to): (SocketAddrV4, SocketAddrV4), payload: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0x08, 0, 0, 0];
     bytes.extend((VNI << 8).to_be_bytes());

@@ -1,4 +1,4 @@
-//! What service accounts may do, as the API server says.
+//! Rights of service accounts, as the API server reports them.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Deserializer, Value, json};

@@ -1,4 +1,4 @@
-//! Who has asked the API server for what, as its audit log tells.
+//! Requests to the API server, from its audit log.
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -10,7 +10,8 @@ pub(super) const POLICY: &str = "audit.json";
 const LOG: &str = "log/audit.log";
 const ACCOUNT: &str = "system:serviceaccount:";
 
-/// What a program in a pod has asked of the API server. A watch is one request, however long it lasts.
+/// A request from a program in a pod to the API server. A watch is one request, however long it
+/// lasts.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The service account, `NAMESPACE:NAME`.
@@ -19,7 +20,7 @@ pub struct Request {
     pub pod: String,
     /// `VERB RESOURCE[/SUBRESOURCE] NAMESPACE/NAME`.
     pub what: String,
-    /// Of the answer, as HTTP has it.
+    /// HTTP status code of the answer.
     pub code: u64,
 }
 

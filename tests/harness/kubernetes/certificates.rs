@@ -18,7 +18,7 @@ pub(super) struct Identity {
     pub(super) key: String,
 }
 
-/// What a certificate says about its holder.
+/// Subject of a certificate.
 #[derive(Default)]
 pub(super) struct Subject<'a> {
     /// Kubernetes takes it for the user.
@@ -53,7 +53,8 @@ impl Authority {
         Ok(Identity { certificate: certificate.pem(), key: key.serialize_pem() })
     }
 
-    /// How a client finds the API server and shows who it is; all in one file.
+    /// A client's kubeconfig: the API server's address and the client's credentials, all in one
+    /// file.
     pub(super) fn kubeconfig(&self, server: &str, subject: &Subject<'_>) -> Result<Value> {
         let identity = self.issue(subject)?;
         let encode = |pem: &str| STANDARD.encode(pem);

@@ -15,7 +15,7 @@ const ETCD: &str = "http://127.0.0.1:2379";
 const PORT: u16 = 6443;
 pub(super) const API_SERVER: &str = "kube-apiserver";
 
-/// Where everybody finds the API server: on the first node.
+/// URL of the API server: on the first node.
 pub(super) fn url(spec: &ClusterSpec) -> String {
     format!("https://{}", SocketAddr::new(spec.node_address(1), PORT))
 }
@@ -85,7 +85,7 @@ pub(super) fn api_server(spec: &ClusterSpec) -> Command {
 
 const CONTROLLERS: &str = "kube-controller-manager";
 const SCHEDULER: &str = "kube-scheduler";
-/// What decides, and runs nothing.
+/// Programs that decide, and run nothing.
 pub(super) const CONTROLLING: [&str; 2] = [CONTROLLERS, SCHEDULER];
 
 pub(super) fn controllers() -> Command {
@@ -113,7 +113,7 @@ pub(super) fn wait_for_port(head: &Machine) -> Result<()> {
     })
 }
 
-/// Where the API server is reached, from inside and from outside.
+/// Addresses of the API server, from inside and from outside.
 fn api_addresses(spec: &ClusterSpec) -> Vec<IpAddr> {
     // In IPv6 the prefix itself is a host's address, too.
     let first = |cidr: &IpNet| cidr.hosts().find(|address| *address != cidr.addr());
@@ -122,7 +122,7 @@ fn api_addresses(spec: &ClusterSpec) -> Vec<IpAddr> {
     spec.node_addresses(1).into_iter().chain(services).chain([loopback]).collect()
 }
 
-/// The prefix of a node's pods, as a Node says it.
+/// The prefix of a node's pods, as in its Node.
 pub(super) fn node_object(spec: &ClusterSpec, number: u8) -> Result<serde_json::Value> {
     let cidrs: Vec<_> = spec.node_pod_cidrs(number).iter().map(IpNet::to_string).collect();
     let first = cidrs.first().context("a cluster has a pod CIDR")?;

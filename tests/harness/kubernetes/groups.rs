@@ -34,7 +34,7 @@ impl Groups {
         Ok(Self { name, keeper, pipe })
     }
 
-    /// Adds the group that all pods of a machine are in, and returns it as the kubelet is told:
+    /// Adds the group that all pods of a machine are in, and returns it in the kubelet's notation:
     /// every hierarchy must have it before that starts.
     pub(super) fn add_machine(&self, machine: &str) -> Result<String> {
         let name = format!("{}/{machine}", self.name);
@@ -94,7 +94,7 @@ fn add(name: &str) -> Result<()> {
 fn pass_controllers_on(parent: &Path) {
     let all = fs::read_to_string(parent.join("cgroup.controllers")).unwrap_or_default();
     for controller in all.split_whitespace() {
-        // What cannot be passed on is not missed before somebody asks for it.
+        // A controller that cannot be passed on is not missed before somebody asks for it.
         let _ = fs::write(parent.join("cgroup.subtree_control"), format!("+{controller}"));
     }
 }
@@ -112,7 +112,7 @@ fn inherit_cpus(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What processes left behind that were killed together with their keeper.
+/// Removes groups of processes that were killed together with their owner.
 fn remove_abandoned() {
     let groups = hierarchies().into_iter().flat_map(|hierarchy| subfolders(&hierarchy));
     groups.filter(|group| is_abandoned(group)).for_each(|group| remove(&group));
@@ -127,7 +127,7 @@ fn is_abandoned(group: &Path) -> bool {
 
 fn remove(group: &Path) {
     subfolders(group).iter().for_each(|inner| remove(inner));
-    // Not empty yet: whoever is in it is about to end, and the next one removes it.
+    // Not empty yet: its processes are about to end, and the next one removes it.
     let _ = fs::remove_dir(group);
 }
 

@@ -15,7 +15,7 @@ const LIQOCTL: &str = "liqoctl";
 /// For calls that have no time limit of their own, in seconds.
 const PATIENCE: &str = "180";
 
-/// What one call of liqoctl came to.
+/// Result of one call of liqoctl.
 #[derive(Debug)]
 pub struct Answer {
     pub success: bool,

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use crate::cluster::join_pod_network;
 use crate::{ClusterSpec, Host, Lab, Program, on_segment};
 
-/// Where everything of a cluster lies on its machines: configuration, keys, logs.
+/// Folder of a cluster on its machines: configuration, keys, logs.
 pub const DIR: &str = "/run/kubernetes";
 
 /// Nothing reaches the disk of the machine that we run on, and mounts made in one place are seen
@@ -66,12 +66,12 @@ impl Machine {
         program.with_context(|| format!("{name} does not run on {}", self.name)).map(drop)
     }
 
-    /// What a program has printed so far.
+    /// Output of a program so far.
     pub fn log(&self, name: &str) -> String {
         self.programs().get(name).map(Program::log).unwrap_or_default()
     }
 
-    /// What the programs said last that have ended without being stopped.
+    /// Last output of the programs that have ended without being stopped.
     pub(super) fn failures(&self) -> Vec<String> {
         let programs = self.programs();
         let ended = programs.iter().filter(|(_, program)| program.ended().is_some());
@@ -88,7 +88,7 @@ impl Machine {
     }
 }
 
-/// How long a program may take that is started while everything else is.
+/// Timeout for a program that is started while everything else is.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The last words of a program.

@@ -152,7 +152,7 @@ fn kubelet_config(group: &str) -> Value {
         "failCgroupV1": false,
         "failSwapOn": false,
         "makeIPTablesUtilChains": false,
-        // A developer's disk may be as full as it likes.
+        // A developer's disk may be full.
         "evictionHard": {"memory.available": "1Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,

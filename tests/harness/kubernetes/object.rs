@@ -36,8 +36,8 @@ impl Kubernetes {
         serde_json::from_str(&text).with_context(|| format!("kubectl printed {text:?}"))
     }
 
-    /// Until an object, which need not be there yet, is as `kubectl wait --for` says it:
-    /// `condition=Ready`, `jsonpath={.status.value}=Connected`, `delete`.
+    /// Waits until an object, which need not exist yet, is in a state that `kubectl wait --for`
+    /// accepts: `condition=Ready`, `jsonpath={.status.value}=Connected`, `delete`.
     pub fn wait_for(&self, object: Object<'_>, what: &str, at_most: Duration) -> Result<()> {
         let began = Instant::now();
         let wait = |what: &str| {
@@ -54,7 +54,7 @@ impl Kubernetes {
         })
     }
 
-    /// Where an object is now, in one line.
+    /// Present state of an object, in one line.
     fn describe(&self, object: Object<'_>) -> String {
         match self.get(object) {
             Ok(found) => format!("its status is {}", found["status"]),

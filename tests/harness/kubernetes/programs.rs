@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 
 use crate::netns::{program_dirs, require};
 
-/// Where `make kubernetes` puts what it builds.
+/// Folder in which `make kubernetes` puts its programs.
 const DIR: &str = "WEFT_KUBERNETES_DIR";
 const BUILT: [&str; 7] = [
     "kube-apiserver",
@@ -22,7 +22,7 @@ const INSTALLED: [(&str, &str); 5] = [
     ("runc", "runc"),
     ("busybox", "busybox-static"),
 ];
-/// Where Debian has the plugins that connect pods.
+/// Debian's folder of the plugins that connect pods.
 pub(super) const CNI: &str = "/usr/lib/cni";
 
 /// Fails with what is missing here for a cluster, if anything is.

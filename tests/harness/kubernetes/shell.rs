@@ -9,7 +9,7 @@ use super::weft::deploy;
 use super::{ADMIN, Kubernetes, node};
 use crate::bin_dir;
 
-/// What a user types who works with several clusters.
+/// Command lines of a user who works with several clusters.
 impl Kubernetes {
     /// Runs a line of shell on this cluster's first node, in a folder with each cluster's kubeconfig,
     /// `ID.yaml`, and this project's `deploy`; what it prints.

@@ -58,18 +58,18 @@ impl Kubernetes {
         self.wait_for(connection, "jsonpath={.status.value}=Connected", at_most)
     }
 
-    /// What `weft status` shows of it, whether all is well or not.
+    /// Output of `weft status`, whether all is well or not.
     pub fn status(&self) -> Result<Value> {
         let weft = bin_dir()?.join("weft");
         let mut shell = Command::new("sh");
         shell.env("KUBECONFIG", format!("{DIR}/{ADMIN}"));
-        // 3 tells that some peering is not connected.
+        // 3 means that some peering is not connected.
         shell.args(["-c", "timeout 20 \"$0\" status --kubernetes -o json || [ $? = 3 ]"]).arg(weft);
         let text = self.head().host.command(&mut shell, "")?;
         serde_json::from_str(&text).context("weft status prints JSON")
     }
 
-    /// How this cluster sees the peer, as the status of its Configuration says.
+    /// This cluster's view of the peer, from the status of its Configuration.
     pub fn view(&self, peer: &ClusterSpec) -> Result<View> {
         let namespace = format!("liqo-tenant-{}", peer.id);
         let configuration = Object::new("configuration", &namespace, &peer.id);
@@ -77,7 +77,7 @@ impl Kubernetes {
             .with_context(|| format!("how {} sees {}", self.spec.id, peer.id))
     }
 
-    /// Everything that may tell why a test has failed.
+    /// Everything that may explain the failure of a test.
     pub fn report(&self) -> String {
         let questions = [
             "get pods --all-namespaces --output=wide",
@@ -104,7 +104,8 @@ impl Kubernetes {
         self.kubectl(&words).unwrap_or_else(|error| format!("{error:#}"))
     }
 
-    /// Tells the controller where ipam is, once that is installed: names of Services are in no DNS here.
+    /// Sets ipam's address for the controller, once that is installed: names of Services are in no
+    /// DNS here.
     pub fn name_ipam(&self) -> Result<()> {
         let namespace = self.namespace.as_str();
         let service = Object::new("service", namespace, "liqo-ipam");
@@ -120,7 +121,7 @@ impl Kubernetes {
     }
 }
 
-/// Of this project. Cargo starts tests in the folder of their package.
+/// Folder `deploy` of this project. Cargo starts tests in the folder of their package.
 pub fn deploy() -> Result<PathBuf> {
     std::fs::canonicalize("../deploy").context("not started in the folder `tests`")
 }

@@ -15,11 +15,11 @@ use crate::lab::PATIENCE;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PingError {
     Timeout,
-    /// A router on the way said so, with the MTU it has.
+    /// A router on the way reported it, with the MTU it has.
     TooBig {
         mtu: u32,
     },
-    /// A router on the way, or this machine's own, said so.
+    /// A router on the way, or this machine's own, reported it.
     Unreachable,
 }
 
@@ -73,7 +73,7 @@ impl Pinger {
     pub fn echo(&self, sequence: u16, size: usize, at_most: Duration) -> Result<EchoResult> {
         let start = Instant::now();
         if let Err(error) = self.socket.send_to(&self.request(sequence, size), &self.target()) {
-            // What the kernel answers for `unreachable`, `prohibit` and a rejecting firewall.
+            // Errors of the kernel for `unreachable`, `prohibit` and a rejecting firewall.
             let refusals = [libc::EHOSTUNREACH, libc::ENETUNREACH, libc::EACCES, libc::EPERM];
             if refusals.into_iter().any(|code| error.raw_os_error() == Some(code)) {
                 return Ok(Err(PingError::Unreachable));
@@ -111,7 +111,7 @@ impl Pinger {
         packet
     }
 
-    /// What a received message says about our request; `None` if it is about something else.
+    /// Result of our request according to a received message; `None` if it is about something else.
     fn judge(&self, received: &[u8], sequence: u16) -> Option<Result<(), PingError>> {
         let v4 = self.to.is_ipv4();
         let icmp =
@@ -138,7 +138,7 @@ impl Pinger {
 type EchoResult = Result<Duration, PingError>;
 
 /// Sets "don't fragment" and ignores what the kernel has learnt about the path, so that every
-/// packet goes out and every router on the way has its say.
+/// packet goes out and every router on the way can reject it.
 #[allow(unsafe_code)]
 fn never_fragment(socket: &Socket, to: IpAddr) -> Result<()> {
     let (level, option, value) = match to {

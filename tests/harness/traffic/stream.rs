@@ -12,7 +12,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use super::udp::open;
 use crate::Netns;
 
-/// How long stragglers are waited for at the end.
+/// Time to wait for late datagrams at the end.
 const TAIL: Duration = Duration::from_secs(2);
 
 /// In bytes, so that a sink that has to wait for the processor loses nothing itself.
@@ -23,7 +23,7 @@ pub struct Way {
     pub from: Netns,
     /// As the sender sees it.
     pub to: SocketAddr,
-    /// Where they arrive, on the port of `to`.
+    /// Namespace in which they arrive, on the port of `to`.
     pub at: Netns,
 }
 
@@ -35,7 +35,7 @@ pub struct Streams {
     interval: Duration,
 }
 
-/// What became of one of the [`Streams`].
+/// Result of one of the [`Streams`].
 #[derive(Clone, Debug, Default)]
 pub struct StreamReport {
     pub sent: u64,
@@ -47,7 +47,7 @@ pub struct StreamReport {
     pub first_lost: Option<Duration>,
 }
 
-/// Which numbers have arrived: 0 up to 64 are the bits of the first word, and so on.
+/// Set of the numbers that have arrived: 0 up to 64 are the bits of the first `u64`, and so on.
 #[derive(Clone, Debug, Default)]
 pub struct Arrived {
     words: Vec<u64>,
@@ -115,12 +115,12 @@ impl Arrived {
         rows
     }
 
-    /// How many different numbers have arrived.
+    /// Count of different numbers that have arrived.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Of the numbers below `sent`, one each `interval`.
+    /// Report on the numbers below `sent`, one each `interval`.
     fn report(&self, sent: u64, interval: Duration) -> StreamReport {
         let rows = self.missing(sent);
         let longest = rows.iter().map(|(_, count)| *count).max().unwrap_or_default();
@@ -148,7 +148,7 @@ fn send(
     while !stop.load(Ordering::Relaxed) {
         datagram[..8].copy_from_slice(&number.to_be_bytes());
         for (socket, to) in outs {
-            // What cannot be sent is lost, like anything else that does not arrive.
+            // A datagram that cannot be sent is lost, like any other that does not arrive.
             let _ = socket.send_to(&datagram, to);
         }
         number += 1;

@@ -13,11 +13,11 @@ use crate::Netns;
 
 /// No read or write of a server or client may wait longer.
 const STALL: Duration = Duration::from_secs(20);
-/// Connections that are held open may be silent for that long.
+/// Connections that are held open may be idle for that long.
 const SILENCE: Duration = Duration::from_secs(600);
 const BLOCK: usize = 256 * 1024;
 
-/// What a server does with each connection.
+/// Behaviour of a server on each connection.
 #[derive(Clone, Copy, Debug)]
 pub enum Service {
     /// Sends back what it gets.

@@ -66,7 +66,7 @@ pub fn udp_echo(ns: &Netns, to: SocketAddr, payload: &[u8]) -> Result<Duration> 
     anyhow::bail!("no answer from {to} within {PATIENCE:?}")
 }
 
-/// A socket that talks to nobody else, and so hears of ICMP errors.
+/// A socket connected to one address, so that it receives ICMP errors.
 pub fn udp_connect(ns: &Netns, to: SocketAddr) -> Result<UdpSocket> {
     let socket = open(ns, unspecified(to), 0)?;
     socket.connect(to)?;
@@ -86,7 +86,7 @@ pub fn udp_refusal(socket: &UdpSocket, at_most: Duration) -> Result<(ErrorKind, 
     }
 }
 
-/// What became of a numbered stream of datagrams through an [`UdpEcho`].
+/// Result of a numbered stream of datagrams through an [`UdpEcho`].
 #[derive(Clone, Debug, Default)]
 pub struct FlowReport {
     pub sent: u64,

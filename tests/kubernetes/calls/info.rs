@@ -25,7 +25,7 @@ pub(crate) fn info(cluster: &Kubernetes) -> Result<Value> {
     }))
 }
 
-/// What follows the colon in the image of the container of that name.
+/// Tag of the image of the container of that name.
 fn version(manager: &Value) -> Result<String> {
     let containers = manager["spec"]["template"]["spec"]["containers"].as_array();
     let mut containers = containers.into_iter().flatten();

@@ -1,6 +1,6 @@
-//! What WireGuard's timers make weft send, as the underlay sees it. Peerings side by side, one for
-//! each behaviour; padding, rekeys and their intervals are looked at where packets flow, in the
-//! matrix.
+//! Packets that WireGuard's timers make weft send, as the underlay sees them. Peerings side by
+//! side, one for each behaviour; padding, rekeys and their intervals are looked at where packets
+//! flow, in the matrix.
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -28,9 +28,9 @@ const JITTER: f64 = 0.333;
 const KEEPALIVE_TIMEOUT: f64 = 10.0;
 const PERSISTENT_KEEPALIVE: f64 = 25.0;
 const REJECT_AFTER_TIME: f64 = 180.0;
-/// Weft no longer sends with a key that the peer may be about to forget.
+/// Weft no longer sends with a key that the peer may be about to discard.
 const LAST_SECONDS: f64 = 5.0;
-/// What a busy machine may add, in seconds.
+/// Delay that a busy machine may add, in seconds.
 const LATE: f64 = 0.7;
 
 #[test]
@@ -79,7 +79,8 @@ fn drop_udp(what: &str) -> String {
     )
 }
 
-/// Has weft send to the peer, then hear a packet that nobody answers; when that was.
+/// Makes weft send to the peer, then receive a packet that nobody answers; returns the time of
+/// that.
 fn is_sent_one(rig: &Rig) -> Result<Instant> {
     let (tie, port) = (&rig.ties[ASKED], SINKS + 2);
     let way = tie.back(rig.rome(), port);
@@ -100,7 +101,8 @@ fn is_kept_alive(seen: &Seen) -> Result<()> {
     all_within("persistent keepalives", &gaps(&seen.keepalives[..4]), low, high)
 }
 
-/// Soon enough after what it heard, and not before it has been silent for as long itself.
+/// A keepalive comes soon enough after the packet received, and not before weft has sent nothing
+/// for as long.
 fn answers_after_a_while(seen: &Seen, asked_at: Instant) -> Result<()> {
     let after = seen.keepalives.iter().find(|at| **at > asked_at).context("no keepalive came")?;
     let since_heard = (*after - asked_at).as_secs_f64();

@@ -17,13 +17,13 @@ use super::wire::{INITIATION, Wire, all_within, gaps};
 use super::{INTERVAL, PADDING, SINKS};
 use crate::scene::answers_in_time;
 
-/// How many rekeys each tunnel is to see, unless `WEFT_REKEYS` says otherwise.
+/// Number of rekeys that each tunnel is to see, unless `WEFT_REKEYS` overrides it.
 const REKEYS: usize = 3;
 /// REKEY_AFTER_TIME: an initiator that sends.
 const REKEY: f64 = 120.0;
 /// REJECT_AFTER_TIME - KEEPALIVE_TIMEOUT - REKEY_TIMEOUT: an initiator that only receives.
 const REKEY_ON_RECEIVE: f64 = 165.0;
-/// KEEPALIVE_TIMEOUT: whoever only receives.
+/// KEEPALIVE_TIMEOUT, for an end that only receives.
 const KEEPALIVE: f64 = 10.0;
 /// By how much what is seen on a busy machine may be late, in seconds.
 const LATE: f64 = 3.0;
@@ -94,7 +94,7 @@ fn through_rekeys(peer: StockPeer) -> Result<()> {
         let start = Instant::now();
         let streams = Streams::start(&ways, INTERVAL, PADDING)?;
         let all = wait_for_rekeys(rig, &wire);
-        // Whatever the last ones cost shows now.
+        // Losses of the last rekeys show by now.
         std::thread::sleep(Duration::from_secs(5));
         let took = start.elapsed();
         let reports = split(&streams.stop(), &counts);
@@ -183,7 +183,7 @@ struct Row {
     report: StreamReport,
     /// Seconds between handshakes, as far as they could be seen.
     rekeys: Vec<f64>,
-    /// What the same peer lost against itself.
+    /// Packets that the same peer lost against itself.
     control_lost: Option<u64>,
 }
 
@@ -249,13 +249,13 @@ fn control_rows(controls: &[Control], reports: &[StreamReport]) -> Vec<Row> {
     controls.iter().zip(reports).map(row).collect()
 }
 
-/// What the whitepaper's sections 5.4.6, 6.2 and 6.5 say, of weft's own messages.
+/// Limits of the whitepaper's sections 5.4.6, 6.2 and 6.5, checked on weft's own messages.
 fn keeps_the_constants(rig: &Rig, wire: &Wire, index: usize, flow: Flow) -> Result<()> {
     let sent = wire.sent_to(address(rig, index));
     ensure!(sent.unpadded == 0, "{} of {} packets were not padded", sent.unpadded, sent.packets);
     if flow == Flow::Back {
         ensure!(sent.packets == 0, "weft sent {} packets of its own", sent.packets);
-        // One of them may also be persistent, and early. Handshake messages say as much.
+        // One of them may also be persistent, and early. Handshake messages are signs of life, too.
         all_within(
             "time between signs of life",
             &gaps(&sent.signs_of_life()),

@@ -6,7 +6,7 @@ use crate::scene::Scene;
 
 /// The last bytes of the machines' addresses.
 const FIRST_NUMBER: u8 = 64;
-/// Where weft listens, one port for each peering in which it is the server.
+/// Ports on which weft listens, one for each peering in which it is the server.
 const FIRST_PORT: u16 = 31_000;
 
 /// Rome under weft, and one peering for each case. Every peer has the same pod CIDR.
@@ -16,7 +16,7 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    /// Comes up, or says why not.
+    /// Comes up, or returns the reason why not.
     pub(crate) fn start(cases: &[Case]) -> Result<Self> {
         let mut spec = ClusterSpec::new("rome", 1, 1);
         spec.underlay = Families::Both;

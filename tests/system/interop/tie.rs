@@ -14,7 +14,7 @@ use weft_tests::{
 
 use crate::scene::{PATIENCE, answers_in_time, first_pod};
 
-/// Stock peers that initiate keep their way through a NAT open, as guides say.
+/// Stock peers that initiate keep their way through a NAT open, as guides recommend.
 const KEEPALIVE: u16 = 25;
 
 /// A stock peer, weft's role, and the family of the underlay between them.
@@ -42,7 +42,7 @@ impl Case {
     }
 }
 
-/// The stock peers that `make peers` could build; the others are said to be skipped.
+/// The stock peers that `make peers` could build; the others are reported as skipped.
 pub(crate) fn available() -> Vec<StockPeer> {
     StockPeer::ALL.into_iter().filter(|peer| is_available(*peer)).collect()
 }
@@ -61,7 +61,7 @@ pub(crate) struct Tie {
 }
 
 impl Tie {
-    /// Tells weft of the peering, then starts the stock peer. The last bytes of the machine's
+    /// Applies the peering to weft, then starts the stock peer. The last bytes of the machine's
     /// addresses are `number`, and weft listens on `port` if it is the server.
     pub(crate) fn new(
         lab: &Lab,
@@ -98,7 +98,7 @@ impl Tie {
         &self.tunnel.peer
     }
 
-    /// What the stock peer has printed.
+    /// Output of the stock peer.
     pub(crate) fn log(&self) -> String {
         self.process.as_ref().map(Program::log).unwrap_or_default()
     }

@@ -15,7 +15,7 @@ const DATA: u8 = 4;
 const AROUND: usize = 32;
 const PADDING: usize = 16;
 
-/// What a machine sends and receives of WireGuard, as the underlay sees it.
+/// WireGuard traffic that a machine sends and receives, as the underlay sees it.
 pub(crate) struct Wire {
     seen: Arc<Mutex<BTreeMap<Direction, Seen>>>,
     _capture: Capture,
