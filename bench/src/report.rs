@@ -21,7 +21,7 @@ pub(crate) struct Report {
     pub(crate) scenarios: Vec<Scenario>,
 }
 
-/// One abba.
+/// Kind of traffic that is measured, with its pairs.
 #[derive(Debug, Serialize)]
 pub(crate) struct Scenario {
     pub(crate) name: String,

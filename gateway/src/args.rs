@@ -38,7 +38,7 @@ pub struct Args {
     #[arg(long, value_name = "unix:PATH|IP:PORT")]
     pub http: Option<HttpAddress>,
 
-    /// RestartCache the last config and private key here, for a restart while the API server is away. It has
+    /// Keep the last config and private key here, for a restart while the API server is away. It has
     /// to be memory (tmpfs): in a pod, an emptyDir of medium Memory.
     #[arg(long, env = "WEFT_KEEP", value_name = "DIR")]
     pub keep: Option<PathBuf>,

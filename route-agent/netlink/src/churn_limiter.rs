@@ -10,7 +10,7 @@ pub struct ChurnLimiter {
     changes: VecDeque<Instant>,
 }
 
-/// So many changes within this time are a churn_limiter.
+/// So many changes within this time are churn.
 const MANY: usize = 50;
 const WINDOW: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(1);

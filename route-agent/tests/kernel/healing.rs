@@ -37,7 +37,7 @@ fn whatever_is_deleted_comes_back() {
         "echo 0 > /proc/sys/net/ipv6/conf/weft4/forwarding",
         "echo 1 > /proc/sys/net/ipv6/conf/weft4/disable_ipv6",
     ] {
-        // One after the other at once looks like a churn_limiter with another program.
+        // One after the other at once looks like churn by another program.
         std::thread::sleep(PAUSE);
         sh(&world.node, damage);
         eventually(damage, HEALED, || world.dump() == before);
