@@ -47,7 +47,9 @@ async fn small_cluster_is_published_and_stays_quiet() {
     let connections = window.writes_of(User::Gateway(peers[0]));
     assert!(connections.len() >= SIZE.peerings, "{connections:?}");
     assert_eq!(window.writes_of(User::Controller), [""; 0], "heartbeats change nothing");
-    assert_eq!(lab.board.errors(), []);
+    // A status that meets a write of the controller is written again.
+    let errors = lab.board.errors().into_iter().filter(|(error, _)| !error.contains("(409)"));
+    assert_eq!(errors.collect::<Vec<_>>(), []);
 }
 
 /// Waits until the controller has written nothing for three seconds.
