@@ -137,8 +137,8 @@ bench: tools peers
 	$(PROGRAMS)
 	$(SUDO) $(TARGET)/release/bench $(ARGS)
 
-bench-scale: kubernetes
-	cargo build --release --locked --workspace --bins
+bench-scale: tools kubernetes
+	$(PROGRAMS)
 	$(TARGET)/release/bench scale --results bench/RESULTS.md $(ARGS)
 
 # Of the crates that need nothing of the kernel, of which the emulator knows but a part.

@@ -56,7 +56,7 @@ pub struct Controller {
     /// Problems published last; `None` before the first time.
     told: Option<BTreeSet<Problem>>,
     /// In Kubernetes, the channels to what makes gateways run.
-    outside: Option<Exchange>,
+    workloads: Option<Exchange>,
     stale_connections: StaleConnections,
     lagging: LaggingNodes,
     backoff: WriteBackoff,
@@ -80,7 +80,7 @@ impl Controller {
             patience: RETRY_MIN,
             retry: None,
             told: None,
-            outside: None,
+            workloads: None,
             stale_connections: StaleConnections::default(),
             lagging: LaggingNodes::default(),
             backoff: WriteBackoff::default(),
@@ -88,8 +88,8 @@ impl Controller {
         })
     }
 
-    pub fn with(self, outside: Exchange) -> Self {
-        Self { outside: Some(outside), ..self }
+    pub fn with(self, workloads: Exchange) -> Self {
+        Self { workloads: Some(workloads), ..self }
     }
 
     /// Reports to these from now on; not ready until it has compiled.
@@ -123,7 +123,7 @@ impl Controller {
                 event = self.watch.next() => is_idle = !self.absorb_all(event).await,
                 _ = beats.tick() => is_idle = true,
                 _ = resync.tick() => self.resync().await,
-                placements = news(&mut self.outside) => self.index.place(placements),
+                placements = news(&mut self.workloads) => self.index.place(placements),
                 round = finished(&mut self.round) => self.conclude(round).await,
                 () = due(self.retry) => {
                     self.retry = None;
@@ -168,7 +168,7 @@ impl Controller {
                     event @ (Event::Applied(_) | Event::Deleted(_)) => drop(self.index.apply(event)),
                 },
                 // Gateways that run shall not be taken for new ones.
-                placements = news(&mut self.outside), if synced => {
+                placements = news(&mut self.workloads), if synced => {
                     self.index.place(placements);
                     return;
                 }
@@ -179,7 +179,7 @@ impl Controller {
                     self.mark_unreadable().await;
                 }
             }
-            if synced && self.outside.is_none() {
+            if synced && self.workloads.is_none() {
                 return;
             }
         }
@@ -359,7 +359,7 @@ impl Controller {
     /// Compiles and publishes until nothing changes, then requests from ipam what is missing.
     async fn settle(&mut self) {
         let mut is_done = self.name_secrets().await;
-        if self.outside.is_some() {
+        if self.workloads.is_some() {
             is_done &= self.stale_connections.reconcile(&self.store, &mut self.index).await;
         }
         self.retry_at((!is_done).then(|| Instant::now() + RETRY_REFUSED));
@@ -418,8 +418,8 @@ impl Controller {
 
     /// Publishes the plan for everything outside of the store.
     fn instruct(&self, plan: Plan) {
-        let Some(outside) = &self.outside else { return };
-        outside.plan.send_if_modified(|before| {
+        let Some(workloads) = &self.workloads else { return };
+        workloads.plan.send_if_modified(|before| {
             let news = before.as_ref() != Some(&plan);
             *before = Some(plan);
             news
@@ -532,13 +532,13 @@ impl Controller {
 }
 
 /// Placements of the gateways, whenever they have changed.
-async fn news(outside: &mut Option<Exchange>) -> Placements {
-    let Some(outside) = outside else { return pending().await };
+async fn news(workloads: &mut Option<Exchange>) -> Placements {
+    let Some(workloads) = workloads else { return pending().await };
     loop {
-        if outside.placements.changed().await.is_err() {
+        if workloads.placements.changed().await.is_err() {
             return pending().await;
         }
-        if let Some(placements) = outside.placements.borrow_and_update().clone() {
+        if let Some(placements) = workloads.placements.borrow_and_update().clone() {
             return placements;
         }
     }

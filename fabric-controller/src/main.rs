@@ -137,9 +137,9 @@ impl Replica {
             // State observed by another store may be older than the replica that worked meanwhile.
             let store = open(config, vitals)?;
             let server = store.api_server().context("the store is no API server")?;
-            let (kubernetes, outside) =
+            let (kubernetes, workloads) =
                 Kubernetes::new(server, &identity, obstacles.clone(), gateways.clone());
-            let controller = controller(config, store, ipam.clone())?.with(outside);
+            let controller = controller(config, store, ipam.clone())?.with(workloads);
             let controller = controller.reporting_to(vitals.clone());
             obstacles.clear();
             vitals.metrics.set_elected(true);

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_sound_and_switches_force_fallbacks() {
+    fn switches_of_the_command_line_force_fallbacks() {
         Args::command().debug_assert();
         let line = ["gateway", "--run-dir", "/r", "--namespace", "ns", "--name", "n", "--no-gso"];
         let config = Config::from(Args::try_parse_from(line).unwrap());

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use fabric_api::fabric::{ForwardingOff, MovedAddress, NodeConfig, NodeConfigStatus};
-use fabric_runtime::{Heartbeat, Stop, chain};
-use fabric_store::{Event, Kind, Object, ObjectRef, Store};
+use fabric_runtime::{Heartbeat, Stop};
+use fabric_store::{Event, Kind, Object, ObjectRef, Store, chain};
 use jiff::Timestamp;
 use netlink::{ChurnLimiter, Handle, Settings, nft};
 use netplan::{COUNTER, FIREWALL_TABLE, REFUSAL_TABLE, Sysctl, plan};

@@ -1,7 +1,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use fabric_runtime::chain;
+use fabric_store::chain;
 use netlink::Handle;
 use netplan::{Refusal, State};
 use tokio::time::sleep;

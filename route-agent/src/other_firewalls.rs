@@ -12,6 +12,7 @@ mod nft;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use fabric_store::chain;
 use netlink::nft::{Chain, Hook};
 use netlink::{ChurnLimiter, Netns};
 use tokio::sync::watch;
@@ -22,7 +23,6 @@ pub(crate) use drop_points::{Accept, Admitted, Way};
 use crate::names::VXLAN_PORT;
 use drop_points::DropPoint;
 use fabric_api::fabric::OVERLAY_PROBE_PORT;
-use fabric_runtime::chain;
 
 /// Marks our rules in chains of others.
 const COMMENT: &str = "weft";

@@ -4,12 +4,11 @@ use std::future::pending;
 use std::time::Duration;
 
 use fabric_api::fabric::{MovedAddress, NodeConfig};
-use fabric_store::Store;
+use fabric_store::{Store, chain};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::config_source;
-use fabric_runtime::chain;
 
 /// After it could not be written.
 const RETRY: Duration = Duration::from_secs(2);

@@ -112,7 +112,7 @@ pub fn require(programs: &[(&str, &str)]) -> Result<()> {
     Ok(())
 }
 
-/// Folders in which programs are searched: root's, whoever we are.
+/// Folders in which programs are searched: root's, for every user.
 pub(crate) fn program_dirs() -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut dirs: Vec<_> = std::env::split_paths(&path).collect();

@@ -69,7 +69,7 @@ impl Gateway {
     async fn acknowledge(&self, view: &GatewayView) {
         let Some(acknowledgement) = view.acknowledgement() else { return };
         let (endpoint, nodes) = (view.endpoint(), view.nodes().len());
-        // What was asked is when the object was written, which the watch has just shown.
+        // The figure is the time of the write, which the watch has just shown.
         if let Some(endpoint) = endpoint {
             self.board.endpoint_seen(self.peer, endpoint, Instant::now());
         }

@@ -141,7 +141,7 @@ pub(crate) fn cluster(nodes: usize) -> Vec<Value> {
     objects.extend([
         json!({"apiVersion": "v1", "kind": "ServiceAccount",
             "metadata": {"name": "default", "namespace": SHOP}}),
-        // What each program may do is the chart's business, and tested there.
+        // Rights of each program are in the chart, and tested there.
         json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
             "metadata": {"name": "scale"},
             "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group",

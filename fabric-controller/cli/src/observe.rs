@@ -294,15 +294,15 @@ impl<'a> View<'a> {
 
     fn peering(&self, config: &GatewayConfig, life: Option<&Life>) -> Peering {
         let (namespace, name) = names(config);
-        let told = self.connection_of(config).cloned();
+        let reported = self.connection_of(config).cloned();
         let liveness = life.map(|life| life.liveness);
         let nodes = Nodes::of(config, &self.nodes);
         let is_degraded = nodes.as_ref().is_some_and(|nodes| !nodes.unreachable.is_empty());
-        let mut state = state(told.as_ref().map(|told| told.value), liveness);
+        let mut state = state(reported.as_ref().map(|reported| reported.value), liveness);
         if state == State::Connected && is_degraded {
             state = State::Degraded;
         }
-        let latency = told.and_then(|told| Some(told.latency?.value));
+        let latency = reported.and_then(|reported| Some(reported.latency?.value));
         let status = config.status.clone().unwrap_or_default();
         Peering {
             cluster: config.spec.peer_cluster_id.clone(),

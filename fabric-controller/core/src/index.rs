@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use fabric_api::fabric::{GatewayConfig, NodeConfig, ProbeSettings};
+use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus, NodeConfig, ProbeSettings};
 use fabric_api::networking::{Connection, GatewayClient, GatewayServer, secret_name};
 use fabric_api::{Cidr, PrivateKey, PublicKey, labels};
 use fabric_store::{Event, Kind, Object, ObjectRef, Problem};
@@ -278,19 +278,19 @@ pub fn compiles_alike(before: &Object, after: &Object) -> bool {
                 && before.metadata == after.metadata
         }
         (Object::GatewayConfig(before), Object::GatewayConfig(after)) => {
-            before == after || (without_counters(before) == without_counters(after))
+            before.spec == after.spec
+                && before.metadata == after.metadata
+                && without_counters(before) == without_counters(after)
         }
         (before, after) => before == after,
     }
 }
 
-fn without_counters(config: &GatewayConfig) -> GatewayConfig {
-    let mut config = config.clone();
-    if let Some(status) = &mut config.status {
-        status.last_handshake = None;
-        (status.received_bytes, status.transmitted_bytes) = (0, 0);
-    }
-    config
+fn without_counters(config: &GatewayConfig) -> Option<GatewayConfigStatus> {
+    let mut status = config.status.clone()?;
+    status.last_handshake = None;
+    (status.received_bytes, status.transmitted_bytes) = (0, 0);
+    Some(status)
 }
 
 fn public_half(secret: &Secret) -> Result<PublicKey, String> {

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_is_late_ten_seconds_after_it_was_told_something() {
+    fn node_lags_ten_seconds_after_its_config_changed() {
         #[allow(clippy::disallowed_methods, reason = "any instant serves")]
         let start = Instant::now();
         let (mut index, mut lagging) = (Index::default(), LaggingNodes::default());
@@ -84,7 +84,7 @@ mod tests {
         };
         assert_eq!(note(0, None), (false, Some(2)));
         assert_eq!(note(10, None), (true, None), "nothing can be published for it");
-        assert_eq!(note(20, Some((1, 0))), (false, Some(22)), "it has only now been told");
+        assert_eq!(note(20, Some((1, 0))), (false, Some(22)), "its config is new");
         assert_eq!(note(21, Some((1, 1))), (false, None));
         assert_eq!(note(40, Some((2, 1))), (false, Some(42)));
         assert_eq!(note(45, Some((3, 1))), (false, Some(50)), "it is still behind");

@@ -103,15 +103,3 @@ pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let other = TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await;
     other.or(bound)
 }
-
-/// An error with its causes, on one line.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
-}

@@ -18,7 +18,7 @@ mod store;
 mod watch;
 
 pub use directory::ChangeServer;
-pub use error::{ApiError, Problem, StoreError};
+pub use error::{ApiError, Problem, StoreError, chain};
 pub use kubernetes::ApiServer;
 pub use metrics::{StoreMetrics, WriteOutcome};
 pub use object::{Kind, Object, ObjectRef};

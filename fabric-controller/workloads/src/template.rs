@@ -2,8 +2,7 @@
 
 use fabric_api::check::Fault;
 use fabric_api::networking::{GatewayClient, GatewayServer};
-use fabric_runtime::chain;
-use fabric_store::Object;
+use fabric_store::{Object, chain};
 use gateway_templates::{Rendered, Variables, WIREGUARD_CLIENT, WIREGUARD_SERVER};
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::Value;

@@ -14,12 +14,12 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use fabric_api::overlay_v6;
+use fabric_store::chain;
 use netlink::{Events, Handle, NetlinkError, Netns, NetnsError, Scope, Settings};
 use netplan::{Family, Op, State, Sysctl, plan};
 
 use crate::config::desired::Desired;
 use crate::dataplane::lane::{Offloads, open_tun};
-use fabric_runtime::chain;
 use inner::Facts;
 use link::{Link, POD_END};
 use mtu::Path;

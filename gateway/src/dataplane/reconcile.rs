@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric_api::fabric::MtuBound;
+use fabric_store::chain;
 use netlink::ChurnLimiter;
 use netlink::nft::NftError;
 use tokio::sync::watch;
@@ -18,7 +19,6 @@ use crate::dataplane::engine::{Engine, Order};
 use crate::dataplane::lane::{LaneHandle, Offloads};
 use crate::dataplane::overlay::{Filter, Overlay, Peer, TunnelMtu};
 use crate::state::{Plane, Running, View};
-use fabric_runtime::chain;
 
 /// Time until everything is looked at again although nothing happened, and while something is
 /// wrong.
@@ -80,7 +80,7 @@ pub async fn run(
     // The monitor announces the end through the tunnel, and then drops its views.
     let parted = async { while sources.views.changed().await.is_ok() {} };
     if timeout(PARTING, parted).await.is_err() {
-        tracing::debug!("the monitor is late, not waiting for its goodbye");
+        tracing::debug!("the monitor is late, not waiting for its last probe");
     }
     publish(&planes, Plane::default());
     Ok(dataplane.overlay.remove().await?)

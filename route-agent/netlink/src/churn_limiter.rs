@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_quarrel_is_slowed_to_a_few_changes_a_second() {
+    async fn churn_is_slowed_to_a_few_changes_a_second() {
         let (mut churn_limiter, start) = (ChurnLimiter::default(), Instant::now());
         for _ in 0..500 {
             churn_limiter.note();

@@ -13,7 +13,7 @@ use crate::multicast::Multicast;
 use crate::observe::LOCAL_TABLE;
 use crate::{Handle, NetlinkError, Scope};
 
-/// Notifies of changes to objects of ours, whoever made them.
+/// Notifies of changes to objects of ours, own changes among them.
 #[derive(Debug)]
 pub struct Events {
     multicast: Multicast,

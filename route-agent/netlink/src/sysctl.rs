@@ -43,7 +43,7 @@ pub fn write_sysctl(netns: &Netns, sysctl: &Sysctl, value: u32) -> Result<(), Ne
         .map_err(|source| NetlinkError::Sysctl { path, source })
 }
 
-/// Watch of settings, whoever changes them.
+/// Watch of settings, which any program may change.
 ///
 /// The kernel notifies of a few settings only, so all are read again and again, from files that
 /// stay open: some 20 microseconds of work three times a second.

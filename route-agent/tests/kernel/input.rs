@@ -27,7 +27,7 @@ fn input_catch_all_lets_vxlan_pass_and_its_drop_holds() {
 
 /// Answers to overlay probes come in by weft's devices, established or not.
 #[test]
-fn input_that_drops_everything_lets_probe_answers_pass() {
+fn input_that_drops_all_passes_probe_answers() {
     const PROBING: Duration = Duration::from_secs(4);
     let filters = [
         "nft 'add table inet f; add chain inet f in { type filter hook input priority 0; policy drop; }'",
@@ -89,7 +89,7 @@ fn input_lets_wireguard_of_a_server_on_this_host_pass() {
 }
 
 #[test]
-fn input_drop_of_wireguard_is_named_without_accept_rules() {
+fn wireguard_drop_is_named_without_accept_rules() {
     let mut world = World::new();
     sh(
         &world.node,

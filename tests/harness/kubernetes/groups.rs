@@ -94,7 +94,7 @@ fn add(name: &str) -> Result<()> {
 fn pass_controllers_on(parent: &Path) {
     let all = fs::read_to_string(parent.join("cgroup.controllers")).unwrap_or_default();
     for controller in all.split_whitespace() {
-        // A controller that cannot be passed on is not missed before somebody asks for it.
+        // A controller that cannot be passed on is missed only by a process that needs it.
         let _ = fs::write(parent.join("cgroup.subtree_control"), format!("+{controller}"));
     }
 }

@@ -29,7 +29,7 @@ fn found(liveness: Option<Liveness>) -> Found {
 }
 
 #[test]
-fn a_peering_is_down_without_its_process_whatever_its_connection_says() {
+fn peering_without_its_process_is_down() {
     let objects = snapshot([
         config("t", "client", "n1").into(),
         connection(ConnectionValue::Connected).into(),
@@ -112,7 +112,7 @@ fn a_gateway_of_another_host_is_believed() {
 }
 
 #[test]
-fn what_the_store_finds_and_a_condition_says_is_said_once() {
+fn problem_that_a_condition_repeats_is_shown_once() {
     let server: fabric_api::networking::GatewayServer = serde_json::from_value(serde_json::json!({
         "apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayServer",
         "metadata": {"name": "server", "namespace": "t"},

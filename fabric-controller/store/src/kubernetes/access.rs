@@ -1,6 +1,5 @@
 //! The way to the API server.
 
-use std::error::Error;
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;
@@ -110,18 +109,6 @@ pub(super) fn api_error(kind: Kind, error: kube::Error) -> ApiError {
         return ApiError::Unreachable(source.into());
     }
     ApiError::Unreachable(error.into())
-}
-
-/// An error with its causes, on one line.
-pub(super) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 fn resource(kind: Kind) -> ApiResource {

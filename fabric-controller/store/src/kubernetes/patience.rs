@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep_until};
 const SHORTEST: Duration = Duration::from_millis(100);
 /// Longest wait for an API server that is away: it may be back any moment.
 const LONGEST: Duration = Duration::from_secs(2);
-/// Longest wait for one that refuses: somebody has to change something.
+/// Longest wait for one that refuses: a user has to change something.
 const LONGEST_REFUSED: Duration = Duration::from_secs(10);
 /// Time without a failure after which earlier failures no longer count.
 const FORGET: Duration = Duration::from_secs(30);

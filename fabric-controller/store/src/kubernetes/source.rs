@@ -6,8 +6,9 @@ use kube::Api;
 use kube::api::{DynamicObject, ListParams};
 use kube::runtime::watcher::{self, Event, watcher};
 
-use super::access::{Access, answer, api_error, chain};
+use super::access::{Access, answer, api_error};
 use super::patience::Patience;
+use crate::chain;
 use crate::{ApiError, Kind, ObjectRef, Problem};
 
 /// Failures that are not reported: a server that restarts, or a connection that breaks.

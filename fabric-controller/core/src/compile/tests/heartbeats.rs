@@ -34,14 +34,14 @@ fn connection(world: &World, value: &str, latency: &str) -> Object {
 
 /// Applies both, one after the other; returns whether the second is said to change nothing, and
 /// whether it does change nothing.
-fn said_and_done(world: &mut World, before: Object, after: Object) -> (bool, bool) {
-    let said = compiles_alike(&before, &after);
+fn claim_and_result(world: &mut World, before: Object, after: Object) -> (bool, bool) {
+    let claim = compiles_alike(&before, &after);
     world.index.apply(Event::Applied(Box::new(before)));
     world.settle();
     let published = world.last.clone();
     world.index.apply(Event::Applied(Box::new(after)));
     world.settle();
-    (said, published == world.last)
+    (claim, published == world.last)
 }
 
 #[test]
@@ -53,8 +53,8 @@ fn counters_of_a_gateway_change_nothing() {
     };
     let [a, b, c] = [(1, 1400), (2, 1400), (2, 1380)]
         .map(|(bytes, mtu)| config(&world, &reference, status(bytes, mtu)));
-    assert_eq!(said_and_done(&mut world, a, b.clone()), (true, true));
-    assert_eq!(said_and_done(&mut world, b, c), (false, false), "nodes need the MTU");
+    assert_eq!(claim_and_result(&mut world, a, b.clone()), (true, true));
+    assert_eq!(claim_and_result(&mut world, b, c), (false, false), "nodes need the MTU");
 }
 
 #[test]
@@ -62,6 +62,6 @@ fn latency_changes_nothing_and_state_does() {
     let (mut world, _) = peered();
     let [a, b, c] = [("Connected", "1ms"), ("Connected", "2ms"), ("Error", "2ms")]
         .map(|(value, latency)| connection(&world, value, latency));
-    assert_eq!(said_and_done(&mut world, a, b.clone()), (true, true));
-    assert_eq!(said_and_done(&mut world, b, c), (false, false));
+    assert_eq!(claim_and_result(&mut world, a, b.clone()), (true, true));
+    assert_eq!(claim_and_result(&mut world, b, c), (false, false));
 }
