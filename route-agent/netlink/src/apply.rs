@@ -1,11 +1,12 @@
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use libc::{EADDRNOTAVAIL, EAFNOSUPPORT, EEXIST, ENOENT, ESRCH};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::RouteNetlinkMessage as Message;
 use netlink_packet_route::link::LinkAttribute;
 use netlink_packet_route::route::RouteScope;
-use netplan::{Op, Route, RouteKey, Vxlan};
+use netplan::{Address, Op, Route, RouteKey, Vxlan};
 
 use crate::{Handle, NetlinkError, message, write_sysctl};
 
@@ -17,6 +18,10 @@ pub struct Failure {
     #[source]
     pub source: NetlinkError,
 }
+
+/// Longest wait for the local route of a new IPv6 address. Without one by then, the address is
+/// planned once more.
+const LOCAL_ROUTE_TIMEOUT: Duration = Duration::from_secs(1);
 
 const PUT: u16 = NLM_F_CREATE | NLM_F_REPLACE;
 const NEW: u16 = NLM_F_CREATE | NLM_F_EXCL;
@@ -63,17 +68,7 @@ impl Steps<'_> {
                 let message = message::link_up(self.index(name).await?);
                 handle.change(Message::SetLink(message), 0).await
             }
-            Op::AddAddress(address) => {
-                let message = message::address(self.index(&address.dev).await?, address);
-                let added = handle.change(Message::NewAddress(message.clone()), NEW).await;
-                if !added.as_ref().is_err_and(|error| error.is(&[EEXIST])) {
-                    return added;
-                }
-                // It is there without its local route. Both come with a new one.
-                let deleted = handle.change(Message::DelAddress(message.clone()), 0).await;
-                unless(deleted, &[EADDRNOTAVAIL])?;
-                unless(handle.change(Message::NewAddress(message), NEW).await, &[EEXIST])
-            }
+            Op::AddAddress(address) => self.add_address(address).await,
             Op::DelAddress(address) => {
                 let message = message::address(self.index(&address.dev).await?, address);
                 unless(handle.change(Message::DelAddress(message), 0).await, &[EADDRNOTAVAIL])
@@ -106,6 +101,30 @@ impl Steps<'_> {
             }
             Op::SetSysctl(sysctl, value) => write_sysctl(&handle.netns, sysctl, *value),
         }
+    }
+
+    async fn add_address(&mut self, address: &Address) -> Result<(), NetlinkError> {
+        let handle = self.handle;
+        let index = self.index(&address.dev).await?;
+        let message = message::address(index, address);
+        let added = handle.change(Message::NewAddress(message.clone()), NEW).await;
+        if added.as_ref().is_err_and(|error| error.is(&[EEXIST])) {
+            // It is there without its local route. Both come with a new one.
+            let deleted = handle.change(Message::DelAddress(message.clone()), 0).await;
+            unless(deleted, &[EADDRNOTAVAIL])?;
+            unless(handle.change(Message::NewAddress(message), NEW).await, &[EEXIST])?;
+        } else {
+            added?;
+        }
+        // The kernel answers before an IPv6 address has its local route, which a work queue adds.
+        let end = Instant::now() + LOCAL_ROUTE_TIMEOUT;
+        while address.address.is_ipv6()
+            && Instant::now() < end
+            && !handle.local_addresses(index).await?.contains(&address.address)
+        {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        Ok(())
     }
 
     async fn set(&mut self, name: &str, what: LinkAttribute) -> Result<(), NetlinkError> {

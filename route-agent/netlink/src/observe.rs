@@ -98,7 +98,10 @@ impl Handle {
 
     /// Addresses of a device that the kernel takes packets for. One whose route is missing in the
     /// table `local`, which the kernel adds with an address only, is of no use.
-    async fn local_addresses(&self, index: u32) -> Result<BTreeSet<IpAddr>, NetlinkError> {
+    pub(crate) async fn local_addresses(
+        &self,
+        index: u32,
+    ) -> Result<BTreeSet<IpAddr>, NetlinkError> {
         let mut local = BTreeSet::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let kernels = u8::from(RouteProtocol::Kernel);
