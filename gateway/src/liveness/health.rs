@@ -271,8 +271,10 @@ impl Evidence<'_> {
         // Anybody may send such initiations; the peer's concern this tunnel.
         let at = |address: SocketAddr| address.ip().to_canonical();
         let is_peer = self.peer.endpoint.is_some_and(|peer| at(peer) == at(rejected.from));
-        // Its own ones, if it looks for its server in its own cluster.
-        let is_own = self.owner_of(at(rejected.from)).is_some();
+        // A client's own ones, if it looks for its server in its own cluster. To a server, any may have
+        // come through a node of its cluster, whose NodePort masquerades them.
+        let is_own =
+            self.desired.role == Role::Client && self.owner_of(at(rejected.from)).is_some();
         let concerns = is_peer || !self.is_connected() || self.peer.on_superseded_keys;
         if is_own || !concerns || !self.is_current(rejected, now) {
             return None;

@@ -1,5 +1,5 @@
 use fabric_api::PrivateKey;
-use fabric_api::fabric::GatewayConfig;
+use fabric_api::fabric::{GatewayConfig, Role};
 
 use super::*;
 use crate::config::desired::tests::config;
@@ -173,6 +173,28 @@ fn rejected_initiations_name_the_keys_until_solved() {
     // Once connected, only what comes from the peer matters.
     other.value = ConnectionValue::Connected;
     assert_eq!(scene.reasons(&other), []);
+}
+
+#[test]
+fn wrong_key_behind_own_node_port_is_named() {
+    let server = |config: &mut GatewayConfig| {
+        config.spec.role = Role::Server;
+        config.spec.endpoint = None;
+        config.spec.listen_port = Some(51840);
+    };
+    for (scene, reasons) in [
+        (Scene::new(), [].as_slice()),
+        // kube-proxy masquerades what comes to the port of a node that has not the gateway's pod.
+        (Scene::with(server), &[Reason::WrongResponder]),
+    ] {
+        let from = SocketAddr::new(scene.desired.nodes[0].underlay, 6308);
+        let mut evidence = scene.evidence();
+        evidence.peer.endpoint = Some(SocketAddr::new(from.ip(), 1024));
+        let at = scene.ago(100);
+        evidence.peer.rejections.wrong_responder =
+            Some(RejectedInitiation { from, at, previous: None, key: None });
+        assert_eq!(scene.reasons(&evidence), reasons);
+    }
 }
 
 #[test]
