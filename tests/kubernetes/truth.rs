@@ -8,12 +8,13 @@
 mod faults;
 mod healthy;
 
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use serde_json::Value;
 use weft_tests::kubernetes::Image;
-use weft_tests::{Kubernetes, Lab, Netns, skip, wait_until};
+use weft_tests::{Cluster, Kubernetes, Lab, Netns, skip, wait_until};
 
 use crate::pair::{Pair, SOON};
 use crate::stage::{note, play, step};
@@ -26,6 +27,8 @@ const AT_MOST: Duration = Duration::from_secs(90);
 struct Scene<'a> {
     pair: &'a Pair,
     lab: &'a Lab,
+    /// Cluster that runs a gateway with the key of rome's.
+    twin: Mutex<Option<Cluster>>,
 }
 
 /// Expected output of one of the clusters: its place in the pair, and a text of one line of the problems, behind
@@ -41,10 +44,11 @@ fn every_fault_is_named_in_time() -> Result<()> {
             let pair = Pair::install(&lab, &image)?;
             pair.explained(|| {
                 step("both are connected", || pair.connect())?;
-                let scene = Scene { pair: &pair, lab: &lab };
+                let scene = Scene::new(&pair, &lab);
                 scene.wait_well(SOON)?;
-                let late = step("each fault is named", || faults::all(&scene))?;
+                let mut late = step("each fault is named", || faults::all(&scene))?;
                 step("nothing else alarms", || healthy::all(&scene))?;
+                late.extend(step("an uninstalled peer is named", || faults::uninstalled(&scene))?);
                 ensure!(late.is_empty(), "late: {late:#?}");
                 Ok(())
             })
@@ -59,12 +63,16 @@ fn every_fault_is_named_in_time() -> Result<()> {
 /// The rows that cost seconds, of two clusters that are connected. Times are printed, and held by the
 /// test above: beside other tests, two clusters do not get the processor in time.
 pub(crate) fn cheap_rows(pair: &Pair, lab: &Lab) -> Result<()> {
-    let scene = Scene { pair, lab };
+    let scene = Scene::new(pair, lab);
     scene.wait_well(SOON)?;
     faults::cheap(&scene).map(drop)
 }
 
 impl<'a> Scene<'a> {
+    fn new(pair: &'a Pair, lab: &'a Lab) -> Self {
+        Self { pair, lab, twin: Mutex::new(None) }
+    }
+
     fn cluster(&self, i: usize) -> &'a Kubernetes {
         &self.pair.clusters[i]
     }
@@ -72,6 +80,10 @@ impl<'a> Scene<'a> {
     /// The node of rome that faults are made on.
     fn node(&self) -> &'a Netns {
         self.cluster(0).machine(faults::NODE).host.net()
+    }
+
+    fn replace_twin(&self, twin: Option<Cluster>) {
+        *self.twin.lock().unwrap_or_else(PoisonError::into_inner) = twin;
     }
 
     /// Time until a cluster shows that text, and that not all is well.

@@ -2,15 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use fabric_api::PrivateKey;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use weft_tests::kubernetes::Object;
 use weft_tests::manifests::join;
+use weft_tests::{Cluster, ClusterSpec, wait_until};
 
 use super::{MOST, Scene, Shown, print};
-use crate::pair::{GATEWAYS, PATIENCE, pod_of};
+use crate::pair::{GATEWAYS, PATIENCE, pod_of, selector};
 
 /// Rome's node that faults are made on.
 pub(super) const NODE: u8 = 2;
@@ -33,7 +34,7 @@ const fn fault(name: &'static str, [begin, end]: [Act; 2], shown: &'static [Show
     Fault { name, begin, end, shown, at_most: MOST }
 }
 
-const CHEAP: [Fault; 3] = [
+const CHEAP: [Fault; 4] = [
     fault(
         "link cut",
         [
@@ -62,6 +63,18 @@ const CHEAP: [Fault; 3] = [
         ],
     ),
     fault(
+        "40 % loss",
+        [
+            |scene| {
+                let loss = "ip saddr 192.0.2.16/28 ip daddr 192.0.2.32/28 meta l4proto udp \
+                            numgen random mod 100 < 40 drop";
+                on_switch(scene, &[loss])
+            },
+            restore_switch,
+        ],
+        &[(0, " % of probes to milan"), (1, " % of probes to rome")],
+    ),
+    fault(
         "UDP 4879 dropped on a node",
         [
             |scene| {
@@ -76,7 +89,7 @@ const CHEAP: [Fault; 3] = [
     ),
 ];
 
-const OTHERS: [Fault; 8] = [
+const OTHERS: [Fault; 11] = [
     fault(
         "peer removed its side",
         [
@@ -109,6 +122,27 @@ const OTHERS: [Fault; 8] = [
             (0, "milan does not answer handshakes with the new keys"),
             (1, "are not for this gateway's key "),
         ],
+    ),
+    fault(
+        "wrong key at first",
+        [wrong_key_at_first, |scene| restore(scene, PUBLIC_KEY)],
+        &[(0, "no answer from milan to handshakes at "), (1, "are not for this gateway's key ")],
+    ),
+    fault(
+        "one key in two gateways",
+        [start_twin, |scene| {
+            scene.replace_twin(None);
+            Ok(())
+        }],
+        &[(1, "rome's key is used from two endpoints, "), (0, "no answer from milan for ")],
+    ),
+    fault(
+        "endpoint is oneself",
+        [
+            |scene| edit(scene, GATEWAY, "[192.0.2.33]", "[192.0.2.18]"),
+            |scene| restore(scene, GATEWAY),
+        ],
+        &[(0, "which is node rome-2 of this cluster itself")],
     ),
     fault(
         "name does not resolve",
@@ -157,6 +191,26 @@ const OTHERS: [Fault; 8] = [
         at_most: Duration::from_secs(60),
     },
 ];
+
+/// From the end of a gateway that is uninstalled with its cluster's weft.
+pub(super) fn uninstalled(scene: &Scene<'_>) -> Result<Vec<String>> {
+    let (milan, gateway) = (scene.cluster(1), GATEWAYS[1]);
+    let list = ["get", "pods", "--namespace", gateway.namespace, "-l", &selector(gateway)];
+    let time = std::thread::scope(|scope| {
+        let uninstalled = scope.spawn(|| milan.uninstall_weft(PATIENCE));
+        let time = wait_until("milan's gateway ends", PATIENCE, || {
+            let list = milan.kubectl(&[&list[..], &["--output=json"]].concat())?;
+            let is_gone = list.contains("deletionTimestamp") || !list.contains("\"Pod\"");
+            ensure!(is_gone, "{list}");
+            Ok::<_, anyhow::Error>(())
+        })
+        .and_then(|()| scene.time_until((0, "has been taken down"), Instant::now()));
+        uninstalled.join().expect("no panic").and(time)
+    })?;
+    print("peer is uninstalled", "rome: has been taken down", time);
+    let late = (time > MOST).then(|| format!("peer is uninstalled: {time:?}"));
+    Ok(late.into_iter().collect())
+}
 
 /// Makes each fault once. Returns those that were named late.
 pub(super) fn all(scene: &Scene<'_>) -> Result<Vec<String>> {
@@ -225,6 +279,34 @@ fn edit(scene: &Scene<'_>, document: usize, good: &str, bad: &str) -> Result<()>
 
 fn restore(scene: &Scene<'_>, document: usize) -> Result<()> {
     scene.cluster(0).apply(&scene.pair.documents()[0][document]).map(drop)
+}
+
+/// Makes rome's gateway anew, with another key for milan's. That it starts is no part of the time.
+fn wrong_key_at_first(scene: &Scene<'_>) -> Result<()> {
+    let rome = scene.cluster(0);
+    let documents = &scene.pair.documents()[0];
+    rome.delete(&documents[GATEWAY])?;
+    let key = format!("publicKey: {} #", PrivateKey::generate().public());
+    edit(scene, PUBLIC_KEY, "publicKey: ", &key)?;
+    rome.apply(&documents[GATEWAY])?;
+    wait_until("rome's new gateway runs", PATIENCE, || {
+        let state = rome.status()?["peerings"][0]["state"].clone();
+        ensure!(state == "Connecting", "{state}");
+        Ok::<_, anyhow::Error>(())
+    })
+}
+
+/// Runs a gateway with the key of rome's, on a host of its own. That it starts is no part of the time.
+fn start_twin(scene: &Scene<'_>) -> Result<()> {
+    let mut twin = Cluster::new(scene.lab, ClusterSpec::new("twin", 3, 1))?;
+    twin.start()?;
+    twin.apply("milan", &join(&scene.pair.documents()[0]))?;
+    wait_until("the twin's gateway runs", PATIENCE, || {
+        ensure!(!twin.processes(0, "gateway").is_empty(), "{}", twin.log("weft-up"));
+        Ok::<_, anyhow::Error>(())
+    })?;
+    scene.replace_twin(Some(twin));
+    Ok(())
 }
 
 /// Kills a node's agent while its kubelet does not start another.

@@ -16,8 +16,10 @@ const SINK: u16 = 9000;
 const MEGABYTES: u64 = 1 << 20;
 
 pub(super) fn all(scene: &Scene<'_>) -> Result<()> {
+    stay_well(scene, "idle")?;
     full_load(scene)?;
     controller_is_replaced(scene)?;
+    agents_are_replaced(scene)?;
     gateway_is_replaced(scene)
 }
 
@@ -45,6 +47,14 @@ fn controller_is_replaced(scene: &Scene<'_>) -> Result<()> {
     let restart = ["rollout", "restart", "deployment/liqo-fabric-controller", "--namespace=liqo"];
     scene.cluster(0).kubectl(&restart)?;
     stay_well(scene, "controller replaced")?;
+    scene.cluster(0).wait_for_weft(PATIENCE)?;
+    scene.wait_well(PATIENCE)
+}
+
+fn agents_are_replaced(scene: &Scene<'_>) -> Result<()> {
+    let restart = ["rollout", "restart", "daemonset/liqo-route-agent", "--namespace=liqo"];
+    scene.cluster(0).kubectl(&restart)?;
+    stay_well(scene, "agents replaced")?;
     scene.cluster(0).wait_for_weft(PATIENCE)?;
     scene.wait_well(PATIENCE)
 }
