@@ -1,5 +1,6 @@
 //! Reachability and packet sizes: of the peer and of the nodes.
 
+pub mod alternation;
 pub mod connection;
 pub mod health;
 pub mod monitor;

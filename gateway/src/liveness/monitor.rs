@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::desired::Desired;
 use crate::config::input::Input;
 use crate::dataplane::lane::{LaneHandle, PeerState};
+use crate::liveness::alternation::alternate;
 use crate::liveness::connection::{Machine, Traffic};
 use crate::liveness::probe::{Departure, MAX_DATAGRAM, Message, MessageType, Pending, WeftField};
 use crate::liveness::probe_log::TRAIN;
@@ -125,6 +126,8 @@ struct Peering {
     /// The newest of `changes`.
     session: PeerState,
     ping_at: Instant,
+    /// The next train has been moved away from the peer's.
+    is_aligned: bool,
     tick_at: Instant,
     last_ping: Option<Instant>,
     last_handshake: Option<Instant>,
@@ -188,6 +191,7 @@ impl Peering {
             changes: running.lane.changes(),
             session: PeerState::default(),
             ping_at: now,
+            is_aligned: false,
             tick_at: now,
             last_ping: None,
             last_handshake: None,
@@ -312,6 +316,17 @@ impl Peering {
         if self.unproven || !self.machine.is_connected() {
             self.hurry(now);
         }
+        self.align(now);
+    }
+
+    /// Moves the next train away from the peer's, of which a probe has arrived.
+    fn align(&mut self, now: Instant) {
+        let is_calm = self.machine.is_connected() && !self.diagnosis.log.is_bursting();
+        let may_move = is_calm && self.desired().role == Role::Server && !self.is_aligned;
+        if may_move && self.last_ping.is_some() {
+            self.is_aligned = true;
+            self.ping_at = alternate(self.ping_at, now, self.desired().probe_interval());
+        }
     }
 
     fn handle_pong(&mut self, pong: &Message, now: Instant) {
@@ -394,6 +409,7 @@ impl Peering {
             return;
         }
         self.last_ping = Some(now);
+        self.is_aligned = false;
         let log = &self.diagnosis.log;
         // Data shows what is lost, too, and queues behind data drop probes.
         let is_calm = self.machine.is_connected() && !log.is_bursting();

@@ -1,3 +1,5 @@
+use std::hash::{Hash as _, Hasher as _};
+
 use super::*;
 
 const MS: Duration = Duration::from_millis(1);
@@ -70,6 +72,25 @@ fn forty_percent_loss_shows_in_a_second_and_clears() {
     sim.run(2500 * MS, |_| false);
     assert_eq!(sim.log.loss_percent(), None);
     assert!(!sim.log.is_bursting());
+}
+
+/// Loss at random, from the middle between two trains on.
+#[test]
+fn random_loss_is_named_by_the_next_train() {
+    let is_late = |seed: &u64| {
+        let mut sim = Sim::new();
+        sim.run(1000 * MS, |_| false);
+        sim.now += 1000 * MS;
+        let is_lost = |stamp: i128| {
+            let mut hasher = std::hash::DefaultHasher::new();
+            (seed, stamp).hash(&mut hasher);
+            hasher.finish() % 100 < 40
+        };
+        sim.run(700 * MS, is_lost);
+        sim.log.loss_percent().is_none()
+    };
+    let late = (0..1000).filter(is_late).count();
+    assert!(late <= 20, "{late} of 1,000");
 }
 
 #[test]
