@@ -199,7 +199,9 @@ impl Evidence<'_> {
             Departure::Removed => (
                 Reason::PeeringRemoved,
                 format!("{peer} has removed its side of this peering"),
-                format!("remove this side, too, or apply the manifests in {peer} again"),
+                format!(
+                    "remove this side, too, or apply the manifests, or install weft, in {peer} again"
+                ),
             ),
             Departure::TakenDown => (
                 Reason::PeerTakenDown,

@@ -204,10 +204,12 @@ pub(super) fn uninstalled(scene: &Scene<'_>) -> Result<Vec<String>> {
             ensure!(is_gone, "{list}");
             Ok::<_, anyhow::Error>(())
         })
-        .and_then(|()| scene.time_until((0, "has been taken down"), Instant::now()));
+        .and_then(|()| {
+            scene.time_until((0, "milan has removed its side of this peering"), Instant::now())
+        });
         uninstalled.join().expect("no panic").and(time)
     })?;
-    print("peer is uninstalled", "rome: has been taken down", time);
+    print("peer is uninstalled", "rome: milan has removed its side of this peering", time);
     let late = (time > MOST).then(|| format!("peer is uninstalled: {time:?}"));
     Ok(late.into_iter().collect())
 }
