@@ -186,10 +186,10 @@ impl ProbeLog {
         true
     }
 
-    /// The probes before a burst prove nothing about current loss, but for the last turn's.
+    /// The probes before a burst prove nothing about current loss, but for those that began it.
     fn begin(&mut self, now: Instant, is_asked: bool) {
-        let excess = self.samples.len().saturating_sub(TRAIN);
-        self.samples.drain(..excess);
+        let grace = self.grace();
+        self.samples.retain(|sample| now <= sample.sent + grace + LATE);
         self.burst = Some(Burst { sent: 0, next: now + FIRST_INTERVAL, is_asked });
     }
 
@@ -256,6 +256,8 @@ impl ProbeLog {
         let gaps = recent.windows(2).filter(|pair| pair[0] && !pair[1]).count()
             + usize::from(recent.first() == Some(&false));
         let least = if self.busy { MIN_BUSY_LOSS } else { MIN_LOSS };
+        // Chance alone does not end it.
+        let least = if self.loss.is_some() { least / 2 } else { least };
         recent.len() >= MIN_DECIDED
             && gaps >= MIN_GAPS
             && lost < recent.len()
