@@ -3,7 +3,8 @@
 //!                                +--- switch (everyone's default route) --- milan-1
 //!   pod --- rome-2            ---+
 //! ```
-//! A pod of rome-2 sends to milan all the time, while rome-1 loses what it has of weft.
+//! A pod of rome-2 sends to milan all the time, or one of milan to all of rome's, while rome-1 loses
+//! what it has of weft.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -15,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use weft_tests::{Cluster, ClusterSpec, wait_until};
+use weft_tests::{Cluster, ClusterSpec, Pod, wait_until};
 
 use crate::scene::{ECHO, PATIENCE, PORT, Scene, play, rome_and_milan};
 
@@ -28,13 +29,18 @@ const AFTER: Duration = Duration::from_secs(4);
 
 #[test]
 fn down_on_the_gateways_host_leaks_nothing() -> Result<()> {
-    both_families(|rome| rome.weft(&["down"]).map(drop))
+    both_families(outward, |rome| rome.weft(&["down"]).map(drop))
+}
+
+#[test]
+fn down_quotes_no_packet_of_the_peer() -> Result<()> {
+    both_families(inward, |rome| rome.weft(&["down"]).map(drop))
 }
 
 /// As after a reboot into a system without weft.
 #[test]
 fn dead_gateways_host_forwards_no_vxlan() -> Result<()> {
-    both_families(|rome| {
+    both_families(outward, |rome| {
         for pid in PROGRAMS.iter().flat_map(|program| rome.processes(0, program)) {
             kill(Pid::from_raw(pid), Signal::SIGKILL)?;
         }
@@ -48,9 +54,9 @@ fn dead_gateways_host_forwards_no_vxlan() -> Result<()> {
     })
 }
 
-fn both_families(event: impl Fn(&Cluster) -> Result<()>) -> Result<()> {
+fn both_families(flows: Flows, event: impl Fn(&Cluster) -> Result<()>) -> Result<()> {
     for specs in [sized(), sized().map(ClusterSpec::on_ipv6)] {
-        play(&specs, |scene| senders_meet(scene, &event))?;
+        play(&specs, |scene| senders_meet(scene, flows, &event))?;
     }
     Ok(())
 }
@@ -61,20 +67,40 @@ fn sized() -> [ClusterSpec; 2] {
     [rome, milan]
 }
 
-fn senders_meet(scene: &Scene, event: impl Fn(&Cluster) -> Result<()>) -> Result<()> {
+/// Sockets in pods, and the addresses that they send to.
+type Flows = fn(&Scene) -> Result<Vec<(UdpSocket, SocketAddr)>>;
+
+fn outward(scene: &Scene) -> Result<Vec<(UdpSocket, SocketAddr)>> {
+    let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+    let target = rome.view(&milan.spec)?.of(milan.nodes[0].pods[0].addresses[0])?;
+    let socket = rome.nodes[1].pods[0].ns.run(|| UdpSocket::bind("0.0.0.0:0"))?;
+    Ok(vec![(socket, SocketAddr::new(target, ECHO))])
+}
+
+fn inward(scene: &Scene) -> Result<Vec<(UdpSocket, SocketAddr)>> {
+    let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+    let view = milan.view(&rome.spec)?;
+    let flow = |pod: &Pod| {
+        let socket = milan.nodes[0].pods[0].ns.run(|| UdpSocket::bind("0.0.0.0:0"))?;
+        Ok((socket, SocketAddr::new(view.of(pod.addresses[0])?, ECHO)))
+    };
+    rome.pods().map(flow).collect()
+}
+
+fn senders_meet(scene: &Scene, flows: Flows, event: impl Fn(&Cluster) -> Result<()>) -> Result<()> {
     scene.peer("rome", "milan", PORT)?;
     let seen = Arc::new(Seen::default());
     let (look, hosts) = (Arc::clone(&seen), hosts(scene));
     let capture = scene.lab.capture(move |frame| look.judge(frame, &hosts))?;
-    let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
-    let target = rome.view(&milan.spec)?.of(milan.nodes[0].pods[0].addresses[0])?;
-    let socket = rome.nodes[1].pods[0].ns.run(|| UdpSocket::bind("0.0.0.0:0"))?;
+    let flows = flows(scene)?;
     let stop = AtomicBool::new(false);
     let happened = std::thread::scope(|scope| {
         let sender = scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                // Being refused is fine.
-                let _ = socket.send_to(CANARY, SocketAddr::new(target, ECHO));
+                for (socket, target) in &flows {
+                    // Being refused is fine.
+                    let _ = socket.send_to(CANARY, target);
+                }
                 std::thread::sleep(PACE);
             }
         });
@@ -82,7 +108,7 @@ fn senders_meet(scene: &Scene, event: impl Fn(&Cluster) -> Result<()>) -> Result
             ensure!(seen.wrapped.load(Ordering::Relaxed) > 20, "nothing in VXLAN yet");
             Ok::<_, anyhow::Error>(())
         });
-        let happened = happened.and_then(|()| event(rome));
+        let happened = happened.and_then(|()| event(scene.cluster("rome")));
         std::thread::sleep(AFTER);
         stop.store(true, Ordering::Relaxed);
         drop(sender.join());

@@ -108,12 +108,14 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ends all that runs, once the agents have taken away what they made.
+/// Ends all that runs: the gateways before the agents take away what they made, since a host without
+/// that answers what gateways send it with ICMP errors, which quote packets of peers in clear.
 fn withdraw(dir: &RunDir, record: Option<&Record>, now: bool) -> anyhow::Result<()> {
     let is_agent = record.is_some_and(|record| record.published.is_some());
     if let Some(record) = record.filter(|_| !now && !is_agent) {
         // It would publish everything again.
         stop_some(dir, |name| name == "fabric-controller")?;
+        stop_some(dir, |name| name.starts_with("gateway-"))?;
         if let Err(error) = withdraw::nodes(dir, record) {
             say(&format!("{error:#}; other hosts were not asked to take anything away"));
         }
