@@ -195,7 +195,7 @@ impl Agent {
         self.show_presence();
         let began = Instant::now();
         self.count_refused();
-        self.probes.follow(&config.spec);
+        self.probes.retain(&config.spec);
         let mut problems = BTreeSet::new();
         self.moved.clear();
         let settings = if config.spec.removed {
@@ -268,11 +268,9 @@ impl Agent {
             compiled.firewall.unconnected.clone_from(&compiled.firewall.peers);
         }
         problems.extend(compiled.problems.iter().cloned());
-        let mut changed = false;
-        match self.table.ensure(&netns, &compiled.firewall) {
-            Ok(installed) => changed |= installed,
-            Err(error) => _ = problems.insert(chain(&error)),
-        }
+        let ensured = self.table.ensure(&netns, &compiled.firewall);
+        let mut changed = *ensured.as_ref().unwrap_or(&false);
+        let is_guarded = ensured.map_err(|error| problems.insert(chain(&error))).is_ok();
         let applied = apply(&self.handle, &compiled.state).await;
         changed |= applied.steps > 0;
         self.vitals.applied(applied.steps, applied.problems.len());
@@ -280,6 +278,10 @@ impl Agent {
             let finished = self.refuser.finish(&netns, config, kept);
             let saved = finished.and_then(|()| self.refuser.save(&compiled.firewall.peers));
             problems.extend(saved.err().map(|error| chain(&error)));
+        }
+        // The table drops what is for a gateway and has no route into the overlay.
+        if is_guarded || applied.problems.is_empty() {
+            self.probes.follow(&config.spec);
         }
         problems.extend(applied.problems);
         if changed {

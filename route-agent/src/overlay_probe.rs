@@ -49,9 +49,22 @@ impl OverlayProbes {
         Self { targets, unreachable, task }
     }
 
-    /// Probes the gateways of this config from now on.
+    /// Probes the gateways of this config from now on. Their routes have to be there: a probe would
+    /// leave by another one.
     pub(crate) fn follow(&self, config: &NodeConfigSpec) {
-        let wanted = Some(if config.removed { Vec::new() } else { targets(config) });
+        self.set(targets(config));
+    }
+
+    /// Probes none but those of this config from now on, before the routes of others go.
+    pub(crate) fn retain(&self, config: &NodeConfigSpec) {
+        let mut known = self.targets.borrow().clone().unwrap_or_default();
+        let wanted = if config.removed { Vec::new() } else { targets(config) };
+        known.retain(|target| wanted.contains(target));
+        self.set(known);
+    }
+
+    fn set(&self, wanted: Vec<Target>) {
+        let wanted = Some(wanted);
         self.targets.send_if_modified(|before| {
             let changed = *before != wanted;
             *before = wanted;

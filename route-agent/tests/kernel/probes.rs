@@ -6,12 +6,12 @@ use std::os::unix::net::UnixStream;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use fabric_api::fabric::NodeConfigSpec;
+use fabric_api::fabric::{GatewayProbe, NodeConfigSpec};
 use nix::sys::ptrace;
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 
-use crate::node::{PEER, World, config, connect, disconnected};
+use crate::node::{PEER, World, config, connect, disconnected, eventually, sh};
 
 /// An agent that serves HTTP, and has no config yet.
 fn world() -> World {
@@ -86,4 +86,36 @@ fn refused_packets_are_counted_by_reason() {
     world.reconfigure(config());
     let counted = "weft_agent_refused_packets_total{reason=\"no_peering\"} 2\n";
     until(&world, "/metrics", counted, SOON);
+}
+
+/// The gateway sees both ways: the node's default route leads there, too.
+#[test]
+fn first_probe_leaves_by_the_overlay() {
+    let mut world = World::new();
+    sh(&world.node, "ip route add default via 192.0.2.7");
+    sh(
+        &world.gw,
+        "nft -f - <<'END'
+        table inet seen {
+          counter clear { }
+          counter wrapped { }
+          chain in {
+            type filter hook prerouting priority -300;
+            iifname eth0 udp dport 12346 counter name clear
+            iifname overlay4 udp dport 12346 counter name wrapped
+          }
+        }\nEND",
+    );
+    let mut probed = config();
+    let gateway = probed.peerings[0].gateway.as_mut().unwrap();
+    gateway.probe = Some(GatewayProbe { port: 12346, node: Some("n2".to_owned()) });
+    world.configure(probed);
+    world.start(&[]);
+    let count = |name: &str| {
+        let counter = sh(&world.gw, &format!("nft list counter inet seen {name}"));
+        let count = counter.split("packets ").nth(1).and_then(|rest| rest.split(' ').next());
+        count.and_then(|count| count.parse::<u32>().ok()).unwrap()
+    };
+    eventually("probes arrive by the overlay", SOON, || count("wrapped") > 0);
+    assert_eq!(count("clear"), 0, "by the default route");
 }
