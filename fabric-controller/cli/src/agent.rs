@@ -66,9 +66,9 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
     let programs = workloads::programs()?;
     workloads::check_programs(&programs, &["route-agent"])?;
     let dir = RunDir::at(&args.run_dir)?;
+    process::check_alone(&dir)?;
     dir.create()?;
     let _lock = supervise::lock(&dir, "weft agent")?;
-    process::check_alone(&dir)?;
     let published = published(&args.published)?;
     if !is_writable(&published) {
         say(&format!(

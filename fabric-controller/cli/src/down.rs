@@ -84,7 +84,9 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
     withdraw(&dir, record.as_ref(), args.now)?;
     let netns = record.as_ref().map_or(0, |record| record.netns);
     let mut refuses = false;
-    if netns == 0 || netns == host::netns() {
+    if record.is_none() && lost::others_are_here()? {
+        say("nothing was started from it, and another fabric runs here, which stays");
+    } else if netns == 0 || netns == host::netns() {
         refuses = clean_up_host(args.now)?;
     } else {
         say(

@@ -11,6 +11,8 @@ use fabric_store::{Store, StoreArgs};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use super::{process, supervise};
+
 /// File in a state directory that nft loads before the network of a starting host is up.
 pub(crate) const REFUSAL_FILE: &str = "refusal.nft";
 /// Run directories are `/run/weft/CLUSTER` unless an option names others, state directories
@@ -61,7 +63,8 @@ pub(crate) fn default_state_dir(cluster: &ClusterId) -> PathBuf {
 }
 
 impl Selection {
-    /// The run directory meant: the one named, or the only one there is. `None` if there is none.
+    /// The run directory meant: the one named, or the only one there is, or of several the only one
+    /// in which something runs. `None` if there is none.
     pub(crate) fn find(&self) -> anyhow::Result<Option<RunDir>> {
         if let Some(dir) = &self.run_dir {
             let dir = RunDir::at(dir)?;
@@ -71,16 +74,19 @@ impl Selection {
             let dir = RunDir::of(cluster);
             return Ok(dir.path().is_dir().then_some(dir));
         }
-        let mut all = folders(Path::new(RUN_ROOT))?;
+        let mut all = all()?;
+        if all.len() > 1 && all.iter().any(RunDir::is_used) {
+            all.retain(RunDir::is_used);
+        }
         if all.len() > 1 {
-            let names: Vec<_> = all.iter().filter_map(|d| d.file_name()?.to_str()).collect();
+            let names: Vec<_> = all.iter().filter_map(|d| d.0.file_name()?.to_str()).collect();
             bail!(
                 "this host runs the fabric of {} clusters ({}); say which with --cluster ID",
                 all.len(),
                 names.join(", ")
             );
         }
-        Ok(all.pop().map(RunDir))
+        Ok(all.pop())
     }
 
     /// Same as [`Self::find`], but fails if there is none.
@@ -161,6 +167,11 @@ impl RunDir {
             make(&self.0.join(folder), 0o700)?;
         }
         Ok(())
+    }
+
+    /// Returns true if a supervisor or a process of it runs.
+    fn is_used(&self) -> bool {
+        supervise::supervisor_of(self).is_some() || !process::running(self).is_empty()
     }
 
     /// Returns true if everything is there that its supervisor has made before it started a process.

@@ -71,9 +71,9 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
     workloads::check_programs(&programs, &["ipam", "fabric-controller", "route-agent", "gateway"])?;
 
     let dir = args.run_dir.as_deref().map_or_else(|| Ok(RunDir::of(&cluster_id)), RunDir::at)?;
+    process::check_alone(&dir)?;
     dir.create()?;
     let _lock = supervise::lock(&dir, "weft up")?;
-    process::check_alone(&dir)?;
     let state = args.state_dir.clone().unwrap_or_else(|| default_state_dir(&cluster_id));
     let record = Record {
         cluster_id: Some(cluster_id.to_string()),

@@ -45,8 +45,9 @@ pub(super) fn others_are_here() -> anyhow::Result<bool> {
         return Ok(true);
     }
     for dir in all()? {
-        let netns = dir.record()?.map_or(0, |record| record.netns);
-        if netns == 0 || netns == host::netns() {
+        // Nothing was ever started from one without a record.
+        let netns = dir.record()?.map(|record| record.netns);
+        if netns.is_some_and(|netns| netns == 0 || netns == host::netns()) {
             return Ok(true);
         }
     }

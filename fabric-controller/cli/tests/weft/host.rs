@@ -107,6 +107,27 @@ impl Host {
         child
     }
 
+    /// Runs a script that has weft as `$weft`, in namespaces with an empty /run and /var/lib of their
+    /// own, and of processes, which end with it. Returns its output.
+    pub(crate) fn alone(&self, script: &str) -> String {
+        let mut command = Command::new("nsenter");
+        for key in ["WEFT_RUN_DIR", "WEFT_STATE_DIR", "WEFT_CLUSTER", "KUBECONFIG"] {
+            command.env_remove(key);
+        }
+        let output = command
+            .arg(format!("--net=/proc/{}/ns/net", self.namespace.id()))
+            .args(["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"])
+            .args(["sh", "-c"])
+            .arg(format!(
+                "exec 2>&1; mount -t tmpfs none /run && mount -t tmpfs none /var/lib && weft={} && {{\n{script}\n}}",
+                self.path("bin/weft").display()
+            ))
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        stdout(&output)
+    }
+
     /// The answer to GET /metrics, from within the host's namespace.
     pub(crate) fn fetch(&self, address: &str, port: u16) -> String {
         let script = format!(

@@ -157,6 +157,43 @@ fn second_fabric_of_a_host_is_refused() {
 }
 
 #[test]
+fn refused_fabric_leaves_no_run_directory() {
+    let (host, _up) = running();
+    let manifests = host.path("manifests");
+    let other = host.path("other");
+    let run_dir = ["--run-dir", other.to_str().unwrap()];
+    let up = ["up", "--manifests", manifests.to_str().unwrap()];
+    let agent = ["agent", "--node", "n2", "--published", manifests.to_str().unwrap()];
+    for command in [&up[..], &agent[..]] {
+        let second = host.weft(&[command, &run_dir[..]].concat());
+        assert!(stderr(&second).contains("another fabric runs"), "{}", stderr(&second));
+        assert!(!other.exists(), "{command:?} made a run directory");
+    }
+}
+
+#[test]
+fn run_directory_without_processes_does_not_count() {
+    let host = Host::new();
+    host.init();
+    let manifests = host.path("manifests");
+    let printed = host.alone(&format!(
+        "mkdir -p /run/weft/zz/pids /run/weft/zz/log
+        $weft up --manifests {} >/dev/null 2>&1 &
+        until [ -e /run/weft/rome/pids/route-agent-n1.pid ]; do sleep 0.1; done
+        $weft status
+        $weft down --cluster zz
+        ls /run/weft
+        ls {}",
+        manifests.display(),
+        host.path("bin").display()
+    ));
+    assert!(printed.contains("cluster rome, node n1"), "{printed}");
+    assert!(printed.contains("removed /run/weft/zz"), "{printed}");
+    assert!(printed.contains("\nrome\n"), "the other fabric is gone: {printed}");
+    assert!(!printed.contains("cleaned"), "the other fabric's state was taken away: {printed}");
+}
+
+#[test]
 fn a_dead_or_silent_gateway_never_claims_connected() {
     let host = Host::new();
     host.init();
