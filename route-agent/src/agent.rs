@@ -138,7 +138,7 @@ impl Agent {
                 false
             }
             Event::Deleted(reference) if reference.name == self.node => {
-                tracing::warn!("the NodeConfig is gone; keeping what is there");
+                tracing::warn!("{}", self.without_config());
                 self.check_source()
             }
             Event::Problems(problems) => {
@@ -146,6 +146,15 @@ impl Agent {
                 false
             }
             Event::Applied(_) | Event::Deleted(_) | Event::Synced => false,
+        }
+    }
+
+    fn without_config(&self) -> &'static str {
+        let spec = self.config.as_ref().map(|config| &config.spec);
+        if spec.is_some_and(|spec| spec.removed && !spec.refused.is_empty()) {
+            "this node is no longer one of the fabric; packets to peers stay refused while this agent runs"
+        } else {
+            "the NodeConfig is gone; keeping what is there"
         }
     }
 
@@ -212,17 +221,18 @@ impl Agent {
     }
 
     /// Takes everything away. What is still sent to peers stays refused: on a host until nobody
-    /// sends, in Kubernetes for `linger`.
+    /// sends, or for as long as the config names its prefix; in Kubernetes for `linger`.
     async fn withdraw(&mut self, config: &NodeConfig, problems: &mut BTreeSet<String>) {
         let quiet = config.spec.quiet_after();
+        let lingers = self.store.api_server().is_some();
+        let kept = if lingers { BTreeSet::new() } else { Refuser::named(&config.spec) };
         problems.extend(match self.withdrawn {
             Some(_) => cleanup::dataplane(&self.handle, &mut self.table).await,
-            None => cleanup::withdraw(&self.handle, &mut self.table, quiet).await.problems,
+            None => cleanup::withdraw(&self.handle, &mut self.table, quiet, &kept).await.problems,
         });
         let since = *self.withdrawn.get_or_insert_with(Instant::now);
-        let lingers = self.store.api_server().is_some();
-        let looked =
-            self.refuser.look(self.handle.netns(), lingers && since.elapsed() >= self.linger);
+        let at_once = lingers && since.elapsed() >= self.linger;
+        let looked = self.refuser.look(self.handle.netns(), at_once, &kept);
         let saved = looked.and_then(|()| self.refuser.save_refused());
         problems.extend(saved.err().map(|error| chain(&error)));
         if lingers && !self.refuser.senders().is_empty() {

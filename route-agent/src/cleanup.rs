@@ -1,6 +1,8 @@
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use fabric_api::Cidr;
 use fabric_store::chain;
 use netlink::Handle;
 use netplan::{Refusal, State};
@@ -30,7 +32,7 @@ pub(crate) struct Withdrawn {
 pub(crate) async fn whole_node(handle: &Handle, quiet: Option<Duration>) -> Withdrawn {
     let mut table = Table::default();
     let mut withdrawn = match quiet {
-        Some(quiet) => withdraw(handle, &mut table, quiet).await,
+        Some(quiet) => withdraw(handle, &mut table, quiet, &BTreeSet::new()).await,
         None => Withdrawn { senders: Vec::new(), problems: all(handle, &mut table).await },
     };
     withdrawn.problems.extend(other_firewalls::remove(handle.netns()));
@@ -56,10 +58,15 @@ fn is_gateways(name: &str) -> bool {
 }
 
 /// Takes away all that is ours but the refusal of peers' prefixes, and that, too, unless something
-/// still sends to them.
-pub(crate) async fn withdraw(handle: &Handle, table: &mut Table, quiet: Duration) -> Withdrawn {
+/// still sends to them. The refusal of those of `kept` stays in any case.
+pub(crate) async fn withdraw(
+    handle: &Handle,
+    table: &mut Table,
+    quiet: Duration,
+    kept: &BTreeSet<Cidr>,
+) -> Withdrawn {
     let mut withdrawn = Withdrawn::default();
-    match refuse(handle, table, quiet).await {
+    match refuse(handle, table, quiet, kept).await {
         Ok((senders, problems)) => (withdrawn.senders, withdrawn.problems) = (senders, problems),
         Err(error) => {
             withdrawn.problems.push(chain(&error));
@@ -73,6 +80,7 @@ async fn refuse(
     handle: &Handle,
     table: &mut Table,
     quiet: Duration,
+    kept: &BTreeSet<Cidr>,
 ) -> Result<(Vec<IpAddr>, Vec<String>), RefusalError> {
     let netns = handle.netns();
     let mut prefixes = refusal::backstops(handle).await?;
@@ -88,7 +96,8 @@ async fn refuse(
     sleep(WATCH).await;
     let senders = refusal::senders(&refusal::observe(netns)?);
     if senders.is_empty() {
-        refusal::write(netns, &Refusal::default(), quiet)?;
+        let kept = &refusal.prefixes & kept;
+        refusal::write(netns, &Refusal::of(kept), quiet)?;
     }
     Ok((senders, problems))
 }

@@ -68,8 +68,7 @@ impl Refuser {
         self.quiet = spec.quiet_after();
         let before = std::mem::replace(&mut self.table, observe(netns)?);
         let refusable = |prefix: &Cidr| is_refusable(spec, host_state, prefix);
-        let named = spec.refused.iter().filter_map(|refused| refused.prefix.parse().ok());
-        let wanted: BTreeSet<Cidr> = named.filter(&refusable).collect();
+        let wanted: BTreeSet<Cidr> = Self::named(spec).into_iter().filter(&refusable).collect();
         let mut fresh = wanted.clone();
         // Another may have deleted the table.
         fresh.extend(before.prefixes.into_iter().filter(&refusable));
@@ -108,21 +107,36 @@ impl Refuser {
         Ok(())
     }
 
-    /// Ends the refusal that was left by a withdrawal, once nobody sends or `at_once`.
-    pub(crate) fn look(&mut self, netns: &Netns, at_once: bool) -> Result<(), RefusalError> {
+    /// Ends the refusal that was left by a withdrawal, except for `kept`, once nobody sends or
+    /// `at_once`.
+    pub(crate) fn look(
+        &mut self,
+        netns: &Netns,
+        at_once: bool,
+        kept: &BTreeSet<Cidr>,
+    ) -> Result<(), RefusalError> {
         self.settled = None;
-        self.table = observe(netns)?;
-        if !self.table.prefixes.is_empty() && (at_once || self.table.senders.is_empty()) {
-            tracing::info!("peers' prefixes are no longer refused");
-            self.table = Refusal::default();
+        let before = std::mem::replace(&mut self.table, observe(netns)?);
+        // Another may have deleted the table.
+        let known = &before.prefixes | &self.table.prefixes;
+        let kept = &known & kept;
+        if self.table.prefixes != kept && (at_once || self.table.senders.is_empty()) {
+            for prefix in self.table.prefixes.difference(&kept) {
+                tracing::info!(%prefix, "no longer refused");
+            }
+            self.table = Refusal::of(kept);
             self.write(netns)?;
         }
         Ok(())
     }
 
+    /// Prefixes that the config names as refused.
+    pub(crate) fn named(spec: &NodeConfigSpec) -> BTreeSet<Cidr> {
+        spec.refused.iter().filter_map(|refused| refused.prefix.parse().ok()).collect()
+    }
+
     pub(crate) fn report(&self, spec: &NodeConfigSpec) -> Vec<RefusedTraffic> {
-        let named = spec.refused.iter().filter_map(|refused| refused.prefix.parse().ok());
-        let all: BTreeSet<Cidr> = named.chain(self.table.prefixes.iter().copied()).collect();
+        let all = &Self::named(spec) | &self.table.prefixes;
         let traffic = |prefix: Cidr| RefusedTraffic {
             prefix: prefix.to_string(),
             quiet: !self.table.is_held(&prefix),

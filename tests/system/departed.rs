@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+use weft_tests::manifests::own;
 use weft_tests::traffic::{connect, udp_echo};
-use weft_tests::{Capture, Cluster, Host, Netns, STATE, bin_dir, wait_until};
+use weft_tests::{Capture, Cluster, ClusterSpec, Host, Netns, STATE, bin_dir, wait_until};
 
 use crate::clear_text::carries_vxlan;
 use crate::kernel::Kernel;
@@ -116,6 +117,38 @@ fn down_with_senders(time: Duration) -> Result<()> {
         before[number].ensure_same(&now).context(node.host.name().to_owned())?;
     }
     Ok(())
+}
+
+#[test]
+fn host_without_node_refuses_peers() -> Result<()> {
+    play_with(&rome_and_milan(2), QUIET, |scene| {
+        scene.peer("rome", "milan", PORT)?;
+        let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+        let (pod, host) = (&rome.nodes[1].pods[0], &rome.nodes[1].host);
+        let target = rome.view(&milan.spec)?.of(first_pod(milan).addresses[0])?;
+        rome.apply("cluster", &own(&ClusterSpec { nodes: 1, ..rome.spec.clone() }))?;
+        wait_until("the agent has taken its devices away", PATIENCE, || {
+            let links = run(host, &["ip", "link"])?;
+            ensure!(!links.contains("weft4"), "{links}");
+            Ok::<_, anyhow::Error>(())
+        })?;
+        // Longer than prefixes without senders are refused.
+        std::thread::sleep(Duration::from_secs(6));
+        let refusal = connect(&pod.ns, SocketAddr::new(target, HTTP), Duration::from_secs(1));
+        let kind = refusal.err().map(|error| error.kind());
+        ensure!(kind == Some(std::io::ErrorKind::ConnectionRefused), "it ended in {kind:?}");
+        let status =
+            weft_on(host, &["status", "--run-dir", "/run/agent-2;", "echo", "exit code $?"])?;
+        let expected = ["this host, rome-2, is no node of rome", "exit code 3"];
+        ensure!(expected.iter().all(|text| status.contains(text)), "{status}");
+        rome.apply("cluster", &own(&rome.spec))?;
+        let _servers = serve(first_pod(milan))?;
+        wait_until("the host that is a node again reaches the peer", PATIENCE, || {
+            udp_echo(&pod.ns, SocketAddr::new(target, ECHO), MARK)
+        })?;
+        ensure!(!is_refusing(host.net())?, "it still refuses");
+        Ok(())
+    })
 }
 
 #[test]

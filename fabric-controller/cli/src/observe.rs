@@ -153,6 +153,8 @@ pub(crate) fn observe(snapshot: &Snapshot, found: &Found) -> Observation {
     let (view, now) = (View::new(snapshot), Timestamp::now());
     let mut problems: BTreeSet<String> =
         snapshot.problems.iter().map(ToString::to_string).collect();
+    let left = found.node.as_deref().filter(|node| view.lacks_node(node));
+    problems.extend(left.map(|node| view.no_node(node, found)));
     let mut peerings = Vec::new();
     for config in &view.configs {
         let (namespace, name) = names(config);
@@ -168,6 +170,10 @@ pub(crate) fn observe(snapshot: &Snapshot, found: &Found) -> Observation {
             problems.extend(faults::problems(&view, config, now));
         }
         problems.extend(nodes::problems(&peering, now));
+        if left.is_some() {
+            peering.state = State::Error;
+            peering.latency = None;
+        }
         peerings.push(peering);
     }
     peerings.extend(view.waiting());
@@ -262,6 +268,20 @@ impl<'a> View<'a> {
     /// The ID in the published configs, for a host that has nothing else.
     fn cluster_id(&self) -> Option<String> {
         self.nodes.first().map(|node| node.spec.cluster_id.clone())
+    }
+
+    /// Returns true if others are nodes of the cluster, and this one is not.
+    fn lacks_node(&self, name: &str) -> bool {
+        let mut nodes = self.nodes.iter().filter(|node| !node.spec.removed);
+        !self.nodes.is_empty() && !nodes.any(|node| node.metadata.name.as_deref() == Some(name))
+    }
+
+    fn no_node(&self, name: &str, found: &Found) -> String {
+        let cluster = found.cluster_id.clone().or_else(|| self.cluster_id()).unwrap_or_default();
+        format!(
+            "this host, {name}, is no node of {cluster}: its pods reach no peer; add its Node to the \
+             manifests, or run `weft down` here"
+        )
     }
 
     fn refused(&self) -> Vec<Refused> {

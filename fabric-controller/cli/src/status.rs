@@ -35,7 +35,8 @@ Waiting (something that the peering needs is not there yet). Except for Connecte
 and what to do about it; so do the faults of a peering: reason, message, remedy, since.
 
 On a further host (`weft agent`) a gateway that does not answer its agent, or has reported nothing for 30 s,
-is Error: what else is shown of it is as old as its problem says.
+is Error: what else is shown of it is as old as its problem says. So is every peering on a host whose Node
+is not in the manifests.
 
 MTU: of the tunnel, and what keeps it from being larger (mtuBound): spec.mtu (Spec), the device or
 route towards the peer (Device), the VXLAN to the nodes (Overlay), or what gets through to the peer

@@ -6,6 +6,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use fabric_api::fabric::{NodeConfigSpec, RefusedPrefix, RefusedTraffic};
+use fabric_store::{Kind, ObjectRef};
+use futures::FutureExt as _;
 use netlink::Netns;
 
 use crate::node::{PEER, PEER_V6, World, config, connect, eventually, sh};
@@ -97,6 +99,28 @@ fn removed_node_refuses_who_still_sends() {
     assert!(!sh(&world.node, "ip link").contains("weft4"));
     drop(sender);
     eventually("all is gone", SOON, || world.dump() == before);
+}
+
+#[test]
+fn removed_node_refuses_named_prefix_without_senders() {
+    let mut world = World::new();
+    let config = NodeConfigSpec { refuse_seconds: Some(1), ..config() };
+    world.configure(config.clone());
+    world.start(&[]);
+    world.settle();
+    let named =
+        RefusedPrefix { peer_cluster_id: "milan".to_owned(), prefix: "10.201.0.0/16".to_owned() };
+    world.configure(NodeConfigSpec { removed: true, refused: vec![named], ..config });
+    eventually("the agent has withdrawn", SOON, || world.is_settled());
+    let own = ObjectRef::new(Kind::NodeConfig, "", "n1");
+    world.store.delete(&own).now_or_never().unwrap().unwrap();
+    // Longer than prefixes without senders are refused.
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(refusal(&world, PEER), Some(ErrorKind::ConnectionRefused));
+    assert_ne!(refusal(&world, PEER_V6), Some(ErrorKind::ConnectionRefused), "it was not named");
+    sh(&world.node, "nft delete table inet weft_refused");
+    world.reconfigure(self::config());
+    assert!(!is_refusing(&world));
 }
 
 #[test]

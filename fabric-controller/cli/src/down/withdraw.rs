@@ -55,6 +55,8 @@ async fn mark(store: &Store, dir: &RunDir, record: &Record) -> anyhow::Result<BT
         let name = config.metadata.name.clone().unwrap_or_default();
         let applied = config.status.as_ref().map_or(0, |status| status.applied_generation);
         config.spec.removed = true;
+        // The peerings end, too: refused is what still sends.
+        config.spec.refused.clear();
         store.put(&config.into()).await?;
         if applied > 0 && (name != record.node || runs_here) {
             waiting.insert(name);

@@ -103,6 +103,26 @@ fn silent_gateway_of_another_host_is_not_believed() {
 }
 
 #[test]
+fn host_without_node_has_no_peering() {
+    let node = |name: &str| {
+        let spec = serde_json::json!({"clusterId": "rome", "underlay": [], "localPods": [],
+            "podCidrs": [], "external": [], "peerings": [], "vxlanSources": []});
+        Object::from(NodeConfig::new(name, serde_json::from_value(spec).unwrap()))
+    };
+    let observed = |own: &str| {
+        let gateway = config("t", "client", "n1").into();
+        let connection = connection(ConnectionValue::Connected).into();
+        let objects = snapshot([gateway, connection, node("n1"), node("n2")]);
+        observe(&objects, &Found { node: Some(own.to_owned()), ..Found::default() })
+    };
+    assert_eq!(observed("n2").peerings[0].state, State::Connected);
+    let seen = observed("n3");
+    assert_eq!(seen.peerings[0].state, State::Error);
+    let expected = "this host, n3, is no node of rome: its pods reach no peer";
+    assert!(seen.problems.iter().any(|p| p.starts_with(expected)), "{:?}", seen.problems);
+}
+
+#[test]
 fn a_gateway_of_another_host_is_believed() {
     let objects = snapshot([
         config("t", "client", "n1").into(),

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use fabric_api::Cidr;
 use fabric_api::fabric::{
     GatewayConfig, GatewayOverlay, GatewayProbe, NO_MTU, NodeAddressMap, NodeConfig,
-    NodeConfigSpec, NodeGateway, NodePeering,
+    NodeConfigSpec, NodeGateway, NodePeering, RefusedPrefix,
 };
 use fabric_api::networking::ConnectionValue;
 use fabric_store::{Kind, Object, ObjectRef};
@@ -66,7 +66,8 @@ impl Compiler<'_> {
         self.removed_nodes(cluster);
     }
 
-    /// Removed nodes take everything away before their config goes, if they have applied any. In
+    /// Removed nodes take everything away before their config goes, if they have applied any. The
+    /// peerings live on, so their prefixes stay refused there for as long as the agent runs. In
     /// Kubernetes the agent goes with its node, so there may be none to report that.
     fn removed_nodes(&mut self, cluster: &Cluster) {
         let index = self.index;
@@ -84,7 +85,8 @@ impl Compiler<'_> {
             if applied == 0 || (config.spec.removed && applied >= generation) {
                 continue;
             }
-            let spec = NodeConfigSpec { removed: true, ..config.spec.clone() };
+            let refused = all_prefixes(&config.spec);
+            let spec = NodeConfigSpec { removed: true, refused, ..config.spec.clone() };
             let mut removed = NodeConfig::new(&reference.name, spec);
             if index.settings.kubernetes {
                 let since = removed_since(config).unwrap_or(self.now);
@@ -196,6 +198,17 @@ fn carried<'a>(
     let published = of_nodes.flat_map(|peering| &peering.prefixes);
     let published = published.filter_map(|prefix| prefix.parse().ok());
     published.chain(peerings.iter().flat_map(Peering::prefixes)).collect()
+}
+
+/// Prefixes of the peerings that a node has, and those that it refuses.
+fn all_prefixes(spec: &NodeConfigSpec) -> Vec<RefusedPrefix> {
+    let of_peering = |peering: &NodePeering| {
+        let peer = peering.peer_cluster_id.clone();
+        let entry = move |prefix| RefusedPrefix { peer_cluster_id: peer.clone(), prefix };
+        peering.prefixes.clone().into_iter().map(entry)
+    };
+    let all = spec.peerings.iter().flat_map(of_peering).chain(spec.refused.iter().cloned());
+    all.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 fn node_mapping(mapping: &Mapping) -> NodeAddressMap {

@@ -117,6 +117,26 @@ fn a_node_that_goes_cleans_up_before_its_config_goes_and_gives_its_addresses_bac
 }
 
 #[test]
+fn removed_node_refuses_prefixes_of_its_peerings() {
+    let mut world = peered();
+    world.apply(node("n2", "192.0.2.12", 2));
+    world.settle();
+    let peering = world.node("n2").unwrap().peerings[0].clone();
+    let reference = ObjectRef::new(Kind::NodeConfig, "", "n2");
+    let mut config = world.index.typed::<NodeConfig>(&reference).unwrap().clone();
+    config.status.get_or_insert_default().applied_generation = 1;
+    world.index.apply(Event::Applied(Box::new(config.into())));
+    world.delete(&n("n2"));
+    world.settle();
+    let refused = &world.node("n2").unwrap().refused;
+    assert!(!peering.prefixes.is_empty());
+    for prefix in &peering.prefixes {
+        assert!(refused.iter().any(|r| r.prefix == *prefix && r.peer_cluster_id == "milan"));
+    }
+    assert_eq!(world.node("n1").unwrap().refused, []);
+}
+
+#[test]
 fn a_node_whose_agent_never_ran_just_goes() {
     let mut world = peered();
     world.apply(node("n2", "192.0.2.12", 2));
