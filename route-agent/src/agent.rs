@@ -238,7 +238,7 @@ impl Agent {
         if lingers && !self.refuser.senders().is_empty() {
             let senders: Vec<_> = self.refuser.senders().iter().map(ToString::to_string).collect();
             problems.insert(format!(
-                "{} still send to peers, which is refused for {} s",
+                "packets of {} to peers are refused for {} s",
                 senders.join(", "),
                 self.linger.as_secs()
             ));

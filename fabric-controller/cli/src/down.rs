@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use rustix::process::Signal;
 
-use super::output::say;
+use super::output::{say, sending};
 use super::process::{self, Identity};
 use super::rundir::REFUSAL_FILE;
 use super::rundir::{self, Record, RunDir, STATE_ROOT, Selection, default_state_dir};
@@ -32,10 +32,12 @@ Examples:
 /// Take everything away: processes, devices, routes, nft table, run directory.
 ///
 /// Also what a killed `weft up` left. On the host of `weft up`, the other hosts' agents do the same
-/// first and are waited for, for up to 10 s. If something still sends to a peer's prefix, its
-/// refusal stays, in the nftables table `inet weft_refused`: or its packets would leave by the
-/// default route, in clear. --now, `route-agent cleanup` or the next `weft up` ends that. The state directory (granted addresses, generated keys)
-/// stays unless --purge is given. Run again, it finds nothing to do.
+/// first and are waited for, for up to 10 s. If something still sends to a peer's prefix within the 2 s
+/// that it looks, the refusal of all of them stays, in the nftables table `inet weft_refused`: or these
+/// packets would leave by the default route, in clear. --now, `route-agent cleanup` or the next `weft up`
+/// ends that. Without a sender nothing stays: what pods send to peers later leaves in clear. The state
+/// directory (granted addresses, generated keys, last good versions of the manifests, their Secrets
+/// included) stays unless --purge is given. Run again, it finds nothing to do.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DownArgs {
@@ -48,7 +50,8 @@ pub(crate) struct DownArgs {
     /// Wait for no agent, and refuse nothing: remove everything at once.
     #[arg(long)]
     now: bool,
-    /// Remove the state directory too: granted addresses and generated keys are lost.
+    /// Remove the state directory too, with granted addresses, generated keys and the copies of Secrets.
+    /// Where nothing runs, that of --cluster or --state-dir, or the only one there is.
     #[arg(long)]
     purge: bool,
 }
@@ -136,7 +139,7 @@ fn stop_lost(args: &DownArgs) -> anyhow::Result<()> {
     let selection = &args.selection;
     let dirs = lost::dirs(selection)?;
     if dirs.is_empty() {
-        say(&format!("nothing runs here: no {}", selection.place().display()));
+        say(&format!("nothing runs here: no fabric in {}", selection.place().display()));
     }
     for dir in &dirs {
         say(&format!("{} was removed, but not what was started from it", dir.path().display()));
@@ -173,12 +176,18 @@ fn stop_lost_supervisor(identity: &Identity) {
 
 /// Handles the options on the state directory when nothing is left that runs.
 fn purge_alone(args: &DownArgs) -> anyhow::Result<ExitCode> {
-    match args.named_state_dir() {
-        Some(state) => end_of_state(&state, args.purge)?,
-        None if args.purge => {
-            bail!("which state to remove cannot be told; say --cluster ID or --state-dir DIR")
-        }
-        None => {}
+    if args.named_state_dir().is_none() && !args.purge {
+        return Ok(ExitCode::SUCCESS);
+    }
+    match &args.state_dirs()[..] {
+        [] => say(&format!("no state directory in {STATE_ROOT}")),
+        [state] => end_of_state(state, args.purge)?,
+        several => bail!(
+            "{} has the state directories of {} clusters; say which with --cluster ID or --state-dir \
+             DIR",
+            STATE_ROOT,
+            several.len()
+        ),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -193,7 +202,8 @@ fn end_of_state(state: &Path, purge: bool) -> anyhow::Result<()> {
         say(&format!("removed {}", state.display()));
     } else {
         say(&format!(
-            "kept {} (granted addresses, generated keys); --purge removes it",
+            "kept {} (granted addresses, generated keys, last good versions of the manifests, their \
+             Secrets included); `weft down --purge` removes it",
             state.display()
         ));
     }
@@ -275,10 +285,10 @@ fn clean_up_host(now: bool) -> anyhow::Result<bool> {
             let senders: Vec<_> = senders.lines().collect();
             if !senders.is_empty() {
                 say(&format!(
-                    "{} still send to peers: that stays refused, by the nftables table `inet \
+                    "{} to peers: all packets to them stay refused, by the nftables table `inet \
                      weft_refused`. `weft down --now` or `route-agent cleanup` removes it, the \
                      next `weft up` takes it over",
-                    senders.join(", ")
+                    sending(&senders)
                 ));
             }
             Ok(!senders.is_empty())

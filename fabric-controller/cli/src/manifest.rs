@@ -47,7 +47,8 @@ pub(crate) fn write_all(dir: &Path, files: &[NewFile], force: bool) -> anyhow::R
         .map(|path| path.display().to_string())
         .collect();
     if !force && !there.is_empty() {
-        bail!("{} is there already; give --force to overwrite", there.join(" and "));
+        let verb = if there.len() == 1 { "is" } else { "are" };
+        bail!("{} {verb} there already; give --force to overwrite", there.join(" and "));
     }
     files.iter().try_for_each(|file| {
         let path = dir.join(&file.name);

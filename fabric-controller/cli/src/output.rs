@@ -1,5 +1,6 @@
 //! Output of the tool: results on stdout, everything else on stderr.
 
+use std::fmt::Display;
 use std::io::{self, Write as _};
 
 use serde::Serialize;
@@ -30,10 +31,27 @@ pub(crate) fn say(line: &str) {
     drop(writeln!(io::stderr().lock(), "weft: {line}"));
 }
 
+/// `A still sends` or `A, B still send`.
+pub(crate) fn sending(senders: &[impl Display]) -> String {
+    let names: Vec<_> = senders.iter().map(ToString::to_string).collect();
+    format!("{} still {}", names.join(", "), if names.len() == 1 { "sends" } else { "send" })
+}
+
 /// Encodes a value as one document, newline included.
 pub(crate) fn encode(value: &impl Serialize, format: Format) -> anyhow::Result<String> {
     match format {
         Format::Yaml => Ok(serde_saphyr::to_string(value)?),
         Format::Json => Ok(serde_json::to_string_pretty(value)? + "\n"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_sender_sends_and_two_send() {
+        assert_eq!(sending(&["10.200.0.2"]), "10.200.0.2 still sends");
+        assert_eq!(sending(&["10.200.0.2", "fd00::2"]), "10.200.0.2, fd00::2 still send");
     }
 }

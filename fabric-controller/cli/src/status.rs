@@ -156,7 +156,7 @@ fn nothing(args: &StatusArgs, of_cluster: bool) -> String {
                 resources"
             .to_owned();
     }
-    format!("no fabric runs here: no {}", args.selection.place().display())
+    format!("no fabric runs here: none in {}", args.selection.place().display())
 }
 
 /// `None` if there is no run directory, or no supervisor ever finished starting in it, or if weft is
@@ -246,11 +246,11 @@ fn table(Shown { observation, summary }: &Shown, now: Timestamp) -> String {
 }
 
 fn refused(refused: &Refused) -> String {
-    let senders: Vec<_> = refused.senders.iter().map(ToString::to_string).collect();
+    let senders: Vec<_> = refused.senders.iter().collect();
     let how = if senders.is_empty() {
         "free after five minutes without a packet".to_owned()
     } else {
-        format!("{} still send", senders.join(", "))
+        output::sending(&senders)
     };
     format!("  - {} of {}: {how}\n", refused.prefix, refused.cluster)
 }

@@ -8,7 +8,7 @@ use fabric_api::fabric::{NodeConfig, NodeConfigStatus};
 use fabric_store::{Kind, Object, ObjectRef, Store};
 use tokio::time::sleep;
 
-use crate::output::say;
+use crate::output::{say, sending};
 use crate::process;
 use crate::rundir::{Record, RunDir};
 use crate::workloads::agent_process;
@@ -93,11 +93,10 @@ async fn acknowledged(store: &Store, mut waiting: BTreeSet<String>) -> anyhow::R
 fn report(node: &str, config: &NodeConfig) {
     let refused = config.status.iter().filter_map(|status| status.refused.as_ref()).flatten();
     for traffic in refused.filter(|traffic| !traffic.senders.is_empty()) {
-        let senders: Vec<_> = traffic.senders.iter().map(ToString::to_string).collect();
         say(&format!(
-            "{node}: {} still send to {}, which stays refused there until nobody does, or until \
+            "{node}: {} to {}, which stays refused there until nobody does, or until \
              `weft down --now` or `route-agent cleanup` runs there",
-            senders.join(", "),
+            sending(&traffic.senders),
             traffic.prefix
         ));
     }

@@ -214,6 +214,8 @@ fn keys_of_two_peers_share_a_directory() {
     }
     let names = || fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name());
     assert_eq!(names().count(), 4, "{:?}", names().collect::<Vec<_>>());
+    let again = weft(&["keys", "--cluster-id=rome", "--peer=milan", &out]);
+    assert!(stderr(&again).contains(" are there already; give --force"), "{}", stderr(&again));
     fs::remove_dir_all(dir).unwrap();
 }
 

@@ -194,6 +194,26 @@ fn run_directory_without_processes_does_not_count() {
 }
 
 #[test]
+fn purge_finds_the_only_state_directory() {
+    let host = Host::new();
+    let printed =
+        host.alone("mkdir -p /var/lib/weft/rome/notes; $weft down --purge; ls /var/lib/weft");
+    assert!(printed.ends_with("removed /var/lib/weft/rome\n"), "{printed}");
+    let printed = host.alone(
+        "mkdir -p /var/lib/weft/rome/notes /var/lib/weft/milan/notes; $weft down --purge; ls /var/lib/weft",
+    );
+    assert!(printed.ends_with("with --cluster ID or --state-dir DIR\nmilan\nrome\n"), "{printed}");
+}
+
+#[test]
+fn empty_run_root_holds_no_fabric() {
+    let host = Host::new();
+    let printed = host.alone("mkdir /run/weft; $weft status; $weft down");
+    assert!(printed.contains("no fabric runs here: none in /run/weft"), "{printed}");
+    assert!(!printed.contains("no /run/weft"), "{printed}");
+}
+
+#[test]
 fn a_dead_or_silent_gateway_never_claims_connected() {
     let host = Host::new();
     host.init();
@@ -267,7 +287,8 @@ fn down_takes_everything_away_and_keeps_the_state() {
     assert!(!host.path("run").exists());
     assert!(host.path("bin/cleaned").exists(), "route-agent cleanup did not run");
     assert!(host.path("state").exists());
-    assert!(stderr(&down).contains("kept"), "{}", stderr(&down));
+    let kept = stderr(&down);
+    assert!(kept.contains("kept") && kept.contains("Secrets"), "{kept}");
     let again = host.weft(&["down"]);
     assert!(again.status.success() && stderr(&again).contains("nothing runs"), "{again:?}");
     assert!(host.weft(&["down", "--purge"]).status.success());
