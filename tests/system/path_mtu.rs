@@ -1,5 +1,5 @@
 //! ```text
-//!   pod (9000) --- rome-1 (9000) --- port [ switch ] port (1280 to 9000) --- (9000) milan-1 --- pod
+//!   pod (9000) --- rome-1 (9000) --- port [ switch ] port (1100 to 9000) --- (9000) milan-1 --- pod
 //! ```
 //!
 //! The switch drops what does not fit a port, and rome gets no ICMP: it can only try. Milan
@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
 use weft_tests::manifests::{Peering, join};
 use weft_tests::traffic::{PingError, Pinger, paced_bulk};
 use weft_tests::{ClusterSpec, Netns, Pod, wait_until};
@@ -43,6 +44,37 @@ fn every_ipv4_path_is_found_and_transfers_outlive_its_changes() -> Result<()> {
 fn every_ipv6_path_is_found_and_transfers_outlive_its_changes() -> Result<()> {
     let specs = rome_and_milan(1).map(|spec| spec.dual_stack().on_ipv6());
     any_path(specs, 80, &[1360, 1500, 1280, 9000])
+}
+
+#[test]
+fn ipv4_path_below_1280_is_followed_to_the_byte() -> Result<()> {
+    play(&rome_and_milan(1).map(ClusterSpec::dual_stack), |scene| {
+        jumbo(scene)?;
+        set_path(scene, 1400)?;
+        peer(scene, "")?;
+        wait_until("the path is known", PATIENCE, || is_known(scene, 1400, 60))?;
+        change_in_mid_flow(scene, 1100, || is_known(scene, 1100, 60))?;
+        fits(scene, 1040)?;
+        // What is larger is looked for every ten seconds.
+        for width in [1279, 1500] {
+            set_path(scene, width)?;
+            wait_until("the wider path is known", PATIENCE, || is_known(scene, width, 60))?;
+            fits(scene, width - 60)?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn device_of_1270_at_one_end_is_found_by_the_other() -> Result<()> {
+    play(&rome_and_milan(1), |scene| {
+        scene.cluster("milan").head().ip("link set dev eth0 mtu 1270\n")?;
+        scene.lab.switch().ip("link set dev milan-1 mtu 1270\n")?;
+        peer(scene, "")?;
+        let found = || bound_of(scene.cluster("rome").peering("milan")?, 1210, "Path", 1270);
+        wait_until("the other device is found", PATIENCE, found)?;
+        fits(scene, 1210)
+    })
 }
 
 /// From one width to the next in the midst of a transfer; at each one both families have the right
@@ -186,10 +218,14 @@ fn is_known(scene: &Scene, width: u32, overhead: u32) -> Result<()> {
 
 fn bound_is(scene: &Scene, mtu: u32, bound: &str, path: u32) -> Result<()> {
     for (id, peer) in [("rome", "milan"), ("milan", "rome")] {
-        let found = scene.cluster(id).peering(peer)?;
-        let all = (found["mtu"].as_u64(), found["mtuBound"].as_str(), found["pathMtu"].as_u64());
-        ensure!(all == (Some(mtu.into()), Some(bound), Some(path.into())), "{id} says {found}");
+        bound_of(scene.cluster(id).peering(peer)?, mtu, bound, path).context(id)?;
     }
+    Ok(())
+}
+
+fn bound_of(found: Value, mtu: u32, bound: &str, path: u32) -> Result<()> {
+    let all = (found["mtu"].as_u64(), found["mtuBound"].as_str(), found["pathMtu"].as_u64());
+    ensure!(all == (Some(mtu.into()), Some(bound), Some(path.into())), "{found}");
     Ok(())
 }
 

@@ -14,11 +14,14 @@ pub mod trains;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
-/// Every path takes this much: the least that IPv6 allows (RFC 8200 section 5).
-pub const MIN_PATH_MTU: u32 = 1280;
+/// The smallest path that is followed: what every IPv4 host takes (RFC 791).
+pub const MIN_PATH_MTU: u32 = 576;
+/// Paths are rarely smaller: every path of IPv6 takes this much (RFC 8200 section 5).
+pub const USUAL_MIN: u32 = 1280;
 
 /// Sizes tried at once. Three rounds of twenty distinguish all sizes between 1,280 and 9,000, two
-/// those up to 1,500.
+/// those up to 1,500. One size below 1,280 in the first round is enough for three to distinguish
+/// those, too.
 const CANDIDATES: u32 = 20;
 /// Interval at which the size in force is tried while it matters: while packets are sent that would
 /// not fit the least path. A probe in 300 ms is 5 kB/s at 1,500 bytes.
@@ -37,7 +40,7 @@ const MOST_WAIT: Duration = Duration::from_millis(400);
 /// Longest pause after searches that nothing came of, although the peer answers other probes.
 const MOST_PAUSE: Duration = Duration::from_secs(64);
 /// Probes whose answers are still of use: those of two rounds.
-const MAX_SENT: usize = 4 * (CANDIDATES as usize + 3);
+const MAX_SENT: usize = 4 * (CANDIDATES as usize + 5);
 
 /// A packet to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -355,8 +358,12 @@ impl Step {
     }
 }
 
-/// Sizes above `low` up to and with `high`, evenly spread.
+/// Sizes above `low` up to and with `high`, evenly spread on either side of the usual minimum.
 fn candidates(low: u32, high: u32) -> BTreeSet<u32> {
+    if low + 1 < USUAL_MIN && USUAL_MIN < high {
+        let below = [low.midpoint(USUAL_MIN), USUAL_MIN];
+        return below.into_iter().chain(candidates(USUAL_MIN, high)).collect();
+    }
     (1..=CANDIDATES).map(|i| low + ((high - low) * i).div_ceil(CANDIDATES)).collect()
 }
 

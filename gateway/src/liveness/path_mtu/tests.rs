@@ -6,7 +6,9 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 #[test]
 fn every_path_is_found_to_the_byte_within_a_second() {
-    for mtu in (MIN_PATH_MTU..=9000).step_by(97).chain([MIN_PATH_MTU, 1340, 1500, 8999, 9000]) {
+    for mtu in
+        (MIN_PATH_MTU..=9000).step_by(97).chain([MIN_PATH_MTU, 1279, 1280, 1340, 1500, 8999, 9000])
+    {
         let mut sim = Sim::new(9000, mtu);
         sim.run(SECOND);
         assert_eq!(sim.path.found(), Some(mtu));
@@ -25,7 +27,7 @@ fn the_limit_is_respected_and_known_after_one_round_trip() {
 fn a_path_that_changes_under_load_is_known_again_within_two_seconds() {
     for rtt in [1, 30, 130] {
         for (before, after) in
-            [(9000, 1500), (1500, 1280), (9000, 8999), (1280, 9000), (1400, 1401)]
+            [(9000, 1500), (1500, 1280), (9000, 8999), (1280, 9000), (1400, 1401), (1500, 1100)]
         {
             let mut sim = Sim::new(9000, before);
             sim.rtt = Duration::from_millis(rtt);
@@ -38,6 +40,23 @@ fn a_path_that_changes_under_load_is_known_again_within_two_seconds() {
                 sim.run(Duration::from_millis(1));
                 assert!(sim.now - start <= 2 * SECOND, "{before} to {after}, {rtt} ms");
             }
+        }
+    }
+}
+
+#[test]
+fn path_below_1280_is_found_from_any_size_before() {
+    for before in [1280, 1400, 1500, 9000] {
+        for after in [MIN_PATH_MTU, 577, 927, 928, 929, 1000, 1100, 1240, 1279] {
+            let mut sim = Sim::new(9000, before);
+            sim.run(5 * SECOND);
+            assert_eq!(sim.path.found(), Some(before));
+            sim.mtu = after;
+            sim.run(12 * SECOND);
+            assert_eq!(sim.path.found(), Some(after), "from {before}");
+            sim.mtu = before;
+            sim.run(12 * SECOND);
+            assert_eq!(sim.path.found(), Some(before), "from {after}");
         }
     }
 }
@@ -101,10 +120,10 @@ fn a_cut_is_no_smaller_path_and_costs_nothing() {
 
 #[test]
 fn what_lies_below_the_least_path_is_left_alone() {
-    let mut sim = Sim::new(1280, 1500);
+    let mut sim = Sim::new(MIN_PATH_MTU, 1500);
     sim.run(MINUTE);
     assert_eq!((sim.path.found(), sim.bytes_sent), (None, 0));
-    let mut sim = Sim::new(1500, 1000);
+    let mut sim = Sim::new(1500, 500);
     sim.run(MINUTE);
     assert_eq!(sim.path.found(), None);
     // Pongs arrive all the time; searches become rare.
@@ -118,7 +137,7 @@ fn what_lies_below_the_least_path_is_left_alone() {
 
 #[test]
 fn cut_after_fruitless_searches_is_forgotten_at_once() {
-    let mut sim = Sim::new(1500, 1000);
+    let mut sim = Sim::new(1500, 500);
     sim.run_alive(5 * MINUTE);
     assert_eq!(sim.path.found(), None);
     sim.mtu = 1500;
@@ -133,7 +152,7 @@ fn cut_after_fruitless_searches_is_forgotten_at_once() {
 
 #[test]
 fn hours_of_fruitless_searches_keep_the_pause() {
-    let mut sim = Sim::new(1500, 1000);
+    let mut sim = Sim::new(1500, 500);
     sim.run_alive(5 * 60 * MINUTE);
     sim.bytes_sent = 0;
     sim.run_alive(10 * MINUTE);
