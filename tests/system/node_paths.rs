@@ -115,6 +115,17 @@ fn faults_are_named(rounds: u32) -> Result<()> {
 }
 
 #[test]
+fn dead_agent_stays_the_cause_while_its_kernel_answers() -> Result<()> {
+    play(&clusters(), |scene| {
+        all_probe(scene)?;
+        kill_agent(scene)?;
+        let rome = scene.cluster("rome");
+        wait_until("it is named", PATIENCE, || is_named(rome, "NoAgent"))?;
+        stays_so("the cause", Duration::from_secs(15), || is_named(rome, "NoAgent"))
+    })
+}
+
+#[test]
 fn input_that_drops_established_degrades_nothing() -> Result<()> {
     play(&clusters(), |scene| {
         all_probe(scene)?;

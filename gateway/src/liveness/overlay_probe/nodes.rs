@@ -15,12 +15,14 @@ use jiff::Timestamp;
 /// Time after a probe was due until the node's kernel is asked instead, and between two requests.
 const TRACE_AFTER: Duration = Duration::from_millis(500);
 const TRACE_INTERVAL: Duration = Duration::from_millis(500);
-/// The same once the fault is known: a kernel sends one error a second (`icmp_ratelimit`).
-const TRACE_KNOWN: Duration = Duration::from_millis(1200);
+/// The same once the fault is known. A kernel answers what an unreachable route refuses once in two
+/// seconds: each answer counts twice towards its one a second (`ip_error` and `icmp_ratelimit`), and
+/// requests in between use up what the next one needs.
+const TRACE_KNOWN: Duration = Duration::from_millis(2200);
 /// Time after a probe was due until the node counts as unreachable.
 const GRACE: Duration = Duration::from_millis(1200);
 /// Age up to which an answer of the node's kernel counts: one may be lost.
-const TRACED: Duration = Duration::from_millis(2600);
+const TRACED: Duration = Duration::from_millis(4700);
 /// A poll that is so late shows that this process stood still, and perhaps the nodes, too.
 const STOOD_STILL: Duration = Duration::from_millis(400);
 /// Longest interval that a probe may announce: that of an agent that is being replaced.
@@ -157,12 +159,35 @@ mod tests {
         start: Instant,
         now: Instant,
         nodes: Nodes,
+        kernel: Kernel,
+    }
+
+    /// The limit of a kernel's errors to one destination: `ip_error` takes a second's worth of
+    /// tokens, `icmp_send` another.
+    struct Kernel {
+        tokens: Duration,
+        refilled: Instant,
+    }
+
+    impl Kernel {
+        fn answers(&mut self, now: Instant) -> bool {
+            self.tokens = (self.tokens + (now - self.refilled)).min(5 * SECOND);
+            self.refilled = now;
+            (0..2).all(|_| match self.tokens.checked_sub(SECOND) {
+                Some(rest) => {
+                    self.tokens = rest;
+                    true
+                }
+                None => false,
+            })
+        }
     }
 
     impl World {
         fn new() -> Self {
             let start = Instant::now();
-            Self { start, now: start, nodes: Nodes::default() }
+            let kernel = Kernel { tokens: 5 * SECOND, refilled: start };
+            Self { start, now: start, nodes: Nodes::default(), kernel }
         }
 
         fn wall(&self) -> Timestamp {
@@ -176,13 +201,13 @@ mod tests {
             self.nodes.handle_probe(&probe, self.now, self.wall());
         }
 
-        /// Lets time pass; a kernel that lives answers each request.
+        /// Lets time pass; a kernel that lives answers as many requests as its limit allows.
         fn pass(&mut self, time: Duration, kernel_lives: bool) {
             let end = self.now + time;
             while let Some(at) = self.nodes.deadline().filter(|at| *at <= end) {
                 self.now = self.now.max(at);
                 for node in self.nodes.poll(self.now, Duration::ZERO) {
-                    if kernel_lives {
+                    if kernel_lives && self.kernel.answers(self.now) {
                         self.nodes.handle_trace(&node, self.now);
                     }
                 }
@@ -227,10 +252,21 @@ mod tests {
         world.probe(|_| {});
         world.pass(10 * SECOND, true);
         assert_eq!(world.fault(), Some(PathFault::NoAgent));
-        world.pass(1400 * SECOND / 1000, false);
+        world.pass(2300 * SECOND / 1000, false);
         assert_eq!(world.fault(), Some(PathFault::NoAgent), "one answer may be lost");
-        world.pass(1300 * SECOND / 1000, false);
+        world.pass(2500 * SECOND / 1000, false);
         assert_eq!(world.fault(), Some(PathFault::NoAnswer));
+    }
+
+    #[test]
+    fn dead_agent_stays_the_cause_while_the_kernel_answers() {
+        let mut world = World::new();
+        world.probe(|_| {});
+        world.pass(3 * SECOND, true);
+        for tenth in 0..600 {
+            world.pass(SECOND / 10, true);
+            assert_eq!(world.fault(), Some(PathFault::NoAgent), "{tenth} tenths later");
+        }
     }
 
     #[test]
