@@ -64,17 +64,19 @@ impl Compiler<'_> {
         let families: BTreeSet<Family> = gateways.map(|g| Family::of(g.underlay)).collect();
         for family in families {
             let dev = names::device(family);
+            let mtu = self.underlay_mtu(family) - names::overhead(family);
             let vxlan = Vxlan {
                 vni: names::VNI,
                 port: names::VXLAN_PORT,
                 family,
                 elsewhere: false,
                 checksum: true,
-                mtu: self.underlay_mtu(family) - names::overhead(family),
+                mtu,
                 mac,
                 up: true,
             };
             self.out.state.links.insert(dev.to_owned(), vxlan);
+            let has_ipv6 = self.has_ipv6(dev);
             let mut set = |family, setting: &str, value| {
                 self.out.state.sysctls.insert(Sysctl::of_device(family, dev, setting), value);
             };
@@ -84,7 +86,7 @@ impl Compiler<'_> {
             set(Family::Ipv4, "rp_filter", 2);
             // A sender that does not know the MAC address can use the broadcast address.
             set(Family::Ipv4, "drop_unicast_in_l2_multicast", 1);
-            if self.host_state.ipv6 {
+            if has_ipv6 {
                 set(Family::Ipv6, "disable_ipv6", 0);
                 set(Family::Ipv6, "accept_ra", 0);
                 set(Family::Ipv6, "drop_unicast_in_l2_multicast", 1);
@@ -96,8 +98,7 @@ impl Compiler<'_> {
     /// MTU of the device that has the node's address.
     fn underlay_mtu(&mut self, family: Family) -> u32 {
         const ETHERNET: u32 = 1500;
-        let mut own = self.config.underlay.iter().filter(|ip| Family::of(**ip) == family);
-        let dev = own.find_map(|ip| self.host_state.device_of(*ip));
+        let dev = self.underlay_device(family);
         if let Some(mtu) = dev.and_then(|dev| self.host_state.mtus.get(dev)) {
             return (*mtu).max(IPV6_MIN_MTU / 2);
         }
@@ -106,6 +107,18 @@ impl Compiler<'_> {
              the underlay"
         ));
         ETHERNET
+    }
+
+    /// The device that has the node's address.
+    fn underlay_device(&self, family: Family) -> Option<&str> {
+        let mut own = self.config.underlay.iter().filter(|ip| Family::of(**ip) == family);
+        own.find_map(|ip| self.host_state.device_of(*ip))
+    }
+
+    /// Returns whether a device of ours has IPv6, which Linux takes from those that are too narrow.
+    fn has_ipv6(&self, dev: &str) -> bool {
+        let link = self.out.state.links.get(dev);
+        self.host_state.ipv6 && link.is_some_and(|link| link.mtu >= IPV6_MIN_MTU)
     }
 
     fn add_rules(&mut self) {
@@ -255,7 +268,8 @@ impl Compiler<'_> {
     }
 
     fn overlay_v6(&self, gateway: &NodeGateway) -> Option<IpAddr> {
-        self.host_state.ipv6.then(|| overlay_v6(gateway.overlay).into())
+        let dev = names::device(Family::of(gateway.underlay));
+        self.has_ipv6(dev).then(|| overlay_v6(gateway.overlay).into())
     }
 
     /// The link of a gateway of this host, which itself makes the route to it: while that is gone, the
@@ -283,7 +297,10 @@ impl Compiler<'_> {
             return Some(self.through(gateway.overlay.into(), dev).with_mtu(mtu));
         }
         let Some(overlay) = self.overlay_v6(gateway) else {
-            self.problem(format!("peer {peer}: no way to {prefix}: this kernel has no IPv6"));
+            self.problem(match self.host_state.ipv6 {
+                true => self.too_narrow(Family::of(gateway.underlay)),
+                false => format!("peer {peer}: no way to {prefix}: this kernel has no IPv6"),
+            });
             return None;
         };
         if mtu < IPV6_MIN_MTU {
@@ -293,6 +310,17 @@ impl Compiler<'_> {
             return None;
         }
         Some(self.through(overlay, dev).with_mtu(mtu))
+    }
+
+    /// Problem of an underlay whose device leaves too little of a packet for IPv6: one for all peers.
+    fn too_narrow(&self, family: Family) -> String {
+        let dev = self.underlay_device(family).unwrap_or_default();
+        let mtu = self.host_state.mtus.get(dev).copied().unwrap_or_default();
+        let needed = IPV6_MIN_MTU + names::overhead(family);
+        format!(
+            "the MTU of {dev} is {mtu} bytes, and pods' IPv6 over VXLAN needs {needed}: IPv6 to \
+             peers is refused; raise it (`ip link set {dev} mtu {needed}`, or more)"
+        )
     }
 
     /// The device has no address, so the kernel would take any of the node's for its own packets,

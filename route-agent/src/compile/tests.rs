@@ -180,6 +180,26 @@ fn a_way_too_narrow_for_ipv6_carries_ipv4_only_and_says_so() {
 }
 
 #[test]
+fn narrow_device_gets_no_ipv6_and_names_it_once() {
+    let mut host_state = host_state();
+    host_state.mtus.insert("eth0".to_owned(), 1320);
+    let narrow = compile(&config(vec![peering()]), &host_state);
+    assert!(!commands(&narrow).contains("net/ipv6/conf/weft4"), "{}", commands(&narrow));
+    assert!(!commands(&narrow).contains("fd77:"), "{}", commands(&narrow));
+    assert_eq!(narrow.problems, BTreeSet::new(), "IPv4 needs less");
+    let prefixes = vec!["10.201.0.0/16".to_owned(), "fd00:201::/48".to_owned()];
+    let milan = NodePeering { prefixes, ..peering() };
+    let prefixes = vec!["fd00:202::/48".to_owned()];
+    let oslo = NodePeering { peer_cluster_id: "oslo".to_owned(), prefixes, ..peering() };
+    let narrow = compile(&config(vec![milan, oslo]), &host_state);
+    let problem = "the MTU of eth0 is 1320 bytes, and pods' IPv6 over VXLAN needs 1330: IPv6 to \
+                   peers is refused; raise it (`ip link set eth0 mtu 1330`, or more)";
+    assert_eq!(narrow.problems, [problem.to_owned()].into());
+    assert!(narrow.firewall.unconnected.contains(&cidr("fd00:202::/48")));
+    assert!(!narrow.firewall.unconnected.contains(&cidr("10.201.0.0/16")));
+}
+
+#[test]
 fn an_ipv6_underlay_has_a_device_of_its_own() {
     let gateway = NodeGateway {
         overlay: [10, 80, 0, 7].into(),

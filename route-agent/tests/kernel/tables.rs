@@ -3,7 +3,7 @@
 use fabric_api::fabric::{NodeConfigSpec, NodePeering};
 use serde_json::json;
 
-use crate::node::{World, config, disconnected, eventually, json, peering, sh};
+use crate::node::{PEER_V6, World, config, disconnected, eventually, json, peering, sh};
 
 #[test]
 fn a_config_is_in_the_kernel_as_it_says() {
@@ -110,6 +110,31 @@ fn the_overlay_follows_the_mtu_of_the_underlay() {
     eventually("weft4 has 1350", std::time::Duration::from_secs(2), || {
         json(&world.node, "ip -j link show weft4")[0]["mtu"] == 1350
     });
+}
+
+#[test]
+fn narrow_underlay_has_one_problem_until_widened() {
+    let world = World::running(config());
+    let weft4 = |mtu| {
+        eventually("weft4 follows", std::time::Duration::from_secs(2), || {
+            json(&world.node, "ip -j link show weft4")[0]["mtu"] == mtu
+        });
+        // With every step that follows from it.
+        std::thread::sleep(std::time::Duration::from_secs(1));
+    };
+    sh(&world.node, "ip link set eth0 mtu 1320");
+    weft4(1270);
+    let problem = "the MTU of eth0 is 1320 bytes, and pods' IPv6 over VXLAN needs 1330: IPv6 to \
+                   peers is refused; raise it (`ip link set eth0 mtu 1330`, or more)";
+    assert_eq!(world.problems(), [problem]);
+    let mut ipv4 = config();
+    ipv4.peerings[0].prefixes.truncate(1);
+    assert_eq!((world.reconfigure(ipv4), world.problems()), ((), Vec::new()));
+    world.reconfigure(config());
+    sh(&world.node, "ip link set eth0 mtu 1500");
+    weft4(1450);
+    assert_eq!(world.problems(), Vec::<String>::new());
+    sh(&world.pod, &format!("ping -6 -c 1 -W 2 {PEER_V6}"));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! CNI would make. The overlay's VXLAN sockets are in the pod namespace, for two VXLAN devices
 //! with the same VNI and port in one namespace are refused by the kernel.
 
+use std::iter;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use fabric_api::{Cidr, Mac};
@@ -10,6 +11,7 @@ use netplan::{Device, Family, Route, RouteKey, State, Sysctl};
 use sha2::{Digest, Sha256};
 
 use super::inner::{PROTOCOL, host_address};
+use crate::config::desired::IPV6_MTU;
 
 /// The pod's end.
 pub(super) const POD_END: &str = "eth0";
@@ -93,7 +95,8 @@ impl Link {
             let route = if let Some(own) = own { route.with_source(own) } else { route };
             state.routes.insert(key, route);
         }
-        state.sysctls = Self::host_sysctls(dev).into();
+        let sysctls = Self::host_sysctls(dev).into_iter();
+        state.sysctls = sysctls.filter(|(s, _)| !s.is_ipv6() || self.has_ipv6()).collect();
         state
     }
 
@@ -117,14 +120,50 @@ impl Link {
     }
 
     /// The pod's addresses, each with the host's of the same family.
-    fn ends(&self) -> [(IpAddr, IpAddr); 2] {
-        [(self.pod_address.into(), HOST_V4.into()), (self.pod_address_v6.into(), HOST_V6.into())]
+    fn ends(&self) -> impl Iterator<Item = (IpAddr, IpAddr)> {
+        let v6 = (self.pod_address_v6.into(), HOST_V6.into());
+        let v6 = self.has_ipv6().then_some(v6);
+        iter::once((self.pod_address.into(), HOST_V4.into())).chain(v6)
+    }
+
+    /// Linux takes IPv6 from a device that is too narrow for it.
+    fn has_ipv6(&self) -> bool {
+        self.mtu >= IPV6_MTU
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use netplan::plan;
+
     use super::*;
+
+    #[test]
+    fn narrow_link_gets_no_ipv6() {
+        let mut link = Link {
+            host_end: "weft-0".to_owned(),
+            host_mac: Mac([2; 6]),
+            pod_mac: Mac([4; 6]),
+            pod_address: [10, 80, 0, 7].into(),
+            pod_address_v6: "fd77::7".parse().unwrap(),
+            mtu: 1279,
+            nodes: vec!["192.0.2.5".parse().unwrap(), "2001:db8::5".parse().unwrap()],
+            own: None,
+        };
+        let steps = |link: &Link| {
+            let states = [link.pod_state(), link.host_state()];
+            let ops = states.iter().flat_map(|state| plan(&State::default(), state));
+            ops.map(|op| op.to_string()).collect::<Vec<_>>().join("\n")
+        };
+        let narrow = steps(&link);
+        assert!(!narrow.contains("ipv6") && !narrow.contains("::"), "{narrow}");
+        link.mtu = 1280;
+        let wide = steps(&link);
+        assert!(
+            wide.contains("net/ipv6/conf/weft-0/forwarding") && wide.contains("fd77::7"),
+            "{wide}"
+        );
+    }
 
     #[test]
     fn names_fit_and_differ() {
