@@ -20,6 +20,9 @@ use netlink_packet_route::route::{
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 use netplan::{Address, Family, NextHop, Route, RouteKey, Rule, Vxlan};
 
+/// A route's MTU in the set of its locked metrics: `1 << RTAX_MTU`, as `RTAX_LOCK` has it.
+pub(crate) const MTU_LOCK: u32 = 1 << 2;
+
 pub(crate) fn family(family: Family) -> AddressFamily {
     match family {
         Family::Ipv4 => AddressFamily::Inet,
@@ -128,7 +131,7 @@ pub(crate) fn route(key: &RouteKey, route: &Route, index: Option<u32>) -> RouteM
     attributes.push(RouteAttribute::Priority(key.metric));
     attributes.extend(index.map(RouteAttribute::Oif));
     attributes.extend(route.source.map(|ip| RouteAttribute::PrefSource(ip.into())));
-    attributes.extend(route.mtu.map(|mtu| RouteAttribute::Metrics(vec![RouteMetric::Mtu(mtu)])));
+    attributes.extend(route.mtu.map(|mtu| RouteAttribute::Metrics(mtu_metrics(mtu, key))));
     match &route.hop {
         NextHop::Via(via) => {
             attributes.push(RouteAttribute::Gateway(via.gateway.into()));
@@ -141,6 +144,13 @@ pub(crate) fn route(key: &RouteKey, route: &Route, index: Option<u32>) -> RouteM
         NextHop::Unreachable => message.header.kind = RouteType::Unreachable,
     }
     message
+}
+
+/// Linux forwards IPv6 by a route's MTU only if that is locked, and else by the device's
+/// (`ip6_dst_mtu_maybe_forward`).
+fn mtu_metrics(mtu: u32, key: &RouteKey) -> Vec<RouteMetric> {
+    let lock = (!key.to.is_ipv4()).then_some(RouteMetric::Lock(MTU_LOCK));
+    lock.into_iter().chain([RouteMetric::Mtu(mtu)]).collect()
 }
 
 pub(crate) fn rule(rule: &Rule) -> RuleMessage {

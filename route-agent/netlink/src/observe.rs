@@ -19,6 +19,7 @@ use netplan::{
 };
 
 use crate::attributes::{as_address, ip, output_device, table_of};
+use crate::message::MTU_LOCK;
 use crate::{Handle, NetlinkError, message, read_sysctl};
 
 /// Table of the namespace's own addresses.
@@ -295,7 +296,11 @@ fn as_route(message: &RouteMessage, names: &BTreeMap<u32, String>) -> Option<(Ro
             source = ip(address);
         } else if let RouteAttribute::Metrics(metrics) = attribute {
             let value = |m: &RouteMetric| if let RouteMetric::Mtu(v) = m { Some(*v) } else { None };
-            mtu = metrics.iter().find_map(value);
+            let is_lock = |m: &RouteMetric| matches!(m, RouteMetric::Lock(l) if l & MTU_LOCK != 0);
+            // IPv6 is not forwarded by an MTU that is not locked.
+            let counts =
+                header.address_family == AddressFamily::Inet || metrics.iter().any(is_lock);
+            mtu = metrics.iter().find_map(value).filter(|_| counts);
         }
     }
     let ipv4 = header.address_family == AddressFamily::Inet;

@@ -97,7 +97,9 @@ fn write_route(
     if let Some(source) = source {
         write!(f, " src {source}")?;
     }
-    mtu.map_or(Ok(()), |mtu| write!(f, " mtu {mtu}"))
+    // Linux forwards IPv6 by a locked one only.
+    let lock = if to.is_ipv4() { "" } else { "lock " };
+    mtu.map_or(Ok(()), |mtu| write!(f, " mtu {lock}{mtu}"))
 }
 
 fn write_rule(f: &mut fmt::Formatter<'_>, verb: &str, rule: &Rule) -> fmt::Result {

@@ -163,7 +163,7 @@ fn ipv6_prefixes_go_through_the_ipv6_form_of_the_overlay_address() {
     let peering = NodePeering { prefixes: vec!["fd00:201::/48".to_owned()], ..peering() };
     let commands = commands(&compile(&config(vec![peering]), &host_state()));
     let route = "ip -6 route replace fd00:201::/48 via fd77:6566:7400::a50:7 dev weft4 onlink \
-                 table 18952 metric 1024 proto 119 src 2001:db8::5 mtu 1340";
+                 table 18952 metric 1024 proto 119 src 2001:db8::5 mtu lock 1340";
     assert!(commands.contains(route), "{commands}");
 }
 

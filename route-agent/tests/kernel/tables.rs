@@ -3,7 +3,7 @@
 use fabric_api::fabric::{NodeConfigSpec, NodePeering};
 use serde_json::json;
 
-use crate::node::{PEER_V6, World, config, disconnected, eventually, json, peering, sh};
+use crate::node::{PEER, PEER_V6, World, config, disconnected, eventually, json, peering, sh};
 
 #[test]
 fn a_config_is_in_the_kernel_as_it_says() {
@@ -135,6 +135,22 @@ fn narrow_underlay_has_one_problem_until_widened() {
     weft4(1450);
     assert_eq!(world.problems(), Vec::<String>::new());
     sh(&world.pod, &format!("ping -6 -c 1 -W 2 {PEER_V6}"));
+}
+
+#[test]
+fn first_packet_too_big_names_the_routes_mtu() {
+    let world = World::running(config());
+    for (peer, headers) in [(PEER, 28), (PEER_V6, 48)] {
+        // Larger than the device's MTU, and smaller.
+        for size in [1500, 1341] {
+            let ping = format!("ping -c 1 -W 1 -M do -s {} {peer} 2>&1 || true", size - headers);
+            let answer = sh(&world.pod, &ping);
+            let names = ["mtu=1340", "mtu = 1340"].iter().any(|mtu| answer.contains(mtu));
+            assert!(names, "{size} bytes: {answer}");
+            sh(&world.pod, "ip route flush cache; ip -6 route flush cache");
+        }
+        sh(&world.pod, &format!("ping -c 1 -W 2 -M do -s {} {peer}", 1340 - headers));
+    }
 }
 
 #[test]
