@@ -156,7 +156,7 @@ fn outbound<A: Address>(config: &RulesConfig) -> Result<Way<A>, RulesError> {
         source: Table::new(kept(config, own, |map| map.target).chain(targets))?,
         destination: Table::new(remaps.chain([(host(peer), host(peer))]))?,
         icmp_source: icmp_source(&config.icmp_sources)?,
-        tunnel: A::from_ip(own).zip(A::from_ip(peer)).map(|(own, peer)| Tunnel { own, peer }),
+        tunnel: tunnel(own, peer),
         max_mss: 0,
     })
 }
@@ -166,12 +166,16 @@ fn inbound<A: Address>(config: &RulesConfig) -> Result<Way<A>, RulesError> {
     let externals = config.addresses.iter().map(|map| (host(map.external), host(map.target)));
     let remaps = config.remaps.iter().map(|remap| (remap.remote, remap.local));
     Ok(Way {
-        source: Table::new(remaps.chain([(host(peer), host(peer))]))?,
+        source: Table::new(remaps)?,
         destination: Table::new(kept(config, own, |map| map.external).chain(externals))?,
         icmp_source: None,
-        tunnel: None,
+        tunnel: tunnel(peer, own),
         max_mss: 0,
     })
+}
+
+fn tunnel<A: Address>(from: IpAddr, to: IpAddr) -> Option<Tunnel<A>> {
+    A::from_ip(from).zip(A::from_ip(to)).map(|(from, to)| Tunnel { from, to })
 }
 
 /// Own addresses that need no translation. A prefix that is nothing but one of the rewritten

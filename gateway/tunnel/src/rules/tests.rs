@@ -116,6 +116,23 @@ fn the_tunnels_own_addresses_pass_untouched() {
     assert_eq!(inbound(&milan(), sent), Ok(probe));
 }
 
+/// Whatever answers such a packet would send that in clear.
+#[test]
+fn peers_tunnel_address_reaches_only_ours() {
+    for own in ["10.200.0.1", "10.70.0.1"] {
+        let packet = udp(ip("169.254.18.2"), ip(own), b"ping");
+        assert_eq!(inbound(&rome(), packet), Err(SourceNotAllowed), "{own}");
+    }
+    // An error of a stock gateway's kernel, which nobody answers.
+    let sent = udp(ip("10.200.0.1"), ip("10.201.0.1"), &[5; 1300]);
+    let arrived = outbound(&rome(), sent.clone()).unwrap();
+    let error = too_big(ip("169.254.18.2"), source(&arrived), &arrived[..500]);
+    let received = inbound(&rome(), error).unwrap();
+    assert_valid(&received);
+    assert_eq!(ends(&received), pair("169.254.18.2", "10.200.0.1"));
+    assert_eq!(embedded(&received), &sent[..500]);
+}
+
 #[test]
 fn a_source_outside_our_cidrs_does_not_leave() {
     for foreign in ["10.199.255.255", "192.168.1.1", "10.71.0.1", "169.254.18.2", "0.0.0.0"] {

@@ -15,11 +15,11 @@ pub(super) struct Way<A> {
     pub(super) max_mss: u16,
 }
 
-/// The addresses inside the tunnel.
+/// The addresses inside the tunnel: of the end that sends in this direction, and of the other.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tunnel<A> {
-    pub(super) own: A,
-    pub(super) peer: A,
+    pub(super) from: A,
+    pub(super) to: A,
 }
 
 /// A translation that may be written: both addresses are allowed.
@@ -45,8 +45,8 @@ impl<A: Address> Way<A> {
         }
         let header = packet.get(..A::HEADER).ok_or(DropReason::Malformed)?;
         let addresses = A::read(header);
-        let source = self.source.translate(addresses[0]).ok_or(DropReason::SourceNotAllowed)?;
-        let new = self.with_source(addresses, source)?;
+        let source = self.source.translate(addresses[0]).or_else(|| self.tunnel_source(addresses));
+        let new = self.with_source(addresses, source.ok_or(DropReason::SourceNotAllowed)?)?;
         write_transport(packet, headers, checksum, new.change)?;
         write_addresses(packet, &new);
         if headers.protocol == protocol::TCP
@@ -67,6 +67,14 @@ impl<A: Address> Way<A> {
         let (destination, other) =
             self.destination.translate(destination).ok_or(DropReason::NoDestination)?;
         Ok(Translation { addresses: [source, destination], change: change.and(other) })
+    }
+
+    /// The sending end's tunnel address, untranslated, on packets to the other end's alone. Answers of
+    /// nodes and pods to it would leave by a default route, in clear.
+    #[cold]
+    fn tunnel_source(&self, addresses: [A; 2]) -> Option<(A, Change)> {
+        self.tunnel.filter(|tunnel| addresses == [tunnel.from, tunnel.to])?;
+        Some((addresses[0], Change::NONE))
     }
 
     /// An ICMP error reports a packet that its receiver sent, so the start of that packet, which is
@@ -102,10 +110,14 @@ impl<A: Address> Way<A> {
     }
 
     /// Routers on the way send errors from addresses of their own, which mean nothing to the peer,
-    /// and so does this gateway, whose tunnel address nobody behind the peer's can route to.
+    /// and so does this gateway, whose tunnel address nobody behind the peer's can route to. From a
+    /// peer that does not replace that one, it passes: no error is ever answered (RFC 1122 section
+    /// 3.2.2), and path MTU discovery depends on it.
     fn source_of_error(&self, [source, destination]: [A; 2]) -> Option<(A, Change)> {
-        let is_link_local = self.tunnel.is_some_and(|t| t.own == source && t.peer != destination);
+        let is_from_end = self.tunnel.is_some_and(|tunnel| tunnel.from == source);
+        let is_link_local = is_from_end && self.tunnel.is_some_and(|t| t.to != destination);
         let own = self.source.translate(source);
+        let own = own.or_else(|| is_from_end.then_some((source, Change::NONE)));
         match (own, self.icmp_source) {
             (Some(own), None) => Some(own),
             (Some(own), Some(_)) if !is_link_local => Some(own),
@@ -123,7 +135,9 @@ impl<A: Address> Way<A> {
         let refused = DropReason::IcmpPayloadNotAllowed;
         let [source, destination] = A::read(header);
         let (source, one) = self.destination.translate(source).ok_or(refused)?;
-        let (destination, other) = self.source.translate(destination).ok_or(refused)?;
+        let end = || self.tunnel_source([destination, source]);
+        let (destination, other) =
+            self.source.translate(destination).or_else(end).ok_or(refused)?;
         let new = Translation { addresses: [source, destination], change: one.and(other) };
 
         let mut total = new.change;
