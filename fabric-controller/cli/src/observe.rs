@@ -108,7 +108,8 @@ pub(crate) struct Peering {
 pub(crate) enum State {
     /// Packets get through now.
     Connected,
-    /// Connected, but not as it should be: the problems give the reason.
+    /// Connected, with a fault that the problems name: packets may be lost, even all of them while
+    /// the peer no longer answers and is not in Error yet.
     Degraded,
     /// The gateway runs; nothing has been received from the peer yet.
     Connecting,

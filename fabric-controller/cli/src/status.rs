@@ -29,8 +29,10 @@ const NOT_CONNECTED: u8 = 3;
 const NOT_RUNNING: u8 = 4;
 
 const HELP: &str = "\
-States: Connected (packets get through now), Degraded (they do, but not as they should), Connecting (the
-peer has not answered yet), Error (it was, and is no more; or the gateway does not answer), Down (the gateway's process or pod does not run),
+States: Connected (packets get through now), Degraded (connected, with a fault: packets may be lost, some,
+one way, or all of them while the peer has not answered for 3 s and is not in Error yet, which takes
+10 to 12 s at Liqo's settings), Connecting (the peer has not answered yet), Error (it has, and does no
+more; or the gateway does not answer), Down (the gateway's process or pod does not run),
 Waiting (something that the peering needs is not there yet). Except for Connected, the problems say why,
 and what to do about it; so do the faults of a peering: reason, message, remedy, since.
 
@@ -332,6 +334,14 @@ mod tests {
         assert_eq!(path_text(1400, Some(MtuBound::Spec)), "1400+");
         assert_eq!(mtu_text(1440, Some(MtuBound::Path)), "1440 (path)");
         assert_eq!(path_text(1500, Some(MtuBound::Path)), "1500");
+    }
+
+    #[test]
+    fn help_of_degraded_claims_no_packets() {
+        let (_, degraded) = HELP.split_once("Degraded (").unwrap();
+        let (meaning, _) = degraded.split_once(')').unwrap();
+        assert!(meaning.contains("packets may be lost"), "{meaning}");
+        assert!(meaning.contains("has not answered for 3 s"), "{meaning}");
     }
 
     #[test]
