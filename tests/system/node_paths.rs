@@ -126,6 +126,38 @@ fn dead_agent_stays_the_cause_while_its_kernel_answers() -> Result<()> {
 }
 
 #[test]
+fn hung_program_is_the_only_cause_named() -> Result<()> {
+    play(&clusters(), |scene| {
+        all_probe(scene)?;
+        let rome = scene.cluster("rome");
+        let programs = [
+            ("fabric-controller", "fabric-controller"),
+            ("gateway", "gateway-liqo-tenant-milan-client"),
+        ];
+        for (program, process) in programs {
+            let pids = rome.processes(0, program);
+            signal(&pids, Signal::SIGSTOP)?;
+            let words =
+                format!("{process} does not answer; see `weft logs {process}`; if it hangs");
+            let named = time_until(|| {
+                let problems = rome.status()?["problems"].to_string();
+                ensure!(problems.contains(&words), "{problems}");
+                Ok(())
+            })?;
+            stays_so("the cause", HEALTHY, || {
+                let problems = rome.status()?["problems"].to_string();
+                ensure!(!problems.contains("over VXLAN"), "{problems}");
+                Ok::<_, anyhow::Error>(())
+            })?;
+            signal(&pids, Signal::SIGCONT)?;
+            wait_until("it is solved", PATIENCE, || is_healthy(rome))?;
+            ensure!(named <= NAMED, "{program} was named after {named:?}");
+        }
+        Ok(())
+    })
+}
+
+#[test]
 fn input_that_drops_established_degrades_nothing() -> Result<()> {
     play(&clusters(), |scene| {
         all_probe(scene)?;

@@ -169,8 +169,8 @@ pub(crate) fn observe(snapshot: &Snapshot, found: &Found) -> Observation {
         if life.is_none_or(|life| life.liveness == Liveness::Answers) {
             peering.take_faults(faults::shown(config, now));
             problems.extend(faults::problems(&view, config, now));
+            problems.extend(nodes::problems(&peering, now));
         }
-        problems.extend(nodes::problems(&peering, now));
         if left.is_some() {
             peering.state = State::Error;
             peering.latency = None;

@@ -15,10 +15,11 @@ use jiff::Timestamp;
 
 use self::summary::{Filters, Shown};
 use super::cluster::{self, ClusterArgs};
+use super::health::{self, HttpError};
 use super::observe::{self, Host, Liveness, Observation, Peering, Refused, State};
 use super::output::{self, Format};
 use super::rundir::{Record, RunDir, Selection};
-use super::{health, process, supervise, workloads};
+use super::{process, supervise, workloads};
 
 /// Between two looks. An API server has others to serve.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -182,9 +183,13 @@ async fn host(dir: &RunDir, record: Record) -> Host {
         expected.extend(["ipam".to_owned(), "fabric-controller".to_owned()]);
     }
     let asked = process::running(dir).into_iter().map(|(name, _)| async move {
-        let asks = name.starts_with("gateway-");
-        let answers = !asks
-            || health::get(&dir.http_socket(&name), "/healthz", health::PATIENCE).await.is_ok();
+        let answer = health::get(&dir.http_socket(&name), "/healthz", health::PATIENCE).await;
+        let answers = match answer {
+            Ok(_) => true,
+            Err(HttpError::TooSlow(_)) => false,
+            // Programs other than gateways report on what they cannot do themselves.
+            Err(_) => !name.starts_with("gateway-"),
+        };
         (name, if answers { Liveness::Answers } else { Liveness::Silent })
     });
     Host {

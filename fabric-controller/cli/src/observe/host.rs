@@ -43,7 +43,7 @@ impl Host {
             let liveness = self.running.get(&process).copied().unwrap_or(Liveness::Gone);
             let problem = match liveness {
                 Liveness::Answers => None,
-                Liveness::Silent => Some(format!("{process} does not answer")),
+                Liveness::Silent => Some(format!("{process} does not answer; {}", hangs(&process))),
                 Liveness::Gone => {
                     Some(format!("{process} does not run; see `weft logs {process}`"))
                 }
@@ -64,8 +64,18 @@ impl Host {
         }
         let dead = self.expected.iter().filter(|process| !self.running.contains_key(*process));
         found.extend(dead.map(|process| format!("{process} does not run")));
+        let silent = |process: &&String| self.running.get(*process) == Some(&Liveness::Silent);
+        let silent = self.expected.iter().filter(silent);
+        found
+            .extend(silent.map(|process| format!("{process} does not answer; {}", hangs(process))));
         found
     }
+}
+
+fn hangs(process: &str) -> String {
+    format!(
+        "see `weft logs {process}`; if it hangs, end its process (`kill -9`), and it is started anew"
+    )
 }
 
 #[cfg(test)]
@@ -84,6 +94,16 @@ mod tests {
         let life = found.gateways.get(&("t".to_owned(), "client".to_owned()))?;
         assert_eq!(life.problem.is_some(), life.liveness != Liveness::Answers);
         Some(life.liveness)
+    }
+
+    #[test]
+    fn silent_program_is_named_with_a_remedy() {
+        let running = [("fabric-controller".to_owned(), Liveness::Silent)].into();
+        let expected = vec!["fabric-controller".to_owned()];
+        let host = Host { running, expected, supervised: true, ..Host::default() };
+        let problem = "fabric-controller does not answer; see `weft logs fabric-controller`; if it \
+                       hangs, end its process (`kill -9`), and it is started anew";
+        assert_eq!(host.problems(), [problem]);
     }
 
     #[test]

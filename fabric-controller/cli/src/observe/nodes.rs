@@ -46,9 +46,9 @@ impl Nodes {
     }
 }
 
-/// One line a node, unless the gateway does not run: that has a line of its own.
+/// One line a node, of a gateway that answers or is not seen.
 pub(super) fn problems(peering: &Peering, now: Timestamp) -> Vec<String> {
-    let runs = !matches!(peering.state, State::Down | State::Waiting);
+    let runs = peering.state != State::Waiting;
     let nodes = peering.nodes.iter().filter(|_| runs).flat_map(|nodes| &nodes.unreachable);
     let gateway = peering.gateway.as_deref().unwrap_or_default();
     let place = format!("gateway {}/{gateway}", peering.namespace);

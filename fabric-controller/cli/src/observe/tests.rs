@@ -64,6 +64,18 @@ fn unreachable_node_makes_connected_degraded() {
 }
 
 #[test]
+fn hung_gateway_is_the_only_cause_named() {
+    let mut gateway = config("t", "client", "n1");
+    let status = serde_json::json!({"overlayProbePort": 12346, "probingNodes": 2,
+        "unreachableNodes": [
+            {"node": "n2", "fault": "NoAnswer", "since": "2026-01-31T12:00:00Z"}]});
+    gateway.status = Some(serde_json::from_value(status).unwrap());
+    let objects = snapshot([gateway.into(), connection(ConnectionValue::Connected).into()]);
+    let seen = observe(&objects, &found(Some(Liveness::Silent)));
+    assert!(!seen.problems.iter().any(|p| p.contains("over VXLAN")), "{:?}", seen.problems);
+}
+
+#[test]
 fn a_gateway_that_has_just_started_is_connecting() {
     let objects = snapshot([config("t", "client", "n1").into()]);
     let seen = observe(&objects, &found(Some(Liveness::Silent)));
