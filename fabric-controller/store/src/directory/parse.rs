@@ -111,15 +111,36 @@ impl Document<'_> {
     fn value(&self) -> Result<Value, Box<Problem>> {
         value(self.text).map_err(|error| {
             let line = error.location().map_or(1, |l| usize::try_from(l.line()).unwrap_or(1));
+            let tab = self.line_with_tab(line);
+            let line = tab.unwrap_or(line);
             let outline = Outline::of(self.text, line);
-            let found = DefaultMessageFormatter.format_message(&error);
+            let message = match (&error, tab) {
+                (_, Some(_)) => "found a tab in the indentation; expected spaces".to_owned(),
+                // Of a field's name: a value may be null.
+                (serde_saphyr::Error::NullIntoString { .. }, _) => {
+                    "found null; expected a text".to_owned()
+                }
+                _ => {
+                    let found = DefaultMessageFormatter.format_message(&error);
+                    format!("{found}; expected a whole YAML document")
+                }
+            };
             Box::new(Problem {
                 source: format!("{}:{}", self.file, self.start + line.max(1)),
                 object: outline.object,
                 field: outline.field,
-                message: format!("{found}; expected a whole YAML document"),
+                message,
             })
         })
+    }
+
+    /// The last line up to that of an error, or the next one, that a tab indents: of a text that is
+    /// no YAML, the likely cause.
+    fn line_with_tab(&self, line: usize) -> Option<usize> {
+        let is_indented =
+            |text: &str| text.trim_start_matches(' ').starts_with('\t') && !text.trim().is_empty();
+        let lines = self.text.lines().enumerate().take(line + 1);
+        lines.filter(|(_, text)| is_indented(text)).last().map(|(number, _)| number + 1)
     }
 
     /// Takes in the object, or the List of objects, at `path`.

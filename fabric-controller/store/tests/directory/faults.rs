@@ -77,6 +77,23 @@ fn duplicate_keys_are_told_with_their_line() {
 }
 
 #[test]
+fn tab_in_the_indentation_is_named_with_its_line() {
+    for tab in ["\t", "  \t"] {
+        let found = problem_of(&SERVER.replace("    port", &format!("{tab}port")));
+        assert!(found.ends_with("found a tab in the indentation; expected spaces"), "{found}");
+        assert!(found.starts_with("a.yaml:6: GatewayServer t/server: "), "{found}");
+    }
+}
+
+#[test]
+fn null_in_place_of_a_name_is_named() {
+    let found = problem_of(&SERVER.replace("    port: 51840", "    : 51840"));
+    assert!(found.ends_with("found null; expected a text"), "{found}");
+    let found = problem_of(&SERVER.replace("    port: 51840", "    ~: 51840"));
+    assert!(found.ends_with("found null; expected a text"), "{found}");
+}
+
+#[test]
 fn what_is_no_yaml_is_told_with_its_line() {
     let found = problem_of(&format!("{SERVER}---\nkind: [\n"));
     assert!(found.starts_with("a.yaml:"), "{found}");
