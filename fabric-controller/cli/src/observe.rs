@@ -160,7 +160,11 @@ pub(crate) fn observe(snapshot: &Snapshot, found: &Found) -> Observation {
     for config in &view.configs {
         let (namespace, name) = names(config);
         let life = found.gateways.get(&(namespace.to_owned(), name.to_owned())).cloned();
-        let life = life.or_else(|| remote::silent(&view, config, (found.node.as_deref()?, now)));
+        let on_host = found.node.as_deref();
+        let life = match life {
+            Some(own) if on_host.is_some() => Some(remote::unreported(&view, config, (own, now))),
+            life => life.or_else(|| remote::silent(&view, config, (on_host?, now))),
+        };
         let life = life.as_ref();
         problems.extend(life.and_then(|life| life.problem.clone()));
         problems.extend(gateway_problems(config));

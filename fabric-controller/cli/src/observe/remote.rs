@@ -1,4 +1,5 @@
-//! Gateways of other hosts, of which a host has nothing but what they have published.
+//! Gateways whose reports are too old to be true: of other hosts, of which a host has nothing but what
+//! they have published, and of its own if they cannot write any more.
 
 use fabric_api::fabric::GatewayConfig;
 use fabric_api::networking::ConnectionValue;
@@ -10,6 +11,8 @@ use crate::workloads::names;
 /// Age in seconds at which the status Connected of a Connection is stale. A gateway writes one at
 /// least every 12 s; clocks of hosts may differ by the rest.
 const STALE_AFTER: i64 = 30;
+/// The same for a gateway of this host, whose clock is the same.
+const OWN_STALE_AFTER: i64 = 15;
 
 /// Returns [`Liveness::Silent`] for a gateway of another host that does not answer this host's agent,
 /// or whose Connection is not written any more: its host may be down while what it has published is
@@ -21,7 +24,7 @@ pub(super) fn silent(
 ) -> Option<Life> {
     let host = config.spec.overlay.node.as_deref().filter(|host| *host != node)?;
     let unanswered = unanswered_since(view, config, node);
-    let outdated = || outdated_since(view, config, now);
+    let outdated = || outdated_since(view, config, (STALE_AFTER, now));
     let (sign, since) = match unanswered {
         Some(since) => ("has not answered this host over VXLAN", since),
         None => ("has reported nothing", outdated()?),
@@ -44,9 +47,31 @@ fn unanswered_since(view: &View<'_>, config: &GatewayConfig, node: &str) -> Opti
     report.since.parse().ok()
 }
 
-fn outdated_since(view: &View<'_>, config: &GatewayConfig, now: Timestamp) -> Option<Timestamp> {
+/// The same for a gateway that answers on this host, but whose Connection is not written any more.
+pub(super) fn unreported(
+    view: &View<'_>,
+    config: &GatewayConfig,
+    (life, now): (Life, Timestamp),
+) -> Life {
+    let interval = i64::from(config.spec.probe.interval_ms / 1000);
+    let since = (life.liveness == Liveness::Answers)
+        .then(|| outdated_since(view, config, (OWN_STALE_AFTER + interval, now)));
+    let Some(since) = since.flatten() else { return life };
+    let (seconds, (namespace, name)) = (now.as_second() - since.as_second(), names(config));
+    let problem = format!(
+        "gateway {namespace}/{name} has reported nothing for {seconds} s: what is shown of it is at \
+         least as old; see its log (`weft logs`) for why it cannot report"
+    );
+    Life { liveness: Liveness::Silent, problem: Some(problem), ..life }
+}
+
+fn outdated_since(
+    view: &View<'_>,
+    config: &GatewayConfig,
+    (stale_after, now): (i64, Timestamp),
+) -> Option<Timestamp> {
     let status = view.connection_of(config)?;
     let at = status.latency.as_ref()?.timestamp.as_ref()?.parse::<Timestamp>().ok()?;
-    let is_outdated = now.as_second() - at.as_second() > STALE_AFTER;
+    let is_outdated = now.as_second() - at.as_second() > stale_after;
     (status.value == ConnectionValue::Connected && is_outdated).then_some(at)
 }

@@ -135,6 +135,23 @@ fn host_without_node_has_no_peering() {
 }
 
 #[test]
+fn outdated_report_of_own_gateway_is_an_error() {
+    let reported = |seconds: i64| {
+        let mut connection = connection(ConnectionValue::Connected);
+        let latency = connection.status.as_mut().unwrap().latency.as_mut().unwrap();
+        let at = Timestamp::from_second(Timestamp::now().as_second() - seconds).unwrap();
+        latency.timestamp = Some(at.to_string());
+        let objects = snapshot([config("t", "client", "n1").into(), connection.into()]);
+        observe(&objects, &found(Some(Liveness::Answers)))
+    };
+    assert_eq!(reported(12).peerings[0].state, State::Connected);
+    let seen = reported(20);
+    assert_eq!(seen.peerings[0].state, State::Error);
+    let is_named = |p: &String| p.starts_with("gateway t/client has reported nothing for 20 s");
+    assert!(seen.problems.iter().any(is_named), "{:?}", seen.problems);
+}
+
+#[test]
 fn a_gateway_of_another_host_is_believed() {
     let objects = snapshot([
         config("t", "client", "n1").into(),
