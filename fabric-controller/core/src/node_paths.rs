@@ -44,6 +44,17 @@ impl NodePaths {
             unreachable.insert(node.node.clone(), node.clone());
         }
         let counted = probing.max(unreachable.len());
+        // An agent that is taken down takes its status with it.
+        for config in &idle {
+            let node = config.metadata.name.as_deref().unwrap_or_default();
+            let reports = config.status.iter().any(|of| !of.unreachable_gateways.is_empty());
+            if let Some(node) = unreachable.get_mut(node).filter(|_| !reports)
+                && matches!(node.fault, PathFault::NoAnswer | PathFault::NoAgent)
+            {
+                node.fault = PathFault::NotStarted;
+            }
+        }
+        let probed = unreachable.len();
         // An agent may probe without being able to write its status.
         for config in idle.into_iter().take(usize::saturating_sub(all, counted)) {
             let node = config.metadata.name.clone().unwrap_or_default();
@@ -53,7 +64,7 @@ impl NodePaths {
             let fault = UnreachableNode { node: node.clone(), fault, detail: None, since };
             unreachable.entry(node).or_insert(fault);
         }
-        let missing = unreachable.values().filter(|n| n.fault == PathFault::NotStarted).count();
+        let missing = unreachable.len() - probed;
         for config in present {
             if let Some(fault) = fault_of_pods(config, &gateway.spec.peer_cluster_id) {
                 unreachable.entry(fault.node.clone()).or_insert(fault);
@@ -211,6 +222,18 @@ mod tests {
         assert!(text.starts_with("n2: no route-agent of it has started"), "{text}");
         assert!(!text.contains("since"), "{text}");
         assert_eq!(of(2).reachable(), 2, "its agent cannot write, but probes");
+    }
+
+    #[test]
+    fn agent_taken_down_is_named_once_its_probes_end() {
+        let gateway = gateway(json!({"overlayProbePort": 12346, "probingNodes": 2,
+            "unreachableNodes": [{"node": "n2", "fault": "NoAnswer", "since": "2026-01-31T12:00:01Z"}]}));
+        let [mut first, mut second] = [node("n1", "paris"), node("n2", "paris")];
+        first.status.get_or_insert_default().applied_generation = 3;
+        second.status = None;
+        let paths = NodePaths::of(&gateway, [&first, &second]).unwrap();
+        assert_eq!((paths.reachable(), paths.nodes), (1, 2));
+        assert_eq!(paths.unreachable[0].fault, PathFault::NotStarted);
     }
 
     #[test]
