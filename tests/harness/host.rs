@@ -234,7 +234,10 @@ fn is_alive(pid: i32) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::wait_until;
 
     #[test]
     fn what_runs_on_a_host_ends_with_it() {
@@ -243,7 +246,13 @@ mod tests {
         let log = host.outside("/run/sleep.log");
         let program = nested.start(Command::new("sleep").arg("60"), &log).unwrap();
         let pid = program.pid();
-        assert!(nested.processes().iter().any(|(p, line)| *p == pid && line == "sleep 60"));
+        // Between fork and exec it has another command line.
+        wait_until("the program runs", Duration::from_secs(5), || {
+            let processes = nested.processes();
+            let runs = processes.iter().any(|(p, line)| *p == pid && line == "sleep 60");
+            runs.then_some(()).ok_or(format!("{processes:?}"))
+        })
+        .unwrap();
         std::mem::forget(program);
 
         drop(host);
