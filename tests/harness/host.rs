@@ -250,7 +250,7 @@ mod tests {
         wait_until("the program runs", Duration::from_secs(5), || {
             let processes = nested.processes();
             let runs = processes.iter().any(|(p, line)| *p == pid && line == "sleep 60");
-            runs.then_some(()).ok_or(format!("{processes:?}"))
+            runs.then_some(()).ok_or_else(|| format!("{processes:?}"))
         })
         .unwrap();
         std::mem::forget(program);
