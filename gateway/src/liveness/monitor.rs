@@ -21,7 +21,7 @@ use crate::config::desired::Desired;
 use crate::config::input::Input;
 use crate::dataplane::lane::{LaneHandle, PeerState};
 use crate::liveness::alternation::alternate;
-use crate::liveness::connection::{Machine, Traffic};
+use crate::liveness::connection::{Machine, PeerReport, Traffic};
 use crate::liveness::probe::{Departure, MAX_DATAGRAM, Message, MessageType, Pending, WeftField};
 use crate::liveness::probe_log::TRAIN;
 use crate::state::{Plane, ProbeCounts, Running, TimedFault, View};
@@ -126,8 +126,8 @@ struct Peering {
     /// The newest of `changes`.
     session: PeerState,
     ping_at: Instant,
-    /// The next train has been moved away from the peer's.
-    is_aligned: bool,
+    /// The next train is urgent, or has been moved away from the peer's already.
+    is_ping_fixed: bool,
     tick_at: Instant,
     last_ping: Option<Instant>,
     last_handshake: Option<Instant>,
@@ -191,7 +191,7 @@ impl Peering {
             changes: running.lane.changes(),
             session: PeerState::default(),
             ping_at: now,
-            is_aligned: false,
+            is_ping_fixed: false,
             tick_at: now,
             last_ping: None,
             last_handshake: None,
@@ -307,7 +307,8 @@ impl Peering {
     }
 
     fn handle_ping(&mut self, ping: Message, from: SocketAddr, now: Instant) {
-        self.machine.handle_ping(ping.report(), now);
+        let report = ping.report();
+        self.machine.handle_ping(report, now);
         self.path.handle_life(&ping, None, now);
         let pong = ping.pong(self.weft_field(now));
         self.socket.send(&pong.encode(), from);
@@ -316,16 +317,18 @@ impl Peering {
         if self.unproven || !self.machine.is_connected() {
             self.hurry(now);
         }
-        self.align(now);
+        self.align(report, now);
     }
 
     /// Moves the next train away from the peer's, of which a probe has arrived.
-    fn align(&mut self, now: Instant) {
+    fn align(&mut self, peer: Option<PeerReport>, now: Instant) {
         let is_calm = self.machine.is_connected() && !self.diagnosis.log.is_bursting();
-        let may_move = is_calm && self.desired().role == Role::Server && !self.is_aligned;
-        if may_move && self.last_ping.is_some() {
-            self.is_aligned = true;
-            self.ping_at = alternate(self.ping_at, now, self.desired().probe_interval());
+        if !is_calm || self.desired().role != Role::Server || self.is_ping_fixed {
+            return;
+        }
+        let own = self.desired().probe_interval();
+        if let Some(at) = peer.and_then(|peer| alternate(now, own, peer.interval)) {
+            (self.ping_at, self.is_ping_fixed) = (at, true);
         }
     }
 
@@ -409,7 +412,7 @@ impl Peering {
             return;
         }
         self.last_ping = Some(now);
-        self.is_aligned = false;
+        self.is_ping_fixed = false;
         let log = &self.diagnosis.log;
         // Data shows what is lost, too, and queues behind data drop probes.
         let is_calm = self.machine.is_connected() && !log.is_bursting();
@@ -466,6 +469,7 @@ impl Peering {
     fn hurry(&mut self, now: Instant) {
         let earliest = self.last_ping.map_or(now, |last| last + MIN_INTERVAL);
         self.ping_at = self.ping_at.min(earliest.max(now));
+        self.is_ping_fixed = true;
     }
 
     fn weft_field(&self, now: Instant) -> WeftField {
@@ -476,6 +480,7 @@ impl Peering {
             duplicate,
             suspects: self.diagnosis.log.is_suspicious(),
             cidrs_differ: self.diagnosis.differs(),
+            loss_percent: self.diagnosis.log.loss_percent(),
             ..WeftField::new(self.desired().probe_interval(), heard_ago)
         }
     }
@@ -508,7 +513,7 @@ impl Peering {
         let traffic = traffic(&self.running.lane);
         let current = (self.machine.value(), traffic);
         let faults = self.diagnosis.update(&self.running, current, now).to_vec();
-        let loss_percent = self.diagnosis.log.loss_percent();
+        let loss_percent = self.diagnosis.loss_percent();
         let retries = std::mem::take(&mut self.new_retries);
         let latency = self.machine.latency();
         views.send_if_modified(|view| {

@@ -117,6 +117,9 @@ pub struct WeftField {
     /// The receiver's CIDRs are not those that the sender's cluster has configured for it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cidrs_differ: bool,
+    /// Share of the sender's probes that get lost, if it is worth reporting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_percent: Option<u8>,
 }
 
 /// Why a datagram is no probe.
@@ -230,6 +233,7 @@ impl WeftField {
             departure: None,
             suspects: false,
             cidrs_differ: false,
+            loss_percent: None,
         }
     }
 

@@ -20,6 +20,9 @@ const REORDERED: Duration = Duration::from_millis(250);
 /// Validity of the peer's report of a second gateway, which has the session meanwhile.
 const KEY_SHARED_RETENTION: Duration = Duration::from_secs(30);
 
+/// Validity of the peer's report of loss, during which it probes every 100 ms.
+const LOSS_RETENTION: Duration = Duration::from_secs(3);
+
 pub(super) struct Diagnosis {
     pub(super) log: ProbeLog,
     pub(super) own_key: Option<PublicKey>,
@@ -34,6 +37,8 @@ pub(super) struct Diagnosis {
     /// When the peer last reported a second gateway with our key.
     key_shared: Option<Instant>,
     peer_differs: bool,
+    /// Loss in percent as the peer last reported it.
+    peer_loss: Option<(u8, Instant)>,
     differs: bool,
     /// This cluster's CIDRs as the peer has them, and as they are on their way in a ping.
     delivered: Option<PeerCidrs>,
@@ -56,6 +61,7 @@ impl Diagnosis {
             peer_cidrs: None,
             key_shared: None,
             peer_differs: false,
+            peer_loss: None,
             differs: false,
             delivered: None,
             on_the_way: None,
@@ -78,6 +84,11 @@ impl Diagnosis {
         self.superseded_since.is_some() || self.session.rejections.wrong_responder.is_some()
     }
 
+    /// Share of lost probes in percent, of either end: what it observes is the way there and back.
+    pub(super) fn loss_percent(&self) -> Option<u8> {
+        self.log.loss_percent().or_else(|| self.peer_loss.map(|(percent, _)| percent))
+    }
+
     /// Takes note of an ordinary probe or answer of the peer.
     pub(super) fn handle_message(&mut self, message: &Message, now: Instant) {
         self.departure.take_if(|(_, at)| now > *at + REORDERED);
@@ -87,11 +98,13 @@ impl Diagnosis {
         let Some(weft) = message.weft else {
             // Another program has taken the peer's place: what weft reported there is not of now.
             (self.is_weft, self.peer_differs, self.peer_cidrs) = (false, false, None);
-            (self.peer_received, self.delivered) = (None, None);
+            (self.peer_received, self.delivered, self.peer_loss) = (None, None, None);
             return;
         };
         self.is_weft = true;
         self.peer_differs = weft.cidrs_differ;
+        let percent = weft.loss_percent.filter(|percent| (1..=100).contains(percent));
+        self.peer_loss = percent.map(|percent| (percent, now));
         self.key_shared = weft.duplicate.then_some(now);
         let received = message.report().and_then(|report| now.checked_sub(report.heard_ago?));
         self.peer_received = Some((received, now));
@@ -160,7 +173,9 @@ impl Diagnosis {
         self.last_received = traffic.last_authentic;
         if value != ConnectionValue::Connected {
             self.log.pause();
+            self.peer_loss = None;
         }
+        self.peer_loss.take_if(|(_, at)| now >= *at + LOSS_RETENTION);
         self.key_shared.take_if(|at| now >= *at + KEY_SHARED_RETENTION);
         let evidence = self.evidence(running, value);
         let differs = evidence.cidrs_differ();
@@ -183,7 +198,7 @@ impl Diagnosis {
             unanswered: self.log.unanswered(),
             peer_received: self.peer_received,
             superseded_since: self.superseded_since,
-            loss_percent: self.log.loss_percent(),
+            loss_percent: self.loss_percent(),
             departure: self.departure.map(|(departure, _)| departure),
             is_key_shared: self.key_shared.is_some(),
             peer_cidrs: self.peer_cidrs.as_ref(),
@@ -230,5 +245,34 @@ fn own_cidrs(desired: &Desired) -> PeerCidrs {
         pod: desired.pod_cidrs.clone(),
         external: desired.external_cidrs.clone(),
         joined: Families { v4: joins(true), v6: joins(false) },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::liveness::probe::{MessageType, WeftField};
+
+    fn reporting(loss_percent: Option<u8>) -> Message {
+        let weft = WeftField { loss_percent, ..WeftField::new(Duration::from_secs(2), None) };
+        Message {
+            cluster_id: "rome".into(),
+            msg_type: MessageType::Ping,
+            time_stamp: "2026-11-23T12:00:00.000000000Z".into(),
+            weft: Some(weft),
+            cidrs: None,
+        }
+    }
+
+    #[test]
+    fn loss_that_the_peer_reports_shows_until_it_ends() {
+        let now = Instant::now();
+        let mut diagnosis = Diagnosis::new(now);
+        diagnosis.handle_message(&reporting(Some(40)), now);
+        assert_eq!(diagnosis.loss_percent(), Some(40));
+        for percent in [None, Some(0), Some(200)] {
+            diagnosis.handle_message(&reporting(percent), now);
+            assert_eq!(diagnosis.loss_percent(), None, "{percent:?}");
+        }
     }
 }
