@@ -70,7 +70,9 @@ impl Nodes {
     }
 
     pub(super) fn handle_probe(&mut self, probe: &OverlayProbe, now: Instant, wall: Timestamp) {
-        let fault = match (probe.unanswered, probe.cut_off) {
+        // What the node sent before its first probe to this gateway, an earlier one did not answer.
+        let unanswered = probe.unanswered && self.known.contains_key(&probe.node);
+        let fault = match (unanswered, probe.cut_off) {
             (true, _) => Some(PathFault::OneWay),
             (false, true) => Some(PathFault::CutOff),
             (false, false) => None,
@@ -294,6 +296,15 @@ mod tests {
         assert_eq!(world.fault(), Some(PathFault::CutOff));
         world.probe(|_| {});
         assert_eq!(world.fault(), None);
+    }
+
+    #[test]
+    fn what_an_earlier_gateway_did_not_answer_is_no_fault_of_this_one() {
+        let mut world = World::new();
+        world.probe(|probe| probe.unanswered = true);
+        assert_eq!(world.fault(), None, "its first probe here");
+        world.probe(|probe| probe.unanswered = true);
+        assert_eq!(world.fault(), Some(PathFault::OneWay), "that was answered");
     }
 
     #[test]
