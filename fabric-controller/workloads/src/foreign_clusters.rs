@@ -120,7 +120,7 @@ impl ForeignClusters {
                     self.tolerate(("remove", name), removed)?;
                 }
                 Some(Step::Tell(modules)) => {
-                    let told = self.tell_one(&name, modules).await;
+                    let told = self.tell_one(object, modules).await;
                     self.tolerate(("change", name), told)?;
                 }
                 None => {}
@@ -145,7 +145,8 @@ impl ForeignClusters {
         Ok(())
     }
 
-    async fn tell_one(&mut self, name: &str, modules: Value) -> kube::Result<()> {
+    async fn tell_one(&mut self, object: &DynamicObject, modules: Value) -> kube::Result<()> {
+        let name = &object.name_any();
         if let Some(told) = self.told.get(name)
             && told.modules == modules
             && told.at.elapsed() < PACE
@@ -153,9 +154,19 @@ impl ForeignClusters {
             self.due_in(PACE);
             return Ok(());
         }
-        let patch = Patch::Merge(json!({"status": {"modules": modules}}));
+        // What others have enabled meanwhile must not be undone: only this very version is changed.
+        let version = &object.metadata.resource_version;
+        let patch =
+            json!({"metadata": {"resourceVersion": version}, "status": {"modules": modules}});
+        let patch = Patch::Merge(patch);
         let parameters = PatchParams::default();
-        let written = answer(self.api.patch_status(name, &parameters, &patch)).await?;
+        let written = match answer(self.api.patch_status(name, &parameters, &patch)).await {
+            Err(kube::Error::Api(status)) if status.code == 409 => {
+                self.due_in(PACE);
+                return Ok(());
+            }
+            written => written?,
+        };
         tracing::debug!(name, "ForeignCluster told");
         self.live.put(Watched::ForeignCluster, written);
         self.told.insert(name.to_owned(), Told { modules, at: Instant::now() });

@@ -200,9 +200,13 @@ impl Objects {
         self.0.range(Key::new(of, "", "")..).take_while(move |(key, _)| key.of == of)
     }
 
-    /// True if it has changed.
+    /// True if it has changed. What a watch reports late does not replace the answer to a newer
+    /// write.
     pub(super) fn put(&mut self, of: Watched, object: DynamicObject) -> bool {
         let object = trimmed(of, object);
+        if self.0.get(&Key::of(of, &object)).is_some_and(|have| is_older(&object, have)) {
+            return false;
+        }
         let before = self.0.insert(Key::of(of, &object), object.clone());
         before.is_none_or(|before| before != object)
     }
@@ -342,6 +346,15 @@ fn is_missing(error: &watcher::Error) -> bool {
     matches!(cause, kube::Error::Api(status) if status.code == 404)
 }
 
+/// True for an older version of the same object. Versions that are no numbers have no order.
+fn is_older(object: &DynamicObject, than: &DynamicObject) -> bool {
+    let version = |object: &DynamicObject| -> Option<u64> {
+        object.metadata.resource_version.as_ref()?.parse().ok()
+    };
+    let same = object.metadata.uid == than.metadata.uid;
+    same && version(object).zip(version(than)).is_some_and(|(one, other)| one < other)
+}
+
 /// Without what changes all the time and is of no use here: kubelets report every few seconds.
 fn trimmed(of: Watched, mut object: DynamicObject) -> DynamicObject {
     object.metadata.managed_fields = None;
@@ -417,6 +430,19 @@ mod tests {
         assert!(pod(4, "False"));
         assert!(!pod(5, "False"));
         assert!(pod(6, "True"));
+    }
+
+    #[test]
+    fn late_report_of_a_watch_replaces_no_newer_answer() {
+        let mut objects = Objects::default();
+        let mut service = |uid: &str, version: &str| {
+            let metadata = json!({"name": "a", "uid": uid, "resourceVersion": version});
+            news(&mut objects, Watched::Service, json!({"metadata": metadata}))
+        };
+        assert!(service("one", "10"));
+        assert!(!service("one", "9"), "it came late");
+        assert!(service("one", "11"));
+        assert!(service("two", "8"), "another object of that name");
     }
 
     #[test]
