@@ -14,6 +14,7 @@ mod cut;
 mod demo;
 mod departed;
 mod down;
+mod examples;
 mod families;
 mod firewall;
 mod floods;
