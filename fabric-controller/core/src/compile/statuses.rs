@@ -72,14 +72,14 @@ impl<'a> Compiler<'a> {
         Readiness::Waiting(told.collect::<Vec<_>>().join(", "))
     }
 
-    /// Names only nodes that are slow, and few of them: with hundreds, each acknowledgement would change the
-    /// condition of each peering.
+    /// Names only nodes that are slow, and no more than three: with hundreds, each acknowledgement would
+    /// change the condition of each peering.
     fn without_agent(&self, nodes: &[String]) -> String {
         let slow: Vec<_> =
             nodes.iter().filter(|node| self.index.slow_nodes.contains(*node)).collect();
         let names = match &slow[..] {
             [] => return "nodes are making routes".to_owned(),
-            [a, b, c, _, ..] => format!("{a}, {b}, {c} and others"),
+            [_, _, _, _, ..] => "more than three nodes".to_owned(),
             few => few.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", "),
         };
         let remedy = match (self.index.settings.kubernetes, &slow[..]) {

@@ -136,6 +136,29 @@ fn a_server_listens_on_its_node_port_and_says_where() {
     );
 }
 
+/// Each of hundreds of acknowledgements would else change the condition of each peering.
+#[test]
+fn condition_stays_while_more_than_three_nodes_make_routes() {
+    let mut world = World::new("rome");
+    for n in 2..8 {
+        world.apply(node(&format!("n{n}"), &format!("192.0.2.1{n}"), n));
+    }
+    world.settle();
+    client_side("milan").into_iter().for_each(|object| world.apply(object));
+    world.settle();
+    let reference = ObjectRef::new(Kind::Configuration, "liqo-tenant-milan", "milan");
+    let mut told_of = |slow: &[&str]| {
+        world.index.slow_nodes = slow.iter().map(|name| (*name).to_owned()).collect();
+        world.settle();
+        let message = &world.status(&reference)["conditions"][0]["message"];
+        message.as_str().unwrap().split("; ").next().unwrap().to_owned()
+    };
+    let many = "no routes yet on more than three nodes";
+    assert_eq!(told_of(&["n2", "n3", "n4", "n5", "n6"]), many);
+    assert_eq!(told_of(&["n3", "n5", "n6", "n7"]), many);
+    assert_eq!(told_of(&["n2", "n4", "n6"]), "no routes yet on n2, n4, n6");
+}
+
 /// What pods send to a peer before that goes out in clear.
 #[test]
 fn prefixes_are_told_once_every_node_that_answers_has_routes() {
