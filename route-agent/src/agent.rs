@@ -8,7 +8,7 @@ use fabric_runtime::{Heartbeat, Stop};
 use fabric_store::{Event, Kind, Object, ObjectRef, Store, chain};
 use jiff::Timestamp;
 use netlink::{ChurnLimiter, Handle, Settings, nft};
-use netplan::{COUNTER, FIREWALL_TABLE, REFUSAL_TABLE, Sysctl, plan};
+use netplan::{COUNTER, FIREWALL_TABLE, Firewall, REFUSAL_TABLE, Sysctl, plan};
 use tokio::signal::unix::Signal;
 use tokio::time::{MissedTickBehavior, sleep_until, timeout};
 
@@ -23,7 +23,7 @@ use crate::refusal::Refuser;
 use crate::report::Reporter;
 use crate::table::Table;
 use crate::vitals::{NO_PEERING, NOT_CONNECTED, Vitals};
-use crate::{cleanup, moved, names, refusal};
+use crate::{cleanup, foreign_routes, moved, names, refusal};
 
 /// Interval between checks without a notification: changes of the old packet filter send none.
 const LOOK: Duration = Duration::from_secs(30);
@@ -294,6 +294,11 @@ impl Agent {
             self.probes.follow(&config.spec);
         }
         problems.extend(applied.problems);
+        let Firewall { peers, local_pods, .. } = &compiled.firewall;
+        match foreign_routes::problems(&self.handle, (peers, local_pods)).await {
+            Ok(found) => problems.extend(found),
+            Err(error) => _ = problems.insert(chain(&error)),
+        }
         if changed {
             self.churn_limiter.note();
         }

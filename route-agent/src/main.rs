@@ -7,6 +7,7 @@ mod compile;
 mod config;
 mod config_source;
 mod conntrack;
+mod foreign_routes;
 mod host_state;
 mod moved;
 mod names;

@@ -10,6 +10,8 @@ use netplan::{Family, Sysctl};
 pub(crate) const TABLE: u32 = 18952;
 /// Marks our routes and rules.
 pub(crate) const PROTOCOL: u8 = 119;
+/// Marks routes of gateways on this host to their links.
+pub(crate) const GATEWAY_PROTOCOL: u8 = 120;
 /// Priority of the rules that send all packets past our table: between the local table and
 /// everything else. Cilium has 100 and 109 to 112, EKS 512, 1024 and 1536.
 pub(crate) const PRIORITY: u32 = 105;
@@ -56,6 +58,7 @@ pub(crate) fn scope(sysctls: impl Iterator<Item = Sysctl>) -> Scope {
         tables: [TABLE].into(),
         protocol: PROTOCOL,
         routes_of: None,
+        first_rule: Some(PRIORITY),
         sysctls: sysctls.collect(),
     }
 }

@@ -13,7 +13,7 @@ use crate::multicast::Multicast;
 use crate::observe::LOCAL_TABLE;
 use crate::{Handle, NetlinkError, Scope};
 
-/// Notifies of changes to objects of ours, own changes among them.
+/// Notifies of changes to objects of ours, own changes among them, and of what others put before them.
 #[derive(Debug)]
 pub struct Events {
     multicast: Multicast,
@@ -37,6 +37,7 @@ impl Handle {
             indices,
             tables: scope.tables.clone(),
             protocol: scope.protocol,
+            first_rule: scope.first_rule,
             is_of_devices: scope.routes_of.is_some(),
             mtus: BTreeMap::new(),
         };
@@ -61,6 +62,8 @@ struct Filter {
     indices: BTreeSet<u32>,
     tables: BTreeSet<u32>,
     protocol: u8,
+    /// Priority of the first rule of ours, if the foreign ones before it matter.
+    first_rule: Option<u32>,
     /// Only routes over our devices matter.
     is_of_devices: bool,
     /// MTUs of the devices reported so far.
@@ -81,14 +84,16 @@ impl Filter {
             self.indices.contains(&m.header.ifindex)
         } else if let Message::NewRoute(m) | Message::DelRoute(m) = &message {
             let is_there = || output_device(m).is_some_and(|index| self.indices.contains(&index));
-            let is_ours = u8::from(m.header.protocol) == self.protocol
+            let is_ours = (self.first_rule.is_some()
+                || u8::from(m.header.protocol) == self.protocol)
                 && self.tables.contains(&table_of(m))
                 && (!self.is_of_devices || is_there());
             // Without it an address is of no use.
             let is_lost = || matches!(&message, Message::DelRoute(_)) && is_there();
             is_ours || table_of(m) == LOCAL_TABLE && is_lost()
         } else if let Message::NewRule(m) | Message::DelRule(m) = &message {
-            self.tables.contains(&rule_table(m)) || self.is_for_link(m)
+            let precedes = self.first_rule.is_some_and(|first| rule_priority(m) <= first);
+            precedes || self.tables.contains(&rule_table(m)) || self.is_for_link(m)
         } else {
             matches!(&message, Message::NewAddress(_) | Message::DelAddress(_))
         }
@@ -119,6 +124,13 @@ impl Filter {
         }
         ours || mtu_changed
     }
+}
+
+/// Without the attribute it is 0.
+fn rule_priority(message: &RuleMessage) -> u32 {
+    let priority =
+        |a: &RuleAttribute| if let RuleAttribute::Priority(p) = a { Some(*p) } else { None };
+    message.attributes.iter().find_map(priority).unwrap_or_default()
 }
 
 fn rule_table(message: &RuleMessage) -> u32 {

@@ -7,6 +7,7 @@ mod absent_pods;
 mod cleanup;
 mod firewall;
 mod flow;
+mod foreign_routes;
 mod healing;
 mod input;
 mod node;

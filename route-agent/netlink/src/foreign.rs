@@ -1,0 +1,181 @@
+//! Routes and rules of other programs, to report and never to change.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use fabric_primitives::Cidr;
+use libc::ENOENT;
+use netlink_packet_route::route::{
+    RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteType,
+};
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage as Message};
+use netplan::Family;
+
+use crate::attributes::{ip, output_device, table_of};
+use crate::{Handle, NetlinkError, message};
+
+/// Route of a table, whoever made it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForeignRoute {
+    pub to: Cidr,
+    /// 0 is the first of IPv4's.
+    pub metric: u32,
+    /// `unreachable`, `blackhole`, `prohibit` or `throw`; empty for one that carries packets.
+    pub kind: &'static str,
+    pub gateway: Option<IpAddr>,
+    pub dev: Option<String>,
+    /// Marks whose route it is.
+    pub protocol: u8,
+}
+
+/// Policy routing rule, whoever made it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForeignRule {
+    pub priority: u32,
+    pub from: Option<Cidr>,
+    pub to: Option<Cidr>,
+    pub iif: Option<String>,
+    /// Compares more than addresses and the incoming device: marks, ports, users.
+    pub is_narrow: bool,
+    pub action: ForeignAction,
+    /// Marks whose rule it is.
+    pub protocol: u8,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ForeignAction {
+    /// Looks into this table, but for routes of prefixes up to this length.
+    Lookup(u32, Option<u32>),
+    /// Goes on with the rule of this priority.
+    Goto(u32),
+    /// Refuses or drops: `unreachable`, `blackhole` or `prohibit`.
+    Refuse(&'static str),
+    /// Goes on with the next rule.
+    Nothing,
+}
+
+impl Handle {
+    /// All rules of a family, in the kernel's order.
+    pub async fn all_rules(&self, family: Family) -> Result<Vec<ForeignRule>, NetlinkError> {
+        let mut question = RuleMessage::default();
+        question.header.family = message::family(family);
+        let found = self.dump(Message::GetRule(question)).await?;
+        let rule = |m: &Message| if let Message::NewRule(m) = m { Some(as_rule(m)) } else { None };
+        Ok(found.iter().filter_map(rule).collect())
+    }
+
+    /// All routes of a family in one table.
+    pub async fn table_routes(
+        &self,
+        family: Family,
+        table: u32,
+    ) -> Result<Vec<ForeignRoute>, NetlinkError> {
+        let mut question = RouteMessage::default();
+        question.header.address_family = message::family(family);
+        question.attributes.push(RouteAttribute::Table(table));
+        let found = match self.dump(Message::GetRoute(question)).await {
+            // There is no such table.
+            Err(error) if error.is(&[ENOENT]) => return Ok(Vec::new()),
+            found => found?,
+        };
+        let route = |m| if let Message::NewRoute(m) = m { Some(m) } else { None };
+        let here = |m: &RouteMessage| table_of(m) == table;
+        let found: Vec<_> = found.into_iter().filter_map(route).filter(here).collect();
+        let names = self.names(found.iter().filter_map(output_device).collect())?;
+        Ok(found.iter().filter_map(|message| as_route(message, &names)).collect())
+    }
+}
+
+fn as_route(message: &RouteMessage, names: &BTreeMap<u32, String>) -> Option<ForeignRoute> {
+    let header = &message.header;
+    // Copies of the cache, which say nothing of a table.
+    if header.flags.contains(RouteFlags::Cloned) {
+        return None;
+    }
+    let ipv4 = header.address_family == AddressFamily::Inet;
+    let everything: IpAddr = if ipv4 { [0; 4].into() } else { [0; 16].into() };
+    let (mut to, mut metric, mut gateway) = (everything, 0, None);
+    for attribute in &message.attributes {
+        if let RouteAttribute::Destination(address) = attribute {
+            to = ip(address).unwrap_or(to);
+        } else if let RouteAttribute::Priority(value) = attribute {
+            metric = *value;
+        } else if let RouteAttribute::Gateway(address) = attribute {
+            gateway = ip(address);
+        }
+    }
+    Some(ForeignRoute {
+        to: Cidr::around(to, header.destination_prefix_length)?,
+        metric,
+        kind: refusal(header.kind),
+        gateway,
+        dev: output_device(message).and_then(|index| names.get(&index).cloned()),
+        protocol: u8::from(header.protocol),
+    })
+}
+
+fn refusal(kind: RouteType) -> &'static str {
+    let names = [
+        (RouteType::Unreachable, "unreachable"),
+        (RouteType::BlackHole, "blackhole"),
+        (RouteType::Prohibit, "prohibit"),
+        (RouteType::Throw, "throw"),
+    ];
+    names.into_iter().find(|(of, _)| *of == kind).map_or("", |(_, name)| name)
+}
+
+fn as_rule(message: &RuleMessage) -> ForeignRule {
+    let header = &message.header;
+    let (mut priority, mut table) = (0, u32::from(header.table));
+    let (mut suppressed, mut goto, mut protocol) = (None, 0, RouteProtocol::Unspec);
+    let (mut from, mut to, mut iif) = (None, None, None);
+    let mut is_narrow = header.tos != 0 || header.flags.contains(RuleFlags::Invert);
+    for attribute in &message.attributes {
+        if let RuleAttribute::Priority(value) = attribute {
+            priority = *value;
+        } else if let RuleAttribute::Table(value) = attribute {
+            table = *value;
+        } else if let RuleAttribute::Source(address) = attribute {
+            from = Cidr::around(*address, header.src_len);
+        } else if let RuleAttribute::Destination(address) = attribute {
+            to = Cidr::around(*address, header.dst_len);
+        } else if let RuleAttribute::Iifname(name) = attribute {
+            iif = Some(name.clone());
+        } else if let RuleAttribute::Goto(value) = attribute {
+            goto = *value;
+        } else if let RuleAttribute::Protocol(value) = attribute {
+            protocol = *value;
+        } else if let RuleAttribute::SuppressPrefixLen(value) = attribute {
+            // The kernel reports -1 where nothing is suppressed.
+            suppressed = Some(*value).filter(|len| *len <= 128);
+        } else {
+            is_narrow |= is_selector(attribute);
+        }
+    }
+    let action = match header.action {
+        RuleAction::ToTable => ForeignAction::Lookup(table, suppressed),
+        RuleAction::Goto => ForeignAction::Goto(goto),
+        RuleAction::Unreachable => ForeignAction::Refuse("unreachable"),
+        RuleAction::Blackhole => ForeignAction::Refuse("blackhole"),
+        RuleAction::Prohibit => ForeignAction::Refuse("prohibit"),
+        RuleAction::Unspec | RuleAction::Nop | RuleAction::Other(_) | _ => ForeignAction::Nothing,
+    };
+    let protocol = u8::from(protocol);
+    ForeignRule { priority, from, to, iif, is_narrow, action, protocol }
+}
+
+/// True for an attribute that leaves some packets out.
+fn is_selector(attribute: &RuleAttribute) -> bool {
+    matches!(
+        attribute,
+        RuleAttribute::FwMark(_)
+            | RuleAttribute::TunId(_)
+            | RuleAttribute::Oifname(_)
+            | RuleAttribute::UidRange(_)
+            | RuleAttribute::IpProtocol(_)
+            | RuleAttribute::SourcePortRange(_)
+            | RuleAttribute::DestinationPortRange(_)
+            | RuleAttribute::L3MDev(true)
+    )
+}

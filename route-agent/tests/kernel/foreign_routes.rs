@@ -1,0 +1,66 @@
+//! Routes and rules of others that take packets to peers: named with a remedy that is a command, left
+//! alone, and named no longer once they are gone.
+
+use std::time::Duration;
+
+use crate::node::{World, config, eventually, sh};
+
+const SOON: Duration = Duration::from_secs(5);
+
+/// Commands that put something in weft's way, and parts of the problem.
+const FOREIGN: [(&str, [&str; 2]); 6] = [
+    (
+        "ip route add 10.201.4.0/24 via 192.0.2.7 table 18952",
+        ["10.201.4.0/24", "ip route del 10.201.4.0/24 via 192.0.2.7 dev eth0 table 18952"],
+    ),
+    (
+        "ip -6 route add blackhole fd00:201:4::/64 table 18952",
+        ["fd00:201:4::/64", "ip -6 route del blackhole fd00:201:4::/64 metric 1024 table 18952"],
+    ),
+    (
+        "ip rule add priority 50 to 10.201.0.0/16 table 254",
+        ["10.201.0.0/16", "ip rule del priority 50 to 10.201.0.0/16 table 254"],
+    ),
+    ("ip rule add priority 104 blackhole", ["10.201.0.0/16", "ip rule del priority 104 blackhole"]),
+    ("ip rule add priority 60 goto 32766", ["10.201.0.0/16", "ip rule del priority 60 goto 32766"]),
+    (
+        "ip -6 rule add priority 70 from fd00:200:1::/64 prohibit",
+        ["fd00:201::/32", "ip -6 rule del priority 70 from fd00:200:1::/64 prohibit"],
+    ),
+];
+
+#[test]
+fn foreign_routes_and_rules_are_named_until_gone() {
+    let world = World::running(config());
+    sh(&world.node, "ip route add default via 192.0.2.7");
+    assert_eq!(world.problems(), Vec::<String>::new());
+    for (command, [what, remedy]) in FOREIGN {
+        sh(&world.node, command);
+        let is_named = |problem: &String| problem.contains(what) && problem.contains(remedy);
+        eventually(&format!("`{command}` is named"), SOON, || {
+            world.problems().iter().any(is_named)
+        });
+        // Weft leaves it there, so the remedy finds it.
+        sh(&world.node, remedy);
+        eventually(&format!("`{remedy}` solves it"), SOON, || world.problems().is_empty());
+    }
+}
+
+#[test]
+fn rules_that_take_nothing_are_no_problem() {
+    let world = World::running(config());
+    sh(
+        &world.node,
+        "ip route add default via 192.0.2.7
+        ip rule add priority 50 table 254 suppress_prefixlength 0
+        ip rule add priority 51 fwmark 0x200/0xf00 table 254
+        ip rule add priority 52 from 192.0.2.5 table 254
+        ip rule add priority 53 to 10.9.0.0/16 blackhole
+        ip rule add priority 100 table 255
+        ip rule add priority 106 blackhole
+        ip rule add priority 54 to 10.201.9.0/24 prohibit",
+    );
+    eventually("the one that takes packets is named", SOON, || !world.problems().is_empty());
+    let problems = world.problems();
+    assert!(problems.len() == 1 && problems[0].contains("priority 54"), "{problems:#?}");
+}
