@@ -1,5 +1,6 @@
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::thread;
@@ -17,8 +18,14 @@ use super::{host, preconditions, supervise, workloads};
 mod lost;
 mod withdraw;
 
-/// Time a process has to stop before it is killed.
+/// Time that all processes of a fabric together have to stop before they are killed.
 const GRACE: Duration = Duration::from_secs(5);
+
+/// Time that those have which are asked once others have used all of [`GRACE`].
+const MIN_GRACE: Duration = Duration::from_millis(500);
+
+/// Time for which a killed process may still be there.
+const KILLED: Duration = Duration::from_secs(5);
 
 /// Time for which a process that was just killed may still hold its lock.
 const DYING: Duration = Duration::from_secs(2);
@@ -116,16 +123,17 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
 /// Ends all that runs: the gateways before the agents take away what they made, since a host without
 /// that answers what gateways send it with ICMP errors, which quote packets of peers in clear.
 fn withdraw(dir: &RunDir, record: Option<&Record>, now: bool) -> anyhow::Result<()> {
+    let mut grace = GRACE;
     let is_agent = record.is_some_and(|record| record.published.is_some());
     if let Some(record) = record.filter(|_| !now && !is_agent) {
         // It would publish everything again.
-        stop_some(dir, |name| name == "fabric-controller")?;
-        stop_some(dir, |name| name.starts_with("gateway-"))?;
+        stop_some(dir, &mut grace, |name| name == "fabric-controller")?;
+        stop_some(dir, &mut grace, |name| name.starts_with("gateway-"))?;
         if let Err(error) = withdraw::nodes(dir, record) {
             say(&format!("{error:#}; other hosts were not asked to take anything away"));
         }
     }
-    stop_processes(dir)?;
+    stop_some(dir, &mut grace, |_| true)?;
     if let Some(record) = record.filter(|_| is_agent) {
         // The directory may be gone, or read-only.
         let _ = withdraw::retract(dir, record);
@@ -144,7 +152,7 @@ fn stop_lost(args: &DownArgs) -> anyhow::Result<()> {
     for dir in &dirs {
         say(&format!("{} was removed, but not what was started from it", dir.path().display()));
         lost::supervisors(dir.path()).iter().for_each(stop_lost_supervisor);
-        stop_processes(dir)?;
+        stop_some(dir, &mut { GRACE }, |_| true)?;
         // They may have made it again.
         if dir.path().is_dir() {
             remove_run_dir(dir.path())?;
@@ -234,12 +242,13 @@ fn stop_supervisor(dir: &RunDir) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All are asked first, so that the waiting is shared.
-fn stop_processes(dir: &RunDir) -> anyhow::Result<()> {
-    stop_some(dir, |_| true)
-}
-
-fn stop_some(dir: &RunDir, meant: impl Fn(&str) -> bool) -> anyhow::Result<()> {
+/// Ends processes. All are asked first and killed together, so that the waiting, which it takes from
+/// `grace`, is shared.
+fn stop_some(
+    dir: &RunDir,
+    grace: &mut Duration,
+    meant: impl Fn(&str) -> bool,
+) -> anyhow::Result<()> {
     let strays = process::strays(dir);
     let named = process::running(dir);
     let unnamed =
@@ -257,9 +266,16 @@ fn stop_some(dir: &RunDir, meant: impl Fn(&str) -> bool) -> anyhow::Result<()> {
         }
         process::send(pidfd, Signal::TERM);
     }
-    for (name, pidfd, pid) in &handles {
-        let gently = process::stop_and_wait(pidfd, GRACE);
-        if !process::ended(pidfd, Duration::ZERO) {
+    let began = Instant::now();
+    let deadline = began + (*grace).max(MIN_GRACE);
+    let gently: Vec<bool> = handles.iter().map(|(_, pidfd, _)| ends_by(pidfd, deadline)).collect();
+    *grace = grace.saturating_sub(began.elapsed());
+    for ((_, pidfd, _), _) in handles.iter().zip(&gently).filter(|(_, gently)| !**gently) {
+        process::send(pidfd, Signal::KILL);
+    }
+    let deadline = Instant::now() + KILLED;
+    for ((name, pidfd, pid), gently) in handles.iter().zip(gently) {
+        if !ends_by(pidfd, deadline) {
             bail!(
                 "{name} (pid {pid}) does not end, not even when killed; see `ps -p {pid} -o stat,wchan`"
             );
@@ -267,6 +283,10 @@ fn stop_some(dir: &RunDir, meant: impl Fn(&str) -> bool) -> anyhow::Result<()> {
         say(&format!("{} {name} (pid {pid})", verb(gently)));
     }
     Ok(())
+}
+
+fn ends_by(pidfd: &OwnedFd, deadline: Instant) -> bool {
+    process::ended(pidfd, deadline.saturating_duration_since(Instant::now()))
 }
 
 fn verb(gently: bool) -> &'static str {

@@ -328,6 +328,40 @@ fn down_finds_a_process_without_pid_file_and_kills_one_that_will_not_stop() {
 }
 
 #[test]
+fn processes_that_hang_share_one_grace() {
+    let host = Host::new();
+    host.init();
+    let deaf = "#!/bin/sh
+        [ \"$1\" = cleanup ] && exit 0
+        trap '' TERM USR1
+        while :; do sleep 0.05; done\n";
+    for program in ["fabric-controller", "route-agent", "gateway"] {
+        host.stand_in(program, deaf);
+    }
+    for name in ["one", "two", "three"] {
+        host.publish(name);
+    }
+    let mut up = host.up(&[]);
+    let all = [
+        "fabric-controller",
+        "route-agent-n1",
+        "gateway-t-one",
+        "gateway-t-two",
+        "gateway-t-three",
+    ];
+    let pids = all.map(|process| host.pid(process));
+    up.kill();
+    let began = Instant::now();
+    // Another host's agent, n2's, is waited for besides: --now does without.
+    let down = host.weft(&["down", "--now"]);
+    let took = began.elapsed();
+    assert!(down.status.success(), "{}", stderr(&down));
+    assert!(pids.iter().all(|pid| !is_alive(*pid)));
+    assert!(stderr(&down).matches("killed").count() >= pids.len(), "{}", stderr(&down));
+    assert!(took < Duration::from_secs(8), "{took:?}: {}", stderr(&down));
+}
+
+#[test]
 fn down_spares_another_mount_namespaces_fabric() {
     let host = Host::new();
     host.init();
