@@ -138,17 +138,35 @@ pub fn public_key(of: &PublicKeyObject) -> Vec<Fault> {
 
 /// Of a Secret with a key pair, or that is said to be one.
 pub fn secret(of: &core::Secret) -> Vec<Fault> {
-    let data = |key: &str| of.data.as_ref().and_then(|data| data.get(key));
     let has = |labels: &BTreeMap<String, String>| labels.contains_key(labels::GATEWAY_RESOURCE);
-    match data("privateKey") {
-        Some(private) => match PrivateKey::from_bytes(&private.0) {
-            Ok(_) => Vec::new(),
-            Err(error) => vec![Fault::new("data.privateKey", error)],
-        },
-        None if of.metadata.labels.as_ref().is_some_and(has) => {
-            vec![Fault::new("data.privateKey", "missing; expected 32 bytes in base64")]
+    let is_gateways = of.metadata.labels.as_ref().is_some_and(has);
+    let has_key = of.data.as_ref().is_some_and(|data| data.contains_key(PRIVATE_KEY));
+    if !has_key && !is_gateways {
+        return Vec::new();
+    }
+    private_key(of).err().into_iter().collect()
+}
+
+/// Entries of a Secret with a key pair: raw bytes, as Liqo has them.
+const PRIVATE_KEY: &str = "privateKey";
+const PUBLIC_KEY: &str = "publicKey";
+
+/// The private key of a gateway. If its Secret has a public half, too, the two belong together.
+pub fn private_key(of: &core::Secret) -> Result<PrivateKey, Fault> {
+    let data = |key: &str| of.data.as_ref().and_then(|data| data.get(key));
+    let at = |key: &str, message: &dyn fmt::Display| Fault::new(format!("data.{key}"), message);
+    let private = data(PRIVATE_KEY)
+        .ok_or_else(|| at(PRIVATE_KEY, &"missing; expected 32 bytes in base64"))?;
+    let key = PrivateKey::from_bytes(&private.0).map_err(|error| at(PRIVATE_KEY, &error))?;
+    let public = key.public();
+    let is_its =
+        |given: &[u8]| given == public.as_bytes() || given == public.to_string().as_bytes();
+    match data(PUBLIC_KEY) {
+        Some(given) if !is_its(&given.0) => {
+            let message = format!("does not belong to the private key; expected {public}");
+            Err(at(PUBLIC_KEY, &message))
         }
-        None => Vec::new(),
+        Some(_) | None => Ok(key),
     }
 }
 

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use fabric_api::check::{self, Fault};
 use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus, NodeConfig, ProbeSettings};
 use fabric_api::networking::{Connection, GatewayClient, GatewayServer, secret_name};
-use fabric_api::{Cidr, PrivateKey, PublicKey, labels};
+use fabric_api::{Cidr, PublicKey, labels};
 use fabric_store::{Event, Kind, Object, ObjectRef, Problem};
-use k8s_openapi::api::core::v1::{LocalObjectReference, Secret};
+use k8s_openapi::api::core::v1::LocalObjectReference;
 
 use crate::grant::{Grant, ip_grant, network_grant};
 use crate::placement::{Placement, Placements};
@@ -71,7 +72,7 @@ pub struct Index {
     /// Reason why ipam refused a Network or an IP.
     denials: BTreeMap<ObjectRef, String>,
     /// The public halves of all Secrets with a key pair, computed once; or what is wrong.
-    own_keys: BTreeMap<ObjectRef, Result<PublicKey, String>>,
+    own_keys: BTreeMap<ObjectRef, Result<PublicKey, Fault>>,
     /// Every object ever reported, of those whose absence may mean nothing.
     seen: BTreeSet<ObjectRef>,
     /// The peers that had a Configuration among those.
@@ -97,7 +98,8 @@ impl Index {
                     self.note_routes(&reference.name, config);
                 }
                 if let Object::Secret(secret) = &*object {
-                    self.own_keys.insert(reference.clone(), public_half(secret));
+                    let public = check::private_key(secret).map(|private| private.public());
+                    self.own_keys.insert(reference.clone(), public);
                 }
                 self.objects.entry(reference.kind).or_default().insert(reference, *object)
             }
@@ -206,8 +208,8 @@ impl Index {
     }
 
     /// The public key that belongs to the private one in a Secret.
-    pub fn own_key(&self, secret: &ObjectRef) -> Result<PublicKey, String> {
-        self.own_keys.get(secret).cloned().unwrap_or_else(|| Err("missing".to_owned()))
+    pub fn own_key(&self, secret: &ObjectRef) -> Option<Result<PublicKey, Fault>> {
+        self.own_keys.get(secret).cloned()
     }
 
     /// Secrets in which gateways look for their key pairs, without those labelled as such.
@@ -291,13 +293,6 @@ fn without_counters(config: &GatewayConfig) -> Option<GatewayConfigStatus> {
     status.last_handshake = None;
     (status.received_bytes, status.transmitted_bytes) = (0, 0);
     Some(status)
-}
-
-fn public_half(secret: &Secret) -> Result<PublicKey, String> {
-    let private = secret.data.as_ref().and_then(|data| data.get("privateKey"));
-    let private = private.ok_or("missing; expected 32 bytes in base64")?;
-    let private = PrivateKey::from_bytes(&private.0).map_err(|error| error.to_string())?;
-    Ok(private.public())
 }
 
 /// The Secret with the key pair of a gateway: the one that it names, or one that is made for it.

@@ -18,6 +18,14 @@ pub enum ParseCidrError {
     Syntax(String),
     #[error("{given} has host bits set; did you mean {meant}?")]
     HostBits { given: IpNet, meant: Cidr },
+    #[error(
+        "{given:?} is IPv4 written as IPv6, by which no packet is routed; did you mean {meant}?"
+    )]
+    Mapped { given: String, meant: String },
+    #[error(
+        "{given:?} has leading zeros, which some programs read as octal; did you mean {meant}?"
+    )]
+    LeadingZeros { given: String, meant: String },
 }
 
 impl Cidr {
@@ -82,13 +90,45 @@ impl FromStr for Cidr {
     type Err = ParseCidrError;
 
     fn from_str(s: &str) -> Result<Self, Self::Err> {
+        if let Some(meant) = without_leading_zeros(s) {
+            return Err(ParseCidrError::LeadingZeros { given: s.to_owned(), meant });
+        }
         let given: IpNet = s.parse().map_err(|_| ParseCidrError::Syntax(s.to_owned()))?;
+        if let Some(meant) = as_ipv4(&given) {
+            return Err(ParseCidrError::Mapped { given: s.to_owned(), meant });
+        }
         let meant = Self(given.trunc());
         if meant.0 != given {
             return Err(ParseCidrError::HostBits { given, meant });
         }
         Ok(meant)
     }
+}
+
+/// The IPv4 prefix that an IPv4-mapped IPv6 one (RFC 4291, section 2.5.5.2) stands for.
+fn as_ipv4(given: &IpNet) -> Option<String> {
+    const MAPPED: u8 = 96;
+    let IpNet::V6(net) = given else { return None };
+    let address = net.addr().to_ipv4_mapped()?;
+    let len = net.prefix_len().saturating_sub(MAPPED);
+    Cidr::around(address.into(), len).map(|meant| meant.to_string())
+}
+
+/// An IPv4 prefix as it would be without leading zeros, if it has some.
+fn without_leading_zeros(text: &str) -> Option<String> {
+    let (address, len) = text.split_once('/')?;
+    let plain = |part: &str| part.bytes().all(|b| b.is_ascii_digit()) && !part.is_empty();
+    let parts: Vec<&str> = address.split('.').collect();
+    if parts.len() != 4 || !parts.iter().all(|part| plain(part)) || !plain(len) {
+        return None;
+    }
+    let trimmed = |part: &&str| match part.trim_start_matches('0') {
+        "" => "0".to_owned(),
+        rest => rest.to_owned(),
+    };
+    let octets: Vec<String> = parts.iter().map(trimmed).collect();
+    let meant = format!("{}/{}", octets.join("."), trimmed(&len));
+    (meant != text).then_some(meant)
 }
 
 impl From<IpAddr> for Cidr {
@@ -117,6 +157,24 @@ mod tests {
     fn rejects_host_bits_and_says_what_was_meant() {
         let err = "10.0.0.7/24".parse::<Cidr>().unwrap_err();
         assert_eq!(err.to_string(), "10.0.0.7/24 has host bits set; did you mean 10.0.0.0/24?");
+    }
+
+    #[test]
+    fn mapped_ipv4_prefix_is_refused() {
+        let refusal = |text: &str| text.parse::<Cidr>().unwrap_err().to_string();
+        let found = refusal("::ffff:10.0.0.0/104");
+        assert!(found.contains("IPv4 written as IPv6") && found.contains("10.0.0.0/8?"), "{found}");
+        assert!(refusal("::ffff:a00:0/104").contains("did you mean 10.0.0.0/8?"));
+        assert!("::ffff:0:0:0/96".parse::<Cidr>().is_ok(), "RFC 7915 translates these");
+    }
+
+    #[test]
+    fn leading_zeros_are_refused() {
+        for text in ["010.0.0.0/8", "10.00.0.0/8", "10.0.0.0/08"] {
+            let found = text.parse::<Cidr>().unwrap_err().to_string();
+            assert!(found.contains("leading zeros") && found.contains("10.0.0.0/8?"), "{found}");
+        }
+        assert!("0.0.0.0/0".parse::<Cidr>().is_ok());
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub enum KeyError {
         "the key is a point of low order, with which no secret can be agreed; make a new pair with `weft keys`"
     )]
     LowOrder,
+    #[error("the key is all zero, which anybody can guess; make a new pair with `weft keys`")]
+    Zero,
 }
 
 /// Every encoding of a point of low order on Curve25519 or its twist, with the highest bit, which
@@ -78,7 +80,7 @@ impl PrivateKey {
 
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, KeyError> {
         let key: [u8; 32] = bytes.try_into().map_err(|_| KeyError::Length(bytes.len()))?;
-        Ok(Self(Zeroizing::new(key)))
+        if key == [0; 32] { Err(KeyError::Zero) } else { Ok(Self(Zeroizing::new(key))) }
     }
 
     /// The key itself, for the cipher, for writing a Secret, and for what a gateway keeps in memory
@@ -123,6 +125,13 @@ mod tests {
         assert_eq!(PublicKey::from_bytes(&one), Err(KeyError::LowOrder));
         assert_eq!(PublicKey::from_bytes(&[7; 31]), Err(KeyError::Length(31)));
         assert_eq!(PublicKey::from_base64("not base64!"), Err(KeyError::Base64));
+    }
+
+    #[test]
+    fn private_key_of_zeros_is_refused() {
+        assert_eq!(PrivateKey::from_bytes(&[0; 32]), Err(KeyError::Zero));
+        assert_eq!(PrivateKey::from_bytes(&[0; 31]), Err(KeyError::Length(31)));
+        assert!(PrivateKey::from_bytes(&[1; 32]).is_ok());
     }
 
     /// A low-order point gives the all-zero secret with any own key (RFC 7748 section 6.1).

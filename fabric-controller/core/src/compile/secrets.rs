@@ -32,7 +32,7 @@ impl Compiler<'_> {
             public_key: self
                 .index
                 .own_key(&reference)
-                .ok()
+                .and_then(Result::ok)
                 .filter(|_| public_half(object).is_none()),
         };
         if gap.peer.is_some() || gap.owner.is_some() || gap.public_key.is_some() {
@@ -45,7 +45,7 @@ impl Compiler<'_> {
     pub(super) fn secret_reference(&self, gateway: &Gateway<'_>) -> Option<ObjectReference> {
         let secret = key_pair(&gateway.reference, gateway.secret_ref());
         let object = self.index.get(&secret).filter(|object| !is_orphan(object, gateway))?;
-        let public = self.index.own_key(&secret).ok();
+        let public = self.index.own_key(&secret).and_then(Result::ok);
         public.filter(|public| public_half(object) == Some(*public))?;
         Some(ObjectReference {
             api_version: Some("v1".to_owned()),

@@ -31,6 +31,19 @@ const OF_NO_USE: [&str; 11] = [
     "WgGatewayServerTemplate",
 ];
 
+/// Fields that messages about a broken Secret name. Any other may be part of a value.
+const SECRET_FIELDS: [&str; 9] = [
+    "apiVersion",
+    "kind",
+    "metadata",
+    "metadata.name",
+    "metadata.namespace",
+    "data",
+    "data.privateKey",
+    "data.publicKey",
+    "stringData",
+];
+
 /// Content of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Parsed {
@@ -113,8 +126,15 @@ impl Document<'_> {
             let line = error.location().map_or(1, |l| usize::try_from(l.line()).unwrap_or(1));
             let tab = self.line_with_tab(line);
             let line = tab.unwrap_or(line);
-            let outline = Outline::of(self.text, line);
+            let mut outline = Outline::of(self.text, line);
+            let is_secret = self.may_be_secret();
+            if is_secret {
+                outline.field =
+                    outline.field.filter(|field| SECRET_FIELDS.contains(&field.as_str()));
+            }
             let message = match (&error, tab) {
+                // The parser's own message may quote the text.
+                (_, None) if is_secret => "not YAML; expected a whole YAML document".to_owned(),
                 (_, Some(_)) => "found a tab in the indentation; expected spaces".to_owned(),
                 // Of a field's name: a value may be null.
                 (serde_saphyr::Error::NullIntoString { .. }, _) => {
@@ -132,6 +152,16 @@ impl Document<'_> {
                 message,
             })
         })
+    }
+
+    /// Returns whether a text that is no YAML may hold a Secret's values, whatever is wrong with it.
+    fn may_be_secret(&self) -> bool {
+        let text = self.text.to_ascii_lowercase();
+        let lines = text.lines().filter(|line| line.contains("kind"));
+        ["privatekey", "stringdata"].iter().any(|key| text.contains(key))
+            || lines
+                .flat_map(|line| line.split(|c: char| !c.is_alphanumeric()))
+                .any(|w| w == "secret")
     }
 
     /// The last line up to that of an error, or the next one, that a tab indents: of a text that is

@@ -290,6 +290,27 @@ fn a_secret_that_cannot_be_read_is_not_quoted() {
     assert!(!found.contains("SECRET") && !found.contains("YHzt"), "{found}");
 }
 
+/// Parsers quote what they stumble over.
+#[test]
+fn secret_that_is_no_yaml_is_not_quoted() {
+    let head = "apiVersion: v1\nkind: Secret\nmetadata: {name: s, namespace: t}\ndata:\n";
+    for data in [
+        "  privateKey: *hushhush=",
+        "  privateKey: !<hushhush=",
+        "  privateKey: \"\\hushhush=\"",
+        "  hushhush: a\n  hushhush: b",
+        "  hushhush: [",
+        "  privateKey: hushhush=\n hushhush: a",
+        "  privateKey: {hushhush=",
+        "  privateKey: hushhush=: : a",
+        "  ? [hushhush=]\n  : a",
+    ] {
+        let found = problem_of(&format!("{head}{data}\n"));
+        assert!(!found.contains("hush"), "{data}: {found}");
+        assert!(found.contains("Secret t/s") && found.contains("expected"), "{data}: {found}");
+    }
+}
+
 #[tokio::test]
 async fn string_data_of_a_secret_becomes_data() {
     let place = Place::new();

@@ -149,6 +149,10 @@ fn cases() -> Vec<(Object, &'static str)> {
             "data.privateKey: the key is 5 bytes long; expected 32",
         ),
         (
+            secret_with(json!({"privateKey": "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="})),
+            "Secret liqo-tenant-rome/gw-keys: data.privateKey: the key is all zero",
+        ),
+        (
             secret_with(
                 json!({"privateKey": "YHztEzTrIe/fVxknCVVsPWqDeBmhvLUVHTmT8GgV6ko=", "publicKey": low_order}),
             ),

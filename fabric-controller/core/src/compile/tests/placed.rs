@@ -359,7 +359,7 @@ fn a_secret_is_told_once_it_has_the_half_that_liqoctl_reads() {
     world.apply(secret);
     world.settle();
     assert_eq!(world.status(&gateway())["secretRef"], Value::Null);
-    let public = world.index.own_key(&keys).unwrap();
+    let public = world.index.own_key(&keys).unwrap().unwrap();
     assert_eq!(world.last.secrets[&keys].public_key, Some(public));
 }
 
