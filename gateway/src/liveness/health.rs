@@ -329,14 +329,42 @@ impl Evidence<'_> {
 
     fn silence(&self, now: Instant) -> Option<Fault> {
         if self.value == ConnectionValue::Connecting {
-            return self.no_handshake(now);
+            return self.no_probe_answer(now).or_else(|| self.no_handshake(now));
         }
         let last = self.last_answer.max(self.last_received);
         let is_silent = last.is_none_or(|at| now.saturating_duration_since(at) >= SILENCE);
         if is_silent && (!self.is_connected() || self.has_unanswered()) {
             return Some(self.no_answer());
         }
-        self.is_not_received(now).then(|| self.not_received())
+        if self.is_not_received(now) {
+            return Some(self.not_received());
+        }
+        self.no_probe_answer(now)
+    }
+
+    /// The peer is there, and answers no probes: another WireGuard never does.
+    fn no_probe_answer(&self, now: Instant) -> Option<Fault> {
+        let is_past = |at: Instant, time| now.saturating_duration_since(at) >= time;
+        let probes = self.unanswered.filter(|_| self.has_unanswered())?;
+        let handshake = self.peer.last_handshake.filter(|_| self.peer.has_session)?;
+        let is_there = match self.value {
+            ConnectionValue::Connecting => true,
+            // The peer that is back answers in a moment.
+            ConnectionValue::Error => is_past(handshake, ANSWER_TIME),
+            ConnectionValue::Connected => false,
+        };
+        let is_unanswered = is_past(probes.first, SILENCE)
+            && self.last_answer.is_none_or(|answered| is_past(answered, SILENCE));
+        let peer = self.peer_name();
+        (is_there && is_unanswered).then(|| Fault {
+            reason: Reason::NoProbeAnswer,
+            message: format!("{peer} completes handshakes, and answers no probes"),
+            remedy: format!(
+                "if {peer} has another WireGuard, which answers none, switch probes off (`weft up \
+                 --ping-enabled=false`, in Kubernetes the same option of fabric-controller); else \
+                 check its gateway (`weft status` there)"
+            ),
+        })
     }
 
     fn has_unanswered(&self) -> bool {
@@ -358,7 +386,9 @@ impl Evidence<'_> {
     }
 
     fn no_handshake(&self, now: Instant) -> Option<Fault> {
-        if now.saturating_duration_since(self.started) < HANDSHAKE_TIME {
+        let is_early = now.saturating_duration_since(self.started) < HANDSHAKE_TIME;
+        let is_probed = self.peer.has_session && self.unanswered.is_some();
+        if is_early || is_probed {
             return None;
         }
         let peer = self.peer_name();
@@ -392,9 +422,13 @@ impl Evidence<'_> {
             Some(Departure::Restarting) => ", whose gateway ended to be restarted",
             Some(Departure::Removed | Departure::TakenDown | Departure::Unknown) | None => "",
         };
+        let message = match self.desired.probe.enabled {
+            true => format!("no answer from {peer}{restarts}"),
+            false => format!("no packet from {peer}{restarts}, which is not probed"),
+        };
         Fault {
             reason: Reason::NoAnswer,
-            message: format!("no answer from {peer}{restarts}"),
+            message,
             remedy: format!(
                 "check that {peer}'s gateway runs (`weft status` there), and that UDP {} passes \
                  both ways",

@@ -23,7 +23,7 @@ use crate::dataplane::lane::{LaneHandle, PeerState};
 use crate::liveness::alternation::alternate;
 use crate::liveness::connection::{Machine, PeerReport, Traffic};
 use crate::liveness::probe::{Departure, MAX_DATAGRAM, Message, MessageType, Pending, WeftField};
-use crate::liveness::probe_log::TRAIN;
+use crate::liveness::probe_log::{ProbeLog, TRAIN};
 use crate::state::{Plane, ProbeCounts, Running, TimedFault, View};
 use diagnosis::Diagnosis;
 use path::PathProber;
@@ -159,6 +159,8 @@ impl Peering {
             Some(mut peering) => {
                 if peering.desired().probe != running.desired.probe {
                     peering.machine.handle_settings(running.desired.probe, now);
+                    // Those sent so far prove nothing once no more are sent.
+                    (peering.diagnosis.log, peering.unanswered) = (ProbeLog::default(), None);
                     peering.ping_at = now;
                     peering.tick_at = now;
                 }
@@ -244,7 +246,8 @@ impl Peering {
 
     /// When an answer is overdue, or the next probe of a burst is due.
     fn burst_due(&self) -> Instant {
-        let due = self.diagnosis.log.deadline().filter(|_| self.machine.is_connected());
+        let probes = self.machine.is_connected() && self.desired().probe.enabled;
+        let due = self.diagnosis.log.deadline().filter(|_| probes);
         due.unwrap_or_else(never)
     }
 

@@ -15,6 +15,7 @@ pub enum Reason {
     SupersededKeys,
     NoHandshake,
     NoAnswer,
+    NoProbeAnswer,
     NotReceived,
     ProbeLoss,
     CidrMismatch,
@@ -23,7 +24,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::NameNotResolved,
         Self::EndpointIsOwn,
         Self::EndpointUnanswered,
@@ -36,6 +37,7 @@ impl Reason {
         Self::SupersededKeys,
         Self::NoHandshake,
         Self::NoAnswer,
+        Self::NoProbeAnswer,
         Self::NotReceived,
         Self::ProbeLoss,
         Self::CidrMismatch,
@@ -57,6 +59,7 @@ impl Reason {
             Self::SupersededKeys => "SupersededKeys",
             Self::NoHandshake => "NoHandshake",
             Self::NoAnswer => "NoAnswer",
+            Self::NoProbeAnswer => "NoProbeAnswer",
             Self::NotReceived => "NotReceived",
             Self::ProbeLoss => "ProbeLoss",
             Self::CidrMismatch => "CidrMismatch",

@@ -93,6 +93,42 @@ fn silence_with_unanswered_probes_is_no_answer() {
 }
 
 #[test]
+fn peer_that_answers_no_probes_is_named() {
+    let scene = Scene::new();
+    let first = Unanswered { turns: 5, first: scene.ago(2500), last: scene.ago(100) };
+    let connecting = |unanswered| Evidence {
+        value: ConnectionValue::Connecting,
+        last_received: Some(scene.ago(50_000)),
+        last_answer: None,
+        unanswered: Some(unanswered),
+        ..scene.evidence()
+    };
+    assert_eq!(scene.reasons(&connecting(first)), [Reason::NoProbeAnswer]);
+    let fault = &diagnose(&connecting(first), scene.now)[0];
+    assert!(fault.remedy.contains("--ping-enabled=false"), "{fault:?}");
+    let early = Unanswered { first: scene.ago(2400), ..first };
+    assert_eq!(scene.reasons(&connecting(early)), [], "and a handshake is not missing");
+    let received = Some(scene.ago(100));
+    let lost =
+        Evidence { value: ConnectionValue::Error, last_received: received, ..connecting(first) };
+    assert_eq!(scene.reasons(&lost), [Reason::NoProbeAnswer]);
+    let back = PeerState { last_handshake: Some(scene.ago(100)), ..lost.peer };
+    assert_eq!(scene.reasons(&Evidence { peer: back, ..lost }), [], "it is back just now");
+}
+
+#[test]
+fn silence_of_a_peer_without_probes_is_no_answer_once_lost() {
+    let scene = Scene::with(|config| config.spec.probe.enabled = false);
+    let last = Some(scene.ago(170_000));
+    let idle = Evidence { last_received: last, last_answer: None, ..scene.evidence() };
+    assert_eq!(scene.reasons(&idle), []);
+    let lost = Evidence { value: ConnectionValue::Error, ..idle };
+    assert_eq!(scene.reasons(&lost), [Reason::NoAnswer]);
+    let fault = &diagnose(&lost, scene.now)[0];
+    assert_eq!(fault.message, "no packet from milan, which is not probed");
+}
+
+#[test]
 fn peer_that_reports_no_packets_is_not_received() {
     let scene = Scene::new();
     let report = |received, reported| Evidence {

@@ -195,7 +195,7 @@ impl Diagnosis {
             peer: self.session,
             last_received: self.last_received,
             last_answer: self.log.last_answer(),
-            unanswered: self.log.unanswered(),
+            unanswered: self.log.unanswered().filter(|_| running.desired.probe.enabled),
             peer_received: self.peer_received,
             superseded_since: self.superseded_since,
             loss_percent: self.loss_percent(),
@@ -228,6 +228,7 @@ impl Diagnosis {
             | Reason::UnknownKey
             | Reason::WrongResponder
             | Reason::SupersededKeys
+            | Reason::NoProbeAnswer
             | Reason::ProbeLoss
             | Reason::CidrMismatch
             | Reason::PeerCidrMismatch
