@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::{Future, pending};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fabric_api::labels;
@@ -9,6 +10,7 @@ use fabric_runtime::Heartbeat;
 use fabric_store::{Event, Kind, Object, ObjectRef, Problem, Store, StoreError, Watch};
 use futures::FutureExt as _;
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
@@ -160,7 +162,10 @@ impl Controller {
         loop {
             tokio::select! {
                 event = self.watch.next(), if !synced => match event {
-                    Event::Synced => synced = true,
+                    Event::Synced => {
+                        synced = true;
+                        self.report_nodes();
+                    }
                     Event::Problems(problems) => {
                         self.report_obstacles(&problems);
                         self.index.apply(Event::Problems(problems));
@@ -379,6 +384,7 @@ impl Controller {
                 break;
             }
         }
+        self.report_nodes();
         self.instruct(Plan {
             whole: self.index.is_whole(),
             gateways: wanted.gateways,
@@ -414,6 +420,21 @@ impl Controller {
             Some((problem.clone(), object.uid().to_owned()))
         });
         known.collect()
+    }
+
+    /// Publishes the nodes for what is placed on them.
+    fn report_nodes(&self) {
+        let Some(workloads) = &self.workloads else { return };
+        let nodes = || self.index.all::<Node>(Kind::Node);
+        workloads.nodes.send_if_modified(|before| {
+            let known = before.iter().flat_map(|known| known.values());
+            if before.is_some() && known.eq(nodes().map(|(_, node)| node)) {
+                return false;
+            }
+            let named = nodes().map(|(reference, node)| (reference.name.clone(), node.clone()));
+            *before = Some(Arc::new(named.collect()));
+            true
+        });
     }
 
     /// Publishes the plan for everything outside of the store.

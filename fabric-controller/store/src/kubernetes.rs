@@ -8,7 +8,7 @@ mod cache;
 mod content;
 mod intake;
 mod note;
-mod patience;
+pub mod reflector;
 mod source;
 mod status;
 mod watch;
@@ -121,18 +121,20 @@ impl Kubernetes {
 
     pub(crate) async fn check(&self, kinds: &[Kind]) -> Vec<Problem> {
         let sources = kinds.iter().map(|kind| Source::of(*kind, &self.access.namespace));
-        let checks = sources.map(|source| async move { source.check(&self.access).await.err() });
+        let checks = sources
+            .map(|source| async move { source.selection().check(&self.access.client).await.err() });
         join_all(checks).await.into_iter().flatten().collect()
     }
 
     async fn list(&self, kind: Kind) -> Result<Vec<DynamicObject>, StoreError> {
-        let listed = Source::of(kind, &self.access.namespace).list(&self.access).await;
+        let selection = Source::of(kind, &self.access.namespace).selection();
+        let listed = selection.list(&self.access.client).await;
         listed.map_err(|source| StoreError::List { kind, source })
     }
 
     pub(crate) async fn get(&self, object: &ObjectRef) -> Result<Option<Object>, StoreError> {
         let api = self.access.around(object);
-        match answer(object.kind, api.get(&object.name)).await {
+        match answer(object.kind.as_str(), api.get(&object.name)).await {
             Ok(found) => match intake::take(object.kind, found) {
                 Ok(stored) => Ok(Some(stored.object)),
                 Err(problem) => Err(StoreError::Foreign(problem)),
@@ -174,7 +176,7 @@ impl Kubernetes {
         let mut uid = self.cache().uid(object);
         // A caller with nothing to remove may lack the right to.
         if uid.is_none() {
-            match answer(object.kind, api.get_metadata(&object.name)).await {
+            match answer(object.kind.as_str(), api.get_metadata(&object.name)).await {
                 Err(error) if is_absent(&error, object) => return Ok(()),
                 found => uid = found.map_err(|source| failed("read", object, source))?.uid(),
             }
@@ -182,7 +184,7 @@ impl Kubernetes {
         // A namesake that took its place meanwhile stays.
         let preconditions = Some(Preconditions { uid, ..Preconditions::default() });
         let parameters = DeleteParams { preconditions, ..DeleteParams::default() };
-        match answer(object.kind, api.delete(&object.name, &parameters)).await {
+        match answer(object.kind.as_str(), api.delete(&object.name, &parameters)).await {
             Err(error) if !is_absent(&error, object) && !is_another(&error) => {
                 Err(failed("remove", object, error))
             }
@@ -195,14 +197,14 @@ impl Kubernetes {
 
     async fn apply(&self, object: &ObjectRef, want: &Value) -> Result<DynamicObject, ApiError> {
         let (api, patch) = (self.access.around(object), Patch::Apply(want));
-        answer(object.kind, api.patch(&object.name, &parameters(), &patch)).await
+        answer(object.kind.as_str(), api.patch(&object.name, &parameters(), &patch)).await
     }
 
     async fn create(&self, object: &ObjectRef, want: &Value) -> Result<DynamicObject, ApiError> {
         let want = serde_json::from_value(want.clone()).map_err(ApiError::Answer)?;
         let parameters =
             PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
-        answer(object.kind, self.access.around(object).create(&parameters, &want)).await
+        answer(object.kind.as_str(), self.access.around(object).create(&parameters, &want)).await
     }
 
     pub(crate) fn put_problems(&self, problems: &[Problem]) -> bool {

@@ -6,6 +6,7 @@
 //! Every resource is read as one [`Object`] in which metadata, spec and status are together, from
 //! however many files. Nothing of the user's is ever written but its status.
 
+mod backoff;
 mod decode;
 mod directory;
 mod error;
@@ -17,9 +18,10 @@ pub mod obstacles;
 mod store;
 mod watch;
 
+pub use backoff::Backoff;
 pub use directory::ChangeServer;
 pub use error::{ApiError, Problem, StoreError, chain};
-pub use kubernetes::ApiServer;
+pub use kubernetes::{ApiServer, reflector};
 pub use metrics::{StoreMetrics, WriteOutcome};
 pub use object::{Kind, Object, ObjectRef};
 pub use store::{Note, Snapshot, Store};

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use fabric_api::{ClusterId, labels, liqo_core};
 use fabric_runtime::Heartbeat;
+use fabric_store::StoreMetrics;
 use jiff::Timestamp;
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client, ResourceExt as _};
@@ -46,8 +47,8 @@ struct Told {
 
 impl ForeignClusters {
     /// Must be called within a tokio runtime; nothing is sent yet.
-    pub(super) fn new(client: Client) -> Self {
-        let live = Live::watch(&client, &[Watched::ForeignCluster]);
+    pub(super) fn new(client: Client, metrics: &StoreMetrics) -> Self {
+        let live = Live::watch(&client, metrics, &[Watched::ForeignCluster]);
         let api = Api::all_with(client, &Watched::ForeignCluster.resource());
         Self { api, live, told: BTreeMap::new(), refused: BTreeMap::new(), due: None }
     }

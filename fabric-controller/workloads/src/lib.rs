@@ -25,11 +25,13 @@ pub mod withdrawal;
 mod writer;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fabric_api::check::Fault;
 use fabric_runtime::Heartbeat;
 use fabric_store::{ApiServer, ObjectRef};
+use k8s_openapi::api::core::v1::Node;
 use kube::api::DynamicObject;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -40,7 +42,8 @@ use fabric_core::placement::{Placement, Placements, Plan, PlannedGateway};
 use fabric_store::obstacles::{Obstacles, Reader};
 use foreign_clusters::ForeignClusters;
 use live::{Key, Live, Watched};
-use pods::Pods;
+use place::World;
+use pods::{GatewayPod, Pods};
 use secrets::Secrets;
 use template::Template;
 use writer::{WriteError, Writer};
@@ -50,9 +53,14 @@ const GATHER: Duration = Duration::from_millis(30);
 /// Backoff after the API server could not be reached.
 const RETRY: Duration = Duration::from_secs(1);
 
+/// The cluster's nodes, by name.
+pub type Nodes = Arc<BTreeMap<String, Node>>;
+
 /// Plans to this part of the program, and placements from it.
 #[derive(Debug)]
 pub struct Exchange {
+    /// `None` until all are known that were there at the start.
+    pub nodes: watch::Sender<Option<Nodes>>,
     pub plan: watch::Sender<Option<Plan>>,
     /// `None` until all is known that was there at the start.
     pub placements: watch::Receiver<Option<Placements>>,
@@ -63,6 +71,8 @@ pub struct Kubernetes {
     /// The namespace of weft itself, where its templates are.
     installation: String,
     live: Live,
+    nodes: Nodes,
+    changed_nodes: watch::Receiver<Option<Nodes>>,
     pods: Pods,
     writer: Writer,
     events: Events,
@@ -98,17 +108,20 @@ impl Kubernetes {
     ) -> (Self, Exchange) {
         let writer = Writer::new(&server);
         let ApiServer { client, namespace: installation, metrics, .. } = server;
+        let (nodes_sender, changed_nodes) = watch::channel(None);
         let (plan_sender, plan) = watch::channel(None);
         let (placements, placements_receiver) = watch::channel(None);
         let kubernetes = Self {
             installation,
-            live: Live::watch(&client, &Watched::OF_GATEWAYS).counting(metrics),
-            pods: Pods::watch(&client),
+            live: Live::watch(&client, &metrics, &Watched::OF_GATEWAYS),
+            nodes: Nodes::default(),
+            changed_nodes,
+            pods: Pods::watch(&client, &metrics),
             writer,
             obstacles,
             heartbeat,
             events: Events::new(client.clone(), identity),
-            foreign_clusters: ForeignClusters::new(client.clone()),
+            foreign_clusters: ForeignClusters::new(client.clone(), &metrics),
             secrets: Secrets::new(client),
             absence: Absence::default(),
             plan,
@@ -116,7 +129,8 @@ impl Kubernetes {
             wanted: BTreeMap::new(),
             retry: None,
         };
-        (kubernetes, Exchange { plan: plan_sender, placements: placements_receiver })
+        let placements = placements_receiver;
+        (kubernetes, Exchange { nodes: nodes_sender, plan: plan_sender, placements })
     }
 
     /// Runs until the controller is gone.
@@ -140,13 +154,25 @@ impl Kubernetes {
 
     /// Waits until all that is there is known.
     async fn read(&mut self) {
-        while !self.live.is_whole() || !self.pods.is_whole() {
+        while !self.live.is_whole() || !self.pods.is_whole() || !self.take_nodes() {
             tokio::select! {
                 _ = self.live.next() => {}
-                _ = self.pods.next() => {}
+                _ = self.pods.next(&self.nodes) => {}
+                Ok(()) = self.changed_nodes.changed() => {}
             }
-            self.obstacles.set(Reader::Gateways, self.live.obstacles());
+            self.report_obstacles();
         }
+    }
+
+    /// True if they are known.
+    fn take_nodes(&mut self) -> bool {
+        let nodes = self.changed_nodes.borrow_and_update().clone();
+        nodes.map(|nodes| self.nodes = nodes).is_some()
+    }
+
+    fn report_obstacles(&self) {
+        let obstacles = self.live.obstacles().chain(self.pods.obstacles());
+        self.obstacles.set(Reader::Gateways, obstacles.cloned().collect());
     }
 
     /// Waits until there is something to do; false if there never will be.
@@ -155,13 +181,15 @@ impl Kubernetes {
         loop {
             tokio::select! {
                 news = self.live.next() => {
-                    self.obstacles.set(Reader::Gateways, self.live.obstacles());
+                    self.report_obstacles();
                     if news { break }
                 }
                 news = self.foreign_clusters.next() => if news { break },
-                changes = self.pods.next() => {
-                    if self.pods.matter(&changes, self.live.objects()) { break }
+                news = self.pods.next(&self.nodes) => {
+                    self.report_obstacles();
+                    if news { break }
                 }
+                Ok(()) = self.changed_nodes.changed() => if self.take_nodes() { break },
                 told = self.plan.changed() => return told.is_ok(),
                 () = until(due) => return true,
             }
@@ -171,7 +199,7 @@ impl Kubernetes {
         loop {
             tokio::select! {
                 _ = self.live.next() => {}
-                _ = self.pods.next() => {}
+                _ = self.pods.next(&self.nodes) => {}
                 () = &mut gathered => return true,
             }
         }
@@ -194,7 +222,9 @@ impl Kubernetes {
     }
 
     fn tell(&mut self, faults: &Faults) {
-        let mut of = place::placements(self.live.objects());
+        let pods: Vec<&GatewayPod> = self.pods.of_gateways().collect();
+        let world = World { live: self.live.objects(), nodes: &self.nodes, pods: &pods };
+        let mut of = place::placements(world);
         for (gateway, faults) in faults {
             let uid = self.wanted.get(gateway).map(|wanted| wanted.gateway.object.uid());
             let placement = of.entry(gateway.clone()).or_default();
@@ -205,7 +235,7 @@ impl Kubernetes {
             placement.faults.clone_from(faults);
         }
         self.absence.mark(&mut of, Instant::now());
-        let pods = self.pods.tell(self.live.objects(), Instant::now());
+        let pods = self.pods.tell(&self.nodes, Instant::now());
         let placements = Placements { of, pods };
         self.placements.send_if_modified(|before| {
             let news = before.as_ref() != Some(&placements);

@@ -3,25 +3,33 @@
 use std::collections::BTreeMap;
 
 use fabric_api::check::Fault;
-use fabric_api::labels;
 use fabric_api::networking::InternalEndpoint;
 use fabric_store::{Kind, ObjectRef};
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod, Service};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::api::core::v1::{ObjectReference, Service};
 use kube::api::DynamicObject;
 use serde::de::DeserializeOwned;
 
+use super::Nodes;
 use super::endpoint::endpoint;
 use super::live::{Key, Objects, Watched};
+use super::pods::GatewayPod;
 use fabric_core::placement::Placement;
 
+/// What decides where gateways are.
+#[derive(Clone, Copy)]
+pub(super) struct World<'a> {
+    pub(super) live: &'a Objects,
+    pub(super) nodes: &'a Nodes,
+    pub(super) pods: &'a [&'a GatewayPod],
+}
+
 /// Placement of every gateway that has a Deployment.
-pub(super) fn placements(live: &Objects) -> BTreeMap<ObjectRef, Placement> {
-    let deployments = live.all(Watched::Deployment);
+pub(super) fn placements(world: World<'_>) -> BTreeMap<ObjectRef, Placement> {
+    let deployments = world.live.all(Watched::Deployment);
     let placed = deployments.filter_map(|(_, deployment)| {
         let (gateway, uid) = owner_of(deployment)?;
-        let placement = placement(&gateway, uid, deployment, live);
+        let placement = placement(&gateway, uid, deployment, world);
         Some((gateway, placement))
     });
     placed.collect()
@@ -53,17 +61,16 @@ fn placement(
     gateway: &ObjectRef,
     uid: &str,
     deployment: &DynamicObject,
-    live: &Objects,
+    world: World<'_>,
 ) -> Placement {
     let namespace = gateway.namespace.as_deref().unwrap_or_default();
     let status = typed::<Deployment>(deployment).and_then(|deployment| deployment.status);
     let status = status.unwrap_or_default();
-    let pod = active(live, namespace, &gateway.name);
-    let node = pod.as_ref().and_then(|pod| pod.spec.as_ref()?.node_name.clone());
-    let host = node.as_deref().and_then(|name| live.get(&Key::new(Watched::Node, "", name)));
-    let host: Option<Node> = host.and_then(typed);
+    let own = world.pods.iter().filter(|pod| pod.is_of(namespace, &gateway.name));
+    let pod = own.max();
+    let host = pod.and_then(|pod| world.nodes.get(&pod.node));
     let service = Key::new(Watched::Service, namespace, &format!("gw-{}", gateway.name));
-    let service = live.get(&service).filter(|service| {
+    let service = world.live.get(&service).filter(|service| {
         // A Service that a load balancer still holds on to has an address that is about to go.
         service.metadata.deletion_timestamp.is_none()
             && owner_of(service).is_some_and(|(_, of)| of == uid)
@@ -72,9 +79,12 @@ fn placement(
     Placement {
         uid: uid.to_owned(),
         workload: Some(reference(deployment)),
-        endpoint: service.and_then(|service| endpoint(&service, host.as_ref())),
-        is_served: pod.as_ref().is_some_and(|pod| stays(pod) && is_ready(pod)),
-        internal: pod.map(|pod| InternalEndpoint { ip: address(&pod).map(str::to_owned), node }),
+        endpoint: service.and_then(|service| endpoint(&service, host)),
+        is_served: pod.is_some_and(|pod| pod.stays && pod.is_ready),
+        internal: pod.map(|pod| InternalEndpoint {
+            ip: Some(pod.address.clone()),
+            node: Some(pod.node.clone()),
+        }),
         is_lost: false,
         ready: status.ready_replicas.unwrap_or_default(),
         unavailable: status.unavailable_replicas.unwrap_or_default(),
@@ -93,46 +103,6 @@ fn reference(deployment: &DynamicObject) -> ObjectReference {
     }
 }
 
-/// The pod that has the tunnel. Of several, which there are while one takes another's place: one
-/// that stays, one that is ready, the newest.
-fn active(live: &Objects, namespace: &str, gateway: &str) -> Option<Pod> {
-    let all = live.all(Watched::Pod).map(|(_, pod)| pod);
-    let own = all.filter(|pod| {
-        let labels = pod.metadata.labels.as_ref();
-        let has =
-            |key: &str, value: &str| labels.and_then(|l| l.get(key)).is_some_and(|v| v == value);
-        pod.metadata.namespace.as_deref() == Some(namespace)
-            && has(labels::GATEWAY_NAME, gateway)
-            && has(labels::ACTIVE, "true")
-    });
-    let running = own.filter_map(typed::<Pod>).filter(|pod| address(pod).is_some() && runs(pod));
-    running.max_by_key(rank)
-}
-
-fn rank(pod: &Pod) -> (bool, bool, Option<Time>, Option<String>) {
-    (stays(pod), is_ready(pod), pod.metadata.creation_timestamp.clone(), pod.metadata.name.clone())
-}
-
-fn stays(pod: &Pod) -> bool {
-    pod.metadata.deletion_timestamp.is_none()
-}
-
-fn runs(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    phase.is_some_and(|phase| phase == "Running" || phase == "Pending")
-}
-
-fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-    let mut all = conditions.into_iter().flatten();
-    all.any(|condition| condition.type_ == "Ready" && condition.status == "True")
-}
-
-fn address(pod: &Pod) -> Option<&str> {
-    let address = pod.status.as_ref()?.pod_ip.as_deref()?;
-    (!address.is_empty()).then_some(address)
-}
-
 fn typed<T: DeserializeOwned>(object: &DynamicObject) -> Option<T> {
     let value = serde_json::to_value(object);
     value.and_then(serde_json::from_value).ok()
@@ -140,16 +110,29 @@ fn typed<T: DeserializeOwned>(object: &DynamicObject) -> Option<T> {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::core::v1::Node;
     use serde_json::{Value, json};
 
     use super::*;
 
-    fn world(objects: &[(Watched, Value)]) -> Objects {
-        let mut world = Objects::default();
-        for (of, object) in objects {
-            world.put(*of, serde_json::from_value(object.clone()).unwrap());
+    /// All placements, of objects of these kinds.
+    fn all(objects: &[(&str, Value)]) -> BTreeMap<ObjectRef, Placement> {
+        let (mut live, mut nodes, mut pods) = (Objects::default(), BTreeMap::new(), Vec::new());
+        for (kind, object) in objects.iter().cloned() {
+            match kind {
+                "Node" => {
+                    let node: Node = serde_json::from_value(object).unwrap();
+                    nodes.insert(node.metadata.name.clone().unwrap(), node);
+                }
+                "Pod" => pods.extend(GatewayPod::of(&serde_json::from_value(object).unwrap())),
+                kind => {
+                    let of = Watched::of_kind(kind).unwrap();
+                    live.put(of, serde_json::from_value(object).unwrap());
+                }
+            }
         }
-        world
+        let pods: Vec<&GatewayPod> = pods.iter().collect();
+        placements(World { live: &live, nodes: &nodes.into(), pods: &pods })
     }
 
     fn owned(uid: &str) -> Value {
@@ -158,35 +141,36 @@ mod tests {
         json!({"name": "gw-server", "namespace": "t", "uid": "d", "ownerReferences": [owner]})
     }
 
-    fn deployment() -> (Watched, Value) {
+    fn deployment() -> (&'static str, Value) {
         let metadata = owned("u");
         let status = json!({"readyReplicas": 1});
         (
-            Watched::Deployment,
+            "Deployment",
             json!({"metadata": metadata,
             "spec": {"selector": {}, "template": {}}, "status": status}),
         )
     }
 
-    fn service() -> (Watched, Value) {
+    fn service() -> (&'static str, Value) {
         (
-            Watched::Service,
+            "Service",
             json!({"metadata": owned("u"),
             "spec": {"type": "NodePort",
                 "ports": [{"port": 51840, "nodePort": 30742, "protocol": "UDP"}]}}),
         )
     }
 
-    fn node(name: &str, address: &str) -> (Watched, Value) {
+    fn node(name: &str, address: &str) -> (&'static str, Value) {
         let addresses = json!([{"type": "InternalIP", "address": address}]);
-        (Watched::Node, json!({"metadata": {"name": name}, "status": {"addresses": addresses}}))
+        ("Node", json!({"metadata": {"name": name}, "status": {"addresses": addresses}}))
     }
 
-    fn pod(name: &str, node: &str, ip: &str, ready: &str) -> (Watched, Value) {
-        let labels = json!({"networking.liqo.io/gateway-name": "server",
+    fn pod(name: &str, node: &str, ip: &str, ready: &str) -> (&'static str, Value) {
+        let labels = json!({"networking.liqo.io/component": "gateway",
+            "networking.liqo.io/gateway-name": "server",
             "networking.liqo.io/active": "true"});
         (
-            Watched::Pod,
+            "Pod",
             json!({
                 "metadata": {"name": name, "namespace": "t", "labels": labels,
                     "creationTimestamp": "2026-01-31T12:00:00Z"},
@@ -197,12 +181,12 @@ mod tests {
         )
     }
 
-    fn placed(objects: &[(Watched, Value)]) -> Placement {
+    fn placed(objects: &[(&'static str, Value)]) -> Placement {
         let gateway = ObjectRef::new(Kind::GatewayServer, "t", "server");
-        placements(&world(objects)).remove(&gateway).unwrap()
+        all(objects).remove(&gateway).unwrap()
     }
 
-    fn place(objects: &[(Watched, Value)]) -> Option<(String, String, Vec<String>)> {
+    fn place(objects: &[(&'static str, Value)]) -> Option<(String, String, Vec<String>)> {
         let placement = placed(objects);
         let internal = placement.internal?;
         let addresses = placement.endpoint.map(|endpoint| endpoint.addresses);
@@ -218,7 +202,7 @@ mod tests {
         assert_eq!(workload.uid.as_deref(), Some("d"));
         assert_eq!((placement.ready, placement.unavailable), (1, 0));
         assert_eq!(placement.uid, "u");
-        assert!(placements(&world(&[service()])).is_empty(), "no Deployment");
+        assert!(all(&[service()]).is_empty(), "no Deployment");
     }
 
     #[test]
@@ -258,7 +242,7 @@ mod tests {
 
     #[test]
     fn of_two_pods_the_one_counts_that_will_be_left() {
-        let node_of = |pods: [(Watched, Value); 2]| {
+        let node_of = |pods: [(&'static str, Value); 2]| {
             let [one, other] = pods;
             place(&[deployment(), one, other]).unwrap().1
         };

@@ -1,23 +1,23 @@
-//! Pods whose addresses lie outside their node's pod CIDRs, as those of Calico's and Cilium's own
-//! address management may. Of all others nothing is kept but where they are.
+//! Pods: those of gateways, and those whose addresses lie outside their node's pod CIDRs, as those
+//! of Calico's and Cilium's own address management may. Of all others nothing is stored but where
+//! they are.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::future::ready;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use fabric_api::{Cidr, check, labels};
-use futures::stream::{BoxStream, StreamExt as _};
+use fabric_store::reflector::{Change, Name, Reflector, Selection, name};
+use fabric_store::{Problem, StoreMetrics};
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::Client;
+use kube::ResourceExt as _;
 use kube::api::{ApiResource, Object};
-use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Client};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::live::{Key, Objects, Patience, Watched};
+use super::Nodes;
 use fabric_core::placement::PodAddresses;
 
 /// Those that are somewhere, and have not ended.
@@ -28,22 +28,24 @@ const FIELDS: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Fail
 const PACE: Duration = Duration::from_secs(1);
 
 /// Parts of a pod that are read.
-type Read = Object<Spec, Status>;
-type Told = watcher::Result<Event<Read>>;
-type Name = (String, String);
+pub(super) type Read = Object<Spec, Status>;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Spec {
+pub(super) struct Spec {
     node_name: String,
     host_network: bool,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Status {
+pub(super) struct Status {
+    phase: String,
+    #[serde(rename = "podIP")]
+    pod_ip: String,
     #[serde(rename = "podIPs")]
     pod_ips: Vec<Address>,
+    conditions: Vec<Condition>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -51,22 +53,41 @@ struct Address {
     ip: String,
 }
 
-/// Parts of a pod that are stored.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Condition {
+    #[serde(rename = "type")]
+    type_: String,
+    status: String,
+}
+
+/// Pod that may have the tunnel of a gateway. Of several, which there are while one takes another's
+/// place, the greatest has it: one that stays, one that is ready, the newest.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct GatewayPod {
+    pub(super) stays: bool,
+    pub(super) is_ready: bool,
+    created: Option<Time>,
+    name: String,
+    /// Namespace and name of the gateway.
+    gateway: Name,
+    pub(super) node: String,
+    pub(super) address: String,
+}
+
+/// Parts of any other pod that are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Pod {
+struct Pod {
     node: String,
     addresses: Vec<IpAddr>,
     created: Option<Time>,
 }
 
-/// All pods of the cluster that have addresses of their own.
+/// All pods of the cluster that are somewhere.
 pub(super) struct Pods {
-    told: BoxStream<'static, Told>,
+    reflector: Reflector<(), Read>,
+    /// Those with addresses of their own.
     known: BTreeMap<Name, Pod>,
-    /// Pods named since the list of all of them began.
-    listed: Option<BTreeSet<Name>>,
-    whole: bool,
-    failing: Option<String>,
+    of_gateways: BTreeMap<Name, GatewayPod>,
     /// The last published addresses, and when that was.
     news: PodAddresses,
     at: Option<Instant>,
@@ -75,55 +96,38 @@ pub(super) struct Pods {
 }
 
 impl Pods {
-    pub(super) fn watch(client: &Client) -> Self {
-        let api = Api::all_with(client.clone(), &ApiResource::erase::<core::Pod>(&()));
-        let selection = watcher::Config::default()
-            .fields(FIELDS)
-            .labels(&format!("{}!=true", labels::SHADOW_POD));
-        // That a list begins is no success yet.
-        let told = watcher(api, selection).filter(|told| ready(!matches!(told, Ok(Event::Init))));
-        let told = told.backoff(Patience::default()).boxed();
-        Self::of(told)
-    }
-
-    fn of(told: BoxStream<'static, Told>) -> Self {
-        Self {
-            told,
-            known: BTreeMap::new(),
-            listed: None,
-            whole: false,
-            failing: None,
-            news: PodAddresses::new(),
-            at: None,
-            more: false,
-        }
+    pub(super) fn watch(client: &Client, metrics: &StoreMetrics) -> Self {
+        let all = Selection::all(ApiResource::erase::<core::Pod>(&())).fields(FIELDS);
+        let mut reflector = Reflector::new(client.clone(), metrics.clone());
+        reflector.open((), all.labels(&format!("{}!=true", labels::SHADOW_POD)));
+        let (known, of_gateways) = (BTreeMap::new(), BTreeMap::new());
+        Self { reflector, known, of_gateways, news: PodAddresses::new(), at: None, more: false }
     }
 
     /// True once all is known that was there at the start.
     pub(super) fn is_whole(&self) -> bool {
-        self.whole
+        self.reflector.is_synced()
     }
 
-    /// Waits for something to happen; the pods that are different now, as they were and as they are.
+    /// Reasons why they cannot be read.
+    pub(super) fn obstacles(&self) -> impl Iterator<Item = &Problem> {
+        self.reflector.problems()
+    }
+
+    /// Waits for something to happen; true if placements or addresses outside are different now.
     /// Cancel safe.
-    pub(super) async fn next(&mut self) -> Vec<Pod> {
-        match self.told.next().await {
-            Some(told) => self.take(told),
-            None => std::future::pending().await,
-        }
+    pub(super) async fn next(&mut self, nodes: &Nodes) -> bool {
+        let change = self.reflector.next().await;
+        self.take(change, nodes)
     }
 
-    /// Returns whether these change what is published.
-    pub(super) fn matter(&self, changed: &[Pod], nodes: &Objects) -> bool {
-        changed.iter().any(|pod| {
-            let cidrs = cidrs_of(&pod.node, nodes);
-            pod.addresses.iter().any(|ip| is_outside(*ip, &cidrs))
-        })
+    pub(super) fn of_gateways(&self) -> impl Iterator<Item = &GatewayPod> {
+        self.of_gateways.values()
     }
 
     /// Addresses outside, as of now or of a moment ago: a change is published at once, the next
     /// ones later.
-    pub(super) fn tell(&mut self, nodes: &Objects, now: Instant) -> PodAddresses {
+    pub(super) fn tell(&mut self, nodes: &Nodes, now: Instant) -> PodAddresses {
         let outside = self.outside(nodes);
         let rests = self.at.is_some_and(|at| now.duration_since(at) < PACE);
         self.more = rests && outside != self.news;
@@ -140,11 +144,9 @@ impl Pods {
     }
 
     /// An address that two pods have, one of which is about to end, is the newer one's.
-    fn outside(&self, nodes: &Objects) -> PodAddresses {
-        let cidrs: BTreeMap<&str, Vec<Cidr>> = nodes
-            .all(Watched::Node)
-            .map(|(key, _)| (key.name.as_str(), cidrs_of(&key.name, nodes)))
-            .collect();
+    fn outside(&self, nodes: &Nodes) -> PodAddresses {
+        let cidrs: BTreeMap<&str, Vec<Cidr>> =
+            nodes.iter().map(|(name, node)| (name.as_str(), cidrs_of(node))).collect();
         let mut owners: BTreeMap<IpAddr, &Pod> = BTreeMap::new();
         for pod in self.known.values() {
             for ip in &pod.addresses {
@@ -163,58 +165,61 @@ impl Pods {
         outside
     }
 
-    fn take(&mut self, told: Told) -> Vec<Pod> {
-        let event = match told {
-            Ok(event) => event,
-            Err(error) => {
-                self.failed(&error);
-                return Vec::new();
+    fn take(&mut self, change: Change<(), Read>, nodes: &Nodes) -> bool {
+        match change {
+            Change::Applied((), read) => self.replace(name(&read), Some(&read), nodes),
+            Change::Deleted((), read) => self.replace(name(&read), None, nodes),
+            Change::Listed((), names) => {
+                let all = self.known.keys().chain(self.of_gateways.keys());
+                let gone: Vec<Name> = all.filter(|name| !names.contains(name)).cloned().collect();
+                gone.into_iter().fold(false, |news, name| self.replace(name, None, nodes) | news)
             }
-        };
-        match event {
-            Event::Init => {
-                self.listed = Some(BTreeSet::new());
-                Vec::new()
-            }
-            Event::InitApply(pod) => {
-                self.listed.get_or_insert_default().insert(name(&pod));
-                self.put(&pod)
-            }
-            Event::Apply(pod) => self.put(&pod),
-            Event::Delete(pod) => self.known.remove(&name(&pod)).into_iter().collect(),
-            Event::InitDone => self.all_listed(),
+            Change::Problems => false,
         }
     }
 
-    fn put(&mut self, read: &Read) -> Vec<Pod> {
-        self.failing = None;
-        let name = name(read);
-        let now = Pod::of(read);
-        let before = match now.clone() {
-            Some(pod) => self.known.insert(name, pod),
-            None => self.known.remove(&name),
-        };
-        if before == now { Vec::new() } else { before.into_iter().chain(now).collect() }
+    /// Returns true if placements or addresses outside are different now.
+    fn replace(&mut self, name: Name, read: Option<&Read>, nodes: &Nodes) -> bool {
+        let (pod, of_gateway) = (read.and_then(Pod::of), read.and_then(GatewayPod::of));
+        let gateway_before = put(&mut self.of_gateways, name.clone(), of_gateway.clone());
+        let before = put(&mut self.known, name, pod.clone());
+        gateway_before != of_gateway
+            || before != pod && before.iter().chain(&pod).any(|pod| pod.is_outside(nodes))
+    }
+}
+
+/// Returns the value before.
+fn put<V>(map: &mut BTreeMap<Name, V>, name: Name, value: Option<V>) -> Option<V> {
+    match value {
+        Some(value) => map.insert(name, value),
+        None => map.remove(&name),
+    }
+}
+
+impl GatewayPod {
+    /// `None` for a pod that has no tunnel.
+    pub(super) fn of(read: &Read) -> Option<Self> {
+        let has = |label: &str, value: &str| read.labels().get(label).is_some_and(|v| v == value);
+        let gateway = read.labels().get(labels::GATEWAY_NAME)?;
+        let status = read.status.as_ref()?;
+        let runs = matches!(status.phase.as_str(), "Running" | "Pending");
+        let counts = has(labels::COMPONENT, labels::GATEWAY) && has(labels::ACTIVE, "true");
+        let (namespace, name) = name(read);
+        let is_ready =
+            |condition: &Condition| condition.type_ == "Ready" && condition.status == "True";
+        (counts && runs && !status.pod_ip.is_empty()).then(|| Self {
+            stays: read.metadata.deletion_timestamp.is_none(),
+            is_ready: status.conditions.iter().any(is_ready),
+            created: read.metadata.creation_timestamp.clone(),
+            name,
+            gateway: (namespace, gateway.clone()),
+            node: read.spec.node_name.clone(),
+            address: status.pod_ip.clone(),
+        })
     }
 
-    /// Removes the pods that the list did not name.
-    fn all_listed(&mut self) -> Vec<Pod> {
-        self.failing = None;
-        self.whole = true;
-        let named = self.listed.take().unwrap_or_default();
-        let all = std::mem::take(&mut self.known).into_iter();
-        let (stay, gone): (Vec<_>, Vec<_>) = all.partition(|(name, _)| named.contains(name));
-        self.known = stay.into_iter().collect();
-        gone.into_iter().map(|(_, pod)| pod).collect()
-    }
-
-    fn failed(&mut self, error: &watcher::Error) {
-        self.listed = None;
-        let told = error.to_string();
-        if self.failing.as_ref() != Some(&told) {
-            tracing::warn!(error = told, "cannot watch pods; tried again");
-            self.failing = Some(told);
-        }
+    pub(super) fn is_of(&self, namespace: &str, gateway: &str) -> bool {
+        self.gateway.0 == namespace && self.gateway.1 == gateway
     }
 }
 
@@ -230,20 +235,15 @@ impl Pod {
             created: read.metadata.creation_timestamp.clone(),
         })
     }
+
+    fn is_outside(&self, nodes: &Nodes) -> bool {
+        let cidrs = nodes.get(&self.node).map(cidrs_of).unwrap_or_default();
+        self.addresses.iter().any(|ip| is_outside(*ip, &cidrs))
+    }
 }
 
-fn name(of: &Read) -> Name {
-    let metadata = &of.metadata;
-    let text = |text: &Option<String>| text.clone().unwrap_or_default();
-    (text(&metadata.namespace), text(&metadata.name))
-}
-
-fn cidrs_of(node: &str, nodes: &Objects) -> Vec<Cidr> {
-    let node = nodes.get(&Key::new(Watched::Node, "", node));
-    let node = node.and_then(|node| serde_json::to_value(node).ok());
-    let node: Option<core::Node> = node.and_then(|node| serde_json::from_value(node).ok());
-    let cidrs = node.iter().flat_map(check::node_pod_cidrs);
-    cidrs.filter_map(|(_, cidr)| cidr.ok()).collect()
+fn cidrs_of(node: &core::Node) -> Vec<Cidr> {
+    check::node_pod_cidrs(node).into_iter().filter_map(|(_, cidr)| cidr.ok()).collect()
 }
 
 fn is_outside(ip: IpAddr, cidrs: &[Cidr]) -> bool {
@@ -257,17 +257,18 @@ mod tests {
     use super::*;
 
     fn pods() -> Pods {
-        Pods::of(futures::stream::pending().boxed())
+        let nobody = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        Pods::watch(&Client::try_from(nobody).unwrap(), &StoreMetrics::default())
     }
 
-    fn nodes() -> Objects {
-        let mut nodes = Objects::default();
+    fn nodes() -> Nodes {
+        let mut nodes = BTreeMap::new();
         for n in [1, 2] {
             let cidr = format!("10.200.{n}.0/24");
             let node = json!({"metadata": {"name": format!("n{n}")}, "spec": {"podCIDR": cidr}});
-            nodes.put(Watched::Node, serde_json::from_value(node).unwrap());
+            nodes.insert(format!("n{n}"), serde_json::from_value(node).unwrap());
         }
-        nodes
+        nodes.into()
     }
 
     fn pod(name: &str, node: &str, ip: &str) -> Value {
@@ -287,33 +288,33 @@ mod tests {
         pairs.map(|(node, ip)| format!("{node} {ip}")).collect()
     }
 
-    #[test]
-    fn only_addresses_outside_of_the_nodes_cidrs_matter() {
+    fn applied(pods: &mut Pods, pod: Value) -> bool {
+        pods.take(Change::Applied((), read(pod)), &nodes())
+    }
+
+    #[tokio::test]
+    async fn only_addresses_outside_of_the_nodes_cidrs_matter() {
         let mut pods = pods();
-        let inside = pods.take(Ok(Event::Apply(read(pod("a", "n1", "10.200.1.7")))));
-        assert!(!pods.matter(&inside, &nodes()));
-        let other = pods.take(Ok(Event::Apply(read(pod("b", "n1", "10.200.2.7")))));
-        assert!(pods.matter(&other, &nodes()));
-        let again = pods.take(Ok(Event::Apply(read(pod("b", "n1", "10.200.2.7")))));
-        assert!(again.is_empty(), "no news: {again:?}");
+        assert!(!applied(&mut pods, pod("a", "n1", "10.200.1.7")));
+        assert!(applied(&mut pods, pod("b", "n1", "10.200.2.7")));
+        assert!(!applied(&mut pods, pod("b", "n1", "10.200.2.7")), "no news");
         let mut host = pod("c", "n2", "192.0.2.12");
         host["spec"]["hostNetwork"] = json!(true);
-        assert!(pods.take(Ok(Event::Apply(read(host)))).is_empty());
-        pods.take(Ok(Event::Apply(read(pod("d", "virtual", "10.200.9.9")))));
+        assert!(!applied(&mut pods, host));
+        applied(&mut pods, pod("d", "virtual", "10.200.9.9"));
         assert_eq!(outside(&pods), ["n1 10.200.2.7"]);
-        let gone = pods.take(Ok(Event::Delete(read(pod("b", "n1", "10.200.2.7")))));
-        assert!(pods.matter(&gone, &nodes()));
+        let gone = Change::Deleted((), read(pod("b", "n1", "10.200.2.7")));
+        assert!(pods.take(gone, &nodes()));
         assert!(outside(&pods).is_empty());
     }
 
-    #[test]
-    fn news_are_told_at_once_and_more_of_them_together() {
+    #[tokio::test]
+    async fn news_are_told_at_once_and_more_of_them_together() {
         let start = Instant::now();
         let mut pods = pods();
         let mut told = Vec::new();
         for (at, ip) in [(0, 1), (10, 2), (20, 3), (1000, 4), (1500, 4), (2500, 5)] {
-            let name = format!("p{ip}");
-            pods.take(Ok(Event::Apply(read(pod(&name, "n1", &format!("10.200.9.{ip}"))))));
+            applied(&mut pods, pod(&format!("p{ip}"), "n1", &format!("10.200.9.{ip}")));
             let count = pods.tell(&nodes(), start + Duration::from_millis(at))["n1"].len();
             told.push((count, pods.due().map(|due| (due - start).as_millis())));
         }
@@ -322,27 +323,46 @@ mod tests {
         assert_eq!(told, expected);
     }
 
-    #[test]
-    fn an_address_is_the_newer_pods() {
+    #[tokio::test]
+    async fn an_address_is_the_newer_pods() {
         let mut pods = pods();
         let mut newer = pod("a", "n2", "10.200.9.9");
         newer["metadata"]["creationTimestamp"] = json!("2026-01-31T12:00:01Z");
-        pods.take(Ok(Event::Apply(read(newer))));
-        pods.take(Ok(Event::Apply(read(pod("b", "n1", "10.200.9.9")))));
+        applied(&mut pods, newer);
+        applied(&mut pods, pod("b", "n1", "10.200.9.9"));
         assert_eq!(outside(&pods), ["n2 10.200.9.9"]);
     }
 
-    #[test]
-    fn what_a_new_list_lacks_is_gone_and_nothing_before_its_end() {
+    #[tokio::test]
+    async fn pod_that_a_new_list_lacks_is_gone() {
         let mut pods = pods();
-        pods.take(Ok(Event::Apply(read(pod("a", "n1", "10.200.9.1")))));
-        pods.take(Ok(Event::Apply(read(pod("b", "n1", "10.200.9.2")))));
-        pods.take(Ok(Event::Init));
-        pods.take(Ok(Event::InitApply(read(pod("b", "n1", "10.200.9.2")))));
+        applied(&mut pods, pod("a", "n1", "10.200.9.1"));
+        applied(&mut pods, pod("b", "n1", "10.200.9.2"));
         assert_eq!(outside(&pods).len(), 2);
-        assert!(!pods.is_whole());
-        assert_eq!(pods.take(Ok(Event::InitDone)).len(), 1);
+        let names = || [("t".to_owned(), "b".to_owned())].into();
+        assert!(pods.take(Change::Listed((), names()), &nodes()));
         assert_eq!(outside(&pods), ["n1 10.200.9.2"]);
-        assert!(pods.is_whole());
+        assert!(!pods.take(Change::Listed((), names()), &nodes()), "no news");
+    }
+
+    #[tokio::test]
+    async fn pod_of_a_gateway_matters_while_it_may_have_the_tunnel() {
+        let mut pods = pods();
+        let mut gateway = pod("g", "n1", "10.200.1.7");
+        gateway["metadata"]["labels"] = json!({"networking.liqo.io/component": "gateway",
+            "networking.liqo.io/gateway-name": "server", "networking.liqo.io/active": "true"});
+        gateway["status"]["phase"] = json!("Running");
+        let mut ready = |status: &str| {
+            let condition = json!([{"type": "Ready", "status": status, "lastProbeTime": null}]);
+            gateway["status"]["conditions"] = condition;
+            let is_news = applied(&mut pods, gateway.clone());
+            (is_news, pods.of_gateways().map(|pod| pod.is_ready).collect::<Vec<_>>())
+        };
+        assert_eq!(ready("False"), (true, vec![false]));
+        assert_eq!(ready("False"), (false, vec![false]));
+        assert_eq!(ready("True"), (true, vec![true]));
+        gateway["metadata"]["labels"]["networking.liqo.io/active"] = json!("false");
+        assert!(applied(&mut pods, gateway));
+        assert_eq!(pods.of_gateways().count(), 0);
     }
 }

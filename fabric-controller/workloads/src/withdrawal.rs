@@ -85,7 +85,7 @@ async fn give_up_twins(cluster: &Cluster) -> Result<(), WithdrawError> {
 }
 
 async fn forget_peers(server: &ApiServer) {
-    let mut clusters = ForeignClusters::new(server.client.clone());
+    let mut clusters = ForeignClusters::new(server.client.clone(), &server.metrics);
     let nobody = Plan { whole: true, ..Plan::default() };
     while !clusters.is_settled() && !clusters.are_undefined() {
         let due = clusters.due();

@@ -29,7 +29,7 @@ const KEEPALIVE_RETRIES: u32 = 3;
 /// Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Access {
-    client: Client,
+    pub(super) client: Client,
     /// The one that weft is installed in.
     pub(super) namespace: String,
     url: String,
@@ -56,11 +56,6 @@ impl Access {
         ApiServer { client, namespace, url: self.url.clone(), metrics: self.metrics.clone() }
     }
 
-    /// Access to a kind in all namespaces.
-    pub(super) fn all(&self, kind: Kind) -> Api<DynamicObject> {
-        Api::all_with(self.client.clone(), &resource(kind))
-    }
-
     /// Access to the namespace of an object.
     pub(super) fn around(&self, object: &ObjectRef) -> Api<DynamicObject> {
         let resource = resource(object.kind);
@@ -79,7 +74,7 @@ impl fmt::Debug for Access {
 
 /// The answer to a request about an object of that kind.
 pub(super) async fn answer<T>(
-    kind: Kind,
+    kind: &str,
     request: impl Future<Output = kube::Result<T>>,
 ) -> Result<T, ApiError> {
     match timeout(TIMEOUT, request).await {
@@ -89,9 +84,9 @@ pub(super) async fn answer<T>(
 }
 
 /// Omits the API server's message about a Secret, which may quote it.
-pub(super) fn api_error(kind: Kind, error: kube::Error) -> ApiError {
+pub(super) fn api_error(kind: &str, error: kube::Error) -> ApiError {
     if let kube::Error::Api(status) = error {
-        let quotes = kind == Kind::Secret && !matches!(status.code, 403 | 404 | 409);
+        let quotes = kind == Kind::Secret.as_str() && !matches!(status.code, 403 | 404 | 409);
         let message =
             if quotes || status.message.is_empty() { status.reason } else { status.message };
         return ApiError::Refused { code: status.code, message };
@@ -111,7 +106,7 @@ pub(super) fn api_error(kind: Kind, error: kube::Error) -> ApiError {
     ApiError::Unreachable(error.into())
 }
 
-fn resource(kind: Kind) -> ApiResource {
+pub(super) fn resource(kind: Kind) -> ApiResource {
     let api_version = kind.api_version();
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
     let gvk = GroupVersionKind::gvk(group, version, kind.as_str());

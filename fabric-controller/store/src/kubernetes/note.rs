@@ -41,7 +41,7 @@ impl Kubernetes {
         name: &str,
     ) -> Result<Option<T>, StoreError> {
         let map = self.map_of(name);
-        let found = match answer(map.kind, self.access.around(&map).get(&map.name)).await {
+        let found = match answer(map.kind.as_str(), self.access.around(&map).get(&map.name)).await {
             Err(error) if is_absent(&error, &map) => return Ok(None),
             found => found.map_err(|source| failed("read", name, source))?,
         };
@@ -57,7 +57,7 @@ impl Kubernetes {
             let api = self.access.around(&map);
             api.delete(&map.name, &DeleteParams::default()).await
         };
-        match answer(map.kind, request).await {
+        match answer(map.kind.as_str(), request).await {
             Err(error) if !is_absent(&error, &map) => Err(failed("remove", name, error)),
             Ok(_) | Err(_) => Ok(()),
         }

@@ -97,14 +97,14 @@ impl Kubernetes {
         let (api, patch) = (self.access.around(&reference), Patch::Apply(&body));
         let parameters = parameters();
         let written = api.patch_status(&reference.name, &parameters, &patch);
-        answer(reference.kind, written).await
+        answer(reference.kind.as_str(), written).await
     }
 
     /// The version of the very object.
     async fn version_of(&self, object: &Object) -> Result<String, StoreError> {
         let reference = object.reference();
         let api = self.access.around(&reference);
-        let found = match answer(reference.kind, api.get(&reference.name)).await {
+        let found = match answer(reference.kind.as_str(), api.get(&reference.name)).await {
             Err(error) if is_absent(&error, &reference) => return Err(self.gone(object)),
             found => found.map_err(|source| failed("read", &reference, source))?,
         };

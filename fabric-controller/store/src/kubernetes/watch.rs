@@ -2,44 +2,28 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
-use futures::stream::BoxStream;
 use kube::api::DynamicObject;
-use kube::runtime::watcher::Event as Change;
-use tokio::time::{Instant, sleep_until};
-use tokio_stream::{StreamExt as _, StreamMap};
 
 use super::content::content;
 use super::intake::Stored;
-use super::source::{Source, Told};
+use super::reflector::{Change, Name, Reflector};
+use super::source::Source;
 use super::{Kubernetes, intake};
 use crate::{Event, Kind, Object, ObjectRef, Problem};
-
-/// A source whose last failure is so long ago works again, with or without an event since: it would
-/// have failed again by now.
-const RECOVERED: Duration = Duration::from_secs(20);
 
 /// A running watch.
 pub(crate) struct Watch {
     store: Kubernetes,
-    /// Never contended: the lock makes of streams something that can be shared.
-    sources: Mutex<StreamMap<Source, BoxStream<'static, Told>>>,
-    /// Objects that a source has named since it began to list all it has.
-    lists: BTreeMap<Source, BTreeSet<ObjectRef>>,
+    reflector: Reflector<Source, DynamicObject>,
     /// Sources that report an object. It is gone when none does.
     tellers: BTreeMap<ObjectRef, BTreeSet<Source>>,
     /// Opened by [`Self::name`].
     named: BTreeSet<Source>,
-    /// Sources that never were at the end of such a list.
-    unlisted: BTreeSet<Source>,
     told: BTreeMap<ObjectRef, Object>,
     versions: BTreeMap<ObjectRef, u64>,
     /// Problems of objects.
     wrong: BTreeMap<ObjectRef, Vec<Problem>>,
-    /// Problems of sources, and until when they count.
-    failing: BTreeMap<Source, (Problem, Instant)>,
     problems: BTreeSet<Problem>,
     queue: VecDeque<Event>,
     synced: bool,
@@ -47,17 +31,15 @@ pub(crate) struct Watch {
 
 impl Watch {
     pub(super) fn start(store: Kubernetes, kinds: &[Kind]) -> Self {
+        let reflector = Reflector::new(store.access.client.clone(), store.metrics().clone());
         let mut watch = Self {
             store,
-            sources: Mutex::default(),
-            lists: BTreeMap::new(),
+            reflector,
             tellers: BTreeMap::new(),
             named: BTreeSet::new(),
-            unlisted: BTreeSet::new(),
             told: BTreeMap::new(),
             versions: BTreeMap::new(),
             wrong: BTreeMap::new(),
-            failing: BTreeMap::new(),
             problems: BTreeSet::new(),
             queue: VecDeque::new(),
             synced: false,
@@ -68,7 +50,7 @@ impl Watch {
     }
 
     pub(crate) fn also(&mut self, object: &ObjectRef) {
-        let sources = unlocked(&mut self.sources).keys();
+        let sources = self.reflector.keys();
         let before: Vec<Source> =
             sources.filter(|source| source.kind() == object.kind).cloned().collect();
         if before == [Source::One(object.clone())] {
@@ -91,16 +73,12 @@ impl Watch {
     }
 
     fn open(&mut self, source: Source) {
-        let events = source.open(&self.store.access);
-        unlocked(&mut self.sources).insert(source.clone(), events);
-        self.unlisted.insert(source);
+        let selection = source.selection();
+        self.reflector.open(source, selection);
     }
 
     fn close(&mut self, source: &Source) {
-        unlocked(&mut self.sources).remove(source);
-        self.lists.remove(source);
-        self.unlisted.remove(source);
-        self.failing.remove(source);
+        self.reflector.close(source);
         self.lose_all_but(source, &BTreeSet::new());
     }
 
@@ -110,20 +88,19 @@ impl Watch {
             if let Some(event) = self.queue.pop_front() {
                 return event;
             }
-            if self.unlisted.is_empty() && !self.synced {
+            if self.reflector.is_synced() && !self.synced {
                 self.synced = true;
                 self.queue.push_back(Event::Problems(self.problems.iter().cloned().collect()));
                 self.queue.push_back(Event::Synced);
                 continue;
             }
-            let recovery = self.failing.values().map(|(_, until)| *until).min();
-            let sources = unlocked(&mut self.sources);
-            tokio::select! {
-                Some((source, told)) = sources.next() => self.take(source, told),
-                () = due(recovery) => {
-                    let now = Instant::now();
-                    self.failing.retain(|_, (_, until)| *until > now);
+            match self.reflector.next().await {
+                Change::Applied(source, object) => self.apply(&source, object),
+                Change::Deleted(source, object) => {
+                    self.lose(&source, &intake::reference(source.kind(), &object.metadata));
                 }
+                Change::Listed(source, names) => self.lose_all_but(&source, &names),
+                Change::Problems => {}
             }
             self.tell_problems();
         }
@@ -133,47 +110,12 @@ impl Watch {
         &self.told
     }
 
-    fn take(&mut self, source: Source, told: Told) {
-        match told {
-            Ok(Change::Init) => {
-                self.lists.insert(source, BTreeSet::new());
-                return;
-            }
-            Ok(Change::InitApply(object)) => {
-                let reference = intake::reference(source.kind(), &object.metadata);
-                self.lists.entry(source.clone()).or_default().insert(reference);
-                self.apply(&source, object);
-            }
-            Ok(Change::InitDone) => self.listed(&source),
-            Ok(Change::Apply(object)) => self.apply(&source, object),
-            Ok(Change::Delete(object)) => {
-                self.lose(&source, &intake::reference(source.kind(), &object.metadata));
-            }
-            Err(problem) => return self.failed(source, problem),
-        }
-        self.failing.remove(&source);
-    }
-
-    fn failed(&mut self, source: Source, problem: Option<Problem>) {
-        self.store.metrics().count_watch_restart(source.kind().as_str());
-        let Some(problem) = problem else { return };
-        let until = Instant::now() + RECOVERED;
-        let before = self.failing.insert(source, (problem.clone(), until));
-        if before.is_none_or(|(before, _)| before != problem) {
-            tracing::warn!("{problem}");
-        }
-    }
-
-    /// Removes the objects that the list did not name.
-    fn listed(&mut self, source: &Source) {
-        let listed = self.lists.remove(source).unwrap_or_default();
-        self.lose_all_but(source, &listed);
-        self.unlisted.remove(source);
-    }
-
-    fn lose_all_but(&mut self, source: &Source, listed: &BTreeSet<ObjectRef>) {
+    fn lose_all_but(&mut self, source: &Source, listed: &BTreeSet<Name>) {
+        let name = |object: &ObjectRef| {
+            (object.namespace.clone().unwrap_or_default(), object.name.clone())
+        };
         let told = self.tellers.iter().filter(|(_, tellers)| tellers.contains(source));
-        let gone = told.map(|(object, _)| object).filter(|object| !listed.contains(object));
+        let gone = told.map(|(object, _)| object).filter(|object| !listed.contains(&name(object)));
         let gone: Vec<ObjectRef> = gone.cloned().collect();
         gone.iter().for_each(|object| self.lose(source, object));
     }
@@ -252,7 +194,7 @@ impl Watch {
     }
 
     fn tell_problems(&mut self) {
-        let failing = self.failing.values().map(|(problem, _)| problem);
+        let failing = self.reflector.problems();
         let now: BTreeSet<Problem> =
             self.wrong.values().flatten().chain(failing).cloned().collect();
         if now != self.problems {
@@ -274,15 +216,4 @@ fn is_same_but_for_status(before: &Object, now: &Object) -> bool {
         (identity, content(object))
     };
     same(before) == same(now)
-}
-
-fn unlocked<T>(mutex: &mut Mutex<T>) -> &mut T {
-    mutex.get_mut().unwrap_or_else(PoisonError::into_inner)
-}
-
-async fn due(at: Option<Instant>) {
-    match at {
-        Some(at) => sleep_until(at).await,
-        None => std::future::pending().await,
-    }
 }

@@ -1,0 +1,464 @@
+//! Watches of an API server, several in one stream. One that fails is tried again by itself, and
+//! its failure is a [`Problem`] while it lasts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::hash::Hash;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use futures::stream::{BoxStream, StreamExt as _, unfold};
+use kube::api::{ApiResource, DynamicObject, ListParams};
+use kube::core::DynamicResourceScope;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+use tokio::time::{Instant, sleep_until};
+use tokio_stream::StreamMap;
+
+use super::access::{answer, api_error};
+use crate::backoff::{Backoff, jittered};
+use crate::{ApiError, ObjectRef, Problem, StoreMetrics, chain};
+
+/// A watch whose last failure is so long ago works again, with or without an event since: it would
+/// have failed again by now.
+const RECOVERED: Duration = Duration::from_secs(20);
+/// Failures in a row that are not reported: a server that restarts, or a connection that breaks.
+const QUIET_FAILURES: u32 = 3;
+const RETRY: Duration = Duration::from_millis(100);
+/// Maximum wait for an API server that is away: it may be back any moment.
+const RETRY_MAX: Duration = Duration::from_secs(2);
+/// Maximum wait for one that refuses: a user has to change something.
+const RETRY_REFUSED: Duration = Duration::from_secs(10);
+/// Maximum wait for a definition that need not be installed.
+const RETRY_MISSING: Duration = Duration::from_secs(30);
+/// Time without a failure after which earlier failures no longer count.
+const FORGET: Duration = Duration::from_secs(30);
+
+/// Objects of one kind that a watch reports.
+#[derive(Clone, Debug)]
+pub struct Selection {
+    resource: ApiResource,
+    namespace: Option<String>,
+    labels: Option<String>,
+    fields: Option<String>,
+    object: Option<ObjectRef>,
+    is_optional: bool,
+}
+
+/// Object of a kind that is named at run time, whole or in parts.
+pub trait Watched:
+    Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>
+    + Clone
+    + fmt::Debug
+    + DeserializeOwned
+    + Send
+    + 'static
+{
+}
+
+impl<K> Watched for K where
+    K: Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>
+        + Clone
+        + fmt::Debug
+        + DeserializeOwned
+        + Send
+        + 'static
+{
+}
+
+/// Namespace, empty for an object without one, and name.
+pub type Name = (String, String);
+
+/// Change of the objects of the watch `S`.
+#[derive(Debug)]
+pub enum Change<S, K> {
+    Applied(S, K),
+    Deleted(S, K),
+    /// A list of all objects is complete: any other is gone.
+    Listed(S, BTreeSet<Name>),
+    /// [`Reflector::problems`] may be others now.
+    Problems,
+}
+
+/// Watches by their keys `S`.
+pub struct Reflector<S, K> {
+    client: Client,
+    metrics: StoreMetrics,
+    /// Never contended: the lock makes of streams something that can be shared.
+    watches: Mutex<StreamMap<S, Events<K>>>,
+    /// Names of the objects in the lists that have begun.
+    lists: BTreeMap<S, BTreeSet<Name>>,
+    /// Watches that have not listed all objects yet.
+    unlisted: BTreeSet<S>,
+    /// Watches of kinds without a definition.
+    missing: BTreeSet<S>,
+    /// Problems of watches, and until when they count.
+    failing: BTreeMap<S, (Problem, Instant)>,
+}
+
+type Events<K> = BoxStream<'static, Result<Event<K>, Failure>>;
+
+/// Failure of a watch, which is tried again.
+enum Failure {
+    /// The kind has no definition, which it need not have.
+    Missing,
+    /// One that is to be reported has a problem.
+    Other(Option<Problem>),
+}
+
+impl Selection {
+    /// All objects of a kind.
+    pub fn all(resource: ApiResource) -> Self {
+        let (namespace, labels, fields, object) = (None, None, None, None);
+        Self { resource, namespace, labels, fields, object, is_optional: false }
+    }
+
+    /// One object. The right to it by its name is a right to no other selection.
+    pub(super) fn one(resource: ApiResource, object: &ObjectRef) -> Self {
+        let namespace = object.namespace.clone();
+        let selection = Self { namespace, object: Some(object.clone()), ..Self::all(resource) };
+        selection.fields(&format!("metadata.name={}", object.name))
+    }
+
+    pub fn labels(self, selector: &str) -> Self {
+        Self { labels: Some(selector.to_owned()), ..self }
+    }
+
+    pub fn fields(self, selector: &str) -> Self {
+        Self { fields: Some(selector.to_owned()), ..self }
+    }
+
+    /// It is no problem if the kind has no definition.
+    pub fn optional(self) -> Self {
+        Self { is_optional: true, ..self }
+    }
+
+    pub(super) async fn list(&self, client: &Client) -> Result<Vec<DynamicObject>, ApiError> {
+        let api = self.api::<DynamicObject>(client);
+        Ok(answer(&self.resource.kind, api.list(&self.parameters())).await?.items)
+    }
+
+    /// Lists one object at most. Returns why these cannot be read.
+    pub(super) async fn check(&self, client: &Client) -> Result<(), Problem> {
+        let api = self.api::<DynamicObject>(client);
+        let parameters = self.parameters().limit(1);
+        let listed = answer(&self.resource.kind, api.list_metadata(&parameters)).await;
+        listed.map(drop).map_err(|error| {
+            let message = self.refusal(&error).unwrap_or_else(|| chain(&error));
+            Problem { source: String::new(), object: None, field: None, message }
+        })
+    }
+
+    fn api<K: Watched>(&self, client: &Client) -> Api<K> {
+        match &self.namespace {
+            Some(inside) => Api::namespaced_with(client.clone(), inside, &self.resource),
+            None => Api::all_with(client.clone(), &self.resource),
+        }
+    }
+
+    fn parameters(&self) -> ListParams {
+        let (label_selector, field_selector) = (self.labels.clone(), self.fields.clone());
+        ListParams { label_selector, field_selector, ..ListParams::default() }
+    }
+
+    /// Remedy where waiting does not help.
+    fn refusal(&self, error: &ApiError) -> Option<String> {
+        error.refusal(&self.resource.kind, &self.resource.api_version, &self.resource.plural)
+    }
+
+    /// Opens the stream of events, which does not end.
+    fn watch<K: Watched>(self, client: &Client, metrics: StoreMetrics) -> Events<K> {
+        let config = watcher::Config {
+            label_selector: self.labels.clone(),
+            field_selector: self.fields.clone(),
+            ..watcher::Config::default()
+        };
+        let events = watcher(self.api(client), config).boxed();
+        let state = (self, metrics, events, Retry::default());
+        unfold(state, |(selection, metrics, mut events, mut retry)| async move {
+            retry.wait().await;
+            let event = match events.next().await? {
+                Ok(event) => {
+                    // A list that has begun may still fail.
+                    if !matches!(event, Event::Init) {
+                        retry.backoff.reset();
+                    }
+                    Ok(event)
+                }
+                Err(error) => Err(selection.failure(error, &mut retry, &metrics)),
+            };
+            Some((event, (selection, metrics, events, retry)))
+        })
+        .boxed()
+    }
+
+    fn failure(&self, error: watcher::Error, retry: &mut Retry, metrics: &StoreMetrics) -> Failure {
+        let kind = &self.resource.kind;
+        let error = cause(kind, error);
+        if self.is_optional && matches!(error, Some(ApiError::Refused { code: 404, .. })) {
+            retry.failed(RETRY_MISSING);
+            return Failure::Missing;
+        }
+        metrics.count_watch_restart(kind);
+        let refusal = error.as_ref().and_then(|error| self.refusal(error));
+        retry.failed(if refusal.is_some() { RETRY_REFUSED } else { RETRY_MAX });
+        let Some(error) = error else { return Failure::Other(None) };
+        tracing::debug!(kind, error = chain(&error), "a watch failed");
+        let is_away = retry.backoff.failures() > QUIET_FAILURES;
+        let away = || "the API server cannot be reached; what is known stays".to_owned();
+        let message = refusal.or_else(|| is_away.then(away));
+        let (source, object, field) = (String::new(), self.object.clone(), None);
+        Failure::Other(message.map(|message| Problem { source, object, field, message }))
+    }
+}
+
+impl<S: Clone + Ord + Hash + Unpin, K: Watched> Reflector<S, K> {
+    /// Nothing is watched yet.
+    pub fn new(client: Client, metrics: StoreMetrics) -> Self {
+        Self {
+            client,
+            metrics,
+            watches: Mutex::default(),
+            lists: BTreeMap::new(),
+            unlisted: BTreeSet::new(),
+            missing: BTreeSet::new(),
+            failing: BTreeMap::new(),
+        }
+    }
+
+    /// Must be called within a tokio runtime; nothing is sent yet.
+    pub fn open(&mut self, key: S, selection: Selection) {
+        let events = selection.watch(&self.client, self.metrics.clone());
+        self.watches().insert(key.clone(), events);
+        self.unlisted.insert(key);
+    }
+
+    pub(super) fn close(&mut self, key: &S) {
+        self.watches().remove(key);
+        self.lists.remove(key);
+        self.unlisted.remove(key);
+        self.missing.remove(key);
+        self.failing.remove(key);
+    }
+
+    pub(super) fn keys(&mut self) -> impl Iterator<Item = &S> {
+        self.watches().keys()
+    }
+
+    /// True once every watch has listed all objects that were there when it began.
+    pub fn is_synced(&self) -> bool {
+        self.unlisted.is_empty()
+    }
+
+    /// True if the kind has no definition, which it need not have.
+    pub fn is_missing(&self, key: &S) -> bool {
+        self.missing.contains(key)
+    }
+
+    /// Reasons why not all objects can be read.
+    pub fn problems(&self) -> impl Iterator<Item = &Problem> {
+        self.failing.values().map(|(problem, _)| problem)
+    }
+
+    /// Cancel safe: watches keep their positions themselves.
+    pub async fn next(&mut self) -> Change<S, K> {
+        loop {
+            let recovery = self.failing.values().map(|(_, until)| *until).min();
+            tokio::select! {
+                Some((key, event)) = self.watches().next() => match event {
+                    Ok(event) => {
+                        if let Some(change) = self.take(key, event) {
+                            return change;
+                        }
+                    }
+                    Err(failure) => {
+                        self.failed(key, failure);
+                        return Change::Problems;
+                    }
+                },
+                () = until(recovery) => {
+                    let now = Instant::now();
+                    self.failing.retain(|_, (_, until)| *until > now);
+                    return Change::Problems;
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, key: S, event: Event<K>) -> Option<Change<S, K>> {
+        if !matches!(event, Event::Init) {
+            self.failing.remove(&key);
+            self.missing.remove(&key);
+        }
+        match event {
+            Event::Init => {
+                self.lists.insert(key, BTreeSet::new());
+                None
+            }
+            Event::InitApply(object) => {
+                self.lists.entry(key.clone()).or_default().insert(name(&object));
+                Some(Change::Applied(key, object))
+            }
+            Event::InitDone => {
+                self.unlisted.remove(&key);
+                let names = self.lists.remove(&key).unwrap_or_default();
+                Some(Change::Listed(key, names))
+            }
+            Event::Apply(object) => Some(Change::Applied(key, object)),
+            Event::Delete(object) => Some(Change::Deleted(key, object)),
+        }
+    }
+
+    fn failed(&mut self, key: S, failure: Failure) {
+        match failure {
+            Failure::Missing => {
+                self.failing.remove(&key);
+                self.missing.insert(key);
+            }
+            Failure::Other(None) => {}
+            Failure::Other(Some(problem)) => {
+                let until = Instant::now() + RECOVERED;
+                let before = self.failing.insert(key, (problem.clone(), until));
+                if before.is_none_or(|(before, _)| before != problem) {
+                    tracing::warn!("{problem}");
+                }
+            }
+        }
+    }
+
+    fn watches(&mut self) -> &mut StreamMap<S, Events<K>> {
+        self.watches.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<S, K> fmt::Debug for Reflector<S, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reflector").finish_non_exhaustive()
+    }
+}
+
+/// Name of an object as [`Change::Listed`] has it.
+pub fn name(object: &impl Resource) -> Name {
+    let metadata = object.meta();
+    (metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default())
+}
+
+/// Time of the next try of a watch.
+struct Retry {
+    backoff: Backoff,
+    last: Option<Instant>,
+    at: Option<Instant>,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self { backoff: Backoff::new(RETRY, RETRY_MISSING), last: None, at: None }
+    }
+}
+
+impl Retry {
+    async fn wait(&mut self) {
+        if let Some(at) = self.at.take() {
+            sleep_until(at).await;
+        }
+    }
+
+    fn failed(&mut self, max: Duration) {
+        let now = Instant::now();
+        if self.last.replace(now).is_some_and(|last| now.duration_since(last) > FORGET) {
+            self.backoff.reset();
+        }
+        self.at = Some(now + jittered(self.backoff.failed().min(max)));
+    }
+}
+
+/// `None` if the watch merely has to begin anew.
+fn cause(kind: &str, error: watcher::Error) -> Option<ApiError> {
+    match error {
+        watcher::Error::InitialListFailed(error)
+        | watcher::Error::WatchStartFailed(error)
+        | watcher::Error::WatchFailed(error) => Some(api_error(kind, error)),
+        watcher::Error::WatchError(status) if status.code == 410 => None,
+        watcher::Error::WatchError(status) => Some(api_error(kind, kube::Error::Api(status))),
+        watcher::Error::NoResourceVersion => Some(ApiError::Refused {
+            code: 0,
+            message: "an object without resourceVersion".to_owned(),
+        }),
+    }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Secret;
+    use kube::core::Status;
+
+    use super::*;
+
+    fn selection() -> Selection {
+        Selection::all(ApiResource::erase::<Secret>(&()))
+    }
+
+    fn refused(code: u16, message: &str) -> watcher::Error {
+        let status = Status::failure(message, "reason").with_code(code);
+        watcher::Error::InitialListFailed(kube::Error::Api(status.boxed()))
+    }
+
+    fn failure(selection: &Selection, error: watcher::Error, retry: &mut Retry) -> Failure {
+        selection.failure(error, retry, &StoreMetrics::default())
+    }
+
+    #[test]
+    fn refusal_names_the_remedy() {
+        let of = |error| match failure(&selection(), error, &mut Retry::default()) {
+            Failure::Other(problem) => problem.map(|problem| problem.message),
+            Failure::Missing => panic!("not optional"),
+        };
+        assert!(of(refused(404, "not found")).unwrap().contains("secrets"));
+        let forbidden = of(refused(403, "User x cannot list")).unwrap();
+        assert!(forbidden.contains("User x cannot list") && forbidden.ends_with("on secrets"));
+        assert_eq!(of(refused(503, "busy")), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waits_grow_to_the_bound_of_their_cause() {
+        for (selection, code, max) in [
+            (selection(), 503, RETRY_MAX),
+            (selection(), 403, RETRY_REFUSED),
+            (selection().optional(), 404, RETRY_MISSING),
+            (selection().optional(), 503, RETRY_MAX),
+        ] {
+            let mut retry = Retry::default();
+            let mut waits = Vec::new();
+            for _ in 0..12 {
+                let began = Instant::now();
+                let failure = failure(&selection, refused(code, ""), &mut retry);
+                assert_eq!(matches!(failure, Failure::Missing), code == 404);
+                retry.wait().await;
+                waits.push(began.elapsed());
+            }
+            assert!(waits[0] <= RETRY && waits[0] >= RETRY / 2, "{waits:?}");
+            assert!(waits[11] <= max && waits[11] >= max / 2, "{code}: {waits:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn server_that_is_away_is_reported_after_a_few_failures() {
+        let (selection, mut retry) = (selection(), Retry::default());
+        let mut reports = |count: u32| {
+            let all = (0..count).map(|_| failure(&selection, refused(503, ""), &mut retry));
+            all.filter(|failure| matches!(failure, Failure::Other(Some(_)))).count()
+        };
+        assert_eq!(reports(QUIET_FAILURES), 0);
+        assert_eq!(reports(2), 2);
+        tokio::time::advance(FORGET + RETRY).await;
+        assert_eq!(reports(1), 0, "the earlier ones no longer count");
+    }
+}
