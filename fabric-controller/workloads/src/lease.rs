@@ -13,16 +13,19 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::Api;
 use kube::api::PostParams;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::writer::within;
 use fabric_store::obstacles::Obstacles;
 
 /// Lease times, as in Liqo: it is lost after `DURATION` without renewal, its holder gives up after
-/// `DEADLINE` of failed renewals, and renews every `PERIOD`.
+/// `DEADLINE` of failed renewals, and renews every `PERIOD`. A renewal counts from when it was sent,
+/// so that a slow answer is as good as a quick one and none is taken for longer than it holds.
 const DURATION: Duration = Duration::from_secs(15);
 const DEADLINE: Duration = Duration::from_secs(10);
 const PERIOD: Duration = Duration::from_secs(2);
+/// Minimum time between a renewal's answer and the next renewal.
+const PAUSE: Duration = Duration::from_millis(500);
 
 pub const NAME: &str = "weft-fabric-controller";
 /// Annotation: why the holder cannot read all that it needs.
@@ -42,6 +45,8 @@ pub struct Election {
     told: Option<String>,
     /// Lease as this one wrote it last.
     held: Option<Lease>,
+    /// Time at which the last successful renewal was sent.
+    renewed: Instant,
     /// Written into the Lease, for `weft status`.
     obstacles: Obstacles,
     /// True if another holds it.
@@ -60,6 +65,7 @@ impl Election {
             seen: None,
             told: None,
             held: None,
+            renewed: Instant::now(),
             obstacles: Obstacles::default(),
             stands_by: watch::Sender::default(),
         }
@@ -83,9 +89,10 @@ impl Election {
     /// Returns when elected. Cancel safe.
     pub async fn won(&mut self) {
         loop {
-            match attempt(self.acquire()).await {
-                Ok(true) => return tracing::info!(identity = self.identity, "elected"),
-                Ok(false) => _ = self.stands_by.send_replace(true),
+            match within(DEADLINE, self.acquire()).await {
+                Ok(Answer::Ours) => return tracing::info!(identity = self.identity, "elected"),
+                Ok(Answer::Others) => _ = self.stands_by.send_replace(true),
+                Ok(Answer::Contended) => {}
                 Err(error) => tracing::debug!(%error, "cannot stand for election; tried again"),
             }
             sleep(PERIOD).await;
@@ -94,15 +101,15 @@ impl Election {
 
     /// Renews what was won, and returns when it is lost, or another requests it. Cancel safe.
     pub async fn lost(&mut self) {
-        let mut renewed = Instant::now();
         loop {
-            sleep(PERIOD).await;
-            match attempt(self.acquire()).await {
-                Ok(true) => renewed = Instant::now(),
-                Ok(false) => return,
+            sleep_until((self.renewed + PERIOD).max(Instant::now() + PAUSE)).await;
+            let left = DEADLINE.saturating_sub(self.renewed.elapsed());
+            match within(left, self.acquire()).await {
+                Ok(Answer::Ours | Answer::Contended) => {}
+                Ok(Answer::Others) => return,
                 Err(error) => tracing::debug!(%error, "cannot renew the Lease"),
             }
-            if renewed.elapsed() > DEADLINE {
+            if self.renewed.elapsed() >= DEADLINE {
                 return;
             }
         }
@@ -128,7 +135,7 @@ impl Election {
 
     /// Changes a Lease that is held.
     async fn amend(&self, change: impl Fn(&mut LeaseSpec)) -> kube::Result<()> {
-        attempt(async {
+        within(PERIOD, async {
             let Some(mut lease) = self.api.get_opt(NAME).await? else { return Ok(()) };
             if holder(&lease) == Some(&self.identity) {
                 change(lease.spec.get_or_insert_default());
@@ -139,34 +146,37 @@ impl Election {
         .await
     }
 
-    /// True if it is ours now.
-    async fn acquire(&mut self) -> kube::Result<bool> {
+    async fn acquire(&mut self) -> kube::Result<Answer> {
         // The write itself fails if anybody else has written since.
         if let Some(lease) = self.held.take()
-            && self.take(lease).await?
+            && self.write(lease).await? == Answer::Ours
         {
-            return Ok(true);
+            return Ok(Answer::Ours);
         }
         let Some(mut lease) = self.api.get_opt(NAME).await? else {
-            let lease = self.taken(Lease::default());
-            return is_taken(self.api.create(&PostParams::default(), &lease).await);
+            return self.write(Lease::default()).await;
         };
         if self.may_take(&lease) {
-            return self.take(lease).await;
+            return self.write(lease).await;
         }
         if self.insists && wanted_by(&lease) != Some(&self.identity) {
             let annotations = lease.metadata.annotations.get_or_insert_default();
             annotations.insert(WANTED_BY.to_owned(), self.identity.clone());
-            is_taken(self.api.replace(NAME, &PostParams::default(), &lease).await)?;
+            answer(self.api.replace(NAME, &PostParams::default(), &lease).await)?;
         }
-        Ok(false)
+        Ok(Answer::Others)
     }
 
-    async fn take(&mut self, lease: Lease) -> kube::Result<bool> {
-        let lease = self.taken(lease);
-        let written = self.api.replace(NAME, &PostParams::default(), &lease).await;
-        self.held = written.as_ref().ok().cloned();
-        is_taken(written)
+    async fn write(&mut self, lease: Lease) -> kube::Result<Answer> {
+        let (lease, sent) = (self.taken(lease), Instant::now());
+        let written = match lease.metadata.resource_version {
+            Some(_) => self.api.replace(NAME, &PostParams::default(), &lease).await,
+            None => self.api.create(&PostParams::default(), &lease).await,
+        };
+        if let Ok(lease) = &written {
+            (self.held, self.renewed) = (Some(lease.clone()), sent);
+        }
+        answer(written)
     }
 
     fn may_take(&mut self, lease: &Lease) -> bool {
@@ -235,16 +245,117 @@ fn holder(lease: &Lease) -> Option<&String> {
     lease.spec.as_ref()?.holder_identity.as_ref().filter(|holder| !holder.is_empty())
 }
 
-/// False if another was first, or it was removed.
-fn is_taken(written: kube::Result<Lease>) -> kube::Result<bool> {
+/// Result of a write that names the version it replaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Ours,
+    /// It was written or removed meanwhile, perhaps by an own request whose answer came too late.
+    Contended,
+    Others,
+}
+
+fn answer(written: kube::Result<Lease>) -> kube::Result<Answer> {
     match written {
-        Ok(_) => Ok(true),
-        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(false),
+        Ok(_) => Ok(Answer::Ours),
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(Answer::Contended),
         Err(error) => Err(error),
     }
 }
 
-/// An answer that is late is none: the Lease may have run out meanwhile.
-async fn attempt<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
-    within(PERIOD, request).await
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use http::{Request, Response};
+    use kube::Client;
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use tokio::time::timeout;
+    use tower::service_fn;
+
+    use super::*;
+
+    /// API server with one Lease, which answers after `delay` milliseconds.
+    fn server(delay: &Arc<AtomicU64>) -> Client {
+        let (delay, stored) = (delay.clone(), Arc::new(std::sync::Mutex::new((0, Value::Null))));
+        Client::new(
+            service_fn(move |request: Request<Body>| {
+                let (delay, stored) = (delay.clone(), stored.clone());
+                async move {
+                    let is_read = request.method() == "GET";
+                    let body = request.into_body().collect_bytes().await.unwrap();
+                    let (code, answer) = {
+                        let (version, lease) = &mut *stored.lock().unwrap();
+                        let sent: Value = serde_json::from_slice(&body).unwrap_or_default();
+                        let replaces = &sent["metadata"]["resourceVersion"];
+                        let status = |code, reason| json!({"code": code, "reason": reason});
+                        if is_read && lease.is_null() {
+                            (404, status(404, "NotFound"))
+                        } else if !is_read && *replaces != lease["metadata"]["resourceVersion"] {
+                            (409, status(409, "Conflict"))
+                        } else if is_read {
+                            (200, lease.clone())
+                        } else {
+                            *version += 1;
+                            *lease = sent;
+                            lease["metadata"]["resourceVersion"] = json!(version.to_string());
+                            (200, lease.clone())
+                        }
+                    };
+                    sleep(Duration::from_millis(delay.load(Ordering::Relaxed))).await;
+                    let response = Response::builder().status(code);
+                    let body = Body::from(answer.to_string().into_bytes());
+                    Ok::<_, Infallible>(response.body(body).unwrap())
+                }
+            }),
+            "liqo",
+        )
+    }
+
+    fn election(client: &Client, identity: &str) -> Election {
+        let (client, namespace, url) = (client.clone(), "liqo".to_owned(), String::new());
+        let metrics = fabric_store::StoreMetrics::default();
+        Election::new(&ApiServer { client, namespace, url, metrics }, identity)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_server_does_not_end_a_lease() {
+        let delay = Arc::new(AtomicU64::new(10));
+        let client = server(&delay);
+        let (mut one, mut other) = (election(&client, "one"), election(&client, "other"));
+        one.won().await;
+        delay.store(4500, Ordering::Relaxed);
+        let both = async {
+            tokio::select! {
+                () = one.lost() => panic!("lost"),
+                () = other.won() => panic!("two holders"),
+            }
+        };
+        timeout(Duration::from_secs(300), both).await.unwrap_err();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silent_server_ends_a_lease_before_another_has_it() {
+        let delay = Arc::new(AtomicU64::new(10));
+        let client = server(&delay);
+        let (mut one, mut other) = (election(&client, "one"), election(&client, "other"));
+        one.won().await;
+        delay.store(60_000, Ordering::Relaxed);
+        let silent = Instant::now();
+        let lost = async {
+            one.lost().await;
+            silent.elapsed()
+        };
+        let won = async {
+            sleep(DEADLINE).await;
+            delay.store(10, Ordering::Relaxed);
+            other.won().await;
+            silent.elapsed()
+        };
+        let (lost, won) = tokio::join!(lost, won);
+        assert!(lost >= DEADLINE - PERIOD && lost <= DEADLINE, "{lost:?}");
+        assert!(won > lost, "{won:?}");
+    }
 }
