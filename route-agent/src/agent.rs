@@ -16,7 +16,7 @@ use crate::apply::apply;
 use crate::compile::{Compiled, compile};
 use crate::config_source::{self, ConfigFile};
 use crate::host_state::HostState;
-use crate::other_firewalls::{Mode, OtherFirewalls};
+use crate::other_firewalls::{Mode, OtherFirewalls, Treatment};
 use crate::overlay_probe::OverlayProbes;
 use crate::presence::Presence;
 use crate::refusal::Refuser;
@@ -262,7 +262,10 @@ impl Agent {
         let mode = if self.accept { Mode::Accept } else { Mode::Report };
         let gateways = config.spec.peerings.iter().filter_map(|peering| peering.gateway.as_ref());
         let listen_ports = gateways.filter_map(|gateway| gateway.listen_port).collect();
-        self.other_firewalls.request(mode, host_state.ways(&config.spec), listen_ports);
+        let peers = config.spec.peerings.iter().flat_map(|peering| &peering.prefixes);
+        let peers = peers.filter_map(|prefix| prefix.parse().ok()).collect();
+        let ways = host_state.ways(&config.spec);
+        self.other_firewalls.request(Treatment { mode, ways, listen_ports, peers });
         match moved::find(&self.handle, &config.spec, &host_state).await {
             Ok(moved) => self.moved = moved,
             Err(error) => _ = problems.insert(chain(&error)),

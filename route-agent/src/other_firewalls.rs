@@ -21,7 +21,8 @@ use tokio::time::sleep;
 pub(crate) use drop_points::{Accept, Admitted, Way};
 
 use crate::names::VXLAN_PORT;
-use drop_points::DropPoint;
+use drop_points::{DropPoint, Rule};
+use fabric_api::Cidr;
 use fabric_api::fabric::OVERLAY_PROBE_PORT;
 
 /// Marks our rules in chains of others.
@@ -61,19 +62,42 @@ struct Drops {
     points: BTreeSet<DropPoint>,
     by_interface: BTreeSet<DropPoint>,
     admitted: Admitted,
+    /// Rules that drop some packets, and their chains.
+    rules: Vec<(String, Rule)>,
 }
 
 /// Treatment of chains of others.
 #[derive(Clone, Debug, Default)]
-struct Treatment {
-    mode: Mode,
-    ways: Vec<Way>,
+pub(crate) struct Treatment {
+    pub(crate) mode: Mode,
+    pub(crate) ways: Vec<Way>,
     /// UDP ports of WireGuard, of servers on this host. A manifest has the gateway listen there, and
     /// WireGuard answers nobody whose key it does not know, so they are let in like VXLAN.
-    listen_ports: BTreeSet<u16>,
+    pub(crate) listen_ports: BTreeSet<u16>,
+    /// Prefixes of peers.
+    pub(crate) peers: BTreeSet<Cidr>,
 }
 
 impl Treatment {
+    /// Packets of the overlay or WireGuard that a rule takes, all of them.
+    fn taken_by(&self, hook: Hook, rule: &Rule) -> Option<String> {
+        if self.mode == Mode::Remove || rule.ours {
+            return None;
+        }
+        let ports = self.ports();
+        match hook {
+            Hook::Forward if rule.is_for_overlay() => Some("packets of the overlay".to_owned()),
+            Hook::Forward => rule
+                .peer(&self.peers, &self.ways)
+                .map(|peer| format!("packets of the peers' prefix {peer}")),
+            Hook::Input if rule.is_for_port(&ports, &self.ways) => {
+                let ports = ports.intersection(&rule.dports).map(port_name).collect::<Vec<_>>();
+                Some(format!("packets to UDP port {}", ports.join(" and ")))
+            }
+            Hook::Input => None,
+        }
+    }
+
     /// UDP ports of this node that packets must reach.
     fn ports(&self) -> BTreeSet<u16> {
         self.listen_ports.iter().copied().chain([VXLAN_PORT]).collect()
@@ -122,18 +146,18 @@ impl OtherFirewalls {
     }
 
     /// Has all chains looked at. Returns at once.
-    pub(crate) fn request(&self, mode: Mode, ways: Vec<Way>, listen_ports: BTreeSet<u16>) -> u64 {
+    pub(crate) fn request(&self, treatment: Treatment) -> u64 {
         let mut number = 0;
         self.requests.send_modify(|request| {
             number = request.number + 1;
-            *request = Request { number, treatment: Treatment { mode, ways, listen_ports } };
+            *request = Request { number, treatment: treatment.clone() };
         });
         number
     }
 
     /// Takes all accepts of ours away; returns what could not be done.
     pub(crate) async fn remove(&mut self) -> BTreeSet<String> {
-        let number = self.request(Mode::Remove, Vec::new(), BTreeSet::new());
+        let number = self.request(Treatment::default());
         let done = self.found.wait_for(|found| found.request >= number).await;
         done.map(|found| found.failures.clone()).unwrap_or_default()
     }
@@ -191,6 +215,13 @@ fn ensure(netns: &Netns, treatment: &Treatment, accepts: &mut nft::Accepts) -> F
     found
 }
 
+fn port_name(port: &u16) -> String {
+    match *port {
+        VXLAN_PORT => format!("{port} (VXLAN)"),
+        _ => format!("{port} (WireGuard)"),
+    }
+}
+
 fn of_some_devices(chain: &str) -> String {
     format!("{chain}, for packets of some devices,")
 }
@@ -219,10 +250,7 @@ fn remedy(chain: &str, (hook, ports): (Hook, &BTreeSet<u16>), firewalld: bool) -
                 .to_owned()
         }
         (Hook::Input, false) => {
-            let ports = each(|port| match *port {
-                VXLAN_PORT => format!("{port} (VXLAN)"),
-                _ => format!("{port} (WireGuard)"),
-            });
+            let ports = each(port_name);
             format!("let its owner accept UDP port {}", ports.join(" and "))
         }
     };

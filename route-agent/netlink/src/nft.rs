@@ -19,7 +19,7 @@ mod chains;
 mod rule;
 
 pub use chains::{BaseChain, Chain, ChainFamily, Hook, base_chains, chain_rules, table_rules};
-pub use rule::{Condition, Interface, Rule, Verdict};
+pub use rule::{AddressMatch, Condition, Interface, Rule, Verdict};
 
 /// A table as the kernel has it.
 #[derive(Clone, Debug, PartialEq, Eq)]

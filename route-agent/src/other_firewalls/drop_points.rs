@@ -4,7 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use netlink::nft::{Condition, Hook, Interface, Verdict};
+use fabric_api::Cidr;
+use netlink::nft::{AddressMatch, Condition, Hook, Interface, Verdict};
 
 /// Rule of a chain, of either packet filter.
 #[derive(Clone, Debug)]
@@ -20,6 +21,13 @@ pub(crate) struct Rule {
     pub(crate) ports: BTreeSet<u16>,
     /// Devices that packets must come in or go out by, all of them.
     pub(crate) interfaces: Vec<Interface>,
+    /// Prefixes that packets' addresses must be of, all of them.
+    pub(crate) addresses: Vec<AddressMatch>,
+    /// Protocol over IP and destination ports, if the rule compares them.
+    pub(crate) protocol: Option<u8>,
+    pub(crate) dports: BTreeSet<u16>,
+    /// More is compared than the above: a decision about some packets only.
+    pub(crate) is_narrow: bool,
 }
 
 /// Packets that rules of their chains' owners let pass.
@@ -79,6 +87,8 @@ pub(crate) struct Walk<'a, E> {
     /// The same for packets of some devices only. These may be a policy's, so they get no accept.
     pub(crate) by_interface: BTreeSet<DropPoint>,
     pub(crate) admitted: Admitted,
+    /// Rules that drop some packets, and their chains.
+    pub(crate) drops: Vec<(String, Rule)>,
     ends: BTreeMap<String, End>,
 }
 
@@ -98,8 +108,20 @@ impl<'a, E> Walk<'a, E> {
     ) -> Self {
         let ways = ways.iter().filter(|way| way.hook == hook).collect();
         let (chains, points, by_interface, ends) = Default::default();
-        let (dispatched, admitted) = (false, Admitted::default());
-        Self { hook, zones, ways, dispatched, load, chains, points, by_interface, admitted, ends }
+        let (dispatched, admitted, drops) = (false, Admitted::default(), Vec::new());
+        Self {
+            hook,
+            zones,
+            ways,
+            dispatched,
+            load,
+            chains,
+            points,
+            by_interface,
+            admitted,
+            drops,
+            ends,
+        }
     }
 
     pub(crate) fn base_chain(&mut self, chain: &str, policy_drops: bool) -> Result<(), E> {
@@ -131,6 +153,9 @@ impl<'a, E> Walk<'a, E> {
             if !rule.ours && !drops {
                 self.admitted.overlay |= rule.names_overlay;
                 self.admitted.ports.extend(&rule.ports);
+            }
+            if drops && rule.condition != Condition::Always {
+                self.drops.push((chain.to_owned(), rule.clone()));
             }
             match (self.condition(rule), &rule.verdict) {
                 (Condition::Always, Verdict::Drop) => {
@@ -223,6 +248,37 @@ impl Rule {
     /// True if behind this rule there are fewer packets than before it, not all of them accepted.
     fn may_drop(&self) -> bool {
         !self.ours && !matches!(self.verdict, Verdict::Continue | Verdict::Accept)
+    }
+}
+
+impl Rule {
+    /// The peer's prefix whose forwarded packets the rule is about, if it is about nothing narrower.
+    pub(crate) fn peer<'a>(&self, peers: &'a BTreeSet<Cidr>, ways: &[Way]) -> Option<&'a Cidr> {
+        let mut ways = ways.iter().filter(|way| way.hook == Hook::Forward);
+        let is_met = self.interfaces.is_empty() || ways.any(|way| way.has(self));
+        if !is_met || self.is_narrow || self.protocol.is_some() || !self.dports.is_empty() {
+            return None;
+        }
+        let is_of = |of: &AddressMatch, peer: &Cidr| !of.negated && of.prefix.overlaps(peer);
+        peers.iter().find(|peer| self.addresses.iter().any(|of| is_of(of, peer)))
+    }
+
+    /// Returns whether all packets to one of these UDP ports of the node meet the rule.
+    pub(crate) fn is_for_port(&self, ports: &BTreeSet<u16>, ways: &[Way]) -> bool {
+        const UDP: u8 = 17;
+        !self.is_narrow
+            && self.addresses.is_empty()
+            && self.protocol == Some(UDP)
+            && !self.dports.is_disjoint(ports)
+            && ways.iter().any(|way| way.hook == Hook::Input && way.has(self))
+    }
+
+    /// Returns whether it names weft's devices and nothing narrower.
+    pub(crate) fn is_for_overlay(&self) -> bool {
+        !self.is_narrow
+            && self.addresses.is_empty()
+            && self.protocol.is_none()
+            && self.interfaces.iter().any(|of| !of.negated && of.name.starts_with("weft"))
     }
 }
 

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use fabric_api::fabric::OVERLAY_PROBE_PORT;
 use netlink::Netns;
-use netlink::nft::{Condition, Hook, Interface, Verdict};
+use netlink::nft::{AddressMatch, Condition, Hook, Interface, Verdict};
 
 use super::drop_points::{Accept, DropPoint, Rule, Walk, Way, are_in_place};
 use super::{COMMENT, Drops, Found, Mode, Treatment, of_some_devices, remedy};
@@ -18,6 +18,8 @@ const VERSIONS: [(&str, &str); 2] =
     [("iptables-legacy", "ip_tables_names"), ("ip6tables-legacy", "ip6_tables_names")];
 /// Bound for the wait for the lock that programs hold while they change tables, in seconds.
 const LOCK_WAIT_S: &str = "2";
+/// Number of the protocol.
+const UDP: u8 = 17;
 /// Exit code of a program that did not get the lock.
 const RESOURCE_PROBLEM: i32 = 4;
 
@@ -70,6 +72,11 @@ fn ensure_version(
     let mut wanted: BTreeMap<DropPoint, BTreeSet<Accept>> = BTreeMap::new();
     for (chain, hook) in CHAINS {
         let drops = table.drop_points(chain, hook, &treatment.ways);
+        for (chain, rule) in &drops.rules {
+            if let Some(taken) = treatment.taken_by(hook, rule) {
+                found.problems.insert(drop_problem(program, chain, rule, &taken));
+            }
+        }
         let missing = treatment.missing(hook, &drops.admitted);
         let missing = missing.filter(|_| treatment.mode != Mode::Remove);
         if let Some(ports) = &missing {
@@ -133,8 +140,8 @@ impl Table {
         };
         let mut walk = Walk::new(hook, (false, ways), &mut load);
         let Ok(()) = walk.base_chain(chain, self.dropping.contains(chain));
-        let Walk { points, by_interface, admitted, .. } = walk;
-        Drops { points, by_interface, admitted }
+        let Walk { points, by_interface, admitted, drops: rules, .. } = walk;
+        Drops { points, by_interface, admitted, rules }
     }
 
     /// Lines for `iptables-restore`; empty if all accepts are in their places.
@@ -179,6 +186,15 @@ fn accepts(hook: Hook, treatment: &Treatment) -> BTreeSet<Accept> {
     }
 }
 
+fn drop_problem(program: &str, chain: &str, rule: &Rule, taken: &str) -> String {
+    let remove = rule.id.replacen("-A", "-D", 1);
+    format!(
+        "{program}'s chain {chain}: the rule `{}` drops {taken}: have its owner except them, or remove \
+         it (`{program} {remove}`)",
+        rule.id
+    )
+}
+
 /// Parses the words of a rule behind its chain's name.
 fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> Rule {
     let mut rule = Rule {
@@ -189,6 +205,10 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
         names_overlay: false,
         ports: BTreeSet::new(),
         interfaces: Vec::new(),
+        addresses: Vec::new(),
+        protocol: None,
+        dports: BTreeSet::new(),
+        is_narrow: false,
     };
     let mut negated = false;
     let mut rest = words;
@@ -198,7 +218,7 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
         match (&**word, value) {
             ("-m", "comment") => {}
             ("--comment", text) => rule.ours = text == COMMENT,
-            ("!", "-i" | "-o") => {
+            ("!", "-i" | "-o" | "-s" | "-d") => {
                 negated = true;
                 rest = tail;
             }
@@ -210,6 +230,24 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
                 let negated = std::mem::take(&mut negated);
                 rule.interfaces.push(Interface { incoming, name, is_prefix, negated });
             }
+            ("-s" | "-d", prefix) => {
+                rule.condition = Condition::Other;
+                let (source, negated) = (word == "-s", std::mem::take(&mut negated));
+                let prefix = prefix.parse().ok();
+                let found = prefix.map(|prefix| AddressMatch { source, prefix, negated });
+                rule.is_narrow |= found.is_none();
+                rule.addresses.extend(found);
+            }
+            ("-p", "udp") => {
+                rule.condition = Condition::Other;
+                rule.protocol = Some(UDP);
+            }
+            ("-m", "udp") => {}
+            ("--dport", port) if port.parse::<u16>().is_ok() => {
+                rule.condition = Condition::Other;
+                rule.dports.extend(port.parse::<u16>());
+                rule.ports.extend(port.parse::<u16>());
+            }
             // Options of the target follow.
             ("-j", target) => {
                 rule.verdict = verdict(target, chains.contains_key(target));
@@ -220,7 +258,7 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
                 break;
             }
             (word, value) => {
-                rule.condition = Condition::Other;
+                (rule.condition, rule.is_narrow) = (Condition::Other, true);
                 if ["--dport", "--dports", "--sport"].contains(&word) {
                     rule.ports.extend(value.split(',').filter_map(|port| port.parse::<u16>().ok()));
                 }

@@ -98,8 +98,13 @@ impl<'a> Table<'a> {
     ) -> Result<BTreeSet<Chain>, NftError> {
         let mut wanted = Wanted::new();
         for base in self.base_chains {
-            let Drops { points, by_interface, admitted } =
+            let Drops { points, by_interface, admitted, rules } =
                 self.drop_points(base, treatment, found)?;
+            for (chain, rule) in &rules {
+                if let Some(taken) = treatment.taken_by(base.hook, rule) {
+                    found.problems.insert(self.drop_problem(chain, rule, &taken));
+                }
+            }
             let missing = treatment.missing(base.hook, &admitted);
             let missing = missing.filter(|_| treatment.mode != Mode::Remove);
             if let Some(ports) = &missing {
@@ -140,10 +145,21 @@ impl<'a> Table<'a> {
         let zones = base.chain.table == FIREWALLD;
         let mut walk = Walk::new(base.hook, (zones, &treatment.ways), &mut load);
         walk.base_chain(&base.chain.name, base.drops)?;
-        let Walk { chains, points, by_interface, admitted, .. } = walk;
+        let Walk { chains, points, by_interface, admitted, drops: rules, .. } = walk;
         found.chains.extend(chains.keys().map(|name| self.chain(name)));
         self.chains.extend(chains);
-        Ok(Drops { points, by_interface, admitted })
+        Ok(Drops { points, by_interface, admitted, rules })
+    }
+
+    fn drop_problem(&self, chain: &str, rule: &Rule, taken: &str) -> String {
+        let chain = self.chain(chain);
+        let place = format!("{} {} {}", chain.family.name(), chain.table, chain.name);
+        format!(
+            "{}: the rule with handle {} drops {taken}: see `nft -a list chain {place}`, and have its \
+             owner except them, or remove it (`nft delete rule {place} handle {1}`)",
+            of_chain(&chain),
+            rule.id
+        )
     }
 
     /// Input for `nft -f`; empty if all accepts are in their places.
@@ -208,6 +224,10 @@ fn rule(rule: nft::Rule) -> Rule {
         names_overlay: rule.compared.iter().any(|value| value.starts_with(b"weft")),
         ports: rule.compared.iter().filter_map(port).map(u16::from_be_bytes).collect(),
         interfaces: rule.interfaces,
+        addresses: rule.addresses,
+        protocol: rule.protocol,
+        dports: rule.dports,
+        is_narrow: rule.is_narrow,
     }
 }
 

@@ -317,6 +317,57 @@ fn problem_goes_once_the_owner_accepts_the_overlay() {
     assert!(reaches(&world, 8080));
 }
 
+/// Rules of others, each with what it takes.
+const DROPS: [(&str, &str); 9] = [
+    ("iptables-nft -I FORWARD -d 10.201.0.0/16 -j DROP", "the peers' prefix 10.201.0.0/16"),
+    ("iptables-nft -I FORWARD -s 10.201.4.0/22 -j REJECT", "the peers' prefix 10.201.0.0/16"),
+    ("iptables-legacy -I FORWARD -d 10.201.0.0/16 -i pod0 -j DROP", "prefix 10.201.0.0/16"),
+    ("iptables-legacy -I FORWARD -o weft4 -j REJECT", "packets of the overlay"),
+    ("iptables-legacy -I INPUT -i eth0 -p udp --dport 4879 -j DROP", "UDP port 4879 (VXLAN)"),
+    ("iptables-nft -I INPUT -p udp --dport 4879 -j DROP", "UDP port 4879 (VXLAN)"),
+    ("nft insert rule inet f c oifname weft4 counter drop", "packets of the overlay"),
+    ("nft insert rule inet f c ip6 daddr fd00:201::/32 reject", "prefix fd00:201::/32"),
+    ("nft insert rule inet f in udp dport 4879 drop", "UDP port 4879 (VXLAN)"),
+];
+/// Decisions about some packets, or about none of weft's.
+const NO_DROPS: &str = "iptables-nft -A FORWARD -p tcp --dport 6666 -j DROP
+    iptables-nft -A FORWARD -d 10.9.0.0/16 -j DROP
+    iptables-nft -A FORWARD -d 10.201.0.0/16 -p tcp --dport 22 -j DROP
+    iptables-nft -A FORWARD ! -d 10.200.0.0/14 -i eth7 -j DROP
+    iptables-nft -A FORWARD -i eth7 -d 10.0.0.0/8 -j DROP
+    iptables-legacy -A FORWARD -o eth0 -d 10.0.0.0/8 -j DROP
+    iptables-nft -A INPUT -p udp --dport 4879 -m limit --limit 9/s -j DROP
+    iptables-nft -A INPUT -p udp --dport 53 -j DROP
+    iptables-legacy -A FORWARD ! -d 10.201.0.0/16 -i eth7 -j DROP
+    iptables-legacy -A INPUT -p tcp --dport 4879 -j DROP
+    nft add rule inet f c ip daddr 10.201.0.0/16 meta mark 7 drop
+    nft add rule inet f c ip saddr != 10.0.0.0/8 ip daddr 192.0.2.0/24 drop
+    nft add rule inet f in udp sport 4879 drop";
+
+#[test]
+fn drop_of_a_peers_packets_is_named_with_its_rule() {
+    let chain = |name: &str, hook: &str| {
+        format!("add chain inet f {name} {{ type filter hook {hook} priority 0; }}; ")
+    };
+    let chains = chain("c", "forward") + &chain("in", "input");
+    let world = guarded(&format!("nft 'add table inet f; {chains}'\n{NO_DROPS}"), &[]);
+    // The old packet filter notifies of nothing.
+    let poke = "nft 'add table inet poke; add chain inet poke c; delete table inet poke'";
+    assert_eq!(world.problems(), [""; 0]);
+    for (command, taken) in DROPS {
+        sh(&world.node, &format!("{command}; {poke}"));
+        let mut remedy = None;
+        eventually(&format!("`{command}` is named"), SOON, || {
+            let problems = world.problems();
+            let problem = problems.iter().find(|problem| problem.contains(taken));
+            remedy = problem.and_then(|problem| Some(problem.rsplit('`').nth(1)?.to_owned()));
+            remedy.is_some()
+        });
+        sh(&world.node, &format!("{}; {poke}", remedy.unwrap_or_default()));
+        eventually(&format!("`{command}` is solved"), SOON, || world.problems().is_empty());
+    }
+}
+
 #[test]
 fn owned_table_is_named_with_its_owners_commands() {
     let mut world = World::new();

@@ -1,7 +1,9 @@
 //! Meaning of a rule, as far as it decides where a packet of the overlay ends.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
+use fabric_primitives::Cidr;
 use nix::net::if_::if_indextoname;
 
 use crate::nfnetlink::{attribute, attributes, number, text};
@@ -20,6 +22,23 @@ pub struct Rule {
     pub compared: Vec<Vec<u8>>,
     /// Devices that packets must come in or go out by, all of them.
     pub interfaces: Vec<Interface>,
+    /// Prefixes that packets' addresses must be of, all of them.
+    pub addresses: Vec<AddressMatch>,
+    /// Protocol over IP, by number, and destination ports, if the rule compares them.
+    pub protocol: Option<u8>,
+    pub dports: BTreeSet<u16>,
+    /// More is compared than the above.
+    pub is_narrow: bool,
+}
+
+/// Prefix that a rule compares a packet's address with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddressMatch {
+    /// The source, not the destination.
+    pub source: bool,
+    pub prefix: Cidr,
+    /// All other addresses match instead.
+    pub negated: bool,
 }
 
 /// Name of a device as a rule compares it.
@@ -92,10 +111,14 @@ impl Rule {
             verdict: Verdict::Continue,
             compared: Vec::new(),
             interfaces: Vec::new(),
+            addresses: Vec::new(),
+            protocol: None,
+            dports: BTreeSet::new(),
+            is_narrow: false,
         };
-        let (mut loaded, mut lookup) = (None, None);
+        let (mut loaded, mut lookup) = (Loaded::default(), None);
         for (_, expression) in attributes(attribute(body, EXPRESSIONS).unwrap_or_default()) {
-            match devices(expression, loaded).filter(|_| lookup.is_none()) {
+            match devices(expression, loaded.key).filter(|_| lookup.is_none()) {
                 Some(found) => lookup = Some(found),
                 None => rule.add(expression, &mut loaded),
             }
@@ -109,7 +132,8 @@ impl Rule {
         let expanded: Option<Vec<_>> =
             elements.iter().map(|element| self.with_element(lookup, element)).collect();
         let verdict = if lookup.is_map { Verdict::Other } else { self.verdict.clone() };
-        expanded.unwrap_or_else(|| vec![Self { condition: Condition::Other, verdict, ..self }])
+        let unknown = || Self { condition: Condition::Other, verdict, is_narrow: true, ..self };
+        expanded.unwrap_or_else(|| vec![unknown()])
     }
 
     fn with_element(&self, lookup: &Lookup, element: &[u8]) -> Option<Self> {
@@ -124,20 +148,26 @@ impl Rule {
         Some(rule)
     }
 
-    /// `loaded` is the key of the packet's meta data that the next comparison is about.
-    fn add(&mut self, expression: &[u8], loaded: &mut Option<u32>) {
+    /// `loaded` is the value that the next comparison is about.
+    fn add(&mut self, expression: &[u8], loaded: &mut Loaded) {
         const NAME: u16 = 1;
         const DATA: u16 = 2;
         let data = attribute(expression, DATA).unwrap_or_default();
         match text(expression, NAME) {
-            Some("counter" | "log" | "bitwise") => {}
-            Some("cmp") => {
-                self.interfaces.extend(loaded.take().and_then(|key| interface(key, data)));
-                self.compared.extend(compared(data));
-            }
+            Some("counter" | "log") => {}
+            Some("bitwise") => loaded.mask = mask(data),
+            Some("cmp") => self.compare(data, &std::mem::take(loaded)),
             Some("meta") => {
                 self.condition = self.condition.max(meta(data));
-                *loaded = number(data, META_KEY);
+                let key = number(data, META_KEY);
+                self.is_narrow |=
+                    meta(data) == Condition::Other && !matches!(key, Some(NFPROTO | L4PROTO));
+                *loaded = Loaded { key, ..Loaded::default() };
+            }
+            Some("payload") => {
+                self.condition = Condition::Other;
+                *loaded = Loaded { field: Field::parse(data), ..Loaded::default() };
+                self.is_narrow |= loaded.field.is_none();
             }
             Some("immediate") => {
                 if let Some(verdict) = immediate(data) {
@@ -150,14 +180,103 @@ impl Rule {
             Some("target") => self.verdict = target(text(data, NAME)),
             Some("match") if text(data, NAME) == Some("comment") => {}
             Some("lookup") => {
-                self.condition = Condition::Other;
+                (self.condition, self.is_narrow) = (Condition::Other, true);
                 if is_verdict_map(data) {
                     self.verdict = Verdict::Other;
                 }
             }
-            _ => self.condition = Condition::Other,
+            _ => (self.condition, self.is_narrow) = (Condition::Other, true),
         }
     }
+
+    fn compare(&mut self, data: &[u8], loaded: &Loaded) {
+        const OPERATOR: u16 = 2;
+        const NOT_EQUAL: u32 = 1;
+        self.interfaces.extend(loaded.key.and_then(|key| interface(key, data)));
+        let Some(value) = compared(data) else { return };
+        let operator = number(data, OPERATOR).unwrap_or_default();
+        let (is_equal, negated) = (operator == 0, operator == NOT_EQUAL);
+        match loaded {
+            Loaded { key: Some(L4PROTO), .. } | Loaded { field: Some(Field::Protocol), .. }
+                if is_equal && loaded.mask.is_none() && value.len() == 1 =>
+            {
+                self.protocol = value.first().copied();
+            }
+            Loaded { key: Some(L4PROTO), .. } => self.is_narrow = true,
+            Loaded { field: Some(Field::DestinationPort), mask: None, .. } if is_equal => {
+                let port = <[u8; 2]>::try_from(value.as_slice()).map(u16::from_be_bytes);
+                self.dports.extend(port);
+            }
+            Loaded { field: Some(Field::Address { source, ipv4 }), mask, .. } => {
+                let prefix = prefix(&value, mask.as_deref(), *ipv4);
+                let source = *source;
+                let found = prefix.map(|prefix| AddressMatch { source, prefix, negated });
+                self.is_narrow |= found.is_none() || !(is_equal || negated);
+                self.addresses.extend(found);
+            }
+            Loaded { field: Some(Field::DestinationPort | Field::Protocol), .. } => {
+                self.is_narrow = true;
+            }
+            Loaded { field: None, .. } => {}
+        }
+        self.compared.push(value);
+    }
+}
+
+/// Value that a rule has loaded to compare it.
+#[derive(Debug, Default)]
+struct Loaded {
+    /// Key of the packet's meta data.
+    key: Option<u32>,
+    field: Option<Field>,
+    mask: Option<Vec<u8>>,
+}
+
+/// Field of a packet's headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Field {
+    Address { source: bool, ipv4: bool },
+    Protocol,
+    DestinationPort,
+}
+
+impl Field {
+    /// `None` for one that is not understood. An address may be cut behind its prefix.
+    fn parse(data: &[u8]) -> Option<Self> {
+        const BASE: u16 = 2;
+        const OFFSET: u16 = 3;
+        const NETWORK: u32 = 1;
+        const TRANSPORT: u32 = 2;
+        Some(match (number(data, BASE)?, number(data, OFFSET)?) {
+            (NETWORK, 12) => Self::Address { source: true, ipv4: true },
+            (NETWORK, 16) => Self::Address { source: false, ipv4: true },
+            (NETWORK, 8) => Self::Address { source: true, ipv4: false },
+            (NETWORK, 24) => Self::Address { source: false, ipv4: false },
+            (NETWORK, 9 | 6) => Self::Protocol,
+            (TRANSPORT, 2) => Self::DestinationPort,
+            _ => return None,
+        })
+    }
+}
+
+fn mask(data: &[u8]) -> Option<Vec<u8>> {
+    const MASK: u16 = 4;
+    const BYTES: u16 = 1;
+    Some(attribute(attribute(data, MASK)?, BYTES)?.to_vec())
+}
+
+/// Prefix that addresses equal to `value` under a mask are of.
+fn prefix(value: &[u8], mask: Option<&[u8]>, ipv4: bool) -> Option<Cidr> {
+    let bits = |byte: &u8| byte.count_ones();
+    let len = match mask {
+        Some(mask) => mask.iter().map(bits).sum(),
+        None => u32::try_from(value.len() * 8).ok()?,
+    };
+    let mut octets = [0; 16];
+    octets.get_mut(..value.len())?.copy_from_slice(value);
+    let [a, b, c, d, ..] = octets;
+    let address = if ipv4 { IpAddr::from([a, b, c, d]) } else { IpAddr::from(octets) };
+    Cidr::around(address, u8::try_from(len).ok()?)
 }
 
 /// Verdict of an extension's target, by name.
@@ -170,6 +289,8 @@ fn target(name: Option<&str>) -> Verdict {
 }
 
 const META_KEY: u16 = 2;
+const NFPROTO: u32 = 15;
+const L4PROTO: u32 = 16;
 const IIF: u32 = 4;
 const OIF: u32 = 5;
 const IIFNAME: u32 = 6;
