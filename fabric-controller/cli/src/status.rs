@@ -3,6 +3,7 @@ mod summary;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::IsTerminal as _;
+use std::path::Path;
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use comfy_table::{Table, presets};
 use fabric_api::fabric::{MtuBound, Remap};
 use futures::future::join_all;
 use jiff::Timestamp;
+use nix::sys::statvfs::statvfs;
 
 use self::summary::{Filters, Shown};
 use super::cluster::{self, ClusterArgs};
@@ -192,13 +194,25 @@ async fn host(dir: &RunDir, record: Record) -> Host {
         };
         (name, if answers { Liveness::Answers } else { Liveness::Silent })
     });
+    let dirs = [Some(dir.path().to_owned()), record.state_dir.clone()];
     Host {
+        full: dirs.into_iter().flatten().filter(|dir| is_full(dir)).collect(),
         running: join_all(asked).await.into_iter().collect::<BTreeMap<_, _>>(),
         expected,
         supervised: supervise::supervisor_of(dir).is_some(),
         cluster_id: record.cluster_id,
         node: record.node,
     }
+}
+
+/// Returns whether a file system has no room for a file of usual size, or for none at all.
+fn is_full(dir: &Path) -> bool {
+    const ROOM: u64 = 128 * 1024;
+    statvfs(dir).is_ok_and(|of| {
+        let room = of.blocks_free().saturating_mul(of.fragment_size());
+        let has_limit = |total: u64| total > 0;
+        has_limit(of.blocks()) && room < ROOM || has_limit(of.files()) && of.files_free() == 0
+    })
 }
 
 fn render(observation: &Observation, args: &StatusArgs) -> anyhow::Result<String> {

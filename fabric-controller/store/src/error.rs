@@ -1,6 +1,6 @@
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::{Kind, ObjectRef};
 
@@ -15,6 +15,11 @@ pub enum StoreError {
     Read { path: PathBuf, source: io::Error },
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: io::Error },
+    #[error(
+        "cannot write {}, as its file system is full: what is there is an older version; make room \
+         (`df -h {0}`, `df -i {0}`)", path.display()
+    )]
+    Full { path: PathBuf, source: io::Error },
     #[error("cannot remove {}", path.display())]
     Remove { path: PathBuf, source: io::Error },
     #[error("{limit}")]
@@ -98,6 +103,12 @@ impl ApiError {
 }
 
 impl StoreError {
+    /// Error of a file that could not be written.
+    pub(crate) fn unwritten(path: &Path, source: io::Error) -> Self {
+        let path = path.to_owned();
+        if is_full(&source) { Self::Full { path, source } } else { Self::Write { path, source } }
+    }
+
     /// True if the object is not there any more, or not the one that was meant.
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Gone { .. })
@@ -162,9 +173,27 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
+/// True if a file system has no room left, for anybody or for this user.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn full_file_system_is_named_with_a_remedy() {
+        let path = Path::new("/run/weft/rome/published/nodeconfigs/n1.yaml");
+        for full in [libc::ENOSPC, libc::EDQUOT] {
+            let error = StoreError::unwritten(path, io::Error::from_raw_os_error(full));
+            let text = chain(&error);
+            let expected = format!("cannot write {0}, as its file system is full", path.display());
+            assert!(text.starts_with(&expected) && text.contains("make room"), "{text}");
+        }
+        let error = StoreError::unwritten(path, io::ErrorKind::PermissionDenied.into());
+        assert!(!error.to_string().contains("full"));
+    }
 
     #[test]
     fn problem_without_message_prints_no_empty_text() {

@@ -1,6 +1,7 @@
 //! Processes that run on a host.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use fabric_api::fabric::GatewayConfig;
 use fabric_store::Snapshot;
@@ -19,6 +20,8 @@ pub(crate) struct Host {
     pub(crate) expected: Vec<String>,
     /// True if a supervisor runs.
     pub(crate) supervised: bool,
+    /// Directories whose file system has no room left.
+    pub(crate) full: Vec<PathBuf>,
 }
 
 impl Host {
@@ -62,6 +65,13 @@ impl Host {
                     .to_owned(),
             );
         }
+        found.extend(self.full.iter().map(|dir| {
+            let dir = dir.display();
+            format!(
+                "the file system of {dir} is full: weft cannot write there, and what this shows may be \
+                 old; make room (`df -h {dir}`, `df -i {dir}`)"
+            )
+        }));
         let dead = self.expected.iter().filter(|process| !self.running.contains_key(*process));
         found.extend(dead.map(|process| format!("{process} does not run")));
         let silent = |process: &&String| self.running.get(*process) == Some(&Liveness::Silent);

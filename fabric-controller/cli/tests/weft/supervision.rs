@@ -206,6 +206,25 @@ fn purge_finds_the_only_state_directory() {
 }
 
 #[test]
+fn full_run_directory_is_named_until_there_is_room() {
+    let host = Host::new();
+    host.init();
+    let printed = host.alone(&format!(
+        "mkdir /run/weft && mount -t tmpfs -o size=1m none /run/weft
+        $weft up --manifests {} >/dev/null 2>&1 &
+        until [ -e /run/weft/rome/weft.json ]; do sleep 0.1; done
+        cat /dev/zero >/run/weft/filler 2>/dev/null
+        echo full:; $weft status; rm /run/weft/filler; echo free:; $weft status
+        $weft down >/dev/null",
+        host.path("manifests").display()
+    ));
+    let (full, free) = printed.split_once("free:").unwrap();
+    let problem = "the file system of /run/weft/rome is full: weft cannot write there";
+    assert!(full.contains(problem) && full.contains("df -h /run/weft/rome"), "{printed}");
+    assert!(!free.contains("is full"), "{printed}");
+}
+
+#[test]
 fn empty_run_root_holds_no_fabric() {
     let host = Host::new();
     let printed = host.alone("mkdir /run/weft; $weft status; $weft down");

@@ -6,6 +6,7 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
 use crate::StoreError;
+use crate::error::is_full;
 
 /// Mode in which a file is written.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +22,7 @@ const WRITERS: u32 = 64;
 
 /// Writes a temporary file in the same folder and renames it.
 pub(crate) fn write(path: &Path, text: &str, mode: Mode) -> Result<(), StoreError> {
-    let fail = |source| StoreError::Write { path: path.to_owned(), source };
+    let fail = |source| StoreError::unwritten(path, source);
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(fail(io::ErrorKind::InvalidInput.into()));
     };
@@ -49,7 +50,10 @@ pub(crate) fn write(path: &Path, text: &str, mode: Mode) -> Result<(), StoreErro
 pub(crate) fn make_folder(path: &Path, secret: bool) -> Result<(), StoreError> {
     let mode = if secret { 0o700 } else { 0o755 };
     let made = fs::DirBuilder::new().recursive(true).mode(mode).create(path);
-    made.map_err(|source| StoreError::MakeFolder { path: path.to_owned(), source })
+    made.map_err(|source| match is_full(&source) {
+        true => StoreError::unwritten(path, source),
+        false => StoreError::MakeFolder { path: path.to_owned(), source },
+    })
 }
 
 /// Removes a file; an absent one is no error.
