@@ -63,6 +63,10 @@ impl Steps<'_> {
                 handle.delete_link(name).await
             }
             Op::SetMtu(name, mtu) => self.set(name, LinkAttribute::Mtu(*mtu)).await,
+            Op::SetNoLinkLocal(name) => {
+                let bare = message::no_generated_addresses(self.index(name).await?);
+                unless(handle.change(Message::SetLink(bare), 0).await, &[EAFNOSUPPORT])
+            }
             Op::SetMac(name, mac) => self.set(name, LinkAttribute::Address(mac.0.to_vec())).await,
             Op::SetUp(name) => {
                 let message = message::link_up(self.index(name).await?);

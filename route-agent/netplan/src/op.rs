@@ -13,6 +13,8 @@ pub enum Op {
     AddLink(String, Vxlan),
     DelLink(String),
     SetMtu(String, u32),
+    /// Keeps the kernel from making link-local addresses, which it forgets along with a device's IPv6.
+    SetNoLinkLocal(String),
     SetMac(String, Mac),
     SetUp(String),
     AddAddress(Address),
@@ -36,6 +38,7 @@ impl fmt::Display for Op {
             Self::AddLink(name, vxlan) => write_link(f, name, vxlan),
             Self::DelLink(name) => write!(f, "ip link del {name}"),
             Self::SetMtu(name, mtu) => write!(f, "ip link set {name} mtu {mtu}"),
+            Self::SetNoLinkLocal(name) => write!(f, "ip link set {name} addrgenmode none"),
             Self::SetMac(name, mac) => write!(f, "ip link set {name} address {mac}"),
             Self::SetUp(name) => write!(f, "ip link set {name} up"),
             Self::AddAddress(address) => {

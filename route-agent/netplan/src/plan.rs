@@ -3,6 +3,10 @@ use std::net::IpAddr;
 
 use crate::{Address, Family, NextHop, Op, RouteKey, State, Vxlan};
 
+/// Linux takes IPv6 from a device whose MTU is below this, in bytes, and gives it back with all settings
+/// anew.
+const IPV6_MIN_MTU: u32 = 1280;
+
 /// Returns the steps that turn `have` into `want`, in the order they must be taken.
 ///
 /// Make before break: no prefix that is wanted before and after is without a route in between.
@@ -10,7 +14,8 @@ use crate::{Address, Family, NextHop, Op, RouteKey, State, Vxlan};
 /// and its routes go with the old one), the device's own things follow at once, and an
 /// `unreachable` of a higher metric, put first, keeps packets from leaving another way.
 ///
-/// Addresses that the kernel makes itself (loopback, IPv6 link-local) are never deleted.
+/// Addresses that the kernel makes itself (loopback, IPv6 link-local) are never deleted, but for those of a
+/// VXLAN device, which has none.
 pub fn plan(have: &State, want: &State) -> Vec<Op> {
     let change = Change { have, want };
     let mut ops = Vec::new();
@@ -120,6 +125,9 @@ impl<'a> Change<'a> {
         }
         if have.mtu != want.mtu {
             ops.push(Op::SetMtu(dev.to_owned(), want.mtu));
+        }
+        if have.mtu < IPV6_MIN_MTU && want.mtu >= IPV6_MIN_MTU {
+            ops.push(Op::SetNoLinkLocal(dev.to_owned()));
         }
         if !have.up {
             ops.push(Op::SetUp(dev.to_owned()));
@@ -234,7 +242,9 @@ impl<'a> Change<'a> {
     fn delete_addresses(&self, dev: &str, family: Family, ops: &mut Vec<Op>) {
         let unwanted = self.have.addresses.difference(&self.want.addresses);
         let here = |a: &&Address| a.dev == dev && Family::of(a.address) == family;
-        ops.extend(unwanted.filter(here).filter(|a| is_deletable(a)).cloned().map(Op::DelAddress));
+        let is_vxlan = self.have.links.contains_key(dev);
+        let goes = |a: &&Address| is_vxlan || is_deletable(a);
+        ops.extend(unwanted.filter(here).filter(goes).cloned().map(Op::DelAddress));
     }
 }
 

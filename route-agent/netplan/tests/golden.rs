@@ -118,6 +118,17 @@ fn what_the_kernel_makes_itself_stays() {
 }
 
 /// A gateway's inner namespace, with one node.
+#[test]
+fn widened_overlay_gets_no_link_local_address() {
+    let (mut have, want) = (inner(), inner());
+    let overlay = want.links.keys().next().unwrap().clone();
+    have.links.get_mut(&overlay).unwrap().mtu = 1270;
+    have.addresses.insert(address(&overlay, "fe80::1"));
+    let steps = show(&have, &want);
+    assert!(steps.contains(&format!("ip link set {overlay} addrgenmode none")), "{steps}");
+    assert!(steps.contains("ip address del fe80::1"), "{steps}");
+}
+
 fn inner() -> State {
     let overlay = "overlay4".to_owned();
     let mac = Mac::of_overlay([10, 80, 0, 5].into());

@@ -132,6 +132,7 @@ fn step(kernel: &mut State, op: Op) {
             Some(link) => link.mtu = mtu,
             None => kernel.devices.get_mut(&name).expect("ENODEV").mtu = mtu,
         },
+        Op::SetNoLinkLocal(name) => there(kernel, &name),
         Op::SetMac(name, mac) => {
             kernel.links.get_mut(&name).expect("ENODEV").mac = mac;
             kernel.neighbours.retain(|(dev, _), _| *dev != name);

@@ -137,6 +137,35 @@ fn narrow_underlay_has_one_problem_until_widened() {
     sh(&world.pod, &format!("ping -6 -c 1 -W 2 {PEER_V6}"));
 }
 
+/// Linux forgets a device's IPv6 settings while its MTU is below 1280.
+#[test]
+fn widened_overlay_has_its_settings_again() {
+    let world = World::running(config());
+    let shown = || {
+        let link = &json(&world.node, "ip -j -d link show weft4")[0];
+        // They are gone while it is narrow.
+        let settings = "cd /proc/sys/net/ipv6/conf/weft4 2>&1 && grep . accept_ra forwarding \
+                        disable_ipv6 drop_unicast_in_l2_multicast || true";
+        let addresses = json(&world.node, "ip -j address show weft4")[0]["addr_info"].clone();
+        let routes = "ip -6 route show table 18952; ip -6 neigh show dev weft4 nud permanent";
+        let mode = link["inet6_addr_gen_mode"].clone();
+        let mtu = link["mtu"].clone();
+        (mode, mtu, addresses, sh(&world.node, settings), sh(&world.node, routes))
+    };
+    let before = shown();
+    for narrow in [1329, 1300, 700] {
+        sh(&world.node, &format!("ip link set eth0 mtu {narrow}"));
+        eventually("weft4 follows", std::time::Duration::from_secs(5), || {
+            json(&world.node, "ip -j link show weft4")[0]["mtu"] == narrow - 50
+        });
+        sh(&world.node, "ip link set eth0 mtu 1500");
+        // The host's owner gives the device its address again.
+        sh(&world.node, "ip -6 address replace 2001:db8::5/64 dev eth0 nodad");
+        eventually("weft4 is as it was", std::time::Duration::from_secs(5), || shown() == before);
+    }
+    assert_eq!(world.problems(), Vec::<String>::new());
+}
+
 #[test]
 fn first_packet_too_big_names_the_routes_mtu() {
     let world = World::running(config());
