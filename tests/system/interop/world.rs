@@ -7,15 +7,18 @@
 //! nothing, so turin sees rome as it is.
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use fabric_api::networking::ConnectionType as Role;
 use weft_tests::traffic::{Service, TcpServer, bulk, http_get, ping};
-use weft_tests::{ClusterSpec, Families, Netns, StockPeer};
+use weft_tests::{ClusterSpec, Families, Netns, StockPeer, wait_until};
 
 use super::tie::{Case, Tie, available};
 use crate::scene::{HTTP, PATIENCE, PORT, SINK, Scene, serve};
 
+/// Longer than a peer that is probed may be silent.
+const SILENCE: Duration = Duration::from_secs(8);
 const BYTES: u64 = 5_000_000;
 /// Last byte of turin's addresses.
 const NUMBER: u8 = 49;
@@ -28,6 +31,17 @@ fn as_a_server_weft_carries_all_traffic_with_stock_peers() -> Result<()> {
 #[test]
 fn as_a_client_weft_carries_all_traffic_with_stock_peers() -> Result<()> {
     available().into_iter().try_for_each(|peer| carries_traffic(peer, Role::Client))
+}
+
+/// A stock peer answers no probes, and sends nothing on its own.
+#[test]
+fn peer_that_answers_no_probes_is_named_until_they_are_off() -> Result<()> {
+    let Some(mut world) = World::with_any(Role::Client, &[])? else { return Ok(()) };
+    let result = world.is_named_until_not_probed();
+    if result.is_err() {
+        eprintln!("{}", world.scene.cluster("rome").report());
+    }
+    result
 }
 
 fn carries_traffic(peer: StockPeer, role: Role) -> Result<()> {
@@ -62,6 +76,26 @@ impl World {
         let case = Case { peer, role, underlay: Families::V4 };
         let turin = Tie::new(&scene.lab, &scene.clusters[0], (case, spec), (NUMBER, PORT))?;
         Ok(Self { turin, scene })
+    }
+
+    fn is_named_until_not_probed(&mut self) -> Result<()> {
+        let is = |scene: &Scene, state: &str, reason: Option<&str>| {
+            let peering = scene.cluster("rome").peering("turin")?;
+            let found = peering["faults"][0]["reason"].as_str();
+            ensure!(peering["state"] == state && found == reason, "{peering}");
+            Ok::<_, anyhow::Error>(())
+        };
+        let unanswered = Some("NoProbeAnswer");
+        wait_until("it is named", PATIENCE, || is(&self.scene, "Connecting", unanswered))?;
+        let rome = self.scene.cluster_mut("rome");
+        drop(rome.take_program("weft-up")?);
+        rome.start_up(&["--ping-enabled=false"])?;
+        wait_until("it is connected", PATIENCE, || is(&self.scene, "Connected", None))?;
+        // Silence is no fault of one that nobody asks.
+        (0..20).try_for_each(|_| {
+            std::thread::sleep(SILENCE / 20);
+            is(&self.scene, "Connected", None)
+        })
     }
 
     fn traffic_passes(&self) -> Result<()> {
