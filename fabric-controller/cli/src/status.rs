@@ -194,7 +194,7 @@ async fn host(dir: &RunDir, record: Record) -> Host {
         };
         (name, if answers { Liveness::Answers } else { Liveness::Silent })
     });
-    let dirs = [Some(dir.path().to_owned()), record.state_dir.clone()];
+    let dirs = [Some(dir.path().to_owned()), record.published.clone(), record.state_dir.clone()];
     Host {
         full: dirs.into_iter().flatten().filter(|dir| is_full(dir)).collect(),
         running: join_all(asked).await.into_iter().collect::<BTreeMap<_, _>>(),
