@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fabric_api::labels;
 use fabric_runtime::Heartbeat;
-use fabric_store::{Event, Kind, Object, ObjectRef, Problem, Store, StoreError, Watch};
+use fabric_store::{Backoff, Event, Kind, Object, ObjectRef, Problem, Store, StoreError, Watch};
 use futures::FutureExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -17,10 +17,9 @@ use tokio::time::Instant;
 use crate::grants::{Ipam, Round};
 use crate::kinds::{READ, STATUSES, WRITTEN};
 use crate::metrics::IpamOutcome;
-use crate::publish::{Sink, publish};
+use crate::publish::{Refusals, Sink, publish};
 use crate::stale_connections::StaleConnections;
 use crate::vitals::{COMPILED, Vitals};
-use crate::write_backoff::WriteBackoff;
 use fabric_core::Grant;
 use fabric_core::LaggingNodes;
 use fabric_core::compile::{IpamRequest, Published, compile, is_own, unreadable};
@@ -29,9 +28,8 @@ use fabric_core::placement::{Placements, Plan};
 use fabric_store::obstacles::Reader;
 use gateway_workloads::Exchange;
 
-/// Backoff after ipam could not be reached; doubled up to [`RETRY_MAX`].
-const RETRY_MIN: Duration = Duration::from_millis(100);
-const RETRY_MAX: Duration = Duration::from_secs(1);
+/// After ipam could not be reached.
+const IPAM_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
 /// Backoff after ipam refused, or the store did not answer.
 const RETRY_REFUSED: Duration = Duration::from_secs(5);
 /// Interval of resyncs, which find files removed before the watch saw them.
@@ -53,7 +51,7 @@ pub struct Controller {
     unreachable: Option<String>,
     /// Time of the next requests after that, whatever else waits.
     ipam_again: Option<Instant>,
-    patience: Duration,
+    ipam_backoff: Backoff,
     retry: Option<Instant>,
     /// Problems published last; `None` before the first time.
     told: Option<BTreeSet<Problem>>,
@@ -61,7 +59,7 @@ pub struct Controller {
     workloads: Option<Exchange>,
     stale_connections: StaleConnections,
     lagging: LaggingNodes,
-    backoff: WriteBackoff,
+    backoff: Refusals,
     vitals: Vitals,
 }
 
@@ -79,13 +77,13 @@ impl Controller {
             asked: Vec::new(),
             unreachable: None,
             ipam_again: None,
-            patience: RETRY_MIN,
+            ipam_backoff: IPAM_BACKOFF,
             retry: None,
             told: None,
             workloads: None,
             stale_connections: StaleConnections::default(),
             lagging: LaggingNodes::default(),
-            backoff: WriteBackoff::default(),
+            backoff: Refusals::default(),
             vitals: Vitals::default(),
         })
     }
@@ -379,7 +377,7 @@ impl Controller {
             wanted.problems.extend(outcome.problems);
             let now = Instant::now();
             self.retry_at(outcome.unreachable.then(|| now + RETRY_REFUSED));
-            self.retry_at(self.backoff.next_try(now));
+            self.retry_at(self.backoff.next_try());
             if !outcome.changed {
                 break;
             }
@@ -480,14 +478,16 @@ impl Controller {
             self.retry_at(Some(Instant::now() + RETRY_REFUSED));
         }
         self.releases.splice(..0, round.unreleased);
-        self.ipam_again = round.unreachable.as_ref().map(|_| Instant::now() + self.patience);
-        match &round.unreachable {
+        self.ipam_again = match &round.unreachable {
             Some(reason) => {
                 tracing::debug!(reason, "ipam cannot be reached");
-                self.patience = (self.patience * 2).min(RETRY_MAX);
+                Some(Instant::now() + self.ipam_backoff.failed())
             }
-            None => self.patience = RETRY_MIN,
-        }
+            None => {
+                self.ipam_backoff.reset();
+                None
+            }
+        };
         self.unreachable = round.unreachable;
     }
 

@@ -11,4 +11,3 @@ pub mod metrics;
 pub mod publish;
 mod stale_connections;
 pub mod vitals;
-pub mod write_backoff;

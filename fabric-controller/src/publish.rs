@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 
 use fabric_api::{PrivateKey, PublicKey, labels};
 use fabric_runtime::Heartbeat;
-use fabric_store::{Event, Kind, Object, ObjectRef, Problem, Store, StoreError};
+use fabric_store::{
+    Event, Kind, Object, ObjectRef, Problem, Store, StoreError, WRITE_RETRY, WriteBackoff,
+};
 use futures::stream::{self, StreamExt as _};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
-use crate::write_backoff::WriteBackoff;
 use fabric_core::Grant;
 use fabric_core::compile::{KeyPair, Published, is_own};
 use fabric_core::index::Index;
@@ -40,11 +40,14 @@ pub struct Sink<'a> {
 /// Writes under way at a time. The API server takes as many of one client without making it wait.
 const MAX_WRITES: usize = 16;
 
+/// Writes that were refused, by what was to be written.
+pub type Refusals = WriteBackoff<ObjectRef, Value>;
+
 /// Brings the store and the index to the desired state. Refused writes wait for their backoff.
 pub async fn publish(
     sink: Sink<'_>,
     index: &mut Index,
-    backoff: &mut WriteBackoff,
+    backoff: &mut Refusals,
     wanted: &Published,
 ) -> Outcome {
     let mut publisher = Publisher { sink, index, backoff, outcome: Outcome::default() };
@@ -107,7 +110,7 @@ impl<'a> Write<'a> {
     /// The desired content, to recognise a write that was refused.
     fn want(&self) -> Value {
         match self.what {
-            What::Object(object) | What::Status(object) => object.to_value(),
+            What::Object(object) | What::Status(object) => timeless(object.to_value()),
             What::Key(pair) => json!({"peer": pair.peer, "owner": pair.owner}),
             What::Deletion => Value::Null,
         }
@@ -130,6 +133,15 @@ impl<'a> Write<'a> {
             What::Deletion => store.delete(&self.reference).await.map(|()| Written::Deletion),
         }
     }
+}
+
+/// A condition that could not be written is as old as the try, every time.
+fn timeless(mut want: Value) -> Value {
+    let conditions = want.pointer_mut("/status/conditions").and_then(Value::as_array_mut);
+    for condition in conditions.into_iter().flatten().filter_map(Value::as_object_mut) {
+        condition.remove("lastTransitionTime");
+    }
+    want
 }
 
 fn key_secret(reference: &ObjectRef, pair: &KeyPair, private: &PrivateKey) -> Secret {
@@ -158,7 +170,7 @@ fn key_secret(reference: &ObjectRef, pair: &KeyPair, private: &PrivateKey) -> Se
 struct Publisher<'a> {
     sink: Sink<'a>,
     index: &'a mut Index,
-    backoff: &'a mut WriteBackoff,
+    backoff: &'a mut Refusals,
     outcome: Outcome,
 }
 
@@ -201,7 +213,8 @@ impl Publisher<'_> {
             What::Status(want) if have == Some(want) => return false,
             What::Object(_) | What::Status(_) | What::Key(_) | What::Deletion => {}
         }
-        let standing = self.backoff.pending(&write.reference, || write.want(), Instant::now());
+        let is_same = |refused: &Value| *refused == write.want();
+        let standing = self.backoff.pending(&write.reference, is_same);
         if let Some(message) = standing.map(str::to_owned) {
             self.problem(&write.reference, message);
             return false;
@@ -255,7 +268,7 @@ impl Publisher<'_> {
         if error.is_unreachable() {
             self.outcome.unreachable = true;
         } else {
-            self.backoff.refused(&write.reference, write.want(), &message, Instant::now());
+            self.backoff.refused(&write.reference, write.want(), &message, WRITE_RETRY);
         }
         self.problem(&write.reference, message);
     }
@@ -308,4 +321,19 @@ fn is_same_spec(have: &Object, want: &Object) -> bool {
 /// A manifest of the user has the name of an object of ours.
 fn is_in_the_way(have: &Object, want: &Object) -> bool {
     matches!(have.kind(), Kind::Network | Kind::Ip) && is_own(want) && !is_own(have)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_of_a_condition_makes_no_other_write() {
+        let status = |reason: &str, time: u32| {
+            let conditions = json!([{"reason": reason, "lastTransitionTime": time}]);
+            timeless(json!({"status": {"conditions": conditions}}))
+        };
+        assert_eq!(status("a", 1), status("a", 2));
+        assert_ne!(status("a", 1), status("b", 1));
+    }
 }

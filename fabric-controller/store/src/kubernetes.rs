@@ -9,6 +9,7 @@ mod content;
 mod intake;
 mod note;
 pub mod reflector;
+pub mod requests;
 mod source;
 mod status;
 mod watch;
@@ -18,14 +19,11 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::future::{join_all, try_join_all};
-use kube::api::{
-    DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions, ResourceExt as _,
-};
-use serde_json::Value;
+use kube::api::{DeleteParams, DynamicObject};
 
 pub(crate) use self::watch::Watch;
 
-use self::access::{Access, answer};
+use self::access::{Access, target};
 use self::cache::{Cache, Part, is_ours};
 use self::content::content;
 use self::intake::Stored;
@@ -133,14 +131,13 @@ impl Kubernetes {
     }
 
     pub(crate) async fn get(&self, object: &ObjectRef) -> Result<Option<Object>, StoreError> {
-        let api = self.access.around(object);
-        match answer(object.kind.as_str(), api.get(&object.name)).await {
-            Ok(found) => match intake::take(object.kind, found) {
+        let found = self.access.requests().get(&target(object)).await;
+        match found.map_err(|source| failed("read", object, source))? {
+            Some(found) => match intake::take(object.kind, found) {
                 Ok(stored) => Ok(Some(stored.object)),
                 Err(problem) => Err(StoreError::Foreign(problem)),
             },
-            Err(error) if is_absent(&error, object) => Ok(None),
-            Err(source) => Err(failed("read", object, source)),
+            None => Ok(None),
         }
     }
 
@@ -157,10 +154,11 @@ impl Kubernetes {
         }
         // A key that is there, but not known here, must not be lost: the peer knows its public half.
         let is_new_key = reference.kind == Kind::Secret && object.uid().is_empty();
+        let (requests, target) = (self.access.requests(), target(&reference));
         let written = if is_new_key {
-            self.create(&reference, &want).await
+            requests.create(&target, &want).await
         } else {
-            self.apply(&reference, &want).await
+            requests.apply(&target, requests::Part::AllButStatus, &want).await
         };
         let written = written.map_err(|source| failed("write", &reference, source))?;
         let stored = intake::take(reference.kind, written).map_err(StoreError::Foreign)?;
@@ -172,39 +170,12 @@ impl Kubernetes {
         if !is_ours(object.kind) {
             return Err(StoreError::NotOurs { object: object.clone() });
         }
-        let api = self.access.around(object);
-        let mut uid = self.cache().uid(object);
-        // A caller with nothing to remove may lack the right to.
-        if uid.is_none() {
-            match answer(object.kind.as_str(), api.get_metadata(&object.name)).await {
-                Err(error) if is_absent(&error, object) => return Ok(()),
-                found => uid = found.map_err(|source| failed("read", object, source))?.uid(),
-            }
-        }
         // A namesake that took its place meanwhile stays.
-        let preconditions = Some(Preconditions { uid, ..Preconditions::default() });
-        let parameters = DeleteParams { preconditions, ..DeleteParams::default() };
-        match answer(object.kind.as_str(), api.delete(&object.name, &parameters)).await {
-            Err(error) if !is_absent(&error, object) && !is_another(&error) => {
-                Err(failed("remove", object, error))
-            }
-            Ok(_) | Err(_) => {
-                self.cache().lost(object);
-                Ok(())
-            }
-        }
-    }
-
-    async fn apply(&self, object: &ObjectRef, want: &Value) -> Result<DynamicObject, ApiError> {
-        let (api, patch) = (self.access.around(object), Patch::Apply(want));
-        answer(object.kind.as_str(), api.patch(&object.name, &parameters(), &patch)).await
-    }
-
-    async fn create(&self, object: &ObjectRef, want: &Value) -> Result<DynamicObject, ApiError> {
-        let want = serde_json::from_value(want.clone()).map_err(ApiError::Answer)?;
-        let parameters =
-            PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
-        answer(object.kind.as_str(), self.access.around(object).create(&parameters, &want)).await
+        let (uid, how) = (self.cache().uid(object), DeleteParams::default());
+        let deleted = self.access.requests().delete(&target(object), uid, how).await;
+        deleted.map_err(|error| failed("remove", object, error))?;
+        self.cache().lost(object);
+        Ok(())
     }
 
     pub(crate) fn put_problems(&self, problems: &[Problem]) -> bool {
@@ -237,21 +208,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn parameters() -> PatchParams {
-    PatchParams::apply(MANAGER).force()
-}
-
 fn failed(step: &'static str, object: &ObjectRef, source: ApiError) -> StoreError {
     StoreError::Request { step, object: object.clone(), source }
-}
-
-/// True if there is no such object; an absent kind is reported with the same code.
-fn is_absent(error: &ApiError, object: &ObjectRef) -> bool {
-    let name = format!("{:?}", object.name);
-    matches!(error, ApiError::Refused { code: 404, message } if message.contains(&name))
-}
-
-/// True if the object has another uid than the one that was meant.
-fn is_another(error: &ApiError) -> bool {
-    matches!(error, ApiError::Refused { code: 409, message } if message.to_lowercase().contains("uid"))
 }

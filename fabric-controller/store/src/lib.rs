@@ -17,15 +17,17 @@ mod object;
 pub mod obstacles;
 mod store;
 mod watch;
+mod write_backoff;
 
 pub use backoff::Backoff;
 pub use directory::ChangeServer;
 pub use error::{ApiError, Problem, StoreError, chain};
-pub use kubernetes::{ApiServer, reflector};
+pub use kubernetes::{ApiServer, reflector, requests};
 pub use metrics::{StoreMetrics, WriteOutcome};
 pub use object::{Kind, Object, ObjectRef};
 pub use store::{Note, Snapshot, Store};
 pub use watch::Watch;
+pub use write_backoff::{WRITE_RETRY, WriteBackoff};
 
 use std::path::PathBuf;
 

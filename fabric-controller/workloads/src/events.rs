@@ -4,18 +4,19 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fabric_runtime::Heartbeat;
-use fabric_store::{Kind, Problem};
+use fabric_store::requests::{Part, Requests, Target};
+use fabric_store::{ApiError, Kind, Problem};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
-use kube::api::{Patch, PatchParams, PostParams};
-use kube::{Api, Client};
+use kube::Client;
+use kube::api::ApiResource;
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
-use super::writer::{MANAGER, answer};
+use super::writer::MANAGER;
 
 /// Minimum time between Events for a problem that comes and goes, and time until it is a new one.
 const QUIET: Duration = Duration::from_secs(60);
@@ -36,8 +37,7 @@ const KINDS: [Kind; 6] = [
 
 /// kube's own recorder takes two problems with one object for the same if their reasons are.
 pub(super) struct Events {
-    client: Client,
-    identity: String,
+    emitter: Emitter,
     /// Object of problems that name none.
     own: Option<ObjectReference>,
     /// With the uid of the object.
@@ -45,6 +45,14 @@ pub(super) struct Events {
     purse: Purse,
     /// Time at which an Event can be sent that could not be sent yet.
     again: Option<Instant>,
+}
+
+/// Emits Events of one program.
+pub(super) struct Emitter {
+    requests: Requests,
+    /// Name and identity of the program.
+    reporter: [String; 2],
+    action: &'static str,
 }
 
 struct Telling {
@@ -61,8 +69,8 @@ struct Purse {
 impl Events {
     pub(super) fn new(client: Client, identity: &str) -> Self {
         let purse = Purse { tokens: BURST, filled: Instant::now() };
-        let (identity, told) = (identity.to_owned(), BTreeMap::new());
-        Self { client, identity, own: None, told, purse, again: None }
+        let emitter = Emitter::new(client, [MANAGER, identity], "Compile");
+        Self { emitter, own: None, told: BTreeMap::new(), purse, again: None }
     }
 
     /// Problems that name no object are this one's.
@@ -98,8 +106,9 @@ impl Events {
                 self.put_off(early.unwrap_or(now + REFILL));
                 continue;
             }
-            let event = self.event(regarding, problem);
-            if self.publish(&event, count).await {
+            let note = Problem { object: None, ..problem.clone() }.to_string();
+            let reason = if problem.object.is_some() { "Invalid" } else { "CannotRead" };
+            if self.emitter.warn(regarding, reason, note, count).await {
                 let telling = Telling { at: now, count, stands: true };
                 self.told.insert((problem.clone(), uid.clone()), telling);
             } else {
@@ -129,15 +138,49 @@ impl Events {
             ..ObjectReference::default()
         })
     }
+}
 
-    /// Event of a problem with an object, always of the same name.
-    fn event(&self, regarding: ObjectReference, problem: &Problem) -> Event {
-        let note = Problem { object: None, ..problem.clone() }.to_string();
+impl Emitter {
+    pub(super) fn new(client: Client, reporter: [&str; 2], action: &'static str) -> Self {
+        let reporter = reporter.map(str::to_owned);
+        Self { requests: Requests::new(client, MANAGER), reporter, action }
+    }
+
+    /// Emits the Event of a note about an object, always of the same name. One that is there was
+    /// emitted before, if only by the previous program: it is counted up, and nothing else of it can
+    /// change. Returns false if there was no answer.
+    pub(super) async fn warn(
+        &self,
+        regarding: ObjectReference,
+        reason: &str,
+        note: String,
+        count: i32,
+    ) -> bool {
+        let event = self.event(regarding, reason, note);
+        let metadata = &event.metadata;
+        let inside = metadata.namespace.clone().unwrap_or_else(|| "default".to_owned());
+        let name = (inside, metadata.name.clone().unwrap_or_default());
+        let target = Target::new(ApiResource::erase::<Event>(&()), name);
+        let result = match self.requests.create(&target, &event).await {
+            Err(ApiError::Refused { code: 409, .. }) => {
+                let series = json!({"count": count.max(2), "lastObservedTime": event.event_time});
+                let repeat = json!({"series": series});
+                self.requests.merge(&target, Part::AllButStatus, &repeat).await
+            }
+            created => created,
+        };
+        if let Err(error) = &result {
+            tracing::debug!(%error, "cannot emit an Event");
+        }
+        matches!(result, Ok(_) | Err(ApiError::Refused { .. }))
+    }
+
+    fn event(&self, regarding: ObjectReference, reason: &str, note: String) -> Event {
         let uid = regarding.uid.as_deref().unwrap_or_default();
         let digest = Sha256::digest(format!("{uid} {note}"));
         let digest: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
         let name = regarding.name.as_deref().unwrap_or_default();
-        let reason = if problem.object.is_some() { "Invalid" } else { "CannotRead" };
+        let [controller, identity] = &self.reporter;
         Event {
             metadata: ObjectMeta {
                 name: Some(format!("{name}.{digest}")),
@@ -145,40 +188,16 @@ impl Events {
                 ..ObjectMeta::default()
             },
             event_time: Some(MicroTime(Timestamp::now())),
-            action: Some("Compile".to_owned()),
+            action: Some(self.action.to_owned()),
             reason: Some(reason.to_owned()),
             note: Some(shortened(note)),
             type_: Some("Warning".to_owned()),
             regarding: Some(regarding),
-            reporting_controller: Some(format!("weft.dev/{MANAGER}")),
-            reporting_instance: Some(self.identity.clone()),
+            reporting_controller: Some(format!("weft.dev/{controller}")),
+            reporting_instance: Some(identity.clone()),
             ..Event::default()
         }
     }
-
-    /// False if there was no answer.
-    async fn publish(&self, event: &Event, count: i32) -> bool {
-        let namespace = event.metadata.namespace.as_deref().unwrap_or("default");
-        let api = Api::<Event>::namespaced(self.client.clone(), namespace);
-        let created = answer(api.create(&PostParams::default(), event)).await;
-        let result = match created {
-            Err(kube::Error::Api(status)) if status.code == 409 => repeat(&api, event, count).await,
-            created => created.map(drop),
-        };
-        if let Err(error) = &result {
-            tracing::debug!(%error, "an Event is not told");
-        }
-        matches!(result, Ok(()) | Err(kube::Error::Api(_)))
-    }
-}
-
-/// Counts an Event up; the API server lets nothing else of it change. That it is there means that
-/// it was emitted before, if only by the previous controller.
-async fn repeat(api: &Api<Event>, event: &Event, count: i32) -> kube::Result<()> {
-    let name = event.metadata.name.as_deref().unwrap_or_default();
-    let series = json!({"count": count.max(2), "lastObservedTime": event.event_time});
-    let patch = Patch::Merge(json!({"series": series}));
-    answer(api.patch(name, &PatchParams::default(), &patch)).await.map(drop)
 }
 
 impl Purse {

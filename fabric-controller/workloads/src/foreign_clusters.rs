@@ -11,15 +11,16 @@ use std::time::Duration;
 
 use fabric_api::{ClusterId, labels, liqo_core};
 use fabric_runtime::Heartbeat;
-use fabric_store::StoreMetrics;
+use fabric_store::requests::{Part, Requests, Target};
+use fabric_store::{ApiError, StoreMetrics};
 use jiff::Timestamp;
-use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
-use kube::{Api, Client, ResourceExt as _};
+use kube::api::{DeleteParams, DynamicObject, Preconditions};
+use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::live::{Key, Live, Watched};
-use super::writer::{MANAGER, answer};
+use super::writer::MANAGER;
 use fabric_core::placement::{Peers, Plan};
 use module::{Step, peer_of, step};
 
@@ -29,7 +30,7 @@ const PACE: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_secs(5);
 
 pub(super) struct ForeignClusters {
-    api: Api<DynamicObject>,
+    requests: Requests,
     live: Live,
     told: BTreeMap<String, Told>,
     /// Reason why something was refused, by its step and name.
@@ -49,8 +50,8 @@ impl ForeignClusters {
     /// Must be called within a tokio runtime; nothing is sent yet.
     pub(super) fn new(client: Client, metrics: &StoreMetrics) -> Self {
         let live = Live::watch(&client, metrics, &[Watched::ForeignCluster]);
-        let api = Api::all_with(client, &Watched::ForeignCluster.resource());
-        Self { api, live, told: BTreeMap::new(), refused: BTreeMap::new(), due: None }
+        let requests = Requests::new(client, MANAGER);
+        Self { requests, live, told: BTreeMap::new(), refused: BTreeMap::new(), due: None }
     }
 
     /// Waits for something to happen; true if anything is different now. Cancel safe.
@@ -88,7 +89,7 @@ impl ForeignClusters {
     }
 
     /// One for each peer that has none.
-    async fn make(&mut self, peers: &Peers, heartbeat: &Heartbeat) -> kube::Result<()> {
+    async fn make(&mut self, peers: &Peers, heartbeat: &Heartbeat) -> Result<(), ApiError> {
         let all = self.live.objects().all(Watched::ForeignCluster);
         let there: BTreeSet<String> = all.map(|(_, object)| peer_of(object)).collect();
         for peer in peers.keys().filter(|peer| !there.contains(peer.as_str())) {
@@ -99,17 +100,15 @@ impl ForeignClusters {
         Ok(())
     }
 
-    async fn make_one(&mut self, peer: &ClusterId) -> kube::Result<()> {
-        let parameters =
-            PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
-        let made = answer(self.api.create(&parameters, &new(peer)?)).await?;
+    async fn make_one(&mut self, peer: &ClusterId) -> Result<(), ApiError> {
+        let made = self.requests.create(&target(peer.as_str()), &new(peer)).await?;
         tracing::info!(%peer, "made a ForeignCluster");
-        self.live.put(Watched::ForeignCluster, made);
+        self.live.objects_mut().put(Watched::ForeignCluster, made);
         Ok(())
     }
 
     /// Writes the peer's state into each; removes those that weft made and nobody needs.
-    async fn write(&mut self, plan: &Plan, heartbeat: &Heartbeat) -> kube::Result<()> {
+    async fn write(&mut self, plan: &Plan, heartbeat: &Heartbeat) -> Result<(), ApiError> {
         let all = self.live.objects().all(Watched::ForeignCluster);
         let all: Vec<DynamicObject> = all.map(|(_, object)| object.clone()).collect();
         for object in all.iter().filter(|object| object.metadata.deletion_timestamp.is_none()) {
@@ -131,22 +130,21 @@ impl ForeignClusters {
     }
 
     /// Records a refused write, which does not delay the others.
-    fn tolerate(&mut self, what: Try, result: kube::Result<()>) -> kube::Result<()> {
-        let Err(kube::Error::Api(status)) = result else {
+    fn tolerate(&mut self, what: Try, result: Result<(), ApiError>) -> Result<(), ApiError> {
+        let Err(ApiError::Refused { message, .. }) = result else {
             self.refused.remove(&what);
             return result;
         };
         self.due_in(RETRY);
-        if self.refused.get(&what) != Some(&status.message) {
+        if self.refused.get(&what) != Some(&message) {
             let (verb, name) = &what;
-            let reason = &status.message;
-            tracing::warn!(name, reason, "cannot {verb} a ForeignCluster; tried again");
-            self.refused.insert(what, status.message);
+            tracing::warn!(name, reason = message, "cannot {verb} a ForeignCluster; tried again");
+            self.refused.insert(what, message);
         }
         Ok(())
     }
 
-    async fn tell_one(&mut self, object: &DynamicObject, modules: Value) -> kube::Result<()> {
+    async fn tell_one(&mut self, object: &DynamicObject, modules: Value) -> Result<(), ApiError> {
         let name = &object.name_any();
         if let Some(told) = self.told.get(name)
             && told.modules == modules
@@ -159,33 +157,29 @@ impl ForeignClusters {
         let version = &object.metadata.resource_version;
         let patch =
             json!({"metadata": {"resourceVersion": version}, "status": {"modules": modules}});
-        let patch = Patch::Merge(patch);
-        let parameters = PatchParams::default();
-        let written = match answer(self.api.patch_status(name, &parameters, &patch)).await {
-            Err(kube::Error::Api(status)) if status.code == 409 => {
+        let written = match self.requests.merge(&target(name), Part::Status, &patch).await {
+            Err(ApiError::Refused { code: 409, .. }) => {
                 self.due_in(PACE);
                 return Ok(());
             }
             written => written?,
         };
         tracing::debug!(name, "ForeignCluster told");
-        self.live.put(Watched::ForeignCluster, written);
+        self.live.objects_mut().put(Watched::ForeignCluster, written);
         self.told.insert(name.to_owned(), Told { modules, at: Instant::now() });
         Ok(())
     }
 
-    async fn remove(&mut self, object: &DynamicObject) -> kube::Result<()> {
+    async fn remove(&mut self, object: &DynamicObject) -> Result<(), ApiError> {
         let name = object.name_any();
         let preconditions = Preconditions {
-            uid: object.metadata.uid.clone(),
             resource_version: object.metadata.resource_version.clone(),
+            ..Preconditions::default()
         };
-        let parameters =
-            DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-        match answer(self.api.delete(&name, &parameters)).await {
-            Ok(_) => tracing::info!(name, "removed a ForeignCluster"),
-            Err(kube::Error::Api(status)) if status.code == 404 => {}
-            Err(error) => return Err(error),
+        let how = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        let uid = object.metadata.uid.clone();
+        if self.requests.delete(&target(&name), uid, how).await? {
+            tracing::info!(name, "removed a ForeignCluster");
         }
         self.live.forget(&Key::of(Watched::ForeignCluster, object));
         self.told.remove(&name);
@@ -198,8 +192,12 @@ impl ForeignClusters {
     }
 }
 
+fn target(name: &str) -> Target {
+    Target::new(Watched::ForeignCluster.resource(), (String::new(), name.to_owned()))
+}
+
 /// New ForeignCluster as Liqo's own controller makes it, but for the label of its maker.
-fn new(peer: &ClusterId) -> kube::Result<DynamicObject> {
+fn new(peer: &ClusterId) -> liqo_core::ForeignCluster {
     let spec = liqo_core::ForeignClusterSpec { cluster_id: peer.to_string() };
     let mut object = liqo_core::ForeignCluster::new(peer.as_str(), spec);
     object.metadata.labels = Some(
@@ -207,6 +205,5 @@ fn new(peer: &ClusterId) -> kube::Result<DynamicObject> {
             .map(|(key, value)| (key.to_owned(), value.to_owned()))
             .into(),
     );
-    let value = serde_json::to_value(object).and_then(serde_json::from_value);
-    value.map_err(kube::Error::SerdeError)
+    object
 }

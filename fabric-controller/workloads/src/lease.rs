@@ -13,9 +13,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::Api;
 use kube::api::PostParams;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::writer::within;
 use fabric_store::obstacles::Obstacles;
 
 /// Lease times, as in Liqo: it is lost after `DURATION` without renewal, its holder gives up after
@@ -245,6 +244,17 @@ fn holder(lease: &Lease) -> Option<&String> {
     lease.spec.as_ref()?.holder_identity.as_ref().filter(|holder| !holder.is_empty())
 }
 
+pub(super) async fn within<T>(
+    bound: Duration,
+    request: impl Future<Output = kube::Result<T>>,
+) -> kube::Result<T> {
+    let late = |_| {
+        let error = std::io::Error::from(std::io::ErrorKind::TimedOut);
+        kube::Error::Service(error.into())
+    };
+    timeout(bound, request).await.map_err(late).flatten()
+}
+
 /// Result of a write that names the version it replaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
@@ -272,7 +282,6 @@ mod tests {
     use kube::Client;
     use kube::client::Body;
     use serde_json::{Value, json};
-    use tokio::time::timeout;
     use tower::service_fn;
 
     use super::*;

@@ -250,7 +250,6 @@ impl Kubernetes {
         self.retry = None;
         self.render(plan);
         let mut faults = Faults::new();
-        self.writer.begin();
         let Err(error) = self.make(plan, &mut faults).await else { return faults };
         tracing::debug!(%error, "tried again soon");
         self.retry = Some(Instant::now() + RETRY);
@@ -290,7 +289,7 @@ impl Kubernetes {
                 }
             };
             for (key, object) in objects.iter().filter_map(keyed) {
-                let written = self.writer.write_anew(self.live.objects(), &key, object).await;
+                let written = self.writer.write_anew(self.live.objects_mut(), &key, object).await;
                 self.heartbeat.beat();
                 tolerate(written, gateway, faults)?;
             }
@@ -302,7 +301,7 @@ impl Kubernetes {
         for (reference, ip) in &plan.services {
             let objects = services::objects_of(ip).unwrap_or_default();
             for (key, object) in objects.iter().filter_map(keyed) {
-                let written = self.writer.write_own(self.live.objects(), &key, object).await;
+                let written = self.writer.write_own(self.live.objects_mut(), &key, object).await;
                 self.heartbeat.beat();
                 tolerate(written, reference, faults)?;
             }

@@ -17,6 +17,7 @@ use kube::api::{ApiResource, DynamicObject};
 /// Label with the maker of an EndpointSlice, and its value on those of weft.
 pub(super) const SLICE_OF: &str = "endpointslice.kubernetes.io/managed-by";
 pub(super) const SLICE_OF_WEFT: &str = "weft.dev";
+
 /// Kinds that are watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Watched {
@@ -190,9 +191,9 @@ impl Live {
         &self.objects
     }
 
-    /// Stores an answer of the API server; its watch may report it later.
-    pub(super) fn put(&mut self, of: Watched, object: DynamicObject) {
-        self.objects.put(of, object);
+    /// For answers of the API server, which watches may report later.
+    pub(super) fn objects_mut(&mut self) -> &mut Objects {
+        &mut self.objects
     }
 
     /// The same of one that is gone.

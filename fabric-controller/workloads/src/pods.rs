@@ -167,8 +167,8 @@ impl Pods {
 
     fn take(&mut self, change: Change<(), Read>, nodes: &Nodes) -> bool {
         match change {
-            Change::Applied((), read) => self.replace(name(&read), Some(&read), nodes),
-            Change::Deleted((), read) => self.replace(name(&read), None, nodes),
+            Change::Applied((), read) => self.replace(name(&read.metadata), Some(&read), nodes),
+            Change::Deleted((), read) => self.replace(name(&read.metadata), None, nodes),
             Change::Listed((), names) => {
                 let all = self.known.keys().chain(self.of_gateways.keys());
                 let gone: Vec<Name> = all.filter(|name| !names.contains(name)).cloned().collect();
@@ -204,7 +204,7 @@ impl GatewayPod {
         let status = read.status.as_ref()?;
         let runs = matches!(status.phase.as_str(), "Running" | "Pending");
         let counts = has(labels::COMPONENT, labels::GATEWAY) && has(labels::ACTIVE, "true");
-        let (namespace, name) = name(read);
+        let (namespace, name) = name(&read.metadata);
         let is_ready =
             |condition: &Condition| condition.type_ == "Ready" && condition.status == "True";
         (counts && runs && !status.pod_ip.is_empty()).then(|| Self {

@@ -1,5 +1,7 @@
 //! Reports obstacles as Events of the controller's own pod, where `kubectl describe pod` shows them.
 
+use std::time::Duration;
+
 use fabric_runtime::Heartbeat;
 use fabric_store::ApiServer;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
@@ -7,9 +9,12 @@ use kube::Api;
 use kube::api::ListParams;
 
 use super::events::Events;
+use super::lease::within;
 use super::until;
-use super::writer::answer;
 use fabric_store::obstacles::Obstacles;
+
+/// Time limit of a request.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Reports without end. `pod` is the name of the own one, `identity` that of the program in Events.
 pub async fn report(server: ApiServer, pod: &str, identity: &str, obstacles: Obstacles) {
@@ -37,7 +42,7 @@ pub async fn report(server: ApiServer, pod: &str, identity: &str, obstacles: Obs
 async fn own(server: &ApiServer, pod: &str) -> ObjectReference {
     let pods = Api::<Pod>::namespaced(server.client.clone(), &server.namespace);
     let selection = ListParams::default().fields(&format!("metadata.name={pod}"));
-    let found = answer(pods.list_metadata(&selection)).await;
+    let found = within(TIMEOUT, pods.list_metadata(&selection)).await;
     let found = found.ok().and_then(|list| list.items.into_iter().next());
     ObjectReference {
         api_version: Some("v1".to_owned()),

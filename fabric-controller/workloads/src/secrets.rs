@@ -5,27 +5,28 @@ use std::time::Duration;
 
 use fabric_api::labels;
 use fabric_runtime::Heartbeat;
-use fabric_store::ObjectRef;
+use fabric_store::requests::{Requests, Target};
+use fabric_store::{ApiError, ObjectRef, chain};
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::{PartialObjectMeta, Patch, PatchParams};
-use kube::{Api, Client};
+use kube::Client;
+use kube::api::ApiResource;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::writer::answer;
+use super::writer::MANAGER;
 use fabric_core::placement::{SecretGap, SecretGaps};
 
 /// Interval between tries of the same.
 const RETRY: Duration = Duration::from_secs(60);
 
 pub(super) struct Secrets {
-    client: Client,
+    requests: Requests,
     tried: BTreeMap<ObjectRef, (SecretGap, Instant)>,
 }
 
 impl Secrets {
     pub(super) fn new(client: Client) -> Self {
-        Self { client, tried: BTreeMap::new() }
+        Self { requests: Requests::new(client, MANAGER), tried: BTreeMap::new() }
     }
 
     /// Time of the next retry for one that still lacks something, if nothing happens before.
@@ -44,9 +45,9 @@ impl Secrets {
             heartbeat.beat();
             self.tried.insert(secret.clone(), (gap.clone(), Instant::now()));
             match self.patch(secret, gap).await {
-                Ok(_) => tracing::info!(%secret, "completed"),
+                Ok(()) => tracing::info!(%secret, "completed"),
                 Err(error) => {
-                    tracing::warn!(%secret, error = told(&error), "cannot be completed");
+                    tracing::warn!(%secret, error = chain(&error), "cannot be completed");
                 }
             }
         }
@@ -54,26 +55,11 @@ impl Secrets {
 
     /// It makes none: one that is gone stays so, and so does another of its name. What it holds is
     /// not even read.
-    async fn patch(
-        &self,
-        secret: &ObjectRef,
-        gap: &SecretGap,
-    ) -> kube::Result<PartialObjectMeta<Secret>> {
-        let namespace = secret.namespace.as_deref().unwrap_or_default();
-        let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
-        let patch = Patch::Merge(change(gap));
-        answer(api.patch_metadata(&secret.name, &PatchParams::default(), &patch)).await
+    async fn patch(&self, secret: &ObjectRef, gap: &SecretGap) -> Result<(), ApiError> {
+        let name = (secret.namespace.clone().unwrap_or_default(), secret.name.clone());
+        let target = Target::new(ApiResource::erase::<Secret>(&()), name);
+        self.requests.merge_unread(&target, &change(gap)).await
     }
-}
-
-/// Redacts errors: those of the API server about an invalid Secret may quote it.
-fn told(error: &kube::Error) -> String {
-    if let kube::Error::Api(status) = error
-        && !matches!(status.code, 403 | 404 | 409)
-    {
-        return format!("refused ({}): {}", status.code, status.reason);
-    }
-    error.to_string()
 }
 
 fn change(gap: &SecretGap) -> Value {
@@ -97,16 +83,6 @@ mod tests {
     use fabric_store::Kind;
 
     use super::*;
-
-    #[test]
-    fn what_may_quote_a_secret_is_not_told() {
-        let refused = |code: u16| {
-            let status = json!({"status": "Failure", "message": "not base64: c2VjcmV0", "reason": "Invalid", "code": code});
-            told(&kube::Error::Api(serde_json::from_value(status).unwrap()))
-        };
-        assert_eq!(refused(422), "refused (422): Invalid");
-        assert!(refused(403).contains("not base64"), "it says who may not do what");
-    }
 
     #[tokio::test]
     async fn what_could_not_be_completed_is_tried_again_by_itself() {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use fabric_api::labels;
 use fabric_runtime::Heartbeat;
-use fabric_store::ApiServer;
+use fabric_store::{ApiError, ApiServer};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::timeout;
 
@@ -39,7 +39,9 @@ pub enum WithdrawError {
     #[error("the Lease of the fabric-controllers is lost; one of them may work now")]
     Lost,
     #[error("cannot {verb} {what}")]
-    Api { verb: &'static str, what: String, source: Box<kube::Error> },
+    Api { verb: &'static str, what: String, source: ApiError },
+    #[error("cannot lock the Lease")]
+    Locked(#[source] Box<kube::Error>),
     #[error("somebody makes them again: {}", .0.join(", "))]
     MadeAgain(Vec<String>),
 }
@@ -54,7 +56,7 @@ pub async fn withdraw(server: ApiServer, patience: Duration) -> Result<(), Withd
         () = election.lost() => return Err(WithdrawError::Lost),
     }
     let locked = election.leave_locked(LOCKED).await;
-    locked.map_err(|source| cluster::failed("keep", "the Lease", source))?;
+    locked.map_err(|source| WithdrawError::Locked(Box::new(source)))?;
     if let Err(error) = give_up_twins(&Cluster::new(&server)).await {
         tracing::warn!(%error, "pods of this Job on nodes that have died may hold it up");
     }

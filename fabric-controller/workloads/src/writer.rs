@@ -3,30 +3,27 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use fabric_store::{ApiServer, StoreMetrics, WriteOutcome};
-use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
-use kube::{Api, Client};
+use fabric_store::requests::{Part, Requests, Target};
+use fabric_store::{
+    ApiError, ApiServer, StoreMetrics, WRITE_RETRY, WriteBackoff, WriteOutcome, chain,
+};
+use kube::api::{DeleteParams, DynamicObject};
 use serde_json::{Value, json};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::live::{Key, Objects, Watched};
 use super::place;
 
 /// Field manager of weft in an object's managedFields.
 pub(super) const MANAGER: &str = "weft-fabric-controller";
-/// Timeout of one request.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
-/// Backoff after a refusal: a change by others is needed.
-const RETRY: Duration = Duration::from_secs(5);
-const RETRY_MAX: Duration = Duration::from_secs(60);
 /// Wait after a deletion that makes room: mostly that is done at once.
 const ROOM: Duration = Duration::from_millis(100);
 
 pub(super) struct Writer {
-    client: Client,
+    requests: Requests,
     metrics: StoreMetrics,
     written: BTreeMap<Key, Written>,
-    refused: BTreeMap<Key, Refused>,
+    refused: WriteBackoff<Key, Attempt>,
 }
 
 /// Requested object, and what the API server made of it. It fills in more, and writes some of it
@@ -34,19 +31,15 @@ pub(super) struct Writer {
 struct Written {
     want: DynamicObject,
     got: Value,
-    version: u64,
 }
 
-struct Refused {
-    /// None if it was to go.
-    want: Option<DynamicObject>,
-    message: String,
-    again: Instant,
-    wait: Duration,
-    /// Its time has come.
-    due: bool,
-    /// Refused because of a present object that is to go.
-    is_in_the_way: bool,
+/// Request that was refused.
+#[derive(PartialEq)]
+enum Attempt {
+    Write(DynamicObject),
+    /// What is there cannot be changed into this, and was removed.
+    MakeAnew(DynamicObject),
+    Delete,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -56,56 +49,55 @@ pub(super) enum WriteError {
     Refused { name: String, message: String },
     /// Nothing else will be answered either.
     #[error("the API server cannot be reached")]
-    Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
+    Unreachable(#[source] ApiError),
 }
 
 impl Writer {
     pub(super) fn new(server: &ApiServer) -> Self {
-        let (client, metrics) = (server.client.clone(), server.metrics.clone());
-        Self { client, metrics, written: BTreeMap::new(), refused: BTreeMap::new() }
+        let requests = Requests::new(server.client.clone(), MANAGER);
+        let (written, refused) = (BTreeMap::new(), WriteBackoff::default());
+        Self { requests, metrics: server.metrics.clone(), written, refused }
     }
 
     /// Time of the next retry of something that was refused.
     pub(super) fn again(&self) -> Option<Instant> {
-        self.refused.values().filter(|refused| !refused.due).map(|refused| refused.again).min()
-    }
-
-    /// Marks the due retries to be tried now, or never again if no longer desired.
-    pub(super) fn begin(&mut self) {
-        let now = Instant::now();
-        for refused in self.refused.values_mut().filter(|refused| refused.again <= now) {
-            refused.due = true;
-        }
+        self.refused.next_try()
     }
 
     /// Removes the refusals of objects that are no longer desired.
     pub(super) fn keep(&mut self, wanted: impl Fn(&Key) -> bool) {
-        self.refused.retain(|key, _| wanted(key));
+        self.refused.keep(&wanted);
         self.written.retain(|key, _| wanted(key));
     }
 
     pub(super) async fn write(
         &mut self,
-        live: &Objects,
+        live: &mut Objects,
         key: &Key,
         want: &DynamicObject,
     ) -> Result<(), WriteError> {
         if self.is_there(live.get(key), key, want) {
             return Ok(());
         }
-        let in_the_way = |refused: &Refused| refused.is_in_the_way;
-        let has_room = live.get(key).is_none() && self.refused.get(key).is_some_and(in_the_way);
-        if let Some(message) = self.standing(key, Some(want)).filter(|_| !has_room) {
-            return Err(WriteError::of(key, message.to_owned()));
-        }
-        match self.apply(key, want).await {
+        let has_room = live.get(key).is_none();
+        let is_same = |tried: &Attempt| match tried {
+            Attempt::Write(tried) => tried == want,
+            Attempt::MakeAnew(tried) => tried == want && !has_room,
+            Attempt::Delete => false,
+        };
+        self.pending(key, is_same)?;
+        let applied = self.requests.apply(&key.target(), Part::AllButStatus, want).await;
+        self.count(key, &applied);
+        match applied {
             Ok(got) => {
                 tracing::info!(kind = key.of.resource().kind, %key, "applied");
-                self.refused.remove(key);
-                self.written.insert(key.clone(), Written::new(want, &got));
+                self.refused.clear(key);
+                let written = Written { want: want.clone(), got: content(&got) };
+                self.written.insert(key.clone(), written);
+                live.put(key.of, got);
                 Ok(())
             }
-            Err(error) => Err(self.failed(key, want, error).await),
+            Err(error) => Err(self.failed(live.get(key), key, want, error).await),
         }
     }
 
@@ -115,7 +107,7 @@ impl Writer {
     /// loses track of a node port that it gives to a Service while that is removed.
     pub(super) async fn write_anew(
         &mut self,
-        live: &Objects,
+        live: &mut Objects,
         key: &Key,
         want: &DynamicObject,
     ) -> Result<(), WriteError> {
@@ -130,133 +122,105 @@ impl Writer {
     /// The same of a name that somebody else may have taken: what is theirs stays.
     pub(super) async fn write_own(
         &mut self,
-        live: &Objects,
+        live: &mut Objects,
         key: &Key,
         want: &DynamicObject,
     ) -> Result<(), WriteError> {
         let ours = |there: &DynamicObject| is_owned_alike(there, want);
-        let waits = self.standing(key, Some(want)).is_some();
-        if waits || live.get(key).is_some_and(ours) {
+        self.pending(key, |tried| matches!(tried, Attempt::Write(tried) if tried == want))?;
+        if live.get(key).is_some_and(ours) {
             return self.write(live, key, want).await;
         }
         // Objects that others have made are not watched.
-        match answer(self.api(key).get_opt(&key.name)).await {
+        match self.requests.get(&key.target()).await {
             Ok(Some(there)) if !ours(&there) => {
                 let message = match there.metadata.deletion_timestamp {
                     None => "there is one of somebody else; expected another name",
                     Some(_) => "there is another one that has not ended yet",
                 };
-                Err(self.refuse(key, Some(want), message.to_owned()))
+                Err(self.refuse(key, Attempt::Write(want.clone()), message.to_owned()))
             }
             Ok(_) => self.write(live, key, want).await,
-            Err(error) => Err(self.failed(key, want, error).await),
+            Err(error) => Err(self.failed(live.get(key), key, want, error).await),
         }
     }
 
     pub(super) async fn delete(&mut self, key: &Key, uid: Option<&str>) -> Result<(), WriteError> {
-        if let Some(message) = self.standing(key, None) {
-            return Err(WriteError::of(key, message.to_owned()));
-        }
-        let uid = uid.map(str::to_owned);
-        let preconditions = Preconditions { uid, resource_version: None };
-        let parameters =
-            DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
-        let deleted = answer(self.api(key).delete(&key.name, &parameters)).await;
+        self.pending(key, |tried| *tried == Attempt::Delete)?;
+        let (uid, how) = (uid.map(str::to_owned), DeleteParams::background());
+        let deleted = self.requests.delete(&key.target(), uid, how).await;
         self.count(key, &deleted);
         match deleted {
-            Ok(_) => tracing::info!(kind = key.of.resource().kind, %key, "removed"),
+            Ok(true) => tracing::info!(kind = key.of.resource().kind, %key, "removed"),
             // Gone, or there is another in its place.
-            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
-            Err(kube::Error::Api(status)) => return Err(self.stays(key, status.message)),
-            Err(error) => return Err(WriteError::Unreachable(error.into())),
+            Ok(false) => {}
+            Err(ApiError::Refused { message, .. }) => {
+                let was = |tried: &Attempt| *tried == Attempt::Delete;
+                if self.refused.message(key, was) != Some(message.as_str()) {
+                    tracing::warn!(%key, reason = message, "cannot be removed; tried again");
+                }
+                return Err(self.refuse(key, Attempt::Delete, message));
+            }
+            Err(error) => return Err(WriteError::Unreachable(error)),
         }
         self.written.remove(key);
-        self.refused.remove(key);
+        self.refused.clear(key);
         Ok(())
     }
 
     fn is_there(&self, live: Option<&DynamicObject>, key: &Key, want: &DynamicObject) -> bool {
-        let Some((live, written)) = live.zip(self.written.get(key)) else { return false };
-        // A report from before the last write is stale.
-        written.want == *want && (version(live) < written.version || content(live) == written.got)
+        let known = live.zip(self.written.get(key));
+        known.is_some_and(|(live, written)| written.want == *want && content(live) == written.got)
     }
 
-    async fn apply(&self, key: &Key, want: &DynamicObject) -> kube::Result<DynamicObject> {
-        let parameters = PatchParams::apply(MANAGER).force();
-        let patch = Patch::Apply(want);
-        let applied = answer(self.api(key).patch(&key.name, &parameters, &patch)).await;
-        self.count(key, &applied);
-        applied
-    }
-
-    fn count<T>(&self, key: &Key, answer: &kube::Result<T>) {
+    fn count<T>(&self, key: &Key, answer: &Result<T, ApiError>) {
         let outcome = match answer {
             Ok(_) => WriteOutcome::Written,
-            Err(kube::Error::Api(_)) => WriteOutcome::Refused,
+            Err(ApiError::Refused { .. }) => WriteOutcome::Refused,
             Err(_) => WriteOutcome::Unanswered,
         };
         self.metrics.count_write(&key.of.resource().kind, outcome);
     }
 
-    async fn failed(&mut self, key: &Key, want: &DynamicObject, error: kube::Error) -> WriteError {
-        let kube::Error::Api(status) = error else { return WriteError::Unreachable(error.into()) };
-        let fixed = status.code == 422 && status.message.contains("immutable");
-        let made_new = fixed && matches!(key.of, Watched::Deployment | Watched::Binding);
-        if !made_new {
-            return self.refuse(key, Some(want), status.message);
-        }
-        tracing::warn!(%key, reason = status.message, "cannot be changed; it is made anew");
-        let wait = self.wait(key, Some(want), true);
-        let removed = self.delete(key, None).await;
-        let message =
-            removed.map_or_else(|error| error.to_string(), |()| "it is being made anew".to_owned());
-        let error = self.refuse(key, Some(want), message);
-        if let Some(refused) = self.refused.get_mut(key) {
-            (refused.is_in_the_way, refused.wait) = (true, wait);
-            refused.again = Instant::now() + wait;
-        }
-        error
-    }
-
-    /// Reason why this need not be tried now.
-    fn standing(&self, key: &Key, want: Option<&DynamicObject>) -> Option<&str> {
-        let refused = self.refused.get(key).filter(|refused| !refused.due)?;
-        (refused.want.as_ref() == want).then_some(&refused.message)
-    }
-
-    fn stays(&mut self, key: &Key, message: String) -> WriteError {
-        let known = self.refused.get(key).is_some_and(|before| before.message == message);
-        if !known {
-            tracing::warn!(%key, reason = message, "cannot be removed; tried again");
-        }
-        self.refuse(key, None, message)
-    }
-
-    /// Records a refusal, with growing backoff.
-    fn refuse(&mut self, key: &Key, want: Option<&DynamicObject>, message: String) -> WriteError {
-        let wait = self.wait(key, want, false);
-        let refused = Refused {
-            want: want.cloned(),
-            message: message.clone(),
-            again: Instant::now() + wait,
-            wait,
-            due: false,
-            is_in_the_way: false,
+    async fn failed(
+        &mut self,
+        live: Option<&DynamicObject>,
+        key: &Key,
+        want: &DynamicObject,
+        error: ApiError,
+    ) -> WriteError {
+        let ApiError::Refused { code, message } = error else {
+            return WriteError::Unreachable(error);
         };
-        self.refused.insert(key.clone(), refused);
+        let fixed = code == 422 && message.contains("immutable");
+        if !fixed || !matches!(key.of, Watched::Deployment | Watched::Binding) {
+            return self.refuse(key, Attempt::Write(want.clone()), message);
+        }
+        tracing::warn!(%key, reason = message, "cannot be changed; it is made anew");
+        let uid = live.and_then(|there| there.metadata.uid.clone());
+        let removed = self.requests.delete(&key.target(), uid, DeleteParams::background()).await;
+        self.count(key, &removed);
+        let message = match removed {
+            Ok(_) => "it is being made anew".to_owned(),
+            Err(error) => chain(&error),
+        };
+        self.written.remove(key);
+        let tried = Attempt::MakeAnew(want.clone());
+        self.refused.refused(key, tried, &message, ROOM);
         WriteError::of(key, message)
     }
 
-    /// Twice as long as the last time that the same was refused for the same sake.
-    fn wait(&self, key: &Key, want: Option<&DynamicObject>, is_in_the_way: bool) -> Duration {
-        let least = if is_in_the_way { ROOM } else { RETRY };
-        let same = |b: &&Refused| b.want.as_ref() == want && b.is_in_the_way == is_in_the_way;
-        let before = self.refused.get(key).filter(same);
-        before.map_or(least, |before| (before.wait * 2).min(RETRY_MAX))
+    /// Fails if a request need not be tried now.
+    fn pending(&self, key: &Key, is_same: impl Fn(&Attempt) -> bool) -> Result<(), WriteError> {
+        match self.refused.pending(key, is_same) {
+            Some(message) => Err(WriteError::of(key, message.to_owned())),
+            None => Ok(()),
+        }
     }
 
-    fn api(&self, key: &Key) -> Api<DynamicObject> {
-        Api::namespaced_with(self.client.clone(), &key.namespace, &key.of.resource())
+    fn refuse(&mut self, key: &Key, tried: Attempt, message: String) -> WriteError {
+        self.refused.refused(key, tried, &message, WRITE_RETRY);
+        WriteError::of(key, message)
     }
 }
 
@@ -266,9 +230,9 @@ impl WriteError {
     }
 }
 
-impl Written {
-    fn new(want: &DynamicObject, got: &DynamicObject) -> Self {
-        Self { want: want.clone(), got: content(got), version: version(got) }
+impl Key {
+    pub(super) fn target(&self) -> Target {
+        Target::new(self.of.resource(), (self.namespace.clone(), self.name.clone()))
     }
 }
 
@@ -285,28 +249,6 @@ fn is_owned_alike(there: &DynamicObject, want: &DynamicObject) -> bool {
         owners.map(|owner| owner.uid.clone()).collect::<BTreeSet<_>>()
     };
     uids(there).is_superset(&uids(want))
-}
-
-/// The answer to a request, within bounds.
-pub(super) async fn answer<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
-    within(TIMEOUT, request).await
-}
-
-pub(super) async fn within<T>(
-    bound: Duration,
-    request: impl Future<Output = kube::Result<T>>,
-) -> kube::Result<T> {
-    let late = |_| {
-        let error = std::io::Error::from(std::io::ErrorKind::TimedOut);
-        kube::Error::Service(error.into())
-    };
-    timeout(bound, request).await.map_err(late).flatten()
-}
-
-/// Higher after each change of the same object.
-fn version(of: &DynamicObject) -> u64 {
-    let version = of.metadata.resource_version.as_deref();
-    version.and_then(|version| version.parse().ok()).unwrap_or_default()
 }
 
 /// All but the status and what changes by itself.

@@ -8,15 +8,16 @@ use fabric_api::labels;
 use hyper_util::client::legacy::Client as Http;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::api::{ApiResource, GroupVersionKind};
 use kube::client::{Body, ConfigExt as _};
 use kube::config::Kubeconfig;
-use kube::{Api, Client, Config};
+use kube::{Client, Config};
 use tokio::time::timeout;
 use tower::timeout::{TimeoutLayer, error::Elapsed};
 use tower::{BoxError, ServiceBuilder};
 
-use super::ApiServer;
+use super::requests::{Requests, Target};
+use super::{ApiServer, MANAGER};
 use crate::{ApiError, Kind, ObjectRef, StoreError, StoreMetrics};
 
 /// Time limit of a whole request; of a watch, until it begins.
@@ -51,19 +52,20 @@ impl Access {
         Ok(Self { client, namespace, url, metrics })
     }
 
+    pub(super) fn requests(&self) -> Requests {
+        Requests::new(self.client.clone(), MANAGER)
+    }
+
     pub(super) fn api_server(&self) -> ApiServer {
         let (client, namespace) = (self.client.clone(), self.namespace.clone());
         ApiServer { client, namespace, url: self.url.clone(), metrics: self.metrics.clone() }
     }
+}
 
-    /// Access to the namespace of an object.
-    pub(super) fn around(&self, object: &ObjectRef) -> Api<DynamicObject> {
-        let resource = resource(object.kind);
-        match &object.namespace {
-            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &resource),
-            None => Api::all_with(self.client.clone(), &resource),
-        }
-    }
+/// Names an object in requests.
+pub(super) fn target(object: &ObjectRef) -> Target {
+    let namespace = object.namespace.clone().unwrap_or_default();
+    Target::new(resource(object.kind), (namespace, object.name.clone()))
 }
 
 impl fmt::Debug for Access {
@@ -163,4 +165,21 @@ fn client(config: &Config) -> kube::Result<Client> {
         .map_err(BoxError::from)
         .service(http);
     Ok(Client::new(stack, config.default_namespace.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+
+    use super::*;
+
+    #[test]
+    fn answer_that_may_quote_a_secret_is_withheld() {
+        let refused = |code: u16| {
+            let status = Status::failure("not base64: c2VjcmV0", "Invalid").with_code(code);
+            api_error("Secret", kube::Error::Api(status.boxed())).to_string()
+        };
+        assert!(refused(422).ends_with("(422): Invalid"));
+        assert!(refused(403).contains("not base64"), "it says who may not do what");
+    }
 }

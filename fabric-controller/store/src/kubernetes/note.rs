@@ -6,8 +6,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use super::access::answer;
-use super::{Kubernetes, is_absent, lock};
+use super::access::target;
+use super::requests::Part;
+use super::{Kubernetes, lock};
 use crate::{ApiError, Kind, ObjectRef, StoreError};
 
 /// The entry of the ConfigMap's data.
@@ -30,7 +31,8 @@ impl Kubernetes {
             "metadata": {"name": map.name, "namespace": map.namespace},
             "data": {(NOTE): text},
         });
-        let written = self.apply(&map, &want).await;
+        let requests = self.access.requests();
+        let written = requests.apply(&target(&map), Part::AllButStatus, &want).await;
         written.map_err(|source| failed("keep", name, source))?;
         lock(&self.known.notes).insert(name.to_owned(), text);
         Ok(true)
@@ -41,9 +43,9 @@ impl Kubernetes {
         name: &str,
     ) -> Result<Option<T>, StoreError> {
         let map = self.map_of(name);
-        let found = match answer(map.kind.as_str(), self.access.around(&map).get(&map.name)).await {
-            Err(error) if is_absent(&error, &map) => return Ok(None),
-            found => found.map_err(|source| failed("read", name, source))?,
+        let found = self.access.requests().get(&target(&map)).await;
+        let Some(found) = found.map_err(|source| failed("read", name, source))? else {
+            return Ok(None);
         };
         let Some(text) = found.data["data"][NOTE].as_str() else { return Ok(None) };
         let note = serde_json::from_str(text);
@@ -52,15 +54,9 @@ impl Kubernetes {
 
     pub(crate) async fn delete_note(&self, name: &str) -> Result<(), StoreError> {
         lock(&self.known.notes).remove(name);
-        let map = self.map_of(name);
-        let request = async {
-            let api = self.access.around(&map);
-            api.delete(&map.name, &DeleteParams::default()).await
-        };
-        match answer(map.kind.as_str(), request).await {
-            Err(error) if !is_absent(&error, &map) => Err(failed("remove", name, error)),
-            Ok(_) | Err(_) => Ok(()),
-        }
+        let target = target(&self.map_of(name));
+        let deleted = self.access.requests().delete(&target, None, DeleteParams::default()).await;
+        deleted.map(drop).map_err(|source| failed("remove", name, source))
     }
 
     fn map_of(&self, name: &str) -> ObjectRef {

@@ -8,7 +8,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::stream::{BoxStream, StreamExt as _, unfold};
-use kube::api::{ApiResource, DynamicObject, ListParams};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{ApiResource, DynamicObject, ListParams, PartialObjectMeta};
 use kube::core::DynamicResourceScope;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
@@ -48,24 +49,13 @@ pub struct Selection {
 
 /// Object of a kind that is named at run time, whole or in parts.
 pub trait Watched:
-    Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>
-    + Clone
-    + fmt::Debug
-    + DeserializeOwned
-    + Send
-    + 'static
+    Resource<DynamicType = ApiResource, Scope = DynamicResourceScope> + Data
 {
 }
+impl<K: Resource<DynamicType = ApiResource, Scope = DynamicResourceScope> + Data> Watched for K {}
 
-impl<K> Watched for K where
-    K: Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>
-        + Clone
-        + fmt::Debug
-        + DeserializeOwned
-        + Send
-        + 'static
-{
-}
+pub trait Data: Clone + fmt::Debug + DeserializeOwned + Send + 'static {}
+impl<T: Clone + fmt::Debug + DeserializeOwned + Send + 'static> Data for T {}
 
 /// Namespace, empty for an object without one, and name.
 pub type Name = (String, String);
@@ -134,17 +124,25 @@ impl Selection {
         Self { is_optional: true, ..self }
     }
 
-    pub(super) async fn list(&self, client: &Client) -> Result<Vec<DynamicObject>, ApiError> {
+    pub async fn list(&self, client: &Client) -> Result<Vec<DynamicObject>, ApiError> {
         let api = self.api::<DynamicObject>(client);
         Ok(answer(&self.resource.kind, api.list(&self.parameters())).await?.items)
     }
 
-    /// Lists one object at most. Returns why these cannot be read.
-    pub(super) async fn check(&self, client: &Client) -> Result<(), Problem> {
+    /// Lists only their metadata.
+    pub async fn list_metadata(
+        &self,
+        client: &Client,
+        limit: Option<u32>,
+    ) -> Result<Vec<PartialObjectMeta<DynamicObject>>, ApiError> {
         let api = self.api::<DynamicObject>(client);
-        let parameters = self.parameters().limit(1);
-        let listed = answer(&self.resource.kind, api.list_metadata(&parameters)).await;
-        listed.map(drop).map_err(|error| {
+        let parameters = ListParams { limit, ..self.parameters() };
+        Ok(answer(&self.resource.kind, api.list_metadata(&parameters)).await?.items)
+    }
+
+    /// Returns why these cannot be read.
+    pub(super) async fn check(&self, client: &Client) -> Result<(), Problem> {
+        self.list_metadata(client, Some(1)).await.map(drop).map_err(|error| {
             let message = self.refusal(&error).unwrap_or_else(|| chain(&error));
             Problem { source: String::new(), object: None, field: None, message }
         })
@@ -297,7 +295,7 @@ impl<S: Clone + Ord + Hash + Unpin, K: Watched> Reflector<S, K> {
                 None
             }
             Event::InitApply(object) => {
-                self.lists.entry(key.clone()).or_default().insert(name(&object));
+                self.lists.entry(key.clone()).or_default().insert(name(object.meta()));
                 Some(Change::Applied(key, object))
             }
             Event::InitDone => {
@@ -339,8 +337,7 @@ impl<S, K> fmt::Debug for Reflector<S, K> {
 }
 
 /// Name of an object as [`Change::Listed`] has it.
-pub fn name(object: &impl Resource) -> Name {
-    let metadata = object.meta();
+pub fn name(metadata: &ObjectMeta) -> Name {
     (metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default())
 }
 
@@ -425,6 +422,31 @@ mod tests {
         let forbidden = of(refused(403, "User x cannot list")).unwrap();
         assert!(forbidden.contains("User x cannot list") && forbidden.ends_with("on secrets"));
         assert_eq!(of(refused(503, "busy")), None);
+    }
+
+    #[tokio::test]
+    async fn list_names_all_objects_once_it_is_complete() {
+        let nobody = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let client = Client::try_from(nobody).unwrap();
+        let mut reflector = Reflector::<_, DynamicObject>::new(client, StoreMetrics::default());
+        reflector.open("secrets", selection());
+        let named = |name: &str| DynamicObject::new(name, &ApiResource::erase::<Secret>(&()));
+        for names in [vec!["a", "b"], vec!["b"]] {
+            assert!(reflector.take("secrets", Event::Init).is_none());
+            for name in &names {
+                let change = reflector.take("secrets", Event::InitApply(named(name)));
+                assert!(matches!(change, Some(Change::Applied("secrets", _))));
+            }
+            let change = reflector.take("secrets", Event::InitDone);
+            let Some(Change::Listed("secrets", listed)) = change else { panic!("{change:?}") };
+            assert!(listed.iter().map(|(_, name)| name).eq(&names), "{listed:?}");
+            assert!(reflector.is_synced());
+        }
+        reflector.take("secrets", Event::Init);
+        reflector.take("secrets", Event::InitApply(named("cut off")));
+        reflector.take("secrets", Event::Init);
+        let change = reflector.take("secrets", Event::InitDone);
+        assert!(matches!(change, Some(Change::Listed(_, listed)) if listed.is_empty()));
     }
 
     #[tokio::test(start_paused = true)]

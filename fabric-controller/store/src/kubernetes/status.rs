@@ -1,12 +1,13 @@
 //! Writes a part of an object that is there: the very one, and no namesake.
 
-use kube::api::{DynamicObject, Patch, ResourceExt as _};
+use kube::ResourceExt as _;
+use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
-use super::access::answer;
+use super::access::target;
 use super::cache::{Part, has_status};
 use super::content::{local, part, status};
-use super::{Kubernetes, failed, intake, is_absent, parameters};
+use super::{Kubernetes, failed, intake, requests};
 use crate::{ApiError, Object, ObjectRef, StoreError, decode};
 
 /// Tries of a write, each of which another writer may precede.
@@ -37,7 +38,7 @@ impl Kubernetes {
         let want = status(object);
         match self.apply_part(object, Part::Status, &version, &want).await {
             Err(ApiError::Refused { code: 409, .. }) => Ok(false),
-            Err(error) if is_absent(&error, &reference) => Err(self.gone(object)),
+            Err(error) if target(&reference).is_absent(&error) => Err(self.gone(object)),
             Err(source) => Err(failed(WRITE_STATUS, &reference, source)),
             Ok(written) => {
                 self.wrote(&reference, Part::Status, want, written);
@@ -60,7 +61,7 @@ impl Kubernetes {
             tries += 1;
             match self.apply_part(object, what, &version, &want).await {
                 Err(ApiError::Refused { code: 409, .. }) if tries < TRIES => {}
-                Err(error) if is_absent(&error, &reference) => return Err(self.gone(object)),
+                Err(error) if target(&reference).is_absent(&error) => return Err(self.gone(object)),
                 Err(source) => {
                     let status = what == Part::Status;
                     let step = if status { WRITE_STATUS } else { "fill in" };
@@ -88,26 +89,22 @@ impl Kubernetes {
         version: &str,
         want: &Value,
     ) -> Result<DynamicObject, ApiError> {
-        let reference = object.reference();
+        let (requests, target) = (self.access.requests(), target(&object.reference()));
         if what == Part::Local {
             let spec = json!({ (decode::LOCAL): want });
-            return self.apply(&reference, &part(object, version, "spec", spec)).await;
+            let body = part(object, version, "spec", spec);
+            return requests.apply(&target, requests::Part::AllButStatus, &body).await;
         }
         let body = part(object, version, "status", want.clone());
-        let (api, patch) = (self.access.around(&reference), Patch::Apply(&body));
-        let parameters = parameters();
-        let written = api.patch_status(&reference.name, &parameters, &patch);
-        answer(reference.kind.as_str(), written).await
+        requests.apply(&target, requests::Part::Status, &body).await
     }
 
     /// The version of the very object.
     async fn version_of(&self, object: &Object) -> Result<String, StoreError> {
         let reference = object.reference();
-        let api = self.access.around(&reference);
-        let found = match answer(reference.kind.as_str(), api.get(&reference.name)).await {
-            Err(error) if is_absent(&error, &reference) => return Err(self.gone(object)),
-            found => found.map_err(|source| failed("read", &reference, source))?,
-        };
+        let found = self.access.requests().get(&target(&reference)).await;
+        let found = found.map_err(|source| failed("read", &reference, source))?;
+        let Some(found) = found else { return Err(self.gone(object)) };
         if found.metadata.uid.as_deref() != Some(object.uid()) {
             return Err(self.gone(object));
         }

@@ -6,6 +6,7 @@ use fabric_api::fabric::{GatewayConfig, NodeConfig};
 use fabric_api::ipam::{IP, Network};
 use fabric_api::labels;
 use fabric_api::networking::Connection;
+use fabric_store::requests::Target;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Pod, Secret, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -15,7 +16,7 @@ use kube::api::ApiResource;
 use tokio::time::{Instant, sleep};
 
 use super::WithdrawError;
-use super::cluster::{Cluster, kind, name};
+use super::cluster::{Cluster, kind};
 use crate::live::{SLICE_OF, SLICE_OF_WEFT};
 
 /// Longer than a gateway takes to end.
@@ -55,7 +56,7 @@ async fn sweep(cluster: &Cluster) -> Result<Left, WithdrawError> {
     let mut left = Left::default();
     for (kind, labels) in made() {
         for object in cluster.list_metadata(&kind, &labels).await? {
-            let name = name(&kind, &object);
+            let name = Target::of(&kind, object.meta()).to_string();
             if object.meta().deletion_timestamp.is_some() {
                 left.ending.push(name);
                 continue;
@@ -69,7 +70,7 @@ async fn sweep(cluster: &Cluster) -> Result<Left, WithdrawError> {
     let gateways = format!("{}={}", labels::COMPONENT, labels::GATEWAY);
     let pods = kind::<Pod>();
     let running = cluster.list_metadata(&pods, &gateways).await?;
-    left.ending.extend(running.iter().map(|pod| name(&pods, pod)));
+    left.ending.extend(running.iter().map(|pod| Target::of(&pods, pod.meta()).to_string()));
     Ok(left)
 }
 

@@ -4,12 +4,13 @@ use fabric_api::ipam::{IP, Network};
 use fabric_api::labels;
 use fabric_api::networking::{Configuration, GatewayClient, GatewayServer};
 use fabric_store::ApiServer;
+use fabric_store::requests::{Part, Target};
 use kube::api::ApiResource;
 use kube::{Resource, ResourceExt as _};
 use serde_json::{Value, json};
 
 use super::WithdrawError;
-use super::cluster::{Cluster, kind, name};
+use super::cluster::{Cluster, kind};
 
 pub(super) async fn remove(cluster: &Cluster) -> Result<(), WithdrawError> {
     // The chart's own Networks go in a moment; if they do not, their prefixes shall not change.
@@ -25,10 +26,10 @@ pub(super) async fn remove(cluster: &Cluster) -> Result<(), WithdrawError> {
     ];
     for kind in kinds {
         for object in cluster.list_metadata(&kind, &labels).await? {
-            for is_status in parts(&object) {
+            for part in parts(&object) {
                 let nothing = nothing_of(&kind, &object);
-                cluster.apply(&kind, &object, &nothing, is_status).await?;
-                tracing::info!("cleared {}", name(&kind, &object));
+                cluster.apply(&kind, &object, part, &nothing).await?;
+                tracing::info!("cleared {}", Target::of(&kind, object.meta()));
             }
         }
     }
@@ -36,10 +37,13 @@ pub(super) async fn remove(cluster: &Cluster) -> Result<(), WithdrawError> {
 }
 
 /// Parts that weft has written: the status, or the rest.
-fn parts(object: &impl Resource) -> impl Iterator<Item = bool> {
+fn parts(object: &impl Resource) -> impl Iterator<Item = Part> {
     let fields = object.managed_fields().iter();
     let ours = fields.filter(|entry| entry.manager.as_deref() == Some(ApiServer::MANAGER));
-    ours.map(|entry| entry.subresource.as_deref() == Some("status"))
+    ours.map(|entry| match entry.subresource.as_deref() {
+        Some("status") => Part::Status,
+        Some(_) | None => Part::AllButStatus,
+    })
 }
 
 /// Patch without fields: it gives up all that weft applied. The uid keeps this from making one that

@@ -5,10 +5,7 @@ use std::time::Duration;
 
 use fabric_api::fabric::NodeConfig;
 use fabric_api::labels;
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
-use k8s_openapi::api::events::v1::Event;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::ResourceExt as _;
 use kube::api::DynamicObject;
 use serde_json::json;
@@ -109,34 +106,15 @@ fn why_waited_for(config: &DynamicObject, has_agent: bool) -> Option<String> {
 async fn give_up(cluster: &Cluster, waits: &Waits) {
     for (node, why) in waits {
         tracing::warn!(node, why, "{REMEDY}");
-        if let Err(error) = cluster.create("default", &event(node, why)).await {
-            tracing::warn!(%error, "an Event is not told");
-        }
-    }
-}
-
-fn event(node: &str, why: &str) -> Event {
-    let regarding = ObjectReference {
-        api_version: Some("v1".to_owned()),
-        kind: Some("Node".to_owned()),
-        name: Some(node.to_owned()),
-        // As the kubelet has it, and who looks for Events of a node.
-        uid: Some(node.to_owned()),
-        ..ObjectReference::default()
-    };
-    let metadata = ObjectMeta { generate_name: Some(format!("{node}-")), ..ObjectMeta::default() };
-    let note: String = format!("{why}; {REMEDY}").chars().take(1000).collect();
-    Event {
-        metadata,
-        event_time: Some(MicroTime(Timestamp::now())),
-        action: Some("Withdraw".to_owned()),
-        reason: Some("WeftLeftBehind".to_owned()),
-        note: Some(note),
-        type_: Some("Warning".to_owned()),
-        regarding: Some(regarding),
-        reporting_controller: Some("weft.dev/withdrawal".to_owned()),
-        reporting_instance: Some("withdrawal".to_owned()),
-        ..Event::default()
+        let regarding = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Node".to_owned()),
+            name: Some(node.clone()),
+            // As the kubelet has it, and who looks for Events of a node.
+            uid: Some(node.clone()),
+            ..ObjectReference::default()
+        };
+        cluster.emitter.warn(regarding, "WeftLeftBehind", format!("{why}; {REMEDY}"), 1).await;
     }
 }
 
