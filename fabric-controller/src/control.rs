@@ -303,6 +303,12 @@ impl Controller {
             | Kind::PublicKey
             | Kind::GatewayConfig
             | Kind::NodeConfig => {}
+            // Its generation is in the digest that nodes go by.
+            Kind::FabricRecord => {
+                if have.is_some_and(|have| have.generation() > object.generation()) {
+                    return None;
+                }
+            }
         }
         Some(object)
     }

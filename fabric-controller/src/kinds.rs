@@ -3,7 +3,7 @@
 use fabric_store::Kind;
 
 /// Kinds that the controller reads. Nothing depends on a Namespace.
-pub const READ: [Kind; 12] = [
+pub const READ: [Kind; 13] = [
     Kind::ConfigMap,
     Kind::Secret,
     Kind::Node,
@@ -16,10 +16,17 @@ pub const READ: [Kind; 12] = [
     Kind::PublicKey,
     Kind::GatewayConfig,
     Kind::NodeConfig,
+    Kind::FabricRecord,
 ];
 /// Kinds of which it writes whole objects.
-pub(crate) const WRITTEN: [Kind; 5] =
-    [Kind::Network, Kind::Ip, Kind::Secret, Kind::GatewayConfig, Kind::NodeConfig];
+pub(crate) const WRITTEN: [Kind; 6] = [
+    Kind::Network,
+    Kind::Ip,
+    Kind::Secret,
+    Kind::GatewayConfig,
+    Kind::NodeConfig,
+    Kind::FabricRecord,
+];
 /// Kinds of which it writes statuses.
 pub(crate) const STATUSES: [Kind; 5] =
     [Kind::Network, Kind::Ip, Kind::Configuration, Kind::GatewayServer, Kind::GatewayClient];

@@ -51,8 +51,15 @@ pub async fn publish(
     wanted: &Published,
 ) -> Outcome {
     let mut publisher = Publisher { sink, index, backoff, outcome: Outcome::default() };
-    let objects = wanted.objects.iter().map(|(of, object)| Write::object(of, object));
-    publisher.write_all(objects).await;
+    let objects = || wanted.objects.iter().map(|(of, object)| Write::object(of, object));
+    // Nodes go by records as soon as the cluster's, which is compiled from what is stored of the
+    // others, is written: that shall not wait for the rest.
+    let is_record = |write: &Write<'_>| write.reference.kind == Kind::FabricRecord;
+    publisher.write_all(objects().filter(is_record)).await;
+    if publisher.outcome.changed {
+        return publisher.outcome;
+    }
+    publisher.write_all(objects()).await;
     publisher.write_all(wanted.keys.iter().map(|(of, pair)| Write::key(of, pair))).await;
     publisher.write_all(wanted.statuses.values().map(Write::status)).await;
     publisher.write_all(wanted.deleted.iter().map(Write::deletion)).await;
@@ -314,6 +321,7 @@ fn is_same_spec(have: &Object, want: &Object) -> bool {
         (Object::Ip(have), Object::Ip(want)) => have.spec == want.spec,
         (Object::GatewayConfig(have), Object::GatewayConfig(want)) => have.spec == want.spec,
         (Object::NodeConfig(have), Object::NodeConfig(want)) => have.spec == want.spec,
+        (Object::FabricRecord(have), Object::FabricRecord(want)) => have.spec == want.spec,
         (_, _) => false,
     }
 }

@@ -89,7 +89,8 @@ impl Claims {
                 | Object::GatewayClient(_)
                 | Object::PublicKey(_)
                 | Object::GatewayConfig(_)
-                | Object::NodeConfig(_) => Ok(()),
+                | Object::NodeConfig(_)
+                | Object::FabricRecord(_) => Ok(()),
             };
             claims.faults.extend(outcome.err().map(|fault| *fault));
         }

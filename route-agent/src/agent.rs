@@ -3,7 +3,9 @@ use std::future::pending;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use fabric_api::fabric::{ForwardingOff, MovedAddress, NodeConfig, NodeConfigStatus};
+use fabric_api::fabric::{
+    FabricRecord, ForwardingOff, MovedAddress, NodeConfig, NodeConfigStatus, RecordVersion, Records,
+};
 use fabric_runtime::{Heartbeat, Stop};
 use fabric_store::{Event, Kind, Object, ObjectRef, Store, chain};
 use jiff::Timestamp;
@@ -38,6 +40,12 @@ pub(crate) struct Agent {
     pub(crate) node: String,
     /// Put accepts into chains of others that drop what they have no rule for.
     pub(crate) accept: bool,
+    /// Config of the node as it is published, in whole or only its own part.
+    pub(crate) published: Option<NodeConfig>,
+    pub(crate) records: Records,
+    /// Version of the records that was read last, and if the config follows from them, that it is of.
+    pub(crate) read: Option<RecordVersion>,
+    /// Config in whole.
     pub(crate) config: Option<NodeConfig>,
     pub(crate) table: Table,
     pub(crate) other_firewalls: OtherFirewalls,
@@ -131,22 +139,51 @@ impl Agent {
     /// True if there is something to do.
     fn take(&mut self, event: Event) -> bool {
         match event {
-            Event::Applied(object) if object.name() == self.node => {
-                if let Object::NodeConfig(config) = *object {
-                    return self.take_config(config);
-                }
-                false
+            Event::Applied(object) => self.take_object(*object),
+            Event::Deleted(reference) if reference.kind == Kind::FabricRecord => {
+                self.records.remove(&reference.name);
+                self.join()
             }
             Event::Deleted(reference) if reference.name == self.node => {
                 tracing::warn!("{}", self.without_config());
+                self.published = None;
                 self.check_source()
             }
             Event::Problems(problems) => {
                 self.vitals.cannot_read(&problems);
                 false
             }
-            Event::Applied(_) | Event::Deleted(_) | Event::Synced => false,
+            Event::Deleted(_) | Event::Synced => false,
         }
+    }
+
+    fn take_object(&mut self, object: Object) -> bool {
+        match NodeConfig::try_from(object) {
+            Ok(config) if config.metadata.name.as_ref() == Some(&self.node) => {
+                self.published = Some(config);
+            }
+            Ok(_) => return false,
+            Err(object) => match FabricRecord::try_from(*object) {
+                Ok(record) => self.records.insert(record),
+                Err(_) => return false,
+            },
+        }
+        self.join()
+    }
+
+    /// Returns true if there is something to do. While records are missing, the node stays as it is.
+    fn join(&mut self) -> bool {
+        let joined = self.published.as_ref().and_then(|own| own.joined(&self.records));
+        let Some(config) = joined else { return false };
+        let read = self.records.version().or_else(|| self.read.clone());
+        let has_read_more = self.read != read;
+        self.read = read;
+        let is_new = self.take_config(config);
+        // Nothing changes for this node: what it has is made from the newer records, too.
+        if has_read_more && !is_new {
+            self.report();
+        }
+        is_new
     }
 
     fn without_config(&self) -> &'static str {
@@ -346,6 +383,7 @@ impl Agent {
         self.vitals.set_problems(self.problems.len());
         config.status = Some(NodeConfigStatus {
             applied_generation: config.metadata.generation.unwrap_or_default(),
+            records: self.read.clone(),
             problems: self.problems.iter().cloned().collect(),
             moved: self.moved.clone(),
             forwarding_off: self.forwarding_off.clone(),

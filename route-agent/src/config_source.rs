@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use fabric_store::{Event, ObjectRef, Store};
+use fabric_store::{Event, Kind, ObjectRef, Store};
 use tokio::runtime::Builder;
 use tokio::sync::{mpsc, watch};
 
@@ -39,12 +39,12 @@ pub(crate) fn spawn(
     Ok(())
 }
 
-/// Follows one object. The events end if that is not possible.
-pub(crate) fn follow(store: &Store, object: ObjectRef) -> anyhow::Result<mpsc::Receiver<Event>> {
+/// Follows a NodeConfig and all records. The events end if that is not possible.
+pub(crate) fn follow(store: &Store, config: ObjectRef) -> anyhow::Result<mpsc::Receiver<Event>> {
     let (events, followed) = mpsc::channel(QUEUE);
     let own = store.clone();
     let task = async move {
-        match own.follow(&object, &[]) {
+        match own.follow(&config, &[Kind::FabricRecord]) {
             Ok(mut watch) => while events.send(watch.next().await).await.is_ok() {},
             Err(error) => {
                 tracing::error!("cannot watch the store: {}", fabric_store::chain(&error))

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Parser;
-use fabric_api::fabric::REFUSE_SECONDS;
+use fabric_api::fabric::{FabricRecord, NodeConfig, REFUSE_SECONDS, Records};
 use fabric_runtime::Stop;
 use fabric_store::{Kind, Object, ObjectRef, Store};
 use netlink::{ChurnLimiter, Handle, Netns};
@@ -117,6 +117,9 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         store,
         node,
         accept,
+        published: None,
+        records: Records::default(),
+        read: None,
         config: None,
         table: Table::default(),
         problems: BTreeSet::new(),
@@ -143,8 +146,20 @@ async fn preview(handle: &Handle, store: &Store, name: String) -> anyhow::Result
     let Some(Object::NodeConfig(config)) = store.get(&reference).await? else {
         bail!("there is no {reference}");
     };
+    let Some(config) = config.joined(&records(store, &config).await?) else {
+        bail!("{reference} follows from FabricRecords, which are being written: try again");
+    };
     let text = agent::preview(handle, &config).await?;
     std::io::stdout().write_all(text.as_bytes()).context("cannot print")
+}
+
+/// Records that a config follows from.
+async fn records(store: &Store, config: &NodeConfig) -> anyhow::Result<Records> {
+    if !config.spec.from_records {
+        return Ok(Records::default());
+    }
+    let all = store.list(Kind::FabricRecord).await?.into_iter();
+    Ok(all.filter_map(|object| FabricRecord::try_from(object).ok()).collect())
 }
 
 fn node_config(node: &str) -> ObjectRef {

@@ -284,6 +284,7 @@ mod tests {
             internal_cidr: None,
             vxlan_sources: Vec::new(),
             full_masquerade: false,
+            from_records: false,
             removed: false,
             refused: Vec::new(),
             refuse_seconds: None,

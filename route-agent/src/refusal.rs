@@ -39,8 +39,9 @@ pub(crate) struct Refuser {
     /// The table as last read or written.
     table: Refusal,
     quiet: Duration,
-    /// Uid and generation of the config whose missing prefixes are refused.
-    settled: Option<(Option<String>, Option<i64>)>,
+    /// Uid and content of the config whose missing prefixes are refused. Its generation alone does
+    /// not show a change of records.
+    settled: Option<(Option<String>, NodeConfigSpec)>,
     file: Option<PathBuf>,
     saved: Option<String>,
 }
@@ -206,8 +207,8 @@ pub(crate) fn senders(table: &Refusal) -> Vec<IpAddr> {
     all.into_iter().take(MAX_REPORTED).collect()
 }
 
-fn version(config: &NodeConfig) -> (Option<String>, Option<i64>) {
-    (config.metadata.uid.clone(), config.metadata.generation)
+fn version(config: &NodeConfig) -> (Option<String>, NodeConfigSpec) {
+    (config.metadata.uid.clone(), config.spec.clone())
 }
 
 /// Root alone may read it. It is whole or not there, even after a power cut.

@@ -54,7 +54,11 @@ impl Vitals {
 
     pub(crate) fn monitoring(&self, store: &Store) -> Monitoring {
         let mut registry = Registry::default();
-        store.metrics().register(&mut registry, &[Kind::NodeConfig], &[Kind::NodeConfig]);
+        store.metrics().register(
+            &mut registry,
+            &[Kind::NodeConfig, Kind::FabricRecord],
+            &[Kind::NodeConfig],
+        );
         let agent = registry.sub_registry_with_prefix("weft_agent");
         let help =
             "Time that it takes to compare the node with its config and change it, in seconds";

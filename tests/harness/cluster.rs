@@ -184,16 +184,28 @@ impl Cluster {
 
     /// Number of nodes that let packets to the peer pass.
     pub fn nodes_open_to(&self, peer: &str) -> Result<usize> {
-        let text = self.weft(&["get", "nodeconfig", "-o", "json"])?;
-        let list: Value = serde_json::from_str(&text)?;
+        let records = self.published("fabricrecord")?;
+        let record = |name: &str| records.iter().find(|record| record["metadata"]["name"] == name);
+        let peering = record(&format!("peering-{peer}"));
+        let is_connected = peering.is_some_and(|of| of["spec"]["peering"]["connected"] == true);
+        let version = record("cluster").map(|cluster| &cluster["metadata"]["generation"]);
         let is_open = |config: &&Value| {
             let mut peerings = config["spec"]["peerings"].as_array().into_iter().flatten();
-            config["status"]["appliedGeneration"] == config["metadata"]["generation"]
-                && peerings.any(|p| p["peerClusterId"] == peer && p["connected"] == true)
+            let lets_pass = if config["spec"]["fromRecords"] == true {
+                is_connected && Some(&config["status"]["records"]["generation"]) == version
+            } else {
+                peerings.any(|p| p["peerClusterId"] == peer && p["connected"] == true)
+            };
+            lets_pass && config["status"]["appliedGeneration"] == config["metadata"]["generation"]
         };
-        let one = std::slice::from_ref(&list);
-        let configs = list["items"].as_array().map_or(one, Vec::as_slice);
-        Ok(configs.iter().filter(is_open).count())
+        Ok(self.published("nodeconfig")?.iter().filter(is_open).count())
+    }
+
+    /// Objects of a kind that weft publishes.
+    fn published(&self, kind: &str) -> Result<Vec<Value>> {
+        let list: Value = serde_json::from_str(&self.weft(&["get", kind, "-o", "json"])?)?;
+        let items = list["items"].as_array().cloned();
+        Ok(items.unwrap_or_else(|| vec![list]))
     }
 
     /// Until the tunnel is up and every node uses it.

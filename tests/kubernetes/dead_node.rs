@@ -83,7 +83,9 @@ fn has_applied(cluster: &Kubernetes) -> Result<()> {
     let list: Value = serde_json::from_str(&list)?;
     let all = list["items"].as_array().cloned().unwrap_or_default();
     let knows = |config: &&Value| {
-        config["spec"]["peerings"].as_array().is_some_and(|all| !all.is_empty())
+        let in_whole = config["spec"]["peerings"].as_array().is_some_and(|all| !all.is_empty());
+        let from_records = config["spec"]["fromRecords"] == true;
+        (in_whole || from_records && config["status"]["records"].is_object())
             && config["status"]["appliedGeneration"] == config["metadata"]["generation"]
     };
     ensure!(all.iter().filter(knows).count() == 2, "{all:#?}");

@@ -146,6 +146,13 @@ const ELSEWHERE: &[Row] = &[
     ("", "patch nodeconfigs.fabric.weft.dev rome-1", "cw"),
     ("", "patch nodeconfigs.fabric.weft.dev/status rome-1", "a"),
     ("", "delete nodeconfigs.fabric.weft.dev rome-1", "cw"),
+    // MAC addresses of all gateways: no gateway knows those of others.
+    ("", "watch fabricrecords.fabric.weft.dev", "ca"),
+    ("", "get fabricrecords.fabric.weft.dev peering-milan", "ca"),
+    ("", "list fabricrecords.fabric.weft.dev", "caw"),
+    ("", "create fabricrecords.fabric.weft.dev", "c"),
+    ("", "patch fabricrecords.fabric.weft.dev peering-milan", "c"),
+    ("", "delete fabricrecords.fabric.weft.dev peering-milan", "cw"),
     ("", "list namespaces", ""),
     ("", "create namespaces", ""),
     ("", "delete namespaces liqo-tenant-milan", ""),

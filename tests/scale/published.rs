@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 use fabric_api::fabric::{
-    GatewayConfig, GatewayConfigStatus, NodeConfig, NodeConfigStatus, NodePeering,
-    OVERLAY_PROBE_PORT, Role,
+    FabricRecord, GatewayConfig, GatewayConfigStatus, NodeConfig, NodeConfigStatus, NodePeering,
+    OVERLAY_PROBE_PORT, Records, Role,
 };
 use fabric_store::{Event, Kind, Object, ObjectRef, Store, Watch};
 
@@ -20,6 +20,9 @@ pub const GROUP: &str = "fabric.weft.dev";
 /// State that a route-agent has read.
 pub(crate) struct AgentView {
     watch: Watch,
+    published: Option<NodeConfig>,
+    records: Records,
+    /// Config in whole, as it was when all records of a version were there last.
     config: Option<NodeConfig>,
 }
 
@@ -40,22 +43,42 @@ impl AgentView {
     /// Watches as `route-agent` does.
     pub(crate) fn follow(store: &Store, node: &str) -> Result<Self> {
         let own = ObjectRef::new(Kind::NodeConfig, "", node);
-        Ok(Self { watch: store.follow(&own, &[])?, config: None })
+        let watch = store.follow(&own, &[Kind::FabricRecord])?;
+        Ok(Self { watch, published: None, records: Records::default(), config: None })
     }
 
     /// Waits for the next change. Cancel safe.
     pub(crate) async fn changed(&mut self) {
         loop {
             match self.watch.next().await {
-                Event::Applied(object) => {
-                    if let Object::NodeConfig(config) = *object {
-                        self.config = Some(config);
-                        return;
-                    }
-                }
-                Event::Deleted(_) | Event::Problems(_) | Event::Synced => {}
+                Event::Applied(object) => match FabricRecord::try_from(*object) {
+                    Ok(record) => self.records.insert(record),
+                    Err(object) => self.published = NodeConfig::try_from(*object).ok(),
+                },
+                Event::Deleted(gone) => self.records.remove(&gone.name),
+                Event::Problems(_) | Event::Synced => continue,
+            }
+            if self.join() {
+                return;
             }
         }
+    }
+
+    /// Returns true if there is something to acknowledge.
+    fn join(&mut self) -> bool {
+        let joined = self.published.as_ref().and_then(|own| own.joined(&self.records));
+        let Some(mut config) = joined else { return false };
+        let known = self.config.as_ref().and_then(|config| config.status.clone());
+        let known = known.unwrap_or_default();
+        let applied_generation = config.metadata.generation.unwrap_or_default();
+        let records = self.records.version().or_else(|| known.records.clone());
+        let refused = Some(Vec::new());
+        let status =
+            NodeConfigStatus { applied_generation, records, refused, ..Default::default() };
+        let is_new = known != status;
+        config.status = Some(status);
+        self.config = Some(config);
+        is_new
     }
 
     /// Peerings of which the node has all: prefixes, MTU and the addresses of the gateway. By cluster
@@ -68,12 +91,7 @@ impl AgentView {
 
     /// Object whose status acknowledges all that was read; `None` before anything was.
     pub(crate) fn acknowledgement(&self) -> Option<Object> {
-        let mut config = self.config.clone()?;
-        let applied_generation = config.metadata.generation.unwrap_or_default();
-        let refused = Some(Vec::new());
-        config.status =
-            Some(NodeConfigStatus { applied_generation, refused, ..Default::default() });
-        Some(config.into())
+        self.config.clone().map(Object::from)
     }
 }
 

@@ -6,6 +6,7 @@
 mod gateway_config;
 mod node_config;
 mod overlay_probe;
+mod record;
 
 pub use gateway_config::{
     AddressMap, GatewayConfig, GatewayConfigSpec, GatewayConfigStatus, GatewayOverlay, MtuBound,
@@ -18,6 +19,10 @@ pub use node_config::{
 
 pub use overlay_probe::{
     GatewayProbe, OverlayProbe, PathFault, UnreachableGateway, UnreachableNode,
+};
+pub use record::{
+    ClusterRecord, FabricRecord, FabricRecordSpec, PeeringGateway, PeeringRecord, RecordVersion,
+    Records, common_family, digest, node_spec,
 };
 
 pub use crate::networking::ConnectionType as Role;

@@ -185,6 +185,7 @@ fn short_names(kind: Kind) -> &'static [&'static str] {
         Kind::PublicKey => &["pk", "pkies", "pkey", "publickeys"],
         Kind::GatewayConfig => &["gwcfg"],
         Kind::NodeConfig => &["nodecfg"],
+        Kind::FabricRecord => &["fabrec"],
     }
 }
 

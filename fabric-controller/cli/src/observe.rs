@@ -254,7 +254,8 @@ impl<'a> View<'a> {
                 | Object::Node(_)
                 | Object::Network(_)
                 | Object::Ip(_)
-                | Object::PublicKey(_) => {}
+                | Object::PublicKey(_)
+                | Object::FabricRecord(_) => {}
             }
         }
         view
@@ -419,7 +420,8 @@ fn conditions(object: &Object) -> &[Condition] {
         | Object::Connection(_)
         | Object::PublicKey(_)
         | Object::GatewayConfig(_)
-        | Object::NodeConfig(_) => None,
+        | Object::NodeConfig(_)
+        | Object::FabricRecord(_) => None,
     }
     .unwrap_or_default()
 }

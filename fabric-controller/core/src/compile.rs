@@ -14,6 +14,7 @@ mod owner;
 mod peering;
 mod peers;
 mod placed;
+mod records;
 mod refused;
 mod secrets;
 mod services;
@@ -187,6 +188,9 @@ impl<'a> Compiler<'a> {
             if !self.may_still_be(&node) {
                 self.delete_unless_wanted(reference);
             }
+        }
+        for (reference, _) in index.of_kind(Kind::FabricRecord) {
+            self.delete_unless_wanted(reference);
         }
         self.delete_connections();
     }

@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use fabric_api::check::{self, Fault};
-use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus, NodeConfig, ProbeSettings};
+use fabric_api::fabric::{
+    FabricRecord, GatewayConfig, GatewayConfigStatus, NodeConfig, ProbeSettings, RecordVersion,
+    Records,
+};
 use fabric_api::networking::{Connection, GatewayClient, GatewayServer, secret_name};
 use fabric_api::{Cidr, PublicKey, labels};
 use fabric_store::{Event, Kind, Object, ObjectRef, Problem};
@@ -67,8 +70,12 @@ pub struct Index {
     pub(crate) lagging_nodes: BTreeSet<String>,
     /// Nodes whose agent takes longer than one that runs.
     pub(crate) slow_nodes: BTreeSet<String>,
-    /// By node, the peers' prefixes in the last config that it is known to have applied.
-    routes: BTreeMap<String, BTreeMap<String, Vec<String>>>,
+    /// By node, the origin of the routes in the last config that it is known to have applied.
+    routes: BTreeMap<String, Routes>,
+    /// Newest version of the FabricRecords of which all are known.
+    pub(crate) records: Option<RecordVersion>,
+    /// By peer, its prefixes in that version, and the first one that has them.
+    recorded: BTreeMap<String, (Vec<String>, RecordVersion)>,
     /// Reason why ipam refused a Network or an IP.
     denials: BTreeMap<ObjectRef, String>,
     /// The public halves of all Secrets with a key pair, computed once; or what is wrong.
@@ -77,6 +84,15 @@ pub struct Index {
     seen: BTreeSet<ObjectRef>,
     /// The peers that had a Configuration among those.
     seen_peers: BTreeSet<String>,
+}
+
+/// Origin of a node's routes to peers.
+#[derive(Clone, Debug)]
+enum Routes {
+    /// Prefixes in its config, by peer.
+    Config(BTreeMap<String, Vec<String>>),
+    /// FabricRecords of the version that it acknowledges.
+    Records,
 }
 
 impl Index {
@@ -101,7 +117,10 @@ impl Index {
                     let public = check::private_key(secret).map(|private| private.public());
                     self.own_keys.insert(reference.clone(), public);
                 }
-                self.objects.entry(reference.kind).or_default().insert(reference, *object)
+                let kind = reference.kind;
+                let before = self.objects.entry(kind).or_default().insert(reference, *object);
+                self.note_records(kind);
+                before
             }
             Event::Deleted(reference) => {
                 self.denials.remove(&reference);
@@ -109,7 +128,9 @@ impl Index {
                 if reference.kind == Kind::NodeConfig {
                     self.routes.remove(&reference.name);
                 }
-                self.objects.get_mut(&reference.kind)?.remove(&reference)
+                let before = self.objects.get_mut(&reference.kind)?.remove(&reference);
+                self.note_records(reference.kind);
+                before
             }
             Event::Problems(problems) => {
                 self.file_problems = problems;
@@ -124,14 +145,63 @@ impl Index {
         if config.is_applied() {
             let peerings = config.spec.peerings.iter();
             let of_peers = peerings.map(|of| (of.peer_cluster_id.clone(), of.prefixes.clone()));
-            self.routes.insert(node.to_owned(), of_peers.collect());
+            let routes = match config.spec.from_records {
+                true => Routes::Records,
+                false => Routes::Config(of_peers.collect()),
+            };
+            self.routes.insert(node.to_owned(), routes);
         }
+    }
+
+    /// Between two writes there are records that no version has.
+    fn note_records(&mut self, changed: Kind) {
+        if changed != Kind::FabricRecord {
+            return;
+        }
+        let all = self.all::<FabricRecord>(Kind::FabricRecord);
+        let records: Records = all.map(|(_, record)| record.clone()).collect();
+        let Some(version) = records.version() else { return };
+        let known = std::mem::take(&mut self.recorded);
+        let all = self.all::<FabricRecord>(Kind::FabricRecord);
+        let peerings = all.filter_map(|(_, record)| record.spec.peering.as_ref());
+        let noted = peerings.map(|peering| {
+            let peer = peering.peer_cluster_id.clone();
+            let first = known.get(&peer).filter(|(prefixes, first)| {
+                *prefixes == peering.prefixes && version.includes(first)
+            });
+            let first = first.map_or(&version, |(_, first)| first).clone();
+            (peer, (peering.prefixes.clone(), first))
+        });
+        self.recorded = noted.collect();
+        self.records = Some(version);
+    }
+
+    /// Version of the records that a node has read.
+    pub(crate) fn records_read(&self, node: &str) -> Option<&RecordVersion> {
+        let config = self.typed::<NodeConfig>(&ObjectRef::new(Kind::NodeConfig, "", node))?;
+        config.status.as_ref()?.records.as_ref()
+    }
+
+    /// True if a node's tables are made from the newest of all that its agent reads.
+    pub fn is_applied(&self, node: &str) -> bool {
+        let config = self.typed::<NodeConfig>(&ObjectRef::new(Kind::NodeConfig, "", node));
+        let Some(config) = config.filter(|config| config.is_applied()) else { return false };
+        let Some(newest) = self.records.as_ref().filter(|_| config.spec.from_records) else {
+            return true;
+        };
+        config.spec.removed || self.records_read(node).is_some_and(|read| read.includes(newest))
     }
 
     /// True if the node is known to have routes to these prefixes of a peer, and none to others of it.
     pub fn has_routes(&self, node: &str, peer: &str, prefixes: &[String]) -> bool {
-        let known = self.routes.get(node).and_then(|peers| peers.get(peer));
-        known.is_some_and(|known| known == prefixes)
+        match self.routes.get(node) {
+            Some(Routes::Config(peers)) => peers.get(peer).is_some_and(|known| known == prefixes),
+            Some(Routes::Records) => self.recorded.get(peer).is_some_and(|(known, first)| {
+                known == prefixes
+                    && self.records_read(node).is_some_and(|read| read.includes(first))
+            }),
+            None => false,
+        }
     }
 
     pub fn place(&mut self, placements: Placements) {

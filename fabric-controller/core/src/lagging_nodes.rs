@@ -23,6 +23,8 @@ struct Behind {
     since: Instant,
     /// A first config just published is not late, however long there was none.
     has_config: bool,
+    /// Generation of the records that it is to acknowledge.
+    records: Option<i64>,
 }
 
 impl LaggingNodes {
@@ -32,9 +34,15 @@ impl LaggingNodes {
             let name = &node.name;
             let config = index.typed::<NodeConfig>(&ObjectRef::new(Kind::NodeConfig, "", name));
             let has_config = config.is_some();
-            let known = self.0.get(name).filter(|known| known.has_config == has_config);
-            let behind = known.copied().unwrap_or(Behind { since: now, has_config });
-            (!config.is_some_and(NodeConfig::is_applied)).then(|| (name.clone(), behind))
+            let read = index.records_read(name).map(|read| read.generation);
+            let known = self.0.get(name).filter(|known| {
+                // One that acknowledges all that there was then is late for nothing but news.
+                let is_behind = !config.is_some_and(NodeConfig::is_applied) || read < known.records;
+                known.has_config == has_config && is_behind
+            });
+            let records = index.records.as_ref().map(|version| version.generation);
+            let behind = known.copied().unwrap_or(Behind { since: now, has_config, records });
+            (!index.is_applied(name)).then(|| (name.clone(), behind))
         });
         self.0 = behind.collect();
         let behind_for = |time: Duration| -> BTreeSet<String> {

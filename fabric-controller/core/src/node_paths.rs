@@ -66,7 +66,7 @@ impl NodePaths {
         }
         let missing = unreachable.len() - probed;
         for config in present {
-            if let Some(fault) = fault_of_pods(config, &gateway.spec.peer_cluster_id) {
+            if let Some(fault) = fault_of_pods(config, gateway) {
                 unreachable.entry(fault.node.clone()).or_insert(fault);
             }
         }
@@ -82,11 +82,10 @@ impl NodePaths {
 
 /// Fault of the path between a node's pods and a peer that probes do not show: they are sent by the
 /// node itself, so nothing forwards them.
-fn fault_of_pods(config: &NodeConfig, peer: &str) -> Option<UnreachableNode> {
+fn fault_of_pods(config: &NodeConfig, gateway: &GatewayConfig) -> Option<UnreachableNode> {
     let node = config.metadata.name.clone().unwrap_or_default();
-    let mut peerings = config.spec.peerings.iter().filter(|of| of.peer_cluster_id == peer);
-    let prefixes = &peerings.next()?.prefixes;
-    let concerns = |ipv6: bool| prefixes.iter().any(|prefix| prefix.contains(':') == ipv6);
+    let prefixes = || gateway.spec.remaps.iter().map(|remap| &remap.local);
+    let concerns = |ipv6: bool| prefixes().any(|prefix| prefix.contains(':') == ipv6);
     let mut off = config.status.iter().flat_map(|status| &status.forwarding_off);
     if let Some(off) = off.find(|off| concerns(off.ipv6)) {
         let (fault, since) = (PathFault::NotForwarding, off.since.clone());
@@ -169,10 +168,11 @@ mod tests {
     use super::*;
 
     fn gateway(status: serde_json::Value) -> GatewayConfig {
+        let remap = json!({"kind": "Pod", "remote": "10.200.0.0/16", "local": "10.201.0.0/16"});
         let spec = json!({
             "clusterId": "rome", "peerClusterId": "milan", "role": "Client", "gatewayUid": "u",
             "secretName": "s", "mtu": 1340, "tunnelAddress": "169.254.18.2",
-            "peerTunnelAddress": "169.254.18.1", "remaps": [], "podCidrs": [], "externalCidrs": [],
+            "peerTunnelAddress": "169.254.18.1", "remaps": [remap], "podCidrs": [], "externalCidrs": [],
             "overlay": {"address": "10.80.0.7"}, "nodes": [],
             "probe": {"enabled": true, "intervalMs": 2000, "lossThreshold": 5},
         });
@@ -245,9 +245,6 @@ mod tests {
             let since = "2026-01-31T12:00:00Z".to_owned();
             vec![ForwardingOff { setting: setting.to_owned(), ipv6, since }]
         };
-        let peering = json!({"peerClusterId": "milan", "prefixes": ["10.201.0.0/16"],
-            "connected": true, "mtu": 1340});
-        node.spec.peerings = vec![serde_json::from_value(peering).unwrap()];
         let of = |node: &NodeConfig| NodePaths::of(&gateway, [node]).unwrap();
         node.status.get_or_insert_default().forwarding_off =
             off("net.ipv6.conf.all.forwarding", true);
@@ -265,9 +262,6 @@ mod tests {
         let gateway = gateway(json!({"overlayProbePort": 12346, "probingNodes": 0}));
         let mut node = node("n2", "paris");
         node.status.get_or_insert_default().applied_generation = 3;
-        let peering = json!({"peerClusterId": "milan", "prefixes": ["10.201.0.0/16"],
-            "connected": true, "mtu": 1340});
-        node.spec.peerings = vec![serde_json::from_value(peering).unwrap()];
         let (cidr, other) = ("10.200.1.0/24".to_owned(), "n1".to_owned());
         node.spec.overlapping_pods = vec![OverlappingPods { cidr, node: other }];
         let paths = NodePaths::of(&gateway, [&node]).unwrap();

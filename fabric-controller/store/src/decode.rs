@@ -40,6 +40,7 @@ pub(crate) fn object(kind: Kind, value: Value) -> Result<(Object, Vec<UnknownFie
         Kind::PublicKey => typed(value, Object::PublicKey),
         Kind::GatewayConfig => typed(value, Object::GatewayConfig),
         Kind::NodeConfig => typed(value, Object::NodeConfig),
+        Kind::FabricRecord => typed(value, Object::FabricRecord),
     }
 }
 
@@ -58,7 +59,8 @@ pub(crate) fn set_status(object: &mut Object, status: Value) -> Result<(), serde
         | Object::ConfigMap(_)
         | Object::Secret(_)
         | Object::Node(_)
-        | Object::PublicKey(_) => {}
+        | Object::PublicKey(_)
+        | Object::FabricRecord(_) => {}
     }
     Ok(())
 }

@@ -22,6 +22,7 @@ pub enum Kind {
     PublicKey,
     GatewayConfig,
     NodeConfig,
+    FabricRecord,
 }
 
 /// A resource of one of these kinds. Prints without what a Secret holds.
@@ -41,6 +42,7 @@ pub enum Object {
     PublicKey(networking::PublicKeyObject),
     GatewayConfig(fabric::GatewayConfig),
     NodeConfig(fabric::NodeConfig),
+    FabricRecord(fabric::FabricRecord),
 }
 
 /// Names a resource. Prints as `kind namespace/name`.
@@ -53,7 +55,7 @@ pub struct ObjectRef {
 }
 
 impl Kind {
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Namespace,
         Self::ConfigMap,
         Self::Secret,
@@ -67,6 +69,7 @@ impl Kind {
         Self::PublicKey,
         Self::GatewayConfig,
         Self::NodeConfig,
+        Self::FabricRecord,
     ];
 
     /// Group and version, such as `networking.liqo.io/v1beta1`.
@@ -79,7 +82,9 @@ impl Kind {
             | Self::GatewayServer
             | Self::GatewayClient
             | Self::PublicKey => "networking.liqo.io/v1beta1",
-            Self::GatewayConfig | Self::NodeConfig => "fabric.weft.dev/v1alpha1",
+            Self::GatewayConfig | Self::NodeConfig | Self::FabricRecord => {
+                "fabric.weft.dev/v1alpha1"
+            }
         }
     }
 
@@ -99,6 +104,7 @@ impl Kind {
             Self::PublicKey => "PublicKey",
             Self::GatewayConfig => "GatewayConfig",
             Self::NodeConfig => "NodeConfig",
+            Self::FabricRecord => "FabricRecord",
         }
     }
 
@@ -118,11 +124,12 @@ impl Kind {
             Self::PublicKey => "publickeies",
             Self::GatewayConfig => "gatewayconfigs",
             Self::NodeConfig => "nodeconfigs",
+            Self::FabricRecord => "fabricrecords",
         }
     }
 
     pub fn is_namespaced(self) -> bool {
-        !matches!(self, Self::Namespace | Self::Node | Self::NodeConfig)
+        !matches!(self, Self::Namespace | Self::Node | Self::NodeConfig | Self::FabricRecord)
     }
 
     /// The kind that a manifest's `apiVersion` and `kind` name; `None` if weft has no use for it.
@@ -154,6 +161,7 @@ macro_rules! each {
             Object::PublicKey($x) => $body,
             Object::GatewayConfig($x) => $body,
             Object::NodeConfig($x) => $body,
+            Object::FabricRecord($x) => $body,
         }
     };
 }
@@ -183,6 +191,7 @@ impl Object {
             Self::PublicKey(_) => Kind::PublicKey,
             Self::GatewayConfig(_) => Kind::GatewayConfig,
             Self::NodeConfig(_) => Kind::NodeConfig,
+            Self::FabricRecord(_) => Kind::FabricRecord,
         }
     }
 
@@ -214,7 +223,8 @@ impl Object {
             | Self::Secret(_)
             | Self::Node(_)
             | Self::Connection(_)
-            | Self::PublicKey(_) => {}
+            | Self::PublicKey(_)
+            | Self::FabricRecord(_) => {}
         }
     }
 
@@ -273,7 +283,8 @@ impl Object {
             Self::Namespace(_)
             | Self::Connection(_)
             | Self::GatewayConfig(_)
-            | Self::NodeConfig(_) => Vec::new(),
+            | Self::NodeConfig(_)
+            | Self::FabricRecord(_) => Vec::new(),
         }
     }
 
@@ -344,4 +355,5 @@ conversions! {
     PublicKey: networking::PublicKeyObject,
     GatewayConfig: fabric::GatewayConfig,
     NodeConfig: fabric::NodeConfig,
+    FabricRecord: fabric::FabricRecord,
 }

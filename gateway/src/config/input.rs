@@ -163,7 +163,8 @@ impl Follower {
             | Object::GatewayClient(_)
             | Object::PublicKey(_)
             | Object::GatewayConfig(_)
-            | Object::NodeConfig(_) => false,
+            | Object::NodeConfig(_)
+            | Object::FabricRecord(_) => false,
         }
     }
 

@@ -293,6 +293,7 @@ fn config(peerings: Vec<NodePeering>) -> NodeConfigSpec {
         internal_cidr: None,
         vxlan_sources: vec![[192, 0, 2, 7].into()],
         full_masquerade: false,
+        from_records: false,
         removed: false,
         refused: Vec::new(),
         refuse_seconds: None,

@@ -13,5 +13,6 @@ mod input;
 mod node;
 mod policy;
 mod probes;
+mod records;
 mod refusal;
 mod tables;

@@ -177,7 +177,7 @@ impl World {
         self.status().is_some_and(|(newest, status)| status.applied_generation == newest)
     }
 
-    fn status(&self) -> Option<(i64, NodeConfigStatus)> {
+    pub(crate) fn status(&self) -> Option<(i64, NodeConfigStatus)> {
         let reference = ObjectRef::new(Kind::NodeConfig, "", "n1");
         match at_once(self.store.get(&reference)) {
             Ok(Some(Object::NodeConfig(config))) => {
@@ -286,6 +286,7 @@ pub(crate) fn config() -> NodeConfigSpec {
         overlapping_pods: Vec::new(),
         pod_cidrs: vec!["10.200.0.0/16".to_owned(), "fd00:200::/32".to_owned()],
         external: vec![[10, 70, 0, 9].into(), "fd00:70::9".parse().unwrap()],
+        from_records: false,
         peerings: vec![peering()],
         ips: vec![],
         internal_cidr: None,

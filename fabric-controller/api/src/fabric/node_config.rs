@@ -5,7 +5,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{GatewayProbe, UnreachableGateway};
+use super::{GatewayProbe, RecordVersion, UnreachableGateway};
 
 /// Default of [`NodeConfigSpec::refuse_seconds`]: five minutes.
 pub const REFUSE_SECONDS: u32 = 300;
@@ -61,10 +61,15 @@ pub struct NodeConfigSpec {
     /// Pod CIDRs of the node that are left out of localPods: another node has them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub overlapping_pods: Vec<OverlappingPods>,
-    /// The cluster's pod CIDRs.
+    /// The cluster's pod CIDRs; absent if they follow from FabricRecords.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pod_cidrs: Vec<String>,
     /// The external address, one a family, that all other sources of this node are given.
     pub external: Vec<IpAddr>,
+    /// True: podCidrs, peerings, ips, internalCidr and vxlanSources are not here, but follow from
+    /// FabricRecords. So it is once the node's agent has acknowledged those.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub from_records: bool,
     /// One for each peering of the cluster.
     pub peerings: Vec<NodePeering>,
     /// IP resources: packets to external go to target, by conntrack, on this node.
@@ -166,6 +171,10 @@ pub struct NodeConfigStatus {
     /// The metadata.generation that the node's tables are made from.
     #[serde(default)]
     pub applied_generation: i64,
+    /// Version of the FabricRecords that the agent has read, and if the config follows from them, that
+    /// the node's tables are made from. Absent if it has not all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub records: Option<RecordVersion>,
     /// What the agent could not do, or found in its way (a dropping FORWARD policy, a covering route).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,

@@ -141,6 +141,7 @@ fn through_types(object: &Value) -> Value {
         "ForeignCluster" => through::<liqo_core::ForeignCluster>(object),
         "GatewayConfig" => through::<fabric::GatewayConfig>(object),
         "NodeConfig" => through::<fabric::NodeConfig>(object),
+        "FabricRecord" => through::<fabric::FabricRecord>(object),
         other => panic!("no type for {other}"),
     }
 }

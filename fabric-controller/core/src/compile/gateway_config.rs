@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use fabric_api::fabric::{
     AddressMap, GatewayConfig, GatewayConfigSpec, GatewayOverlay, OverlayNode, Remap, Role,
+    common_family,
 };
 use fabric_api::{Cidr, labels, link_v6};
 use fabric_store::{Kind, ObjectRef};
@@ -159,7 +160,7 @@ impl Compiler<'_> {
     fn check_families(&mut self, gateway: &Gateway<'_>, sources: &Sources<'_>) {
         let host = sources.host.as_deref().and_then(|name| sources.cluster.node(name));
         let end = self.underlay_of(gateway, host);
-        let apart = |node: &&Node| common_family(node, &end).is_none();
+        let apart = |node: &&Node| common_family(&node.underlay, &end).is_none();
         for node in sources.cluster.nodes.iter().filter(apart) {
             let expected = end.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(" or ");
             let found = node.underlay.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ");
@@ -193,7 +194,7 @@ impl Compiler<'_> {
                 name: node.name.clone(),
                 overlay: node.overlay?,
                 mac: node.mac.clone(),
-                underlay: common_family(node, &end)?,
+                underlay: common_family(&node.underlay, &end)?,
                 prefixes: node.pods.iter().copied().chain(hosts).map(|c| c.to_string()).collect(),
             })
         });
@@ -221,13 +222,4 @@ fn egress(peering: &Peering<'_>, sources: &Sources<'_>) -> Vec<String> {
     });
     let all: BTreeSet<Cidr> = others.chain(mapped).collect();
     all.iter().map(Cidr::to_string).collect()
-}
-
-/// The node's preferred address among those of a family that the other end of the overlay has, too;
-/// its first one while nothing is known of that.
-pub(super) fn common_family(node: &Node, end: &[IpAddr]) -> Option<IpAddr> {
-    let common = |address: &&IpAddr| {
-        end.is_empty() || end.iter().any(|other| other.is_ipv4() == address.is_ipv4())
-    };
-    node.underlay.iter().find(common).copied()
 }

@@ -13,6 +13,11 @@ pub(super) fn of_gateway(gateway: &ObjectRef, what: &str) -> ObjectRef {
     ObjectRef::new(Kind::Ip, namespace, &format!("gw-{}-{what}", gateway.name))
 }
 
+/// A FabricRecord.
+pub(super) fn of_record(name: &str) -> ObjectRef {
+    ObjectRef::new(Kind::FabricRecord, "", name)
+}
+
 /// The NodeConfig of a node.
 pub(super) fn of_node(name: &str) -> ObjectRef {
     ObjectRef::new(Kind::NodeConfig, "", name)

@@ -2,14 +2,11 @@
 
 use std::net::IpAddr;
 
-use fabric_api::fabric::{GatewayConfig, NodeGateway};
 use fabric_api::networking::InternalEndpoint;
 use fabric_store::{Kind, Object, ObjectRef};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
-use super::cluster::Node;
 use super::gateway::{End, Gateway};
-use super::gateway_config::common_family;
 use super::{Compiler, owner};
 use crate::index::key_pair;
 use crate::placement::{Placement, PlannedGateway};
@@ -83,26 +80,6 @@ impl<'a> Compiler<'a> {
         // Standalone, its status has the address of its link, which only its host can use.
         let internal = self.internal_endpoint(gateway).filter(|_| self.index.settings.kubernetes);
         internal?.ip?.parse().ok()
-    }
-
-    /// The way from a node to the gateway's pod; none without an address of the pod's family.
-    pub(super) fn pod_gateway(
-        &self,
-        node: &Node,
-        gateway: &Gateway<'_>,
-        config: &GatewayConfig,
-    ) -> Option<NodeGateway> {
-        let underlay = self.pod_address(gateway)?;
-        common_family(node, &[underlay])?;
-        let own = &config.spec.overlay;
-        Some(NodeGateway {
-            overlay: own.address,
-            mac: own.mac.clone(),
-            underlay,
-            links: Vec::new(),
-            listen_port: None,
-            probe: None,
-        })
     }
 
     /// Placement of this very gateway: that of a former one of the same name does not count.

@@ -89,6 +89,7 @@ impl Compiler<'_> {
                 peering.prefixes.iter().for_each(|prefix| add(prefix, &peering.peer_cluster_id));
             }
         }
+        self.recorded_prefixes().for_each(|(prefix, peer)| add(prefix, peer));
         all
     }
 
@@ -99,7 +100,8 @@ impl Compiler<'_> {
             cluster.nodes.iter().filter(|node| !self.index.lagging_nodes.contains(&node.name));
         let prefix = prefix.to_string();
         live.all(|node| {
-            let config = self.config_of_node(&node.name).filter(|config| config.is_applied());
+            let applied = self.index.is_applied(&node.name);
+            let config = self.config_of_node(&node.name).filter(|_| applied);
             match config.and_then(|config| config.status.as_ref()).map(|status| &status.refused) {
                 Some(Some(refused)) => refused.iter().any(|r| r.prefix == prefix && r.quiet),
                 Some(None) => true,

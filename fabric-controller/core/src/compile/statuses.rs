@@ -230,7 +230,8 @@ pub(super) fn conditions_of(object: &mut Object, make: bool) -> Option<&mut Vec<
         | Object::Connection(_)
         | Object::PublicKey(_)
         | Object::GatewayConfig(_)
-        | Object::NodeConfig(_) => None,
+        | Object::NodeConfig(_)
+        | Object::FabricRecord(_) => None,
     }
 }
 

@@ -7,5 +7,6 @@ mod node_paths;
 mod nodes;
 mod peerings;
 mod placed;
+mod records;
 mod refused;
 mod world;

@@ -14,7 +14,7 @@ impl Compiler<'_> {
         for node in index.lagging_nodes.iter().filter(|_| !index.settings.kubernetes) {
             let reference = of_node(node);
             let config = index.typed::<NodeConfig>(&reference);
-            let Some(config) = config.filter(|config| !config.is_applied()) else { continue };
+            let Some(config) = config.filter(|_| !index.is_applied(node)) else { continue };
             let generation = config.metadata.generation.unwrap_or_default();
             // Without probes, the node is unreachable, and shown so.
             if self.probes(node, cluster.nodes.len()) {

@@ -18,7 +18,9 @@ impl Layout {
     /// Weft's own objects of this kind.
     pub(crate) fn objects(&self, kind: Kind) -> Option<PathBuf> {
         let base = match kind {
-            Kind::GatewayConfig | Kind::NodeConfig | Kind::Connection => Some(&self.published),
+            Kind::GatewayConfig | Kind::NodeConfig | Kind::FabricRecord | Kind::Connection => {
+                Some(&self.published)
+            }
             Kind::Network | Kind::Ip | Kind::Secret => self.state.as_ref(),
             Kind::Namespace
             | Kind::ConfigMap
@@ -46,14 +48,22 @@ impl Layout {
             | Kind::Connection
             | Kind::NodeConfig => Some(&self.published),
             Kind::Network | Kind::Ip => self.state.as_ref(),
-            Kind::Namespace | Kind::ConfigMap | Kind::Secret | Kind::Node | Kind::PublicKey => None,
+            Kind::Namespace
+            | Kind::ConfigMap
+            | Kind::Secret
+            | Kind::Node
+            | Kind::PublicKey
+            | Kind::FabricRecord => None,
         };
         base.map(|base| base.join("status").join(kind.plural()))
     }
 
     /// True for kinds that the user has no manifests of.
     pub(crate) fn is_published(kind: Kind) -> bool {
-        matches!(kind, Kind::GatewayConfig | Kind::NodeConfig | Kind::Connection)
+        matches!(
+            kind,
+            Kind::GatewayConfig | Kind::NodeConfig | Kind::FabricRecord | Kind::Connection
+        )
     }
 
     /// `<namespace>.<name>.yaml`, or `<name>.yaml` for cluster-wide kinds. A namespace has no dots.

@@ -3,6 +3,7 @@
 use serde_json::Value;
 use serde_saphyr::{DefaultMessageFormatter, MessageFormatter as _};
 
+use super::layout::Layout;
 use super::lines::Lines;
 use super::outline::Outline;
 use crate::{Kind, Object, ObjectRef, Problem, decode, expectation};
@@ -228,7 +229,7 @@ impl Document<'_> {
             return Ok(None);
         }
         match Kind::from_type(&api_version, &kind) {
-            Some(Kind::GatewayConfig | Kind::NodeConfig | Kind::Connection) => {
+            Some(kind) if Layout::is_published(kind) => {
                 let message = format!("weft itself writes every {kind}; remove it");
                 Err(self.problem(None, path, "kind", message))
             }

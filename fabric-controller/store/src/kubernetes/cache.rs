@@ -141,7 +141,8 @@ pub(super) fn is_ours(kind: Kind) -> bool {
         | Kind::Secret
         | Kind::Connection
         | Kind::GatewayConfig
-        | Kind::NodeConfig => true,
+        | Kind::NodeConfig
+        | Kind::FabricRecord => true,
         Kind::Namespace
         | Kind::ConfigMap
         | Kind::Node
@@ -163,7 +164,12 @@ pub(super) fn has_status(kind: Kind) -> bool {
         | Kind::GatewayClient
         | Kind::GatewayConfig
         | Kind::NodeConfig => true,
-        Kind::Namespace | Kind::ConfigMap | Kind::Secret | Kind::Node | Kind::PublicKey => false,
+        Kind::Namespace
+        | Kind::ConfigMap
+        | Kind::Secret
+        | Kind::Node
+        | Kind::PublicKey
+        | Kind::FabricRecord => false,
     }
 }
 

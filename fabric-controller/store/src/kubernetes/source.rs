@@ -33,7 +33,8 @@ impl Source {
             | Kind::GatewayClient
             | Kind::PublicKey
             | Kind::GatewayConfig
-            | Kind::NodeConfig => Self::All(kind),
+            | Kind::NodeConfig
+            | Kind::FabricRecord => Self::All(kind),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fabric_api::fabric::{GatewayConfig, NodeConfig};
+use fabric_api::fabric::{FabricRecord, GatewayConfig, NodeConfig};
 use fabric_api::ipam::{IP, Network};
 use fabric_api::labels;
 use fabric_api::networking::Connection;
@@ -75,7 +75,7 @@ async fn sweep(cluster: &Cluster) -> Result<Left, WithdrawError> {
 }
 
 /// Kinds, in the order in which they go, and the labels of those that are weft's.
-fn made() -> [(ApiResource, String); 12] {
+fn made() -> [(ApiResource, String); 13] {
     let ours = format!("{}={}", labels::MANAGED_BY, labels::WEFT);
     // The webhook's certificate goes with the webhook.
     let keys = format!("{ours},{}=true", labels::GATEWAY_RESOURCE);
@@ -92,6 +92,7 @@ fn made() -> [(ApiResource, String); 12] {
         (kind::<Secret>(), keys),
         (kind::<IP>(), ours.clone()),
         (kind::<Network>(), ours.clone()),
+        (kind::<FabricRecord>(), ours.clone()),
         (kind::<NodeConfig>(), ours),
     ]
 }

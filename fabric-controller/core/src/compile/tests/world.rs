@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use fabric_api::fabric::{
-    GatewayConfig, GatewayConfigSpec, NodeConfig, NodeConfigSpec, RefusedTraffic,
+    FabricRecord, GatewayConfig, GatewayConfigSpec, NodeConfig, NodeConfigSpec, RecordVersion,
+    Records, RefusedTraffic,
 };
 use fabric_api::{Cidr, PrivateKey};
 use fabric_store::{Event, Kind, Object, ObjectRef, Problem};
@@ -24,6 +25,8 @@ pub(super) struct World {
     addresses: BTreeMap<Cidr, Vec<IpAddr>>,
     /// Nodes whose agents do as they are told.
     pub(super) agents: Vec<&'static str>,
+    /// Those agents read FabricRecords.
+    pub(super) with_records: bool,
     /// Reports of their agents on refused prefixes, if there are any.
     pub(super) quiet: Option<bool>,
 }
@@ -45,6 +48,7 @@ impl World {
             prefixes: BTreeMap::new(),
             addresses: BTreeMap::new(),
             agents: vec!["n1"],
+            with_records: false,
             quiet: None,
         }
     }
@@ -90,12 +94,34 @@ impl World {
     pub(super) fn settle(&mut self) {
         for _ in 0..50 {
             self.last = compile(&self.index, Timestamp::UNIX_EPOCH);
-            if !self.step() {
+            if !self.step() && !self.acknowledge_records() {
                 assert_eq!(compile(&self.index, Timestamp::MAX), self.last);
+                self.assert_records_suffice();
                 return;
             }
         }
         panic!("it never settles: {:#?}", self.last);
+    }
+
+    /// The same, while agents acknowledge no records.
+    pub(super) fn settle_but_for_agents(&mut self) {
+        for _ in 0..50 {
+            self.last = compile(&self.index, Timestamp::UNIX_EPOCH);
+            if !self.step() {
+                return;
+            }
+        }
+        panic!("it never settles: {:#?}", self.last);
+    }
+
+    /// The Configuration of a peer turns bad.
+    pub(super) fn spoil(&mut self, peer: &str) {
+        let reference = ObjectRef::new(Kind::Configuration, &tenant(peer), peer);
+        let mut object = self.index.get(&reference).cloned().expect("it is there");
+        if let Object::Configuration(configuration) = &mut object {
+            configuration.spec.remote.cidr.pod.0 = vec!["nonsense".to_owned()];
+        }
+        self.index.apply(Event::Applied(Box::new(object)));
     }
 
     fn step(&mut self) -> bool {
@@ -151,6 +177,49 @@ impl World {
             changed = true;
         }
         changed
+    }
+
+    /// Records as an agent has them.
+    pub(super) fn records(&self) -> Records {
+        let all = self.index.all::<FabricRecord>(Kind::FabricRecord);
+        all.map(|(_, record)| record.clone()).collect()
+    }
+
+    /// Returns true if an agent has acknowledged others than before.
+    fn acknowledge_records(&mut self) -> bool {
+        let version = self.records().version().filter(|_| self.with_records);
+        let read = |node: &str| self.index.records_read(node).cloned();
+        let late: Vec<_> = self.agents.iter().filter(|node| read(node) != version).collect();
+        let late: Vec<String> = late.into_iter().map(|node| (*node).to_owned()).collect();
+        late.iter().for_each(|node| self.acknowledge(node, version.clone()));
+        late.iter().any(|node| self.index.records_read(node).is_some())
+    }
+
+    pub(super) fn acknowledge(&mut self, node: &str, version: Option<RecordVersion>) {
+        let reference = ObjectRef::new(Kind::NodeConfig, "", node);
+        let Some(config) = self.index.typed::<NodeConfig>(&reference) else { return };
+        let mut config = config.clone();
+        config.status.get_or_insert_default().records = version;
+        self.index.apply(Event::Applied(Box::new(config.into())));
+    }
+
+    /// Whichever form is published, an agent finds the same in the other.
+    fn assert_records_suffice(&self) {
+        let records = self.records();
+        for object in self.last.objects.values() {
+            let Object::NodeConfig(config) = object else { continue };
+            if config.spec.removed {
+                continue;
+            }
+            let mut other = config.clone();
+            other.spec = config.spec.own_part();
+            let joined = other.joined(&records).expect("all records are there");
+            if config.spec.from_records {
+                assert_eq!(config.spec, joined.spec.own_part());
+            } else {
+                assert_eq!(config.spec, joined.spec);
+            }
+        }
     }
 
     fn acquire(&mut self, wanted: Cidr, immutable: bool) -> Cidr {

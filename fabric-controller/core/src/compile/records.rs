@@ -1,0 +1,261 @@
+//! FabricRecords to publish: one for the cluster, one for each peering.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use fabric_api::Cidr;
+use fabric_api::fabric::{
+    ClusterRecord, FabricRecord, FabricRecordSpec, GatewayConfig, GatewayProbe, NO_MTU,
+    NodeAddressMap, NodeConfig, NodeConfigSpec, NodePeering, PeeringGateway, PeeringRecord, digest,
+};
+use fabric_api::networking::ConnectionValue;
+use fabric_store::{Kind, Object};
+
+use super::Compiler;
+use super::cluster::Cluster;
+use super::gateway::Gateway;
+use super::mappings::Mapping;
+use super::names::{of_node, of_record};
+use super::peering::Peering;
+
+/// Peerings as all nodes see them, by peer.
+pub(super) type PeeringRecords = BTreeMap<String, PeeringRecord>;
+
+impl Compiler<'_> {
+    pub(super) fn peering_records(
+        &self,
+        cluster: &Cluster,
+        peerings: &[Peering<'_>],
+        gateways: &[Gateway<'_>],
+    ) -> PeeringRecords {
+        let published = self.published_peerings();
+        let mut all = PeeringRecords::new();
+        for peering in peerings {
+            let Some(id) = &peering.id else { continue };
+            let before = published.get(id.as_str()).cloned();
+            let record = if peering.is_ready() {
+                let gateway = peering.gateway.map(|i| &gateways[i]);
+                let mut record = self.peering_record(cluster, peering, gateway);
+                // Its gateway, or the host of that, may be in a file that cannot be read.
+                let unread = record.gateway.is_none() && !self.index.is_whole();
+                if let Some(before) = before.filter(|_| unread) {
+                    (record.gateway, record.mtu) = (before.gateway, before.mtu);
+                }
+                Some(record)
+            } else {
+                let mut others = peerings.iter();
+                let has_other = others.any(|other| other.is_with(id) && other.is_ready());
+                before.filter(|_| !has_other)
+            };
+            if let Some(record) = record {
+                all.entry(id.to_string()).or_insert(record);
+            }
+        }
+        for (peer, record) in published {
+            if self.index.peer_may_be_unread(&peer) {
+                all.entry(peer).or_insert(record);
+            }
+        }
+        all
+    }
+
+    /// Peerings as they are published: in records, or by a controller that had none, to nodes.
+    fn published_peerings(&self) -> PeeringRecords {
+        let records = self.index.all::<FabricRecord>(Kind::FabricRecord);
+        let records = records.filter_map(|(_, record)| record.spec.peering.clone());
+        let mut all: PeeringRecords =
+            records.map(|record| (record.peer_cluster_id.clone(), record)).collect();
+        let mut of_nodes: BTreeMap<&str, Vec<(&NodeConfig, &NodePeering)>> = BTreeMap::new();
+        for (_, config) in self.index.all::<NodeConfig>(Kind::NodeConfig) {
+            for peering in config.spec.peerings.iter().filter(|_| !config.spec.removed) {
+                of_nodes.entry(&peering.peer_cluster_id).or_default().push((config, peering));
+            }
+        }
+        for (peer, of_peer) in of_nodes {
+            if let Some((_, first)) = of_peer.first() {
+                all.entry(peer.to_owned()).or_insert_with(|| PeeringRecord {
+                    peer_cluster_id: peer.to_owned(),
+                    prefixes: first.prefixes.clone(),
+                    connected: first.connected,
+                    mtu: first.mtu,
+                    gateway: gateway_of_nodes(&of_peer),
+                });
+            }
+        }
+        all
+    }
+
+    fn peering_record(
+        &self,
+        cluster: &Cluster,
+        peering: &Peering<'_>,
+        gateway: Option<&Gateway<'_>>,
+    ) -> PeeringRecord {
+        let config = gateway.and_then(|gateway| self.config_of(gateway));
+        let status =
+            gateway.and_then(|gateway| self.index.typed::<GatewayConfig>(&gateway.config()));
+        let in_force = status.and_then(|c| c.status.as_ref()).map(|s| s.mtu).filter(|mtu| *mtu > 0);
+        let ends = gateway.zip(config);
+        let ends = ends.and_then(|(gateway, config)| self.ends(cluster, gateway, config));
+        PeeringRecord {
+            peer_cluster_id: peering.peer(),
+            prefixes: peering.sorted_prefixes(),
+            connected: gateway.is_some_and(|gateway| self.is_connected(gateway)),
+            mtu: in_force.or_else(|| config.map(|c| c.spec.mtu)).unwrap_or(NO_MTU),
+            gateway: ends.map(|of| PeeringGateway { probe: status.and_then(probe_of), ..of }),
+        }
+    }
+
+    /// The gateway's end of the overlay, and where VXLAN to it goes.
+    fn ends(
+        &self,
+        cluster: &Cluster,
+        gateway: &Gateway<'_>,
+        config: &GatewayConfig,
+    ) -> Option<PeeringGateway> {
+        let own = config.spec.overlay.clone();
+        let mut ends = PeeringGateway {
+            overlay: own.address,
+            mac: own.mac,
+            node: own.node,
+            underlay: Vec::new(),
+            links: Vec::new(),
+            listen_port: None,
+            node_addresses: Vec::new(),
+            probe: None,
+        };
+        if self.index.settings.kubernetes {
+            ends.underlay.push(self.pod_address(gateway)?);
+            let host = self.internal_endpoint(gateway).and_then(|internal| internal.node);
+            let host = host.and_then(|name| cluster.node(&name));
+            ends.node_addresses = host.map(|host| host.underlay.clone()).unwrap_or_default();
+        } else {
+            let host = cluster.node(ends.node.as_deref()?)?;
+            let links = [own.link_address.map(IpAddr::V4), own.link_address_v6.map(IpAddr::V6)];
+            let has = |link: &IpAddr| host.underlay.iter().any(|a| a.is_ipv4() == link.is_ipv4());
+            ends.links = links.into_iter().flatten().filter(has).collect();
+            ends.underlay.clone_from(&host.underlay);
+            ends.listen_port = config.spec.listen_port;
+        }
+        Some(ends)
+    }
+
+    /// Config that is or stays published for a gateway.
+    pub(super) fn config_of(&self, gateway: &Gateway<'_>) -> Option<&GatewayConfig> {
+        let reference = gateway.config();
+        match self.out.objects.get(&reference) {
+            Some(Object::GatewayConfig(config)) => Some(config),
+            Some(_) | None => {
+                let kept = self.kept.contains(&reference);
+                self.index.typed::<GatewayConfig>(&reference).filter(|_| kept)
+            }
+        }
+    }
+
+    fn is_connected(&self, gateway: &Gateway<'_>) -> bool {
+        let own = self.index.connections(&gateway.reference, &gateway.uid);
+        let mut values = own.filter_map(|connection| connection.status.as_ref());
+        values.any(|status| status.value == ConnectionValue::Connected)
+    }
+
+    /// Wants the records of a cluster that is ready. The cluster's names those of the peerings that the
+    /// store has: it is written again once others are there.
+    pub(super) fn cluster_record(
+        &mut self,
+        cluster: &Cluster,
+        mappings: &[Mapping],
+        peerings: &PeeringRecords,
+    ) -> ClusterRecord {
+        for (peer, record) in peerings {
+            let spec = FabricRecordSpec { peering: Some(record.clone()), cluster: None };
+            self.want(FabricRecord::new(&FabricRecord::name_of(peer), spec));
+        }
+        let stored = self.index.all::<FabricRecord>(Kind::FabricRecord);
+        let stays = stored.filter(|(reference, _)| self.out.objects.contains_key(reference));
+        let record = ClusterRecord {
+            digest: digest(stays.map(|(_, record)| record)),
+            pod_cidrs: cluster.pods.iter().map(Cidr::to_string).collect(),
+            internal_cidr: cluster.internal.as_ref().map(|granted| granted.cidr.to_string()),
+            // All of them: a node's own pods send to those addresses, too.
+            ips: mappings.iter().map(node_mapping).collect(),
+        };
+        let spec = FabricRecordSpec { cluster: Some(record.clone()), peering: None };
+        self.want(FabricRecord::new(FabricRecord::CLUSTER, spec));
+        record
+    }
+
+    /// Leaves all records alone while too little is known of the cluster.
+    pub(super) fn keep_records(&mut self) {
+        let records: Vec<_> =
+            self.index.of_kind(Kind::FabricRecord).map(|(record, _)| record.clone()).collect();
+        records.into_iter().for_each(|record| self.keep(record));
+    }
+
+    /// Prefixes that records have, with their peers.
+    pub(super) fn recorded_prefixes(&self) -> impl Iterator<Item = (&str, &str)> {
+        let records = self.index.all::<FabricRecord>(Kind::FabricRecord);
+        let peerings = records.filter_map(|(_, record)| record.spec.peering.as_ref());
+        peerings.flat_map(|of| {
+            of.prefixes.iter().map(|prefix| (prefix.as_str(), of.peer_cluster_id.as_str()))
+        })
+    }
+
+    /// Returns true if a node's own part is all that it needs in its config. An agent that shows no
+    /// newer records, such as one that was replaced by an older version, gets all of it again.
+    pub(super) fn reads_records(&self, node: &str) -> bool {
+        let is_late = self.index.lagging_nodes.contains(node);
+        let Some(read) = self.index.records_read(node).filter(|_| !is_late) else { return false };
+        let config = self.index.typed::<NodeConfig>(&of_node(node));
+        if config.is_some_and(|config| config.spec.from_records) {
+            let cluster = self.index.typed::<FabricRecord>(&of_record(FabricRecord::CLUSTER));
+            let uid = cluster.and_then(|cluster| cluster.metadata.uid.as_ref());
+            return Some(&read.uid) == uid;
+        }
+        self.index.records.as_ref().is_some_and(|newest| read.includes(newest))
+    }
+}
+
+/// A gateway as it was published to the nodes of its cluster, each of which had its own part of it.
+fn gateway_of_nodes(of_nodes: &[(&NodeConfig, &NodePeering)]) -> Option<PeeringGateway> {
+    let mut found: Option<PeeringGateway> = None;
+    for (config, peering) in of_nodes {
+        let Some(of_node) = &peering.gateway else { continue };
+        let gateway = found.get_or_insert_with(|| PeeringGateway {
+            overlay: of_node.overlay,
+            mac: of_node.mac.clone(),
+            node: of_node.probe.as_ref().and_then(|probe| probe.node.clone()),
+            underlay: Vec::new(),
+            links: Vec::new(),
+            listen_port: None,
+            node_addresses: other_sources(&config.spec),
+            probe: of_node.probe.clone(),
+        });
+        if !of_node.links.is_empty() {
+            gateway.links.clone_from(&of_node.links);
+            gateway.listen_port = of_node.listen_port;
+            gateway.node.clone_from(&config.metadata.name);
+            gateway.underlay.clone_from(&config.spec.underlay);
+        } else if !gateway.underlay.contains(&of_node.underlay) && gateway.links.is_empty() {
+            gateway.underlay.push(of_node.underlay);
+        }
+    }
+    found
+}
+
+/// Sources of VXLAN that are no gateway's end: in Kubernetes, addresses of nodes that have gateways.
+fn other_sources(config: &NodeConfigSpec) -> Vec<IpAddr> {
+    let gateways = || config.peerings.iter().filter_map(|peering| peering.gateway.as_ref());
+    let is_end = |source: &&IpAddr| gateways().any(|gateway| gateway.underlay == **source);
+    config.vxlan_sources.iter().filter(|source| !is_end(source)).copied().collect()
+}
+
+fn node_mapping(mapping: &Mapping) -> NodeAddressMap {
+    let Mapping { external, target, masquerade, .. } = *mapping;
+    NodeAddressMap { external, target, masquerade }
+}
+
+/// An older gateway answers none.
+fn probe_of(gateway: &GatewayConfig) -> Option<GatewayProbe> {
+    let port = gateway.status.as_ref()?.overlay_probe_port?;
+    Some(GatewayProbe { port, node: gateway.spec.overlay.node.clone() })
+}
