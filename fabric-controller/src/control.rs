@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use fabric_api::labels;
 use fabric_runtime::Heartbeat;
-use fabric_store::{Backoff, Event, Kind, Object, ObjectRef, Problem, Store, StoreError, Watch};
+use fabric_store::{
+    Backoff, Event, Kind, Object, ObjectRef, Problem, Store, StoreError, Watch, until,
+};
 use futures::FutureExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -125,13 +127,13 @@ impl Controller {
                 _ = resync.tick() => self.resync().await,
                 placements = news(&mut self.workloads) => self.index.place(placements),
                 round = finished(&mut self.round) => self.conclude(round).await,
-                () = due(self.retry) => {
+                () = until(self.retry) => {
                     self.retry = None;
                     self.asked.clear();
                 }
-                () = due(self.stale_connections.next_check()) => {}
-                () = due(lag_check) => {}
-                () = due(self.ipam_again) => {
+                () = until(self.stale_connections.next_check()) => {}
+                () = until(lag_check) => {}
+                () = until(self.ipam_again) => {
                     self.ipam_again = None;
                     self.asked.clear();
                 }
@@ -574,13 +576,6 @@ async fn news(workloads: &mut Option<Exchange>) -> Placements {
 async fn finished(round: &mut Option<JoinHandle<Round>>) -> Result<Round, JoinError> {
     match round {
         Some(round) => round.await,
-        None => pending().await,
-    }
-}
-
-async fn due(at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at).await,
         None => pending().await,
     }
 }

@@ -1,5 +1,4 @@
 use std::collections::{BTreeMap, BTreeSet};
-use std::future::pending;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -7,12 +6,12 @@ use fabric_api::fabric::{
     FabricRecord, ForwardingOff, MovedAddress, NodeConfig, NodeConfigStatus, RecordVersion, Records,
 };
 use fabric_runtime::{Heartbeat, Stop};
-use fabric_store::{Event, Kind, Object, ObjectRef, Store, chain};
+use fabric_store::{Event, Kind, Object, ObjectRef, Store, chain, until};
 use jiff::Timestamp;
 use netlink::{ChurnLimiter, Handle, Settings, nft};
 use netplan::{COUNTER, FIREWALL_TABLE, Firewall, REFUSAL_TABLE, Sysctl, plan};
 use tokio::signal::unix::Signal;
-use tokio::time::{MissedTickBehavior, sleep_until, timeout};
+use tokio::time::{MissedTickBehavior, timeout};
 
 use crate::apply::apply;
 use crate::compile::{Compiled, compile};
@@ -124,7 +123,7 @@ impl Agent {
                 _ = look.tick() => true,
                 _ = beats.tick() => false,
                 () = self.source.changed() => self.check_source(),
-                () = wait(refusal_due) => true,
+                () = until(refusal_due) => true,
             };
             if due {
                 looked = Instant::now();
@@ -394,13 +393,6 @@ impl Agent {
         if !self.lost {
             self.reporter.report(config);
         }
-    }
-}
-
-async fn wait(until: Option<Instant>) {
-    match until {
-        Some(until) => sleep_until(until.into()).await,
-        None => pending().await,
     }
 }
 

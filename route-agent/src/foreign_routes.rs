@@ -94,7 +94,7 @@ fn route_problem(route: &ForeignRoute, family: Family) -> String {
     if let Some(gateway) = route.gateway {
         text += &format!(" via {gateway}");
     }
-    // That of an unreachable IPv6 route is the kernel's own choice.
+    // The kernel chooses the device of an unreachable IPv6 route.
     if let Some(dev) = route.dev.as_ref().filter(|_| route.kind.is_empty()) {
         text += &format!(" dev {dev}");
     }

@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 
 use fabric_api::fabric::{NodeConfigSpec, OverlayProbe, UnreachableGateway};
 use fabric_api::overlay_v6;
+use fabric_store::until;
 use jiff::Timestamp;
 use netlink::DatagramSocket;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::{sleep_until, timeout};
+use tokio::time::timeout;
 
 use prober::{Probe, Prober, Target};
 
@@ -140,7 +141,7 @@ impl Task {
                     self.prober.hurry(Instant::now());
                 }
                 () = readable(self.v4.as_ref(), self.v6.as_ref()) => self.receive(),
-                () = wait(due) => {
+                () = until(due) => {
                     let probes = self.prober.poll(Instant::now());
                     self.send(probes);
                 }
@@ -238,13 +239,6 @@ async fn readable(v4: Option<&DatagramSocket>, v6: Option<&DatagramSocket>) {
     tokio::select! {
         () = of(v4) => {}
         () = of(v6) => {}
-    }
-}
-
-async fn wait(due: Option<Instant>) {
-    match due {
-        Some(due) => sleep_until(due.into()).await,
-        None => pending().await,
     }
 }
 

@@ -153,7 +153,7 @@ impl<'a> Compiler<'a> {
     }
 
     /// Reports the faults, and returns the value if there are none.
-    fn told<T>(&mut self, object: &ObjectRef, checked: Result<T, Fault>) -> Option<T> {
+    fn accepted<T>(&mut self, object: &ObjectRef, checked: Result<T, Fault>) -> Option<T> {
         checked.map_err(|fault| self.fault(object, &fault)).ok()
     }
 

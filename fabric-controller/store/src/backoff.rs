@@ -1,4 +1,7 @@
+use std::future::pending;
 use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
 
 /// Exponential backoff: each failure in a row doubles the wait, up to a bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +37,14 @@ impl Backoff {
 /// together again.
 pub(crate) fn jittered(wait: Duration) -> Duration {
     wait.mul_f64(0.5 + fastrand::f64() / 2.0)
+}
+
+/// Sleeps until then; without a time, for ever.
+pub async fn until(at: Option<impl Into<Instant>>) {
+    match at {
+        Some(at) => sleep_until(at.into()).await,
+        None => pending().await,
+    }
 }
 
 #[cfg(test)]

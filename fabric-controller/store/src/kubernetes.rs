@@ -4,6 +4,7 @@
 //! [`MANAGER`], each part with all its desired fields, and sends nothing that is there already.
 
 mod access;
+mod answer;
 mod cache;
 mod content;
 mod intake;

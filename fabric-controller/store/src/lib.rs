@@ -19,7 +19,7 @@ mod store;
 mod watch;
 mod write_backoff;
 
-pub use backoff::Backoff;
+pub use backoff::{Backoff, until};
 pub use directory::ChangeServer;
 pub use error::{ApiError, Problem, StoreError, chain};
 pub use kubernetes::{ApiServer, reflector, requests};

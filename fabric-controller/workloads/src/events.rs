@@ -41,8 +41,8 @@ pub(super) struct Events {
     /// Object of problems that name none.
     own: Option<ObjectReference>,
     /// With the uid of the object.
-    told: BTreeMap<(Problem, String), Telling>,
-    purse: Purse,
+    emitted: BTreeMap<(Problem, String), EmittedEvent>,
+    bucket: TokenBucket,
     /// Time at which an Event can be sent that could not be sent yet.
     again: Option<Instant>,
 }
@@ -55,22 +55,22 @@ pub(super) struct Emitter {
     action: &'static str,
 }
 
-struct Telling {
+struct EmittedEvent {
     at: Instant,
     count: i32,
     stands: bool,
 }
 
-struct Purse {
+struct TokenBucket {
     tokens: u32,
     filled: Instant,
 }
 
 impl Events {
     pub(super) fn new(client: Client, identity: &str) -> Self {
-        let purse = Purse { tokens: BURST, filled: Instant::now() };
+        let bucket = TokenBucket { tokens: BURST, filled: Instant::now() };
         let emitter = Emitter::new(client, [MANAGER, identity], "Compile");
-        Self { emitter, own: None, told: BTreeMap::new(), purse, again: None }
+        Self { emitter, own: None, emitted: BTreeMap::new(), bucket, again: None }
     }
 
     /// Problems that name no object are this one's.
@@ -86,9 +86,9 @@ impl Events {
     ) {
         let now = Instant::now();
         self.again = None;
-        self.told.retain(|(problem, uid), telling| {
-            telling.stands &= problems.get(problem) == Some(uid);
-            telling.stands || now.duration_since(telling.at) < MEMORY
+        self.emitted.retain(|(problem, uid), event| {
+            event.stands &= problems.get(problem) == Some(uid);
+            event.stands || now.duration_since(event.at) < MEMORY
         });
         for (problem, uid) in problems {
             heartbeat.beat();
@@ -96,21 +96,21 @@ impl Events {
             if problem.message.starts_with("waits for") {
                 continue;
             }
-            let known = self.told.get(&(problem.clone(), uid.clone()));
+            let known = self.emitted.get(&(problem.clone(), uid.clone()));
             if known.is_some_and(|known| known.stands) {
                 continue;
             }
             let count = known.map_or(1, |known| known.count + 1);
             let early = known.map(|known| known.at + QUIET).filter(|until| *until > now);
-            if early.is_some() || !self.purse.spend(now) {
+            if early.is_some() || !self.bucket.spend(now) {
                 self.put_off(early.unwrap_or(now + REFILL));
                 continue;
             }
             let note = Problem { object: None, ..problem.clone() }.to_string();
             let reason = if problem.object.is_some() { "Invalid" } else { "CannotRead" };
             if self.emitter.warn(regarding, reason, note, count).await {
-                let telling = Telling { at: now, count, stands: true };
-                self.told.insert((problem.clone(), uid.clone()), telling);
+                let event = EmittedEvent { at: now, count, stands: true };
+                self.emitted.insert((problem.clone(), uid.clone()), event);
             } else {
                 self.put_off(now + REFILL);
             }
@@ -200,7 +200,7 @@ impl Emitter {
     }
 }
 
-impl Purse {
+impl TokenBucket {
     fn spend(&mut self, now: Instant) -> bool {
         while self.tokens < BURST && now.duration_since(self.filled) >= REFILL {
             self.tokens += 1;
@@ -230,12 +230,12 @@ mod tests {
     #[test]
     fn so_many_at_once_and_then_one_in_a_while() {
         let start = Instant::now();
-        let mut purse = Purse { tokens: BURST, filled: start };
-        let spent = |purse: &mut Purse, now| (0..1000).filter(|_| purse.spend(now)).count();
-        assert_eq!(spent(&mut purse, start), 25);
-        assert_eq!(spent(&mut purse, start + REFILL / 2), 0);
-        assert_eq!(spent(&mut purse, start + REFILL * 3), 3);
-        assert_eq!(spent(&mut purse, start + REFILL * 1000), 25, "no more are saved up");
+        let mut bucket = TokenBucket { tokens: BURST, filled: start };
+        let spent = |bucket: &mut TokenBucket, now| (0..1000).filter(|_| bucket.spend(now)).count();
+        assert_eq!(spent(&mut bucket, start), 25);
+        assert_eq!(spent(&mut bucket, start + REFILL / 2), 0);
+        assert_eq!(spent(&mut bucket, start + REFILL * 3), 3);
+        assert_eq!(spent(&mut bucket, start + REFILL * 1000), 25, "no more are saved up");
     }
 
     #[test]

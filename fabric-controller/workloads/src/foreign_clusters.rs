@@ -32,7 +32,7 @@ const RETRY: Duration = Duration::from_secs(5);
 pub(super) struct ForeignClusters {
     requests: Requests,
     live: Live,
-    told: BTreeMap<String, Told>,
+    written: BTreeMap<String, Written>,
     /// Reason why something was refused, by its step and name.
     refused: BTreeMap<Try, String>,
     due: Option<Instant>,
@@ -41,7 +41,7 @@ pub(super) struct ForeignClusters {
 type Try = (&'static str, String);
 
 /// Content written last.
-struct Told {
+struct Written {
     modules: Value,
     at: Instant,
 }
@@ -51,7 +51,7 @@ impl ForeignClusters {
     pub(super) fn new(client: Client, metrics: &StoreMetrics) -> Self {
         let live = Live::watch(&client, metrics, &[Watched::ForeignCluster]);
         let requests = Requests::new(client, MANAGER);
-        Self { requests, live, told: BTreeMap::new(), refused: BTreeMap::new(), due: None }
+        Self { requests, live, written: BTreeMap::new(), refused: BTreeMap::new(), due: None }
     }
 
     /// Waits for something to happen; true if anything is different now. Cancel safe.
@@ -64,8 +64,8 @@ impl ForeignClusters {
         self.due
     }
 
-    /// Makes it so. What does not go is tried again.
-    pub(super) async fn tell(&mut self, plan: &Plan, heartbeat: &Heartbeat) {
+    /// Makes, changes and removes ForeignClusters. Failures are retried.
+    pub(super) async fn reconcile(&mut self, plan: &Plan, heartbeat: &Heartbeat) {
         self.due = None;
         if !self.live.is_whole() {
             return;
@@ -119,9 +119,9 @@ impl ForeignClusters {
                     let removed = self.remove(object).await;
                     self.tolerate(("remove", name), removed)?;
                 }
-                Some(Step::Tell(modules)) => {
-                    let told = self.tell_one(object, modules).await;
-                    self.tolerate(("change", name), told)?;
+                Some(Step::Write(modules)) => {
+                    let written = self.write_status(object, modules).await;
+                    self.tolerate(("change", name), written)?;
                 }
                 None => {}
             }
@@ -144,16 +144,20 @@ impl ForeignClusters {
         Ok(())
     }
 
-    async fn tell_one(&mut self, object: &DynamicObject, modules: Value) -> Result<(), ApiError> {
+    async fn write_status(
+        &mut self,
+        object: &DynamicObject,
+        modules: Value,
+    ) -> Result<(), ApiError> {
         let name = &object.name_any();
-        if let Some(told) = self.told.get(name)
-            && told.modules == modules
-            && told.at.elapsed() < PACE
+        if let Some(last) = self.written.get(name)
+            && last.modules == modules
+            && last.at.elapsed() < PACE
         {
             self.due_in(PACE);
             return Ok(());
         }
-        // What others have enabled meanwhile must not be undone: only this very version is changed.
+        // Only this version is changed: a module that others have enabled meanwhile must stay so.
         let version = &object.metadata.resource_version;
         let patch =
             json!({"metadata": {"resourceVersion": version}, "status": {"modules": modules}});
@@ -164,9 +168,9 @@ impl ForeignClusters {
             }
             written => written?,
         };
-        tracing::debug!(name, "ForeignCluster told");
+        tracing::debug!(name, "ForeignCluster status written");
         self.live.objects_mut().put(Watched::ForeignCluster, written);
-        self.told.insert(name.to_owned(), Told { modules, at: Instant::now() });
+        self.written.insert(name.to_owned(), Written { modules, at: Instant::now() });
         Ok(())
     }
 
@@ -182,7 +186,7 @@ impl ForeignClusters {
             tracing::info!(name, "removed a ForeignCluster");
         }
         self.live.forget(&Key::of(Watched::ForeignCluster, object));
-        self.told.remove(&name);
+        self.written.remove(&name);
         Ok(())
     }
 

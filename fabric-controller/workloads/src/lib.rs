@@ -30,11 +30,11 @@ use std::time::Duration;
 
 use fabric_api::check::Fault;
 use fabric_runtime::Heartbeat;
-use fabric_store::{ApiServer, ObjectRef};
+use fabric_store::{ApiServer, ObjectRef, until};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::DynamicObject;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep};
 
 use absence::Absence;
 use events::Events;
@@ -148,7 +148,7 @@ impl Kubernetes {
             faults = self.reconcile(&plan, faults).await;
             self.secrets.complete(&plan.secrets, &heartbeat).await;
             self.events.tell(&plan.problems, &heartbeat).await;
-            self.foreign_clusters.tell(&plan, &heartbeat).await;
+            self.foreign_clusters.reconcile(&plan, &heartbeat).await;
         }
     }
 
@@ -363,13 +363,6 @@ fn tolerate(
 fn keyed(object: &DynamicObject) -> Option<(Key, &DynamicObject)> {
     let kind = object.types.as_ref().and_then(|types| Watched::of_kind(&types.kind))?;
     Some((Key::of(kind, object), object))
-}
-
-async fn until(at: Option<Instant>) {
-    match at {
-        Some(at) => sleep_until(at).await,
-        None => std::future::pending().await,
-    }
 }
 
 #[cfg(test)]

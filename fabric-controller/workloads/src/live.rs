@@ -99,7 +99,7 @@ impl Watched {
             // Kubernetes' own slices of Services have the labels of those.
             Self::Slice => all.labels(&format!("{SLICE_OF}={SLICE_OF_WEFT}")),
             Self::ServerTemplate | Self::ClientTemplate => all,
-            // Where Liqo is not installed, there are none.
+            // Absent where Liqo is not installed.
             Self::ForeignCluster => all.optional(),
         }
     }

@@ -16,7 +16,7 @@ use super::live::{Key, Objects, Watched};
 use super::pods::GatewayPod;
 use fabric_core::placement::Placement;
 
-/// What decides where gateways are.
+/// Observed state that decides where gateways are.
 #[derive(Clone, Copy)]
 pub(super) struct World<'a> {
     pub(super) live: &'a Objects,

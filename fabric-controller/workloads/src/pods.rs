@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn pod_of_a_gateway_matters_while_it_may_have_the_tunnel() {
+    async fn gateway_pod_matters_while_it_may_have_the_tunnel() {
         let mut pods = pods();
         let mut gateway = pod("g", "n1", "10.200.1.7");
         gateway["metadata"]["labels"] = json!({"networking.liqo.io/component": "gateway",

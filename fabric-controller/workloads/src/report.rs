@@ -3,14 +3,13 @@
 use std::time::Duration;
 
 use fabric_runtime::Heartbeat;
-use fabric_store::ApiServer;
+use fabric_store::{ApiServer, until};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::Api;
 use kube::api::ListParams;
 
 use super::events::Events;
 use super::lease::within;
-use super::until;
 use fabric_store::obstacles::Obstacles;
 
 /// Time limit of a request.

@@ -13,13 +13,12 @@ use std::time::Duration;
 
 use fabric_api::labels;
 use fabric_runtime::Heartbeat;
-use fabric_store::{ApiError, ApiServer};
+use fabric_store::{ApiError, ApiServer, until};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::timeout;
 
 use super::foreign_clusters::ForeignClusters;
 use super::lease::Election;
-use super::until;
 use cluster::{Cluster, kind};
 use fabric_core::placement::Plan;
 
@@ -95,6 +94,6 @@ async fn forget_peers(server: &ApiServer) {
             _ = clusters.next() => {}
             () = until(due) => {}
         }
-        clusters.tell(&nobody, &Heartbeat::default()).await;
+        clusters.reconcile(&nobody, &Heartbeat::default()).await;
     }
 }

@@ -37,7 +37,7 @@ struct Written {
 #[derive(PartialEq)]
 enum Attempt {
     Write(DynamicObject),
-    /// What is there cannot be changed into this, and was removed.
+    /// Replaces an object that could not be changed into this and was removed.
     MakeAnew(DynamicObject),
     Delete,
 }

@@ -15,7 +15,7 @@ use netplan::Family;
 use crate::attributes::{ip, output_device, table_of};
 use crate::{Handle, NetlinkError, message};
 
-/// Route of a table, whoever made it.
+/// Route of a table, of any program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignRoute {
     pub to: Cidr,
@@ -29,7 +29,7 @@ pub struct ForeignRoute {
     pub protocol: u8,
 }
 
-/// Policy routing rule, whoever made it.
+/// Policy routing rule of any program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignRule {
     pub priority: u32,

@@ -35,7 +35,7 @@ fn as_a_client_weft_carries_all_traffic_with_stock_peers() -> Result<()> {
 
 /// A stock peer answers no probes, and sends nothing on its own.
 #[test]
-fn peer_that_answers_no_probes_is_named_until_they_are_off() -> Result<()> {
+fn unanswered_probes_are_named_until_off() -> Result<()> {
     let Some(mut world) = World::with_any(Role::Client, &[])? else { return Ok(()) };
     let result = world.is_named_until_not_probed();
     if result.is_err() {

@@ -37,10 +37,10 @@ use super::{GatewayProbe, NodeAddressMap, NodeConfig, NodeConfigSpec, NodeGatewa
 )]
 #[serde(rename_all = "camelCase")]
 pub struct FabricRecordSpec {
-    /// Of the object named cluster.
+    /// Facts of the cluster, in the object named cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterRecord>,
-    /// Of all others.
+    /// Facts of a peering, in all other objects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peering: Option<PeeringRecord>,
 }

@@ -133,7 +133,7 @@ impl Compiler<'_> {
             );
             return None;
         };
-        self.told(&reference, check::cluster_id(map))
+        self.accepted(&reference, check::cluster_id(map))
     }
 
     /// The external and internal CIDR, if the user describes a cluster and leaves them out, and

@@ -302,7 +302,7 @@ impl<'a> Compiler<'a> {
             }
             return None;
         };
-        self.told(reference, public)
+        self.accepted(reference, public)
     }
 
     fn public_keys(&mut self, cluster: &Cluster) -> Keys {

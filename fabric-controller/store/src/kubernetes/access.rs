@@ -12,16 +12,14 @@ use kube::api::{ApiResource, GroupVersionKind};
 use kube::client::{Body, ConfigExt as _};
 use kube::config::Kubeconfig;
 use kube::{Client, Config};
-use tokio::time::timeout;
-use tower::timeout::{TimeoutLayer, error::Elapsed};
+use tower::timeout::TimeoutLayer;
 use tower::{BoxError, ServiceBuilder};
 
+use super::answer::TIMEOUT;
 use super::requests::{Requests, Target};
 use super::{ApiServer, MANAGER};
-use crate::{ApiError, Kind, ObjectRef, StoreError, StoreMetrics};
+use crate::{Kind, ObjectRef, StoreError, StoreMetrics};
 
-/// Time limit of a whole request; of a watch, until it begins.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 /// Keepalive that detects a connection to a machine that is gone: a watch may be idle for minutes.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 const KEEPALIVE_RETRY: Duration = Duration::from_secs(5);
@@ -72,40 +70,6 @@ impl fmt::Debug for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Access").field("namespace", &self.namespace).finish_non_exhaustive()
     }
-}
-
-/// The answer to a request about an object of that kind.
-pub(super) async fn answer<T>(
-    kind: &str,
-    request: impl Future<Output = kube::Result<T>>,
-) -> Result<T, ApiError> {
-    match timeout(TIMEOUT, request).await {
-        Ok(answer) => answer.map_err(|error| api_error(kind, error)),
-        Err(_) => Err(ApiError::Timeout { seconds: TIMEOUT.as_secs() }),
-    }
-}
-
-/// Omits the API server's message about a Secret, which may quote it.
-pub(super) fn api_error(kind: &str, error: kube::Error) -> ApiError {
-    if let kube::Error::Api(status) = error {
-        let quotes = kind == Kind::Secret.as_str() && !matches!(status.code, 403 | 404 | 409);
-        let message =
-            if quotes || status.message.is_empty() { status.reason } else { status.message };
-        return ApiError::Refused { code: status.code, message };
-    }
-    if let kube::Error::SerdeError(source) = error {
-        return ApiError::Answer(source);
-    }
-    if let kube::Error::Service(source) = error {
-        return match source.is::<Elapsed>() {
-            true => ApiError::Timeout { seconds: TIMEOUT.as_secs() },
-            false => ApiError::Unreachable(source),
-        };
-    }
-    if let kube::Error::HyperError(source) = error {
-        return ApiError::Unreachable(source.into());
-    }
-    ApiError::Unreachable(error.into())
 }
 
 pub(super) fn resource(kind: Kind) -> ApiResource {
@@ -165,21 +129,4 @@ fn client(config: &Config) -> kube::Result<Client> {
         .map_err(BoxError::from)
         .service(http);
     Ok(Client::new(stack, config.default_namespace.clone()))
-}
-
-#[cfg(test)]
-mod tests {
-    use kube::core::Status;
-
-    use super::*;
-
-    #[test]
-    fn answer_that_may_quote_a_secret_is_withheld() {
-        let refused = |code: u16| {
-            let status = Status::failure("not base64: c2VjcmV0", "Invalid").with_code(code);
-            api_error("Secret", kube::Error::Api(status.boxed())).to_string()
-        };
-        assert!(refused(422).ends_with("(422): Invalid"));
-        assert!(refused(403).contains("not base64"), "it says who may not do what");
-    }
 }

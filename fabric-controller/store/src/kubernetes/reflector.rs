@@ -17,8 +17,8 @@ use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until};
 use tokio_stream::StreamMap;
 
-use super::access::{answer, api_error};
-use crate::backoff::{Backoff, jittered};
+use super::answer::{answer, api_error};
+use crate::backoff::{Backoff, jittered, until};
 use crate::{ApiError, ObjectRef, Problem, StoreMetrics, chain};
 
 /// A watch whose last failure is so long ago works again, with or without an event since: it would
@@ -385,13 +385,6 @@ fn cause(kind: &str, error: watcher::Error) -> Option<ApiError> {
     }
 }
 
-async fn until(at: Option<Instant>) {
-    match at {
-        Some(at) => sleep_until(at).await,
-        None => std::future::pending().await,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::Secret;
@@ -472,7 +465,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn server_that_is_away_is_reported_after_a_few_failures() {
+    async fn absent_server_is_reported_after_a_few_failures() {
         let (selection, mut retry) = (selection(), Retry::default());
         let mut reports = |count: u32| {
             let all = (0..count).map(|_| failure(&selection, refused(503, ""), &mut retry));

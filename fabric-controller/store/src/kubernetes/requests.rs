@@ -8,7 +8,7 @@ use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, Po
 use kube::{Api, Client};
 use serde::Serialize;
 
-use super::access::answer;
+use super::answer::answer;
 use super::reflector::{Name, name};
 use crate::ApiError;
 

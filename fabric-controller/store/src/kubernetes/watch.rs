@@ -17,10 +17,10 @@ pub(crate) struct Watch {
     store: Kubernetes,
     reflector: Reflector<Source, DynamicObject>,
     /// Sources that report an object. It is gone when none does.
-    tellers: BTreeMap<ObjectRef, BTreeSet<Source>>,
+    reporters: BTreeMap<ObjectRef, BTreeSet<Source>>,
     /// Opened by [`Self::name`].
     named: BTreeSet<Source>,
-    told: BTreeMap<ObjectRef, Object>,
+    known: BTreeMap<ObjectRef, Object>,
     versions: BTreeMap<ObjectRef, u64>,
     /// Problems of objects.
     wrong: BTreeMap<ObjectRef, Vec<Problem>>,
@@ -35,9 +35,9 @@ impl Watch {
         let mut watch = Self {
             store,
             reflector,
-            tellers: BTreeMap::new(),
+            reporters: BTreeMap::new(),
             named: BTreeSet::new(),
-            told: BTreeMap::new(),
+            known: BTreeMap::new(),
             versions: BTreeMap::new(),
             wrong: BTreeMap::new(),
             problems: BTreeSet::new(),
@@ -58,8 +58,8 @@ impl Watch {
         }
         let own = Source::One(object.clone());
         self.open(own.clone());
-        if let Some(tellers) = self.tellers.get_mut(object) {
-            tellers.insert(own.clone());
+        if let Some(reporters) = self.reporters.get_mut(object) {
+            reporters.insert(own.clone());
         }
         before.iter().filter(|source| **source != own).for_each(|source| self.close(source));
     }
@@ -107,15 +107,16 @@ impl Watch {
     }
 
     pub(crate) fn seen(&self) -> &BTreeMap<ObjectRef, Object> {
-        &self.told
+        &self.known
     }
 
     fn lose_all_but(&mut self, source: &Source, listed: &BTreeSet<Name>) {
         let name = |object: &ObjectRef| {
             (object.namespace.clone().unwrap_or_default(), object.name.clone())
         };
-        let told = self.tellers.iter().filter(|(_, tellers)| tellers.contains(source));
-        let gone = told.map(|(object, _)| object).filter(|object| !listed.contains(&name(object)));
+        let reported = self.reporters.iter().filter(|(_, reporters)| reporters.contains(source));
+        let gone =
+            reported.map(|(object, _)| object).filter(|object| !listed.contains(&name(object)));
         let gone: Vec<ObjectRef> = gone.cloned().collect();
         gone.iter().for_each(|object| self.lose(source, object));
     }
@@ -123,7 +124,7 @@ impl Watch {
     /// Takes a new version over, but a wrong one only if there is no good one.
     fn apply(&mut self, source: &Source, object: DynamicObject) {
         let reference = intake::reference(source.kind(), &object.metadata);
-        self.tellers.entry(reference.clone()).or_default().insert(source.clone());
+        self.reporters.entry(reference.clone()).or_default().insert(source.clone());
         let stored = match intake::take(source.kind(), object) {
             Ok(stored) => stored,
             Err(problem) => {
@@ -141,7 +142,7 @@ impl Watch {
         self.wrong.remove(&reference);
         if !faults.is_empty() {
             self.wrong.insert(reference.clone(), faults);
-            let good = self.told.get(&reference).filter(|told| told.faults().is_empty());
+            let good = self.known.get(&reference).filter(|known| known.faults().is_empty());
             if let Some(good) = good.filter(|good| good.uid() == stored.object.uid()) {
                 // Its problems are those of the newest version.
                 let mut good = good.clone();
@@ -155,7 +156,7 @@ impl Watch {
     /// True if another source has already reported a newer version.
     fn is_known_better(&self, stored: &Stored) -> bool {
         let reference = stored.object.reference();
-        let known = self.told.get(&reference).filter(|known| known.uid() == stored.object.uid());
+        let known = self.known.get(&reference).filter(|known| known.uid() == stored.object.uid());
         let version = self.versions.get(&reference).filter(|_| known.is_some());
         version.is_some_and(|version| *version > stored.version)
     }
@@ -163,7 +164,7 @@ impl Watch {
     /// Reports an object unless it was reported before. A follower of one object writes its status,
     /// and knows it; a Connection has other writers, too.
     fn tell(&mut self, source: &Source, object: Object) {
-        let before = self.told.insert(object.reference(), object.clone());
+        let before = self.known.insert(object.reference(), object.clone());
         let Some(before) = before else {
             return self.queue.push_back(Event::Applied(Box::new(object)));
         };
@@ -179,16 +180,16 @@ impl Watch {
     }
 
     fn lose(&mut self, source: &Source, object: &ObjectRef) {
-        let Some(tellers) = self.tellers.get_mut(object) else { return };
-        tellers.remove(source);
-        if !tellers.is_empty() {
+        let Some(reporters) = self.reporters.get_mut(object) else { return };
+        reporters.remove(source);
+        if !reporters.is_empty() {
             return;
         }
-        self.tellers.remove(object);
+        self.reporters.remove(object);
         self.versions.remove(object);
         self.store.lost(object);
         self.wrong.remove(object);
-        if self.told.remove(object).is_some() {
+        if self.known.remove(object).is_some() {
             self.queue.push_back(Event::Deleted(object.clone()));
         }
     }

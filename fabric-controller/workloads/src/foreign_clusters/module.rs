@@ -17,7 +17,7 @@ const OTHERS: [&str; 2] = ["authentication", "offloading"];
 pub(super) enum Step {
     Remove,
     /// With its modules.
-    Tell(Value),
+    Write(Value),
 }
 
 pub(super) fn step(object: &DynamicObject, plan: &Plan, now: Timestamp) -> Option<Step> {
@@ -26,7 +26,7 @@ pub(super) fn step(object: &DynamicObject, plan: &Plan, now: Timestamp) -> Optio
         // It may only be out of sight.
         None if !plan.whole => None,
         None if is_of_no_use(object) => Some(Step::Remove),
-        peer => modules(object, peer, now).map(Step::Tell),
+        peer => modules(object, peer, now).map(Step::Write),
     }
 }
 
@@ -169,6 +169,6 @@ mod tests {
         let object = foreign_cluster(json!({"status": {"modules": {"networking": networking}}}));
         let step = |whole| step(&object, &Plan { whole, ..Plan::default() }, Timestamp::UNIX_EPOCH);
         assert_eq!(step(false), None);
-        assert!(matches!(step(true), Some(Step::Tell(_))));
+        assert!(matches!(step(true), Some(Step::Write(_))));
     }
 }

@@ -117,7 +117,7 @@ fn peer_that_answers_no_probes_is_named() {
 }
 
 #[test]
-fn silence_of_a_peer_without_probes_is_no_answer_once_lost() {
+fn lost_peer_without_probes_is_no_answer() {
     let scene = Scene::with(|config| config.spec.probe.enabled = false);
     let last = Some(scene.ago(170_000));
     let idle = Evidence { last_received: last, last_answer: None, ..scene.evidence() };

@@ -70,7 +70,7 @@ impl Nodes {
     }
 
     pub(super) fn handle_probe(&mut self, probe: &OverlayProbe, now: Instant, wall: Timestamp) {
-        // What the node sent before its first probe to this gateway, an earlier one did not answer.
+        // Probes before the first one to this gateway went to an earlier one.
         let unanswered = probe.unanswered && self.known.contains_key(&probe.node);
         let fault = match (unanswered, probe.cut_off) {
             (true, _) => Some(PathFault::OneWay),
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_gateway_did_not_answer_is_no_fault_of_this_one() {
+    fn first_probe_shows_no_fault_of_this_gateway() {
         let mut world = World::new();
         world.probe(|probe| probe.unanswered = true);
         assert_eq!(world.fault(), None, "its first probe here");

@@ -138,7 +138,7 @@ fn a_server_listens_on_its_node_port_and_says_where() {
 
 /// Each of hundreds of acknowledgements would else change the condition of each peering.
 #[test]
-fn condition_stays_while_more_than_three_nodes_make_routes() {
+fn condition_is_constant_above_three_slow_nodes() {
     let mut world = World::new("rome");
     for n in 2..8 {
         world.apply(node(&format!("n{n}"), &format!("192.0.2.1{n}"), n));

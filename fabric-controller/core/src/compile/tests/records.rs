@@ -20,7 +20,7 @@ fn reading() -> World {
     world
 }
 
-fn told(world: &World) -> bool {
+fn is_published(world: &World) -> bool {
     let configuration = ObjectRef::new(Kind::Configuration, "liqo-tenant-paris", "paris");
     !world.status(&configuration)["remote"].is_null()
 }
@@ -68,12 +68,12 @@ fn prefix_is_told_once_a_reader_has_its_record() {
     server_side("paris", 30742).into_iter().for_each(|object| world.apply(object));
     world.settle_but_for_agents();
     assert!(config(&world, "n1").spec.from_records);
-    assert!(!told(&world), "n1 has acknowledged older records");
+    assert!(!is_published(&world), "n1 has acknowledged older records");
     let newest = world.records().version();
     assert_ne!(newest, read);
     world.acknowledge("n1", newest);
     world.settle_but_for_agents();
-    assert!(told(&world));
+    assert!(is_published(&world));
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn removed_reader_refuses_prefixes_of_all_peerings() {
 }
 
 #[test]
-fn peering_published_to_nodes_only_gets_a_record_unread() {
+fn unread_peering_of_nodes_gets_a_record() {
     let mut world = World::new("rome");
     client_side("milan").into_iter().for_each(|object| world.apply(object));
     world.apply(node("n2", "192.0.2.12", 2));
