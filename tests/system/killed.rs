@@ -164,7 +164,14 @@ fn a_host_that_stood_still_takes_no_gateway_for_dead() -> Result<()> {
         let rome = scene.cluster("rome");
         let gateway = Pid::from_raw(pid(rome, "milan")?);
         let up = rome.program("weft-up")?;
-        let before = rome.weft(&["get", "nodeconfig", "-o", "json"])?;
+        let published = || rome.weft(&["get", "nodeconfig", "-o", "json"]);
+        // Nodes acknowledge a new peering after both ends are connected.
+        let before = wait_until("nothing more is published to nodes", PATIENCE, || {
+            let before = published()?;
+            std::thread::sleep(Duration::from_secs(1));
+            ensure!(published()? == before, "NodeConfigs changed");
+            Ok(before)
+        })?;
         kill(gateway, Signal::SIGSTOP)?;
         std::thread::sleep(ASKED);
         up.signal(Signal::SIGSTOP)?;
@@ -174,7 +181,7 @@ fn a_host_that_stood_still_takes_no_gateway_for_dead() -> Result<()> {
         kill(gateway, Signal::SIGCONT)?;
         std::thread::sleep(STALE);
         rome.is_connected("milan")?;
-        let after = rome.weft(&["get", "nodeconfig", "-o", "json"])?;
+        let after = published()?;
         ensure!(after == before, "nodes were told something: {after}, before {before}");
         Ok(())
     })
