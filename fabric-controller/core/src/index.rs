@@ -70,6 +70,8 @@ pub struct Index {
     pub(crate) lagging_nodes: BTreeSet<String>,
     /// Nodes whose agent takes longer than one that runs.
     pub(crate) slow_nodes: BTreeSet<String>,
+    /// Nodes whose agent may be one that reads no records.
+    pub(crate) stalled_nodes: BTreeSet<String>,
     /// By node, the origin of the routes in the last config that it is known to have applied.
     routes: BTreeMap<String, Routes>,
     /// Newest version of the FabricRecords of which all are known.

@@ -13,6 +13,9 @@ use crate::index::Index;
 const SLOW: Duration = Duration::from_secs(2);
 /// Time after which it lags, and nothing waits for it.
 const MAX_LAG: Duration = Duration::from_secs(10);
+/// Time after which its agent may be an older one, which reads no records. Much longer than an API server
+/// under load takes: what it then gets is large, and would make all others late.
+const STALLED: Duration = Duration::from_secs(60);
 
 /// Time since which each node has not applied its newest config.
 #[derive(Debug, Default)]
@@ -28,7 +31,7 @@ struct Behind {
 }
 
 impl LaggingNodes {
-    /// Looks at all nodes, and sets in the index which of them are slow and which lag.
+    /// Looks at all nodes, and sets in the index which of them are slow, lag or are stalled.
     pub fn observe(&mut self, index: &mut Index, now: Instant) {
         let behind = index.of_kind(Kind::Node).filter_map(|(node, _)| {
             let name = &node.name;
@@ -55,12 +58,13 @@ impl LaggingNodes {
             tracing::warn!(node, "does not apply its NodeConfig; nothing waits for it any more");
         }
         index.lagging_nodes = late;
+        index.stalled_nodes = behind_for(STALLED);
     }
 
     /// Time of the next check, if nothing happens before.
     pub fn next_check(&self, now: Instant) -> Option<Instant> {
         let since = self.0.values().map(|behind| behind.since);
-        let due = since.flat_map(|since| [since + SLOW, since + MAX_LAG]);
+        let due = since.flat_map(|since| [SLOW, MAX_LAG, STALLED].map(|wait| since + wait));
         due.filter(|due| *due > now).min()
     }
 }
@@ -91,13 +95,13 @@ mod tests {
             (index.lagging_nodes == BTreeSet::from(["n1".to_owned()]), again)
         };
         assert_eq!(note(0, None), (false, Some(2)));
-        assert_eq!(note(10, None), (true, None), "nothing can be published for it");
+        assert_eq!(note(10, None), (true, Some(60)), "nothing can be published for it");
         assert_eq!(note(20, Some((1, 0))), (false, Some(22)), "its config is new");
         assert_eq!(note(21, Some((1, 1))), (false, None));
         assert_eq!(note(40, Some((2, 1))), (false, Some(42)));
         assert_eq!(note(45, Some((3, 1))), (false, Some(50)), "it is still behind");
         assert_eq!(note(49, Some((3, 2))), (false, Some(50)));
-        assert_eq!(note(50, Some((4, 2))), (true, None));
+        assert_eq!(note(50, Some((4, 2))), (true, Some(100)));
         assert_eq!(note(51, Some((4, 4))), (false, None), "it is back");
     }
 

@@ -203,8 +203,10 @@ impl Compiler<'_> {
     /// Returns true if a node's own part is all that it needs in its config. An agent that shows no
     /// newer records, such as one that was replaced by an older version, gets all of it again.
     pub(super) fn reads_records(&self, node: &str) -> bool {
-        let is_late = self.index.lagging_nodes.contains(node);
-        let Some(read) = self.index.records_read(node).filter(|_| !is_late) else { return false };
+        let is_stalled = self.index.stalled_nodes.contains(node);
+        let Some(read) = self.index.records_read(node).filter(|_| !is_stalled) else {
+            return false;
+        };
         let config = self.index.typed::<NodeConfig>(&of_node(node));
         if config.is_some_and(|config| config.spec.from_records) {
             let cluster = self.index.typed::<FabricRecord>(&of_record(FabricRecord::CLUSTER));

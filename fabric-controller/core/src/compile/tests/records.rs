@@ -77,12 +77,15 @@ fn prefix_is_told_once_a_reader_has_its_record() {
 }
 
 #[test]
-fn reader_that_lags_gets_its_config_in_whole() {
+fn stalled_reader_gets_its_config_in_whole() {
     let mut world = reading();
     world.index.lagging_nodes.insert("n1".to_owned());
     world.settle();
+    assert!(config(&world, "n1").spec.from_records, "the API server may be slow");
+    world.index.stalled_nodes.insert("n1".to_owned());
+    world.settle();
     assert!(!config(&world, "n1").spec.from_records);
-    world.index.lagging_nodes.clear();
+    world.index.stalled_nodes.clear();
     world.settle();
     assert!(config(&world, "n1").spec.from_records);
 }
