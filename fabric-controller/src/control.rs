@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use crate::grants::{Ipam, Round};
 use crate::kinds::{READ, STATUSES, WRITTEN};
 use crate::metrics::IpamOutcome;
-use crate::publish::{Refusals, Sink, publish};
+use crate::publish::{Schedule, Sink, publish};
 use crate::stale_connections::StaleConnections;
 use crate::vitals::{COMPILED, Vitals};
 use fabric_core::Grant;
@@ -61,7 +61,9 @@ pub struct Controller {
     workloads: Option<Exchange>,
     stale_connections: StaleConnections,
     lagging: LaggingNodes,
-    backoff: Refusals,
+    schedule: Schedule,
+    /// Time of the next compilation if there is news: compiling shall not take more than a third of a core.
+    rested: Instant,
     vitals: Vitals,
 }
 
@@ -85,7 +87,8 @@ impl Controller {
             workloads: None,
             stale_connections: StaleConnections::default(),
             lagging: LaggingNodes::default(),
-            backoff: Refusals::default(),
+            schedule: Schedule::default(),
+            rested: Instant::now(),
             vitals: Vitals::default(),
         })
     }
@@ -109,35 +112,48 @@ impl Controller {
         }
         let mut resync = tokio::time::interval_at(Instant::now() + RESYNC, RESYNC);
         let mut beats = tokio::time::interval(Heartbeat::INTERVAL);
-        let mut is_idle = false;
+        let mut has_news = true;
         loop {
             // A store that does not answer shall not keep anybody from stopping.
-            if !std::mem::take(&mut is_idle) {
+            if has_news && Instant::now() >= self.rested {
                 tokio::select! {
                     () = &mut stop => return,
-                    () = self.settle() => {}
+                    () = self.settle() => has_news = false,
                 }
             }
             self.vitals.heartbeat.beat();
             let lag_check = self.next_lag_check();
-            tokio::select! {
+            has_news |= tokio::select! {
                 () = &mut stop => return,
-                event = self.watch.next() => is_idle = !self.absorb_all(event).await,
-                _ = beats.tick() => is_idle = true,
-                _ = resync.tick() => self.resync().await,
-                placements = news(&mut self.workloads) => self.index.place(placements),
-                round = finished(&mut self.round) => self.conclude(round).await,
+                event = self.watch.next() => self.absorb_all(event).await,
+                _ = beats.tick() => false,
+                () = until(Some(self.rested)), if has_news => true,
+                _ = resync.tick() => {
+                    self.resync().await;
+                    true
+                }
+                placements = news(&mut self.workloads) => {
+                    self.index.place(placements);
+                    true
+                }
+                round = finished(&mut self.round) => {
+                    self.conclude(round).await;
+                    true
+                }
                 () = until(self.retry) => {
                     self.retry = None;
                     self.asked.clear();
+                    true
                 }
-                () = until(self.stale_connections.next_check()) => {}
-                () = until(lag_check) => {}
                 () = until(self.ipam_again) => {
                     self.ipam_again = None;
                     self.asked.clear();
+                    true
                 }
-            }
+                () = until(self.stale_connections.next_check()), if !has_news => true,
+                () = until(lag_check), if !has_news => true,
+                () = until(self.schedule.pacing.due()), if !has_news => true,
+            };
         }
     }
 
@@ -378,14 +394,14 @@ impl Controller {
         for _ in 0..MAX_ROUNDS {
             self.lagging.observe(&mut self.index, Instant::now().into_std());
             wanted = self.compile();
-            let (index, backoff) = (&mut self.index, &mut self.backoff);
+            let (index, schedule) = (&mut self.index, &mut self.schedule);
             let sink = Sink { store: &self.store, heartbeat: &self.vitals.heartbeat };
-            let outcome = publish(sink, index, backoff, &wanted).await;
+            let outcome = publish(sink, index, schedule, &wanted).await;
             self.releases.extend(outcome.lost);
             wanted.problems.extend(outcome.problems);
             let now = Instant::now();
             self.retry_at(outcome.unreachable.then(|| now + RETRY_REFUSED));
-            self.retry_at(self.backoff.next_try());
+            self.retry_at(self.schedule.refusals.next_try());
             if !outcome.changed {
                 break;
             }
@@ -403,10 +419,12 @@ impl Controller {
         self.ask(wanted.ipam_requests);
     }
 
-    fn compile(&self) -> Published {
-        let began = std::time::Instant::now();
+    fn compile(&mut self) -> Published {
+        let began = Instant::now();
         let wanted = compile(&self.index, Timestamp::now());
-        self.vitals.metrics.compiled(began.elapsed());
+        let took = began.elapsed();
+        self.rested = Instant::now() + 2 * took;
+        self.vitals.metrics.compiled(took);
         self.vitals.readiness.fulfilled(COMPILED);
         wanted
     }

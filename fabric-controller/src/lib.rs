@@ -8,6 +8,7 @@ pub mod control;
 pub mod grants;
 pub mod kinds;
 pub mod metrics;
+mod pacing;
 pub mod publish;
 mod stale_connections;
 pub mod vitals;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use fabric_api::fabric::FabricRecord;
 use fabric_api::{PrivateKey, PublicKey, labels};
 use fabric_runtime::Heartbeat;
 use fabric_store::{
@@ -16,6 +17,8 @@ use serde_json::{Value, json};
 use fabric_core::Grant;
 use fabric_core::compile::{KeyPair, Published, is_own};
 use fabric_core::index::Index;
+
+use crate::pacing::Pacing;
 
 /// Result of a round of writes.
 #[derive(Debug, Default)]
@@ -40,18 +43,31 @@ pub struct Sink<'a> {
 /// Writes under way at a time. The API server takes as many of one client without making it wait.
 const MAX_WRITES: usize = 16;
 
-/// Writes that were refused, by what was to be written.
-pub type Refusals = WriteBackoff<ObjectRef, Value>;
+/// Time before which something is not written.
+#[derive(Debug, Default)]
+pub struct Schedule {
+    /// Writes that were refused, by the desired content.
+    pub refusals: WriteBackoff<ObjectRef, Value>,
+    /// Versions of the FabricRecords.
+    pub pacing: Pacing,
+}
 
-/// Brings the store and the index to the desired state. Refused writes wait for their backoff.
+/// Brings the store and the index to the desired state. Refused writes wait for their backoff, and a
+/// version of the FabricRecords for its time: with it, all configs, which may rely on what it says.
 pub async fn publish(
     sink: Sink<'_>,
     index: &mut Index,
-    backoff: &mut Refusals,
+    schedule: &mut Schedule,
     wanted: &Published,
 ) -> Outcome {
-    let mut publisher = Publisher { sink, index, backoff, outcome: Outcome::default() };
-    let objects = || wanted.objects.iter().map(|(of, object)| Write::object(of, object));
+    let hold = schedule.pacing.earliest(index).filter(|_| has_new_records(index, wanted));
+    schedule.pacing.hold(hold);
+    let may_be_written = |write: &Write<'_>| hold.is_none() || !is_config(write.reference.kind);
+    let mut publisher = Publisher { sink, index, schedule, outcome: Outcome::default() };
+    let objects = || {
+        let all = wanted.objects.iter().map(|(of, object)| Write::object(of, object));
+        all.filter(may_be_written)
+    };
     // Nodes go by records as soon as the cluster's, which is compiled from what is stored of the
     // others, is written: that shall not wait for the rest.
     let is_record = |write: &Write<'_>| write.reference.kind == Kind::FabricRecord;
@@ -62,9 +78,26 @@ pub async fn publish(
     publisher.write_all(objects()).await;
     publisher.write_all(wanted.keys.iter().map(|(of, pair)| Write::key(of, pair))).await;
     publisher.write_all(wanted.statuses.values().map(Write::status)).await;
-    publisher.write_all(wanted.deleted.iter().map(Write::deletion)).await;
-    publisher.backoff.keep(|reference| is_wanted(wanted, reference));
+    let deletions = wanted.deleted.iter().map(Write::deletion);
+    publisher.write_all(deletions.filter(may_be_written)).await;
+    publisher.schedule.refusals.keep(|reference| is_wanted(wanted, reference));
     publisher.outcome
+}
+
+/// True for what gateways and route-agents go by.
+fn is_config(kind: Kind) -> bool {
+    matches!(kind, Kind::FabricRecord | Kind::NodeConfig | Kind::GatewayConfig)
+}
+
+fn has_new_records(index: &Index, wanted: &Published) -> bool {
+    let is_record = |reference: &&ObjectRef| reference.kind == Kind::FabricRecord;
+    let is_new = |reference: &ObjectRef| match (index.get(reference), wanted.objects.get(reference))
+    {
+        (Some(have), Some(want)) => !is_same(have, want),
+        (_, want) => want.is_some(),
+    };
+    wanted.objects.keys().filter(is_record).any(is_new)
+        || wanted.deleted.iter().any(|reference| is_record(&reference))
 }
 
 fn is_wanted(wanted: &Published, reference: &ObjectRef) -> bool {
@@ -177,7 +210,7 @@ fn key_secret(reference: &ObjectRef, pair: &KeyPair, private: &PrivateKey) -> Se
 struct Publisher<'a> {
     sink: Sink<'a>,
     index: &'a mut Index,
-    backoff: &'a mut Refusals,
+    schedule: &'a mut Schedule,
     outcome: Outcome,
 }
 
@@ -221,7 +254,7 @@ impl Publisher<'_> {
             What::Object(_) | What::Status(_) | What::Key(_) | What::Deletion => {}
         }
         let is_same = |refused: &Value| *refused == write.want();
-        let standing = self.backoff.pending(&write.reference, is_same);
+        let standing = self.schedule.refusals.pending(&write.reference, is_same);
         if let Some(message) = standing.map(str::to_owned) {
             self.problem(&write.reference, message);
             return false;
@@ -234,6 +267,9 @@ impl Publisher<'_> {
         match written {
             Written::Object(stored) => {
                 let generation = stored.generation();
+                if is_version(&stored) {
+                    self.schedule.pacing.published();
+                }
                 if self.apply(stored) {
                     tracing::info!(%object, generation, "published");
                 }
@@ -249,7 +285,7 @@ impl Publisher<'_> {
                 }
             }
             Written::Deletion => {
-                self.backoff.clear(object);
+                self.schedule.refusals.clear(object);
                 tracing::info!(%object, "removed");
                 let gone = self.index.apply(Event::Deleted(object.clone()));
                 self.outcome.lost.extend(gone.as_ref().and_then(Grant::of));
@@ -262,7 +298,7 @@ impl Publisher<'_> {
     /// desired, and will: a label that others have added, a field that its definition of the kind
     /// lacks.
     fn apply(&mut self, object: Object) -> bool {
-        self.backoff.clear(&object.reference());
+        self.schedule.refusals.clear(&object.reference());
         let news = self.index.get(&object.reference()) != Some(&object);
         self.index.apply(Event::Applied(Box::new(object)));
         self.outcome.changed |= news;
@@ -275,7 +311,7 @@ impl Publisher<'_> {
         if error.is_unreachable() {
             self.outcome.unreachable = true;
         } else {
-            self.backoff.refused(&write.reference, write.want(), &message, WRITE_RETRY);
+            self.schedule.refusals.refused(&write.reference, write.want(), &message, WRITE_RETRY);
         }
         self.problem(&write.reference, message);
     }
@@ -285,6 +321,11 @@ impl Publisher<'_> {
         let problem = Problem { source: String::new(), object, field: None, message };
         self.outcome.problems.push(problem);
     }
+}
+
+/// The record of the cluster names all others of its version.
+fn is_version(object: &Object) -> bool {
+    object.kind() == Kind::FabricRecord && object.name() == FabricRecord::CLUSTER
 }
 
 /// True if the store has the object as wanted, whatever its status.
@@ -333,7 +374,14 @@ fn is_in_the_way(have: &Object, want: &Object) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use fabric_api::fabric::{ClusterRecord, FabricRecordSpec};
+    use fabric_api::ipam::{IP, IPSpec};
+    use fabric_store::StoreArgs;
+
     use super::*;
+    use crate::pacing::tests::{index_of_nodes, node_config};
 
     #[test]
     fn time_of_a_condition_makes_no_other_write() {
@@ -343,5 +391,45 @@ mod tests {
         };
         assert_eq!(status("a", 1), status("a", 2));
         assert_ne!(status("a", 1), status("b", 1));
+    }
+
+    /// A version of the records, a NodeConfig that relies on it, and an IP that does not.
+    fn version(number: u8) -> Published {
+        let digest = number.to_string();
+        let cluster = Some(ClusterRecord { digest, ..ClusterRecord::default() });
+        let spec = FabricRecordSpec { cluster, peering: None };
+        let mut ip = IP::new(&format!("ip-{number}"), IPSpec::default());
+        ip.metadata.namespace = Some("liqo".to_owned());
+        let record = FabricRecord::new(FabricRecord::CLUSTER, spec);
+        let config = node_config(&format!("of-{number}"), false);
+        let objects: [Object; 3] = [record.into(), config.into(), ip.into()];
+        let objects = objects.map(|object| (object.reference(), object)).into();
+        Published { objects, ..Published::default() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn configs_wait_with_the_version_they_rely_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let [run, state] = ["run", "state"].map(|name| dir.path().join(name));
+        let store = Store::open(&StoreArgs::directories(None, run, Some(state))).unwrap();
+        let (mut index, mut schedule) = (index_of_nodes(200, 199), Schedule::default());
+        let heartbeat = Heartbeat::default();
+        let mut written = async |wanted: &Published| {
+            for _ in 0..3 {
+                let sink = Sink { store: &store, heartbeat: &heartbeat };
+                publish(sink, &mut index, &mut schedule, wanted).await;
+            }
+            let have = |(of, want): (&ObjectRef, &Object)| {
+                index.get(of).is_some_and(|have| is_same(have, want)).then_some(of.kind)
+            };
+            let kinds: Vec<Kind> = wanted.objects.iter().filter_map(have).collect();
+            (kinds, schedule.pacing.due().map(|due| due - tokio::time::Instant::now()))
+        };
+        let all = (vec![Kind::Ip, Kind::NodeConfig, Kind::FabricRecord], None);
+        assert_eq!(written(&version(1)).await, all);
+        let second = Duration::from_secs(1);
+        assert_eq!(written(&version(2)).await, (vec![Kind::Ip], Some(second)));
+        tokio::time::advance(second).await;
+        assert_eq!(written(&version(2)).await, all);
     }
 }
