@@ -16,7 +16,7 @@ pub(super) struct Cache {
 #[derive(Debug)]
 struct Entry {
     seen: Stored,
-    /// The API server may fill in more than it was asked for.
+    /// Where the API server fills in more than it was asked for.
     content: Option<Asked>,
     status: Option<Asked>,
     /// The version that came of the last status that was written here.
@@ -69,10 +69,12 @@ impl Cache {
         let Some(entry) = self.entries.get_mut(&stored.object.reference()) else { return };
         match part {
             Part::Content => {
-                entry.content = Some(Asked { want, got: content(&stored.object) });
+                entry.content =
+                    (!is_held(stored, &want)).then(|| Asked { want, got: content(&stored.object) });
             }
             Part::Status => {
-                entry.status = Some(Asked { want, got: status(&stored.object) });
+                let got = status(&stored.object);
+                entry.status = (got != want).then_some(Asked { want, got });
                 entry.wrote = Some(stored.version);
             }
             Part::Local => {}
