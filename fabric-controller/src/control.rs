@@ -11,6 +11,7 @@ use fabric_store::{
     Backoff, Event, Kind, Object, ObjectRef, Problem, Store, StoreError, Watch, until,
 };
 use futures::FutureExt as _;
+use futures::stream::{self, StreamExt as _};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use tokio::task::{JoinError, JoinHandle};
@@ -19,7 +20,7 @@ use tokio::time::Instant;
 use crate::grants::{Ipam, Round};
 use crate::kinds::{READ, STATUSES, WRITTEN};
 use crate::metrics::IpamOutcome;
-use crate::publish::{Schedule, Sink, publish};
+use crate::publish::{MAX_WRITES, Schedule, Sink, publish};
 use crate::stale_connections::StaleConnections;
 use crate::vitals::{COMPILED, Vitals};
 use fabric_core::Grant;
@@ -495,10 +496,7 @@ impl Controller {
         metrics.count_ipam(IpamOutcome::Granted, round.granted.len());
         metrics.count_ipam(IpamOutcome::Refused, round.denied.len());
         metrics.count_ipam(IpamOutcome::Unanswered, round.unreachable.iter().count());
-        for (ipam_request, grant) in round.granted {
-            self.take(&ipam_request, grant).await;
-            self.vitals.heartbeat.beat();
-        }
+        self.take_all(round.granted).await;
         for (ipam_request, reason) in round.denied {
             self.index.deny(ipam_request.object, reason);
             self.retry_at(Some(Instant::now() + RETRY_REFUSED));
@@ -517,24 +515,38 @@ impl Controller {
         self.unreachable = round.unreachable;
     }
 
-    /// Writes a grant into the status of the object it is for, or gives it back.
-    async fn take(&mut self, ipam_request: &IpamRequest, grant: Grant) {
-        let object =
-            self.index.get(&ipam_request.object).filter(|object| object.uid() == ipam_request.uid);
-        let Some(mut object) = object.cloned() else {
-            self.releases.push(grant);
-            return;
-        };
-        self.releases.extend(Grant::of(&object));
-        grant.write_to(&mut object);
-        match self.store.put_status(&object).await {
-            Ok(_) => {
-                tracing::info!(object = %ipam_request.object, ?grant, "granted");
-                self.index.granted(&ipam_request.object);
+    /// Writes grants into the statuses of the objects they are for, or gives them back.
+    async fn take_all(&mut self, granted: Vec<(IpamRequest, Grant)>) {
+        let store = self.store.clone();
+        let mut writes = Vec::new();
+        for (ipam_request, grant) in granted {
+            let object = self.index.get(&ipam_request.object);
+            let Some(mut object) = object.filter(|o| o.uid() == ipam_request.uid).cloned() else {
+                self.releases.push(grant);
+                continue;
+            };
+            self.releases.extend(Grant::of(&object));
+            grant.write_to(&mut object);
+            let store = &store;
+            writes.push(async move { (store.put_status(&object).await.map(drop), object, grant) });
+        }
+        let mut written = stream::iter(writes).buffer_unordered(MAX_WRITES);
+        while let Some((result, object, grant)) = written.next().await {
+            self.take(result, object, grant);
+            self.vitals.heartbeat.beat();
+        }
+    }
+
+    fn take(&mut self, written: Result<(), StoreError>, object: Object, grant: Grant) {
+        let reference = object.reference();
+        match written {
+            Ok(()) => {
+                tracing::info!(object = %reference, ?grant, "granted");
+                self.index.granted(&reference);
                 self.index.apply(Event::Applied(Box::new(object)));
             }
             Err(error) => {
-                self.index.deny(ipam_request.object.clone(), format!("granted, but {error}"));
+                self.index.deny(reference, format!("granted, but {error}"));
                 self.releases.push(grant);
                 self.retry_at(Some(Instant::now() + RETRY_REFUSED));
             }

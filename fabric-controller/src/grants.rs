@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures::stream::{self, StreamExt as _};
 use ipam_proto::ipam_client::IpamClient;
 use ipam_proto::{
     Address, IpAcquireRequest, IpReleaseRequest, NetworkAcquireRequest, NetworkReleaseRequest,
@@ -13,6 +14,8 @@ use fabric_core::Grant;
 use fabric_core::compile::{Allocation, IpamRequest};
 
 const TIMEOUT: Duration = Duration::from_secs(2);
+/// Addresses requested at a time: ipam notes together what it grants at a time.
+const MAX_REQUESTS: usize = 64;
 
 /// One go at everything that is to be released and acquired.
 #[derive(Debug, Default)]
@@ -39,7 +42,8 @@ impl Ipam {
         Ok(Self { client: IpamClient::new(endpoint.connect_lazy()) })
     }
 
-    /// Releases first, then acquires in order. Stops where ipam cannot be reached.
+    /// Releases first, then acquires prefixes in order, then addresses. Stops where ipam cannot be
+    /// reached.
     pub async fn round(mut self, releases: Vec<Grant>, ipam_requests: Vec<IpamRequest>) -> Round {
         let mut round = Round::default();
         for (i, grant) in releases.iter().enumerate() {
@@ -53,17 +57,31 @@ impl Ipam {
                 Ok(()) => tracing::debug!(?grant, "released"),
             }
         }
-        for ipam_request in ipam_requests {
-            match self.acquire(&ipam_request.allocation).await {
-                Ok(grant) => round.granted.push((ipam_request, grant)),
-                Err(status) if is_unreachable(&status) => {
-                    round.unreachable = Some(reason(&status));
-                    return round;
-                }
-                Err(status) => round.denied.push((ipam_request, reason(&status))),
-            }
+        let (prefixes, addresses): (Vec<_>, Vec<_>) =
+            ipam_requests.into_iter().partition(is_for_prefix);
+        self.acquire_all(prefixes, 1, &mut round).await;
+        if round.unreachable.is_none() {
+            self.acquire_all(addresses, MAX_REQUESTS, &mut round).await;
         }
         round
+    }
+
+    async fn acquire_all(&self, requests: Vec<IpamRequest>, at_a_time: usize, round: &mut Round) {
+        let answers = requests.into_iter().map(|request| {
+            let mut ipam = self.clone();
+            async move { (ipam.acquire(&request.allocation).await, request) }
+        });
+        let mut answers = stream::iter(answers).buffered(at_a_time);
+        while let Some((answer, request)) = answers.next().await {
+            match answer {
+                Ok(grant) => round.granted.push((request, grant)),
+                Err(status) if is_unreachable(&status) => {
+                    round.unreachable = Some(reason(&status));
+                    return;
+                }
+                Err(status) => round.denied.push((request, reason(&status))),
+            }
+        }
     }
 
     async fn acquire(&mut self, allocation: &Allocation) -> Result<Grant, Status> {
@@ -94,6 +112,10 @@ impl Ipam {
             }
         }
     }
+}
+
+fn is_for_prefix(request: &IpamRequest) -> bool {
+    matches!(request.allocation, Allocation::Network { .. })
 }
 
 fn understood<T: std::str::FromStr>(granted: &str) -> Result<T, Status> {

@@ -41,7 +41,7 @@ pub struct Sink<'a> {
 }
 
 /// Writes under way at a time. The API server takes as many of one client without making it wait.
-const MAX_WRITES: usize = 16;
+pub(crate) const MAX_WRITES: usize = 16;
 
 /// Time before which something is not written.
 #[derive(Debug, Default)]

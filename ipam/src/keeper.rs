@@ -12,7 +12,8 @@ use tonic_health::server::HealthReporter;
 use crate::claims::{Claims, Fault, KINDS};
 use crate::ledger::{Ledger, OpenGrant};
 use crate::pools::Pools;
-use crate::service::{Service, Shared};
+use crate::service::Service;
+use crate::shared::Shared;
 
 /// The health service's name for "no two resources hold the same".
 const CONSISTENT: &str = "IPAM/consistent";
@@ -108,16 +109,20 @@ impl Keeper {
         noted: &[OpenGrant],
         fresh: &mut Option<Ledger>,
     ) -> Vec<Fault> {
-        let mut shared = self.shared.lock().await;
         let fresh = fresh.take();
         let is_start = fresh.is_some();
-        *shared = shared.take().or(fresh);
-        let Some(ledger) = shared.as_mut() else { return Vec::new() };
-        let now = Instant::now();
-        let faults = ledger.reconcile(claims, now);
-        if is_start {
-            ledger.reopen(noted, now);
-        } else if let Err(error) = self.shared.note(ledger).await {
+        let faults = {
+            let mut state = self.shared.lock();
+            state.ledger = state.ledger.take().or(fresh);
+            let Some(ledger) = state.ledger.as_mut() else { return Vec::new() };
+            let now = Instant::now();
+            let faults = ledger.reconcile(claims, now);
+            if is_start {
+                ledger.reopen(noted, now);
+            }
+            faults
+        };
+        if !is_start && let Err(error) = self.shared.note().await {
             tracing::warn!(%error, "open grants cannot be noted");
         }
         faults

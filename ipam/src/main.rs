@@ -9,6 +9,7 @@ mod listen;
 mod metrics;
 mod pools;
 mod service;
+mod shared;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -26,7 +27,8 @@ use config::Args;
 use keeper::{Keeper, STORE};
 use listen::Listener;
 use pools::Pools;
-use service::{Service, Shared};
+use service::Service;
+use shared::Shared;
 
 /// Time for which calls under way (a health watch may last for ever) can delay the end.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -44,10 +46,10 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Beats while the ledger can be had: every call needs it.
+/// Beats while grants can be answered.
 async fn beat(heartbeat: Heartbeat, shared: Shared) {
     loop {
-        drop(shared.lock().await);
+        shared.wait_until_free().await;
         heartbeat.beat();
         sleep(Heartbeat::INTERVAL).await;
     }

@@ -3,97 +3,20 @@
 use std::fmt::Display;
 use std::net::IpAddr;
 use std::str::FromStr;
-use std::sync::Arc;
-use std::time::Instant;
 
 use fabric_api::Cidr;
-use fabric_store::{Note, Store, StoreError};
 use ipam_proto::ipam_server::Ipam;
 use ipam_proto::{
     IpAcquireRequest, IpAcquireResponse, IpReleaseRequest, IpReleaseResponse,
     NetworkAcquireRequest, NetworkAcquireResponse, NetworkAvailableRequest,
     NetworkAvailableResponse, NetworkReleaseRequest, NetworkReleaseResponse,
 };
-use tokio::sync::{Mutex, MutexGuard};
 use tonic::{Request, Response, Status};
 
-use crate::ledger::{Ledger, OpenGrant};
-use crate::metrics::{Grantable, Metrics};
+use crate::ledger::Ledger;
+use crate::metrics::Grantable;
 use crate::pools::{self, AcquireError, AddressError, Wish};
-
-/// The ledger, shared by the calls and the keeper; absent until it has been rebuilt.
-#[derive(Clone)]
-pub(crate) struct Shared {
-    ledger: Arc<Mutex<Option<Ledger>>>,
-    store: Store,
-    pub(crate) metrics: Metrics,
-}
-
-/// Name of the note of what was granted a moment ago.
-const OPEN_GRANTS: Note<'static> = Note::Only("ipam-open-grants");
-
-impl Shared {
-    pub(crate) fn new(store: Store) -> Self {
-        Self { ledger: Arc::default(), store, metrics: Metrics::default() }
-    }
-
-    pub(crate) async fn lock(&self) -> MutexGuard<'_, Option<Ledger>> {
-        self.ledger.lock().await
-    }
-
-    /// Notes what was granted a moment ago: an ipam that ends now must not grant it again.
-    pub(crate) async fn note(&self, ledger: &Ledger) -> Result<(), StoreError> {
-        self.store.put_note(OPEN_GRANTS, &ledger.open()).await.map(drop)
-    }
-
-    pub(crate) async fn noted(&self) -> Result<Vec<OpenGrant>, StoreError> {
-        Ok(self.store.note(OPEN_GRANTS).await?.unwrap_or_default())
-    }
-
-    /// Grants, and notes the grant before it is returned. A grant that cannot be noted, or for
-    /// which the caller does not wait, is undone.
-    async fn grant<T: Copy>(
-        &self,
-        act: impl FnOnce(&mut Ledger, Instant) -> Result<T, Status>,
-        undo: fn(&mut Ledger, T, Instant) -> bool,
-    ) -> Result<T, Status> {
-        let mut ledger = self.lock().await;
-        let granted = act(ledger.as_mut().ok_or_else(not_yet)?, Instant::now())?;
-        let mut open = Open { ledger, granted, undo: Some(undo) };
-        if let Some(ledger) = open.ledger.as_ref() {
-            self.note(ledger).await.map_err(|error| {
-                let error = anyhow::Error::from(error);
-                Status::unavailable(format!("the grant cannot be noted, try again: {error:#}"))
-            })?;
-        }
-        open.undo = None;
-        Ok(granted)
-    }
-
-    async fn ledger<T>(&self, act: impl FnOnce(&mut Ledger, Instant) -> T) -> Result<T, Status> {
-        let mut guard = self.lock().await;
-        guard.as_mut().map(|ledger| act(ledger, Instant::now())).ok_or_else(not_yet)
-    }
-}
-
-/// A grant that is taken back when it is dropped, unless there is nothing to undo any more.
-struct Open<'a, T: Copy> {
-    ledger: MutexGuard<'a, Option<Ledger>>,
-    granted: T,
-    undo: Option<fn(&mut Ledger, T, Instant) -> bool>,
-}
-
-impl<T: Copy> Drop for Open<'_, T> {
-    fn drop(&mut self) {
-        if let (Some(undo), Some(ledger)) = (self.undo, self.ledger.as_mut()) {
-            undo(ledger, self.granted, Instant::now());
-        }
-    }
-}
-
-fn not_yet() -> Status {
-    Status::unavailable("ipam has not read yet what is taken; try again")
-}
+use crate::shared::Shared;
 
 /// Answers the calls.
 pub(crate) struct Service(pub(crate) Shared);
@@ -152,7 +75,7 @@ impl Ipam for Service {
         self.0.metrics.count_request("IPRelease");
         let cidr: Cidr = parse(&request.get_ref().cidr)?;
         let address: IpAddr = parse(&request.get_ref().ip)?;
-        if self.0.ledger(|ledger, now| ledger.release_address(cidr, address, now)).await? {
+        if self.0.ledger(|ledger, now| ledger.release_address(cidr, address, now))? {
             tracing::info!(%cidr, %address, "address given back");
         }
         Ok(Response::new(IpReleaseResponse::default()))
@@ -174,7 +97,7 @@ impl Ipam for Service {
     ) -> Result<Response<NetworkReleaseResponse>, Status> {
         self.0.metrics.count_request("NetworkRelease");
         let cidr: Cidr = parse(&request.get_ref().cidr)?;
-        if self.0.ledger(|ledger, now| ledger.release(cidr, now)).await? {
+        if self.0.ledger(|ledger, now| ledger.release(cidr, now))? {
             tracing::info!(%cidr, "prefix given back");
         }
         Ok(Response::new(NetworkReleaseResponse::default()))
@@ -186,7 +109,7 @@ impl Ipam for Service {
     ) -> Result<Response<NetworkAvailableResponse>, Status> {
         self.0.metrics.count_request("NetworkIsAvailable");
         let cidr: Cidr = parse(&request.get_ref().cidr)?;
-        let available = self.0.ledger(|ledger, _| ledger.is_available(cidr)).await?;
+        let available = self.0.ledger(|ledger, _| ledger.is_available(cidr))?;
         Ok(Response::new(NetworkAvailableResponse { available, result: None }))
     }
 }
