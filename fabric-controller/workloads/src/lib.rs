@@ -279,22 +279,29 @@ impl Kubernetes {
         }
     }
 
+    /// Writes the first object of every gateway, then the second ones, and so on: a pod comes after its
+    /// rights.
     async fn write_all(&mut self, faults: &mut Faults) -> Result<(), WriteError> {
+        let mut all: Vec<_> = Vec::new();
         for (gateway, wanted) in &self.wanted {
-            let objects = match &wanted.objects {
-                Ok(objects) => objects,
-                Err(fault) => {
-                    faults.entry(gateway.clone()).or_default().push(fault.clone());
-                    continue;
-                }
-            };
-            for (key, object) in objects.iter().filter_map(keyed) {
-                let written = self.writer.write_anew(self.live.objects_mut(), &key, object).await;
-                self.heartbeat.beat();
+            match &wanted.objects {
+                Ok(objects) => all.push((gateway, objects.iter().filter_map(keyed))),
+                Err(fault) => faults.entry(gateway.clone()).or_default().push(fault.clone()),
+            }
+        }
+        loop {
+            let next =
+                all.iter_mut().filter_map(|(gateway, objects)| Some((*gateway, objects.next()?)));
+            let (gateways, writes): (Vec<_>, Vec<_>) = next.unzip();
+            if writes.is_empty() {
+                return Ok(());
+            }
+            let (writer, live) = (&mut self.writer, self.live.objects_mut());
+            let written = writer.write_side_by_side(live, &writes, &self.heartbeat).await;
+            for (gateway, written) in gateways.into_iter().zip(written) {
                 tolerate(written, gateway, faults)?;
             }
         }
-        Ok(())
     }
 
     async fn write_services(&mut self, plan: &Plan, faults: &mut Faults) -> Result<(), WriteError> {

@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use fabric_runtime::Heartbeat;
 use fabric_store::requests::{Part, Requests, Target};
 use fabric_store::{
     ApiError, ApiServer, StoreMetrics, WRITE_RETRY, WriteBackoff, WriteOutcome, chain,
 };
+use futures::stream::{self, StreamExt as _};
 use kube::api::{DeleteParams, DynamicObject};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -18,6 +20,8 @@ use super::place;
 pub(super) const MANAGER: &str = "weft-fabric-controller";
 /// Wait after a deletion that makes room: mostly that is done at once.
 const ROOM: Duration = Duration::from_millis(100);
+/// Writes under way at a time.
+const MAX_WRITES: usize = 16;
 
 pub(super) struct Writer {
     requests: Requests,
@@ -40,6 +44,21 @@ enum Attempt {
     /// Replaces an object that could not be changed into this and was removed.
     MakeAnew(DynamicObject),
     Delete,
+}
+
+/// What is due for an object.
+enum Step {
+    None,
+    Apply,
+    /// With that uid.
+    Delete(Option<String>),
+}
+
+/// Answer to a [`Step`].
+enum Answer {
+    None,
+    Applied(Result<Box<DynamicObject>, ApiError>),
+    Deleted(Result<bool, ApiError>),
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -70,7 +89,7 @@ impl Writer {
         self.written.retain(|key, _| wanted(key));
     }
 
-    pub(super) async fn write(
+    async fn write(
         &mut self,
         live: &mut Objects,
         key: &Key,
@@ -79,14 +98,96 @@ impl Writer {
         if self.is_there(live.get(key), key, want) {
             return Ok(());
         }
+        self.may_apply(live, key, want)?;
+        let applied = self.requests.apply(&key.target(), Part::AllButStatus, want).await;
+        self.applied(live, key, want, applied).await
+    }
+
+    /// Writes gateways' own objects side by side, until the API server does not answer. Returns the
+    /// results in their order.
+    pub(super) async fn write_side_by_side(
+        &mut self,
+        live: &mut Objects,
+        writes: &[(Key, &DynamicObject)],
+        heartbeat: &Heartbeat,
+    ) -> Vec<Result<(), WriteError>> {
+        let steps = writes.iter().map(|(key, want)| self.step(live, key, want));
+        let steps: Vec<_> = steps.collect();
+        let requests = self.requests.clone();
+        let answers = writes.iter().zip(&steps).map(|((key, want), step)| {
+            let (requests, target) = (&requests, key.target());
+            async move {
+                match step {
+                    Ok(Step::Apply) => {
+                        let applied = requests.apply(&target, Part::AllButStatus, want).await;
+                        Answer::Applied(applied.map(Box::new))
+                    }
+                    Ok(Step::Delete(uid)) => {
+                        let how = DeleteParams::background();
+                        Answer::Deleted(requests.delete(&target, uid.clone(), how).await)
+                    }
+                    Ok(Step::None) | Err(_) => Answer::None,
+                }
+            }
+        });
+        let answers = answers.collect::<Vec<_>>();
+        let mut answers = stream::iter(answers).buffered(MAX_WRITES);
+        let mut results: Vec<_> = steps.iter().map(|_| Ok(())).collect();
+        let mut next = results.iter_mut().zip(writes);
+        while let (Some(answer), Some((result, (key, want)))) = (answers.next().await, next.next())
+        {
+            heartbeat.beat();
+            *result = match answer {
+                Answer::Applied(applied) => {
+                    let applied = applied.map(|object| *object);
+                    self.applied(live, key, want, applied).await
+                }
+                Answer::Deleted(deleted) => self.deleted(key, deleted),
+                Answer::None => Ok(()),
+            };
+            if matches!(result, Err(WriteError::Unreachable(_))) {
+                break;
+            }
+        }
+        drop(answers);
+        let results = results.into_iter().zip(steps);
+        results.map(|(result, step)| step.and(result)).collect()
+    }
+
+    /// A gateway of the same name that is gone may have left its object, whether Kubernetes collects it,
+    /// too, or not: that is removed first. To change it into another's meanwhile would leave a mixture of
+    /// both, such as a pod whose ServiceAccount is another one, and an API server that loses track of a
+    /// node port that it gives to a Service while that is removed.
+    fn step(&self, live: &Objects, key: &Key, want: &DynamicObject) -> Result<Step, WriteError> {
+        match live.get(key).filter(|there| place::is_of_a_namesake(there, want)) {
+            None if self.is_there(live.get(key), key, want) => Ok(Step::None),
+            None => self.may_apply(live, key, want).map(|()| Step::Apply),
+            // Its watch reports when it is gone.
+            Some(there) if there.metadata.deletion_timestamp.is_some() => Ok(Step::None),
+            Some(there) => {
+                self.pending(key, |tried| *tried == Attempt::Delete)?;
+                Ok(Step::Delete(there.metadata.uid.clone()))
+            }
+        }
+    }
+
+    /// Fails if it was refused a moment ago.
+    fn may_apply(&self, live: &Objects, key: &Key, want: &DynamicObject) -> Result<(), WriteError> {
         let has_room = live.get(key).is_none();
-        let is_same = |tried: &Attempt| match tried {
+        self.pending(key, |tried| match tried {
             Attempt::Write(tried) => tried == want,
             Attempt::MakeAnew(tried) => tried == want && !has_room,
             Attempt::Delete => false,
-        };
-        self.pending(key, is_same)?;
-        let applied = self.requests.apply(&key.target(), Part::AllButStatus, want).await;
+        })
+    }
+
+    async fn applied(
+        &mut self,
+        live: &mut Objects,
+        key: &Key,
+        want: &DynamicObject,
+        applied: Result<DynamicObject, ApiError>,
+    ) -> Result<(), WriteError> {
         self.count(key, &applied);
         match applied {
             Ok(got) => {
@@ -101,25 +202,7 @@ impl Writer {
         }
     }
 
-    /// The same of a gateway's own object. One of a gateway of the same name that is gone is removed
-    /// first, whether Kubernetes collects it, too, or not. To change it into another's meanwhile would
-    /// leave a mixture of both, such as a pod whose ServiceAccount is another one, and an API server that
-    /// loses track of a node port that it gives to a Service while that is removed.
-    pub(super) async fn write_anew(
-        &mut self,
-        live: &mut Objects,
-        key: &Key,
-        want: &DynamicObject,
-    ) -> Result<(), WriteError> {
-        match live.get(key).filter(|there| place::is_of_a_namesake(there, want)) {
-            None => self.write(live, key, want).await,
-            // Its watch reports when it is gone.
-            Some(there) if there.metadata.deletion_timestamp.is_some() => Ok(()),
-            Some(there) => self.delete(key, there.metadata.uid.as_deref()).await,
-        }
-    }
-
-    /// The same of a name that somebody else may have taken: what is theirs stays.
+    /// Writes an object whose name somebody else may have taken: what is theirs stays.
     pub(super) async fn write_own(
         &mut self,
         live: &mut Objects,
@@ -149,6 +232,10 @@ impl Writer {
         self.pending(key, |tried| *tried == Attempt::Delete)?;
         let (uid, how) = (uid.map(str::to_owned), DeleteParams::background());
         let deleted = self.requests.delete(&key.target(), uid, how).await;
+        self.deleted(key, deleted)
+    }
+
+    fn deleted(&mut self, key: &Key, deleted: Result<bool, ApiError>) -> Result<(), WriteError> {
         self.count(key, &deleted);
         match deleted {
             Ok(true) => tracing::info!(kind = key.of.resource().kind, %key, "removed"),
