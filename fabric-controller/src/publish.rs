@@ -268,7 +268,7 @@ impl Publisher<'_> {
             Written::Object(stored) => {
                 let generation = stored.generation();
                 if is_version(&stored) {
-                    self.schedule.pacing.published();
+                    self.schedule.pacing.published(self.index);
                 }
                 if self.apply(stored) {
                     tracing::info!(%object, generation, "published");

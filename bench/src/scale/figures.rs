@@ -55,6 +55,9 @@ impl Bench {
     pub(crate) async fn apply(&mut self) -> Result<Option<Applied>> {
         let Size { nodes, peerings } = self.lab.size;
         let peers: Vec<Peer> = (0..peerings).map(Peer).collect();
+        // Addresses of the nodes that were just made are none of the peerings'.
+        let start = Instant::now();
+        self.quiet_row(&format!("until {nodes} new nodes are served"), start).await?;
         eprintln!("apply: {peerings} peerings at once");
         let (meter, audit) = (CpuMeter::start(&self.pids)?, self.lab.audit());
         let (start, from) = (Instant::now(), audit.position()?);
