@@ -14,7 +14,7 @@ use fabric_core::Grant;
 use fabric_core::compile::{Allocation, IpamRequest};
 
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Addresses requested at a time: ipam notes together what it grants at a time.
+/// Requests sent at a time: ipam notes together what it grants at a time.
 const MAX_REQUESTS: usize = 64;
 
 /// One go at everything that is to be released and acquired.
@@ -42,8 +42,8 @@ impl Ipam {
         Ok(Self { client: IpamClient::new(endpoint.connect_lazy()) })
     }
 
-    /// Releases first, then acquires prefixes in order, then addresses. Stops where ipam cannot be
-    /// reached.
+    /// Releases first, then acquires, prefixes that cannot be remapped one after the other and before all
+    /// others. Stops where ipam cannot be reached.
     pub async fn round(mut self, releases: Vec<Grant>, ipam_requests: Vec<IpamRequest>) -> Round {
         let mut round = Round::default();
         for (i, grant) in releases.iter().enumerate() {
@@ -57,11 +57,10 @@ impl Ipam {
                 Ok(()) => tracing::debug!(?grant, "released"),
             }
         }
-        let (prefixes, addresses): (Vec<_>, Vec<_>) =
-            ipam_requests.into_iter().partition(is_for_prefix);
-        self.acquire_all(prefixes, 1, &mut round).await;
+        let (fixed, others): (Vec<_>, Vec<_>) = ipam_requests.into_iter().partition(is_fixed);
+        self.acquire_all(fixed, 1, &mut round).await;
         if round.unreachable.is_none() {
-            self.acquire_all(addresses, MAX_REQUESTS, &mut round).await;
+            self.acquire_all(others, MAX_REQUESTS, &mut round).await;
         }
         round
     }
@@ -114,8 +113,8 @@ impl Ipam {
     }
 }
 
-fn is_for_prefix(request: &IpamRequest) -> bool {
-    matches!(request.allocation, Allocation::Network { .. })
+fn is_fixed(request: &IpamRequest) -> bool {
+    matches!(request.allocation, Allocation::Network { immutable: true, .. })
 }
 
 fn understood<T: std::str::FromStr>(granted: &str) -> Result<T, Status> {
