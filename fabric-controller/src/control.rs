@@ -322,8 +322,8 @@ impl Controller {
             | Kind::PublicKey
             | Kind::GatewayConfig
             | Kind::NodeConfig => {}
-            // Its generation is in the digest that nodes go by.
-            Kind::FabricRecord => {
+            // Its generation is in the digest that readers go by.
+            Kind::FabricRecord | Kind::GatewayRecord => {
                 if have.is_some_and(|have| have.generation() > object.generation()) {
                     return None;
                 }

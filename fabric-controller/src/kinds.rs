@@ -3,7 +3,7 @@
 use fabric_store::Kind;
 
 /// Kinds that the controller reads. Nothing depends on a Namespace.
-pub const READ: [Kind; 13] = [
+pub const READ: [Kind; 14] = [
     Kind::ConfigMap,
     Kind::Secret,
     Kind::Node,
@@ -17,15 +17,17 @@ pub const READ: [Kind; 13] = [
     Kind::GatewayConfig,
     Kind::NodeConfig,
     Kind::FabricRecord,
+    Kind::GatewayRecord,
 ];
 /// Kinds of which it writes whole objects.
-pub(crate) const WRITTEN: [Kind; 6] = [
+pub(crate) const WRITTEN: [Kind; 7] = [
     Kind::Network,
     Kind::Ip,
     Kind::Secret,
     Kind::GatewayConfig,
     Kind::NodeConfig,
     Kind::FabricRecord,
+    Kind::GatewayRecord,
 ];
 /// Kinds of which it writes statuses.
 pub(crate) const STATUSES: [Kind; 5] =

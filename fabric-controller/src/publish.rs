@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use fabric_api::fabric::FabricRecord;
+use fabric_api::fabric::{FabricRecord, Record as _};
 use fabric_api::{PrivateKey, PublicKey, labels};
 use fabric_runtime::Heartbeat;
 use fabric_store::{
@@ -68,9 +68,11 @@ pub async fn publish(
         let all = wanted.objects.iter().map(|(of, object)| Write::object(of, object));
         all.filter(may_be_written)
     };
-    // Nodes go by records as soon as the cluster's, which is compiled from what is stored of the
+    // Readers go by records as soon as the cluster's, which is compiled from what is stored of the
     // others, is written: that shall not wait for the rest.
-    let is_record = |write: &Write<'_>| write.reference.kind == Kind::FabricRecord;
+    let is_record = |write: &Write<'_>| {
+        matches!(write.reference.kind, Kind::FabricRecord | Kind::GatewayRecord)
+    };
     publisher.write_all(objects().filter(is_record)).await;
     if publisher.outcome.changed {
         return publisher.outcome;
@@ -86,7 +88,10 @@ pub async fn publish(
 
 /// True for what gateways and route-agents go by.
 fn is_config(kind: Kind) -> bool {
-    matches!(kind, Kind::FabricRecord | Kind::NodeConfig | Kind::GatewayConfig)
+    matches!(
+        kind,
+        Kind::FabricRecord | Kind::NodeConfig | Kind::GatewayConfig | Kind::GatewayRecord
+    )
 }
 
 fn has_new_records(index: &Index, wanted: &Published) -> bool {
@@ -363,6 +368,7 @@ fn is_same_spec(have: &Object, want: &Object) -> bool {
         (Object::GatewayConfig(have), Object::GatewayConfig(want)) => have.spec == want.spec,
         (Object::NodeConfig(have), Object::NodeConfig(want)) => have.spec == want.spec,
         (Object::FabricRecord(have), Object::FabricRecord(want)) => have.spec == want.spec,
+        (Object::GatewayRecord(have), Object::GatewayRecord(want)) => have.spec == want.spec,
         (_, _) => false,
     }
 }

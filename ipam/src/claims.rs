@@ -90,7 +90,8 @@ impl Claims {
                 | Object::PublicKey(_)
                 | Object::GatewayConfig(_)
                 | Object::NodeConfig(_)
-                | Object::FabricRecord(_) => Ok(()),
+                | Object::FabricRecord(_)
+                | Object::GatewayRecord(_) => Ok(()),
             };
             claims.faults.extend(outcome.err().map(|fault| *fault));
         }

@@ -41,7 +41,7 @@ pub(crate) struct Agent {
     pub(crate) accept: bool,
     /// Config of the node as it is published, in whole or only its own part.
     pub(crate) published: Option<NodeConfig>,
-    pub(crate) records: Records,
+    pub(crate) records: Records<FabricRecord>,
     /// Version of the records that was read last, and if the config follows from them, that it is of.
     pub(crate) read: Option<RecordVersion>,
     /// Config in whole.

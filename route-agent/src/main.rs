@@ -154,7 +154,7 @@ async fn preview(handle: &Handle, store: &Store, name: String) -> anyhow::Result
 }
 
 /// Records that a config follows from.
-async fn records(store: &Store, config: &NodeConfig) -> anyhow::Result<Records> {
+async fn records(store: &Store, config: &NodeConfig) -> anyhow::Result<Records<FabricRecord>> {
     if !config.spec.from_records {
         return Ok(Records::default());
     }

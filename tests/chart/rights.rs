@@ -15,7 +15,7 @@ const AGENT: &str = "liqo-route-agent";
 /// Who may do what, where: `VERB RESOURCE[.GROUP][/SUBRESOURCE][ NAME]`.
 type Case = (&'static str, &'static str, &'static str);
 
-const MAY: [Case; 35] = [
+const MAY: [Case; 37] = [
     (CONTROLLER, "", "watch nodes"),
     (CONTROLLER, "", "watch pods"),
     (CONTROLLER, "tenant", "create deployments.apps"),
@@ -42,6 +42,8 @@ const MAY: [Case; 35] = [
     (CONTROLLER, "", "patch foreignclusters.core.liqo.io/status milan"),
     (CONTROLLER, "tenant", "create gatewayconfigs.fabric.weft.dev"),
     (CONTROLLER, "", "delete nodeconfigs.fabric.weft.dev node-1"),
+    (CONTROLLER, "", "patch gatewayrecords.fabric.weft.dev node-node-1"),
+    (CONTROLLER, "", "patch clusterrolebindings.rbac.authorization.k8s.io liqo-gateway-records"),
     (CONTROLLER, "liqo", "update leases.coordination.k8s.io weft-fabric-controller"),
     (CONTROLLER, "liqo", "watch configmaps liqo-clusterid-configmap"),
     (
@@ -57,7 +59,7 @@ const MAY: [Case; 35] = [
     (AGENT, "", "patch nodeconfigs.fabric.weft.dev/status node-1"),
 ];
 
-const MAY_NOT: [Case; 30] = [
+const MAY_NOT: [Case; 32] = [
     (CONTROLLER, "", "list namespaces"),
     (CONTROLLER, "tenant", "get deployments.apps gw-milan"),
     (CONTROLLER, "tenant", "patch pods gw-milan-1"),
@@ -72,6 +74,7 @@ const MAY_NOT: [Case; 30] = [
     (CONTROLLER, "", "patch nodes node-1"),
     (CONTROLLER, "", "create clusterroles.rbac.authorization.k8s.io"),
     (CONTROLLER, "", "create clusterrolebindings.rbac.authorization.k8s.io"),
+    (CONTROLLER, "", "patch clusterrolebindings.rbac.authorization.k8s.io liqo-route-agent"),
     (CONTROLLER, "tenant", "escalate roles.rbac.authorization.k8s.io"),
     (CONTROLLER, "tenant", "bind roles.rbac.authorization.k8s.io"),
     (CONTROLLER, "tenant", "create gatewayservers.networking.liqo.io"),
@@ -88,6 +91,7 @@ const MAY_NOT: [Case; 30] = [
     (AGENT, "", "patch nodeconfigs.fabric.weft.dev node-1"),
     (AGENT, "", "create nodeconfigs.fabric.weft.dev"),
     (AGENT, "tenant", "get gatewayconfigs.fabric.weft.dev milan"),
+    (AGENT, "", "list gatewayrecords.fabric.weft.dev"),
 ];
 
 /// Rights of a gateway, as the fabric-controller makes them.

@@ -13,7 +13,7 @@ const JOB: &str = "liqo-withdrawal";
 const OURS: &str = "app.kubernetes.io/managed-by=weft";
 /// Kinds that programs make.
 const KINDS: &str = "deployments,services,endpointslices,serviceaccounts,roles,rolebindings,secrets,\
-    networks,ips,connections,gatewayconfigs,nodeconfigs,foreignclusters";
+    networks,ips,connections,gatewayconfigs,nodeconfigs,fabricrecords,gatewayrecords,foreignclusters";
 
 /// The program that the release runs before it goes, by the rights that it gives it.
 pub(crate) fn uninstall(release: &Release) {

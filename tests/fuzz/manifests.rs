@@ -57,7 +57,11 @@ fn with(mut index: Index, objects: Vec<Object>) -> Index {
         assert!(!reference.name.is_empty());
         assert!(!matches!(
             reference.kind,
-            Kind::GatewayConfig | Kind::NodeConfig | Kind::FabricRecord | Kind::Connection
+            Kind::GatewayConfig
+                | Kind::NodeConfig
+                | Kind::FabricRecord
+                | Kind::GatewayRecord
+                | Kind::Connection
         ));
         index.apply(Event::Applied(Box::new(object)));
     }

@@ -153,6 +153,13 @@ const ELSEWHERE: &[Row] = &[
     ("", "create fabricrecords.fabric.weft.dev", "c"),
     ("", "patch fabricrecords.fabric.weft.dev peering-milan", "c"),
     ("", "delete fabricrecords.fabric.weft.dev peering-milan", "cw"),
+    // Of nodes alone: nothing in them is about another gateway.
+    ("", "watch gatewayrecords.fabric.weft.dev", "cgo"),
+    ("", "get gatewayrecords.fabric.weft.dev node-rome-1", "cgo"),
+    ("", "list gatewayrecords.fabric.weft.dev", "cgow"),
+    ("", "create gatewayrecords.fabric.weft.dev", "c"),
+    ("", "patch gatewayrecords.fabric.weft.dev node-rome-1", "c"),
+    ("", "delete gatewayrecords.fabric.weft.dev node-rome-1", "cw"),
     ("", "list namespaces", ""),
     ("", "create namespaces", ""),
     ("", "delete namespaces liqo-tenant-milan", ""),
@@ -163,6 +170,8 @@ const ELSEWHERE: &[Row] = &[
     ("", "patch clusterroles.rbac.authorization.k8s.io liqo-gateway", ""),
     ("", "bind clusterroles.rbac.authorization.k8s.io cluster-admin", ""),
     ("", "create clusterrolebindings.rbac.authorization.k8s.io", ""),
+    ("", "patch clusterrolebindings.rbac.authorization.k8s.io liqo-gateway-records", "c"),
+    ("", "patch clusterrolebindings.rbac.authorization.k8s.io cluster-admin", ""),
     ("", "impersonate users admin", ""),
     ("", "impersonate groups system:masters", ""),
     ("", "create certificatesigningrequests.certificates.k8s.io", ""),
@@ -226,11 +235,13 @@ fn tokens_open_no_more(cluster: &Kubernetes) -> Result<()> {
     let named = [&named[..], &["--namespace=liqo-tenant-milan"]].concat();
     cluster.kubectl_as(GATEWAY, &own)?;
     cluster.kubectl_as(GATEWAY, &named)?;
+    cluster.kubectl_as(GATEWAY, &["get", "gatewayrecords", "--output=name"])?;
     for forbidden in [
         &["get", "secrets", "--namespace=liqo-tenant-milan"][..],
         &["get", "secret", "gw-keys", "--namespace=liqo-tenant-turin"],
         &["get", "gatewayconfigs", "--namespace=liqo-tenant-milan"],
         &["get", "secrets", "--all-namespaces"],
+        &["get", "fabricrecords"],
     ] {
         let Err(error) = cluster.kubectl_as(GATEWAY, forbidden) else {
             bail!("{GATEWAY} may {forbidden:?}")

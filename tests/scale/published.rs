@@ -21,7 +21,7 @@ pub const GROUP: &str = "fabric.weft.dev";
 pub(crate) struct AgentView {
     watch: Watch,
     published: Option<NodeConfig>,
-    records: Records,
+    records: Records<FabricRecord>,
     /// Config in whole, as it was when all records of a version were there last.
     config: Option<NodeConfig>,
 }

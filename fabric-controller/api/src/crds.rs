@@ -5,7 +5,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use kube::CustomResourceExt;
 
-use crate::fabric::{FabricRecord, GatewayConfig, NodeConfig};
+use crate::fabric::{FabricRecord, GatewayConfig, GatewayRecord, NodeConfig};
 use crate::ipam::{IP, Network};
 use crate::liqo_core::ForeignCluster;
 use crate::networking::{
@@ -33,7 +33,9 @@ pub fn liqo() -> Vec<CustomResourceDefinition> {
 
 /// What weft publishes for its own gateways and route-agents.
 pub fn weft() -> Vec<CustomResourceDefinition> {
-    [FabricRecord::crd(), GatewayConfig::crd(), NodeConfig::crd()].map(installed).into()
+    [FabricRecord::crd(), GatewayConfig::crd(), GatewayRecord::crd(), NodeConfig::crd()]
+        .map(installed)
+        .into()
 }
 
 /// Liqo takes these without a spec; what then is missing is said by a condition.

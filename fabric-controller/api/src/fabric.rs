@@ -4,13 +4,18 @@
 //! Prefixes are written as text here; consumers parse them into [`crate::Cidr`] once, at the edge.
 
 mod gateway_config;
+mod gateway_record;
 mod node_config;
 mod overlay_probe;
 mod record;
+mod records;
 
 pub use gateway_config::{
-    AddressMap, GatewayConfig, GatewayConfigSpec, GatewayConfigStatus, GatewayOverlay, MtuBound,
-    OverlayNode, PeerEndpoint, PeeringFault, ProbeSettings, Remap, RemapKind,
+    AddressMap, GatewayConfig, GatewayConfigSpec, GatewayConfigStatus, GatewayOverlay, IpFamily,
+    MtuBound, OverlayNode, PeerEndpoint, PeeringFault, ProbeSettings, Remap, RemapKind,
+};
+pub use gateway_record::{
+    GatewayClusterRecord, GatewayRecord, GatewayRecordSpec, NodeRecord, PeerPrefixes, gateway_spec,
 };
 pub use node_config::{
     ForwardingOff, MovedAddress, NodeAddressMap, NodeConfig, NodeConfigSpec, NodeConfigStatus,
@@ -21,9 +26,10 @@ pub use overlay_probe::{
     GatewayProbe, OverlayProbe, PathFault, UnreachableGateway, UnreachableNode,
 };
 pub use record::{
-    ClusterRecord, FabricRecord, FabricRecordSpec, PeeringGateway, PeeringRecord, RecordVersion,
-    Records, common_family, digest, node_spec,
+    ClusterRecord, FabricRecord, FabricRecordSpec, PeeringGateway, PeeringRecord, common_family,
+    node_spec,
 };
+pub use records::{Record, RecordVersion, Records, digest, version};
 
 pub use crate::networking::ConnectionType as Role;
 

@@ -186,6 +186,7 @@ fn short_names(kind: Kind) -> &'static [&'static str] {
         Kind::GatewayConfig => &["gwcfg"],
         Kind::NodeConfig => &["nodecfg"],
         Kind::FabricRecord => &["fabrec"],
+        Kind::GatewayRecord => &["gwrec"],
     }
 }
 

@@ -255,7 +255,8 @@ impl<'a> View<'a> {
                 | Object::Network(_)
                 | Object::Ip(_)
                 | Object::PublicKey(_)
-                | Object::FabricRecord(_) => {}
+                | Object::FabricRecord(_)
+                | Object::GatewayRecord(_) => {}
             }
         }
         view
@@ -421,7 +422,8 @@ fn conditions(object: &Object) -> &[Condition] {
         | Object::PublicKey(_)
         | Object::GatewayConfig(_)
         | Object::NodeConfig(_)
-        | Object::FabricRecord(_) => None,
+        | Object::FabricRecord(_)
+        | Object::GatewayRecord(_) => None,
     }
     .unwrap_or_default()
 }

@@ -5,6 +5,7 @@ mod cluster;
 mod conditions;
 mod gateway;
 mod gateway_config;
+mod gateway_records;
 mod ipam_requests;
 mod mappings;
 mod names;
@@ -189,8 +190,10 @@ impl<'a> Compiler<'a> {
                 self.delete_unless_wanted(reference);
             }
         }
-        for (reference, _) in index.of_kind(Kind::FabricRecord) {
-            self.delete_unless_wanted(reference);
+        for kind in [Kind::FabricRecord, Kind::GatewayRecord] {
+            for (reference, _) in index.of_kind(kind) {
+                self.delete_unless_wanted(reference);
+            }
         }
         self.delete_connections();
     }

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 
 use fabric_api::check::{self, Fault};
 use fabric_api::fabric::{
-    FabricRecord, GatewayConfig, GatewayConfigStatus, NodeConfig, ProbeSettings, RecordVersion,
-    Records,
+    FabricRecord, GatewayConfig, GatewayConfigStatus, GatewayRecord, NodeConfig, ProbeSettings,
+    RecordVersion, version,
 };
 use fabric_api::networking::{Connection, GatewayClient, GatewayServer, secret_name};
 use fabric_api::{Cidr, PublicKey, labels};
@@ -76,6 +76,8 @@ pub struct Index {
     routes: BTreeMap<String, Routes>,
     /// Newest version of the FabricRecords of which all are known.
     pub(crate) records: Option<RecordVersion>,
+    /// The same of the GatewayRecords.
+    pub(crate) gateway_records: Option<RecordVersion>,
     /// By peer, its prefixes in that version, and the first one that has them.
     recorded: BTreeMap<String, (Vec<String>, RecordVersion)>,
     /// Reason why ipam refused a Network or an IP.
@@ -157,12 +159,16 @@ impl Index {
 
     /// Between two writes there are records that no version has.
     fn note_records(&mut self, changed: Kind) {
+        if changed == Kind::GatewayRecord {
+            let all = self.all::<GatewayRecord>(changed).map(|(_, record)| record);
+            let newest = version(all.collect::<Vec<_>>());
+            self.gateway_records = newest.or_else(|| self.gateway_records.take());
+        }
         if changed != Kind::FabricRecord {
             return;
         }
-        let all = self.all::<FabricRecord>(Kind::FabricRecord);
-        let records: Records = all.map(|(_, record)| record.clone()).collect();
-        let Some(version) = records.version() else { return };
+        let all = self.all::<FabricRecord>(changed).map(|(_, record)| record);
+        let Some(version) = version(all.collect::<Vec<_>>()) else { return };
         let known = std::mem::take(&mut self.recorded);
         let all = self.all::<FabricRecord>(Kind::FabricRecord);
         let peerings = all.filter_map(|(_, record)| record.spec.peering.as_ref());

@@ -41,6 +41,7 @@ pub(crate) fn object(kind: Kind, value: Value) -> Result<(Object, Vec<UnknownFie
         Kind::GatewayConfig => typed(value, Object::GatewayConfig),
         Kind::NodeConfig => typed(value, Object::NodeConfig),
         Kind::FabricRecord => typed(value, Object::FabricRecord),
+        Kind::GatewayRecord => typed(value, Object::GatewayRecord),
     }
 }
 
@@ -60,7 +61,8 @@ pub(crate) fn set_status(object: &mut Object, status: Value) -> Result<(), serde
         | Object::Secret(_)
         | Object::Node(_)
         | Object::PublicKey(_)
-        | Object::FabricRecord(_) => {}
+        | Object::FabricRecord(_)
+        | Object::GatewayRecord(_) => {}
     }
     Ok(())
 }

@@ -23,6 +23,7 @@ pub enum Kind {
     GatewayConfig,
     NodeConfig,
     FabricRecord,
+    GatewayRecord,
 }
 
 /// A resource of one of these kinds. Prints without what a Secret holds.
@@ -43,6 +44,7 @@ pub enum Object {
     GatewayConfig(fabric::GatewayConfig),
     NodeConfig(fabric::NodeConfig),
     FabricRecord(fabric::FabricRecord),
+    GatewayRecord(fabric::GatewayRecord),
 }
 
 /// Names a resource. Prints as `kind namespace/name`.
@@ -55,7 +57,7 @@ pub struct ObjectRef {
 }
 
 impl Kind {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Namespace,
         Self::ConfigMap,
         Self::Secret,
@@ -70,6 +72,7 @@ impl Kind {
         Self::GatewayConfig,
         Self::NodeConfig,
         Self::FabricRecord,
+        Self::GatewayRecord,
     ];
 
     /// Group and version, such as `networking.liqo.io/v1beta1`.
@@ -82,7 +85,7 @@ impl Kind {
             | Self::GatewayServer
             | Self::GatewayClient
             | Self::PublicKey => "networking.liqo.io/v1beta1",
-            Self::GatewayConfig | Self::NodeConfig | Self::FabricRecord => {
+            Self::GatewayConfig | Self::NodeConfig | Self::FabricRecord | Self::GatewayRecord => {
                 "fabric.weft.dev/v1alpha1"
             }
         }
@@ -105,6 +108,7 @@ impl Kind {
             Self::GatewayConfig => "GatewayConfig",
             Self::NodeConfig => "NodeConfig",
             Self::FabricRecord => "FabricRecord",
+            Self::GatewayRecord => "GatewayRecord",
         }
     }
 
@@ -125,11 +129,19 @@ impl Kind {
             Self::GatewayConfig => "gatewayconfigs",
             Self::NodeConfig => "nodeconfigs",
             Self::FabricRecord => "fabricrecords",
+            Self::GatewayRecord => "gatewayrecords",
         }
     }
 
     pub fn is_namespaced(self) -> bool {
-        !matches!(self, Self::Namespace | Self::Node | Self::NodeConfig | Self::FabricRecord)
+        !matches!(
+            self,
+            Self::Namespace
+                | Self::Node
+                | Self::NodeConfig
+                | Self::FabricRecord
+                | Self::GatewayRecord
+        )
     }
 
     /// The kind that a manifest's `apiVersion` and `kind` name; `None` if weft has no use for it.
@@ -162,6 +174,7 @@ macro_rules! each {
             Object::GatewayConfig($x) => $body,
             Object::NodeConfig($x) => $body,
             Object::FabricRecord($x) => $body,
+            Object::GatewayRecord($x) => $body,
         }
     };
 }
@@ -192,6 +205,7 @@ impl Object {
             Self::GatewayConfig(_) => Kind::GatewayConfig,
             Self::NodeConfig(_) => Kind::NodeConfig,
             Self::FabricRecord(_) => Kind::FabricRecord,
+            Self::GatewayRecord(_) => Kind::GatewayRecord,
         }
     }
 
@@ -224,7 +238,8 @@ impl Object {
             | Self::Node(_)
             | Self::Connection(_)
             | Self::PublicKey(_)
-            | Self::FabricRecord(_) => {}
+            | Self::FabricRecord(_)
+            | Self::GatewayRecord(_) => {}
         }
     }
 
@@ -284,7 +299,8 @@ impl Object {
             | Self::Connection(_)
             | Self::GatewayConfig(_)
             | Self::NodeConfig(_)
-            | Self::FabricRecord(_) => Vec::new(),
+            | Self::FabricRecord(_)
+            | Self::GatewayRecord(_) => Vec::new(),
         }
     }
 
@@ -356,4 +372,5 @@ conversions! {
     GatewayConfig: fabric::GatewayConfig,
     NodeConfig: fabric::NodeConfig,
     FabricRecord: fabric::FabricRecord,
+    GatewayRecord: fabric::GatewayRecord,
 }

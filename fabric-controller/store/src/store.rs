@@ -195,7 +195,7 @@ impl Store {
     }
 
     /// Creates an object of weft's own (Network, IP, Secret, GatewayConfig, NodeConfig, FabricRecord,
-    /// Connection), or replaces its metadata and spec. Writes nothing if nothing changed. Gives back the object
+    /// GatewayRecord, Connection), or replaces its metadata and spec. Writes nothing if nothing changed. Gives back the object
     /// as stored, with its uid, and its generation, which is higher after each change of the spec.
     pub async fn put(&self, object: &Object) -> Result<Object, StoreError> {
         let put = match &self.backend {

@@ -32,6 +32,7 @@ use fabric_api::check::Fault;
 use fabric_runtime::Heartbeat;
 use fabric_store::{ApiServer, ObjectRef, until};
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::api::DynamicObject;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
@@ -257,6 +258,7 @@ impl Kubernetes {
     }
 
     async fn make(&mut self, plan: &Plan, faults: &mut Faults) -> Result<(), WriteError> {
+        self.write_readers(plan).await?;
         self.write_all(faults).await?;
         // Before Services are written: that of an IP's namesake would be in the way.
         if plan.whole {
@@ -276,6 +278,24 @@ impl Kubernetes {
             let objects = template.clone().and_then(|template| objects_of(gateway, &template));
             let wanted = Wanted { gateway: gateway.clone(), template, objects };
             self.wanted.insert(reference.clone(), wanted);
+        }
+    }
+
+    /// Lets gateways read GatewayRecords. Their accounts may follow.
+    async fn write_readers(&mut self, plan: &Plan) -> Result<(), WriteError> {
+        let key = Key::new(Watched::RecordReaders, "", rights::RECORD_READERS);
+        // The release has it: nothing else may make it.
+        let Some(there) = self.live.objects().get(&key).cloned() else { return Ok(()) };
+        let known = there.try_parse::<ClusterRoleBinding>().ok().and_then(|of| of.subjects);
+        let known = known.filter(|_| !plan.whole).unwrap_or_default();
+        let readers = rights::record_readers(plan.gateways.keys(), known);
+        let Ok(readers) = objects::dynamic(&readers) else { return Ok(()) };
+        match self.writer.write(self.live.objects_mut(), &key, &readers).await {
+            Err(error @ WriteError::Refused { .. }) => {
+                tracing::debug!(%error, "gateways get their configs in whole");
+                Ok(())
+            }
+            written => written,
         }
     }
 
@@ -335,7 +355,10 @@ impl Kubernetes {
         let stale: BTreeMap<Key, Option<String>> =
             stale.map(|(key, object)| (key.clone(), object.metadata.uid.clone())).collect();
         self.writer.keep(|key| {
-            is_wanted(key) || services::is_wanted(key, plan) || stale.contains_key(key)
+            is_wanted(key)
+                || key.of == Watched::RecordReaders
+                || services::is_wanted(key, plan)
+                || stale.contains_key(key)
         });
         for (key, uid) in stale {
             // A refused deletion does not stop the others.

@@ -10,9 +10,11 @@ use fabric_store::{Problem, StoreMetrics};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, Role, RoleBinding};
 use kube::Client;
 use kube::api::{ApiResource, DynamicObject};
+
+use super::rights::RECORD_READERS;
 
 /// Label with the maker of an EndpointSlice, and its value on those of weft.
 pub(super) const SLICE_OF: &str = "endpointslice.kubernetes.io/managed-by";
@@ -24,6 +26,8 @@ pub(super) enum Watched {
     Account,
     Role,
     Binding,
+    /// The binding of the accounts that read GatewayRecords.
+    RecordReaders,
     Service,
     Slice,
     Deployment,
@@ -52,10 +56,11 @@ pub(super) struct Live {
 
 impl Watched {
     /// Kinds that gateways and Services of IPs are made of and made from.
-    pub(super) const OF_GATEWAYS: [Self; 8] = [
+    pub(super) const OF_GATEWAYS: [Self; 9] = [
         Self::Account,
         Self::Role,
         Self::Binding,
+        Self::RecordReaders,
         Self::Service,
         Self::Slice,
         Self::Deployment,
@@ -73,6 +78,7 @@ impl Watched {
             Self::Account => ApiResource::erase::<ServiceAccount>(&()),
             Self::Role => ApiResource::erase::<Role>(&()),
             Self::Binding => ApiResource::erase::<RoleBinding>(&()),
+            Self::RecordReaders => ApiResource::erase::<ClusterRoleBinding>(&()),
             Self::Service => ApiResource::erase::<Service>(&()),
             Self::Slice => ApiResource::erase::<EndpointSlice>(&()),
             Self::Deployment => ApiResource::erase::<Deployment>(&()),
@@ -94,6 +100,7 @@ impl Watched {
             Self::Account | Self::Role | Self::Binding | Self::Deployment => {
                 all.labels(&format!("{gateways},{ours}"))
             }
+            Self::RecordReaders => all.fields(&format!("metadata.name={RECORD_READERS}")),
             // Services of gateways and of IPs.
             Self::Service => all.labels(&ours),
             // Kubernetes' own slices of Services have the labels of those.

@@ -89,7 +89,7 @@ impl Writer {
         self.written.retain(|key, _| wanted(key));
     }
 
-    async fn write(
+    pub(super) async fn write(
         &mut self,
         live: &mut Objects,
         key: &Key,

@@ -164,7 +164,8 @@ impl Follower {
             | Object::PublicKey(_)
             | Object::GatewayConfig(_)
             | Object::NodeConfig(_)
-            | Object::FabricRecord(_) => false,
+            | Object::FabricRecord(_)
+            | Object::GatewayRecord(_) => false,
         }
     }
 

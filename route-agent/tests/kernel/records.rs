@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fabric_api::fabric::{
     ClusterRecord, FabricRecord, FabricRecordSpec, NodeConfigSpec, NodePeering, PeeringGateway,
-    PeeringRecord, RecordVersion, digest,
+    PeeringRecord, Record as _, RecordVersion, digest,
 };
 use fabric_store::{Kind, Object, ObjectRef};
 use futures::FutureExt as _;

@@ -4,7 +4,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Role, UnreachableNode};
+use super::{RecordVersion, Role, UnreachableNode};
 
 /// Everything one gateway needs, except its private key.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -86,7 +86,12 @@ pub struct GatewayConfigSpec {
     pub peer_tunnel_address: Ipv4Addr,
     /// The peer's prefixes: what it uses, and what this cluster sees instead.
     pub remaps: Vec<Remap>,
-    /// This cluster's pod CIDRs, which the peer may reach.
+    /// True: podCidrs, externalCidrs, ips, icmpSources, egress and nodes are not here, but follow from
+    /// GatewayRecords. So it is once the gateway has acknowledged those.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub from_records: bool,
+    /// This cluster's pod CIDRs, which the peer may reach; absent if they follow from GatewayRecords.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pod_cidrs: Vec<String>,
     /// This cluster's external CIDRs, which the peer may reach.
     pub external_cidrs: Vec<String>,
@@ -174,6 +179,25 @@ pub struct GatewayOverlay {
     /// The node that the gateway runs on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
+    /// IP families of the addresses that nodes send VXLAN to. Empty while they are not known: each node
+    /// is reached at the address that it prefers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ip_families: Vec<IpFamily>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum IpFamily {
+    IPv4,
+    IPv6,
+}
+
+impl From<IpAddr> for IpFamily {
+    fn from(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(_) => Self::IPv4,
+            IpAddr::V6(_) => Self::IPv6,
+        }
+    }
 }
 
 /// A node as a gateway sees it.
@@ -218,6 +242,10 @@ pub struct GatewayConfigStatus {
     /// The metadata.generation that the dataplane runs on.
     #[serde(default)]
     pub applied_generation: i64,
+    /// Version of the GatewayRecords that the gateway has read, and if the config follows from them,
+    /// that the dataplane runs on; then it may lag behind by a minute. Absent if it has not all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub records: Option<RecordVersion>,
     /// What keeps the newest config from being applied.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,

@@ -1,14 +1,15 @@
 //! Facts that all nodes share, each in one object: one for the cluster, one for each peering.
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256};
 
-use super::{GatewayProbe, NodeAddressMap, NodeConfig, NodeConfigSpec, NodeGateway, NodePeering};
+use super::{
+    GatewayProbe, NodeAddressMap, NodeConfig, NodeConfigSpec, NodeGateway, NodePeering, Record,
+    Records,
+};
 
 /// A fact that all nodes share. Exactly one field is set.
 #[derive(
@@ -108,99 +109,31 @@ pub struct PeeringGateway {
     pub probe: Option<GatewayProbe>,
 }
 
-/// Identifies a version of all records.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct RecordVersion {
-    /// UID of the FabricRecord named cluster; generations count within it.
-    pub uid: String,
-    /// Its metadata.generation.
-    pub generation: i64,
-}
-
-impl RecordVersion {
-    /// Returns true if this is the other version, or one after it.
-    pub fn includes(&self, other: &Self) -> bool {
-        self.uid == other.uid && self.generation >= other.generation
-    }
-}
-
 impl FabricRecord {
-    /// Name of the record of the cluster.
-    pub const CLUSTER: &str = "cluster";
-
     /// Name of the record of a peering.
     pub fn name_of(peer: &str) -> String {
         format!("peering-{peer}")
     }
+}
 
-    /// The version that the cluster's record stands for.
-    pub fn version(&self) -> Option<RecordVersion> {
-        self.spec.cluster.as_ref()?;
-        let uid = self.metadata.uid.clone()?;
-        Some(RecordVersion { uid, generation: self.metadata.generation? })
+impl Record for FabricRecord {
+    fn digest(&self) -> Option<&str> {
+        self.spec.cluster.as_ref().map(|cluster| cluster.digest.as_str())
+    }
+
+    fn is_digested(&self) -> bool {
+        self.spec.peering.is_some()
     }
 }
 
-/// The records that a reader has, by name.
-#[derive(Clone, Debug, Default)]
-pub struct Records(BTreeMap<String, FabricRecord>);
-
-impl Records {
-    /// Takes a record in, unless a newer version of it is there.
-    pub fn insert(&mut self, record: FabricRecord) {
-        let name = record.metadata.name.clone().unwrap_or_default();
-        let is_late = |known: &FabricRecord| {
-            known.metadata.uid == record.metadata.uid
-                && known.metadata.generation > record.metadata.generation
-        };
-        if !self.0.get(&name).is_some_and(is_late) {
-            self.0.insert(name, record);
-        }
-    }
-
-    pub fn remove(&mut self, name: &str) {
-        self.0.remove(name);
-    }
-
-    /// Newest version of which all records are there; `None` while some are missing or others are
-    /// there, too.
-    pub fn version(&self) -> Option<RecordVersion> {
-        let cluster = self.0.get(FabricRecord::CLUSTER)?;
-        let digest = digest(self.0.values());
-        let is_whole = cluster.spec.cluster.as_ref().is_some_and(|of| of.digest == digest);
-        cluster.version().filter(|_| is_whole)
-    }
-
+impl Records<FabricRecord> {
     /// Everything that a node needs, from its own config and these records; `None` if these are no
     /// [`Self::version`].
     pub fn join(&self, own: &NodeConfigSpec, node: &str) -> Option<NodeConfigSpec> {
-        self.version()?;
-        let cluster = self.0.get(FabricRecord::CLUSTER)?.spec.cluster.as_ref()?;
-        let peerings = self.0.values().filter_map(|record| record.spec.peering.as_ref());
-        Some(node_spec(own, node, cluster, peerings))
+        let (cluster, records) = self.whole()?;
+        let peerings = records.filter_map(|record| record.spec.peering.as_ref());
+        Some(node_spec(own, node, cluster.spec.cluster.as_ref()?, peerings))
     }
-}
-
-impl FromIterator<FabricRecord> for Records {
-    fn from_iter<T: IntoIterator<Item = FabricRecord>>(all: T) -> Self {
-        let mut records = Self::default();
-        all.into_iter().for_each(|record| records.insert(record));
-        records
-    }
-}
-
-/// Digest of the records of peerings among these, which come in the order of their names. It stands
-/// for their contents: for one uid and generation there is but one.
-pub fn digest<'a>(records: impl IntoIterator<Item = &'a FabricRecord>) -> String {
-    let mut digest = Sha256::new();
-    for record in records.into_iter().filter(|record| record.spec.peering.is_some()) {
-        let metadata = &record.metadata;
-        let uid = metadata.uid.as_deref().unwrap_or_default();
-        let generation = metadata.generation.unwrap_or_default();
-        let name = metadata.name.as_deref().unwrap_or_default();
-        digest.update(format!("{name} {uid} {generation}\n"));
-    }
-    digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Config of a node in whole, from its own part of it, the cluster's record and those of all peerings.
@@ -272,7 +205,7 @@ pub fn common_family(own: &[IpAddr], end: &[IpAddr]) -> Option<IpAddr> {
 impl NodeConfig {
     /// The same in whole, from these records; `None` if it is here in part only, and they are no
     /// [`Records::version`]. A node that is removed needs no more than that.
-    pub fn joined(&self, records: &Records) -> Option<Self> {
+    pub fn joined(&self, records: &Records<FabricRecord>) -> Option<Self> {
         if !self.spec.from_records || self.spec.removed {
             return Some(self.clone());
         }
@@ -303,6 +236,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::fabric::digest;
 
     fn record(name: &str, generation: i64, spec: FabricRecordSpec) -> FabricRecord {
         let mut record = FabricRecord::new(name, spec);
@@ -360,7 +294,7 @@ mod tests {
     fn route_to_a_gateway_depends_on_the_node() {
         let milan = peering("milan", 1);
         let all = [cluster(1, std::slice::from_ref(&milan)), milan];
-        let records: Records = all.into_iter().collect();
+        let records: Records<_> = all.into_iter().collect();
         let gateway = |node: &str, underlay: &[&str]| {
             let joined = records.join(&own(underlay), node).unwrap();
             let gateway = joined.peerings[0].gateway.clone();

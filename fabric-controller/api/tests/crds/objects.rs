@@ -142,6 +142,7 @@ fn through_types(object: &Value) -> Value {
         "GatewayConfig" => through::<fabric::GatewayConfig>(object),
         "NodeConfig" => through::<fabric::NodeConfig>(object),
         "FabricRecord" => through::<fabric::FabricRecord>(object),
+        "GatewayRecord" => through::<fabric::GatewayRecord>(object),
         other => panic!("no type for {other}"),
     }
 }

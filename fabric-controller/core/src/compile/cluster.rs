@@ -1,6 +1,6 @@
 //! The cluster itself: who it is, which prefixes it uses, which nodes it has.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr};
 
 use fabric_api::fabric::{MovedAddress, NodeConfig, OverlappingPods};
 use fabric_api::ipam::{Network, NetworkSpec};
@@ -46,15 +46,6 @@ pub(super) struct Node {
     pub(super) mac: Option<String>,
     /// At most one a family.
     pub(super) external: Vec<IpAddr>,
-}
-
-impl Node {
-    pub(super) fn v6(&self) -> Option<Ipv6Addr> {
-        self.underlay.iter().find_map(|address| match address {
-            IpAddr::V6(address) => Some(*address),
-            IpAddr::V4(_) => None,
-        })
-    }
 }
 
 impl Cluster {

@@ -1,18 +1,18 @@
 //! GatewayConfigs to publish, one per gateway.
 
-use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use fabric_api::fabric::{
-    AddressMap, GatewayConfig, GatewayConfigSpec, GatewayOverlay, OverlayNode, Remap, Role,
-    common_family,
+    GatewayConfig, GatewayConfigSpec, GatewayOverlay, IpFamily, Remap, Role, common_family,
+    gateway_spec,
 };
-use fabric_api::{Cidr, labels, link_v6};
+use fabric_api::{labels, link_v6};
 use fabric_store::{Kind, ObjectRef};
 
 use super::Compiler;
 use super::cluster::{Cluster, Node};
 use super::gateway::{Gateway, GatewaySettings};
+use super::gateway_records::GatewayRecords;
 use super::mappings::Mapping;
 use super::names;
 use super::peering::Peering;
@@ -24,9 +24,20 @@ const CLIENT_TUNNEL_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 18, 2);
 struct Sources<'a> {
     cluster: &'a Cluster,
     peerings: &'a [Peering<'a>],
-    mappings: &'a [Mapping],
+    /// `None` while too little is known of the cluster.
+    records: Option<GatewayRecords>,
     /// The node that gateways run on.
     host: Option<String>,
+}
+
+impl Sources<'_> {
+    /// Addresses of a node, which may just be out of sight.
+    fn underlay(&self, node: &str) -> Vec<IpAddr> {
+        let known = self.cluster.node(node).map(|node| &node.underlay);
+        let recorded = self.records.as_ref().and_then(|records| records.nodes.get(node));
+        let recorded = recorded.map(|record| &record.underlay);
+        known.or(recorded).cloned().unwrap_or_default()
+    }
 }
 
 impl Compiler<'_> {
@@ -38,7 +49,8 @@ impl Compiler<'_> {
         mappings: &[Mapping],
     ) {
         let host = if self.index.settings.kubernetes { None } else { self.host(cluster) };
-        let sources = Sources { cluster, peerings, mappings, host };
+        let records = self.gateway_records(cluster, peerings, mappings);
+        let sources = Sources { cluster, peerings, records, host };
         for gateway in gateways {
             self.check_families(gateway, &sources);
             if let Some(config) = self.gateway_config(gateway, &sources) {
@@ -77,24 +89,11 @@ impl Compiler<'_> {
         sources: &Sources<'_>,
     ) -> Option<GatewayConfig> {
         let settings = gateway.settings.clone()?;
-        let cluster = sources.cluster;
         let peering = sources.peerings.iter().find(|peering| peering.is_with(&gateway.peer))?;
-        if !cluster.is_ready() || !peering.is_ready() {
-            return None;
-        }
-        let address = self.gateway_address(gateway, "overlay")?;
-        let mac = self.mac(&gateway.uid);
-        let overlay = if self.index.settings.kubernetes {
-            let node = self.internal_endpoint(gateway).and_then(|internal| internal.node);
-            GatewayOverlay { address, mac, link_address: None, link_address_v6: None, node }
-        } else {
-            let node = sources.host.clone();
-            let host = node.as_deref().and_then(|name| cluster.node(name));
-            let link = self.gateway_address(gateway, "link")?;
-            let link_address_v6 = host.and_then(|host| host.v6()).map(|host| link_v6(link, host));
-            GatewayOverlay { address, mac, link_address: Some(link), link_address_v6, node }
-        };
-        let spec = self.spec(gateway, settings, peering, sources, overlay)?;
+        let records = sources.records.as_ref().filter(|_| peering.is_ready())?;
+        let overlay = self.gateway_overlay(gateway, sources)?;
+        let own = self.own_spec(gateway, settings, peering, (sources.cluster, overlay))?;
+        let spec = gateway_spec(&own, &records.cluster, records.nodes.values());
         let mut config = GatewayConfig::new(&gateway.reference.name, spec);
         config.metadata.namespace = gateway.reference.namespace.clone();
         let peer = (labels::REMOTE_CLUSTER_ID.to_owned(), gateway.peer.to_string());
@@ -104,15 +103,41 @@ impl Compiler<'_> {
         Some(config)
     }
 
-    fn spec(
+    fn gateway_overlay(
+        &self,
+        gateway: &Gateway<'_>,
+        sources: &Sources<'_>,
+    ) -> Option<GatewayOverlay> {
+        let node = match self.index.settings.kubernetes {
+            true => self.internal_endpoint(gateway).and_then(|internal| internal.node),
+            false => sources.host.clone(),
+        };
+        let host = node.as_deref().map(|name| sources.underlay(name)).unwrap_or_default();
+        let families = self.underlay_of(gateway, &host).into_iter().map(IpFamily::from);
+        let mut overlay = GatewayOverlay {
+            address: self.gateway_address(gateway, "overlay")?,
+            mac: self.mac(&gateway.uid),
+            link_address: None,
+            link_address_v6: None,
+            node,
+            ip_families: families.collect(),
+        };
+        if !self.index.settings.kubernetes {
+            let link = self.gateway_address(gateway, "link")?;
+            overlay.link_address = Some(link);
+            overlay.link_address_v6 = first_v6(&host).map(|host| link_v6(link, host));
+        }
+        Some(overlay)
+    }
+
+    /// Own part of a gateway's config; the rest follows from records.
+    fn own_spec(
         &self,
         gateway: &Gateway<'_>,
         settings: GatewaySettings,
         peering: &Peering<'_>,
-        sources: &Sources<'_>,
-        overlay: GatewayOverlay,
+        (cluster, overlay): (&Cluster, GatewayOverlay),
     ) -> Option<GatewayConfigSpec> {
-        let cluster = sources.cluster;
         let (tunnel_address, peer_tunnel_address) = match gateway.role() {
             Role::Server => (SERVER_TUNNEL_ADDRESS, CLIENT_TUNNEL_ADDRESS),
             Role::Client => (CLIENT_TUNNEL_ADDRESS, SERVER_TUNNEL_ADDRESS),
@@ -121,8 +146,6 @@ impl Compiler<'_> {
             let (remote, local, kind) = (remote.cidr, remote.granted?, remote.kind);
             Some(Remap { kind, remote: remote.to_string(), local: local.to_string() })
         });
-        let stateless = sources.mappings.iter().filter(|mapping| mapping.stateless);
-        let network_address = |ipv4| Some(cluster.external_of(ipv4)?.cidr.address());
         Some(GatewayConfigSpec {
             cluster_id: cluster.id.as_ref()?.to_string(),
             peer_cluster_id: gateway.peer.to_string(),
@@ -136,30 +159,28 @@ impl Compiler<'_> {
             tunnel_address,
             peer_tunnel_address,
             remaps: remaps.collect(),
-            pod_cidrs: cluster.pods.iter().map(Cidr::to_string).collect(),
-            external_cidrs: cluster.external_cidrs().map(|cidr| cidr.to_string()).collect(),
-            ips: stateless.map(|m| AddressMap { external: m.external, target: m.target }).collect(),
-            icmp_sources: [true, false].into_iter().filter_map(network_address).collect(),
-            egress: egress(peering, sources),
+            from_records: true,
+            pod_cidrs: Vec::new(),
+            external_cidrs: Vec::new(),
+            ips: Vec::new(),
+            icmp_sources: Vec::new(),
+            egress: Vec::new(),
             egress_node: overlay.node.clone(),
-            nodes: self.overlay_nodes(gateway, sources, overlay.node.as_deref()),
             overlay,
+            nodes: Vec::new(),
             probe: self.index.settings.probe,
         })
     }
 
     /// The addresses that VXLAN to and from nodes has at the gateway's end.
-    fn underlay_of(&self, gateway: &Gateway<'_>, host: Option<&Node>) -> Vec<IpAddr> {
-        match self.pod_address(gateway) {
-            Some(pod) => vec![pod],
-            None => host.map(|host| host.underlay.clone()).unwrap_or_default(),
-        }
+    fn underlay_of(&self, gateway: &Gateway<'_>, host: &[IpAddr]) -> Vec<IpAddr> {
+        self.pod_address(gateway).map_or_else(|| host.to_vec(), |pod| vec![pod])
     }
 
     /// A node and a gateway without a family in common have no overlay between them.
     fn check_families(&mut self, gateway: &Gateway<'_>, sources: &Sources<'_>) {
-        let host = sources.host.as_deref().and_then(|name| sources.cluster.node(name));
-        let end = self.underlay_of(gateway, host);
+        let host = sources.host.as_deref().map(|name| sources.underlay(name)).unwrap_or_default();
+        let end = self.underlay_of(gateway, &host);
         let apart = |node: &&Node| common_family(&node.underlay, &end).is_none();
         for node in sources.cluster.nodes.iter().filter(apart) {
             let expected = end.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(" or ");
@@ -177,49 +198,11 @@ impl Compiler<'_> {
             IpAddr::V6(_) => None,
         }
     }
-
-    fn overlay_nodes(
-        &self,
-        gateway: &Gateway<'_>,
-        sources: &Sources<'_>,
-        host: Option<&str>,
-    ) -> Vec<OverlayNode> {
-        let host = host.and_then(|name| sources.cluster.node(name));
-        let end = self.underlay_of(gateway, host);
-        let nodes = sources.cluster.nodes.iter().filter_map(|node| {
-            let mapped = sources.mappings.iter().filter(|mapping| mapping.is_of(node));
-            let mapped = mapped.map(|mapping| mapping.external);
-            let hosts = node.external.iter().copied().chain(mapped).map(Cidr::host);
-            Some(OverlayNode {
-                name: node.name.clone(),
-                overlay: node.overlay?,
-                mac: node.mac.clone(),
-                underlay: common_family(&node.underlay, &end)?,
-                prefixes: node.pods.iter().copied().chain(hosts).map(|c| c.to_string()).collect(),
-            })
-        });
-        let mut nodes: Vec<_> = nodes.collect();
-        if let Some(published) = self.published(gateway) {
-            let unread = published
-                .spec
-                .nodes
-                .iter()
-                .filter(|node| self.may_still_be(&ObjectRef::new(Kind::Node, "", &node.name)));
-            nodes.extend(unread.cloned());
-        }
-        nodes.sort_by(|a, b| a.name.cmp(&b.name));
-        nodes
-    }
 }
 
-/// Prefixes that the gateway passes on to the egress node.
-fn egress(peering: &Peering<'_>, sources: &Sources<'_>) -> Vec<String> {
-    let others = sources.peerings.iter().filter(|other| other.reference != peering.reference);
-    let others = others.filter(|other| other.fault.is_none()).flat_map(Peering::prefixes);
-    let elsewhere = |m: &&Mapping| !sources.cluster.nodes.iter().any(|node| m.is_of(node));
-    let mapped = sources.mappings.iter().filter(elsewhere).map(|mapping| {
-        Cidr::host(if mapping.stateless { mapping.target } else { mapping.external })
-    });
-    let all: BTreeSet<Cidr> = others.chain(mapped).collect();
-    all.iter().map(Cidr::to_string).collect()
+fn first_v6(addresses: &[IpAddr]) -> Option<Ipv6Addr> {
+    addresses.iter().find_map(|address| match address {
+        IpAddr::V6(address) => Some(*address),
+        IpAddr::V4(_) => None,
+    })
 }

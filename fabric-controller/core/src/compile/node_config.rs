@@ -33,7 +33,7 @@ impl Compiler<'_> {
         let records = self.peering_records(cluster, peerings, gateways);
         if !cluster.is_ready() {
             self.keep_refused();
-            self.keep_records();
+            self.keep_all(Kind::FabricRecord);
             cluster.nodes.iter().for_each(|node| self.keep(of_node(&node.name)));
             return self.removed_nodes(cluster);
         }

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use fabric_api::Cidr;
 use fabric_api::fabric::{
     ClusterRecord, FabricRecord, FabricRecordSpec, GatewayConfig, GatewayProbe, NO_MTU,
-    NodeAddressMap, NodeConfig, NodeConfigSpec, NodePeering, PeeringGateway, PeeringRecord, digest,
+    NodeAddressMap, NodeConfig, NodeConfigSpec, NodePeering, PeeringGateway, PeeringRecord,
+    Record as _, digest,
 };
 use fabric_api::networking::ConnectionValue;
 use fabric_store::{Kind, Object};
@@ -182,13 +183,6 @@ impl Compiler<'_> {
         let spec = FabricRecordSpec { cluster: Some(record.clone()), peering: None };
         self.want(FabricRecord::new(FabricRecord::CLUSTER, spec));
         record
-    }
-
-    /// Leaves all records alone while too little is known of the cluster.
-    pub(super) fn keep_records(&mut self) {
-        let records: Vec<_> =
-            self.index.of_kind(Kind::FabricRecord).map(|(record, _)| record.clone()).collect();
-        records.into_iter().for_each(|record| self.keep(record));
     }
 
     /// Prefixes that records have, with their peers.

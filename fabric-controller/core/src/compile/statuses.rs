@@ -231,7 +231,8 @@ pub(super) fn conditions_of(object: &mut Object, make: bool) -> Option<&mut Vec<
         | Object::PublicKey(_)
         | Object::GatewayConfig(_)
         | Object::NodeConfig(_)
-        | Object::FabricRecord(_) => None,
+        | Object::FabricRecord(_)
+        | Object::GatewayRecord(_) => None,
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod families;
 mod faults;
+mod gateway_records;
 mod heartbeats;
 mod node_paths;
 mod nodes;

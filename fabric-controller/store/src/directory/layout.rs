@@ -18,9 +18,11 @@ impl Layout {
     /// Weft's own objects of this kind.
     pub(crate) fn objects(&self, kind: Kind) -> Option<PathBuf> {
         let base = match kind {
-            Kind::GatewayConfig | Kind::NodeConfig | Kind::FabricRecord | Kind::Connection => {
-                Some(&self.published)
-            }
+            Kind::GatewayConfig
+            | Kind::NodeConfig
+            | Kind::FabricRecord
+            | Kind::GatewayRecord
+            | Kind::Connection => Some(&self.published),
             Kind::Network | Kind::Ip | Kind::Secret => self.state.as_ref(),
             Kind::Namespace
             | Kind::ConfigMap
@@ -53,7 +55,8 @@ impl Layout {
             | Kind::Secret
             | Kind::Node
             | Kind::PublicKey
-            | Kind::FabricRecord => None,
+            | Kind::FabricRecord
+            | Kind::GatewayRecord => None,
         };
         base.map(|base| base.join("status").join(kind.plural()))
     }
@@ -62,7 +65,11 @@ impl Layout {
     pub(crate) fn is_published(kind: Kind) -> bool {
         matches!(
             kind,
-            Kind::GatewayConfig | Kind::NodeConfig | Kind::FabricRecord | Kind::Connection
+            Kind::GatewayConfig
+                | Kind::NodeConfig
+                | Kind::FabricRecord
+                | Kind::GatewayRecord
+                | Kind::Connection
         )
     }
 

@@ -144,7 +144,8 @@ pub(super) fn is_ours(kind: Kind) -> bool {
         | Kind::Connection
         | Kind::GatewayConfig
         | Kind::NodeConfig
-        | Kind::FabricRecord => true,
+        | Kind::FabricRecord
+        | Kind::GatewayRecord => true,
         Kind::Namespace
         | Kind::ConfigMap
         | Kind::Node
@@ -171,7 +172,8 @@ pub(super) fn has_status(kind: Kind) -> bool {
         | Kind::Secret
         | Kind::Node
         | Kind::PublicKey
-        | Kind::FabricRecord => false,
+        | Kind::FabricRecord
+        | Kind::GatewayRecord => false,
     }
 }
 

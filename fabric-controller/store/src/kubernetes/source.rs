@@ -34,7 +34,8 @@ impl Source {
             | Kind::PublicKey
             | Kind::GatewayConfig
             | Kind::NodeConfig
-            | Kind::FabricRecord => Self::All(kind),
+            | Kind::FabricRecord
+            | Kind::GatewayRecord => Self::All(kind),
         }
     }
 

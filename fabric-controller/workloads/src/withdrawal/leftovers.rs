@@ -1,8 +1,8 @@
-//! Objects that weft has made: gateways, published configs, granted prefixes and addresses.
+//! Objects that weft has made: gateways, published configs and records, granted prefixes and addresses.
 
 use std::time::Duration;
 
-use fabric_api::fabric::{FabricRecord, GatewayConfig, NodeConfig};
+use fabric_api::fabric::{FabricRecord, GatewayConfig, GatewayRecord, NodeConfig};
 use fabric_api::ipam::{IP, Network};
 use fabric_api::labels;
 use fabric_api::networking::Connection;
@@ -75,7 +75,7 @@ async fn sweep(cluster: &Cluster) -> Result<Left, WithdrawError> {
 }
 
 /// Kinds, in the order in which they go, and the labels of those that are weft's.
-fn made() -> [(ApiResource, String); 13] {
+fn made() -> [(ApiResource, String); 14] {
     let ours = format!("{}={}", labels::MANAGED_BY, labels::WEFT);
     // The webhook's certificate goes with the webhook.
     let keys = format!("{ours},{}=true", labels::GATEWAY_RESOURCE);
@@ -93,6 +93,7 @@ fn made() -> [(ApiResource, String); 13] {
         (kind::<IP>(), ours.clone()),
         (kind::<Network>(), ours.clone()),
         (kind::<FabricRecord>(), ours.clone()),
+        (kind::<GatewayRecord>(), ours.clone()),
         (kind::<NodeConfig>(), ours),
     ]
 }

@@ -98,6 +98,7 @@ pub(crate) fn config() -> GatewayConfig {
                 remap(RemapKind::Pod, "10.200.0.0/16", "10.201.0.0/16"),
                 remap(RemapKind::External, "10.70.0.0/16", "10.71.0.0/16"),
             ],
+            from_records: false,
             pod_cidrs: vec!["10.200.0.0/16".to_owned()],
             external_cidrs: vec!["10.70.0.0/16".to_owned()],
             ips: vec![AddressMap {
@@ -113,6 +114,7 @@ pub(crate) fn config() -> GatewayConfig {
                 link_address: Some(Ipv4Addr::new(10, 80, 0, 10)),
                 link_address_v6: None,
                 node: Some("rome-1".to_owned()),
+                ip_families: Vec::new(),
             },
             nodes: vec![node("rome-1", 1), node("rome-2", 2)],
             probe: ProbeSettings::default(),

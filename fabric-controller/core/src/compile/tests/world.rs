@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use fabric_api::fabric::{
-    FabricRecord, GatewayConfig, GatewayConfigSpec, NodeConfig, NodeConfigSpec, RecordVersion,
-    Records, RefusedTraffic,
+    FabricRecord, GatewayConfig, GatewayConfigSpec, GatewayRecord, NodeConfig, NodeConfigSpec,
+    RecordVersion, Records, RefusedTraffic,
 };
 use fabric_api::{Cidr, PrivateKey};
 use fabric_store::{Event, Kind, Object, ObjectRef, Problem};
@@ -180,8 +180,14 @@ impl World {
     }
 
     /// Records as an agent has them.
-    pub(super) fn records(&self) -> Records {
+    pub(super) fn records(&self) -> Records<FabricRecord> {
         let all = self.index.all::<FabricRecord>(Kind::FabricRecord);
+        all.map(|(_, record)| record.clone()).collect()
+    }
+
+    /// Records as a gateway has them.
+    pub(super) fn gateway_records(&self) -> Records<GatewayRecord> {
+        let all = self.index.all::<GatewayRecord>(Kind::GatewayRecord);
         all.map(|(_, record)| record.clone()).collect()
     }
 
@@ -203,8 +209,9 @@ impl World {
         self.index.apply(Event::Applied(Box::new(config.into())));
     }
 
-    /// Whichever form is published, an agent finds the same in the other.
+    /// Whichever form is published, an agent or a gateway finds the same in the other.
     fn assert_records_suffice(&self) {
+        self.assert_gateway_records_suffice();
         let records = self.records();
         for object in self.last.objects.values() {
             let Object::NodeConfig(config) = object else { continue };
@@ -218,6 +225,19 @@ impl World {
                 assert_eq!(config.spec, joined.spec.own_part());
             } else {
                 assert_eq!(config.spec, joined.spec);
+            }
+        }
+    }
+
+    fn assert_gateway_records_suffice(&self) {
+        let records = self.gateway_records();
+        for object in self.last.objects.values() {
+            let Object::GatewayConfig(config) = object else { continue };
+            let spec = config.spec.own_part();
+            let joined = records.join(&spec).expect("all records are there");
+            match config.spec.from_records {
+                true => assert_eq!(config.spec, joined.own_part()),
+                false => assert_eq!(config.spec, joined),
             }
         }
     }
