@@ -3,5 +3,6 @@
 pub mod desired;
 pub mod endpoint;
 pub mod input;
+mod published;
 pub mod restart_cache;
 pub mod secret;

@@ -1,17 +1,19 @@
-//! Input of the gateway: its GatewayConfig and its private key, watched in the store.
+//! Input of the gateway: its GatewayConfig, the GatewayRecords that this follows from, and its private
+//! key, watched in the store.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context;
 use fabric_api::PrivateKey;
-use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus};
+use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus, RecordVersion};
 use fabric_store::{Event, Kind, Note, Object, ObjectRef, Problem, Store, Watch};
 use k8s_openapi::api::core::v1::Secret;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::desired::Desired;
+use crate::config::published::Published;
 use crate::config::restart_cache::RestartCache;
 use crate::config::secret::private_key;
 
@@ -20,8 +22,13 @@ use crate::config::secret::private_key;
 pub struct Input {
     /// All that was there at the start has been read.
     pub synced: bool,
-    /// The newest config, good or bad; absent before the first and after its deletion.
+    /// The newest config in whole, good or bad; absent before the first and after its deletion.
     pub config: Option<Arc<GatewayConfig>>,
+    /// Version of the GatewayRecords that was read last, and if the config follows from them, that it
+    /// is of.
+    pub records: Option<RecordVersion>,
+    /// It does: the controller knows that this gateway reads them.
+    pub is_from_records: bool,
     /// The last good one, which stays when a bad one follows, or its file is gone.
     pub desired: Option<Arc<Desired>>,
     pub key: Option<PrivateKey>,
@@ -58,9 +65,21 @@ pub async fn run(
 ) -> anyhow::Result<()> {
     let Sources { store, keep } = sources;
     let watch = store.follow(&name, &[]).context("cannot watch the store")?;
-    let input = Input::default();
-    let (followed, is_over, untold) = (None, false, false);
-    let follower = Follower { store, keep, name, watch, followed, untold, is_over, input };
+    // One of its own: a gateway that may not read them yet begins with a whole config.
+    let record_watch = store.watch(&[Kind::GatewayRecord]).context("cannot watch the store")?;
+    let follower = Follower {
+        store,
+        keep,
+        name,
+        watch,
+        record_watch,
+        published: Published::default(),
+        followed: None,
+        untold: false,
+        is_listed: false,
+        is_over: false,
+        input: Input::default(),
+    };
     tokio::select! {
         biased;
         () = stop.cancelled() => Ok(()),
@@ -73,10 +92,14 @@ struct Follower {
     keep: Option<RestartCache>,
     name: ObjectRef,
     watch: Watch,
+    record_watch: Watch,
+    published: Published,
     /// The Secret that is followed, too.
     followed: Option<ObjectRef>,
     /// The config is a cached one, and the store has not reported any.
     untold: bool,
+    /// The store has reported the config, if there is one.
+    is_listed: bool,
     /// An API server reports that the config is gone. A directory may lose a file by mistake.
     is_over: bool,
     input: Input,
@@ -89,8 +112,12 @@ impl Follower {
             inputs.send_replace(self.input.clone());
         }
         loop {
-            let event = self.watch.next().await;
-            let news = self.take(event).await;
+            let news = tokio::select! {
+                event = self.watch.next() => self.take(event).await,
+                event = self.record_watch.next() => {
+                    self.published.take_record(event) && self.join().await
+                }
+            };
             self.follow_secret();
             if news {
                 inputs.send_replace(self.input.clone());
@@ -121,6 +148,7 @@ impl Follower {
             Event::Deleted(object) if object == self.name => {
                 forget(&self.store, &self.name).await;
                 self.is_over = self.store.api_server().is_some();
+                self.published.config = None;
                 self.input.lose_config()
             }
             Event::Deleted(object) => self.input.lose_secret(&self.name, &object),
@@ -130,25 +158,50 @@ impl Follower {
                 self.input.lose_config()
             }
             Event::Synced => {
-                self.input.synced = true;
-                if self.input.recall(&self.store, &self.name).await {
-                    self.input.read_key(&self.store, &self.name).await;
-                }
-                true
+                self.is_listed = true;
+                self.join().await
             }
         }
+    }
+
+    /// Joins config and records as they are published. While records are missing, the gateway stays as it
+    /// is. True if there is something new.
+    async fn join(&mut self) -> bool {
+        let mut is_news = false;
+        if let Some(config) = self.published.joined() {
+            self.input.is_from_records = !self.published.is_whole();
+            let read = self.published.version().or_else(|| self.input.records.clone());
+            is_news = std::mem::replace(&mut self.input.records, read.clone()) != read;
+            if self.input.take_config(config) {
+                is_news = true;
+                self.input.remember(&self.store, &self.name).await;
+                self.input.read_key(&self.store, &self.name).await;
+            }
+        }
+        is_news | self.finish_listing().await
+    }
+
+    /// True once all that was there at the start is read. If the config is bad, or records are missing,
+    /// it begins with the last good one.
+    async fn finish_listing(&mut self) -> bool {
+        let lacks_config = self.published.config.is_some() && self.input.config.is_none();
+        let is_waiting = lacks_config && !self.published.lacks_records();
+        if self.input.synced || !self.is_listed || is_waiting {
+            return false;
+        }
+        if self.input.recall(&self.store, &self.name, lacks_config).await {
+            self.input.read_key(&self.store, &self.name).await;
+        }
+        self.input.synced = !lacks_config || self.input.config.is_some();
+        self.input.synced
     }
 
     async fn take_object(&mut self, object: Object) -> bool {
         match object {
             Object::GatewayConfig(config) if is(&self.name, &config.metadata) => {
                 self.untold = false;
-                let news = self.input.take_config(config);
-                self.input.remember(&self.store, &self.name).await;
-                if news {
-                    self.input.read_key(&self.store, &self.name).await;
-                }
-                news
+                self.published.config = Some(config);
+                self.join().await
             }
             Object::Secret(secret) => self.input.take_secret(&self.name, &secret),
             // Not asked for.
@@ -267,9 +320,10 @@ impl Input {
         }
     }
 
-    /// At the start, if the config is there and bad: the last good one. True if there is one.
-    async fn recall(&mut self, store: &Store, name: &ObjectRef) -> bool {
-        let bad = self.config.is_some() || self.unreadable.is_some();
+    /// At the start, if the config is there and bad, or cannot be joined: the last good one. True if
+    /// there is one.
+    async fn recall(&mut self, store: &Store, name: &ObjectRef, lacks_records: bool) -> bool {
+        let bad = lacks_records || self.config.is_some() || self.unreadable.is_some();
         if self.desired.is_some() || !bad {
             return false;
         }
@@ -391,9 +445,9 @@ mod tests {
         first.remember(&store, &name).await;
 
         let mut second = Input::default();
-        assert!(!second.recall(&store, &name).await, "without a config there is no peering");
+        assert!(!second.recall(&store, &name, false).await, "without a config there is no peering");
         second.take_config(bad);
-        assert!(second.recall(&store, &name).await);
+        assert!(second.recall(&store, &name, false).await);
         assert_eq!(second.desired.as_ref().unwrap().generation, 1);
         assert_eq!(second.problems().next().unwrap(), "spec.mtu: 1 bytes; expected 576 to 65535");
 
@@ -405,7 +459,7 @@ mod tests {
             message: "not as weft wrote it".to_owned(),
         };
         assert!(third.take_problems(&name, &[problem]));
-        assert!(third.recall(&store, &name).await);
+        assert!(third.recall(&store, &name, false).await);
         assert!(third.config.is_some(), "or there would be nowhere to report to");
         assert!(third.problems().next().unwrap().ends_with("the last good one stands"));
         assert!(third.take_problems(&name, &[]));

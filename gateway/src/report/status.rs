@@ -2,6 +2,7 @@
 
 mod connection;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -170,7 +171,7 @@ impl Reporter {
 
     async fn report_config(
         &mut self,
-        config: &GatewayConfig,
+        config: &Arc<GatewayConfig>,
         (input, plane, view): (&Input, &Plane, &View),
         now: Timestamp,
     ) -> anyhow::Result<()> {
@@ -184,6 +185,10 @@ impl Reporter {
         let stats = plane.running.as_ref().map(|running| running.lane.snapshot());
         let mut status =
             gateway_status(&before, problems, plane.running.as_ref().zip(stats.as_ref()), now);
+        // Absent until this gateway has read some: what one before it acknowledged stays.
+        if is_applied(input, plane) {
+            status.records = input.records.clone().or(status.records);
+        }
         status.faults = self.faults(&view.faults);
         if let Some(paths) = &self.paths {
             status.overlay_probe_port = Some(OVERLAY_PROBE_PORT);
@@ -193,10 +198,10 @@ impl Reporter {
         self.remember(config, &status, input);
         let first = self.written.as_ref().is_none_or(|(of, _)| *of != uid);
         let counted = self.counters_at.elapsed() >= self.counters_every && before != status;
-        if !(first || counted || differs(&before, &status)) {
+        if !(first || counted || differs(&before, &status, input.is_from_records)) {
             return Ok(());
         }
-        let mut object = config.clone();
+        let mut object = GatewayConfig::clone(config);
         object.status = Some(status.clone());
         let put = self.store.put_status(&object.into()).await;
         put.context("cannot write the GatewayConfig's status")?;
@@ -218,13 +223,18 @@ impl Reporter {
     }
 
     /// Caches config and status: the store may be unavailable when the container starts again.
-    fn remember(&mut self, config: &GatewayConfig, status: &GatewayConfigStatus, input: &Input) {
+    fn remember(
+        &mut self,
+        config: &Arc<GatewayConfig>,
+        status: &GatewayConfigStatus,
+        input: &Input,
+    ) {
         let Some((keep, key)) = self.keep.as_ref().zip(input.key.as_ref()) else { return };
         let now = Kept::new(config, status, key);
         if !input.is_good() || self.kept.as_ref() == Some(&now) {
             return;
         }
-        let mut config = config.clone();
+        let mut config = GatewayConfig::clone(config);
         config.status = Some(status.clone());
         match keep.put(&config, key) {
             Ok(()) => self.kept = Some(now),
@@ -252,17 +262,23 @@ impl Reporter {
 /// Values whose change makes a new write to the cache worthwhile.
 #[derive(PartialEq)]
 struct Kept {
-    uid: Option<String>,
-    generation: Option<i64>,
+    /// In whole: of one generation there are many while records change.
+    config: Arc<GatewayConfig>,
     status: GatewayConfigStatus,
     key: PrivateKey,
 }
 
 impl Kept {
-    fn new(config: &GatewayConfig, status: &GatewayConfigStatus, key: &PrivateKey) -> Self {
-        let (uid, generation) = (config.metadata.uid.clone(), config.metadata.generation);
-        Self { uid, generation, status: without_counters(status), key: key.clone() }
+    fn new(config: &Arc<GatewayConfig>, status: &GatewayConfigStatus, key: &PrivateKey) -> Self {
+        let status = GatewayConfigStatus { records: None, ..without_counters(status) };
+        Self { config: Arc::clone(config), status, key: key.clone() }
     }
+}
+
+/// The dataplane runs on the newest config.
+fn is_applied(input: &Input, plane: &Plane) -> bool {
+    let desired = input.desired.as_ref().filter(|_| input.is_good());
+    desired.zip(plane.applied.as_ref()).is_some_and(|(newest, of)| Arc::ptr_eq(newest, of))
 }
 
 fn is_open(plane: &Plane) -> bool {
@@ -297,9 +313,17 @@ fn gateway_status(
     status
 }
 
-/// Returns whether two statuses differ in more than their counters.
-fn differs(a: &GatewayConfigStatus, b: &GatewayConfigStatus) -> bool {
-    without_counters(a) != without_counters(b)
+/// Returns whether two statuses differ in more than their counters. Once a config follows from records,
+/// the controller waits for no version of them, and every one of all gateways would be a write.
+fn differs(a: &GatewayConfigStatus, b: &GatewayConfigStatus, is_from_records: bool) -> bool {
+    let of = |status: &GatewayConfigStatus| {
+        let mut status = without_counters(status);
+        if let (Some(version), true) = (&mut status.records, is_from_records) {
+            version.generation = 0;
+        }
+        status
+    };
+    of(a) != of(b)
 }
 
 fn without_counters(status: &GatewayConfigStatus) -> GatewayConfigStatus {
@@ -324,8 +348,8 @@ mod tests {
         let status = gateway_status(&before, vec!["p".to_owned()], None, Timestamp::UNIX_EPOCH);
         assert_eq!(status.peer_endpoint.as_deref(), Some("192.0.2.7:1000"));
         assert_eq!((status.applied_generation, status.problems.len()), (4, 1));
-        assert!(differs(&before, &status));
+        assert!(differs(&before, &status, false));
         let counted = GatewayConfigStatus { received_bytes: 9, ..before.clone() };
-        assert!(!differs(&before, &counted));
+        assert!(!differs(&before, &counted, false));
     }
 }

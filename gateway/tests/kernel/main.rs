@@ -8,6 +8,7 @@ mod identity;
 mod overlay;
 mod peering;
 mod queues;
+mod records;
 mod side;
 mod trains;
 mod world;
