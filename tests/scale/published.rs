@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 use fabric_api::fabric::{
-    FabricRecord, GatewayConfig, GatewayConfigStatus, NodeConfig, NodeConfigStatus, NodePeering,
-    OVERLAY_PROBE_PORT, Records, Role,
+    FabricRecord, GatewayConfig, GatewayConfigStatus, GatewayRecord, NodeConfig, NodeConfigStatus,
+    NodePeering, OVERLAY_PROBE_PORT, RecordVersion, Records, Role,
 };
 use fabric_store::{Event, Kind, Object, ObjectRef, Store, Watch};
 
@@ -29,6 +29,12 @@ pub(crate) struct AgentView {
 /// State that a gateway has read.
 pub(crate) struct GatewayView {
     watch: Watch,
+    record_watch: Watch,
+    published: Option<GatewayConfig>,
+    records: Records<GatewayRecord>,
+    /// Version of the records in its status.
+    acknowledged: Option<RecordVersion>,
+    /// Config in whole, as it was when all records of a version were there last.
     config: Option<GatewayConfig>,
 }
 
@@ -105,22 +111,55 @@ impl GatewayView {
         let own = ObjectRef::new(Kind::GatewayConfig, namespace, gateway);
         let mut watch = store.follow(&own, &[])?;
         watch.also(&ObjectRef::new(Kind::Secret, namespace, "gw-keys"));
-        Ok(Self { watch, config: None })
+        let record_watch = store.watch(&[Kind::GatewayRecord])?;
+        let records = Records::default();
+        Ok(Self { watch, record_watch, published: None, records, acknowledged: None, config: None })
     }
 
     /// Waits for the next change. Cancel safe.
     pub(crate) async fn changed(&mut self) {
         loop {
-            match self.watch.next().await {
-                Event::Applied(object) => {
-                    if let Object::GatewayConfig(config) = *object {
-                        self.config = Some(config);
-                        return;
+            tokio::select! {
+                event = self.watch.next() => {
+                    // Its Secret is none.
+                    if let Event::Applied(object) = event
+                        && let Ok(config) = GatewayConfig::try_from(*object)
+                    {
+                        self.published = Some(config);
                     }
                 }
-                Event::Deleted(_) | Event::Problems(_) | Event::Synced => {}
+                event = self.record_watch.next() => match event {
+                    Event::Applied(object) => {
+                        let record = GatewayRecord::try_from(*object);
+                        record.into_iter().for_each(|record| self.records.insert(record));
+                    }
+                    Event::Deleted(gone) => self.records.remove(&gone.name),
+                    Event::Problems(_) | Event::Synced => {}
+                }
+            }
+            if self.join() {
+                return;
             }
         }
+    }
+
+    /// Returns true if there is something to apply or to acknowledge. A gateway whose config follows from
+    /// records acknowledges none but those of another uid.
+    fn join(&mut self) -> bool {
+        let joined = self.published.as_ref().and_then(|own| own.joined(&self.records));
+        let Some(config) = joined else { return false };
+        let of = |config: &GatewayConfig| (config.metadata.generation, config.spec.clone());
+        let is_new = self.config.as_ref().map(of) != Some(of(&config));
+        self.config = Some(config);
+        let is_whole = self.published.as_ref().is_some_and(|own| !own.spec.from_records);
+        let is_wanted = |read: &RecordVersion| {
+            let known = self.acknowledged.as_ref();
+            is_whole || known.is_none_or(|known| known.uid != read.uid)
+        };
+        let read = self.records.version().filter(is_wanted).or_else(|| self.acknowledged.clone());
+        let has_read_more = self.acknowledged != read;
+        self.acknowledged = read;
+        is_new || has_read_more
     }
 
     /// Endpoint of the server, if this is a client.
@@ -150,6 +189,7 @@ impl GatewayView {
         config.status = Some(GatewayConfigStatus {
             applied_generation: config.metadata.generation.unwrap_or_default(),
             mtu: 1_420,
+            records: self.acknowledged.clone(),
             overlay_probe_port: Some(OVERLAY_PROBE_PORT),
             ..Default::default()
         });
