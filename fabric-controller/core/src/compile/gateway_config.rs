@@ -92,8 +92,10 @@ impl Compiler<'_> {
         let peering = sources.peerings.iter().find(|peering| peering.is_with(&gateway.peer))?;
         let records = sources.records.as_ref().filter(|_| peering.is_ready())?;
         let overlay = self.gateway_overlay(gateway, sources)?;
-        let own = self.own_spec(gateway, settings, peering, (sources.cluster, overlay))?;
-        let spec = gateway_spec(&own, &records.cluster, records.nodes.values());
+        let mut spec = self.own_spec(gateway, settings, peering, (sources.cluster, overlay))?;
+        if !self.gateway_reads_records(gateway) {
+            spec = gateway_spec(&spec, &records.cluster, records.nodes.values());
+        }
         let mut config = GatewayConfig::new(&gateway.reference.name, spec);
         config.metadata.namespace = gateway.reference.namespace.clone();
         let peer = (labels::REMOTE_CLUSTER_ID.to_owned(), gateway.peer.to_string());

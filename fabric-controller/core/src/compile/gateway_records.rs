@@ -12,6 +12,7 @@ use fabric_store::{Kind, ObjectRef};
 
 use super::Compiler;
 use super::cluster::{Cluster, Node};
+use super::gateway::Gateway;
 use super::mappings::Mapping;
 use super::peering::Peering;
 
@@ -86,6 +87,21 @@ impl Compiler<'_> {
         let records = records.filter_map(|(_, record)| record.spec.node.clone());
         all.extend(records.map(|record| (record.name.clone(), record)));
         all
+    }
+
+    /// Returns true if a gateway's own part is all that it needs in its config: once it has
+    /// acknowledged the newest records, and then for as long as it acknowledges some. One that was
+    /// replaced by an older version, which acknowledges none, gets all of it again.
+    pub(super) fn gateway_reads_records(&self, gateway: &Gateway<'_>) -> bool {
+        let Some(config) = self.published(gateway) else { return false };
+        let read = config.status.as_ref().and_then(|status| status.records.as_ref());
+        if config.spec.from_records {
+            let cluster = ObjectRef::new(Kind::GatewayRecord, "", GatewayRecord::CLUSTER);
+            let cluster = self.index.get(&cluster);
+            return read.zip(cluster).is_some_and(|(read, cluster)| read.uid == cluster.uid());
+        }
+        let newest = self.index.gateway_records.as_ref();
+        read.zip(newest).is_some_and(|(read, newest)| read.includes(newest))
     }
 
     /// Leaves all objects of a kind as they are.

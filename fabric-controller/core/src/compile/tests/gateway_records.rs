@@ -1,7 +1,7 @@
 //! GatewayRecords, which all gateways share.
 
-use fabric_api::fabric::{GatewayRecord, Record as _};
-use fabric_store::{Kind, Object, ObjectRef};
+use fabric_api::fabric::{GatewayConfig, GatewayRecord, Record as _, RecordVersion};
+use fabric_store::{Event, Kind, Object, ObjectRef};
 
 use super::world::{World, client_side, node, server_side};
 
@@ -74,4 +74,75 @@ fn unread_node_of_gateways_gets_a_record() {
     world.settle();
     assert_eq!(world.gateway("liqo-tenant-milan", "client").cloned(), before);
     assert!(world.index.get(&record("node-n2")).is_some());
+}
+
+/// The gateways of two peerings, which read records.
+fn reading() -> World {
+    let mut world = peered();
+    world.with_gateway_records = true;
+    world.settle();
+    world
+}
+
+fn config(world: &World) -> GatewayConfig {
+    let reference = ObjectRef::new(Kind::GatewayConfig, "liqo-tenant-milan", "client");
+    world.index.typed::<GatewayConfig>(&reference).unwrap().clone()
+}
+
+fn acknowledge(world: &mut World, read: Option<RecordVersion>) {
+    let mut config = config(world);
+    config.status.get_or_insert_default().records = read;
+    world.index.apply(Event::Applied(Box::new(config.into())));
+    world.settle_but_for_agents();
+}
+
+#[test]
+fn gateway_that_reads_records_has_its_own_part_only() {
+    let world = reading();
+    let own = config(&world);
+    assert!(own.spec.from_records && own.spec.nodes.is_empty() && own.spec.egress.is_empty());
+    assert_eq!(own.joined(&world.gateway_records()).unwrap().spec, config(&peered()).spec);
+    let text = Object::from(own.clone()).to_value();
+    assert!(text["spec"].get("podCidrs").is_none(), "older gateways require it");
+    assert_eq!(own.joined(&Default::default()), None);
+}
+
+#[test]
+fn new_node_or_peering_writes_no_config_of_a_reader() {
+    let mut world = reading();
+    let before = config(&world).metadata.generation;
+    world.apply(node("n3", "192.0.2.13", 3));
+    server_side("turin", 30743).into_iter().for_each(|object| world.apply(object));
+    world.settle();
+    assert_eq!(config(&world).metadata.generation, before);
+    let whole = config(&world).joined(&world.gateway_records()).unwrap().spec;
+    assert_eq!((whole.nodes.len(), whole.egress.len()), (3, 4));
+}
+
+#[test]
+fn config_is_whole_until_the_newest_records_are_acknowledged() {
+    let mut world = peered();
+    let newest = world.gateway_records().version().unwrap();
+    let older = RecordVersion { generation: newest.generation - 1, ..newest.clone() };
+    acknowledge(&mut world, Some(older.clone()));
+    assert!(!config(&world).spec.from_records);
+    acknowledge(&mut world, Some(newest));
+    assert!(config(&world).spec.from_records);
+    acknowledge(&mut world, Some(older));
+    assert!(config(&world).spec.from_records, "late, but a reader");
+}
+
+#[test]
+fn gateway_that_reads_no_records_gets_all_again() {
+    let mut world = reading();
+    world.with_gateway_records = false;
+    let version = world.gateway_records().version().unwrap();
+    let other = RecordVersion { uid: "another".to_owned(), ..version };
+    for read in [None, Some(other)] {
+        acknowledge(&mut world, read);
+        assert!(!config(&world).spec.from_records);
+        let version = world.gateway_records().version();
+        acknowledge(&mut world, version);
+        assert!(config(&world).spec.from_records);
+    }
 }

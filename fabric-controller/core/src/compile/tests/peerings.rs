@@ -339,13 +339,15 @@ fn each_object_unreadable_alone_takes_nothing_away() {
     let mut manifests = cluster("milan");
     manifests.extend(server_side("rome", 30742));
     manifests.push(node("n2", "192.0.2.12", 2));
-    for unread in manifests {
+    let cases = manifests.iter().flat_map(|unread| [(unread, false), (unread, true)]);
+    for (unread, with_gateway_records) in cases {
         let mut world = middle();
+        world.with_gateway_records = with_gateway_records;
         world.agents.push("n2");
         world.apply(node("n2", "192.0.2.12", 2));
         world.settle();
         let specs = |world: &World| {
-            let gateway = world.gateway("liqo-tenant-rome", "server").cloned();
+            let gateway = world.whole_gateway("liqo-tenant-rome", "server");
             (gateway, world.node("n1").cloned(), world.node("n2").cloned())
         };
         let before = specs(&world);

@@ -27,6 +27,8 @@ pub(super) struct World {
     pub(super) agents: Vec<&'static str>,
     /// Those agents read FabricRecords.
     pub(super) with_records: bool,
+    /// Gateways read GatewayRecords.
+    pub(super) with_gateway_records: bool,
     /// Reports of their agents on refused prefixes, if there are any.
     pub(super) quiet: Option<bool>,
 }
@@ -49,6 +51,7 @@ impl World {
             addresses: BTreeMap::new(),
             agents: vec!["n1"],
             with_records: false,
+            with_gateway_records: false,
             quiet: None,
         }
     }
@@ -94,7 +97,7 @@ impl World {
     pub(super) fn settle(&mut self) {
         for _ in 0..50 {
             self.last = compile(&self.index, Timestamp::UNIX_EPOCH);
-            if !self.step() && !self.acknowledge_records() {
+            if !self.step() && !self.acknowledge_records() && !self.acknowledge_gateway_records() {
                 assert_eq!(compile(&self.index, Timestamp::MAX), self.last);
                 self.assert_records_suffice();
                 return;
@@ -209,6 +212,25 @@ impl World {
         self.index.apply(Event::Applied(Box::new(config.into())));
     }
 
+    /// Returns true if a gateway has acknowledged others than before.
+    fn acknowledge_gateway_records(&mut self) -> bool {
+        let Some(version) = self.gateway_records().version().filter(|_| self.with_gateway_records)
+        else {
+            return false;
+        };
+        let configs = self.index.all::<GatewayConfig>(Kind::GatewayConfig);
+        let mut configs: Vec<_> = configs.map(|(_, config)| config.clone()).collect();
+        configs.retain_mut(|config| {
+            let read = &mut config.status.get_or_insert_default().records;
+            read.replace(version.clone()).as_ref() != Some(&version)
+        });
+        let is_news = !configs.is_empty();
+        for config in configs {
+            self.index.apply(Event::Applied(Box::new(config.into())));
+        }
+        is_news
+    }
+
     /// Whichever form is published, an agent or a gateway finds the same in the other.
     fn assert_records_suffice(&self) {
         self.assert_gateway_records_suffice();
@@ -299,6 +321,13 @@ impl World {
     pub(super) fn gateway(&self, namespace: &str, name: &str) -> Option<&GatewayConfigSpec> {
         let reference = ObjectRef::new(Kind::GatewayConfig, namespace, name);
         self.index.typed::<GatewayConfig>(&reference).map(|config| &config.spec)
+    }
+
+    /// The same as the gateway has it.
+    pub(super) fn whole_gateway(&self, namespace: &str, name: &str) -> Option<GatewayConfigSpec> {
+        let reference = ObjectRef::new(Kind::GatewayConfig, namespace, name);
+        let config = self.index.typed::<GatewayConfig>(&reference)?;
+        Some(config.joined(&self.gateway_records()).expect("all records are there").spec)
     }
 
     pub(super) fn node(&self, name: &str) -> Option<&NodeConfigSpec> {
