@@ -370,6 +370,10 @@ fn without_counters(config: &GatewayConfig) -> Option<GatewayConfigStatus> {
     let mut status = config.status.clone()?;
     status.last_handshake = None;
     (status.received_bytes, status.transmitted_bytes) = (0, 0);
+    // Which records it has read matters until it is known to read them.
+    if let Some(read) = status.records.as_mut().filter(|_| config.spec.from_records) {
+        read.generation = 0;
+    }
     Some(status)
 }
 

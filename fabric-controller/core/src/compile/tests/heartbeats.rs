@@ -65,3 +65,17 @@ fn latency_changes_nothing_and_state_does() {
     assert_eq!(claim_and_result(&mut world, a, b.clone()), (true, true));
     assert_eq!(claim_and_result(&mut world, b, c), (false, false));
 }
+
+#[test]
+fn acknowledgement_of_records_matters_once() {
+    let (mut world, reference) = peered();
+    let newest = world.gateway_records().version().unwrap();
+    let status =
+        |generation: i64| json!({"records": {"uid": newest.uid, "generation": generation}});
+    let [none, first] =
+        [json!({}), status(newest.generation)].map(|status| config(&world, &reference, status));
+    assert_eq!(claim_and_result(&mut world, none, first), (false, false));
+    let [first, second] = [newest.generation, newest.generation + 1]
+        .map(|generation| config(&world, &reference, status(generation)));
+    assert_eq!(claim_and_result(&mut world, first, second), (true, true));
+}
