@@ -247,7 +247,22 @@ impl Reporter {
         if input.synced && input.config.is_none() {
             return self.remove_connection().await;
         }
-        self.connection.say_goodbye().await
+        let reported = self.connection.say_goodbye().await;
+        self.withdraw_acknowledgement(input).await?;
+        reported
+    }
+
+    /// A successor of a version that reads no records would show nothing of that: it gets its config in
+    /// whole. One that runs already has acknowledged for itself.
+    async fn withdraw_acknowledgement(&mut self, input: &Input) -> anyhow::Result<()> {
+        let written = self.written.as_ref().filter(|(_, status)| status.records.is_some());
+        let Some((config, (_, status))) = input.config.as_ref().zip(written) else {
+            return Ok(());
+        };
+        let status = Some(GatewayConfigStatus { records: None, ..status.clone() });
+        let object = GatewayConfig { status, ..GatewayConfig::clone(config) };
+        let put = self.store.put_status_if_last(&object.into()).await;
+        put.map(drop).context("cannot write the GatewayConfig's status")
     }
 
     /// Removes the Connection, unless this gateway never had a config.
