@@ -9,6 +9,8 @@ use crate::crds;
 use crate::helm::{Helm, LEAST};
 use crate::uninstall::uninstall;
 
+/// Binding of the accounts of gateways.
+const RECORD_READERS: &str = "liqo-gateway-records";
 /// No certificate, but it could be one's text.
 const AUTHORITY: &str = "Y2VydA==";
 /// A cluster that is given no name.
@@ -112,11 +114,18 @@ fn fill_in(release: &Release) {
     let mut webhooks = release.get("mutatingwebhookconfiguration", name)["webhooks"].clone();
     webhooks[0]["clientConfig"]["caBundle"] = AUTHORITY.into();
     release.patch("mutatingwebhookconfiguration", name, &json!({ "webhooks": webhooks }));
+    release.patch("clusterrolebinding", RECORD_READERS, &json!({ "subjects": [a_gateway()] }));
 }
 
 fn is_filled_in(release: &Release) {
     let webhooks = release.get("mutatingwebhookconfiguration", "weft-cidr-lists");
     assert_eq!(webhooks["webhooks"][0]["clientConfig"]["caBundle"], AUTHORITY);
+    let readers = release.get("clusterrolebinding", RECORD_READERS);
+    assert_eq!(readers["subjects"], json!([a_gateway()]));
+}
+
+fn a_gateway() -> Value {
+    json!({"kind": "ServiceAccount", "name": "gw-milan", "namespace": "tenant"})
 }
 
 #[test]

@@ -107,6 +107,31 @@ fn accounts_may_do_what_they_need_and_nothing_else() {
         assert!(wrong.is_empty(), "{wrong:#?}");
     }
     a_gateway_is_given_what_the_controller_has_and_no_more(&release);
+    gateways_read_gateway_records_alone(&release);
+}
+
+/// The controller adds a gateway's account to the binding of the release, and may change no role in it.
+fn gateways_read_gateway_records_alone(release: &Release) {
+    let may_list = |kind: &str| {
+        let what = format!("list {kind}.fabric.weft.dev");
+        answers_to(release, &[access_review("tenant:gw-milan", "", &what)]) == [true]
+    };
+    let bind = |role: &str| {
+        let binding = json!({"apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRoleBinding", "metadata": {"name": "liqo-gateway-records"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+            "subjects": [{"kind": "ServiceAccount", "name": "gw-milan", "namespace": "tenant"}]});
+        let who = format!("--as=system:serviceaccount:liqo:{CONTROLLER}");
+        let arguments = [&who, "apply", "--server-side", "--force-conflicts", "--filename=-"];
+        release.server.kubectl(&arguments, &binding.to_string())
+    };
+    assert!(!may_list("gatewayrecords"));
+    bind("liqo-route-agent").unwrap_err();
+    bind("liqo-gateway-records").unwrap();
+    release.server.wait_until("the right is given", || {
+        may_list("gatewayrecords").then_some(()).ok_or("not yet".to_owned())
+    });
+    assert!(!may_list("fabricrecords") && !may_list("nodeconfigs"));
 }
 
 fn a_gateway_is_given_what_the_controller_has_and_no_more(release: &Release) {
@@ -126,13 +151,16 @@ fn a_gateway_is_given_what_the_controller_has_and_no_more(release: &Release) {
 
 /// Answers to the cases: true if the request is allowed.
 fn answers(release: &Release, cases: &[Case]) -> Vec<bool> {
-    let list = json!({"apiVersion": "v1", "kind": "List",
-        "items": cases.iter().map(question).collect::<Vec<_>>()});
+    answers_to(release, &cases.iter().map(question).collect::<Vec<_>>())
+}
+
+fn answers_to(release: &Release, questions: &[Value]) -> Vec<bool> {
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": questions});
     let arguments = ["create", "--filename=-", "--output=json"];
     let text = release.server.kubectl(&arguments, &list.to_string()).unwrap();
     let reviews: Vec<Value> =
         serde_json::Deserializer::from_str(&text).into_iter().map(Result::unwrap).collect();
-    assert_eq!(reviews.len(), cases.len());
+    assert_eq!(reviews.len(), questions.len());
     reviews.iter().map(|review| review["status"]["allowed"] == true).collect()
 }
 
