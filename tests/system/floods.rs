@@ -316,18 +316,18 @@ type WayIn = ([u8; 6], (SocketAddrV4, SocketAddrV4), bool);
 /// milan's.
 fn ways_in(scene: &Scene) -> Result<[WayIn; 2]> {
     let milan = scene.cluster("milan");
-    let config = ["get", "gatewayconfig", "server", "-n", "liqo-tenant-rome", "-o", "json"];
-    let config: Value = serde_json::from_str(&milan.weft(&config)?)?;
-    let mac = |value: &Value| -> Result<[u8; 6]> {
-        let address = value.as_str().with_context(|| format!("no address in {config}"))?;
+    let mac = |kind: &str, name: &str, address: &str| -> Result<[u8; 6]> {
+        let object: Value = serde_json::from_str(&milan.weft(&["get", kind, name, "-o", "json"])?)?;
+        let address = object.pointer(address).and_then(Value::as_str);
+        let address = address.with_context(|| format!("no address in {object}"))?;
         Ok(Mac::of_overlay(address.parse()?).0)
     };
-    let spec = &config["spec"];
+    let node = mac("gatewayrecord", "node-milan-1", "/spec/node/overlay")?;
+    let gateway = mac("gatewayconfig", "server", "/spec/overlay/address")?;
     let (own, rome) = scene.way("milan", "rome")?;
     let own = v4(SocketAddr::new(own.addresses[0], ECHO))?;
     let rome = v4(SocketAddr::new(rome, ECHO))?;
-    let node = (mac(&spec["nodes"][0]["overlay"])?, (rome, own), false);
-    Ok([node, (mac(&spec["overlay"]["address"])?, (own, rome), true)])
+    Ok([(node, (rome, own), false), (gateway, (own, rome), true)])
 }
 
 /// Counts the packets of strangers that a pod sees.
