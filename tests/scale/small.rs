@@ -25,7 +25,7 @@ async fn small_cluster_is_published_and_stays_quiet() {
         Ok(server) => Arc::new(server),
         Err(why) => return skip(&why),
     };
-    let lab = Lab::start(server, dir.path(), SIZE).await.unwrap();
+    let lab = Lab::start(Arc::clone(&server), dir.path(), SIZE).await.unwrap();
     let peers: Vec<Peer> = (0..SIZE.peerings).map(Peer).collect();
     lab.apply_peerings(&peers).await.unwrap();
     let published = lab.board.all_acknowledged(&peers, SIZE.nodes, AT_MOST).await;
@@ -39,6 +39,11 @@ async fn small_cluster_is_published_and_stays_quiet() {
     arrived.map_err(|error| lab.explain(error)).unwrap();
 
     until_quiet(&lab).await;
+    let of_configs = "--output=jsonpath={.items[*].spec.fromRecords}";
+    for (kind, count) in [("gatewayconfigs", SIZE.peerings), ("nodeconfigs", SIZE.nodes)] {
+        let own_parts = server.kubectl(&["get", kind, "--all-namespaces", of_configs], "").unwrap();
+        assert_eq!(own_parts, vec!["true"; count].join(" "), "{kind} that follow from records");
+    }
     lab.set_heartbeats(true);
     let from = lab.audit().position().unwrap();
     // Each gateway writes its Connection, each kubelet its Lease.
