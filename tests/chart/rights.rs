@@ -129,7 +129,7 @@ fn gateways_read_gateway_records_alone(release: &Release) {
     bind("liqo-route-agent").unwrap_err();
     bind("liqo-gateway-records").unwrap();
     release.server.wait_until("the right is given", || {
-        may_list("gatewayrecords").then_some(()).ok_or("not yet".to_owned())
+        may_list("gatewayrecords").then_some(()).ok_or("not yet")
     });
     assert!(!may_list("fabricrecords") && !may_list("nodeconfigs"));
 }

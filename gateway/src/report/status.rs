@@ -254,7 +254,7 @@ impl Reporter {
 
     /// A successor of a version that reads no records would show nothing of that: it gets its config in
     /// whole. One that runs already has acknowledged for itself.
-    async fn withdraw_acknowledgement(&mut self, input: &Input) -> anyhow::Result<()> {
+    async fn withdraw_acknowledgement(&self, input: &Input) -> anyhow::Result<()> {
         let written = self.written.as_ref().filter(|(_, status)| status.records.is_some());
         let Some((config, (_, status))) = input.config.as_ref().zip(written) else {
             return Ok(());
