@@ -19,8 +19,11 @@ use weft_tests::{Cluster, Netns, bin_dir, wait_until};
 use crate::scene::{ECHO, PATIENCE, PORT, SINK, first_pod, play, rome_and_milan, serve};
 
 /// Resident memory: 2 MB of a gateway's own, the rest pages of the program's file, which all
-/// gateways of a host share. It was 15 MB before the way to an API server was in it.
-const MOST_BYTES: u64 = 17_000_000;
+/// gateways of a host share. Those of one and the same file differ by 0.8 MB with the size of the pieces
+/// in which the kernel has it cached (measured).
+const MOST_BYTES: u64 = 18_000_000;
+/// A gateway's own part of that, after packets of all sizes.
+const MOST_BUSY_BYTES: u64 = 2_500_000;
 const PACKETS: u64 = 1_000_000;
 /// Limit from the start of a gateway's process to the first packet through it.
 const SOON: Duration = Duration::from_millis(300);
@@ -61,6 +64,10 @@ fn a_gateway_stays_small_after_a_million_packets() -> Result<()> {
             // The rest are pages of the program's file.
             let (checked, what) = if released { (all, "") } else { (own, " of its own") };
             ensure!(checked <= MOST_BYTES, "{checked} bytes{what}; promised: {MOST_BYTES}");
+            ensure!(
+                !released || own < MOST_BUSY_BYTES,
+                "{own} bytes of its own; promised: {MOST_BUSY_BYTES}"
+            );
         }
         Ok(())
     })
@@ -69,10 +76,10 @@ fn a_gateway_stays_small_after_a_million_packets() -> Result<()> {
 /// Limit for an idle gateway: of its own, which is what each further one on a host costs, and with
 /// its share of the pages of files that others map, too (`Pss`), of which the other one here has half.
 const MOST_OWN_BYTES: u64 = 2_100_000;
-const MOST_IDLE_BYTES: u64 = 8_000_000;
+const MOST_IDLE_BYTES: u64 = 9_000_000;
 
 #[test]
-fn idle_gateway_takes_less_than_eight_megabytes() -> Result<()> {
+fn idle_gateway_takes_less_than_nine_megabytes() -> Result<()> {
     let _alone = alone();
     if !is_release_build()? {
         return Ok(());
