@@ -14,7 +14,7 @@ use super::rundir::{Record, RunDir};
 use super::supervise::{self, End, Loop, OnSilence, StopSignals};
 use super::up::farewell;
 use super::workloads::{self, AgentOptions, ChildLogs, ControlOptions, GatewayOptions, Workloads};
-use super::{host, manifest, metrics, preconditions, process};
+use super::{host, lock, manifest, metrics, preconditions, process};
 
 /// Between two looks for a published directory that is not there yet.
 const POLL: Duration = Duration::from_millis(500);
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
     let dir = RunDir::at(&args.run_dir)?;
     process::check_alone(&dir)?;
     dir.create()?;
-    let _lock = supervise::lock(&dir, "weft agent")?;
+    let _lock = lock::lock(&dir, "weft agent")?;
     let published = published(&args.published)?;
     if !is_writable(&published) {
         say(&format!(

@@ -24,7 +24,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
 use super::observe::{self, Found, Observation};
-use super::rundir::{self, Selection};
+use super::selection::{self, Selection};
 use pods::Pods;
 
 /// Time limit for all of it. Requests have shorter ones of their own, but a kubeconfig may name a
@@ -61,7 +61,7 @@ impl ClusterArgs {
         }
         let names_host = host.cluster.is_some() || host.run_dir.is_some();
         let named = std::env::var_os("KUBECONFIG").is_some_and(|file| !file.is_empty());
-        Ok(named && !names_host && rundir::all()?.is_empty())
+        Ok(named && !names_host && selection::all()?.is_empty())
     }
 }
 

@@ -12,8 +12,9 @@ use rustix::process::Signal;
 use super::output::{say, sending};
 use super::process::{self, Identity};
 use super::rundir::REFUSAL_FILE;
-use super::rundir::{self, Record, RunDir, STATE_ROOT, Selection, default_state_dir};
-use super::{host, preconditions, supervise, workloads};
+use super::rundir::{self, Record, RunDir, STATE_ROOT, default_state_dir};
+use super::selection::Selection;
+use super::{host, lock, preconditions, workloads};
 
 mod lost;
 mod withdraw;
@@ -90,7 +91,7 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
     stop_supervisor(&dir)?;
     lost::supervisors(dir.path()).iter().for_each(stop_lost_supervisor);
     // Held until the end, so that no new supervisor starts meanwhile.
-    let _lock = supervise::lock(&dir, "weft down")?;
+    let _lock = lock::lock(&dir, "weft down")?;
     withdraw(&dir, record.as_ref(), args.now)?;
     let netns = record.as_ref().map_or(0, |record| record.netns);
     let mut refuses = false;
@@ -221,7 +222,7 @@ fn end_of_state(state: &Path, purge: bool) -> anyhow::Result<()> {
 fn stop_supervisor(dir: &RunDir) -> anyhow::Result<()> {
     let give_up = Instant::now() + DYING;
     let (held, pidfd) = loop {
-        let Some(held) = supervise::supervisor_of(dir) else { return Ok(()) };
+        let Some(held) = lock::supervisor_of(dir) else { return Ok(()) };
         if held.command == "weft down" {
             return Err(held.into());
         }

@@ -7,7 +7,7 @@ use fabric_store::{Kind, Object, ObjectRef, Problem};
 use serde_json::{Value, json};
 
 use super::output::{self, Format};
-use super::rundir::Selection;
+use super::selection::Selection;
 
 /// Placeholder for key material.
 const HIDDEN: &str = "<hidden>";

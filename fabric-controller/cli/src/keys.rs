@@ -11,7 +11,7 @@ use fabric_api::{ClusterId, PrivateKey, PublicKey, labels};
 
 use super::manifest::{self, NewFile};
 use super::output;
-use super::rundir::Selection;
+use super::selection::Selection;
 
 const EXAMPLES: &str = "\
 Examples:

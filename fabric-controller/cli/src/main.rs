@@ -1,7 +1,7 @@
 //! `weft`: sets up, runs and shows the fabric on a host. One module a command, and what they share.
 //!
-//! * [`rundir`] locates files, [`process`] is one supervised process, [`supervisor`] keeps a set of
-//!   them running, [`workloads`] defines that set.
+//! * [`rundir`] locates files, [`selection`] chooses a fabric of the host, [`process`] is one
+//!   supervised process, [`supervisor`] keeps a set of them running, [`workloads`] defines that set.
 //! * [`observe`] reads what is known of the peerings; [`status`] shows it.
 
 mod agent;
@@ -15,6 +15,8 @@ mod host;
 mod init;
 mod keys;
 mod limits;
+mod lock;
+mod log_file;
 mod logs;
 mod manifest;
 mod metrics;
@@ -23,6 +25,7 @@ mod output;
 mod preconditions;
 mod process;
 mod rundir;
+mod selection;
 mod status;
 mod supervise;
 mod supervisor;

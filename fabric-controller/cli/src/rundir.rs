@@ -1,4 +1,4 @@
-//! Run and state directories of the fabrics of this host, and which fabric a command means.
+//! Run and state directories of the fabrics of this host.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read as _, Write as _};
@@ -11,27 +11,14 @@ use fabric_store::{Store, StoreArgs};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::{process, supervise};
-
 /// File in a state directory that nft loads before the network of a starting host is up.
 pub(crate) const REFUSAL_FILE: &str = "refusal.nft";
 /// Run directories are `/run/weft/CLUSTER` unless an option names others, state directories
 /// `/var/lib/weft/CLUSTER`.
-const RUN_ROOT: &str = "/run/weft";
+pub(crate) const RUN_ROOT: &str = "/run/weft";
 pub(crate) const STATE_ROOT: &str = "/var/lib/weft";
 /// The longest path of a Unix socket, without the closing zero (unix(7)).
 const SOCKET_PATH_MAX: usize = 107;
-
-/// Which fabric of this host is meant.
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Selection {
-    /// The cluster, when this host runs the fabric of several.
-    #[arg(long, value_name = "ID", env = "WEFT_CLUSTER")]
-    pub(crate) cluster: Option<ClusterId>,
-    /// Its run directory, if it is not /run/weft/CLUSTER.
-    #[arg(long, value_name = "DIR", env = "WEFT_RUN_DIR")]
-    pub(crate) run_dir: Option<PathBuf>,
-}
 
 /// Data lost at a reboot: published config, status, sockets, pid files, logs.
 #[derive(Clone, Debug)]
@@ -60,60 +47,6 @@ pub(crate) struct Record {
 
 pub(crate) fn default_state_dir(cluster: &ClusterId) -> PathBuf {
     Path::new(STATE_ROOT).join(cluster.as_str())
-}
-
-impl Selection {
-    /// The run directory meant: the one named, or the only one there is, or of several the only one
-    /// in which something runs. `None` if there is none.
-    pub(crate) fn find(&self) -> anyhow::Result<Option<RunDir>> {
-        if let Some(dir) = &self.run_dir {
-            let dir = RunDir::at(dir)?;
-            return Ok(dir.path().is_dir().then_some(dir));
-        }
-        if let Some(cluster) = &self.cluster {
-            let dir = RunDir::of(cluster);
-            return Ok(dir.path().is_dir().then_some(dir));
-        }
-        let mut all = all()?;
-        if all.len() > 1 && all.iter().any(RunDir::is_used) {
-            all.retain(RunDir::is_used);
-        }
-        if all.len() > 1 {
-            let names: Vec<_> = all.iter().filter_map(|d| d.0.file_name()?.to_str()).collect();
-            bail!(
-                "this host runs the fabric of {} clusters ({}); say which with --cluster ID",
-                all.len(),
-                names.join(", ")
-            );
-        }
-        Ok(all.pop())
-    }
-
-    /// Same as [`Self::find`], but fails if there is none.
-    pub(crate) fn require(&self) -> anyhow::Result<RunDir> {
-        let place = self.place();
-        self.find()?.with_context(|| {
-            format!(
-                "no fabric runs here: found nothing in {}; expected what `weft up` or `weft agent` \
-                 leaves there. Start one of them, or say where with --run-dir DIR",
-                place.display()
-            )
-        })
-    }
-
-    /// Path of the run directory that is looked for.
-    pub(crate) fn place(&self) -> PathBuf {
-        match (&self.run_dir, &self.cluster) {
-            (Some(dir), _) => dir.clone(),
-            (None, Some(cluster)) => RunDir::of(cluster).0,
-            (None, None) => PathBuf::from(RUN_ROOT),
-        }
-    }
-}
-
-/// Run directories in the usual place.
-pub(crate) fn all() -> anyhow::Result<Vec<RunDir>> {
-    Ok(folders(Path::new(RUN_ROOT))?.into_iter().map(RunDir).collect())
 }
 
 impl RunDir {
@@ -167,11 +100,6 @@ impl RunDir {
             make(&self.0.join(folder), 0o700)?;
         }
         Ok(())
-    }
-
-    /// Returns true if a supervisor or a process of it runs.
-    fn is_used(&self) -> bool {
-        supervise::supervisor_of(self).is_some() || !process::running(self).is_empty()
     }
 
     /// Returns true if everything is there that its supervisor has made before it started a process.
@@ -283,26 +211,6 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// 16 hex digits that stand for a name.
 pub(crate) fn short_hash(name: &str) -> String {
     Sha256::digest(name.as_bytes()).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// The visible ones.
-fn folders(root: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let entries = match fs::read_dir(root) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => {
-            let error = anyhow::Error::new(error);
-            return Err(error.context(format!("cannot read folder {}", root.display())));
-        }
-    };
-    let mut found: Vec<PathBuf> = entries
-        .filter_map(Result::ok)
-        .filter(|entry| !entry.file_name().as_encoded_bytes().starts_with(b"."))
-        .map(|entry| entry.path())
-        .filter(|path| path.is_dir())
-        .collect();
-    found.sort();
-    Ok(found)
 }
 
 #[cfg(test)]

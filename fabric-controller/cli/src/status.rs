@@ -20,8 +20,9 @@ use super::cluster::{self, ClusterArgs};
 use super::health::{self, HttpError};
 use super::observe::{self, Host, Liveness, Observation, Peering, Refused, State};
 use super::output::{self, Format};
-use super::rundir::{Record, RunDir, Selection};
-use super::{process, supervise, workloads};
+use super::rundir::{Record, RunDir};
+use super::selection::Selection;
+use super::{lock, process, workloads};
 
 /// Between two looks. An API server has others to serve.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -199,7 +200,7 @@ async fn host(dir: &RunDir, record: Record) -> Host {
         full: dirs.into_iter().flatten().filter(|dir| is_full(dir)).collect(),
         running: join_all(asked).await.into_iter().collect::<BTreeMap<_, _>>(),
         expected,
-        supervised: supervise::supervisor_of(dir).is_some(),
+        supervised: lock::supervisor_of(dir).is_some(),
         cluster_id: record.cluster_id,
         node: record.node,
     }

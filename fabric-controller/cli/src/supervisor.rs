@@ -12,7 +12,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
 use super::limits;
-use super::logs;
+use super::log_file;
 use super::output::say;
 use super::process::{self, Freshness, Process, Role, Spec};
 use super::rundir::RunDir;
@@ -183,7 +183,7 @@ impl Supervisor {
         }
         slot.restarts += 1;
         if slot.backoff.is_worth_a_line() {
-            let last = logs::last_line(&self.dir.log_file(&ended.name));
+            let last = log_file::last_line(&self.dir.log_file(&ended.name));
             let limit = last.as_deref().and_then(limits::remedy);
             let last = last.map(|line| format!("; its last words: {line}")).unwrap_or_default();
             let limit = limit.map(|limit| format!("; {limit}")).unwrap_or_default();

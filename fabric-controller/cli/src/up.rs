@@ -19,7 +19,7 @@ use super::supervise::{self, End, Loop, OnSilence, StopSignals};
 use super::workloads::{
     self, AgentOptions, ChildLogs, ControlOptions, GatewayOptions, Wanted, Workloads,
 };
-use super::{host, manifest, metrics, preconditions, process};
+use super::{host, lock, manifest, metrics, preconditions, process};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
     let dir = args.run_dir.as_deref().map_or_else(|| Ok(RunDir::of(&cluster_id)), RunDir::at)?;
     process::check_alone(&dir)?;
     dir.create()?;
-    let _lock = supervise::lock(&dir, "weft up")?;
+    let _lock = lock::lock(&dir, "weft up")?;
     let state = args.state_dir.clone().unwrap_or_else(|| default_state_dir(&cluster_id));
     let record = Record {
         cluster_id: Some(cluster_id.to_string()),

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use crate::host;
 use crate::process::{Identity, is_seen_alike, marked, neighbours};
-use crate::rundir::{RunDir, Selection, all};
+use crate::rundir::RunDir;
+use crate::selection::{Selection, all};
 
 /// Suffix that the kernel adds to the path of an open file that has been removed.
 const REMOVED: &str = " (deleted)";

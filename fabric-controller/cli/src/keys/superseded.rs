@@ -11,9 +11,10 @@ use fabric_api::fabric::GatewayConfig;
 use fabric_store::Kind;
 
 use crate::process::{self, Identity, PidFile};
-use crate::rundir::{RunDir, Selection};
+use crate::rundir::RunDir;
+use crate::selection::Selection;
 use crate::workloads::gateways_of;
-use crate::{output, supervise};
+use crate::{lock, output};
 
 /// Time for a gateway to stop, and for the supervisor to start the next one.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -23,7 +24,7 @@ const POLL: Duration = Duration::from_millis(20);
 pub(super) fn end(selection: &Selection, peer: &ClusterId) -> anyhow::Result<ExitCode> {
     let dir = selection.require()?;
     ensure!(
-        supervise::supervisor_of(&dir).is_some(),
+        lock::supervisor_of(&dir).is_some(),
         "no `weft up` runs here, which would start the gateway again"
     );
     let gateways = gateways_with(&dir, peer)?;

@@ -1,0 +1,90 @@
+//! Lock of a run directory, held by its one supervisor.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+
+use super::rundir::RunDir;
+
+/// Held for as long as a supervisor runs.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _file: File,
+}
+
+/// Holder of a lock.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{command} (pid {pid}) is at work in {dir} already; stop it first (kill {pid}, or weft down)"
+)]
+pub(crate) struct Held {
+    pub(crate) command: String,
+    pub(crate) pid: i32,
+    dir: String,
+}
+
+/// Time for which a lock may be held by a process that only looks at it, or by a supervisor that
+/// was killed and has not exited yet.
+const GOES_AWAY: Duration = Duration::from_secs(1);
+const ATTEMPTS: usize = 200;
+
+/// Takes the lock of a run directory that exists, as `command`.
+pub(crate) fn lock(dir: &RunDir, command: &str) -> anyhow::Result<Lock> {
+    let path = dir.lock_file();
+    let give_up = Instant::now() + GOES_AWAY;
+    for _ in 0..ATTEMPTS {
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o644)
+            .open(&path)
+            .with_context(|| format!("cannot open {}", path.display()))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(std::fs::TryLockError::WouldBlock) => {
+                if Instant::now() >= give_up {
+                    return Err(holder(dir, &mut file).into());
+                }
+                std::thread::sleep(Duration::from_millis(10));
+                continue;
+            }
+            Err(std::fs::TryLockError::Error(error)) => {
+                let error = anyhow::Error::new(error);
+                return Err(error.context(format!("cannot lock {}", path.display())));
+            }
+        }
+        // `weft down` may have removed the file between opening and locking.
+        let same =
+            |there: std::fs::Metadata| Ok::<_, io::Error>(there.ino() == file.metadata()?.ino());
+        if std::fs::metadata(&path).and_then(same).unwrap_or(false) {
+            file.set_len(0)?;
+            file.rewind()?;
+            write!(file, "{}\n{command}\n", std::process::id())?;
+            return Ok(Lock { _file: file });
+        }
+    }
+    bail!("{} is made and removed again and again; is `weft down` at work?", path.display())
+}
+
+/// Returns the supervisor of a run directory, if there is one.
+pub(crate) fn supervisor_of(dir: &RunDir) -> Option<Held> {
+    let mut file = File::open(dir.lock_file()).ok()?;
+    match file.try_lock_shared() {
+        Err(std::fs::TryLockError::WouldBlock) => Some(holder(dir, &mut file)),
+        Ok(()) | Err(std::fs::TryLockError::Error(_)) => None,
+    }
+}
+
+fn holder(dir: &RunDir, file: &mut File) -> Held {
+    let mut text = String::new();
+    drop(file.read_to_string(&mut text));
+    let mut lines = text.lines();
+    let pid = lines.next().and_then(|pid| pid.parse().ok()).unwrap_or(0);
+    let command = lines.next().unwrap_or("another weft").to_owned();
+    Held { command, pid, dir: dir.path().display().to_string() }
+}
