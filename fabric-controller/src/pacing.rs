@@ -7,41 +7,44 @@ use fabric_core::index::Index;
 use fabric_store::Kind;
 use tokio::time::Instant;
 
-/// Time for each node until the next version may follow, unless all have acknowledged this one.
-const INTERVAL_PER_NODE: Duration = Duration::from_millis(5);
-/// The same, on average over more than [`BURST`] versions. An API server on two cores takes about 400 writes
-/// a second; this leaves three quarters of them to others.
-const AVERAGE_PER_NODE: Duration = Duration::from_millis(10);
-/// Versions that may follow each other faster than that: those that one new peering makes.
-const BURST: u32 = 4;
+/// Maximum time for each node until the next version may follow: some nodes may never acknowledge.
+const LONGEST_PER_NODE: Duration = Duration::from_millis(25);
+/// Time until the next version, as a multiple of the time that the acknowledgements of this one took: an
+/// API server that is busy gets fewer of them.
+const SHARE: u32 = 2;
 
 /// When the next version may be published.
 #[derive(Debug, Default)]
 pub struct Pacing {
-    published: Option<Instant>,
-    /// Time at which the average is reached again.
-    even: Option<Instant>,
+    last: Option<Version>,
     held: Option<Instant>,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct Version {
+    published: Instant,
+    acknowledged: Option<Instant>,
+}
+
 impl Pacing {
-    /// Time until which a new version has to wait; the first ones after a rest do not.
-    pub fn earliest(&self, index: &Index) -> Option<Instant> {
-        let nodes = index.of_kind(Kind::Node);
-        let is_acknowledged = nodes.map(|(node, _)| &node.name).all(|node| index.is_applied(node));
-        let next = self.published? + INTERVAL_PER_NODE * node_count(index);
-        let ahead = AVERAGE_PER_NODE * node_count(index) * (BURST - 1);
-        let now = Instant::now();
-        let average = self.even?.checked_sub(ahead).unwrap_or(now);
-        let earliest = if is_acknowledged { average } else { average.max(next) };
+    /// Time until which a new version has to wait; the first one after a rest does not. Has to be called
+    /// when a node has acknowledged.
+    pub fn earliest(&mut self, index: &Index) -> Option<Instant> {
+        let (last, now) = (self.last.as_mut()?, Instant::now());
+        let mut nodes = index.of_kind(Kind::Node).map(|(node, _)| &node.name);
+        if last.acknowledged.is_none() && nodes.all(|node| index.is_applied(node)) {
+            last.acknowledged = Some(now);
+        }
+        let count = u32::try_from(index.of_kind(Kind::Node).count()).unwrap_or(u32::MAX);
+        let latest = last.published + LONGEST_PER_NODE * count;
+        let after = |acknowledged| last.published + (acknowledged - last.published) * SHARE;
+        let earliest = last.acknowledged.map_or(latest, after).min(latest);
         (now < earliest).then_some(earliest)
     }
 
     /// A version has been written.
-    pub fn published(&mut self, index: &Index) {
-        let now = Instant::now();
-        self.published = Some(now);
-        self.even = Some(self.even.unwrap_or(now).max(now) + AVERAGE_PER_NODE * node_count(index));
+    pub fn published(&mut self) {
+        self.last = Some(Version { published: Instant::now(), acknowledged: None });
     }
 
     /// A version waits until then; `None`: none does.
@@ -53,10 +56,6 @@ impl Pacing {
     pub fn due(&self) -> Option<Instant> {
         self.held
     }
-}
-
-fn node_count(index: &Index) -> u32 {
-    u32::try_from(index.of_kind(Kind::Node).count()).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
@@ -93,32 +92,19 @@ pub(crate) mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn version_waits_for_acknowledgements_or_its_time() {
+    async fn version_waits_twice_as_long_as_acknowledgements() {
         let mut pacing = Pacing::default();
         let (some, all) = (index_of_nodes(200, 199), index_of_nodes(200, 200));
         assert_eq!(pacing.earliest(&some), None, "it is the first one");
-        pacing.published(&some);
-        let second = Instant::now() + Duration::from_secs(1);
-        assert_eq!(pacing.earliest(&some), Some(second));
-        assert_eq!(pacing.earliest(&all), None, "nobody works on the one before");
-        tokio::time::advance(Duration::from_secs(1)).await;
-        assert_eq!(pacing.earliest(&some), None);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn many_versions_keep_to_their_average() {
-        let (mut pacing, all) = (Pacing::default(), index_of_nodes(200, 200));
-        let start = Instant::now();
-        let mut times = Vec::new();
-        while times.len() < 7 {
-            if let Some(earliest) = pacing.earliest(&all) {
-                tokio::time::sleep_until(earliest).await;
-            }
-            pacing.published(&all);
-            times.push((Instant::now() - start).as_secs());
-        }
-        assert_eq!(times, [0, 0, 0, 0, 2, 4, 6]);
-        tokio::time::advance(Duration::from_secs(8)).await;
-        assert_eq!(pacing.earliest(&all), None, "it has rested");
+        let first = Instant::now();
+        pacing.published();
+        assert_eq!(pacing.earliest(&some), Some(first + Duration::from_secs(5)));
+        tokio::time::advance(Duration::from_millis(400)).await;
+        assert_eq!(pacing.earliest(&all), Some(first + Duration::from_millis(800)));
+        tokio::time::advance(Duration::from_millis(400)).await;
+        assert_eq!(pacing.earliest(&all), None);
+        pacing.published();
+        tokio::time::advance(Duration::from_secs(5)).await;
+        assert_eq!(pacing.earliest(&some), None, "one node may never acknowledge");
     }
 }

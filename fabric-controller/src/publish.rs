@@ -273,7 +273,7 @@ impl Publisher<'_> {
             Written::Object(stored) => {
                 let generation = stored.generation();
                 if is_version(&stored) {
-                    self.schedule.pacing.published(self.index);
+                    self.schedule.pacing.published();
                 }
                 if self.apply(stored) {
                     tracing::info!(%object, generation, "published");
@@ -433,9 +433,9 @@ mod tests {
         };
         let all = (vec![Kind::Ip, Kind::NodeConfig, Kind::FabricRecord], None);
         assert_eq!(written(&version(1)).await, all);
-        let second = Duration::from_secs(1);
-        assert_eq!(written(&version(2)).await, (vec![Kind::Ip], Some(second)));
-        tokio::time::advance(second).await;
+        let longest = Duration::from_secs(5);
+        assert_eq!(written(&version(2)).await, (vec![Kind::Ip], Some(longest)));
+        tokio::time::advance(longest).await;
         assert_eq!(written(&version(2)).await, all);
     }
 }
