@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use crate::liveness::health::Unanswered;
 
-/// Probes of one turn while nothing is suspected: so many that loss of 40 % shows in most turns. The
+/// Probes of one turn while nothing is suspected: so many that loss of 40 % shows in 98 % of turns. The
 /// next is the other end's, half an interval later.
-pub const TRAIN: usize = 5;
+pub const TRAIN: usize = 8;
 /// Probes that a share of lost ones is computed from, and the fewest that it may be reported of.
 const WINDOW: usize = 20;
 const LONG_WINDOW: usize = 60;
-const MIN_DECIDED: usize = 8;
+const MIN_DECIDED: usize = 10;
 /// Separate gaps that make a loss: a single one is a pause, as of a gateway that restarts.
 const MIN_GAPS: usize = 2;
 /// Least share of lost probes that is reported, in percent: of an idle tunnel, and of a busy one,

@@ -87,9 +87,9 @@ fn forty_percent_loss_shows_in_a_second_and_clears() {
     assert!(!sim.log.is_bursting());
 }
 
-/// Number of 1,000 random losses of 40 % that are not named in time after the last good train, if
-/// the peer asks for a burst or not. A train of either end shows them.
-fn late_of_thousand(is_asked: bool) -> usize {
+/// Number of 1,000 random losses of 40 % that are not named within this time of the first train that
+/// has any, or of the peer's request for a burst. A train of either end shows them.
+fn late_of_thousand(is_asked: bool, time: Duration) -> usize {
     let is_late = |seed: &u64| {
         let mut sim = Sim { interval: 1000 * MS, ..Sim::new() };
         sim.run(1000 * MS, |_| false);
@@ -104,22 +104,28 @@ fn late_of_thousand(is_asked: bool) -> usize {
             hasher.finish() % 100 < 40
         };
         let next_train = sim.now + if is_asked { 1000 * MS } else { Duration::ZERO };
-        sim.run_from(next_train, 1700 * MS, is_lost);
+        sim.run_from(next_train, time, is_lost);
         sim.log.loss_percent().is_none()
     };
     (0..1000).filter(is_late).count()
 }
 
 #[test]
+fn random_loss_is_named_by_the_next_train() {
+    let late = late_of_thousand(false, 900 * MS);
+    assert!(late <= 30, "{late} of 1,000");
+}
+
+#[test]
 fn random_loss_is_named_by_the_next_two_trains() {
-    let late = late_of_thousand(false);
-    assert!(late <= 20, "{late} of 1,000");
+    let late = late_of_thousand(false, 1700 * MS);
+    assert!(late <= 10, "{late} of 1,000");
 }
 
 /// The train before was answered, which proves nothing of now.
 #[test]
 fn random_loss_is_named_in_a_burst_for_the_peer() {
-    let late = late_of_thousand(true);
+    let late = late_of_thousand(true, 1700 * MS);
     assert!(late <= 20, "{late} of 1,000");
 }
 
