@@ -65,3 +65,20 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     output::say(&format!("error: {error:#}"));
     ExitCode::FAILURE
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// At most this many characters a line: clap breaks longer ones after one word of the next.
+    const WIDTH: usize = 100;
+
+    #[test]
+    fn no_line_of_a_help_text_is_broken_twice() {
+        for command in Cli::command().get_subcommands() {
+            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let wide: Vec<_> = text.lines().filter(|line| line.chars().count() > WIDTH).collect();
+            assert!(wide.is_empty(), "weft {}: {wide:#?}", command.get_name());
+        }
+    }
+}

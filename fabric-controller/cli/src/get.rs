@@ -13,9 +13,6 @@ use super::selection::Selection;
 const HIDDEN: &str = "<hidden>";
 
 const EXAMPLES: &str = "\
-KIND is a kind, its plural or its short name, in any case: configuration, gws, conn, networks, ip;
-or `all`.
-
 Examples:
     weft get configuration milan -n liqo-tenant-milan
     weft get networks -o json
@@ -28,11 +25,14 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct GetArgs {
+    /// A kind, its plural or its short name, in any case (configuration, gws, networks), or `all`.
     kind: String,
+    /// Of one resource; without it, all of the kind are printed.
     name: Option<String>,
     /// Only those of this namespace.
     #[arg(short, long)]
     namespace: Option<String>,
+    /// How they are printed; `name` is one KIND.GROUP/NAMESPACE/NAME a line.
     #[arg(short, long, value_enum, default_value_t = Output::Yaml)]
     output: Output,
     #[command(flatten)]

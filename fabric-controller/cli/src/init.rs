@@ -13,7 +13,7 @@ use super::{manifest, output};
 
 const EXAMPLES: &str = "\
 Examples:
-  One host, which is the only node (named as the host, with the address that the default route uses):
+  One host, the only node (named as the host, with the address that the default route uses):
     weft init --cluster-id rome --out /etc/weft/rome
   Two nodes, each with its part of the pod CIDR:
     weft init --cluster-id rome --pod-cidr 10.200.0.0/16 \\

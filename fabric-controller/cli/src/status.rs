@@ -33,16 +33,16 @@ const NOT_CONNECTED: u8 = 3;
 const NOT_RUNNING: u8 = 4;
 
 const HELP: &str = "\
-States: Connected (packets get through now), Degraded (connected, with a fault: packets may be lost, some,
-one way, or all of them while the peer has not answered for 3 s and is not in Error yet, which takes
-10 to 12 s at Liqo's settings), Connecting (the peer has not answered yet), Error (it has, and does no
-more; or the gateway does not answer), Down (the gateway's process or pod does not run),
-Waiting (something that the peering needs is not there yet). Except for Connected, the problems say why,
-and what to do about it; so do the faults of a peering: reason, message, remedy, since.
+States: Connected (packets get through now), Degraded (connected, with a fault: packets may be lost,
+some, one way, or all of them while the peer has not answered for 3 s and is not in Error yet, which
+takes 10 to 12 s at Liqo's settings), Connecting (the peer has not answered yet), Error (it has, and
+does no more; or the gateway does not answer), Down (the gateway's process or pod does not run),
+Waiting (something that the peering needs is not there yet). Except for Connected, the problems say
+why, and what to do about it; so do the faults of a peering: reason, message, remedy, since.
 
-On a further host (`weft agent`) a gateway that does not answer its agent, or has reported nothing for 30 s,
-is Error: what else is shown of it is as old as its problem says. So is every peering on a host whose Node
-is not in the manifests.
+On a further host (`weft agent`) a gateway that does not answer its agent, or has reported nothing
+for 30 s, is Error: what else is shown of it is as old as its problem says. So is every peering on a
+host whose Node is not in the manifests.
 
 MTU: of the tunnel, and what keeps it from being larger (mtuBound): spec.mtu (Spec), the device or
 route towards the peer (Device), the VXLAN to the nodes (Overlay), or what gets through to the peer
@@ -50,8 +50,8 @@ route towards the peer (Device), the VXLAN to the nodes (Overlay), or what gets 
 was tried, because the tunnel has no use for it. - if the peer does not answer such probes.
 
 Exit codes: 0 every peering is Connected, 1 the status cannot be read, 2 wrong usage,
-3 a peering is in another state than Connected, be it only Degraded, 4 no fabric runs here, or weft is
-not installed in that cluster.
+3 a peering is in another state than Connected, be it only Degraded, 4 no fabric runs here, or weft
+is not installed in that cluster.
 
 JSON (-o json; YAML is the same; absent means not known; in Kubernetes there is no outer node):
   {\"clusterId\": \"rome\", \"node\": \"n1\",
