@@ -54,18 +54,25 @@ impl HostState {
     }
 
     /// Those of the settings on forwarding that packets between pods and peers of this family depend
-    /// on, with their values.
+    /// on, with their values. IPv4 packets depend on that of the device they come in on; each change of
+    /// the namespace's sets those of all devices, so that it is the remedy where it is off, too.
     pub(crate) fn forwarding_of(
         &self,
         config: &NodeConfigSpec,
         family: Family,
     ) -> Vec<(&Sysctl, bool)> {
-        let mut settings = vec![names::forwarding(family)];
-        if family == Family::Ipv4 {
-            settings.extend(self.forwarding_devices(config).into_iter().map(forwarding_of));
+        let known = |setting: Sysctl| {
+            self.forwarding.get_key_value(&setting).map(|(setting, is_on)| (setting, *is_on))
+        };
+        let namespace = known(names::forwarding(family));
+        let devices = self.forwarding_devices(config).into_iter().map(forwarding_of);
+        let devices: Vec<_> =
+            devices.filter(|_| family == Family::Ipv4).filter_map(known).collect();
+        if namespace.is_none_or(|(_, is_on)| is_on) {
+            return namespace.into_iter().chain(devices).collect();
         }
-        let known = settings.iter().filter_map(|setting| self.forwarding.get_key_value(setting));
-        known.map(|(setting, on)| (setting, *on)).collect()
+        let all_forward = !devices.is_empty() && devices.iter().all(|(_, is_on)| *is_on);
+        if all_forward { devices } else { namespace.into_iter().collect() }
     }
 
     /// Devices of the node's pods, and that of the underlay if gateways run here. Where pods have

@@ -250,6 +250,17 @@ fn a_node_that_forwards_nothing_is_told() {
         let problem = format!("{} is 0: this node forwards no packets of pods", setting.name());
         assert_eq!(compiled.problems, [problem].into());
     }
+    let problems = |cni0: bool| {
+        let mut host_state = host_state.clone();
+        host_state.forwarding.insert(names::forwarding(Family::Ipv4), false);
+        for (dev, is_on) in [("cni0", cni0), ("eth0", true)] {
+            host_state.forwarding.insert(of_device(dev), is_on);
+        }
+        compile(&config, &host_state).problems.into_iter().collect::<Vec<_>>()
+    };
+    let namespace = "net.ipv4.ip_forward is 0: this node forwards no packets of pods";
+    assert_eq!(problems(false), [namespace], "one remedy for all devices");
+    assert_eq!(problems(true), [""; 0], "devices on their own forward");
 }
 
 fn commands(compiled: &Compiled) -> String {

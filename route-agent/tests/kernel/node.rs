@@ -98,7 +98,7 @@ impl World {
 
     /// Publishes `config`, and returns at once.
     pub(crate) fn configure(&self, config: NodeConfigSpec) {
-        at_once(self.store.put(&Object::NodeConfig(NodeConfig::new("n1", config)))).unwrap();
+        at_once(self.store.put(&NodeConfig::new("n1", config).into())).unwrap();
     }
 
     /// Publishes `config`, and waits for the agent to have it applied.
@@ -181,7 +181,7 @@ impl World {
         let reference = ObjectRef::new(Kind::NodeConfig, "", "n1");
         match at_once(self.store.get(&reference)) {
             Ok(Some(Object::NodeConfig(config))) => {
-                Some((config.metadata.generation?, config.status.unwrap_or_default()))
+                Some((config.metadata.generation?, config.status.clone().unwrap_or_default()))
             }
             _ => None,
         }
@@ -210,7 +210,7 @@ impl World {
             let Ok(Some(Object::NodeConfig(config))) = at_once(self.store.get(&reference)) else {
                 return false;
             };
-            let status = config.status.unwrap_or_default();
+            let status = config.status.clone().unwrap_or_default();
             problems = status.problems;
             status.applied_generation == config.metadata.generation.unwrap()
         });
@@ -223,7 +223,7 @@ impl World {
         let Ok(Some(Object::NodeConfig(config))) = at_once(self.store.get(&own)) else {
             return Vec::new();
         };
-        config.status.unwrap_or_default().problems
+        config.status.clone().unwrap_or_default().problems
     }
 
     /// The address that the peer sees when `from` connects.
