@@ -208,24 +208,31 @@ impl Cluster {
         Ok(items.unwrap_or_else(|| vec![list]))
     }
 
-    /// Until the tunnel is up and every node uses it.
+    /// Until the tunnel is up, every node uses it and the peer's remapped prefixes are in the status.
     pub fn wait_connected(&self, peer: &str, at_most: Duration) -> Result<()> {
         let what = format!("{} is connected to {peer}", self.spec.id);
         wait_until(&what, at_most, || {
             self.is_connected(peer)?;
             let open = self.nodes_open_to(peer)?;
             ensure!(open == self.nodes.len(), "only {open} of its nodes use the tunnel");
+            let configuration = self.configuration(peer)?;
+            let is_ready = configuration["status"]["remote"].is_object();
+            ensure!(is_ready, "the controller has not seen its nodes ready: {configuration}");
             Ok::<_, anyhow::Error>(())
         })
     }
 
     /// This cluster's view of the peer, from the status of its Configuration.
     pub fn view(&self, peer: &ClusterSpec) -> Result<View> {
-        let namespace = format!("liqo-tenant-{}", peer.id);
-        let text =
-            self.weft(&["get", "configuration", &peer.id, "-n", &namespace, "-o", "json"])?;
-        View::read(&serde_json::from_str(&text)?, peer)
+        View::read(&self.configuration(&peer.id)?, peer)
             .with_context(|| format!("how {} sees {}", self.spec.id, peer.id))
+    }
+
+    /// The Configuration of a peer.
+    fn configuration(&self, peer: &str) -> Result<Value> {
+        let namespace = format!("liqo-tenant-{peer}");
+        let text = self.weft(&["get", "configuration", peer, "-n", &namespace, "-o", "json"])?;
+        Ok(serde_json::from_str(&text)?)
     }
 
     /// Processes of weft on a node by the name of their program; ID as seen from outside.

@@ -62,7 +62,7 @@ pub(crate) struct Traffic {
 
 /// Two clusters on one small machine: while servers of Kubernetes start, a gateway may get no processor
 /// for longer than its TUN's queue lasts. In all, of a stream.
-const STARVED: Duration = Duration::from_millis(500);
+const STARVED: Duration = Duration::from_secs(1);
 
 impl Traffic {
     /// If nothing of weft's has cut it. What the machine had no time for is printed in any case.

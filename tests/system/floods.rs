@@ -99,9 +99,10 @@ fn vxlan_from_a_stranger_enters_neither_a_node_nor_a_gateway() -> Result<()> {
                 ensure!(strange == 0, "{strange} packets of a stranger passed {to}");
                 let before = marked.load(Ordering::Relaxed);
                 let link = link_of_gateway(milan, to.is_ipv4())?;
-                let length = if to.is_ipv4() { 32 } else { 128 };
+                // Without nodad it may be tentative for a moment.
+                let kind = if to.is_ipv4() { "32 dev lo" } else { "128 dev lo nodad" };
                 let stranger = scene.lab.switch().net();
-                stranger.ip(&format!("address replace {link}/{length} dev lo"))?;
+                stranger.ip(&format!("address replace {link}/{kind}"))?;
                 wrap_from(stranger, link, to, &in_vxlan(mac, inner, MARK))?;
                 let forged = marked.load(Ordering::Relaxed) - before;
                 ensure!(forged == 0, "{forged} packets passed {to} as if from {link}");
