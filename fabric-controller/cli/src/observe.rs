@@ -187,6 +187,7 @@ pub(crate) fn observe(snapshot: &Snapshot, found: &Found) -> Observation {
     });
     problems.extend(view.problems(&snapshot.problems));
     let mut all = found.problems.clone();
+    all.extend(view.other_cluster_id(found));
     all.extend(problems);
     // A message of several lines would look like several problems.
     let line = |problem: &String| problem.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -275,6 +276,18 @@ impl<'a> View<'a> {
     /// The ID in the published configs, for a host that has nothing else.
     fn cluster_id(&self) -> Option<String> {
         self.nodes.first().map(|node| node.spec.cluster_id.clone())
+    }
+
+    /// Problem of an ID that was changed while the fabric runs.
+    fn other_cluster_id(&self, found: &Found) -> Option<String> {
+        let (started, now) = found.cluster_id.as_ref().zip(self.cluster_id())?;
+        let map = labels::CLUSTER_ID_CONFIGMAP;
+        (*started != now).then(|| {
+            format!(
+                "ConfigMap {map}: data.CLUSTER_ID: found {now}; expected {started}, which the fabric was \
+                 started as, and its peers know; for another, run `weft down` first"
+            )
+        })
     }
 
     /// Returns true if others are nodes of the cluster, and this one is not.

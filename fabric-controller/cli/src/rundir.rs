@@ -11,6 +11,8 @@ use fabric_store::{Store, StoreArgs};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use super::output::say;
+
 /// File in a state directory that nft loads before the network of a starting host is up.
 pub(crate) const REFUSAL_FILE: &str = "refusal.nft";
 /// Run directories are `/run/weft/CLUSTER` unless an option names others, state directories
@@ -88,7 +90,7 @@ impl RunDir {
     /// Makes the folders, in an empty directory or one that was a run directory before. Logs and pid
     /// files are root's alone.
     pub(crate) fn create(&self) -> anyhow::Result<()> {
-        if self.record()?.is_none() {
+        if !matches!(self.record(), Ok(Some(_))) {
             self.check_ours()?;
         }
         let make = |path: &Path, mode| {
@@ -151,15 +153,31 @@ impl RunDir {
         replace(&path, text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))
     }
 
+    /// Rewrites a damaged record as it was last read.
+    pub(crate) fn mend_record(&self, last: &mut Option<Record>) {
+        match self.record() {
+            Ok(Some(record)) => *last = Some(record),
+            // A directory that lacks it is made again as a whole.
+            Ok(None) => {}
+            Err(error) => {
+                let mended = last.as_ref().map(|record| self.write_record(record));
+                if let Some(Ok(())) = mended {
+                    say(&format!("{error:#}: written again"));
+                }
+            }
+        }
+    }
+
     /// Returns the options of the supervisor; `None` if none ever ran here.
     pub(crate) fn record(&self) -> anyhow::Result<Option<Record>> {
         let path = self.record_file();
         let mut text = String::new();
         match File::open(&path).and_then(|mut file| file.read_to_string(&mut text)) {
-            Ok(_) => serde_json::from_str(&text)
-                .map(Some)
-                .with_context(|| format!("{} is not what weft writes there", path.display())),
+            Ok(_) => serde_json::from_str(&text).map(Some).with_context(|| damaged(&path)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                Err(anyhow::Error::new(error).context(damaged(&path)))
+            }
             Err(error) => {
                 Err(anyhow::Error::new(error).context(format!("cannot read {}", path.display())))
             }
@@ -183,6 +201,11 @@ impl RunDir {
         };
         opened.context("cannot open the store")
     }
+}
+
+fn damaged(path: &Path) -> String {
+    let path = path.display();
+    format!("{path} is not what weft writes there; `weft up` or `weft agent` writes it anew")
 }
 
 /// Fails if there is anything that weft does not put into a state directory.

@@ -90,7 +90,7 @@ impl<S: OnSilence> Loop<S> {
         let (mut supervisor, mut ended) = Supervisor::new(self.dir.clone());
         let (silent_to, mut silent) = watch::channel(BTreeSet::new());
         tokio::spawn(health::watch_gateways(self.reports.subscribe(), silent_to));
-        let (mut known_silent, mut incomplete) = (BTreeSet::new(), 0);
+        let (mut known_silent, mut incomplete, mut record) = (BTreeSet::new(), 0, None);
         let mut housekeeping = interval(Duration::from_secs(1));
         housekeeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let first = self.wanted.borrow_and_update().clone();
@@ -114,6 +114,7 @@ impl<S: OnSilence> Loop<S> {
                     if incomplete == MAX_INCOMPLETE {
                         return End::RunDirLost;
                     }
+                    self.dir.mend_record(&mut record);
                     log_file::bound(&self.dir);
                     self.mark_dead(&supervisor.reports()).await;
                 }

@@ -92,6 +92,23 @@ fn emptied_run_directory_is_made_again() {
 }
 
 #[test]
+fn damaged_record_is_written_again() {
+    let (host, mut up) = running();
+    let path = host.path("run/weft.json");
+    let before = fs::read(&path).unwrap();
+    let pids = ALL.map(|process| host.pid(process));
+    for damaged in [&b"\xff\xfe garbage"[..], b""] {
+        fs::write(&path, damaged).unwrap();
+        eventually("as it was", || fs::read(&path).unwrap() == before);
+    }
+    assert_eq!(ALL.map(|process| host.pid(process)), pids, "nothing is restarted for it");
+    up.kill();
+    fs::write(&path, "garbage").unwrap();
+    let _up = host.up(&[]);
+    eventually("as it was", || fs::read(&path).unwrap() == before);
+}
+
+#[test]
 fn a_killed_supervisors_processes_are_taken_over() {
     let (host, mut up) = running();
     let before = ALL.map(|process| host.pid(process));
