@@ -1,16 +1,14 @@
 //! The loop: observe changes, compile, publish, send requests to ipam.
 
+mod events;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::{Future, pending};
 use std::sync::Arc;
 use std::time::Duration;
 
-use fabric_api::labels;
-use fabric_runtime::Heartbeat;
-use fabric_store::{
-    Backoff, Event, Kind, Object, ObjectRef, Problem, Store, StoreError, Watch, until,
-};
-use futures::FutureExt as _;
+use fabric_runtime::{Heartbeat, return_unused_memory};
+use fabric_store::{Backoff, Event, Kind, Object, Problem, Store, StoreError, Watch, until};
 use futures::stream::{self, StreamExt as _};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -18,15 +16,15 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
 use crate::grants::{Ipam, Round};
-use crate::kinds::{READ, STATUSES, WRITTEN};
+use crate::kinds::READ;
 use crate::metrics::IpamOutcome;
 use crate::publish::{MAX_WRITES, Schedule, Sink, publish};
 use crate::stale_connections::StaleConnections;
 use crate::vitals::{COMPILED, Vitals};
 use fabric_core::Grant;
 use fabric_core::LaggingNodes;
-use fabric_core::compile::{IpamRequest, Published, compile, is_own, unreadable};
-use fabric_core::index::{Index, Settings, compiles_alike};
+use fabric_core::compile::{IpamRequest, Published, compile, unreadable};
+use fabric_core::index::{Index, Settings};
 use fabric_core::placement::{Placements, Plan};
 use fabric_store::obstacles::Reader;
 use gateway_workloads::Exchange;
@@ -35,6 +33,8 @@ use gateway_workloads::Exchange;
 const IPAM_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
 /// Backoff after ipam refused, or the store did not answer.
 const RETRY_REFUSED: Duration = Duration::from_secs(5);
+/// Maximum wait of acknowledgements that do not complete a version: most lead to nothing else.
+const ACKNOWLEDGEMENTS: Duration = Duration::from_secs(1);
 /// Interval of resyncs, which find files removed before the watch saw them.
 const RESYNC: Duration = Duration::from_secs(30);
 /// Maximum rounds of one reconciliation. Published objects lead to more, three times at most; the
@@ -65,6 +65,8 @@ pub struct Controller {
     schedule: Schedule,
     /// Time of the next compilation if there is news: compiling shall not take more than a third of a core.
     rested: Instant,
+    /// Time of the next compilation in any case.
+    compile_by: Option<Instant>,
     vitals: Vitals,
 }
 
@@ -90,6 +92,7 @@ impl Controller {
             lagging: LaggingNodes::default(),
             schedule: Schedule::default(),
             rested: Instant::now(),
+            compile_by: None,
             vitals: Vitals::default(),
         })
     }
@@ -130,6 +133,7 @@ impl Controller {
                 _ = beats.tick() => false,
                 () = until(Some(self.rested)), if has_news => true,
                 _ = resync.tick() => {
+                    return_unused_memory();
                     self.resync().await;
                     true
                 }
@@ -153,6 +157,7 @@ impl Controller {
                 }
                 () = until(self.stale_connections.next_check()), if !has_news => true,
                 () = until(lag_check), if !has_news => true,
+                () = until(self.compile_by), if !has_news => true,
                 () = until(self.schedule.pacing.due()), if !has_news => true,
             };
         }
@@ -223,140 +228,10 @@ impl Controller {
                 continue;
             }
             match self.store.put_status(&object).await {
-                Ok(_) => drop(self.index.apply(Event::Applied(Box::new(object)))),
+                Ok(_) => drop(self.index.apply(Event::Applied(object))),
                 Err(error) if error.is_unreachable() => return,
                 Err(error) => tracing::debug!(object = %reference, %error, "no condition"),
             }
-            self.vitals.heartbeat.beat();
-        }
-    }
-
-    async fn forget_status(&self, of: &ObjectRef) {
-        if let Err(error) = self.store.forget(of).await {
-            tracing::warn!(object = %of, error = %error, "its status stays behind");
-        }
-    }
-
-    /// Applies all events that wait, this one first; returns whether anything new follows from them.
-    async fn absorb_all(&mut self, event: Event) -> bool {
-        let mut length = 1;
-        let mut is_news = self.absorb(event).await;
-        while let Some(event) = self.watch.next().now_or_never() {
-            length += 1;
-            is_news |= self.absorb(event).await;
-            self.vitals.heartbeat.beat();
-        }
-        self.vitals.metrics.set_queue_length(length);
-        is_news
-    }
-
-    /// Applies an event; returns whether anything new follows from it. The event may be from before
-    /// the own last write: for objects that only the controller writes, the index is newer.
-    async fn absorb(&mut self, event: Event) -> bool {
-        if let Event::Problems(problems) = &event {
-            self.repair(problems).await;
-        }
-        let event = match event {
-            Event::Applied(object) => match self.current(*object).await {
-                Some(object) => Event::Applied(Box::new(object)),
-                None => return false,
-            },
-            Event::Deleted(reference) => {
-                if self.index.get(&reference).is_none() || self.is_there(&reference).await {
-                    return false;
-                }
-                self.forget_status(&reference).await;
-                Event::Deleted(reference)
-            }
-            event @ (Event::Problems(_) | Event::Synced) => event,
-        };
-        let reference = match &event {
-            Event::Applied(object) => Some(object.reference()),
-            Event::Deleted(reference) => Some(reference.clone()),
-            Event::Problems(_) | Event::Synced => None,
-        };
-        let before = self.index.apply(event);
-        let after = reference.and_then(|reference| self.index.get(&reference));
-        let grant = before.as_ref().and_then(Grant::of);
-        let granted = after.and_then(Grant::of);
-        self.releases.extend(grant.filter(|grant| Some(grant) != granted.as_ref()));
-        match (&before, after) {
-            (Some(before), Some(after)) => !compiles_alike(before, after),
-            _ => true,
-        }
-    }
-
-    /// Writes again what has become unreadable of the controller's own files.
-    async fn repair(&self, problems: &[Problem]) {
-        for reference in problems.iter().filter_map(|problem| problem.object.as_ref()) {
-            let known = self.index.get(reference).filter(|_| WRITTEN.contains(&reference.kind));
-            let ours = known.filter(|o| o.label(labels::MANAGED_BY) == Some(labels::WEFT));
-            let Some(object) = ours else { continue };
-            if let Err(error) = self.store.put(object).await {
-                tracing::warn!(object = %reference, %error, "cannot be repaired");
-            }
-        }
-    }
-
-    async fn current(&self, mut object: Object) -> Option<Object> {
-        let reference = object.reference();
-        let have = self.index.get(&reference).filter(|have| have.uid() == object.uid());
-        match reference.kind {
-            Kind::Network | Kind::Ip => {
-                if have.is_none() && is_own(&object) {
-                    // Perhaps one that was removed a moment ago. An error is no proof of that.
-                    if let Ok(found) = self.store.get(&reference).await {
-                        object = found?;
-                    }
-                }
-                object.copy_status(have);
-            }
-            Kind::Configuration | Kind::GatewayServer | Kind::GatewayClient => {
-                object.copy_status(have);
-            }
-            Kind::Namespace
-            | Kind::ConfigMap
-            | Kind::Secret
-            | Kind::Node
-            | Kind::Connection
-            | Kind::PublicKey
-            | Kind::GatewayConfig
-            | Kind::NodeConfig => {}
-            // Its generation is in the digest that readers go by.
-            Kind::FabricRecord | Kind::GatewayRecord => {
-                if have.is_some_and(|have| have.generation() > object.generation()) {
-                    return None;
-                }
-            }
-        }
-        Some(object)
-    }
-
-    /// True if there is no answer, too: what is gone is missed again at the next resync.
-    async fn is_there(&self, reference: &ObjectRef) -> bool {
-        let written_here = matches!(reference.kind, Kind::Network | Kind::Ip | Kind::Secret);
-        written_here && !matches!(self.store.get(reference).await, Ok(None))
-    }
-
-    /// Writes again what is not there any more.
-    async fn resync(&mut self) {
-        let there = self.watch.seen();
-        for kind in STATUSES {
-            for (reference, object) in self.index.of_kind(kind) {
-                let same = there.get(reference).filter(|o| o.uid() == object.uid());
-                if same.is_some_and(|same| same != object)
-                    && let Err(error) = self.store.put_status(object).await
-                {
-                    tracing::warn!(object = %reference, error = %error, "status not written");
-                }
-                self.vitals.heartbeat.beat();
-            }
-        }
-        let known = WRITTEN.into_iter().flat_map(|kind| self.index.of_kind(kind));
-        let gone = known.filter(|(reference, _)| !there.contains_key(reference));
-        let gone: Vec<ObjectRef> = gone.map(|(reference, _)| reference.clone()).collect();
-        for reference in gone {
-            let _ = self.absorb(Event::Deleted(reference)).await;
             self.vitals.heartbeat.beat();
         }
     }
@@ -373,7 +248,7 @@ impl Controller {
                 continue;
             }
             match self.store.get(&secret).await {
-                Ok(Some(object)) => drop(self.index.apply(Event::Applied(Box::new(object)))),
+                Ok(Some(object)) => drop(self.index.apply(Event::Applied(object))),
                 Ok(None) => {}
                 Err(error) if error.is_unreachable() => return false,
                 Err(error) => {
@@ -394,6 +269,8 @@ impl Controller {
         let mut wanted = Published::default();
         for _ in 0..MAX_ROUNDS {
             self.lagging.observe(&mut self.index, Instant::now().into_std());
+            // Compiled objects are most of the memory: those of the round before are freed first.
+            drop(std::mem::take(&mut wanted));
             wanted = self.compile();
             let (index, schedule) = (&mut self.index, &mut self.schedule);
             let sink = Sink { store: &self.store, heartbeat: &self.vitals.heartbeat };
@@ -425,6 +302,7 @@ impl Controller {
         let wanted = compile(&self.index, Timestamp::now());
         let took = began.elapsed();
         self.rested = Instant::now() + 2 * took;
+        self.compile_by = None;
         self.vitals.metrics.compiled(took);
         self.vitals.readiness.fulfilled(COMPILED);
         wanted
@@ -543,7 +421,7 @@ impl Controller {
             Ok(()) => {
                 tracing::info!(object = %reference, ?grant, "granted");
                 self.index.granted(&reference);
-                self.index.apply(Event::Applied(Box::new(object)));
+                self.index.apply(Event::Applied(object));
             }
             Err(error) => {
                 self.index.deny(reference, format!("granted, but {error}"));

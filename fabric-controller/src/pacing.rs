@@ -31,8 +31,7 @@ impl Pacing {
     /// when a node has acknowledged.
     pub fn earliest(&mut self, index: &Index) -> Option<Instant> {
         let (last, now) = (self.last.as_mut()?, Instant::now());
-        let mut nodes = index.of_kind(Kind::Node).map(|(node, _)| &node.name);
-        if last.acknowledged.is_none() && nodes.all(|node| index.is_applied(node)) {
+        if last.acknowledged.is_none() && index.is_applied_by_all() {
             last.acknowledged = Some(now);
         }
         let count = u32::try_from(index.of_kind(Kind::Node).count()).unwrap_or(u32::MAX);
@@ -84,9 +83,9 @@ pub(crate) mod tests {
             let name = format!("n{n}");
             let mut node = Node::default();
             node.metadata.name = Some(name.clone());
-            index.apply(Event::Applied(Box::new(node.into())));
+            index.apply(Event::Applied(node.into()));
             let config = node_config(&name, n < applied);
-            index.apply(Event::Applied(Box::new(config.into())));
+            index.apply(Event::Applied(config.into()));
         }
         index
     }

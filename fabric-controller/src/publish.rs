@@ -305,7 +305,7 @@ impl Publisher<'_> {
     fn apply(&mut self, object: Object) -> bool {
         self.schedule.refusals.clear(&object.reference());
         let news = self.index.get(&object.reference()) != Some(&object);
-        self.index.apply(Event::Applied(Box::new(object)));
+        self.index.apply(Event::Applied(object));
         self.outcome.changed |= news;
         news
     }

@@ -81,7 +81,7 @@ async fn mark_error(store: &Store, index: &mut Index, gateway: &ObjectRef) -> bo
     match store.put_status(&connection).await {
         Ok(_) => {
             tracing::warn!(%gateway, "no pod of it is ready: its Connection is no longer Connected");
-            index.apply(Event::Applied(Box::new(connection)));
+            index.apply(Event::Applied(connection));
             true
         }
         Err(error) if error.is_unreachable() => false,

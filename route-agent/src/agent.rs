@@ -138,7 +138,7 @@ impl Agent {
     /// True if there is something to do.
     fn take(&mut self, event: Event) -> bool {
         match event {
-            Event::Applied(object) => self.take_object(*object),
+            Event::Applied(object) => self.take_object(object),
             Event::Deleted(reference) if reference.kind == Kind::FabricRecord => {
                 self.records.remove(&reference.name);
                 self.join()
@@ -162,7 +162,7 @@ impl Agent {
                 self.published = Some(config);
             }
             Ok(_) => return false,
-            Err(object) => match FabricRecord::try_from(*object) {
+            Err(object) => match FabricRecord::try_from(object) {
                 Ok(record) => self.records.insert(record),
                 Err(_) => return false,
             },

@@ -63,7 +63,7 @@ fn with(mut index: Index, objects: Vec<Object>) -> Index {
                 | Kind::GatewayRecord
                 | Kind::Connection
         ));
-        index.apply(Event::Applied(Box::new(object)));
+        index.apply(Event::Applied(object));
     }
     index.apply(Event::Synced);
     index

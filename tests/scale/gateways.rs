@@ -7,7 +7,7 @@ use fabric_api::labels::REMOTE_CLUSTER_ID;
 use fabric_api::networking::{
     Connection, ConnectionLatency, ConnectionSpec, ConnectionStatus, ConnectionValue,
 };
-use fabric_store::{Kind, Object, ObjectRef, Store};
+use fabric_store::{Kind, ObjectRef, Store};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use tokio::sync::watch;
@@ -90,9 +90,8 @@ impl Gateway {
     async fn connect(&self, identity: GatewayIdentity) -> Result<Connection> {
         let wanted = self.connection(identity);
         let stored = self.store.put(&wanted.into()).await.context("cannot write a Connection")?;
-        let Object::Connection(mut stored) = stored else {
-            anyhow::bail!("a Connection is stored as {}", stored.reference());
-        };
+        let mut stored = Connection::try_from(stored)
+            .map_err(|other| anyhow::anyhow!("a Connection is stored as {}", other.reference()))?;
         self.write_latency(&mut stored).await?;
         Ok(stored)
     }

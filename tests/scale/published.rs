@@ -22,8 +22,10 @@ pub(crate) struct AgentView {
     watch: Watch,
     published: Option<NodeConfig>,
     records: Records<FabricRecord>,
-    /// Config in whole, as it was when all records of a version were there last.
-    config: Option<NodeConfig>,
+    seen: Option<Seen>,
+    /// With the status that acknowledges what was there in whole last.
+    acknowledged: Option<NodeConfig>,
+    peerings: BTreeMap<String, bool>,
 }
 
 /// State that a gateway has read.
@@ -32,11 +34,16 @@ pub(crate) struct GatewayView {
     record_watch: Watch,
     published: Option<GatewayConfig>,
     records: Records<GatewayRecord>,
+    seen: Option<Seen>,
     /// Version of the records in its status.
     acknowledged: Option<RecordVersion>,
     /// Config in whole, as it was when all records of a version were there last.
     config: Option<GatewayConfig>,
 }
+
+/// Identifies what a config is joined from: its uid, its generation, and the records. What follows from the
+/// same again is not made again, or hundreds of programs on one machine would be what is measured.
+type Seen = (Option<String>, Option<i64>, Option<RecordVersion>);
 
 /// Fields that the Connection of a gateway repeats.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,16 +57,23 @@ impl AgentView {
     pub(crate) fn follow(store: &Store, node: &str) -> Result<Self> {
         let own = ObjectRef::new(Kind::NodeConfig, "", node);
         let watch = store.follow(&own, &[Kind::FabricRecord])?;
-        Ok(Self { watch, published: None, records: Records::default(), config: None })
+        Ok(Self {
+            watch,
+            published: None,
+            records: Records::default(),
+            seen: None,
+            acknowledged: None,
+            peerings: BTreeMap::new(),
+        })
     }
 
     /// Waits for the next change. Cancel safe.
     pub(crate) async fn changed(&mut self) {
         loop {
             match self.watch.next().await {
-                Event::Applied(object) => match FabricRecord::try_from(*object) {
+                Event::Applied(object) => match FabricRecord::try_from(object) {
                     Ok(record) => self.records.insert(record),
-                    Err(object) => self.published = NodeConfig::try_from(*object).ok(),
+                    Err(object) => self.published = NodeConfig::try_from(object).ok(),
                 },
                 Event::Deleted(gone) => self.records.remove(&gone.name),
                 Event::Problems(_) | Event::Synced => continue,
@@ -72,32 +86,38 @@ impl AgentView {
 
     /// Returns true if there is something to acknowledge.
     fn join(&mut self) -> bool {
-        let joined = self.published.as_ref().and_then(|own| own.joined(&self.records));
-        let Some(mut config) = joined else { return false };
-        let known = self.config.as_ref().and_then(|config| config.status.clone());
+        let Some(own) = &self.published else { return false };
+        let seen = (own.metadata.uid.clone(), own.metadata.generation, self.records.version());
+        if self.seen.as_ref() == Some(&seen) {
+            return false;
+        }
+        let Some(joined) = own.joined(&self.records) else { return false };
+        let known = self.acknowledged.as_ref().and_then(|config| config.status.clone());
         let known = known.unwrap_or_default();
-        let applied_generation = config.metadata.generation.unwrap_or_default();
-        let records = self.records.version().or_else(|| known.records.clone());
-        let refused = Some(Vec::new());
-        let status =
-            NodeConfigStatus { applied_generation, records, refused, ..Default::default() };
+        let status = NodeConfigStatus {
+            applied_generation: own.metadata.generation.unwrap_or_default(),
+            records: seen.2.clone().or_else(|| known.records.clone()),
+            refused: Some(Vec::new()),
+            ..Default::default()
+        };
         let is_new = known != status;
-        config.status = Some(status);
-        self.config = Some(config);
+        self.seen = Some(seen);
+        let whole = joined.spec.peerings.iter().filter(|peering| is_whole(peering));
+        self.peerings =
+            whole.map(|peering| (peering.peer_cluster_id.clone(), peering.connected)).collect();
+        self.acknowledged = Some(NodeConfig { status: Some(status), ..own.clone() });
         is_new
     }
 
     /// Peerings of which the node has all: prefixes, MTU and the addresses of the gateway. By cluster
     /// ID, each with whether it is connected.
     pub(crate) fn peerings(&self) -> BTreeMap<String, bool> {
-        let all = self.config.iter().flat_map(|config| &config.spec.peerings);
-        let whole = all.filter(|peering| is_whole(peering));
-        whole.map(|peering| (peering.peer_cluster_id.clone(), peering.connected)).collect()
+        self.peerings.clone()
     }
 
     /// Object whose status acknowledges all that was read; `None` before anything was.
     pub(crate) fn acknowledgement(&self) -> Option<Object> {
-        self.config.clone().map(Object::from)
+        self.acknowledged.clone().map(Object::from)
     }
 }
 
@@ -113,7 +133,8 @@ impl GatewayView {
         watch.also(&ObjectRef::new(Kind::Secret, namespace, "gw-keys"));
         let record_watch = store.watch(&[Kind::GatewayRecord])?;
         let records = Records::default();
-        Ok(Self { watch, record_watch, published: None, records, acknowledged: None, config: None })
+        let (seen, acknowledged) = (None, None);
+        Ok(Self { watch, record_watch, published: None, records, seen, acknowledged, config: None })
     }
 
     /// Waits for the next change. Cancel safe.
@@ -123,14 +144,14 @@ impl GatewayView {
                 event = self.watch.next() => {
                     // Its Secret is none.
                     if let Event::Applied(object) = event
-                        && let Ok(config) = GatewayConfig::try_from(*object)
+                        && let Ok(config) = GatewayConfig::try_from(object)
                     {
                         self.published = Some(config);
                     }
                 }
                 event = self.record_watch.next() => match event {
                     Event::Applied(object) => {
-                        let record = GatewayRecord::try_from(*object);
+                        let record = GatewayRecord::try_from(object);
                         record.into_iter().for_each(|record| self.records.insert(record));
                     }
                     Event::Deleted(gone) => self.records.remove(&gone.name),
@@ -146,12 +167,18 @@ impl GatewayView {
     /// Returns true if there is something to apply or to acknowledge. A gateway whose config follows from
     /// records acknowledges none but those of another uid.
     fn join(&mut self) -> bool {
-        let joined = self.published.as_ref().and_then(|own| own.joined(&self.records));
-        let Some(config) = joined else { return false };
-        let of = |config: &GatewayConfig| (config.metadata.generation, config.spec.clone());
-        let is_new = self.config.as_ref().map(of) != Some(of(&config));
+        let Some(own) = &self.published else { return false };
+        let seen = (own.metadata.uid.clone(), own.metadata.generation, self.records.version());
+        if self.seen.as_ref() == Some(&seen) {
+            return false;
+        }
+        let Some(config) = own.joined(&self.records) else { return false };
+        let is_new = self.config.as_ref().is_none_or(|known| {
+            known.metadata.generation != config.metadata.generation || known.spec != config.spec
+        });
+        let is_whole = !own.spec.from_records;
+        self.seen = Some(seen);
         self.config = Some(config);
-        let is_whole = self.published.as_ref().is_some_and(|own| !own.spec.from_records);
         let is_wanted = |read: &RecordVersion| {
             let known = self.acknowledged.as_ref();
             is_whole || known.is_none_or(|known| known.uid != read.uid)
@@ -185,14 +212,15 @@ impl GatewayView {
 
     /// Object whose status acknowledges all that was read; `None` before anything was.
     pub(crate) fn acknowledgement(&self) -> Option<Object> {
-        let mut config = self.config.clone()?;
-        config.status = Some(GatewayConfigStatus {
+        let config = self.config.as_ref()?;
+        let mut own = self.published.clone()?;
+        own.status = Some(GatewayConfigStatus {
             applied_generation: config.metadata.generation.unwrap_or_default(),
             mtu: 1_420,
             records: self.acknowledged.clone(),
             overlay_probe_port: Some(OVERLAY_PROBE_PORT),
             ..Default::default()
         });
-        Some(config.into())
+        Some(own.into())
     }
 }

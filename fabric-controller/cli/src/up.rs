@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use fabric_api::fabric::GatewayConfig;
-use fabric_api::networking::{ConnectionStatus, ConnectionValue};
+use fabric_api::networking::{Connection, ConnectionStatus, ConnectionValue};
 use fabric_api::{ClusterId, labels};
 use fabric_store::{Event, Kind, Object, ObjectRef, Snapshot, Store, Watch};
 use k8s_openapi::api::core::v1::Node;
@@ -176,12 +176,8 @@ impl ClusterManifests {
 
     /// The Node that this host is.
     fn node(&self, named: Option<&str>) -> anyhow::Result<String> {
-        let nodes: Vec<&Node> = self
-            .0
-            .objects
-            .values()
-            .filter_map(|object| if let Object::Node(node) = object { Some(node) } else { None })
-            .collect();
+        let objects = self.0.objects.values();
+        let nodes: Vec<&Node> = objects.filter_map(|object| object.try_into().ok()).collect();
         let names: Vec<_> = nodes.iter().filter_map(|node| node.metadata.name.as_deref()).collect();
         let there = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
         if let Some(named) = named {
@@ -262,14 +258,14 @@ impl Published {
         match event {
             Event::Applied(object) => {
                 let reference = object.reference();
-                if let Object::Connection(connection) = &*object {
+                if let Object::Connection(connection) = &object {
                     let value = connection.status.as_ref().map(|status| status.value);
                     self.tell_connection(
                         &reference,
                         object.label(labels::REMOTE_CLUSTER_ID),
                         value,
                     );
-                } else if let Object::GatewayConfig(config) = *object {
+                } else if let Ok(config) = object.try_into() {
                     self.configs.insert(reference, config);
                 }
             }
@@ -318,7 +314,7 @@ struct Silencer {
 impl OnSilence for Silencer {
     async fn silent(&mut self, gateways: &BTreeSet<(String, String)>) {
         for connection in self.store.list(Kind::Connection).await.unwrap_or_default() {
-            let Object::Connection(mut connection) = connection else { continue };
+            let Ok(mut connection) = Connection::try_from(connection) else { continue };
             let namespace = connection.metadata.namespace.clone().unwrap_or_default();
             let name = connection.spec.gateway_ref.name.clone().unwrap_or_default();
             let its = gateways.contains(&(namespace.clone(), name.clone()));

@@ -1,4 +1,5 @@
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use fabric_api::Cidr;
 use fabric_api::ipam::{IP, IPStatus, Network, NetworkStatus};
@@ -25,10 +26,11 @@ impl Grant {
     pub fn write_to(self, object: &mut Object) {
         match (object, self) {
             (Object::Network(network), Self::Network(cidr)) => {
-                network.status = Some(NetworkStatus { cidr: Some(cidr.to_string()) });
+                Arc::make_mut(network).status =
+                    Some(NetworkStatus { cidr: Some(cidr.to_string()) });
             }
             (Object::Ip(own), Self::Address { ip, cidr }) => {
-                own.status =
+                Arc::make_mut(own).status =
                     Some(IPStatus { ip: Some(ip.to_string()), cidr: Some(cidr.to_string()) });
             }
             (_, Self::Network(_) | Self::Address { .. }) => {}

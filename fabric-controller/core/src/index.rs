@@ -5,8 +5,8 @@ use std::net::IpAddr;
 
 use fabric_api::check::{self, Fault};
 use fabric_api::fabric::{
-    FabricRecord, GatewayConfig, GatewayConfigStatus, GatewayRecord, NodeConfig, ProbeSettings,
-    RecordVersion, version,
+    FabricRecord, GatewayConfig, GatewayConfigStatus, GatewayRecord, NodeConfig, NodeConfigStatus,
+    ProbeSettings, RecordVersion, version,
 };
 use fabric_api::networking::{Connection, GatewayClient, GatewayServer, secret_name};
 use fabric_api::{Cidr, PublicKey, labels};
@@ -114,15 +114,15 @@ impl Index {
                 if SEEN.contains(&reference.kind) {
                     self.seen.insert(reference.clone());
                 }
-                if let Object::NodeConfig(config) = &*object {
+                if let Object::NodeConfig(config) = &object {
                     self.note_routes(&reference.name, config);
                 }
-                if let Object::Secret(secret) = &*object {
+                if let Object::Secret(secret) = &object {
                     let public = check::private_key(secret).map(|private| private.public());
                     self.own_keys.insert(reference.clone(), public);
                 }
                 let kind = reference.kind;
-                let before = self.objects.entry(kind).or_default().insert(reference, *object);
+                let before = self.objects.entry(kind).or_default().insert(reference, object);
                 self.note_records(kind);
                 before
             }
@@ -198,6 +198,11 @@ impl Index {
             return true;
         };
         config.spec.removed || self.records_read(node).is_some_and(|read| read.includes(newest))
+    }
+
+    /// The same of all nodes.
+    pub fn is_applied_by_all(&self) -> bool {
+        self.of_kind(Kind::Node).all(|(node, _)| self.is_applied(&node.name))
     }
 
     /// True if the node is known to have routes to these prefixes of a peer, and none to others of it.
@@ -364,6 +369,21 @@ pub fn compiles_alike(before: &Object, after: &Object) -> bool {
         }
         (before, after) => before == after,
     }
+}
+
+/// True if an agent reports nothing but what its node's tables are made from.
+pub fn is_acknowledgement(before: &Object, after: &Object) -> bool {
+    let (Object::NodeConfig(before), Object::NodeConfig(after)) = (before, after) else {
+        return false;
+    };
+    let rest = |config: &NodeConfig| {
+        let status = config.status.clone().unwrap_or_default();
+        NodeConfigStatus { applied_generation: 0, records: None, ..status }
+    };
+    before.status != after.status
+        && before.spec == after.spec
+        && before.metadata == after.metadata
+        && rest(before) == rest(after)
 }
 
 fn without_counters(config: &GatewayConfig) -> Option<GatewayConfigStatus> {

@@ -84,10 +84,10 @@ mod tests {
         let (mut index, mut lagging) = (Index::default(), LaggingNodes::default());
         let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}});
         let node: k8s_openapi::api::core::v1::Node = serde_json::from_value(node).unwrap();
-        index.apply(Event::Applied(Box::new(node.into())));
+        index.apply(Event::Applied(node.into()));
         let mut note = |at: u64, config: Option<(i64, i64)>| {
             if let Some((generation, applied)) = config {
-                index.apply(Event::Applied(Box::new(node_config(generation, applied))));
+                index.apply(Event::Applied(node_config(generation, applied)));
             }
             let now = start + Duration::from_secs(at);
             lagging.observe(&mut index, now);

@@ -14,6 +14,6 @@ mod probe;
 
 pub use compile::{Published, compile};
 pub use grant::Grant;
-pub use index::{Index, Settings, compiles_alike};
+pub use index::{Index, Settings, compiles_alike, is_acknowledgement};
 pub use lagging_nodes::LaggingNodes;
 pub use probe::ProbeArgs;

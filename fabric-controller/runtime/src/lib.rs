@@ -3,6 +3,7 @@
 
 mod health;
 mod http;
+mod memory;
 mod monitoring;
 
 use std::io::{self, IsTerminal as _};
@@ -15,6 +16,7 @@ use tracing_subscriber::EnvFilter;
 
 pub use health::{Heartbeat, Readiness};
 pub use http::{HttpAddress, HttpListener, ListenError, OPENMETRICS, ParseHttpAddressError};
+pub use memory::return_unused_memory;
 pub use monitoring::{Monitoring, MonitoringError};
 
 /// How a program logs.

@@ -27,13 +27,13 @@ async fn an_api_server_that_is_away_does_not_say_that_something_is_gone() {
     let owner = (owner.0.to_owned(), owner.1.to_owned());
     address.metadata.annotations = Some([owner].into());
     let reference = Object::from(address.clone()).reference();
-    controller.absorb(Event::Applied(Box::new(address.clone().into()))).await;
+    controller.absorb(Event::Applied(address.clone().into())).await;
     assert!(controller.index.get(&reference).is_some(), "it was told of");
 
     // It was granted here, and no watch has reported it yet.
     let (ip, cidr) = ("10.80.0.7".to_owned(), "10.80.0.0/16".to_owned());
     address.status = Some(IPStatus { ip: Some(ip), cidr: Some(cidr) });
-    controller.index.apply(Event::Applied(Box::new(address.clone().into())));
+    controller.index.apply(Event::Applied(address.clone().into()));
     controller.resync().await;
     assert_eq!(controller.index.get(&reference), Some(&address.into()));
     assert_eq!(controller.releases, []);

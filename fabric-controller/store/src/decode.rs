@@ -1,5 +1,7 @@
 //! Strict decoding of an untyped value to a typed object: unknown fields are reported, not dropped.
 
+use std::sync::Arc;
+
 use fabric_api::labels;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -48,14 +50,14 @@ pub(crate) fn object(kind: Kind, value: Value) -> Result<(Object, Vec<UnknownFie
 /// Gives an object the status that a status file holds. Of kinds that have none, nothing changes.
 pub(crate) fn set_status(object: &mut Object, status: Value) -> Result<(), serde_json::Error> {
     match object {
-        Object::Network(x) => x.status = serde_json::from_value(status)?,
-        Object::Ip(x) => x.status = serde_json::from_value(status)?,
-        Object::Configuration(x) => x.status = serde_json::from_value(status)?,
-        Object::Connection(x) => x.status = serde_json::from_value(status)?,
-        Object::GatewayServer(x) => x.status = serde_json::from_value(status)?,
-        Object::GatewayClient(x) => x.status = serde_json::from_value(status)?,
-        Object::GatewayConfig(x) => x.status = serde_json::from_value(status)?,
-        Object::NodeConfig(x) => x.status = serde_json::from_value(status)?,
+        Object::Network(x) => Arc::make_mut(x).status = serde_json::from_value(status)?,
+        Object::Ip(x) => Arc::make_mut(x).status = serde_json::from_value(status)?,
+        Object::Configuration(x) => Arc::make_mut(x).status = serde_json::from_value(status)?,
+        Object::Connection(x) => Arc::make_mut(x).status = serde_json::from_value(status)?,
+        Object::GatewayServer(x) => Arc::make_mut(x).status = serde_json::from_value(status)?,
+        Object::GatewayClient(x) => Arc::make_mut(x).status = serde_json::from_value(status)?,
+        Object::GatewayConfig(x) => Arc::make_mut(x).status = serde_json::from_value(status)?,
+        Object::NodeConfig(x) => Arc::make_mut(x).status = serde_json::from_value(status)?,
         Object::Namespace(_)
         | Object::ConfigMap(_)
         | Object::Secret(_)
@@ -77,7 +79,7 @@ pub(crate) fn local(object: &Object) -> Option<Value> {
 
 pub(crate) fn set_local(object: &mut Object, local: Value) -> Result<(), serde_json::Error> {
     if let Object::Configuration(configuration) = object {
-        configuration.spec.local = Some(serde_json::from_value(local)?);
+        Arc::make_mut(configuration).spec.local = Some(serde_json::from_value(local)?);
     }
     Ok(())
 }
@@ -116,7 +118,7 @@ pub(crate) fn mark_ours(object: &mut Object) {
 
 fn typed<T: DeserializeOwned>(
     value: Value,
-    wrap: fn(T) -> Object,
+    wrap: fn(Arc<T>) -> Object,
 ) -> Result<(Object, Vec<UnknownField>), FieldError> {
     let mut unknown: Vec<String> = Vec::new();
     let mut note = |path: serde_ignored::Path<'_>| unknown.push(path_text(&path));
@@ -130,7 +132,7 @@ fn typed<T: DeserializeOwned>(
         let parent = path.rsplit_once('.').map_or("", |(parent, _)| parent);
         UnknownField { siblings: expectation::fields::<T>(parent), path }
     });
-    Ok((wrap(read), unknown.collect()))
+    Ok((wrap(Arc::new(read)), unknown.collect()))
 }
 
 fn path_text(path: &serde_ignored::Path<'_>) -> String {

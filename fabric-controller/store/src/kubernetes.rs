@@ -162,8 +162,8 @@ impl Kubernetes {
             requests.apply(&target, requests::Part::AllButStatus, &want).await
         };
         let written = written.map_err(|source| failed("write", &reference, source))?;
-        let stored = intake::take(reference.kind, written).map_err(StoreError::Foreign)?;
-        self.cache().wrote(&stored, Part::Content, want);
+        let mut stored = intake::take(reference.kind, written).map_err(StoreError::Foreign)?;
+        self.cache().wrote(&mut stored, Part::Content, want);
         Ok(stored.object)
     }
 
@@ -195,7 +195,7 @@ impl Kubernetes {
         lock(&self.known.cache)
     }
 
-    fn saw(&self, stored: &Stored) {
+    fn saw(&self, stored: &mut Stored) {
         self.cache().saw(stored);
     }
 

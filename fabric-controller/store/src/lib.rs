@@ -101,7 +101,7 @@ pub fn parse(file: &str, text: &str) -> (Vec<Object>, Vec<Problem>) {
 #[derive(Clone, Debug)]
 pub enum Event {
     /// It is new, or its spec, metadata or status is.
-    Applied(Box<Object>),
+    Applied(Object),
     Deleted(ObjectRef),
     /// All present problems of the manifests, or of what the API server holds; replaces the list
     /// reported before.

@@ -1,4 +1,6 @@
 use std::fmt;
+use std::ptr;
+use std::sync::Arc;
 
 use fabric_api::check::{self, Fault};
 use fabric_api::{fabric, ipam, networking};
@@ -26,25 +28,24 @@ pub enum Kind {
     GatewayRecord,
 }
 
-/// A resource of one of these kinds. Prints without what a Secret holds.
-#[derive(Clone, PartialEq)]
-#[allow(clippy::large_enum_variant)] // there are hundreds of them, and every match would have a box
+/// A resource of one of these kinds. Its clones share it. Prints without what a Secret holds.
+#[derive(Clone)]
 pub enum Object {
-    Namespace(core::Namespace),
-    ConfigMap(core::ConfigMap),
-    Secret(core::Secret),
-    Node(core::Node),
-    Network(ipam::Network),
-    Ip(ipam::IP),
-    Configuration(networking::Configuration),
-    Connection(networking::Connection),
-    GatewayServer(networking::GatewayServer),
-    GatewayClient(networking::GatewayClient),
-    PublicKey(networking::PublicKeyObject),
-    GatewayConfig(fabric::GatewayConfig),
-    NodeConfig(fabric::NodeConfig),
-    FabricRecord(fabric::FabricRecord),
-    GatewayRecord(fabric::GatewayRecord),
+    Namespace(Arc<core::Namespace>),
+    ConfigMap(Arc<core::ConfigMap>),
+    Secret(Arc<core::Secret>),
+    Node(Arc<core::Node>),
+    Network(Arc<ipam::Network>),
+    Ip(Arc<ipam::IP>),
+    Configuration(Arc<networking::Configuration>),
+    Connection(Arc<networking::Connection>),
+    GatewayServer(Arc<networking::GatewayServer>),
+    GatewayClient(Arc<networking::GatewayClient>),
+    PublicKey(Arc<networking::PublicKeyObject>),
+    GatewayConfig(Arc<fabric::GatewayConfig>),
+    NodeConfig(Arc<fabric::NodeConfig>),
+    FabricRecord(Arc<fabric::FabricRecord>),
+    GatewayRecord(Arc<fabric::GatewayRecord>),
 }
 
 /// Names a resource. Prints as `kind namespace/name`.
@@ -188,6 +189,19 @@ impl fmt::Debug for Object {
     }
 }
 
+impl PartialEq for Object {
+    fn eq(&self, other: &Self) -> bool {
+        each!(self, x => is_same(&**x, other))
+    }
+}
+
+fn is_same<'a, T: PartialEq + 'a>(one: &T, other: &'a Object) -> bool
+where
+    &'a T: TryFrom<&'a Object>,
+{
+    <&T>::try_from(other).is_ok_and(|other| ptr::eq(one, other) || one == other)
+}
+
 impl Object {
     pub fn kind(&self) -> Kind {
         match self {
@@ -212,12 +226,15 @@ impl Object {
     /// Takes over the status of `from`, or has none. Of a Configuration, `spec.local` goes with it.
     pub fn copy_status(&mut self, from: Option<&Self>) {
         macro_rules! copy {
-            ($variant:ident, $to:expr) => {
-                $to.status = match from {
-                    Some(Self::$variant(from)) => from.status.clone(),
-                    Some(_) | None => None,
+            ($variant:ident, $to:expr) => {{
+                let status = match from {
+                    Some(Self::$variant(from)) => &from.status,
+                    Some(_) | None => &None,
+                };
+                if $to.status != *status {
+                    Arc::make_mut($to).status.clone_from(status);
                 }
-            };
+            }};
         }
         match self {
             Self::Network(to) => copy!(Network, to),
@@ -228,8 +245,10 @@ impl Object {
             Self::NodeConfig(to) => copy!(NodeConfig, to),
             Self::Configuration(to) => {
                 copy!(Configuration, to);
-                if let Some(Self::Configuration(from)) = from {
-                    to.spec.local.clone_from(&from.spec.local);
+                if let Some(Self::Configuration(from)) = from
+                    && to.spec.local != from.spec.local
+                {
+                    Arc::make_mut(to).spec.local.clone_from(&from.spec.local);
                 }
             }
             Self::Namespace(_)
@@ -248,7 +267,7 @@ impl Object {
     }
 
     pub fn metadata_mut(&mut self) -> &mut ObjectMeta {
-        each!(self, x => &mut x.metadata)
+        each!(self, x => &mut Arc::make_mut(x).metadata)
     }
 
     pub fn reference(&self) -> ObjectRef {
@@ -306,7 +325,7 @@ impl Object {
 
     /// The whole resource, `apiVersion` and `kind` included, as the API server would show it.
     pub fn to_value(&self) -> Value {
-        let value = each!(self, x => serde_json::to_value(x));
+        let value = each!(self, x => serde_json::to_value(&**x));
         // Maps with text keys, numbers and text only: JSON has a form for all of it.
         value.unwrap_or(Value::Null)
     }
@@ -335,15 +354,15 @@ macro_rules! conversions {
     ($($variant:ident: $t:ty),* $(,)?) => {$(
         impl From<$t> for Object {
             fn from(x: $t) -> Self {
-                Self::$variant(x)
+                Self::$variant(Arc::new(x))
             }
         }
 
         impl TryFrom<Object> for $t {
-            type Error = Box<Object>;
+            type Error = Object;
 
             fn try_from(object: Object) -> Result<Self, Self::Error> {
-                if let Object::$variant(x) = object { Ok(x) } else { Err(Box::new(object)) }
+                if let Object::$variant(x) = object { Ok(Arc::unwrap_or_clone(x)) } else { Err(object) }
             }
         }
 

@@ -101,7 +101,10 @@ async fn a_generated_key_is_private_and_stays_when_its_gateway_goes() {
     };
     let private =
         fabric_api::PrivateKey::from_bytes(&secret.data.as_ref().unwrap()["privateKey"].0).unwrap();
-    assert_eq!(private.public().as_bytes().as_slice(), secret.data.unwrap()["publicKey"].0);
+    assert_eq!(
+        private.public().as_bytes().as_slice(),
+        secret.data.as_ref().unwrap()["publicKey"].0
+    );
     let text = fs::read_to_string(&path).unwrap();
     let line = text.lines().find(|line| line.contains("privateKey")).unwrap();
     let key = line.split_once(": ").unwrap().1.trim_matches(['"', '\'']);

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use api_server::{ApiServer, skip};
 use fabric_api::crds;
-use fabric_api::fabric::NodeConfigStatus;
-use fabric_store::{Event, Kind, Object, Store};
+use fabric_api::fabric::{NodeConfig, NodeConfigStatus};
+use fabric_store::{Event, Kind, Store};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -207,7 +207,7 @@ async fn run_agents(kubeconfig: &Path) {
     let mut watch = store.watch(&[Kind::NodeConfig]).unwrap();
     loop {
         let Event::Applied(object) = watch.next().await else { continue };
-        let Object::NodeConfig(mut config) = *object else { continue };
+        let Ok(mut config) = NodeConfig::try_from(object) else { continue };
         let is_dead = config.spec.removed && config.metadata.name.as_deref() == Some("n2");
         if is_dead || config.is_applied() {
             continue;

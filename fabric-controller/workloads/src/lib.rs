@@ -33,7 +33,6 @@ use fabric_runtime::Heartbeat;
 use fabric_store::{ApiServer, ObjectRef, until};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
-use kube::api::DynamicObject;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
@@ -46,8 +45,8 @@ use live::{Key, Live, Watched};
 use place::World;
 use pods::{GatewayPod, Pods};
 use secrets::Secrets;
-use template::Template;
-use writer::{WriteError, Writer};
+use template::{Origin, Template};
+use writer::{Desired, WriteError, Writer};
 
 /// Time to collect events: those of a Deployment are a dozen within a second.
 const GATHER: Duration = Duration::from_millis(30);
@@ -92,10 +91,19 @@ pub struct Kubernetes {
 /// Faults of gateways and of the Services of IPs.
 type Faults = BTreeMap<ObjectRef, Vec<Fault>>;
 
+/// Reason to run the loop again.
+enum News {
+    /// Addresses of pods outside of their nodes' CIDRs: nothing is made of them here.
+    Addresses,
+    Any,
+    /// The controller is gone.
+    Ended,
+}
+
 struct Wanted {
     gateway: PlannedGateway,
-    template: Result<Template, Fault>,
-    objects: Result<Vec<DynamicObject>, Fault>,
+    template: Result<Origin, Fault>,
+    objects: Result<Vec<Desired>, Fault>,
 }
 
 impl Kubernetes {
@@ -140,9 +148,11 @@ impl Kubernetes {
         heartbeat.while_waiting(self.read()).await;
         let mut faults = Faults::new();
         loop {
-            self.tell(&faults);
-            if !heartbeat.while_waiting(self.changed()).await {
-                return;
+            self.publish(&faults);
+            match heartbeat.while_waiting(self.changed()).await {
+                News::Addresses => continue,
+                News::Any => {}
+                News::Ended => return,
             }
             let plan = self.plan.borrow_and_update().clone();
             let Some(plan) = plan else { continue };
@@ -167,8 +177,10 @@ impl Kubernetes {
 
     /// True if they are known.
     fn take_nodes(&mut self) -> bool {
-        let nodes = self.changed_nodes.borrow_and_update().clone();
-        nodes.map(|nodes| self.nodes = nodes).is_some()
+        let Some(nodes) = self.changed_nodes.borrow_and_update().clone() else { return false };
+        self.nodes = nodes;
+        self.pods.nodes_changed();
+        true
     }
 
     fn report_obstacles(&self) {
@@ -176,10 +188,11 @@ impl Kubernetes {
         self.obstacles.set(Reader::Gateways, obstacles.cloned().collect());
     }
 
-    /// Waits until there is something to do; false if there never will be.
-    async fn changed(&mut self) -> bool {
+    /// Waits until there is something to do.
+    async fn changed(&mut self) -> News {
         let due = self.due();
         loop {
+            let addresses_due = self.pods.due(Instant::now());
             tokio::select! {
                 news = self.live.next() => {
                     self.report_obstacles();
@@ -191,8 +204,11 @@ impl Kubernetes {
                     if news { break }
                 }
                 Ok(()) = self.changed_nodes.changed() => if self.take_nodes() { break },
-                told = self.plan.changed() => return told.is_ok(),
-                () = until(due) => return true,
+                plan = self.plan.changed() => {
+                    return if plan.is_ok() { News::Any } else { News::Ended };
+                }
+                () = until(due) => return News::Any,
+                () = until(addresses_due) => return News::Addresses,
             }
         }
         let gathered = sleep(GATHER);
@@ -201,7 +217,7 @@ impl Kubernetes {
             tokio::select! {
                 _ = self.live.next() => {}
                 _ = self.pods.next(&self.nodes) => {}
-                () = &mut gathered => return true,
+                () = &mut gathered => return News::Any,
             }
         }
     }
@@ -214,7 +230,6 @@ impl Kubernetes {
                 self.writer.again(),
                 self.foreign_clusters.due(),
                 self.secrets.due(),
-                self.pods.due(),
                 self.absence.due(Instant::now()),
                 self.events.again(),
             ];
@@ -222,7 +237,7 @@ impl Kubernetes {
         })
     }
 
-    fn tell(&mut self, faults: &Faults) {
+    fn publish(&mut self, faults: &Faults) {
         let pods: Vec<&GatewayPod> = self.pods.of_gateways().collect();
         let world = World { live: self.live.objects(), nodes: &self.nodes, pods: &pods };
         let mut of = place::placements(world);
@@ -236,7 +251,7 @@ impl Kubernetes {
             placement.faults.clone_from(faults);
         }
         self.absence.mark(&mut of, Instant::now());
-        let pods = self.pods.tell(&self.nodes, Instant::now());
+        let pods = self.pods.addresses(&self.nodes, Instant::now()).clone();
         let placements = Placements { of, pods };
         self.placements.send_if_modified(|before| {
             let news = before.as_ref() != Some(&placements);
@@ -271,12 +286,13 @@ impl Kubernetes {
         self.wanted.retain(|gateway, _| plan.gateways.contains_key(gateway));
         for (reference, gateway) in &plan.gateways {
             let template = template::template_of(gateway, self.live.objects(), &self.installation);
+            let origin = template.as_ref().map(|of| of.origin.clone()).map_err(Fault::clone);
             let same = self.wanted.get(reference);
-            if same.is_some_and(|known| known.gateway == *gateway && known.template == template) {
+            if same.is_some_and(|known| known.gateway == *gateway && known.template == origin) {
                 continue;
             }
-            let objects = template.clone().and_then(|template| objects_of(gateway, &template));
-            let wanted = Wanted { gateway: gateway.clone(), template, objects };
+            let objects = template.and_then(|template| objects_of(gateway, &template));
+            let wanted = Wanted { gateway: gateway.clone(), template: origin, objects };
             self.wanted.insert(reference.clone(), wanted);
         }
     }
@@ -289,8 +305,10 @@ impl Kubernetes {
         let known = there.try_parse::<ClusterRoleBinding>().ok().and_then(|of| of.subjects);
         let known = known.filter(|_| !plan.whole).unwrap_or_default();
         let readers = rights::record_readers(plan.gateways.keys(), known);
-        let Ok(readers) = objects::dynamic(&readers) else { return Ok(()) };
-        match self.writer.write(self.live.objects_mut(), &key, &readers).await {
+        let Ok(readers) = objects::dynamic(&readers).and_then(|of| Desired::of(&of)) else {
+            return Ok(());
+        };
+        match self.writer.write(self.live.objects_mut(), &readers).await {
             Err(error @ WriteError::Refused { .. }) => {
                 tracing::debug!(%error, "gateways get their configs in whole");
                 Ok(())
@@ -305,7 +323,7 @@ impl Kubernetes {
         let mut all: Vec<_> = Vec::new();
         for (gateway, wanted) in &self.wanted {
             match &wanted.objects {
-                Ok(objects) => all.push((gateway, objects.iter().filter_map(keyed))),
+                Ok(objects) => all.push((gateway, objects.iter())),
                 Err(fault) => faults.entry(gateway.clone()).or_default().push(fault.clone()),
             }
         }
@@ -327,8 +345,8 @@ impl Kubernetes {
     async fn write_services(&mut self, plan: &Plan, faults: &mut Faults) -> Result<(), WriteError> {
         for (reference, ip) in &plan.services {
             let objects = services::objects_of(ip).unwrap_or_default();
-            for (key, object) in objects.iter().filter_map(keyed) {
-                let written = self.writer.write_own(self.live.objects_mut(), &key, object).await;
+            for object in objects.iter().filter_map(|object| Desired::of(object).ok()) {
+                let written = self.writer.write_own(self.live.objects_mut(), &object).await;
                 self.heartbeat.beat();
                 tolerate(written, reference, faults)?;
             }
@@ -372,9 +390,10 @@ impl Kubernetes {
     }
 }
 
-fn objects_of(gateway: &PlannedGateway, template: &Template) -> Result<Vec<DynamicObject>, Fault> {
+fn objects_of(gateway: &PlannedGateway, template: &Template<'_>) -> Result<Vec<Desired>, Fault> {
     let rendered = template::rendered(gateway, template)?;
     let objects = objects::objects_of(gateway, rendered);
+    let objects = objects.and_then(|objects| objects.iter().map(Desired::of).collect());
     objects.map_err(|error| Fault { field: String::new(), message: error.to_string() })
 }
 
@@ -388,11 +407,6 @@ fn tolerate(
     let fault = Fault { field: String::new(), message: refused.to_string() };
     faults.entry(of.clone()).or_default().push(fault);
     Ok(())
-}
-
-fn keyed(object: &DynamicObject) -> Option<(Key, &DynamicObject)> {
-    let kind = object.types.as_ref().and_then(|types| Watched::of_kind(&types.kind))?;
-    Some((Key::of(kind, object), object))
 }
 
 #[cfg(test)]

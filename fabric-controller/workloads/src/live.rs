@@ -13,6 +13,8 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, Role, RoleBinding};
 use kube::Client;
 use kube::api::{ApiResource, DynamicObject};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 
 use super::rights::RECORD_READERS;
 
@@ -44,9 +46,19 @@ pub(super) struct Key {
     pub(super) name: String,
 }
 
+/// SHA-256 of an object's content.
+pub(super) type ContentDigest = [u8; 32];
+
 /// The latest version of each.
 #[derive(Debug, Default)]
-pub(super) struct Objects(BTreeMap<Key, DynamicObject>);
+pub(super) struct Objects(BTreeMap<Key, Observed>);
+
+/// Object with as much of its content as is read here: of a gateway's, there may be thousands.
+#[derive(Debug, PartialEq)]
+struct Observed {
+    object: DynamicObject,
+    content: ContentDigest,
+}
 
 /// Keeps it so.
 pub(super) struct Live {
@@ -110,6 +122,24 @@ impl Watched {
             Self::ForeignCluster => all.optional(),
         }
     }
+
+    /// Part of the content that is read here.
+    fn kept(self, mut data: Value) -> Value {
+        match self {
+            Self::Account | Self::Role | Self::Binding | Self::Slice => json!({}),
+            Self::Deployment => {
+                let status = &mut data["status"];
+                let [ready, unavailable] =
+                    ["readyReplicas", "unavailableReplicas"].map(|count| status[count].take());
+                json!({"status": {"readyReplicas": ready, "unavailableReplicas": unavailable}})
+            }
+            Self::RecordReaders
+            | Self::Service
+            | Self::ServerTemplate
+            | Self::ClientTemplate
+            | Self::ForeignCluster => data,
+        }
+    }
 }
 
 impl Key {
@@ -126,29 +156,48 @@ impl Key {
 
 impl Objects {
     pub(super) fn get(&self, key: &Key) -> Option<&DynamicObject> {
-        self.0.get(key)
+        Some(&self.0.get(key)?.object)
+    }
+
+    /// Digest of all but the status and what changes by itself.
+    pub(super) fn content(&self, key: &Key) -> Option<ContentDigest> {
+        Some(self.0.get(key)?.content)
     }
 
     pub(super) fn all(&self, of: Watched) -> impl Iterator<Item = (&Key, &DynamicObject)> {
-        self.0.range(Key::new(of, "", "")..).take_while(move |(key, _)| key.of == of)
+        let all = self.0.range(Key::new(of, "", "")..).take_while(move |(key, _)| key.of == of);
+        all.map(|(key, observed)| (key, &observed.object))
     }
 
     /// True if it has changed. What a watch reports late does not replace the answer to a newer
     /// write.
     pub(super) fn put(&mut self, of: Watched, mut object: DynamicObject) -> bool {
-        object.metadata.managed_fields = None;
-        if self.0.get(&Key::of(of, &object)).is_some_and(|have| is_older(&object, have)) {
+        let key = Key::of(of, &object);
+        if self.get(&key).is_some_and(|have| is_older(&object, have)) {
             return false;
         }
-        let before = self.0.insert(Key::of(of, &object), object.clone());
-        before.is_none_or(|before| before != object)
+        object.metadata.managed_fields = None;
+        let content = content(&object);
+        object.data = of.kept(object.data);
+        let now = Observed { object, content };
+        let before = self.0.get_mut(&key);
+        let is_news = before.is_none_or(|before| {
+            before
+                .object
+                .metadata
+                .resource_version
+                .clone_from(&now.object.metadata.resource_version);
+            *before != now
+        });
+        self.0.insert(key, now);
+        is_news
     }
 
     /// True if it was there. A report about one that had the same name before removes nothing.
     fn remove(&mut self, of: Watched, object: &DynamicObject) -> bool {
         let key = Key::of(of, object);
         let is_same = |have: &DynamicObject| have.metadata.uid == object.metadata.uid;
-        self.0.get(&key).is_some_and(is_same) && self.0.remove(&key).is_some()
+        self.get(&key).is_some_and(is_same) && self.0.remove(&key).is_some()
     }
 }
 
@@ -209,6 +258,22 @@ impl Live {
     }
 }
 
+/// Digest of all but the status and what changes by itself.
+pub(super) fn content(of: &DynamicObject) -> ContentDigest {
+    let metadata = &of.metadata;
+    let fields = of.data.as_object().into_iter().flatten();
+    let data: BTreeMap<&str, &Value> = fields
+        .map(|(name, field)| (name.as_str(), field))
+        .filter(|(name, _)| *name != "status")
+        .collect();
+    let owners = &metadata.owner_references;
+    let content = (&metadata.labels, &metadata.annotations, &metadata.uid, owners, data);
+    let mut digest = Sha256::new();
+    // Maps with text keys, numbers and text only: JSON has a form for all of it, and a digest takes all.
+    let _ = serde_json::to_writer(&mut digest, &content);
+    digest.finalize().into()
+}
+
 /// True for an older version of the same object. Versions that are no numbers have no order.
 fn is_older(object: &DynamicObject, than: &DynamicObject) -> bool {
     let version = |object: &DynamicObject| -> Option<u64> {
@@ -220,8 +285,6 @@ fn is_older(object: &DynamicObject, than: &DynamicObject) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
-
     use super::*;
 
     fn news(objects: &mut Objects, of: Watched, object: Value) -> bool {
@@ -231,14 +294,16 @@ mod tests {
     #[test]
     fn late_report_of_a_watch_replaces_no_newer_answer() {
         let mut objects = Objects::default();
-        let mut service = |uid: &str, version: &str| {
+        let mut service = |uid: &str, version: &str, port: u16| {
             let metadata = json!({"name": "a", "uid": uid, "resourceVersion": version});
-            news(&mut objects, Watched::Service, json!({"metadata": metadata}))
+            let spec = json!({"ports": [{"port": port}]});
+            news(&mut objects, Watched::Service, json!({"metadata": metadata, "spec": spec}))
         };
-        assert!(service("one", "10"));
-        assert!(!service("one", "9"), "it came late");
-        assert!(service("one", "11"));
-        assert!(service("two", "8"), "another object of that name");
+        assert!(service("one", "10", 1));
+        assert!(!service("one", "9", 2), "it came late");
+        assert!(service("one", "11", 2));
+        assert!(!service("one", "12", 2), "nothing that is read of it is new");
+        assert!(service("two", "8", 2), "another object of that name");
     }
 
     #[test]

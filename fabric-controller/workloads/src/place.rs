@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use fabric_api::check::Fault;
 use fabric_api::networking::InternalEndpoint;
 use fabric_store::{Kind, ObjectRef};
-use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ObjectReference, Service};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::DynamicObject;
 use serde::de::DeserializeOwned;
 
@@ -28,7 +28,7 @@ pub(super) struct World<'a> {
 pub(super) fn placements(world: World<'_>) -> BTreeMap<ObjectRef, Placement> {
     let deployments = world.live.all(Watched::Deployment);
     let placed = deployments.filter_map(|(_, deployment)| {
-        let (gateway, uid) = owner_of(deployment)?;
+        let (gateway, uid) = owner_of(&deployment.metadata)?;
         let placement = placement(&gateway, uid, deployment, world);
         Some((gateway, placement))
     });
@@ -37,21 +37,21 @@ pub(super) fn placements(world: World<'_>) -> BTreeMap<ObjectRef, Placement> {
 
 /// The GatewayServer or GatewayClient that an object was made for.
 pub(super) fn gateway_of(object: &DynamicObject) -> Option<ObjectRef> {
-    owner_of(object).map(|(gateway, _)| gateway)
+    owner_of(&object.metadata).map(|(gateway, _)| gateway)
 }
 
 /// True if an object was made for a gateway of the same name as the one that it is wanted for.
-pub(super) fn is_of_a_namesake(there: &DynamicObject, want: &DynamicObject) -> bool {
+pub(super) fn is_of_a_namesake(there: &ObjectMeta, want: &ObjectMeta) -> bool {
     owner_of(there).zip(owner_of(want)).is_some_and(|((_, uid), (_, wanted))| uid != wanted)
 }
 
 /// The gateway of an object, with its uid: it may be gone, and another of that name be there.
-fn owner_of(object: &DynamicObject) -> Option<(ObjectRef, &str)> {
-    let owners = object.metadata.owner_references.as_ref()?;
+fn owner_of(of: &ObjectMeta) -> Option<(ObjectRef, &str)> {
+    let owners = of.owner_references.as_ref()?;
     owners.iter().find_map(|owner| {
         let kind = Kind::from_type(&owner.api_version, &owner.kind)?;
         let is_gateway = matches!(kind, Kind::GatewayServer | Kind::GatewayClient);
-        let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = of.namespace.as_deref().unwrap_or_default();
         let gateway = ObjectRef::new(kind, namespace, &owner.name);
         is_gateway.then_some((gateway, owner.uid.as_str()))
     })
@@ -64,8 +64,10 @@ fn placement(
     world: World<'_>,
 ) -> Placement {
     let namespace = gateway.namespace.as_deref().unwrap_or_default();
-    let status = typed::<Deployment>(deployment).and_then(|deployment| deployment.status);
-    let status = status.unwrap_or_default();
+    let replicas = |count: &str| {
+        let count = deployment.data["status"][count].as_i64();
+        count.and_then(|count| i32::try_from(count).ok()).unwrap_or_default()
+    };
     let own = world.pods.iter().filter(|pod| pod.is_of(namespace, &gateway.name));
     let pod = own.max();
     let host = pod.and_then(|pod| world.nodes.get(&pod.node));
@@ -73,7 +75,7 @@ fn placement(
     let service = world.live.get(&service).filter(|service| {
         // A Service that a load balancer still holds on to has an address that is about to go.
         service.metadata.deletion_timestamp.is_none()
-            && owner_of(service).is_some_and(|(_, of)| of == uid)
+            && owner_of(&service.metadata).is_some_and(|(_, of)| of == uid)
     });
     let service: Option<Service> = service.and_then(typed);
     Placement {
@@ -86,8 +88,8 @@ fn placement(
             node: Some(pod.node.clone()),
         }),
         is_lost: false,
-        ready: status.ready_replicas.unwrap_or_default(),
-        unavailable: status.unavailable_replicas.unwrap_or_default(),
+        ready: replicas("readyReplicas"),
+        unavailable: replicas("unavailableReplicas"),
         faults: Vec::<Fault>::new(),
     }
 }

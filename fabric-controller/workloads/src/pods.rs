@@ -89,10 +89,10 @@ pub(super) struct Pods {
     known: BTreeMap<Name, Pod>,
     of_gateways: BTreeMap<Name, GatewayPod>,
     /// The last published addresses, and when that was.
-    news: PodAddresses,
-    at: Option<Instant>,
-    /// There are others by now.
-    more: bool,
+    published: PodAddresses,
+    published_at: Option<Instant>,
+    /// There may be others by now.
+    is_changed: bool,
 }
 
 impl Pods {
@@ -101,7 +101,8 @@ impl Pods {
         let mut reflector = Reflector::new(client.clone(), metrics.clone());
         reflector.open((), all.labels(&format!("{}!=true", labels::SHADOW_POD)));
         let (known, of_gateways) = (BTreeMap::new(), BTreeMap::new());
-        Self { reflector, known, of_gateways, news: PodAddresses::new(), at: None, more: false }
+        let published = PodAddresses::new();
+        Self { reflector, known, of_gateways, published, published_at: None, is_changed: true }
     }
 
     /// True once all is known that was there at the start.
@@ -114,8 +115,8 @@ impl Pods {
         self.reflector.problems()
     }
 
-    /// Waits for something to happen; true if placements or addresses outside are different now.
-    /// Cancel safe.
+    /// Waits for something to happen; true if placements of gateways are different now. Other addresses
+    /// outside make it due. Cancel safe.
     pub(super) async fn next(&mut self, nodes: &Nodes) -> bool {
         let change = self.reflector.next().await;
         self.take(change, nodes)
@@ -127,20 +128,25 @@ impl Pods {
 
     /// Addresses outside, as of now or of a moment ago: a change is published at once, the next
     /// ones later.
-    pub(super) fn tell(&mut self, nodes: &Nodes, now: Instant) -> PodAddresses {
-        let outside = self.outside(nodes);
-        let rests = self.at.is_some_and(|at| now.duration_since(at) < PACE);
-        self.more = rests && outside != self.news;
-        if !rests && outside != self.news {
-            self.news = outside;
-            self.at = Some(now);
+    pub(super) fn addresses(&mut self, nodes: &Nodes, now: Instant) -> &PodAddresses {
+        if self.due(now).is_some_and(|due| due <= now) {
+            self.is_changed = false;
+            let outside = self.outside(nodes);
+            if outside != self.published {
+                (self.published, self.published_at) = (outside, Some(now));
+            }
         }
-        self.news.clone()
+        &self.published
     }
 
-    /// Time at which there is more to publish.
-    pub(super) fn due(&self) -> Option<Instant> {
-        self.at.filter(|_| self.more).map(|at| at + PACE)
+    /// Time at which there may be more to publish.
+    pub(super) fn due(&self, now: Instant) -> Option<Instant> {
+        self.is_changed.then(|| self.published_at.map_or(now, |at| at + PACE))
+    }
+
+    /// The nodes have other pod CIDRs now.
+    pub(super) fn nodes_changed(&mut self) {
+        self.is_changed = true;
     }
 
     /// An address that two pods have, one of which is about to end, is the newer one's.
@@ -178,13 +184,14 @@ impl Pods {
         }
     }
 
-    /// Returns true if placements or addresses outside are different now.
+    /// Returns true if placements of gateways are different now.
     fn replace(&mut self, name: Name, read: Option<&Read>, nodes: &Nodes) -> bool {
         let (pod, of_gateway) = (read.and_then(Pod::of), read.and_then(GatewayPod::of));
         let gateway_before = put(&mut self.of_gateways, name.clone(), of_gateway.clone());
         let before = put(&mut self.known, name, pod.clone());
+        self.is_changed |=
+            before != pod && before.iter().chain(&pod).any(|pod| pod.is_outside(nodes));
         gateway_before != of_gateway
-            || before != pod && before.iter().chain(&pod).any(|pod| pod.is_outside(nodes))
     }
 }
 
@@ -292,35 +299,44 @@ mod tests {
         pods.take(Change::Applied((), read(pod)), &nodes())
     }
 
+    /// True if addresses outside may be others since the last call.
+    fn changed(pods: &mut Pods) -> bool {
+        std::mem::take(&mut pods.is_changed)
+    }
+
     #[tokio::test]
     async fn only_addresses_outside_of_the_nodes_cidrs_matter() {
         let mut pods = pods();
-        assert!(!applied(&mut pods, pod("a", "n1", "10.200.1.7")));
-        assert!(applied(&mut pods, pod("b", "n1", "10.200.2.7")));
-        assert!(!applied(&mut pods, pod("b", "n1", "10.200.2.7")), "no news");
+        assert!(changed(&mut pods), "nothing is published yet");
+        let mut changes = |pod: Value| !applied(&mut pods, pod) && changed(&mut pods);
+        assert!(!changes(pod("a", "n1", "10.200.1.7")));
+        assert!(changes(pod("b", "n1", "10.200.2.7")));
+        assert!(!changes(pod("b", "n1", "10.200.2.7")), "no news");
         let mut host = pod("c", "n2", "192.0.2.12");
         host["spec"]["hostNetwork"] = json!(true);
-        assert!(!applied(&mut pods, host));
+        assert!(!changes(host));
         applied(&mut pods, pod("d", "virtual", "10.200.9.9"));
         assert_eq!(outside(&pods), ["n1 10.200.2.7"]);
         let gone = Change::Deleted((), read(pod("b", "n1", "10.200.2.7")));
-        assert!(pods.take(gone, &nodes()));
+        assert!(!pods.take(gone, &nodes()), "gateways are where they were");
+        assert!(changed(&mut pods));
         assert!(outside(&pods).is_empty());
     }
 
     #[tokio::test]
-    async fn news_are_told_at_once_and_more_of_them_together() {
+    async fn changes_after_the_first_are_published_together() {
         let start = Instant::now();
         let mut pods = pods();
-        let mut told = Vec::new();
+        let mut published = Vec::new();
         for (at, ip) in [(0, 1), (10, 2), (20, 3), (1000, 4), (1500, 4), (2500, 5)] {
             applied(&mut pods, pod(&format!("p{ip}"), "n1", &format!("10.200.9.{ip}")));
-            let count = pods.tell(&nodes(), start + Duration::from_millis(at))["n1"].len();
-            told.push((count, pods.due().map(|due| (due - start).as_millis())));
+            let now = start + Duration::from_millis(at);
+            let count = pods.addresses(&nodes(), now)["n1"].len();
+            published.push((count, pods.due(now).map(|due| (due - start).as_millis())));
         }
         let later = Some(1000);
         let expected = [(1, None), (1, later), (1, later), (4, None), (4, None), (5, None)];
-        assert_eq!(told, expected);
+        assert_eq!(published, expected);
     }
 
     #[tokio::test]
@@ -340,9 +356,12 @@ mod tests {
         applied(&mut pods, pod("b", "n1", "10.200.9.2"));
         assert_eq!(outside(&pods).len(), 2);
         let names = || [("t".to_owned(), "b".to_owned())].into();
-        assert!(pods.take(Change::Listed((), names()), &nodes()));
+        changed(&mut pods);
+        pods.take(Change::Listed((), names()), &nodes());
+        assert!(changed(&mut pods));
         assert_eq!(outside(&pods), ["n1 10.200.9.2"]);
-        assert!(!pods.take(Change::Listed((), names()), &nodes()), "no news");
+        pods.take(Change::Listed((), names()), &nodes());
+        assert!(!changed(&mut pods), "no news");
     }
 
     #[tokio::test]

@@ -1,5 +1,7 @@
 //! The template of a gateway. Pure.
 
+use std::sync::LazyLock;
+
 use fabric_api::check::Fault;
 use fabric_api::networking::{GatewayClient, GatewayServer};
 use fabric_store::{Object, chain};
@@ -7,30 +9,39 @@ use gateway_templates::{Rendered, Variables, WIREGUARD_CLIENT, WIREGUARD_SERVER}
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::Value;
 
-use super::live::{Key, Objects, Watched};
+use super::live::{ContentDigest, Key, Objects, Watched};
 use fabric_core::placement::PlannedGateway;
 
+static CLIENT: LazyLock<Value> = LazyLock::new(|| parsed(WIREGUARD_CLIENT));
+static SERVER: LazyLock<Value> = LazyLock::new(|| parsed(WIREGUARD_SERVER));
 const GROUP: &str = "networking.liqo.io/v1beta1";
 
 /// Template that a gateway is made from.
+#[derive(Clone, Debug)]
+pub(super) struct Template<'a> {
+    pub(super) origin: Origin,
+    content: &'a Value,
+}
+
+/// Place of a template.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Template {
-    /// Its place, or none if it is weft's own.
-    from: Option<Key>,
-    content: Value,
+pub(super) enum Origin {
+    /// It is weft's own.
+    BuiltIn,
+    Object(Key, ContentDigest),
 }
 
 /// The one that the gateway names. One that names none has weft's, as it was installed or as it is
 /// built in.
-pub(super) fn template_of(
+pub(super) fn template_of<'a>(
     gateway: &PlannedGateway,
-    live: &Objects,
+    live: &'a Objects,
     installation: &str,
-) -> Result<Template, Fault> {
+) -> Result<Template<'a>, Fault> {
     let side = Side::of(&gateway.object);
     let Some(reference) = side.reference else {
         let installed = Key::new(side.watched, installation, side.default_name);
-        return found(live, &installed).map_or_else(|| built_in(&side), Ok);
+        return Ok(found(live, &installed).unwrap_or_else(|| built_in(&side)));
     };
     let (field, kind) = (side.field, side.watched.resource().kind);
     if reference.kind.as_deref().is_some_and(|found| found != kind)
@@ -51,7 +62,10 @@ pub(super) fn template_of(
     })
 }
 
-pub(super) fn rendered(gateway: &PlannedGateway, template: &Template) -> Result<Rendered, Fault> {
+pub(super) fn rendered(
+    gateway: &PlannedGateway,
+    template: &Template<'_>,
+) -> Result<Rendered, Fault> {
     let variables = if let Ok(client) = <&GatewayClient>::try_from(&gateway.object) {
         Variables::of_client(client, &gateway.peer)
     } else if let Ok(server) = <&GatewayServer>::try_from(&gateway.object) {
@@ -60,11 +74,13 @@ pub(super) fn rendered(gateway: &PlannedGateway, template: &Template) -> Result<
         return Err(fault("", format!("{} is no gateway", gateway.object.reference())));
     };
     let wrong = |what: String| {
-        let place = template.from.as_ref().map(|key| format!("{}/{}", key.namespace, key.name));
-        let place = place.unwrap_or_else(|| "weft's own".to_owned());
+        let place = match &template.origin {
+            Origin::BuiltIn => "weft's own".to_owned(),
+            Origin::Object(key, _) => format!("{}/{}", key.namespace, key.name),
+        };
         fault(Side::of(&gateway.object).field, format!("template {place}: {what}"))
     };
-    let rendered = Rendered::new(&template.content, &variables);
+    let rendered = Rendered::new(template.content, &variables);
     let rendered = rendered.map_err(|error| wrong(chain(&error)))?;
     match rendered.deployment.spec.replicas {
         // They would have one key, and nothing to decide which of them has the tunnel.
@@ -81,7 +97,7 @@ struct Side<'a> {
     field: &'static str,
     watched: Watched,
     default_name: &'static str,
-    built_in: &'static str,
+    built_in: &'static LazyLock<Value>,
 }
 
 impl<'a> Side<'a> {
@@ -95,7 +111,7 @@ impl<'a> Side<'a> {
                 field: "spec.clientTemplateRef",
                 watched: Watched::ClientTemplate,
                 default_name: "wireguard-client",
-                built_in: WIREGUARD_CLIENT,
+                built_in: &CLIENT,
             };
         }
         let server = <&GatewayServer>::try_from(gateway);
@@ -105,20 +121,23 @@ impl<'a> Side<'a> {
             field: "spec.serverTemplateRef",
             watched: Watched::ServerTemplate,
             default_name: "wireguard-server",
-            built_in: WIREGUARD_SERVER,
+            built_in: &SERVER,
         }
     }
 }
 
-fn found(live: &Objects, key: &Key) -> Option<Template> {
-    let content = live.get(key)?.data["spec"]["template"].clone();
-    Some(Template { from: Some(key.clone()), content })
+fn found<'a>(live: &'a Objects, key: &Key) -> Option<Template<'a>> {
+    let content = &live.get(key)?.data["spec"]["template"];
+    Some(Template { origin: Origin::Object(key.clone(), live.content(key)?), content })
 }
 
-fn built_in(side: &Side<'_>) -> Result<Template, Fault> {
-    let mut whole: Value = serde_saphyr::from_str(side.built_in)
-        .map_err(|error| fault(side.field, format!("weft's own template: {error}")))?;
-    Ok(Template { from: None, content: whole["spec"]["template"].take() })
+fn built_in(side: &Side<'_>) -> Template<'static> {
+    Template { origin: Origin::BuiltIn, content: &side.built_in["spec"]["template"] }
+}
+
+/// One of weft's own, which its tests parse as well.
+fn parsed(template: &str) -> Value {
+    serde_saphyr::from_str(template).unwrap_or_default()
 }
 
 fn fault(field: &str, message: String) -> Fault {
@@ -141,9 +160,12 @@ mod tests {
         .unwrap();
         let (peer, secret_name) = ("milan".parse().unwrap(), "gw-keys".to_owned());
         let gateway = PlannedGateway { object: server.into(), peer, secret_name };
-        let mut template = template_of(&gateway, &Objects::default(), "liqo").unwrap();
+        let live = Objects::default();
+        let own = template_of(&gateway, &live, "liqo").unwrap();
         for (replicas, is_wrong) in [(json!(null), false), (json!(1), false), (json!(2), true)] {
-            template.content["spec"]["deployment"]["spec"]["replicas"] = replicas;
+            let mut content = own.content.clone();
+            content["spec"]["deployment"]["spec"]["replicas"] = replicas;
+            let template = Template { content: &content, ..own.clone() };
             let fault = rendered(&gateway, &template).err();
             assert_eq!(fault.is_some(), is_wrong, "{fault:?}");
             let told = "spec.template.spec.deployment.spec.replicas: found 2; expected 1";

@@ -9,11 +9,13 @@ use fabric_store::{
     ApiError, ApiServer, StoreMetrics, WRITE_RETRY, WriteBackoff, WriteOutcome, chain,
 };
 use futures::stream::{self, StreamExt as _};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, DynamicObject};
-use serde_json::{Value, json};
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
-use super::live::{Key, Objects, Watched};
+use super::live::{ContentDigest, Key, Objects, Watched, content};
 use super::place;
 
 /// Field manager of weft in an object's managedFields.
@@ -30,19 +32,29 @@ pub(super) struct Writer {
     refused: WriteBackoff<Key, Attempt>,
 }
 
+/// Object that is to be there.
+pub(super) struct Desired {
+    pub(super) key: Key,
+    /// Its place and its owners.
+    metadata: ObjectMeta,
+    /// The object in JSON.
+    body: Box<str>,
+    digest: ContentDigest,
+}
+
 /// Requested object, and what the API server made of it. It fills in more, and writes some of it
 /// another way.
 struct Written {
-    want: DynamicObject,
-    got: Value,
+    want: ContentDigest,
+    got: ContentDigest,
 }
 
 /// Request that was refused.
 #[derive(PartialEq)]
 enum Attempt {
-    Write(DynamicObject),
+    Write(ContentDigest),
     /// Replaces an object that could not be changed into this and was removed.
-    MakeAnew(DynamicObject),
+    MakeAnew(ContentDigest),
     Delete,
 }
 
@@ -71,6 +83,27 @@ pub(super) enum WriteError {
     Unreachable(#[source] ApiError),
 }
 
+impl Desired {
+    pub(super) fn of(object: &DynamicObject) -> serde_json::Result<Self> {
+        let kind = object.types.as_ref().and_then(|types| Watched::of_kind(&types.kind));
+        let kind =
+            kind.ok_or_else(|| serde::de::Error::custom("expected a kind that is watched"))?;
+        let metadata = ObjectMeta {
+            namespace: object.metadata.namespace.clone(),
+            owner_references: object.metadata.owner_references.clone(),
+            ..ObjectMeta::default()
+        };
+        let body = serde_json::to_string(object)?;
+        let digest = Sha256::digest(&body).into();
+        Ok(Self { key: Key::of(kind, object), metadata, body: body.into(), digest })
+    }
+
+    async fn apply(&self, requests: &Requests) -> Result<DynamicObject, ApiError> {
+        let object: Value = serde_json::from_str(&self.body).map_err(ApiError::Answer)?;
+        requests.apply(&self.key.target(), Part::AllButStatus, &object).await
+    }
+}
+
 impl Writer {
     pub(super) fn new(server: &ApiServer) -> Self {
         let requests = Requests::new(server.client.clone(), MANAGER);
@@ -92,15 +125,14 @@ impl Writer {
     pub(super) async fn write(
         &mut self,
         live: &mut Objects,
-        key: &Key,
-        want: &DynamicObject,
+        want: &Desired,
     ) -> Result<(), WriteError> {
-        if self.is_there(live.get(key), key, want) {
+        if self.is_there(live, want) {
             return Ok(());
         }
-        self.may_apply(live, key, want)?;
-        let applied = self.requests.apply(&key.target(), Part::AllButStatus, want).await;
-        self.applied(live, key, want, applied).await
+        self.may_apply(live, want)?;
+        let applied = want.apply(&self.requests).await;
+        self.applied(live, want, applied).await
     }
 
     /// Writes gateways' own objects side by side, until the API server does not answer. Returns the
@@ -108,22 +140,19 @@ impl Writer {
     pub(super) async fn write_side_by_side(
         &mut self,
         live: &mut Objects,
-        writes: &[(Key, &DynamicObject)],
+        writes: &[&Desired],
         heartbeat: &Heartbeat,
     ) -> Vec<Result<(), WriteError>> {
-        let steps = writes.iter().map(|(key, want)| self.step(live, key, want));
+        let steps = writes.iter().map(|want| self.step(live, want));
         let steps: Vec<_> = steps.collect();
         let requests = self.requests.clone();
-        let answers = writes.iter().zip(&steps).map(|((key, want), step)| {
-            let (requests, target) = (&requests, key.target());
+        let answers = writes.iter().zip(&steps).map(|(want, step)| {
+            let requests = &requests;
             async move {
                 match step {
-                    Ok(Step::Apply) => {
-                        let applied = requests.apply(&target, Part::AllButStatus, want).await;
-                        Answer::Applied(applied.map(Box::new))
-                    }
+                    Ok(Step::Apply) => Answer::Applied(want.apply(requests).await.map(Box::new)),
                     Ok(Step::Delete(uid)) => {
-                        let how = DeleteParams::background();
+                        let (target, how) = (want.key.target(), DeleteParams::background());
                         Answer::Deleted(requests.delete(&target, uid.clone(), how).await)
                     }
                     Ok(Step::None) | Err(_) => Answer::None,
@@ -134,15 +163,14 @@ impl Writer {
         let mut answers = stream::iter(answers).buffered(MAX_WRITES);
         let mut results: Vec<_> = steps.iter().map(|_| Ok(())).collect();
         let mut next = results.iter_mut().zip(writes);
-        while let (Some(answer), Some((result, (key, want)))) = (answers.next().await, next.next())
-        {
+        while let (Some(answer), Some((result, want))) = (answers.next().await, next.next()) {
             heartbeat.beat();
             *result = match answer {
                 Answer::Applied(applied) => {
                     let applied = applied.map(|object| *object);
-                    self.applied(live, key, want, applied).await
+                    self.applied(live, want, applied).await
                 }
-                Answer::Deleted(deleted) => self.deleted(key, deleted),
+                Answer::Deleted(deleted) => self.deleted(&want.key, deleted),
                 Answer::None => Ok(()),
             };
             if matches!(result, Err(WriteError::Unreachable(_))) {
@@ -158,25 +186,27 @@ impl Writer {
     /// too, or not: that is removed first. To change it into another's meanwhile would leave a mixture of
     /// both, such as a pod whose ServiceAccount is another one, and an API server that loses track of a
     /// node port that it gives to a Service while that is removed.
-    fn step(&self, live: &Objects, key: &Key, want: &DynamicObject) -> Result<Step, WriteError> {
-        match live.get(key).filter(|there| place::is_of_a_namesake(there, want)) {
-            None if self.is_there(live.get(key), key, want) => Ok(Step::None),
-            None => self.may_apply(live, key, want).map(|()| Step::Apply),
+    fn step(&self, live: &Objects, want: &Desired) -> Result<Step, WriteError> {
+        let is_other =
+            |there: &&DynamicObject| place::is_of_a_namesake(&there.metadata, &want.metadata);
+        match live.get(&want.key).filter(is_other) {
+            None if self.is_there(live, want) => Ok(Step::None),
+            None => self.may_apply(live, want).map(|()| Step::Apply),
             // Its watch reports when it is gone.
             Some(there) if there.metadata.deletion_timestamp.is_some() => Ok(Step::None),
             Some(there) => {
-                self.pending(key, |tried| *tried == Attempt::Delete)?;
+                self.pending(&want.key, |tried| *tried == Attempt::Delete)?;
                 Ok(Step::Delete(there.metadata.uid.clone()))
             }
         }
     }
 
     /// Fails if it was refused a moment ago.
-    fn may_apply(&self, live: &Objects, key: &Key, want: &DynamicObject) -> Result<(), WriteError> {
-        let has_room = live.get(key).is_none();
-        self.pending(key, |tried| match tried {
-            Attempt::Write(tried) => tried == want,
-            Attempt::MakeAnew(tried) => tried == want && !has_room,
+    fn may_apply(&self, live: &Objects, want: &Desired) -> Result<(), WriteError> {
+        let has_room = live.get(&want.key).is_none();
+        self.pending(&want.key, |tried| match tried {
+            Attempt::Write(tried) => *tried == want.digest,
+            Attempt::MakeAnew(tried) => *tried == want.digest && !has_room,
             Attempt::Delete => false,
         })
     }
@@ -184,21 +214,21 @@ impl Writer {
     async fn applied(
         &mut self,
         live: &mut Objects,
-        key: &Key,
-        want: &DynamicObject,
+        want: &Desired,
         applied: Result<DynamicObject, ApiError>,
     ) -> Result<(), WriteError> {
+        let key = &want.key;
         self.count(key, &applied);
         match applied {
             Ok(got) => {
                 tracing::info!(kind = key.of.resource().kind, %key, "applied");
                 self.refused.clear(key);
-                let written = Written { want: want.clone(), got: content(&got) };
+                let written = Written { want: want.digest, got: content(&got) };
                 self.written.insert(key.clone(), written);
                 live.put(key.of, got);
                 Ok(())
             }
-            Err(error) => Err(self.failed(live.get(key), key, want, error).await),
+            Err(error) => Err(self.failed(live.get(key), want, error).await),
         }
     }
 
@@ -206,13 +236,13 @@ impl Writer {
     pub(super) async fn write_own(
         &mut self,
         live: &mut Objects,
-        key: &Key,
-        want: &DynamicObject,
+        want: &Desired,
     ) -> Result<(), WriteError> {
-        let ours = |there: &DynamicObject| is_owned_alike(there, want);
-        self.pending(key, |tried| matches!(tried, Attempt::Write(tried) if tried == want))?;
+        let key = &want.key;
+        let ours = |there: &DynamicObject| is_owned_alike(&there.metadata, &want.metadata);
+        self.pending(key, |tried| *tried == Attempt::Write(want.digest))?;
         if live.get(key).is_some_and(ours) {
-            return self.write(live, key, want).await;
+            return self.write(live, want).await;
         }
         // Objects that others have made are not watched.
         match self.requests.get(&key.target()).await {
@@ -221,10 +251,10 @@ impl Writer {
                     None => "there is one of somebody else; expected another name",
                     Some(_) => "there is another one that has not ended yet",
                 };
-                Err(self.refuse(key, Attempt::Write(want.clone()), message.to_owned()))
+                Err(self.refuse(key, Attempt::Write(want.digest), message.to_owned()))
             }
-            Ok(_) => self.write(live, key, want).await,
-            Err(error) => Err(self.failed(live.get(key), key, want, error).await),
+            Ok(_) => self.write(live, want).await,
+            Err(error) => Err(self.failed(live.get(key), want, error).await),
         }
     }
 
@@ -255,9 +285,9 @@ impl Writer {
         Ok(())
     }
 
-    fn is_there(&self, live: Option<&DynamicObject>, key: &Key, want: &DynamicObject) -> bool {
-        let known = live.zip(self.written.get(key));
-        known.is_some_and(|(live, written)| written.want == *want && content(live) == written.got)
+    fn is_there(&self, live: &Objects, want: &Desired) -> bool {
+        let known = live.content(&want.key).zip(self.written.get(&want.key));
+        known.is_some_and(|(live, written)| written.want == want.digest && written.got == live)
     }
 
     fn count<T>(&self, key: &Key, answer: &Result<T, ApiError>) {
@@ -272,16 +302,16 @@ impl Writer {
     async fn failed(
         &mut self,
         live: Option<&DynamicObject>,
-        key: &Key,
-        want: &DynamicObject,
+        want: &Desired,
         error: ApiError,
     ) -> WriteError {
+        let key = &want.key;
         let ApiError::Refused { code, message } = error else {
             return WriteError::Unreachable(error);
         };
         let fixed = code == 422 && message.contains("immutable");
         if !fixed || !matches!(key.of, Watched::Deployment | Watched::Binding) {
-            return self.refuse(key, Attempt::Write(want.clone()), message);
+            return self.refuse(key, Attempt::Write(want.digest), message);
         }
         tracing::warn!(%key, reason = message, "cannot be changed; it is made anew");
         let uid = live.and_then(|there| there.metadata.uid.clone());
@@ -292,7 +322,7 @@ impl Writer {
             Err(error) => chain(&error),
         };
         self.written.remove(key);
-        let tried = Attempt::MakeAnew(want.clone());
+        let tried = Attempt::MakeAnew(want.digest);
         self.refused.refused(key, tried, &message, ROOM);
         WriteError::of(key, message)
     }
@@ -330,23 +360,10 @@ impl std::fmt::Display for Key {
 }
 
 /// True if it has all owners of the one that is wanted.
-fn is_owned_alike(there: &DynamicObject, want: &DynamicObject) -> bool {
-    let uids = |object: &DynamicObject| {
-        let owners = object.metadata.owner_references.iter().flatten();
+fn is_owned_alike(there: &ObjectMeta, want: &ObjectMeta) -> bool {
+    let uids = |object: &ObjectMeta| {
+        let owners = object.owner_references.iter().flatten();
         owners.map(|owner| owner.uid.clone()).collect::<BTreeSet<_>>()
     };
     uids(there).is_superset(&uids(want))
-}
-
-/// All but the status and what changes by itself.
-fn content(of: &DynamicObject) -> Value {
-    let metadata = &of.metadata;
-    let mut data = of.data.clone();
-    if let Some(map) = data.as_object_mut() {
-        map.remove("status");
-    }
-    json!({
-        "labels": metadata.labels, "annotations": metadata.annotations, "uid": metadata.uid,
-        "owners": metadata.owner_references, "data": data,
-    })
 }

@@ -144,7 +144,7 @@ impl Follower {
     /// True if there is something new.
     async fn take(&mut self, event: Event) -> bool {
         match event {
-            Event::Applied(object) => self.take_object(*object).await,
+            Event::Applied(object) => self.take_object(object).await,
             Event::Deleted(object) if object == self.name => {
                 forget(&self.store, &self.name).await;
                 self.is_over = self.store.api_server().is_some();
@@ -200,7 +200,7 @@ impl Follower {
         match object {
             Object::GatewayConfig(config) if is(&self.name, &config.metadata) => {
                 self.untold = false;
-                self.published.config = Some(config);
+                self.published.config = Some(Arc::unwrap_or_clone(config));
                 self.join().await
             }
             Object::Secret(secret) => self.input.take_secret(&self.name, &secret),

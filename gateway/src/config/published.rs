@@ -16,7 +16,7 @@ impl Published {
     pub(super) fn take_record(&mut self, event: Event) -> bool {
         match event {
             Event::Applied(object) => {
-                let record = GatewayRecord::try_from(*object);
+                let record = GatewayRecord::try_from(object);
                 record.map(|record| self.records.insert(record)).is_ok()
             }
             Event::Deleted(gone) => {

@@ -37,7 +37,7 @@ pub(super) fn retract(dir: &RunDir, record: &Record) -> anyhow::Result<()> {
     runtime.block_on(async {
         let store = dir.store(record)?;
         let own = ObjectRef::new(Kind::NodeConfig, "", &record.node);
-        if let Some(Object::NodeConfig(mut config)) = store.get(&own).await? {
+        if let Some(Ok(mut config)) = store.get(&own).await?.map(NodeConfig::try_from) {
             config.status = Some(NodeConfigStatus::default());
             store.put_status(&config.into()).await?;
         }
@@ -51,7 +51,7 @@ async fn mark(store: &Store, dir: &RunDir, record: &Record) -> anyhow::Result<BT
     let runs_here = process::running(dir).iter().any(|(name, _)| *name == own_agent);
     let mut waiting = BTreeSet::new();
     for object in store.list(Kind::NodeConfig).await? {
-        let Object::NodeConfig(mut config) = object else { continue };
+        let Ok(mut config) = NodeConfig::try_from(object) else { continue };
         let name = config.metadata.name.clone().unwrap_or_default();
         let applied = config.status.as_ref().map_or(0, |status| status.applied_generation);
         config.spec.removed = true;

@@ -10,7 +10,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use fabric_api::fabric::GatewayConfig;
-use fabric_store::{Kind, Object, ObjectRef, Store, StoreArgs};
+use fabric_api::networking::Connection;
+use fabric_store::{Kind, ObjectRef, Store, StoreArgs};
 use futures::FutureExt as _;
 
 /// Runs until it is told to stop, and says so.
@@ -185,19 +186,15 @@ impl Host {
 
     /// What a gateway says of its Connection when all is well.
     pub(crate) fn claim_connected(&self, name: &str) {
-        let connection: fabric_api::networking::Connection =
-            serde_json::from_value(serde_json::json!({
-                "apiVersion": "networking.liqo.io/v1beta1", "kind": "Connection",
-                "metadata": {"name": format!("gw-{name}"), "namespace": "t",
-                "labels": {"liqo.io/remote-cluster-id": "milan"}},
-                "spec": {"type": "Client", "gatewayRef": {"name": name}},
-            }))
-            .unwrap();
-        let Object::Connection(mut connection) =
-            at_once(self.store().put(&connection.into())).unwrap()
-        else {
-            panic!("another kind came back");
-        };
+        let connection: Connection = serde_json::from_value(serde_json::json!({
+            "apiVersion": "networking.liqo.io/v1beta1", "kind": "Connection",
+            "metadata": {"name": format!("gw-{name}"), "namespace": "t",
+            "labels": {"liqo.io/remote-cluster-id": "milan"}},
+            "spec": {"type": "Client", "gatewayRef": {"name": name}},
+        }))
+        .unwrap();
+        let stored = at_once(self.store().put(&connection.into())).unwrap();
+        let mut connection = Connection::try_from(stored).unwrap();
         connection.status = Some(
             serde_json::from_value(serde_json::json!({
             "value": "Connected", "latency": {"value": "3ms"}}))

@@ -163,7 +163,7 @@ impl Compiler<'_> {
                     self.index.network_grant(reference).filter(|_| same)
                 });
                 if let Some(prefix) = back {
-                    let mut network = network.clone();
+                    let mut network = Network::clone(network);
                     network.status = Some(NetworkStatus { cidr: Some(prefix.to_string()) });
                     self.out.statuses.insert(remote.network.clone(), network.into());
                 }

@@ -1,6 +1,7 @@
 //! Statuses of the user's own objects.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus, PeeringFault, RemapKind};
 use fabric_api::labels::REMOTE_CLUSTER_ID;
@@ -218,9 +219,15 @@ pub(super) fn conditions_of(object: &mut Object, make: bool) -> Option<&mut Vec<
         if make { Some(of.get_or_insert_default()) } else { of.as_mut() }
     }
     match object {
-        Object::Configuration(x) => Some(&mut status(&mut x.status, make)?.conditions),
-        Object::GatewayServer(x) => Some(&mut status(&mut x.status, make)?.conditions),
-        Object::GatewayClient(x) => Some(&mut status(&mut x.status, make)?.conditions),
+        Object::Configuration(x) => {
+            Some(&mut status(&mut Arc::make_mut(x).status, make)?.conditions)
+        }
+        Object::GatewayServer(x) => {
+            Some(&mut status(&mut Arc::make_mut(x).status, make)?.conditions)
+        }
+        Object::GatewayClient(x) => {
+            Some(&mut status(&mut Arc::make_mut(x).status, make)?.conditions)
+        }
         Object::Namespace(_)
         | Object::ConfigMap(_)
         | Object::Secret(_)

@@ -1,5 +1,7 @@
 //! Parsing of a manifest file's text into objects and problems.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 use serde_saphyr::{DefaultMessageFormatter, MessageFormatter as _};
 
@@ -304,6 +306,7 @@ impl Document<'_> {
             return Err(unknown);
         }
         if let Object::Secret(secret) = &mut object {
+            let secret = Arc::make_mut(secret);
             let texts = secret.string_data.take().unwrap_or_default();
             let data = secret.data.get_or_insert_default();
             let bytes = |text: String| k8s_openapi::ByteString(text.into_bytes());

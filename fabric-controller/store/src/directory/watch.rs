@@ -36,7 +36,7 @@ impl Watch {
         let mut reader = Reader::new(layout, scope);
         let snapshot = read(&mut reader);
         let mut queue: VecDeque<_> =
-            snapshot.objects.values().cloned().map(Box::new).map(Event::Applied).collect();
+            snapshot.objects.values().cloned().map(Event::Applied).collect();
         queue.push_back(Event::Problems(snapshot.problems.clone()));
         queue.push_back(Event::Synced);
         let (told, problems) = (snapshot.objects, snapshot.problems);
@@ -96,7 +96,7 @@ impl Watch {
         }
         for (reference, object) in &snapshot.objects {
             if self.told.get(reference) != Some(object) {
-                self.queue.push_back(Event::Applied(Box::new(object.clone())));
+                self.queue.push_back(Event::Applied(object.clone()));
             }
         }
         if self.problems != snapshot.problems {

@@ -39,8 +39,9 @@ pub(super) enum Part {
 }
 
 impl Cache {
-    /// News of an object, which may come late.
-    pub(super) fn saw(&mut self, stored: &Stored) {
+    /// Takes in a report of an object, which may come late. An object that equals the known one is
+    /// replaced by it, so that there is but one.
+    pub(super) fn saw(&mut self, stored: &mut Stored) {
         // A key is never sent but when it is made.
         if stored.object.kind() == Kind::Secret || !is_written(stored.object.kind()) {
             return;
@@ -49,6 +50,9 @@ impl Cache {
         match self.entries.get_mut(&reference) {
             Some(entry) if entry.seen.version > stored.version => {}
             Some(entry) if entry.seen.object.uid() == stored.object.uid() => {
+                if entry.seen.object == stored.object {
+                    stored.object = entry.seen.object.clone();
+                }
                 entry.seen = stored.clone();
             }
             Some(_) | None => {
@@ -64,7 +68,7 @@ impl Cache {
     }
 
     /// A part of an object was written, and the object is now this.
-    pub(super) fn wrote(&mut self, stored: &Stored, part: Part, want: Value) {
+    pub(super) fn wrote(&mut self, stored: &mut Stored, part: Part, want: Value) {
         self.saw(stored);
         let Some(entry) = self.entries.get_mut(&stored.object.reference()) else { return };
         match part {
@@ -197,32 +201,42 @@ mod tests {
     #[test]
     fn news_that_come_late_change_nothing() {
         let mut cache = Cache::default();
-        let new = stored("u", 5, "10.2.0.0/16");
-        cache.wrote(&new, Part::Content, content(&new.object));
-        cache.saw(&stored("u", 4, "10.1.0.0/16"));
+        let mut new = stored("u", 5, "10.2.0.0/16");
+        let want = content(&new.object);
+        cache.wrote(&mut new, Part::Content, want);
+        cache.saw(&mut stored("u", 4, "10.1.0.0/16"));
         let reference = new.object.reference();
         assert!(cache.holding(&reference, &content(&new.object)).is_some());
-        cache.saw(&stored("u", 6, "10.1.0.0/16"));
+        cache.saw(&mut stored("u", 6, "10.1.0.0/16"));
         assert!(cache.holding(&reference, &content(&new.object)).is_none(), "somebody changed it");
         cache.lost(&reference);
         assert_eq!(cache.uid(&reference), None);
     }
 
     #[test]
+    fn same_object_is_held_once() {
+        let mut cache = Cache::default();
+        let [mut first, mut second] = [5, 6].map(|version| stored("u", version, "10.2.0.0/16"));
+        cache.saw(&mut first);
+        cache.saw(&mut second);
+        assert!(std::ptr::eq(first.object.metadata(), second.object.metadata()));
+    }
+
+    #[test]
     fn what_the_server_fills_in_is_not_sent_again() {
         let mut cache = Cache::default();
-        let got = stored("u", 5, "10.2.0.0/16");
+        let mut got = stored("u", 5, "10.2.0.0/16");
         let mut want = content(&got.object);
         want["spec"]["preAllocated"] = json!(0);
-        cache.wrote(&got, Part::Content, want.clone());
+        cache.wrote(&mut got, Part::Content, want.clone());
         assert!(cache.holding(&got.object.reference(), &want).is_some());
     }
 
     #[test]
     fn the_status_of_a_namesake_is_another() {
         let mut cache = Cache::default();
-        let first = stored("u1", 5, "10.2.0.0/16");
-        cache.saw(&first);
+        let mut first = stored("u1", 5, "10.2.0.0/16");
+        cache.saw(&mut first);
         assert!(cache.has_status(&first.object, &status(&first.object)));
         assert!(!cache.has_status(&first.object, &json!({})));
         let second = stored("u2", 9, "10.2.0.0/16");

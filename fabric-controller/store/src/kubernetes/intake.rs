@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::NodeStatus;
+use k8s_openapi::api::core::v1::{Node, NodeStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::DynamicObject;
 use serde_json::Value;
@@ -61,7 +61,10 @@ pub(super) fn take(kind: Kind, mut from: DynamicObject) -> Result<Stored, Box<Pr
 /// Leaves out of a Node what its kubelet reports every few seconds and the names of its images: nothing
 /// follows from them, and there may be thousands of nodes.
 fn without_reports(object: Object) -> Object {
-    let Object::Node(mut node) = object else { return object };
+    let mut node = match Node::try_from(object) {
+        Ok(node) => node,
+        Err(other) => return other,
+    };
     if let Some(status) = &mut node.status {
         let addresses = status.addresses.take();
         *status = NodeStatus { addresses, ..NodeStatus::default() };
@@ -155,8 +158,11 @@ mod tests {
         let first = taken(Kind::Node, node("2026-01-01T00:00:00Z")).unwrap().object;
         assert_eq!(first, taken(Kind::Node, node("2026-01-01T00:00:10Z")).unwrap().object);
         let Object::Node(node) = first else { panic!() };
-        assert_eq!(node.status.unwrap().addresses.unwrap()[0].address, "192.0.2.1");
-        assert_eq!(node.metadata.annotations.unwrap().len(), 1);
+        assert_eq!(
+            node.status.as_ref().unwrap().addresses.as_ref().unwrap()[0].address,
+            "192.0.2.1"
+        );
+        assert_eq!(node.metadata.annotations.as_ref().unwrap().len(), 1);
     }
 
     #[test]

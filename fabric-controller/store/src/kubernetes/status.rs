@@ -76,7 +76,7 @@ impl Kubernetes {
 
     fn wrote(&self, object: &ObjectRef, what: Part, want: Value, written: DynamicObject) {
         match intake::take(object.kind, written) {
-            Ok(stored) => self.cache().wrote(&stored, what, want),
+            Ok(mut stored) => self.cache().wrote(&mut stored, what, want),
             // The part was taken; faults elsewhere are reported by the watch.
             Err(_) => self.cache().lost(object),
         }

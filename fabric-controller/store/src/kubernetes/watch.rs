@@ -125,7 +125,7 @@ impl Watch {
     fn apply(&mut self, source: &Source, object: DynamicObject) {
         let reference = intake::reference(source.kind(), &object.metadata);
         self.reporters.entry(reference.clone()).or_default().insert(source.clone());
-        let stored = match intake::take(source.kind(), object) {
+        let mut stored = match intake::take(source.kind(), object) {
             Ok(stored) => stored,
             Err(problem) => {
                 self.store.lost(&reference);
@@ -136,7 +136,7 @@ impl Watch {
         if self.is_known_better(&stored) {
             return;
         }
-        self.store.saw(&stored);
+        self.store.saw(&mut stored);
         self.versions.insert(reference.clone(), stored.version);
         let faults = intake::faults(&stored.object);
         self.wrong.remove(&reference);
@@ -166,7 +166,7 @@ impl Watch {
     fn tell(&mut self, source: &Source, object: Object) {
         let before = self.known.insert(object.reference(), object.clone());
         let Some(before) = before else {
-            return self.queue.push_back(Event::Applied(Box::new(object)));
+            return self.queue.push_back(Event::Applied(object));
         };
         let same = match source {
             Source::One(of) if of.kind != Kind::Connection => {
@@ -175,7 +175,7 @@ impl Watch {
             Source::One(_) | Source::All(_) | Source::Labelled(_) => before == object,
         };
         if !same {
-            self.queue.push_back(Event::Applied(Box::new(object)));
+            self.queue.push_back(Event::Applied(object));
         }
     }
 

@@ -9,7 +9,7 @@ use crate::{Place, cidr_of, lines, network, network_ref, next, quiet, sync};
 
 fn applied(event: Event) -> Object {
     let Event::Applied(object) = event else { panic!("{event:?}") };
-    *object
+    object
 }
 
 #[tokio::test]

@@ -318,7 +318,7 @@ async fn string_data_of_a_secret_becomes_data() {
     let secret =
         place.store.get(&ObjectRef::new(Kind::Secret, "default", "s")).await.unwrap().unwrap();
     let Object::Secret(secret) = secret else { panic!("{secret:?}") };
-    assert_eq!(secret.data.unwrap()["a"].0, b"b");
+    assert_eq!(secret.data.as_ref().unwrap()["a"].0, b"b");
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fabric_api::ipam::{Network, NetworkSpec, NetworkStatus};
@@ -73,6 +74,7 @@ async fn equal_content_is_not_written_again() {
     let place = Place::new();
     let mut stored = place.store.put(&connection("c").into()).await.unwrap();
     let Object::Connection(own) = &mut stored else { panic!() };
+    let own = Arc::make_mut(own);
     own.status = Some(ConnectionStatus::default());
     assert!(place.store.put_status(&stored).await.unwrap());
     let files = ["run/published/connections/t.c.yaml", "run/published/status/connections/t.c.yaml"];
@@ -91,10 +93,11 @@ async fn a_status_is_merged_and_its_change_told() {
     sync(&mut watch).await;
     let mut object = place.store.get(&network_ref("a")).await.unwrap().unwrap();
     let Object::Network(net) = &mut object else { panic!() };
+    let net = Arc::make_mut(net);
     net.status = Some(NetworkStatus { cidr: Some("10.7.0.0/16".to_owned()) });
     place.store.put_status(&object).await.unwrap();
-    let Event::Applied(told) = next(&mut watch).await else { panic!() };
-    assert_eq!(*told, object);
+    let Event::Applied(reported) = next(&mut watch).await else { panic!() };
+    assert_eq!(reported, object);
     let text = fs::read_to_string(place.path("manifests/a.yaml")).unwrap();
     assert_eq!(text, network("a", "10.1.0.0/16"), "the user's file is never written");
     quiet(&mut watch).await;
@@ -110,17 +113,20 @@ async fn whoever_follows_one_object_hears_of_no_other_and_not_of_its_status() {
     let mut own = place.store.put(&connection("c").into()).await.unwrap();
     let mut watch = place.store.follow(&own.reference(), &[Kind::Secret]).unwrap();
     let first = sync(&mut watch).await;
-    assert!(matches!(&first[..], [Event::Applied(told), _] if **told == own), "{first:?}");
+    assert!(matches!(&first[..], [Event::Applied(reported), _] if *reported == own), "{first:?}");
 
     place.store.delete(&other.reference()).await.unwrap();
     let Object::Connection(written) = &mut own else { panic!() };
+    let written = Arc::make_mut(written);
     written.status = Some(ConnectionStatus::default());
     place.store.put_status(&own).await.unwrap();
     quiet(&mut watch).await;
 
     own.metadata_mut().labels = Some([("a".to_owned(), "b".to_owned())].into());
     place.store.put(&own).await.unwrap();
-    assert!(matches!(next(&mut watch).await, Event::Applied(told) if told.label("a") == Some("b")));
+    assert!(
+        matches!(next(&mut watch).await, Event::Applied(reported) if reported.label("a") == Some("b"))
+    );
     place.store.delete(&own.reference()).await.unwrap();
     assert!(matches!(next(&mut watch).await, Event::Deleted(gone) if gone == own.reference()));
 }
@@ -158,6 +164,7 @@ async fn the_local_side_of_a_configuration_is_kept_with_its_status() {
     let mut object = place.store.get(&reference).await.unwrap().unwrap();
     let generation = object.generation();
     let Object::Configuration(own) = &mut object else { panic!() };
+    let own = Arc::make_mut(own);
     own.spec.local = Some(own.spec.remote.clone());
     place.store.put_status(&object).await.unwrap();
     let read = place.store.get(&reference).await.unwrap().unwrap();
@@ -170,6 +177,7 @@ async fn a_status_of_a_namesake_is_not_taken() {
     let place = Place::new();
     let mut first = place.store.put(&own_network("10.1.0.0/16")).await.unwrap();
     let Object::Network(net) = &mut first else { panic!() };
+    let net = Arc::make_mut(net);
     net.status = Some(NetworkStatus { cidr: Some("10.7.0.0/16".to_owned()) });
     place.store.put_status(&first).await.unwrap();
     fs::remove_file(place.path("state/networks/t.own.yaml")).unwrap();

@@ -1,5 +1,7 @@
 //! One object, with the rights to that one alone.
 
+use std::sync::Arc;
+
 use fabric_api::fabric::GatewayConfigStatus;
 use fabric_api::networking::{
     Connection, ConnectionSpec, ConnectionStatus, ConnectionType, ConnectionValue,
@@ -70,13 +72,14 @@ async fn a_gateway_does_all_it_needs_with_the_rights_to_its_own_objects() {
     assert_eq!(applied(watch.next().await), key);
 
     let Object::GatewayConfig(own) = &mut published else { panic!() };
+    let own = Arc::make_mut(own);
     own.status = Some(GatewayConfigStatus { applied_generation: 1, ..Default::default() });
     assert!(store.put_status(&published).await.unwrap());
     let spec = ConnectionSpec { type_: ConnectionType::Client, gateway_ref: Default::default() };
     let mut connection = Connection::new("gw-gw", spec);
     connection.metadata.namespace = Some(place.namespace.clone());
     let stored = store.put(&connection.into()).await.unwrap();
-    let Object::Connection(mut connection) = stored.clone() else { panic!() };
+    let mut connection = Connection::try_from(stored.clone()).unwrap();
     connection.status = Some(ConnectionStatus::default());
     assert!(store.put_status(&connection.into()).await.unwrap());
     let own = store.follow(&stored.reference(), &[]).unwrap();
@@ -112,6 +115,7 @@ async fn whoever_follows_one_object_hears_of_no_other_and_not_of_its_status() {
     assert_eq!(watch.sync().await.len(), 2);
     let other = store.put(&place.config("other").into()).await.unwrap();
     let Object::GatewayConfig(written) = &mut own else { panic!() };
+    let written = Arc::make_mut(written);
     written.status = Some(GatewayConfigStatus { received_bytes: 9, ..Default::default() });
     assert!(store.put_status(&own).await.unwrap());
     watch.quiet().await;
@@ -119,8 +123,11 @@ async fn whoever_follows_one_object_hears_of_no_other_and_not_of_its_status() {
     let mut changed = place.config("gw");
     changed.spec.mtu = 1300;
     store.put(&changed.into()).await.unwrap();
-    let Object::GatewayConfig(told) = applied(watch.next().await) else { panic!() };
-    assert_eq!((told.metadata.generation, told.status.unwrap().received_bytes), (Some(2), 9));
+    let Object::GatewayConfig(reported) = applied(watch.next().await) else { panic!() };
+    assert_eq!(
+        (reported.metadata.generation, reported.status.as_ref().unwrap().received_bytes),
+        (Some(2), 9)
+    );
     store.delete(&other.reference()).await.unwrap();
     store.delete(&own.reference()).await.unwrap();
     assert!(matches!(watch.next().await, Event::Deleted(gone) if gone == own.reference()));
@@ -168,7 +175,7 @@ async fn whoever_follows_a_connection_hears_what_another_makes_of_its_status() {
     connection.metadata.namespace = Some(place.namespace.clone());
     let stored = store.put(&connection.into()).await.unwrap();
     let with = |value| {
-        let Object::Connection(mut connection) = stored.clone() else { panic!() };
+        let mut connection = Connection::try_from(stored.clone()).unwrap();
         connection.status = Some(ConnectionStatus { value, latency: None });
         Object::from(connection)
     };

@@ -179,7 +179,7 @@ impl Ears {
 
 fn applied(event: Event) -> Object {
     let Event::Applied(object) = event else { panic!("{event:?}") };
-    *object
+    object
 }
 
 fn problems(event: Event) -> Vec<String> {

@@ -105,7 +105,7 @@ async fn the_one_config_map_needs_the_right_to_that_one_alone() {
     let maps: Vec<String> = first
         .into_iter()
         .filter_map(|e| if let Event::Applied(map) = e { Some(map) } else { None })
-        .map(|map: Box<Object>| map.reference().to_string())
+        .map(|map: Object| map.reference().to_string())
         .collect();
     assert_eq!(maps, ["ConfigMap liqo/liqo-clusterid-configmap"]);
 }

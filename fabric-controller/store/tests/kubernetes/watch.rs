@@ -1,5 +1,7 @@
 //! What a watch tells.
 
+use std::sync::Arc;
+
 use fabric_api::networking::ACCEPTED;
 use fabric_store::{Event, Kind, Object};
 use serde_json::json;
@@ -25,11 +27,14 @@ async fn what_was_there_is_told_first_then_every_change() {
 
     configuration["spec"]["remote"]["cidr"]["pod"] = json!("10.2.0.0/16");
     place.admin.apply("configurations", &configuration).await;
-    let Object::Configuration(told) = applied(watch.next().await) else { panic!() };
-    assert_eq!(told.spec.remote.cidr.pod.0, ["10.2.0.0/16"], "a plain text is a list of one");
-    assert_eq!(told.metadata.generation, Some(2));
-    assert!(told.metadata.managed_fields.is_none() && told.metadata.resource_version.is_none());
-    assert_eq!(watch.watch.seen().get(&Object::from(told.clone()).reference()), Some(&told.into()));
+    let object = applied(watch.next().await);
+    let Object::Configuration(reported) = &object else { panic!() };
+    assert_eq!(reported.spec.remote.cidr.pod.0, ["10.2.0.0/16"], "a plain text is a list of one");
+    assert_eq!(reported.metadata.generation, Some(2));
+    assert!(
+        reported.metadata.managed_fields.is_none() && reported.metadata.resource_version.is_none()
+    );
+    assert_eq!(watch.watch.seen().get(&object.reference()), Some(&object));
 
     place.admin.apply("configurations", &configuration).await;
     watch.quiet().await;
@@ -54,6 +59,7 @@ async fn a_status_that_another_writes_is_told() {
     let mut watch = place.watch(&store, &[Kind::GatewayServer]);
     let mut object = applied(watch.sync().await.remove(0));
     let Object::GatewayServer(own) = &mut object else { panic!() };
+    let own = Arc::make_mut(own);
     let condition = json!({"type": ACCEPTED, "status": "False", "reason": "Invalid", "message": "m",
         "lastTransitionTime": "2026-01-31T12:00:00Z", "observedGeneration": 1});
     let status = own.status.get_or_insert_default();

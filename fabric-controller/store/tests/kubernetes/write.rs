@@ -1,5 +1,7 @@
 //! What weft itself writes.
 
+use std::sync::Arc;
+
 use fabric_api::ipam::NetworkStatus;
 use fabric_api::labels;
 use fabric_api::networking::{CidrList, ClusterCidrs, SideConfig};
@@ -14,6 +16,7 @@ use crate::{Place, applied};
 
 fn granted(mut network: Object, cidr: &str) -> Object {
     let Object::Network(own) = &mut network else { panic!() };
+    let own = Arc::make_mut(own);
     own.status = Some(NetworkStatus { cidr: Some(cidr.to_owned()) });
     network
 }
@@ -54,6 +57,7 @@ async fn what_is_there_is_not_sent_again_not_even_after_a_restart() {
     assert_eq!(applied(watch.next().await), stored);
     let mut with_status = stored.clone();
     let Object::Ip(own) = &mut with_status else { panic!() };
+    let own = Arc::make_mut(own);
     own.status =
         serde_json::from_value(json!({"ip": "10.70.0.1", "cidr": "10.70.0.0/16"})).unwrap();
     assert!(store.put_status(&with_status).await.unwrap());
@@ -142,6 +146,7 @@ async fn a_configuration_gets_its_local_side_and_its_status() {
     let mut watch = place.watch(&store, &[Kind::Configuration]);
     let mut object = applied(watch.sync().await.remove(0));
     let Object::Configuration(own) = &mut object else { panic!() };
+    let own = Arc::make_mut(own);
     let list = |cidr: &str| CidrList(vec![cidr.to_owned()]);
     let cidr = ClusterCidrs { pod: list("10.200.0.0/16"), external: list("10.70.0.0/16") };
     own.spec.local = Some(SideConfig { cidr });
@@ -163,6 +168,7 @@ async fn a_configuration_gets_its_local_side_and_its_status() {
     place.admin.delete("configurations", &manifest).await;
     let mut other = object.clone();
     let Object::Configuration(own) = &mut other else { panic!() };
+    let own = Arc::make_mut(own);
     own.spec.local = Some(SideConfig::default());
     assert!(place.store().put_status(&other).await.unwrap_err().is_gone(), "it is not made again");
     assert!(place.admin.get("configurations", &manifest).await.is_none());

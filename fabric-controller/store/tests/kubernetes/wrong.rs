@@ -1,5 +1,7 @@
 //! Objects that cannot be read, or are wrong.
 
+use std::sync::Arc;
+
 use fabric_store::{Event, Kind, Object};
 use serde_json::json;
 
@@ -26,6 +28,7 @@ async fn what_cannot_be_read_is_told_by_field_and_the_last_good_version_stands()
     // Its status can be written all the same: there it says what is wrong.
     let mut accepted = good.clone();
     let Object::Configuration(own) = &mut accepted else { panic!() };
+    let own = Arc::make_mut(own);
     own.status = Some(Default::default());
     own.status.get_or_insert_default().remote = Some(own.spec.remote.clone());
     assert!(store.put_status(&accepted).await.unwrap());

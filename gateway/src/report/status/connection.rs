@@ -67,8 +67,9 @@ impl OwnConnection {
         let now = Instant::now;
         match watch.next().await {
             Event::Applied(object) => {
-                let Object::Connection(connection) = *object else { return };
-                self.seen = Some((connection.status.unwrap_or_default().value, now()));
+                let Object::Connection(connection) = object else { return };
+                let value = connection.status.as_ref().map(|status| status.value);
+                self.seen = Some((value.unwrap_or_default(), now()));
             }
             Event::Deleted(_) => {
                 (self.written, self.seen, self.lost_at) = (None, None, Some(now()));

@@ -1,5 +1,8 @@
 //! Whatever is wrong is told, and disturbs nothing else.
 
+use std::sync::Arc;
+
+use fabric_api::fabric::GatewayConfig;
 use fabric_api::networking::{Configuration, GatewayClient, GatewayServer};
 use fabric_store::{Kind, Object, ObjectRef};
 use serde_json::{Value, json};
@@ -293,6 +296,7 @@ fn a_gateway_says_itself_what_is_wrong_with_it_and_only_while_it_is() {
     // The same fault, found here as well, is told once and with its place.
     let mut wrong = server("rome", 30742);
     let Object::GatewayServer(own) = &mut wrong else { panic!() };
+    let own = Arc::make_mut(own);
     own.spec.mtu = Some(10);
     world.apply(wrong);
     world.settle();
@@ -376,6 +380,7 @@ fn a_key_that_cannot_be_read_now_is_not_made_anew() {
     let mut world = World::new("milan");
     let mut keyless = server("rome", 30742);
     let Object::GatewayServer(own) = &mut keyless else { panic!() };
+    let own = Arc::make_mut(own);
     own.spec.secret_ref = None;
     let objects = server_side("rome", 30742).into_iter();
     objects.filter(|o| !matches!(o.kind(), Kind::Secret)).for_each(|object| world.apply(object));
@@ -387,7 +392,7 @@ fn a_key_that_cannot_be_read_now_is_not_made_anew() {
     let mut later = crate::Index::new(world.index.settings.clone());
     for kind in Kind::ALL.into_iter().filter(|kind| *kind != Kind::Secret) {
         for (_, object) in world.index.of_kind(kind) {
-            later.apply(fabric_store::Event::Applied(Box::new(object.clone())));
+            later.apply(fabric_store::Event::Applied(object.clone()));
         }
     }
     let problem = fabric_store::Problem {
@@ -511,7 +516,7 @@ fn what_ipam_refuses_is_told_of_the_one_who_asked() {
     world.last = crate::compile(&world.index, jiff::Timestamp::UNIX_EPOCH);
     let own = world.last.objects.iter().find(|(r, _)| r.name == "rome-pod-10-1-0-0-16").unwrap();
     let (reference, object) = (own.0.clone(), own.1.clone());
-    world.index.apply(fabric_store::Event::Applied(Box::new(object)));
+    world.index.apply(fabric_store::Event::Applied(object));
     world.index.deny(reference, "no room".to_owned());
     let published = crate::compile(&world.index, jiff::Timestamp::UNIX_EPOCH);
     let problems: Vec<_> = published.problems.iter().map(ToString::to_string).collect();
@@ -539,11 +544,9 @@ fn faults_a_gateway_reports_become_conditions_and_go() {
     };
     let report = |world: &mut World, faults: Value| {
         let config = ObjectRef { kind: Kind::GatewayConfig, ..gateway.clone() };
-        let Some(Object::GatewayConfig(mut config)) = world.index.get(&config).cloned() else {
-            panic!("no {config}")
-        };
+        let mut config = world.index.typed::<GatewayConfig>(&config).unwrap().clone();
         config.status.get_or_insert_default().faults = serde_json::from_value(faults).unwrap();
-        world.index.apply(fabric_store::Event::Applied(Box::new(config.into())));
+        world.index.apply(fabric_store::Event::Applied(config.into()));
         world.settle();
     };
     let of_peer = |world: &World, object: &ObjectRef| {

@@ -1,5 +1,7 @@
 //! GatewayRecords, which all gateways share.
 
+use std::sync::Arc;
+
 use fabric_api::fabric::{GatewayConfig, GatewayRecord, Record as _, RecordVersion};
 use fabric_store::{Event, Kind, Object, ObjectRef};
 
@@ -68,6 +70,7 @@ fn unread_node_of_gateways_gets_a_record() {
     records.iter().for_each(|record| world.delete(record));
     let mut bad = node("n2", "192.0.2.12", 2);
     if let Object::Node(node) = &mut bad {
+        let node = Arc::make_mut(node);
         node.status = None;
     }
     world.apply(bad);
@@ -92,7 +95,7 @@ fn config(world: &World) -> GatewayConfig {
 fn acknowledge(world: &mut World, read: Option<RecordVersion>) {
     let mut config = config(world);
     config.status.get_or_insert_default().records = read;
-    world.index.apply(Event::Applied(Box::new(config.into())));
+    world.index.apply(Event::Applied(config.into()));
     world.settle_but_for_agents();
 }
 

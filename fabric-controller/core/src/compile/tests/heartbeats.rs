@@ -1,11 +1,11 @@
 //! Reports that are repeated for ever: nothing follows from them.
 
-use fabric_api::fabric::GatewayConfig;
+use fabric_api::fabric::{GatewayConfig, NodeConfig};
 use fabric_store::{Event, Kind, Object, ObjectRef};
 use serde_json::{Value, json};
 
 use super::world::{World, client_side};
-use crate::compiles_alike;
+use crate::{compiles_alike, is_acknowledgement};
 
 fn peered() -> (World, ObjectRef) {
     let mut world = World::new("rome");
@@ -36,10 +36,10 @@ fn connection(world: &World, value: &str, latency: &str) -> Object {
 /// whether it does change nothing.
 fn claim_and_result(world: &mut World, before: Object, after: Object) -> (bool, bool) {
     let claim = compiles_alike(&before, &after);
-    world.index.apply(Event::Applied(Box::new(before)));
+    world.index.apply(Event::Applied(before));
     world.settle();
     let published = world.last.clone();
-    world.index.apply(Event::Applied(Box::new(after)));
+    world.index.apply(Event::Applied(after));
     world.settle();
     (claim, published == world.last)
 }
@@ -78,4 +78,25 @@ fn acknowledgement_of_records_matters_once() {
     let [first, second] = [newest.generation, newest.generation + 1]
         .map(|generation| config(&world, &reference, status(generation)));
     assert_eq!(claim_and_result(&mut world, first, second), (true, true));
+}
+
+#[test]
+fn acknowledgement_reports_applied_versions_only() {
+    let (world, _) = peered();
+    let reference = ObjectRef::new(Kind::NodeConfig, "", "n1");
+    let known = world.index.typed::<NodeConfig>(&reference).unwrap().clone();
+    let read = json!({"uid": "u", "generation": 2});
+    let reported = |status: Value| -> Object {
+        let status = serde_json::from_value(status).unwrap();
+        NodeConfig { status: Some(status), ..known.clone() }.into()
+    };
+    let before = reported(json!({"appliedGeneration": 1}));
+    let is_only = |status: Value| is_acknowledgement(&before, &reported(status));
+    assert!(is_only(json!({"appliedGeneration": 2})));
+    assert!(is_only(json!({"appliedGeneration": 1, "records": read})));
+    assert!(!is_only(json!({"appliedGeneration": 1})), "it is no news");
+    assert!(!is_only(json!({"appliedGeneration": 2, "problems": ["no VXLAN"]})));
+    let mut other: NodeConfig = known.clone();
+    other.metadata.generation = Some(7);
+    assert!(!is_acknowledgement(&before, &other.into()), "another version of the config");
 }

@@ -22,7 +22,7 @@ fn report(world: &mut World, status: Value) {
     let reference = of(Kind::GatewayConfig, "client");
     let mut config = world.index.typed::<GatewayConfig>(&reference).unwrap().clone();
     config.status = Some(serde_json::from_value(status).unwrap());
-    world.index.apply(Event::Applied(Box::new(config.into())));
+    world.index.apply(Event::Applied(config.into()));
     world.settle();
 }
 

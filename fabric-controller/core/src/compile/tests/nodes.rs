@@ -49,7 +49,7 @@ fn report_moved(world: &mut World, declared: &str, found: &str) {
     let mut config = world.index.typed::<NodeConfig>(&reference).unwrap().clone();
     let moved = MovedAddress { declared: declared.parse().unwrap(), found: found.parse().unwrap() };
     config.status.get_or_insert_default().moved = vec![moved];
-    world.index.apply(Event::Applied(Box::new(config.into())));
+    world.index.apply(Event::Applied(config.into()));
     world.settle();
 }
 
@@ -101,7 +101,7 @@ fn a_node_that_goes_cleans_up_before_its_config_goes_and_gives_its_addresses_bac
         let reference = ObjectRef::new(Kind::NodeConfig, "", "n2");
         let mut config = world.index.typed::<NodeConfig>(&reference).unwrap().clone();
         config.status.get_or_insert_default().applied_generation = generation;
-        world.index.apply(Event::Applied(Box::new(config.into())));
+        world.index.apply(Event::Applied(config.into()));
         world.settle();
     };
     applied(&mut world, 1);
@@ -125,7 +125,7 @@ fn removed_node_refuses_prefixes_of_its_peerings() {
     let reference = ObjectRef::new(Kind::NodeConfig, "", "n2");
     let mut config = world.index.typed::<NodeConfig>(&reference).unwrap().clone();
     config.status.get_or_insert_default().applied_generation = 1;
-    world.index.apply(Event::Applied(Box::new(config.into())));
+    world.index.apply(Event::Applied(config.into()));
     world.delete(&n("n2"));
     world.settle();
     let refused = &world.node("n2").unwrap().refused;

@@ -1,5 +1,7 @@
 //! Peerings that are right.
 
+use std::sync::Arc;
+
 use fabric_api::fabric::{RemapKind, Role};
 use fabric_api::networking::{Connection, GatewayServer};
 use fabric_store::{Kind, ObjectRef, Problem};
@@ -412,6 +414,7 @@ fn nodes_hear_whether_the_tunnel_carries_packets_and_of_its_mtu() {
     world.settle();
     assert!(peering(&world, 0).connected && !peering(&world, 1).connected);
     if let fabric_store::Object::Connection(connection) = &mut connection {
+        let connection = Arc::make_mut(connection);
         connection.status.as_mut().unwrap().value = fabric_api::networking::ConnectionValue::Error;
     }
     world.apply(connection.clone());

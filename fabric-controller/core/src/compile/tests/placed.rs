@@ -1,5 +1,7 @@
 //! Gateways in pods.
 
+use std::sync::Arc;
+
 use fabric_api::Mac;
 use fabric_api::fabric::NodeConfig;
 use fabric_api::networking::{Connection, EndpointStatus, InternalEndpoint};
@@ -147,6 +149,7 @@ fn the_overlay_is_of_the_family_that_its_pod_has() {
     {
         let mut node = node(name, ipv6, 1 + u8::from(name == "n2"));
         if let Object::Node(node) = &mut node {
+            let node = Arc::make_mut(node);
             let addresses = &mut node.status.as_mut().unwrap().addresses;
             let second = k8s_openapi::api::core::v1::NodeAddress {
                 type_: "InternalIP".to_owned(),
@@ -198,6 +201,7 @@ fn a_key_pair_that_is_made_goes_with_its_gateway() {
     let mut world = peered();
     let mut other = server("milan", 30742);
     if let Object::GatewayServer(server) = &mut other {
+        let server = Arc::make_mut(server);
         server.spec.secret_ref = None;
     }
     world.apply(other);
@@ -235,7 +239,7 @@ fn one_that_is_being_deleted_is_gone() {
     let mut leaving = world.index.get(&gateway()).unwrap().clone();
     leaving.metadata_mut().deletion_timestamp =
         Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::UNIX_EPOCH));
-    world.index.apply(Event::Applied(Box::new(leaving)));
+    world.index.apply(Event::Applied(leaving));
     world.settle();
     assert!(world.last.gateways.is_empty());
     assert_eq!(world.gateway("liqo-tenant-milan", "server"), None);
@@ -303,9 +307,10 @@ fn networking_counts_as_enabled_once_the_peers_prefixes_have_their_counterparts(
     let reference = ObjectRef::new(Kind::Configuration, "liqo-tenant-milan", "milan");
     let mut configuration = world.index.get(&reference).unwrap().clone();
     if let Object::Configuration(configuration) = &mut configuration {
+        let configuration = Arc::make_mut(configuration);
         configuration.status = None;
     }
-    world.index.apply(Event::Applied(Box::new(configuration)));
+    world.index.apply(Event::Applied(configuration));
     let first = crate::compile(&world.index, jiff::Timestamp::UNIX_EPOCH);
     assert!(!first.peers.first_key_value().unwrap().1.enabled, "its status is still to be written");
     world.settle();
@@ -354,6 +359,7 @@ fn a_secret_is_told_once_it_has_the_half_that_liqoctl_reads() {
     assert_eq!(world.status(&gateway())["secretRef"]["name"], "gw-keys");
     let mut secret = world.index.get(&keys).unwrap().clone();
     if let Object::Secret(secret) = &mut secret {
+        let secret = Arc::make_mut(secret);
         secret.data.as_mut().unwrap().remove("publicKey");
     }
     world.apply(secret);
@@ -368,6 +374,7 @@ fn the_key_pair_of_a_namesake_gets_its_new_owner_before_it_is_told() {
     let mut world = peered();
     let mut own = server("milan", 30742);
     if let Object::GatewayServer(server) = &mut own {
+        let server = Arc::make_mut(server);
         server.spec.secret_ref = None;
     }
     world.apply(own);
@@ -400,7 +407,7 @@ fn a_node_that_goes_with_its_agent_is_waited_for_a_while() {
     let config = ObjectRef::new(Kind::NodeConfig, "", "n2");
     let mut object = world.index.typed::<NodeConfig>(&config).unwrap().clone();
     object.status.get_or_insert_default().applied_generation = 1;
-    world.index.apply(Event::Applied(Box::new(object.into())));
+    world.index.apply(Event::Applied(object.into()));
     world.index.apply(Event::Deleted(ObjectRef::new(Kind::Node, "", "n2")));
     let later = |world: &World, seconds| {
         let now = jiff::Timestamp::UNIX_EPOCH + jiff::SignedDuration::from_secs(seconds);

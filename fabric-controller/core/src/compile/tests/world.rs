@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use fabric_api::fabric::{
     FabricRecord, GatewayConfig, GatewayConfigSpec, GatewayRecord, NodeConfig, NodeConfigSpec,
@@ -62,7 +63,7 @@ impl World {
         for kind in Kind::ALL {
             for (reference, object) in self.index.of_kind(kind) {
                 if !unread.contains(reference) {
-                    next.index.apply(Event::Applied(Box::new(object.clone())));
+                    next.index.apply(Event::Applied(object.clone()));
                 }
             }
         }
@@ -73,7 +74,7 @@ impl World {
     pub(super) fn apply(&mut self, mut object: Object) {
         let have = self.index.get(&object.reference()).cloned();
         object.copy_status(have.as_ref());
-        self.index.apply(Event::Applied(Box::new(object)));
+        self.index.apply(Event::Applied(object));
     }
 
     pub(super) fn delete(&mut self, reference: &ObjectRef) {
@@ -89,7 +90,7 @@ impl World {
             let Some(config) = self.index.typed::<NodeConfig>(&reference) else { continue };
             let mut config = config.clone();
             config.status.get_or_insert_default().refused = traffic(&config, self.quiet);
-            self.index.apply(Event::Applied(Box::new(config.into())));
+            self.index.apply(Event::Applied(config.into()));
         }
     }
 
@@ -122,9 +123,10 @@ impl World {
         let reference = ObjectRef::new(Kind::Configuration, &tenant(peer), peer);
         let mut object = self.index.get(&reference).cloned().expect("it is there");
         if let Object::Configuration(configuration) = &mut object {
+            let configuration = Arc::make_mut(configuration);
             configuration.spec.remote.cidr.pod.0 = vec!["nonsense".to_owned()];
         }
-        self.index.apply(Event::Applied(Box::new(object)));
+        self.index.apply(Event::Applied(object));
     }
 
     fn step(&mut self) -> bool {
@@ -141,23 +143,24 @@ impl World {
             if let Object::NodeConfig(config) = &mut object
                 && self.agents.contains(&reference.name.as_str())
             {
+                let config = Arc::make_mut(config);
                 let traffic = traffic(config, self.quiet);
                 let status = config.status.get_or_insert_default();
                 status.applied_generation = generation;
                 status.refused = traffic;
             }
             if have.as_ref() != Some(&object) {
-                self.index.apply(Event::Applied(Box::new(object)));
+                self.index.apply(Event::Applied(object));
                 changed = true;
             }
         }
         for (reference, _) in wanted.keys {
-            self.index.apply(Event::Applied(Box::new(key_pair(&reference).into())));
+            self.index.apply(Event::Applied(key_pair(&reference).into()));
             changed = true;
         }
         for (reference, object) in wanted.statuses {
             if self.index.get(&reference) != Some(&object) {
-                self.index.apply(Event::Applied(Box::new(object)));
+                self.index.apply(Event::Applied(object));
                 changed = true;
             }
         }
@@ -176,7 +179,7 @@ impl World {
             };
             let mut object = self.index.get(&ipam_request.object).cloned().expect("it wished");
             grant.write_to(&mut object);
-            self.index.apply(Event::Applied(Box::new(object)));
+            self.index.apply(Event::Applied(object));
             changed = true;
         }
         changed
@@ -209,7 +212,7 @@ impl World {
         let Some(config) = self.index.typed::<NodeConfig>(&reference) else { return };
         let mut config = config.clone();
         config.status.get_or_insert_default().records = version;
-        self.index.apply(Event::Applied(Box::new(config.into())));
+        self.index.apply(Event::Applied(config.into()));
     }
 
     /// Returns true if a gateway has acknowledged others than before.
@@ -226,7 +229,7 @@ impl World {
         });
         let is_news = !configs.is_empty();
         for config in configs {
-            self.index.apply(Event::Applied(Box::new(config.into())));
+            self.index.apply(Event::Applied(config.into()));
         }
         is_news
     }
@@ -240,7 +243,7 @@ impl World {
             if config.spec.removed {
                 continue;
             }
-            let mut other = config.clone();
+            let mut other = NodeConfig::clone(config);
             other.spec = config.spec.own_part();
             let joined = other.joined(&records).expect("all records are there");
             if config.spec.from_records {
