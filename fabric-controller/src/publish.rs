@@ -15,7 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
 use fabric_core::Grant;
-use fabric_core::compile::{KeyPair, Published, is_own};
+use fabric_core::compile::{KeyPair, Published, is_own, keeps_refused_prefix};
 use fabric_core::index::Index;
 
 use crate::pacing::Pacing;
@@ -68,6 +68,12 @@ pub async fn publish(
         let all = wanted.objects.iter().map(|(of, object)| Write::object(of, object));
         all.filter(may_be_written)
     };
+    // Prefixes that a peer had are known only from the records that are about to be replaced.
+    let is_hold = |write: &Write<'_>| match write.what {
+        What::Object(object) => keeps_refused_prefix(object),
+        What::Key(_) | What::Status(_) | What::Deletion => false,
+    };
+    publisher.write_all(objects().filter(is_hold)).await;
     // Readers go by records as soon as the cluster's, which is compiled from what is stored of the
     // others, is written: that shall not wait for the rest.
     let is_record = |write: &Write<'_>| {

@@ -89,6 +89,39 @@ async fn removing_manifests_removes_what_was_made_for_them() {
 }
 
 #[tokio::test]
+async fn corrected_cidr_has_the_prefix_it_had() {
+    let cluster = Cluster::started("rome").await;
+    let local = |remote: &str| {
+        cluster.acknowledge("n1");
+        let remaps = cluster.gateway("milan", "client")?.spec.remaps;
+        remaps.into_iter().find(|remap| remap.remote == remote).map(|remap| remap.local)
+    };
+    cluster.write("milan.yaml", &client_of("milan", 30742));
+    until("published", || local("10.200.0.0/16").is_some()).await;
+    let before = local("10.200.0.0/16");
+    until("no prefixes but those of records", || {
+        local("10.200.0.0/16");
+        cluster.node("n1").unwrap().spec.from_records
+    })
+    .await;
+    let mistaken = client_of("milan", 30742).replace("10.200.0.0/16", "10.222.0.0/16");
+    cluster.write("milan.yaml", &mistaken);
+    until("seen under another one", || local("10.222.0.0/16").is_some()).await;
+    let refused = || {
+        let node = cluster.node("n1").unwrap();
+        node.spec.refused.into_iter().map(|refused| refused.prefix).collect::<Vec<_>>()
+    };
+    until("the old one is refused", || {
+        local("10.222.0.0/16");
+        refused().contains(before.as_ref().unwrap())
+    })
+    .await;
+    cluster.write("milan.yaml", &client_of("milan", 30742));
+    until("corrected", || local("10.200.0.0/16").is_some()).await;
+    assert_eq!(local("10.200.0.0/16"), before);
+}
+
+#[tokio::test]
 async fn a_generated_key_is_private_and_stays_when_its_gateway_goes() {
     let cluster = Cluster::started("rome").await;
     cluster.write("milan.yaml", &client_of("milan", 30742));

@@ -18,7 +18,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use fabric_api::fabric::{GatewayConfig, NodeConfig};
+use fabric_api::fabric::{FabricRecord, GatewayConfig, NodeConfig, NodeConfigStatus, Records};
 use fabric_controller::control::Controller;
 use fabric_controller::grants::Ipam;
 use fabric_core::Settings;
@@ -96,6 +96,22 @@ impl Cluster {
     fn node(&self, name: &str) -> Option<NodeConfig> {
         let reference = ObjectRef::new(Kind::NodeConfig, "", name);
         at_once(self.store.get(&reference)).unwrap().and_then(|object| object.try_into().ok())
+    }
+
+    /// Reports as the node's agent does once it has read everything, with pods that send to all
+    /// refused prefixes.
+    fn acknowledge(&self, node: &str) {
+        let Some(mut config) = self.node(node) else { return };
+        let records = at_once(self.store.list(Kind::FabricRecord)).unwrap();
+        let records = records.into_iter().filter_map(|record| FabricRecord::try_from(record).ok());
+        let records: Records<FabricRecord> = records.collect();
+        config.status = Some(NodeConfigStatus {
+            applied_generation: config.metadata.generation.unwrap(),
+            records: records.version(),
+            refused: Some(Vec::new()),
+            ..NodeConfigStatus::default()
+        });
+        at_once(self.store.put_status(&config.into())).unwrap();
     }
 
     fn get(&self, kind: Kind, namespace: &str, name: &str) -> Option<Object> {
