@@ -12,6 +12,9 @@ const LONGEST_PER_NODE: Duration = Duration::from_millis(25);
 /// Time until the next version, as a multiple of the time that the acknowledgements of this one took: an
 /// API server that is busy gets fewer of them.
 const SHARE: u32 = 2;
+/// Versions that may follow each other without waiting, after a rest of as many intervals: one more
+/// peering makes three, as it gets its prefixes, its gateway and its connection.
+pub(crate) const BURST: u32 = 3;
 
 /// When the next version may be published.
 #[derive(Debug, Default)]
@@ -24,26 +27,33 @@ pub struct Pacing {
 struct Version {
     published: Instant,
     acknowledged: Option<Instant>,
+    /// Time after which it has no part in the wait of later ones, as known by now.
+    interval: Duration,
+    /// Versions that may follow before that.
+    spare: u32,
 }
 
 impl Pacing {
-    /// Time until which a new version has to wait; the first one after a rest does not. Has to be called
-    /// when a node has acknowledged.
+    /// Time until which a new version has to wait. Has to be called when a node has acknowledged.
     pub fn earliest(&mut self, index: &Index) -> Option<Instant> {
         let (last, now) = (self.last.as_mut()?, Instant::now());
         if last.acknowledged.is_none() && index.is_applied_by_all() {
             last.acknowledged = Some(now);
         }
         let count = u32::try_from(index.of_kind(Kind::Node).count()).unwrap_or(u32::MAX);
-        let latest = last.published + LONGEST_PER_NODE * count;
-        let after = |acknowledged| last.published + (acknowledged - last.published) * SHARE;
-        let earliest = last.acknowledged.map_or(latest, after).min(latest);
-        (now < earliest).then_some(earliest)
+        let longest = LONGEST_PER_NODE * count;
+        let of = |acknowledged: Instant| (acknowledged - last.published) * SHARE;
+        last.interval = last.acknowledged.map_or(longest, of).min(longest);
+        let earliest = last.published + last.interval;
+        (last.spare == 0 && now < earliest).then_some(earliest)
     }
 
     /// A version has been written.
     pub fn published(&mut self) {
-        self.last = Some(Version { published: Instant::now(), acknowledged: None });
+        let now = Instant::now();
+        let spare = self.last.map_or(BURST, |last| last.spare_at(now)).saturating_sub(1);
+        let (acknowledged, interval) = (None, Duration::ZERO);
+        self.last = Some(Version { published: now, acknowledged, interval, spare });
     }
 
     /// A version waits until then; `None`: none does.
@@ -54,6 +64,13 @@ impl Pacing {
     /// Time at which the version that waits is to be published.
     pub fn due(&self) -> Option<Instant> {
         self.held
+    }
+}
+
+impl Version {
+    fn spare_at(&self, now: Instant) -> u32 {
+        let rest = (now - self.published).as_nanos() / self.interval.as_nanos().max(1);
+        self.spare.saturating_add(u32::try_from(rest).unwrap_or(BURST)).min(BURST)
     }
 }
 
@@ -90,20 +107,45 @@ pub(crate) mod tests {
         index
     }
 
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// Pacing and 200 nodes that have acknowledged all of a burst but its last version, or all.
+    fn after_burst() -> (Pacing, [Index; 2]) {
+        let mut pacing = Pacing::default();
+        let nodes = [199, 200].map(|applied| index_of_nodes(200, applied));
+        for _ in 0..BURST {
+            assert_eq!(pacing.earliest(&nodes[0]), None);
+            pacing.published();
+        }
+        (pacing, nodes)
+    }
+
     #[tokio::test(start_paused = true)]
     async fn version_waits_twice_as_long_as_acknowledgements() {
-        let mut pacing = Pacing::default();
-        let (some, all) = (index_of_nodes(200, 199), index_of_nodes(200, 200));
-        assert_eq!(pacing.earliest(&some), None, "it is the first one");
-        let first = Instant::now();
-        pacing.published();
-        assert_eq!(pacing.earliest(&some), Some(first + Duration::from_secs(5)));
-        tokio::time::advance(Duration::from_millis(400)).await;
-        assert_eq!(pacing.earliest(&all), Some(first + Duration::from_millis(800)));
-        tokio::time::advance(Duration::from_millis(400)).await;
+        let (mut pacing, [some, all]) = after_burst();
+        let last = Instant::now();
+        assert_eq!(pacing.earliest(&some), Some(last + 5 * SECOND));
+        tokio::time::advance(SECOND * 2 / 5).await;
+        assert_eq!(pacing.earliest(&all), Some(last + SECOND * 4 / 5));
+        tokio::time::advance(SECOND * 2 / 5).await;
         assert_eq!(pacing.earliest(&all), None);
         pacing.published();
-        tokio::time::advance(Duration::from_secs(5)).await;
+        assert_eq!(pacing.earliest(&some), Some(last + SECOND * 4 / 5 + 5 * SECOND));
+        tokio::time::advance(5 * SECOND).await;
         assert_eq!(pacing.earliest(&some), None, "one node may never acknowledge");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn versions_after_a_rest_follow_at_once() {
+        let (mut pacing, [some, all]) = after_burst();
+        tokio::time::advance(SECOND).await;
+        assert_eq!(pacing.earliest(&all), Some(Instant::now() + SECOND));
+        // Two intervals, and most of a third.
+        tokio::time::advance(SECOND * 49 / 10).await;
+        for _ in 0..2 {
+            assert_eq!(pacing.earliest(&some), None);
+            pacing.published();
+        }
+        assert!(pacing.earliest(&some).is_some());
     }
 }

@@ -116,7 +116,14 @@ fn as_ipv4(given: &IpNet) -> Option<String> {
 
 /// An IPv4 prefix as it would be without leading zeros, if it has some.
 fn without_leading_zeros(text: &str) -> Option<String> {
-    let (address, len) = text.split_once('/')?;
+    // Most have none, and are parsed by the thousand.
+    let mut before = b'.';
+    let has_zero = text.bytes().zip(text.bytes().skip(1)).any(|(byte, next)| {
+        let leads = byte == b'0' && !before.is_ascii_digit() && next.is_ascii_digit();
+        before = byte;
+        leads
+    });
+    let (address, len) = text.split_once('/').filter(|_| has_zero)?;
     let plain = |part: &str| part.bytes().all(|b| b.is_ascii_digit()) && !part.is_empty();
     let parts: Vec<&str> = address.split('.').collect();
     if parts.len() != 4 || !parts.iter().all(|part| plain(part)) || !plain(len) {
