@@ -35,6 +35,8 @@ const IPAM_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration:
 const RETRY_REFUSED: Duration = Duration::from_secs(5);
 /// Maximum wait of acknowledgements that do not complete a version: most lead to nothing else.
 const ACKNOWLEDGEMENTS: Duration = Duration::from_secs(1);
+/// Minimum time between two returns of unused memory.
+const MEMORY_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval of resyncs, which find files removed before the watch saw them.
 const RESYNC: Duration = Duration::from_secs(30);
 /// Maximum rounds of one reconciliation. Published objects lead to more, three times at most; the
@@ -67,6 +69,7 @@ pub struct Controller {
     rested: Instant,
     /// Time of the next compilation in any case.
     compile_by: Option<Instant>,
+    memory_returned: Instant,
     vitals: Vitals,
 }
 
@@ -93,6 +96,7 @@ impl Controller {
             schedule: Schedule::default(),
             rested: Instant::now(),
             compile_by: None,
+            memory_returned: Instant::now(),
             vitals: Vitals::default(),
         })
     }
@@ -124,6 +128,7 @@ impl Controller {
                     () = &mut stop => return,
                     () = self.settle() => has_news = false,
                 }
+                self.return_memory();
             }
             self.vitals.heartbeat.beat();
             let lag_check = self.next_lag_check();
@@ -133,7 +138,6 @@ impl Controller {
                 _ = beats.tick() => false,
                 () = until(Some(self.rested)), if has_news => true,
                 _ = resync.tick() => {
-                    return_unused_memory();
                     self.resync().await;
                     true
                 }
@@ -274,12 +278,15 @@ impl Controller {
             wanted = self.compile();
             let (index, schedule) = (&mut self.index, &mut self.schedule);
             let sink = Sink { store: &self.store, heartbeat: &self.vitals.heartbeat };
-            let outcome = publish(sink, index, schedule, &wanted).await;
+            let outcome = publish(sink, index, schedule, &mut wanted).await;
             self.releases.extend(outcome.lost);
             wanted.problems.extend(outcome.problems);
             let now = Instant::now();
             self.retry_at(outcome.unreachable.then(|| now + RETRY_REFUSED));
             self.retry_at(self.schedule.refusals.next_try());
+            if outcome.configured {
+                self.compile_by.get_or_insert(now + ACKNOWLEDGEMENTS);
+            }
             if !outcome.changed {
                 break;
             }
@@ -295,6 +302,15 @@ impl Controller {
         });
         self.tell(wanted.problems).await;
         self.ask(wanted.ipam_requests);
+    }
+
+    /// Compilations leave most of the heap unused.
+    fn return_memory(&mut self) {
+        let now = Instant::now();
+        if now >= self.memory_returned + MEMORY_INTERVAL {
+            self.memory_returned = now;
+            return_unused_memory();
+        }
     }
 
     fn compile(&mut self) -> Published {

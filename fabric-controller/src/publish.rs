@@ -25,6 +25,8 @@ use crate::pacing::Pacing;
 pub struct Outcome {
     /// The index is no longer what was compiled.
     pub changed: bool,
+    /// The same, but only of what gateways and route-agents go by: what follows are acknowledgements.
+    pub configured: bool,
     /// Grants of objects that are gone.
     pub lost: Vec<Grant>,
     /// Failed writes. They are tried again.
@@ -58,38 +60,50 @@ pub async fn publish(
     sink: Sink<'_>,
     index: &mut Index,
     schedule: &mut Schedule,
-    wanted: &Published,
+    wanted: &mut Published,
 ) -> Outcome {
     let hold = schedule.pacing.earliest(index).filter(|_| has_new_records(index, wanted));
     schedule.pacing.hold(hold);
     let may_be_written = |write: &Write<'_>| hold.is_none() || !is_config(write.reference.kind);
     let mut publisher = Publisher { sink, index, schedule, outcome: Outcome::default() };
-    let objects = || {
-        let all = wanted.objects.iter().map(|(of, object)| Write::object(of, object));
-        all.filter(may_be_written)
-    };
-    // Prefixes that a peer had are known only from the records that are about to be replaced.
-    let is_hold = |write: &Write<'_>| match write.what {
-        What::Object(object) => keeps_refused_prefix(object),
-        What::Key(_) | What::Status(_) | What::Deletion => false,
-    };
-    publisher.write_all(objects().filter(is_hold)).await;
-    // Readers go by records as soon as the cluster's, which is compiled from what is stored of the
-    // others, is written: that shall not wait for the rest.
-    let is_record = |write: &Write<'_>| {
-        matches!(write.reference.kind, Kind::FabricRecord | Kind::GatewayRecord)
-    };
-    publisher.write_all(objects().filter(is_record)).await;
-    if publisher.outcome.changed {
-        return publisher.outcome;
+    for turn in [Turn::Hold, Turn::Record, Turn::Version, Turn::Other] {
+        if turn == Turn::Version {
+            wanted.seal(publisher.index);
+        }
+        let objects = wanted.objects.iter().map(|(of, object)| Write::object(of, object));
+        let in_turn = objects.filter(|write| Turn::of(write) == turn);
+        publisher.write_all(in_turn.filter(may_be_written)).await;
     }
-    publisher.write_all(objects()).await;
     publisher.write_all(wanted.keys.iter().map(|(of, pair)| Write::key(of, pair))).await;
     publisher.write_all(wanted.statuses.values().map(Write::status)).await;
     let deletions = wanted.deleted.iter().map(Write::deletion);
     publisher.write_all(deletions.filter(may_be_written)).await;
     publisher.schedule.refusals.keep(|reference| is_wanted(wanted, reference));
     publisher.outcome
+}
+
+/// Order of the writes of objects.
+#[derive(PartialEq)]
+enum Turn {
+    /// A prefix that a peer had is known only from the records that are about to be replaced.
+    Hold,
+    Record,
+    /// Readers go by records as soon as the cluster's is written, which names what is stored of the others.
+    Version,
+    Other,
+}
+
+impl Turn {
+    fn of(write: &Write<'_>) -> Self {
+        let is_hold = matches!(write.what, What::Object(object) if keeps_refused_prefix(object));
+        let is_record = matches!(write.reference.kind, Kind::FabricRecord | Kind::GatewayRecord);
+        match write.reference.name == FabricRecord::CLUSTER {
+            _ if is_hold => Self::Hold,
+            true if is_record => Self::Version,
+            false if is_record => Self::Record,
+            true | false => Self::Other,
+        }
+    }
 }
 
 /// True for what gateways and route-agents go by.
@@ -311,8 +325,10 @@ impl Publisher<'_> {
     fn apply(&mut self, object: Object) -> bool {
         self.schedule.refusals.clear(&object.reference());
         let news = self.index.get(&object.reference()) != Some(&object);
+        let is_config = is_config(object.kind());
+        self.outcome.configured |= news && is_config;
+        self.outcome.changed |= news && !is_config;
         self.index.apply(Event::Applied(object));
-        self.outcome.changed |= news;
         news
     }
 
@@ -393,6 +409,7 @@ mod tests {
     use fabric_store::StoreArgs;
 
     use super::*;
+    use crate::pacing::BURST;
     use crate::pacing::tests::{index_of_nodes, node_config};
 
     #[test]
@@ -406,15 +423,21 @@ mod tests {
     }
 
     /// A version of the records, a NodeConfig that relies on it, and an IP that does not.
-    fn version(number: u8) -> Published {
-        let digest = number.to_string();
-        let cluster = Some(ClusterRecord { digest, ..ClusterRecord::default() });
-        let spec = FabricRecordSpec { cluster, peering: None };
+    fn version(number: u32) -> Published {
+        let peering =
+            json!({"peerClusterId": "milan", "prefixes": [], "connected": true, "mtu": number});
+        let peering = serde_json::from_value(peering).unwrap();
+        let of_peering = FabricRecordSpec { cluster: None, peering: Some(peering) };
+        let cluster = Some(ClusterRecord::default());
+        let of_cluster = FabricRecordSpec { cluster, peering: None };
         let mut ip = IP::new(&format!("ip-{number}"), IPSpec::default());
         ip.metadata.namespace = Some("liqo".to_owned());
-        let record = FabricRecord::new(FabricRecord::CLUSTER, spec);
-        let config = node_config(&format!("of-{number}"), false);
-        let objects: [Object; 3] = [record.into(), config.into(), ip.into()];
+        let objects: [Object; 4] = [
+            FabricRecord::new(&FabricRecord::name_of("milan"), of_peering).into(),
+            FabricRecord::new(FabricRecord::CLUSTER, of_cluster).into(),
+            node_config(&format!("of-{number}"), false).into(),
+            ip.into(),
+        ];
         let objects = objects.map(|object| (object.reference(), object)).into();
         Published { objects, ..Published::default() }
     }
@@ -426,22 +449,26 @@ mod tests {
         let store = Store::open(&StoreArgs::directories(None, run, Some(state))).unwrap();
         let (mut index, mut schedule) = (index_of_nodes(200, 199), Schedule::default());
         let heartbeat = Heartbeat::default();
-        let mut written = async |wanted: &Published| {
+        let mut written = async |mut wanted: Published| {
             for _ in 0..3 {
                 let sink = Sink { store: &store, heartbeat: &heartbeat };
-                publish(sink, &mut index, &mut schedule, wanted).await;
+                publish(sink, &mut index, &mut schedule, &mut wanted).await;
             }
             let have = |(of, want): (&ObjectRef, &Object)| {
                 index.get(of).is_some_and(|have| is_same(have, want)).then_some(of.kind)
             };
-            let kinds: Vec<Kind> = wanted.objects.iter().filter_map(have).collect();
+            // The cluster's record is always sealed as the others are stored.
+            let others = wanted.objects.iter().filter(|(of, _)| of.name != FabricRecord::CLUSTER);
+            let kinds: Vec<Kind> = others.filter_map(have).collect();
             (kinds, schedule.pacing.due().map(|due| due - tokio::time::Instant::now()))
         };
         let all = (vec![Kind::Ip, Kind::NodeConfig, Kind::FabricRecord], None);
-        assert_eq!(written(&version(1)).await, all);
+        for at_once in 0..BURST {
+            assert_eq!(written(version(at_once)).await, all);
+        }
         let longest = Duration::from_secs(5);
-        assert_eq!(written(&version(2)).await, (vec![Kind::Ip], Some(longest)));
+        assert_eq!(written(version(BURST)).await, (vec![Kind::Ip], Some(longest)));
         tokio::time::advance(longest).await;
-        assert_eq!(written(&version(2)).await, all);
+        assert_eq!(written(version(BURST)).await, all);
     }
 }

@@ -17,6 +17,7 @@ mod peers;
 mod placed;
 mod records;
 mod refused;
+mod seal;
 mod secrets;
 mod services;
 mod statuses;

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use fabric_api::Cidr;
 use fabric_api::fabric::{
     AddressMap, GatewayClusterRecord, GatewayConfig, GatewayRecord, GatewayRecordSpec, NodeRecord,
-    PeerPrefixes, Record as _, digest,
+    PeerPrefixes, Record as _,
 };
 use fabric_store::{Kind, ObjectRef};
 
@@ -15,6 +15,7 @@ use super::cluster::{Cluster, Node};
 use super::gateway::Gateway;
 use super::mappings::Mapping;
 use super::peering::Peering;
+use super::seal::stored;
 
 /// Nodes as all gateways see them, by name.
 type NodeRecords = BTreeMap<String, NodeRecord>;
@@ -27,8 +28,8 @@ pub(super) struct GatewayRecords {
 
 impl Compiler<'_> {
     /// Wants the records of a cluster that is ready, and leaves them alone while too little is known
-    /// of it. The cluster's names those of the nodes that the store has: it is written again once
-    /// others are there.
+    /// of it. The cluster's names those of the nodes that the store has: it is sealed once others are
+    /// there.
     pub(super) fn gateway_records(
         &mut self,
         cluster: &Cluster,
@@ -44,9 +45,7 @@ impl Compiler<'_> {
             let spec = GatewayRecordSpec { node: Some(node.clone()), cluster: None };
             self.want(GatewayRecord::new(&GatewayRecord::name_of(name), spec));
         }
-        let stored = self.index.all::<GatewayRecord>(Kind::GatewayRecord);
-        let stays = stored.filter(|(reference, _)| self.out.objects.contains_key(reference));
-        let digest = digest(stays.map(|(_, record)| record));
+        let digest = stored::<GatewayRecord>(self.index, Kind::GatewayRecord, &self.out.objects);
         let record = cluster_record(cluster, peerings, mappings, digest);
         let spec = GatewayRecordSpec { cluster: Some(record.clone()), node: None };
         self.want(GatewayRecord::new(GatewayRecord::CLUSTER, spec));

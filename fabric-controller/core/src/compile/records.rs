@@ -7,7 +7,7 @@ use fabric_api::Cidr;
 use fabric_api::fabric::{
     ClusterRecord, FabricRecord, FabricRecordSpec, GatewayConfig, GatewayProbe, NO_MTU,
     NodeAddressMap, NodeConfig, NodeConfigSpec, NodePeering, PeeringGateway, PeeringRecord,
-    Record as _, digest,
+    Record as _,
 };
 use fabric_api::networking::ConnectionValue;
 use fabric_store::{Kind, Object};
@@ -18,6 +18,7 @@ use super::gateway::Gateway;
 use super::mappings::Mapping;
 use super::names::{of_node, of_record};
 use super::peering::Peering;
+use super::seal::stored;
 
 /// Peerings as all nodes see them, by peer.
 pub(super) type PeeringRecords = BTreeMap<String, PeeringRecord>;
@@ -160,7 +161,7 @@ impl Compiler<'_> {
     }
 
     /// Wants the records of a cluster that is ready. The cluster's names those of the peerings that the
-    /// store has: it is written again once others are there.
+    /// store has: it is sealed once others are there.
     pub(super) fn cluster_record(
         &mut self,
         cluster: &Cluster,
@@ -171,10 +172,8 @@ impl Compiler<'_> {
             let spec = FabricRecordSpec { peering: Some(record.clone()), cluster: None };
             self.want(FabricRecord::new(&FabricRecord::name_of(peer), spec));
         }
-        let stored = self.index.all::<FabricRecord>(Kind::FabricRecord);
-        let stays = stored.filter(|(reference, _)| self.out.objects.contains_key(reference));
         let record = ClusterRecord {
-            digest: digest(stays.map(|(_, record)| record)),
+            digest: stored::<FabricRecord>(self.index, Kind::FabricRecord, &self.out.objects),
             pod_cidrs: cluster.pods.iter().map(Cidr::to_string).collect(),
             internal_cidr: cluster.internal.as_ref().map(|granted| granted.cidr.to_string()),
             // All of them: a node's own pods send to those addresses, too.
