@@ -7,14 +7,17 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use fabric_supervisor::rundir::{Record, RunDir};
+use fabric_supervisor::supervise::{self, End, Loop, MarkUnresponsive, StopSignals};
+use fabric_supervisor::workloads::{
+    self, AgentOptions, ChildLogs, ControlOptions, GatewayOptions, Workloads,
+};
+use fabric_supervisor::{lock, metrics, process};
 use tokio::sync::watch;
 
 use super::output::say;
-use super::rundir::{Record, RunDir};
-use super::supervise::{self, End, Loop, OnSilence, StopSignals};
 use super::up::farewell;
-use super::workloads::{self, AgentOptions, ChildLogs, ControlOptions, GatewayOptions, Workloads};
-use super::{host, lock, manifest, metrics, preconditions, process};
+use super::{host, manifest, preconditions};
 
 /// Between two looks for a published directory that is not there yet.
 const POLL: Duration = Duration::from_millis(500);
@@ -57,8 +60,8 @@ pub(crate) struct AgentArgs {
 /// A further host runs no gateway.
 struct NoGateways;
 
-impl OnSilence for NoGateways {
-    async fn silent(&mut self, _gateways: &BTreeSet<(String, String)>) {}
+impl MarkUnresponsive for NoGateways {
+    async fn mark_unresponsive(&mut self, _gateways: &BTreeSet<(String, String)>) {}
 }
 
 pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
@@ -137,8 +140,8 @@ async fn supervise_agent(
         metrics::serve(address, reported).await?;
         say(&format!("metrics at http://{address}/metrics"));
     }
-    let on_silence = NoGateways;
-    match (Loop { dir: dir.clone(), wanted, reports, on_silence, stop }).run().await {
+    let connections = NoGateways;
+    match (Loop { dir: dir.clone(), wanted, reports, connections, stop }).run().await {
         End::Stopped(kept) => say(&farewell(&kept, &dir)),
         End::RunDirLost => return Err(supervise::start_anew(&dir)),
     }

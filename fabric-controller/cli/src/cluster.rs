@@ -1,39 +1,10 @@
-//! A Kubernetes cluster, looked at with a kubeconfig.
+//! Selection of a Kubernetes cluster.
 
-mod pods;
-
-use std::collections::BTreeSet;
-use std::fmt::Debug;
 use std::path::PathBuf;
-use std::time::Duration;
 
-use anyhow::{Context as _, bail};
 use clap::builder::BoolishValueParser;
-use fabric_api::ipam::{IP, Network};
-use fabric_api::{check, labels};
-use fabric_core::compile::keeps_refused_prefix;
-use fabric_store::{ApiError, Kind, Snapshot, Store, StoreError};
-use futures::future::join_all;
-use gateway_workloads::lease;
-use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
-use kube::api::ListParams;
-use kube::{Api, Client, Resource};
-use serde::de::DeserializeOwned;
-use tokio::time::timeout;
 
-use super::observe::{self, Found, Observation};
 use super::selection::{self, Selection};
-use pods::Pods;
-
-/// Time limit for all of it. Requests have shorter ones of their own, but a kubeconfig may name a
-/// program to log in with.
-const PATIENCE: Duration = Duration::from_secs(15);
-/// Time limit of a request for pods.
-const REQUEST: Duration = Duration::from_secs(5);
-/// Kinds read in addition, as far as access permits.
-const MORE: [Kind; 5] = [Kind::PublicKey, Kind::Network, Kind::Ip, Kind::Node, Kind::ConfigMap];
 
 /// Which cluster of Kubernetes is meant, if one is.
 #[derive(Clone, Debug, clap::Args)]
@@ -46,10 +17,10 @@ pub(crate) struct ClusterArgs {
     kubernetes: bool,
     /// As --kubernetes, of the cluster that this kubeconfig names.
     #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
+    pub(crate) kubeconfig: Option<PathBuf>,
     /// As --kubernetes, of this context of the kubeconfig instead of its current one.
     #[arg(long, value_name = "NAME")]
-    context: Option<String>,
+    pub(crate) context: Option<String>,
 }
 
 impl ClusterArgs {
@@ -63,143 +34,4 @@ impl ClusterArgs {
         let named = std::env::var_os("KUBECONFIG").is_some_and(|file| !file.is_empty());
         Ok(named && !names_host && selection::all()?.is_empty())
     }
-}
-
-/// `None` if weft is not installed there.
-pub(crate) async fn look(args: &ClusterArgs) -> anyhow::Result<Option<Observation>> {
-    let store = Store::kubernetes_context(args.kubeconfig.as_deref(), args.context.as_deref())?;
-    let url = store.api_server().map(|server| server.url).unwrap_or_default();
-    let asked = timeout(PATIENCE, ask(&store)).await;
-    asked
-        .with_context(|| format!("{url} did not answer within {} s", PATIENCE.as_secs()))?
-        .with_context(|| format!("cannot ask the API server at {url}"))
-}
-
-async fn ask(store: &Store) -> anyhow::Result<Option<Observation>> {
-    let (needed, more, pods, obstacles) = tokio::join!(
-        join_all(observe::KINDS.map(|kind| async move { (kind, store.read(&[kind]).await) })),
-        join_all(MORE.map(|kind| async move { (kind, store.read(&[kind]).await) })),
-        pods(store),
-        obstacles(store),
-    );
-    if needed.iter().all(|(_, read)| read.as_ref().is_err_and(|error| is_refused(error, 404))) {
-        return Ok(None);
-    }
-    let mut snapshot = Snapshot::default();
-    let mut refused = BTreeSet::new();
-    let mut problems = Vec::new();
-    for (kind, read) in needed {
-        match read {
-            Ok(part) => merge(&mut snapshot, part),
-            Err(error) if is_refused(&error, 404) => problems.extend(error.refusal()),
-            Err(error) if is_refused(&error, 403) => drop(refused.insert(kind.plural())),
-            Err(error) => return Err(error.into()),
-        }
-    }
-    if !refused.is_empty() {
-        let all: Vec<_> = refused.into_iter().collect();
-        bail!(
-            "it does not let this user list {}; expected the verb list on them in all namespaces, \
-             and on pods, networks, ips, publickeies and nodes to see more",
-            all.join(", ")
-        );
-    }
-    for (kind, read) in more {
-        match read {
-            Ok(part) => merge(&mut snapshot, part),
-            Err(error) if is_refused(&error, 404) => problems.extend(error.refusal()),
-            Err(error) => problems.extend(unseen(kind, &error)),
-        }
-    }
-    let found = match pods {
-        Ok(pods) => pods.found(&snapshot),
-        Err(error) => {
-            problems.push(format!(
-                "pods cannot be listed ({error:#}): what they have reported last is shown as it \
-                 is, whether they still run or not"
-            ));
-            Found::default()
-        }
-    };
-    problems.extend(found.problems);
-    problems.extend(obstacles);
-    let cluster_id = cluster_id(&snapshot);
-    let found = Found { problems, cluster_id, ..found };
-    snapshot.problems.sort();
-    let mut observation = observe::observe(&snapshot, &found);
-    observation.problems.extend(ungranted(&snapshot));
-    Ok(Some(observation))
-}
-
-fn merge(into: &mut Snapshot, part: Snapshot) {
-    into.objects.extend(part.objects);
-    into.problems.extend(part.problems);
-}
-
-fn is_refused(error: &StoreError, as_code: u16) -> bool {
-    let StoreError::List { source: ApiError::Refused { code, .. }, .. } = error else {
-        return false;
-    };
-    *code == as_code
-}
-
-/// `None` for Nodes and the ConfigMap, whose content is available elsewhere, too.
-fn unseen(kind: Kind, error: &StoreError) -> Option<String> {
-    let told = !matches!(kind, Kind::Node | Kind::ConfigMap);
-    told.then(|| format!("{error}, so that nothing is said of them"))
-}
-
-fn cluster_id(snapshot: &Snapshot) -> Option<String> {
-    let maps = snapshot.objects.values().filter_map(|object| <&ConfigMap>::try_from(object).ok());
-    maps.filter_map(|map| check::cluster_id(map).ok()).map(|id| id.to_string()).next()
-}
-
-/// Networks and addresses that wait for ipam. The prefix of a peering that is gone is only to be
-/// kept from others, and while it cannot be granted it is not free.
-fn ungranted(snapshot: &Snapshot) -> Vec<String> {
-    let waits = snapshot.objects.iter().filter_map(|(reference, object)| {
-        let network = <&Network>::try_from(object).ok().filter(|_| !keeps_refused_prefix(object));
-        let ip = <&IP>::try_from(object).ok();
-        if network.is_some_and(|x| x.status.as_ref().is_none_or(|s| s.cidr.is_none())) {
-            return Some(format!("{reference}: no prefix is granted yet"));
-        }
-        ip.filter(|x| x.status.as_ref().is_none_or(|s| s.ip.is_none()))
-            .map(|_| format!("{reference}: no address is granted yet"))
-    });
-    waits.collect()
-}
-
-/// Obstacles that the working controller has written into its Lease. Who may not list Leases sees
-/// less.
-async fn obstacles(store: &Store) -> Option<String> {
-    let client = store.api_server()?.client;
-    let selection = ListParams::default().fields(&format!("metadata.name={}", lease::NAME));
-    let leases = Api::<Lease>::all(client);
-    let list = timeout(REQUEST, leases.list(&selection)).await.ok()?.ok()?;
-    let held = |lease: &&Lease| lease.spec.as_ref().is_some_and(|s| s.holder_identity.is_some());
-    let obstacles = list.items.iter().filter(held).find_map(lease::obstacles)?;
-    Some(format!("fabric-controller: changes have no effect: {obstacles}"))
-}
-
-/// Reads the pods of weft, and the Deployments that make them.
-async fn pods(store: &Store) -> anyhow::Result<Pods> {
-    let client = store.api_server().context("no API server")?.client;
-    let (programs, gateways, deployments) = tokio::join!(
-        listed::<Pod>(&client, labels::PROGRAM),
-        listed::<Pod>(&client, pods::GATEWAYS),
-        listed::<Deployment>(&client, pods::DEPLOYED),
-    );
-    // Access to pods alone shows nearly as much.
-    let deployments = deployments.unwrap_or_default();
-    Ok(Pods { deployments, programs: programs?, gateways: gateways? })
-}
-
-async fn listed<T>(client: &Client, labels: &str) -> anyhow::Result<Vec<T>>
-where
-    T: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
-{
-    let selection = ListParams::default().labels(labels);
-    let all = Api::<T>::all(client.clone());
-    let list = timeout(REQUEST, all.list(&selection)).await.context("no answer")?;
-    Ok(list?.items)
 }

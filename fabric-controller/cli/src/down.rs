@@ -7,14 +7,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use fabric_supervisor::process::{self, Identity};
+use fabric_supervisor::rundir::{
+    self, REFUSAL_FILE, Record, RunDir, STATE_ROOT, default_state_dir,
+};
+use fabric_supervisor::{lock, workloads};
 use rustix::process::Signal;
 
 use super::output::{say, sending};
-use super::process::{self, Identity};
-use super::rundir::REFUSAL_FILE;
-use super::rundir::{self, Record, RunDir, STATE_ROOT, default_state_dir};
 use super::selection::Selection;
-use super::{host, lock, preconditions, workloads};
+use super::{host, preconditions};
 
 mod lost;
 mod withdraw;

@@ -8,10 +8,10 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use fabric_supervisor::log_file::{TAIL, tail};
+use fabric_supervisor::rundir::RunDir;
 
-use super::log_file::{TAIL, tail};
 use super::output;
-use super::rundir::RunDir;
 use super::selection::Selection;
 
 const EXAMPLES: &str = "\
@@ -103,8 +103,9 @@ fn prefixed(name: &str, text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use fabric_supervisor::log_file::last_line;
+
     use super::*;
-    use crate::log_file::last_line;
 
     #[test]
     fn following_gives_whole_lines_and_survives_a_cut_log() {

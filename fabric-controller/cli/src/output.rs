@@ -3,6 +3,8 @@
 use std::fmt::Display;
 use std::io::{self, Write as _};
 
+pub(crate) use fabric_supervisor::say;
+
 use serde::Serialize;
 
 /// Reader of the output is gone (`weft get all | head`).
@@ -24,11 +26,6 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Closed.into()),
         Err(error) => Err(anyhow::Error::new(error).context("cannot write to standard output")),
     }
-}
-
-/// One line to the user on stderr. A closed stderr is no reason to stop.
-pub(crate) fn say(line: &str) {
-    drop(writeln!(io::stderr().lock(), "weft: {line}"));
 }
 
 /// `A still sends` or `A, B still send`.

@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use fabric_api::ClusterId;
-
-use super::rundir::{RUN_ROOT, RunDir};
-use super::{lock, process};
+use fabric_supervisor::rundir::{RUN_ROOT, RunDir};
+use fabric_supervisor::{lock, process};
 
 /// Which fabric of this host is meant.
 #[derive(Clone, Debug, clap::Args)]

@@ -1,28 +1,20 @@
 mod summary;
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::IsTerminal as _;
-use std::path::Path;
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use comfy_table::{Table, presets};
 use fabric_api::fabric::{MtuBound, Remap};
-use futures::future::join_all;
+use fabric_observation::{Observation, Peering, Refused, State, cluster, host};
 use jiff::Timestamp;
-use nix::sys::statvfs::statvfs;
 
 use self::summary::{Filters, Shown};
-use super::cluster::{self, ClusterArgs};
-use super::health::{self, HttpError};
-use super::observe::{self, Host, Liveness, Observation, Peering, Refused, State};
+use super::cluster::ClusterArgs;
 use super::output::{self, Format};
-use super::rundir::{Record, RunDir};
 use super::selection::Selection;
-use super::{lock, process, workloads};
 
 /// Between two looks. An API server has others to serve.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -169,51 +161,13 @@ fn nothing(args: &StatusArgs, of_cluster: bool) -> String {
 /// not installed in the cluster that is meant.
 async fn look(args: &StatusArgs, of_cluster: bool) -> anyhow::Result<Option<Observation>> {
     if of_cluster {
-        return cluster::look(&args.cluster).await;
+        let cluster = &args.cluster;
+        return cluster::look(cluster.kubeconfig.as_deref(), cluster.context.as_deref()).await;
     }
-    let Some(dir) = args.selection.find()? else { return Ok(None) };
-    let Some(record) = dir.record()? else { return Ok(None) };
-    let store = dir.store(&record)?;
-    let mut snapshot = store.read(&observe::KINDS).await.context("cannot read the store")?;
-    snapshot.problems.extend(store.problems().await);
-    let host = host(&dir, record).await;
-    Ok(Some(observe::observe(&snapshot, &host.found(&snapshot))))
-}
-
-async fn host(dir: &RunDir, record: Record) -> Host {
-    let mut expected = vec![workloads::agent_process(&record.node)];
-    if record.published.is_none() {
-        expected.extend(["ipam".to_owned(), "fabric-controller".to_owned()]);
+    match args.selection.find()? {
+        Some(dir) => host::look(&dir).await,
+        None => Ok(None),
     }
-    let asked = process::running(dir).into_iter().map(|(name, _)| async move {
-        let answer = health::get(&dir.http_socket(&name), "/healthz", health::PATIENCE).await;
-        let answers = match answer {
-            Ok(_) => true,
-            Err(HttpError::TooSlow(_)) => false,
-            // Programs other than gateways report on what they cannot do themselves.
-            Err(_) => !name.starts_with("gateway-"),
-        };
-        (name, if answers { Liveness::Answers } else { Liveness::Silent })
-    });
-    let dirs = [Some(dir.path().to_owned()), record.published.clone(), record.state_dir.clone()];
-    Host {
-        full: dirs.into_iter().flatten().filter(|dir| is_full(dir)).collect(),
-        running: join_all(asked).await.into_iter().collect::<BTreeMap<_, _>>(),
-        expected,
-        supervised: lock::supervisor_of(dir).is_some(),
-        cluster_id: record.cluster_id,
-        node: record.node,
-    }
-}
-
-/// Returns whether a file system has no room for a file of usual size, or for none at all.
-fn is_full(dir: &Path) -> bool {
-    const ROOM: u64 = 128 * 1024;
-    statvfs(dir).is_ok_and(|of| {
-        let room = of.blocks_free().saturating_mul(of.fragment_size());
-        let has_limit = |total: u64| total > 0;
-        has_limit(of.blocks()) && room < ROOM || has_limit(of.files()) && of.files_free() == 0
-    })
 }
 
 fn render(observation: &Observation, args: &StatusArgs) -> anyhow::Result<String> {

@@ -1,25 +1,23 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use fabric_api::fabric::GatewayConfig;
-use fabric_api::networking::{Connection, ConnectionStatus, ConnectionValue};
 use fabric_api::{ClusterId, labels};
-use fabric_store::{Event, Kind, Object, ObjectRef, Snapshot, Store, Watch};
+use fabric_store::{Kind, Object, ObjectRef, Snapshot, Store};
+use fabric_supervisor::published::{Connections, Published};
+use fabric_supervisor::rundir::{Record, RunDir, default_state_dir};
+use fabric_supervisor::supervise::{self, End, Loop, StopSignals};
+use fabric_supervisor::workloads::{
+    self, AgentOptions, ChildLogs, ControlOptions, GatewayOptions, Workloads,
+};
+use fabric_supervisor::{lock, metrics, process};
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval};
 
 use super::output::say;
-use super::rundir::{Record, RunDir, default_state_dir};
-use super::supervise::{self, End, Loop, OnSilence, StopSignals};
-use super::workloads::{
-    self, AgentOptions, ChildLogs, ControlOptions, GatewayOptions, Wanted, Workloads,
-};
-use super::{host, lock, manifest, metrics, preconditions, process};
+use super::{host, manifest, preconditions};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -120,8 +118,8 @@ async fn supervise_all(
     published.until_synced(&mut events).await;
     let (wanted_to, wanted) = watch::channel(published.wanted());
     tokio::spawn(published.follow(events, wanted_to));
-    let on_silence = Silencer { store };
-    match (Loop { dir: dir.clone(), wanted, reports, on_silence, stop }).run().await {
+    let connections = Connections { store };
+    match (Loop { dir: dir.clone(), wanted, reports, connections, stop }).run().await {
         End::Stopped(kept) => say(&farewell(&kept, &dir)),
         End::RunDirLost => return Err(supervise::start_anew(&dir)),
     }
@@ -206,133 +204,4 @@ impl ClusterManifests {
 fn is_here(node: &Node) -> bool {
     let addresses = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
     addresses.filter_map(|address| address.address.parse().ok()).any(host::has_address)
-}
-
-/// The published gateways, what to run for them, and news of them for the user.
-struct Published {
-    configs: BTreeMap<ObjectRef, GatewayConfig>,
-    connections: BTreeMap<ObjectRef, ConnectionValue>,
-    problems: BTreeSet<String>,
-    workloads: Workloads,
-    store: Store,
-}
-
-impl Published {
-    fn new(workloads: Workloads, store: Store) -> Self {
-        let (configs, connections, problems) = Default::default();
-        Self { configs, connections, problems, workloads, store }
-    }
-
-    async fn until_synced(&mut self, events: &mut Watch) {
-        loop {
-            let event = events.next().await;
-            if matches!(event, Event::Synced) {
-                return;
-            }
-            self.apply(event);
-        }
-    }
-
-    async fn follow(mut self, mut events: Watch, wanted: watch::Sender<Wanted>) {
-        let mut look = interval(Duration::from_secs(1));
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        while !wanted.is_closed() {
-            tokio::select! {
-                event = events.next() => self.apply(event),
-                _ = look.tick() => self.tell_problems().await,
-            }
-            let now = self.wanted();
-            wanted.send_if_modified(|before| {
-                let changed = *before != now;
-                *before = now;
-                changed
-            });
-        }
-    }
-
-    fn wanted(&self) -> Wanted {
-        self.workloads.of_up(self.configs.values())
-    }
-
-    fn apply(&mut self, event: Event) {
-        match event {
-            Event::Applied(object) => {
-                let reference = object.reference();
-                if let Object::Connection(connection) = &object {
-                    let value = connection.status.as_ref().map(|status| status.value);
-                    self.tell_connection(
-                        &reference,
-                        object.label(labels::REMOTE_CLUSTER_ID),
-                        value,
-                    );
-                } else if let Ok(config) = object.try_into() {
-                    self.configs.insert(reference, config);
-                }
-            }
-            Event::Deleted(reference) => {
-                self.configs.remove(&reference);
-                self.connections.remove(&reference);
-            }
-            // The controller's problems, which are reported below, have these among them.
-            Event::Problems(_) | Event::Synced => {}
-        }
-    }
-
-    fn tell_connection(
-        &mut self,
-        reference: &ObjectRef,
-        peer: Option<&str>,
-        value: Option<ConnectionValue>,
-    ) {
-        let Some(value) = value else { return };
-        if self.connections.insert(reference.clone(), value) != Some(value) {
-            let who =
-                peer.map_or_else(|| reference.to_string(), |peer| format!("peering with {peer}"));
-            say(&format!("{who}: {value:?}"));
-        }
-    }
-
-    /// Prints the problems that are new, and that none is left.
-    async fn tell_problems(&mut self) {
-        let now = self.store.problems().await;
-        let now: BTreeSet<_> = now.iter().map(ToString::to_string).collect();
-        for problem in now.difference(&self.problems) {
-            say(&format!("problem: {problem}"));
-        }
-        if now.is_empty() && !self.problems.is_empty() {
-            say("no problem with the manifests is left");
-        }
-        self.problems = now;
-    }
-}
-
-/// Withdraws the part of a gateway's Connection status that can no longer be true.
-struct Silencer {
-    store: Store,
-}
-
-impl OnSilence for Silencer {
-    async fn silent(&mut self, gateways: &BTreeSet<(String, String)>) {
-        for connection in self.store.list(Kind::Connection).await.unwrap_or_default() {
-            let Ok(mut connection) = Connection::try_from(connection) else { continue };
-            let namespace = connection.metadata.namespace.clone().unwrap_or_default();
-            let name = connection.spec.gateway_ref.name.clone().unwrap_or_default();
-            let its = gateways.contains(&(namespace.clone(), name.clone()));
-            let claims = connection
-                .status
-                .as_ref()
-                .is_some_and(|status| status.value == ConnectionValue::Connected);
-            if !its || !claims {
-                continue;
-            }
-            connection.status =
-                Some(ConnectionStatus { value: ConnectionValue::Error, latency: None });
-            if let Err(error) = self.store.put_status(&connection.into()).await {
-                let error = anyhow::Error::new(error);
-                say(&format!(
-                    "cannot mark the Connection of {namespace}/{name} as Error: {error:#}"
-                ));
-            }
-        }
-    }
 }

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use fabric_supervisor::process::{Identity, is_seen_alike, marked, neighbours};
+use fabric_supervisor::rundir::RunDir;
+
 use crate::host;
-use crate::process::{Identity, is_seen_alike, marked, neighbours};
-use crate::rundir::RunDir;
 use crate::selection::{Selection, all};
 
 /// Suffix that the kernel adds to the path of an open file that has been removed.

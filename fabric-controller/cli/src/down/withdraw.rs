@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use fabric_api::fabric::{NodeConfig, NodeConfigStatus};
 use fabric_store::{Kind, Object, ObjectRef, Store};
+use fabric_supervisor::process;
+use fabric_supervisor::rundir::{Record, RunDir};
+use fabric_supervisor::workloads::agent_process;
 use tokio::time::sleep;
 
 use crate::output::{say, sending};
-use crate::process;
-use crate::rundir::{Record, RunDir};
-use crate::workloads::agent_process;
 
 /// Time limit for the acknowledgements of all agents.
 const ACKNOWLEDGED: Duration = Duration::from_secs(10);

@@ -9,12 +9,13 @@ use anyhow::{Context as _, bail, ensure};
 use fabric_api::ClusterId;
 use fabric_api::fabric::GatewayConfig;
 use fabric_store::Kind;
+use fabric_supervisor::lock;
+use fabric_supervisor::process::{self, Identity, PidFile};
+use fabric_supervisor::rundir::RunDir;
+use fabric_supervisor::workloads::gateways_of;
 
-use crate::process::{self, Identity, PidFile};
-use crate::rundir::RunDir;
+use crate::output;
 use crate::selection::Selection;
-use crate::workloads::gateways_of;
-use crate::{lock, output};
 
 /// Time for a gateway to stop, and for the supervisor to start the next one.
 const TIMEOUT: Duration = Duration::from_secs(10);

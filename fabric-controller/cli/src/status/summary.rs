@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::bail;
-
-use crate::observe::{Observation, State};
+use fabric_observation::{Observation, State};
 
 /// More peerings than fit on a screen are summarised.
 const MAX_ROWS: usize = 20;
@@ -107,18 +106,31 @@ fn mentions(text: &str, name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use fabric_api::fabric::GatewayConfig;
+    use fabric_observation::{Found, observe};
     use fabric_store::{Object, Snapshot};
 
     use super::*;
-    use crate::observe::{Found, observe};
-    use crate::workloads::tests::config;
+
+    /// Config of the gateway of a peering, in the peer's namespace.
+    fn config(peer: &str) -> GatewayConfig {
+        let spec = serde_json::from_value(serde_json::json!({
+            "clusterId": "rome", "peerClusterId": peer, "role": "Client", "gatewayUid": "u",
+            "secretName": "gw-keys", "mtu": 1340,
+            "tunnelAddress": "169.254.18.2", "peerTunnelAddress": "169.254.18.1",
+            "remaps": [], "podCidrs": ["10.200.0.0/16"], "externalCidrs": ["10.70.0.0/16"],
+            "overlay": {"address": "10.80.0.2", "node": "n1"}, "nodes": [],
+            "probe": {"enabled": true, "intervalMs": 2000, "lossThreshold": 5},
+        }));
+        let mut config = GatewayConfig::new("client", spec.unwrap());
+        config.metadata.namespace = Some(format!("liqo-tenant-{peer}"));
+        config
+    }
 
     /// Peerings with peer0, peer1, ..., all waiting.
     fn observation(count: usize) -> Observation {
         let objects = (0..count).map(|number| {
-            let mut config = config(&format!("liqo-tenant-peer{number}"), "client", "n1");
-            config.spec.peer_cluster_id = format!("peer{number}");
-            let object = Object::from(config);
+            let object = Object::from(config(&format!("peer{number}")));
             (object.reference(), object)
         });
         let snapshot = Snapshot { objects: objects.collect(), problems: Vec::new() };

@@ -20,24 +20,24 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::rundir::{RunDir, replace};
 
 /// Set in a process's environment, so that it can be found even without its pid file.
-pub(crate) const MARK: &str = "WEFT_PROCESS";
+pub const MARK: &str = "WEFT_PROCESS";
 /// Variables that the store's options read; a child gets them as arguments or not at all.
 const NOT_INHERITED: [&str; 5] =
     ["WEFT_MANIFESTS", "WEFT_RUN_DIR", "WEFT_STATE_DIR", "WEFT_CLUSTER", "WEFT_KUBERNETES"];
 
 /// Program to run, with its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Spec {
-    pub(crate) program: PathBuf,
+pub struct Spec {
+    pub program: PathBuf,
     /// Arguments that define its task.
-    pub(crate) args: Vec<OsString>,
+    pub args: Vec<OsString>,
     /// Arguments for its logging, which come last on the command line.
-    pub(crate) log_args: Vec<OsString>,
-    pub(crate) role: Role,
+    pub log_args: Vec<OsString>,
+    pub role: Role,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
+pub enum Role {
     /// ipam or the controller: traffic does not need it.
     Control,
     /// The route-agent: its kernel state stays when it stops.
@@ -48,8 +48,8 @@ pub(crate) enum Role {
 
 /// One process among all that ever ran since the host booted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Identity {
-    pub(crate) pid: i32,
+pub struct Identity {
+    pub pid: i32,
     /// Clock ticks since boot (proc_pid_stat(5), field 22).
     start: u64,
     boot: String,
@@ -57,23 +57,23 @@ pub(crate) struct Identity {
 
 /// Content of a pid file: the pid alone on the first line, the rest on the second.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PidFile {
-    pub(crate) identity: Identity,
+pub struct PidFile {
+    pub identity: Identity,
     /// Build of the program it runs.
     build: String,
 }
 
 #[derive(Debug)]
-pub(crate) struct Process {
-    pub(crate) identity: Identity,
-    pub(crate) pidfd: OwnedFd,
+pub struct Process {
+    pub identity: Identity,
+    pub pidfd: OwnedFd,
     /// Absent for an adopted one, which init reaps.
     child: Option<Child>,
-    pub(crate) since: Instant,
+    pub since: Instant,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum StartError {
+pub enum StartError {
     #[error("cannot open its log {}", path.display())]
     Log { path: PathBuf, source: io::Error },
     #[error("cannot run {}; expected it next to weft itself", program.display())]
@@ -86,7 +86,7 @@ pub(crate) enum StartError {
 
 impl Identity {
     /// `None` if there is no such process, or only its corpse.
-    pub(crate) fn of(pid: i32) -> Option<Self> {
+    pub fn of(pid: i32) -> Option<Self> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         // The command name, in parentheses, may hold anything, even parentheses.
         let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
@@ -98,12 +98,12 @@ impl Identity {
         Some(Self { pid, start, boot: boot_id() })
     }
 
-    pub(crate) fn is_alive(&self) -> bool {
+    pub fn is_alive(&self) -> bool {
         Self::of(self.pid).as_ref() == Some(self)
     }
 
     /// A handle on the process, if it still is the same one.
-    pub(crate) fn open(&self) -> Option<OwnedFd> {
+    pub fn open(&self) -> Option<OwnedFd> {
         let pidfd = pidfd_open(Pid::from_raw(self.pid)?, PidfdFlags::empty()).ok()?;
         self.is_alive().then_some(pidfd)
     }
@@ -117,7 +117,7 @@ impl Identity {
 }
 
 impl PidFile {
-    pub(crate) fn read(path: &Path) -> Option<Self> {
+    pub fn read(path: &Path) -> Option<Self> {
         Self::parse(&fs::read_to_string(path).ok()?)
     }
 
@@ -163,7 +163,7 @@ impl Spec {
 
 impl Process {
     /// Starts it in its own session, with its output in its log.
-    pub(crate) fn start(name: &str, spec: &Spec, dir: &RunDir) -> Result<Self, StartError> {
+    pub fn start(name: &str, spec: &Spec, dir: &RunDir) -> Result<Self, StartError> {
         let path = dir.log_file(name);
         let log = OpenOptions::new().create(true).append(true).mode(0o640).open(&path);
         let log_error = |source| StartError::Log { path: path.clone(), source };
@@ -221,7 +221,7 @@ impl Process {
 
     /// The process that an earlier supervisor left, if it matches `spec`. One that does not is
     /// stopped first.
-    pub(crate) fn adopt(name: &str, spec: &Spec, dir: &RunDir) -> Option<(Self, Freshness)> {
+    pub fn adopt(name: &str, spec: &Spec, dir: &RunDir) -> Option<(Self, Freshness)> {
         let file = PidFile::read(&dir.pid_file(name))?;
         let pidfd = file.identity.open()?;
         let build = file.build == spec.build();
@@ -237,26 +237,26 @@ impl Process {
     }
 
     /// Returns the way it ended; to be called only once its pidfd reports the end.
-    pub(crate) fn epitaph(&mut self) -> String {
+    pub fn epitaph(&mut self) -> String {
         match self.child.as_mut().map(Child::wait) {
             Some(Ok(status)) => status.to_string(),
             Some(Err(_)) | None => "it was adopted, so how is not known".to_owned(),
         }
     }
 
-    pub(crate) fn signal(&self, signal: Signal) {
+    pub fn signal(&self, signal: Signal) {
         send(&self.pidfd, signal);
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Freshness {
+pub enum Freshness {
     Current,
     OlderBuild,
 }
 
 /// The processes of a run directory that run, by name, according to its pid files.
-pub(crate) fn running(dir: &RunDir) -> Vec<(String, Identity)> {
+pub fn running(dir: &RunDir) -> Vec<(String, Identity)> {
     let Ok(entries) = fs::read_dir(dir.pids()) else { return Vec::new() };
     let mut found: Vec<_> = entries
         .filter_map(|entry| {
@@ -273,7 +273,7 @@ pub(crate) fn running(dir: &RunDir) -> Vec<(String, Identity)> {
 /// Processes that carry the mark of a run directory but no pid file: a supervisor was killed
 /// between starting one and writing that down. Another mount namespace may have a fabric of its own
 /// at the same path.
-pub(crate) fn strays(dir: &RunDir) -> Vec<Identity> {
+pub fn strays(dir: &RunDir) -> Vec<Identity> {
     let known: Vec<_> = running(dir).into_iter().map(|(_, identity)| identity.pid).collect();
     let mark = format!("{MARK}={}", dir.path().display());
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
@@ -290,7 +290,7 @@ pub(crate) fn strays(dir: &RunDir) -> Vec<Identity> {
 }
 
 /// Returns true if a path leads a process to the same place as this one, as far as it exists.
-pub(crate) fn is_seen_alike(pid: i32, path: &Path) -> bool {
+pub fn is_seen_alike(pid: i32, path: &Path) -> bool {
     let place = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
     let mut known = path.ancestors().filter_map(|path| Some((path, place(path).ok()?)));
     known.next().is_some_and(|(path, own)| {
@@ -300,7 +300,7 @@ pub(crate) fn is_seen_alike(pid: i32, path: &Path) -> bool {
 }
 
 /// Processes of this network namespace, but for this one.
-pub(crate) fn neighbours() -> impl Iterator<Item = i32> {
+pub fn neighbours() -> impl Iterator<Item = i32> {
     let own = fs::read_link("/proc/self/ns/net").ok();
     let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -311,7 +311,7 @@ pub(crate) fn neighbours() -> impl Iterator<Item = i32> {
 }
 
 /// Run directory that a process was started from.
-pub(crate) fn marked(pid: i32) -> Option<PathBuf> {
+pub fn marked(pid: i32) -> Option<PathBuf> {
     let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
     let mut entries = environment.split(|&byte| byte == 0);
     let value = entries.find_map(|entry| entry.strip_prefix(MARK.as_bytes())?.strip_prefix(b"="));
@@ -320,7 +320,7 @@ pub(crate) fn marked(pid: i32) -> Option<PathBuf> {
 
 /// Fails if another fabric runs in this network namespace: both would take the same devices, table
 /// and nft tables from each other.
-pub(crate) fn check_alone(own: &RunDir) -> anyhow::Result<()> {
+pub fn check_alone(own: &RunDir) -> anyhow::Result<()> {
     let mut others = neighbours().filter_map(marked).filter(|dir| dir != own.path());
     match others.next() {
         None => Ok(()),
@@ -333,12 +333,12 @@ pub(crate) fn check_alone(own: &RunDir) -> anyhow::Result<()> {
 }
 
 /// Only a process that is gone cannot be signalled, which is what every signal of ours is for.
-pub(crate) fn send(pidfd: &OwnedFd, signal: Signal) {
+pub fn send(pidfd: &OwnedFd, signal: Signal) {
     let _gone = pidfd_send_signal(pidfd, signal);
 }
 
 /// SIGTERM, and SIGKILL if that does not do it in time. True if SIGTERM did.
-pub(crate) fn stop_and_wait(pidfd: &OwnedFd, grace: Duration) -> bool {
+pub fn stop_and_wait(pidfd: &OwnedFd, grace: Duration) -> bool {
     send(pidfd, Signal::TERM);
     if ended(pidfd, grace) {
         return true;
@@ -349,7 +349,7 @@ pub(crate) fn stop_and_wait(pidfd: &OwnedFd, grace: Duration) -> bool {
 }
 
 /// Waits for the end of a process; false if it did not come in time.
-pub(crate) fn ended(pidfd: &OwnedFd, within: Duration) -> bool {
+pub fn ended(pidfd: &OwnedFd, within: Duration) -> bool {
     let deadline = Instant::now() + within;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());

@@ -11,7 +11,7 @@ use super::rundir::RunDir;
 
 /// Held for as long as a supervisor runs.
 #[derive(Debug)]
-pub(crate) struct Lock {
+pub struct Lock {
     _file: File,
 }
 
@@ -20,9 +20,9 @@ pub(crate) struct Lock {
 #[error(
     "{command} (pid {pid}) is at work in {dir} already; stop it first (kill {pid}, or weft down)"
 )]
-pub(crate) struct Held {
-    pub(crate) command: String,
-    pub(crate) pid: i32,
+pub struct Held {
+    pub command: String,
+    pub pid: i32,
     dir: String,
 }
 
@@ -32,7 +32,7 @@ const GOES_AWAY: Duration = Duration::from_secs(1);
 const ATTEMPTS: usize = 200;
 
 /// Takes the lock of a run directory that exists, as `command`.
-pub(crate) fn lock(dir: &RunDir, command: &str) -> anyhow::Result<Lock> {
+pub fn lock(dir: &RunDir, command: &str) -> anyhow::Result<Lock> {
     let path = dir.lock_file();
     let give_up = Instant::now() + GOES_AWAY;
     for _ in 0..ATTEMPTS {
@@ -72,7 +72,7 @@ pub(crate) fn lock(dir: &RunDir, command: &str) -> anyhow::Result<Lock> {
 }
 
 /// Returns the supervisor of a run directory, if there is one.
-pub(crate) fn supervisor_of(dir: &RunDir) -> Option<Held> {
+pub fn supervisor_of(dir: &RunDir) -> Option<Held> {
     let mut file = File::open(dir.lock_file()).ok()?;
     match file.try_lock_shared() {
         Err(std::fs::TryLockError::WouldBlock) => Some(holder(dir, &mut file)),

@@ -2,7 +2,23 @@ use fabric_api::fabric::{NodeConfig, UnreachableGateway};
 use fabric_api::networking::GatewayClient;
 
 use super::*;
-use crate::workloads::tests::config;
+
+/// A config as a controller would publish it, in namespace `namespace`, for node `node`.
+pub(crate) fn config(namespace: &str, name: &str, node: &str) -> GatewayConfig {
+    let spec = serde_json::from_value(serde_json::json!({
+        "clusterId": "rome", "peerClusterId": "milan", "role": "Client", "gatewayUid": "u",
+        "secretName": "gw-keys", "mtu": 1340,
+        "tunnelAddress": "169.254.18.2", "peerTunnelAddress": "169.254.18.1",
+        "remaps": [{"kind": "Pod", "remote": "10.200.0.0/16", "local": "10.201.0.0/16"}],
+        "podCidrs": ["10.200.0.0/16"], "externalCidrs": ["10.70.0.0/16"],
+        "overlay": {"address": "10.80.0.2", "node": node},
+        "nodes": [],
+        "probe": {"enabled": true, "intervalMs": 2000, "lossThreshold": 5},
+    }));
+    let mut config = GatewayConfig::new(name, spec.unwrap());
+    config.metadata.namespace = Some(namespace.to_owned());
+    config
+}
 
 fn connection(value: ConnectionValue) -> Connection {
     let mut connection: Connection = serde_json::from_value(serde_json::json!({

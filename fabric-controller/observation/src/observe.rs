@@ -2,11 +2,8 @@
 //! runs.
 
 mod faults;
-mod host;
 mod nodes;
 mod remote;
-
-pub(crate) use host::Host;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,11 +15,11 @@ use fabric_api::networking::{
     PEER_HEALTHY,
 };
 use fabric_store::{Kind, Object, ObjectRef, Problem, Snapshot};
+use fabric_supervisor::workloads::names;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use serde::Serialize;
 
-use super::workloads::names;
 use nodes::Nodes;
 
 /// Kinds that [`observe`] needs from the store.
@@ -38,74 +35,74 @@ pub(crate) const KINDS: [Kind; 6] = [
 /// Everything `weft status` shows; its JSON is documented there.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Observation {
+pub struct Observation {
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) cluster_id: Option<String>,
+    pub cluster_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) node: Option<String>,
-    pub(crate) peerings: Vec<Peering>,
+    pub node: Option<String>,
+    pub peerings: Vec<Peering>,
     /// Prefixes of peerings that are gone.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) refused: Vec<Refused>,
-    pub(crate) problems: Vec<String>,
+    pub refused: Vec<Refused>,
+    pub problems: Vec<String>,
 }
 
 /// A prefix that nodes refuse since its peering is gone.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Refused {
+pub struct Refused {
     /// The peer that it stood for.
-    pub(crate) cluster: String,
-    pub(crate) prefix: String,
+    pub cluster: String,
+    pub prefix: String,
     /// Sources that sent to it of late.
-    pub(crate) senders: BTreeSet<IpAddr>,
+    pub senders: BTreeSet<IpAddr>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Peering {
+pub struct Peering {
     /// The peer.
-    pub(crate) cluster: String,
-    pub(crate) namespace: String,
+    pub cluster: String,
+    pub namespace: String,
     /// Name of the GatewayServer or GatewayClient; absent while there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) gateway: Option<String>,
+    pub gateway: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) role: Option<Role>,
-    pub(crate) state: State,
+    pub role: Option<Role>,
+    pub state: State,
     /// Latency as Liqo writes it: `3ms`, `250μs`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) latency: Option<String>,
-    pub(crate) remaps: Vec<Remap>,
-    pub(crate) received_bytes: u64,
-    pub(crate) transmitted_bytes: u64,
+    pub latency: Option<String>,
+    pub remaps: Vec<Remap>,
+    pub received_bytes: u64,
+    pub transmitted_bytes: u64,
     /// RFC 3339.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) last_handshake: Option<String>,
+    pub last_handshake: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) mtu: Option<u32>,
+    pub mtu: Option<u32>,
     /// Bound that limits it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) mtu_bound: Option<MtuBound>,
+    pub mtu_bound: Option<MtuBound>,
     /// The largest IP packet known to reach the peer over the underlay, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) path_mtu: Option<u32>,
+    pub path_mtu: Option<u32>,
     /// Endpoint from which the last packet of the peer came.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) endpoint: Option<String>,
+    pub endpoint: Option<String>,
     /// The node whose gateway it is.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) node: Option<String>,
+    pub node: Option<String>,
     /// Causes of trouble between the two gateways, and remedies.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) faults: Vec<PeeringFault>,
+    pub faults: Vec<PeeringFault>,
     /// The nodes that reach the gateway through the overlay; absent if it answers no probes.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) nodes: Option<Nodes>,
+    pub nodes: Option<Nodes>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(crate) enum State {
+pub enum State {
     /// Packets get through now.
     Connected,
     /// Connected, with a fault that the problems name: packets may be lost, even all of them while
@@ -123,7 +120,7 @@ pub(crate) enum State {
 
 /// State of a gateway's process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Liveness {
+pub enum Liveness {
     Answers,
     Silent,
     Gone,
@@ -131,26 +128,26 @@ pub(crate) enum Liveness {
 
 /// Processes found running, apart from the store.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Found {
+pub struct Found {
     /// The host that was looked at; in Kubernetes that is all of them.
-    pub(crate) node: Option<String>,
-    pub(crate) cluster_id: Option<String>,
+    pub node: Option<String>,
+    pub cluster_id: Option<String>,
     /// Gateways by namespace and name. One that is not among them runs where it cannot be seen.
-    pub(crate) gateways: BTreeMap<(String, String), Life>,
+    pub gateways: BTreeMap<(String, String), Life>,
     /// Problems of all else that runs.
-    pub(crate) problems: Vec<String>,
+    pub problems: Vec<String>,
 }
 
 /// Liveness of one gateway.
 #[derive(Clone, Debug)]
-pub(crate) struct Life {
-    pub(crate) liveness: Liveness,
-    pub(crate) problem: Option<String>,
+pub struct Life {
+    pub liveness: Liveness,
+    pub problem: Option<String>,
     /// The node it runs on, if its config does not name one.
-    pub(crate) node: Option<String>,
+    pub node: Option<String>,
 }
 
-pub(crate) fn observe(snapshot: &Snapshot, found: &Found) -> Observation {
+pub fn observe(snapshot: &Snapshot, found: &Found) -> Observation {
     let (view, now) = (View::new(snapshot), Timestamp::now());
     let mut problems: BTreeSet<String> =
         snapshot.problems.iter().map(ToString::to_string).collect();
@@ -508,4 +505,4 @@ fn waiting(meta: &ObjectMeta, role: Option<Role>) -> Peering {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -9,25 +9,25 @@ use super::{Peering, State};
 
 /// Number of nodes that reach the gateway, and names of those that do not.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Nodes {
-    pub(crate) reachable: usize,
+pub struct Nodes {
+    pub reachable: usize,
     /// Nodes with a live route-agent, now or before.
-    pub(crate) of: usize,
+    pub of: usize,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) unreachable: Vec<Node>,
+    pub unreachable: Vec<Node>,
 }
 
 /// A node whose path to the gateway fails.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Node {
-    pub(crate) node: String,
-    pub(crate) fault: PathFault,
+pub struct Node {
+    pub node: String,
+    pub fault: PathFault,
     /// RFC 3339.
-    pub(crate) since: String,
+    pub since: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) detail: Option<String>,
-    pub(crate) cause: String,
-    pub(crate) remedy: String,
+    pub detail: Option<String>,
+    pub cause: String,
+    pub remedy: String,
 }
 
 impl Nodes {
@@ -66,7 +66,7 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workloads::tests::config;
+    use crate::observe::tests::config;
 
     fn gateway(unreachable: serde_json::Value) -> GatewayConfig {
         let mut gateway = config("t", "client", "n1");

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 
 use super::limits;
 use super::log_file;
-use super::output::say;
+use super::messages::say;
 use super::process::{self, Freshness, Process, Role, Spec};
 use super::rundir::RunDir;
 use super::workloads::Wanted;
@@ -40,13 +40,13 @@ pub(crate) struct Ended {
 
 /// Published state of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Report {
-    pub(crate) role: Role,
+pub struct Report {
+    pub role: Role,
     /// Absent while it does not run.
-    pub(crate) pid: Option<i32>,
-    pub(crate) restarts: u64,
+    pub pid: Option<i32>,
+    pub restarts: u64,
     /// Socket on which a gateway answers HTTP.
-    pub(crate) http: PathBuf,
+    pub http: PathBuf,
 }
 
 #[derive(Debug)]

@@ -1,10 +1,10 @@
 //! Faults between two gateways, as `weft status` shows them.
 
 use fabric_api::fabric::{GatewayConfig, PeeringFault};
+use fabric_supervisor::workloads::names;
 use jiff::Timestamp;
 
 use super::View;
-use crate::workloads::names;
 
 /// The faults that a gateway reports, with their ages where these matter.
 pub(super) fn shown(config: &GatewayConfig, now: Timestamp) -> Vec<PeeringFault> {

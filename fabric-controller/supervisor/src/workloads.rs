@@ -12,11 +12,11 @@ use super::process::{Role, Spec};
 use super::rundir::{REFUSAL_FILE, Record, RunDir, short_hash};
 
 /// Specs by process name, which also names the pid file, log and socket.
-pub(crate) type Wanted = BTreeMap<String, Spec>;
+pub type Wanted = BTreeMap<String, Spec>;
 
 /// What is passed on to the controller and to ipam.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub(crate) struct ControlOptions {
+pub struct ControlOptions {
     /// Prefixes that ipam grants from, separated by commas [default: ipam's own, the private
     /// ones].
     #[arg(long, value_name = "CIDRS")]
@@ -34,7 +34,7 @@ pub(crate) struct ControlOptions {
 
 /// What is passed on to the route-agent.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub(crate) struct AgentOptions {
+pub struct AgentOptions {
     /// Leave other programs' FORWARD and INPUT chains alone, even if they drop by policy.
     #[arg(long)]
     no_accept_rules: bool,
@@ -42,7 +42,7 @@ pub(crate) struct AgentOptions {
 
 /// Switches passed on to every gateway.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub(crate) struct GatewayOptions {
+pub struct GatewayOptions {
     /// Switch for every gateway, to turn an offload off that the host or the path does badly:
     /// `--gateway-arg=--no-gso`. May be repeated.
     #[arg(
@@ -56,7 +56,7 @@ pub(crate) struct GatewayOptions {
 
 /// What all processes are told about their logs.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct ChildLogs {
+pub struct ChildLogs {
     /// How the processes write their logs.
     #[arg(long, value_name = "FORMAT", default_value = "plain", value_parser = ["plain", "json"])]
     log_format: String,
@@ -68,25 +68,25 @@ pub(crate) struct ChildLogs {
 
 /// Common settings of the processes of one host.
 #[derive(Clone, Debug)]
-pub(crate) struct Workloads {
+pub struct Workloads {
     /// The folder of weft's own binary and its siblings.
-    pub(crate) programs: PathBuf,
-    pub(crate) dir: RunDir,
-    pub(crate) record: Record,
-    pub(crate) control: ControlOptions,
-    pub(crate) agent: AgentOptions,
-    pub(crate) gateway: GatewayOptions,
-    pub(crate) logs: ChildLogs,
+    pub programs: PathBuf,
+    pub dir: RunDir,
+    pub record: Record,
+    pub control: ControlOptions,
+    pub agent: AgentOptions,
+    pub gateway: GatewayOptions,
+    pub logs: ChildLogs,
 }
 
 /// The folder that this binary and its siblings are in.
-pub(crate) fn programs() -> anyhow::Result<PathBuf> {
+pub fn programs() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("cannot tell where weft itself is")?;
     own.parent().map(Path::to_owned).with_context(|| format!("{} is in no folder", own.display()))
 }
 
 /// Fails unless each program is next to weft.
-pub(crate) fn check_programs(folder: &Path, names: &[&str]) -> anyhow::Result<()> {
+pub fn check_programs(folder: &Path, names: &[&str]) -> anyhow::Result<()> {
     let missing: Vec<_> =
         names.iter().filter(|name| !folder.join(name).is_file()).copied().collect();
     ensure!(
@@ -99,17 +99,17 @@ pub(crate) fn check_programs(folder: &Path, names: &[&str]) -> anyhow::Result<()
     Ok(())
 }
 
-pub(crate) fn agent_process(node: &str) -> String {
+pub fn agent_process(node: &str) -> String {
     format!("route-agent-{node}")
 }
 
-pub(crate) fn gateway_process(namespace: &str, name: &str) -> String {
+pub fn gateway_process(namespace: &str, name: &str) -> String {
     format!("gateway-{namespace}-{name}")
 }
 
 /// The process of each gateway that this node runs. Two pairs of namespace and name that would make
 /// the same name (`a-b`/`c` and `a`/`b-c`) are distinguished by a hash.
-pub(crate) fn gateways_of<'a>(
+pub fn gateways_of<'a>(
     node: &str,
     configs: impl IntoIterator<Item = &'a GatewayConfig>,
 ) -> BTreeMap<String, &'a GatewayConfig> {
@@ -128,7 +128,7 @@ pub(crate) fn gateways_of<'a>(
     named
 }
 
-pub(crate) fn names(config: &GatewayConfig) -> (&str, &str) {
+pub fn names(config: &GatewayConfig) -> (&str, &str) {
     let meta = &config.metadata;
     (meta.namespace.as_deref().unwrap_or_default(), meta.name.as_deref().unwrap_or_default())
 }
@@ -136,7 +136,7 @@ pub(crate) fn names(config: &GatewayConfig) -> (&str, &str) {
 impl Workloads {
     /// Processes of `weft up`: controller, ipam, agent, and a gateway for each published config
     /// that is this node's.
-    pub(crate) fn of_up<'a>(&self, configs: impl IntoIterator<Item = &'a GatewayConfig>) -> Wanted {
+    pub fn of_up<'a>(&self, configs: impl IntoIterator<Item = &'a GatewayConfig>) -> Wanted {
         let ipam_address = socket(&self.dir.ipam_socket());
         let node = &self.record.node;
         let mut ipam = self.store_args();
@@ -163,7 +163,7 @@ impl Workloads {
     }
 
     /// Processes of `weft agent`.
-    pub(crate) fn of_agent(&self) -> Wanted {
+    pub fn of_agent(&self) -> Wanted {
         let mut args = vec![arg("run")];
         args.extend(match &self.record.published {
             Some(published) => vec![arg("--published"), published.into()],
@@ -234,11 +234,11 @@ fn socket(path: &Path) -> OsString {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
 
     /// A config as a controller would publish it, in namespace `namespace`, for node `node`.
-    pub(crate) fn config(namespace: &str, name: &str, node: &str) -> GatewayConfig {
+    fn config(namespace: &str, name: &str, node: &str) -> GatewayConfig {
         let spec = serde_json::from_value(serde_json::json!({
             "clusterId": "rome", "peerClusterId": "milan", "role": "Client", "gatewayUid": "u",
             "secretName": "gw-keys", "mtu": 1340,

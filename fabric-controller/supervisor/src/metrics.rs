@@ -19,10 +19,7 @@ use super::health::{self, Reports};
 use super::process::Role;
 
 /// Serves until the process ends.
-pub(crate) async fn serve(
-    address: SocketAddr,
-    reports: watch::Receiver<Reports>,
-) -> anyhow::Result<()> {
+pub async fn serve(address: SocketAddr, reports: watch::Receiver<Reports>) -> anyhow::Result<()> {
     let listener = TcpListener::bind(address).await.with_context(|| {
         format!("cannot listen on --metrics {address}; expected a free port of this host")
     })?;
@@ -39,7 +36,7 @@ async fn metrics(State(reports): State<watch::Receiver<Reports>>) -> impl IntoRe
     let processes = reports.iter().map(|(process, report)| {
         let label = label(process, &report.role);
         async move {
-            let text = health::get(&report.http, "/metrics", health::PATIENCE).await;
+            let text = health::get(&report.http, "/metrics", health::ANSWER_TIMEOUT).await;
             (label, text.unwrap_or_default())
         }
     });

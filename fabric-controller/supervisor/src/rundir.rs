@@ -11,66 +11,66 @@ use fabric_store::{Store, StoreArgs};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::output::say;
+use super::messages::say;
 
 /// File in a state directory that nft loads before the network of a starting host is up.
-pub(crate) const REFUSAL_FILE: &str = "refusal.nft";
+pub const REFUSAL_FILE: &str = "refusal.nft";
 /// Run directories are `/run/weft/CLUSTER` unless an option names others, state directories
 /// `/var/lib/weft/CLUSTER`.
-pub(crate) const RUN_ROOT: &str = "/run/weft";
-pub(crate) const STATE_ROOT: &str = "/var/lib/weft";
+pub const RUN_ROOT: &str = "/run/weft";
+pub const STATE_ROOT: &str = "/var/lib/weft";
 /// The longest path of a Unix socket, without the closing zero (unix(7)).
 const SOCKET_PATH_MAX: usize = 107;
 
 /// Data lost at a reboot: published config, status, sockets, pid files, logs.
 #[derive(Clone, Debug)]
-pub(crate) struct RunDir(PathBuf);
+pub struct RunDir(PathBuf);
 
 /// Options of `weft up` or `weft agent`, so that other commands need not be given them again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Record {
+pub struct Record {
     /// Absent on a further host until its config names it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) cluster_id: Option<String>,
+    pub cluster_id: Option<String>,
     /// The node that this host is.
-    pub(crate) node: String,
+    pub node: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) manifests: Option<PathBuf>,
+    pub manifests: Option<PathBuf>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) state_dir: Option<PathBuf>,
+    pub state_dir: Option<PathBuf>,
     /// Set by `weft agent`, which has nothing but the published directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) published: Option<PathBuf>,
+    pub published: Option<PathBuf>,
     /// The network namespace it runs in, by inode: what is in the kernel is there.
     #[serde(default)]
-    pub(crate) netns: u64,
+    pub netns: u64,
 }
 
-pub(crate) fn default_state_dir(cluster: &ClusterId) -> PathBuf {
+pub fn default_state_dir(cluster: &ClusterId) -> PathBuf {
     Path::new(STATE_ROOT).join(cluster.as_str())
 }
 
 impl RunDir {
-    pub(crate) fn of(cluster: &ClusterId) -> Self {
+    pub fn of(cluster: &ClusterId) -> Self {
         Self(Path::new(RUN_ROOT).join(cluster.as_str()))
     }
 
     /// Absolute, since child processes get it as an argument.
-    pub(crate) fn at(path: &Path) -> anyhow::Result<Self> {
+    pub fn at(path: &Path) -> anyhow::Result<Self> {
         let path = std::path::absolute(path)
             .with_context(|| format!("{} cannot be a run directory", path.display()))?;
         Ok(Self(path))
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.0
     }
 
     /// Fails if there is anything that weft does not put into a run directory, which `weft down`
     /// removes with all that it holds. What is there may be less: part of it may have been removed,
     /// or a supervisor killed before it was complete.
-    pub(crate) fn check_ours(&self) -> anyhow::Result<()> {
+    pub fn check_ours(&self) -> anyhow::Result<()> {
         const OURS: [&str; 10] = [
             "changes.sock",
             "http",
@@ -89,7 +89,7 @@ impl RunDir {
 
     /// Makes the folders, in an empty directory or one that was a run directory before. Logs and pid
     /// files are root's alone.
-    pub(crate) fn create(&self) -> anyhow::Result<()> {
+    pub fn create(&self) -> anyhow::Result<()> {
         if !matches!(self.record(), Ok(Some(_))) {
             self.check_ours()?;
         }
@@ -105,32 +105,32 @@ impl RunDir {
     }
 
     /// Returns true if everything is there that its supervisor has made before it started a process.
-    pub(crate) fn is_complete(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         [self.pids(), self.logs(), self.lock_file(), self.record_file()].iter().all(|p| p.exists())
     }
 
-    pub(crate) fn pids(&self) -> PathBuf {
+    pub fn pids(&self) -> PathBuf {
         self.0.join("pids")
     }
 
-    pub(crate) fn pid_file(&self, process: &str) -> PathBuf {
+    pub fn pid_file(&self, process: &str) -> PathBuf {
         self.pids().join(format!("{process}.pid"))
     }
 
-    pub(crate) fn logs(&self) -> PathBuf {
+    pub fn logs(&self) -> PathBuf {
         self.0.join("log")
     }
 
-    pub(crate) fn log_file(&self, process: &str) -> PathBuf {
+    pub fn log_file(&self, process: &str) -> PathBuf {
         self.logs().join(format!("{process}.log"))
     }
 
-    pub(crate) fn ipam_socket(&self) -> PathBuf {
+    pub fn ipam_socket(&self) -> PathBuf {
         self.0.join("ipam.sock")
     }
 
     /// `<run>/http/<process>.sock`, or a hash in place of a name that no socket path can hold.
-    pub(crate) fn http_socket(&self, process: &str) -> PathBuf {
+    pub fn http_socket(&self, process: &str) -> PathBuf {
         let path = self.0.join("http").join(format!("{process}.sock"));
         if path.as_os_str().len() <= SOCKET_PATH_MAX {
             return path;
@@ -139,7 +139,7 @@ impl RunDir {
     }
 
     /// The lock of the one supervisor of this directory.
-    pub(crate) fn lock_file(&self) -> PathBuf {
+    pub fn lock_file(&self) -> PathBuf {
         self.0.join("weft.lock")
     }
 
@@ -147,14 +147,14 @@ impl RunDir {
         self.0.join("weft.json")
     }
 
-    pub(crate) fn write_record(&self, record: &Record) -> anyhow::Result<()> {
+    pub fn write_record(&self, record: &Record) -> anyhow::Result<()> {
         let path = self.record_file();
         let text = serde_json::to_string_pretty(record)? + "\n";
         replace(&path, text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))
     }
 
     /// Rewrites a damaged record as it was last read.
-    pub(crate) fn mend_record(&self, last: &mut Option<Record>) {
+    pub fn mend_record(&self, last: &mut Option<Record>) {
         match self.record() {
             Ok(Some(record)) => *last = Some(record),
             // A directory that lacks it is made again as a whole.
@@ -169,7 +169,7 @@ impl RunDir {
     }
 
     /// Returns the options of the supervisor; `None` if none ever ran here.
-    pub(crate) fn record(&self) -> anyhow::Result<Option<Record>> {
+    pub fn record(&self) -> anyhow::Result<Option<Record>> {
         let path = self.record_file();
         let mut text = String::new();
         match File::open(&path).and_then(|mut file| file.read_to_string(&mut text)) {
@@ -185,7 +185,7 @@ impl RunDir {
     }
 
     /// The store as the supervisor of this directory sees it.
-    pub(crate) fn store(&self, record: &Record) -> anyhow::Result<Store> {
+    pub fn store(&self, record: &Record) -> anyhow::Result<Store> {
         let opened = match &record.published {
             Some(published) if !published.is_dir() => bail!(
                 "the published directory {} is not there: the fabric was taken down on its host, or \
@@ -209,7 +209,7 @@ fn damaged(path: &Path) -> String {
 }
 
 /// Fails if there is anything that weft does not put into a state directory.
-pub(crate) fn check_state(path: &Path) -> anyhow::Result<()> {
+pub fn check_state(path: &Path) -> anyhow::Result<()> {
     const OURS: [&str; 7] =
         ["ips", "last-good", "networks", "notes", REFUSAL_FILE, "secrets", "status"];
     let Some(other) = foreign(path, &OURS) else { return Ok(()) };
@@ -224,7 +224,7 @@ fn foreign(path: &Path, ours: &[&str]) -> Option<String> {
 }
 
 /// Replaces a file, so that a reader sees the old text or the new.
-pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let temporary = path.with_extension("tmp");
     let mut file = File::create(&temporary)?;
     file.write_all(bytes)?;
@@ -232,7 +232,7 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// 16 hex digits that stand for a name.
-pub(crate) fn short_hash(name: &str) -> String {
+pub fn short_hash(name: &str) -> String {
     Sha256::digest(name.as_bytes()).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -5,19 +5,19 @@ use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use super::output;
+use super::messages::say;
 use super::rundir::RunDir;
 
 /// A log longer than this is put aside as NAME.log.1, in bytes.
 const LONGEST: u64 = 4 << 20;
 /// Size of a log's end that is searched for its last lines, in bytes.
-pub(crate) const TAIL: u64 = 1 << 20;
+pub const TAIL: u64 = 1 << 20;
 /// The same for its very last line: the caller is about to start the process again.
 const SHORT_TAIL: u64 = 4 << 10;
 
 /// Puts aside each log that has grown too long. The processes have it open for appending, so it is
 /// copied and cut rather than renamed; a line written in between can be lost.
-pub(crate) fn bound(dir: &RunDir) {
+pub fn bound(dir: &RunDir) {
     let Ok(entries) = fs::read_dir(dir.logs()) else { return };
     let logs = entries.filter_map(|entry| Some(entry.ok()?.path()));
     for path in logs.filter(|path| path.extension().is_some_and(|e| e == "log")) {
@@ -26,21 +26,21 @@ pub(crate) fn bound(dir: &RunDir) {
             let put = fs::copy(&path, &aside)
                 .and_then(|_| OpenOptions::new().write(true).mode(0o640).open(&path)?.set_len(0));
             if let Err(error) = put {
-                output::say(&format!("cannot shorten {}: {error}", path.display()));
+                say(&format!("cannot shorten {}: {error}", path.display()));
             }
         }
     }
 }
 
 /// The last line of a log, cut to a length fit for a message; `None` if it is empty.
-pub(crate) fn last_line(path: &Path) -> Option<String> {
+pub fn last_line(path: &Path) -> Option<String> {
     let (text, _) = tail(path, SHORT_TAIL, 1).ok()?;
     let line: String = text.trim().chars().filter(|c| !c.is_control()).take(300).collect();
     (!line.is_empty()).then_some(line)
 }
 
 /// The last lines, and where the log ends.
-pub(crate) fn tail(path: &Path, within: u64, lines: usize) -> io::Result<(String, u64)> {
+pub fn tail(path: &Path, within: u64, lines: usize) -> io::Result<(String, u64)> {
     let mut file = File::open(path)?;
     let end = file.seek(SeekFrom::End(0))?;
     file.seek(SeekFrom::Start(end.saturating_sub(within)))?;

@@ -13,16 +13,17 @@ use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
 use super::health::{self, Reports};
 use super::log_file;
-use super::output::say;
+use super::messages::say;
 use super::process::Role;
 use super::rundir::RunDir;
 use super::supervisor::{Ended, Report, Supervisor};
 use super::workloads::Wanted;
 
 /// Corrects what is published of gateways that cannot be carrying traffic.
-pub(crate) trait OnSilence {
+#[allow(async_fn_in_trait)] // the loop that calls it is not spawned
+pub trait MarkUnresponsive {
     /// `gateways` by namespace and name; not empty.
-    async fn silent(&mut self, gateways: &BTreeSet<(String, String)>);
+    async fn mark_unresponsive(&mut self, gateways: &BTreeSet<(String, String)>);
 }
 
 /// Checks, one a second, that find the run directory incomplete before it counts as lost: a user who
@@ -31,10 +32,10 @@ const MAX_INCOMPLETE: u32 = 3;
 
 /// The signals that end a supervisor: SIGTERM, Ctrl-C, and its terminal going away.
 #[derive(Debug)]
-pub(crate) struct StopSignals([Signal; 3]);
+pub struct StopSignals([Signal; 3]);
 
 impl StopSignals {
-    pub(crate) fn new() -> anyhow::Result<Self> {
+    pub fn new() -> anyhow::Result<Self> {
         let on = |kind| signal(kind).context("cannot listen for signals");
         Ok(Self([
             on(SignalKind::terminate())?,
@@ -55,17 +56,17 @@ impl StopSignals {
 
 /// Inputs and outputs of the loop.
 #[derive(Debug)]
-pub(crate) struct Loop<S> {
-    pub(crate) dir: RunDir,
-    pub(crate) wanted: watch::Receiver<Wanted>,
-    pub(crate) reports: watch::Sender<Reports>,
-    pub(crate) on_silence: S,
-    pub(crate) stop: StopSignals,
+pub struct Loop<S> {
+    pub dir: RunDir,
+    pub wanted: watch::Receiver<Wanted>,
+    pub reports: watch::Sender<Reports>,
+    pub connections: S,
+    pub stop: StopSignals,
 }
 
 /// End of a supervisor's loop.
 #[derive(Debug)]
-pub(crate) enum End {
+pub enum End {
     /// Stopped by a signal. Has the names of the processes that run on.
     Stopped(Vec<String>),
     /// Something has removed the run directory, or a part of it.
@@ -74,7 +75,7 @@ pub(crate) enum End {
 
 /// Begins anew, as the same process: makes the run directory again and starts in it whatever runs
 /// without one, since sockets, pid files and what was published went with it. Returns on failure only.
-pub(crate) fn start_anew(dir: &RunDir) -> anyhow::Error {
+pub fn start_anew(dir: &RunDir) -> anyhow::Error {
     say(&format!(
         "{} is not complete any more: making it again and restarting all processes",
         dir.path().display()
@@ -84,9 +85,9 @@ pub(crate) fn start_anew(dir: &RunDir) -> anyhow::Error {
     anyhow::Error::new(error).context("cannot start anew")
 }
 
-impl<S: OnSilence> Loop<S> {
+impl<S: MarkUnresponsive> Loop<S> {
     /// Runs until a signal comes or the run directory is lost.
-    pub(crate) async fn run(mut self) -> End {
+    pub async fn run(mut self) -> End {
         let (mut supervisor, mut ended) = Supervisor::new(self.dir.clone());
         let (silent_to, mut silent) = watch::channel(BTreeSet::new());
         tokio::spawn(health::watch_gateways(self.reports.subscribe(), silent_to));
@@ -147,7 +148,7 @@ impl<S: OnSilence> Loop<S> {
 
     async fn mark(&mut self, gateways: BTreeSet<(String, String)>) {
         if !gateways.is_empty() {
-            self.on_silence.silent(&gateways).await;
+            self.connections.mark_unresponsive(&gateways).await;
         }
     }
 
@@ -169,7 +170,7 @@ fn gateways<'a>(reports: impl Iterator<Item = &'a Report>) -> BTreeSet<(String, 
 
 /// Raises the soft limit of open files to the hard one: a supervisor has four for each gateway, and
 /// 1024 is what most hosts begin with.
-pub(crate) fn raise_open_files() {
+pub fn raise_open_files() {
     let limit = getrlimit(Resource::RLIMIT_NOFILE);
     let raised = limit.and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
     if let Err(error) = raised {

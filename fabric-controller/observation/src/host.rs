@@ -1,32 +1,84 @@
-//! Processes that run on a host.
+//! Observes a host: its store, and the processes that run.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use anyhow::Context as _;
 use fabric_api::fabric::GatewayConfig;
 use fabric_store::Snapshot;
+use fabric_supervisor::health::{self, HttpError};
+use fabric_supervisor::rundir::{Record, RunDir};
+use fabric_supervisor::workloads::{self, gateways_of, names};
+use fabric_supervisor::{lock, process};
+use futures::future::join_all;
+use nix::sys::statvfs::statvfs;
 
-use super::{Found, Life, Liveness};
-use crate::workloads::{gateways_of, names};
+use super::observe::{self, Found, Life, Liveness, Observation};
 
 /// Findings on the host, apart from the store.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Host {
-    pub(crate) node: String,
-    pub(crate) cluster_id: Option<String>,
+struct Host {
+    node: String,
+    cluster_id: Option<String>,
     /// The processes that run, by name.
-    pub(crate) running: BTreeMap<String, Liveness>,
+    running: BTreeMap<String, Liveness>,
     /// The processes that should.
-    pub(crate) expected: Vec<String>,
+    expected: Vec<String>,
     /// True if a supervisor runs.
-    pub(crate) supervised: bool,
+    supervised: bool,
     /// Directories whose file system has no room left.
-    pub(crate) full: Vec<PathBuf>,
+    full: Vec<PathBuf>,
+}
+
+/// Observes the fabric of a run directory. `None` if no supervisor ever finished starting in it.
+pub async fn look(dir: &RunDir) -> anyhow::Result<Option<Observation>> {
+    let Some(record) = dir.record()? else { return Ok(None) };
+    let store = dir.store(&record)?;
+    let mut snapshot = store.read(&observe::KINDS).await.context("cannot read the store")?;
+    snapshot.problems.extend(store.problems().await);
+    let host = host(dir, record).await;
+    Ok(Some(observe::observe(&snapshot, &host.found(&snapshot))))
+}
+
+async fn host(dir: &RunDir, record: Record) -> Host {
+    let mut expected = vec![workloads::agent_process(&record.node)];
+    if record.published.is_none() {
+        expected.extend(["ipam".to_owned(), "fabric-controller".to_owned()]);
+    }
+    let asked = process::running(dir).into_iter().map(|(name, _)| async move {
+        let answer = health::get(&dir.http_socket(&name), "/healthz", health::ANSWER_TIMEOUT).await;
+        let answers = match answer {
+            Ok(_) => true,
+            Err(HttpError::TooSlow(_)) => false,
+            // Programs other than gateways report on what they cannot do themselves.
+            Err(_) => !name.starts_with("gateway-"),
+        };
+        (name, if answers { Liveness::Answers } else { Liveness::Silent })
+    });
+    let dirs = [Some(dir.path().to_owned()), record.published.clone(), record.state_dir.clone()];
+    Host {
+        full: dirs.into_iter().flatten().filter(|dir| is_full(dir)).collect(),
+        running: join_all(asked).await.into_iter().collect::<BTreeMap<_, _>>(),
+        expected,
+        supervised: lock::supervisor_of(dir).is_some(),
+        cluster_id: record.cluster_id,
+        node: record.node,
+    }
+}
+
+/// Returns whether a file system has no room for a file of usual size, or for none at all.
+fn is_full(dir: &Path) -> bool {
+    const ROOM: u64 = 128 * 1024;
+    statvfs(dir).is_ok_and(|of| {
+        let room = of.blocks_free().saturating_mul(of.fragment_size());
+        let has_limit = |total: u64| total > 0;
+        has_limit(of.blocks()) && room < ROOM || has_limit(of.files()) && of.files_free() == 0
+    })
 }
 
 impl Host {
     /// Gateways of other hosts are not seen.
-    pub(crate) fn found(&self, snapshot: &Snapshot) -> Found {
+    fn found(&self, snapshot: &Snapshot) -> Found {
         let configs = snapshot.objects.values().filter_map(|object| object.try_into().ok());
         Found {
             node: Some(self.node.clone()),
@@ -93,7 +145,7 @@ mod tests {
     use fabric_store::Object;
 
     use super::*;
-    use crate::workloads::tests::config;
+    use crate::observe::tests::config;
 
     fn life(node: &str, running: &[(&str, Liveness)]) -> Option<Liveness> {
         let running = running.iter().map(|(name, how)| ((*name).to_owned(), *how)).collect();

@@ -3,10 +3,10 @@
 
 use fabric_api::fabric::GatewayConfig;
 use fabric_api::networking::ConnectionValue;
+use fabric_supervisor::workloads::names;
 use jiff::Timestamp;
 
 use super::{Life, Liveness, View};
-use crate::workloads::names;
 
 /// Age in seconds at which the status Connected of a Connection is stale. A gateway writes one at
 /// least every 12 s; clocks of hosts may differ by the rest.

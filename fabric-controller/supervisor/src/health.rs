@@ -16,11 +16,11 @@ use super::supervisor::Report;
 
 const INTERVAL: Duration = Duration::from_secs(2);
 /// Timeout of an answer that a user waits for.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Timeout of a probe, after which the gateway is cut off: a late one may merely wait for a
 /// processor, a disk or the kernel's lock of network settings. One request that stays open, not
 /// several short ones: a late answer is one.
-const LONG_PATIENCE: Duration = Duration::from_secs(15);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(15);
 /// Parts of a timeout, each counted from when the end of the one before is noticed: while the whole
 /// host stands still (a virtual machine that is moved, a laptop that sleeps), no gateway times out.
 const PARTS: u32 = 10;
@@ -30,10 +30,10 @@ const ATTEMPTS: u32 = 30;
 /// The longest answer taken, in bytes.
 const LONGEST_ANSWER: u64 = 4 << 20;
 
-pub(crate) type Reports = BTreeMap<String, Report>;
+pub type Reports = BTreeMap<String, Report>;
 
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum HttpError {
+pub enum HttpError {
     #[error(transparent)]
     Io(#[from] io::Error),
     #[error("no answer within {0:?}")]
@@ -46,7 +46,7 @@ pub(crate) enum HttpError {
 
 /// Publishes which gateways run but do not answer, at every change, and again with every probe that
 /// they leave unanswered. Ends with its receivers.
-pub(crate) async fn watch_gateways(
+pub async fn watch_gateways(
     reports: watch::Receiver<Reports>,
     silent: watch::Sender<BTreeSet<String>>,
 ) {
@@ -77,7 +77,7 @@ pub(crate) async fn watch_gateways(
 /// One that has just started may not listen yet.
 async fn answers(http: &Path) -> bool {
     for _ in 0..ATTEMPTS {
-        match get(http, "/healthz", LONG_PATIENCE).await {
+        match get(http, "/healthz", PROBE_TIMEOUT).await {
             Ok(_) => return true,
             Err(HttpError::TooSlow(_)) => return false,
             Err(_) => sleep(AGAIN).await,
@@ -97,11 +97,7 @@ fn running_gateways(reports: &Reports) -> Vec<(String, i32, std::path::PathBuf)>
 /// Returns the body of the answer to a GET, if it comes within `patience` and its status is 200.
 /// The timeout begins when the request has been sent: a wait for a processor on this side is no
 /// fault of the gateway's.
-pub(crate) async fn get(
-    socket: &Path,
-    path: &str,
-    patience: Duration,
-) -> Result<String, HttpError> {
+pub async fn get(socket: &Path, path: &str, patience: Duration) -> Result<String, HttpError> {
     let mut stream = UnixStream::connect(socket).await?;
     // HTTP/1.0: the answer ends with the connection and comes in one piece.
     let request = format!("GET {path} HTTP/1.0\r\nHost: weft\r\nConnection: close\r\n\r\n");
@@ -140,7 +136,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_host_that_stood_still_waits_for_the_answer_when_it_goes_on() {
         let (answer, answered) = oneshot::channel();
-        let question = tokio::spawn(within(LONG_PATIENCE, answered));
+        let question = tokio::spawn(within(PROBE_TIMEOUT, answered));
         tokio::task::yield_now().await;
         advance(Duration::from_secs(3600)).await;
         answer.send(()).unwrap();
@@ -150,7 +146,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_never_answers_is_silent_when_patience_ends() {
         let asked = Instant::now();
-        assert!(within(LONG_PATIENCE, std::future::pending::<()>()).await.is_none());
-        assert_eq!(asked.elapsed().as_secs(), LONG_PATIENCE.as_secs());
+        assert!(within(PROBE_TIMEOUT, std::future::pending::<()>()).await.is_none());
+        assert_eq!(asked.elapsed().as_secs(), PROBE_TIMEOUT.as_secs());
     }
 }
