@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use fabric_api::fabric::GatewayConfig;
 use fabric_store::Snapshot;
-use fabric_supervisor::health::{self, HttpError};
+use fabric_supervisor::health;
 use fabric_supervisor::rundir::{Record, RunDir};
 use fabric_supervisor::workloads::{self, gateways_of, names};
 use fabric_supervisor::{lock, process};
@@ -24,10 +24,19 @@ struct Host {
     running: BTreeMap<String, Liveness>,
     /// The processes that should.
     expected: Vec<String>,
-    /// True if a supervisor runs.
-    supervised: bool,
+    /// Holder of the lock of the run directory; absent if none runs.
+    supervisor: Option<Supervisor>,
     /// Directories whose file system has no room left.
     full: Vec<PathBuf>,
+}
+
+/// Supervisor of a run directory.
+#[derive(Clone, Debug)]
+struct Supervisor {
+    /// `weft up`, `weft agent`, or `weft down`, which takes its place.
+    command: String,
+    pid: i32,
+    liveness: Liveness,
 }
 
 /// Observes the fabric of a run directory. `None` if no supervisor ever finished starting in it.
@@ -49,21 +58,31 @@ async fn host(dir: &RunDir, record: Record) -> Host {
         let answer = health::get(&dir.http_socket(&name), "/healthz", health::ANSWER_TIMEOUT).await;
         let answers = match answer {
             Ok(_) => true,
-            Err(HttpError::TooSlow(_)) => false,
+            Err(error) if error.is_unanswered() => false,
             // Programs other than gateways report on what they cannot do themselves.
             Err(_) => !name.starts_with("gateway-"),
         };
         (name, if answers { Liveness::Answers } else { Liveness::Silent })
     });
+    let (running, supervisor) = tokio::join!(join_all(asked), supervisor_of(dir));
     let dirs = [Some(dir.path().to_owned()), record.published.clone(), record.state_dir.clone()];
     Host {
         full: dirs.into_iter().flatten().filter(|dir| is_full(dir)).collect(),
-        running: join_all(asked).await.into_iter().collect::<BTreeMap<_, _>>(),
+        running: running.into_iter().collect::<BTreeMap<_, _>>(),
         expected,
-        supervised: lock::supervisor_of(dir).is_some(),
+        supervisor,
         cluster_id: record.cluster_id,
         node: record.node,
     }
+}
+
+/// Returns the holder of the lock. One that serves no socket is starting or stopping, or of an older release.
+async fn supervisor_of(dir: &RunDir) -> Option<Supervisor> {
+    let held = lock::supervisor_of(dir)?;
+    let answer = health::get(&dir.supervisor_socket(), "/healthz", health::ANSWER_TIMEOUT).await;
+    let is_silent = answer.is_err_and(|error| error.is_unanswered());
+    let liveness = if is_silent { Liveness::Silent } else { Liveness::Answers };
+    Some(Supervisor { command: held.command, pid: held.pid, liveness })
 }
 
 /// Returns whether a file system has no room for a file of usual size, or for none at all.
@@ -110,12 +129,13 @@ impl Host {
 
     fn problems(&self) -> Vec<String> {
         let mut found = Vec::new();
-        if !self.supervised {
-            found.push(
+        match &self.supervisor {
+            None => found.push(
                 "no `weft up` or `weft agent` runs here: changes have no effect, and what dies \
                  stays dead"
                     .to_owned(),
-            );
+            ),
+            Some(supervisor) => found.extend(supervisor.problem()),
         }
         found.extend(self.full.iter().map(|dir| {
             let dir = dir.display();
@@ -131,6 +151,19 @@ impl Host {
         found
             .extend(silent.map(|process| format!("{process} does not answer; {}", hangs(process))));
         found
+    }
+}
+
+impl Supervisor {
+    fn problem(&self) -> Option<String> {
+        let Self { command, pid, liveness } = self;
+        (*liveness == Liveness::Silent).then(|| {
+            format!(
+                "`{command}` (pid {pid}) does not answer: changes have no effect, and what dies stays \
+                 dead; if it hangs, end it (`kill -9 {pid}`) and start it again, which takes over what \
+                 runs"
+            )
+        })
     }
 }
 
@@ -162,7 +195,9 @@ mod tests {
     fn silent_program_is_named_with_a_remedy() {
         let running = [("fabric-controller".to_owned(), Liveness::Silent)].into();
         let expected = vec!["fabric-controller".to_owned()];
-        let host = Host { running, expected, supervised: true, ..Host::default() };
+        let command = "weft up".to_owned();
+        let supervisor = Some(Supervisor { command, pid: 7, liveness: Liveness::Answers });
+        let host = Host { running, expected, supervisor, ..Host::default() };
         let problem = "fabric-controller does not answer; see `weft logs fabric-controller`; if it \
                        hangs, end its process (`kill -9`), and it is started anew";
         assert_eq!(host.problems(), [problem]);

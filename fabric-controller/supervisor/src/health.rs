@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::UnixStream;
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
@@ -42,6 +42,45 @@ pub enum HttpError {
     NotHttp,
     #[error("the answer has status {0}, expected 200")]
     Status(u16),
+}
+
+impl HttpError {
+    /// Returns true if a process listens but does not answer: it hangs, or is stopped.
+    pub fn is_unanswered(&self) -> bool {
+        match self {
+            Self::TooSlow(_) => true,
+            // Requests that were given up fill the backlog.
+            Self::Io(error) => error.kind() == io::ErrorKind::WouldBlock,
+            Self::NotHttp | Self::Status(_) => false,
+        }
+    }
+}
+
+/// Socket on which the loop of a supervisor answers, as its processes do.
+#[derive(Debug)]
+pub(crate) struct Responder(UnixListener);
+
+impl Responder {
+    pub(crate) fn listen(socket: &Path) -> io::Result<Self> {
+        // An earlier supervisor may have left it.
+        drop(std::fs::remove_file(socket));
+        UnixListener::bind(socket).map(Self)
+    }
+
+    /// Answers one request. To be polled by the loop itself, so that an answer shows that it runs.
+    pub(crate) async fn answer(&self) {
+        match self.0.accept().await {
+            Ok((stream, _)) => drop(tokio::spawn(respond(stream))),
+            // Descriptors are used up.
+            Err(_) => sleep(AGAIN).await,
+        }
+    }
+}
+
+/// Answers any request. A client that is gone needs no answer.
+async fn respond(mut stream: UnixStream) {
+    drop(timeout(ANSWER_TIMEOUT, stream.read(&mut [0; 256])).await);
+    drop(stream.write_all(b"HTTP/1.0 200 OK\r\n\r\nok\n").await);
 }
 
 /// Publishes which gateways run but do not answer, at every change, and again with every probe that

@@ -138,6 +138,11 @@ impl RunDir {
         self.0.join("http").join(format!("{}.sock", short_hash(process)))
     }
 
+    /// The socket on which the supervisor answers, like its processes on theirs.
+    pub fn supervisor_socket(&self) -> PathBuf {
+        self.http_socket("weft")
+    }
+
     /// The lock of the one supervisor of this directory.
     pub fn lock_file(&self) -> PathBuf {
         self.0.join("weft.lock")

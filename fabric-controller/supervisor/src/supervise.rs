@@ -11,7 +11,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
-use super::health::{self, Reports};
+use super::health::{self, Reports, Responder};
 use super::log_file;
 use super::messages::say;
 use super::process::Role;
@@ -96,6 +96,7 @@ impl<S: MarkUnresponsive> Loop<S> {
         housekeeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let first = self.wanted.borrow_and_update().clone();
         supervisor.want(first);
+        let responder = self.responder();
         say("running; `weft status` shows the peerings, Ctrl-C stops");
         loop {
             self.reports.send_replace(supervisor.reports());
@@ -127,11 +128,21 @@ impl<S: MarkUnresponsive> Loop<S> {
                     self.mark_silent(&silent).await;
                     known_silent = silent;
                 }
+                () = answer(responder.as_ref()) => {}
             }
         }
+        // The end may take a while, in which it does not hang.
+        drop(responder);
         let kept = supervisor.stop_controls();
         drain(supervisor, ended).await;
         End::Stopped(kept)
+    }
+
+    /// Socket of the loop. Without it, `weft status` does not see a loop that hangs.
+    fn responder(&self) -> Option<Responder> {
+        let socket = self.dir.supervisor_socket();
+        let failed = |error: &_| say(&format!("cannot listen on {}: {error}", socket.display()));
+        Responder::listen(&socket).inspect_err(failed).ok()
     }
 
     /// Corrects its status before its successor starts, which then writes the true one.
@@ -175,6 +186,13 @@ pub fn raise_open_files() {
     let raised = limit.and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
     if let Err(error) = raised {
         say(&format!("cannot raise the limit of open files: {error}"));
+    }
+}
+
+async fn answer(responder: Option<&Responder>) {
+    match responder {
+        Some(responder) => responder.answer().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -313,6 +313,21 @@ fn status_says_down_for_a_gateway_that_does_not_run_and_connected_for_one_that_a
 }
 
 #[test]
+fn hung_supervisor_is_named_with_a_remedy() {
+    let (host, up) = running();
+    let problem = format!("`weft up` (pid {0}) does not answer", up.pid());
+    let status = stdout(&host.weft(&["status"]));
+    assert!(!status.contains(&problem), "{status}");
+    kill(up.pid(), "-STOP");
+    let status = stdout(&host.weft(&["status"]));
+    assert!(status.contains(&problem), "{status}");
+    assert!(status.contains(&format!("end it (`kill -9 {}`) and start it again", up.pid())));
+    kill(up.pid(), "-CONT");
+    let status = stdout(&host.weft(&["status"]));
+    assert!(!status.contains(&problem), "{status}");
+}
+
+#[test]
 fn down_takes_everything_away_and_keeps_the_state() {
     let (host, mut up) = running();
     let pids = ALL.map(|process| host.pid(process));
