@@ -41,9 +41,10 @@ route towards the peer (Device), the VXLAN to the nodes (Overlay), or what gets 
 (Path). PATH: the largest IP packet known to get there (pathMtu); 1400+ means that nothing larger
 was tried, because the tunnel has no use for it. - if the peer does not answer such probes.
 
-Exit codes: 0 every peering is Connected, 1 the status cannot be read, 2 wrong usage,
-3 a peering is in another state than Connected, be it only Degraded, 4 no fabric runs here, or weft
-is not installed in that cluster.
+Exit codes: 0 every peering is Connected, even if no `weft up` runs or other problems are shown,
+1 the status cannot be read, 2 wrong usage, 3 a peering is in another state than Connected, be it
+only Degraded, 4 no fabric runs here, or weft is not installed in that cluster. To fail on problems,
+too, see the last example.
 
 JSON (-o json; YAML is the same; absent means not known; in Kubernetes there is no outer node):
   {\"clusterId\": \"rome\", \"node\": \"n1\",
@@ -77,7 +78,8 @@ Examples:
     weft status --peer milan --peer paris
     weft status --watch
     weft status --kubeconfig rome.yaml --context admin@rome
-    weft status -o json | jq -e 'all(.peerings[]; .state == \"Connected\")'";
+    weft status -o json | jq -e 'all(.peerings[]; .state == \"Connected\")'
+    weft status -o json | jq -e '.problems == [] and all(.peerings[]; .state == \"Connected\")'";
 
 /// Show the peerings: state, latency, remapped prefixes, bytes, last handshake; and what is wrong.
 ///

@@ -26,6 +26,8 @@ struct Host {
     expected: Vec<String>,
     /// Holder of the lock of the run directory; absent if none runs.
     supervisor: Option<Supervisor>,
+    /// Command line of the supervisor, without its optional arguments.
+    start_command: String,
     /// Directories whose file system has no room left.
     full: Vec<PathBuf>,
 }
@@ -71,6 +73,7 @@ async fn host(dir: &RunDir, record: Record) -> Host {
         running: running.into_iter().collect::<BTreeMap<_, _>>(),
         expected,
         supervisor,
+        start_command: start_command(&record),
         cluster_id: record.cluster_id,
         node: record.node,
     }
@@ -83,6 +86,17 @@ async fn supervisor_of(dir: &RunDir) -> Option<Supervisor> {
     let is_silent = answer.is_err_and(|error| error.is_unanswered());
     let liveness = if is_silent { Liveness::Silent } else { Liveness::Answers };
     Some(Supervisor { command: held.command, pid: held.pid, liveness })
+}
+
+fn start_command(record: &Record) -> String {
+    let node = &record.node;
+    match (&record.published, &record.manifests) {
+        (Some(published), _) => {
+            format!("weft agent --node {node} --published {}", published.display())
+        }
+        (None, Some(manifests)) => format!("weft up --manifests {}", manifests.display()),
+        (None, None) => "weft up".to_owned(),
+    }
 }
 
 /// Returns whether a file system has no room for a file of usual size, or for none at all.
@@ -130,11 +144,11 @@ impl Host {
     fn problems(&self) -> Vec<String> {
         let mut found = Vec::new();
         match &self.supervisor {
-            None => found.push(
+            None => found.push(format!(
                 "no `weft up` or `weft agent` runs here: changes have no effect, and what dies \
-                 stays dead"
-                    .to_owned(),
-            ),
+                 stays dead; start it again with its options (`{}`): it takes over what runs",
+                self.start_command
+            )),
             Some(supervisor) => found.extend(supervisor.problem()),
         }
         found.extend(self.full.iter().map(|dir| {

@@ -22,6 +22,23 @@ if [ \"$1\" = cleanup ]; then touch \"$(dirname $0)/cleaned\"; exit 0; fi
 while :; do sleep 0.05; done
 ";
 
+/// Processes of [`running`].
+pub(crate) const ALL: [&str; 4] =
+    ["ipam", "fabric-controller", "route-agent-n1", "gateway-t-client"];
+
+/// A host with the whole fabric up, and one gateway.
+pub(crate) fn running() -> (Host, Supervisor) {
+    let host = Host::new();
+    host.init();
+    host.publish("client");
+    let up = host.up(&[]);
+    for process in ALL {
+        host.pid(process);
+    }
+    eventually("weft up says that it runs", || host.messages().contains("running"));
+    (host, up)
+}
+
 /// A directory answers at once.
 pub(crate) fn at_once<T>(answer: impl Future<Output = T>) -> T {
     answer.now_or_never().unwrap()

@@ -4,22 +4,7 @@ use std::fs;
 use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
-use crate::host::{Host, Supervisor, at_once, eventually, is_alive, kill, stderr, stdout};
-
-const ALL: [&str; 4] = ["ipam", "fabric-controller", "route-agent-n1", "gateway-t-client"];
-
-/// A host with the whole fabric up, and one gateway.
-fn running() -> (Host, Supervisor) {
-    let host = Host::new();
-    host.init();
-    host.publish("client");
-    let up = host.up(&[]);
-    for process in ALL {
-        host.pid(process);
-    }
-    eventually("weft up says that it runs", || host.messages().contains("running"));
-    (host, up)
-}
+use crate::host::{ALL, Host, at_once, eventually, is_alive, kill, running, stderr, stdout};
 
 #[test]
 fn a_dead_process_is_back_at_once() {
@@ -223,33 +208,6 @@ fn purge_finds_the_only_state_directory() {
 }
 
 #[test]
-fn full_run_directory_is_named_until_there_is_room() {
-    let host = Host::new();
-    host.init();
-    let printed = host.alone(&format!(
-        "mkdir /run/weft && mount -t tmpfs -o size=1m none /run/weft
-        $weft up --manifests {} >/dev/null 2>&1 &
-        until [ -e /run/weft/rome/weft.json ]; do sleep 0.1; done
-        cat /dev/zero >/run/weft/filler 2>/dev/null
-        echo full:; $weft status; rm /run/weft/filler; echo free:; $weft status
-        $weft down >/dev/null",
-        host.path("manifests").display()
-    ));
-    let (full, free) = printed.split_once("free:").unwrap();
-    let problem = "the file system of /run/weft/rome is full: weft cannot write there";
-    assert!(full.contains(problem) && full.contains("df -h /run/weft/rome"), "{printed}");
-    assert!(!free.contains("is full"), "{printed}");
-}
-
-#[test]
-fn empty_run_root_holds_no_fabric() {
-    let host = Host::new();
-    let printed = host.alone("mkdir /run/weft; $weft status; $weft down");
-    assert!(printed.contains("no fabric runs here: none in /run/weft"), "{printed}");
-    assert!(!printed.contains("no /run/weft"), "{printed}");
-}
-
-#[test]
 fn a_dead_or_silent_gateway_never_claims_connected() {
     let host = Host::new();
     host.init();
@@ -279,52 +237,6 @@ fn a_dead_or_silent_gateway_never_claims_connected() {
     eventually("the Connection is an Error again", || host.connection("client") == "Error");
     let status = host.weft(&["status"]);
     assert_eq!(status.status.code(), Some(3), "{}", stdout(&status));
-}
-
-#[test]
-fn status_says_down_for_a_gateway_that_does_not_run_and_connected_for_one_that_answers() {
-    let (host, mut up) = running();
-    host.claim_connected("client");
-    let socket = host.path("run/http/gateway-t-client.sock");
-    let server = UnixListener::bind(&socket).unwrap();
-    std::thread::spawn(move || {
-        for stream in server.incoming().flatten() {
-            let mut stream = stream;
-            drop(std::io::Read::read(&mut stream, &mut [0; 256]));
-            drop(std::io::Write::write_all(&mut stream, b"HTTP/1.0 200 OK\r\n\r\nok\n"));
-        }
-    });
-    let status = host.weft(&["status"]);
-    let text = stdout(&status);
-    assert_eq!(status.status.code(), Some(0), "{text}");
-    assert!(
-        text.contains("Connected") && text.contains("10.200.0.0/16 -> 10.201.0.0/16"),
-        "{text}"
-    );
-
-    up.kill();
-    kill(host.pid("gateway-t-client"), "-9");
-    let status = host.weft(&["status"]);
-    let text = stdout(&status);
-    assert_eq!(status.status.code(), Some(3), "{text}");
-    assert!(text.contains("Down") && !text.contains("Connected"), "{text}");
-    assert!(text.contains("no `weft up` or `weft agent` runs here"), "{text}");
-    assert!(text.contains("gateway-t-client does not run"), "{text}");
-}
-
-#[test]
-fn hung_supervisor_is_named_with_a_remedy() {
-    let (host, up) = running();
-    let problem = format!("`weft up` (pid {0}) does not answer", up.pid());
-    let status = stdout(&host.weft(&["status"]));
-    assert!(!status.contains(&problem), "{status}");
-    kill(up.pid(), "-STOP");
-    let status = stdout(&host.weft(&["status"]));
-    assert!(status.contains(&problem), "{status}");
-    assert!(status.contains(&format!("end it (`kill -9 {}`) and start it again", up.pid())));
-    kill(up.pid(), "-CONT");
-    let status = stdout(&host.weft(&["status"]));
-    assert!(!status.contains(&problem), "{status}");
 }
 
 #[test]
