@@ -109,7 +109,9 @@ fn down_with_senders(time: Duration) -> Result<()> {
     }
     load.finish()?;
     weft_on(&rome.nodes[1].host, &["down", "--now", "--run-dir", "/run/agent-2"])?;
-    weft_on(&rome.nodes[0].host, &["down", "--now", "--state-dir", STATE])?;
+    let told = weft_on(&rome.nodes[0].host, &["down", "--now", "--state-dir", STATE])?;
+    let removed = ["removed the nftables table `inet weft_refused`", "/refusal.nft"];
+    ensure!(removed.iter().all(|text| told.contains(text)), "down --now printed {told}");
     let file = rome.outside(STATE).join("refusal.nft");
     ensure!(!file.exists(), "the next start of the host would refuse again");
     for (number, node) in rome.nodes.iter().enumerate() {

@@ -19,6 +19,7 @@ use super::selection::Selection;
 use super::{host, preconditions};
 
 mod lost;
+mod refusal;
 mod withdraw;
 
 /// Time that all processes of a fabric together have to stop before they are killed.
@@ -161,11 +162,12 @@ fn stop_lost(args: &DownArgs) -> anyhow::Result<()> {
             remove_run_dir(dir.path())?;
         }
     }
-    if !lost::others_are_here()? && !clean_up_host(args.now)? {
-        // A start of the host would refuse again what an earlier `weft down` left refused.
-        for state in args.state_dirs() {
-            let _ = fs::remove_file(state.join(REFUSAL_FILE));
-        }
+    if lost::others_are_here()? {
+        return Ok(());
+    }
+    let was_refused = refusal::is_in_force();
+    if !clean_up_host(args.now)? {
+        refusal::end(was_refused, &args.state_dirs());
     }
     Ok(())
 }

@@ -151,12 +151,17 @@ impl Host {
         let script = format!(
             "exec 3<>/dev/tcp/{address}/{port} && printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' >&3 && cat <&3"
         );
-        let fetched = Command::new("nsenter")
+        self.run(&script)
+    }
+
+    /// Runs a script in the host's namespace. Returns its output.
+    pub(crate) fn run(&self, script: &str) -> String {
+        let done = Command::new("nsenter")
             .arg(format!("--net=/proc/{}/ns/net", self.namespace.id()))
-            .args(["bash", "-c", &script])
+            .args(["bash", "-c", script])
             .output()
             .unwrap();
-        stdout(&fetched)
+        stdout(&done)
     }
 
     /// `weft up` in the background, its messages in the file `up.err`.

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // panicking is how a test fails
 
 mod commands;
+mod down;
 mod host;
 mod status;
 mod supervision;

@@ -1,0 +1,163 @@
+//! `weft down`, with stand-ins for the fabric's processes.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use crate::host::{ALL, Host, is_alive, kill, running, stderr};
+
+#[test]
+fn purge_finds_the_only_state_directory() {
+    let host = Host::new();
+    let printed =
+        host.alone("mkdir -p /var/lib/weft/rome/notes; $weft down --purge; ls /var/lib/weft");
+    assert!(printed.ends_with("removed /var/lib/weft/rome\n"), "{printed}");
+    let printed = host.alone(
+        "mkdir -p /var/lib/weft/rome/notes /var/lib/weft/milan/notes; $weft down --purge; ls /var/lib/weft",
+    );
+    assert!(printed.ends_with("with --cluster ID or --state-dir DIR\nmilan\nrome\n"), "{printed}");
+}
+
+#[test]
+fn down_takes_everything_away_and_keeps_the_state() {
+    let (host, mut up) = running();
+    let pids = ALL.map(|process| host.pid(process));
+    let down = host.weft(&["down"]);
+    assert!(down.status.success(), "{}", stderr(&down));
+    assert!(up.ended_well());
+    assert!(pids.iter().all(|pid| !is_alive(*pid)));
+    assert!(!host.path("run").exists());
+    assert!(host.path("bin/cleaned").exists(), "route-agent cleanup did not run");
+    assert!(host.path("state").exists());
+    let kept = stderr(&down);
+    assert!(kept.contains("kept") && kept.contains("Secrets"), "{kept}");
+    let again = host.weft(&["down"]);
+    assert!(again.status.success() && stderr(&again).contains("nothing runs"), "{again:?}");
+    assert!(host.weft(&["down", "--purge"]).status.success());
+    assert!(!host.path("state").exists());
+}
+
+#[test]
+fn down_works_after_everything_was_killed() {
+    let (host, mut up) = running();
+    up.kill();
+    ALL.iter().for_each(|process| kill(host.pid(process), "-9"));
+    let down = host.weft(&["down", "--purge"]);
+    assert!(down.status.success(), "{}", stderr(&down));
+    assert!(!host.path("run").exists() && !host.path("state").exists());
+    assert!(host.path("bin/cleaned").exists());
+}
+
+#[test]
+fn down_finds_a_process_without_pid_file_and_kills_one_that_will_not_stop() {
+    let host = Host::new();
+    host.init();
+    host.stand_in(
+        "route-agent",
+        "#!/bin/sh
+        [ \"$1\" = cleanup ] && exit 0
+        trap '' TERM
+        while :; do sleep 0.05; done\n",
+    );
+    let mut up = host.up(&[]);
+    let agent = host.pid("route-agent-n1");
+    up.kill();
+    fs::remove_file(host.path("run/pids/route-agent-n1.pid")).unwrap();
+    let down = host.weft(&["down"]);
+    assert!(down.status.success(), "{}", stderr(&down));
+    assert!(stderr(&down).contains(&format!("(pid {agent})")), "{}", stderr(&down));
+    assert!(!is_alive(agent));
+}
+
+#[test]
+fn processes_that_hang_share_one_grace() {
+    let host = Host::new();
+    host.init();
+    let deaf = "#!/bin/sh
+        [ \"$1\" = cleanup ] && exit 0
+        trap '' TERM USR1
+        while :; do sleep 0.05; done\n";
+    for program in ["fabric-controller", "route-agent", "gateway"] {
+        host.stand_in(program, deaf);
+    }
+    for name in ["one", "two", "three"] {
+        host.publish(name);
+    }
+    let mut up = host.up(&[]);
+    let all = [
+        "fabric-controller",
+        "route-agent-n1",
+        "gateway-t-one",
+        "gateway-t-two",
+        "gateway-t-three",
+    ];
+    let pids = all.map(|process| host.pid(process));
+    up.kill();
+    let began = Instant::now();
+    // Another host's agent, n2's, is waited for besides: --now does without.
+    let down = host.weft(&["down", "--now"]);
+    let took = began.elapsed();
+    assert!(down.status.success(), "{}", stderr(&down));
+    assert!(pids.iter().all(|pid| !is_alive(*pid)));
+    assert!(stderr(&down).matches("killed").count() >= pids.len(), "{}", stderr(&down));
+    assert!(took < Duration::from_secs(8), "{took:?}: {}", stderr(&down));
+}
+
+#[test]
+fn down_spares_another_mount_namespaces_fabric() {
+    let host = Host::new();
+    host.init();
+    let mut up = host.up(&[]);
+    host.pid("route-agent-n1");
+    let mut other = host.elsewhere("exec sleep 60");
+    up.kill();
+    let down = host.weft(&["down"]);
+    assert!(down.status.success(), "{}", stderr(&down));
+    assert!(!stderr(&down).contains(&format!("(pid {})", other.id())), "{}", stderr(&down));
+    assert!(other.try_wait().unwrap().is_none(), "it was stopped");
+    fs::remove_dir_all(host.path("run")).ok();
+    let down = host.weft(&["down"]);
+    assert!(down.status.success(), "{}", stderr(&down));
+    assert!(other.try_wait().unwrap().is_none(), "it was stopped once the directory was gone");
+    other.kill().unwrap();
+    other.wait().unwrap();
+}
+
+#[test]
+fn down_touches_no_directory_that_is_not_a_fabrics() {
+    let host = Host::new();
+    fs::create_dir(host.path("run")).unwrap();
+    fs::write(host.path("run/precious"), "x").unwrap();
+    let down = host.weft(&["down"]);
+    assert_eq!(down.status.code(), Some(1));
+    assert!(stderr(&down).contains("not a run directory of weft"), "{}", stderr(&down));
+    host.init();
+    let up = host.weft(&["up", "--manifests", host.path("manifests").to_str().unwrap()]);
+    assert_eq!(up.status.code(), Some(1));
+    assert!(stderr(&up).contains("it holds precious"), "{}", stderr(&up));
+    assert!(host.path("run/precious").exists());
+    fs::rename(host.path("run"), host.path("state")).unwrap();
+    let state = host.path("state");
+    let purge = host.weft(&["down", "--purge", "--state-dir", state.to_str().unwrap()]);
+    assert_eq!(purge.status.code(), Some(1));
+    assert!(stderr(&purge).contains("not a state directory of weft"), "{}", stderr(&purge));
+    assert!(state.join("precious").exists());
+}
+
+#[test]
+fn down_names_the_refusal_that_it_removes() {
+    let host = Host::new();
+    let file = host.path("state/refusal.nft");
+    fs::create_dir(host.path("state")).unwrap();
+    fs::write(&file, "").unwrap();
+    host.run("nft add table inet weft_refused");
+    host.stand_in("route-agent", "#!/bin/sh\nnft delete table inet weft_refused\n");
+    let down = host.weft(&["down", "--now"]);
+    assert!(down.status.success(), "{}", stderr(&down));
+    let removed = "removed the nftables table `inet weft_refused`";
+    assert!(stderr(&down).contains(removed), "{}", stderr(&down));
+    let removed = format!("removed {}", file.display());
+    assert!(stderr(&down).contains(&removed), "{}", stderr(&down));
+    host.stand_in("route-agent", "#!/bin/sh\n");
+    let again = host.weft(&["down", "--now"]);
+    assert!(!stderr(&again).contains("removed"), "{}", stderr(&again));
+}
