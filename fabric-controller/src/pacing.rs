@@ -16,11 +16,25 @@ const SHARE: u32 = 2;
 /// peering makes three, as it gets its prefixes, its gateway and its connection.
 pub(crate) const BURST: u32 = 3;
 
+/// Maximum wait of new peerings for the pods of their gateways: those that come soon spare a version.
+const GATEWAY_WAIT: Duration = Duration::from_secs(1);
+
 /// When the next version may be published.
 #[derive(Debug, Default)]
 pub struct Pacing {
     last: Option<Version>,
+    /// Since when new peerings wait for their gateways.
+    without_gateways: Option<Instant>,
     held: Option<Instant>,
+}
+
+/// What a version would publish.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum News {
+    None,
+    /// Nothing but new peerings whose gateways have no pod yet.
+    OfPeeringsWithoutGateway,
+    Some,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -34,8 +48,17 @@ struct Version {
 }
 
 impl Pacing {
-    /// Time until which a new version has to wait. Has to be called when a node has acknowledged.
-    pub fn earliest(&mut self, index: &Index) -> Option<Instant> {
+    /// Time until which these news have to wait. Has to be called when a node has acknowledged.
+    pub fn earliest(&mut self, index: &Index, news: News) -> Option<Instant> {
+        let now = Instant::now();
+        let waits = news == News::OfPeeringsWithoutGateway;
+        self.without_gateways = waits.then(|| self.without_gateways.unwrap_or(now));
+        let gateways = self.without_gateways.map(|since| since + GATEWAY_WAIT);
+        let earliest = self.paced(index).max(gateways).filter(|earliest| now < *earliest);
+        earliest.filter(|_| news != News::None)
+    }
+
+    fn paced(&mut self, index: &Index) -> Option<Instant> {
         let (last, now) = (self.last.as_mut()?, Instant::now());
         if last.acknowledged.is_none() && index.is_applied_by_all() {
             last.acknowledged = Some(now);
@@ -44,8 +67,7 @@ impl Pacing {
         let longest = LONGEST_PER_NODE * count;
         let of = |acknowledged: Instant| (acknowledged - last.published) * SHARE;
         last.interval = last.acknowledged.map_or(longest, of).min(longest);
-        let earliest = last.published + last.interval;
-        (last.spare == 0 && now < earliest).then_some(earliest)
+        (last.spare == 0).then_some(last.published + last.interval)
     }
 
     /// A version has been written.
@@ -114,7 +136,7 @@ pub(crate) mod tests {
         let mut pacing = Pacing::default();
         let nodes = [199, 200].map(|applied| index_of_nodes(200, applied));
         for _ in 0..BURST {
-            assert_eq!(pacing.earliest(&nodes[0]), None);
+            assert_eq!(pacing.earliest(&nodes[0], News::Some), None);
             pacing.published();
         }
         (pacing, nodes)
@@ -124,28 +146,41 @@ pub(crate) mod tests {
     async fn version_waits_twice_as_long_as_acknowledgements() {
         let (mut pacing, [some, all]) = after_burst();
         let last = Instant::now();
-        assert_eq!(pacing.earliest(&some), Some(last + 5 * SECOND));
+        assert_eq!(pacing.earliest(&some, News::Some), Some(last + 5 * SECOND));
         tokio::time::advance(SECOND * 2 / 5).await;
-        assert_eq!(pacing.earliest(&all), Some(last + SECOND * 4 / 5));
+        assert_eq!(pacing.earliest(&all, News::Some), Some(last + SECOND * 4 / 5));
         tokio::time::advance(SECOND * 2 / 5).await;
-        assert_eq!(pacing.earliest(&all), None);
+        assert_eq!(pacing.earliest(&all, News::Some), None);
         pacing.published();
-        assert_eq!(pacing.earliest(&some), Some(last + SECOND * 4 / 5 + 5 * SECOND));
+        assert_eq!(pacing.earliest(&some, News::Some), Some(last + SECOND * 4 / 5 + 5 * SECOND));
         tokio::time::advance(5 * SECOND).await;
-        assert_eq!(pacing.earliest(&some), None, "one node may never acknowledge");
+        assert_eq!(pacing.earliest(&some, News::Some), None, "one node may never acknowledge");
     }
 
     #[tokio::test(start_paused = true)]
     async fn versions_after_a_rest_follow_at_once() {
         let (mut pacing, [some, all]) = after_burst();
         tokio::time::advance(SECOND).await;
-        assert_eq!(pacing.earliest(&all), Some(Instant::now() + SECOND));
+        assert_eq!(pacing.earliest(&all, News::Some), Some(Instant::now() + SECOND));
         // Two intervals, and most of a third.
         tokio::time::advance(SECOND * 49 / 10).await;
         for _ in 0..2 {
-            assert_eq!(pacing.earliest(&some), None);
+            assert_eq!(pacing.earliest(&some, News::Some), None);
             pacing.published();
         }
-        assert!(pacing.earliest(&some).is_some());
+        assert!(pacing.earliest(&some, News::Some).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn new_peering_waits_a_second_for_its_gateway() {
+        let (mut pacing, nodes) = (Pacing::default(), index_of_nodes(1, 1));
+        let (start, without) = (Instant::now(), News::OfPeeringsWithoutGateway);
+        assert_eq!(pacing.earliest(&nodes, without), Some(start + SECOND));
+        tokio::time::advance(SECOND / 2).await;
+        assert_eq!(pacing.earliest(&nodes, News::Some), None, "it has come");
+        let next = Instant::now();
+        assert_eq!(pacing.earliest(&nodes, without), Some(next + SECOND), "another peering");
+        tokio::time::advance(SECOND).await;
+        assert_eq!(pacing.earliest(&nodes, without), None, "it may never come");
     }
 }

@@ -1,6 +1,6 @@
 //! Writes what differs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fabric_api::fabric::{FabricRecord, Record as _};
 use fabric_api::{PrivateKey, PublicKey, labels};
@@ -18,7 +18,7 @@ use fabric_core::Grant;
 use fabric_core::compile::{KeyPair, Published, is_own, keeps_refused_prefix};
 use fabric_core::index::Index;
 
-use crate::pacing::Pacing;
+use crate::pacing::{News, Pacing};
 
 /// Result of a round of writes.
 #[derive(Debug, Default)]
@@ -62,7 +62,7 @@ pub async fn publish(
     schedule: &mut Schedule,
     wanted: &mut Published,
 ) -> Outcome {
-    let hold = schedule.pacing.earliest(index).filter(|_| has_new_records(index, wanted));
+    let hold = schedule.pacing.earliest(index, news(index, wanted));
     schedule.pacing.hold(hold);
     let may_be_written = |write: &Write<'_>| hold.is_none() || !is_config(write.reference.kind);
     let mut publisher = Publisher { sink, index, schedule, outcome: Outcome::default() };
@@ -114,15 +114,30 @@ fn is_config(kind: Kind) -> bool {
     )
 }
 
-fn has_new_records(index: &Index, wanted: &Published) -> bool {
+/// News in the FabricRecords, which make a version that all nodes acknowledge.
+fn news(index: &Index, wanted: &Published) -> News {
     let is_record = |reference: &&ObjectRef| reference.kind == Kind::FabricRecord;
-    let is_new = |reference: &ObjectRef| match (index.get(reference), wanted.objects.get(reference))
-    {
-        (Some(have), Some(want)) => !is_same(have, want),
-        (_, want) => want.is_some(),
+    let records = wanted.objects.iter().filter(|(reference, _)| is_record(reference));
+    let mut new = records
+        .filter(|(reference, want)| index.get(reference).is_none_or(|have| !is_same(have, want)));
+    let peers: BTreeSet<&str> = wanted.gateways.values().map(|of| of.peer.as_str()).collect();
+    let awaits_gateway = |object: &Object| {
+        let record = <&FabricRecord>::try_from(object).ok();
+        record.and_then(|record| record.spec.peering.as_ref()).is_some_and(|peering| {
+            peering.gateway.is_none() && peers.contains(peering.peer_cluster_id.as_str())
+        })
     };
-    wanted.objects.keys().filter(is_record).any(is_new)
-        || wanted.deleted.iter().any(|reference| is_record(&reference))
+    let may_wait =
+        |(of, want): (&ObjectRef, &Object)| index.get(of).is_none() && awaits_gateway(want);
+    let is_deleted = wanted.deleted.iter().any(|reference| is_record(&reference));
+    match new.next() {
+        None if is_deleted => News::Some,
+        None => News::None,
+        Some(first) if !is_deleted && may_wait(first) && new.all(may_wait) => {
+            News::OfPeeringsWithoutGateway
+        }
+        Some(_) => News::Some,
+    }
 }
 
 fn is_wanted(wanted: &Published, reference: &ObjectRef) -> bool {
