@@ -33,7 +33,7 @@ use gateway_workloads::Exchange;
 const IPAM_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
 /// Backoff after ipam refused, or the store did not answer.
 const RETRY_REFUSED: Duration = Duration::from_secs(5);
-/// Maximum wait of acknowledgements that do not complete a version: most lead to nothing else.
+/// Maximum wait of acknowledgements that no peering waits for: most lead to nothing else.
 const ACKNOWLEDGEMENTS: Duration = Duration::from_secs(1);
 /// Minimum time between two returns of unused memory.
 const MEMORY_INTERVAL: Duration = Duration::from_secs(5);
@@ -69,6 +69,8 @@ pub struct Controller {
     rested: Instant,
     /// Time of the next compilation in any case.
     compile_by: Option<Instant>,
+    /// A peering waits for the last acknowledgement of a version.
+    awaits_nodes: bool,
     memory_returned: Instant,
     vitals: Vitals,
 }
@@ -96,6 +98,7 @@ impl Controller {
             schedule: Schedule::default(),
             rested: Instant::now(),
             compile_by: None,
+            awaits_nodes: false,
             memory_returned: Instant::now(),
             vitals: Vitals::default(),
         })
@@ -318,7 +321,7 @@ impl Controller {
         let wanted = compile(&self.index, Timestamp::now());
         let took = began.elapsed();
         self.rested = Instant::now() + 2 * took;
-        self.compile_by = None;
+        (self.compile_by, self.awaits_nodes) = (None, wanted.awaits_nodes);
         self.vitals.metrics.compiled(took);
         self.vitals.readiness.fulfilled(COMPILED);
         wanted

@@ -48,7 +48,7 @@ struct Version {
 }
 
 impl Pacing {
-    /// Time until which these news have to wait. Has to be called when a node has acknowledged.
+    /// Time until which these news have to wait.
     pub fn earliest(&mut self, index: &Index, news: News) -> Option<Instant> {
         let now = Instant::now();
         let waits = news == News::OfPeeringsWithoutGateway;
@@ -59,15 +59,22 @@ impl Pacing {
     }
 
     fn paced(&mut self, index: &Index) -> Option<Instant> {
-        let (last, now) = (self.last.as_mut()?, Instant::now());
-        if last.acknowledged.is_none() && index.is_applied_by_all() {
-            last.acknowledged = Some(now);
+        if index.is_applied_by_all() {
+            self.acknowledged();
         }
+        let last = self.last.as_mut()?;
         let count = u32::try_from(index.of_kind(Kind::Node).count()).unwrap_or(u32::MAX);
         let longest = LONGEST_PER_NODE * count;
         let of = |acknowledged: Instant| (acknowledged - last.published) * SHARE;
         last.interval = last.acknowledged.map_or(longest, of).min(longest);
         (last.spare == 0).then_some(last.published + last.interval)
+    }
+
+    /// All nodes have acknowledged the last version.
+    pub fn acknowledged(&mut self) {
+        if let Some(last) = &mut self.last {
+            last.acknowledged.get_or_insert_with(Instant::now);
+        }
     }
 
     /// A version has been written.

@@ -59,6 +59,8 @@ pub struct Published {
     pub peers: Peers,
     /// In Kubernetes, IPs that request a Service.
     pub services: PlannedServices,
+    /// A peering waits for acknowledgements of nodes.
+    pub awaits_nodes: bool,
     /// Requests to ipam, in this order.
     pub ipam_requests: Vec<IpamRequest>,
     /// All problems, with the manifests and with their content. Sorted.

@@ -62,11 +62,19 @@ impl Controller {
         let granted = after.and_then(Grant::of);
         self.releases.extend(grant.filter(|grant| Some(grant) != granted.as_ref()));
         let (Some(before), Some(after)) = (&before, after) else { return true };
-        let waits = is_acknowledgement(before, after) && !self.index.is_applied_by_all();
-        if waits {
+        if !is_acknowledgement(before, after) {
+            return !compiles_alike(before, after);
+        }
+        let is_last = self.index.is_applied_by_all();
+        if is_last {
+            self.schedule.pacing.acknowledged();
+        }
+        let is_held = self.schedule.pacing.due().is_some();
+        let is_awaited = is_last && (self.awaits_nodes || is_held);
+        if !is_awaited {
             self.compile_by.get_or_insert_with(|| Instant::now() + ACKNOWLEDGEMENTS);
         }
-        !waits && !compiles_alike(before, after)
+        is_awaited
     }
 
     /// Writes again what has become unreadable of the controller's own files.

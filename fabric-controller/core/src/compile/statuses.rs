@@ -34,6 +34,7 @@ impl<'a> Compiler<'a> {
             let used = conditions::observed(&status.conditions).filter(|_| self.is_kept(peering));
             let generation = used.unwrap_or(newest);
             conditions::set(&mut status.conditions, &readiness, generation, self.now);
+            self.out.awaits_nodes |= matches!(readiness, Readiness::Routing(_));
             if cluster.is_ready() {
                 configuration.spec.local = Some(own_side(cluster));
             }
