@@ -372,29 +372,28 @@ fn is_version(object: &Object) -> bool {
 
 /// True if the store has the object as wanted, whatever its status.
 fn is_same(have: &Object, want: &Object) -> bool {
-    let mut labels = want.metadata().labels.clone().unwrap_or_default();
-    labels.insert(labels::MANAGED_BY.to_owned(), labels::WEFT.to_owned());
     let (have_meta, want_meta) = (have.metadata(), want.metadata());
-    of_ours(have_meta.labels.as_ref()) == of_ours(Some(&labels))
-        && of_ours(have_meta.annotations.as_ref()) == of_ours(want_meta.annotations.as_ref())
+    have.label(labels::MANAGED_BY) == Some(labels::WEFT)
+        && ours(have_meta.labels.as_ref()).eq(ours(want_meta.labels.as_ref()))
+        && ours(have_meta.annotations.as_ref()).eq(ours(want_meta.annotations.as_ref()))
         && is_owned_alike(have, want)
         && is_same_spec(have, want)
 }
 
 /// True if the store's has all owners of the one that is wanted. Others may have added some.
 fn is_owned_alike(have: &Object, want: &Object) -> bool {
-    let owners = |object: &Object| object.metadata().owner_references.clone().unwrap_or_default();
-    let have = owners(have);
-    owners(want).iter().all(|owner| have.contains(owner))
+    let have = have.metadata().owner_references.as_deref().unwrap_or_default();
+    let want = want.metadata().owner_references.as_deref().unwrap_or_default();
+    want.iter().all(|owner| have.contains(owner))
 }
 
-/// Labels or annotations without those that others hang on objects for their own ends.
-fn of_ours(map: Option<&BTreeMap<String, String>>) -> BTreeMap<&str, &str> {
-    let ours = |key: &str| {
-        key == labels::MANAGED_BY || ["liqo.io/", "weft.dev/"].iter().any(|end| key.contains(end))
+/// Labels or annotations, in order, without those that others hang on objects for their own ends, and the one
+/// that the store adds.
+fn ours(map: Option<&BTreeMap<String, String>>) -> impl Iterator<Item = (&String, &String)> {
+    let is_ours = |key: &str| {
+        key != labels::MANAGED_BY && ["liqo.io/", "weft.dev/"].iter().any(|end| key.contains(end))
     };
-    let pairs = map.into_iter().flatten().map(|(key, value)| (key.as_str(), value.as_str()));
-    pairs.filter(|(key, _)| ours(key)).collect()
+    map.into_iter().flatten().filter(move |(key, _)| is_ours(key))
 }
 
 /// Compares the kinds that the controller publishes.
