@@ -14,7 +14,7 @@ use jiff::Timestamp;
 /// Reads Liqo's kinds (Configuration, GatewayServer, GatewayClient, PublicKey, Network, IP) and the
 /// cluster's Nodes, ConfigMap and Secrets, asks ipam for prefixes and addresses, and publishes a
 /// GatewayConfig for each peering and a NodeConfig for each node. What is wrong with any of it is
-/// told where it is, and everything else goes on.
+/// reported where it is, and everything else goes on.
 ///
 /// With --kubernetes all of that is in the API server: statuses and conditions are the objects'
 /// own. Otherwise it is in directories: manifests are read and never written to, what is published
@@ -76,8 +76,8 @@ struct Told {
 pub(crate) enum Command {
     /// Takes away what weft has made in a Kubernetes cluster, for good: `helm uninstall` runs it.
     ///
-    /// Whichever fabric-controller works is asked to stand by. Route-agents are told to take away
-    /// what is theirs on their nodes, and are waited for; then weft's own objects go. What users have
+    /// Whichever fabric-controller works is asked to stand by. Route-agents then
+    /// remove what is theirs on their nodes, and are waited for; then weft's own objects go. What users have
     /// made stays, without what weft has written into it, but for the labels and the public half that
     /// it has given to users' Secrets. Run again, it finds nothing to do.
     #[command(verbatim_doc_comment)]

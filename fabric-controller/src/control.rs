@@ -59,7 +59,7 @@ pub struct Controller {
     ipam_backoff: Backoff,
     retry: Option<Instant>,
     /// Problems published last; `None` before the first time.
-    told: Option<BTreeSet<Problem>>,
+    published_problems: Option<BTreeSet<Problem>>,
     /// In Kubernetes, the channels to what makes gateways run.
     workloads: Option<Exchange>,
     stale_connections: StaleConnections,
@@ -91,7 +91,7 @@ impl Controller {
             ipam_again: None,
             ipam_backoff: IPAM_BACKOFF,
             retry: None,
-            told: None,
+            published_problems: None,
             workloads: None,
             stale_connections: StaleConnections::default(),
             lagging: LaggingNodes::default(),
@@ -303,7 +303,7 @@ impl Controller {
             problems: self.with_uids(&wanted.problems),
             peers: wanted.peers,
         });
-        self.tell(wanted.problems).await;
+        self.publish_problems(wanted.problems).await;
         self.ask(wanted.ipam_requests);
     }
 
@@ -451,7 +451,7 @@ impl Controller {
     }
 
     /// Publishes what is wrong, with file and line where they are known.
-    async fn tell(&mut self, mut problems: Vec<Problem>) {
+    async fn publish_problems(&mut self, mut problems: Vec<Problem>) {
         self.report_obstacles(&problems);
         if let Some(reason) = &self.unreachable {
             problems.push(Problem {
@@ -469,7 +469,7 @@ impl Controller {
         }
         let now: BTreeSet<Problem> = problems.into_iter().collect();
         self.vitals.metrics.set_problems(now.len());
-        let before = self.told.replace(now.clone());
+        let before = self.published_problems.replace(now.clone());
         if before.as_ref() == Some(&now) {
             return;
         }

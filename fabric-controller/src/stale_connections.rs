@@ -114,18 +114,18 @@ mod tests {
     fn a_word_counts_for_as_long_as_it_is_kept_up_to_date() {
         let start = Instant::now();
         let mut silence = StaleConnections::default();
-        let mut hear = |at: Option<&str>, seconds: u64| {
+        let mut observe_at = |at: Option<&str>, seconds: u64| {
             let gateway = ObjectRef::new(Kind::GatewayServer, "t", "server");
             let now = start + Duration::from_secs(seconds);
             let stale = silence.observe(gateway, at.map(str::to_owned), now);
             (stale, silence.next_check().map(|again| (again - start).as_secs()))
         };
-        assert_eq!(hear(None, 0), (false, None), "it has been disclaimed");
-        assert_eq!(hear(Some("a"), 1), (false, Some(31)), "it lives");
-        assert_eq!(hear(Some("b"), 11), (false, Some(41)));
-        assert_eq!(hear(Some("b"), 40), (false, Some(41)));
-        assert_eq!(hear(Some("b"), 41), (true, Some(71)), "it does not any more");
-        assert_eq!(hear(None, 42), (false, None));
-        assert_eq!(hear(None, 1000), (false, None), "there is nothing to mark_error, or no probes");
+        assert_eq!(observe_at(None, 0), (false, None), "it is marked already");
+        assert_eq!(observe_at(Some("a"), 1), (false, Some(31)), "it lives");
+        assert_eq!(observe_at(Some("b"), 11), (false, Some(41)));
+        assert_eq!(observe_at(Some("b"), 40), (false, Some(41)));
+        assert_eq!(observe_at(Some("b"), 41), (true, Some(71)), "it does not any more");
+        assert_eq!(observe_at(None, 42), (false, None));
+        assert_eq!(observe_at(None, 1000), (false, None), "there is nothing to mark, or no probes");
     }
 }

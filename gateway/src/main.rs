@@ -100,8 +100,8 @@ async fn run(config: Config) -> anyhow::Result<()> {
 
     let stop = CancellationToken::new();
     let mut tasks = JoinSet::new();
-    let told = input::Sources { store: store.clone(), keep: keep.clone() };
-    tasks.spawn(input::run(told, name.clone(), input_tx, stop.clone()));
+    let sources = input::Sources { store: store.clone(), keep: keep.clone() };
+    tasks.spawn(input::run(sources, name.clone(), input_tx, stop.clone()));
     let found = (endpoint_tx, lookup_tx);
     tasks.spawn(endpoint::run(inputs.clone(), views.clone(), found, stop.clone()));
     let sources = reconcile::Sources { inputs: inputs.clone(), endpoint, views: views.clone() };

@@ -34,7 +34,7 @@ pub const SHADOW_POD: &str = "liqo.io/shadowPod";
 /// On the ConfigMap that names the cluster; value [`CLUSTER_ID_APP`].
 pub const APP_NAME: &str = "app.kubernetes.io/name";
 pub const CLUSTER_ID_APP: &str = "clusterid-configmap";
-/// On what weft makes for itself, so that it can tell its own objects from the user's.
+/// On what weft makes for itself, which distinguishes its own objects from the user's.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 pub const WEFT: &str = "weft";
 

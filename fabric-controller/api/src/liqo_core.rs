@@ -1,4 +1,4 @@
-//! `core.liqo.io/v1beta1`, field for field as Liqo has it: what tells how peers are.
+//! `core.liqo.io/v1beta1`, field for field as Liqo has it: the states of peers.
 
 mod foreign_cluster;
 

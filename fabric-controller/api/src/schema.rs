@@ -3,8 +3,8 @@
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
-/// For fields that are left out while they say nothing, as Go's `omitempty` does. The API server is
-/// told no default for them.
+/// For fields that are left out while they say nothing, as Go's `omitempty` does. The API server has
+/// no default for them.
 pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }

@@ -146,8 +146,8 @@ impl<'a> Compiler<'a> {
             message: message.into(),
         };
         // A problem that the store has reported already is there with its source.
-        let told = |p: &Problem| Problem { source: String::new(), ..p.clone() } == problem;
-        if !self.out.problems.iter().any(told) {
+        let is_same = |p: &Problem| Problem { source: String::new(), ..p.clone() } == problem;
+        if !self.out.problems.iter().any(is_same) {
             self.out.problems.push(problem);
         }
     }

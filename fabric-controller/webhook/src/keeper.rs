@@ -75,16 +75,16 @@ impl Keeper {
     /// Runs forever. An error is logged once, and the step is retried.
     pub(super) async fn run(self) {
         let mut news = pin!(self.news());
-        let mut told = String::new();
-        let mut patience = PACE;
+        let mut logged = String::new();
+        let mut backoff = PACE;
         loop {
             // The step below reads the objects that these events are about.
             while news.next().now_or_never().flatten().is_some() {}
             let outcome = timeout(LONGEST, self.settle(SystemTime::now())).await;
             let outcome = outcome.unwrap_or(Err(KeepError::Late));
-            let pause = if outcome.is_ok() { RECHECK } else { patience };
-            patience = if outcome.is_ok() { PACE } else { RETRY_MAX.min(patience * 2) };
-            tell(&mut told, outcome);
+            let pause = if outcome.is_ok() { RECHECK } else { backoff };
+            backoff = if outcome.is_ok() { PACE } else { RETRY_MAX.min(backoff * 2) };
+            log_change(&mut logged, outcome);
             sleep(PACE).await;
             let _ = timeout(pause, news.next()).await;
         }
@@ -209,7 +209,7 @@ impl Keeper {
         let patched = self.configurations.patch(CONFIGURATION, &force, &Patch::Apply(patch)).await;
         let what = "the caBundle of MutatingWebhookConfiguration weft-cidr-lists";
         patched.map_err(|error| failed("write", what, error))?;
-        tracing::info!("the API server is told whom to trust as webhook");
+        tracing::info!("the API server has the CA of the webhook");
         Ok(())
     }
 
@@ -284,16 +284,16 @@ fn failed(verb: &'static str, what: &'static str, error: kube::Error) -> KeepErr
 }
 
 /// State changes only.
-fn tell(told: &mut String, outcome: Result<(), KeepError>) {
+fn log_change(logged: &mut String, outcome: Result<(), KeepError>) {
     let now = outcome.err().map(|error| format!("{:#}", anyhow::Error::new(error)));
     match &now {
-        Some(error) if error != told => {
+        Some(error) if error != logged => {
             tracing::warn!(error, "plain strings for CIDRs may be refused");
         }
-        None if !told.is_empty() => tracing::info!("the webhook's certificate is in order again"),
+        None if !logged.is_empty() => tracing::info!("the webhook's certificate is in order again"),
         Some(_) | None => {}
     }
-    *told = now.unwrap_or_default();
+    *logged = now.unwrap_or_default();
 }
 
 #[cfg(test)]

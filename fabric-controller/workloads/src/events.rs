@@ -79,7 +79,7 @@ impl Events {
     }
 
     /// Emits Events for all current problems. Those emitted already are not emitted again.
-    pub(super) async fn tell(
+    pub(super) async fn emit_new(
         &mut self,
         problems: &BTreeMap<Problem, String>,
         heartbeat: &Heartbeat,

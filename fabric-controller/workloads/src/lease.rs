@@ -41,7 +41,7 @@ pub struct Election {
     /// The version that was seen last, and when it was seen first.
     seen: Option<(String, Instant)>,
     /// Holder logged last.
-    told: Option<String>,
+    logged: Option<String>,
     /// Lease as this one wrote it last.
     held: Option<Lease>,
     /// Time at which the last successful renewal was sent.
@@ -62,7 +62,7 @@ impl Election {
             identity,
             insists: false,
             seen: None,
-            told: None,
+            logged: None,
             held: None,
             renewed: Instant::now(),
             obstacles: Obstacles::default(),
@@ -190,9 +190,9 @@ impl Election {
             return silent;
         }
         let Some(holder) = holder(lease) else { return true };
-        if self.told.as_ref() != Some(holder) && *holder != self.identity {
+        if self.logged.as_ref() != Some(holder) && *holder != self.identity {
             tracing::info!(holder, "waiting; it has the Lease");
-            self.told = Some(holder.clone());
+            self.logged = Some(holder.clone());
         }
         *holder == self.identity || silent
     }

@@ -158,7 +158,7 @@ impl Kubernetes {
             let Some(plan) = plan else { continue };
             faults = self.reconcile(&plan, faults).await;
             self.secrets.complete(&plan.secrets, &heartbeat).await;
-            self.events.tell(&plan.problems, &heartbeat).await;
+            self.events.emit_new(&plan.problems, &heartbeat).await;
             self.foreign_clusters.reconcile(&plan, &heartbeat).await;
         }
     }

@@ -29,7 +29,7 @@ pub async fn report(server: ApiServer, pod: &str, identity: &str, obstacles: Obs
             events.set_own(own);
         }
         let problems = problems.into_iter().map(|problem| (problem, String::new())).collect();
-        events.tell(&problems, &heartbeat).await;
+        events.emit_new(&problems, &heartbeat).await;
         tokio::select! {
             // The sender is `obstacles`.
             _ = changes.changed() => {}

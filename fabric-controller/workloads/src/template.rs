@@ -168,8 +168,8 @@ mod tests {
             let template = Template { content: &content, ..own.clone() };
             let fault = rendered(&gateway, &template).err();
             assert_eq!(fault.is_some(), is_wrong, "{fault:?}");
-            let told = "spec.template.spec.deployment.spec.replicas: found 2; expected 1";
-            assert!(fault.is_none_or(|fault| fault.message.ends_with(told)));
+            let expected = "spec.template.spec.deployment.spec.replicas: found 2; expected 1";
+            assert!(fault.is_none_or(|fault| fault.message.ends_with(expected)));
         }
     }
 }

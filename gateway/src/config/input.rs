@@ -341,8 +341,8 @@ impl Input {
     /// Takes the problem reported for the config's file. Returns whether it changed.
     fn take_problems(&mut self, name: &ObjectRef, problems: &[Problem]) -> bool {
         let of_config = problems.iter().find(|problem| problem.object.as_ref() == Some(name));
-        let told = of_config.map(|problem| Problem { object: None, ..problem.clone() });
-        let now = told.map(|problem| format!("{problem}; the last good one stands"));
+        let texts = of_config.map(|problem| Problem { object: None, ..problem.clone() });
+        let now = texts.map(|problem| format!("{problem}; the last good one stands"));
         let before = std::mem::replace(&mut self.unreadable, now);
         before != self.unreadable
     }

@@ -164,7 +164,7 @@ impl Overlay {
             let events: Vec<_> = self.events.iter_mut().map(|e| Box::pin(e.changed())).collect();
             let (outcome, _, _) = tokio::select! {
                 () = settings.changed() => return,
-                told = futures::future::select_all(events) => told,
+                first = futures::future::select_all(events) => first,
             };
             let Err(error) = outcome else { return };
             tracing::warn!(%error, "lost the kernel's notifications, subscribing again");

@@ -28,7 +28,7 @@ pub struct PeerReport {
     /// Interval of its probes; zero if it does not probe.
     pub interval: Duration,
     /// Time since it last got an authentic packet of ours; `None` if never.
-    pub heard_ago: Option<Duration>,
+    pub received_ago: Option<Duration>,
 }
 
 /// The newest signs of life that the engine saw.
@@ -61,7 +61,7 @@ struct Pings {
     interval: Option<Duration>,
     last: Option<Instant>,
     /// Our last authentic packet that the peer reported, and the time of the report.
-    peer_heard: Option<(Option<Instant>, Instant)>,
+    peer_received: Option<(Option<Instant>, Instant)>,
 }
 
 impl Machine {
@@ -110,7 +110,7 @@ impl Machine {
     pub fn handle_pong(&mut self, latency: Duration, report: Option<PeerReport>, now: Instant) {
         self.last_pong = Some(now);
         self.latency = Some(latency);
-        self.hear_report(report, now);
+        self.take_report(report, now);
         self.handle_tick(now);
     }
 
@@ -121,7 +121,7 @@ impl Machine {
             self.pings.interval = Some(gap.clamp(LIQO_INTERVAL, LONGEST_INTERVAL));
         }
         self.pings.last = Some(now);
-        self.hear_report(report, now);
+        self.take_report(report, now);
         self.handle_tick(now);
     }
 
@@ -186,10 +186,10 @@ impl Machine {
     fn packets_flow_until(&self) -> Option<Instant> {
         let window = self.window();
         let silent = self.traffic.last_authentic? + window;
-        match self.pings.peer_heard {
+        match self.pings.peer_received {
             // The report may be old: the probes that would renew it drown in the same load.
-            Some((heard, said_at)) => {
-                (said_at.saturating_duration_since(heard?) <= window).then_some(silent)
+            Some((received, reported_at)) => {
+                (reported_at.saturating_duration_since(received?) <= window).then_some(silent)
             }
             // A completed handshake went both ways.
             None => {
@@ -199,12 +199,12 @@ impl Machine {
         }
     }
 
-    fn hear_report(&mut self, report: Option<PeerReport>, now: Instant) {
+    fn take_report(&mut self, report: Option<PeerReport>, now: Instant) {
         let Some(report) = report else { return };
         let probes = !report.interval.is_zero();
         self.pings.interval = probes.then(|| report.interval.min(LONGEST_INTERVAL));
-        let heard = report.heard_ago.and_then(|ago| now.checked_sub(ago));
-        self.pings.peer_heard = Some((heard, now));
+        let received = report.received_ago.and_then(|ago| now.checked_sub(ago));
+        self.pings.peer_received = Some((received, now));
     }
 
     /// Returns how long our probes may stay away before they count as lost.
@@ -237,7 +237,7 @@ mod tests {
 
     const RTT: Duration = Duration::from_millis(3);
     const WEFT: PeerReport =
-        PeerReport { interval: Duration::from_secs(2), heard_ago: Some(Duration::ZERO) };
+        PeerReport { interval: Duration::from_secs(2), received_ago: Some(Duration::ZERO) };
 
     #[test]
     fn pongs_alone_connect_a_stock_liqo_that_never_pings() {
@@ -315,7 +315,7 @@ mod tests {
         for second in 1..=20 {
             sim.pass(Duration::from_secs(1));
             sim.traffic(1);
-            let report = PeerReport { heard_ago: Some(Duration::from_secs(second)), ..WEFT };
+            let report = PeerReport { received_ago: Some(Duration::from_secs(second)), ..WEFT };
             sim.machine.handle_ping(Some(report), sim.now);
         }
         assert_eq!(sim.value(), ConnectionValue::Error);

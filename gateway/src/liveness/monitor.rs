@@ -439,8 +439,8 @@ impl Peering {
     async fn announce_end(&mut self, departure: Departure) {
         let is_final = matches!(departure, Departure::Removed | Departure::TakenDown);
         let matters = is_final || self.desired().role == Role::Server;
-        let is_heard = self.changes.borrow().has_session && matters;
-        if !is_heard || self.desired().probe_interval().is_zero() {
+        let is_received = self.changes.borrow().has_session && matters;
+        if !is_received || self.desired().probe_interval().is_zero() {
             return;
         }
         let before = self.running.lane.snapshot().counters.tx_packets;
@@ -476,15 +476,15 @@ impl Peering {
     }
 
     fn weft_field(&self, now: Instant) -> WeftField {
-        let heard = traffic(&self.running.lane).last_authentic;
-        let heard_ago = heard.map(|at| now.saturating_duration_since(at));
+        let received = traffic(&self.running.lane).last_authentic;
+        let received_ago = received.map(|at| now.saturating_duration_since(at));
         let duplicate = self.changes.borrow().duplicate.is_some();
         WeftField {
             duplicate,
             suspects: self.diagnosis.log.is_suspicious(),
             cidrs_differ: self.diagnosis.differs(),
             loss_percent: self.diagnosis.log.loss_percent(),
-            ..WeftField::new(self.desired().probe_interval(), heard_ago)
+            ..WeftField::new(self.desired().probe_interval(), received_ago)
         }
     }
 

@@ -180,7 +180,7 @@ impl Message {
     pub fn report(&self) -> Option<PeerReport> {
         self.weft.map(|weft| PeerReport {
             interval: Duration::from_millis(weft.interval_ms.into()),
-            heard_ago: weft.heard_ms.map(Duration::from_millis),
+            received_ago: weft.heard_ms.map(Duration::from_millis),
         })
     }
 }
@@ -220,12 +220,12 @@ impl<'de> Deserialize<'de> for PeerCidrs {
 
 impl WeftField {
     /// `interval` is zero if this gateway does not probe.
-    pub fn new(interval: Duration, heard_ago: Option<Duration>) -> Self {
+    pub fn new(interval: Duration, received_ago: Option<Duration>) -> Self {
         let millis = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
         Self {
             version: 1,
             interval_ms: u32::try_from(interval.as_millis()).unwrap_or(u32::MAX),
-            heard_ms: heard_ago.map(millis),
+            heard_ms: received_ago.map(millis),
             path_mtu: true,
             size_probe: None,
             leaving: false,

@@ -21,18 +21,18 @@ const SEEDS: u64 = 1000;
 fn simulate(seed: u64, is_watched: bool) -> Result<Outcome, String> {
     let outcome = catch_unwind(AssertUnwindSafe(|| World::new(seed, is_watched).run()));
     clock::release();
-    let told = outcome.map_err(|panic| {
+    let outcome = outcome.map_err(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
             .unwrap_or_default()
     });
-    told.and_then(|outcome| outcome).map_err(|error| {
+    outcome.and_then(|outcome| outcome).map_err(|error| {
         format!("SEED={seed} fails; `make simulate SEED={seed}` shows it again\n  {error}")
     })
 }
 
 fn variable(name: &str) -> Option<u64> {
-    #[expect(clippy::disallowed_methods, reason = "only the crate itself is told its settings")]
+    #[expect(clippy::disallowed_methods, reason = "only the crate itself has its settings")]
     std::env::var(name).ok()?.parse().ok()
 }
 

@@ -64,7 +64,7 @@ pub(crate) enum Event {
     /// End 1 has another address, which is put into end 0's config.
     Move,
     /// An end gets another key; the other's config has it so many microseconds later, or earlier.
-    Rotate { end: usize, told_after: i64 },
+    Rotate { end: usize, known_after: i64 },
 }
 
 /// Kinds of trouble that a seed may have.
@@ -153,7 +153,7 @@ fn event(random: &mut Random) -> Event {
         3 => Event::Move,
         _ => Event::Rotate {
             end: random.next() as usize % 2,
-            told_after: random.pick(&[-5, -1, 0, 1, 20, 100]) * SECOND as i64,
+            known_after: random.pick(&[-5, -1, 0, 1, 20, 100]) * SECOND as i64,
         },
     }
 }

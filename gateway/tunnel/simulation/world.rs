@@ -167,17 +167,17 @@ impl World {
                 self.ends[0].config.endpoint = Some(self.ends[1].address);
                 self.ends[0].configure(now);
             }
-            Event::Rotate { end, told_after } => {
+            Event::Rotate { end, known_after } => {
                 let key = end::key(&mut self.random);
                 let public = key.public();
-                let (own, told) = match told_after {
-                    0.. => (self.now, self.now + told_after.unsigned_abs()),
-                    _ => (self.now + told_after.unsigned_abs(), self.now),
+                let (own, other) = match known_after {
+                    0.. => (self.now, self.now + known_after.unsigned_abs()),
+                    _ => (self.now + known_after.unsigned_abs(), self.now),
                 };
                 self.ends[end].config.private_key = key;
                 // Its own end gets its key by the same means.
                 self.news.insert((own, end), public);
-                self.news.insert((told, 1 - end), public);
+                self.news.insert((other, 1 - end), public);
             }
         }
     }
@@ -203,7 +203,7 @@ impl World {
             }
             self.advance(next);
             if news == Some(next) {
-                self.hear();
+                self.take_news();
             } else if arrival == Some(next) {
                 self.deliver()?;
             } else if let Some(i) = (0..2).find(|&i| dues[i] == Some(next)) {
@@ -236,7 +236,7 @@ impl World {
         wait.as_nanos().div_ceil(1000) as u64
     }
 
-    fn hear(&mut self) {
+    fn take_news(&mut self) {
         let now = clock::set(self.now);
         let Some(((_, i), key)) = self.news.pop_first() else { return };
         if self.ends[i].config.private_key.public() != key {

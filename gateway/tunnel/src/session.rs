@@ -118,7 +118,7 @@ struct Session {
     /// Source of the last authentic packet of these keys, or the configured endpoint.
     endpoint: Option<SocketAddr>,
     /// When something authentic came last.
-    heard: Option<Instant>,
+    received: Option<Instant>,
     /// Since when other keys are in force.
     superseded: Option<Instant>,
     retry: Retry,
@@ -192,7 +192,7 @@ impl Session {
             keys,
             number: index,
             endpoint: None,
-            heard: None,
+            received: None,
             superseded: None,
             retry: Retry::new(seed),
             limits: Limits::WIREGUARD,
@@ -379,7 +379,7 @@ impl Session {
 
     #[inline]
     fn note_alive(&mut self, now: Instant) {
-        self.heard = Some(now);
+        self.received = Some(now);
         self.unheard = None;
     }
 
@@ -476,7 +476,7 @@ impl Session {
             self.begin(now);
         }
         let on_receive = self.rekey_at().map(|at| at + RECEIVE_GRACE);
-        if on_receive.is_some_and(|at| self.heard >= Some(at)) {
+        if on_receive.is_some_and(|at| self.received >= Some(at)) {
             self.begin(now);
         }
         if !self.has_session && duty.initiates && duty.insists {

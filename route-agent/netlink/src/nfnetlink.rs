@@ -50,15 +50,15 @@ impl Nfnetlink {
         Err(io::ErrorKind::Interrupted.into())
     }
 
-    /// Like [`Self::dump`], for tables too large or too busy to gather: passes each body to `tell`,
+    /// Like [`Self::dump`], for tables too large or too busy to gather: passes each body to `take`,
     /// and tolerates entries that come and go meanwhile.
     pub(crate) fn for_each(
         &self,
         kind: Kind,
         family: u8,
-        tell: &mut dyn FnMut(&[u8]),
+        take: &mut dyn FnMut(&[u8]),
     ) -> io::Result<()> {
-        self.request(kind, NLM_F_DUMP, (family, &[]), tell).map(|_| ())
+        self.request(kind, NLM_F_DUMP, (family, &[]), take).map(|_| ())
     }
 
     /// Asks for one thing, or has one changed.
@@ -75,7 +75,7 @@ impl Nfnetlink {
         Kind(subsystem, number): Kind,
         flags: u16,
         (family, body): (u8, &[u8]),
-        tell: &mut dyn FnMut(&[u8]),
+        take: &mut dyn FnMut(&[u8]),
     ) -> io::Result<bool> {
         let kind = u16::from_be_bytes([subsystem, number]);
         let mut request = Vec::with_capacity(HEADER + NF_HEADER + body.len());
@@ -98,7 +98,7 @@ impl Nfnetlink {
                 match field(4) {
                     NLMSG_DONE => return Ok(consistent),
                     NLMSG_ERROR => return answer(message).map(|()| consistent),
-                    _ => tell(message.get(HEADER + NF_HEADER..).unwrap_or_default()),
+                    _ => take(message.get(HEADER + NF_HEADER..).unwrap_or_default()),
                 }
             }
         }

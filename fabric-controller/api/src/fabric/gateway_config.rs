@@ -249,7 +249,7 @@ pub struct GatewayConfigStatus {
     /// What keeps the newest config from being applied.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
-    /// Address and UDP port that the peer was last heard from.
+    /// Address and UDP port of the last packet from the peer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer_endpoint: Option<String>,
     /// When the last handshake was done (RFC 3339). There is one every two minutes while packets
@@ -278,7 +278,7 @@ pub struct GatewayConfigStatus {
     /// UDP port the gateway listens on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listen_port: Option<u16>,
-    /// Causes for the peering not being, or soon not being, connected; the most telling first.
+    /// Causes for the peering not being, or soon not being, connected; the most specific first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<PeeringFault>,
     /// UDP port at its overlay address where the gateway answers the probes of nodes. Absent: it

@@ -214,7 +214,7 @@ impl<'a> Compiler<'a> {
         };
         let labelled = !self.faulty.contains(&gateway.reference);
         let peer_label = check::label_field(labels::REMOTE_CLUSTER_ID);
-        faults.retain(|fault| fault.field != peer_label); // told already
+        faults.retain(|fault| fault.field != peer_label); // reported already
         faults.iter().for_each(|fault| self.fault(&gateway.reference, fault));
         let secret_name = self.secret(gateway);
         let peer_public_key = self.peer_key(gateway, keys, &secret_name);

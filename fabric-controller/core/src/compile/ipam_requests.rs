@@ -73,7 +73,7 @@ impl Compiler<'_> {
         object: &Object,
         network: &Network,
     ) -> Option<IpamRequest> {
-        let cidr = network.spec.cidr.parse::<Cidr>().ok()?; // told with the cluster
+        let cidr = network.spec.cidr.parse::<Cidr>().ok()?; // reported with the cluster
         let immutable = is_immutable(object);
         let fits = |granted: Cidr| {
             let same_shape = granted.len() == cidr.len() && granted.is_ipv4() == cidr.is_ipv4();
@@ -102,7 +102,7 @@ impl Compiler<'_> {
         ip: &IP,
         cluster: &Cluster,
     ) -> Option<IpamRequest> {
-        let wanted = ip.spec.address()?; // told with the mappings
+        let wanted = ip.spec.address()?; // reported with the mappings
         let cidr = match &ip.spec.network_ref {
             Some(network) => {
                 let namespace = network.namespace.as_ref().or(of.namespace.as_ref());

@@ -108,8 +108,8 @@ impl<'a> Compiler<'a> {
             }
             Err(faults) => {
                 faults.iter().for_each(|fault| self.fault(reference, fault));
-                let told: Vec<_> = faults.iter().map(ToString::to_string).collect();
-                peering.fault = Some(told.join("; "));
+                let texts: Vec<_> = faults.iter().map(ToString::to_string).collect();
+                peering.fault = Some(texts.join("; "));
             }
         }
         peering

@@ -17,7 +17,7 @@ impl Compiler<'_> {
             peerings.iter().filter_map(|peering| peering.id.as_ref()).collect();
         let all: BTreeSet<&ClusterId> =
             configured.iter().copied().chain(gateways.iter().map(|g| &g.peer)).collect();
-        let told = all.into_iter().map(|peer| {
+        let peers = all.into_iter().map(|peer| {
             let gateway = gateways.iter().find(|gateway| gateway.peer == *peer);
             let mut conditions = vec![configuration(configured.contains(peer)), presence(gateway)];
             conditions.extend(gateway.map(|gateway| self.workload(gateway)));
@@ -25,7 +25,7 @@ impl Compiler<'_> {
             let enabled = peerings.iter().filter(|p| p.id.as_ref() == Some(peer)).all(is_seen);
             (peer.clone(), Peer { enabled, conditions })
         });
-        told.collect()
+        peers.collect()
     }
 
     fn workload(&self, gateway: &Gateway<'_>) -> PeerCondition {

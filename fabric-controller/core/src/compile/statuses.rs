@@ -44,8 +44,8 @@ impl<'a> Compiler<'a> {
 
     /// Its newest version is wrong, and the last good one stays in use.
     fn is_kept(&self, peering: &Peering<'_>) -> bool {
-        let mut told = self.index.file_problems().iter().filter_map(|p| p.object.as_ref());
-        peering.fault.is_none() && told.any(|object| *object == peering.reference)
+        let mut faulty = self.index.file_problems().iter().filter_map(|p| p.object.as_ref());
+        peering.fault.is_none() && faulty.any(|object| *object == peering.reference)
     }
 
     fn readiness(&self, cluster: &Cluster, peering: &Peering<'_>) -> Readiness {
@@ -67,11 +67,11 @@ impl<'a> Compiler<'a> {
             return Readiness::Waiting(what.to_owned());
         }
         let missing = peering.remotes.iter().filter(|remote| remote.granted.is_none());
-        let told = missing.map(|remote| match self.index.denial(&remote.network) {
+        let reasons = missing.map(|remote| match self.index.denial(&remote.network) {
             Some(reason) => format!("{}: {reason}", remote.cidr),
             None => remote.cidr.to_string(),
         });
-        Readiness::Waiting(told.collect::<Vec<_>>().join(", "))
+        Readiness::Waiting(reasons.collect::<Vec<_>>().join(", "))
     }
 
     /// Names only nodes that are slow, and no more than three: with hundreds, each acknowledgement would
@@ -152,13 +152,13 @@ impl<'a> Compiler<'a> {
             |problem: &Problem| needed.into_iter().flatten().any(|one| is_about(problem, one));
         let all = self.out.problems.iter();
         let all = all.filter(|problem| !problem.message.starts_with("waits for"));
-        let told: BTreeSet<String> = all
+        let texts: BTreeSet<String> = all
             .filter_map(|problem| match is_about(problem, object) {
                 true => Some(Problem { object: None, ..problem.clone() }.to_string()),
                 false => is_needed(problem).then(|| problem.to_string()),
             })
             .collect();
-        told.into_iter().collect::<Vec<_>>().join("; ")
+        texts.into_iter().collect::<Vec<_>>().join("; ")
     }
 
     pub(super) fn gateway_statuses(&mut self, cluster: &Cluster, gateways: &[Gateway<'_>]) {

@@ -74,9 +74,9 @@ fn module(have: &Value, want: Option<&Peer>, now: Timestamp) -> Option<Value> {
         }));
     }
     let enabled = want.is_some_and(|peer| peer.enabled);
-    let told = have["enabled"].as_bool();
+    let reported = have["enabled"].as_bool();
     // For a peer that is none of weft's, an absent value equals false.
-    let same_enabled = told == Some(enabled) || (want.is_none() && told.is_none());
+    let same_enabled = reported == Some(enabled) || (want.is_none() && reported.is_none());
     let same = same_enabled && is_same(&before, &conditions);
     (!same).then(|| json!({"enabled": enabled, "conditions": conditions}))
 }
@@ -128,14 +128,14 @@ mod tests {
 
     #[test]
     fn there_are_all_modules_and_those_of_others_stay() {
-        let told = |object: Value| {
+        let written = |object: Value| {
             modules(&foreign_cluster(object), Some(&peer("Pending")), Timestamp::UNIX_EPOCH)
         };
         let off = json!({"enabled": false});
-        let new = told(json!({"spec": {"clusterID": "milan"}})).unwrap();
+        let new = written(json!({"spec": {"clusterID": "milan"}})).unwrap();
         assert_eq!([&new["authentication"], &new["offloading"]], [&off, &off]);
         let theirs = json!({"authentication": {"enabled": true}});
-        let beside = told(json!({"status": {"modules": theirs}})).unwrap();
+        let beside = written(json!({"status": {"modules": theirs}})).unwrap();
         assert_eq!((beside.get("authentication"), &beside["offloading"]), (None, &off));
     }
 

@@ -24,26 +24,26 @@ const REMEDY: &str = "what weft has made there stays until the node starts anew,
 type Waits = BTreeMap<String, String>;
 
 /// Returns once nothing is left on any node that answers.
-pub(super) async fn clear(cluster: &Cluster, patience: Duration) -> Result<(), WithdrawError> {
+pub(super) async fn clear(cluster: &Cluster, timeout: Duration) -> Result<(), WithdrawError> {
     let start = Instant::now();
-    let mut told = Waits::new();
+    let mut logged = Waits::new();
     loop {
         let (waits, lingers) = look(cluster).await?;
-        for (node, why) in waits.iter().filter(|(node, why)| told.get(*node) != Some(why)) {
+        for (node, why) in waits.iter().filter(|(node, why)| logged.get(*node) != Some(why)) {
             tracing::info!(node, why, "waiting");
         }
-        for node in told.keys().filter(|node| !waits.contains_key(*node)) {
+        for node in logged.keys().filter(|node| !waits.contains_key(*node)) {
             tracing::info!(node, "nothing of weft is left there");
         }
         if waits.is_empty() {
             return Ok(());
         }
-        let patience = if lingers { patience.max(LINGERING) } else { patience };
-        if start.elapsed() >= patience {
+        let timeout = if lingers { timeout.max(LINGERING) } else { timeout };
+        if start.elapsed() >= timeout {
             give_up(cluster, &waits).await;
             return Ok(());
         }
-        told = waits;
+        logged = waits;
         sleep(PERIOD).await;
     }
 }
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn a_node_is_waited_for_until_its_agent_has_taken_all_away() {
         let applied = |generation: i64| json!({"appliedGeneration": generation});
-        assert!(why_waited_for(&config(false, applied(7)), true).is_some(), "it is not told yet");
+        assert!(why_waited_for(&config(false, applied(7)), true).is_some(), "it is not marked yet");
         assert!(why_waited_for(&config(true, applied(6)), true).is_some());
         assert!(why_waited_for(&config(true, applied(6)), false).is_some(), "it may come back");
         assert_eq!(why_waited_for(&config(true, applied(7)), true), None);

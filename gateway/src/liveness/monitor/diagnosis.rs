@@ -106,7 +106,7 @@ impl Diagnosis {
         let percent = weft.loss_percent.filter(|percent| (1..=100).contains(percent));
         self.peer_loss = percent.map(|percent| (percent, now));
         self.key_shared = weft.duplicate.then_some(now);
-        let received = message.report().and_then(|report| now.checked_sub(report.heard_ago?));
+        let received = message.report().and_then(|report| now.checked_sub(report.received_ago?));
         self.peer_received = Some((received, now));
         if weft.suspects {
             self.log.handle_request(now);

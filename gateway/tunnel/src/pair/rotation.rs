@@ -141,7 +141,7 @@ fn one_end_that_changes_its_mind_all_the_time_neither_grows_nor_stops() {
         flow.pair.change(Secret(0), &new_keys());
         flow.run_for(3);
     }
-    flow.assert_nothing_lost("fifty keys that the peer never hears of");
+    flow.assert_nothing_lost("fifty keys that the peer never learns");
     assert!(flow.pair.engines[0].peer.sessions() <= 5);
 }
 
@@ -157,7 +157,7 @@ fn superseded_keys_are_refused_after_180_seconds() {
     pair.rotate();
     let frames = pair.made[1].frames.len();
     pair.now += Duration::from_millis(179_999);
-    assert!(pair.answers(&mut old), "the peer may not have heard of the change yet");
+    assert!(pair.answers(&mut old), "the peer may not know of the change yet");
     pair.deliver(1, pair.addresses[0], &in_time);
     assert_eq!(pair.made[1].frames.len(), frames + 1);
     pair.now += Duration::from_millis(1);

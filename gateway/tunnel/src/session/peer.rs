@@ -369,8 +369,8 @@ impl Peer {
         self.sessions.insert(0, session);
         if self.sessions.len() > 1 + MAX_SUPERSEDED {
             // Those that the peer has not used for longest, or never.
-            let heard = |at: &usize| self.sessions[*at].heard;
-            let least = (1..self.sessions.len()).min_by_key(heard);
+            let received = |at: &usize| self.sessions[*at].received;
+            let least = (1..self.sessions.len()).min_by_key(received);
             least.into_iter().for_each(|at| self.remove(at));
         }
         true
