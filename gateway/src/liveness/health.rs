@@ -10,6 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use fabric_api::fabric::{RemapKind, Role};
+use fabric_api::labels::REMOTE_CLUSTER_ID;
 use fabric_api::networking::ConnectionValue;
 use fabric_api::{Cidr, PublicKey};
 
@@ -76,6 +77,10 @@ pub struct Evidence<'a> {
     pub peer_cidrs: Option<&'a PeerCidrs>,
     /// The peer's configuration does not fit this cluster's CIDRs.
     pub peer_differs: bool,
+    /// This cluster's ID as the peer has it, if that is another one.
+    pub own_id_at_peer: Option<&'a str>,
+    /// The peer's ID is not the one configured for it, as it reports.
+    pub peer_id_differs: bool,
     /// MTU of the tunnel in bytes.
     pub mtu: u32,
 }
@@ -101,6 +106,7 @@ pub fn diagnose(evidence: &Evidence<'_>, now: Instant) -> Vec<Fault> {
         faults.extend(evidence.endpoint_unanswered());
     }
     faults.extend(evidence.cidr_mismatch());
+    faults.extend(evidence.id_mismatch());
     faults.extend(evidence.too_small_for_ipv6());
     faults
 }
@@ -461,6 +467,28 @@ impl Evidence<'_> {
             message: format!("loses {percent} % of probes to {}", self.peer_name()),
             remedy: format!("the underlay loses packets {}: check its links", self.way()),
         })
+    }
+
+    /// The tunnel works, but what goes by IDs (labels, metrics, other modules of Liqo) finds another cluster.
+    fn id_mismatch(&self) -> Vec<Fault> {
+        let (peer, own) = (self.peer_name(), self.own());
+        let here = self.peer_id_differs.then(|| Fault {
+            reason: Reason::IdMismatch,
+            message: format!("the cluster that is {peer} here has another ID"),
+            remedy: format!(
+                "`weft status` there shows its ID: use that instead of {peer} in the labels \
+                 {REMOTE_CLUSTER_ID} of this peering's resources"
+            ),
+        });
+        let there = self.own_id_at_peer.map(|id| Fault {
+            reason: Reason::PeerIdMismatch,
+            message: format!("{peer} has this cluster as {id}; its ID is {own}"),
+            remedy: format!(
+                "in {peer}, use {own} instead of {id} in the labels {REMOTE_CLUSTER_ID} of the \
+                 peering's resources"
+            ),
+        });
+        here.into_iter().chain(there).collect()
     }
 
     /// Linux carries no IPv6 over a device whose MTU is below 1,280 bytes (RFC 8200 section 5).

@@ -311,6 +311,7 @@ impl Peering {
 
     fn handle_ping(&mut self, ping: Message, from: SocketAddr, now: Instant) {
         let report = ping.report();
+        self.diagnosis.handle_ping(&ping, &self.running.desired);
         self.machine.handle_ping(report, now);
         self.path.handle_life(&ping, None, now);
         let pong = ping.pong(self.weft_field(now));
@@ -483,6 +484,7 @@ impl Peering {
             duplicate,
             suspects: self.diagnosis.log.is_suspicious(),
             cidrs_differ: self.diagnosis.differs(),
+            id_differs: self.diagnosis.own_id_at_peer.is_some(),
             loss_percent: self.diagnosis.log.loss_percent(),
             ..WeftField::new(self.desired().probe_interval(), received_ago)
         }

@@ -117,6 +117,9 @@ pub struct WeftField {
     /// The receiver's CIDRs are not those that the sender's cluster has configured for it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cidrs_differ: bool,
+    /// The receiver's pings name another cluster than the sender's.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub id_differs: bool,
     /// Share of the sender's probes that get lost, if it is worth reporting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_percent: Option<u8>,
@@ -233,6 +236,7 @@ impl WeftField {
             departure: None,
             suspects: false,
             cidrs_differ: false,
+            id_differs: false,
             loss_percent: None,
         }
     }

@@ -20,11 +20,13 @@ pub enum Reason {
     ProbeLoss,
     CidrMismatch,
     PeerCidrMismatch,
+    IdMismatch,
+    PeerIdMismatch,
     TooSmallForIpv6,
 }
 
 impl Reason {
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 20] = [
         Self::NameNotResolved,
         Self::EndpointIsOwn,
         Self::EndpointUnanswered,
@@ -42,6 +44,8 @@ impl Reason {
         Self::ProbeLoss,
         Self::CidrMismatch,
         Self::PeerCidrMismatch,
+        Self::IdMismatch,
+        Self::PeerIdMismatch,
         Self::TooSmallForIpv6,
     ];
 
@@ -64,6 +68,8 @@ impl Reason {
             Self::ProbeLoss => "ProbeLoss",
             Self::CidrMismatch => "CidrMismatch",
             Self::PeerCidrMismatch => "PeerCidrMismatch",
+            Self::IdMismatch => "IdMismatch",
+            Self::PeerIdMismatch => "PeerIdMismatch",
             Self::TooSmallForIpv6 => "TooSmallForIpv6",
         }
     }

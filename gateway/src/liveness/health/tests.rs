@@ -47,6 +47,8 @@ impl Scene {
             is_key_shared: false,
             peer_cidrs: None,
             peer_differs: false,
+            own_id_at_peer: None,
+            peer_id_differs: false,
             mtu: 1340,
         }
     }
@@ -281,6 +283,17 @@ fn loss_and_cidrs_are_reported_while_connected() {
     assert!(faults[1].message.contains("expected 10.99.0.0/16"), "{faults:?}");
     let theirs = Evidence { peer_differs: true, ..scene.evidence() };
     assert_eq!(scene.reasons(&theirs), [Reason::PeerCidrMismatch]);
+}
+
+#[test]
+fn id_that_one_side_has_wrong_is_named_on_both() {
+    let scene = Scene::new();
+    let theirs = Evidence { own_id_at_peer: Some("roma"), ..scene.evidence() };
+    assert_eq!(scene.reasons(&theirs), [Reason::PeerIdMismatch]);
+    let [fault] = &diagnose(&theirs, scene.now)[..] else { panic!() };
+    assert!(fault.message.contains("roma"), "{fault:?}");
+    let ours = Evidence { peer_id_differs: true, ..scene.evidence() };
+    assert_eq!(scene.reasons(&ours), [Reason::IdMismatch]);
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use fabric_api::PublicKey;
 use fabric_api::networking::ConnectionValue;
+use fabric_api::{ClusterId, PublicKey};
 use jiff::{SignedDuration, Timestamp};
 
 use crate::config::desired::Desired;
@@ -37,6 +37,10 @@ pub(super) struct Diagnosis {
     /// When the peer last reported a second gateway with our key.
     key_shared: Option<Instant>,
     peer_differs: bool,
+    /// This cluster's ID in the peer's pings, if that is not its own.
+    pub(super) own_id_at_peer: Option<String>,
+    /// The peer reports that pings from here have another ID than its own.
+    peer_id_differs: bool,
     /// Loss in percent as the peer last reported it.
     peer_loss: Option<(u8, Instant)>,
     differs: bool,
@@ -61,6 +65,8 @@ impl Diagnosis {
             peer_cidrs: None,
             key_shared: None,
             peer_differs: false,
+            own_id_at_peer: None,
+            peer_id_differs: false,
             peer_loss: None,
             differs: false,
             delivered: None,
@@ -99,10 +105,11 @@ impl Diagnosis {
             // Another program has taken the peer's place: what weft reported there is not of now.
             (self.is_weft, self.peer_differs, self.peer_cidrs) = (false, false, None);
             (self.peer_received, self.delivered, self.peer_loss) = (None, None, None);
+            self.peer_id_differs = false;
             return;
         };
         self.is_weft = true;
-        self.peer_differs = weft.cidrs_differ;
+        (self.peer_differs, self.peer_id_differs) = (weft.cidrs_differ, weft.id_differs);
         let percent = weft.loss_percent.filter(|percent| (1..=100).contains(percent));
         self.peer_loss = percent.map(|percent| (percent, now));
         self.key_shared = weft.duplicate.then_some(now);
@@ -111,6 +118,18 @@ impl Diagnosis {
         if weft.suspects {
             self.log.handle_request(now);
         }
+    }
+
+    /// Pings have the receiver's ID, as the sender has it.
+    pub(super) fn handle_ping(&mut self, ping: &Message, desired: &Desired) {
+        let differs = ping.cluster_id != desired.cluster.as_str();
+        // A hostile peer may write anything.
+        let id = || {
+            ping.cluster_id
+                .parse()
+                .map_or_else(|_| "another cluster".to_owned(), |id: ClusterId| id.to_string())
+        };
+        self.own_id_at_peer = differs.then(id);
     }
 
     pub(super) fn handle_answer(&mut self, pong: &Message, round_trip: Duration, now: Instant) {
@@ -203,6 +222,8 @@ impl Diagnosis {
             is_key_shared: self.key_shared.is_some(),
             peer_cidrs: self.peer_cidrs.as_ref(),
             peer_differs: self.peer_differs,
+            own_id_at_peer: self.own_id_at_peer.as_deref(),
+            peer_id_differs: self.peer_id_differs,
         }
     }
 
@@ -232,6 +253,8 @@ impl Diagnosis {
             | Reason::ProbeLoss
             | Reason::CidrMismatch
             | Reason::PeerCidrMismatch
+            | Reason::IdMismatch
+            | Reason::PeerIdMismatch
             | Reason::TooSmallForIpv6 => None,
         };
         let ago = at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
