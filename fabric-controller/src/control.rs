@@ -7,8 +7,8 @@ use std::future::{Future, pending};
 use std::sync::Arc;
 use std::time::Duration;
 
-use fabric_runtime::{Heartbeat, return_unused_memory};
-use fabric_store::{Backoff, Event, Kind, Object, Problem, Store, StoreError, Watch, until};
+use fabric_runtime::{Backoff, Heartbeat, return_unused_memory, until};
+use fabric_store::{Event, Kind, Object, Problem, Store, StoreError, Watch};
 use futures::stream::{self, StreamExt as _};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;

@@ -4,10 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fabric_api::fabric::{FabricRecord, Record as _};
 use fabric_api::{PrivateKey, PublicKey, labels};
-use fabric_runtime::Heartbeat;
-use fabric_store::{
-    Event, Kind, Object, ObjectRef, Problem, Store, StoreError, WRITE_RETRY, WriteBackoff,
-};
+use fabric_runtime::{Heartbeat, WRITE_RETRY, WriteBackoff};
+use fabric_store::{Event, Kind, Object, ObjectRef, Problem, Store, StoreError};
 use futures::stream::{self, StreamExt as _};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;

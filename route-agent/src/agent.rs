@@ -5,8 +5,8 @@ use anyhow::Context;
 use fabric_api::fabric::{
     FabricRecord, ForwardingOff, MovedAddress, NodeConfig, NodeConfigStatus, RecordVersion, Records,
 };
-use fabric_runtime::{Heartbeat, Stop};
-use fabric_store::{Event, Kind, Object, ObjectRef, Store, chain, until};
+use fabric_runtime::{Heartbeat, Stop, chain, until};
+use fabric_store::{Event, Kind, Object, ObjectRef, Store};
 use jiff::Timestamp;
 use netlink::{ChurnLimiter, Handle, Settings, nft};
 use netplan::{COUNTER, FIREWALL_TABLE, Firewall, REFUSAL_TABLE, Sysctl, plan};

@@ -1,6 +1,6 @@
 //! Brings the kernel to a state.
 
-use fabric_store::chain;
+use fabric_runtime::chain;
 use netlink::Handle;
 use netplan::{State, plan};
 

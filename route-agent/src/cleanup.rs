@@ -3,7 +3,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use fabric_api::Cidr;
-use fabric_store::chain;
+use fabric_runtime::chain;
 use netlink::Handle;
 use netplan::{Refusal, State};
 use tokio::time::sleep;

@@ -47,7 +47,7 @@ pub(crate) fn follow(store: &Store, config: ObjectRef) -> anyhow::Result<mpsc::R
         match own.follow(&config, &[Kind::FabricRecord]) {
             Ok(mut watch) => while events.send(watch.next().await).await.is_ok() {},
             Err(error) => {
-                tracing::error!("cannot watch the store: {}", fabric_store::chain(&error))
+                tracing::error!("cannot watch the store: {}", fabric_runtime::chain(&error))
             }
         }
     };

@@ -12,7 +12,7 @@ mod nft;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use fabric_store::chain;
+use fabric_runtime::chain;
 use netlink::nft::{Chain, Hook};
 use netlink::{ChurnLimiter, Netns};
 use tokio::sync::watch;

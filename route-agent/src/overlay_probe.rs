@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use fabric_api::fabric::{NodeConfigSpec, OverlayProbe, UnreachableGateway};
 use fabric_api::overlay_v6;
-use fabric_store::until;
+use fabric_runtime::until;
 use jiff::Timestamp;
 use netlink::DatagramSocket;
 use tokio::sync::watch;

@@ -4,7 +4,8 @@ use std::future::pending;
 use std::time::Duration;
 
 use fabric_api::fabric::{MovedAddress, NodeConfig};
-use fabric_store::{Store, chain};
+use fabric_runtime::chain;
+use fabric_store::Store;
 use tokio::sync::watch;
 use tokio::time::sleep;
 

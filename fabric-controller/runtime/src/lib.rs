@@ -1,10 +1,12 @@
 //! Parts that every program of weft has around its work: logs on standard error, signals that end it,
-//! and HTTP for metrics and probes.
+//! HTTP for metrics and probes, and the waits before a failed step is retried.
 
+mod backoff;
 mod health;
 mod http;
 mod memory;
 mod monitoring;
+mod write_backoff;
 
 use std::io::{self, IsTerminal as _};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -14,10 +16,12 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
+pub use backoff::{Backoff, jittered, until};
 pub use health::{Heartbeat, Readiness};
 pub use http::{HttpAddress, HttpListener, ListenError, OPENMETRICS, ParseHttpAddressError};
 pub use memory::return_unused_memory;
 pub use monitoring::{Monitoring, MonitoringError};
+pub use write_backoff::{WRITE_RETRY, WriteBackoff};
 
 /// How a program logs.
 #[derive(Clone, Debug, Args)]
@@ -69,6 +73,18 @@ fn log_level(text: &str) -> Result<String, String> {
     let expected = "expected error, warn, info, debug or trace";
     EnvFilter::try_new(text).map_err(|error| format!("{error}; {expected}"))?;
     Ok(text.to_owned())
+}
+
+/// Returns an error with its causes, on one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
 }
 
 /// Request to stop the program: SIGTERM or SIGINT. Both are caught from [`Stop::listen`] on.

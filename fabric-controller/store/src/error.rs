@@ -161,18 +161,6 @@ impl fmt::Display for Problem {
     }
 }
 
-/// An error with its causes, on one line.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
-}
-
 /// True if a file system has no room left, for anybody or for this user.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
@@ -180,6 +168,8 @@ pub(crate) fn is_full(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use fabric_runtime::chain;
+
     use super::*;
 
     #[test]

@@ -6,7 +6,6 @@
 //! Every resource is read as one [`Object`] in which metadata, spec and status are together, from
 //! however many files. Nothing of the user's is ever written but its status.
 
-mod backoff;
 mod decode;
 mod directory;
 mod error;
@@ -17,17 +16,14 @@ mod object;
 pub mod obstacles;
 mod store;
 mod watch;
-mod write_backoff;
 
-pub use backoff::{Backoff, until};
 pub use directory::ChangeServer;
-pub use error::{ApiError, Problem, StoreError, chain};
+pub use error::{ApiError, Problem, StoreError};
 pub use kubernetes::{ApiServer, reflector, requests};
 pub use metrics::{StoreMetrics, WriteOutcome};
 pub use object::{Kind, Object, ObjectRef};
 pub use store::{Note, Snapshot, Store};
 pub use watch::Watch;
-pub use write_backoff::{WRITE_RETRY, WriteBackoff};
 
 use std::path::PathBuf;
 

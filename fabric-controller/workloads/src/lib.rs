@@ -29,8 +29,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric_api::check::Fault;
-use fabric_runtime::Heartbeat;
-use fabric_store::{ApiServer, ObjectRef, until};
+use fabric_runtime::{Heartbeat, until};
+use fabric_store::{ApiServer, ObjectRef};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use tokio::sync::watch;

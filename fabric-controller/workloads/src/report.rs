@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use fabric_runtime::Heartbeat;
-use fabric_store::{ApiServer, until};
+use fabric_runtime::{Heartbeat, until};
+use fabric_store::ApiServer;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::Api;
 use kube::api::ListParams;

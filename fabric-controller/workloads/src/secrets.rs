@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fabric_api::labels;
-use fabric_runtime::Heartbeat;
+use fabric_runtime::{Heartbeat, chain};
 use fabric_store::requests::{Requests, Target};
-use fabric_store::{ApiError, ObjectRef, chain};
+use fabric_store::{ApiError, ObjectRef};
 use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
 use kube::api::ApiResource;

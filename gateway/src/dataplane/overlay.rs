@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use fabric_api::overlay_v6;
-use fabric_store::chain;
+use fabric_runtime::chain;
 use netlink::{Events, Handle, NetlinkError, Netns, NetnsError, Scope, Settings};
 use netplan::{Family, Op, State, Sysctl, plan};
 

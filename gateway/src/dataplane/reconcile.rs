@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric_api::fabric::MtuBound;
-use fabric_store::chain;
+use fabric_runtime::chain;
 use netlink::ChurnLimiter;
 use netlink::nft::NftError;
 use tokio::sync::watch;

@@ -49,9 +49,9 @@ pub(super) fn ensure(netns: &Netns, treatment: &Treatment, found: &mut Found) {
             Ok(Err(IptablesError::Missing(_))) if treatment.mode == Mode::Remove => continue,
             Ok(Err(error)) => {
                 found.locked |= matches!(error, IptablesError::Locked(_));
-                fabric_store::chain(&error)
+                fabric_runtime::chain(&error)
             }
-            Err(error) => format!("{program}: {}", fabric_store::chain(&error)),
+            Err(error) => format!("{program}: {}", fabric_runtime::chain(&error)),
         };
         found.failures.insert(failure);
     }

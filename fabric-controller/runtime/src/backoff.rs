@@ -33,9 +33,9 @@ impl Backoff {
     }
 }
 
-/// Random time between half of `wait` and all of it, so that what failed together is not tried
+/// Returns a random time between half of `wait` and all of it, so that what failed together is not tried
 /// together again.
-pub(crate) fn jittered(wait: Duration) -> Duration {
+pub fn jittered(wait: Duration) -> Duration {
     wait.mul_f64(0.5 + fastrand::f64() / 2.0)
 }
 
