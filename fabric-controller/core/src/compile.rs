@@ -29,7 +29,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use fabric_api::check::Fault;
-use fabric_store::{Kind, Object, ObjectRef, Problem};
+use fabric_objects::{Kind, Object, ObjectRef, Problem};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use fabric_api::Cidr;
 use fabric_api::ipam::{IP, IPStatus, Network, NetworkStatus};
-use fabric_store::Object;
+use fabric_objects::Object;
 
 /// Prefix or address granted by ipam.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

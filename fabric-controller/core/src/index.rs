@@ -10,7 +10,7 @@ use fabric_api::fabric::{
 };
 use fabric_api::networking::{Connection, GatewayClient, GatewayServer, secret_name};
 use fabric_api::{Cidr, PublicKey, labels};
-use fabric_store::{Event, Kind, Object, ObjectRef, Problem};
+use fabric_objects::{Event, Kind, Object, ObjectRef, Problem};
 use k8s_openapi::api::core::v1::LocalObjectReference;
 
 use crate::grant::{Grant, ip_grant, network_grant};

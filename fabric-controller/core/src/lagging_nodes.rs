@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use fabric_api::fabric::NodeConfig;
-use fabric_store::{Kind, ObjectRef};
+use fabric_objects::{Kind, ObjectRef};
 
 use crate::index::Index;
 
@@ -72,7 +72,7 @@ impl LaggingNodes {
 #[cfg(test)]
 mod tests {
     use fabric_api::fabric::NodeConfigStatus;
-    use fabric_store::{Event, Object};
+    use fabric_objects::{Event, Object};
     use serde_json::json;
 
     use super::*;

@@ -7,7 +7,7 @@ use fabric_api::check::Fault;
 use fabric_api::ipam::IP;
 use fabric_api::networking::{EndpointStatus, InternalEndpoint};
 use fabric_api::{ClusterId, PublicKey};
-use fabric_store::{Object, ObjectRef, Problem};
+use fabric_objects::{Object, ObjectRef, Problem};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 

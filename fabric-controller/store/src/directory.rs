@@ -4,6 +4,7 @@ mod file;
 mod folder;
 mod folders;
 mod hub;
+mod identity;
 mod last_good;
 mod layout;
 mod limits;
@@ -20,6 +21,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use fabric_objects::{Kind, Object, ObjectRef, Problem, Snapshot, decode};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -28,7 +30,7 @@ use self::file::Mode;
 use self::layout::Layout;
 use self::parse::{MAX_OWN_NAME, check_names};
 use self::reader::{Reader, Scope};
-use crate::{Kind, Object, ObjectRef, Problem, Snapshot, StoreError, decode};
+use crate::StoreError;
 
 pub use hub::ChangeServer;
 pub(crate) use watch::Watch;

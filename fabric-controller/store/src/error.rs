@@ -1,8 +1,7 @@
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::{Kind, ObjectRef};
+use fabric_objects::{Kind, ObjectRef, Problem};
 
 /// Reason for which the store could not read or write.
 ///
@@ -131,36 +130,6 @@ impl StoreError {
     }
 }
 
-/// Fault of a manifest or an object. Prints as one line that names file, object, field, what was
-/// found and what is expected.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Problem {
-    /// File name, with `:line` where it is known; empty in Kubernetes.
-    pub source: String,
-    pub object: Option<ObjectRef>,
-    /// Path of the field, such as `spec.remote.cidr.pod[0]`.
-    pub field: Option<String>,
-    pub message: String,
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if !self.source.is_empty() {
-            write!(f, "{}: ", self.source)?;
-        }
-        if let Some(object) = &self.object {
-            write!(f, "{object}: ")?;
-        }
-        if let Some(field) = &self.field {
-            write!(f, "{field}: ")?;
-        }
-        match self.message.trim() {
-            "" => f.write_str("wrong, and nothing says why"),
-            message => f.write_str(message),
-        }
-    }
-}
-
 /// True if a file system has no room left, for anybody or for this user.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
@@ -183,14 +152,5 @@ mod tests {
         }
         let error = StoreError::unwritten(path, io::ErrorKind::PermissionDenied.into());
         assert!(!error.to_string().contains("full"));
-    }
-
-    #[test]
-    fn problem_without_message_prints_no_empty_text() {
-        for message in ["", " \n"] {
-            let (source, message) = ("a.yaml:13".to_owned(), message.to_owned());
-            let problem = Problem { source, object: None, field: None, message };
-            assert_eq!(problem.to_string(), "a.yaml:13: wrong, and nothing says why");
-        }
     }
 }

@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use fabric_objects::{Kind, Object, ObjectRef, Problem, Snapshot, decode};
 use futures::future::{join_all, try_join_all};
 use kube::api::{DeleteParams, DynamicObject};
 
@@ -29,9 +30,7 @@ use self::cache::{Cache, Part, is_ours};
 use self::content::content;
 use self::intake::Stored;
 use self::source::Source;
-use crate::{
-    ApiError, Kind, Object, ObjectRef, Problem, Snapshot, StoreError, StoreMetrics, decode,
-};
+use crate::{ApiError, StoreError, StoreMetrics};
 
 /// Owner of what weft writes, in `metadata.managedFields`.
 const MANAGER: &str = "weft";

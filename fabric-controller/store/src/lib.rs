@@ -3,26 +3,22 @@
 //! In Kubernetes, that is the API server. Standalone, it is a directory of manifests and two
 //! directories of weft's own. Nothing else in the workspace knows which of the two it is.
 //!
-//! Every resource is read as one [`Object`] in which metadata, spec and status are together, from
-//! however many files. Nothing of the user's is ever written but its status.
+//! Nothing of the user's is ever written but its status.
 
-mod decode;
 mod directory;
 mod error;
-mod expectation;
 mod kubernetes;
 mod metrics;
-mod object;
 pub mod obstacles;
 mod store;
 mod watch;
 
 pub use directory::ChangeServer;
-pub use error::{ApiError, Problem, StoreError};
+pub use error::{ApiError, StoreError};
+pub use fabric_objects::{Event, Kind, Object, ObjectRef, Problem, Snapshot};
 pub use kubernetes::{ApiServer, reflector, requests};
 pub use metrics::{StoreMetrics, WriteOutcome};
-pub use object::{Kind, Object, ObjectRef};
-pub use store::{Note, Snapshot, Store};
+pub use store::{Note, Store};
 pub use watch::Watch;
 
 use std::path::PathBuf;
@@ -91,19 +87,6 @@ impl StoreArgs {
 pub fn parse(file: &str, text: &str) -> (Vec<Object>, Vec<Problem>) {
     let parsed = directory::parse::parse(file, text);
     (parsed.objects.into_iter().map(|located| located.object).collect(), parsed.problems)
-}
-
-/// Something happened to a resource.
-#[derive(Clone, Debug)]
-pub enum Event {
-    /// It is new, or its spec, metadata or status is.
-    Applied(Object),
-    Deleted(ObjectRef),
-    /// All present problems of the manifests, or of what the API server holds; replaces the list
-    /// reported before.
-    Problems(Vec<Problem>),
-    /// All that was there when the watch began has been reported.
-    Synced,
 }
 
 #[cfg(test)]

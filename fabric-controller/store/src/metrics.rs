@@ -1,10 +1,11 @@
 //! Counters of a program's requests to its store.
 
+use fabric_objects::Kind;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-use crate::{Kind, StoreError};
+use crate::StoreError;
 
 type Labels<const N: usize> = Family<[(&'static str, String); N], Counter>;
 

@@ -2,9 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use fabric_objects::Problem;
 use tokio::sync::watch;
-
-use crate::Problem;
 
 /// Part of the controller that reads from the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,15 +1,12 @@
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use fabric_objects::{Kind, Object, ObjectRef, Problem, Snapshot};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::directory::{Directory, Places};
 use crate::kubernetes::{ApiServer, Kubernetes};
-use crate::{
-    ChangeServer, Kind, Object, ObjectRef, Problem, StoreArgs, StoreError, StoreMetrics, Watch,
-    watch,
-};
+use crate::{ChangeServer, StoreArgs, StoreError, StoreMetrics, Watch, watch};
 
 /// The resources of a cluster. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -22,14 +19,6 @@ pub struct Store {
 enum Backend {
     Directory(Directory),
     Kubernetes(Kubernetes),
-}
-
-/// Content of the store at one moment.
-#[derive(Clone, Debug, Default)]
-pub struct Snapshot {
-    pub objects: BTreeMap<ObjectRef, Object>,
-    /// Problems of the manifests, or of what the API server holds.
-    pub problems: Vec<Problem>,
 }
 
 /// Something kept for a program's next start, by a name that suits a file and an object of

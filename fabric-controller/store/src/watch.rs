@@ -1,6 +1,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{Event, Object, ObjectRef, directory, kubernetes};
+use fabric_objects::{Event, Object, ObjectRef};
+
+use crate::{directory, kubernetes};
 
 /// A running watch. Dropping it ends it.
 #[derive(Debug)]

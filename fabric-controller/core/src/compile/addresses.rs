@@ -2,7 +2,7 @@
 
 use fabric_api::ipam::{IP, IPSpec};
 use fabric_api::labels;
-use fabric_store::{Kind, ObjectRef};
+use fabric_objects::{Kind, ObjectRef};
 use k8s_openapi::api::core::v1::ObjectReference;
 
 use super::Compiler;

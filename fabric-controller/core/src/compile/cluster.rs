@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use fabric_api::fabric::{MovedAddress, NodeConfig, OverlappingPods};
 use fabric_api::ipam::{Network, NetworkSpec};
 use fabric_api::{Cidr, ClusterId, Mac, check, labels};
-use fabric_store::{Kind, Object, ObjectRef};
+use fabric_objects::{Kind, Object, ObjectRef};
 use k8s_openapi::api::core::v1 as core;
 
 use super::names::of_node;

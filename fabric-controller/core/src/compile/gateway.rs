@@ -6,7 +6,7 @@ use fabric_api::check::Fault;
 use fabric_api::fabric::{GatewayConfig, NO_MTU, PeerEndpoint, Role};
 use fabric_api::networking::{GatewayClient, GatewayServer, PublicKeyObject, secret_name};
 use fabric_api::{ClusterId, PublicKey, check, labels};
-use fabric_store::{Kind, ObjectRef};
+use fabric_objects::{Kind, ObjectRef};
 use k8s_openapi::api::core::v1::LocalObjectReference;
 
 use super::cluster::Cluster;

@@ -7,7 +7,7 @@ use fabric_api::fabric::{
     gateway_spec,
 };
 use fabric_api::{labels, link_v6};
-use fabric_store::{Kind, ObjectRef};
+use fabric_objects::{Kind, ObjectRef};
 
 use super::Compiler;
 use super::cluster::{Cluster, Node};

@@ -8,7 +8,7 @@ use fabric_api::fabric::{
     AddressMap, GatewayClusterRecord, GatewayConfig, GatewayRecord, GatewayRecordSpec, NodeRecord,
     PeerPrefixes, Record as _,
 };
-use fabric_store::{Kind, ObjectRef};
+use fabric_objects::{Kind, ObjectRef};
 
 use super::Compiler;
 use super::cluster::{Cluster, Node};

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use fabric_api::ipam::{IP, Network};
 use fabric_api::{Cidr, labels};
-use fabric_store::{Kind, Object, ObjectRef};
+use fabric_objects::{Kind, Object, ObjectRef};
 
 use super::cluster::Cluster;
 use super::refused::keeps_refused_prefix;

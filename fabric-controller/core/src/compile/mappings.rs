@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use fabric_api::ipam::IP;
 use fabric_api::{check, labels};
-use fabric_store::{Kind, ObjectRef};
+use fabric_objects::{Kind, ObjectRef};
 
 use super::cluster::{Cluster, Node};
 use super::{Compiler, owner};

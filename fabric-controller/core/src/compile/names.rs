@@ -1,6 +1,6 @@
 //! Names of objects of weft's own.
 
-use fabric_store::{Kind, ObjectRef};
+use fabric_objects::{Kind, ObjectRef};
 
 /// An address or prefix as part of a name: `/`, `.` and `:` become `-`.
 pub(super) fn dashed(address: &str) -> String {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use fabric_api::Cidr;
 use fabric_api::fabric::{NodeConfig, NodeConfigSpec, NodePeering, RefusedPrefix, node_spec};
-use fabric_store::{Kind, ObjectRef};
+use fabric_objects::{Kind, ObjectRef};
 use jiff::{SignedDuration, Timestamp};
 
 use super::Compiler;

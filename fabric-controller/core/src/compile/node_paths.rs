@@ -2,7 +2,7 @@
 
 use fabric_api::fabric::{GatewayConfig, NodeConfig};
 use fabric_api::networking::NODES_REACHABLE;
-use fabric_store::{Kind, ObjectRef};
+use fabric_objects::{Kind, ObjectRef};
 
 use super::gateway::Gateway;
 use super::peering::Peering;

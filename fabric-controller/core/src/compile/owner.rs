@@ -1,6 +1,6 @@
 //! Owners of the objects that weft made.
 
-use fabric_store::{Kind, Object, ObjectRef};
+use fabric_objects::{Kind, Object, ObjectRef};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 /// Annotation on every Network and IP of weft's own; what has none is the user's.

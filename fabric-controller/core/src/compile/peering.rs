@@ -6,7 +6,7 @@ use fabric_api::fabric::RemapKind;
 use fabric_api::ipam::{Network, NetworkSpec};
 use fabric_api::networking::Configuration;
 use fabric_api::{Cidr, ClusterId, check, labels};
-use fabric_store::{Kind, ObjectRef};
+use fabric_objects::{Kind, ObjectRef};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::cluster::Cluster;

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use fabric_api::networking::InternalEndpoint;
-use fabric_store::{Kind, Object, ObjectRef};
+use fabric_objects::{Kind, Object, ObjectRef};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use super::gateway::{End, Gateway};

@@ -10,7 +10,7 @@ use fabric_api::fabric::{
     Record as _,
 };
 use fabric_api::networking::ConnectionValue;
-use fabric_store::{Kind, Object};
+use fabric_objects::{Kind, Object};
 
 use super::Compiler;
 use super::cluster::Cluster;

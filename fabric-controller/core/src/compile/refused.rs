@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use fabric_api::fabric::{NodeConfig, RefusedPrefix};
 use fabric_api::ipam::{Network, NetworkStatus};
 use fabric_api::{Cidr, labels};
-use fabric_store::{Kind, Object, ObjectRef};
+use fabric_objects::{Kind, Object, ObjectRef};
 
 use super::cluster::{Cluster, own_network};
 use super::names::of_node;

@@ -2,7 +2,7 @@
 
 use fabric_api::networking::secret_name;
 use fabric_api::{PublicKey, labels};
-use fabric_store::Object;
+use fabric_objects::Object;
 use k8s_openapi::api::core::v1::{ObjectReference, Secret};
 
 use super::Compiler;

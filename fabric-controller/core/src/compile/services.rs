@@ -1,7 +1,7 @@
 //! IP resources that request a Service, in Kubernetes.
 
 use fabric_api::ipam::IP;
-use fabric_store::Kind;
+use fabric_objects::Kind;
 
 use super::Compiler;
 

@@ -8,7 +8,7 @@ use fabric_api::labels::REMOTE_CLUSTER_ID;
 use fabric_api::networking::{
     CidrList, ClusterCidrs, Configuration, EndpointStatus, InternalEndpoint, SideConfig,
 };
-use fabric_store::{Kind, Object, ObjectRef, Problem};
+use fabric_objects::{Kind, Object, ObjectRef, Problem};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;

@@ -1,7 +1,7 @@
 //! Nodes whose configs stay unacknowledged, standalone. In Kubernetes, their pods show why.
 
 use fabric_api::fabric::{GatewayConfig, NodeConfig};
-use fabric_store::Kind;
+use fabric_objects::Kind;
 
 use super::Compiler;
 use super::cluster::Cluster;

@@ -237,10 +237,10 @@ impl Matters {
 mod tests {
     use std::fs;
 
+    use fabric_objects::{Kind, ObjectRef};
     use tokio::time::timeout;
 
     use super::*;
-    use crate::{Kind, ObjectRef};
 
     #[tokio::test]
     async fn follower_of_one_object_ignores_other_files() {

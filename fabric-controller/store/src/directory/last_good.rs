@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
+use fabric_objects::{Kind, decode};
 use serde_json::{Value, json};
 
 use super::file::{self, Mode};
 use super::folder;
 use super::parse::{self, Located};
-use crate::{Kind, decode};
 
 #[derive(Debug)]
 pub(crate) struct LastGood {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{Kind, ObjectRef};
+use fabric_objects::{Kind, ObjectRef};
 
 /// The directories of one cluster on this host.
 #[derive(Clone, Debug)]

@@ -7,10 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use fabric_objects::{Object, ObjectRef, Problem};
+
 use super::folder::{Folder, Parse, Unreadable};
 use super::last_good::LastGood;
 use super::parse::{self, Located};
-use crate::{Object, ObjectRef, Problem};
 
 /// Time after which an object that vanished from a file edited in place counts as gone.
 pub(crate) const SETTLE: Duration = Duration::from_millis(500);

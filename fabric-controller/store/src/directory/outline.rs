@@ -1,6 +1,6 @@
 //! Apparent subject of a document that is not YAML, read line by line.
 
-use crate::{Kind, ObjectRef};
+use fabric_objects::{Kind, ObjectRef};
 
 /// The object and the field that a line belongs to, as far as they can be determined.
 #[derive(Debug, Default)]

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use fabric_objects::{Kind, Object, ObjectRef, Problem, decode, expectation};
 use serde_json::Value;
 use serde_saphyr::{DefaultMessageFormatter, MessageFormatter as _};
 
+use super::identity::identify;
 use super::layout::Layout;
 use super::lines::Lines;
 use super::outline::Outline;
-use crate::{Kind, Object, ObjectRef, Problem, decode, expectation};
 
 /// A bigger file is refused before it is read.
 pub(crate) const MAX_FILE: u64 = 1024 * 1024;
@@ -312,7 +313,7 @@ impl Document<'_> {
             let bytes = |text: String| k8s_openapi::ByteString(text.into_bytes());
             data.extend(texts.into_iter().map(|(key, text)| (key, bytes(text))));
         }
-        decode::identify(&mut object);
+        identify(&mut object);
         Ok(object)
     }
 

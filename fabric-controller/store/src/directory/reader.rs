@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 
+use fabric_objects::{Kind, Object, ObjectRef, Problem, Snapshot, decode};
 use serde_json::Value;
 
 use super::folder::{Folder, Parse, Unreadable};
 use super::layout::Layout;
 use super::manifests::Manifests;
 use super::parse;
-use crate::{Kind, Object, ObjectRef, Problem, Snapshot, StoreError, decode};
+use crate::StoreError;
 
 /// Selection of the objects that are read.
 #[derive(Clone, Debug)]

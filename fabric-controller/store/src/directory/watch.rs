@@ -2,6 +2,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use fabric_objects::{Event, Object, ObjectRef, Problem, Snapshot};
 use tokio::time::Instant;
 
 use super::folders::{Interest, Matters, RESCAN_UNWATCHED};
@@ -9,7 +10,6 @@ use super::layout::Layout;
 use super::manifests::SETTLE;
 use super::notifier::Notifier;
 use super::reader::{Reader, Scope};
-use crate::{Event, Object, ObjectRef, Problem, Snapshot};
 
 /// Lets a writer finish what it is at.
 const DEBOUNCE: Duration = Duration::from_millis(30);

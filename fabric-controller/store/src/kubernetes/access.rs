@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use fabric_api::labels;
+use fabric_objects::{Kind, ObjectRef};
 use hyper_util::client::legacy::Client as Http;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
@@ -18,7 +19,7 @@ use tower::{BoxError, ServiceBuilder};
 use super::answer::TIMEOUT;
 use super::requests::{Requests, Target};
 use super::{ApiServer, MANAGER};
-use crate::{Kind, ObjectRef, StoreError, StoreMetrics};
+use crate::{StoreError, StoreMetrics};
 
 /// Keepalive that detects a connection to a machine that is gone: a watch may be idle for minutes.
 const KEEPALIVE: Duration = Duration::from_secs(10);

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use fabric_objects::Kind;
 use tokio::time::timeout;
 use tower::timeout::error::Elapsed;
 
-use crate::{ApiError, Kind};
+use crate::ApiError;
 
 /// Time limit of a whole request; of a watch, until it begins.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use fabric_objects::{Kind, Object, ObjectRef};
 use serde_json::Value;
 
 use super::content::{content, is_held, local, status};
 use super::intake::Stored;
-use crate::{Kind, Object, ObjectRef};
 
 #[derive(Debug, Default)]
 pub(super) struct Cache {
@@ -183,10 +183,10 @@ pub(super) fn has_status(kind: Kind) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use fabric_objects::decode;
     use serde_json::json;
 
     use super::*;
-    use crate::decode;
 
     fn stored(uid: &str, version: u64, cidr: &str) -> Stored {
         let network = json!({

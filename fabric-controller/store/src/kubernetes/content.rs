@@ -1,9 +1,9 @@
 //! Parts of an object that are sent, and whether they are there already.
 
+use fabric_objects::{Object, decode};
 use serde_json::{Map, Value, json};
 
 use super::intake::Stored;
-use crate::{Object, decode};
 
 /// Fields of the metadata that weft writes.
 const METADATA: [&str; 6] =

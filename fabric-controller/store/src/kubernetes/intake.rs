@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use fabric_objects::{Kind, Object, ObjectRef, Problem, decode};
 use k8s_openapi::api::core::v1::{Node, NodeStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::DynamicObject;
 use serde_json::Value;
 
 use super::MANAGER;
-use crate::{Kind, Object, ObjectRef, Problem, decode};
 
 /// An object as the API server holds it.
 #[derive(Clone, Debug)]

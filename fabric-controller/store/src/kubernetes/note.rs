@@ -1,6 +1,7 @@
 //! Notes, each in a ConfigMap of the program's own namespace. Where a chart has made that, it goes
 //! with the chart.
 
+use fabric_objects::{Kind, ObjectRef};
 use kube::api::DeleteParams;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -9,7 +10,7 @@ use serde_json::json;
 use super::access::target;
 use super::requests::Part;
 use super::{Kubernetes, lock};
-use crate::{ApiError, Kind, ObjectRef, StoreError};
+use crate::{ApiError, StoreError};
 
 /// The entry of the ConfigMap's data.
 const NOTE: &str = "note";

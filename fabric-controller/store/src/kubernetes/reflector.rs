@@ -7,6 +7,7 @@ use std::hash::Hash;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use fabric_objects::{ObjectRef, Problem};
 use fabric_runtime::{Backoff, chain, jittered, until};
 use futures::stream::{BoxStream, StreamExt as _, unfold};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -19,7 +20,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_stream::StreamMap;
 
 use super::answer::{answer, api_error};
-use crate::{ApiError, ObjectRef, Problem, StoreMetrics};
+use crate::{ApiError, StoreMetrics};
 
 /// A watch whose last failure is so long ago works again, with or without an event since: it would
 /// have failed again by now.

@@ -1,10 +1,10 @@
 //! One watch: of all objects of a kind, or of a single one.
 
 use fabric_api::labels;
+use fabric_objects::{Kind, ObjectRef};
 
 use super::access::resource;
 use super::reflector::Selection;
-use crate::{Kind, ObjectRef};
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Source {

@@ -1,5 +1,6 @@
 //! Writes a part of an object that is there: the very one, and no namesake.
 
+use fabric_objects::{Object, ObjectRef, decode};
 use kube::ResourceExt as _;
 use kube::api::DynamicObject;
 use serde_json::{Value, json};
@@ -8,7 +9,7 @@ use super::access::target;
 use super::cache::{Part, has_status};
 use super::content::{local, part, status};
 use super::{Kubernetes, failed, intake, requests};
-use crate::{ApiError, Object, ObjectRef, StoreError, decode};
+use crate::{ApiError, StoreError};
 
 /// Tries of a write, each of which another writer may precede.
 const TRIES: usize = 4;

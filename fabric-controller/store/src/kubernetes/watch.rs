@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 
+use fabric_objects::{Event, Kind, Object, ObjectRef, Problem};
 use kube::api::DynamicObject;
 
 use super::content::content;
@@ -10,7 +11,6 @@ use super::intake::Stored;
 use super::reflector::{Change, Name, Reflector};
 use super::source::Source;
 use super::{Kubernetes, intake};
-use crate::{Event, Kind, Object, ObjectRef, Problem};
 
 /// A running watch.
 pub(crate) struct Watch {

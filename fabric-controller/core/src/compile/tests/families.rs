@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 
 use fabric_api::link_v6;
-use fabric_store::Kind;
+use fabric_objects::Kind;
 use serde_json::json;
 
 use super::world::{World, client_side, configuration, network, of};
 
-fn dual_stack_node(name: &str, addresses: &[&str]) -> fabric_store::Object {
+fn dual_stack_node(name: &str, addresses: &[&str]) -> fabric_objects::Object {
     let addresses: Vec<_> =
         addresses.iter().map(|a| json!({"type": "InternalIP", "address": a})).collect();
     of!(Node, k8s_openapi::api::core::v1::Node, {
@@ -57,7 +57,7 @@ fn both_families_side_by_side() {
     assert_eq!(node.external.len(), 2);
     assert_eq!(node.local_pods, ["10.200.1.0/24", "fd00:200:0:1::/64"]);
     assert_eq!(config.nodes[0].prefixes.len(), 4);
-    let status = world.status(&fabric_store::ObjectRef::new(
+    let status = world.status(&fabric_objects::ObjectRef::new(
         Kind::Configuration,
         "liqo-tenant-milan",
         "milan",
@@ -91,7 +91,7 @@ const V6: &str = "2001:db8::1";
 /// Orders of a node's addresses, the last digit of each still missing.
 const ORDERS: [&[&str]; 4] = [&[V4, V6], &[V6, V4], &[V4], &[V6]];
 
-fn ordered(name: &str, order: &[&str]) -> fabric_store::Object {
+fn ordered(name: &str, order: &[&str]) -> fabric_objects::Object {
     let addresses: Vec<_> = order.iter().map(|start| format!("{start}{}", &name[1..])).collect();
     dual_stack_node(name, &addresses.iter().map(String::as_str).collect::<Vec<_>>())
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fabric_api::fabric::GatewayConfig;
 use fabric_api::networking::{Configuration, GatewayClient, GatewayServer};
-use fabric_store::{Kind, Object, ObjectRef};
+use fabric_objects::{Kind, Object, ObjectRef};
 use serde_json::{Value, json};
 
 use super::world::{
@@ -278,13 +278,13 @@ fn a_gateway_says_itself_what_is_wrong_with_it_and_only_while_it_is() {
     let reference = ObjectRef::new(Kind::GatewayServer, "liqo-tenant-rome", "server");
     assert_eq!(world.status(&reference)["conditions"], Value::Null);
     // As the store tells of a version that it did not take, which compile has never seen.
-    let problem = fabric_store::Problem {
+    let problem = fabric_objects::Problem {
         source: "rome.yaml:31".to_owned(),
         object: Some(reference.clone()),
         field: Some("spec.mtu".to_owned()),
         message: "found 10; expected 576 to 65535 bytes".to_owned(),
     };
-    world.index.apply(fabric_store::Event::Problems(vec![problem.clone()]));
+    world.index.apply(fabric_objects::Event::Problems(vec![problem.clone()]));
     world.settle();
     let condition = world.status(&reference)["conditions"][0].clone();
     assert_eq!(
@@ -303,7 +303,7 @@ fn a_gateway_says_itself_what_is_wrong_with_it_and_only_while_it_is() {
     assert_eq!(world.problems(), [problem.to_string()]);
     assert_eq!(world.status(&reference)["conditions"][0]["message"], message);
     world.apply(server("rome", 30742));
-    world.index.apply(fabric_store::Event::Problems(Vec::new()));
+    world.index.apply(fabric_objects::Event::Problems(Vec::new()));
     world.settle();
     assert_eq!(world.status(&reference)["conditions"], Value::Null);
 }
@@ -362,14 +362,14 @@ fn a_configuration_is_configured_as_it_was_while_its_newest_version_is_wrong() {
     let reference = configuration.reference();
     let (field, message) = (Some("spec.remote.cidr.pod[0]".to_owned()), "x; expected y".to_owned());
     let problem =
-        fabric_store::Problem { source: String::new(), object: Some(reference), field, message };
-    world.index.apply(fabric_store::Event::Problems(vec![problem]));
+        fabric_objects::Problem { source: String::new(), object: Some(reference), field, message };
+    world.index.apply(fabric_objects::Event::Problems(vec![problem]));
     configuration.metadata_mut().generation = Some(2);
     world.apply(configuration);
     world.settle();
     assert_eq!(generation(&world, "NetworkCIDRsConfigured"), Some(json!(1)));
     assert_eq!(generation(&world, "Accepted"), Some(json!(2)));
-    world.index.apply(fabric_store::Event::Problems(Vec::new()));
+    world.index.apply(fabric_objects::Event::Problems(Vec::new()));
     world.settle();
     assert_eq!(generation(&world, "NetworkCIDRsConfigured"), Some(json!(2)));
     assert_eq!(generation(&world, "Accepted"), None);
@@ -392,19 +392,19 @@ fn a_key_that_cannot_be_read_now_is_not_made_anew() {
     let mut later = crate::Index::new(world.index.settings.clone());
     for kind in Kind::ALL.into_iter().filter(|kind| *kind != Kind::Secret) {
         for (_, object) in world.index.of_kind(kind) {
-            later.apply(fabric_store::Event::Applied(object.clone()));
+            later.apply(fabric_objects::Event::Applied(object.clone()));
         }
     }
-    let problem = fabric_store::Problem {
+    let problem = fabric_objects::Problem {
         source: "liqo-tenant-rome.gw-server.yaml".to_owned(),
         object: Some(secret.clone()),
         field: None,
         message: "not as weft wrote it".to_owned(),
     };
-    later.apply(fabric_store::Event::Problems(vec![problem]));
+    later.apply(fabric_objects::Event::Problems(vec![problem]));
     let keys = crate::compile(&later, jiff::Timestamp::UNIX_EPOCH).keys;
     assert!(keys.is_empty(), "{keys:?}");
-    later.apply(fabric_store::Event::Problems(Vec::new()));
+    later.apply(fabric_objects::Event::Problems(Vec::new()));
     let keys = crate::compile(&later, jiff::Timestamp::UNIX_EPOCH).keys;
     assert!(keys.contains_key(&secret), "it is really gone");
 }
@@ -516,7 +516,7 @@ fn what_ipam_refuses_is_told_of_the_one_who_asked() {
     world.last = crate::compile(&world.index, jiff::Timestamp::UNIX_EPOCH);
     let own = world.last.objects.iter().find(|(r, _)| r.name == "rome-pod-10-1-0-0-16").unwrap();
     let (reference, object) = (own.0.clone(), own.1.clone());
-    world.index.apply(fabric_store::Event::Applied(object));
+    world.index.apply(fabric_objects::Event::Applied(object));
     world.index.deny(reference, "no room".to_owned());
     let published = crate::compile(&world.index, jiff::Timestamp::UNIX_EPOCH);
     let problems: Vec<_> = published.problems.iter().map(ToString::to_string).collect();
@@ -546,7 +546,7 @@ fn faults_a_gateway_reports_become_conditions_and_go() {
         let config = ObjectRef { kind: Kind::GatewayConfig, ..gateway.clone() };
         let mut config = world.index.typed::<GatewayConfig>(&config).unwrap().clone();
         config.status.get_or_insert_default().faults = serde_json::from_value(faults).unwrap();
-        world.index.apply(fabric_store::Event::Applied(config.into()));
+        world.index.apply(fabric_objects::Event::Applied(config.into()));
         world.settle();
     };
     let of_peer = |world: &World, object: &ObjectRef| {

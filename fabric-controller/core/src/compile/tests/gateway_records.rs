@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fabric_api::fabric::{GatewayConfig, GatewayRecord, Record as _, RecordVersion};
-use fabric_store::{Event, Kind, Object, ObjectRef};
+use fabric_objects::{Event, Kind, Object, ObjectRef};
 
 use super::world::{World, client_side, node, server_side};
 

@@ -1,7 +1,7 @@
 //! Reports that are repeated for ever: nothing follows from them.
 
 use fabric_api::fabric::{GatewayConfig, NodeConfig};
-use fabric_store::{Event, Kind, Object, ObjectRef};
+use fabric_objects::{Event, Kind, Object, ObjectRef};
 use serde_json::{Value, json};
 
 use super::world::{World, client_side};

@@ -1,7 +1,7 @@
 //! Condition `NodesReachable`, and which gateways nodes are to probe.
 
 use fabric_api::fabric::{GatewayConfig, GatewayProbe};
-use fabric_store::{Event, Kind, ObjectRef};
+use fabric_objects::{Event, Kind, ObjectRef};
 use serde_json::{Value, json};
 
 use super::world::{World, client_side, node};

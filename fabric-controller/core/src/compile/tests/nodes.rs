@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use fabric_api::fabric::{MovedAddress, NodeConfig};
 use fabric_api::ipam::IP;
-use fabric_store::{Event, Kind, Object, ObjectRef};
+use fabric_objects::{Event, Kind, Object, ObjectRef};
 use serde_json::json;
 
 use super::world::{World, client_side, node, of};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fabric_api::fabric::{RemapKind, Role};
 use fabric_api::networking::{Connection, GatewayServer};
-use fabric_store::{Kind, ObjectRef, Problem};
+use fabric_objects::{Kind, ObjectRef, Problem};
 use serde_json::json;
 
 use super::world::{
@@ -322,7 +322,7 @@ fn a_file_that_cannot_be_read_at_a_restart_takes_nothing_away() {
     again.settle();
     assert_eq!((again.held(), again.node("n1").cloned()), (held, node));
     let config = ObjectRef::new(Kind::GatewayConfig, "liqo-tenant-rome", "server");
-    let stays = again.index.get(&config).map(fabric_store::Object::to_value);
+    let stays = again.index.get(&config).map(fabric_objects::Object::to_value);
     assert_eq!(stays.unwrap()["spec"], before[&config].to_value()["spec"]);
 
     again.delete(&client("turin").reference());
@@ -330,7 +330,7 @@ fn a_file_that_cannot_be_read_at_a_restart_takes_nothing_away() {
     assert_eq!(again.gateway("liqo-tenant-turin", "client"), None, "that was seen to go");
 
     server_side("rome", 30742).into_iter().for_each(|object| again.apply(object));
-    again.index.apply(fabric_store::Event::Problems(Vec::new()));
+    again.index.apply(fabric_objects::Event::Problems(Vec::new()));
     again.delete(&server("rome", 30742).reference());
     again.settle();
     assert_eq!(again.gateway("liqo-tenant-rome", "server"), None);
@@ -413,7 +413,7 @@ fn nodes_hear_whether_the_tunnel_carries_packets_and_of_its_mtu() {
     world.apply(connection.clone());
     world.settle();
     assert!(peering(&world, 0).connected && !peering(&world, 1).connected);
-    if let fabric_store::Object::Connection(connection) = &mut connection {
+    if let fabric_objects::Object::Connection(connection) = &mut connection {
         let connection = Arc::make_mut(connection);
         connection.status.as_mut().unwrap().value = fabric_api::networking::ConnectionValue::Error;
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use fabric_api::Mac;
 use fabric_api::fabric::NodeConfig;
 use fabric_api::networking::{Connection, EndpointStatus, InternalEndpoint};
-use fabric_store::{Event, Kind, Object, ObjectRef};
+use fabric_objects::{Event, Kind, Object, ObjectRef};
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::{Value, json};
 

@@ -1,7 +1,7 @@
 //! FabricRecords, and nodes whose agents read them.
 
 use fabric_api::fabric::{FabricRecord, NodeConfig};
-use fabric_store::{Kind, Object, ObjectRef};
+use fabric_objects::{Kind, Object, ObjectRef};
 
 use super::world::{World, client_side, node, server_side};
 

@@ -1,6 +1,6 @@
 //! Prefixes of peerings that are gone.
 
-use fabric_store::{Kind, ObjectRef};
+use fabric_objects::{Kind, ObjectRef};
 
 use serde_json::json;
 

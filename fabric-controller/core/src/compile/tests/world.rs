@@ -9,7 +9,7 @@ use fabric_api::fabric::{
     RecordVersion, Records, RefusedTraffic,
 };
 use fabric_api::{Cidr, PrivateKey};
-use fabric_store::{Event, Kind, Object, ObjectRef, Problem};
+use fabric_objects::{Event, Kind, Object, ObjectRef, Problem};
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -375,7 +375,7 @@ pub(super) fn object<T: DeserializeOwned + Into<Object>>(kind: Kind, rest: Value
 
 macro_rules! of {
     ($kind:ident, $t:ty, $($json:tt)+) => {
-        crate::compile::tests::world::object::<$t>(fabric_store::Kind::$kind, serde_json::json!($($json)+))
+        crate::compile::tests::world::object::<$t>(fabric_objects::Kind::$kind, serde_json::json!($($json)+))
     };
 }
 pub(super) use of;

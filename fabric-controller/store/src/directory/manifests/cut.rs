@@ -1,9 +1,10 @@
 //! Files that were cut short, by a full disk or in the middle of being written: what is left may
 //! be good YAML by chance.
 
+use fabric_objects::Problem;
+
 use super::super::outline::Outline;
 use super::super::parse::documents;
-use crate::Problem;
 
 /// The problem with a text that is the beginning of what was there before, and ends where nobody
 /// would have stopped. Removing the last documents, or lines of the last one, is an edit.

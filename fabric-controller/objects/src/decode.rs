@@ -5,29 +5,28 @@ use std::sync::Arc;
 use fabric_api::labels;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 
 use crate::{Kind, Object, expectation};
 
 /// A field that could not be read.
 #[derive(Debug)]
-pub(crate) struct FieldError {
+pub struct FieldError {
     /// Path such as `spec.endpoint.port`; empty for the object as a whole.
-    pub(crate) path: String,
+    pub path: String,
     /// Names what was found and what is expected.
-    pub(crate) message: String,
+    pub message: String,
 }
 
 /// A field that a kind does not have.
 #[derive(Debug)]
-pub(crate) struct UnknownField {
-    pub(crate) path: String,
+pub struct UnknownField {
+    pub path: String,
     /// Fields that it has in the same place; empty if that is not known.
-    pub(crate) siblings: &'static [&'static str],
+    pub siblings: &'static [&'static str],
 }
 
 /// Reads an object, and the fields that its kind does not have.
-pub(crate) fn object(kind: Kind, value: Value) -> Result<(Object, Vec<UnknownField>), FieldError> {
+pub fn object(kind: Kind, value: Value) -> Result<(Object, Vec<UnknownField>), FieldError> {
     match kind {
         Kind::Namespace => typed(value, Object::Namespace),
         Kind::ConfigMap => typed(value, Object::ConfigMap),
@@ -48,7 +47,7 @@ pub(crate) fn object(kind: Kind, value: Value) -> Result<(Object, Vec<UnknownFie
 }
 
 /// Gives an object the status that a status file holds. Of kinds that have none, nothing changes.
-pub(crate) fn set_status(object: &mut Object, status: Value) -> Result<(), serde_json::Error> {
+pub fn set_status(object: &mut Object, status: Value) -> Result<(), serde_json::Error> {
     match object {
         Object::Network(x) => Arc::make_mut(x).status = serde_json::from_value(status)?,
         Object::Ip(x) => Arc::make_mut(x).status = serde_json::from_value(status)?,
@@ -70,48 +69,24 @@ pub(crate) fn set_status(object: &mut Object, status: Value) -> Result<(), serde
 }
 
 /// Part of a Configuration's spec that weft fills in, which is kept with the status.
-pub(crate) const LOCAL: &str = "local";
+pub const LOCAL: &str = "local";
 
-pub(crate) fn local(object: &Object) -> Option<Value> {
+/// Returns `spec.local` of a Configuration.
+pub fn local(object: &Object) -> Option<Value> {
     let Object::Configuration(configuration) = object else { return None };
     serde_json::to_value(configuration.spec.local.as_ref()?).ok()
 }
 
-pub(crate) fn set_local(object: &mut Object, local: Value) -> Result<(), serde_json::Error> {
+/// Sets `spec.local` of a Configuration; of other kinds, nothing changes.
+pub fn set_local(object: &mut Object, local: Value) -> Result<(), serde_json::Error> {
     if let Object::Configuration(configuration) = object {
         Arc::make_mut(configuration).spec.local = Some(serde_json::from_value(local)?);
     }
     Ok(())
 }
 
-/// A user's manifest has neither uid nor generation. Both are derived, so that all programs of a
-/// cluster agree on them without sharing anything: the uid from the name, the generation from the
-/// spec (so it is equal for equal specs, and not in order).
-pub(crate) fn identify(object: &mut Object) {
-    let uid = uuid_of(&object.reference().to_string());
-    let value = object.to_value();
-    let metadata = object.metadata_mut();
-    metadata.uid = Some(uid);
-    metadata.generation = value.get("spec").map(|spec| {
-        let digest = Sha256::digest(spec.to_string());
-        let [a, b, c, d] = [digest[0], digest[1], digest[2], digest[3]];
-        i64::from(u32::from_be_bytes([a & 0x7f, b, c, d])).max(1)
-    });
-}
-
-/// Version 8 (RFC 9562 section 5.8): a hash, in the shape of a UUID.
-fn uuid_of(text: &str) -> String {
-    let digest = Sha256::digest(text);
-    let mut bytes = [0_u8; 16];
-    bytes.copy_from_slice(&digest[..16]);
-    bytes[6] = (bytes[6] & 0x0f) | 0x80;
-    bytes[8] = (bytes[8] & 0x3f) | 0x80;
-    let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
-    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
-}
-
 /// Labels the object as weft's own.
-pub(crate) fn mark_ours(object: &mut Object) {
+pub fn mark_ours(object: &mut Object) {
     let labels = object.metadata_mut().labels.get_or_insert_default();
     labels.insert(labels::MANAGED_BY.to_owned(), labels::WEFT.to_owned());
 }

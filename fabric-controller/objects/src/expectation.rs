@@ -17,7 +17,7 @@ pub(crate) fn fields<T: DeserializeOwned>(path: &str) -> &'static [&'static str]
 }
 
 /// Remedy for a field that none of `fields` is: the one that was meant, or all of them.
-pub(crate) fn expected_field(found: &str, fields: &[&str]) -> Option<String> {
+pub fn expected_field(found: &str, fields: &[&str]) -> Option<String> {
     let distance = |field: &&str| strsim::damerau_levenshtein(found, field);
     let is_near = |field: &&str| distance(field) <= 2 && distance(field) * 2 <= found.len();
     if let Some(meant) = fields.iter().filter(|field| is_near(field)).min_by_key(|f| distance(f)) {
