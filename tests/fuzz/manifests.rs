@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use fabric_core::{Index, Settings, compile};
-use fabric_store::{Event, Kind, Object};
+use fabric_objects::{Event, Kind, Object};
 use jiff::Timestamp;
 use nix::time::{ClockId, clock_gettime};
 
@@ -13,7 +13,7 @@ const AGAIN: usize = 16;
 
 /// A cluster and a peer, but for the gateway; an input is one file more, so that little text says a lot.
 static GOOD: LazyLock<Index> = LazyLock::new(|| {
-    let (objects, problems) = fabric_store::parse("good.yaml", include_str!("good.yaml"));
+    let (objects, problems) = fabric_directory::parse("good.yaml", include_str!("good.yaml"));
     assert_eq!(problems, []);
     let settings = Settings { node: Some("node-1".to_owned()), ..Settings::default() };
     with(Index::new(settings), objects)
@@ -27,7 +27,7 @@ fn manifests() {
         // YAML's line breaks (YAML 1.2 section 5.4).
         let lines = text.split(['\n', '\r']).count();
         let start = busy();
-        let (objects, problems) = fabric_store::parse("file.yaml", &text);
+        let (objects, problems) = fabric_directory::parse("file.yaml", &text);
         for problem in &problems {
             let line = problem.source.strip_prefix("file.yaml:").unwrap();
             let line: usize = line.parse().unwrap();

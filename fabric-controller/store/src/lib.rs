@@ -5,7 +5,6 @@
 //!
 //! Nothing of the user's is ever written but its status.
 
-mod directory;
 mod error;
 mod kubernetes;
 mod metrics;
@@ -13,8 +12,8 @@ pub mod obstacles;
 mod store;
 mod watch;
 
-pub use directory::ChangeServer;
 pub use error::{ApiError, StoreError};
+pub use fabric_directory::{ChangeServer, DirectoryError};
 pub use fabric_objects::{Event, Kind, Object, ObjectRef, Problem, Snapshot};
 pub use kubernetes::{ApiServer, reflector, requests};
 pub use metrics::{StoreMetrics, WriteOutcome};
@@ -81,12 +80,6 @@ impl StoreArgs {
         let (kubernetes, kubeconfig, liqo_namespace) = (false, None, None);
         Self { kubernetes, kubeconfig, liqo_namespace, manifests, run_dir, state_dir }
     }
-}
-
-/// Reads the text of a manifest file, called `file` in problems: its objects, and what is wrong.
-pub fn parse(file: &str, text: &str) -> (Vec<Object>, Vec<Problem>) {
-    let parsed = directory::parse::parse(file, text);
-    (parsed.objects.into_iter().map(|located| located.object).collect(), parsed.problems)
 }
 
 #[cfg(test)]

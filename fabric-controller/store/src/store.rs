@@ -1,12 +1,12 @@
 use std::path::{Path, PathBuf};
 
+use fabric_directory::{ChangeServer, Directory, Places};
 use fabric_objects::{Kind, Object, ObjectRef, Problem, Snapshot};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::directory::{Directory, Places};
 use crate::kubernetes::{ApiServer, Kubernetes};
-use crate::{ChangeServer, StoreArgs, StoreError, StoreMetrics, Watch, watch};
+use crate::{StoreArgs, StoreError, StoreMetrics, Watch, watch};
 
 /// The resources of a cluster. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -112,7 +112,7 @@ impl Store {
     /// instance serves them all. For its one supervisor. Must be called within a tokio runtime.
     pub fn serve_changes(&self) -> Result<ChangeServer, StoreError> {
         match &self.backend {
-            Backend::Directory(store) => store.serve_changes(),
+            Backend::Directory(store) => Ok(store.serve_changes()?),
             Backend::Kubernetes(_) => Err(StoreError::NoPlace),
         }
     }
@@ -158,7 +158,7 @@ impl Store {
     /// Reads all objects of these kinds, and their problems.
     pub async fn read(&self, kinds: &[Kind]) -> Result<Snapshot, StoreError> {
         match &self.backend {
-            Backend::Directory(store) => store.read(kinds),
+            Backend::Directory(store) => Ok(store.read(kinds)?),
             Backend::Kubernetes(store) => store.read(kinds).await,
         }
     }
@@ -174,7 +174,7 @@ impl Store {
 
     pub async fn get(&self, object: &ObjectRef) -> Result<Option<Object>, StoreError> {
         match &self.backend {
-            Backend::Directory(store) => store.get(object),
+            Backend::Directory(store) => Ok(store.get(object)?),
             Backend::Kubernetes(store) => store.get(object).await,
         }
     }
@@ -188,7 +188,7 @@ impl Store {
     /// as stored, with its uid, and its generation, which is higher after each change of the spec.
     pub async fn put(&self, object: &Object) -> Result<Object, StoreError> {
         let put = match &self.backend {
-            Backend::Directory(store) => store.put(object),
+            Backend::Directory(store) => Ok(store.put(object)?),
             Backend::Kubernetes(store) => store.put(object).await,
         };
         self.metrics.count(object.kind(), &put, |_| true);
@@ -199,7 +199,7 @@ impl Store {
     /// Writes nothing if nothing changed. True if it was written.
     pub async fn put_status(&self, object: &Object) -> Result<bool, StoreError> {
         let put = match &self.backend {
-            Backend::Directory(store) => store.put_status(object),
+            Backend::Directory(store) => Ok(store.put_status(object)?),
             Backend::Kubernetes(store) => store.put_status(object).await,
         };
         self.metrics.count(object.kind(), &put, |written| *written);
@@ -210,7 +210,7 @@ impl Store {
     /// last wrote its status: the later write takes precedence. In a directory that is not checked.
     pub async fn put_status_if_last(&self, object: &Object) -> Result<bool, StoreError> {
         let put = match &self.backend {
-            Backend::Directory(store) => store.put_status(object),
+            Backend::Directory(store) => Ok(store.put_status(object)?),
             Backend::Kubernetes(store) => store.put_status_if_last(object).await,
         };
         self.metrics.count(object.kind(), &put, |written| *written);
@@ -220,7 +220,7 @@ impl Store {
     /// Removes an object of weft's own with its status. Not being there is no error.
     pub async fn delete(&self, object: &ObjectRef) -> Result<(), StoreError> {
         let deleted = match &self.backend {
-            Backend::Directory(store) => store.delete(object),
+            Backend::Directory(store) => Ok(store.delete(object)?),
             Backend::Kubernetes(store) => store.delete(object).await,
         };
         self.metrics.count(object.kind, &deleted, |()| true);
@@ -231,7 +231,7 @@ impl Store {
     /// Kubernetes, that went with it.
     pub async fn forget(&self, gone: &ObjectRef) -> Result<(), StoreError> {
         match &self.backend {
-            Backend::Directory(store) => store.delete(gone),
+            Backend::Directory(store) => Ok(store.delete(gone)?),
             Backend::Kubernetes(_) => Ok(()),
         }
     }
@@ -239,7 +239,7 @@ impl Store {
     /// Objects that are gone and have left a status behind, because nobody was there to see it.
     pub async fn orphaned_statuses(&self) -> Result<Vec<ObjectRef>, StoreError> {
         match &self.backend {
-            Backend::Directory(store) => store.orphaned_statuses(),
+            Backend::Directory(store) => Ok(store.orphaned_statuses()?),
             Backend::Kubernetes(_) => Ok(Vec::new()),
         }
     }
@@ -248,7 +248,7 @@ impl Store {
     /// report them; there they are known only to [`Self::problems`] of the same program.
     pub async fn put_problems(&self, problems: &[Problem]) -> Result<bool, StoreError> {
         match &self.backend {
-            Backend::Directory(store) => store.put_problems(problems),
+            Backend::Directory(store) => Ok(store.put_problems(problems)?),
             Backend::Kubernetes(store) => Ok(store.put_problems(problems)),
         }
     }
@@ -269,7 +269,7 @@ impl Store {
     ) -> Result<bool, StoreError> {
         match (&self.backend, name) {
             (Backend::Directory(store), Note::Only(name) | Note::Copy(name)) => {
-                store.put_note(name, note)
+                Ok(store.put_note(name, note)?)
             }
             (Backend::Kubernetes(store), Note::Only(name)) => store.put_note(name, note).await,
             (Backend::Kubernetes(_), Note::Copy(_)) => Ok(false),
@@ -291,7 +291,7 @@ impl Store {
     pub async fn delete_note(&self, name: Note<'_>) -> Result<(), StoreError> {
         match (&self.backend, name) {
             (Backend::Directory(store), Note::Only(name) | Note::Copy(name)) => {
-                store.delete_note(name)
+                Ok(store.delete_note(name)?)
             }
             (Backend::Kubernetes(store), Note::Only(name)) => store.delete_note(name).await,
             (Backend::Kubernetes(_), Note::Copy(_)) => Ok(()),

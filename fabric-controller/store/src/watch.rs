@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fabric_objects::{Event, Object, ObjectRef};
 
-use crate::{directory, kubernetes};
+use crate::kubernetes;
 
 /// A running watch. Dropping it ends it.
 #[derive(Debug)]
@@ -12,7 +12,7 @@ pub struct Watch {
 
 #[derive(Debug)]
 pub(crate) enum Inner {
-    Directory(Box<directory::Watch>),
+    Directory(Box<fabric_directory::Watch>),
     Kubernetes(Box<kubernetes::Watch>),
 }
 

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use fabric_api::ipam::{Network, NetworkSpec, NetworkStatus};
 use fabric_api::networking::{Connection, ConnectionSpec, ConnectionStatus, ConnectionType};
-use fabric_store::{Event, Kind, Object, ObjectRef, Problem, Store, StoreError};
+use fabric_directory::{Directory, DirectoryError};
+use fabric_objects::{Event, Kind, Object, ObjectRef, Problem};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::{Place, args, network, network_ref, next, quiet, sync};
+use crate::{Place, network, network_ref, next, places, quiet, sync};
 
 pub(crate) fn connection(name: &str) -> Connection {
     let spec = ConnectionSpec { type_: ConnectionType::Server, gateway_ref: Default::default() };
@@ -47,41 +48,41 @@ fn modified(place: &Place, file: &str) -> std::time::SystemTime {
     fs::metadata(place.path(file)).unwrap().modified().unwrap()
 }
 
-#[tokio::test]
-async fn an_object_keeps_its_uid_and_counts_its_specs() {
+#[test]
+fn an_object_keeps_its_uid_and_counts_its_specs() {
     let place = Place::new();
-    let first = place.store.put(&own_network("10.1.0.0/16")).await.unwrap();
+    let first = place.store.put(&own_network("10.1.0.0/16")).unwrap();
     assert_eq!(first.generation(), 1);
     assert_eq!(first.uid().len(), 36);
-    let second = place.store.put(&own_network("10.2.0.0/16")).await.unwrap();
+    let second = place.store.put(&own_network("10.2.0.0/16")).unwrap();
     assert_eq!((second.uid(), second.generation()), (first.uid(), 2));
 
     let mut labelled = own_network("10.2.0.0/16");
     labelled.metadata_mut().labels = Some([("a".to_owned(), "b".to_owned())].into());
-    let third = place.store.put(&labelled).await.unwrap();
+    let third = place.store.put(&labelled).unwrap();
     assert_eq!(third.generation(), 2, "labels are no spec");
-    assert_eq!(place.store.get(&third.reference()).await.unwrap(), Some(third.clone()));
+    assert_eq!(place.store.get(&third.reference()).unwrap(), Some(third.clone()));
 
-    place.store.delete(&third.reference()).await.unwrap();
-    place.store.delete(&third.reference()).await.unwrap();
-    let reborn = place.store.put(&own_network("10.2.0.0/16")).await.unwrap();
+    place.store.delete(&third.reference()).unwrap();
+    place.store.delete(&third.reference()).unwrap();
+    let reborn = place.store.put(&own_network("10.2.0.0/16")).unwrap();
     assert_ne!(reborn.uid(), first.uid());
     assert_eq!(reborn.generation(), 1);
 }
 
-#[tokio::test]
-async fn equal_content_is_not_written_again() {
+#[test]
+fn equal_content_is_not_written_again() {
     let place = Place::new();
-    let mut stored = place.store.put(&connection("c").into()).await.unwrap();
+    let mut stored = place.store.put(&connection("c").into()).unwrap();
     let Object::Connection(own) = &mut stored else { panic!() };
     let own = Arc::make_mut(own);
     own.status = Some(ConnectionStatus::default());
-    assert!(place.store.put_status(&stored).await.unwrap());
+    assert!(place.store.put_status(&stored).unwrap());
     let files = ["run/published/connections/t.c.yaml", "run/published/status/connections/t.c.yaml"];
     let before = files.map(|file| modified(&place, file));
     std::thread::sleep(Duration::from_millis(20));
-    place.store.put(&connection("c").into()).await.unwrap();
-    assert!(!place.store.put_status(&stored).await.unwrap());
+    place.store.put(&connection("c").into()).unwrap();
+    assert!(!place.store.put_status(&stored).unwrap());
     assert_eq!(files.map(|file| modified(&place, file)), before);
 }
 
@@ -89,55 +90,55 @@ async fn equal_content_is_not_written_again() {
 async fn a_status_is_merged_and_its_change_told() {
     let place = Place::new();
     place.write("a.yaml", &network("a", "10.1.0.0/16"));
-    let mut watch = place.store.watch(&[Kind::Network]).unwrap();
+    let mut watch = place.store.watch(&[Kind::Network]);
     sync(&mut watch).await;
-    let mut object = place.store.get(&network_ref("a")).await.unwrap().unwrap();
+    let mut object = place.store.get(&network_ref("a")).unwrap().unwrap();
     let Object::Network(net) = &mut object else { panic!() };
     let net = Arc::make_mut(net);
     net.status = Some(NetworkStatus { cidr: Some("10.7.0.0/16".to_owned()) });
-    place.store.put_status(&object).await.unwrap();
+    place.store.put_status(&object).unwrap();
     let Event::Applied(reported) = next(&mut watch).await else { panic!() };
     assert_eq!(reported, object);
     let text = fs::read_to_string(place.path("manifests/a.yaml")).unwrap();
     assert_eq!(text, network("a", "10.1.0.0/16"), "the user's file is never written");
     quiet(&mut watch).await;
 
-    let again = Store::open(&args(place.dir.path())).unwrap();
-    assert_eq!(again.get(&network_ref("a")).await.unwrap(), Some(object), "after a restart");
+    let again = Directory::open(places(place.dir.path())).unwrap();
+    assert_eq!(again.get(&network_ref("a")).unwrap(), Some(object), "after a restart");
 }
 
 #[tokio::test]
 async fn whoever_follows_one_object_hears_of_no_other_and_not_of_its_status() {
     let place = Place::new();
-    let other = place.store.put(&connection("d").into()).await.unwrap();
-    let mut own = place.store.put(&connection("c").into()).await.unwrap();
-    let mut watch = place.store.follow(&own.reference(), &[Kind::Secret]).unwrap();
+    let other = place.store.put(&connection("d").into()).unwrap();
+    let mut own = place.store.put(&connection("c").into()).unwrap();
+    let mut watch = place.store.follow(&own.reference(), &[Kind::Secret]);
     let first = sync(&mut watch).await;
     assert!(matches!(&first[..], [Event::Applied(reported), _] if *reported == own), "{first:?}");
 
-    place.store.delete(&other.reference()).await.unwrap();
+    place.store.delete(&other.reference()).unwrap();
     let Object::Connection(written) = &mut own else { panic!() };
     let written = Arc::make_mut(written);
     written.status = Some(ConnectionStatus::default());
-    place.store.put_status(&own).await.unwrap();
+    place.store.put_status(&own).unwrap();
     quiet(&mut watch).await;
 
     own.metadata_mut().labels = Some([("a".to_owned(), "b".to_owned())].into());
-    place.store.put(&own).await.unwrap();
+    place.store.put(&own).unwrap();
     assert!(
         matches!(next(&mut watch).await, Event::Applied(reported) if reported.label("a") == Some("b"))
     );
-    place.store.delete(&own.reference()).await.unwrap();
+    place.store.delete(&own.reference()).unwrap();
     assert!(matches!(next(&mut watch).await, Event::Deleted(gone) if gone == own.reference()));
 }
 
 #[tokio::test]
 async fn whoever_follows_one_object_may_name_another_and_hears_of_no_namesake() {
     let place = Place::new();
-    let own = place.store.put(&connection("c").into()).await.unwrap();
-    place.store.put(&secret("made", 1)).await.unwrap();
+    let own = place.store.put(&connection("c").into()).unwrap();
+    place.store.put(&secret("made", 1)).unwrap();
     place.write("s.yaml", &written_secret("given"));
-    let mut watch = place.store.follow(&own.reference(), &[]).unwrap();
+    let mut watch = place.store.follow(&own.reference(), &[]);
     assert_eq!(sync(&mut watch).await.len(), 2);
 
     let of = |name: &str| ObjectRef::new(Kind::Secret, "t", name);
@@ -146,101 +147,100 @@ async fn whoever_follows_one_object_may_name_another_and_hears_of_no_namesake() 
     watch.also(&of("given"));
     assert!(matches!(next(&mut watch).await, Event::Deleted(gone) if gone == of("made")));
     assert!(matches!(next(&mut watch).await, Event::Applied(o) if o.reference() == of("given")));
-    place.store.put(&secret("made", 2)).await.unwrap();
+    place.store.put(&secret("made", 2)).unwrap();
     quiet(&mut watch).await;
     place.write("s.yaml", &written_secret("given").replace("eA==", "eQ=="));
     assert!(matches!(next(&mut watch).await, Event::Applied(o) if o.reference() == of("given")));
-    place.store.delete(&own.reference()).await.unwrap();
+    place.store.delete(&own.reference()).unwrap();
     assert!(matches!(next(&mut watch).await, Event::Deleted(gone) if gone == own.reference()));
 }
 
-#[tokio::test]
-async fn the_local_side_of_a_configuration_is_kept_with_its_status() {
+#[test]
+fn the_local_side_of_a_configuration_is_kept_with_its_status() {
     let place = Place::new();
     let text = "apiVersion: networking.liqo.io/v1beta1\nkind: Configuration\nmetadata: {name: c}\n\
                 spec: {remote: {cidr: {pod: 10.1.0.0/16}}}\n";
     place.write("c.yaml", text);
     let reference = ObjectRef::new(Kind::Configuration, "default", "c");
-    let mut object = place.store.get(&reference).await.unwrap().unwrap();
+    let mut object = place.store.get(&reference).unwrap().unwrap();
     let generation = object.generation();
     let Object::Configuration(own) = &mut object else { panic!() };
     let own = Arc::make_mut(own);
     own.spec.local = Some(own.spec.remote.clone());
-    place.store.put_status(&object).await.unwrap();
-    let read = place.store.get(&reference).await.unwrap().unwrap();
+    place.store.put_status(&object).unwrap();
+    let read = place.store.get(&reference).unwrap().unwrap();
     assert_eq!(read, object);
     assert_eq!(read.generation(), generation, "the user's spec is the same");
 }
 
-#[tokio::test]
-async fn a_status_of_a_namesake_is_not_taken() {
+#[test]
+fn a_status_of_a_namesake_is_not_taken() {
     let place = Place::new();
-    let mut first = place.store.put(&own_network("10.1.0.0/16")).await.unwrap();
+    let mut first = place.store.put(&own_network("10.1.0.0/16")).unwrap();
     let Object::Network(net) = &mut first else { panic!() };
     let net = Arc::make_mut(net);
     net.status = Some(NetworkStatus { cidr: Some("10.7.0.0/16".to_owned()) });
-    place.store.put_status(&first).await.unwrap();
+    place.store.put_status(&first).unwrap();
     fs::remove_file(place.path("state/networks/t.own.yaml")).unwrap();
-    assert_eq!(place.store.orphaned_statuses().await.unwrap(), [first.reference()]);
-    place.store.put(&own_network("10.1.0.0/16")).await.unwrap();
-    let Some(Object::Network(net)) = place.store.get(&first.reference()).await.unwrap() else {
-        panic!()
-    };
+    assert_eq!(place.store.orphaned_statuses().unwrap(), [first.reference()]);
+    place.store.put(&own_network("10.1.0.0/16")).unwrap();
+    let Some(Object::Network(net)) = place.store.get(&first.reference()).unwrap() else { panic!() };
     assert_eq!(net.status, None);
 }
 
-#[tokio::test]
-async fn key_secrets_are_readable_by_their_owner_only_and_survive_a_restart() {
+#[test]
+fn key_secrets_are_readable_by_their_owner_only_and_survive_a_restart() {
     let place = Place::new();
-    let stored = place.store.put(&secret("gw-x", 7)).await.unwrap();
+    let stored = place.store.put(&secret("gw-x", 7)).unwrap();
     let mode = |path| fs::metadata(place.path(path)).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode("state/secrets/t.gw-x.yaml"), 0o600);
     assert_eq!(mode("state/secrets"), 0o700);
-    let again = Store::open(&args(place.dir.path())).unwrap();
-    assert_eq!(again.get(&stored.reference()).await.unwrap(), Some(stored));
+    let again = Directory::open(places(place.dir.path())).unwrap();
+    assert_eq!(again.get(&stored.reference()).unwrap(), Some(stored));
 }
 
-#[tokio::test]
-async fn users_objects_cannot_be_written_only_their_status() {
+#[test]
+fn users_objects_cannot_be_written_only_their_status() {
     let place = Place::new();
     place.write("a.yaml", "apiVersion: v1\nkind: Namespace\nmetadata: {name: t}\n");
-    let object = place.store.get(&ObjectRef::new(Kind::Namespace, "", "t")).await.unwrap().unwrap();
-    assert!(matches!(place.store.put(&object).await, Err(StoreError::NotOurs { .. })));
-    assert!(matches!(place.store.put_status(&object).await, Err(StoreError::NoStatus { .. })));
+    let object = place.store.get(&ObjectRef::new(Kind::Namespace, "", "t")).unwrap().unwrap();
+    assert!(matches!(place.store.put(&object), Err(DirectoryError::NotOurs { .. })));
+    assert!(matches!(place.store.put_status(&object), Err(DirectoryError::NoStatus { .. })));
     let mut outside = own_network("10.1.0.0/16");
     outside.metadata_mut().name = Some("../../x".to_owned());
-    assert!(matches!(place.store.put(&outside).await, Err(StoreError::Name { .. })));
+    assert!(matches!(place.store.put(&outside), Err(DirectoryError::Name { .. })));
 }
 
-#[tokio::test]
-async fn a_file_of_weft_that_was_damaged_is_written_anew() {
+#[test]
+fn a_file_of_weft_that_was_damaged_is_written_anew() {
     let place = Place::new();
     let path = place.path("run/published/connections/t.c.yaml");
-    let first = place.store.put(&connection("c").into()).await.unwrap();
+    let first = place.store.put(&connection("c").into()).unwrap();
     fs::write(&path, "kind: [").unwrap();
-    assert_eq!(place.store.read(&Kind::ALL).await.unwrap().problems.len(), 1);
+    assert_eq!(place.store.read(&Kind::ALL).unwrap().problems.len(), 1);
     fs::write(path.with_file_name(".t.c.yaml.tmp"), "left behind").unwrap();
-    let second = place.store.put(&connection("c").into()).await.unwrap();
+    let second = place.store.put(&connection("c").into()).unwrap();
     assert_ne!(first.uid(), second.uid());
     assert_eq!(place.problems(), [""; 0]);
     fs::write(&path, "kind: [").unwrap();
-    let told = &place.store.read(&Kind::ALL).await.unwrap().problems[0];
-    assert_eq!(told.object, Some(second.reference()));
-    let third = place.store.put(&second).await.unwrap();
+    let problem = &place.store.read(&Kind::ALL).unwrap().problems[0];
+    assert_eq!(problem.object, Some(second.reference()));
+    let third = place.store.put(&second).unwrap();
     assert_eq!((third.uid(), third.generation()), (second.uid(), second.generation()), "mended");
 }
 
-#[tokio::test]
-async fn a_users_object_takes_the_place_of_wefts_own() {
+#[test]
+fn a_users_object_takes_the_place_of_wefts_own() {
     let place = Place::new();
-    place.store.put(&own_network("10.1.0.0/16")).await.unwrap();
+    place.store.put(&own_network("10.1.0.0/16")).unwrap();
     place.write("a.yaml", &network("own", "10.2.0.0/16").replace("liqo\n", "t\n"));
     assert_eq!(place.names(), ["Network t/own"]);
-    assert_eq!(crate::cidr_of(&place.store.list(Kind::Network).await.unwrap()[0]), "10.2.0.0/16");
+    let networks = place.store.read(&[Kind::Network]).unwrap().objects;
+    assert_eq!(crate::cidr_of(networks.values().next().unwrap()), "10.2.0.0/16");
 }
 
-#[tokio::test]
-async fn problems_read_back_as_they_were_published() {
+#[test]
+fn problems_read_back_as_they_were_published() {
     let place = Place::new();
     let problem = |object, field: Option<&str>| Problem {
         source: "a.yaml:7".to_owned(),
@@ -249,9 +249,9 @@ async fn problems_read_back_as_they_were_published() {
         message: "found: \"x\"; expected # y".to_owned(),
     };
     let all = [problem(None, None), problem(Some(network_ref("a")), Some("spec.cidr"))];
-    assert!(place.store.put_problems(&all).await.unwrap());
-    assert!(!place.store.put_problems(&all).await.unwrap());
-    assert_eq!(place.store.problems().await, all);
-    assert!(place.store.put_problems(&[]).await.unwrap());
-    assert_eq!(place.store.problems().await, []);
+    assert!(place.store.put_problems(&all).unwrap());
+    assert!(!place.store.put_problems(&all).unwrap());
+    assert_eq!(place.store.problems(), all);
+    assert!(place.store.put_problems(&[]).unwrap());
+    assert_eq!(place.store.problems(), []);
 }

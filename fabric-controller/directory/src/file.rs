@@ -5,8 +5,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-use crate::StoreError;
-use crate::error::is_full;
+use crate::error::{DirectoryError, is_full};
 
 /// Mode in which a file is written.
 #[derive(Clone, Copy, Debug)]
@@ -21,8 +20,8 @@ pub(crate) struct Mode {
 const WRITERS: u32 = 64;
 
 /// Writes a temporary file in the same folder and renames it.
-pub(crate) fn write(path: &Path, text: &str, mode: Mode) -> Result<(), StoreError> {
-    let fail = |source| StoreError::unwritten(path, source);
+pub(crate) fn write(path: &Path, text: &str, mode: Mode) -> Result<(), DirectoryError> {
+    let fail = |source| DirectoryError::unwritten(path, source);
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(fail(io::ErrorKind::InvalidInput.into()));
     };
@@ -47,20 +46,20 @@ pub(crate) fn write(path: &Path, text: &str, mode: Mode) -> Result<(), StoreErro
     Ok(())
 }
 
-pub(crate) fn make_folder(path: &Path, secret: bool) -> Result<(), StoreError> {
+pub(crate) fn make_folder(path: &Path, secret: bool) -> Result<(), DirectoryError> {
     let mode = if secret { 0o700 } else { 0o755 };
     let made = fs::DirBuilder::new().recursive(true).mode(mode).create(path);
     made.map_err(|source| match is_full(&source) {
-        true => StoreError::unwritten(path, source),
-        false => StoreError::MakeFolder { path: path.to_owned(), source },
+        true => DirectoryError::unwritten(path, source),
+        false => DirectoryError::MakeFolder { path: path.to_owned(), source },
     })
 }
 
 /// Removes a file; an absent one is no error.
-pub(crate) fn remove(path: &Path) -> Result<(), StoreError> {
+pub(crate) fn remove(path: &Path) -> Result<(), DirectoryError> {
     match fs::remove_file(path) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(StoreError::Remove { path: path.to_owned(), source })
+            Err(DirectoryError::Remove { path: path.to_owned(), source })
         }
         Ok(()) | Err(_) => Ok(()),
     }

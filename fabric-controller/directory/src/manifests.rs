@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use fabric_objects::{Object, ObjectRef, Problem};
 
-use super::folder::{Folder, Parse, Unreadable};
-use super::last_good::LastGood;
-use super::parse::{self, Located};
+use crate::folder::{Folder, Parse, Unreadable};
+use crate::last_good::LastGood;
+use crate::parse::{self, Located};
 
 /// Time after which an object that vanished from a file edited in place counts as gone.
 pub(crate) const SETTLE: Duration = Duration::from_millis(500);
@@ -77,7 +77,7 @@ impl Manifests {
         self.keep();
     }
 
-    /// See [`crate::Watch::remembering`].
+    /// See [`crate::Watch::remember`].
     pub(crate) fn remember(&mut self) {
         self.last_good.write_from_now();
         self.folder.files_mut().for_each(|(_, manifest)| manifest.changed = true);

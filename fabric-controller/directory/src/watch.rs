@@ -5,21 +5,21 @@ use std::time::Duration;
 use fabric_objects::{Event, Object, ObjectRef, Problem, Snapshot};
 use tokio::time::Instant;
 
-use super::folders::{Interest, Matters, RESCAN_UNWATCHED};
-use super::layout::Layout;
-use super::manifests::SETTLE;
-use super::notifier::Notifier;
-use super::reader::{Reader, Scope};
+use crate::folders::{Interest, Matters, RESCAN_UNWATCHED};
+use crate::layout::Layout;
+use crate::manifests::SETTLE;
+use crate::notifier::Notifier;
+use crate::reader::{Reader, Scope};
 
 /// Lets a writer finish what it is at.
 const DEBOUNCE: Duration = Duration::from_millis(30);
 
-/// A running watch.
+/// A running watch. Dropping it ends it.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub struct Watch {
     layout: Arc<Layout>,
     reader: Reader,
-    told: BTreeMap<ObjectRef, Object>,
+    reported: BTreeMap<ObjectRef, Object>,
     problems: Vec<Problem>,
     queue: VecDeque<Event>,
     notifier: Notifier,
@@ -39,12 +39,13 @@ impl Watch {
             snapshot.objects.values().cloned().map(Event::Applied).collect();
         queue.push_back(Event::Problems(snapshot.problems.clone()));
         queue.push_back(Event::Synced);
-        let (told, problems) = (snapshot.objects, snapshot.problems);
+        let (reported, problems) = (snapshot.objects, snapshot.problems);
         let layout = Arc::clone(layout);
-        Self { layout, reader, told, problems, queue, notifier, due: None, rescan }
+        Self { layout, reader, reported, problems, queue, notifier, due: None, rescan }
     }
 
-    pub(crate) async fn next(&mut self) -> Event {
+    /// Returns the next event. Cancel safe: an event is either returned or still to come.
+    pub async fn next(&mut self) -> Event {
         loop {
             if let Some(event) = self.queue.pop_front() {
                 return event;
@@ -71,38 +72,42 @@ impl Watch {
         }
     }
 
-    pub(crate) fn also(&mut self, object: &ObjectRef) {
+    /// Reports this one object, too, from now on, and no other of its kind.
+    pub fn also(&mut self, object: &ObjectRef) {
         self.reader.also(&self.layout, object);
         self.look();
     }
 
-    pub(crate) fn remember(&mut self) {
+    /// Remembers the last good version of each manifest in the state directory from now on.
+    pub fn remember(&mut self) {
         self.reader.remember();
     }
 
-    pub(crate) fn seen(&self) -> &BTreeMap<ObjectRef, Object> {
-        &self.told
+    /// All objects as of the last read, those not reported yet included.
+    pub fn seen(&self) -> &BTreeMap<ObjectRef, Object> {
+        &self.reported
     }
 
-    pub(crate) fn locate(&self, object: &ObjectRef, field: &str) -> Option<String> {
+    /// Returns the position of an object's manifest, or of a field of it: `file:line`.
+    pub fn locate(&self, object: &ObjectRef, field: &str) -> Option<String> {
         self.reader.locate(object, field)
     }
 
     /// Reads again and queues what is different.
     fn look(&mut self) {
         let snapshot = read(&mut self.reader);
-        for gone in self.told.keys().filter(|k| !snapshot.objects.contains_key(k)) {
+        for gone in self.reported.keys().filter(|k| !snapshot.objects.contains_key(k)) {
             self.queue.push_back(Event::Deleted(gone.clone()));
         }
         for (reference, object) in &snapshot.objects {
-            if self.told.get(reference) != Some(object) {
+            if self.reported.get(reference) != Some(object) {
                 self.queue.push_back(Event::Applied(object.clone()));
             }
         }
         if self.problems != snapshot.problems {
             self.queue.push_back(Event::Problems(snapshot.problems.clone()));
         }
-        (self.told, self.problems) = (snapshot.objects, snapshot.problems);
+        (self.reported, self.problems) = (snapshot.objects, snapshot.problems);
         self.choose();
         if self.reader.is_unsettled() {
             self.due = Some(Instant::now() + SETTLE);

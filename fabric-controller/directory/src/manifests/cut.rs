@@ -3,8 +3,8 @@
 
 use fabric_objects::Problem;
 
-use super::super::outline::Outline;
-use super::super::parse::documents;
+use crate::outline::Outline;
+use crate::parse::documents;
 
 /// The problem with a text that is the beginning of what was there before, and ends where nobody
 /// would have stopped. Removing the last documents, or lines of the last one, is an edit.

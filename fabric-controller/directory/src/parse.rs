@@ -6,10 +6,10 @@ use fabric_objects::{Kind, Object, ObjectRef, Problem, decode, expectation};
 use serde_json::Value;
 use serde_saphyr::{DefaultMessageFormatter, MessageFormatter as _};
 
-use super::identity::identify;
-use super::layout::Layout;
-use super::lines::Lines;
-use super::outline::Outline;
+use crate::identity::identify;
+use crate::layout::Layout;
+use crate::lines::Lines;
+use crate::outline::Outline;
 
 /// A bigger file is refused before it is read.
 pub(crate) const MAX_FILE: u64 = 1024 * 1024;

@@ -3,7 +3,8 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use fabric_store::{Event, Kind, Object, Store};
+use fabric_directory::Directory;
+use fabric_objects::{Event, Kind, Object};
 
 use crate::{Place, cidr_of, lines, network, network_ref, next, quiet, sync};
 
@@ -16,7 +17,7 @@ fn applied(event: Event) -> Object {
 async fn what_was_there_is_told_first_then_every_change_at_once() {
     let place = Place::new();
     place.write("a.yaml", &network("a", "10.1.0.0/16"));
-    let mut watch = place.store.watch(&[Kind::Network]).unwrap();
+    let mut watch = place.store.watch(&[Kind::Network]);
     let first = sync(&mut watch).await;
     assert_eq!(first.len(), 2, "{first:?}");
     assert!(matches!(&first[1], Event::Problems(none) if none.is_empty()));
@@ -38,7 +39,7 @@ async fn what_was_there_is_told_first_then_every_change_at_once() {
 async fn writing_the_same_again_tells_nothing() {
     let place = Place::new();
     place.write("a.yaml", &network("a", "10.1.0.0/16"));
-    let mut watch = place.store.watch(&Kind::ALL).unwrap();
+    let mut watch = place.store.watch(&Kind::ALL);
     sync(&mut watch).await;
     place.replace("a.yaml", &format!("# a comment\n{}", network("a", "10.1.0.0/16")));
     quiet(&mut watch).await;
@@ -47,7 +48,7 @@ async fn writing_the_same_again_tells_nothing() {
 #[tokio::test]
 async fn an_edit_within_one_clock_tick_is_seen() {
     let place = Place::new();
-    let mut watch = place.store.watch(&[Kind::Network]).unwrap();
+    let mut watch = place.store.watch(&[Kind::Network]);
     sync(&mut watch).await;
     for round in 10..30 {
         place.write("a.yaml", &network("a", &format!("10.{round}.0.0/16")));
@@ -60,7 +61,7 @@ async fn a_file_cut_short_keeps_its_last_good_objects() {
     let place = Place::new();
     let good = network("a", "10.1.0.0/16") + "---\n" + &network("b", "10.2.0.0/16");
     place.write("a.yaml", &good);
-    let mut watch = place.store.watch(&[Kind::Network]).unwrap();
+    let mut watch = place.store.watch(&[Kind::Network]);
     sync(&mut watch).await;
 
     place.replace("a.yaml", &(network("a", "10.5.0.0/16") + "---\nkind: [Net"));
@@ -77,7 +78,7 @@ async fn a_file_cut_short_keeps_its_last_good_objects() {
 async fn a_slip_in_an_edit_keeps_the_last_good_object() {
     let place = Place::new();
     place.write("a.yaml", &network("a", "10.1.0.0/16"));
-    let mut watch = place.store.watch(&[Kind::Network]).unwrap();
+    let mut watch = place.store.watch(&[Kind::Network]);
     sync(&mut watch).await;
     place.replace("a.yaml", &network("a", "10.1.0.0/16").replace("cidr:", "cdir:"));
     let Event::Problems(problems) = next(&mut watch).await else { panic!() };
@@ -91,7 +92,7 @@ async fn a_slip_in_an_edit_keeps_the_last_good_object() {
 async fn moving_an_object_to_another_file_tells_nothing() {
     let place = Place::new();
     place.write("a.yaml", &network("a", "10.1.0.0/16"));
-    let mut watch = place.store.watch(&[Kind::Network]).unwrap();
+    let mut watch = place.store.watch(&[Kind::Network]);
     sync(&mut watch).await;
     fs::rename(place.path("manifests/a.yaml"), place.path("manifests/z.yml")).unwrap();
     quiet(&mut watch).await;
@@ -101,7 +102,7 @@ async fn moving_an_object_to_another_file_tells_nothing() {
 async fn a_folder_that_goes_keeps_everything_and_is_watched_again_when_it_is_back() {
     let place = Place::new();
     place.write("a.yaml", &network("a", "10.1.0.0/16"));
-    let mut watch = place.store.watch(&[Kind::Network]).unwrap();
+    let mut watch = place.store.watch(&[Kind::Network]);
     sync(&mut watch).await;
     fs::rename(place.path("manifests"), place.path("elsewhere")).unwrap();
     assert!(matches!(next(&mut watch).await, Event::Problems(p) if p.len() == 1));
@@ -114,7 +115,7 @@ async fn a_folder_that_goes_keeps_everything_and_is_watched_again_when_it_is_bac
 #[tokio::test]
 async fn a_cancelled_wait_loses_nothing() {
     let place = Place::new();
-    let mut watch = place.store.watch(&[Kind::Network]).unwrap();
+    let mut watch = place.store.watch(&[Kind::Network]);
     sync(&mut watch).await;
     place.write("a.yaml", &network("a", "10.1.0.0/16"));
     for _ in 0..5 {
@@ -130,23 +131,23 @@ async fn a_cancelled_wait_loses_nothing() {
 #[tokio::test]
 async fn a_further_host_sees_what_is_published_and_nothing_else() {
     let place = Place::new();
-    let published = Store::open_published(&place.path("run/published")).unwrap();
-    let mut watch = published.watch(&Kind::ALL).unwrap();
+    let published = Directory::open_published(&place.path("run/published")).unwrap();
+    let mut watch = published.watch(&Kind::ALL);
     sync(&mut watch).await;
     place.write("a.yaml", &network("a", "10.1.0.0/16"));
     quiet(&mut watch).await;
-    place.store.put(&crate::own::connection("c").into()).await.unwrap();
+    place.store.put(&crate::own::connection("c").into()).unwrap();
     assert_eq!(applied(next(&mut watch).await).name(), "c");
-    assert!(Store::open_published(&place.path("nowhere")).is_err());
+    assert!(Directory::open_published(&place.path("nowhere")).is_err());
 }
 
-#[tokio::test]
-async fn reader_does_not_remake_a_removed_directory() {
+#[test]
+fn reader_does_not_remake_a_removed_directory() {
     let place = Place::new();
-    let published = Store::open_published(&place.path("run/published")).unwrap();
-    let stored = place.store.put(&crate::own::connection("c").into()).await.unwrap();
+    let published = Directory::open_published(&place.path("run/published")).unwrap();
+    let stored = place.store.put(&crate::own::connection("c").into()).unwrap();
     fs::remove_dir_all(place.path("run/published")).unwrap();
-    let error = published.put_status(&stored).await.unwrap_err().to_string();
+    let error = published.put_status(&stored).unwrap_err().to_string();
     assert!(error.contains("published"), "{error}");
     assert!(!place.path("run/published").exists());
 }

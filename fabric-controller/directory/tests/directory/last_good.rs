@@ -5,25 +5,27 @@ use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
-use fabric_store::{Event, Kind, Note, Store, Watch};
+use fabric_directory::{Directory, Watch};
+use fabric_objects::{Event, Kind};
 
-use crate::{Place, args, at_once, cidr_of, network, network_ref, next, quiet, sync};
+use crate::{Place, cidr_of, network, network_ref, next, places, quiet, sync};
 
 const SECRET: &str = "apiVersion: v1\nkind: Secret\nmetadata: {name: s, namespace: t}\n\
                       stringData: {x: HUSH}\n";
-const NOTE: Note<'static> = Note::Only("n");
+const NOTE: &str = "n";
 
 /// As the controller does.
 async fn controller(place: &Place) -> Watch {
-    let mut watch = place.store.watch(&Kind::ALL).unwrap().remembering();
+    let mut watch = place.store.watch(&Kind::ALL);
+    watch.remember();
     sync(&mut watch).await;
     watch
 }
 
 /// What a program finds that starts now.
 fn cidr_for_a_newcomer(place: &Place, name: &str) -> Option<String> {
-    let store = Store::open(&args(place.dir.path())).unwrap();
-    at_once(store.get(&network_ref(name))).unwrap().map(|object| cidr_of(&object).to_owned())
+    let store = Directory::open(places(place.dir.path())).unwrap();
+    store.get(&network_ref(name)).unwrap().map(|object| cidr_of(&object).to_owned())
 }
 
 fn two(first: &str, second: &str) -> String {
@@ -141,15 +143,15 @@ async fn an_object_taken_out_of_its_file_in_place_is_gone_within_a_second() {
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
 }
 
-#[tokio::test]
-async fn a_note_is_kept_whole_or_not_at_all() {
+#[test]
+fn a_note_is_kept_whole_or_not_at_all() {
     let place = Place::new();
-    assert_eq!(place.store.note::<Vec<u8>>(NOTE).await.unwrap(), None);
-    assert!(place.store.put_note(NOTE, &vec![1_u8, 2]).await.unwrap());
-    assert!(!place.store.put_note(NOTE, &vec![1_u8, 2]).await.unwrap());
-    assert_eq!(place.store.note::<Vec<u8>>(NOTE).await.unwrap(), Some(vec![1, 2]));
+    assert_eq!(place.store.note::<Vec<u8>>(NOTE), None);
+    assert!(place.store.put_note(NOTE, &vec![1_u8, 2]).unwrap());
+    assert!(!place.store.put_note(NOTE, &vec![1_u8, 2]).unwrap());
+    assert_eq!(place.store.note::<Vec<u8>>(NOTE), Some(vec![1, 2]));
     fs::write(place.path("state/notes/n.yaml"), "[1, ").unwrap();
-    assert_eq!(place.store.note::<Vec<u8>>(NOTE).await.unwrap(), None);
-    place.store.delete_note(NOTE).await.unwrap();
-    place.store.delete_note(NOTE).await.unwrap();
+    assert_eq!(place.store.note::<Vec<u8>>(NOTE), None);
+    place.store.delete_note(NOTE).unwrap();
+    place.store.delete_note(NOTE).unwrap();
 }

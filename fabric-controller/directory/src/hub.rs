@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
-use super::folders::{Folders, Interest, RESCAN_UNWATCHED, Subscriber};
+use crate::folders::{Folders, Interest, RESCAN_UNWATCHED, Subscriber};
 
 /// The longest line of interests, in bytes.
 const MAX_LINE: u64 = 64 << 10;

@@ -10,9 +10,9 @@ use std::path::PathBuf;
 use fabric_objects::{Kind, decode};
 use serde_json::{Value, json};
 
-use super::file::{self, Mode};
-use super::folder;
-use super::parse::{self, Located};
+use crate::file::{self, Mode};
+use crate::folder;
+use crate::parse::{self, Located};
 
 #[derive(Debug)]
 pub(crate) struct LastGood {

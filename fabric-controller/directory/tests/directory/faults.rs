@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use fabric_store::{Kind, Object, ObjectRef};
+use fabric_objects::{Kind, Object, ObjectRef};
 
-use crate::{Place, at_once, cidr_of, network, network_ref};
+use crate::{Place, cidr_of, network, network_ref};
 
 /// The only problem that one file makes.
 fn problem_of(text: &str) -> String {
@@ -195,8 +195,8 @@ fn other_files_are_left_alone_and_what_is_no_file_is_told() {
     assert_eq!(problems, expected);
 }
 
-#[tokio::test]
-async fn one_object_in_two_files_names_both_and_the_first_is_used() {
+#[test]
+fn one_object_in_two_files_names_both_and_the_first_is_used() {
     let place = Place::new();
     place.write("a.yaml", &network("net", "10.1.0.0/16"));
     place.write("b.yaml", &format!("\n---\n{}", network("net", "10.2.0.0/16")));
@@ -204,7 +204,7 @@ async fn one_object_in_two_files_names_both_and_the_first_is_used() {
         place.problems(),
         ["b.yaml:2: Network liqo/net: is also in a.yaml:1, which is used; expected it once"]
     );
-    let net = place.store.get(&network_ref("net")).await.unwrap().unwrap();
+    let net = place.store.get(&network_ref("net")).unwrap().unwrap();
     assert_eq!(cidr_of(&net), "10.1.0.0/16");
 }
 
@@ -271,12 +271,12 @@ fn what_is_wrong_with_an_object_by_itself_is_told_with_its_line() {
     );
 }
 
-#[tokio::test]
-async fn of_one_object_in_two_files_the_one_that_is_right_is_used() {
+#[test]
+fn of_one_object_in_two_files_the_one_that_is_right_is_used() {
     let place = Place::new();
     place.write("z.yaml", &network("net", "10.1.0.0/16"));
     place.write("a.yaml", &network("net", "10.2.0.0/33"));
-    let net = place.store.get(&network_ref("net")).await.unwrap().unwrap();
+    let net = place.store.get(&network_ref("net")).unwrap().unwrap();
     assert_eq!(cidr_of(&net), "10.1.0.0/16");
     assert_eq!(place.problems().len(), 2);
 }
@@ -311,24 +311,21 @@ fn secret_that_is_no_yaml_is_not_quoted() {
     }
 }
 
-#[tokio::test]
-async fn string_data_of_a_secret_becomes_data() {
+#[test]
+fn string_data_of_a_secret_becomes_data() {
     let place = Place::new();
     place.write("s.yaml", "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData: {a: b}");
-    let secret =
-        place.store.get(&ObjectRef::new(Kind::Secret, "default", "s")).await.unwrap().unwrap();
+    let secret = place.store.get(&ObjectRef::new(Kind::Secret, "default", "s")).unwrap().unwrap();
     let Object::Secret(secret) = secret else { panic!("{secret:?}") };
     assert_eq!(secret.data.as_ref().unwrap()["a"].0, b"b");
 }
 
-#[tokio::test]
-async fn a_status_in_a_manifest_is_not_believed() {
+#[test]
+fn a_status_in_a_manifest_is_not_believed() {
     let place = Place::new();
     let text = network("a", "10.1.0.0/16") + "status: {cidr: 10.9.0.0/16}\n";
     place.write("a.yaml", &text);
-    let Some(Object::Network(net)) = place.store.get(&network_ref("a")).await.unwrap() else {
-        panic!()
-    };
+    let Some(Object::Network(net)) = place.store.get(&network_ref("a")).unwrap() else { panic!() };
     assert_eq!(net.status, None);
     assert_eq!(place.problems(), [""; 0]);
 }
@@ -364,7 +361,7 @@ fn status_in_manifests_counts_for_nodes_only() {
         let manifest = format!("apiVersion: {api}\nkind: {kind}\n{of_peer}\nspec: {spec}\n");
         place.write("a.yaml", &format!("{manifest}status: {status}\n"));
         assert_eq!(place.problems(), [""; 0], "{kind}");
-        let snapshot = at_once(place.store.read(&Kind::ALL)).unwrap();
+        let snapshot = place.store.read(&Kind::ALL).unwrap();
         let objects: Vec<_> = snapshot.objects.values().map(Object::to_value).collect();
         assert_eq!(objects.len(), 1, "{kind}");
         assert!(objects[0]["status"].is_null(), "{}", objects[0]);
@@ -373,7 +370,7 @@ fn status_in_manifests_counts_for_nodes_only() {
     let address = "{type: InternalIP, address: 192.0.2.1}";
     let node = format!("status: {{addresses: [{address}]}}");
     place.write("n.yaml", &format!("apiVersion: v1\nkind: Node\nmetadata: {{name: n}}\n{node}\n"));
-    let snapshot = at_once(place.store.read(&[Kind::Node])).unwrap();
+    let snapshot = place.store.read(&[Kind::Node]).unwrap();
     let node = snapshot.objects.values().next().unwrap().to_value();
     assert_eq!(node["status"]["addresses"][0]["address"], "192.0.2.1");
 }

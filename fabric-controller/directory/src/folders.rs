@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use tokio::io::Interest as Readiness;
 use tokio::io::unix::AsyncFd;
 
-use super::folder::is_manifest;
-use super::layout::Layout;
-use super::limits;
-use super::reader::Scope;
+use crate::folder::is_manifest;
+use crate::layout::Layout;
+use crate::limits;
+use crate::reader::Scope;
 
 /// Finds changes without an event (network file systems, a folder replaced as a whole).
 pub(crate) const RESCAN: Duration = Duration::from_secs(30);

@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use fabric_objects::{Kind, Object, ObjectRef, Problem, Snapshot, decode};
 use serde_json::Value;
 
-use super::folder::{Folder, Parse, Unreadable};
-use super::layout::Layout;
-use super::manifests::Manifests;
-use super::parse;
-use crate::StoreError;
+use crate::error::DirectoryError;
+use crate::folder::{Folder, Parse, Unreadable};
+use crate::layout::Layout;
+use crate::manifests::Manifests;
+use crate::parse;
 
 /// Selection of the objects that are read.
 #[derive(Clone, Debug)]
@@ -148,7 +148,7 @@ impl Reader {
 
     /// Returns the present content. A folder of weft's own that cannot be read counts as unchanged,
     /// and is returned as the error.
-    pub(crate) fn read(&mut self) -> (Snapshot, Option<StoreError>) {
+    pub(crate) fn read(&mut self) -> (Snapshot, Option<DirectoryError>) {
         let mut snapshot = Snapshot::default();
         let own = self.own.iter_mut().map(|(_, folder)| refresh(folder));
         let statuses = self.statuses.iter_mut().map(|(_, folder)| refresh(folder));
@@ -221,10 +221,10 @@ impl Reader {
 }
 
 /// Weft's own folders come to be when the first file does.
-fn refresh<T: Parse>(folder: &mut Folder<T>) -> Result<(), StoreError> {
+fn refresh<T: Parse>(folder: &mut Folder<T>) -> Result<(), DirectoryError> {
     match folder.refresh() {
         Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-            Err(StoreError::Read { path: folder.path().to_owned(), source })
+            Err(DirectoryError::Read { path: folder.path().to_owned(), source })
         }
         Ok(()) | Err(_) => Ok(()),
     }

@@ -12,21 +12,21 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fabric_store::{Event, Kind, Object, ObjectRef, Problem, Store, StoreArgs, Watch};
-use futures::FutureExt as _;
+use fabric_directory::{Directory, Places, Watch};
+use fabric_objects::{Event, Kind, Object, ObjectRef, Problem};
 use tempfile::TempDir;
 
 /// A cluster's directories.
 struct Place {
     dir: TempDir,
-    store: Store,
+    store: Directory,
 }
 
 impl Place {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("manifests")).unwrap();
-        let store = Store::open(&args(dir.path())).unwrap();
+        let store = Directory::open(places(dir.path())).unwrap();
         Self { dir, store }
     }
 
@@ -51,23 +51,18 @@ impl Place {
 
     /// What is wrong with the manifests, one line each.
     fn problems(&self) -> Vec<String> {
-        lines(&at_once(self.store.read(&Kind::ALL)).unwrap().problems)
+        lines(&self.store.read(&Kind::ALL).unwrap().problems)
     }
 
     fn names(&self) -> Vec<String> {
-        let snapshot = at_once(self.store.read(&Kind::ALL)).unwrap();
+        let snapshot = self.store.read(&Kind::ALL).unwrap();
         snapshot.objects.keys().map(ToString::to_string).collect()
     }
 }
 
-fn args(dir: &Path) -> StoreArgs {
+fn places(dir: &Path) -> Places {
     let (manifests, state_dir) = (Some(dir.join("manifests")), Some(dir.join("state")));
-    StoreArgs::directories(manifests, dir.join("run"), state_dir)
-}
-
-/// A directory answers at once.
-fn at_once<T>(answer: impl Future<Output = T>) -> T {
-    answer.now_or_never().unwrap()
+    Places { manifests, run_dir: dir.join("run"), state_dir }
 }
 
 fn lines(problems: &[Problem]) -> Vec<String> {

@@ -33,7 +33,7 @@ async fn applied(watch: &mut Watch, name: &str) -> Duration {
 async fn watch_outlives_its_supervisor_and_finds_the_next() {
     let place = Place::new();
     let server = place.store.serve_changes().unwrap();
-    let mut watch = place.store.watch(&[Kind::Secret]).unwrap();
+    let mut watch = place.store.watch(&[Kind::Secret]);
     sync(&mut watch).await;
     quiet(&mut watch).await;
     place.replace("a.yaml", &secret("a", "x"));
@@ -59,7 +59,7 @@ async fn followed_secret_is_found_in_any_file() {
     let _server = place.store.serve_changes().unwrap();
     place.write("a.yaml", &secret("a", "x"));
     let own = ObjectRef::new(Kind::GatewayConfig, "t", "g");
-    let mut watch = place.store.follow(&own, &[]).unwrap();
+    let mut watch = place.store.follow(&own, &[]);
     sync(&mut watch).await;
     watch.also(&ObjectRef::new(Kind::Secret, "t", "a"));
     applied(&mut watch, "a").await;

@@ -1,21 +1,3 @@
-//! Standalone: the user's manifests, and two directories of weft's own.
-
-mod file;
-mod folder;
-mod folders;
-mod hub;
-mod identity;
-mod last_good;
-mod layout;
-mod limits;
-mod lines;
-mod manifests;
-mod notifier;
-mod outline;
-pub(crate) mod parse;
-mod reader;
-mod watch;
-
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,35 +8,36 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use self::file::Mode;
-use self::layout::Layout;
-use self::parse::{MAX_OWN_NAME, check_names};
-use self::reader::{Reader, Scope};
-use crate::StoreError;
-
-pub use hub::ChangeServer;
-pub(crate) use watch::Watch;
+use crate::error::DirectoryError;
+use crate::file::{self, Mode};
+use crate::folder;
+use crate::hub::ChangeServer;
+use crate::layout::Layout;
+use crate::limits;
+use crate::parse::{self, MAX_OWN_NAME, check_names};
+use crate::reader::{Reader, Scope};
+use crate::watch::Watch;
 
 /// Socket of the supervisor's change notifications, in the run directory.
 const CHANGES: &str = "changes.sock";
 
 /// The resources of a cluster on this host.
 #[derive(Clone, Debug)]
-pub(crate) struct Directory {
+pub struct Directory {
     layout: Arc<Layout>,
 }
 
 /// Paths of the directories.
 #[derive(Clone, Debug)]
-pub(crate) struct Places {
-    pub(crate) manifests: Option<PathBuf>,
-    pub(crate) run_dir: PathBuf,
-    pub(crate) state_dir: Option<PathBuf>,
+pub struct Places {
+    pub manifests: Option<PathBuf>,
+    pub run_dir: PathBuf,
+    pub state_dir: Option<PathBuf>,
 }
 
 impl Directory {
-    /// Makes the directories of weft's own.
-    pub(crate) fn open(places: Places) -> Result<Self, StoreError> {
+    /// Opens all directories of this host; makes those of weft's own.
+    pub fn open(places: Places) -> Result<Self, DirectoryError> {
         let layout = Layout {
             manifests: places.manifests,
             published: places.run_dir.join("published"),
@@ -69,58 +52,69 @@ impl Directory {
         Ok(Self { layout: Arc::new(layout) })
     }
 
-    /// May be read-only; then statuses cannot be written.
-    pub(crate) fn open_published(dir: &Path) -> Result<Self, StoreError> {
+    /// Opens the published directory of another host. It may be read-only; then statuses cannot be
+    /// written.
+    pub fn open_published(dir: &Path) -> Result<Self, DirectoryError> {
         let read = fs::read_dir(dir);
-        read.map_err(|source| StoreError::Read { path: dir.to_owned(), source })?;
+        read.map_err(|source| DirectoryError::Read { path: dir.to_owned(), source })?;
         let layout =
             Layout { manifests: None, published: dir.to_owned(), state: None, changes: None };
         Ok(Self { layout: Arc::new(layout) })
     }
 
-    pub(crate) fn open_manifests(dir: &Path) -> Self {
+    /// Opens only the user's manifests; makes nothing.
+    pub fn open_manifests(dir: &Path) -> Self {
         let (manifests, published) = (Some(dir.to_owned()), PathBuf::new());
         Self { layout: Arc::new(Layout { manifests, published, state: None, changes: None }) }
     }
 
-    pub(crate) fn serve_changes(&self) -> Result<ChangeServer, StoreError> {
-        let socket = self.layout.changes.as_ref().ok_or(StoreError::NoPlace)?;
+    /// Notifies the watches of all programs of this run directory. Must be called within a tokio
+    /// runtime.
+    pub fn serve_changes(&self) -> Result<ChangeServer, DirectoryError> {
+        let socket = self.layout.changes.as_ref().ok_or(DirectoryError::NoRunDir)?;
         ChangeServer::start(socket).map_err(|source| {
             match limits::inotify_instance(source.raw_os_error()) {
-                Some(limit) => StoreError::Limit { limit },
-                None => StoreError::Serve { path: socket.clone(), source },
+                Some(limit) => DirectoryError::Limit { limit },
+                None => DirectoryError::Serve { path: socket.clone(), source },
             }
         })
     }
 
-    pub(crate) fn watch(&self, kinds: &[Kind]) -> Watch {
+    /// Reports all objects of these kinds, then every change. Must be called within a tokio runtime.
+    pub fn watch(&self, kinds: &[Kind]) -> Watch {
         Watch::start(&self.layout, Scope::all(kinds))
     }
 
-    pub(crate) fn follow(&self, object: &ObjectRef, with: &[Kind]) -> Watch {
+    /// Same as [`Self::watch`], for one object, and for all of other kinds.
+    pub fn follow(&self, object: &ObjectRef, with: &[Kind]) -> Watch {
         Watch::start(&self.layout, Scope::follow(object, with))
     }
 
-    pub(crate) fn file_of(&self, object: &ObjectRef) -> Option<PathBuf> {
+    /// Path of the file of an object of weft's own.
+    pub fn file_of(&self, object: &ObjectRef) -> Option<PathBuf> {
         self.object_path(object).ok()
     }
 
-    pub(crate) fn read(&self, kinds: &[Kind]) -> Result<Snapshot, StoreError> {
+    /// Reads all objects of these kinds, and their problems.
+    pub fn read(&self, kinds: &[Kind]) -> Result<Snapshot, DirectoryError> {
         self.read_scope(Scope::all(kinds))
     }
 
-    fn read_scope(&self, scope: Scope) -> Result<Snapshot, StoreError> {
+    fn read_scope(&self, scope: Scope) -> Result<Snapshot, DirectoryError> {
         let (snapshot, error) = Reader::new(&self.layout, scope).read();
         error.map_or(Ok(snapshot), Err)
     }
 
-    pub(crate) fn get(&self, object: &ObjectRef) -> Result<Option<Object>, StoreError> {
+    /// Reads one object.
+    pub fn get(&self, object: &ObjectRef) -> Result<Option<Object>, DirectoryError> {
         Ok(self.read_scope(Scope::follow(object, &[]))?.objects.remove(object))
     }
 
+    /// Writes an object of weft's own if its content differs, and returns it as stored.
+    ///
     /// The uid is random, made at creation; the generation is one higher after each change of the
     /// spec. An object that was read from the store before is put back as it was.
-    pub(crate) fn put(&self, object: &Object) -> Result<Object, StoreError> {
+    pub fn put(&self, object: &Object) -> Result<Object, DirectoryError> {
         let reference = object.reference();
         let path = self.object_path(&reference)?;
         let have = read_value(&path)?.and_then(|v| decode::object(reference.kind, v).ok());
@@ -151,11 +145,12 @@ impl Directory {
         Ok(want)
     }
 
-    pub(crate) fn put_status(&self, object: &Object) -> Result<bool, StoreError> {
+    /// Writes the status of an object that was read; returns whether it differed.
+    pub fn put_status(&self, object: &Object) -> Result<bool, DirectoryError> {
         let reference = object.reference();
         let path = self.status_path(&reference)?;
         if object.uid().is_empty() {
-            return Err(StoreError::NoUid { object: reference });
+            return Err(DirectoryError::NoUid { object: reference });
         }
         let status = object.to_value().get("status").cloned().unwrap_or_default();
         let mut want = json!({ "uid": object.uid(), "status": status });
@@ -173,7 +168,7 @@ impl Directory {
         let published = &self.layout.published;
         if self.layout.changes.is_none() && !published.is_dir() {
             let source = io::ErrorKind::NotFound.into();
-            return Err(StoreError::Write { path: published.clone(), source });
+            return Err(DirectoryError::Write { path: published.clone(), source });
         }
         let durable = matches!(reference.kind, Kind::Network | Kind::Ip);
         file::write(&path, &text, Mode { secret: false, durable })?;
@@ -181,19 +176,20 @@ impl Directory {
     }
 
     /// Removes an object of weft's own with its status; of a user's object the status only.
-    pub(crate) fn delete(&self, object: &ObjectRef) -> Result<(), StoreError> {
+    pub fn delete(&self, object: &ObjectRef) -> Result<(), DirectoryError> {
         if self.layout.objects(object.kind).is_some() {
             file::remove(&self.object_path(object)?)?;
         }
         match self.status_path(object) {
             Ok(path) => file::remove(&path),
-            Err(StoreError::NoStatus { .. } | StoreError::NoFolder { .. }) => Ok(()),
+            Err(DirectoryError::NoStatus { .. } | DirectoryError::NoFolder { .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// None while there are manifests that cannot be read.
-    pub(crate) fn orphaned_statuses(&self) -> Result<Vec<ObjectRef>, StoreError> {
+    /// Objects that are gone and have left a status behind; none while there are manifests that cannot
+    /// be read.
+    pub fn orphaned_statuses(&self) -> Result<Vec<ObjectRef>, DirectoryError> {
         let mut reader = Reader::new(&self.layout, Scope::all(&Kind::ALL));
         let (snapshot, error) = reader.read();
         match error {
@@ -203,11 +199,12 @@ impl Directory {
         }
     }
 
-    pub(crate) fn put_problems(&self, problems: &[Problem]) -> Result<bool, StoreError> {
+    /// Publishes all problems; returns whether they differed.
+    pub fn put_problems(&self, problems: &[Problem]) -> Result<bool, DirectoryError> {
         let path = self.problems_path();
         let problems: Vec<_> = problems.iter().map(PublishedProblem::from).collect();
         let text = serde_saphyr::to_string(&problems)
-            .map_err(|source| StoreError::EncodeProblems { source })?;
+            .map_err(|source| DirectoryError::EncodeProblems { source })?;
         if folder::read(&path).is_ok_and(|have| have == text) {
             return Ok(false);
         }
@@ -215,17 +212,19 @@ impl Directory {
         Ok(true)
     }
 
-    pub(crate) fn problems(&self) -> Vec<Problem> {
+    /// Returns the problems published last.
+    pub fn problems(&self) -> Vec<Problem> {
         let text = folder::read(&self.problems_path()).unwrap_or_default();
         let read: Result<Vec<PublishedProblem>, _> = serde_saphyr::from_str(&text);
         read.unwrap_or_default().into_iter().map(Problem::from).collect()
     }
 
-    /// Whole or not at all even after a power cut.
-    pub(crate) fn put_note(&self, name: &str, note: &impl Serialize) -> Result<bool, StoreError> {
-        let path = self.note_path(name).ok_or(StoreError::NoState)?;
+    /// Keeps a note under a name, whole or not at all even after a power cut; returns whether it
+    /// differed.
+    pub fn put_note(&self, name: &str, note: &impl Serialize) -> Result<bool, DirectoryError> {
+        let path = self.note_path(name).ok_or(DirectoryError::NoState)?;
         let text = serde_saphyr::to_string(note)
-            .map_err(|source| StoreError::EncodeNote { name: name.to_owned(), source })?;
+            .map_err(|source| DirectoryError::EncodeNote { name: name.to_owned(), source })?;
         if folder::read(&path).is_ok_and(|have| have == text) {
             return Ok(false);
         }
@@ -233,13 +232,15 @@ impl Directory {
         Ok(true)
     }
 
-    pub(crate) fn note<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
+    /// Returns the note kept under that name; `None` if there is none, or none that can be decoded.
+    pub fn note<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
         let text = folder::read(&self.note_path(name)?).ok()?;
         let note = serde_saphyr::from_str(&text);
         note.inspect_err(|error| tracing::warn!(name, %error, "a note is unreadable")).ok()
     }
 
-    pub(crate) fn delete_note(&self, name: &str) -> Result<(), StoreError> {
+    /// Deletes a note; an absent one is no error.
+    pub fn delete_note(&self, name: &str) -> Result<(), DirectoryError> {
         self.note_path(name).map_or(Ok(()), |path| file::remove(&path))
     }
 
@@ -251,35 +252,35 @@ impl Directory {
         self.layout.published.join("problems.yaml")
     }
 
-    fn object_path(&self, object: &ObjectRef) -> Result<PathBuf, StoreError> {
+    fn object_path(&self, object: &ObjectRef) -> Result<PathBuf, DirectoryError> {
         let folder = self.layout.objects(object.kind).ok_or_else(|| {
             if matches!(object.kind, Kind::Network | Kind::Ip | Kind::Secret) {
                 no_state(object)
             } else {
-                StoreError::NotOurs { object: object.clone() }
+                DirectoryError::NotOurs { object: object.clone() }
             }
         })?;
         checked_path(folder, object)
     }
 
-    fn status_path(&self, object: &ObjectRef) -> Result<PathBuf, StoreError> {
+    fn status_path(&self, object: &ObjectRef) -> Result<PathBuf, DirectoryError> {
         let folder = self.layout.statuses(object.kind).ok_or_else(|| {
             if matches!(object.kind, Kind::Network | Kind::Ip) {
                 no_state(object)
             } else {
-                StoreError::NoStatus { object: object.clone() }
+                DirectoryError::NoStatus { object: object.clone() }
             }
         })?;
         checked_path(folder, object)
     }
 }
 
-fn no_state(object: &ObjectRef) -> StoreError {
-    StoreError::NoFolder { object: object.clone(), missing: "--state-dir" }
+fn no_state(object: &ObjectRef) -> DirectoryError {
+    DirectoryError::NoFolder { object: object.clone(), missing: "--state-dir" }
 }
 
-fn checked_path(folder: PathBuf, object: &ObjectRef) -> Result<PathBuf, StoreError> {
-    check_names(object, MAX_OWN_NAME).map_err(|(field, expected)| StoreError::Name {
+fn checked_path(folder: PathBuf, object: &ObjectRef) -> Result<PathBuf, DirectoryError> {
+    check_names(object, MAX_OWN_NAME).map_err(|(field, expected)| DirectoryError::Name {
         object: object.clone(),
         field,
         expected,
@@ -296,18 +297,18 @@ fn content(object: &Object) -> Value {
     value
 }
 
-fn yaml(object: &ObjectRef, value: &Value) -> Result<String, StoreError> {
+fn yaml(object: &ObjectRef, value: &Value) -> Result<String, DirectoryError> {
     serde_saphyr::to_string(value)
-        .map_err(|source| StoreError::Encode { object: object.clone(), source })
+        .map_err(|source| DirectoryError::Encode { object: object.clone(), source })
 }
 
 /// `None` if there is no such file, or none that can be understood: then it is written anew.
-fn read_value(path: &Path) -> Result<Option<Value>, StoreError> {
+fn read_value(path: &Path) -> Result<Option<Value>, DirectoryError> {
     match folder::read(path) {
         Ok(text) => Ok(parse::value(&text).ok()),
         Err(folder::Unreadable::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(folder::Unreadable::Io(source)) => {
-            Err(StoreError::Read { path: path.to_owned(), source })
+            Err(DirectoryError::Read { path: path.to_owned(), source })
         }
         Err(
             folder::Unreadable::TooLong(_)
@@ -317,10 +318,10 @@ fn read_value(path: &Path) -> Result<Option<Value>, StoreError> {
     }
 }
 
-fn new_uid() -> Result<String, StoreError> {
+fn new_uid() -> Result<String, DirectoryError> {
     let path = Path::new("/proc/sys/kernel/random/uuid");
     let read = fs::read_to_string(path);
-    let read = read.map_err(|source| StoreError::Read { path: path.to_owned(), source })?;
+    let read = read.map_err(|source| DirectoryError::Read { path: path.to_owned(), source })?;
     Ok(read.trim().to_owned())
 }
 

@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use super::parse::MAX_FILE;
+use crate::parse::MAX_FILE;
 
 /// File systems stamp files with the time of the last tick: two writes within one look alike.
 const TRUSTED_AGE: Duration = Duration::from_secs(1);

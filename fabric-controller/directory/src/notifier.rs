@@ -20,8 +20,8 @@ use std::time::Duration;
 
 use tokio::net::UnixStream;
 
-use super::folders::{Folders, Interest, RESCAN};
-use super::limits;
+use crate::folders::{Folders, Interest, RESCAN};
+use crate::limits;
 
 /// Between two looks at the stamps of files, with as much again at random.
 const POLL: Duration = Duration::from_millis(700);
@@ -30,7 +30,7 @@ const SELF: u64 = 0;
 
 #[derive(Debug)]
 pub(crate) struct Notifier {
-    /// Socket of the supervisor's [`super::ChangeServer`].
+    /// Socket of the supervisor's [`crate::ChangeServer`].
     socket: Option<PathBuf>,
     interests: Vec<Interest>,
     source: Source,
