@@ -26,7 +26,7 @@ use fabric_core::LaggingNodes;
 use fabric_core::compile::{IpamRequest, Published, compile, unreadable};
 use fabric_core::index::{Index, Settings};
 use fabric_core::placement::{Placements, Plan};
-use fabric_store::obstacles::Reader;
+use fabric_kube_client::obstacles::Reader;
 use gateway_workloads::Exchange;
 
 /// After ipam could not be reached.

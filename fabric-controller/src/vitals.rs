@@ -3,7 +3,7 @@
 use fabric_runtime::{Heartbeat, Monitoring, Readiness};
 
 use crate::metrics::Metrics;
-use fabric_store::obstacles::Obstacles;
+use fabric_kube_client::obstacles::Obstacles;
 
 /// Part of the [`Readiness`] that is there once everything has been compiled.
 pub const COMPILED: &str = "controller";

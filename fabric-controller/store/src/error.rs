@@ -1,4 +1,5 @@
 use fabric_directory::DirectoryError;
+use fabric_kube_client::{ApiError, ConnectError};
 use fabric_objects::{Kind, ObjectRef, Problem};
 
 /// Reason for which the store could not read or write.
@@ -16,8 +17,8 @@ pub enum StoreError {
     NoStatus { object: ObjectRef },
     #[error("{object} has no uid: only what was read from the store can be given a status")]
     NoUid { object: ObjectRef },
-    #[error("cannot tell how to reach the API server of a Kubernetes cluster")]
-    Config(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
     #[error("cannot {step} {object}")]
     Request { step: &'static str, object: ObjectRef, source: ApiError },
     #[error("cannot list every {kind}")]
@@ -30,46 +31,6 @@ pub enum StoreError {
     Note { step: &'static str, name: String, source: ApiError },
     #[error("cannot write the note {name} as JSON")]
     EncodeJson { name: String, source: serde_json::Error },
-}
-
-/// Error answer of the API server, or the reason for no answer.
-#[derive(Debug, thiserror::Error)]
-pub enum ApiError {
-    #[error("the API server did not answer within {seconds} s")]
-    Timeout { seconds: u64 },
-    /// The code is HTTP's.
-    #[error("the API server refused ({code}): {message}")]
-    Refused { code: u16, message: String },
-    #[error("the API server cannot be reached")]
-    Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
-    #[error("the API server's answer is no JSON")]
-    Answer(#[source] serde_json::Error),
-}
-
-impl ApiError {
-    /// Remedy for a refusal to list or watch a kind that waiting does not end; none for any other
-    /// error.
-    pub fn refusal(&self, kind: &str, api_version: &str, plural: &str) -> Option<String> {
-        let Self::Refused { code, message } = self else { return None };
-        let resource = match api_version.split_once('/') {
-            Some((group, _)) => format!("{plural}.{group}"),
-            None => plural.to_owned(),
-        };
-        match code {
-            401 => Some(format!(
-                "the API server does not accept this program's credentials: {message}"
-            )),
-            403 => Some(format!(
-                "may not watch {kind}: {message}; give this program's user the verbs get, list and \
-                 watch on {resource}"
-            )),
-            404 => Some(format!(
-                "the API server knows no {kind} of {api_version}; install the \
-                 CustomResourceDefinition {resource}, which weft's chart brings"
-            )),
-            _ => None,
-        }
-    }
 }
 
 impl StoreError {

@@ -1,16 +1,12 @@
 //! The API server of a Kubernetes cluster.
 //!
 //! Watches report what is there; what weft writes, it applies on the server's side as field manager
-//! [`MANAGER`], each part with all its desired fields, and sends nothing that is there already.
+//! [`ApiServer::MANAGER`], each part with all its desired fields, and sends nothing that is there already.
 
-mod access;
-mod answer;
 mod cache;
 mod content;
 mod intake;
 mod note;
-pub mod reflector;
-pub mod requests;
 mod source;
 mod status;
 mod watch;
@@ -19,37 +15,23 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use fabric_kube_client::{ApiError, ApiServer, StoreMetrics, requests, target};
 use fabric_objects::{Kind, Object, ObjectRef, Problem, Snapshot, decode};
 use futures::future::{join_all, try_join_all};
 use kube::api::{DeleteParams, DynamicObject};
 
 pub(crate) use self::watch::Watch;
 
-use self::access::{Access, target};
 use self::cache::{Cache, Part, is_ours};
 use self::content::content;
 use self::intake::Stored;
 use self::source::Source;
-use crate::{ApiError, StoreError, StoreMetrics};
-
-/// Owner of what weft writes, in `metadata.managedFields`.
-const MANAGER: &str = "weft";
-
-/// The way to an API server.
-#[derive(Clone)]
-pub struct ApiServer {
-    pub client: kube::Client,
-    /// The namespace that weft is installed in.
-    pub namespace: String,
-    pub url: String,
-    /// Counters of all that is asked of it.
-    pub metrics: StoreMetrics,
-}
+use crate::error::StoreError;
 
 /// Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Kubernetes {
-    access: Access,
+    server: ApiServer,
     known: Arc<Known>,
 }
 
@@ -62,31 +44,26 @@ struct Known {
     notes: Mutex<BTreeMap<String, String>>,
 }
 
-impl ApiServer {
-    /// Owner of what weft writes, in `metadata.managedFields`.
-    pub const MANAGER: &str = MANAGER;
-}
-
 impl Kubernetes {
     pub(crate) fn open(
         kubeconfig: Option<&Path>,
         context: Option<&str>,
         namespace: Option<String>,
     ) -> Result<Self, StoreError> {
-        let access = Access::open(kubeconfig, context, namespace)?;
-        Ok(Self { access, known: Arc::default() })
+        let server = ApiServer::open(kubeconfig, context, namespace)?;
+        Ok(Self { server, known: Arc::default() })
     }
 
     pub(crate) fn api_server(&self) -> ApiServer {
-        self.access.api_server()
+        self.server.clone()
     }
 
     pub(crate) fn metrics(&self) -> &StoreMetrics {
-        &self.access.metrics
+        &self.server.metrics
     }
 
     pub(crate) fn set_metrics(&mut self, metrics: StoreMetrics) {
-        self.access.metrics = metrics;
+        self.server.metrics = metrics;
     }
 
     pub(crate) fn watch(&self, kinds: &[Kind]) -> Watch {
@@ -118,20 +95,20 @@ impl Kubernetes {
     }
 
     pub(crate) async fn check(&self, kinds: &[Kind]) -> Vec<Problem> {
-        let sources = kinds.iter().map(|kind| Source::of(*kind, &self.access.namespace));
+        let sources = kinds.iter().map(|kind| Source::of(*kind, &self.server.namespace));
         let checks = sources
-            .map(|source| async move { source.selection().check(&self.access.client).await.err() });
+            .map(|source| async move { source.selection().check(&self.server.client).await.err() });
         join_all(checks).await.into_iter().flatten().collect()
     }
 
     async fn list(&self, kind: Kind) -> Result<Vec<DynamicObject>, StoreError> {
-        let selection = Source::of(kind, &self.access.namespace).selection();
-        let listed = selection.list(&self.access.client).await;
+        let selection = Source::of(kind, &self.server.namespace).selection();
+        let listed = selection.list(&self.server.client).await;
         listed.map_err(|source| StoreError::List { kind, source })
     }
 
     pub(crate) async fn get(&self, object: &ObjectRef) -> Result<Option<Object>, StoreError> {
-        let found = self.access.requests().get(&target(object)).await;
+        let found = self.server.requests().get(&target(object)).await;
         match found.map_err(|source| failed("read", object, source))? {
             Some(found) => match intake::take(object.kind, found) {
                 Ok(stored) => Ok(Some(stored.object)),
@@ -154,7 +131,7 @@ impl Kubernetes {
         }
         // A key that is there, but not known here, must not be lost: the peer knows its public half.
         let is_new_key = reference.kind == Kind::Secret && object.uid().is_empty();
-        let (requests, target) = (self.access.requests(), target(&reference));
+        let (requests, target) = (self.server.requests(), target(&reference));
         let written = if is_new_key {
             requests.create(&target, &want).await
         } else {
@@ -172,7 +149,7 @@ impl Kubernetes {
         }
         // A namesake that took its place meanwhile stays.
         let (uid, how) = (self.cache().uid(object), DeleteParams::default());
-        let deleted = self.access.requests().delete(&target(object), uid, how).await;
+        let deleted = self.server.requests().delete(&target(object), uid, how).await;
         deleted.map_err(|error| failed("remove", object, error))?;
         self.cache().lost(object);
         Ok(())

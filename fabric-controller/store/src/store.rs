@@ -1,12 +1,16 @@
 use std::path::{Path, PathBuf};
 
 use fabric_directory::{ChangeServer, Directory, Places};
+use fabric_kube_client::{ApiServer, StoreMetrics};
 use fabric_objects::{Kind, Object, ObjectRef, Problem, Snapshot};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::kubernetes::{ApiServer, Kubernetes};
-use crate::{StoreArgs, StoreError, StoreMetrics, Watch, watch};
+use crate::args::StoreArgs;
+use crate::error::StoreError;
+use crate::kubernetes::Kubernetes;
+use crate::watch::{self, Watch};
+use crate::write_count::count;
 
 /// The resources of a cluster. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -117,7 +121,7 @@ impl Store {
         }
     }
 
-    /// Reports all that is there of these kinds, its problems, then [`crate::Event::Synced`], then
+    /// Reports all that is there of these kinds, its problems, then [`fabric_objects::Event::Synced`], then
     /// every change. Must be called within a tokio runtime.
     ///
     /// In Kubernetes, ConfigMaps are the one with the cluster's ID only, and Secrets those that have
@@ -191,7 +195,7 @@ impl Store {
             Backend::Directory(store) => Ok(store.put(object)?),
             Backend::Kubernetes(store) => store.put(object).await,
         };
-        self.metrics.count(object.kind(), &put, |_| true);
+        count(&self.metrics, object.kind(), &put, |_| true);
         put
     }
 
@@ -202,7 +206,7 @@ impl Store {
             Backend::Directory(store) => Ok(store.put_status(object)?),
             Backend::Kubernetes(store) => store.put_status(object).await,
         };
-        self.metrics.count(object.kind(), &put, |written| *written);
+        count(&self.metrics, object.kind(), &put, |written| *written);
         put
     }
 
@@ -213,7 +217,7 @@ impl Store {
             Backend::Directory(store) => Ok(store.put_status(object)?),
             Backend::Kubernetes(store) => store.put_status_if_last(object).await,
         };
-        self.metrics.count(object.kind(), &put, |written| *written);
+        count(&self.metrics, object.kind(), &put, |written| *written);
         put
     }
 
@@ -223,7 +227,7 @@ impl Store {
             Backend::Directory(store) => Ok(store.delete(object)?),
             Backend::Kubernetes(store) => store.delete(object).await,
         };
-        self.metrics.count(object.kind, &deleted, |()| true);
+        count(&self.metrics, object.kind, &deleted, |()| true);
         deleted
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use fabric_store::ObjectRef;
+use fabric_objects::ObjectRef;
 use tokio::time::Instant;
 
 use fabric_core::placement::Placement;
@@ -40,7 +40,7 @@ fn is_absent(placement: &Placement) -> bool {
 #[cfg(test)]
 mod tests {
     use fabric_api::networking::InternalEndpoint;
-    use fabric_store::Kind;
+    use fabric_objects::Kind;
 
     use super::*;
 

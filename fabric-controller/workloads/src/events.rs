@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use fabric_kube_client::ApiError;
+use fabric_kube_client::requests::{Part, Requests, Target};
+use fabric_objects::{Kind, Problem};
 use fabric_runtime::Heartbeat;
-use fabric_store::requests::{Part, Requests, Target};
-use fabric_store::{ApiError, Kind, Problem};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;

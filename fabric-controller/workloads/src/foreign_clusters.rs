@@ -10,9 +10,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use fabric_api::{ClusterId, labels, liqo_core};
+use fabric_kube_client::requests::{Part, Requests, Target};
+use fabric_kube_client::{ApiError, StoreMetrics};
 use fabric_runtime::Heartbeat;
-use fabric_store::requests::{Part, Requests, Target};
-use fabric_store::{ApiError, StoreMetrics};
 use jiff::Timestamp;
 use kube::api::{DeleteParams, DynamicObject, Preconditions};
 use kube::{Client, ResourceExt as _};

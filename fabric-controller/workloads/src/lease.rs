@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use fabric_store::ApiServer;
+use fabric_kube_client::ApiServer;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
@@ -15,7 +15,7 @@ use kube::api::PostParams;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use fabric_store::obstacles::Obstacles;
+use fabric_kube_client::obstacles::Obstacles;
 
 /// Lease times, as in Liqo: it is lost after `DURATION` without renewal, its holder gives up after
 /// `DEADLINE` of failed renewals, and renews every `PERIOD`. A renewal counts from when it was sent,
@@ -325,7 +325,7 @@ mod tests {
 
     fn election(client: &Client, identity: &str) -> Election {
         let (client, namespace, url) = (client.clone(), "liqo".to_owned(), String::new());
-        let metrics = fabric_store::StoreMetrics::default();
+        let metrics = fabric_kube_client::StoreMetrics::default();
         Election::new(&ApiServer { client, namespace, url, metrics }, identity)
     }
 

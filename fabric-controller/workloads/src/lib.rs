@@ -29,8 +29,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric_api::check::Fault;
+use fabric_kube_client::ApiServer;
+use fabric_objects::ObjectRef;
 use fabric_runtime::{Heartbeat, until};
-use fabric_store::{ApiServer, ObjectRef};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use tokio::sync::watch;
@@ -39,7 +40,7 @@ use tokio::time::{Instant, sleep};
 use absence::Absence;
 use events::Events;
 use fabric_core::placement::{Placement, Placements, Plan, PlannedGateway};
-use fabric_store::obstacles::{Obstacles, Reader};
+use fabric_kube_client::obstacles::{Obstacles, Reader};
 use foreign_clusters::ForeignClusters;
 use live::{Key, Live, Watched};
 use place::World;
@@ -411,7 +412,7 @@ fn tolerate(
 
 #[cfg(test)]
 mod tests {
-    use fabric_store::StoreMetrics;
+    use fabric_kube_client::StoreMetrics;
     use tokio::time::timeout;
 
     use super::*;

@@ -101,7 +101,7 @@ mod tests {
 
     fn objects(change: impl Fn(&mut Value)) -> Vec<Value> {
         let gateway = gateway();
-        let fabric_store::Object::GatewayServer(server) = &gateway.object else { panic!() };
+        let fabric_objects::Object::GatewayServer(server) = &gateway.object else { panic!() };
         let mut template: Value = serde_saphyr::from_str(WIREGUARD_SERVER).unwrap();
         change(&mut template["spec"]["template"]["spec"]["deployment"]["spec"]);
         let variables = Variables::of_server(server, &gateway.peer);

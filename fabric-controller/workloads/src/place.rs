@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use fabric_api::check::Fault;
 use fabric_api::networking::InternalEndpoint;
-use fabric_store::{Kind, ObjectRef};
+use fabric_objects::{Kind, ObjectRef};
 use k8s_openapi::api::core::v1::{ObjectReference, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::DynamicObject;

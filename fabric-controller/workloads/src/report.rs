@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
+use fabric_kube_client::ApiServer;
 use fabric_runtime::{Heartbeat, until};
-use fabric_store::ApiServer;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::Api;
 use kube::api::ListParams;
 
 use super::events::Events;
 use super::lease::within;
-use fabric_store::obstacles::Obstacles;
+use fabric_kube_client::obstacles::Obstacles;
 
 /// Time limit of a request.
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use fabric_api::labels;
-use fabric_store::ObjectRef;
+use fabric_objects::ObjectRef;
 use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::{
     ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject,
@@ -83,7 +83,8 @@ fn rule(group: &str, resource: &str, verbs: &[&str], name: Option<&str>) -> Poli
 
 #[cfg(test)]
 mod tests {
-    use fabric_store::Kind;
+
+    use fabric_objects::Kind;
 
     use super::*;
 

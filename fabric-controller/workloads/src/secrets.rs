@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fabric_api::labels;
+use fabric_kube_client::ApiError;
+use fabric_kube_client::requests::{Requests, Target};
+use fabric_objects::ObjectRef;
 use fabric_runtime::{Heartbeat, chain};
-use fabric_store::requests::{Requests, Target};
-use fabric_store::{ApiError, ObjectRef};
 use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
 use kube::api::ApiResource;
@@ -80,7 +81,8 @@ fn change(gap: &SecretGap) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use fabric_store::Kind;
+
+    use fabric_objects::Kind;
 
     use super::*;
 

@@ -4,8 +4,8 @@ use std::sync::LazyLock;
 
 use fabric_api::check::Fault;
 use fabric_api::networking::{GatewayClient, GatewayServer};
+use fabric_objects::Object;
 use fabric_runtime::chain;
-use fabric_store::Object;
 use gateway_templates::{Rendered, Variables, WIREGUARD_CLIENT, WIREGUARD_SERVER};
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::Value;

@@ -12,8 +12,8 @@ mod nodes;
 use std::time::Duration;
 
 use fabric_api::labels;
+use fabric_kube_client::{ApiError, ApiServer};
 use fabric_runtime::{Heartbeat, until};
-use fabric_store::{ApiError, ApiServer};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::timeout;
 

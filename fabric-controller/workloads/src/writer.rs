@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use fabric_kube_client::requests::{Part, Requests, Target};
+use fabric_kube_client::{ApiError, ApiServer, StoreMetrics, WriteOutcome};
 use fabric_runtime::{Heartbeat, WRITE_RETRY, WriteBackoff, chain};
-use fabric_store::requests::{Part, Requests, Target};
-use fabric_store::{ApiError, ApiServer, StoreMetrics, WriteOutcome};
 use futures::stream::{self, StreamExt as _};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, DynamicObject};

@@ -2,13 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use fabric_kube_client::ApiServer;
 use fabric_objects::{Kind, Object, ObjectRef, Problem, decode};
 use k8s_openapi::api::core::v1::{Node, NodeStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::DynamicObject;
 use serde_json::Value;
-
-use super::MANAGER;
 
 /// An object as the API server holds it.
 #[derive(Clone, Debug)]
@@ -91,7 +90,9 @@ fn owned(metadata: &ObjectMeta) -> BTreeSet<String> {
     let entries = metadata.managed_fields.iter().flatten();
     let ours = entries.filter(|entry| {
         let is_apply = entry.operation.as_deref() == Some("Apply");
-        is_apply && entry.manager.as_deref() == Some(MANAGER) && entry.subresource.is_none()
+        is_apply
+            && entry.manager.as_deref() == Some(ApiServer::MANAGER)
+            && entry.subresource.is_none()
     });
     let fields = ours.filter_map(|entry| entry.fields_v1.as_ref()?.0.get("f:metadata"));
     fields

@@ -1,16 +1,16 @@
 //! Notes, each in a ConfigMap of the program's own namespace. Where a chart has made that, it goes
 //! with the chart.
 
+use fabric_kube_client::requests::Part;
+use fabric_kube_client::{ApiError, target};
 use fabric_objects::{Kind, ObjectRef};
 use kube::api::DeleteParams;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use super::access::target;
-use super::requests::Part;
 use super::{Kubernetes, lock};
-use crate::{ApiError, StoreError};
+use crate::error::StoreError;
 
 /// The entry of the ConfigMap's data.
 const NOTE: &str = "note";
@@ -32,7 +32,7 @@ impl Kubernetes {
             "metadata": {"name": map.name, "namespace": map.namespace},
             "data": {(NOTE): text},
         });
-        let requests = self.access.requests();
+        let requests = self.server.requests();
         let written = requests.apply(&target(&map), Part::AllButStatus, &want).await;
         written.map_err(|source| failed("keep", name, source))?;
         lock(&self.known.notes).insert(name.to_owned(), text);
@@ -44,7 +44,7 @@ impl Kubernetes {
         name: &str,
     ) -> Result<Option<T>, StoreError> {
         let map = self.map_of(name);
-        let found = self.access.requests().get(&target(&map)).await;
+        let found = self.server.requests().get(&target(&map)).await;
         let Some(found) = found.map_err(|source| failed("read", name, source))? else {
             return Ok(None);
         };
@@ -56,12 +56,12 @@ impl Kubernetes {
     pub(crate) async fn delete_note(&self, name: &str) -> Result<(), StoreError> {
         lock(&self.known.notes).remove(name);
         let target = target(&self.map_of(name));
-        let deleted = self.access.requests().delete(&target, None, DeleteParams::default()).await;
+        let deleted = self.server.requests().delete(&target, None, DeleteParams::default()).await;
         deleted.map(drop).map_err(|source| failed("remove", name, source))
     }
 
     fn map_of(&self, name: &str) -> ObjectRef {
-        ObjectRef::new(Kind::ConfigMap, &self.access.namespace, &format!("weft-{name}"))
+        ObjectRef::new(Kind::ConfigMap, &self.server.namespace, &format!("weft-{name}"))
     }
 }
 

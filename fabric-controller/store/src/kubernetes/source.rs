@@ -1,10 +1,9 @@
 //! One watch: of all objects of a kind, or of a single one.
 
 use fabric_api::labels;
+use fabric_kube_client::reflector::Selection;
+use fabric_kube_client::resource;
 use fabric_objects::{Kind, ObjectRef};
-
-use super::access::resource;
-use super::reflector::Selection;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Source {

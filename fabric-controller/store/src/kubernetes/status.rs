@@ -1,15 +1,15 @@
 //! Writes a part of an object that is there: the very one, and no namesake.
 
+use fabric_kube_client::{ApiError, requests, target};
 use fabric_objects::{Object, ObjectRef, decode};
 use kube::ResourceExt as _;
 use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
-use super::access::target;
 use super::cache::{Part, has_status};
 use super::content::{local, part, status};
-use super::{Kubernetes, failed, intake, requests};
-use crate::{ApiError, StoreError};
+use super::{Kubernetes, failed, intake};
+use crate::error::StoreError;
 
 /// Tries of a write, each of which another writer may precede.
 const TRIES: usize = 4;
@@ -90,7 +90,7 @@ impl Kubernetes {
         version: &str,
         want: &Value,
     ) -> Result<DynamicObject, ApiError> {
-        let (requests, target) = (self.access.requests(), target(&object.reference()));
+        let (requests, target) = (self.server.requests(), target(&object.reference()));
         if what == Part::Local {
             let spec = json!({ (decode::LOCAL): want });
             let body = part(object, version, "spec", spec);
@@ -103,7 +103,7 @@ impl Kubernetes {
     /// The version of the very object.
     async fn version_of(&self, object: &Object) -> Result<String, StoreError> {
         let reference = object.reference();
-        let found = self.access.requests().get(&target(&reference)).await;
+        let found = self.server.requests().get(&target(&reference)).await;
         let found = found.map_err(|source| failed("read", &reference, source))?;
         let Some(found) = found else { return Err(self.gone(object)) };
         if found.metadata.uid.as_deref() != Some(object.uid()) {

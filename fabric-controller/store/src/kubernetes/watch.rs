@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 
+use fabric_kube_client::reflector::{Change, Name, Reflector};
 use fabric_objects::{Event, Kind, Object, ObjectRef, Problem};
 use kube::api::DynamicObject;
 
 use super::content::content;
 use super::intake::Stored;
-use super::reflector::{Change, Name, Reflector};
 use super::source::Source;
 use super::{Kubernetes, intake};
 
@@ -31,7 +31,7 @@ pub(crate) struct Watch {
 
 impl Watch {
     pub(super) fn start(store: Kubernetes, kinds: &[Kind]) -> Self {
-        let reflector = Reflector::new(store.access.client.clone(), store.metrics().clone());
+        let reflector = Reflector::new(store.server.client.clone(), store.metrics().clone());
         let mut watch = Self {
             store,
             reflector,
@@ -44,7 +44,7 @@ impl Watch {
             queue: VecDeque::new(),
             synced: false,
         };
-        let installation = watch.store.access.namespace.clone();
+        let installation = watch.store.server.namespace.clone();
         kinds.iter().for_each(|kind| watch.open(Source::of(*kind, &installation)));
         watch
     }

@@ -1,8 +1,8 @@
 //! The API server, as far as it is needed here.
 
-use fabric_store::reflector::Selection;
-use fabric_store::requests::{Part, Requests, Target};
-use fabric_store::{ApiError, ApiServer};
+use fabric_kube_client::reflector::Selection;
+use fabric_kube_client::requests::{Part, Requests, Target};
+use fabric_kube_client::{ApiError, ApiServer};
 use kube::api::{ApiResource, DeleteParams, DynamicObject, PartialObjectMeta};
 use kube::{Client, Resource};
 use serde_json::Value;

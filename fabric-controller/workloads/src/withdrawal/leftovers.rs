@@ -6,7 +6,7 @@ use fabric_api::fabric::{FabricRecord, GatewayConfig, GatewayRecord, NodeConfig}
 use fabric_api::ipam::{IP, Network};
 use fabric_api::labels;
 use fabric_api::networking::Connection;
-use fabric_store::requests::Target;
+use fabric_kube_client::requests::Target;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Pod, Secret, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;

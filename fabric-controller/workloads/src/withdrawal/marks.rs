@@ -3,8 +3,8 @@
 use fabric_api::ipam::{IP, Network};
 use fabric_api::labels;
 use fabric_api::networking::{Configuration, GatewayClient, GatewayServer};
-use fabric_store::ApiServer;
-use fabric_store::requests::{Part, Target};
+use fabric_kube_client::ApiServer;
+use fabric_kube_client::requests::{Part, Target};
 use kube::api::ApiResource;
 use kube::{Resource, ResourceExt as _};
 use serde_json::{Value, json};

@@ -19,8 +19,9 @@ use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until};
 use tokio_stream::StreamMap;
 
-use super::answer::{answer, api_error};
-use crate::{ApiError, StoreMetrics};
+use crate::answer::{answer, api_error};
+use crate::error::ApiError;
+use crate::metrics::StoreMetrics;
 
 /// A watch whose last failure is so long ago works again, with or without an event since: it would
 /// have failed again by now.
@@ -106,7 +107,7 @@ impl Selection {
     }
 
     /// One object. The right to it by its name is a right to no other selection.
-    pub(super) fn one(resource: ApiResource, object: &ObjectRef) -> Self {
+    pub fn one(resource: ApiResource, object: &ObjectRef) -> Self {
         let namespace = object.namespace.clone();
         let selection = Self { namespace, object: Some(object.clone()), ..Self::all(resource) };
         selection.fields(&format!("metadata.name={}", object.name))
@@ -142,7 +143,7 @@ impl Selection {
     }
 
     /// Returns why these cannot be read.
-    pub(super) async fn check(&self, client: &Client) -> Result<(), Problem> {
+    pub async fn check(&self, client: &Client) -> Result<(), Problem> {
         self.list_metadata(client, Some(1)).await.map(drop).map_err(|error| {
             let message = self.refusal(&error).unwrap_or_else(|| chain(&error));
             Problem { source: String::new(), object: None, field: None, message }
@@ -233,7 +234,8 @@ impl<S: Clone + Ord + Hash + Unpin, K: Watched> Reflector<S, K> {
         self.unlisted.insert(key);
     }
 
-    pub(super) fn close(&mut self, key: &S) {
+    /// Ends a watch; its objects are not reported as deleted.
+    pub fn close(&mut self, key: &S) {
         self.watches().remove(key);
         self.lists.remove(key);
         self.unlisted.remove(key);
@@ -241,7 +243,8 @@ impl<S: Clone + Ord + Hash + Unpin, K: Watched> Reflector<S, K> {
         self.failing.remove(key);
     }
 
-    pub(super) fn keys(&mut self) -> impl Iterator<Item = &S> {
+    /// Keys of the open watches.
+    pub fn keys(&mut self) -> impl Iterator<Item = &S> {
         self.watches().keys()
     }
 

@@ -6,13 +6,13 @@ use fabric_objects::Kind;
 use tokio::time::timeout;
 use tower::timeout::error::Elapsed;
 
-use crate::ApiError;
+use crate::error::ApiError;
 
 /// Time limit of a whole request; of a watch, until it begins.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Result of a request about an object of that kind, within the time limit.
-pub(super) async fn answer<T>(
+pub(crate) async fn answer<T>(
     kind: &str,
     request: impl Future<Output = kube::Result<T>>,
 ) -> Result<T, ApiError> {
@@ -23,7 +23,7 @@ pub(super) async fn answer<T>(
 }
 
 /// Omits the API server's message about a Secret, which may quote it.
-pub(super) fn api_error(kind: &str, error: kube::Error) -> ApiError {
+pub(crate) fn api_error(kind: &str, error: kube::Error) -> ApiError {
     if let kube::Error::Api(status) = error {
         let quotes = kind == Kind::Secret.as_str() && !matches!(status.code, 403 | 404 | 409);
         let message =

@@ -1,11 +1,9 @@
-//! Counters of a program's requests to its store.
+//! Counters of a program's writes and watches.
 
 use fabric_objects::Kind;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
-
-use crate::StoreError;
 
 type Labels<const N: usize> = Family<[(&'static str, String); N], Counter>;
 
@@ -35,10 +33,6 @@ impl WriteOutcome {
             Self::Refused => "refused",
             Self::Unanswered => "unanswered",
         }
-    }
-
-    fn of(error: &StoreError) -> Self {
-        if error.is_unreachable() { Self::Unanswered } else { Self::Refused }
     }
 }
 
@@ -71,20 +65,6 @@ impl StoreMetrics {
     pub fn count_watch_restart(&self, kind: &str) {
         self.watch_restarts.get_or_create(&watch_labels(kind)).inc();
     }
-
-    /// Counts the result of a write; `is_write` is false where nothing had to be written.
-    pub(crate) fn count<T>(
-        &self,
-        kind: Kind,
-        result: &Result<T, StoreError>,
-        is_write: impl FnOnce(&T) -> bool,
-    ) {
-        match result {
-            Ok(done) if !is_write(done) => {}
-            Ok(_) => self.count_write(kind.as_str(), WriteOutcome::Written),
-            Err(error) => self.count_write(kind.as_str(), WriteOutcome::of(error)),
-        }
-    }
 }
 
 fn write_labels(kind: &str, outcome: WriteOutcome) -> [(&'static str, String); 2] {
@@ -93,32 +73,4 @@ fn write_labels(kind: &str, outcome: WriteOutcome) -> [(&'static str, String); 2
 
 fn watch_labels(kind: &str) -> [(&'static str, String); 1] {
     [("kind", kind.to_owned())]
-}
-
-#[cfg(test)]
-mod tests {
-    use prometheus_client::encoding::text;
-
-    use super::*;
-
-    #[test]
-    fn writes_are_counted_by_kind_and_outcome() {
-        let (metrics, mut registry) = (StoreMetrics::default(), Registry::default());
-        metrics.register(&mut registry, &[Kind::Node], &[Kind::NodeConfig]);
-        metrics.count(Kind::NodeConfig, &Ok(true), |written| *written);
-        metrics.count(Kind::NodeConfig, &Ok(false), |written| *written);
-        let refused = Err::<(), _>(StoreError::NoPlace);
-        metrics.count(Kind::NodeConfig, &refused, |()| true);
-        metrics.count_watch_restart("Node");
-        let mut text = String::new();
-        text::encode(&mut text, &registry).unwrap();
-        for line in [
-            r#"weft_store_writes_total{kind="NodeConfig",outcome="written"} 1"#,
-            r#"weft_store_writes_total{kind="NodeConfig",outcome="refused"} 1"#,
-            r#"weft_store_writes_total{kind="NodeConfig",outcome="unanswered"} 0"#,
-            r#"weft_store_watch_restarts_total{kind="Node"} 1"#,
-        ] {
-            assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
-        }
-    }
 }

@@ -1,5 +1,3 @@
-//! The way to the API server.
-
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;
@@ -16,64 +14,68 @@ use kube::{Client, Config};
 use tower::timeout::TimeoutLayer;
 use tower::{BoxError, ServiceBuilder};
 
-use super::answer::TIMEOUT;
-use super::requests::{Requests, Target};
-use super::{ApiServer, MANAGER};
-use crate::{StoreError, StoreMetrics};
+use crate::answer::TIMEOUT;
+use crate::error::ConnectError;
+use crate::metrics::StoreMetrics;
+use crate::requests::{Requests, Target};
 
 /// Keepalive that detects a connection to a machine that is gone: a watch may be idle for minutes.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 const KEEPALIVE_RETRY: Duration = Duration::from_secs(5);
 const KEEPALIVE_RETRIES: u32 = 3;
 
-/// Cheap to clone.
+/// Connection to an API server. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Access {
-    pub(super) client: Client,
-    /// The one that weft is installed in.
-    pub(super) namespace: String,
-    url: String,
-    pub(super) metrics: StoreMetrics,
+pub struct ApiServer {
+    pub client: Client,
+    /// The namespace that weft is installed in.
+    pub namespace: String,
+    pub url: String,
+    /// Counters of all requests to it.
+    pub metrics: StoreMetrics,
 }
 
-impl Access {
-    pub(super) fn open(
+impl ApiServer {
+    /// Owner of what weft writes, in `metadata.managedFields`.
+    pub const MANAGER: &str = "weft";
+
+    /// The API server of a context of a kubeconfig: of this one, or that of `KUBECONFIG`, or of the
+    /// pod's service account, or of the user. Without a namespace, weft is installed in that of the
+    /// pod, or in liqo. Must be called within a tokio runtime; nothing is sent yet.
+    pub fn open(
         kubeconfig: Option<&Path>,
         context: Option<&str>,
         namespace: Option<String>,
-    ) -> Result<Self, StoreError> {
+    ) -> Result<Self, ConnectError> {
         let (config, own_namespace) = config(kubeconfig, context)?;
         let namespace = namespace.or(own_namespace);
         let namespace = namespace.unwrap_or_else(|| labels::LIQO_NAMESPACE.to_owned());
-        let client = client(&config).map_err(|error| StoreError::Config(error.into()))?;
+        let client = client(&config).map_err(|error| ConnectError(error.into()))?;
         tracing::debug!(server = %config.cluster_url, namespace, "using an API server");
         let (url, metrics) = (config.cluster_url.to_string(), StoreMetrics::default());
         Ok(Self { client, namespace, url, metrics })
     }
 
-    pub(super) fn requests(&self) -> Requests {
-        Requests::new(self.client.clone(), MANAGER)
-    }
-
-    pub(super) fn api_server(&self) -> ApiServer {
-        let (client, namespace) = (self.client.clone(), self.namespace.clone());
-        ApiServer { client, namespace, url: self.url.clone(), metrics: self.metrics.clone() }
+    /// Requests of the field manager [`Self::MANAGER`].
+    pub fn requests(&self) -> Requests {
+        Requests::new(self.client.clone(), Self::MANAGER)
     }
 }
 
 /// Names an object in requests.
-pub(super) fn target(object: &ObjectRef) -> Target {
+pub fn target(object: &ObjectRef) -> Target {
     let namespace = object.namespace.clone().unwrap_or_default();
     Target::new(resource(object.kind), (namespace, object.name.clone()))
 }
 
-impl fmt::Debug for Access {
+impl fmt::Debug for ApiServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Access").field("namespace", &self.namespace).finish_non_exhaustive()
+        f.debug_struct("ApiServer").field("namespace", &self.namespace).finish_non_exhaustive()
     }
 }
 
-pub(super) fn resource(kind: Kind) -> ApiResource {
+/// Names a kind in requests.
+pub fn resource(kind: Kind) -> ApiResource {
     let api_version = kind.api_version();
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
     let gvk = GroupVersionKind::gvk(group, version, kind.as_str());
@@ -85,8 +87,7 @@ pub(super) fn resource(kind: Kind) -> ApiResource {
 fn config(
     kubeconfig: Option<&Path>,
     context: Option<&str>,
-) -> Result<(Config, Option<String>), StoreError> {
-    let failed = |error: BoxError| StoreError::Config(error);
+) -> Result<(Config, Option<String>), ConnectError> {
     let named = match kubeconfig {
         Some(file) => Kubeconfig::read_from(file).map(Some),
         None => Kubeconfig::from_env(),
@@ -95,17 +96,17 @@ fn config(
         file.current_context = context.map(str::to_owned).or(file.current_context);
         Config::try_from(file)
     };
-    if let Some(named) = named.map_err(|error| failed(error.into()))? {
-        let config = in_context(named).map_err(|error| failed(error.into()))?;
+    if let Some(named) = named.map_err(|error| ConnectError(error.into()))? {
+        let config = in_context(named).map_err(|error| ConnectError(error.into()))?;
         return Ok((config, None));
     }
     if context.is_none() && std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() {
-        let config = Config::incluster().map_err(|error| failed(error.into()))?;
+        let config = Config::incluster().map_err(|error| ConnectError(error.into()))?;
         let namespace = config.default_namespace.clone();
         return Ok((config, Some(namespace)));
     }
     let own = Kubeconfig::read().and_then(in_context);
-    let own = own.map_err(|error| failed(error.into()))?;
+    let own = own.map_err(|error| ConnectError(error.into()))?;
     Ok((own, None))
 }
 

@@ -8,9 +8,9 @@ use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, Po
 use kube::{Api, Client};
 use serde::Serialize;
 
-use super::answer::answer;
-use super::reflector::{Name, name};
-use crate::ApiError;
+use crate::answer::answer;
+use crate::error::ApiError;
+use crate::reflector::{Name, name};
 
 /// Requests of one writer.
 #[derive(Clone)]
@@ -54,7 +54,7 @@ impl Target {
     }
 
     /// True if there is no such object; an absent kind is reported with the same code.
-    pub(super) fn is_absent(&self, error: &ApiError) -> bool {
+    pub fn is_absent(&self, error: &ApiError) -> bool {
         let name = format!("{:?}", self.name);
         matches!(error, ApiError::Refused { code: 404, message } if message.contains(&name))
     }

@@ -1,0 +1,16 @@
+//! Client of a Kubernetes API server: the connection, [`requests`] with a time limit, and watches
+//! that are retried by themselves ([`reflector`]).
+//!
+//! An error never quotes what a Secret holds, and a refusal that waiting does not end has its remedy.
+
+mod answer;
+mod api_server;
+mod error;
+mod metrics;
+pub mod obstacles;
+pub mod reflector;
+pub mod requests;
+
+pub use api_server::{ApiServer, resource, target};
+pub use error::{ApiError, ConnectError};
+pub use metrics::{StoreMetrics, WriteOutcome};
