@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fabric_api::fabric::{FabricRecord, GatewayRecord, Record, digest};
-use fabric_store::{Kind, Object, ObjectRef};
+use fabric_objects::{Kind, Object, ObjectRef};
 
 use super::Published;
 use crate::index::Index;
