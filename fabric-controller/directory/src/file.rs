@@ -30,20 +30,25 @@ pub(crate) fn write(path: &Path, text: &str, mode: Mode) -> Result<(), Directory
     let name = name.to_string_lossy();
     let temporary = folder.join(format!(".{name}.{}.tmp", std::process::id() % WRITERS));
     remove(&temporary)?;
-    let permissions = if mode.secret { 0o600 } else { 0o644 };
-    let mut options = OpenOptions::new();
-    let open = options.write(true).create_new(true).mode(permissions).open(&temporary);
-    let mut file = open.map_err(fail)?;
-    file.write_all(text.as_bytes()).map_err(fail)?;
-    if mode.durable {
-        file.sync_all().map_err(fail)?;
+    let moved = fill(&temporary, text, mode).and_then(|()| fs::rename(&temporary, path));
+    if moved.is_err() {
+        // A full disk takes the name, but not the text.
+        let _ = remove(&temporary);
     }
-    fs::rename(&temporary, path).map_err(fail)?;
+    moved.map_err(fail)?;
     if mode.durable && mode.secret {
         // A key that a peer may already have must be there, too.
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(fail)?;
     }
     Ok(())
+}
+
+fn fill(path: &Path, text: &str, mode: Mode) -> io::Result<()> {
+    let permissions = if mode.secret { 0o600 } else { 0o644 };
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create_new(true).mode(permissions).open(path)?;
+    file.write_all(text.as_bytes())?;
+    if mode.durable { file.sync_all() } else { Ok(()) }
 }
 
 pub(crate) fn make_folder(path: &Path, secret: bool) -> Result<(), DirectoryError> {
@@ -62,5 +67,21 @@ pub(crate) fn remove(path: &Path) -> Result<(), DirectoryError> {
             Err(DirectoryError::Remove { path: path.to_owned(), source })
         }
         Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_write_leaves_no_temporary_file() {
+        let dir = tempfile::tempdir().unwrap();
+        // What is in the way cannot be replaced, as on a full disk nothing can be written.
+        let path = dir.path().join("status.yaml");
+        fs::create_dir_all(path.join("in-the-way")).unwrap();
+        write(&path, "text", Mode { secret: false, durable: true }).unwrap_err();
+        let left: Vec<_> = fs::read_dir(dir.path()).unwrap().flatten().collect();
+        assert_eq!(left.len(), 1, "{left:?}");
     }
 }

@@ -3,11 +3,18 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use axum::Router;
 use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::oneshot;
+use tokio::time::interval;
+
+/// Interval at which the file of a Unix socket is looked for.
+const CHECK: Duration = Duration::from_secs(5);
 
 /// Media type of what `prometheus-client` encodes.
 pub const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -55,7 +62,8 @@ impl HttpAddress {
 }
 
 impl HttpListener {
-    /// Serves until `stop` is ready and every request under way is answered.
+    /// Serves until `stop` is ready and every request under way is answered. The file of a Unix socket
+    /// that something has removed is made again.
     pub async fn serve(
         self,
         router: Router,
@@ -63,11 +71,52 @@ impl HttpListener {
     ) -> io::Result<()> {
         match self {
             Self::Unix(listener, path) => {
-                let served = axum::serve(listener, router).with_graceful_shutdown(stop).await;
+                let served = serve_unix(listener, &path, router, stop).await;
                 let _ = std::fs::remove_file(&path);
                 served
             }
             Self::Tcp(listener) => axum::serve(listener, router).with_graceful_shutdown(stop).await,
+        }
+    }
+}
+
+async fn serve_unix(
+    mut listener: UnixListener,
+    path: &Path,
+    router: Router,
+    stop: impl Future<Output = ()>,
+) -> io::Result<()> {
+    tokio::pin!(stop);
+    loop {
+        let (end, ended) = oneshot::channel::<()>();
+        let serving = axum::serve(listener, router.clone())
+            .with_graceful_shutdown(async { drop(ended.await) })
+            .into_future();
+        tokio::pin!(serving);
+        listener = tokio::select! {
+            served = &mut serving => return served,
+            () = &mut stop => {
+                drop(end);
+                return serving.await;
+            }
+            again = bound_again(path) => again,
+        };
+    }
+}
+
+/// Waits until the file of the socket is gone, or something else than a socket is in its place, and makes it
+/// again. Another socket there is that of a successor.
+async fn bound_again(path: &Path) -> UnixListener {
+    let mut checks = interval(CHECK);
+    loop {
+        checks.tick().await;
+        let found = std::fs::symlink_metadata(path);
+        if !found.is_ok_and(|found| found.file_type().is_socket()) {
+            let _ = std::fs::remove_file(path).or_else(|_| std::fs::remove_dir(path));
+            if let Ok(listener) = UnixListener::bind(path) {
+                tracing::warn!(path = %path.display(), "the socket was gone: made again");
+                return listener;
+            }
         }
     }
 }
@@ -96,6 +145,27 @@ impl fmt::Display for HttpAddress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn removed_socket_is_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("http");
+        let listener = HttpAddress::Unix(path.clone()).bind().await.unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let serving = listener.serve(Router::new(), async { drop(stopped.await) });
+        let serving = tokio::spawn(serving);
+        tokio::time::sleep(CHECK / 2).await;
+        std::fs::remove_file(&path).unwrap();
+        tokio::time::sleep(CHECK).await;
+        assert!(tokio::net::UnixStream::connect(&path).await.is_ok(), "removed");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "garbage").unwrap();
+        tokio::time::sleep(CHECK).await;
+        assert!(tokio::net::UnixStream::connect(&path).await.is_ok(), "replaced by a file");
+        drop(stop);
+        serving.await.unwrap().unwrap();
+        assert!(!path.exists());
+    }
 
     #[test]
     fn http_addresses_are_a_path_or_a_port() {

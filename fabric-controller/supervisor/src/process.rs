@@ -17,6 +17,7 @@ use anyhow::bail;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use super::messages::say;
 use super::rundir::{RunDir, replace};
 
 /// Set in a process's environment, so that it can be found even without its pid file.
@@ -66,6 +67,7 @@ pub struct PidFile {
 #[derive(Debug)]
 pub struct Process {
     pub identity: Identity,
+    build: String,
     pub pidfd: OwnedFd,
     /// Absent for an adopted one, which init reaps.
     child: Option<Child>,
@@ -201,14 +203,14 @@ impl Process {
     ) -> Result<Self, StartError> {
         let watched = watch_child(&child).and_then(|(pidfd, identity)| {
             let path = dir.pid_file(name);
-            let file = PidFile { identity: identity.clone(), build: spec.build() };
+            let file = PidFile { identity, build: spec.build() };
             replace(&path, file.text().as_bytes())
                 .map_err(|source| StartError::PidFile { path, source })?;
-            Ok((pidfd, identity))
+            Ok((pidfd, file))
         });
         match watched {
-            Ok((pidfd, identity)) => {
-                Ok(Self { identity, pidfd, child: Some(child), since: Instant::now() })
+            Ok((pidfd, PidFile { identity, build })) => {
+                Ok(Self { identity, build, pidfd, child: Some(child), since: Instant::now() })
             }
             Err(error) => {
                 // A process that cannot be watched must not run on unseen.
@@ -224,16 +226,31 @@ impl Process {
     pub fn adopt(name: &str, spec: &Spec, dir: &RunDir) -> Option<(Self, Freshness)> {
         let file = PidFile::read(&dir.pid_file(name))?;
         let pidfd = file.identity.open()?;
-        let build = file.build == spec.build();
+        let is_current = file.build == spec.build();
         // A gateway of an older build still carries traffic: only the user decides when to cut it.
-        let keep = build || matches!(spec.role, Role::Gateway { .. });
+        let keep = is_current || matches!(spec.role, Role::Gateway { .. });
         if !keep || !spec.is_run_by(&file.identity) {
             stop_and_wait(&pidfd, Duration::from_secs(5));
             return None;
         }
-        let freshness = if build { Freshness::Current } else { Freshness::OlderBuild };
-        let process = Self { identity: file.identity, pidfd, child: None, since: Instant::now() };
+        let freshness = if is_current { Freshness::Current } else { Freshness::OlderBuild };
+        let PidFile { identity, build } = file;
+        let process = Self { identity, build, pidfd, child: None, since: Instant::now() };
         Some((process, freshness))
+    }
+
+    /// Writes its pid file again if that is damaged: nothing else shows that it runs.
+    pub fn mend_pid_file(&self, path: &Path) {
+        let PidFile { identity, build } = match PidFile::read(path) {
+            Some(file) if file.identity == self.identity => return,
+            Some(_) | None => {
+                PidFile { identity: self.identity.clone(), build: self.build.clone() }
+            }
+        };
+        let _ = fs::remove_dir(path);
+        if replace(path, PidFile { identity, build }.text().as_bytes()).is_ok() {
+            say(&format!("{} was damaged: written again", path.display()));
+        }
     }
 
     /// Returns the way it ended; to be called only once its pidfd reports the end.

@@ -117,6 +117,7 @@ impl<S: MarkUnresponsive> Loop<S> {
                         return End::RunDirLost;
                     }
                     self.dir.mend_record(&mut record);
+                    supervisor.mend_pid_files();
                     log_file::bound(&self.dir);
                     self.mark_dead(&supervisor.reports()).await;
                 }

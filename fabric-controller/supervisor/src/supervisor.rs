@@ -126,6 +126,15 @@ fn max_starting() -> usize {
 }
 
 impl Supervisor {
+    /// Writes damaged pid files of running processes again.
+    pub(crate) fn mend_pid_files(&self) {
+        for (name, slot) in &self.slots {
+            if let State::Running { process, .. } | State::Stopping { process, .. } = &slot.state {
+                process.mend_pid_file(&self.dir.pid_file(name));
+            }
+        }
+    }
+
     /// Also gives the end where the ends of processes arrive, for [`Self::ended`].
     pub(crate) fn new(dir: RunDir) -> (Self, mpsc::Receiver<Ended>) {
         let (ended, receiver) = mpsc::channel(64);

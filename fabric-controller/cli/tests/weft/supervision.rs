@@ -94,6 +94,21 @@ fn damaged_record_is_written_again() {
 }
 
 #[test]
+fn damaged_pid_file_is_written_again() {
+    let (host, _up) = running();
+    let before = ALL.map(|process| host.pid(process));
+    for process in ALL {
+        let path = host.path(&format!("run/pids/{process}.pid"));
+        let text = fs::read(&path).unwrap();
+        fs::write(&path, "garbage").unwrap();
+        eventually("as it was", || fs::read(&path).is_ok_and(|now| now == text));
+        fs::remove_file(&path).unwrap();
+        eventually("there again", || fs::read(&path).is_ok_and(|now| now == text));
+    }
+    assert_eq!(ALL.map(|process| host.pid(process)), before, "nothing is restarted for it");
+}
+
+#[test]
 fn a_killed_supervisors_processes_are_taken_over() {
     let (host, mut up) = running();
     let before = ALL.map(|process| host.pid(process));
