@@ -5,10 +5,14 @@ use std::io;
 use std::process::{Command, Stdio};
 
 use anyhow::bail;
+use nix::sys::resource::{Resource, getrlimit};
 
 /// linux/capability.h
 const CAP_NET_ADMIN: u32 = 12;
 const CAP_SYS_ADMIN: u32 = 21;
+
+/// Open files of a process below which one of them fails while its peering is connected.
+const MIN_OPEN_FILES: u64 = 64;
 
 /// Fails with everything that is missing and what to do about it.
 pub(crate) fn check(runs_gateways: bool) -> anyhow::Result<()> {
@@ -16,6 +20,7 @@ pub(crate) fn check(runs_gateways: bool) -> anyhow::Result<()> {
     missing.extend(capabilities());
     missing.extend(if runs_gateways { tun() } else { None });
     missing.extend(nft());
+    missing.extend(getrlimit(Resource::RLIMIT_NOFILE).ok().and_then(|(_, hard)| open_files(hard)));
     missing.extend(forwarding());
     match &missing[..] {
         [] => Ok(()),
@@ -78,6 +83,15 @@ fn nft() -> Option<String> {
     }
 }
 
+fn open_files(hard: u64) -> Option<String> {
+    (hard < MIN_OPEN_FILES).then(|| {
+        format!(
+            "the hard limit of open files is {hard}, expected {MIN_OPEN_FILES} at least, and 4 for each \
+             gateway; raise it (`ulimit -n 1024` as root, LimitNOFILE= in a unit)"
+        )
+    })
+}
+
 fn forwarding() -> Option<String> {
     let path = "/proc/sys/net/ipv4/ip_forward";
     let found = fs::read_to_string(path).unwrap_or_else(|error| error.to_string());
@@ -93,6 +107,12 @@ fn forwarding() -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn too_few_open_files_are_named_with_a_remedy() {
+        assert_eq!(open_files(64), None);
+        assert!(open_files(32).unwrap().contains("is 32, expected 64"));
+    }
 
     #[test]
     fn effective_capabilities_are_read_from_the_status_file() {
