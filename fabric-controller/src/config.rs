@@ -76,10 +76,10 @@ struct Told {
 pub(crate) enum Command {
     /// Takes away what weft has made in a Kubernetes cluster, for good: `helm uninstall` runs it.
     ///
-    /// Whichever fabric-controller works is asked to stand by. Route-agents then
-    /// remove what is theirs on their nodes, and are waited for; then weft's own objects go. What users have
-    /// made stays, without what weft has written into it, but for the labels and the public half that
-    /// it has given to users' Secrets. Run again, it finds nothing to do.
+    /// The fabric-controller that works is asked to stand by. Route-agents then remove what is theirs on
+    /// their nodes, and are waited for; then weft's own objects go. What users have made stays, without
+    /// what weft has written into it, but for the labels and the public half that it has given to users'
+    /// Secrets. Run again, it finds nothing to do.
     #[command(verbatim_doc_comment)]
     Withdraw(WithdrawArgs),
 }
