@@ -13,7 +13,7 @@ use netplan::{COUNTER, FIREWALL_TABLE, Firewall, REFUSAL_TABLE, Sysctl, plan};
 use tokio::signal::unix::Signal;
 use tokio::time::{MissedTickBehavior, timeout};
 
-use crate::apply::apply;
+use crate::apply::{apply, observe};
 use crate::compile::{Compiled, compile};
 use crate::config_source::{self, ConfigFile};
 use crate::host_state::HostState;
@@ -405,7 +405,7 @@ pub(crate) async fn preview(handle: &Handle, config: &NodeConfig) -> anyhow::Res
         compile(&config.spec, &host_state, &refusal::observe(handle.netns())?.prefixes)
     };
     let mut lines: Vec<String> = problems.iter().map(|problem| format!("# {problem}")).collect();
-    let have = handle.observe(&names::scope(state.sysctls.keys().cloned())).await?;
+    let have = observe(handle, &state).await?;
     if config.spec.removed {
         lines.push(format!("nft delete table inet {FIREWALL_TABLE}"));
     } else if !Table::is_current(handle.netns(), &firewall)? {

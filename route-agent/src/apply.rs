@@ -1,8 +1,8 @@
 //! Brings the kernel to a state.
 
 use fabric_runtime::chain;
-use netlink::Handle;
-use netplan::{State, plan};
+use netlink::{Failure, Handle, NetlinkError};
+use netplan::{Op, State, Vxlan, plan};
 
 use crate::names;
 
@@ -14,7 +14,7 @@ pub(crate) struct Applied {
 
 /// Brings what is ours to `want`.
 pub(crate) async fn apply(handle: &Handle, want: &State) -> Applied {
-    let have = match handle.observe(&names::scope(want.sysctls.keys().cloned())).await {
+    let have = match observe(handle, want).await {
         Ok(have) => have,
         Err(error) => {
             let problem = format!("cannot read the kernel's tables: {}", chain(&error));
@@ -25,7 +25,63 @@ pub(crate) async fn apply(handle: &Handle, want: &State) -> Applied {
     if !steps.is_empty() {
         tracing::info!(steps = steps.len(), "changing the kernel's tables");
     }
-    let failures = handle.apply(&steps).await;
-    let problems = failures.iter().map(|failure| chain(failure)).collect();
+    let mut problems = Vec::new();
+    for failure in handle.apply(&steps).await {
+        problems.push(problem(handle, &failure).await);
+    }
     Applied { steps: steps.len(), problems }
+}
+
+/// Reads what is ours. Devices of ours that were renamed are included where they prevent a desired
+/// one, so that the plan deletes them.
+pub(crate) async fn observe(handle: &Handle, want: &State) -> Result<State, NetlinkError> {
+    let mut have = handle.observe(&names::scope(want.sysctls.keys().cloned())).await?;
+    for (name, desired) in &want.links {
+        if !have.links.contains_key(name) {
+            let like = handle.vxlans_like(desired).await?.into_iter();
+            have.links.extend(like.filter(|(_, device)| is_renamed(device, desired)));
+        }
+    }
+    Ok(have)
+}
+
+/// True only for a device with weft's alias, the VNI, port and family of the desired one, and this
+/// node's MAC address. One that lacks any of these may be another program's.
+fn is_renamed(device: &Vxlan, desired: &Vxlan) -> bool {
+    device.can_become(desired) && device.mac == desired.mac
+}
+
+async fn problem(handle: &Handle, failure: &Failure) -> String {
+    if let Op::AddLink(name, desired) = &failure.op
+        && failure.source.is_existing()
+    {
+        let mut like = handle.vxlans_like(desired).await.unwrap_or_default();
+        // Made since the observation: the next plan replaces it.
+        like.retain(|(other, _)| other != name);
+        return obstacles(name, desired, &like).unwrap_or_else(|| chain(failure));
+    }
+    chain(failure)
+}
+
+/// Problem of a VXLAN device that the kernel refuses beside others of its VNI and UDP port.
+fn obstacles(name: &str, desired: &Vxlan, like: &[(String, Vxlan)]) -> Option<String> {
+    let devices: Vec<String> = like
+        .iter()
+        .map(|(other, device)| match device.vni {
+            0 => other.clone(),
+            _ => format!("{other} (made by weft, by its alias)"),
+        })
+        .collect();
+    let commands: Vec<String> =
+        like.iter().map(|(other, _)| format!("`ip link del {other}`")).collect();
+    (!like.is_empty()).then(|| {
+        format!(
+            "cannot make the device {name}: VNI {} and UDP port {} are taken by the VXLAN device \
+             {}; remove it ({}) or change its VNI or port",
+            desired.vni,
+            desired.port,
+            devices.join(", "),
+            commands.join(", ")
+        )
+    })
 }

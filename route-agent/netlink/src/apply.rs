@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use libc::{EADDRNOTAVAIL, EAFNOSUPPORT, EEXIST, ENOENT, ESRCH};
@@ -28,16 +28,25 @@ const NEW: u16 = NLM_F_CREATE | NLM_F_EXCL;
 
 impl Handle {
     /// Takes the steps in order. One that fails does not keep the others from being tried, so
-    /// that what is wrong with one peering stays with that peering.
+    /// that what is wrong with one peering stays with that peering. Only steps on a device that
+    /// could not be made are left out: they would fail for its lack alone.
     ///
     /// A step that another program has done already (a route deleted, a rule added) is no failure.
     pub async fn apply(&self, ops: &[Op]) -> Vec<Failure> {
         let mut steps = Steps { handle: self, indices: BTreeMap::new() };
-        let mut failures = Vec::new();
+        let (mut failures, mut not_made) = (Vec::new(), BTreeSet::new());
         for op in ops {
+            if op.device().is_some_and(|dev| not_made.contains(dev)) {
+                continue;
+            }
             match steps.take(op).await {
                 Ok(()) => tracing::debug!("{op}"),
-                Err(source) => failures.push(Failure { op: op.clone(), source }),
+                Err(source) => {
+                    if let Op::AddLink(name, _) = op {
+                        not_made.insert(name.as_str());
+                    }
+                    failures.push(Failure { op: op.clone(), source });
+                }
             }
         }
         failures

@@ -135,6 +135,11 @@ impl NetlinkError {
         }
     }
 
+    /// The kernel has an object already that excludes the new one.
+    pub fn is_existing(&self) -> bool {
+        self.is(&[libc::EEXIST])
+    }
+
     pub(crate) fn is(&self, errnos: &[i32]) -> bool {
         self.errno().is_some_and(|errno| errnos.contains(&errno))
     }

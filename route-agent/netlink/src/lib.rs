@@ -20,6 +20,7 @@ mod netns;
 mod nfnetlink;
 mod observe;
 mod sysctl;
+mod vxlan;
 
 pub mod conntrack;
 pub mod nft;

@@ -153,11 +153,11 @@ impl Handle {
 }
 
 /// Counters are the largest part of the kernel's report on a device.
-fn no_stats() -> LinkAttribute {
+pub(crate) fn no_stats() -> LinkAttribute {
     LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats])
 }
 
-fn as_link(message: &Message) -> Option<&LinkMessage> {
+pub(crate) fn as_link(message: &Message) -> Option<&LinkMessage> {
     if let Message::NewLink(link) = message { Some(link) } else { None }
 }
 
@@ -165,7 +165,7 @@ fn as_route(message: &Message) -> Option<&RouteMessage> {
     if let Message::NewRoute(route) = message { Some(route) } else { None }
 }
 
-fn link_info(message: &LinkMessage) -> LinkInfo {
+pub(crate) fn link_info(message: &LinkMessage) -> LinkInfo {
     let mut info = LinkInfo {
         name: String::new(),
         index: message.header.index,

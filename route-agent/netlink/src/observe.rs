@@ -3,9 +3,7 @@ use std::net::IpAddr;
 
 use fabric_primitives::{Cidr, Mac};
 use libc::ENOENT;
-use netlink_packet_route::link::{
-    InfoData, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
-};
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
 };
@@ -14,12 +12,11 @@ use netlink_packet_route::route::{
 };
 use netlink_packet_route::rule::{self, RuleAttribute, RuleMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage as Message};
-use netplan::{
-    Device, Family, NextHop, Route, RouteKey, Rule, RuleAction, State, Sysctl, Via, Vxlan,
-};
+use netplan::{Device, Family, NextHop, Route, RouteKey, Rule, RuleAction, State, Sysctl, Via};
 
 use crate::attributes::{as_address, ip, output_device, table_of};
 use crate::message::MTU_LOCK;
+use crate::vxlan::as_vxlan;
 use crate::{Handle, NetlinkError, message, read_sysctl};
 
 /// Table of the namespace's own addresses.
@@ -209,55 +206,9 @@ fn as_device(link: &LinkMessage) -> Device {
     Device { mtu: mtu(link), up: link.header.flags.contains(LinkFlags::Up) }
 }
 
-fn mtu(link: &LinkMessage) -> u32 {
+pub(crate) fn mtu(link: &LinkMessage) -> u32 {
     let mtu = |a: &LinkAttribute| if let LinkAttribute::Mtu(mtu) = a { Some(*mtu) } else { None };
     link.attributes.iter().find_map(mtu).unwrap_or(0)
-}
-
-/// Any device that is not a VXLAN device made by us has VNI 0, so that it never matches a desired
-/// one.
-fn as_vxlan(link: &LinkMessage) -> Vxlan {
-    let mut vxlan = Vxlan {
-        vni: 0,
-        port: 0,
-        family: Family::Ipv4,
-        elsewhere: false,
-        checksum: true,
-        mtu: mtu(link),
-        mac: Mac([0; 6]),
-        up: link.header.flags.contains(LinkFlags::Up),
-    };
-    let (mut data, mut mark) = (&[][..], None);
-    for attribute in &link.attributes {
-        if let LinkAttribute::LinkInfo(info) = attribute {
-            data = info.iter().find_map(vxlan_data).unwrap_or_default();
-        } else if let LinkAttribute::IfAlias(alias) = attribute {
-            let marks = |family: &Family| *alias == message::vxlan_alias(*family);
-            mark = [Family::Ipv4, Family::Ipv6].into_iter().find(marks);
-        } else if let LinkAttribute::Address(bytes) = attribute {
-            vxlan.mac = <[u8; 6]>::try_from(bytes.as_slice()).map_or(vxlan.mac, Mac);
-        } else if let LinkAttribute::LinkNetNsId(_) = attribute {
-            vxlan.elsewhere = true;
-        }
-    }
-    let Some(family) = mark else { return vxlan };
-    vxlan.family = family;
-    for value in data {
-        if let InfoVxlan::Id(vni) = value {
-            vxlan.vni = *vni;
-        } else if let InfoVxlan::Port(port) = value {
-            vxlan.port = *port;
-        } else if let InfoVxlan::UDPCsum(checksum) = value
-            && family == Family::Ipv4
-        {
-            vxlan.checksum = *checksum;
-        }
-    }
-    vxlan
-}
-
-fn vxlan_data(info: &LinkInfo) -> Option<&[InfoVxlan]> {
-    if let LinkInfo::Data(InfoData::Vxlan(data)) = info { Some(data) } else { None }
 }
 
 /// IP and MAC address, for an FDB entry too.

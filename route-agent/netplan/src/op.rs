@@ -32,6 +32,28 @@ pub enum Op {
     SetSysctl(Sysctl, u32),
 }
 
+impl Op {
+    /// Device that the step is taken on, and that it needs.
+    pub fn device(&self) -> Option<&str> {
+        match self {
+            Self::AddLink(dev, _)
+            | Self::DelLink(dev)
+            | Self::SetMtu(dev, _)
+            | Self::SetNoLinkLocal(dev)
+            | Self::SetMac(dev, _)
+            | Self::SetUp(dev)
+            | Self::PutNeighbour(dev, ..)
+            | Self::DelNeighbour(dev, _)
+            | Self::PutFdb(dev, ..)
+            | Self::DelFdb(dev, ..) => Some(dev),
+            Self::AddAddress(address) | Self::DelAddress(address) => Some(&address.dev),
+            Self::PutRoute(_, route) => route.hop.device(),
+            Self::SetSysctl(sysctl, _) => sysctl.dev(),
+            Self::DelRoute(..) | Self::AddRule(_) | Self::DelRule(_) => None,
+        }
+    }
+}
+
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

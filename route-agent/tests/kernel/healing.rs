@@ -45,6 +45,47 @@ fn whatever_is_deleted_comes_back() {
     assert_eq!(world.source_seen(&world.node, PEER).unwrap().to_string(), "10.70.0.9");
 }
 
+/// Waits for a moment in which the agent has not brought the device up again.
+const RENAME: &str = "until ip link set weft4 down && ip link set weft4 name foo4; do :; done";
+
+#[test]
+fn renamed_vxlan_device_is_replaced() {
+    let mut world = World::running(config());
+    let before = world.dump();
+    sh(&world.node, &format!("{RENAME}; ip link set foo4 up || true"));
+    eventually("weft4 takes the place of foo4", HEALED, || world.dump() == before);
+    assert_eq!(world.source_seen(&world.node, PEER).unwrap().to_string(), "10.70.0.9");
+    world.stop();
+    sh(&world.node, RENAME);
+    assert!(world.dry_run().contains("ip link del foo4\n"));
+    world.start(&[]);
+    eventually("a new agent replaces foo4", Duration::from_secs(5), || world.dump() == before);
+}
+
+/// Devices that may be of another program: one lacks weft's alias, one the node's MAC address.
+#[test]
+fn foreign_device_with_our_vni_is_one_problem() {
+    let make = "ip link add foo4 address 0e:77:0a:50:00:05 type vxlan id 18952 dstport 4879";
+    let alter = "ip link set foo4 address 0e:77:0a:50:00:55 alias 'weft overlay over IPv4'";
+    for (make, note) in [
+        (make.to_owned(), "foo4; remove it"),
+        (format!("{make}; {alter}"), "foo4 (made by weft, by its alias); remove it"),
+    ] {
+        let mut world = World::new();
+        sh(&world.node, &format!("{make}; ip link set foo4 up"));
+        world.configure(config());
+        world.start(&[]);
+        let problems = world.settle();
+        assert_eq!(problems.len(), 1, "{problems:#?}");
+        for part in ["weft4", "VNI 18952", "port 4879", "`ip link del foo4`", note] {
+            assert!(problems[0].contains(part), "{part}: {problems:#?}");
+        }
+        sh(&world.node, "ip link del foo4");
+        eventually("weft4 is made", Duration::from_secs(5), || world.problems().is_empty());
+        assert_eq!(world.source_seen(&world.node, PEER).unwrap().to_string(), "10.70.0.9");
+    }
+}
+
 #[test]
 fn a_stopped_agent_leaves_all_and_the_next_one_finds_nothing_to_do() {
     let mut world = World::running(config());
