@@ -133,6 +133,7 @@ async fn supervise_agent(
 ) -> anyhow::Result<ExitCode> {
     let stop = StopSignals::new()?;
     let dir = workloads.dir.clone();
+    supervise::raise_open_files();
     // Nothing changes what is wanted, so the sender only has to live.
     let (_wanted_to, wanted) = watch::channel(workloads.of_agent());
     let (reports, reported) = watch::channel(BTreeMap::new());
