@@ -329,7 +329,7 @@ impl Controller {
 
     /// Time at which a node that has not applied its config begins to lag.
     fn next_lag_check(&self) -> Option<Instant> {
-        self.lagging.next_check(Instant::now().into_std()).map(Instant::from_std)
+        self.lagging.next_check().map(Instant::from_std)
     }
 
     fn retry_at(&mut self, at: Option<Instant>) {

@@ -83,6 +83,7 @@ impl Pacing {
         let spare = self.last.map_or(BURST, |last| last.spare_at(now)).saturating_sub(1);
         let (acknowledged, interval) = (None, Duration::ZERO);
         self.last = Some(Version { published: now, acknowledged, interval, spare });
+        self.without_gateways = None;
     }
 
     /// A version waits until then; `None`: none does.
@@ -189,5 +190,8 @@ pub(crate) mod tests {
         assert_eq!(pacing.earliest(&nodes, without), Some(next + SECOND), "another peering");
         tokio::time::advance(SECOND).await;
         assert_eq!(pacing.earliest(&nodes, without), None, "it may never come");
+        pacing.published();
+        let next = Instant::now();
+        assert_eq!(pacing.earliest(&nodes, without), Some(next + SECOND), "a third one");
     }
 }

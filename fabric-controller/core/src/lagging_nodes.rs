@@ -19,7 +19,10 @@ const STALLED: Duration = Duration::from_secs(60);
 
 /// Time since which each node has not applied its newest config.
 #[derive(Debug, Default)]
-pub struct LaggingNodes(BTreeMap<String, Behind>);
+pub struct LaggingNodes {
+    behind: BTreeMap<String, Behind>,
+    observed: Option<Instant>,
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Behind {
@@ -38,7 +41,7 @@ impl LaggingNodes {
             let config = index.typed::<NodeConfig>(&ObjectRef::new(Kind::NodeConfig, "", name));
             let has_config = config.is_some();
             let read = index.records_read(name).map(|read| read.generation);
-            let known = self.0.get(name).filter(|known| {
+            let known = self.behind.get(name).filter(|known| {
                 // One that acknowledges all that there was then is late for nothing but news.
                 let is_behind = !config.is_some_and(NodeConfig::is_applied) || read < known.records;
                 known.has_config == has_config && is_behind
@@ -47,9 +50,9 @@ impl LaggingNodes {
             let behind = known.copied().unwrap_or(Behind { since: now, has_config, records });
             (!index.is_applied(name)).then(|| (name.clone(), behind))
         });
-        self.0 = behind.collect();
+        (self.behind, self.observed) = (behind.collect(), Some(now));
         let behind_for = |time: Duration| -> BTreeSet<String> {
-            let late = self.0.iter().filter(|(_, behind)| now - behind.since >= time);
+            let late = self.behind.iter().filter(|(_, behind)| now - behind.since >= time);
             late.map(|(name, _)| name.clone()).collect()
         };
         index.slow_nodes = behind_for(SLOW);
@@ -61,11 +64,12 @@ impl LaggingNodes {
         index.stalled_nodes = behind_for(STALLED);
     }
 
-    /// Time of the next check, if nothing happens before.
-    pub fn next_check(&self, now: Instant) -> Option<Instant> {
-        let since = self.0.values().map(|behind| behind.since);
+    /// Time of the next check, if nothing happens before. One that was missed is due at once.
+    pub fn next_check(&self) -> Option<Instant> {
+        let observed = self.observed?;
+        let since = self.behind.values().map(|behind| behind.since);
         let due = since.flat_map(|since| [SLOW, MAX_LAG, STALLED].map(|wait| since + wait));
-        due.filter(|due| *due > now).min()
+        due.filter(|due| *due > observed).min()
     }
 }
 
@@ -91,7 +95,7 @@ mod tests {
             }
             let now = start + Duration::from_secs(at);
             lagging.observe(&mut index, now);
-            let again = lagging.next_check(now).map(|again| (again - start).as_secs());
+            let again = lagging.next_check().map(|again| (again - start).as_secs());
             (index.lagging_nodes == BTreeSet::from(["n1".to_owned()]), again)
         };
         assert_eq!(note(0, None), (false, Some(2)));
