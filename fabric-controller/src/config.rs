@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fabric_core::{ProbeArgs, Settings};
+use fabric_index::{ProbeArgs, Settings};
 use fabric_runtime::{HttpAddress, LogArgs};
 use fabric_store::StoreArgs;
 use fabric_webhook::WebhookArgs;

@@ -21,11 +21,9 @@ use crate::metrics::IpamOutcome;
 use crate::publish::{MAX_WRITES, Schedule, Sink, publish};
 use crate::stale_connections::StaleConnections;
 use crate::vitals::{COMPILED, Vitals};
-use fabric_core::Grant;
-use fabric_core::LaggingNodes;
-use fabric_core::compile::{IpamRequest, Published, compile, unreadable};
-use fabric_core::index::{Index, Settings};
-use fabric_core::placement::{Placements, Plan};
+use fabric_core::{IpamRequest, Published, compile, unreadable};
+use fabric_index::placement::{Placements, Plan};
+use fabric_index::{Grant, Index, LaggingNodes, Settings};
 use fabric_kube_client::obstacles::Reader;
 use gateway_workloads::Exchange;
 

@@ -10,8 +10,8 @@ use ipam_proto::{
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use fabric_core::Grant;
-use fabric_core::compile::{Allocation, IpamRequest};
+use fabric_core::{Allocation, IpamRequest};
+use fabric_index::Grant;
 
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// Requests sent at a time: ipam notes together what it grants at a time.

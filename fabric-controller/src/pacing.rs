@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use fabric_core::index::Index;
+use fabric_index::Index;
 use fabric_store::Kind;
 use tokio::time::Instant;
 

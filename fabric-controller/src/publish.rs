@@ -12,9 +12,9 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
-use fabric_core::Grant;
-use fabric_core::compile::{KeyPair, Published, is_own, keeps_refused_prefix};
-use fabric_core::index::Index;
+use fabric_core::{KeyPair, Published};
+use fabric_index::owner::{is_own, keeps_refused_prefix};
+use fabric_index::{Grant, Index};
 
 use crate::pacing::{News, Pacing};
 

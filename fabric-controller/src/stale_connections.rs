@@ -8,7 +8,7 @@ use fabric_api::networking::{Connection, ConnectionStatus, ConnectionValue};
 use fabric_store::{Event, Kind, Object, ObjectRef, Store};
 use tokio::time::Instant;
 
-use fabric_core::index::Index;
+use fabric_index::Index;
 
 /// A gateway that probes writes a latency every ten seconds.
 const STALE: Duration = Duration::from_secs(30);

@@ -3,7 +3,8 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use fabric_core::{Index, Settings, compile};
+use fabric_core::compile;
+use fabric_index::{Index, Settings};
 use fabric_objects::{Event, Kind, Object};
 use jiff::Timestamp;
 use nix::time::{ClockId, clock_gettime};

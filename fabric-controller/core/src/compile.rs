@@ -1,18 +1,16 @@
 //! Compiler from the index to everything to publish. No I/O, no clock: same input, same output.
+//!
+//! Each module is a stage: a function from what it needs to what it makes. [`Problems`] collects what all
+//! of them find.
 
 mod addresses;
-mod cluster;
-mod conditions;
-mod gateway;
+mod deleted;
+mod desired;
 mod gateway_config;
 mod gateway_records;
 mod ipam_requests;
-mod mappings;
-mod names;
+mod networks;
 mod node_config;
-mod node_paths;
-mod owner;
-mod peering;
 mod peers;
 mod placed;
 mod records;
@@ -20,26 +18,27 @@ mod refused;
 mod seal;
 mod secrets;
 mod services;
-mod statuses;
 mod unacknowledged;
+mod uncertain;
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fabric_api::check::Fault;
+use fabric_index::placement::{Peers, PlannedGateways, PlannedServices, SecretGaps};
+use fabric_index::{Index, owner};
+use fabric_model::{KeyPair, Model, Problems};
 use fabric_objects::{Kind, Object, ObjectRef, Problem};
+use fabric_status::{Findings, Readiness};
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
+pub use fabric_status::unreadable;
 pub use ipam_requests::{Allocation, IpamRequest};
-pub use owner::{is_own, reference_to};
-pub use refused::keeps_refused_prefix;
-pub use statuses::unreadable;
 
-use crate::index::Index;
-use crate::placement::{Peers, PlannedGateways, PlannedServices, SecretGaps};
+use desired::Desired;
+use gateway_records::GatewayRecords;
+use uncertain::Uncertain;
 
 /// All that the controller wants to be so.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -67,171 +66,111 @@ pub struct Published {
     pub problems: Vec<Problem>,
 }
 
-/// A key pair that is to be made.
-#[derive(Clone, Debug, PartialEq)]
-pub struct KeyPair {
-    pub peer: String,
-    /// Owner in Kubernetes, deleted together with it.
-    pub owner: Option<OwnerReference>,
-}
-
-/// State that the parts of the compiler share.
-struct Compiler<'a> {
-    index: &'a Index,
-    now: Timestamp,
-    out: Published,
-    /// Own objects that stay as they are, because what should be in them is not known now.
-    kept: BTreeSet<ObjectRef>,
-    /// Objects of the user with which something is wrong: what was made for them stays.
-    faulty: BTreeSet<ObjectRef>,
-    /// By gateway, the objects with the keys that it requires.
-    needed: BTreeMap<ObjectRef, Vec<ObjectRef>>,
-}
-
 /// `now` is the timestamp of conditions that change, and ends the wait for nodes that are gone.
 pub fn compile(index: &Index, now: Timestamp) -> Published {
-    let out = Published { problems: index.file_problems().to_vec(), ..Published::default() };
-    let mut compiler = Compiler {
-        index,
-        now,
-        out,
-        kept: BTreeSet::new(),
-        faulty: BTreeSet::new(),
-        needed: BTreeMap::new(),
+    let mut problems = Problems::new(index.file_problems());
+    let model = Model::read(index, &mut problems);
+    let Model { cluster, peerings, gateways, .. } = &model;
+    let uncertain = Uncertain::new(index, &model);
+
+    let mut desired = networks::of_cluster(index, cluster);
+    desired += networks::of_peerings(index, peerings);
+    desired += refused::replaced(index, cluster, peerings);
+    desired += addresses::of_nodes(index, cluster);
+    desired += addresses::of_gateways(index, cluster, &gateways.all);
+    desired += for_gateways(index, &model, &uncertain, &mut problems);
+    desired += for_nodes(index, &model, &desired);
+    desired += node_config::of_removed_nodes(index, cluster, &uncertain, now);
+
+    let returned = refused::returned(index, peerings);
+    let stays = |reference: &ObjectRef, object: &Object| {
+        owner::of(object).is_none_or(|owner| uncertain.may_still_be(&owner))
+            || desired.stays(reference)
     };
-    compiler.run();
-    let mut out = compiler.out;
-    out.problems.sort();
-    out.problems.dedup();
+    let mut ipam_requests = ipam_requests::of_networks(index, cluster, &returned, stays);
+    ipam_requests.extend(ipam_requests::of_ips(index, cluster, stays, &mut problems));
+    ipam_requests::report_refusals(index, &ipam_requests, &mut problems);
+    unacknowledged::report(index, cluster, &mut problems);
+
+    let readiness = peerings.iter().map(|of| (of, Readiness::of(index, cluster, of)));
+    let readiness: Vec<_> = readiness.collect();
+    let mut statuses = returned;
+    statuses.extend(fabric_status::of_configurations(index, cluster, &readiness, now));
+    let mut out = Published {
+        deleted: deleted::deleted(index, &desired, &uncertain),
+        keys: gateways.keys.clone(),
+        awaits_nodes: readiness.iter().any(|(_, of)| matches!(of, Readiness::Routing(_))),
+        ipam_requests,
+        ..Published::default()
+    };
+    if index.settings.kubernetes {
+        placed::report(index, &gateways.all, &mut problems);
+        statuses.extend(placed::statuses(index, &gateways.all));
+        out.gateways = placed::planned(index, &gateways.all);
+        out.secrets = secrets::gaps(index, &gateways.all, &mut problems);
+        out.peers = peers::peers(index, peerings, &gateways.all);
+        out.services = services::planned(index, &mut problems);
+    } else {
+        statuses.extend(fabric_status::of_gateways(cluster, &gateways.all, |gateway| {
+            desired.config_of(index, gateway)
+        }));
+    }
+    let paths = fabric_status::paths(index, peerings, &gateways.all);
+    let findings = Findings::new(index, &problems, &gateways.all, &paths);
+    out.statuses = findings.complete(statuses, now);
+    out.objects = desired.objects;
+    out.problems = problems.into_sorted();
+    out.seal(index);
     out
 }
 
-impl<'a> Compiler<'a> {
-    fn run(&mut self) {
-        let cluster = self.cluster();
-        self.own_networks(&cluster);
-        let mut peerings = self.peerings(&cluster);
-        let gateways = self.gateways(&cluster, &peerings);
-        self.peering_networks(&peerings);
-        self.keep_replaced(&cluster, &peerings);
-        self.return_prefixes(&peerings);
-        self.own_addresses(&cluster, &gateways);
-        let mappings = self.mappings(&cluster);
-        for peering in &mut peerings {
-            peering.gateway = gateways.iter().position(|g| peering.is_with(&g.peer));
-        }
-        self.gateway_configs(&cluster, &peerings, &gateways, &mappings);
-        self.node_configs(&cluster, &peerings, &gateways, &mappings);
-        self.request_from_ipam(&cluster);
-        self.address_problems();
-        self.unacknowledged(&cluster);
-        self.configuration_statuses(&cluster, &peerings);
-        if self.index.settings.kubernetes {
-            self.placed_gateways(&gateways);
-            self.out.peers = self.peers(&peerings, &gateways);
-            self.services();
-        } else {
-            self.gateway_statuses(&cluster, &gateways);
-        }
-        self.node_paths(&peerings, &gateways);
-        self.acceptance();
-        self.delete();
+/// GatewayRecords and GatewayConfigs. While too little is known of the cluster, those that are there
+/// stay.
+fn for_gateways(
+    index: &Index,
+    model: &Model<'_>,
+    uncertain: &Uncertain<'_>,
+    problems: &mut Problems,
+) -> Desired {
+    let Model { cluster, peerings, gateways, mappings } = model;
+    let records = cluster.is_ready().then(|| GatewayRecords {
+        nodes: gateway_records::of_nodes(index, cluster, mappings, uncertain),
+        cluster: gateway_records::of_cluster(cluster, peerings, mappings),
+    });
+    let host = gateway_config::host(index, cluster, problems);
+    let sources =
+        gateway_config::Sources { index, cluster, peerings, records: records.as_ref(), host };
+    gateway_config::check_families(&sources, &gateways.all, problems);
+    let mut desired = gateway_config::configs(&sources, &gateways.all);
+    let config = |of: &ObjectRef| ObjectRef { kind: Kind::GatewayConfig, ..of.clone() };
+    desired.kept.extend(gateways.faulty.iter().map(config));
+    match &records {
+        Some(records) => desired += records.objects(),
+        None => desired.keep_all(index.of_kind(Kind::GatewayRecord)),
     }
+    desired
+}
 
-    fn problem(&mut self, object: &ObjectRef, field: &str, message: impl Into<String>) {
-        let problem = Problem {
-            source: String::new(),
-            object: Some(object.clone()),
-            field: Some(field.to_owned()).filter(|f| !f.is_empty()),
-            message: message.into(),
-        };
-        // A problem that the store has reported already is there with its source.
-        let is_same = |p: &Problem| Problem { source: String::new(), ..p.clone() } == problem;
-        if !self.out.problems.iter().any(is_same) {
-            self.out.problems.push(problem);
-        }
+/// FabricRecords, NodeConfigs, and Networks of refused prefixes. While too little is known of the cluster,
+/// those that are there stay.
+fn for_nodes(index: &Index, model: &Model<'_>, desired: &Desired) -> Desired {
+    let Model { cluster, peerings, gateways, mappings } = model;
+    let mut of_nodes = Desired::default();
+    if !cluster.is_ready() {
+        of_nodes.keep_all(index.of_kind(Kind::FabricRecord));
+        of_nodes.keep_all(refused::held(index));
+        let configs = index.of_kind(Kind::NodeConfig);
+        of_nodes.keep_all(configs.filter(|(config, _)| cluster.node(&config.name).is_some()));
+        return of_nodes;
     }
-
-    fn fault(&mut self, object: &ObjectRef, fault: &Fault) {
-        self.problem(object, &fault.field, fault.message.clone());
-    }
-
-    /// Reports the faults, and returns the value if there are none.
-    fn accepted<T>(&mut self, object: &ObjectRef, checked: Result<T, Fault>) -> Option<T> {
-        checked.map_err(|fault| self.fault(object, &fault)).ok()
-    }
-
-    fn want(&mut self, object: impl Into<Object>) {
-        let object = object.into();
-        self.out.objects.insert(object.reference(), object);
-    }
-
-    /// Leaves an own object as it is, if it is there.
-    fn keep(&mut self, reference: ObjectRef) {
-        self.kept.insert(reference);
-    }
-
-    /// Deletes weft's own objects that are no longer desired.
-    fn delete(&mut self) {
-        let index = self.index;
-        for kind in [Kind::Network, Kind::Ip] {
-            for (reference, object) in index.of_kind(kind) {
-                let Some(owner) = owner::of(object) else { continue };
-                if !self.may_still_be(&owner) {
-                    self.delete_unless_wanted(reference);
-                }
-            }
-        }
-        for (reference, _) in index.of_kind(Kind::GatewayConfig) {
-            if !self.gateway_may_be_unread(reference) {
-                self.delete_unless_wanted(reference);
-            }
-        }
-        for (reference, _) in index.of_kind(Kind::NodeConfig) {
-            let node = ObjectRef::new(Kind::Node, "", &reference.name);
-            if !self.may_still_be(&node) {
-                self.delete_unless_wanted(reference);
-            }
-        }
-        for kind in [Kind::FabricRecord, Kind::GatewayRecord] {
-            for (reference, _) in index.of_kind(kind) {
-                self.delete_unless_wanted(reference);
-            }
-        }
-        self.delete_connections();
-    }
-
-    /// Deletes the Connections of removed gateways, which would stay `Connected` for ever.
-    fn delete_connections(&mut self) {
-        for (reference, connection) in
-            self.index.all::<fabric_api::networking::Connection>(Kind::Connection)
-        {
-            let gateway = &connection.spec.gateway_ref;
-            let name = gateway.name.as_deref().unwrap_or_default();
-            let namespace = reference.namespace.as_deref().unwrap_or_default();
-            let config = ObjectRef::new(Kind::GatewayConfig, namespace, name);
-            let stands = self.out.objects.contains_key(&config)
-                || (self.index.get(&config).is_some() && !self.out.deleted.contains(&config));
-            if !stands {
-                self.out.deleted.insert(reference.clone());
-            }
-        }
-    }
-
-    fn delete_unless_wanted(&mut self, reference: &ObjectRef) {
-        if !self.out.objects.contains_key(reference) && !self.kept.contains(reference) {
-            self.out.deleted.insert(reference.clone());
-        }
-    }
-
-    /// True if the owner is out of sight, or wrong, but not known to be gone.
-    fn may_still_be(&self, owner: &ObjectRef) -> bool {
-        self.faulty.contains(owner) || self.index.may_be_unread(owner)
-    }
-
-    fn gateway_may_be_unread(&self, config: &ObjectRef) -> bool {
-        let of = |kind| ObjectRef { kind, ..config.clone() };
-        self.index.may_be_unread(&of(Kind::GatewayServer))
-            && self.index.may_be_unread(&of(Kind::GatewayClient))
-    }
+    let sources = records::Sources { index, cluster, gateways: &gateways.all, desired };
+    let records = records::of_peerings(&sources, peerings);
+    let carried = refused::carried(peerings, &records);
+    let refused = refused::refused(index, cluster, &carried);
+    let of_cluster = records::of_cluster(cluster, mappings);
+    of_nodes += refused::networks(index, &refused);
+    of_nodes += records::objects(&of_cluster, &records);
+    let entries = refused::entries(&refused);
+    of_nodes += node_config::configs(index, cluster, (&of_cluster, &records), &entries);
+    of_nodes
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use fabric_api::ipam::{IP, Network};
 use fabric_api::{check, labels};
-use fabric_core::compile::keeps_refused_prefix;
+use fabric_index::owner::keeps_refused_prefix;
 use fabric_store::{ApiError, Kind, Snapshot, Store, StoreError};
 use futures::future::join_all;
 use gateway_workloads::lease;

@@ -1,9 +1,8 @@
 //! What watches report goes into the index, and what is gone of the controller's own is written again.
 
 use fabric_api::labels;
-use fabric_core::Grant;
-use fabric_core::compile::is_own;
-use fabric_core::index::{compiles_alike, is_acknowledgement};
+use fabric_index::owner::is_own;
+use fabric_index::{Grant, compiles_alike, is_acknowledgement};
 use fabric_store::{Event, Kind, Object, ObjectRef, Problem};
 use futures::FutureExt as _;
 use tokio::time::Instant;

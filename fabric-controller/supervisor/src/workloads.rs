@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use fabric_api::fabric::GatewayConfig;
-use fabric_core::ProbeArgs;
+use fabric_index::ProbeArgs;
 
 use super::process::{Role, Spec};
 use super::rundir::{REFUSAL_FILE, Record, RunDir, short_hash};

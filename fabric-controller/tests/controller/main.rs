@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use fabric_api::fabric::{FabricRecord, GatewayConfig, NodeConfig, NodeConfigStatus, Records};
 use fabric_controller::control::Controller;
 use fabric_controller::grants::Ipam;
-use fabric_core::Settings;
+use fabric_index::Settings;
 use fabric_store::{Kind, Object, ObjectRef, Store, StoreArgs};
 use futures::FutureExt as _;
 use tempfile::TempDir;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use fabric_objects::ObjectRef;
 use tokio::time::Instant;
 
-use fabric_core::placement::Placement;
+use fabric_index::placement::Placement;
 
 /// Time for which the address of a pod that is gone is taken for its gateway's. A pod in its place
 /// is there within seconds; networks give a free address to another pod after some time.

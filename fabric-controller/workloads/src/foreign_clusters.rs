@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use super::live::{Key, Live, Watched};
 use super::writer::MANAGER;
-use fabric_core::placement::{Peers, Plan};
+use fabric_index::placement::{Peers, Plan};
 use module::{Step, peer_of, step};
 
 /// Minimum time between two equal writes, if the first is undone.

@@ -39,7 +39,7 @@ use tokio::time::{Instant, sleep};
 
 use absence::Absence;
 use events::Events;
-use fabric_core::placement::{Placement, Placements, Plan, PlannedGateway};
+use fabric_index::placement::{Placement, Placements, Plan, PlannedGateway};
 use fabric_kube_client::obstacles::{Obstacles, Reader};
 use foreign_clusters::ForeignClusters;
 use live::{Key, Live, Watched};

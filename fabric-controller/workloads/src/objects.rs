@@ -10,8 +10,8 @@ use kube::api::DynamicObject;
 use serde::Serialize;
 
 use super::rights;
-use fabric_core::compile::reference_to;
-use fabric_core::placement::PlannedGateway;
+use fabric_index::owner::reference_to;
+use fabric_index::placement::PlannedGateway;
 
 /// Its service account with its rights, its Deployment, and the Service of a server: all named
 /// `gw-NAME`, all gone when the GatewayServer or GatewayClient is.

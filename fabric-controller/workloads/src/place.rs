@@ -14,7 +14,7 @@ use super::Nodes;
 use super::endpoint::endpoint;
 use super::live::{Key, Objects, Watched};
 use super::pods::GatewayPod;
-use fabric_core::placement::Placement;
+use fabric_index::placement::Placement;
 
 /// Observed state that decides where gateways are.
 #[derive(Clone, Copy)]

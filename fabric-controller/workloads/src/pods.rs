@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::Nodes;
-use fabric_core::placement::PodAddresses;
+use fabric_index::placement::PodAddresses;
 
 /// Those that are somewhere, and have not ended.
 const FIELDS: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";

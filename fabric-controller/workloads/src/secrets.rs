@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::writer::MANAGER;
-use fabric_core::placement::{SecretGap, SecretGaps};
+use fabric_index::placement::{SecretGap, SecretGaps};
 
 /// Interval between tries of the same.
 const RETRY: Duration = Duration::from_secs(60);

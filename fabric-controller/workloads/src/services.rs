@@ -13,8 +13,8 @@ use kube::api::DynamicObject;
 
 use super::live::{Key, SLICE_OF, SLICE_OF_WEFT, Watched};
 use super::objects::dynamic;
-use fabric_core::compile::reference_to;
-use fabric_core::placement::Plan;
+use fabric_index::owner::reference_to;
+use fabric_index::placement::Plan;
 
 /// Label with the Service of an EndpointSlice.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::Value;
 
 use super::live::{ContentDigest, Key, Objects, Watched};
-use fabric_core::placement::PlannedGateway;
+use fabric_index::placement::PlannedGateway;
 
 static CLIENT: LazyLock<Value> = LazyLock::new(|| parsed(WIREGUARD_CLIENT));
 static SERVER: LazyLock<Value> = LazyLock::new(|| parsed(WIREGUARD_SERVER));

@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use super::foreign_clusters::ForeignClusters;
 use super::lease::Election;
 use cluster::{Cluster, kind};
-use fabric_core::placement::Plan;
+use fabric_index::placement::Plan;
 
 /// All runs are one holder of the Lease: the next one need not wait for the one before.
 const IDENTITY: &str = "withdrawal";

@@ -8,106 +8,89 @@ use fabric_api::fabric::{
     AddressMap, GatewayClusterRecord, GatewayConfig, GatewayRecord, GatewayRecordSpec, NodeRecord,
     PeerPrefixes, Record as _,
 };
+use fabric_index::Index;
+use fabric_model::cluster::Node;
+use fabric_model::{Cluster, Gateway, Mapping, Peering};
 use fabric_objects::{Kind, ObjectRef};
 
-use super::Compiler;
-use super::cluster::{Cluster, Node};
-use super::gateway::Gateway;
-use super::mappings::Mapping;
-use super::peering::Peering;
-use super::seal::stored;
-
-/// Nodes as all gateways see them, by name.
-type NodeRecords = BTreeMap<String, NodeRecord>;
+use super::desired::Desired;
+use super::uncertain::Uncertain;
 
 /// Contents of all GatewayRecords.
 pub(super) struct GatewayRecords {
     pub(super) cluster: GatewayClusterRecord,
-    pub(super) nodes: NodeRecords,
+    /// Nodes as all gateways see them, by name.
+    pub(super) nodes: BTreeMap<String, NodeRecord>,
 }
 
-impl Compiler<'_> {
-    /// Wants the records of a cluster that is ready, and leaves them alone while too little is known
-    /// of it. The cluster's names those of the nodes that the store has: it is sealed once others are
-    /// there.
-    pub(super) fn gateway_records(
-        &mut self,
-        cluster: &Cluster,
-        peerings: &[Peering<'_>],
-        mappings: &[Mapping],
-    ) -> Option<GatewayRecords> {
-        if !cluster.is_ready() {
-            self.keep_all(Kind::GatewayRecord);
-            return None;
-        }
-        let nodes = self.node_records(cluster, mappings);
-        for (name, node) in &nodes {
+impl GatewayRecords {
+    pub(super) fn objects(&self) -> Desired {
+        let mut desired = Desired::default();
+        for (name, node) in &self.nodes {
             let spec = GatewayRecordSpec { node: Some(node.clone()), cluster: None };
-            self.want(GatewayRecord::new(&GatewayRecord::name_of(name), spec));
+            desired.want(GatewayRecord::new(&GatewayRecord::name_of(name), spec));
         }
-        let digest = stored::<GatewayRecord>(self.index, Kind::GatewayRecord, &self.out.objects);
-        let record = cluster_record(cluster, peerings, mappings, digest);
-        let spec = GatewayRecordSpec { cluster: Some(record.clone()), node: None };
-        self.want(GatewayRecord::new(GatewayRecord::CLUSTER, spec));
-        Some(GatewayRecords { cluster: record, nodes })
+        let spec = GatewayRecordSpec { cluster: Some(self.cluster.clone()), node: None };
+        desired.want(GatewayRecord::new(GatewayRecord::CLUSTER, spec));
+        desired
     }
+}
 
-    fn node_records(&self, cluster: &Cluster, mappings: &[Mapping]) -> NodeRecords {
-        let records = cluster.nodes.iter().filter_map(|node| node_record(node, mappings));
-        let mut all: NodeRecords = records.map(|record| (record.name.clone(), record)).collect();
-        if self.faulty.is_empty() && self.index.is_whole() {
-            return all;
-        }
-        for (name, record) in self.published_nodes() {
-            if self.may_still_be(&ObjectRef::new(Kind::Node, "", &name)) {
-                all.entry(name).or_insert(record);
-            }
-        }
-        all
+/// Records of the nodes, and of those that may just be out of sight.
+pub(super) fn of_nodes(
+    index: &Index,
+    cluster: &Cluster,
+    mappings: &[Mapping],
+    uncertain: &Uncertain<'_>,
+) -> BTreeMap<String, NodeRecord> {
+    let records = cluster.nodes.iter().filter_map(|node| node_record(node, mappings));
+    let mut all: BTreeMap<_, _> = records.map(|record| (record.name.clone(), record)).collect();
+    if uncertain.is_empty() {
+        return all;
     }
+    for (name, record) in published_nodes(index) {
+        if uncertain.node_may_still_be(&name) {
+            all.entry(name).or_insert(record);
+        }
+    }
+    all
+}
 
-    /// Nodes as they are published: in records, or by a controller that had none, to gateways.
-    fn published_nodes(&self) -> NodeRecords {
-        let mut all = NodeRecords::new();
-        let configs = self.index.all::<GatewayConfig>(Kind::GatewayConfig);
-        for node in configs.flat_map(|(_, config)| &config.spec.nodes) {
-            let known = all.entry(node.name.clone()).or_insert_with(|| NodeRecord {
-                name: node.name.clone(),
-                overlay: node.overlay,
-                mac: node.mac.clone(),
-                underlay: Vec::new(),
-                prefixes: node.prefixes.clone(),
-            });
-            if !known.underlay.contains(&node.underlay) {
-                known.underlay.push(node.underlay);
-            }
+/// Nodes as they are published: in records, or by a controller that had none, to gateways.
+fn published_nodes(index: &Index) -> BTreeMap<String, NodeRecord> {
+    let mut all = BTreeMap::new();
+    let configs = index.all::<GatewayConfig>(Kind::GatewayConfig);
+    for node in configs.flat_map(|(_, config)| &config.spec.nodes) {
+        let known = all.entry(node.name.clone()).or_insert_with(|| NodeRecord {
+            name: node.name.clone(),
+            overlay: node.overlay,
+            mac: node.mac.clone(),
+            underlay: Vec::new(),
+            prefixes: node.prefixes.clone(),
+        });
+        if !known.underlay.contains(&node.underlay) {
+            known.underlay.push(node.underlay);
         }
-        let records = self.index.all::<GatewayRecord>(Kind::GatewayRecord);
-        let records = records.filter_map(|(_, record)| record.spec.node.clone());
-        all.extend(records.map(|record| (record.name.clone(), record)));
-        all
     }
+    let records = index.all::<GatewayRecord>(Kind::GatewayRecord);
+    let records = records.filter_map(|(_, record)| record.spec.node.clone());
+    all.extend(records.map(|record| (record.name.clone(), record)));
+    all
+}
 
-    /// Returns true if a gateway's own part is all that it needs in its config: once it has
-    /// acknowledged the newest records, and then for as long as it acknowledges some. One that was
-    /// replaced by an older version, which acknowledges none, gets all of it again.
-    pub(super) fn gateway_reads_records(&self, gateway: &Gateway<'_>) -> bool {
-        let Some(config) = self.published(gateway) else { return false };
-        let read = config.status.as_ref().and_then(|status| status.records.as_ref());
-        if config.spec.from_records {
-            let cluster = ObjectRef::new(Kind::GatewayRecord, "", GatewayRecord::CLUSTER);
-            let cluster = self.index.get(&cluster);
-            return read.zip(cluster).is_some_and(|(read, cluster)| read.uid == cluster.uid());
-        }
-        let newest = self.index.gateway_records.as_ref();
-        read.zip(newest).is_some_and(|(read, newest)| read.includes(newest))
+/// Returns true if a gateway's own part is all that it needs in its config: once it has
+/// acknowledged the newest records, and then for as long as it acknowledges some. One that was
+/// replaced by an older version, which acknowledges none, gets all of it again.
+pub(super) fn are_read_by(index: &Index, gateway: &Gateway<'_>) -> bool {
+    let Some(config) = gateway.published(index) else { return false };
+    let read = config.status.as_ref().and_then(|status| status.records.as_ref());
+    if config.spec.from_records {
+        let cluster = ObjectRef::new(Kind::GatewayRecord, "", GatewayRecord::CLUSTER);
+        let cluster = index.get(&cluster);
+        return read.zip(cluster).is_some_and(|(read, cluster)| read.uid == cluster.uid());
     }
-
-    /// Leaves all objects of a kind as they are.
-    pub(super) fn keep_all(&mut self, kind: Kind) {
-        let all: Vec<_> = self.index.of_kind(kind).map(|(object, _)| object.clone()).collect();
-        all.into_iter().for_each(|object| self.keep(object));
-    }
+    let newest = index.gateway_records.as_ref();
+    read.zip(newest).is_some_and(|(read, newest)| read.includes(newest))
 }
 
 /// `None` until the node has an overlay address.
@@ -124,16 +107,16 @@ fn node_record(node: &Node, mappings: &[Mapping]) -> Option<NodeRecord> {
     })
 }
 
-fn cluster_record(
+/// Record of the cluster, to be sealed.
+pub(super) fn of_cluster(
     cluster: &Cluster,
     peerings: &[Peering<'_>],
     mappings: &[Mapping],
-    digest: String,
 ) -> GatewayClusterRecord {
     let stateless = mappings.iter().filter(|mapping| mapping.stateless);
     let network_address = |ipv4| Some(cluster.external_of(ipv4)?.cidr.address());
     GatewayClusterRecord {
-        digest,
+        digest: String::new(),
         pod_cidrs: cluster.pods.iter().map(Cidr::to_string).collect(),
         external_cidrs: cluster.external_cidrs().map(|cidr| cidr.to_string()).collect(),
         ips: stateless.map(|m| AddressMap { external: m.external, target: m.target }).collect(),

@@ -1,15 +1,13 @@
 //! Requests to ipam.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fabric_api::ipam::{IP, Network};
 use fabric_api::{Cidr, labels};
+use fabric_index::owner::keeps_refused_prefix;
+use fabric_index::{Index, ip_grant, network_grant, owner};
+use fabric_model::{Cluster, Problems};
 use fabric_objects::{Kind, Object, ObjectRef};
-
-use super::cluster::Cluster;
-use super::refused::keeps_refused_prefix;
-use super::{Compiler, owner};
-use crate::grant::{ip_grant, network_grant};
 
 /// An object that wants a prefix or an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,109 +32,104 @@ pub enum Allocation {
     },
 }
 
-impl Compiler<'_> {
-    pub(super) fn request_from_ipam(&mut self, cluster: &Cluster) {
-        let index = self.index;
-        let mut ipam_requests = Vec::new();
-        for (reference, object) in index.of_kind(Kind::Network) {
-            let rank = rank(object);
-            // A peer must not get what the cluster itself is still to get.
-            let is_eligible = rank < LAST || cluster.is_ready();
-            if let (true, true, Ok(network)) =
-                (is_eligible, self.stays(reference, object), object.try_into())
-            {
-                ipam_requests
-                    .extend(self.network_request(reference, object, network).map(|w| (rank, w)));
-            }
+/// Requests for prefixes, the most urgent first, of the Networks that stay. `returned` are those that get
+/// one without ipam.
+pub(super) fn of_networks(
+    index: &Index,
+    cluster: &Cluster,
+    returned: &BTreeMap<ObjectRef, Object>,
+    stays: impl Fn(&ObjectRef, &Object) -> bool,
+) -> Vec<IpamRequest> {
+    let mut requests = Vec::new();
+    for (reference, object) in index.of_kind(Kind::Network) {
+        let rank = rank(object);
+        // A peer must not get what the cluster itself is still to get.
+        if (rank == LAST && !cluster.is_ready()) || !stays(reference, object) {
+            continue;
         }
-        ipam_requests.sort_by_key(|(rank, _)| *rank);
-        self.out.ipam_requests =
-            ipam_requests.into_iter().map(|(_, ipam_request)| ipam_request).collect();
-        for (reference, object) in index.of_kind(Kind::Ip) {
-            if let (true, Ok(ip)) = (self.stays(reference, object), object.try_into()) {
-                let ipam_request = self.ip_request(reference, object, ip, cluster);
-                self.out.ipam_requests.extend(ipam_request);
-            }
-        }
+        let returned = returned.get(reference).and_then(|object| object.try_into().ok());
+        requests.extend(network_request(reference, object, returned).map(|of| (rank, of)));
     }
+    requests.sort_by_key(|(rank, _)| *rank);
+    requests.into_iter().map(|(_, request)| request).collect()
+}
 
-    /// The user's, or still wanted.
-    fn stays(&self, reference: &ObjectRef, object: &Object) -> bool {
-        owner::of(object).is_none_or(|owner| self.may_still_be(&owner))
-            || self.out.objects.contains_key(reference)
-            || self.kept.contains(reference)
+fn network_request(
+    of: &ObjectRef,
+    object: &Object,
+    returned: Option<&Network>,
+) -> Option<IpamRequest> {
+    let network: &Network = object.try_into().ok()?;
+    let cidr = network.spec.cidr.parse::<Cidr>().ok()?; // reported with the cluster
+    let immutable = is_immutable(object);
+    let fits = |granted: Cidr| {
+        let same_shape = granted.len() == cidr.len() && granted.is_ipv4() == cidr.is_ipv4();
+        if immutable { granted == cidr } else { same_shape }
+    };
+    if network_grant(network).or(returned.and_then(network_grant)).is_some_and(fits) {
+        return None;
     }
+    let allocation = Allocation::Network {
+        cidr,
+        immutable,
+        exclusive: !(immutable && object.label(labels::NETWORK_SHARED) == Some("true")),
+        pre_allocated: network.spec.pre_allocated.unwrap_or(0),
+    };
+    Some(IpamRequest { object: of.clone(), uid: object.uid().to_owned(), allocation })
+}
 
-    fn network_request(
-        &self,
-        of: &ObjectRef,
-        object: &Object,
-        network: &Network,
-    ) -> Option<IpamRequest> {
-        let cidr = network.spec.cidr.parse::<Cidr>().ok()?; // reported with the cluster
-        let immutable = is_immutable(object);
-        let fits = |granted: Cidr| {
-            let same_shape = granted.len() == cidr.len() && granted.is_ipv4() == cidr.is_ipv4();
-            if immutable { granted == cidr } else { same_shape }
-        };
-        let returned = match self.out.statuses.get(of) {
-            Some(Object::Network(returned)) => network_grant(returned),
-            Some(_) | None => None,
-        };
-        if network_grant(network).or(returned).is_some_and(fits) {
-            return None;
-        }
-        let allocation = Allocation::Network {
-            cidr,
-            immutable,
-            exclusive: !(immutable && object.label(labels::NETWORK_SHARED) == Some("true")),
-            pre_allocated: network.spec.pre_allocated.unwrap_or(0),
-        };
-        Some(IpamRequest { object: of.clone(), uid: object.uid().to_owned(), allocation })
-    }
-
-    fn ip_request(
-        &mut self,
-        of: &ObjectRef,
-        object: &Object,
-        ip: &IP,
-        cluster: &Cluster,
-    ) -> Option<IpamRequest> {
-        let wanted = ip.spec.address()?; // reported with the mappings
-        let cidr = match &ip.spec.network_ref {
-            Some(network) => {
-                let namespace = network.namespace.as_ref().or(of.namespace.as_ref());
-                let namespace = namespace.map(String::as_str).unwrap_or_default();
-                let name = network.name.as_deref().unwrap_or_default();
-                let network = ObjectRef::new(Kind::Network, namespace, name);
-                if self.index.get(&network).is_none() {
-                    self.problem(of, "spec.networkRef", format!("waits for {network}"));
-                }
-                self.index.network_grant(&network)?
-            }
-            None => cluster.external_of(wanted.is_ipv4())?.cidr,
-        };
+/// Requests for addresses, of the IPs that stay.
+pub(super) fn of_ips(
+    index: &Index,
+    cluster: &Cluster,
+    stays: impl Fn(&ObjectRef, &Object) -> bool,
+    problems: &mut Problems,
+) -> Vec<IpamRequest> {
+    let all = index.of_kind(Kind::Ip).filter(|(reference, object)| stays(reference, object));
+    let requests = all.filter_map(|(reference, object)| {
+        let ip: &IP = object.try_into().ok()?;
+        let cidr = requested_from(index, (reference, ip), cluster, problems)?;
         if ip_grant(ip).is_some_and(|(address, from)| from == cidr && cidr.contains(address)) {
             return None;
         }
-        let allocation = Allocation::Address { cidr };
-        Some(IpamRequest { object: of.clone(), uid: object.uid().to_owned(), allocation })
-    }
+        let (object, uid) = (reference.clone(), object.uid().to_owned());
+        Some(IpamRequest { object, uid, allocation: Allocation::Address { cidr } })
+    });
+    requests.collect()
+}
 
-    /// Refusals of ipam, of prefixes and addresses that are still requested. A prefix that is to be kept
-    /// from others, and is taken, is kept from them.
-    pub(super) fn address_problems(&mut self) {
-        let index = self.index;
-        let asked: BTreeSet<_> =
-            self.out.ipam_requests.iter().map(|ipam_request| ipam_request.object.clone()).collect();
-        for (reference, reason) in index.denials().filter(|(object, _)| asked.contains(object)) {
-            let Some(object) = index.get(reference).filter(|of| !keeps_refused_prefix(of)) else {
-                continue;
-            };
-            match owner::of(object) {
-                Some(owner) => self.problem(&owner, "", format!("{reference}: {reason}")),
-                None => self.problem(reference, "", reason),
-            }
+/// Prefix that an IP is to have its address from, if it is there.
+fn requested_from(
+    index: &Index,
+    (of, ip): (&ObjectRef, &IP),
+    cluster: &Cluster,
+    problems: &mut Problems,
+) -> Option<Cidr> {
+    let wanted = ip.spec.address()?; // reported with the mappings
+    let Some(network) = &ip.spec.network_ref else {
+        return Some(cluster.external_of(wanted.is_ipv4())?.cidr);
+    };
+    let namespace = network.namespace.as_ref().or(of.namespace.as_ref());
+    let namespace = namespace.map(String::as_str).unwrap_or_default();
+    let network =
+        ObjectRef::new(Kind::Network, namespace, network.name.as_deref().unwrap_or_default());
+    if index.get(&network).is_none() {
+        problems.add(of, "spec.networkRef", format!("waits for {network}"));
+    }
+    index.network_grant(&network)
+}
+
+/// Reports refusals of ipam, of prefixes and addresses that are still requested. A prefix that is to be
+/// kept from others, and is taken, is kept from them.
+pub(super) fn report_refusals(index: &Index, requests: &[IpamRequest], problems: &mut Problems) {
+    let requested: BTreeSet<_> = requests.iter().map(|request| &request.object).collect();
+    for (reference, reason) in index.denials().filter(|(object, _)| requested.contains(object)) {
+        let Some(object) = index.get(reference).filter(|of| !keeps_refused_prefix(of)) else {
+            continue;
+        };
+        match owner::of(object) {
+            Some(owner) => problems.add(&owner, "", format!("{reference}: {reason}")),
+            None => problems.add(reference, "", reason),
         }
     }
 }

@@ -5,48 +5,46 @@ use std::collections::BTreeSet;
 use fabric_api::ClusterId;
 use fabric_api::fabric::Role;
 use fabric_api::networking::ConnectionValue;
+use fabric_index::Index;
+use fabric_index::placement::{Peer, PeerCondition, Peers};
+use fabric_model::{Gateway, Peering};
 
-use super::Compiler;
-use super::gateway::Gateway;
-use super::peering::Peering;
-use crate::placement::{Peer, PeerCondition, Peers};
+use super::placed;
 
-impl Compiler<'_> {
-    pub(super) fn peers(&self, peerings: &[Peering<'_>], gateways: &[Gateway<'_>]) -> Peers {
-        let configured: BTreeSet<&ClusterId> =
-            peerings.iter().filter_map(|peering| peering.id.as_ref()).collect();
-        let all: BTreeSet<&ClusterId> =
-            configured.iter().copied().chain(gateways.iter().map(|g| &g.peer)).collect();
-        let peers = all.into_iter().map(|peer| {
-            let gateway = gateways.iter().find(|gateway| gateway.peer == *peer);
-            let mut conditions = vec![configuration(configured.contains(peer)), presence(gateway)];
-            conditions.extend(gateway.map(|gateway| self.workload(gateway)));
-            conditions.push(connection(gateway.and_then(|gateway| self.connection(gateway))));
-            let enabled = peerings.iter().filter(|p| p.id.as_ref() == Some(peer)).all(is_seen);
-            (peer.clone(), Peer { enabled, conditions })
-        });
-        peers.collect()
-    }
+pub(super) fn peers(index: &Index, peerings: &[Peering<'_>], gateways: &[Gateway<'_>]) -> Peers {
+    let configured: BTreeSet<&ClusterId> =
+        peerings.iter().filter_map(|peering| peering.id.as_ref()).collect();
+    let all: BTreeSet<&ClusterId> =
+        configured.iter().copied().chain(gateways.iter().map(|g| &g.peer)).collect();
+    let peers = all.into_iter().map(|peer| {
+        let gateway = gateways.iter().find(|gateway| gateway.peer == *peer);
+        let mut conditions = vec![configuration(configured.contains(peer)), presence(gateway)];
+        conditions.extend(gateway.map(|gateway| workload(index, gateway)));
+        conditions.push(connection(gateway.and_then(|gateway| value(index, gateway))));
+        let enabled = peerings.iter().filter(|p| p.id.as_ref() == Some(peer)).all(is_seen);
+        (peer.clone(), Peer { enabled, conditions })
+    });
+    peers.collect()
+}
 
-    fn workload(&self, gateway: &Gateway<'_>) -> PeerCondition {
-        let type_ = match gateway.role() {
-            Role::Server => "NetworkGatewayServerStatus",
-            Role::Client => "NetworkGatewayClientStatus",
-        };
-        let placement = self.placement(gateway);
-        let (ready, missing) = placement.map_or((0, 0), |p| (p.ready, p.unavailable));
-        let (status, reason, message) = match (ready, missing) {
-            (0, _) => ("NotReady", "GatewaysNotReady", "no pod of the gateway is ready"),
-            (_, 0) => ("Ready", "GatewaysReady", "all pods of the gateway are ready"),
-            _ => ("SomeNotReady", "GatewaysSomeNotReady", "some pods of the gateway are not ready"),
-        };
-        PeerCondition { type_, status, reason, message }
-    }
+fn workload(index: &Index, gateway: &Gateway<'_>) -> PeerCondition {
+    let type_ = match gateway.role() {
+        Role::Server => "NetworkGatewayServerStatus",
+        Role::Client => "NetworkGatewayClientStatus",
+    };
+    let placement = placed::placement(index, gateway);
+    let (ready, missing) = placement.map_or((0, 0), |p| (p.ready, p.unavailable));
+    let (status, reason, message) = match (ready, missing) {
+        (0, _) => ("NotReady", "GatewaysNotReady", "no pod of the gateway is ready"),
+        (_, 0) => ("Ready", "GatewaysReady", "all pods of the gateway are ready"),
+        _ => ("SomeNotReady", "GatewaysSomeNotReady", "some pods of the gateway are not ready"),
+    };
+    PeerCondition { type_, status, reason, message }
+}
 
-    fn connection(&self, gateway: &Gateway<'_>) -> Option<ConnectionValue> {
-        let own = self.index.connections(&gateway.reference, &gateway.uid).next()?;
-        Some(own.status.as_ref().map(|status| status.value).unwrap_or_default())
-    }
+fn value(index: &Index, gateway: &Gateway<'_>) -> Option<ConnectionValue> {
+    let own = index.connections(&gateway.reference, &gateway.uid).next()?;
+    Some(own.status.as_ref().map(|status| status.value).unwrap_or_default())
 }
 
 /// True if its status has the peer's prefixes as this cluster sees them.

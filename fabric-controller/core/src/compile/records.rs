@@ -10,204 +10,186 @@ use fabric_api::fabric::{
     Record as _,
 };
 use fabric_api::networking::ConnectionValue;
-use fabric_objects::{Kind, Object};
+use fabric_index::Index;
+use fabric_model::names::{of_node, of_record};
+use fabric_model::{Cluster, Gateway, Mapping, Peering};
+use fabric_objects::Kind;
 
-use super::Compiler;
-use super::cluster::Cluster;
-use super::gateway::Gateway;
-use super::mappings::Mapping;
-use super::names::{of_node, of_record};
-use super::peering::Peering;
-use super::seal::stored;
+use super::desired::Desired;
+use super::placed::{internal_endpoint, pod_address};
 
 /// Peerings as all nodes see them, by peer.
 pub(super) type PeeringRecords = BTreeMap<String, PeeringRecord>;
 
-impl Compiler<'_> {
-    pub(super) fn peering_records(
-        &self,
-        cluster: &Cluster,
-        peerings: &[Peering<'_>],
-        gateways: &[Gateway<'_>],
-    ) -> PeeringRecords {
-        let published = self.published_peerings();
-        let mut all = PeeringRecords::new();
-        for peering in peerings {
-            let Some(id) = &peering.id else { continue };
-            let before = published.get(id.as_str()).cloned();
-            let record = if peering.is_ready() {
-                let gateway = peering.gateway.map(|i| &gateways[i]);
-                let mut record = self.peering_record(cluster, peering, gateway);
-                // Its gateway, or the host of that, may be in a file that cannot be read.
-                let unread = record.gateway.is_none() && !self.index.is_whole();
-                if let Some(before) = before.filter(|_| unread) {
-                    (record.gateway, record.mtu) = (before.gateway, before.mtu);
-                }
-                Some(record)
-            } else {
-                let mut others = peerings.iter();
-                let has_other = others.any(|other| other.is_with(id) && other.is_ready());
-                before.filter(|_| !has_other)
-            };
-            if let Some(record) = record {
-                all.entry(id.to_string()).or_insert(record);
-            }
-        }
-        for (peer, record) in published {
-            if self.index.peer_may_be_unread(&peer) {
-                all.entry(peer).or_insert(record);
-            }
-        }
-        all
-    }
+/// All that the record of a peering follows from.
+pub(super) struct Sources<'a> {
+    pub(super) index: &'a Index,
+    pub(super) cluster: &'a Cluster,
+    pub(super) gateways: &'a [Gateway<'a>],
+    /// GatewayConfigs, among others.
+    pub(super) desired: &'a Desired,
+}
 
-    /// Peerings as they are published: in records, or by a controller that had none, to nodes.
-    fn published_peerings(&self) -> PeeringRecords {
-        let records = self.index.all::<FabricRecord>(Kind::FabricRecord);
-        let records = records.filter_map(|(_, record)| record.spec.peering.clone());
-        let mut all: PeeringRecords =
-            records.map(|record| (record.peer_cluster_id.clone(), record)).collect();
-        let mut of_nodes: BTreeMap<&str, Vec<(&NodeConfig, &NodePeering)>> = BTreeMap::new();
-        for (_, config) in self.index.all::<NodeConfig>(Kind::NodeConfig) {
-            for peering in config.spec.peerings.iter().filter(|_| !config.spec.removed) {
-                of_nodes.entry(&peering.peer_cluster_id).or_default().push((config, peering));
+/// Records of all peerings. One that is not ready keeps its record.
+pub(super) fn of_peerings(sources: &Sources<'_>, peerings: &[Peering<'_>]) -> PeeringRecords {
+    let index = sources.index;
+    let published = published_peerings(index);
+    let mut all = PeeringRecords::new();
+    for peering in peerings {
+        let Some(id) = &peering.id else { continue };
+        let before = published.get(id.as_str()).cloned();
+        let record = if peering.is_ready() {
+            let mut record = peering_record(sources, peering);
+            // Its gateway, or the host of that, may be in a file that cannot be read.
+            let unread = record.gateway.is_none() && !index.is_whole();
+            if let Some(before) = before.filter(|_| unread) {
+                (record.gateway, record.mtu) = (before.gateway, before.mtu);
             }
-        }
-        for (peer, of_peer) in of_nodes {
-            if let Some((_, first)) = of_peer.first() {
-                all.entry(peer.to_owned()).or_insert_with(|| PeeringRecord {
-                    peer_cluster_id: peer.to_owned(),
-                    prefixes: first.prefixes.clone(),
-                    connected: first.connected,
-                    mtu: first.mtu,
-                    gateway: gateway_of_nodes(&of_peer),
-                });
-            }
-        }
-        all
-    }
-
-    fn peering_record(
-        &self,
-        cluster: &Cluster,
-        peering: &Peering<'_>,
-        gateway: Option<&Gateway<'_>>,
-    ) -> PeeringRecord {
-        let config = gateway.and_then(|gateway| self.config_of(gateway));
-        let status =
-            gateway.and_then(|gateway| self.index.typed::<GatewayConfig>(&gateway.config()));
-        let in_force = status.and_then(|c| c.status.as_ref()).map(|s| s.mtu).filter(|mtu| *mtu > 0);
-        let ends = gateway.zip(config);
-        let ends = ends.and_then(|(gateway, config)| self.ends(cluster, gateway, config));
-        PeeringRecord {
-            peer_cluster_id: peering.peer(),
-            prefixes: peering.sorted_prefixes(),
-            connected: gateway.is_some_and(|gateway| self.is_connected(gateway)),
-            mtu: in_force.or_else(|| config.map(|c| c.spec.mtu)).unwrap_or(NO_MTU),
-            gateway: ends.map(|of| PeeringGateway { probe: status.and_then(probe_of), ..of }),
-        }
-    }
-
-    /// The gateway's end of the overlay, and where VXLAN to it goes.
-    fn ends(
-        &self,
-        cluster: &Cluster,
-        gateway: &Gateway<'_>,
-        config: &GatewayConfig,
-    ) -> Option<PeeringGateway> {
-        let own = config.spec.overlay.clone();
-        let mut ends = PeeringGateway {
-            overlay: own.address,
-            mac: own.mac,
-            node: own.node,
-            underlay: Vec::new(),
-            links: Vec::new(),
-            listen_port: None,
-            node_addresses: Vec::new(),
-            probe: None,
-        };
-        if self.index.settings.kubernetes {
-            ends.underlay.push(self.pod_address(gateway)?);
-            let host = self.internal_endpoint(gateway).and_then(|internal| internal.node);
-            let host = host.and_then(|name| cluster.node(&name));
-            ends.node_addresses = host.map(|host| host.underlay.clone()).unwrap_or_default();
+            Some(record)
         } else {
-            let host = cluster.node(ends.node.as_deref()?)?;
-            let links = [own.link_address.map(IpAddr::V4), own.link_address_v6.map(IpAddr::V6)];
-            let has = |link: &IpAddr| host.underlay.iter().any(|a| a.is_ipv4() == link.is_ipv4());
-            ends.links = links.into_iter().flatten().filter(has).collect();
-            ends.underlay.clone_from(&host.underlay);
-            ends.listen_port = config.spec.listen_port;
-        }
-        Some(ends)
-    }
-
-    /// Config that is or stays published for a gateway.
-    pub(super) fn config_of(&self, gateway: &Gateway<'_>) -> Option<&GatewayConfig> {
-        let reference = gateway.config();
-        match self.out.objects.get(&reference) {
-            Some(Object::GatewayConfig(config)) => Some(config),
-            Some(_) | None => {
-                let kept = self.kept.contains(&reference);
-                self.index.typed::<GatewayConfig>(&reference).filter(|_| kept)
-            }
-        }
-    }
-
-    fn is_connected(&self, gateway: &Gateway<'_>) -> bool {
-        let own = self.index.connections(&gateway.reference, &gateway.uid);
-        let mut values = own.filter_map(|connection| connection.status.as_ref());
-        values.any(|status| status.value == ConnectionValue::Connected)
-    }
-
-    /// Wants the records of a cluster that is ready. The cluster's names those of the peerings that the
-    /// store has: it is sealed once others are there.
-    pub(super) fn cluster_record(
-        &mut self,
-        cluster: &Cluster,
-        mappings: &[Mapping],
-        peerings: &PeeringRecords,
-    ) -> ClusterRecord {
-        for (peer, record) in peerings {
-            let spec = FabricRecordSpec { peering: Some(record.clone()), cluster: None };
-            self.want(FabricRecord::new(&FabricRecord::name_of(peer), spec));
-        }
-        let record = ClusterRecord {
-            digest: stored::<FabricRecord>(self.index, Kind::FabricRecord, &self.out.objects),
-            pod_cidrs: cluster.pods.iter().map(Cidr::to_string).collect(),
-            internal_cidr: cluster.internal.as_ref().map(|granted| granted.cidr.to_string()),
-            // All of them: a node's own pods send to those addresses, too.
-            ips: mappings.iter().map(node_mapping).collect(),
+            let mut others = peerings.iter();
+            let has_other = others.any(|other| other.is_with(id) && other.is_ready());
+            before.filter(|_| !has_other)
         };
-        let spec = FabricRecordSpec { cluster: Some(record.clone()), peering: None };
-        self.want(FabricRecord::new(FabricRecord::CLUSTER, spec));
-        record
-    }
-
-    /// Prefixes that records have, with their peers.
-    pub(super) fn recorded_prefixes(&self) -> impl Iterator<Item = (&str, &str)> {
-        let records = self.index.all::<FabricRecord>(Kind::FabricRecord);
-        let peerings = records.filter_map(|(_, record)| record.spec.peering.as_ref());
-        peerings.flat_map(|of| {
-            of.prefixes.iter().map(|prefix| (prefix.as_str(), of.peer_cluster_id.as_str()))
-        })
-    }
-
-    /// Returns true if a node's own part is all that it needs in its config. An agent that shows no
-    /// newer records, such as one that was replaced by an older version, gets all of it again.
-    pub(super) fn reads_records(&self, node: &str) -> bool {
-        let is_stalled = self.index.stalled_nodes.contains(node);
-        let Some(read) = self.index.records_read(node).filter(|_| !is_stalled) else {
-            return false;
-        };
-        let config = self.index.typed::<NodeConfig>(&of_node(node));
-        if config.is_some_and(|config| config.spec.from_records) {
-            let cluster = self.index.typed::<FabricRecord>(&of_record(FabricRecord::CLUSTER));
-            let uid = cluster.and_then(|cluster| cluster.metadata.uid.as_ref());
-            return Some(&read.uid) == uid;
+        if let Some(record) = record {
+            all.entry(id.to_string()).or_insert(record);
         }
-        self.index.records.as_ref().is_some_and(|newest| read.includes(newest))
     }
+    for (peer, record) in published {
+        if index.peer_may_be_unread(&peer) {
+            all.entry(peer).or_insert(record);
+        }
+    }
+    all
+}
+
+/// Peerings as they are published: in records, or by a controller that had none, to nodes.
+fn published_peerings(index: &Index) -> PeeringRecords {
+    let records = index.all::<FabricRecord>(Kind::FabricRecord);
+    let records = records.filter_map(|(_, record)| record.spec.peering.clone());
+    let mut all: PeeringRecords =
+        records.map(|record| (record.peer_cluster_id.clone(), record)).collect();
+    let mut of_nodes: BTreeMap<&str, Vec<(&NodeConfig, &NodePeering)>> = BTreeMap::new();
+    for (_, config) in index.all::<NodeConfig>(Kind::NodeConfig) {
+        for peering in config.spec.peerings.iter().filter(|_| !config.spec.removed) {
+            of_nodes.entry(&peering.peer_cluster_id).or_default().push((config, peering));
+        }
+    }
+    for (peer, of_peer) in of_nodes {
+        if let Some((_, first)) = of_peer.first() {
+            all.entry(peer.to_owned()).or_insert_with(|| PeeringRecord {
+                peer_cluster_id: peer.to_owned(),
+                prefixes: first.prefixes.clone(),
+                connected: first.connected,
+                mtu: first.mtu,
+                gateway: gateway_of_nodes(&of_peer),
+            });
+        }
+    }
+    all
+}
+
+fn peering_record(sources: &Sources<'_>, peering: &Peering<'_>) -> PeeringRecord {
+    let Sources { index, gateways, desired, .. } = sources;
+    let gateway = gateways.iter().find(|gateway| peering.is_with(&gateway.peer));
+    let config = gateway.and_then(|gateway| desired.config_of(index, gateway));
+    let status = gateway.and_then(|gateway| index.typed::<GatewayConfig>(&gateway.config()));
+    let in_force = status.and_then(|c| c.status.as_ref()).map(|s| s.mtu).filter(|mtu| *mtu > 0);
+    let ends = gateway.zip(config);
+    let ends = ends.and_then(|(gateway, config)| ends_of(sources, gateway, config));
+    PeeringRecord {
+        peer_cluster_id: peering.peer(),
+        prefixes: peering.sorted_prefixes(),
+        connected: gateway.is_some_and(|gateway| is_connected(index, gateway)),
+        mtu: in_force.or_else(|| config.map(|c| c.spec.mtu)).unwrap_or(NO_MTU),
+        gateway: ends.map(|of| PeeringGateway { probe: status.and_then(probe_of), ..of }),
+    }
+}
+
+/// The gateway's end of the overlay, and where VXLAN to it goes.
+fn ends_of(
+    Sources { index, cluster, .. }: &Sources<'_>,
+    gateway: &Gateway<'_>,
+    config: &GatewayConfig,
+) -> Option<PeeringGateway> {
+    let own = config.spec.overlay.clone();
+    let mut ends = PeeringGateway {
+        overlay: own.address,
+        mac: own.mac,
+        node: own.node,
+        underlay: Vec::new(),
+        links: Vec::new(),
+        listen_port: None,
+        node_addresses: Vec::new(),
+        probe: None,
+    };
+    if index.settings.kubernetes {
+        ends.underlay.push(pod_address(index, gateway)?);
+        let host = internal_endpoint(index, gateway).and_then(|internal| internal.node);
+        let host = host.and_then(|name| cluster.node(&name));
+        ends.node_addresses = host.map(|host| host.underlay.clone()).unwrap_or_default();
+    } else {
+        let host = cluster.node(ends.node.as_deref()?)?;
+        let links = [own.link_address.map(IpAddr::V4), own.link_address_v6.map(IpAddr::V6)];
+        let has = |link: &IpAddr| host.underlay.iter().any(|a| a.is_ipv4() == link.is_ipv4());
+        ends.links = links.into_iter().flatten().filter(has).collect();
+        ends.underlay.clone_from(&host.underlay);
+        ends.listen_port = config.spec.listen_port;
+    }
+    Some(ends)
+}
+
+fn is_connected(index: &Index, gateway: &Gateway<'_>) -> bool {
+    let own = index.connections(&gateway.reference, &gateway.uid);
+    let mut values = own.filter_map(|connection| connection.status.as_ref());
+    values.any(|status| status.value == ConnectionValue::Connected)
+}
+
+/// Record of the cluster, to be sealed.
+pub(super) fn of_cluster(cluster: &Cluster, mappings: &[Mapping]) -> ClusterRecord {
+    ClusterRecord {
+        digest: String::new(),
+        pod_cidrs: cluster.pods.iter().map(Cidr::to_string).collect(),
+        internal_cidr: cluster.internal.as_ref().map(|granted| granted.cidr.to_string()),
+        // All of them: a node's own pods send to those addresses, too.
+        ips: mappings.iter().map(node_mapping).collect(),
+    }
+}
+
+pub(super) fn objects(cluster: &ClusterRecord, peerings: &PeeringRecords) -> Desired {
+    let mut desired = Desired::default();
+    for (peer, record) in peerings {
+        let spec = FabricRecordSpec { peering: Some(record.clone()), cluster: None };
+        desired.want(FabricRecord::new(&FabricRecord::name_of(peer), spec));
+    }
+    let spec = FabricRecordSpec { cluster: Some(cluster.clone()), peering: None };
+    desired.want(FabricRecord::new(FabricRecord::CLUSTER, spec));
+    desired
+}
+
+/// Prefixes that records have, with their peers.
+pub(super) fn recorded_prefixes(index: &Index) -> impl Iterator<Item = (&str, &str)> {
+    let records = index.all::<FabricRecord>(Kind::FabricRecord);
+    let peerings = records.filter_map(|(_, record)| record.spec.peering.as_ref());
+    peerings.flat_map(|of| {
+        of.prefixes.iter().map(|prefix| (prefix.as_str(), of.peer_cluster_id.as_str()))
+    })
+}
+
+/// Returns true if a node's own part is all that it needs in its config. An agent that shows no
+/// newer records, such as one that was replaced by an older version, gets all of it again.
+pub(super) fn are_read_by(index: &Index, node: &str) -> bool {
+    let is_stalled = index.stalled_nodes.contains(node);
+    let Some(read) = index.records_read(node).filter(|_| !is_stalled) else {
+        return false;
+    };
+    let config = index.typed::<NodeConfig>(&of_node(node));
+    if config.is_some_and(|config| config.spec.from_records) {
+        let cluster = index.typed::<FabricRecord>(&of_record(FabricRecord::CLUSTER));
+        let uid = cluster.and_then(|cluster| cluster.metadata.uid.as_ref());
+        return Some(&read.uid) == uid;
+    }
+    index.records.as_ref().is_some_and(|newest| read.includes(newest))
 }
 
 /// A gateway as it was published to the nodes of its cluster, each of which had its own part of it.

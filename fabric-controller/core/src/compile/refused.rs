@@ -6,177 +6,177 @@ use std::collections::{BTreeMap, BTreeSet};
 use fabric_api::fabric::{NodeConfig, RefusedPrefix};
 use fabric_api::ipam::{Network, NetworkStatus};
 use fabric_api::{Cidr, labels};
+use fabric_index::owner::keeps_refused_prefix;
+use fabric_index::{Index, owner};
+use fabric_model::names::{dashed, of_node};
+use fabric_model::{Cluster, Peering};
 use fabric_objects::{Kind, Object, ObjectRef};
 
-use super::cluster::{Cluster, own_network};
-use super::names::of_node;
-use super::peering::Peering;
-use super::{Compiler, names, owner};
+use super::desired::Desired;
+use super::networks;
+use super::records::{PeeringRecords, recorded_prefixes};
 
 /// Annotation of a Network that holds a refused prefix: the prefix as the peer has it.
 const REMOTE: &str = "fabric.weft.dev/remote-cidr";
 
-impl Compiler<'_> {
-    /// `carried` are the prefixes that peerings of nodes have now.
-    pub(super) fn refused(
-        &mut self,
-        cluster: &Cluster,
-        carried: &BTreeSet<Cidr>,
-    ) -> Vec<RefusedPrefix> {
-        let mut refused = self.published_before(cluster);
-        refused.retain(|prefix, _| !carried.iter().any(|other| other.overlaps(prefix)));
-        // A peering that comes back finds all of its prefixes, or none.
-        let busy: BTreeSet<String> = refused
-            .iter()
-            .filter(|(prefix, _)| !self.is_quiet(cluster, prefix))
-            .map(|(_, peer)| peer.clone())
-            .collect();
-        refused.retain(|_, peer| busy.contains(peer));
-        for (prefix, peer) in &refused {
-            self.hold(prefix, peer);
-        }
-        let entry = |(prefix, peer): (Cidr, String)| RefusedPrefix {
-            peer_cluster_id: peer,
-            prefix: prefix.to_string(),
-        };
-        refused.into_iter().map(entry).collect()
-    }
+/// Refused prefixes, with the peers that they stood for.
+pub(super) type Refused = BTreeMap<Cidr, String>;
 
-    /// Leaves the Networks of refused prefixes alone while too little is known of the cluster.
-    pub(super) fn keep_refused(&mut self) {
-        let networks = self.index.of_kind(Kind::Network);
-        let held: Vec<_> =
-            networks.filter(|(_, o)| keeps_refused_prefix(o)).map(|(r, _)| r.clone()).collect();
-        held.into_iter().for_each(|network| self.keep(network));
-    }
+/// Prefixes that lead to peers now, or soon will.
+pub(super) fn carried(peerings: &[Peering<'_>], records: &PeeringRecords) -> BTreeSet<Cidr> {
+    let published = records.values().flat_map(|record| &record.prefixes);
+    let published = published.filter_map(|prefix| prefix.parse().ok());
+    published.chain(peerings.iter().flat_map(Peering::prefixes)).collect()
+}
 
-    /// Leaves the Network of a replaced prefix alone as long as nodes have it, which is until the new
-    /// one is granted; then [`Self::hold`] follows.
-    pub(super) fn keep_replaced(&mut self, cluster: &Cluster, peerings: &[Peering<'_>]) {
-        let carried: BTreeSet<Cidr> = self.published_before(cluster).into_keys().collect();
-        let waiting = |owner: &ObjectRef| {
-            let mut all = peerings.iter().filter(|peering| !peering.is_ready());
-            all.any(|peering| peering.reference == *owner)
-        };
-        let index = self.index;
-        for (reference, object) in index.of_kind(Kind::Network) {
-            let granted = index.network_grant(reference).filter(|prefix| carried.contains(prefix));
-            if granted.is_some() && owner::of(object).as_ref().is_some_and(waiting) {
-                self.keep(reference.clone());
-            }
-        }
-    }
+/// Prefixes that nodes had, or were to refuse, but for those that are carried now.
+pub(super) fn refused(index: &Index, cluster: &Cluster, carried: &BTreeSet<Cidr>) -> Refused {
+    let mut refused = published_before(index, cluster);
+    refused.retain(|prefix, _| !carried.iter().any(|other| other.overlaps(prefix)));
+    // A peering that comes back finds all of its prefixes, or none.
+    let busy: BTreeSet<String> = refused
+        .iter()
+        .filter(|(prefix, _)| !is_quiet(index, cluster, prefix))
+        .map(|(_, peer)| peer.clone())
+        .collect();
+    refused.retain(|_, peer| busy.contains(peer));
+    refused
+}
 
-    /// All prefixes that nodes have or should refuse, with their peers.
-    fn published_before(&self, cluster: &Cluster) -> BTreeMap<Cidr, String> {
-        let mut all = BTreeMap::new();
-        let mut add = |prefix: &str, peer: &str| {
-            if let Ok(prefix) = prefix.parse() {
-                all.insert(prefix, peer.to_owned());
-            }
-        };
-        for (_, object) in
-            self.index.of_kind(Kind::Network).filter(|(_, o)| keeps_refused_prefix(o))
-        {
-            if let Object::Network(network) = object {
-                let peer = object.label(labels::REMOTE_CLUSTER_ID).unwrap_or_default();
-                add(&network.spec.cidr, peer);
-            }
-        }
-        for node in &cluster.nodes {
-            let Some(config) = self.config_of_node(&node.name) else { continue };
-            for peering in config.spec.peerings.iter().filter(|_| !config.spec.removed) {
-                peering.prefixes.iter().for_each(|prefix| add(prefix, &peering.peer_cluster_id));
-            }
-        }
-        self.recorded_prefixes().for_each(|(prefix, peer)| add(prefix, peer));
-        all
-    }
+pub(super) fn entries(refused: &Refused) -> Vec<RefusedPrefix> {
+    let entry = |(prefix, peer): (&Cidr, &String)| RefusedPrefix {
+        peer_cluster_id: peer.clone(),
+        prefix: prefix.to_string(),
+    };
+    refused.iter().map(entry).collect()
+}
 
-    /// Returns whether every agent that runs reports a prefix as quiet. Those that report nothing
-    /// of the kind are older ones; lagging nodes are not waited for.
-    fn is_quiet(&self, cluster: &Cluster, prefix: &Cidr) -> bool {
-        let mut live =
-            cluster.nodes.iter().filter(|node| !self.index.lagging_nodes.contains(&node.name));
-        let prefix = prefix.to_string();
-        live.all(|node| {
-            let applied = self.index.is_applied(&node.name);
-            let config = self.config_of_node(&node.name).filter(|_| applied);
-            match config.and_then(|config| config.status.as_ref()).map(|status| &status.refused) {
-                Some(Some(refused)) => refused.iter().any(|r| r.prefix == prefix && r.quiet),
-                Some(None) => true,
-                None => false,
-            }
-        })
-    }
-
-    fn config_of_node(&self, name: &str) -> Option<&NodeConfig> {
-        self.index.typed::<NodeConfig>(&of_node(name))
-    }
-
-    /// Wants a Network that keeps the prefix from all others, over restarts, too.
-    fn hold(&mut self, prefix: &Cidr, peer: &str) {
+/// Networks that keep refused prefixes from all others, over restarts, too.
+pub(super) fn networks(index: &Index, refused: &Refused) -> Desired {
+    let mut desired = Desired::default();
+    let map = index.settings.own(Kind::ConfigMap, labels::CLUSTER_ID_CONFIGMAP);
+    for (prefix, peer) in refused {
         let text = prefix.to_string();
-        let name = self.own(Kind::Network, &format!("refused-{}", names::dashed(&text)));
-        let mut network = own_network(&name, "reserved", &text, None);
+        let name = index.settings.own(Kind::Network, &format!("refused-{}", dashed(&text)));
+        let mut network = networks::of_type(&name, "reserved", &text, None);
         let labels = network.metadata.labels.get_or_insert_default();
         labels.insert(labels::NETWORK_NOT_REMAPPED.to_owned(), "true".to_owned());
-        labels.insert(labels::REMOTE_CLUSTER_ID.to_owned(), peer.to_owned());
-        if let Some((kind, remote)) = self.stood_for(&name, prefix) {
+        labels.insert(labels::REMOTE_CLUSTER_ID.to_owned(), peer.clone());
+        if let Some((kind, remote)) = stood_for(index, &name, prefix) {
             labels.insert(labels::CIDR_TYPE.to_owned(), kind);
             network.metadata.annotations = Some([(REMOTE.to_owned(), remote)].into());
         }
-        let map = self.own(Kind::ConfigMap, labels::CLUSTER_ID_CONFIGMAP);
-        self.want_owned(network, &map);
+        desired.want_owned(index, network, &map);
     }
+    desired
+}
 
-    /// Kind and prefix that it stood for: from the Network that holds it already, or else from the
-    /// peering's that had it.
-    fn stood_for(&self, held: &ObjectRef, prefix: &Cidr) -> Option<(String, String)> {
-        if let Some(object) = self.index.get(held).filter(|object| keeps_refused_prefix(object)) {
-            let kind = object.label(labels::CIDR_TYPE)?.to_owned();
-            return Some((kind, remote_of(object)?.to_owned()));
+/// Networks of refused prefixes, which stay while too little is known of the cluster.
+pub(super) fn held(index: &Index) -> impl Iterator<Item = (&ObjectRef, &Object)> {
+    index.of_kind(Kind::Network).filter(|(_, object)| keeps_refused_prefix(object))
+}
+
+/// Leaves the Network of a replaced prefix alone as long as nodes have it, which is until the new
+/// one is granted; then [`networks`] follows.
+pub(super) fn replaced(index: &Index, cluster: &Cluster, peerings: &[Peering<'_>]) -> Desired {
+    let mut desired = Desired::default();
+    let waiting = peerings.iter().filter(|peering| !peering.is_ready());
+    let waiting: BTreeSet<&ObjectRef> = waiting.map(|peering| &peering.reference).collect();
+    if waiting.is_empty() {
+        return desired;
+    }
+    let carried = published_before(index, cluster);
+    for (reference, object) in index.of_kind(Kind::Network) {
+        let granted = index.network_grant(reference);
+        let is_carried = granted.is_some_and(|prefix| carried.contains_key(&prefix));
+        if is_carried && owner::of(object).is_some_and(|owner| waiting.contains(&owner)) {
+            desired.keep(reference.clone());
         }
-        let mut networks = self.index.all::<Network>(Kind::Network);
-        let (reference, network) = networks.find(|(reference, network)| {
-            let owner = self.index.get(reference).and_then(owner::of);
-            let of_peering = owner.is_some_and(|owner| owner.kind == Kind::Configuration);
-            of_peering && crate::grant::network_grant(network) == Some(*prefix)
-        })?;
-        let kind = self.index.get(reference)?.label(labels::CIDR_TYPE)?;
-        Some((kind.to_owned(), network.spec.cidr.clone()))
     }
+    desired
+}
 
-    /// Gives the Networks of a peering that is back the prefixes that are still refused for it.
-    pub(super) fn return_prefixes(&mut self, peerings: &[Peering<'_>]) {
-        for peering in peerings.iter().filter(|peering| peering.fault.is_none()) {
-            for remote in peering.remotes.iter().filter(|remote| remote.granted.is_none()) {
-                let Some(Object::Network(network)) = self.index.get(&remote.network) else {
-                    continue;
-                };
-                let mut held =
-                    self.index.of_kind(Kind::Network).filter(|(_, o)| keeps_refused_prefix(o));
-                let back = held.find_map(|(reference, object)| {
-                    let same = object.label(labels::REMOTE_CLUSTER_ID) == Some(&peering.peer())
-                        && object.label(labels::CIDR_TYPE) == Some(remote.kind.name())
-                        && remote_of(object) == Some(&remote.cidr.to_string());
-                    self.index.network_grant(reference).filter(|_| same)
-                });
-                if let Some(prefix) = back {
-                    let mut network = Network::clone(network);
-                    network.status = Some(NetworkStatus { cidr: Some(prefix.to_string()) });
-                    self.out.statuses.insert(remote.network.clone(), network.into());
-                }
+/// All prefixes that nodes have or should refuse, with their peers.
+fn published_before(index: &Index, cluster: &Cluster) -> Refused {
+    let mut all = Refused::new();
+    let mut add = |prefix: &str, peer: &str| {
+        if let Ok(prefix) = prefix.parse() {
+            all.insert(prefix, peer.to_owned());
+        }
+    };
+    for (_, object) in held(index) {
+        if let Object::Network(network) = object {
+            let peer = object.label(labels::REMOTE_CLUSTER_ID).unwrap_or_default();
+            add(&network.spec.cidr, peer);
+        }
+    }
+    let configs = cluster.nodes.iter().filter_map(|node| config_of(index, &node.name));
+    for config in configs.filter(|config| !config.spec.removed) {
+        for peering in &config.spec.peerings {
+            peering.prefixes.iter().for_each(|prefix| add(prefix, &peering.peer_cluster_id));
+        }
+    }
+    recorded_prefixes(index).for_each(|(prefix, peer)| add(prefix, peer));
+    all
+}
+
+/// Returns whether every agent that runs reports a prefix as quiet. Those that report nothing
+/// of the kind are older ones; lagging nodes are not waited for.
+fn is_quiet(index: &Index, cluster: &Cluster, prefix: &Cidr) -> bool {
+    let mut live = cluster.nodes.iter().filter(|node| !index.lagging_nodes.contains(&node.name));
+    let prefix = prefix.to_string();
+    live.all(|node| {
+        let applied = index.is_applied(&node.name);
+        let config = config_of(index, &node.name).filter(|_| applied);
+        match config.and_then(|config| config.status.as_ref()).map(|status| &status.refused) {
+            Some(Some(refused)) => refused.iter().any(|r| r.prefix == prefix && r.quiet),
+            Some(None) => true,
+            None => false,
+        }
+    })
+}
+
+fn config_of<'a>(index: &'a Index, node: &str) -> Option<&'a NodeConfig> {
+    index.typed::<NodeConfig>(&of_node(node))
+}
+
+/// Kind and prefix that it stood for: from the Network that holds it already, or else from the
+/// peering's that had it.
+fn stood_for(index: &Index, held: &ObjectRef, prefix: &Cidr) -> Option<(String, String)> {
+    if let Some(object) = index.get(held).filter(|object| keeps_refused_prefix(object)) {
+        let kind = object.label(labels::CIDR_TYPE)?.to_owned();
+        return Some((kind, remote_of(object)?.to_owned()));
+    }
+    let mut networks = index.of_kind(Kind::Network);
+    let (_, object) = networks.find(|(reference, object)| {
+        let owner = owner::of(object);
+        let of_peering = owner.is_some_and(|owner| owner.kind == Kind::Configuration);
+        of_peering && index.network_grant(reference) == Some(*prefix)
+    })?;
+    let network: &Network = object.try_into().ok()?;
+    Some((object.label(labels::CIDR_TYPE)?.to_owned(), network.spec.cidr.clone()))
+}
+
+/// Networks of peerings that are back, with the prefixes that are still refused for them.
+pub(super) fn returned(index: &Index, peerings: &[Peering<'_>]) -> BTreeMap<ObjectRef, Object> {
+    let mut returned = BTreeMap::new();
+    for peering in peerings.iter().filter(|peering| peering.fault.is_none()) {
+        for remote in peering.remotes.iter().filter(|remote| remote.granted.is_none()) {
+            let Some(Object::Network(network)) = index.get(&remote.network) else { continue };
+            let back = held(index).find_map(|(reference, object)| {
+                let same = object.label(labels::REMOTE_CLUSTER_ID) == Some(&peering.peer())
+                    && object.label(labels::CIDR_TYPE) == Some(remote.kind.name())
+                    && remote_of(object) == Some(&remote.cidr.to_string());
+                index.network_grant(reference).filter(|_| same)
+            });
+            if let Some(prefix) = back {
+                let mut network = Network::clone(network);
+                network.status = Some(NetworkStatus { cidr: Some(prefix.to_string()) });
+                returned.insert(remote.network.clone(), network.into());
             }
         }
     }
-}
-
-/// True for the Network that keeps the prefix of a peering that is gone from others.
-pub fn keeps_refused_prefix(object: &Object) -> bool {
-    owner::is_own(object)
-        && object.label(labels::NETWORK_TYPE) == Some("reserved")
-        && object.label(labels::REMOTE_CLUSTER_ID).is_some()
+    returned
 }
 
 fn remote_of(object: &Object) -> Option<&str> {

@@ -1,7 +1,7 @@
 //! The nodes of a cluster as one of its gateways is reached by them.
 
 use fabric_api::fabric::{GatewayConfig, NodeConfig, PathFault};
-use fabric_core::node_paths::{NodePaths, cause, describe, remedy};
+use fabric_index::node_paths::{NodePaths, cause, describe, remedy};
 use jiff::Timestamp;
 use serde::Serialize;
 

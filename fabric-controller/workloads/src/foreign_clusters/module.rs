@@ -6,8 +6,8 @@ use kube::ResourceExt as _;
 use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
-use fabric_core::placement::Plan;
-use fabric_core::placement::{Peer, PeerCondition};
+use fabric_index::placement::Plan;
+use fabric_index::placement::{Peer, PeerCondition};
 
 /// The parts of a peering that Liqo's other modules report.
 const OTHERS: [&str; 2] = ["authentication", "offloading"];

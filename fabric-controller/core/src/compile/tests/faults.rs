@@ -389,7 +389,7 @@ fn a_key_that_cannot_be_read_now_is_not_made_anew() {
     let secret = ObjectRef::new(Kind::Secret, "liqo-tenant-rome", "gw-server");
     assert!(world.index.get(&secret).is_some(), "made, as there was none");
     // A controller that starts while the Secret's file is damaged.
-    let mut later = crate::Index::new(world.index.settings.clone());
+    let mut later = fabric_index::Index::new(world.index.settings.clone());
     for kind in Kind::ALL.into_iter().filter(|kind| *kind != Kind::Secret) {
         for (_, object) in world.index.of_kind(kind) {
             later.apply(fabric_objects::Event::Applied(object.clone()));

@@ -5,7 +5,7 @@ use fabric_objects::{Event, Kind, Object, ObjectRef};
 use serde_json::{Value, json};
 
 use super::world::{World, client_side};
-use crate::{compiles_alike, is_acknowledgement};
+use fabric_index::{compiles_alike, is_acknowledgement};
 
 fn peered() -> (World, ObjectRef) {
     let mut world = World::new("rome");

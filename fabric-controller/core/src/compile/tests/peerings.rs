@@ -385,8 +385,7 @@ fn only_shared_kept_networks_are_not_exclusive() {
             .iter()
             .find(|ipam_request| ipam_request.object == reference)
             .expect("a request");
-        let crate::compile::Allocation::Network { exclusive: asked, .. } = ipam_request.allocation
-        else {
+        let crate::Allocation::Network { exclusive: asked, .. } = ipam_request.allocation else {
             panic!("{ipam_request:?}")
         };
         assert_eq!(asked, exclusive, "not remapped: {fixed}, shared: {shared}");

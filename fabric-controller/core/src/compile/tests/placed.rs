@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::{Value, json};
 
 use super::world::{World, client_side, node, of, server, server_side};
-use crate::placement::{Placement, Placements};
+use fabric_index::placement::{Placement, Placements};
 
 const UID: &str = "uid of GatewayServer liqo-tenant-milan/server";
 
@@ -385,7 +385,7 @@ fn the_key_pair_of_a_namesake_gets_its_new_owner_before_it_is_told() {
         .labels
         .get_or_insert_default()
         .insert("app.kubernetes.io/managed-by".to_owned(), "weft".to_owned());
-    let mut owner = crate::compile::reference_to(world.index.get(&gateway()).unwrap());
+    let mut owner = fabric_index::owner::reference_to(world.index.get(&gateway()).unwrap());
     owner.uid = "of one that is gone".to_owned();
     metadata.owner_references = Some(vec![owner.clone()]);
     world.apply(secret.clone());

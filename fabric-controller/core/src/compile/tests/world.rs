@@ -16,8 +16,8 @@ use k8s_openapi::api::core::v1::Secret;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::Grant;
-use crate::{Index, Published, Settings, compile};
+use crate::{Published, compile};
+use fabric_index::{Grant, Index, Settings};
 
 pub(super) struct World {
     pub(super) index: Index,
@@ -170,10 +170,10 @@ impl World {
         }
         for ipam_request in wanted.ipam_requests {
             let grant = match ipam_request.allocation {
-                super::super::Allocation::Network { cidr, immutable, .. } => {
+                crate::Allocation::Network { cidr, immutable, .. } => {
                     Grant::Network(self.acquire(cidr, immutable))
                 }
-                super::super::Allocation::Address { cidr } => {
+                crate::Allocation::Address { cidr } => {
                     Grant::Address { ip: self.issue(cidr), cidr }
                 }
             };

@@ -1,40 +1,18 @@
 //! Conditions as Kubernetes defines them: the time is that of the last change of the status.
 
 use fabric_api::fabric::PeeringFault;
-use fabric_api::networking::{ACCEPTED, NETWORK_CIDRS_CONFIGURED, PEER_HEALTHY};
+use fabric_api::networking::{ACCEPTED, NETWORK_CIDRS_CONFIGURED, NODES_REACHABLE, PEER_HEALTHY};
+use fabric_index::node_paths::{NodePaths, describe_steadily};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use crate::readiness::Readiness;
 
 /// Reason of a condition while something that the controller needs cannot be read.
 const UNREADABLE: &str = "CannotRead";
 
-/// Reason why a Configuration's prefixes are ready or not.
-#[derive(Clone, Debug)]
-pub(super) enum Readiness {
-    Configured,
-    /// With the CIDRs that ipam is to grant.
-    Waiting(String),
-    /// With the nodes that have no routes yet.
-    Routing(String),
-    /// With what is wrong.
-    Invalid(String),
-}
-
-impl Readiness {
-    fn parts(&self) -> (&'static str, &'static str, &str) {
-        match self {
-            Self::Configured => {
-                ("True", "NetworkCIDRsConfigured", "all CIDRs have their counterparts here")
-            }
-            Self::Waiting(what) => ("False", "WaitingForNetworks", what),
-            Self::Routing(nodes) => ("False", "WaitingForNodes", nodes),
-            Self::Invalid(what) => ("False", "InvalidConfiguration", what),
-        }
-    }
-}
-
 /// Sets the condition [`NETWORK_CIDRS_CONFIGURED`] among those that are there.
-pub(super) fn set(
+pub(crate) fn set(
     conditions: &mut Vec<Condition>,
     readiness: &Readiness,
     generation: i64,
@@ -45,13 +23,13 @@ pub(super) fn set(
 }
 
 /// The generation that the condition [`NETWORK_CIDRS_CONFIGURED`] was last set for.
-pub(super) fn observed(conditions: &[Condition]) -> Option<i64> {
+pub(crate) fn observed(conditions: &[Condition]) -> Option<i64> {
     let of = conditions.iter().find(|condition| condition.type_ == NETWORK_CIDRS_CONFIGURED);
     of.and_then(|condition| condition.observed_generation)
 }
 
 /// Sets the condition [`ACCEPTED`] to what is wrong, or takes it away.
-pub(super) fn accept(
+pub(crate) fn accept(
     conditions: &mut Vec<Condition>,
     wrong: &str,
     generation: i64,
@@ -65,7 +43,7 @@ pub(super) fn accept(
 }
 
 /// Sets the condition [`PEER_HEALTHY`] to what a gateway reports, or takes it away.
-pub(super) fn report_peer(
+pub(crate) fn report_peer(
     conditions: &mut Vec<Condition>,
     faults: &[&PeeringFault],
     generation: i64,
@@ -78,9 +56,30 @@ pub(super) fn report_peer(
     put(conditions, (PEER_HEALTHY, "False", &first.reason, &lines.join("; ")), generation, now);
 }
 
+/// Sets the condition [`NODES_REACHABLE`].
+pub(crate) fn report_nodes(
+    conditions: &mut Vec<Condition>,
+    paths: &NodePaths,
+    generation: i64,
+    now: Timestamp,
+) {
+    let (status, reason) = match paths.unreachable.is_empty() {
+        true => ("True", "AllNodesReachable"),
+        false => ("False", "NodesUnreachable"),
+    };
+    put(conditions, (NODES_REACHABLE, status, reason, &message(paths)), generation, now);
+}
+
+/// Changes with the faults only, never with time.
+fn message(paths: &NodePaths) -> String {
+    let count = format!("{} of {} nodes reach the gateway", paths.reachable(), paths.nodes);
+    let faults = paths.unreachable.iter().map(describe_steadily);
+    std::iter::once(count).chain(faults).collect::<Vec<_>>().join("; ")
+}
+
 /// Sets the condition [`ACCEPTED`] to why the controller cannot work yet; the next compilation
 /// corrects it.
-pub(super) fn unreadable(
+pub(crate) fn unreadable(
     conditions: &mut Vec<Condition>,
     why: &str,
     generation: i64,
@@ -89,7 +88,7 @@ pub(super) fn unreadable(
     put(conditions, (ACCEPTED, "False", UNREADABLE, why), generation, now);
 }
 
-pub(super) fn put(
+fn put(
     conditions: &mut Vec<Condition>,
     (type_, status, reason, message): (&str, &str, &str, &str),
     generation: i64,

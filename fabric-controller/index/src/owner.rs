@@ -1,10 +1,13 @@
 //! Owners of the objects that weft made.
 
+use fabric_api::labels;
 use fabric_objects::{Kind, Object, ObjectRef};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
+use crate::index::Index;
+
 /// Annotation on every Network and IP of weft's own; what has none is the user's.
-pub(super) const OWNER: &str = "fabric.weft.dev/owner";
+const OWNER: &str = "fabric.weft.dev/owner";
 
 /// True if weft made it for the sake of another.
 pub fn is_own(object: &Object) -> bool {
@@ -12,7 +15,7 @@ pub fn is_own(object: &Object) -> bool {
 }
 
 /// The owner of a Network or an IP, if weft made it.
-pub(super) fn of(object: &Object) -> Option<ObjectRef> {
+pub fn of(object: &Object) -> Option<ObjectRef> {
     let text = object.metadata().annotations.as_ref()?.get(OWNER)?;
     let (kind, name) = text.split_once(' ')?;
     let kind = Kind::ALL.into_iter().find(|k| k.as_str() == kind)?;
@@ -20,7 +23,8 @@ pub(super) fn of(object: &Object) -> Option<ObjectRef> {
     Some(ObjectRef::new(kind, namespace, name))
 }
 
-pub(super) fn set(object: &mut Object, owner: &ObjectRef) {
+/// Marks an object as made for another.
+pub fn set(object: &mut Object, owner: &ObjectRef) {
     let annotations = object.metadata_mut().annotations.get_or_insert_default();
     annotations.insert(OWNER.to_owned(), owner.to_string());
 }
@@ -36,4 +40,25 @@ pub fn reference_to(owner: &Object) -> OwnerReference {
         controller: Some(true),
         block_owner_deletion: None,
     }
+}
+
+/// In Kubernetes, the owner with which an object of that namespace is removed. Objects of a node leave
+/// in an order of their own, and those of the cluster stay.
+pub fn references(
+    index: &Index,
+    owner: &ObjectRef,
+    namespace: Option<&str>,
+) -> Option<Vec<OwnerReference>> {
+    let of_a_peering =
+        matches!(owner.kind, Kind::Configuration | Kind::GatewayServer | Kind::GatewayClient);
+    let near = of_a_peering && owner.namespace.as_deref() == namespace;
+    let object = index.get(owner).filter(|object| !object.uid().is_empty())?;
+    (index.settings.kubernetes && near).then(|| vec![reference_to(object)])
+}
+
+/// True for the Network that keeps the prefix of a peering that is gone from others.
+pub fn keeps_refused_prefix(object: &Object) -> bool {
+    is_own(object)
+        && object.label(labels::NETWORK_TYPE) == Some("reserved")
+        && object.label(labels::REMOTE_CLUSTER_ID).is_some()
 }

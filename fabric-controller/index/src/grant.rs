@@ -38,12 +38,12 @@ impl Grant {
     }
 }
 
-pub(crate) fn network_grant(network: &Network) -> Option<Cidr> {
+pub fn network_grant(network: &Network) -> Option<Cidr> {
     network.status.as_ref()?.cidr.as_deref()?.parse().ok()
 }
 
 /// The address and the prefix it was taken from.
-pub(crate) fn ip_grant(ip: &IP) -> Option<(IpAddr, Cidr)> {
+pub fn ip_grant(ip: &IP) -> Option<(IpAddr, Cidr)> {
     let status = ip.status.as_ref()?;
     Some((status.ip.as_deref()?.parse().ok()?, status.cidr.as_deref()?.parse().ok()?))
 }

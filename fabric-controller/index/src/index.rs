@@ -44,6 +44,13 @@ pub struct Settings {
     pub probe: ProbeSettings,
 }
 
+impl Settings {
+    /// Reference to an object of the cluster's own.
+    pub fn own(&self, kind: Kind, name: &str) -> ObjectRef {
+        ObjectRef::new(kind, &self.namespace, name)
+    }
+}
+
 /// Settings of a host.
 impl Default for Settings {
     fn default() -> Self {
@@ -67,17 +74,17 @@ pub struct Index {
     /// In Kubernetes, where gateways run.
     placements: Placements,
     /// Nodes that nothing waits for.
-    pub(crate) lagging_nodes: BTreeSet<String>,
+    pub lagging_nodes: BTreeSet<String>,
     /// Nodes whose agent takes longer than one that runs.
-    pub(crate) slow_nodes: BTreeSet<String>,
+    pub slow_nodes: BTreeSet<String>,
     /// Nodes whose agent may be one that reads no records.
-    pub(crate) stalled_nodes: BTreeSet<String>,
+    pub stalled_nodes: BTreeSet<String>,
     /// By node, the origin of the routes in the last config that it is known to have applied.
     routes: BTreeMap<String, Routes>,
     /// Newest version of the FabricRecords of which all are known.
-    pub(crate) records: Option<RecordVersion>,
+    pub records: Option<RecordVersion>,
     /// The same of the GatewayRecords.
-    pub(crate) gateway_records: Option<RecordVersion>,
+    pub gateway_records: Option<RecordVersion>,
     /// By peer, its prefixes in that version, and the first one that has them.
     recorded: BTreeMap<String, (Vec<String>, RecordVersion)>,
     /// Reason why ipam refused a Network or an IP.
@@ -185,7 +192,7 @@ impl Index {
     }
 
     /// Version of the records that a node has read.
-    pub(crate) fn records_read(&self, node: &str) -> Option<&RecordVersion> {
+    pub fn records_read(&self, node: &str) -> Option<&RecordVersion> {
         let config = self.typed::<NodeConfig>(&ObjectRef::new(Kind::NodeConfig, "", node))?;
         config.status.as_ref()?.records.as_ref()
     }

@@ -1,0 +1,54 @@
+//! Own objects that are there and should not be.
+
+use std::collections::BTreeSet;
+
+use fabric_api::networking::Connection;
+use fabric_index::{Index, owner};
+use fabric_objects::{Kind, Object, ObjectRef};
+
+use super::desired::Desired;
+use super::uncertain::Uncertain;
+
+pub(super) fn deleted(
+    index: &Index,
+    desired: &Desired,
+    uncertain: &Uncertain<'_>,
+) -> BTreeSet<ObjectRef> {
+    let is_owner_gone =
+        |object: &Object| owner::of(object).is_some_and(|owner| !uncertain.may_still_be(&owner));
+    let is_ground_gone = |(reference, object): &(&ObjectRef, &Object)| match reference.kind {
+        Kind::Network | Kind::Ip => is_owner_gone(object),
+        Kind::GatewayConfig => !uncertain.gateway_may_be_unread(reference),
+        Kind::NodeConfig => !uncertain.node_may_still_be(&reference.name),
+        Kind::FabricRecord | Kind::GatewayRecord => true,
+        Kind::Namespace
+        | Kind::ConfigMap
+        | Kind::Secret
+        | Kind::Node
+        | Kind::Configuration
+        | Kind::Connection
+        | Kind::GatewayServer
+        | Kind::GatewayClient
+        | Kind::PublicKey => false,
+    };
+    let all = Kind::ALL.into_iter().flat_map(|kind| index.of_kind(kind)).filter(is_ground_gone);
+    let all = all.map(|(reference, _)| reference).filter(|reference| !desired.stays(reference));
+    let mut deleted: BTreeSet<ObjectRef> = all.cloned().collect();
+    deleted.extend(connections(index, desired, &deleted));
+    deleted
+}
+
+/// Connections of removed gateways, which would stay `Connected` for ever.
+fn connections(index: &Index, desired: &Desired, deleted: &BTreeSet<ObjectRef>) -> Vec<ObjectRef> {
+    let has_gateway = |reference: &ObjectRef, connection: &Connection| {
+        let gateway = &connection.spec.gateway_ref;
+        let name = gateway.name.as_deref().unwrap_or_default();
+        let namespace = reference.namespace.as_deref().unwrap_or_default();
+        let config = ObjectRef::new(Kind::GatewayConfig, namespace, name);
+        desired.objects.contains_key(&config)
+            || (index.get(&config).is_some() && !deleted.contains(&config))
+    };
+    let all = index.all::<Connection>(Kind::Connection);
+    let lost = all.filter(|(reference, connection)| !has_gateway(reference, connection));
+    lost.map(|(reference, _)| reference.clone()).collect()
+}

@@ -1,0 +1,19 @@
+//! Observed state of a cluster, in memory: no I/O, no clock.
+//!
+//! [`Index`] holds the latest version of every object, [`Grant`] is what ipam gave one, [`owner`] for
+//! which object weft made another. [`LaggingNodes`] are those that nothing waits for, [`node_paths`]
+//! the paths that nodes and gateways report. [`placement`] is the interface to what runs gateways in
+//! Kubernetes.
+
+mod grant;
+mod index;
+mod lagging_nodes;
+pub mod node_paths;
+pub mod owner;
+pub mod placement;
+mod probe;
+
+pub use grant::{Grant, ip_grant, network_grant};
+pub use index::{Index, Settings, compiles_alike, is_acknowledgement, key_pair};
+pub use lagging_nodes::LaggingNodes;
+pub use probe::ProbeArgs;

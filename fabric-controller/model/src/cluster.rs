@@ -1,0 +1,266 @@
+//! The cluster itself: who it is, which prefixes it uses, which nodes it has.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use fabric_api::fabric::{MovedAddress, NodeConfig, OverlappingPods};
+use fabric_api::ipam::Network;
+use fabric_api::{Cidr, ClusterId, Mac, check, labels};
+use fabric_index::{Index, Settings};
+use fabric_objects::{Kind, Object, ObjectRef};
+use k8s_openapi::api::core::v1 as core;
+
+use crate::names::{of_node, of_node_address};
+use crate::problems::Problems;
+
+/// Facts about the cluster; some of them may still be missing.
+#[derive(Debug, Default)]
+pub struct Cluster {
+    pub id: Option<ClusterId>,
+    pub pods: Vec<Cidr>,
+    pub external: Vec<Granted>,
+    /// Overlay addresses come from it; IPv4, and IPv6 next hops follow from them.
+    pub internal: Option<Granted>,
+    pub nodes: Vec<Node>,
+    /// Nodes without a usable address: what was made for them stays.
+    pub faulty: Vec<ObjectRef>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Granted {
+    pub network: ObjectRef,
+    pub cidr: Cidr,
+}
+
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub name: String,
+    /// At most one a family; the first is preferred.
+    pub underlay: Vec<IpAddr>,
+    /// Standalone: those of the manifest, if its agent is to report what took their place.
+    pub declared: Vec<IpAddr>,
+    pub pods: Vec<Cidr>,
+    /// Pod CIDRs that another node has, too.
+    pub overlapping: Vec<OverlappingPods>,
+    pub overlay: Option<Ipv4Addr>,
+    pub mac: Option<String>,
+    /// At most one a family.
+    pub external: Vec<IpAddr>,
+}
+
+impl Cluster {
+    /// Peerings get their prefixes only once the cluster has its own, or a peer could take them.
+    pub fn is_ready(&self) -> bool {
+        self.id.is_some()
+            && !self.pods.is_empty()
+            && !self.external.is_empty()
+            && self.internal.is_some()
+    }
+
+    pub fn external_of(&self, ipv4: bool) -> Option<&Granted> {
+        self.external.iter().find(|granted| granted.cidr.is_ipv4() == ipv4)
+    }
+
+    pub fn node(&self, name: &str) -> Option<&Node> {
+        self.nodes.iter().find(|node| node.name == name)
+    }
+
+    pub fn external_cidrs(&self) -> impl Iterator<Item = Cidr> {
+        self.external.iter().map(|granted| granted.cidr)
+    }
+}
+
+impl Cluster {
+    /// Reads the cluster's ID, its Networks and all Nodes.
+    pub fn read(index: &Index, problems: &mut Problems) -> Self {
+        let mut cluster = Self { id: cluster_id(index, problems), ..Self::default() };
+        for (reference, network) in index.all::<Network>(Kind::Network) {
+            check::network(network).iter().for_each(|fault| problems.fault(reference, fault));
+            if network.metadata.namespace.as_ref() == Some(&index.settings.namespace) {
+                check::network_type(network).iter().for_each(|f| problems.fault(reference, f));
+            }
+        }
+        for (reference, object) in index.of_kind(Kind::Network) {
+            let granted = index.network_grant(reference);
+            if let Some((kind, cidr)) = network_type(index, object).zip(granted) {
+                cluster.add_network(kind, Granted { network: reference.clone(), cidr }, problems);
+            }
+        }
+        cluster.add_nodes(index, problems);
+        cluster
+    }
+
+    fn add_network(&mut self, kind: &str, granted: Granted, problems: &mut Problems) {
+        match kind {
+            "pod-cidr" => self.pods.push(granted.cidr),
+            "external-cidr" | "external-cidr-v6" => self.external.push(granted),
+            "internal-cidr" if granted.cidr.is_ipv4() => {
+                self.internal.get_or_insert(granted);
+            }
+            "internal-cidr" => {
+                let message = format!("found {}; expected an IPv4 prefix", granted.cidr);
+                problems.add(&granted.network, "spec.cidr", message);
+            }
+            _ => {}
+        }
+    }
+
+    fn add_nodes(&mut self, index: &Index, problems: &mut Problems) {
+        let real = |node: &core::Node| {
+            let labels = node.metadata.labels.as_ref();
+            labels.and_then(|l| l.get(labels::NODE_TYPE)).is_none_or(|t| t != "virtual-node")
+        };
+        let real = index.all::<core::Node>(Kind::Node).filter(|(_, node)| real(node));
+        for (reference, manifest) in real {
+            match node(index, (reference, manifest), &self.pods, problems) {
+                Some(mut node) => {
+                    separate(reference, &mut node, &self.nodes, problems);
+                    self.nodes.push(node);
+                }
+                None => self.faulty.push(reference.clone()),
+            }
+        }
+        let Self { nodes, pods, .. } = self;
+        nodes.iter_mut().for_each(|node| add_pods(index, pods, node));
+    }
+}
+
+/// The value of the label `ipam.liqo.io/network-type`, on the cluster's own Networks.
+pub fn network_type<'o>(index: &Index, object: &'o Object) -> Option<&'o str> {
+    let ours = object.namespace() == Some(&index.settings.namespace);
+    object.label(labels::NETWORK_TYPE).filter(|_| ours)
+}
+
+fn cluster_id(index: &Index, problems: &mut Problems) -> Option<ClusterId> {
+    let reference = index.settings.own(Kind::ConfigMap, labels::CLUSTER_ID_CONFIGMAP);
+    let Some(map) = index.typed::<core::ConfigMap>(&reference) else {
+        let missing =
+            "missing; expected the cluster's ID in it (the chart, or `weft init`, makes it)";
+        problems.add(&reference, "", missing);
+        return None;
+    };
+    problems.accepted(&reference, check::cluster_id(map))
+}
+
+/// Reports addresses of another node and removes its pod CIDRs: packets could go to one only.
+fn separate(reference: &ObjectRef, node: &mut Node, others: &[Node], problems: &mut Problems) {
+    for other in others {
+        if let Some(address) = node.underlay.iter().find(|a| other.underlay.contains(a)) {
+            let message = format!("{address} is {}'s too; expected one of its own", other.name);
+            problems.add(reference, "status.addresses", message);
+        }
+        let overlapping = &mut node.overlapping;
+        node.pods.retain(|cidr| {
+            let overlaps = other.pods.iter().any(|theirs| theirs.overlaps(cidr));
+            if overlaps {
+                let node = other.name.clone();
+                overlapping.push(OverlappingPods { cidr: cidr.to_string(), node });
+                let message = format!("{cidr} overlaps {}'s; it is left out", other.name);
+                problems.add(reference, "spec.podCIDRs", message);
+            }
+            !overlaps
+        });
+    }
+}
+
+/// `None` without a usable address.
+fn node(
+    index: &Index,
+    (reference, node): (&ObjectRef, &core::Node),
+    cluster_pods: &[Cidr],
+    problems: &mut Problems,
+) -> Option<Node> {
+    check::node(node).iter().for_each(|fault| problems.fault(reference, fault));
+    let (declared, _) = check::node_addresses(node);
+    if declared.is_empty() {
+        return None;
+    }
+    let underlay = current_addresses(index, (reference, node), &declared, problems);
+    let settings = &index.settings;
+    let name = reference.name.clone();
+    let granted = |what: &str| index.ip_grant(&of_node_address(settings, &name, what));
+    let overlay = granted("overlay").and_then(|address| match address {
+        IpAddr::V4(overlay) => Some(overlay),
+        IpAddr::V6(_) => None,
+    });
+    Some(Node {
+        underlay,
+        declared: if settings.kubernetes { Vec::new() } else { declared },
+        pods: pod_cidrs((reference, node), cluster_pods, problems),
+        overlapping: Vec::new(),
+        overlay,
+        mac: mac(settings, node.metadata.uid.as_deref().unwrap_or_default()),
+        external: ["external-ipv4", "external-ipv6"].into_iter().filter_map(granted).collect(),
+        name,
+    })
+}
+
+/// Those declared, but where the node's agent has found another in the place of one. In Kubernetes
+/// kubelets keep them up to date.
+fn current_addresses(
+    index: &Index,
+    (reference, node): (&ObjectRef, &core::Node),
+    declared: &[IpAddr],
+    problems: &mut Problems,
+) -> Vec<IpAddr> {
+    let config = index.typed::<NodeConfig>(&of_node(&reference.name));
+    let status = config.and_then(|config| config.status.as_ref());
+    let moved = status.filter(|_| !index.settings.kubernetes).map(|status| &status.moved);
+    let annotations = node.metadata.annotations.as_ref();
+    let pin = annotations.and_then(|all| all.get(labels::PIN_ADDRESSES));
+    let pinned = pin.is_some_and(|value| value == "true");
+    let mut current = Vec::new();
+    for address in declared {
+        let is_it = |moved: &&MovedAddress| {
+            moved.declared == *address && moved.found.is_ipv4() == address.is_ipv4()
+        };
+        let found = moved.into_iter().flatten().find(is_it).map(|moved| moved.found);
+        if let Some(found) = found.filter(|_| pinned) {
+            let message = format!(
+                "found {address}, which no device of the node has; expected {found} (the \
+                 annotation {} keeps weft from using it)",
+                labels::PIN_ADDRESSES
+            );
+            problems.add(reference, "status.addresses", message);
+        }
+        current.push(found.filter(|_| !pinned).unwrap_or(*address));
+    }
+    current
+}
+
+/// In Kubernetes, where pods reach each other, VXLAN devices have MAC addresses unknown to
+/// pods: then none can send to a gateway what only nodes may. The source of a packet proves
+/// nothing: it is what a node's CNI makes it, and pods may write what they like there.
+pub fn mac(settings: &Settings, uid: &str) -> Option<String> {
+    let known = settings.kubernetes && !uid.is_empty();
+    known.then(|| Mac::of_uid(uid).to_string())
+}
+
+/// Pods outside of the node's pod CIDRs, one by one. Those outside of the cluster's are nothing
+/// that a peer would accept, or could reach.
+fn add_pods(index: &Index, cluster_pods: &[Cidr], node: &mut Node) {
+    let outside = index.pods_outside(&node.name);
+    let known = outside.filter(|ip| cluster_pods.iter().any(|pods| pods.contains(*ip)));
+    let others: Vec<Cidr> =
+        known.filter(|ip| !node.pods.iter().any(|c| c.contains(*ip))).map(Cidr::host).collect();
+    node.pods.extend(others);
+}
+
+fn pod_cidrs(
+    (reference, node): (&ObjectRef, &core::Node),
+    cluster_pods: &[Cidr],
+    problems: &mut Problems,
+) -> Vec<Cidr> {
+    let mut cidrs = Vec::new();
+    for (field, cidr) in check::node_pod_cidrs(node) {
+        let Ok(cidr) = cidr else { continue };
+        let inside = |pods: &Cidr| pods.overlaps(&cidr) && pods.len() <= cidr.len();
+        if !cluster_pods.is_empty() && !cluster_pods.iter().any(inside) {
+            let message = format!(
+                "{cidr} lies in no Network of type pod-cidr, so peers do not accept its pods"
+            );
+            problems.add(reference, &field, message);
+        }
+        cidrs.push(cidr);
+    }
+    cidrs
+}

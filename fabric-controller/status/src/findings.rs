@@ -1,0 +1,142 @@
+//! Conditions of the user's objects: whether the newest manifest is used, the peer is healthy, and nodes
+//! reach the gateway.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus, PeeringFault};
+use fabric_api::labels::REMOTE_CLUSTER_ID;
+use fabric_index::Index;
+use fabric_index::node_paths::NodePaths;
+use fabric_model::{Gateway, Problems};
+use fabric_objects::{Kind, Object, ObjectRef, Problem};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+use crate::conditions;
+use crate::statuses::Statuses;
+
+/// Kinds whose status has conditions.
+const KINDS: [Kind; 3] = [Kind::Configuration, Kind::GatewayServer, Kind::GatewayClient];
+
+/// All that the conditions of an object follow from.
+pub struct Findings<'a> {
+    index: &'a Index,
+    problems: &'a Problems,
+    /// By gateway, the objects with the keys that it requires. Those have no status of their own.
+    needed: BTreeMap<&'a ObjectRef, &'a [ObjectRef]>,
+    paths: &'a BTreeMap<ObjectRef, NodePaths>,
+}
+
+impl<'a> Findings<'a> {
+    pub fn new(
+        index: &'a Index,
+        problems: &'a Problems,
+        gateways: &'a [Gateway<'_>],
+        paths: &'a BTreeMap<ObjectRef, NodePaths>,
+    ) -> Self {
+        let needed = gateways.iter().map(|gateway| (&gateway.reference, &gateway.needed[..]));
+        Self { index, problems, needed: needed.collect(), paths }
+    }
+
+    /// All objects with conditions; those without a status in `statuses` keep theirs.
+    pub fn complete(&self, mut statuses: Statuses, now: Timestamp) -> Statuses {
+        for (reference, object) in KINDS.into_iter().flat_map(|kind| self.index.of_kind(kind)) {
+            let mut object = statuses.remove(reference).unwrap_or_else(|| object.clone());
+            self.set_conditions(reference, &mut object, now);
+            statuses.insert(reference.clone(), object);
+        }
+        statuses
+    }
+
+    fn set_conditions(&self, reference: &ObjectRef, object: &mut Object, now: Timestamp) {
+        let (wrong, faults) = (self.wrong_with(reference), self.faults_of(reference, object));
+        let paths = self.paths.get(reference);
+        let has_news = !wrong.is_empty() || !faults.is_empty() || paths.is_some();
+        let generation = object.generation();
+        let Some(conditions) = conditions_of(object, has_news) else { return };
+        if let Some(paths) = paths {
+            conditions::report_nodes(conditions, paths, generation, now);
+        }
+        conditions::accept(conditions, &wrong, generation, now);
+        conditions::report_peer(conditions, &faults, generation, now);
+    }
+
+    /// The trouble with a peer that gateways report and that concerns an object.
+    fn faults_of(&self, reference: &ObjectRef, object: &Object) -> Vec<&'a PeeringFault> {
+        let index = self.index;
+        let faults = |config: &'a GatewayConfig| {
+            config.status.iter().flat_map(|status: &'a GatewayConfigStatus| &status.faults)
+        };
+        let Object::Configuration(configuration) = object else {
+            let config = ObjectRef { kind: Kind::GatewayConfig, ..reference.clone() };
+            return index.typed::<GatewayConfig>(&config).into_iter().flat_map(faults).collect();
+        };
+        let labels = configuration.metadata.labels.as_ref();
+        let Some(peer) = labels.and_then(|labels| labels.get(REMOTE_CLUSTER_ID)) else {
+            return Vec::new();
+        };
+        let configs = index.all::<GatewayConfig>(Kind::GatewayConfig);
+        let of_peer = configs.filter(|(config, of)| {
+            config.namespace == reference.namespace && of.spec.peer_cluster_id == *peer
+        });
+        let all = of_peer.flat_map(|(_, config)| faults(config));
+        all.filter(|fault| fault.reason == PeeringFault::CIDR_MISMATCH).collect()
+    }
+
+    /// All problems of an object but what it merely waits for. Those of keys are reported by the gateway
+    /// that needs them.
+    fn wrong_with(&self, object: &ObjectRef) -> String {
+        let is_wrong = |problem: &&Problem| !problem.message.starts_with("waits for");
+        let own = self.problems.of(object).iter().filter(is_wrong);
+        let own = own.map(|problem| Problem { object: None, ..problem.clone() }.to_string());
+        let needed = self.needed.get(object).copied().unwrap_or_default();
+        let needed = needed.iter().flat_map(|one| self.problems.of(one)).filter(is_wrong);
+        let texts: BTreeSet<String> = own.chain(needed.map(Problem::to_string)).collect();
+        texts.into_iter().collect::<Vec<_>>().join("; ")
+    }
+}
+
+/// Objects of the user as they are while something that the controller needs cannot be read, for which
+/// reason `why` nothing is compiled.
+pub fn unreadable(index: &Index, why: &str, now: Timestamp) -> Vec<Object> {
+    let mut objects: Vec<Object> =
+        KINDS.into_iter().flat_map(|kind| index.of_kind(kind)).map(|(_, o)| o.clone()).collect();
+    for object in &mut objects {
+        let generation = object.generation();
+        if let Some(conditions) = conditions_of(object, true) {
+            conditions::unreadable(conditions, why, generation, now);
+        }
+    }
+    objects
+}
+
+/// Conditions of the kinds whose status has them; `make` a status if there is none.
+fn conditions_of(object: &mut Object, make: bool) -> Option<&mut Vec<Condition>> {
+    fn status<T: Default>(of: &mut Option<T>, make: bool) -> Option<&mut T> {
+        if make { Some(of.get_or_insert_default()) } else { of.as_mut() }
+    }
+    match object {
+        Object::Configuration(x) => {
+            Some(&mut status(&mut Arc::make_mut(x).status, make)?.conditions)
+        }
+        Object::GatewayServer(x) => {
+            Some(&mut status(&mut Arc::make_mut(x).status, make)?.conditions)
+        }
+        Object::GatewayClient(x) => {
+            Some(&mut status(&mut Arc::make_mut(x).status, make)?.conditions)
+        }
+        Object::Namespace(_)
+        | Object::ConfigMap(_)
+        | Object::Secret(_)
+        | Object::Node(_)
+        | Object::Network(_)
+        | Object::Ip(_)
+        | Object::Connection(_)
+        | Object::PublicKey(_)
+        | Object::GatewayConfig(_)
+        | Object::NodeConfig(_)
+        | Object::FabricRecord(_)
+        | Object::GatewayRecord(_) => None,
+    }
+}
