@@ -8,7 +8,7 @@ use tunnel::{Config, Datagrams, Engine, RulesConfig};
 
 use crate::input::Input;
 use crate::packet::{addresses, canonical, cut};
-use crate::world::{Made, config, engine_key, nets, peer_address, peer_key, remap};
+use crate::world::{Made, config, engine, engine_key, nets, peer_address, peer_key, remap};
 
 const INPUTS: u32 = 4096;
 
@@ -32,9 +32,9 @@ impl Line {
             mtu: 65_475,
         };
         let (one, other) = (engine_key(), peer_key());
-        let sender = Engine::new(config(&rules, &one, other.public()), 1, now);
+        let sender = engine(config(&rules, &one, other.public()), 1, now);
         let passive = Config { initiate: false, ..config(&rules, &other, one.public()) };
-        let mut line = Self { engines: [sender, Engine::new(passive, 2, now)], now, inputs: 0 };
+        let mut line = Self { engines: [sender, engine(passive, 2, now)], now, inputs: 0 };
         let mut made = Made::default();
         line.engines[0].handle_timeout(now, &mut made);
         for to in [1, 0, 1] {

@@ -3,19 +3,22 @@
 use std::cell::RefCell;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::LazyLock;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use boringtun::noise::{Tunn, TunnResult};
 use boringtun::x25519;
 use fabric_api::{PrivateKey, PublicKey};
 use ipnet::IpNet;
-use tunnel::{AddressMap, Config, Datagrams, DropReason, Engine, Remap, Rules, RulesConfig, Wire};
+use tunnel::{
+    AddressMap, Config, Datagrams, DropReason, Engine, Remap, Rules, RulesConfig, Stamper, Tai64n,
+    Wire,
+};
 
 /// How long a world lasts by its own clock: so short that no key grows old.
 const LIFE: Duration = Duration::from_secs(96);
 
-/// And by the real one, the only one that boringtun knows: with a handshake that has had no answer for 90 s
-/// it gives up the session, too.
+/// And by the real one, the only one that the peer's boringtun knows: with a handshake that has had no
+/// answer for 90 s it gives up the session, too.
 const REAL_LIFE: Duration = Duration::from_secs(45);
 
 /// What an engine made.
@@ -130,12 +133,18 @@ pub(crate) fn config(rules: &RulesConfig, own: &PrivateKey, peer: PublicKey) -> 
     }
 }
 
+/// An engine whose initiations are later than those of all before.
+pub(crate) fn engine(config: Config, seed: u64, now: Instant) -> Engine {
+    let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    Engine::new(config, seed, Stamper::new(unix, now, Tai64n::default()), now)
+}
+
 impl World {
     fn new() -> Self {
         let now = Instant::now();
         let config = config(&rules_config(), &engine_key(), peer_key().public());
         let mut world = Self {
-            engine: Engine::new(config, 1, now),
+            engine: engine(config, 1, now),
             peer: Peer::new(&peer_key(), engine_key().public()),
             made: Made::default(),
             now,

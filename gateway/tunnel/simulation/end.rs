@@ -4,11 +4,14 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use fabric_primitives::PrivateKey;
-use tunnel::{Config, Engine, Remap, Rules, RulesConfig};
+use tunnel::{Config, Engine, Remap, Rules, RulesConfig, Stamper, Tai64n};
 
 use crate::network::Made;
 use crate::plan::{SECOND, Traffic};
 use crate::random::Random;
+
+/// The wall clock at time 0, since 1970.
+const START: Duration = Duration::from_secs(1_800_000_000);
 
 /// Lengths of a virtio header, and of IPv4 and UDP.
 const VIRTIO: usize = 10;
@@ -32,8 +35,9 @@ pub(crate) struct End {
 
 impl End {
     pub(crate) fn new(config: Config, address: SocketAddr, seed: u64, now: Instant) -> Self {
+        let stamper = Stamper::new(START, now, Tai64n::default());
         Self {
-            engine: Engine::new(config.clone(), seed, now),
+            engine: Engine::new(config.clone(), seed, stamper, now),
             config,
             made: Made::default(),
             address,
@@ -50,7 +54,8 @@ impl End {
         let last = self.engine.peer_state().endpoint;
         self.config.endpoint = last.or(self.config.endpoint);
         self.config.initiate = true;
-        self.engine = Engine::new(self.config.clone(), seed, now);
+        let stamper = Stamper::new(START + Duration::from_micros(at), now, Tai64n::default());
+        self.engine = Engine::new(self.config.clone(), seed, stamper, now);
         self.begun = at;
     }
 

@@ -3,7 +3,6 @@
 //!
 //! `SEEDS=1000` sets the number of seeds, `SEED=7` tries that one alone and prints every datagram.
 
-mod clock;
 mod end;
 mod network;
 mod plan;
@@ -20,7 +19,6 @@ const SEEDS: u64 = 1000;
 
 fn simulate(seed: u64, is_watched: bool) -> Result<Outcome, String> {
     let outcome = catch_unwind(AssertUnwindSafe(|| World::new(seed, is_watched).run()));
-    clock::release();
     let outcome = outcome.map_err(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))

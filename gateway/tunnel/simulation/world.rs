@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use tunnel::{Datagrams, PeerState};
 
-use crate::clock;
 use crate::end::{self, End, SURELY_VALID};
 use crate::network::{Datagram, Network};
 use crate::plan::{Event, Phase, Plan, SECOND, Traffic, Weather};
@@ -36,6 +36,8 @@ pub(crate) struct Outcome {
 pub(crate) struct World {
     weather: Weather,
     plan: Plan,
+    /// The engines' clock at time 0.
+    start: Instant,
     now: u64,
     ends: [End; 2],
     network: Network,
@@ -67,19 +69,21 @@ impl World {
     pub(crate) fn new(seed: u64, is_watched: bool) -> Self {
         let plan = Plan::of(seed);
         let mut random = Random::new(seed ^ 0xabcd_ef01_2345_6789);
-        let now = clock::set(0);
+        #[expect(clippy::disallowed_methods, reason = "a clock has to start somewhere")]
+        let start = Instant::now();
         let keys = [end::key(&mut random), end::key(&mut random)];
         let addresses = [1, 2].map(|host| SocketAddr::from(([192, 0, 2, host], 51820)));
         let ends = [0, 1].map(|i| {
             let peer = (i == 0 || plan.is_mutual).then_some(addresses[1 - i]);
             let config = end::config(i, &keys, peer, plan.keepalives[i]);
-            End::new(config, addresses[i], random.next(), now)
+            End::new(config, addresses[i], random.next(), start)
         });
         let phase = plan.phases[0].clone();
         let network = Network::new(phase.links, Random::new(random.next()));
         Self {
             weather: Weather::of(seed),
             plan,
+            start,
             now: 0,
             ends,
             network,
@@ -154,7 +158,7 @@ impl World {
         if self.is_watched {
             eprintln!("{:12.6} {event:?}", self.now as f64 / SECOND as f64);
         }
-        let now = clock::set(self.now);
+        let now = self.instant();
         match event {
             Event::Restart(i) => {
                 let seed = self.random.next();
@@ -209,7 +213,7 @@ impl World {
             } else if let Some(i) = (0..2).find(|&i| dues[i] == Some(next)) {
                 self.feed(i);
             }
-            let now = clock::set(self.now);
+            let now = self.instant();
             for i in 0..2 {
                 if self.deadline(i) <= self.now {
                     let end = &mut self.ends[i];
@@ -225,19 +229,20 @@ impl World {
 
     fn advance(&mut self, to: u64) {
         self.now = to.max(self.now);
-        clock::set(self.now);
+    }
+
+    fn instant(&self) -> Instant {
+        self.start + Duration::from_micros(self.now)
     }
 
     fn deadline(&self, i: usize) -> u64 {
-        let start = clock::set(0);
-        clock::set(self.now);
-        let wait = self.ends[i].engine.deadline().saturating_duration_since(start);
+        let wait = self.ends[i].engine.deadline().saturating_duration_since(self.start);
         // A driver that rounded down would ask again and again.
         wait.as_nanos().div_ceil(1000) as u64
     }
 
     fn take_news(&mut self) {
-        let now = clock::set(self.now);
+        let now = self.instant();
         let Some(((_, i), key)) = self.news.pop_first() else { return };
         if self.ends[i].config.private_key.public() != key {
             self.ends[i].config.peer_key = Some(key);
@@ -254,7 +259,7 @@ impl World {
     fn feed(&mut self, i: usize) {
         let traffic = self.phase.traffic[i];
         let count = if let Traffic::Bursts(count, _) = traffic { count } else { 1 };
-        let now = clock::set(self.now);
+        let now = self.instant();
         let is_owed = self.can_arrive(i);
         for _ in 0..count {
             let number = self.ends[i].feed(i, now);
@@ -318,7 +323,7 @@ impl World {
         if self.ends[receiver].address != datagram.to {
             return Ok(());
         }
-        let now = clock::set(self.now);
+        let now = self.instant();
         let end = &mut self.ends[receiver];
         let train = Datagrams {
             remote: datagram.from,
@@ -377,10 +382,8 @@ impl World {
 
     /// When end `i` last completed a handshake.
     fn keys_made(&self, i: usize) -> Option<u64> {
-        let start = clock::set(0);
-        clock::set(self.now);
         let last = self.ends[i].engine.peer_state().last_handshake?;
-        Some(last.saturating_duration_since(start).as_micros() as u64)
+        Some(last.saturating_duration_since(self.start).as_micros() as u64)
     }
 
     /// Everything owed that had the time to arrive must have arrived.

@@ -3,6 +3,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use fabric_primitives::{PrivateKey, PublicKey};
+use noise::{Stamper, Tai64n};
 
 use crate::join::{Joiner, Sink};
 use crate::outbox::{Outbox, Port};
@@ -111,10 +112,11 @@ pub struct PeerState {
 }
 
 impl Engine {
-    /// `seed` is any random number, another one for every engine; session indices and jitter come
-    /// from it. With an endpoint and [`Config::initiate`] a handshake is due at once.
-    pub fn new(config: Config, seed: u64, now: Instant) -> Self {
-        let mut peer = Peer::new(Random::new(seed), now);
+    /// `seed` is any random number, another one for every engine; jitter comes from it. `stamper`
+    /// makes the timestamps of initiations, which the peer believes if they are later than any before
+    /// with the same private key. With an endpoint and [`Config::initiate`] a handshake is due at once.
+    pub fn new(config: Config, seed: u64, stamper: Stamper, now: Instant) -> Self {
+        let mut peer = Peer::new(Random::new(seed), stamper, now);
         peer.configure(&config, now);
         Self {
             peer,
@@ -215,6 +217,11 @@ impl Engine {
         &self.counters
     }
 
+    /// Timestamp of the last initiation: the floor of a successor with the same private key.
+    pub fn last_stamp(&self) -> Tai64n {
+        self.peer.last_stamp()
+    }
+
     pub fn peer_state(&self) -> PeerState {
         self.peer.state()
     }
@@ -229,7 +236,7 @@ impl Engine {
     ) {
         let Self { joiner, counters, config, peer, .. } = self;
         let mut sink = Delivery { rules: &config.rules, counters, wire };
-        let target = joiner.target(datagram.len() - MIN_DATA / 2, &mut sink);
+        let target = joiner.target(datagram.len() - MIN_DATA, &mut sink);
         match peer.open(train.remote, datagram, target, now) {
             Opened::Packet(len)
                 if train.tos & ecn::CE == ecn::CE && !ecn::mark(joiner.opened(len)) =>
@@ -244,7 +251,7 @@ impl Engine {
                 sink.drop(reason, 1);
             }
         }
-        if peer.is_anything_waiting() {
+        if peer.is_anything_waiting(now) {
             self.send_waiting(now, wire);
         }
     }
@@ -271,7 +278,7 @@ impl Engine {
     #[cold]
     fn send_waiting(&mut self, now: Instant, wire: &mut impl Wire) {
         let mut port = Port { wire, counters: &mut self.counters, now };
-        while let Some(packet) = self.peer.next_waiting() {
+        while let Some(packet) = self.peer.next_waiting(now) {
             self.outbox.push(&packet, &mut self.peer, &mut port);
         }
         self.outbox.flush(&mut port);

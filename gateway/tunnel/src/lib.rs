@@ -26,5 +26,6 @@ pub mod rules;
 
 pub use drop_reason::DropReason;
 pub use engine::{Config, Counters, Datagrams, Engine, PeerState, Wire};
+pub use noise::{Stamper, Tai64n};
 pub use rules::{AddressMap, Remap, Rules, RulesConfig, RulesError};
 pub use session::{RejectedInitiation, Rejections};

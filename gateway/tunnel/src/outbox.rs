@@ -25,8 +25,6 @@ const PADDING: usize = 16;
 /// traffic class.
 pub(crate) struct Outbox {
     buffer: Box<[u8]>,
-    /// A packet with its padding; only those that need some are copied here.
-    padded: Box<[u8]>,
     len: usize,
     segment_size: usize,
     count: usize,
@@ -42,7 +40,6 @@ impl Outbox {
     pub(crate) fn new(mtu: usize) -> Self {
         Self {
             buffer: vec![0; MAX_TRAIN].into(),
-            padded: vec![0; MAX_TRAIN].into(),
             len: 0,
             segment_size: 0,
             count: 0,
@@ -63,7 +60,7 @@ impl Outbox {
         if size + SEAL_OVERHEAD > MAX_TRAIN {
             return port.drop_outbound(DropReason::Oversized, 1);
         }
-        if !peer.has_session() {
+        if !peer.can_seal(port.now) {
             if !peer.wait(packet, port.now) {
                 port.drop_outbound(DropReason::NoSession, 1);
             }
@@ -71,15 +68,8 @@ impl Outbox {
         }
         // The outer ECN field is a copy of the inner one (RFC 6040 section 4.1, normal mode).
         self.make_room(size + SEAL_OVERHEAD, ecn::of(packet), remote, port);
-        let bytes = match size == packet.len() {
-            true => packet,
-            false => {
-                self.padded[..packet.len()].copy_from_slice(packet);
-                self.padded[packet.len()..size].fill(0);
-                &self.padded[..size]
-            }
-        };
-        let Some(length) = peer.seal(bytes, &mut self.buffer[self.len..], port.now) else {
+        let room = &mut self.buffer[self.len..];
+        let Some(length) = peer.seal((packet, size), room, port.now) else {
             return port.drop_outbound(DropReason::NoSession, 1);
         };
         self.append(length);

@@ -1,5 +1,5 @@
-/// SplitMix64 (Steele, Lea, Flood 2014): random enough for session indices and jitter, and the same
-/// for the same seed, so that a simulation can be run again. No key ever comes from it.
+/// SplitMix64 (Steele, Lea, Flood 2014): random enough for jitter, and the same for the same seed,
+/// so that a simulation can be run again. No key and no index ever comes from it.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 

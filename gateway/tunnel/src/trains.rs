@@ -8,8 +8,8 @@ use crate::join::{Joiner, Sink};
 use crate::packet::{Gso, Headers, Offload, Version};
 use crate::split::split;
 
-/// Room that boringtun needs behind a packet while it opens it.
-const TAG: usize = 16;
+/// Padding that may follow a packet.
+const PADDING: usize = 16;
 
 /// Output of a joiner: each frame's header and packet, and how many packets it stands for.
 #[derive(Default)]
@@ -51,9 +51,9 @@ fn join(packets: &[Vec<u8>]) -> Frames {
 
 /// Puts a packet where the joiner wants it, leaving rubbish where the tag would be.
 fn open(joiner: &mut Joiner, packet: &[u8], frames: &mut Frames) {
-    let target = joiner.target(packet.len() + TAG, frames);
+    let target = joiner.target(packet.len() + PADDING, frames);
     target[..packet.len()].copy_from_slice(packet);
-    target[packet.len()..packet.len() + TAG].fill(0xee);
+    target[packet.len()..packet.len() + PADDING].fill(0xee);
     joiner.accept(packet.len(), frames);
 }
 

@@ -4,12 +4,12 @@ use std::net::UdpSocket;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use tokio::sync::watch;
-use tunnel::{Config, Datagrams, Engine, PeerState};
+use tunnel::{Config, Datagrams, Engine, PeerState, Stamper, Tai64n};
 
 use super::Offloads;
 use super::early_drop::EarlyDrop;
@@ -90,6 +90,9 @@ impl Driver {
         links: Links,
     ) -> io::Result<Self> {
         let now = Instant::now();
+        // A clock before 1970 is as good as one that stands there.
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let stamper = Stamper::new(unix, now, Tai64n::default());
         let socket = TunnelSocket::new(socket, offloads)?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let readable = |token| EpollEvent::new(EpollFlags::EPOLLIN, token);
@@ -97,7 +100,7 @@ impl Driver {
         epoll.add(&tun, readable(TOKEN_TUN))?;
         epoll.add(&socket, readable(TOKEN_SOCKET))?;
         Ok(Self {
-            engine: Engine::new(config, RandomState::new().hash_one(now), now),
+            engine: Engine::new(config, RandomState::new().hash_one(now), stamper, now),
             port: Port::new(tun, socket, now),
             epoll,
             is_waiting_for_room: false,

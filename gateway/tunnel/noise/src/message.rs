@@ -54,7 +54,7 @@ impl<'a> Message<'a> {
     pub fn receiver_index(&self) -> Option<u32> {
         match self {
             Self::Initiation(_) => None,
-            Self::Response(response) => Some(number(response.0, 8)),
+            Self::Response(response) => Some(response.receiver_index()),
             Self::CookieReply(reply) => Some(reply.receiver_index()),
         }
     }
@@ -136,7 +136,7 @@ impl Response<'_> {
         number(self.0, 4)
     }
 
-    pub(crate) fn receiver_index(&self) -> u32 {
+    pub fn receiver_index(&self) -> u32 {
         number(self.0, Self::RECEIVER.start)
     }
 
@@ -159,7 +159,7 @@ impl CookieReply<'_> {
     pub(crate) const NONCE: Range<usize> = 8..32;
     pub(crate) const COOKIE: Range<usize> = 32..64;
 
-    pub(crate) fn receiver_index(&self) -> u32 {
+    pub fn receiver_index(&self) -> u32 {
         number(self.0, Self::RECEIVER.start)
     }
 

@@ -35,8 +35,8 @@ impl Segment {
         };
         let tcp: &[u8; 20] = packet.get(l4..)?.first_chunk()?;
         let is_plain = match version {
-            // Not a fragment; don't-fragment may be set. The length is the packet's: boringtun cut
-            // the padding off.
+            // Not a fragment; don't-fragment may be set. The length is the packet's, without
+            // padding.
             Version::V4 => packet[9] == protocol::TCP && packet[6] & !0x40 == 0 && packet[7] == 0,
             Version::V6 => packet[6] == protocol::TCP,
         };

@@ -19,7 +19,7 @@ impl Trio {
         pair.now += 3 * SECOND;
         pair.run(|_, _| true);
         let mut trio = Self {
-            second: Engine::new(pair.configs[0].clone(), 4711, pair.now),
+            second: engine(pair.configs[0].clone(), 4711, pair.now),
             second_at: SocketAddr::from(([203, 0, 113, 9], 4444)),
             second_made: Made::default(),
             pair,

@@ -1,6 +1,14 @@
 //! Initiations, responses and cookies: late, stale, forged, recorded.
 
+use blake2::digest::consts::U16;
+use blake2::digest::{KeyInit, Mac};
+use blake2::{Blake2s256, Blake2sMac, Digest};
+
 use super::*;
+
+/// First, inner and last bytes of points that agree on nothing (<https://cr.yp.to/ecdh.html#validate>).
+const LOW_ORDER: [(u8, u8, u8); 5] =
+    [(0, 0, 0), (1, 0, 0), (0xec, 0xff, 0x7f), (0xed, 0xff, 0x7f), (0xee, 0xff, 0x7f)];
 
 /// Does not deliver engine 0's next initiation.
 fn initiation(pair: &mut Pair) -> Vec<u8> {
@@ -33,13 +41,13 @@ fn a_response_that_takes_its_time_is_taken() {
     }
 }
 
-/// Attempts follow each other faster than that, and only the last two are remembered.
+/// Attempts follow each other faster than that.
 #[test]
 fn a_handshake_takes_any_round_trip_of_a_few_seconds() {
     for round_trip in [500, 1500, 2500, 3500, 4500, 5500] {
         for seed in 0..5 {
             let mut pair = Pair::new();
-            pair.engines[0] = Engine::new(pair.configs[0].clone(), seed, pair.now);
+            pair.engines[0] = engine(pair.configs[0].clone(), seed, pair.now);
             let delay = Duration::from_millis(round_trip / 2);
             let (start, mut on_the_way) = (pair.now, VecDeque::new());
             while pair.now < start + Duration::from_secs(25) {
@@ -60,8 +68,8 @@ fn a_handshake_takes_any_round_trip_of_a_few_seconds() {
     }
 }
 
-/// boringtun has places for the keys of eight handshakes. While none of the answers arrives, the one
-/// in use is not to lose its place.
+/// The keys of eight handshakes are held. While none of the answers arrives, the one in use is not to
+/// lose its place.
 #[test]
 fn answers_that_are_lost_do_not_end_the_session() {
     let mut pair = Pair::connected();
@@ -80,7 +88,7 @@ fn answers_that_are_lost_do_not_end_the_session() {
     }
     // Nor are they a reason not to answer a peer that has started again, however often.
     for seed in 0..20 {
-        pair.engines[0] = Engine::new(pair.configs[0].clone(), seed, pair.now);
+        pair.engines[0] = engine(pair.configs[0].clone(), seed, pair.now);
         pair.run(|end, sent| seed % 10 == 9 || end == 0 || sent.bytes[0] == 4);
         pair.now += Duration::from_millis(1500);
     }
@@ -129,7 +137,7 @@ fn a_peer_that_others_keep_from_being_heard_is_called_by_the_other_end() {
     for floods in [false, true] {
         let mut pair = Pair::connected();
         let (peer, start) = (pair.addresses[0], pair.now);
-        pair.engines[0] = Engine::new(pair.configs[0].clone(), 5, pair.now);
+        pair.engines[0] = engine(pair.configs[0].clone(), 5, pair.now);
         let before = pair.engines[1].counters().handshake_attempts;
         while pair.now < start + Duration::from_millis(900) {
             pair.now += Duration::from_millis(100);
@@ -174,7 +182,8 @@ fn a_recorded_initiation_makes_us_initiate_every_five_seconds_and_only_to_the_pe
 #[test]
 fn an_end_whose_clock_stepped_back_is_called_by_the_other() {
     let mut pair = Pair::new();
-    let mut restarted = Engine::new(pair.configs[0].clone(), 5, pair.now);
+    let behind = Stamper::new(Duration::ZERO, pair.now, Tai64n::default());
+    let mut restarted = Engine::new(pair.configs[0].clone(), 5, behind, pair.now);
     let mut made = Made::default();
     restarted.handle_timeout(pair.now, &mut made);
     let stale = made.sent.pop_back().unwrap().bytes;
@@ -189,15 +198,36 @@ fn an_end_whose_clock_stepped_back_is_called_by_the_other() {
     assert_eq!((counters.handshake_attempts, counters.handshakes), (1, 1));
 }
 
+/// The same, if it knows the last timestamp.
+#[test]
+fn successor_with_its_clock_behind_is_believed() {
+    let mut pair = Pair::connected();
+    pair.now += Duration::from_secs(60);
+    let floor = pair.engines[0].last_stamp();
+    let behind = Stamper::new(Duration::ZERO, pair.now, floor);
+    pair.engines[0] = Engine::new(pair.configs[0].clone(), 5, behind, pair.now);
+    pair.run(|_, _| true);
+    assert!(pair.passes(0) && pair.passes(1));
+    assert_eq!(pair.engines[0].counters().handshakes, 1);
+    assert_eq!(pair.engines[1].counters().handshake_attempts, 0, "nobody had to call it");
+}
+
 #[test]
 fn ephemeral_keys_of_low_order_are_not_answered() {
     let mut pair = Pair::connected();
     let initiation = initiation(&mut pair);
-    for point in crate::session::LOW_ORDER {
+    let mac1_key = Blake2s256::new()
+        .chain_update(b"mac1----")
+        .chain_update(pair.configs[1].private_key.public().as_bytes())
+        .finalize();
+    for (first, inner, last) in LOW_ORDER {
         for sign in [0, 0x80] {
             let mut forged = initiation.clone();
-            forged[8..40].copy_from_slice(&point);
-            forged[39] |= sign;
+            forged[8..40].fill(inner);
+            (forged[8], forged[39]) = (first, last | sign);
+            let mac1 = <Blake2sMac<U16> as KeyInit>::new_from_slice(&mac1_key).unwrap();
+            let mac1 = mac1.chain_update(&forged[..116]).finalize().into_bytes();
+            forged[116..132].copy_from_slice(&mac1);
             let before = pair.dropped(1, DropReason::Malformed);
             pair.deliver(1, pair.addresses[0], &forged);
             assert!(pair.made[1].sent.is_empty());
@@ -212,7 +242,7 @@ fn each_session_has_indices_of_its_own_that_nothing_foretells() {
     let mut indices = std::collections::BTreeSet::new();
     for seed in 0..200 {
         let mut pair = Pair::new();
-        pair.engines[0] = Engine::new(pair.configs[0].clone(), seed, pair.now);
+        pair.engines[0] = engine(pair.configs[0].clone(), seed, pair.now);
         let initiation = initiation(&mut pair);
         indices.insert(u32::from_le_bytes(*initiation[4..].first_chunk().unwrap()) >> 8);
     }
@@ -226,7 +256,7 @@ fn initiation_of_unknown_key_is_recorded() {
     let mut pair = Pair::connected();
     let stranger = PrivateKey::generate();
     let config = Config { private_key: stranger.clone(), ..pair.configs[0].clone() };
-    pair.engines[0] = Engine::new(config, 7, pair.now);
+    pair.engines[0] = engine(config, 7, pair.now);
     pair.run(|_, _| true);
     let rejections = pair.engines[1].peer_state().rejections;
     let recorded = rejections.unknown_key.unwrap();
@@ -239,7 +269,7 @@ fn initiation_for_another_responder_is_recorded() {
     let mut pair = Pair::connected();
     let wrong = PrivateKey::generate().public();
     let config = Config { peer_key: Some(wrong), ..pair.configs[0].clone() };
-    pair.engines[0] = Engine::new(config, 7, pair.now);
+    pair.engines[0] = engine(config, 7, pair.now);
     for _ in 0..3 {
         pair.run(|_, _| true);
         pair.now += Duration::from_millis(1400);

@@ -41,7 +41,7 @@ impl Pair {
     fn double(&self, end: usize) -> Engine {
         let endpoint = Some(self.addresses[1 - end]);
         let config = Config { endpoint, initiate: true, ..self.configs[end].clone() };
-        Engine::new(config, 4711, self.now)
+        engine(config, 4711, self.now)
     }
 
     /// Returns whether end 1 answers an initiation of `engine`.
@@ -96,6 +96,7 @@ fn after_a_rotation_in_any_order_both_ends_use_the_new_keys() {
             flow.run_a_while();
         }
         flow.run_for(1500);
+        flow.assert_nothing_lost(&format!("{:?}", order(number)));
         // The old ones are gone after this, with whatever sessions they have.
         flow.pair.now += Duration::from_secs(180);
         flow.run_for(10);
@@ -224,7 +225,7 @@ fn the_former_peer_does_not_call_the_endpoint_of_new_keys_back() {
     pair.tick();
     assert_eq!(pair.made[0].sent.back().unwrap().to, pair.addresses[1]);
     let config = Config { private_key: keys[1].clone(), ..pair.configs[1].clone() };
-    pair.engines[1] = Engine::new(config, 12, pair.now);
+    pair.engines[1] = engine(config, 12, pair.now);
     pair.run(|_, _| true);
     pair.deliver(0, former.0, &former.1);
     assert_eq!(pair.engines[0].peer_state().endpoint, Some(pair.addresses[1]));

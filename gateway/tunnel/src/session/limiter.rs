@@ -6,16 +6,11 @@
 //! other end is on the same machine), 60 us to find that its sender is a stranger.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use boringtun::noise::TunnResult;
-use boringtun::noise::rate_limiter::RateLimiter;
-use boringtun::x25519;
-
-use super::{COOKIE_REPLY, INITIATION, RESPONSE, index_at};
-use crate::DropReason;
+use fabric_primitives::PublicKey;
+use noise::{COOKIE_REPLY_LEN, CookieChecker, Message};
 
 /// Messages that are worked on without any proof, of each kind of sender: up to 1 % of a core.
 const UNPROVEN: Rate = Rate::per_second(50);
@@ -39,33 +34,38 @@ const CHECKS_OF_SOURCE: Rate = Rate::per_second(10);
 /// cost together, a fifth of a core.
 const SOURCES: usize = 1024;
 
+/// A handshake message that may be for us.
+#[derive(Clone, Copy)]
+pub(super) struct Arrival<'a> {
+    pub(super) from: SocketAddr,
+    /// It has the peer's address, as far as that is known.
+    pub(super) is_peer: bool,
+    pub(super) message: Message<'a>,
+}
+
 /// Verdict on a handshake message.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// It is worth a Diffie-Hellman.
     Work,
-    /// It is answered with a cookie, of so many bytes.
-    Cookie(usize),
+    /// It is answered with this cookie reply.
+    Cookie([u8; COOKIE_REPLY_LEN]),
     /// There are too many like it.
     Busy,
-    Drop(DropReason),
+    /// Its `mac1` is not for this key.
+    Foreign,
 }
 
 /// Bounds what handshake messages cost, so that a flood neither disturbs a session nor hinders
 /// another one from being made.
 ///
-/// * An answer that names none of our last messages costs next to nothing: a stranger who
-///   cannot listen does not know their indices.
 /// * As long as few come, messages are worked on as they are. Then they need a cookie, and those
 ///   that have one have shares of their own.
 /// * The peer's address has shares of its own, so no flood from elsewhere takes its place. Other
 ///   addresses have one each (as far as a table of hashes distinguishes them; of IPv6 a /64 is
 ///   one), so none takes another's.
 pub(super) struct HandshakeLimiter {
-    /// Only ever checks `mac1`.
-    macs: Arc<RateLimiter>,
-    /// Always wants a cookie.
-    cookies: RateLimiter,
+    cookies: CookieChecker,
     start: Instant,
     peer: Shares,
     others: Shares,
@@ -75,9 +75,6 @@ pub(super) struct HandshakeLimiter {
     sources: Box<[Bucket]>,
     /// Key of the table of sources, so that no sender knows which others share its place.
     key: u64,
-    /// Indices of our last messages: boringtun remembers two, and while keys are rotated there are
-    /// two of it. That an answer comes too late is worth knowing, too.
-    sent: [Option<u32>; 8],
 }
 
 #[derive(Default)]
@@ -88,10 +85,9 @@ struct Shares {
 
 impl HandshakeLimiter {
     /// `seed` is any random number.
-    pub(super) fn new(own: &x25519::PublicKey, seed: u64, now: Instant) -> Self {
+    pub(super) fn new(own: &PublicKey, seed: u64, now: Instant) -> Self {
         Self {
-            macs: Arc::new(RateLimiter::new(own, u64::MAX)),
-            cookies: RateLimiter::new(own, 0),
+            cookies: CookieChecker::new(own, now),
             start: now,
             peer: Shares::default(),
             others: Shares::default(),
@@ -100,73 +96,54 @@ impl HandshakeLimiter {
             cookies_for_peer: Bucket::default(),
             sources: vec![Bucket::default(); SOURCES].into(),
             key: seed,
-            sent: [None; 8],
         }
     }
 
-    /// A limiter for boringtun that leaves the limits to this one.
-    pub(super) fn for_boringtun(&self) -> Arc<RateLimiter> {
-        Arc::clone(&self.macs)
-    }
-
-    /// Notes an initiation or response of ours: it may be answered from now on.
-    pub(super) fn note_sent(&mut self, message: &[u8]) {
-        self.sent.rotate_right(1);
-        self.sent[0] = index_at(message, 4);
-    }
-
-    /// Decides on a message that is not data. `is_peer`: it has the peer's address, as far as that
-    /// is known. A cookie is put into `dst`, which has room for it.
-    pub(super) fn judge(
-        &mut self,
-        (from, is_peer): (SocketAddr, bool),
-        message: &[u8],
-        dst: &mut [u8],
-        now: Instant,
-    ) -> Verdict {
-        const REJECTED: Verdict = Verdict::Drop(DropReason::HandshakeRejected);
-        let now = now.saturating_duration_since(self.start);
-        let names = match (message.first_chunk(), message.len()) {
-            (Some([INITIATION, 0, 0, 0]), 148) => None,
-            (Some([RESPONSE, 0, 0, 0]), 92) => Some(index_at(message, 8)),
-            (Some([COOKIE_REPLY, 0, 0, 0]), 64) => Some(index_at(message, 4)),
-            _ => return Verdict::Drop(DropReason::Malformed),
-        };
-        if names.is_some_and(|index| !self.sent.contains(&index)) {
-            return REJECTED;
-        }
-        if message[0] == COOKIE_REPLY {
-            return if self.answers.take(&UNPROVEN, now) { Verdict::Work } else { REJECTED };
+    /// Decides on a message. An answer must name a message of ours.
+    pub(super) fn judge(&mut self, arrival: Arrival<'_>, now: Instant) -> Verdict {
+        let Arrival { from, is_peer, message } = arrival;
+        let since_start = now.saturating_duration_since(self.start);
+        if let Message::CookieReply(_) = message {
+            return match self.answers.take(&UNPROVEN, since_start) {
+                true => Verdict::Work,
+                false => Verdict::Busy,
+            };
         }
         // A cookie is checked, or given, only to somebody who knows our public key.
-        if self.macs.verify_packet(None, message, dst).is_err() {
-            return REJECTED;
+        if !self.cookies.has_valid_mac1(&message) {
+            return Verdict::Foreign;
         }
         let shares = if is_peer { &mut self.peer } else { &mut self.others };
-        let unproven = if names.is_some() { &mut self.answers } else { &mut shares.unproven };
-        if unproven.take(&UNPROVEN, now) {
+        let unproven = match message {
+            Message::Initiation(_) => &mut shares.unproven,
+            Message::Response(_) | Message::CookieReply(_) => &mut self.answers,
+        };
+        if unproven.take(&UNPROVEN, since_start) {
             return Verdict::Work;
         }
         // Without a cookie it can only be given one.
-        let shows_one = message[message.len() - 16..] != [0; 16];
+        let shows_one = message.has_mac2();
         let may_check = match (is_peer, shows_one) {
-            (true, true) => self.checks_of_peer.take(&CHECKS_OF_PEER, now),
-            (true, false) => self.cookies_for_peer.take(&COOKIES_FOR_PEER, now),
-            (false, _) => self.sources[place_of(from.ip(), self.key)].take(&CHECKS_OF_SOURCE, now),
+            (true, true) => self.checks_of_peer.take(&CHECKS_OF_PEER, since_start),
+            (true, false) => self.cookies_for_peer.take(&COOKIES_FOR_PEER, since_start),
+            (false, _) => {
+                let source = &mut self.sources[place_of(from.ip(), self.key)];
+                source.take(&CHECKS_OF_SOURCE, since_start)
+            }
         };
         if !may_check {
             return Verdict::Busy;
         }
-        match self.cookies.verify_packet(Some(with_port(from)), message, dst) {
-            Ok(_) if shares.proven.take(&PROVEN, now) => Verdict::Work,
-            Err(TunnResult::WriteToNetwork(cookie))
-                if !(is_peer && shows_one)
-                    || self.cookies_for_peer.take(&COOKIES_FOR_PEER, now) =>
-            {
-                Verdict::Cookie(cookie.len())
-            }
-            Ok(_) | Err(_) => Verdict::Busy,
+        if self.cookies.has_valid_mac2(&message, from, now) {
+            return match shares.proven.take(&PROVEN, since_start) {
+                true => Verdict::Work,
+                false => Verdict::Busy,
+            };
         }
+        let may_give =
+            !(is_peer && shows_one) || self.cookies_for_peer.take(&COOKIES_FOR_PEER, since_start);
+        let reply = may_give.then(|| self.cookies.reply(&message, from, now)).flatten();
+        reply.map_or(Verdict::Busy, Verdict::Cookie)
     }
 }
 
@@ -215,51 +192,50 @@ fn place_of(ip: IpAddr, key: u64) -> usize {
     hasher.finish() as usize % SOURCES
 }
 
-/// Returns the input of a cookie. boringtun leaves the port out (whitepaper section 5.4.7 has it),
-/// so it goes in as a part of the address, in which IPv4 leaves enough room; of two IPv6 addresses
-/// that become equal so, both are in one /64.
-fn with_port(from: SocketAddr) -> IpAddr {
-    let bits = match from {
-        SocketAddr::V4(v4) => u128::from(v4.ip().to_bits()) << 16,
-        SocketAddr::V6(v6) => v6.ip().to_bits(),
-    };
-    Ipv6Addr::from_bits(bits ^ u128::from(from.port())).into()
-}
-
 #[cfg(test)]
 #[expect(clippy::disallowed_methods, reason = "a clock has to start somewhere")]
 mod tests {
+    use std::net::Ipv6Addr;
+    use std::sync::Arc;
+
+    use fabric_primitives::PrivateKey;
+    use noise::{Handshake, LocalKey, Stamper, Tai64n};
+
     use super::*;
-    use boringtun::noise::Tunn;
-    use boringtun::x25519::{PublicKey, StaticSecret};
 
     const PEER: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), 5);
 
     /// A limiter, and somebody who knows its key.
     struct Scene {
         limiter: HandshakeLimiter,
-        caller: Tunn,
+        caller: Handshake,
+        stamper: Stamper,
+        calls: u32,
         now: Instant,
     }
 
     impl Scene {
         fn new() -> Self {
-            let own = PublicKey::from(&StaticSecret::from([7; 32]));
+            let [own, caller] = [7, 9].map(|byte| PrivateKey::from_bytes(&[byte; 32]).unwrap());
             let now = Instant::now();
-            let caller = Tunn::new(StaticSecret::from([9; 32]), own, None, None, 1, None);
-            Self { limiter: HandshakeLimiter::new(&own, 3, now), caller, now }
+            Self {
+                limiter: HandshakeLimiter::new(&own.public(), 3, now),
+                caller: Handshake::new(Arc::new(LocalKey::new(&caller)), own.public()),
+                stamper: Stamper::new(Duration::ZERO, now, Tai64n::default()),
+                calls: 0,
+                now,
+            }
         }
 
         fn initiation(&mut self) -> Vec<u8> {
-            let mut dst = [0; 148];
-            let made = self.caller.format_handshake_initiation(&mut dst, true);
-            let TunnResult::WriteToNetwork(message) = made else { panic!("{made:?}") };
-            message.to_vec()
+            self.calls += 1;
+            self.caller.initiate(self.calls, self.stamper.stamp(self.now), self.now).to_vec()
         }
 
         fn judge(&mut self, from: SocketAddr, message: &[u8]) -> Verdict {
-            let who = (from, from.ip() == PEER.ip());
-            self.limiter.judge(who, message, &mut [0; 148], self.now)
+            let message = Message::parse(message).unwrap();
+            let is_peer = from.ip() == PEER.ip();
+            self.limiter.judge(Arrival { from, is_peer, message }, self.now)
         }
 
         /// A second of many messages; how many were worked on, answered with a cookie, dropped.
@@ -270,9 +246,8 @@ mod tests {
                 self.now = start + Duration::from_micros(10) * i;
                 counts[match self.judge(from(i), message) {
                     Verdict::Work => 0,
-                    Verdict::Cookie(64) => 1,
-                    Verdict::Cookie(length) => panic!("a cookie of {length} bytes"),
-                    Verdict::Busy | Verdict::Drop(_) => 2,
+                    Verdict::Cookie(_) => 1,
+                    Verdict::Busy | Verdict::Foreign => 2,
                 }] += 1;
             }
             counts
@@ -282,18 +257,18 @@ mod tests {
         fn calls_until_heard(&mut self, from: SocketAddr) -> usize {
             for call in 1..=10 {
                 let message = self.initiation();
-                let (mut dst, who) = ([0; 148], (from, from.ip() == PEER.ip()));
-                match self.limiter.judge(who, &message, &mut dst, self.now) {
+                match self.judge(from, &message) {
                     Verdict::Work => return call,
-                    Verdict::Cookie(length) => {
-                        let mut nothing = [0; 148];
-                        let taken = self.caller.decapsulate(None, &dst[..length], &mut nothing);
-                        assert!(matches!(taken, TunnResult::Done), "{taken:?}");
-                    }
-                    Verdict::Busy | Verdict::Drop(_) => {}
+                    Verdict::Cookie(reply) => self.take(&reply),
+                    Verdict::Busy | Verdict::Foreign => {}
                 }
             }
             11
+        }
+
+        fn take(&mut self, reply: &[u8]) {
+            let Some(Message::CookieReply(reply)) = Message::parse(reply) else { panic!() };
+            assert_eq!(self.caller.take_cookie(reply, self.now), Ok(true));
         }
     }
 
@@ -365,8 +340,10 @@ mod tests {
         assert_eq!(scene.judge(elsewhere(2), &with_cookie), Verdict::Work);
         let mut other_port = elsewhere(2);
         other_port.set_port(6);
-        assert_eq!(scene.judge(other_port, &with_cookie), Verdict::Cookie(64));
-        assert_eq!(scene.judge(elsewhere(3), &with_cookie), Verdict::Cookie(64));
+        for from in [other_port, elsewhere(3)] {
+            let verdict = scene.judge(from, &with_cookie);
+            assert!(matches!(verdict, Verdict::Cookie(_)), "{from}: {verdict:?}");
+        }
         let [worked, ..] = scene.flood(|_| elsewhere(2), &with_cookie);
         assert!(worked <= 100, "{worked} of one whose address is proven");
     }
@@ -378,15 +355,10 @@ mod tests {
         let mut wrong_mac = message.clone();
         wrong_mac[120] ^= 1;
         let mut response = vec![0; 92];
-        response[0] = RESPONSE;
-        let mut cookie = vec![0; 64];
-        cookie[0] = COOKIE_REPLY;
-        scene.limiter.note_sent(&message);
-        for forged in [&wrong_mac, &response, &cookie] {
+        response[0] = 2;
+        for forged in [&wrong_mac, &response] {
+            assert_eq!(scene.judge(PEER, forged), Verdict::Foreign);
             assert_eq!(scene.flood(|_| PEER, forged)[2], 100_000);
-        }
-        for odd in [&message[..147], &[], &[1], &[1, 0, 0, 0], &[9; 148], &[1, 1, 0, 0]] {
-            assert_eq!(scene.judge(PEER, odd), Verdict::Drop(DropReason::Malformed));
         }
         assert_eq!(scene.judge(PEER, &message), Verdict::Work);
     }
@@ -395,11 +367,8 @@ mod tests {
     #[test]
     fn a_flood_of_answers_that_name_our_message_is_bounded() {
         let mut scene = Scene::new();
-        let message = scene.initiation();
-        scene.limiter.note_sent(&message);
         let mut cookie = vec![0; 64];
-        cookie[0] = COOKIE_REPLY;
-        cookie[4..8].copy_from_slice(&message[4..8]);
+        cookie[0] = 3;
         assert!(scene.flood(|_| PEER, &cookie)[0] <= 100);
     }
 
@@ -412,16 +381,7 @@ mod tests {
             (0..20_000).for_each(|_| f());
             eprintln!("{what}: {} ns", start.elapsed().as_nanos() / 20_000);
         };
-        let mut scene = Scene::new();
-        let copy = scene.initiation();
-        time(
-            "unknown index",
-            Box::new(move || {
-                let mut response = [2; 92];
-                response[1..4].fill(0);
-                scene.judge(PEER, &response);
-            }),
-        );
+        let copy = Scene::new().initiation();
         let mut scene = Scene::new();
         let message = copy.clone();
         scene.flood(|_| elsewhere(1), &message);
@@ -435,14 +395,12 @@ mod tests {
                 scene.judge(PEER, &message);
             }),
         );
-        let own = StaticSecret::from([7; 32]);
-        let stranger = PublicKey::from(&StaticSecret::from([8; 32]));
-        let macs = Scene::new().limiter.for_boringtun();
-        let mut tunn = Tunn::new(own, stranger, None, None, 1, Some(macs));
+        let own = LocalKey::new(&PrivateKey::from_bytes(&[7; 32]).unwrap());
         time(
             "a stranger's initiation",
             Box::new(move || {
-                assert!(matches!(tunn.decapsulate(None, &copy, &mut [0; 200]), TunnResult::Err(_)));
+                let Some(Message::Initiation(initiation)) = Message::parse(&copy) else { panic!() };
+                assert!(own.open_initiation(initiation).is_ok());
             }),
         );
     }

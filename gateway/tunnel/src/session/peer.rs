@@ -1,16 +1,17 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use boringtun::x25519;
-use fabric_primitives::PrivateKey;
-
-use super::limiter::{HandshakeLimiter, Verdict};
-use super::rejections::Rejections;
-use super::{
-    Duty, Handled, INITIATION, Keys, MAX_HANDSHAKE, Opened, REJECT_AFTER_TIME, RESPONSE, Session,
-    has_low_order, index_at,
+use fabric_primitives::PublicKey;
+use noise::{
+    CookieReply, Handshake, HandshakeError, Initiation, LocalKey, Message, Response, Stamper,
+    Tai64n, random_index, receiver_index,
 };
+
+use super::limiter::{Arrival, HandshakeLimiter, Verdict};
+use super::rejections::Rejections;
+use super::{Duty, Opened, REJECT_AFTER_TIME, Session};
 use crate::random::Random;
 use crate::{Config, DropReason, PeerState};
 
@@ -36,7 +37,8 @@ pub(crate) struct Peer {
     /// Newest keys first; the first are those in force. Empty without the peer's key.
     sessions: Vec<Session>,
     /// One for each private key in `sessions`, newest first.
-    limiters: Vec<(PrivateKey, HandshakeLimiter)>,
+    locals: Vec<Local>,
+    stamper: Stamper,
     /// The endpoint as last configured.
     configured: Option<SocketAddr>,
     /// The same, if it was configured while there was a session and no packet has come from it since.
@@ -60,12 +62,19 @@ pub(crate) struct Peer {
     random: Random,
 }
 
+/// A private key of ours.
+struct Local {
+    key: Arc<LocalKey>,
+    limiter: HandshakeLimiter,
+}
+
 impl Peer {
     /// A peer of whom nothing is known before [`Peer::configure`].
-    pub(crate) fn new(random: Random, now: Instant) -> Self {
+    pub(crate) fn new(random: Random, stamper: Stamper, now: Instant) -> Self {
         Self {
             sessions: Vec::new(),
-            limiters: Vec::new(),
+            locals: Vec::new(),
+            stamper,
             configured: None,
             unproven: None,
             initiate: false,
@@ -93,7 +102,8 @@ impl Peer {
         let Some(peer) = config.peer_key else { return self.forget() };
         let moved = config.endpoint.filter(|_| config.endpoint != self.configured);
         self.configured = config.endpoint;
-        let is_new = self.use_keys(Keys { private: config.private_key.clone(), peer }, now);
+        let local = self.local_of(config, now);
+        let is_new = self.use_keys(local, peer, now);
         // Old keys of a peer that has moved may be somebody else's where it is now.
         let concerned = if is_new { 1 } else { self.sessions.len() };
         for session in self.sessions[..concerned].iter_mut().filter(|_| moved.is_some()) {
@@ -132,6 +142,10 @@ impl Peer {
         }
     }
 
+    pub(crate) fn last_stamp(&self) -> Tai64n {
+        self.stamper.last()
+    }
+
     /// Number of times that packets of the peer have moved its endpoint.
     pub(crate) fn moves(&self) -> u64 {
         self.moves_of_removed + self.sessions.iter().map(|session| session.moves).sum::<u64>()
@@ -143,25 +157,35 @@ impl Peer {
         self.endpoint_of(self.sender().unwrap_or(0))
     }
 
+    #[inline]
+    fn has_session(&self) -> bool {
+        self.sender().is_some()
+    }
+
     /// Returns whether packets can be sealed.
     #[inline]
-    pub(crate) fn has_session(&self) -> bool {
-        self.sender().is_some()
+    pub(crate) fn can_seal(&self, now: Instant) -> bool {
+        self.sender().is_some_and(|at| self.sessions[at].can_seal(now))
     }
 
     /// When [`Peer::poll`] is next due.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        let sessions = self.sessions.iter().map(Session::deadline);
+        let sessions = self.sessions.iter().filter_map(Session::deadline);
         let ends = self.sessions.iter().filter_map(end_of);
         sessions.chain(ends).chain(self.keepalive_due()).min()
     }
 
-    /// Seals `packet` into `dst`, which has room for it and for 32 bytes more. Returns the length
-    /// of the datagram, `None` if there is no session.
+    /// Seals `packet`, padded to `size` bytes, into `dst`, which has room for that and for 32 bytes
+    /// more. Returns the length of the datagram, `None` if there is no session.
     #[inline]
-    pub(crate) fn seal(&mut self, packet: &[u8], dst: &mut [u8], now: Instant) -> Option<usize> {
-        let session = self.sessions.iter_mut().find(|session| session.has_session)?;
-        let length = session.seal(packet, dst, now)?;
+    pub(crate) fn seal(
+        &mut self,
+        (packet, size): (&[u8], usize),
+        dst: &mut [u8],
+        now: Instant,
+    ) -> Option<usize> {
+        let session = self.sessions.iter_mut().find(|session| session.has_session())?;
+        let length = session.seal((packet, size), dst, now)?;
         self.note_sent(now);
         Some(length)
     }
@@ -179,16 +203,16 @@ impl Peer {
     }
 
     #[inline]
-    pub(crate) fn is_anything_waiting(&self) -> bool {
-        !self.waiting.is_empty() && self.has_session()
+    pub(crate) fn is_anything_waiting(&self, now: Instant) -> bool {
+        !self.waiting.is_empty() && self.can_seal(now)
     }
 
     /// A packet that waited for the session that there is now.
-    pub(crate) fn next_waiting(&mut self) -> Option<Vec<u8>> {
-        self.is_anything_waiting().then(|| self.waiting.pop_front()).flatten()
+    pub(crate) fn next_waiting(&mut self, now: Instant) -> Option<Vec<u8>> {
+        self.is_anything_waiting(now).then(|| self.waiting.pop_front()).flatten()
     }
 
-    /// Opens a data message of at least 32 bytes into `dst`, which is no shorter.
+    /// Opens a data message of at least 32 bytes into `dst`, which is at most as much shorter.
     #[inline]
     pub(crate) fn open(
         &mut self,
@@ -197,14 +221,13 @@ impl Peer {
         dst: &mut [u8],
         now: Instant,
     ) -> Opened {
-        let index = index_at(datagram, 4);
-        let number = index.map(|index| index >> 8);
-        let Some(at) = self.sessions.iter().position(|session| Some(session.number) == number)
-        else {
+        let index = receiver_index(datagram);
+        let mut sessions = self.sessions.iter_mut();
+        let held = sessions.find_map(|session| Some((session.keys.position(index)?, session)));
+        let Some((at, session)) = held else {
             return Opened::Rejected(DropReason::NoSession);
         };
-        let session = &mut self.sessions[at];
-        let opened = session.open(datagram, dst);
+        let opened = session.open(at, datagram, dst, now);
         match opened {
             Opened::Rejected(_) => return opened,
             Opened::Packet(_) if self.unanswered.is_none() => self.unanswered = Some(now),
@@ -212,7 +235,7 @@ impl Peer {
         }
         self.last_authentic = Some(now);
         self.unproven = self.unproven.filter(|at| !is_same(*at, from));
-        if index.is_some_and(|index| session.note_data(index, from, now)) {
+        if session.note_data(at, from, now) {
             self.note_handshake(now);
         }
         opened
@@ -228,32 +251,36 @@ impl Peer {
         now: Instant,
     ) -> Result<usize, DropReason> {
         self.forget_superseded(now);
-        if has_low_order(message) {
-            return Err(DropReason::Malformed);
+        let message = Message::parse(message).ok_or(DropReason::Malformed)?;
+        // A stranger who cannot listen does not know our indices, so this costs next to nothing.
+        let is_expected = |index| self.sessions.iter().any(|s| s.handshake.expects(index));
+        if message.receiver_index().is_some_and(|index| !is_expected(index)) {
+            return Err(DropReason::HandshakeRejected);
         }
         let known = |session: &Session| session.endpoint.is_some_and(|at| at.ip() == from.ip());
         let is_peer = self.sessions.iter().any(known);
-        let mut refused = DropReason::NoSession;
-        // A message sealed for one of our keys has no valid mac1 for another.
-        for i in 0..self.limiters.len() {
-            let outcome = match self.limiters[i].1.judge((from, is_peer), message, dst, now) {
-                Verdict::Work => return self.dispatch(i, from, message, dst, now),
-                Verdict::Cookie(length) => Ok(length),
+        let is_initiation = matches!(message, Message::Initiation(_));
+        // A message for one of our keys has no valid mac1 for another.
+        for i in 0..self.locals.len() {
+            let arrival = Arrival { from, is_peer, message };
+            let outcome = match self.locals[i].limiter.judge(arrival, now) {
+                Verdict::Work => return self.dispatch(i, arrival, dst, now),
+                Verdict::Cookie(reply) => Ok(put(&reply, dst)),
                 Verdict::Busy => Err(DropReason::HandshakeRejected),
-                Verdict::Drop(reason) => {
-                    refused = reason;
-                    continue;
-                }
+                Verdict::Foreign => continue,
             };
-            if is_peer && message[0] == INITIATION {
+            if is_peer && is_initiation {
                 self.call_back(now);
             }
             return outcome;
         }
-        if message.len() == MAX_HANDSHAKE && message[0] == INITIATION && !self.sessions.is_empty() {
+        if self.sessions.is_empty() {
+            return Err(DropReason::NoSession);
+        }
+        if is_initiation {
             self.rejections.record_wrong_responder(from, now);
         }
-        Err(refused)
+        Err(DropReason::HandshakeRejected)
     }
 
     /// Initiates a handshake, as initiations from the peer's address are too many to check. A peer
@@ -279,92 +306,121 @@ impl Peer {
                 initiates: endpoint.is_some() && (i == 0 || sender == Some(i)),
                 insists: i == 0 && (self.initiate || self.sessions.len() > 1),
             };
-            let initiation = self.sessions[i].poll(now, duty, dst);
-            if i == 0 && self.sessions[0].is_expired() {
+            if self.sessions[i].gives_up(now, duty) && i == 0 {
                 self.waiting.clear();
             }
-            if let (Some(endpoint), Some(length)) = (endpoint, initiation) {
+            if let (true, Some(endpoint)) = (self.sessions[i].poll(now, duty), endpoint) {
+                let (index, stamp) = (self.new_index(), self.stamper.stamp(now));
+                let initiation = self.sessions[i].initiate(index, stamp, now);
                 self.attempts += 1;
                 self.note_sent(now);
-                self.limiter_of(i).note_sent(&dst[..length]);
-                return Some((endpoint, length));
+                return Some((endpoint, put(&initiation, dst)));
             }
         }
         if self.keepalive_due().is_none_or(|due| now < due) {
             return None;
         }
         self.note_sent(now);
-        Some((self.endpoint()?, self.seal(&[], dst, now)?))
+        Some((self.endpoint()?, self.seal((&[], 0), dst, now)?))
     }
 
-    /// Gives the message to the sessions that have the private key of limiter `i`.
+    /// Handles a message for the private key at `i`.
     fn dispatch(
         &mut self,
         i: usize,
-        from: SocketAddr,
-        message: &[u8],
+        Arrival { from, message, .. }: Arrival<'_>,
         dst: &mut [u8],
         now: Instant,
     ) -> Result<usize, DropReason> {
-        let sender = self.sender().map(|at| self.sessions[at].number);
-        let (private, limiter) = &mut self.limiters[i];
-        let number = match message[0] {
-            INITIATION => None,
-            RESPONSE => index_at(message, 8),
-            _ => index_at(message, 4),
+        let handled = match message {
+            Message::Initiation(initiation) => self.respond(i, (from, initiation), dst, now),
+            Message::Response(response) => self.complete((from, response), dst, now),
+            Message::CookieReply(reply) => self.take_cookie(reply, now).map(|()| 0),
         };
-        let may_take = |session: &&mut Session| {
-            session.keys.private == *private && number.is_none_or(|n| n >> 8 == session.number)
-        };
-        let mut is_stranger = false;
-        for session in self.sessions.iter_mut().filter(may_take) {
-            // A session that does not initiate has no way to call back.
-            let initiates = Some(session.number) == sender;
-            if message[0] == INITIATION && initiates && session.must_call_back(now) {
-                break;
+        handled.map_err(|error| match error {
+            HandshakeError::LowOrder => DropReason::Malformed,
+            HandshakeError::NotAuthentic | HandshakeError::Stale | HandshakeError::Unexpected => {
+                DropReason::HandshakeRejected
             }
-            let (length, is_established) = match session.handle_handshake(message, dst, now) {
-                Handled::Answered(length) => (length, false),
-                Handled::Established(length) => (length, true),
-                Handled::Cookie => return Ok(0),
-                Handled::Stranger => {
-                    is_stranger = true;
-                    continue;
-                }
-                Handled::Rejected => break,
-            };
-            session.note_handshake(from, now);
-            self.last_authentic = Some(now);
-            self.unproven = self.unproven.filter(|at| !is_same(*at, from));
-            match is_established {
-                true => self.note_handshake(now),
-                false => limiter.note_sent(&dst[..length]),
-            }
-            self.note_sent(now);
-            return Ok(length);
-        }
-        if is_stranger {
-            self.rejections.record_unknown_key(from, (message, private), now);
-        }
-        Err(DropReason::HandshakeRejected)
+        })
     }
 
-    /// Puts `keys` in force. Returns whether they were not already.
-    fn use_keys(&mut self, keys: Keys, now: Instant) -> bool {
-        if self.sessions.first().is_some_and(|session| session.keys == keys) {
+    fn respond(
+        &mut self,
+        i: usize,
+        (from, initiation): (SocketAddr, Initiation<'_>),
+        dst: &mut [u8],
+        now: Instant,
+    ) -> Result<usize, HandshakeError> {
+        let local = &self.locals[i].key;
+        let received = local.open_initiation(initiation)?;
+        let is_for = |s: &Session| s.is_of(local, received.peer().as_ref());
+        let Some(at) = self.sessions.iter().position(is_for) else {
+            self.rejections.record_unknown_key(from, received.peer(), now);
+            return Err(HandshakeError::NotAuthentic);
+        };
+        let index = self.new_index();
+        let response = self.sessions[at].respond(received, index, now)?;
+        self.note_handshake_message(at, from, now);
+        Ok(put(&response, dst))
+    }
+
+    /// Takes a response, and confirms the session with a keepalive.
+    fn complete(
+        &mut self,
+        (from, response): (SocketAddr, Response<'_>),
+        dst: &mut [u8],
+        now: Instant,
+    ) -> Result<usize, HandshakeError> {
+        let at = self.awaiting(response.receiver_index())?;
+        self.sessions[at].complete(response, now)?;
+        self.note_handshake_message(at, from, now);
+        self.note_handshake(now);
+        Ok(self.sessions[at].seal((&[], 0), dst, now).unwrap_or(0))
+    }
+
+    fn take_cookie(&mut self, reply: CookieReply<'_>, now: Instant) -> Result<(), HandshakeError> {
+        let at = self.awaiting(reply.receiver_index())?;
+        self.sessions[at].take_cookie(reply, now)
+    }
+
+    /// Returns the session that expects an answer to that index.
+    fn awaiting(&self, index: u32) -> Result<usize, HandshakeError> {
+        let at = self.sessions.iter().position(|session| session.handshake.expects(index));
+        at.ok_or(HandshakeError::Unexpected)
+    }
+
+    /// Takes note of an authentic message, which is answered.
+    fn note_handshake_message(&mut self, at: usize, from: SocketAddr, now: Instant) {
+        self.sessions[at].note_handshake(from, now);
+        self.last_authentic = Some(now);
+        self.unproven = self.unproven.filter(|at| !is_same(*at, from));
+        self.note_sent(now);
+    }
+
+    /// An index that the peer does not know us by yet.
+    fn new_index(&self) -> u32 {
+        random_index(|index| self.sessions.iter().any(|session| session.holds(index)))
+    }
+
+    /// Puts keys in force. Returns whether they were not already.
+    fn use_keys(&mut self, local: Arc<LocalKey>, peer: PublicKey, now: Instant) -> bool {
+        let is_of = |session: &Session| session.is_of(&local, Some(&peer));
+        if self.sessions.first().is_some_and(is_of) {
             return false;
         }
+        let known = self.sessions.iter().position(is_of);
         let endpoint = self.endpoint();
         if let Some(session) = self.sessions.first_mut() {
             session.supersede(now);
         }
-        let session = match self.sessions.iter().position(|session| session.keys == keys) {
+        let session = match known {
             // A rotation is undone.
             Some(at) => {
                 let session = self.sessions.remove(at);
-                Session { superseded: None, endpoint, ..session }
+                Session { superseded: None, endpoint, next_check: Some(now), ..session }
             }
-            None => self.new_session(keys, now),
+            None => Session::new(Handshake::new(local, peer), self.random.next(), now),
         };
         self.sessions.insert(0, session);
         if self.sessions.len() > 1 + MAX_SUPERSEDED {
@@ -376,25 +432,16 @@ impl Peer {
         true
     }
 
-    fn new_session(&mut self, keys: Keys, now: Instant) -> Session {
-        let number = loop {
-            let number = self.random.next() as u32 >> 8;
-            if self.sessions.iter().all(|session| session.number != number) {
-                break number;
-            }
-        };
-        let limiter = match self.limiters.iter().position(|(key, _)| *key == keys.private) {
-            Some(at) => at,
-            None => {
-                let own = x25519::StaticSecret::from(*keys.private.expose());
-                let own = x25519::PublicKey::from(&own);
-                let limiter = HandshakeLimiter::new(&own, self.random.next(), now);
-                self.limiters.insert(0, (keys.private.clone(), limiter));
-                0
-            }
-        };
-        let macs = self.limiters[limiter].1.for_boringtun();
-        Session::new(keys, (number, self.random.next()), macs, now)
+    /// The private key of `config`, with what it already has if it is not new.
+    fn local_of(&mut self, config: &Config, now: Instant) -> Arc<LocalKey> {
+        let public = config.private_key.public();
+        if let Some(known) = self.locals.iter().find(|local| *local.key.public() == public) {
+            return Arc::clone(&known.key);
+        }
+        let key = Arc::new(LocalKey::new(&config.private_key));
+        let limiter = HandshakeLimiter::new(&public, self.random.next(), now);
+        self.locals.insert(0, Local { key: Arc::clone(&key), limiter });
+        key
     }
 
     fn forget_superseded(&mut self, now: Instant) {
@@ -411,14 +458,13 @@ impl Peer {
             newer.endpoint = newer.endpoint.or(gone.endpoint);
         }
         let sessions = &self.sessions;
-        self.limiters
-            .retain(|(key, _)| sessions.iter().any(|session| session.keys.private == *key));
+        self.locals.retain(|local| sessions.iter().any(|session| session.has_key(&local.key)));
     }
 
     fn forget(&mut self) {
         self.moves_of_removed = self.moves();
         self.sessions.clear();
-        self.limiters.clear();
+        self.locals.clear();
         self.waiting.clear();
         self.configured = None;
         self.unanswered = None;
@@ -430,19 +476,13 @@ impl Peer {
     /// The newest session that can seal.
     #[inline]
     fn sender(&self) -> Option<usize> {
-        self.sessions.iter().position(|session| session.has_session)
+        self.sessions.iter().position(Session::has_session)
     }
 
     /// As long as nothing was received with new keys, the endpoint is that of the older ones.
     #[inline]
     fn endpoint_of(&self, at: usize) -> Option<SocketAddr> {
         self.sessions.get(at..)?.iter().find_map(|session| session.endpoint)
-    }
-
-    fn limiter_of(&mut self, at: usize) -> &mut HandshakeLimiter {
-        let private = &self.sessions[at].keys.private;
-        let at = self.limiters.iter().position(|(key, _)| key == private).unwrap_or(0);
-        &mut self.limiters[at].1
     }
 
     fn keepalive_due(&self) -> Option<Instant> {
@@ -467,6 +507,12 @@ impl Peer {
 /// When superseded keys are no longer good for anything: WireGuard forgets any key by then.
 fn end_of(session: &Session) -> Option<Instant> {
     session.superseded.map(|at| at + REJECT_AFTER_TIME)
+}
+
+/// Puts a message at the start of `dst`, and returns its length.
+fn put(message: &[u8], dst: &mut [u8]) -> usize {
+    dst[..message.len()].copy_from_slice(message);
+    message.len()
 }
 
 /// A socket of IPv6 writes addresses of IPv4 in another way than a config.

@@ -1,10 +1,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use boringtun::noise::handshake::parse_handshake_anon;
-use boringtun::noise::{Packet, Tunn};
-use boringtun::x25519;
-use fabric_primitives::{PrivateKey, PublicKey};
+use fabric_primitives::PublicKey;
 
 /// Shortest time between two records of one kind, which bounds the cost of a flood.
 const RECORD_INTERVAL: Duration = Duration::from_millis(250);
@@ -33,38 +30,27 @@ pub struct Rejections {
 impl Rejections {
     /// Records an initiation whose `mac1` fits none of our keys.
     pub(super) fn record_wrong_responder(&mut self, from: SocketAddr, now: Instant) {
-        record(&mut self.wrong_responder, from, now, || None);
+        record(&mut self.wrong_responder, (from, None), now);
     }
 
-    /// Records an authentic initiation of a stranger to `private`.
+    /// Records an initiation of a stranger, who claims to have that static key.
     pub(super) fn record_unknown_key(
         &mut self,
         from: SocketAddr,
-        (message, private): (&[u8], &PrivateKey),
+        key: Option<PublicKey>,
         now: Instant,
     ) {
-        record(&mut self.unknown_key, from, now, || initiator(message, private));
+        record(&mut self.unknown_key, (from, key), now);
     }
 }
 
 fn record(
     last: &mut Option<RejectedInitiation>,
-    from: SocketAddr,
+    (from, key): (SocketAddr, Option<PublicKey>),
     now: Instant,
-    key: impl FnOnce() -> Option<PublicKey>,
 ) {
     let previous = last.map(|last| last.at);
     if previous.is_none_or(|at| now.saturating_duration_since(at) >= RECORD_INTERVAL) {
-        *last = Some(RejectedInitiation { from, at: now, previous, key: key() });
+        *last = Some(RejectedInitiation { from, at: now, previous, key });
     }
-}
-
-/// The static key that the initiation was made with.
-fn initiator(message: &[u8], private: &PrivateKey) -> Option<PublicKey> {
-    let Ok(Packet::HandshakeInit(initiation)) = Tunn::parse_incoming_packet(message) else {
-        return None;
-    };
-    let own = x25519::StaticSecret::from(*private.expose());
-    let parsed = parse_handshake_anon(&own, &x25519::PublicKey::from(&own), &initiation).ok()?;
-    PublicKey::from_bytes(&parsed.peer_static_public).ok()
 }

@@ -8,6 +8,9 @@ const ATTEMPTS: Duration = Duration::from_secs(1);
 /// WireGuard's REKEY_TIMEOUT.
 const INTERVAL: Duration = Duration::from_secs(5);
 
+/// WireGuard's REKEY_ATTEMPT_TIME, after which packets have waited for long enough.
+const ATTEMPT_TIME: Duration = Duration::from_secs(90);
+
 /// With a cookie just got, the next attempt comes sooner, but not before an answer to the last one
 /// that was merely slow. Once in [`INTERVAL`], so that nobody makes us talk by sending cookies.
 const WITH_COOKIE: Duration = Duration::from_millis(100);
@@ -20,15 +23,15 @@ pub(super) struct Retry {
     due: Option<Instant>,
     interval: Duration,
     hurried: Option<Instant>,
-    /// An answer came too late since the last attempt.
-    was_late: bool,
+    /// When the present row of attempts, or the last [`ATTEMPT_TIME`] of it, began.
+    began: Option<Instant>,
     random: Random,
 }
 
 impl Retry {
     pub(super) fn new(seed: u64) -> Self {
         let random = Random::new(seed);
-        Self { due: None, interval: ATTEMPTS, hurried: None, was_late: false, random }
+        Self { due: None, interval: ATTEMPTS, hurried: None, began: None, random }
     }
 
     pub(super) fn due(&self) -> Option<Instant> {
@@ -49,20 +52,30 @@ impl Retry {
 
     pub(super) fn stop(&mut self) {
         self.due = None;
+        self.began = None;
+    }
+
+    /// Returns whether attempts have been made in vain for [`ATTEMPT_TIME`], and begins to count anew.
+    pub(super) fn has_failed(&mut self, now: Instant) -> bool {
+        let has_failed = self.fails_at().is_some_and(|at| now >= at);
+        if has_failed {
+            self.began = Some(now);
+        }
+        has_failed
+    }
+
+    /// When something is due: an attempt, or to give up.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.due.into_iter().chain(self.fails_at()).min()
+    }
+
+    fn fails_at(&self) -> Option<Instant> {
+        self.began.map(|since| since + ATTEMPT_TIME)
     }
 
     pub(super) fn note_attempt(&mut self, now: Instant) {
         self.due = Some(now + self.interval + self.jitter());
-        self.was_late = false;
-    }
-
-    /// Records an answer to an attempt so long ago that it is of no use any more. Those to the last
-    /// ones are on their way and will be, if nothing is added to them. Once an attempt, so that a
-    /// sender of forged answers does not keep us from trying.
-    pub(super) fn note_late(&mut self, now: Instant) {
-        if !std::mem::replace(&mut self.was_late, true) {
-            self.hold_off(now);
-        }
+        self.began.get_or_insert(now);
     }
 
     /// The next attempt will be listened to.
@@ -77,13 +90,8 @@ impl Retry {
     /// The other side's handshake is on its way: ours waits for it to fail.
     pub(super) fn hold_off(&mut self, now: Instant) {
         if self.due.is_some() {
-            self.postpone(now);
+            self.due = Some(now + INTERVAL + self.jitter());
         }
-    }
-
-    /// There is a session. What boringtun still waits for is likely to come.
-    pub(super) fn postpone(&mut self, now: Instant) {
-        self.due = Some(now + INTERVAL + self.jitter());
     }
 
     fn jitter(&mut self) -> Duration {
@@ -114,21 +122,21 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_are_too_late_give_the_next_ones_time_but_once_an_attempt() {
-        let mut now = Instant::now();
+    fn attempts_fail_every_ninety_seconds() {
+        let start = Instant::now();
         let mut retry = Retry::new(8);
-        retry.note_late(now);
-        assert_eq!(retry.due(), None, "nothing is tried");
-        retry.start(now);
+        retry.start(start);
+        assert!(!retry.has_failed(start + ATTEMPT_TIME), "nothing was tried");
+        retry.note_attempt(start);
+        let mut now = start;
         for _ in 0..3 {
-            retry.note_attempt(now);
-            now += ATTEMPTS / 2;
-            retry.note_late(now);
-            let due = retry.due().unwrap();
-            assert!((5000..=5333).contains(&(due - now).as_millis()));
-            retry.note_late(now + INTERVAL / 2);
-            assert_eq!(retry.due(), Some(due), "made up to keep us from trying");
-            now = due;
+            retry.note_attempt(now + ATTEMPT_TIME / 2);
+            now += ATTEMPT_TIME;
+            assert!(!retry.has_failed(now - Duration::from_nanos(1)));
+            assert!(retry.has_failed(now));
         }
+        retry.stop();
+        assert!(!retry.has_failed(now + ATTEMPT_TIME));
+        assert_eq!(retry.deadline(), None);
     }
 }
