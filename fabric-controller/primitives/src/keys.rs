@@ -2,7 +2,7 @@ use std::fmt;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use boringtun::x25519;
+use x25519_dalek::StaticSecret;
 use zeroize::Zeroizing;
 
 /// A peer's WireGuard public key: a point of Curve25519 that is not of low order.
@@ -74,7 +74,7 @@ impl PublicKey {
 impl PrivateKey {
     /// A new key from the operating system's random numbers.
     pub fn generate() -> Self {
-        let secret = x25519::StaticSecret::random_from_rng(rand_core::OsRng);
+        let secret = StaticSecret::random_from_rng(rand_core::OsRng);
         Self(Zeroizing::new(secret.to_bytes()))
     }
 
@@ -90,8 +90,8 @@ impl PrivateKey {
     }
 
     pub fn public(&self) -> PublicKey {
-        let secret = x25519::StaticSecret::from(*self.0);
-        PublicKey(x25519::PublicKey::from(&secret).to_bytes())
+        let secret = StaticSecret::from(*self.0);
+        PublicKey(x25519_dalek::PublicKey::from(&secret).to_bytes())
     }
 }
 
@@ -137,9 +137,10 @@ mod tests {
     /// A low-order point gives the all-zero secret with any own key (RFC 7748 section 6.1).
     #[test]
     fn exactly_the_points_that_give_no_secret_are_of_low_order() {
-        let own = x25519::StaticSecret::from([0x55; 32]);
-        let gives_a_secret =
-            |key: [u8; 32]| own.diffie_hellman(&x25519::PublicKey::from(key)).was_contributory();
+        let own = StaticSecret::from([0x55; 32]);
+        let gives_a_secret = |key: [u8; 32]| {
+            own.diffie_hellman(&x25519_dalek::PublicKey::from(key)).was_contributory()
+        };
         for point in LOW_ORDER {
             for highest_bit in [0, 0x80] {
                 let mut key = point;

@@ -51,10 +51,9 @@ pub enum LogFormat {
 impl LogArgs {
     /// Starts logging for the whole process; call once. Colours only on a terminal.
     pub fn start(&self) {
-        // boringtun logs every session that ends for want of traffic as an error, and kube logs
-        // every try of a watch, or an answer as a whole, which may be a Secret; first, so that the
-        // user can enable it all the same.
-        let quiet = "boringtun=off,kube_client=off,kube_runtime=off";
+        // kube logs every try of a watch, or an answer as a whole, which may be a Secret; first, so that
+        // the user can enable it all the same.
+        let quiet = "kube_client=off,kube_runtime=off";
         let filter = EnvFilter::new(format!("{quiet},{}", self.log_level));
         let logs = tracing_subscriber::fmt()
             .with_env_filter(filter)
