@@ -15,8 +15,9 @@ use crate::program::{Program, Reaped};
 
 /// The first process of a machine: it lasts as long as its input does, and reaps orphans (the
 /// kernel does that for one that ignores SIGCHLD). A new `/sys` shows the machine's own devices;
-/// the control groups stay where everybody looks for them.
-const INIT: &str = "if mount --rbind /sys/fs/cgroup /mnt 2>/dev/null; then
+/// the control groups stay where everybody looks for them. `/var/lib` is the machine's own.
+const INIT: &str = "mount -t tmpfs -o mode=755 none /var/lib
+if mount --rbind /sys/fs/cgroup /mnt 2>/dev/null; then
   mount -t sysfs none /sys; mount --move /mnt /sys/fs/cgroup
 else mount -t sysfs none /sys; fi
 echo ready; exec env --ignore-signal=CHLD cat >/dev/null";

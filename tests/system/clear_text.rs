@@ -398,7 +398,7 @@ fn happen(
             apply(scene, peering)?;
         }
         Event::Reboot => {
-            reboot(scene, id, 0, true)?;
+            reboot(scene, id, node, true)?;
             std::thread::sleep(a_while);
         }
         Event::NoDevice => {

@@ -271,7 +271,31 @@ fn rebooted_host_without_unit_leaks_until_agent_runs() -> Result<()> {
     })
 }
 
-/// State that a reboot takes from a host of `weft up`, and that deploy/systemd/weft-refuse.service brings
+#[test]
+fn damaged_refusal_spares_those_of_other_fabrics() -> Result<()> {
+    let host = Host::new(&format!("weft-test-{}", std::process::id()), "rome-1")?;
+    let script = "cd /var/lib; mkdir -p weft/milan weft/rome
+        echo garbage >weft/milan/refusal.nft
+        echo 'table inet weft_refused {}' >weft/rome/refusal.nft";
+    run(&host, &["sh", "-ec", script])?;
+    let started = run(&host, &["sh", "-ec", &refuse_command()?]);
+    ensure!(is_refusing(host.net())?, "that of rome is not in force");
+    ensure!(started.is_err(), "nothing shows that milan's could not be loaded");
+    Ok(())
+}
+
+/// Command of deploy/systemd/weft-refuse.service.
+fn refuse_command() -> Result<String> {
+    let unit = std::fs::read_to_string(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../deploy/systemd/weft-refuse.service"
+    ))?;
+    let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/bin/sh -ec '"));
+    let start = start.and_then(|line| line.strip_suffix('\''));
+    start.map(str::to_owned).context("the unit has no command")
+}
+
+/// State that a reboot takes from a host, and that deploy/systemd/weft-refuse.service brings
 /// before the network is up, if it is `enabled`.
 pub(crate) fn reboot(scene: &Scene, id: &str, node: usize, enabled: bool) -> Result<()> {
     let cluster = scene.cluster(id);
@@ -285,15 +309,10 @@ pub(crate) fn reboot(scene: &Scene, id: &str, node: usize, enabled: bool) -> Res
             let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
         }
     }
-    let unit = std::fs::read_to_string(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../deploy/systemd/weft-refuse.service"
-    ))?;
-    let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/bin/sh -ec '"));
-    let start =
-        start.and_then(|line| line.strip_suffix('\'')).context("the unit has no command")?;
-    let start = start.replace("/var/lib/weft/*", STATE);
-    let start = if enabled { start.as_str() } else { ":" };
+    let start = refuse_command()?;
+    // `weft up` runs with a state directory of the test.
+    let start = if node == 0 { start.replace("/var/lib/weft/*", STATE) } else { start };
+    let start = if enabled { format!("({start})") } else { ":".to_owned() };
     let wipe =
         "nft delete table inet weft
         for f in -4 -6; do ip $f rule del priority 105; ip $f route flush table 18952; done

@@ -3,8 +3,8 @@
 //!                                +--- switch (everyone's default route) --- milan-1
 //!   pod --- rome-2            ---+
 //! ```
-//! A pod of rome-2 sends to milan all the time, or one of milan to all of rome's, while rome-1 loses
-//! what it has of weft.
+//! A pod of rome-2 sends to milan all the time, or one of milan to all of rome's, while rome-1 or
+//! rome-2 loses what it has of weft.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -16,9 +16,11 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use weft_tests::{Cluster, ClusterSpec, Pod, wait_until};
+use weft_tests::traffic::udp_echo;
+use weft_tests::{ClusterSpec, Pod, wait_until};
 
-use crate::scene::{ECHO, PATIENCE, PORT, Scene, play, rome_and_milan};
+use crate::departed::reboot;
+use crate::scene::{ECHO, PATIENCE, PORT, Scene, first_pod, play, rome_and_milan, serve};
 
 const CANARY: &[u8] = b"this must not leave the fabric";
 const VXLAN: u16 = 4879;
@@ -29,18 +31,19 @@ const AFTER: Duration = Duration::from_secs(4);
 
 #[test]
 fn down_on_the_gateways_host_leaks_nothing() -> Result<()> {
-    both_families(outward, |rome| rome.weft(&["down"]).map(drop))
+    both_families(outward, |scene| scene.cluster("rome").weft(&["down"]).map(drop))
 }
 
 #[test]
 fn down_quotes_no_packet_of_the_peer() -> Result<()> {
-    both_families(inward, |rome| rome.weft(&["down"]).map(drop))
+    both_families(inward, |scene| scene.cluster("rome").weft(&["down"]).map(drop))
 }
 
 /// As after a reboot into a system without weft.
 #[test]
 fn dead_gateways_host_forwards_no_vxlan() -> Result<()> {
-    both_families(outward, |rome| {
+    both_families(outward, |scene| {
+        let rome = scene.cluster("rome");
         for pid in PROGRAMS.iter().flat_map(|program| rome.processes(0, program)) {
             kill(Pid::from_raw(pid), Signal::SIGKILL)?;
         }
@@ -54,7 +57,34 @@ fn dead_gateways_host_forwards_no_vxlan() -> Result<()> {
     })
 }
 
-fn both_families(flows: Flows, event: impl Fn(&Cluster) -> Result<()>) -> Result<()> {
+/// Its agent runs as README.md says, without a state directory named.
+#[test]
+fn rebooted_further_host_refuses_before_weft_runs() -> Result<()> {
+    play(&sized().map(ClusterSpec::dual_stack), |scene| {
+        senders_meet(scene, outward, |scene| reboot(scene, "rome", 1, true))?;
+        let host = &scene.cluster("rome").nodes[1].host;
+        let list = |what: &str| host.command(Command::new("sh").args(["-c", what]), "");
+        let table = list("nft list table inet weft_refused")?;
+        let (pod, flows) = (&scene.cluster("rome").nodes[1].pods[0], outward(scene)?);
+        for address in &pod.addresses {
+            ensure!(table.contains(&address.to_string()), "{address} was not refused: {table}");
+        }
+        let (ns, targets) = (pod.ns.clone(), flows.into_iter().map(|(_, target)| target));
+        scene.cluster_mut("rome").start_agent(2)?;
+        let _servers = serve(first_pod(scene.cluster("milan")))?;
+        for target in targets {
+            wait_until("its packets pass again", PATIENCE, || udp_echo(&ns, target, CANARY))?;
+        }
+        let weft = weft_tests::bin_dir()?.join("weft").display().to_string();
+        let host = &scene.cluster("rome").nodes[1].host;
+        let script = format!("{weft} down --now --run-dir /run/agent-2; find /var/lib/weft");
+        let left = host.command(Command::new("sh").args(["-c", &script]), "")?;
+        ensure!(left.trim() == "/var/lib/weft", "after down there is {left}");
+        Ok(())
+    })
+}
+
+fn both_families(flows: Flows, event: impl Fn(&Scene) -> Result<()>) -> Result<()> {
     for specs in [sized(), sized().map(ClusterSpec::on_ipv6)] {
         play(&specs, |scene| senders_meet(scene, flows, &event))?;
     }
@@ -72,9 +102,13 @@ type Flows = fn(&Scene) -> Result<Vec<(UdpSocket, SocketAddr)>>;
 
 fn outward(scene: &Scene) -> Result<Vec<(UdpSocket, SocketAddr)>> {
     let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
-    let target = rome.view(&milan.spec)?.of(milan.nodes[0].pods[0].addresses[0])?;
-    let socket = rome.nodes[1].pods[0].ns.run(|| UdpSocket::bind("0.0.0.0:0"))?;
-    Ok(vec![(socket, SocketAddr::new(target, ECHO))])
+    let view = rome.view(&milan.spec)?;
+    let flow = |address: &IpAddr| {
+        let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        let socket = rome.nodes[1].pods[0].ns.run(|| UdpSocket::bind(any))?;
+        Ok((socket, SocketAddr::new(view.of(*address)?, ECHO)))
+    };
+    first_pod(milan).addresses.iter().map(flow).collect()
 }
 
 fn inward(scene: &Scene) -> Result<Vec<(UdpSocket, SocketAddr)>> {
@@ -87,7 +121,7 @@ fn inward(scene: &Scene) -> Result<Vec<(UdpSocket, SocketAddr)>> {
     rome.pods().map(flow).collect()
 }
 
-fn senders_meet(scene: &Scene, flows: Flows, event: impl Fn(&Cluster) -> Result<()>) -> Result<()> {
+fn senders_meet(scene: &Scene, flows: Flows, event: impl Fn(&Scene) -> Result<()>) -> Result<()> {
     scene.peer("rome", "milan", PORT)?;
     let seen = Arc::new(Seen::default());
     let (look, hosts) = (Arc::clone(&seen), hosts(scene));
@@ -108,7 +142,7 @@ fn senders_meet(scene: &Scene, flows: Flows, event: impl Fn(&Cluster) -> Result<
             ensure!(seen.wrapped.load(Ordering::Relaxed) > 20, "nothing in VXLAN yet");
             Ok::<_, anyhow::Error>(())
         });
-        let happened = happened.and_then(|()| event(scene.cluster("rome")));
+        let happened = happened.and_then(|()| event(scene));
         std::thread::sleep(AFTER);
         stop.store(true, Ordering::Relaxed);
         drop(sender.join());

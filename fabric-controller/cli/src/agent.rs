@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use fabric_supervisor::rundir::{Record, RunDir};
+use fabric_supervisor::rundir::{Record, RunDir, agent_state_dir};
 use fabric_supervisor::supervise::{self, End, Loop, MarkUnresponsive, StopSignals};
 use fabric_supervisor::workloads::{
     self, AgentOptions, ChildLogs, ControlOptions, GatewayOptions, Workloads,
@@ -47,8 +47,8 @@ pub(crate) struct AgentArgs {
     /// Serve the metrics of the route-agent at http://IP:PORT/metrics.
     #[arg(long, value_name = "IP:PORT")]
     metrics: Option<SocketAddr>,
-    /// Where it is kept what a start of the host has to refuse until the route-agent runs; without
-    /// it, nothing is kept.
+    /// Directory of what the next start of this host refuses until the route-agent runs, as
+    /// weft-refuse.service loads it [default: /var/lib/weft/agent-NODE].
     #[arg(long, value_name = "DIR", env = "WEFT_STATE_DIR")]
     state_dir: Option<PathBuf>,
     #[command(flatten)]
@@ -80,11 +80,12 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
         ));
     }
     let node = args.node.clone();
+    let state = args.state_dir.clone().unwrap_or_else(|| agent_state_dir(&node));
     let record = Record {
         cluster_id: None,
         node,
         manifests: None,
-        state_dir: args.state_dir.as_ref().map(std::path::absolute).transpose()?,
+        state_dir: Some(std::path::absolute(state)?),
         published: Some(published),
         netns: host::netns(),
     };

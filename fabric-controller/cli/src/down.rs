@@ -55,7 +55,7 @@ pub(crate) struct DownArgs {
     #[command(flatten)]
     selection: Selection,
     /// The state directory, if the run directory is gone and cannot tell [default:
-    /// /var/lib/weft/CLUSTER].
+    /// /var/lib/weft/CLUSTER, or /var/lib/weft/agent-NODE of a further host].
     #[arg(long, value_name = "DIR", env = "WEFT_STATE_DIR")]
     state_dir: Option<PathBuf>,
     /// Wait for no agent, and refuse nothing: remove everything at once.
@@ -118,7 +118,9 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
         // Not being there is no error.
         let _ = fs::remove_file(state.join(REFUSAL_FILE));
     }
-    if !is_agent {
+    // An agent has nothing else there.
+    let is_empty = is_agent && fs::remove_dir(&state).is_ok();
+    if !is_empty && (!is_agent || args.purge) {
         end_of_state(&state, args.purge)?;
     }
     Ok(ExitCode::SUCCESS)

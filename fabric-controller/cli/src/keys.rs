@@ -25,8 +25,11 @@ Examples:
   then each file replaces the old one of its kind, the Secret in rome's manifests and the PublicKey
   in milan's; and the same the other way round if milan shall have new keys, too. The order does not
   matter. Once both have both, nothing is lost; 180 s after a change the old key is refused.
-  At once, for a key that somebody else may have (in Kubernetes: delete the gateway's pod):
-    weft keys --peer rome --end-superseded      # in milan, once it has rome's new PublicKey";
+  At once, for a key that somebody else may have, in milan, once it has rome's new PublicKey:
+    weft keys --peer rome --end-superseded
+  and if milan is in Kubernetes:
+    kubectl delete pod --all-namespaces \\
+      --selector networking.liqo.io/component=gateway,liqo.io/remote-cluster-id=rome";
 
 /// Make the keys of a peering: a Secret for this cluster, a PublicKey manifest for the peer.
 ///

@@ -16,7 +16,7 @@ use super::messages::say;
 /// File in a state directory that nft loads before the network of a starting host is up.
 pub const REFUSAL_FILE: &str = "refusal.nft";
 /// Run directories are `/run/weft/CLUSTER` unless an option names others, state directories
-/// `/var/lib/weft/CLUSTER`.
+/// `/var/lib/weft/CLUSTER`, and `/var/lib/weft/agent-NODE` of a further host.
 pub const RUN_ROOT: &str = "/run/weft";
 pub const STATE_ROOT: &str = "/var/lib/weft";
 /// The longest path of a Unix socket, without the closing zero (unix(7)).
@@ -49,6 +49,11 @@ pub struct Record {
 
 pub fn default_state_dir(cluster: &ClusterId) -> PathBuf {
     Path::new(STATE_ROOT).join(cluster.as_str())
+}
+
+/// State directory of `weft agent`, apart from those of clusters.
+pub fn agent_state_dir(node: &str) -> PathBuf {
+    Path::new(STATE_ROOT).join(format!("agent-{node}"))
 }
 
 impl RunDir {

@@ -21,11 +21,14 @@ pub(super) fn end(was_in_force: bool, state_dirs: &[PathBuf]) {
     if was_in_force {
         say("removed the nftables table `inet weft_refused`, which refused packets to peers");
     }
-    for file in state_dirs.iter().map(|state| state.join(REFUSAL_FILE)) {
+    for state in state_dirs {
+        let file = state.join(REFUSAL_FILE);
         // Not being there is no error.
         if fs::remove_file(&file).is_ok() {
             let file = file.display();
             say(&format!("removed {file}, which the next start of the host would have loaded"));
+            // An agent has nothing else there; other state directories are not empty.
+            let _ = fs::remove_dir(state);
         }
     }
 }

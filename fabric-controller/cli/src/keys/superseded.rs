@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use fabric_api::ClusterId;
 use fabric_api::fabric::GatewayConfig;
+use fabric_api::{ClusterId, labels};
 use fabric_store::Kind;
 use fabric_supervisor::lock;
 use fabric_supervisor::process::{self, Identity, PidFile};
@@ -23,7 +23,7 @@ const POLL: Duration = Duration::from_millis(20);
 
 /// Has the gateways of a peer on this host start anew.
 pub(super) fn end(selection: &Selection, peer: &ClusterId) -> anyhow::Result<ExitCode> {
-    let dir = selection.require()?;
+    let dir = selection.require().with_context(|| in_kubernetes(peer))?;
     ensure!(
         lock::supervisor_of(&dir).is_some(),
         "no `weft up` runs here, which would start the gateway again"
@@ -38,6 +38,16 @@ pub(super) fn end(selection: &Selection, peer: &ClusterId) -> anyhow::Result<Exi
         output::say(&format!("{name} runs anew, with the present keys of {peer} alone"));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn in_kubernetes(peer: &ClusterId) -> String {
+    format!(
+        "no key can be ended from here; in Kubernetes `kubectl delete pod --all-namespaces --selector \
+         {}={},{}={peer}` ends them, since a new pod of a gateway has the present keys only",
+        labels::COMPONENT,
+        labels::GATEWAY,
+        labels::REMOTE_CLUSTER_ID
+    )
 }
 
 /// The processes of the peer's gateways on this host, by name.

@@ -262,6 +262,29 @@ fn an_agent_runs_on_a_published_directory() {
 }
 
 #[test]
+fn agent_saves_its_refusal_by_default() {
+    let host = Host::new();
+    // The route-agent saves the refusal with its first config.
+    host.stand_in(
+        "route-agent",
+        "#!/bin/sh
+        [ \"$1\" = cleanup ] && exit 0
+        while [ $# -gt 0 ]; do
+            [ \"$1\" = --refusal-file ] && mkdir -p \"$(dirname \"$2\")\" && touch \"$2\"
+            shift
+        done
+        exec sleep 60\n",
+    );
+    let printed = host.alone(
+        "mkdir /run/published; $weft agent --node n2 --published /run/published &
+        for i in $(seq 100); do [ -e /run/weft/agent/pids/route-agent-n2.pid ] && break; sleep 0.1; done
+        sleep 0.5; find /var/lib/weft; $weft down; echo down; find /var/lib/weft",
+    );
+    assert!(printed.contains("\n/var/lib/weft/agent-n2/refusal.nft\n"), "{printed}");
+    assert!(printed.ends_with("down\n/var/lib/weft\n"), "its directory stays: {printed}");
+}
+
+#[test]
 fn agent_waits_for_its_published_directory() {
     let host = Host::new();
     let published = host.path("published");
@@ -272,6 +295,15 @@ fn agent_waits_for_its_published_directory() {
     assert!(!host.path("run/pids/route-agent-n2.pid").exists());
     fs::create_dir(&published).unwrap();
     assert!(is_alive(host.pid("route-agent-n2")));
+}
+
+#[test]
+fn ending_keys_elsewhere_names_the_kubectl_command() {
+    let host = Host::new();
+    let done = host.weft(&["keys", "--peer=milan", "--end-superseded"]);
+    let command = "kubectl delete pod --all-namespaces --selector \
+                   networking.liqo.io/component=gateway,liqo.io/remote-cluster-id=milan";
+    assert!(stderr(&done).contains(command), "{}", stderr(&done));
 }
 
 #[test]
