@@ -70,6 +70,8 @@ pub(crate) struct Agent {
     pub(crate) taken_down: Signal,
     /// The config was there, and cannot be read now.
     pub(crate) lost: bool,
+    /// Peers whose prefixes are refused as their gateways do not answer this node.
+    pub(crate) lost_gateways: BTreeSet<String>,
     /// Time at which everything was removed, if the config demands it.
     pub(crate) withdrawn: Option<Instant>,
     pub(crate) presence: Presence,
@@ -113,7 +115,7 @@ impl Agent {
                 () = settings.changed() => true,
                 () = self.probes.changed() => {
                     self.report();
-                    false
+                    self.check_gateways()
                 }
                 () = self.other_firewalls.changed() => {
                     filters.watched = self.other_firewalls.found().chains;
@@ -201,6 +203,17 @@ impl Agent {
         let lost = self.config.as_ref().is_some_and(|config| !config.spec.removed)
             && self.source.is_lost();
         std::mem::replace(&mut self.lost, lost) != lost
+    }
+
+    /// Returns whether a gateway was lost or is back. With `--no-accept-rules` none is lost: a firewall
+    /// may drop what this host is answered and nothing of what its pods are.
+    fn check_gateways(&mut self) -> bool {
+        let lost = if self.accept { self.probes.lost() } else { BTreeSet::new() };
+        for peer in lost.difference(&self.lost_gateways) {
+            tracing::warn!(peer, "new connections are refused until the peer's gateway answers");
+        }
+        let before = std::mem::replace(&mut self.lost_gateways, lost);
+        before != self.lost_gateways
     }
 
     /// An agent whose node leaves the fabric makes nothing again.
@@ -316,6 +329,7 @@ impl Agent {
             problems.insert(LOST.to_owned());
             compiled.firewall.unconnected.clone_from(&compiled.firewall.peers);
         }
+        compiled.refuse(&config.spec, &self.lost_gateways);
         problems.extend(compiled.problems.iter().cloned());
         let ensured = self.table.ensure(&netns, &compiled.firewall);
         let mut changed = *ensured.as_ref().unwrap_or(&false);

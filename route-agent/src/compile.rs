@@ -22,6 +22,18 @@ pub(crate) struct Compiled {
     pub(crate) problems: BTreeSet<String>,
 }
 
+impl Compiled {
+    /// Refuses new connections to peers, whatever their config says.
+    pub(crate) fn refuse(&mut self, config: &NodeConfigSpec, peers: &BTreeSet<String>) {
+        let lost =
+            config.peerings.iter().filter(|peering| peers.contains(&peering.peer_cluster_id));
+        let prefixes = lost.flat_map(|peering| &peering.prefixes);
+        let prefixes = prefixes.filter_map(|prefix| prefix.parse().ok());
+        let Firewall { peers, unconnected, .. } = &mut self.firewall;
+        unconnected.extend(prefixes.filter(|prefix| peers.contains(prefix)));
+    }
+}
+
 /// Same input, same output. `refused` are prefixes that have no peering.
 pub(crate) fn compile(
     config: &NodeConfigSpec,

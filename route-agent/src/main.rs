@@ -133,6 +133,7 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         linger: Duration::from_secs(args.linger.into()),
         taken_down,
         lost: false,
+        lost_gateways: BTreeSet::new(),
         withdrawn: None,
         presence: Presence::default(),
     };

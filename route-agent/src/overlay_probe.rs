@@ -3,6 +3,7 @@
 
 mod prober;
 
+use std::collections::BTreeSet;
 use std::collections::hash_map::RandomState;
 use std::future::pending;
 use std::hash::BuildHasher;
@@ -30,11 +31,14 @@ const END: Duration = Duration::from_secs(1);
 const AWAY: Duration = Duration::from_secs(60);
 /// Between two changes of the source port while a gateway is unreachable.
 const REOPEN: Duration = Duration::from_secs(5);
+/// Time without a reply after which a gateway is lost. A gateway that restarts is back before.
+const LOST: Duration = Duration::from_secs(3);
 
 /// Probes of this node's gateways, until it is dropped.
 pub(crate) struct OverlayProbes {
     targets: watch::Sender<Option<Vec<Target>>>,
     unreachable: watch::Receiver<Vec<UnreachableGateway>>,
+    lost: watch::Receiver<BTreeSet<String>>,
     task: JoinHandle<()>,
 }
 
@@ -43,11 +47,12 @@ impl OverlayProbes {
     pub(crate) fn start(node: String, config: ConfigFile) -> Self {
         let (targets, wanted) = watch::channel(Some(Vec::new()));
         let (reports, unreachable) = watch::channel(Vec::new());
+        let (losses, lost) = watch::channel(BTreeSet::new());
         // Room for all that follow.
         let seed = RandomState::new().hash_one(&node) >> 1;
-        let task = Task { node, prober: Prober::new(seed), reports, ..Task::default() };
+        let task = Task { node, prober: Prober::new(seed), reports, losses, ..Task::default() };
         let task = tokio::spawn(task.run(wanted, config));
-        Self { targets, unreachable, task }
+        Self { targets, unreachable, lost, task }
     }
 
     /// Probes the gateways of this config from now on. Their routes have to be there: a probe would
@@ -73,11 +78,20 @@ impl OverlayProbes {
         });
     }
 
-    /// Returns when [`Self::unreachable`] is another.
+    /// Returns when [`Self::unreachable`] or [`Self::lost`] is another.
     pub(crate) async fn changed(&mut self) {
-        if self.unreachable.changed().await.is_err() {
+        let changed = tokio::select! {
+            changed = self.unreachable.changed() => changed,
+            changed = self.lost.changed() => changed,
+        };
+        if changed.is_err() {
             pending().await
         }
+    }
+
+    /// Peers whose gateways have not answered for [`LOST`].
+    pub(crate) fn lost(&self) -> BTreeSet<String> {
+        self.lost.borrow().clone()
     }
 
     pub(crate) fn unreachable(&self) -> Vec<UnreachableGateway> {
@@ -115,6 +129,7 @@ struct Task {
     node: String,
     prober: Prober,
     reports: watch::Sender<Vec<UnreachableGateway>>,
+    losses: watch::Sender<BTreeSet<String>>,
     v4: Option<DatagramSocket>,
     v6: Option<DatagramSocket>,
     opened: Option<Instant>,
@@ -147,6 +162,7 @@ impl Task {
                 }
             }
             self.report();
+            self.report_lost();
         }
         let farewell = self.prober.farewell();
         let farewell = farewell.into_iter().map(|probe| Probe { next: AWAY, ..probe }).collect();
@@ -193,6 +209,17 @@ impl Task {
             self.opened = Some(now);
         }
         open(socket, any)
+    }
+
+    fn report_lost(&self) {
+        let now = Instant::now();
+        let lost = self.prober.unreachable().filter(|(_, since)| now - *since >= LOST);
+        let lost: BTreeSet<String> = lost.map(|(target, _)| target.peer.clone()).collect();
+        self.losses.send_if_modified(|before| {
+            let changed = *before != lost;
+            *before = lost;
+            changed
+        });
     }
 
     fn report(&self) {

@@ -52,6 +52,21 @@ fn a_lost_tunnel_keeps_the_route_and_refuses_what_is_new() {
 }
 
 #[test]
+fn a_lost_gateway_refuses_its_own_peer_only() {
+    let turin = NodePeering {
+        peer_cluster_id: "turin".to_owned(),
+        prefixes: vec!["10.202.0.0/16".to_owned()],
+        ..peering()
+    };
+    let config = config(vec![peering(), turin]);
+    let whole = compile(&config, &host_state());
+    let mut compiled = whole.clone();
+    compiled.refuse(&config, &["milan".to_owned()].into());
+    assert_eq!(compiled.firewall.unconnected, [cidr("10.201.0.0/16")].into());
+    assert_eq!(compiled.state, whole.state, "routes stay");
+}
+
+#[test]
 fn without_a_gateway_only_the_backstop_is_there() {
     let waiting = NodePeering { gateway: None, ..peering() };
     let compiled = compile(&config(vec![waiting]), &host_state());
