@@ -55,6 +55,8 @@ impl Drop for Senders {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) wrapped: u64,
+    /// Errors about VXLAN that quote it, which hosts without weft send.
+    pub(crate) quoted: u64,
     pub(crate) frames: u64,
     pub(crate) bytes: usize,
     pub(crate) first: Option<Instant>,
@@ -76,8 +78,9 @@ impl Observer {
                 return;
             }
             let (mut seen, now) = (locked(&counted), Instant::now());
-            if is_wrapped(frame) {
-                seen.wrapped += 1;
+            if let Some(quoted) = in_vxlan(frame) {
+                seen.wrapped += u64::from(!quoted);
+                seen.quoted += u64::from(quoted);
                 return;
             }
             seen.frames += 1;
@@ -99,11 +102,12 @@ impl Observer {
     }
 }
 
-/// True for VXLAN between nodes, and for the error by which a host refuses that and quotes it.
-fn is_wrapped(frame: &[u8]) -> bool {
+/// `Some(false)` for VXLAN between nodes, `Some(true)` for the error by which a host refuses that and
+/// quotes it.
+fn in_vxlan(frame: &[u8]) -> Option<bool> {
     let port = |at: usize| frame.get(at..at + 2) == Some(&VXLAN);
-    let is_icmp = frame.get(23) == Some(&1);
-    port(HEADERS - 6) || (is_icmp && port(HEADERS + 22))
+    let is_quoted = frame.get(23) == Some(&1) && port(HEADERS + 22);
+    (is_quoted || port(HEADERS - 6)).then_some(is_quoted)
 }
 
 fn locked(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {

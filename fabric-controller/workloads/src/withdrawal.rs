@@ -1,8 +1,10 @@
 //! Takes away what weft has made in a cluster, for good: before its chart is uninstalled.
 //!
-//! First [`nodes`], since their agents have to run for it, then what weft has made (`leftovers`),
-//! then what it has written into objects of users (`marks`). Each looks at what is there until
-//! nothing is, so that a second run goes on where the first one ended.
+//! First the gateways, since nodes that are cleared answer what a gateway still sends them with ICMP
+//! errors, which quote packets of peers in clear; then [`nodes`], as long as their agents run, then all
+//! else that weft has made (`leftovers`), then what it has written into objects of users (`marks`).
+//! Each looks at what is there until nothing is, so that a second run goes on where the first one
+//! ended.
 
 mod cluster;
 mod leftovers;
@@ -65,6 +67,7 @@ pub async fn withdraw(server: ApiServer, patience: Duration) -> Result<(), Withd
 
 async fn take_away(server: &ApiServer, patience: Duration) -> Result<(), WithdrawError> {
     let cluster = Cluster::new(server);
+    leftovers::end_gateways(&cluster).await?;
     nodes::clear(&cluster, patience).await?;
     leftovers::remove(&cluster).await?;
     marks::remove(&cluster).await?;

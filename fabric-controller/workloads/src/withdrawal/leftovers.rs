@@ -21,6 +21,8 @@ use crate::live::{SLICE_OF, SLICE_OF_WEFT};
 
 /// Longer than a gateway takes to end.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Time for gateways to end. Those of a node that has died are not waited for any longer.
+const GATEWAYS_END: Duration = Duration::from_secs(12);
 /// Interval of passes.
 const PERIOD: Duration = Duration::from_millis(500);
 
@@ -42,6 +44,35 @@ pub(super) async fn remove(cluster: &Cluster) -> Result<(), WithdrawError> {
         }
         sleep(PERIOD).await;
     }
+}
+
+/// Returns once no gateway runs: nothing comes from peers any more.
+pub(super) async fn end_gateways(cluster: &Cluster) -> Result<(), WithdrawError> {
+    let until = Instant::now() + GATEWAYS_END;
+    let deployments = kind::<Deployment>();
+    for deployment in cluster.list_metadata(&deployments, &ours()).await? {
+        cluster.delete(&deployments, &deployment).await?;
+        tracing::info!("removed {}", Target::of(&deployments, deployment.meta()));
+    }
+    loop {
+        let running = gateways(cluster).await?;
+        if running.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() >= until {
+            tracing::warn!(objects = running.join(", "), "they take long to end; not waiting");
+            return Ok(());
+        }
+        sleep(PERIOD).await;
+    }
+}
+
+/// Pods of gateways.
+async fn gateways(cluster: &Cluster) -> Result<Vec<String>, WithdrawError> {
+    let labels = format!("{}={}", labels::COMPONENT, labels::GATEWAY);
+    let pods = kind::<Pod>();
+    let running = cluster.list_metadata(&pods, &labels).await?;
+    Ok(running.iter().map(|pod| Target::of(&pods, pod.meta()).to_string()).collect())
 }
 
 /// Objects found in one pass.
@@ -67,16 +98,18 @@ async fn sweep(cluster: &Cluster) -> Result<Left, WithdrawError> {
         }
     }
     // They end with their Deployments, and write into the API until then.
-    let gateways = format!("{}={}", labels::COMPONENT, labels::GATEWAY);
-    let pods = kind::<Pod>();
-    let running = cluster.list_metadata(&pods, &gateways).await?;
-    left.ending.extend(running.iter().map(|pod| Target::of(&pods, pod.meta()).to_string()));
+    left.ending.extend(gateways(cluster).await?);
     Ok(left)
+}
+
+/// Label of what weft has made.
+fn ours() -> String {
+    format!("{}={}", labels::MANAGED_BY, labels::WEFT)
 }
 
 /// Kinds, in the order in which they go, and the labels of those that are weft's.
 fn made() -> [(ApiResource, String); 14] {
-    let ours = format!("{}={}", labels::MANAGED_BY, labels::WEFT);
+    let ours = ours();
     // The webhook's certificate goes with the webhook.
     let keys = format!("{ours},{}=true", labels::GATEWAY_RESOURCE);
     [
