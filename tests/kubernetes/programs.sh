@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # Builds what clusters of the tests run, from the Go module proxy.
-# usage: programs.sh FOLDER KUBERNETES_VERSION HELM_VERSION LIQOCTL_VERSION
+# usage: programs.sh FOLDER KUBERNETES_VERSION HELM_VERSION LIQO_VERSION
 set -euo pipefail
 folder=$1 kubernetes=$2 helm=$3 liqoctl=$4
 programs=(kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl)
+# Liqo's other modules: of its version, like liqoctl.
+modules=(liqo-controller-manager crd-replicator webhook virtual-kubelet proxy)
 export CGO_ENABLED=0 GOFLAGS=-mod=mod
 
 # A module of our own: the one of Kubernetes leaves the versions of its parts to whoever builds it.
@@ -18,7 +20,7 @@ module() {
 
 # A program appears whole or not at all.
 build() { # NUMBER PROGRAM LINKER_FLAGS PACKAGE
-  echo "building $2, once: $1 of $((${#programs[@]} + 2)) programs, ten minutes in all on two cores"
+  echo "building $2, once: $1 of $((${#programs[@]} + ${#modules[@]} + 2)) programs, twelve minutes in all on two cores"
   go build -trimpath -ldflags "-s -w $3" -o "$folder/.$2" "$4"
   mv "$folder/.$2" "$folder/$2"
 }
@@ -61,3 +63,26 @@ replace='replace github.com/virtual-kubelet/virtual-kubelet => github.com/liqote
 module=github.com/liqotech/liqo
 single $((number + 2)) liqoctl $module "$liqoctl" "-X $module/pkg/liqoctl/version.LiqoctlVersion=v$liqoctl" \
   cmd/liqoctl "$replace"
+
+# Liqo's other modules, by the checksums that Liqo has: the database of the proxy lacks one of what they need.
+sources() {
+  (cd "$(mktemp -d -p "$scratch")" && printf 'module sources\n\ngo 1.25\n' >go.mod &&
+    go mod download -json "$module@v$liqoctl" | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')
+}
+number=$((number + 2))
+for program in "${modules[@]}"; do
+  number=$((number + 1)) name=liqo-${program#liqo-}
+  is_built "$name" $module "$liqoctl" && continue
+  printf 'module %s\n\ngo 1.25\n\nrequire %s v%s\n\n%s\n' "$name" "$module" "$liqoctl" "$replace" >go.mod
+  install -m 644 "$(sources)/go.sum" go.sum
+  build $number "$name" "" "$module/cmd/$program"
+done
+
+# Its chart, with its definitions.
+chart=$folder/liqo-chart-$liqoctl
+if [ ! -d "$chart" ]; then
+  rm -rf "$folder/.liqo-chart"
+  cp -r "$(sources)/deployments/liqo" "$folder/.liqo-chart"
+  chmod -R u+w "$folder/.liqo-chart"
+  mv "$folder/.liqo-chart" "$chart"
+fi

@@ -37,6 +37,19 @@ pub const CLUSTER_ID_APP: &str = "clusterid-configmap";
 /// On what weft makes for itself, which distinguishes its own objects from the user's.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 pub const WEFT: &str = "weft";
+/// On what a chart consists of: whose chart.
+pub const PART_OF: &str = "app.kubernetes.io/part-of";
+/// `true` on IPs that weft makes for Liqo's other modules.
+pub const FOR_LIQO: &str = "fabric.weft.dev/for-liqo";
+/// On an IP for a module of Liqo: what it stands for, [`API_SERVER`] or [`API_SERVER_PROXY`].
+pub const IP_TYPE: &str = "ipam.liqo.io/ip-type";
+pub const API_SERVER: &str = "api-server";
+pub const API_SERVER_PROXY: &str = "api-server-proxy";
+/// Annotation: `true` on what Liqo's own chart would have made.
+pub const PREINSTALLED: &str = "liqo.io/preinstalled";
+/// On the IP of a pod that runs in another cluster.
+pub const OFFLOADED_POD_NAME: &str = "offloading.liqo.io/pod-name";
+pub const OFFLOADED_POD_NAMESPACE: &str = "offloading.liqo.io/pod-namespace";
 
 /// The API group of most of Liqo's networking resources.
 pub const NETWORKING_GROUP: &str = "networking.liqo.io";

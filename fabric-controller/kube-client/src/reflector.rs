@@ -113,6 +113,10 @@ impl Selection {
         selection.fields(&format!("metadata.name={}", object.name))
     }
 
+    pub fn inside(self, namespace: &str) -> Self {
+        Self { namespace: Some(namespace.to_owned()), ..self }
+    }
+
     pub fn labels(self, selector: &str) -> Self {
         Self { labels: Some(selector.to_owned()), ..self }
     }

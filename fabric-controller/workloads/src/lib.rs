@@ -1,7 +1,7 @@
 //! All that only Kubernetes has: gateways as Deployments with their Services and rights, Services
-//! of IPs, pods, the labels that Liqo's tools look for in Secrets and ForeignClusters, Leases,
-//! Events, and the removal of all of it ([`withdrawal`]). No other part of the controller depends
-//! on it.
+//! of IPs, pods, the labels that Liqo's tools look for in Secrets and ForeignClusters, IPs that
+//! Liqo's other modules read, Leases, Events, and the removal of all of it ([`withdrawal`]). No other
+//! part of the controller depends on it.
 //!
 //! [`Kubernetes`] receives a [`Plan`] and publishes [`Placements`]; `live` is the observed state,
 //! `objects` and `services` the desired one (pure), `writer` writes what differs, `place` finds
@@ -12,6 +12,7 @@ mod endpoint;
 mod events;
 mod foreign_clusters;
 pub mod lease;
+mod liqo_ips;
 mod live;
 mod objects;
 mod place;
@@ -42,6 +43,7 @@ use events::Events;
 use fabric_index::placement::{Placement, Placements, Plan, PlannedGateway};
 use fabric_kube_client::obstacles::{Obstacles, Reader};
 use foreign_clusters::ForeignClusters;
+use liqo_ips::LiqoIps;
 use live::{Key, Live, Watched};
 use place::World;
 use pods::{GatewayPod, Pods};
@@ -78,6 +80,7 @@ pub struct Kubernetes {
     writer: Writer,
     events: Events,
     foreign_clusters: ForeignClusters,
+    liqo_ips: LiqoIps,
     secrets: Secrets,
     absence: Absence,
     obstacles: Obstacles,
@@ -117,6 +120,7 @@ impl Kubernetes {
         heartbeat: Heartbeat,
     ) -> (Self, Exchange) {
         let writer = Writer::new(&server);
+        let liqo_ips = LiqoIps::new(&server);
         let ApiServer { client, namespace: installation, metrics, .. } = server;
         let (nodes_sender, changed_nodes) = watch::channel(None);
         let (plan_sender, plan) = watch::channel(None);
@@ -132,6 +136,7 @@ impl Kubernetes {
             heartbeat,
             events: Events::new(client.clone(), identity),
             foreign_clusters: ForeignClusters::new(client.clone(), &metrics),
+            liqo_ips,
             secrets: Secrets::new(client),
             absence: Absence::default(),
             plan,
@@ -161,6 +166,7 @@ impl Kubernetes {
             self.secrets.complete(&plan.secrets, &heartbeat).await;
             self.events.emit_new(&plan.problems, &heartbeat).await;
             self.foreign_clusters.reconcile(&plan, &heartbeat).await;
+            self.liqo_ips.reconcile(&heartbeat).await;
         }
     }
 
@@ -186,6 +192,7 @@ impl Kubernetes {
 
     fn report_obstacles(&self) {
         let obstacles = self.live.obstacles().chain(self.pods.obstacles());
+        let obstacles = obstacles.chain(self.liqo_ips.obstacles());
         self.obstacles.set(Reader::Gateways, obstacles.cloned().collect());
     }
 
@@ -200,6 +207,10 @@ impl Kubernetes {
                     if news { break }
                 }
                 news = self.foreign_clusters.next() => if news { break },
+                news = self.liqo_ips.next() => {
+                    self.report_obstacles();
+                    if news { break }
+                }
                 news = self.pods.next(&self.nodes) => {
                     self.report_obstacles();
                     if news { break }
@@ -230,6 +241,7 @@ impl Kubernetes {
             let due = [
                 self.writer.again(),
                 self.foreign_clusters.due(),
+                self.liqo_ips.due(),
                 self.secrets.due(),
                 self.absence.due(Instant::now()),
                 self.events.again(),

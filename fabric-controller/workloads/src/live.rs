@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use fabric_api::ipam::IP;
 use fabric_api::labels;
 use fabric_api::liqo_core::ForeignCluster;
-use fabric_api::networking::{WgGatewayClientTemplate, WgGatewayServerTemplate};
+use fabric_api::networking::{Configuration, WgGatewayClientTemplate, WgGatewayServerTemplate};
 use fabric_kube_client::StoreMetrics;
 use fabric_kube_client::reflector::{Change, Reflector, Selection};
 use fabric_objects::Problem;
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Service, ServiceAccount};
+use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, Role, RoleBinding};
 use kube::Client;
@@ -37,6 +38,16 @@ pub(super) enum Watched {
     ServerTemplate,
     ClientTemplate,
     ForeignCluster,
+    /// Deployment of Liqo's controller-manager.
+    LiqoManager,
+    /// Service of the API server.
+    ApiServer,
+    /// Service of Liqo's proxy to the API server.
+    LiqoProxy,
+    /// Pods that Liqo runs in other clusters.
+    ShadowPod,
+    Configuration,
+    Ip,
 }
 
 /// Names an object of them.
@@ -80,6 +91,9 @@ impl Watched {
         Self::ServerTemplate,
         Self::ClientTemplate,
     ];
+    /// Kinds that IPs for Liqo's other modules are made from, and those themselves.
+    pub(super) const OF_LIQO_IPS: [Self; 5] =
+        [Self::ApiServer, Self::LiqoProxy, Self::ShadowPod, Self::Configuration, Self::Ip];
     /// Kinds of the objects of a gateway.
     pub(super) const MADE: [Self; 5] =
         [Self::Account, Self::Role, Self::Binding, Self::Service, Self::Deployment];
@@ -92,20 +106,26 @@ impl Watched {
             Self::Role => ApiResource::erase::<Role>(&()),
             Self::Binding => ApiResource::erase::<RoleBinding>(&()),
             Self::RecordReaders => ApiResource::erase::<ClusterRoleBinding>(&()),
-            Self::Service => ApiResource::erase::<Service>(&()),
+            Self::Service | Self::ApiServer | Self::LiqoProxy => ApiResource::erase::<Service>(&()),
             Self::Slice => ApiResource::erase::<EndpointSlice>(&()),
-            Self::Deployment => ApiResource::erase::<Deployment>(&()),
+            Self::Deployment | Self::LiqoManager => ApiResource::erase::<Deployment>(&()),
             Self::ServerTemplate => ApiResource::erase::<WgGatewayServerTemplate>(&()),
             Self::ClientTemplate => ApiResource::erase::<WgGatewayClientTemplate>(&()),
             Self::ForeignCluster => ApiResource::erase::<ForeignCluster>(&()),
+            Self::ShadowPod => ApiResource::erase::<Pod>(&()),
+            Self::Configuration => ApiResource::erase::<Configuration>(&()),
+            Self::Ip => ApiResource::erase::<IP>(&()),
         }
     }
 
+    /// Kind of an object that is written.
     pub(super) fn of_kind(kind: &str) -> Option<Self> {
-        Self::OF_GATEWAYS.into_iter().find(|watched| watched.resource().kind == kind)
+        let mut written = Self::OF_GATEWAYS.into_iter().chain([Self::Ip]);
+        written.find(|watched| watched.resource().kind == kind)
     }
 
-    fn selection(self) -> Selection {
+    /// `installation` is the namespace of weft, which is that of Liqo, too.
+    fn selection(self, installation: &str) -> Selection {
         let gateways = format!("{}={}", labels::COMPONENT, labels::GATEWAY);
         let ours = format!("{}={}", labels::MANAGED_BY, labels::WEFT);
         let all = Selection::all(self.resource());
@@ -121,6 +141,18 @@ impl Watched {
             Self::ServerTemplate | Self::ClientTemplate => all,
             // Absent where Liqo is not installed.
             Self::ForeignCluster => all.optional(),
+            Self::LiqoManager => {
+                let (name, part_of) = (labels::APP_NAME, labels::PART_OF);
+                let other = labels::WEFT;
+                all.inside(installation)
+                    .labels(&format!("{name}=controller-manager,{part_of}!={other}"))
+            }
+            Self::ApiServer => all.inside("default").fields("metadata.name=kubernetes"),
+            Self::LiqoProxy => {
+                all.inside(installation).labels(&format!("{}=proxy", labels::APP_NAME))
+            }
+            Self::ShadowPod => all.labels(&format!("{}=true", labels::SHADOW_POD)),
+            Self::Configuration | Self::Ip => all,
         }
     }
 
@@ -134,6 +166,17 @@ impl Watched {
                     ["readyReplicas", "unavailableReplicas"].map(|count| status[count].take());
                 json!({"status": {"readyReplicas": ready, "unavailableReplicas": unavailable}})
             }
+            Self::LiqoManager => {
+                let containers = data["spec"]["template"]["spec"]["containers"].as_array_mut();
+                let args = containers.into_iter().flatten().map(|one| one["args"].take());
+                json!({"args": args.collect::<Vec<_>>()})
+            }
+            Self::ApiServer | Self::LiqoProxy => {
+                json!({"spec": {"clusterIP": data["spec"]["clusterIP"].take()}})
+            }
+            Self::ShadowPod => json!({"status": {"podIP": data["status"]["podIP"].take()}}),
+            Self::Configuration => json!({"status": {"remote": data["status"]["remote"].take()}}),
+            Self::Ip => json!({"spec": {"ip": data["spec"]["ip"].take()}}),
             Self::RecordReaders
             | Self::Service
             | Self::ServerTemplate
@@ -205,9 +248,15 @@ impl Objects {
 impl Live {
     /// Must be called within a tokio runtime; nothing is sent yet.
     pub(super) fn watch(client: &Client, metrics: &StoreMetrics, all: &[Watched]) -> Self {
-        let mut reflector = Reflector::new(client.clone(), metrics.clone());
-        all.iter().for_each(|watched| reflector.open(*watched, watched.selection()));
-        Self { objects: Objects::default(), reflector }
+        let reflector = Reflector::new(client.clone(), metrics.clone());
+        let mut live = Self { objects: Objects::default(), reflector };
+        live.open(all, "");
+        live
+    }
+
+    /// Watches more kinds.
+    pub(super) fn open(&mut self, all: &[Watched], installation: &str) {
+        all.iter().for_each(|one| self.reflector.open(*one, one.selection(installation)));
     }
 
     /// Reasons why not all of it can be read.

@@ -15,7 +15,7 @@ use super::cluster::{Cluster, kind};
 pub(super) async fn remove(cluster: &Cluster) -> Result<(), WithdrawError> {
     // The chart's own Networks go in a moment; if they do not, their prefixes shall not change.
     // Weft's own have gone, or are held by others until they may.
-    let (part_of, weft) = ("app.kubernetes.io/part-of", labels::WEFT);
+    let (part_of, weft) = (labels::PART_OF, labels::WEFT);
     let labels = format!("{part_of}!={weft},{}!={weft}", labels::MANAGED_BY);
     let kinds = [
         kind::<Configuration>(),

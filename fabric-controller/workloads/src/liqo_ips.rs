@@ -1,0 +1,143 @@
+//! IPs that Liqo's other modules read while Liqo's own networking, which would make them, is off: of
+//! the API server and of Liqo's proxy to it, of each pod that runs in another cluster, and of the
+//! address from which each peer's nodes are seen.
+//!
+//! Nothing but a Deployment is watched until Liqo's controller-manager runs beside. Without these IPs
+//! its virtual kubelets leave pods pending, `liqoctl` cannot peer in-band, and an EndpointSlice with
+//! one pod of a third cluster is not reflected at all.
+
+mod desired;
+
+use std::time::Duration;
+
+use fabric_api::ipam::IP;
+use fabric_kube_client::ApiServer;
+use fabric_objects::Problem;
+use fabric_runtime::Heartbeat;
+use tokio::time::Instant;
+
+use super::live::{Key, Live, Watched};
+use super::objects::dynamic;
+use super::writer::{Desired, WriteError, Writer};
+use desired::{Changes, Liqo, Wanted, changes, wanted};
+
+/// Retry interval while the API server cannot be reached.
+const RETRY: Duration = Duration::from_secs(5);
+/// Time without Liqo's controller-manager after which its IPs are removed: addresses that were mapped
+/// to peers are others after that, and an upgrade may replace its Deployment.
+const ABSENT_FOR: Duration = Duration::from_secs(60);
+
+pub(super) struct LiqoIps {
+    /// The namespace of weft, which is that of Liqo, too.
+    installation: String,
+    live: Live,
+    writer: Writer,
+    /// All kinds are watched.
+    is_open: bool,
+    absent_since: Option<Instant>,
+    due: Option<Instant>,
+}
+
+impl LiqoIps {
+    /// Must be called within a tokio runtime; nothing is sent yet.
+    pub(super) fn new(server: &ApiServer) -> Self {
+        let installation = server.namespace.clone();
+        let mut live = Live::watch(&server.client, &server.metrics, &[]);
+        live.open(&[Watched::LiqoManager], &installation);
+        Self {
+            installation,
+            live,
+            writer: Writer::new(server),
+            is_open: false,
+            absent_since: None,
+            due: None,
+        }
+    }
+
+    /// Reasons why not all of it can be read.
+    pub(super) fn obstacles(&self) -> impl Iterator<Item = &Problem> {
+        self.live.obstacles()
+    }
+
+    /// Waits for something to happen; true if anything is different now. Cancel safe.
+    pub(super) async fn next(&mut self) -> bool {
+        self.live.next().await
+    }
+
+    /// Time of the next check, if nothing happens before.
+    pub(super) fn due(&self) -> Option<Instant> {
+        [self.due, self.writer.again()].into_iter().flatten().min()
+    }
+
+    /// Makes, replaces and removes IPs. Failures are retried.
+    pub(super) async fn reconcile(&mut self, heartbeat: &Heartbeat) {
+        self.due = None;
+        if !self.live.is_whole() {
+            return;
+        }
+        let liqo = Liqo::of(self.live.objects());
+        if liqo == Liqo::WithoutNetworking && !self.is_open {
+            self.live.open(&Watched::OF_LIQO_IPS, &self.installation);
+            self.is_open = true;
+            return;
+        }
+        if !self.is_open || !self.is_due(liqo) {
+            return;
+        }
+        let wanted = match liqo {
+            Liqo::WithoutNetworking => wanted(self.live.objects(), &self.installation),
+            // It makes them itself.
+            Liqo::WithNetworking => return,
+            Liqo::Absent => Wanted::default(),
+        };
+        self.writer.keep(|key| wanted.ips.contains_key(key));
+        let changes = changes(self.live.objects(), &wanted);
+        if let Err(error) = self.write(changes, heartbeat).await {
+            tracing::debug!(%error, "IPs for Liqo are not as they should be; tried again");
+            self.due = Some(Instant::now() + RETRY);
+        }
+    }
+
+    /// False while Liqo has been absent for a short time only.
+    fn is_due(&mut self, liqo: Liqo) -> bool {
+        if liqo != Liqo::Absent {
+            self.absent_since = None;
+            return true;
+        }
+        let due = *self.absent_since.get_or_insert_with(Instant::now) + ABSENT_FOR;
+        let is_due = due <= Instant::now();
+        self.due = (!is_due).then_some(due);
+        is_due
+    }
+
+    async fn write(&mut self, changes: Changes, heartbeat: &Heartbeat) -> Result<(), WriteError> {
+        for (key, uid) in &changes.delete {
+            heartbeat.beat();
+            match self.writer.delete(key, Some(uid)).await {
+                // Its watch reports when it is gone.
+                Ok(()) | Err(WriteError::Refused { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let desired = changes.apply.iter().filter_map(desired);
+        let desired: Vec<Desired> = desired.collect();
+        let writes: Vec<&Desired> = desired.iter().collect();
+        let written =
+            self.writer.write_side_by_side(self.live.objects_mut(), &writes, heartbeat).await;
+        written.into_iter().try_for_each(|one| match one {
+            Err(WriteError::Refused { name, message }) => {
+                tracing::warn!(name, reason = message, "an IP for Liqo; tried again");
+                Ok(())
+            }
+            written => written,
+        })
+    }
+}
+
+fn desired(ip: &IP) -> Option<Desired> {
+    dynamic(ip).and_then(|object| Desired::of(&object)).ok()
+}
+
+fn key(namespace: &str, name: &str) -> Key {
+    Key::new(Watched::Ip, namespace, name)
+}
