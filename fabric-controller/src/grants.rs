@@ -91,8 +91,8 @@ impl Ipam {
                 let granted = self.client.network_acquire(request).await?.into_inner().cidr;
                 Ok(Grant::Network(understood(&granted)?))
             }
-            Allocation::Address { cidr } => {
-                let request = IpAcquireRequest { cidr: cidr.to_string() };
+            Allocation::Address { cidr, from_end } => {
+                let request = IpAcquireRequest { cidr: cidr.to_string(), from_end };
                 let granted = self.client.ip_acquire(request).await?.into_inner().ip;
                 Ok(Grant::Address { ip: understood(&granted)?, cidr })
             }

@@ -10,6 +10,8 @@ pub(crate) struct Addresses {
     /// The one issued last: the next search begins behind it, so that an address given back is not
     /// issued again while others still associate it with its old owner.
     last: Option<IpAddr>,
+    /// The same of those issued from the end.
+    last_from_end: Option<IpAddr>,
 }
 
 impl Addresses {
@@ -28,9 +30,31 @@ impl Addresses {
         Some(found)
     }
 
-    /// Takes `address`, which has been issued before according to the store. False if it was taken.
-    pub(crate) fn adopt(&mut self, address: IpAddr) -> bool {
-        self.last = self.last.max(Some(address));
+    /// Takes the next free address of `cidr` before the one last issued so, never one of the first
+    /// `skip`, and the broadcast address of an IPv4 prefix last. `None` if all are taken.
+    pub(crate) fn issue_from_end(&mut self, cidr: Cidr, skip: u32) -> Option<IpAddr> {
+        let (first, last) = (u128::from(skip), last_offset(cidr));
+        let end = if cidr.is_ipv4() && last >= 3 { last - 1 } else { last };
+        let before = self.last_from_end.and_then(|last| offset(cidr, last).checked_sub(1));
+        let start = before.filter(|before| (first..=end).contains(before)).unwrap_or(end);
+        let found = self
+            .last_gap(cidr, first, start)
+            .or_else(|| self.last_gap(cidr, start.checked_add(1)?, end))
+            .or_else(|| self.last_gap(cidr, first.max(end.checked_add(1)?), last))?;
+        self.issued.insert(found);
+        self.last_from_end = Some(found);
+        Some(found)
+    }
+
+    /// Takes `address` of `cidr`, which has been issued before according to the store: in the second half
+    /// of the prefix, from its end. False if it was taken.
+    pub(crate) fn adopt(&mut self, cidr: Cidr, address: IpAddr) -> bool {
+        if offset(cidr, address) > last_offset(cidr) / 2 {
+            let lowest = self.last_from_end.map_or(address, |last| last.min(address));
+            self.last_from_end = Some(lowest);
+        } else {
+            self.last = self.last.max(Some(address));
+        }
         self.issued.insert(address)
     }
 
@@ -64,6 +88,21 @@ impl Addresses {
             candidate = candidate.checked_add(1)?;
         }
         (candidate <= to).then(|| at(cidr, candidate))
+    }
+
+    /// The last address that is not taken from offset `from` to offset `to`, both included.
+    fn last_gap(&self, cidr: Cidr, from: u128, to: u128) -> Option<IpAddr> {
+        if from > to {
+            return None;
+        }
+        let mut candidate = to;
+        for taken in self.issued.range(at(cidr, from)..=at(cidr, to)).rev() {
+            if offset(cidr, *taken) != candidate {
+                break;
+            }
+            candidate = candidate.checked_sub(1)?;
+        }
+        (candidate >= from).then(|| at(cidr, candidate))
     }
 }
 
@@ -135,15 +174,38 @@ mod tests {
         assert_eq!(issue(&mut host, "fd00::1/128", 0).as_deref(), Some("fd00::1"));
         assert_eq!(issue(&mut host, "fd00::1/128", 0), None);
         let mut top = Addresses::default();
-        top.adopt("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap());
+        let last = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap();
+        top.adopt(cidr("ff00::/8"), last);
         assert_eq!(issue(&mut top, "ff00::/8", 0).as_deref(), Some("ff00::"));
     }
 
     #[test]
     fn after_a_rebuild_the_search_goes_on_behind_the_highest_known() {
         let mut addresses = Addresses::default();
-        addresses.adopt([10, 0, 0, 9].into());
-        addresses.adopt([10, 0, 0, 3].into());
+        let prefix = cidr("10.0.0.0/24");
+        for host in [9, 3, 252, 254] {
+            addresses.adopt(prefix, [10, 0, 0, host].into());
+        }
         assert_eq!(issue(&mut addresses, "10.0.0.0/24", 1).as_deref(), Some("10.0.0.10"));
+        let from_end = addresses.issue_from_end(prefix, 1).map(|address| address.to_string());
+        assert_eq!(from_end.as_deref(), Some("10.0.0.251"));
+    }
+
+    #[test]
+    fn addresses_from_the_end_avoid_the_first_ones() {
+        let mut addresses = Addresses::default();
+        let issue = |addresses: &mut Addresses| {
+            let issued = addresses.issue_from_end(cidr("10.0.0.0/29"), 2);
+            issued.map(|address| address.to_string())
+        };
+        for host in [6, 5] {
+            assert_eq!(issue(&mut addresses), Some(format!("10.0.0.{host}")));
+        }
+        addresses.release([10, 0, 0, 6].into());
+        for host in [4, 3, 2, 6] {
+            assert_eq!(issue(&mut addresses), Some(format!("10.0.0.{host}")), "round robin");
+        }
+        assert_eq!(issue(&mut addresses).as_deref(), Some("10.0.0.7"), "the broadcast address");
+        assert_eq!(issue(&mut addresses), None);
     }
 }

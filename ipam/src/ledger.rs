@@ -8,7 +8,7 @@ use fabric_api::Cidr;
 use serde::{Deserialize, Serialize};
 
 use crate::claims::{AddressClaim, Claims, Fault, PrefixClaim};
-use crate::pools::{AcquireError, AddressError, Holding, Pools, Request};
+use crate::pools::{AcquireError, AddressError, Holding, Pools, Request, Search};
 
 /// Taken prefixes and addresses, including those that the store may not know yet.
 ///
@@ -67,9 +67,10 @@ impl Ledger {
     pub(crate) fn acquire_address(
         &mut self,
         cidr: Cidr,
+        search: Search,
         now: Instant,
     ) -> Result<IpAddr, AddressError> {
-        let address = self.pools.acquire_address(cidr)?;
+        let address = self.pools.acquire_address(cidr, search)?;
         self.touch((cidr, Some(address)), now);
         Ok(address)
     }

@@ -54,6 +54,13 @@ pub(crate) enum Wish {
     Exclusive,
 }
 
+/// End of a prefix from which a free address is searched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Search {
+    FromStart,
+    FromEnd,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PoolError {
     #[error("there is no pool to take prefixes from")]
@@ -143,10 +150,18 @@ impl Pools {
     }
 
     /// Takes the next free address of `cidr`, which must be held as exactly that prefix.
-    pub(crate) fn acquire_address(&mut self, cidr: Cidr) -> Result<IpAddr, AddressError> {
-        let holding = self.taken.get(&cidr).ok_or(AddressError::PrefixNotTaken(cidr))?;
+    pub(crate) fn acquire_address(
+        &mut self,
+        cidr: Cidr,
+        search: Search,
+    ) -> Result<IpAddr, AddressError> {
+        let skip = self.taken.get(&cidr).ok_or(AddressError::PrefixNotTaken(cidr))?.pre_allocated;
         let addresses = self.addresses.entry(cidr).or_default();
-        addresses.issue(cidr, holding.pre_allocated).ok_or(AddressError::NoneFree(cidr))
+        let issued = match search {
+            Search::FromStart => addresses.issue(cidr, skip),
+            Search::FromEnd => addresses.issue_from_end(cidr, skip),
+        };
+        issued.ok_or(AddressError::NoneFree(cidr))
     }
 
     /// Gives an address back. False if it was not taken.
@@ -174,7 +189,7 @@ impl Pools {
 
     /// Takes an address according to the store, even of a prefix that nobody holds.
     pub(crate) fn adopt_address(&mut self, cidr: Cidr, address: IpAddr) {
-        self.addresses.entry(cidr).or_default().adopt(address);
+        self.addresses.entry(cidr).or_default().adopt(cidr, address);
     }
 
     pub(crate) fn holding(&self, cidr: Cidr) -> Option<Holding> {

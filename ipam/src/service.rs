@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status};
 
 use crate::ledger::Ledger;
 use crate::metrics::Grantable;
-use crate::pools::{self, AcquireError, AddressError, Wish};
+use crate::pools::{self, AcquireError, AddressError, Search, Wish};
 use crate::shared::Shared;
 
 /// Answers the calls.
@@ -24,9 +24,11 @@ pub(crate) struct Service(pub(crate) Shared);
 impl Service {
     async fn acquire_address(&self, request: &IpAcquireRequest) -> Result<IpAddr, Status> {
         let cidr: Cidr = parse(&request.cidr)?;
+        let search = if request.from_end { Search::FromEnd } else { Search::FromStart };
         let granted = self.0.grant(
             |ledger, now| {
-                let address = ledger.acquire_address(cidr, now).map_err(address_status)?;
+                let address = ledger.acquire_address(cidr, search, now);
+                let address = address.map_err(address_status)?;
                 Ok((cidr, address))
             },
             |ledger, (cidr, address), now| ledger.release_address(cidr, address, now),

@@ -154,7 +154,11 @@ impl Ipam {
     }
 
     async fn address(&self, cidr: &str) -> Result<String, Status> {
-        let request = IpAcquireRequest { cidr: cidr.to_owned() };
+        self.address_from(cidr, false).await
+    }
+
+    async fn address_from(&self, cidr: &str, from_end: bool) -> Result<String, Status> {
+        let request = IpAcquireRequest { cidr: cidr.to_owned(), from_end };
         Ok(self.client().await.ip_acquire(request).await?.into_inner().ip)
     }
 
@@ -199,6 +203,7 @@ async fn prefixes_and_addresses_are_granted_and_given_back() {
     assert_eq!(ipam.prefix("fd10:200::/56", MUTABLE).await.unwrap(), "fd10:200:0:100::/56");
     assert_eq!(ipam.address("10.70.0.0/16").await.unwrap(), "10.70.0.1");
     assert_eq!(ipam.address("10.70.0.0/16").await.unwrap(), "10.70.0.2");
+    assert_eq!(ipam.address_from("10.70.0.0/16", true).await.unwrap(), "10.70.255.254");
     assert_eq!(ipam.address("fd10:200::/56").await.unwrap(), "fd10:200::1");
 
     let mut client = ipam.client().await;

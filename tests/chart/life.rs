@@ -88,14 +88,14 @@ fn what_programs_fill_in_outlives_upgrades_and_what_users_made_outlives_the_rele
     release.helm("install", &[LEAST, NAMELESS]).unwrap();
     let id = release.get("configmap", "liqo-clusterid-configmap")["data"].clone();
     fill_in(&release);
-    release.helm("upgrade", &[LEAST, NAMELESS, "controllerManager: {replicas: 2}"]).unwrap();
+    release.helm("upgrade", &[LEAST, NAMELESS, "controllerManager: {replicas: 3}"]).unwrap();
     let replicas =
         || release.get("deployment", "liqo-fabric-controller")["spec"]["replicas"].clone();
-    assert_eq!(replicas(), 2);
+    assert_eq!(replicas(), 3);
     assert_eq!(release.get("configmap", "liqo-clusterid-configmap")["data"], id);
     is_filled_in(&release);
     release.plain(&["rollback", "weft", "1"]);
-    assert_eq!(replicas(), 1);
+    assert_eq!(replicas(), 2);
     is_filled_in(&release);
 
     let network = json!({"apiVersion": "ipam.liqo.io/v1alpha1", "kind": "Network",
@@ -112,14 +112,18 @@ fn what_programs_fill_in_outlives_upgrades_and_what_users_made_outlives_the_rele
 fn fill_in(release: &Release) {
     let name = "weft-cidr-lists";
     let mut webhooks = release.get("mutatingwebhookconfiguration", name)["webhooks"].clone();
-    webhooks[0]["clientConfig"]["caBundle"] = AUTHORITY.into();
+    for webhook in webhooks.as_array_mut().unwrap() {
+        webhook["clientConfig"]["caBundle"] = AUTHORITY.into();
+    }
     release.patch("mutatingwebhookconfiguration", name, &json!({ "webhooks": webhooks }));
     release.patch("clusterrolebinding", RECORD_READERS, &json!({ "subjects": [a_gateway()] }));
 }
 
 fn is_filled_in(release: &Release) {
     let webhooks = release.get("mutatingwebhookconfiguration", "weft-cidr-lists");
-    assert_eq!(webhooks["webhooks"][0]["clientConfig"]["caBundle"], AUTHORITY);
+    for webhook in webhooks["webhooks"].as_array().unwrap() {
+        assert_eq!(webhook["clientConfig"]["caBundle"], AUTHORITY);
+    }
     let readers = release.get("clusterrolebinding", RECORD_READERS);
     assert_eq!(readers["subjects"], json!([a_gateway()]));
 }
@@ -142,6 +146,32 @@ fn what_liqo_has_is_used_as_it_is() {
     assert_eq!(theirs.as_they_are(&release), before);
     uninstall(&release);
     assert_eq!(theirs.as_they_are(&release), before);
+}
+
+/// As `helm install --take-ownership` of Liqo's chart does.
+#[test]
+fn shared_objects_outlive_a_takeover_by_liqo() {
+    const SHARED: [(&str, &str); 5] = [
+        ("configmap", "liqo-clusterid-configmap"),
+        ("networks.ipam.liqo.io", "pod-cidr-10-200-0-0-16"),
+        ("networks.ipam.liqo.io", "service-cidr"),
+        ("networks.ipam.liqo.io", "external-cidr"),
+        ("networks.ipam.liqo.io", "internal-cidr"),
+    ];
+    let Some(release) = Release::prepare() else { return };
+    release.helm("install", &[LEAST, NAMELESS]).unwrap();
+    let uids = || SHARED.map(|(kind, name)| release.get(kind, name)["metadata"]["uid"].clone());
+    let before = uids();
+    let annotations = json!({"meta.helm.sh/release-name": "other"});
+    let metadata =
+        json!({"annotations": annotations, "labels": {"app.kubernetes.io/part-of": "liqo"}});
+    for (kind, name) in SHARED {
+        release.patch(kind, name, &json!({ "metadata": metadata }));
+    }
+    release.helm("upgrade", &[LEAST, NAMELESS]).unwrap();
+    assert_eq!(uids(), before, "an upgrade deletes none");
+    uninstall(&release);
+    assert_eq!(uids(), before, "nor does the release's end");
 }
 
 /// Objects that Liqo's own chart has installed.

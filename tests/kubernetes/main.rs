@@ -4,6 +4,7 @@
 //! else builds any, so one test runs at a time.
 
 mod bad_manifests;
+mod beside_liqo;
 mod calls;
 mod clusters;
 mod dead_node;

@@ -115,6 +115,8 @@ const ELSEWHERE: &[Row] = &[
     ("liqo", "update secrets weft-webhook-certificate", "c"),
     ("liqo", "update secrets of-a-user", ""),
     ("liqo", "watch configmaps liqo-clusterid-configmap", "c"),
+    ("liqo", "get configmaps liqo-clusterid-configmap", "cw"),
+    ("liqo", "delete configmaps liqo-clusterid-configmap", "w"),
     ("liqo", "patch configmaps liqo-clusterid-configmap", ""),
     ("liqo", "create configmaps", "i"),
     ("liqo", "patch configmaps weft-ipam-open-grants", "i"),

@@ -13,6 +13,14 @@ alone. Arguments: the root, API version, kind, namespace, name.
 {{- end }}
 
 {{/*
+Annotations of what Liqo's chart would make, too. With `helm --take-ownership` it is another release's from then on;
+this one, which no longer has it, would delete it at its next upgrade.
+*/}}
+{{- define "weft.sharedAnnotations" -}}
+helm.sh/resource-policy: keep
+{{- end }}
+
+{{/*
 "true" if this release has made the object. Arguments: the root, the object as it is in the cluster.
 */}}
 {{- define "weft.isOurs" -}}

@@ -22,6 +22,7 @@ metadata:
     {{- end }}
   annotations:
     liqo.io/preinstalled: "true"
+    {{- include "weft.sharedAnnotations" $ | nindent 4 }}
 spec:
   cidr: {{ index . 3 | quote }}
   {{- if hasPrefix "external-cidr" $type }}

@@ -37,6 +37,8 @@ pub const CLUSTER_ID_APP: &str = "clusterid-configmap";
 /// On what weft makes for itself, which distinguishes its own objects from the user's.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 pub const WEFT: &str = "weft";
+/// Field manager of what the fabric-controller writes in Kubernetes beyond the store's own kinds.
+pub const CONTROLLER_MANAGER: &str = "weft-fabric-controller";
 /// On what a chart consists of: whose chart.
 pub const PART_OF: &str = "app.kubernetes.io/part-of";
 /// `true` on IPs that weft makes for Liqo's other modules.

@@ -107,7 +107,9 @@ impl Requests {
         part: Part,
         change: &(impl Serialize + fmt::Debug),
     ) -> Result<DynamicObject, ApiError> {
-        self.patch(target, part, &PatchParams::default(), &Patch::Merge(change)).await
+        let parameters =
+            PatchParams { field_manager: Some(self.manager.to_owned()), ..PatchParams::default() };
+        self.patch(target, part, &parameters, &Patch::Merge(change)).await
     }
 
     /// Merges a change into an object whose content is not even read.

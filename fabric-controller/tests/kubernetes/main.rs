@@ -10,6 +10,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bad;
+mod beside_liqo;
 mod cluster;
 mod election;
 mod endpoint;

@@ -1,8 +1,10 @@
-//! Plain strings become lists; whatever else is wrong is left for validation.
+//! Answers to reviews: plain strings of Configurations become lists, and whatever else is wrong is left
+//! for validation; networking in the status of a ForeignCluster stays as weft has written it.
 
+use fabric_api::labels;
 use fabric_api::networking::CidrList;
 use json_patch::jsonptr::Pointer;
-use json_patch::{Patch, PatchOperation, ReplaceOperation};
+use json_patch::{AddOperation, Patch, PatchOperation, ReplaceOperation};
 use kube::core::DynamicObject;
 use kube::core::admission::{
     AdmissionRequest, AdmissionResponse, AdmissionReview, META_API_VERSION_V1, META_KIND,
@@ -52,14 +54,43 @@ fn respond(
     request: &AdmissionRequest<DynamicObject>,
 ) -> Result<AdmissionResponse, SerializePatchError> {
     let response = AdmissionResponse::from(request);
-    let object = request.object.as_ref().filter(|_| is_configuration(request));
-    let changes = object.map(|object| lists(&object.data)).unwrap_or_default();
+    let Some(object) = &request.object else { return Ok(response) };
+    let changes = match kind(request) {
+        ("networking.liqo.io", "Configuration", None) => lists(&object.data),
+        ("core.liqo.io", "ForeignCluster", Some("status")) if !is_of_weft(request) => {
+            let before = request.old_object.as_ref();
+            before.and_then(|before| networking(&before.data, &object.data)).unwrap_or_default()
+        }
+        _ => Patch::default(),
+    };
     if changes.is_empty() { Ok(response) } else { response.with_patch(changes) }
 }
 
-fn is_configuration(request: &AdmissionRequest<DynamicObject>) -> bool {
-    let kind = (request.kind.group.as_str(), request.kind.kind.as_str());
-    kind == ("networking.liqo.io", "Configuration") && request.sub_resource.is_none()
+/// Group, kind and subresource.
+fn kind(request: &AdmissionRequest<DynamicObject>) -> (&str, &str, Option<&str>) {
+    let subresource = request.sub_resource.as_deref();
+    (request.kind.group.as_str(), request.kind.kind.as_str(), subresource)
+}
+
+/// True for a write of weft, which names itself, whatever its account is called.
+fn is_of_weft(request: &AdmissionRequest<DynamicObject>) -> bool {
+    let options = request.options.as_ref();
+    options.is_some_and(|options| options.0["fieldManager"] == labels::CONTROLLER_MANAGER)
+}
+
+/// Puts the module `networking` back as it was. Liqo's controller clears it at every reconciliation
+/// while its own networking is off.
+fn networking(before: &Value, after: &Value) -> Option<Patch> {
+    let (modules, networking) = ("/status/modules", "/status/modules/networking");
+    let was = before.pointer(networking).filter(|was| after.pointer(networking) != Some(*was))?;
+    let (path, value) = match after.pointer(modules) {
+        Some(Value::Object(_)) => (networking, was),
+        _ if after["status"].is_object() => (modules, before.pointer(modules)?),
+        _ => ("/status", &before["status"]),
+    };
+    let path = Pointer::from_static(path).to_buf();
+    let put_back = PatchOperation::Add(AddOperation { path, value: value.clone() });
+    Some(Patch(vec![put_back]))
 }
 
 fn lists(object: &Value) -> Patch {
@@ -156,6 +187,49 @@ mod tests {
         let answer: Value = serde_json::from_slice(&answer).unwrap();
         assert_eq!(answer["response"]["allowed"], json!(true));
         assert_eq!(answer["response"].get("patch"), None);
+    }
+
+    /// The status of a ForeignCluster after admission.
+    fn admitted_status(manager: &str, before: &Value, after: &Value) -> Value {
+        let of = |status: &Value| {
+            json!({"apiVersion": "core.liqo.io/v1beta1", "kind": "ForeignCluster",
+                "metadata": {"name": "milan"}, "status": status})
+        };
+        let mut object = of(after);
+        let mut review = review("ForeignCluster", &object);
+        let request = &mut review["request"];
+        request["kind"]["group"] = json!("core.liqo.io");
+        request["subResource"] = json!("status");
+        request["operation"] = json!("UPDATE");
+        request["oldObject"] = of(before);
+        request["options"] = json!({"kind": "UpdateOptions", "fieldManager": manager});
+        let answer = answer(review.to_string().as_bytes()).unwrap();
+        let answer: AdmissionReview<DynamicObject> = serde_json::from_slice(&answer).unwrap();
+        if let Some(patch) = answer.response.unwrap().patch {
+            let patch: Patch = serde_json::from_slice(&patch).unwrap();
+            json_patch::patch(&mut object, &patch).unwrap();
+        }
+        object["status"].take()
+    }
+
+    #[test]
+    fn cleared_networking_of_a_peer_is_put_back() {
+        let on = json!({"enabled": true, "conditions": [{"type": "x"}]});
+        let of = |networking: &Value, role: &str| json!({"role": role, "modules": {"networking": networking, "offloading": {}}});
+        let off = json!({"enabled": false});
+        let before = of(&on, "a");
+        assert_eq!(admitted_status("", &before, &of(&off, "b")), of(&on, "b"));
+        let weft = labels::CONTROLLER_MANAGER;
+        assert_eq!(admitted_status(weft, &before, &of(&off, "b")), of(&off, "b"));
+        assert_eq!(
+            admitted_status("", &before, &json!({"role": "b"}))["modules"]["networking"],
+            on
+        );
+        assert_eq!(admitted_status("", &before, &Value::Null), before);
+        // A peering without networking, or of which weft has not written anything yet.
+        for before in [of(&off, "a"), json!({"role": "a"}), Value::Null] {
+            assert_eq!(admitted_status("", &before, &of(&off, "b")), of(&off, "b"));
+        }
     }
 
     #[test]

@@ -1,7 +1,9 @@
-//! The webhook by which the API server makes lists of the plain strings that older guides write for
-//! CIDRs; stored objects then hold what clients with types can read.
+//! The webhooks by which the API server makes lists of the plain strings that older guides write for
+//! CIDRs, so that stored objects hold what clients with types can read, and by which networking stays
+//! in the ForeignClusters that Liqo's other modules read: Liqo's controller clears it at every
+//! reconciliation, and a virtual kubelet that starts meanwhile maps no address.
 //!
-//! [`admission`] turns strings into lists and depends on nothing else, [`certificate`] makes and
+//! [`admission`] changes objects and depends on nothing else, [`certificate`] makes and
 //! checks certificates, [`keeper`] makes the API server and all replicas use one of them, and
 //! [`server`] answers. Every replica serves this. Without any of it only plain strings are refused:
 //! the MutatingWebhookConfiguration has `failurePolicy: Ignore`.
@@ -28,8 +30,10 @@ pub const CONFIGURATION: &str = "weft-cidr-lists";
 /// The Secret of the certificate, in the namespace of the installation; the garbage collector
 /// removes it after the [`CONFIGURATION`].
 pub const SECRET: &str = "weft-webhook-certificate";
-/// Path to which the API server posts its requests.
+/// Path to which the API server posts its requests about Configurations.
 pub const PATH: &str = "/cidr-lists";
+/// Path for those about the status of ForeignClusters.
+pub const FOREIGN_CLUSTERS_PATH: &str = "/foreign-clusters";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args)]
 pub struct WebhookArgs {

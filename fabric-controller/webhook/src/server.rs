@@ -26,8 +26,8 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::server::{ClientHello, ResolvesServerCert};
 use tokio_rustls::rustls::sign::CertifiedKey;
 
-use super::PATH;
 use super::keeper::Served;
+use super::{FOREIGN_CLUSTERS_PATH, PATH};
 use super::{admission, certificate};
 
 /// A review holds an object twice, and etcd takes no object of more than 1.5 MiB.
@@ -77,7 +77,10 @@ impl Server {
     pub(super) async fn run(self, stop: impl Future<Output = ()>) {
         let open = GracefulShutdown::new();
         let seats = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-        let router = Router::new().route(PATH, post(review)).layer(DefaultBodyLimit::max(MAX_BODY));
+        let router = Router::new()
+            .route(PATH, post(review))
+            .route(FOREIGN_CLUSTERS_PATH, post(review))
+            .layer(DefaultBodyLimit::max(MAX_BODY));
         let mut stop = pin!(stop);
         loop {
             let (stream, seat) = tokio::select! {

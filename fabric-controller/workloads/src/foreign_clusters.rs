@@ -2,7 +2,8 @@
 //! definition is not installed, there are none.
 //!
 //! Liqo's own controller, if it runs beside, makes them as well, and clears the part about networking
-//! whenever it writes. It does not look at statuses, so writing that part again is the end of it.
+//! whenever it writes. The webhook puts that back; while no replica of it answers, it is written again
+//! here.
 
 mod module;
 

@@ -74,7 +74,7 @@ async fn take_away(server: &ApiServer, patience: Duration) -> Result<(), Withdra
     if timeout(ANSWER, forget_peers(server)).await.is_err() {
         tracing::warn!("ForeignClusters say what they said before");
     }
-    Ok(())
+    leftovers::remove_shared(&cluster, &server.namespace).await
 }
 
 /// Removes pods of the same Job that were to end and did not: the node of each has died. The Job,

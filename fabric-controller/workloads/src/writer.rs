@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use fabric_api::labels;
 use fabric_kube_client::requests::{Part, Requests, Target};
 use fabric_kube_client::{ApiError, ApiServer, StoreMetrics, WriteOutcome};
 use fabric_runtime::{Heartbeat, WRITE_RETRY, WriteBackoff, chain};
@@ -17,7 +18,7 @@ use super::live::{ContentDigest, Key, Objects, Watched, content};
 use super::place;
 
 /// Field manager of weft in an object's managedFields.
-pub(super) const MANAGER: &str = "weft-fabric-controller";
+pub(super) const MANAGER: &str = labels::CONTROLLER_MANAGER;
 /// Wait after a deletion that makes room: mostly that is done at once.
 const ROOM: Duration = Duration::from_millis(100);
 /// Writes under way at a time.

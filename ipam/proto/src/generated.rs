@@ -5,6 +5,10 @@ pub struct ResponseResult {}
 pub struct IpAcquireRequest {
     #[prost(string, tag = "1")]
     pub cidr: ::prost::alloc::string::String,
+    /// The last free address of the prefix instead of the next one. Liqo's server does not know this and
+    /// grants the next one; its clients do not send it.
+    #[prost(bool, tag = "15")]
+    pub from_end: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct IpAcquireResponse {

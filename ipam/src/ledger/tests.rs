@@ -1,7 +1,7 @@
 use fabric_store::{Kind, ObjectRef};
 
 use super::*;
-use crate::pools::Wish;
+use crate::pools::{Search, Wish};
 
 const GRACE: Duration = Duration::from_secs(30);
 
@@ -47,7 +47,7 @@ fn a_rebuild_keeps_reference_counts_and_pre_allocated_addresses() {
     assert_eq!(ledger.reconcile(&stored, now), []);
     assert!(ledger.release(cidr("10.20.0.0/16"), now));
     assert!(!ledger.is_available(cidr("10.20.0.0/16")), "b still holds it");
-    let next = ledger.acquire_address(cidr("10.70.0.0/16"), now).unwrap();
+    let next = ledger.acquire_address(cidr("10.70.0.0/16"), Search::FromStart, now).unwrap();
     assert_eq!(next.to_string(), "10.70.0.2");
     assert_eq!(acquire(&mut ledger, "10.70.0.0/16", Wish::Mutable, now), "10.21.0.0/16");
 }
@@ -57,7 +57,7 @@ fn a_fresh_grant_survives_until_the_grace_period_is_over() {
     let start = Instant::now();
     let mut ledger = ledger();
     acquire(&mut ledger, "10.70.0.0/16", Wish::Mutable, start);
-    let address = ledger.acquire_address(cidr("10.70.0.0/16"), start).unwrap();
+    let address = ledger.acquire_address(cidr("10.70.0.0/16"), Search::FromStart, start).unwrap();
     let nothing = claims(vec![], vec![]);
 
     ledger.reconcile(&nothing, start + GRACE / 2);
@@ -168,7 +168,10 @@ fn ipv6_networks_and_addresses_are_rebuilt_alike() {
     let stored =
         claims(vec![network("ext", "fd70::/48", false)], vec![ip("x", "fd70::1", "fd70::/48")]);
     assert_eq!(ledger.reconcile(&stored, now), []);
-    assert_eq!(ledger.acquire_address(cidr("fd70::/48"), now).unwrap().to_string(), "fd70::2");
+    assert_eq!(
+        ledger.acquire_address(cidr("fd70::/48"), Search::FromStart, now).unwrap().to_string(),
+        "fd70::2"
+    );
     assert_eq!(acquire(&mut ledger, "fd70::/48", Wish::Mutable, now), "fd70:0:1::/48");
 }
 
@@ -181,5 +184,7 @@ fn a_network_outside_of_the_pools_is_kept_and_told() {
         told.iter().map(Fault::to_string).collect::<Vec<_>>(),
         ["Network liqo/ext holds 192.168.0.0/16, which lies in none of the pools"]
     );
-    assert!(ledger.acquire_address(cidr("192.168.0.0/16"), Instant::now()).is_ok());
+    assert!(
+        ledger.acquire_address(cidr("192.168.0.0/16"), Search::FromStart, Instant::now()).is_ok()
+    );
 }

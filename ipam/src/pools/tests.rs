@@ -150,7 +150,8 @@ fn a_shared_prefix_around_a_pool_closes_that_pool() {
 fn addresses_need_exactly_the_prefix_that_is_held() {
     let mut pools = liqos();
     pools.mutable("10.70.0.0/16");
-    let address = |pools: &mut Pools, prefix| pools.acquire_address(cidr(prefix));
+    let address =
+        |pools: &mut Pools, prefix| pools.acquire_address(cidr(prefix), Search::FromStart);
     assert_eq!(address(&mut pools, "10.70.0.0/16").unwrap().to_string(), "10.70.0.0");
     for other in ["10.70.0.0/17", "10.0.0.0/8", "11.0.0.0/8"] {
         assert_eq!(address(&mut pools, other), Err(AddressError::PrefixNotTaken(cidr(other))));
@@ -161,7 +162,7 @@ fn addresses_need_exactly_the_prefix_that_is_held() {
 fn a_prefix_that_was_released_has_forgotten_its_addresses() {
     let mut pools = liqos();
     pools.mutable("10.70.0.0/16");
-    pools.acquire_address(cidr("10.70.0.0/16")).unwrap();
+    pools.acquire_address(cidr("10.70.0.0/16"), Search::FromStart).unwrap();
     pools.give_back("10.70.0.0/16");
     assert_eq!(pools, liqos());
 }
@@ -172,7 +173,7 @@ fn an_address_whose_network_is_missing_is_not_issued_when_the_network_comes_back
     pools.adopt_address(cidr("10.70.0.0/30"), [10, 70, 0, 1].into());
     pools.mutable("10.70.0.0/30");
     let mut issued: Vec<_> =
-        std::iter::from_fn(|| pools.acquire_address(cidr("10.70.0.0/30")).ok())
+        std::iter::from_fn(|| pools.acquire_address(cidr("10.70.0.0/30"), Search::FromStart).ok())
             .map(|address| address.to_string())
             .collect();
     issued.sort();
@@ -188,7 +189,7 @@ fn more_pre_allocated_addresses_than_there_are_is_an_error_and_takes_nothing() {
     };
     assert!(matches!(ask(5), Err(AcquireError::TooManyPreAllocated { .. })));
     assert_eq!(ask(4).unwrap(), cidr("10.0.0.0/30"), "nothing was taken before");
-    let none_left = pools.acquire_address(cidr("10.0.0.0/30"));
+    let none_left = pools.acquire_address(cidr("10.0.0.0/30"), Search::FromStart);
     assert_eq!(none_left, Err(AddressError::NoneFree(cidr("10.0.0.0/30"))));
 }
 
@@ -371,7 +372,8 @@ impl Granted {
         let same = self.prefixes.iter().filter(|(other, ..)| *other == cidr);
         let skip = same.map(|(_, _, n)| u128::from(*n)).max().unwrap();
         let taken = self.addresses.iter().filter(|(from, _)| *from == cidr).count() as u128;
-        match pools.acquire_address(cidr) {
+        let search = if taken % 2 == 0 { Search::FromStart } else { Search::FromEnd };
+        match pools.acquire_address(cidr, search) {
             Ok(ip) => {
                 assert!(cidr.contains(ip) && !self.addresses.contains(&(cidr, ip)), "doubled {ip}");
                 self.addresses.push((cidr, ip));

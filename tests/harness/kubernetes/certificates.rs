@@ -42,6 +42,11 @@ impl Authority {
         self.0.pem()
     }
 
+    /// For those who certify in its name.
+    pub(super) fn key(&self) -> String {
+        self.0.key().serialize_pem()
+    }
+
     pub(super) fn issue(&self, subject: &Subject<'_>) -> Result<Identity> {
         let dns: Vec<_> = subject.dns.iter().map(|name| (*name).to_owned()).collect();
         let mut params = CertificateParams::new(dns)?;

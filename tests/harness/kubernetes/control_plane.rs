@@ -36,6 +36,7 @@ pub(super) fn write_files(head: &Machine, spec: &ClusterSpec, ca: &Authority) ->
     let (private, public) = key_pair()?;
     head.write("accounts.key", &private)?;
     head.write("accounts.pub", &public)?;
+    head.write("ca.key", &ca.key())?;
     head.write(audit::POLICY, &audit::policy().to_string())?;
     for name in CONTROLLING {
         let user = format!("system:{name}");
@@ -94,6 +95,9 @@ pub(super) fn controllers() -> Command {
         .arg(format!("--kubeconfig={DIR}/{CONTROLLERS}.kubeconfig"))
         .arg(format!("--root-ca-file={DIR}/ca.crt"))
         .arg(format!("--service-account-private-key-file={DIR}/accounts.key"))
+        // For certificates that clients ask the API for.
+        .arg(format!("--cluster-signing-cert-file={DIR}/ca.crt"))
+        .arg(format!("--cluster-signing-key-file={DIR}/ca.key"))
         .args(["--use-service-account-credentials", "--leader-elect=false"]);
     controllers
 }

@@ -104,6 +104,12 @@ impl Kubernetes {
         self.kubectl(&words).unwrap_or_else(|error| format!("{error:#}"))
     }
 
+    /// Logs of all programs in a namespace.
+    pub fn logs(&self, namespace: &str, selector: &str) -> String {
+        let logs = format!("logs --selector={selector} --prefix --tail=40 --namespace={namespace}");
+        self.ask(&logs)
+    }
+
     /// Sets ipam's address for the controller, once that is installed: names of Services are in no
     /// DNS here.
     pub fn name_ipam(&self) -> Result<()> {

@@ -29,6 +29,9 @@ pub enum Allocation {
     /// An address out of a prefix that was granted.
     Address {
         cidr: Cidr,
+        /// The last free one. Stock Liqo numbers what stands for its IPs from the first address on, and
+        /// rewrites those sources on whatever interface they arrive.
+        from_end: bool,
     },
 }
 
@@ -92,8 +95,10 @@ pub(super) fn of_ips(
         if ip_grant(ip).is_some_and(|(address, from)| from == cidr && cidr.contains(address)) {
             return None;
         }
+        let is_external = cluster.external_cidrs().any(|external| external == cidr);
+        let from_end = is_external && owner::of(object).is_some();
         let (object, uid) = (reference.clone(), object.uid().to_owned());
-        Some(IpamRequest { object, uid, allocation: Allocation::Address { cidr } })
+        Some(IpamRequest { object, uid, allocation: Allocation::Address { cidr, from_end } })
     });
     requests.collect()
 }

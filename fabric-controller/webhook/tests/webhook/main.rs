@@ -9,6 +9,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where it is")]
 
 mod certificate;
+mod foreign_clusters;
 mod logs;
 mod replica;
 mod strings;

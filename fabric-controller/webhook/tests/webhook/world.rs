@@ -1,4 +1,4 @@
-//! An API server that knows Configurations.
+//! An API server that knows Configurations and ForeignClusters.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,7 +15,10 @@ use crate::logs;
 use crate::replica::Replica;
 
 const PATIENCE: Duration = Duration::from_secs(30);
-const CRD: &str = "../../deploy/chart/crds-liqo/networking.liqo.io_configurations.yaml";
+const CRDS: [&str; 2] = [
+    "../../deploy/chart/crds-liqo/networking.liqo.io_configurations.yaml",
+    "../../deploy/chart/crds-liqo/core.liqo.io_foreignclusters.yaml",
+];
 const SECRET: [&str; 4] = ["secret", "weft-webhook-certificate", "--namespace", "liqo"];
 
 pub(crate) struct World {
@@ -31,11 +34,14 @@ impl World {
         let server = ApiServer::start(dir).map_err(|why| skip(&why)).ok()?;
         logs::keep();
         let world = Self { server, runtime: Runtime::new().unwrap() };
-        world.kubectl(&["apply", "-f", CRD], "");
-        world.kubectl(&["wait", "--for=condition=Established", "--timeout=30s", "-f", CRD], "");
+        let files = CRDS.join(",");
+        world.kubectl(&["apply", "-f", &files], "");
+        world.kubectl(&["wait", "--for=condition=Established", "--timeout=30s", "-f", &files], "");
         world.kubectl(&["apply", "-f", "-"], include_str!("rights.yaml"));
-        let served = || world.server.kubectl(&["get", "configurations"], "").is_err_and(is_empty);
-        until("Configurations are served", served);
+        for kind in ["configurations", "foreignclusters"] {
+            let served = || world.server.kubectl(&["get", kind], "").is_err_and(is_empty);
+            until("they are served", served);
+        }
         Some(world)
     }
 

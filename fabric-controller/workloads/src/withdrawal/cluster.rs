@@ -55,6 +55,17 @@ impl Cluster {
         all.list_metadata(&self.client, None).await.or_else(|error| none(kind, error))
     }
 
+    /// An object of a namespace, if it is there.
+    pub(super) async fn get(
+        &self,
+        kind: &ApiResource,
+        (namespace, name): (&str, &str),
+    ) -> Result<Option<DynamicObject>, WithdrawError> {
+        let target = Target::new(kind.clone(), (namespace.to_owned(), name.to_owned()));
+        let found = self.requests.get(&target).await;
+        found.map_err(|error| failed("read", target.to_string(), error))
+    }
+
     /// Deletes that very object, and all that it owns. Its absence is no error.
     pub(super) async fn delete(
         &self,

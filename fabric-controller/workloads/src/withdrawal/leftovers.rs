@@ -8,11 +8,11 @@ use fabric_api::labels;
 use fabric_api::networking::Connection;
 use fabric_kube_client::requests::Target;
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Pod, Secret, Service, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
-use kube::Resource as _;
-use kube::api::ApiResource;
+use kube::api::{ApiResource, DynamicObject};
+use kube::{Resource as _, ResourceExt as _};
 use tokio::time::{Instant, sleep};
 
 use super::WithdrawError;
@@ -73,6 +73,28 @@ async fn gateways(cluster: &Cluster) -> Result<Vec<String>, WithdrawError> {
     let pods = kind::<Pod>();
     let running = cluster.list_metadata(&pods, &labels).await?;
     Ok(running.iter().map(|pod| Target::of(&pods, pod.meta()).to_string()).collect())
+}
+
+/// Networks and the name of the cluster, as far as they are still weft's: helm keeps them, since Liqo's
+/// chart may have taken them over.
+pub(super) async fn remove_shared(
+    cluster: &Cluster,
+    installation: &str,
+) -> Result<(), WithdrawError> {
+    let networks = kind::<Network>();
+    let ours = format!("{}={}", labels::PART_OF, labels::WEFT);
+    for network in cluster.list_metadata(&networks, &ours).await? {
+        cluster.delete(&networks, &network).await?;
+    }
+    let names = kind::<ConfigMap>();
+    let name = cluster.get(&names, (installation, labels::CLUSTER_ID_CONFIGMAP)).await?;
+    let is_ours = |name: &DynamicObject| {
+        name.labels().get(labels::PART_OF).is_some_and(|chart| chart == labels::WEFT)
+    };
+    match name.filter(is_ours) {
+        Some(name) => cluster.delete(&names, &name).await,
+        None => Ok(()),
+    }
 }
 
 /// Objects found in one pass.

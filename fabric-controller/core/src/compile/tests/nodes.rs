@@ -7,7 +7,8 @@ use fabric_api::ipam::IP;
 use fabric_objects::{Event, Kind, Object, ObjectRef};
 use serde_json::json;
 
-use super::world::{World, client_side, node, of};
+use super::world::{World, client_side, node, object, of};
+use crate::compile::Allocation;
 
 fn peered() -> World {
     let mut world = World::new("rome");
@@ -41,6 +42,28 @@ fn vxlan_of_other_hosts_goes_to_the_gateways_host() {
     let config = world.gateway("liqo-tenant-milan", "client").unwrap();
     let nodes: Vec<_> = config.nodes.iter().map(|node| node.name.as_str()).collect();
     assert_eq!(nodes, ["n1", "n2"]);
+}
+
+#[test]
+fn only_nodes_external_addresses_are_from_the_end() {
+    let mut world = peered();
+    let of_user = json!({"metadata": {"name": "database", "namespace": "shop"},
+        "spec": {"ip": "192.0.2.7"}});
+    world.apply(object(Kind::Ip, of_user));
+    let ips: Vec<IP> = world.index.all::<IP>(Kind::Ip).map(|(_, ip)| ip.clone()).collect();
+    for mut ip in ips {
+        ip.status = None;
+        world.index.apply(Event::Applied(ip.into()));
+    }
+    let requests = crate::compile(&world.index, jiff::Timestamp::UNIX_EPOCH).ipam_requests;
+    let from_end = requests.into_iter().filter_map(|request| match request.allocation {
+        Allocation::Address { from_end, .. } => Some((request.object.name, from_end)),
+        Allocation::Network { .. } => None,
+    });
+    let (from_end, from_start): (Vec<_>, Vec<_>) = from_end.partition(|(_, from_end)| *from_end);
+    assert_eq!(from_end, [("node-n1-external-ipv4".to_owned(), true)]);
+    let has = |name: &str| from_start.iter().any(|(other, _)| other == name);
+    assert!(has("database") && has("node-n1-overlay"), "{from_start:?}");
 }
 
 /// As the agent of `n2` reports it.

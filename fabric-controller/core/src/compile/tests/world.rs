@@ -173,7 +173,7 @@ impl World {
                 crate::Allocation::Network { cidr, immutable, .. } => {
                     Grant::Network(self.acquire(cidr, immutable))
                 }
-                crate::Allocation::Address { cidr } => {
+                crate::Allocation::Address { cidr, .. } => {
                     Grant::Address { ip: self.issue(cidr), cidr }
                 }
             };
