@@ -19,13 +19,17 @@ use fabric_api::PrivateKey;
 use gateway::dataplane::lane::{Config, LaneHandle, Offloads, open_socket, open_tun};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::setsockopt;
-use nix::sys::socket::sockopt::{RcvBufForce, SndBuf};
+use nix::sys::socket::sockopt::{RcvBufForce, SndBuf, UdpGsoSegment};
 use socket2::{Domain, Protocol, Socket, Type};
 use tunnel::{DropReason, Rules, RulesConfig};
 
 const CLIENT: &str = "10.9.0.1";
 const SERVER: &str = "10.9.0.2";
 const PORT: u16 = 51820;
+
+/// Bytes of a datagram, and datagrams of a train, that `transfer_datagrams` sends.
+const UDP_PAYLOAD: usize = 1200;
+const UDP_TRAIN: usize = 50;
 
 type Call = Box<dyn FnOnce() + Send>;
 
@@ -189,6 +193,30 @@ impl Two {
         drop(stream);
         assert!(receiver.join().unwrap() == bytes, "other bytes arrived");
     }
+
+    /// Sends `trains` of `UDP_TRAIN` datagrams each from the client to `port` of the server, which checks
+    /// that each arrives once and in order.
+    fn transfer_datagrams(&self, trains: usize, port: u16) {
+        let receiver = self.hosts[1].run(move || UdpSocket::bind((SERVER, port)).unwrap());
+        receiver.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+        setsockopt(&receiver, RcvBufForce, &(16 << 20)).unwrap();
+        let datagram = |number: usize| [number as u8; UDP_PAYLOAD];
+        self.hosts[0].run(move || {
+            let sender = UdpSocket::bind((CLIENT, 0)).unwrap();
+            setsockopt(&sender, UdpGsoSegment, &(UDP_PAYLOAD as i32)).unwrap();
+            for train in 0..trains {
+                let numbers = train * UDP_TRAIN..(train + 1) * UDP_TRAIN;
+                let bytes: Vec<u8> = numbers.flat_map(datagram).collect();
+                sender.send_to(&bytes, (SERVER, port)).unwrap();
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let mut buffer = [0; 1500];
+        for number in 0..trains * UDP_TRAIN {
+            let len = receiver.recv(&mut buffer).unwrap();
+            assert_eq!(buffer[..len], datagram(number), "datagram {number}");
+        }
+    }
 }
 
 #[test]
@@ -214,6 +242,22 @@ fn an_ipv6_underlay_works_as_well() {
     assert!(two.pings());
     two.transfer(2 << 20);
     assert!(two.lanes[0].snapshot().counters.trains_sent > 0);
+}
+
+/// Trains of UDP datagrams, as QUIC servers send them, are one write to the TUN each, except those of
+/// tunnels, and where the kernel's TUN takes none.
+#[test]
+fn udp_trains_are_joined_towards_the_tun() {
+    const VXLAN: u16 = 4789;
+    let no_tun = Offloads { tun: false, ..Offloads::ALL };
+    for (server, port, is_joined) in
+        [(Offloads::ALL, 7002, true), (Offloads::ALL, VXLAN, false), (no_tun, 7002, false)]
+    {
+        let two = Two::connected_with([Offloads::ALL, server], "192.0.2.2");
+        two.transfer_datagrams(40, port);
+        let counters = two.lanes[1].snapshot().counters;
+        assert_eq!(counters.tun_trains_written > 0, is_joined, "{server:?}, port {port}");
+    }
 }
 
 /// Between these hosts a train stays whole from the sender's call to the receiver's.

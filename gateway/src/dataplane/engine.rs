@@ -3,7 +3,6 @@
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use fabric_api::fabric::Role;
 use tunnel::{AddressMap, Remap, Rules, RulesConfig, RulesError};
 
 use crate::config::desired::Desired;
-use crate::dataplane::lane::{Config, LaneHandle, Offloads, open_socket};
+use crate::dataplane::lane::{Config, LaneHandle, Offloads, Tun, open_socket};
 
 /// WireGuard's usual one. Probes do the same service, so only without them.
 const KEEPALIVE: Duration = Duration::from_secs(25);
@@ -36,7 +35,7 @@ pub struct Order {
 pub struct Engine {
     offloads: Offloads,
     /// A TUN that no lane has yet.
-    tun: Option<OwnedFd>,
+    tun: Option<Tun>,
     running: Option<Running>,
 }
 
@@ -69,7 +68,7 @@ impl Engine {
     }
 
     /// The TUN had to be made anew: the lane on the old one, if any, can do nothing any more.
-    pub fn replace_tun(&mut self, tun: OwnedFd) {
+    pub fn replace_tun(&mut self, tun: Tun) {
         self.tun = Some(tun);
     }
 

@@ -14,7 +14,6 @@ mod tun;
 
 use std::io;
 use std::net::UdpSocket;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
@@ -26,7 +25,7 @@ pub use tunnel::{Config, Counters, PeerState, RejectedInitiation};
 use self::driver::{Driver, Links};
 use self::shared::{Orders, Published};
 pub use self::socket::open_socket;
-pub use self::tun::open_tun;
+pub use self::tun::{Tun, open_tun};
 
 /// Which offloads may be used. All true unless a switch forces a fallback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +58,7 @@ impl LaneHandle {
     /// Starts the thread. It ends early only if the TUN device is deleted, which is logged, closes
     /// [`LaneHandle::changes`] and shows in [`LaneHandle::is_running`].
     pub fn spawn(
-        tun: OwnedFd,
+        tun: Tun,
         socket: UdpSocket,
         offloads: Offloads,
         config: Config,

@@ -10,7 +10,6 @@ mod mtu;
 mod queue;
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use fabric_api::overlay_v6;
@@ -19,7 +18,7 @@ use netlink::{Events, Handle, NetlinkError, Netns, NetnsError, Scope, Settings};
 use netplan::{Family, Op, State, Sysctl, plan};
 
 use crate::config::desired::Desired;
-use crate::dataplane::lane::{Offloads, open_tun};
+use crate::dataplane::lane::{Offloads, Tun, open_tun};
 use inner::Facts;
 use link::{Link, POD_END};
 use mtu::Path;
@@ -70,7 +69,7 @@ pub struct Applied {
     /// Source address of packets to the peer.
     pub source: Option<IpAddr>,
     /// The TUN, if it had to be made: for the first time, or because someone deleted it.
-    pub new_tun: Option<OwnedFd>,
+    pub new_tun: Option<Tun>,
     /// The steps that were taken; none if all was as wanted.
     pub steps: Vec<Op>,
     /// Steps that failed, one line each.
@@ -207,7 +206,7 @@ impl Overlay {
         Ok(settings.and(pod_end).and(host_end))
     }
 
-    async fn make_tun(&self, offloads: Offloads) -> Result<Option<OwnedFd>, OverlayError> {
+    async fn make_tun(&self, offloads: Offloads) -> Result<Option<Tun>, OverlayError> {
         if self.inner.link(TUN).await?.is_some() {
             return Ok(None);
         }

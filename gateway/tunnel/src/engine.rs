@@ -39,7 +39,7 @@ pub trait Wire {
     /// Sends the datagrams that lie one after the other in `train.bytes`.
     fn send(&mut self, train: Datagrams<'_>) -> Result<(), DropReason>;
 
-    /// Writes to the TUN: a virtio header and one packet or one train of TCP segments.
+    /// Writes to the TUN: a virtio header and one packet or one train of TCP segments or UDP datagrams.
     fn write(&mut self, frame: &[u8]) -> Result<(), DropReason>;
 }
 
@@ -126,6 +126,12 @@ impl Engine {
             started: now,
             config,
         }
+    }
+
+    /// Sets whether UDP datagrams are joined as TCP segments are: the TUN has to take such trains, as
+    /// Linux does from 6.2 on.
+    pub fn set_joins_udp(&mut self, joins_udp: bool) {
+        self.joiner.set_joins_udp(joins_udp);
     }
 
     /// Takes a new config over. An endpoint that is the configured one of before does not undo what

@@ -1,5 +1,6 @@
-//! Opened packets become one write to the TUN: segments of one TCP flow are put together again by
-//! the rules of Linux' own GRO (`tcp_gro_receive`, `inet_gro_receive`, `ipv6_gro_receive`).
+//! Opened packets become one write to the TUN: segments of one TCP flow, and datagrams of one UDP flow,
+//! are put together again by the rules of Linux' own GRO (`tcp_gro_receive`, `udp_gro_receive`,
+//! `inet_gro_receive`, `ipv6_gro_receive`).
 //!
 //! A datagram is opened where its payload would have to be if it carried on the last train: its
 //! headers then lie over the end of that train's payload, which is saved before and put back after.
@@ -7,9 +8,9 @@
 
 mod segment;
 
-use self::segment::{MAX_HEADERS, Segment};
+use self::segment::{MAX_HEADERS, Segment, Transport};
 use crate::checksum;
-use crate::packet::{Gso, Offload, Version, protocol};
+use crate::packet::{Gso, Offload, Version};
 
 const VIRTIO: usize = Offload::LEN;
 
@@ -20,8 +21,10 @@ const MAX_PACKET: usize = 65_535;
 /// one turn; each slot is 64 KiB.
 const SLOTS: usize = 4;
 
-/// TCP over IPv4 or IPv6, put together again.
+/// TCP and UDP over IPv4 or IPv6, put together again.
 pub(crate) struct Joiner {
+    /// The TUN takes trains of UDP datagrams.
+    joins_udp: bool,
     slots: [Slot; SLOTS],
     /// For a packet that goes alone while the slot it was opened in is in use.
     scratch: Box<[u8]>,
@@ -67,6 +70,7 @@ impl Joiner {
     pub(crate) fn new() -> Self {
         let buffer = || vec![0; VIRTIO + MAX_PACKET + 1].into_boxed_slice();
         Self {
+            joins_udp: false,
             slots: [(); SLOTS].map(|()| Slot {
                 buffer: buffer(),
                 headers: [0; MAX_HEADERS],
@@ -79,6 +83,10 @@ impl Joiner {
             saved_len: 0,
             started: 0,
         }
+    }
+
+    pub(crate) fn set_joins_udp(&mut self, joins_udp: bool) {
+        self.joins_udp = joins_udp;
     }
 
     /// Returns the room to open a packet of at most `room` bytes in. Must be followed by
@@ -120,8 +128,9 @@ impl Joiner {
     #[inline]
     pub(crate) fn accept(&mut self, len: usize, sink: &mut impl Sink) {
         let packet = &self.slots[self.guess].buffer[self.at..self.at + len];
-        let Some(segment) = Segment::parse(packet) else {
-            return self.pass_alone(len, sink);
+        let segment = match Segment::parse(packet) {
+            Some(segment) if segment.transport == Transport::Tcp || self.joins_udp => segment,
+            Some(_) | None => return self.pass_alone(len, sink),
         };
         match self.slot_of(len, &segment) {
             Some(index) if index == self.guess && self.extends(index, len, &segment) => {
@@ -162,6 +171,7 @@ impl Joiner {
             let slot = &self.slots[index];
             slot.train.is_some_and(|train| {
                 train.first.version == segment.version
+                    && train.first.transport == segment.transport
                     && slot.headers[segment.flow()] == packet[segment.flow()]
             })
         };
@@ -174,7 +184,8 @@ impl Joiner {
         let Some(train) = self.slots[index].train else { return false };
         let packet = &self.slots[self.guess].buffer[self.at..self.at + len];
         let header = &self.slots[index].headers;
-        let fits = segment.sequence == train.next_sequence
+        let fits = segment.is_at(train.next_sequence)
+            && segment.may_follow(train.packets)
             && len - segment.headers <= train.first.payload()
             && train.len + len - segment.headers <= MAX_PACKET
             && segment.is_like(packet, &train.first, header, train.packets)
@@ -236,7 +247,7 @@ impl Joiner {
             first: segment,
             len,
             packets: 1,
-            next_sequence: segment.sequence.wrapping_add(segment.payload() as u32),
+            next_sequence: segment.next_sequence(),
             last_flags: 0,
             started: self.started,
         });
@@ -301,7 +312,7 @@ impl Slot {
         let payload = len - segment.headers;
         train.len += payload;
         train.packets += 1;
-        train.next_sequence = train.next_sequence.wrapping_add(payload as u32);
+        train.next_sequence = segment.next_sequence();
         train.last_flags = segment.end_flags();
         if segment.ends_train() || payload < train.first.payload() {
             self.flush(sink);
@@ -327,7 +338,7 @@ impl Slot {
 impl Train {
     /// Makes the first packet's headers those of the train.
     fn finish(&self, packet: &mut [u8]) -> Offload {
-        let Segment { l4, version, headers, .. } = self.first;
+        let Segment { l4, version, transport, headers, .. } = self.first;
         let l4_len = packet.len() - l4;
         let addresses = match version {
             Version::V4 => {
@@ -343,19 +354,27 @@ impl Train {
                 8..40
             }
         };
-        let partial = checksum::pseudo_header(&packet[addresses], protocol::TCP, l4_len);
-        packet[l4 + 13] |= self.last_flags;
-        packet[l4 + 16..l4 + 18].copy_from_slice(&checksum::fold(partial).to_be_bytes());
+        match transport {
+            Transport::Tcp => packet[l4 + 13] |= self.last_flags,
+            Transport::Udp => {
+                packet[l4 + 4..l4 + 6].copy_from_slice(&(l4_len as u16).to_be_bytes())
+            }
+        }
+        let checksum = transport.checksum_offset();
+        let partial = checksum::pseudo_header(&packet[addresses], transport.protocol(), l4_len);
+        packet[l4 + checksum..l4 + checksum + 2]
+            .copy_from_slice(&checksum::fold(partial).to_be_bytes());
         Offload {
             needs_checksum: true,
-            gso: match version {
-                Version::V4 => Gso::TcpV4,
-                Version::V6 => Gso::TcpV6,
+            gso: match (transport, version) {
+                (Transport::Tcp, Version::V4) => Gso::TcpV4,
+                (Transport::Tcp, Version::V6) => Gso::TcpV6,
+                (Transport::Udp, _) => Gso::UdpL4,
             },
             header_len: headers as u16,
             gso_size: self.first.payload() as u16,
             checksum_start: l4 as u16,
-            checksum_offset: 16,
+            checksum_offset: checksum as u16,
             ..Offload::NONE
         }
     }

@@ -91,7 +91,8 @@ impl Pair {
             rules: Rules::new(&RulesConfig::transparent(1420)).unwrap(),
         };
         let configs = [config(0), config(1)];
-        let engines = [0, 1].map(|i| engine(configs[i].clone(), i as u64, now));
+        let mut engines = [0, 1].map(|i| engine(configs[i].clone(), i as u64, now));
+        engines.iter_mut().for_each(|engine| engine.set_joins_udp(true));
         Self { engines, made: Default::default(), addresses, configs, now }
     }
 

@@ -1,5 +1,7 @@
 //! Splitting and joining as each other's reverse, against packets that etherparse makes and checks.
 
+mod udp;
+
 use etherparse::{NetHeaders, PacketBuilder, PacketHeaders, TransportHeader};
 use proptest::prelude::*;
 
@@ -42,6 +44,7 @@ fn cut(packet: &[u8], offload: &Offload) -> Vec<Vec<u8>> {
 
 fn join(packets: &[Vec<u8>]) -> Frames {
     let (mut joiner, mut frames) = (Joiner::new(), Frames::default());
+    joiner.set_joins_udp(true);
     for packet in packets {
         open(&mut joiner, packet, &mut frames);
     }

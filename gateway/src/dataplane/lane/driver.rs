@@ -1,7 +1,6 @@
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::UdpSocket;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -17,6 +16,7 @@ use super::endpoint_changes::PublishedEndpoint;
 use super::port::Port;
 use super::shared::{Orders, Published};
 use super::socket::TunnelSocket;
+use super::tun::Tun;
 
 /// One turn reads at most this much each way before everything is flushed: more does not make
 /// trains longer (64, 128 and 256 KiB measured alike), it only lets the other direction wait.
@@ -84,7 +84,7 @@ pub(super) struct Links {
 
 impl Driver {
     pub(super) fn new(
-        (tun, socket): (OwnedFd, UdpSocket),
+        (tun, socket): (Tun, UdpSocket),
         offloads: Offloads,
         config: Config,
         links: Links,
@@ -97,11 +97,13 @@ impl Driver {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let readable = |token| EpollEvent::new(EpollFlags::EPOLLIN, token);
         epoll.add(&links.orders.wake, readable(TOKEN_WAKE))?;
-        epoll.add(&tun, readable(TOKEN_TUN))?;
+        epoll.add(&tun.queue, readable(TOKEN_TUN))?;
         epoll.add(&socket, readable(TOKEN_SOCKET))?;
+        let mut engine = Engine::new(config, RandomState::new().hash_one(now), stamper, now);
+        engine.set_joins_udp(tun.has_udp_trains);
         Ok(Self {
-            engine: Engine::new(config, RandomState::new().hash_one(now), stamper, now),
-            port: Port::new(tun, socket, now),
+            engine,
+            port: Port::new(tun.queue, socket, now),
             epoll,
             is_waiting_for_room: false,
             frame: vec![0; FRAME].into(),

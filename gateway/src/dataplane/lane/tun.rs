@@ -23,34 +23,44 @@ const ALL_OFFLOADS: libc::c_uint = libc::TUN_F_CSUM
 /// Packets that may wait for the lane to read them. Linux' own default for TUN is 500.
 const QUEUE_PACKETS: libc::c_int = 1000;
 
+/// An open queue of a TUN device.
+#[derive(Debug)]
+pub struct Tun {
+    pub(super) queue: OwnedFd,
+    /// The kernel takes and gives trains of UDP datagrams.
+    pub(super) has_udp_trains: bool,
+}
+
 /// Opens a queue of the TUN device `name` in the current network namespace, creating the device if
 /// need be. Kernels before 6.2 lack USO; the device then does without, which is logged once.
-pub fn open_tun(name: &str, offloads: Offloads) -> io::Result<OwnedFd> {
+pub fn open_tun(name: &str, offloads: Offloads) -> io::Result<Tun> {
     let mut request = request_for(name)?;
     let flags = OFlag::O_RDWR | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
-    let tun = open("/dev/net/tun", flags, Mode::empty())?;
+    let queue = open("/dev/net/tun", flags, Mode::empty())?;
     request.ifr_ifru.ifru_flags =
         (libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
     #[allow(unsafe_code)]
     // SAFETY: the kernel reads and writes one ifreq, which lives until the call returns.
-    let result = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+    let result = unsafe { libc::ioctl(queue.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
     nix::errno::Errno::result(result)?;
     set_queue_length(&mut request);
-    if offloads.tun {
-        enable_offloads(&tun, name)?;
+    let has_udp_trains = if offloads.tun {
+        enable_offloads(&queue, name)?
     } else {
-        set_offloads(&tun, 0)?;
-    }
-    Ok(tun)
+        set_offloads(&queue, 0)?;
+        false
+    };
+    Ok(Tun { queue, has_udp_trains })
 }
 
-fn enable_offloads(tun: &OwnedFd, name: &str) -> io::Result<()> {
-    let Err(mut error) = set_offloads(tun, ALL_OFFLOADS) else { return Ok(()) };
+/// Returns whether USO is among the offloads that the kernel has.
+fn enable_offloads(queue: &OwnedFd, name: &str) -> io::Result<bool> {
+    let Err(mut error) = set_offloads(queue, ALL_OFFLOADS) else { return Ok(true) };
     for (offloads, lacking) in OFFLOAD_STEPS {
-        match set_offloads(tun, offloads) {
+        match set_offloads(queue, offloads) {
             Ok(()) => {
                 tracing::warn!(device = name, lacking, "this kernel's TUN offloads less: slower");
-                return Ok(());
+                return Ok(false);
             }
             Err(next) => error = next,
         }
@@ -58,11 +68,12 @@ fn enable_offloads(tun: &OwnedFd, name: &str) -> io::Result<()> {
     Err(error)
 }
 
-fn set_offloads(tun: &OwnedFd, offloads: libc::c_uint) -> io::Result<()> {
+fn set_offloads(queue: &OwnedFd, offloads: libc::c_uint) -> io::Result<()> {
     #[allow(unsafe_code)]
     // SAFETY: TUNSETOFFLOAD takes its argument by value.
-    let result =
-        unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETOFFLOAD, libc::c_ulong::from(offloads)) };
+    let result = unsafe {
+        libc::ioctl(queue.as_raw_fd(), libc::TUNSETOFFLOAD, libc::c_ulong::from(offloads))
+    };
     nix::errno::Errno::result(result)?;
     Ok(())
 }
