@@ -36,7 +36,9 @@ pub(crate) struct Timing {
 /// Measurements of one slice.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slice {
+    /// What arrived.
     pub(crate) gbit: f64,
+    pub(crate) gbit_sent: f64,
     pub(crate) seconds: f64,
     /// Used by the gateways' processes.
     pub(crate) cpu_seconds: f64,
@@ -51,6 +53,11 @@ pub(crate) struct Slice {
 impl Slice {
     pub(crate) fn gbit_per_second(&self) -> f64 {
         self.gbit / self.seconds
+    }
+
+    /// Share of what was sent that did not arrive; what is under way makes it inexact.
+    pub(crate) fn lost_share(&self) -> f64 {
+        (1.0 - self.gbit / self.gbit_sent).max(0.0)
     }
 
     fn is_sound(&self) -> bool {
@@ -156,7 +163,8 @@ fn measure(contestant: &Contestant, length: Duration) -> Result<Slice> {
     let machine = after.machine.since(before.machine);
     let own_user = after.own.user + after.gateways.user - before.own.user - before.gateways.user;
     let slice = Slice {
-        gbit: (after.bytes - before.bytes) as f64 * 8.0 / 1e9,
+        gbit: (after.received - before.received) as f64 * 8.0 / 1e9,
+        gbit_sent: (after.sent - before.sent) as f64 * 8.0 / 1e9,
         seconds: (after.at - before.at).as_secs_f64(),
         cpu_seconds: after.gateways.total() - before.gateways.total(),
         softirq_seconds: machine.softirq,
@@ -171,7 +179,8 @@ fn measure(contestant: &Contestant, length: Duration) -> Result<Slice> {
 /// All counters at one moment.
 struct Reading {
     at: Instant,
-    bytes: u64,
+    sent: u64,
+    received: u64,
     gateways: ProcessTimes,
     /// CPU times of this process, which sends and receives.
     own: ProcessTimes,
@@ -183,7 +192,8 @@ impl Reading {
     fn take(contestant: &Contestant) -> Result<Self> {
         Ok(Self {
             at: Instant::now(),
-            bytes: contestant.flows.iter().map(Flow::received).sum(),
+            sent: contestant.flows.iter().map(Flow::sent).sum(),
+            received: contestant.flows.iter().map(Flow::received).sum(),
             gateways: ProcessTimes::of(&contestant.pids)
                 .with_context(|| format!("measuring {}", contestant.label))?,
             own: ProcessTimes::of(&[std::process::id().cast_signed()])?,
@@ -200,6 +210,7 @@ mod tests {
     fn slice(gbit: f64, steal_share: f64) -> Slice {
         Slice {
             gbit,
+            gbit_sent: gbit,
             seconds: 2.0,
             cpu_seconds: 0.0,
             softirq_seconds: 0.0,

@@ -5,7 +5,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use weft_tests::StockPeer;
 
 use crate::abba::Timing;
-use crate::flow::Load;
+use crate::flow::{Load, Traffic};
 use crate::scale::ScaleArgs;
 
 /// Compares weft with wireguard-go, or another WireGuard in userspace, on this machine.
@@ -19,14 +19,14 @@ use crate::scale::ScaleArgs;
 ///
 /// Scenarios:
 ///
-/// * point-to-point: one TCP flow through two weft lanes, no overlay, against one through two of
-///   the other, in the same namespaces: end a - gateway a = underlay = gateway b - end b.
-/// * pod-to-pod: one TCP flow from a pod of one cluster to a pod of another through all of weft
+/// * point-to-point: one flow through two weft lanes, no overlay, against one through two of the
+///   other, in the same namespaces: end a - gateway a = underlay = gateway b - end b.
+/// * pod-to-pod: one flow from a pod of one cluster to a pod of another through all of weft
 ///   (node, VXLAN, gateway, tunnel, gateway, VXLAN, node) against the same other one with no
 ///   overlay at all.
 ///
-/// Flows are plain TCP: blocks of 128 KiB, written and read as iperf3 does, on connections that
-/// last for the whole run. Tunnels have an MTU of 1,420 bytes, underlays 1,500. Congestion control
+/// Flows are plain TCP, blocks of 128 KiB, written and read as iperf3 does, on connections that
+/// last for the whole run, or UDP (--traffic). Tunnels have an MTU of 1,420 bytes, underlays 1,500. Congestion control
 /// is set on the sender's route.
 ///
 /// Needs root (namespaces, TUN devices), the weft programs built with --release, and what `make
@@ -49,7 +49,10 @@ pub(crate) struct Args {
     /// How long a slice lasts, such as 2s or 500ms.
     #[arg(long, default_value = "2s", value_name = "TIME", value_parser = duration)]
     pub(crate) slice: Duration,
-    /// TCP flows side by side through each tunnel.
+    /// What the flows are. Senders of UDP send more than any tunnel takes: compared is what arrives.
+    #[arg(long, value_enum, default_value_t = Traffic::Tcp)]
+    pub(crate) traffic: Traffic,
+    /// Flows side by side through each tunnel.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) flows: u16,
     /// Congestion control of the senders. BBR paces: its timers run TCP on the gateways' account
@@ -85,7 +88,7 @@ impl Args {
     }
 
     pub(crate) fn load(&self) -> Load<'_> {
-        Load { flows: self.flows.into(), congestion: &self.congestion }
+        Load { traffic: self.traffic, flows: self.flows.into(), congestion: &self.congestion }
     }
 
     pub(crate) fn wants(&self, scenario: ScenarioName) -> bool {

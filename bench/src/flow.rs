@@ -1,4 +1,6 @@
-//! TCP flows whose sending can be switched on and off.
+//! TCP and UDP flows whose sending can be switched on and off.
+
+mod udp;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -8,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
 use nix::sys::socket::{getsockopt, sockopt};
 use socket2::{Domain, Socket, Type};
 use weft_tests::Netns;
@@ -16,10 +19,13 @@ use weft_tests::Netns;
 const BLOCK: usize = 128 * 1024;
 /// Time without data after which a tunnel's flow counts as broken.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// A sender that is gone because its tunnel is must not leave the sink waiting.
+const READ_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A TCP connection with a thread at each end, kept over the whole run so that no slice pays for
-/// a handshake or a cold window.
+/// A TCP connection, or a pair of UDP sockets, with a thread at each end, kept over the whole run so
+/// that no slice pays for a handshake or a cold window.
 pub(crate) struct Flow {
+    traffic: Traffic,
     state: Arc<State>,
     sender: Option<JoinHandle<()>>,
     sink: Option<JoinHandle<()>>,
@@ -33,9 +39,20 @@ struct State {
     received: AtomicU64,
 }
 
+/// Kind of packets that flows send, as fast as they can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Traffic {
+    Tcp,
+    /// UDP datagrams of 1,372 bytes in trains of 47 (UDP_SEGMENT), as QUIC servers send them.
+    UdpTrains,
+    /// UDP datagrams of 1,372 bytes, one by one.
+    Udp,
+}
+
 /// Load on a tunnel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load<'a> {
+    pub(crate) traffic: Traffic,
     /// Flows side by side.
     pub(crate) flows: usize,
     /// The senders' congestion control.
@@ -50,19 +67,21 @@ pub(crate) struct End {
 }
 
 impl Flow {
-    /// Connects `from` (whose port does not matter) to `to`, with `congestion` control as the
-    /// sender's route sets it: anything else would be another measurement.
-    pub(crate) fn open(from: &End, to: &End, congestion: &str) -> Result<Self> {
-        Self::open_towards(from, to, to.address.ip(), congestion)
+    /// Sends from `from` (whose port does not matter) to `to`. TCP has the congestion control of `load`
+    /// as the sender's route sets it: anything else would be another measurement.
+    pub(crate) fn open(from: &End, to: &End, load: Load<'_>) -> Result<Self> {
+        Self::open_towards(from, to, to.address.ip(), load)
     }
 
     /// The same where the sender sees the other end under another address, `seen`.
-    pub(crate) fn open_towards(
-        from: &End,
-        to: &End,
-        seen: IpAddr,
-        congestion: &str,
-    ) -> Result<Self> {
+    pub(crate) fn open_towards(from: &End, to: &End, seen: IpAddr, load: Load<'_>) -> Result<Self> {
+        match load.traffic {
+            Traffic::Tcp => Self::open_tcp(from, to, seen, load.congestion),
+            Traffic::UdpTrains | Traffic::Udp => Self::open_udp(from, to, seen, load.traffic),
+        }
+    }
+
+    fn open_tcp(from: &End, to: &End, seen: IpAddr, congestion: &str) -> Result<Self> {
         let listener = to
             .net
             .run(|| TcpListener::bind(to.address))
@@ -80,13 +99,37 @@ impl Flow {
             "TCP uses {used:?}, not {congestion}"
         );
         sender.set_write_timeout(Some(PATIENCE)).context("setting a timeout")?;
+        sink.set_read_timeout(Some(READ_TIMEOUT)).context("setting a timeout")?;
+        Ok(Self::spawn(Traffic::Tcp, sender, sink))
+    }
+
+    fn open_udp(from: &End, to: &End, seen: IpAddr, traffic: Traffic) -> Result<Self> {
+        let sink = to.net.run(|| udp::Sink::bind(to.address))?;
+        let port = sink.socket().local_addr().context("asking for the port")?.port();
+        sink.socket().set_read_timeout(Some(READ_TIMEOUT)).context("setting a timeout")?;
+        let target = SocketAddr::new(seen, port);
+        let segmented = traffic == Traffic::UdpTrains;
+        let sender = from.net.run(|| udp::Sender::connect(from.address, target, segmented))?;
+        Ok(Self::spawn(traffic, sender, sink))
+    }
+
+    fn spawn(
+        traffic: Traffic,
+        sender: impl Write + Send + 'static,
+        sink: impl Read + Send + 'static,
+    ) -> Self {
         let state = Arc::new(State::default());
         let (at_sender, at_sink) = (state.clone(), state.clone());
-        Ok(Self {
+        Self {
+            traffic,
             state,
             sender: Some(std::thread::spawn(move || at_sender.send(sender))),
             sink: Some(std::thread::spawn(move || at_sink.receive(sink))),
-        })
+        }
+    }
+
+    pub(crate) fn sent(&self) -> u64 {
+        self.state.sent.load(Ordering::Relaxed)
     }
 
     pub(crate) fn received(&self) -> u64 {
@@ -106,10 +149,29 @@ impl Flow {
 
     /// Waits until nothing is under way any more, so that the next slice begins with empty queues.
     pub(crate) fn drain(&self) -> Result<()> {
+        match self.traffic {
+            Traffic::Tcp => self.drain_tcp(),
+            Traffic::UdpTrains | Traffic::Udp => self.drain_udp(),
+        }
+    }
+
+    /// Until nothing has arrived for a while: what was lost never does.
+    fn drain_udp(&self) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut seen = None;
+        while seen != Some(self.received()) {
+            ensure!(Instant::now() < deadline, "datagrams arrive after the sender has stopped");
+            seen = Some(self.received());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
+    fn drain_tcp(&self) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         // Twice: between the last look at the switch and the count lies one `write`.
         for _ in 0..2 {
-            while self.state.sent.load(Ordering::Relaxed) != self.received() {
+            while self.sent() != self.received() {
                 ensure!(Instant::now() < deadline, "what was sent does not arrive");
                 std::thread::sleep(Duration::from_millis(2));
             }
@@ -134,7 +196,7 @@ impl Drop for Flow {
 }
 
 impl State {
-    fn send(&self, mut stream: TcpStream) {
+    fn send(&self, mut stream: impl Write) {
         let block = vec![0_u8; BLOCK];
         while !self.closing.load(Ordering::Relaxed) {
             if !self.sending.load(Ordering::Relaxed) {
@@ -151,10 +213,8 @@ impl State {
         }
     }
 
-    fn receive(&self, mut stream: TcpStream) {
+    fn receive(&self, mut stream: impl Read) {
         let mut block = vec![0_u8; BLOCK];
-        // A sender that is gone because its tunnel is must not leave this thread waiting.
-        let _ = stream.set_read_timeout(Some(Duration::from_millis(500)));
         while !self.closing.load(Ordering::Relaxed) {
             match stream.read(&mut block) {
                 Ok(0) => return,
@@ -179,12 +239,32 @@ fn connect(from: SocketAddr, to: SocketAddr) -> std::io::Result<TcpStream> {
 mod tests {
     use super::*;
 
+    fn load(congestion: &str) -> Load<'_> {
+        Load { traffic: Traffic::Tcp, flows: 1, congestion }
+    }
+
+    #[test]
+    fn udp_flow_counts_sent_and_received_bytes() {
+        for traffic in [Traffic::Udp, Traffic::UdpTrains] {
+            let net = Netns::new().unwrap();
+            let end = End { net, address: "127.0.0.1:0".parse().unwrap() };
+            let flow = Flow::open(&end, &end, Load { traffic, ..load("cubic") }).unwrap();
+            flow.start();
+            std::thread::sleep(Duration::from_millis(50));
+            flow.stop();
+            flow.drain().unwrap();
+            let (sent, received) = (flow.sent(), flow.received());
+            assert!(received > 0 && received <= sent, "{traffic:?}: {received} of {sent} bytes");
+            assert_eq!(received % udp::DATAGRAM as u64, 0);
+        }
+    }
+
     #[test]
     fn a_flow_sends_only_while_it_is_switched_on() {
         let net = Netns::new().unwrap();
         net.ip("route replace local 127.0.0.1 dev lo congctl reno").unwrap();
         let end = End { net, address: "127.0.0.1:0".parse().unwrap() };
-        let flow = Flow::open(&end, &end, "reno").unwrap();
+        let flow = Flow::open(&end, &end, load("reno")).unwrap();
         assert_eq!(flow.received(), 0);
         flow.start();
         std::thread::sleep(Duration::from_millis(50));
@@ -201,7 +281,7 @@ mod tests {
         let net = Netns::new().unwrap();
         net.ip("route replace local 127.0.0.1 dev lo congctl reno").unwrap();
         let end = End { net, address: "127.0.0.1:0".parse().unwrap() };
-        let error = Flow::open(&end, &end, "cubic").err().unwrap().to_string();
+        let error = Flow::open(&end, &end, load("cubic")).err().unwrap().to_string();
         assert!(error.contains("reno") && error.contains("cubic"), "{error}");
     }
 }

@@ -94,7 +94,7 @@ impl Lab {
             net: self.ends[side].net().clone(),
             address: SocketAddr::new([10, net, number, 1].into(), 0),
         };
-        (0..load.flows).map(|_| Flow::open(&end(0, 10), &end(1, 20), congestion)).collect()
+        (0..load.flows).map(|_| Flow::open(&end(0, 10), &end(1, 20), load)).collect()
     }
 
     /// Namespace that the flows are sent from.

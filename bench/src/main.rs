@@ -84,7 +84,7 @@ fn compare(name: &str, contestants: [&Contestant; 2], args: &Args) -> Result<Sce
         tell(name, &labels, pair);
         eprintln!(" ({sound} of {})", timing.pairs);
     })?;
-    Ok(Scenario::of(name, &outcome, contestants, &args.congestion))
+    Ok(Scenario::of(name, &outcome, contestants, args.load()))
 }
 
 fn tell(name: &str, [a, b]: &[String; 2], pair: &Pair) {

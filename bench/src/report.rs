@@ -2,11 +2,13 @@
 
 use std::fmt;
 
+use clap::ValueEnum;
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use weft_tests::resident_bytes;
 
 use crate::abba::{Contestant, Outcome, Pair, Slice};
+use crate::flow::Load;
 use crate::statistics::Ratio;
 
 /// A machine of which other programs use more than this is not fit to measure on.
@@ -25,6 +27,7 @@ pub(crate) struct Report {
 #[derive(Debug, Serialize)]
 pub(crate) struct Scenario {
     pub(crate) name: String,
+    pub(crate) traffic: String,
     pub(crate) congestion: String,
     pub(crate) flows: usize,
     pub(crate) slice_seconds: f64,
@@ -52,6 +55,8 @@ pub(crate) struct Figures {
     /// CPU time of the whole machine: the share of the packets' way that is charged to nobody.
     pub(crate) softirq_seconds_per_gbit: f64,
     pub(crate) retransmits_per_second: f64,
+    /// Of what was sent, what did not arrive; for TCP next to none.
+    pub(crate) lost_share: f64,
     /// Memory of the larger of the two gateways, at the end.
     pub(crate) rss_bytes: u64,
 }
@@ -61,7 +66,7 @@ impl Scenario {
         name: &str,
         outcome: &Outcome,
         contestants: [&Contestant; 2],
-        congestion: &str,
+        load: Load<'_>,
     ) -> Self {
         let cpu = |pair: &Pair| {
             per_gbit(&pair.a, pair.a.cpu_seconds) / per_gbit(&pair.b, pair.b.cpu_seconds)
@@ -72,7 +77,11 @@ impl Scenario {
         let sound = outcome.sound().count();
         Self {
             name: name.to_owned(),
-            congestion: congestion.to_owned(),
+            traffic: load
+                .traffic
+                .to_possible_value()
+                .map_or_else(String::new, |v| v.get_name().to_owned()),
+            congestion: load.congestion.to_owned(),
             flows: a.flows.len(),
             slice_seconds: outcome.median(|pair| pair.a.seconds),
             pairs: sound,
@@ -99,6 +108,7 @@ impl Figures {
             gateway_cpu_seconds_per_gbit: median(|slice| per_gbit(slice, slice.cpu_seconds)),
             softirq_seconds_per_gbit: median(|slice| per_gbit(slice, slice.softirq_seconds)),
             retransmits_per_second: median(|slice| slice.retransmits as f64 / slice.seconds),
+            lost_share: median(Slice::lost_share),
             rss_bytes: rss.unwrap_or(0),
         }
     }
@@ -119,9 +129,10 @@ impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{}: {} TCP flow(s), {}, {} pairs of {:.1} s slices ({} dropped for steal)",
+            "{}: {} {} flow(s), {}, {} pairs of {:.1} s slices ({} dropped for steal)",
             self.name,
             self.flows,
+            self.traffic,
             self.congestion,
             self.pairs,
             self.slice_seconds,
@@ -134,6 +145,7 @@ impl fmt::Display for Scenario {
             "gateway CPU s/Gbit",
             "softirq s/Gbit",
             "retransmits/s",
+            "lost %",
             "RSS MB",
         ]);
         for figures in &self.contestants {
@@ -143,6 +155,7 @@ impl fmt::Display for Scenario {
                 format!("{:.3}", figures.gateway_cpu_seconds_per_gbit),
                 format!("{:.3}", figures.softirq_seconds_per_gbit),
                 format!("{:.0}", figures.retransmits_per_second),
+                format!("{:.1}", figures.lost_share * 100.0),
                 format!("{:.1}", figures.rss_bytes as f64 / 1e6),
             ]);
         }

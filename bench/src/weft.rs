@@ -107,7 +107,7 @@ impl Fabric {
         from.ip(&format!("route replace {target} via {bridge} congctl {congestion}"))?;
         let sender = End { net: from.clone(), address: SocketAddr::new(from_address, 0) };
         let sink = End { net: to, address: SocketAddr::new(to_address, 0) };
-        let flows = (0..load.flows).map(|_| Flow::open_towards(&sender, &sink, target, congestion));
+        let flows = (0..load.flows).map(|_| Flow::open_towards(&sender, &sink, target, load));
         let flows = flows.collect::<Result<_>>().context("no way from pod to pod")?;
         let pids: Vec<i32> =
             self.clusters.iter().flat_map(|cluster| cluster.processes(0, "gateway")).collect();
