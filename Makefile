@@ -20,16 +20,19 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := demo
 .PHONY: demo test lint check soak soak-alone soak-aside soak-rounds simulate fuzz bench bench-scale arm64 images crds clean tools lint-tools fuzz-tools \
-  peers kubernetes build
+  peers kubernetes previous build
 
 CACHE  ?= $(HOME)/.cache/weft
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),$(CURDIR)/target)
 SUDO   := $(if $(filter 0,$(shell id -u)),,sudo -E env PATH=$$PATH)
 export WEFT_PEERS_DIR := $(CACHE)/bin
+export WEFT_PREVIOUS_DIR := $(CACHE)/previous
 export WEFT_KUBERNETES_DIR ?= $(CACHE)/kubernetes/bin
 
 CARGO_BOLERO := 0.13.5
 WIREGUARD_GO := v0.0.0-20260522210424-ecfc5a8d5446
+# Whose programs run beside today's in tests of mixed versions: the last one before FabricRecords.
+PREVIOUS := 4028bfd3c37f3d0ab9f82518fb165fdce1c149c5
 # Debian's containerd 1.6 goes with Kubernetes up to 1.35.
 KUBERNETES := 1.34.4
 HELM       := 3.19.5
@@ -60,7 +63,7 @@ build: tools
 	cargo test --locked --workspace --no-run
 
 # A failing suite does not end the run, which takes half an hour: cargo lists all that failed at the end.
-test: build peers kubernetes
+test: build peers kubernetes previous
 	rm -f $(SKIPPED)
 	cargo test --locked --workspace --no-run $(ARGS) 2>&1 | sed -n 's|^ *Executable .* (\(.*\))$$|\1|p' >$(TARGET)/suites
 	$(SUDO) env WEFT_BIN_DIR=$(TARGET)/release WEFT_SKIPPED=$(SKIPPED) RUST_TEST_THREADS=$(THREADS) \
@@ -197,6 +200,11 @@ peers:
 	  [ -x $$program ] && grep -qsF "\"$${crate/@/ } " $(CACHE)/.crates.toml && continue; \
 	  echo "building $$crate, once, a minute or two"; \
 	  cargo install --quiet --locked --root $(CACHE) $$crate || echo "no $$crate here: what needs it is skipped"; done
+
+# Programs of an earlier version.
+previous: tools
+	@tests/previous.sh $(PREVIOUS) $(WEFT_PREVIOUS_DIR)/$(PREVIOUS) || echo "no earlier version here: what needs it is skipped"
+	@ln -sfn $(PREVIOUS) $(WEFT_PREVIOUS_DIR)/bin
 
 # What clusters of the tests run. In WEFT_KUBERNETES_DIR may lie a Kubernetes from elsewhere.
 kubernetes:

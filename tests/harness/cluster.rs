@@ -26,6 +26,8 @@ pub const STATE: &str = "/run/cluster/state";
 pub struct Cluster {
     pub spec: ClusterSpec,
     pub nodes: Vec<Node>,
+    /// Folder of the programs that are started from now on.
+    pub bin_dir: PathBuf,
     programs: BTreeMap<String, Program>,
 }
 
@@ -79,7 +81,7 @@ impl Cluster {
             let first = nodes.first().map(|node| &node.host);
             nodes.push(node(lab, &spec, number, first)?);
         }
-        let cluster = Self { spec, nodes, programs: BTreeMap::new() };
+        let cluster = Self { spec, nodes, bin_dir: bin_dir()?, programs: BTreeMap::new() };
         fs::create_dir_all(cluster.outside(MANIFESTS))?;
         cluster.apply("cluster", &manifests::own(&cluster.spec))?;
         Ok(cluster)
@@ -108,7 +110,7 @@ impl Cluster {
     /// Runs `weft up`, again if it ran before.
     pub fn start_up(&mut self, more: &[&str]) -> Result<()> {
         let name = self.spec.node_name(1);
-        let mut command = Command::new(bin_dir()?.join("weft"));
+        let mut command = Command::new(self.bin_dir.join("weft"));
         command.args(["up", "--manifests", MANIFESTS, "--state-dir", STATE, "--node", &name]);
         self.run("weft-up", 1, command.args(more))
     }
@@ -121,7 +123,7 @@ impl Cluster {
             there.then_some(()).ok_or_else(|| self.log("weft-up"))
         })?;
         let (name, run_dir) = (self.spec.node_name(number), format!("/run/agent-{number}"));
-        let mut command = Command::new(bin_dir()?.join("weft"));
+        let mut command = Command::new(self.bin_dir.join("weft"));
         command.args(["agent", "--node", &name, "--published", &published, "--run-dir", &run_dir]);
         self.run(&format!("weft-agent-{number}"), number, &mut command)
     }

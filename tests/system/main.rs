@@ -37,3 +37,4 @@ mod refused;
 mod roaming;
 mod rotation;
 mod truth;
+mod versions;

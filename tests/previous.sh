@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Builds the programs of an earlier commit of this repository into a folder: those that run in a cluster
+# beside newer ones while it is upgraded. Usage: previous.sh COMMIT FOLDER
+set -euo pipefail
+commit=$1 folder=$2
+if [ -x "$folder/gateway" ]; then exit; fi
+if ! git cat-file -e "$commit^{commit}" 2>/dev/null; then
+  git fetch --quiet --depth=1 origin "$commit" ||
+    { echo "commit $commit is neither here nor at origin" >&2; exit 1; }
+fi
+echo "building the programs of $commit, once, six minutes"
+source=$(mktemp -d)
+trap 'rm -rf "$source"' EXIT
+git archive "$commit" | tar -x -C "$source"
+cd "$source"
+CARGO_TARGET_DIR=$source/target cargo build --quiet --release --locked --workspace --bins
+mkdir -p "$folder"
+for program in weft fabric-controller ipam route-agent gateway; do
+  install "target/release/$program" "$folder/$program.new"
+  mv "$folder/$program.new" "$folder/$program"
+done

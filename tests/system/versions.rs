@@ -1,0 +1,183 @@
+//! Programs of an earlier version beside today's, as while a fabric is upgraded, or taken back.
+//!
+//! ```text
+//!   pod --- rome-1 [weft up] ----+---- milan-1 --- pod     1,000 packets/s each way
+//!   pod --- rome-2 [weft agent] -'
+//! ```
+//!
+//! The earlier version knows whole configs only, today's records as well.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use weft_tests::traffic::{Streams, Way};
+use weft_tests::{Cluster, ClusterSpec, bin_dir, manifests, skip, stays_so, wait_until};
+
+use crate::scene::{PATIENCE, PORT, Scene};
+
+const INTERVAL: Duration = Duration::from_millis(1);
+/// Longer than the controller publishes for, and waits for acknowledgements of, at a time.
+const MIXED: Duration = Duration::from_secs(12);
+const FLOW: u16 = 7100;
+
+#[test]
+fn newer_controller_serves_older_readers() -> Result<()> {
+    let Some(earlier) = earlier_programs() else { return Ok(()) };
+    let today = bin_dir()?;
+    play([&earlier, &today], |scene| {
+        let streams = Streams::start(&ways(scene)?, INTERVAL, 0)?;
+        replace_up(scene, &today)?;
+        let rome = scene.cluster("rome");
+        runs(rome, 0, "fabric-controller", &today)?;
+        runs(rome, 0, "gateway", &earlier)?;
+        runs(rome, 1, "route-agent", &earlier)?;
+        keeps_going(rome, "first")?;
+        replace_agent(scene, &today)?;
+        runs(scene.cluster("rome"), 1, "route-agent", &today)?;
+        keeps_going(scene.cluster("rome"), "second")?;
+        nothing_lost(streams)
+    })
+}
+
+#[test]
+fn older_controller_serves_newer_readers() -> Result<()> {
+    let Some(earlier) = earlier_programs() else { return Ok(()) };
+    let today = bin_dir()?;
+    play([&today, &today], |scene| {
+        let streams = Streams::start(&ways(scene)?, INTERVAL, 0)?;
+        replace_up(scene, &earlier)?;
+        let rome = scene.cluster("rome");
+        runs(rome, 0, "fabric-controller", &earlier)?;
+        runs(rome, 0, "gateway", &today)?;
+        runs(rome, 1, "route-agent", &today)?;
+        keeps_going(rome, "first")?;
+        nothing_lost(streams)
+    })
+}
+
+/// Rome with the programs of the first folder and milan with those of the second, connected.
+fn play(programs: [&PathBuf; 2], test: impl FnOnce(&mut Scene) -> Result<()>) -> Result<()> {
+    let specs = [ClusterSpec::new("rome", 1, 2), ClusterSpec::new("milan", 2, 1)];
+    let mut scene = Scene::build(&specs)?;
+    for (cluster, programs) in scene.clusters.iter_mut().zip(programs) {
+        cluster.bin_dir.clone_from(programs);
+        cluster.start()?;
+    }
+    let result = scene.peer("rome", "milan", PORT).and_then(|_| test(&mut scene));
+    if result.is_err() {
+        scene.clusters.iter().for_each(|cluster| eprintln!("{}", cluster.report()));
+    }
+    result
+}
+
+/// Folder of an earlier version's programs, which `make previous` builds.
+fn earlier_programs() -> Option<PathBuf> {
+    let dir = std::env::var_os("WEFT_PREVIOUS_DIR").map(|dir| PathBuf::from(dir).join("bin"));
+    let found = dir.filter(|dir| dir.join("gateway").exists());
+    if found.is_none() {
+        skip("there are no programs of an earlier version; `make previous` builds them");
+    }
+    found
+}
+
+/// From the pods of both of rome's nodes to milan's pod and back.
+fn ways(scene: &Scene) -> Result<Vec<Way>> {
+    let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+    let (there, back) = (rome.view(&milan.spec)?, milan.view(&rome.spec)?);
+    let far = milan.pods().next().context("milan has a pod")?;
+    let mut ways = Vec::new();
+    for (port, near) in (FLOW..).step_by(2).zip(rome.pods()) {
+        for (port, from, to, view) in [(port, near, far, &there), (port + 1, far, near, &back)] {
+            let target = SocketAddr::new(view.of(to.addresses[0])?, port);
+            ways.push(Way { from: from.ns.clone(), to: target, at: to.ns.clone() });
+        }
+    }
+    Ok(ways)
+}
+
+/// Ends rome's `weft up`, whose gateways and agents run on, and starts that of another version.
+fn replace_up(scene: &mut Scene, programs: &PathBuf) -> Result<()> {
+    let rome = scene.cluster_mut("rome");
+    ensure!(rome.take_program("weft-up")?.stop(PATIENCE)?.success(), "weft up failed");
+    rome.bin_dir.clone_from(programs);
+    rome.start_up(&[])?;
+    let controller = || runs(rome, 0, "fabric-controller", programs);
+    wait_until("the other version's controller runs", PATIENCE, controller)
+}
+
+/// Ends what runs on rome's second node and starts it with another version.
+fn replace_agent(scene: &mut Scene, programs: &PathBuf) -> Result<()> {
+    let rome = scene.cluster_mut("rome");
+    ensure!(rome.take_program("weft-agent-2")?.stop(PATIENCE)?.success(), "weft agent failed");
+    rome.bin_dir.clone_from(programs);
+    rome.start_agent(2)?;
+    wait_until("the other version's agent runs", PATIENCE, || {
+        runs(rome, 1, "route-agent", programs)
+    })
+}
+
+/// Fails unless the only process of this program on a node comes from this folder.
+fn runs(cluster: &Cluster, node: usize, program: &str, folder: &PathBuf) -> Result<()> {
+    let pids = cluster.processes(node, program);
+    let [pid] = pids[..] else { anyhow::bail!("{} processes of {program}", pids.len()) };
+    let path = std::fs::read_link(format!("/proc/{pid}/exe")).context("its program")?;
+    let expected = folder.join(program).canonicalize()?;
+    ensure!(path == expected, "{program} is {}, not {}", path.display(), expected.display());
+    ensure!(kill(Pid::from_raw(pid), None::<Signal>).is_ok(), "{program} has ended");
+    Ok(())
+}
+
+/// The peering stays connected, and a change of a manifest reaches gateway and nodes.
+fn keeps_going(rome: &Cluster, name: &str) -> Result<()> {
+    rome.wait_connected("milan", PATIENCE)?;
+    stays_so("the peering is connected", MIXED, || rome.is_connected("milan"))?;
+    let before = generations(rome)?;
+    let target = rome.pods().next().context("rome has a pod")?.addresses[0];
+    rome.apply(name, &manifests::ip(name, target, false))?;
+    wait_until("gateway and nodes have applied the change", PATIENCE, || {
+        let now = generations(rome)?;
+        let is_newer =
+            now.iter().zip(&before).any(|(now, before)| now.published > before.published);
+        ensure!(is_newer, "nothing is published: {now:?}");
+        let lag = now.iter().find(|object| object.applied != object.published);
+        ensure!(lag.is_none(), "{lag:?}");
+        Ok::<_, anyhow::Error>(())
+    })
+}
+
+/// Generations of a published object.
+#[derive(Debug, PartialEq)]
+struct Generations {
+    name: String,
+    published: u64,
+    applied: u64,
+}
+
+fn generations(cluster: &Cluster) -> Result<Vec<Generations>> {
+    let mut all = Vec::new();
+    for kind in ["gatewayconfig", "nodeconfig"] {
+        let list: Value = serde_json::from_str(&cluster.weft(&["get", kind, "-o", "json"])?)?;
+        let one = || vec![list.clone()];
+        for object in list["items"].as_array().cloned().unwrap_or_else(one) {
+            all.push(Generations {
+                name: format!("{kind} {}", object["metadata"]["name"]),
+                published: object["metadata"]["generation"].as_u64().unwrap_or(0),
+                applied: object["status"]["appliedGeneration"].as_u64().unwrap_or(0),
+            });
+        }
+    }
+    Ok(all)
+}
+
+fn nothing_lost(streams: Streams) -> Result<()> {
+    let reports = streams.stop();
+    let lost: Vec<_> = reports.iter().map(|report| report.lost).collect();
+    ensure!(lost.iter().all(|lost| *lost == 0), "lost {lost:?}: {reports:?}");
+    ensure!(reports.iter().all(|report| report.sent > 10_000), "{reports:?}");
+    Ok(())
+}
