@@ -402,6 +402,7 @@ impl Agent {
             forwarding_off: self.forwarding_off.clone(),
             unreachable_gateways: self.probes.unreachable(),
             refused: Some(self.refuser.report(&config.spec)),
+            refuses_recorded: true,
         });
         // A former mount point may be an empty folder now.
         if !self.lost {

@@ -98,6 +98,7 @@ impl AgentView {
             applied_generation: own.metadata.generation.unwrap_or_default(),
             records: seen.2.clone().or_else(|| known.records.clone()),
             refused: Some(Vec::new()),
+            refuses_recorded: true,
             ..Default::default()
         };
         let is_new = known != status;

@@ -167,10 +167,9 @@ fn for_nodes(index: &Index, model: &Model<'_>, desired: &Desired) -> Desired {
     let records = records::of_peerings(&sources, peerings);
     let carried = refused::carried(peerings, &records);
     let refused = refused::refused(index, cluster, &carried);
-    let of_cluster = records::of_cluster(cluster, mappings);
+    let of_cluster = records::of_cluster(cluster, mappings, refused::entries(&refused));
     of_nodes += refused::networks(index, &refused);
     of_nodes += records::objects(&of_cluster, &records);
-    let entries = refused::entries(&refused);
-    of_nodes += node_config::configs(index, cluster, (&of_cluster, &records), &entries);
+    of_nodes += node_config::configs(index, cluster, &of_cluster, &records);
     of_nodes
 }

@@ -23,13 +23,14 @@ use serde::Serialize;
 use nodes::Nodes;
 
 /// Kinds that [`observe`] needs from the store.
-pub(crate) const KINDS: [Kind; 6] = [
+pub(crate) const KINDS: [Kind; 7] = [
     Kind::Configuration,
     Kind::Connection,
     Kind::GatewayServer,
     Kind::GatewayClient,
     Kind::GatewayConfig,
     Kind::NodeConfig,
+    Kind::FabricRecord,
 ];
 
 /// Everything `weft status` shows; its JSON is documented there.
@@ -223,6 +224,8 @@ struct View<'a> {
     gateways: Vec<(&'a ObjectMeta, Role)>,
     conditions: Vec<(ObjectRef, &'a [Condition])>,
     nodes: Vec<&'a fabric_api::fabric::NodeConfig>,
+    /// Prefixes that all nodes refuse.
+    refused: &'a [RefusedPrefix],
 }
 
 impl Peering {
@@ -246,6 +249,10 @@ impl<'a> View<'a> {
                 Object::GatewayServer(x) => view.gateways.push((&x.metadata, Role::Server)),
                 Object::GatewayClient(x) => view.gateways.push((&x.metadata, Role::Client)),
                 Object::NodeConfig(x) => view.nodes.push(x),
+                Object::FabricRecord(x) => {
+                    let cluster = x.spec.cluster.as_ref();
+                    view.refused = cluster.map_or(view.refused, |cluster| &cluster.refused);
+                }
                 Object::Namespace(_)
                 | Object::ConfigMap(_)
                 | Object::Secret(_)
@@ -253,7 +260,6 @@ impl<'a> View<'a> {
                 | Object::Network(_)
                 | Object::Ip(_)
                 | Object::PublicKey(_)
-                | Object::FabricRecord(_)
                 | Object::GatewayRecord(_) => {}
             }
         }
@@ -303,7 +309,8 @@ impl<'a> View<'a> {
 
     fn refused(&self) -> Vec<Refused> {
         let mut all = BTreeMap::new();
-        for prefix in self.nodes.iter().flat_map(|node| &node.spec.refused) {
+        let of_nodes = self.nodes.iter().flat_map(|node| &node.spec.refused);
+        for prefix in self.refused.iter().chain(of_nodes) {
             all.entry(prefix).or_insert_with(BTreeSet::new);
         }
         for (prefix, senders) in &mut all {

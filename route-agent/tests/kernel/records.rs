@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use fabric_api::fabric::{
     ClusterRecord, FabricRecord, FabricRecordSpec, NodeConfigSpec, NodePeering, PeeringGateway,
-    PeeringRecord, Record as _, RecordVersion, digest,
+    PeeringRecord, Record as _, RecordVersion, RefusedPrefix, digest,
 };
 use fabric_store::{Kind, Object, ObjectRef};
 use futures::FutureExt as _;
 
-use crate::node::{World, config, eventually};
+use crate::node::{World, config, eventually, sh};
 
 const SOON: Duration = Duration::from_secs(8);
 
@@ -46,6 +46,7 @@ fn put_cluster(world: &World, config: &NodeConfigSpec, peerings: &[FabricRecord]
         pod_cidrs: config.pod_cidrs.clone(),
         internal_cidr: config.internal_cidr.clone(),
         ips: config.ips.clone(),
+        refused: config.refused.clone(),
     };
     let spec = FabricRecordSpec { cluster: Some(cluster), peering: None };
     put(world, FabricRecord::CLUSTER, spec).version().unwrap()
@@ -105,6 +106,41 @@ fn missing_record_changes_nothing_on_the_node() {
     let refused: Vec<_> = world.refused().into_iter().map(|traffic| traffic.prefix).collect();
     assert_eq!(refused, peering.prefixes);
     assert_eq!(own_generation(&world), 2, "it was written once");
+}
+
+#[test]
+fn prefix_stays_refused_as_it_moves_to_the_record() {
+    let whole = NodeConfigSpec { refuse_seconds: Some(1), ..config() };
+    let [peering] = whole.peerings.as_slice() else { panic!("{whole:?}") };
+    let prefix = |prefix: &String| RefusedPrefix {
+        peer_cluster_id: peering.peer_cluster_id.clone(),
+        prefix: prefix.clone(),
+    };
+    let refused: Vec<_> = peering.prefixes.iter().map(prefix).collect();
+    let departed = NodeConfigSpec { peerings: vec![], refused, ..whole.clone() };
+    let reported = |world: &World| -> Vec<_> {
+        world.refused().into_iter().map(|traffic| traffic.prefix).collect()
+    };
+    let mut world = World::new();
+    let version = put_cluster(&world, &departed, &[]);
+    let own = NodeConfigSpec { refused: departed.refused.clone(), ..departed.own_part() };
+    world.configure(own);
+    world.start(&[]);
+    world.settle();
+    eventually("it is read", SOON, || acknowledged(&world).as_ref() == Some(&version));
+    assert!(world.status().is_some_and(|(_, status)| status.refuses_recorded));
+    let is_quiet = |world: &World| world.refused().iter().all(|traffic| traffic.quiet);
+    eventually("nobody sends", SOON, || is_quiet(&world));
+    assert_eq!(reported(&world), peering.prefixes);
+
+    world.reconfigure(departed.own_part());
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(reported(&world), peering.prefixes);
+    assert!(sh(&world.node, "nft list table inet weft_refused").contains("10.201.0.0"));
+
+    let free = NodeConfigSpec { refused: vec![], ..departed };
+    put_cluster(&world, &free, &[]);
+    eventually("it is free", SOON, || reported(&world).is_empty());
 }
 
 fn own_generation(world: &World) -> i64 {

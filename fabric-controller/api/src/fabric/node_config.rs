@@ -88,7 +88,8 @@ pub struct NodeConfigSpec {
     /// peers is refused.
     #[serde(default)]
     pub removed: bool,
-    /// Prefixes of peerings that are gone: all packets to them are refused.
+    /// Prefixes of peerings that are gone: all packets to them are refused. Those of the cluster's
+    /// FabricRecord are here, too, until the node's agent reports refusesRecorded.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<RefusedPrefix>,
     /// Time without a packet, in seconds, after which a refused prefix counts as quiet. Absent: 300.
@@ -190,6 +191,10 @@ pub struct NodeConfigStatus {
     /// Prefixes that the node refuses, peerings aside. Absent if its agent does not report that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<Vec<RefusedTraffic>>,
+    /// True: the agent also refuses the prefixes that the cluster's FabricRecord names. An older one
+    /// knows those of its own config only.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub refuses_recorded: bool,
 }
 
 /// A setting by which a node forwards no packets of one family.

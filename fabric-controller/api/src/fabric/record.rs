@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     GatewayProbe, NodeAddressMap, NodeConfig, NodeConfigSpec, NodeGateway, NodePeering, Record,
-    Records,
+    Records, RefusedPrefix,
 };
 
 /// A fact that all nodes share. Exactly one field is set.
@@ -61,6 +61,9 @@ pub struct ClusterRecord {
     /// IP resources: packets to external go to target, by conntrack, on each node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ips: Vec<NodeAddressMap>,
+    /// Prefixes of peerings that are gone: all packets to them are refused.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<RefusedPrefix>,
 }
 
 /// A peering as all nodes see it.
@@ -153,9 +156,16 @@ pub fn node_spec<'a>(
         internal_cidr: cluster.internal_cidr.clone(),
         ips: cluster.ips.clone(),
         vxlan_sources: vxlan_sources(&peerings, &records),
+        refused: refused(&cluster.refused, &own.refused),
         peerings,
         ..own.clone()
     }
+}
+
+/// Those of the record, and others of the config: an older controller writes them only there.
+fn refused(recorded: &[RefusedPrefix], own: &[RefusedPrefix]) -> Vec<RefusedPrefix> {
+    let others = own.iter().filter(|prefix| !recorded.contains(prefix));
+    recorded.iter().chain(others).cloned().collect()
 }
 
 fn node_peering(record: &PeeringRecord, node: &str, underlay: &[IpAddr]) -> NodePeering {
@@ -226,6 +236,7 @@ impl NodeConfigSpec {
             ips: Vec::new(),
             vxlan_sources: Vec::new(),
             peerings: Vec::new(),
+            refused: Vec::new(),
             ..self.clone()
         }
     }
@@ -288,6 +299,22 @@ mod tests {
         assert_eq!(records.join(&own(&["192.0.2.12"]), "n2"), None);
         records.insert(cluster(9, &[milan]));
         assert!(records.join(&own(&["192.0.2.12"]), "n2").is_some());
+    }
+
+    #[test]
+    fn prefix_of_either_form_is_refused_once() {
+        let refused = |prefix: &str| RefusedPrefix {
+            peer_cluster_id: "paris".to_owned(),
+            prefix: prefix.to_owned(),
+        };
+        let [first, second, third] = ["10.72.0.0/16", "10.73.0.0/16", "10.74.0.0/16"].map(refused);
+        let mut of_cluster = cluster(1, &[]);
+        let known = of_cluster.spec.cluster.as_mut().unwrap();
+        known.refused = vec![first.clone(), second.clone()];
+        let records: Records<_> = [of_cluster].into_iter().collect();
+        let mut own = own(&["192.0.2.12"]);
+        own.refused = vec![second.clone(), third.clone()];
+        assert_eq!(records.join(&own, "n2").unwrap().refused, [first, second, third]);
     }
 
     #[test]

@@ -69,7 +69,7 @@ fn network_request(
         let same_shape = granted.len() == cidr.len() && granted.is_ipv4() == cidr.is_ipv4();
         if immutable { granted == cidr } else { same_shape }
     };
-    if network_grant(network).or(returned.and_then(network_grant)).is_some_and(fits) {
+    if network_grant(network).or_else(|| returned.and_then(network_grant)).is_some_and(fits) {
         return None;
     }
     let allocation = Allocation::Network {

@@ -13,7 +13,7 @@ use fabric_objects::Kind;
 use jiff::{SignedDuration, Timestamp};
 
 use super::desired::Desired;
-use super::records::{self, PeeringRecords, recorded_prefixes};
+use super::records::{self, PeeringRecords, recorded_prefixes, recorded_refused};
 use super::uncertain::Uncertain;
 
 /// Annotation: when it was known that the node is gone.
@@ -26,15 +26,16 @@ const FAREWELL: SignedDuration = SignedDuration::from_secs(120);
 pub(super) fn configs(
     index: &Index,
     cluster: &Cluster,
-    (of_cluster, peerings): (&ClusterRecord, &PeeringRecords),
-    refused: &[RefusedPrefix],
+    of_cluster: &ClusterRecord,
+    peerings: &PeeringRecords,
 ) -> Desired {
     let mut desired = Desired::default();
     for node in &cluster.nodes {
         let Some(mut spec) = own_spec(cluster, node, &index.settings) else { continue };
-        spec.refused = refused.to_vec();
         if !records::are_read_by(index, &node.name) {
             spec = node_spec(&spec, &node.name, of_cluster, peerings.values());
+        } else if !records::are_refused_by(index, &node.name, &of_cluster.refused) {
+            spec.refused.clone_from(&of_cluster.refused);
         }
         desired.want(NodeConfig::new(&node.name, spec));
     }
@@ -91,8 +92,10 @@ fn all_prefixes(index: &Index, spec: &NodeConfigSpec) -> Vec<RefusedPrefix> {
         peering.prefixes.iter().map(|prefix| entry(prefix, peer)).collect()
     };
     let mut all: BTreeSet<_> = spec.peerings.iter().flat_map(of_peering).collect();
-    let recorded = recorded_prefixes(index).filter(|_| spec.from_records);
-    all.extend(recorded.map(|(prefix, peer)| entry(prefix, peer)));
+    if spec.from_records {
+        all.extend(recorded_prefixes(index).map(|(prefix, peer)| entry(prefix, peer)));
+        all.extend(recorded_refused(index).iter().cloned());
+    }
     all.extend(spec.refused.iter().cloned());
     all.into_iter().collect()
 }

@@ -7,7 +7,7 @@ use fabric_api::Cidr;
 use fabric_api::fabric::{
     ClusterRecord, FabricRecord, FabricRecordSpec, GatewayConfig, GatewayProbe, NO_MTU,
     NodeAddressMap, NodeConfig, NodeConfigSpec, NodePeering, PeeringGateway, PeeringRecord,
-    Record as _,
+    Record as _, RefusedPrefix,
 };
 use fabric_api::networking::ConnectionValue;
 use fabric_index::Index;
@@ -146,13 +146,18 @@ fn is_connected(index: &Index, gateway: &Gateway<'_>) -> bool {
 }
 
 /// Record of the cluster, to be sealed.
-pub(super) fn of_cluster(cluster: &Cluster, mappings: &[Mapping]) -> ClusterRecord {
+pub(super) fn of_cluster(
+    cluster: &Cluster,
+    mappings: &[Mapping],
+    refused: Vec<RefusedPrefix>,
+) -> ClusterRecord {
     ClusterRecord {
         digest: String::new(),
         pod_cidrs: cluster.pods.iter().map(Cidr::to_string).collect(),
         internal_cidr: cluster.internal.as_ref().map(|granted| granted.cidr.to_string()),
         // All of them: a node's own pods send to those addresses, too.
         ips: mappings.iter().map(node_mapping).collect(),
+        refused,
     }
 }
 
@@ -174,6 +179,27 @@ pub(super) fn recorded_prefixes(index: &Index) -> impl Iterator<Item = (&str, &s
     peerings.flat_map(|of| {
         of.prefixes.iter().map(|prefix| (prefix.as_str(), of.peer_cluster_id.as_str()))
     })
+}
+
+/// Prefixes that the stored record of the cluster has nodes refuse.
+pub(super) fn recorded_refused(index: &Index) -> &[RefusedPrefix] {
+    let cluster = index.typed::<FabricRecord>(&of_record(FabricRecord::CLUSTER));
+    let cluster = cluster.and_then(|record| record.spec.cluster.as_ref());
+    cluster.map(|cluster| cluster.refused.as_slice()).unwrap_or_default()
+}
+
+/// Returns true if a node refuses these prefixes without having them in its own part of its config: its
+/// agent reads them in the cluster's record, and has read those that are to leave the config.
+pub(super) fn are_refused_by(index: &Index, node: &str, refused: &[RefusedPrefix]) -> bool {
+    let Some(config) = index.typed::<NodeConfig>(&of_node(node)) else { return false };
+    let has_newest = || {
+        let read = config.status.as_ref().and_then(|status| status.records.as_ref());
+        let newest = index.records.as_ref();
+        read.zip(newest).is_some_and(|(read, newest)| read.includes(newest))
+            && recorded_refused(index) == refused
+    };
+    config.status.as_ref().is_some_and(|status| status.refuses_recorded)
+        && (config.spec.refused.is_empty() || has_newest())
 }
 
 /// Returns true if a node's own part is all that it needs in its config. An agent that shows no

@@ -1,4 +1,4 @@
-use fabric_api::fabric::{NodeConfig, UnreachableGateway};
+use fabric_api::fabric::{FabricRecord, NodeConfig, UnreachableGateway};
 use fabric_api::networking::GatewayClient;
 
 use super::*;
@@ -295,4 +295,21 @@ fn a_peering_without_gateway_waits_and_says_for_what() {
         ("paris", State::Waiting)
     );
     assert!(seen.problems[0].contains("no GatewayServer or GatewayClient yet"), "{seen:?}");
+}
+
+#[test]
+fn refused_prefix_of_the_record_has_its_senders() {
+    let prefix = serde_json::json!({"peerClusterId": "paris", "prefix": "10.72.0.0/16"});
+    let spec = serde_json::json!({"cluster": {"digest": "", "podCidrs": [], "refused": [prefix]}});
+    let record = FabricRecord::new("cluster", serde_json::from_value(spec).unwrap());
+    let spec = serde_json::json!({"clusterId": "rome", "underlay": [], "localPods": [],
+        "external": [], "fromRecords": true, "peerings": [], "vxlanSources": []});
+    let mut node = NodeConfig::new("n1", serde_json::from_value(spec).unwrap());
+    let traffic =
+        serde_json::json!({"prefix": "10.72.0.0/16", "quiet": false, "senders": ["10.200.1.2"]});
+    let status = serde_json::json!({"refused": [traffic], "refusesRecorded": true});
+    node.status = Some(serde_json::from_value(status).unwrap());
+    let seen = observe(&snapshot([record.into(), node.into()]), &Found::default()).refused;
+    let [refused] = &seen[..] else { panic!("{seen:?}") };
+    assert_eq!((refused.cluster.as_str(), refused.senders.len()), ("paris", 1));
 }

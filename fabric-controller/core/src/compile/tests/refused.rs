@@ -1,5 +1,6 @@
 //! Prefixes of peerings that are gone.
 
+use fabric_api::fabric::{FabricRecord, NodeConfig};
 use fabric_objects::{Kind, ObjectRef};
 
 use serde_json::json;
@@ -129,4 +130,91 @@ fn old_prefix_is_kept_until_new_one_is_granted() {
     assert_eq!(compiled.deleted, [].into());
     world.settle();
     assert_eq!(world.held().0.len(), held.0.len() + 1, "{:?}", world.held());
+}
+
+/// A world in which the agent reads records, and the prefixes of a peering of it that is gone.
+fn departed(refuses_recorded: bool) -> (World, Vec<String>) {
+    let mut world = busy();
+    (world.with_records, world.refuses_recorded) = (true, refuses_recorded);
+    peer_with(&mut world, "rome", 30742);
+    let record = ObjectRef::new(Kind::FabricRecord, "", &FabricRecord::name_of("rome"));
+    let record = world.index.typed::<FabricRecord>(&record).unwrap().spec.clone();
+    let prefixes = record.peering.unwrap().prefixes;
+    unpeer(&mut world, "rome");
+    (world, prefixes.iter().map(|prefix| format!("rome {prefix}")).collect())
+}
+
+/// Prefixes that the agent refuses that reads records.
+fn joined(world: &World) -> Vec<String> {
+    let config = ObjectRef::new(Kind::NodeConfig, "", "n1");
+    let config = world.index.typed::<NodeConfig>(&config).unwrap();
+    let refused = config.joined(&world.records()).unwrap().spec.refused;
+    refused.iter().map(|r| format!("{} {}", r.peer_cluster_id, r.prefix)).collect()
+}
+
+#[test]
+fn refused_prefix_is_published_once_to_readers() {
+    let (mut world, prefixes) = departed(true);
+    assert!(world.node("n1").unwrap().from_records);
+    assert_eq!((refused(&world), joined(&world)), (Vec::new(), prefixes.clone()));
+    world.agents.clear();
+    world.delete(&ObjectRef::new(Kind::Node, "", "n1"));
+    world.settle();
+    assert_eq!(refused(&world), prefixes, "a removed node reads no records");
+}
+
+#[test]
+fn recorded_prefix_is_free_once_quiet() {
+    let (mut world, prefixes) = departed(true);
+    world.report();
+    world.settle();
+    assert_eq!(joined(&world), prefixes);
+    world.quiet = Some(true);
+    world.report();
+    world.settle();
+    assert_eq!(joined(&world), [""; 0]);
+}
+
+#[test]
+fn older_reader_has_refused_prefixes_in_its_config() {
+    let (world, prefixes) = departed(false);
+    assert!(world.node("n1").unwrap().from_records);
+    assert_eq!(refused(&world), prefixes);
+}
+
+#[test]
+fn prefix_stays_refused_while_agents_are_replaced() {
+    let (mut world, prefixes) = departed(false);
+    world.refuses_recorded = true;
+    world.report();
+    for _ in 0..5 {
+        world.round();
+        assert_eq!(joined(&world), prefixes);
+    }
+    assert_eq!(refused(&world), [""; 0]);
+    world.refuses_recorded = false;
+    world.report();
+    world.round();
+    assert_eq!(refused(&world), prefixes, "an older agent is back");
+}
+
+#[test]
+fn record_without_refused_prefixes_is_relied_on_by_none() {
+    let (mut world, prefixes) = departed(false);
+    // As an older controller left it.
+    let cluster = ObjectRef::new(Kind::FabricRecord, "", "cluster");
+    let mut record = world.index.typed::<FabricRecord>(&cluster).unwrap().clone();
+    record.spec.cluster.as_mut().unwrap().refused.clear();
+    record.metadata.generation = record.metadata.generation.map(|generation| generation + 1);
+    world.index.apply(fabric_objects::Event::Applied(record.into()));
+    world.refuses_recorded = true;
+    let version = world.records().version();
+    world.acknowledge("n1", version);
+    world.report();
+    for _ in 0..5 {
+        world.round();
+        assert_eq!(joined(&world), prefixes);
+    }
+    world.settle();
+    assert_eq!((refused(&world), joined(&world)), (Vec::new(), prefixes));
 }

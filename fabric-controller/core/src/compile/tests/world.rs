@@ -28,6 +28,8 @@ pub(super) struct World {
     pub(super) agents: Vec<&'static str>,
     /// Those agents read FabricRecords.
     pub(super) with_records: bool,
+    /// They refuse what the cluster's FabricRecord names, too.
+    pub(super) refuses_recorded: bool,
     /// Gateways read GatewayRecords.
     pub(super) with_gateway_records: bool,
     /// Reports of their agents on refused prefixes, if there are any.
@@ -52,6 +54,7 @@ impl World {
             addresses: BTreeMap::new(),
             agents: vec!["n1"],
             with_records: false,
+            refuses_recorded: false,
             with_gateway_records: false,
             quiet: None,
         }
@@ -89,9 +92,17 @@ impl World {
             let reference = ObjectRef::new(Kind::NodeConfig, "", name);
             let Some(config) = self.index.typed::<NodeConfig>(&reference) else { continue };
             let mut config = config.clone();
-            config.status.get_or_insert_default().refused = traffic(&config, self.quiet);
+            let traffic = self.traffic(&config);
+            let status = config.status.get_or_insert_default();
+            (status.refused, status.refuses_recorded) = (traffic, self.refuses_recorded);
             self.index.apply(Event::Applied(config.into()));
         }
+    }
+
+    /// Compiles and stores once.
+    pub(super) fn round(&mut self) {
+        self.last = compile(&self.index, Timestamp::UNIX_EPOCH);
+        self.step();
     }
 
     /// Until nothing changes. Compiling again then must say the same.
@@ -144,10 +155,10 @@ impl World {
                 && self.agents.contains(&reference.name.as_str())
             {
                 let config = Arc::make_mut(config);
-                let traffic = traffic(config, self.quiet);
+                let traffic = self.traffic(config);
                 let status = config.status.get_or_insert_default();
                 status.applied_generation = generation;
-                status.refused = traffic;
+                (status.refused, status.refuses_recorded) = (traffic, self.refuses_recorded);
             }
             if have.as_ref() != Some(&object) {
                 self.index.apply(Event::Applied(object));
@@ -183,6 +194,16 @@ impl World {
             changed = true;
         }
         changed
+    }
+
+    /// Report of a node's agent on all that it refuses.
+    fn traffic(&self, config: &NodeConfig) -> Option<Vec<RefusedTraffic>> {
+        let quiet = self.quiet?;
+        let joined = config.joined(&self.records()).filter(|_| self.refuses_recorded);
+        let spec = joined.map_or_else(|| config.spec.clone(), |joined| joined.spec);
+        let prefixes = spec.refused.into_iter().map(|refused| refused.prefix);
+        let traffic = |prefix| RefusedTraffic { prefix, quiet, senders: Vec::new() };
+        Some(prefixes.map(traffic).collect())
     }
 
     /// Records as an agent has them.
@@ -247,7 +268,10 @@ impl World {
             other.spec = config.spec.own_part();
             let joined = other.joined(&records).expect("all records are there");
             if config.spec.from_records {
-                assert_eq!(config.spec, joined.spec.own_part());
+                // An older agent has refused prefixes of its own.
+                let refused = config.spec.refused.clone();
+                let own = NodeConfigSpec { refused, ..joined.spec.own_part() };
+                assert_eq!(config.spec, own);
             } else {
                 assert_eq!(config.spec, joined.spec);
             }
@@ -341,14 +365,6 @@ impl World {
     pub(super) fn status(&self, reference: &ObjectRef) -> Value {
         self.index.get(reference).expect("it is there").to_value()["status"].clone()
     }
-}
-
-fn traffic(config: &NodeConfig, quiet: Option<bool>) -> Option<Vec<RefusedTraffic>> {
-    let of = |quiet| {
-        let prefixes = config.spec.refused.iter().map(|refused| refused.prefix.clone());
-        prefixes.map(|prefix| RefusedTraffic { prefix, quiet, senders: Vec::new() }).collect()
-    };
-    quiet.map(of)
 }
 
 fn key_pair(reference: &ObjectRef) -> Secret {
