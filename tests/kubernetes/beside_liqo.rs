@@ -166,7 +166,8 @@ fn reaches_home([rome, milan]: &[Kubernetes; 2], far: &Pod) -> Result<()> {
         alias.with_context(|| format!("no alias of it in {}", pod["spec"]))?["ip"].clone();
     let address: IpAddr = address.as_str().context("an alias has an address")?.parse()?;
     ensure!(address == expected, "{address} is not {expected}, which stands for rome's");
-    connect(&far.ns, SocketAddr::new(address, HTTPS), SOON).map(drop)
+    connect(&far.ns, SocketAddr::new(address, HTTPS), SOON)?;
+    Ok(())
 }
 
 /// While a replica of weft's controller dies.
