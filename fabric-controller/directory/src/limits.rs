@@ -29,3 +29,53 @@ fn named(what: &str, setting: &str, enough: &str) -> String {
          programs; raise it with `sysctl -w {setting}={enough}`"
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+
+    use super::*;
+
+    const INSIDE: &str = "WEFT_TEST_INSIDE";
+
+    /// Runs the test of this name once more in a user namespace where this limit is 0, and `refused` there.
+    fn with_none(limit: &str, test: &str, refused: fn() -> String) {
+        if std::env::var_os(INSIDE).is_some() {
+            return println!("{}", refused());
+        }
+        let script = format!("echo 0 >/proc/sys/user/{limit} && exec \"$@\"");
+        let this = std::env::current_exe().unwrap();
+        let mut inside = Command::new("unshare");
+        inside.args(["--user", "--map-root-user", "sh", "-c", &script, "sh"]).arg(this);
+        inside.args(["--exact", &format!("limits::tests::{test}"), "--nocapture"]);
+        let output = inside.env(INSIDE, "yes").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        for part in ["the kernel refuses another inotify ", "fs.inotify.max_user_", "`sysctl -w "] {
+            assert!(text.contains(part), "no {part:?} in {text}");
+        }
+    }
+
+    #[test]
+    fn refused_inotify_instance_names_limit_and_remedy() {
+        with_none(
+            "max_inotify_instances",
+            "refused_inotify_instance_names_limit_and_remedy",
+            || {
+                let refused = Inotify::init(InitFlags::empty()).unwrap_err();
+                inotify_instance(Some(refused as i32)).unwrap()
+            },
+        );
+    }
+
+    #[test]
+    fn refused_inotify_watch_names_limit_and_remedy() {
+        with_none("max_inotify_watches", "refused_inotify_watch_names_limit_and_remedy", || {
+            let inotify = Inotify::init(InitFlags::empty()).unwrap();
+            let refused = inotify.add_watch("/", AddWatchFlags::IN_CREATE).unwrap_err();
+            inotify_watch(refused).unwrap()
+        });
+    }
+}
