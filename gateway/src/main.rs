@@ -109,6 +109,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let sources = monitor::Sources {
         inputs: inputs.clone(),
         planes: planes.clone(),
+        paths: paths.clone(),
         departure: departure.clone(),
     };
     tasks.spawn(monitor::run(sources, view_tx, stop.clone()));

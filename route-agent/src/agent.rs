@@ -3,7 +3,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use fabric_api::fabric::{
-    FabricRecord, ForwardingOff, MovedAddress, NodeConfig, NodeConfigStatus, RecordVersion, Records,
+    Diversion, FabricRecord, ForwardingOff, MovedAddress, NodeConfig, NodeConfigStatus,
+    RecordVersion, Records,
 };
 use fabric_runtime::{Heartbeat, Stop, chain, until};
 use fabric_store::{Event, Kind, Object, ObjectRef, Store};
@@ -54,6 +55,8 @@ pub(crate) struct Agent {
     pub(crate) moved: Vec<MovedAddress>,
     /// Settings that keep the node from forwarding, since when.
     pub(crate) forwarding_off: Vec<ForwardingOff>,
+    /// Rules and routes of others that take packets to peers, since when.
+    pub(crate) diversions: Vec<Diversion>,
     /// All that the status has.
     pub(crate) problems: BTreeSet<String>,
     pub(crate) churn_limiter: ChurnLimiter,
@@ -348,8 +351,11 @@ impl Agent {
         }
         problems.extend(applied.problems);
         let Firewall { peers, local_pods, .. } = &compiled.firewall;
-        match foreign_routes::problems(&self.handle, (peers, local_pods)).await {
-            Ok(found) => problems.extend(found),
+        match foreign_routes::find(&self.handle, (peers, local_pods)).await {
+            Ok(found) => {
+                foreign_routes::note(&mut self.diversions, &found);
+                problems.extend(found.into_iter().map(|foreign| foreign.problem));
+            }
             Err(error) => _ = problems.insert(chain(&error)),
         }
         if changed {
@@ -400,6 +406,7 @@ impl Agent {
             problems: self.problems.iter().cloned().collect(),
             moved: self.moved.clone(),
             forwarding_off: self.forwarding_off.clone(),
+            diversions: self.diversions.clone(),
             unreachable_gateways: self.probes.unreachable(),
             refused: Some(self.refuser.report(&config.spec)),
             refuses_recorded: true,

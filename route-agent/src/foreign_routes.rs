@@ -4,22 +4,35 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fabric_api::Cidr;
+use fabric_api::fabric::Diversion;
+use jiff::Timestamp;
 use netlink::{ForeignAction, ForeignRoute, ForeignRule, Handle, NetlinkError};
 use netplan::Family;
 
 use crate::names::{GATEWAY_PROTOCOL, PRIORITY, PROTOCOL, TABLE};
 
-/// Problems of both families. `peers` are the prefixes that weft routes, `pods` the sources of packets
+/// A rule or route, and what it does.
+pub(crate) struct Foreign {
+    pub(crate) problem: String,
+    /// Command that removes it.
+    pub(crate) removal: String,
+    /// The peers' prefixes of which it takes packets.
+    pub(crate) prefixes: Vec<Cidr>,
+}
+
+/// Those of both families. `peers` are the prefixes that weft routes, `pods` the sources of packets
 /// to them.
-pub(crate) async fn problems(
+pub(crate) async fn find(
     handle: &Handle,
     (peers, pods): (&BTreeSet<Cidr>, &BTreeSet<Cidr>),
-) -> Result<BTreeSet<String>, NetlinkError> {
-    let mut problems = BTreeSet::new();
+) -> Result<Vec<Foreign>, NetlinkError> {
+    let mut found = Vec::new();
     for family in [Family::Ipv4, Family::Ipv6] {
+        let of_family: Vec<_> =
+            peers.iter().filter(|peer| Family::of_prefix(peer) == family).copied().collect();
         let routes = handle.table_routes(family, TABLE).await?;
         let foreign = routes.iter().filter(|route| !is_wefts(route));
-        problems.extend(foreign.map(|route| route_problem(route, family)));
+        found.extend(foreign.map(|route| foreign_route(route, family, &of_family)));
         let rules = handle.all_rules(family).await?;
         let candidates: Vec<_> =
             preceding(&rules).filter(|rule| may_take(rule, peers, pods)).collect();
@@ -31,15 +44,26 @@ pub(crate) async fn problems(
                 tables.insert(table, handle.table_routes(family, table).await?);
             }
         }
-        let of_family: Vec<_> =
-            peers.iter().filter(|peer| Family::of_prefix(peer) == family).copied().collect();
         for rule in candidates {
-            if let Some(taken) = taken(rule, &of_family, &tables) {
-                problems.insert(rule_problem(rule, family, &taken));
+            let prefixes = taken(rule, &of_family, &tables);
+            if !prefixes.is_empty() {
+                found.push(foreign_rule(rule, family, prefixes));
             }
         }
     }
-    Ok(problems)
+    Ok(found)
+}
+
+/// Makes `noted` what was found, with the times at which it was found first.
+pub(crate) fn note(noted: &mut Vec<Diversion>, found: &[Foreign]) {
+    let before = std::mem::take(noted);
+    for foreign in found.iter().filter(|foreign| !foreign.prefixes.is_empty()) {
+        let removal = foreign.removal.clone();
+        let known = before.iter().find(|of| of.removal == removal).map(|of| of.since.clone());
+        let since = known.unwrap_or_else(|| format!("{:.3}", Timestamp::now()));
+        let prefixes = foreign.prefixes.iter().map(ToString::to_string).collect();
+        noted.push(Diversion { removal, prefixes, since });
+    }
 }
 
 fn is_wefts(route: &ForeignRoute) -> bool {
@@ -64,32 +88,32 @@ fn may_take(rule: &ForeignRule, peers: &BTreeSet<Cidr>, pods: &BTreeSet<Cidr>) -
         && touches(rule.from, pods)
 }
 
-/// The first of the peers' prefixes whose packets the rule takes.
+/// The peers' prefixes whose packets the rule takes.
 fn taken(
     rule: &ForeignRule,
     peers: &[Cidr],
     tables: &BTreeMap<u32, Vec<ForeignRoute>>,
-) -> Option<Cidr> {
+) -> Vec<Cidr> {
     let to = |peer: &&Cidr| rule.to.is_none_or(|to| to.overlaps(peer));
-    let mut concerned = peers.iter().filter(to);
+    let concerned = peers.iter().filter(to).copied();
     match rule.action {
-        ForeignAction::Nothing => None,
-        ForeignAction::Refuse(_) => concerned.next().copied(),
-        ForeignAction::Goto(next) => concerned.next().filter(|_| next > PRIORITY).copied(),
+        ForeignAction::Nothing => Vec::new(),
+        ForeignAction::Refuse(_) => concerned.collect(),
+        ForeignAction::Goto(next) => concerned.filter(|_| next > PRIORITY).collect(),
         ForeignAction::Lookup(table, suppressed) => {
-            let routes = tables.get(&table)?;
+            let routes = tables.get(&table).map(Vec::as_slice).unwrap_or_default();
             let counts = |route: &&ForeignRoute| {
                 route.kind != "throw"
                     && suppressed.is_none_or(|len| u32::from(route.to.len()) > len)
             };
             let has_route =
-                |peer: &&Cidr| routes.iter().filter(counts).any(|route| route.to.overlaps(peer));
-            concerned.find(has_route).copied()
+                |peer: &Cidr| routes.iter().filter(counts).any(|route| route.to.overlaps(peer));
+            concerned.filter(has_route).collect()
         }
     }
 }
 
-fn route_problem(route: &ForeignRoute, family: Family) -> String {
+fn foreign_route(route: &ForeignRoute, family: Family, peers: &[Cidr]) -> Foreign {
     let mut text = [route.kind, " "].concat().trim_start().to_owned() + &route.to.to_string();
     if let Some(gateway) = route.gateway {
         text += &format!(" via {gateway}");
@@ -101,14 +125,18 @@ fn route_problem(route: &ForeignRoute, family: Family) -> String {
     if route.metric != 0 {
         text += &format!(" metric {}", route.metric);
     }
-    format!(
+    let removal = format!("ip {}route del {text} table {TABLE}", option(family));
+    let problem = format!(
         "the route `{text}` in table {TABLE}, which is weft's, is another program's and takes packets: \
-         have its owner use another table, or remove it (`ip {}route del {text} table {TABLE}`)",
-        option(family)
-    )
+         have its owner use another table, or remove it (`{removal}`)"
+    );
+    // A wider one comes after weft's own.
+    let prefixes = peers.iter().filter(|peer| peer.contains(route.to.address()));
+    let prefixes = prefixes.filter(|peer| route.to.len() >= peer.len()).copied().collect();
+    Foreign { problem, removal, prefixes }
 }
 
-fn rule_problem(rule: &ForeignRule, family: Family, peer: &Cidr) -> String {
+fn foreign_rule(rule: &ForeignRule, family: Family, prefixes: Vec<Cidr>) -> Foreign {
     let mut selectors = format!("priority {}", rule.priority);
     let mut select = |name: &str, value: Option<String>| {
         selectors += &value.map(|value| format!(" {name} {value}")).unwrap_or_default();
@@ -125,12 +153,13 @@ fn rule_problem(rule: &ForeignRule, family: Family, peer: &Cidr) -> String {
         ForeignAction::Refuse(kind) => kind.to_owned(),
         ForeignAction::Nothing => "nop".to_owned(),
     };
-    format!(
+    let removal = format!("ip {}rule del {selectors} {action}", option(family));
+    let peer = prefixes.first().map(ToString::to_string).unwrap_or_default();
+    let problem = format!(
         "the {family} rule `{selectors} {action}` comes before weft's of priority {PRIORITY} and takes packets \
-         to {peer}: have its owner give it a priority over {PRIORITY}, or remove it (`ip {}rule del \
-         {selectors} {action}`)",
-        option(family)
-    )
+         to {peer}: have its owner give it a priority over {PRIORITY}, or remove it (`{removal}`)"
+    );
+    Foreign { problem, removal, prefixes }
 }
 
 /// Option of `ip`.
@@ -181,7 +210,7 @@ mod tests {
             (255, vec![route("127.0.0.0/8")]),
             (7, vec![route("10.201.4.0/24")]),
         ]);
-        let takes = |action| taken(&rule(50, action), &peers, &tables).is_some();
+        let takes = |action| !taken(&rule(50, action), &peers, &tables).is_empty();
         assert!(takes(ForeignAction::Lookup(254, None)));
         assert!(!takes(ForeignAction::Lookup(254, Some(0))), "its default route does not count");
         assert!(!takes(ForeignAction::Lookup(255, None)));
@@ -209,14 +238,22 @@ mod tests {
     fn remedies_are_commands() {
         let to = Some(cidr("10.201.0.0/16"));
         let found = ForeignRule { to, ..rule(50, ForeignAction::Lookup(254, None)) };
-        let problem = rule_problem(&found, Family::Ipv4, &cidr("10.201.0.0/16"));
+        let problem = foreign_rule(&found, Family::Ipv4, vec![cidr("10.201.0.0/16")]).problem;
         assert!(
             problem.contains("`ip rule del priority 50 to 10.201.0.0/16 table 254`"),
             "{problem}"
         );
         let found = ForeignRoute { metric: 1024, ..route("fd00:201::/64") };
-        let problem = route_problem(&found, Family::Ipv6);
+        let problem = foreign_route(&found, Family::Ipv6, &[]).problem;
         let command = "`ip -6 route del fd00:201::/64 dev eth0 metric 1024 table 18952`";
         assert!(problem.contains(command), "{problem}");
+    }
+    #[test]
+    fn route_takes_prefixes_that_hold_it() {
+        let peers = [cidr("10.201.0.0/16"), cidr("10.202.0.0/16")];
+        let takes = |to: &str| foreign_route(&route(to), Family::Ipv4, &peers).prefixes;
+        assert_eq!(takes("10.201.4.0/24"), [peers[0]]);
+        assert_eq!(takes("10.202.0.0/16"), [peers[1]]);
+        assert_eq!(takes("0.0.0.0/0"), [], "weft's own is longer");
     }
 }

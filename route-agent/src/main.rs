@@ -126,6 +126,7 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         own_problems: BTreeSet::new(),
         moved: Vec::new(),
         forwarding_off: Vec::new(),
+        diversions: Vec::new(),
         churn_limiter: ChurnLimiter::default(),
         vitals,
         refuser: Refuser::new(args.refusal_file),

@@ -292,6 +292,7 @@ mod tests {
             declared: Vec::new(),
             local_pods: Vec::new(),
             overlapping_pods: Vec::new(),
+            outside_pods: Vec::new(),
             pod_cidrs: Vec::new(),
             external: external.iter().map(|ip| ip.parse().unwrap()).collect(),
             peerings: vec![NodePeering {

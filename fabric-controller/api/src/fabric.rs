@@ -18,8 +18,9 @@ pub use gateway_record::{
     GatewayClusterRecord, GatewayRecord, GatewayRecordSpec, NodeRecord, PeerPrefixes, gateway_spec,
 };
 pub use node_config::{
-    ForwardingOff, MovedAddress, NodeAddressMap, NodeConfig, NodeConfigSpec, NodeConfigStatus,
-    NodeGateway, NodePeering, OverlappingPods, REFUSE_SECONDS, RefusedPrefix, RefusedTraffic,
+    Diversion, ForwardingOff, MovedAddress, NodeAddressMap, NodeConfig, NodeConfigSpec,
+    NodeConfigStatus, NodeGateway, NodePeering, OverlappingPods, REFUSE_SECONDS, RefusedPrefix,
+    RefusedTraffic,
 };
 
 pub use overlay_probe::{

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use fabric_api::fabric::{GatewayConfig, NodeConfig, PathFault, UnreachableNode};
+use fabric_api::fabric::{Diversion, GatewayConfig, NodeConfig, PathFault, UnreachableNode};
 use jiff::Timestamp;
 
 /// Paths between the nodes and one gateway.
@@ -91,6 +91,17 @@ fn fault_of_pods(config: &NodeConfig, gateway: &GatewayConfig) -> Option<Unreach
         let (fault, since) = (PathFault::NotForwarding, off.since.clone());
         return Some(UnreachableNode { node, fault, detail: Some(off.setting.clone()), since });
     }
+    let mut diversions = config.status.iter().flat_map(|status| &status.diversions);
+    let is_of_peer = |diversion: &&Diversion| prefixes().any(|p| diversion.prefixes.contains(p));
+    if let Some(diversion) = diversions.find(is_of_peer) {
+        let (detail, since) = (Some(diversion.removal.clone()), diversion.since.clone());
+        return Some(UnreachableNode { node, fault: PathFault::Diverted, detail, since });
+    }
+    let outside = config.spec.outside_pods.iter().find(|cidr| concerns(cidr.contains(':')));
+    if let Some(cidr) = outside {
+        let (fault, since) = (PathFault::PodCidrOutside, String::new());
+        return Some(UnreachableNode { node, fault, detail: Some(cidr.clone()), since });
+    }
     let overlap = config.spec.overlapping_pods.iter().find(|o| concerns(o.cidr.contains(':')))?;
     let detail = Some(format!("{} overlaps one of {}", overlap.cidr, overlap.node));
     Some(UnreachableNode { node, fault: PathFault::PodCidrOverlap, detail, since: String::new() })
@@ -130,6 +141,12 @@ pub fn cause(node: &UnreachableNode) -> String {
         PathFault::PodCidrOverlap => {
             format!("its pod CIDR {detail}, where packets of peers to its pods go")
         }
+        PathFault::PodCidrOutside => format!(
+            "its pod CIDR {detail} lies in none of the cluster's, so peers do not accept its pods"
+        ),
+        PathFault::Diverted => {
+            "a rule or route of another program takes packets of its pods to the peer".to_owned()
+        }
     }
 }
 
@@ -156,6 +173,13 @@ pub fn remedy(of: &UnreachableNode) -> String {
         }
         PathFault::PodCidrOverlap => {
             format!("give {node} a spec.podCIDRs that no other Node has")
+        }
+        PathFault::PodCidrOutside => format!(
+            "give {node} a spec.podCIDRs within the Network of type pod-cidr, or the cluster a Network \
+             of that type with {detail}"
+        ),
+        PathFault::Diverted => {
+            format!("run `{detail}` on {node}, or have its owner let packets to peers pass it")
         }
     }
 }
@@ -258,6 +282,27 @@ mod tests {
     }
 
     #[test]
+    fn diverted_packets_are_a_fault_of_their_peer_only() {
+        let gateway = gateway(json!({"overlayProbePort": 12346, "probingNodes": 1}));
+        let mut node = node("n2", "paris");
+        node.status.get_or_insert_default().applied_generation = 3;
+        let mut of = |prefix: &str| {
+            node.status.get_or_insert_default().diversions = vec![Diversion {
+                removal: "ip rule del priority 50 prohibit".to_owned(),
+                prefixes: vec![prefix.to_owned()],
+                since: "2026-01-31T12:00:00Z".to_owned(),
+            }];
+            NodePaths::of(&gateway, [&node]).unwrap()
+        };
+        assert_eq!(of("10.202.0.0/16").reachable(), 1, "another peer's");
+        let paths = of("10.201.0.0/16");
+        assert_eq!((paths.reachable(), paths.nodes), (0, 1));
+        let text = describe(&paths.unreachable[0], "2026-01-31T12:00:02Z".parse().unwrap());
+        assert!(text.starts_with("n2: a rule or route of another program takes"), "{text}");
+        assert!(text.contains("run `ip rule del priority 50 prohibit` on n2"), "{text}");
+    }
+
+    #[test]
     fn overlapping_pod_cidr_names_both_nodes() {
         let gateway = gateway(json!({"overlayProbePort": 12346, "probingNodes": 0}));
         let mut node = node("n2", "paris");
@@ -270,6 +315,24 @@ mod tests {
         assert!(
             text.starts_with("n2: its pod CIDR 10.200.1.0/24 overlaps one of n1, where"),
             "{text}"
+        );
+    }
+
+    #[test]
+    fn pod_cidr_outside_the_clusters_is_a_fault() {
+        let gateway = gateway(json!({"overlayProbePort": 12346, "probingNodes": 1}));
+        let mut node = node("n2", "paris");
+        node.status.get_or_insert_default().applied_generation = 3;
+        node.spec.outside_pods = vec!["10.9.1.0/24".to_owned()];
+        let paths = NodePaths::of(&gateway, [&node]).unwrap();
+        assert_eq!((paths.reachable(), paths.nodes), (0, 1));
+        let text = describe_steadily(&paths.unreachable[0]);
+        assert!(text.starts_with("n2: its pod CIDR 10.9.1.0/24 lies in none"), "{text}");
+        node.spec.outside_pods = vec!["fd09::/64".to_owned()];
+        assert_eq!(
+            NodePaths::of(&gateway, [&node]).unwrap().reachable(),
+            1,
+            "the peer has no IPv6"
         );
     }
 

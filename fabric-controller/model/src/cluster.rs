@@ -64,6 +64,11 @@ impl Cluster {
         self.nodes.iter().find(|node| node.name == name)
     }
 
+    /// Those of a node's pod CIDRs that lie in none of the cluster's.
+    pub fn outside<'a>(&'a self, cidrs: &'a [Cidr]) -> impl Iterator<Item = &'a Cidr> {
+        cidrs.iter().filter(|cidr| lies_outside(&self.pods, cidr))
+    }
+
     pub fn external_cidrs(&self) -> impl Iterator<Item = Cidr> {
         self.external.iter().map(|granted| granted.cidr)
     }
@@ -146,6 +151,13 @@ fn separate(reference: &ObjectRef, node: &mut Node, others: &[Node], problems: &
     for other in others {
         if let Some(address) = node.underlay.iter().find(|a| other.underlay.contains(a)) {
             let message = format!("{address} is {}'s too; expected one of its own", other.name);
+            problems.add(reference, "status.addresses", message);
+        } else if let Some(address) = node.declared.iter().find(|a| other.declared.contains(a)) {
+            let message = format!(
+                "found {address}, which {}'s Node has, too; expected the node's own one, which weft uses \
+                 as its agent has found it",
+                other.name
+            );
             problems.add(reference, "status.addresses", message);
         }
         let overlapping = &mut node.overlapping;
@@ -245,6 +257,11 @@ fn add_pods(index: &Index, cluster_pods: &[Cidr], node: &mut Node) {
     node.pods.extend(others);
 }
 
+fn lies_outside(cluster_pods: &[Cidr], cidr: &Cidr) -> bool {
+    let holds = |pods: &Cidr| pods.overlaps(cidr) && pods.len() <= cidr.len();
+    !cluster_pods.is_empty() && !cluster_pods.iter().any(holds)
+}
+
 fn pod_cidrs(
     (reference, node): (&ObjectRef, &core::Node),
     cluster_pods: &[Cidr],
@@ -253,8 +270,7 @@ fn pod_cidrs(
     let mut cidrs = Vec::new();
     for (field, cidr) in check::node_pod_cidrs(node) {
         let Ok(cidr) = cidr else { continue };
-        let inside = |pods: &Cidr| pods.overlaps(&cidr) && pods.len() <= cidr.len();
-        if !cluster_pods.is_empty() && !cluster_pods.iter().any(inside) {
+        if lies_outside(cluster_pods, &cidr) {
             let message = format!(
                 "{cidr} lies in no Network of type pod-cidr, so peers do not accept its pods"
             );

@@ -52,6 +52,8 @@ pub struct Desired {
     pub own_underlay: Option<IpAddr>,
     pub nodes: Vec<Node>,
     pub probe: ProbeSettings,
+    /// Number of nodes with a fault that probes do not show.
+    pub faulty_nodes: u32,
 }
 
 /// Addresses and port that a client finds its server at.
@@ -188,6 +190,7 @@ fn parse(config: &GatewayConfig, problems: &mut Problems) -> Option<Desired> {
         own_underlay: find(&spec.overlay.node).map(|node| node.underlay),
         nodes,
         probe: spec.probe,
+        faulty_nodes: spec.faulty_nodes,
     };
     check(&desired, problems);
     Some(desired)

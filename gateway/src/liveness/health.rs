@@ -16,7 +16,7 @@ use fabric_api::{Cidr, PublicKey};
 
 use crate::config::desired::{Desired, IPV6_MTU};
 use crate::dataplane::lane::{PeerState, RejectedInitiation};
-use crate::liveness::probe::{Departure, PeerCidrs};
+use crate::liveness::probe::{Departure, NodeCount, PeerCidrs};
 pub use reason::Reason;
 
 /// Time without any sign of life after which a peer that leaves probes unanswered is reported: as
@@ -81,6 +81,8 @@ pub struct Evidence<'a> {
     pub own_id_at_peer: Option<&'a str>,
     /// The peer's ID is not the one configured for it, as it reports.
     pub peer_id_differs: bool,
+    /// The peer reports that not all of its nodes reach its gateway.
+    pub peer_nodes: Option<NodeCount>,
     /// MTU of the tunnel in bytes.
     pub mtu: u32,
 }
@@ -108,6 +110,7 @@ pub fn diagnose(evidence: &Evidence<'_>, now: Instant) -> Vec<Fault> {
     faults.extend(evidence.cidr_mismatch());
     faults.extend(evidence.id_mismatch());
     faults.extend(evidence.too_small_for_ipv6());
+    faults.extend(evidence.peer_nodes_unreachable());
     faults
 }
 
@@ -289,6 +292,12 @@ impl Evidence<'_> {
         }
         let peer = self.peer_name();
         let own = self.own_key.map_or_else(String::new, |key| format!(" {key}"));
+        // A NodePort of this cluster may change the port of the peer's own ones.
+        let is_gateway = self.peer.endpoint.map(canonical) == Some(canonical(rejected.from))
+            || self.owner_of(at(rejected.from)).is_some();
+        if self.is_connected() && !self.peer.on_superseded_keys && !is_gateway {
+            return Some(self.stray_client(canonical(rejected.from)));
+        }
         Some(Fault {
             reason: Reason::WrongResponder,
             message: format!(
@@ -297,6 +306,23 @@ impl Evidence<'_> {
             ),
             remedy: format!("in {peer}, set spec.publicKey of {}'s PublicKey to{own}", self.own()),
         })
+    }
+
+    fn stray_client(&self, from: SocketAddr) -> Fault {
+        let peer = self.peer_name();
+        Fault {
+            reason: Reason::WrongResponder,
+            message: format!(
+                "another gateway than {peer}'s, which is connected, sends initiations from {from} that \
+                 are for another key than this gateway's"
+            ),
+            remedy: format!(
+                "on {}, correct spec.endpoint of the GatewayClient for another cluster that leads here, \
+                 or stop a second gateway for {}",
+                from.ip(),
+                self.own()
+            ),
+        }
     }
 
     fn own(&self) -> &str {
@@ -509,6 +535,17 @@ impl Evidence<'_> {
                 IPV6_MTU + 60,
                 IPV6_MTU + 80
             ),
+        })
+    }
+
+    /// Own nodes with a fault are none here, so that it does not come back from the peer as its own.
+    fn peer_nodes_unreachable(&self) -> Option<Fault> {
+        let NodeCount { reachable, of } = self.peer_nodes.filter(|_| self.is_connected())?;
+        let peer = self.peer_name();
+        Some(Fault {
+            reason: Reason::PeerNodesUnreachable,
+            message: format!("peer {peer}: {reachable} of {of} of its nodes reach its gateway"),
+            remedy: format!("`weft status` in {peer} names the others, with cause and remedy"),
         })
     }
 

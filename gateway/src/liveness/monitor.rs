@@ -22,7 +22,10 @@ use crate::config::input::Input;
 use crate::dataplane::lane::{LaneHandle, PeerState};
 use crate::liveness::alternation::alternate;
 use crate::liveness::connection::{Machine, PeerReport, Traffic};
-use crate::liveness::probe::{Departure, MAX_DATAGRAM, Message, MessageType, Pending, WeftField};
+use crate::liveness::overlay_probe::NodePaths;
+use crate::liveness::probe::{
+    Departure, MAX_DATAGRAM, Message, MessageType, NodeCount, Pending, WeftField,
+};
 use crate::liveness::probe_log::{ProbeLog, TRAIN};
 use crate::state::{Plane, ProbeCounts, Running, TimedFault, View};
 use diagnosis::Diagnosis;
@@ -52,6 +55,8 @@ const END_LOOK: Duration = Duration::from_millis(2);
 pub struct Sources {
     pub inputs: watch::Receiver<Input>,
     pub planes: watch::Receiver<Plane>,
+    /// Paths to this cluster's nodes, which the peer's gateway is sent a count of.
+    pub paths: watch::Receiver<Option<NodePaths>>,
     /// Why this gateway ends, set before it does.
     pub departure: Arc<OnceLock<Departure>>,
 }
@@ -62,7 +67,7 @@ pub async fn run(
     views: watch::Sender<View>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let Sources { inputs, mut planes, departure } = sources;
+    let Sources { inputs, mut planes, mut paths, departure } = sources;
     let mut peering: Option<Peering> = None;
     let mut buffer = vec![0; MAX_DATAGRAM];
     loop {
@@ -77,6 +82,7 @@ pub async fn run(
             }
             continue;
         };
+        current.count_nodes(paths.borrow_and_update().as_ref(), Instant::now());
         current.publish(&views, &inputs);
         tokio::select! {
             biased;
@@ -87,6 +93,7 @@ pub async fn run(
                 return Ok(());
             }
             changed = planes.changed() => changed?,
+            changed = paths.changed() => changed?,
             () = sleep_until(current.deadline().into()) => {
                 current.drain(&mut buffer);
                 current.handle_timeouts(Instant::now());
@@ -133,6 +140,8 @@ struct Peering {
     last_handshake: Option<Instant>,
     /// No probe has come back through the newest session yet.
     unproven: bool,
+    /// This cluster's nodes, unless all of them reach this gateway.
+    nodes: Option<NodeCount>,
     path: PathProber,
     diagnosis: Diagnosis,
     latency_at: Option<Timestamp>,
@@ -198,6 +207,7 @@ impl Peering {
             last_ping: None,
             last_handshake: None,
             unproven: false,
+            nodes: None,
             path: PathProber::new(&running, now),
             diagnosis: Diagnosis::new(now),
             latency_at: None,
@@ -486,7 +496,18 @@ impl Peering {
             cidrs_differ: self.diagnosis.differs(),
             id_differs: self.diagnosis.own_id_at_peer.is_some(),
             loss_percent: self.diagnosis.log.loss_percent(),
+            nodes: self.nodes,
             ..WeftField::new(self.desired().probe_interval(), received_ago)
+        }
+    }
+
+    /// The next probe reports a change, and is sent at once.
+    fn count_nodes(&mut self, paths: Option<&NodePaths>, now: Instant) {
+        let desired = self.desired();
+        let counted =
+            paths.and_then(|paths| paths.count(desired.nodes.len(), desired.faulty_nodes));
+        if std::mem::replace(&mut self.nodes, counted) != counted {
+            self.hurry(now);
         }
     }
 
@@ -543,7 +564,6 @@ impl Peering {
     }
 }
 
-/// Far enough to be as good as that.
 fn never() -> Instant {
     Instant::now() + Duration::from_secs(3600)
 }

@@ -123,6 +123,16 @@ pub struct WeftField {
     /// Share of the sender's probes that get lost, if it is worth reporting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_percent: Option<u8>,
+    /// Nodes of the sender's cluster, unless all of them reach its gateway.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<NodeCount>,
+}
+
+/// Nodes of a cluster, and those of them that reach its gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeCount {
+    pub reachable: u32,
+    pub of: u32,
 }
 
 /// Why a datagram is no probe.
@@ -238,6 +248,7 @@ impl WeftField {
             cidrs_differ: false,
             id_differs: false,
             loss_percent: None,
+            nodes: None,
         }
     }
 

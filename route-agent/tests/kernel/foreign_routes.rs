@@ -40,9 +40,14 @@ fn foreign_routes_and_rules_are_named_until_gone() {
         eventually(&format!("`{command}` is named"), SOON, || {
             world.problems().iter().any(is_named)
         });
+        let diversions = world.status().unwrap().1.diversions;
+        assert_eq!(diversions.len(), 1, "{diversions:?}");
+        assert_eq!(diversions[0].removal, remedy);
+        assert!(!diversions[0].prefixes.is_empty(), "{diversions:?}");
         // Weft leaves it there, so the remedy finds it.
         sh(&world.node, remedy);
         eventually(&format!("`{remedy}` solves it"), SOON, || world.problems().is_empty());
+        assert_eq!(world.status().unwrap().1.diversions, []);
     }
 }
 

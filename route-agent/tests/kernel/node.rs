@@ -284,6 +284,7 @@ pub(crate) fn config() -> NodeConfigSpec {
         declared: Vec::new(),
         local_pods: vec!["10.200.1.0/24".to_owned(), "fd00:200:1::/64".to_owned()],
         overlapping_pods: Vec::new(),
+        outside_pods: Vec::new(),
         pod_cidrs: vec!["10.200.0.0/16".to_owned(), "fd00:200::/32".to_owned()],
         external: vec![[10, 70, 0, 9].into(), "fd00:70::9".parse().unwrap()],
         from_records: false,

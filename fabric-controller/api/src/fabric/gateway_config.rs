@@ -115,6 +115,14 @@ pub struct GatewayConfigSpec {
     pub nodes: Vec<OverlayNode>,
     /// How the gateway finds out whether packets get through.
     pub probe: ProbeSettings,
+    /// Number of nodes whose pods do not reach the peer for a reason that probes do not show, which
+    /// the gateway reports to the peer's together with what they show.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub faulty_nodes: u32,
+}
+
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

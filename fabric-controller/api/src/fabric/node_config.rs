@@ -61,6 +61,9 @@ pub struct NodeConfigSpec {
     /// Pod CIDRs of the node that are left out of localPods: another node has them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub overlapping_pods: Vec<OverlappingPods>,
+    /// Pod CIDRs of the node that lie in none of the cluster's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outside_pods: Vec<String>,
     /// The cluster's pod CIDRs; absent if they follow from FabricRecords.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pod_cidrs: Vec<String>,
@@ -185,6 +188,9 @@ pub struct NodeConfigStatus {
     /// Settings that keep the node from forwarding packets between its pods and peers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub forwarding_off: Vec<ForwardingOff>,
+    /// Rules and routes of other programs that take packets to peers away from weft's routes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub diversions: Vec<Diversion>,
     /// Gateways that do not answer this node's probes through the overlay.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unreachable_gateways: Vec<UnreachableGateway>,
@@ -205,6 +211,18 @@ pub struct ForwardingOff {
     /// True for IPv6.
     pub ipv6: bool,
     /// When the agent found it off (RFC 3339).
+    #[schemars(extend("format" = "date-time"))]
+    pub since: String,
+}
+
+/// A rule or route of another program that takes packets to peers.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub struct Diversion {
+    /// Command that removes it, such as `ip rule del priority 50 prohibit`.
+    pub removal: String,
+    /// The peers' prefixes that it concerns, as this cluster sees them.
+    pub prefixes: Vec<String>,
+    /// When the agent found it (RFC 3339).
     #[schemars(extend("format" = "date-time"))]
     pub since: String,
 }

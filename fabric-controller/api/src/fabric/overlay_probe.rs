@@ -97,6 +97,10 @@ pub enum PathFault {
     NotForwarding,
     /// The node's pod CIDR overlaps that of another node, which packets to its pods go to.
     PodCidrOverlap,
+    /// The node's pod CIDR lies in none of the cluster's, so peers do not accept packets of its pods.
+    PodCidrOutside,
+    /// A rule or route of another program takes the node's packets to the peer.
+    Diverted,
 }
 
 #[cfg(test)]

@@ -1,12 +1,14 @@
 //! GatewayConfigs to publish, one per gateway.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use fabric_api::fabric::{
-    GatewayConfig, GatewayConfigSpec, GatewayOverlay, IpFamily, Remap, Role, common_family,
-    gateway_spec,
+    GatewayConfig, GatewayConfigSpec, GatewayOverlay, IpFamily, NodeConfig, Remap, Role,
+    common_family, gateway_spec,
 };
 use fabric_api::{labels, link_v6};
+use fabric_index::node_paths::NodePaths;
 use fabric_index::{Index, owner};
 use fabric_model::cluster::{Node, mac};
 use fabric_model::gateway::GatewaySettings;
@@ -162,7 +164,19 @@ fn own_spec(
         overlay,
         nodes: Vec::new(),
         probe: sources.index.settings.probe,
+        faulty_nodes: faulty_nodes(sources.index, gateway),
     })
+}
+
+/// Number of nodes with a fault that the gateway itself does not report.
+fn faulty_nodes(index: &Index, gateway: &Gateway<'_>) -> u32 {
+    let Some(config) = index.typed::<GatewayConfig>(&gateway.config()) else { return 0 };
+    let reported = config.status.iter().flat_map(|status| &status.unreachable_nodes);
+    let reported: BTreeSet<_> = reported.map(|fault| fault.node.as_str()).collect();
+    let nodes = index.all::<NodeConfig>(Kind::NodeConfig).map(|(_, node)| node);
+    let faults = NodePaths::of(config, nodes).map(|paths| paths.unreachable).unwrap_or_default();
+    let count = faults.iter().filter(|fault| !reported.contains(fault.node.as_str())).count();
+    u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 /// The addresses that VXLAN to and from nodes has at the gateway's end.

@@ -115,6 +115,7 @@ fn own_spec(cluster: &Cluster, node: &Node, settings: &Settings) -> Option<NodeC
         declared: node.declared.clone(),
         local_pods: node.pods.iter().map(Cidr::to_string).collect(),
         overlapping_pods: node.overlapping.clone(),
+        outside_pods: cluster.outside(&node.pods).map(Cidr::to_string).collect(),
         pod_cidrs: Vec::new(),
         external: node.external.clone(),
         from_records: true,

@@ -118,6 +118,7 @@ pub(crate) fn config() -> GatewayConfig {
             },
             nodes: vec![node("rome-1", 1), node("rome-2", 2)],
             probe: ProbeSettings::default(),
+            faulty_nodes: 0,
         },
     );
     config.metadata.namespace = Some("liqo-tenant-milan".to_owned());

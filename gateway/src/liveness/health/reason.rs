@@ -23,10 +23,11 @@ pub enum Reason {
     IdMismatch,
     PeerIdMismatch,
     TooSmallForIpv6,
+    PeerNodesUnreachable,
 }
 
 impl Reason {
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::NameNotResolved,
         Self::EndpointIsOwn,
         Self::EndpointUnanswered,
@@ -47,6 +48,7 @@ impl Reason {
         Self::IdMismatch,
         Self::PeerIdMismatch,
         Self::TooSmallForIpv6,
+        Self::PeerNodesUnreachable,
     ];
 
     pub fn as_str(self) -> &'static str {
@@ -71,6 +73,7 @@ impl Reason {
             Self::IdMismatch => "IdMismatch",
             Self::PeerIdMismatch => "PeerIdMismatch",
             Self::TooSmallForIpv6 => "TooSmallForIpv6",
+            Self::PeerNodesUnreachable => "PeerNodesUnreachable",
         }
     }
 }

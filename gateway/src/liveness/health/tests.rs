@@ -49,6 +49,7 @@ impl Scene {
             peer_differs: false,
             own_id_at_peer: None,
             peer_id_differs: false,
+            peer_nodes: None,
             mtu: 1340,
         }
     }
@@ -214,6 +215,23 @@ fn rejected_initiations_name_the_keys_until_solved() {
 }
 
 #[test]
+fn client_for_another_cluster_is_told_from_the_peer() {
+    let scene = Scene::new();
+    let mut evidence = scene.evidence();
+    let endpoint: SocketAddr = ENDPOINT.parse().unwrap();
+    let mut remedy = |port| {
+        let from = SocketAddr::new(endpoint.ip(), port);
+        evidence.peer.rejections.wrong_responder =
+            Some(RejectedInitiation { from, at: scene.ago(100), previous: None, key: None });
+        assert_eq!(scene.reasons(&evidence), [Reason::WrongResponder]);
+        diagnose(&evidence, scene.now)[0].remedy.clone()
+    };
+    assert!(remedy(endpoint.port()).contains("set spec.publicKey"));
+    let other = remedy(endpoint.port() + 1);
+    assert!(other.contains("correct spec.endpoint of the GatewayClient for another"), "{other}");
+}
+
+#[test]
 fn wrong_key_behind_own_node_port_is_named() {
     let server = |config: &mut GatewayConfig| {
         config.spec.role = Role::Server;
@@ -370,4 +388,17 @@ fn mtu_below_1280_is_a_fault_where_ipv6_is_remapped() {
     });
     assert_eq!(small(&scene), [Reason::TooSmallForIpv6]);
     assert_eq!(scene.reasons(&scene.evidence()), []);
+}
+
+#[test]
+fn nodes_cut_off_at_the_peer_are_counted() {
+    let scene = Scene::new();
+    let peer_nodes = Some(NodeCount { reachable: 0, of: 1 });
+    let evidence = Evidence { peer_nodes, ..scene.evidence() };
+    let faults = diagnose(&evidence, scene.now);
+    assert_eq!(scene.reasons(&evidence), [Reason::PeerNodesUnreachable]);
+    assert_eq!(faults[0].message, "peer milan: 0 of 1 of its nodes reach its gateway");
+    let lost = Evidence { value: ConnectionValue::Connecting, ..evidence };
+    let reasons = scene.reasons(&lost);
+    assert!(!reasons.contains(&Reason::PeerNodesUnreachable), "an old report: {reasons:?}");
 }

@@ -10,7 +10,7 @@ use crate::config::desired::Desired;
 use crate::dataplane::lane::PeerState;
 use crate::liveness::connection::Traffic;
 use crate::liveness::health::{self, Evidence, Fault, Reason};
-use crate::liveness::probe::{Departure, Families, Message, PeerCidrs};
+use crate::liveness::probe::{Departure, Families, Message, NodeCount, PeerCidrs};
 use crate::liveness::probe_log::ProbeLog;
 use crate::state::{Running, TimedFault};
 
@@ -43,6 +43,8 @@ pub(super) struct Diagnosis {
     peer_id_differs: bool,
     /// Loss in percent as the peer last reported it.
     peer_loss: Option<(u8, Instant)>,
+    /// Nodes of the peer as it last reported them, unless all of them reach its gateway.
+    peer_nodes: Option<NodeCount>,
     differs: bool,
     /// This cluster's CIDRs as the peer has them, and as they are on their way in a ping.
     delivered: Option<PeerCidrs>,
@@ -68,6 +70,7 @@ impl Diagnosis {
             own_id_at_peer: None,
             peer_id_differs: false,
             peer_loss: None,
+            peer_nodes: None,
             differs: false,
             delivered: None,
             on_the_way: None,
@@ -105,11 +108,12 @@ impl Diagnosis {
             // Another program has taken the peer's place: what weft reported there is not of now.
             (self.is_weft, self.peer_differs, self.peer_cidrs) = (false, false, None);
             (self.peer_received, self.delivered, self.peer_loss) = (None, None, None);
-            self.peer_id_differs = false;
+            (self.peer_id_differs, self.peer_nodes) = (false, None);
             return;
         };
         self.is_weft = true;
         (self.peer_differs, self.peer_id_differs) = (weft.cidrs_differ, weft.id_differs);
+        self.peer_nodes = weft.nodes.filter(|nodes| nodes.reachable < nodes.of);
         let percent = weft.loss_percent.filter(|percent| (1..=100).contains(percent));
         self.peer_loss = percent.map(|percent| (percent, now));
         self.key_shared = weft.duplicate.then_some(now);
@@ -224,6 +228,7 @@ impl Diagnosis {
             peer_differs: self.peer_differs,
             own_id_at_peer: self.own_id_at_peer.as_deref(),
             peer_id_differs: self.peer_id_differs,
+            peer_nodes: self.peer_nodes,
         }
     }
 
@@ -255,7 +260,8 @@ impl Diagnosis {
             | Reason::PeerCidrMismatch
             | Reason::IdMismatch
             | Reason::PeerIdMismatch
-            | Reason::TooSmallForIpv6 => None,
+            | Reason::TooSmallForIpv6
+            | Reason::PeerNodesUnreachable => None,
         };
         let ago = at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
         let ago = SignedDuration::try_from(ago).unwrap_or_default();

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use fabric_api::fabric::{OverlayProbe, PathFault, UnreachableNode};
 use jiff::Timestamp;
 
+use crate::liveness::probe::NodeCount;
+
 /// Time after a probe was due until the node's kernel is asked instead, and between two requests.
 const TRACE_AFTER: Duration = Duration::from_millis(500);
 const TRACE_INTERVAL: Duration = Duration::from_millis(500);
@@ -35,6 +37,17 @@ pub struct NodePaths {
     pub probing: u32,
     /// Those whose path fails, by name.
     pub unreachable: Vec<UnreachableNode>,
+}
+
+impl NodePaths {
+    /// Number of a cluster's `nodes` that reach the gateway, unless all of them do. `faulty` ones have a
+    /// fault that no probe shows.
+    pub fn count(&self, nodes: usize, faulty: u32) -> Option<NodeCount> {
+        let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        let unreachable = number(self.unreachable.len()).saturating_add(faulty);
+        let of = number(nodes).max(unreachable);
+        (unreachable > 0).then(|| NodeCount { reachable: of - unreachable, of })
+    }
 }
 
 /// Reachability of each node that has ever sent a probe.
@@ -123,13 +136,15 @@ impl Nodes {
             Some((PathFault::NoAgent, _)) => {
                 node.trace_at.min(node.traced.map_or(node.trace_at, |at| at + TRACED))
             }
-            // The last three are found by others than a gateway.
+            // The last ones are found by others than a gateway.
             Some((
                 PathFault::OneWay
                 | PathFault::CutOff
                 | PathFault::NotStarted
                 | PathFault::NotForwarding
-                | PathFault::PodCidrOverlap,
+                | PathFault::PodCidrOverlap
+                | PathFault::PodCidrOutside
+                | PathFault::Diverted,
                 _,
             ))
             | None => node.trace_at.min(node.due + GRACE),

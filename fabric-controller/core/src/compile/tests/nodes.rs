@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use fabric_api::fabric::{MovedAddress, NodeConfig};
 use fabric_api::ipam::IP;
 use fabric_objects::{Event, Kind, Object, ObjectRef};
+use k8s_openapi::api::core::v1::Node;
 use serde_json::json;
 
 use super::world::{World, client_side, node, object, of};
@@ -200,6 +201,30 @@ fn two_nodes_cannot_have_the_same_pods_or_address() {
     );
     let config = world.gateway("liqo-tenant-milan", "client").unwrap();
     assert_eq!(config.nodes[1].prefixes.len(), 1);
+}
+
+#[test]
+fn declared_address_of_two_nodes_is_named_once_found() {
+    let mut world = peered();
+    world.apply(node("n2", "192.0.2.11", 2));
+    world.settle();
+    report_moved(&mut world, "192.0.2.11", "192.0.2.12");
+    let problems = world.problems();
+    assert!(
+        problems.len() == 1 && problems[0].contains("found 192.0.2.11, which n1's Node has, too"),
+        "{problems:?}"
+    );
+}
+
+#[test]
+fn pod_cidr_outside_the_clusters_is_published() {
+    let mut world = peered();
+    let mut outside: Node = node("n2", "192.0.2.12", 2).try_into().unwrap();
+    outside.spec.get_or_insert_default().pod_cidrs = Some(vec!["10.9.2.0/24".to_owned()]);
+    world.apply(outside.into());
+    world.settle();
+    assert_eq!(world.node("n2").unwrap().outside_pods, ["10.9.2.0/24"]);
+    assert_eq!(world.node("n1").unwrap().outside_pods, [] as [String; 0]);
 }
 
 fn ip(name: &str, address: &str, more: serde_json::Value) -> Object {
