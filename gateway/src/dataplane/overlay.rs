@@ -236,6 +236,8 @@ impl Overlay {
                 break (host_mac, pod_mac);
             }
             self.host.delete_link(&pod.host_end).await?;
+            // The host's end may have another name now.
+            pod.handle.delete_link(POD_END).await?;
             self.host.add_veth(&pod.host_end, POD_END, pod.handle.netns()).await?;
             no_link_local(self.host.netns(), &pod.host_end)?;
             no_link_local(pod.handle.netns(), POD_END)?;

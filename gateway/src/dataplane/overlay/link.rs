@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use fabric_api::{Cidr, Mac};
 use netlink::Scope;
-use netplan::{Device, Family, Route, RouteKey, State, Sysctl};
+use netplan::{Device, Family, Route, RouteKey, Rule, RuleAction, State, Sysctl};
 use sha2::{Digest, Sha256};
 
 use super::inner::{PROTOCOL, host_address};
@@ -18,6 +18,7 @@ pub(super) const POD_END: &str = "eth0";
 /// weft's routing table on a host, which the route-agent's rule looks into.
 const HOST_TABLE: u32 = 18952;
 const MAIN_TABLE: u32 = 254;
+const RULE_PRIORITY: u32 = 105;
 /// The host as the pod sees it: link-local next hops that no interface has; permanent neighbours
 /// take the place of ARP.
 const HOST_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 18, 254);
@@ -59,6 +60,15 @@ impl Link {
         for (own, host) in self.ends() {
             state.addresses.insert(host_address(POD_END, own));
             state.neighbours.insert((POD_END.to_owned(), host), self.host_mac);
+            // The kernel's own one does not come back once it is flushed.
+            state.rules.insert(Rule {
+                priority: RULE_PRIORITY,
+                family: Family::of(own),
+                iif: None,
+                to: None,
+                action: RuleAction::Lookup(MAIN_TABLE),
+                protocol: PROTOCOL,
+            });
             for node in self.nodes.iter().filter(|node| node.is_ipv4() == own.is_ipv4()) {
                 let route = Route::onlink(host, POD_END, PROTOCOL).with_source(own);
                 state.routes.insert(RouteKey::new(MAIN_TABLE, Cidr::host(*node)), route);
