@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::copies;
 use crate::error::DirectoryError;
 use crate::file::{self, Mode};
 use crate::folder;
@@ -141,7 +142,9 @@ impl Directory {
         }
         let secret = reference.kind == Kind::Secret;
         let durable = !Layout::is_published(reference.kind);
-        file::write(&path, &yaml(&reference, &after)?, Mode { secret, durable })?;
+        let text = yaml(&reference, &after)?;
+        file::write(&path, &text, Mode { secret, durable })?;
+        copies::write(&self.layout, &path, &text)?;
         Ok(want)
     }
 
@@ -172,19 +175,31 @@ impl Directory {
         }
         let durable = matches!(reference.kind, Kind::Network | Kind::Ip);
         file::write(&path, &text, Mode { secret: false, durable })?;
+        copies::write(&self.layout, &path, &text)?;
         Ok(true)
+    }
+
+    /// Restores files of granted prefixes and addresses that are damaged or gone, and returns those.
+    /// For a program that starts while no other one writes them.
+    pub fn restore_grants(&self) -> Result<Vec<PathBuf>, DirectoryError> {
+        copies::restore(&self.layout)
     }
 
     /// Removes an object of weft's own with its status; of a user's object the status only.
     pub fn delete(&self, object: &ObjectRef) -> Result<(), DirectoryError> {
         if self.layout.objects(object.kind).is_some() {
-            file::remove(&self.object_path(object)?)?;
+            self.remove(&self.object_path(object)?)?;
         }
         match self.status_path(object) {
-            Ok(path) => file::remove(&path),
+            Ok(path) => self.remove(&path),
             Err(DirectoryError::NoStatus { .. } | DirectoryError::NoFolder { .. }) => Ok(()),
             Err(error) => Err(error),
         }
+    }
+
+    fn remove(&self, path: &Path) -> Result<(), DirectoryError> {
+        copies::remove(&self.layout, path)?;
+        file::remove(path)
     }
 
     /// Objects that are gone and have left a status behind; none while there are manifests that cannot

@@ -148,6 +148,21 @@ pub(crate) fn is_manifest(name: &str) -> bool {
     ending && !name.starts_with('.')
 }
 
+/// Names in a folder of manifests that look like one and are not read, as they are shown.
+pub(crate) fn ignored(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| {
+        let name = entry.file_name();
+        let shown = name.to_string_lossy().into_owned();
+        let is_read = name.to_str().is_some_and(is_manifest);
+        let looks_like_one = is_manifest(shown.to_lowercase().trim_start_matches('.'));
+        (looks_like_one && !is_read).then_some(shown)
+    });
+    let mut names: Vec<_> = names.collect();
+    names.sort();
+    names
+}
+
 /// Reads a file of bounded length, even if it grows meanwhile. Never waits for one that has no end.
 pub(crate) fn read(path: &Path) -> Result<String, Unreadable> {
     let mut options = OpenOptions::new();

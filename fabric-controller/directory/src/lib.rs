@@ -4,6 +4,7 @@
 //! beside. Every file appears whole and has one writer. [`Watch`] reports changes, which inotify or
 //! the supervisor's [`ChangeServer`] notifies it of.
 
+mod copies;
 mod directory;
 mod error;
 mod file;
@@ -27,7 +28,15 @@ pub use error::DirectoryError;
 pub use hub::ChangeServer;
 pub use watch::Watch;
 
+use std::path::Path;
+
 use fabric_objects::{Object, Problem};
+
+/// Returns the names in a folder of manifests that look like one and are not read: hidden ones, those
+/// that are not UTF-8, and those that end in other letters than `.yaml`, `.yml` or `.json`.
+pub fn ignored_manifests(folder: &Path) -> Vec<String> {
+    folder::ignored(folder)
+}
 
 /// Reads the text of a manifest file, called `file` in problems: its objects, and what is wrong.
 pub fn parse(file: &str, text: &str) -> (Vec<Object>, Vec<Problem>) {

@@ -80,6 +80,8 @@ struct OwnFile {
 #[derive(Debug, Default)]
 struct StatusFile {
     value: Option<Value>,
+    /// Set while the file cannot be understood.
+    error: Option<String>,
 }
 
 impl Reader {
@@ -196,6 +198,16 @@ impl Reader {
             for (file, own) in folder.files() {
                 let Some(reference) = Layout::reference(*kind, file) else { continue };
                 let Some(object) = snapshot.objects.get_mut(&reference) else { continue };
+                // Others are written again and again.
+                let holds_grant = matches!(kind, Kind::Network | Kind::Ip);
+                if let Some(error) = own.error.as_ref().filter(|_| holds_grant) {
+                    snapshot.problems.push(Problem {
+                        source: folder.path().join(file).display().to_string(),
+                        object: Some(reference.clone()),
+                        field: Some("status".to_owned()),
+                        message: error.clone(),
+                    });
+                }
                 let Some(value) = &own.value else { continue };
                 // Another uid: left behind by a namesake.
                 if value.get("uid").and_then(Value::as_str) != Some(object.uid()) {
@@ -248,13 +260,16 @@ impl Parse for OwnFile {
 
 impl Parse for StatusFile {
     fn is_empty(&self) -> bool {
-        self.value.is_none()
+        self.value.is_none() && self.error.is_none()
     }
 
     fn update(&mut self, file: &str, text: Result<String, Unreadable>, _in_place: bool) {
         match value(text) {
-            Ok(value) => self.value = Some(value),
-            Err(error) => tracing::warn!(file, error, "a status file is unreadable"),
+            Ok(value) => *self = Self { value: Some(value), error: None },
+            Err(error) => {
+                tracing::warn!(file, error, "a status file is unreadable");
+                self.error = Some(error);
+            }
         }
     }
 }

@@ -14,7 +14,7 @@ mod write_count;
 
 pub use args::StoreArgs;
 pub use error::StoreError;
-pub use fabric_directory::ChangeServer;
+pub use fabric_directory::{ChangeServer, ignored_manifests};
 pub use fabric_kube_client::{ApiError, ApiServer, StoreMetrics};
 pub use fabric_objects::{Event, Kind, Object, ObjectRef, Problem, Snapshot};
 pub use store::{Note, Store};

@@ -121,6 +121,15 @@ impl Store {
         }
     }
 
+    /// Restores files of granted prefixes and addresses that were damaged while nothing ran, and returns
+    /// those.
+    pub fn restore_grants(&self) -> Result<Vec<PathBuf>, StoreError> {
+        match &self.backend {
+            Backend::Directory(store) => Ok(store.restore_grants()?),
+            Backend::Kubernetes(_) => Ok(Vec::new()),
+        }
+    }
+
     /// Reports all that is there of these kinds, its problems, then [`fabric_objects::Event::Synced`], then
     /// every change. Must be called within a tokio runtime.
     ///

@@ -1,6 +1,8 @@
 //! Manifests as people write them.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 
 use fabric_objects::{Kind, Object, ObjectRef};
 
@@ -381,4 +383,17 @@ fn a_folder_that_is_missing_is_a_problem_not_an_error() {
     fs::remove_dir(place.path("manifests")).unwrap();
     let problems = place.problems();
     assert!(problems[0].contains("expected a directory of manifests"), "{problems:?}");
+}
+
+#[test]
+fn files_that_are_not_read_are_listed() {
+    let place = Place::new();
+    let names: [&[u8]; 6] =
+        [b"bad\xff.yaml", b"UP.YAML", b".hidden.yml", b"good.yaml", b".x.swp", b"notes.txt"];
+    let manifests = place.path("manifests");
+    for name in names {
+        fs::write(manifests.join(OsStr::from_bytes(name)), network("a", "10.1.0.0/16")).unwrap();
+    }
+    let ignored = fabric_directory::ignored_manifests(&manifests);
+    assert_eq!(ignored, [".hidden.yml", "UP.YAML", "bad\u{fffd}.yaml"]);
 }

@@ -255,3 +255,55 @@ fn problems_read_back_as_they_were_published() {
     assert!(place.store.put_problems(&[]).unwrap());
     assert_eq!(place.store.problems(), []);
 }
+
+/// Files of a Network that was granted a prefix.
+const GRANTED: [&str; 2] = ["state/networks/t.own.yaml", "state/status/networks/t.own.yaml"];
+
+fn granted(place: &Place) -> Network {
+    let mut network: Network =
+        place.store.put(&own_network("10.1.0.0/16")).unwrap().try_into().unwrap();
+    network.status = Some(NetworkStatus { cidr: Some("10.201.0.0/16".to_owned()) });
+    place.store.put_status(&network.clone().into()).unwrap();
+    network
+}
+
+#[test]
+fn damaged_grants_are_restored_at_the_start() {
+    let place = Place::new();
+    let own = granted(&place);
+    let reference = Object::from(own.clone()).reference();
+    for file in GRANTED {
+        for text in [None, Some(""), Some("uid: [")] {
+            match text {
+                Some(text) => fs::write(place.path(file), text).unwrap(),
+                None => fs::remove_file(place.path(file)).unwrap(),
+            }
+            let store = Directory::open(places(place.dir.path())).unwrap();
+            assert_eq!(store.restore_grants().unwrap(), [place.path(file)], "{text:?}");
+            let restored: Network = store.get(&reference).unwrap().unwrap().try_into().unwrap();
+            assert_eq!(restored.metadata.uid, own.metadata.uid, "{file} {text:?}");
+            assert_eq!(restored.status, own.status, "{file} {text:?}");
+        }
+    }
+    assert_eq!(place.store.restore_grants().unwrap(), [] as [std::path::PathBuf; 0]);
+}
+
+#[test]
+fn deleted_grant_is_not_restored() {
+    let place = Place::new();
+    let reference = Object::from(granted(&place)).reference();
+    place.store.delete(&reference).unwrap();
+    assert_eq!(place.store.restore_grants().unwrap(), [] as [std::path::PathBuf; 0]);
+    assert_eq!(place.store.get(&reference).unwrap(), None);
+}
+
+#[test]
+fn damaged_status_without_copy_is_named() {
+    let place = Place::new();
+    granted(&place);
+    fs::remove_dir_all(place.path("state/notes")).unwrap();
+    fs::write(place.path(GRANTED[1]), "uid: [").unwrap();
+    assert_eq!(place.store.restore_grants().unwrap(), [] as [std::path::PathBuf; 0]);
+    let problems = place.problems();
+    assert!(problems.len() == 1 && problems[0].contains(GRANTED[1]), "{problems:?}");
+}
