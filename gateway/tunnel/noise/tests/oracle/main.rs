@@ -10,6 +10,7 @@ use boringtun::x25519;
 use fabric_primitives::{PrivateKey, PublicKey};
 use noise::*;
 
+mod schedules;
 mod speed;
 
 /// An empty IPv4 packet: boringtun looks at what it opens.
