@@ -68,12 +68,12 @@ pub async fn publish(
         if turn == Turn::Version {
             wanted.seal(publisher.index);
         }
-        let objects = wanted.objects.iter().map(|(of, object)| Write::object(of, object));
+        let objects = wanted.objects.iter().map(Write::object);
         let in_turn = objects.filter(|write| Turn::of(write) == turn);
         publisher.write_all(in_turn.filter(may_be_written)).await;
     }
-    publisher.write_all(wanted.keys.iter().map(|(of, pair)| Write::key(of, pair))).await;
-    publisher.write_all(wanted.statuses.values().map(Write::status)).await;
+    publisher.write_all(wanted.keys.iter().map(Write::key)).await;
+    publisher.write_all(wanted.statuses.iter().map(Write::status)).await;
     let deletions = wanted.deleted.iter().map(Write::deletion);
     publisher.write_all(deletions.filter(may_be_written)).await;
     publisher.schedule.refusals.keep(|reference| is_wanted(wanted, reference));
@@ -93,13 +93,14 @@ enum Turn {
 
 impl Turn {
     fn of(write: &Write<'_>) -> Self {
-        let is_hold = matches!(write.what, What::Object(object) if keeps_refused_prefix(object));
-        let is_record = matches!(write.reference.kind, Kind::FabricRecord | Kind::GatewayRecord);
-        match write.reference.name == FabricRecord::CLUSTER {
-            _ if is_hold => Self::Hold,
-            true if is_record => Self::Version,
-            false if is_record => Self::Record,
-            true | false => Self::Other,
+        let Write { reference, what } = write;
+        match (reference.kind, what) {
+            (Kind::Network, What::Object(object)) if keeps_refused_prefix(object) => Self::Hold,
+            (Kind::FabricRecord | Kind::GatewayRecord, _) => {
+                let is_version = reference.name == FabricRecord::CLUSTER;
+                if is_version { Self::Version } else { Self::Record }
+            }
+            (_, _) => Self::Other,
         }
     }
 }
@@ -147,7 +148,7 @@ fn is_wanted(wanted: &Published, reference: &ObjectRef) -> bool {
 
 /// One write to the store.
 struct Write<'a> {
-    reference: ObjectRef,
+    reference: &'a ObjectRef,
     what: What<'a>,
 }
 
@@ -169,20 +170,20 @@ enum Written {
 }
 
 impl<'a> Write<'a> {
-    fn object(reference: &ObjectRef, object: &'a Object) -> Self {
-        Self { reference: reference.clone(), what: What::Object(object) }
+    fn object((reference, object): (&'a ObjectRef, &'a Object)) -> Self {
+        Self { reference, what: What::Object(object) }
     }
 
-    fn key(reference: &ObjectRef, pair: &'a KeyPair) -> Self {
-        Self { reference: reference.clone(), what: What::Key(pair) }
+    fn key((reference, pair): (&'a ObjectRef, &'a KeyPair)) -> Self {
+        Self { reference, what: What::Key(pair) }
     }
 
-    fn status(object: &'a Object) -> Self {
-        Self { reference: object.reference(), what: What::Status(object) }
+    fn status((reference, object): (&'a ObjectRef, &'a Object)) -> Self {
+        Self { reference, what: What::Status(object) }
     }
 
-    fn deletion(reference: &ObjectRef) -> Self {
-        Self { reference: reference.clone(), what: What::Deletion }
+    fn deletion(reference: &'a ObjectRef) -> Self {
+        Self { reference, what: What::Deletion }
     }
 
     /// The desired content, to recognise a write that was refused.
@@ -204,11 +205,11 @@ impl<'a> Write<'a> {
             }
             What::Key(pair) => {
                 let private = PrivateKey::generate();
-                let stored = store.put(&key_secret(&self.reference, pair, &private).into()).await?;
+                let stored = store.put(&key_secret(self.reference, pair, &private).into()).await?;
                 Ok(Written::Key(stored, private.public()))
             }
             What::Status(object) => store.put_status(object).await.map(|_| Written::Status),
-            What::Deletion => store.delete(&self.reference).await.map(|()| Written::Deletion),
+            What::Deletion => store.delete(self.reference).await.map(|()| Written::Deletion),
         }
     }
 }
@@ -258,7 +259,7 @@ impl Publisher<'_> {
         let due: Vec<_> = writes.filter(|write| self.is_due(write)).collect();
         let store = self.sink.store;
         let with_known = due.into_iter().map(|write| {
-            let have = self.index.get(&write.reference).cloned();
+            let have = self.index.get(write.reference).cloned();
             async move {
                 let result = write.run(store, have.as_ref()).await;
                 (write, result)
@@ -279,29 +280,29 @@ impl Publisher<'_> {
 
     /// True if it differs from what the store has and may be tried now.
     fn is_due(&mut self, write: &Write<'_>) -> bool {
-        let have = self.index.get(&write.reference);
+        let have = self.index.get(write.reference);
         match write.what {
             What::Object(want) if have.is_some_and(|have| is_same(have, want)) => return false,
             What::Object(want) if have.is_some_and(|have| is_in_the_way(have, want)) => {
                 let message =
                     "weft needs this name for an object of its own; expected another name";
-                self.problem(&write.reference, message.to_owned());
+                self.problem(write.reference, message.to_owned());
                 return false;
             }
             What::Status(want) if have == Some(want) => return false,
             What::Object(_) | What::Status(_) | What::Key(_) | What::Deletion => {}
         }
         let is_same = |refused: &Value| *refused == write.want();
-        let standing = self.schedule.refusals.pending(&write.reference, is_same);
+        let standing = self.schedule.refusals.pending(write.reference, is_same);
         if let Some(message) = standing.map(str::to_owned) {
-            self.problem(&write.reference, message);
+            self.problem(write.reference, message);
             return false;
         }
         !self.outcome.unreachable
     }
 
     fn take(&mut self, write: &Write<'_>, written: Written) {
-        let object = &write.reference;
+        let object = write.reference;
         match written {
             Written::Object(stored) => {
                 let generation = stored.generation();
@@ -351,9 +352,9 @@ impl Publisher<'_> {
         if error.is_unreachable() {
             self.outcome.unreachable = true;
         } else {
-            self.schedule.refusals.refused(&write.reference, write.want(), &message, WRITE_RETRY);
+            self.schedule.refusals.refused(write.reference, write.want(), &message, WRITE_RETRY);
         }
-        self.problem(&write.reference, message);
+        self.problem(write.reference, message);
     }
 
     fn problem(&mut self, reference: &ObjectRef, message: String) {

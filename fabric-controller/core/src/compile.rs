@@ -84,8 +84,8 @@ pub fn compile(index: &Index, now: Timestamp) -> Published {
 
     let returned = refused::returned(index, peerings);
     let stays = |reference: &ObjectRef, object: &Object| {
-        owner::of(object).is_none_or(|owner| uncertain.may_still_be(&owner))
-            || desired.stays(reference)
+        desired.stays(reference)
+            || owner::of(object).is_none_or(|owner| uncertain.may_still_be(&owner))
     };
     let mut ipam_requests = ipam_requests::of_networks(index, cluster, &returned, stays);
     ipam_requests.extend(ipam_requests::of_ips(index, cluster, stays, &mut problems));

@@ -128,9 +128,12 @@ impl Index {
                     let public = check::private_key(secret).map(|private| private.public());
                     self.own_keys.insert(reference.clone(), public);
                 }
-                let kind = reference.kind;
+                let (kind, version) = (reference.kind, object.version());
                 let before = self.objects.entry(kind).or_default().insert(reference, object);
-                self.note_records(kind);
+                // A watch repeats what was written.
+                if before.as_ref().map(Object::version) != Some(version) {
+                    self.note_records(kind);
+                }
                 before
             }
             Event::Deleted(reference) => {
@@ -270,6 +273,24 @@ impl Index {
         self.of_kind(kind).filter_map(|(r, object)| Some((r, object.try_into().ok()?)))
     }
 
+    /// Those in one namespace.
+    pub fn all_in<'a, T>(
+        &'a self,
+        kind: Kind,
+        namespace: Option<&str>,
+    ) -> impl Iterator<Item = (&'a ObjectRef, &'a T)>
+    where
+        T: 'a,
+        &'a T: TryFrom<&'a Object>,
+    {
+        let first =
+            ObjectRef { kind, namespace: namespace.map(str::to_owned), name: String::new() };
+        let from_first = self.objects.get(&kind).map(|all| all.range(first.clone()..));
+        let in_it = from_first.into_iter().flatten();
+        let in_it = in_it.take_while(move |(of, _)| of.namespace == first.namespace);
+        in_it.filter_map(|(r, object)| Some((r, object.try_into().ok()?)))
+    }
+
     /// Connections reported by gateways of that name, without those of one that is gone: `uid` is
     /// that of the present one.
     pub fn connections<'a>(
@@ -277,12 +298,10 @@ impl Index {
         gateway: &ObjectRef,
         uid: &str,
     ) -> impl Iterator<Item = &'a Connection> {
-        let all = self.all::<Connection>(Kind::Connection);
-        let own = all.filter(move |(reference, connection)| {
+        let all = self.all_in::<Connection>(Kind::Connection, gateway.namespace.as_deref());
+        let own = all.filter(move |(_, connection)| {
             let of = &connection.spec.gateway_ref;
-            reference.namespace == gateway.namespace
-                && of.name.as_ref() == Some(&gateway.name)
-                && of.uid.as_deref().is_none_or(|of| of == uid)
+            of.name.as_ref() == Some(&gateway.name) && of.uid.as_deref().is_none_or(|of| of == uid)
         });
         own.map(|(_, connection)| connection)
     }

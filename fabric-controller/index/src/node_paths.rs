@@ -31,9 +31,9 @@ impl NodePaths {
             if config.status.as_ref().is_none_or(|status| status.applied_generation == 0) {
                 idle.push(*config);
             }
-            let node = config.metadata.name.clone().unwrap_or_default();
             let reports = config.status.iter().flat_map(|status| &status.unreachable_gateways);
             for report in reports.filter(|r| r.peer_cluster_id == gateway.spec.peer_cluster_id) {
+                let node = config.metadata.name.clone().unwrap_or_default();
                 let (fault, since) = (PathFault::NoAnswer, report.since.clone());
                 let fault = UnreachableNode { node: node.clone(), fault, detail: None, since };
                 unreachable.insert(node.clone(), fault);
@@ -83,13 +83,14 @@ impl NodePaths {
 /// Fault of the path between a node's pods and a peer that probes do not show: they are sent by the
 /// node itself, so nothing forwards them.
 fn fault_of_pods(config: &NodeConfig, gateway: &GatewayConfig) -> Option<UnreachableNode> {
-    let node = config.metadata.name.clone().unwrap_or_default();
+    let node = || config.metadata.name.clone().unwrap_or_default();
     let prefixes = || gateway.spec.remaps.iter().map(|remap| &remap.local);
     let concerns = |ipv6: bool| prefixes().any(|prefix| prefix.contains(':') == ipv6);
     let mut off = config.status.iter().flat_map(|status| &status.forwarding_off);
     if let Some(off) = off.find(|off| concerns(off.ipv6)) {
         let (fault, since) = (PathFault::NotForwarding, off.since.clone());
-        return Some(UnreachableNode { node, fault, detail: Some(off.setting.clone()), since });
+        let detail = Some(off.setting.clone());
+        return Some(UnreachableNode { node: node(), fault, detail, since });
     }
     let mut diversions = config.status.iter().flat_map(|status| &status.diversions);
     let is_of_peer = |diversion: &&Diversion| prefixes().any(|p| diversion.prefixes.contains(p));
@@ -104,7 +105,8 @@ fn fault_of_pods(config: &NodeConfig, gateway: &GatewayConfig) -> Option<Unreach
     }
     let overlap = config.spec.overlapping_pods.iter().find(|o| concerns(o.cidr.contains(':')))?;
     let detail = Some(format!("{} overlaps one of {}", overlap.cidr, overlap.node));
-    Some(UnreachableNode { node, fault: PathFault::PodCidrOverlap, detail, since: String::new() })
+    let (fault, since) = (PathFault::PodCidrOverlap, String::new());
+    Some(UnreachableNode { node: node(), fault, detail, since })
 }
 
 /// Failing part, duration and remedy on one line.

@@ -36,7 +36,7 @@ pub fn read(index: &Index, cluster: &Cluster, problems: &mut Problems) -> Vec<Ma
     let mut mappings = Vec::new();
     for (reference, object) in index.of_kind(Kind::Ip) {
         let unreachable = object.label(labels::HOST_UNREACHABLE) == Some("true");
-        if unreachable || owner::of(object).is_some() {
+        if unreachable || owner::is_own(object) {
             continue;
         }
         if let Ok(ip) = <&IP>::try_from(object) {

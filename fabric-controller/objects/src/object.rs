@@ -294,6 +294,11 @@ impl Object {
     }
 
     /// 0 only in an object that never was in a store.
+    /// Uid and generation, which stand for all but the status.
+    pub fn version(&self) -> (Option<String>, Option<i64>) {
+        (self.metadata().uid.clone(), self.metadata().generation)
+    }
+
     pub fn generation(&self) -> i64 {
         self.metadata().generation.unwrap_or_default()
     }

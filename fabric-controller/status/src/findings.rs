@@ -76,10 +76,9 @@ impl<'a> Findings<'a> {
         let Some(peer) = labels.and_then(|labels| labels.get(REMOTE_CLUSTER_ID)) else {
             return Vec::new();
         };
-        let configs = index.all::<GatewayConfig>(Kind::GatewayConfig);
-        let of_peer = configs.filter(|(config, of)| {
-            config.namespace == reference.namespace && of.spec.peer_cluster_id == *peer
-        });
+        let namespace = reference.namespace.as_deref();
+        let configs = index.all_in::<GatewayConfig>(Kind::GatewayConfig, namespace);
+        let of_peer = configs.filter(|(_, of)| of.spec.peer_cluster_id == *peer);
         let all = of_peer.flat_map(|(_, config)| faults(config));
         all.filter(|fault| fault.reason == PeeringFault::CIDR_MISMATCH).collect()
     }

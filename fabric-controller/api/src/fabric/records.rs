@@ -107,9 +107,11 @@ pub fn digest<'a, R: Record + 'a>(records: impl IntoIterator<Item = &'a R>) -> S
     for record in records.into_iter().filter(|record| record.is_digested()) {
         let metadata = record.meta();
         let uid = metadata.uid.as_deref().unwrap_or_default();
-        let generation = metadata.generation.unwrap_or_default();
+        let generation = metadata.generation.unwrap_or_default().to_string();
         let name = metadata.name.as_deref().unwrap_or_default();
-        digest.update(format!("{name} {uid} {generation}\n"));
+        for part in [name, " ", uid, " ", &generation, "\n"] {
+            digest.update(part);
+        }
     }
     digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }

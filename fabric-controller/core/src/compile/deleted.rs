@@ -31,8 +31,9 @@ pub(super) fn deleted(
         | Kind::GatewayClient
         | Kind::PublicKey => false,
     };
-    let all = Kind::ALL.into_iter().flat_map(|kind| index.of_kind(kind)).filter(is_ground_gone);
-    let all = all.map(|(reference, _)| reference).filter(|reference| !desired.stays(reference));
+    let all = Kind::ALL.into_iter().flat_map(|kind| index.of_kind(kind));
+    let undesired = all.filter(|(reference, _)| !desired.stays(reference));
+    let all = undesired.filter(is_ground_gone).map(|(reference, _)| reference);
     let mut deleted: BTreeSet<ObjectRef> = all.cloned().collect();
     deleted.extend(connections(index, desired, &deleted));
     deleted

@@ -18,7 +18,7 @@ pub(super) fn of_cluster(index: &Index, cluster: &Cluster) -> Desired {
     let mut desired = Desired::default();
     let has = |wanted: &str| {
         let mut networks = index.of_kind(Kind::Network);
-        networks.any(|(_, o)| network_type(index, o) == Some(wanted) && owner::of(o).is_none())
+        networks.any(|(_, o)| network_type(index, o) == Some(wanted) && !owner::is_own(o))
     };
     let own = |name: &str| index.settings.own(Kind::Network, name);
     let map = index.settings.own(Kind::ConfigMap, labels::CLUSTER_ID_CONFIGMAP);

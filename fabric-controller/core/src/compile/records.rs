@@ -33,7 +33,8 @@ pub(super) struct Sources<'a> {
 /// Records of all peerings. One that is not ready keeps its record.
 pub(super) fn of_peerings(sources: &Sources<'_>, peerings: &[Peering<'_>]) -> PeeringRecords {
     let index = sources.index;
-    let published = published_peerings(index);
+    let is_certain = index.is_whole() && peerings.iter().all(Peering::is_ready);
+    let published = if is_certain { PeeringRecords::new() } else { published_peerings(index) };
     let mut all = PeeringRecords::new();
     for peering in peerings {
         let Some(id) = &peering.id else { continue };

@@ -32,7 +32,9 @@ pub(super) fn carried(peerings: &[Peering<'_>], records: &PeeringRecords) -> BTr
 /// Prefixes that nodes had, or were to refuse, but for those that are carried now.
 pub(super) fn refused(index: &Index, cluster: &Cluster, carried: &BTreeSet<Cidr>) -> Refused {
     let mut refused = published_before(index, cluster);
-    refused.retain(|prefix, _| !carried.iter().any(|other| other.overlaps(prefix)));
+    refused.retain(|prefix, _| {
+        !carried.contains(prefix) && !carried.iter().any(|other| other.overlaps(prefix))
+    });
     // A peering that comes back finds all of its prefixes, or none.
     let busy: BTreeSet<String> = refused
         .iter()
