@@ -7,8 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use fabric_supervisor::lock::Lock;
 use fabric_supervisor::rundir::{Record, RunDir, agent_state_dir};
-use fabric_supervisor::supervise::{self, End, Loop, MarkUnresponsive, StopSignals};
+use fabric_supervisor::supervise::{self, End, Loop, MarkUnresponsive, OwnFiles, StopSignals};
 use fabric_supervisor::workloads::{
     self, AgentOptions, ChildLogs, ControlOptions, GatewayOptions, Workloads,
 };
@@ -71,7 +72,7 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
     let dir = RunDir::at(&args.run_dir)?;
     process::check_alone(&dir)?;
     dir.create()?;
-    let _lock = lock::lock(&dir, "weft agent")?;
+    let lock = lock::lock(&dir, "weft agent")?;
     let published = published(&args.published)?;
     if !is_writable(&published) {
         say(&format!(
@@ -95,10 +96,11 @@ pub(crate) fn run(args: &AgentArgs) -> anyhow::Result<ExitCode> {
     let (agent, logs) = (args.agent.clone(), args.logs.clone());
     let gateway = GatewayOptions::default();
     let workloads = Workloads { programs, dir, record, control, agent, gateway, logs };
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?
-        .block_on(supervise_agent(&workloads, args.metrics))
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(supervise_agent(
+        &workloads,
+        lock,
+        args.metrics,
+    ))
 }
 
 /// The published directory, once it is there: it may be a mount that comes later than this host.
@@ -130,10 +132,12 @@ fn published(path: &Path) -> anyhow::Result<PathBuf> {
 
 async fn supervise_agent(
     workloads: &Workloads,
+    lock: Lock,
     metrics_address: Option<SocketAddr>,
 ) -> anyhow::Result<ExitCode> {
     let stop = StopSignals::new()?;
     let dir = workloads.dir.clone();
+    let own = OwnFiles { dir: dir.clone(), lock, record: workloads.record.clone() };
     supervise::raise_open_files();
     // Nothing changes what is wanted, so the sender only has to live.
     let (_wanted_to, wanted) = watch::channel(workloads.of_agent());
@@ -143,7 +147,7 @@ async fn supervise_agent(
         say(&format!("metrics at http://{address}/metrics"));
     }
     let connections = NoGateways;
-    match (Loop { dir: dir.clone(), wanted, reports, connections, stop }).run().await {
+    match (Loop { own, wanted, reports, connections, stop }).run().await {
         End::Stopped(kept) => say(&farewell(&kept, &dir)),
         End::RunDirLost => return Err(supervise::start_anew(&dir)),
     }

@@ -93,8 +93,11 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
     }
     stop_supervisor(&dir)?;
     lost::supervisors(dir.path()).iter().for_each(stop_lost_supervisor);
-    // Held until the end, so that no new supervisor starts meanwhile.
-    let _lock = lock::lock(&dir, "weft down")?;
+    // Held until the end, so that no new supervisor starts meanwhile, unless none could.
+    let _lock = match lock::lock(&dir, "weft down") {
+        Err(error) if is_read_only(&error) => None,
+        lock => Some(lock?),
+    };
     withdraw(&dir, record.as_ref(), args.now)?;
     let netns = record.as_ref().map_or(0, |record| record.netns);
     let mut refuses = false;
@@ -108,22 +111,29 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
              there, run `route-agent cleanup` in it",
         );
     }
-    remove_run_dir(dir.path())?;
-    say(&format!("removed {}", dir.path().display()));
+    let removed = remove_run_dir(dir.path());
+    if removed.is_ok() {
+        say(&format!("removed {}", dir.path().display()));
+    }
     let is_agent = record.as_ref().is_some_and(|record| record.published.is_some());
-    let Some(state) = record.and_then(|record| record.state_dir) else {
-        return Ok(ExitCode::SUCCESS);
-    };
-    if !refuses {
-        // Not being there is no error.
-        let _ = fs::remove_file(state.join(REFUSAL_FILE));
+    if let Some(state) = record.and_then(|record| record.state_dir) {
+        if !refuses {
+            // Not being there is no error.
+            let _ = fs::remove_file(state.join(REFUSAL_FILE));
+        }
+        // An agent has nothing else there.
+        let is_empty = is_agent && fs::remove_dir(&state).is_ok();
+        if !is_empty && (!is_agent || args.purge) {
+            end_of_state(&state, args.purge)?;
+        }
     }
-    // An agent has nothing else there.
-    let is_empty = is_agent && fs::remove_dir(&state).is_ok();
-    if !is_empty && (!is_agent || args.purge) {
-        end_of_state(&state, args.purge)?;
-    }
+    removed.context("everything else was taken away")?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn is_read_only(error: &anyhow::Error) -> bool {
+    let error = error.root_cause().downcast_ref::<io::Error>();
+    error.is_some_and(|error| error.kind() == io::ErrorKind::ReadOnlyFilesystem)
 }
 
 /// Ends all that runs: the gateways before the agents take away what they made, since a host without

@@ -6,9 +6,10 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 use fabric_api::{ClusterId, labels};
 use fabric_store::{Kind, Object, ObjectRef, Snapshot, Store};
+use fabric_supervisor::lock::Lock;
 use fabric_supervisor::published::{Connections, Published};
 use fabric_supervisor::rundir::{Record, RunDir, default_state_dir};
-use fabric_supervisor::supervise::{self, End, Loop, StopSignals};
+use fabric_supervisor::supervise::{self, End, Loop, OwnFiles, StopSignals};
 use fabric_supervisor::workloads::{
     self, AgentOptions, ChildLogs, ControlOptions, GatewayOptions, Workloads,
 };
@@ -71,7 +72,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
     let dir = args.run_dir.as_deref().map_or_else(|| Ok(RunDir::of(&cluster_id)), RunDir::at)?;
     process::check_alone(&dir)?;
     dir.create()?;
-    let _lock = lock::lock(&dir, "weft up")?;
+    let lock = lock::lock(&dir, "weft up")?;
     let state = args.state_dir.clone().unwrap_or_else(|| default_state_dir(&cluster_id));
     let record = Record {
         cluster_id: Some(cluster_id.to_string()),
@@ -90,17 +91,22 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
     let (control, agent, logs) = (args.control.clone(), args.agent.clone(), args.logs.clone());
     let gateway = args.gateway.clone();
     let workloads = Workloads { programs, dir, record, control, agent, gateway, logs };
-    runtime.block_on(supervise_all(workloads, args.metrics))
+    runtime.block_on(supervise_all(workloads, lock, args.metrics))
 }
 
 async fn supervise_all(
     workloads: Workloads,
+    lock: Lock,
     metrics_address: Option<SocketAddr>,
 ) -> anyhow::Result<ExitCode> {
     let stop = StopSignals::new()?;
     let dir = workloads.dir.clone();
+    let own = OwnFiles { dir: dir.clone(), lock, record: workloads.record.clone() };
     let store = dir.store(&workloads.record)?;
     supervise::raise_open_files();
+    for file in store.restore_grants().context("cannot restore what was granted")? {
+        say(&format!("{} was damaged or gone: restored from its copy", file.display()));
+    }
     // Ends with the supervisor: what runs on looks for changes once a second.
     let _changes = store
         .serve_changes()
@@ -119,7 +125,7 @@ async fn supervise_all(
     let (wanted_to, wanted) = watch::channel(published.wanted());
     tokio::spawn(published.follow(events, wanted_to));
     let connections = Connections { store };
-    match (Loop { dir: dir.clone(), wanted, reports, connections, stop }).run().await {
+    match (Loop { own, wanted, reports, connections, stop }).run().await {
         End::Stopped(kept) => say(&farewell(&kept, &dir)),
         End::RunDirLost => return Err(supervise::start_anew(&dir)),
     }

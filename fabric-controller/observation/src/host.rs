@@ -30,6 +30,8 @@ struct Host {
     start_command: String,
     /// Directories whose file system has no room left.
     full: Vec<PathBuf>,
+    /// Files among the manifests that are not read, by their paths.
+    ignored: Vec<PathBuf>,
 }
 
 /// Supervisor of a run directory.
@@ -71,6 +73,7 @@ async fn host(dir: &RunDir, record: Record) -> Host {
     Host {
         full: dirs.into_iter().flatten().filter(|dir| is_full(dir)).collect(),
         running: running.into_iter().collect::<BTreeMap<_, _>>(),
+        ignored: record.manifests.as_deref().map(ignored).unwrap_or_default(),
         expected,
         supervisor,
         start_command: start_command(&record),
@@ -97,6 +100,11 @@ fn start_command(record: &Record) -> String {
         (None, Some(manifests)) => format!("weft up --manifests {}", manifests.display()),
         (None, None) => "weft up".to_owned(),
     }
+}
+
+fn ignored(manifests: &Path) -> Vec<PathBuf> {
+    let names = fabric_store::ignored_manifests(manifests);
+    names.into_iter().map(|name| manifests.join(name)).collect()
 }
 
 /// Returns whether a file system has no room for a file of usual size, or for none at all.
@@ -158,6 +166,13 @@ impl Host {
                  old; make room (`df -h {dir}`, `df -i {dir}`)"
             )
         }));
+        found.extend(self.ignored.iter().map(|file| {
+            format!(
+                "{} is not read: expected a name in UTF-8 that does not begin with a dot and ends in \
+                 .yaml, .yml or .json; rename it, or move it elsewhere",
+                file.display()
+            )
+        }));
         let dead = self.expected.iter().filter(|process| !self.running.contains_key(*process));
         found.extend(dead.map(|process| format!("{process} does not run")));
         let silent = |process: &&String| self.running.get(*process) == Some(&Liveness::Silent);
@@ -215,6 +230,15 @@ mod tests {
         let problem = "fabric-controller does not answer; see `weft logs fabric-controller`; if it \
                        hangs, end its process (`kill -9`), and it is started anew";
         assert_eq!(host.problems(), [problem]);
+    }
+
+    #[test]
+    fn manifest_that_is_not_read_is_named() {
+        let (ignored, command) = (vec!["/etc/weft/rome/UP.YAML".into()], "weft up".to_owned());
+        let supervisor = Some(Supervisor { command, pid: 7, liveness: Liveness::Answers });
+        let problems = Host { ignored, supervisor, ..Host::default() }.problems();
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        assert!(problems[0].starts_with("/etc/weft/rome/UP.YAML is not read:"), "{problems:?}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -12,7 +13,8 @@ use super::rundir::RunDir;
 /// Held for as long as a supervisor runs.
 #[derive(Debug)]
 pub struct Lock {
-    _file: File,
+    file: File,
+    command: String,
 }
 
 /// Holder of a lock.
@@ -59,16 +61,37 @@ pub fn lock(dir: &RunDir, command: &str) -> anyhow::Result<Lock> {
             }
         }
         // `weft down` may have removed the file between opening and locking.
-        let same =
-            |there: std::fs::Metadata| Ok::<_, io::Error>(there.ino() == file.metadata()?.ino());
-        if std::fs::metadata(&path).and_then(same).unwrap_or(false) {
-            file.set_len(0)?;
-            file.rewind()?;
-            write!(file, "{}\n{command}\n", std::process::id())?;
-            return Ok(Lock { _file: file });
+        if is_at(&file, &path) {
+            return Ok(Lock::held(file, command)?);
         }
     }
     bail!("{} is made and removed again and again; is `weft down` at work?", path.display())
+}
+
+impl Lock {
+    /// Writes the holder into the file that was locked.
+    fn held(mut file: File, command: &str) -> io::Result<Self> {
+        file.set_len(0)?;
+        file.rewind()?;
+        write!(file, "{}\n{command}\n", std::process::id())?;
+        Ok(Self { file, command: command.to_owned() })
+    }
+
+    /// Takes the lock again if its file was removed or replaced; returns whether it was.
+    pub fn restore(&mut self, dir: &RunDir) -> anyhow::Result<bool> {
+        if is_at(&self.file, &dir.lock_file()) {
+            return Ok(false);
+        }
+        *self = lock(dir, &self.command)?;
+        Ok(true)
+    }
+}
+
+/// True if the open file is the one of that path.
+fn is_at(file: &File, path: &Path) -> bool {
+    let inode = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+    let there = std::fs::metadata(path).map(inode);
+    there.is_ok_and(|there| file.metadata().is_ok_and(|own| inode(own) == there))
 }
 
 /// Returns the supervisor of a run directory, if there is one.

@@ -11,8 +11,6 @@ use fabric_store::{Store, StoreArgs};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::messages::say;
-
 /// File in a state directory that nft loads before the network of a starting host is up.
 pub const REFUSAL_FILE: &str = "refusal.nft";
 /// Run directories are `/run/weft/CLUSTER` unless an option names others, state directories
@@ -109,9 +107,9 @@ impl RunDir {
         Ok(())
     }
 
-    /// Returns true if everything is there that its supervisor has made before it started a process.
+    /// Returns true if the folders are there that its supervisor has made before it started a process.
     pub fn is_complete(&self) -> bool {
-        [self.pids(), self.logs(), self.lock_file(), self.record_file()].iter().all(|p| p.exists())
+        [self.pids(), self.logs()].iter().all(|folder| folder.exists())
     }
 
     pub fn pids(&self) -> PathBuf {
@@ -161,21 +159,6 @@ impl RunDir {
         let path = self.record_file();
         let text = serde_json::to_string_pretty(record)? + "\n";
         replace(&path, text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))
-    }
-
-    /// Rewrites a damaged record as it was last read.
-    pub fn mend_record(&self, last: &mut Option<Record>) {
-        match self.record() {
-            Ok(Some(record)) => *last = Some(record),
-            // A directory that lacks it is made again as a whole.
-            Ok(None) => {}
-            Err(error) => {
-                let mended = last.as_ref().map(|record| self.write_record(record));
-                if let Some(Ok(())) = mended {
-                    say(&format!("{error:#}: written again"));
-                }
-            }
-        }
     }
 
     /// Returns the options of the supervisor; `None` if none ever ran here.

@@ -12,10 +12,11 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
 use super::health::{self, Reports, Responder};
+use super::lock::Lock;
 use super::log_file;
 use super::messages::say;
 use super::process::Role;
-use super::rundir::RunDir;
+use super::rundir::{Record, RunDir};
 use super::supervisor::{Ended, Report, Supervisor};
 use super::workloads::Wanted;
 
@@ -54,10 +55,36 @@ impl StopSignals {
     }
 }
 
+/// Files of a run directory that are its supervisor's own.
+#[derive(Debug)]
+pub struct OwnFiles {
+    pub dir: RunDir,
+    pub lock: Lock,
+    pub record: Record,
+}
+
+impl OwnFiles {
+    /// Writes again what was removed, replaced or damaged, in a directory that is otherwise complete.
+    fn restore(&mut self) {
+        match self.lock.restore(&self.dir) {
+            Ok(true) => say("weft.lock was removed or replaced: written again"),
+            Ok(false) => {}
+            Err(error) => say(&format!("weft.lock was removed or replaced: {error:#}")),
+        }
+        if self.dir.record().ok().flatten().as_ref() == Some(&self.record) {
+            return;
+        }
+        match self.dir.write_record(&self.record) {
+            Ok(()) => say("weft.json was removed, replaced or damaged: written again"),
+            Err(error) => say(&format!("weft.json was removed, replaced or damaged: {error:#}")),
+        }
+    }
+}
+
 /// Inputs and outputs of the loop.
 #[derive(Debug)]
 pub struct Loop<S> {
-    pub dir: RunDir,
+    pub own: OwnFiles,
     pub wanted: watch::Receiver<Wanted>,
     pub reports: watch::Sender<Reports>,
     pub connections: S,
@@ -88,10 +115,11 @@ pub fn start_anew(dir: &RunDir) -> anyhow::Error {
 impl<S: MarkUnresponsive> Loop<S> {
     /// Runs until a signal comes or the run directory is lost.
     pub async fn run(mut self) -> End {
-        let (mut supervisor, mut ended) = Supervisor::new(self.dir.clone());
+        let dir = self.own.dir.clone();
+        let (mut supervisor, mut ended) = Supervisor::new(dir.clone());
         let (silent_to, mut silent) = watch::channel(BTreeSet::new());
         tokio::spawn(health::watch_gateways(self.reports.subscribe(), silent_to));
-        let (mut known_silent, mut incomplete, mut record) = (BTreeSet::new(), 0, None);
+        let (mut known_silent, mut incomplete) = (BTreeSet::new(), 0);
         let mut housekeeping = interval(Duration::from_secs(1));
         housekeeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let first = self.wanted.borrow_and_update().clone();
@@ -112,13 +140,15 @@ impl<S: MarkUnresponsive> Loop<S> {
                 Some(end) = ended.recv() => self.ended(&mut supervisor, &end).await,
                 () = sleep_until(deadline.into()) => supervisor.tick(),
                 _ = housekeeping.tick() => {
-                    incomplete = if self.dir.is_complete() { 0 } else { incomplete + 1 };
+                    incomplete = if dir.is_complete() { 0 } else { incomplete + 1 };
                     if incomplete == MAX_INCOMPLETE {
                         return End::RunDirLost;
                     }
-                    self.dir.mend_record(&mut record);
+                    if incomplete == 0 {
+                        self.own.restore();
+                    }
                     supervisor.mend_pid_files();
-                    log_file::bound(&self.dir);
+                    log_file::bound(&dir);
                     self.mark_dead(&supervisor.reports()).await;
                 }
                 Ok(()) = silent.changed() => {
@@ -141,7 +171,7 @@ impl<S: MarkUnresponsive> Loop<S> {
 
     /// Socket of the loop. Without it, `weft status` does not see a loop that hangs.
     fn responder(&self) -> Option<Responder> {
-        let socket = self.dir.supervisor_socket();
+        let socket = self.own.dir.supervisor_socket();
         let failed = |error: &_| say(&format!("cannot listen on {}: {error}", socket.display()));
         Responder::listen(&socket).inspect_err(failed).ok()
     }

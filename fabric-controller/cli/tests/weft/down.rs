@@ -161,3 +161,24 @@ fn down_names_the_refusal_that_it_removes() {
     let again = host.weft(&["down", "--now"]);
     assert!(!stderr(&again).contains("removed"), "{}", stderr(&again));
 }
+
+#[test]
+fn down_on_a_read_only_run_directory_does_the_rest() {
+    let host = Host::new();
+    host.init();
+    let shown = host.alone(&format!(
+        "$weft up --manifests {} >/dev/null 2>&1 &
+        until [ -e /run/weft/rome/pids/route-agent-n1.pid ]; do sleep 0.05; done
+        mount --bind /run /run; mount -o remount,bind,ro /run
+        $weft down --now
+        echo \"exit $?\"; pgrep -c 'ipam|route-agent'",
+        host.path("manifests").display()
+    ));
+    assert!(shown.contains("stopped route-agent-n1"), "{shown}");
+    assert!(
+        shown.contains("everything else was taken away: cannot remove /run/weft/rome"),
+        "{shown}"
+    );
+    assert!(shown.ends_with("exit 1\n0\n"), "{shown}");
+    assert!(host.path("bin/cleaned").exists(), "route-agent cleanup did not run");
+}

@@ -94,6 +94,28 @@ fn damaged_record_is_written_again() {
 }
 
 #[test]
+fn removed_or_replaced_files_are_written_again() {
+    let (host, up) = running();
+    let pids = ALL.map(|process| host.pid(process));
+    let held = format!("weft up (pid {}) is at work", up.pid());
+    for file in ["weft.lock", "weft.json"].map(|name| host.path(&format!("run/{name}"))) {
+        let before = fs::read_to_string(&file).unwrap();
+        let other = before.replace("n1", "n2").replace(&up.pid().to_string(), "1");
+        for text in [None, Some(other)] {
+            fs::remove_file(&file).unwrap();
+            text.into_iter().for_each(|text| fs::write(&file, text).unwrap());
+            let removed = Instant::now();
+            eventually("as it was", || fs::read_to_string(&file).is_ok_and(|now| now == before));
+            assert!(removed.elapsed() < Duration::from_secs(3), "{:?}", removed.elapsed());
+            let second =
+                host.weft(&["up", "--manifests", host.path("manifests").to_str().unwrap()]);
+            assert!(stderr(&second).contains(&held), "{}", stderr(&second));
+        }
+    }
+    assert_eq!(ALL.map(|process| host.pid(process)), pids, "nothing is restarted for it");
+}
+
+#[test]
 fn damaged_pid_file_is_written_again() {
     let (host, _up) = running();
     let before = ALL.map(|process| host.pid(process));
