@@ -9,7 +9,7 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Value;
 use weft_tests::{Cluster, ClusterSpec, Netns, wait_until};
 
@@ -71,6 +71,35 @@ fn whatever_of_ours_is_deleted_or_altered_is_back_within_half_a_second() -> Resu
         ensure!((all - slow.len()) * 10 >= all * ENOUGH, "healed too late: {slow:#?}");
         rome.wait_connected("milan", PATIENCE)?;
         traffic_passes(rome, scene.cluster("milan"))
+    })
+}
+
+#[test]
+fn flushed_rules_and_renamed_link_are_healed() -> Result<()> {
+    let specs = [("rome", 1, 2), ("milan", 2, 1)];
+    let specs = specs.map(|(id, number, nodes)| ClusterSpec::new(id, number, nodes));
+    play(&specs, |scene| {
+        scene.peer("rome", "milan", PORT)?;
+        let rome = scene.cluster("rome");
+        let [node, _, pod] = places(rome)?.try_into().map_err(|_| anyhow!("three places"))?;
+        let shell = |place: &Place, script: &str| {
+            place.ns.command(Command::new("sh").args(["-ec", script]), "")
+        };
+        shell(&pod, "ip rule flush; ip -6 rule flush")?;
+        wait_until("the main table is looked up", PATIENCE, || {
+            let rules = shell(&pod, "ip rule")?;
+            ensure!(rules.contains("lookup main"), "{rules}");
+            Ok::<_, anyhow::Error>(())
+        })?;
+        traffic_passes(rome, scene.cluster("milan"))?;
+        let veth = shell(&node, "ip -br link | grep -o '^weft-[^@]*'")?.trim().to_owned();
+        shell(&node, &format!("ip link set {veth} down; ip link set {veth} name stray0"))?;
+        wait_until("the link is made again", PATIENCE, || {
+            let links = shell(&node, "ip -br link")?;
+            ensure!(links.contains(&veth) && !links.contains("stray0"), "{links}");
+            Ok::<_, anyhow::Error>(())
+        })?;
+        wait_until("pods reach the peer", PATIENCE, || traffic_passes(rome, scene.cluster("milan")))
     })
 }
 

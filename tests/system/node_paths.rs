@@ -32,7 +32,7 @@ struct Fault {
     shown: &'static str,
 }
 
-const FAULTS: [Fault; 7] = [
+const FAULTS: [Fault; 8] = [
     Fault {
         name: "port down",
         begin: |scene| scene.lab.cut("rome-2"),
@@ -67,6 +67,17 @@ const FAULTS: [Fault; 7] = [
         begin: |scene| shell(scene, "sysctl -qw net.ipv4.conf.cni0.forwarding=0"),
         end: |scene| shell(scene, "sysctl -qw net.ipv4.conf.cni0.forwarding=1"),
         shown: "NotForwarding",
+    },
+    Fault {
+        name: "a rule takes the peer's prefix",
+        begin: |scene| {
+            shell(
+                scene,
+                "ip rule add pref 50 unreachable to $(ip route show table 18952 | head -n1 | cut -d' ' -f1)",
+            )
+        },
+        end: |scene| shell(scene, "ip rule del pref 50"),
+        shown: "Diverted",
     },
     Fault {
         name: "agent dead",
@@ -112,6 +123,44 @@ fn faults_are_named(rounds: u32) -> Result<()> {
         }
         Ok(())
     })
+}
+
+#[test]
+fn node_cut_off_at_the_peer_shows_on_both_sides() -> Result<()> {
+    play(&clusters(), |scene| {
+        all_probe(scene)?;
+        let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+        milan.head().net().nft(
+            "table inet test { chain output { type filter hook output priority 0; \
+             udp dport 4879 drop; }; }",
+        )?;
+        let named = time_until(|| peer_nodes_are_named(rome))?;
+        exits_with_three(rome)?;
+        counts(rome, 2, 2)?;
+        let own = milan.peering("rome")?;
+        ensure!(own["state"] == "Degraded" && own["nodes"]["reachable"] == 0, "{own}");
+        let faults = faults_of(milan)?;
+        ensure!(faults.is_empty(), "what milan reports comes back to it: {faults:?}");
+        milan.head().net().nft("delete table inet test")?;
+        let both_are_healthy = || is_healthy(rome).and_then(|()| milan.is_connected("rome"));
+        let solved = time_until(both_are_healthy)?;
+        eprintln!("named after {named:?}, solved after {solved:?}");
+        ensure!(named <= NAMED, "named after {named:?}");
+        ensure!(solved <= NAMED, "solved after {solved:?}");
+        stays_so("both are healthy", HEALTHY, both_are_healthy)
+    })
+}
+
+fn faults_of(cluster: &Cluster) -> Result<Vec<Value>> {
+    let status = cluster.status()?;
+    Ok(status["peerings"][0]["faults"].as_array().cloned().unwrap_or_default())
+}
+
+fn peer_nodes_are_named(rome: &Cluster) -> Result<()> {
+    const MESSAGE: &str = "peer milan: 0 of 1 of its nodes reach its gateway";
+    let faults = faults_of(rome)?;
+    ensure!(faults.iter().any(|fault| fault["message"] == MESSAGE), "{faults:?}");
+    Ok(())
 }
 
 #[test]
