@@ -34,6 +34,7 @@ const PING_BYTES: usize = 56;
 /// Text sent in the clear on purpose, to see that it would be found.
 const CONTROL: &[u8] = b"this is seen by everyone";
 const VXLAN: u16 = 4879;
+/// Of them [`ALWAYS`] once each, the rest by chance.
 const EVENTS: usize = 12;
 const PROGRAMS: [&str; 5] = ["weft", "fabric-controller", "ipam", "route-agent", "gateway"];
 /// Interval of every sender, of which there are some twenty.
@@ -76,6 +77,16 @@ fn what_pods_send_to_a_peer_is_never_on_the_wire_in_clear_whatever_happens() -> 
         ensure!(wrapped > 100, "no overlay was on the wire, so nothing was tested");
         Ok(())
     })
+}
+
+#[test]
+fn each_run_has_the_events_that_take_weft_away() {
+    let mut chance = Chance::new();
+    for _ in 0..100 {
+        let events = drawn(&mut chance, EVENTS);
+        assert_eq!(events.len(), EVENTS);
+        assert!(ALWAYS.iter().all(|event| events.contains(event)), "{events:?}");
+    }
 }
 
 /// Frames seen by the switch.
@@ -226,7 +237,7 @@ impl Sender {
 }
 
 /// Events that can happen while a peering lasts.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Event {
     Kill,
     KillNode,
@@ -264,6 +275,21 @@ const LIST: [Event; 16] = [
     Event::Calm,
 ];
 
+/// A part of every run, however short.
+const ALWAYS: [Event; 4] = [Event::DownNode, Event::NoPeering, Event::Reboot, Event::NoDevice];
+
+/// So many events in random order, [`ALWAYS`] among them.
+fn drawn(chance: &mut Chance, count: usize) -> Vec<Event> {
+    let mut events = ALWAYS.to_vec();
+    while events.len() < count {
+        events.push(*chance.pick(&LIST));
+    }
+    for i in (1..events.len()).rev() {
+        events.swap(i, chance.below(i + 1));
+    }
+    events
+}
+
 fn live(scene: &mut Scene, chance: &mut Chance, peering: &mut Peering, seen: &Seen) -> Result<()> {
     let _echoes = scene
         .clusters
@@ -273,8 +299,7 @@ fn live(scene: &mut Scene, chance: &mut Chance, peering: &mut Peering, seen: &Se
             Ok((UdpEcho::start(&pod.ns, ECHO)?, TcpServer::start(&pod.ns, ECHO, Service::Echo)?))
         })
         .collect::<Result<Vec<_>>>()?;
-    for number in 1..=rounds(EVENTS) {
-        let event = *chance.pick(&LIST);
+    for (number, event) in (1..).zip(drawn(chance, rounds(EVENTS))) {
         happen(scene, chance, peering, event).with_context(|| format!("{event:?}"))?;
         std::thread::sleep(Duration::from_millis(chance.below(400) as u64));
         ensure!(
