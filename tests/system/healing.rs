@@ -4,7 +4,7 @@
 //! Everything of ours on rome-1 is taken away or altered, one object at a time: on the node, in the
 //! gateway's inner namespace and in the one that its VXLAN sockets are in.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -55,10 +55,11 @@ fn whatever_of_ours_is_deleted_or_altered_is_back_within_half_a_second() -> Resu
         let rome = scene.cluster("rome");
         drop_what_is_forwarded(rome)?;
         let (mut chance, most) = (Chance::new(), rounds(OF_EACH_KIND));
-        let (mut slow, mut all) = (Vec::new(), 0);
+        let (mut slow, mut all, mut kinds) = (Vec::new(), 0, BTreeSet::new());
         for place in places(rome)? {
             for damage in some_of_each(damages(&place)?, most, &mut chance) {
                 all += 1;
+                kinds.insert(damage.kind.clone());
                 let name = format!("{}: {}", place.name, damage.command);
                 let took = place.heal(&damage).with_context(|| name.clone())?;
                 if took > HEALED {
@@ -67,6 +68,9 @@ fn whatever_of_ours_is_deleted_or_altered_is_back_within_half_a_second() -> Resu
             }
         }
         eprintln!("{} of {all} healed within {HEALED:?}; too late: {slow:#?}", all - slow.len());
+        for kind in ["nft table", "nft chain", "nft rule", "nft accept", "nft set", "nft element"] {
+            ensure!(kinds.contains(kind), "no damage to {kind} among {kinds:?}");
+        }
         ensure!(all > 50, "only {all} objects of ours were found");
         ensure!((all - slow.len()) * 10 >= all * ENOUGH, "healed too late: {slow:#?}");
         rome.wait_connected("milan", PATIENCE)?;
@@ -301,6 +305,17 @@ fn link_commands(dev: &str) -> Vec<(&'static str, String)> {
     all
 }
 
+/// Key of an element of a set or map, as `nft` reads it. Ours have no intervals.
+fn key_of(element: &Value) -> Option<String> {
+    if let Some(pair) = element.as_array() {
+        return key_of(pair.first()?);
+    }
+    if let Some(parts) = element["concat"].as_array() {
+        return Some(parts.iter().map(key_of).collect::<Option<Vec<_>>>()?.join(" . "));
+    }
+    element.as_str().map(str::to_owned)
+}
+
 /// Our tables, each chain, rule, set and element of theirs, and our rules in tables of others.
 fn firewall_damages(ns: &Netns) -> Result<Vec<Damage>> {
     let text = ns.command(Command::new("nft").args(["-j", "-a", "list", "ruleset"]), "")?;
@@ -334,11 +349,9 @@ fn nft_damages(kind: &str, object: &Value) -> Vec<Damage> {
             vec![damage(what, format!("nft delete rule {place} {chosen}"))]
         }
         "set" | "map" if ours && object.get("elem").is_some() => {
-            let prefix = &object["elem"][0]["prefix"];
             let mut all = vec![damage("set", format!("nft flush {kind} {family} weft {name}"))];
-            if let Some(address) = prefix["addr"].as_str() {
-                let element = format!("{{ {address}/{} }}", prefix["len"]);
-                let command = format!("nft 'delete element {family} weft {name} {element}'");
+            if let Some(element) = key_of(&object["elem"][0]) {
+                let command = format!("nft 'delete element {family} weft {name} {{ {element} }}'");
                 all.push(damage("element", command));
             }
             all
