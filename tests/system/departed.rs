@@ -14,7 +14,9 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use weft_tests::manifests::own;
 use weft_tests::traffic::{connect, udp_echo};
-use weft_tests::{Capture, Cluster, ClusterSpec, Host, Netns, STATE, bin_dir, wait_until};
+use weft_tests::{
+    Capture, Cluster, ClusterSpec, Families, Host, Netns, STATE, bin_dir, wait_until,
+};
 
 use crate::clear_text::carries_vxlan;
 use crate::kernel::Kernel;
@@ -28,15 +30,24 @@ const CARRIERS: [u16; 2] = [4879, PORT];
 /// Short, for what lasts five minutes by default.
 const QUIET: &[&str] = &["--refuse-for", "3"];
 
+/// Time for which senders go on.
+const SHORT: Duration = Duration::from_secs(2);
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Machines of both families, or IPv6 packets of pods would have no other way to leave by.
+fn of_both_families() -> [ClusterSpec; 2] {
+    rome_and_milan(2).map(|spec| ClusterSpec { underlay: Families::Both, ..spec.dual_stack() })
+}
+
 #[test]
 fn deleted_peering_is_refused_until_quiet() -> Result<()> {
-    play_with(&rome_and_milan(2), QUIET, |scene| deleted_peering(scene, Duration::from_secs(4)))
+    play_with(&of_both_families(), QUIET, |scene| deleted_peering(scene, Duration::from_secs(4)))
 }
 
 #[test]
 #[ignore = "takes minutes"]
 fn deleted_peering_is_refused_for_a_minute() -> Result<()> {
-    play_with(&rome_and_milan(2), QUIET, |scene| deleted_peering(scene, Duration::from_secs(60)))
+    play_with(&of_both_families(), QUIET, |scene| deleted_peering(scene, MINUTE))
 }
 
 fn deleted_peering(scene: &Scene, time: Duration) -> Result<()> {
@@ -82,17 +93,17 @@ fn deleted_peering(scene: &Scene, time: Duration) -> Result<()> {
 
 #[test]
 fn down_with_senders_leaves_the_refusal_alone() -> Result<()> {
-    down_with_senders(Duration::from_secs(2))
+    down_with_senders(SHORT)
 }
 
 #[test]
 #[ignore = "takes minutes"]
 fn down_with_senders_is_refused_for_a_minute() -> Result<()> {
-    down_with_senders(Duration::from_secs(60))
+    down_with_senders(MINUTE)
 }
 
 fn down_with_senders(time: Duration) -> Result<()> {
-    let mut scene = Scene::build(&rome_and_milan(2))?;
+    let mut scene = Scene::build(&of_both_families())?;
     let nodes = scene.clusters[0].nodes.iter();
     let before: Vec<_> = nodes.map(|n| Kernel::of(n.host.net())).collect::<Result<_>>()?;
     scene.clusters.iter_mut().try_for_each(Cluster::start)?;
@@ -171,13 +182,23 @@ fn idle_fabric_goes_without_refusal() -> Result<()> {
 
 #[test]
 fn lost_published_directory_refuses_peers() -> Result<()> {
-    without_published(|host, published| run(host, &["mount", "-t", "tmpfs", "none", published]))
+    without_published(SHORT, |host, published| {
+        run(host, &["mount", "-t", "tmpfs", "none", published])
+    })
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn lost_published_directory_refuses_for_a_minute() -> Result<()> {
+    without_published(MINUTE, |host, published| {
+        run(host, &["mount", "-t", "tmpfs", "none", published])
+    })
 }
 
 /// A reader of the mount waits for a file system that never answers.
 #[test]
 fn hung_published_directory_refuses_peers() -> Result<()> {
-    without_published(|host, published| {
+    without_published(SHORT, |host, published| {
         let options = "fd=3,rootmode=40000,user_id=0,group_id=0";
         let script = format!(
             "exec 3<>/dev/fuse; mount -i -n -t fuse -o {options} none {published}; exec sleep 60"
@@ -193,9 +214,10 @@ fn hung_published_directory_refuses_peers() -> Result<()> {
     })
 }
 
-/// Takes the published directory from rome-2 by a mount over it, and gives it back.
-fn without_published<T>(take: impl FnOnce(&Host, &str) -> Result<T>) -> Result<()> {
-    play_with(&rome_and_milan(2), &[], |scene| {
+/// Takes the published directory from rome-2 by a mount over it, and gives it back. Pods never stop
+/// to send.
+fn without_published<T>(time: Duration, take: impl FnOnce(&Host, &str) -> Result<T>) -> Result<()> {
+    play_with(&of_both_families(), &[], |scene| {
         scene.peer("rome", "milan", PORT)?;
         let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
         let pod = &rome.nodes[1].pods[0];
@@ -205,6 +227,7 @@ fn without_published<T>(take: impl FnOnce(&Host, &str) -> Result<T>) -> Result<(
         wait_until("rome-2 reaches the peer", PATIENCE, opens)?;
         let second = &rome.nodes[1].host;
         let published = format!("{}/published", rome.run_dir());
+        let load = Load::start(scene)?;
         let taken = take(second, &published)?;
         wait_until("rome-2 refuses new connections", Duration::from_secs(3), || {
             let kind = opens().err().map(|error| error.kind());
@@ -219,6 +242,8 @@ fn without_published<T>(take: impl FnOnce(&Host, &str) -> Result<T>) -> Result<(
             ensure!(now == before, "{now} instead of {before}");
             Ok::<_, anyhow::Error>(())
         })?;
+        std::thread::sleep(time);
+        load.finish().context("without the published directory")?;
         drop(taken);
         run(second, &["umount", "-l", &published])?;
         wait_until("rome-2 reaches the peer again", PATIENCE, opens).map(drop)
@@ -227,11 +252,21 @@ fn without_published<T>(take: impl FnOnce(&Host, &str) -> Result<T>) -> Result<(
 
 #[test]
 fn rebooted_host_refuses_before_weft_runs() -> Result<()> {
-    play_with(&rome_and_milan(2), &[], |scene| {
+    rebooted_host(SHORT)
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn rebooted_host_refuses_for_a_minute() -> Result<()> {
+    rebooted_host(MINUTE)
+}
+
+fn rebooted_host(time: Duration) -> Result<()> {
+    play_with(&of_both_families(), &[], |scene| {
         scene.peer("rome", "milan", PORT)?;
         let load = Load::start(scene)?;
         reboot(scene, "rome", 0, true)?;
-        std::thread::sleep(Duration::from_secs(2));
+        std::thread::sleep(time);
         load.ensure_sealed().context("before weft runs again")?;
         let (pod, target) = scene.way("rome", "milan")?;
         scene.cluster_mut("rome").start_up(&[])?;
@@ -322,7 +357,7 @@ pub(crate) fn reboot(scene: &Scene, id: &str, node: usize, enabled: bool) -> Res
     scene.lab.restore(&machine)
 }
 
-/// Senders in all pods of rome, and who looks at every frame on the switch.
+/// Senders of every family in all pods of rome, and who looks at every frame on the switch.
 struct Load {
     stop: Arc<AtomicBool>,
     senders: Vec<std::thread::JoinHandle<()>>,
@@ -343,13 +378,16 @@ impl Load {
             counts.1.fetch_add(usize::from(inside), Ordering::Relaxed);
         })?;
         let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
-        let target = rome.view(&milan.spec)?.of(first_pod(milan).addresses[0])?;
+        let view = rome.view(&milan.spec)?;
+        let targets = first_pod(milan).addresses.iter().map(|address| view.of(*address));
+        let targets = targets.collect::<Result<Vec<_>>>()?;
         let stop = Arc::new(AtomicBool::new(false));
-        let sender = |ns: &Netns| {
+        let sender = |(ns, target): (&Netns, IpAddr)| {
             let (ns, stop) = (ns.clone(), Arc::clone(&stop));
             std::thread::spawn(move || send(&ns, target, &stop))
         };
-        let senders = rome.pods().map(|pod| sender(&pod.ns)).collect();
+        let ways = rome.pods().flat_map(|pod| targets.iter().map(|target| (&pod.ns, *target)));
+        let senders = ways.map(sender).collect();
         Ok(Self { stop, senders, leaked, carried, capture })
     }
 
@@ -382,7 +420,8 @@ impl Load {
 
 /// Arrival does not matter.
 fn send(ns: &Netns, target: IpAddr, stop: &AtomicBool) {
-    let socket = ns.run(|| UdpSocket::bind("0.0.0.0:0")).expect("a port is free");
+    let any: IpAddr = if target.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
+    let socket = ns.run(|| UdpSocket::bind((any, 0))).expect("a port is free");
     while !stop.load(Ordering::Relaxed) {
         let _ = socket.send_to(MARK, (target, ECHO));
         std::thread::sleep(Duration::from_millis(10));

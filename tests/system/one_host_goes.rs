@@ -25,43 +25,49 @@ use crate::scene::{ECHO, PATIENCE, PORT, Scene, first_pod, play, rome_and_milan,
 const CANARY: &[u8] = b"this must not leave the fabric";
 const VXLAN: u16 = 4879;
 const PROGRAMS: [&str; 5] = ["weft", "fabric-controller", "ipam", "route-agent", "gateway"];
-/// Between two datagrams, and how long after an event they go on.
+/// Between two datagrams, and how long after an event they go on by default.
 const PACE: Duration = Duration::from_millis(5);
 const AFTER: Duration = Duration::from_secs(4);
+const MINUTE: Duration = Duration::from_secs(60);
 
 #[test]
 fn down_on_the_gateways_host_leaks_nothing() -> Result<()> {
-    both_families(outward, |scene| scene.cluster("rome").weft(&["down"]).map(drop))
+    both_families(outward, AFTER, down)
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn down_on_the_gateways_host_for_a_minute() -> Result<()> {
+    both_families(outward, MINUTE, down)
 }
 
 #[test]
 fn down_quotes_no_packet_of_the_peer() -> Result<()> {
-    both_families(inward, |scene| scene.cluster("rome").weft(&["down"]).map(drop))
+    both_families(inward, AFTER, down)
 }
 
-/// As after a reboot into a system without weft.
+#[test]
+#[ignore = "takes minutes"]
+fn down_quotes_no_packet_for_a_minute() -> Result<()> {
+    both_families(inward, MINUTE, down)
+}
+
 #[test]
 fn dead_gateways_host_forwards_no_vxlan() -> Result<()> {
-    both_families(outward, |scene| {
-        let rome = scene.cluster("rome");
-        for pid in PROGRAMS.iter().flat_map(|program| rome.processes(0, program)) {
-            kill(Pid::from_raw(pid), Signal::SIGKILL)?;
-        }
-        let host = rome.head();
-        host.net().nft("delete table inet weft\n")?;
-        let device = if rome.spec.node_address(1).is_ipv4() { "weft4" } else { "weft6" };
-        let script = format!(
-            "ip link del {device}; ip route flush table 18952; ip -6 route flush table 18952"
-        );
-        host.command(Command::new("sh").args(["-c", &script]), "").map(drop)
-    })
+    both_families(outward, AFTER, lose_everything)
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn dead_gateways_host_forwards_none_for_a_minute() -> Result<()> {
+    both_families(outward, MINUTE, lose_everything)
 }
 
 /// Its agent runs as README.md says, without a state directory named.
 #[test]
 fn rebooted_further_host_refuses_before_weft_runs() -> Result<()> {
     play(&sized().map(ClusterSpec::dual_stack), |scene| {
-        senders_meet(scene, outward, |scene| reboot(scene, "rome", 1, true))?;
+        senders_meet(scene, outward, (AFTER, |scene| reboot(scene, "rome", 1, true)))?;
         let host = &scene.cluster("rome").nodes[1].host;
         let list = |what: &str| host.command(Command::new("sh").args(["-c", what]), "");
         let table = list("nft list table inet weft_refused")?;
@@ -84,9 +90,28 @@ fn rebooted_further_host_refuses_before_weft_runs() -> Result<()> {
     })
 }
 
-fn both_families(flows: Flows, event: impl Fn(&Scene) -> Result<()>) -> Result<()> {
+fn down(scene: &Scene) -> Result<()> {
+    scene.cluster("rome").weft(&["down"]).map(drop)
+}
+
+/// As after a reboot into a system without weft.
+fn lose_everything(scene: &Scene) -> Result<()> {
+    let rome = scene.cluster("rome");
+    for pid in PROGRAMS.iter().flat_map(|program| rome.processes(0, program)) {
+        kill(Pid::from_raw(pid), Signal::SIGKILL)?;
+    }
+    let host = rome.head();
+    host.net().nft("delete table inet weft\n")?;
+    let device = if rome.spec.node_address(1).is_ipv4() { "weft4" } else { "weft6" };
+    let script =
+        format!("ip link del {device}; ip route flush table 18952; ip -6 route flush table 18952");
+    host.command(Command::new("sh").args(["-c", &script]), "").map(drop)
+}
+
+/// Does the event on each family of machines, while senders go on for `time` after it.
+fn both_families(flows: Flows, time: Duration, event: Event) -> Result<()> {
     for specs in [sized(), sized().map(ClusterSpec::on_ipv6)] {
-        play(&specs, |scene| senders_meet(scene, flows, &event))?;
+        play(&specs, |scene| senders_meet(scene, flows, (time, event)))?;
     }
     Ok(())
 }
@@ -96,6 +121,9 @@ fn sized() -> [ClusterSpec; 2] {
     let [_, milan] = rome_and_milan(1);
     [rome, milan]
 }
+
+/// Loss of what rome has of weft.
+type Event = fn(&Scene) -> Result<()>;
 
 /// Sockets in pods, and the addresses that they send to.
 type Flows = fn(&Scene) -> Result<Vec<(UdpSocket, SocketAddr)>>;
@@ -121,7 +149,7 @@ fn inward(scene: &Scene) -> Result<Vec<(UdpSocket, SocketAddr)>> {
     rome.pods().map(flow).collect()
 }
 
-fn senders_meet(scene: &Scene, flows: Flows, event: impl Fn(&Scene) -> Result<()>) -> Result<()> {
+fn senders_meet(scene: &Scene, flows: Flows, (time, event): (Duration, Event)) -> Result<()> {
     scene.peer("rome", "milan", PORT)?;
     let seen = Arc::new(Seen::default());
     let (look, hosts) = (Arc::clone(&seen), hosts(scene));
@@ -143,7 +171,7 @@ fn senders_meet(scene: &Scene, flows: Flows, event: impl Fn(&Scene) -> Result<()
             Ok::<_, anyhow::Error>(())
         });
         let happened = happened.and_then(|()| event(scene));
-        std::thread::sleep(AFTER);
+        std::thread::sleep(time);
         stop.store(true, Ordering::Relaxed);
         drop(sender.join());
         happened
