@@ -27,6 +27,10 @@ fn the_demo_proves_itself_and_leaves_nothing_however_it_was_ended_before() -> Re
     let said = String::from_utf8_lossy(&whole.stdout);
     let complained = String::from_utf8_lossy(&whole.stderr);
     ensure!(whole.status.success(), "the demo failed:\n{said}\n{complained}");
+    // Both have 10.200.0.0/16 for pods: each sees the other under a prefix of its own.
+    for prefix in ["10.201.", "10.211."] {
+        ensure!(said.contains(prefix), "the demo shows no address in {prefix}0.0/16:\n{said}");
+    }
     let left = find_holders(GROUP);
     ensure!(left.is_empty(), "{left:?} are left");
     Ok(())
