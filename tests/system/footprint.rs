@@ -29,11 +29,9 @@ const PACKETS: u64 = 1_000_000;
 const SOON: Duration = Duration::from_millis(300);
 /// In a development build, where code of all sorts takes several times as long.
 const LATER: Duration = Duration::from_millis(1500);
-/// Half of the tries in each role.
-const TRIES: usize = 10;
-const ENOUGH: usize = 9;
-/// Others at work on the same machine only make it slower, so the best round counts.
-const ROUNDS: usize = 3;
+/// Half of them in each role; so many are in time, since others at work on the same machine make it slower.
+const TRIES: usize = 20;
+const ENOUGH: usize = 16;
 
 #[test]
 fn a_gateway_stays_small_after_a_million_packets() -> Result<()> {
@@ -76,10 +74,10 @@ fn a_gateway_stays_small_after_a_million_packets() -> Result<()> {
 /// Limit for an idle gateway: of its own, which is what each further one on a host costs, and with
 /// its share of the pages of files that others map, too (`Pss`), of which the other one here has half.
 const MOST_OWN_BYTES: u64 = 2_100_000;
-const MOST_IDLE_BYTES: u64 = 9_000_000;
+const MOST_IDLE_BYTES: u64 = 8_000_000;
 
 #[test]
-fn idle_gateway_takes_less_than_nine_megabytes() -> Result<()> {
+fn idle_gateway_takes_less_than_eight_megabytes() -> Result<()> {
     let _alone = alone();
     if !is_release_build()? {
         return Ok(());
@@ -107,16 +105,11 @@ fn idle_gateway_takes_less_than_nine_megabytes() -> Result<()> {
 fn a_killed_gateway_passes_packets_soon_after_its_start() -> Result<()> {
     let _alone = alone();
     let most = if is_release_build()? { SOON } else { LATER };
-    let mut rounds = Vec::new();
-    for _ in 0..ROUNDS {
-        let took = first_packets()?;
-        eprintln!("from start to first packet: {took:?}");
-        if took.iter().filter(|time| **time <= most).count() >= ENOUGH {
-            return Ok(());
-        }
-        rounds.push(took);
-    }
-    anyhow::bail!("in no round {ENOUGH} of {TRIES} within {most:?}: {rounds:?}")
+    let took = first_packets()?;
+    eprintln!("from start to first packet: {took:?}");
+    let in_time = took.iter().filter(|time| **time <= most).count();
+    ensure!(in_time >= ENOUGH, "{in_time} of {TRIES} within {most:?}, expected {ENOUGH}: {took:?}");
+    Ok(())
 }
 
 fn first_packets() -> Result<Vec<Duration>> {
