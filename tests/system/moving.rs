@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use weft_tests::manifests::{self, Peering, join};
 use weft_tests::traffic::udp_flow;
 use weft_tests::{Cluster, ClusterSpec, Pod, SWITCH_V4, SWITCH_V6, on_segment, wait_until};
@@ -17,6 +17,8 @@ use crate::scene::{
 
 /// Time in which packets may be lost after a host's address changed.
 const BACK: Duration = Duration::from_secs(3);
+/// Until a manifest that changes no config is in force.
+const SETTLED: Duration = Duration::from_millis(500);
 
 #[test]
 fn a_node_that_moves_keeps_its_peerings() -> Result<()> {
@@ -104,8 +106,60 @@ fn moved_server_host_is_followed_by_its_client() -> Result<()> {
     Ok(())
 }
 
+/// Followed without a fault that stays; named at once if the Node's annotation forbids to follow it.
+#[test]
+fn pinned_address_is_named_with_its_remedy() -> Result<()> {
+    play(&rome_and_milan(2), |scene| {
+        scene.peer("rome", "milan", PORT)?;
+        let rome = scene.cluster("rome");
+        wait_until("both nodes are reachable", PATIENCE, || both_reachable(rome))?;
+        readdress(rome, 2, Address::New)?;
+        std::thread::sleep(BACK);
+        both_reachable(rome).context("its agent has not found the new address")?;
+        readdress(rome, 2, Address::Old)?;
+        std::thread::sleep(BACK);
+        both_reachable(rome).context("its agent has not found the old address")?;
+
+        rome.apply("cluster", &pinned(rome, 2))?;
+        std::thread::sleep(SETTLED);
+        readdress(rome, 2, Address::New)?;
+        wait_until("the pinned address is named", BACK, || {
+            let status = rome.status()?;
+            let state = &status["peerings"][0]["state"];
+            ensure!(state == "Degraded", "it is {state}");
+            let problems = status["problems"].to_string();
+            let words = "status.addresses: found 192.0.2.18, which no device of the node has; \
+                         expected 192.0.2.112 (the annotation \
+                         fabric.weft.dev/pin-addresses keeps weft from using it)";
+            ensure!(problems.contains(words), "{problems}");
+            Ok::<_, anyhow::Error>(())
+        })?;
+        readdress(rome, 2, Address::Old)?;
+        wait_until("nothing is shown of it", BACK, || {
+            both_reachable(rome)?;
+            let problems = rome.status()?["problems"].to_string();
+            ensure!(!problems.contains("192.0.2.112"), "{problems}");
+            Ok::<_, anyhow::Error>(())
+        })
+    })
+}
+
+fn both_reachable(rome: &Cluster) -> Result<()> {
+    let peering = rome.peering("milan")?;
+    let is_well = peering["state"] == "Connected" && peering["nodes"]["reachable"] == 2;
+    ensure!(is_well, "{peering}");
+    Ok(())
+}
+
+/// A cluster's own manifests with the address of this node pinned.
+pub(crate) fn pinned(cluster: &Cluster, number: u8) -> String {
+    let name = format!("  name: {}\n", cluster.spec.node_name(number));
+    let pin = "  annotations: {fabric.weft.dev/pin-addresses: \"true\"}\n";
+    manifests::own(&cluster.spec).replace(&name, &format!("{name}{pin}"))
+}
+
 #[derive(Clone, Copy, Debug)]
-enum Address {
+pub(crate) enum Address {
     New,
     Old,
 }
@@ -116,6 +170,18 @@ fn gap_while_moving(
     (pod, target): (&Pod, IpAddr),
     address: Address,
 ) -> Result<Duration> {
+    let pace = (Duration::from_millis(10), Duration::from_secs(4));
+    let to = SocketAddr::new(target, ECHO);
+    let (report, moved) = udp_flow(&pod.ns, to, pace, || {
+        std::thread::sleep(Duration::from_millis(500));
+        readdress(cluster, number, address)
+    })?;
+    moved?;
+    Ok(report.longest_gap)
+}
+
+/// Gives a host another address, or the one back that it had.
+pub(crate) fn readdress(cluster: &Cluster, number: u8, address: Address) -> Result<()> {
     let node = &cluster.nodes[usize::from(number) - 1];
     let old = on_segment(node.addresses[0]);
     let last = 100 + 10 * cluster.spec.number + number;
@@ -131,17 +197,10 @@ fn gap_while_moving(
         IpAddr::V4(_) => (SWITCH_V4.to_string(), ""),
         IpAddr::V6(_) => (SWITCH_V6.to_string(), " nodad"),
     };
-    let pace = (Duration::from_millis(10), Duration::from_secs(4));
-    let to = SocketAddr::new(target, ECHO);
-    let (report, moved) = udp_flow(&pod.ns, to, pace, || {
-        std::thread::sleep(Duration::from_millis(500));
-        node.host.ip(&format!(
-            "addr del {gone} dev eth0\naddr add {come} dev eth0{nodad}\n\
-             route replace default via {default}\n"
-        ))
-    })?;
-    moved?;
-    Ok(report.longest_gap)
+    node.host.ip(&format!(
+        "addr del {gone} dev eth0\naddr add {come} dev eth0{nodad}\n\
+         route replace default via {default}\n"
+    ))
 }
 
 #[test]

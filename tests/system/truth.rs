@@ -116,3 +116,14 @@ fn every_fault_is_named_in_time_five_times() -> Result<()> {
     ensure!(late.is_empty(), "{late:?}");
     Ok(())
 }
+
+#[test]
+#[ignore = "minutes long: make soak"]
+fn nothing_healthy_alarms_five_times() -> Result<()> {
+    for (name, control) in healthy::CONTROLS {
+        for _ in 0..RUNS {
+            control().context(name)?;
+        }
+    }
+    Ok(())
+}

@@ -20,6 +20,17 @@ const SIDES: [(&str, &str); 2] = [("rome", "milan"), ("milan", "rome")];
 const LONG: Duration = Duration::from_secs(7);
 const MEGABYTES: u64 = 1 << 20;
 
+/// A name, and what must not alarm.
+pub(super) type Control = (&'static str, fn() -> Result<()>);
+
+pub(super) const CONTROLS: [Control; 5] = [
+    ("idle", idle_peering_shows_no_fault),
+    ("full load", full_load_shows_no_fault),
+    ("host that stood still", host_that_stood_still_shows_no_fault),
+    ("restart of a gateway", restart_of_peers_gateway_shows_no_fault),
+    ("restart of the controller", restart_of_controller_shows_no_fault),
+];
+
 #[test]
 fn idle_peering_shows_no_fault() -> Result<()> {
     connected(|scene| stay_well(scene, &["rome", "milan"], LONG))
