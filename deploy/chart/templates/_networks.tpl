@@ -4,7 +4,8 @@ A Network of the cluster itself, unless it is there already. Arguments: the root
 */}}
 {{- define "weft.network" -}}
 {{- $ := index . 0 }}{{ $name := index . 1 }}{{ $type := index . 2 }}{{ $holds := splitList " " (index . 4) }}
-{{- if not (include "weft.isForeign" (list $ "ipam.liqo.io/v1alpha1" "Network" $.Release.Namespace $name)) }}
+{{- $foreign := include "weft.isForeign" (list $ "ipam.liqo.io/v1alpha1" "Network" $.Release.Namespace $name) }}
+{{- if not (or $foreign (include "weft.isHeld" (list $ $type (index . 3)))) }}
 ---
 apiVersion: ipam.liqo.io/v1alpha1
 kind: Network
@@ -30,6 +31,21 @@ spec:
   preAllocated: 1
   {{- end }}
 {{- end }}
+{{- end }}
+
+{{/*
+"true" if another release, or the user, has a Network of that type and prefix under whatever name: Liqo's chart names that
+of pods in two ways. Arguments: the root, the type, the prefix.
+*/}}
+{{- define "weft.isHeld" -}}
+{{- $ := index . 0 }}{{ $type := index . 1 }}{{ $cidr := index . 2 }}{{ $found := false }}
+{{- if $.Capabilities.APIVersions.Has "ipam.liqo.io/v1alpha1" }}
+{{- range (lookup "ipam.liqo.io/v1alpha1" "Network" $.Release.Namespace "").items }}
+{{- $is := and (eq (dig "metadata" "labels" "ipam.liqo.io/network-type" "" .) $type) (eq .spec.cidr $cidr) }}
+{{- if and $is (not (include "weft.isOurs" (list $ .))) }}{{ $found = true }}{{ end }}
+{{- end }}
+{{- end }}
+{{- if $found }}true{{ end }}
 {{- end }}
 
 {{/*

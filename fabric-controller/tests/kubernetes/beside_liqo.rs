@@ -24,7 +24,7 @@ fn liqo(networking: bool) -> Vec<Value> {
     ]
 }
 
-fn shadow_pod(cluster: &Cluster, address: &str) -> Value {
+fn shadow_pod(cluster: &Cluster, address: &str) {
     let pod = json!({"apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": "far", "namespace": "default", "labels": {"liqo.io/shadowPod": "true"}},
         "spec": {"nodeName": "milan", "automountServiceAccountToken": false,
@@ -32,7 +32,6 @@ fn shadow_pod(cluster: &Cluster, address: &str) -> Value {
     cluster.apply(&pod);
     let status = json!({"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]});
     cluster.set_status(&pod, &status);
-    pod
 }
 
 fn service_address(cluster: &Cluster, namespace: &str, name: &str) -> Value {

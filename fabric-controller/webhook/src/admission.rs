@@ -83,10 +83,12 @@ fn is_of_weft(request: &AdmissionRequest<DynamicObject>) -> bool {
 fn networking(before: &Value, after: &Value) -> Option<Patch> {
     let (modules, networking) = ("/status/modules", "/status/modules/networking");
     let was = before.pointer(networking).filter(|was| after.pointer(networking) != Some(*was))?;
-    let (path, value) = match after.pointer(modules) {
-        Some(Value::Object(_)) => (networking, was),
-        _ if after["status"].is_object() => (modules, before.pointer(modules)?),
-        _ => ("/status", &before["status"]),
+    let (path, value) = if after.pointer(modules).is_some_and(Value::is_object) {
+        (networking, was)
+    } else if after["status"].is_object() {
+        (modules, before.pointer(modules)?)
+    } else {
+        ("/status", &before["status"])
     };
     let path = Pointer::from_static(path).to_buf();
     let put_back = PatchOperation::Add(AddOperation { path, value: value.clone() });
