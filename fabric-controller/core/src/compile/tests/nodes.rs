@@ -50,7 +50,7 @@ fn only_nodes_external_addresses_are_from_the_end() {
     let mut world = peered();
     let of_user = json!({"metadata": {"name": "database", "namespace": "shop"},
         "spec": {"ip": "192.0.2.7"}});
-    world.apply(object(Kind::Ip, of_user));
+    world.apply(object::<IP>(Kind::Ip, of_user));
     let ips: Vec<IP> = world.index.all::<IP>(Kind::Ip).map(|(_, ip)| ip.clone()).collect();
     for mut ip in ips {
         ip.status = None;
