@@ -96,12 +96,12 @@ fn fault_of_pods(config: &NodeConfig, gateway: &GatewayConfig) -> Option<Unreach
     let is_of_peer = |diversion: &&Diversion| prefixes().any(|p| diversion.prefixes.contains(p));
     if let Some(diversion) = diversions.find(is_of_peer) {
         let (detail, since) = (Some(diversion.removal.clone()), diversion.since.clone());
-        return Some(UnreachableNode { node, fault: PathFault::Diverted, detail, since });
+        return Some(UnreachableNode { node: node(), fault: PathFault::Diverted, detail, since });
     }
     let outside = config.spec.outside_pods.iter().find(|cidr| concerns(cidr.contains(':')));
     if let Some(cidr) = outside {
         let (fault, since) = (PathFault::PodCidrOutside, String::new());
-        return Some(UnreachableNode { node, fault, detail: Some(cidr.clone()), since });
+        return Some(UnreachableNode { node: node(), fault, detail: Some(cidr.clone()), since });
     }
     let overlap = config.spec.overlapping_pods.iter().find(|o| concerns(o.cidr.contains(':')))?;
     let detail = Some(format!("{} overlaps one of {}", overlap.cidr, overlap.node));
