@@ -29,6 +29,7 @@ const MAX_WRITES: usize = 10;
 const HTTPS: u16 = 443;
 
 #[test]
+#[ignore = "Liqo's own definition of GatewayServers lacks status.conditions, so weft's status is refused"]
 fn namespace_is_offloaded_after_peering_in_band() -> Result<()> {
     peer(&["--in-band"])
 }
