@@ -13,6 +13,8 @@ use crate::error::StoreError;
 
 /// Tries of a write, each of which another writer may precede.
 const TRIES: usize = 4;
+/// Refusal where Liqo's own definition of gateways is installed, which has no conditions.
+const UNDECLARED: &str = ".status.conditions: field not declared in schema";
 const WRITE_STATUS: &str = "write the status of";
 
 impl Kubernetes {
@@ -96,8 +98,18 @@ impl Kubernetes {
             let body = part(object, version, "spec", spec);
             return requests.apply(&target, requests::Part::AllButStatus, &body).await;
         }
-        let body = part(object, version, "status", want.clone());
-        requests.apply(&target, requests::Part::Status, &body).await
+        let body = |status: Value| part(object, version, "status", status);
+        let applied = requests.apply(&target, requests::Part::Status, &body(want.clone())).await;
+        let lacks_conditions = matches!(&applied,
+            Err(ApiError::Refused { message, .. }) if message.contains(UNDECLARED));
+        if !lacks_conditions {
+            return applied;
+        }
+        let mut declared = want.clone();
+        if let Some(fields) = declared.as_object_mut() {
+            fields.remove("conditions");
+        }
+        requests.apply(&target, requests::Part::Status, &body(declared)).await
     }
 
     /// The version of the very object.
