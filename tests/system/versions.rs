@@ -8,7 +8,7 @@
 //! The earlier version knows whole configs only, today's records as well.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -122,7 +122,7 @@ fn replace_agent(scene: &mut Scene, programs: &PathBuf) -> Result<()> {
 }
 
 /// Fails unless the only process of this program on a node comes from this folder.
-fn runs(cluster: &Cluster, node: usize, program: &str, folder: &PathBuf) -> Result<()> {
+fn runs(cluster: &Cluster, node: usize, program: &str, folder: &Path) -> Result<()> {
     let pids = cluster.processes(node, program);
     let [pid] = pids[..] else { anyhow::bail!("{} processes of {program}", pids.len()) };
     let path = std::fs::read_link(format!("/proc/{pid}/exe")).context("its program")?;

@@ -43,7 +43,8 @@ mod tests {
     /// Runs the test of this name once more in a user namespace where this limit is 0, and `refused` there.
     fn with_none(limit: &str, test: &str, refused: fn() -> String) {
         if std::env::var_os(INSIDE).is_some() {
-            return println!("{}", refused());
+            // The test around this one reads it.
+            return eprintln!("{}", refused());
         }
         let script = format!("echo 0 >/proc/sys/user/{limit} && exec \"$@\"");
         let this = std::env::current_exe().unwrap();
@@ -51,8 +52,8 @@ mod tests {
         inside.args(["--user", "--map-root-user", "sh", "-c", &script, "sh"]).arg(this);
         inside.args(["--exact", &format!("limits::tests::{test}"), "--nocapture"]);
         let output = inside.env(INSIDE, "yes").output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stdout));
         for part in ["the kernel refuses another inotify ", "fs.inotify.max_user_", "`sysctl -w "] {
             assert!(text.contains(part), "no {part:?} in {text}");
         }

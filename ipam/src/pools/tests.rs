@@ -372,7 +372,7 @@ impl Granted {
         let same = self.prefixes.iter().filter(|(other, ..)| *other == cidr);
         let skip = same.map(|(_, _, n)| u128::from(*n)).max().unwrap();
         let taken = self.addresses.iter().filter(|(from, _)| *from == cidr).count() as u128;
-        let search = if taken % 2 == 0 { Search::FromStart } else { Search::FromEnd };
+        let search = if taken.is_multiple_of(2) { Search::FromStart } else { Search::FromEnd };
         match pools.acquire_address(cidr, search) {
             Ok(ip) => {
                 assert!(cidr.contains(ip) && !self.addresses.contains(&(cidr, ip)), "doubled {ip}");
