@@ -132,7 +132,7 @@ SOAK = WEFT_BIN_DIR=$(TARGET)/release WEFT_SKIPPED=$(SKIPPED) WEFT_MINUTES=$(MIN
 # Five runs of what `make test` runs once, senders of a minute, 300 peerings.
 LONG = five_times for_a_minute limits::
 # Tests that `make test` runs with fewer rounds.
-REPEATED = lifecycle::whatever clear_text::what_pods rotation::
+REPEATED = lifecycle::down_restores clear_text::no_event rotation::
 SKIPPED = $(TARGET)/skipped-$@
 SHOW_SKIPPED = touch $(SKIPPED); echo "$@ skipped: $$(wc -l < $(SKIPPED))"; cat $(SKIPPED)
 

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn another_congestion_control_than_asked_for_is_refused() {
+    fn other_congestion_control_is_refused() {
         let net = Netns::new().unwrap();
         net.ip("route replace local 127.0.0.1 dev lo congctl reno").unwrap();
         let end = End { net, address: "127.0.0.1:0".parse().unwrap() };

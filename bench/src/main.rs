@@ -81,13 +81,13 @@ fn compare(name: &str, contestants: [&Contestant; 2], args: &Args) -> Result<Sce
     let timing = args.timing();
     let labels = contestants.map(|contestant| contestant.label.clone());
     let outcome = abba::run(contestants, timing, |pair, sound| {
-        tell(name, &labels, pair);
+        print_progress(name, &labels, pair);
         eprintln!(" ({sound} of {})", timing.pairs);
     })?;
     Ok(Scenario::of(name, &outcome, contestants, args.load()))
 }
 
-fn tell(name: &str, [a, b]: &[String; 2], pair: &Pair) {
+fn print_progress(name: &str, [a, b]: &[String; 2], pair: &Pair) {
     let (x, y) = (pair.a.gbit_per_second(), pair.b.gbit_per_second());
     eprint!("{name}: {a} {x:.2}, {b} {y:.2} Gbit/s, {:.2} x", pair.ratio());
 }

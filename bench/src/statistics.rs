@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_of_an_even_number_is_in_the_middle_of_two() {
+    fn median_of_even_count_is_mean_of_middle_two() {
         assert_eq!(median(&[4.0, 1.0, 3.0, 2.0]), Some(2.5));
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[]), None);
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clear_difference_excludes_one_and_noise_around_one_does_not() {
+    fn clear_difference_excludes_one_noise_does_not() {
         let noise = [0.93, 1.06, 1.02, 0.97, 1.05, 0.99, 0.96, 1.04, 1.01, 0.98];
         let none = Ratio::of(&noise).unwrap();
         assert!(!none.excludes_one() && none.low < 1.0 && none.high > 1.0, "{none:?}");

@@ -55,14 +55,14 @@ pub(crate) struct Config {
     #[command(flatten)]
     probe: ProbeArgs,
     #[command(flatten)]
-    _told: Told,
+    _liqoctl: LiqoctlArgs,
     #[command(flatten)]
     pub(crate) log: LogArgs,
 }
 
 /// What others read from the arguments of this program.
 #[derive(Debug, clap::Args)]
-struct Told {
+struct LiqoctlArgs {
     /// Where peers reach this cluster's API server. liqoctl reads it here; otherwise it takes a node
     /// of the control plane.
     #[arg(long, value_name = "URL")]

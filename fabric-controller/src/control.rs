@@ -121,23 +121,23 @@ impl Controller {
         }
         let mut resync = tokio::time::interval_at(Instant::now() + RESYNC, RESYNC);
         let mut beats = tokio::time::interval(Heartbeat::INTERVAL);
-        let mut has_news = true;
+        let mut is_dirty = true;
         loop {
             // A store that does not answer shall not keep anybody from stopping.
-            if has_news && Instant::now() >= self.rested {
+            if is_dirty && Instant::now() >= self.rested {
                 tokio::select! {
                     () = &mut stop => return,
-                    () = self.settle() => has_news = false,
+                    () = self.settle() => is_dirty = false,
                 }
                 self.return_memory();
             }
             self.vitals.heartbeat.beat();
             let lag_check = self.next_lag_check();
-            has_news |= tokio::select! {
+            is_dirty |= tokio::select! {
                 () = &mut stop => return,
                 event = self.watch.next() => self.absorb_all(event).await,
                 _ = beats.tick() => false,
-                () = until(Some(self.rested)), if has_news => true,
+                () = until(Some(self.rested)), if is_dirty => true,
                 _ = resync.tick() => {
                     self.resync().await;
                     true
@@ -160,10 +160,10 @@ impl Controller {
                     self.asked.clear();
                     true
                 }
-                () = until(self.stale_connections.next_check()), if !has_news => true,
-                () = until(lag_check), if !has_news => true,
-                () = until(self.compile_by), if !has_news => true,
-                () = until(self.schedule.pacing.due()), if !has_news => true,
+                () = until(self.stale_connections.next_check()), if !is_dirty => true,
+                () = until(lag_check), if !is_dirty => true,
+                () = until(self.compile_by), if !is_dirty => true,
+                () = until(self.schedule.pacing.due()), if !is_dirty => true,
             };
         }
     }

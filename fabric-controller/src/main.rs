@@ -127,11 +127,11 @@ impl Replica {
         tokio::pin!(reports);
         let mut election = Election::new(server, &identity).reporting(obstacles.clone());
         loop {
-            let stands_by = self.stand_by(election.stands_by());
+            let is_standby = self.stand_by(election.is_standby());
             tokio::select! {
                 () = stop.requested() => return Ok(()),
                 () = vitals.heartbeat.while_waiting(election.won()) => {}
-                () = gateways.while_waiting(stands_by) => {}
+                () = gateways.while_waiting(is_standby) => {}
                 () = &mut reports => {}
             }
             // State observed by another store may be older than the replica that worked meanwhile.
@@ -160,8 +160,8 @@ impl Replica {
     }
 
     /// Becomes ready once it could work in place of the replica that does. Does not return.
-    async fn stand_by(&self, mut stands_by: watch::Receiver<bool>) {
-        if stands_by.wait_for(|stands_by| *stands_by).await.is_ok() {
+    async fn stand_by(&self, mut is_standby: watch::Receiver<bool>) {
+        if is_standby.wait_for(|is_standby| *is_standby).await.is_ok() {
             loop {
                 let Ok(store) = open(&self.config, &self.vitals) else { break };
                 let problems = store.check(&READ).await;

@@ -30,10 +30,10 @@ pub struct Pacing {
 
 /// What a version would publish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum News {
+pub enum RecordChange {
     None,
     /// Nothing but new peerings whose gateways have no pod yet.
-    OfPeeringsWithoutGateway,
+    NewPeeringsWithoutGateway,
     Some,
 }
 
@@ -49,13 +49,13 @@ struct Version {
 
 impl Pacing {
     /// Time until which these news have to wait.
-    pub fn earliest(&mut self, index: &Index, news: News) -> Option<Instant> {
+    pub fn earliest(&mut self, index: &Index, news: RecordChange) -> Option<Instant> {
         let now = Instant::now();
-        let waits = news == News::OfPeeringsWithoutGateway;
+        let waits = news == RecordChange::NewPeeringsWithoutGateway;
         self.without_gateways = waits.then(|| self.without_gateways.unwrap_or(now));
         let gateways = self.without_gateways.map(|since| since + GATEWAY_WAIT);
         let earliest = self.paced(index).max(gateways).filter(|earliest| now < *earliest);
-        earliest.filter(|_| news != News::None)
+        earliest.filter(|_| news != RecordChange::None)
     }
 
     fn paced(&mut self, index: &Index) -> Option<Instant> {
@@ -144,7 +144,7 @@ pub(crate) mod tests {
         let mut pacing = Pacing::default();
         let nodes = [199, 200].map(|applied| index_of_nodes(200, applied));
         for _ in 0..BURST {
-            assert_eq!(pacing.earliest(&nodes[0], News::Some), None);
+            assert_eq!(pacing.earliest(&nodes[0], RecordChange::Some), None);
             pacing.published();
         }
         (pacing, nodes)
@@ -154,38 +154,45 @@ pub(crate) mod tests {
     async fn version_waits_twice_as_long_as_acknowledgements() {
         let (mut pacing, [some, all]) = after_burst();
         let last = Instant::now();
-        assert_eq!(pacing.earliest(&some, News::Some), Some(last + 5 * SECOND));
+        assert_eq!(pacing.earliest(&some, RecordChange::Some), Some(last + 5 * SECOND));
         tokio::time::advance(SECOND * 2 / 5).await;
-        assert_eq!(pacing.earliest(&all, News::Some), Some(last + SECOND * 4 / 5));
+        assert_eq!(pacing.earliest(&all, RecordChange::Some), Some(last + SECOND * 4 / 5));
         tokio::time::advance(SECOND * 2 / 5).await;
-        assert_eq!(pacing.earliest(&all, News::Some), None);
+        assert_eq!(pacing.earliest(&all, RecordChange::Some), None);
         pacing.published();
-        assert_eq!(pacing.earliest(&some, News::Some), Some(last + SECOND * 4 / 5 + 5 * SECOND));
+        assert_eq!(
+            pacing.earliest(&some, RecordChange::Some),
+            Some(last + SECOND * 4 / 5 + 5 * SECOND)
+        );
         tokio::time::advance(5 * SECOND).await;
-        assert_eq!(pacing.earliest(&some, News::Some), None, "one node may never acknowledge");
+        assert_eq!(
+            pacing.earliest(&some, RecordChange::Some),
+            None,
+            "one node may never acknowledge"
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn versions_after_a_rest_follow_at_once() {
         let (mut pacing, [some, all]) = after_burst();
         tokio::time::advance(SECOND).await;
-        assert_eq!(pacing.earliest(&all, News::Some), Some(Instant::now() + SECOND));
+        assert_eq!(pacing.earliest(&all, RecordChange::Some), Some(Instant::now() + SECOND));
         // Two intervals, and most of a third.
         tokio::time::advance(SECOND * 49 / 10).await;
         for _ in 0..2 {
-            assert_eq!(pacing.earliest(&some, News::Some), None);
+            assert_eq!(pacing.earliest(&some, RecordChange::Some), None);
             pacing.published();
         }
-        assert!(pacing.earliest(&some, News::Some).is_some());
+        assert!(pacing.earliest(&some, RecordChange::Some).is_some());
     }
 
     #[tokio::test(start_paused = true)]
     async fn new_peering_waits_a_second_for_its_gateway() {
         let (mut pacing, nodes) = (Pacing::default(), index_of_nodes(1, 1));
-        let (start, without) = (Instant::now(), News::OfPeeringsWithoutGateway);
+        let (start, without) = (Instant::now(), RecordChange::NewPeeringsWithoutGateway);
         assert_eq!(pacing.earliest(&nodes, without), Some(start + SECOND));
         tokio::time::advance(SECOND / 2).await;
-        assert_eq!(pacing.earliest(&nodes, News::Some), None, "it has come");
+        assert_eq!(pacing.earliest(&nodes, RecordChange::Some), None, "it has come");
         let next = Instant::now();
         assert_eq!(pacing.earliest(&nodes, without), Some(next + SECOND), "another peering");
         tokio::time::advance(SECOND).await;

@@ -16,7 +16,7 @@ use fabric_core::{KeyPair, Published};
 use fabric_index::owner::{is_own, keeps_refused_prefix};
 use fabric_index::{Grant, Index};
 
-use crate::pacing::{News, Pacing};
+use crate::pacing::{Pacing, RecordChange};
 
 /// Result of a round of writes.
 #[derive(Debug, Default)]
@@ -113,8 +113,8 @@ fn is_config(kind: Kind) -> bool {
     )
 }
 
-/// News in the FabricRecords, which make a version that all nodes acknowledge.
-fn news(index: &Index, wanted: &Published) -> News {
+/// RecordChange in the FabricRecords, which make a version that all nodes acknowledge.
+fn news(index: &Index, wanted: &Published) -> RecordChange {
     let is_record = |reference: &&ObjectRef| reference.kind == Kind::FabricRecord;
     let records = wanted.objects.iter().filter(|(reference, _)| is_record(reference));
     let mut new = records
@@ -130,12 +130,12 @@ fn news(index: &Index, wanted: &Published) -> News {
         |(of, want): (&ObjectRef, &Object)| index.get(of).is_none() && awaits_gateway(want);
     let is_deleted = wanted.deleted.iter().any(|reference| is_record(&reference));
     match new.next() {
-        None if is_deleted => News::Some,
-        None => News::None,
+        None if is_deleted => RecordChange::Some,
+        None => RecordChange::None,
         Some(first) if !is_deleted && may_wait(first) && new.all(may_wait) => {
-            News::OfPeeringsWithoutGateway
+            RecordChange::NewPeeringsWithoutGateway
         }
-        Some(_) => News::Some,
+        Some(_) => RecordChange::Some,
     }
 }
 

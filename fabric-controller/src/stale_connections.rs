@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_counts_for_as_long_as_it_is_kept_up_to_date() {
+    fn report_is_valid_while_updated() {
         let start = Instant::now();
         let mut silence = StaleConnections::default();
         let mut observe_at = |at: Option<&str>, seconds: u64| {

@@ -312,7 +312,7 @@ fn datagrams_of_any_size_do_not_end_reception() {
 }
 
 #[test]
-fn what_finds_the_send_buffer_full_leaves_later_and_is_not_lost() {
+fn full_send_buffer_delays_without_loss() {
     const COUNT: u32 = 300;
     for gso in [true, false] {
         let two = Two::connected(Offloads { gso, ..Offloads::ALL }, "192.0.2.2");
@@ -340,7 +340,7 @@ fn what_finds_the_send_buffer_full_leaves_later_and_is_not_lost() {
 }
 
 #[test]
-fn a_new_socket_keeps_the_session_and_the_peer_follows() {
+fn new_socket_keeps_session_and_peer_follows() {
     let two = Two::connected(Offloads::ALL, "192.0.2.2");
     let before = two.lanes[1].snapshot().peer.endpoint.unwrap();
     let mut changes = two.lanes[1].changes();
@@ -358,7 +358,7 @@ fn a_new_socket_keeps_the_session_and_the_peer_follows() {
 }
 
 #[test]
-fn other_keys_take_effect_without_a_gap_and_equal_ones_disturb_nothing() {
+fn new_keys_take_effect_without_gap() {
     let two = Two::connected(Offloads::ALL, "192.0.2.2");
     two.lanes[0].configure(two.configs[0].clone());
     assert!(two.pings());
@@ -378,7 +378,7 @@ fn other_keys_take_effect_without_a_gap_and_equal_ones_disturb_nothing() {
 }
 
 #[test]
-fn a_lane_whose_device_goes_ends_and_says_so() {
+fn lost_device_ends_lane_with_error() {
     let two = Two::connected(Offloads::ALL, "192.0.2.2");
     two.hosts[0].ip("link del weft0");
     two.wait_until("the end of the lane", |two| !two.lanes[0].is_running());
@@ -387,7 +387,7 @@ fn a_lane_whose_device_goes_ends_and_says_so() {
 
 /// Drops of the client on the way out and of the server on the way in, by what is provoked.
 #[test]
-fn failures_are_counted_by_what_happened() {
+fn failures_are_counted_by_cause() {
     let two = Two::connected(Offloads::ALL, "192.0.2.2");
     let out =
         |reason: DropReason| two.lanes[0].snapshot().counters.dropped_outbound[reason.index()];

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_rebuild_the_search_goes_on_behind_the_highest_known() {
+    fn search_continues_behind_highest_after_rebuild() {
         let mut addresses = Addresses::default();
         let prefix = cidr("10.0.0.0/24");
         for host in [9, 3, 252, 254] {

@@ -6,7 +6,7 @@ use fabric_api::ipam::{IP, Network};
 use fabric_api::{Cidr, ParseCidrError, labels};
 use fabric_store::{Kind, Object, ObjectRef, Snapshot};
 
-use crate::pools::Wish;
+use crate::pools::RequestMode;
 
 /// The kinds that hold claims.
 pub(crate) const KINDS: [Kind; 2] = [Kind::Network, Kind::Ip];
@@ -111,7 +111,7 @@ impl Claims {
         self.prefixes.push(PrefixClaim {
             network: reference.clone(),
             cidr: parse_cidr(reference, granted)?,
-            shared: wish_of(object) == Wish::Shared,
+            shared: mode_of(object) == RequestMode::Shared,
             pre_allocated: network.spec.pre_allocated.unwrap_or(0),
         });
         Ok(())
@@ -136,14 +136,14 @@ impl Claims {
 
 /// Mode in which a Network requests its prefix. Only a Network that is not remapped can be shared:
 /// another prefix in place of the requested one is always granted to one alone.
-fn wish_of(network: &Object) -> Wish {
+fn mode_of(network: &Object) -> RequestMode {
     let not_remapped =
         network.label(labels::NETWORK_NOT_REMAPPED).is_some_and(|value| value != "false");
     let shared = network.label(labels::NETWORK_SHARED) == Some("true");
     match (not_remapped, shared) {
-        (true, true) => Wish::Shared,
-        (true, false) => Wish::Exclusive,
-        (false, _) => Wish::Mutable,
+        (true, true) => RequestMode::Shared,
+        (true, false) => RequestMode::Exclusive,
+        (false, _) => RequestMode::Mutable,
     }
 }
 

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unmasked_pool_is_refused_and_the_right_one_named() {
+    fn unmasked_pool_is_refused_with_correction() {
         let error = parse(&["--pools", "10.0.0.1/8"]).unwrap_err().to_string();
         assert!(error.contains("did you mean 10.0.0.0/8?"), "{error}");
     }

@@ -3,11 +3,11 @@
 mod addresses;
 mod claims;
 mod config;
-mod keeper;
 mod ledger;
 mod listen;
 mod metrics;
 mod pools;
+mod reconciler;
 mod service;
 mod shared;
 
@@ -24,9 +24,9 @@ use tokio::time::sleep;
 use tonic::transport::Server;
 
 use config::Args;
-use keeper::{Keeper, STORE};
 use listen::Listener;
 use pools::Pools;
+use reconciler::{Reconciler, STORE};
 use service::Service;
 use shared::Shared;
 
@@ -82,7 +82,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let mut server = tokio::spawn(listener.serve(router, async move {
         let _ = stop_serving.wait_for(|stop| *stop).await;
     }));
-    let keeper = Keeper {
+    let reconciler = Reconciler {
         store,
         shared,
         health,
@@ -91,7 +91,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
         grace: args.sync_grace_period,
         known: Vec::new(),
     };
-    let keeper = tokio::spawn(keeper.run(pools, stopped));
+    let reconciler = tokio::spawn(reconciler.run(pools, stopped));
     tracing::info!(listen = %args.listen, "ipam is up");
 
     tokio::select! {
@@ -99,7 +99,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
         ended = &mut server => ended.context("the server panicked")?.context("cannot serve")?,
     }
     stop.send_replace(true);
-    let drained = tokio::time::timeout(DRAIN, async { tokio::join!(server, keeper) }).await;
+    let drained = tokio::time::timeout(DRAIN, async { tokio::join!(server, reconciler) }).await;
     tracing::info!(drained = drained.is_ok(), "ipam is down");
     Ok(())
 }

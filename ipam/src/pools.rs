@@ -38,14 +38,14 @@ pub(crate) struct Holding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) cidr: Cidr,
-    pub(crate) wish: Wish,
+    pub(crate) mode: RequestMode,
     /// Number of the first addresses that are never to be issued.
     pub(crate) pre_allocated: u32,
 }
 
 /// Mode of a requested prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wish {
+pub(crate) enum RequestMode {
     /// Another of the same length will do. What is granted is exclusive.
     Mutable,
     /// Exactly this one; it may overlap other shared ones.
@@ -114,19 +114,19 @@ impl Pools {
     /// A shared prefix outside the pools is held as well: no address of it would be granted
     /// anyway, unless it *contains* a pool, and then it must keep that pool from being used.
     pub(crate) fn acquire(&mut self, request: Request) -> Result<Cidr, AcquireError> {
-        let Request { cidr, wish, pre_allocated } = request;
+        let Request { cidr, mode, pre_allocated } = request;
         if pre_allocated > 0 && u128::from(pre_allocated - 1) > last_offset(cidr) {
             return Err(AcquireError::TooManyPreAllocated { cidr, pre_allocated });
         }
-        let granted = match wish {
-            Wish::Mutable => self.free_as(cidr)?,
-            Wish::Exclusive => self.free_exactly(cidr)?,
-            Wish::Shared => self.free_of_exclusives(cidr)?,
+        let granted = match mode {
+            RequestMode::Mutable => self.free_as(cidr)?,
+            RequestMode::Exclusive => self.free_exactly(cidr)?,
+            RequestMode::Shared => self.free_of_exclusives(cidr)?,
         };
         let holding = self.taken.entry(granted).or_default();
-        match wish {
-            Wish::Mutable | Wish::Exclusive => holding.exclusive += 1,
-            Wish::Shared => holding.shared += 1,
+        match mode {
+            RequestMode::Mutable | RequestMode::Exclusive => holding.exclusive += 1,
+            RequestMode::Shared => holding.shared += 1,
         }
         holding.pre_allocated = holding.pre_allocated.max(pre_allocated);
         Ok(granted)

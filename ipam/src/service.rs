@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status};
 
 use crate::ledger::Ledger;
 use crate::metrics::Grantable;
-use crate::pools::{self, AcquireError, AddressError, Search, Wish};
+use crate::pools::{self, AcquireError, AddressError, RequestMode, Search};
 use crate::shared::Shared;
 
 /// Answers the calls.
@@ -41,10 +41,10 @@ impl Service {
     async fn acquire_prefix(&self, wanted: &NetworkAcquireRequest) -> Result<Cidr, Status> {
         let request = pools::Request {
             cidr: parse(&wanted.cidr)?,
-            wish: match (wanted.immutable, wanted.exclusive) {
-                (true, true) => Wish::Exclusive,
-                (true, false) => Wish::Shared,
-                (false, _) => Wish::Mutable,
+            mode: match (wanted.immutable, wanted.exclusive) {
+                (true, true) => RequestMode::Exclusive,
+                (true, false) => RequestMode::Shared,
+                (false, _) => RequestMode::Mutable,
             },
             pre_allocated: wanted.pre_allocated,
         };
@@ -53,7 +53,7 @@ impl Service {
             Ledger::release,
         );
         let granted = granted.await?;
-        tracing::info!(asked = %request.cidr, %granted, wish = ?request.wish, "prefix granted");
+        tracing::info!(asked = %request.cidr, %granted, mode = ?request.mode, "prefix granted");
         Ok(granted)
     }
 }

@@ -12,7 +12,7 @@ use crate::metrics::Metrics;
 /// Name of the note of what was granted a moment ago.
 const OPEN_GRANTS: Note<'static> = Note::Only("ipam-open-grants");
 
-/// The ledger, shared by the calls and the keeper.
+/// The ledger, shared by the calls and the reconciler.
 #[derive(Clone)]
 pub(crate) struct Shared {
     state: Arc<Mutex<State>>,
@@ -133,7 +133,7 @@ mod tests {
     use futures::future::join_all;
 
     use super::*;
-    use crate::pools::{Pools, Request, Wish};
+    use crate::pools::{Pools, Request, RequestMode};
 
     fn shared(dir: &std::path::Path) -> Shared {
         let [run, state] = ["run", "state"].map(|name| dir.join(name));
@@ -146,7 +146,7 @@ mod tests {
 
     async fn grant(shared: &Shared, n: u8) -> Result<Cidr, Status> {
         let cidr: Cidr = format!("10.{n}.0.0/16").parse().unwrap();
-        let request = Request { cidr, wish: Wish::Mutable, pre_allocated: 0 };
+        let request = Request { cidr, mode: RequestMode::Mutable, pre_allocated: 0 };
         let act = |ledger: &mut Ledger, now| Ok(ledger.acquire(request, now).unwrap());
         shared.grant(act, Ledger::release).await
     }
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn grant_nobody_waits_for_is_undone() {
+    async fn abandoned_grant_is_undone() {
         let dir = tempfile::tempdir().unwrap();
         let shared = shared(dir.path());
         let writing = shared.noted.lock().await;

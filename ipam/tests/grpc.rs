@@ -28,7 +28,7 @@ use tonic::{Code, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A directory answers at once.
 fn at_once<T>(answer: impl Future<Output = T>) -> T {
@@ -82,7 +82,7 @@ impl Cluster {
 
     async fn start(&self, more: &[&str]) -> Ipam {
         let ipam = Ipam::spawn(self.0.path(), more);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while ipam.health("IPAM").await != Ok(true) {
             assert!(Instant::now() < deadline, "ipam did not come up: {:?}", ipam.log());
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -168,7 +168,7 @@ impl Ipam {
     }
 
     async fn until(&self, what: &str, holds: impl AsyncFn(&Self) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !holds(self).await {
             assert!(Instant::now() < deadline, "not {what}: {:#?}", self.log());
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -218,7 +218,7 @@ async fn prefixes_and_addresses_are_granted_and_given_back() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_granted_is_refused_with_the_reason() {
+async fn impossible_request_is_refused_with_reason() {
     let cluster = Cluster::new();
     let ipam = cluster.start(&[]).await;
     ipam.prefix("10.0.0.0/8", SHARED).await.unwrap();
@@ -294,7 +294,7 @@ async fn a_restart_grants_nothing_twice() {
 }
 
 #[tokio::test]
-async fn an_ipam_that_dies_before_its_grants_are_written_grants_none_of_them_again() {
+async fn grant_of_killed_ipam_is_not_granted_again() {
     let cluster = Cluster::new();
     cluster.put_network("external-cidr", "10.70.0.0/16", false);
     let mut taken = std::collections::BTreeSet::new();
@@ -317,7 +317,7 @@ async fn an_ipam_that_dies_before_its_grants_are_written_grants_none_of_them_aga
 }
 
 #[tokio::test]
-async fn a_store_that_contradicts_itself_is_reported_and_served() {
+async fn inconsistent_store_is_reported_and_served() {
     let cluster = Cluster::new();
     cluster.put_network("left", "10.70.0.0/16", false);
     cluster.put_network("right", "10.70.0.0/17", false);
@@ -341,7 +341,7 @@ async fn a_store_that_contradicts_itself_is_reported_and_served() {
 }
 
 #[tokio::test]
-async fn what_never_reaches_the_store_is_freed_after_the_grace_period() {
+async fn unstored_grant_is_freed_after_grace_period() {
     let cluster = Cluster::new();
     let flags = ["--sync-interval", "100ms", "--sync-grace-period", "1s"];
     let ipam = cluster.start(&flags).await;
@@ -355,7 +355,7 @@ async fn what_never_reaches_the_store_is_freed_after_the_grace_period() {
 }
 
 #[tokio::test]
-async fn both_signals_end_it_cleanly_and_a_killed_one_is_no_obstacle() {
+async fn ipam_stops_cleanly_and_restarts_after_kill() {
     let cluster = Cluster::new();
     for signal in [Signal::SIGTERM, Signal::SIGKILL, Signal::SIGINT] {
         let mut ipam = cluster.start(&[]).await;
@@ -366,7 +366,7 @@ async fn both_signals_end_it_cleanly_and_a_killed_one_is_no_obstacle() {
 }
 
 #[tokio::test]
-async fn a_second_ipam_does_not_take_the_socket_of_a_living_one() {
+async fn second_ipam_does_not_take_socket() {
     let cluster = Cluster::new();
     let first = cluster.start(&[]).await;
     let mut second = Ipam::spawn(cluster.0.path(), &[]);

@@ -164,9 +164,10 @@ impl Task {
             self.report();
             self.report_lost();
         }
-        let farewell = self.prober.farewell();
-        let farewell = farewell.into_iter().map(|probe| Probe { next: AWAY, ..probe }).collect();
-        self.send(farewell);
+        let end_notice = self.prober.end_notice();
+        let end_notice =
+            end_notice.into_iter().map(|probe| Probe { next: AWAY, ..probe }).collect();
+        self.send(end_notice);
     }
 
     fn receive(&mut self) {

@@ -23,7 +23,7 @@ pub use crate::programs::{skip, start_program};
 use crate::programs::{found, keep, kubernetes, run};
 
 /// A cold start on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 const TOKEN: &str = "admin";
 /// What is told in the audit log: writes, once each.
 const POLICY: &str = r#"{"apiVersion": "audit.k8s.io/v1", "kind": "Policy",
@@ -133,7 +133,7 @@ impl ApiServer {
             match ask() {
                 Ok(answer) => return answer,
                 Err(error) => {
-                    let late = began.elapsed() > PATIENCE;
+                    let late = began.elapsed() > TIMEOUT;
                     assert!(!late, "waited for: {what}: {error:?}\n{}", self.logs());
                 }
             }

@@ -11,7 +11,7 @@ use crate::helm::{BLESS, EVERYTHING, Helm, LEAST, chart};
 const WITH_CRDS: &str = "crds: {liqo: auto, weft: auto}";
 
 #[test]
-fn what_helm_must_know_first_is_there_first() {
+fn crds_are_rendered_before_their_objects() {
     let Some(helm) = Helm::find() else { return };
     let objects = helm.objects(&[EVERYTHING]);
     let is_used = |crd: &Value| {
@@ -29,7 +29,7 @@ fn what_helm_must_know_first_is_there_first() {
 }
 
 #[test]
-fn what_is_there_first_is_a_copy() {
+fn early_crds_equal_the_definitions() {
     let (all, copies) = (all(), files("crds"));
     if std::env::var_os(BLESS).is_some() {
         let copy = |name: &String| fs::write(chart().join("crds").join(name), &all[name]).unwrap();

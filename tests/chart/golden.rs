@@ -6,7 +6,7 @@ use crate::helm::{BLESS, EVERYTHING, Helm, LEAST};
 use crate::strict;
 
 #[test]
-fn the_least_that_must_be_said_gives_the_golden_manifests() {
+fn minimal_values_give_golden_manifests() {
     compare("least.yaml", LEAST);
 }
 
@@ -36,7 +36,7 @@ fn every_manifest_has_only_fields_that_its_kind_knows() {
 }
 
 #[test]
-fn the_cluster_gets_a_name_of_its_own_if_it_is_given_none() {
+fn cluster_without_id_gets_generated_one() {
     let Some(helm) = Helm::find() else { return };
     let ids: Vec<_> = (0..2)
         .map(|_| {

@@ -83,7 +83,7 @@ impl Release {
 }
 
 #[test]
-fn what_programs_fill_in_outlives_upgrades_and_what_users_made_outlives_the_release() {
+fn filled_in_fields_survive_upgrade_and_uninstall() {
     let Some(release) = Release::prepare() else { return };
     release.helm("install", &[LEAST, NAMELESS]).unwrap();
     let id = release.get("configmap", "liqo-clusterid-configmap")["data"].clone();
@@ -133,7 +133,7 @@ fn a_gateway() -> Value {
 }
 
 #[test]
-fn what_liqo_has_is_used_as_it_is() {
+fn objects_of_liqo_are_used_unchanged() {
     let Some(release) = Release::prepare() else { return };
     let theirs = Liqos::install(&release);
     let before = theirs.as_they_are(&release);

@@ -29,7 +29,7 @@ fn workloads_find_their_pods_and_pods_their_accounts() {
 
 /// Or helm would take them away before what needs them has run, or leave them behind.
 #[test]
-fn what_a_release_is_taken_away_with_is_there_only_then() {
+fn uninstall_objects_exist_only_then() {
     for objects in renderings() {
         let is_hook = |o: &&Value| !o["metadata"]["annotations"]["helm.sh/hook"].is_null();
         let hooks: Vec<_> = objects.iter().filter(is_hook).collect();
@@ -46,7 +46,7 @@ fn what_a_release_is_taken_away_with_is_there_only_then() {
 }
 
 #[test]
-fn no_two_workloads_share_a_pod_and_services_have_some() {
+fn workloads_have_distinct_selectors() {
     for objects in renderings() {
         let pods: Vec<_> = of_kinds(&objects, &WORKLOADS)
             .map(|workload| &workload["spec"]["template"]["metadata"]["labels"])
@@ -96,7 +96,7 @@ fn ports_that_are_named_are_there() {
 }
 
 #[test]
-fn the_api_server_asks_a_service_that_is_there_and_no_change_waits_for_it() {
+fn webhook_service_exists_and_blocks_no_write() {
     for objects in renderings() {
         let services = names(&objects, "Service");
         for webhooks in of_kinds(&objects, &["MutatingWebhookConfiguration"]) {
@@ -110,7 +110,7 @@ fn the_api_server_asks_a_service_that_is_there_and_no_change_waits_for_it() {
 }
 
 #[test]
-fn no_container_is_privileged_or_may_write_to_its_image() {
+fn containers_are_unprivileged_and_read_only() {
     for objects in renderings() {
         for container in containers(&objects) {
             let context = &container["securityContext"];
@@ -152,7 +152,7 @@ fn liqoctl_finds_what_it_looks_for() {
 }
 
 #[test]
-fn liqoctl_is_told_by_arguments_that_the_controller_takes() {
+fn liqoctl_arguments_are_accepted() {
     let Some(helm) = Helm::find() else { return };
     let objects = helm.objects(&[EVERYTHING]);
     let manager = of_kinds(&objects, &["Deployment"])

@@ -48,7 +48,7 @@ fn read<T: DeserializeOwned>(value: &Value) -> Result<(), String> {
 }
 
 #[test]
-fn a_slip_in_a_manifest_is_told() {
+fn misspelt_value_is_refused() {
     let wrong = |spec: &str| {
         let text = format!("{{kind: DaemonSet, metadata: {{name: x}}, spec: {spec}}}");
         check(&serde_saphyr::from_str(&text).unwrap()).unwrap_err()

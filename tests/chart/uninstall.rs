@@ -60,7 +60,7 @@ fn run_job(release: &Release, dir: &Path) {
 }
 
 #[test]
-fn what_programs_have_made_goes_with_the_release() {
+fn uninstall_removes_objects_of_programs() {
     let Some(release) = Release::prepare() else { return };
     if weft_tests::bin_dir().is_err() {
         return weft_tests::skip("nobody takes away what programs have made: there are none");

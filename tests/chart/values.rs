@@ -42,7 +42,7 @@ fn kubernetes_must_be_new_enough() {
 }
 
 #[test]
-fn every_value_is_there_with_its_default_and_a_comment() {
+fn every_value_has_default_and_comment() {
     let text = std::fs::read_to_string(chart().join("values.yaml")).unwrap();
     let defaults: Value = serde_saphyr::from_str(&text).unwrap();
     let schema = std::fs::read_to_string(chart().join("values.schema.json")).unwrap();

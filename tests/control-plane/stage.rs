@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use weft_tests::bin_dir;
 
 /// On a machine that does much else.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) struct Stage {
     pub(crate) server: ApiServer,
@@ -101,7 +101,7 @@ impl Stage {
             if let Some(answer) = ask() {
                 return answer;
             }
-            assert!(began.elapsed() < PATIENCE, "never: {what}\n{}", self.logs());
+            assert!(began.elapsed() < TIMEOUT, "never: {what}\n{}", self.logs());
             std::thread::sleep(Duration::from_millis(100));
         }
     }

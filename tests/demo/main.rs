@@ -180,4 +180,4 @@ impl Scene {
 }
 
 /// No step takes longer, or it has failed.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);

@@ -7,13 +7,13 @@ use serde_json::Value;
 use weft_tests::manifests::{Peering, Spelling, join};
 use weft_tests::{Cluster, wait_until};
 
-use crate::PATIENCE;
+use crate::TIMEOUT;
 use crate::board::Board;
 
 /// Until `weft up` answers.
 pub(crate) fn wait_for_nodes(cluster: &Cluster) -> Result<()> {
     let what = format!("weft runs on {}", cluster.spec.node_name(1));
-    wait_until(&what, PATIENCE, || {
+    wait_until(&what, TIMEOUT, || {
         let problems = &cluster.status()?["problems"];
         let problems = problems.as_array().map(Vec::len).unwrap_or_default();
         ensure!(problems == 0, "it says {}", cluster.status()?["problems"]);
@@ -54,8 +54,8 @@ fn until(
         if now {
             return Ok(());
         }
-        if start.elapsed() > PATIENCE {
-            bail!("nothing more happened for {PATIENCE:?}");
+        if start.elapsed() > TIMEOUT {
+            bail!("nothing more happened for {TIMEOUT:?}");
         }
         std::thread::sleep(std::time::Duration::from_millis(50));
     }

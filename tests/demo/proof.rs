@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use weft_tests::traffic::{Service, TcpServer, bulk, http_get, ping};
 use weft_tests::{Cluster, Netns, Pod, View, wait_until};
 
-use crate::PATIENCE;
+use crate::TIMEOUT;
 
 const HTTP: u16 = 8080;
 const SINK: u16 = 9000;
@@ -108,7 +108,7 @@ fn host_to_pod(
 /// Median in milliseconds of five that all came back. On a machine that is busy otherwise, the
 /// fabric may need a second attempt.
 fn ping_all(ns: &Netns, to: IpAddr) -> Result<f64> {
-    let stats = wait_until(&format!("{to} answers"), PATIENCE, || {
+    let stats = wait_until(&format!("{to} answers"), TIMEOUT, || {
         let stats = ping(ns, to, 5).context("ping")?;
         ensure!(stats.lost == 0, "{} of {} pings were lost", stats.lost, stats.sent);
         Ok::<_, anyhow::Error>(stats)

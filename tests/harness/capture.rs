@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_capture_that_missed_frames_says_so() {
+    fn incomplete_capture_is_an_error() {
         let ns = Netns::new().unwrap();
         let capture =
             Capture::start(&ns, |_| std::thread::sleep(Duration::from_millis(1))).unwrap();

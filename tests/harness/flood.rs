@@ -156,7 +156,7 @@ mod tests {
     use std::net::{SocketAddr, UdpSocket};
 
     #[test]
-    fn a_flood_arrives_with_the_addresses_it_claims_and_takes_half_a_core() {
+    fn forged_flood_arrives_and_takes_half_a_core() {
         let lab = Lab::new("weft-flood-test").unwrap();
         let machine = lab.machine("a", &[on_segment([192, 0, 2, 11].into())]).unwrap();
         let socket = machine.net().run(|| UdpSocket::bind("0.0.0.0:7")).unwrap();

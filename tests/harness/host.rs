@@ -241,7 +241,7 @@ mod tests {
     use crate::wait_until;
 
     #[test]
-    fn what_runs_on_a_host_ends_with_it() {
+    fn processes_end_with_their_host() {
         let host = Host::new("weft-host-test", "a").unwrap();
         let nested = host.nested("weft-host-test", "b", Files::Own).unwrap();
         let log = host.outside("/run/sleep.log");
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_sees_only_its_own_processes_and_orphans_are_reaped() {
+    fn machine_sees_own_processes_and_reaps_orphans() {
         let host = Host::new("weft-host-test-2", "a").unwrap();
         let script = "(sh -c 'exit 0' &) ; sleep 0.1; ls /proc | grep -c '^[0-9]'";
         let seen = host.command(Command::new("sh").args(["-c", script]), "").unwrap();

@@ -170,7 +170,7 @@ impl Kubernetes {
 
     fn wait_for_api_server(&self) -> Result<()> {
         control_plane::wait_for_port(self.head())?;
-        wait_until("the API server is ready", machine::PATIENCE, || {
+        wait_until("the API server is ready", machine::TIMEOUT, || {
             self.kubectl(&["get", "--raw=/readyz"])
         })
         .map(drop)
@@ -189,7 +189,7 @@ impl Kubernetes {
         let ready = ["wait", "--for=condition=Ready", "node", "--all", "--timeout=120s"];
         self.kubectl(&ready)?;
         let account = Object::new("serviceaccount", "default", "default");
-        self.wait_for(account, "create", machine::PATIENCE)
+        self.wait_for(account, "create", machine::TIMEOUT)
     }
 
     /// Does something on all nodes at once.

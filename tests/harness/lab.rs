@@ -113,7 +113,7 @@ pub fn on_segment(address: IpAddr) -> IpNet {
 
 /// Time after which a packet from one end of a lab to the other counts as lost: long, since a
 /// machine that is busy building something starves the programs that carry the packet.
-pub const PATIENCE: Duration = Duration::from_secs(3);
+pub const TIMEOUT: Duration = Duration::from_secs(3);
 
 #[cfg(test)]
 mod tests {

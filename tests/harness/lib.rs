@@ -21,7 +21,7 @@ pub use cluster::{Cluster, MANIFESTS, Node, Pod, STATE, View};
 pub use flood::{FloodReport, Forger, Forgery, Vxlan, flood, in_vxlan};
 pub use host::{Files, Host, find_holders, remove_group};
 pub use kubernetes::Kubernetes;
-pub use lab::{Lab, PATIENCE, SWITCH_V4, SWITCH_V6, on_segment};
+pub use lab::{Lab, SWITCH_V4, SWITCH_V6, TIMEOUT, on_segment};
 pub use netns::{Netns, require};
 pub use program::{Program, bin_dir, resident_bytes};
 pub use report::scrape;

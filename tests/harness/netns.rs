@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failing_command_says_what_it_complained_of() {
+    fn failed_command_error_has_its_stderr() {
         let error = Netns::new().unwrap().ip("link set nosuch up").unwrap_err();
         assert!(error.to_string().contains("nosuch"), "{error}");
     }

@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_told_in_hexadecimal_and_routes_follow_what_is_allowed() {
+    fn stock_keys_are_hex_and_routes_follow_allowed_ips() {
         let own = PrivateKey::from_bytes(&[0x0f; 32]).unwrap();
         let tunnel = Tunnel {
             peer: own.public(),

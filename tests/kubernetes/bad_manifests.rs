@@ -44,7 +44,7 @@ const REFUSED: &[Slip] = &[
 ];
 
 /// The API server takes them, weft does not.
-const TOLD: &[Slip] = &[
+const REPORT_TIMEOUT: &[Slip] = &[
     (CONFIGURATION, ("labels: {liqo.io/remote-cluster-id: milan}", "labels: {}"), &[LABEL]),
     (
         CONFIGURATION,
@@ -88,17 +88,17 @@ const SECRET_SLIP: Slip = (
 );
 
 /// Wrong manifests are refused or reported, and neither packets nor API servers notice.
-pub(crate) fn disturb_nobody(pair: &Pair) -> Result<()> {
+pub(crate) fn ensure_others_run(pair: &Pair) -> Result<()> {
     let rome = &pair.clusters[0];
     let traffic = pair.streaming(|| {
         step("what can be refused is refused", || are_refused(pair))?;
-        step("slips in what runs are told", || in_what_runs(pair))?;
+        step("slips in what runs are told", || in_running_peering(pair))?;
         step("two gateways for a peer are told", || second_gateway(pair))?;
         let new = step("slips in something new are told", || in_something_new(pair))?;
         step("requests are few, with all that is wrong", || {
             requests::are_few(pair, || {
                 requests::are_allowed(rome, "")?;
-                rights::are_the_least(rome)
+                rights::are_minimal(rome)
             })
         })?;
         let delete = ["delete", "namespace", "--wait=false"].into_iter();
@@ -119,9 +119,9 @@ fn are_refused(pair: &Pair) -> Result<()> {
     Ok(())
 }
 
-fn in_what_runs(pair: &Pair) -> Result<()> {
+fn in_running_peering(pair: &Pair) -> Result<()> {
     let (rome, good) = (&pair.clusters[0], &pair.documents()[0]);
-    for slip @ (document, edit, told) in TOLD.iter().chain([&SECRET_SLIP]) {
+    for slip @ (document, edit, told) in REPORT_TIMEOUT.iter().chain([&SECRET_SLIP]) {
         rome.apply(&slipped(&good[*document], slip))?;
         let (kind, name) = OBJECTS[*document];
         wait_until(&format!("{edit:?} is told"), SOON, || {
@@ -164,7 +164,7 @@ fn in_something_new(pair: &Pair) -> Result<Vec<String>> {
     let turin = ClusterSpec::new("turin", 3, 1);
     rome.apply(&join(&Peering::new(&rome.spec, &turin, 30742).client_documents()))?;
     let mut namespaces = vec!["liqo-tenant-turin".to_owned()];
-    for (i, slip @ (document, edit, told)) in TOLD.iter().enumerate() {
+    for (i, slip @ (document, edit, told)) in REPORT_TIMEOUT.iter().enumerate() {
         let peer = format!("nobody-{i}");
         let both = [good[0].clone(), slipped(&good[*document], slip)];
         rome.apply(&join(&both.map(|document| document.replace("milan", &peer))))?;
@@ -226,8 +226,8 @@ impl Tenant {
         let warnings =
             own.filter(|event| event["type"] == "Warning" && event["reason"] == "Invalid");
         let notes: Vec<_> = warnings.filter_map(|event| event["message"].as_str()).collect();
-        let is_told = notes.iter().any(|note| told.iter().all(|part| note.contains(part)));
-        ensure!(is_told, "Events on {object:?}: {notes:#?}");
+        let is_reported = notes.iter().any(|note| told.iter().all(|part| note.contains(part)));
+        ensure!(is_reported, "Events on {object:?}: {notes:#?}");
         Ok(())
     }
 

@@ -15,8 +15,8 @@ use weft_tests::kubernetes::{BUSYBOX, Image, Object, require_liqo};
 use weft_tests::traffic::{Service, TcpServer, connect, http_get};
 use weft_tests::{Kubernetes, Lab, Pod, skip, wait_until};
 
-use crate::liqoctl::{told, told_both};
-use crate::pair::{HTTP, PATIENCE, SOON};
+use crate::liqoctl::{reported_by_both, told};
+use crate::pair::{HTTP, SOON, TIMEOUT};
 use crate::stage::{each, note, play, rome_and_milan_of, step};
 
 const DEMO: &str = "demo";
@@ -66,13 +66,13 @@ fn live(clusters: &[Kubernetes; 2], weft: &Image, way: &[&str]) -> Result<()> {
             let head = cluster.spec.node_name(1);
             cluster.kubectl(&["label", "node", &head, "node-role.kubernetes.io/control-plane="])?;
             cluster.load(weft)?;
-            cluster.install_liqo(PATIENCE)?;
-            cluster.install_weft(PATIENCE)
+            cluster.install_liqo(TIMEOUT)?;
+            cluster.install_weft(TIMEOUT)
         })
     })?;
     step("liqoctl peers them", || {
         let line = ["peer", "--gw-server-service-type=NodePort", "--timeout=90s", "--skip-confirm"];
-        told_both(rome, milan, &[&line[..], way].concat())
+        reported_by_both(rome, milan, &[&line[..], way].concat())
     })?;
     let [near, far] = step("a namespace is offloaded", || offload(rome, milan))?;
     step("pods reach each other, by address and by Service", || reach(clusters, [&near, &far]))?;
@@ -80,7 +80,7 @@ fn live(clusters: &[Kubernetes; 2], weft: &Image, way: &[&str]) -> Result<()> {
     step("networking stays on, with few writes", || stays_on(clusters))?;
     step("liqoctl unpeers them", || {
         told(rome, &["unoffload", "namespace", DEMO, "--skip-confirm"])?;
-        told_both(rome, milan, &["unpeer", "--skip-confirm"])
+        reported_by_both(rome, milan, &["unpeer", "--skip-confirm"])
     })?;
     step("nothing of the peering is left", || each(clusters, nothing_is_left).map(drop))
 }
@@ -98,7 +98,7 @@ fn offload(rome: &Kubernetes, milan: &Kubernetes) -> Result<[Pod; 2]> {
         .collect();
     rome.apply(&json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string())?;
     for name in ["near", "far"] {
-        rome.wait_for(Object::new("pod", DEMO, name), "condition=Ready", PATIENCE)?;
+        rome.wait_for(Object::new("pod", DEMO, name), "condition=Ready", TIMEOUT)?;
     }
     Ok([rome.pod(DEMO, "near")?, milan.pod(DEMO, "far")?])
 }

@@ -15,12 +15,12 @@ use weft_tests::{Kubernetes, Lab, Netns, Pod, wait_until};
 use crate::leftovers::{Namespaces, Traces};
 use crate::stage::{each, play, rome_and_milan, step};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const LAB: &str = "weft-kubernetes";
 const HTTP: u16 = 8080;
 
 #[test]
-fn two_clusters_with_the_same_pod_cidr_come_up_work_and_leave_nothing() -> Result<()> {
+fn clusters_with_same_cidr_start_and_leave_nothing() -> Result<()> {
     play(|| {
         let before = Traces::of_the_host()?;
         let lab = Lab::new(LAB)?;
@@ -39,7 +39,7 @@ fn two_clusters_with_the_same_pod_cidr_come_up_work_and_leave_nothing() -> Resul
         ensure!(during.count() > 20, "the check sees {} namespaces", during.count());
         step("everything ends", || {
             drop((clusters, pods, lab));
-            before.wait_for_no_more(&during, PATIENCE)
+            before.wait_for_no_more(&during, TIMEOUT)
         })
     })
 }
@@ -81,7 +81,7 @@ fn pods_reach_each_other(cluster: &Kubernetes, pods: &[Pod]) -> Result<()> {
     let seen = http_get(&a.ns, SocketAddr::new(b.addresses[0], HTTP))?;
     ensure!(seen == a.addresses[0], "{} saw {seen} instead of {}", b.name, a.name);
     let api = cluster.spec.service_cidrs[0].hosts().next().context("a CIDR has hosts")?;
-    connect(&a.ns, SocketAddr::new(api, 443), PATIENCE).context("the API server, from a pod")?;
+    connect(&a.ns, SocketAddr::new(api, 443), TIMEOUT).context("the API server, from a pod")?;
     Ok(())
 }
 
@@ -97,16 +97,16 @@ fn services_answer(cluster: &Kubernetes, pods: &[Pod], outside: &Netns) -> Resul
     let port = u16::try_from(port)?;
     for (from, to) in ways.chain(nodes.map(|node| (outside, SocketAddr::new(node, port)))) {
         let what = format!("the service of {} answers at {to}", cluster.spec.id);
-        wait_until(&what, PATIENCE, || http_get(from, to))?;
+        wait_until(&what, TIMEOUT, || http_get(from, to))?;
     }
     Ok(())
 }
 
 fn waits_end(cluster: &Kubernetes) -> Result<()> {
     let [pod, none] = ["a", "none"].map(|name| Object::new("pod", "default", name));
-    cluster.wait_for(pod, "condition=Ready", PATIENCE)?;
-    cluster.wait_for(pod, "jsonpath={.status.phase}=Running", PATIENCE)?;
-    cluster.wait_for(none, "delete", PATIENCE)?;
+    cluster.wait_for(pod, "condition=Ready", TIMEOUT)?;
+    cluster.wait_for(pod, "jsonpath={.status.phase}=Running", TIMEOUT)?;
+    cluster.wait_for(none, "delete", TIMEOUT)?;
     let soon = Duration::from_millis(300);
     for (object, said) in [(pod, r#""phase":"Running""#), (none, "NotFound")] {
         let Err(error) = cluster.wait_for(object, "jsonpath={.status.phase}=Failed", soon) else {

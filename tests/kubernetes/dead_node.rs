@@ -11,7 +11,7 @@ use weft_tests::manifests::{Peering, join};
 use weft_tests::{ClusterSpec, Kubernetes, Lab, skip, wait_until};
 
 use crate::inventory::{Inventory, users};
-use crate::pair::PATIENCE;
+use crate::pair::TIMEOUT;
 use crate::stage::{play, say, step};
 
 const TENANT: &str = "liqo-tenant-milan";
@@ -23,7 +23,7 @@ const COLLECTED: Duration = Duration::from_secs(180);
 
 #[test]
 #[ignore = "three minutes: make soak"]
-fn what_is_on_a_dead_node_keeps_nobody_from_uninstalling() -> Result<()> {
+fn dead_node_does_not_block_uninstall() -> Result<()> {
     play(|| {
         let image = match Image::weft() {
             Ok(image) => image,
@@ -46,10 +46,10 @@ fn what_is_on_a_dead_node_keeps_nobody_from_uninstalling() -> Result<()> {
 fn uninstall_without(cluster: &Kubernetes) -> Result<()> {
     let (alive, dead) = (&cluster.machines[0].name, &cluster.machines[1]);
     let before = Inventory::of(cluster)?.but_of(&dead.name);
-    step("weft is installed", || cluster.install_weft(PATIENCE))?;
+    step("weft is installed", || cluster.install_weft(TIMEOUT))?;
     let milan = ClusterSpec::new("milan", 2, 1);
     cluster.apply(&join(&Peering::new(&cluster.spec, &milan, 30742).client_documents()))?;
-    wait_until("both nodes have applied it", PATIENCE, || has_applied(cluster))?;
+    wait_until("both nodes have applied it", TIMEOUT, || has_applied(cluster))?;
     let users = users(cluster, TENANT)?;
     dead.host.ip("link set eth0 down")?;
 
@@ -57,7 +57,7 @@ fn uninstall_without(cluster: &Kubernetes) -> Result<()> {
     let began = Instant::now();
     std::thread::scope(|scope| {
         let uninstalled = scope.spawn(|| cluster.uninstall_weft(AT_MOST));
-        wait_until("the Job is sent to the dead node", PATIENCE, || {
+        wait_until("the Job is sent to the dead node", TIMEOUT, || {
             let nodes = ["get", "pods", "--namespace=liqo", JOB, NODES];
             let nodes = cluster.kubectl(&nodes)?;
             ensure!(nodes.trim() == dead.name, "it is on {nodes:?}");
@@ -67,7 +67,7 @@ fn uninstall_without(cluster: &Kubernetes) -> Result<()> {
         uninstalled.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })?;
     say(began.elapsed(), "to uninstall weft");
-    is_told(cluster, &dead.name)?;
+    is_reported(cluster, &dead.name)?;
 
     // Pods of that node end for the API only when the node is given up.
     cluster.kubectl(&["delete", "node", &dead.name])?;
@@ -93,7 +93,7 @@ fn has_applied(cluster: &Kubernetes) -> Result<()> {
 }
 
 /// Which node was left behind, and what to do there.
-fn is_told(cluster: &Kubernetes, node: &str) -> Result<()> {
+fn is_reported(cluster: &Kubernetes, node: &str) -> Result<()> {
     let list = ["get", "events", "--all-namespaces", "--output=json"];
     let selected = "--field-selector=reason=WeftLeftBehind";
     let list = cluster.kubectl(&[&list[..], &[selected]].concat())?;

@@ -79,7 +79,7 @@ pub(crate) fn users(cluster: &Kubernetes, namespace: &str) -> Result<Vec<String>
 }
 
 /// Checks that no object has a stale status.
-pub(crate) fn ensure_silent(cluster: &Kubernetes, namespace: &str) -> Result<()> {
+pub(crate) fn ensure_no_leftovers(cluster: &Kubernetes, namespace: &str) -> Result<()> {
     for object in objects(cluster, KINDS, namespace)? {
         let status = object["status"].as_object().cloned().unwrap_or_default();
         ensure!(status.is_empty() && object["spec"]["local"].is_null(), "{object}");

@@ -9,7 +9,7 @@ use weft_tests::kubernetes::Image;
 use weft_tests::manifests::{Peering, join};
 use weft_tests::{ClusterSpec, Kubernetes, Lab, skip, wait_until};
 
-use crate::pair::{PATIENCE, SOON, reach};
+use crate::pair::{SOON, TIMEOUT, reach};
 use crate::stage::{both_of, each, play, step};
 
 const NAMESPACE: &str = "weft-system";
@@ -52,7 +52,7 @@ fn install_and_reach(clusters: &[Kubernetes; 2], image: &Image) -> Result<()> {
         pods.iter().flat_map(|pod| &pod.addresses).all(std::net::IpAddr::is_ipv6)
     };
     ensure!(pods.iter().all(only_v6), "{pods:?}");
-    step("the chart is installed", || each(clusters, |one| one.install_weft(PATIENCE)))?;
+    step("the chart is installed", || each(clusters, |one| one.install_weft(TIMEOUT)))?;
     let peering = Peering::new(&rome.spec, &milan.spec, 30742);
     let documents = [peering.client_documents(), peering.server_documents()];
     for (cluster, documents) in clusters.iter().zip(documents) {

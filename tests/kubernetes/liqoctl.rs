@@ -17,7 +17,7 @@ use crate::tool::KEY;
 const TENANT: &str = "liqo-tenant-milan";
 
 #[test]
-fn liqoctl_writes_and_deletes_what_the_definitions_define() -> Result<()> {
+fn liqoctl_objects_match_definitions() -> Result<()> {
     if let Err(why) = require_liqoctl() {
         skip(&format!("{why:#}"));
         return Ok(());
@@ -46,7 +46,11 @@ pub(crate) fn told(cluster: &Kubernetes, args: &[&str]) -> Result<String> {
 }
 
 /// The same for both clusters.
-pub(crate) fn told_both(local: &Kubernetes, remote: &Kubernetes, args: &[&str]) -> Result<()> {
+pub(crate) fn reported_by_both(
+    local: &Kubernetes,
+    remote: &Kubernetes,
+    args: &[&str],
+) -> Result<()> {
     let answer = local.liqoctl(Some(remote), args)?;
     ensure!(answer.success, "liqoctl {}: {}{}", args.join(" "), answer.stdout, answer.stderr);
     Ok(())
@@ -206,7 +210,7 @@ fn peer(rome: &Kubernetes, milan: &Kubernetes) -> Result<()> {
 
 fn disconnect(rome: &Kubernetes, milan: &Kubernetes) -> Result<()> {
     peer(rome, milan)?;
-    told_both(rome, milan, &["network", "disconnect", "--skip-confirm"])?;
+    reported_by_both(rome, milan, &["network", "disconnect", "--skip-confirm"])?;
     gone(rome, "gatewayclient")?;
     gone(milan, "gatewayserver")?;
     for (cluster, peer) in [(rome, "milan"), (milan, "rome")] {
@@ -219,7 +223,7 @@ fn disconnect(rome: &Kubernetes, milan: &Kubernetes) -> Result<()> {
 
 fn reset(rome: &Kubernetes, milan: &Kubernetes) -> Result<()> {
     peer(rome, milan)?;
-    told_both(milan, rome, &["network", "reset", "--skip-confirm"])?;
+    reported_by_both(milan, rome, &["network", "reset", "--skip-confirm"])?;
     [rome, milan].into_iter().try_for_each(|cluster| {
         let kinds = ["configuration", "gatewayclient", "gatewayserver"];
         kinds.into_iter().try_for_each(|kind| gone(cluster, kind))

@@ -11,7 +11,7 @@ use weft_tests::kubernetes::{Image, Object, require_liqoctl};
 use weft_tests::{Kubernetes, Lab, skip, wait_until};
 
 use crate::calls::list;
-use crate::pair::{PATIENCE, SOON};
+use crate::pair::{SOON, TIMEOUT};
 use crate::readme::Readme;
 use crate::stage::{each, play, rome_and_milan, step};
 use crate::tool::Tool;
@@ -21,7 +21,7 @@ const TENANTS: [&str; 2] = ["liqo-tenant-milan", "liqo-tenant-rome"];
 const NOBODY: &str = "venice";
 
 #[test]
-fn two_clusters_are_connected_shown_disconnected_and_reset_as_liqoctl_does_it() -> Result<()> {
+fn liqoctl_connects_shows_and_resets_clusters() -> Result<()> {
     play(|| match Image::weft() {
         Ok(image) => {
             let lab = Lab::new("weft-kubernetes-liqoctl-peering")?;
@@ -83,7 +83,7 @@ fn install(clusters: &[Kubernetes; 2], image: &Image, readme: &Readme) -> Result
         cluster.load(image)
     })?;
     readme.install(clusters)?;
-    each(clusters, |cluster| cluster.wait_for_weft(PATIENCE)).map(drop)
+    each(clusters, |cluster| cluster.wait_for_weft(TIMEOUT)).map(drop)
 }
 
 /// No warning, and every prefix that there should be.

@@ -14,7 +14,7 @@ mod ipv6;
 mod leftovers;
 mod liqoctl;
 mod liqoctl_peering;
-mod orders;
+mod manifest_order;
 mod pair;
 mod peering;
 mod reach;

@@ -18,7 +18,7 @@ use crate::stage::{each, note, rome_and_milan, step};
 /// Time that two clusters may take from the manifests to Connected.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 /// Time that installing may take, on a machine that starts four nodes' worth of pods at once.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 const NODE_PORT: u16 = 30742;
 pub(crate) const HTTP: u16 = 80;
 const ECHO: u16 = 7007;
@@ -131,7 +131,7 @@ impl Pair {
         let before = each(&clusters, Inventory::of)?;
         let pair = Self { clusters, peering, pods, before };
         pair.explained(|| {
-            step("the chart is installed", || pair.each(|cluster| cluster.install_weft(PATIENCE)))
+            step("the chart is installed", || pair.each(|cluster| cluster.install_weft(TIMEOUT)))
         })?;
         Ok(pair)
     }

@@ -15,11 +15,11 @@ use weft_tests::kubernetes::{Image, LINGER, Machine, Object};
 use weft_tests::{Kubernetes, Lab, Netns, View, skip, wait_until};
 
 use crate::in_clear::{Observer, Senders};
-use crate::inventory::{Inventory, ensure_silent, users};
-use crate::pair::{GATEWAYS, PATIENCE, Pair, SOON, pod_of, selector};
+use crate::inventory::{Inventory, ensure_no_leftovers, users};
+use crate::pair::{GATEWAYS, Pair, SOON, TIMEOUT, pod_of, selector};
 use crate::reach::{pods_elsewhere_reach_and_are_reached, services_nodes_and_strangers_reach_pods};
 use crate::stage::{play, say, step};
-use crate::{bad_manifests, orders, requests, status, truth};
+use crate::{bad_manifests, manifest_order, requests, status, truth};
 
 /// Until packets pass again, with the time that a pod takes to start.
 const BACK: Duration = Duration::from_secs(6);
@@ -32,7 +32,7 @@ const REMADE: Duration = Duration::from_secs(90);
 const AWAY: Duration = Duration::from_secs(12);
 
 #[test]
-fn two_installed_clusters_reach_each_other_lose_pods_of_weft_and_part() -> Result<()> {
+fn installed_clusters_connect_and_disconnect() -> Result<()> {
     play(|| match Image::weft() {
         Ok(image) => {
             let lab = Lab::new("weft-kubernetes-peering")?;
@@ -49,7 +49,7 @@ fn two_installed_clusters_reach_each_other_lose_pods_of_weft_and_part() -> Resul
 fn from_the_manifests_to_the_end(pair: &Pair, lab: &Lab) -> Result<()> {
     step("both are connected", || pair.connect())?;
     step("all pods reach all pods", || pair.all_reach_all())?;
-    step("bad manifests disturb nobody", || bad_manifests::disturb_nobody(pair))?;
+    step("bad manifests disturb nobody", || bad_manifests::ensure_others_run(pair))?;
     step("services, nodes and strangers reach pods", || {
         services_nodes_and_strangers_reach_pods(pair, lab)
     })?;
@@ -65,7 +65,9 @@ fn from_the_manifests_to_the_end(pair: &Pair, lab: &Lab) -> Result<()> {
     step("all other pods of weft are replaced", || others_are_not_missed(pair))?;
     step("a connection has outlived all that", || held.echoes(SOON))?;
     step("nothing is left of the peering", || nothing_is_left(pair))?;
-    step("both are connected in any order", || orders::connect(pair, || nothing_is_left(pair)))?;
+    step("both are connected in any order", || {
+        manifest_order::connect(pair, || nothing_is_left(pair))
+    })?;
     step("nothing is left of weft, for all that is peered", || uninstalled(pair, lab))
 }
 
@@ -82,7 +84,7 @@ fn gateways_come_back(pair: &Pair) -> Result<()> {
         let outage = traffic.longest_outage();
         say(outage, &format!("without {gateway}"));
         ensure!(outage < BACK, "{traffic:?}");
-        wait_until("it is told where it runs", SOON, || is_told(cluster, gateway))?;
+        wait_until("it is told where it runs", SOON, || is_reported(cluster, gateway))?;
     }
     Ok(())
 }
@@ -105,7 +107,7 @@ fn a_client_follows(pair: &Pair) -> Result<()> {
     let outage = traffic.longest_outage();
     say(outage, "without a server while its pod was replaced");
     ensure!(outage < REPLACED, "{traffic:?}");
-    wait_until("it is told where it runs", SOON, || is_told(milan, server))
+    wait_until("it is told where it runs", SOON, || is_reported(milan, server))
 }
 
 fn is_alone(cluster: &Kubernetes, gateway: Object<'_>) -> Result<()> {
@@ -115,7 +117,7 @@ fn is_alone(cluster: &Kubernetes, gateway: Object<'_>) -> Result<()> {
     Ok(())
 }
 
-fn is_told(cluster: &Kubernetes, gateway: Object<'_>) -> Result<()> {
+fn is_reported(cluster: &Kubernetes, gateway: Object<'_>) -> Result<()> {
     let pods = ["get", "pods", "--namespace", gateway.namespace, "-l", &selector(gateway)];
     let list = cluster.kubectl(&[&pods[..], &["--output=json"]].concat())?;
     let list: Value = serde_json::from_str(&list).context("kubectl prints JSON")?;
@@ -253,14 +255,14 @@ fn uninstalled(pair: &Pair, lab: &Lab) -> Result<()> {
         if i == 0 {
             senders.extend(ways(pair, 1, &views[1])?);
         }
-        refused_meanwhile(lab, &senders, || cluster.uninstall_weft(PATIENCE))?;
+        refused_meanwhile(lab, &senders, || cluster.uninstall_weft(TIMEOUT))?;
         requests::are_allowed(cluster, "liqo:liqo-withdrawal")?;
         say(began.elapsed(), &format!("to uninstall weft in {}", cluster.spec.id));
         // Pods end, and Kubernetes removes what others own.
         wait_until("there is no more than before", SOON, || {
             Inventory::of(cluster)?.ensure_no_more(before, &users)
         })?;
-        ensure_silent(cluster, gateway.namespace)?;
+        ensure_no_leftovers(cluster, gateway.namespace)?;
     }
     Ok(())
 }

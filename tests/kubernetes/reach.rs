@@ -20,7 +20,7 @@ const NODE_PORT: u16 = 30800;
 /// Part of the pod CIDRs that is no node's.
 const ELSEWHERE: u8 = 77;
 /// On the segment, and in no cluster.
-const STRANGER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 200));
+const FOREIGN_POD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 200));
 
 pub(crate) fn services_nodes_and_strangers_reach_pods(pair: &Pair, lab: &Lab) -> Result<()> {
     let [rome, milan] = &pair.clusters;
@@ -37,7 +37,7 @@ pub(crate) fn services_nodes_and_strangers_reach_pods(pair: &Pair, lab: &Lab) ->
         let seen = get(&pod.ns, cluster_ip, HTTP, &pod.name)?;
         ensure!(seen == of_rome.of(pod.addresses[0])?, "{} is seen as {seen}", pod.name);
     }
-    let stranger = lab.machine("stranger", &[on_segment(STRANGER)])?;
+    let stranger = lab.machine("stranger", &[on_segment(FOREIGN_POD)])?;
     for node in &rome.machines {
         for address in there.iter().copied().chain([cluster_ip]) {
             is_romes(get(node.host.net(), address, HTTP, &node.name)?, &of_rome)?;
@@ -69,9 +69,9 @@ pub(crate) fn pods_elsewhere_reach_and_are_reached(pair: &Pair) -> Result<()> {
 
 fn is_local(config: &Value, pod: IpAddr) -> Result<()> {
     let local = config["spec"]["localPods"].as_array().into_iter().flatten();
-    let is_told = local.filter_map(Value::as_str).any(|cidr| cidr == format!("{pod}/32"));
+    let is_reported = local.filter_map(Value::as_str).any(|cidr| cidr == format!("{pod}/32"));
     let applied = config["status"]["appliedGeneration"] == config["metadata"]["generation"];
-    ensure!(is_told && applied, "{config}");
+    ensure!(is_reported && applied, "{config}");
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use weft_tests::kubernetes::{BUSYBOX, Image, Object};
 use weft_tests::{Lab, skip, wait_until};
 
 use crate::in_clear::Observer;
-use crate::pair::{PATIENCE, Pair, SOON};
+use crate::pair::{Pair, SOON, TIMEOUT};
 use crate::stage::{note, play, say, step};
 
 const NODE: u8 = 2;
@@ -51,7 +51,7 @@ fn sends_while_it_starts(pair: &Pair, lab: &Lab) -> Result<()> {
         let observer = Observer::start(lab)?;
         rome.reboot(NODE)?;
         let (began, before) = (Instant::now(), observer.so_far().wrapped);
-        wait_until("the sender's packets are in VXLAN", PATIENCE, || {
+        wait_until("the sender's packets are in VXLAN", TIMEOUT, || {
             ensure!(observer.so_far().wrapped > before, "none");
             Ok::<_, anyhow::Error>(())
         })?;

@@ -185,7 +185,7 @@ const ELSEWHERE: &[Row] = &[
 ];
 
 /// In a cluster with a gateway for milan and one for turin.
-pub(crate) fn are_the_least(cluster: &Kubernetes) -> Result<()> {
+pub(crate) fn are_minimal(cluster: &Kubernetes) -> Result<()> {
     let withdrawal = rights_of_withdrawal(cluster)?;
     cluster.apply(&withdrawal)?;
     let wrong = wrong_rows(cluster);

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use serde_json::json;
 use weft_tests::{Kubernetes, wait_until};
 
-use crate::pair::{PATIENCE, SOON};
+use crate::pair::{SOON, TIMEOUT};
 
 const IPAM: &str = "deployment/liqo-ipam";
 
@@ -21,7 +21,7 @@ pub(crate) fn is_true(cluster: &Kubernetes) -> Result<()> {
         Ok(())
     })?;
     scale(cluster, IPAM, 1)?;
-    cluster.wait_for_weft(PATIENCE)?;
+    cluster.wait_for_weft(TIMEOUT)?;
     wait_until("all is well again", SOON, || is_well(cluster))?;
     cluster.stop_api_server()?;
     let blind = cluster.status();

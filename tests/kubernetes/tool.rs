@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use weft_tests::Kubernetes;
 
 use crate::calls;
-use crate::liqoctl::{told, told_both};
+use crate::liqoctl::{reported_by_both, told};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Tool {
@@ -15,7 +15,7 @@ pub(crate) enum Tool {
     Calls,
 }
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) const GROUP: &str = "networking.liqo.io/v1beta1";
 /// Any 32 bytes.
 pub(crate) const KEY: &str = "SJbnWw47WiNBxWI4qjL/kxk/kpfvFCwKHSkixFgTt2Q=";
@@ -52,20 +52,24 @@ impl Tool {
         let port = node_port.map(|port| format!("--gw-server-service-nodeport={port}"));
         let line = "network connect --wait --timeout 60s --gw-server-service-type NodePort";
         let line: Vec<_> = line.split(' ').chain(port.as_deref()).collect();
-        told_both(client, server, &line)
+        reported_by_both(client, server, &line)
     }
 
     pub(crate) fn disconnect(self, local: &Kubernetes, remote: &Kubernetes) -> Result<()> {
         match self {
             Self::Calls => calls::disconnect(&calls::sides(local, remote)?),
-            Self::Liqoctl => told_both(local, remote, &["network", "disconnect", "--skip-confirm"]),
+            Self::Liqoctl => {
+                reported_by_both(local, remote, &["network", "disconnect", "--skip-confirm"])
+            }
         }
     }
 
     pub(crate) fn reset(self, local: &Kubernetes, remote: &Kubernetes) -> Result<()> {
         match self {
             Self::Calls => calls::reset(&calls::sides(local, remote)?),
-            Self::Liqoctl => told_both(local, remote, &["network", "reset", "--skip-confirm"]),
+            Self::Liqoctl => {
+                reported_by_both(local, remote, &["network", "reset", "--skip-confirm"])
+            }
         }
     }
 
@@ -114,7 +118,7 @@ fn by_calls(cluster: &Kubernetes, peer: &str) -> Result<()> {
         object("GatewayServer", json!({"endpoint": endpoint})),
         object("PublicKey", json!({"publicKey": KEY})),
     ] {
-        calls::create(&side, &object, PATIENCE)?;
+        calls::create(&side, &object, TIMEOUT)?;
     }
     for kind in ["gatewayserver", "configuration", "publickey"] {
         cluster.kubectl(&["delete", kind, peer, "--namespace", peer])?;

@@ -20,7 +20,7 @@ use crate::pair::{Pair, SOON};
 use crate::stage::{note, play, step};
 
 /// From the fault until cause and remedy are shown.
-const MOST: Duration = Duration::from_secs(3);
+const MAX: Duration = Duration::from_secs(3);
 /// Until a time that is too long is known.
 const AT_MOST: Duration = Duration::from_secs(90);
 
@@ -28,7 +28,7 @@ struct Scene<'a> {
     pair: &'a Pair,
     lab: &'a Lab,
     /// Cluster that runs a gateway with the key of rome's.
-    twin: Mutex<Option<Cluster>>,
+    duplicate_gateway: Mutex<Option<Cluster>>,
 }
 
 /// Expected output of one of the clusters: its place in the pair, and a text of one line of the problems, behind
@@ -70,7 +70,7 @@ pub(crate) fn cheap_rows(pair: &Pair, lab: &Lab) -> Result<()> {
 
 impl<'a> Scene<'a> {
     fn new(pair: &'a Pair, lab: &'a Lab) -> Self {
-        Self { pair, lab, twin: Mutex::new(None) }
+        Self { pair, lab, duplicate_gateway: Mutex::new(None) }
     }
 
     fn cluster(&self, i: usize) -> &'a Kubernetes {
@@ -82,8 +82,8 @@ impl<'a> Scene<'a> {
         self.cluster(0).machine(faults::NODE).host.net()
     }
 
-    fn replace_twin(&self, twin: Option<Cluster>) {
-        *self.twin.lock().unwrap_or_else(PoisonError::into_inner) = twin;
+    fn replace_duplicate(&self, duplicate_gateway: Option<Cluster>) {
+        *self.duplicate_gateway.lock().unwrap_or_else(PoisonError::into_inner) = duplicate_gateway;
     }
 
     /// Time until a cluster shows that text, and that not all is well.

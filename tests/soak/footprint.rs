@@ -53,7 +53,7 @@ impl Footprints {
             let most = before * (1.0 + GROWTH) + ALLOWANCE;
             ensure!(after <= most, "{name} grew from {before:.0} to {after:.0} bytes");
             // A file that is open for a moment only is not in the minimum.
-            let (before, after) = (least_files(first), least_files(last));
+            let (before, after) = (min_files(first), min_files(last));
             ensure!(after <= before, "{name} had {before:?} open files, and now {after:?}");
         }
         // weft up, controller, ipam, agent and gateway, in each cluster.
@@ -94,7 +94,7 @@ fn mean_rss(samples: &[Footprint]) -> f64 {
     samples.iter().map(|sample| sample.rss_bytes as f64).sum::<f64>() / samples.len() as f64
 }
 
-fn least_files(samples: &[Footprint]) -> Option<usize> {
+fn min_files(samples: &[Footprint]) -> Option<usize> {
     samples.iter().map(|sample| sample.files).min()
 }
 
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_and_leaks_are_found_and_what_lasts_a_moment_is_not() {
+    fn growth_is_found_and_transients_are_not() {
         let (flat, few) = ([10_000_000; 6], [20; 6]);
         footprints(flat, few).are_flat().unwrap();
         footprints(flat, [20, 20, 20, 20, 20, 25]).are_flat().unwrap();

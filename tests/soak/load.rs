@@ -17,7 +17,7 @@ use weft_tests::traffic::Arrived;
 const PAYLOAD: usize = 1200;
 const TICK: Duration = Duration::from_millis(1);
 /// Maximum that a generator catches up with after it could not run; the rest was never sent.
-const MOST_AT_ONCE: u64 = 64;
+const MAX_AT_ONCE: u64 = 64;
 /// In bytes: no burst is lost at the sink itself.
 const SINK_BUFFER: usize = 64 << 20;
 /// Time to wait for late datagrams at the end.
@@ -120,8 +120,8 @@ fn send(socket: &UdpSocket, to: SocketAddr, rate: f64, shared: &Shared) {
     while !shared.stop.load(Ordering::Relaxed) {
         let due = (start.elapsed().as_secs_f64() * rate) as u64;
         let behind = due - number - left_out;
-        left_out += behind.saturating_sub(MOST_AT_ONCE);
-        for _ in 0..behind.min(MOST_AT_ONCE) {
+        left_out += behind.saturating_sub(MAX_AT_ONCE);
+        for _ in 0..behind.min(MAX_AT_ONCE) {
             datagram[..8].copy_from_slice(&u64::to_be_bytes(number));
             // A datagram that cannot be sent is lost, like any other that does not arrive.
             let _ = socket.send_to(&datagram, to);
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_load_over_loopback_keeps_its_rate_and_loses_nothing() {
+    fn loopback_load_keeps_rate_and_loses_nothing() {
         let ns = Netns::new().unwrap();
         let to = SocketAddr::from(([127, 0, 0, 1], 7000));
         let ends = Ends { from: ns.clone(), to, at: ns };

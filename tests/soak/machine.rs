@@ -5,9 +5,9 @@ use std::fs;
 
 /// Ticks of `/proc/stat`, always 10 ms each. The most that the hypervisor may take from all cores
 /// together between two looks.
-const MOST_STOLEN_TICKS: u64 = 2;
+const MAX_STOLEN_TICKS: u64 = 2;
 /// The part of a second's packets that a generator may leave out because it does not get to run.
-const MOST_LEFT_OUT: f64 = 0.05;
+const MAX_LEFT_OUT: f64 = 0.05;
 
 /// Observations, a second at a time.
 #[derive(Default)]
@@ -27,8 +27,8 @@ impl Machine {
     /// and left out so far.
     pub(crate) fn look(&mut self, sent: u64, left_out: u64, rate: f64) {
         let stolen = stolen();
-        let is_disturbed = stolen - self.stolen > MOST_STOLEN_TICKS
-            || (left_out - self.left_out) as f64 > rate * MOST_LEFT_OUT;
+        let is_disturbed = stolen - self.stolen > MAX_STOLEN_TICKS
+            || (left_out - self.left_out) as f64 > rate * MAX_LEFT_OUT;
         self.looks.push((sent, is_disturbed));
         (self.stolen, self.left_out) = (stolen, left_out);
     }
@@ -39,7 +39,7 @@ impl Machine {
     }
 
     /// True if packets lost in that second may be the machine's fault.
-    pub(crate) fn is_to_blame(&self, second: usize) -> bool {
+    pub(crate) fn is_cause(&self, second: usize) -> bool {
         let near = self.looks.iter().skip(second.saturating_sub(1)).take(3);
         near.into_iter().any(|(_, is_disturbed)| *is_disturbed)
     }
@@ -73,13 +73,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_lost_around_a_stall_is_the_machines_fault() {
+    fn loss_during_machine_stall_is_excused() {
         let mut machine = Machine::new();
         for second in 1..=20 {
             let left_out = if second < 10 { 0 } else { 1000 };
             machine.look(second * 10_000, left_out, 10_000.0);
         }
-        let blamed = |packet| machine.is_to_blame(machine.second_of(packet));
+        let blamed = |packet| machine.is_cause(machine.second_of(packet));
         assert!([85_000, 95_000, 105_000].into_iter().all(blamed));
         assert!(![5_000, 65_000, 195_000].into_iter().any(blamed));
         assert!(machine.was_quiet());

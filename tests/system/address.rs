@@ -12,10 +12,10 @@ use anyhow::{Context, Result, ensure};
 use weft_tests::traffic::{Service, TcpServer, http_get};
 use weft_tests::{Cluster, Families, Host, Pod, manifests, on_segment, wait_until};
 
-use crate::scene::{HTTP, PATIENCE, PORT, SOON, Scene, first_pod, play, rome_and_milan};
+use crate::scene::{HTTP, PORT, SOON, Scene, TIMEOUT, first_pod, play, rome_and_milan};
 
 #[test]
-fn a_host_outside_is_reached_from_both_clusters_in_both_families() -> Result<()> {
+fn outside_host_is_reached_in_both_families() -> Result<()> {
     play(&dual_stack(), |scene| {
         scene.peer("rome", "milan", PORT)?;
         let printer = printer(scene)?;
@@ -43,7 +43,7 @@ fn a_host_outside_is_reached_from_both_clusters_in_both_families() -> Result<()>
 }
 
 #[test]
-fn a_host_outside_that_knows_the_way_back_sees_the_pod_itself() -> Result<()> {
+fn routed_outside_host_sees_pod_address() -> Result<()> {
     play(&dual_stack(), |scene| {
         scene.peer("rome", "milan", PORT)?;
         let printer = printer(scene)?;
@@ -71,7 +71,7 @@ fn a_host_outside_that_knows_the_way_back_sees_the_pod_itself() -> Result<()> {
 }
 
 #[test]
-fn a_pod_is_reached_by_two_addresses_more_in_both_families() -> Result<()> {
+fn pod_is_reached_by_two_more_addresses() -> Result<()> {
     play(&dual_stack(), |scene| {
         scene.peer("rome", "milan", PORT)?;
         let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
@@ -138,7 +138,7 @@ fn grant(cluster: &Cluster, target: IpAddr, masquerade: bool) -> Result<IpAddr> 
 fn grant_as(name: &str, cluster: &Cluster, target: IpAddr, masquerade: bool) -> Result<IpAddr> {
     let name = format!("{name}-v{}", if target.is_ipv4() { 4 } else { 6 });
     cluster.apply(&name, &manifests::ip(&name, target, masquerade))?;
-    wait_until("an address is granted", PATIENCE, || {
+    wait_until("an address is granted", TIMEOUT, || {
         let ip: serde_json::Value =
             serde_json::from_str(&cluster.weft(&["get", "ip", &name, "-o", "json"])?)?;
         let granted = ip["status"]["ip"].as_str().with_context(|| format!("none: {ip}"))?;
@@ -149,7 +149,7 @@ fn grant_as(name: &str, cluster: &Cluster, target: IpAddr, masquerade: bool) -> 
 /// Waits until a new address works; whom the server saw.
 fn reaches(pod: &Pod, address: IpAddr) -> Result<IpAddr> {
     let what = format!("{} reaches {address}", pod.name);
-    wait_until(&what, PATIENCE, || {
+    wait_until(&what, TIMEOUT, || {
         weft_tests::traffic::connect(&pod.ns, SocketAddr::new(address, HTTP), SOON).map(drop)
     })?;
     http_get(&pod.ns, SocketAddr::new(address, HTTP))

@@ -12,7 +12,7 @@ use weft_tests::traffic::udp_flow;
 use weft_tests::{Cluster, ClusterSpec, MANIFESTS, STATE, wait_until};
 
 use crate::scene::{
-    ECHO, PATIENCE, PORT, SOON, Scene, answers, first_pod, play, rome_and_milan, serve,
+    ECHO, PORT, SOON, Scene, TIMEOUT, answers, first_pod, play, rome_and_milan, serve,
 };
 
 /// Position of a document among a client's.
@@ -101,7 +101,7 @@ fn slips() -> Vec<Slip> {
 }
 
 #[test]
-fn every_slip_in_a_running_peering_is_told_within_a_second_and_loses_nothing() -> Result<()> {
+fn bad_edit_of_running_peering_loses_nothing() -> Result<()> {
     play(&rome_and_milan(1), |scene| {
         let peering = scene.peer("rome", "milan", PORT)?;
         let mut took = Vec::new();
@@ -109,7 +109,7 @@ fn every_slip_in_a_running_peering_is_told_within_a_second_and_loses_nothing() -
             let mut documents = peering.client_documents();
             documents[slip.document] = slip.in_(&documents[slip.document]);
             took.extend(scene.told("milan", &join(&documents), &peering, |rome| {
-                slip.is_told(rome, "milan.yaml", "liqo-tenant-milan")
+                slip.is_reported(rome, "milan.yaml", "liqo-tenant-milan")
             })?);
         }
         nine_of_ten_in_time(took)
@@ -117,7 +117,7 @@ fn every_slip_in_a_running_peering_is_told_within_a_second_and_loses_nothing() -
 }
 
 #[test]
-fn every_slip_in_something_new_is_told_within_a_second_and_disturbs_nobody() -> Result<()> {
+fn bad_new_manifest_is_reported_within_a_second() -> Result<()> {
     play(&rome_and_milan(1), |scene| {
         let peering = scene.peer("rome", "milan", PORT)?;
         let mut took = Vec::new();
@@ -126,7 +126,7 @@ fn every_slip_in_something_new_is_told_within_a_second_and_disturbs_nobody() -> 
             let other = document.replace("milan", "turin");
             took.extend(scene.told("new", &other, &peering, |rome| {
                 let slip = Slip { object: (slip.object.0, turin(slip.object.1)), ..slip };
-                slip.is_told(rome, "new.yaml", "liqo-tenant-turin")
+                slip.is_reported(rome, "new.yaml", "liqo-tenant-turin")
             })?);
         }
         nine_of_ten_in_time(took)
@@ -143,7 +143,7 @@ fn turin(name: &'static str) -> &'static str {
 }
 
 #[test]
-fn a_second_gateway_for_a_peer_is_told_on_both_and_the_first_runs_on() -> Result<()> {
+fn second_gateway_is_reported_and_first_runs_on() -> Result<()> {
     play(&rome_and_milan(1), |scene| {
         let peering = scene.peer("rome", "milan", PORT)?;
         let second = peering.gateway_client().replace("name: client", "name: another");
@@ -152,7 +152,7 @@ fn a_second_gateway_for_a_peer_is_told_on_both_and_the_first_runs_on() -> Result
             took.extend(scene.told("new", &second, &peering, |rome| {
                 for (name, file) in [("client", "milan.yaml"), ("another", "new.yaml")] {
                     let object = format!("GatewayClient liqo-tenant-milan/{name}");
-                    is_told(rome, &[file, &object, "are for the same peer", "expected one"])?;
+                    is_reported(rome, &[file, &object, "are for the same peer", "expected one"])?;
                     shows(rome, ["gatewayclient", name, "liqo-tenant-milan"], "expected one")?;
                 }
                 Ok(())
@@ -164,7 +164,7 @@ fn a_second_gateway_for_a_peer_is_told_on_both_and_the_first_runs_on() -> Result
 }
 
 #[test]
-fn a_file_cut_anywhere_or_blown_up_is_told_and_everything_it_had_goes_on() -> Result<()> {
+fn cut_or_huge_file_is_reported_and_spares_rest() -> Result<()> {
     play(&rome_and_milan(1), |scene| {
         let peering = scene.peer("rome", "milan", PORT)?;
         let whole = join(&peering.client_documents());
@@ -184,19 +184,19 @@ fn a_file_cut_anywhere_or_blown_up_is_told_and_everything_it_had_goes_on() -> Re
         for end in ends {
             scene
                 .told("milan", &whole[..end], &peering, |rome| {
-                    is_told(rome, &["milan.yaml", "expected"])
+                    is_reported(rome, &["milan.yaml", "expected"])
                 })
                 .with_context(|| format!("cut behind {:?}", &whole[end.saturating_sub(30)..end]))?;
         }
         let long = whole + &"# x\n".repeat(2_500_000);
         let told = ["milan.yaml", "bytes long", "expected at most 1048576"];
-        scene.told("milan", &long, &peering, |rome| is_told(rome, &told))?;
+        scene.told("milan", &long, &peering, |rome| is_reported(rome, &told))?;
         Ok(())
     })
 }
 
 #[test]
-fn garbage_of_any_kind_is_told_and_what_is_good_beside_it_is_used() -> Result<()> {
+fn garbage_is_reported_and_good_files_are_used() -> Result<()> {
     play(&rome_and_milan(1), |scene| {
         scene.peer("rome", "milan", PORT)?;
         let rome = scene.cluster("rome");
@@ -223,15 +223,15 @@ fn garbage_of_any_kind_is_told_and_what_is_good_beside_it_is_used() -> Result<()
                 ("g-nothing", "No such file"),
                 ("g-pipe", "a pipe"),
             ] {
-                wait_until(&format!("{file} is told"), PATIENCE, || {
-                    is_told(rome, &[&format!("{file}.yaml"), told])
+                wait_until(&format!("{file} is told"), TIMEOUT, || {
+                    is_reported(rome, &[&format!("{file}.yaml"), told])
                 })?;
             }
             Ok(())
         })?;
         scene.undisturbed(|| {
             rome.apply("turin", &with_turin(rome))?;
-            wait_until("turin has its prefixes", PATIENCE, || {
+            wait_until("turin has its prefixes", TIMEOUT, || {
                 let text =
                     rome.weft(&["get", "gatewayconfig", "-n", "liqo-tenant-turin", "-o", "json"])?;
                 ensure!(text.contains("10.200.0.0/16"), "{text}");
@@ -243,7 +243,7 @@ fn garbage_of_any_kind_is_told_and_what_is_good_beside_it_is_used() -> Result<()
                     if path.is_dir() { fs::remove_dir(path)? } else { fs::remove_file(path)? }
                 }
             }
-            wait_until("nothing of it is told any more", PATIENCE, || {
+            wait_until("nothing of it is told any more", TIMEOUT, || {
                 let status = rome.status()?;
                 ensure!(!status["problems"].to_string().contains("g-"), "{status}");
                 Ok::<_, anyhow::Error>(())
@@ -263,7 +263,7 @@ fn bomb() -> String {
 }
 
 #[test]
-fn thousands_of_files_and_a_directory_that_goes_and_comes_back_lose_nothing() -> Result<()> {
+fn many_files_and_lost_directory_lose_nothing() -> Result<()> {
     play(&rome_and_milan(1), |scene| {
         scene.peer("rome", "milan", PORT)?;
         let rome = scene.cluster("rome");
@@ -273,7 +273,7 @@ fn thousands_of_files_and_a_directory_that_goes_and_comes_back_lose_nothing() ->
                 let text = format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: n{i}}}\n");
                 fs::write(dir.join(format!("n{i}.yaml")), text)?;
             }
-            wait_until("all are read", PATIENCE, || {
+            wait_until("all are read", TIMEOUT, || {
                 let text = rome.weft(&["get", "namespace", "-o", "name"])?;
                 ensure!(text.lines().count() >= 3000, "{} are", text.lines().count());
                 Ok::<_, anyhow::Error>(())
@@ -282,18 +282,17 @@ fn thousands_of_files_and_a_directory_that_goes_and_comes_back_lose_nothing() ->
         let away = dir.with_extension("away");
         scene.undisturbed(|| {
             fs::rename(&dir, &away)?;
-            wait_until("it is told", PATIENCE, || {
-                is_told(rome, &["cannot be read", "expected a directory of manifests"])
+            wait_until("it is told", TIMEOUT, || {
+                is_reported(rome, &["cannot be read", "expected a directory of manifests"])
             })?;
             fs::rename(&away, &dir)?;
-            wait_until("it is well", PATIENCE, || is_well(rome))
+            wait_until("it is well", TIMEOUT, || is_well(rome))
         })
     })
 }
 
 #[test]
-fn gateway_and_controller_come_back_on_the_last_good_version_while_the_manifests_are_bad()
--> Result<()> {
+fn bad_manifests_restart_on_last_good_version() -> Result<()> {
     play(&rome_and_milan(1), |scene| {
         let peering = scene.peer("rome", "milan", PORT)?;
         let rome = scene.cluster("rome");
@@ -312,30 +311,30 @@ fn gateway_and_controller_come_back_on_the_last_good_version_while_the_manifests
             good.replace("labels: {liqo.io/remote-cluster-id: milan}", "labels: {}"),
         ] {
             rome.apply("milan", &bad)?;
-            wait_until("it is told", PATIENCE, || is_told(rome, &["milan.yaml", "expected"]))?;
+            wait_until("it is told", TIMEOUT, || is_reported(rome, &["milan.yaml", "expected"]))?;
             scene.undisturbed(|| {
                 let old = rome.processes(0, "fabric-controller");
                 kill(&old)?;
-                wait_until("another controller runs", PATIENCE, || {
+                wait_until("another controller runs", TIMEOUT, || {
                     another(rome, "fabric-controller", &old)
                 })?;
                 std::thread::sleep(SOON);
-                is_told(rome, &["milan.yaml", "expected"])
+                is_reported(rome, &["milan.yaml", "expected"])
             })?;
             ensure!(config()? == before, "was {before}, is {}", config()?);
             let old = rome.processes(0, "gateway");
             kill(&old)?;
-            wait_until("another gateway runs", PATIENCE, || another(rome, "gateway", &old))?;
-            rome.wait_connected("milan", PATIENCE)?;
+            wait_until("another gateway runs", TIMEOUT, || another(rome, "gateway", &old))?;
+            rome.wait_connected("milan", TIMEOUT)?;
             scene.undisturbed(|| Ok(()))?;
         }
         rome.apply("milan", &good)?;
-        wait_until("it is well", PATIENCE, || is_well(rome))
+        wait_until("it is well", TIMEOUT, || is_well(rome))
     })
 }
 
 #[test]
-fn a_gateway_whose_config_file_was_cut_comes_back_on_the_last_good_one() -> Result<()> {
+fn cut_gateway_config_restarts_on_last_good() -> Result<()> {
     play(&rome_and_milan(1), |scene| {
         scene.peer("rome", "milan", PORT)?;
         let rome = scene.cluster("rome");
@@ -346,7 +345,7 @@ fn a_gateway_whose_config_file_was_cut_comes_back_on_the_last_good_one() -> Resu
         // With a controller, it is mended at once.
         scene.undisturbed(|| {
             fs::write(&file, &whole[..whole.len() / 2])?;
-            wait_until("the file is mended", PATIENCE, || {
+            wait_until("the file is mended", TIMEOUT, || {
                 ensure!(fs::read_to_string(&file)? == whole, "it is not");
                 Ok::<_, anyhow::Error>(())
             })
@@ -357,12 +356,12 @@ fn a_gateway_whose_config_file_was_cut_comes_back_on_the_last_good_one() -> Resu
         fs::write(&file, &whole[..whole.len() / 2])?;
         let old = rome.processes(0, "gateway");
         kill(&old)?;
-        wait_until("another gateway runs", PATIENCE, || another(rome, "gateway", &old))?;
+        wait_until("another gateway runs", TIMEOUT, || another(rome, "gateway", &old))?;
         let (pod, target) = scene.way("rome", "milan")?;
         answers(&pod.ns, target)?;
         scene.undisturbed(|| Ok(()))?;
         signal(&controller, nix::sys::signal::Signal::SIGCONT)?;
-        wait_until("it is well", PATIENCE, || is_well(rome))?;
+        wait_until("it is well", TIMEOUT, || is_well(rome))?;
         let copies = fs::read_dir(rome.outside(STATE).join("notes"))?;
         for copy in copies {
             let text = fs::read_to_string(copy?.path())?;
@@ -373,7 +372,7 @@ fn a_gateway_whose_config_file_was_cut_comes_back_on_the_last_good_one() -> Resu
 }
 
 #[test]
-fn a_gateway_without_its_secret_runs_on_and_says_what_a_restart_would_need() -> Result<()> {
+fn lost_secret_is_reported_and_gateway_runs_on() -> Result<()> {
     play(&rome_and_milan(1), |scene| {
         let peering = scene.peer("rome", "milan", PORT)?;
         let rome = scene.cluster("rome");
@@ -383,19 +382,19 @@ fn a_gateway_without_its_secret_runs_on_and_says_what_a_restart_would_need() -> 
         let garbage = documents[2].replace("privateKey: ", "privateKey: c2hvcnQ= #");
         scene.undisturbed(|| {
             rome.apply("milan", &join(&without))?;
-            wait_until("it is told", PATIENCE, || {
-                is_told(rome, &["Secret gw-keys does not exist", "a restart would lose"])
+            wait_until("it is told", TIMEOUT, || {
+                is_reported(rome, &["Secret gw-keys does not exist", "a restart would lose"])
             })
         })?;
         let old = rome.processes(0, "gateway");
         kill(&old)?;
-        wait_until("the new one says what it lacks", PATIENCE, || {
-            is_told(rome, &["Secret gw-keys does not exist", "without which nothing runs"])
+        wait_until("the new one says what it lacks", TIMEOUT, || {
+            is_reported(rome, &["Secret gw-keys does not exist", "without which nothing runs"])
         })?;
         ensure!(rome.is_connected("milan").is_err(), "connected without a key");
         rome.apply("secret", &garbage)?;
-        wait_until("the garbage is told", PATIENCE, || {
-            is_told(
+        wait_until("the garbage is told", TIMEOUT, || {
+            is_reported(
                 rome,
                 &[
                     "secret.yaml",
@@ -407,27 +406,27 @@ fn a_gateway_without_its_secret_runs_on_and_says_what_a_restart_would_need() -> 
             )
         })?;
         rome.apply("secret", &documents[2])?;
-        rome.wait_connected("milan", PATIENCE)?;
+        rome.wait_connected("milan", TIMEOUT)?;
         scene.undisturbed(|| Ok(()))
     })
 }
 
 #[test]
-fn ipam_started_while_the_clusters_own_manifests_are_bad_gives_nothing_of_it_away() -> Result<()> {
+fn ipam_with_bad_manifests_grants_nothing_taken() -> Result<()> {
     play(&rome_and_milan(1), |scene| {
         scene.peer("rome", "milan", PORT)?;
         let rome = scene.cluster("rome");
         let own = rome.outside(MANIFESTS).join("cluster.yaml");
         let good = fs::read_to_string(&own)?;
         rome.apply("cluster", &good[..good.len() / 3])?;
-        wait_until("it is told", PATIENCE, || is_told(rome, &["cluster.yaml", "expected"]))?;
+        wait_until("it is told", TIMEOUT, || is_reported(rome, &["cluster.yaml", "expected"]))?;
         for program in ["ipam", "fabric-controller"] {
             let old = rome.processes(0, program);
             kill(&old)?;
-            wait_until("another runs", PATIENCE, || another(rome, program, &old))?;
+            wait_until("another runs", TIMEOUT, || another(rome, program, &old))?;
         }
         rome.apply("turin", &with_turin(rome))?;
-        wait_until("turin has its prefixes", PATIENCE, || {
+        wait_until("turin has its prefixes", TIMEOUT, || {
             let text = rome.weft(&[
                 "get",
                 "configuration",
@@ -452,11 +451,11 @@ impl Slip {
     }
 
     /// In `weft status`, for people and for programs, and in the object's own status.
-    fn is_told(&self, cluster: &Cluster, file: &str, namespace: &str) -> Result<()> {
+    fn is_reported(&self, cluster: &Cluster, file: &str, namespace: &str) -> Result<()> {
         let (kind, name) = self.object;
         let [field, found, expected] = self.told;
         let object = if kind.is_empty() { String::new() } else { format!("{namespace}/{name}: ") };
-        is_told(cluster, &[file, &object, field, found, expected])?;
+        is_reported(cluster, &[file, &object, field, found, expected])?;
         let broken = expected.contains("whole YAML") || expected == "expected a number";
         if kind.is_empty() || broken && namespace.ends_with("turin") {
             return Ok(()); // there is no such object
@@ -473,21 +472,21 @@ impl Scene {
         file: &str,
         bad: &str,
         good: &Peering,
-        is_told: impl Fn(&Cluster) -> Result<()>,
+        is_reported: impl Fn(&Cluster) -> Result<()>,
     ) -> Result<[Duration; 2]> {
         let rome = self.cluster("rome");
         let mut took = [Duration::ZERO; 2];
         self.undisturbed(|| {
             let start = Instant::now();
             rome.apply(file, bad)?;
-            wait_until("it is told", PATIENCE, || is_told(rome))?;
+            wait_until("it is told", TIMEOUT, || is_reported(rome))?;
             took[0] = start.elapsed();
             let start = Instant::now();
             match file {
                 "milan" => rome.apply(file, &join(&good.client_documents()))?,
                 _ => rome.remove(file)?,
             }
-            wait_until("it is told no more", PATIENCE, || is_well(rome))?;
+            wait_until("it is told no more", TIMEOUT, || is_well(rome))?;
             took[1] = start.elapsed();
             Ok(())
         })
@@ -508,7 +507,7 @@ impl Scene {
 }
 
 /// Some problem has all of these parts, in both forms of `weft status`.
-fn is_told(cluster: &Cluster, parts: &[&str]) -> Result<()> {
+fn is_reported(cluster: &Cluster, parts: &[&str]) -> Result<()> {
     let status = cluster.status()?;
     let problems = status["problems"].as_array().cloned().unwrap_or_default();
     let has_all = |text: &str| parts.iter().all(|part| text.contains(part));

@@ -41,8 +41,7 @@ fn peering_returns_without_loss_on_another() -> Result<()> {
 }
 
 #[test]
-fn an_edited_manifest_is_in_the_kernel_within_a_second_and_the_other_peering_loses_nothing()
--> Result<()> {
+fn edit_is_in_kernel_within_a_second() -> Result<()> {
     play(&three(), |scene| {
         scene.peer("rome", "milan", PORT)?;
         let mut peering = scene.peer("milan", "turin", PORT)?;

@@ -23,7 +23,7 @@ use weft_tests::{Cluster, ClusterSpec, Families, Netns, SWITCH_V4, SWITCH_V6, wa
 
 use crate::chance::{Chance, rounds};
 use crate::departed::reboot;
-use crate::scene::{ECHO, PATIENCE, PORT, Scene, play};
+use crate::scene::{ECHO, PORT, Scene, TIMEOUT, play};
 
 const CANARY: &[u8] = b"this must stay encrypted";
 /// A part of what every pinger sends.
@@ -41,7 +41,7 @@ const PROGRAMS: [&str; 5] = ["weft", "fabric-controller", "ipam", "route-agent",
 const PACE: Duration = Duration::from_millis(50);
 
 #[test]
-fn what_pods_send_to_a_peer_is_never_on_the_wire_in_clear_whatever_happens() -> Result<()> {
+fn no_event_lets_pod_traffic_out_in_clear() -> Result<()> {
     let specs = [("rome", 1, 2), ("milan", 2, 1)];
     // Machines of both families, or what is IPv6 inside would have no other way to leave by.
     let specs = specs.map(|(id, number, nodes)| ClusterSpec {
@@ -193,7 +193,7 @@ fn begin(scene: &Scene, peering: &Peering, start: impl Fn(Sender)) -> Result<()>
     apply(scene, peering)?;
     for (from, to) in [("rome", "milan"), ("milan", "rome")] {
         let (from, to) = (scene.cluster(from), scene.cluster(to));
-        let view = wait_until("one sees the other somewhere", PATIENCE, || from.view(&to.spec))?;
+        let view = wait_until("one sees the other somewhere", TIMEOUT, || from.view(&to.spec))?;
         let nodes = from.nodes.iter().map(|node| node.host.net());
         for ns in from.pods().map(|pod| &pod.ns).chain(nodes) {
             for pod in to.pods() {
@@ -318,10 +318,10 @@ fn live(scene: &mut Scene, chance: &mut Chance, peering: &mut Peering, seen: &Se
 /// Both fabrics are in order, and the text arrives.
 fn passes(scene: &Scene) -> Result<()> {
     for (from, to) in [("rome", "milan"), ("milan", "rome")] {
-        scene.cluster(from).wait_connected(to, PATIENCE)?;
+        scene.cluster(from).wait_connected(to, TIMEOUT)?;
         // The other's prefixes are published once all nodes have routes.
-        let (pod, target) = wait_until("the way is known", PATIENCE, || scene.way(from, to))?;
-        wait_until("the text arrives", PATIENCE, || {
+        let (pod, target) = wait_until("the way is known", TIMEOUT, || scene.way(from, to))?;
+        wait_until("the text arrives", TIMEOUT, || {
             udp_echo(&pod.ns, SocketAddr::new(target, ECHO), CANARY)
         })?;
     }
@@ -337,7 +337,7 @@ fn control(scene: &Scene, chance: &mut Chance, seen: &Seen) -> Result<()> {
         if chance.percent(50) { (IpAddr::from([0; 4]), v4) } else { ([0u16; 8].into(), v6) };
     let Some(pod) = cluster.pods().next() else { return Ok(()) };
     let socket = pod.ns.run(|| UdpSocket::bind((any, 0)))?;
-    wait_until("what is sent in clear is seen", PATIENCE, || {
+    wait_until("what is sent in clear is seen", TIMEOUT, || {
         // A cut cable may still be restored.
         let _ = socket.send_to(CONTROL, (to, ECHO));
         let now = seen.control.load(Ordering::Relaxed);
@@ -445,7 +445,7 @@ fn signal(cluster: &Cluster, node: usize, program: &str, signal: Signal) -> Resu
         // It may have ended by itself.
         let _ = kill(Pid::from_raw(*pid), signal);
     }
-    wait_until("what was told to end ends", PATIENCE, || {
+    wait_until("what was told to end ends", TIMEOUT, || {
         let left = cluster.processes(node, program);
         ensure!(left.iter().all(|pid| !pids.contains(pid)), "{left:?} run");
         Ok::<_, anyhow::Error>(())

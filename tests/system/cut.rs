@@ -13,7 +13,7 @@ use weft_tests::traffic::{
 };
 use weft_tests::{Cluster, ClusterSpec, Netns, Pod, stays_so, wait_until};
 
-use crate::scene::{ECHO, HTTP, PATIENCE, PORT, Scene, first_pod, play, play_with, rome_and_milan};
+use crate::scene::{ECHO, HTTP, PORT, Scene, TIMEOUT, first_pod, play, play_with, rome_and_milan};
 
 const SIDES: [(&str, &str); 2] = [("rome", "milan"), ("milan", "rome")];
 /// Deadlines hold in so many of [`TRIES`].
@@ -31,7 +31,7 @@ const RESUMED: Duration = Duration::from_secs(3);
 const FLOWS: [u16; 2] = [7001, 7002];
 
 #[test]
-fn a_cut_shows_within_half_a_second_at_the_fastest_and_is_refused_from_then_on() -> Result<()> {
+fn fastest_cut_shows_within_half_a_second() -> Result<()> {
     let fastest = ["--ping-interval", "100ms", "--ping-loss-threshold", "5"];
     play_with(&clusters(), &fastest, |scene| {
         scene.peer("rome", "milan", PORT)?;
@@ -43,7 +43,7 @@ fn a_cut_shows_within_half_a_second_at_the_fastest_and_is_refused_from_then_on()
             let talks = talk(scene)?;
             std::thread::sleep(Duration::from_millis(300));
             scene.lab.cut("milan-1")?;
-            let times = both(scene, Instant::now(), PATIENCE)?;
+            let times = both(scene, Instant::now(), TIMEOUT)?;
             eprintln!("last called Connected or Degraded after {times:?}");
             in_time += usize::from(times.iter().all(|time| *time <= NOTICED_FAST));
             talks.iter().try_for_each(|talk| udp_refusal(talk, REFUSED).map(drop))?;
@@ -58,14 +58,14 @@ fn a_cut_shows_within_half_a_second_at_the_fastest_and_is_refused_from_then_on()
 }
 
 #[test]
-fn a_cut_of_a_minute_shows_is_refused_is_survived_and_leaves_nothing_behind() -> Result<()> {
+fn minute_long_cut_is_refused_and_survived() -> Result<()> {
     // The first is over before it shows.
     cuts(&[Duration::from_secs(5), Duration::from_secs(60)])
 }
 
 #[test]
 #[ignore = "minutes long: make soak"]
-fn a_cut_that_outlasts_the_sessions_keys_is_over_as_soon() -> Result<()> {
+fn cut_longer_than_keys_recovers_as_soon() -> Result<()> {
     cuts(&[Duration::from_secs(200)])
 }
 
@@ -86,7 +86,7 @@ fn cuts(lengths: &[Duration]) -> Result<()> {
         for length in lengths {
             cut(scene, *length, &mut busy)?;
             for held in idle.iter_mut().chain(&mut busy) {
-                let took = held.echoes(PATIENCE).context("a connection of before the cut")?;
+                let took = held.echoes(TIMEOUT).context("a connection of before the cut")?;
                 eprintln!("echo after {took:?}");
                 ensure!(took <= RESUMED, "an established connection took {took:?}");
             }
@@ -164,7 +164,7 @@ fn talk(scene: &Scene) -> Result<Vec<UdpSocket>> {
         for target in targets(scene, from, to)? {
             let pod = &second_pod(scene.cluster(from)).ns;
             let talk = udp_connect(pod, SocketAddr::new(target, ECHO))?;
-            talk.set_read_timeout(Some(PATIENCE))?;
+            talk.set_read_timeout(Some(TIMEOUT))?;
             talk.send(b"?")?;
             talk.recv(&mut [0; 8]).with_context(|| format!("no answer from {target}"))?;
             talks.push(talk);
@@ -215,7 +215,7 @@ fn is_error(scene: &Scene, (id, peer): &(&str, &str)) -> Result<()> {
 }
 
 fn connected(scene: &Scene) -> Result<()> {
-    SIDES.iter().try_for_each(|(id, peer)| scene.cluster(id).wait_connected(peer, PATIENCE))
+    SIDES.iter().try_for_each(|(id, peer)| scene.cluster(id).wait_connected(peer, TIMEOUT))
 }
 
 /// TCP is reset at once; UDP and pings are answered with an ICMP error. From a pod in each family,
@@ -235,7 +235,7 @@ fn refuses(scene: &Scene, (id, peer): &(&str, &str)) -> Result<()> {
 
 fn is_reset(ns: &Netns, target: IpAddr) -> Result<()> {
     let start = Instant::now();
-    let refused = connect(ns, SocketAddr::new(target, HTTP), PATIENCE).map(drop);
+    let refused = connect(ns, SocketAddr::new(target, HTTP), TIMEOUT).map(drop);
     let took = start.elapsed();
     let kind = refused.err().map(|error| error.kind());
     ensure!(kind == Some(ErrorKind::ConnectionRefused), "TCP to {target}: {kind:?} after {took:?}");

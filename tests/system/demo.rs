@@ -14,7 +14,7 @@ use weft_tests::{bin_dir, find_holders, wait_until};
 const GROUP: &str = "weft-demo";
 
 #[test]
-fn the_demo_proves_itself_and_leaves_nothing_however_it_was_ended_before() -> Result<()> {
+fn interrupted_demo_reruns_and_leaves_nothing() -> Result<()> {
     for after in [200, 600, 1200] {
         end_early(Signal::SIGINT, Duration::from_millis(after))?;
         wait_until("an interrupted demo leaves no machine", Duration::from_secs(5), || {

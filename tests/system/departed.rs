@@ -21,7 +21,7 @@ use weft_tests::{
 use crate::clear_text::carries_vxlan;
 use crate::kernel::Kernel;
 use crate::scene::{
-    ECHO, HTTP, PATIENCE, PORT, Scene, first_pod, play, play_with, rome_and_milan, serve,
+    ECHO, HTTP, PORT, Scene, TIMEOUT, first_pod, play, play_with, rome_and_milan, serve,
 };
 
 const MARK: &[u8] = b"nobody outside may ever read this";
@@ -63,7 +63,7 @@ fn deleted_peering(scene: &Scene, time: Duration) -> Result<()> {
     let refusal = connect(&pod.ns, SocketAddr::new(target, HTTP), Duration::from_secs(1));
     let kind = refusal.err().map(|error| error.kind());
     ensure!(kind == Some(std::io::ErrorKind::ConnectionRefused), "a connection ended in {kind:?}");
-    wait_until("weft status shows who still sends", PATIENCE, || {
+    wait_until("weft status shows who still sends", TIMEOUT, || {
         let refused = rome.status()?["refused"].to_string();
         let sender = pod.addresses[0].to_string();
         ensure!(refused.contains("milan") && refused.contains(&sender), "refused: {refused}");
@@ -73,16 +73,16 @@ fn deleted_peering(scene: &Scene, time: Duration) -> Result<()> {
     ensure!(networks(rome)?.contains(&prefix.to_string()), "ipam may grant {prefix} to others");
 
     rome.apply("milan", &manifests)?;
-    rome.wait_connected("milan", PATIENCE)?;
+    rome.wait_connected("milan", TIMEOUT)?;
     ensure!(rome.view(&scene.cluster("milan").spec)? == view, "it has other prefixes than before");
     let _servers = serve(first_pod(scene.cluster("milan")))?;
-    wait_until("the peering that is back carries packets", PATIENCE, || {
+    wait_until("the peering that is back carries packets", TIMEOUT, || {
         udp_echo(&pod.ns, SocketAddr::new(target, ECHO), MARK)
     })?;
     rome.remove("milan")?;
     std::thread::sleep(Duration::from_secs(1));
     load.finish()?;
-    wait_until("the prefix is free once nobody sends", PATIENCE, || {
+    wait_until("the prefix is free once nobody sends", TIMEOUT, || {
         let refused = rome.status()?["refused"].clone();
         let held = networks(rome)?;
         ensure!(refused.is_null() && !held.contains("refused-"), "{refused}, {held}");
@@ -140,7 +140,7 @@ fn host_without_node_refuses_peers() -> Result<()> {
         let (pod, host) = (&rome.nodes[1].pods[0], &rome.nodes[1].host);
         let target = rome.view(&milan.spec)?.of(first_pod(milan).addresses[0])?;
         rome.apply("cluster", &own(&ClusterSpec { nodes: 1, ..rome.spec.clone() }))?;
-        wait_until("the agent has taken its devices away", PATIENCE, || {
+        wait_until("the agent has taken its devices away", TIMEOUT, || {
             let links = run(host, &["ip", "link"])?;
             ensure!(!links.contains("weft4"), "{links}");
             Ok::<_, anyhow::Error>(())
@@ -156,7 +156,7 @@ fn host_without_node_refuses_peers() -> Result<()> {
         ensure!(expected.iter().all(|text| status.contains(text)), "{status}");
         rome.apply("cluster", &own(&rome.spec))?;
         let _servers = serve(first_pod(milan))?;
-        wait_until("the host that is a node again reaches the peer", PATIENCE, || {
+        wait_until("the host that is a node again reaches the peer", TIMEOUT, || {
             udp_echo(&pod.ns, SocketAddr::new(target, ECHO), MARK)
         })?;
         ensure!(!is_refusing(host.net())?, "it still refuses");
@@ -205,7 +205,7 @@ fn hung_published_directory_refuses_peers() -> Result<()> {
         );
         let log = host.outside("/run/fuse.log");
         let hangs = host.start(Command::new("sh").args(["-ec", &script]), &log)?;
-        wait_until("it is mounted", PATIENCE, || {
+        wait_until("it is mounted", TIMEOUT, || {
             let mounts = run(host, &["cat", "/proc/mounts"])?;
             ensure!(mounts.contains(" fuse "), "{}", hangs.log());
             Ok::<_, anyhow::Error>(())
@@ -224,7 +224,7 @@ fn without_published<T>(time: Duration, take: impl FnOnce(&Host, &str) -> Result
         let target = rome.view(&milan.spec)?.of(first_pod(milan).addresses[0])?;
         let _servers = serve(first_pod(milan))?;
         let opens = || connect(&pod.ns, SocketAddr::new(target, HTTP), Duration::from_secs(1));
-        wait_until("rome-2 reaches the peer", PATIENCE, opens)?;
+        wait_until("rome-2 reaches the peer", TIMEOUT, opens)?;
         let second = &rome.nodes[1].host;
         let published = format!("{}/published", rome.run_dir());
         let load = Load::start(scene)?;
@@ -246,7 +246,7 @@ fn without_published<T>(time: Duration, take: impl FnOnce(&Host, &str) -> Result
         load.finish().context("without the published directory")?;
         drop(taken);
         run(second, &["umount", "-l", &published])?;
-        wait_until("rome-2 reaches the peer again", PATIENCE, opens).map(drop)
+        wait_until("rome-2 reaches the peer again", TIMEOUT, opens).map(drop)
     })
 }
 
@@ -270,9 +270,9 @@ fn rebooted_host(time: Duration) -> Result<()> {
         load.ensure_sealed().context("before weft runs again")?;
         let (pod, target) = scene.way("rome", "milan")?;
         scene.cluster_mut("rome").start_up(&[])?;
-        scene.cluster("rome").wait_connected("milan", PATIENCE)?;
+        scene.cluster("rome").wait_connected("milan", TIMEOUT)?;
         let _servers = serve(first_pod(scene.cluster("milan")))?;
-        wait_until("packets pass again", PATIENCE, || {
+        wait_until("packets pass again", TIMEOUT, || {
             udp_echo(&pod.ns, SocketAddr::new(target, ECHO), MARK)
         })?;
         load.finish()
@@ -286,7 +286,7 @@ fn rebooted_host_without_unit_leaks_until_agent_runs() -> Result<()> {
         scene.peer("rome", "milan", PORT)?;
         let load = Load::start(scene)?;
         reboot(scene, "rome", 0, false)?;
-        wait_until("packets leave in clear", PATIENCE, || {
+        wait_until("packets leave in clear", TIMEOUT, || {
             ensure!(load.ensure_sealed().is_err(), "none did");
             Ok::<_, anyhow::Error>(())
         })?;
@@ -299,7 +299,7 @@ fn rebooted_host_without_unit_leaks_until_agent_runs() -> Result<()> {
             if count() != seen.0 {
                 seen = (count(), start.elapsed());
             }
-            ensure!(start.elapsed() < PATIENCE, "it never ends: {} packets", seen.0);
+            ensure!(start.elapsed() < TIMEOUT, "it never ends: {} packets", seen.0);
         }
         eprintln!("in clear until {:?} after the start of weft: {} packets", seen.1, seen.0);
         load.capture_only()

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use weft_tests::Cluster;
 
 use crate::kernel::Kernel;
-use crate::scene::{PATIENCE, PORT, Scene, play, rome_and_milan, traffic_passes};
+use crate::scene::{PORT, Scene, TIMEOUT, play, rome_and_milan, traffic_passes};
 
 #[test]
 fn down_leaves_the_kernel_as_it_was() -> Result<()> {
@@ -39,7 +39,7 @@ fn down_leaves_the_kernel_as_it_was() -> Result<()> {
 }
 
 #[test]
-fn a_run_killed_in_the_middle_is_taken_over_by_the_next() -> Result<()> {
+fn killed_run_is_taken_over_by_next() -> Result<()> {
     play(&rome_and_milan(1), |scene| {
         scene.peer("rome", "milan", PORT)?;
         let view = scene.cluster("rome").view(&scene.cluster("milan").spec)?;
@@ -50,7 +50,7 @@ fn a_run_killed_in_the_middle_is_taken_over_by_the_next() -> Result<()> {
         }
         scene.cluster_mut("rome").start_up(&[])?;
         let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
-        rome.wait_connected("milan", PATIENCE)?;
+        rome.wait_connected("milan", TIMEOUT)?;
         ensure!(rome.view(&milan.spec)? == view, "other prefixes were granted");
         traffic_passes(rome, milan)?;
         traffic_passes(milan, rome)

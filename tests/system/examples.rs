@@ -5,7 +5,7 @@ use std::fs;
 use anyhow::{Result, ensure};
 use weft_tests::manifests::Peering;
 
-use crate::scene::{PATIENCE, PORT, play, rome_and_milan};
+use crate::scene::{PORT, TIMEOUT, play, rome_and_milan};
 
 #[test]
 fn examples_of_a_peering_connect_two_clusters() -> Result<()> {
@@ -15,8 +15,8 @@ fn examples_of_a_peering_connect_two_clusters() -> Result<()> {
         let of_rome = example("rome", &peering.client_documents())?;
         rome.apply("milan", &of_rome.replace("198.51.100.20", &peering.endpoint[0]))?;
         milan.apply("rome", &example("milan", &peering.server_documents())?)?;
-        rome.wait_connected("milan", PATIENCE)?;
-        milan.wait_connected("rome", PATIENCE)
+        rome.wait_connected("milan", TIMEOUT)?;
+        milan.wait_connected("rome", TIMEOUT)
     })
 }
 

@@ -26,17 +26,17 @@ use weft_tests::{
 };
 
 use crate::interop::World;
-use crate::scene::{ECHO, PATIENCE, PORT, Scene, first_pod, play, rome_and_milan, serve};
+use crate::scene::{ECHO, PORT, Scene, TIMEOUT, first_pod, play, rome_and_milan, serve};
 
 /// Different datagrams of each kind.
 const KINDS: usize = 2048;
 /// Share of an established flow: of a thousand packets, and as many answers, a second.
-const MOST_LOST: f64 = 0.01;
+const MAX_LOST: f64 = 0.01;
 /// From the start of the process to the first packet that passes.
 const HANDSHAKE: Duration = Duration::from_millis(1500);
 /// The same for a stock peer.
 const STOCK_HANDSHAKE: Duration = Duration::from_secs(6);
-const MOST_GROWTH: u64 = 10 << 20;
+const MAX_GROWTH: u64 = 10 << 20;
 /// Payload of a stranger's inner packets.
 const MARK: &[u8] = b"a stranger sent this";
 const PROGRAMS: [&str; 5] = ["weft", "fabric-controller", "ipam", "route-agent", "gateway"];
@@ -44,7 +44,7 @@ const PROGRAMS: [&str; 5] = ["weft", "fabric-controller", "ipam", "route-agent",
 /// Alone on the machine: sender, lane and flow need two cores for themselves.
 #[test]
 #[ignore = "minutes long: make soak"]
-fn no_flood_disturbs_a_flow_or_keeps_a_restarted_gateway_out() -> Result<()> {
+fn flood_disturbs_no_flow_and_no_restart() -> Result<()> {
     let seconds = std::env::var("WEFT_FLOOD_SECONDS").ok().and_then(|text| text.parse().ok());
     let for_long = Duration::from_secs(seconds.unwrap_or(20));
     play(&rome_and_milan(1), |scene| {
@@ -67,7 +67,7 @@ fn no_flood_disturbs_a_flow_or_keeps_a_restarted_gateway_out() -> Result<()> {
             // A program that was restarted meanwhile has no history.
             let Ok(now) = resident_bytes(process) else { continue };
             let growth = now.saturating_sub(before);
-            ensure!(growth < MOST_GROWTH, "process {process} grew by {growth} bytes");
+            ensure!(growth < MAX_GROWTH, "process {process} grew by {growth} bytes");
         }
         Ok(())
     })
@@ -76,7 +76,7 @@ fn no_flood_disturbs_a_flow_or_keeps_a_restarted_gateway_out() -> Result<()> {
 /// A sender that can take a node's or a gateway's address on the link itself is indistinguishable
 /// from it; packets of any other are dropped.
 #[test]
-fn vxlan_from_a_stranger_enters_neither_a_node_nor_a_gateway() -> Result<()> {
+fn foreign_vxlan_is_dropped_everywhere() -> Result<()> {
     let v4 = rome_and_milan(2);
     let v6 = v4.clone().map(ClusterSpec::on_ipv6);
     for specs in [v4, v6] {
@@ -158,7 +158,7 @@ fn wrap_from(net: &Netns, from: IpAddr, to: IpAddr, frame: &[u8]) -> Result<()> 
 
 /// It is asked for a cookie, and shows it with its next attempt, five seconds later.
 #[test]
-fn a_stock_peer_is_heard_in_a_flood() -> Result<()> {
+fn stock_peer_connects_in_a_flood() -> Result<()> {
     // It has no probe and answers none.
     let world = World::with_any(Role::Server, &["--ping-enabled=false"])?;
     let Some(World { mut turin, scene }) = world else { return Ok(()) };
@@ -273,12 +273,12 @@ impl<'a> Attack<'a> {
             handshake.per_second(),
         );
         let lost = flow.lost.len() as f64 / flow.sent as f64;
-        ensure!(lost < MOST_LOST, "{name}: {lost} of the flow was lost");
+        ensure!(lost < MAX_LOST, "{name}: {lost} of the flow was lost");
         ensure!(flow.duplicated == 0, "{name}: {} came twice", flow.duplicated);
         ensure!(outage < HANDSHAKE, "{name}: {outage:?} from the start of rome's gateway");
-        milan.wait_connected("rome", PATIENCE).with_context(|| format!("after {name}"))?;
+        milan.wait_connected("rome", TIMEOUT).with_context(|| format!("after {name}"))?;
         let rome = self.scene.cluster("rome");
-        rome.wait_connected("milan", PATIENCE).with_context(|| format!("after {name}"))
+        rome.wait_connected("milan", TIMEOUT).with_context(|| format!("after {name}"))
     }
 
     fn flow(&self, for_long: Duration, during: impl FnOnce() -> Result<()>) -> Result<FlowReport> {
@@ -299,7 +299,7 @@ impl<'a> Attack<'a> {
             let killed = Instant::now();
             let old = rome.processes(0, "gateway");
             kill(Pid::from_raw(*old.first().context("no gateway runs")?), Signal::SIGKILL)?;
-            wait_until("another gateway runs", PATIENCE, || {
+            wait_until("another gateway runs", TIMEOUT, || {
                 let new = rome.processes(0, "gateway");
                 new.into_iter().find(|pid| !old.contains(pid)).ok_or("none does")
             })?;

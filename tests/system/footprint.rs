@@ -16,12 +16,12 @@ use nix::unistd::{Pid, SysconfVar, sysconf};
 use weft_tests::traffic::bulk;
 use weft_tests::{Cluster, Netns, bin_dir, wait_until};
 
-use crate::scene::{ECHO, PATIENCE, PORT, SINK, first_pod, play, rome_and_milan, serve};
+use crate::scene::{ECHO, PORT, SINK, TIMEOUT, first_pod, play, rome_and_milan, serve};
 
 /// Resident memory: 2 MB of a gateway's own, the rest pages of the program's file, which all
 /// gateways of a host share. Those of one and the same file differ by 0.8 MB with the size of the pieces
 /// in which the kernel has it cached (measured).
-const MOST_BYTES: u64 = 18_000_000;
+const MAX_BYTES: u64 = 18_000_000;
 /// A gateway's own part of that, after packets of all sizes.
 const MOST_BUSY_BYTES: u64 = 2_500_000;
 const PACKETS: u64 = 1_000_000;
@@ -61,7 +61,7 @@ fn a_gateway_stays_small_after_a_million_packets() -> Result<()> {
             );
             // The rest are pages of the program's file.
             let (checked, what) = if released { (all, "") } else { (own, " of its own") };
-            ensure!(checked <= MOST_BYTES, "{checked} bytes{what}; promised: {MOST_BYTES}");
+            ensure!(checked <= MAX_BYTES, "{checked} bytes{what}; promised: {MAX_BYTES}");
             ensure!(
                 !released || own < MOST_BUSY_BYTES,
                 "{own} bytes of its own; promised: {MOST_BUSY_BYTES}"
@@ -102,7 +102,7 @@ fn idle_gateway_takes_less_than_eight_megabytes() -> Result<()> {
 }
 
 #[test]
-fn a_killed_gateway_passes_packets_soon_after_its_start() -> Result<()> {
+fn restarted_gateway_passes_packets_soon() -> Result<()> {
     let _alone = alone();
     let most = if is_release_build()? { SOON } else { LATER };
     let took = first_packets()?;
@@ -121,7 +121,7 @@ fn first_packets() -> Result<Vec<Duration>> {
         let sides = [("rome", "milan"), ("milan", "rome")];
         for (killed, _) in sides.into_iter().cycle().take(TRIES) {
             for (id, peer) in sides {
-                scene.cluster(id).wait_connected(peer, PATIENCE)?;
+                scene.cluster(id).wait_connected(peer, TIMEOUT)?;
             }
             let killed = scene.cluster(killed);
             took.push(first_packet(&pod.ns, SocketAddr::new(target, ECHO), killed)?);
@@ -145,7 +145,7 @@ fn first_packet(pod: &Netns, to: SocketAddr, cluster: &Cluster) -> Result<Durati
     first_echo(&socket, to, 0)?;
     let old = pid(cluster)?;
     kill(Pid::from_raw(old), Signal::SIGKILL)?;
-    wait_until("the gateway is gone", PATIENCE, || match cluster.processes(0, "gateway") {
+    wait_until("the gateway is gone", TIMEOUT, || match cluster.processes(0, "gateway") {
         pids if pids.contains(&old) => Err("it runs"),
         _ => Ok(()),
     })?;
@@ -158,14 +158,14 @@ fn first_packet(pod: &Netns, to: SocketAddr, cluster: &Cluster) -> Result<Durati
 fn first_echo(socket: &UdpSocket, to: SocketAddr, number: u8) -> Result<Instant> {
     let start = Instant::now();
     let mut buffer = [0; 8];
-    while start.elapsed() < PATIENCE {
+    while start.elapsed() < TIMEOUT {
         // Refused while there is no gateway.
         let _ = socket.send_to(&[number], to);
         if socket.recv_from(&mut buffer).is_ok() && buffer[0] == number {
             return Ok(Instant::now());
         }
     }
-    anyhow::bail!("nothing passed within {PATIENCE:?}")
+    anyhow::bail!("nothing passed within {TIMEOUT:?}")
 }
 
 fn pid(cluster: &Cluster) -> Result<i32> {

@@ -15,7 +15,7 @@ use weft_tests::{Cluster, ClusterSpec, Netns, wait_until};
 
 use crate::chance::{Chance, rounds};
 use crate::kernel::Kernel;
-use crate::scene::{PATIENCE, PORT, play, traffic_passes};
+use crate::scene::{PORT, TIMEOUT, play, traffic_passes};
 
 const HEALED: Duration = Duration::from_millis(500);
 /// Changes that are not noticed at once are found by the next look at everything.
@@ -47,13 +47,13 @@ struct Place {
 }
 
 #[test]
-fn whatever_of_ours_is_deleted_or_altered_is_back_within_half_a_second() -> Result<()> {
+fn own_kernel_state_is_restored_within_500_ms() -> Result<()> {
     let specs = [("rome", 1, 2), ("milan", 2, 1)];
     let specs = specs.map(|(id, number, nodes)| ClusterSpec::new(id, number, nodes).dual_stack());
     play(&specs, |scene| {
         scene.peer("rome", "milan", PORT)?;
         let rome = scene.cluster("rome");
-        drop_what_is_forwarded(rome)?;
+        drop_forwarded(rome)?;
         let (mut chance, most) = (Chance::new(), rounds(OF_EACH_KIND));
         let (mut slow, mut all, mut kinds) = (Vec::new(), 0, BTreeSet::new());
         for place in places(rome)? {
@@ -73,7 +73,7 @@ fn whatever_of_ours_is_deleted_or_altered_is_back_within_half_a_second() -> Resu
         }
         ensure!(all > 50, "only {all} objects of ours were found");
         ensure!((all - slow.len()) * 10 >= all * ENOUGH, "healed too late: {slow:#?}");
-        rome.wait_connected("milan", PATIENCE)?;
+        rome.wait_connected("milan", TIMEOUT)?;
         traffic_passes(rome, scene.cluster("milan"))
     })
 }
@@ -90,7 +90,7 @@ fn flushed_rules_and_renamed_link_are_healed() -> Result<()> {
             place.ns.command(Command::new("sh").args(["-ec", script]), "")
         };
         shell(&pod, "ip rule flush; ip -6 rule flush")?;
-        wait_until("the main table is looked up", PATIENCE, || {
+        wait_until("the main table is looked up", TIMEOUT, || {
             let rules = shell(&pod, "ip rule")?;
             ensure!(rules.contains("lookup main"), "{rules}");
             Ok::<_, anyhow::Error>(())
@@ -98,20 +98,20 @@ fn flushed_rules_and_renamed_link_are_healed() -> Result<()> {
         traffic_passes(rome, scene.cluster("milan"))?;
         let veth = shell(&node, "ip -br link | grep -o '^weft-[^@]*'")?.trim().to_owned();
         shell(&node, &format!("ip link set {veth} down; ip link set {veth} name stray0"))?;
-        wait_until("the link is made again", PATIENCE, || {
+        wait_until("the link is made again", TIMEOUT, || {
             let links = shell(&node, "ip -br link")?;
             ensure!(links.contains(&veth) && !links.contains("stray0"), "{links}");
             Ok::<_, anyhow::Error>(())
         })?;
-        wait_until("pods reach the peer", PATIENCE, || traffic_passes(rome, scene.cluster("milan")))
+        wait_until("pods reach the peer", TIMEOUT, || traffic_passes(rome, scene.cluster("milan")))
     })
 }
 
 /// So that there are accepts of ours in a chain of others.
-fn drop_what_is_forwarded(cluster: &Cluster) -> Result<()> {
+fn drop_forwarded(cluster: &Cluster) -> Result<()> {
     let script = "iptables-nft -A FORWARD -i cni0 -o eth0 -j ACCEPT; iptables-nft -P FORWARD DROP";
     cluster.head().command(Command::new("sh").args(["-ec", script]), "")?;
-    wait_until("our accepts are there", PATIENCE, || {
+    wait_until("our accepts are there", TIMEOUT, || {
         let rules = cluster.head().command(Command::new("iptables-nft").arg("-S"), "")?;
         ensure!(rules.contains("--comment weft"), "{rules}");
         Ok::<_, anyhow::Error>(())

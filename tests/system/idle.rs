@@ -67,7 +67,7 @@ fn shares(scene: &Scene) -> Result<BTreeMap<String, f64>> {
 }
 
 #[test]
-fn nothing_is_written_to_the_kernel_while_nothing_changes() -> Result<()> {
+fn idle_fabric_writes_nothing_to_kernel() -> Result<()> {
     play(&[ClusterSpec::new("rome", 1, 2), ClusterSpec::new("milan", 2, 1)], |scene| {
         scene.peer("rome", "milan", PORT)?;
         std::thread::sleep(Duration::from_secs(2));

@@ -23,7 +23,7 @@ use nix::unistd::Pid;
 use weft_tests::traffic::{StreamReport, Streams};
 use weft_tests::{Families, wait_until};
 
-use crate::scene::PATIENCE;
+use crate::scene::TIMEOUT;
 use rig::Rig;
 use tie::{Case, Tie, own_address};
 pub(crate) use world::World;
@@ -47,7 +47,7 @@ const CALLED_IS_BACK: Duration = Duration::from_millis(15_000 + 333 + 1000);
 const SINKS: u16 = 5000;
 
 #[test]
-fn stock_peers_lose_nothing_in_either_role_over_either_underlay() -> Result<()> {
+fn stock_peers_lose_nothing_in_any_combination() -> Result<()> {
     play(&Case::all(&[Families::V4, Families::V6]), |rig| {
         let streams = both_ways(rig)?;
         std::thread::sleep(Duration::from_secs(5));
@@ -60,7 +60,7 @@ fn stock_peers_lose_nothing_in_either_role_over_either_underlay() -> Result<()> 
 }
 
 #[test]
-fn weft_follows_a_stock_peer_whose_address_and_port_change() -> Result<()> {
+fn gateway_follows_moving_stock_peer() -> Result<()> {
     play(&Case::all(&[Families::V4, Families::V6]), |rig| {
         let streams = both_ways(rig)?;
         std::thread::sleep(Duration::from_secs(1));
@@ -80,8 +80,7 @@ fn weft_follows_a_stock_peer_whose_address_and_port_change() -> Result<()> {
 }
 
 #[test]
-fn a_killed_stock_peer_is_back_as_soon_as_the_protocol_allows_and_a_killed_gateway_at_once()
--> Result<()> {
+fn killed_stock_peer_and_gateway_recover() -> Result<()> {
     play(&Case::all(&[Families::V4]), |rig| {
         let streams = both_ways(rig)?;
         rig.ties.iter_mut().try_for_each(Tie::restart)?;
@@ -113,7 +112,7 @@ fn replace_gateway(rig: &Rig, tie: &Tie) -> Result<()> {
     };
     let old = find()?;
     kill(Pid::from_raw(old), Signal::SIGKILL)?;
-    wait_until("there is another gateway", PATIENCE, || {
+    wait_until("there is another gateway", TIMEOUT, || {
         let new = find()?;
         ensure!(new != old, "it still runs");
         Ok::<_, anyhow::Error>(())

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use weft_tests::{Netns, wait_until};
 
-use crate::scene::PATIENCE;
+use crate::scene::TIMEOUT;
 
 /// One object a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ impl Kernel {
             QUESTIONS.iter().map(|(_, ask)| format!("{ask} 2>&1{BETWEEN}")).collect();
         let _ = write!(script, "{LEGACY}{BETWEEN}{SETTINGS}");
         // An address that is still being checked has yet to get its routes.
-        let text = wait_until("all addresses are in force", PATIENCE, || {
+        let text = wait_until("all addresses are in force", TIMEOUT, || {
             let text = ns.command(Command::new("sh").args(["-c", &script]), "")?;
             ensure!(!text.contains("tentative"), "some are tentative");
             Ok::<_, anyhow::Error>(text)

@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 use weft_tests::traffic::{HeldConnection, Service, StreamReport, Streams, TcpServer, Way};
 use weft_tests::{Cluster, ClusterSpec, stays_so, wait_until};
 
-use crate::scene::{ECHO, PATIENCE, PORT, Scene, first_pod, play, play_with, rome_and_milan};
+use crate::scene::{ECHO, PORT, Scene, TIMEOUT, first_pod, play, play_with, rome_and_milan};
 
 /// From the kill to the first packet.
 const BACK: Duration = Duration::from_secs(1);
@@ -33,7 +33,7 @@ const FLOW: u16 = 7001;
 type Victims = &'static [(&'static str, &'static str)];
 
 #[test]
-fn whatever_is_killed_is_back_within_a_second_and_nobody_else_notices() -> Result<()> {
+fn killed_program_is_back_within_a_second() -> Result<()> {
     const BLOWS: [Victims; 9] = [
         &[("rome", "milan")],
         &[("milan", "rome")],
@@ -92,8 +92,8 @@ fn controller_ipam_and_agent_may_be_down_for_any_time() -> Result<()> {
             ensure!(problems.contains(problem), "{problem} is not in {problems}");
         }
         scene.cluster_mut("rome").start_up(&[])?;
-        scene.cluster("rome").wait_connected("milan", PATIENCE)?;
-        wait_until("all of it runs again", PATIENCE, || {
+        scene.cluster("rome").wait_connected("milan", TIMEOUT)?;
+        wait_until("all of it runs again", TIMEOUT, || {
             CONTROLS.iter().try_for_each(|p| pid(scene.cluster("rome"), p).map(drop))
         })?;
         std::thread::sleep(Duration::from_secs(1));
@@ -109,7 +109,7 @@ fn controller_ipam_and_agent_may_be_down_for_any_time() -> Result<()> {
 }
 
 #[test]
-fn a_gateway_that_dies_unsupervised_is_down_until_the_next_weft_up() -> Result<()> {
+fn unsupervised_dead_gateway_is_down_until_up() -> Result<()> {
     three_clusters(|scene| {
         let mut held = hold(scene)?;
         let up = scene.cluster_mut("rome").take_program("weft-up")?;
@@ -135,7 +135,7 @@ fn a_gateway_that_dies_unsupervised_is_down_until_the_next_weft_up() -> Result<(
 }
 
 #[test]
-fn a_gateway_that_hangs_is_not_called_connected_and_comes_back() -> Result<()> {
+fn hung_gateway_is_not_connected_and_recovers() -> Result<()> {
     three_clusters(|scene| {
         let rome = scene.cluster("rome");
         let gateway = Pid::from_raw(pid(rome, "milan")?);
@@ -166,7 +166,7 @@ fn a_host_that_stood_still_takes_no_gateway_for_dead() -> Result<()> {
         let up = rome.program("weft-up")?;
         let published = || rome.weft(&["get", "nodeconfig", "-o", "json"]);
         // Nodes acknowledge a new peering after both ends are connected.
-        let before = wait_until("nothing more is published to nodes", PATIENCE, || {
+        let before = wait_until("nothing more is published to nodes", TIMEOUT, || {
             let before = published()?;
             std::thread::sleep(Duration::from_secs(1));
             ensure!(published()? == before, "NodeConfigs changed");
@@ -236,7 +236,7 @@ fn is(cluster: &Cluster, peer: &str, expected: &str) -> Result<()> {
 }
 
 fn connected(scene: &Scene) -> Result<()> {
-    PAIRS.iter().try_for_each(|(id, peer)| scene.cluster(id).wait_connected(peer, PATIENCE))
+    PAIRS.iter().try_for_each(|(id, peer)| scene.cluster(id).wait_connected(peer, TIMEOUT))
 }
 
 /// In the order of [`PAIRS`].
@@ -257,7 +257,7 @@ struct Held {
 
 impl Held {
     fn all_echo(&mut self) -> Result<()> {
-        self.connections.iter_mut().try_for_each(|held| held.echoes(PATIENCE).map(drop))
+        self.connections.iter_mut().try_for_each(|held| held.echoes(TIMEOUT).map(drop))
     }
 }
 

@@ -17,7 +17,7 @@ use weft_tests::{ClusterSpec, bin_dir, wait_until};
 
 use crate::chance::{Chance, rounds};
 use crate::kernel::Kernel;
-use crate::scene::{PATIENCE, PORT, Scene, play, traffic_passes};
+use crate::scene::{PORT, Scene, TIMEOUT, play, traffic_passes};
 
 /// Number of fabrics that live side by side, and of lives in all.
 const SIDE_BY_SIDE: usize = 4;
@@ -25,7 +25,7 @@ const LIVES: usize = 12;
 const PROGRAMS: [&str; 5] = ["weft", "fabric-controller", "ipam", "route-agent", "gateway"];
 
 #[test]
-fn whatever_happened_before_down_leaves_every_kernel_as_it_was() -> Result<()> {
+fn down_restores_every_kernel_after_any_events() -> Result<()> {
     let mut chance = Chance::new();
     let lives = rounds(LIVES);
     std::thread::scope(|scope| {
@@ -50,7 +50,7 @@ fn sigterm_alone_keeps_a_nodes_state() -> Result<()> {
             for pid in agents.chain(rome.processes(node, "route-agent")) {
                 kill(Pid::from_raw(pid), Signal::SIGTERM)?;
             }
-            wait_until("the agent has ended", PATIENCE, || {
+            wait_until("the agent has ended", TIMEOUT, || {
                 let left = rome.processes(node, "route-agent");
                 ensure!(left.is_empty(), "{left:?} run");
                 Ok::<_, anyhow::Error>(())
@@ -67,12 +67,12 @@ fn emptied_run_directory_is_made_again() -> Result<()> {
         let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
         let script = format!("rm -rf {}/*", rome.run_dir());
         rome.head().command(Command::new("sh").args(["-c", &script]), "")?;
-        wait_until("weft up has noticed", PATIENCE, || {
+        wait_until("weft up has noticed", TIMEOUT, || {
             let log = rome.log("weft-up");
             ensure!(log.contains("making it again"), "{log}");
             Ok::<_, anyhow::Error>(())
         })?;
-        rome.wait_connected("milan", PATIENCE)?;
+        rome.wait_connected("milan", TIMEOUT)?;
         traffic_passes(rome, milan)?;
         traffic_passes(milan, rome)
     })
@@ -93,7 +93,7 @@ fn a_node_that_rebooted_gets_its_routes_back() -> Result<()> {
         }
         scene.cluster_mut("rome").start()?;
         let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
-        rome.wait_connected("milan", PATIENCE)?;
+        rome.wait_connected("milan", TIMEOUT)?;
         traffic_passes(rome, milan)?;
         traffic_passes(milan, rome)
     })
@@ -229,7 +229,7 @@ fn down(scene: &Scene, chance: &mut Chance, acts: &mut Vec<Act>) -> Result<()> {
         // A program that has yet to find its run directory would come up after the end.
         for name in ["weft-up", "weft-agent-2"] {
             let Ok(program) = cluster.program(name) else { continue };
-            wait_until("what was started is up", PATIENCE, || {
+            wait_until("what was started is up", TIMEOUT, || {
                 ensure!(program.ended().is_some() || program.log().contains("running;"), "{name}");
                 Ok::<_, anyhow::Error>(())
             })?;
@@ -258,7 +258,7 @@ fn down(scene: &Scene, chance: &mut Chance, acts: &mut Vec<Act>) -> Result<()> {
 
 /// Though programs may be at work in it.
 fn remove(dir: &Path) -> Result<()> {
-    wait_until("the directory is gone", PATIENCE, || match fs::remove_dir_all(dir) {
+    wait_until("the directory is gone", TIMEOUT, || match fs::remove_dir_all(dir) {
         Err(error) if dir.exists() => Err(error),
         Ok(()) | Err(_) => Ok(()),
     })

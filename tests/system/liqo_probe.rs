@@ -16,7 +16,7 @@ use weft_tests::traffic::ping;
 use weft_tests::{Cluster, Netns, stays_so, wait_until};
 
 use crate::interop::World;
-use crate::scene::PATIENCE;
+use crate::scene::TIMEOUT;
 
 /// Rome's own probing: lost after five seconds.
 const SWITCHES: [&str; 2] = ["--ping-interval=500ms", "--ping-loss-threshold=10"];
@@ -27,11 +27,11 @@ const BUFFER: usize = 1024;
 #[test]
 fn a_stock_liqo_is_connected_answered_and_missed() -> Result<()> {
     check(Role::Server, Behaviour { answers: true, pings: true }, |rome, liqo, _| {
-        rome.wait_connected("turin", PATIENCE)?;
+        rome.wait_connected("turin", TIMEOUT)?;
         let latency = rome.peering("turin")?["latency"].clone();
         ensure!(latency.as_str().is_some_and(|text| text.ends_with('s')), "latency {latency}");
         let before = liqo.answered();
-        wait_until("its pings are answered", PATIENCE, || {
+        wait_until("its pings are answered", TIMEOUT, || {
             let answered = liqo.answered() - before;
             ensure!(answered >= 2, "{answered} since it is connected");
             Ok::<_, anyhow::Error>(())
@@ -39,14 +39,14 @@ fn a_stock_liqo_is_connected_answered_and_missed() -> Result<()> {
         liqo.behave(Behaviour { answers: false, pings: false });
         is_lost(rome)?;
         liqo.behave(Behaviour { answers: true, pings: true });
-        rome.wait_connected("turin", PATIENCE)
+        rome.wait_connected("turin", TIMEOUT)
     })
 }
 
 #[test]
-fn a_stock_liqo_that_never_pings_is_connected_by_its_answers() -> Result<()> {
+fn liqo_without_pings_is_connected_by_answers() -> Result<()> {
     check(Role::Client, Behaviour { answers: true, pings: false }, |rome, liqo, turin| {
-        rome.wait_connected("turin", PATIENCE)?;
+        rome.wait_connected("turin", TIMEOUT)?;
         stays_so("the connection", Duration::from_secs(7), || rome.is_connected("turin"))?;
         let pod = rome.pods().next().context("rome has a pod")?;
         let stats = ping(turin, pod.addresses[0], 3)?;
@@ -57,9 +57,9 @@ fn a_stock_liqo_that_never_pings_is_connected_by_its_answers() -> Result<()> {
 }
 
 #[test]
-fn a_peer_that_pings_but_never_answers_is_answered_and_not_connected() -> Result<()> {
+fn peer_that_never_answers_is_not_connected() -> Result<()> {
     check(Role::Server, Behaviour { answers: false, pings: true }, |rome, liqo, _| {
-        wait_until("its pings are answered", PATIENCE, || {
+        wait_until("its pings are answered", TIMEOUT, || {
             ensure!(liqo.answered() >= 2, "only {} were", liqo.answered());
             Ok::<_, anyhow::Error>(())
         })?;
@@ -70,7 +70,7 @@ fn a_peer_that_pings_but_never_answers_is_answered_and_not_connected() -> Result
 }
 
 fn is_lost(rome: &Cluster) -> Result<()> {
-    wait_until("the connection is lost", PATIENCE, || {
+    wait_until("the connection is lost", TIMEOUT, || {
         let state = rome.peering("turin")?["state"].clone();
         ensure!(state == "Error", "it is {state}");
         Ok::<_, anyhow::Error>(())

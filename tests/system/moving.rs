@@ -12,7 +12,7 @@ use weft_tests::traffic::udp_flow;
 use weft_tests::{Cluster, ClusterSpec, Pod, SWITCH_V4, SWITCH_V6, on_segment, wait_until};
 
 use crate::scene::{
-    ECHO, PATIENCE, PORT, Scene, first_pod, play, play_with, rome_and_milan, serve, traffic_passes,
+    ECHO, PORT, Scene, TIMEOUT, first_pod, play, play_with, rome_and_milan, serve, traffic_passes,
 };
 
 /// Time in which packets may be lost after a host's address changed.
@@ -41,7 +41,7 @@ fn a_node_that_moves_keeps_its_peerings() -> Result<()> {
             "{:?} without an answer",
             report.longest_gap
         );
-        wait_until("the server knows the new address", PATIENCE, || {
+        wait_until("the server knows the new address", TIMEOUT, || {
             let peering = milan.peering("rome")?;
             let endpoint = peering["endpoint"].as_str().unwrap_or_default();
             ensure!(endpoint.starts_with("192.0.2.29:"), "{peering}");
@@ -112,7 +112,7 @@ fn pinned_address_is_named_with_its_remedy() -> Result<()> {
     play(&rome_and_milan(2), |scene| {
         scene.peer("rome", "milan", PORT)?;
         let rome = scene.cluster("rome");
-        wait_until("both nodes are reachable", PATIENCE, || both_reachable(rome))?;
+        wait_until("both nodes are reachable", TIMEOUT, || both_reachable(rome))?;
         readdress(rome, 2, Address::New)?;
         std::thread::sleep(BACK);
         both_reachable(rome).context("its agent has not found the new address")?;
@@ -217,7 +217,7 @@ fn the_server_may_be_known_by_a_name() -> Result<()> {
     peering.endpoint = vec!["gateway.milan.test".to_owned()];
     rome.apply("milan", &join(&peering.client_documents()))?;
     milan.apply("rome", &join(&peering.server_documents()))?;
-    rome.wait_connected("milan", PATIENCE)?;
-    milan.wait_connected("rome", PATIENCE)?;
+    rome.wait_connected("milan", TIMEOUT)?;
+    milan.wait_connected("rome", TIMEOUT)?;
     traffic_passes(rome, milan)
 }

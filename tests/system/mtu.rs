@@ -14,7 +14,7 @@ use crate::scene::{PORT, SINK, first_pod, play, rome_and_milan, serve};
 const TUNNEL: usize = 1340;
 
 #[test]
-fn pods_are_told_what_is_too_big_in_both_families() -> Result<()> {
+fn oversized_packets_get_icmp_in_both_families() -> Result<()> {
     play(&rome_and_milan(1).map(ClusterSpec::dual_stack), |scene| {
         scene.peer("rome", "milan", PORT)?;
         let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
@@ -40,7 +40,7 @@ fn limit_is(pod: &Pod, to: IpAddr, limit: usize) -> Result<()> {
 }
 
 #[test]
-fn a_small_underlay_makes_the_tunnel_small_and_tcp_fits_through() -> Result<()> {
+fn small_underlay_shrinks_tunnel_and_tcp_passes() -> Result<()> {
     play(&rome_and_milan(1), |scene| {
         for cluster in &scene.clusters {
             cluster.head().ip("link set dev eth0 mtu 1300\n")?;

@@ -14,7 +14,7 @@ use weft_tests::manifests::{self, Peering, join};
 use weft_tests::{Cluster, ClusterSpec, bin_dir, stays_so, wait_until};
 
 use crate::moving::{Address, pinned, readdress};
-use crate::scene::{PATIENCE, PORT, Scene, play};
+use crate::scene::{PORT, Scene, TIMEOUT, play};
 
 /// From a fault or its end until `weft status` shows it, at default settings.
 const NAMED: Duration = Duration::from_secs(3);
@@ -180,12 +180,12 @@ fn peer_nodes_are_named(rome: &Cluster) -> Result<()> {
 }
 
 #[test]
-fn dead_agent_stays_the_cause_while_its_kernel_answers() -> Result<()> {
+fn dead_agent_is_cause_while_its_kernel_answers() -> Result<()> {
     play(&clusters(), |scene| {
         all_probe(scene)?;
         kill_agent(scene)?;
         let rome = scene.cluster("rome");
-        wait_until("it is named", PATIENCE, || is_named(rome, "NoAgent"))?;
+        wait_until("it is named", TIMEOUT, || is_named(rome, "NoAgent"))?;
         stays_so("the cause", Duration::from_secs(15), || is_named(rome, "NoAgent"))
     })
 }
@@ -215,7 +215,7 @@ fn hung_program_is_the_only_cause_named() -> Result<()> {
                 Ok::<_, anyhow::Error>(())
             })?;
             signal(&pids, Signal::SIGCONT)?;
-            wait_until("it is solved", PATIENCE, || is_healthy(rome))?;
+            wait_until("it is solved", TIMEOUT, || is_healthy(rome))?;
             ensure!(named <= NAMED, "{program} was named after {named:?}");
         }
         Ok(())
@@ -241,12 +241,12 @@ fn overlapping_pod_cidr_degrades_and_names_both() -> Result<()> {
         let own = manifests::own(&rome.spec);
         let [first, second] = [1, 2].map(|node| rome.spec.node_pod_cidrs(node)[0].to_string());
         rome.apply("cluster", &own.replace(&second, &first))?;
-        wait_until("it is named", PATIENCE, || is_named(rome, "PodCidrOverlap"))?;
+        wait_until("it is named", TIMEOUT, || is_named(rome, "PodCidrOverlap"))?;
         let problems = rome.status()?["problems"].to_string();
         let names = format!("rome-2: its pod CIDR {first} overlaps one of rome-1,");
         ensure!(problems.contains(&names), "{problems}");
         rome.apply("cluster", &own)?;
-        wait_until("it is solved", PATIENCE, || is_healthy(rome))
+        wait_until("it is solved", TIMEOUT, || is_healthy(rome))
     })
 }
 
@@ -295,7 +295,7 @@ fn restarts_and_stalls_are_not_called_degraded() -> Result<()> {
         never_degraded(rome).context("an agent is killed and started again")?;
         signal(&rome.processes(0, "gateway"), Signal::SIGKILL)?;
         never_degraded(rome).context("a gateway is killed and started again")?;
-        rome.wait_connected("milan", PATIENCE)?;
+        rome.wait_connected("milan", TIMEOUT)?;
         let all: Vec<_> = (0..2)
             .flat_map(|node| ["route-agent", "gateway"].map(|name| rome.processes(node, name)))
             .flatten()
@@ -316,11 +316,11 @@ fn node_without_agent_degrades_until_it_has_one() -> Result<()> {
     let peering = Peering::new(&rome.spec, &milan.spec, PORT);
     rome.apply("milan", &join(&peering.client_documents()))?;
     milan.apply("rome", &join(&peering.server_documents()))?;
-    wait_until("a node probes", PATIENCE, || counts(rome, 1, 2))?;
+    wait_until("a node probes", TIMEOUT, || counts(rome, 1, 2))?;
     wait_until("the other one is named", NAMED, || is_named(rome, "NotStarted"))?;
     stays_so("the count", HEALTHY, || counts(rome, 1, 2))?;
     scene.cluster_mut("rome").start_agent(NODE)?;
-    scene.cluster("rome").wait_connected("milan", PATIENCE)?;
+    scene.cluster("rome").wait_connected("milan", TIMEOUT)?;
 
     let weft = bin_dir()?.join("weft");
     shell(&scene, &format!("{} down --run-dir /run/agent-2", weft.display()))?;
@@ -332,7 +332,7 @@ fn read_only_published_directory_is_named() -> Result<()> {
     let mut scene = Scene::build(&clusters())?;
     scene.cluster_mut("rome").start_up(&[])?;
     scene.cluster_mut("milan").start()?;
-    wait_until("the directory is published", PATIENCE, || {
+    wait_until("the directory is published", TIMEOUT, || {
         shell(&scene, &format!("mount -o bind,ro {PUBLISHED} {PUBLISHED}"))
     })?;
     scene.cluster_mut("rome").start_agent(NODE)?;
@@ -341,7 +341,7 @@ fn read_only_published_directory_is_named() -> Result<()> {
     rome.apply("milan", &join(&peering.client_documents()))?;
     milan.apply("rome", &join(&peering.server_documents()))?;
     let problem = "NodeConfig rome-2: its route-agent sends probes, but does not acknowledge";
-    wait_until("weft status names it", 2 * PATIENCE, || {
+    wait_until("weft status names it", 2 * TIMEOUT, || {
         rome.is_connected("milan")?;
         let problems = rome.status()?["problems"].to_string();
         let remedy = "share that with rome-2 for writing";
@@ -349,7 +349,7 @@ fn read_only_published_directory_is_named() -> Result<()> {
         Ok::<_, anyhow::Error>(())
     })?;
     shell(&scene, &format!("umount {PUBLISHED}"))?;
-    wait_until("weft status names it no longer", PATIENCE, || {
+    wait_until("weft status names it no longer", TIMEOUT, || {
         let problems = rome.status()?["problems"].to_string();
         ensure!(!problems.contains("acknowledge"), "{problems}");
         Ok::<_, anyhow::Error>(())
@@ -383,7 +383,7 @@ fn signal(processes: &[i32], signal: Signal) -> Result<()> {
 fn all_probe(scene: &Scene) -> Result<()> {
     scene.peer("rome", "milan", PORT)?;
     let rome = scene.cluster("rome");
-    wait_until("both nodes probe", PATIENCE, || counts(rome, 2, 2))
+    wait_until("both nodes probe", TIMEOUT, || counts(rome, 2, 2))
 }
 
 fn counts(rome: &Cluster, reachable: u64, of: u64) -> Result<()> {
@@ -432,7 +432,7 @@ fn exits_with_three(rome: &Cluster) -> Result<()> {
 /// The answer was true when reading began, or later.
 fn time_until(mut ask: impl FnMut() -> Result<()>) -> Result<Duration> {
     let start = Instant::now();
-    wait_until("it is shown", PATIENCE, || {
+    wait_until("it is shown", TIMEOUT, || {
         let at = start.elapsed();
         ask().map(|()| at)
     })

@@ -20,7 +20,7 @@ use weft_tests::traffic::udp_echo;
 use weft_tests::{ClusterSpec, Pod, wait_until};
 
 use crate::departed::reboot;
-use crate::scene::{ECHO, PATIENCE, PORT, Scene, first_pod, play, rome_and_milan, serve};
+use crate::scene::{ECHO, PORT, Scene, TIMEOUT, first_pod, play, rome_and_milan, serve};
 
 const CANARY: &[u8] = b"this must not leave the fabric";
 const VXLAN: u16 = 4879;
@@ -79,7 +79,7 @@ fn rebooted_further_host_refuses_before_weft_runs() -> Result<()> {
         scene.cluster_mut("rome").start_agent(2)?;
         let _servers = serve(first_pod(scene.cluster("milan")))?;
         for target in targets {
-            wait_until("its packets pass again", PATIENCE, || udp_echo(&ns, target, CANARY))?;
+            wait_until("its packets pass again", TIMEOUT, || udp_echo(&ns, target, CANARY))?;
         }
         let weft = weft_tests::bin_dir()?.join("weft").display().to_string();
         let host = &scene.cluster("rome").nodes[1].host;
@@ -166,7 +166,7 @@ fn senders_meet(scene: &Scene, flows: Flows, (time, event): (Duration, Event)) -
                 std::thread::sleep(PACE);
             }
         });
-        let happened = wait_until("the overlay is used", PATIENCE, || {
+        let happened = wait_until("the overlay is used", TIMEOUT, || {
             ensure!(seen.wrapped.load(Ordering::Relaxed) > 20, "nothing in VXLAN yet");
             Ok::<_, anyhow::Error>(())
         });

@@ -17,7 +17,7 @@ use weft_tests::manifests::{Peering, join};
 use weft_tests::traffic::{PingError, Pinger, paced_bulk};
 use weft_tests::{ClusterSpec, Netns, Pod, wait_until};
 
-use crate::scene::{ECHO, PATIENCE, PORT, SINK, Scene, first_pod, play, rome_and_milan, serve};
+use crate::scene::{ECHO, PORT, SINK, Scene, TIMEOUT, first_pod, play, rome_and_milan, serve};
 
 /// Time within which a path that changed under traffic has to be known again.
 const FOUND: Duration = Duration::from_secs(2);
@@ -36,12 +36,12 @@ const FILTER: &str = "table inet filter {
 ";
 
 #[test]
-fn every_ipv4_path_is_found_and_transfers_outlive_its_changes() -> Result<()> {
+fn ipv4_path_mtu_is_found_and_followed() -> Result<()> {
     any_path(rome_and_milan(1).map(ClusterSpec::dual_stack), 60, &[1500, 1280, 9000, 1340])
 }
 
 #[test]
-fn every_ipv6_path_is_found_and_transfers_outlive_its_changes() -> Result<()> {
+fn ipv6_path_mtu_is_found_and_followed() -> Result<()> {
     let specs = rome_and_milan(1).map(|spec| spec.dual_stack().on_ipv6());
     any_path(specs, 80, &[1360, 1500, 1280, 9000])
 }
@@ -52,13 +52,13 @@ fn ipv4_path_below_1280_is_followed_to_the_byte() -> Result<()> {
         jumbo(scene)?;
         set_path(scene, 1400)?;
         peer(scene, "")?;
-        wait_until("the path is known", PATIENCE, || is_known(scene, 1400, 60))?;
+        wait_until("the path is known", TIMEOUT, || is_known(scene, 1400, 60))?;
         change_in_mid_flow(scene, 1100, || is_known(scene, 1100, 60))?;
         fits(scene, 1040)?;
         // What is larger is looked for every ten seconds.
         for width in [1279, 1500] {
             set_path(scene, width)?;
-            wait_until("the wider path is known", PATIENCE, || is_known(scene, width, 60))?;
+            wait_until("the wider path is known", TIMEOUT, || is_known(scene, width, 60))?;
             fits(scene, width - 60)?;
         }
         Ok(())
@@ -72,7 +72,7 @@ fn device_of_1270_at_one_end_is_found_by_the_other() -> Result<()> {
         scene.lab.switch().ip("link set dev milan-1 mtu 1270\n")?;
         peer(scene, "")?;
         let found = || bound_of(scene.cluster("rome").peering("milan")?, 1210, "Path", 1270);
-        wait_until("the other device is found", PATIENCE, found)?;
+        wait_until("the other device is found", TIMEOUT, found)?;
         fits(scene, 1210)
     })
 }
@@ -85,7 +85,7 @@ fn any_path(specs: [ClusterSpec; 2], overhead: u32, widths: &[u32]) -> Result<()
         jumbo(scene)?;
         set_path(scene, *first)?;
         peer(scene, "")?;
-        wait_until("the path is known", PATIENCE, || is_known(scene, *first, overhead))?;
+        wait_until("the path is known", TIMEOUT, || is_known(scene, *first, overhead))?;
         fits(scene, first - overhead)?;
         for width in others {
             change_in_mid_flow(scene, *width, || is_known(scene, *width, overhead))?;
@@ -113,7 +113,7 @@ fn change_in_mid_flow(
     thread::sleep(Duration::from_millis(500));
     let start = Instant::now();
     set_path(scene, width)?;
-    wait_until("both sides know the new path", PATIENCE, &mut is_known)?;
+    wait_until("both sides know the new path", TIMEOUT, &mut is_known)?;
     let took = start.elapsed();
     eprintln!("{width} bytes found after {took:?}");
     for (_server, transfer) in transfers {
@@ -125,12 +125,12 @@ fn change_in_mid_flow(
 }
 
 #[test]
-fn what_the_user_wants_is_an_upper_bound() -> Result<()> {
+fn configured_mtu_is_upper_bound() -> Result<()> {
     play(&rome_and_milan(1), |scene| {
         jumbo(scene)?;
         peer(scene, "  mtu: 1400\n")?;
         let wanted = || bound_is(scene, 1400, "Spec", 1460);
-        wait_until("the user's bound is in force", PATIENCE, wanted)?;
+        wait_until("the user's bound is in force", TIMEOUT, wanted)?;
         change_in_mid_flow(scene, 1340, || bound_is(scene, 1280, "Path", 1340))?;
         change_in_mid_flow(scene, 9000, wanted).map(drop)
     })
@@ -142,7 +142,7 @@ fn looking_at_an_idle_path_costs_next_to_nothing() -> Result<()> {
         jumbo(scene)?;
         set_path(scene, 1500)?;
         peer(scene, "")?;
-        wait_until("the path is known", PATIENCE, || is_known(scene, 1500, 60))?;
+        wait_until("the path is known", TIMEOUT, || is_known(scene, 1500, 60))?;
         let sent = || -> Result<u64> {
             let host = scene.cluster("rome").head();
             let text = host
@@ -161,16 +161,16 @@ fn looking_at_an_idle_path_costs_next_to_nothing() -> Result<()> {
 }
 
 #[test]
-fn the_devices_of_a_machine_bound_the_tunnel_and_are_followed() -> Result<()> {
+fn device_mtu_bounds_tunnel_and_is_followed() -> Result<()> {
     play(&rome_and_milan(1), |scene| {
         peer(scene, "")?;
-        wait_until("the device bounds", PATIENCE, || bound_is(scene, 1440, "Device", 1500))?;
+        wait_until("the device bounds", TIMEOUT, || bound_is(scene, 1440, "Device", 1500))?;
         jumbo(scene)?;
-        wait_until("more fits", PATIENCE, || bound_is(scene, 8940, "Device", 9000))?;
+        wait_until("more fits", TIMEOUT, || bound_is(scene, 8940, "Device", 9000))?;
         for cluster in &scene.clusters {
             cluster.head().ip("link set dev eth0 mtu 1400\n")?;
         }
-        wait_until("less fits", PATIENCE, || bound_is(scene, 1340, "Device", 1400))
+        wait_until("less fits", TIMEOUT, || bound_is(scene, 1340, "Device", 1400))
     })
 }
 
@@ -205,8 +205,8 @@ fn peer(scene: &Scene, mtu: &str) -> Result<()> {
     let edit = |documents: &[String]| join(documents).replace(&line, mtu);
     rome.apply("milan", &edit(&peering.client_documents()))?;
     milan.apply("rome", &edit(&peering.server_documents()))?;
-    rome.wait_connected("milan", PATIENCE)?;
-    milan.wait_connected("rome", PATIENCE)
+    rome.wait_connected("milan", TIMEOUT)?;
+    milan.wait_connected("rome", TIMEOUT)
 }
 
 /// Both sides have found this width.
@@ -246,8 +246,8 @@ fn fits(scene: &Scene, limit: u32) -> Result<()> {
             continue;
         }
         // Routes of the nodes follow a moment later.
-        wait_until("the limit is in force", PATIENCE, || limit_is(pod, to, limit))?;
-        wait_until("UDP is told", PATIENCE, || udp_is_told(pod, to, limit))?;
+        wait_until("the limit is in force", TIMEOUT, || limit_is(pod, to, limit))?;
+        wait_until("UDP is told", TIMEOUT, || udp_gets_icmp(pod, to, limit))?;
     }
     Ok(())
 }
@@ -268,7 +268,7 @@ fn limit_is(pod: &Pod, to: IpAddr, limit: u32) -> Result<()> {
 
 /// A datagram one byte too long, not to be fragmented: from then on the kernel knows the limit.
 #[allow(unsafe_code)]
-fn udp_is_told(pod: &Pod, to: IpAddr, limit: u32) -> Result<()> {
+fn udp_gets_icmp(pod: &Pod, to: IpAddr, limit: u32) -> Result<()> {
     forget(&pod.ns)?;
     let socket = open_udp(&pod.ns, to)?;
     let (level, discover, always, mtu) = match to {

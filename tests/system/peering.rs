@@ -10,7 +10,7 @@ use anyhow::{Result, ensure};
 use weft_tests::manifests::{Peering, Spelling, configuration};
 use weft_tests::{Cluster, ClusterSpec, MANIFESTS, wait_until};
 
-use crate::scene::{PATIENCE, PORT, Scene, play, rome_and_milan, traffic_passes};
+use crate::scene::{PORT, Scene, TIMEOUT, play, rome_and_milan, traffic_passes};
 
 #[test]
 fn two_nodes_each_reach_each_other_from_everywhere() -> Result<()> {
@@ -22,12 +22,12 @@ fn two_nodes_each_reach_each_other_from_everywhere() -> Result<()> {
 }
 
 #[test]
-fn manifests_one_by_one_backwards_with_plain_string_cidrs() -> Result<()> {
+fn manifests_in_reverse_with_strings_connect() -> Result<()> {
     arrive((Spelling::Text, Spelling::List), |n| (0..n).rev().collect())
 }
 
 #[test]
-fn manifests_one_by_one_shuffled_with_lists_on_the_other_side() -> Result<()> {
+fn shuffled_manifests_with_lists_connect() -> Result<()> {
     arrive((Spelling::List, Spelling::Text), |n| (0..n).map(|i| (i * 3 + 4) % n).collect())
 }
 
@@ -51,15 +51,15 @@ fn arrive(
             // Long enough that the controller sees each one alone.
             std::thread::sleep(std::time::Duration::from_millis(60));
         }
-        rome.wait_connected("milan", PATIENCE)?;
-        milan.wait_connected("rome", PATIENCE)?;
+        rome.wait_connected("milan", TIMEOUT)?;
+        milan.wait_connected("rome", TIMEOUT)?;
         traffic_passes(rome, milan)?;
         traffic_passes(milan, rome)
     })
 }
 
 #[test]
-fn the_middle_one_of_three_clusters_tells_its_two_peers_apart() -> Result<()> {
+fn middle_cluster_distinguishes_two_peers() -> Result<()> {
     let specs =
         ["rome", "milan", "turin"].iter().zip(1..).map(|(id, n)| ClusterSpec::new(id, n, 1));
     play(&specs.collect::<Vec<_>>(), |scene| {
@@ -80,7 +80,7 @@ fn the_middle_one_of_three_clusters_tells_its_two_peers_apart() -> Result<()> {
 }
 
 #[test]
-fn init_and_keys_write_what_a_peering_needs() -> Result<()> {
+fn init_and_keys_suffice_for_a_peering() -> Result<()> {
     let mut scene = Scene::build(&rome_and_milan(1))?;
     for cluster in &scene.clusters {
         cluster.remove("cluster")?;
@@ -102,8 +102,8 @@ fn init_and_keys_write_what_a_peering_needs() -> Result<()> {
     let peering = Peering::new(&rome.spec, &milan.spec, PORT);
     rome.apply("gateway", &peering.gateway_client())?;
     milan.apply("gateway", &peering.gateway_server())?;
-    let result = rome.wait_connected("milan", PATIENCE);
-    let result = result.and_then(|()| milan.wait_connected("rome", PATIENCE));
+    let result = rome.wait_connected("milan", TIMEOUT);
+    let result = result.and_then(|()| milan.wait_connected("rome", TIMEOUT));
     if result.is_err() {
         eprintln!("{}\n{}", rome.report(), milan.report());
     }
@@ -112,7 +112,7 @@ fn init_and_keys_write_what_a_peering_needs() -> Result<()> {
 }
 
 #[test]
-fn every_status_says_what_liqo_would() -> Result<()> {
+fn statuses_are_as_in_liqo() -> Result<()> {
     play(&rome_and_milan(1), |scene| {
         scene.peer("rome", "milan", PORT)?;
         let milan = scene.cluster("milan");
@@ -120,7 +120,7 @@ fn every_status_says_what_liqo_would() -> Result<()> {
             let text = milan.weft(&["get", kind, "-n", "liqo-tenant-rome", "-o", "json"])?;
             Ok(serde_json::from_str(&text)?)
         };
-        wait_until("the status of the server is complete", PATIENCE, || {
+        wait_until("the status of the server is complete", TIMEOUT, || {
             let server = of("gatewayserver")?;
             let endpoint = &server["status"]["endpoint"];
             ensure!(endpoint["addresses"][0] == "192.0.2.33", "{server}");

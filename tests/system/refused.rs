@@ -14,20 +14,20 @@ use weft_tests::manifests::{Peering, join};
 use weft_tests::traffic::{Service, TcpServer, connect};
 use weft_tests::{ClusterSpec, Netns, wait_until};
 
-use crate::scene::{ECHO, HTTP, PATIENCE, PORT, Scene, first_pod, play, rome_and_milan, serve};
+use crate::scene::{ECHO, HTTP, PORT, Scene, TIMEOUT, first_pod, play, rome_and_milan, serve};
 
 /// From the loss of a gateway until its peer is refused, long before its Connection says Error.
 const LOST: Duration = Duration::from_secs(5);
 
 #[test]
-fn connections_to_a_peer_that_never_came_are_reset_at_once() -> Result<()> {
+fn peer_that_never_connected_resets_connections() -> Result<()> {
     play(&rome_and_milan(1), |scene| {
         let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
         let peering = Peering::new(&rome.spec, &milan.spec, PORT);
         rome.apply("milan", &join(&peering.client_documents()))?;
-        wait_until("rome sees milan somewhere", PATIENCE, || rome.view(&milan.spec))?;
+        wait_until("rome sees milan somewhere", TIMEOUT, || rome.view(&milan.spec))?;
         let (pod, target) = scene.way("rome", "milan")?;
-        wait_until("the node knows the peer", PATIENCE, || refused(&pod.ns, target))?;
+        wait_until("the node knows the peer", TIMEOUT, || refused(&pod.ns, target))?;
         for _ in 0..20 {
             refused(&pod.ns, target)?;
             refused(rome.head().net(), target)?;
@@ -52,7 +52,7 @@ fn lost_gateway_is_refused_and_cuts_no_connection() -> Result<()> {
             connect(&pod.ns, SocketAddr::new(target, HTTP), Duration::from_millis(300)).map(drop)
         };
         for target in &targets {
-            wait_until("rome-2 reaches the peer", PATIENCE, || opens(*target))?;
+            wait_until("rome-2 reaches the peer", TIMEOUT, || opens(*target))?;
         }
         let to = SocketAddr::new(targets[0], ECHO);
         let mut held = connect(&pod.ns, to, Duration::from_secs(2))?;
@@ -73,7 +73,7 @@ fn lost_gateway_is_refused_and_cuts_no_connection() -> Result<()> {
         eprintln!("refused {:?} after the gateway was lost", cut.elapsed());
         scene.lab.restore("rome-1")?;
         for target in &targets {
-            wait_until("rome-2 reaches the peer again", PATIENCE, || opens(*target))?;
+            wait_until("rome-2 reaches the peer again", TIMEOUT, || opens(*target))?;
         }
         echoes(&mut held).context("after the gateway was lost")
     })

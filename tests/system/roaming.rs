@@ -16,7 +16,7 @@ use weft_tests::traffic::{ping, udp_flow};
 use weft_tests::{Cluster, ClusterSpec, SWITCH_V4, manifests, wait_until};
 
 use crate::scene::{
-    ECHO, PATIENCE, PORT, Scene, first_pod, play, rome_and_milan, serve, traffic_passes,
+    ECHO, PORT, Scene, TIMEOUT, first_pod, play, rome_and_milan, serve, traffic_passes,
 };
 
 /// From the first packet that comes from elsewhere.
@@ -28,7 +28,7 @@ const HOSTS: &str = "/run/cluster/hosts";
 const NAME: &str = "gateway.milan.test";
 
 #[test]
-fn the_server_follows_a_client_whose_nat_changes_its_port() -> Result<()> {
+fn server_follows_client_behind_changing_nat() -> Result<()> {
     play(&rome_and_milan(1), |scene| {
         scene.peer("rome", "milan", PORT)?;
         let _servers = serve(first_pod(scene.cluster("milan")))?;
@@ -88,7 +88,7 @@ fn listen_port(cluster: &Cluster) -> Result<u64> {
 }
 
 fn is_seen_at(milan: &Cluster, endpoint: &str) -> Result<()> {
-    wait_until("the server says where the client is", PATIENCE, || {
+    wait_until("the server says where the client is", TIMEOUT, || {
         let peering = milan.peering("rome")?;
         ensure!(peering["endpoint"] == endpoint && peering["state"] == "Connected", "{peering}");
         Ok::<_, anyhow::Error>(())
@@ -103,7 +103,7 @@ fn a_name_that_was_wrong_at_first_is_looked_up_again() -> Result<()> {
         ensure!(rome.peering("milan")?["state"] == "Connecting", "{}", rome.peering("milan")?);
         hosts.point_to("192.0.2.33")?;
         rome.wait_connected("milan", RESOLVED)?;
-        milan.wait_connected("rome", PATIENCE)?;
+        milan.wait_connected("rome", TIMEOUT)?;
         traffic_passes(rome, milan)
     })
 }
@@ -112,8 +112,8 @@ fn a_name_that_was_wrong_at_first_is_looked_up_again() -> Result<()> {
 fn a_client_follows_the_name_of_a_server_that_moved() -> Result<()> {
     with_a_name("192.0.2.33", |scene, hosts| {
         let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
-        rome.wait_connected("milan", PATIENCE)?;
-        milan.wait_connected("rome", PATIENCE)?;
+        rome.wait_connected("milan", TIMEOUT)?;
+        milan.wait_connected("rome", TIMEOUT)?;
         // A firewall in front of the server lets nothing out that was not asked for, or the
         // server's own packets would show the client its new address.
         milan.head().net().nft(&format!(

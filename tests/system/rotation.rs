@@ -12,7 +12,7 @@ use weft_tests::{Cluster, wait_until};
 
 use crate::chance::rounds;
 use crate::scene::{
-    ECHO, PATIENCE, PORT, SOON, Scene, answers, first_pod, play, rome_and_milan, serve,
+    ECHO, PORT, SOON, Scene, TIMEOUT, answers, first_pod, play, rome_and_milan, serve,
 };
 
 /// Positions among the documents of either side.
@@ -27,7 +27,7 @@ const UNDER_WAY: i64 = 2;
 
 /// Steps of a user: `weft keys` on either side, then each of the four files goes where it belongs.
 #[test]
-fn keys_change_on_both_sides_in_any_order_and_nothing_is_lost_once_both_have_both() -> Result<()> {
+fn key_rotation_in_any_order_loses_nothing_after() -> Result<()> {
     play(&rome_and_milan(1), |scene| {
         let peering = scene.peer("rome", "milan", PORT)?;
         apart(scene, &peering)?;
@@ -56,7 +56,7 @@ fn ended_superseded_keys_are_refused_at_once() -> Result<()> {
         let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
         milan.apply("publickey", &next.server_documents()[PUBLIC_KEY])?;
         let wanted = next.client_key().public().to_string();
-        wait_until("rome's new key is in force", PATIENCE, || runs_with(milan, &wanted))?;
+        wait_until("rome's new key is in force", TIMEOUT, || runs_with(milan, &wanted))?;
         let (pod, target) = scene.way("rome", "milan")?;
         answers(&pod.ns, target)?;
 
@@ -123,7 +123,7 @@ fn rotate(scene: &Scene, next: &Peering, round: usize) -> Result<Duration> {
         let keys = [("rome", next.server_key()), ("milan", next.client_key())];
         for (id, key) in keys {
             let wanted = key.public().to_string();
-            wait_until("the new key is in force", PATIENCE, || {
+            wait_until("the new key is in force", TIMEOUT, || {
                 runs_with(scene.cluster(id), &wanted)
             })?;
         }

@@ -9,7 +9,7 @@ use weft_tests::traffic::{Service, TcpServer, UdpEcho, bulk, http_get, ping};
 use weft_tests::{Cluster, ClusterSpec, Lab, Netns, Pod, wait_until};
 
 /// No peering takes longer to come up, even on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 /// Time within which a changed manifest must be in the kernel.
 pub(crate) const SOON: Duration = Duration::from_secs(1);
 
@@ -74,8 +74,8 @@ impl Scene {
         let peering = Peering::new(&client.spec, &server.spec, port);
         client.apply(&server.spec.id, &join(&peering.client_documents()))?;
         server.apply(&client.spec.id, &join(&peering.server_documents()))?;
-        client.wait_connected(&server.spec.id, PATIENCE)?;
-        server.wait_connected(&client.spec.id, PATIENCE)?;
+        client.wait_connected(&server.spec.id, TIMEOUT)?;
+        server.wait_connected(&client.spec.id, TIMEOUT)?;
         Ok(peering)
     }
 
@@ -138,7 +138,7 @@ pub(crate) fn answers(ns: &Netns, address: IpAddr) -> Result<()> {
 
 /// The same behind another WireGuard, which repeats a handshake every five seconds.
 pub(crate) fn answers_in_time(ns: &Netns, address: IpAddr) -> Result<()> {
-    answers_within(ns, address, PATIENCE)
+    answers_within(ns, address, TIMEOUT)
 }
 
 fn answers_within(ns: &Netns, address: IpAddr, time: Duration) -> Result<()> {

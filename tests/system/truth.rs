@@ -18,7 +18,7 @@ use weft_tests::wait_until;
 use crate::scene::Scene;
 
 /// From the fault until cause and remedy are shown, and from its end until they are gone.
-const MOST: Duration = Duration::from_secs(3);
+const MAX: Duration = Duration::from_secs(3);
 /// Until a time that is too long is known.
 const AT_MOST: Duration = Duration::from_secs(20);
 const RUNS: usize = 5;
@@ -39,7 +39,7 @@ fn hold(case: Case) -> Result<()> {
     let (name, run) = case;
     let seen = run().context(name)?;
     print(name, &seen);
-    let late: Vec<_> = seen.iter().filter(|seen| seen.after > MOST).collect();
+    let late: Vec<_> = seen.iter().filter(|seen| seen.after > MAX).collect();
     ensure!(late.is_empty(), "{name}: {late:?}");
     Ok(())
 }
@@ -110,7 +110,7 @@ fn every_fault_is_named_in_time_five_times() -> Result<()> {
         for _ in 0..RUNS {
             let seen = run().context(name)?;
             print(name, &seen);
-            late.extend(seen.into_iter().filter(|seen| seen.after > MOST));
+            late.extend(seen.into_iter().filter(|seen| seen.after > MAX));
         }
     }
     ensure!(late.is_empty(), "{late:?}");

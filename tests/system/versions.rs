@@ -18,7 +18,7 @@ use serde_json::Value;
 use weft_tests::traffic::{Streams, Way};
 use weft_tests::{Cluster, ClusterSpec, bin_dir, manifests, skip, stays_so, wait_until};
 
-use crate::scene::{PATIENCE, PORT, Scene};
+use crate::scene::{PORT, Scene, TIMEOUT};
 
 const INTERVAL: Duration = Duration::from_millis(1);
 /// Longer than the controller publishes for, and waits for acknowledgements of, at a time.
@@ -103,22 +103,20 @@ fn ways(scene: &Scene) -> Result<Vec<Way>> {
 /// Ends rome's `weft up`, whose gateways and agents run on, and starts that of another version.
 fn replace_up(scene: &mut Scene, programs: &PathBuf) -> Result<()> {
     let rome = scene.cluster_mut("rome");
-    ensure!(rome.take_program("weft-up")?.stop(PATIENCE)?.success(), "weft up failed");
+    ensure!(rome.take_program("weft-up")?.stop(TIMEOUT)?.success(), "weft up failed");
     rome.bin_dir.clone_from(programs);
     rome.start_up(&[])?;
     let controller = || runs(rome, 0, "fabric-controller", programs);
-    wait_until("the other version's controller runs", PATIENCE, controller)
+    wait_until("the other version's controller runs", TIMEOUT, controller)
 }
 
 /// Ends what runs on rome's second node and starts it with another version.
 fn replace_agent(scene: &mut Scene, programs: &PathBuf) -> Result<()> {
     let rome = scene.cluster_mut("rome");
-    ensure!(rome.take_program("weft-agent-2")?.stop(PATIENCE)?.success(), "weft agent failed");
+    ensure!(rome.take_program("weft-agent-2")?.stop(TIMEOUT)?.success(), "weft agent failed");
     rome.bin_dir.clone_from(programs);
     rome.start_agent(2)?;
-    wait_until("the other version's agent runs", PATIENCE, || {
-        runs(rome, 1, "route-agent", programs)
-    })
+    wait_until("the other version's agent runs", TIMEOUT, || runs(rome, 1, "route-agent", programs))
 }
 
 /// Fails unless the only process of this program on a node comes from this folder.
@@ -134,12 +132,12 @@ fn runs(cluster: &Cluster, node: usize, program: &str, folder: &Path) -> Result<
 
 /// The peering stays connected, and a change of a manifest reaches gateway and nodes.
 fn keeps_going(rome: &Cluster, name: &str) -> Result<()> {
-    rome.wait_connected("milan", PATIENCE)?;
+    rome.wait_connected("milan", TIMEOUT)?;
     stays_so("the peering is connected", MIXED, || rome.is_connected("milan"))?;
     let before = generations(rome)?;
     let target = rome.pods().next().context("rome has a pod")?.addresses[0];
     rome.apply(name, &manifests::ip(name, target, false))?;
-    wait_until("gateway and nodes have applied the change", PATIENCE, || {
+    wait_until("gateway and nodes have applied the change", TIMEOUT, || {
         let now = generations(rome)?;
         let is_newer =
             now.iter().zip(&before).any(|(now, before)| now.published > before.published);

@@ -17,7 +17,7 @@ use fabric_supervisor::{lock, metrics, process};
 use tokio::sync::watch;
 
 use super::output::say;
-use super::up::farewell;
+use super::up::print_stop_hint;
 use super::{host, manifest, preconditions};
 
 /// Between two looks for a published directory that is not there yet.
@@ -148,7 +148,7 @@ async fn supervise_agent(
     }
     let connections = NoGateways;
     match (Loop { own, wanted, reports, connections, stop }).run().await {
-        End::Stopped(kept) => say(&farewell(&kept, &dir)),
+        End::Stopped(kept) => say(&print_stop_hint(&kept, &dir)),
         End::RunDirLost => return Err(supervise::start_anew(&dir)),
     }
     Ok(ExitCode::SUCCESS)

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn effective_capabilities_are_read_from_the_status_file() {
+    fn capabilities_are_read_from_proc_status() {
         let status = "Name:\tweft\nCapPrm:\t0\nCapEff:\t0000000000201000\nCapBnd:\t0\n";
         assert_eq!(effective(status), Some(1 << CAP_NET_ADMIN | 1 << CAP_SYS_ADMIN));
         assert_eq!(effective("Name:\tweft\n"), None);

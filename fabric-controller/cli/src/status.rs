@@ -305,7 +305,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_mtu_says_what_bounds_it_and_a_path_whether_it_does() {
+    fn status_shows_bound_of_mtu() {
         assert_eq!(mtu_text(1340, Some(MtuBound::Spec)), "1340 (spec.mtu)");
         assert_eq!(path_text(1400, Some(MtuBound::Spec)), "1400+");
         assert_eq!(mtu_text(1440, Some(MtuBound::Path)), "1440 (path)");

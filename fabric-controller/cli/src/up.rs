@@ -126,14 +126,14 @@ async fn supervise_all(
     tokio::spawn(published.follow(events, wanted_to));
     let connections = Connections { store };
     match (Loop { own, wanted, reports, connections, stop }).run().await {
-        End::Stopped(kept) => say(&farewell(&kept, &dir)),
+        End::Stopped(kept) => say(&print_stop_hint(&kept, &dir)),
         End::RunDirLost => return Err(supervise::start_anew(&dir)),
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Message to the user when the supervisor ends.
-pub(crate) fn farewell(kept: &[String], dir: &RunDir) -> String {
+pub(crate) fn print_stop_hint(kept: &[String], dir: &RunDir) -> String {
     if kept.is_empty() {
         return "stopped; nothing runs on".to_owned();
     }

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_broken_document_still_says_what_it_is_about() {
+    fn broken_document_still_names_its_object() {
         let text = "\
 apiVersion: networking.liqo.io/v1beta1
 kind: Configuration

@@ -27,7 +27,7 @@ use pods::Pods;
 
 /// Time limit for all of it. Requests have shorter ones of their own, but a kubeconfig may name a
 /// program to log in with.
-const PATIENCE: Duration = Duration::from_secs(15);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 /// Time limit of a request for pods.
 const REQUEST: Duration = Duration::from_secs(5);
 /// Kinds read in addition, as far as access permits.
@@ -41,9 +41,9 @@ pub async fn look(
 ) -> anyhow::Result<Option<Observation>> {
     let store = Store::kubernetes_context(kubeconfig, context)?;
     let url = store.api_server().map(|server| server.url).unwrap_or_default();
-    let asked = timeout(PATIENCE, ask(&store)).await;
+    let asked = timeout(ANSWER_TIMEOUT, ask(&store)).await;
     asked
-        .with_context(|| format!("{url} did not answer within {} s", PATIENCE.as_secs()))?
+        .with_context(|| format!("{url} did not answer within {} s", ANSWER_TIMEOUT.as_secs()))?
         .with_context(|| format!("cannot ask the API server at {url}"))
 }
 

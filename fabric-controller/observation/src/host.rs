@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_program_is_named_with_a_remedy() {
+    fn unresponsive_program_is_named_with_remedy() {
         let running = [("fabric-controller".to_owned(), Liveness::Silent)].into();
         let expected = vec!["fabric-controller".to_owned()];
         let command = "weft up".to_owned();

@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rejects_host_bits_and_says_what_was_meant() {
+    fn host_bits_are_rejected_with_correction() {
         let err = "10.0.0.7/24".parse::<Cidr>().unwrap_err();
         assert_eq!(err.to_string(), "10.0.0.7/24 has host bits set; did you mean 10.0.0.0/24?");
     }

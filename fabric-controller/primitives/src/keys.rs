@@ -136,7 +136,7 @@ mod tests {
 
     /// A low-order point gives the all-zero secret with any own key (RFC 7748 section 6.1).
     #[test]
-    fn exactly_the_points_that_give_no_secret_are_of_low_order() {
+    fn low_order_points_are_exactly_rejected() {
         let own = StaticSecret::from([0x55; 32]);
         let gives_a_secret = |key: [u8; 32]| {
             own.diffie_hellman(&x25519_dalek::PublicKey::from(key)).was_contributory()
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_round_trips_and_the_private_half_never_prints() {
+    fn key_pair_round_trips_and_is_never_printed() {
         let private = PrivateKey::generate();
         let public = private.public();
         assert_eq!(PublicKey::from_base64(&public.to_string()), Ok(public));

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_read_as_it_is_written_and_nothing_else_is() {
+    fn text_round_trips_and_others_are_rejected() {
         let mac = Mac::of_uid("a");
         assert_eq!(mac.to_string().parse(), Ok(mac));
         for bad in

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn hung_loop_is_dead_until_it_turns_again() {
+    async fn hung_loop_is_unhealthy_until_next_beat() {
         let (heartbeat, watchdog) = watchdog();
         sleep(CHECK * (LIMIT - 2)).await;
         assert_eq!(watchdog.alive(), Ok(()));

@@ -20,14 +20,14 @@ impl Controller {
     /// Applies all events that wait, this one first; returns whether anything new follows from them.
     pub(super) async fn absorb_all(&mut self, event: Event) -> bool {
         let mut length = 1;
-        let mut is_news = self.absorb(event).await;
+        let mut is_changed = self.absorb(event).await;
         while let Some(event) = self.watch.next().now_or_never() {
             length += 1;
-            is_news |= self.absorb(event).await;
+            is_changed |= self.absorb(event).await;
             self.vitals.heartbeat.beat();
         }
         self.vitals.metrics.set_queue_length(length);
-        is_news
+        is_changed
     }
 
     /// Applies an event; returns whether anything new follows from it. The event may be from before

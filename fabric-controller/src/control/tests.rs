@@ -13,7 +13,7 @@ contexts: [{name: c, context: {cluster: c, user: u}}]
 ";
 
 #[tokio::test]
-async fn an_api_server_that_is_away_does_not_say_that_something_is_gone() {
+async fn unreachable_api_server_deletes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let kubeconfig = dir.path().join("kubeconfig");
     std::fs::write(&kubeconfig, AWAY).unwrap();

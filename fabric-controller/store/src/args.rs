@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn who_names_no_place_or_two_hears_what_to_name() {
+    fn no_store_or_two_is_error_with_expected_options() {
         let error = open(&["--manifests", "/m"]).unwrap_err();
         assert!(error.contains("--run-dir") && error.contains("--kubernetes"), "{error}");
         let error = open(&["--kubernetes", "--run-dir", "/r"]).unwrap_err();

@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_host_that_stood_still_waits_for_the_answer_when_it_goes_on() {
+    async fn suspended_host_waits_for_answer_after_resume() {
         let (answer, answered) = oneshot::channel();
         let question = tokio::spawn(within(PROBE_TIMEOUT, answered));
         tokio::task::yield_now().await;
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_never_answers_is_silent_when_patience_ends() {
+    async fn unanswered_start_times_out() {
         let asked = Instant::now();
         assert!(within(PROBE_TIMEOUT, std::future::pending::<()>()).await.is_none());
         assert_eq!(asked.elapsed().as_secs(), PROBE_TIMEOUT.as_secs());

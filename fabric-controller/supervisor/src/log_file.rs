@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_grown_too_long_is_put_aside_while_its_process_writes_on() {
+    fn long_log_is_rotated_under_its_process() {
         use std::io::Write as _;
         let root = std::env::temp_dir().join(format!("weft-logs-{}", std::process::id()));
         let dir = RunDir::at(&root).unwrap();

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_are_told_apart_by_their_names() {
+    fn processes_are_distinguished_by_name() {
         let mut merged = Merged::default();
         for process in ["ipam", "fabric-controller"] {
             let text = "# TYPE weft_store_writes counter\nweft_store_writes_total{kind=\"IP\"} 1\n";

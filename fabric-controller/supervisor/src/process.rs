@@ -240,7 +240,7 @@ impl Process {
     }
 
     /// Writes its pid file again if that is damaged: nothing else shows that it runs.
-    pub fn mend_pid_file(&self, path: &Path) {
+    pub fn restore_pid_file(&self, path: &Path) {
         let PidFile { identity, build } = match PidFile::read(path) {
             Some(file) if file.identity == self.identity => return,
             Some(_) | None => {

@@ -147,7 +147,7 @@ impl<S: MarkUnresponsive> Loop<S> {
                     if incomplete == 0 {
                         self.own.restore();
                     }
-                    supervisor.mend_pid_files();
+                    supervisor.restore_pid_files();
                     log_file::bound(&dir);
                     self.mark_dead(&supervisor.reports()).await;
                 }
@@ -156,7 +156,7 @@ impl<S: MarkUnresponsive> Loop<S> {
                     for name in silent.difference(&known_silent) {
                         say(&format!("{name} runs but does not answer; `weft logs {name}` may say why"));
                     }
-                    self.mark_silent(&silent).await;
+                    self.mark_unresponsive(&silent).await;
                     known_silent = silent;
                 }
                 () = answer(responder.as_ref()) => {}
@@ -195,7 +195,7 @@ impl<S: MarkUnresponsive> Loop<S> {
     }
 
     /// Not more often than they are found so: one that is merely slow writes its Connection again.
-    async fn mark_silent(&mut self, silent: &BTreeSet<String>) {
+    async fn mark_unresponsive(&mut self, silent: &BTreeSet<String>) {
         let reports = self.reports.borrow().clone();
         self.mark(gateways(silent.iter().filter_map(|name| reports.get(name)))).await;
     }

@@ -19,9 +19,9 @@ use super::rundir::RunDir;
 use super::workloads::Wanted;
 
 /// Time a process has to stop before it is killed.
-const GRACE: Duration = Duration::from_secs(5);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Run time after which a process that ends is started again at once: traffic waits for a gateway.
-const STEADY: Duration = Duration::from_secs(1);
+const MIN_STEADY_RUN: Duration = Duration::from_secs(1);
 const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// A gateway counts as starting until it answers, for at most this long.
@@ -100,7 +100,7 @@ struct Backoff {
 
 impl Backoff {
     fn next(&mut self, lived: Duration) -> Duration {
-        self.failures = if lived >= STEADY { 1 } else { self.failures.saturating_add(1) };
+        self.failures = if lived >= MIN_STEADY_RUN { 1 } else { self.failures.saturating_add(1) };
         match self.failures {
             0 | 1 => Duration::ZERO,
             n => jittered(LONGEST_WAIT.min(SHORTEST_WAIT * 2_u32.saturating_pow((n - 2).min(16)))),
@@ -127,10 +127,10 @@ fn max_starting() -> usize {
 
 impl Supervisor {
     /// Writes damaged pid files of running processes again.
-    pub(crate) fn mend_pid_files(&self) {
+    pub(crate) fn restore_pid_files(&self) {
         for (name, slot) in &self.slots {
             if let State::Running { process, .. } | State::Stopping { process, .. } = &slot.state {
-                process.mend_pid_file(&self.dir.pid_file(name));
+                process.restore_pid_file(&self.dir.pid_file(name));
             }
         }
     }
@@ -210,7 +210,7 @@ impl Supervisor {
                 State::Waiting { until } if *until <= now => due.push(name.clone()),
                 State::Stopping { process, kill_at, .. } if *kill_at <= now => {
                     process.signal(Signal::KILL);
-                    *kill_at = now + GRACE;
+                    *kill_at = now + STOP_TIMEOUT;
                 }
                 State::Running { .. } | State::Stopping { .. } | State::Waiting { .. } => {}
             }
@@ -306,14 +306,14 @@ impl Supervisor {
         for (name, identity) in all.into_iter().filter(|(name, _)| !wanted.contains_key(name)) {
             if let Some(pidfd) = identity.open() {
                 say(&format!("stopping {name} (pid {}), which nothing asks for", identity.pid));
-                process::stop_and_wait(&pidfd, GRACE);
+                process::stop_and_wait(&pidfd, STOP_TIMEOUT);
             }
             drop(std::fs::remove_file(self.dir.pid_file(&name)));
         }
         for stray in process::strays(&self.dir) {
             if let Some(pidfd) = stray.open() {
                 say(&format!("stopping pid {}, which has no pid file", stray.pid));
-                process::stop_and_wait(&pidfd, GRACE);
+                process::stop_and_wait(&pidfd, STOP_TIMEOUT);
             }
         }
     }
@@ -385,7 +385,7 @@ impl Slot {
         self.state = match std::mem::replace(&mut self.state, waiting) {
             State::Running { process, start, .. } => {
                 process.signal(Signal::TERM);
-                State::Stopping { process, start, kill_at: Instant::now() + GRACE }
+                State::Stopping { process, start, kill_at: Instant::now() + STOP_TIMEOUT }
             }
             other @ (State::Stopping { .. } | State::Waiting { .. }) => other,
         };
@@ -423,6 +423,6 @@ mod tests {
         }
         let waits: BTreeSet<_> = (0..20).map(|_| backoff.next(Duration::ZERO)).collect();
         assert!(waits.len() > 10, "failing gateways restart in step: {waits:?}");
-        assert_eq!(backoff.next(STEADY), Duration::ZERO);
+        assert_eq!(backoff.next(MIN_STEADY_RUN), Duration::ZERO);
     }
 }

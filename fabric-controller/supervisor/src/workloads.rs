@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_would_collide_are_told_apart() {
+    fn colliding_names_get_a_hash() {
         let configs = [config("a-b", "c", "n1"), config("a", "b-c", "n1")];
         let named = gateways_of("n1", &configs);
         assert_eq!(named.len(), 2);

@@ -114,13 +114,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_set_prints_as_in_go() {
+    fn unset_values_print_as_in_go() {
         assert_eq!(render("{{ .Unset }} {{ print .Unset }}").unwrap(), "<nil> <nil>");
     }
 
     proptest! {
         #[test]
-        fn nothing_breaks_it(text in r#"[{}]{0,4}[-a-z .$|()"`0-9:=/*]{0,20}([{}]{0,4}[-A-Za-z .$]{0,20}){0,3}"#) {
+        fn no_template_panics_the_engine(text in r#"[{}]{0,4}[-a-z .$|()"`0-9:=/*]{0,20}([{}]{0,4}[-A-Za-z .$]{0,20}){0,3}"#) {
             let _ = render(&text);
         }
 

@@ -10,7 +10,7 @@ use fabric_store::{Kind, Object};
 use crate::{Cluster, client_of, until};
 
 #[tokio::test]
-async fn a_peering_is_published_soon_after_its_manifests_came() {
+async fn peering_is_published_soon_after_its_manifests() {
     let cluster = Cluster::started("rome").await;
     until("the node is told its address", || {
         cluster.node("n1").is_some_and(|node| node.spec.overlay.is_some())
@@ -51,7 +51,7 @@ async fn a_peering_is_published_soon_after_its_manifests_came() {
 }
 
 #[tokio::test]
-async fn an_edit_is_published_under_the_same_uid_and_the_next_generation() {
+async fn edit_keeps_uid_and_increments_generation() {
     let cluster = Cluster::started("rome").await;
     cluster.write("milan.yaml", &client_of("milan", 30742));
     cluster.write("turin.yaml", &client_of("turin", 30742));
@@ -122,7 +122,7 @@ async fn corrected_cidr_has_the_prefix_it_had() {
 }
 
 #[tokio::test]
-async fn a_generated_key_is_private_and_stays_when_its_gateway_goes() {
+async fn generated_key_is_private_and_outlives_gateway() {
     let cluster = Cluster::started("rome").await;
     cluster.write("milan.yaml", &client_of("milan", 30742));
     until("published", || cluster.gateway("milan", "client").is_some()).await;
@@ -152,7 +152,7 @@ async fn a_generated_key_is_private_and_stays_when_its_gateway_goes() {
 }
 
 #[tokio::test]
-async fn coming_and_going_in_a_hurry_loses_and_leaks_nothing() {
+async fn rapid_additions_and_removals_leak_nothing() {
     let cluster = Cluster::started("rome").await;
     let settled = || cluster.node("n1").is_some_and(|node| !node.spec.external.is_empty());
     until("the node", settled).await;

@@ -33,7 +33,7 @@ async fn restart_writes_nothing_and_requests_nothing() {
 }
 
 #[tokio::test]
-async fn what_was_removed_while_nobody_was_there_goes_at_the_start() {
+async fn objects_removed_while_stopped_go_at_start() {
     let mut cluster = Cluster::started("rome").await;
     cluster.write("milan.yaml", &client_of("milan", 30742));
     until("published", || is_whole(&cluster, "milan")).await;
@@ -49,7 +49,7 @@ async fn what_was_removed_while_nobody_was_there_goes_at_the_start() {
 }
 
 #[tokio::test]
-async fn without_ipam_what_is_published_stays_and_the_rest_waits() {
+async fn without_ipam_published_objects_stay() {
     let mut cluster = Cluster::started("rome").await;
     cluster.write("milan.yaml", &client_of("milan", 30742));
     until("published", || is_whole(&cluster, "milan")).await;
@@ -71,7 +71,7 @@ async fn without_ipam_what_is_published_stays_and_the_rest_waits() {
 }
 
 #[tokio::test]
-async fn ipam_is_asked_again_whatever_else_cannot_be_written() {
+async fn ipam_is_retried_despite_failing_writes() {
     let mut cluster = Cluster::new("rome");
     // No file can take the place of this.
     fs::create_dir_all(cluster.path("state/secrets/liqo-tenant-milan.gw-client.yaml/full"))
@@ -112,7 +112,7 @@ async fn the_cluster_may_describe_itself_last() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_told_with_file_and_line_and_disturbs_nobody() {
+async fn fault_names_file_and_line_and_spares_others() {
     let cluster = Cluster::started("rome").await;
     cluster.write("milan.yaml", &client_of("milan", 30742));
     until("published", || is_whole(&cluster, "milan")).await;
@@ -139,7 +139,7 @@ async fn what_is_wrong_is_told_with_file_and_line_and_disturbs_nobody() {
 }
 
 #[tokio::test]
-async fn a_published_file_that_was_cut_is_mended_as_it_was() {
+async fn cut_published_file_is_rewritten_unchanged() {
     let cluster = Cluster::started("rome").await;
     cluster.write("milan.yaml", &client_of("milan", 30742));
     until("published", || is_whole(&cluster, "milan")).await;
@@ -158,7 +158,7 @@ async fn a_published_file_that_was_cut_is_mended_as_it_was() {
 }
 
 #[tokio::test]
-async fn a_controller_that_starts_among_bad_manifests_goes_by_the_last_good_ones() {
+async fn start_with_bad_manifests_uses_last_good_ones() {
     let mut cluster = Cluster::started("rome").await;
     let good = client_of("milan", 30742);
     cluster.write("milan.yaml", &good);
@@ -193,7 +193,7 @@ async fn a_controller_that_starts_among_bad_manifests_goes_by_the_last_good_ones
 }
 
 #[tokio::test]
-async fn a_published_file_that_somebody_removes_comes_back() {
+async fn removed_published_file_is_rewritten() {
     let cluster = Cluster::started("rome").await;
     cluster.write("milan.yaml", &client_of("milan", 30742));
     until("published", || is_whole(&cluster, "milan")).await;

@@ -28,7 +28,7 @@ fn start_with(cluster: &Cluster, log: Stdio) -> Child {
 }
 
 #[tokio::test]
-async fn both_signals_stop_it_cleanly_and_what_is_published_stays() {
+async fn signals_stop_cleanly_and_keep_published() {
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let mut cluster = Cluster::new("rome");
         cluster.ipam.start();
@@ -66,7 +66,7 @@ async fn full_disk_costs_log_lines_only() {
 }
 
 #[test]
-fn help_teaches_and_bad_arguments_say_what_is_expected() {
+fn bad_arguments_name_expected_values() {
     let help = program().arg("--help").output().unwrap();
     let text = String::from_utf8(help.stdout).unwrap();
     for word in ["manifests", "problems.yaml", "--kubeconfig", "unix:PATH", "--log-format"] {

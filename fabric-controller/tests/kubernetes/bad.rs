@@ -14,7 +14,7 @@ fn events(cluster: &Cluster, namespace: &str) -> Vec<Value> {
 }
 
 #[test]
-fn a_template_that_is_not_there_is_a_condition_and_an_event_until_it_is() {
+fn missing_template_is_condition_and_event() {
     let Some((_turn, cluster)) = cluster() else { return };
     let namespace = &tenant("wien");
     cluster.apply_all(&peering("wien"));
@@ -45,7 +45,7 @@ fn a_template_that_is_not_there_is_a_condition_and_an_event_until_it_is() {
 }
 
 #[test]
-fn what_the_api_server_refuses_disturbs_nobody_and_is_no_loop() {
+fn refused_write_blocks_no_other_and_backs_off() {
     let Some((_turn, cluster)) = cluster() else { return };
     let namespace = &tenant("graz");
     cluster.apply_all(&peering("graz"));
@@ -69,7 +69,7 @@ fn what_the_api_server_refuses_disturbs_nobody_and_is_no_loop() {
 
 /// As where Liqo's own definitions are older than what weft has to say.
 #[test]
-fn a_status_that_is_refused_is_not_sent_with_every_event() {
+fn refused_status_is_not_resent_on_every_event() {
     let Some((_turn, cluster)) = cluster() else { return };
     let namespace = &tenant("linz");
     cluster.apply_all(&peering("linz"));
@@ -111,7 +111,7 @@ fn a_status_that_is_refused_is_not_sent_with_every_event() {
 }
 
 #[test]
-fn a_deletion_that_is_refused_holds_up_no_other_and_is_tried_again_in_peace() {
+fn refused_deletion_backs_off_and_blocks_none() {
     let Some((_turn, cluster)) = cluster() else { return };
     let namespace = &tenant("steyr");
     cluster.apply_all(&peering("steyr"));

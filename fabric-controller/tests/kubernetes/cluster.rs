@@ -19,7 +19,7 @@ use tokio::runtime::Runtime;
 
 use crate::ipam::FakeIpam;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Between two questions: kubectl takes more of a processor than all that it asks about.
 const PAUSE: Duration = Duration::from_millis(250);
 
@@ -148,7 +148,7 @@ impl Cluster {
             if let Some(answer) = ask() {
                 return answer;
             }
-            assert!(began.elapsed() < PATIENCE, "never: {what}\n{}", self.log());
+            assert!(began.elapsed() < TIMEOUT, "never: {what}\n{}", self.log());
             thread::sleep(PAUSE);
         }
     }
@@ -159,7 +159,7 @@ impl Cluster {
         let mut last = None;
         let began = Instant::now();
         while last.as_ref() != Some(is) {
-            assert!(began.elapsed() < PATIENCE, "never: {what}, but {last:?}\n{}", self.log());
+            assert!(began.elapsed() < TIMEOUT, "never: {what}, but {last:?}\n{}", self.log());
             thread::sleep(PAUSE);
             last = self.get(kind, namespace, name).and_then(|o| o.pointer(field).cloned());
         }
@@ -174,7 +174,7 @@ impl Cluster {
             if writes == before {
                 return;
             }
-            let late = began.elapsed() > PATIENCE;
+            let late = began.elapsed() > TIMEOUT;
             assert!(!late, "never peace: {:?}\n{}", &writes[before.len()..], self.log());
             before = writes;
         }

@@ -35,7 +35,7 @@ async fn wins_within(candidate: &mut Election, seconds: f64) -> Duration {
 }
 
 #[test]
-fn the_next_one_takes_over_when_the_holder_is_killed_or_lets_go() {
+fn killed_leader_is_replaced() {
     let Some(cluster) = beside_others() else { return };
     tokio::runtime::Runtime::new().unwrap().block_on(take_over(cluster));
 }
@@ -67,7 +67,7 @@ async fn take_over(cluster: &Cluster) {
 }
 
 #[test]
-fn who_insists_is_let_in_and_others_keep_out_until_it_is_silent() {
+fn withdrawal_gets_lease_and_others_wait() {
     let Some(cluster) = beside_others() else { return };
     tokio::runtime::Runtime::new().unwrap().block_on(insist(cluster));
 }
@@ -78,7 +78,7 @@ async fn insist(cluster: &Cluster) {
     cluster.apply(&namespace);
     let [mut first, mut second, last] =
         ["one", "two", "last"].map(|name| candidate(cluster, "insistence", name));
-    let mut last = last.insisting();
+    let mut last = last.taking_over();
     wins_within(&mut first, 5.0).await;
     let lets_go = async {
         first.lost().await;
@@ -97,7 +97,7 @@ async fn insist(cluster: &Cluster) {
 }
 
 #[test]
-fn a_controller_that_is_told_to_stop_lets_the_next_one_work_at_once() {
+fn stopped_controller_hands_lease_over_at_once() {
     let Some((_turn, cluster)) = cluster_alone() else { return };
     let held = |name: &str| {
         let lease = cluster.get("lease", "liqo", LEASE)?;

@@ -13,7 +13,7 @@ fn until(cluster: &Cluster, peer: &str, field: &str, is: &Value) {
 }
 
 #[test]
-fn a_node_port_follows_the_pod_and_its_nodes_addresses() {
+fn node_port_endpoint_follows_pod_and_node() {
     let Some((_turn, cluster)) = cluster_alone() else { return };
     let namespace = &tenant("bonn");
     cluster.apply_all(&peering("bonn"));

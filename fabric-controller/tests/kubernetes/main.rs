@@ -22,7 +22,7 @@ mod obstacles;
 mod peers;
 mod pods;
 mod services;
-mod silence;
+mod stale_connection;
 mod status;
 mod stray;
 mod unpeering;

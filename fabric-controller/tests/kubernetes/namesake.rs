@@ -63,7 +63,7 @@ fn uid(cluster: &Cluster, kind: &str, peer: &str, name: &str) -> Value {
 }
 
 #[test]
-fn the_first_ones_port_is_never_told_of_the_second() {
+fn node_port_of_namesake_is_not_reused() {
     let Some((_turn, cluster)) = cluster() else { return };
     cluster.apply_all(&peering("gent"));
     cluster.apply(&server("gent", &node_port(30811)));
@@ -132,7 +132,7 @@ fn uid_of(object: Option<Value>) -> Option<Value> {
 }
 
 #[test]
-fn the_first_ones_key_stays_and_is_told_once_it_is_the_seconds() {
+fn key_of_first_namesake_is_kept_for_second() {
     let Some((_turn, cluster)) = cluster() else { return };
     cluster.apply_all(&peering("lier"));
     cluster.apply(&client("lier"));
@@ -156,7 +156,7 @@ fn the_first_ones_key_stays_and_is_told_once_it_is_the_seconds() {
 }
 
 #[test]
-fn a_secret_of_the_user_gets_the_half_that_liqoctl_reads() {
+fn user_secret_gets_public_key() {
     let Some((_turn, cluster)) = cluster() else { return };
     let mut objects = peering("mons");
     let public = objects[2]["data"].as_object_mut().unwrap().remove("publicKey").unwrap();

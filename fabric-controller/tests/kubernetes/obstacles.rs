@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use crate::cluster::{client, cluster_ip, peering, server, tenant, weft_program};
 
 const MISSING: &str = "wggatewayclienttemplates.networking.liqo.io";
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 struct World {
     server: ApiServer,
@@ -144,7 +144,7 @@ impl World {
 fn until(what: &str, mut ask: impl FnMut() -> Result<(), String>) {
     let began = Instant::now();
     while let Err(last) = ask() {
-        assert!(began.elapsed() < PATIENCE, "never: {what}: {last}");
+        assert!(began.elapsed() < TIMEOUT, "never: {what}: {last}");
         sleep(Duration::from_millis(250));
     }
 }
@@ -155,7 +155,7 @@ fn has(text: String, words: &[&str]) -> Result<(), String> {
 }
 
 #[test]
-fn what_cannot_be_read_is_reported_with_a_remedy() {
+fn unreadable_kind_is_reported_with_remedy() {
     let mut world = match World::start() {
         Ok(world) => world,
         Err(why) => return skip(&why),

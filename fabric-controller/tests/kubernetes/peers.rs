@@ -29,7 +29,7 @@ fn unpeer(cluster: &Cluster, peer: &str) {
 }
 
 #[test]
-fn a_peer_has_one_that_says_how_the_networking_is() {
+fn peer_has_foreign_cluster_with_networking() {
     let Some((_turn, cluster)) = cluster() else { return };
     let found = peered(cluster, "oslo");
     assert_eq!(found["metadata"]["labels"]["liqo.io/remote-cluster-id"], "oslo");
@@ -55,7 +55,7 @@ fn a_peer_has_one_that_says_how_the_networking_is() {
 
 /// As Liqo's own controller does when its networking is switched off.
 #[test]
-fn what_liqo_clears_is_told_again_and_then_there_is_peace() {
+fn status_cleared_by_liqo_is_rewritten_once() {
     let Some((_turn, cluster)) = cluster() else { return };
     let found = peered(cluster, "bergen");
     let cleared = json!({"modules": {"networking": {"enabled": false, "conditions": null},
@@ -76,7 +76,7 @@ fn what_liqo_clears_is_told_again_and_then_there_is_peace() {
 }
 
 #[test]
-fn one_that_is_there_is_told_whatever_its_name_is() {
+fn existing_foreign_cluster_is_used_by_any_name() {
     let Some((_turn, cluster)) = cluster() else { return };
     cluster.apply(&json!({"apiVersion": "core.liqo.io/v1beta1", "kind": "ForeignCluster",
         "metadata": {"name": "of-the-user", "labels": {"liqo.io/remote-cluster-id": "narvik"}},

@@ -22,7 +22,7 @@ fn set_status(cluster: &Cluster, pod: &Value, phase: &str, ip: &str) {
 }
 
 #[test]
-fn each_has_a_route_of_its_own_as_long_as_it_runs() {
+fn outside_pod_has_route_while_it_runs() {
     let Some((_turn, cluster)) = cluster() else { return };
     for (kind, name) in [("Namespace", NAMESPACE), ("ServiceAccount", "default")] {
         cluster.apply(&json!({"apiVersion": "v1", "kind": kind,

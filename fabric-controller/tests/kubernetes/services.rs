@@ -31,7 +31,7 @@ fn until_there(cluster: &Cluster, name: &str, is: bool) {
 }
 
 #[test]
-fn an_ip_has_the_service_that_it_asks_for_as_long_as_it_does() {
+fn ip_has_service_while_it_requests_one() {
     let Some((_turn, cluster)) = cluster() else { return };
     cluster.apply(&ip("sql", &template(5432)));
     let service = ["service", NAMESPACE, "sql"];
@@ -75,7 +75,7 @@ fn an_ip_has_the_service_that_it_asks_for_as_long_as_it_does() {
 }
 
 #[test]
-fn a_service_of_somebody_else_stays_and_the_ip_says_so() {
+fn foreign_service_stays_and_is_condition_of_ip() {
     let Some((_turn, cluster)) = cluster() else { return };
     let theirs = json!({"apiVersion": "v1", "kind": "Service",
         "metadata": {"name": "web", "namespace": NAMESPACE},

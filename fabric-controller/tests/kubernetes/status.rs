@@ -89,7 +89,7 @@ fn report(cluster: &Cluster, peer: &str) {
 }
 
 #[test]
-fn a_peering_is_shown_with_all_that_its_gateway_tells_as_long_as_there_is_one() {
+fn status_shows_all_that_gateway_reports() {
     let Some((_turn, cluster)) = cluster() else { return };
     let programs = [
         ("c", "fabric-controller", "n1"),
@@ -166,7 +166,7 @@ fn a_peering_is_shown_with_all_that_its_gateway_tells_as_long_as_there_is_one() 
 }
 
 #[test]
-fn whoever_may_not_ask_hears_what_is_missing() {
+fn status_without_rights_names_missing_ones() {
     let Some((_turn, cluster)) = cluster() else { return };
     let output = of(&cluster.server.user("nobody"), &[]);
     assert_eq!(output.status.code(), Some(1));
@@ -223,7 +223,7 @@ fn a_server_that_does_not_answer_is_given_up_soon() {
 }
 
 #[test]
-fn a_cluster_without_weft_is_told_from_one_that_is_well() {
+fn cluster_without_weft_differs_from_healthy_one() {
     let dir = tempfile::tempdir().unwrap();
     let server = ApiServer::start(dir.path().join("server"));
     let Ok(server) = server.map_err(|why| skip(&why)) else { return };

@@ -5,7 +5,7 @@ use serde_json::json;
 use crate::cluster::{cluster, cluster_ip, peering, server, tenant};
 
 #[test]
-fn labels_and_annotations_of_others_on_weft_own_objects_keep_no_gateway_from_being_made() {
+fn foreign_labels_on_own_objects_are_tolerated() {
     let Some((_turn, cluster)) = cluster() else { return };
     let namespace = &tenant("metz");
     cluster.apply_all(&peering("metz"));

@@ -16,7 +16,7 @@ const OURS: &str = "app.kubernetes.io/managed-by=weft";
 
 /// One node's agent answers, the other's has been there once.
 #[test]
-fn what_weft_has_made_goes_and_what_users_have_made_says_no_more() {
+fn withdrawal_removes_own_objects_and_conditions() {
     let Some((_turn, cluster)) = cluster_alone() else { return };
     let tenant = tenant("lucca");
     cluster.apply_all(&peering("lucca"));

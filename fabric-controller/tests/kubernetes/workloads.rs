@@ -27,7 +27,7 @@ fn can(cluster: &Cluster, peer: &str, verb: &str, what: &str, namespace: &str) -
 }
 
 #[test]
-fn a_server_becomes_a_deployment_with_a_service_and_the_least_rights() {
+fn server_gets_deployment_service_and_min_rights() {
     let Some((_turn, cluster)) = cluster() else { return };
     cluster.apply_all(&peering("paris"));
     cluster.apply(&server("paris", &cluster_ip()));
@@ -90,7 +90,7 @@ fn a_client_without_a_key_gets_one() {
 }
 
 #[test]
-fn a_secret_of_the_user_gets_the_labels_that_liqo_looks_for() {
+fn user_secret_gets_liqo_labels() {
     let Some((_turn, cluster)) = cluster() else { return };
     let mut objects = peering("brest");
     objects[2]["metadata"].as_object_mut().unwrap().remove("labels");
@@ -106,7 +106,7 @@ fn a_secret_of_the_user_gets_the_labels_that_liqo_looks_for() {
 }
 
 #[test]
-fn what_others_change_is_put_right_and_then_there_is_peace() {
+fn foreign_change_is_reverted_once() {
     let Some((_turn, cluster)) = cluster() else { return };
     cluster.apply_all(&peering("lille"));
     cluster.apply(&server("lille", &cluster_ip()));
@@ -153,7 +153,7 @@ fn select_anew(template: &mut Value) {
 }
 
 #[test]
-fn a_deployment_that_does_not_go_is_tried_less_and_less_often() {
+fn stuck_deployment_is_retried_with_backoff() {
     let Some((_turn, cluster)) = cluster() else { return };
     let mut template = templated(cluster, "troyes", "stays");
     let namespace = &tenant("troyes");

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_else_is_wrong_is_left_for_validation() {
+    fn other_faults_are_left_to_validation() {
         for cidr in [json!(7), json!(null), json!({ "a": "b" }), json!([7]), json!([["x"]])] {
             let spec = json!({ "remote": { "cidr": { "pod": cidr } } });
             assert_eq!(admitted("Configuration", &spec), spec);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn other_kinds_and_what_is_deleted_are_let_through() {
+    fn other_kinds_and_deletions_pass() {
         let spec = json!({ "remote": { "cidr": { "pod": "10.1.0.0/16" } } });
         assert_eq!(admitted("Connection", &spec), spec);
         let mut deletion = review("Configuration", &json!(null));
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_that_are_no_reviews_are_refused_with_a_sentence() {
+    fn invalid_review_is_refused_with_message() {
         let mut other = review("Configuration", &configuration(&json!({})));
         other["apiVersion"] = json!("admission.k8s.io/v1beta1");
         let mut empty = other.clone();

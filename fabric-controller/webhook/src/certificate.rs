@@ -44,7 +44,7 @@ pub(super) struct Certificate {
 
 /// Reason why a certificate is not to be used, without its content: that may be the private key.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Unfit {
+pub(super) enum Invalid {
     #[error("{0} is missing")]
     Missing(&'static str),
     #[error("{0} is not PEM of the kind that is expected there")]
@@ -76,16 +76,16 @@ pub(super) fn make(
 }
 
 /// The certificate in a Secret, if it is good for all the names and not to be renewed yet.
-pub(super) fn read(data: &Data, names: &Names, now: SystemTime) -> Result<Certificate, Unfit> {
-    let part = |name| data.get(name).ok_or(Unfit::Missing(name));
+pub(super) fn read(data: &Data, names: &Names, now: SystemTime) -> Result<Certificate, Invalid> {
+    let part = |name| data.get(name).ok_or(Invalid::Missing(name));
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&part(CHAIN)?.0).collect();
-    let chain = chain.ok().filter(|chain| !chain.is_empty()).ok_or(Unfit::NotPem(CHAIN))?;
-    let key = PrivateKeyDer::from_pem_slice(&part(KEY)?.0).map_err(|_| Unfit::NotPem(KEY))?;
-    let key = CertifiedKey::from_der(chain, key, &provider()).map_err(Unfit::Key)?;
+    let chain = chain.ok().filter(|chain| !chain.is_empty()).ok_or(Invalid::NotPem(CHAIN))?;
+    let key = PrivateKeyDer::from_pem_slice(&part(KEY)?.0).map_err(|_| Invalid::NotPem(KEY))?;
+    let key = CertifiedKey::from_der(chain, key, &provider()).map_err(Invalid::Key)?;
     let certificate = Certificate { authorities: part(AUTHORITIES)?.clone(), key: Arc::new(key) };
     accepts(&certificate.authorities, &certificate.key, names, now)?;
     let later = accepts(&certificate.authorities, &certificate.key, names, now + LIFE / 3);
-    later.map(|()| certificate).map_err(|_| Unfit::Due)
+    later.map(|()| certificate).map_err(|_| Invalid::Due)
 }
 
 /// Checks a certificate as an API server that trusts these authorities does.
@@ -94,16 +94,16 @@ pub(super) fn accepts(
     key: &CertifiedKey,
     names: &Names,
     at: SystemTime,
-) -> Result<(), Unfit> {
+) -> Result<(), Invalid> {
     let mut roots = RootCertStore::empty();
     let trusted: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&authorities.0).collect();
-    roots.add_parsable_certificates(trusted.map_err(|_| Unfit::NotPem(AUTHORITIES))?);
+    roots.add_parsable_certificates(trusted.map_err(|_| Invalid::NotPem(AUTHORITIES))?);
     let judge = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider()).build();
-    let judge = judge.map_err(|_| Unfit::NotPem(AUTHORITIES))?;
+    let judge = judge.map_err(|_| Invalid::NotPem(AUTHORITIES))?;
     let at = UnixTime::since_unix_epoch(at.duration_since(UNIX_EPOCH).unwrap_or_default());
-    let [own, between @ ..] = key.cert.as_slice() else { return Err(Unfit::NotPem(CHAIN)) };
+    let [own, between @ ..] = key.cert.as_slice() else { return Err(Invalid::NotPem(CHAIN)) };
     names.iter().try_for_each(|name| {
-        let refused = |source| Unfit::Refused { name: name.clone(), source };
+        let refused = |source| Invalid::Refused { name: name.clone(), source };
         let server = ServerName::try_from(name.as_str());
         let server = server.map_err(|error| refused(rustls::Error::General(error.to_string())))?;
         judge.verify_server_cert(own, between, &server, &[], at).map(drop).map_err(refused)
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_good_for_its_names_until_a_third_of_its_life_is_left() {
+    fn certificate_is_renewed_at_third_of_lifetime() {
         let names = names(["weft-webhook.liqo.svc", "127.0.0.1", "::1"]);
         let data = made(&names, None);
         for day in [0, 1, 243] {
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn who_trusts_a_renewed_one_trusts_the_one_before_but_no_older() {
+    fn renewed_authority_trusts_previous_one_only() {
         let names = names(["a.b.svc"]);
         let first = made(&names, None);
         let second = made(&names, Some(&first));
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_and_never_quoted() {
+    fn secret_fault_is_named_and_never_quoted() {
         let names = names(["a.b.svc"]);
         let data = made(&names, None);
         let other = made(&names, None);

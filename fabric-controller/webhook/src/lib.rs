@@ -4,13 +4,13 @@
 //! reconciliation, and a virtual kubelet that starts meanwhile maps no address.
 //!
 //! [`admission`] changes objects and depends on nothing else, [`certificate`] makes and
-//! checks certificates, [`keeper`] makes the API server and all replicas use one of them, and
+//! checks certificates, [`manager`] makes the API server and all replicas use one of them, and
 //! [`server`] answers. Every replica serves this. Without any of it only plain strings are refused:
 //! the MutatingWebhookConfiguration has `failurePolicy: Ignore`.
 
 mod admission;
 mod certificate;
-mod keeper;
+mod manager;
 mod server;
 
 use std::future::Future;
@@ -19,7 +19,7 @@ use std::net::SocketAddr;
 use kube::Client;
 use tokio::sync::watch;
 
-use self::keeper::Keeper;
+use self::manager::CertificateManager;
 use self::server::Server;
 
 pub use self::server::ListenError;
@@ -44,7 +44,7 @@ pub struct WebhookArgs {
 
 pub struct Webhook {
     server: Server,
-    keeper: Keeper,
+    manager: CertificateManager,
 }
 
 impl Webhook {
@@ -56,7 +56,7 @@ impl Webhook {
     ) -> Result<Self, ListenError> {
         let (serve, served) = watch::channel(None);
         let server = Server::listen(args.webhook_listen, served).await?;
-        Ok(Self { server, keeper: Keeper::new(client, namespace, serve) })
+        Ok(Self { server, manager: CertificateManager::new(client, namespace, serve) })
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -65,11 +65,11 @@ impl Webhook {
 
     /// Runs until `stop` is ready, and answers the requests received by then.
     pub async fn run(self, stop: impl Future<Output = ()>) {
-        let Self { server, keeper } = self;
+        let Self { server, manager } = self;
         let stopped = async {
             tokio::select! {
                 () = stop => {}
-                () = keeper.run() => {}
+                () = manager.run() => {}
             }
         };
         server.run(stopped).await;
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn it_listens_on_every_address_unless_told_otherwise() {
+    fn webhook_listens_on_all_addresses_by_default() {
         let parse = |args: &[&str]| Line::try_parse_from([&["x"], args].concat());
         let everywhere = parse(&[]).unwrap().webhook.webhook_listen;
         assert!(everywhere.ip().is_unspecified() && everywhere.port() == 9443);

@@ -26,7 +26,7 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::server::{ClientHello, ResolvesServerCert};
 use tokio_rustls::rustls::sign::CertifiedKey;
 
-use super::keeper::Served;
+use super::manager::Served;
 use super::{FOREIGN_CLUSTERS_PATH, PATH};
 use super::{admission, certificate};
 
@@ -34,7 +34,7 @@ use super::{admission, certificate};
 const MAX_BODY: usize = 4 << 20;
 const MAX_CONNECTIONS: usize = 64;
 /// Timeout of a handshake, of a body, and of the last answers.
-const PATIENCE: Duration = Duration::from_secs(5);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// API servers close an idle connection after 90 s; closing it first would cost a request.
 const IDLE: Duration = Duration::from_secs(120);
 /// Wait after the system refused a connection, mostly for want of file descriptors.
@@ -93,7 +93,7 @@ impl Server {
                 drop(seat);
             });
         }
-        let _ = timeout(PATIENCE, open.shutdown()).await;
+        let _ = timeout(HANDSHAKE_TIMEOUT, open.shutdown()).await;
     }
 }
 
@@ -115,7 +115,7 @@ async fn accept(
 }
 
 async fn serve(stream: TcpStream, tls: TlsAcceptor, router: Router, watcher: Watcher) {
-    let handshake = timeout(PATIENCE, tls.accept(stream)).await;
+    let handshake = timeout(HANDSHAKE_TIMEOUT, tls.accept(stream)).await;
     let stream = match handshake.map_err(io::Error::from).and_then(|outcome| outcome) {
         Ok(stream) => TokioIo::new(stream),
         Err(error) => return tracing::debug!(%error, "no TLS handshake"),
@@ -129,7 +129,7 @@ async fn serve(stream: TcpStream, tls: TlsAcceptor, router: Router, watcher: Wat
 }
 
 async fn review(request: Request) -> Response {
-    let body = match timeout(PATIENCE, Bytes::from_request(request, &())).await {
+    let body = match timeout(HANDSHAKE_TIMEOUT, Bytes::from_request(request, &())).await {
         Ok(Ok(body)) => body,
         Ok(Err(error)) if error.status() == StatusCode::PAYLOAD_TOO_LARGE => {
             let what = format!("expected a body of at most {MAX_BODY} bytes\n");

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_without_a_pod_is_lost_after_a_while_and_found_again_with_the_next() {
+    fn gateway_without_pod_is_lost_then_found_again() {
         let gateway = ObjectRef::new(Kind::GatewayServer, "tenant", "server");
         let mut absence = Absence::default();
         let start = Instant::now();

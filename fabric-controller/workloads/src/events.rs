@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn so_many_at_once_and_then_one_in_a_while() {
+    fn token_bucket_allows_burst_then_refill() {
         let start = Instant::now();
         let mut bucket = TokenBucket { tokens: BURST, filled: start };
         let spent = |bucket: &mut TokenBucket, now| (0..1000).filter(|_| bucket.spend(now)).count();

@@ -37,7 +37,7 @@ pub struct Election {
     api: Api<Lease>,
     identity: String,
     /// Requests it instead of waiting until it is released.
-    insists: bool,
+    takes_over: bool,
     /// The version that was seen last, and when it was seen first.
     seen: Option<(String, Instant)>,
     /// Holder logged last.
@@ -49,7 +49,7 @@ pub struct Election {
     /// Written into the Lease, for `weft status`.
     obstacles: Obstacles,
     /// True if another holds it.
-    stands_by: watch::Sender<bool>,
+    is_standby: watch::Sender<bool>,
 }
 
 impl Election {
@@ -60,19 +60,19 @@ impl Election {
         Self {
             api,
             identity,
-            insists: false,
+            takes_over: false,
             seen: None,
             logged: None,
             held: None,
             renewed: Instant::now(),
             obstacles: Obstacles::default(),
-            stands_by: watch::Sender::default(),
+            is_standby: watch::Sender::default(),
         }
     }
 
     /// The holder, if it lives, lets go within a few seconds.
-    pub fn insisting(self) -> Self {
-        Self { insists: true, ..self }
+    pub fn taking_over(self) -> Self {
+        Self { takes_over: true, ..self }
     }
 
     /// Writes these into the Lease while it is held.
@@ -81,8 +81,8 @@ impl Election {
     }
 
     /// Returns true if another holds the Lease.
-    pub fn stands_by(&self) -> watch::Receiver<bool> {
-        self.stands_by.subscribe()
+    pub fn is_standby(&self) -> watch::Receiver<bool> {
+        self.is_standby.subscribe()
     }
 
     /// Returns when elected. Cancel safe.
@@ -90,7 +90,7 @@ impl Election {
         loop {
             match within(DEADLINE, self.acquire()).await {
                 Ok(Answer::Ours) => return tracing::info!(identity = self.identity, "elected"),
-                Ok(Answer::Others) => _ = self.stands_by.send_replace(true),
+                Ok(Answer::Others) => _ = self.is_standby.send_replace(true),
                 Ok(Answer::Contended) => {}
                 Err(error) => tracing::debug!(%error, "cannot stand for election; tried again"),
             }
@@ -158,7 +158,7 @@ impl Election {
         if self.may_take(&lease) {
             return self.write(lease).await;
         }
-        if self.insists && wanted_by(&lease) != Some(&self.identity) {
+        if self.takes_over && wanted_by(&lease) != Some(&self.identity) {
             let annotations = lease.metadata.annotations.get_or_insert_default();
             annotations.insert(WANTED_BY.to_owned(), self.identity.clone());
             answer(self.api.replace(NAME, &PostParams::default(), &lease).await)?;
@@ -186,7 +186,7 @@ impl Election {
         };
         self.seen = Some((version, first));
         let silent = first.elapsed() >= patience(lease);
-        if !self.insists && wanted_by(lease).is_some_and(|by| *by != self.identity) {
+        if !self.takes_over && wanted_by(lease).is_some_and(|by| *by != self.identity) {
             return silent;
         }
         let Some(holder) = holder(lease) else { return true };
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silent_server_ends_a_lease_before_another_has_it() {
+    async fn unanswered_lease_ends_before_next_holder() {
         let delay = Arc::new(AtomicU64::new(10));
         let client = server(&delay);
         let (mut one, mut other) = (election(&client, "one"), election(&client, "other"));

@@ -225,7 +225,7 @@ impl Objects {
         object.data = of.kept(object.data);
         let now = Observed { object, content };
         let before = self.0.get_mut(&key);
-        let is_news = before.is_none_or(|before| {
+        let is_changed = before.is_none_or(|before| {
             before
                 .object
                 .metadata
@@ -234,7 +234,7 @@ impl Objects {
             *before != now
         });
         self.0.insert(key, now);
-        is_news
+        is_changed
     }
 
     /// True if it was there. A report about one that had the same name before removes nothing.
@@ -278,7 +278,7 @@ impl Live {
     pub(super) async fn next(&mut self) -> bool {
         let was_whole = self.is_whole();
         let objects = &mut self.objects;
-        let is_news = match self.reflector.next().await {
+        let is_changed = match self.reflector.next().await {
             Change::Applied(of, object) => objects.put(of, object),
             Change::Deleted(of, object) => objects.remove(of, &object),
             Change::Listed(of, names) => {
@@ -290,7 +290,7 @@ impl Live {
             }
             Change::Problems => false,
         };
-        is_news || was_whole != self.is_whole()
+        is_changed || was_whole != self.is_whole()
     }
 
     pub(super) fn objects(&self) -> &Objects {

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_may_touch_only_what_is_its_own() {
+    fn gateway_role_names_own_objects_only() {
         let objects = objects(|_| {});
         let rights = include_str!("../../tests/kubernetes/gateway-rights.yaml");
         assert_eq!(objects[1]["rules"], serde_saphyr::from_str::<Value>(rights).unwrap());
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_have_their_account_and_their_labels_whatever_the_template_says() {
+    fn pods_have_own_account_and_labels() {
         let objects = objects(|deployment| {
             let pod = &mut deployment["template"];
             pod["spec"]["serviceAccountName"] = json!("{{ .Name }}");

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_without_a_pod_has_no_place_but_a_deployment() {
+    fn gateway_without_pod_has_deployment_only() {
         let placement = placed(&[deployment(), service(), node("n1", "192.0.2.11")]);
         assert_eq!((placement.internal, placement.endpoint), (None, None));
         let workload = placement.workload.unwrap();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_where_its_active_pod_is() {
+    fn gateway_is_placed_at_its_active_pod() {
         let mut passive = pod("b", "n2", "10.200.2.7", "True");
         passive.1["metadata"]["labels"]["networking.liqo.io/active"] = json!("false");
         let nodes = [node("n1", "192.0.2.11"), node("n2", "192.0.2.12")];
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_served_by_a_pod_that_is_ready_and_stays() {
+    fn ready_pod_serves_gateway() {
         let is_served = |pod| placed(&[deployment(), pod]).is_served;
         assert!(is_served(pod("a", "n1", "10.200.1.7", "True")));
         assert!(!is_served(pod("a", "n1", "10.200.1.7", "False")));

@@ -375,8 +375,8 @@ mod tests {
         let mut ready = |status: &str| {
             let condition = json!([{"type": "Ready", "status": status, "lastProbeTime": null}]);
             gateway["status"]["conditions"] = condition;
-            let is_news = applied(&mut pods, gateway.clone());
-            (is_news, pods.of_gateways().map(|pod| pod.is_ready).collect::<Vec<_>>())
+            let is_changed = applied(&mut pods, gateway.clone());
+            (is_changed, pods.of_gateways().map(|pod| pod.is_ready).collect::<Vec<_>>())
         };
         assert_eq!(ready("False"), (true, vec![false]));
         assert_eq!(ready("False"), (false, vec![false]));

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_could_not_be_completed_is_tried_again_by_itself() {
+    async fn failed_completion_is_retried() {
         let nobody = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         let mut secrets = Secrets::new(Client::try_from(nobody).unwrap());
         assert_eq!(secrets.due(), None);

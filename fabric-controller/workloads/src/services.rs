@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_and_its_slice_are_named_owned_and_found_by_the_ip() {
+    fn service_and_slice_are_owned_by_ip() {
         let objects = objects(json!({"ip": "192.0.2.7", "serviceTemplate": template()}));
         let [service, slice] = objects.as_slice() else { panic!("{objects:?}") };
         for object in [service, slice] {
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_leads_to_the_address_itself_and_to_the_same_ports() {
+    fn slice_has_address_and_ports_of_ip() {
         let of = |address: &str| {
             objects(json!({"ip": address, "serviceTemplate": template()})).remove(1)
         };

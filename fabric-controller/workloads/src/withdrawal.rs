@@ -50,7 +50,7 @@ pub enum WithdrawError {
 /// Nodes that do not answer hold it up for no longer than `patience`, and pods that do not end for
 /// half a minute.
 pub async fn withdraw(server: ApiServer, patience: Duration) -> Result<(), WithdrawError> {
-    let mut election = Election::new(&server, IDENTITY).insisting();
+    let mut election = Election::new(&server, IDENTITY).taking_over();
     timeout(ELECTION, election.won()).await.map_err(|_| WithdrawError::NotElected)?;
     tokio::select! {
         done = take_away(&server, patience) => done?,

@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_kept_while_it_is_good_and_passed_on_when_lost() {
+    fn resolved_address_is_kept_until_lost() {
         let [a, b, c] = [1, 2, 3].map(|i| SocketAddr::from(([192, 0, 2, i], 7)));
         assert_eq!(choose(None, &[a, b], false), Some(a));
         assert_eq!(choose(Some(b), &[a, b], false), Some(b), "a DNS answer in another order");
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn addresses_need_no_resolver_and_unknown_names_are_tried_again() {
+    async fn unknown_names_are_retried_addresses_are_not() {
         let endpoint = |hosts: &[&str]| Endpoint {
             hosts: hosts.iter().map(|h| (*h).to_owned()).collect(),
             port: 7,

@@ -167,18 +167,18 @@ impl Follower {
     /// Joins config and records as they are published. While records are missing, the gateway stays as it
     /// is. True if there is something new.
     async fn join(&mut self) -> bool {
-        let mut is_news = false;
+        let mut is_changed = false;
         if let Some(config) = self.published.joined() {
             self.input.is_from_records = !self.published.is_whole();
             let read = self.published.version().or_else(|| self.input.records.clone());
-            is_news = std::mem::replace(&mut self.input.records, read.clone()) != read;
+            is_changed = std::mem::replace(&mut self.input.records, read.clone()) != read;
             if self.input.take_config(config) {
-                is_news = true;
+                is_changed = true;
                 self.input.remember(&self.store, &self.name).await;
                 self.input.read_key(&self.store, &self.name).await;
             }
         }
-        is_news | self.finish_listing().await
+        is_changed | self.finish_listing().await
     }
 
     /// True once all that was there at the start is read. If the config is bad, or records are missing,
@@ -410,7 +410,7 @@ mod tests {
     use crate::config::restart_cache::tests::in_memory;
 
     #[test]
-    fn a_bad_config_keeps_the_last_good_one_and_says_why() {
+    fn bad_config_keeps_last_good_and_is_reported() {
         let mut input = Input::default();
         assert!(input.take_config(config()));
         let mut bad = config();
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_gateway_that_starts_among_bad_config_runs_on_the_last_good_one() {
+    async fn start_with_bad_config_uses_last_good_one() {
         let dir = tempfile::tempdir().unwrap();
         let (run, state) = (dir.path().join("run"), dir.path().join("state"));
         let args = fabric_store::StoreArgs::directories(None, run, Some(state));
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_container_that_starts_while_the_api_server_is_away_begins_with_what_was_kept() {
+    async fn start_without_api_server_uses_restart_cache() {
         let (dir, keep) = in_memory();
         let key = PrivateKey::generate();
         let mut last = config();
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_kept_of_a_peering_that_is_gone_is_forgotten() {
+    async fn cache_of_removed_peering_is_deleted() {
         let (dir, keep) = in_memory();
         keep.put(&config(), &PrivateKey::generate()).unwrap();
         let args = fabric_store::StoreArgs::directories(None, dir.path().join("run"), None);
@@ -536,7 +536,7 @@ contexts: [{name: c, context: {cluster: c, user: u}}]
     }
 
     #[test]
-    fn the_endpoints_are_remembered_from_the_first_status_only() {
+    fn endpoints_are_restored_from_first_status_only() {
         let mut input = Input::default();
         let mut first = config();
         let status = |endpoint: &str, port| {

@@ -93,7 +93,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn config_and_key_are_kept_for_one_gateway_until_its_peering_is_over() {
+    fn cache_is_kept_until_its_peering_is_removed() {
         let (dir, keep) = in_memory();
         let name = ObjectRef::new(Kind::GatewayConfig, "liqo-tenant-milan", "client");
         assert!(keep.read(&name).is_none());

@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_with_a_secret_names_it_and_never_shows_it() {
+    fn secret_fault_names_it_and_hides_content() {
         let with = |bytes: Vec<u8>| {
             let data = [(PRIVATE_KEY.to_owned(), ByteString(bytes))].into();
             Secret { data: Some(data), ..Secret::default() }

@@ -23,7 +23,7 @@ use tokio::sync::watch;
 pub use tunnel::{Config, Counters, PeerState, RejectedInitiation};
 
 use self::driver::{Driver, Links};
-use self::shared::{Orders, Published};
+use self::shared::{Commands, Published};
 pub use self::socket::open_socket;
 pub use self::tun::{Tun, open_tun};
 
@@ -48,7 +48,7 @@ pub const HEARTBEAT_STEP: Duration = Duration::from_millis(10);
 /// The program's side of a lane. Dropping it stops the lane.
 #[derive(Debug)]
 pub struct LaneHandle {
-    orders: Arc<Orders>,
+    commands: Arc<Commands>,
     published: Arc<Published>,
     changes: watch::Receiver<PeerState>,
     thread: Option<JoinHandle<()>>,
@@ -63,11 +63,11 @@ impl LaneHandle {
         offloads: Offloads,
         config: Config,
     ) -> io::Result<Self> {
-        let orders = Arc::new(Orders::new()?);
+        let commands = Arc::new(Commands::new()?);
         let published = Arc::new(Published::new(Instant::now()));
         let (sender, changes) = watch::channel(PeerState::default());
         let links = Links {
-            orders: Arc::clone(&orders),
+            commands: Arc::clone(&commands),
             published: Arc::clone(&published),
             changes: sender,
         };
@@ -77,47 +77,47 @@ impl LaneHandle {
                 tracing::error!(%error, "the lane stops");
             }
         })?;
-        Ok(Self { orders, published, changes, thread: Some(thread) })
+        Ok(Self { commands, published, changes, thread: Some(thread) })
     }
 
     /// Replaces the config; the lane takes the latest over within a wake-up. Other keys take
     /// the place of those before without a gap ([`tunnel::Engine::configure`]).
     pub fn configure(&self, config: Config) {
-        self.orders.give(|latest| latest.config = Some(config));
+        self.commands.send(|latest| latest.config = Some(config));
     }
 
     /// Replaces the socket (another source port): the peer follows the first authentic packet, and
     /// a handshake is begun at once.
     pub fn set_socket(&self, socket: UdpSocket) {
-        self.orders.give(|latest| latest.socket = Some(socket));
+        self.commands.send(|latest| latest.socket = Some(socket));
     }
 
     /// Begins a handshake at once, whatever session there is.
     pub fn initiate(&self) {
-        self.orders.give(|latest| latest.initiate = true);
+        self.commands.send(|latest| latest.initiate = true);
     }
 
     /// Sets whether path MTU discovery is done by probes: then datagrams are never fragmented, and
     /// the kernel's cached path MTU is ignored. Otherwise that one applies.
     pub fn set_path_probing(&self, probing: bool) {
-        self.orders.give(|latest| latest.path_probing = Some(probing));
+        self.commands.send(|latest| latest.path_probing = Some(probing));
     }
 
     /// Sends packets that may be larger than the tunnel's MTU, each as a frame of the TUN: a virtio
     /// header and an IP packet.
     pub fn send_probes(&self, frames: impl Iterator<Item = Vec<u8>>) {
-        self.orders.give_probes(frames);
+        self.commands.send_probes(frames);
     }
 
     /// True if segmented sends arrive on this path: otherwise datagrams are sent one by one.
     pub fn set_segmenting(&self, segmenting: bool) {
-        self.orders.give(|latest| latest.segmenting = Some(segmenting));
+        self.commands.send(|latest| latest.segmenting = Some(segmenting));
     }
 
     /// Sends frames like those of [`Self::send_probes`], all of one length, as one segmented send,
     /// and one more by itself.
     pub fn send_train_probe(&self, train: [Vec<u8>; 2], single: Vec<u8>) {
-        self.orders.give(|latest| latest.train = train.into());
+        self.commands.send(|latest| latest.train = train.into());
         self.send_probes([single].into_iter());
     }
 
@@ -171,7 +171,7 @@ impl LaneHandle {
     pub async fn is_alive(&self, steps: u32) -> bool {
         let rounds = || self.published.rounds.load(Ordering::Relaxed);
         let before = rounds();
-        self.orders.give(|_| {});
+        self.commands.send(|_| {});
         for _ in 0..steps {
             tokio::time::sleep(HEARTBEAT_STEP).await;
             if rounds() != before {
@@ -192,7 +192,7 @@ impl LaneHandle {
 
     fn stop_and_join(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        self.orders.give(|latest| latest.stop = true);
+        self.commands.send(|latest| latest.stop = true);
         if thread.join().is_err() {
             tracing::error!("the lane had panicked");
         }

@@ -25,7 +25,7 @@ use crate::state::{Plane, Running, View};
 const RESYNC: Duration = Duration::from_secs(30);
 const RETRY: Duration = Duration::from_secs(5);
 /// Time for the monitor's last message.
-const PARTING: Duration = Duration::from_millis(200);
+const END_NOTICE_TIME: Duration = Duration::from_millis(200);
 
 /// Inputs of the dataplane.
 pub struct Sources {
@@ -79,7 +79,7 @@ pub async fn run(
     }
     // The monitor announces the end through the tunnel, and then drops its views.
     let parted = async { while sources.views.changed().await.is_ok() {} };
-    if timeout(PARTING, parted).await.is_err() {
+    if timeout(END_NOTICE_TIME, parted).await.is_err() {
         tracing::debug!("the monitor is late, not waiting for its last probe");
     }
     publish(&planes, Plane::default());

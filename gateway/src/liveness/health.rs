@@ -21,7 +21,7 @@ pub use reason::Reason;
 
 /// Time without any sign of life after which a peer that leaves probes unanswered is reported: as
 /// long as leaves time to show it before 3 s are over.
-const SILENCE: Duration = Duration::from_millis(2500);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(2500);
 /// Time for a first handshake, and for the peer to take over new keys.
 const HANDSHAKE_TIME: Duration = Duration::from_millis(1800);
 pub const ROTATION_TIME: Duration = Duration::from_millis(1500);
@@ -99,7 +99,7 @@ pub fn diagnose(evidence: &Evidence<'_>, now: Instant) -> Vec<Fault> {
     faults.extend(evidence.superseded_keys(now));
     // Each of the above explains why the peer does not answer.
     if faults.is_empty() {
-        faults.extend(evidence.silence(now));
+        faults.extend(evidence.missing_answer(now));
     }
     if faults.is_empty() {
         faults.extend(evidence.loss());
@@ -359,13 +359,14 @@ impl Evidence<'_> {
         })
     }
 
-    fn silence(&self, now: Instant) -> Option<Fault> {
+    fn missing_answer(&self, now: Instant) -> Option<Fault> {
         if self.value == ConnectionValue::Connecting {
             return self.no_probe_answer(now).or_else(|| self.no_handshake(now));
         }
         let last = self.last_answer.max(self.last_received);
-        let is_silent = last.is_none_or(|at| now.saturating_duration_since(at) >= SILENCE);
-        if is_silent && (!self.is_connected() || self.has_unanswered()) {
+        let is_unanswered =
+            last.is_none_or(|at| now.saturating_duration_since(at) >= ANSWER_TIMEOUT);
+        if is_unanswered && (!self.is_connected() || self.has_unanswered()) {
             return Some(self.no_answer());
         }
         if self.is_not_received(now) {
@@ -385,8 +386,8 @@ impl Evidence<'_> {
             ConnectionValue::Error => is_past(handshake, ANSWER_TIME),
             ConnectionValue::Connected => false,
         };
-        let is_unanswered = is_past(probes.first, SILENCE)
-            && self.last_answer.is_none_or(|answered| is_past(answered, SILENCE));
+        let is_unanswered = is_past(probes.first, ANSWER_TIMEOUT)
+            && self.last_answer.is_none_or(|answered| is_past(answered, ANSWER_TIMEOUT));
         let peer = self.peer_name();
         (is_there && is_unanswered).then(|| Fault {
             reason: Reason::NoProbeAnswer,
@@ -408,7 +409,7 @@ impl Evidence<'_> {
 
     /// Packets arrive, and the peer reports that it receives none.
     fn is_not_received(&self, now: Instant) -> bool {
-        let answered = self.last_answer.is_some_and(|at| now < at + SILENCE);
+        let answered = self.last_answer.is_some_and(|at| now < at + ANSWER_TIMEOUT);
         let Some(probes) = self.unanswered.filter(|_| self.has_unanswered() && !answered) else {
             return false;
         };

@@ -35,10 +35,10 @@ const REST: Duration = Duration::from_secs(10);
 const RECENT: Duration = Duration::from_secs(5);
 /// An answer is waited for three round trips, within these bounds. The lower one is for the time
 /// that a busy machine takes, the upper one keeps the whole search within two seconds.
-const LEAST_WAIT: Duration = Duration::from_millis(100);
-const MOST_WAIT: Duration = Duration::from_millis(400);
+const MIN_WAIT: Duration = Duration::from_millis(100);
+const MAX_WAIT: Duration = Duration::from_millis(400);
 /// Longest pause after searches that nothing came of, although the peer answers other probes.
-const MOST_PAUSE: Duration = Duration::from_secs(64);
+const MAX_PAUSE: Duration = Duration::from_secs(64);
 /// Probes whose answers are still of use: those of two rounds.
 const MAX_SENT: usize = 4 * (CANDIDATES as usize + 5);
 
@@ -318,7 +318,7 @@ impl PathMtu {
     fn give_up(&mut self, now: Instant) {
         let pause = Duration::from_secs(1) * (1 << self.fruitless.min(6));
         self.fruitless += 1;
-        self.phase = Phase::Silent { until: now + pause.min(MOST_PAUSE) };
+        self.phase = Phase::Silent { until: now + pause.min(MAX_PAUSE) };
     }
 
     fn rest_if_small(&mut self) {
@@ -345,8 +345,8 @@ impl PathMtu {
     }
 
     fn wait(&self) -> Duration {
-        let Some(rtt) = self.rtt else { return MOST_WAIT };
-        (rtt * 3).clamp(LEAST_WAIT, MOST_WAIT).max(rtt * 3 / 2)
+        let Some(rtt) = self.rtt else { return MAX_WAIT };
+        (rtt * 3).clamp(MIN_WAIT, MAX_WAIT).max(rtt * 3 / 2)
     }
 }
 

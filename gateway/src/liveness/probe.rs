@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ping_of_liqo_is_echoed_unchanged_but_for_its_type() {
+    fn liqo_ping_is_echoed_with_type_changed() {
         let ping = Message::parse(FROM_LIQO.as_bytes()).unwrap();
         assert_eq!(ping.report(), None);
         let pong = ping.pong(WeftField::new(Duration::ZERO, None)).encode();
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn an_echo_with_another_spelling_of_the_same_time_is_ours() {
+    fn echo_with_other_time_format_is_accepted() {
         let (mut pending, start) = (pending(), Instant::now());
         let wall: Timestamp = "2026-11-21T07:30:00.5Z".parse().unwrap();
         pending.ping(wall, start, WeftField::new(Duration::ZERO, None));
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_probe_is_refused_and_the_number_on_the_way_is_bounded() {
+    fn non_probes_are_refused_pending_is_bounded() {
         for bad in ["", "{}", "null", r#"{"clusterID":1,"msgType":"PING","timeStamp":""}"#] {
             assert!(Message::parse(bad.as_bytes()).is_err(), "{bad}");
         }

@@ -29,7 +29,7 @@ const MAX_GRACE: Duration = Duration::from_secs(1);
 /// Between two probes of a burst: its first, the following, and those to a peer that answers none.
 const FIRST_INTERVAL: Duration = Duration::from_millis(50);
 const INTERVAL: Duration = Duration::from_millis(100);
-const SILENT_INTERVAL: Duration = Duration::from_millis(250);
+const UNANSWERED_INTERVAL: Duration = Duration::from_millis(250);
 /// Probes that are closer together are of one turn.
 const MIN_TURN: Duration = Duration::from_millis(40);
 /// Delay of this program itself after which answers may be waiting to be read.
@@ -214,7 +214,7 @@ impl ProbeLog {
     fn interval(&self, burst: Burst) -> Duration {
         let is_silent = self.unanswered.is_some_and(|probes| probes.turns as usize >= WINDOW);
         match is_silent {
-            true => SILENT_INTERVAL,
+            true => UNANSWERED_INTERVAL,
             false if burst.sent < WINDOW => FIRST_INTERVAL,
             false => INTERVAL,
         }

@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn latency_is_told_only_while_connected() {
+    fn latency_is_exported_only_while_connected() {
         let text = Metrics::new().render(Some(scrape(None))).unwrap();
         assert!(!text.contains("liqo_peer_latency_us{"));
         assert_eq!(Metrics::new().render(None).unwrap(), "# EOF\n");

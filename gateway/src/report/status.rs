@@ -82,7 +82,7 @@ pub async fn run(
     }
     // By now this task no longer holds the lane, which would go on answering the peer meanwhile.
     let input = sources.inputs.borrow().clone();
-    reporter.say_goodbye(&input).await
+    reporter.report_end(&input).await
 }
 
 impl Sources {
@@ -243,11 +243,11 @@ impl Reporter {
     }
 
     /// If the config is gone, too, the peering is, and its Connection goes with it.
-    async fn say_goodbye(&mut self, input: &Input) -> anyhow::Result<()> {
+    async fn report_end(&mut self, input: &Input) -> anyhow::Result<()> {
         if input.synced && input.config.is_none() {
             return self.remove_connection().await;
         }
-        let reported = self.connection.say_goodbye().await;
+        let reported = self.connection.report_end().await;
         self.withdraw_acknowledgement(input).await?;
         reported
     }
@@ -354,7 +354,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_earlier_gateway_knew_stays_until_something_is_known() {
+    fn earlier_status_is_kept_until_first_result() {
         let before = GatewayConfigStatus {
             applied_generation: 4,
             peer_endpoint: Some("192.0.2.7:1000".to_owned()),

@@ -16,7 +16,7 @@ use crate::world::{config, in_new_namespace, lines, run, run_in};
 const HOST_END: &str = "weft-test0000";
 
 #[test]
-fn devices_routes_and_rules_are_as_wanted_and_the_next_pass_has_nothing_to_do() {
+fn first_pass_reaches_goal_second_does_nothing() {
     in_new_namespace(|| async {
         host_with_underlay();
         let overlay = Overlay::new(Some(HOST_END.to_owned())).await.unwrap();
@@ -87,7 +87,7 @@ fn devices_routes_and_rules_are_as_wanted_and_the_next_pass_has_nothing_to_do() 
 }
 
 #[test]
-fn the_host_gets_a_way_to_the_pod_and_loses_it_with_the_gateway() {
+fn host_route_to_pod_lives_with_its_gateway() {
     in_new_namespace(|| async {
         host_with_underlay();
         // Left by one that was killed.
@@ -135,7 +135,7 @@ fn the_refusal_of_packets_comes_goes_and_heals() {
 }
 
 #[test]
-fn what_someone_deletes_is_noticed_and_made_again() {
+fn deleted_device_is_recreated_on_event() {
     in_new_namespace(|| async {
         host_with_underlay();
         let mut overlay = Overlay::new(Some(HOST_END.to_owned())).await.unwrap();
@@ -166,7 +166,7 @@ fn what_someone_deletes_is_noticed_and_made_again() {
 }
 
 #[test]
-fn the_mtu_follows_the_underlay_and_the_way_to_the_peer() {
+fn mtu_follows_underlay_and_path() {
     in_new_namespace(|| async {
         host_with_underlay();
         let overlay = Overlay::new(Some(HOST_END.to_owned())).await.unwrap();

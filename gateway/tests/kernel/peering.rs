@@ -19,7 +19,7 @@ use crate::side::{ATTEMPTS, POD, POD6, SEEN_AS, SEEN_AS6, at_once, in_two_hosts,
 use crate::world::run_in;
 
 #[test]
-fn two_clusters_with_the_same_pod_cidr_reach_each_other_and_outlive_restarts() {
+fn same_pod_cidrs_reach_each_other_over_restarts() {
     in_two_hosts(|rome, milan| {
         let (mut client, server) = (rome.start(), milan.start());
         rome.wait_for(ConnectionValue::Connected);
@@ -64,7 +64,7 @@ fn two_clusters_with_the_same_pod_cidr_reach_each_other_and_outlive_restarts() {
 }
 
 #[test]
-fn a_cut_is_an_error_that_refuses_at_once_and_heals_by_itself() {
+fn cut_refuses_at_once_and_recovers() {
     in_two_hosts(|rome, milan| {
         let (_client, _server) = (rome.start(), milan.start());
         rome.wait_for(ConnectionValue::Connected);
@@ -83,7 +83,7 @@ fn a_cut_is_an_error_that_refuses_at_once_and_heals_by_itself() {
 }
 
 #[test]
-fn a_server_that_ends_is_asked_for_its_successor_at_once_and_a_client_just_goes() {
+fn client_searches_successor_of_ended_server() {
     in_two_hosts(|rome, milan| {
         let (mut client, mut server) = (rome.start(), milan.start());
         rome.wait_for(ConnectionValue::Connected);
@@ -151,7 +151,7 @@ fn ipv6_works_inside_and_outside() {
 }
 
 #[test]
-fn only_who_knows_its_mac_address_sends_to_the_peer_or_to_itself() {
+fn only_right_mac_reaches_peer_or_gateway() {
     in_two_hosts(|rome, milan| {
         let mut config = rome.config.clone();
         let own = Mac::of_uid("nobody knows");
@@ -179,7 +179,7 @@ fn only_who_knows_its_mac_address_sends_to_the_peer_or_to_itself() {
 }
 
 #[test]
-fn without_probing_the_handshake_tells() {
+fn handshake_decides_without_probing() {
     in_two_hosts(|rome, milan| {
         for side in [rome, milan] {
             let mut config = side.config.clone();
@@ -195,7 +195,7 @@ fn without_probing_the_handshake_tells() {
 }
 
 #[test]
-fn a_config_that_is_wrong_is_reported_and_the_old_one_stays_in_force() {
+fn wrong_config_is_reported_and_old_one_stays() {
     in_two_hosts(|rome, milan| {
         let (_client, _server) = (rome.start(), milan.start());
         rome.wait_for(ConnectionValue::Connected);
@@ -211,7 +211,7 @@ fn a_config_that_is_wrong_is_reported_and_the_old_one_stays_in_force() {
 }
 
 #[test]
-fn a_gateway_without_peer_key_or_secret_is_idle_ready_and_says_what_is_missing() {
+fn gateway_without_keys_is_idle_and_names_missing() {
     in_two_hosts(|rome, _| {
         let mut config = rome.config.clone();
         config.spec.secret_name = "nowhere".to_owned();

@@ -70,7 +70,7 @@ impl End {
     /// Plans the next packet or burst after `at`.
     pub(crate) fn schedule(&mut self, traffic: Traffic, at: u64, random: &mut Random) {
         let interval = match traffic {
-            Traffic::Silence => None,
+            Traffic::Idle => None,
             Traffic::Steady(interval) | Traffic::Bursts(_, interval) => Some(interval),
         };
         self.due = interval.map(|i| at + random.between(i / 2, i + i / 2));

@@ -35,7 +35,7 @@ fn variable(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn whatever_the_network_does_packets_arrive_once_unaltered_and_soon_again() {
+fn packets_arrive_once_and_unaltered_in_any_network() {
     let seeds = match variable("SEED") {
         Some(seed) => seed..seed + 1,
         None => 0..variable("SEEDS").unwrap_or(SEEDS),

@@ -48,7 +48,7 @@ impl Link {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Traffic {
-    Silence,
+    Idle,
     /// A packet after about so many microseconds.
     Steady(u64),
     /// So many packets at once, a burst after about so many microseconds.
@@ -138,7 +138,7 @@ fn link(random: &mut Random, weather: Weather) -> Link {
 
 fn traffic(random: &mut Random) -> Traffic {
     match random.between(0, 3) {
-        0 => Traffic::Silence,
+        0 => Traffic::Idle,
         1 => Traffic::Steady(random.between(50_000, 2 * SECOND)),
         2 => Traffic::Steady(random.between(2 * SECOND, 90 * SECOND)),
         _ => Traffic::Bursts(random.between(2, 60), random.between(SECOND, 200 * SECOND)),

@@ -54,8 +54,8 @@ pub(crate) struct World {
     /// Datagrams with packets that were delivered, to distinguish copies from them.
     delivered: BTreeSet<u64>,
     /// Since when nothing was sent either way, and the datagrams since.
-    silent_since: Option<u64>,
-    sent_in_silence: u64,
+    idle_since: Option<u64>,
+    sent_while_idle: u64,
     /// Config changes to come: the time, the end that is changed, and the key it gets.
     news: BTreeMap<(u64, usize), fabric_primitives::PublicKey>,
     /// Every datagram is printed.
@@ -94,8 +94,8 @@ impl World {
             lost_since: [None; 2],
             owed: [Vec::new(), Vec::new()],
             delivered: BTreeSet::new(),
-            silent_since: None,
-            sent_in_silence: 0,
+            idle_since: None,
+            sent_while_idle: 0,
             news: BTreeMap::new(),
             is_watched,
             outcome: Outcome { trace: 0xcbf2_9ce4_8422_2325, ..Outcome::default() },
@@ -126,7 +126,7 @@ impl World {
     fn enter(&mut self, phase: Phase, at: u64) -> Check {
         self.advance(at);
         self.settle_debts()?;
-        self.check_silence()?;
+        self.check_idle()?;
         let is_good = phase.links.iter().all(|link| link.is_good());
         let was_good = self.good_since.is_some();
         let mtu_shrank = [0, 1].iter().any(|&i| phase.links[i].mtu < self.network.links[i].mtu);
@@ -141,11 +141,11 @@ impl World {
         for (end, traffic) in self.ends.iter_mut().zip(phase.traffic) {
             end.schedule(traffic, at, &mut self.random);
         }
-        let is_silent = phase.traffic.iter().all(|t| matches!(t, Traffic::Silence));
+        let is_silent = phase.traffic.iter().all(|t| matches!(t, Traffic::Idle));
         // The last packets may be answered by keepalives.
-        self.silent_since =
+        self.idle_since =
             (is_silent && is_good && phase.event.is_none()).then_some(at + 20 * SECOND);
-        self.sent_in_silence = 0;
+        self.sent_while_idle = 0;
         let event = phase.event;
         self.phase = phase;
         if let Some(event) = event {
@@ -300,8 +300,8 @@ impl World {
                 let (at, kind) = (self.now as f64 / SECOND as f64, bytes[0]);
                 eprintln!("{at:12.6} end {i} sends {} bytes of type {kind} to {to}", bytes.len());
             }
-            if self.silent_since.is_some_and(|since| self.now >= since) {
-                self.sent_in_silence += 1;
+            if self.idle_since.is_some_and(|since| self.now >= since) {
+                self.sent_while_idle += 1;
             }
             let from = self.ends[i].address;
             self.network.send(Datagram {
@@ -400,8 +400,8 @@ impl World {
     }
 
     /// Without traffic there are the keepalives that were asked for, and now and then a handshake.
-    fn check_silence(&self) -> Check {
-        let Some(since) = self.silent_since.filter(|since| *since < self.now) else {
+    fn check_idle(&self) -> Check {
+        let Some(since) = self.idle_since.filter(|since| *since < self.now) else {
             return Ok(());
         };
         let seconds = (self.now - since) / SECOND;
@@ -410,15 +410,15 @@ impl World {
         let handshakes = 2 * (seconds / 110 + 2);
         // Three messages make a handshake, and a keepalive may answer each of the last two.
         let most = asked * 2 + handshakes * 5;
-        match self.sent_in_silence <= most {
+        match self.sent_while_idle <= most {
             true => Ok(()),
-            false => Err(format!("{} datagrams in {seconds} s of silence", self.sent_in_silence)),
+            false => Err(format!("{} datagrams in {seconds} s of silence", self.sent_while_idle)),
         }
     }
 
     fn finish(mut self) -> Result<Outcome, String> {
         self.settle_debts()?;
-        self.check_silence()?;
+        self.check_idle()?;
         for i in 0..2 {
             self.outcome.packets += self.ends[i].arrived.len() as u64;
             self.outcome.lost += self.ends[i].arrived.iter().filter(|a| !**a).count() as u64;

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn every_length_up_to_a_jumbo_frame_is_summed_to_the_last_byte() {
+    fn checksum_is_right_for_every_length() {
         let bytes: Vec<u8> = (0..9001u32).map(|i| (i * 7 + (i >> 3)) as u8).collect();
         for length in (0..600).chain((600..9001).step_by(97)) {
             let piece = &bytes[9001 - length..];

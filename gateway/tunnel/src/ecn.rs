@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_what_can_be_marked_and_keeps_the_header_checksum_right() {
+    fn mark_keeps_header_checksum_right() {
         let builder = etherparse::PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64).udp(1, 2);
         let mut packet = Vec::new();
         builder.write(&mut packet, &[1, 2, 3]).unwrap();

@@ -157,7 +157,7 @@ fn udp(payload: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_client_initiates_at_once_and_packets_pass_both_ways() {
+fn client_initiates_and_packets_pass_both_ways() {
     let mut pair = Pair::new();
     pair.tick();
     let first = pair.made[0].sent.front().unwrap();
@@ -172,7 +172,7 @@ fn a_client_initiates_at_once_and_packets_pass_both_ways() {
 }
 
 #[test]
-fn packets_that_come_before_the_session_wait_for_it_up_to_a_bound() {
+fn early_packets_wait_for_session_up_to_bound() {
     let mut pair = Pair::new();
     for i in 0..100u8 {
         pair.feed(0, &udp(&[i]));
@@ -185,7 +185,7 @@ fn packets_that_come_before_the_session_wait_for_it_up_to_a_bound() {
 }
 
 #[test]
-fn an_unanswered_initiation_is_repeated_every_second_for_as_long_as_it_takes() {
+fn unanswered_initiation_repeats_every_second() {
     let mut pair = Pair::new();
     let start = pair.now;
     let mut sent_at = Vec::new();
@@ -205,7 +205,7 @@ fn an_unanswered_initiation_is_repeated_every_second_for_as_long_as_it_takes() {
 }
 
 #[test]
-fn the_peer_is_followed_where_its_authentic_packets_come_from() {
+fn endpoint_follows_authentic_packets() {
     let mut pair = Pair::connected();
     let elsewhere = SocketAddr::from(([203, 0, 113, 9], 4444));
     pair.addresses[0] = elsewhere;
@@ -267,7 +267,7 @@ fn garbage_of_any_length_never_stops_reception() {
 }
 
 #[test]
-fn a_spoofed_response_does_not_clear_the_pending_handshake() {
+fn spoofed_response_keeps_pending_handshake() {
     let mut pair = Pair::new();
     pair.tick();
     let initiation = pair.made[0].sent.front().unwrap().clone();
@@ -281,7 +281,7 @@ fn a_spoofed_response_does_not_clear_the_pending_handshake() {
 }
 
 #[test]
-fn a_flood_of_initiations_is_bounded_and_leaves_the_session_alone() {
+fn initiation_flood_is_bounded_and_session_stays() {
     let mut pair = Pair::connected();
     let answers = flood(&mut pair, SocketAddr::from(([203, 0, 113, 66], 5)), 3000);
     assert!(answers <= 10, "{answers} answers to one address in a second");
@@ -292,7 +292,7 @@ fn a_flood_of_initiations_is_bounded_and_leaves_the_session_alone() {
 
 /// Even where the flood has the peer's own address.
 #[test]
-fn an_end_that_restarts_in_a_flood_shows_a_cookie_and_is_heard_at_once() {
+fn restart_in_flood_succeeds_with_cookie() {
     let mut pair = Pair::connected();
     let forged = pair.addresses[0];
     let answers = flood(&mut pair, forged, 3000);
@@ -312,7 +312,7 @@ fn an_end_that_restarts_in_a_flood_shows_a_cookie_and_is_heard_at_once() {
 /// So many initiations to engine 1 from someone who knows its public key, but is not its peer.
 /// Returns how many answers there were.
 fn flood(pair: &mut Pair, from: SocketAddr, initiations: usize) -> usize {
-    let mut flooder = stranger_to(pair.configs[1].private_key.public(), pair);
+    let mut flooder = foreign_key_for(pair.configs[1].private_key.public(), pair);
     let (mut answers, mut made) = (0, Made::default());
     for _ in 0..initiations {
         flooder.initiate(pair.now);
@@ -324,7 +324,7 @@ fn flood(pair: &mut Pair, from: SocketAddr, initiations: usize) -> usize {
     answers
 }
 
-fn stranger_to(server: PublicKey, pair: &Pair) -> Engine {
+fn foreign_key_for(server: PublicKey, pair: &Pair) -> Engine {
     let config = Config {
         private_key: PrivateKey::generate(),
         peer_key: Some(server),
@@ -376,7 +376,7 @@ fn without_the_peers_key_nothing_is_sent() {
 }
 
 #[test]
-fn a_keepalive_follows_silence_and_only_that() {
+fn keepalive_follows_unanswered_data_only() {
     let mut pair = Pair::connected();
     let config = Config { keepalive: Some(Duration::from_secs(5)), ..pair.configs[0].clone() };
     pair.engines[0].configure(config, pair.now);
@@ -415,7 +415,7 @@ fn marks_of_congestion_pass_both_ways() {
 
 /// Loss, duplicates and reordering by a seed: what arrives was sent, and arrives once.
 #[test]
-fn a_bad_network_neither_forges_nor_repeats_nor_ends_the_session() {
+fn bad_network_neither_forges_nor_replays() {
     for seed in 0..20 {
         let mut pair = Pair::connected();
         let mut random = Random::new(seed);
@@ -461,7 +461,7 @@ fn packets_late_by_8191_are_taken_and_only_once() {
 
 /// Bug class: after a restart nothing flows until the side that lives on happens to rekey.
 #[test]
-fn an_end_that_restarts_is_back_with_its_first_handshake() {
+fn restarted_end_recovers_with_first_handshake() {
     for restarted in 0..2 {
         let mut pair = Pair::connected();
         let config = Config {
@@ -489,7 +489,7 @@ fn two_ends_that_initiate_at_once_agree_on_a_session() {
 }
 
 #[test]
-fn a_packet_too_long_for_a_datagram_is_dropped_and_counted() {
+fn oversized_packet_is_dropped_and_counted() {
     let mut pair = Pair::connected();
     pair.feed(0, &udp(&vec![0; 65_500]));
     let counters = pair.engines[0].counters();

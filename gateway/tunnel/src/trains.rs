@@ -210,7 +210,7 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn a_tcp_train_is_cut_to_valid_segments_and_put_together_again(
+    fn tcp_train_is_split_and_joined_again(
         tcp in tcp(), gso_size in 100u16..2000, ends in prop::sample::select(vec![0, PSH, FIN, PSH | FIN]),
     ) {
         let tcp = Tcp { flags: ACK | ends, ..tcp };
@@ -397,7 +397,7 @@ fn segments_that_carry_on_are_joined_in_both_families() {
 }
 
 #[test]
-fn what_differs_as_linux_gro_sees_it_is_not_joined() {
+fn segments_that_gro_keeps_apart_are_not_joined() {
     let first = Tcp::new(1000);
     let next = first.next();
     let unlike = [
@@ -429,7 +429,7 @@ fn a_pushed_or_short_segment_ends_its_train() {
 }
 
 #[test]
-fn a_wrong_checksum_is_passed_on_for_the_receiver_to_see() {
+fn wrong_checksum_is_passed_on() {
     let first = Tcp::new(1000);
     for corrupt in [0, 1] {
         let mut packets = [first.packet(), first.next().packet()];

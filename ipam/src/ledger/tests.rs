@@ -1,7 +1,7 @@
 use fabric_store::{Kind, ObjectRef};
 
 use super::*;
-use crate::pools::{Search, Wish};
+use crate::pools::{RequestMode, Search};
 
 const GRACE: Duration = Duration::from_secs(30);
 
@@ -27,13 +27,13 @@ fn claims(prefixes: Vec<PrefixClaim>, addresses: Vec<AddressClaim>) -> Claims {
     Claims { prefixes, addresses, faults: Vec::new(), complete: true }
 }
 
-fn acquire(ledger: &mut Ledger, prefix: &str, wish: Wish, now: Instant) -> String {
-    let request = Request { cidr: cidr(prefix), wish, pre_allocated: 0 };
+fn acquire(ledger: &mut Ledger, prefix: &str, mode: RequestMode, now: Instant) -> String {
+    let request = Request { cidr: cidr(prefix), mode, pre_allocated: 0 };
     ledger.acquire(request, now).unwrap().to_string()
 }
 
 #[test]
-fn a_rebuild_keeps_reference_counts_and_pre_allocated_addresses() {
+fn rebuild_keeps_counts_and_pre_allocated() {
     let now = Instant::now();
     let mut ledger = ledger();
     let stored = claims(
@@ -49,14 +49,14 @@ fn a_rebuild_keeps_reference_counts_and_pre_allocated_addresses() {
     assert!(!ledger.is_available(cidr("10.20.0.0/16")), "b still holds it");
     let next = ledger.acquire_address(cidr("10.70.0.0/16"), Search::FromStart, now).unwrap();
     assert_eq!(next.to_string(), "10.70.0.2");
-    assert_eq!(acquire(&mut ledger, "10.70.0.0/16", Wish::Mutable, now), "10.21.0.0/16");
+    assert_eq!(acquire(&mut ledger, "10.70.0.0/16", RequestMode::Mutable, now), "10.21.0.0/16");
 }
 
 #[test]
-fn a_fresh_grant_survives_until_the_grace_period_is_over() {
+fn fresh_grant_survives_grace_period() {
     let start = Instant::now();
     let mut ledger = ledger();
-    acquire(&mut ledger, "10.70.0.0/16", Wish::Mutable, start);
+    acquire(&mut ledger, "10.70.0.0/16", RequestMode::Mutable, start);
     let address = ledger.acquire_address(cidr("10.70.0.0/16"), Search::FromStart, start).unwrap();
     let nothing = claims(vec![], vec![]);
 
@@ -69,7 +69,7 @@ fn a_fresh_grant_survives_until_the_grace_period_is_over() {
 }
 
 #[test]
-fn a_fresh_release_is_not_undone_by_a_resource_that_is_still_there() {
+fn fresh_release_is_not_undone_by_old_resource() {
     let start = Instant::now();
     let mut ledger = ledger();
     let stored = claims(
@@ -97,7 +97,7 @@ fn shared_counts_follow_the_store() {
 }
 
 #[test]
-fn nothing_is_freed_while_part_of_the_store_cannot_be_read() {
+fn partial_read_frees_nothing() {
     let start = Instant::now();
     let mut ledger = ledger();
     let address = ip("x", "10.70.0.1", "10.70.0.0/16");
@@ -112,7 +112,7 @@ fn nothing_is_freed_while_part_of_the_store_cannot_be_read() {
 }
 
 #[test]
-fn a_conflict_names_both_and_nobody_else_gets_the_prefix() {
+fn conflict_names_both_and_holds_prefix() {
     let now = Instant::now();
     let mut ledger = ledger();
     let stored = claims(
@@ -139,7 +139,7 @@ fn a_conflict_names_both_and_nobody_else_gets_the_prefix() {
 }
 
 #[test]
-fn addresses_held_twice_or_without_a_network_are_told() {
+fn duplicate_or_orphaned_addresses_are_reported() {
     let mut ledger = ledger();
     let stored = claims(
         vec![network("ext", "10.70.0.0/16", false)],
@@ -172,11 +172,11 @@ fn ipv6_networks_and_addresses_are_rebuilt_alike() {
         ledger.acquire_address(cidr("fd70::/48"), Search::FromStart, now).unwrap().to_string(),
         "fd70::2"
     );
-    assert_eq!(acquire(&mut ledger, "fd70::/48", Wish::Mutable, now), "fd70:0:1::/48");
+    assert_eq!(acquire(&mut ledger, "fd70::/48", RequestMode::Mutable, now), "fd70:0:1::/48");
 }
 
 #[test]
-fn a_network_outside_of_the_pools_is_kept_and_told() {
+fn network_outside_pools_is_kept_and_reported() {
     let mut ledger = ledger();
     let stored = claims(vec![network("ext", "192.168.0.0/16", false)], vec![]);
     let told = ledger.reconcile(&stored, Instant::now());

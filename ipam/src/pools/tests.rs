@@ -15,21 +15,21 @@ fn liqos() -> Pools {
 }
 
 impl Pools {
-    fn take(&mut self, prefix: &str, wish: Wish) -> Result<String, AcquireError> {
-        let request = Request { cidr: cidr(prefix), wish, pre_allocated: 0 };
+    fn take(&mut self, prefix: &str, mode: RequestMode) -> Result<String, AcquireError> {
+        let request = Request { cidr: cidr(prefix), mode, pre_allocated: 0 };
         self.acquire(request).map(|granted| granted.to_string())
     }
 
     fn mutable(&mut self, prefix: &str) -> String {
-        self.take(prefix, Wish::Mutable).unwrap()
+        self.take(prefix, RequestMode::Mutable).unwrap()
     }
 
     fn shared(&mut self, prefix: &str) -> bool {
-        self.take(prefix, Wish::Shared).is_ok()
+        self.take(prefix, RequestMode::Shared).is_ok()
     }
 
     fn exclusive(&mut self, prefix: &str) -> bool {
-        self.take(prefix, Wish::Exclusive).is_ok()
+        self.take(prefix, RequestMode::Exclusive).is_ok()
     }
 
     fn free(&self, prefix: &str) -> bool {
@@ -60,7 +60,7 @@ fn a_taken_prefix_is_replaced_by_its_neighbour() {
 }
 
 #[test]
-fn halves_that_are_split_already_come_first_and_then_the_left_one() {
+fn split_halves_are_taken_first() {
     let mut pools = pools(&["10.0.0.0/8"]);
     assert!(pools.exclusive("10.200.0.0/16"));
     assert_eq!(pools.mutable("11.0.0.0/16"), "10.201.0.0/16", "not 10.0.0.0/16, which is first");
@@ -68,7 +68,7 @@ fn halves_that_are_split_already_come_first_and_then_the_left_one() {
 }
 
 #[test]
-fn prefixes_outside_of_the_pools_move_into_the_first_one_of_their_family() {
+fn outside_prefix_moves_into_first_pool() {
     let mut pools = liqos();
     assert_eq!(pools.mutable("100.64.0.0/10"), "10.0.0.0/10");
     assert_eq!(pools.mutable("2001:db8:7::/56"), "fd00::/56");
@@ -77,16 +77,19 @@ fn prefixes_outside_of_the_pools_move_into_the_first_one_of_their_family() {
 }
 
 #[test]
-fn a_full_pool_makes_way_for_the_next_and_all_full_is_an_error() {
+fn full_pool_falls_back_to_next() {
     let mut pools = pools(&["10.0.0.0/24", "10.0.2.0/24"]);
     assert_eq!(pools.mutable("1.0.0.0/24"), "10.0.0.0/24");
     assert_eq!(pools.mutable("1.0.0.0/24"), "10.0.2.0/24");
-    let error = pools.take("1.0.0.0/24", Wish::Mutable).unwrap_err().to_string();
+    let error = pools.take("1.0.0.0/24", RequestMode::Mutable).unwrap_err().to_string();
     assert_eq!(
         error,
         "1.0.0.0/24 is taken and no other /24 is free in the pools (10.0.0.0/24, 10.0.2.0/24)"
     );
-    assert!(matches!(pools.take("16.0.0.0/4", Wish::Mutable), Err(AcquireError::NoneFree { .. })));
+    assert!(matches!(
+        pools.take("16.0.0.0/4", RequestMode::Mutable),
+        Err(AcquireError::NoneFree { .. })
+    ));
 }
 
 #[test]
@@ -100,7 +103,7 @@ fn shared_prefixes_are_counted() {
 }
 
 #[test]
-fn shared_prefixes_nest_both_ways_and_are_released_one_by_one() {
+fn shared_prefixes_nest_and_release_separately() {
     let mut pools = liqos();
     assert!(pools.shared("10.20.0.0/16") && pools.shared("10.0.0.0/8"));
     assert!(pools.shared("10.20.0.0/17"));
@@ -109,7 +112,7 @@ fn shared_prefixes_nest_both_ways_and_are_released_one_by_one() {
 }
 
 #[test]
-fn exclusive_prefixes_tolerate_nothing_around_or_inside_them() {
+fn exclusive_prefix_allows_no_overlap() {
     let mut pools = liqos();
     assert!(pools.exclusive("10.50.0.0/16"));
     for (other, place) in [("10.50.0.0/16", "same"), ("10.50.1.0/24", "in"), ("10.0.0.0/8", "out")]
@@ -118,19 +121,19 @@ fn exclusive_prefixes_tolerate_nothing_around_or_inside_them() {
     }
     assert!(pools.give_back("10.50.0.0/16") && pools.shared("10.50.0.0/24"));
     assert!(!pools.exclusive("10.50.0.0/16") && !pools.exclusive("10.50.0.128/25"));
-    let error = pools.take("10.50.0.0/16", Wish::Exclusive).unwrap_err().to_string();
+    let error = pools.take("10.50.0.0/16", RequestMode::Exclusive).unwrap_err().to_string();
     assert_eq!(error, "10.50.0.0/16 cannot be had: 10.50.0.0/24 is taken");
 }
 
 #[test]
-fn what_may_be_remapped_never_lands_in_shared_space() {
+fn mutable_prefix_avoids_shared_space() {
     let mut pools = liqos();
     assert!(pools.shared("10.0.0.0/8"));
     assert_eq!(pools.mutable("10.70.0.0/16"), "192.168.0.0/16");
 }
 
 #[test]
-fn outside_of_the_pools_shared_succeeds_and_exclusive_does_not() {
+fn outside_pools_only_shared_is_granted() {
     let mut pools = liqos();
     assert!(pools.shared("100.64.0.0/10") && !pools.exclusive("100.64.0.0/10"));
     assert!(!pools.free("11.0.0.0/8") && !pools.free("0.0.0.0/0"));
@@ -159,7 +162,7 @@ fn addresses_need_exactly_the_prefix_that_is_held() {
 }
 
 #[test]
-fn a_prefix_that_was_released_has_forgotten_its_addresses() {
+fn released_prefix_loses_its_addresses() {
     let mut pools = liqos();
     pools.mutable("10.70.0.0/16");
     pools.acquire_address(cidr("10.70.0.0/16"), Search::FromStart).unwrap();
@@ -168,7 +171,7 @@ fn a_prefix_that_was_released_has_forgotten_its_addresses() {
 }
 
 #[test]
-fn an_address_whose_network_is_missing_is_not_issued_when_the_network_comes_back() {
+fn orphaned_address_is_not_issued_again() {
     let mut pools = liqos();
     pools.adopt_address(cidr("10.70.0.0/30"), [10, 70, 0, 1].into());
     pools.mutable("10.70.0.0/30");
@@ -181,11 +184,11 @@ fn an_address_whose_network_is_missing_is_not_issued_when_the_network_comes_back
 }
 
 #[test]
-fn more_pre_allocated_addresses_than_there_are_is_an_error_and_takes_nothing() {
+fn too_many_pre_allocated_is_error_and_takes_none() {
     let mut pools = liqos();
     let mut ask = |pre_allocated| {
-        let wish = Wish::Mutable;
-        pools.acquire(Request { cidr: cidr("10.0.0.0/30"), wish, pre_allocated })
+        let mode = RequestMode::Mutable;
+        pools.acquire(Request { cidr: cidr("10.0.0.0/30"), mode, pre_allocated })
     };
     assert!(matches!(ask(5), Err(AcquireError::TooManyPreAllocated { .. })));
     assert_eq!(ask(4).unwrap(), cidr("10.0.0.0/30"), "nothing was taken before");
@@ -235,8 +238,8 @@ impl Model {
                 self.hold(*holding);
             }
             Change::Share(pre_allocated) => {
-                let (wish, pre_allocated) = (Wish::Shared, *pre_allocated);
-                let granted = pools.acquire(Request { cidr: prefix, wish, pre_allocated });
+                let (mode, pre_allocated) = (RequestMode::Shared, *pre_allocated);
+                let granted = pools.acquire(Request { cidr: prefix, mode, pre_allocated });
                 let mut holding = self.holding.unwrap_or_default();
                 assert_eq!(granted.is_ok(), holding.exclusive == 0);
                 if granted.is_ok() {
@@ -297,10 +300,14 @@ fn small_pools() -> Pools {
 }
 
 fn some_step() -> impl Strategy<Value = Step> {
-    let wish = prop_oneof![Just(Wish::Mutable), Just(Wish::Shared), Just(Wish::Exclusive)];
+    let mode = prop_oneof![
+        Just(RequestMode::Mutable),
+        Just(RequestMode::Shared),
+        Just(RequestMode::Exclusive)
+    ];
     prop_oneof![
-        4 => (some_cidr(), wish, 0..3u32).prop_map(|(cidr, wish, pre_allocated)| {
-            Step::Acquire(Request { cidr, wish, pre_allocated })
+        4 => (some_cidr(), mode, 0..3u32).prop_map(|(cidr, mode, pre_allocated)| {
+            Step::Acquire(Request { cidr, mode, pre_allocated })
         }),
         2 => any::<prop::sample::Index>().prop_map(Step::Release),
         2 => any::<prop::sample::Index>().prop_map(Step::AcquireAddress),
@@ -311,7 +318,7 @@ fn some_step() -> impl Strategy<Value = Step> {
 /// Grants that were not given back: the model that the pools are compared with.
 #[derive(Default)]
 struct Granted {
-    prefixes: Vec<(Cidr, Wish, u32)>,
+    prefixes: Vec<(Cidr, RequestMode, u32)>,
     addresses: Vec<(Cidr, IpAddr)>,
 }
 
@@ -339,10 +346,11 @@ impl Granted {
     }
 
     fn acquire(&mut self, pools: &mut Pools, request: Request) {
-        let Request { cidr, wish, pre_allocated } = request;
+        let Request { cidr, mode, pre_allocated } = request;
         let clashes = |granted: &Cidr| {
             self.prefixes.iter().any(|(other, how, _)| {
-                other.overlaps(granted) && !(wish == Wish::Shared && *how == Wish::Shared)
+                other.overlaps(granted)
+                    && !(mode == RequestMode::Shared && *how == RequestMode::Shared)
             })
         };
         let size = last_offset(cidr) + 1;
@@ -350,9 +358,9 @@ impl Granted {
             Ok(granted) => {
                 assert!(!clashes(&granted), "{granted} overlaps what is taken");
                 assert_eq!(granted.len(), cidr.len());
-                assert!(granted == cidr || wish == Wish::Mutable);
-                assert!(wish == Wish::Shared || pools.in_a_pool(granted));
-                self.prefixes.push((granted, wish, pre_allocated));
+                assert!(granted == cidr || mode == RequestMode::Mutable);
+                assert!(mode == RequestMode::Shared || pools.in_a_pool(granted));
+                self.prefixes.push((granted, mode, pre_allocated));
             }
             Err(AcquireError::TooManyPreAllocated { .. }) => assert!(size < pre_allocated.into()),
             Err(AcquireError::Taken { by, .. }) => assert!(by.overlaps(&cidr) && clashes(&cidr)),
@@ -388,11 +396,11 @@ impl Granted {
     /// Rebuilds the pools as ipam does after a restart, from the store alone.
     fn rebuild(&self) -> Pools {
         let mut pools = small_pools();
-        for (cidr, wish, pre_allocated) in &self.prefixes {
+        for (cidr, mode, pre_allocated) in &self.prefixes {
             let mut holding = pools.holding(*cidr).unwrap_or_default();
-            match wish {
-                Wish::Shared => holding.shared += 1,
-                Wish::Mutable | Wish::Exclusive => holding.exclusive += 1,
+            match mode {
+                RequestMode::Shared => holding.shared += 1,
+                RequestMode::Mutable | RequestMode::Exclusive => holding.exclusive += 1,
             }
             holding.pre_allocated = holding.pre_allocated.max(*pre_allocated);
             pools.set(*cidr, Some(holding));
@@ -406,7 +414,7 @@ impl Granted {
 
 proptest! {
     #[test]
-    fn nothing_overlaps_and_nothing_is_refused_that_was_free(
+    fn free_prefix_is_granted_and_none_overlaps(
         steps in prop::collection::vec(some_step(), 1..80),
     ) {
         let (mut pools, mut granted) = (small_pools(), Granted::default());
@@ -432,7 +440,7 @@ proptest! {
             pools.taken.iter().map(|(cidr, h)| (*cidr, h.exclusive, h.shared)).collect()
         };
         prop_assert_eq!(holders(&rebuilt), holders(&pools));
-        let request = Request { cidr: next, wish: Wish::Mutable, pre_allocated: 0 };
+        let request = Request { cidr: next, mode: RequestMode::Mutable, pre_allocated: 0 };
         prop_assert_eq!(rebuilt.acquire(request), pools.acquire(request));
     }
 
@@ -453,7 +461,7 @@ proptest! {
     }
 
     #[test]
-    fn when_all_is_given_back_everything_is_as_it_was(
+    fn releasing_all_restores_initial_state(
         steps in prop::collection::vec(some_step(), 1..60),
     ) {
         let (mut pools, mut granted) = (small_pools(), Granted::default());

@@ -15,7 +15,7 @@ use netplan::{
 };
 
 #[tokio::test]
-async fn what_is_applied_is_what_is_observed() {
+async fn applied_state_equals_observed_state() {
     let handle = Handle::open(&Netns::unnamed().unwrap()).unwrap();
     let want = node();
     let scope = scope(&want);
@@ -32,7 +32,7 @@ async fn what_is_applied_is_what_is_observed() {
 }
 
 #[tokio::test]
-async fn a_route_changes_in_place_between_all_kinds_of_next_hops() {
+async fn route_changes_in_place_between_next_hops() {
     let handle = Handle::open(&Netns::unnamed().unwrap()).unwrap();
     let mut want = node();
     let scope = scope(&want);
@@ -84,7 +84,7 @@ async fn address_without_local_route_is_added_anew() {
 }
 
 #[tokio::test]
-async fn a_device_made_elsewhere_is_moved_here_and_keeps_its_socket_there() {
+async fn device_moves_here_and_keeps_its_socket() {
     let [here, there] = [(); 2].map(|()| Netns::unnamed().unwrap());
     let handle = Handle::open(&here).unwrap().over(Handle::open(&there).unwrap());
     let mut want = node();
@@ -103,7 +103,7 @@ async fn a_device_made_elsewhere_is_moved_here_and_keeps_its_socket_there() {
 }
 
 #[tokio::test]
-async fn a_step_that_fails_does_not_keep_the_others_from_being_taken() {
+async fn failed_step_does_not_stop_the_others() {
     let handle = Handle::open(&Netns::unnamed().unwrap()).unwrap();
     let mut want = node();
     // Without an underlay to make it in.
@@ -115,7 +115,7 @@ async fn a_step_that_fails_does_not_keep_the_others_from_being_taken() {
 }
 
 #[tokio::test]
-async fn a_veth_pair_joins_two_namespaces_and_ways_are_looked_up() {
+async fn veth_pair_joins_namespaces() {
     let [here, there] = [(); 2].map(|()| Netns::unnamed().unwrap());
     let handle = Handle::open(&here).unwrap();
     handle.add_veth("host0", "eth0", &there).await.unwrap();
@@ -145,7 +145,7 @@ async fn a_veth_pair_joins_two_namespaces_and_ways_are_looked_up() {
 }
 
 #[tokio::test]
-async fn events_tell_of_ours_and_not_of_others() {
+async fn events_report_own_objects_only() {
     let netns = Netns::unnamed().unwrap();
     let handle = Handle::open(&netns).unwrap();
     let want = node();
@@ -206,7 +206,7 @@ async fn routes_over_other_devices_are_not_ours() {
 }
 
 #[test]
-fn an_altered_table_is_told_from_the_one_installed() {
+fn altered_table_differs_from_installed_one() {
     let netns = Netns::unnamed().unwrap();
     assert_eq!(nft::table(&netns, "t").unwrap(), None);
     let script = "table inet t\ndelete table inet t\ntable inet t { comment \"mark\"
@@ -233,7 +233,7 @@ fn an_altered_table_is_told_from_the_one_installed() {
 }
 
 #[test]
-fn tracked_connections_are_deleted_by_what_they_are() {
+fn conntrack_entries_are_deleted_by_filter() {
     let netns = Netns::unnamed().unwrap();
     sh(
         &netns,

@@ -263,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sysctl_knows_its_device_even_with_dots_in_its_name() {
+    fn sysctl_device_name_may_contain_dots() {
         let sysctl = Sysctl::of_device(Family::Ipv4, "eth0.7", "rp_filter");
         assert_eq!(sysctl.path(), "net/ipv4/conf/eth0.7/rp_filter");
         assert_eq!(sysctl.dev(), Some("eth0.7"));

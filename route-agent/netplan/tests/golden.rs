@@ -30,7 +30,7 @@ fn the_firewall_table_is_the_golden_one() {
 }
 
 #[test]
-fn a_firewall_with_nothing_changes_no_packet_but_strangers_vxlan() {
+fn empty_firewall_drops_foreign_vxlan_only() {
     let empty = Firewall::default().script();
     assert!(!empty.contains("elements") && !empty.contains("daddr and"), "{empty}");
     assert!(empty.contains("udp dport 4879 ip saddr != @vxlan_v4 drop"));
@@ -49,7 +49,7 @@ fn a_gateways_first_plan_is_the_golden_one() {
 }
 
 #[test]
-fn a_new_next_hop_replaces_the_old_one_before_its_neighbour_goes() {
+fn new_next_hop_replaces_old_before_neighbour() {
     let mut want = inner();
     let mac = Mac::of_overlay([10, 80, 0, 6].into());
     want.neighbours = [(("overlay4".to_owned(), ip("10.80.0.6")), mac)].into();
@@ -69,7 +69,7 @@ bridge fdb del 0e:77:0a:50:00:05 dev overlay4 self dst 192.0.2.5
 }
 
 #[test]
-fn a_new_vni_makes_the_device_anew_and_all_that_was_on_it() {
+fn new_vni_rebuilds_device_and_its_routes() {
     let mut want = inner();
     want.links.get_mut("overlay4").unwrap().vni = 7;
     let text = show(&inner(), &want);
@@ -94,7 +94,7 @@ fn a_renamed_device_makes_room_for_its_successor() {
 }
 
 #[test]
-fn a_stray_address_takes_the_routes_along_and_they_come_back() {
+fn stray_address_removal_restores_routes() {
     let mut have = inner();
     let mut want = inner();
     have.addresses = [address("overlay4", "10.99.0.1")].into();
@@ -110,7 +110,7 @@ ip route replace 10.200.1.0/24 via 10.80.0.5 dev overlay4 onlink table 1 metric 
 }
 
 #[test]
-fn what_the_kernel_makes_itself_stays() {
+fn kernel_made_entries_stay() {
     let mut have = inner();
     have.addresses.insert(address("lo", "127.0.0.1"));
     have.addresses.insert(address("tunnel", "fe80::1"));

@@ -10,7 +10,7 @@ fn compile(config: &NodeConfigSpec, host_state: &HostState) -> Compiled {
 }
 
 #[test]
-fn a_peering_becomes_one_route_a_prefix_and_its_backstop() {
+fn peering_has_one_route_and_backstop_per_prefix() {
     let compiled = compile(&config(vec![peering()]), &host_state());
     assert_eq!(compiled.problems, BTreeSet::new());
     assert_eq!(
@@ -42,7 +42,7 @@ ip rule add from all to 10.200.1.0/24 iif weft4 unreachable priority 32765 proto
 }
 
 #[test]
-fn a_lost_tunnel_keeps_the_route_and_refuses_what_is_new() {
+fn lost_tunnel_keeps_route_and_refuses_new() {
     let lost = NodePeering { connected: false, ..peering() };
     let compiled = compile(&config(vec![lost]), &host_state());
     let connected = compile(&config(vec![peering()]), &host_state());
@@ -77,7 +77,7 @@ fn without_a_gateway_only_the_backstop_is_there() {
 }
 
 #[test]
-fn a_prefix_that_covers_the_nodes_own_network_is_refused_and_the_others_are_not() {
+fn prefix_over_node_network_alone_is_refused() {
     for (prefix, why) in [
         ("192.0.0.0/16", "the node's own network 192.0.2.0/24 on eth0"),
         ("192.0.2.128/25", "the node's own network 192.0.2.0/24 on eth0"),
@@ -96,7 +96,7 @@ fn a_prefix_that_covers_the_nodes_own_network_is_refused_and_the_others_are_not(
 }
 
 #[test]
-fn two_peers_with_one_prefix_are_told_apart() {
+fn prefix_of_two_peers_is_a_problem() {
     let other = NodePeering { peer_cluster_id: "turin".to_owned(), ..peering() };
     let compiled = compile(&config(vec![peering(), other]), &host_state());
     let problem = "peer turin: prefix 10.201.0.0/16 is refused: \
@@ -174,7 +174,7 @@ fn route_mtu_is_no_larger_than_the_devices() {
 }
 
 #[test]
-fn ipv6_prefixes_go_through_the_ipv6_form_of_the_overlay_address() {
+fn ipv6_route_uses_ipv6_form_of_overlay() {
     let peering = NodePeering { prefixes: vec!["fd00:201::/48".to_owned()], ..peering() };
     let commands = commands(&compile(&config(vec![peering]), &host_state()));
     let route = "ip -6 route replace fd00:201::/48 via fd77:6566:7400::a50:7 dev weft4 onlink \
@@ -183,7 +183,7 @@ fn ipv6_prefixes_go_through_the_ipv6_form_of_the_overlay_address() {
 }
 
 #[test]
-fn a_way_too_narrow_for_ipv6_carries_ipv4_only_and_says_so() {
+fn narrow_path_carries_ipv4_and_is_reported() {
     let prefixes = vec!["10.201.0.0/16".to_owned(), "fd00:201::/48".to_owned()];
     let peering = NodePeering { prefixes, mtu: 1200, ..peering() };
     let compiled = compile(&config(vec![peering]), &host_state());
@@ -242,7 +242,7 @@ fn full_masquerade_keeps_no_source() {
 }
 
 #[test]
-fn a_node_that_forwards_nothing_is_told() {
+fn disabled_forwarding_is_a_problem() {
     let mut host_state = host_state();
     host_state.addresses.push(Address {
         dev: "cni0".to_owned(),

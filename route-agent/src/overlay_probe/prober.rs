@@ -140,14 +140,14 @@ impl Prober {
     }
 
     /// The last probe of an agent that ends, for each gateway.
-    pub(super) fn farewell(&mut self) -> Vec<Probe> {
-        let mut farewell = Vec::new();
+    pub(super) fn end_notice(&mut self) -> Vec<Probe> {
+        let mut end_notice = Vec::new();
         for gateway in self.gateways.values() {
             self.nonce += 1;
             let (to, nonce) = (gateway.target.address, self.nonce);
-            farewell.push(Probe { to, nonce, next: Duration::ZERO, unanswered: false });
+            end_notice.push(Probe { to, nonce, next: Duration::ZERO, unanswered: false });
         }
-        farewell
+        end_notice
     }
 
     /// Unreachable gateways, and when the first probe that stayed unanswered was sent.
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn agent_that_stood_still_names_nobody() {
+    fn suspended_agent_reports_no_gateway() {
         let mut world = World::new(1);
         world.pass(999, |_| true);
         world.pass(2, |_| false);

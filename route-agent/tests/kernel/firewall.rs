@@ -9,7 +9,7 @@ use fabric_api::fabric::{NodeAddressMap, NodeConfigSpec, NodePeering};
 use crate::node::{PEER, PEER_V6, World, config, connect, disconnected, passes, peering, sh};
 
 #[test]
-fn pods_keep_their_address_and_the_host_takes_the_nodes_whatever_the_cni_masquerades() {
+fn sources_survive_any_cni_masquerade() {
     for cni in [
         "true",
         "iptables-nft -t nat -A POSTROUTING -s 10.200.0.0/16 ! -d 10.200.0.0/16 -j MASQUERADE",
@@ -52,7 +52,7 @@ fn full_masquerade_gives_pods_the_nodes_address() {
 }
 
 #[test]
-fn new_connections_are_reset_at_once_while_not_connected() {
+fn disconnected_peer_resets_new_connections() {
     let waiting = NodePeering { connected: false, gateway: None, ..peering() };
     let no_gateway = NodeConfigSpec { peerings: vec![waiting], ..config() };
     for config in [disconnected(), no_gateway] {
@@ -104,7 +104,7 @@ fn vxlan_from_a_stranger_is_dropped() {
 }
 
 #[test]
-fn nothing_for_a_peer_leaves_in_clear_even_without_rules_and_routes() {
+fn no_clear_text_without_rules_and_routes() {
     let mut world = World::running(config());
     let (client, server) = world.datagrams(&world.pod);
     client.send(b"hi").unwrap();
@@ -123,7 +123,7 @@ fn nothing_for_a_peer_leaves_in_clear_even_without_rules_and_routes() {
 }
 
 #[test]
-fn a_connection_tracked_while_the_table_was_missing_is_translated_after_all() {
+fn early_tracked_connection_is_translated_later() {
     let mut world = World::running(config());
     world.stop();
     // The CNI's masquerade makes the kernel track connections without us, too.

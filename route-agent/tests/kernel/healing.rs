@@ -8,7 +8,7 @@ const HEALED: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(400);
 
 #[test]
-fn whatever_is_deleted_comes_back() {
+fn deleted_state_is_restored() {
     let world = World::running(config());
     let before = world.dump();
     for damage in [
@@ -87,7 +87,7 @@ fn foreign_device_with_our_vni_is_one_problem() {
 }
 
 #[test]
-fn a_stopped_agent_leaves_all_and_the_next_one_finds_nothing_to_do() {
+fn stopped_agent_leaves_state_restart_plans_nothing() {
     let mut world = World::running(config());
     let before = world.dump();
     world.stop();
@@ -100,7 +100,7 @@ fn a_stopped_agent_leaves_all_and_the_next_one_finds_nothing_to_do() {
 
 /// Only the firewall's table is put anew, in one transaction.
 #[test]
-fn agents_that_start_anew_touch_nothing_else_and_lose_no_packet() {
+fn restarted_agent_loses_no_packet() {
     let mut world = World::running(config());
     let told = world.monitor();
     let flow = world.flow();

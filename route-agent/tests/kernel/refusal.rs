@@ -84,7 +84,7 @@ fn deleted_refusal_table_comes_back() {
 }
 
 #[test]
-fn removed_node_refuses_who_still_sends() {
+fn removed_node_refuses_remaining_senders() {
     let mut world = World::new();
     let before = world.dump();
     let config = NodeConfigSpec { refuse_seconds: Some(2), ..config() };

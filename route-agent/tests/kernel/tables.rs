@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::node::{PEER, PEER_V6, World, config, disconnected, eventually, json, peering, sh};
 
 #[test]
-fn a_config_is_in_the_kernel_as_it_says() {
+fn config_is_applied_to_kernel() {
     let world = World::running(config());
     let link = &json(&world.node, "ip -j -d link show weft4")[0];
     assert_eq!(link["mtu"], 1450);
@@ -47,7 +47,7 @@ fn a_config_is_in_the_kernel_as_it_says() {
 }
 
 #[test]
-fn another_peering_adds_one_route_and_its_backstop_a_prefix_and_no_rule() {
+fn second_peering_adds_one_route_and_no_rule() {
     let world = World::running(config());
     let routes = || sh(&world.node, "ip route show table 18952").lines().count();
     let nft_rules = || sh(&world.node, "nft -a list table inet weft").matches("# handle").count();
@@ -90,7 +90,7 @@ fn a_device_made_by_another_gives_way() {
 }
 
 #[test]
-fn a_covering_prefix_is_refused_and_told() {
+fn covering_prefix_is_refused_and_reported() {
     let world = World::running(config());
     let mut covering = config();
     covering.peerings[0].prefixes.push("192.0.0.0/16".to_owned());
@@ -202,7 +202,7 @@ fn a_dry_run_on_a_settled_node_prints_nothing() {
 }
 
 #[test]
-fn a_missing_nft_is_told_by_the_name_of_its_package() {
+fn missing_nft_names_package_to_install() {
     let mut world = World::new();
     world.configure(config());
     world.start_bare();

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use super::audit;
 use super::certificates::{Authority, Subject, key_pair};
-use super::machine::{DIR, Machine, PATIENCE};
+use super::machine::{DIR, Machine, TIMEOUT};
 use super::programs::built;
 use crate::{ClusterSpec, wait_until};
 
@@ -111,7 +111,7 @@ pub(super) fn scheduler() -> Command {
 /// Until the API server takes connections. Asking kubectl meanwhile would keep it from starting.
 pub(super) fn wait_for_port(head: &Machine) -> Result<()> {
     let address = SocketAddr::new(head.addresses[0], PORT);
-    wait_until("the API server listens", PATIENCE, || {
+    wait_until("the API server listens", TIMEOUT, || {
         let connect = || TcpStream::connect_timeout(&address, Duration::from_secs(1));
         head.host.net().run(connect).map(drop)
     })

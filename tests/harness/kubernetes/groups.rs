@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_go_with_their_value_and_after_a_kill_with_the_next() {
+    fn cgroups_are_removed_even_after_kill() {
         let name = format!("{MARK}-{}-groups", std::process::id());
         let exists = |name: &str| hierarchies().iter().any(|at| at.join(name).exists());
         let groups = Groups::new("groups").unwrap();

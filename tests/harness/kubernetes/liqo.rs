@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
-use super::machine::PATIENCE;
+use super::machine::TIMEOUT;
 use super::programs::built;
 use super::{Image, Kubernetes, Object, control_plane};
 
@@ -85,7 +85,7 @@ impl Kubernetes {
     fn name_api_server(&self) -> Result<()> {
         let service = self.get(Object::new("service", "default", "kubernetes"))?;
         let proxy = Object::new("deployment", &self.namespace, "liqo-proxy");
-        self.wait_for(proxy, "create", PATIENCE)?;
+        self.wait_for(proxy, "create", TIMEOUT)?;
         let name = "kubernetes.default.svc";
         let aliases = json!([{"ip": service["spec"]["clusterIP"], "hostnames": [name]}]);
         let patch = json!({"spec": {"template": {"spec": {"hostAliases": aliases}}}}).to_string();

@@ -13,7 +13,7 @@ use crate::netns::on_a_thread;
 /// Liqo's own command-line tool.
 const LIQOCTL: &str = "liqoctl";
 /// For calls that have no time limit of their own, in seconds.
-const PATIENCE: &str = "180";
+const TIMEOUT: &str = "180";
 
 /// Result of one call of liqoctl.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl Kubernetes {
     /// If it panics, which it does where it misses something. All else is in the answer.
     pub fn liqoctl(&self, remote: Option<&Self>, args: &[&str]) -> Result<Answer> {
         let mut call = Command::new("timeout");
-        call.arg(PATIENCE).arg(program().context("there is no liqoctl")?).args(args);
+        call.arg(TIMEOUT).arg(program().context("there is no liqoctl")?).args(args);
         call.env("KUBECONFIG", format!("{DIR}/{ADMIN}")).env("HOME", format!("{DIR}/home"));
         if let Some(remote) = remote {
             call.arg(format!("--remote-kubeconfig={}", self.kubeconfig_of(remote)?));

@@ -89,7 +89,7 @@ impl Machine {
 }
 
 /// Timeout for a program that is started while everything else is.
-pub(super) const PATIENCE: Duration = Duration::from_secs(120);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The last words of a program.
 fn last(program: &Program) -> String {

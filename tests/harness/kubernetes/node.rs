@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::certificates::{Authority, Subject};
 use super::control_plane::url;
 use super::image::BUSYBOX;
-use super::machine::{DIR, Machine, PATIENCE};
+use super::machine::{DIR, Machine, TIMEOUT};
 use super::programs::{CNI, built};
 use crate::{ClusterSpec, wait_until};
 
@@ -71,7 +71,7 @@ pub(super) fn proxy() -> Command {
 }
 
 pub(super) fn wait_for_containerd(machine: &Machine) -> Result<()> {
-    wait_until("containerd answers", PATIENCE, || ctr(machine, &["version"]).map(drop))
+    wait_until("containerd answers", TIMEOUT, || ctr(machine, &["version"]).map(drop))
 }
 
 /// Makes an image known to a node.

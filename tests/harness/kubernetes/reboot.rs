@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::machine::PATIENCE;
+use super::machine::TIMEOUT;
 use super::{Kubernetes, Machine, node};
 use crate::host::all_processes;
 use crate::wait_until;
@@ -41,7 +41,7 @@ impl Kubernetes {
     pub fn reboot(&self, node: u8) -> Result<()> {
         let machine = self.machine(node);
         PROGRAMS.iter().try_for_each(|program| machine.stop(program))?;
-        wait_until("its pods have ended", PATIENCE, || self.kill_pods(machine))?;
+        wait_until("its pods have ended", TIMEOUT, || self.kill_pods(machine))?;
         self.groups.empty(&machine.name);
         let mut forget = Command::new("sh");
         machine.host.command(forget.args(["-c", FORGET]), "").context("emptying a kernel")?;

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
-use super::machine::PATIENCE;
+use super::machine::TIMEOUT;
 use super::{ADMIN, DIR, Kubernetes, Object};
 use crate::{ClusterSpec, View, bin_dir};
 
@@ -115,9 +115,9 @@ impl Kubernetes {
     pub fn name_ipam(&self) -> Result<()> {
         let namespace = self.namespace.as_str();
         let service = Object::new("service", namespace, "liqo-ipam");
-        self.wait_for(service, "create", PATIENCE)?;
+        self.wait_for(service, "create", TIMEOUT)?;
         let service = self.get(service)?;
-        self.wait_for(Object::new("deployment", namespace, CONTROLLER), "create", PATIENCE)?;
+        self.wait_for(Object::new("deployment", namespace, CONTROLLER), "create", TIMEOUT)?;
         let name = format!("liqo-ipam.{namespace}.svc");
         let aliases = json!([{"ip": service["spec"]["clusterIP"], "hostnames": [name]}]);
         let patch = json!({"spec": {"template": {"spec": {"hostAliases": aliases}}}}).to_string();

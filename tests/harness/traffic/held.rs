@@ -58,7 +58,7 @@ mod tests {
     use crate::traffic::{Service, TcpServer};
 
     #[test]
-    fn what_was_said_comes_back_in_order_and_silence_is_an_error() {
+    fn echo_keeps_order_and_times_out_with_error() {
         let ns = Netns::new().unwrap();
         let echo = TcpServer::start(&ns, 0, Service::Echo).unwrap();
         let sink = TcpServer::start(&ns, 0, Service::Sink).unwrap();

@@ -9,7 +9,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::Netns;
 use crate::capture::initialized;
-use crate::lab::PATIENCE;
+use crate::lab::TIMEOUT;
 
 /// Why a ping had no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub fn ping(ns: &Netns, to: IpAddr, count: u16) -> Result<PingStats> {
     let pinger = Pinger::new(ns, to)?;
     let mut times = Vec::new();
     for sequence in 0..count {
-        times.extend(pinger.echo(sequence, 56, PATIENCE)?.ok());
+        times.extend(pinger.echo(sequence, 56, TIMEOUT)?.ok());
     }
     times.sort_unstable();
     let median = times.get(times.len() / 2).copied().unwrap_or_default();

@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn streams_over_loopback_lose_nothing_and_a_closed_way_everything() {
+    fn loopback_stream_loses_nothing_closed_loses_all() {
         let (ns, nowhere) = (Netns::new().unwrap(), Netns::new().unwrap());
         let to = SocketAddr::from(([127, 0, 0, 1], 7001));
         let elsewhere = SocketAddr::from(([127, 0, 0, 1], 7002));
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_outage_is_the_longest_row_of_lost_numbers() {
+    fn longest_outage_is_longest_gap_of_numbers() {
         let mut arrived = Arrived::default();
         (0..100).filter(|n| !matches!(n, 10 | 60..65)).for_each(|n| arrived.insert(n));
         arrived.insert(0);

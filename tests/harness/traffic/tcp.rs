@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bulk_arrives_whole_and_http_tells_the_source() {
+    fn bulk_is_complete_and_http_reports_source() {
         let ns = Netns::new().unwrap();
         let sink = TcpServer::start(&ns, 0, Service::Sink).unwrap();
         let http = TcpServer::start(&ns, 0, Service::Http).unwrap();

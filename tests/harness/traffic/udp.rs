@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 
 use super::once_free;
 use crate::Netns;
-use crate::lab::PATIENCE;
+use crate::lab::TIMEOUT;
 
 /// Sends every datagram back to where it came from, until this value is dropped.
 pub struct UdpEcho {
@@ -56,14 +56,14 @@ pub fn udp_echo(ns: &Netns, to: SocketAddr, payload: &[u8]) -> Result<Duration> 
     let start = Instant::now();
     socket.send_to(payload, to).with_context(|| format!("sending to {to}"))?;
     let mut buffer = vec![0; 65_536];
-    while start.elapsed() < PATIENCE {
+    while start.elapsed() < TIMEOUT {
         if let Ok((len, _)) = socket.recv_from(&mut buffer)
             && buffer[..len] == *payload
         {
             return Ok(start.elapsed());
         }
     }
-    anyhow::bail!("no answer from {to} within {PATIENCE:?}")
+    anyhow::bail!("no answer from {to} within {TIMEOUT:?}")
 }
 
 /// A socket connected to one address, so that it receives ICMP errors.
@@ -119,7 +119,7 @@ pub fn udp_flow<T>(
                 let next = interval.saturating_mul(u32::try_from(sent).unwrap_or(u32::MAX));
                 std::thread::sleep(next.saturating_sub(start.elapsed()));
             }
-            std::thread::sleep(PATIENCE / 10);
+            std::thread::sleep(TIMEOUT / 10);
             sending.store(false, Ordering::Relaxed);
             sent
         });

@@ -10,8 +10,8 @@ use weft_tests::kubernetes::Object;
 use weft_tests::manifests::join;
 use weft_tests::{Cluster, ClusterSpec, wait_until};
 
-use super::{MOST, Scene, Shown, print};
-use crate::pair::{GATEWAYS, PATIENCE, pod_of, selector};
+use super::{MAX, Scene, Shown, print};
+use crate::pair::{GATEWAYS, TIMEOUT, pod_of, selector};
 
 /// Rome's node that faults are made on.
 pub(super) const NODE: u8 = 2;
@@ -31,7 +31,7 @@ struct Fault {
 }
 
 const fn fault(name: &'static str, [begin, end]: [Act; 2], shown: &'static [Shown]) -> Fault {
-    Fault { name, begin, end, shown, at_most: MOST }
+    Fault { name, begin, end, shown, at_most: MAX }
 }
 
 const CHEAP: [Fault; 4] = [
@@ -130,8 +130,8 @@ const OTHERS: [Fault; 11] = [
     ),
     fault(
         "one key in two gateways",
-        [start_twin, |scene| {
-            scene.replace_twin(None);
+        [start_duplicate, |scene| {
+            scene.replace_duplicate(None);
             Ok(())
         }],
         &[(1, "rome's key is used from two endpoints, "), (0, "no answer from milan for ")],
@@ -197,8 +197,8 @@ pub(super) fn uninstalled(scene: &Scene<'_>) -> Result<Vec<String>> {
     let (milan, gateway) = (scene.cluster(1), GATEWAYS[1]);
     let list = ["get", "pods", "--namespace", gateway.namespace, "-l", &selector(gateway)];
     let time = std::thread::scope(|scope| {
-        let uninstalled = scope.spawn(|| milan.uninstall_weft(PATIENCE));
-        let time = wait_until("milan's gateway ends", PATIENCE, || {
+        let uninstalled = scope.spawn(|| milan.uninstall_weft(TIMEOUT));
+        let time = wait_until("milan's gateway ends", TIMEOUT, || {
             let list = milan.kubectl(&[&list[..], &["--output=json"]].concat())?;
             let is_gone = list.contains("deletionTimestamp") || !list.contains("\"Pod\"");
             ensure!(is_gone, "{list}");
@@ -210,7 +210,7 @@ pub(super) fn uninstalled(scene: &Scene<'_>) -> Result<Vec<String>> {
         uninstalled.join().expect("no panic").and(time)
     })?;
     print("peer is uninstalled", "rome: milan has removed its side of this peering", time);
-    let late = (time > MOST).then(|| format!("peer is uninstalled: {time:?}"));
+    let late = (time > MAX).then(|| format!("peer is uninstalled: {time:?}"));
     Ok(late.into_iter().collect())
 }
 
@@ -257,7 +257,7 @@ fn play(scene: &Scene<'_>, fault: &Fault, late: &mut Vec<String>) -> Result<()> 
             late.push(format!("{} {what}: {time:?}", fault.name));
         }
     }
-    scene.wait_well(PATIENCE)?;
+    scene.wait_well(TIMEOUT)?;
     print(fault.name, "(solved)", ended.elapsed());
     Ok(())
 }
@@ -291,7 +291,7 @@ fn wrong_key_at_first(scene: &Scene<'_>) -> Result<()> {
     let key = format!("publicKey: {} #", PrivateKey::generate().public());
     edit(scene, PUBLIC_KEY, "publicKey: ", &key)?;
     rome.apply(&documents[GATEWAY])?;
-    wait_until("rome's new gateway runs", PATIENCE, || {
+    wait_until("rome's new gateway runs", TIMEOUT, || {
         let state = rome.status()?["peerings"][0]["state"].clone();
         ensure!(state == "Connecting", "{state}");
         Ok::<_, anyhow::Error>(())
@@ -299,15 +299,20 @@ fn wrong_key_at_first(scene: &Scene<'_>) -> Result<()> {
 }
 
 /// Runs a gateway with the key of rome's, on a host of its own. That it starts is no part of the time.
-fn start_twin(scene: &Scene<'_>) -> Result<()> {
-    let mut twin = Cluster::new(scene.lab, ClusterSpec::new("twin", 3, 1))?;
-    twin.start()?;
-    twin.apply("milan", &join(&scene.pair.documents()[0]))?;
-    wait_until("the twin's gateway runs", PATIENCE, || {
-        ensure!(!twin.processes(0, "gateway").is_empty(), "{}", twin.log("weft-up"));
+fn start_duplicate(scene: &Scene<'_>) -> Result<()> {
+    let mut duplicate_gateway =
+        Cluster::new(scene.lab, ClusterSpec::new("duplicate_gateway", 3, 1))?;
+    duplicate_gateway.start()?;
+    duplicate_gateway.apply("milan", &join(&scene.pair.documents()[0]))?;
+    wait_until("the duplicate_gateway's gateway runs", TIMEOUT, || {
+        ensure!(
+            !duplicate_gateway.processes(0, "gateway").is_empty(),
+            "{}",
+            duplicate_gateway.log("weft-up")
+        );
         Ok::<_, anyhow::Error>(())
     })?;
-    scene.replace_twin(Some(twin));
+    scene.replace_duplicate(Some(duplicate_gateway));
     Ok(())
 }
 

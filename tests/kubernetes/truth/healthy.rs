@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use weft_tests::traffic::{Service, TcpServer, bulk};
 
 use super::{Scene, print};
-use crate::pair::{GATEWAYS, PATIENCE};
+use crate::pair::{GATEWAYS, TIMEOUT};
 
 /// Longer than several probes of either side.
 const LONG: Duration = Duration::from_secs(7);
@@ -47,16 +47,16 @@ fn controller_is_replaced(scene: &Scene<'_>) -> Result<()> {
     let restart = ["rollout", "restart", "deployment/liqo-fabric-controller", "--namespace=liqo"];
     scene.cluster(0).kubectl(&restart)?;
     stay_well(scene, "controller replaced")?;
-    scene.cluster(0).wait_for_weft(PATIENCE)?;
-    scene.wait_well(PATIENCE)
+    scene.cluster(0).wait_for_weft(TIMEOUT)?;
+    scene.wait_well(TIMEOUT)
 }
 
 fn agents_are_replaced(scene: &Scene<'_>) -> Result<()> {
     let restart = ["rollout", "restart", "daemonset/liqo-route-agent", "--namespace=liqo"];
     scene.cluster(0).kubectl(&restart)?;
     stay_well(scene, "agents replaced")?;
-    scene.cluster(0).wait_for_weft(PATIENCE)?;
-    scene.wait_well(PATIENCE)
+    scene.cluster(0).wait_for_weft(TIMEOUT)?;
+    scene.wait_well(TIMEOUT)
 }
 
 /// It starts before the old one leaves, and then takes the peer's connection over.
@@ -65,7 +65,7 @@ fn gateway_is_replaced(scene: &Scene<'_>) -> Result<()> {
     let restart = ["rollout", "restart", "deployment/gw-client", "--namespace", gateway.namespace];
     scene.cluster(0).kubectl(&restart)?;
     stay_well(scene, "gateway replaced")?;
-    scene.wait_well(PATIENCE)
+    scene.wait_well(TIMEOUT)
 }
 
 /// Fails as soon as one of the clusters shows trouble with its peer.

@@ -14,7 +14,7 @@ use super::rig::Rig;
 use super::tie::{Case, available, own_address};
 use super::wire::{INITIATION, Seen, Wire, all_within, gaps};
 use super::{INTERVAL, PADDING, SINKS, replace_gateway};
-use crate::scene::PATIENCE;
+use crate::scene::TIMEOUT;
 
 /// Which peering is for what.
 const SILENT: usize = 0;
@@ -35,7 +35,7 @@ const LATE: f64 = 0.7;
 
 #[test]
 #[ignore = "minutes long: make soak"]
-fn keepalives_retries_and_the_end_of_a_session_come_when_the_protocol_says() -> Result<()> {
+fn keepalives_retries_and_expiry_match_protocol() -> Result<()> {
     let Some(peer) = available().into_iter().next() else { return Ok(()) };
     let case = Case { peer, role: Role::Client, underlay: Families::V4 };
     super::play(&[case; 4], |rig| {
@@ -85,7 +85,7 @@ fn is_sent_one(rig: &Rig) -> Result<Instant> {
     let (tie, port) = (&rig.ties[ASKED], SINKS + 2);
     let way = tie.back(rig.rome(), port);
     let sink = way.at.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)))?;
-    sink.set_read_timeout(Some(PATIENCE))?;
+    sink.set_read_timeout(Some(TIMEOUT))?;
     tie.wait_until_up(rig.rome())?;
     let sender = way.from.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))?;
     let now = Instant::now();

@@ -104,7 +104,7 @@ fn through_rekeys(peer: StockPeer) -> Result<()> {
         let text: String = rows.iter().map(|row| format!("{row}\n")).collect();
         eprintln!("{peer}: {} tunnels for {took:.0?} at 100 packets/s:\n{text}", counts.len());
         all?;
-        let lossy = rows.iter().filter(|row| row.is_to_blame()).count();
+        let lossy = rows.iter().filter(|row| row.is_cause()).count();
         ensure!(lossy == 0, "{lossy} combinations lost or doubled packets");
         for (index, flow) in flows.iter().enumerate() {
             keeps_the_constants(rig, &wire, index, *flow)
@@ -189,7 +189,7 @@ struct Row {
 
 impl Row {
     /// A peer that loses packets against itself excuses itself.
-    fn is_to_blame(&self) -> bool {
+    fn is_cause(&self) -> bool {
         let spoilt = self.report.lost + self.report.duplicated > 0;
         spoilt && self.control_lost == Some(0)
     }

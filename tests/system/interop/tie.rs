@@ -12,7 +12,7 @@ use weft_tests::{
     Cluster, ClusterSpec, Families, Host, Lab, Netns, Program, StockPeer, Tunnel, on_segment, skip,
 };
 
-use crate::scene::{PATIENCE, answers_in_time, first_pod};
+use crate::scene::{TIMEOUT, answers_in_time, first_pod};
 
 /// Stock peers that initiate keep their way through a NAT open, as guides recommend.
 const KEEPALIVE: u16 = 25;
@@ -106,7 +106,7 @@ impl Tie {
     /// Waits until packets pass. The stock peer begins, if that is its part.
     pub(crate) fn wait_until_up(&self, rome: &Cluster) -> Result<()> {
         answers_in_time(self.net(), first_pod(rome).addresses[0])
-            .and_then(|()| rome.wait_connected(&self.spec.id, PATIENCE))
+            .and_then(|()| rome.wait_connected(&self.spec.id, TIMEOUT))
             .with_context(|| format!("{} with {}: {}", self.spec.id, self.case.peer, self.log()))
     }
 

@@ -15,7 +15,7 @@ use weft_tests::traffic::{Service, TcpServer, bulk, http_get, ping};
 use weft_tests::{ClusterSpec, Families, Netns, StockPeer, wait_until};
 
 use super::tie::{Case, Tie, available};
-use crate::scene::{HTTP, PATIENCE, PORT, SINK, Scene, serve};
+use crate::scene::{HTTP, PORT, SINK, Scene, TIMEOUT, serve};
 
 /// Longer than a peer that is probed may be silent.
 const SILENCE: Duration = Duration::from_secs(8);
@@ -24,12 +24,12 @@ const BYTES: u64 = 5_000_000;
 const NUMBER: u8 = 49;
 
 #[test]
-fn as_a_server_weft_carries_all_traffic_with_stock_peers() -> Result<()> {
+fn server_carries_all_traffic_with_stock_peers() -> Result<()> {
     available().into_iter().try_for_each(|peer| carries_traffic(peer, Role::Server))
 }
 
 #[test]
-fn as_a_client_weft_carries_all_traffic_with_stock_peers() -> Result<()> {
+fn client_carries_all_traffic_with_stock_peers() -> Result<()> {
     available().into_iter().try_for_each(|peer| carries_traffic(peer, Role::Client))
 }
 
@@ -86,11 +86,11 @@ impl World {
             Ok::<_, anyhow::Error>(())
         };
         let unanswered = Some("NoProbeAnswer");
-        wait_until("it is named", PATIENCE, || is(&self.scene, "Connecting", unanswered))?;
+        wait_until("it is named", TIMEOUT, || is(&self.scene, "Connecting", unanswered))?;
         let rome = self.scene.cluster_mut("rome");
         drop(rome.take_program("weft-up")?);
         rome.start_up(&["--ping-enabled=false"])?;
-        wait_until("it is connected", PATIENCE, || is(&self.scene, "Connected", None))?;
+        wait_until("it is connected", TIMEOUT, || is(&self.scene, "Connected", None))?;
         // Silence is no fault of one that nobody asks.
         (0..20).try_for_each(|_| {
             std::thread::sleep(SILENCE / 20);
@@ -101,7 +101,7 @@ impl World {
     fn traffic_passes(&self) -> Result<()> {
         let rome = self.scene.cluster("rome");
         self.turin.wait_until_up(rome)?;
-        rome.wait_connected("turin", PATIENCE)?;
+        rome.wait_connected("turin", TIMEOUT)?;
         let real = self.turin.spec.pod_addresses(1, 1)[0];
         let seen = rome.view(&self.turin.spec)?.of(real)?;
         ensure!(seen != real, "turin's {real} lies in rome's internal CIDR, and was not remapped");

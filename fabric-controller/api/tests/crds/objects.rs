@@ -58,7 +58,7 @@ fn strings_are_lists_once_the_types_have_read_them() {
 }
 
 #[test]
-fn every_field_is_taken_and_nothing_is_lost_between_types_and_definitions() {
+fn every_field_survives_types_and_definitions() {
     let definitions = definitions();
     let objects = resources(WHOLE);
     for object in &objects {

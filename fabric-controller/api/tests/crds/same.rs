@@ -18,7 +18,7 @@ fn every_definition_of_liqos_is_ours_too() {
 }
 
 #[test]
-fn where_liqo_has_ipv4_addresses_ours_are_of_either_family() {
+fn liqo_ipv4_fields_accept_both_families() {
     let either = json!({ "type": "string", "anyOf": [{ "format": "ipv4" }, { "format": "ipv6" }] });
     let (v4, cidr) = (
         json!({ "type": "string", "format": "ipv4" }),
@@ -31,7 +31,7 @@ fn where_liqo_has_ipv4_addresses_ours_are_of_either_family() {
 
 /// Each of these is a way in which an object of Liqo's could be refused, cut or read differently.
 #[test]
-fn whatever_is_missing_or_narrower_is_found() {
+fn missing_and_narrower_schemas_are_found() {
     let liqos = liqo::definitions();
     let schema = "/spec/versions/0/schema/openAPIV3Schema/properties";
     let server = format!("{schema}/spec/properties/endpoint/properties");

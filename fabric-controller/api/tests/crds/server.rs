@@ -10,7 +10,7 @@ use crate::objects::{PEERING, WHOLE, bad, resources};
 use crate::{liqo, same};
 
 #[test]
-fn an_api_server_takes_the_definitions_and_what_they_take() {
+fn api_server_accepts_definitions_and_objects() {
     let Some(server) = server("take") else { return };
     apply(&server, &ours());
     for object in resources(WHOLE) {
@@ -35,7 +35,7 @@ fn strings_are_refused_without_admission(server: &ApiServer) {
 }
 
 #[test]
-fn ours_and_liqos_definitions_take_each_others_place_and_no_object_suffers() {
+fn definitions_replace_liqos_and_keep_objects() {
     let Some(server) = server("replace") else { return };
     let liqos: Vec<_> = liqo::definitions().into_values().collect();
     let objects: Vec<_> = as_liqo_has_them(WHOLE).chain(in_default(lists(PEERING))).collect();

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_nodes_are_refused_with_what_is_wrong() {
+    fn wrong_node_is_refused_with_its_fault() {
         for (text, says) in [
             ("n1", "NAME=ADDRESS"),
             ("N1=192.0.2.1=10.0.0.0/24", "cannot name a node"),

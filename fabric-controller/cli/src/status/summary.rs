@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_leave_what_was_asked_for() {
+    fn filters_select_peers_and_states() {
         let peer = Filters { peer: vec!["peer1".to_owned()], ..Filters::default() };
         let mut seen = peer.apply(observation(12)).unwrap();
         assert_eq!(seen.peerings.len(), 1);

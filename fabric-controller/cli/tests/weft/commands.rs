@@ -36,7 +36,7 @@ fn read(manifests: &std::path::Path) -> fabric_store::Snapshot {
 }
 
 #[test]
-fn init_writes_manifests_that_the_store_reads_without_a_problem() {
+fn init_manifests_read_without_problems() {
     let dir = scratch("init");
     let out = dir.join("manifests");
     let done = weft(&[
@@ -123,7 +123,7 @@ fn init_overwrites_only_when_forced() {
 }
 
 #[test]
-fn init_refuses_what_cannot_work_and_says_why() {
+fn init_refuses_invalid_input_with_reason() {
     let dir = scratch("refuse");
     let out = format!("--out={}", dir.display());
     let node = "--node=n1=192.0.2.11=10.200.1.0/24";
@@ -169,7 +169,7 @@ fn init_refuses_what_cannot_work_and_says_why() {
 }
 
 #[test]
-fn keys_make_a_secret_for_us_and_a_public_key_labelled_with_our_id_for_the_peer() {
+fn keys_make_secret_and_labelled_public_key() {
     let dir = scratch("keys");
     let done =
         weft(&["keys", "--cluster-id=rome", "--peer=milan", &format!("--out={}", dir.display())]);
@@ -242,7 +242,7 @@ fn status_names_a_missing_published_directory() {
 }
 
 #[test]
-fn keys_without_directory_go_to_stdout_as_two_documents() {
+fn keys_without_out_print_two_documents() {
     let done = weft(&["keys", "--cluster-id=rome", "--peer=milan", "--namespace=x", "--name=k"]);
     let text = stdout(&done);
     assert_eq!(text.matches("\n---\n").count(), 1, "{text}");
@@ -282,7 +282,7 @@ fn get_shows_resources_and_hides_keys() {
 }
 
 #[test]
-fn without_a_fabric_commands_say_so() {
+fn commands_without_fabric_fail_with_remedy() {
     let dir = scratch("nothing");
     let run = format!("--run-dir={}", dir.display());
     let status = weft(&["status", &run]);
@@ -318,7 +318,7 @@ fn status_follows_kubeconfig_where_no_fabric_runs() {
 }
 
 #[test]
-fn up_says_what_the_host_lacks() {
+fn up_names_missing_host_requirements() {
     let host = Host::new();
     host.init();
     let manifests = host.path("manifests");
@@ -351,7 +351,7 @@ fn up_says_what_the_host_lacks() {
 }
 
 #[test]
-fn up_says_what_the_manifests_lack() {
+fn up_names_missing_manifests() {
     let host = Host::new();
     let up = |more: &[&str]| {
         let manifests = host.path("manifests");

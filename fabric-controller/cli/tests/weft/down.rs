@@ -48,7 +48,7 @@ fn down_works_after_everything_was_killed() {
 }
 
 #[test]
-fn down_finds_a_process_without_pid_file_and_kills_one_that_will_not_stop() {
+fn down_kills_process_without_pid_file() {
     let host = Host::new();
     host.init();
     host.stand_in(

@@ -19,7 +19,7 @@ fn connect(host: &Host) {
 }
 
 #[test]
-fn status_says_down_for_a_gateway_that_does_not_run_and_connected_for_one_that_answers() {
+fn status_shows_down_and_connected_gateways() {
     let (host, mut up) = running();
     connect(&host);
     let status = host.weft(&["status"]);

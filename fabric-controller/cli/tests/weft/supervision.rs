@@ -18,7 +18,7 @@ fn a_dead_process_is_back_at_once() {
 }
 
 #[test]
-fn a_process_that_cannot_live_is_tried_ever_more_slowly_and_its_last_words_are_told() {
+fn crashing_process_backs_off_and_logs_its_output() {
     let host = Host::new();
     host.init();
     host.stand_in("ipam", "#!/bin/sh\necho 'pool is empty'\nexit 7\n");
@@ -43,7 +43,7 @@ fn a_gateway_comes_and_goes_with_its_config() {
 }
 
 #[test]
-fn sigterm_stops_the_controller_and_leaves_the_dataplane() {
+fn sigterm_keeps_dataplane_running() {
     let (host, mut up) = running();
     let [ipam, controller, agent, gateway] = ALL.map(|process| host.pid(process));
     let line = fs::read(format!("/proc/{gateway}/cmdline")).unwrap();
@@ -146,7 +146,7 @@ fn a_killed_supervisors_processes_are_taken_over() {
 }
 
 #[test]
-fn other_options_restart_what_carries_no_traffic_and_spare_the_gateways() {
+fn new_options_restart_all_but_gateways() {
     let (host, mut up) = running();
     let [ipam, _, _, gateway] = ALL.map(|process| host.pid(process));
     up.kill();
@@ -160,7 +160,7 @@ fn other_options_restart_what_carries_no_traffic_and_spare_the_gateways() {
 }
 
 #[test]
-fn a_gateway_whose_config_went_while_nobody_watched_is_stopped() {
+fn gateway_without_config_is_stopped_at_start() {
     let (host, mut up) = running();
     let gateway = host.pid("gateway-t-client");
     up.kill();
@@ -171,7 +171,7 @@ fn a_gateway_whose_config_went_while_nobody_watched_is_stopped() {
 }
 
 #[test]
-fn a_second_supervisor_is_told_who_holds_the_first() {
+fn second_supervisor_names_pid_of_first() {
     let (host, up) = running();
     let second = host.weft(&["up", "--manifests", host.path("manifests").to_str().unwrap()]);
     assert_eq!(second.status.code(), Some(1));
@@ -233,7 +233,7 @@ fn run_directory_without_processes_does_not_count() {
 }
 
 #[test]
-fn a_dead_or_silent_gateway_never_claims_connected() {
+fn dead_or_hung_gateway_is_never_connected() {
     let host = Host::new();
     host.init();
     host.publish("client");
@@ -364,7 +364,7 @@ fn many_gateways_start_a_few_at_a_time() {
 }
 
 #[test]
-fn up_tells_what_becomes_of_the_peerings() {
+fn up_reports_state_of_peerings() {
     let (host, _up) = running();
     host.claim_connected("client");
     eventually("the state is told", || host.messages().contains("peering with milan: Connected"));

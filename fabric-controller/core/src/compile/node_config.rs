@@ -20,7 +20,7 @@ use super::uncertain::Uncertain;
 const REMOVED_SINCE: &str = "fabric.weft.dev/removed-since";
 /// Maximum time for the agent of a node that is gone, if it runs on. Kubernetes ends it within a
 /// minute.
-const FAREWELL: SignedDuration = SignedDuration::from_secs(120);
+const REMOVAL_TIMEOUT: SignedDuration = SignedDuration::from_secs(120);
 
 /// Configs of the nodes that are there: in whole, or where its agent reads records, its own part.
 pub(super) fn configs(
@@ -70,7 +70,7 @@ pub(super) fn of_removed_nodes(
         let mut removed = NodeConfig::new(&reference.name, spec);
         if index.settings.kubernetes {
             let since = removed_since(config).unwrap_or(now);
-            if now.duration_since(since) > FAREWELL {
+            if now.duration_since(since) > REMOVAL_TIMEOUT {
                 continue;
             }
             let note = (REMOVED_SINCE.to_owned(), since.to_string());

@@ -64,7 +64,7 @@ pub(super) fn networks(index: &Index, refused: &Refused) -> Desired {
         let labels = network.metadata.labels.get_or_insert_default();
         labels.insert(labels::NETWORK_NOT_REMAPPED.to_owned(), "true".to_owned());
         labels.insert(labels::REMOTE_CLUSTER_ID.to_owned(), peer.clone());
-        if let Some((kind, remote)) = stood_for(index, &name, prefix) {
+        if let Some((kind, remote)) = original_of(index, &name, prefix) {
             labels.insert(labels::CIDR_TYPE.to_owned(), kind);
             network.metadata.annotations = Some([(REMOTE.to_owned(), remote)].into());
         }
@@ -144,7 +144,7 @@ fn config_of<'a>(index: &'a Index, node: &str) -> Option<&'a NodeConfig> {
 
 /// Kind and prefix that it stood for: from the Network that holds it already, or else from the
 /// peering's that had it.
-fn stood_for(index: &Index, held: &ObjectRef, prefix: &Cidr) -> Option<(String, String)> {
+fn original_of(index: &Index, held: &ObjectRef, prefix: &Cidr) -> Option<(String, String)> {
     if let Some(object) = index.get(held).filter(|object| keeps_refused_prefix(object)) {
         let kind = object.label(labels::CIDR_TYPE)?.to_owned();
         return Some((kind, remote_of(object)?.to_owned()));

@@ -51,7 +51,7 @@ mod tests {
         "kind: A\nspec:\n  port: 1234\n  mtu: 1340\n---\nkind: B\nspec:\n  x: 1\n  y: 2\n";
 
     #[test]
-    fn every_cut_but_between_documents_or_at_the_last_lines_is_noticed() {
+    fn every_cut_inside_a_document_is_detected() {
         let last = TWO.find("---").unwrap();
         for end in 0..TWO.len() {
             let now = &TWO[..end];
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn other_edits_are_none_of_it() {
+    fn other_edits_are_no_cut() {
         for now in [TWO, "kind: A\n---\nkind: B\n", &TWO.replace("1340", "1290")] {
             assert_eq!(off("f", TWO, now), None);
         }

@@ -14,7 +14,7 @@ fn applied(event: Event) -> Object {
 }
 
 #[tokio::test]
-async fn what_was_there_is_told_first_then_every_change_at_once() {
+async fn watch_lists_objects_then_reports_changes() {
     let place = Place::new();
     place.write("a.yaml", &network("a", "10.1.0.0/16"));
     let mut watch = place.store.watch(&[Kind::Network]);
@@ -36,7 +36,7 @@ async fn what_was_there_is_told_first_then_every_change_at_once() {
 }
 
 #[tokio::test]
-async fn writing_the_same_again_tells_nothing() {
+async fn unchanged_write_is_no_event() {
     let place = Place::new();
     place.write("a.yaml", &network("a", "10.1.0.0/16"));
     let mut watch = place.store.watch(&Kind::ALL);
@@ -89,7 +89,7 @@ async fn a_slip_in_an_edit_keeps_the_last_good_object() {
 }
 
 #[tokio::test]
-async fn moving_an_object_to_another_file_tells_nothing() {
+async fn moved_object_is_no_event() {
     let place = Place::new();
     place.write("a.yaml", &network("a", "10.1.0.0/16"));
     let mut watch = place.store.watch(&[Kind::Network]);
@@ -99,7 +99,7 @@ async fn moving_an_object_to_another_file_tells_nothing() {
 }
 
 #[tokio::test]
-async fn a_folder_that_goes_keeps_everything_and_is_watched_again_when_it_is_back() {
+async fn lost_folder_keeps_objects_until_it_is_back() {
     let place = Place::new();
     place.write("a.yaml", &network("a", "10.1.0.0/16"));
     let mut watch = place.store.watch(&[Kind::Network]);
@@ -129,7 +129,7 @@ async fn a_cancelled_wait_loses_nothing() {
 }
 
 #[tokio::test]
-async fn a_further_host_sees_what_is_published_and_nothing_else() {
+async fn further_host_reads_published_objects_only() {
     let place = Place::new();
     let published = Directory::open_published(&place.path("run/published")).unwrap();
     let mut watch = published.watch(&Kind::ALL);

@@ -27,7 +27,7 @@ spec:
 ";
 
 #[test]
-fn a_wrong_type_names_file_line_object_field_found_and_expected() {
+fn wrong_type_names_file_line_and_field() {
     let found = problem_of(&SERVER.replace("51840", "many"));
     assert_eq!(
         found,
@@ -50,7 +50,7 @@ fn a_wrong_type_names_file_line_object_field_found_and_expected() {
 }
 
 #[test]
-fn unknown_fields_are_told_with_their_line() {
+fn unknown_fields_are_reported_with_line() {
     let found = problem_of(&SERVER.replace("port: 51840", "port: 51840\n    nodPort: 1"));
     assert_eq!(
         found,
@@ -73,7 +73,7 @@ fn unknown_fields_are_told_with_their_line() {
 }
 
 #[test]
-fn duplicate_keys_are_told_with_their_line() {
+fn duplicate_keys_are_reported_with_line() {
     let found = problem_of(&format!("# first\n---\n{SERVER}    port: 2\n"));
     assert!(found.starts_with("a.yaml:9: ") && found.contains("duplicate"), "{found}");
 }
@@ -96,7 +96,7 @@ fn null_in_place_of_a_name_is_named() {
 }
 
 #[test]
-fn what_is_no_yaml_is_told_with_its_line() {
+fn invalid_yaml_is_reported_with_line() {
     let found = problem_of(&format!("{SERVER}---\nkind: [\n"));
     assert!(found.starts_with("a.yaml:"), "{found}");
     let found = problem_of("kind: \"\n");
@@ -108,7 +108,7 @@ fn what_is_no_yaml_is_told_with_its_line() {
 }
 
 #[test]
-fn kinds_and_versions_weft_does_not_know_are_told() {
+fn unknown_kinds_and_versions_are_reported() {
     let found = problem_of(&SERVER.replace("GatewayServer", "GatewaySever"));
     assert!(found.starts_with("a.yaml:2: kind: \"GatewaySever\" is none"), "{found}");
     let found = problem_of(&SERVER.replace("v1beta1", "v1alpha1"));
@@ -179,7 +179,7 @@ fn alias_bombs_and_deep_nesting_are_refused_quickly() {
 }
 
 #[test]
-fn other_files_are_left_alone_and_what_is_no_file_is_told() {
+fn other_files_are_ignored_non_files_reported() {
     let place = Place::new();
     place.write("notes.txt", "not: [yaml");
     place.write(".hidden.yaml", "not: [yaml");
@@ -198,7 +198,7 @@ fn other_files_are_left_alone_and_what_is_no_file_is_told() {
 }
 
 #[test]
-fn one_object_in_two_files_names_both_and_the_first_is_used() {
+fn duplicate_object_names_both_files() {
     let place = Place::new();
     place.write("a.yaml", &network("net", "10.1.0.0/16"));
     place.write("b.yaml", &format!("\n---\n{}", network("net", "10.2.0.0/16")));
@@ -221,7 +221,7 @@ fn one_bad_document_does_not_hide_the_others() {
 }
 
 #[test]
-fn lists_and_json_are_read_and_say_where_they_are_wrong() {
+fn lists_and_json_have_positions_of_faults() {
     let place = Place::new();
     place.write(
         "list.json",
@@ -240,7 +240,7 @@ fn lists_and_json_are_read_and_say_where_they_are_wrong() {
 }
 
 #[test]
-fn bombs_and_towers_are_told_in_no_time() {
+fn alias_bombs_and_deep_nesting_fail_fast() {
     let place = Place::new();
     let level = |n: u32| format!("a{n}: &a{n} [{}]\n", vec![format!("*a{}", n - 1); 9].join(","));
     place.write("bomb.yaml", &("a0: &a0 x\n".to_owned() + &(1..12).map(level).collect::<String>()));
@@ -260,7 +260,7 @@ fn bombs_and_towers_are_told_in_no_time() {
 }
 
 #[test]
-fn what_is_wrong_with_an_object_by_itself_is_told_with_its_line() {
+fn fault_of_an_object_has_its_line() {
     let found = problem_of(&SERVER.replace("51840", "0"));
     assert_eq!(
         found,
@@ -274,7 +274,7 @@ fn what_is_wrong_with_an_object_by_itself_is_told_with_its_line() {
 }
 
 #[test]
-fn of_one_object_in_two_files_the_one_that_is_right_is_used() {
+fn valid_copy_of_duplicate_object_is_used() {
     let place = Place::new();
     place.write("z.yaml", &network("net", "10.1.0.0/16"));
     place.write("a.yaml", &network("net", "10.2.0.0/33"));

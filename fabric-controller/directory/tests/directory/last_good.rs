@@ -33,7 +33,7 @@ fn two(first: &str, second: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_newcomer_finds_what_was_there_before_a_manifest_went_bad() {
+async fn restart_uses_last_good_version_of_bad_manifest() {
     let place = Place::new();
     let good = two("10.1.0.0/16", "10.2.0.0/16");
     let bad = [
@@ -62,7 +62,7 @@ async fn a_newcomer_finds_what_was_there_before_a_manifest_went_bad() {
 }
 
 #[tokio::test]
-async fn what_is_gone_or_good_again_is_not_remembered() {
+async fn removed_or_corrected_manifest_leaves_no_copy() {
     let place = Place::new();
     place.write("a.yaml", &two("10.1.0.0/16", "10.2.0.0/16"));
     drop(controller(&place).await);
@@ -106,7 +106,7 @@ async fn a_fault_in_one_object_hides_no_other_of_its_file() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_written_slowly_loses_nothing_meanwhile() {
+async fn slowly_written_file_loses_nothing() {
     let place = Place::new();
     place.write("a.yaml", &two("10.1.0.0/16", "10.2.0.0/16"));
     let mut watch = controller(&place).await;
@@ -132,7 +132,7 @@ async fn a_file_that_is_written_slowly_loses_nothing_meanwhile() {
 }
 
 #[tokio::test]
-async fn an_object_taken_out_of_its_file_in_place_is_gone_within_a_second() {
+async fn object_removed_in_place_is_gone_within_second() {
     let place = Place::new();
     place.write("a.yaml", &two("10.1.0.0/16", "10.2.0.0/16"));
     let mut watch = controller(&place).await;

@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::*;
 
 /// Longer than a watch without a supervisor takes.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 fn secret(name: &str, text: &str) -> String {
     format!(
@@ -25,7 +25,7 @@ async fn applied(watch: &mut Watch, name: &str) -> Duration {
             }
         }
     };
-    tokio::time::timeout(PATIENCE, wait).await.unwrap();
+    tokio::time::timeout(TIMEOUT, wait).await.unwrap();
     start.elapsed()
 }
 
@@ -46,7 +46,7 @@ async fn watch_outlives_its_supervisor_and_finds_the_next() {
     applied(&mut watch, "a").await;
 
     let _server = place.store.serve_changes().unwrap();
-    tokio::time::sleep(PATIENCE).await;
+    tokio::time::sleep(TIMEOUT).await;
     place.replace("b.yaml", &secret("b", "x"));
     let took = applied(&mut watch, "b").await;
     assert!(took < Duration::from_millis(500), "{took:?}");

@@ -87,7 +87,7 @@ fn equal_content_is_not_written_again() {
 }
 
 #[tokio::test]
-async fn a_status_is_merged_and_its_change_told() {
+async fn status_is_merged_and_reported() {
     let place = Place::new();
     place.write("a.yaml", &network("a", "10.1.0.0/16"));
     let mut watch = place.store.watch(&[Kind::Network]);
@@ -108,7 +108,7 @@ async fn a_status_is_merged_and_its_change_told() {
 }
 
 #[tokio::test]
-async fn whoever_follows_one_object_hears_of_no_other_and_not_of_its_status() {
+async fn follow_reports_neither_others_nor_own_status() {
     let place = Place::new();
     let other = place.store.put(&connection("d").into()).unwrap();
     let mut own = place.store.put(&connection("c").into()).unwrap();
@@ -133,7 +133,7 @@ async fn whoever_follows_one_object_hears_of_no_other_and_not_of_its_status() {
 }
 
 #[tokio::test]
-async fn whoever_follows_one_object_may_name_another_and_hears_of_no_namesake() {
+async fn follow_with_second_object_ignores_namesakes() {
     let place = Place::new();
     let own = place.store.put(&connection("c").into()).unwrap();
     place.store.put(&secret("made", 1)).unwrap();
@@ -156,7 +156,7 @@ async fn whoever_follows_one_object_may_name_another_and_hears_of_no_namesake() 
 }
 
 #[test]
-fn the_local_side_of_a_configuration_is_kept_with_its_status() {
+fn local_side_of_configuration_keeps_its_status() {
     let place = Place::new();
     let text = "apiVersion: networking.liqo.io/v1beta1\nkind: Configuration\nmetadata: {name: c}\n\
                 spec: {remote: {cidr: {pod: 10.1.0.0/16}}}\n";
@@ -189,7 +189,7 @@ fn a_status_of_a_namesake_is_not_taken() {
 }
 
 #[test]
-fn key_secrets_are_readable_by_their_owner_only_and_survive_a_restart() {
+fn key_secrets_are_private_and_survive_restart() {
     let place = Place::new();
     let stored = place.store.put(&secret("gw-x", 7)).unwrap();
     let mode = |path| fs::metadata(place.path(path)).unwrap().permissions().mode() & 0o777;

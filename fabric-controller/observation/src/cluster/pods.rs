@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_without_a_ready_pod_are_told_with_what_follows() {
+    fn program_without_ready_pod_has_its_consequence() {
         let of = |program: &str, status: &Value| pod(&json!({labels::PROGRAM: program}), status);
         let pods = |programs: Vec<Pod>| Pods { programs, ..Pods::default() };
         let all = pods(vec![of("fabric-controller", &ready()), of("route-agent", &ready())]);

@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn silence_is_shown_with_its_age() {
+    fn missing_answer_is_shown_with_age() {
         let now: Timestamp = "2026-01-31T12:00:00Z".parse().unwrap();
         let fault = |reason: &str| PeeringFault {
             reason: reason.to_owned(),

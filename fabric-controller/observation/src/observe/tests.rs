@@ -99,7 +99,7 @@ fn a_gateway_that_has_just_started_is_connecting() {
 }
 
 #[test]
-fn silent_gateway_of_another_host_is_not_believed() {
+fn stale_gateway_of_other_host_is_error() {
     let ago =
         |seconds: i64| Timestamp::from_second(Timestamp::now().as_second() - seconds).unwrap();
     let observed = |node: &str, unanswered: Option<i64>, reported: i64| {
@@ -284,7 +284,7 @@ fn empty_texts_make_no_empty_problem_lines() {
 }
 
 #[test]
-fn a_peering_without_gateway_waits_and_says_for_what() {
+fn waiting_peering_names_missing_object() {
     let mut configuration = Configuration::new("paris", Default::default());
     configuration.metadata.namespace = Some("liqo-tenant-paris".to_owned());
     configuration.metadata.labels =

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn news_that_come_late_change_nothing() {
+    fn late_watch_event_is_ignored() {
         let mut cache = Cache::default();
         let mut new = stored("u", 5, "10.2.0.0/16");
         let want = content(&new.object);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_fills_in_is_not_sent_again() {
+    fn server_defaults_are_not_sent_again() {
         let mut cache = Cache::default();
         let mut got = stored("u", 5, "10.2.0.0/16");
         let mut want = content(&got.object);
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_status_of_a_namesake_is_another() {
+    fn status_of_namesake_is_not_reused() {
         let mut cache = Cache::default();
         let mut first = stored("u1", 5, "10.2.0.0/16");
         cache.saw(&mut first);

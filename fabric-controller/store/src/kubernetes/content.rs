@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_the_status_nor_what_the_server_writes_is_sent() {
+    fn status_and_server_fields_are_not_sent() {
         let object = network(json!({
             "metadata": {"name": "n", "namespace": "t", "uid": "u", "generation": 3,
                 "creationTimestamp": "2026-01-31T12:00:00Z"},
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_weft_wants_and_has_set_is_compared() {
+    fn only_owned_fields_are_compared() {
         let want = content(&network(labelled(json!({"a": "1"}))));
         assert!(is_held(&stored(labelled(json!({"a": "1", "theirs": "2"}))), &want));
         assert!(!is_held(&stored(labelled(json!({"a": "2"}))), &want), "another value");

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_with_every_write_is_left_out() {
+    fn volatile_metadata_is_dropped() {
         let spec = json!({"remote": {"cidr": {"pod": "10.1.0.0/16"}}, "of": "a newer version"});
         let stored = taken(Kind::Configuration, configuration(spec)).unwrap();
         assert_eq!(stored.version, 17);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_told_with_its_field() {
+    fn unreadable_object_is_reported_with_field() {
         let spec = json!({"remote": {"cidr": {"pod": [7]}}});
         let problem = taken(Kind::Configuration, configuration(spec)).unwrap_err();
         assert_eq!(problem.object.as_ref().unwrap().to_string(), "Configuration t/milan");
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_secret_never_shows_it() {
+    fn secret_fault_never_quotes_content() {
         let secret =
             json!({"metadata": {"name": "s", "namespace": "t"}, "data": {"privateKey": "hush!"}});
         let problem = taken(Kind::Secret, secret).unwrap_err();

@@ -54,7 +54,7 @@ fn follow(place: &Place, store: &Store, name: &str) -> Ears {
 }
 
 #[tokio::test]
-async fn a_gateway_does_all_it_needs_with_the_rights_to_its_own_objects() {
+async fn gateway_role_suffices_for_its_objects() {
     let Some(place) = Place::new("rights").await else { return };
     grant(&place, &["get", "list", "watch", "create", "patch", "delete"]).await;
     let admin = place.store();
@@ -107,7 +107,7 @@ async fn a_gateway_does_all_it_needs_with_the_rights_to_its_own_objects() {
 }
 
 #[tokio::test]
-async fn whoever_follows_one_object_hears_of_no_other_and_not_of_its_status() {
+async fn follower_of_object_sees_no_other_and_no_status() {
     let Some(place) = Place::new("one").await else { return };
     let store = place.store();
     let mut own = store.put(&place.config("gw").into()).await.unwrap();
@@ -154,7 +154,7 @@ async fn another_secret_takes_the_place_of_the_one_before() {
 }
 
 #[tokio::test]
-async fn without_the_right_to_a_secret_the_rest_goes_on_until_it_is_given() {
+async fn missing_right_to_secret_is_retried() {
     let Some(place) = Place::new("denied").await else { return };
     let store = place.store_of("nobody");
     let mut watch = Ears::new(
@@ -167,7 +167,7 @@ async fn without_the_right_to_a_secret_the_rest_goes_on_until_it_is_given() {
 }
 
 #[tokio::test]
-async fn whoever_follows_a_connection_hears_what_another_makes_of_its_status() {
+async fn follower_of_connection_sees_foreign_status() {
     let Some(place) = Place::new("shared-connection").await else { return };
     let (store, other) = (place.store(), place.store());
     let spec = ConnectionSpec { type_: ConnectionType::Client, gateway_ref: Default::default() };

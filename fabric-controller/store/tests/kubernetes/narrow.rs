@@ -23,7 +23,7 @@ fn told(event: Event) -> String {
 }
 
 #[tokio::test]
-async fn a_secret_is_told_if_it_has_the_label_or_is_named() {
+async fn labelled_or_named_secret_is_reported() {
     let Some(place) = Place::new("secrets").await else { return };
     let label = json!({(GATEWAY_RESOURCE): "true"});
     for (name, labels) in [("labelled", &label), ("named", &json!({})), ("alien", &json!({}))] {
@@ -51,7 +51,7 @@ async fn a_secret_is_told_if_it_has_the_label_or_is_named() {
 }
 
 #[tokio::test]
-async fn a_named_secret_that_gets_the_label_is_told_once_and_stays() {
+async fn newly_labelled_secret_is_reported_once() {
     let Some(place) = Place::new("labelled").await else { return };
     place.admin.apply("secrets", &secret(&place, "keys", &json!({}))).await;
     let mut watch = place.watch(&place.store(), &[Kind::Secret]);
@@ -70,7 +70,7 @@ async fn a_named_secret_that_gets_the_label_is_told_once_and_stays() {
 }
 
 #[tokio::test]
-async fn the_one_config_map_needs_the_right_to_that_one_alone() {
+async fn config_map_needs_right_to_its_name_only() {
     let Some(place) = Place::new("cluster-id").await else { return };
     let map = |name: &str, namespace: &str| {
         json!({

@@ -78,7 +78,7 @@ async fn a_kind_that_may_not_be_seen_is_named_and_awaited() {
 }
 
 #[tokio::test]
-async fn a_program_with_a_wrong_place_says_so() {
+async fn wrong_store_arguments_fail_with_reason() {
     let error =
         fabric_store::Store::kubernetes(Some(std::path::Path::new("/nowhere"))).unwrap_err();
     let text = error.to_string();

@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::{Place, applied};
 
 #[tokio::test]
-async fn what_was_there_is_told_first_then_every_change() {
+async fn watch_lists_then_reports_changes() {
     let Some(place) = Place::new("told").await else { return };
     let mut configuration = place.configuration("milan", &json!(["10.1.0.0/16"]));
     place.admin.apply("configurations", &configuration).await;
@@ -47,7 +47,7 @@ async fn what_was_there_is_told_first_then_every_change() {
 }
 
 #[tokio::test]
-async fn a_status_that_another_writes_is_told() {
+async fn foreign_status_write_is_reported() {
     let Some(place) = Place::new("statuses").await else { return };
     let ns = &place.namespace;
     let server = json!({

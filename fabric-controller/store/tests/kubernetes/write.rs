@@ -42,7 +42,7 @@ async fn an_object_keeps_its_uid_and_counts_its_specs() {
 }
 
 #[tokio::test]
-async fn what_is_there_is_not_sent_again_not_even_after_a_restart() {
+async fn unchanged_object_is_not_sent_after_restart() {
     let Some(place) = Place::new("idle").await else { return };
     let (ns, store) = (&place.namespace, place.store());
     let mut watch = place.watch(&store, &[Kind::Ip]);
@@ -76,7 +76,7 @@ async fn what_is_there_is_not_sent_again_not_even_after_a_restart() {
 }
 
 #[tokio::test]
-async fn what_others_add_stays_and_what_weft_no_longer_wants_goes() {
+async fn foreign_fields_stay_and_unwanted_ones_go() {
     let Some(place) = Place::new("shared").await else { return };
     let ns = &place.namespace;
     let labelled = |key: &str| {
@@ -175,7 +175,7 @@ async fn a_configuration_gets_its_local_side_and_its_status() {
 }
 
 #[tokio::test]
-async fn a_key_is_never_written_over_by_who_does_not_know_it() {
+async fn unknown_key_is_never_overwritten() {
     let Some(place) = Place::new("keys").await else { return };
     let secret = |byte: u8| {
         let metadata = ObjectMeta {
@@ -225,7 +225,7 @@ async fn a_note_outlives_the_program() {
 }
 
 #[tokio::test]
-async fn what_is_removed_by_another_is_made_again() {
+async fn object_removed_by_other_is_recreated() {
     let Some(place) = Place::new("removed").await else { return };
     let store = place.store();
     let mut watch = place.watch(&store, &[Kind::Network]);

@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::{Place, applied, problems};
 
 #[tokio::test]
-async fn what_cannot_be_read_is_told_by_field_and_the_last_good_version_stands() {
+async fn unreadable_object_keeps_last_good_version() {
     let Some(place) = Place::new("unread").await else { return };
     let mut manifest = place.configuration("milan", &json!(["10.1.0.0/16"]));
     place.admin.apply("configurations", &manifest).await;
@@ -45,7 +45,7 @@ async fn what_cannot_be_read_is_told_by_field_and_the_last_good_version_stands()
 }
 
 #[tokio::test]
-async fn a_wrong_value_keeps_the_last_good_one_and_a_new_wrong_object_is_told() {
+async fn wrong_value_keeps_last_good_new_one_is_reported() {
     let Some(place) = Place::new("wrong").await else { return };
     let mut watch = place.watch(&place.store(), &[Kind::Configuration]);
     watch.sync().await;
@@ -79,7 +79,7 @@ async fn a_wrong_value_keeps_the_last_good_one_and_a_new_wrong_object_is_told() 
 }
 
 #[tokio::test]
-async fn a_newcomer_among_wrong_objects_hears_of_the_rest() {
+async fn new_watch_reports_valid_among_invalid() {
     let Some(place) = Place::new("newcomer").await else { return };
     let wrong = place.configuration("milan", &json!({"not": "a list"}));
     place.admin.apply("configurations", &wrong).await;

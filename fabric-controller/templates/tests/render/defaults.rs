@@ -86,7 +86,7 @@ fn the_first_of_many_ports_is_the_services() {
 }
 
 #[test]
-fn one_container_with_the_rights_it_needs() {
+fn default_container_has_min_rights() {
     let any = ["NET_ADMIN", "SYS_ADMIN"].as_slice();
     let with_any_port = ["NET_ADMIN", "SYS_ADMIN", "NET_BIND_SERVICE"].as_slice();
     for (spec, added) in deployments().into_iter().zip([with_any_port, any]) {
@@ -102,7 +102,7 @@ fn one_container_with_the_rights_it_needs() {
 }
 
 #[test]
-fn the_gateway_is_told_who_it_is() {
+fn gateway_gets_its_name_as_arguments() {
     let [server, client] = deployments().map(|spec| spec.template.spec.unwrap());
     for (pod, namespace, name) in
         [(server, "liqo-tenant-milan", "milan"), (client, "liqo-tenant-rome", "rome")]

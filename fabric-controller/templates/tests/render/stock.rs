@@ -33,7 +33,7 @@ fn a_server_has_a_service_on_its_ports() {
 }
 
 #[test]
-fn what_is_not_set_is_not_there() {
+fn unset_fields_are_absent() {
     let service = rendered(&server(), "number").service.unwrap().spec.unwrap();
     assert_eq!(service.load_balancer_ip, None);
     assert_eq!(service.ports.unwrap()[0].node_port, None);
@@ -50,7 +50,7 @@ fn names_and_namespaces_are_the_gateways() {
 }
 
 #[test]
-fn the_gateways_labels_and_annotations_go_over_the_templates() {
+fn gateway_labels_override_template() {
     let mut template = server();
     let metadata = &mut template["spec"]["service"]["metadata"];
     metadata["annotations"] = json!({ "zone": "west", "own": "{{ .Spec.MTU }}" });
@@ -125,7 +125,7 @@ fn a_quantity_may_be_a_number() {
 }
 
 #[test]
-fn what_kubernetes_does_not_take_is_told_with_its_place() {
+fn invalid_rendered_object_names_its_place() {
     let mut template = server();
     template["spec"]["deployment"]["spec"]["replicas"] = json!("{{ .Name }}");
     assert_eq!(

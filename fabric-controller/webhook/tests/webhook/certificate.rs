@@ -11,7 +11,7 @@ use crate::replica::{Replica, der};
 use crate::world::{World, configuration, installation, until};
 
 #[test]
-fn replicas_share_one_certificate_whatever_happens_to_it() {
+fn replicas_share_one_certificate() {
     let Some(world) = World::start() else { return };
     let replicas = [Replica::start(&world), Replica::start(&world)];
     made_once(&world, &replicas);

@@ -13,7 +13,7 @@ const APPLY: [&str; 3] = ["apply", "-f", "-"];
 const SERVER_SIDE: [&str; 4] = ["apply", "--server-side", "-f", "-"];
 
 #[test]
-fn strings_are_stored_as_lists_however_they_are_written() {
+fn strings_are_stored_as_lists() {
     let Some(world) = World::start() else { return };
     let replica = Replica::start(&world);
     world.install(&replica);

@@ -14,7 +14,7 @@ use tokio::runtime::Runtime;
 use crate::logs;
 use crate::replica::Replica;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const CRDS: [&str; 2] = [
     "../../deploy/chart/crds-liqo/networking.liqo.io_configurations.yaml",
     "../../deploy/chart/crds-liqo/core.liqo.io_foreignclusters.yaml",
@@ -129,7 +129,7 @@ pub(crate) fn configuration(name: &str, pod: &Value) -> Value {
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_so() {
-        assert!(began.elapsed() < PATIENCE, "waited for: {what}");
+        assert!(began.elapsed() < TIMEOUT, "waited for: {what}");
         std::thread::sleep(Duration::from_millis(100));
     }
 }

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn others_conditions_stay_and_a_peer_that_is_gone_has_none_of_ours() {
+    fn foreign_conditions_stay_own_ones_go_with_peer() {
         let theirs = json!({"type": "Other", "status": "Ready"});
         let ours = json!({"type": "NetworkConnectionStatus", "status": "Established"});
         let have = json!({"enabled": true, "conditions": [theirs, ours]});
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_known_by_its_label_then_by_its_spec_then_by_its_name() {
+    fn peer_is_read_from_label_then_spec_then_name() {
         let mut object = foreign_cluster(json!({}));
         assert_eq!(peer_of(&object), "milan");
         object.data["spec"] = json!({"clusterID": "of-spec"});
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_is_out_of_sight_is_told_nothing() {
+    fn unread_peer_keeps_its_modules() {
         let conditions = json!([{"type": "NetworkConnectionStatus", "status": "Established"}]);
         let networking = json!({"enabled": true, "conditions": conditions});
         let object = foreign_cluster(json!({"status": {"modules": {"networking": networking}}}));

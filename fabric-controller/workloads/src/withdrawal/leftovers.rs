@@ -20,7 +20,7 @@ use super::cluster::{Cluster, kind};
 use crate::live::{SLICE_OF, SLICE_OF_WEFT};
 
 /// Longer than a gateway takes to end.
-const PATIENCE: Duration = Duration::from_secs(30);
+const POD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for gateways to end. Those of a node that has died are not waited for any longer.
 const GATEWAYS_END: Duration = Duration::from_secs(12);
 /// Interval of passes.
@@ -29,7 +29,7 @@ const PERIOD: Duration = Duration::from_millis(500);
 /// Until nothing is left. What only takes long to end, such as the pod of a node that does not
 /// answer, is left behind after a while.
 pub(super) async fn remove(cluster: &Cluster) -> Result<(), WithdrawError> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + POD_TIMEOUT;
     loop {
         let Left { ending, there } = sweep(cluster).await?;
         if ending.is_empty() && there.is_empty() {

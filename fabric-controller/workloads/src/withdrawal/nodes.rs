@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_waited_for_until_its_agent_has_taken_all_away() {
+    fn withdrawal_waits_for_agents_cleanup() {
         let applied = |generation: i64| json!({"appliedGeneration": generation});
         assert!(why_waited_for(&config(false, applied(7)), true).is_some(), "it is not marked yet");
         assert!(why_waited_for(&config(true, applied(6)), true).is_some());

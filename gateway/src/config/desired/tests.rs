@@ -10,7 +10,7 @@ fn a_published_config_is_understood() {
 }
 
 #[test]
-fn what_is_wrong_names_its_field() {
+fn fault_names_its_field() {
     type Edit = fn(&mut fabric::GatewayConfigSpec);
     let cases: [(Edit, &str); 19] = [
         (|s| s.cluster_id = "Rome".into(), "spec.clusterId"),
@@ -48,7 +48,7 @@ fn what_is_wrong_names_its_field() {
 }
 
 #[test]
-fn everything_wrong_is_said_at_once() {
+fn all_faults_are_reported_together() {
     let mut config = config();
     config.spec.mtu = 1;
     config.spec.pod_cidrs = vec!["a".into(), "b".into()];

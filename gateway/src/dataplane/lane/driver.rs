@@ -14,7 +14,7 @@ use super::Offloads;
 use super::early_drop::EarlyDrop;
 use super::endpoint_changes::PublishedEndpoint;
 use super::port::Port;
-use super::shared::{Orders, Published};
+use super::shared::{Commands, Published};
 use super::socket::TunnelSocket;
 use super::tun::Tun;
 
@@ -49,7 +49,7 @@ pub(super) struct Driver {
     datagrams: Box<[u8]>,
     early_drop: EarlyDrop,
     offloads: Offloads,
-    orders: Arc<Orders>,
+    commands: Arc<Commands>,
     published: Arc<Published>,
     changes: watch::Sender<PeerState>,
     /// Overflows of sockets before the present one, and of the present one.
@@ -77,7 +77,7 @@ impl Load {
 
 /// State that a [`Driver`] shares with its handle.
 pub(super) struct Links {
-    pub(super) orders: Arc<Orders>,
+    pub(super) commands: Arc<Commands>,
     pub(super) published: Arc<Published>,
     pub(super) changes: watch::Sender<PeerState>,
 }
@@ -96,7 +96,7 @@ impl Driver {
         let socket = TunnelSocket::new(socket, offloads)?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let readable = |token| EpollEvent::new(EpollFlags::EPOLLIN, token);
-        epoll.add(&links.orders.wake, readable(TOKEN_WAKE))?;
+        epoll.add(&links.commands.wake, readable(TOKEN_WAKE))?;
         epoll.add(&tun.queue, readable(TOKEN_TUN))?;
         epoll.add(&socket, readable(TOKEN_SOCKET))?;
         let mut engine = Engine::new(config, RandomState::new().hash_one(now), stamper, now);
@@ -110,7 +110,7 @@ impl Driver {
             datagrams: vec![0; DATAGRAMS].into(),
             early_drop: EarlyDrop::default(),
             offloads,
-            orders: links.orders,
+            commands: links.commands,
             published: links.published,
             changes: links.changes,
             overflows: (0, 0),
@@ -126,7 +126,7 @@ impl Driver {
         self.published.thread.store(nix::unistd::gettid().as_raw(), Ordering::Relaxed);
         loop {
             let has_orders = self.wait()?;
-            if has_orders && !self.obey()? {
+            if has_orders && !self.apply_commands()? {
                 return Ok(());
             }
             for _ in 0..TURNS {
@@ -255,8 +255,8 @@ impl Driver {
     }
 
     /// Applies new commands. Returns false if one of them is to stop.
-    fn obey(&mut self) -> io::Result<bool> {
-        let latest = self.orders.take();
+    fn apply_commands(&mut self) -> io::Result<bool> {
+        let latest = self.commands.take();
         let now = Instant::now();
         if let Some(config) = latest.config {
             self.engine.configure(config, now);
@@ -320,14 +320,14 @@ impl Driver {
         let overflows = self.overflows.0 + self.overflows.1;
         self.published.socket_overflows.store(overflows, Ordering::Relaxed);
         self.published.store_large_sends(self.port.large_sends);
-        let is_news = self.shown.endpoint != state.endpoint
+        let is_changed = self.shown.endpoint != state.endpoint
             || self.shown.unproven_endpoint != state.unproven_endpoint
             || self.shown.has_session != state.has_session
             || self.shown.last_handshake != state.last_handshake
             || self.shown.on_superseded_keys != state.on_superseded_keys
             || self.shown.rejections != state.rejections
             || self.shown.duplicate != state.duplicate;
-        if is_news {
+        if is_changed {
             self.shown = state;
             self.changes.send_replace(state);
         }

@@ -6,7 +6,7 @@ const INTERVAL: Duration = Duration::from_millis(10);
 
 /// Decides when to drop a datagram before the socket's buffer overflows.
 ///
-/// Two gateways give each other no backpressure: where the sender's is the faster, the receiver's
+/// Two gateways send each other no backpressure: where the sender's is the faster, the receiver's
 /// socket fills up, and then loses whole trains of 45 packets, of all flows at once. One packet at
 /// a time, dropped early, slows TCP just as well and costs one retransmission. The time of the next
 /// drop follows CoDel's control law (RFC 8289 section 3.3), with the length of the queue in place
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_stays_long_is_dropped_from_ever_more_often() {
+    fn long_queue_is_dropped_from_increasingly() {
         let at = drops(|_| true, 200);
         assert_eq!(at[..3], [10, 20, 28]);
         let gaps: Vec<u64> = at.windows(2).map(|pair| pair[1] - pair[0]).collect();

@@ -12,14 +12,14 @@ const MAX_PROBES: usize = 64;
 
 /// Commands from the program to a lane. Only the latest of each kind counts.
 #[derive(Debug)]
-pub(super) struct Orders {
+pub(super) struct Commands {
     /// Readable when there are new ones.
     pub(super) wake: EventFd,
-    latest: Mutex<Latest>,
+    latest: Mutex<PendingCommands>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Latest {
+pub(super) struct PendingCommands {
     pub(super) config: Option<Config>,
     pub(super) socket: Option<UdpSocket>,
     pub(super) initiate: bool,
@@ -32,14 +32,14 @@ pub(super) struct Latest {
     pub(super) stop: bool,
 }
 
-impl Orders {
+impl Commands {
     pub(super) fn new() -> nix::Result<Self> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         Ok(Self { wake: EventFd::from_flags(flags)?, latest: Mutex::default() })
     }
 
     /// Changes the commands and wakes the lane.
-    pub(super) fn give(&self, change: impl FnOnce(&mut Latest)) {
+    pub(super) fn send(&self, change: impl FnOnce(&mut PendingCommands)) {
         change(&mut self.latest.lock().unwrap_or_else(PoisonError::into_inner));
         if let Err(error) = self.wake.write(1) {
             // Only if the counter is full, which wakes the lane as well.
@@ -48,15 +48,15 @@ impl Orders {
     }
 
     /// Probes to send; those that find no room are lost.
-    pub(super) fn give_probes(&self, probes: impl Iterator<Item = Vec<u8>>) {
-        self.give(|latest| {
+    pub(super) fn send_probes(&self, probes: impl Iterator<Item = Vec<u8>>) {
+        self.send(|latest| {
             let room = MAX_PROBES - latest.probes.len();
             latest.probes.extend(probes.take(room));
         });
     }
 
     /// Returns the commands since the last call.
-    pub(super) fn take(&self) -> Latest {
+    pub(super) fn take(&self) -> PendingCommands {
         // First, so that what is given from now on wakes again.
         if let Err(error) = self.wake.read() {
             tracing::debug!(%error, "wake-up of the lane");

@@ -217,11 +217,11 @@ mod tests {
     use super::*;
     use crate::config::desired::tests::config;
 
-    const FACTS: Facts = Facts { underlay_mtu: 1500, path: None };
+    const INNER_SETTINGS: Facts = Facts { underlay_mtu: 1500, path: None };
 
     #[test]
     fn packets_of_nodes_go_to_the_peer_and_nowhere_else() {
-        let (state, mtu) = wanted(&desired(), FACTS);
+        let (state, mtu) = wanted(&desired(), INNER_SETTINGS);
         assert_eq!(mtu.bytes, 1340);
         assert_eq!(
             routes(&state, FROM_NODES),
@@ -236,8 +236,8 @@ mod tests {
     }
 
     #[test]
-    fn packets_of_the_peer_go_to_the_owning_node_or_the_egress_node() {
-        let (state, _) = wanted(&desired(), FACTS);
+    fn packets_go_to_owning_node_or_egress_node() {
+        let (state, _) = wanted(&desired(), INNER_SETTINGS);
         assert_eq!(
             routes(&state, FROM_TUNNEL),
             [
@@ -257,7 +257,7 @@ mod tests {
         let mut desired = desired();
         desired.nodes[1].underlay = "2001:db8::2".parse().unwrap();
         desired.nodes[1].prefixes.push("fd00:2::/64".parse().unwrap());
-        let (state, _) = wanted(&desired, FACTS);
+        let (state, _) = wanted(&desired, INNER_SETTINGS);
         let links: Vec<_> = state.links.iter().map(|(n, l)| (n.as_str(), l.mtu)).collect();
         assert_eq!(links, [("overlay4", 1450), ("overlay6", 1430)]);
         let v6 = routes(&state, FROM_TUNNEL);
@@ -274,16 +274,16 @@ mod tests {
         let mut desired = desired();
         desired.mtu = 1200;
         desired.remaps[0].local = "fd00:9::/64".parse().unwrap();
-        let (state, _) = wanted(&desired, FACTS);
+        let (state, _) = wanted(&desired, INNER_SETTINGS);
         assert!(routes(&state, FROM_NODES).contains(&"unreachable fd00:9::/64".to_owned()));
     }
 
     #[test]
     fn a_prefix_in_use_before_and_after_keeps_its_route() {
-        let (all, _) = wanted(&desired(), FACTS);
+        let (all, _) = wanted(&desired(), INNER_SETTINGS);
         let mut fewer = desired();
         fewer.nodes.pop();
-        let (want, _) = wanted(&fewer, FACTS);
+        let (want, _) = wanted(&fewer, INNER_SETTINGS);
         let ops = netplan::plan(&all, &want);
         let kept = "10.200.1.0/24".parse().unwrap();
         assert!(

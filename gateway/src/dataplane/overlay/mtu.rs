@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv4_peer_behind_a_dual_stack_socket_is_an_ipv4_peer() {
+    fn ipv4_peer_of_dual_stack_socket_is_ipv4() {
         assert_eq!(family_of("[::ffff:192.0.2.1]:7".parse().unwrap()), Family::Ipv4);
         assert_eq!(family_of("[2001:db8::1]:7".parse().unwrap()), Family::Ipv6);
     }

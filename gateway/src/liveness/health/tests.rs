@@ -80,7 +80,7 @@ fn healthy_tunnel_has_no_fault() {
 }
 
 #[test]
-fn silence_with_unanswered_probes_is_no_answer() {
+fn unanswered_probes_are_fault_no_answer() {
     let scene = Scene::new();
     let silent = |millis| {
         let last = Some(scene.ago(millis));
@@ -146,7 +146,7 @@ fn peer_that_reports_no_packets_is_not_received() {
 }
 
 #[test]
-fn departure_explains_the_silence_behind_it() {
+fn announced_end_explains_missing_answers() {
     let scene = Scene::new();
     for (departure, reason) in [
         (Departure::Removed, Reason::PeeringRemoved),
@@ -353,7 +353,7 @@ fn changed_endpoint_that_never_answers_is_named() {
 }
 
 #[test]
-fn shared_key_is_named_whatever_else_is_seen() {
+fn shared_key_outranks_other_faults() {
     let scene = Scene::new();
     let last = Some(scene.ago(4000));
     let silent = Evidence {

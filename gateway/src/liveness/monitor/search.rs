@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// The old one might still answer before.
 const FIRST: Duration = Duration::from_millis(250);
 const NEXT: Duration = Duration::from_secs(1);
-const PATIENCE: Duration = Duration::from_secs(15);
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(15);
 
 pub(super) struct Search {
     began: Instant,
@@ -43,7 +43,7 @@ impl Search {
         self.due = now + NEXT;
         let asked = std::mem::replace(&mut self.asked, true);
         Some(match now.saturating_duration_since(self.began) {
-            long if long >= PATIENCE => Step::GiveUp,
+            long if long >= SEARCH_TIMEOUT => Step::GiveUp,
             _ if asked => Step::GoElsewhere,
             _ => Step::Ask,
         })
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_successor_is_asked_for_where_the_old_one_was_then_elsewhere_and_not_for_ever() {
+    fn successor_is_searched_at_old_endpoint_first() {
         let began = Instant::now();
         let mut search = Search::new(began);
         assert_eq!(search.step(began), None);

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn dead_agent_stays_the_cause_while_the_kernel_answers() {
+    fn dead_agent_is_cause_while_kernel_answers() {
         let mut world = World::new();
         world.probe(|_| {});
         world.pass(3 * SECOND, true);

@@ -16,7 +16,7 @@ fn every_path_is_found_to_the_byte_within_a_second() {
 }
 
 #[test]
-fn the_limit_is_respected_and_known_after_one_round_trip() {
+fn limit_is_respected_after_one_round_trip() {
     let mut sim = Sim::new(1400, 9000);
     sim.run(sim.rtt + Duration::from_millis(1));
     assert_eq!(sim.path.found(), Some(1400));
@@ -24,7 +24,7 @@ fn the_limit_is_respected_and_known_after_one_round_trip() {
 }
 
 #[test]
-fn a_path_that_changes_under_load_is_known_again_within_two_seconds() {
+fn path_change_under_load_is_found_within_2_s() {
     for rtt in [1, 30, 130] {
         for (before, after) in
             [(9000, 1500), (1500, 1280), (9000, 8999), (1280, 9000), (1400, 1401), (1500, 1100)]
@@ -62,7 +62,7 @@ fn path_below_1280_is_found_from_any_size_before() {
 }
 
 #[test]
-fn an_idle_path_is_looked_at_again_within_twelve_seconds() {
+fn idle_path_is_probed_within_12_s() {
     for (before, after) in [(1500, 1400), (1400, 1500)] {
         let mut sim = Sim::new(1500, before);
         sim.run(5 * SECOND);
@@ -73,7 +73,7 @@ fn an_idle_path_is_looked_at_again_within_twelve_seconds() {
 }
 
 #[test]
-fn an_idle_path_wakes_nobody_and_a_flow_is_noticed_at_once() {
+fn idle_path_sends_nothing_until_a_flow_starts() {
     let mut sim = Sim::new(1500, 1500);
     sim.run(5 * SECOND);
     sim.polls = 0;
@@ -119,7 +119,7 @@ fn a_cut_is_no_smaller_path_and_costs_nothing() {
 }
 
 #[test]
-fn what_lies_below_the_least_path_is_left_alone() {
+fn sizes_below_min_path_mtu_are_not_probed() {
     let mut sim = Sim::new(MIN_PATH_MTU, 1500);
     sim.run(MINUTE);
     assert_eq!((sim.path.found(), sim.bytes_sent), (None, 0));
@@ -176,7 +176,7 @@ fn another_limit_or_way_is_looked_at_at_once() {
 }
 
 #[test]
-fn what_an_earlier_gateway_found_counts_until_something_else_is_found() {
+fn found_mtu_is_kept_over_restart() {
     let now = Instant::now();
     assert_eq!(PathMtu::new(9000, Some(1500), now).found(), Some(1500));
     assert_eq!(PathMtu::new(1400, Some(1500), now).found(), Some(1400));

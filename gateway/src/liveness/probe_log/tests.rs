@@ -142,7 +142,7 @@ fn pause_of_a_peer_is_no_loss() {
 }
 
 #[test]
-fn silent_peer_gets_a_burst_that_slows_down() {
+fn unanswered_probe_starts_slowing_burst() {
     let mut sim = Sim::new();
     sim.run(400 * MS, |_| true);
     let probes = sim.log.unanswered().unwrap();
@@ -154,7 +154,7 @@ fn silent_peer_gets_a_burst_that_slows_down() {
 }
 
 #[test]
-fn host_that_stood_still_suspects_nobody() {
+fn suspended_host_reports_no_loss() {
     let mut sim = Sim::new();
     sim.send(|_| true);
     sim.now += 5000 * MS;

@@ -133,7 +133,7 @@ impl OwnConnection {
 
     /// Resets the status: nobody shall take a gateway that is gone for a connected one. Its
     /// successor may have written something since.
-    pub(super) async fn say_goodbye(&mut self) -> anyhow::Result<()> {
+    pub(super) async fn report_end(&mut self) -> anyhow::Result<()> {
         let Some((_, mut connection)) = self.written.take() else { return Ok(()) };
         connection.status = Some(connection_status(&View::start()));
         let put = self.store.put_status_if_last(&connection.into()).await;

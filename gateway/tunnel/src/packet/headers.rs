@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_shorter_than_it_says_is_refused_at_every_length() {
+    fn truncated_packet_is_refused_at_every_length() {
         let packet = udp_v4();
         for kept in 0..packet.len() {
             assert!(Headers::parse(&packet[..kept]).is_err(), "{kept} bytes");
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn fragments_are_told_apart_in_both_families() {
+    fn fragments_are_detected_in_both_families() {
         use Fragment::{First, Later, Whole};
         for (offset, more, expected) in [(0, 0, Whole), (0, 1, First), (3, 1, Later), (3, 0, Later)]
         {
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tcp_header_that_lies_about_its_length_has_no_payload() {
+    fn tcp_header_with_wrong_length_has_no_payload() {
         let mut packet = v6(6, &[]);
         for (words, expected) in [(4, None), (5, Some(60)), (15, Some(100)), (0, None)] {
             packet[52] = words << 4;

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partial_checksum_further_inside_leaves_the_outer_one_complete() {
+    fn inner_partial_checksum_completes_outer_one() {
         let (offload, packet) = train();
         let headers = Headers::parse_train(&packet).unwrap();
         assert_eq!(offload.l4_checksum(&headers), L4Checksum::Partial);

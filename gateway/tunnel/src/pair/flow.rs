@@ -94,7 +94,7 @@ fn sessions_never_run_empty_around_a_rekey() {
 }
 
 #[test]
-fn an_end_that_moves_loses_only_what_was_on_its_way_to_it() {
+fn moving_end_loses_packets_in_flight_only() {
     let mut flow = Flow::new(2);
     flow.run_for(100);
     flow.pair.addresses[0].set_port(7);

@@ -98,7 +98,7 @@ fn answers_that_are_lost_do_not_end_the_session() {
 
 /// As many as one after the other can be.
 #[test]
-fn the_hundredth_handshake_in_a_row_is_answered_like_the_first() {
+fn hundredth_handshake_in_a_row_is_answered() {
     let mut pair = Pair::connected();
     for handshake in 2..=300 {
         pair.now += Duration::from_millis(100);
@@ -113,7 +113,7 @@ fn the_hundredth_handshake_in_a_row_is_answered_like_the_first() {
 }
 
 #[test]
-fn a_genuine_cookie_from_elsewhere_does_not_move_the_endpoint() {
+fn genuine_cookie_does_not_move_endpoint() {
     let mut pair = Pair::connected();
     let forged = pair.addresses[0];
     flood(&mut pair, forged, 3000);
@@ -133,7 +133,7 @@ fn a_genuine_cookie_from_elsewhere_does_not_move_the_endpoint() {
 
 /// None of its own messages arrives among those that bear its address.
 #[test]
-fn a_peer_that_others_keep_from_being_heard_is_called_by_the_other_end() {
+fn flooded_responder_initiates_handshake() {
     for floods in [false, true] {
         let mut pair = Pair::connected();
         let (peer, start) = (pair.addresses[0], pair.now);
@@ -154,7 +154,7 @@ fn a_peer_that_others_keep_from_being_heard_is_called_by_the_other_end() {
 
 /// A recorded initiation is all that an attacker needs for this, so it must not move anything.
 #[test]
-fn a_recorded_initiation_makes_us_initiate_every_five_seconds_and_only_to_the_peer() {
+fn replayed_initiation_triggers_one_every_5_s() {
     for is_there in [true, false] {
         let mut pair = Pair::connected();
         let recorded = initiation(&mut pair);
@@ -180,7 +180,7 @@ fn a_recorded_initiation_makes_us_initiate_every_five_seconds_and_only_to_the_pe
 
 /// Its initiation is stamped earlier than one from before it started again.
 #[test]
-fn an_end_whose_clock_stepped_back_is_called_by_the_other() {
+fn end_with_clock_set_back_is_initiated_to() {
     let mut pair = Pair::new();
     let behind = Stamper::new(Duration::ZERO, pair.now, Tai64n::default());
     let mut restarted = Engine::new(pair.configs[0].clone(), 5, behind, pair.now);
@@ -238,7 +238,7 @@ fn ephemeral_keys_of_low_order_are_not_answered() {
 }
 
 #[test]
-fn each_session_has_indices_of_its_own_that_nothing_foretells() {
+fn session_indices_are_unpredictable() {
     let mut indices = std::collections::BTreeSet::new();
     for seed in 0..200 {
         let mut pair = Pair::new();

@@ -87,7 +87,7 @@ fn a_hundred_rotations_in_any_order_lose_nothing() {
 }
 
 #[test]
-fn after_a_rotation_in_any_order_both_ends_use_the_new_keys() {
+fn rotation_in_any_order_ends_on_new_keys() {
     for number in 0..24 {
         let mut flow = Flow::new(number as u64);
         let keys = new_keys();
@@ -136,7 +136,7 @@ fn a_rotation_that_is_undone_loses_nothing() {
 }
 
 #[test]
-fn one_end_that_changes_its_mind_all_the_time_neither_grows_nor_stops() {
+fn repeated_key_changes_stay_bounded() {
     let mut flow = Flow::new(7);
     for _ in 0..50 {
         flow.pair.change(Secret(0), &new_keys());
@@ -177,7 +177,7 @@ fn superseded_keys_are_refused_after_180_seconds() {
 fn new_keys_do_not_open_the_door_to_others() {
     let mut pair = Pair::connected();
     pair.rotate();
-    let mut stranger = stranger_to(pair.configs[1].private_key.public(), &pair);
+    let mut stranger = foreign_key_for(pair.configs[1].private_key.public(), &pair);
     assert!(!pair.answers(&mut stranger));
     assert!(pair.passes(0) && pair.passes(1));
 }
@@ -194,7 +194,7 @@ fn without_the_peers_key_all_keys_end_at_once() {
 }
 
 #[test]
-fn new_keys_initiate_at_once_and_to_where_the_peer_was_heard_last() {
+fn new_keys_initiate_to_last_known_endpoint() {
     let mut pair = Pair::connected();
     pair.addresses[0] = SocketAddr::from(([203, 0, 113, 9], 4444));
     assert!(pair.passes(0), "the server has learnt the new address");
@@ -213,7 +213,7 @@ fn new_keys_initiate_at_once_and_to_where_the_peer_was_heard_last() {
 
 /// The peer is another machine from now on, while the one before still talks.
 #[test]
-fn the_former_peer_does_not_call_the_endpoint_of_new_keys_back() {
+fn former_peer_cannot_move_endpoint_of_new_keys() {
     let mut pair = Pair::connected();
     pair.feed(1, &udp(b"from the former"));
     let former = (pair.addresses[1], pair.made[1].sent.pop_back().unwrap().bytes);
@@ -233,7 +233,7 @@ fn the_former_peer_does_not_call_the_endpoint_of_new_keys_back() {
 }
 
 #[test]
-fn superseded_keys_fall_silent_once_the_new_ones_have_a_session() {
+fn superseded_keys_stop_after_new_session() {
     let mut pair = Pair::connected();
     let config = Config { keepalive: Some(Duration::from_secs(5)), ..pair.configs[0].clone() };
     pair.configs[0] = config;
@@ -254,7 +254,7 @@ fn superseded_keys_fall_silent_once_the_new_ones_have_a_session() {
 }
 
 #[test]
-fn packets_that_wait_for_a_session_do_not_mind_which_keys_it_has() {
+fn waiting_packets_survive_key_change() {
     let mut pair = Pair::new();
     pair.feed(0, &udp(b"early"));
     pair.rotate();

@@ -26,7 +26,7 @@ fn feeds(pair: &mut Pair, from: usize, count: usize) {
 }
 
 #[test]
-fn data_without_an_answer_is_answered_after_ten_seconds_and_once() {
+fn unanswered_data_gets_keepalive_after_10_s() {
     let mut pair = Pair::connected();
     // A long idle time before counts for nothing.
     pair.now += 100 * SECOND;
@@ -64,7 +64,7 @@ fn traffic_one_way_only_is_answered_every_ten_seconds() {
 }
 
 #[test]
-fn a_persistent_keepalive_counts_from_whatever_was_sent_last() {
+fn keepalive_interval_counts_from_last_packet() {
     let mut pair = Pair::connected();
     let config = Config { keepalive: Some(25 * SECOND), ..pair.configs[0].clone() };
     pair.engines[0].configure(config, pair.now);
@@ -101,7 +101,7 @@ fn initiations(pair: &mut Pair, from: usize, (feeder, every): (usize, u32)) -> V
 
 /// The time for an answer begins with the packet, however long the idle time before it was.
 #[test]
-fn the_initiator_makes_new_keys_every_120_seconds_however_rare_packets_are() {
+fn initiator_rekeys_after_120_s_at_any_rate() {
     for every in [1, 14, 16, 37, 53, 100] {
         let sends = initiations(&mut Pair::connected(), 0, (0, every));
         assert!((2..=4).contains(&sends.len()), "every {every} s: {sends:?}");
@@ -111,7 +111,7 @@ fn the_initiator_makes_new_keys_every_120_seconds_however_rare_packets_are() {
 
 /// It answers every ten seconds, and these answers are sent with the key, too.
 #[test]
-fn an_initiator_that_only_receives_makes_new_keys_in_time() {
+fn receiving_initiator_rekeys_in_time() {
     for every in [1, 16, 53] {
         let sends = initiations(&mut Pair::connected(), 0, (1, every));
         assert!((2..=4).contains(&sends.len()), "every {every} s: {sends:?}");
@@ -119,7 +119,7 @@ fn an_initiator_that_only_receives_makes_new_keys_in_time() {
 }
 
 #[test]
-fn data_without_any_answer_for_15_seconds_leads_to_a_handshake() {
+fn unanswered_data_starts_handshake_after_15_s() {
     let mut pair = Pair::connected();
     pair.now += 100 * SECOND;
     for _ in 0..149 {
@@ -160,7 +160,7 @@ fn after_so_many_messages_another_key_is_agreed_on() {
 }
 
 #[test]
-fn a_key_that_was_used_too_often_seals_nothing_any_more() {
+fn key_past_message_limit_seals_nothing() {
     let mut pair = Pair::connected();
     pair.engines[0].peer.limit_messages(Limits { rekey: 100, reject: 200 });
     let counters = counters_of(&mut pair, 300, |sent| sent.bytes[0] == 4);
@@ -173,7 +173,7 @@ fn a_key_that_was_used_too_often_seals_nothing_any_more() {
 }
 
 #[test]
-fn a_key_that_was_used_too_often_opens_nothing_any_more() {
+fn key_past_message_limit_opens_nothing() {
     let mut pair = Pair::connected();
     pair.engines[1].peer.limit_messages(Limits { rekey: 100, reject: 200 });
     let counters = counters_of(&mut pair, 300, |_| true);

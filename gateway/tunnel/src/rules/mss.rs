@@ -7,7 +7,7 @@ const NO_OPERATION: u8 = 1;
 const MAXIMUM_SEGMENT_SIZE: u8 = 2;
 
 /// Linux takes a smaller MSS for this one (TCP_MIN_MSS).
-const LEAST: usize = 88;
+const MIN_MSS: usize = 88;
 
 /// The largest MSS whose segments fit the tunnel (RFC 9293 section 3.7.1): headers without options.
 pub(super) fn bound(mtu: usize, version: Version) -> u16 {
@@ -15,7 +15,7 @@ pub(super) fn bound(mtu: usize, version: Version) -> u16 {
         Version::V4 => 40,
         Version::V6 => 60,
     };
-    mtu.saturating_sub(headers).max(LEAST).try_into().unwrap_or(u16::MAX)
+    mtu.saturating_sub(headers).max(MIN_MSS).try_into().unwrap_or(u16::MAX)
 }
 
 /// Returns whether these are a SYN's or SYN-ACK's headers. `packet` is TCP, and no later fragment.

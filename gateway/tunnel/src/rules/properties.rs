@@ -225,7 +225,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..200), version in 0u8..16) {
+    fn random_bytes_never_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..200), version in 0u8..16) {
         if let Some(first) = bytes.first_mut() {
             *first = version << 4 | *first & 15;
         }
@@ -233,7 +233,7 @@ proptest! {
     }
 
     #[test]
-    fn no_damaged_packet_makes_it_panic(
+    fn damaged_packets_never_panic(
         case in any_case(),
         payload in payload(),
         kind in 0usize..6,

@@ -75,7 +75,7 @@ fn equal_pod_cidrs_reach_each_other_and_back() {
 }
 
 #[test]
-fn an_error_on_the_far_side_names_the_packet_as_it_was_sent() {
+fn far_icmp_error_quotes_original_packet() {
     let (rome, milan) = (rome(), milan());
     for (pod, seen, router) in
         [("10.200.1.7", "10.201.2.9", "10.70.0.9"), ("fd01::1:7", "fd11::2:9", "fd02::9")]
@@ -172,7 +172,7 @@ fn a_refused_packet_is_left_as_it_was() {
 }
 
 #[test]
-fn the_longest_prefix_decides_who_a_source_is() {
+fn longest_prefix_selects_source_rule() {
     let nested = config(
         &["10.200.0.0/16"],
         &[
@@ -225,7 +225,7 @@ fn an_ip_resource_is_rewritten_both_ways() {
 }
 
 #[test]
-fn an_error_from_a_foreign_router_gets_an_address_of_ours() {
+fn foreign_icmp_error_gets_own_address() {
     let config =
         RulesConfig { icmp_sources: vec![ip("10.70.0.2"), ip("fd02::2")], ..rome_config() };
     let rules = Rules::new(&config).unwrap();
@@ -265,7 +265,7 @@ fn an_error_about_a_packet_of_others_is_refused() {
 }
 
 #[test]
-fn an_error_without_a_whole_header_inside_is_malformed() {
+fn icmp_error_with_partial_header_is_malformed() {
     let about = tcp(ip("10.201.5.5"), ip("10.200.0.1"), b"");
     for kept in [0, 7, 19] {
         let error = too_big(ip("10.200.0.1"), ip("10.201.5.5"), &about[..kept]);
@@ -277,7 +277,7 @@ fn an_error_without_a_whole_header_inside_is_malformed() {
 }
 
 #[test]
-fn a_udp_checksum_that_becomes_zero_is_written_as_ones() {
+fn zero_udp_checksum_is_written_as_ones() {
     let (from, to) = (ip("10.200.0.1"), ip("10.201.0.1"));
     // A payload whose sum leaves the translated packet with a checksum of zero.
     let mut packet = udp(from, to, &[0, 0]);
@@ -290,7 +290,7 @@ fn a_udp_checksum_that_becomes_zero_is_written_as_ones() {
 }
 
 #[test]
-fn udp_without_a_checksum_stays_without_over_both_families() {
+fn udp_without_checksum_stays_without() {
     for (from, to) in [("10.200.0.1", "10.201.0.1"), ("fd01::1", "fd11::1")] {
         let packet = udp_without_checksum(ip(from), ip(to), b"vxlan");
         let translated = outbound(&rome(), packet).unwrap();
@@ -300,7 +300,7 @@ fn udp_without_a_checksum_stays_without_over_both_families() {
 }
 
 #[test]
-fn a_later_fragment_is_not_taken_for_a_transport_header() {
+fn later_fragment_has_no_transport_header() {
     // A payload that looks like a SYN with too large an MSS where its second fragment starts.
     for (from, to) in [("10.200.0.1", "10.201.0.1"), ("fd01::1", "fd11::1")] {
         let (from, to) = (ip(from), ip(to));
@@ -316,7 +316,7 @@ fn a_later_fragment_is_not_taken_for_a_transport_header() {
 }
 
 #[test]
-fn a_first_fragment_too_small_for_its_checksum_is_malformed() {
+fn small_first_fragment_is_malformed() {
     let [tiny, _] = cut(&tcp(ip("10.200.0.1"), ip("10.201.0.1"), b""), 8);
     assert_eq!(outbound(&rome(), tiny), Err(Malformed));
 }
@@ -339,7 +339,7 @@ fn source_routes_are_refused() {
 }
 
 #[test]
-fn mss_is_clamped_on_syn_and_syn_ack_in_both_directions() {
+fn mss_is_clamped_on_syn_both_ways() {
     for (from, to, most) in [("10.200.0.1", "10.201.0.1", 1380), ("fd01::1", "fd11::1", 1360)] {
         for is_ack in [false, true] {
             for (offered, left) in [(1460, most), (most, most), (1200, 1200)] {
@@ -361,7 +361,7 @@ fn mss(packet: &[u8]) -> u16 {
 }
 
 #[test]
-fn mss_behind_an_odd_number_of_options_is_clamped_correctly() {
+fn mss_behind_odd_options_is_clamped() {
     let mut packet = syn(ip("10.200.0.1"), ip("10.201.0.1"), false, 1460);
     // MSS, window scale, padding becomes no-operation, MSS, window scale: one byte on.
     packet[40..48].copy_from_slice(&[1, 2, 4, 5, 180, 3, 3, 7]);
@@ -374,7 +374,7 @@ fn mss_behind_an_odd_number_of_options_is_clamped_correctly() {
 }
 
 #[test]
-fn mss_under_a_partial_checksum_leaves_it_to_be_completed() {
+fn mss_keeps_partial_checksum_partial() {
     let mut packet = syn(ip("10.200.0.1"), ip("10.201.0.1"), true, 1460);
     make_partial(&mut packet);
     rome().outbound(&mut packet, Partial).unwrap();
@@ -434,7 +434,7 @@ fn configs_with_two_readings_are_refused() {
 }
 
 #[test]
-fn a_config_may_say_the_same_thing_twice() {
+fn duplicate_config_entries_are_accepted() {
     let mut config = rome_config();
     config.own.extend(config.own.clone());
     config.remaps.extend(config.remaps.clone());

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_with_one_address_leaves_all_other_shares_alone() {
+    fn flood_from_one_address_spares_other_shares() {
         let mut scene = Scene::new();
         let message = scene.initiation();
         let [worked, cookies, dropped] = scene.flood(|_| elsewhere(1), &message);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_with_any_addresses_costs_a_bounded_share_of_a_core() {
+    fn flood_from_any_address_costs_bounded_cpu() {
         let mut scene = Scene::new();
         let message = scene.initiation();
         let [worked, cookies, _] = scene.flood(elsewhere, &message);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_with_the_peers_own_address_only_makes_it_show_a_cookie() {
+    fn flood_with_peer_address_requires_cookie() {
         let mut scene = Scene::new();
         let message = scene.initiation();
         let [worked, cookies, _] = scene.flood(|_| PEER, &message);
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_is_for_one_address_and_port_and_does_not_buy_everything() {
+    fn cookie_is_bound_to_address_and_limited() {
         let mut scene = Scene::new();
         let message = scene.initiation();
         scene.flood(|_| elsewhere(1), &message);
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_for_us_takes_from_no_share() {
+    fn foreign_messages_spend_no_share() {
         let mut scene = Scene::new();
         let message = scene.initiation();
         let mut wrong_mac = message.clone();
@@ -365,17 +365,17 @@ mod tests {
 
     /// `mac1` of what a stranger sends is right, and it observed our initiation.
     #[test]
-    fn a_flood_of_answers_that_name_our_message_is_bounded() {
+    fn flood_of_responses_to_own_index_is_bounded() {
         let mut scene = Scene::new();
         let mut cookie = vec![0; 64];
         cookie[0] = 3;
         assert!(scene.flood(|_| PEER, &cookie)[0] <= 100);
     }
 
-    /// `cargo test -p tunnel -- --ignored --nocapture what_a_message_costs`
+    /// `cargo test -p tunnel -- --ignored --nocapture handshake_message_cost_is_bounded`
     #[test]
     #[ignore = "measures"]
-    fn what_a_message_costs() {
+    fn handshake_message_cost_is_bounded() {
         let time = |what: &str, mut f: Box<dyn FnMut()>| {
             let start = Instant::now();
             (0..20_000).for_each(|_| f());

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attempts_come_every_second_with_jitter_for_as_long_as_it_takes() {
+    fn attempts_come_every_second_with_jitter() {
         let mut now = Instant::now();
         let mut retry = Retry::new(7);
         retry.start(now);

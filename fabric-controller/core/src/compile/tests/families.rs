@@ -66,7 +66,7 @@ fn both_families_side_by_side() {
 }
 
 #[test]
-fn a_peer_with_ipv6_alone_is_reached_over_nodes_with_ipv6_alone() {
+fn ipv6_only_peer_and_nodes_are_compiled() {
     let mut world = dual_stack();
     world.apply(dual_stack_node("n1", &["2001:db8::11"]));
     world.apply(dual_stack_node("n2", &["2001:db8::12", "192.0.2.12"]));
@@ -131,7 +131,7 @@ fn node_and_gateway_agree_on_family_in_every_order() {
 }
 
 #[test]
-fn prefixes_of_any_length_keep_it_where_they_are_remapped() {
+fn remapped_prefixes_keep_their_length() {
     let mut world = dual_stack();
     world.apply(configuration(
         "milan",
@@ -154,7 +154,7 @@ fn prefixes_of_any_length_keep_it_where_they_are_remapped() {
 
 /// In Kubernetes the second external CIDR has a type of its own: liqoctl wants to find one of the first.
 #[test]
-fn the_external_cidr_of_the_second_family_may_have_a_type_of_its_own() {
+fn second_external_cidr_may_have_own_type() {
     let mut one = dual_stack();
     one.settle();
     let mut other = dual_stack();

@@ -198,7 +198,7 @@ fn bad_node(addresses: Value) -> Object {
 }
 
 #[test]
-fn every_fault_is_told_by_object_field_found_and_expected_and_disturbs_nobody() {
+fn fault_names_object_field_found_and_expected() {
     let before = running().gateway("liqo-tenant-turin", "client").cloned();
     for (broken, problem) in cases() {
         let mut world = running();
@@ -250,7 +250,7 @@ fn a_fault_in_an_edit_keeps_what_runs() {
 }
 
 #[test]
-fn a_configuration_says_itself_what_is_wrong_with_it() {
+fn invalid_configuration_has_condition() {
     let mut world = running();
     world.apply(rome(json!("10.1.0.1/16"), json!([])));
     world.settle();
@@ -271,7 +271,7 @@ fn a_configuration_says_itself_what_is_wrong_with_it() {
 }
 
 #[test]
-fn a_gateway_says_itself_what_is_wrong_with_it_and_only_while_it_is() {
+fn invalid_gateway_has_condition_until_corrected() {
     let mut world = World::new("milan");
     server_side("rome", 30742).into_iter().for_each(|object| world.apply(object));
     world.settle();
@@ -309,7 +309,7 @@ fn a_gateway_says_itself_what_is_wrong_with_it_and_only_while_it_is() {
 }
 
 #[test]
-fn a_gateway_says_what_is_wrong_with_the_keys_that_it_needs() {
+fn invalid_keys_are_in_gateway_condition() {
     let reference = ObjectRef::new(Kind::GatewayServer, "liqo-tenant-rome", "server");
     for (bad, message) in [
         (
@@ -345,7 +345,7 @@ fn a_gateway_says_what_is_wrong_with_the_keys_that_it_needs() {
 }
 
 #[test]
-fn a_configuration_is_configured_as_it_was_while_its_newest_version_is_wrong() {
+fn invalid_configuration_keeps_last_conditions() {
     let mut world = running();
     let generation = |world: &World, type_: &str| {
         let reference = ObjectRef::new(Kind::Configuration, "liqo-tenant-rome", "rome");
@@ -410,7 +410,7 @@ fn a_key_that_cannot_be_read_now_is_not_made_anew() {
 }
 
 #[test]
-fn two_gateways_for_one_peer_are_told_of_both_and_the_first_runs_on() {
+fn second_gateway_of_peer_is_reported_on_both() {
     let mut world = running();
     let before = world.gateway("liqo-tenant-turin", "client").cloned();
     world.apply(server("turin", 30742));
@@ -444,7 +444,7 @@ fn two_servers_cannot_have_one_port() {
 }
 
 #[test]
-fn two_configurations_or_keys_for_one_peer_are_told() {
+fn duplicate_configuration_or_key_is_reported() {
     let mut world = running();
     let before = world.gateway("liqo-tenant-turin", "client").cloned();
     world.apply(of!(Configuration, Configuration, {
@@ -462,7 +462,7 @@ fn two_configurations_or_keys_for_one_peer_are_told() {
 }
 
 #[test]
-fn what_is_missing_is_waited_for() {
+fn missing_object_is_awaited() {
     let mut world = World::new("milan");
     world.apply(server("rome", 30742));
     world.settle();
@@ -489,7 +489,7 @@ fn what_is_missing_is_waited_for() {
 }
 
 #[test]
-fn a_cluster_without_a_name_keeps_what_runs_and_says_so() {
+fn missing_cluster_id_keeps_objects_and_is_reported() {
     let mut world = running();
     let (before, held) = (world.gateway("liqo-tenant-turin", "client").cloned(), world.held());
     world.delete(&cluster_id("milan").reference());
@@ -510,7 +510,7 @@ fn nothing_at_all_is_no_fault_of_ours() {
 }
 
 #[test]
-fn what_ipam_refuses_is_told_of_the_one_who_asked() {
+fn ipam_refusal_is_reported_on_requester() {
     let mut world = running();
     world.apply(rome(json!("10.1.0.0/16"), json!([])));
     world.last = crate::compile(&world.index, jiff::Timestamp::UNIX_EPOCH);

@@ -123,7 +123,7 @@ fn new_node_or_peering_writes_no_config_of_a_reader() {
 }
 
 #[test]
-fn config_is_whole_until_the_newest_records_are_acknowledged() {
+fn config_is_whole_until_records_are_acknowledged() {
     let mut world = peered();
     let newest = world.gateway_records().version().unwrap();
     let older = RecordVersion { generation: newest.generation - 1, ..newest.clone() };

@@ -116,7 +116,7 @@ fn pinned_address_stays_and_the_report_is_a_problem() {
 }
 
 #[test]
-fn a_node_that_goes_cleans_up_before_its_config_goes_and_gives_its_addresses_back() {
+fn removed_node_cleans_up_before_its_config_goes() {
     let mut world = peered();
     let held = world.held();
     world.apply(node("n2", "192.0.2.12", 2));
@@ -171,7 +171,7 @@ fn a_node_whose_agent_never_ran_just_goes() {
 }
 
 #[test]
-fn virtual_nodes_are_left_out_and_peers_prefixes_keep_off_node_addresses() {
+fn virtual_nodes_and_node_addresses_are_excluded() {
     let mut world = World::new("rome");
     let mut ghost = node("liqo-milan", "192.0.2.99", 9);
     ghost.metadata_mut().labels =
@@ -234,7 +234,7 @@ fn ip(name: &str, address: &str, more: serde_json::Value) -> Object {
 }
 
 #[test]
-fn ip_resources_are_rewritten_by_the_gateway_or_where_it_cannot_by_a_node() {
+fn ips_are_rewritten_by_gateway_or_by_node() {
     let mut world = peered();
     world.apply(ip("db", "192.168.7.7", json!({})));
     world.apply(ip("pod", "10.200.1.9", json!({})));
@@ -278,7 +278,7 @@ fn ip_resources_are_rewritten_by_the_gateway_or_where_it_cannot_by_a_node() {
 }
 
 #[test]
-fn a_network_that_is_renumbered_has_its_addresses_renumbered() {
+fn renumbered_network_renumbers_its_addresses() {
     let mut world = peered();
     world.apply(super::world::network("ext", "external-cidr", "10.60.0.0/24"));
     world.settle();
@@ -292,7 +292,7 @@ fn a_network_that_is_renumbered_has_its_addresses_renumbered() {
 }
 
 #[test]
-fn the_clusters_own_objects_are_in_the_namespace_of_the_installation() {
+fn own_objects_are_in_installation_namespace() {
     let mut world = World::empty();
     world.index.settings.namespace = "weft-system".to_owned();
     for mut object in super::world::cluster("rome") {

@@ -18,7 +18,7 @@ fn remaps(world: &World, peer: &str, name: &str) -> Vec<(RemapKind, String, Stri
 }
 
 #[test]
-fn the_reference_peering_comes_out_the_same_in_any_order_and_spelling() {
+fn reference_peering_is_same_in_any_order() {
     let mut all = cluster("rome");
     all.extend(client_side("milan"));
     let mut first: Option<World> = None;
@@ -58,7 +58,7 @@ fn the_reference_peering_comes_out_the_same_in_any_order_and_spelling() {
 }
 
 #[test]
-fn a_client_is_told_all_it_needs() {
+fn client_config_is_complete() {
     let mut world = World::new("rome");
     client_side("milan").into_iter().for_each(|object| world.apply(object));
     world.settle();
@@ -93,7 +93,7 @@ fn a_client_is_told_all_it_needs() {
 }
 
 #[test]
-fn a_server_listens_on_its_node_port_and_says_where() {
+fn server_listens_on_and_publishes_node_port() {
     let mut world = World::new("milan");
     server_side("rome", 30742).into_iter().for_each(|object| world.apply(object));
     world.settle();
@@ -163,7 +163,7 @@ fn condition_is_constant_above_three_slow_nodes() {
 
 /// What pods send to a peer before that goes out in clear.
 #[test]
-fn prefixes_are_told_once_every_node_that_answers_has_routes() {
+fn prefixes_are_published_once_nodes_have_routes() {
     let mut world = World::new("rome");
     world.apply(node("n2", "192.0.2.12", 2));
     world.settle();
@@ -207,7 +207,7 @@ fn prefixes_are_told_once_every_node_that_answers_has_routes() {
 }
 
 #[test]
-fn without_a_node_port_the_port_counts_and_without_a_secret_a_key_is_made() {
+fn port_and_generated_key_are_defaults() {
     let mut world = World::new("milan");
     for object in server_side("rome", 30742)
         .into_iter()
@@ -262,7 +262,7 @@ fn equal_prefixes_of_two_peers_become_different_ones() {
 }
 
 #[test]
-fn removing_one_peering_leaves_the_other_as_it_is_and_gives_everything_back() {
+fn removed_peering_returns_grants_and_spares_others() {
     let mut world = World::new("milan");
     server_side("rome", 30742).into_iter().for_each(|object| world.apply(object));
     world.settle();
@@ -307,7 +307,7 @@ fn a_restart_changes_nothing() {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_at_a_restart_takes_nothing_away() {
+fn unreadable_file_at_restart_removes_nothing() {
     let world = middle();
     let (held, before) = (world.held(), world.last.objects.clone());
     let node = world.node("n1").cloned();
@@ -393,7 +393,7 @@ fn only_shared_kept_networks_are_not_exclusive() {
 }
 
 #[test]
-fn nodes_hear_whether_the_tunnel_carries_packets_and_of_its_mtu() {
+fn node_config_has_connected_and_mtu() {
     let mut world = middle();
     let peering = |world: &World, i: usize| world.node("n1").unwrap().peerings[i].clone();
     assert!(!peering(&world, 0).connected);

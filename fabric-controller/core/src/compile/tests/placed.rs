@@ -66,7 +66,7 @@ fn underlay_of(world: &World, node: &str) -> Option<String> {
 }
 
 #[test]
-fn a_gateway_listens_on_its_own_port_and_needs_no_address_towards_a_host() {
+fn gateway_in_kubernetes_listens_on_its_port() {
     let world = peered();
     let config = world.gateway("liqo-tenant-milan", "server").unwrap();
     assert_eq!(config.listen_port, Some(51840), "the node port is the node's");
@@ -79,7 +79,7 @@ fn a_gateway_listens_on_its_own_port_and_needs_no_address_towards_a_host() {
 }
 
 #[test]
-fn nodes_and_status_follow_its_pod_and_stay_for_a_while_without_one() {
+fn nodes_follow_gateway_pod_and_survive_its_absence() {
     let mut world = peered();
     place(&mut world, on("n1", "10.200.1.7", "192.0.2.11"));
     assert_eq!(underlay(&world).as_deref(), Some("10.200.1.7"));
@@ -114,7 +114,7 @@ fn nodes_and_status_follow_its_pod_and_stay_for_a_while_without_one() {
 }
 
 #[test]
-fn vxlan_devices_have_mac_addresses_that_pods_do_not_know() {
+fn vxlan_macs_are_unpredictable_for_pods() {
     let mut world = peered();
     place(&mut world, on("n1", "10.200.1.7", "192.0.2.11"));
     let of = |uid: &str| Some(Mac::of_uid(uid).to_string());
@@ -172,7 +172,7 @@ fn the_overlay_is_of_the_family_that_its_pod_has() {
 }
 
 #[test]
-fn what_is_made_for_a_peering_goes_with_it_even_without_weft() {
+fn made_objects_are_owned_by_their_peering() {
     let world = peered();
     let owners = |object: &Object| {
         let all = object.metadata().owner_references.clone().unwrap_or_default();
@@ -214,7 +214,7 @@ fn a_key_pair_that_is_made_goes_with_its_gateway() {
 }
 
 #[test]
-fn a_secret_without_liqos_labels_is_to_get_them_and_one_of_another_peer_is_refused() {
+fn secret_gets_labels_or_is_refused_for_other_peer() {
     let mut world = peered();
     let keys = ObjectRef::new(Kind::Secret, "liqo-tenant-milan", "gw-keys");
     assert_eq!(world.last.secrets.keys().collect::<Vec<_>>(), [&keys]);
@@ -254,7 +254,7 @@ fn two_gateways_for_one_peer_never_both_run() {
 }
 
 #[test]
-fn what_cannot_be_made_is_a_condition_of_its_gateway() {
+fn failed_creation_is_condition_of_gateway() {
     let mut world = peered();
     let fault = fabric_api::check::Fault {
         field: "spec.serverTemplateRef".to_owned(),
@@ -271,7 +271,7 @@ fn what_cannot_be_made_is_a_condition_of_its_gateway() {
 }
 
 #[test]
-fn peers_are_told_as_liqo_tells_them() {
+fn foreign_cluster_modules_are_as_in_liqo() {
     let mut world = peered();
     let told = |world: &World| -> Value {
         let peer = world.last.peers.first_key_value().unwrap();
@@ -301,7 +301,7 @@ fn peers_are_told_as_liqo_tells_them() {
 }
 
 #[test]
-fn networking_counts_as_enabled_once_the_peers_prefixes_have_their_counterparts() {
+fn networking_is_enabled_once_prefixes_are_remapped() {
     let mut world = peered();
     let enabled = |world: &World| world.last.peers.first_key_value().unwrap().1.enabled;
     let reference = ObjectRef::new(Kind::Configuration, "liqo-tenant-milan", "milan");
@@ -321,7 +321,7 @@ fn networking_counts_as_enabled_once_the_peers_prefixes_have_their_counterparts(
 }
 
 #[test]
-fn what_was_made_for_a_namesake_says_nothing_of_this_gateway() {
+fn placement_of_namesake_is_ignored() {
     let mut world = peered();
     let before = on("n1", "10.200.1.7", "192.0.2.11");
     place(&mut world, Placement { uid: "of one that is gone".to_owned(), ..before.clone() });
@@ -333,7 +333,7 @@ fn what_was_made_for_a_namesake_says_nothing_of_this_gateway() {
 }
 
 #[test]
-fn what_a_namesake_said_of_its_connection_is_not_told_of_this_gateway() {
+fn connection_of_namesake_is_ignored() {
     let mut world = peered();
     for (uid, told) in [("of one that is gone", "NotReady"), (UID, "Established")] {
         world.apply(of!(Connection, Connection, {
@@ -353,7 +353,7 @@ fn keys_of(name: &str) -> ObjectRef {
 }
 
 #[test]
-fn a_secret_is_told_once_it_has_the_half_that_liqoctl_reads() {
+fn secret_is_published_once_it_has_public_key() {
     let mut world = peered();
     let keys = keys_of("gw-keys");
     assert_eq!(world.status(&gateway())["secretRef"]["name"], "gw-keys");
@@ -370,7 +370,7 @@ fn a_secret_is_told_once_it_has_the_half_that_liqoctl_reads() {
 }
 
 #[test]
-fn the_key_pair_of_a_namesake_gets_its_new_owner_before_it_is_told() {
+fn key_pair_of_namesake_changes_owner_first() {
     let mut world = peered();
     let mut own = server("milan", 30742);
     if let Object::GatewayServer(server) = &mut own {
@@ -402,7 +402,7 @@ fn the_key_pair_of_a_namesake_gets_its_new_owner_before_it_is_told() {
 }
 
 #[test]
-fn a_node_that_goes_with_its_agent_is_waited_for_a_while() {
+fn node_with_agent_is_awaited_before_removal() {
     let mut world = peered();
     let config = ObjectRef::new(Kind::NodeConfig, "", "n2");
     let mut object = world.index.typed::<NodeConfig>(&config).unwrap().clone();
@@ -424,7 +424,7 @@ fn a_node_that_goes_with_its_agent_is_waited_for_a_while() {
 }
 
 #[test]
-fn pods_outside_of_their_nodes_cidrs_are_routed_one_by_one_and_keep_their_address() {
+fn outside_pods_have_host_routes() {
     let mut world = peered();
     let address = |text: &str| text.parse::<std::net::IpAddr>().unwrap();
     let pods = ["10.200.2.7", "10.200.9.9", "10.200.1.3", "192.0.2.200"].map(address);

@@ -58,7 +58,7 @@ fn new_peering_writes_no_config_of_a_reader() {
 }
 
 #[test]
-fn prefix_is_told_once_a_reader_has_its_record() {
+fn prefix_is_published_once_record_is_read() {
     let mut world = reading();
     world.delete(&ObjectRef::new(Kind::Node, "", "n2"));
     world.settle();

@@ -6,7 +6,7 @@ use super::*;
 use crate::config::desired::tests::config;
 
 #[test]
-fn a_connection_is_named_labelled_and_referenced_as_in_liqo() {
+fn connection_metadata_is_as_in_liqo() {
     let desired = Desired::parse(&config()).unwrap();
     let object = Object::from(connection(&desired, &name("client"))).to_value();
     assert_eq!(object["metadata"]["name"], "gw-client");
@@ -21,7 +21,7 @@ fn a_connection_is_named_labelled_and_referenced_as_in_liqo() {
 }
 
 #[test]
-fn a_connection_is_written_on_change_or_when_ten_seconds_newer() {
+fn connection_is_written_on_change_or_every_10_s() {
     let at = |second: i32| View {
         value: ConnectionValue::Connected,
         latency: Some(Duration::from_millis(second.unsigned_abs().into())),
@@ -41,7 +41,7 @@ fn a_connection_is_written_on_change_or_when_ten_seconds_newer() {
 }
 
 #[tokio::test]
-async fn what_another_writes_into_its_connection_is_taken_back_soon() {
+async fn foreign_write_to_connection_is_reverted() {
     let dir = tempfile::tempdir().unwrap();
     let args = fabric_store::StoreArgs::directories(None, dir.path().join("run"), None);
     let here = Place { store: Store::open(&args).unwrap(), name: name("client") };
@@ -59,20 +59,20 @@ async fn what_another_writes_into_its_connection_is_taken_back_soon() {
 
 /// They share an API server.
 #[tokio::test]
-async fn in_kubernetes_a_gateway_is_not_the_only_one_to_write_its_connection() {
+async fn two_writers_share_a_connection_in_kubernetes() {
     let Some(server) = server() else { return };
-    a_goodbye_leaves_what_the_successor_said(&server).await;
+    end_of_gateway_keeps_successors_status(&server).await;
     what_another_writes_is_taken_back_and_what_is_removed_comes_back(&server).await;
-    one_that_is_not_connected_lets_stand_what_a_living_one_says(&server).await;
+    unconnected_gateway_keeps_live_status(&server).await;
 }
 
-async fn a_goodbye_leaves_what_the_successor_said(server: &ApiServer) {
+async fn end_of_gateway_keeps_successors_status(server: &ApiServer) {
     let here = Place::on(server, "goodbye");
     let [mut old, mut new] = [(); 2].map(|()| here.gateway(server));
     old.report(&desired(), &connected()).await.unwrap();
     new.report(&desired(), &View::start()).await.unwrap();
     new.report(&desired(), &connected()).await.unwrap();
-    old.say_goodbye().await.unwrap();
+    old.report_end().await.unwrap();
     assert_eq!(here.value().await, ConnectionValue::Connected);
 
     // Even if it has observed that.
@@ -80,12 +80,12 @@ async fn a_goodbye_leaves_what_the_successor_said(server: &ApiServer) {
     old.report(&desired(), &connected()).await.unwrap();
     here.put(ConnectionValue::Error).await;
     heard(&mut old, sees(ConnectionValue::Error)).await;
-    old.say_goodbye().await.unwrap();
+    old.report_end().await.unwrap();
     assert_eq!(here.value().await, ConnectionValue::Error);
 
     new.report(&desired(), &View::start()).await.unwrap();
     new.report(&desired(), &connected()).await.unwrap();
-    new.say_goodbye().await.unwrap();
+    new.report_end().await.unwrap();
     assert_eq!(here.value().await, ConnectionValue::Connecting, "there is no successor");
 }
 
@@ -108,7 +108,7 @@ async fn what_another_writes_is_taken_back_and_what_is_removed_comes_back(server
     assert_eq!(here.value().await, ConnectionValue::Connected);
 }
 
-async fn one_that_is_not_connected_lets_stand_what_a_living_one_says(server: &ApiServer) {
+async fn unconnected_gateway_keeps_live_status(server: &ApiServer) {
     let here = Place::on(server, "patient");
     let [mut alive, mut lost] = [(); 2].map(|()| here.gateway(server));
     lost.report(&desired(), &View::start()).await.unwrap();

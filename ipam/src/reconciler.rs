@@ -23,7 +23,7 @@ pub(crate) const STORE: &str = "store";
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Keeps the ledger in step with the store.
-pub(crate) struct Keeper {
+pub(crate) struct Reconciler {
     pub(crate) store: Store,
     pub(crate) shared: Shared,
     pub(crate) health: HealthReporter,
@@ -35,7 +35,7 @@ pub(crate) struct Keeper {
     pub(crate) known: Vec<String>,
 }
 
-impl Keeper {
+impl Reconciler {
     /// Runs until `stop` is set. `pools` are still empty.
     pub(crate) async fn run(mut self, pools: Pools, mut stop: watch::Receiver<bool>) {
         self.health.set_not_serving::<IpamServer<Service>>().await;

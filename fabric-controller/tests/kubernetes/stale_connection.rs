@@ -16,7 +16,7 @@ fn connection(cluster: &Cluster) -> Value {
             "namespace": tenant("brno"), "uid": gateway["metadata"]["uid"]}}})
 }
 
-fn until_told(cluster: &Cluster, value: &str) {
+fn until_reported(cluster: &Cluster, value: &str) {
     let namespace = tenant("brno");
     cluster.until_is(["connection", &namespace, "gw-server"], "/status/value", &json!(value));
     cluster.until("the nodes know", || {
@@ -28,7 +28,7 @@ fn until_told(cluster: &Cluster, value: &str) {
 }
 
 #[test]
-fn a_gateway_whose_node_is_gone_is_not_connected_unless_it_says_so_again() {
+fn gateway_of_dead_node_is_error_until_it_reports() {
     let Some((_turn, cluster)) = cluster() else { return };
     cluster.apply_all(&peering("brno"));
     cluster.apply(&server("brno", &cluster_ip()));
@@ -39,19 +39,19 @@ fn a_gateway_whose_node_is_gone_is_not_connected_unless_it_says_so_again() {
     let latency = json!({"value": "1ms", "timestamp": "2026-01-31T12:00:00Z"});
     let connected = json!({"value": "Connected", "latency": latency});
     cluster.set_status(&connection, &connected);
-    until_told(cluster, "Connected");
+    until_reported(cluster, "Connected");
 
     cluster.set_ready("brno", "a", false);
-    until_told(cluster, "Error");
+    until_reported(cluster, "Error");
 
     // It was only the kubelet that was gone.
     cluster.set_status(&connection, &connected);
-    until_told(cluster, "Connected");
+    until_reported(cluster, "Connected");
     sleep(Duration::from_secs(3));
-    until_told(cluster, "Connected");
+    until_reported(cluster, "Connected");
 
     // Whether it was seen to be ready before it was killed or not.
     cluster.set_ready("brno", "a", true);
     cluster.kill_pod("brno", "a");
-    until_told(cluster, "Error");
+    until_reported(cluster, "Error");
 }

@@ -1,4 +1,4 @@
-//! The manifests of a peering in many orders, and both spellings of CIDRs.
+//! The manifests of a peering in many manifest_order, and both spellings of CIDRs.
 
 use std::time::Instant;
 
@@ -22,7 +22,7 @@ type Manifest = (usize, (usize, &'static str));
 /// Each time from the first of eight manifests until both sides are connected, and parted by `part`
 /// between one and the next.
 pub(crate) fn connect(pair: &Pair, part: impl Fn() -> Result<()>) -> Result<()> {
-    for (i, (order, spellings)) in orders().into_iter().zip(SPELLINGS).enumerate() {
+    for (i, (order, spellings)) in manifest_order().into_iter().zip(SPELLINGS).enumerate() {
         if i > 0 {
             part()?;
         }
@@ -38,7 +38,7 @@ pub(crate) fn connect(pair: &Pair, part: impl Fn() -> Result<()>) -> Result<()> 
 }
 
 /// Every manifest comes first, and last, on each side; then two of chance.
-fn orders() -> Vec<Vec<Manifest>> {
+fn manifest_order() -> Vec<Vec<Manifest>> {
     let rotated = (0..KINDS.len()).map(|n| {
         let mut rome = KINDS;
         rome.rotate_left(n);
@@ -47,13 +47,13 @@ fn orders() -> Vec<Vec<Manifest>> {
         both.flat_map(|(rome, milan)| if n % 2 == 0 { [rome, milan] } else { [milan, rome] })
             .collect::<Vec<_>>()
     });
-    let mut orders: Vec<_> = rotated.collect();
+    let mut manifest_order: Vec<_> = rotated.collect();
     for _ in 0..2 {
-        let mut order = orders[0].clone();
+        let mut order = manifest_order[0].clone();
         fastrand::shuffle(&mut order);
-        orders.push(order);
+        manifest_order.push(order);
     }
-    orders
+    manifest_order
 }
 
 /// One after the other.

@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::rustls::sign::CertifiedKey;
 
-use super::certificate::{self, Certificate, Data, Names, Unfit};
+use super::certificate::{self, Certificate, Data, Invalid, Names};
 use super::{CONFIGURATION, SECRET};
 
 /// Minimum time between two checks, even if the objects written here are overwritten all the time.
@@ -46,14 +46,14 @@ const MANAGER: &str = "weft-webhook";
 /// Certificate that is served; none before there is one.
 pub(super) type Served = Option<Arc<CertifiedKey>>;
 
-pub(super) struct Keeper {
+pub(super) struct CertificateManager {
     configurations: Api<MutatingWebhookConfiguration>,
     secrets: Api<Secret>,
     serve: watch::Sender<Served>,
 }
 
 #[derive(Debug, thiserror::Error)]
-enum KeepError {
+enum CertificateError {
     #[error("cannot {verb} {what}")]
     Api { verb: &'static str, what: &'static str, source: BoxError },
     #[error("cannot {verb} Secret {SECRET}, {reason}; if it is immutable, delete it")]
@@ -66,7 +66,7 @@ enum KeepError {
     Late,
 }
 
-impl Keeper {
+impl CertificateManager {
     pub(super) fn new(client: Client, namespace: &str, serve: watch::Sender<Served>) -> Self {
         let secrets = Api::namespaced(client.clone(), namespace);
         Self { configurations: Api::all(client), secrets, serve }
@@ -81,7 +81,7 @@ impl Keeper {
             // The step below reads the objects that these events are about.
             while news.next().now_or_never().flatten().is_some() {}
             let outcome = timeout(LONGEST, self.settle(SystemTime::now())).await;
-            let outcome = outcome.unwrap_or(Err(KeepError::Late));
+            let outcome = outcome.unwrap_or(Err(CertificateError::Late));
             let pause = if outcome.is_ok() { RECHECK } else { backoff };
             backoff = if outcome.is_ok() { PACE } else { RETRY_MAX.min(backoff * 2) };
             log_change(&mut logged, outcome);
@@ -100,7 +100,7 @@ impl Keeper {
 
     /// Registers the authorities before the certificate that needs them is served, unless the one
     /// that is served is not trusted anyway.
-    async fn settle(&self, now: SystemTime) -> Result<(), KeepError> {
+    async fn settle(&self, now: SystemTime) -> Result<(), CertificateError> {
         let Some(configuration) = self.configuration().await? else { return Ok(()) };
         let names = names(&configuration);
         if names.is_empty() {
@@ -124,7 +124,9 @@ impl Keeper {
 
     /// Configuration to register in; none while the API server has none. Then nothing is written,
     /// so that nothing is left behind after the installation is removed.
-    async fn configuration(&self) -> Result<Option<MutatingWebhookConfiguration>, KeepError> {
+    async fn configuration(
+        &self,
+    ) -> Result<Option<MutatingWebhookConfiguration>, CertificateError> {
         let found = self.configurations.get_opt(CONFIGURATION).await;
         found.map_err(|error| failed("read", "MutatingWebhookConfiguration weft-cidr-lists", error))
     }
@@ -136,7 +138,7 @@ impl Keeper {
         owner: &MutatingWebhookConfiguration,
         names: &Names,
         now: SystemTime,
-    ) -> Result<Certificate, KeepError> {
+    ) -> Result<Certificate, CertificateError> {
         for _ in 0..TRIES {
             let found = self.secrets.get_opt(SECRET).await.map_err(|e| refused("read", e))?;
             let Some(secret) = found else {
@@ -149,14 +151,14 @@ impl Keeper {
                 Err(unfit) => self.replace(secret, renewed(&unfit, &data, names, now)?).await?,
             }
         }
-        Err(KeepError::Contended)
+        Err(CertificateError::Contended)
     }
 
     async fn create(
         &self,
         owner: &MutatingWebhookConfiguration,
         data: Data,
-    ) -> Result<(), KeepError> {
+    ) -> Result<(), CertificateError> {
         let metadata = ObjectMeta {
             name: Some(SECRET.to_owned()),
             labels: Some(BTreeMap::from([(
@@ -179,7 +181,7 @@ impl Keeper {
     }
 
     /// Replaces the Secret in the version that was read, so that one replica wins.
-    async fn replace(&self, mut secret: Secret, data: Data) -> Result<(), KeepError> {
+    async fn replace(&self, mut secret: Secret, data: Data) -> Result<(), CertificateError> {
         secret.data.get_or_insert_default().extend(data);
         let replaced = self.secrets.replace(SECRET, &PostParams::default(), &secret).await;
         written("write", replaced)
@@ -191,7 +193,7 @@ impl Keeper {
         &self,
         configuration: &MutatingWebhookConfiguration,
         certificate: &Certificate,
-    ) -> Result<(), KeepError> {
+    ) -> Result<(), CertificateError> {
         let webhooks = configuration.webhooks.iter().flatten();
         let bundle = &certificate.authorities;
         if webhooks.clone().all(|hook| hook.client_config.ca_bundle.as_ref() == Some(bundle)) {
@@ -225,21 +227,21 @@ impl Keeper {
     }
 }
 
-fn made(names: &Names, now: SystemTime, before: Option<&Data>) -> Result<Data, KeepError> {
-    let failed = |source| KeepError::Make { names: names.clone(), source };
+fn made(names: &Names, now: SystemTime, before: Option<&Data>) -> Result<Data, CertificateError> {
+    let failed = |source| CertificateError::Make { names: names.clone(), source };
     certificate::make(names, now, before).map_err(failed)
 }
 
 /// Only an authority that was good until now goes on being trusted.
 fn renewed(
-    unfit: &Unfit,
+    unfit: &Invalid,
     before: &Data,
     names: &Names,
     now: SystemTime,
-) -> Result<Data, KeepError> {
+) -> Result<Data, CertificateError> {
     let error = unfit as &dyn std::error::Error;
     tracing::info!(error, "the webhook's certificate is made anew");
-    made(names, now, matches!(unfit, Unfit::Due).then_some(before))
+    made(names, now, matches!(unfit, Invalid::Due).then_some(before))
 }
 
 /// Names that the API server calls: a Service's, or the host of a URL.
@@ -257,7 +259,7 @@ fn name(config: &WebhookClientConfig) -> Option<String> {
 }
 
 /// Losing to another replica is as good as winning.
-fn written(verb: &'static str, outcome: kube::Result<Secret>) -> Result<(), KeepError> {
+fn written(verb: &'static str, outcome: kube::Result<Secret>) -> Result<(), CertificateError> {
     match outcome {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
@@ -266,25 +268,25 @@ fn written(verb: &'static str, outcome: kube::Result<Secret>) -> Result<(), Keep
 }
 
 /// Redacts errors: those of an API server about an invalid Secret may quote it.
-fn refused(verb: &'static str, error: kube::Error) -> KeepError {
+fn refused(verb: &'static str, error: kube::Error) -> CertificateError {
     if let kube::Error::Api(status) = &error
         && status.code == 422
     {
-        return KeepError::Secret { verb, reason: status.reason.clone() };
+        return CertificateError::Secret { verb, reason: status.reason.clone() };
     }
     failed(verb, "Secret weft-webhook-certificate", error)
 }
 
 /// Without kube's frames around the cause, which print it twice.
-fn failed(verb: &'static str, what: &'static str, error: kube::Error) -> KeepError {
+fn failed(verb: &'static str, what: &'static str, error: kube::Error) -> CertificateError {
     if let kube::Error::Api(status) = error {
-        return KeepError::Api { verb, what, source: status.into() };
+        return CertificateError::Api { verb, what, source: status.into() };
     }
-    KeepError::Api { verb, what, source: error.into() }
+    CertificateError::Api { verb, what, source: error.into() }
 }
 
 /// State changes only.
-fn log_change(logged: &mut String, outcome: Result<(), KeepError>) {
+fn log_change(logged: &mut String, outcome: Result<(), CertificateError>) {
     let now = outcome.err().map(|error| format!("{:#}", anyhow::Error::new(error)));
     match &now {
         Some(error) if error != logged => {
