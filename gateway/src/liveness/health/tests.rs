@@ -3,6 +3,7 @@ use fabric_api::fabric::{GatewayConfig, Role};
 
 use super::*;
 use crate::config::desired::tests::config;
+use crate::dataplane::lane::RejectedInitiation;
 use crate::liveness::probe::Families;
 
 const ENDPOINT: &str = "198.51.100.20:30742";
