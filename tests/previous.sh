@@ -3,6 +3,7 @@
 # beside newer ones while it is upgraded. Usage: previous.sh COMMIT FOLDER
 set -euo pipefail
 commit=$1 folder=$2
+programs=(weft fabric-controller ipam route-agent gateway)
 if [ -x "$folder/gateway" ]; then exit; fi
 if ! git cat-file -e "$commit^{commit}" 2>/dev/null; then
   git fetch --quiet --depth=1 origin "$commit" ||
@@ -13,9 +14,9 @@ source=$(mktemp -d)
 trap 'rm -rf "$source"' EXIT
 git archive "$commit" | tar -x -C "$source"
 cd "$source"
-CARGO_TARGET_DIR=$source/target cargo build --quiet --release --locked --workspace --bins
+CARGO_TARGET_DIR=$source/target cargo build --quiet --release --locked "${programs[@]/#/--package=}"
 mkdir -p "$folder"
-for program in weft fabric-controller ipam route-agent gateway; do
+for program in "${programs[@]}"; do
   install "target/release/$program" "$folder/$program.new"
   mv "$folder/$program.new" "$folder/$program"
 done
