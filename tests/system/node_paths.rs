@@ -93,7 +93,7 @@ const FAULTS: [Fault; 9] = [
             readdress(rome, NODE, Address::Old)?;
             rome.apply("cluster", &manifests::own(&rome.spec))
         },
-        shown: "OneWay",
+        shown: "NoAnswer",
     },
     Fault {
         name: "agent dead",
