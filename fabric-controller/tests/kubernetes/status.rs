@@ -183,7 +183,7 @@ fn status_without_rights_names_missing_ones() {
     // With these alone it says what it cannot see.
     let resources = "configurations.networking.liqo.io,connections.networking.liqo.io,\
         gatewayservers.networking.liqo.io,gatewayclients.networking.liqo.io,\
-        gatewayconfigs.fabric.weft.dev,nodeconfigs.fabric.weft.dev";
+        gatewayconfigs.fabric.weft.dev,nodeconfigs.fabric.weft.dev,fabricrecords.fabric.weft.dev";
     let role = ["create", "clusterrole", "little", "--verb=list", "--resource", resources];
     cluster.kubectl(&role, "");
     let binding =
