@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use fabric_api::fabric::Role;
+
 use super::{Evidence, Fault, ROTATION_TIME, Reason, canonical};
 use crate::dataplane::lane::RejectedInitiation;
 
