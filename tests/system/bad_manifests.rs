@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -362,13 +363,26 @@ fn cut_gateway_config_restarts_on_last_good() -> Result<()> {
         scene.undisturbed(|| Ok(()))?;
         signal(&controller, nix::sys::signal::Signal::SIGCONT)?;
         wait_until("it is well", TIMEOUT, || is_well(rome))?;
-        let copies = fs::read_dir(rome.outside(STATE).join("notes"))?;
-        for copy in copies {
-            let text = fs::read_to_string(copy?.path())?;
-            ensure!(!text.contains("privateKey"), "a note holds a key");
+        let notes = files_below(&rome.outside(STATE).join("notes"))?;
+        ensure!(!notes.is_empty(), "there are no notes");
+        for note in notes {
+            let text = fs::read_to_string(&note)?;
+            ensure!(!text.contains("privateKey"), "{} holds a key", note.display());
         }
         Ok(())
     })
+}
+
+fn files_below(dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        match path.is_dir() {
+            true => files.extend(files_below(&path)?),
+            false => files.push(path),
+        }
+    }
+    Ok(files)
 }
 
 #[test]
