@@ -12,7 +12,8 @@ use weft_tests::{Cluster, wait_until};
 
 use crate::chance::rounds;
 use crate::scene::{
-    ECHO, PORT, SOON, Scene, TIMEOUT, answers, first_pod, play, rome_and_milan, serve,
+    ECHO, PORT, SOON, Scene, TIMEOUT, answers, answers_in_time, first_pod, play, rome_and_milan,
+    serve,
 };
 
 /// Positions among the documents of either side.
@@ -68,7 +69,7 @@ fn ended_superseded_keys_are_refused_at_once() -> Result<()> {
             std::thread::sleep(SOON);
         }
         rome.apply("secret", &next.client_documents()[SECRET])?;
-        answers(&pod.ns, target)
+        answers_in_time(&pod.ns, target)
     })
 }
 
