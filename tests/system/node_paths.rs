@@ -13,7 +13,6 @@ use serde_json::Value;
 use weft_tests::manifests::{self, Peering, join};
 use weft_tests::{Cluster, ClusterSpec, bin_dir, stays_so, wait_until};
 
-use crate::moving::{Address, pinned, readdress};
 use crate::scene::{PORT, Scene, TIMEOUT, play};
 
 /// From a fault or its end until `weft status` shows it, at default settings.
@@ -33,7 +32,7 @@ struct Fault {
     shown: &'static str,
 }
 
-const FAULTS: [Fault; 9] = [
+const FAULTS: [Fault; 8] = [
     Fault {
         name: "port down",
         begin: |scene| scene.lab.cut("rome-2"),
@@ -79,21 +78,6 @@ const FAULTS: [Fault; 9] = [
         },
         end: |scene| shell(scene, "ip rule del pref 50"),
         shown: "Diverted",
-    },
-    Fault {
-        name: "pinned address changed",
-        begin: |scene| {
-            let rome = scene.cluster("rome");
-            rome.apply("cluster", &pinned(rome, NODE))?;
-            std::thread::sleep(Duration::from_millis(500));
-            readdress(rome, NODE, Address::New)
-        },
-        end: |scene| {
-            let rome = scene.cluster("rome");
-            readdress(rome, NODE, Address::Old)?;
-            rome.apply("cluster", &manifests::own(&rome.spec))
-        },
-        shown: "NoAnswer",
     },
     Fault {
         name: "agent dead",
