@@ -36,7 +36,7 @@ pub(crate) struct Timing {
 /// Measurements of one slice.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slice {
-    /// What arrived.
+    /// Received data.
     pub(crate) gbit: f64,
     pub(crate) gbit_sent: f64,
     pub(crate) seconds: f64,

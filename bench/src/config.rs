@@ -49,7 +49,7 @@ pub(crate) struct Args {
     /// How long a slice lasts, such as 2s or 500ms.
     #[arg(long, default_value = "2s", value_name = "TIME", value_parser = duration)]
     pub(crate) slice: Duration,
-    /// What the flows are. Senders of UDP send more than any tunnel takes: compared is what arrives.
+    /// Kind of the flows. Senders of UDP send more than any tunnel takes: compared is what arrives.
     #[arg(long, value_enum, default_value_t = Traffic::Tcp)]
     pub(crate) traffic: Traffic,
     /// Flows side by side through each tunnel.

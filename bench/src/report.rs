@@ -55,7 +55,7 @@ pub(crate) struct Figures {
     /// CPU time of the whole machine: the share of the packets' way that is charged to nobody.
     pub(crate) softirq_seconds_per_gbit: f64,
     pub(crate) retransmits_per_second: f64,
-    /// Of what was sent, what did not arrive; for TCP next to none.
+    /// Share of the sent data that did not arrive; for TCP next to none.
     pub(crate) lost_share: f64,
     /// Memory of the larger of the two gateways, at the end.
     pub(crate) rss_bytes: u64,

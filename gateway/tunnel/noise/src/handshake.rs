@@ -68,7 +68,7 @@ impl LocalKey {
     }
 }
 
-/// An initiation, from whoever knows our public key.
+/// An initiation, from any sender that knows our public key.
 pub struct ReceivedInitiation {
     transcript: Transcript,
     ephemeral: x25519_dalek::PublicKey,

@@ -169,7 +169,7 @@ fn tcp_and_udp_of_equal_ports_are_two_trains() {
 }
 
 #[test]
-fn datagrams_stay_single_where_the_tun_takes_no_trains() {
+fn datagrams_stay_single_without_trains_of_the_tun() {
     let (mut joiner, mut frames) = (Joiner::new(), Frames::default());
     for datagram in train_of(&Udp::new(500), 5) {
         open(&mut joiner, &datagram.packet(), &mut frames);

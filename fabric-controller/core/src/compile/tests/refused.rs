@@ -199,7 +199,7 @@ fn prefix_stays_refused_while_agents_are_replaced() {
 }
 
 #[test]
-fn record_without_refused_prefixes_is_relied_on_by_none() {
+fn record_without_refused_prefixes_is_not_relied_on() {
     let (mut world, prefixes) = departed(false);
     // As an older controller left it.
     let cluster = ObjectRef::new(Kind::FabricRecord, "", "cluster");

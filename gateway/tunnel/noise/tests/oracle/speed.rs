@@ -1,4 +1,4 @@
-//! What a packet costs beside boringtun, in one process and in turns.
+//! Cost of a packet beside boringtun, in one process and in turns.
 
 use std::time::Instant;
 
