@@ -5,6 +5,7 @@
 
 pub mod cluster;
 pub mod gateway;
+mod gateways;
 mod keys;
 pub mod mappings;
 pub mod names;
@@ -12,7 +13,8 @@ pub mod peering;
 mod problems;
 
 pub use cluster::Cluster;
-pub use gateway::{Gateway, Gateways};
+pub use gateway::Gateway;
+pub use gateways::Gateways;
 pub use keys::KeyPair;
 pub use mappings::Mapping;
 pub use peering::Peering;
@@ -33,7 +35,7 @@ impl<'a> Model<'a> {
     pub fn read(index: &'a Index, problems: &mut Problems) -> Self {
         let cluster = Cluster::read(index, problems);
         let peerings = peering::read(index, cluster.id.as_ref(), problems);
-        let gateways = gateway::read(index, cluster.id.as_ref(), &peerings, problems);
+        let gateways = gateways::read(index, cluster.id.as_ref(), &peerings, problems);
         let mappings = mappings::read(index, &cluster, problems);
         Self { cluster, peerings, gateways, mappings }
     }

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage};
 use netplan::Address;
 
@@ -14,6 +15,11 @@ pub(crate) fn table_of(message: &RouteMessage) -> u32 {
 pub(crate) fn output_device(message: &RouteMessage) -> Option<u32> {
     let oif = |a: &RouteAttribute| if let RouteAttribute::Oif(i) = a { Some(*i) } else { None };
     message.attributes.iter().find_map(oif)
+}
+
+pub(crate) fn mtu(link: &LinkMessage) -> u32 {
+    let mtu = |a: &LinkAttribute| if let LinkAttribute::Mtu(mtu) = a { Some(*mtu) } else { None };
+    link.attributes.iter().find_map(mtu).unwrap_or(0)
 }
 
 pub(crate) fn ip(address: &RouteAddress) -> Option<IpAddr> {

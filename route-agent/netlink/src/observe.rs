@@ -3,7 +3,7 @@ use std::net::IpAddr;
 
 use fabric_primitives::{Cidr, Mac};
 use libc::ENOENT;
-use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
+use netlink_packet_route::link::{LinkFlags, LinkMessage};
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
 };
@@ -14,7 +14,7 @@ use netlink_packet_route::rule::{self, RuleAttribute, RuleMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage as Message};
 use netplan::{Device, Family, NextHop, Route, RouteKey, Rule, RuleAction, State, Sysctl, Via};
 
-use crate::attributes::{as_address, ip, output_device, table_of};
+use crate::attributes::{as_address, ip, mtu, output_device, table_of};
 use crate::message::MTU_LOCK;
 use crate::vxlan::as_vxlan;
 use crate::{Handle, NetlinkError, message, read_sysctl};
@@ -204,11 +204,6 @@ impl Scope {
 
 fn as_device(link: &LinkMessage) -> Device {
     Device { mtu: mtu(link), up: link.header.flags.contains(LinkFlags::Up) }
-}
-
-pub(crate) fn mtu(link: &LinkMessage) -> u32 {
-    let mtu = |a: &LinkAttribute| if let LinkAttribute::Mtu(mtu) = a { Some(*mtu) } else { None };
-    link.attributes.iter().find_map(mtu).unwrap_or(0)
 }
 
 /// IP and MAC address, for an FDB entry too.

@@ -7,8 +7,8 @@ use netlink_packet_route::link::{
 };
 use netplan::{Family, Vxlan};
 
+use crate::attributes::mtu;
 use crate::links::{as_link, link_info, no_stats};
-use crate::observe::mtu;
 use crate::{Handle, NetlinkError, message};
 
 impl Handle {

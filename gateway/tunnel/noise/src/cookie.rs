@@ -10,7 +10,7 @@ use rand_core::{OsRng, RngCore};
 use zeroize::Zeroizing;
 
 use crate::crypto::{Secret, hash, is_mac, mac};
-use crate::handshake::HandshakeError;
+use crate::error::HandshakeError;
 use crate::message::{COOKIE_REPLY_LEN, CookieReply, MAC, Message, TAG};
 
 /// Validity of a cookie, at both ends.

@@ -7,7 +7,7 @@ use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use x25519_dalek::{PublicKey, SharedSecret, StaticSecret};
 use zeroize::Zeroizing;
 
-use crate::handshake::HandshakeError;
+use crate::error::HandshakeError;
 use crate::message::TAG;
 
 pub(crate) type Secret = Zeroizing<[u8; 32]>;

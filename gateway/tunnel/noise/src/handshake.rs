@@ -11,25 +11,13 @@ use x25519_dalek::{SharedSecret, StaticSecret};
 
 use crate::cookie::MacAppender;
 use crate::crypto::{Transcript, agree};
+use crate::error::HandshakeError;
 use crate::key_pair::KeyPair;
 use crate::message::{CookieReply, INITIATION_LEN, Initiation, MAC, RESPONSE_LEN, Response};
 use crate::stamp::Tai64n;
 
 /// Initiations whose responses are awaited: with one a second, a response may take so many seconds.
 const MAX_PENDING: usize = 8;
-
-/// Reason for which a handshake message is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum HandshakeError {
-    #[error("the message was not made with the keys that it claims")]
-    NotAuthentic,
-    #[error("a key in the message is a point of low order, with which no secret can be agreed")]
-    LowOrder,
-    #[error("the initiation's timestamp is not after that of the one before")]
-    Stale,
-    #[error("the message answers none of ours")]
-    Unexpected,
-}
 
 /// Our static key.
 pub struct LocalKey {

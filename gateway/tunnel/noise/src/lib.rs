@@ -11,6 +11,7 @@
 
 mod cookie;
 mod crypto;
+mod error;
 mod handshake;
 mod key_pair;
 mod message;
@@ -18,7 +19,8 @@ mod replay;
 mod stamp;
 
 pub use cookie::CookieChecker;
-pub use handshake::{Handshake, HandshakeError, LocalKey, ReceivedInitiation};
+pub use error::HandshakeError;
+pub use handshake::{Handshake, LocalKey, ReceivedInitiation};
 pub use key_pair::{KeyPair, OpenError, Opener, REJECT_AFTER_MESSAGES, Sealed, Sealer};
 pub use message::{
     COOKIE_REPLY_LEN, CookieReply, DATA, DATA_OVERHEAD, INITIATION_LEN, Initiation, Message,
