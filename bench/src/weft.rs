@@ -16,7 +16,7 @@ use crate::lab::{Lab, MTU, UNDERLAY};
 
 const PORT: u16 = 51820;
 const DEVICE: &str = "weft0";
-/// Between applying the manifests and both sides saying that they are connected.
+/// Between applying the manifests and both sides reporting that they are connected.
 const UP: Duration = Duration::from_secs(20);
 
 /// A lane at each of the two gateways of `lab`, with nothing else of weft around it.

@@ -19,7 +19,7 @@ pub(crate) const BURST: u32 = 3;
 /// Maximum wait of new peerings for the pods of their gateways: those that come soon spare a version.
 const GATEWAY_WAIT: Duration = Duration::from_secs(1);
 
-/// When the next version may be published.
+/// Schedule of published versions.
 #[derive(Debug, Default)]
 pub struct Pacing {
     last: Option<Version>,
@@ -28,7 +28,7 @@ pub struct Pacing {
     held: Option<Instant>,
 }
 
-/// What a version would publish.
+/// Changes that a version would publish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordChange {
     None,

@@ -53,7 +53,7 @@ pub struct Schedule {
 }
 
 /// Brings the store and the index to the desired state. Refused writes wait for their backoff, and a
-/// version of the FabricRecords for its time: with it, all configs, which may rely on what it says.
+/// version of the FabricRecords for its time: with it, all configs, which may rely on its content.
 pub async fn publish(
     sink: Sink<'_>,
     index: &mut Index,

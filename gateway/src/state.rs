@@ -81,7 +81,7 @@ pub struct View {
     pub value: ConnectionValue,
     /// Round trip of the last probe; only while connected.
     pub latency: Option<Duration>,
-    /// When that was measured.
+    /// Time of that measurement.
     pub latency_at: Option<Timestamp>,
     /// Number of times a client gave its way to the server up: time for another source port, and to
     /// look the server's name up again.

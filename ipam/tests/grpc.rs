@@ -135,7 +135,7 @@ impl Ipam {
         IpamClient::new(self.channel().await.unwrap())
     }
 
-    /// Whether a service is serving; an error if there is no answer.
+    /// Returns whether a service is serving; an error if there is no answer.
     async fn health(&self, service: &str) -> Result<bool, String> {
         let channel = self.channel().await.map_err(|error| error.to_string())?;
         let request = HealthCheckRequest { service: service.to_owned() };

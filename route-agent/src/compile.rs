@@ -23,7 +23,7 @@ pub(crate) struct Compiled {
 }
 
 impl Compiled {
-    /// Refuses new connections to peers, whatever their config says.
+    /// Refuses new connections to peers, whatever their config.
     pub(crate) fn refuse(&mut self, config: &NodeConfigSpec, peers: &BTreeSet<String>) {
         let lost =
             config.peerings.iter().filter(|peering| peers.contains(&peering.peer_cluster_id));

@@ -25,7 +25,7 @@ use crate::programs::{found, keep, kubernetes, run};
 /// A cold start on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
 const TOKEN: &str = "admin";
-/// What is told in the audit log: writes, once each.
+/// Content of the audit log: writes, once each.
 const POLICY: &str = r#"{"apiVersion": "audit.k8s.io/v1", "kind": "Policy",
     "omitStages": ["RequestReceived"],
     "rules": [{"level": "None", "verbs": ["get", "list", "watch"]}, {"level": "Metadata"}]}"#;
@@ -48,7 +48,7 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
-    /// Keeps its files in `dir`, which is emptied first. The error says why there is none here.
+    /// Keeps its files in `dir`, which is emptied first. The error is why there is none here.
     pub fn start(dir: impl AsRef<Path>) -> Result<Self, String> {
         Self::with_policy(dir.as_ref(), POLICY)
     }
@@ -91,7 +91,7 @@ impl ApiServer {
         path
     }
 
-    /// What kubectl prints, or what it says is wrong; a warning is wrong.
+    /// Returns the output of kubectl; its failures and warnings are errors.
     pub fn kubectl(&self, arguments: &[&str], input: &str) -> Result<String, String> {
         let out = run(&mut self.command(arguments), input);
         let [stdout, stderr] =
@@ -106,7 +106,7 @@ impl ApiServer {
         kubectl
     }
 
-    /// What others than kubectl have asked to be written in a namespace so far: verb, resource and name of
+    /// Writes in a namespace that others than kubectl have requested so far: verb, resource and name of
     /// each.
     pub fn writes(&self, namespace: &str) -> Vec<String> {
         let log = fs::read_to_string(self.audit_log()).unwrap_or_default();
@@ -232,7 +232,7 @@ impl Drop for ApiServer {
     }
 }
 
-/// What there must be to have an API server, and is not.
+/// Returns the first prerequisite of an API server that is missing.
 fn missing() -> Option<String> {
     let built = ["kube-apiserver", "kubectl"].map(kubernetes);
     let built = built.into_iter().find(|path| !path.exists());

@@ -12,7 +12,7 @@ const CONTROLLER: &str = "liqo-fabric-controller";
 const IPAM: &str = "liqo-ipam";
 const AGENT: &str = "liqo-route-agent";
 
-/// Who may do what, where: `VERB RESOURCE[.GROUP][/SUBRESOURCE][ NAME]`.
+/// Service account, namespace and request: `VERB RESOURCE[.GROUP][/SUBRESOURCE][ NAME]`.
 type Case = (&'static str, &'static str, &'static str);
 
 const MAY: [Case; 37] = [

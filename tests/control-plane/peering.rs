@@ -1,4 +1,4 @@
-//! A peering, from its manifests to what gateways and nodes are told.
+//! A peering, from its manifests to the config published for gateways and nodes.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ const ADDRESSES: &str = include_str!("addresses.yaml");
 /// The chart brings it; the peering names it.
 const TEMPLATE: &str = "../deploy/chart/gateway-templates/wireguard-client.yaml";
 const TENANT: &str = "liqo-tenant-lyon";
-/// Of pods, and external: the same in both clusters.
+/// CIDR of pods, and external: the same in both clusters.
 const OWN: [&str; 2] = ["10.200.0.0/16", "10.70.0.0/16"];
 
 /// Whichever comes first, the programs or the manifests.
@@ -92,7 +92,7 @@ fn published(stage: &Stage, seen_as: &[String]) {
     }
 }
 
-/// What peers reach by an address of this cluster: a database of no cluster's, and a pod of n2.
+/// Targets that peers reach by an address of this cluster: a database of no cluster's, a pod of n2.
 fn reachable(stage: &Stage) {
     stage.apply(ADDRESSES);
     let granted = ["database", "pod"].map(|name| {
@@ -128,7 +128,7 @@ fn reachable(stage: &Stage) {
     });
 }
 
-/// The condition that says what is wrong with the client.
+/// The condition that reports what is wrong with the client.
 fn wrong(stage: &Stage) -> Value {
     let client = stage.get("gatewayclients", TENANT, "lyon").unwrap_or_default();
     let conditions = client["status"]["conditions"].as_array().cloned().unwrap_or_default();

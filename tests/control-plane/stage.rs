@@ -22,7 +22,7 @@ pub(crate) struct Stage {
 pub(crate) struct Running(Child);
 
 impl Stage {
-    /// `None` if there can't be one, which has been said then.
+    /// `None`, after reporting why, if there can't be one.
     pub(crate) fn set(name: &str) -> Option<Self> {
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("control-plane").join(name);
         let server = ApiServer::start(dir.join("server")).map_err(|why| skip(&why)).ok()?;
@@ -42,7 +42,7 @@ impl Stage {
         });
     }
 
-    /// Of Nodes, which have kubelets for that elsewhere.
+    /// Applies statuses of Nodes, which kubelets report elsewhere.
     pub(crate) fn apply_statuses(&self, text: &str) {
         let nodes = text.split("---\n").filter(|document| document.contains("kind: Node\n"));
         for node in nodes {

@@ -114,7 +114,7 @@ fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Whoever is not root may still be that among namespaces of their own.
+/// Replaces this process by one that is root in namespaces of its own, which needs no root.
 fn rerun_as_root_of_a_user_namespace() -> Result<()> {
     let this = std::env::current_exe().context("finding this program")?;
     let mut unshare = std::process::Command::new("unshare");

@@ -85,7 +85,7 @@ fn state(cluster: &Cluster, peer: &str) -> String {
     cluster.peering(peer).map_or_else(|_| "-".to_owned(), |row| text(&row["state"]).to_owned())
 }
 
-/// How many nodes send packets through the tunnel.
+/// Number of nodes that send packets through the tunnel.
 fn open(cluster: &Cluster, peer: &str) -> usize {
     cluster.nodes_open_to(peer).unwrap_or_default()
 }

@@ -95,7 +95,7 @@ fn damage(message: &mut Vec<u8>, input: &mut Input<'_>) -> bool {
     cut > 0 || patch.iter().take(covered).any(|byte| *byte != 0)
 }
 
-/// What the peer sealed, packet or not, each with its length in front: what is written is right,
+/// Content that the peer sealed, packet or not, each with its length in front: what is written is right,
 /// and what is not written is counted.
 fn the_peers(world: &mut World, input: &mut Input<'_>, tos: u8) {
     let (mut datagrams, mut keepalives) = (Vec::new(), 0);

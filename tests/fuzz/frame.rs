@@ -10,7 +10,7 @@ use crate::world::{SENT_FROM, SENT_TO, World, peer_address};
 /// Between two frames.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What is sent is sealed for the peer and between allowed addresses, and the packets of a train
+/// Packets sent are sealed for the peer and between allowed addresses, and the packets of a train
 /// have right checksums.
 #[test]
 fn frame() {
@@ -42,7 +42,7 @@ fn check(world: &mut World, frame: &[u8]) {
     }
 }
 
-/// Whether the frame is a train, whose packets get new checksums.
+/// Returns whether the frame is a train, whose packets get new checksums.
 fn is_train(frame: &[u8]) -> bool {
     let header = frame.first_chunk().and_then(|header| Offload::parse(header).ok());
     header.is_some_and(|offload| offload.gso != Gso::None)

@@ -1,4 +1,4 @@
-/// Reads an input from its start. Past the end there are zeros, so that every input says something.
+/// Reads an input from its start. Past the end there are zeros, so that every input is valid.
 pub(crate) struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {

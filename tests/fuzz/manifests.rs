@@ -12,7 +12,7 @@ use nix::time::{ClockId, clock_gettime};
 /// One input in so many is compiled twice, with one result.
 const AGAIN: usize = 16;
 
-/// A cluster and a peer, but for the gateway; an input is one file more, so that little text says a lot.
+/// A cluster and a peer, but for the gateway; an input is one file more, so that little text has effects.
 static GOOD: LazyLock<Index> = LazyLock::new(|| {
     let (objects, problems) = fabric_directory::parse("good.yaml", include_str!("good.yaml"));
     assert_eq!(problems, []);
@@ -20,7 +20,7 @@ static GOOD: LazyLock<Index> = LazyLock::new(|| {
     with(Index::new(settings), objects)
 });
 
-/// A file that is not right says where, and no file takes the controller down or holds it up.
+/// A file that is not right is reported with its place, and no file takes the controller down or holds it up.
 #[test]
 fn manifests() {
     bolero::check!().with_max_len(2048).for_each(|bytes: &[u8]| {
@@ -47,7 +47,7 @@ fn manifests() {
     });
 }
 
-/// What this thread has had of processors, however long it had to wait for them.
+/// Processor time of this thread, however long it had to wait for it.
 fn busy() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap().into()
 }

@@ -1,4 +1,4 @@
-//! What can be said of a packet without the code that is tested, but for where its headers end.
+//! Properties of a packet, found without the code that is tested, but for where its headers end.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use tunnel::packet::{Fragment, Gso, Headers, Offload, Version, protocol};
 /// A checksum of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Covered {
-    /// Where its field is, in bytes from the start of the packet.
+    /// Offset of its field, in bytes from the start of the packet.
     pub(crate) field: usize,
     /// Sum modulo 0xffff of all that it covers and that is there, itself included.
     pub(crate) sum: u64,
@@ -28,7 +28,7 @@ pub(crate) fn addresses(packet: &[u8]) -> Option<[IpAddr; 2]> {
     Some([headers.source(packet)?, headers.destination(packet)?])
 }
 
-/// Whether `packet` is an ICMP error, whose payload begins with another packet.
+/// Returns whether `packet` is an ICMP error, whose payload begins with another packet.
 pub(crate) fn is_icmp_error(packet: &[u8], headers: &Headers) -> bool {
     let kind = packet.get(headers.l4_offset);
     match (headers.version, headers.protocol, kind) {
@@ -171,7 +171,7 @@ fn complement(sum: u64) -> u16 {
     if sum == 0 { 0 } else { !(sum as u16) }
 }
 
-/// The same packet with a TCP checksum of 0 where 0xffff says the same, and without an identification
+/// The same packet with a TCP checksum of 0 where 0xffff means the same, and without an identification
 /// that means nothing, as the packet may not be cut (RFC 6864 section 4.1).
 pub(crate) fn canonical(mut packet: Vec<u8>) -> Vec<u8> {
     if packet[0] >> 4 == 4 && packet[6] & 0x40 != 0 {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use gateway::liveness::probe::{MAX_DATAGRAM, Message, MessageType, Pending, WeftField};
 use jiff::Timestamp;
 
-/// What parses is told on unchanged, and answers nothing that was not asked.
+/// Messages that parse are encoded unchanged, and answer no probe that was not sent.
 #[test]
 fn probe() {
     bolero::check!().with_max_len(2048).for_each(|bytes: &[u8]| {

@@ -28,7 +28,7 @@ struct Case {
     is_v4: bool,
     is_outbound: bool,
     checksum: L4Checksum,
-    /// Whether packets are made to have allowed addresses.
+    /// Packets are made to have allowed addresses.
     is_placed: bool,
     own: IpNet,
     remap: Remap,
@@ -41,7 +41,7 @@ impl Case {
         let is_v4 = flags & 1 == 0;
         let most = if is_v4 { 32 } else { 128 };
         let mut net = |length: u8| {
-            // The input says where it differs from an address of its own.
+            // The input defines where it differs from an address of its own.
             let bits = input.word();
             IpNet::new(address(is_v4, bits), length % most + 1).unwrap().trunc()
         };
@@ -74,7 +74,7 @@ impl Case {
         Rules::new(&rules).ok()
     }
 
-    /// Rules that say the opposite.
+    /// Rules of the inverse translation.
     fn reversed(&self) -> Option<Rules> {
         let remap = Remap { remote: self.remap.local, local: self.remap.remote };
         let resource =

@@ -1,4 +1,4 @@
-//! An engine and a peer that seals whatever it is told to.
+//! An engine and a peer that seals arbitrary content.
 
 use std::cell::RefCell;
 use std::net::{IpAddr, SocketAddr};
@@ -14,14 +14,14 @@ use tunnel::{
     Wire,
 };
 
-/// How long a world lasts by its own clock: so short that no key grows old.
+/// Lifetime of a world by its own clock: so short that no key is due for renewal.
 const LIFE: Duration = Duration::from_secs(96);
 
 /// And by the real one, the only one that the peer's boringtun knows: with a handshake that has had no
 /// answer for 90 s it gives up the session, too.
 const REAL_LIFE: Duration = Duration::from_secs(45);
 
-/// What an engine made.
+/// Output of an engine.
 #[derive(Default)]
 pub(crate) struct Made {
     pub(crate) sent: Vec<(SocketAddr, Vec<u8>)>,
@@ -182,7 +182,7 @@ impl World {
         assert_eq!(self.peer.open(&keepalive), Some(Vec::new()));
     }
 
-    /// The peer hears what was sent, which confirms a handshake, and says where it is.
+    /// The peer opens what was sent, which confirms a handshake, and shows its endpoint by a keepalive.
     pub(crate) fn settle(&mut self) {
         for (_, message) in self.made.sent.drain(..) {
             self.peer.open(&message);
@@ -231,7 +231,7 @@ impl Peer {
         initiation.to_vec()
     }
 
-    /// What the peer has to say to a handshake message.
+    /// Returns the peer's answer to a handshake message.
     pub(crate) fn answer(&mut self, message: &[u8]) -> Option<Vec<u8>> {
         match self.tunn.decapsulate(None, message, &mut self.buffer) {
             TunnResult::WriteToNetwork(answer) => Some(answer.to_vec()),

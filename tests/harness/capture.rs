@@ -16,7 +16,7 @@ const QUEUE: usize = 64 << 20;
 /// A train of 64 KiB with its Ethernet header.
 const LONGEST: usize = 66_000;
 
-/// Sees every frame that a namespace's devices receive, while this value lives: on a switch, all that
+/// Sees every frame that a namespace's devices receive, while this value exists: on a switch, all that
 /// its machines send.
 pub struct Capture {
     socket: Arc<Socket>,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail, ensure};
 use nix::sched::{CloneFlags, setns, unshare};
 
-/// A network namespace, held open by a file descriptor: it dies with its last clone, with the
+/// A network namespace, held open by a file descriptor: it ends with its last clone, with the
 /// sockets opened in it, or with the process, whatever kills that.
 #[derive(Clone, Debug)]
 pub struct Netns(Arc<File>);

@@ -2,7 +2,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// Which address families something has.
+/// Address families that something has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Families {
     V4,

@@ -18,7 +18,7 @@ const PEERS_DIR: &str = "WEFT_PEERS_DIR";
 /// The name of a stock peer's device.
 pub const STOCK_DEVICE: &str = "wg0";
 
-/// A userspace WireGuard of another make. All of them are told over the UAPI socket
+/// A userspace WireGuard of another make. All of them are configured over the UAPI socket
 /// (<https://www.wireguard.com/xplatform/>).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum StockPeer {

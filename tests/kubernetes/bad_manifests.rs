@@ -27,7 +27,7 @@ const PUBLIC_KEY: usize = 3;
 const GATEWAY: usize = 4;
 
 /// One slip in one manifest of a client: which one, what is written there instead of what, and parts of
-/// what is said of it.
+/// what is reported of it.
 type Slip = (usize, (&'static str, &'static str), &'static [&'static str]);
 
 const LABEL: &str = "metadata.labels.liqo.io/remote-cluster-id: missing";

@@ -171,7 +171,7 @@ fn reaches_home([rome, milan]: &[Kubernetes; 2], far: &Pod) -> Result<()> {
     Ok(())
 }
 
-/// While a replica of weft's controller dies.
+/// While a replica of weft's controller is killed.
 fn stays_on(clusters: &[Kubernetes; 2]) -> Result<()> {
     let rates = each(clusters, |cluster| {
         let (began, before) = (Instant::now(), cluster.requests()?.len());

@@ -1,5 +1,5 @@
 //! ```text
-//!   rome-1 --[ switch ]-- x -- rome-2      weft is uninstalled, and its Job lands on the node that has died
+//!   rome-1 --[ switch ]-- x -- rome-2      weft is uninstalled, and its Job lands on the failed node
 //! ```
 
 use std::time::{Duration, Instant};
@@ -92,7 +92,7 @@ fn has_applied(cluster: &Kubernetes) -> Result<()> {
     Ok(())
 }
 
-/// Which node was left behind, and what to do there.
+/// Checks that one Event names the node left behind, and what to do there.
 fn is_reported(cluster: &Kubernetes, node: &str) -> Result<()> {
     let list = ["get", "events", "--all-namespaces", "--output=json"];
     let selected = "--field-selector=reason=WeftLeftBehind";

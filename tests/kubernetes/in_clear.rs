@@ -18,7 +18,7 @@ const PACE: Duration = Duration::from_millis(5);
 /// Length of the headers of Ethernet, IPv4 and UDP.
 const HEADERS: usize = 42;
 
-/// Senders of [`TEXT`] that never stop, as long as this value lives.
+/// Senders of [`TEXT`] that never stop, as long as this value exists.
 pub(crate) struct Senders {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,

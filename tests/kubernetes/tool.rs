@@ -1,4 +1,4 @@
-//! Who makes liqoctl's calls: liqoctl itself, or the tests, which need no liqoctl.
+//! Caller of the API as liqoctl: liqoctl itself, or the tests, which need no liqoctl.
 
 use std::time::Duration;
 

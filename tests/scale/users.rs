@@ -1,4 +1,4 @@
-//! Users of the API server, by which its audit log tells requests apart, and what they write.
+//! Users of the API server, by which its audit log distinguishes requests, and what they write.
 
 use anyhow::{Context as _, Result};
 use api_server::ApiServer;

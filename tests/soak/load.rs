@@ -55,7 +55,7 @@ pub(crate) struct Tally {
     pub(crate) missing: Vec<(u64, u64)>,
 }
 
-/// For so long, and until the last straggler is there.
+/// For so long, and until late packets have arrived.
 pub(crate) fn run(ends: &Ends, rate: f64, length: Duration) -> Result<Tally> {
     let load = Load::start(ends, rate)?;
     std::thread::sleep(length);

@@ -34,7 +34,7 @@ const PING_BYTES: usize = 56;
 /// Text sent in the clear on purpose, to see that it would be found.
 const CONTROL: &[u8] = b"this is seen by everyone";
 const VXLAN: u16 = 4879;
-/// Of them [`ALWAYS`] once each, the rest by chance.
+/// Number of events: [`ALWAYS`] once each, the rest by chance.
 const EVENTS: usize = 12;
 const PROGRAMS: [&str; 5] = ["weft", "fabric-controller", "ipam", "route-agent", "gateway"];
 /// Interval of every sender, of which there are some twenty.

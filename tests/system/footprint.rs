@@ -173,7 +173,7 @@ fn pid(cluster: &Cluster) -> Result<i32> {
     found.first().copied().with_context(|| format!("no gateway of {} runs", cluster.spec.id))
 }
 
-/// When a process began, to a hundredth of a second, early rather than late (proc(5), `starttime`).
+/// Start time of a process, to a hundredth of a second, early rather than late (proc(5), `starttime`).
 fn start_of(pid: i32) -> Result<Instant> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let after_name = stat.rsplit(')').next().unwrap_or_default();

@@ -249,7 +249,7 @@ fn down(scene: &Scene, chance: &mut Chance, acts: &mut Vec<Act>) -> Result<()> {
             })?;
         }
         let (killed, removed) = (chance.percent(50), chance.percent(15));
-        // An agent lives on what the head shares, so it goes first.
+        // An agent depends on what the head shares, so it goes first.
         for node in (0..cluster.nodes.len()).rev() {
             if killed {
                 acts.push(Act::KillNode);

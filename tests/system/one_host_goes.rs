@@ -63,7 +63,7 @@ fn dead_gateways_host_forwards_none_for_a_minute() -> Result<()> {
     both_families(outward, MINUTE, lose_everything)
 }
 
-/// Its agent runs as README.md says, without a state directory named.
+/// Its agent runs as README.md describes, without a state directory named.
 #[test]
 fn rebooted_further_host_refuses_before_weft_runs() -> Result<()> {
     play(&sized().map(ClusterSpec::dual_stack), |scene| {

@@ -16,7 +16,7 @@ use weft_tests::{ClusterSpec, Netns, wait_until};
 
 use crate::scene::{ECHO, HTTP, PORT, Scene, TIMEOUT, first_pod, play, rome_and_milan, serve};
 
-/// From the loss of a gateway until its peer is refused, long before its Connection says Error.
+/// From the loss of a gateway until its peer is refused, long before its Connection reports Error.
 const LOST: Duration = Duration::from_secs(5);
 
 #[test]
@@ -36,7 +36,7 @@ fn peer_that_never_connected_resets_connections() -> Result<()> {
     })
 }
 
-/// What the agent of rome-2 reads stays readable, as it does where the published directory is a copy.
+/// Files that the agent of rome-2 reads stay readable, as where the published directory is a copy.
 #[test]
 fn lost_gateway_is_refused_and_cuts_no_connection() -> Result<()> {
     play(&rome_and_milan(2).map(ClusterSpec::dual_stack), |scene| {

@@ -139,7 +139,7 @@ async fn supervise_agent(
     let dir = workloads.dir.clone();
     let own = OwnFiles { dir: dir.clone(), lock, record: workloads.record.clone() };
     supervise::raise_open_files();
-    // Nothing changes what is wanted, so the sender only has to live.
+    // Nothing changes what is wanted, so the sender only has to exist.
     let (_wanted_to, wanted) = watch::channel(workloads.of_agent());
     let (reports, reported) = watch::channel(BTreeMap::new());
     if let Some(address) = metrics_address {

@@ -66,7 +66,7 @@ impl<T: Parse> Folder<T> {
         &self.path
     }
 
-    /// Reads what is new or changed and forgets what is gone. If the folder itself cannot be
+    /// Reads what is new or changed and drops what is gone. If the folder itself cannot be
     /// read, all stays as it was.
     pub(crate) fn refresh(&mut self) -> io::Result<()> {
         self.refresh_if(|_, _| true)

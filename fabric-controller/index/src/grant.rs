@@ -22,7 +22,7 @@ impl Grant {
         ip_grant(ip).map(|(ip, cidr)| Self::Address { ip, cidr })
     }
 
-    /// Writes it into the status of the object that wished for it.
+    /// Writes it into the status of the object that requested it.
     pub fn write_to(self, object: &mut Object) {
         match (object, self) {
             (Object::Network(network), Self::Network(cidr)) => {

@@ -1,4 +1,4 @@
-//! What watches report goes into the index, and what is gone of the controller's own is written again.
+//! Events of watches go into the index, and missing objects of the controller's own are written again.
 
 use fabric_api::labels;
 use fabric_index::owner::is_own;

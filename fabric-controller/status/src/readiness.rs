@@ -1,4 +1,4 @@
-//! Whether the prefixes of each Configuration are ready: granted, with routes on all nodes.
+//! Readiness of each Configuration's prefixes: granted, with routes on all nodes.
 
 use fabric_api::fabric::RemapKind;
 use fabric_api::networking::{CidrList, ClusterCidrs, SideConfig};

@@ -1,6 +1,6 @@
 //! One supervised process: started, found again, watched, stopped.
 //!
-//! It lives in its own session and is identified by its pid *and* the time it started, so that a
+//! It runs in its own session and is identified by its pid *and* the time it started, so that a
 //! pid used again is never taken for it. Signals go through a pidfd, for the same reason.
 
 use std::ffi::{OsStr, OsString};

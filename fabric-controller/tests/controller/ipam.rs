@@ -83,7 +83,7 @@ impl Taken {
         (inner.prefixes.keys().map(ToString::to_string).collect(), inner.addresses.len())
     }
 
-    /// How often anything was asked for.
+    /// Number of requests for prefixes and addresses.
     pub(crate) fn acquired(&self) -> usize {
         self.lock().acquired
     }

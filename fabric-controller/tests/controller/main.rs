@@ -141,7 +141,7 @@ impl Cluster {
     }
 }
 
-/// Waits until it is so, and says how long that took.
+/// Waits until it is so, and returns how long that took.
 async fn until(what: &str, condition: impl Fn() -> bool) -> Duration {
     let began = Instant::now();
     while !condition() {

@@ -1,4 +1,4 @@
-//! What is wrong is told where people look, once, and is tried again in peace.
+//! Faults are reported where people look, once, and retried with backoff.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -67,7 +67,7 @@ fn refused_write_blocks_no_other_and_backs_off() {
     cluster.until("its Service", || cluster.get("service", namespace, "gw-server"));
 }
 
-/// As where Liqo's own definitions are older than what weft has to say.
+/// As where Liqo's own definitions are older than what weft reports.
 #[test]
 fn refused_status_is_not_resent_on_every_event() {
     let Some((_turn, cluster)) = cluster() else { return };

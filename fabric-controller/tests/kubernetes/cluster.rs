@@ -33,7 +33,7 @@ pub(crate) struct Cluster {
 
 static TURN: RwLock<()> = RwLock::new(());
 
-/// The cluster, beside other tests. `None` if there is none here, which has been said.
+/// The cluster, beside other tests. `None`, after reporting why, if there is none here.
 pub(crate) fn cluster() -> Option<(RwLockReadGuard<'static, ()>, &'static Cluster)> {
     let turn = TURN.read().unwrap_or_else(PoisonError::into_inner);
     Some((turn, Cluster::shared()?))
@@ -180,7 +180,7 @@ impl Cluster {
         }
     }
 
-    /// What the controller has asked to be written in a namespace.
+    /// Writes that the controller has requested in a namespace.
     pub(crate) fn writes(&self, namespace: &str) -> Vec<String> {
         self.server.writes(namespace)
     }
@@ -201,7 +201,7 @@ impl Cluster {
     }
 }
 
-/// Says that nodes are as they are told to be. n2 dies when weft is taken away.
+/// Reports NodeConfigs as applied. n2 fails when weft is taken away.
 async fn run_agents(kubeconfig: &Path) {
     let store = Store::kubernetes(Some(kubeconfig)).unwrap();
     let mut watch = store.watch(&[Kind::NodeConfig]).unwrap();
@@ -219,7 +219,7 @@ async fn run_agents(kubeconfig: &Path) {
     }
 }
 
-/// What makes it a cluster of weft's: who it is, its prefixes and its nodes.
+/// Objects that make it a cluster of weft's: its ID, its prefixes and its nodes.
 fn own() -> Vec<Value> {
     let network = |name: &str, cidr: &str, fixed: &str| {
         json!({"apiVersion": "ipam.liqo.io/v1alpha1", "kind": "Network",
@@ -319,7 +319,7 @@ impl Cluster {
         self.set_ready(peer, name, true);
     }
 
-    /// As a kubelet says it, or the control plane for a kubelet that is not heard of any more.
+    /// As a kubelet reports it, or the control plane for a kubelet that does not report any more.
     pub(crate) fn set_ready(&self, peer: &str, name: &str, ready: bool) {
         let ready = if ready { "True" } else { "False" };
         let pod = json!({"kind": "Pod", "metadata": metadata(name, peer)});

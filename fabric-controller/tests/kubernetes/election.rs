@@ -1,4 +1,4 @@
-//! Of several controllers, one works.
+//! Election: one of several controllers works.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Where clients find a server.
+//! Endpoint at which clients find a server.
 
 use serde_json::{Value, json};
 

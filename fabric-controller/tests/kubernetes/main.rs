@@ -4,8 +4,8 @@
 //! test --kubectl--> kube-apiserver <--watch, apply-- fabric-controller --gRPC--> ipam (in this process)
 //! ```
 //!
-//! There is no kubelet and nothing else of a cluster: tests say themselves what pods there are. What
-//! the server needs is said in the crate `api-server`.
+//! There is no kubelet and nothing else of a cluster: tests create the pods themselves. Prerequisites
+//! of the server are documented in the crate `api-server`.
 
 #![allow(clippy::unwrap_used)]
 

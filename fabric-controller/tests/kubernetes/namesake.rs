@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, client, cluster, peering, server, tenant};
 
-/// All that a gateway's status ever said, one line for each change.
+/// History of a gateway's status, one line for each change.
 struct Diary {
     watch: Child,
     file: PathBuf,
 }
 
 impl Diary {
-    /// Of the uid, the endpoint's port and the Secret's name.
+    /// Records the uid, the endpoint's port and the Secret's name.
     fn of(cluster: &Cluster, kind: &str, peer: &str, name: &str) -> Self {
         let file = cluster.file(&format!("diary-{peer}"));
         let line = "--output=jsonpath={.metadata.uid} {.status.endpoint.port} {.status.secretRef.name}{\"\\n\"}";
@@ -35,7 +35,7 @@ impl Diary {
         text.lines().map(|line| line.split(' ').map(str::to_owned).collect()).collect()
     }
 
-    /// What is said in that column of one with that uid, without what is left open.
+    /// Values in that column of one with that uid, without empty ones.
     fn said(&self, uid: &Value, column: usize) -> Vec<String> {
         let lines = self.lines().into_iter().filter(|line| uid == line[0].as_str());
         lines.map(|line| line[column].clone()).filter(|said| !said.is_empty()).collect()

@@ -17,7 +17,7 @@ fn peered(cluster: &Cluster, peer: &str) -> Value {
         let networking = &found["status"]["modules"]["networking"];
         let conditions = networking["conditions"].as_array()?;
         let is_whole = networking["enabled"] == true && conditions.len() == 4;
-        // Its prefixes are told once nodes have routes for them.
+        // Its prefixes are published once nodes have routes for them.
         let is_configured = |c: &Value| c["reason"] == "NetworkConfigurationPresence";
         (is_whole && conditions.iter().any(is_configured)).then_some(found)
     })
@@ -91,7 +91,7 @@ fn existing_foreign_cluster_is_used_by_any_name() {
 #[test]
 fn one_whose_name_is_taken_keeps_no_other_waiting() {
     let Some((_turn, cluster)) = cluster() else { return };
-    // Before all others, by name; it says that it is of another peer.
+    // Before all others, by name; it is labelled for another peer.
     cluster.apply(&json!({"apiVersion": "core.liqo.io/v1beta1", "kind": "ForeignCluster",
         "metadata": {"name": "alta", "labels": {"liqo.io/remote-cluster-id": "elsewhere"}},
         "spec": {"clusterID": "elsewhere"}}));

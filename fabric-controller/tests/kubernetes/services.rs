@@ -47,7 +47,7 @@ fn ip_has_service_while_it_requests_one() {
     cluster.until_is(service, "/spec/ports/0/port", &json!(3306));
     assert_eq!(cluster.get("service", NAMESPACE, "sql").unwrap()["spec"]["ports"][1], Value::Null);
 
-    // Nobody else changes them for good, and then there is peace.
+    // Changes by others are undone, and then nothing is written any more.
     cluster.merge("endpointslice", NAMESPACE, "sql", &json!({"endpoints": []}));
     cluster.until_is(slice, "/endpoints/0/addresses", &json!(["192.0.2.200"]));
     cluster.delete("service", NAMESPACE, "sql");
@@ -86,7 +86,7 @@ fn foreign_service_stays_and_is_condition_of_ip() {
         let events = cluster.kubectl(&["get", "events", "-n", NAMESPACE, "-o", "json"], "");
         let events: Value = serde_json::from_str(&events).unwrap();
         let all = events["items"].as_array()?.iter();
-        // The API server has something to say of Services, too.
+        // The API server reports Events of Services, too.
         let mut about = all.filter(|event| {
             let object = &event["involvedObject"];
             object["kind"] == "IP" && object["name"] == "web"

@@ -1,4 +1,4 @@
-//! What is said of a gateway that cannot say anything itself.
+//! Status of a gateway that cannot report itself.
 
 use std::thread::sleep;
 use std::time::Duration;

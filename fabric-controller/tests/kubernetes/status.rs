@@ -46,7 +46,7 @@ fn has_problem(observed: &Value, parts: &[&str]) -> bool {
     all.any(|problem| parts.iter().all(|part| problem.contains(part)))
 }
 
-/// Of the chart, or of a gateway.
+/// Runs a pod of the chart, or of a gateway.
 fn run(cluster: &Cluster, name: &str, program: &str, node: &str) -> Value {
     let pod = json!({"apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": name, "namespace": "liqo", "labels": {"fabric.weft.dev/program": program}},
@@ -68,7 +68,7 @@ fn set_ready(cluster: &Cluster, pod: &Value, ready: &str) {
     cluster.set_status(pod, &status);
 }
 
-/// What a gateway would tell.
+/// Writes the status that a gateway would report.
 fn report(cluster: &Cluster, peer: &str) {
     let config = json!({"kind": "gatewayconfig",
         "metadata": {"name": "server", "namespace": tenant(peer)}});
@@ -136,7 +136,7 @@ fn status_shows_all_that_gateway_reports() {
         assert!(row.contains(cell), "{cell}: {row}");
     }
 
-    // What is not there is not believed, whatever was told last.
+    // What is not there does not count, whatever was reported last.
     set_ready(cluster, &controller, "False");
     cluster.delete("pod", "liqo", "a2");
     let all = observed(cluster);
@@ -153,7 +153,7 @@ fn status_shows_all_that_gateway_reports() {
     assert_eq!(of_peer(&all, "dijon").get("latency"), None);
     assert_eq!(of(&cluster.server.admin(), &[]).status.code(), Some(3));
 
-    // What is wrong is told with object and field.
+    // Faults are reported with object and field.
     let mut wrong = server("dijon", &cluster_ip());
     wrong["spec"]["serverTemplateRef"] = json!({"apiVersion": "networking.liqo.io/v1beta1",
         "kind": "WgGatewayServerTemplate", "name": "none", "namespace": "liqo"});
@@ -180,7 +180,7 @@ fn status_without_rights_names_missing_ones() {
     ];
     let said_ = said(&output);
     assert!(all.iter().all(|part| said_.contains(part)), "{said_}");
-    // With these alone it says what it cannot see.
+    // With these alone it reports what it cannot see.
     let resources = "configurations.networking.liqo.io,connections.networking.liqo.io,\
         gatewayservers.networking.liqo.io,gatewayclients.networking.liqo.io,\
         gatewayconfigs.fabric.weft.dev,nodeconfigs.fabric.weft.dev,fabricrecords.fabric.weft.dev";

@@ -1,4 +1,4 @@
-//! What others hang on weft's own objects.
+//! Foreign labels and annotations on weft's own objects.
 
 use serde_json::json;
 

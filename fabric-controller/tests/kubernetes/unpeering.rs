@@ -4,7 +4,7 @@ use serde_json::json;
 
 use crate::cluster::{Cluster, cluster, cluster_ip, peering, server, tenant};
 
-/// Of weft's making, and whatever would hold up the namespace.
+/// Kinds that weft makes, and those that would hold up the namespace.
 const LEFT: [&str; 8] = [
     "gatewayconfigs",
     "deployments",

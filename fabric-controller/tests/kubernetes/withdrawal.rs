@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::cluster::{Cluster, client, cluster_alone, peering, tenant};
 
 const LEASE: [&str; 3] = ["lease", "liqo", "weft-fabric-controller"];
-/// What weft makes, but for a namespace's own.
+/// Kinds that weft makes, but for a namespace's own.
 const MADE: &str = "deployments,services,serviceaccounts,roles,rolebindings,secrets,networks,ips,\
     gatewayconfigs,nodeconfigs,connections";
 const OURS: &str = "app.kubernetes.io/managed-by=weft";
@@ -65,7 +65,7 @@ impl Drop for Unlocked<'_> {
     }
 }
 
-/// What it says.
+/// Runs the withdrawal; returns its messages.
 fn withdraw(cluster: &Cluster) -> String {
     let mut program = Command::new(env!("CARGO_BIN_EXE_fabric-controller"));
     program.args(["withdraw", "--patience", "8s", "--kubeconfig"]).arg(cluster.server.admin());
@@ -96,7 +96,7 @@ fn nothing_is_made_again(cluster: &Cluster) {
     assert_eq!(all(), "");
 }
 
-/// What users have made is there, and weft has no say in it any more.
+/// Objects that users have made are there, with nothing of weft's in them any more.
 fn says_nothing(cluster: &Cluster, tenant: &str) {
     let kinds = [("configuration", "lucca"), ("gatewayclient", "client")];
     for (kind, name) in kinds {

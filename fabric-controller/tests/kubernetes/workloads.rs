@@ -1,4 +1,4 @@
-//! What a gateway consists of in Kubernetes.
+//! Objects that a gateway consists of in Kubernetes.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};

@@ -70,7 +70,7 @@ impl Election {
         }
     }
 
-    /// The holder, if it lives, lets go within a few seconds.
+    /// The holder, if it runs, releases it within a few seconds.
     pub fn taking_over(self) -> Self {
         Self { takes_over: true, ..self }
     }

@@ -77,7 +77,7 @@ async fn take_away(server: &ApiServer, patience: Duration) -> Result<(), Withdra
     leftovers::remove_shared(&cluster, &server.namespace).await
 }
 
-/// Removes pods of the same Job that were to end and did not: the node of each has died. The Job,
+/// Removes pods of the same Job that were to end and did not: the node of each has failed. The Job,
 /// and with it helm, would wait for them.
 async fn give_up_twins(cluster: &Cluster) -> Result<(), WithdrawError> {
     let pods = kind::<Pod>();

@@ -57,7 +57,7 @@ enum Attempt {
     Delete,
 }
 
-/// What is due for an object.
+/// Action that is due for an object.
 enum Step {
     None,
     Apply,

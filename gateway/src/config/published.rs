@@ -3,7 +3,7 @@
 use fabric_api::fabric::{GatewayConfig, GatewayRecord, RecordVersion, Records};
 use fabric_store::Event;
 
-/// What the store has reported.
+/// Objects that the store has reported.
 #[derive(Debug, Default)]
 pub(super) struct Published {
     pub(super) config: Option<GatewayConfig>,

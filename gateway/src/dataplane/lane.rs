@@ -27,7 +27,7 @@ use self::shared::{Commands, Published};
 pub use self::socket::open_socket;
 pub use self::tun::{Tun, open_tun};
 
-/// Which offloads may be used. All true unless a switch forces a fallback.
+/// Offloads that may be used. All true unless a switch forces a fallback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offloads {
     /// UDP segmentation when sending (`--no-gso`).

@@ -63,7 +63,7 @@ pub struct Evidence<'a> {
     pub last_received: Option<Instant>,
     pub last_answer: Option<Instant>,
     pub unanswered: Option<Unanswered>,
-    /// When the peer last received a packet, as it reports, and when that report arrived.
+    /// Time of the last packet that the peer received, as it reports, and of that report's arrival.
     pub peer_received: Option<(Option<Instant>, Instant)>,
     /// Since when packets have been sealed with superseded keys.
     pub superseded_since: Option<Instant>,

@@ -225,7 +225,7 @@ impl Peering {
         &self.running.desired
     }
 
-    /// When [`Self::handle_timeouts`] is next due.
+    /// Deadline of the next [`Self::handle_timeouts`].
     fn deadline(&self) -> Instant {
         self.ping_at.min(self.burst_due()).min(self.due()).min(self.path_due())
     }
@@ -254,7 +254,7 @@ impl Peering {
         due.chain(tick).chain(search).min().unwrap_or_else(never)
     }
 
-    /// When an answer is overdue, or the next probe of a burst is due.
+    /// Time at which an answer is overdue, or the next probe of a burst is due.
     fn burst_due(&self) -> Instant {
         let probes = self.machine.is_connected() && self.desired().probe.enabled;
         let due = self.diagnosis.log.deadline().filter(|_| probes);
@@ -268,7 +268,7 @@ impl Peering {
         }
     }
 
-    /// When the path's MTU is next looked at.
+    /// Deadline of the next look at the path's MTU.
     fn path_due(&self) -> Instant {
         self.path.deadline().unwrap_or_else(never)
     }

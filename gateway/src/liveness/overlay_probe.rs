@@ -68,7 +68,7 @@ pub async fn run(
 struct Probing {
     current: Option<Current>,
     nodes: Nodes,
-    /// When answers of kernels are looked for.
+    /// Time of the next look for answers of kernels.
     look_at: Option<Instant>,
 }
 

@@ -194,7 +194,7 @@ impl PathMtu {
         }
     }
 
-    /// When [`Self::poll`] is next due; `None` if not before something else happens.
+    /// Deadline of the next [`Self::poll`]; `None` if not before something else happens.
     pub fn deadline(&self) -> Option<Instant> {
         match &self.phase {
             Phase::Idle | Phase::Silent { .. } => None,

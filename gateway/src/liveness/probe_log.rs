@@ -154,7 +154,7 @@ impl ProbeLog {
         self.burst.is_some_and(|burst| !burst.is_asked)
     }
 
-    /// When [`Self::handle_tick`] is next due.
+    /// Deadline of the next [`Self::handle_tick`].
     pub fn deadline(&self) -> Option<Instant> {
         match self.burst {
             Some(burst) => Some(burst.next),

@@ -1,4 +1,4 @@
-//! What the overlay puts into the kernel, read back with other people's tools.
+//! Kernel state that the overlay makes, read back with other people's tools.
 //!
 //! ```text
 //!   host: under0 192.0.2.1/24 -- weft-test0000 | eth0 (pod) ... VXLAN sockets
@@ -204,7 +204,7 @@ async fn apply(overlay: &Overlay) -> Applied {
     overlay.apply(&desired, None, Offloads::ALL).await.unwrap()
 }
 
-/// Until nothing of our own changes is still being told.
+/// Until no notification of our own changes is outstanding.
 async fn settle(overlay: &mut Overlay) {
     while tokio::time::timeout(Duration::from_millis(300), overlay.changed()).await.is_ok() {}
 }

@@ -55,7 +55,7 @@ fn same_pod_cidrs_reach_each_other_over_restarts() {
         assert!(reaches(rome));
         assert_eq!(rome.metric("weft_gateway_handshakes_total{outcome=\"completed\"}"), handshakes);
 
-        // A clean stop says that the connection is gone, and leaves nothing on the host.
+        // A clean stop reports that the connection is gone, and leaves nothing on the host.
         client.stop();
         assert_eq!(rome.connection().unwrap().value, ConnectionValue::Connecting);
         assert!(!run_in(&rome.netns, "ip link").contains("weft-"));
@@ -92,7 +92,7 @@ fn client_searches_successor_of_ended_server() {
         server.stop();
         let since = Instant::now();
         while rome.metric(ATTEMPTS) == before {
-            // Without the goodbye, after three probes.
+            // Without a report of departure, after three probes.
             assert!(since.elapsed() < Duration::from_secs(2), "nobody is asked");
             std::thread::sleep(Duration::from_millis(20));
         }

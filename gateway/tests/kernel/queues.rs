@@ -83,7 +83,7 @@ fn send(side: &Side, is_over: impl Fn() -> bool + Sync + Send, count: usize) {
     let send = || {
         let socket = UdpSocket::bind((POD, 0)).unwrap();
         for _ in (0..count).take_while(|_| !is_over()) {
-            // Refused once the peer's host has said that nobody listens.
+            // Refused once the peer's host has reported that nobody listens.
             let _ = socket.send_to(&[0; 1200], (SEEN_AS, 9));
         }
     };

@@ -1,4 +1,4 @@
-//! What the tests share: a namespace to be in, commands, and a config.
+//! Helpers that the tests share: a namespace to be in, commands, and a config.
 
 use std::net::Ipv4Addr;
 use std::process::Command;

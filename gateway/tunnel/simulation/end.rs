@@ -23,11 +23,11 @@ pub(crate) struct End {
     pub(crate) made: Made,
     /// Its present address.
     pub(crate) address: SocketAddr,
-    /// When it last began without memory.
+    /// Time of its last restart.
     pub(crate) begun: u64,
     /// Packets that its hosts sent, and whether each arrived.
     pub(crate) arrived: Vec<bool>,
-    /// When the next packet is due, if any is.
+    /// Time at which the next packet is due, if any is.
     pub(crate) due: Option<u64>,
     /// Handshake attempts of engines before this one.
     pub(crate) attempts: u64,
@@ -148,5 +148,5 @@ pub(crate) fn key(random: &mut Random) -> PrivateKey {
     PrivateKey::from_bytes(&bytes).unwrap()
 }
 
-/// Time that an unused key lives at both ends, less what clocks and delays may differ by.
+/// Lifetime of an unused key at both ends, less what clocks and delays may differ by.
 pub(crate) const SURELY_VALID: u64 = 178 * SECOND;

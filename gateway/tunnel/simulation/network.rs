@@ -16,10 +16,10 @@ pub(crate) struct Datagram {
     pub(crate) to: SocketAddr,
     pub(crate) bytes: Vec<u8>,
     pub(crate) tos: u8,
-    /// Which end sent it.
+    /// Number of the end that sent it.
     pub(crate) sender: usize,
     pub(crate) sent: u64,
-    /// When the sender had last completed a handshake.
+    /// Time at which the sender had last completed a handshake.
     pub(crate) keys_made: u64,
     /// The network delivers it more than once.
     pub(crate) number: u64,
@@ -93,7 +93,7 @@ impl Network {
         is_lost
     }
 
-    /// When the next datagram arrives.
+    /// Time at which the next datagram arrives.
     pub(crate) fn next_arrival(&self) -> Option<u64> {
         self.on_the_way.peek().map(|Reverse((at, ..))| *at)
     }

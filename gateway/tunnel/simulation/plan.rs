@@ -57,7 +57,7 @@ pub(crate) enum Traffic {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Event {
-    /// An end starts anew, without memory but of where its peer was.
+    /// An end restarts, with no state but its peer's last endpoint.
     Restart(usize),
     /// End 0 has another address, which no config shows.
     Roam,

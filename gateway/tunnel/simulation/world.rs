@@ -14,7 +14,7 @@ use crate::random::Random;
 /// After the network is good again and a restarted end is back, packets pass after this long.
 const RECOVERY: u64 = 7 * SECOND;
 
-/// Who has no key and looks for its peer where that is no more has to wait until the peer, sending in
+/// Longest wait of an end that has no key and a stale endpoint of its peer: until the peer, sending in
 /// vain for 15 s, initiates (whitepaper section 6.5).
 const UNANSWERED: u64 = 15 * SECOND;
 
@@ -380,7 +380,7 @@ impl World {
         }
     }
 
-    /// When end `i` last completed a handshake.
+    /// Time at which end `i` last completed a handshake.
     fn keys_made(&self, i: usize) -> Option<u64> {
         let last = self.ends[i].engine.peer_state().last_handshake?;
         Some(last.saturating_duration_since(self.start).as_micros() as u64)

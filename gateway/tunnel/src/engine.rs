@@ -204,7 +204,7 @@ impl Engine {
         port.counters.note_peer(&self.peer);
     }
 
-    /// When [`Engine::handle_timeout`] is next due.
+    /// Deadline of the next [`Engine::handle_timeout`].
     pub fn deadline(&self) -> Instant {
         self.peer.deadline().unwrap_or(self.started + NEVER)
     }

@@ -459,7 +459,7 @@ fn packets_late_by_8191_are_taken_and_only_once() {
     assert_eq!(pair.dropped(1, DropReason::Replay), 8191 + 8192);
 }
 
-/// Bug class: after a restart nothing flows until the side that lives on happens to rekey.
+/// Bug class: after a restart nothing flows until the side that runs on happens to rekey.
 #[test]
 fn restarted_end_recovers_with_first_handshake() {
     for restarted in 0..2 {

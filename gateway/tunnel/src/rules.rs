@@ -1,7 +1,7 @@
-//! Which packets pass the tunnel, and under which addresses.
+//! Filter of the packets that pass the tunnel, and translation of their addresses.
 //!
 //! Translation is stateless: prefix for prefix, host bits kept, so that a gateway can be replaced
-//! without any flow noticing. The host bits also keep what a translation adds to a checksum the
+//! without any effect on flows. The host bits also keep what a translation adds to a checksum the
 //! same for all addresses of a prefix: it is computed when the rules are compiled.
 
 mod mss;

@@ -67,7 +67,7 @@ struct Session {
     keys: KeyRing,
     /// Source of the last authentic packet of these keys, or the configured endpoint.
     endpoint: Option<SocketAddr>,
-    /// When something authentic came last.
+    /// Time of the last authentic message.
     received: Option<Instant>,
     /// Since when other keys are in force.
     superseded: Option<Instant>,
@@ -75,14 +75,14 @@ struct Session {
     limits: Limits,
     /// Until when the current key may be sealed with. `None` once that has passed.
     sealable_until: Option<Instant>,
-    /// When the first packet was sealed to which there was no answer of any kind.
+    /// Time at which the first packet was sealed to which there was no answer of any kind.
     unheard: Option<Instant>,
-    /// When a stale initiation was last answered.
+    /// Time of the last answer to a stale initiation.
     stale: Option<Instant>,
     /// Moves of the endpoint that the peer's packets made.
     moves: u64,
     duplicate: DuplicateDetector,
-    /// When [`Session::check`] is next due.
+    /// Deadline of the next [`Session::check`].
     next_check: Option<Instant>,
 }
 

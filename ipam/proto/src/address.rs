@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use tonic::transport::{Endpoint, Error};
 
-/// Where ipam listens. Written `unix:PATH` or `HOST:PORT`.
+/// Listen address of ipam. Written `unix:PATH` or `HOST:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     Unix(PathBuf),
@@ -22,7 +22,7 @@ pub enum ParseAddressError {
 }
 
 impl Address {
-    /// What to connect to, for [`crate::ipam_client::IpamClient`]. Nothing is sent yet.
+    /// Endpoint to connect to, for [`crate::ipam_client::IpamClient`]. Nothing is sent yet.
     pub fn endpoint(&self) -> Result<Endpoint, Error> {
         match self {
             Self::Unix(path) => Endpoint::from_shared(format!("unix:{}", path.display())),

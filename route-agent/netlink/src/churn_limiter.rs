@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep};
 /// Keeps a program from burning a core when another undoes at once what it does.
 #[derive(Debug, Default)]
 pub struct ChurnLimiter {
-    /// When something was changed, lately.
+    /// Times of recent changes.
     changes: VecDeque<Instant>,
 }
 

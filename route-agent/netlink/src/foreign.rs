@@ -89,7 +89,7 @@ impl Handle {
 
 fn as_route(message: &RouteMessage, names: &BTreeMap<u32, String>) -> Option<ForeignRoute> {
     let header = &message.header;
-    // Copies of the cache, which say nothing of a table.
+    // Copies of the cache, which name no table.
     if header.flags.contains(RouteFlags::Cloned) {
         return None;
     }

@@ -1,4 +1,4 @@
-//! When to probe which gateway, and which of them do not answer. Knows no socket and no clock.
+//! Schedule of the probes of gateways, and those that do not answer. Knows no socket and no clock.
 //!
 //! ```text
 //!   Answering --no reply--> burst of probes --none answered--> Unreachable
@@ -54,7 +54,7 @@ pub(super) struct Prober {
 struct Gateway {
     target: Target,
     period: Duration,
-    /// When it has its next turn.
+    /// Time of its next turn.
     turn_at: Instant,
     next_at: Instant,
     pending: Option<Pending>,
@@ -116,7 +116,7 @@ impl Prober {
         probes
     }
 
-    /// When [`Self::poll`] is next due.
+    /// Deadline of the next [`Self::poll`].
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.gateways.values().map(|gateway| gateway.next_at).min()
     }

@@ -9,7 +9,7 @@ use rcgen::{
 };
 use serde_json::{Value, json};
 
-/// Who vouches for everybody in one cluster.
+/// Certificate authority of one cluster.
 pub(super) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// Certificate and key, in PEM.

@@ -47,7 +47,7 @@ pub(super) fn write_files(head: &Machine, spec: &ClusterSpec, ca: &Authority) ->
     Ok(())
 }
 
-/// Who may do everything.
+/// Subject with all rights.
 pub(super) fn admin() -> Subject<'static> {
     Subject { name: "admin", organization: Some("system:masters"), ..Subject::default() }
 }

@@ -52,7 +52,7 @@ impl Image {
         self
     }
 
-    /// Busybox under all of its names; left alone it sleeps.
+    /// Busybox under all of its names; by default it sleeps.
     pub fn busybox() -> Result<Self> {
         let program = find("busybox").context("busybox is not installed")?;
         let names = finish(Command::new(&program).arg("--list"), "")?;

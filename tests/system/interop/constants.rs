@@ -16,7 +16,7 @@ use super::wire::{INITIATION, Seen, Wire, all_within, gaps};
 use super::{INTERVAL, PADDING, SINKS, replace_gateway};
 use crate::scene::TIMEOUT;
 
-/// Which peering is for what.
+/// Numbers of the peerings, by purpose.
 const SILENT: usize = 0;
 const ASKED: usize = 1;
 const DEAF: usize = 2;

@@ -32,7 +32,7 @@ const CONTROL_PORT: u16 = 31_000;
 /// Last byte of the first control's underlay address.
 const FIRST_CONTROL: u8 = 128;
 
-/// Who sends, as weft sees it.
+/// Direction of the traffic, as weft sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flow {
     Both,

@@ -27,7 +27,7 @@ type Direction = (IpAddr, bool);
 /// Messages of one direction. Packets are only counted.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
-    /// When a handshake message passed, and its first byte.
+    /// Time and first byte of each handshake message.
     handshakes: Vec<(Instant, u8)>,
     pub(crate) keepalives: Vec<Instant>,
     pub(crate) packets: u64,
@@ -77,7 +77,7 @@ impl Wire {
         self.get((peer, false))
     }
 
-    /// When both ends had a new session: the responses, whoever sent them.
+    /// Times at which both ends had a new session: the responses, whoever sent them.
     pub(crate) fn sessions_with(&self, peer: IpAddr) -> Vec<Instant> {
         let mut times = self.sent_to(peer).times_of(RESPONSE);
         times.extend(self.received_from(peer).times_of(RESPONSE));

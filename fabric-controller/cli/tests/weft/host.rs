@@ -14,7 +14,7 @@ use fabric_api::networking::Connection;
 use fabric_store::{Kind, ObjectRef, Store, StoreArgs};
 use futures::FutureExt as _;
 
-/// Runs until it is told to stop, and says so.
+/// Runs until SIGTERM, and reports it.
 const STAND_IN: &str = "#!/bin/sh
 echo \"$(basename $0) says hello\"
 trap 'echo stopping; exit 0' TERM
@@ -59,7 +59,7 @@ impl Host {
         let root =
             Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("w{}-{nth}", std::process::id()));
         fs::create_dir_all(root.join("bin")).unwrap();
-        // A hard link, so that /proc/self/exe tells this place.
+        // A hard link, so that /proc/self/exe names this place.
         fs::hard_link(env!("CARGO_BIN_EXE_weft"), root.join("bin/weft")).unwrap();
         let host = Self { namespace: namespace(), root };
         for program in ["ipam", "fabric-controller", "route-agent", "gateway"] {
@@ -206,7 +206,7 @@ impl Host {
         at_once(self.store().delete(&ObjectRef::new(Kind::GatewayConfig, "t", name))).unwrap();
     }
 
-    /// What a gateway says of its Connection when all is well.
+    /// Writes the Connection that a gateway reports when connected.
     pub(crate) fn claim_connected(&self, name: &str) {
         let connection: Connection = serde_json::from_value(serde_json::json!({
             "apiVersion": "networking.liqo.io/v1beta1", "kind": "Connection",
@@ -225,7 +225,7 @@ impl Host {
         at_once(self.store().put_status(&connection.into())).unwrap();
     }
 
-    /// What the Connection of a gateway says.
+    /// Returns the value of a gateway's Connection.
     pub(crate) fn connection(&self, name: &str) -> String {
         let reference = ObjectRef::new(Kind::Connection, "t", &format!("gw-{name}"));
         let object = at_once(self.store().get(&reference)).unwrap().unwrap();
@@ -250,7 +250,7 @@ impl Supervisor {
         self.0.id().cast_signed()
     }
 
-    /// As a user who is out of patience, or the kernel out of memory.
+    /// Sends SIGKILL, as a user or the OOM killer may.
     pub(crate) fn kill(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();

@@ -250,7 +250,7 @@ fn dead_or_hung_gateway_is_never_connected() {
     eventually("the Connection is an Error", || host.connection("client") == "Error");
     assert!(host.messages().contains("does not answer"), "{}", host.messages());
 
-    // One that writes is alive: its word stands until as many questions more are unanswered.
+    // One that writes is alive: its status stands until as many more health checks are unanswered.
     host.claim_connected("client");
     std::thread::sleep(Duration::from_secs(2));
     assert_eq!(host.connection("client"), "Connected");

@@ -43,7 +43,7 @@ pub(super) fn configs(
 }
 
 /// Removed nodes take everything away before their config goes, if they have applied any. The
-/// peerings live on, so their prefixes stay refused there for as long as the agent runs. In
+/// peerings remain, so their prefixes stay refused there for as long as the agent runs. In
 /// Kubernetes the agent goes with its node, so there may be none to report that.
 pub(super) fn of_removed_nodes(
     index: &Index,

@@ -1,4 +1,4 @@
-//! What a watch tells.
+//! Events of a watch.
 
 use std::fs;
 use std::time::{Duration, Instant};

@@ -22,7 +22,7 @@ async fn controller(place: &Place) -> Watch {
     watch
 }
 
-/// What a program finds that starts now.
+/// Returns the CIDR of a Network as a program reads it that starts now.
 fn cidr_for_a_newcomer(place: &Place, name: &str) -> Option<String> {
     let store = Directory::open(places(place.dir.path())).unwrap();
     store.get(&network_ref(name)).unwrap().map(|object| cidr_of(&object).to_owned())

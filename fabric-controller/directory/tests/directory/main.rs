@@ -49,7 +49,7 @@ impl Place {
         fs::remove_file(self.path("manifests").join(file)).unwrap();
     }
 
-    /// What is wrong with the manifests, one line each.
+    /// Problems of the manifests, one line each.
     fn problems(&self) -> Vec<String> {
         lines(&self.store.read(&Kind::ALL).unwrap().problems)
     }

@@ -16,7 +16,7 @@ pub(super) struct Cache {
 #[derive(Debug)]
 struct Entry {
     seen: Stored,
-    /// Where the API server fills in more than it was asked for.
+    /// Requested and resulting value, where the API server fills in more than was requested.
     content: Option<Asked>,
     status: Option<Asked>,
     /// The version that came of the last status that was written here.

@@ -1,4 +1,4 @@
-//! Whoever else writes to the API server.
+//! Other writers to the API server.
 
 use std::path::Path;
 use std::time::Duration;

@@ -21,7 +21,7 @@ fn secret(place: &Place, name: &str, byte: u8) -> Object {
     secret.into()
 }
 
-/// What a gateway may do, and no more: see the chart.
+/// Grants the rights of a gateway, and no more: see the chart.
 async fn grant(place: &Place, connection_verbs: &[&str]) {
     let rule = |group: &str, resource: &str, name: &str, verbs: &[&str]| json!({"apiGroups": [group], "resources": [resource], "resourceNames": [name], "verbs": verbs});
     let read = ["get", "list", "watch"];
@@ -188,7 +188,7 @@ async fn follower_of_connection_sees_foreign_status() {
     assert!(store.put_status_if_last(&connecting).await.unwrap());
     assert_eq!(applied(watch.next().await), connecting);
 
-    // Before it is told, and after.
+    // Before the watch reports it, and after.
     assert!(other.put_status(&error).await.unwrap());
     assert!(!store.put_status_if_last(&connecting).await.unwrap());
     assert_eq!(applied(watch.next().await), error);

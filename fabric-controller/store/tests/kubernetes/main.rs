@@ -5,7 +5,7 @@
 //!    \-- Admin ----------^
 //! ```
 //!
-//! What the server needs is said in the crate `api-server`.
+//! Prerequisites of the server are documented in the crate `api-server`.
 
 #![allow(clippy::unwrap_used)]
 
@@ -49,7 +49,7 @@ struct Place {
 }
 
 impl Place {
-    /// `None` if there is no server, which has been said then.
+    /// `None`, after reporting why, if there is no server.
     async fn new(name: &str) -> Option<Self> {
         let server = shared()?;
         let admin = Admin::new(&server.admin());
@@ -105,7 +105,7 @@ impl Place {
     }
 }
 
-/// A watch that hears of one namespace only, and of what is in none.
+/// A watch of one namespace only, and of what is in none.
 struct Ears {
     watch: Watch,
     namespace: Option<String>,

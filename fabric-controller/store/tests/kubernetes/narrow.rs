@@ -1,4 +1,4 @@
-//! Of Secrets and ConfigMaps, only those that are weft's business.
+//! Secrets and ConfigMaps: only those that concern weft are reported.
 
 use fabric_api::labels::{CLUSTER_ID_CONFIGMAP, GATEWAY_RESOURCE, LIQO_NAMESPACE};
 use fabric_store::{Event, Kind, Object, ObjectRef, Store, StoreArgs};

@@ -1,4 +1,4 @@
-//! What weft itself writes.
+//! Objects that weft itself writes.
 
 use std::sync::Arc;
 

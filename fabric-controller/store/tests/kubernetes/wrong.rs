@@ -25,7 +25,7 @@ async fn unreadable_object_keeps_last_good_version() {
     );
     assert_eq!(watch.watch.seen().get(&good.reference()), Some(&good));
 
-    // Its status can be written all the same: there it says what is wrong.
+    // Its status can be written all the same: faults are reported there.
     let mut accepted = good.clone();
     let Object::Configuration(own) = &mut accepted else { panic!() };
     let own = Arc::make_mut(own);
@@ -65,7 +65,7 @@ async fn wrong_value_keeps_last_good_new_one_is_reported() {
 
     manifest["spec"]["remote"]["cidr"]["pod"] = json!(["10.1.0.1/16"]);
     place.admin.apply("configurations", &manifest).await;
-    // With the generation of what is told of it.
+    // With the generation of the version that is reported as wrong.
     let mut kept = good.clone();
     kept.metadata_mut().generation = Some(good.generation() + 1);
     assert_eq!(applied(watch.next().await), kept);

@@ -25,7 +25,7 @@ struct Case {
     spec: Option<Value>,
     /// A whole template instead of metadata and spec.
     file: Option<String>,
-    /// What weft says against it.
+    /// Error that weft reports for it.
     error: Option<String>,
     /// Why weft does otherwise than Go, and the spec that weft makes.
     differs: Option<String>,
@@ -45,7 +45,7 @@ impl Case {
         }
     }
 
-    /// What weft makes of it, and what it should.
+    /// Compares weft's result with the expected one.
     fn check(&self, gateway: &Value, go: &Outcome) -> Result<(), String> {
         let found = render(&self.template(), &variables(gateway)).map_err(|e| chain(&e));
         let expected = self.expected(gateway, go)?;

@@ -1,4 +1,4 @@
-//! What Go makes of the cases: asked now if there is a Go, read from `expected.json` otherwise.
+//! Results of Go for the cases: obtained now if there is a Go, read from `expected.json` otherwise.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -39,12 +39,12 @@ struct Named {
     outcome: Outcome,
 }
 
-/// Set to write down what Go says.
+/// Set to write down Go's results.
 const BLESS: &str = "WEFT_BLESS";
 
 /// # Panics
 ///
-/// If Go says otherwise than what is written down.
+/// If Go's results differ from what is written down.
 pub(crate) fn outcomes(input: &Value) -> Outcomes {
     let path = folder().join("expected.json");
     let said = ask(input);

@@ -23,7 +23,7 @@ fn replicas_share_one_certificate() {
     replicas.into_iter().for_each(|replica| replica.stop(&world));
 }
 
-/// Both hear at one moment that there is something to do.
+/// Both observe at one moment that there is something to do.
 fn made_once(world: &World, replicas: &[Replica; 2]) {
     assert_eq!(world.secret(), None);
     world.install(&replicas[0]);
@@ -49,7 +49,7 @@ fn made_again_once(world: &World, replicas: &[Replica; 2]) {
     }
 }
 
-/// What is stored, trusted and presented is the same.
+/// Certificates stored, trusted and presented are the same.
 fn settled(world: &World, replicas: &[Replica; 2]) {
     until("all agree", || {
         let (own, authorities) = (der(&world.part("tls.crt")), world.part("ca.crt"));

@@ -1,4 +1,4 @@
-//! What becomes of plain strings, and of everything else.
+//! Handling of plain strings, and of everything else.
 
 use std::time::{Duration, Instant};
 

@@ -27,7 +27,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// None, after saying why, if there can't be one.
+    /// None, after reporting why, if there can't be one.
     pub(crate) fn start() -> Option<Self> {
         let test = std::thread::current().name().unwrap_or_default().replace(':', "-");
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("webhook").join(test);

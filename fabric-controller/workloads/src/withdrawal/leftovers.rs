@@ -21,7 +21,7 @@ use crate::live::{SLICE_OF, SLICE_OF_WEFT};
 
 /// Longer than a gateway takes to end.
 const POD_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time for gateways to end. Those of a node that has died are not waited for any longer.
+/// Time for gateways to end. Those of a node that has failed are not waited for any longer.
 const GATEWAYS_END: Duration = Duration::from_secs(12);
 /// Interval of passes.
 const PERIOD: Duration = Duration::from_millis(500);

@@ -94,7 +94,7 @@ pub(super) struct Received {
 struct Refused {
     /// Segments of this size and more, in bytes of UDP payload.
     size: usize,
-    /// When they may be tried again.
+    /// Time at which they may be tried again.
     until: Instant,
 }
 

@@ -34,7 +34,7 @@ pub(super) struct Diagnosis {
     departure: Option<(Departure, Instant)>,
     is_weft: bool,
     peer_cidrs: Option<PeerCidrs>,
-    /// When the peer last reported a second gateway with our key.
+    /// Time of the peer's last report of a second gateway with our key.
     key_shared: Option<Instant>,
     peer_differs: bool,
     /// This cluster's ID in the peer's pings, if that is not its own.
@@ -180,7 +180,7 @@ impl Diagnosis {
         ping.with_cidrs(own)
     }
 
-    /// When a fault begins although nothing happens.
+    /// Time at which a fault begins without any event.
     pub(super) fn due(&self) -> Option<Instant> {
         let is_known = self.faults.iter().any(|of| of.fault.reason == Reason::SupersededKeys);
         self.superseded_since.filter(|_| !is_known).map(|since| since + health::ROTATION_TIME)

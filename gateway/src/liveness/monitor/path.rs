@@ -85,7 +85,7 @@ impl PathProber {
         self.way.as_ref().and_then(|(_, path)| path.found())
     }
 
-    /// When [`Self::send`] is next due.
+    /// Deadline of the next [`Self::send`].
     pub(super) fn deadline(&self) -> Option<Instant> {
         let (_, path) = self.way.as_ref()?;
         path.deadline().into_iter().chain(self.trains.deadline()).min().filter(|_| self.asks)

@@ -58,12 +58,12 @@ pub(super) struct Nodes {
 
 #[derive(Debug)]
 struct Node {
-    /// When the next probe is to arrive.
+    /// Time at which the next probe is to arrive.
     due: Instant,
-    /// When the last one did.
+    /// Time at which the last one did.
     last: Timestamp,
     trace_at: Instant,
-    /// When the node's kernel last answered.
+    /// Time of the last answer of the node's kernel.
     traced: Option<Instant>,
     fault: Option<(PathFault, Timestamp)>,
 }
@@ -129,7 +129,7 @@ impl Nodes {
         asked
     }
 
-    /// When [`Self::poll`] is next due.
+    /// Deadline of the next [`Self::poll`].
     pub(super) fn deadline(&self) -> Option<Instant> {
         let of = |node: &Node| match node.fault {
             Some((PathFault::NoAnswer, _)) => node.trace_at,

@@ -60,7 +60,7 @@ impl TrainCheck {
         nonce >= NONCES
     }
 
-    /// When [`Self::poll`] is next due of itself.
+    /// Deadline of the next [`Self::poll`] without new large packets.
     pub fn deadline(&self) -> Option<Instant> {
         match self.state {
             State::Sent { until, .. } => Some(until),

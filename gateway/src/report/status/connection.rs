@@ -37,11 +37,11 @@ pub(super) struct OwnConnection {
     written: Option<(Connection, Connection)>,
     /// The value that the watch last reported, and when.
     seen: Option<(ConnectionValue, Instant)>,
-    /// When its removal by another program was observed.
+    /// Time at which its removal by another program was observed.
     lost_at: Option<Instant>,
     /// There is none, as far as this gateway is concerned.
     removed: bool,
-    /// When it was last made sure of.
+    /// Time at which it was last restored.
     ensured_at: Instant,
 }
 

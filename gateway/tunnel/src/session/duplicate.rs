@@ -47,7 +47,7 @@ impl DuplicateDetector {
         self.endpoints = self.endpoints.filter(|_| self.valid_until.is_some_and(|end| now < end));
     }
 
-    /// When [`Self::expire`] is next due.
+    /// Deadline of the next [`Self::expire`].
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.valid_until.filter(|_| self.endpoints.is_some())
     }

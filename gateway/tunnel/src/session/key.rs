@@ -26,13 +26,13 @@ pub(super) struct Key {
     pub(super) index: u32,
     pub(super) sealer: Sealer,
     pub(super) opener: Opener,
-    /// When it was agreed on, as far as this end knows.
+    /// Time at which it was agreed on, as far as this end knows.
     born: Instant,
     /// It is our task to replace it.
     is_initiator: bool,
     /// Both ends are known to have it.
     is_confirmed: bool,
-    /// When the peer first sealed with it.
+    /// Time at which the peer first sealed with it.
     pub(super) used: Option<Instant>,
 }
 
@@ -136,7 +136,7 @@ impl KeyRing {
         }
     }
 
-    /// When [`Self::expire`] is next due, or the current key is no longer to be sealed with.
+    /// Time at which [`Self::expire`] is next due, or the current key is no longer to be sealed with.
     pub(super) fn deadline(&self, now: Instant) -> Option<Instant> {
         let last_sealed = self.current().map(Key::last_sealed_at).filter(|at| now < *at);
         self.held.iter().map(Key::end).chain(last_sealed).min()

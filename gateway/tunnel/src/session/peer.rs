@@ -51,7 +51,7 @@ pub(crate) struct Peer {
     unanswered: Option<Instant>,
     last_handshake: Option<Instant>,
     last_authentic: Option<Instant>,
-    /// When a handshake was last started because others crowd the peer's messages out.
+    /// Time of the last handshake started because messages of others displace the peer's.
     called_back: Option<Instant>,
     /// Initiations sent, and handshakes that led to a session.
     pub(crate) attempts: u64,
@@ -168,7 +168,7 @@ impl Peer {
         self.sender().is_some_and(|at| self.sessions[at].can_seal(now))
     }
 
-    /// When [`Peer::poll`] is next due.
+    /// Deadline of the next [`Peer::poll`].
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let sessions = self.sessions.iter().filter_map(Session::deadline);
         let ends = self.sessions.iter().filter_map(end_of);
@@ -504,7 +504,7 @@ impl Peer {
     }
 }
 
-/// When superseded keys are no longer good for anything: WireGuard forgets any key by then.
+/// End of the use of superseded keys: WireGuard discards any key by then.
 fn end_of(session: &Session) -> Option<Instant> {
     session.superseded.map(|at| at + REJECT_AFTER_TIME)
 }

@@ -12,7 +12,7 @@ pub struct RejectedInitiation {
     /// Source address and UDP port, which anybody can forge.
     pub from: SocketAddr,
     pub at: Instant,
-    /// When the record before this one was made, if there was one.
+    /// Time of the record before this one, if there was one.
     pub previous: Option<Instant>,
     /// The initiator's static key; `None` if the initiation is for another responder's key.
     pub key: Option<PublicKey>,

@@ -18,12 +18,12 @@ const WITH_COOKIE: Duration = Duration::from_millis(100);
 /// WireGuard's jitter (whitepaper section 6.1), so that two ends do not initiate in step.
 const MAX_JITTER_MS: u64 = 333;
 
-/// When to initiate the next handshake.
+/// Schedule of handshake attempts.
 pub(super) struct Retry {
     due: Option<Instant>,
     interval: Duration,
     hurried: Option<Instant>,
-    /// When the present row of attempts, or the last [`ATTEMPT_TIME`] of it, began.
+    /// Start of the present row of attempts, or of its last [`ATTEMPT_TIME`].
     began: Option<Instant>,
     random: Random,
 }
@@ -64,7 +64,7 @@ impl Retry {
         has_failed
     }
 
-    /// When something is due: an attempt, or to give up.
+    /// Time at which something is due: an attempt, or to give up.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.due.into_iter().chain(self.fails_at()).min()
     }

@@ -1,4 +1,4 @@
-//! Whatever is wrong is told, and disturbs nothing else.
+//! Faults are reported, and disturb nothing else.
 
 use std::sync::Arc;
 
@@ -277,7 +277,7 @@ fn invalid_gateway_has_condition_until_corrected() {
     world.settle();
     let reference = ObjectRef::new(Kind::GatewayServer, "liqo-tenant-rome", "server");
     assert_eq!(world.status(&reference)["conditions"], Value::Null);
-    // As the store tells of a version that it did not take, which compile has never seen.
+    // As the store reports a version that it did not take, which compile has never seen.
     let problem = fabric_objects::Problem {
         source: "rome.yaml:31".to_owned(),
         object: Some(reference.clone()),
@@ -293,7 +293,7 @@ fn invalid_gateway_has_condition_until_corrected() {
     );
     let message = "rome.yaml:31: spec.mtu: found 10; expected 576 to 65535 bytes";
     assert_eq!(condition["message"], message);
-    // The same fault, found here as well, is told once and with its place.
+    // The same fault, found here as well, is reported once and with its place.
     let mut wrong = server("rome", 30742);
     let Object::GatewayServer(own) = &mut wrong else { panic!() };
     let own = Arc::make_mut(own);

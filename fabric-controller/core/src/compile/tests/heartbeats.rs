@@ -32,7 +32,7 @@ fn connection(world: &World, value: &str, latency: &str) -> Object {
     connection.into()
 }
 
-/// Applies both, one after the other; returns whether the second is said to change nothing, and
+/// Applies both, one after the other; returns whether the second is claimed to change nothing, and
 /// whether it does change nothing.
 fn claim_and_result(world: &mut World, before: Object, after: Object) -> (bool, bool) {
     let claim = compiles_alike(&before, &after);

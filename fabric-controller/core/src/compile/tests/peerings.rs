@@ -161,7 +161,7 @@ fn condition_is_constant_above_three_slow_nodes() {
     assert_eq!(told_of(&["n2", "n4", "n6"]), "no routes yet on n2, n4, n6");
 }
 
-/// What pods send to a peer before that goes out in clear.
+/// Packets of pods to a peer before that go out in clear.
 #[test]
 fn prefixes_are_published_once_nodes_have_routes() {
     let mut world = World::new("rome");
@@ -194,7 +194,7 @@ fn prefixes_are_published_once_nodes_have_routes() {
     let (told, ready) = status(&world);
     assert_eq!((told.is_some(), &ready[0]), (true, &json!("True")));
 
-    // It is back, and behind again whenever a config changes. What is told stays told.
+    // It is back, and behind again whenever a config changes. What is published stays published.
     world.index.lagging_nodes.clear();
     world.settle();
     assert_eq!(status(&world), (told, ready));

@@ -24,7 +24,7 @@ pub(super) struct World {
     pub(super) last: Published,
     prefixes: BTreeMap<Cidr, usize>,
     addresses: BTreeMap<Cidr, Vec<IpAddr>>,
-    /// Nodes whose agents do as they are told.
+    /// Nodes whose agents apply their config.
     pub(super) agents: Vec<&'static str>,
     /// Those agents read FabricRecords.
     pub(super) with_records: bool,
@@ -60,7 +60,7 @@ impl World {
         }
     }
 
-    /// What the controller is after a restart: all it knows is in the store.
+    /// Controller after a restart: all its state is in the store.
     pub(super) fn restart_without(self, unread: &[ObjectRef], why: Vec<Problem>) -> Self {
         let mut next = Self { index: Index::new(self.index.settings.clone()), ..self };
         for kind in Kind::ALL {
@@ -105,7 +105,7 @@ impl World {
         self.step();
     }
 
-    /// Until nothing changes. Compiling again then must say the same.
+    /// Until nothing changes. Compiling again must then give the same.
     pub(super) fn settle(&mut self) {
         for _ in 0..50 {
             self.last = compile(&self.index, Timestamp::UNIX_EPOCH);
