@@ -2,7 +2,7 @@
 # make test    every test, suite by suite, each with its number and what it and the rest took the last time
 # make lint    format, lints and licences
 # make check   lint and test; CI also runs a short soak
-# make soak    what takes minutes, 50 in all: loss, memory and files over MINUTES=30 under load, other
+# make soak    what takes minutes, 90 in all: loss, memory and files over MINUTES=30 under load, other
 #              WireGuards through REKEYS=3 (fewer: in fewer ways, too), floods of FLOOD=20 seconds each,
 #              random lives and events in ROUNDS=200 (none: 0)
 # make simulate  SEEDS=8000 simulated hours of a bad network each, or SEED=n again
@@ -46,6 +46,8 @@ SECONDS ?= 60
 FUZZ    ?= datagram frame train remap probe manifests
 REKEYS  ?= 3
 ROUNDS  ?= 200
+# Of each row of the truth table on real clusters, of which the worst counts.
+RUNS_OF_TABLE ?= 5
 # Tests of a suite that run at a time: most of them wait.
 THREADS ?= 3
 
@@ -128,7 +130,7 @@ program=$$(cargo test --locked --workspace --no-run 2>&1 | sed -n 's|^ *Executab
   program=$$(realpath "$$program"); cd tests; $(SUDO) env $(SOAK) "$$program"
 endef
 SOAK = WEFT_BIN_DIR=$(TARGET)/release WEFT_SKIPPED=$(SKIPPED) WEFT_MINUTES=$(MINUTES) WEFT_REKEYS=$(REKEYS) \
-  WEFT_ROUNDS=$(ROUNDS) $(if $(FLOOD),WEFT_FLOOD_SECONDS=$(FLOOD))
+  WEFT_ROUNDS=$(ROUNDS) WEFT_RUNS=$(RUNS_OF_TABLE) $(if $(FLOOD),WEFT_FLOOD_SECONDS=$(FLOOD))
 # Five runs of what `make test` runs once, senders of a minute, 300 peerings.
 LONG = five_times for_a_minute limits::
 # Tests that `make test` runs with fewer rounds.

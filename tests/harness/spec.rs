@@ -21,6 +21,8 @@ pub struct ClusterSpec {
     pub pods_per_node: u8,
     /// Families of the nodes' addresses.
     pub underlay: Families,
+    /// Order of the nodes' addresses, if they are of both families.
+    pub ipv6_first: bool,
     /// /16s and /48s; node n has /24 or /64 number n of each.
     pub pod_cidrs: Vec<IpNet>,
     pub external_cidrs: Vec<IpNet>,
@@ -38,6 +40,7 @@ impl ClusterSpec {
             nodes,
             pods_per_node: 1,
             underlay: Families::V4,
+            ipv6_first: false,
             pod_cidrs: vec![v4([10, 200, 0, 0])],
             external_cidrs: vec![v4([10, 70, 0, 0])],
             internal_cidrs: vec![v4([10, 80, 0, 0])],
@@ -62,8 +65,18 @@ impl ClusterSpec {
     pub fn only_ipv6(self) -> Self {
         let mut spec = self.dual_stack().on_ipv6();
         spec.pod_cidrs.retain(|cidr| cidr.addr().is_ipv6());
-        let services = Ipv6Addr::new(0xfd00, 0x96, 0, 0, 0, 0, 0, 0);
-        spec.service_cidrs = vec![Ipv6Net::new(services, 112).expect("112 is a length").into()];
+        spec.service_cidrs = vec![v6_services()];
+        spec
+    }
+
+    /// Uses both families for nodes, pods and services, in this order.
+    pub fn both_families(self, ipv6_first: bool) -> Self {
+        let mut spec = Self { underlay: Families::Both, ipv6_first, ..self.dual_stack() };
+        spec.service_cidrs.push(v6_services());
+        if ipv6_first {
+            spec.pod_cidrs.reverse();
+            spec.service_cidrs.reverse();
+        }
         spec
     }
 
@@ -71,7 +84,7 @@ impl ClusterSpec {
         format!("{}-{number}", self.id)
     }
 
-    /// The node's address, IPv4 if it has both.
+    /// The node's first address.
     pub fn node_address(&self, number: u8) -> IpAddr {
         self.node_addresses(number)[0]
     }
@@ -83,6 +96,7 @@ impl ClusterSpec {
         match self.underlay {
             Families::V4 => vec![v4],
             Families::V6 => vec![v6],
+            Families::Both if self.ipv6_first => vec![v6, v4],
             Families::Both => vec![v4, v6],
         }
     }
@@ -100,6 +114,11 @@ impl ClusterSpec {
 
 fn v4(address: [u8; 4]) -> IpNet {
     Ipv4Net::new(address.into(), 16).expect("16 is a length").into()
+}
+
+fn v6_services() -> IpNet {
+    let address = Ipv6Addr::new(0xfd00, 0x96, 0, 0, 0, 0, 0, 0);
+    Ipv6Net::new(address, 112).expect("112 is a length").into()
 }
 
 /// A unique local prefix (RFC 4193).

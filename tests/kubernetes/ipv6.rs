@@ -1,13 +1,16 @@
 //! ```text
 //!   a -- rome-1 (2001:db8:2::11) --+--[ switch ]--+-- milan-1 (2001:db8:2::21) -- a
+//!   b -- rome-2 (2001:db8:2::12) --+              +-- milan-2 (2001:db8:2::22) -- b
 //!                      pods fd00:200::/48, services fd00:96::/112, twice; weft in another namespace than Liqo's
 //! ```
+
+use std::net::IpAddr;
 
 use anyhow::{Result, ensure};
 use serde_json::json;
 use weft_tests::kubernetes::Image;
 use weft_tests::manifests::{Peering, join};
-use weft_tests::{ClusterSpec, Kubernetes, Lab, skip, wait_until};
+use weft_tests::{ClusterSpec, Kubernetes, Lab, Pod, skip, wait_until};
 
 use crate::pair::{SOON, TIMEOUT, reach};
 use crate::stage::{both_of, each, play, step};
@@ -16,10 +19,22 @@ const NAMESPACE: &str = "weft-system";
 
 #[test]
 fn ipv6_only_clusters_reach_each_other() -> Result<()> {
+    connect([("rome", 1), ("milan", 2)].map(|(id, n)| ClusterSpec::new(id, n, 2).only_ipv6()))
+}
+
+/// Clusters with the families in another order on each side, and a node without a gateway in each.
+#[test]
+#[ignore = "minutes long: make soak-rounds"]
+fn dual_stack_clusters_of_any_order_reach_each_other() -> Result<()> {
+    let rome = ClusterSpec::new("rome", 1, 2).both_families(true);
+    connect([rome, ClusterSpec::new("milan", 2, 2).both_families(false)])
+}
+
+fn connect(specs: [ClusterSpec; 2]) -> Result<()> {
     play(|| match Image::weft() {
         Ok(image) => {
             let lab = Lab::new("weft-kubernetes-ipv6")?;
-            let clusters = step("two clusters come up", || start(&lab))?;
+            let clusters = step("two clusters come up", || start(&lab, specs))?;
             let passed = install_and_reach(&clusters, &image);
             if passed.is_err() {
                 clusters.iter().for_each(|cluster| eprintln!("{}", cluster.report()));
@@ -33,8 +48,7 @@ fn ipv6_only_clusters_reach_each_other() -> Result<()> {
     })
 }
 
-fn start(lab: &Lab) -> Result<[Kubernetes; 2]> {
-    let specs = [("rome", 1), ("milan", 2)].map(|(id, n)| ClusterSpec::new(id, n, 1).only_ipv6());
+fn start(lab: &Lab, specs: [ClusterSpec; 2]) -> Result<[Kubernetes; 2]> {
     let mut clusters = both_of(lab, specs)?;
     clusters.iter_mut().for_each(|cluster| NAMESPACE.clone_into(&mut cluster.namespace));
     Ok(clusters)
@@ -45,13 +59,16 @@ fn install_and_reach(clusters: &[Kubernetes; 2], image: &Image) -> Result<()> {
     let pods = step("a pod runs on each node", || {
         each(clusters, |cluster| {
             cluster.load(image)?;
-            cluster.run_pods(&[("a", 1)])
+            cluster.run_pods(&[("a", 1), ("b", 2)])
         })
     })?;
-    let only_v6 = |pods: &Vec<weft_tests::Pod>| {
-        pods.iter().flat_map(|pod| &pod.addresses).all(std::net::IpAddr::is_ipv6)
-    };
-    ensure!(pods.iter().all(only_v6), "{pods:?}");
+    for (cluster, pods) in clusters.iter().zip(&pods) {
+        let families = cluster.spec.pod_cidrs.iter().map(|cidr| cidr.addr().is_ipv6());
+        let families: Vec<_> = families.collect();
+        let is_as_expected =
+            |pod: &Pod| pod.addresses.iter().map(IpAddr::is_ipv6).eq(families.iter().copied());
+        ensure!(pods.iter().all(is_as_expected), "{pods:?}");
+    }
     step("the chart is installed", || each(clusters, |one| one.install_weft(TIMEOUT)))?;
     let peering = Peering::new(&rome.spec, &milan.spec, 30742);
     let documents = [peering.client_documents(), peering.server_documents()];

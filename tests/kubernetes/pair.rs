@@ -1,7 +1,7 @@
 //! Two clusters that weft is installed in, and what joins them.
 
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -256,23 +256,31 @@ pub(crate) fn selector(gateway: Object<'_>) -> String {
     format!("networking.liqo.io/gateway-name={}", gateway.name)
 }
 
-/// Ping, and HTTP with the right source, from each to each.
+/// Ping, and HTTP with the right source, from each to each by every family that both have.
 pub(crate) fn reach(from: &[Pod], to: &[Pod], (there, back): (&View, &View)) -> Result<()> {
     let serve = |pod: &Pod| TcpServer::start(&pod.ns, HTTP, Service::Http);
     let _servers = to.iter().map(serve).collect::<Result<Vec<_>>>()?;
     for source in from {
         for target in to {
-            let address = there.of(target.addresses[0])?;
-            let what = format!("{} reaches {} by {address}", source.name, target.name);
-            wait_until(&what, SOON, || {
-                let stats = ping(&source.ns, address, 3)?;
-                ensure!(stats.lost == 0, "{stats:?}");
-                Ok(())
-            })?;
-            let seen = http_get(&source.ns, SocketAddr::new(address, HTTP)).context(what)?;
-            let expected = back.of(source.addresses[0])?;
-            ensure!(seen == expected, "{} saw {seen}, not {expected}", target.name);
+            for real in &target.addresses {
+                let mut all = source.addresses.iter();
+                if let Some(own) = all.find(|own| own.is_ipv4() == real.is_ipv4()) {
+                    let what = format!("{} reaches {} by {real}", source.name, target.name);
+                    reach_one(&source.ns, there.of(*real)?, back.of(*own)?).context(what)?;
+                }
+            }
         }
     }
+    Ok(())
+}
+
+fn reach_one(source: &Netns, address: IpAddr, seen_as: IpAddr) -> Result<()> {
+    wait_until(&format!("{address} answers pings"), SOON, || {
+        let stats = ping(source, address, 3)?;
+        ensure!(stats.lost == 0, "{stats:?}");
+        Ok(())
+    })?;
+    let seen = http_get(source, SocketAddr::new(address, HTTP))?;
+    ensure!(seen == seen_as, "the server at {address} saw {seen}, not {seen_as}");
     Ok(())
 }

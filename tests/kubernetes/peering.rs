@@ -5,18 +5,19 @@
 //!
 //! One pair of clusters for all of it, since it takes longer to make than to use.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use weft_tests::kubernetes::{Image, LINGER, Machine, Object};
+use weft_tests::traffic::connect;
 use weft_tests::{Kubernetes, Lab, Netns, View, skip, wait_until};
 
 use crate::in_clear::{Observer, Senders};
 use crate::inventory::{Inventory, ensure_no_leftovers, users};
-use crate::pair::{GATEWAYS, Pair, SOON, TIMEOUT, pod_of, selector};
+use crate::pair::{GATEWAYS, HTTP, Pair, SOON, TIMEOUT, pod_of, selector};
 use crate::reach::{pods_elsewhere_reach_and_are_reached, services_nodes_and_strangers_reach_pods};
 use crate::stage::{play, say, step};
 use crate::{bad_manifests, manifest_order, requests, status, truth};
@@ -30,6 +31,8 @@ const REPLACED: Duration = Duration::from_secs(3);
 const REMADE: Duration = Duration::from_secs(90);
 /// Longer than a controller goes on without having renewed its Lease.
 const AWAY: Duration = Duration::from_secs(12);
+/// Time for which senders go on after a peering was deleted, longer than idle prefixes are refused here.
+const SHORT: Duration = Duration::from_secs(5);
 
 #[test]
 fn installed_clusters_connect_and_disconnect() -> Result<()> {
@@ -38,6 +41,25 @@ fn installed_clusters_connect_and_disconnect() -> Result<()> {
             let lab = Lab::new("weft-kubernetes-peering")?;
             let pair = Pair::install(&lab, &image)?;
             pair.explained(|| from_the_manifests_to_the_end(&pair, &lab))
+        }
+        Err(why) => {
+            skip(&format!("{why:#}"));
+            Ok(())
+        }
+    })
+}
+
+#[test]
+#[ignore = "minutes long: make soak-rounds"]
+fn deleted_peering_is_refused_for_a_minute() -> Result<()> {
+    play(|| match Image::weft() {
+        Ok(image) => {
+            let lab = Lab::new("weft-kubernetes-deleted")?;
+            let pair = Pair::install(&lab, &image)?;
+            pair.explained(|| {
+                step("both are connected", || pair.connect())?;
+                deleted_is_refused(&pair, &lab, Duration::from_secs(60))
+            })
         }
         Err(why) => {
             skip(&format!("{why:#}"));
@@ -64,7 +86,9 @@ fn from_the_manifests_to_the_end(pair: &Pair, lab: &Lab) -> Result<()> {
     step("both API servers are away", || api_servers_are_not_missed(pair))?;
     step("all other pods of weft are replaced", || others_are_not_missed(pair))?;
     step("a connection has outlived all that", || held.echoes(SOON))?;
-    step("nothing is left of the peering", || nothing_is_left(pair))?;
+    step("a deleted peering is refused, and nothing is left of it", || {
+        deleted_is_refused(pair, lab, SHORT)
+    })?;
     step("both are connected in any order", || {
         manifest_order::connect(pair, || nothing_is_left(pair))
     })?;
@@ -223,11 +247,47 @@ fn published(cluster: &Kubernetes) -> Result<Vec<String>> {
     Ok(text.lines().map(str::to_owned).collect())
 }
 
-/// In the API, and on the nodes.
+/// Pods of both clusters never stop sending while both sides are deleted.
+fn deleted_is_refused(pair: &Pair, lab: &Lab, time: Duration) -> Result<()> {
+    let views = pair.views()?;
+    let ways = [ways(pair, 0, &views[0])?, ways(pair, 1, &views[1])?];
+    let observer = Observer::start(lab)?;
+    let senders = Senders::start(&ways.concat())?;
+    wait_until("the overlay carries it", SOON, || {
+        ensure!(observer.so_far().wrapped > 0, "no frame");
+        Ok::<_, anyhow::Error>(())
+    })?;
+    pair.part()?;
+    std::thread::sleep(time);
+    for ((cluster, pods), ways) in pair.clusters.iter().zip(&pair.pods).zip(&ways) {
+        let sender = pods[0].addresses[0].to_string();
+        wait_until("weft status shows who sends", SOON, || {
+            let refused = cluster.status()?["refused"].to_string();
+            ensure!(refused.contains(&sender), "{sender} is not in {refused}");
+            Ok::<_, anyhow::Error>(())
+        })?;
+        let (from, to) = ways[0];
+        let ended = connect(from, SocketAddr::new(to, HTTP), Duration::from_secs(1));
+        let kind = ended.err().map(|error| error.kind());
+        let is_reset = kind == Some(std::io::ErrorKind::ConnectionRefused);
+        ensure!(is_reset, "a connection of {} to {to} ended in {kind:?}", cluster.spec.id);
+    }
+    drop(senders);
+    let seen = observer.finish()?;
+    ensure!(seen.frames == 0, "in clear: {seen:?}");
+    say(time, &format!("{} frames in VXLAN and none in clear", seen.wrapped));
+    is_gone(pair, &views)
+}
+
 fn nothing_is_left(pair: &Pair) -> Result<()> {
     let views = pair.views()?;
     pair.part()?;
-    for ((cluster, gateway), view) in pair.clusters.iter().zip(GATEWAYS).zip(&views) {
+    is_gone(pair, &views)
+}
+
+/// Checks that the API and the nodes have nothing of the peering any more.
+fn is_gone(pair: &Pair, views: &[View; 2]) -> Result<()> {
+    for ((cluster, gateway), view) in pair.clusters.iter().zip(GATEWAYS).zip(views) {
         let namespace = gateway.namespace;
         wait_until("the namespace is empty", REMADE, || is_empty(cluster, namespace))?;
         for machine in &cluster.machines {
@@ -293,7 +353,7 @@ fn refused_meanwhile(
     })?;
     drop(senders);
     let seen = observer.finish()?;
-    eprintln!("nodes quoted {} packets in errors about VXLAN", seen.quoted);
+    ensure!(seen.quoted == 0, "nodes quoted {} packets in errors about VXLAN", seen.quoted);
     let first = seen.first.context("no frame")? - began;
     say(first, "until something was sent in clear");
     ensure!(first > LINGER, "{first:?} after the beginning");

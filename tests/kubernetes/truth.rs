@@ -11,7 +11,7 @@ mod healthy;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use weft_tests::kubernetes::Image;
 use weft_tests::{Cluster, Kubernetes, Lab, Netns, skip, wait_until};
@@ -19,7 +19,7 @@ use weft_tests::{Cluster, Kubernetes, Lab, Netns, skip, wait_until};
 use crate::pair::{Pair, SOON};
 use crate::stage::{note, play, step};
 
-/// From the fault until cause and remedy are shown.
+/// Time from the fault until cause and remedy are shown, and from its end until they are gone.
 const MAX: Duration = Duration::from_secs(3);
 /// Until a time that is too long is known.
 const AT_MOST: Duration = Duration::from_secs(90);
@@ -35,6 +35,7 @@ struct Scene<'a> {
 /// which the remedy follows.
 type Shown = (usize, &'static str);
 
+/// Runs each row `WEFT_RUNS` times, by default once. The worst counts.
 #[test]
 #[ignore = "minutes long: make soak-rounds"]
 fn every_fault_is_named_in_time() -> Result<()> {
@@ -46,8 +47,9 @@ fn every_fault_is_named_in_time() -> Result<()> {
                 step("both are connected", || pair.connect())?;
                 let scene = Scene::new(&pair, &lab);
                 scene.wait_well(SOON)?;
-                let mut late = step("each fault is named", || faults::all(&scene))?;
-                step("nothing else alarms", || healthy::all(&scene))?;
+                let runs = runs()?;
+                let mut late = step("each fault is named", || faults::all(&scene, runs))?;
+                step("nothing else alarms", || healthy::all(&scene, runs))?;
                 late.extend(step("an uninstalled peer is named", || faults::uninstalled(&scene))?);
                 ensure!(late.is_empty(), "late: {late:#?}");
                 Ok(())
@@ -58,6 +60,15 @@ fn every_fault_is_named_in_time() -> Result<()> {
             Ok(())
         }
     })
+}
+
+fn runs() -> Result<usize> {
+    match std::env::var("WEFT_RUNS") {
+        Ok(text) => {
+            text.parse().with_context(|| format!("WEFT_RUNS is {text:?}, expected a number"))
+        }
+        Err(_) => Ok(1),
+    }
 }
 
 /// The rows that cost seconds, of two clusters that are connected. Times are printed, and held by the
@@ -86,16 +97,19 @@ impl<'a> Scene<'a> {
         *self.duplicate_gateway.lock().unwrap_or_else(PoisonError::into_inner) = duplicate_gateway;
     }
 
-    /// Time until a cluster shows that text, and that not all is well.
+    /// Time until a cluster shows that text, its peering in another state than Connected, and `weft status`
+    /// ends with 3.
     fn time_until(&self, (i, text): Shown, start: Instant) -> Result<Duration> {
         wait_until(&format!("{} shows {text:?}", self.cluster(i).spec.id), AT_MOST, || {
-            let status = self.cluster(i).status()?;
+            let (status, code) = self.cluster(i).status_and_code()?;
             let mut problems = status["problems"].as_array().into_iter().flatten();
             let is_it = |line: &Value| {
                 let line = line.as_str().unwrap_or_default();
                 line.split_once(text).is_some_and(|(_, rest)| rest.contains("; "))
             };
             ensure!(problems.any(is_it), "{status}");
+            let state = &status["peerings"][0]["state"];
+            ensure!(state != "Connected" && code == 3, "it is {state}, exit code {code}: {status}");
             Ok::<_, anyhow::Error>(())
         })?;
         Ok(start.elapsed())

@@ -60,13 +60,20 @@ impl Kubernetes {
 
     /// Output of `weft status`, whether all is well or not.
     pub fn status(&self) -> Result<Value> {
+        self.status_and_code().map(|(status, _)| status)
+    }
+
+    /// Output of `weft status` with its exit code: 0, or 3 if some peering is not connected.
+    pub fn status_and_code(&self) -> Result<(Value, u8)> {
         let weft = bin_dir()?.join("weft");
         let mut shell = Command::new("sh");
         shell.env("KUBECONFIG", format!("{DIR}/{ADMIN}"));
-        // 3 means that some peering is not connected.
-        shell.args(["-c", "timeout 20 \"$0\" status --kubernetes -o json || [ $? = 3 ]"]).arg(weft);
+        let script = "timeout 20 \"$0\" status --kubernetes -o json; code=$?; echo; echo $code; \
+                      [ $code = 0 ] || [ $code = 3 ]";
+        shell.args(["-c", script]).arg(weft);
         let text = self.head().host.command(&mut shell, "")?;
-        serde_json::from_str(&text).context("weft status prints JSON")
+        let (status, code) = text.trim_end().rsplit_once('\n').context("no exit code")?;
+        Ok((serde_json::from_str(status).context("weft status prints JSON")?, code.parse()?))
     }
 
     /// This cluster's view of the peer, from the status of its Configuration.

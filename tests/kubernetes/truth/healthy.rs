@@ -4,23 +4,51 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use weft_tests::kubernetes::Object;
 use weft_tests::traffic::{Service, TcpServer, bulk};
 
+use super::faults::agent_of;
 use super::{Scene, print};
-use crate::pair::{GATEWAYS, TIMEOUT};
+use crate::pair::{GATEWAYS, TIMEOUT, pod_of};
 
 /// Longer than several probes of either side.
 const LONG: Duration = Duration::from_secs(7);
+const STILL: Duration = Duration::from_secs(4);
 const SINK: u16 = 9000;
 const MEGABYTES: u64 = 1 << 20;
 
-pub(super) fn all(scene: &Scene<'_>) -> Result<()> {
-    stay_well(scene, "idle")?;
-    full_load(scene)?;
-    controller_is_replaced(scene)?;
-    agents_are_replaced(scene)?;
-    gateway_is_replaced(scene)
+pub(super) fn all(scene: &Scene<'_>, runs: usize) -> Result<()> {
+    let controls = [
+        |scene: &Scene<'_>| stay_well(scene, "idle"),
+        full_load,
+        host_stands_still,
+        controller_is_replaced,
+        agents_are_replaced,
+        gateway_is_replaced,
+    ];
+    controls.iter().try_for_each(|control| (0..runs).try_for_each(|_| control(scene)))
+}
+
+/// Stops the programs of weft on the node of rome's gateway for [`STILL`]. The peer, which gets no answer
+/// meanwhile, reports that.
+fn host_stands_still(scene: &Scene<'_>) -> Result<()> {
+    let (rome, gateway) = (scene.cluster(0), GATEWAYS[0]);
+    let pod = rome.get(Object::new("pod", gateway.namespace, &pod_of(rome, gateway)?))?;
+    let node = pod["spec"]["nodeName"].as_str().context("the gateway's pod is on a node")?;
+    let agent = agent_of(rome, node)?;
+    let processes = [
+        rome.process_in(gateway.namespace, &pod_of(rome, gateway)?, "gateway")?,
+        rome.process_in("liqo", &agent, "route-agent")?,
+    ];
+    let all = |signal| processes.iter().try_for_each(|pid| kill(Pid::from_raw(*pid), signal));
+    all(Signal::SIGSTOP)?;
+    std::thread::sleep(STILL);
+    all(Signal::SIGCONT)?;
+    stay_well_of(scene, &[0], "host stood still")?;
+    scene.wait_well(TIMEOUT)
 }
 
 fn full_load(scene: &Scene<'_>) -> Result<()> {
@@ -70,9 +98,13 @@ fn gateway_is_replaced(scene: &Scene<'_>) -> Result<()> {
 
 /// Fails as soon as one of the clusters shows trouble with its peer.
 fn stay_well(scene: &Scene<'_>, what: &str) -> Result<()> {
+    stay_well_of(scene, &[0, 1], what)
+}
+
+fn stay_well_of(scene: &Scene<'_>, clusters: &[usize], what: &str) -> Result<()> {
     let (start, mut looks) = (Instant::now(), 0);
     while start.elapsed() < LONG {
-        for i in 0..2 {
+        for i in clusters.iter().copied() {
             let status = scene.cluster(i).status()?;
             let peering = &status["peerings"][0];
             let is_well = peering["state"] == "Connected" && peering["faults"].is_null();
