@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use fabric_api::fabric::{GatewayConfig, NodeConfig};
 use fabric_api::labels;
 use fabric_store::{Kind, Snapshot};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -24,11 +25,15 @@ pub(super) struct Pods {
 
 impl Pods {
     pub(super) fn found(&self, snapshot: &Snapshot) -> Found {
-        let configs = snapshot.objects.keys().filter(|object| object.kind == Kind::GatewayConfig);
-        let lives = configs.map(|config| {
-            let namespace = config.namespace.clone().unwrap_or_default();
-            let life = self.gateway(&namespace, &config.name);
-            ((namespace, config.name.clone()), life)
+        let agents = snapshot.objects.values().filter_map(|object| object.try_into().ok());
+        let agents: Vec<&NodeConfig> = agents.collect();
+        let configs = snapshot.objects.iter().filter_map(|(reference, object)| {
+            Some((reference, <&GatewayConfig>::try_from(object).ok()?))
+        });
+        let lives = configs.map(|(reference, config)| {
+            let namespace = reference.namespace.clone().unwrap_or_default();
+            let life = self.gateway(&namespace, &reference.name, hangs(config, &agents));
+            ((namespace, reference.name.clone()), life)
         });
         let gateways: BTreeMap<_, _> = lives.collect();
         let mut problems = self.problems();
@@ -37,7 +42,8 @@ impl Pods {
         Found { gateways, problems, ..Found::default() }
     }
 
-    fn gateway(&self, namespace: &str, name: &str) -> Life {
+    /// State of one gateway, of which a pod that `hangs` may still count as ready.
+    fn gateway(&self, namespace: &str, name: &str, hangs: bool) -> Life {
         let of = |pod: &&Pod| {
             pod.metadata.namespace.as_deref() == Some(namespace)
                 && label(pod, labels::GATEWAY_NAME) == Some(name)
@@ -46,6 +52,9 @@ impl Pods {
         let who = format!("gateway {namespace}/{name}");
         let (liveness, problem) = match best {
             None => (Liveness::Gone, Some(format!("{who}: it has no pod"))),
+            Some(pod) if is_ready(pod) && hangs => {
+                (Liveness::Silent, Some(format!("{who}: {}", unanswering(pod))))
+            }
             Some(pod) if is_ready(pod) => (Liveness::Answers, None),
             Some(pod) if runs(pod) => (Liveness::Silent, Some(format!("{who}: {}", unready(pod)))),
             Some(pod) => (Liveness::Gone, Some(format!("{who}: {}", unready(pod)))),
@@ -91,6 +100,18 @@ impl Pods {
     fn of_program<'a>(&'a self, program: &'a str) -> impl Iterator<Item = &'a Pod> {
         self.programs.iter().filter(move |pod| label(pod, labels::PROGRAM) == Some(program))
     }
+}
+
+/// Returns true if no node's route-agent gets answers from the gateway while that reports none of them: of
+/// a path that fails, the gateway reports the node, too. It takes three failed probes of the kubelet
+/// until a pod is not ready. One node alone may have a fault of its own.
+fn hangs(gateway: &GatewayConfig, agents: &[&NodeConfig]) -> bool {
+    let is_unanswered = |agent: &&NodeConfig| {
+        let mut reports = agent.status.iter().flat_map(|status| &status.unreachable_gateways);
+        reports.any(|report| report.peer_cluster_id == gateway.spec.peer_cluster_id)
+    };
+    let reports_none = gateway.status.as_ref().is_none_or(|s| s.unreachable_nodes.is_empty());
+    agents.len() > 1 && reports_none && agents.iter().all(is_unanswered)
 }
 
 /// Most informative pod: among those not being deleted, the one furthest in its start.
@@ -144,6 +165,16 @@ fn unready(pod: &Pod) -> String {
     format!("pod {name} is not ready{why}; see `kubectl describe pod -n {namespace} {name}`")
 }
 
+/// Symptom of a pod that is ready and hangs, and where to look.
+fn unanswering(pod: &Pod) -> String {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    format!(
+        "pod {name} is ready, but answers no node over VXLAN; see `kubectl logs -n {namespace} {name}`; \
+         if it hangs, `kubectl delete pod -n {namespace} {name}` replaces it"
+    )
+}
+
 /// Reason for which a container does not run, if it does not.
 fn stopped(state: &ContainerState) -> Option<String> {
     if let Some(waiting) = &state.waiting {
@@ -161,6 +192,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::observe::tests::config;
 
     fn pod(labels: &Value, status: &Value) -> Pod {
         let pod = json!({"metadata": {"name": "p", "namespace": "t", "labels": labels},
@@ -192,7 +224,40 @@ mod tests {
     fn life(statuses: &[Value]) -> Life {
         let labels = json!({"networking.liqo.io/gateway-name": "server"});
         let gateways = statuses.iter().map(|status| pod(&labels, status)).collect();
-        Pods { gateways, ..Pods::default() }.gateway("t", "server")
+        Pods { gateways, ..Pods::default() }.gateway("t", "server", false)
+    }
+
+    fn agent_without_answers(name: &str, peer: &str) -> NodeConfig {
+        let report = json!({"peerClusterId": peer, "since": "2026-01-31T12:00:00Z"});
+        let config = json!({"metadata": {"name": name}, "spec": {"clusterId": "rome", "underlay": [],
+            "localPods": [], "podCidrs": [], "external": [], "peerings": [], "vxlanSources": []},
+            "status": {"unreachableGateways": [report]}});
+        serde_json::from_value(config).unwrap()
+    }
+
+    #[test]
+    fn ready_gateway_that_no_node_reaches_hangs() {
+        let [n1, n2, other] = [("n1", "paris"), ("n2", "paris"), ("n2", "oslo")]
+            .map(|(name, peer)| agent_without_answers(name, peer));
+        let mut gateway = config("t", "server", "n1");
+        gateway.spec.peer_cluster_id = "paris".to_owned();
+        assert!(hangs(&gateway, &[&n1, &n2]));
+        assert!(!hangs(&gateway, &[&n1, &other]), "a node reaches it");
+        assert!(!hangs(&gateway, &[&n1]), "the node itself may have a fault");
+        let fault = json!({"node": "n1", "fault": "NoAnswer", "since": "2026-01-31T12:00:00Z"});
+        gateway.status = serde_json::from_value(json!({"unreachableNodes": [fault]})).unwrap();
+        assert!(!hangs(&gateway, &[&n1, &n2]), "it reports that path itself");
+
+        let labels = json!({"networking.liqo.io/gateway-name": "server"});
+        let pods = Pods { gateways: vec![pod(&labels, &ready())], ..Pods::default() };
+        let life = pods.gateway("t", "server", true);
+        assert_eq!(life.liveness, Liveness::Silent);
+        let problem = life.problem.unwrap();
+        assert!(
+            problem.starts_with("gateway t/server: pod p is ready, but answers no"),
+            "{problem}"
+        );
+        assert!(problem.contains("; see `kubectl logs -n t p`; if it hangs"), "{problem}");
     }
 
     #[test]
@@ -208,7 +273,7 @@ mod tests {
             let problem = life.problem.unwrap_or_default();
             assert!(problem.contains(said) && problem.is_empty() == said.is_empty(), "{problem}");
         }
-        let elsewhere = Pods::default().gateway("u", "server");
+        let elsewhere = Pods::default().gateway("u", "server", false);
         assert_eq!((elsewhere.liveness, elsewhere.node), (Liveness::Gone, None));
         assert_eq!(life(&[ready()]).node.as_deref(), Some("n1"));
     }
