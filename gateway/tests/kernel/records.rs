@@ -1,5 +1,8 @@
 //! A gateway whose config follows from GatewayRecords.
 
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
 use fabric_api::fabric::{
     GatewayClusterRecord, GatewayConfig, GatewayConfigSpec, GatewayRecord, GatewayRecordSpec,
     NodeRecord, Record as _, RecordVersion, digest,
@@ -34,6 +37,24 @@ fn packets_follow_records_over_a_restart_too() {
         let _third = rome.start();
         rome.until("acknowledgement", || rome.status().records.is_some());
         assert_eq!(rome.status().problems, [] as [&str; 0]);
+    });
+}
+
+#[test]
+fn gateway_is_ready_once_its_newest_config_is_whole() {
+    in_two_hosts(|rome, _| {
+        let own = GatewayConfig { spec: rome.config.spec.own_part(), ..rome.config.clone() };
+        let newest = at_once(rome.store.put(&own.into())).unwrap().generation();
+        let _gateway = rome.start();
+        rome.until("a socket", || UnixStream::connect(rome.socket()).is_ok());
+        let since = Instant::now();
+        while since.elapsed() < Duration::from_secs(2) {
+            assert_eq!(rome.probe("/readyz"), 503, "without its records");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        put_records(rome, &rome.config.spec);
+        rome.until("readiness", || rome.is_ready());
+        assert_eq!(rome.status().applied_generation, newest);
     });
 }
 

@@ -14,7 +14,9 @@ const PROBLEM: &str = "UDP segmentation is off on the path to the peer";
 #[test]
 fn vanishing_trains_switch_segmentation_off() {
     in_two_hosts(|rome, milan| {
-        let (_client, _server) = (rome.start(), milan.start());
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let script = format!("exec \"$@\" 2>>{}", log.path().display());
+        let (_client, _server) = (rome.start_under(&["sh", "-c", &script, "sh"]), milan.start());
         rome.wait_for(ConnectionValue::Connected);
         milan.wait_for(ConnectionValue::Connected);
         let ping = ["-q", "-s", "1250", "-i", "0.1", "-c", "300", "-I", POD, SEEN_AS];
@@ -34,6 +36,11 @@ fn vanishing_trains_switch_segmentation_off() {
         rome.until_within(limit, "the end of segmented sends", || !is_active());
         let is_said = || rome.status().problems.iter().any(|line| line.starts_with(PROBLEM));
         rome.until("the problem", is_said);
+        let logged = std::fs::read_to_string(log.path()).unwrap();
+        assert!(
+            logged.lines().any(|line| line.contains("WARN") && line.contains(PROBLEM)),
+            "{logged}"
+        );
         assert_eq!(rome.connection().unwrap().value, ConnectionValue::Connected);
         let _ = large.kill();
         large.wait().unwrap();
