@@ -179,7 +179,7 @@ impl Engine {
         }
         for datagram in train.bytes.chunks(train.segment_size.max(1)) {
             match datagram {
-                [DATA, ..] if datagram.len() >= MIN_DATA => {
+                [DATA, 0, 0, 0, ..] if datagram.len() >= MIN_DATA => {
                     self.handle_data(train, datagram, now, wire);
                 }
                 _ => self.handle_handshake(train.remote, datagram, now, wire),

@@ -226,6 +226,7 @@ impl Session {
         }
         let (message, pair) = answer?;
         self.keys.insert(Key::new(pair, false, now));
+        self.received = Some(now);
         self.plan_check(now);
         self.retry.hold_off(now);
         Ok(message)
@@ -233,7 +234,7 @@ impl Session {
 
     /// Takes the peer's response: there is a session.
     fn complete(&mut self, response: Response<'_>, now: Instant) -> Result<(), HandshakeError> {
-        let pair = self.handshake.complete(response)?;
+        let pair = self.handshake.complete(response, now)?;
         let at = self.keys.insert(Key::new(pair, true, now));
         self.keys.select(at);
         self.establish(now);
@@ -260,9 +261,9 @@ impl Session {
         }
     }
 
-    /// Takes note of an authentic handshake message. It is newer than any key, so its sender is
-    /// where the peer is now (whitepaper section 2.1).
-    fn note_handshake(&mut self, from: SocketAddr, now: Instant) {
+    /// Takes note of a response to an initiation of ours: its sender is where the peer is now
+    /// (whitepaper section 2.1). The sender of an initiation is, too, once it uses the key.
+    fn note_response(&mut self, from: SocketAddr, now: Instant) {
         self.note_alive(now);
         self.move_to(from);
     }

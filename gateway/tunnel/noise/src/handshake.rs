@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fabric_primitives::{PrivateKey, PublicKey};
 use rand_core::OsRng;
@@ -18,6 +18,10 @@ use crate::stamp::Tai64n;
 
 /// Initiations whose responses are awaited: with one a second, a response may take so many seconds.
 const MAX_PENDING: usize = 8;
+
+/// Time for which an initiation may be answered. Later a response, perhaps one that was held back on its
+/// way, would lead to a key that the peer has dropped.
+const ANSWERABLE: Duration = Duration::from_secs(10);
 
 /// Our static key.
 pub struct LocalKey {
@@ -94,6 +98,7 @@ pub struct Handshake {
 /// An initiation that was sent.
 struct Pending {
     index: u32,
+    sent: Instant,
     mac1: [u8; MAC],
     transcript: Transcript,
     ephemeral: StaticSecret,
@@ -150,10 +155,11 @@ impl Handshake {
         let key = transcript.mix_to_key(self.static_shared.as_bytes());
         transcript.seal(&key, &stamp.to_bytes(), &mut message[Initiation::TIMESTAMP]);
         let mac1 = self.macs.append(&mut message, now);
+        self.expire(now);
         if self.pending.len() == MAX_PENDING {
             self.pending.pop_front();
         }
-        self.pending.push_back(Pending { index, mac1, transcript, ephemeral });
+        self.pending.push_back(Pending { index, sent: now, mac1, transcript, ephemeral });
         message
     }
 
@@ -202,7 +208,12 @@ impl Handshake {
 
     /// Completes a handshake of ours with the peer's response. Initiations from before the one that
     /// was answered are forgotten, later ones may still be answered: the peer may have started anew.
-    pub fn complete(&mut self, response: Response<'_>) -> Result<KeyPair, HandshakeError> {
+    pub fn complete(
+        &mut self,
+        response: Response<'_>,
+        now: Instant,
+    ) -> Result<KeyPair, HandshakeError> {
+        self.expire(now);
         let index = response.receiver_index();
         let at = self.pending.iter().position(|pending| pending.index == index);
         let at = at.ok_or(HandshakeError::Unexpected)?;
@@ -231,6 +242,10 @@ impl Handshake {
         let mac1 = self.mac1_of(index).ok_or(HandshakeError::Unexpected)?;
         self.macs.take(reply, &mac1, now)?;
         Ok(self.pending.iter().any(|pending| pending.index == index))
+    }
+
+    fn expire(&mut self, now: Instant) {
+        self.pending.retain(|pending| now < pending.sent + ANSWERABLE);
     }
 
     fn mac1_of(&self, index: u32) -> Option<[u8; MAC]> {

@@ -178,6 +178,23 @@ fn replayed_initiation_triggers_one_every_5_s() {
     }
 }
 
+/// A restarted end knows of no initiation before; what was recorded then is answered, and moves nothing.
+#[test]
+fn unconfirmed_initiation_moves_no_endpoint() {
+    let mut pair = Pair::connected();
+    let recorded = initiation(&mut pair);
+    let config = Config { endpoint: Some(pair.addresses[0]), ..pair.configs[1].clone() };
+    pair.engines[1] = engine(config, 7, pair.now);
+    pair.engines[1].initiate(pair.now);
+    pair.run(|_, _| true);
+    assert!(pair.passes(0) && pair.passes(1));
+    let forger = SocketAddr::from(([203, 0, 113, 66], 1));
+    pair.deliver(1, forger, &recorded);
+    pair.run(|_, sent| sent.to != forger);
+    assert_eq!(pair.engines[1].peer_state().endpoint, Some(pair.addresses[0]));
+    assert!(pair.passes(0) && pair.passes(1));
+}
+
 /// Its initiation is stamped earlier than one from before it started again.
 #[test]
 fn end_with_clock_set_back_is_initiated_to() {

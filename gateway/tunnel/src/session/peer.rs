@@ -360,8 +360,12 @@ impl Peer {
             return Err(HandshakeError::NotAuthentic);
         };
         let index = self.new_index();
-        let response = self.sessions[at].respond(received, index, now)?;
-        self.note_handshake_message(at, from, now);
+        let session = &mut self.sessions[at];
+        let response = session.respond(received, index, now)?;
+        // It may be a recorded one, whose sender cannot confirm the key that it leads to. Only if no
+        // other endpoint is known, this one serves until then.
+        session.endpoint.get_or_insert(from);
+        self.note_sent(now);
         Ok(put(&response, dst))
     }
 
@@ -374,7 +378,10 @@ impl Peer {
     ) -> Result<usize, HandshakeError> {
         let at = self.awaiting(response.receiver_index())?;
         self.sessions[at].complete(response, now)?;
-        self.note_handshake_message(at, from, now);
+        self.sessions[at].note_response(from, now);
+        self.last_authentic = Some(now);
+        self.unproven = self.unproven.filter(|at| !is_same(*at, from));
+        self.note_sent(now);
         self.note_handshake(now);
         Ok(self.sessions[at].seal((&[], 0), dst, now).unwrap_or(0))
     }
@@ -388,14 +395,6 @@ impl Peer {
     fn awaiting(&self, index: u32) -> Result<usize, HandshakeError> {
         let at = self.sessions.iter().position(|session| session.handshake.expects(index));
         at.ok_or(HandshakeError::Unexpected)
-    }
-
-    /// Takes note of an authentic message, which is answered.
-    fn note_handshake_message(&mut self, at: usize, from: SocketAddr, now: Instant) {
-        self.sessions[at].note_handshake(from, now);
-        self.last_authentic = Some(now);
-        self.unproven = self.unproven.filter(|at| !is_same(*at, from));
-        self.note_sent(now);
     }
 
     /// An index that the peer does not know us by yet.

@@ -23,6 +23,8 @@ pub(super) struct Retry {
     due: Option<Instant>,
     interval: Duration,
     hurried: Option<Instant>,
+    /// An attempt of this row has waited for a handshake of the other side.
+    held_off: bool,
     /// Start of the present row of attempts, or of its last [`ATTEMPT_TIME`].
     began: Option<Instant>,
     random: Random,
@@ -31,7 +33,7 @@ pub(super) struct Retry {
 impl Retry {
     pub(super) fn new(seed: u64) -> Self {
         let random = Random::new(seed);
-        Self { due: None, interval: ATTEMPTS, hurried: None, began: None, random }
+        Self { due: None, interval: ATTEMPTS, hurried: None, held_off: false, began: None, random }
     }
 
     pub(super) fn due(&self) -> Option<Instant> {
@@ -40,14 +42,16 @@ impl Retry {
 
     /// The first attempt of a row is due at once.
     pub(super) fn start(&mut self, now: Instant) {
-        self.due = Some(now);
-        self.interval = ATTEMPTS;
+        self.begin_row(now, ATTEMPTS);
     }
 
     /// The same for a reason that anybody may have made up.
     pub(super) fn start_slowly(&mut self, now: Instant) {
-        self.due = Some(now);
-        self.interval = INTERVAL;
+        self.begin_row(now, INTERVAL);
+    }
+
+    fn begin_row(&mut self, now: Instant, interval: Duration) {
+        (self.due, self.interval, self.held_off) = (Some(now), interval, false);
     }
 
     pub(super) fn stop(&mut self) {
@@ -87,9 +91,10 @@ impl Retry {
         }
     }
 
-    /// The other side's handshake is on its way: ours waits for it to fail.
+    /// The other side's handshake is on its way: ours waits for it to fail. Once in a row of attempts,
+    /// since its initiation may be a recorded one.
     pub(super) fn hold_off(&mut self, now: Instant) {
-        if self.due.is_some() {
+        if self.due.is_some() && !std::mem::replace(&mut self.held_off, true) {
             self.due = Some(now + INTERVAL + self.jitter());
         }
     }
@@ -119,6 +124,21 @@ mod tests {
         }
         assert!(gaps.iter().all(|gap| (1000..=1333).contains(&gap.as_millis())), "{gaps:?}");
         assert!(gaps.windows(2).any(|pair| pair[0] != pair[1]), "no jitter");
+    }
+
+    #[test]
+    fn row_of_attempts_is_held_off_once() {
+        let now = Instant::now();
+        let mut retry = Retry::new(9);
+        retry.start(now);
+        retry.hold_off(now);
+        let held = retry.due();
+        assert!(held >= Some(now + INTERVAL));
+        retry.hold_off(now + INTERVAL / 2);
+        assert_eq!(retry.due(), held);
+        retry.start(now);
+        retry.hold_off(now);
+        assert!(retry.due() >= Some(now + INTERVAL));
     }
 
     #[test]

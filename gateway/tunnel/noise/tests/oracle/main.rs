@@ -144,7 +144,7 @@ fn boringtun_answers_our_initiation() {
     for index in [1, u32::MAX] {
         let initiation = scene.initiate(index);
         let answer = handled(&mut scene.tunn, &initiation).unwrap();
-        let pair = scene.ours.complete(response(&answer)).unwrap();
+        let pair = scene.ours.complete(response(&answer), scene.now).unwrap();
         assert_eq!(pair.local_index(), index);
         passes(&pair.split(), &mut scene.tunn);
     }
@@ -172,15 +172,15 @@ fn lost_responses_leave_older_initiations_answerable() {
         initiations.iter().map(|message| handled(&mut scene.tunn, message).unwrap()).collect();
     for late in [0, 1] {
         assert!(!scene.ours.expects(late));
-        let taken = scene.ours.complete(response(&answers[late as usize]));
+        let taken = scene.ours.complete(response(&answers[late as usize]), scene.now);
         assert_eq!(taken.err(), Some(HandshakeError::Unexpected));
     }
-    let fourth = scene.ours.complete(response(&answers[4])).unwrap();
+    let fourth = scene.ours.complete(response(&answers[4]), scene.now).unwrap();
     assert_eq!(fourth.local_index(), 4);
     assert!(!scene.ours.expects(3) && scene.ours.expects(5), "later ones stay");
-    let again = scene.ours.complete(response(&answers[4]));
+    let again = scene.ours.complete(response(&answers[4]), scene.now);
     assert_eq!(again.err(), Some(HandshakeError::Unexpected), "a response is taken once");
-    let last = scene.ours.complete(response(&answers[9])).unwrap();
+    let last = scene.ours.complete(response(&answers[9]), scene.now).unwrap();
     passes(&last.split(), &mut scene.tunn);
 }
 
@@ -212,7 +212,7 @@ fn successor_with_its_clock_behind_is_believed() {
     scene.stamper = Stamper::new(behind, scene.now, floor);
     let believed = scene.initiate(3);
     let answer = handled(&mut scene.tunn, &believed).unwrap();
-    passes(&scene.ours.complete(response(&answer)).unwrap().split(), &mut scene.tunn);
+    passes(&scene.ours.complete(response(&answer), scene.now).unwrap().split(), &mut scene.tunn);
     assert!(last.expects(1));
 }
 
@@ -253,10 +253,10 @@ fn handshake_with_any_byte_changed_is_refused() {
     for at in 12..RESPONSE_LEN - 32 {
         let mut damaged = genuine.clone();
         damaged[at] ^= 1;
-        let refused = scene.ours.complete(response(&damaged)).err();
+        let refused = scene.ours.complete(response(&damaged), scene.now).err();
         assert_eq!(refused, Some(HandshakeError::NotAuthentic), "byte {at} of a response");
     }
-    assert!(scene.ours.complete(response(&genuine)).is_ok());
+    assert!(scene.ours.complete(response(&genuine), scene.now).is_ok());
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn ephemeral_key_of_low_order_is_refused() {
         message[8..40].copy_from_slice(&point);
         assert_eq!(scene.respond(&message, 2).err(), Some(HandshakeError::LowOrder));
         answer[12..44].copy_from_slice(&point);
-        let refused = scene.ours.complete(response(&answer));
+        let refused = scene.ours.complete(response(&answer), scene.now);
         assert_eq!(refused.err(), Some(HandshakeError::LowOrder));
     }
     assert!(scene.ours.expects(1), "the genuine response may still come");
@@ -292,7 +292,7 @@ fn boringtun_under_load_takes_our_mac2() {
     assert_eq!(scene.ours.take_cookie(cookie_reply(&reply), scene.now), Ok(true));
     let second = scene.initiate(2);
     let answer = ask(&mut scene.tunn, &second);
-    passes(&scene.ours.complete(response(&answer)).unwrap().split(), &mut scene.tunn);
+    passes(&scene.ours.complete(response(&answer), scene.now).unwrap().split(), &mut scene.tunn);
     scene.now += Duration::from_secs(120);
     let third = scene.initiate(3);
     assert_eq!(third[INITIATION_LEN - 16..], [0; 16], "a cookie lives for two minutes");

@@ -67,7 +67,7 @@ impl Ours {
                 Ok(Some(response.to_vec()))
             }
             Some(Message::Response(response)) => {
-                let pair = self.handshake.complete(response)?;
+                let pair = self.handshake.complete(response, self.now)?;
                 self.add(pair, true);
                 Ok(self.seal(&[]))
             }

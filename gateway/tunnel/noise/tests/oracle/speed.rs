@@ -38,7 +38,7 @@ fn sealing_and_opening() {
         let mut scene = Scene::new();
         let initiation = scene.initiate(1);
         let answer = handled(&mut scene.tunn, &initiation).unwrap();
-        let pair = scene.ours.complete(response(&answer)).unwrap().split();
+        let pair = scene.ours.complete(response(&answer), scene.now).unwrap().split();
         passes(&pair, &mut scene.tunn);
         let (sealer, opener) = pair;
         let mut packet = PACKET.to_vec();
