@@ -260,6 +260,8 @@ impl Agent {
         let mut problems = BTreeSet::new();
         self.moved.clear();
         let settings = if config.spec.removed {
+            self.diversions.clear();
+            self.forwarding_off.clear();
             problems.extend(self.other_firewalls.remove().await);
             self.withdraw(&config, &mut problems).await;
             Vec::new()
@@ -340,9 +342,20 @@ impl Agent {
         let applied = apply(&self.handle, &compiled.state).await;
         changed |= applied.steps > 0;
         self.vitals.applied(applied.steps, applied.problems.len());
-        if let (Ok(kept), true) = (kept, applied.problems.is_empty()) {
-            let finished = self.refuser.finish(&netns, config, kept);
-            let saved = finished.and_then(|()| self.refuser.save(&compiled.firewall.peers));
+        if let Ok(mut kept) = kept {
+            let is_whole = applied.problems.is_empty();
+            if !is_whole {
+                // What the kernel has no other refusal for stays in this one.
+                let covered = refusal::covered(&self.handle).await.unwrap_or_default();
+                let covered = if is_guarded { covered } else { BTreeSet::new() };
+                kept.extend(self.refuser.refused().difference(&covered).copied());
+            }
+            match self.refuser.finish(&netns, kept) {
+                Ok(()) if is_whole => self.refuser.settle(config),
+                Ok(()) => {}
+                Err(error) => _ = problems.insert(chain(&error)),
+            }
+            let saved = self.refuser.save(&compiled.firewall.peers);
             problems.extend(saved.err().map(|error| chain(&error)));
         }
         // The table drops what is for a gateway and has no route into the overlay.

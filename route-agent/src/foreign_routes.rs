@@ -1,13 +1,14 @@
 //! Routes and rules of others that take packets to peers away from weft's table. They are named, and
 //! left alone.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
 use fabric_api::Cidr;
 use fabric_api::fabric::Diversion;
 use jiff::Timestamp;
 use netlink::{ForeignAction, ForeignRoute, ForeignRule, Handle, NetlinkError};
-use netplan::Family;
+use netplan::{Family, RouteKey};
 
 use crate::names::{GATEWAY_PROTOCOL, PRIORITY, PROTOCOL, TABLE};
 
@@ -130,13 +131,19 @@ fn foreign_route(route: &ForeignRoute, family: Family, peers: &[Cidr]) -> Foreig
         "the route `{text}` in table {TABLE}, which is weft's, is another program's and takes packets: \
          have its owner use another table, or remove it (`{removal}`)"
     );
-    // A wider one comes after weft's own.
+    // A wider one comes after weft's own, and so does one of the same prefix with a higher metric.
+    let takes = |peer: &&Cidr| match route.to.len().cmp(&peer.len()) {
+        Ordering::Less => false,
+        Ordering::Equal => route.metric <= RouteKey::METRIC,
+        Ordering::Greater => true,
+    };
     let prefixes = peers.iter().filter(|peer| peer.contains(route.to.address()));
-    let prefixes = prefixes.filter(|peer| route.to.len() >= peer.len()).copied().collect();
+    let prefixes = prefixes.filter(takes).copied().collect();
     Foreign { problem, removal, prefixes }
 }
 
-fn foreign_rule(rule: &ForeignRule, family: Family, prefixes: Vec<Cidr>) -> Foreign {
+/// A rule for one device is named only: pods' packets may come in on others.
+fn foreign_rule(rule: &ForeignRule, family: Family, mut prefixes: Vec<Cidr>) -> Foreign {
     let mut selectors = format!("priority {}", rule.priority);
     let mut select = |name: &str, value: Option<String>| {
         selectors += &value.map(|value| format!(" {name} {value}")).unwrap_or_default();
@@ -159,6 +166,9 @@ fn foreign_rule(rule: &ForeignRule, family: Family, prefixes: Vec<Cidr>) -> Fore
         "the {family} rule `{selectors} {action}` comes before weft's of priority {PRIORITY} and takes packets \
          to {peer}: have its owner give it a priority over {PRIORITY}, or remove it (`{removal}`)"
     );
+    if rule.iif.is_some() {
+        prefixes.clear();
+    }
     Foreign { problem, removal, prefixes }
 }
 

@@ -214,7 +214,7 @@ impl Task {
 
     fn report_lost(&self) {
         let now = Instant::now();
-        let lost = self.prober.unreachable().filter(|(_, since)| now - *since >= LOST);
+        let lost = self.prober.lost().filter(|(_, since)| now - *since >= LOST);
         let lost: BTreeSet<String> = lost.map(|(target, _)| target.peer.clone()).collect();
         self.losses.send_if_modified(|before| {
             let changed = *before != lost;

@@ -12,7 +12,7 @@ use fabric_api::Cidr;
 use fabric_api::fabric::{NodeConfig, NodeConfigSpec, RefusedTraffic};
 use netlink::nft::{self, NftError};
 use netlink::{Handle, NetlinkError, Netns};
-use netplan::{NextHop, Refusal, RouteKey};
+use netplan::{Family, NextHop, Refusal, RouteKey, RuleAction};
 
 use crate::compile::is_refusable;
 use crate::host_state::HostState;
@@ -92,7 +92,6 @@ impl Refuser {
     pub(crate) fn finish(
         &mut self,
         netns: &Netns,
-        config: &NodeConfig,
         kept: BTreeSet<Cidr>,
     ) -> Result<(), RefusalError> {
         if self.table.prefixes != kept {
@@ -104,8 +103,12 @@ impl Refuser {
             self.table.senders.retain(|(_, to), _| prefixes.iter().any(|p| p.contains(*to)));
             self.write(netns)?;
         }
-        self.settled = Some(version(config));
         Ok(())
+    }
+
+    /// The config is in force as a whole: what the kernel has is what it has.
+    pub(crate) fn settle(&mut self, config: &NodeConfig) {
+        self.settled = Some(version(config));
     }
 
     /// Ends the refusal that was left by a withdrawal, except for `kept`, once nobody sends or
@@ -198,6 +201,21 @@ pub(crate) async fn backstops(handle: &Handle) -> Result<BTreeSet<Cidr>, Refusal
         key.metric == RouteKey::BACKSTOP && route.hop == NextHop::Unreachable
     });
     Ok(backstops.map(|(key, _)| key.to).collect())
+}
+
+/// Those of them whose packets a rule of ours leads to those routes.
+pub(crate) async fn covered(handle: &Handle) -> Result<BTreeSet<Cidr>, RefusalError> {
+    let have = handle.observe(&names::scope(std::iter::empty())).await;
+    let rules = have.map_err(RefusalError::Routes)?.rules;
+    let has_rule = |prefix: &Cidr| {
+        let family = Family::of_prefix(prefix);
+        rules
+            .iter()
+            .any(|rule| rule.family == family && rule.action == RuleAction::Lookup(names::TABLE))
+    };
+    let mut backstops = backstops(handle).await?;
+    backstops.retain(has_rule);
+    Ok(backstops)
 }
 
 /// The first few sources of refused packets.

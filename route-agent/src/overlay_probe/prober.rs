@@ -58,6 +58,8 @@ struct Gateway {
     turn_at: Instant,
     next_at: Instant,
     pending: Option<Pending>,
+    /// It has answered since this agent follows it.
+    has_answered: bool,
 }
 
 /// Probes since the last reply.
@@ -87,6 +89,9 @@ impl Prober {
             };
             // Gateways of one node have their turns one after another.
             gateway.turn_at = now + INTERVAL * ((*turn - 1) % MAX_TURNS + 1);
+            if gateway.target.host != target.host {
+                gateway.next_at = now;
+            }
             gateway.target = target.clone();
             self.gateways.insert(target.address.ip(), gateway);
         }
@@ -131,6 +136,7 @@ impl Prober {
         // One that was unreachable is notified at once that its replies arrive.
         gateway.next_at = if gateway.is_unreachable() { now } else { gateway.turn_at.max(now) };
         gateway.pending = None;
+        gateway.has_answered = true;
         true
     }
 
@@ -155,12 +161,27 @@ impl Prober {
         let gone = self.gateways.values().filter(|gateway| gateway.is_unreachable());
         gone.filter_map(|gateway| Some((&gateway.target, gateway.pending?.first)))
     }
+
+    /// Those of them that have answered before. Of any other, only its probes may be dropped.
+    pub(super) fn lost(&self) -> impl Iterator<Item = (&Target, Instant)> {
+        let has_answered = |target: &Target| {
+            self.gateways.get(&target.address.ip()).is_some_and(|gateway| gateway.has_answered)
+        };
+        self.unreachable().filter(move |(target, _)| has_answered(target))
+    }
 }
 
 impl Gateway {
     fn new(target: &Target, now: Instant) -> Self {
         let target = target.clone();
-        Self { target, period: INTERVAL, turn_at: now, next_at: now, pending: None }
+        Self {
+            target,
+            period: INTERVAL,
+            turn_at: now,
+            next_at: now,
+            pending: None,
+            has_answered: false,
+        }
     }
 
     /// A whole burst was sent, and the time to answer the last of it has passed.
@@ -246,6 +267,18 @@ mod tests {
         world.pass(60_000, |_| true);
         assert_eq!(world.sent.len(), 61, "{:?}", world.sent);
         assert!(world.unreachable().is_empty());
+    }
+
+    #[test]
+    fn only_gateways_that_answered_are_lost() {
+        let mut world = World::new(2);
+        world.pass(10_000, |number| number == 1);
+        assert_eq!(world.unreachable(), [2]);
+        assert_eq!(world.prober.lost().count(), 0);
+        world.pass(10_000, |_| false);
+        assert_eq!(world.unreachable(), [1, 2]);
+        let lost: Vec<_> = world.prober.lost().map(|(target, _)| octet(target.address)).collect();
+        assert_eq!(lost, [1]);
     }
 
     #[test]
