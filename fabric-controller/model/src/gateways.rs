@@ -26,7 +26,7 @@ pub struct Gateways<'a> {
 }
 
 /// Reads all gateways; `own` is the cluster itself.
-pub fn read<'a>(
+pub(crate) fn read<'a>(
     index: &'a Index,
     own: Option<&ClusterId>,
     peerings: &[Peering<'_>],

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use fabric_api::fabric::{
-    GatewayConfig, GatewayConfigSpec, GatewayOverlay, IpFamily, NodeConfig, Remap, Role,
-    common_family, gateway_spec,
+    GatewayConfig, GatewayConfigSpec, GatewayOverlay, IpFamily, NodeConfig, PathFault, Remap, Role,
+    UnreachableNode, common_family, gateway_spec,
 };
 use fabric_api::{labels, link_v6};
 use fabric_index::node_paths::NodePaths;
@@ -168,14 +168,19 @@ fn own_spec(
     })
 }
 
-/// Number of nodes with a fault that the gateway itself does not report.
+/// Number of nodes with a fault that the gateway itself does not report, as no probe shows it.
 fn faulty_nodes(index: &Index, gateway: &Gateway<'_>) -> u32 {
     let Some(config) = index.typed::<GatewayConfig>(&gateway.config()) else { return 0 };
     let reported = config.status.iter().flat_map(|status| &status.unreachable_nodes);
     let reported: BTreeSet<_> = reported.map(|fault| fault.node.as_str()).collect();
     let nodes = index.all::<NodeConfig>(Kind::NodeConfig).map(|(_, node)| node);
     let faults = NodePaths::of(config, nodes).map(|paths| paths.unreachable).unwrap_or_default();
-    let count = faults.iter().filter(|fault| !reported.contains(fault.node.as_str())).count();
+    let is_of_pods = |fault: &&UnreachableNode| {
+        use PathFault::{Diverted, NotForwarding, PodCidrOutside, PodCidrOverlap};
+        matches!(fault.fault, Diverted | NotForwarding | PodCidrOutside | PodCidrOverlap)
+    };
+    let of_pods = faults.iter().filter(is_of_pods);
+    let count = of_pods.filter(|fault| !reported.contains(fault.node.as_str())).count();
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 

@@ -115,7 +115,7 @@ fn own_spec(cluster: &Cluster, node: &Node, settings: &Settings) -> Option<NodeC
         declared: node.declared.clone(),
         local_pods: node.pods.iter().map(Cidr::to_string).collect(),
         overlapping_pods: node.overlapping.clone(),
-        outside_pods: cluster.outside(&node.pods).map(Cidr::to_string).collect(),
+        outside_pods: outside_pods(cluster, node, settings),
         pod_cidrs: Vec::new(),
         external: node.external.clone(),
         from_records: true,
@@ -128,4 +128,14 @@ fn own_spec(cluster: &Cluster, node: &Node, settings: &Settings) -> Option<NodeC
         refused: Vec::new(),
         refuse_seconds: settings.refuse_seconds,
     })
+}
+
+/// Pod CIDRs of the node that peers do not accept. None where the CNI has pools of its own, as its pods
+/// outside of their nodes' pod CIDRs show: then nothing uses those.
+fn outside_pods(cluster: &Cluster, node: &Node, settings: &Settings) -> Vec<String> {
+    let mut pods = cluster.nodes.iter().flat_map(|node| &node.pods);
+    if settings.kubernetes && pods.any(|pod| *pod == Cidr::host(pod.address())) {
+        return Vec::new();
+    }
+    cluster.outside(&node.pods).map(Cidr::to_string).collect()
 }

@@ -14,7 +14,7 @@ use fabric_objects::{Kind, Object, ObjectRef};
 
 use super::desired::Desired;
 use super::networks;
-use super::records::{PeeringRecords, recorded_prefixes};
+use super::records::{PeeringRecords, recorded_prefixes, recorded_refused};
 
 /// Annotation of a Network that holds a refused prefix: the prefix as the peer has it.
 const REMOTE: &str = "fabric.weft.dev/remote-cidr";
@@ -119,6 +119,8 @@ fn published_before(index: &Index, cluster: &Cluster) -> Refused {
         }
     }
     recorded_prefixes(index).for_each(|(prefix, peer)| add(prefix, peer));
+    // Its Network may not have been written yet.
+    recorded_refused(index).iter().for_each(|of| add(&of.prefix, &of.peer_cluster_id));
     all
 }
 

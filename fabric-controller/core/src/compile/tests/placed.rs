@@ -424,6 +424,21 @@ fn node_with_agent_is_awaited_before_removal() {
 }
 
 #[test]
+fn pod_cidr_that_the_cni_does_not_use_is_no_fault() {
+    let mut world = peered();
+    let mut unused: k8s_openapi::api::core::v1::Node =
+        node("n2", "192.0.2.12", 2).try_into().unwrap();
+    unused.spec.get_or_insert_default().pod_cidrs = Some(vec!["10.9.2.0/24".to_owned()]);
+    world.apply(unused.into());
+    world.settle();
+    assert_eq!(world.node("n2").unwrap().outside_pods, ["10.9.2.0/24"]);
+    let pods = [("n1".to_owned(), [std::net::IpAddr::from([10, 200, 9, 9])].into())].into();
+    world.index.place(Placements { pods, ..Placements::default() });
+    world.settle();
+    assert_eq!(world.node("n2").unwrap().outside_pods, [] as [String; 0]);
+}
+
+#[test]
 fn outside_pods_have_host_routes() {
     let mut world = peered();
     let address = |text: &str| text.parse::<std::net::IpAddr>().unwrap();
