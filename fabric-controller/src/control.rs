@@ -1,7 +1,6 @@
 //! The loop: observe changes, compile, publish, send requests to ipam.
 
 mod events;
-mod removed_connections;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::{Future, pending};
@@ -16,7 +15,6 @@ use k8s_openapi::api::core::v1::Node;
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
-use self::removed_connections::RemovedConnections;
 use crate::grants::{Ipam, Round};
 use crate::kinds::READ;
 use crate::metrics::IpamOutcome;
@@ -62,7 +60,6 @@ pub struct Controller {
     published_problems: Option<BTreeSet<Problem>>,
     /// In Kubernetes, the channels to what makes gateways run.
     workloads: Option<Exchange>,
-    removed_connections: RemovedConnections,
     stale_connections: StaleConnections,
     lagging: LaggingNodes,
     schedule: Schedule,
@@ -94,7 +91,6 @@ impl Controller {
             retry: None,
             published_problems: None,
             workloads: None,
-            removed_connections: RemovedConnections::default(),
             stale_connections: StaleConnections::default(),
             lagging: LaggingNodes::default(),
             schedule: Schedule::default(),
@@ -164,7 +160,6 @@ impl Controller {
                     self.asked.clear();
                     true
                 }
-                () = until(self.removed_connections.next_check()) => self.end_removed_connections(),
                 () = until(self.stale_connections.next_check()), if !is_dirty => true,
                 () = until(lag_check), if !is_dirty => true,
                 () = until(self.compile_by), if !is_dirty => true,

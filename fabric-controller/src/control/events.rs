@@ -37,11 +37,6 @@ impl Controller {
             self.repair(problems).await;
         }
         let event = match event {
-            Event::Deleted(reference)
-                if self.removed_connections.hold(&reference, &self.index, Instant::now()) =>
-            {
-                return false;
-            }
             Event::Applied(object) => match self.current(object).await {
                 Some(object) => Event::Applied(object),
                 None => return false,
@@ -56,10 +51,7 @@ impl Controller {
             event @ (Event::Problems(_) | Event::Synced) => event,
         };
         let reference = match &event {
-            Event::Applied(object) => {
-                self.removed_connections.restored(object);
-                Some(object.reference())
-            }
+            Event::Applied(object) => Some(object.reference()),
             Event::Deleted(reference) => Some(reference.clone()),
             Event::Problems(_) | Event::Synced => None,
         };
@@ -82,13 +74,6 @@ impl Controller {
             self.compile_by.get_or_insert_with(|| Instant::now() + ACKNOWLEDGEMENTS);
         }
         is_awaited
-    }
-
-    /// Removes those from the index that their gateways have not written again.
-    pub(super) fn end_removed_connections(&mut self) -> bool {
-        let due = self.removed_connections.take_due(Instant::now());
-        let removed = due.into_iter().filter_map(|of| self.index.apply(Event::Deleted(of)));
-        removed.count() > 0
     }
 
     /// Writes again what has become unreadable of the controller's own files.
