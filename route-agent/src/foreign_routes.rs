@@ -142,8 +142,7 @@ fn foreign_route(route: &ForeignRoute, family: Family, peers: &[Cidr]) -> Foreig
     Foreign { problem, removal, prefixes }
 }
 
-/// A rule for one device is named only: pods' packets may come in on others.
-fn foreign_rule(rule: &ForeignRule, family: Family, mut prefixes: Vec<Cidr>) -> Foreign {
+fn foreign_rule(rule: &ForeignRule, family: Family, prefixes: Vec<Cidr>) -> Foreign {
     let mut selectors = format!("priority {}", rule.priority);
     let mut select = |name: &str, value: Option<String>| {
         selectors += &value.map(|value| format!(" {name} {value}")).unwrap_or_default();
@@ -166,9 +165,6 @@ fn foreign_rule(rule: &ForeignRule, family: Family, mut prefixes: Vec<Cidr>) -> 
         "the {family} rule `{selectors} {action}` comes before weft's of priority {PRIORITY} and takes packets \
          to {peer}: have its owner give it a priority over {PRIORITY}, or remove it (`{removal}`)"
     );
-    if rule.iif.is_some() {
-        prefixes.clear();
-    }
     Foreign { problem, removal, prefixes }
 }
 
