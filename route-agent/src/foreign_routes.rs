@@ -12,6 +12,9 @@ use netplan::{Family, RouteKey};
 
 use crate::names::{GATEWAY_PROTOCOL, PRIORITY, PROTOCOL, TABLE};
 
+/// Table of the host's own addresses. Its rule is the kernel's: without it a host is cut off.
+const LOCAL_TABLE: u32 = 255;
+
 /// A rule or route, and what it does.
 pub(crate) struct Foreign {
     pub(crate) problem: String,
@@ -47,9 +50,17 @@ pub(crate) async fn find(
         }
         for rule in candidates {
             let prefixes = taken(rule, &of_family, &tables);
-            if !prefixes.is_empty() {
-                found.push(foreign_rule(rule, family, prefixes));
+            if prefixes.is_empty() {
+                continue;
             }
+            let local = tables.get(&LOCAL_TABLE).map(Vec::as_slice).unwrap_or_default();
+            found.push(match rule.action {
+                ForeignAction::Lookup(LOCAL_TABLE, _) => local_route(local, family, prefixes),
+                ForeignAction::Lookup(..)
+                | ForeignAction::Goto(_)
+                | ForeignAction::Refuse(_)
+                | ForeignAction::Nothing => foreign_rule(rule, family, prefixes),
+            });
         }
     }
     Ok(found)
@@ -139,6 +150,21 @@ fn foreign_route(route: &ForeignRoute, family: Family, peers: &[Cidr]) -> Foreig
     };
     let prefixes = peers.iter().filter(|peer| peer.contains(route.to.address()));
     let prefixes = prefixes.filter(takes).copied().collect();
+    Foreign { problem, removal, prefixes }
+}
+
+/// First route in the local table that takes packets to these prefixes.
+fn local_route(routes: &[ForeignRoute], family: Family, prefixes: Vec<Cidr>) -> Foreign {
+    let takes = |route: &&ForeignRoute| {
+        route.kind != "throw" && prefixes.iter().any(|peer| route.to.overlaps(peer))
+    };
+    let to = routes.iter().find(takes).map(|route| route.to.to_string()).unwrap_or_default();
+    let peer = prefixes.first().map(ToString::to_string).unwrap_or_default();
+    let removal = format!("ip {}route del {to} table local", option(family));
+    let problem = format!(
+        "the route {to} in the kernel's table local takes packets to {peer}: have its owner remove it \
+         (`{removal}`)"
+    );
     Foreign { problem, removal, prefixes }
 }
 
@@ -254,6 +280,15 @@ mod tests {
         let command = "`ip -6 route del fd00:201::/64 dev eth0 metric 1024 table 18952`";
         assert!(problem.contains(command), "{problem}");
     }
+
+    #[test]
+    fn route_in_the_local_table_is_the_one_to_remove() {
+        let routes = [route("127.0.0.0/8"), route("10.201.4.0/24")];
+        let found = local_route(&routes, Family::Ipv4, vec![cidr("10.201.0.0/16")]);
+        assert_eq!(found.removal, "ip route del 10.201.4.0/24 table local");
+        assert!(found.problem.contains("takes packets to 10.201.0.0/16"), "{}", found.problem);
+    }
+
     #[test]
     fn route_takes_prefixes_that_hold_it() {
         let peers = [cidr("10.201.0.0/16"), cidr("10.202.0.0/16")];
