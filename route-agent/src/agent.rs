@@ -345,7 +345,7 @@ impl Agent {
         if let Ok(mut kept) = kept {
             let is_whole = applied.problems.is_empty();
             if !is_whole {
-                // What the kernel has no other refusal for stays in this one.
+                // Prefixes without an `unreachable` route in force remain in this refusal.
                 let covered = refusal::covered(&self.handle).await.unwrap_or_default();
                 let covered = if is_guarded { covered } else { BTreeSet::new() };
                 kept.extend(self.refuser.refused().difference(&covered).copied());

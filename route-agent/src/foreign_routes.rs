@@ -7,13 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use fabric_api::Cidr;
 use fabric_api::fabric::Diversion;
 use jiff::Timestamp;
-use netlink::{ForeignAction, ForeignRoute, ForeignRule, Handle, NetlinkError};
+use netlink::{ForeignAction, ForeignRoute, ForeignRule, Handle, LOCAL_TABLE, NetlinkError};
 use netplan::{Family, RouteKey};
 
 use crate::names::{GATEWAY_PROTOCOL, PRIORITY, PROTOCOL, TABLE};
-
-/// Table of the host's own addresses. Its rule is the kernel's: without it a host is cut off.
-const LOCAL_TABLE: u32 = 255;
 
 /// A rule or route, and what it does.
 pub(crate) struct Foreign {

@@ -12,7 +12,7 @@ use fabric_api::Cidr;
 use fabric_api::fabric::{NodeConfig, NodeConfigSpec, RefusedTraffic};
 use netlink::nft::{self, NftError};
 use netlink::{Handle, NetlinkError, Netns};
-use netplan::{Family, NextHop, Refusal, RouteKey, RuleAction};
+use netplan::{Family, NextHop, Refusal, RouteKey, RuleAction, State};
 
 use crate::compile::is_refusable;
 use crate::host_state::HostState;
@@ -193,29 +193,30 @@ pub(crate) fn write(netns: &Netns, table: &Refusal, quiet: Duration) -> Result<(
     nft::run(netns, &script).map_err(RefusalError::Change)
 }
 
-/// All prefixes of peers that routes of ours end at, whatever becomes of their tunnels.
+/// Prefixes of peers with an `unreachable` route of ours, which is left when a tunnel's is lost.
 pub(crate) async fn backstops(handle: &Handle) -> Result<BTreeSet<Cidr>, RefusalError> {
-    let have = handle.observe(&names::scope(std::iter::empty())).await;
-    let routes = have.map_err(RefusalError::Routes)?.routes.into_iter();
-    let backstops = routes.filter(|(key, route)| {
-        key.metric == RouteKey::BACKSTOP && route.hop == NextHop::Unreachable
-    });
-    Ok(backstops.map(|(key, _)| key.to).collect())
+    observe_state(handle).await.map(|have| backstops_in(&have).collect())
 }
 
-/// Those of them whose packets a rule of ours leads to those routes.
+/// Prefixes with such a route in a table that a rule of ours looks into.
 pub(crate) async fn covered(handle: &Handle) -> Result<BTreeSet<Cidr>, RefusalError> {
+    let have = observe_state(handle).await?;
+    let lookup = RuleAction::Lookup(names::TABLE);
+    let rules = have.rules.iter().filter(|rule| rule.action == lookup);
+    let families: Vec<Family> = rules.map(|rule| rule.family).collect();
+    Ok(backstops_in(&have).filter(|to| families.contains(&Family::of_prefix(to))).collect())
+}
+
+async fn observe_state(handle: &Handle) -> Result<State, RefusalError> {
     let have = handle.observe(&names::scope(std::iter::empty())).await;
-    let rules = have.map_err(RefusalError::Routes)?.rules;
-    let has_rule = |prefix: &Cidr| {
-        let family = Family::of_prefix(prefix);
-        rules
-            .iter()
-            .any(|rule| rule.family == family && rule.action == RuleAction::Lookup(names::TABLE))
-    };
-    let mut backstops = backstops(handle).await?;
-    backstops.retain(has_rule);
-    Ok(backstops)
+    have.map_err(RefusalError::Routes)
+}
+
+fn backstops_in(have: &State) -> impl Iterator<Item = Cidr> {
+    let backstops = have.routes.iter().filter(|(key, route)| {
+        key.metric == RouteKey::BACKSTOP && route.hop == NextHop::Unreachable
+    });
+    backstops.map(|(key, _)| key.to)
 }
 
 /// The first few sources of refused packets.

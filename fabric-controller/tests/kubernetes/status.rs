@@ -136,7 +136,7 @@ fn status_shows_all_that_gateway_reports() {
         assert!(row.contains(cell), "{cell}: {row}");
     }
 
-    // What is not there does not count, whatever was reported last.
+    // Absent objects do not count, even if they were reported last.
     set_ready(cluster, &controller, "False");
     cluster.delete("pod", "liqo", "a2");
     let all = observed(cluster);

@@ -33,5 +33,5 @@ pub use foreign::{ForeignAction, ForeignRoute, ForeignRule};
 pub use handle::{Handle, NetlinkError};
 pub use links::{LinkInfo, RouteInfo};
 pub use netns::{Netns, NetnsError};
-pub use observe::Scope;
+pub use observe::{LOCAL_TABLE, Scope};
 pub use sysctl::{Settings, read_sysctl, write_sysctl};

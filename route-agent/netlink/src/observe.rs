@@ -19,8 +19,8 @@ use crate::message::MTU_LOCK;
 use crate::vxlan::as_vxlan;
 use crate::{Handle, NetlinkError, message, read_sysctl};
 
-/// Table of the namespace's own addresses.
-pub(crate) const LOCAL_TABLE: u32 = 255;
+/// Table of the namespace's own addresses. Its rule is the kernel's: without it a host is cut off.
+pub const LOCAL_TABLE: u32 = 255;
 
 /// Objects of ours in a namespace. [`Handle::observe`] returns only these.
 #[derive(Clone, Debug, Default)]

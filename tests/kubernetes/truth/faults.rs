@@ -202,7 +202,7 @@ const OTHERS: [Fault; 12] = [
         end: |scene| scene.node().nft("delete table inet fault"),
         shown: &[(0, "node rome-2: route-agent: pod ")],
         // Until its Lease counts as old. Its agent, which goes on as it was, has no sign of it but the keepalive
-        // of its watch: to ask the API server every second would cost that more than it tells.
+        // of its watch: polling the API server every second would cost more than it shows.
         at_most: Duration::from_secs(60),
         // Its kubelet renews the Lease every 10 s.
         solved: Duration::from_secs(30),

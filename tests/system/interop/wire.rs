@@ -77,7 +77,7 @@ impl Wire {
         self.get((peer, false))
     }
 
-    /// Times at which both ends had a new session: the responses, whoever sent them.
+    /// Times at which both ends had a new session: the responses of either end.
     pub(crate) fn sessions_with(&self, peer: IpAddr) -> Vec<Instant> {
         let mut times = self.sent_to(peer).times_of(RESPONSE);
         times.extend(self.received_from(peer).times_of(RESPONSE));
