@@ -64,13 +64,14 @@ build: tools
 	$(PROGRAMS)
 	cargo test --locked --workspace --no-run
 
-# A failing suite does not end the run, which takes half an hour: cargo lists all that failed at the end.
+# A failing suite does not end the run, which takes half an hour: what failed is listed at the end, with the reasons.
 test: build peers kubernetes previous
-	rm -f $(SKIPPED)
+	rm -f $(SKIPPED) $(FAILURES)
 	cargo test --locked --workspace --no-run $(ARGS) 2>&1 | sed -n 's|^ *Executable .* (\(.*\))$$|\1|p' >$(TARGET)/suites
 	$(SUDO) env WEFT_BIN_DIR=$(TARGET)/release WEFT_SKIPPED=$(SKIPPED) RUST_TEST_THREADS=$(THREADS) \
-	  WEFT_SUITES=$(TARGET)/suites WEFT_SUITE_TIMES=$(TARGET)/suite-times \
-	  cargo test --locked --workspace --no-fail-fast --config 'target."cfg(unix)".runner = "$(CURDIR)/.ci/suite"' $(ARGS)
+	  WEFT_SUITES=$(TARGET)/suites WEFT_SUITE_TIMES=$(TARGET)/suite-times WEFT_FAILURES=$(FAILURES) \
+	  cargo test --locked --workspace --no-fail-fast --config 'target."cfg(unix)".runner = "$(CURDIR)/.ci/suite"' $(ARGS) \
+	  || { cat $(FAILURES); exit 1; }
 	@$(SHOW_SKIPPED)
 
 lint: tools lint-tools
@@ -136,6 +137,7 @@ LONG = five_times for_a_minute limits::
 # Tests that `make test` runs with fewer rounds.
 REPEATED = lifecycle::down_restores clear_text::no_event rotation::
 SKIPPED = $(TARGET)/skipped-$@
+FAILURES = $(TARGET)/failures
 SHOW_SKIPPED = touch $(SKIPPED); echo "$@ skipped: $$(wc -l < $(SKIPPED))"; cat $(SKIPPED)
 
 bench: tools peers

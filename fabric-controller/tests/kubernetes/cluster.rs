@@ -148,7 +148,7 @@ impl Cluster {
             if let Some(answer) = ask() {
                 return answer;
             }
-            assert!(began.elapsed() < TIMEOUT, "never: {what}\n{}", self.log());
+            assert!(began.elapsed() < TIMEOUT, "never: {what}\n{}", self.log(""));
             thread::sleep(PAUSE);
         }
     }
@@ -158,10 +158,11 @@ impl Cluster {
         let what = format!("{kind} {name} has {is} at {field}");
         let mut last = None;
         let began = Instant::now();
-        while last.as_ref() != Some(is) {
-            assert!(began.elapsed() < TIMEOUT, "never: {what}, but {last:?}\n{}", self.log());
+        while last.as_ref().and_then(|object: &Value| object.pointer(field)) != Some(is) {
+            let log = || self.log(namespace);
+            assert!(began.elapsed() < TIMEOUT, "never: {what}, but {last:?}\n{}", log());
             thread::sleep(PAUSE);
-            last = self.get(kind, namespace, name).and_then(|o| o.pointer(field).cloned());
+            last = self.get(kind, namespace, name);
         }
     }
 
@@ -175,7 +176,7 @@ impl Cluster {
                 return;
             }
             let late = began.elapsed() > TIMEOUT;
-            assert!(!late, "never peace: {:?}\n{}", &writes[before.len()..], self.log());
+            assert!(!late, "never peace: {:?}\n{}", &writes[before.len()..], self.log(namespace));
             before = writes;
         }
     }
@@ -194,9 +195,10 @@ impl Cluster {
         self.file("controller.log")
     }
 
-    fn log(&self) -> String {
+    /// The controller's last lines with that text.
+    fn log(&self, about: &str) -> String {
         let log = fs::read_to_string(self.log_file()).unwrap_or_default();
-        let last: Vec<_> = log.lines().rev().take(30).collect();
+        let last: Vec<_> = log.lines().filter(|line| line.contains(about)).rev().take(30).collect();
         last.into_iter().rev().collect::<Vec<_>>().join("\n")
     }
 }
