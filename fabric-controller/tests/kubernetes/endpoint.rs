@@ -17,7 +17,7 @@ fn node_port_endpoint_follows_pod_and_node() {
     let Some((_turn, cluster)) = cluster_alone() else { return };
     let namespace = &tenant("bonn");
     cluster.apply_all(&peering("bonn"));
-    let spec = json!({"serviceType": "NodePort", "port": 51840, "nodePort": 30742});
+    let spec = json!({"serviceType": "NodePort", "port": 51840, "nodePort": 30042});
     cluster.apply(&server("bonn", &spec));
     until(cluster, "bonn", "/status/serverRef/name", &json!("gw-server"));
     let gateway = cluster.get("gatewayserver", namespace, "server").unwrap();
@@ -26,7 +26,7 @@ fn node_port_endpoint_follows_pod_and_node() {
     assert_eq!(gateway["status"]["serverRef"]["uid"], deployment["metadata"]["uid"]);
 
     cluster.run_pod("bonn", "a", "n1", "10.200.1.7");
-    until(cluster, "bonn", "/status/endpoint", &endpoint(&json!(["192.0.2.1"]), &json!(30742)));
+    until(cluster, "bonn", "/status/endpoint", &endpoint(&json!(["192.0.2.1"]), &json!(30042)));
     let internal = json!({"ip": "10.200.1.7", "node": "n1"});
     until(cluster, "bonn", "/status/internalEndpoint", &internal);
     let config = ["gatewayconfig", namespace.as_str(), "server"];
@@ -41,7 +41,7 @@ fn node_port_endpoint_follows_pod_and_node() {
 
     cluster.run_pod("bonn", "b", "n2", "10.200.2.8");
     cluster.kill_pod("bonn", "a");
-    until(cluster, "bonn", "/status/endpoint", &endpoint(&json!(["192.0.2.2"]), &json!(30742)));
+    until(cluster, "bonn", "/status/endpoint", &endpoint(&json!(["192.0.2.2"]), &json!(30042)));
     cluster.until("n1 knows", || underlay("n1").filter(|u| *u == "10.200.2.8"));
 
     let addresses = json!([

@@ -49,6 +49,8 @@ impl Drop for Diary {
     }
 }
 
+/// The port is one of the first 86, of which Kubernetes gives none to Services that request no certain one
+/// (KEP-3668).
 fn node_port(port: u16) -> Value {
     json!({"serviceType": "NodePort", "port": 51840, "nodePort": port})
 }
@@ -66,13 +68,13 @@ fn uid(cluster: &Cluster, kind: &str, peer: &str, name: &str) -> Value {
 fn node_port_of_namesake_is_not_reused() {
     let Some((_turn, cluster)) = cluster() else { return };
     cluster.apply_all(&peering("gent"));
-    cluster.apply(&server("gent", &node_port(30811)));
+    cluster.apply(&server("gent", &node_port(30011)));
     cluster.run_pod("gent", "a", "n1", "10.200.1.11");
     let gateway = ["gatewayserver", &tenant("gent"), "server"];
     let told = "/status/endpoint/port";
-    cluster.until_is(gateway, told, &json!(30811));
+    cluster.until_is(gateway, told, &json!(30011));
     let diary = Diary::of(cluster, "gatewayserver", "gent", "server");
-    for port in [30812, 30813, 30814] {
+    for port in [30012, 30013, 30014] {
         cluster.delete("gatewayserver", &tenant("gent"), "server");
         cluster.apply(&server("gent", &node_port(port)));
         cluster.until_is(gateway, told, &json!(port));
@@ -96,7 +98,7 @@ fn second_gateway_gets_objects_of_its_own() {
     let Some((_turn, cluster)) = cluster() else { return };
     let namespace = tenant("aalst");
     cluster.apply_all(&peering("aalst"));
-    cluster.apply(&server("aalst", &node_port(30816)));
+    cluster.apply(&server("aalst", &node_port(30016)));
     let uids = || KINDS.map(|kind| cluster.get(kind, &namespace, "gw-server")).map(uid_of);
     let first =
         cluster.until("all of the first", || uids().into_iter().collect::<Option<Vec<_>>>());
@@ -106,7 +108,7 @@ fn second_gateway_gets_objects_of_its_own() {
     };
     hold(&json!(["example.com/balancer"]));
     cluster.delete("gatewayserver", &namespace, "server");
-    cluster.apply(&server("aalst", &node_port(30817)));
+    cluster.apply(&server("aalst", &node_port(30017)));
     let second = uid(cluster, "gatewayserver", "aalst", "server");
     let service = || cluster.get("service", &namespace, "gw-server");
     let touched = cluster.until("the first one's Service is touched", || {
@@ -115,10 +117,10 @@ fn second_gateway_gets_objects_of_its_own() {
                 || service["metadata"]["ownerReferences"][0]["uid"] == second
         })
     });
-    assert_eq!(touched["spec"]["ports"][0]["nodePort"], 30816, "{touched}");
+    assert_eq!(touched["spec"]["ports"][0]["nodePort"], 30016, "{touched}");
     hold(&Value::Null);
     cluster.until("a Service of its own", || {
-        service().filter(|service| service["spec"]["ports"][0]["nodePort"] == 30817)
+        service().filter(|service| service["spec"]["ports"][0]["nodePort"] == 30017)
     });
     let all = cluster.until("all of the second", || uids().into_iter().collect::<Option<Vec<_>>>());
     for ((kind, first), now) in KINDS.into_iter().zip(first).zip(all) {
@@ -161,7 +163,7 @@ fn user_secret_gets_public_key() {
     let mut objects = peering("mons");
     let public = objects[2]["data"].as_object_mut().unwrap().remove("publicKey").unwrap();
     cluster.apply_all(&objects);
-    cluster.apply(&server("mons", &node_port(30815)));
+    cluster.apply(&server("mons", &node_port(30015)));
     let gateway = ["gatewayserver", &tenant("mons"), "server"];
     cluster.until_is(gateway, "/status/secretRef/name", &json!("gw-keys"));
     let secret = cluster.get("secret", &tenant("mons"), "gw-keys").unwrap();
