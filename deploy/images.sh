@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds weft's images with buildah, and says how big they are. Goes by variables:
+# Builds weft's images with buildah, and prints their sizes. Variables:
 #
 #   PLATFORMS  linux/amd64,linux/arm64
 #   OUT        a folder for the images, one archive each, for `ctr --namespace k8s.io images import`; target/images
@@ -33,7 +33,7 @@ emulate() {
   [ -e $HANDLERS/$handler ] || fail "nothing runs programs for $1 here (no $HANDLERS/$handler); try PLATFORMS=linux/$HERE"
 }
 
-# Debian for an architecture, which trusts whom this machine trusts.
+# Debian for an architecture, with the certificate authorities of this machine.
 make_base() {
   local container
   step "makes localhost/debian-$1 of packages, a minute or more"

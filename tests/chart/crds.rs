@@ -1,4 +1,4 @@
-//! CRDs that the chart has objects of lie in crds/, too: Helm must know them first.
+//! CRDs that the chart has objects of lie in crds/, too: Helm installs that folder first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

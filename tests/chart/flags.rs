@@ -15,7 +15,7 @@ fn programs_understand_their_arguments() {
         Ok(dir) => dir,
         Err(error) => return weft_tests::skip(&format!("{error:#}")),
     };
-    // Arguments of which no program knows.
+    // Arguments that no program has.
     let others = "common: {extraArgs: []}";
     for values in [LEAST, EVERYTHING] {
         let objects = helm.objects(&[values, others]);
@@ -25,8 +25,8 @@ fn programs_understand_their_arguments() {
             // Help is given after all before it was understood.
             let mut command = Command::new(dir.join(program));
             let output = command.args(arguments).arg("--help").output().unwrap();
-            let told = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{program}: {told}");
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{program}: {errors}");
         }
     }
 }

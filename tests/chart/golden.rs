@@ -16,14 +16,14 @@ fn everything_switched_on_gives_the_golden_manifests() {
 }
 
 #[test]
-fn helm_finds_nothing_to_complain_about() {
+fn helm_lint_reports_nothing() {
     let Some(helm) = Helm::find() else { return };
-    let told = helm.with(&["lint", "--strict"], &[]).unwrap();
-    assert!(!told.contains("WARNING") && !told.contains("ERROR"), "{told}");
+    let printed = helm.with(&["lint", "--strict"], &[]).unwrap();
+    assert!(!printed.contains("WARNING") && !printed.contains("ERROR"), "{printed}");
 }
 
 #[test]
-fn every_manifest_has_only_fields_that_its_kind_knows() {
+fn manifests_have_only_fields_of_their_kind() {
     let Some(helm) = Helm::find() else { return };
     let with_crds = "crds: {liqo: auto, weft: auto}";
     for values in [LEAST, EVERYTHING] {

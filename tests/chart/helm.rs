@@ -44,7 +44,7 @@ impl Helm {
         found
     }
 
-    /// In that cluster.
+    /// Helm for that cluster.
     pub(crate) fn on(self, kubeconfig: PathBuf) -> Self {
         Self { kubeconfig: Some(kubeconfig), ..self }
     }
@@ -84,8 +84,8 @@ impl Helm {
         }
         let output = command.output().unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let told = text(&output.stdout) + &text(&output.stderr);
-        if output.status.success() { Ok(text(&output.stdout)) } else { Err(told) }
+        let printed = text(&output.stdout) + &text(&output.stderr);
+        if output.status.success() { Ok(text(&output.stdout)) } else { Err(printed) }
     }
 
     fn version(&self) -> String {

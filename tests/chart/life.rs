@@ -108,7 +108,7 @@ fn filled_in_fields_survive_upgrade_and_uninstall() {
     release.helm("install", &[LEAST, NAMELESS]).unwrap();
 }
 
-/// As the fabric-controller does.
+/// Fills in the authority as the fabric-controller does.
 fn fill_in(release: &Release) {
     let name = "weft-cidr-lists";
     let mut webhooks = release.get("mutatingwebhookconfiguration", name)["webhooks"].clone();
@@ -141,7 +141,7 @@ fn objects_of_liqo_are_used_unchanged() {
     release.helm("install", &[LEAST, NAMELESS, no_prefixes]).unwrap();
     let controller = release.get("deployment", "liqo-fabric-controller");
     let component = &controller["metadata"]["labels"]["app.kubernetes.io/component"];
-    assert_eq!(component, "fabric-controller", "liqoctl wants one controller-manager");
+    assert_eq!(component, "fabric-controller", "liqoctl expects one controller-manager");
     release.helm("upgrade", &[LEAST, NAMELESS, no_prefixes]).unwrap();
     assert_eq!(theirs.as_they_are(&release), before);
     uninstall(&release);
@@ -203,12 +203,12 @@ impl Liqos {
             let metadata = &object["metadata"];
             json!([metadata["uid"], metadata["labels"], metadata["annotations"]])
         };
-        let said = |object: &Value| json!([metadata(object), object["spec"], object["data"]]);
-        list["items"].as_array().unwrap().iter().map(said).collect()
+        let content = |object: &Value| json!([metadata(object), object["spec"], object["data"]]);
+        list["items"].as_array().unwrap().iter().map(content).collect()
     }
 }
 
-/// CRDs of an older release, which knows less.
+/// CRDs of an older release, with fewer columns.
 fn liqos_crds() -> Vec<Value> {
     let mut crds: Vec<_> = crds::liqo().collect();
     for crd in &mut crds {

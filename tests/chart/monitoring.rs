@@ -1,4 +1,4 @@
-//! Dashboard and alerts ask for metrics that there are.
+//! Dashboard and alerts use metrics that exist.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::helm::{EVERYTHING, Helm, chart};
 
 /// Metrics of `weft up --metrics`.
 const OTHERS: [&str; 2] = ["weft_process_up", "weft_process_restarts_total"];
-/// For a closer look only.
+/// Metrics for a closer look only.
 const UNWATCHED: [&str; 2] = ["weft_ipam_requests", "weft_agent_reconcile_seconds"];
 const JOBS: [&str; 4] = ["weft-gateway", "weft-fabric-controller", "weft-ipam", "weft-route-agent"];
 
@@ -61,14 +61,14 @@ struct Texts {
 }
 
 #[test]
-fn alerts_ask_for_metrics_that_there_are() {
+fn alerts_use_existing_metrics() {
     let rules = alerts();
     let exprs = rules.groups.iter().flat_map(|group| &group.rules).map(|rule| rule.expr.as_str());
     known(exprs);
 }
 
 #[test]
-fn the_dashboard_asks_for_metrics_that_there_are() {
+fn dashboard_uses_existing_metrics() {
     let dashboard = file("monitoring/dashboard.json");
     let dashboard: Value = serde_json::from_str(&dashboard).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();
@@ -82,13 +82,13 @@ fn the_dashboard_asks_for_metrics_that_there_are() {
 fn every_metric_is_watched() {
     let alerts = alerts();
     let rules = alerts.groups.iter().flat_map(|group| &group.rules).map(|rule| rule.expr.clone());
-    let asked = rules.collect::<String>() + &file("monitoring/dashboard.json");
+    let used = rules.collect::<String>() + &file("monitoring/dashboard.json");
     let text = gateway_metrics() + &control_plane_metrics();
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     for name in types.filter_map(|line| line.split(' ').next()) {
         // A metric that neither alert nor panel shows need not be measured.
-        let seen = asked.contains(name) || UNWATCHED.contains(&name);
-        assert!(seen, "no alert and no panel asks for {name}");
+        let seen = used.contains(name) || UNWATCHED.contains(&name);
+        assert!(seen, "no alert and no panel uses {name}");
     }
 }
 
@@ -129,7 +129,7 @@ fn known<'a>(exprs: impl Iterator<Item = &'a str>) {
     }
 }
 
-/// Neither a variable of the dashboard nor a job, which Prometheus names.
+/// True unless it is a variable of the dashboard, or a job, which Prometheus names.
 fn is_ours(label: &str) -> bool {
     !label.contains('$') && !JOBS.contains(&label)
 }

@@ -158,11 +158,11 @@ fn liqoctl_arguments_are_accepted() {
     let manager = of_kinds(&objects, &["Deployment"])
         .find(|o| o["metadata"]["labels"]["app.kubernetes.io/component"] == "controller-manager");
     let args = manager.unwrap()["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
-    for told in [
+    for argument in [
         "--api-server-address-override=https://rome.example.org:6443",
         "--cluster-labels=example.org/region=eu,example.org/tier=1",
     ] {
-        assert!(args.contains(told), "{args}");
+        assert!(args.contains(argument), "{args}");
     }
 }
 
@@ -189,7 +189,7 @@ fn names(objects: &[Value], kind: &str) -> BTreeSet<String> {
     of_kinds(objects, &[kind]).map(name).collect()
 }
 
-/// True if `labels` have all that `selector` asks for.
+/// True if `selector` matches `labels`.
 fn holds(labels: &Value, selector: &Value) -> bool {
     selector.as_object().unwrap().iter().all(|(key, value)| &labels[key] == value)
 }

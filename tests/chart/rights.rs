@@ -145,8 +145,8 @@ fn a_gateway_is_given_what_the_controller_has_and_no_more(release: &Release) {
     };
     create(serde_saphyr::from_str(&fs::read_to_string(RULES).unwrap()).unwrap()).unwrap();
     let more = json!([{"apiGroups": [""], "resources": ["secrets"], "verbs": ["delete"]}]);
-    let told = create(more).unwrap_err();
-    assert!(told.contains("attempting to grant RBAC permissions not currently held"), "{told}");
+    let error = create(more).unwrap_err();
+    assert!(error.contains("attempting to grant RBAC permissions not currently held"), "{error}");
 }
 
 /// Answers to the cases: true if the request is allowed.

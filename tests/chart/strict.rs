@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// Reports fields of a manifest that its kind does not know, or lacks.
+/// Reports fields of a manifest that its kind does not have, or that are missing.
 pub(crate) fn check(object: &Value) -> Result<(), String> {
     read::<ObjectMeta>(&object["metadata"])?;
     match object["kind"].as_str().unwrap_or_default() {

@@ -1,4 +1,4 @@
-//! `helm uninstall`, with a test in place of whoever runs Jobs.
+//! `helm uninstall`, with a test in place of the controller of Jobs.
 
 use std::path::Path;
 use std::process::Command;
@@ -46,8 +46,8 @@ fn run_job(release: &Release, dir: &Path) {
     let mut program = Command::new(dir.join(text(&container["command"][0])));
     program.args(arguments).arg("--kubeconfig").arg(user);
     let output = program.output().unwrap();
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{told}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
     let now = "2026-01-31T12:00:00Z";
     let is = |what: &str| json!({"type": what, "status": "True", "lastTransitionTime": now});
     let conditions = json!([is("SuccessCriteriaMet"), is("Complete")]);
@@ -63,7 +63,7 @@ fn run_job(release: &Release, dir: &Path) {
 fn uninstall_removes_objects_of_programs() {
     let Some(release) = Release::prepare() else { return };
     if weft_tests::bin_dir().is_err() {
-        return weft_tests::skip("nobody takes away what programs have made: there are none");
+        return weft_tests::skip("without programs there is none that removes their objects");
     }
     release.helm("install", &[LEAST, NAMELESS]).unwrap();
     release.server.kubectl(&["create", "namespace", "tenant"], "").unwrap();
@@ -77,10 +77,10 @@ fn uninstall_removes_objects_of_programs() {
     let force = [&apply[..], &["--force-conflicts"]].concat();
     release.server.kubectl(&force, &own.to_string()).unwrap();
     let status = json!({"remote": {"cidr": side()}});
-    let told = json!({"apiVersion": own["apiVersion"], "kind": own["kind"], "status": status,
+    let with_status = json!({"apiVersion": own["apiVersion"], "kind": own["kind"], "status": status,
         "metadata": own["metadata"]});
-    let told_apart = [&force[..], &["--subresource=status"]].concat();
-    release.server.kubectl(&told_apart, &told.to_string()).unwrap();
+    let apply_status = [&force[..], &["--subresource=status"]].concat();
+    release.server.kubectl(&apply_status, &with_status.to_string()).unwrap();
 
     uninstall(&release);
     assert_eq!(release.labelled(KINDS, OURS), "");

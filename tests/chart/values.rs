@@ -29,8 +29,8 @@ const SLIPS: [(&str, &[&str]); 17] = [
 fn slips_are_refused_by_name() {
     let Some(helm) = Helm::find() else { return };
     for (slip, words) in SLIPS {
-        let told = helm.template(&[LEAST, slip]).expect_err(slip);
-        assert!(words.iter().all(|word| told.contains(word)), "{slip}: {told}");
+        let error = helm.template(&[LEAST, slip]).expect_err(slip);
+        assert!(words.iter().all(|word| error.contains(word)), "{slip}: {error}");
     }
 }
 
@@ -59,7 +59,7 @@ fn every_value_has_default_and_comment() {
     }
 }
 
-/// JSON pointers to the values that a schema knows and does not look into.
+/// JSON pointers to the values that a schema has and does not look into.
 fn leaves(root: &Value, schema: &Value, path: String, found: &mut Vec<String>) {
     let pointer = schema["$ref"].as_str().map(|to| to.trim_start_matches('#'));
     let schema = pointer.map_or(schema, |pointer| root.pointer(pointer).unwrap());

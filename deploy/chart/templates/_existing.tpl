@@ -32,8 +32,8 @@ helm.sh/resource-policy: keep
 {{- end }}
 
 {{/*
-"true" if Liqo's controller-manager, or anything else that calls itself that, runs beside. liqoctl wants to find exactly
-one. Argument: the root.
+"true" if Liqo's controller-manager, or anything else with that label, runs beside. liqoctl expects exactly one.
+Argument: the root.
 */}}
 {{- define "weft.isBesideLiqo" -}}
 {{- $found := false -}}

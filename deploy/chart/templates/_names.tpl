@@ -17,7 +17,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{/*
-What tells the pods of a program from all others, now and after every upgrade. Arguments: the root, the program.
+Labels by which the pods of a program differ from all others, now and after every upgrade. Arguments: the root, the program.
 */}}
 {{- define "weft.selector" -}}
 app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
@@ -25,7 +25,7 @@ fabric.weft.dev/program: {{ index . 1 }}
 {{- end }}
 
 {{/*
-A name that says where an image is pulled from, as all do whose first part can be a host, is whole. Arguments: the root,
+Name of an image. One that has a registry, as all do whose first part can be a host, is whole. Arguments: the root,
 the values of an image.
 */}}
 {{- define "weft.image" -}}

@@ -27,7 +27,7 @@ metadata:
 spec:
   cidr: {{ index . 3 | quote }}
   {{- if hasPrefix "external-cidr" $type }}
-  # Liqo's "unknown source", which nobody else may have.
+  # Liqo's "unknown source", which is never granted.
   preAllocated: 1
   {{- end }}
 {{- end }}
@@ -49,7 +49,7 @@ of pods in two ways. Arguments: the root, the type, the prefix.
 {{- end }}
 
 {{/*
-Stops unless the cluster has a Network of that type already. Arguments: the root, the type, what to say.
+Stops unless the cluster has a Network of that type already. Arguments: the root, the type, the message.
 */}}
 {{- define "weft.requireNetwork" -}}
 {{- $ := index . 0 }}{{ $type := index . 1 }}{{ $found := false }}
