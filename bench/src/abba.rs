@@ -128,11 +128,11 @@ impl Outcome {
 }
 
 /// Lets the two take turns until there are enough sound pairs; after twice as many tries the pairs
-/// so far have to do. `tell` is called for every pair.
+/// so far have to do. `report` is called for every pair.
 pub(crate) fn run(
     [a, b]: [&Contestant; 2],
     timing: Timing,
-    mut tell: impl FnMut(&Pair, usize),
+    mut report: impl FnMut(&Pair, usize),
 ) -> Result<Outcome> {
     for contestant in [a, b] {
         measure(contestant, WARM_UP).with_context(|| format!("warming {} up", contestant.label))?;
@@ -145,7 +145,7 @@ pub(crate) fn run(
         let (a, b) = if a_first { (one, two) } else { (two, one) };
         let pair = Pair { a, b, a_first };
         outcome.pairs.push(pair);
-        tell(&pair, outcome.sound().count());
+        report(&pair, outcome.sound().count());
     }
     Ok(outcome)
 }

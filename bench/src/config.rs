@@ -91,7 +91,7 @@ impl Args {
         Load { traffic: self.traffic, flows: self.flows.into(), congestion: &self.congestion }
     }
 
-    pub(crate) fn wants(&self, scenario: ScenarioName) -> bool {
+    pub(crate) fn selects(&self, scenario: ScenarioName) -> bool {
         self.scenario.is_empty() || self.scenario.contains(&scenario)
     }
 }
@@ -121,8 +121,8 @@ mod tests {
     #[test]
     fn all_scenarios_are_wanted_unless_some_are_named() {
         let all = Args::parse_from(["bench"]);
-        assert!(all.wants(ScenarioName::PointToPoint) && all.wants(ScenarioName::PodToPod));
+        assert!(all.selects(ScenarioName::PointToPoint) && all.selects(ScenarioName::PodToPod));
         let one = Args::parse_from(["bench", "--scenario", "pod-to-pod"]);
-        assert!(!one.wants(ScenarioName::PointToPoint) && one.wants(ScenarioName::PodToPod));
+        assert!(!one.selects(ScenarioName::PointToPoint) && one.selects(ScenarioName::PodToPod));
     }
 }

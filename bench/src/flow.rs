@@ -155,7 +155,7 @@ impl Flow {
         }
     }
 
-    /// Until nothing has arrived for a while: what was lost never does.
+    /// Waits until nothing has arrived for a while: what was lost never does.
     fn drain_udp(&self) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         let mut seen = None;

@@ -47,11 +47,11 @@ fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     let mut scenarios = Vec::new();
-    if args.wants(ScenarioName::PointToPoint) {
+    if args.selects(ScenarioName::PointToPoint) {
         let scenario = point_to_point(args);
         scenarios.push(scenario.context("point-to-point could not be measured")?);
     }
-    if args.wants(ScenarioName::PodToPod) {
+    if args.selects(ScenarioName::PodToPod) {
         let scenario = pod_to_pod(args);
         scenarios.push(scenario.context("pod-to-pod could not be measured")?);
     }

@@ -52,7 +52,7 @@ pub(crate) struct Figures {
     pub(crate) gbit_per_second: f64,
     /// CPU time of both gateways' processes, all threads, user and kernel.
     pub(crate) gateway_cpu_seconds_per_gbit: f64,
-    /// CPU time of the whole machine: the share of the packets' way that is charged to nobody.
+    /// CPU time of the whole machine: the share of the packets' way that is charged to no process.
     pub(crate) softirq_seconds_per_gbit: f64,
     pub(crate) retransmits_per_second: f64,
     /// Share of the sent data that did not arrive; for TCP next to none.

@@ -65,7 +65,7 @@ async fn measure(args: &ScaleArgs, dir: &Path) -> Result<Option<Report>> {
     let errors = lab.board.errors().into_iter();
     rows.extend(errors.map(|(error, count)| row("errors", format!("{count} x {error}"), None)));
     let mut baseline = None;
-    if let Some(applied) = applied.filter(|_| args.wants(FigureName::Apply)) {
+    if let Some(applied) = applied.filter(|_| args.selects(FigureName::Apply)) {
         let log = lab.audit().keep_at(&dir.join("audit.log"))?;
         drop(lab);
         baseline = Some(same_writes(&log, applied, dir, &mut rows).await?);
@@ -96,7 +96,7 @@ async fn figures(bench: &mut Bench, args: &ScaleArgs) -> Result<Option<Applied>>
         FigureName::Endpoint,
         FigureName::Peering,
     ];
-    for figure in all.into_iter().filter(|figure| args.wants(*figure)) {
+    for figure in all.into_iter().filter(|figure| args.selects(*figure)) {
         if Instant::now() >= bench.deadline {
             bench.row(&format!("{figure:?}"), "not measured: --limit is over".to_owned(), None);
             continue;

@@ -66,7 +66,7 @@ fn lane_program() -> Result<PathBuf> {
 
 fn logs(running: &[Program]) -> String {
     let logs: Vec<String> = running.iter().map(Program::log).collect();
-    format!("no way through the lanes, which say:\n{}", logs.join("\n"))
+    format!("no path through the lanes; their logs:\n{}", logs.join("\n"))
 }
 
 /// Two clusters with the same pod CIDR and one node and one pod each, joined by weft.
@@ -91,7 +91,8 @@ impl Fabric {
         let [rome, milan] = &clusters;
         for (cluster, peer) in [(rome, milan), (milan, rome)] {
             let connected = cluster.wait_connected(&peer.spec.id, UP);
-            connected.with_context(|| format!("weft up says:\n{}", cluster.log("weft-up")))?;
+            connected
+                .with_context(|| format!("the log of weft up:\n{}", cluster.log("weft-up")))?;
         }
         Ok(Self { clusters, _lab: lab })
     }

@@ -44,7 +44,7 @@ fn main() -> anyhow::Result<()> {
     let socket = open_socket(Some(port.parse().context("PORT")?), offloads).context("socket")?;
     let lane = LaneHandle::spawn(open_tun(tun, offloads)?, socket, offloads, config)?;
     let mut input = std::io::stdin();
-    // Each line asks for the counters; the end of the input ends the program.
+    // Each line requests the counters; the end of the input ends the program.
     let mut buffer = [0; 64];
     while input.read(&mut buffer)? > 0 {
         eprintln!("{:?}", lane.snapshot());

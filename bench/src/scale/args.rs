@@ -52,7 +52,7 @@ pub(crate) enum FigureName {
 }
 
 impl ScaleArgs {
-    pub(crate) fn wants(&self, figure: FigureName) -> bool {
+    pub(crate) fn selects(&self, figure: FigureName) -> bool {
         self.only.is_empty() || self.only.contains(&figure)
     }
 
@@ -74,10 +74,10 @@ mod tests {
     #[test]
     fn all_figures_are_wanted_unless_some_are_named() {
         let all = ScaleArgs::parse_from(["scale"]);
-        assert!(all.wants(FigureName::Apply) && all.wants(FigureName::Peering));
+        assert!(all.selects(FigureName::Apply) && all.selects(FigureName::Peering));
         assert_eq!(all.size(), scale::Size { nodes: 200, peerings: 100 });
         let one = ScaleArgs::parse_from(["scale", "--only", "pods", "--limit", "90s"]);
-        assert!(one.wants(FigureName::Pods) && !one.wants(FigureName::Idle));
+        assert!(one.selects(FigureName::Pods) && !one.selects(FigureName::Idle));
         assert_eq!(one.limit, Duration::from_secs(90));
         assert!(ScaleArgs::try_parse_from(["scale", "--nodes", "0"]).is_err());
     }

@@ -25,7 +25,7 @@ pub(crate) struct CpuMeter {
 pub(crate) struct CpuShares {
     pub(crate) controller: f64,
     pub(crate) ipam: f64,
-    /// With etcd.
+    /// Share of the API server and etcd.
     pub(crate) api_server: f64,
     /// This process: all that is simulated.
     pub(crate) simulated: f64,

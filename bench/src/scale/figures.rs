@@ -31,7 +31,7 @@ pub(crate) struct Bench {
     pub(crate) rows: Vec<Row>,
     /// Within a minute without changes.
     pub(crate) requests: Vec<RequestCount>,
-    /// From the peerings' application until the controller is quiet.
+    /// Writes from the peerings' application until the controller is quiet.
     pub(crate) writes: Vec<RequestCount>,
     /// The largest seen.
     pub(crate) controller_rss: u64,

@@ -22,7 +22,7 @@ const TITLE: &str = "# Results\n\nWritten by the benchmarks themselves; figures 
 /// Upper bounds for 100 peerings on 200 nodes and two cores, each with what was measured.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Bar {
-    /// Without the time of the same writes; see [`Report::baseline`].
+    /// Time less that of the same writes; see [`Report::baseline`].
     Apply(Duration),
     Endpoint(Duration),
     Peering(Duration),
@@ -50,7 +50,7 @@ pub(crate) struct Report {
     pub(crate) rows: Vec<Row>,
     /// Within a minute without changes.
     pub(crate) requests: Vec<RequestCount>,
-    /// From the peerings' application until the controller is quiet.
+    /// Writes from the peerings' application until the controller is quiet.
     pub(crate) writes: Vec<RequestCount>,
     /// Time of the same writes as those of figure `apply` without weft.
     pub(crate) baseline: Option<Duration>,
@@ -143,7 +143,7 @@ fn write_counts(f: &mut fmt::Formatter<'_>, title: &str, counts: &[RequestCount]
     Ok(())
 }
 
-/// The version, with the commit if git knows it.
+/// Version, with the commit in a git repository.
 fn revision() -> String {
     let mut revision = env!("CARGO_PKG_VERSION").to_owned();
     let git = Command::new("git").args(["describe", "--always", "--dirty"]).output();
@@ -154,7 +154,7 @@ fn revision() -> String {
     revision
 }
 
-/// With the digits that mean something.
+/// Formats a time with its significant digits.
 pub(crate) fn seconds(time: Duration) -> String {
     if time < Duration::from_secs(1) {
         return format!("{:.0} ms", time.as_secs_f64() * 1e3);
