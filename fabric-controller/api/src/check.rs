@@ -1,7 +1,7 @@
-//! What can be wrong with one object by itself, whatever else there is. Each fault names the field,
-//! what was found and what is expected.
+//! Faults of one object by itself, whatever else there is. Each names the field, what was found and
+//! what is expected.
 //!
-//! The store asks before it takes a new version of a manifest; the controller asks again, because
+//! The store checks before it takes a new version of a manifest; the controller checks again, because
 //! an object may have come another way.
 
 mod gateways;
@@ -25,7 +25,7 @@ use crate::{Cidr, ClusterId, ParseCidrError, PrivateKey, PublicKey, labels};
 pub struct Fault {
     /// Path of the field, such as `spec.remote.cidr.pod[0]`.
     pub field: String,
-    /// What was found and what is expected.
+    /// Found and expected value.
     pub message: String,
 }
 
@@ -136,7 +136,7 @@ pub fn public_key(of: &PublicKeyObject) -> Vec<Fault> {
     faults
 }
 
-/// Of a Secret with a key pair, or that is said to be one.
+/// Faults of a Secret that has a key pair, or is labelled as one.
 pub fn secret(of: &core::Secret) -> Vec<Fault> {
     let has = |labels: &BTreeMap<String, String>| labels.contains_key(labels::GATEWAY_RESOURCE);
     let is_gateways = of.metadata.labels.as_ref().is_some_and(has);
@@ -198,7 +198,7 @@ fn network_cidr(of: &Network) -> Result<(), String> {
     }
 }
 
-/// Of a Network of the cluster's own, in whatever namespace those are.
+/// Fault in the type of one of the cluster's own Networks, whatever its namespace.
 pub fn network_type(of: &Network) -> Option<Fault> {
     let kind = of.metadata.labels.as_ref().and_then(|labels| labels.get(labels::NETWORK_TYPE))?;
     let (last, others) = labels::NETWORK_TYPES.split_last()?;
@@ -220,7 +220,7 @@ pub fn ip(of: &IP) -> Vec<Fault> {
     vec![Fault::new("spec.ip", format!("found {:?}; expected {expected}", of.spec.ip))]
 }
 
-/// Of the ConfigMap that names the cluster.
+/// Faults of the ConfigMap that names the cluster.
 pub fn config_map(of: &core::ConfigMap) -> Vec<Fault> {
     let name = of.metadata.name.as_deref() == Some(labels::CLUSTER_ID_CONFIGMAP);
     let ours = of.metadata.namespace.as_deref() == Some(labels::LIQO_NAMESPACE);
@@ -319,8 +319,9 @@ mod tests {
             of.metadata.labels = Some([(labels::NETWORK_TYPE.to_owned(), kind.to_owned())].into());
             network(&of).iter().map(Fault::to_string).collect::<Vec<_>>()
         };
-        let says = "spec.cidr: found 127.0.0.0/16; expected a prefix of ordinary unicast addresses";
-        assert_eq!(faults("pod-cidr", "127.0.0.0/16"), [says]);
+        let fault =
+            "spec.cidr: found 127.0.0.0/16; expected a prefix of ordinary unicast addresses";
+        assert_eq!(faults("pod-cidr", "127.0.0.0/16"), [fault]);
         assert_eq!(faults("pod-cidr", "10.200.0.0/16"), [""; 0]);
         assert_eq!(faults("reserved", "169.254.0.0/16"), [""; 0], "kept from peers, never used");
         let tiny = faults("pod-cidr", "10.200.0.0/32");

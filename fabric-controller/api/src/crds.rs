@@ -31,14 +31,14 @@ pub fn liqo() -> Vec<CustomResourceDefinition> {
     without_spec.into_iter().chain(ipam).map(installed).collect()
 }
 
-/// What weft publishes for its own gateways and route-agents.
+/// Definitions of what weft publishes for its own gateways and route-agents.
 pub fn weft() -> Vec<CustomResourceDefinition> {
     [FabricRecord::crd(), GatewayConfig::crd(), GatewayRecord::crd(), NodeConfig::crd()]
         .map(installed)
         .into()
 }
 
-/// Liqo takes these without a spec; what then is missing is said by a condition.
+/// Liqo takes these without a spec; a condition reports what then is missing.
 fn with_optional_spec(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
     schemas(&mut crd).for_each(|schema| schema.required = None);
     crd
@@ -55,10 +55,10 @@ fn schemas(crd: &mut CustomResourceDefinition) -> impl Iterator<Item = &mut JSON
     validations.filter_map(|validation| validation.open_api_v3_schema.as_mut())
 }
 
-/// Says in the API server's words what schemars says in others, all the way down.
+/// Replaces keywords of schemars by those of the API server, all the way down.
 ///
 /// An absent field is absent: were it nullable, too, a `null` would be stored and count as present
-/// in rules. Formats that the API server does not know would make it warn.
+/// in rules. The API server would warn of formats that it does not have.
 fn kubernetes_words(schema: &mut JSONSchemaProps) {
     schema.nullable = None;
     match schema.format.as_deref() {

@@ -1,6 +1,6 @@
 //! Label and annotation keys, spelled as Liqo spells them.
 
-/// On everything that belongs to one peer; the key by which everything is looked up.
+/// Peer of an object; the key by which everything is looked up.
 pub const REMOTE_CLUSTER_ID: &str = "liqo.io/remote-cluster-id";
 /// `true` on the namespace of a peering.
 pub const TENANT_NAMESPACE: &str = "liqo.io/tenant-namespace";
@@ -18,10 +18,10 @@ pub const ACTIVE: &str = "networking.liqo.io/active";
 pub const CIDR_TYPE: &str = "configuration.liqo.io/cidr-type";
 /// One of [`NETWORK_TYPES`], on the cluster's own Networks.
 pub const NETWORK_TYPE: &str = "ipam.liqo.io/network-type";
-/// Its values. All but `external-cidr-v6` are Liqo's, whose tools want to find one external CIDR.
+/// Its values. All but `external-cidr-v6` are Liqo's, whose tools expect one external CIDR.
 pub const NETWORK_TYPES: [&str; 6] =
     ["pod-cidr", "service-cidr", "external-cidr", "external-cidr-v6", "internal-cidr", "reserved"];
-/// Any value but `false`: the Network must keep the CIDR it asks for.
+/// Any value but `false`: the Network gets the CIDR of its spec or none.
 pub const NETWORK_NOT_REMAPPED: &str = "ipam.liqo.io/network-not-remapped";
 /// `true`: the Network may overlap other shared ones.
 pub const NETWORK_SHARED: &str = "ipam.liqo.io/network-shared";
@@ -31,25 +31,25 @@ pub const HOST_UNREACHABLE: &str = "networking.liqo.io/host-unreachable";
 pub const NODE_TYPE: &str = "liqo.io/type";
 /// `true` on pods that run in another cluster and have their likeness here.
 pub const SHADOW_POD: &str = "liqo.io/shadowPod";
-/// On the ConfigMap that names the cluster; value [`CLUSTER_ID_APP`].
+/// Label of the ConfigMap that names the cluster; value [`CLUSTER_ID_APP`].
 pub const APP_NAME: &str = "app.kubernetes.io/name";
 pub const CLUSTER_ID_APP: &str = "clusterid-configmap";
-/// On what weft makes for itself, which distinguishes its own objects from the user's.
+/// Label of what weft makes for itself, which distinguishes its own objects from the user's.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 pub const WEFT: &str = "weft";
 /// Field manager of what the fabric-controller writes in Kubernetes beyond the store's own kinds.
 pub const CONTROLLER_MANAGER: &str = "weft-fabric-controller";
-/// On what a chart consists of: whose chart.
+/// Chart to which an object belongs.
 pub const PART_OF: &str = "app.kubernetes.io/part-of";
 /// `true` on IPs that weft makes for Liqo's other modules.
 pub const FOR_LIQO: &str = "fabric.weft.dev/for-liqo";
-/// On an IP for a module of Liqo: what it stands for, [`API_SERVER`] or [`API_SERVER_PROXY`].
+/// Label of an IP for a module of Liqo: what it stands for, [`API_SERVER`] or [`API_SERVER_PROXY`].
 pub const IP_TYPE: &str = "ipam.liqo.io/ip-type";
 pub const API_SERVER: &str = "api-server";
 pub const API_SERVER_PROXY: &str = "api-server-proxy";
 /// Annotation: `true` on what Liqo's own chart would have made.
 pub const PREINSTALLED: &str = "liqo.io/preinstalled";
-/// On the IP of a pod that runs in another cluster.
+/// Label of the IP of a pod that runs in another cluster.
 pub const OFFLOADED_POD_NAME: &str = "offloading.liqo.io/pod-name";
 pub const OFFLOADED_POD_NAMESPACE: &str = "offloading.liqo.io/pod-namespace";
 
@@ -61,7 +61,7 @@ pub const LIQO_NAMESPACE: &str = "liqo";
 /// Name of the ConfigMap that names the cluster, and the key of its data.
 pub const CLUSTER_ID_CONFIGMAP: &str = "liqo-clusterid-configmap";
 pub const CLUSTER_ID_KEY: &str = "CLUSTER_ID";
-/// On the pods of the chart: which program they run.
+/// Program that a pod of the chart runs.
 pub const PROGRAM: &str = "fabric.weft.dev/program";
 /// Annotation of a Node manifest: `true` if its addresses hold whatever its devices have.
 pub const PIN_ADDRESSES: &str = "fabric.weft.dev/pin-addresses";

@@ -77,7 +77,7 @@ pub struct TemplateKind {
     pub kind: Option<String>,
 }
 
-/// The name in a `secretRef`, if it says one.
+/// The name in a `secretRef`, if it has one.
 pub fn secret_name(secret_ref: Option<&LocalObjectReference>) -> Option<&str> {
     secret_ref.map(|r| r.name.as_str()).filter(|name| !name.is_empty())
 }

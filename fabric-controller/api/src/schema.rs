@@ -1,10 +1,10 @@
-//! What the API server has to know of a field and Rust's types do not say.
+//! Parts of a field's schema that the API server needs and Rust's types do not have.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
-/// For fields that are left out while they say nothing, as Go's `omitempty` does. The API server has
-/// no default for them.
+/// True if a field is left out, as Go's `omitempty` does. The API server has no default for such
+/// fields.
 pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
@@ -24,7 +24,7 @@ pub(crate) fn count(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "integer", "format": "int32", "minimum": 0 })
 }
 
-/// An object whose fields are nobody's business here.
+/// An object whose fields are not checked here.
 pub(crate) fn any_object(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
 }
@@ -136,7 +136,7 @@ fn distinct(many: &str) -> Value {
     })
 }
 
-/// For an optional field whose default in Rust is not the API server's business.
+/// Removes the default that an optional field has in Rust only.
 pub(crate) fn no_default(schema: &mut Schema) {
     schema.remove("default");
 }

@@ -31,7 +31,7 @@ pub fn gateway_client(of: &GatewayClient) -> Vec<Fault> {
     faults
 }
 
-/// Where a server listens: standalone, a node port is bound as it is.
+/// Port on which a server listens: standalone, a node port is bound as it is.
 pub fn listen_port(of: &GatewayServer) -> Result<u16, Fault> {
     let endpoint = &of.spec.endpoint;
     if endpoint.service_type == ServiceType::ExternalName {
@@ -51,7 +51,7 @@ pub fn listen_port(of: &GatewayServer) -> Result<u16, Fault> {
     port(field, one.or_else(|| many.first().copied()))
 }
 
-/// Where a server's Service listens, and in Kubernetes its pod, whatever the node port is.
+/// Port of a server's Service, and in Kubernetes of its pod, whatever the node port is.
 pub fn service_port(of: &GatewayServer) -> Result<u16, Fault> {
     let endpoint = &of.spec.endpoint;
     port("spec.endpoint.port", endpoint.port.or_else(|| endpoint.ports.first().copied()))

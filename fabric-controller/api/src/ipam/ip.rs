@@ -47,7 +47,7 @@ pub struct IPSpec {
 }
 
 impl IPSpec {
-    /// What the granted address stands for; none if that is no address.
+    /// Address for which the granted one stands; none if `ip` is no address.
     pub fn address(&self) -> Option<IpAddr> {
         self.ip.parse().ok()
     }

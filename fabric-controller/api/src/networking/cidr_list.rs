@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 /// apiextensions-apiserver), and the schema is checked when the object is about to be stored, after
 /// mutating and before validating admission (`endpoints/handlers/create.go` and
 /// `registry/generic/registry/store.go` of its apiserver). Only server-side apply refuses a string
-/// at once, for it merges by the schema before it asks for admission.
+/// at once, for it merges by the schema before admission.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct CidrList(pub Vec<String>);

@@ -1,4 +1,4 @@
-//! What an API server finds wrong with an object, as far as definitions of ours go.
+//! Faults that an API server finds in an object, as far as definitions of ours go.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 

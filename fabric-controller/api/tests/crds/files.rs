@@ -1,4 +1,4 @@
-//! `deploy/chart/crds-*` has what the types say.
+//! `deploy/chart/crds-*` has what is generated from the types.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ fn the_chart_has_the_definitions_that_the_types_make() {
     assert!(wrong.is_empty(), "{wrong:#?} differ from the types; `make crds` writes them");
 }
 
-/// The files that differ, after writing them if told so.
+/// The files that differ, after writing them if `WEFT_BLESS` is 1.
 fn check(folder: &str, crds: &[CustomResourceDefinition]) -> Vec<PathBuf> {
     let folder = Path::new("../../deploy/chart").join(folder);
     let want: Vec<_> = crds.iter().map(|crd| (folder.join(name(crd)), text(crd))).collect();

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-/// One definition's facts; the words are told in `liqo.yaml`.
+/// One definition's facts; `liqo.yaml` explains the keywords.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Facts {
     version: String,
     kind: String,
-    /// Cluster or Namespaced, if not told.
+    /// Cluster, or Namespaced, which is the default.
     #[serde(default = "namespaced")]
     scope: String,
     #[serde(default)]

@@ -19,9 +19,9 @@ const BAD: &str = include_str!("bad.yaml");
 /// An object that must be refused.
 #[derive(Deserialize)]
 pub(crate) struct Bad {
-    /// What is said about it.
+    /// Part of the fault that is reported.
     pub(crate) because: String,
-    /// What it was before.
+    /// The object before the refused change.
     pub(crate) was: Option<Value>,
     pub(crate) object: Value,
 }
@@ -74,8 +74,8 @@ fn bad_objects_are_refused() {
     let definitions = definitions();
     for bad in bad() {
         let found = problems(definition(&definitions, &bad.object), &bad.object, bad.was.as_ref());
-        let said = found.iter().any(|problem| problem.contains(&bad.because));
-        assert!(said, "expected {:?}, found {found:?} in {}", bad.because, bad.object);
+        let reported = found.iter().any(|problem| problem.contains(&bad.because));
+        assert!(reported, "expected {:?}, found {found:?} in {}", bad.because, bad.object);
     }
 }
 
@@ -109,7 +109,7 @@ pub(crate) fn resources(text: &str) -> Vec<Value> {
 
 type Definitions = BTreeMap<(String, String), Value>;
 
-/// By group and kind.
+/// Definitions by group and kind.
 fn definitions() -> Definitions {
     let all = crds::liqo().into_iter().chain(crds::weft());
     let keyed = all.map(|crd| {

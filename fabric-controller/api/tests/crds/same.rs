@@ -1,4 +1,4 @@
-//! Our definitions say what Liqo's say: no field is missing, none is narrower or wider, except that
+//! Our definitions equal Liqo's: no field is missing, none is narrower or wider, except that
 //! an address may be of either family and that there may be more fields.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -88,7 +88,7 @@ pub(crate) fn differing_fields(installed: &Value, liqo: &Value) -> Vec<String> {
     fields(name, installed.pointer(schema).unwrap(), liqo.pointer(schema).unwrap())
 }
 
-/// Where a schema says anything else than Liqo's, all the way down.
+/// Paths at which a schema differs from Liqo's, all the way down.
 fn fields(path: &str, ours: &Value, liqo: &Value) -> Vec<String> {
     let (ours, liqo) = (words(ours), of_either_family(words(liqo)));
     let keywords: BTreeSet<_> = ours.keys().chain(liqo.keys()).collect();

@@ -15,23 +15,23 @@ fn api_server_accepts_definitions_and_objects() {
     apply(&server, &ours());
     for object in resources(WHOLE) {
         store(&server, &object);
-        assert_eq!(stored(&server, &object), saying(&object));
+        assert_eq!(stored(&server, &object), content(&object));
     }
     for bad in bad() {
-        let said = refused(&server, bad.was.as_ref(), &bad.object);
-        assert!(said.contains(&bad.because), "expected {:?}, found {said}", bad.because);
+        let message = refused(&server, bad.was.as_ref(), &bad.object);
+        assert!(message.contains(&bad.because), "expected {:?}, found {message}", bad.because);
     }
     strings_are_refused_without_admission(&server);
 }
 
-/// There is nobody to make lists of them; and server-side apply wants lists even before that.
+/// Without a webhook they stay strings; and server-side apply expects lists even before admission.
 fn strings_are_refused_without_admission(server: &ApiServer) {
     let strings = in_default(resources(PEERING)).into_iter().find(|o| o["kind"] == "Configuration");
     let text = strings.unwrap().to_string();
-    let said = server.kubectl(&["create", "-f", "-"], &text).unwrap_err();
-    assert!(said.contains("spec.remote.cidr.pod in body must be of type array"), "{said}");
-    let said = server.kubectl(&["apply", "--server-side", "-f", "-"], &text).unwrap_err();
-    assert!(said.contains("spec.remote.cidr.pod: expected list"), "{said}");
+    let message = server.kubectl(&["create", "-f", "-"], &text).unwrap_err();
+    assert!(message.contains("spec.remote.cidr.pod in body must be of type array"), "{message}");
+    let message = server.kubectl(&["apply", "--server-side", "-f", "-"], &text).unwrap_err();
+    assert!(message.contains("spec.remote.cidr.pod: expected list"), "{message}");
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn definitions_replace_liqos_and_keep_objects() {
     let Some(server) = server("replace") else { return };
     let liqos: Vec<_> = liqo::definitions().into_values().collect();
     let objects: Vec<_> = as_liqo_has_them(WHOLE).chain(in_default(lists(PEERING))).collect();
-    let unchanged = || objects.iter().all(|object| stored(&server, object) == saying(object));
+    let unchanged = || objects.iter().all(|object| stored(&server, object) == content(object));
     apply(&server, &liqos);
     objects.iter().for_each(|object| store(&server, object));
     assert!(unchanged());
@@ -52,7 +52,7 @@ fn definitions_replace_liqos_and_keep_objects() {
     objects.iter().for_each(|object| touch(&server, object));
 }
 
-/// None, after saying why, if there can't be one.
+/// None, after reporting why, if there can't be one.
 fn server(name: &str) -> Option<ApiServer> {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("crds").join(name);
     ApiServer::start(dir).map_err(|why| skip(&why)).ok()
@@ -63,7 +63,7 @@ fn ours() -> Vec<Value> {
     all.map(|crd| serde_json::to_value(crd).unwrap()).collect()
 }
 
-/// As Liqo's own upgrade job does it. A warning is an error here.
+/// Applies definitions as Liqo's own upgrade job does. A warning is an error here.
 fn apply(server: &ApiServer, definitions: &[Value]) {
     let list = json!({ "apiVersion": "v1", "kind": "List", "items": definitions }).to_string();
     let arguments = ["apply", "--server-side", "--force-conflicts", "-f", "-"];
@@ -77,7 +77,7 @@ fn apply(server: &ApiServer, definitions: &[Value]) {
     definitions.iter().for_each(served);
 }
 
-/// With its status, if it has one.
+/// Creates an object with its status, if it has one.
 fn store(server: &ApiServer, object: &Value) {
     let text = object.to_string();
     server.kubectl(&["create", "-f", "-"], &text).unwrap();
@@ -86,16 +86,16 @@ fn store(server: &ApiServer, object: &Value) {
     }
 }
 
-/// What the server says when an object is created, or changed from what it was.
+/// Message of the server when an object is created, or changed from what it was.
 fn refused(server: &ApiServer, was: Option<&Value>, object: &Value) -> String {
     let Some(was) = was else {
         let created = server.kubectl(&["create", "-f", "-"], &object.to_string());
         return created.expect_err(&format!("it took {object}"));
     };
     store(server, was);
-    let said = server.kubectl(&["replace", "-f", "-"], &object.to_string()).unwrap_err();
+    let message = server.kubectl(&["replace", "-f", "-"], &object.to_string()).unwrap_err();
     server.kubectl(&["delete", "-f", "-"], &was.to_string()).unwrap();
-    said
+    message
 }
 
 /// Writes it again, so that it is checked again.
@@ -108,10 +108,10 @@ fn stored(server: &ApiServer, object: &Value) -> Value {
     let text = server.kubectl(&["get", "-o", "json", "-f", "-"], &object.to_string()).unwrap();
     // What is named in a file comes as a list.
     let list: Value = serde_json::from_str(&text).unwrap();
-    saying(&list["items"][0])
+    content(&list["items"][0])
 }
 
-fn saying(object: &Value) -> Value {
+fn content(object: &Value) -> Value {
     json!([object["kind"], object["metadata"]["name"], object["spec"], object["status"]])
 }
 
@@ -137,7 +137,7 @@ fn lists(text: &str) -> Vec<Value> {
     resources(text).into_iter().filter(is_list).collect()
 }
 
-/// Without weft's own kinds and fields, and with IPv4 addresses.
+/// Objects without weft's own kinds and fields, and with IPv4 addresses.
 fn as_liqo_has_them(text: &str) -> impl Iterator<Item = Value> {
     let text = text.replace("fd00:a::7", "10.200.1.8").replace("fd00:e::9", "10.70.0.9");
     let liqos = |object: &Value| object["apiVersion"].as_str().is_some_and(|v| v.contains("liqo"));
