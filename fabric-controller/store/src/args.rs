@@ -5,7 +5,7 @@ use clap::builder::BoolishValueParser;
 /// Heading in the help text.
 const PLACE: &str = "Where the resources are: in Kubernetes, or in directories";
 
-/// Where the store is. The same for every program of a cluster.
+/// Place of the store, the same for every program of a cluster.
 #[derive(Clone, Debug, clap::Args)]
 pub struct StoreArgs {
     /// Read and write the resources of a Kubernetes cluster: in a pod that of its service account,

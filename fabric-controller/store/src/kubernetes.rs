@@ -129,7 +129,7 @@ impl Kubernetes {
         if let Some(stored) = self.cache().holding(&reference, &want) {
             return Ok(stored);
         }
-        // A key that is there, but not known here, must not be lost: the peer knows its public half.
+        // A key that is there, but not cached here, must not be lost: the peer has its public half.
         let is_new_key = reference.kind == Kind::Secret && object.uid().is_empty();
         let (requests, target) = (self.server.requests(), target(&reference));
         let written = if is_new_key {
@@ -180,7 +180,7 @@ impl Kubernetes {
     }
 }
 
-/// Nothing that is done under these locks can leave it half done.
+/// Locks it even after a panic: nothing under these locks can leave it half done.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
 //! Source of resources, and destination of status and published config.
 //!
 //! In Kubernetes, that is the API server. Standalone, it is a directory of manifests and two
-//! directories of weft's own. Nothing else in the workspace knows which of the two it is.
+//! directories of weft's own. Nothing else in the workspace depends on which of the two it is.
 //!
 //! Nothing of the user's is ever written but its status.
 

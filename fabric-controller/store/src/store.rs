@@ -25,7 +25,7 @@ enum Backend {
     Kubernetes(Kubernetes),
 }
 
-/// Something kept for a program's next start, by a name that suits a file and an object of
+/// Data kept for a program's next start, by a name that suits a file and an object of
 /// Kubernetes. One program writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Note<'a> {
@@ -106,7 +106,7 @@ impl Store {
         Ok(Backend::Directory(Directory::open_published(dir)?).into())
     }
 
-    /// Opens only the user's manifests, for a caller that does not know their cluster yet. Makes
+    /// Opens only the user's manifests, for a caller without their cluster's ID yet. Makes
     /// nothing, and has no object or status of weft's own.
     pub fn open_manifests(dir: &Path) -> Self {
         Backend::Directory(Directory::open_manifests(dir)).into()
@@ -143,7 +143,7 @@ impl Store {
         .into())
     }
 
-    /// As [`Self::watch`], for one object that weft publishes, and for all of other kinds. That
+    /// Like [`Self::watch`], for one object that weft publishes, and for all of other kinds. That
     /// one's status is reported as it was when the rest of it last changed: this is for its writer.
     /// Changes of other objects of its kind, however many, cost nothing. In Kubernetes, where a
     /// Connection may have two gateways for a while, its status is reported as well. See
@@ -249,7 +249,7 @@ impl Store {
         }
     }
 
-    /// Objects that are gone and have left a status behind, because nobody was there to see it.
+    /// Objects that are gone and have left a status behind, because no program ran to see it.
     pub async fn orphaned_statuses(&self) -> Result<Vec<ObjectRef>, StoreError> {
         match &self.backend {
             Backend::Directory(store) => Ok(store.orphaned_statuses()?),

@@ -17,15 +17,15 @@ pub(super) struct Cache {
 struct Entry {
     seen: Stored,
     /// Requested and resulting value, where the API server fills in more than was requested.
-    content: Option<Asked>,
-    status: Option<Asked>,
+    content: Option<Written>,
+    status: Option<Written>,
     /// The version that came of the last status that was written here.
     wrote: Option<u64>,
 }
 
 /// Requested value, and the value that resulted.
 #[derive(Debug)]
-struct Asked {
+struct Written {
     want: Value,
     got: Value,
 }
@@ -73,12 +73,12 @@ impl Cache {
         let Some(entry) = self.entries.get_mut(&stored.object.reference()) else { return };
         match part {
             Part::Content => {
-                entry.content =
-                    (!is_held(stored, &want)).then(|| Asked { want, got: content(&stored.object) });
+                entry.content = (!is_held(stored, &want))
+                    .then(|| Written { want, got: content(&stored.object) });
             }
             Part::Status => {
                 let got = status(&stored.object);
-                entry.status = (got != want).then_some(Asked { want, got });
+                entry.status = (got != want).then_some(Written { want, got });
                 entry.wrote = Some(stored.version);
             }
             Part::Local => {}
@@ -88,8 +88,8 @@ impl Cache {
     /// The object, if that is what it holds.
     pub(super) fn holding(&self, object: &ObjectRef, want: &Value) -> Option<Object> {
         let entry = self.entries.get(object)?;
-        let asked = entry.content.as_ref().filter(|asked| asked.want == *want);
-        let stands = asked.is_some_and(|asked| asked.got == content(&entry.seen.object));
+        let written = entry.content.as_ref().filter(|written| written.want == *want);
+        let stands = written.is_some_and(|written| written.got == content(&entry.seen.object));
         (stands || is_held(&entry.seen, want)).then(|| entry.seen.object.clone())
     }
 
@@ -97,8 +97,8 @@ impl Cache {
     pub(super) fn has_status(&self, object: &Object, want: &Value) -> bool {
         let Some(entry) = self.the(object) else { return false };
         let have = status(&entry.seen.object);
-        let asked = entry.status.as_ref().filter(|asked| asked.want == *want);
-        have == *want || asked.is_some_and(|asked| asked.got == have)
+        let written = entry.status.as_ref().filter(|written| written.want == *want);
+        have == *want || written.is_some_and(|written| written.got == have)
     }
 
     pub(super) fn has_local(&self, object: &Object, want: &Value) -> bool {
@@ -111,7 +111,7 @@ impl Cache {
         (version > 0).then(|| version.to_string())
     }
 
-    /// The same, if nobody is known to have written the object since its status was written here.
+    /// The same, if no other write of the object is known since its status was written here.
     pub(super) fn version_written(&self, object: &Object) -> Option<String> {
         let entry = self.the(object)?;
         entry.wrote.filter(|version| *version == entry.seen.version)?;
@@ -208,7 +208,10 @@ mod tests {
         let reference = new.object.reference();
         assert!(cache.holding(&reference, &content(&new.object)).is_some());
         cache.saw(&mut stored("u", 6, "10.1.0.0/16"));
-        assert!(cache.holding(&reference, &content(&new.object)).is_none(), "somebody changed it");
+        assert!(
+            cache.holding(&reference, &content(&new.object)).is_none(),
+            "another writer changed it"
+        );
         cache.lost(&reference);
         assert_eq!(cache.uid(&reference), None);
     }

@@ -25,7 +25,7 @@ pub(super) fn reference(kind: Kind, metadata: &ObjectMeta) -> ObjectRef {
     ObjectRef::new(kind, namespace, metadata.name.as_deref().unwrap_or_default())
 }
 
-/// Reads an object, or returns which field cannot be read. Fields that weft does not know are those
+/// Reads an object, or returns which field cannot be read. Fields unknown to weft are those
 /// of a newer version, and are ignored.
 pub(super) fn take(kind: Kind, mut from: DynamicObject) -> Result<Stored, Box<Problem>> {
     let reference = reference(kind, &from.metadata);

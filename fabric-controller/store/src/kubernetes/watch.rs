@@ -102,7 +102,7 @@ impl Watch {
                 Change::Listed(source, names) => self.lose_all_but(&source, &names),
                 Change::Problems => {}
             }
-            self.tell_problems();
+            self.report_problems();
         }
     }
 
@@ -147,10 +147,10 @@ impl Watch {
                 // Its problems are those of the newest version.
                 let mut good = good.clone();
                 good.metadata_mut().generation = Some(stored.object.generation());
-                return self.tell(source, good);
+                return self.report(source, good);
             }
         }
-        self.tell(source, stored.object);
+        self.report(source, stored.object);
     }
 
     /// True if another source has already reported a newer version.
@@ -162,8 +162,8 @@ impl Watch {
     }
 
     /// Reports an object unless it was reported before. A follower of one object writes its status,
-    /// and knows it; a Connection has other writers, too.
-    fn tell(&mut self, source: &Source, object: Object) {
+    /// and has it already; a Connection has other writers, too.
+    fn report(&mut self, source: &Source, object: Object) {
         let before = self.known.insert(object.reference(), object.clone());
         let Some(before) = before else {
             return self.queue.push_back(Event::Applied(object));
@@ -194,7 +194,7 @@ impl Watch {
         }
     }
 
-    fn tell_problems(&mut self) {
+    fn report_problems(&mut self) {
         let failing = self.reflector.problems();
         let now: BTreeSet<Problem> =
             self.wrong.values().flatten().chain(failing).cloned().collect();

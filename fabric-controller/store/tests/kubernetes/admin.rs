@@ -64,7 +64,7 @@ impl Admin {
         }
     }
 
-    /// As `kubectl apply --server-side` does, by a user called `tester`.
+    /// Applies as `kubectl apply --server-side` does, by a user called `tester`.
     pub(crate) async fn apply(&self, plural: &str, object: &Value) -> DynamicObject {
         let (api, name) = self.api(plural, object);
         let parameters = PatchParams::apply("tester").force();

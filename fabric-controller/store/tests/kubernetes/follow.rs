@@ -11,7 +11,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use serde_json::{Value, json};
 
-use crate::{Ears, Place, applied, problems};
+use crate::{NamespaceWatch, Place, applied, problems};
 
 fn secret(place: &Place, name: &str, byte: u8) -> Object {
     let mut secret = Secret::default();
@@ -48,9 +48,9 @@ async fn grant(place: &Place, connection_verbs: &[&str]) {
     place.admin.apply("rolebindings", &of("RoleBinding", binding)).await;
 }
 
-fn follow(place: &Place, store: &Store, name: &str) -> Ears {
+fn follow(place: &Place, store: &Store, name: &str) -> NamespaceWatch {
     let own = ObjectRef::new(Kind::GatewayConfig, &place.namespace, name);
-    Ears::new(store.follow(&own, &[]).unwrap(), &place.namespace)
+    NamespaceWatch::new(store.follow(&own, &[]).unwrap(), &place.namespace)
 }
 
 #[tokio::test]
@@ -61,7 +61,7 @@ async fn gateway_role_suffices_for_its_objects() {
     let mut published = admin.put(&place.config("gw").into()).await.unwrap();
     admin.put(&place.config("other").into()).await.unwrap();
     let key = admin.put(&secret(&place, "keys", 7)).await.unwrap();
-    let alien = admin.put(&secret(&place, "alien", 8)).await.unwrap();
+    let foreign = admin.put(&secret(&place, "foreign", 8)).await.unwrap();
 
     let store = place.store_of("gateway");
     let mut watch = follow(&place, &store, "gw");
@@ -83,7 +83,7 @@ async fn gateway_role_suffices_for_its_objects() {
     connection.status = Some(ConnectionStatus::default());
     assert!(store.put_status(&connection.into()).await.unwrap());
     let own = store.follow(&stored.reference(), &[]).unwrap();
-    let mut own = Ears::new(own, &place.namespace);
+    let mut own = NamespaceWatch::new(own, &place.namespace);
     assert!(
         matches!(&own.sync().await[0], Event::Applied(is) if is.reference() == stored.reference())
     );
@@ -95,11 +95,11 @@ async fn gateway_role_suffices_for_its_objects() {
         let text = format!("{error:?}");
         assert!(text.contains("403"), "{text}");
     };
-    denied(store.get(&alien.reference()).await.unwrap_err());
+    denied(store.get(&foreign.reference()).await.unwrap_err());
     denied(store.list(Kind::Secret).await.unwrap_err());
-    let mut greedy = place.config("gw");
-    greedy.spec.mtu = 9000;
-    denied(store.put(&greedy.into()).await.unwrap_err());
+    let mut changed = place.config("gw");
+    changed.spec.mtu = 9000;
+    denied(store.put(&changed.into()).await.unwrap_err());
     // Nothing is there to be removed, so no right to remove it is needed.
     grant(&place, &["get", "create", "patch"]).await;
     store.delete(&stored.reference()).await.unwrap();
@@ -157,13 +157,13 @@ async fn another_secret_takes_the_place_of_the_one_before() {
 async fn missing_right_to_secret_is_retried() {
     let Some(place) = Place::new("denied").await else { return };
     let store = place.store_of("nobody");
-    let mut watch = Ears::new(
+    let mut watch = NamespaceWatch::new(
         store.follow(&secret(&place, "keys", 0).reference(), &[]).unwrap(),
         &place.namespace,
     );
-    let told = problems(watch.next().await);
-    assert!(told[0].starts_with("Secret denied/keys: may not watch Secret: "), "{told:?}");
-    assert!(told[0].contains("get, list and watch on secrets"), "{told:?}");
+    let reported = problems(watch.next().await);
+    assert!(reported[0].starts_with("Secret denied/keys: may not watch Secret: "), "{reported:?}");
+    assert!(reported[0].contains("get, list and watch on secrets"), "{reported:?}");
 }
 
 #[tokio::test]
@@ -179,7 +179,8 @@ async fn follower_of_connection_sees_foreign_status() {
         connection.status = Some(ConnectionStatus { value, latency: None });
         Object::from(connection)
     };
-    let mut watch = Ears::new(store.follow(&stored.reference(), &[]).unwrap(), &place.namespace);
+    let mut watch =
+        NamespaceWatch::new(store.follow(&stored.reference(), &[]).unwrap(), &place.namespace);
     watch.sync().await;
     let [connected, error, connecting] =
         [ConnectionValue::Connected, ConnectionValue::Error, ConnectionValue::Connecting].map(with);
@@ -194,5 +195,5 @@ async fn follower_of_connection_sees_foreign_status() {
     assert_eq!(applied(watch.next().await), error);
     assert!(!store.put_status_if_last(&connecting).await.unwrap());
     watch.quiet().await;
-    assert!(store.put_status(&connecting).await.unwrap(), "it insists");
+    assert!(store.put_status(&connecting).await.unwrap(), "it is written whatever was last");
 }

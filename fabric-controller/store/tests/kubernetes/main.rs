@@ -61,7 +61,7 @@ impl Place {
         Some(Self { server, admin, namespace: name.to_owned() })
     }
 
-    /// As a program that was just started.
+    /// Store of a program that was just started.
     fn store(&self) -> Store {
         Store::kubernetes(Some(&self.server.admin())).unwrap()
     }
@@ -70,8 +70,8 @@ impl Place {
         Store::kubernetes(Some(&self.server.user(user))).unwrap()
     }
 
-    fn watch(&self, store: &Store, kinds: &[Kind]) -> Ears {
-        Ears::new(store.watch(kinds).unwrap(), &self.namespace)
+    fn watch(&self, store: &Store, kinds: &[Kind]) -> NamespaceWatch {
+        NamespaceWatch::new(store.watch(kinds).unwrap(), &self.namespace)
     }
 
     fn network(&self, name: &str, cidr: &str) -> Object {
@@ -106,13 +106,13 @@ impl Place {
 }
 
 /// A watch of one namespace only, and of what is in none.
-struct Ears {
+struct NamespaceWatch {
     watch: Watch,
     namespace: Option<String>,
     problems: Option<Vec<Problem>>,
 }
 
-impl Ears {
+impl NamespaceWatch {
     fn new(watch: Watch, namespace: &str) -> Self {
         Self { watch, namespace: Some(namespace.to_owned()), problems: None }
     }
@@ -143,7 +143,7 @@ impl Ears {
         let next = async {
             loop {
                 let event = self.watch.next().await;
-                if let Some(event) = self.heard(event) {
+                if let Some(event) = self.filter(event) {
                     return event;
                 }
             }
@@ -151,13 +151,13 @@ impl Ears {
         tokio::time::timeout(bound, next).await.ok()
     }
 
-    /// Nothing happens.
+    /// Checks that no event comes.
     async fn quiet(&mut self) {
         let event = self.next_within(Duration::from_millis(500)).await;
         assert!(event.is_none(), "{event:?}");
     }
 
-    fn heard(&mut self, event: Event) -> Option<Event> {
+    fn filter(&mut self, event: Event) -> Option<Event> {
         let ours = |object: &ObjectRef| {
             // Other tests make namespaces of their own.
             let own = (object.kind == Kind::Namespace).then_some(&object.name);

@@ -4,7 +4,7 @@ use fabric_api::labels::{CLUSTER_ID_CONFIGMAP, GATEWAY_RESOURCE, LIQO_NAMESPACE}
 use fabric_store::{Event, Kind, Object, ObjectRef, Store, StoreArgs};
 use serde_json::{Value, json};
 
-use crate::{Ears, Place, applied};
+use crate::{NamespaceWatch, Place, applied};
 
 fn secret(place: &Place, name: &str, labels: &Value) -> Value {
     json!({
@@ -18,7 +18,7 @@ fn reference(place: &Place, name: &str) -> ObjectRef {
     ObjectRef::new(Kind::Secret, &place.namespace, name)
 }
 
-fn told(event: Event) -> String {
+fn applied_name(event: Event) -> String {
     applied(event).name().to_owned()
 }
 
@@ -26,7 +26,7 @@ fn told(event: Event) -> String {
 async fn labelled_or_named_secret_is_reported() {
     let Some(place) = Place::new("secrets").await else { return };
     let label = json!({(GATEWAY_RESOURCE): "true"});
-    for (name, labels) in [("labelled", &label), ("named", &json!({})), ("alien", &json!({}))] {
+    for (name, labels) in [("labelled", &label), ("named", &json!({})), ("foreign", &json!({}))] {
         place.admin.apply("secrets", &secret(&place, name, labels)).await;
     }
     let store = place.store();
@@ -35,14 +35,14 @@ async fn labelled_or_named_secret_is_reported() {
     let is_one = |e: &Event| matches!(e, Event::Applied(secret) if secret.name() == "labelled");
     assert!(first.len() == 2 && first.iter().any(is_one), "{first:?}");
     let listed = store.list(Kind::Secret).await.unwrap();
-    assert!(!listed.iter().any(|secret| ["named", "alien"].contains(&secret.name())));
+    assert!(!listed.iter().any(|secret| ["named", "foreign"].contains(&secret.name())));
 
     let named = [reference(&place, "named"), reference(&place, "late")].into();
     assert!(watch.watch.name(&named) && !watch.watch.name(&named));
-    assert_eq!(told(watch.next().await), "named");
+    assert_eq!(applied_name(watch.next().await), "named");
     watch.quiet().await;
     place.admin.apply("secrets", &secret(&place, "late", &json!({}))).await;
-    assert_eq!(told(watch.next().await), "late");
+    assert_eq!(applied_name(watch.next().await), "late");
 
     assert!(!watch.watch.name(&[reference(&place, "late")].into()));
     assert!(matches!(watch.next().await, Event::Deleted(gone) if gone.name == "named"));
@@ -57,10 +57,10 @@ async fn newly_labelled_secret_is_reported_once() {
     let mut watch = place.watch(&place.store(), &[Kind::Secret]);
     watch.sync().await;
     watch.watch.name(&[reference(&place, "keys")].into());
-    assert_eq!(told(watch.next().await), "keys");
+    assert_eq!(applied_name(watch.next().await), "keys");
     let labelled = secret(&place, "keys", &json!({(GATEWAY_RESOURCE): "true"}));
     place.admin.apply("secrets", &labelled).await;
-    assert_eq!(told(watch.next().await), "keys");
+    assert_eq!(applied_name(watch.next().await), "keys");
     watch.quiet().await;
     assert!(!watch.watch.name(&[].into()));
     watch.quiet().await;
@@ -100,7 +100,7 @@ async fn config_map_needs_right_to_its_name_only() {
     });
     place.admin.apply("rolebindings", &binding).await;
     let store = place.store_of("reader");
-    let mut watch = Ears::everywhere(store.watch(&[Kind::ConfigMap]).unwrap());
+    let mut watch = NamespaceWatch::everywhere(store.watch(&[Kind::ConfigMap]).unwrap());
     let first = watch.sync().await;
     let maps: Vec<String> = first
         .into_iter()

@@ -8,9 +8,9 @@ use fabric_store::{Event, Kind, Object, Store};
 use serde_json::json;
 
 use crate::admin::Admin;
-use crate::{Ears, applied, problems};
+use crate::{NamespaceWatch, applied, problems};
 
-/// Until the watch is back, once the server is: the longest wait, and some.
+/// Time until the watch is back, once the server is: the longest wait, and some.
 const BACK: Duration = Duration::from_secs(15);
 
 fn network(name: &str) -> Object {
@@ -33,7 +33,7 @@ async fn nothing_is_lost_while_the_server_is_away() {
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "outage"}});
     admin.apply("namespaces", &namespace).await;
     let store = Store::kubernetes(Some(&kubeconfig)).unwrap();
-    let mut watch = Ears::new(store.watch(&[Kind::Network]).unwrap(), "outage");
+    let mut watch = NamespaceWatch::new(store.watch(&[Kind::Network]).unwrap(), "outage");
     watch.sync().await;
     for name in ["goes", "stays"] {
         store.put(&network(name)).await.unwrap();
@@ -62,13 +62,13 @@ async fn nothing_is_lost_while_the_server_is_away() {
     );
     assert!(chain.contains("refused"), "{chain}");
     assert!(store.put(&network("stays")).await.is_ok(), "that needs no answer");
-    let told = watch.next_within(BACK).await.unwrap();
-    assert!(problems(told)[0].contains("cannot be reached"));
+    let reported = watch.next_within(BACK).await.unwrap();
+    assert!(problems(reported)[0].contains("cannot be reached"));
     watch.quiet().await;
     assert_eq!(watch.watch.seen().len(), 3, "nothing counts as gone");
 
     server.resume();
-    // Who comes first once it is back: another program.
+    // Once it is back, another program comes first.
     let other = Store::kubernetes(Some(&kubeconfig)).unwrap();
     until_found(&other).await;
     other.delete(&network("goes").reference()).await.unwrap();
@@ -89,11 +89,11 @@ async fn nothing_is_lost_while_the_server_is_away() {
     server.kill();
 }
 
-/// A server that starts knows its custom resources a moment late.
+/// A server that starts serves its custom resources a moment later.
 async fn until_found(store: &Store) {
     let began = Instant::now();
     while !matches!(store.get(&network("goes").reference()).await, Ok(Some(_))) {
-        assert!(began.elapsed() < BACK, "the server has forgotten");
+        assert!(began.elapsed() < BACK, "the server has lost it");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }

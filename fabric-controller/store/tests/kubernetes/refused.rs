@@ -21,10 +21,13 @@ async fn a_kind_that_is_not_installed_is_named_and_awaited() {
     let mut watch = place.watch(&store, &[Kind::PublicKey, Kind::Network]);
     let events = [watch.next().await, watch.next().await];
     assert!(events.iter().any(|event| matches!(event, Event::Applied(o) if o.name() == "n")));
-    let told = events.into_iter().find(|event| matches!(event, Event::Problems(_))).unwrap();
-    let told = problems(told);
-    assert!(told[0].contains("knows no PublicKey of networking.liqo.io/v1beta1"), "{told:?}");
-    assert!(told[0].contains("publickeies.networking.liqo.io"), "{told:?}");
+    let reported = events.into_iter().find(|event| matches!(event, Event::Problems(_))).unwrap();
+    let reported = problems(reported);
+    assert!(
+        reported[0].contains("knows no PublicKey of networking.liqo.io/v1beta1"),
+        "{reported:?}"
+    );
+    assert!(reported[0].contains("publickeies.networking.liqo.io"), "{reported:?}");
     watch.quiet().await;
 
     let crd = crds::liqo().into_iter().find(|crd| crd.spec.names.kind == "PublicKey");
@@ -39,17 +42,17 @@ async fn a_kind_that_is_not_installed_is_named_and_awaited() {
             "labels": {"liqo.io/remote-cluster-id": "milan"}},
         "spec": key});
     place.admin.apply("publickeies", &key).await;
-    let told = applied(watch.next().await);
-    assert_eq!(told.name(), "k");
+    let reported = applied(watch.next().await);
+    assert_eq!(reported.name(), "k");
 
     // And it may go again. The server may end the watch before it removes the objects.
     place.admin.delete("customresourcedefinitions", &crd).await;
-    let mut told = watch.next_within(RETRY).await.unwrap();
-    if matches!(&told, Event::Deleted(gone) if gone.kind == Kind::PublicKey) {
-        told = watch.next_within(RETRY).await.unwrap();
+    let mut reported = watch.next_within(RETRY).await.unwrap();
+    if matches!(&reported, Event::Deleted(gone) if gone.kind == Kind::PublicKey) {
+        reported = watch.next_within(RETRY).await.unwrap();
     }
-    let told = problems(told);
-    assert!(told.iter().any(|problem| problem.contains("knows no PublicKey")), "{told:?}");
+    let reported = problems(reported);
+    assert!(reported.iter().any(|problem| problem.contains("knows no PublicKey")), "{reported:?}");
 }
 
 #[tokio::test]
@@ -57,9 +60,12 @@ async fn a_kind_that_may_not_be_seen_is_named_and_awaited() {
     let Some(place) = Place::new("forbidden").await else { return };
     let store = place.store_of("nobody");
     let mut watch = place.watch(&store, &[Kind::Node]);
-    let told = problems(watch.next().await);
-    assert!(told[0].contains("may not watch Node: ") && told[0].contains("\"nobody\""), "{told:?}");
-    assert!(told[0].ends_with("the verbs get, list and watch on nodes"), "{told:?}");
+    let reported = problems(watch.next().await);
+    assert!(
+        reported[0].contains("may not watch Node: ") && reported[0].contains("\"nobody\""),
+        "{reported:?}"
+    );
+    assert!(reported[0].ends_with("the verbs get, list and watch on nodes"), "{reported:?}");
     watch.quiet().await;
     let role = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "look"},

@@ -10,20 +10,20 @@ use crate::{Place, applied};
 
 #[tokio::test]
 async fn watch_lists_then_reports_changes() {
-    let Some(place) = Place::new("told").await else { return };
+    let Some(place) = Place::new("listed").await else { return };
     let mut configuration = place.configuration("milan", &json!(["10.1.0.0/16"]));
     place.admin.apply("configurations", &configuration).await;
     let mut watch =
         place.watch(&place.store(), &[Kind::Configuration, Kind::Namespace, Kind::Secret]);
     let first = watch.sync().await;
     assert!(matches!(first.last(), Some(Event::Problems(none)) if none.is_empty()), "{first:?}");
-    let told = |object: &Object| object.reference().to_string();
+    let reference = |object: &Object| object.reference().to_string();
     let names: Vec<_> = first
         .iter()
-        .filter_map(|e| if let Event::Applied(o) = e { Some(told(o)) } else { None })
+        .filter_map(|e| if let Event::Applied(o) = e { Some(reference(o)) } else { None })
         .collect();
-    assert!(names.contains(&"Configuration told/milan".to_owned()), "{names:?}");
-    assert!(names.contains(&"Namespace told".to_owned()), "{names:?}");
+    assert!(names.contains(&"Configuration listed/milan".to_owned()), "{names:?}");
+    assert!(names.contains(&"Namespace listed".to_owned()), "{names:?}");
 
     configuration["spec"]["remote"]["cidr"]["pod"] = json!("10.2.0.0/16");
     place.admin.apply("configurations", &configuration).await;
@@ -41,7 +41,7 @@ async fn watch_lists_then_reports_changes() {
     place.admin.delete("configurations", &configuration).await;
     let gone = watch.next().await;
     assert!(
-        matches!(&gone, Event::Deleted(r) if r.to_string() == "Configuration told/milan"),
+        matches!(&gone, Event::Deleted(r) if r.to_string() == "Configuration listed/milan"),
         "{gone:?}"
     );
 }
@@ -66,7 +66,7 @@ async fn foreign_status_write_is_reported() {
     status.conditions.push(serde_json::from_value(condition).unwrap());
     assert!(place.store().put_status(&object).await.unwrap());
     assert_eq!(applied(watch.next().await), object);
-    assert!(!store.put_status(&object).await.unwrap(), "the watch has told so");
+    assert!(!store.put_status(&object).await.unwrap(), "the watch has reported it");
 }
 
 #[tokio::test]

@@ -92,9 +92,9 @@ async fn foreign_fields_stay_and_unwanted_ones_go() {
     place.admin.merge("gatewayconfigs", &named, &theirs).await;
 
     let mut watch = place.watch(&store, &[Kind::GatewayConfig]);
-    let told = applied(watch.sync().await.remove(0));
-    assert_eq!((told.label("theirs"), told.label("liqo.io/a")), (Some("y"), Some("x")));
-    assert_eq!(store.put(&labelled("liqo.io/a")).await.unwrap(), told);
+    let reported = applied(watch.sync().await.remove(0));
+    assert_eq!((reported.label("theirs"), reported.label("liqo.io/a")), (Some("y"), Some("x")));
+    assert_eq!(store.put(&labelled("liqo.io/a")).await.unwrap(), reported);
     let other = place.store();
     let mut second = place.watch(&other, &[Kind::GatewayConfig]);
     second.sync().await;
@@ -103,7 +103,7 @@ async fn foreign_fields_stay_and_unwanted_ones_go() {
     assert_eq!(labels, [true, false, true]);
     assert_eq!(relabelled.uid(), first.uid());
 
-    // Somebody else's change of the spec is taken back.
+    // Another writer's change of the spec is reverted.
     place.admin.merge("gatewayconfigs", &named, &json!({"spec": {"mtu": 9000}})).await;
     applied(second.next().await);
     applied(second.next().await);

@@ -18,10 +18,10 @@ async fn unreadable_object_keeps_last_good_version() {
 
     manifest["spec"]["remote"]["cidr"]["pod"] = json!([7]);
     place.admin.apply("configurations", &manifest).await;
-    let told = problems(watch.next().await);
+    let reported = problems(watch.next().await);
     assert!(
-        told.iter().any(|p| p.contains("Configuration unread/milan: spec.remote.cidr.pod")),
-        "{told:?}"
+        reported.iter().any(|p| p.contains("Configuration unread/milan: spec.remote.cidr.pod")),
+        "{reported:?}"
     );
     assert_eq!(watch.watch.seen().get(&good.reference()), Some(&good));
 
@@ -52,10 +52,10 @@ async fn wrong_value_keeps_last_good_new_one_is_reported() {
     let mut manifest = place.configuration("milan", &json!(["10.1.0.1/16"]));
     place.admin.apply("configurations", &manifest).await;
     assert_eq!(applied(watch.next().await).name(), "milan", "there is no better one");
-    let told = problems(watch.next().await);
+    let reported = problems(watch.next().await);
     assert!(
-        told.iter().any(|p| p.contains("spec.remote.cidr.pod[0]: 10.1.0.1/16 has host bits")),
-        "{told:?}"
+        reported.iter().any(|p| p.contains("spec.remote.cidr.pod[0]: 10.1.0.1/16 has host bits")),
+        "{reported:?}"
     );
 
     manifest["spec"]["remote"]["cidr"]["pod"] = json!(["10.1.0.0/16"]);
