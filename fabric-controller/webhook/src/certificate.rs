@@ -165,7 +165,7 @@ mod tests {
         make(names, now(), before).unwrap()
     }
 
-    fn said(data: &Data, names: &Names, at: SystemTime) -> String {
+    fn fault(data: &Data, names: &Names, at: SystemTime) -> String {
         read(data, names, at).err().map(|unfit| unfit.to_string()).unwrap_or_default()
     }
 
@@ -174,23 +174,23 @@ mod tests {
         let names = names(["weft-webhook.liqo.svc", "127.0.0.1", "::1"]);
         let data = made(&names, None);
         for day in [0, 1, 243] {
-            assert_eq!(said(&data, &names, now() + day * DAY), "");
+            assert_eq!(fault(&data, &names, now() + day * DAY), "");
         }
         let due = "less than a third of its life is left";
         for day in [244, 364] {
-            assert_eq!(said(&data, &names, now() + day * DAY), due);
+            assert_eq!(fault(&data, &names, now() + day * DAY), due);
         }
         let refused = "an API server would not accept it for 127.0.0.1";
         for at in [now() + 366 * DAY, now() - DAY] {
-            assert_eq!(said(&data, &names, at), refused);
+            assert_eq!(fault(&data, &names, at), refused);
         }
     }
 
     #[test]
     fn another_name_needs_another_certificate() {
         let data = made(&names(["weft-webhook.liqo.svc"]), None);
-        let said = said(&data, &names(["weft-webhook.weft.svc"]), now());
-        assert_eq!(said, "an API server would not accept it for weft-webhook.weft.svc");
+        let fault = fault(&data, &names(["weft-webhook.weft.svc"]), now());
+        assert_eq!(fault, "an API server would not accept it for weft-webhook.weft.svc");
     }
 
     #[test]

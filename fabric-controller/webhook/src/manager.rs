@@ -277,7 +277,7 @@ fn refused(verb: &'static str, error: kube::Error) -> CertificateError {
     failed(verb, "Secret weft-webhook-certificate", error)
 }
 
-/// Without kube's frames around the cause, which print it twice.
+/// Error without kube's frames around the cause, which print it twice.
 fn failed(verb: &'static str, what: &'static str, error: kube::Error) -> CertificateError {
     if let kube::Error::Api(status) = error {
         return CertificateError::Api { verb, what, source: status.into() };
@@ -315,7 +315,7 @@ mod tests {
             let config: WebhookClientConfig = serde_json::from_value(config).unwrap();
             assert_eq!(name(&config).as_deref(), Some(expected));
         }
-        let nobody: WebhookClientConfig = serde_json::from_value(json!({})).unwrap();
-        assert_eq!(name(&nobody), None);
+        let empty: WebhookClientConfig = serde_json::from_value(json!({})).unwrap();
+        assert_eq!(name(&empty), None);
     }
 }

@@ -101,7 +101,7 @@ async fn accept(
     listener: &TcpListener,
     seats: &Arc<Semaphore>,
 ) -> (TcpStream, Option<OwnedSemaphorePermit>) {
-    // None only if the semaphore were closed, which nobody does.
+    // None only if the semaphore were closed, which it never is.
     let seat = seats.clone().acquire_owned().await.ok();
     loop {
         match listener.accept().await {
@@ -148,7 +148,7 @@ async fn review(request: Request) -> Response {
     }
 }
 
-/// None before there is one; the handshake then fails.
+/// Newest certificate; none before there is one, when the handshake fails.
 #[derive(Debug)]
 struct Newest(watch::Receiver<Served>);
 

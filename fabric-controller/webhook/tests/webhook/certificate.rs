@@ -51,7 +51,7 @@ fn made_again_once(world: &World, replicas: &[Replica; 2]) {
 
 /// Certificates stored, trusted and presented are the same.
 fn settled(world: &World, replicas: &[Replica; 2]) {
-    until("all agree", || {
+    until("all have the same", || {
         let (own, authorities) = (der(&world.part("tls.crt")), world.part("ca.crt"));
         let presented = |replica: &Replica| replica.presents(world, &authorities);
         world.bundle() == authorities
@@ -82,7 +82,7 @@ fn nonsense_is_replaced(world: &World, replicas: &[Replica; 2]) {
     }
 }
 
-/// As by an upgrade of the chart, and by somebody's hand.
+/// Overwrites them as an upgrade of the chart does, and by hand.
 fn overwritten_authorities_are_written_again(world: &World, replicas: &[Replica; 2]) {
     let bundle = world.bundle();
     let empty = installation(&replicas[0]);

@@ -1,4 +1,4 @@
-//! Networking in the status of a ForeignCluster, whoever writes it.
+//! Networking in the status of a ForeignCluster, for each of its writers.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! The webhook, asked by a real kubectl through a real API server, with no more rights than it needs.
+//! The webhook, called by a real kubectl through a real API server, with no more rights than it needs.
 //!
 //! ```text
 //! kubectl --> API server --URL in place of the Service--> replica <--TLS-- the test

@@ -1,4 +1,4 @@
-//! One running webhook, and what one may ask it without an API server.
+//! One running webhook, and requests to it without an API server.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -47,7 +47,7 @@ impl Replica {
     }
 
     /// The whole answer to a request.
-    pub(crate) fn ask(&self, world: &World, head: &str, body: &[u8]) -> String {
+    pub(crate) fn request(&self, world: &World, head: &str, body: &[u8]) -> String {
         let length = body.len();
         let head = format!("{head} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n");
         let request = [head.as_bytes(), b"Connection: close\r\n\r\n", body].concat();

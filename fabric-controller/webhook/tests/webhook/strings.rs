@@ -94,16 +94,16 @@ fn lists_stay(world: &World) {
     }
 }
 
-/// Strings are refused before anybody is asked. An object that was made of strings is no obstacle to
+/// Strings are refused before admission. An object that was made of strings is no obstacle to
 /// lists.
 fn server_side(world: &World) {
     for name in ["new", "created"] {
-        let said = write(world, &SERVER_SIDE, name, &json!("10.7.0.0/16")).unwrap_err();
+        let message = write(world, &SERVER_SIDE, name, &json!("10.7.0.0/16")).unwrap_err();
         let because = format!(
             "failed to create typed patch object (default/{name}; networking.liqo.io/v1beta1, \
              Kind=Configuration): .spec.remote.cidr.pod: expected list, got &{{10.7.0.0/16}}"
         );
-        assert!(said.contains(&because), "{said}");
+        assert!(message.contains(&because), "{message}");
     }
     let force = ["apply", "--server-side", "--force-conflicts", "-f", "-"];
     write(world, &force, "created", &json!(["10.7.0.0/16"])).unwrap();
@@ -118,8 +118,8 @@ fn refused_by_validation(world: &World) {
         (json!("10.1.0.0/16,10.2.0.0/16"), "must be of type cidr"),
     ];
     for (pod, because) in cases {
-        let said = write(world, &CREATE, "bad", &pod).unwrap_err();
-        assert!(said.contains("spec.remote.cidr.pod") && said.contains(because), "{said}");
+        let message = write(world, &CREATE, "bad", &pod).unwrap_err();
+        assert!(message.contains("spec.remote.cidr.pod") && message.contains(because), "{message}");
     }
 }
 
@@ -135,9 +135,9 @@ fn refused_by_the_webhook(world: &World, replica: &Replica) {
         ("POST /", b"", "404", ""),
     ];
     for (head, body, code, because) in cases {
-        let said = replica.ask(world, head, body);
-        assert!(said.starts_with(&format!("HTTP/1.1 {code} ")), "{head}: {said}");
-        assert!(said.contains(because), "{head}: {said}");
+        let message = replica.request(world, head, body);
+        assert!(message.starts_with(&format!("HTTP/1.1 {code} ")), "{head}: {message}");
+        assert!(message.contains(because), "{head}: {message}");
     }
     write(world, &CREATE, "after-nonsense", &json!("10.1.0.0/16")).unwrap();
 }
@@ -153,8 +153,8 @@ fn gone(world: &World, replica: Replica) {
     let began = Instant::now();
     write(world, &CREATE, "alone", &json!(["10.1.0.0/16"])).unwrap();
     assert!(began.elapsed() < Duration::from_secs(3));
-    let said = write(world, &CREATE, "alone-too", &json!("10.1.0.0/16")).unwrap_err();
-    assert!(said.contains("must be of type array: \"string\""), "{said}");
+    let message = write(world, &CREATE, "alone-too", &json!("10.1.0.0/16")).unwrap_err();
+    assert!(message.contains("must be of type array: \"string\""), "{message}");
     let replica = Replica::start(world);
     world.install(&replica);
     until("taken", || write(world, &APPLY, "alone-too", &json!("10.1.0.0/16")).is_ok());

@@ -1,4 +1,4 @@
-//! An API server that knows Configurations and ForeignClusters.
+//! An API server with Configurations and ForeignClusters.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -45,7 +45,7 @@ impl World {
         Some(world)
     }
 
-    /// With the rights of the controller.
+    /// Client with the rights of the controller.
     pub(crate) fn client(&self) -> Client {
         let controller = self.server.user("system:serviceaccount:liqo:fabric-controller");
         let config = Config::try_from(Kubeconfig::read_from(controller).unwrap()).unwrap();
@@ -91,15 +91,15 @@ impl World {
         let patch = json!({ "data": std::collections::BTreeMap::from(data) }).to_string();
         // The API server warns of what is no certificate.
         let patch = [&["patch"], &SECRET[..], &["-p", &patch]].concat();
-        let said = self.server.kubectl(&patch, "").unwrap_or_else(|warning| warning);
-        assert!(said.contains("patched"), "{said}");
+        let printed = self.server.kubectl(&patch, "").unwrap_or_else(|warning| warning);
+        assert!(printed.contains("patched"), "{printed}");
     }
 
     pub(crate) fn delete_secret(&self) {
         self.kubectl(&[&["delete"], &SECRET[..]].concat(), "");
     }
 
-    /// Neither as it is, nor as the API has it, nor as Rust prints it.
+    /// Checks the key as it is, as the API has it, and as Rust prints it.
     pub(crate) fn assert_no_key_was_logged(&self) {
         let logs = logs::all();
         assert!(logs.contains("the webhook serves the certificate"));
@@ -134,8 +134,8 @@ pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-fn is_empty(said: String) -> bool {
-    said.contains("No resources found")
+fn is_empty(printed: String) -> bool {
+    printed.contains("No resources found")
 }
 
 fn decoded(text: &str) -> String {
