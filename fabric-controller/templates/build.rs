@@ -7,7 +7,7 @@ use std::{env, fs, io};
 const CHART: &str = "../../deploy/chart/gateway-templates";
 
 fn main() -> io::Result<()> {
-    let out = env::var("OUT_DIR").expect("Cargo says where");
+    let out = env::var("OUT_DIR").expect("Cargo sets OUT_DIR");
     for name in ["wireguard-server.yaml", "wireguard-client.yaml"] {
         let from = Path::new(CHART).join(name);
         println!("cargo::rerun-if-changed={}", from.display());

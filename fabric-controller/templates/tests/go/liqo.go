@@ -107,7 +107,7 @@ func renderList(items []any, data any, asText bool) (any, error) {
 	return rendered, nil
 }
 
-// unwrap tells the name and value of a field whose key may be an optional one.
+// unwrap returns the name and value of a field whose key may be an optional one.
 func unwrap(key string, value any) (string, any, bool) {
 	if !strings.HasPrefix(key, "?") {
 		return key, value, false

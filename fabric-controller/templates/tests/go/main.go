@@ -1,5 +1,5 @@
 // The oracle renders gateway templates with Go's own text/template, by Liqo's rules. It reads
-// gateways and cases from stdin and tells what came of each case on stdout, as JSON.
+// gateways and cases from stdin and prints the outcome of each case to stdout, as JSON.
 package main
 
 import (
@@ -30,7 +30,7 @@ type input struct {
 	} `json:"cases"`
 }
 
-// outcome is what one case became: a value, or what Go says against it.
+// outcome is what one case became: a value, or Go's error.
 type outcome struct {
 	Name  string `json:"name"`
 	Value any    `json:"value,omitempty"`

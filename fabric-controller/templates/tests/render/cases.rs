@@ -27,7 +27,7 @@ struct Case {
     file: Option<String>,
     /// Error that weft reports for it.
     error: Option<String>,
-    /// Why weft does otherwise than Go, and the spec that weft makes.
+    /// Reason why weft does otherwise than Go, and the spec that weft makes.
     differs: Option<String>,
     value: Option<Value>,
 }

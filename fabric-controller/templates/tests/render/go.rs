@@ -47,20 +47,23 @@ const BLESS: &str = "WEFT_BLESS";
 /// If Go's results differ from what is written down.
 pub(crate) fn outcomes(input: &Value) -> Outcomes {
     let path = folder().join("expected.json");
-    let said = ask(input);
+    let rendered = render(input);
     if std::env::var_os(BLESS).is_some() {
-        let said = said.as_ref().expect("WEFT_BLESS needs Go");
-        fs::write(&path, serde_json::to_string_pretty(said).unwrap() + "\n").unwrap();
+        let rendered = rendered.as_ref().expect("WEFT_BLESS needs Go");
+        fs::write(&path, serde_json::to_string_pretty(rendered).unwrap() + "\n").unwrap();
     }
     let written: Outcomes = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
-    if let Some(said) = said {
-        assert_eq!(said, written, "Go says otherwise than expected.json; {BLESS}=1 writes it anew");
+    if let Some(rendered) = rendered {
+        assert_eq!(
+            rendered, written,
+            "Go's results differ from expected.json; {BLESS}=1 writes it anew"
+        );
     }
     written
 }
 
 /// `None` if there is no Go here.
-fn ask(input: &Value) -> Option<Outcomes> {
+fn render(input: &Value) -> Option<Outcomes> {
     let mut oracle = Command::new("go")
         .args(["run", "."])
         .current_dir(folder().join("go"))
