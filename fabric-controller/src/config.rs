@@ -60,7 +60,7 @@ pub(crate) struct Config {
     pub(crate) log: LogArgs,
 }
 
-/// What others read from the arguments of this program.
+/// Arguments of this program that others read.
 #[derive(Debug, clap::Args)]
 struct LiqoctlArgs {
     /// Where peers reach this cluster's API server. liqoctl reads it here; otherwise it takes a node

@@ -27,7 +27,7 @@ use fabric_index::{Grant, Index, LaggingNodes, Settings};
 use fabric_kube_client::obstacles::Reader;
 use gateway_workloads::Exchange;
 
-/// After ipam could not be reached.
+/// Backoff after ipam could not be reached.
 const IPAM_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
 /// Backoff after ipam refused, or the store did not answer.
 const RETRY_REFUSED: Duration = Duration::from_secs(5);
@@ -46,11 +46,11 @@ pub struct Controller {
     watch: Watch,
     index: Index,
     ipam: Ipam,
-    /// At most one round of requests to ipam at a time; files are watched meanwhile.
+    /// The one round of requests to ipam at a time; files are watched meanwhile.
     round: Option<JoinHandle<Round>>,
     releases: Vec<Grant>,
     /// Requests last sent to ipam.
-    asked: Vec<IpamRequest>,
+    requested: Vec<IpamRequest>,
     unreachable: Option<String>,
     /// Time of the next requests after that, whatever else waits.
     ipam_again: Option<Instant>,
@@ -58,7 +58,7 @@ pub struct Controller {
     retry: Option<Instant>,
     /// Problems published last; `None` before the first time.
     published_problems: Option<BTreeSet<Problem>>,
-    /// In Kubernetes, the channels to what makes gateways run.
+    /// Channels to what makes gateways run, in Kubernetes.
     workloads: Option<Exchange>,
     stale_connections: StaleConnections,
     lagging: LaggingNodes,
@@ -84,7 +84,7 @@ impl Controller {
             ipam,
             round: None,
             releases: Vec::new(),
-            asked: Vec::new(),
+            requested: Vec::new(),
             unreachable: None,
             ipam_again: None,
             ipam_backoff: IPAM_BACKOFF,
@@ -123,7 +123,7 @@ impl Controller {
         let mut beats = tokio::time::interval(Heartbeat::INTERVAL);
         let mut is_dirty = true;
         loop {
-            // A store that does not answer shall not keep anybody from stopping.
+            // A store that does not answer must not delay the end.
             if is_dirty && Instant::now() >= self.rested {
                 tokio::select! {
                     () = &mut stop => return,
@@ -152,12 +152,12 @@ impl Controller {
                 }
                 () = until(self.retry) => {
                     self.retry = None;
-                    self.asked.clear();
+                    self.requested.clear();
                     true
                 }
                 () = until(self.ipam_again) => {
                     self.ipam_again = None;
-                    self.asked.clear();
+                    self.requested.clear();
                     true
                 }
                 () = until(self.stale_connections.next_check()), if !is_dirty => true,
@@ -302,7 +302,7 @@ impl Controller {
             peers: wanted.peers,
         });
         self.publish_problems(wanted.problems).await;
-        self.ask(wanted.ipam_requests);
+        self.request_grants(wanted.ipam_requests);
     }
 
     /// Compilations leave most of the heap unused.
@@ -367,16 +367,16 @@ impl Controller {
         });
     }
 
-    fn ask(&mut self, ipam_requests: Vec<IpamRequest>) {
+    fn request_grants(&mut self, ipam_requests: Vec<IpamRequest>) {
         // A prefix that a Network has passed on to another is not free.
         let index = &self.index;
         self.releases.retain(|grant| !index.holds(*grant));
-        let news =
-            !self.releases.is_empty() || (!ipam_requests.is_empty() && ipam_requests != self.asked);
+        let news = !self.releases.is_empty()
+            || (!ipam_requests.is_empty() && ipam_requests != self.requested);
         if self.round.is_some() || self.ipam_again.is_some() || !news {
             return;
         }
-        self.asked.clone_from(&ipam_requests);
+        self.requested.clone_from(&ipam_requests);
         let releases = std::mem::take(&mut self.releases);
         self.round = Some(tokio::spawn(self.ipam.clone().round(releases, ipam_requests)));
     }

@@ -32,7 +32,7 @@ pub struct Pacing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordChange {
     None,
-    /// Nothing but new peerings whose gateways have no pod yet.
+    /// New peerings only, whose gateways have no pod yet.
     NewPeeringsWithoutGateway,
     Some,
 }

@@ -113,15 +113,15 @@ mod tests {
     #[test]
     fn report_is_valid_while_updated() {
         let start = Instant::now();
-        let mut silence = StaleConnections::default();
+        let mut connections = StaleConnections::default();
         let mut observe_at = |at: Option<&str>, seconds: u64| {
             let gateway = ObjectRef::new(Kind::GatewayServer, "t", "server");
             let now = start + Duration::from_secs(seconds);
-            let stale = silence.observe(gateway, at.map(str::to_owned), now);
-            (stale, silence.next_check().map(|again| (again - start).as_secs()))
+            let stale = connections.observe(gateway, at.map(str::to_owned), now);
+            (stale, connections.next_check().map(|again| (again - start).as_secs()))
         };
         assert_eq!(observe_at(None, 0), (false, None), "it is marked already");
-        assert_eq!(observe_at(Some("a"), 1), (false, Some(31)), "it lives");
+        assert_eq!(observe_at(Some("a"), 1), (false, Some(31)), "its timestamp advances");
         assert_eq!(observe_at(Some("b"), 11), (false, Some(41)));
         assert_eq!(observe_at(Some("b"), 40), (false, Some(41)));
         assert_eq!(observe_at(Some("b"), 41), (true, Some(71)), "it does not any more");

@@ -40,7 +40,7 @@ use desired::Desired;
 use gateway_records::GatewayRecords;
 use uncertain::Uncertain;
 
-/// All that the controller wants to be so.
+/// Desired state, as the controller publishes it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Published {
     /// Weft's own objects, without status.
@@ -52,11 +52,11 @@ pub struct Published {
     /// Secrets to create a key pair for. Never deleted while their gateway exists: the peer has the
     /// public half.
     pub keys: BTreeMap<ObjectRef, KeyPair>,
-    /// In Kubernetes, the gateways that are to run.
+    /// Gateways that are to run in Kubernetes.
     pub gateways: PlannedGateways,
     pub secrets: SecretGaps,
     pub peers: Peers,
-    /// In Kubernetes, IPs that request a Service.
+    /// IPs that request a Service, in Kubernetes.
     pub services: PlannedServices,
     /// A peering waits for acknowledgements of nodes.
     pub awaits_nodes: bool,

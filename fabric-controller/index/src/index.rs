@@ -71,7 +71,7 @@ pub struct Index {
     pub settings: Settings,
     objects: BTreeMap<Kind, BTreeMap<ObjectRef, Object>>,
     file_problems: Vec<Problem>,
-    /// In Kubernetes, where gateways run.
+    /// Placements of gateways, in Kubernetes.
     placements: Placements,
     /// Nodes that nothing waits for.
     pub lagging_nodes: BTreeSet<String>,
@@ -79,13 +79,13 @@ pub struct Index {
     pub slow_nodes: BTreeSet<String>,
     /// Nodes whose agent may be one that reads no records.
     pub stalled_nodes: BTreeSet<String>,
-    /// By node, the origin of the routes in the last config that it is known to have applied.
+    /// Origin of the routes in the last config that a node is known to have applied, by node.
     routes: BTreeMap<String, Routes>,
     /// Newest version of the FabricRecords of which all are known.
     pub records: Option<RecordVersion>,
     /// The same of the GatewayRecords.
     pub gateway_records: Option<RecordVersion>,
-    /// By peer, its prefixes in that version, and the first one that has them.
+    /// Prefixes of a peer in that version, and the first one that has them, by peer.
     recorded: BTreeMap<String, (Vec<String>, RecordVersion)>,
     /// Reason why ipam refused a Network or an IP.
     denials: BTreeMap<ObjectRef, String>,

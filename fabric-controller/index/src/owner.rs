@@ -29,8 +29,8 @@ pub fn set(object: &mut Object, owner: &ObjectRef) {
     annotations.insert(OWNER.to_owned(), owner.to_string());
 }
 
-/// For Kubernetes, which then removes what is owned together with its owner, whether weft still runs
-/// or not. It does not hold up the owner's deletion: that would take another right.
+/// Owner reference by which Kubernetes removes what is owned together with its owner, whether weft
+/// still runs or not. It does not hold up the owner's deletion: that would take another right.
 pub fn reference_to(owner: &Object) -> OwnerReference {
     OwnerReference {
         api_version: owner.kind().api_version().to_owned(),
@@ -42,7 +42,7 @@ pub fn reference_to(owner: &Object) -> OwnerReference {
     }
 }
 
-/// In Kubernetes, the owner with which an object of that namespace is removed. Objects of a node leave
+/// Owner with which Kubernetes removes an object of that namespace. Objects of a node leave
 /// in an order of their own, and those of the cluster stay.
 pub fn references(
     index: &Index,

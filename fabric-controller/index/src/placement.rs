@@ -16,11 +16,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 pub struct Placements {
     /// Placement of each gateway, and the faults of the Service of an IP.
     pub of: BTreeMap<ObjectRef, Placement>,
-    /// By node, addresses of its pods that lie outside its pod CIDRs.
+    /// Addresses of a node's pods that lie outside its pod CIDRs.
     pub pods: PodAddresses,
 }
 
-/// By node.
+/// Addresses of pods, by node.
 pub type PodAddresses = BTreeMap<String, BTreeSet<IpAddr>>;
 
 /// The gateways that are to run.
@@ -48,7 +48,7 @@ pub struct Placement {
     pub internal: Option<InternalEndpoint>,
     /// There has been none for so long that the address of the last one may be another pod's.
     pub is_lost: bool,
-    /// That pod stays, and is ready.
+    /// True if the pod stays, and is ready.
     pub is_served: bool,
     /// Number of its pods that are ready, and of those that should be and are not.
     pub ready: i32,
@@ -60,7 +60,7 @@ pub struct Placement {
 /// Desired state in Kubernetes beyond the store's own kinds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// Nothing is out of sight: what is not named here is not to run.
+    /// True if all objects are known: what is not named here is not to run.
     pub whole: bool,
     pub gateways: PlannedGateways,
     pub secrets: SecretGaps,

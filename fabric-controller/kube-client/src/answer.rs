@@ -58,6 +58,6 @@ mod tests {
             api_error("Secret", kube::Error::Api(status.boxed())).to_string()
         };
         assert!(refused(422).ends_with("(422): Invalid"));
-        assert!(refused(403).contains("not base64"), "it says who may not do what");
+        assert!(refused(403).contains("not base64"), "it names the account and the request");
     }
 }

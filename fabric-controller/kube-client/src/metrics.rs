@@ -20,7 +20,7 @@ pub enum WriteOutcome {
     Written,
     /// Refused for a reason that waiting does not end.
     Refused,
-    /// Not answered.
+    /// No answer within the time limit.
     Unanswered,
 }
 

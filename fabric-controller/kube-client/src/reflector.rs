@@ -77,7 +77,7 @@ pub enum Change<S, K> {
 pub struct Reflector<S, K> {
     client: Client,
     metrics: StoreMetrics,
-    /// Never contended: the lock makes of streams something that can be shared.
+    /// Streams in a lock that is never contended, so that they can be shared.
     watches: Mutex<StreamMap<S, Events<K>>>,
     /// Names of the objects in the lists that have begun.
     lists: BTreeMap<S, BTreeSet<Name>>,
@@ -125,7 +125,7 @@ impl Selection {
         Self { fields: Some(selector.to_owned()), ..self }
     }
 
-    /// It is no problem if the kind has no definition.
+    /// A source whose kind may have no definition, without a problem.
     pub fn optional(self) -> Self {
         Self { is_optional: true, ..self }
     }
@@ -218,7 +218,7 @@ impl Selection {
 }
 
 impl<S: Clone + Ord + Hash + Unpin, K: Watched> Reflector<S, K> {
-    /// Nothing is watched yet.
+    /// A reflector that watches nothing yet.
     pub fn new(client: Client, metrics: StoreMetrics) -> Self {
         Self {
             client,
@@ -427,8 +427,8 @@ mod tests {
 
     #[tokio::test]
     async fn list_names_all_objects_once_it_is_complete() {
-        let nobody = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
-        let client = Client::try_from(nobody).unwrap();
+        let unreachable = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let client = Client::try_from(unreachable).unwrap();
         let mut reflector = Reflector::<_, DynamicObject>::new(client, StoreMetrics::default());
         reflector.open("secrets", selection());
         let named = |name: &str| DynamicObject::new(name, &ApiResource::erase::<Secret>(&()));

@@ -1,4 +1,4 @@
-//! The cluster itself: who it is, which prefixes it uses, which nodes it has.
+//! The cluster itself: its ID, its prefixes and its nodes.
 
 use std::net::{IpAddr, Ipv4Addr};
 

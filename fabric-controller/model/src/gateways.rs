@@ -17,7 +17,7 @@ use crate::problems::Problems;
 /// All gateways, one for each peer.
 #[derive(Debug, Default)]
 pub struct Gateways<'a> {
-    /// In the order of their references.
+    /// Gateways in the order of their references.
     pub all: Vec<Gateway<'a>>,
     /// Those without a label for a peer: what was made for them stays.
     pub faulty: BTreeSet<ObjectRef>,

@@ -20,7 +20,7 @@ pub struct KeyPair {
     pub owner: Option<OwnerReference>,
 }
 
-/// Secrets that no user named and nobody has made yet.
+/// Secrets that no user named and that do not exist yet.
 pub(crate) fn missing(index: &Index, gateways: &[Gateway<'_>]) -> BTreeMap<ObjectRef, KeyPair> {
     let own = gateways.iter().filter(|gateway| secret_name(gateway.secret_ref()).is_none());
     let missing = own.filter_map(|gateway| {
@@ -60,9 +60,9 @@ pub(crate) fn own(
 /// Public keys of peers.
 #[derive(Default)]
 pub(crate) struct Keys {
-    /// By namespace and peer; no key if there is a wrong one, or two.
+    /// Keys by namespace and peer; none if there is a wrong one, or two.
     of: BTreeMap<(String, ClusterId), (ObjectRef, Option<PublicKey>)>,
-    /// By namespace, one without a label for its peer.
+    /// A PublicKey without a label for its peer, by namespace.
     unlabelled: BTreeMap<String, ObjectRef>,
 }
 

@@ -1,4 +1,4 @@
-//! The user's IP resources: which external address stands for what, and who rewrites it.
+//! The user's IP resources: which external address stands for what, and where it is rewritten.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -59,7 +59,7 @@ fn mapping(of: &ObjectRef, ip: &IP, cluster: &Cluster, problems: &mut Problems) 
     let target = ip.spec.address()?;
     let (external, _) = ip_grant(ip)?;
     if !cluster.external_cidrs().any(|cidr| cidr.contains(external)) {
-        return None; // an address of another Network, which no peer asks for
+        return None; // an address of another Network, which no peer sends to
     }
     if external.is_ipv4() != target.is_ipv4() {
         let message = format!("{target} and {external} are of two families; expected one");

@@ -17,7 +17,7 @@ pub use problem::Problem;
 /// Change of a resource, as a watch reports it.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// It is new, or its spec, metadata or status is.
+    /// An object that is new, or whose spec, metadata or status is.
     Applied(Object),
     Deleted(ObjectRef),
     /// All present problems of the manifests, or of what the API server holds; replaces the list

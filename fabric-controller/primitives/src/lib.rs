@@ -1,5 +1,5 @@
 //! Values that are right by construction: text is parsed into them at the edge and never validated
-//! again. They know nothing of Kubernetes, so the packet path and the plans depend on them alone.
+//! again. They use nothing of Kubernetes, so the packet path and the plans depend on them alone.
 
 mod cidr;
 mod cluster_id;

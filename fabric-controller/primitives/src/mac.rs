@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use sha2::{Digest, Sha256};
 
-/// A VXLAN device's MAC address, which follows from what the cluster knows of its owner.
+/// A VXLAN device's MAC address, derived from what the cluster has of its owner.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mac(pub [u8; 6]);
 
@@ -16,8 +16,8 @@ impl Mac {
     }
 
     /// Address known only to those who may read the object of this uid: 46 bits of its SHA-256,
-    /// locally administered, unicast. A device takes in what is sent to its address, so nobody else
-    /// can send to it.
+    /// locally administered, unicast. A device takes in what is sent to its address, so no other
+    /// pod can send to it.
     pub fn of_uid(uid: &str) -> Self {
         let mut mac = [0; 6];
         mac.iter_mut().zip(Sha256::digest(uid)).for_each(|(to, from)| *to = from);

@@ -23,7 +23,7 @@ pub use memory::return_unused_memory;
 pub use monitoring::{Monitoring, MonitoringError};
 pub use write_backoff::{WRITE_RETRY, WriteBackoff};
 
-/// How a program logs.
+/// Log options of a program.
 #[derive(Clone, Debug, Args)]
 pub struct LogArgs {
     /// How logs are written, on standard error.

@@ -126,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    fn ask(socket: &std::path::Path, path: &str) -> String {
+    fn get(socket: &std::path::Path, path: &str) -> String {
         let mut stream = UnixStream::connect(socket).unwrap();
         write!(stream, "GET {path} HTTP/1.0\r\nHost: x\r\n\r\n").unwrap();
         let mut answer = String::new();
@@ -145,16 +145,16 @@ mod tests {
         let monitoring =
             Monitoring { registry, heartbeats: Vec::new(), readiness: readiness.clone() };
         monitoring.serve(HttpAddress::Unix(socket.clone())).unwrap();
-        let unready = ask(&socket, "/readyz");
+        let unready = get(&socket, "/readyz");
         assert!(
             unready.contains(" 503 ") && unready.contains("store: nothing is read yet"),
             "{unready}"
         );
         turns.inc();
         readiness.fulfilled("store");
-        assert!(ask(&socket, "/readyz").contains(" 200 "));
-        assert!(ask(&socket, "/healthz").contains(" 200 "));
-        assert!(ask(&socket, "/metrics").contains("turns_total 1\n"));
+        assert!(get(&socket, "/readyz").contains(" 200 "));
+        assert!(get(&socket, "/healthz").contains(" 200 "));
+        assert!(get(&socket, "/metrics").contains("turns_total 1\n"));
     }
 
     #[tokio::test(start_paused = true)]

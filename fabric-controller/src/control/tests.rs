@@ -2,7 +2,7 @@ use fabric_api::ipam::{IP, IPSpec, IPStatus};
 
 use super::*;
 
-/// Nothing listens there.
+/// Kubeconfig of an API server at a port without a listener.
 const AWAY: &str = "\
 apiVersion: v1
 kind: Config
@@ -28,7 +28,7 @@ async fn unreachable_api_server_deletes_nothing() {
     address.metadata.annotations = Some([owner].into());
     let reference = Object::from(address.clone()).reference();
     controller.absorb(Event::Applied(address.clone().into())).await;
-    assert!(controller.index.get(&reference).is_some(), "it was told of");
+    assert!(controller.index.get(&reference).is_some(), "its event was applied");
 
     // It was granted here, and no watch has reported it yet.
     let (ip, cidr) = ("10.80.0.7".to_owned(), "10.80.0.0/16".to_owned());

@@ -41,7 +41,7 @@ pub(super) struct Events {
     emitter: Emitter,
     /// Object of problems that name none.
     own: Option<ObjectReference>,
-    /// With the uid of the object.
+    /// Events by problem and uid of the object.
     emitted: BTreeMap<(Problem, String), EmittedEvent>,
     bucket: TokenBucket,
     /// Time at which an Event can be sent that could not be sent yet.

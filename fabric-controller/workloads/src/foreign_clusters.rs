@@ -108,7 +108,7 @@ impl ForeignClusters {
         Ok(())
     }
 
-    /// Writes the peer's state into each; removes those that weft made and nobody needs.
+    /// Writes the peer's state into each; removes those that weft made and no peer needs.
     async fn write(&mut self, plan: &Plan, heartbeat: &Heartbeat) -> Result<(), ApiError> {
         let all = self.live.objects().all(Watched::ForeignCluster);
         let all: Vec<DynamicObject> = all.map(|(_, object)| object.clone()).collect();

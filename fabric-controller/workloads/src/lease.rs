@@ -146,7 +146,7 @@ impl Election {
     }
 
     async fn acquire(&mut self) -> kube::Result<Answer> {
-        // The write itself fails if anybody else has written since.
+        // The write itself fails if another has written since.
         if let Some(lease) = self.held.take()
             && self.write(lease).await? == Answer::Ours
         {
@@ -185,16 +185,16 @@ impl Election {
             Some(_) | None => Instant::now(),
         };
         self.seen = Some((version, first));
-        let silent = first.elapsed() >= patience(lease);
+        let expired = first.elapsed() >= lease_duration(lease);
         if !self.takes_over && wanted_by(lease).is_some_and(|by| *by != self.identity) {
-            return silent;
+            return expired;
         }
         let Some(holder) = holder(lease) else { return true };
         if self.logged.as_ref() != Some(holder) && *holder != self.identity {
             tracing::info!(holder, "waiting; it has the Lease");
             self.logged = Some(holder.clone());
         }
-        *holder == self.identity || silent
+        *holder == self.identity || expired
     }
 
     fn taken(&self, mut lease: Lease) -> Lease {
@@ -234,10 +234,10 @@ fn wanted_by(lease: &Lease) -> Option<&String> {
 }
 
 /// Time without a renewal after which another may take it.
-fn patience(lease: &Lease) -> Duration {
+fn lease_duration(lease: &Lease) -> Duration {
     let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
-    let said = seconds.and_then(|seconds| seconds.try_into().ok()).map(Duration::from_secs);
-    said.unwrap_or_default().max(DURATION)
+    let duration = seconds.and_then(|seconds| seconds.try_into().ok()).map(Duration::from_secs);
+    duration.unwrap_or_default().max(DURATION)
 }
 
 fn holder(lease: &Lease) -> Option<&String> {
@@ -259,7 +259,7 @@ pub(super) async fn within<T>(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     Ours,
-    /// It was written or removed meanwhile, perhaps by an own request whose answer came too late.
+    /// Written or removed meanwhile, perhaps by an own request whose answer came too late.
     Contended,
     Others,
 }
@@ -352,16 +352,16 @@ mod tests {
         let (mut one, mut other) = (election(&client, "one"), election(&client, "other"));
         one.won().await;
         delay.store(60_000, Ordering::Relaxed);
-        let silent = Instant::now();
+        let began = Instant::now();
         let lost = async {
             one.lost().await;
-            silent.elapsed()
+            began.elapsed()
         };
         let won = async {
             sleep(DEADLINE).await;
             delay.store(10, Ordering::Relaxed);
             other.won().await;
-            silent.elapsed()
+            began.elapsed()
         };
         let (lost, won) = tokio::join!(lost, won);
         assert!(lost >= DEADLINE - PERIOD && lost <= DEADLINE, "{lost:?}");

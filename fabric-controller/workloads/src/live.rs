@@ -297,7 +297,7 @@ impl Live {
         &self.objects
     }
 
-    /// For answers of the API server, which watches may report later.
+    /// Objects to update by answers of the API server, which watches may report later.
     pub(super) fn objects_mut(&mut self) -> &mut Objects {
         &mut self.objects
     }

@@ -265,8 +265,8 @@ mod tests {
     use super::*;
 
     fn pods() -> Pods {
-        let nobody = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
-        Pods::watch(&Client::try_from(nobody).unwrap(), &StoreMetrics::default())
+        let unreachable = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        Pods::watch(&Client::try_from(unreachable).unwrap(), &StoreMetrics::default())
     }
 
     fn nodes() -> Nodes {

@@ -88,8 +88,8 @@ mod tests {
 
     #[tokio::test]
     async fn failed_completion_is_retried() {
-        let nobody = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
-        let mut secrets = Secrets::new(Client::try_from(nobody).unwrap());
+        let unreachable = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let mut secrets = Secrets::new(Client::try_from(unreachable).unwrap());
         assert_eq!(secrets.due(), None);
         let gap = SecretGap { uid: "u".to_owned(), peer: None, owner: None, public_key: None };
         let (before, heartbeat) = (Instant::now(), Heartbeat::default());
@@ -98,6 +98,6 @@ mod tests {
             .await;
         assert!(secrets.due().is_some_and(|due| due >= before + RETRY));
         secrets.complete(&SecretGaps::new(), &heartbeat).await;
-        assert_eq!(secrets.due(), None, "nobody wants it any more");
+        assert_eq!(secrets.due(), None, "it is no longer needed");
     }
 }

@@ -27,7 +27,7 @@ pub(super) struct Template<'a> {
 /// Place of a template.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Origin {
-    /// It is weft's own.
+    /// Weft's own template.
     BuiltIn,
     Object(Key, ContentDigest),
 }

@@ -3,7 +3,7 @@
 //! First the gateways, since nodes that are cleared answer what a gateway still sends them with ICMP
 //! errors, which quote packets of peers in clear; then [`nodes`], as long as their agents run, then all
 //! else that weft has made (`leftovers`), then what it has written into objects of users (`marks`).
-//! Each looks at what is there until nothing is, so that a second run goes on where the first one
+//! Each lists what is there until nothing is, so that a second run goes on where the first one
 //! ended.
 
 mod cluster;
@@ -58,7 +58,7 @@ pub async fn withdraw(server: ApiServer, patience: Duration) -> Result<(), Withd
     }
     let locked = election.leave_locked(LOCKED).await;
     locked.map_err(|source| WithdrawError::Locked(Box::new(source)))?;
-    if let Err(error) = give_up_twins(&Cluster::new(&server)).await {
+    if let Err(error) = give_up_stuck_pods(&Cluster::new(&server)).await {
         tracing::warn!(%error, "pods of this Job on nodes that have died may hold it up");
     }
     tracing::info!("nothing of weft is left but its programs");
@@ -71,32 +71,32 @@ async fn take_away(server: &ApiServer, patience: Duration) -> Result<(), Withdra
     nodes::clear(&cluster, patience).await?;
     leftovers::remove(&cluster).await?;
     marks::remove(&cluster).await?;
-    if timeout(ANSWER, forget_peers(server)).await.is_err() {
-        tracing::warn!("ForeignClusters say what they said before");
+    if timeout(ANSWER, clear_foreign_clusters(server)).await.is_err() {
+        tracing::warn!("ForeignClusters still have the status that weft wrote");
     }
     leftovers::remove_shared(&cluster, &server.namespace).await
 }
 
 /// Removes pods of the same Job that were to end and did not: the node of each has failed. The Job,
 /// and with it helm, would wait for them.
-async fn give_up_twins(cluster: &Cluster) -> Result<(), WithdrawError> {
+async fn give_up_stuck_pods(cluster: &Cluster) -> Result<(), WithdrawError> {
     let pods = kind::<Pod>();
-    let twins = cluster.list_metadata(&pods, &format!("{}=withdrawal", labels::PROGRAM)).await?;
-    for twin in twins.iter().filter(|twin| twin.metadata.deletion_timestamp.is_some()) {
-        cluster.give_up(&pods, twin).await?;
+    let of_job = cluster.list_metadata(&pods, &format!("{}=withdrawal", labels::PROGRAM)).await?;
+    for pod in of_job.iter().filter(|pod| pod.metadata.deletion_timestamp.is_some()) {
+        cluster.give_up(&pods, pod).await?;
     }
     Ok(())
 }
 
-async fn forget_peers(server: &ApiServer) {
+async fn clear_foreign_clusters(server: &ApiServer) {
     let mut clusters = ForeignClusters::new(server.client.clone(), &server.metrics);
-    let nobody = Plan { whole: true, ..Plan::default() };
+    let no_peers = Plan { whole: true, ..Plan::default() };
     while !clusters.is_settled() && !clusters.are_undefined() {
         let due = clusters.due();
         tokio::select! {
             _ = clusters.next() => {}
             () = until(due) => {}
         }
-        clusters.reconcile(&nobody, &Heartbeat::default()).await;
+        clusters.reconcile(&no_peers, &Heartbeat::default()).await;
     }
 }

@@ -61,7 +61,7 @@ enum Attempt {
 enum Step {
     None,
     Apply,
-    /// With that uid.
+    /// Deletion of the object with that uid.
     Delete(Option<String>),
 }
 
@@ -77,7 +77,7 @@ pub(super) enum WriteError {
     /// Retried once something changes, or after a while.
     #[error("{name} cannot be written: {message}")]
     Refused { name: String, message: String },
-    /// Nothing else will be answered either.
+    /// Error that holds for all other requests, too.
     #[error("the API server cannot be reached")]
     Unreachable(#[source] ApiError),
 }
@@ -231,7 +231,7 @@ impl Writer {
         }
     }
 
-    /// Writes an object whose name somebody else may have taken: what is theirs stays.
+    /// Writes an object whose name another owner may have taken: what is theirs stays.
     pub(super) async fn write_own(
         &mut self,
         live: &mut Objects,

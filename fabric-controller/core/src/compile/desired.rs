@@ -7,7 +7,7 @@ use fabric_index::{Index, owner};
 use fabric_model::Gateway;
 use fabric_objects::{Object, ObjectRef};
 
-/// Own objects that one stage wants.
+/// Own objects that one stage makes.
 #[derive(Debug, Default)]
 pub(super) struct Desired {
     pub(super) objects: BTreeMap<ObjectRef, Object>,
@@ -21,7 +21,7 @@ impl Desired {
         self.objects.insert(object.reference(), object);
     }
 
-    /// Wants an object for the sake of another.
+    /// Adds an object for the sake of another.
     pub(super) fn want_owned(&mut self, index: &Index, object: impl Into<Object>, of: &ObjectRef) {
         let mut object = object.into();
         owner::set(&mut object, of);

@@ -77,7 +77,8 @@ pub(super) fn configs(sources: &Sources<'_>, gateways: &[Gateway<'_>]) -> Desire
     desired
 }
 
-/// Something stands in the way of a new config, but the old one has not lost its ground.
+/// True if the peer has a Configuration, or one that may be unread: without a new config, the gateway
+/// then keeps its old one.
 fn has_configuration(sources: &Sources<'_>, gateway: &Gateway<'_>) -> bool {
     sources.peerings.iter().any(|peering| peering.id.as_ref() == Some(&gateway.peer))
         || sources.index.peer_may_be_unread(gateway.peer.as_str())

@@ -9,7 +9,7 @@ use fabric_index::{Index, ip_grant, network_grant, owner};
 use fabric_model::{Cluster, Problems};
 use fabric_objects::{Kind, Object, ObjectRef};
 
-/// An object that wants a prefix or an address.
+/// An object that requests a prefix or an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IpamRequest {
     pub object: ObjectRef,

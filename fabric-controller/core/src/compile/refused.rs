@@ -1,4 +1,4 @@
-//! Prefixes of peerings that are gone: refused on every node, and granted to nobody, until all
+//! Prefixes of peerings that are gone: refused on every node, and not granted again, until all
 //! nodes report that nothing is sent to them.
 
 use std::collections::{BTreeMap, BTreeSet};

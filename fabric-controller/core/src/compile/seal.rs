@@ -1,4 +1,4 @@
-//! Digests in the records of the cluster, by which readers know that they have all of a version.
+//! Digests in the records of the cluster, by which readers detect that they have all of a version.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! In Kubernetes, the Secrets with gateways' key pairs: references to them, and what they lack.
+//! Secrets with gateways' key pairs in Kubernetes: references to them, and what they lack.
 
 use fabric_api::networking::secret_name;
 use fabric_api::{PublicKey, labels};

@@ -16,7 +16,7 @@ const OTHERS: [&str; 2] = ["authentication", "offloading"];
 #[derive(Debug, PartialEq)]
 pub(super) enum Step {
     Remove,
-    /// With its modules.
+    /// The status with its modules.
     Write(Value),
 }
 

@@ -37,7 +37,7 @@ pub(super) struct Wanted {
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     pub(super) apply: Vec<IP>,
-    /// With their uids.
+    /// IPs to delete, with their uids.
     pub(super) delete: Vec<(Key, String)>,
 }
 
@@ -160,7 +160,7 @@ fn new(namespace: &str, name: &str, address: IpAddr) -> IP {
     IP { metadata, spec, status: None }
 }
 
-/// As Liqo has it: not as its controller, and without holding up its deletion.
+/// Owner reference as Liqo has it: not as its controller, and without holding up its deletion.
 fn owner(api_version: &str, kind: &str, of: &DynamicObject) -> OwnerReference {
     OwnerReference {
         api_version: api_version.to_owned(),

@@ -26,7 +26,7 @@ const GATEWAYS_END: Duration = Duration::from_secs(12);
 /// Interval of passes.
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// Until nothing is left. What only takes long to end, such as the pod of a node that does not
+/// Removes objects until none is left. What only takes long to end, such as the pod of a node that does not
 /// answer, is left behind after a while.
 pub(super) async fn remove(cluster: &Cluster) -> Result<(), WithdrawError> {
     let until = Instant::now() + POD_TIMEOUT;
@@ -101,7 +101,7 @@ pub(super) async fn remove_shared(
 #[derive(Default)]
 struct Left {
     ending: Vec<String>,
-    /// And is ending now.
+    /// Objects that this pass has deleted.
     there: Vec<String>,
 }
 

@@ -69,14 +69,14 @@ async fn look(cluster: &Cluster) -> Result<(Waits, bool), WithdrawError> {
     Ok((waits, lingers))
 }
 
-/// Something still sends to peers there.
+/// True if a sender on the node still sends to peers.
 fn refuses(config: &DynamicObject) -> bool {
     let refused = config.data["status"]["refused"].as_array().into_iter().flatten();
     let mut senders = refused.filter_map(|traffic| traffic["senders"].as_array());
     senders.any(|senders| !senders.is_empty())
 }
 
-/// Nodes on which one runs.
+/// Nodes on which a route-agent runs.
 async fn agents(cluster: &Cluster) -> Result<BTreeSet<String>, WithdrawError> {
     let agents = format!("{}=route-agent", labels::PROGRAM);
     let pods = cluster.list(&kind::<Pod>(), &agents).await?;
@@ -85,7 +85,7 @@ async fn agents(cluster: &Cluster) -> Result<BTreeSet<String>, WithdrawError> {
     Ok(nodes.map(str::to_owned).collect())
 }
 
-/// Nobody was there who could have made anything on a node that has no agent and never had one.
+/// Reason to wait for a node; none if it never had an agent, which makes all that is to be cleared.
 fn why_waited_for(config: &DynamicObject, has_agent: bool) -> Option<String> {
     let status = &config.data["status"];
     let applied = status["appliedGeneration"].as_i64().unwrap_or_default();
@@ -110,7 +110,7 @@ async fn give_up(cluster: &Cluster, waits: &Waits) {
             api_version: Some("v1".to_owned()),
             kind: Some("Node".to_owned()),
             name: Some(node.clone()),
-            // As the kubelet has it, and who looks for Events of a node.
+            // As the kubelet has it, and queries for Events of a node.
             uid: Some(node.clone()),
             ..ObjectReference::default()
         };

@@ -152,7 +152,7 @@ fn remapped_prefixes_keep_their_length() {
     assert_eq!(seen.len(), 5);
 }
 
-/// In Kubernetes the second external CIDR has a type of its own: liqoctl wants to find one of the first.
+/// In Kubernetes the second external CIDR has a type of its own: liqoctl expects one of the first.
 #[test]
 fn second_external_cidr_may_have_own_type() {
     let mut one = dual_stack();

@@ -50,7 +50,7 @@ fn rome(pod: Value, external: Value) -> Object {
     configuration("rome", pod, external)
 }
 
-/// Each with a part of the problem that it must make.
+/// Faulty objects, each with a part of the problem that it must make.
 fn cases() -> Vec<(Object, &'static str)> {
     let key = |key: &str| public_key("gw-publickey", "rome", key);
     let port =
@@ -334,8 +334,8 @@ fn invalid_keys_are_in_gateway_condition() {
             (&condition["type"], &condition["status"]),
             (&json!("Accepted"), &json!("False"))
         );
-        let told = condition["message"].as_str().unwrap();
-        assert!(told.starts_with(message), "{told}");
+        let found = condition["message"].as_str().unwrap();
+        assert!(found.starts_with(message), "{found}");
         let other = ObjectRef::new(Kind::GatewayClient, "liqo-tenant-turin", "client");
         assert_eq!(world.status(&other)["conditions"], Value::Null);
         server_side("rome", 30742).into_iter().for_each(|object| world.apply(object));
@@ -557,7 +557,7 @@ fn faults_a_gateway_reports_become_conditions_and_go() {
     };
     report(&mut world, json!([fault("NoAnswer")]));
     assert_eq!(of_peer(&world, &gateway), [r#""NoAnswer" "cause; remedy""#]);
-    assert_eq!(of_peer(&world, &configuration), [""; 0], "it is not to blame");
+    assert_eq!(of_peer(&world, &configuration), [""; 0], "the fault is not in it");
     report(&mut world, json!([fault("CidrMismatch")]));
     assert_eq!(of_peer(&world, &configuration), [r#""CidrMismatch" "cause; remedy""#]);
     report(&mut world, json!([]));

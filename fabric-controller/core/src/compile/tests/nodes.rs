@@ -67,7 +67,7 @@ fn only_nodes_external_addresses_are_from_the_end() {
     assert!(has("database") && has("node-n1-overlay"), "{from_start:?}");
 }
 
-/// As the agent of `n2` reports it.
+/// Reports a moved address as the agent of `n2` does.
 fn report_moved(world: &mut World, declared: &str, found: &str) {
     let reference = ObjectRef::new(Kind::NodeConfig, "", "n2");
     let mut config = world.index.typed::<NodeConfig>(&reference).unwrap().clone();
@@ -184,7 +184,7 @@ fn virtual_nodes_and_node_addresses_are_excluded() {
     world.settle();
     assert_eq!(world.node("liqo-milan"), None);
     let remap = &world.gateway("liqo-tenant-milan", "client").unwrap().remaps[0];
-    assert_ne!(remap.local, "10.33.0.0/16", "a node lives there");
+    assert_ne!(remap.local, "10.33.0.0/16", "a node's address is in it");
 }
 
 #[test]
@@ -241,10 +241,10 @@ fn ips_are_rewritten_by_gateway_or_by_node() {
     world.apply(ip("twice-a", "192.168.7.8", json!({})));
     world.apply(ip("twice-b", "192.168.7.8", json!({})));
     world.apply(ip("masked", "192.168.7.9", json!({"masquerade": true})));
-    let mut silent = ip("silent", "192.168.7.10", json!({}));
-    silent.metadata_mut().labels =
+    let mut unreachable = ip("unreachable", "192.168.7.10", json!({}));
+    unreachable.metadata_mut().labels =
         Some([("networking.liqo.io/host-unreachable".to_owned(), "true".to_owned())].into());
-    world.apply(silent);
+    world.apply(unreachable);
     world.settle();
     assert_eq!(world.problems(), [""; 0]);
     let granted = |name| world.index.ip_grant(&ObjectRef::new(Kind::Ip, "t", name)).unwrap();

@@ -46,7 +46,7 @@ fn reference_peering_is_same_in_any_order() {
             world.gateway("liqo-tenant-milan", "client"),
         );
         let normal = |config: Option<&fabric_api::fabric::GatewayConfigSpec>| {
-            // Which overlay address goes to whom depends on who came first.
+            // Overlay addresses depend on the order of the requests.
             let mut config = config.expect("published").clone();
             config.overlay.address = [0, 0, 0, 0].into();
             config.overlay.link_address = None;
@@ -149,16 +149,16 @@ fn condition_is_constant_above_three_slow_nodes() {
     client_side("milan").into_iter().for_each(|object| world.apply(object));
     world.settle();
     let reference = ObjectRef::new(Kind::Configuration, "liqo-tenant-milan", "milan");
-    let mut told_of = |slow: &[&str]| {
+    let mut slow_message = |slow: &[&str]| {
         world.index.slow_nodes = slow.iter().map(|name| (*name).to_owned()).collect();
         world.settle();
         let message = &world.status(&reference)["conditions"][0]["message"];
         message.as_str().unwrap().split("; ").next().unwrap().to_owned()
     };
     let many = "no routes yet on more than three nodes";
-    assert_eq!(told_of(&["n2", "n3", "n4", "n5", "n6"]), many);
-    assert_eq!(told_of(&["n3", "n5", "n6", "n7"]), many);
-    assert_eq!(told_of(&["n2", "n4", "n6"]), "no routes yet on n2, n4, n6");
+    assert_eq!(slow_message(&["n2", "n3", "n4", "n5", "n6"]), many);
+    assert_eq!(slow_message(&["n3", "n5", "n6", "n7"]), many);
+    assert_eq!(slow_message(&["n2", "n4", "n6"]), "no routes yet on n2, n4, n6");
 }
 
 /// Packets of pods to a peer before that go out in clear.
@@ -188,16 +188,16 @@ fn prefixes_are_published_once_nodes_have_routes() {
     assert_eq!(status(&world), (None, waits.clone()));
     assert!(world.gateway("liqo-tenant-milan", "client").is_some(), "it need not wait");
 
-    // Another peering waits for nobody if that node is down.
+    // Another peering does not wait for a node that is down.
     world.index.lagging_nodes.insert("n2".to_owned());
     world.settle();
-    let (told, ready) = status(&world);
-    assert_eq!((told.is_some(), &ready[0]), (true, &json!("True")));
+    let (remote, ready) = status(&world);
+    assert_eq!((remote.is_some(), &ready[0]), (true, &json!("True")));
 
     // It is back, and behind again whenever a config changes. What is published stays published.
     world.index.lagging_nodes.clear();
     world.settle();
-    assert_eq!(status(&world), (told, ready));
+    assert_eq!(status(&world), (remote, ready));
     world.apply(configuration("milan", json!("10.220.0.0/16"), json!("10.70.0.0/16")));
     world.settle();
     assert_eq!(status(&world).1, waits, "other prefixes are others");
@@ -385,10 +385,11 @@ fn only_shared_kept_networks_are_not_exclusive() {
             .iter()
             .find(|ipam_request| ipam_request.object == reference)
             .expect("a request");
-        let crate::Allocation::Network { exclusive: asked, .. } = ipam_request.allocation else {
+        let crate::Allocation::Network { exclusive: requested, .. } = ipam_request.allocation
+        else {
             panic!("{ipam_request:?}")
         };
-        assert_eq!(asked, exclusive, "not remapped: {fixed}, shared: {shared}");
+        assert_eq!(requested, exclusive, "not remapped: {fixed}, shared: {shared}");
     }
 }
 
@@ -421,5 +422,5 @@ fn node_config_has_connected_and_mtu() {
     assert!(!peering(&world, 0).connected);
     world.delete(&server("rome", 30742).reference());
     world.settle();
-    assert_eq!(world.index.get(&connection.reference()), None, "nobody else would take it away");
+    assert_eq!(world.index.get(&connection.reference()), None, "no other program deletes it");
 }

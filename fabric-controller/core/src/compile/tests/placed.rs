@@ -229,7 +229,7 @@ fn secret_gets_labels_or_is_refused_for_other_peer() {
     world.apply(secret);
     world.settle();
     let wrong = world.problems();
-    assert!(wrong.iter().any(|told| told.contains("that of the peer oslo")), "{wrong:?}");
+    assert!(wrong.iter().any(|problem| problem.contains("that of the peer oslo")), "{wrong:?}");
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn failed_creation_is_condition_of_gateway() {
 #[test]
 fn foreign_cluster_modules_are_as_in_liqo() {
     let mut world = peered();
-    let told = |world: &World| -> Value {
+    let conditions = |world: &World| -> Value {
         let peer = world.last.peers.first_key_value().unwrap();
         assert_eq!(peer.0.as_str(), "milan");
         assert!(peer.1.enabled);
@@ -281,18 +281,18 @@ fn foreign_cluster_modules_are_as_in_liqo() {
         all.map(|condition| (condition.type_.to_owned(), json!(condition.status))).collect()
     };
     assert_eq!(
-        told(&world),
+        conditions(&world),
         json!({
             "NetworkConfigurationStatus": "Ready", "NetworkGatewayPresence": "Ready",
             "NetworkGatewayServerStatus": "NotReady", "NetworkConnectionStatus": "NotReady",
         })
     );
     place(&mut world, on("n1", "10.200.1.7", "192.0.2.11"));
-    assert_eq!(told(&world)["NetworkGatewayServerStatus"], "Ready");
+    assert_eq!(conditions(&world)["NetworkGatewayServerStatus"], "Ready");
     world.delete(&gateway());
     world.settle();
     assert_eq!(
-        told(&world),
+        conditions(&world),
         json!({
             "NetworkConfigurationStatus": "Ready", "NetworkGatewayPresence": "NotReady",
             "NetworkConnectionStatus": "NotReady",
@@ -335,7 +335,7 @@ fn placement_of_namesake_is_ignored() {
 #[test]
 fn connection_of_namesake_is_ignored() {
     let mut world = peered();
-    for (uid, told) in [("of one that is gone", "NotReady"), (UID, "Established")] {
+    for (uid, expected) in [("of one that is gone", "NotReady"), (UID, "Established")] {
         world.apply(of!(Connection, Connection, {
             "metadata": {"name": "gw-server", "namespace": "liqo-tenant-milan"},
             "spec": {"type": "Server", "gatewayRef": {"name": "server", "uid": uid}},
@@ -343,7 +343,7 @@ fn connection_of_namesake_is_ignored() {
         }));
         world.settle();
         let peer = world.last.peers.first_key_value().unwrap().1;
-        assert_eq!(peer.conditions.last().unwrap().status, told);
+        assert_eq!(peer.conditions.last().unwrap().status, expected);
         assert_eq!(world.node("n2").unwrap().peerings[0].connected, uid == UID);
     }
 }

@@ -28,7 +28,7 @@ pub(super) struct World {
     pub(super) agents: Vec<&'static str>,
     /// Those agents read FabricRecords.
     pub(super) with_records: bool,
-    /// They refuse what the cluster's FabricRecord names, too.
+    /// Those agents refuse what the cluster's FabricRecord names, too.
     pub(super) refuses_recorded: bool,
     /// Gateways read GatewayRecords.
     pub(super) with_gateway_records: bool,
@@ -105,7 +105,7 @@ impl World {
         self.step();
     }
 
-    /// Until nothing changes. Compiling again must then give the same.
+    /// Compiles until nothing changes. Compiling again must then give the same.
     pub(super) fn settle(&mut self) {
         for _ in 0..50 {
             self.last = compile(&self.index, Timestamp::UNIX_EPOCH);
@@ -188,7 +188,8 @@ impl World {
                     Grant::Address { ip: self.issue(cidr), cidr }
                 }
             };
-            let mut object = self.index.get(&ipam_request.object).cloned().expect("it wished");
+            let mut object =
+                self.index.get(&ipam_request.object).cloned().expect("an object requested it");
             grant.write_to(&mut object);
             self.index.apply(Event::Applied(object));
             changed = true;
@@ -411,7 +412,7 @@ pub(super) fn cluster_id(id: &str) -> Object {
     })
 }
 
-/// Not remapped and shared if it is a pod CIDR.
+/// Makes a Network; one of pods is not remapped, and shared.
 pub(super) fn network(name: &str, kind: &str, cidr: &str) -> Object {
     let fixed = if kind == "pod-cidr" { "true" } else { "false" };
     of!(Network, fabric_api::ipam::Network, {

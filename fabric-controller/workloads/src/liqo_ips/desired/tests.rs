@@ -21,7 +21,7 @@ fn pod(uid: &str, address: Value) -> Value {
         "status": {"podIP": address}})
 }
 
-/// With Liqo's Services, a pod that runs in milan and milan's Configuration.
+/// Liqo's Services, a pod that runs in milan and milan's Configuration.
 fn objects() -> Objects {
     let mut objects = Objects::default();
     let service = |namespace: &str, name: &str, ip: &str| json!({"metadata": {"name": name, "namespace": namespace}, "spec": {"clusterIP": ip}});
@@ -54,7 +54,7 @@ fn planned(objects: &Objects, wanted: &Wanted) -> (Vec<String>, Vec<String>) {
 }
 
 #[test]
-fn networking_is_off_if_every_manager_says_so() {
+fn networking_is_off_if_off_in_every_manager() {
     let mut objects = Objects::default();
     assert_eq!(Liqo::of(&objects), Liqo::Absent);
     put(&mut objects, Watched::LiqoManager, manager("a", "--networking-enabled=false"));
