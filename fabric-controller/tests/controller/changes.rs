@@ -12,7 +12,7 @@ use crate::{Cluster, client_of, until};
 #[tokio::test]
 async fn peering_is_published_soon_after_its_manifests() {
     let cluster = Cluster::started("rome").await;
-    until("the node is told its address", || {
+    until("the node's address is published", || {
         cluster.node("n1").is_some_and(|node| node.spec.overlay.is_some())
     })
     .await;
@@ -28,7 +28,7 @@ async fn peering_is_published_soon_after_its_manifests() {
         let object = cluster.get(Kind::Configuration, "liqo-tenant-milan", "milan").unwrap();
         object.to_value()["status"].clone()
     };
-    until("its status says what it waits for", || {
+    until("its condition names what it waits for", || {
         status()["conditions"][0]["message"]
             == "no routes yet on n1; run `weft agent --node n1` there, if it does not run"
     })
@@ -38,7 +38,7 @@ async fn peering_is_published_soon_after_its_manifests() {
     let applied_generation = node.metadata.generation.unwrap();
     node.status = Some(NodeConfigStatus { applied_generation, ..NodeConfigStatus::default() });
     cluster.store.put_status(&node.into()).await.unwrap();
-    until("its status says so", || status()["conditions"][0]["status"] == "True").await;
+    until("its condition is True", || status()["conditions"][0]["status"] == "True").await;
     let object = cluster.get(Kind::Configuration, "liqo-tenant-milan", "milan").unwrap().to_value();
     assert_eq!(object["spec"]["local"]["cidr"]["pod"][0], "10.200.0.0/16");
     assert_eq!(object["status"]["remote"]["cidr"]["pod"][0], config.spec.remaps[0].local);
@@ -65,7 +65,7 @@ async fn edit_keeps_uid_and_increments_generation() {
     let after = ["milan", "turin"].map(|peer| cluster.gateway(peer, "client").unwrap());
     assert_eq!(after[0].metadata.uid, before[0].metadata.uid);
     assert_eq!(after[0].metadata.generation.unwrap(), before[0].metadata.generation.unwrap() + 1);
-    assert_eq!(after[1], before[1], "the other one does not notice");
+    assert_eq!(after[1], before[1], "the other one stays");
 }
 
 #[tokio::test]

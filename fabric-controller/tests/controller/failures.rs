@@ -55,7 +55,7 @@ async fn without_ipam_published_objects_stay() {
     until("published", || is_whole(&cluster, "milan")).await;
     cluster.ipam.kill();
     cluster.write("turin.yaml", &client_of("turin", 30742));
-    until("it is told", || {
+    until("it is reported", || {
         cluster.problems().iter().any(|problem| problem.contains("ipam cannot be reached"))
     })
     .await;
@@ -78,11 +78,11 @@ async fn ipam_is_retried_despite_failing_writes() {
         .unwrap();
     cluster.write("milan.yaml", &client_of("milan", 30742));
     cluster.start();
-    let told = |what: &str| cluster.problems().iter().any(|problem| problem.contains(what));
-    until("both", || told("cannot write") && told("ipam cannot be reached")).await;
+    let is_reported = |what: &str| cluster.problems().iter().any(|problem| problem.contains(what));
+    until("both", || is_reported("cannot write") && is_reported("ipam cannot be reached")).await;
     cluster.ipam.start();
     let node = || cluster.node("n1").is_some_and(|config| config.spec.overlay.is_some());
-    let took = until("it is asked", node).await;
+    let took = until("it is requested", node).await;
     assert!(took < Duration::from_secs(3), "{took:?}");
 }
 
@@ -120,7 +120,7 @@ async fn fault_names_file_and_line_and_spares_others() {
     cluster.write("turin.yaml", &client_of("turin", 0));
     cluster.write("half.yaml", &client_of("athens", 30742)[..420]);
     cluster.write("junk.yaml", "\u{0}\u{1}: [");
-    until("told", || cluster.problems().len() >= 3).await;
+    until("reported", || cluster.problems().len() >= 3).await;
     let problems = cluster.problems();
     let port = "turin.yaml:38: GatewayClient liqo-tenant-turin/client: spec.endpoint.port: found 0; \
                 expected a port, 1 to 65535";
@@ -152,9 +152,9 @@ async fn cut_published_file_is_rewritten_unchanged() {
         let path = cluster.path(below);
         let whole = fs::read_to_string(&path).unwrap();
         fs::write(&path, &whole[..whole.len() / 2]).unwrap();
-        until("mended", || fs::read_to_string(&path).unwrap() == whole).await;
+        until("rewritten", || fs::read_to_string(&path).unwrap() == whole).await;
     }
-    until("nothing is told any more", || cluster.problems().is_empty()).await;
+    until("no problem is left", || cluster.problems().is_empty()).await;
 }
 
 #[tokio::test]
@@ -174,9 +174,9 @@ async fn start_with_bad_manifests_uses_last_good_ones() {
         cluster.stop().await;
         cluster.write("milan.yaml", &bad);
         cluster.write("cluster.yaml", &own[..own.len() / 2]);
-        let asked = cluster.ipam.taken.acquired();
+        let requested = cluster.ipam.taken.acquired();
         cluster.start();
-        until("told", || {
+        until("reported", || {
             let problems = cluster.problems();
             let of = |file: &str| problems.iter().any(|p| p.starts_with(file));
             of("milan.yaml") && of("cluster.yaml")
@@ -185,7 +185,7 @@ async fn start_with_bad_manifests_uses_last_good_ones() {
         tokio::time::sleep(Duration::from_millis(300)).await;
         let after = cluster.gateway("milan", "client").unwrap();
         assert_eq!((&after.metadata, &after.spec), (&before.metadata, &before.spec), "{bad}");
-        assert_eq!(cluster.ipam.taken.acquired(), asked);
+        assert_eq!(cluster.ipam.taken.acquired(), requested);
         cluster.write("cluster.yaml", &own);
         cluster.write("milan.yaml", &good);
         until("all is well", || cluster.problems().is_empty()).await;

@@ -57,7 +57,7 @@ impl FakeIpam {
         self.server = Some(runtime);
     }
 
-    /// As if killed.
+    /// Ends it as a kill does.
     pub(crate) fn kill(&mut self) {
         self.server.take().unwrap().shutdown_background();
         std::fs::remove_file(&self.path).unwrap();

@@ -38,7 +38,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// Nothing runs yet but the cluster's own manifests are there.
+    /// Nothing runs yet, but the cluster's own manifests are there.
     fn new(id: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("manifests")).unwrap();

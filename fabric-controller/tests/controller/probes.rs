@@ -44,8 +44,8 @@ impl Drop for Program {
     }
 }
 
-/// Status line and body; empty if nobody listens.
-fn ask(cluster: &Cluster, path: &str) -> String {
+/// Status line and body; empty without a listener.
+fn get(cluster: &Cluster, path: &str) -> String {
     let mut answer = String::new();
     let Ok(mut stream) = UnixStream::connect(cluster.path("http.sock")) else { return answer };
     write!(stream, "GET {path} HTTP/1.0\r\nHost: x\r\n\r\n").unwrap();
@@ -59,9 +59,9 @@ async fn metrics_count_compilations_writes_and_grants() {
     cluster.ipam.start();
     cluster.write("milan.yaml", &client_of("milan", 30742));
     let _program = Program::start(&cluster);
-    until("ready", || ask(&cluster, "/readyz").contains(" 200 ")).await;
+    until("ready", || get(&cluster, "/readyz").contains(" 200 ")).await;
     until("published", || cluster.gateway("milan", "client").is_some()).await;
-    let metrics = ask(&cluster, "/metrics");
+    let metrics = get(&cluster, "/metrics");
     let value = |name: &str| {
         let line = metrics.lines().find(|line| line.starts_with(name));
         let line = line.unwrap_or_else(|| panic!("{name} is not in\n{metrics}"));
@@ -78,18 +78,18 @@ async fn hung_controller_is_not_alive_until_it_goes_on() {
     let mut cluster = Cluster::new("rome");
     cluster.ipam.start();
     let program = Program::start(&cluster);
-    until("ready", || ask(&cluster, "/readyz").contains(" 200 ")).await;
-    assert!(ask(&cluster, "/healthz").contains(" 200 "));
+    until("ready", || get(&cluster, "/readyz").contains(" 200 ")).await;
+    assert!(get(&cluster, "/healthz").contains(" 200 "));
     // Its main thread stands still, all others go on.
     ptrace::seize(program.pid(), ptrace::Options::empty()).unwrap();
     ptrace::interrupt(program.pid()).unwrap();
     waitpid(program.pid(), Some(WaitPidFlag::__WALL)).unwrap();
     let began = Instant::now();
-    while ask(&cluster, "/healthz").contains(" 200 ") {
+    while get(&cluster, "/healthz").contains(" 200 ") {
         assert!(began.elapsed() < Duration::from_secs(60), "it still counts as alive");
         std::thread::sleep(Duration::from_millis(500));
     }
     assert!(began.elapsed() > Duration::from_secs(20), "{:?} is no hang yet", began.elapsed());
     ptrace::detach(program.pid(), None).unwrap();
-    until("alive again", || ask(&cluster, "/healthz").contains(" 200 ")).await;
+    until("alive again", || get(&cluster, "/healthz").contains(" 200 ")).await;
 }

@@ -1,4 +1,4 @@
-//! Faults are reported where people look, once, and retried with backoff.
+//! Faults are reported where users look, once, and retried with backoff.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 use crate::cluster::{Cluster, cluster, cluster_ip, peering, server, tenant};
 
 fn events(cluster: &Cluster, namespace: &str) -> Vec<Value> {
-    let said = cluster.kubectl(&["get", "events.events.k8s.io", "-n", namespace, "-o", "json"], "");
-    let list: Value = serde_json::from_str(&said).unwrap();
+    let printed =
+        cluster.kubectl(&["get", "events.events.k8s.io", "-n", namespace, "-o", "json"], "");
+    let list: Value = serde_json::from_str(&printed).unwrap();
     list["items"].as_array().unwrap().clone()
 }
 
@@ -52,12 +53,12 @@ fn refused_write_blocks_no_other_and_backs_off() {
     // Out of the range of node ports.
     let endpoint = json!({"serviceType": "NodePort", "port": 51840, "nodePort": 80});
     cluster.apply(&server("graz", &endpoint));
-    let told = cluster.until("an event", || {
+    let note = cluster.until("an event", || {
         let all = events(cluster, namespace).into_iter();
         let notes = all.filter_map(|event| event["note"].as_str().map(str::to_owned));
         notes.into_iter().find(|note| note.contains("Service liqo-tenant-graz/gw-server"))
     });
-    assert!(told.contains("nodePort"), "{told}");
+    assert!(note.contains("nodePort"), "{note}");
     cluster.until("all else is there", || cluster.get("deployment", namespace, "gw-server"));
     let before = cluster.writes(namespace);
     sleep(Duration::from_secs(6));
@@ -67,7 +68,7 @@ fn refused_write_blocks_no_other_and_backs_off() {
     cluster.until("its Service", || cluster.get("service", namespace, "gw-server"));
 }
 
-/// As where Liqo's own definitions are older than what weft reports.
+/// Happens where Liqo's own definitions are older than what weft reports.
 #[test]
 fn refused_status_is_not_resent_on_every_event() {
     let Some((_turn, cluster)) = cluster() else { return };
@@ -89,7 +90,7 @@ fn refused_status_is_not_resent_on_every_event() {
     });
 
     cluster.run_pod("linz", "a", "n1", "10.200.1.31");
-    cluster.until("it is told", || {
+    cluster.until("it is reported", || {
         let all = events(cluster, namespace).into_iter();
         let mut notes = all.filter_map(|event| event["note"].as_str().map(str::to_owned));
         notes.find(|note| note.contains("not in this namespace"))
@@ -144,7 +145,7 @@ fn connection(namespace: &str) -> Value {
         "spec": {"type": "Server", "gatewayRef": {"name": "server"}}})
 }
 
-/// Lets nobody do something in a namespace until it is dropped.
+/// Forbids one kind of request in a namespace until it is dropped.
 struct Policy<'a> {
     cluster: &'a Cluster,
     objects: [Value; 2],

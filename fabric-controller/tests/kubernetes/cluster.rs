@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 use crate::ipam::FakeIpam;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Between two questions: kubectl takes more of a processor than all that it asks about.
+/// Between two polls: kubectl takes more CPU time than all that it queries.
 const PAUSE: Duration = Duration::from_millis(250);
 
 pub(crate) struct Cluster {
@@ -39,7 +39,7 @@ pub(crate) fn cluster() -> Option<(RwLockReadGuard<'static, ()>, &'static Cluste
     Some((turn, Cluster::shared()?))
 }
 
-/// The same for whoever stops the controller, or changes what is every peering's.
+/// The same for tests that stop the controller, or change what all peerings share.
 pub(crate) fn cluster_alone() -> Option<(RwLockWriteGuard<'static, ()>, &'static Cluster)> {
     let turn = TURN.write().unwrap_or_else(PoisonError::into_inner);
     Some((turn, Cluster::shared()?))
@@ -79,14 +79,14 @@ impl Cluster {
         program.arg(format!("--ipam=unix:{}", socket.display())).stdin(Stdio::null());
         let log = OpenOptions::new().create(true).append(true).open(self.log_file());
         program.env("POD_NAME", name).stderr(log.unwrap());
-        let (tell, told) = channel();
+        let (sender, pid) = channel();
         // It ends with the thread that started it.
         thread::spawn(move || {
             let mut child = program.spawn().unwrap();
-            tell.send(child.id()).unwrap();
+            sender.send(child.id()).unwrap();
             child.wait()
         });
-        told.recv().unwrap()
+        pid.recv().unwrap()
     }
 
     fn define(&self) {
@@ -98,8 +98,8 @@ impl Cluster {
     }
 
     pub(crate) fn kubectl(&self, arguments: &[&str], input: &str) -> String {
-        let said = self.server.kubectl(arguments, input);
-        said.unwrap_or_else(|error| panic!("kubectl {arguments:?}: {error}"))
+        let printed = self.server.kubectl(arguments, input);
+        printed.unwrap_or_else(|error| panic!("kubectl {arguments:?}: {error}"))
     }
 
     pub(crate) fn apply(&self, object: &Value) {
@@ -135,8 +135,8 @@ impl Cluster {
     }
 
     pub(crate) fn names(&self, kind: &str, namespace: &str) -> Vec<String> {
-        let said = self.kubectl(&["get", kind, "-n", namespace, "-o", "json"], "");
-        let list: Value = serde_json::from_str(&said).unwrap();
+        let printed = self.kubectl(&["get", kind, "-n", namespace, "-o", "json"], "");
+        let list: Value = serde_json::from_str(&printed).unwrap();
         let items = list["items"].as_array().unwrap().iter();
         items.map(|item| item["metadata"]["name"].as_str().unwrap().to_owned()).collect()
     }
@@ -302,7 +302,7 @@ impl Cluster {
         self.apply(&json!({"apiVersion": "v1", "kind": "List", "items": objects}));
     }
 
-    /// As a ReplicaSet, a scheduler and a kubelet would together.
+    /// Runs a pod as a ReplicaSet, a scheduler and a kubelet would together.
     pub(crate) fn run_pod(&self, peer: &str, name: &str, node: &str, ip: &str) {
         // Or the API server takes none.
         self.until("its account", || self.get("serviceaccount", &tenant(peer), "gw-server"));
@@ -321,7 +321,7 @@ impl Cluster {
         self.set_ready(peer, name, true);
     }
 
-    /// As a kubelet reports it, or the control plane for a kubelet that does not report any more.
+    /// Reports readiness as a kubelet, or the control plane in place of a silent kubelet.
     pub(crate) fn set_ready(&self, peer: &str, name: &str, ready: bool) {
         let ready = if ready { "True" } else { "False" };
         let pod = json!({"kind": "Pod", "metadata": metadata(name, peer)});

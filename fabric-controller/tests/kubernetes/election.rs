@@ -47,13 +47,13 @@ async fn take_over(cluster: &Cluster) {
     wins_within(&mut first, 5.0).await;
     assert_eq!(holder(cluster, "votes"), "one");
 
-    // While it is renewed, nobody else gets it.
+    // While it is renewed, no other candidate gets it.
     tokio::select! {
         () = first.lost() => panic!("lost"),
         () = second.won() => panic!("two of them"),
         () = tokio::time::sleep(Duration::from_secs(17)) => {}
     }
-    // Killed. What counts is 15 s of silence, looked at every two seconds by a machine that is busy.
+    // Killed. What counts is 15 s without a renewal, checked every two seconds by a machine that is busy.
     drop(first);
     wins_within(&mut second, 15.0 + 10.0).await;
     assert_eq!(holder(cluster, "votes"), "two");
@@ -61,7 +61,7 @@ async fn take_over(cluster: &Cluster) {
     let mut third = candidate(cluster, "votes", "three");
     second.release().await;
     assert!(wins_within(&mut third, 5.0).await < Duration::from_secs(3));
-    // Who was held up finds that it has lost.
+    // A candidate that was held up finds that it has lost.
     assert!(timeout(Duration::from_secs(5), second.lost()).await.is_ok());
     assert_eq!(holder(cluster, "votes"), "three");
 }
@@ -69,26 +69,26 @@ async fn take_over(cluster: &Cluster) {
 #[test]
 fn withdrawal_gets_lease_and_others_wait() {
     let Some(cluster) = beside_others() else { return };
-    tokio::runtime::Runtime::new().unwrap().block_on(insist(cluster));
+    tokio::runtime::Runtime::new().unwrap().block_on(request_lease(cluster));
 }
 
-async fn insist(cluster: &Cluster) {
+async fn request_lease(cluster: &Cluster) {
     let namespace =
-        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "insistence"}});
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "takeover"}});
     cluster.apply(&namespace);
     let [mut first, mut second, last] =
-        ["one", "two", "last"].map(|name| candidate(cluster, "insistence", name));
+        ["one", "two", "last"].map(|name| candidate(cluster, "takeover", name));
     let mut last = last.taking_over();
     wins_within(&mut first, 5.0).await;
-    let lets_go = async {
+    let released = async {
         first.lost().await;
         first.release().await;
     };
     tokio::select! {
-        () = async { tokio::join!(lets_go, wins_within(&mut last, 8.0)); } => {}
-        () = second.won() => panic!("it was not asked for by that one"),
+        () = async { tokio::join!(released, wins_within(&mut last, 8.0)); } => {}
+        () = second.won() => panic!("that one did not request it"),
     }
-    assert_eq!(holder(cluster, "insistence"), "last");
+    assert_eq!(holder(cluster, "takeover"), "last");
 
     last.leave_locked(Duration::from_secs(18)).await.unwrap();
     drop(last);

@@ -21,7 +21,7 @@ fn node_port_endpoint_follows_pod_and_node() {
     cluster.apply(&server("bonn", &spec));
     until(cluster, "bonn", "/status/serverRef/name", &json!("gw-server"));
     let gateway = cluster.get("gatewayserver", namespace, "server").unwrap();
-    assert_eq!(gateway["status"].get("endpoint"), None, "nobody knows yet");
+    assert_eq!(gateway["status"].get("endpoint"), None, "it has no pod yet");
     let deployment = cluster.get("deployment", namespace, "gw-server").unwrap();
     assert_eq!(gateway["status"]["serverRef"]["uid"], deployment["metadata"]["uid"]);
 
@@ -37,12 +37,12 @@ fn node_port_endpoint_follows_pod_and_node() {
         peerings.into_iter().find(|peering| peering["peerClusterId"] == "bonn")
     };
     let underlay = |node: &str| peering(node).map(|peering| peering["gateway"]["underlay"].clone());
-    cluster.until("n2 knows", || underlay("n2").filter(|u| *u == "10.200.1.7"));
+    cluster.until("n2 has the pod's address", || underlay("n2").filter(|u| *u == "10.200.1.7"));
 
     cluster.run_pod("bonn", "b", "n2", "10.200.2.8");
     cluster.kill_pod("bonn", "a");
     until(cluster, "bonn", "/status/endpoint", &endpoint(&json!(["192.0.2.2"]), &json!(30042)));
-    cluster.until("n1 knows", || underlay("n1").filter(|u| *u == "10.200.2.8"));
+    cluster.until("n1 has the pod's address", || underlay("n1").filter(|u| *u == "10.200.2.8"));
 
     let addresses = json!([
         {"type": "InternalIP", "address": "192.0.2.2"},
@@ -73,7 +73,7 @@ fn services_of_every_type_are_found() {
     cluster.apply(&server("koeln", &json!({"serviceType": "LoadBalancer", "port": 51841})));
     let balanced = ["service", namespace.as_str(), "gw-server"];
     cluster.until_is(balanced, "/spec/type", &json!("LoadBalancer"));
-    cluster.until("the old address is forgotten", || {
+    cluster.until("the old address is gone", || {
         let gateway = cluster.get("gatewayserver", namespace, "server")?;
         gateway["status"].get("endpoint").is_none().then_some(())
     });

@@ -1,5 +1,5 @@
 //! A gateway that is deleted and made anew at once with other settings, as liqoctl does it. What
-//! was made for the first is still there: nobody collects garbage here, so it stays as long as it can.
+//! was made for the first is still there: no garbage collector runs here, so it stays as long as it can.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -12,22 +12,22 @@ use serde_json::{Value, json};
 use crate::cluster::{Cluster, client, cluster, peering, server, tenant};
 
 /// History of a gateway's status, one line for each change.
-struct Diary {
+struct StatusHistory {
     watch: Child,
     file: PathBuf,
 }
 
-impl Diary {
+impl StatusHistory {
     /// Records the uid, the endpoint's port and the Secret's name.
     fn of(cluster: &Cluster, kind: &str, peer: &str, name: &str) -> Self {
-        let file = cluster.file(&format!("diary-{peer}"));
+        let file = cluster.file(&format!("history-{peer}"));
         let line = "--output=jsonpath={.metadata.uid} {.status.endpoint.port} {.status.secretRef.name}{\"\\n\"}";
         let what = ["get", kind, name, "--namespace", &tenant(peer), "--watch", line];
         let mut watch = cluster.server.command(&what);
         let watch = watch.stdout(File::create(&file).unwrap()).spawn().unwrap();
-        let diary = Self { watch, file };
-        cluster.until("it is watched", || (!diary.lines().is_empty()).then_some(()));
-        diary
+        let history = Self { watch, file };
+        cluster.until("it is watched", || (!history.lines().is_empty()).then_some(()));
+        history
     }
 
     fn lines(&self) -> Vec<Vec<String>> {
@@ -36,13 +36,13 @@ impl Diary {
     }
 
     /// Values in that column of one with that uid, without empty ones.
-    fn said(&self, uid: &Value, column: usize) -> Vec<String> {
+    fn values(&self, uid: &Value, column: usize) -> Vec<String> {
         let lines = self.lines().into_iter().filter(|line| uid == line[0].as_str());
-        lines.map(|line| line[column].clone()).filter(|said| !said.is_empty()).collect()
+        lines.map(|line| line[column].clone()).filter(|value| !value.is_empty()).collect()
     }
 }
 
-impl Drop for Diary {
+impl Drop for StatusHistory {
     fn drop(&mut self) {
         drop(self.watch.kill());
         drop(self.watch.wait());
@@ -71,19 +71,19 @@ fn node_port_of_namesake_is_not_reused() {
     cluster.apply(&server("gent", &node_port(30011)));
     cluster.run_pod("gent", "a", "n1", "10.200.1.11");
     let gateway = ["gatewayserver", &tenant("gent"), "server"];
-    let told = "/status/endpoint/port";
-    cluster.until_is(gateway, told, &json!(30011));
-    let diary = Diary::of(cluster, "gatewayserver", "gent", "server");
+    let field = "/status/endpoint/port";
+    cluster.until_is(gateway, field, &json!(30011));
+    let history = StatusHistory::of(cluster, "gatewayserver", "gent", "server");
     for port in [30012, 30013, 30014] {
         cluster.delete("gatewayserver", &tenant("gent"), "server");
         cluster.apply(&server("gent", &node_port(port)));
-        cluster.until_is(gateway, told, &json!(port));
+        cluster.until_is(gateway, field, &json!(port));
         let now = uid(cluster, "gatewayserver", "gent", "server");
-        let said = cluster.until("it is told", || {
-            let said = diary.said(&now, 1);
-            (!said.is_empty()).then_some(said)
+        let values = cluster.until("its endpoint is published", || {
+            let values = history.values(&now, 1);
+            (!values.is_empty()).then_some(values)
         });
-        assert!(said.iter().all(|said| *said == port.to_string()), "{said:?}");
+        assert!(values.iter().all(|value| *value == port.to_string()), "{values:?}");
         for kind in ["deployment", "service", "role"] {
             let owner = || owner(cluster, kind, "gent", "gw-server").filter(|uid| *uid == now);
             cluster.until(&format!("the {kind} is its"), owner);
@@ -139,22 +139,22 @@ fn key_of_first_namesake_is_kept_for_second() {
     cluster.apply_all(&peering("lier"));
     cluster.apply(&client("lier"));
     let gateway = ["gatewayclient", &tenant("lier"), "client"];
-    let (told, name) = ("/status/secretRef/name", json!("gw-client"));
-    cluster.until_is(gateway, told, &name);
+    let (field, name) = ("/status/secretRef/name", json!("gw-client"));
+    cluster.until_is(gateway, field, &name);
     let key = cluster.get("secret", gateway[1], "gw-client").unwrap()["data"].clone();
-    let diary = Diary::of(cluster, "gatewayclient", "lier", "client");
+    let history = StatusHistory::of(cluster, "gatewayclient", "lier", "client");
     cluster.delete("gatewayclient", gateway[1], "client");
     cluster.apply(&client("lier"));
-    cluster.until_is(gateway, told, &name);
+    cluster.until_is(gateway, field, &name);
     let now = uid(cluster, "gatewayclient", "lier", "client");
     assert_eq!(
         owner(cluster, "secret", "lier", "gw-client"),
         Some(now.clone()),
-        "before it is told"
+        "before it is published"
     );
     sleep(Duration::from_secs(1));
     assert_eq!(cluster.get("secret", gateway[1], "gw-client").unwrap()["data"], key);
-    assert!(!diary.said(&now, 2).is_empty());
+    assert!(!history.values(&now, 2).is_empty());
 }
 
 #[test]

@@ -33,7 +33,7 @@ impl Drop for World {
 }
 
 impl World {
-    /// Without one definition, and a user for the controller that may not read Nodes.
+    /// Starts without one definition, and with a user for the controller that may not read Nodes.
     fn start() -> Result<Self, String> {
         let dir = tempfile::tempdir().unwrap();
         let api_server = ApiServer::start(dir.path().join("server"))?;
@@ -164,7 +164,7 @@ fn unreadable_kind_is_reported_with_remedy() {
     let definition = ["install the CustomResourceDefinition", MISSING];
     let right = ["may not watch Node", "verbs get, list and watch on nodes"];
     for words in [definition, right] {
-        until("it is not ready, and says why", || {
+        until("it is not ready, with the reason", || {
             has(world.ready(), &[&[" 503 "], &words[..]].concat())
         });
         until("an Event", || has(world.events(), &[&["CannotRead"], &words[..]].concat()));
@@ -190,7 +190,7 @@ fn unreadable_kind_is_reported_with_remedy() {
         let condition = world.condition("gatewayclient", "client").unwrap_or_default().to_string();
         if condition.contains("CannotRead") { Err(condition) } else { Ok(()) }
     });
-    until("weft status says nothing of it", || {
+    until("weft status has no such problem", || {
         let status = world.status();
         if status.contains("may not watch") { Err(status) } else { Ok(()) }
     });

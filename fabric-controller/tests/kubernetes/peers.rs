@@ -12,7 +12,7 @@ const NETWORKING: &str = "/status/modules/networking/enabled";
 fn peered(cluster: &Cluster, peer: &str) -> Value {
     cluster.apply_all(&peering(peer));
     cluster.apply(&server(peer, &cluster_ip()));
-    cluster.until("it is told with all its conditions", || {
+    cluster.until("it is published with all its conditions", || {
         let found = cluster.get("foreignclusters", "", peer)?;
         let networking = &found["status"]["modules"]["networking"];
         let conditions = networking["conditions"].as_array()?;
@@ -53,7 +53,7 @@ fn peer_has_foreign_cluster_with_networking() {
         .until("it is gone", || cluster.get("foreignclusters", "", "oslo").is_none().then_some(()));
 }
 
-/// As Liqo's own controller does when its networking is switched off.
+/// Liqo's own controller clears it when its networking is switched off.
 #[test]
 fn status_cleared_by_liqo_is_rewritten_once() {
     let Some((_turn, cluster)) = cluster() else { return };

@@ -51,13 +51,13 @@ fn outside_pod_has_route_while_it_runs() {
         assert!(!all.iter().any(|(_, prefixes)| prefixes.contains("10.200.7.1/")), "{all:?}");
         all.iter().any(|(name, prefixes)| name == at && prefixes.contains("10.200.7.9/32"))
     };
-    cluster.until("the gateway knows the way", || is_routed("n1").then_some(()));
+    cluster.until("the gateway has the route", || is_routed("n1").then_some(()));
     assert!(!is_routed("n2"));
 
     // Another has taken its address, on another node.
     cluster.delete("pod", NAMESPACE, "outside");
     run(cluster, "moved", ("n2", "10.200.7.9"), |_| {});
-    cluster.until("the way leads there", || (is_routed("n2") && !is_routed("n1")).then_some(()));
+    cluster.until("the route leads there", || (is_routed("n2") && !is_routed("n1")).then_some(()));
     let moved = cluster.get("pod", NAMESPACE, "moved").unwrap();
     set_status(cluster, &moved, "Succeeded", "10.200.7.9");
     cluster.until_is(["nodeconfig", "", "n2"], "/spec/localPods", &json!(["10.200.2.0/24"]));

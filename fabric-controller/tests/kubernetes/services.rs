@@ -69,7 +69,7 @@ fn ip_has_service_while_it_requests_one() {
     });
     until_there(cluster, "sql", true);
     let events = cluster.kubectl(&["get", "events", "-n", NAMESPACE, "-o", "json"], "");
-    assert!(!events.contains("default/sql cannot be written"), "it is in nobody's way: {events}");
+    assert!(!events.contains("default/sql cannot be written"), "there is no conflict: {events}");
     cluster.delete("ips.ipam.liqo.io", NAMESPACE, "sql");
     until_there(cluster, "sql", false);
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, cluster, cluster_ip, metadata, peering, server, tenant};
 
-/// As a gateway makes it.
+/// Connection as a gateway makes it.
 fn connection(cluster: &Cluster) -> Value {
     let gateway = cluster.get("gatewayserver", &tenant("brno"), "server").unwrap();
     json!({"apiVersion": "networking.liqo.io/v1beta1", "kind": "Connection",
@@ -19,7 +19,7 @@ fn connection(cluster: &Cluster) -> Value {
 fn until_reported(cluster: &Cluster, value: &str) {
     let namespace = tenant("brno");
     cluster.until_is(["connection", &namespace, "gw-server"], "/status/value", &json!(value));
-    cluster.until("the nodes know", || {
+    cluster.until("the nodes have its state", || {
         let config = cluster.get("nodeconfig", "", "n2")?;
         let peerings = config["spec"]["peerings"].as_array()?.clone();
         let peering = peerings.into_iter().find(|peering| peering["peerClusterId"] == "brno")?;

@@ -1,4 +1,4 @@
-//! `weft status` of a cluster, as its API server knows it.
+//! `weft status` of a cluster, from its API server.
 
 use std::fs;
 use std::net::TcpListener;
@@ -26,14 +26,14 @@ fn of(kubeconfig: &Path, arguments: &[&str]) -> Output {
     weft(&[&kubeconfig[..], arguments].concat())
 }
 
-fn said(output: &Output) -> String {
+fn printed(output: &Output) -> String {
     [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text)).concat()
 }
 
 fn observed(cluster: &Cluster) -> Value {
     let output = of(&cluster.server.admin(), &["-o", "json"]);
     let observed = serde_json::from_slice(&output.stdout);
-    observed.unwrap_or_else(|error| panic!("{error}: {}", said(&output)))
+    observed.unwrap_or_else(|error| panic!("{error}: {}", printed(&output)))
 }
 
 fn of_peer(observed: &Value, peer: &str) -> Value {
@@ -61,7 +61,7 @@ fn run(cluster: &Cluster, name: &str, program: &str, node: &str) -> Value {
 }
 
 fn set_ready(cluster: &Cluster, pod: &Value, ready: &str) {
-    let conditions = json!([{"type": "Ready", "status": ready, "message": "says the test"}]);
+    let conditions = json!([{"type": "Ready", "status": ready, "message": "set by the test"}]);
     let state = json!([{"name": "program", "image": "i", "imageID": "", "ready": ready == "True",
         "restartCount": 0, "state": {"running": {}}}]);
     let status = json!({"conditions": conditions, "containerStatuses": state});
@@ -129,7 +129,7 @@ fn status_shows_all_that_gateway_reports() {
     assert_eq!((&all["clusterId"], all.get("node")), (&json!("rome"), None));
     assert!(has_problem(&all, &["gateway liqo-tenant-dijon/server: no route to 198.51.100.7"]));
     assert!(!has_problem(&all, &["ipam:"]) && !has_problem(&all, &["route-agent"]), "{all:#}");
-    let table = said(&of(&cluster.server.admin(), &[]));
+    let table = printed(&of(&cluster.server.admin(), &[]));
     let row = table.lines().find(|line| line.starts_with("dijon")).unwrap();
     assert!(table.starts_with("cluster rome\n"), "{table}");
     for cell in ["Server", "Connected", "3ms", "1.5 KiB", "1340 (spec.mtu)", "198.51.100.7:51840"] {
@@ -140,7 +140,7 @@ fn status_shows_all_that_gateway_reports() {
     set_ready(cluster, &controller, "False");
     cluster.delete("pod", "liqo", "a2");
     let all = observed(cluster);
-    let why = "fabric-controller: pod c is not ready (says the test)";
+    let why = "fabric-controller: pod c is not ready (set by the test)";
     assert!(has_problem(&all, &[why, "changes have no effect"]), "{all:#}");
     assert!(has_problem(&all, &["node n2: route-agent: there is none"]), "{all:#}");
     assert_eq!(of_peer(&all, "dijon")["state"], "Connected", "packets need neither");
@@ -158,8 +158,8 @@ fn status_shows_all_that_gateway_reports() {
     wrong["spec"]["serverTemplateRef"] = json!({"apiVersion": "networking.liqo.io/v1beta1",
         "kind": "WgGatewayServerTemplate", "name": "none", "namespace": "liqo"});
     cluster.apply(&wrong);
-    let told = ["GatewayServer liqo-tenant-dijon/server: spec.serverTemplateRef: ", "liqo/none"];
-    cluster.until("the wrong field", || has_problem(&observed(cluster), &told).then_some(()));
+    let parts = ["GatewayServer liqo-tenant-dijon/server: spec.serverTemplateRef: ", "liqo/none"];
+    cluster.until("the wrong field", || has_problem(&observed(cluster), &parts).then_some(()));
     for (name, _, _) in programs {
         drop(cluster.server.kubectl(&["delete", "pod", name, "-n", "liqo", "--wait=false"], ""));
     }
@@ -178,8 +178,8 @@ fn status_without_rights_names_missing_ones() {
         "expected the verb list",
         "https://127.0.0.1:",
     ];
-    let said_ = said(&output);
-    assert!(all.iter().all(|part| said_.contains(part)), "{said_}");
+    let printed = printed(&output);
+    assert!(all.iter().all(|part| printed.contains(part)), "{printed}");
     // With these alone it reports what it cannot see.
     let resources = "configurations.networking.liqo.io,connections.networking.liqo.io,\
         gatewayservers.networking.liqo.io,gatewayclients.networking.liqo.io,\
@@ -204,21 +204,24 @@ fn a_server_that_does_not_answer_is_given_up_soon() {
     let admin = fs::read_to_string(cluster.server.admin()).unwrap();
     let (before, after) = admin.split_once("https://127.0.0.1:").unwrap();
     let end = after.find('\'').unwrap();
-    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let open = silent.local_addr().unwrap().port();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let open = listener.local_addr().unwrap().port();
     for (port, why) in [(open, "did not answer within"), (1, "Connection refused")] {
         let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{port}.kubeconfig"));
         fs::write(&path, format!("{before}https://127.0.0.1:{port}{}", &after[end..])).unwrap();
         let began = Instant::now();
         let output = of(&path, &[]);
         assert_eq!(output.status.code(), Some(1));
-        let said = said(&output);
-        assert!(said.contains(why) && said.contains(&format!("127.0.0.1:{port}")), "{said}");
+        let printed = printed(&output);
+        assert!(
+            printed.contains(why) && printed.contains(&format!("127.0.0.1:{port}")),
+            "{printed}"
+        );
         assert!(began.elapsed() < BOUND, "{:?}", began.elapsed());
     }
     let output = of(&cluster.server.admin(), &["--context", "other"]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(said(&output).contains("other"), "{}", said(&output));
+    assert!(printed(&output).contains("other"), "{}", printed(&output));
     assert!(of(&cluster.server.admin(), &["--context", "c"]).status.code() != Some(1));
 }
 
@@ -229,5 +232,9 @@ fn cluster_without_weft_differs_from_healthy_one() {
     let Ok(server) = server.map_err(|why| skip(&why)) else { return };
     let output = of(&server.admin(), &[]);
     assert_eq!(output.status.code(), Some(4));
-    assert!(said(&output).contains("weft is not installed in this cluster"), "{}", said(&output));
+    assert!(
+        printed(&output).contains("weft is not installed in this cluster"),
+        "{}",
+        printed(&output)
+    );
 }

@@ -54,12 +54,12 @@ fn unpeered(peer: &str, order: [(&str, &str); 3]) {
         last.is_empty().then_some(())
     });
     let nodes = cluster.names("nodeconfigs", "");
-    cluster.until("nodes know of no such peering", || {
-        let told = |node: &String| {
+    cluster.until("no node has the peering", || {
+        let is_gone = |node: &String| {
             let config = cluster.get("nodeconfig", "", node).unwrap();
             !config["spec"]["peerings"].to_string().contains(&format!("\"{peer}\""))
         };
-        nodes.iter().all(told).then_some(())
+        nodes.iter().all(is_gone).then_some(())
     });
 }
 

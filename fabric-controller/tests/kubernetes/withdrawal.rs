@@ -24,8 +24,8 @@ fn withdrawal_removes_own_objects_and_conditions() {
     cluster.until("a gateway", || cluster.get("deployment", &tenant, "gw-client"));
     cluster.until("prefixes", || {
         let configuration = cluster.get("configuration", &tenant, "lucca")?;
-        let told = configuration["spec"]["local"].is_object();
-        (told && configuration["status"]["remote"].is_object()).then_some(())
+        let has_local = configuration["spec"]["local"].is_object();
+        (has_local && configuration["status"]["remote"].is_object()).then_some(())
     });
     connect(cluster, &tenant);
     for node in ["n1", "n2"] {
@@ -37,14 +37,14 @@ fn withdrawal_removes_own_objects_and_conditions() {
 
     // All tests share the controllers.
     let _lock = Unlocked(cluster);
-    let said = withdraw(cluster);
-    assert!(said.contains("waiting node=\"n2\""), "{said}");
+    let printed = withdraw(cluster);
+    assert!(printed.contains("waiting node=\"n2\""), "{printed}");
     let holder = || cluster.get(LEASE[0], LEASE[1], LEASE[2]).unwrap()["spec"].clone();
     assert_eq!(holder()["holderIdentity"], "withdrawal");
     nothing_is_made_again(cluster);
-    says_nothing(cluster, &tenant);
+    assert_nothing_of_weft(cluster, &tenant);
     let events = cluster.kubectl(&["get", "events", "-n", "default", "-o", "json"], "");
-    assert!(events.contains("WeftLeftBehind") && events.contains("\"n2\""), "{events} {said}");
+    assert!(events.contains("WeftLeftBehind") && events.contains("\"n2\""), "{events} {printed}");
 
     // A second time, there is nothing to do. If it does not end well, controllers go on.
     assert!(!withdraw(cluster).contains("removed"));
@@ -70,12 +70,12 @@ fn withdraw(cluster: &Cluster) -> String {
     let mut program = Command::new(env!("CARGO_BIN_EXE_fabric-controller"));
     program.args(["withdraw", "--patience", "8s", "--kubeconfig"]).arg(cluster.server.admin());
     let output = program.output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success(), "{said}");
-    said
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{printed}");
+    printed
 }
 
-/// As a gateway's pod does.
+/// Makes the Connection as a gateway's pod does.
 fn connect(cluster: &Cluster, tenant: &str) {
     let metadata = json!({"name": "gw-client", "namespace": tenant,
         "labels": {"app.kubernetes.io/managed-by": "weft"}});
@@ -97,7 +97,7 @@ fn nothing_is_made_again(cluster: &Cluster) {
 }
 
 /// Objects that users have made are there, with nothing of weft's in them any more.
-fn says_nothing(cluster: &Cluster, tenant: &str) {
+fn assert_nothing_of_weft(cluster: &Cluster, tenant: &str) {
     let kinds = [("configuration", "lucca"), ("gatewayclient", "client")];
     for (kind, name) in kinds {
         let object = cluster.get(kind, tenant, name).unwrap();

@@ -123,7 +123,7 @@ fn foreign_change_is_reverted_once() {
     );
     cluster.delete("service", namespace, "gw-server");
     made(cluster, namespace, "gw-server", &["service"]);
-    // What is somebody else's stays.
+    // Fields of other managers stay.
     let theirs = json!({"metadata": {"annotations": {"example.com/theirs": "yes"}}});
     cluster.merge("deployment", namespace, "gw-server", &theirs);
     cluster.until_peace(namespace);
