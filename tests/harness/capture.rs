@@ -48,14 +48,14 @@ impl Capture {
         ignore_outgoing(&socket)?;
 
         let stop = Arc::new(AtomicBool::new(false));
-        let (told, source) = (Arc::clone(&stop), Arc::clone(&socket));
+        let (stopped, source) = (Arc::clone(&stop), Arc::clone(&socket));
         let reader = std::thread::spawn(move || {
             let mut buffer = [MaybeUninit::<u8>::uninit(); LONGEST];
             loop {
-                let was_told = told.load(Ordering::Relaxed);
+                let was_stopped = stopped.load(Ordering::Relaxed);
                 match source.recv(&mut buffer) {
                     Ok(len) => look(&initialized(&buffer[..len])),
-                    Err(_) if was_told => return,
+                    Err(_) if was_stopped => return,
                     Err(_) => {}
                 }
             }

@@ -39,7 +39,7 @@ pub struct Node {
 
 #[derive(Clone, Debug)]
 pub struct Pod {
-    /// `CLUSTER/NAME`, for messages; `ip netns` on the node knows it by the second half.
+    /// `CLUSTER/NAME`, for messages; `ip netns` on the node lists it by the second half.
     pub name: String,
     pub ns: Netns,
     pub addresses: Vec<IpAddr>,
@@ -168,7 +168,7 @@ impl Cluster {
         let status = self.status()?;
         let peerings = status["peerings"].as_array().cloned().unwrap_or_default();
         let found = peerings.into_iter().find(|peering| peering["cluster"] == peer);
-        found.with_context(|| format!("weft status knows no peering with {peer}: {status}"))
+        found.with_context(|| format!("weft status has no peering with {peer}: {status}"))
     }
 
     /// Fails until this cluster's status reports a connection to the peer.
@@ -176,7 +176,7 @@ impl Cluster {
         let peering = self.peering(peer)?;
         ensure!(
             peering["state"] == "Connected",
-            "{} says that its peering with {peer} is {}, problems: {}",
+            "in {} the peering with {peer} is {}, problems: {}",
             self.spec.id,
             peering["state"],
             self.status()?["problems"]
@@ -210,7 +210,7 @@ impl Cluster {
         Ok(items.unwrap_or_else(|| vec![list]))
     }
 
-    /// Until the tunnel is up, every node uses it and the peer's remapped prefixes are in the status.
+    /// Waits until the tunnel is up, every node uses it and the peer's remapped prefixes are in the status.
     pub fn wait_connected(&self, peer: &str, at_most: Duration) -> Result<()> {
         let what = format!("{} is connected to {peer}", self.spec.id);
         wait_until(&what, at_most, || {

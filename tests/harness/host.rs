@@ -15,7 +15,7 @@ use crate::program::{Program, Reaped};
 
 /// The first process of a machine: it lasts as long as its input does, and reaps orphans (the
 /// kernel does that for one that ignores SIGCHLD). A new `/sys` shows the machine's own devices;
-/// the control groups stay where everybody looks for them. `/var/lib` is the machine's own.
+/// the control groups stay where programs expect them. `/var/lib` is the machine's own.
 const INIT: &str = "mount -t tmpfs -o mode=755 none /var/lib
 if mount --rbind /sys/fs/cgroup /mnt 2>/dev/null; then
   mount -t sysfs none /sys; mount --move /mnt /sys/fs/cgroup
@@ -114,7 +114,7 @@ impl Host {
     pub fn start(&self, command: &mut Command, log: &Path) -> Result<Program> {
         let file = File::create(log).with_context(|| format!("creating {}", log.display()))?;
         let copy = file.try_clone().context("sharing a log file")?;
-        // Ctrl-C on a terminal is for us alone.
+        // Ctrl-C on a terminal is for this process alone.
         command.stdin(Stdio::null()).stdout(copy).stderr(file).process_group(0);
         let name = command.get_program().to_string_lossy().into_owned();
         let child = on_a_thread(|| {
@@ -159,9 +159,9 @@ impl Host {
         let mut line = String::new();
         BufReader::new(out.context("stdout is piped")?).read_line(&mut line)?;
         if line != "ready\n" {
-            let mut complaint = String::new();
-            err.context("stderr is piped")?.read_to_string(&mut complaint)?;
-            bail!("the namespaces of {name} did not come up: {}", complaint.trim());
+            let mut errors = String::new();
+            err.context("stderr is piped")?.read_to_string(&mut errors)?;
+            bail!("the namespaces of {name} did not come up: {}", errors.trim());
         }
         let ns = |kind: &str| PathBuf::from(format!("/proc/{}/ns/{kind}", holder.id()));
         let open =

@@ -49,7 +49,7 @@ pub use weft::{LINGER, deploy};
 /// and mounts with the machines, control groups after them.
 pub struct Kubernetes {
     pub spec: ClusterSpec,
-    /// In order, so node number 1 comes first.
+    /// Machines in order, so node number 1 comes first.
     pub machines: Vec<Machine>,
     /// The one that weft is installed in.
     pub namespace: String,
@@ -108,7 +108,7 @@ impl Kubernetes {
     }
 
     /// Gives pods that start on a node from now on addresses of another part of the pod CIDRs than the
-    /// node's own, as networks do that manage addresses themselves. All nodes know the way there.
+    /// node's own, as networks do that manage addresses themselves. All nodes have a route to it.
     pub fn move_pods(&self, node: u8, part: u8) -> Result<()> {
         let there = &self.machines[usize::from(node) - 1];
         let prefixes = self.spec.node_pod_cidrs(part);

@@ -64,7 +64,7 @@ impl Lab {
         Ok(host)
     }
 
-    /// From now on nothing passes this machine's cable; its device does not notice.
+    /// Cuts this machine's cable, while its device stays up.
     pub fn cut(&self, machine: &str) -> Result<()> {
         self.port_state(machine, 0)
     }

@@ -35,7 +35,7 @@ pub struct Peering {
 }
 
 impl Peering {
-    /// With fresh keys; the server listens on its first node.
+    /// A peering with fresh keys, whose server listens on its first node.
     pub fn new(client: &ClusterSpec, server: &ClusterSpec, port: u16) -> Self {
         Self {
             client: client.clone(),

@@ -84,8 +84,8 @@ pub(crate) fn finish(command: &mut Command, input: &str) -> Result<String> {
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output().with_context(|| format!("waiting for {name}"))?;
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{name} failed ({}): {}", output.status, complaint.trim());
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{name} failed ({}): {}", output.status, errors.trim());
     String::from_utf8(output.stdout)
         .with_context(|| format!("{name} printed something else than text"))
 }

@@ -47,7 +47,7 @@ impl Program {
         })
     }
 
-    /// Asks it to stop and waits for its end.
+    /// Signals it to stop and waits for its end.
     pub fn stop(self, at_most: Duration) -> Result<ExitStatus> {
         self.signal(Signal::SIGTERM)?;
         self.wait(at_most)
@@ -69,7 +69,7 @@ impl Drop for Program {
 }
 
 /// A child that a thread of its own waits for. The kernel ends a process namespace only when all
-/// of it has been waited for, so nobody else may have to do that in the right order.
+/// of it has been waited for, so that must not depend on the order in which others wait.
 pub(crate) struct Reaped {
     pid: u32,
     status: Arc<OnceLock<ExitStatus>>,
@@ -78,9 +78,9 @@ pub(crate) struct Reaped {
 impl Reaped {
     pub(crate) fn new(mut child: Child) -> Self {
         let (pid, status) = (child.id(), Arc::new(OnceLock::new()));
-        let told = Arc::clone(&status);
+        let exit_status = Arc::clone(&status);
         std::thread::spawn(move || {
-            let _ = told.set(child.wait().expect("a child can be waited for once"));
+            let _ = exit_status.set(child.wait().expect("a child can be waited for once"));
         });
         Self { pid, status }
     }

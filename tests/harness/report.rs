@@ -12,7 +12,7 @@ use crate::{Cluster, Host};
 const TAIL: usize = 25;
 
 impl Cluster {
-    /// All that helps to see why something did not work: status, logs, kernel state.
+    /// Status, logs and kernel state, to find why something did not work.
     pub fn report(&self) -> String {
         let mut text = format!("==== {} ====\n", self.spec.id);
         let _ = match self.weft(&["status"]) {

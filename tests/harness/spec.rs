@@ -32,7 +32,7 @@ pub struct ClusterSpec {
 }
 
 impl ClusterSpec {
-    /// IPv4 only, with the CIDRs that everybody has.
+    /// IPv4 only, with the CIDRs that all clusters share.
     pub fn new(id: &str, number: u8, nodes: u8) -> Self {
         Self {
             id: id.to_owned(),

@@ -43,7 +43,7 @@ pub struct Tunnel {
     pub addresses: Vec<IpNet>,
     /// The address that packets to the first of `allowed` come from.
     pub source: Option<IpAddr>,
-    /// In bytes.
+    /// MTU of the device, in bytes.
     pub mtu: u32,
 }
 
@@ -70,14 +70,15 @@ impl StockPeer {
         let output = output.with_context(|| format!("starting {self}"))?;
         let text = String::from_utf8_lossy(&output.stdout);
         let line = text.lines().next().map(str::to_owned);
-        line.with_context(|| format!("{self} does not tell its version"))
+        line.with_context(|| format!("{self} prints no version"))
     }
 
     /// Runs the program on a machine, with the device [`STOCK_DEVICE`].
     pub fn start(self, host: &Host, tunnel: &Tunnel) -> Result<Program> {
         let process =
             host.start(&mut self.command()?, &host.outside(format!("/run/{self}.log")))?;
-        ask(host, &tunnel.uapi()).with_context(|| format!("{self} says: {}", process.log()))?;
+        configure(host, &tunnel.uapi())
+            .with_context(|| format!("{self} logged: {}", process.log()))?;
         host.ip(&tunnel.device()).with_context(|| format!("setting the device of {self} up"))?;
         Ok(process)
     }
@@ -142,7 +143,7 @@ impl Tunnel {
 }
 
 /// A UAPI `set`, which an empty line ends.
-fn ask(host: &Host, config: &str) -> Result<()> {
+fn configure(host: &Host, config: &str) -> Result<()> {
     let socket = host.outside(format!("/run/wireguard/{STOCK_DEVICE}.sock"));
     let connect = || UnixStream::connect(&socket);
     let mut stream = wait_until("the stock peer is up", Duration::from_secs(10), connect)?;

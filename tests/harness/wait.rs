@@ -5,16 +5,16 @@ use anyhow::{Result, bail};
 
 const PAUSE: Duration = Duration::from_millis(15);
 
-/// Calls `ask` repeatedly until it succeeds. An error names what was waited for and why it
+/// Calls `check` repeatedly until it succeeds. An error names what was waited for and why it
 /// was not so at the last try.
 pub fn wait_until<T, E: Display>(
     what: &str,
     at_most: Duration,
-    mut ask: impl FnMut() -> Result<T, E>,
+    mut check: impl FnMut() -> Result<T, E>,
 ) -> Result<T> {
     let start = Instant::now();
     loop {
-        let reason = match ask() {
+        let reason = match check() {
             Ok(answer) => return Ok(answer),
             Err(reason) => reason,
         };
@@ -25,15 +25,15 @@ pub fn wait_until<T, E: Display>(
     }
 }
 
-/// Asks again and again for a while; fails as soon as `ask` does.
+/// Calls `check` repeatedly for a while; fails as soon as that does.
 pub fn stays_so<E: Display>(
     what: &str,
     for_long: Duration,
-    mut ask: impl FnMut() -> Result<(), E>,
+    mut check: impl FnMut() -> Result<(), E>,
 ) -> Result<()> {
     let start = Instant::now();
     while start.elapsed() < for_long {
-        if let Err(reason) = ask() {
+        if let Err(reason) = check() {
             bail!(
                 "{what} was to stay so for {for_long:?}, but after {:?} {reason:#}",
                 start.elapsed()

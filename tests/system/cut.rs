@@ -102,7 +102,7 @@ fn cut(scene: &Scene, length: Duration, busy: &mut [HeldConnection]) -> Result<(
     std::thread::sleep(Duration::from_millis(500));
     scene.lab.cut("milan-1")?;
     let start = Instant::now();
-    busy.iter_mut().try_for_each(HeldConnection::say)?;
+    busy.iter_mut().try_for_each(HeldConnection::send)?;
     if length > NOTICED {
         let times = both(scene, start, NOTICED)?;
         eprintln!("last called connected after {times:?}");

@@ -10,14 +10,14 @@ use crate::Host;
 
 /// MTU of the underlay, in bytes.
 const MTU: usize = 1500;
-/// RFC 2544: nobody's addresses.
-const NOBODY: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
+/// Addresses for benchmarks (RFC 2544), which no host has.
+const UNUSED: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
 
-/// Forgeries of an attacker who knows a gateway's public key and receives nothing.
+/// Forgeries of an attacker who has a gateway's public key and receives nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forgery {
-    /// Handshake initiations whose `mac1` is right, from anywhere but the peer's address: each asks
-    /// for a Diffie-Hellman.
+    /// Handshake initiations whose `mac1` is right, from anywhere but the peer's address: each costs
+    /// a Diffie-Hellman.
     Initiations,
     /// The same from the peer's address.
     Impersonations,
@@ -44,7 +44,7 @@ impl Forgery {
 }
 
 /// Makes Ethernet frames with UDP datagrams for one gateway on a machine, from its peer's address,
-/// from its peer's with another port, from nobody's, and from the switch's own.
+/// from its peer's with another port, from one of no host, and from the switch's own.
 pub struct Forger {
     to_mac: [u8; 6],
     peer: SocketAddrV4,
@@ -88,7 +88,7 @@ impl Forger {
         })
     }
 
-    /// So many datagrams of a kind, all different.
+    /// Frames with `count` datagrams of a kind, all different.
     pub fn frames(&mut self, kind: Forgery, count: usize) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
         for i in 0..count {
@@ -172,8 +172,8 @@ impl Forger {
             0 => self.peer,
             1 => SocketAddrV4::new(*self.peer.ip(), port),
             2 => {
-                let nobody = NOBODY.to_bits() + self.number(1 << 17) as u32;
-                SocketAddrV4::new(nobody.into(), port)
+                let unused = UNUSED.to_bits() + self.number(1 << 17) as u32;
+                SocketAddrV4::new(unused.into(), port)
             }
             _ => SocketAddrV4::new(crate::SWITCH_V4, port),
         };
@@ -216,7 +216,7 @@ pub fn in_vxlan(mac: [u8; 6], (from, to): (SocketAddrV4, SocketAddrV4), payload:
     bytes
 }
 
-/// Without a checksum, which IPv4 allows.
+/// UDP datagram without a checksum, which IPv4 allows.
 fn udp(from: SocketAddrV4, to: SocketAddrV4, payload: &[u8]) -> Vec<u8> {
     let mut bytes = [from.port(), to.port(), 8 + payload.len() as u16, 0]
         .map(u16::to_be_bytes)

@@ -5,15 +5,15 @@ use serde_json::{Deserializer, Value, json};
 
 use super::{DIR, Kubernetes, control_plane};
 
-/// kubectl asks no more than so many things at once.
+/// Number of requests that kubectl makes at once.
 const BURST: usize = 10;
 
 impl Kubernetes {
-    /// For each of these [`access_review`]s, whether it is so.
+    /// Answers to these [`access_review`]s: true if the request is allowed.
     pub fn may(&self, reviews: &[Value]) -> Result<Vec<bool>> {
         std::thread::scope(|scope| {
-            let ask = |some| scope.spawn(move || self.answers(some));
-            let threads: Vec<_> = reviews.chunks(BURST).map(ask).collect();
+            let answer = |some| scope.spawn(move || self.answers(some));
+            let threads: Vec<_> = reviews.chunks(BURST).map(answer).collect();
             let answers = threads.into_iter().map(|thread| {
                 thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             });

@@ -16,7 +16,7 @@ const ACCOUNT: &str = "system:serviceaccount:";
 pub struct Request {
     /// The service account, `NAMESPACE:NAME`.
     pub account: String,
-    /// In which the program runs; empty if it runs in none.
+    /// Pod in which the program runs; empty if it runs in none.
     pub pod: String,
     /// `VERB RESOURCE[/SUBRESOURCE] NAMESPACE/NAME`.
     pub what: String,

@@ -42,7 +42,7 @@ impl Authority {
         self.0.pem()
     }
 
-    /// For those who certify in its name.
+    /// Private key, to certify in its name.
     pub(super) fn key(&self) -> String {
         self.0.key().serialize_pem()
     }
@@ -80,7 +80,7 @@ impl Authority {
     }
 }
 
-/// A key that nobody certifies: the private one and the public one, in PEM.
+/// A key without a certificate: the private one and the public one, in PEM.
 pub(super) fn key_pair() -> Result<(String, String)> {
     let key = KeyPair::generate()?;
     Ok((key.serialize_pem(), key.public_key_pem()))

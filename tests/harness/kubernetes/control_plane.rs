@@ -95,7 +95,7 @@ pub(super) fn controllers() -> Command {
         .arg(format!("--kubeconfig={DIR}/{CONTROLLERS}.kubeconfig"))
         .arg(format!("--root-ca-file={DIR}/ca.crt"))
         .arg(format!("--service-account-private-key-file={DIR}/accounts.key"))
-        // For certificates that clients ask the API for.
+        // For certificates that clients request from the API.
         .arg(format!("--cluster-signing-cert-file={DIR}/ca.crt"))
         .arg(format!("--cluster-signing-key-file={DIR}/ca.key"))
         .args(["--use-service-account-credentials", "--leader-elect=false"]);
@@ -108,7 +108,7 @@ pub(super) fn scheduler() -> Command {
     scheduler
 }
 
-/// Until the API server takes connections. Asking kubectl meanwhile would keep it from starting.
+/// Waits until the API server takes connections. kubectl would keep it from starting meanwhile.
 pub(super) fn wait_for_port(head: &Machine) -> Result<()> {
     let address = SocketAddr::new(head.addresses[0], PORT);
     wait_until("the API server listens", TIMEOUT, || {

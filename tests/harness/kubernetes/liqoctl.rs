@@ -12,7 +12,7 @@ use crate::netns::on_a_thread;
 
 /// Liqo's own command-line tool.
 const LIQOCTL: &str = "liqoctl";
-/// For calls that have no time limit of their own, in seconds.
+/// Time limit of calls that have none of their own, in seconds.
 const TIMEOUT: &str = "180";
 
 /// Result of one call of liqoctl.

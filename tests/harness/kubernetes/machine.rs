@@ -33,7 +33,7 @@ pub struct Machine {
     pub host: Host,
     pub name: String,
     pub addresses: Vec<IpAddr>,
-    /// From 1.
+    /// Number of the machine, from 1.
     pub number: u8,
     programs: Mutex<BTreeMap<String, Program>>,
 }

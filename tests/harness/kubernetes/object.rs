@@ -9,7 +9,7 @@ use super::Kubernetes;
 /// One object of a cluster; what is in no namespace has an empty one.
 #[derive(Clone, Copy, Debug)]
 pub struct Object<'a> {
-    /// As `kubectl get` takes it.
+    /// Kind, as `kubectl get` takes it.
     pub kind: &'a str,
     pub namespace: &'a str,
     pub name: &'a str,

@@ -23,7 +23,7 @@ impl Kubernetes {
         pods.iter().map(|(name, _)| self.pod("default", name)).collect()
     }
 
-    /// A running pod, as the rest of the harness knows pods. With a pod of the host's network
+    /// A running pod, as the rest of the harness has pods. With a pod of the host's network
     /// that is the node's namespace.
     pub fn pod(&self, namespace: &str, name: &str) -> Result<Pod> {
         let pod = self.get(Object::new("pod", namespace, name))?;

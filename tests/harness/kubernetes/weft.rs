@@ -36,12 +36,12 @@ impl Kubernetes {
         let line = ["uninstall", RELEASE, "--namespace", &self.namespace, "--wait", &timeout];
         self.helm(&line).map(drop).with_context(|| {
             let job = "logs job/liqo-withdrawal --all-pods --prefix --namespace=";
-            let said = self.ask(&format!("{job}{}", self.namespace));
-            format!("uninstalling weft of {}: {said}", self.spec.id)
+            let logs = self.output(&format!("{job}{}", self.namespace));
+            format!("uninstalling weft of {}: {logs}", self.spec.id)
         })
     }
 
-    /// Until all that the chart starts is ready.
+    /// Waits until all that the chart starts is ready.
     pub fn wait_for_weft(&self, at_most: Duration) -> Result<()> {
         let timeout = format!("--timeout={}s", at_most.as_secs());
         WORKLOADS.iter().try_for_each(|workload| {
@@ -51,7 +51,7 @@ impl Kubernetes {
         })
     }
 
-    /// Until the Connection of a GatewayServer or GatewayClient is Connected.
+    /// Waits until the Connection of a GatewayServer or GatewayClient is Connected.
     pub fn wait_connected(&self, peer: &str, gateway: &str, at_most: Duration) -> Result<()> {
         let (namespace, name) = (format!("liqo-tenant-{peer}"), format!("gw-{gateway}"));
         let connection = Object::new("connection", &namespace, &name);
@@ -86,7 +86,7 @@ impl Kubernetes {
 
     /// Everything that may explain the failure of a test.
     pub fn report(&self) -> String {
-        let questions = [
+        let commands = [
             "get pods --all-namespaces --output=wide",
             "get events --all-namespaces --field-selector=type=Warning,reason!=MissingClusterDNS",
             "get gatewayconfigs,nodeconfigs --all-namespaces --output=yaml",
@@ -94,27 +94,27 @@ impl Kubernetes {
         let logs = "logs --selector=app.kubernetes.io/part-of=weft --prefix --tail=30 --namespace=";
         let logs =
             self.namespaces_of_weft().into_iter().map(|namespace| format!("{logs}{namespace}"));
-        let questions = questions.map(str::to_owned).into_iter().chain(logs);
-        let answers: Vec<_> = questions.map(|question| self.ask(&question)).collect();
-        format!("{}\n{}", self.spec.id, answers.join("\n"))
+        let commands = commands.map(str::to_owned).into_iter().chain(logs);
+        let outputs: Vec<_> = commands.map(|command| self.output(&command)).collect();
+        format!("{}\n{}", self.spec.id, outputs.join("\n"))
     }
 
     fn namespaces_of_weft(&self) -> Vec<String> {
         let tenants = "get namespaces --selector=liqo.io/tenant-namespace --output=jsonpath={.items[*].metadata.name}";
-        let tenants = self.ask(tenants);
+        let tenants = self.output(tenants);
         let tenants = tenants.split_whitespace();
         [self.namespace.as_str()].into_iter().chain(tenants).map(str::to_owned).collect()
     }
 
-    fn ask(&self, question: &str) -> String {
-        let words: Vec<_> = question.split(' ').collect();
+    fn output(&self, command: &str) -> String {
+        let words: Vec<_> = command.split(' ').collect();
         self.kubectl(&words).unwrap_or_else(|error| format!("{error:#}"))
     }
 
     /// Logs of all programs in a namespace.
     pub fn logs(&self, namespace: &str, selector: &str) -> String {
         let logs = format!("logs --selector={selector} --prefix --tail=40 --namespace={namespace}");
-        self.ask(&logs)
+        self.output(&logs)
     }
 
     /// Sets ipam's address for the controller, once that is installed: names of Services are in no

@@ -11,7 +11,7 @@ use crate::Netns;
 use crate::capture::initialized;
 use crate::lab::TIMEOUT;
 
-/// Why a ping had no answer.
+/// Reason for which a ping had no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PingError {
     Timeout,

@@ -15,13 +15,13 @@ use crate::Netns;
 /// Time to wait for late datagrams at the end.
 const TAIL: Duration = Duration::from_secs(2);
 
-/// In bytes, so that a sink that has to wait for the processor loses nothing itself.
+/// Receive buffer in bytes, so that a sink that has to wait for the processor loses nothing itself.
 const SINK_BUFFER: usize = 8 << 20;
 
 /// Datagrams that go one way, and nothing comes back.
 pub struct Way {
     pub from: Netns,
-    /// As the sender sees it.
+    /// Address as the sender sees it.
     pub to: SocketAddr,
     /// Namespace in which they arrive, on the port of `to`.
     pub at: Netns,
@@ -135,7 +135,7 @@ impl Arrived {
     }
 }
 
-/// Never catches up after a pause: a burst is another kind of traffic.
+/// Sends at a rate, and never catches up after a pause: a burst is another kind of traffic.
 fn send(
     outs: &[(UdpSocket, SocketAddr)],
     interval: Duration,

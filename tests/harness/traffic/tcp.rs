@@ -41,8 +41,8 @@ impl TcpServer {
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let stop = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&stop);
-        let acceptor = std::thread::spawn(move || accept(&listener, &told, service));
+        let stopped = Arc::clone(&stop);
+        let acceptor = std::thread::spawn(move || accept(&listener, &stopped, service));
         Ok(Self { address, stop, acceptor: Some(acceptor) })
     }
 
@@ -80,7 +80,7 @@ pub fn connect(ns: &Netns, to: SocketAddr, at_most: Duration) -> std::io::Result
     Ok(stream)
 }
 
-/// Asks a [`Service::Http`] server who we are to it.
+/// Address of the client as a [`Service::Http`] server sees it.
 pub fn http_get(ns: &Netns, to: SocketAddr) -> Result<IpAddr> {
     let mut stream = connect(ns, to, STALL).with_context(|| format!("connecting to {to}"))?;
     write!(stream, "GET /whoami HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n")?;
@@ -148,7 +148,7 @@ fn accept(listener: &TcpListener, stop: &AtomicBool, service: Service) {
     }
 }
 
-/// A connection that breaks is the client's to notice.
+/// A connection that breaks is an error of the client.
 fn serve(mut stream: TcpStream, from: SocketAddr, service: Service) -> Option<()> {
     stream.set_nonblocking(false).ok()?;
     stream.set_read_timeout(Some(STALL)).ok()?;

@@ -24,10 +24,10 @@ impl UdpEcho {
         let socket = open(ns, IpAddr::from([0u16; 8]), port)?;
         let port = socket.local_addr()?.port();
         let stop = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&stop);
+        let stopped = Arc::clone(&stop);
         let echoer = std::thread::spawn(move || {
             let mut buffer = vec![0; 65_536];
-            while !told.load(Ordering::Relaxed) {
+            while !stopped.load(Ordering::Relaxed) {
                 if let Ok((len, from)) = socket.recv_from(&mut buffer) {
                     let _ = socket.send_to(&buffer[..len], from);
                 }
@@ -128,9 +128,9 @@ pub fn udp_flow<T>(
         let (seen, mut report) = collector.join().expect("the collector does not panic");
         report.sent = sent;
         report.lost = (0..sent).filter(|number| !seen.contains(number)).collect();
-        let silent = seen.last().map_or(sent, |last| sent - 1 - last);
-        let silence = interval.saturating_mul(u32::try_from(silent).unwrap_or(u32::MAX));
-        report.longest_gap = report.longest_gap.max(silence);
+        let missing = seen.last().map_or(sent, |last| sent - 1 - last);
+        let gap = interval.saturating_mul(u32::try_from(missing).unwrap_or(u32::MAX));
+        report.longest_gap = report.longest_gap.max(gap);
         Ok((report, value))
     })
 }
