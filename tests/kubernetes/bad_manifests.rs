@@ -44,7 +44,7 @@ const REFUSED: &[Slip] = &[
 ];
 
 /// The API server takes them, weft does not.
-const REPORT_TIMEOUT: &[Slip] = &[
+const REPORTED: &[Slip] = &[
     (CONFIGURATION, ("labels: {liqo.io/remote-cluster-id: milan}", "labels: {}"), &[LABEL]),
     (
         CONFIGURATION,
@@ -75,8 +75,8 @@ const REPORT_TIMEOUT: &[Slip] = &[
     (GATEWAY, ("mtu: 1340", "mtu: 10"), &["spec.mtu", "found 10", "expected 576 to 65535"]),
     (
         GATEWAY,
-        ("name: wireguard-client", "name: unheard-of"),
-        &["spec.clientTemplateRef", "there is no WgGatewayClientTemplate liqo/unheard-of"],
+        ("name: wireguard-client", "name: absent"),
+        &["spec.clientTemplateRef", "there is no WgGatewayClientTemplate liqo/absent"],
     ),
 ];
 
@@ -87,14 +87,14 @@ const SECRET_SLIP: Slip = (
     &["data.privateKey", "5 bytes long", "expected 32"],
 );
 
-/// Wrong manifests are refused or reported, and neither packets nor API servers notice.
+/// Wrong manifests are refused or reported, without an effect on packets or API servers.
 pub(crate) fn ensure_others_run(pair: &Pair) -> Result<()> {
     let rome = &pair.clusters[0];
     let traffic = pair.streaming(|| {
         step("what can be refused is refused", || are_refused(pair))?;
-        step("slips in what runs are told", || in_running_peering(pair))?;
-        step("two gateways for a peer are told", || second_gateway(pair))?;
-        let new = step("slips in something new are told", || in_something_new(pair))?;
+        step("slips in what runs are reported", || in_running_peering(pair))?;
+        step("two gateways for a peer are reported", || second_gateway(pair))?;
+        let new = step("slips in something new are reported", || in_something_new(pair))?;
         step("requests are few, with all that is wrong", || {
             requests::are_few(pair, || {
                 requests::are_allowed(rome, "")?;
@@ -109,30 +109,30 @@ pub(crate) fn ensure_others_run(pair: &Pair) -> Result<()> {
 
 fn are_refused(pair: &Pair) -> Result<()> {
     let good = &pair.documents()[0];
-    for slip @ (document, edit, told) in REFUSED {
+    for slip @ (document, edit, parts) in REFUSED {
         let Err(error) = pair.clusters[0].apply(&slipped(&good[*document], slip)) else {
             bail!("{edit:?} is taken")
         };
-        let said = format!("{error:#}");
-        ensure!(told.iter().all(|part| said.contains(part)), "of {edit:?} is said: {said}");
+        let refusal = format!("{error:#}");
+        ensure!(parts.iter().all(|part| refusal.contains(part)), "{edit:?}: {refusal}");
     }
     Ok(())
 }
 
 fn in_running_peering(pair: &Pair) -> Result<()> {
     let (rome, good) = (&pair.clusters[0], &pair.documents()[0]);
-    for slip @ (document, edit, told) in REPORT_TIMEOUT.iter().chain([&SECRET_SLIP]) {
+    for slip @ (document, edit, parts) in REPORTED.iter().chain([&SECRET_SLIP]) {
         rome.apply(&slipped(&good[*document], slip))?;
         let (kind, name) = OBJECTS[*document];
-        wait_until(&format!("{edit:?} is told"), SOON, || {
+        wait_until(&format!("{edit:?} is reported"), SOON, || {
             let tenant = Tenant::of(rome, TENANT)?;
-            tenant.has_event((kind, name), told)?;
+            tenant.has_event((kind, name), parts)?;
             // Keys have no status: the objects that need them report the problem.
             let own = matches!(*document, CONFIGURATION | GATEWAY);
-            tenant.has_condition(if own { (kind, name) } else { OBJECTS[GATEWAY] }, told)
+            tenant.has_condition(if own { (kind, name) } else { OBJECTS[GATEWAY] }, parts)
         })?;
         rome.apply(&good[*document])?;
-        wait_until(&format!("{edit:?} is told no more"), SOON, || is_well(rome))?;
+        wait_until(&format!("{edit:?} is reported no more"), SOON, || is_well(rome))?;
     }
     Ok(())
 }
@@ -141,40 +141,40 @@ fn second_gateway(pair: &Pair) -> Result<()> {
     let (rome, first) = (&pair.clusters[0], &pair.documents()[0][GATEWAY]);
     let second = first.replace("name: client\n", "name: another\n");
     rome.apply(&second)?;
-    wait_until("both are told", SOON, || {
+    wait_until("both are reported", SOON, || {
         let tenant = Tenant::of(rome, TENANT)?;
         for name in ["client", "another"] {
-            let told = [
+            let parts = [
                 "are for the same peer; expected one",
                 "GatewayClient liqo-tenant-milan/client runs",
             ];
-            tenant.has_condition(("GatewayClient", name), &told)?;
-            tenant.has_event(("GatewayClient", name), &told)?;
+            tenant.has_condition(("GatewayClient", name), &parts)?;
+            tenant.has_event(("GatewayClient", name), &parts)?;
         }
         Ok::<_, anyhow::Error>(())
     })?;
     rome.delete(&second)?;
-    wait_until("it is told no more", SOON, || is_well(rome))
+    wait_until("it is reported no more", SOON, || is_well(rome))
 }
 
-/// Each slip in a peering of its own, which is nothing but that; and a peering without anybody at the
+/// Each slip in a peering of its own, which is nothing but that; and a peering without a gateway at the
 /// other end. Their namespaces.
 fn in_something_new(pair: &Pair) -> Result<Vec<String>> {
     let (rome, good) = (&pair.clusters[0], &pair.documents()[0]);
     let turin = ClusterSpec::new("turin", 3, 1);
     rome.apply(&join(&Peering::new(&rome.spec, &turin, 30742).client_documents()))?;
     let mut namespaces = vec!["liqo-tenant-turin".to_owned()];
-    for (i, slip @ (document, edit, told)) in REPORT_TIMEOUT.iter().enumerate() {
-        let peer = format!("nobody-{i}");
+    for (i, slip @ (document, edit, parts)) in REPORTED.iter().enumerate() {
+        let peer = format!("absent-{i}");
         let both = [good[0].clone(), slipped(&good[*document], slip)];
         rome.apply(&join(&both.map(|document| document.replace("milan", &peer))))?;
         let namespace = format!("liqo-tenant-{peer}");
         let (kind, name) = OBJECTS[*document];
         let name = if name == "milan" { &peer } else { name };
-        wait_until(&format!("{edit:?} is told of {peer}"), SOON, || {
+        wait_until(&format!("{edit:?} is reported for {peer}"), SOON, || {
             let tenant = Tenant::of(rome, &namespace)?;
-            tenant.has_event((kind, name), told)?;
-            if *document == PUBLIC_KEY { Ok(()) } else { tenant.has_condition((kind, name), told) }
+            tenant.has_event((kind, name), parts)?;
+            if *document == PUBLIC_KEY { Ok(()) } else { tenant.has_condition((kind, name), parts) }
         })?;
         namespaces.push(namespace);
     }
@@ -209,24 +209,24 @@ impl Tenant {
     }
 
     /// One that names a reason and the very generation that is there.
-    fn has_condition(&self, object: (&str, &str), told: &[&str]) -> Result<()> {
+    fn has_condition(&self, object: (&str, &str), parts: &[&str]) -> Result<()> {
         let object = self.find(object)?;
         let condition = accepted(object);
         let message = condition["message"].as_str().unwrap_or_default();
         let generation = &object["metadata"]["generation"];
-        ensure!(told.iter().all(|part| message.contains(part)), "its condition is {condition}");
+        ensure!(parts.iter().all(|part| message.contains(part)), "its condition is {condition}");
         ensure!(condition["reason"] == "Invalid" && condition["status"] == "False", "{condition}");
         ensure!(condition["observedGeneration"] == *generation, "of {generation}: {condition}");
         Ok(())
     }
 
-    fn has_event(&self, object: (&str, &str), told: &[&str]) -> Result<()> {
+    fn has_event(&self, object: (&str, &str), parts: &[&str]) -> Result<()> {
         let uid = &self.find(object)?["metadata"]["uid"];
         let own = self.0.iter().filter(|event| event["involvedObject"]["uid"] == *uid);
         let warnings =
             own.filter(|event| event["type"] == "Warning" && event["reason"] == "Invalid");
         let notes: Vec<_> = warnings.filter_map(|event| event["message"].as_str()).collect();
-        let is_reported = notes.iter().any(|note| told.iter().all(|part| note.contains(part)));
+        let is_reported = notes.iter().any(|note| parts.iter().all(|part| note.contains(part)));
         ensure!(is_reported, "Events on {object:?}: {notes:#?}");
         Ok(())
     }

@@ -15,7 +15,7 @@ use weft_tests::kubernetes::{BUSYBOX, Image, Object, require_liqo};
 use weft_tests::traffic::{Service, TcpServer, connect, http_get};
 use weft_tests::{Kubernetes, Lab, Pod, skip, wait_until};
 
-use crate::liqoctl::{reported_by_both, told};
+use crate::liqoctl::{liqoctl, on_both};
 use crate::pair::{HTTP, SOON, TIMEOUT};
 use crate::stage::{each, note, play, rome_and_milan_of, step};
 
@@ -72,15 +72,15 @@ fn live(clusters: &[Kubernetes; 2], weft: &Image, way: &[&str]) -> Result<()> {
     })?;
     step("liqoctl peers them", || {
         let line = ["peer", "--gw-server-service-type=NodePort", "--timeout=90s", "--skip-confirm"];
-        reported_by_both(rome, milan, &[&line[..], way].concat())
+        on_both(rome, milan, &[&line[..], way].concat())
     })?;
     let [near, far] = step("a namespace is offloaded", || offload(rome, milan))?;
     step("pods reach each other, by address and by Service", || reach(clusters, [&near, &far]))?;
     step("the home API server is that of the offloaded pod", || reaches_home(clusters, &far))?;
     step("networking stays on, with few writes", || stays_on(clusters))?;
     step("liqoctl unpeers them", || {
-        told(rome, &["unoffload", "namespace", DEMO, "--skip-confirm"])?;
-        reported_by_both(rome, milan, &["unpeer", "--skip-confirm"])
+        liqoctl(rome, &["unoffload", "namespace", DEMO, "--skip-confirm"])?;
+        on_both(rome, milan, &["unpeer", "--skip-confirm"])
     })?;
     step("nothing of the peering is left", || each(clusters, nothing_is_left).map(drop))
 }
@@ -89,7 +89,7 @@ fn live(clusters: &[Kubernetes; 2], weft: &Image, way: &[&str]) -> Result<()> {
 fn offload(rome: &Kubernetes, milan: &Kubernetes) -> Result<[Pod; 2]> {
     rome.kubectl(&["create", "namespace", DEMO])?;
     let strategy = "--namespace-mapping-strategy=EnforceSameName";
-    told(rome, &["offload", "namespace", DEMO, strategy])?;
+    liqoctl(rome, &["offload", "namespace", DEMO, strategy])?;
     let place = json!({"nodeName": rome.spec.node_name(1)});
     let virtual_node = json!({"nodeSelector": {"liqo.io/type": "virtual-node"}});
     let items: Vec<Value> = [("near", place), ("far", virtual_node)]
@@ -121,7 +121,7 @@ fn service(name: &str) -> Value {
         "spec": {"selector": {"app": name}, "ports": [{"port": HTTP}]}})
 }
 
-/// Each by the other's address as its own cluster sees it, and by its Service there.
+/// Checks that each reaches the other by its address in its own cluster, and by its Service there.
 fn reach([rome, milan]: &[Kubernetes; 2], [near, far]: [&Pod; 2]) -> Result<()> {
     let (of_milan, of_rome) = (rome.view(&milan.spec)?, milan.view(&rome.spec)?);
     let [seen_far, seen_near] = [of_milan.of(far.addresses[0])?, of_rome.of(near.addresses[0])?];
@@ -171,7 +171,7 @@ fn reaches_home([rome, milan]: &[Kubernetes; 2], far: &Pod) -> Result<()> {
     Ok(())
 }
 
-/// While a replica of weft's controller is killed.
+/// Checks that networking stays on while a replica of weft's controller is killed.
 fn stays_on(clusters: &[Kubernetes; 2]) -> Result<()> {
     let rates = each(clusters, |cluster| {
         let (began, before) = (Instant::now(), cluster.requests()?.len());
@@ -204,7 +204,7 @@ fn stays_on(clusters: &[Kubernetes; 2]) -> Result<()> {
 /// The one that works.
 fn kill_controller(cluster: &Kubernetes) -> Result<()> {
     let lease = cluster.get(Object::new("lease", "liqo", "weft-fabric-controller"))?;
-    let pod = lease["spec"]["holderIdentity"].as_str().context("somebody holds it")?;
+    let pod = lease["spec"]["holderIdentity"].as_str().context("it has a holder")?;
     let pod = pod.split(['/', '_']).next().unwrap_or(pod);
     cluster.kubectl(&["delete", "pod", pod, "--namespace=liqo", "--grace-period=0", "--force"])?;
     Ok(())

@@ -78,15 +78,15 @@ pub(crate) fn create(side: &Side<'_>, object: &Value, at_most: Duration) -> Resu
     side.cluster.apply(&object.to_string())?;
     let kind = object["kind"].as_str().context("it has a kind")?;
     let name = object["metadata"]["name"].as_str().context("it has a name")?;
-    let told: &[&str] = match kind {
+    let fields: &[&str] = match kind {
         "Configuration" => &["remote"],
         "GatewayServer" => &["endpoint", "serverRef"],
         "GatewayClient" => &["clientRef"],
         _ => return Ok(()),
     };
-    poll(&format!("{kind} {name} has {told:?}"), at_most, || {
+    poll(&format!("{kind} {name} has {fields:?}"), at_most, || {
         let found = side.get(kind, name)?.context("it is gone")?;
-        Ok(told.iter().all(|field| found["status"][field].is_object()).then_some(()))
+        Ok(fields.iter().all(|field| found["status"][field].is_object()).then_some(()))
     })
 }
 
@@ -109,7 +109,7 @@ pub(crate) fn generate_publickey(side: &Side<'_>, kind: &str, name: &str) -> Res
     Ok(json!({"spec": {"publicKey": key}}))
 }
 
-/// The key in the Secret that a gateway's status names; asked for once.
+/// The key in the Secret that a gateway's status names; read once.
 fn public_key(cluster: &Kubernetes, gateway: &Value) -> Result<String> {
     let secret = &gateway["status"]["secretRef"];
     let name = secret["name"].as_str().context("it crashes: no status.secretRef")?;
@@ -120,7 +120,7 @@ fn public_key(cluster: &Kubernetes, gateway: &Value) -> Result<String> {
     Ok(key.to_owned())
 }
 
-/// By the one ConfigMap with that label.
+/// ID in the one ConfigMap with that label.
 fn cluster_id(cluster: &Kubernetes) -> Result<String> {
     let label = "app.kubernetes.io/name=clusterid-configmap";
     let maps = list(cluster, "configmaps", Some("liqo"), label)?;
@@ -158,11 +158,15 @@ pub(crate) fn list(
     Ok(found["items"].as_array().cloned().unwrap_or_default())
 }
 
-/// Asks once a second. An error is the end of it.
-fn poll<T>(what: &str, at_most: Duration, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+/// Polls once a second. An error is the end of it.
+fn poll<T>(
+    what: &str,
+    at_most: Duration,
+    mut check: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
     let began = Instant::now();
     loop {
-        if let Some(answer) = ask().with_context(|| what.to_owned())? {
+        if let Some(answer) = check().with_context(|| what.to_owned())? {
             return Ok(answer);
         }
         ensure!(began.elapsed() < at_most, "waited {at_most:?} until {what}");

@@ -67,8 +67,8 @@ fn run_pods(cluster: &Kubernetes) -> Result<Vec<Pod>> {
         ensure!(pod.addresses.iter().all(inside), "{} has {:?}", pod.name, pod.addresses);
     }
     for pod in ["a", "b"] {
-        let said = cluster.exec("default", pod, &["hostname"])?;
-        ensure!(said.trim() == pod, "hostname printed {said:?} in {pod}");
+        let printed = cluster.exec("default", pod, &["hostname"])?;
+        ensure!(printed.trim() == pod, "hostname printed {printed:?} in {pod}");
     }
     Ok(pods)
 }
@@ -85,7 +85,7 @@ fn pods_reach_each_other(cluster: &Kubernetes, pods: &[Pod]) -> Result<()> {
     Ok(())
 }
 
-/// By its own address from every pod, and from outside by a port of every node.
+/// Checks a Service by its own address from every pod, and from outside by a port of every node.
 fn services_answer(cluster: &Kubernetes, pods: &[Pod], outside: &Netns) -> Result<()> {
     let _server = TcpServer::start(&pods[1].ns, HTTP, Service::Http)?;
     cluster.apply(&service("b"))?;
@@ -108,12 +108,12 @@ fn waits_end(cluster: &Kubernetes) -> Result<()> {
     cluster.wait_for(pod, "jsonpath={.status.phase}=Running", TIMEOUT)?;
     cluster.wait_for(none, "delete", TIMEOUT)?;
     let soon = Duration::from_millis(300);
-    for (object, said) in [(pod, r#""phase":"Running""#), (none, "NotFound")] {
+    for (object, part) in [(pod, r#""phase":"Running""#), (none, "NotFound")] {
         let Err(error) = cluster.wait_for(object, "jsonpath={.status.phase}=Failed", soon) else {
             bail!("{object} has failed")
         };
         let text = format!("{error:#}");
-        ensure!(text.contains(&format!("of {object} of rome")) && text.contains(said), "{text}");
+        ensure!(text.contains(&format!("of {object} of rome")) && text.contains(part), "{text}");
     }
     Ok(())
 }

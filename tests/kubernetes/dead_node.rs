@@ -12,13 +12,13 @@ use weft_tests::{ClusterSpec, Kubernetes, Lab, skip, wait_until};
 
 use crate::inventory::{Inventory, users};
 use crate::pair::TIMEOUT;
-use crate::stage::{play, say, step};
+use crate::stage::{note_time, play, step};
 
 const TENANT: &str = "liqo-tenant-milan";
 const JOB: &str = "--selector=job-name=liqo-withdrawal";
 /// Helm's own timeout, and so the time that users wait.
 const AT_MOST: Duration = Duration::from_secs(300);
-/// Until Kubernetes has given up what ran on a node that is no longer listed.
+/// Time until Kubernetes has given up what ran on a node that is no longer listed.
 const COLLECTED: Duration = Duration::from_secs(180);
 
 #[test]
@@ -42,7 +42,7 @@ fn dead_node_does_not_block_uninstall() -> Result<()> {
     })
 }
 
-/// Without its second node.
+/// Uninstalls weft without the second node.
 fn uninstall_without(cluster: &Kubernetes) -> Result<()> {
     let (alive, dead) = (&cluster.machines[0].name, &cluster.machines[1]);
     let before = Inventory::of(cluster)?.but_of(&dead.name);
@@ -66,7 +66,7 @@ fn uninstall_without(cluster: &Kubernetes) -> Result<()> {
         cluster.kubectl(&["uncordon", alive])?;
         uninstalled.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })?;
-    say(began.elapsed(), "to uninstall weft");
+    note_time(began.elapsed(), "to uninstall weft");
     is_reported(cluster, &dead.name)?;
 
     // Pods of that node end for the API only when the node is given up.
@@ -82,13 +82,13 @@ fn has_applied(cluster: &Kubernetes) -> Result<()> {
     let list = cluster.kubectl(&["get", "nodeconfigs", "--output=json"])?;
     let list: Value = serde_json::from_str(&list)?;
     let all = list["items"].as_array().cloned().unwrap_or_default();
-    let knows = |config: &&Value| {
+    let is_applied = |config: &&Value| {
         let in_whole = config["spec"]["peerings"].as_array().is_some_and(|all| !all.is_empty());
         let from_records = config["spec"]["fromRecords"] == true;
         (in_whole || from_records && config["status"]["records"].is_object())
             && config["status"]["appliedGeneration"] == config["metadata"]["generation"]
     };
-    ensure!(all.iter().filter(knows).count() == 2, "{all:#?}");
+    ensure!(all.iter().filter(is_applied).count() == 2, "{all:#?}");
     Ok(())
 }
 

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use weft_tests::{Capture, Lab, Netns};
 
-/// So many of the same, as `ping -p` has them behind its time.
+/// Pattern that `ping -p` sends behind its time.
 const TEXT: &[u8] = &[0x5a; 32];
-/// Nobody listens there.
+/// Port without a listener.
 const PORT: u16 = 7009;
 const VXLAN: [u8; 2] = 4879_u16.to_be_bytes();
 const PACE: Duration = Duration::from_millis(5);

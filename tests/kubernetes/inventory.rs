@@ -8,7 +8,7 @@ use serde_json::Value;
 use weft_tests::Kubernetes;
 use weft_tests::kubernetes::Machine;
 
-/// They come and go by themselves.
+/// Kinds whose objects come and go by themselves.
 const RESTLESS: [&str; 3] = ["events", "events.events.k8s.io", "componentstatuses"];
 /// Objects that stay of a chart, or that Kubernetes makes for those.
 const STAY: [&str; 4] = [
@@ -43,13 +43,13 @@ impl Inventory {
         Ok(Self(all))
     }
 
-    /// Without the kernel of a machine.
+    /// The inventory without the kernel of a machine.
     pub(crate) fn but_of(mut self, machine: &str) -> Self {
         self.0.retain(|line| !line.starts_with(&format!("{machine}: ")));
         self
     }
 
-    /// That there is no more than before, but for what users have made, to which nobody holds on.
+    /// Checks that there is no more than before, but for what users have made, without finalizers.
     pub(crate) fn ensure_no_more(&self, before: &Self, users: &[String]) -> Result<()> {
         let stays = |line: &str| STAY.iter().any(|kind| line.starts_with(kind));
         let users: Vec<String> = users.iter().map(|line| format!("{line} <none>")).collect();

@@ -32,7 +32,7 @@ impl Traces {
         Ok(Self(all))
     }
 
-    /// Until there is nothing that was not there before, and nobody in these namespaces.
+    /// Waits until there is nothing that was not there before, and no process in these namespaces.
     pub(crate) fn wait_for_no_more(&self, gone: &Namespaces, at_most: Duration) -> Result<()> {
         wait_until("nothing is left on the host", at_most, || {
             let now = Self::of_the_host()?;

@@ -34,23 +34,19 @@ fn liqoctl_objects_match_definitions() -> Result<()> {
         step("a PublicKey is created and deleted", || public_key(rome))?;
         step("two clusters are disconnected", || disconnect(rome, milan))?;
         step("two clusters are reset", || reset(rome, milan))?;
-        step("info says what is there", || info(rome))
+        step("info shows what is there", || info(rome))
     })
 }
 
 /// Output of liqoctl, once the command has succeeded.
-pub(crate) fn told(cluster: &Kubernetes, args: &[&str]) -> Result<String> {
+pub(crate) fn liqoctl(cluster: &Kubernetes, args: &[&str]) -> Result<String> {
     let answer = cluster.liqoctl(None, args)?;
     ensure!(answer.success, "liqoctl {}: {}{}", args.join(" "), answer.stdout, answer.stderr);
     Ok(answer.stdout)
 }
 
 /// The same for both clusters.
-pub(crate) fn reported_by_both(
-    local: &Kubernetes,
-    remote: &Kubernetes,
-    args: &[&str],
-) -> Result<()> {
+pub(crate) fn on_both(local: &Kubernetes, remote: &Kubernetes, args: &[&str]) -> Result<()> {
     let answer = local.liqoctl(Some(remote), args)?;
     ensure!(answer.success, "liqoctl {}: {}{}", args.join(" "), answer.stdout, answer.stderr);
     Ok(())
@@ -100,27 +96,27 @@ fn create(cluster: &Kubernetes, kind: &str, flags: &str, spec: &Value) -> Result
     let line =
         format!("create {kind} milan --namespace {TENANT} --remote-cluster-id milan {flags}");
     let mut args: Vec<_> = line.split_whitespace().collect();
-    told(cluster, &args)?;
+    liqoctl(cluster, &args)?;
     let stored = cluster.get(Object::new(resource(kind), TENANT, "milan"))?;
     args.push("--output=json");
-    let mut printed: Value = serde_json::from_str(&told(cluster, &args)?)?;
+    let mut printed: Value = serde_json::from_str(&liqoctl(cluster, &args)?)?;
     if let Some(secret) = printed["spec"].get_mut("secretRef") {
         secret["name"] = json!(""); // the definition's default
     }
     ensure!(stored["spec"] == *spec, "stored {}, not {spec}", stored["spec"]);
     ensure!(printed["spec"] == *spec, "printed {}, not {spec}", printed["spec"]);
     let peer = &stored["metadata"]["labels"]["liqo.io/remote-cluster-id"];
-    ensure!(peer == "milan", "the label says {peer}");
+    ensure!(peer == "milan", "the label is {peer}");
     Ok(stored)
 }
 
-/// The plural that kubectl knows.
+/// The plural, for kubectl.
 fn resource(kind: &str) -> &str {
     if kind == "publickey" { "publickeies" } else { kind }
 }
 
 fn delete(cluster: &Kubernetes, kind: &str) -> Result<()> {
-    told(cluster, &["delete", kind, "milan", "--namespace", TENANT, "--skip-confirm"])?;
+    liqoctl(cluster, &["delete", kind, "milan", "--namespace", TENANT, "--skip-confirm"])?;
     gone(cluster, kind)
 }
 
@@ -187,7 +183,7 @@ fn public_key(cluster: &Kubernetes) -> Result<()> {
     let flags = format!("--public-key {KEY}");
     let stored = create(cluster, "publickey", &flags, &json!({"publicKey": KEY}))?;
     let label = &stored["metadata"]["labels"]["networking.liqo.io/gateway-resource"];
-    ensure!(label == "true", "the label says {label}");
+    ensure!(label == "true", "the label is {label}");
     delete(cluster, "publickey")
 }
 
@@ -203,14 +199,14 @@ fn peer(rome: &Kubernetes, milan: &Kubernetes) -> Result<()> {
     ] {
         let place = format!("--namespace liqo-tenant-{peer} --remote-cluster-id {peer}");
         let line = format!("create {kind} other {place} {flags}");
-        told(cluster, &line.split_whitespace().collect::<Vec<_>>())?;
+        liqoctl(cluster, &line.split_whitespace().collect::<Vec<_>>())?;
     }
     Ok(())
 }
 
 fn disconnect(rome: &Kubernetes, milan: &Kubernetes) -> Result<()> {
     peer(rome, milan)?;
-    reported_by_both(rome, milan, &["network", "disconnect", "--skip-confirm"])?;
+    on_both(rome, milan, &["network", "disconnect", "--skip-confirm"])?;
     gone(rome, "gatewayclient")?;
     gone(milan, "gatewayserver")?;
     for (cluster, peer) in [(rome, "milan"), (milan, "rome")] {
@@ -223,7 +219,7 @@ fn disconnect(rome: &Kubernetes, milan: &Kubernetes) -> Result<()> {
 
 fn reset(rome: &Kubernetes, milan: &Kubernetes) -> Result<()> {
     peer(rome, milan)?;
-    reported_by_both(milan, rome, &["network", "reset", "--skip-confirm"])?;
+    on_both(milan, rome, &["network", "reset", "--skip-confirm"])?;
     [rome, milan].into_iter().try_for_each(|cluster| {
         let kinds = ["configuration", "gatewayclient", "gatewayserver"];
         kinds.into_iter().try_for_each(|kind| gone(cluster, kind))
@@ -231,7 +227,7 @@ fn reset(rome: &Kubernetes, milan: &Kubernetes) -> Result<()> {
 }
 
 fn info(cluster: &Kubernetes) -> Result<()> {
-    let id = told(cluster, &["info", "--get", "clusterid"])?;
-    ensure!(id.trim() == "rome", "it says {id:?}");
+    let id = liqoctl(cluster, &["info", "--get", "clusterid"])?;
+    ensure!(id.trim() == "rome", "it printed {id:?}");
     Ok(())
 }

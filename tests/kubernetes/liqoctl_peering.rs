@@ -18,7 +18,7 @@ use crate::tool::Tool;
 
 const TENANTS: [&str; 2] = ["liqo-tenant-milan", "liqo-tenant-rome"];
 /// A peer of which there is nothing but what is created here.
-const NOBODY: &str = "venice";
+const ANOTHER_PEER: &str = "venice";
 
 #[test]
 fn liqoctl_connects_shows_and_resets_clusters() -> Result<()> {
@@ -41,12 +41,12 @@ fn liqoctl_connects_shows_and_resets_clusters() -> Result<()> {
 
 fn by_all_tools(clusters: &[Kubernetes; 2], image: &Image) -> Result<()> {
     let readme = Readme::read()?;
-    step("weft is installed as the README says", || install(clusters, image, &readme))?;
+    step("weft is installed as in the README", || install(clusters, image, &readme))?;
     step("all that liqoctl calls", || through(clusters, Tool::Calls))?;
     match require_liqoctl() {
         Ok(()) => {
             step("all that liqoctl does", || through(clusters, Tool::Liqoctl))?;
-            step("they are connected as the README says", || readme.connect(clusters))
+            step("they are connected as in the README", || readme.connect(clusters))
         }
         Err(why) => {
             skip(&format!("{why:#}"));
@@ -57,7 +57,7 @@ fn by_all_tools(clusters: &[Kubernetes; 2], image: &Image) -> Result<()> {
 
 fn through(clusters: &[Kubernetes; 2], tool: Tool) -> Result<()> {
     let [rome, milan] = clusters;
-    step("info says that all is well", || {
+    step("info shows that all is well", || {
         // ipam grants a moment after it is ready.
         let well = |one| wait_until("all is well", SOON, || is_well(tool, one));
         clusters.iter().try_for_each(well)
@@ -79,7 +79,7 @@ fn install(clusters: &[Kubernetes; 2], image: &Image, readme: &Readme) -> Result
         // liqoctl finds the API server's address by this label.
         let head = cluster.spec.node_name(1);
         cluster.kubectl(&["label", "node", &head, "node-role.kubernetes.io/control-plane="])?;
-        cluster.kubectl(&["create", "namespace", NOBODY])?;
+        cluster.kubectl(&["create", "namespace", ANOTHER_PEER])?;
         cluster.load(image)
     })?;
     readme.install(clusters)?;
@@ -121,7 +121,7 @@ fn as_expected(clusters: &[Kubernetes; 2]) -> Result<()> {
         json!({"addresses": [address], "port": port, "protocol": "UDP"})
     };
     let endpoint = &server["status"]["endpoint"];
-    ensure!([on(1), on(2)].contains(endpoint), "it is told to be at {endpoint}");
+    ensure!([on(1), on(2)].contains(endpoint), "its published endpoint is {endpoint}");
     // A server that was made anew may have the endpoint of its namesake's pod, and every node
     // answers at a NodePort.
     let client = clusters[0].get(Object::new("gatewayclient", TENANTS[0], "milan"))?;
@@ -178,10 +178,10 @@ fn generated(tool: Tool, rome: &Kubernetes, milan: &Kubernetes) -> Result<()> {
 
 /// Every gateway has a pod of its own, so all may have the same port.
 fn another_peer(tool: Tool, cluster: &Kubernetes) -> Result<()> {
-    tool.create_and_delete(cluster, NOBODY)?;
-    wait_until("nobody knows it any more", SOON, || {
+    tool.create_and_delete(cluster, ANOTHER_PEER)?;
+    wait_until("its ForeignCluster is gone", SOON, || {
         let left = cluster.kubectl(&["get", "foreignclusters", "--output=name"])?;
-        ensure!(!left.contains(NOBODY), "{left}");
+        ensure!(!left.contains(ANOTHER_PEER), "{left}");
         Ok(())
     })?;
     cluster.wait_connected("rome", "rome", SOON)

@@ -1,7 +1,7 @@
 //! Tests on real clusters of Kubernetes, two side by side.
 //!
-//! Each is as heavy as two real nodes, and leftovers on the host can only be determined when nobody
-//! else builds any, so one test runs at a time.
+//! Each is as heavy as two real nodes, and leftovers on the host can only be determined when no
+//! other test builds any, so one test runs at a time.
 
 mod bad_manifests;
 mod beside_liqo;

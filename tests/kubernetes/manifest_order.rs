@@ -7,9 +7,9 @@ use weft_tests::manifests::Spelling::{self, List, Text};
 use weft_tests::wait_until;
 
 use crate::pair::{Pair, SOON};
-use crate::stage::say;
+use crate::stage::note_time;
 
-/// Without the namespace, in which the others are.
+/// Manifests without the namespace, in which the others are.
 const KINDS: [(usize, &str); 4] =
     [(1, "Configuration"), (2, "Secret"), (3, "PublicKey"), (4, "gateway")];
 /// Rome's and milan's.
@@ -19,8 +19,8 @@ const SPELLINGS: [[Spelling; 2]; 6] =
 /// One manifest: whose it is, rome's or milan's, its place among theirs, and its name here.
 type Manifest = (usize, (usize, &'static str));
 
-/// Each time from the first of eight manifests until both sides are connected, and parted by `part`
-/// between one and the next.
+/// Connects both sides by each order of the eight manifests, with a time limit, and parts them by
+/// `part` between one and the next.
 pub(crate) fn connect(pair: &Pair, part: impl Fn() -> Result<()>) -> Result<()> {
     for (i, (order, spellings)) in manifest_order().into_iter().zip(SPELLINGS).enumerate() {
         if i > 0 {
@@ -31,7 +31,7 @@ pub(crate) fn connect(pair: &Pair, part: impl Fn() -> Result<()>) -> Result<()> 
         in_order(pair, &order, spellings)
             .and_then(|()| pair.wait_connected(SOON.saturating_sub(began.elapsed())))
             .with_context(|| what.clone())?;
-        say(began.elapsed(), &what);
+        note_time(began.elapsed(), &what);
         pair.all_reach_all()?;
     }
     Ok(())

@@ -56,7 +56,7 @@ pub(crate) struct Course {
 #[derive(Debug)]
 pub(crate) struct Traffic {
     pub(crate) streams: Vec<StreamReport>,
-    /// Packets that the kernel has dropped meanwhile since a queue was full: nobody was there to empty it.
+    /// Packets that the kernel has dropped meanwhile since a queue was full, as no process emptied it.
     overflowed: u64,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct Traffic {
 const STARVED: Duration = Duration::from_secs(1);
 
 impl Traffic {
-    /// If nothing of weft's has cut it. What the machine had no time for is printed in any case.
+    /// Checks that weft has cut nothing. What the machine had no time for is printed in any case.
     pub(crate) fn missed_nothing(&self) -> Result<()> {
         let lost: u64 = self.streams.iter().map(|stream| stream.lost).sum();
         if lost > 0 {
@@ -108,7 +108,7 @@ impl Course {
     }
 }
 
-/// As the gateway in that pod counts them; the TUN is in a namespace within its own.
+/// Overflows as the gateway in that pod counts them; the TUN is in a namespace within its own.
 fn tun_overflows(pod: &Netns) -> Option<u64> {
     let stream = connect(pod, SocketAddr::from(([127, 0, 0, 1], METRICS)), SOON).ok()?;
     stream.set_read_timeout(Some(SOON)).ok()?;
@@ -198,7 +198,7 @@ impl Pair {
         self.streaming_by(&self.course()?, f)
     }
 
-    /// The same where no API server can be asked for the addresses.
+    /// The same where no API server can be queried for the addresses.
     pub(crate) fn streaming_by(
         &self,
         course: &Course,
@@ -234,7 +234,7 @@ impl Pair {
         [self.peering.client_documents(), self.peering.server_documents()]
     }
 
-    /// With CIDRs written in another way.
+    /// Documents with CIDRs written in another way.
     pub(crate) fn documents_in(&self, [rome, milan]: [Spelling; 2]) -> [Vec<String>; 2] {
         let mut peering = self.peering.clone();
         peering.client_spelling = rome;

@@ -19,10 +19,10 @@ use crate::in_clear::{Observer, Senders};
 use crate::inventory::{Inventory, ensure_no_leftovers, users};
 use crate::pair::{GATEWAYS, HTTP, Pair, SOON, TIMEOUT, pod_of, selector};
 use crate::reach::{pods_elsewhere_reach_and_are_reached, services_nodes_and_strangers_reach_pods};
-use crate::stage::{play, say, step};
+use crate::stage::{note_time, play, step};
 use crate::{bad_manifests, manifest_order, requests, status, truth};
 
-/// Until packets pass again, with the time that a pod takes to start.
+/// Time until packets pass again, with that in which a pod starts.
 const BACK: Duration = Duration::from_secs(6);
 /// Outage if a successor is there already.
 const REPLACED: Duration = Duration::from_secs(3);
@@ -71,14 +71,14 @@ fn deleted_peering_is_refused_for_a_minute() -> Result<()> {
 fn from_the_manifests_to_the_end(pair: &Pair, lab: &Lab) -> Result<()> {
     step("both are connected", || pair.connect())?;
     step("all pods reach all pods", || pair.all_reach_all())?;
-    step("bad manifests disturb nobody", || bad_manifests::ensure_others_run(pair))?;
+    step("bad manifests disturb no other peering", || bad_manifests::ensure_others_run(pair))?;
     step("services, nodes and strangers reach pods", || {
         services_nodes_and_strangers_reach_pods(pair, lab)
     })?;
     step("pods outside of their node's prefix reach pods and are reached", || {
         pods_elsewhere_reach_and_are_reached(pair)
     })?;
-    step("weft status tells how it is", || pair.each(status::is_true).map(drop))?;
+    step("weft status shows the peering", || pair.each(status::is_true).map(drop))?;
     step("weft status names faults", || truth::cheap_rows(pair, lab))?;
     let (mut held, _server) = pair.hold()?;
     step("pods of gateways are replaced", || gateways_come_back(pair))?;
@@ -106,9 +106,9 @@ fn gateways_come_back(pair: &Pair) -> Result<()> {
             pair.all_reach_all()
         })?;
         let outage = traffic.longest_outage();
-        say(outage, &format!("without {gateway}"));
+        note_time(outage, &format!("without {gateway}"));
         ensure!(outage < BACK, "{traffic:?}");
-        wait_until("it is told where it runs", SOON, || is_reported(cluster, gateway))?;
+        wait_until("its node is published", SOON, || is_reported(cluster, gateway))?;
     }
     Ok(())
 }
@@ -129,9 +129,9 @@ fn a_client_follows(pair: &Pair) -> Result<()> {
         pair.all_reach_all()
     })?;
     let outage = traffic.longest_outage();
-    say(outage, "without a server while its pod was replaced");
+    note_time(outage, "without a server while its pod was replaced");
     ensure!(outage < REPLACED, "{traffic:?}");
-    wait_until("it is told where it runs", SOON, || is_reported(milan, server))
+    wait_until("its node is published", SOON, || is_reported(milan, server))
 }
 
 fn is_alone(cluster: &Kubernetes, gateway: Object<'_>) -> Result<()> {
@@ -157,15 +157,15 @@ fn is_reported(cluster: &Kubernetes, gateway: Object<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Nothing is lost meanwhile, and nothing is granted or published anew.
+/// Checks that nothing is lost meanwhile, and nothing is granted or published anew.
 fn others_are_not_missed(pair: &Pair) -> Result<()> {
     nothing_is_published(pair, || {
         pair.streaming(|| pair.each(replace_pods).map(drop))?.missed_nothing()
     })
 }
 
-/// Neither by traffic nor by gateways that start again in the same pod, on what they have kept; nor is
-/// anything new when they are back.
+/// Checks traffic, and gateways that start again in the same pod, on what they have kept; and that
+/// nothing is new when the API servers are back.
 fn api_servers_are_not_missed(pair: &Pair) -> Result<()> {
     let course = pair.course()?;
     let gateways = pair.clusters.iter().zip(GATEWAYS);
@@ -188,7 +188,7 @@ fn api_servers_are_not_missed(pair: &Pair) -> Result<()> {
             Ok(())
         })?;
         let outage = killed.longest_outage();
-        say(outage, "while both gateways started again");
+        note_time(outage, "while both gateways started again");
         let went_on = killed.streams.iter().all(|stream| stream.sent > 1000);
         ensure!(outage < REPLACED && went_on, "{killed:?}");
         let back = pair.streaming_by(&course, || {
@@ -261,7 +261,7 @@ fn deleted_is_refused(pair: &Pair, lab: &Lab, time: Duration) -> Result<()> {
     std::thread::sleep(time);
     for ((cluster, pods), ways) in pair.clusters.iter().zip(&pair.pods).zip(&ways) {
         let sender = pods[0].addresses[0].to_string();
-        wait_until("weft status shows who sends", SOON, || {
+        wait_until("weft status shows the senders", SOON, || {
             let refused = cluster.status()?["refused"].to_string();
             ensure!(refused.contains(&sender), "{sender} is not in {refused}");
             Ok::<_, anyhow::Error>(())
@@ -275,7 +275,7 @@ fn deleted_is_refused(pair: &Pair, lab: &Lab, time: Duration) -> Result<()> {
     drop(senders);
     let seen = observer.finish()?;
     ensure!(seen.frames == 0, "in clear: {seen:?}");
-    say(time, &format!("{} frames in VXLAN and none in clear", seen.wrapped));
+    note_time(time, &format!("{} frames in VXLAN and none in clear", seen.wrapped));
     is_gone(pair, &views)
 }
 
@@ -291,7 +291,9 @@ fn is_gone(pair: &Pair, views: &[View; 2]) -> Result<()> {
         let namespace = gateway.namespace;
         wait_until("the namespace is empty", REMADE, || is_empty(cluster, namespace))?;
         for machine in &cluster.machines {
-            wait_until("nodes know no peer", SOON, || knows_no_peer(machine, view))?;
+            wait_until("nodes have nothing of the peer", SOON, || {
+                has_nothing_of_peer(machine, view)
+            })?;
         }
     }
     Ok(())
@@ -317,7 +319,7 @@ fn uninstalled(pair: &Pair, lab: &Lab) -> Result<()> {
         }
         refused_meanwhile(lab, &senders, || cluster.uninstall_weft(TIMEOUT))?;
         requests::are_allowed(cluster, "liqo:liqo-withdrawal")?;
-        say(began.elapsed(), &format!("to uninstall weft in {}", cluster.spec.id));
+        note_time(began.elapsed(), &format!("to uninstall weft in {}", cluster.spec.id));
         // Pods end, and Kubernetes removes what others own.
         wait_until("there is no more than before", SOON, || {
             Inventory::of(cluster)?.ensure_no_more(before, &users)
@@ -327,7 +329,7 @@ fn uninstalled(pair: &Pair, lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// From every pod of a cluster to every pod of its peer.
+/// Ways from every pod of a cluster to every pod of its peer.
 fn ways<'a>(pair: &'a Pair, cluster: usize, view: &View) -> Result<Vec<(&'a Netns, IpAddr)>> {
     let there = pair.pods[1 - cluster].iter().map(|pod| view.of(pod.addresses[0]));
     let there = there.collect::<Result<Vec<_>>>()?;
@@ -355,7 +357,7 @@ fn refused_meanwhile(
     let seen = observer.finish()?;
     ensure!(seen.quoted == 0, "nodes quoted {} packets in errors about VXLAN", seen.quoted);
     let first = seen.first.context("no frame")? - began;
-    say(first, "until something was sent in clear");
+    note_time(first, "until something was sent in clear");
     ensure!(first > LINGER, "{first:?} after the beginning");
     Ok(())
 }
@@ -370,13 +372,13 @@ fn is_empty(cluster: &Kubernetes, namespace: &str) -> Result<()> {
     Ok(())
 }
 
-fn knows_no_peer(machine: &Machine, view: &View) -> Result<()> {
+fn has_nothing_of_peer(machine: &Machine, view: &View) -> Result<()> {
     let look = "ip -o link show type vxlan; ip route show table 18952; nft list table inet weft";
     let mut sh = Command::new("sh");
     let text = machine.host.command(sh.args(["-c", look]), "")?;
     let peers = view.0.iter().map(|(_, local)| local.address().to_string());
     // As `ip` begins to list devices, each under a number.
-    let known: Vec<_> = peers.chain([": weft".to_owned()]).filter(|p| text.contains(p)).collect();
-    ensure!(known.is_empty(), "{} knows {known:?}: {text}", machine.name);
+    let left: Vec<_> = peers.chain([": weft".to_owned()]).filter(|p| text.contains(p)).collect();
+    ensure!(left.is_empty(), "{} still has {left:?}: {text}", machine.name);
     Ok(())
 }

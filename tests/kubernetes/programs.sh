@@ -8,7 +8,7 @@ programs=(kube-apiserver kube-controller-manager kube-scheduler kubelet kube-pro
 modules=(liqo-controller-manager crd-replicator webhook virtual-kubelet proxy)
 export CGO_ENABLED=0 GOFLAGS=-mod=mod
 
-# A module of our own: the one of Kubernetes leaves the versions of its parts to whoever builds it.
+# A module of our own: the one of Kubernetes leaves the versions of its parts to its builder.
 module() {
   local parts=v0.${kubernetes#1.} mod
   printf 'module kubernetes\n\ngo 1.24\n' >go.mod

@@ -19,7 +19,7 @@ use crate::pair::{HTTP, Pair, SOON, reach};
 const NODE_PORT: u16 = 30800;
 /// Part of the pod CIDRs that is no node's.
 const ELSEWHERE: u8 = 77;
-/// On the segment, and in no cluster.
+/// Address on the segment, and in no cluster.
 const FOREIGN_POD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 200));
 
 pub(crate) fn services_nodes_and_strangers_reach_pods(pair: &Pair, lab: &Lab) -> Result<()> {
@@ -59,7 +59,7 @@ pub(crate) fn pods_elsewhere_reach_and_are_reached(pair: &Pair) -> Result<()> {
     let inside = rome.spec.node_pod_cidrs(ELSEWHERE).iter().any(|cidr| cidr.contains(&address));
     ensure!(inside, "{} has {address}", pods[0].name);
     let node = Object::new("nodeconfig", "", &rome.machines[1].name);
-    wait_until("its node is told of the pod", SOON, || is_local(&rome.get(node)?, address))?;
+    wait_until("its node's config has the pod", SOON, || is_local(&rome.get(node)?, address))?;
     let [of_milan, of_rome] = pair.views()?;
     reach(&pods, &pair.pods[1], (&of_milan, &of_rome))?;
     reach(&pair.pods[1], &pods, (&of_rome, &of_milan))?;
@@ -93,7 +93,7 @@ fn is_romes(seen: IpAddr, of_rome: &View) -> Result<()> {
     Ok(())
 }
 
-/// A Service whose endpoints are these, as whoever reflects a peer's Services makes it.
+/// A Service whose endpoints are these, as a reflector of a peer's Services makes it.
 fn service(endpoints: &[IpAddr]) -> String {
     let endpoints = endpoints.iter().map(|address| format!("- addresses: ['{address}']\n"));
     format!(

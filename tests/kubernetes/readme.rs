@@ -8,7 +8,7 @@ use weft_tests::kubernetes::WEFT;
 
 const README: &str = "../README.md";
 const HEADING: &str = "## In Kubernetes\n";
-/// The programs whose images the chart asks for.
+/// The programs whose images the chart uses.
 const IMAGES: [&str; 4] = ["fabric-controller", "gateway", "ipam", "route-agent"];
 
 pub(crate) struct Readme {
@@ -29,8 +29,8 @@ impl Readme {
         let mut commands: Vec<_> = joined.lines().map(str::trim).map(without_comment).collect();
         let programs = commands.iter().filter_map(|line| line.split(' ').next());
         let programs: Vec<_> = programs.collect();
-        ensure!(programs == ["helm", "helm", "liqoctl", "weft"], "it says {commands:#?}");
-        let (start, _) = commands[1].split_once(" ...").context("the second one says the same")?;
+        ensure!(programs == ["helm", "helm", "liqoctl", "weft"], "its commands are {commands:#?}");
+        let (start, _) = commands[1].split_once(" ...").context("the second one is the same")?;
         let the_same = commands[0].replace("rome", "milan");
         ensure!(the_same.starts_with(start), "{start} is not {the_same}");
         commands[1] = the_same;
@@ -55,7 +55,7 @@ impl Readme {
         Ok(())
     }
 
-    /// Joins them, and looks at what has become of it.
+    /// Joins them, and checks the result.
     pub(crate) fn connect(&self, clusters: &[Kubernetes; 2]) -> Result<()> {
         clusters[0].shell(clusters, &self.commands[2])?;
         let shown = clusters[0].shell(clusters, &self.commands[3])?;

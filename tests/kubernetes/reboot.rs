@@ -13,12 +13,12 @@ use weft_tests::{Lab, skip, wait_until};
 
 use crate::in_clear::Observer;
 use crate::pair::{Pair, SOON, TIMEOUT};
-use crate::stage::{note, play, say, step};
+use crate::stage::{note, note_time, play, step};
 
 const NODE: u8 = 2;
 const POD: Object<'static> = Object { kind: "pod", namespace: "default", name: "sender" };
 const ROUNDS: u32 = 5;
-/// In which nothing is in clear any more.
+/// Time in which nothing is in clear any more.
 const AFTERWARDS: Duration = Duration::from_secs(5);
 
 #[test]
@@ -55,7 +55,7 @@ fn sends_while_it_starts(pair: &Pair, lab: &Lab) -> Result<()> {
             ensure!(observer.so_far().wrapped > before, "none");
             Ok::<_, anyhow::Error>(())
         })?;
-        say(began.elapsed(), "until packets were in VXLAN again");
+        note_time(began.elapsed(), "until packets were in VXLAN again");
         std::thread::sleep(AFTERWARDS);
         let seen = observer.finish()?;
         let (first, last) = seen.first.zip(seen.last).unwrap_or((began, began));

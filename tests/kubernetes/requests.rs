@@ -16,7 +16,7 @@ const WHILE: Duration = Duration::from_secs(35);
 const AT_MOST: usize = 60;
 const FORBIDDEN: u64 = 403;
 
-/// While nothing changes. `meanwhile` may ask, but change nothing.
+/// Checks the rate of requests while nothing changes. `meanwhile` may read, but change nothing.
 pub(crate) fn are_few(pair: &Pair, meanwhile: impl FnOnce() -> Result<()>) -> Result<()> {
     let began = Instant::now();
     let before = pair.each(|cluster| Ok(cluster.requests()?.len()))?;
@@ -36,7 +36,7 @@ pub(crate) fn are_few(pair: &Pair, meanwhile: impl FnOnce() -> Result<()>) -> Re
     Ok(())
 }
 
-/// Nobody has asked for something that it may not do.
+/// Checks that no request was refused for a missing right.
 pub(crate) fn are_allowed(cluster: &Kubernetes, account: &str) -> Result<()> {
     let requests = cluster.requests()?;
     let own = requests.iter().filter(|request| is_of_a_pod(request));

@@ -22,9 +22,9 @@ const SYSTEM: &str = "kube-system";
 /// Namespace, request, and the accounts that may make it.
 type Row = (&'static str, &'static str, &'static str);
 
-/// In the namespaces of peerings.
+/// Rights in the namespaces of peerings.
 const OF_PEERINGS: &[Row] = &[
-    // Keys. Only a gateway's own, whoever's gateway is named alike.
+    // Keys. Only a gateway's own, even if other gateways have the same name.
     ("milan", "get secrets gw-keys", "cg"),
     ("milan", "list secrets gw-keys", "cgw"),
     ("milan", "watch secrets gw-keys", "cg"),
@@ -106,7 +106,7 @@ const OF_PEERINGS: &[Row] = &[
     ("milan", "patch ips.ipam.liqo.io/status database", "cw"),
 ];
 
-/// In weft's own namespace, in others, and of what is in none.
+/// Rights in weft's own namespace, in others, and for what is in none.
 const ELSEWHERE: &[Row] = &[
     ("liqo", "create leases.coordination.k8s.io", "cw"),
     ("liqo", "update leases.coordination.k8s.io weft-fabric-controller", "cw"),
@@ -148,7 +148,7 @@ const ELSEWHERE: &[Row] = &[
     ("", "patch nodeconfigs.fabric.weft.dev rome-1", "cw"),
     ("", "patch nodeconfigs.fabric.weft.dev/status rome-1", "a"),
     ("", "delete nodeconfigs.fabric.weft.dev rome-1", "cw"),
-    // MAC addresses of all gateways: no gateway knows those of others.
+    // MAC addresses of all gateways: no gateway may read those of others.
     ("", "watch fabricrecords.fabric.weft.dev", "ca"),
     ("", "get fabricrecords.fabric.weft.dev peering-milan", "ca"),
     ("", "list fabricrecords.fabric.weft.dev", "caw"),
@@ -184,7 +184,7 @@ const ELSEWHERE: &[Row] = &[
     ("", "create validatingwebhookconfigurations.admissionregistration.k8s.io", ""),
 ];
 
-/// In a cluster with a gateway for milan and one for turin.
+/// Checks rights in a cluster with a gateway for milan and one for turin.
 pub(crate) fn are_minimal(cluster: &Kubernetes) -> Result<()> {
     let withdrawal = rights_of_withdrawal(cluster)?;
     cluster.apply(&withdrawal)?;

@@ -26,12 +26,12 @@ pub(crate) fn play(test: impl FnOnce() -> Result<()>) -> Result<()> {
 pub(crate) fn step<T>(what: &str, f: impl FnOnce() -> Result<T>) -> Result<T> {
     let began = Instant::now();
     let result = f().with_context(|| what.to_owned())?;
-    say(began.elapsed(), what);
+    note_time(began.elapsed(), what);
     Ok(result)
 }
 
 /// Prints how long something took, past the test runner.
-pub(crate) fn say(took: Duration, what: &str) {
+pub(crate) fn note_time(took: Duration, what: &str) {
     note(&format!("{:6.1} s  {what}", took.as_secs_f64()));
 }
 

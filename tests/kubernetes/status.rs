@@ -38,8 +38,8 @@ fn is_well(cluster: &Kubernetes) -> Result<()> {
     ensure!(status["clusterId"] == json!(cluster.spec.id), "{status}");
     ensure!(status["problems"] == json!([]), "{}", status["problems"]);
     ensure!(peering["state"] == "Connected" && peering["latency"].is_string(), "{peering}");
-    let told = ["mtu", "endpoint", "lastHandshake", "node"];
-    let missing: Vec<_> = told.iter().filter(|field| peering[*field].is_null()).collect();
+    let fields = ["mtu", "endpoint", "lastHandshake", "node"];
+    let missing: Vec<_> = fields.iter().filter(|field| peering[*field].is_null()).collect();
     ensure!(missing.is_empty(), "no {missing:?}: {peering}");
     let node = peering["node"].as_str().unwrap_or_default();
     ensure!(cluster.machines.iter().any(|machine| machine.name == node), "{peering}");

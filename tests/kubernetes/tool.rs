@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use weft_tests::Kubernetes;
 
 use crate::calls;
-use crate::liqoctl::{reported_by_both, told};
+use crate::liqoctl::{liqoctl, on_both};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Tool {
@@ -34,7 +34,7 @@ impl Tool {
         if self == Self::Calls {
             return calls::info_peer(cluster, peer);
         }
-        let text = told(cluster, &["info", "peer"])?;
+        let text = liqoctl(cluster, &["info", "peer"])?;
         ensure!(text.contains("Remapped to"), "{text}");
         json_of(cluster, &["info", "peer", peer, "--output=json"])
     }
@@ -52,24 +52,20 @@ impl Tool {
         let port = node_port.map(|port| format!("--gw-server-service-nodeport={port}"));
         let line = "network connect --wait --timeout 60s --gw-server-service-type NodePort";
         let line: Vec<_> = line.split(' ').chain(port.as_deref()).collect();
-        reported_by_both(client, server, &line)
+        on_both(client, server, &line)
     }
 
     pub(crate) fn disconnect(self, local: &Kubernetes, remote: &Kubernetes) -> Result<()> {
         match self {
             Self::Calls => calls::disconnect(&calls::sides(local, remote)?),
-            Self::Liqoctl => {
-                reported_by_both(local, remote, &["network", "disconnect", "--skip-confirm"])
-            }
+            Self::Liqoctl => on_both(local, remote, &["network", "disconnect", "--skip-confirm"]),
         }
     }
 
     pub(crate) fn reset(self, local: &Kubernetes, remote: &Kubernetes) -> Result<()> {
         match self {
             Self::Calls => calls::reset(&calls::sides(local, remote)?),
-            Self::Liqoctl => {
-                reported_by_both(local, remote, &["network", "reset", "--skip-confirm"])
-            }
+            Self::Liqoctl => on_both(local, remote, &["network", "reset", "--skip-confirm"]),
         }
     }
 
@@ -142,12 +138,12 @@ fn by_liqoctl(cluster: &Kubernetes, peer: &str) -> Result<()> {
         if line.starts_with("create") {
             args.extend(["--remote-cluster-id", peer]);
         }
-        told(cluster, &args)?;
+        liqoctl(cluster, &args)?;
     }
     Ok(())
 }
 
 fn json_of(cluster: &Kubernetes, args: &[&str]) -> Result<Value> {
-    let text = told(cluster, args)?;
+    let text = liqoctl(cluster, args)?;
     serde_json::from_str(&text).with_context(|| format!("liqoctl printed {text:?}"))
 }

@@ -21,7 +21,7 @@ use crate::stage::{note, play, step};
 
 /// Time from the fault until cause and remedy are shown, and from its end until they are gone.
 const MAX: Duration = Duration::from_secs(3);
-/// Until a time that is too long is known.
+/// Time limit after which a wait counts as endless.
 const AT_MOST: Duration = Duration::from_secs(90);
 
 struct Scene<'a> {

@@ -135,7 +135,7 @@ fn pod_ready(side: &Side<'_>, gateway: &str) -> Result<()> {
 
 /// Taken as it is once it has addresses, and never looked at again.
 fn endpoint(side: &Side<'_>, gateway: &str) -> Result<Value> {
-    let endpoint = poll("the server says where it is", TIMEOUT, || {
+    let endpoint = poll("the server's endpoint is published", TIMEOUT, || {
         let gateway = side.get("gatewayserver", gateway)?.context("it is gone")?;
         let endpoint = &gateway["status"]["endpoint"];
         let known = endpoint["addresses"].as_array().is_some_and(|all| !all.is_empty());
@@ -167,7 +167,7 @@ type Gateway<'a> = (&'a Side<'a>, &'a str, &'a str);
 
 /// One end's public key becomes a PublicKey of the other's, which goes with that one's gateway.
 fn share_key((of, kind, name): Gateway<'_>, (to, to_kind, to_name): Gateway<'_>) -> Result<()> {
-    let gateway = poll("the gateway says where its key is", TIMEOUT, || {
+    let gateway = poll("the gateway's status names its key", TIMEOUT, || {
         let gateway = of.get(kind, name)?.context("it is gone")?;
         Ok(gateway["status"]["secretRef"].is_object().then_some(gateway))
     })?;

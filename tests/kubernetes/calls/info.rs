@@ -40,7 +40,7 @@ fn is_ready(pod: &Value) -> bool {
     conditions.any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
 }
 
-/// By peer, of that one.
+/// Output of `info peer` for one peer.
 pub(crate) fn info_peer(cluster: &Kubernetes, peer: &str) -> Result<Value> {
     let label = format!("{PEER}={peer}");
     let found = list(cluster, "foreignclusters", None, &label)?;

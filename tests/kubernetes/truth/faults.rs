@@ -209,7 +209,7 @@ const OTHERS: [Fault; 12] = [
     },
 ];
 
-/// From the end of a gateway that is uninstalled with its cluster's weft.
+/// Times from the end of a gateway that is uninstalled with its cluster's weft.
 pub(super) fn uninstalled(scene: &Scene<'_>) -> Result<Vec<String>> {
     let (milan, gateway) = (scene.cluster(1), GATEWAYS[1]);
     let list = ["get", "pods", "--namespace", gateway.namespace, "-l", &selector(gateway)];

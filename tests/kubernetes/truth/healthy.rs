@@ -87,7 +87,7 @@ fn agents_are_replaced(scene: &Scene<'_>) -> Result<()> {
     scene.wait_well(TIMEOUT)
 }
 
-/// It starts before the old one leaves, and then takes the peer's connection over.
+/// The new one starts before the old one leaves, and then takes the peer's connection over.
 fn gateway_is_replaced(scene: &Scene<'_>) -> Result<()> {
     let gateway = GATEWAYS[0];
     let restart = ["rollout", "restart", "deployment/gw-client", "--namespace", gateway.namespace];
