@@ -61,7 +61,7 @@ impl ApiServer {
 
     fn with_policy(dir: &Path, policy: &'static str) -> Result<Self, String> {
         if let Some(missing) = missing() {
-            return Err(format!("no API server here for want of {missing}"));
+            return Err(format!("no API server here without {missing}"));
         }
         let dir = dir.to_owned();
         drop(fs::remove_dir_all(&dir));
@@ -78,12 +78,12 @@ impl ApiServer {
         Ok(server)
     }
 
-    /// The kubeconfig of who may do everything.
+    /// The kubeconfig of a user with all rights.
     pub fn admin(&self) -> PathBuf {
         self.dir.join("admin.kubeconfig")
     }
 
-    /// The kubeconfig of a user who may do what roles give it, and nothing else:
+    /// The kubeconfig of a user with the rights that roles give it, and no other:
     /// `system:serviceaccount:NAMESPACE:NAME` is a service account.
     pub fn user(&self, name: &str) -> PathBuf {
         let path = self.dir.join(format!("{}.kubeconfig", name.replace(':', ".")));
@@ -99,7 +99,7 @@ impl ApiServer {
         if out.status.success() && stderr.is_empty() { Ok(stdout) } else { Err(stderr + &stdout) }
     }
 
-    /// kubectl as it is, for who may do everything.
+    /// kubectl as it is, for the user with all rights.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut kubectl = Command::new(kubernetes("kubectl"));
         kubectl.arg("--kubeconfig").arg(self.admin()).args(arguments).env("HOME", &self.dir);
@@ -122,15 +122,15 @@ impl ApiServer {
         writes.collect()
     }
 
-    /// Asks until there is no error.
+    /// Repeats a request until there is no error.
     pub fn wait_until<T, E: std::fmt::Debug>(
         &self,
         what: &str,
-        mut ask: impl FnMut() -> Result<T, E>,
+        mut request: impl FnMut() -> Result<T, E>,
     ) -> T {
         let began = Instant::now();
         loop {
-            match ask() {
+            match request() {
                 Ok(answer) => return answer,
                 Err(error) => {
                     let late = began.elapsed() > TIMEOUT;

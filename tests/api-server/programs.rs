@@ -8,7 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::channel;
 use std::thread::{park, spawn};
 
-/// Says that the calling test does nothing here, and why. Past the test runner, which keeps what
+/// Reports that the calling test is skipped, and why. Past the test runner, which keeps what
 /// passing tests print to itself.
 pub fn skip(why: &str) {
     let test = std::thread::current().name().unwrap_or("a test").to_owned();
@@ -49,14 +49,14 @@ pub fn start_program(program: &Path, arguments: &[String], log: &Path) -> Child 
 
 /// Starts it on a thread that lasts as long as this process.
 pub(crate) fn keep(mut command: Command) -> Child {
-    let (tell, told) = channel();
+    let (sender, child) = channel();
     spawn(move || {
-        tell.send(command.spawn().unwrap()).unwrap();
+        sender.send(command.spawn().unwrap()).unwrap();
         loop {
             park();
         }
     });
-    told.recv().unwrap()
+    child.recv().unwrap()
 }
 
 pub(crate) fn run(command: &mut Command, input: &str) -> Output {

@@ -47,7 +47,7 @@ fn a_peering_is_remapped_and_published_and_goes_again() {
     stage.until("nothing is left", || {
         let config = stage.get("gatewayconfigs", TENANT, "lyon");
         let networks = stage.server.kubectl(&["get", "networks", "-n", TENANT], "");
-        (config.is_none() && networks.is_err_and(|said| said.contains("No resources")))
+        (config.is_none() && networks.is_err_and(|error| error.contains("No resources")))
             .then_some(())
     });
     let node = stage.get("nodeconfigs", "", "n2").unwrap();
@@ -56,7 +56,7 @@ fn a_peering_is_remapped_and_published_and_goes_again() {
     ipam.kill();
 }
 
-/// As what this cluster sees the peer's prefixes.
+/// Prefixes as which this cluster sees the peer's.
 fn remapped(stage: &Stage) -> [String; 2] {
     let configuration = stage.until("the Configuration is remapped", || {
         let found = stage.get("configurations", TENANT, "lyon")?;
@@ -109,7 +109,7 @@ fn reachable(stage: &Stage) {
         all.any(|ip| ip["external"] == external && ip["target"] == target)
     };
     for node in ["n1", "n2"] {
-        stage.until("the nodes know both", || {
+        stage.until("the nodes have both", || {
             let ips = &stage.get("nodeconfigs", "", node)?["spec"]["ips"];
             let both = [(database, "192.0.2.200"), (pod, "10.200.2.9")];
             both.iter().all(|(external, target)| is_mapped(ips, external, target)).then_some(())
@@ -120,7 +120,7 @@ fn reachable(stage: &Stage) {
         assert!(!is_mapped(&spec["ips"], pod, "10.200.2.9"), "its node does");
         is_mapped(&spec["ips"], database, "192.0.2.200").then_some(())
     });
-    stage.until("it has the Service that it asks for", || {
+    stage.until("it has its Service", || {
         let slice = stage.get("endpointslices", TENANT, "database")?;
         assert_eq!(slice["endpoints"][0]["addresses"], json!(["192.0.2.200"]));
         assert_eq!(slice["ports"][0]["port"], 5432);
@@ -135,7 +135,7 @@ fn wrong(stage: &Stage) -> Value {
     conditions.into_iter().find(|condition| condition["type"] == "Accepted").unwrap_or_default()
 }
 
-/// Once nothing changes any more.
+/// Versions of all objects once nothing changes any more.
 fn settled(stage: &Stage) -> Vec<String> {
     let mut before = stage.versions();
     stage.until("nothing changes", || {

@@ -10,7 +10,7 @@ use fabric_api::crds;
 use serde_json::{Value, json};
 use weft_tests::bin_dir;
 
-/// On a machine that does much else.
+/// Time limit on a machine that does much else.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) struct Stage {
@@ -51,7 +51,6 @@ impl Stage {
         }
     }
 
-    /// With whoever it needs for it.
     pub(crate) fn start_ipam(&self) -> Running {
         self.start("ipam", &["--listen", &self.ipam()])
     }
@@ -94,11 +93,11 @@ impl Stage {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Asks until there is an answer.
-    pub(crate) fn until<T>(&self, what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    /// Polls until there is an answer.
+    pub(crate) fn until<T>(&self, what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
         let began = Instant::now();
         loop {
-            if let Some(answer) = ask() {
+            if let Some(answer) = poll() {
                 return answer;
             }
             assert!(began.elapsed() < TIMEOUT, "never: {what}\n{}", self.logs());

@@ -16,7 +16,7 @@ static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// From now on SIGINT, SIGTERM and SIGHUP end the demo and leave nothing behind.
 pub(crate) fn watch() -> Result<()> {
-    // Not blocked, or all that the demo starts would be deaf to them, too.
+    // Not blocked, or all that the demo starts would ignore them, too.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("listening for signals")?;
     std::thread::spawn(move || {
         let Some(signal) = signals.forever().next() else { return };
@@ -29,7 +29,7 @@ pub(crate) fn watch() -> Result<()> {
     Ok(())
 }
 
-/// Never returns if the demo has been interrupted: whatever fails then fails because of that.
+/// Does not return if the demo has been interrupted: whatever fails then fails because of that.
 pub(crate) fn give_way() {
     std::thread::sleep(Duration::from_millis(50));
     while INTERRUPTED.load(Ordering::SeqCst) {

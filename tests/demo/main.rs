@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use weft_tests::{Cluster, ClusterSpec, Lab, bin_dir, find_holders, remove_group, require};
 
-/// By which machines of a demo are found, also after it was killed.
+/// Name by which machines of a demo are found, also after it was killed.
 const GROUP: &str = "weft-demo";
 /// Prefixes that each cluster grants from: those of its own, and two by which it sees the other. They
 /// differ, so that an address alone shows which cluster uses it for which.

@@ -10,13 +10,13 @@ use weft_tests::{Cluster, wait_until};
 use crate::TIMEOUT;
 use crate::board::Board;
 
-/// Until `weft up` answers.
+/// Waits until `weft up` answers.
 pub(crate) fn wait_for_nodes(cluster: &Cluster) -> Result<()> {
     let what = format!("weft runs on {}", cluster.spec.node_name(1));
     wait_until(&what, TIMEOUT, || {
         let problems = &cluster.status()?["problems"];
         let problems = problems.as_array().map(Vec::len).unwrap_or_default();
-        ensure!(problems == 0, "it says {}", cluster.status()?["problems"]);
+        ensure!(problems == 0, "its problems are {}", cluster.status()?["problems"]);
         Ok::<_, anyhow::Error>(())
     })
 }

@@ -1,4 +1,4 @@
-//! Datagrams from the underlay, the peer's and anybody's.
+//! Datagrams from the underlay, the peer's and strangers'.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn datagram() {
     });
 }
 
-/// Any bytes as a train: nothing is written, and nobody is believed.
+/// Any bytes as a train: nothing is written, and the peer's state stays.
 fn strangers(world: &mut World, input: &mut Input<'_>, tos: u8) {
     let before = world.engine.peer_state();
     let segment = usize::from(input.word());

@@ -19,14 +19,14 @@ fn probe() {
             (&pong.cluster_id, &pong.time_stamp),
             (&message.cluster_id, &message.time_stamp)
         );
-        // Whoever writes a false source must not gain by it.
+        // A forged source must not amplify traffic.
         assert!(pong.encode().len() <= 2 * bytes.len() + 64);
 
         let now = Instant::now();
         let mut pending = Pending::new("milan".parse().unwrap());
-        let asked = pending.ping(Timestamp::UNIX_EPOCH, now, WeftField::new(Duration::ZERO, None));
+        let ping = pending.ping(Timestamp::UNIX_EPOCH, now, WeftField::new(Duration::ZERO, None));
         let is_answer = message.cluster_id == "milan"
-            && message.time_stamp.parse::<Timestamp>().ok() == asked.time_stamp.parse().ok();
+            && message.time_stamp.parse::<Timestamp>().ok() == ping.time_stamp.parse().ok();
         assert_eq!(pending.take_pong(&message, now).is_some(), is_answer);
     });
 }

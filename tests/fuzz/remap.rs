@@ -12,8 +12,8 @@ use crate::packet::{checksums, is_icmp_error};
 
 type Translate = fn(&Rules, &mut [u8], L4Checksum) -> Result<(), DropReason>;
 
-/// First the rules, then the packet, whose addresses are moved into the prefixes unless the first
-/// byte says otherwise.
+/// First the rules, then the packet, whose addresses are moved into the prefixes, depending on
+/// the first byte.
 #[test]
 fn remap() {
     bolero::check!().with_max_len(2048).for_each(|bytes: &[u8]| {

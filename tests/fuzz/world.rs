@@ -17,8 +17,8 @@ use tunnel::{
 /// Lifetime of a world by its own clock: so short that no key is due for renewal.
 const LIFE: Duration = Duration::from_secs(96);
 
-/// And by the real one, the only one that the peer's boringtun knows: with a handshake that has had no
-/// answer for 90 s it gives up the session, too.
+/// Lifetime of a world by the real clock, the only one that the peer's boringtun reads: with a
+/// handshake that has had no answer for 90 s it gives up the session, too.
 const REAL_LIFE: Duration = Duration::from_secs(45);
 
 /// Output of an engine.
@@ -51,7 +51,7 @@ pub(crate) struct World {
     born: Instant,
 }
 
-/// The other end, which has no rules. It knows where the engine is by being asked.
+/// The other end, which has no rules. It learns the engine's address from received datagrams.
 pub(crate) struct Peer {
     tunn: Tunn,
     buffer: Vec<u8>,
@@ -69,7 +69,7 @@ pub(crate) fn peer_address() -> SocketAddr {
     SocketAddr::from(([192, 0, 2, 2], 51820))
 }
 
-/// Someone else's address.
+/// Address that is not the peer's.
 pub(crate) fn elsewhere() -> SocketAddr {
     SocketAddr::from(([203, 0, 113, 9], 4444))
 }

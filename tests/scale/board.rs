@@ -19,13 +19,13 @@ pub struct Board(Arc<Mutex<Times>>);
 
 #[derive(Debug, Default)]
 struct Times {
-    /// By peer and node: first acknowledged, and first acknowledged as connected.
+    /// First acknowledgement, and first one as connected, by peer and node.
     nodes: BTreeMap<String, BTreeMap<String, [Option<Instant>; 2]>>,
-    /// By node: first acknowledgement of anything.
+    /// First acknowledgement of anything, by node.
     agents: BTreeMap<String, Instant>,
-    /// By peer: its gateway has the peer's key, its prefixes and this many nodes, acknowledged.
+    /// First acknowledgement of the peer's key, its prefixes and this many nodes, by peer.
     gateways: BTreeMap<Peer, BTreeMap<usize, Instant>>,
-    /// By peer: gateway pod Ready.
+    /// Time when the gateway's pod was Ready, by peer.
     pods: BTreeMap<Peer, Instant>,
     endpoints: BTreeMap<(Peer, Endpoint), Instant>,
     /// Errors of simulated programs, and how often each occurred.

@@ -66,7 +66,7 @@ pub(crate) async fn run_pods(
                 sleep(Duration::from_millis(200)).await;
             }
             board.pod_ready(peer, Instant::now());
-            // Nobody waits any more while all ends.
+            // There is no receiver any more while all ends.
             let _ = ready.send(peer);
         });
     }

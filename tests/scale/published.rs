@@ -1,6 +1,6 @@
 //! Objects that weft publishes, as their readers see them: the one place that depends on which these are.
 //!
-//! Everything else asks by meaning: which peerings a node has all of, which endpoint a gateway has, and
+//! Everything else queries by meaning: which peerings a node has all of, which endpoint a gateway has, and
 //! how either acknowledges.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +23,7 @@ pub(crate) struct AgentView {
     published: Option<NodeConfig>,
     records: Records<FabricRecord>,
     seen: Option<Seen>,
-    /// With the status that acknowledges what was there in whole last.
+    /// Config with the status that acknowledges what was there in whole last.
     acknowledged: Option<NodeConfig>,
     peerings: BTreeMap<String, bool>,
 }

@@ -1,4 +1,4 @@
-//! The same writes without weft: what the audit log has, sent to an API server that nobody else uses.
+//! The same writes without weft: what the audit log has, sent to an API server of its own.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::manifests::Peer;
 
-/// A user of the API server: service accounts, but for kubelets and who sets the peerings up.
+/// A user of the API server: service accounts, but for kubelets and the user that applies the peerings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum User {
     Admin,
@@ -23,7 +23,7 @@ pub enum User {
 }
 
 impl User {
-    /// The name in the audit log; `None` of the one that impersonates nobody.
+    /// The name in the audit log; `None` for the one that impersonates no other.
     pub(crate) fn name(self) -> Option<String> {
         let account = |name: &str| Some(format!("system:serviceaccount:liqo:{name}"));
         match self {

@@ -18,14 +18,14 @@ const PAYLOAD: usize = 1200;
 const TICK: Duration = Duration::from_millis(1);
 /// Maximum that a generator catches up with after it could not run; the rest was never sent.
 const MAX_AT_ONCE: u64 = 64;
-/// In bytes: no burst is lost at the sink itself.
+/// Receive buffer in bytes: no burst is lost at the sink itself.
 const SINK_BUFFER: usize = 64 << 20;
 /// Time to wait for late datagrams at the end.
 const TAIL: Duration = Duration::from_secs(1);
 
 pub(crate) struct Ends {
     pub(crate) from: Netns,
-    /// As the sender sees the sink.
+    /// Address of the sink as the sender sees it.
     pub(crate) to: SocketAddr,
     pub(crate) at: Netns,
 }
@@ -55,7 +55,7 @@ pub(crate) struct Tally {
     pub(crate) missing: Vec<(u64, u64)>,
 }
 
-/// For so long, and until late packets have arrived.
+/// Runs for `length`, and until late packets have arrived.
 pub(crate) fn run(ends: &Ends, rate: f64, length: Duration) -> Result<Tally> {
     let load = Load::start(ends, rate)?;
     std::thread::sleep(length);
@@ -77,7 +77,7 @@ impl Load {
         Ok(Self { shared, sender, sink })
     }
 
-    /// So far; what is on its way counts as lost.
+    /// Tally so far; what is on its way counts as lost.
     pub(crate) fn tally(&self) -> Tally {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let received = read(&self.shared.received);

@@ -23,7 +23,7 @@ impl Machine {
         Self { stolen: stolen(), ..Self::default() }
     }
 
-    /// To be called about once a second, with what a generator of `rate` packets a second has sent
+    /// Records a look, about once a second, with what a generator of `rate` packets a second has sent
     /// and left out so far.
     pub(crate) fn look(&mut self, sent: u64, left_out: u64, rate: f64) {
         let stolen = stolen();
@@ -33,7 +33,7 @@ impl Machine {
         (self.stolen, self.left_out) = (stolen, left_out);
     }
 
-    /// In which second a packet was sent.
+    /// Second in which a packet was sent.
     pub(crate) fn second_of(&self, packet: u64) -> usize {
         self.looks.partition_point(|(sent, _)| *sent <= packet)
     }
@@ -79,9 +79,9 @@ mod tests {
             let left_out = if second < 10 { 0 } else { 1000 };
             machine.look(second * 10_000, left_out, 10_000.0);
         }
-        let blamed = |packet| machine.is_cause(machine.second_of(packet));
-        assert!([85_000, 95_000, 105_000].into_iter().all(blamed));
-        assert!(![5_000, 65_000, 195_000].into_iter().any(blamed));
+        let excused = |packet| machine.is_cause(machine.second_of(packet));
+        assert!([85_000, 95_000, 105_000].into_iter().all(excused));
+        assert!(![5_000, 65_000, 195_000].into_iter().any(excused));
         assert!(machine.was_quiet());
     }
 }

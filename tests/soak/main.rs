@@ -30,7 +30,7 @@ const SINK: u16 = 5000;
 const MINUTES: u64 = 30;
 const MINUTE: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);
-/// On top, so that the shortest soak sees a rekey, too.
+/// Extra time, so that the shortest soak sees a rekey, too.
 const REKEY: Duration = Duration::from_secs(10);
 const MOST_LOSS: f64 = 1e-5;
 
@@ -108,7 +108,7 @@ fn soak(clusters: &[Cluster; 2]) -> Result<()> {
     footprints.are_flat()?;
     ensure!(tally.duplicated == 0, "{} came twice", tally.duplicated);
     if !machine.was_quiet() {
-        skip(&format!("{machine}: nothing can be told of losses"));
+        skip(&format!("{machine}: losses cannot be judged"));
         return Ok(());
     }
     let most = (tally.sent as f64 * MOST_LOSS) as u64;
@@ -129,7 +129,7 @@ fn peer([rome, milan]: &[Cluster; 2]) -> Result<Ends> {
     Ok(Ends { from: from.ns, to: SocketAddr::new(seen, SINK), at: at.ns })
 }
 
-/// Packets a second of the highest step up to which nothing was lost. One loss is not believed.
+/// Packets a second of the highest step up to which nothing was lost. One loss is repeated.
 fn loss_free_rate(ends: &Ends) -> Result<f64> {
     let (mut rate, mut passed) = (FIRST_RATE, None);
     loop {
