@@ -18,7 +18,7 @@ use weft_tests::Netns;
 /// Bytes that one `write` and one `read` move at most, as in iperf3.
 const BLOCK: usize = 128 * 1024;
 /// Time without data after which a tunnel's flow counts as broken.
-const PATIENCE: Duration = Duration::from_secs(5);
+const FLOW_TIMEOUT: Duration = Duration::from_secs(5);
 /// A sender that is gone because its tunnel is must not leave the sink waiting.
 const READ_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -98,7 +98,7 @@ impl Flow {
             used.to_string_lossy().trim_end_matches('\0') == congestion,
             "TCP uses {used:?}, not {congestion}"
         );
-        sender.set_write_timeout(Some(PATIENCE)).context("setting a timeout")?;
+        sender.set_write_timeout(Some(FLOW_TIMEOUT)).context("setting a timeout")?;
         sink.set_read_timeout(Some(READ_TIMEOUT)).context("setting a timeout")?;
         Ok(Self::spawn(Traffic::Tcp, sender, sink))
     }
@@ -157,7 +157,7 @@ impl Flow {
 
     /// Waits until nothing has arrived for a while: what was lost never does.
     fn drain_udp(&self) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + FLOW_TIMEOUT;
         let mut seen = None;
         while seen != Some(self.received()) {
             ensure!(Instant::now() < deadline, "datagrams arrive after the sender has stopped");
@@ -168,7 +168,7 @@ impl Flow {
     }
 
     fn drain_tcp(&self) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + FLOW_TIMEOUT;
         // Twice: between the last look at the switch and the count lies one `write`.
         for _ in 0..2 {
             while self.sent() != self.received() {
@@ -231,7 +231,7 @@ impl State {
 fn connect(from: SocketAddr, to: SocketAddr) -> std::io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
     socket.bind(&SocketAddr::new(from.ip(), 0).into())?;
-    socket.connect_timeout(&to.into(), PATIENCE)?;
+    socket.connect_timeout(&to.into(), FLOW_TIMEOUT)?;
     Ok(socket.into())
 }
 
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_sends_only_while_it_is_switched_on() {
+    fn flow_sends_only_while_switched_on() {
         let net = Netns::new().unwrap();
         net.ip("route replace local 127.0.0.1 dev lo congctl reno").unwrap();
         let end = End { net, address: "127.0.0.1:0".parse().unwrap() };

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::helm::{BLESS, EVERYTHING, Helm, LEAST, chart};
+use crate::helm::{BLESS, EVERYTHING, Helm, MIN_VALUES, chart};
 
 const WITH_CRDS: &str = "crds: {liqo: auto, weft: auto}";
 
@@ -73,7 +73,7 @@ pub(crate) fn liqo() -> impl Iterator<Item = Value> {
 }
 
 fn crds(helm: &Helm, values: &str) -> Vec<Value> {
-    let mut objects = helm.objects(&[LEAST, values]);
+    let mut objects = helm.objects(&[MIN_VALUES, values]);
     objects.retain(|object| object["kind"] == "CustomResourceDefinition");
     objects
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 use clap::{CommandFactory as _, Parser as _};
 use serde_json::Value;
 
-use crate::helm::{EVERYTHING, Helm, LEAST};
+use crate::helm::{EVERYTHING, Helm, MIN_VALUES};
 use crate::references::containers;
 
 #[test]
@@ -17,7 +17,7 @@ fn programs_understand_their_arguments() {
     };
     // Arguments that no program has.
     let others = "common: {extraArgs: []}";
-    for values in [LEAST, EVERYTHING] {
+    for values in [MIN_VALUES, EVERYTHING] {
         let objects = helm.objects(&[values, others]);
         for container in containers(&objects) {
             let program = container["command"][0].as_str().unwrap();
@@ -42,7 +42,7 @@ fn offload_switches_reach_every_gateway() {
     let values = format!(
         "networking: {{gatewayTemplates: {{container: {{gateway: {{extraArgs: [{extra}]}}}}}}}}"
     );
-    let objects = helm.objects(&[LEAST, &values]);
+    let objects = helm.objects(&[MIN_VALUES, &values]);
     let gateways: Vec<_> =
         containers(&objects).filter(|container| container["command"][0] == "gateway").collect();
     assert_eq!(gateways.len(), 2, "a server's and a client's");

@@ -2,16 +2,16 @@
 
 use std::path::Path;
 
-use crate::helm::{BLESS, EVERYTHING, Helm, LEAST};
+use crate::helm::{BLESS, EVERYTHING, Helm, MIN_VALUES};
 use crate::strict;
 
 #[test]
 fn minimal_values_give_golden_manifests() {
-    compare("least.yaml", LEAST);
+    compare("minimal.yaml", MIN_VALUES);
 }
 
 #[test]
-fn everything_switched_on_gives_the_golden_manifests() {
+fn all_values_give_golden_manifests() {
     compare("everything.yaml", EVERYTHING);
 }
 
@@ -26,7 +26,7 @@ fn helm_lint_reports_nothing() {
 fn manifests_have_only_fields_of_their_kind() {
     let Some(helm) = Helm::find() else { return };
     let with_crds = "crds: {liqo: auto, weft: auto}";
-    for values in [LEAST, EVERYTHING] {
+    for values in [MIN_VALUES, EVERYTHING] {
         for object in helm.objects(&[values, with_crds]) {
             if let Err(wrong) = strict::check(&object) {
                 panic!("{} {}: {wrong}", object["kind"], object["metadata"]["name"]);
@@ -40,7 +40,7 @@ fn cluster_without_id_gets_generated_one() {
     let Some(helm) = Helm::find() else { return };
     let ids: Vec<_> = (0..2)
         .map(|_| {
-            let objects = helm.objects(&[LEAST, "discovery: {config: {clusterID: ''}}"]);
+            let objects = helm.objects(&[MIN_VALUES, "discovery: {config: {clusterID: ''}}"]);
             let is_it = |o: &&serde_json::Value| !o["data"]["CLUSTER_ID"].is_null();
             objects.iter().find(is_it).unwrap()["data"]["CLUSTER_ID"].to_string()
         })

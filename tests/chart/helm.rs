@@ -10,8 +10,8 @@ const NAMESPACE: &str = "liqo";
 /// Set to write what is generated instead of comparing it.
 pub(crate) const BLESS: &str = "WEFT_BLESS";
 
-/// The least values that a cluster needs. CRDs are compared where they are made.
-pub(crate) const LEAST: &str = "\
+/// Minimal values that a cluster needs. CRDs are compared where they are made.
+pub(crate) const MIN_VALUES: &str = "\
 discovery: {config: {clusterID: rome}}
 ipam: {podCIDRs: [10.200.0.0/16], serviceCIDR: 10.96.0.0/12}
 crds: {liqo: never, weft: never}

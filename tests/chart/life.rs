@@ -6,7 +6,7 @@ use api_server::ApiServer;
 use serde_json::{Value, json};
 
 use crate::crds;
-use crate::helm::{Helm, LEAST};
+use crate::helm::{Helm, MIN_VALUES};
 use crate::uninstall::uninstall;
 
 /// Binding of the accounts of gateways.
@@ -85,10 +85,10 @@ impl Release {
 #[test]
 fn filled_in_fields_survive_upgrade_and_uninstall() {
     let Some(release) = Release::prepare() else { return };
-    release.helm("install", &[LEAST, NAMELESS]).unwrap();
+    release.helm("install", &[MIN_VALUES, NAMELESS]).unwrap();
     let id = release.get("configmap", "liqo-clusterid-configmap")["data"].clone();
     fill_in(&release);
-    release.helm("upgrade", &[LEAST, NAMELESS, "controllerManager: {replicas: 3}"]).unwrap();
+    release.helm("upgrade", &[MIN_VALUES, NAMELESS, "controllerManager: {replicas: 3}"]).unwrap();
     let replicas =
         || release.get("deployment", "liqo-fabric-controller")["spec"]["replicas"].clone();
     assert_eq!(replicas(), 3);
@@ -105,7 +105,7 @@ fn filled_in_fields_survive_upgrade_and_uninstall() {
     assert_eq!(release.ours(), "");
     let network = ["get", "network.ipam.liqo.io/users", "--namespace=default"];
     release.server.kubectl(&network, "").unwrap();
-    release.helm("install", &[LEAST, NAMELESS]).unwrap();
+    release.helm("install", &[MIN_VALUES, NAMELESS]).unwrap();
 }
 
 /// Fills in the authority as the fabric-controller does.
@@ -138,11 +138,11 @@ fn objects_of_liqo_are_used_unchanged() {
     let theirs = Liqos::install(&release);
     let before = theirs.as_they_are(&release);
     let no_prefixes = "ipam: {podCIDRs: [], serviceCIDR: ''}";
-    release.helm("install", &[LEAST, NAMELESS, no_prefixes]).unwrap();
+    release.helm("install", &[MIN_VALUES, NAMELESS, no_prefixes]).unwrap();
     let controller = release.get("deployment", "liqo-fabric-controller");
     let component = &controller["metadata"]["labels"]["app.kubernetes.io/component"];
     assert_eq!(component, "fabric-controller", "liqoctl expects one controller-manager");
-    release.helm("upgrade", &[LEAST, NAMELESS, no_prefixes]).unwrap();
+    release.helm("upgrade", &[MIN_VALUES, NAMELESS, no_prefixes]).unwrap();
     assert_eq!(theirs.as_they_are(&release), before);
     uninstall(&release);
     assert_eq!(theirs.as_they_are(&release), before);
@@ -159,7 +159,7 @@ fn shared_objects_outlive_a_takeover_by_liqo() {
         ("networks.ipam.liqo.io", "internal-cidr"),
     ];
     let Some(release) = Release::prepare() else { return };
-    release.helm("install", &[LEAST, NAMELESS]).unwrap();
+    release.helm("install", &[MIN_VALUES, NAMELESS]).unwrap();
     let uids = || SHARED.map(|(kind, name)| release.get(kind, name)["metadata"]["uid"].clone());
     let before = uids();
     let annotations = json!({"meta.helm.sh/release-name": "other"});
@@ -168,7 +168,7 @@ fn shared_objects_outlive_a_takeover_by_liqo() {
     for (kind, name) in SHARED {
         release.patch(kind, name, &json!({ "metadata": metadata }));
     }
-    release.helm("upgrade", &[LEAST, NAMELESS]).unwrap();
+    release.helm("upgrade", &[MIN_VALUES, NAMELESS]).unwrap();
     assert_eq!(uids(), before, "an upgrade deletes none");
     uninstall(&release);
     assert_eq!(uids(), before, "nor does the release's end");

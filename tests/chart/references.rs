@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::helm::{EVERYTHING, Helm, LEAST};
+use crate::helm::{EVERYTHING, Helm, MIN_VALUES};
 
 const WORKLOADS: [&str; 2] = ["Deployment", "DaemonSet"];
 const TEMPLATES: [&str; 2] = ["WgGatewayServerTemplate", "WgGatewayClientTemplate"];
@@ -62,7 +62,7 @@ fn workloads_have_distinct_selectors() {
 }
 
 #[test]
-fn bindings_name_roles_and_accounts_that_are_there() {
+fn bindings_name_existing_roles_and_accounts() {
     for objects in renderings() {
         let accounts = names(&objects, "ServiceAccount");
         for binding in of_kinds(&objects, &["RoleBinding", "ClusterRoleBinding"]) {
@@ -123,7 +123,7 @@ fn containers_are_unprivileged_and_read_only() {
 }
 
 #[test]
-fn liqoctl_finds_what_it_looks_for() {
+fn objects_have_labels_that_liqoctl_expects() {
     for objects in renderings() {
         let labelled = |kind: &str, value: &str| {
             let has = |o: &&&Value| o["metadata"]["labels"]["app.kubernetes.io/name"] == value;
@@ -177,7 +177,7 @@ pub(crate) fn containers(objects: &[Value]) -> impl Iterator<Item = &Value> {
 
 fn renderings() -> Vec<Vec<Value>> {
     let Some(helm) = Helm::find() else { return Vec::new() };
-    [LEAST, EVERYTHING].iter().map(|values| helm.objects(&[values])).collect()
+    [MIN_VALUES, EVERYTHING].iter().map(|values| helm.objects(&[values])).collect()
 }
 
 fn of_kinds<'a>(objects: &'a [Value], kinds: &[&str]) -> impl Iterator<Item = &'a Value> {

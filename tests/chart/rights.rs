@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 use weft_tests::kubernetes::access_review;
 
-use crate::helm::LEAST;
+use crate::helm::MIN_VALUES;
 use crate::life::Release;
 
 const CONTROLLER: &str = "liqo-fabric-controller";
@@ -100,13 +100,13 @@ const RULES: &str = "../fabric-controller/tests/kubernetes/gateway-rights.yaml";
 #[test]
 fn accounts_may_do_what_they_need_and_nothing_else() {
     let Some(release) = Release::prepare() else { return };
-    release.helm("install", &[LEAST, "crds: {liqo: auto, weft: auto}"]).unwrap();
+    release.helm("install", &[MIN_VALUES, "crds: {liqo: auto, weft: auto}"]).unwrap();
     for (cases, expected) in [(&MAY[..], true), (&MAY_NOT[..], false)] {
         let wrong: Vec<_> = cases.iter().zip(answers(&release, cases)).collect();
         let wrong: Vec<_> = wrong.iter().filter(|(_, may)| *may != expected).collect();
         assert!(wrong.is_empty(), "{wrong:#?}");
     }
-    a_gateway_is_given_what_the_controller_has_and_no_more(&release);
+    controller_grants_no_more_than_it_has(&release);
     gateways_read_gateway_records_alone(&release);
 }
 
@@ -134,7 +134,7 @@ fn gateways_read_gateway_records_alone(release: &Release) {
     assert!(!may_list("fabricrecords") && !may_list("nodeconfigs"));
 }
 
-fn a_gateway_is_given_what_the_controller_has_and_no_more(release: &Release) {
+fn controller_grants_no_more_than_it_has(release: &Release) {
     release.server.kubectl(&["create", "namespace", "tenant"], "").unwrap();
     let create = |rules: Value| {
         let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",

@@ -6,7 +6,7 @@ use std::thread;
 
 use serde_json::{Value, json};
 
-use crate::helm::LEAST;
+use crate::helm::MIN_VALUES;
 use crate::life::{NAMELESS, Release};
 
 const JOB: &str = "liqo-withdrawal";
@@ -65,7 +65,7 @@ fn uninstall_removes_objects_of_programs() {
     if weft_tests::bin_dir().is_err() {
         return weft_tests::skip("without programs there is none that removes their objects");
     }
-    release.helm("install", &[LEAST, NAMELESS]).unwrap();
+    release.helm("install", &[MIN_VALUES, NAMELESS]).unwrap();
     release.server.kubectl(&["create", "namespace", "tenant"], "").unwrap();
     let apply = ["apply", "--server-side", "--field-manager=weft", "--filename=-"];
     for object in made() {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::helm::{Helm, LEAST, chart};
+use crate::helm::{Helm, MIN_VALUES, chart};
 
 /// A slip, and the words that name it.
 const SLIPS: [(&str, &[&str]); 17] = [
@@ -29,7 +29,7 @@ const SLIPS: [(&str, &[&str]); 17] = [
 fn slips_are_refused_by_name() {
     let Some(helm) = Helm::find() else { return };
     for (slip, words) in SLIPS {
-        let error = helm.template(&[LEAST, slip]).expect_err(slip);
+        let error = helm.template(&[MIN_VALUES, slip]).expect_err(slip);
         assert!(words.iter().all(|word| error.contains(word)), "{slip}: {error}");
     }
 }

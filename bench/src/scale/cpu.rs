@@ -8,9 +8,9 @@ use tokio::time::sleep;
 
 use crate::machine::{CpuTimes, ProcessTimes};
 
-/// A controller that uses less than this share of a core for [`CALM`] is quiet.
+/// A controller that uses less than this share of a core for [`QUIET_TIME`] is quiet.
 const BUSY: f64 = 0.1;
-const CALM: Duration = Duration::from_secs(5);
+const QUIET_TIME: Duration = Duration::from_secs(5);
 const SAMPLE: Duration = Duration::from_millis(500);
 
 /// CPU times at one moment.
@@ -64,7 +64,7 @@ pub(crate) async fn until_quiet(pids: &Pids, at_most: Duration) -> Result<Option
     let start = Instant::now();
     let mut busy_until = start;
     let mut last = (start, ProcessTimes::of(&[pids.controller])?.total());
-    while busy_until.elapsed() < CALM {
+    while busy_until.elapsed() < QUIET_TIME {
         if start.elapsed() > at_most {
             return Ok(None);
         }

@@ -47,13 +47,13 @@ pub enum WithdrawError {
     MadeAgain(Vec<String>),
 }
 
-/// Nodes that do not answer hold it up for no longer than `patience`, and pods that do not end for
+/// Nodes that do not answer hold it up for no longer than `at_most`, and pods that do not end for
 /// half a minute.
-pub async fn withdraw(server: ApiServer, patience: Duration) -> Result<(), WithdrawError> {
+pub async fn withdraw(server: ApiServer, at_most: Duration) -> Result<(), WithdrawError> {
     let mut election = Election::new(&server, IDENTITY).taking_over();
     timeout(ELECTION, election.won()).await.map_err(|_| WithdrawError::NotElected)?;
     tokio::select! {
-        done = take_away(&server, patience) => done?,
+        done = take_away(&server, at_most) => done?,
         () = election.lost() => return Err(WithdrawError::Lost),
     }
     let locked = election.leave_locked(LOCKED).await;
@@ -65,10 +65,10 @@ pub async fn withdraw(server: ApiServer, patience: Duration) -> Result<(), Withd
     Ok(())
 }
 
-async fn take_away(server: &ApiServer, patience: Duration) -> Result<(), WithdrawError> {
+async fn take_away(server: &ApiServer, at_most: Duration) -> Result<(), WithdrawError> {
     let cluster = Cluster::new(server);
     leftovers::end_gateways(&cluster).await?;
-    nodes::clear(&cluster, patience).await?;
+    nodes::clear(&cluster, at_most).await?;
     leftovers::remove(&cluster).await?;
     marks::remove(&cluster).await?;
     if timeout(ANSWER, clear_foreign_clusters(server)).await.is_err() {
