@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_control_compares_neighbours_of_the_same_tunnel() {
+    fn control_compares_adjacent_slices_of_one_tunnel() {
         let ab = Pair { a: slice(8.0, 0.0), b: slice(4.0, 0.0), a_first: true };
         let ba = Pair { a: slice(10.0, 0.0), b: slice(5.0, 0.0), a_first: false };
         // A 8, B 4 | B 5, A 10 | A 8, B 4

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn all_scenarios_are_wanted_unless_some_are_named() {
+    fn all_scenarios_are_selected_by_default() {
         let all = Args::parse_from(["bench"]);
         assert!(all.selects(ScenarioName::PointToPoint) && all.selects(ScenarioName::PodToPod));
         let one = Args::parse_from(["bench", "--scenario", "pod-to-pod"]);

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_named_like_a_parenthesis_is_read_alike() {
+    fn program_name_with_parenthesis_is_parsed() {
         let stat = "7 (a) b) S 1 7 7 0 -1 4194304 1 2 3 4 150 50 0 0 20 0 1 0";
         let times = ProcessTimes::parse(stat).unwrap();
         assert_eq!((times.user, times.system, times.total()), (1.5, 0.5, 2.0));

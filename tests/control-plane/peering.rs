@@ -17,7 +17,7 @@ const OWN: [&str; 2] = ["10.200.0.0/16", "10.70.0.0/16"];
 
 /// Whichever comes first, the programs or the manifests.
 #[test]
-fn a_peering_is_remapped_and_published_and_goes_again() {
+fn peering_is_remapped_published_and_removed() {
     let Some(stage) = Stage::set("peering") else { return };
     let mut controller = stage.start_controller();
     stage.apply(CLUSTER);

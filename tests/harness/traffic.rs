@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_bound_once_another_gives_it_up() {
+    fn port_is_bound_once_it_is_released() {
         let other = UdpSocket::bind("127.0.0.1:0").unwrap();
         let address = other.local_addr().unwrap();
         let giving_up = std::thread::spawn(move || {

@@ -107,14 +107,14 @@ const VICTIMS: &str = "weft-kubernetes-victim";
 const READY: &str = "ready to be killed";
 
 #[test]
-fn a_killed_run_leaves_nothing() -> Result<()> {
+fn killed_run_leaves_nothing() -> Result<()> {
     if std::env::var_os(VICTIM).is_some() {
         return wait_to_be_killed();
     }
     play(|| {
         let before = Traces::of_the_host()?;
         let mut victim = Command::new(std::env::current_exe()?)
-            .args(["--exact", "leftovers::a_killed_run_leaves_nothing", "--nocapture"])
+            .args(["--exact", "leftovers::killed_run_leaves_nothing", "--nocapture"])
             .env(VICTIM, "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

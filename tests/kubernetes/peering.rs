@@ -82,9 +82,9 @@ fn from_the_manifests_to_the_end(pair: &Pair, lab: &Lab) -> Result<()> {
     step("weft status names faults", || truth::cheap_rows(pair, lab))?;
     let (mut held, _server) = pair.hold()?;
     step("pods of gateways are replaced", || gateways_come_back(pair))?;
-    step("a server has a new pod before the old one leaves", || a_client_follows(pair))?;
-    step("both API servers are away", || api_servers_are_not_missed(pair))?;
-    step("all other pods of weft are replaced", || others_are_not_missed(pair))?;
+    step("a server has a new pod before the old one leaves", || client_follows_server(pair))?;
+    step("both API servers are away", || absent_api_servers_cause_no_loss(pair))?;
+    step("all other pods of weft are replaced", || other_pods_are_replaced_without_loss(pair))?;
     step("a connection has outlived all that", || held.echoes(SOON))?;
     step("a deleted peering is refused, and nothing is left of it", || {
         deleted_is_refused(pair, lab, SHORT)
@@ -115,7 +115,7 @@ fn gateways_come_back(pair: &Pair) -> Result<()> {
 
 /// The conntrack entry of the client's connection to the node port leads to the old pod for a
 /// while.
-fn a_client_follows(pair: &Pair) -> Result<()> {
+fn client_follows_server(pair: &Pair) -> Result<()> {
     let (milan, server) = (&pair.clusters[1], GATEWAYS[1]);
     let rollout = |verb: &str| {
         let line = ["rollout", verb, "deployment/gw-server", "--namespace", server.namespace];
@@ -158,7 +158,7 @@ fn is_reported(cluster: &Kubernetes, gateway: Object<'_>) -> Result<()> {
 }
 
 /// Checks that nothing is lost meanwhile, and nothing is granted or published anew.
-fn others_are_not_missed(pair: &Pair) -> Result<()> {
+fn other_pods_are_replaced_without_loss(pair: &Pair) -> Result<()> {
     nothing_is_published(pair, || {
         pair.streaming(|| pair.each(replace_pods).map(drop))?.missed_nothing()
     })
@@ -166,7 +166,7 @@ fn others_are_not_missed(pair: &Pair) -> Result<()> {
 
 /// Checks traffic, and gateways that start again in the same pod, on what they have kept; and that
 /// nothing is new when the API servers are back.
-fn api_servers_are_not_missed(pair: &Pair) -> Result<()> {
+fn absent_api_servers_cause_no_loss(pair: &Pair) -> Result<()> {
     let course = pair.course()?;
     let gateways = pair.clusters.iter().zip(GATEWAYS);
     let processes = gateways.map(|(cluster, gateway)| {

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn switches_are_spelt_as_in_go_and_passed_on_unchanged() {
+    fn switches_are_passed_on_in_spelling_of_go() {
         let line = ["--ping-enabled=false", "--ping-interval", "1500ms", "--ping-loss-threshold=3"];
         let args = parse(&line).unwrap();
         let expected = ProbeSettings { enabled: false, interval_ms: 1500, loss_threshold: 3 };
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_gateway_would_accept_is_refused_at_once() {
+    fn probe_settings_out_of_range_are_refused() {
         for bad in ["99ms", "11s", "2", "-2s", ""] {
             assert!(parse(&["--ping-interval", bad]).is_err(), "{bad:?}");
         }

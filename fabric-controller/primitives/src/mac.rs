@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_address_of_a_uid_is_unicast_local_and_its_own() {
+    fn address_of_uid_is_unicast_local_and_unique() {
         let macs: BTreeSet<Mac> = (0..1000).map(|n| Mac::of_uid(&format!("uid {n}"))).collect();
         assert_eq!(macs.len(), 1000);
         assert!(macs.iter().all(|mac| mac.0[0] & 3 == 2));

@@ -98,7 +98,7 @@ async fn ipam_may_come_last() {
 }
 
 #[tokio::test]
-async fn the_cluster_may_describe_itself_last() {
+async fn manifests_of_cluster_may_come_last() {
     let mut cluster = Cluster::new("rome");
     cluster.remove("cluster.yaml");
     cluster.ipam.start();

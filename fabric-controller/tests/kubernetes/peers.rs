@@ -89,7 +89,7 @@ fn existing_foreign_cluster_is_used_by_any_name() {
 }
 
 #[test]
-fn one_whose_name_is_taken_keeps_no_other_waiting() {
+fn foreign_cluster_name_conflict_blocks_no_other() {
     let Some((_turn, cluster)) = cluster() else { return };
     // Before all others, by name; it is labelled for another peer.
     cluster.apply(&json!({"apiVersion": "core.liqo.io/v1beta1", "kind": "ForeignCluster",

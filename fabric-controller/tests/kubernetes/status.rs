@@ -199,7 +199,7 @@ fn status_without_rights_names_missing_ones() {
 }
 
 #[test]
-fn a_server_that_does_not_answer_is_given_up_soon() {
+fn status_of_hung_api_server_ends_soon() {
     let Some((_turn, cluster)) = cluster() else { return };
     let admin = fs::read_to_string(cluster.server.admin()).unwrap();
     let (before, after) = admin.split_once("https://127.0.0.1:").unwrap();

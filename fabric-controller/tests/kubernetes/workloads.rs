@@ -67,7 +67,7 @@ fn server_gets_deployment_service_and_min_rights() {
 }
 
 #[test]
-fn a_client_without_a_key_gets_one() {
+fn client_without_key_gets_one() {
     let Some((_turn, cluster)) = cluster() else { return };
     cluster.apply_all(&peering("lyon"));
     cluster.delete("secret", &tenant("lyon"), "gw-keys");
@@ -186,7 +186,7 @@ fn stuck_deployment_is_retried_with_backoff() {
 }
 
 #[test]
-fn a_template_of_the_user_is_followed() {
+fn template_of_user_is_applied() {
     let Some((_turn, cluster)) = cluster() else { return };
     let mut template = templated(cluster, "nice", "mine");
     let namespace = tenant("nice");

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_ip_service_is_found_at_its_cluster_ips() {
+    fn cluster_ip_endpoint_has_cluster_ips() {
         let spec = json!({"clusterIPs": ["10.96.0.7", "fd00::7"], "clusterIP": "10.96.0.7", "ports": ports()});
         let addresses = vec!["10.96.0.7".to_owned(), "fd00::7".to_owned()];
         assert_eq!(found(&service(spec, json!({})), None), Some((addresses, 51840)));
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_port_is_found_at_the_node_of_the_active_pod() {
+    fn node_port_endpoint_is_node_of_active_pod() {
         let service = service(json!({"type": "NodePort", "ports": ports()}), json!({}));
         assert_eq!(found(&service, None), None, "never a list of one empty text");
         let mut addresses = vec![
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_balancer_is_found_at_all_its_ingresses() {
+    fn load_balancer_endpoint_has_all_ingresses() {
         let spec = json!({"type": "LoadBalancer", "ports": ports()});
         let ingress = json!([{"ip": "198.51.100.1", "hostname": "a.example.com"}, {"hostname": "b.example.com"}]);
         let status = json!({"loadBalancer": {"ingress": ingress}});
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn an_external_name_leads_nowhere() {
+    fn external_name_has_no_endpoint() {
         let spec = json!({"type": "ExternalName", "ports": ports()});
         assert_eq!(endpoint(&service(spec, json!({})), None), None);
     }

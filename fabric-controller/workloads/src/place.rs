@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn the_service_of_a_namesake_leads_nowhere() {
+    fn service_of_namesake_gives_no_endpoint() {
         let endpoint = |uid: &str| {
             let mut service = service();
             service.1["metadata"] = owned(uid);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_that_is_about_to_go_leads_nowhere() {
+    fn deleted_service_gives_no_endpoint() {
         let mut service = service();
         service.1["spec"]["type"] = json!("LoadBalancer");
         service.1["status"] = json!({"loadBalancer": {"ingress": [{"ip": "198.51.100.1"}]}});

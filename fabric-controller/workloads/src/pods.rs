@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_address_is_the_newer_pods() {
+    async fn shared_address_is_that_of_newer_pod() {
         let mut pods = pods();
         let mut newer = pod("a", "n2", "10.200.9.9");
         newer["metadata"]["creationTimestamp"] = json!("2026-01-31T12:00:01Z");
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn gateway_pod_matters_while_it_may_have_the_tunnel() {
+    async fn active_gateway_pod_is_observed() {
         let mut pods = pods();
         let mut gateway = pod("g", "n1", "10.200.1.7");
         gateway["metadata"]["labels"] = json!({"networking.liqo.io/component": "gateway",

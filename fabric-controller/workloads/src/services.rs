@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_template_or_an_address_there_is_none() {
+    fn no_service_without_template_or_address() {
         assert!(objects(json!({"ip": "192.0.2.7"})).is_empty());
         assert!(objects(json!({"ip": "x", "serviceTemplate": template()})).is_empty());
     }

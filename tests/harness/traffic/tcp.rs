@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn the_checksum_sees_a_flipped_bit_and_a_swap() {
+    fn checksum_detects_flipped_bit_and_swap() {
         let sum = |bytes: &[u8]| {
             let mut checksum = Checksum::default();
             checksum.add(bytes);

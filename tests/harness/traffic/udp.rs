@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stream_over_loopback_loses_nothing() {
+    fn stream_over_loopback_loses_nothing() {
         let ns = Netns::new().unwrap();
         let echo = UdpEcho::start(&ns, 0).unwrap();
         let to = SocketAddr::from(([127, 0, 0, 1], echo.port()));

@@ -10,7 +10,7 @@ use serde_json::Value;
 const HEAD: &str = "# Generated from fabric-controller/api; `make crds` writes them.\n";
 
 #[test]
-fn the_chart_has_the_definitions_that_the_types_make() {
+fn chart_has_definitions_generated_from_types() {
     let mut wrong = check("crds-liqo", &crds::liqo());
     wrong.extend(check("crds-weft", &crds::weft()));
     assert!(wrong.is_empty(), "{wrong:#?} differ from the types; `make crds` writes them");

@@ -27,7 +27,7 @@ pub(crate) struct Bad {
 }
 
 #[test]
-fn a_peerings_manifests_are_taken() {
+fn manifests_of_peering_are_accepted() {
     let definitions = definitions();
     let refused = |object: &Value| {
         let found = problems(definition(&definitions, object), object, None);
@@ -40,7 +40,7 @@ fn a_peerings_manifests_are_taken() {
 }
 
 #[test]
-fn strings_are_lists_once_the_types_have_read_them() {
+fn strings_become_lists_when_decoded() {
     let definitions = definitions();
     let configurations = resources(PEERING).into_iter().filter(|o| o["kind"] == "Configuration");
     let mut seen = Vec::new();
@@ -80,7 +80,7 @@ fn bad_objects_are_refused() {
 }
 
 #[test]
-fn a_grant_is_set_once_and_may_be_taken_back() {
+fn grant_is_set_once_and_can_be_removed() {
     let definitions = definitions();
     let ip = |status: Value| {
         let mut ip = resources(WHOLE).into_iter().find(|object| object["kind"] == "IP").unwrap();

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_has_its_field() {
+    fn fault_names_field() {
         let spec =
             json!({"remote": {"cidr": {"pod": ["10.1.0.1/16"], "external": ["10.2.0.0/16"]}}});
         let stored = taken(Kind::Configuration, configuration(spec)).unwrap();

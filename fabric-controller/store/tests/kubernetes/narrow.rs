@@ -111,7 +111,7 @@ async fn config_map_needs_right_to_its_name_only() {
 }
 
 #[tokio::test]
-async fn the_one_config_map_is_that_of_the_installation() {
+async fn config_map_is_that_of_installation() {
     let Some(place) = Place::new("weft-system").await else { return };
     for (namespace, id) in [(LIQO_NAMESPACE, "others"), ("weft-system", "ours")] {
         let map = json!({

@@ -14,7 +14,7 @@ const KEY: &str = "SJbnWw47WiNBxWI4qjL/kxk/kpfvFCwKHSkixFgTt2Q=";
 const RETRY: Duration = Duration::from_secs(15);
 
 #[tokio::test]
-async fn a_kind_that_is_not_installed_is_named_and_awaited() {
+async fn missing_definition_is_reported_and_retried() {
     let Some(place) = Place::new("missing").await else { return };
     let store = place.store();
     store.put(&place.network("n", "10.1.0.0/16")).await.unwrap();
@@ -56,7 +56,7 @@ async fn a_kind_that_is_not_installed_is_named_and_awaited() {
 }
 
 #[tokio::test]
-async fn a_kind_that_may_not_be_seen_is_named_and_awaited() {
+async fn forbidden_kind_is_reported_and_retried() {
     let Some(place) = Place::new("forbidden").await else { return };
     let store = place.store_of("nobody");
     let mut watch = place.watch(&store, &[Kind::Node]);

@@ -22,7 +22,7 @@ fn granted(mut network: Object, cidr: &str) -> Object {
 }
 
 #[tokio::test]
-async fn an_object_keeps_its_uid_and_counts_its_specs() {
+async fn object_keeps_uid_and_increments_generation() {
     let Some(place) = Place::new("own").await else { return };
     let store = place.store();
     let mut config = place.config("gw");
@@ -114,7 +114,7 @@ async fn foreign_fields_stay_and_unwanted_ones_go() {
 }
 
 #[tokio::test]
-async fn a_status_goes_to_the_very_object_or_nowhere() {
+async fn status_is_written_to_same_uid_only() {
     let Some(place) = Place::new("very").await else { return };
     let (store, other) = (place.store(), place.store());
     let first = store.put(&place.network("n", "10.1.0.0/16")).await.unwrap();
@@ -138,7 +138,7 @@ async fn a_status_goes_to_the_very_object_or_nowhere() {
 }
 
 #[tokio::test]
-async fn a_configuration_gets_its_local_side_and_its_status() {
+async fn configuration_gets_local_side_and_status() {
     let Some(place) = Place::new("local").await else { return };
     let manifest = place.configuration("milan", &json!(["10.1.0.0/16"]));
     place.admin.apply("configurations", &manifest).await;
@@ -206,7 +206,7 @@ async fn unknown_key_is_never_overwritten() {
 }
 
 #[tokio::test]
-async fn a_note_outlives_the_program() {
+async fn note_survives_restart() {
     let Some(place) = Place::new("notes").await else { return };
     let note = Note::Only("open-grants");
     let store = place.store();

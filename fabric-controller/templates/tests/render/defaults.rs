@@ -53,7 +53,7 @@ fn selectors_select_the_pods() {
 }
 
 #[test]
-fn a_service_selects_the_active_gateway_alone() {
+fn service_selects_active_gateway_only() {
     let service = rendered(WIREGUARD_SERVER, "server").service.unwrap();
     assert_eq!(
         serde_json::to_value(service.spec).unwrap(),
@@ -78,7 +78,7 @@ fn a_service_selects_the_active_gateway_alone() {
 }
 
 #[test]
-fn the_first_of_many_ports_is_the_services() {
+fn first_of_several_ports_is_that_of_service() {
     let spec = rendered(WIREGUARD_SERVER, "bare").service.unwrap().spec.unwrap();
     let ports = spec.ports.unwrap();
     assert_eq!((ports[0].port, ports[0].node_port), (51840, None));
@@ -130,7 +130,7 @@ fn gateway_gets_its_name_as_arguments() {
 }
 
 #[test]
-fn a_new_gateway_is_ready_before_the_old_one_leaves() {
+fn new_gateway_is_ready_before_old_one_ends() {
     for spec in deployments() {
         assert_eq!(spec.replicas, Some(1));
         assert_eq!(

@@ -23,7 +23,7 @@ fn refused(template: &Value) -> String {
 }
 
 #[test]
-fn a_server_has_a_service_on_its_ports() {
+fn server_has_service_on_its_ports() {
     let service = rendered(&server(), "server").service.unwrap().spec.unwrap();
     assert_eq!(service.type_.as_deref(), Some("NodePort"));
     assert_eq!(service.load_balancer_ip.as_deref(), Some("192.0.2.7"));
@@ -68,7 +68,7 @@ fn gateway_labels_override_template() {
 }
 
 #[test]
-fn they_are_there_too_if_the_template_has_no_metadata() {
+fn labels_are_added_to_template_without_metadata() {
     let mut template = server();
     template["spec"]["service"]["metadata"].take();
     let metadata = rendered(&template, "server").service.unwrap().metadata;
@@ -79,7 +79,7 @@ fn they_are_there_too_if_the_template_has_no_metadata() {
 }
 
 #[test]
-fn a_client_has_no_service() {
+fn client_has_no_service() {
     let Rendered { deployment, service } =
         rendered(&template(&folder().join("stock/client.yaml")), "client");
     assert_eq!(service, None);
@@ -90,7 +90,7 @@ fn a_client_has_no_service() {
 }
 
 #[test]
-fn a_gateway_may_be_named_by_a_number() {
+fn gateway_name_may_be_number() {
     let Rendered { deployment, service } = rendered(&server(), "number");
     let spec = deployment.spec;
     let labels = spec.selector.match_labels.unwrap();
@@ -100,7 +100,7 @@ fn a_gateway_may_be_named_by_a_number() {
 }
 
 #[test]
-fn an_environment_variable_may_be_a_number() {
+fn environment_variable_may_be_number() {
     let mut template = server();
     let pod = &mut template["spec"]["deployment"]["spec"]["template"]["spec"];
     pod["containers"][0]["env"] = json!([
@@ -113,7 +113,7 @@ fn an_environment_variable_may_be_a_number() {
 }
 
 #[test]
-fn a_quantity_may_be_a_number() {
+fn quantity_may_be_number() {
     let mut template = server();
     let pod = &mut template["spec"]["deployment"]["spec"]["template"]["spec"];
     pod["containers"][0]["resources"]["limits"] =
@@ -143,7 +143,7 @@ fn invalid_rendered_object_names_its_place() {
 }
 
 #[test]
-fn a_part_that_is_missing_is_named() {
+fn missing_part_is_named() {
     for (part, whole) in [("service", "service.spec"), ("deployment", "deployment.spec")] {
         let mut template = server();
         template["spec"].as_object_mut().unwrap().remove(part);

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_keeps_its_time_while_its_status_stays() {
+    fn condition_keeps_time_while_status_is_the_same() {
         let now = Timestamp::UNIX_EPOCH;
         let first = module(&Value::Null, Some(&peer("Pending")), now).unwrap();
         assert_eq!(first["enabled"], true);
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_all_modules_and_those_of_others_stay() {
+    fn missing_modules_are_added_and_others_stay() {
         let written = |object: Value| {
             modules(&foreign_cluster(object), Some(&peer("Pending")), Timestamp::UNIX_EPOCH)
         };

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_never_had_an_agent_is_not_waited_for() {
+    fn node_without_agent_is_not_waited_for() {
         assert_eq!(why_waited_for(&config(true, Value::Null), false), None);
         assert!(why_waited_for(&config(true, Value::Null), true).is_some());
     }

@@ -221,7 +221,7 @@ fn fault_names_object_field_found_and_expected() {
 }
 
 #[test]
-fn a_fault_in_an_edit_keeps_what_runs() {
+fn faulty_edit_keeps_published_objects() {
     let mut world = World::new("milan");
     server_side("rome", 30742).into_iter().for_each(|object| world.apply(object));
     world.settle();
@@ -376,7 +376,7 @@ fn invalid_configuration_keeps_last_conditions() {
 }
 
 #[test]
-fn a_key_that_cannot_be_read_now_is_not_made_anew() {
+fn unreadable_key_is_not_regenerated() {
     let mut world = World::new("milan");
     let mut keyless = server("rome", 30742);
     let Object::GatewayServer(own) = &mut keyless else { panic!() };

@@ -161,7 +161,7 @@ fn removed_node_refuses_prefixes_of_its_peerings() {
 }
 
 #[test]
-fn a_node_whose_agent_never_ran_just_goes() {
+fn node_without_agent_is_removed_at_once() {
     let mut world = peered();
     world.apply(node("n2", "192.0.2.12", 2));
     world.settle();

@@ -280,7 +280,7 @@ fn removed_peering_returns_grants_and_spares_others() {
 }
 
 #[test]
-fn without_its_configuration_a_gateway_goes_and_waits() {
+fn gateway_without_configuration_is_removed() {
     let mut world = middle();
     world.delete(&ObjectRef::new(Kind::Configuration, "liqo-tenant-rome", "rome"));
     world.settle();
@@ -298,7 +298,7 @@ fn without_its_configuration_a_gateway_goes_and_waits() {
 }
 
 #[test]
-fn a_restart_changes_nothing() {
+fn restart_changes_nothing() {
     let world = middle();
     let (held, objects) = (world.held(), world.last.objects.clone());
     let mut again = world.restart_without(&[], Vec::new());

@@ -142,7 +142,7 @@ fn node_without_the_pods_family_has_no_gateway() {
 }
 
 #[test]
-fn the_overlay_is_of_the_family_that_its_pod_has() {
+fn overlay_has_family_of_gateway_pod() {
     let mut world = peered();
     for (name, ipv6, ipv4) in
         [("n1", "2001:db8::11", "192.0.2.11"), ("n2", "2001:db8::12", "192.0.2.12")]
@@ -197,7 +197,7 @@ fn made_objects_are_owned_by_their_peering() {
 }
 
 #[test]
-fn a_key_pair_that_is_made_goes_with_its_gateway() {
+fn generated_key_pair_is_deleted_with_gateway() {
     let mut world = peered();
     let mut other = server("milan", 30742);
     if let Object::GatewayServer(server) = &mut other {
@@ -233,7 +233,7 @@ fn secret_gets_labels_or_is_refused_for_other_peer() {
 }
 
 #[test]
-fn one_that_is_being_deleted_is_gone() {
+fn gateway_with_deletion_timestamp_is_removed() {
     let mut world = peered();
     place(&mut world, on("n1", "10.200.1.7", "192.0.2.11"));
     let mut leaving = world.index.get(&gateway()).unwrap().clone();

@@ -39,7 +39,7 @@ fn reader_of_records_has_its_own_part_only() {
 }
 
 #[test]
-fn own_part_is_nothing_to_an_agent_without_records() {
+fn config_of_reader_is_invalid_without_records() {
     let world = reading();
     let own = Object::from(config(&world, "n1")).to_value();
     assert!(own["spec"].get("podCidrs").is_none(), "older agents require it");
