@@ -15,7 +15,7 @@ use weft_tests::{Kubernetes, Lab, Netns, Pod, wait_until};
 use crate::leftovers::{Namespaces, Traces};
 use crate::stage::{each, play, rome_and_milan, step};
 
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const LAB: &str = "weft-kubernetes";
 const HTTP: u16 = 8080;
 

@@ -15,8 +15,8 @@ use weft_tests::{Kubernetes, Lab, Netns, Pod, View, scrape, wait_until};
 use crate::inventory::Inventory;
 use crate::stage::{each, note, rome_and_milan, step};
 
-/// Time that two clusters may take from the manifests to Connected.
-pub(crate) const SOON: Duration = Duration::from_secs(20);
+/// Timeout of what takes seconds where nothing else runs: two clusters share two processors with other tests.
+pub(crate) const SOON: Duration = Duration::from_secs(60);
 /// Time that installing may take, on a machine that starts four nodes' worth of pods at once.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 const NODE_PORT: u16 = 30742;
