@@ -24,7 +24,7 @@ use crate::presence::Presence;
 use crate::refusal::Refuser;
 use crate::report::Reporter;
 use crate::table::Table;
-use crate::vitals::{NO_PEERING, NOT_CONNECTED, Vitals};
+use crate::vitals::{DIVERTED, NO_PEERING, NOT_CONNECTED, Vitals};
 use crate::{cleanup, foreign_routes, moved, names, refusal};
 
 /// Interval between checks without a notification: changes of the old packet filter send none.
@@ -392,8 +392,12 @@ impl Agent {
     }
 
     fn count_refused(&mut self) {
-        for (table, reason) in [(FIREWALL_TABLE, NOT_CONNECTED), (REFUSAL_TABLE, NO_PEERING)] {
-            match nft::counted_packets(self.handle.netns(), table, COUNTER) {
+        for (table, counter, reason) in [
+            (FIREWALL_TABLE, COUNTER, NOT_CONNECTED),
+            (REFUSAL_TABLE, COUNTER, NO_PEERING),
+            (FIREWALL_TABLE, netplan::DIVERTED, DIVERTED),
+        ] {
+            match nft::counted_packets(self.handle.netns(), table, counter) {
                 Ok(packets) => self.vitals.count_refused(reason, packets),
                 Err(error) => tracing::debug!(table, "{}", chain(&error)),
             }

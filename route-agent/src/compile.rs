@@ -155,8 +155,8 @@ impl Compiler<'_> {
     }
 
     /// Keeps what a peer sends to an address that no pod has from leaving by the default route: out
-    /// of weft's devices a pod CIDR of the node is reached by specific routes only. Other
-    /// destinations (addresses of the node, IP resources) are routed as ever.
+    /// of weft's devices a pod CIDR of the node is reached by specific routes of the main table only.
+    /// Other destinations (addresses of the node, IP resources) are routed as ever.
     fn confine_to_pods(&mut self, pods: Cidr) {
         let family = Family::of_prefix(&pods);
         if family == Family::Ipv6 && !self.host_state.ipv6 {
@@ -393,6 +393,8 @@ impl Compiler<'_> {
             }
         }
         let firewall = &mut self.out.firewall;
+        let exits = self.host_state.exits(self.config);
+        firewall.exits.extend(exits.into_iter().map(str::to_owned));
         for map in &self.config.ips {
             firewall.targets.insert(map.external, map.target);
             if map.masquerade {

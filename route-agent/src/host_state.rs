@@ -78,15 +78,24 @@ impl HostState {
     /// Devices of the node's pods, and that of the underlay if gateways run here. Where pods have
     /// devices without an address, these are not known.
     fn forwarding_devices(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {
-        let pods: Vec<Cidr> = config.local_pods.iter().filter_map(|p| p.parse().ok()).collect();
-        let has_pods = |a: &&Address| pods.iter().any(|pods| pods.contains(a.address));
-        let mut devices: BTreeSet<_> =
-            self.addresses.iter().filter(has_pods).map(|a| a.dev.as_str()).collect();
+        let mut devices = self.pod_devices(config);
         let mut gateways = config.peerings.iter().filter_map(|peering| peering.gateway.as_ref());
         if gateways.any(|gateway| !gateway.links.is_empty()) {
             devices.extend(self.underlay_devices(config));
         }
         devices
+    }
+
+    /// Devices with an address within a pod CIDR of the node.
+    fn pod_devices(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {
+        let pods: Vec<Cidr> = config.local_pods.iter().filter_map(|p| p.parse().ok()).collect();
+        let has_pods = |a: &&Address| pods.iter().any(|pods| pods.contains(a.address));
+        self.addresses.iter().filter(has_pods).map(|a| a.dev.as_str()).collect()
+    }
+
+    /// Devices of the underlay that lead to no pod of the node.
+    pub(crate) fn exits(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {
+        &self.underlay_devices(config) - &self.pod_devices(config)
     }
 
     fn underlay_devices(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {

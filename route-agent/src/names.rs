@@ -15,11 +15,11 @@ pub(crate) const GATEWAY_PROTOCOL: u8 = 120;
 /// Priority of the rules that send all packets past our table: between the local table and
 /// everything else. Cilium has 100 and 109 to 112, EKS 512, 1024 and 1536.
 pub(crate) const PRIORITY: u32 = 105;
-/// Priority of the rules for packets from peers to pods of the node: routes of the main table but
-/// its default route, then none. They precede only the kernel's own rule of the main table (32766),
-/// so that rules of a CNI with tables of its own come first.
-pub(crate) const POD_ROUTES_PRIORITY: u32 = 32764;
-pub(crate) const NO_POD_PRIORITY: u32 = 32765;
+/// Priorities of the rules for packets from peers to pods of the node: routes of the main table but
+/// its default route, then none. They are weft's first ones, so that no later rule of another
+/// program takes these packets.
+pub(crate) const POD_ROUTES_PRIORITY: u32 = 103;
+pub(crate) const NO_POD_PRIORITY: u32 = 104;
 pub(crate) const MAIN_TABLE: u32 = 254;
 /// Least MTU of a device that Linux sends IPv6 through, in bytes.
 pub(crate) const IPV6_MIN_MTU: u32 = 1280;
@@ -58,7 +58,7 @@ pub(crate) fn scope(sysctls: impl Iterator<Item = Sysctl>) -> Scope {
         tables: [TABLE].into(),
         protocol: PROTOCOL,
         routes_of: None,
-        first_rule: Some(PRIORITY),
+        last_rule: Some(PRIORITY),
         sysctls: sysctls.collect(),
     }
 }

@@ -91,6 +91,7 @@ fn same_nat(a: &Firewall, b: &Firewall) -> bool {
         unconnected: Default::default(),
         vxlan_sources: Default::default(),
         links: Default::default(),
+        exits: Default::default(),
         ..f.clone()
     };
     nat(a) == nat(b)

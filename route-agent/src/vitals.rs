@@ -16,6 +16,8 @@ const CONFIG: &str = "config";
 /// Why a node refuses packets to peers.
 pub(crate) const NOT_CONNECTED: &str = "not_connected";
 pub(crate) const NO_PEERING: &str = "no_peering";
+/// Why it refuses packets from them: another program's rule or route would have taken them out of it.
+pub(crate) const DIVERTED: &str = "diverted";
 const NO_CONFIG: &str = "there is no NodeConfig of this node yet";
 
 /// State that `/metrics`, `/healthz` and `/readyz` report.
@@ -69,7 +71,7 @@ impl Vitals {
         agent.register("failures", help, self.failures.clone());
         let help = "Problems in the status of the NodeConfig now";
         agent.register("problems", help, self.problems.clone());
-        let help = "Packets to peers that the node refused, read every 30 s at least";
+        let help = "Packets to and from peers that the node refused, read every 30 s at least";
         agent.register("refused_packets", help, self.refused.clone());
         let (heartbeats, readiness) = (vec![self.heartbeat.clone()], self.readiness.clone());
         Monitoring { registry, heartbeats, readiness }
@@ -115,7 +117,7 @@ impl Vitals {
 
 fn refused_packets() -> Family<[(&'static str, &'static str); 1], Counter> {
     let refused = Family::<[(&'static str, &'static str); 1], Counter>::default();
-    for reason in [NOT_CONNECTED, NO_PEERING] {
+    for reason in [NOT_CONNECTED, NO_PEERING, DIVERTED] {
         refused.get_or_create(&[("reason", reason)]).inc_by(0);
     }
     refused

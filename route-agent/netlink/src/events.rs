@@ -37,7 +37,7 @@ impl Handle {
             indices,
             tables: scope.tables.clone(),
             protocol: scope.protocol,
-            first_rule: scope.first_rule,
+            last_rule: scope.last_rule,
             is_of_devices: scope.routes_of.is_some(),
             mtus: BTreeMap::new(),
         };
@@ -62,8 +62,8 @@ struct Filter {
     indices: BTreeSet<u32>,
     tables: BTreeSet<u32>,
     protocol: u8,
-    /// Priority of the first rule of ours, if the foreign ones before it matter.
-    first_rule: Option<u32>,
+    /// Priority of the last rule of ours, if the foreign ones before it matter.
+    last_rule: Option<u32>,
     /// Only routes over our devices matter.
     is_of_devices: bool,
     /// MTUs of the devices reported so far.
@@ -84,7 +84,7 @@ impl Filter {
             self.indices.contains(&m.header.ifindex)
         } else if let Message::NewRoute(m) | Message::DelRoute(m) = &message {
             let is_there = || output_device(m).is_some_and(|index| self.indices.contains(&index));
-            let is_ours = (self.first_rule.is_some()
+            let is_ours = (self.last_rule.is_some()
                 || u8::from(m.header.protocol) == self.protocol)
                 && self.tables.contains(&table_of(m))
                 && (!self.is_of_devices || is_there());
@@ -92,7 +92,7 @@ impl Filter {
             let is_lost = || matches!(&message, Message::DelRoute(_)) && is_there();
             is_ours || table_of(m) == LOCAL_TABLE && is_lost()
         } else if let Message::NewRule(m) | Message::DelRule(m) = &message {
-            let precedes = self.first_rule.is_some_and(|first| rule_priority(m) <= first);
+            let precedes = self.last_rule.is_some_and(|last| rule_priority(m) <= last);
             precedes || self.tables.contains(&rule_table(m)) || self.is_for_link(m)
         } else {
             matches!(&message, Message::NewAddress(_) | Message::DelAddress(_))

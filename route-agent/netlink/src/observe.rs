@@ -35,9 +35,9 @@ pub struct Scope {
     pub protocol: u8,
     /// Only routes over this device are ours: others have the same tables and protocol.
     pub routes_of: Option<String>,
-    /// Priority of our first rule. What others put into our tables, and rules of theirs up to this
+    /// Priority of our last rule. What others put into our tables, and rules of theirs up to this
     /// priority, take packets from ours: changes of these are reported, too.
-    pub first_rule: Option<u32>,
+    pub last_rule: Option<u32>,
     /// Settings to read. Those of devices that are not there are left out.
     pub sysctls: BTreeSet<Sysctl>,
 }

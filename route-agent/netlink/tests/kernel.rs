@@ -339,7 +339,7 @@ fn scope(want: &State) -> Scope {
         tables: [7].into(),
         protocol: 119,
         routes_of: None,
-        first_rule: None,
+        last_rule: None,
         sysctls: want.sysctls.keys().cloned().collect(),
     }
 }

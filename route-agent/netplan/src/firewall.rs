@@ -8,6 +8,9 @@ use sha2::{Digest, Sha256};
 /// Name of our table, of family `inet`.
 pub const TABLE: &str = "weft";
 
+/// Name of the counter of packets from peers to this node's pods that would have left the node.
+pub const DIVERTED: &str = "diverted";
+
 /// Our nftables table, whole.
 ///
 /// There is no diff to work out: `nft` swaps the table in one transaction, so what is wanted is
@@ -37,6 +40,8 @@ pub struct Firewall {
     pub vxlan_sources: BTreeSet<IpAddr>,
     /// Links of this host's gateways.
     pub links: BTreeSet<Link>,
+    /// Devices by which no pod of this node is reached.
+    pub exits: BTreeSet<String>,
 }
 
 /// The link of a gateway that other hosts reach by an address of this host.
@@ -74,6 +79,26 @@ impl Firewall {
     }
 }
 
+impl Firewall {
+    fn write_pods_stay(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cidrs = self.local_pods.iter().filter(|pods| **pods != Cidr::host(pods.address()));
+        let pods = by_length(cidrs);
+        if self.exits.is_empty() || pods.is_empty() {
+            return Ok(());
+        }
+        let exits: Vec<_> = self.exits.iter().map(|dev| format!("\"{dev}\"")).collect();
+        writeln!(f, "  counter {DIVERTED} {{\n  }}\n  chain drop_pods {{")?;
+        let verdict = format!("counter name {DIVERTED} drop");
+        pods.iter().try_for_each(|set| set.write(f, "daddr", &verdict))?;
+        write!(
+            f,
+            "  }}\n  chain from_peers {{\n    type filter hook forward priority 0; policy accept;\n    \
+             iifname {{ \"weft4\", \"weft6\" }} oifname {{ {} }} goto drop_pods\n  }}\n",
+            exits.join(", ")
+        )
+    }
+}
+
 /// Assumptions of the rules:
 ///
 /// * A NAT rule that has spoken for a connection silences all later NAT chains, so
@@ -88,6 +113,9 @@ impl Firewall {
 ///   a piece of what is in it: while a gateway is gone, or has no device yet, there is none. (The
 ///   protocol of the packet that an error quotes is 8 + 9 bytes behind the error's IP header, 8 + 6
 ///   for IPv6; its destination port 8 + 20 + 2, or 8 + 40 + 2.)
+/// * What peers send to this node's pods leaves by no device of the underlay, whatever rules and routes
+///   others have. Pods outside the node's pod CIDRs, targets of IP resources and a CNI's own tunnels
+///   are none of this chain's.
 /// * VXLAN for a gateway of this host is addressed to the host and recognised by the MAC address of
 ///   the inner frame, 16 bytes behind the UDP header. It is translated packet by packet, untracked:
 ///   without this table nothing is translated any more, and the host refuses what has no socket.
@@ -128,6 +156,7 @@ impl fmt::Display for Firewall {
         f.write_str(TARGETS)?;
         peers.iter().try_for_each(|set| set.write(f, "daddr", "drop"))?;
         f.write_str(UNMARK)?;
+        self.write_pods_stay(f)?;
         for (chain, hook) in [("refuse_forwarded", "prerouting"), ("refuse_own", "output")] {
             writeln!(f, "  chain {chain} {{")?;
             writeln!(f, "    type filter hook {hook} priority -90; policy accept;")?;

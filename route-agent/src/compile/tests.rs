@@ -33,10 +33,10 @@ ip neigh replace fd77:6566:7400::a50:7 lladdr 0e:77:0a:50:00:07 dev weft4 nud pe
 ip route replace 10.80.0.7/32 dev weft4 table 18952 metric 1024 proto 119
 ip route replace 10.201.0.0/16 via 10.80.0.7 dev weft4 onlink table 18952 metric 1024 proto 119 src 192.0.2.5 mtu 1340
 ip -6 route replace fd77:6566:7400::a50:7/128 dev weft4 table 18952 metric 1024 proto 119
+ip rule add from all to 10.200.1.0/24 iif weft4 lookup 254 suppress_prefixlength 0 priority 103 proto 119
+ip rule add from all to 10.200.1.0/24 iif weft4 unreachable priority 104 proto 119
 ip rule add from all lookup 18952 priority 105 proto 119
 ip -6 rule add from all lookup 18952 priority 105 proto 119
-ip rule add from all to 10.200.1.0/24 iif weft4 lookup 254 suppress_prefixlength 0 priority 32764 proto 119
-ip rule add from all to 10.200.1.0/24 iif weft4 unreachable priority 32765 proto 119
 "
     );
 }

@@ -3,11 +3,14 @@
 //!                        +------ default route ---- gw
 //! ```
 //! The node has a route for each pod, as Calico sets them up, and none for the rest of its pod CIDR.
+//! Other programs' rules lead packets for pods to a table with a default route.
 
 use std::net::UdpSocket;
 use std::time::Duration;
 
-use fabric_api::fabric::NodeConfigSpec;
+use fabric_api::fabric::{NodeAddressMap, NodeConfigSpec};
+use netlink::nft;
+use netplan::{DIVERTED, FIREWALL_TABLE};
 
 use crate::node::{PEER, PEER_V6, World, config, eventually, sh};
 
@@ -50,12 +53,92 @@ fn peers_packets_to_pods_take_their_own_routes() {
     }
 }
 
+/// Table 77 of each family has a default route by the underlay.
+const TABLE_77: &str = "ip route add default via 192.0.2.7 table 77
+    ip -6 route add default via 2001:db8::7 dev eth0 table 77";
+const TO_TABLE_77: [&str; 2] = [
+    "to 10.200.0.0/16 lookup 77; ip -6 rule add priority PRIORITY to fd00:200::/32 lookup 77",
+    "iif weft4 lookup 77; ip -6 rule add priority PRIORITY iif weft4 lookup 77",
+];
+
+fn add_rules(world: &World, priority: u32, rules: &str) {
+    let rules = rules.replace("PRIORITY", &priority.to_string());
+    sh(&world.node, &format!("{TABLE_77}; ip rule add priority {priority} {rules}"));
+}
+
+#[test]
+fn later_rules_take_no_packets_for_pods() {
+    for rules in TO_TABLE_77 {
+        for priority in [105, 1000] {
+            let world = leaky_node();
+            add_rules(&world, priority, rules);
+            for (to, total) in [("10.200.1.2", 1), ("fd00:200:1::2", 2)] {
+                send(&world, to);
+                let what = format!("{priority} {rules}: the pod has it");
+                eventually(&what, SOON, || packets(&world, "delivered") == total);
+            }
+            for to in ["10.200.1.99", "fd00:200:1::99"] {
+                send(&world, to);
+            }
+            send(&world, "203.0.113.9");
+            let passed = || packets(&world, "passed") > 0 || rules.starts_with("iif");
+            eventually("another destination is forwarded", SOON, passed);
+            assert_eq!((packets(&world, "leaked"), dropped(&world)), (0, 0), "{priority} {rules}");
+        }
+    }
+}
+
+#[test]
+fn packets_diverted_to_the_underlay_are_dropped() {
+    for rules in TO_TABLE_77 {
+        let world = leaky_node();
+        add_rules(&world, 50, rules);
+        for (to, total) in [("10.200.1.2", 1), ("fd00:200:1::2", 2)] {
+            send(&world, to);
+            eventually(&format!("{rules}: it is dropped"), SOON, || dropped(&world) == total);
+        }
+        assert_eq!(packets(&world, "leaked"), 0, "{rules}");
+        let ours = |rule: &str| rule.contains("from 10.201.0.0/16 to this node's pods");
+        eventually(&format!("{rules}: it is named"), SOON, || {
+            world.problems().iter().any(|problem| ours(problem))
+        });
+        let diversions = world.status().unwrap().1.diversions;
+        assert!(diversions.iter().any(|d| d.prefixes.contains(&"10.201.0.0/16".to_owned())));
+        for removal in diversions.iter().map(|diversion| &diversion.removal) {
+            sh(&world.node, removal);
+        }
+        eventually("the remedies solve it", SOON, || world.problems().is_empty());
+        send(&world, "10.200.1.2");
+        eventually("the pod has it", SOON, || packets(&world, "delivered") == 1);
+    }
+}
+
+/// Neither is in a pod CIDR of the node: an IP resource's target, and a pod outside.
+#[test]
+fn other_destinations_leave_over_the_underlay() {
+    let (external, target) = ([10, 70, 0, 20].into(), [203, 0, 113, 9].into());
+    let ips = vec![NodeAddressMap { external, target, masquerade: true }];
+    let local_pods = [&config().local_pods[..], &["10.200.7.7/32".to_owned()]].concat();
+    let world = World::running(NodeConfigSpec { ips, local_pods, ..config() });
+    sh(&world.node, ROUTES);
+    sh(&world.node, COUNTERS);
+    sh(
+        &world.gw,
+        "for to in 10.70.0.20 10.200.7.7; do ip route add $to via 10.80.0.5 dev overlay4 onlink; done",
+    );
+    send(&world, "10.70.0.20");
+    eventually("the target's packet leaves", SOON, || packets(&world, "passed") == 1);
+    send(&world, "10.200.7.7");
+    eventually("the pod's packet leaves", SOON, || packets(&world, "leaked") == 1);
+    assert_eq!(dropped(&world), 0);
+}
+
 #[test]
 fn deleted_rule_of_pods_comes_back() {
     let world = leaky_node();
     let rules = || sh(&world.node, "ip rule show; ip -6 rule show").matches("iif weft4").count();
     assert_eq!(rules(), 4);
-    sh(&world.node, "ip rule del priority 32765; ip -6 rule del priority 32764");
+    sh(&world.node, "ip rule del priority 104; ip -6 rule del priority 103");
     eventually("all rules are back", SOON, || rules() == 4);
     world.reconfigure(NodeConfigSpec { local_pods: Vec::new(), ..config() });
     assert_eq!(rules(), 0);
@@ -73,6 +156,11 @@ fn send(world: &World, to: &str) {
     let from = if to.contains(':') { PEER_V6 } else { PEER };
     let socket = world.gw.run(|| UdpSocket::bind((from, 0))).unwrap().unwrap();
     socket.send_to(b"hi", (to, 9)).unwrap();
+}
+
+/// Packets that weft's table dropped.
+fn dropped(world: &World) -> u64 {
+    nft::counted_packets(&world.node, FIREWALL_TABLE, DIVERTED).unwrap()
 }
 
 /// Packets counted by the rules of this comment.

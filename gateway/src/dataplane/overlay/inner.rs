@@ -108,7 +108,7 @@ pub(super) fn scope() -> Scope {
         tables: TABLES.into(),
         protocol: PROTOCOL,
         routes_of: None,
-        first_rule: None,
+        last_rule: None,
         sysctls: sysctls().map(|(sysctl, _)| sysctl).collect(),
     }
 }
