@@ -10,7 +10,7 @@ use fabric_runtime::{Heartbeat, Stop, chain, until};
 use fabric_store::{Event, Kind, Object, ObjectRef, Store};
 use jiff::Timestamp;
 use netlink::{ChurnLimiter, Handle, Settings, nft};
-use netplan::{COUNTER, FIREWALL_TABLE, Firewall, REFUSAL_TABLE, Sysctl, plan};
+use netplan::{COUNTER, FIREWALL_TABLE, REFUSAL_TABLE, Sysctl, plan};
 use tokio::signal::unix::Signal;
 use tokio::time::{MissedTickBehavior, timeout};
 
@@ -55,7 +55,7 @@ pub(crate) struct Agent {
     pub(crate) moved: Vec<MovedAddress>,
     /// Settings that keep the node from forwarding, since when.
     pub(crate) forwarding_off: Vec<ForwardingOff>,
-    /// Rules and routes of others that take packets to peers, since when.
+    /// Rules and routes of others that take packets between pods and peers, since when.
     pub(crate) diversions: Vec<Diversion>,
     /// All that the status has.
     pub(crate) problems: BTreeSet<String>,
@@ -363,8 +363,7 @@ impl Agent {
             self.probes.follow(&config.spec);
         }
         problems.extend(applied.problems);
-        let Firewall { peers, local_pods, .. } = &compiled.firewall;
-        match foreign_routes::find(&self.handle, (peers, local_pods)).await {
+        match foreign_routes::find(&self.handle, &compiled.firewall).await {
             Ok(found) => {
                 foreign_routes::note(&mut self.diversions, &found);
                 problems.extend(found.into_iter().map(|foreign| foreign.problem));

@@ -147,7 +147,8 @@ pub fn cause(node: &UnreachableNode) -> String {
             "its pod CIDR {detail} lies in none of the cluster's, so peers do not accept its pods"
         ),
         PathFault::Diverted => {
-            "a rule or route of another program takes packets of its pods to the peer".to_owned()
+            "a rule or route of another program takes packets between its pods and the peer"
+                .to_owned()
         }
     }
 }
@@ -181,7 +182,9 @@ pub fn remedy(of: &UnreachableNode) -> String {
              of that type with {detail}"
         ),
         PathFault::Diverted => {
-            format!("run `{detail}` on {node}, or have its owner let packets to peers pass it")
+            format!(
+                "run `{detail}` on {node}, or have its owner let packets of pods and peers pass it"
+            )
         }
     }
 }

@@ -8,8 +8,10 @@ use libc::ENOENT;
 use netlink_packet_route::route::{
     RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteType,
 };
-use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage};
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage as Message};
+use netlink_packet_route::rule::{
+    RuleAction, RuleAttribute, RuleFlags, RuleMessage, RulePortRange,
+};
+use netlink_packet_route::{AddressFamily, IpProtocol, RouteNetlinkMessage as Message};
 use netplan::Family;
 
 use crate::attributes::{ip, output_device, table_of};
@@ -36,7 +38,11 @@ pub struct ForeignRule {
     pub from: Option<Cidr>,
     pub to: Option<Cidr>,
     pub iif: Option<String>,
-    /// Compares more than addresses and the incoming device: marks, ports, users.
+    /// Protocol and ports that it compares, as `ip rule` takes them; empty if none.
+    pub ports: String,
+    /// Mark that it compares, likewise.
+    pub mark: String,
+    /// Compares more than the above: users, tunnels, the type of service.
     pub is_narrow: bool,
     pub action: ForeignAction,
     /// Marks whose rule it is.
@@ -130,6 +136,7 @@ fn as_rule(message: &RuleMessage) -> ForeignRule {
     let (mut priority, mut table) = (0, u32::from(header.table));
     let (mut suppressed, mut goto, mut protocol) = (None, 0, RouteProtocol::Unspec);
     let (mut from, mut to, mut iif) = (None, None, None);
+    let (mut ports, mut mark, mut mask) = (String::new(), 0, 0);
     let mut is_narrow = header.tos != 0 || header.flags.contains(RuleFlags::Invert);
     for attribute in &message.attributes {
         if let RuleAttribute::Priority(value) = attribute {
@@ -142,6 +149,16 @@ fn as_rule(message: &RuleMessage) -> ForeignRule {
             to = Cidr::around(*address, header.dst_len);
         } else if let RuleAttribute::Iifname(name) = attribute {
             iif = Some(name.clone());
+        } else if let RuleAttribute::IpProtocol(protocol) = attribute {
+            ports += &format!(" ipproto {}", protocol_name(*protocol));
+        } else if let RuleAttribute::SourcePortRange(range) = attribute {
+            ports += &format!(" sport {}", port_range(*range));
+        } else if let RuleAttribute::DestinationPortRange(range) = attribute {
+            ports += &format!(" dport {}", port_range(*range));
+        } else if let RuleAttribute::FwMark(value) = attribute {
+            mark = *value;
+        } else if let RuleAttribute::FwMask(value) = attribute {
+            mask = *value;
         } else if let RuleAttribute::Goto(value) = attribute {
             goto = *value;
         } else if let RuleAttribute::Protocol(value) = attribute {
@@ -162,20 +179,32 @@ fn as_rule(message: &RuleMessage) -> ForeignRule {
         RuleAction::Unspec | RuleAction::Nop | RuleAction::Other(_) | _ => ForeignAction::Nothing,
     };
     let protocol = u8::from(protocol);
-    ForeignRule { priority, from, to, iif, is_narrow, action, protocol }
+    let ports = ports.trim_start().to_owned();
+    let mark = if mask == 0 { String::new() } else { format!("fwmark {mark:#x}/{mask:#x}") };
+    ForeignRule { priority, from, to, iif, ports, mark, is_narrow, action, protocol }
+}
+
+fn port_range(RulePortRange { start, end }: RulePortRange) -> String {
+    if start == end { start.to_string() } else { format!("{start}-{end}") }
+}
+
+/// Name or number, as `ip rule` takes it.
+fn protocol_name(protocol: IpProtocol) -> String {
+    match protocol {
+        IpProtocol::Icmp => "icmp".to_owned(),
+        IpProtocol::Tcp => "tcp".to_owned(),
+        IpProtocol::Udp => "udp".to_owned(),
+        other => i32::from(other).to_string(),
+    }
 }
 
 /// True for an attribute that leaves some packets out.
 fn is_selector(attribute: &RuleAttribute) -> bool {
     matches!(
         attribute,
-        RuleAttribute::FwMark(_)
-            | RuleAttribute::TunId(_)
+        RuleAttribute::TunId(_)
             | RuleAttribute::Oifname(_)
             | RuleAttribute::UidRange(_)
-            | RuleAttribute::IpProtocol(_)
-            | RuleAttribute::SourcePortRange(_)
-            | RuleAttribute::DestinationPortRange(_)
             | RuleAttribute::L3MDev(true)
     )
 }

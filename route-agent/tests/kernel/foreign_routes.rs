@@ -1,4 +1,4 @@
-//! Routes and rules of others that take packets to peers: named with a remedy that is a command, left
+//! Routes and rules of others that take packets between pods and peers: named with a remedy that is a command, left
 //! alone, and named no longer once they are gone.
 
 use std::time::Duration;
@@ -8,7 +8,7 @@ use crate::node::{World, config, eventually, sh};
 const SOON: Duration = Duration::from_secs(5);
 
 /// Commands that put something in weft's way, and parts of the problem.
-const FOREIGN: [(&str, [&str; 2]); 6] = [
+const FOREIGN: [(&str, [&str; 2]); 11] = [
     (
         "ip route add 10.201.4.0/24 via 192.0.2.7 table 18952",
         ["10.201.4.0/24", "ip route del 10.201.4.0/24 via 192.0.2.7 dev eth0 table 18952"],
@@ -26,6 +26,38 @@ const FOREIGN: [(&str, [&str; 2]); 6] = [
     (
         "ip -6 rule add priority 70 from fd00:200:1::/64 prohibit",
         ["fd00:201::/32", "ip -6 rule del priority 70 from fd00:200:1::/64 prohibit"],
+    ),
+    (
+        "ip rule add priority 50 to 10.201.0.0/16 ipproto icmp blackhole",
+        [
+            "a part of the packets to 10.201.0.0/16",
+            "ip rule del priority 50 to 10.201.0.0/16 ipproto icmp blackhole",
+        ],
+    ),
+    (
+        "ip -6 rule add priority 50 to fd00:201::/32 ipproto tcp dport 443 prohibit",
+        [
+            "a part of the packets to fd00:201::/32",
+            "ip -6 rule del priority 50 to fd00:201::/32 dport 443 ipproto tcp prohibit",
+        ],
+    ),
+    (
+        "ip rule add priority 50 ipproto udp sport 53-54 unreachable",
+        ["a part of the packets", "ip rule del priority 50 sport 53-54 ipproto udp unreachable"],
+    ),
+    (
+        "ip rule add priority 50 to 10.201.0.0/16 fwmark 0x7/0xff table 254",
+        [
+            "a part of the packets to 10.201.0.0/16",
+            "ip rule del priority 50 to 10.201.0.0/16 fwmark 0x7/0xff table 254",
+        ],
+    ),
+    (
+        "ip rule add priority 50 iif weft4 ipproto icmp blackhole",
+        [
+            "a part of the packets from 10.201.0.0/16 to this node's pods",
+            "ip rule del priority 50 iif weft4 ipproto icmp blackhole",
+        ],
     ),
 ];
 

@@ -188,7 +188,7 @@ pub struct NodeConfigStatus {
     /// Settings that keep the node from forwarding packets between its pods and peers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub forwarding_off: Vec<ForwardingOff>,
-    /// Rules and routes of other programs that take packets to peers away from weft's routes.
+    /// Rules and routes of other programs that take packets between pods and peers away from weft's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub diversions: Vec<Diversion>,
     /// Gateways that do not answer this node's probes through the overlay.
@@ -215,7 +215,7 @@ pub struct ForwardingOff {
     pub since: String,
 }
 
-/// A rule or route of another program that takes packets to peers.
+/// A rule or route of another program that takes packets between pods and peers.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub struct Diversion {
     /// Command that removes it, such as `ip rule del priority 50 prohibit`.
