@@ -88,8 +88,8 @@ impl Agent {
         let mut events = config_source::follow(&self.store, own)?;
         let scope = names::scope(std::iter::empty());
         let mut changes = self.handle.events(&scope).context("cannot watch the kernel's tables")?;
-        let mut filters =
-            nft::Events::open(&netns, FIREWALL_TABLE).context("cannot watch the packet filter")?;
+        let mut filters = nft::Events::open(&netns, &[FIREWALL_TABLE, REFUSAL_TABLE])
+            .context("cannot watch the packet filter")?;
         let mut settings = Settings::default();
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);

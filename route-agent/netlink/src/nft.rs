@@ -220,38 +220,39 @@ fn comment(userdata: &[u8]) -> Option<&str> {
     None
 }
 
-/// Changes of one table, and of the chains of others that matter.
+/// Changes of tables of ours, and of the chains of others that matter.
 #[derive(Debug)]
 pub struct Events {
     multicast: Multicast,
-    table: String,
+    tables: &'static [&'static str],
     /// Chains of others whose rules matter.
     pub watched: BTreeSet<Chain>,
 }
 
 impl Events {
     /// Must be called within a tokio runtime.
-    pub fn open(netns: &Netns, table: &str) -> Result<Self, NetlinkError> {
+    pub fn open(netns: &Netns, tables: &'static [&'static str]) -> Result<Self, NetlinkError> {
         let multicast = Multicast::open(netns, NETLINK_NETFILTER, &[NFNLGRP_NFTABLES])?;
-        Ok(Self { multicast, table: table.to_owned(), watched: BTreeSet::new() })
+        Ok(Self { multicast, tables, watched: BTreeSet::new() })
     }
 
     /// Like [`crate::Events::changed`].
     pub async fn changed(&mut self) -> io::Result<()> {
-        let (table, watched) = (&self.table, &self.watched);
-        self.multicast.changed(&mut |message| matters(message, table, watched)).await
+        let (tables, watched) = (self.tables, &self.watched);
+        self.multicast.changed(&mut |message| matters(message, tables, watched)).await
     }
 }
 
-fn matters(message: &[u8], ours: &str, watched: &BTreeSet<Chain>) -> bool {
+fn matters(message: &[u8], ours: &[&str], watched: &BTreeSet<Chain>) -> bool {
     let (Some(kind), Some(body)) = (message.get(4), message.get(20..)) else { return true };
     let table = text(body, TABLE_NAME);
+    let is_ours = table.is_some_and(|table| ours.contains(&table));
     match *kind {
         NEW_CHAIN | DEL_CHAIN | DEL_TABLE => true,
-        NEW_RULE | DEL_RULE if table != Some(ours) => {
+        NEW_RULE | DEL_RULE if !is_ours => {
             let chain = text(body, 2);
             watched.iter().any(|w| Some(&*w.table) == table && Some(&*w.name) == chain)
         }
-        _ => table == Some(ours),
+        _ => is_ours,
     }
 }

@@ -158,6 +158,37 @@ fn saved_refusal_works_without_weft() {
     eventually("nothing is saved any more", SOON, || !file.exists());
 }
 
+/// As the unit that refuses from the start of a host on does when it is started once more.
+#[test]
+fn refusal_loaded_beside_an_agent_ends_at_once() {
+    let mut world = World::new();
+    let file = world.path("state/refusal.nft");
+    world.configure(config());
+    world.start(&["--refusal-file", file.to_str().unwrap()]);
+    world.settle();
+    let to = SocketAddr::new(PEER.parse().unwrap(), 80);
+    let _listener = world.gw.run(|| std::net::TcpListener::bind(to)).unwrap().unwrap();
+    eventually("it is saved", SOON, || file.exists());
+    for _ in 0..3 {
+        sh(&world.node, &format!("nft -f {}", file.display()));
+        eventually("the peer is reached", Duration::from_secs(2), || {
+            refusal(&world, PEER).is_none()
+        });
+        assert!(!is_refusing(&world));
+    }
+    let oslo = "10.209.0.0/16".to_owned();
+    let refused = vec![RefusedPrefix { peer_cluster_id: "oslo".to_owned(), prefix: oslo }];
+    world.reconfigure(NodeConfigSpec { refused, ..config() });
+    let add = "nft add element inet weft_refused prefixes_v4_16 { 10.201.0.0 }";
+    for change in [format!("nft -f {}", file.display()), add.to_owned()] {
+        // Until the agent has looked at its own changes.
+        std::thread::sleep(Duration::from_secs(1));
+        sh(&world.node, &change);
+        eventually(&change, Duration::from_secs(2), || refusal(&world, PEER).is_none());
+        assert!(is_refusing(&world), "what has no peering stays refused");
+    }
+}
+
 #[test]
 fn lost_published_directory_refuses_new_connections() {
     let world = World::running(config());

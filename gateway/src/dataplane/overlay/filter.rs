@@ -63,7 +63,7 @@ impl Filter {
     }
 
     fn new(netns: Netns, rules: &'static str) -> Result<Self, NetlinkError> {
-        let events = Some(Events::open(&netns, TABLE)?);
+        let events = Some(Events::open(&netns, &[TABLE])?);
         Ok(Self { netns, rules, left: None, events })
     }
 
@@ -80,7 +80,7 @@ impl Filter {
     pub async fn changed(&mut self) {
         let Some(events) = &mut self.events else {
             tokio::time::sleep(REOPEN).await;
-            self.events = Events::open(&self.netns, TABLE).ok();
+            self.events = Events::open(&self.netns, &[TABLE]).ok();
             return;
         };
         if let Err(error) = events.changed().await {
