@@ -20,6 +20,8 @@ const BURST_INTERVAL: Duration = Duration::from_millis(200);
 const MAX_UNANSWERED: u32 = 6;
 /// Time for which an unreachable gateway is probed often, so that its return is noticed at once.
 const SEARCH: Duration = Duration::from_secs(30);
+/// Time between two probes of a lost gateway afterwards: what is sent to its peer is refused.
+const RETRY: Duration = Duration::from_secs(2);
 
 /// A gateway that answers probes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -200,6 +202,7 @@ impl Gateway {
             1 => TIMEOUT,
             2..=MAX_UNANSWERED => BURST_INTERVAL,
             _ if now - pending.first < SEARCH => TIMEOUT,
+            _ if self.has_answered => self.period.min(RETRY),
             _ => self.period,
         };
         self.next_at = now + wait;
@@ -298,6 +301,29 @@ mod tests {
         world.sent.clear();
         world.pass(100_000, |_| true);
         assert_eq!(world.sent.len(), 100 * 10);
+    }
+
+    #[test]
+    fn lost_gateways_are_probed_every_2_seconds() {
+        let mut world = World::new(100);
+        world.pass(20_000, |_| true);
+        world.pass(60_000, |number| number > 50);
+        assert_eq!(world.prober.lost().count(), 50);
+        world.sent.clear();
+        world.pass(20_000, |number| number > 50);
+        let of = |number| world.sent.iter().filter(|(_, of)| *of == number).count();
+        assert_eq!((of(1), of(50), of(100)), (10, 10, 2));
+        world.pass(2000, |_| true);
+        assert_eq!(world.prober.lost().count(), 0);
+    }
+
+    #[test]
+    fn gateway_that_never_answered_waits_for_its_turn() {
+        let mut world = World::new(100);
+        world.pass(60_000, |_| false);
+        world.sent.clear();
+        world.pass(10_000, |_| false);
+        assert_eq!(world.sent.len(), 100);
     }
 
     #[test]
