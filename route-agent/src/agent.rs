@@ -1,11 +1,13 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use fabric_api::fabric::{
-    Diversion, FabricRecord, ForwardingOff, MovedAddress, NodeConfig, NodeConfigStatus,
-    RecordVersion, Records,
+    Diversion, FabricRecord, ForwardingOff, MovedAddress, NodeConfig, NodeConfigSpec,
+    NodeConfigStatus, RecordVersion, Records,
 };
+use fabric_api::overlay_v6;
 use fabric_runtime::{Heartbeat, Stop, chain, until};
 use fabric_store::{Event, Kind, Object, ObjectRef, Store};
 use jiff::Timestamp;
@@ -319,7 +321,8 @@ impl Agent {
         let peers = config.spec.peerings.iter().flat_map(|peering| &peering.prefixes);
         let peers = peers.filter_map(|prefix| prefix.parse().ok()).collect();
         let ways = host_state.ways(&config.spec);
-        self.other_firewalls.request(Treatment { mode, ways, listen_ports, peers });
+        let hosts = overlay_hosts(&config.spec);
+        self.other_firewalls.request(Treatment { mode, ways, listen_ports, peers, hosts });
         match moved::find(&self.handle, &config.spec, &host_state).await {
             Ok(moved) => self.moved = moved,
             Err(error) => _ = problems.insert(chain(&error)),
@@ -415,6 +418,7 @@ impl Agent {
             tracing::info!("solved: {problem}");
         }
         self.problems = problems;
+        let unreachable = self.probes.unreachable();
         self.vitals.set_problems(self.problems.len());
         config.status = Some(NodeConfigStatus {
             applied_generation: config.metadata.generation.unwrap_or_default(),
@@ -423,7 +427,8 @@ impl Agent {
             moved: self.moved.clone(),
             forwarding_off: self.forwarding_off.clone(),
             diversions: self.diversions.clone(),
-            unreachable_gateways: self.probes.unreachable(),
+            packet_drops: if unreachable.is_empty() { Vec::new() } else { found.packet_drops() },
+            unreachable_gateways: unreachable,
             refused: Some(self.refuser.report(&config.spec)),
             refuses_recorded: true,
         });
@@ -432,6 +437,16 @@ impl Agent {
             self.reporter.report(config);
         }
     }
+}
+
+/// Addresses of VXLAN packets and of probes.
+fn overlay_hosts(config: &NodeConfigSpec) -> BTreeSet<IpAddr> {
+    let gateways = config.peerings.iter().filter_map(|peering| peering.gateway.as_ref());
+    let overlays = gateways.flat_map(|gateway| {
+        let (v4, v6) = (gateway.overlay, overlay_v6(gateway.overlay));
+        [v4.into(), v6.into(), gateway.underlay].into_iter().chain(gateway.links.clone())
+    });
+    overlays.chain(config.underlay.iter().copied()).collect()
 }
 
 /// Output of `--dry-run`: problems as comments, then the steps as commands.

@@ -41,11 +41,11 @@ pub(crate) async fn find(
             .map(|(index, rule)| (rule, index < before_pods && traffic.may_take_from_peers(rule)))
             .filter(|(rule, from_peers)| *from_peers || traffic.may_take_to_peers(rule))
             .collect();
-        let looks_up = |(rule, from_peers): &(&ForeignRule, bool)| match rule.action {
-            ForeignAction::Lookup(table, _) => vec![Some(table), from_peers.then_some(MAIN_TABLE)],
-            _ => Vec::new(),
+        let looks_up = |(rule, from_peers): &(&ForeignRule, bool)| {
+            let ForeignAction::Lookup(table, _) = rule.action else { return Vec::new() };
+            if *from_peers { vec![table, MAIN_TABLE] } else { vec![table] }
         };
-        let wanted: BTreeSet<u32> = candidates.iter().flat_map(looks_up).flatten().collect();
+        let wanted: BTreeSet<u32> = candidates.iter().flat_map(looks_up).collect();
         let mut tables = Tables::new();
         for table in wanted {
             tables.insert(table, handle.table_routes(family, table).await?);
@@ -144,6 +144,7 @@ impl<'a> Traffic<'a> {
     /// True unless its selectors leave all packets from peers to pods out.
     fn may_take_from_peers(&self, rule: &ForeignRule) -> bool {
         !is_about_others(rule)
+            && !self.pods.is_empty()
             && rule.iif.as_deref().is_none_or(is_overlay)
             && touches(rule.to, &self.pods)
             && touches(rule.from, &self.peers)
@@ -209,7 +210,7 @@ fn is_overlay(device: &str) -> bool {
 }
 
 fn touches(prefix: Option<Cidr>, of: &[Cidr]) -> bool {
-    prefix.map_or(!of.is_empty(), |prefix| of.iter().any(|other| other.overlaps(&prefix)))
+    prefix.is_none_or(|prefix| of.iter().any(|other| other.overlaps(&prefix)))
 }
 
 /// Addresses that both have.
@@ -426,8 +427,9 @@ mod tests {
         };
         let (default, cni0) = (by("0.0.0.0/0", "wan"), by("10.200.1.0/24", "cni0"));
         let bridge = std::slice::from_ref(&cni0);
-        assert!(takes(&[default.clone()], bridge, 7, None));
-        assert!(!takes(&[default.clone()], bridge, 7, Some(0)));
+        let own = std::slice::from_ref(&default);
+        assert!(takes(own, bridge, 7, None));
+        assert!(!takes(own, bridge, 7, Some(0)));
         assert!(!takes(&[default.clone(), cni0.clone()], &[], 7, None), "a CNI's own table");
         assert!(!takes(&[default.clone(), throw], bridge, 7, None));
         assert!(takes(&[by("10.200.1.0/24", "eth0")], bridge, 7, None));

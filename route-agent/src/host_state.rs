@@ -106,17 +106,19 @@ impl HostState {
     pub(crate) fn ways(&self, config: &NodeConfigSpec) -> Vec<Way> {
         let (underlay, forwarding) =
             (self.underlay_devices(config), self.forwarding_devices(config));
-        let way = |hook, incoming: &str, outgoing: Option<&str>| Way {
+        let way = |hook, incoming: Option<&str>, outgoing: Option<&str>| Way {
             hook,
-            incoming: incoming.to_owned(),
+            incoming: incoming.map(str::to_owned),
             outgoing: outgoing.map(str::to_owned),
         };
         let overlay = names::device(Family::Ipv4);
         let forward = |dev: &&str| {
-            [(*dev, overlay), (overlay, *dev)].map(|(from, to)| way(Hook::Forward, from, Some(to)))
+            [(*dev, overlay), (overlay, *dev)]
+                .map(|(from, to)| way(Hook::Forward, Some(from), Some(to)))
         };
-        let input = underlay.iter().map(|dev| way(Hook::Input, dev, None));
-        forwarding.iter().flat_map(forward).chain(input).collect()
+        let own = |dev| [way(Hook::Input, Some(dev), None), way(Hook::Output, None, Some(dev))];
+        let own = underlay.into_iter().flat_map(own);
+        forwarding.iter().flat_map(forward).chain(own).collect()
     }
 
     /// The node's own networks, each with the name of its device.

@@ -10,6 +10,7 @@ mod iptables;
 mod nft;
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use fabric_runtime::chain;
@@ -23,7 +24,7 @@ pub(crate) use drop_points::{Accept, Admitted, Way};
 use crate::names::VXLAN_PORT;
 use drop_points::{DropPoint, Rule};
 use fabric_api::Cidr;
-use fabric_api::fabric::OVERLAY_PROBE_PORT;
+use fabric_api::fabric::{OVERLAY_PROBE_PORT, PacketDrop};
 
 /// Marks our rules in chains of others.
 const COMMENT: &str = "weft";
@@ -49,12 +50,50 @@ pub(crate) struct Found {
     pub(crate) problems: BTreeSet<String>,
     /// Steps that could not be taken.
     pub(crate) failures: BTreeSet<String>,
+    /// Chains that drop this node's own packets of the overlay or those for it, or may do so.
+    pub(crate) drops: BTreeSet<Dropping>,
     /// Chains of nftables that packets of the overlay go through.
     pub(crate) chains: BTreeSet<Chain>,
     changed: bool,
     /// Another program holds a lock.
     locked: bool,
     request: u64,
+}
+
+/// Chain that drops packets.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Dropping {
+    /// It drops what it has no rule for, and may have one.
+    pub(crate) is_uncertain: bool,
+    pub(crate) drop: PacketDrop,
+}
+
+impl Found {
+    /// Certain ones first.
+    pub(crate) fn packet_drops(&self) -> Vec<PacketDrop> {
+        self.drops.iter().map(|dropping| dropping.drop.clone()).collect()
+    }
+
+    /// A rule of a chain takes packets.
+    fn add_rule(&mut self, hook: Hook, drop: PacketDrop) {
+        self.problems.insert(format!("{}: {}", drop.cause, drop.remedy));
+        self.add_drop(hook, drop, false);
+    }
+
+    /// A chain drops what it has no rule for.
+    fn add_chain(&mut self, hook: Hook, drop: PacketDrop) {
+        // Rules by which it lets the node's own packets pass are not understood well enough.
+        if hook != Hook::Output {
+            self.problems.insert(format!("{}: {}", drop.cause, drop.remedy));
+        }
+        self.add_drop(hook, drop, true);
+    }
+
+    fn add_drop(&mut self, hook: Hook, drop: PacketDrop, is_uncertain: bool) {
+        if hook != Hook::Forward {
+            self.drops.insert(Dropping { is_uncertain, drop });
+        }
+    }
 }
 
 /// Drops of what no rule decides about, from one base chain on.
@@ -76,6 +115,8 @@ pub(crate) struct Treatment {
     pub(crate) listen_ports: BTreeSet<u16>,
     /// Prefixes of peers.
     pub(crate) peers: BTreeSet<Cidr>,
+    /// Addresses that the overlay runs on, of this node and of gateways.
+    pub(crate) hosts: BTreeSet<IpAddr>,
 }
 
 impl Treatment {
@@ -84,18 +125,25 @@ impl Treatment {
         if self.mode == Mode::Remove || rule.ours {
             return None;
         }
-        let ports = self.ports();
-        match hook {
-            Hook::Forward if rule.is_for_overlay() => Some("packets of the overlay".to_owned()),
-            Hook::Forward => rule
-                .peer(&self.peers, &self.ways)
-                .map(|peer| format!("packets of the peers' prefix {peer}")),
-            Hook::Input if rule.is_for_port(&ports, &self.ways) => {
-                let ports = ports.intersection(&rule.dports).map(port_name).collect::<Vec<_>>();
-                Some(format!("packets to UDP port {}", ports.join(" and ")))
-            }
-            Hook::Input => None,
+        if rule.is_for_overlay() {
+            return Some("packets of the overlay".to_owned());
         }
+        let sports = BTreeSet::from([OVERLAY_PROBE_PORT]);
+        let dports = match hook {
+            Hook::Forward => {
+                let peer = rule.peer(&self.peers, &self.ways)?;
+                return Some(format!("packets of the peers' prefix {peer}"));
+            }
+            Hook::Input => self.ports(),
+            Hook::Output => [VXLAN_PORT, OVERLAY_PROBE_PORT].into(),
+        };
+        let ports = match hook {
+            Hook::Output => (&BTreeSet::new(), &dports),
+            Hook::Input | Hook::Forward => (&sports, &dports),
+        };
+        let port = rule.port((hook, &self.ways), ports, &self.hosts)?;
+        let end = if rule.sports.is_empty() { "to" } else { "from" };
+        Some(format!("packets {end} UDP port {}", port_name(&port)))
     }
 
     /// UDP ports of this node that packets must reach.
@@ -108,11 +156,21 @@ impl Treatment {
     fn missing(&self, hook: Hook, admitted: &Admitted) -> Option<BTreeSet<u16>> {
         match hook {
             Hook::Forward => (!admitted.overlay).then(BTreeSet::new),
-            Hook::Input => {
-                let missing = &self.ports() - &admitted.ports;
+            Hook::Input | Hook::Output => {
+                let ports = if hook == Hook::Input {
+                    self.ports()
+                } else {
+                    [VXLAN_PORT, OVERLAY_PROBE_PORT].into()
+                };
+                let missing = &ports - &admitted.ports;
                 Some(missing).filter(|missing| !missing.is_empty())
             }
         }
+    }
+
+    /// Returns whether accepts of ours stand in chains of a hook.
+    fn accepts_at(&self, hook: Hook) -> bool {
+        self.mode == Mode::Accept && hook != Hook::Output
     }
 
     /// Accepts for the ports of this node, and for the answers to overlay probes: these come in by
@@ -218,6 +276,7 @@ fn ensure(netns: &Netns, treatment: &Treatment, accepts: &mut nft::Accepts) -> F
 fn port_name(port: &u16) -> String {
     match *port {
         VXLAN_PORT => format!("{port} (VXLAN)"),
+        OVERLAY_PROBE_PORT => format!("{port} (overlay probes)"),
         _ => format!("{port} (WireGuard)"),
     }
 }
@@ -228,10 +287,11 @@ fn of_some_devices(chain: &str) -> String {
 
 /// Problem of a chain that drops packets, with what its owner can do. `ports` are those that packets
 /// to this node have.
-fn remedy(chain: &str, (hook, ports): (Hook, &BTreeSet<u16>), firewalld: bool) -> String {
+fn remedy(chain: &str, (hook, ports): (Hook, &BTreeSet<u16>), firewalld: bool) -> PacketDrop {
     let packets = match hook {
         Hook::Forward => "forwarded packets",
         Hook::Input => "packets to this node",
+        Hook::Output => "packets of this node",
     };
     let each = |format: fn(&u16) -> String| ports.iter().map(format).collect::<Vec<_>>();
     let accept = match (hook, firewalld) {
@@ -249,10 +309,11 @@ fn remedy(chain: &str, (hook, ports): (Hook, &BTreeSet<u16>), firewalld: bool) -
             "let its owner accept what comes in or goes out by the devices weft4 and weft6"
                 .to_owned()
         }
-        (Hook::Input, false) => {
+        (Hook::Input, false) | (Hook::Output, _) => {
             let ports = each(port_name);
             format!("let its owner accept UDP port {}", ports.join(" and "))
         }
     };
-    format!("{chain} drops {packets} that it has no rule for: {accept}")
+    let cause = format!("{chain} drops {packets} that it has no rule for");
+    PacketDrop { cause, remedy: accept }
 }

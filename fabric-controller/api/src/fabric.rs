@@ -19,8 +19,8 @@ pub use gateway_record::{
 };
 pub use node_config::{
     Diversion, ForwardingOff, MovedAddress, NodeAddressMap, NodeConfig, NodeConfigSpec,
-    NodeConfigStatus, NodeGateway, NodePeering, OverlappingPods, REFUSE_SECONDS, RefusedPrefix,
-    RefusedTraffic,
+    NodeConfigStatus, NodeGateway, NodePeering, OverlappingPods, PacketDrop, REFUSE_SECONDS,
+    RefusedPrefix, RefusedTraffic,
 };
 
 pub use overlay_probe::{

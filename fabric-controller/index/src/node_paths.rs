@@ -66,6 +66,7 @@ impl NodePaths {
         }
         let missing = unreachable.len() - probed;
         for config in present {
+            add_drop(config, &mut unreachable);
             if let Some(fault) = fault_of_pods(config, gateway) {
                 unreachable.entry(fault.node.clone()).or_insert(fault);
             }
@@ -77,6 +78,21 @@ impl NodePaths {
     /// Number of nodes whose path works.
     pub fn reachable(&self) -> usize {
         self.nodes - self.unreachable.len()
+    }
+}
+
+/// Separates cause and remedy of a detail that has both.
+const SEPARATOR: &str = "; ";
+
+/// Names the chain on a node that drops packets, if its path fails.
+fn add_drop(config: &NodeConfig, unreachable: &mut BTreeMap<String, UnreachableNode>) {
+    let name = config.metadata.name.as_deref().unwrap_or_default();
+    let mut drops = config.status.iter().flat_map(|status| &status.packet_drops);
+    if let Some(node) = unreachable.get_mut(name)
+        && let Some(drop) = drops.next()
+        && matches!(node.fault, PathFault::NoAnswer | PathFault::NoAgent | PathFault::OneWay)
+    {
+        node.detail = Some([&*drop.cause, &*drop.remedy].join(SEPARATOR));
     }
 }
 
@@ -127,12 +143,19 @@ pub fn describe_steadily(node: &UnreachableNode) -> String {
 /// Part that fails.
 pub fn cause(node: &UnreachableNode) -> String {
     let detail = node.detail.as_deref().unwrap_or_default();
+    let dropped = detail.split_once(SEPARATOR).map(|(cause, _)| format!(": {cause}"));
+    let dropped = dropped.unwrap_or_default();
     match node.fault {
-        PathFault::NoAnswer => "no answer over VXLAN".to_owned(),
+        PathFault::NoAnswer => format!("no answer over VXLAN{dropped}"),
+        PathFault::NoAgent if !dropped.is_empty() => {
+            format!("no probes of it arrive, though its kernel answers over VXLAN{dropped}")
+        }
         PathFault::NoAgent => {
             "its route-agent sends no probes, though its kernel answers over VXLAN".to_owned()
         }
-        PathFault::OneWay => "packets from it arrive over VXLAN, but none reach it".to_owned(),
+        PathFault::OneWay => {
+            format!("packets from it arrive over VXLAN, but none reach it{dropped}")
+        }
         PathFault::CutOff => "its route-agent cannot read the published directory".to_owned(),
         PathFault::NotStarted => "no route-agent of it has started: its pods do not reach peers, \
                                   and what they send there is not refused either"
@@ -156,7 +179,11 @@ pub fn cause(node: &UnreachableNode) -> String {
 /// Remedy.
 pub fn remedy(of: &UnreachableNode) -> String {
     let (node, detail) = (&of.node, of.detail.as_deref().unwrap_or_default());
+    let of_drop = detail.split_once(SEPARATOR).map(|(_, remedy)| remedy);
     match of.fault {
+        PathFault::NoAnswer | PathFault::NoAgent | PathFault::OneWay if of_drop.is_some() => {
+            format!("on {node}, {}", of_drop.unwrap_or_default())
+        }
         PathFault::NoAnswer => format!(
             "see whether {node} is up, its network is connected, its address is the one in its \
              Node, its route-agent runs, and UDP 4879 passes between it and the gateway's host"
@@ -191,7 +218,7 @@ pub fn remedy(of: &UnreachableNode) -> String {
 
 #[cfg(test)]
 mod tests {
-    use fabric_api::fabric::{ForwardingOff, OverlappingPods, UnreachableGateway};
+    use fabric_api::fabric::{ForwardingOff, OverlappingPods, PacketDrop, UnreachableGateway};
     use serde_json::json;
 
     use super::*;
@@ -305,6 +332,31 @@ mod tests {
         let text = describe(&paths.unreachable[0], "2026-01-31T12:00:02Z".parse().unwrap());
         assert!(text.starts_with("n2: a rule or route of another program takes"), "{text}");
         assert!(text.contains("run `ip rule del priority 50 prohibit` on n2"), "{text}");
+    }
+
+    #[test]
+    fn chain_that_drops_is_named_while_the_path_fails() {
+        let gateway = gateway(json!({"overlayProbePort": 12346, "probingNodes": 2}));
+        let [mut first, second] = [node("n1", "milan"), node("n2", "paris")];
+        first.status.get_or_insert_default().packet_drops = vec![PacketDrop {
+            cause: "chain inet f out (hook output): the rule with handle 4 drops packets"
+                .to_owned(),
+            remedy: "have its owner except them; or remove it".to_owned(),
+        }];
+        let named = |nodes: &[&NodeConfig]| {
+            let paths = NodePaths::of(&gateway, nodes.iter().copied()).unwrap();
+            let text = paths.unreachable.first().map(|of| describe(of, Timestamp::UNIX_EPOCH));
+            text.unwrap_or_default()
+        };
+        let text = named(&[&first, &second]);
+        assert!(
+            text.starts_with("n1: no answer over VXLAN: chain inet f out (hook output)"),
+            "{text}"
+        );
+        assert!(text.ends_with("; on n1, have its owner except them; or remove it"), "{text}");
+        first.status.get_or_insert_default().unreachable_gateways.clear();
+        first.status.get_or_insert_default().applied_generation = 3;
+        assert!(!named(&[&first, &second]).contains("n1"));
     }
 
     #[test]

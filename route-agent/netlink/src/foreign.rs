@@ -190,12 +190,9 @@ fn port_range(RulePortRange { start, end }: RulePortRange) -> String {
 
 /// Name or number, as `ip rule` takes it.
 fn protocol_name(protocol: IpProtocol) -> String {
-    match protocol {
-        IpProtocol::Icmp => "icmp".to_owned(),
-        IpProtocol::Tcp => "tcp".to_owned(),
-        IpProtocol::Udp => "udp".to_owned(),
-        other => i32::from(other).to_string(),
-    }
+    let names = [(IpProtocol::Icmp, "icmp"), (IpProtocol::Tcp, "tcp"), (IpProtocol::Udp, "udp")];
+    let known = names.iter().find(|(of, _)| *of == protocol).map(|(_, name)| (*name).to_owned());
+    known.unwrap_or_else(|| i32::from(protocol).to_string())
 }
 
 /// True for an attribute that leaves some packets out.

@@ -3,6 +3,7 @@
 //! An accept right before such a point lets the overlay pass and outranks no rule of anybody.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use fabric_api::Cidr;
 use netlink::nft::{AddressMatch, Condition, Hook, Interface, Verdict};
@@ -23,8 +24,9 @@ pub(crate) struct Rule {
     pub(crate) interfaces: Vec<Interface>,
     /// Prefixes that packets' addresses must be of, all of them.
     pub(crate) addresses: Vec<AddressMatch>,
-    /// Protocol over IP and destination ports, if the rule compares them.
+    /// Protocol over IP and ports, if the rule compares them.
     pub(crate) protocol: Option<u8>,
+    pub(crate) sports: BTreeSet<u16>,
     pub(crate) dports: BTreeSet<u16>,
     /// More is compared than the above: a decision about some packets only.
     pub(crate) is_narrow: bool,
@@ -51,7 +53,8 @@ pub(crate) struct Accept {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Way {
     pub(crate) hook: Hook,
-    pub(crate) incoming: String,
+    /// None if they are of this node.
+    pub(crate) incoming: Option<String>,
     /// None if they are for this node.
     pub(crate) outgoing: Option<String>,
 }
@@ -66,9 +69,9 @@ pub(crate) struct DropPoint {
 impl Way {
     /// Returns true if these are the devices that the rule compares.
     fn has(&self, rule: &Rule) -> bool {
-        let outgoing = self.outgoing.as_deref().unwrap_or_default();
-        let mut interfaces = rule.interfaces.iter();
-        interfaces.all(|of| of.matches(if of.incoming { &self.incoming } else { outgoing }))
+        let device = |incoming| if incoming { &self.incoming } else { &self.outgoing };
+        let name = |incoming| device(incoming).as_deref().unwrap_or_default();
+        rule.interfaces.iter().all(|of| of.matches(name(of.incoming)))
     }
 }
 
@@ -181,7 +184,7 @@ impl<'a, E> Walk<'a, E> {
                     self.dispatch(rule, to)?;
                 }
                 (Condition::Interface, Verdict::Drop)
-                    if self.hook == Hook::Input && self.ways.iter().any(|way| way.has(rule)) =>
+                    if self.hook != Hook::Forward && self.ways.iter().any(|way| way.has(rule)) =>
                 {
                     self.by_interface.insert(at);
                 }
@@ -256,21 +259,38 @@ impl Rule {
     pub(crate) fn peer<'a>(&self, peers: &'a BTreeSet<Cidr>, ways: &[Way]) -> Option<&'a Cidr> {
         let mut ways = ways.iter().filter(|way| way.hook == Hook::Forward);
         let is_met = self.interfaces.is_empty() || ways.any(|way| way.has(self));
-        if !is_met || self.is_narrow || self.protocol.is_some() || !self.dports.is_empty() {
+        if !is_met || self.is_narrow || self.protocol.is_some() || self.has_ports() {
             return None;
         }
         let is_of = |of: &AddressMatch, peer: &Cidr| !of.negated && of.prefix.overlaps(peer);
         peers.iter().find(|peer| self.addresses.iter().any(|of| is_of(of, peer)))
     }
 
-    /// Returns whether all packets to one of these UDP ports of the node meet the rule.
-    pub(crate) fn is_for_port(&self, ports: &BTreeSet<u16>, ways: &[Way]) -> bool {
+    /// Returns the port if all UDP packets meet the rule that have it at one end and pass a hook, between
+    /// these hosts at least.
+    pub(crate) fn port(
+        &self,
+        (hook, ways): (Hook, &[Way]),
+        (sports, dports): (&BTreeSet<u16>, &BTreeSet<u16>),
+        hosts: &BTreeSet<IpAddr>,
+    ) -> Option<u16> {
         const UDP: u8 = 17;
-        !self.is_narrow
-            && self.addresses.is_empty()
+        let has_host =
+            |of: &AddressMatch| hosts.iter().any(|ip| of.prefix.contains(*ip)) != of.negated;
+        let is_met = !self.is_narrow
             && self.protocol == Some(UDP)
-            && !self.dports.is_disjoint(ports)
-            && ways.iter().any(|way| way.hook == Hook::Input && way.has(self))
+            && self.addresses.iter().all(has_host)
+            && (self.is_by_overlay() || ways.iter().any(|way| way.hook == hook && way.has(self)));
+        let mut ports = match (self.sports.is_empty(), self.dports.is_empty()) {
+            (true, false) => dports.intersection(&self.dports),
+            (false, true) => sports.intersection(&self.sports),
+            (true, true) | (false, false) => return None,
+        };
+        ports.next().copied().filter(|_| is_met)
+    }
+
+    fn has_ports(&self) -> bool {
+        !self.sports.is_empty() || !self.dports.is_empty()
     }
 
     /// Returns whether it names weft's devices and nothing narrower.
@@ -278,7 +298,11 @@ impl Rule {
         !self.is_narrow
             && self.addresses.is_empty()
             && self.protocol.is_none()
-            && self.interfaces.iter().any(|of| !of.negated && of.name.starts_with("weft"))
+            && self.is_by_overlay()
+    }
+
+    fn is_by_overlay(&self) -> bool {
+        self.interfaces.iter().any(|of| !of.negated && of.name.starts_with("weft"))
     }
 }
 

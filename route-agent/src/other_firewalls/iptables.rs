@@ -6,14 +6,15 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::process::{Command, Stdio};
 
-use fabric_api::fabric::OVERLAY_PROBE_PORT;
+use fabric_api::fabric::{OVERLAY_PROBE_PORT, PacketDrop};
 use netlink::Netns;
 use netlink::nft::{AddressMatch, Condition, Hook, Interface, Verdict};
 
 use super::drop_points::{Accept, DropPoint, Rule, Walk, Way, are_in_place};
 use super::{COMMENT, Drops, Found, Mode, Treatment, of_some_devices, remedy};
 
-const CHAINS: [(&str, Hook); 2] = [("FORWARD", Hook::Forward), ("INPUT", Hook::Input)];
+const CHAINS: [(&str, Hook); 3] =
+    [("FORWARD", Hook::Forward), ("INPUT", Hook::Input), ("OUTPUT", Hook::Output)];
 const VERSIONS: [(&str, &str); 2] =
     [("iptables-legacy", "ip_tables_names"), ("ip6tables-legacy", "ip6_tables_names")];
 /// Bound for the wait for the lock that programs hold while they change tables, in seconds.
@@ -74,7 +75,7 @@ fn ensure_version(
         let drops = table.drop_points(chain, hook, &treatment.ways);
         for (chain, rule) in &drops.rules {
             if let Some(taken) = treatment.taken_by(hook, rule) {
-                found.problems.insert(drop_problem(program, chain, rule, &taken));
+                found.add_rule(hook, rule_drop(program, (chain, hook), rule, &taken));
             }
         }
         let missing = treatment.missing(hook, &drops.admitted);
@@ -82,15 +83,15 @@ fn ensure_version(
         if let Some(ports) = &missing {
             let chains = drops.by_interface.iter().map(|point| &point.chain);
             let chains = chains.map(|chain| of_some_devices(&format!("{program}'s chain {chain}")));
-            found.problems.extend(chains.map(|chain| remedy(&chain, (hook, ports), false)));
+            chains.for_each(|chain| found.add_chain(hook, remedy(&chain, (hook, ports), false)));
         }
-        if treatment.mode == Mode::Accept {
+        if treatment.accepts_at(hook) {
             for point in drops.points {
                 wanted.entry(point).or_default().extend(accepts(hook, treatment));
             }
         } else if let Some(ports) = missing.filter(|_| !drops.points.is_empty()) {
             let chain = format!("{program}'s chain {chain}");
-            found.problems.insert(remedy(&chain, (hook, &ports), false));
+            found.add_chain(hook, remedy(&chain, (hook, &ports), false));
         }
     }
     let script = table.script(&wanted);
@@ -179,6 +180,7 @@ fn accepts(hook: Hook, treatment: &Treatment) -> BTreeSet<Accept> {
     let device = |matches: &str| Accept { matches: matches.to_owned(), port: None };
     match hook {
         Hook::Forward => ["-i weft+", "-o weft+"].map(device).into(),
+        Hook::Output => BTreeSet::new(),
         Hook::Input => treatment.input_accepts(
             format!("-i weft+ -p udp -m udp --sport {OVERLAY_PROBE_PORT}"),
             |port| format!("-p udp -m udp --dport {port}"),
@@ -186,13 +188,15 @@ fn accepts(hook: Hook, treatment: &Treatment) -> BTreeSet<Accept> {
     }
 }
 
-fn drop_problem(program: &str, chain: &str, rule: &Rule, taken: &str) -> String {
+fn rule_drop(program: &str, (chain, hook): (&str, Hook), rule: &Rule, taken: &str) -> PacketDrop {
     let remove = rule.id.replacen("-A", "-D", 1);
-    format!(
-        "{program}'s chain {chain}: the rule `{}` drops {taken}: have its owner except them, or remove \
-         it (`{program} {remove}`)",
-        rule.id
-    )
+    PacketDrop {
+        cause: format!(
+            "{program}'s chain {chain} (hook {hook}): the rule `{}` drops {taken}",
+            rule.id
+        ),
+        remedy: format!("have its owner except them, or remove it (`{program} {remove}`)"),
+    }
 }
 
 /// Parses the words of a rule behind its chain's name.
@@ -207,6 +211,7 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
         interfaces: Vec::new(),
         addresses: Vec::new(),
         protocol: None,
+        sports: BTreeSet::new(),
         dports: BTreeSet::new(),
         is_narrow: false,
     };
@@ -243,9 +248,10 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
                 rule.protocol = Some(UDP);
             }
             ("-m", "udp") => {}
-            ("--dport", port) if port.parse::<u16>().is_ok() => {
+            ("--sport" | "--dport", port) if port.parse::<u16>().is_ok() => {
                 rule.condition = Condition::Other;
-                rule.dports.extend(port.parse::<u16>());
+                let ports = if word == "--sport" { &mut rule.sports } else { &mut rule.dports };
+                ports.extend(port.parse::<u16>());
                 rule.ports.extend(port.parse::<u16>());
             }
             // Options of the target follow.
@@ -391,7 +397,8 @@ mod tests {
 
     /// Chains of INPUT that drop packets that come in by eth0.
     fn dispatched(rules: &str) -> Vec<String> {
-        let ways = [Way { hook: Hook::Input, incoming: "eth0".to_owned(), outgoing: None }];
+        let incoming = Some("eth0".to_owned());
+        let ways = [Way { hook: Hook::Input, incoming, outgoing: None }];
         let table = Table::parse(rules);
         let drops = table.drop_points("INPUT", Hook::Input, &ways);
         assert!(drops.points.is_empty(), "{rules}");

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use fabric_api::fabric::OVERLAY_PROBE_PORT;
+use fabric_api::fabric::{OVERLAY_PROBE_PORT, PacketDrop};
 use netlink::Netns;
 use netlink::nft::{self, BaseChain, Chain, Hook, NftError, Verdict};
-use netplan::FIREWALL_TABLE;
+use netplan::{FIREWALL_TABLE, REFUSAL_TABLE};
 
 use super::drop_points::{Accept, DropPoint, Rule, Walk, are_in_place};
 use super::{COMMENT, Drops, Found, Mode, Treatment, of_some_devices, remedy};
@@ -31,7 +31,7 @@ impl Accepts {
     ) -> Result<(), NftError> {
         let mut tables: BTreeMap<_, Vec<BaseChain>> = BTreeMap::new();
         for base in nft::base_chains(netns)? {
-            if base.chain.table != FIREWALL_TABLE {
+            if ![FIREWALL_TABLE, REFUSAL_TABLE].contains(&&*base.chain.table) {
                 let table = (base.chain.family, base.chain.table.clone());
                 tables.entry(table).or_default().push(base);
             }
@@ -102,7 +102,7 @@ impl<'a> Table<'a> {
                 self.drop_points(base, treatment, found)?;
             for (chain, rule) in &rules {
                 if let Some(taken) = treatment.taken_by(base.hook, rule) {
-                    found.problems.insert(self.drop_problem(chain, rule, &taken));
+                    found.add_rule(base.hook, self.rule_drop((chain, base.hook), rule, &taken));
                 }
             }
             let missing = treatment.missing(base.hook, &admitted);
@@ -110,14 +110,14 @@ impl<'a> Table<'a> {
             if let Some(ports) = &missing {
                 let chains = by_interface.iter().map(|point| of_chain(&self.chain(&point.chain)));
                 let chains = chains.map(|chain| of_some_devices(&chain));
-                found.problems.extend(chains.map(|chain| unsolved(&chain, base, ports)));
+                chains.for_each(|chain| found.add_chain(base.hook, unsolved(&chain, base, ports)));
             }
-            if treatment.mode == Mode::Accept && !base.owned {
+            if treatment.accepts_at(base.hook) && !base.owned {
                 for point in points {
                     wanted.entry(point).or_default().extend(accepts(base.hook, treatment));
                 }
             } else if let Some(ports) = missing.filter(|_| !points.is_empty()) {
-                found.problems.insert(unsolved(&of_chain(&base.chain), base, &ports));
+                found.add_chain(base.hook, unsolved(&of_chain(&base.chain), base, &ports));
             }
         }
         let script = self.script(&wanted);
@@ -151,15 +151,17 @@ impl<'a> Table<'a> {
         Ok(Drops { points, by_interface, admitted, rules })
     }
 
-    fn drop_problem(&self, chain: &str, rule: &Rule, taken: &str) -> String {
+    fn rule_drop(&self, (chain, hook): (&str, Hook), rule: &Rule, taken: &str) -> PacketDrop {
         let chain = self.chain(chain);
         let place = format!("{} {} {}", chain.family.name(), chain.table, chain.name);
-        format!(
-            "{}: the rule with handle {} drops {taken}: see `nft -a list chain {place}`, and have its \
-             owner except them, or remove it (`nft delete rule {place} handle {1}`)",
-            of_chain(&chain),
-            rule.id
-        )
+        let (chain, handle) = (of_chain(&chain), &rule.id);
+        PacketDrop {
+            cause: format!("{chain} (hook {hook}): the rule with handle {handle} drops {taken}"),
+            remedy: format!(
+                "see `nft -a list chain {place}`, and have its owner except them, or remove it \
+                 (`nft delete rule {place} handle {handle}`)"
+            ),
+        }
     }
 
     /// Input for `nft -f`; empty if all accepts are in their places.
@@ -207,6 +209,7 @@ fn accepts(hook: Hook, treatment: &Treatment) -> BTreeSet<Accept> {
     let device = |matches: &str| Accept { matches: matches.to_owned(), port: None };
     match hook {
         Hook::Forward => ["iifname \"weft*\"", "oifname \"weft*\""].map(device).into(),
+        Hook::Output => BTreeSet::new(),
         Hook::Input => treatment
             .input_accepts(format!("iifname \"weft*\" udp sport {OVERLAY_PROBE_PORT}"), |port| {
                 format!("udp dport {port}")
@@ -226,6 +229,7 @@ fn rule(rule: nft::Rule) -> Rule {
         interfaces: rule.interfaces,
         addresses: rule.addresses,
         protocol: rule.protocol,
+        sports: rule.sports,
         dports: rule.dports,
         is_narrow: rule.is_narrow,
     }
@@ -235,7 +239,7 @@ fn of_chain(Chain { family, table, name }: &Chain) -> String {
     format!("chain {} {table} {name}", family.name())
 }
 
-fn unsolved(chain: &str, base: &BaseChain, ports: &BTreeSet<u16>) -> String {
+fn unsolved(chain: &str, base: &BaseChain, ports: &BTreeSet<u16>) -> PacketDrop {
     let (firewalld, packets) = (base.chain.table == FIREWALLD, (base.hook, ports));
     if !base.owned {
         return remedy(chain, packets, firewalld);

@@ -11,6 +11,7 @@ mod foreign_routes;
 mod healing;
 mod input;
 mod node;
+mod packet_drops;
 mod policy;
 mod probes;
 mod records;

@@ -191,6 +191,10 @@ pub struct NodeConfigStatus {
     /// Rules and routes of other programs that take packets between pods and peers away from weft's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub diversions: Vec<Diversion>,
+    /// Chains of other programs that drop the node's own packets of the overlay or those for it, or may
+    /// do so, while a gateway does not answer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub packet_drops: Vec<PacketDrop>,
     /// Gateways that do not answer this node's probes through the overlay.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unreachable_gateways: Vec<UnreachableGateway>,
@@ -225,6 +229,15 @@ pub struct Diversion {
     /// When the agent found it (RFC 3339).
     #[schemars(extend("format" = "date-time"))]
     pub since: String,
+}
+
+/// A chain of another program that drops packets.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub struct PacketDrop {
+    /// The chain with its table, its hook and the packets.
+    pub cause: String,
+    /// What its owner can do.
+    pub remedy: String,
 }
 
 /// An address of a node that changed while its Node manifest did not.

@@ -59,7 +59,7 @@ pub struct UnreachableNode {
     pub node: String,
     /// Part that fails.
     pub fault: PathFault,
-    /// The setting or the other node's pod CIDR that is at fault, for faults that have one.
+    /// The setting, the other node's pod CIDR or the chain that is at fault, for faults that have one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
     /// When the path last worked (RFC 3339).

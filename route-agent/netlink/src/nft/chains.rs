@@ -1,7 +1,7 @@
 //! Chains of all programs at the hooks that packets of the overlay pass, and their rules.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
+use std::{fmt, io};
 
 use crate::Netns;
 use crate::nfnetlink::{Nfnetlink, attribute, number, put_text, text};
@@ -38,12 +38,13 @@ pub enum ChainFamily {
 pub enum Hook {
     Input,
     Forward,
+    Output,
 }
 
 const CHAIN_NAME: u16 = 3;
 const CHAIN_OF_RULE: u16 = 2;
 
-/// All filter chains at the hooks `input` and `forward`.
+/// All filter chains at the hooks `input`, `forward` and `output`.
 pub fn base_chains(netns: &Netns) -> Result<Vec<BaseChain>, NftError> {
     netns.run(base_chains_here)?.map_err(NftError::Read)
 }
@@ -74,6 +75,7 @@ fn base_chain(family: ChainFamily, owned: &BTreeSet<String>, body: &[u8]) -> Opt
     let hook = match number(attribute(body, HOOK)?, 1)? {
         1 => Hook::Input,
         2 => Hook::Forward,
+        3 => Hook::Output,
         _ => return None,
     };
     let filters = text(body, TYPE) == Some("filter");
@@ -125,6 +127,16 @@ fn rules_here(
         }
     }
     Ok(rules)
+}
+
+impl fmt::Display for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Input => "input",
+            Self::Forward => "forward",
+            Self::Output => "output",
+        })
+    }
 }
 
 impl ChainFamily {

@@ -24,8 +24,9 @@ pub struct Rule {
     pub interfaces: Vec<Interface>,
     /// Prefixes that packets' addresses must be of, all of them.
     pub addresses: Vec<AddressMatch>,
-    /// Protocol over IP, by number, and destination ports, if the rule compares them.
+    /// Protocol over IP, by number, and ports, if the rule compares them.
     pub protocol: Option<u8>,
+    pub sports: BTreeSet<u16>,
     pub dports: BTreeSet<u16>,
     /// More is compared than the above.
     pub is_narrow: bool,
@@ -113,6 +114,7 @@ impl Rule {
             interfaces: Vec::new(),
             addresses: Vec::new(),
             protocol: None,
+            sports: BTreeSet::new(),
             dports: BTreeSet::new(),
             is_narrow: false,
         };
@@ -203,9 +205,10 @@ impl Rule {
                 self.protocol = value.first().copied();
             }
             Loaded { key: Some(L4PROTO), .. } => self.is_narrow = true,
-            Loaded { field: Some(Field::DestinationPort), mask: None, .. } if is_equal => {
+            Loaded { field: Some(Field::Port { source }), mask: None, .. } if is_equal => {
                 let port = <[u8; 2]>::try_from(value.as_slice()).map(u16::from_be_bytes);
-                self.dports.extend(port);
+                let ports = if *source { &mut self.sports } else { &mut self.dports };
+                ports.extend(port);
             }
             Loaded { field: Some(Field::Address { source, ipv4 }), mask, .. } => {
                 let prefix = prefix(&value, mask.as_deref(), *ipv4);
@@ -214,7 +217,7 @@ impl Rule {
                 self.is_narrow |= found.is_none() || !(is_equal || negated);
                 self.addresses.extend(found);
             }
-            Loaded { field: Some(Field::DestinationPort | Field::Protocol), .. } => {
+            Loaded { field: Some(Field::Port { .. } | Field::Protocol), .. } => {
                 self.is_narrow = true;
             }
             Loaded { field: None, .. } => {}
@@ -237,7 +240,7 @@ struct Loaded {
 enum Field {
     Address { source: bool, ipv4: bool },
     Protocol,
-    DestinationPort,
+    Port { source: bool },
 }
 
 impl Field {
@@ -253,7 +256,8 @@ impl Field {
             (NETWORK, 8) => Self::Address { source: true, ipv4: false },
             (NETWORK, 24) => Self::Address { source: false, ipv4: false },
             (NETWORK, 9 | 6) => Self::Protocol,
-            (TRANSPORT, 2) => Self::DestinationPort,
+            (TRANSPORT, 0) => Self::Port { source: true },
+            (TRANSPORT, 2) => Self::Port { source: false },
             _ => return None,
         })
     }
