@@ -120,7 +120,7 @@ impl Seen {
     }
 }
 
-fn contains(frame: &[u8], text: &[u8]) -> bool {
+pub(crate) fn contains(frame: &[u8], text: &[u8]) -> bool {
     let mut rest = frame;
     while let Some(at) = rest.iter().position(|byte| *byte == text[0]) {
         rest = &rest[at..];

@@ -31,6 +31,7 @@ mod moving;
 mod mtu;
 mod node_paths;
 mod one_host_goes;
+mod other_rules;
 mod path_mtu;
 mod peering;
 mod refused;

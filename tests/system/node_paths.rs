@@ -340,7 +340,7 @@ fn read_only_published_directory_is_named() -> Result<()> {
     })
 }
 
-fn clusters() -> [ClusterSpec; 2] {
+pub(crate) fn clusters() -> [ClusterSpec; 2] {
     [ClusterSpec::new("rome", 1, 2), ClusterSpec::new("milan", 2, 1)]
 }
 
@@ -348,7 +348,7 @@ fn node(scene: &Scene) -> &weft_tests::Netns {
     scene.cluster("rome").nodes[1].host.net()
 }
 
-fn shell(scene: &Scene, script: &str) -> Result<()> {
+pub(crate) fn shell(scene: &Scene, script: &str) -> Result<()> {
     let host = &scene.cluster("rome").nodes[1].host;
     host.command(Command::new("sh").args(["-ec", script]), "").map(drop)
 }
@@ -364,7 +364,7 @@ fn signal(processes: &[i32], signal: Signal) -> Result<()> {
     processes.iter().try_for_each(|pid| Ok(kill(Pid::from_raw(*pid), signal)?))
 }
 
-fn all_probe(scene: &Scene) -> Result<()> {
+pub(crate) fn all_probe(scene: &Scene) -> Result<()> {
     scene.peer("rome", "milan", PORT)?;
     let rome = scene.cluster("rome");
     wait_until("both nodes probe", TIMEOUT, || counts(rome, 2, 2))
@@ -376,7 +376,7 @@ fn counts(rome: &Cluster, reachable: u64, of: u64) -> Result<()> {
     Ok(())
 }
 
-fn is_named(rome: &Cluster, fault: &str) -> Result<()> {
+pub(crate) fn is_named(rome: &Cluster, fault: &str) -> Result<()> {
     let status = rome.status()?;
     let peering = &status["peerings"][0];
     ensure!(peering["state"] == "Degraded", "it is {}", peering["state"]);
@@ -393,7 +393,7 @@ fn is_named(rome: &Cluster, fault: &str) -> Result<()> {
     Ok(())
 }
 
-fn is_healthy(rome: &Cluster) -> Result<()> {
+pub(crate) fn is_healthy(rome: &Cluster) -> Result<()> {
     rome.is_connected("milan")?;
     counts(rome, 2, 2)
 }

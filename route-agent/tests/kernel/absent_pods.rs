@@ -98,12 +98,14 @@ fn packets_diverted_to_the_underlay_are_dropped() {
             eventually(&format!("{rules}: it is dropped"), SOON, || dropped(&world) == total);
         }
         assert_eq!(packets(&world, "leaked"), 0, "{rules}");
-        let ours = |rule: &str| rule.contains("from 10.201.0.0/16 to this node's pods");
-        eventually(&format!("{rules}: it is named"), SOON, || {
-            world.problems().iter().any(|problem| ours(problem))
+        let from = ["10.201.0.0/16", "fd00:201::/32"]
+            .map(|peer| format!("from {peer} to this node's pods"));
+        eventually(&format!("{rules}: both are named"), SOON, || {
+            let problems = world.problems();
+            from.iter().all(|from| problems.iter().any(|problem| problem.contains(from)))
         });
         let diversions = world.status().unwrap().1.diversions;
-        assert!(diversions.iter().any(|d| d.prefixes.contains(&"10.201.0.0/16".to_owned())));
+        assert_eq!(diversions.len(), 2, "{diversions:?}");
         for removal in diversions.iter().map(|diversion| &diversion.removal) {
             sh(&world.node, removal);
         }
