@@ -96,6 +96,8 @@ pub struct Counters {
 pub struct PeerState {
     /// Source of the last authentic packet, or the configured endpoint.
     pub endpoint: Option<SocketAddr>,
+    /// It is that source, not merely configured.
+    pub is_endpoint_authentic: bool,
     /// The configured endpoint, if it is another one since there is a session and nothing authentic has
     /// come from it: packets of the peer have moved [`Self::endpoint`] elsewhere, or soon will.
     pub unproven_endpoint: Option<SocketAddr>,
@@ -251,6 +253,10 @@ impl Engine {
                 sink.drop(DropReason::CongestionUnmarkable, 1);
             }
             Opened::Packet(len) => joiner.accept(len, &mut sink),
+            Opened::NotIp => {
+                joiner.discard();
+                sink.drop(DropReason::Malformed, 1);
+            }
             Opened::Keepalive => joiner.discard(),
             Opened::Rejected(reason) => {
                 joiner.discard();

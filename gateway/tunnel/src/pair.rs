@@ -215,6 +215,32 @@ fn endpoint_follows_authentic_packets() {
 }
 
 #[test]
+fn configured_endpoint_is_authentic_once_the_peer_answers() {
+    let mut pair = Pair::new();
+    let is_authentic = |pair: &Pair| pair.engines[0].peer_state().is_endpoint_authentic;
+    assert!(!is_authentic(&pair));
+    pair.run(|_, _| true);
+    assert!(is_authentic(&pair));
+    let moved = SocketAddr::from(([203, 0, 113, 9], 4444));
+    pair.configs[0].endpoint = Some(moved);
+    pair.engines[0].configure(pair.configs[0].clone(), pair.now);
+    assert!(!is_authentic(&pair), "nothing has come from there");
+    assert!(pair.passes(1));
+    assert!(is_authentic(&pair) && pair.engines[0].peer_state().endpoint != Some(moved));
+}
+
+#[test]
+fn authentic_content_that_is_no_ip_packet_is_life() {
+    let mut pair = Pair::connected();
+    pair.now += Duration::from_secs(5);
+    let mut datagram = [0; 64 + 32];
+    let sealed = pair.engines[0].peer.seal((&[0x50; 64], 64), &mut datagram, pair.now);
+    pair.deliver(1, pair.addresses[0], &datagram[..sealed.unwrap()]);
+    assert_eq!(pair.dropped(1, DropReason::Malformed), 1);
+    assert_eq!(pair.engines[1].peer_state().last_authentic, Some(pair.now));
+}
+
+#[test]
 fn nothing_that_is_not_authentic_moves_the_endpoint() {
     let mut pair = Pair::connected();
     let before = pair.engines[1].peer_state();

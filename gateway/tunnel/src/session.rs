@@ -67,6 +67,8 @@ struct Session {
     keys: KeyRing,
     /// Source of the last authentic packet of these keys, or the configured endpoint.
     endpoint: Option<SocketAddr>,
+    /// It is that source.
+    is_endpoint_authentic: bool,
     /// Time of the last authentic message.
     received: Option<Instant>,
     /// Since when other keys are in force.
@@ -90,6 +92,8 @@ struct Session {
 pub(crate) enum Opened {
     /// An IP packet of that many bytes, at the start of `dst`.
     Packet(usize),
+    /// Authentic, but no IP packet.
+    NotIp,
     Keepalive,
     Rejected(DropReason),
 }
@@ -110,6 +114,7 @@ impl Session {
             handshake,
             keys: KeyRing::default(),
             endpoint: None,
+            is_endpoint_authentic: false,
             received: None,
             superseded: None,
             retry: Retry::new(seed),
@@ -200,8 +205,7 @@ impl Session {
         }
         match key.opener.open(datagram, dst) {
             Ok(0) => Opened::Keepalive,
-            Ok(length) => packet_len(&dst[..length])
-                .map_or(Opened::Rejected(DropReason::Malformed), Opened::Packet),
+            Ok(length) => packet_len(&dst[..length]).map_or(Opened::NotIp, Opened::Packet),
             Err(OpenError::Replay) => Opened::Rejected(DropReason::Replay),
             Err(OpenError::NotAuthentic) => Opened::Rejected(DropReason::DecryptFailed),
         }
@@ -324,6 +328,7 @@ impl Session {
             self.moves += u64::from(self.endpoint.is_some());
             self.endpoint = Some(from);
         }
+        self.is_endpoint_authentic = true;
     }
 
     /// The handshake has come to its end.

@@ -23,6 +23,11 @@ impl Tai64n {
         Self { seconds: UNIX_EPOCH.saturating_add(unix.as_secs()), nanos: unix.subsec_nanos() }
     }
 
+    /// Time since 1970, zero if it is earlier.
+    pub fn to_unix(self) -> Duration {
+        Duration::new(self.seconds.saturating_sub(UNIX_EPOCH), self.nanos.min(NANOS - 1))
+    }
+
     pub fn to_bytes(self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         bytes[..8].copy_from_slice(&self.seconds.to_be_bytes());
@@ -90,6 +95,8 @@ mod tests {
         assert_eq!(bytes[..8], (0x4000_0000_0000_0000_u64 + 37 + 6).to_be_bytes());
         assert_eq!(bytes[8..], 500_000_000_u32.to_be_bytes());
         assert_eq!(Tai64n::from_bytes(bytes), stamp);
+        assert_eq!(stamp.to_unix(), Duration::from_millis(6500));
+        assert_eq!(Tai64n::default().to_unix(), Duration::ZERO);
     }
 
     #[test]

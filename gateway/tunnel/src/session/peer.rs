@@ -107,7 +107,7 @@ impl Peer {
         // Old keys of a peer that has moved may be somebody else's where it is now.
         let concerned = if is_new { 1 } else { self.sessions.len() };
         for session in self.sessions[..concerned].iter_mut().filter(|_| moved.is_some()) {
-            session.endpoint = moved;
+            (session.endpoint, session.is_endpoint_authentic) = (moved, false);
         }
         if let Some(moved) = moved {
             self.unproven = Some(moved).filter(|_| self.has_session());
@@ -132,6 +132,7 @@ impl Peer {
     pub(crate) fn state(&self) -> PeerState {
         PeerState {
             endpoint: self.endpoint(),
+            is_endpoint_authentic: self.is_endpoint_authentic(),
             unproven_endpoint: self.unproven,
             has_session: self.has_session(),
             last_handshake: self.last_handshake,
@@ -155,6 +156,12 @@ impl Peer {
     #[inline]
     pub(crate) fn endpoint(&self) -> Option<SocketAddr> {
         self.endpoint_of(self.sender().unwrap_or(0))
+    }
+
+    fn is_endpoint_authentic(&self) -> bool {
+        let sessions = self.sessions.get(self.sender().unwrap_or(0)..).unwrap_or_default();
+        let session = sessions.iter().find(|session| session.endpoint.is_some());
+        session.is_some_and(|session| session.is_endpoint_authentic)
     }
 
     #[inline]
@@ -230,8 +237,10 @@ impl Peer {
         let opened = session.open(at, datagram, dst, now);
         match opened {
             Opened::Rejected(_) => return opened,
-            Opened::Packet(_) if self.unanswered.is_none() => self.unanswered = Some(now),
-            Opened::Packet(_) | Opened::Keepalive => {}
+            Opened::Packet(_) | Opened::NotIp => {
+                self.unanswered.get_or_insert(now);
+            }
+            Opened::Keepalive => {}
         }
         self.last_authentic = Some(now);
         self.unproven = self.unproven.filter(|at| !is_same(*at, from));
@@ -409,7 +418,7 @@ impl Peer {
             return false;
         }
         let known = self.sessions.iter().position(is_of);
-        let endpoint = self.endpoint();
+        let (endpoint, is_endpoint_authentic) = (self.endpoint(), self.is_endpoint_authentic());
         if let Some(session) = self.sessions.first_mut() {
             session.supersede(now);
         }
@@ -417,7 +426,13 @@ impl Peer {
             // A rotation is undone.
             Some(at) => {
                 let session = self.sessions.remove(at);
-                Session { superseded: None, endpoint, next_check: Some(now), ..session }
+                Session {
+                    superseded: None,
+                    endpoint,
+                    is_endpoint_authentic,
+                    next_check: Some(now),
+                    ..session
+                }
             }
             None => Session::new(Handshake::new(local, peer), self.random.next(), now),
         };
@@ -454,7 +469,10 @@ impl Peer {
         let gone = self.sessions.remove(at);
         self.moves_of_removed += gone.moves;
         if let Some(newer) = at.checked_sub(1).map(|at| &mut self.sessions[at]) {
-            newer.endpoint = newer.endpoint.or(gone.endpoint);
+            if newer.endpoint.is_none() {
+                newer.endpoint = gone.endpoint;
+                newer.is_endpoint_authentic = gone.is_endpoint_authentic;
+            }
         }
         let sessions = &self.sessions;
         self.locals.retain(|local| sessions.iter().any(|session| session.has_key(&local.key)));
