@@ -92,12 +92,14 @@ pub fn diagnose(evidence: &Evidence<'_>, now: Instant) -> Vec<Fault> {
     faults.extend(evidence.departure());
     faults.extend(evidence.peer_key_shared());
     faults.extend(evidence.key_shared());
-    faults.extend(evidence.unknown_key(now));
+    let (of_peer, of_stranger) = evidence.unknown_key(now);
+    faults.extend(of_peer);
     faults.extend(evidence.wrong_responder(now));
     faults.extend(evidence.superseded_keys(now));
     // Each of the above explains why the peer does not answer.
     if faults.is_empty() {
         faults.extend(evidence.missing_answer(now));
+        faults.extend(of_stranger);
     }
     if faults.is_empty() {
         faults.extend(evidence.loss());
@@ -207,7 +209,8 @@ impl Evidence<'_> {
                 Reason::PeeringRemoved,
                 format!("{peer} has removed its side of this peering"),
                 format!(
-                    "remove this side, too, or apply the manifests, or install weft, in {peer} again"
+                    "remove this side, too, or apply the manifests, this cluster's PublicKey among \
+                     them, or install weft, in {peer} again"
                 ),
             ),
             Departure::TakenDown => (
@@ -302,8 +305,9 @@ impl Evidence<'_> {
                     self.desired.listen_port.unwrap_or_default()
                 ),
                 format!(
-                    "check in {peer} that spec.endpoint of its GatewayClient leads here (`weft \
-                     status` there), and that firewalls let that port pass"
+                    "check in {peer} that its GatewayClient has this cluster's PublicKey and a \
+                     spec.endpoint that leads here (`weft status` there), and that firewalls let \
+                     that port pass"
                 ),
             ),
         };
@@ -320,12 +324,19 @@ impl Evidence<'_> {
             true => format!("no answer from {peer}{restarts}"),
             false => format!("no packet from {peer}{restarts}, which is not probed"),
         };
+        let moved = match self.desired.role {
+            Role::Client => format!(
+                "; if {peer}'s gateway has moved, which a client behind a NAT cannot follow, set \
+                 spec.endpoint of the GatewayClient to its new address"
+            ),
+            Role::Server => String::new(),
+        };
         Fault {
             reason: Reason::NoAnswer,
             message,
             remedy: format!(
-                "check that {peer}'s gateway runs (`weft status` there), and that UDP {} passes \
-                 both ways",
+                "check that {peer}'s gateway runs and still has this cluster's PublicKey (`weft \
+                 status` there), and that UDP {} passes both ways{moved}",
                 self.way()
             ),
         }

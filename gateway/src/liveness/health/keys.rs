@@ -42,11 +42,30 @@ impl Evidence<'_> {
         })
     }
 
-    pub(super) fn unknown_key(&self, now: Instant) -> Option<Fault> {
-        let rejected = self.peer.rejections.unknown_key?;
-        if !self.is_current(rejected, now) {
-            return None;
+    /// The first is of a gateway that may be the peer's, the second of one that hardly is.
+    pub(super) fn unknown_key(&self, now: Instant) -> (Option<Fault>, Option<Fault>) {
+        let rejected = self.peer.rejections.unknown_key;
+        let Some(rejected) = rejected.filter(|rejected| self.is_current(*rejected, now)) else {
+            return (None, None);
+        };
+        let fault = self.unknown_key_of(rejected);
+        match self.may_be_peer(rejected) {
+            true => (Some(fault), None),
+            false => (None, Some(fault).filter(|_| !self.is_connected())),
         }
+    }
+
+    /// Anybody may send initiations. Those of a peer that was received before come from where it was, or
+    /// through a node of this cluster, whose NodePort masquerades them.
+    fn may_be_peer(&self, rejected: RejectedInitiation) -> bool {
+        let at = |address: SocketAddr| address.ip().to_canonical();
+        self.last_received.is_none()
+            || self.peer.on_superseded_keys
+            || self.peer.endpoint.is_some_and(|peer| at(peer) == at(rejected.from))
+            || !self.is_connected() && self.owner_of(at(rejected.from)).is_some()
+    }
+
+    fn unknown_key_of(&self, rejected: RejectedInitiation) -> Fault {
         let peer = self.peer_name();
         let found = rejected.key.map_or_else(String::new, |key| format!(" {key}"));
         let expected = self.desired.peer_key.map_or_else(String::new, |key| format!(" ({key})"));
@@ -57,7 +76,7 @@ impl Evidence<'_> {
             ),
             None => format!("copy the PublicKey that `weft keys` prints in {peer} to here"),
         };
-        Some(Fault {
+        Fault {
             reason: Reason::UnknownKey,
             message: format!(
                 "initiations arrive from {} with the key{found}, which is not in {peer}'s \
@@ -65,20 +84,16 @@ impl Evidence<'_> {
                 canonical(rejected.from)
             ),
             remedy,
-        })
+        }
     }
 
     pub(super) fn wrong_responder(&self, now: Instant) -> Option<Fault> {
         let rejected = self.peer.rejections.wrong_responder?;
-        // Anybody may send such initiations; the peer's concern this tunnel.
+        // A client's own ones, if it looks for its server in its own cluster.
         let at = |address: SocketAddr| address.ip().to_canonical();
-        let is_peer = self.peer.endpoint.is_some_and(|peer| at(peer) == at(rejected.from));
-        // A client's own ones, if it looks for its server in its own cluster. To a server, any may have
-        // come through a node of its cluster, whose NodePort masquerades them.
         let is_own =
             self.desired.role == Role::Client && self.owner_of(at(rejected.from)).is_some();
-        let concerns = is_peer || !self.is_connected() || self.peer.on_superseded_keys;
-        if is_own || !concerns || !self.is_current(rejected, now) {
+        if is_own || !self.may_be_peer(rejected) || !self.is_current(rejected, now) {
             return None;
         }
         let peer = self.peer_name();

@@ -192,8 +192,12 @@ fn rejected_initiations_name_the_keys_until_solved() {
         let previous = Some(at - Duration::from_millis(1200));
         RejectedInitiation { from, at, previous, key }
     };
-    let connecting =
-        Evidence { value: ConnectionValue::Connecting, last_answer: None, ..scene.evidence() };
+    let connecting = Evidence {
+        value: ConnectionValue::Connecting,
+        last_received: None,
+        last_answer: None,
+        ..scene.evidence()
+    };
     let mut unknown = connecting.clone();
     unknown.peer.rejections.unknown_key = Some(rejected(scene.ago(100), Some(key)));
     assert_eq!(scene.reasons(&unknown), [Reason::UnknownKey]);
@@ -211,8 +215,54 @@ fn rejected_initiations_name_the_keys_until_solved() {
     assert_eq!(scene.reasons(&other), [Reason::WrongResponder]);
     assert!(diagnose(&other, scene.now)[0].remedy.contains(&own_key.to_string()));
     // Once connected, only what comes from the peer matters.
-    other.value = ConnectionValue::Connected;
+    (other.value, other.last_received) = (ConnectionValue::Connected, Some(scene.ago(50)));
+    other.peer.rejections.unknown_key = Some(rejected(scene.ago(100), Some(key)));
     assert_eq!(scene.reasons(&other), []);
+}
+
+#[test]
+fn strangers_initiations_leave_no_answer_first() {
+    let scene = Scene::new();
+    let last = Some(scene.ago(9000));
+    let mut silent = Evidence {
+        value: ConnectionValue::Error,
+        last_received: last,
+        last_answer: last,
+        ..scene.evidence()
+    };
+    let rejected = |from: &str, key| {
+        let from = from.parse().unwrap();
+        Some(RejectedInitiation { from, at: scene.ago(100), previous: None, key })
+    };
+    silent.peer.rejections.wrong_responder = rejected("203.0.113.66:5", None);
+    assert_eq!(scene.reasons(&silent), [Reason::NoAnswer], "anybody can send it");
+    let key = Some(PrivateKey::generate().public());
+    silent.peer.rejections.unknown_key = rejected("203.0.113.66:5", key);
+    assert_eq!(scene.reasons(&silent), [Reason::NoAnswer, Reason::UnknownKey], "it may have moved");
+    silent.peer.rejections.unknown_key = rejected("198.51.100.20:5", key);
+    assert_eq!(scene.reasons(&silent), [Reason::UnknownKey]);
+}
+
+#[test]
+fn no_answer_names_keys_and_moved_server() {
+    let last = |scene: &Scene| Some(scene.ago(9000));
+    let remedy = |scene: &Scene| {
+        let (value, last) = (ConnectionValue::Error, last(scene));
+        let lost = Evidence { value, last_received: last, last_answer: last, ..scene.evidence() };
+        diagnose(&lost, scene.now).remove(0).remedy
+    };
+    let client = remedy(&Scene::new());
+    for says in
+        ["has this cluster's PublicKey (`weft status` there)", "spec.endpoint of the Gateway"]
+    {
+        assert!(client.contains(says), "{client}");
+    }
+    let server = remedy(&Scene::with(|config| {
+        config.spec.role = Role::Server;
+        config.spec.endpoint = None;
+        config.spec.listen_port = Some(51840);
+    }));
+    assert!(!server.contains("spec.endpoint"), "{server}");
 }
 
 #[test]
