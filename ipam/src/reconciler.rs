@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::bail;
 use fabric_runtime::Readiness;
 use fabric_store::{Snapshot, Store, StoreError};
 use ipam_proto::ipam_server::IpamServer;
@@ -60,11 +61,11 @@ impl Reconciler {
         match self.try_read(is_start).await {
             Ok(read) => Some(read),
             Err(error) => {
-                let why = error.refusal();
-                let error = anyhow::Error::from(error);
-                let why = why.unwrap_or_else(|| format!("{error:#}"));
+                let refusal = error.downcast_ref().and_then(StoreError::refusal);
+                let why = refusal.unwrap_or_else(|| format!("{error:#}"));
                 if is_start {
                     self.readiness.missing(STORE, why.as_str());
+                    self.shared.lock().unread = Some(why.clone());
                 }
                 self.say(vec![format!("cannot read the store: {why}")]);
                 None
@@ -72,9 +73,22 @@ impl Reconciler {
         }
     }
 
-    async fn try_read(&self, is_start: bool) -> Result<(Snapshot, Vec<OpenGrant>), StoreError> {
-        let noted = if is_start { self.shared.noted().await? } else { Vec::new() };
-        Ok((self.store.read(&KINDS).await?, noted))
+    async fn try_read(&self, is_start: bool) -> anyhow::Result<(Snapshot, Vec<OpenGrant>)> {
+        if !is_start {
+            return Ok((self.store.read(&KINDS).await?, Vec::new()));
+        }
+        for file in self.store.restore_grants()? {
+            tracing::warn!(file = %file.display(), "was damaged or gone: restored from its copy");
+        }
+        // What it grants would be granted again.
+        if let Some(file) = self.store.lost_grants().first() {
+            bail!(
+                "{} is damaged and has no copy: nothing is granted. Restore it from a backup, or remove \
+                 it, whereupon what it grants is granted anew",
+                file.display()
+            );
+        }
+        Ok((self.store.read(&KINDS).await?, self.shared.noted().await?))
     }
 
     /// The first time, the ledger becomes the shared one when it has been rebuilt.

@@ -27,6 +27,8 @@ pub(crate) struct Shared {
 pub(crate) struct State {
     /// Absent until it has been rebuilt.
     pub(crate) ledger: Option<Ledger>,
+    /// Fault that keeps it from that.
+    pub(crate) unread: Option<String>,
     /// Number of grants so far.
     grants: u64,
 }
@@ -79,7 +81,7 @@ impl Shared {
     ) -> Result<T, Status> {
         let (granted, number) = {
             let mut state = self.lock();
-            let ledger = state.ledger.as_mut().ok_or_else(not_yet)?;
+            let ledger = state.ledger()?;
             let granted = act(ledger, Instant::now())?;
             state.grants += 1;
             (granted, state.grants)
@@ -100,8 +102,7 @@ impl Shared {
         &self,
         act: impl FnOnce(&mut Ledger, Instant) -> T,
     ) -> Result<T, Status> {
-        let mut state = self.lock();
-        state.ledger.as_mut().map(|ledger| act(ledger, Instant::now())).ok_or_else(not_yet)
+        Ok(act(self.lock().ledger()?, Instant::now()))
     }
 }
 
@@ -120,8 +121,13 @@ impl<T: Copy> Drop for Open<'_, T> {
     }
 }
 
-fn not_yet() -> Status {
-    Status::unavailable("ipam has not read yet what is taken; try again")
+impl State {
+    fn ledger(&mut self) -> Result<&mut Ledger, Status> {
+        let unread = self.unread.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+        self.ledger.as_mut().ok_or_else(|| {
+            Status::unavailable(format!("ipam has not read yet what is taken; try again{unread}"))
+        })
+    }
 }
 
 #[cfg(test)]

@@ -293,6 +293,31 @@ async fn a_restart_grants_nothing_twice() {
     assert_eq!(ipam.health("IPAM/consistent").await, Ok(true));
 }
 
+/// It is the only program that is restarted: `weft up` restores nothing.
+#[tokio::test]
+async fn damaged_grant_is_restored_or_nothing_is_granted() {
+    let cluster = Cluster::new();
+    cluster.put_network("milan-pod", "10.70.0.0/16", false);
+    let file = cluster.path("state/status/networks/liqo.milan-pod.yaml");
+    std::fs::write(&file, "uid: [").unwrap();
+    let mut ipam = cluster.start(&[]).await;
+    assert_eq!(ipam.prefix("10.70.0.0/16", MUTABLE).await.unwrap(), "10.71.0.0/16");
+    ipam.stop(Signal::SIGKILL);
+
+    std::fs::write(&file, "uid: [").unwrap();
+    std::fs::remove_dir_all(cluster.path("state/notes")).unwrap();
+    let ipam = Ipam::spawn(cluster.0.path(), &[]);
+    ipam.until("refused", async |ipam| ipam.log().join("").contains("is damaged")).await;
+    let refusal = ipam.prefix("10.70.0.0/16", MUTABLE).await.unwrap_err();
+    assert_eq!(refusal.code(), Code::Unavailable);
+    for says in [file.to_str().unwrap(), "Restore it from a backup, or remove it"] {
+        assert!(refusal.message().contains(says), "{refusal}");
+    }
+    std::fs::remove_file(&file).unwrap();
+    ipam.until("serving", async |ipam| ipam.health("IPAM").await == Ok(true)).await;
+    assert_eq!(ipam.prefix("10.70.0.0/16", MUTABLE).await.unwrap(), "10.70.0.0/16");
+}
+
 #[tokio::test]
 async fn grant_of_killed_ipam_is_not_granted_again() {
     let cluster = Cluster::new();

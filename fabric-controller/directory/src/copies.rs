@@ -34,20 +34,29 @@ pub(crate) fn remove(layout: &Layout, file: &Path) -> Result<(), DirectoryError>
     path_of(layout, file).map_or(Ok(()), |copy| file::remove(&copy))
 }
 
-/// Restores files that are damaged or gone, and copies those of which no equal copy is there. Returns
-/// the restored.
-pub(crate) fn restore(layout: &Layout) -> Result<Vec<PathBuf>, DirectoryError> {
-    let mut restored = Vec::new();
-    for folder in folders(layout) {
-        let Some(copies) = path_of(layout, &folder) else { continue };
+/// Copies files of which no equal copy is there. For a program that starts while no other one writes them.
+pub(crate) fn complete(layout: &Layout) -> Result<(), DirectoryError> {
+    for (folder, copies) in pairs(layout) {
         for name in names(&folder) {
             let (file, copy) = (folder.join(&name), copies.join(&name));
             if let Some(text) = intact(&file).filter(|text| intact(&copy).as_ref() != Some(text)) {
                 file::write(&copy, &text, COPIED)?;
             }
         }
+    }
+    Ok(())
+}
+
+/// Restores files that are damaged or gone, and returns those. Another program may write or remove them
+/// meanwhile: it removes a copy before its file, so what is gone with its copy there was not removed.
+pub(crate) fn restore(layout: &Layout) -> Result<Vec<PathBuf>, DirectoryError> {
+    let mut restored = Vec::new();
+    for (folder, copies) in pairs(layout) {
         for name in names(&copies) {
             let (file, copy) = (folder.join(&name), copies.join(&name));
+            if intact(&file).is_some() {
+                continue;
+            }
             if let Some(text) = intact(&copy).filter(|_| intact(&file).is_none()) {
                 file::write(&file, &text, Mode { secret: false, durable: true })?;
                 restored.push(file);
@@ -55,6 +64,18 @@ pub(crate) fn restore(layout: &Layout) -> Result<Vec<PathBuf>, DirectoryError> {
         }
     }
     Ok(restored)
+}
+
+/// Files that are damaged and cannot be restored.
+pub(crate) fn lost(layout: &Layout) -> Vec<PathBuf> {
+    let files = folders(layout)
+        .flat_map(|folder| names(&folder).into_iter().map(move |name| folder.join(name)));
+    files.filter(|file| file.exists() && intact(file).is_none()).collect()
+}
+
+/// Folders of files, each with that of their copies.
+fn pairs(layout: &Layout) -> impl Iterator<Item = (PathBuf, PathBuf)> {
+    folders(layout).filter_map(|folder| Some((folder.clone(), path_of(layout, &folder)?)))
 }
 
 fn copies(state: &Path) -> PathBuf {

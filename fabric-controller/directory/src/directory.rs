@@ -179,10 +179,20 @@ impl Directory {
         Ok(true)
     }
 
+    /// Copies the files of granted prefixes and addresses that lack a copy. For a program that starts
+    /// while no other one writes them.
+    pub fn copy_grants(&self) -> Result<(), DirectoryError> {
+        copies::complete(&self.layout)
+    }
+
     /// Restores files of granted prefixes and addresses that are damaged or gone, and returns those.
-    /// For a program that starts while no other one writes them.
     pub fn restore_grants(&self) -> Result<Vec<PathBuf>, DirectoryError> {
         copies::restore(&self.layout)
+    }
+
+    /// Files of granted prefixes and addresses that are damaged and have no copy.
+    pub fn lost_grants(&self) -> Vec<PathBuf> {
+        copies::lost(&self.layout)
     }
 
     /// Removes an object of weft's own with its status; of a user's object the status only.

@@ -121,8 +121,24 @@ impl Store {
         }
     }
 
-    /// Restores files of granted prefixes and addresses that were damaged while nothing ran, and returns
-    /// those.
+    /// Copies the files of granted prefixes and addresses that lack a copy. For a program that starts
+    /// while no other one writes them.
+    pub fn copy_grants(&self) -> Result<(), StoreError> {
+        match &self.backend {
+            Backend::Directory(store) => Ok(store.copy_grants()?),
+            Backend::Kubernetes(_) => Ok(()),
+        }
+    }
+
+    /// Files of granted prefixes and addresses that are damaged and have no copy.
+    pub fn lost_grants(&self) -> Vec<PathBuf> {
+        match &self.backend {
+            Backend::Directory(store) => store.lost_grants(),
+            Backend::Kubernetes(_) => Vec::new(),
+        }
+    }
+
+    /// Restores files of granted prefixes and addresses that are damaged or gone, and returns those.
     pub fn restore_grants(&self) -> Result<Vec<PathBuf>, StoreError> {
         match &self.backend {
             Backend::Directory(store) => Ok(store.restore_grants()?),

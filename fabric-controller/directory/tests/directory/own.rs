@@ -289,6 +289,16 @@ fn damaged_grants_are_restored_at_the_start() {
 }
 
 #[test]
+fn missing_copies_are_made_at_the_start() {
+    let place = Place::new();
+    granted(&place);
+    fs::remove_dir_all(place.path("state/notes")).unwrap();
+    place.store.copy_grants().unwrap();
+    fs::remove_file(place.path(GRANTED[1])).unwrap();
+    assert_eq!(place.store.restore_grants().unwrap(), [place.path(GRANTED[1])]);
+}
+
+#[test]
 fn deleted_grant_is_not_restored() {
     let place = Place::new();
     let reference = Object::from(granted(&place)).reference();
@@ -304,6 +314,7 @@ fn damaged_status_without_copy_is_named() {
     fs::remove_dir_all(place.path("state/notes")).unwrap();
     fs::write(place.path(GRANTED[1]), "uid: [").unwrap();
     assert_eq!(place.store.restore_grants().unwrap(), [] as [std::path::PathBuf; 0]);
+    assert_eq!(place.store.lost_grants(), [place.path(GRANTED[1])]);
     let problems = place.problems();
     assert!(problems.len() == 1 && problems[0].contains(GRANTED[1]), "{problems:?}");
 }
