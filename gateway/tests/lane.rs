@@ -21,7 +21,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::{RcvBufForce, SndBuf, UdpGsoSegment};
 use socket2::{Domain, Protocol, Socket, Type};
-use tunnel::{DropReason, Rules, RulesConfig};
+use tunnel::{DropReason, Rules, RulesConfig, Tai64n};
 
 const CLIENT: &str = "10.9.0.1";
 const SERVER: &str = "10.9.0.2";
@@ -127,7 +127,8 @@ impl Two {
             let offloads = offloads[i];
             let lane = hosts[i].run(move || {
                 let tun = open_tun("weft0", offloads).unwrap();
-                LaneHandle::spawn(tun, open_socket(port, offloads).unwrap(), offloads, config)
+                let socket = open_socket(port, offloads).unwrap();
+                LaneHandle::spawn((tun, socket), offloads, config, Tai64n::default())
             });
             let (own, peer) = if i == 0 { (CLIENT, SERVER) } else { (SERVER, CLIENT) };
             hosts[i].ip(&format!("addr add {own} peer {peer} dev weft0"));
@@ -375,6 +376,24 @@ fn new_keys_take_effect_without_gap() {
     two.lanes[1].configure(Config { peer_key: None, ..two.configs[1].clone() });
     two.wait_until("the end", |two| !two.lanes[1].snapshot().peer.has_session);
     assert!(!two.pings());
+}
+
+#[test]
+fn successor_with_its_clock_behind_stamps_later() {
+    let mut two = Two::connected(Offloads::ALL, "192.0.2.2");
+    let first = two.lanes[0].snapshot().last_stamp.to_unix();
+    assert!(first.as_secs() > 1_700_000_000, "{first:?}");
+    let floor = Tai64n::from_unix(first + Duration::from_secs(3600));
+    two.hosts[0].ip("link del weft0");
+    let config = two.configs[0].clone();
+    let lane = two.hosts[0].run(move || {
+        let tun = open_tun("weft0", Offloads::ALL).unwrap();
+        let socket = open_socket(None, Offloads::ALL).unwrap();
+        LaneHandle::spawn((tun, socket), Offloads::ALL, config, floor)
+    });
+    two.lanes[0] = lane.unwrap();
+    two.wait_until("a session of the successor", |two| two.lanes[0].snapshot().peer.has_session);
+    assert!(two.lanes[0].snapshot().last_stamp > floor);
 }
 
 #[test]

@@ -180,6 +180,7 @@ fn gateway_metrics() -> String {
         socket_overflows: 0,
         turns: 1,
         full_reads: 0,
+        last_stamp: Default::default(),
     };
     let scrape = Scrape {
         peer: "milan".parse().unwrap(),

@@ -4,9 +4,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use weft_tests::manifests::{self, Peering, join};
 use weft_tests::traffic::udp_flow;
 use weft_tests::{Cluster, ClusterSpec, Pod, SWITCH_V4, SWITCH_V6, on_segment, wait_until};
@@ -17,6 +19,8 @@ use crate::scene::{
 
 /// Time in which packets may be lost after a host's address changed.
 const BACK: Duration = Duration::from_secs(3);
+/// From the start of all programs until a server is found that is not where it was last: 2 s are for that.
+const RETURNED: Duration = Duration::from_secs(8);
 /// Until a manifest that changes no config is in force.
 const SETTLED: Duration = Duration::from_millis(500);
 
@@ -104,6 +108,52 @@ fn moved_server_host_is_followed_by_its_client() -> Result<()> {
         })?;
     }
     Ok(())
+}
+
+/// The client's gateway is killed after it has followed its server away from spec.endpoint, and again
+/// while the server moves back there.
+#[test]
+fn restarted_client_finds_its_server_where_it_moved() -> Result<()> {
+    play(&rome_and_milan(1), |scene| {
+        scene.peer("rome", "milan", PORT)?;
+        let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+        let _servers = serve(first_pod(milan))?;
+        let (pod, target) = scene.way("rome", "milan")?;
+        let configured = rome.peering("milan")?["endpoint"].clone();
+        readdress(milan, 1, Address::New)?;
+        wait_until("the client has followed", TIMEOUT, || {
+            let peering = rome.peering("milan")?;
+            let is_well = peering["state"] == "Connected" && peering["endpoint"] != configured;
+            ensure!(is_well, "{peering}");
+            Ok::<_, anyhow::Error>(())
+        })?;
+        let pace = (Duration::from_millis(10), Duration::from_secs(4));
+        let (report, killed) = udp_flow(&pod.ns, SocketAddr::new(target, ECHO), pace, || {
+            std::thread::sleep(Duration::from_millis(500));
+            kill_gateways(rome)
+        })?;
+        killed?;
+        eprintln!("killed: {:?} without an answer", report.longest_gap);
+        ensure!(report.longest_gap < BACK, "{:?} without an answer", report.longest_gap);
+        let state = &rome.peering("milan")?["state"];
+        ensure!(state == "Connected", "followed without a fault, but {state}");
+
+        let rome = scene.cluster_mut("rome");
+        rome.take_program("weft-up")?.signal(Signal::SIGKILL)?;
+        kill_gateways(rome)?;
+        readdress(scene.cluster("milan"), 1, Address::Old)?;
+        let rome = scene.cluster_mut("rome");
+        let start = Instant::now();
+        rome.start_up(&[])?;
+        rome.wait_connected("milan", RETURNED)?;
+        eprintln!("moved back: connected after {:?}", start.elapsed());
+        Ok(())
+    })
+}
+
+fn kill_gateways(cluster: &Cluster) -> Result<()> {
+    let kill_one = |pid| kill(Pid::from_raw(pid), Signal::SIGKILL);
+    Ok(cluster.processes(0, "gateway").into_iter().try_for_each(kill_one)?)
 }
 
 /// Followed without a fault that stays; named at once if the Node's annotation forbids to follow it.

@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use anyhow::{Context, bail};
 use fabric_api::{PrivateKey, PublicKey};
 use gateway::dataplane::lane::{Config, LaneHandle, Offloads, open_socket, open_tun};
-use tunnel::{Rules, RulesConfig};
+use tunnel::{Rules, RulesConfig, Tai64n};
 
 const MTU: usize = 1420;
 
@@ -42,7 +42,8 @@ fn main() -> anyhow::Result<()> {
         rules: Rules::new(&RulesConfig::transparent(MTU))?,
     };
     let socket = open_socket(Some(port.parse().context("PORT")?), offloads).context("socket")?;
-    let lane = LaneHandle::spawn(open_tun(tun, offloads)?, socket, offloads, config)?;
+    let lane =
+        LaneHandle::spawn((open_tun(tun, offloads)?, socket), offloads, config, Tai64n::default())?;
     let mut input = std::io::stdin();
     // Each line requests the counters; the end of the input ends the program.
     let mut buffer = [0; 64];

@@ -6,7 +6,9 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-use fabric_api::fabric::{self, AddressMap, GatewayConfig, ProbeSettings, RemapKind, Role};
+use fabric_api::fabric::{
+    self, AddressMap, GatewayConfig, PeerEndpoint, ProbeSettings, RemapKind, Role,
+};
 use fabric_api::{Cidr, ClusterId, Mac, PublicKey};
 
 /// The smallest MTU every IPv4 host must take (RFC 791), in bytes.
@@ -206,12 +208,18 @@ fn parse_endpoint(spec: &fabric::GatewayConfigSpec, problems: &mut Problems) -> 
     if endpoint.port == 0 {
         problems.add("spec.endpoint.port", "0 is not a port; expected 1 to 65535");
     }
-    let hosts: Vec<String> =
-        endpoint.addresses.iter().map(|a| a.trim().to_owned()).filter(|a| !a.is_empty()).collect();
-    if hosts.is_empty() {
+    let endpoint = Endpoint::from(endpoint);
+    if endpoint.hosts.is_empty() {
         problems.add("spec.endpoint.addresses", "empty; expected an IP address or a DNS name");
     }
-    Some(Endpoint { hosts, port: endpoint.port })
+    Some(endpoint)
+}
+
+impl From<&PeerEndpoint> for Endpoint {
+    fn from(endpoint: &PeerEndpoint) -> Self {
+        let hosts = endpoint.addresses.iter().map(|host| host.trim().to_owned());
+        Self { hosts: hosts.filter(|host| !host.is_empty()).collect(), port: endpoint.port }
+    }
 }
 
 fn parse_remaps(remaps: &[fabric::Remap], problems: &mut Problems) -> Vec<Remap> {

@@ -1,4 +1,5 @@
-//! The peer's endpoint: a client's server by address or DNS name, a server's client as remembered.
+//! The peer's endpoint: a client's server by address or DNS name, and first of all where an earlier
+//! gateway has followed it to; a server's client as remembered.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -29,11 +30,18 @@ pub async fn run(
 ) -> anyhow::Result<()> {
     let mut retries = views.borrow().retries;
     let mut wanted = None;
+    // A spec.endpoint that is edited while this gateway runs is tried alone.
+    let mut followed = None;
     let mut lookup_at = Instant::now();
     loop {
         let input = inputs.borrow_and_update().clone();
         let endpoint = input.desired.as_ref().map(|desired| desired.endpoint.clone());
         if endpoint != wanted {
+            let of_start = endpoint.as_ref().filter(|_| wanted.is_none()).and_then(Option::as_ref);
+            followed = of_start.and_then(|endpoint| input.remembered.followed(endpoint));
+            if followed.is_some() {
+                set(&found, followed);
+            }
             wanted = endpoint;
             lookup_at = Instant::now();
         }
@@ -49,6 +57,7 @@ pub async fn run(
                     }
                     found = resolve(endpoint, &lookups) => found,
                 };
+                let candidates = candidates_after(followed, candidates);
                 let lost = views.borrow_and_update().retries != retries;
                 retries = views.borrow().retries;
                 settle(&found, &candidates, lost);
@@ -141,6 +150,12 @@ fn report(lookups: &watch::Sender<Option<TimedFault>>, fault: Option<Fault>) {
     });
 }
 
+/// The address that was followed to, then the others.
+fn candidates_after(followed: Option<SocketAddr>, resolved: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    let others = resolved.into_iter().filter(|address| Some(*address) != followed);
+    followed.into_iter().chain(others).collect()
+}
+
 /// Stays on an address that is still among the candidates, unless the peer is lost there: then
 /// the next one gets its turn. Names that no longer resolve change nothing.
 fn settle(found: &watch::Sender<Option<SocketAddr>>, candidates: &[SocketAddr], lost: bool) {
@@ -177,7 +192,12 @@ fn set(found: &watch::Sender<Option<SocketAddr>>, address: Option<SocketAddr>) {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+    use std::sync::Arc;
+
     use super::*;
+    use crate::config::desired::Desired;
+    use crate::config::desired::tests::config;
 
     #[test]
     fn resolved_address_is_kept_until_lost() {
@@ -188,6 +208,45 @@ mod tests {
         assert_eq!(choose(Some(a), &[a], true), Some(a));
         assert_eq!(choose(Some(c), &[a, b], false), Some(a), "moved");
         assert_eq!(choose(Some(c), &[], true), None);
+    }
+
+    /// 192.0.2.20 is that of the config.
+    #[tokio::test]
+    async fn followed_address_is_tried_first_until_the_spec_is_edited() {
+        let (moved, configured, edited) = ([192, 0, 2, 29], [192, 0, 2, 20], [192, 0, 2, 40]);
+        let mut input = Input::default();
+        let mut desired = Desired::parse(&config()).unwrap();
+        input.remembered.peer = Some(SocketAddr::from((moved, 30742)));
+        input.remembered.configured = desired.endpoint.clone();
+        input.desired = Some(Arc::new(desired.clone()));
+        let (inputs, read_inputs) = watch::channel(input.clone());
+        let (views, read_views) = watch::channel(View::start());
+        let (found_to, mut found) = watch::channel(None);
+        let stop = CancellationToken::new();
+        let outputs = (found_to, watch::channel(None).0);
+        tokio::spawn(run(read_inputs, read_views, outputs, stop.clone()));
+        let mut expect = async |address: [u8; 4]| {
+            let is_it =
+                |at: &Option<SocketAddr>| at.is_some_and(|at| at.ip() == IpAddr::from(address));
+            let waited = timeout(Duration::from_secs(5), found.wait_for(is_it)).await;
+            assert!(waited.is_ok(), "{address:?} is not tried");
+        };
+        expect(moved).await;
+        for next in [configured, moved] {
+            views.send_modify(|view| view.retries += 1);
+            expect(next).await;
+        }
+        desired.endpoint.as_mut().unwrap().hosts = vec!["192.0.2.40".to_owned()];
+        input.desired = Some(Arc::new(desired));
+        inputs.send_replace(input.clone());
+        expect(edited).await;
+        views.send_modify(|view| view.retries += 1);
+        let (found_to, mut found) = watch::channel(None);
+        let outputs = (found_to, watch::channel(None).0);
+        tokio::spawn(run(inputs.subscribe(), views.subscribe(), outputs, stop.clone()));
+        found.changed().await.unwrap();
+        let first = found.borrow().map(|at| at.ip());
+        assert_eq!(first, Some(IpAddr::from(edited)), "edited before the start");
     }
 
     #[tokio::test]

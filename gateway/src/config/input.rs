@@ -8,14 +8,16 @@ use anyhow::Context;
 use fabric_api::PrivateKey;
 use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus, RecordVersion};
 use fabric_store::{Event, Kind, Note, Object, ObjectRef, Problem, Store, Watch};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::desired::Desired;
+use crate::config::desired::{Desired, Endpoint};
 use crate::config::published::Published;
 use crate::config::restart_cache::RestartCache;
 use crate::config::secret::private_key;
+use crate::dataplane::lane::Tai64n;
 
 /// The latest of everything.
 #[derive(Clone, Debug, Default)]
@@ -46,13 +48,17 @@ pub struct Sources {
     pub keep: Option<RestartCache>,
 }
 
-/// Endpoints that an earlier gateway reported last.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// State that an earlier gateway reported last.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Remembered {
     /// The peer's last endpoint.
     pub peer: Option<SocketAddr>,
+    /// The configured endpoint by which that was found.
+    pub configured: Option<Endpoint>,
     /// Its own UDP port, to which the peer may be sending.
     pub port: Option<u16>,
+    /// Timestamp of the last initiation.
+    pub stamp: Tai64n,
 }
 
 /// Follows the store until `stop`, or until an API server reports that the config is gone: then the
@@ -255,7 +261,20 @@ fn is(
 impl Remembered {
     fn of(status: &GatewayConfigStatus) -> Self {
         let peer = status.peer_endpoint.as_ref().and_then(|peer| peer.parse().ok());
-        Self { peer, port: status.listen_port }
+        let configured = status.configured_endpoint.as_ref();
+        let stamp = status.last_initiation.as_ref().and_then(|at| at.parse::<Timestamp>().ok());
+        let unix = stamp.and_then(|at| at.as_duration().try_into().ok());
+        Self {
+            peer,
+            configured: configured.map(Endpoint::from),
+            port: status.listen_port,
+            stamp: unix.map(Tai64n::from_unix).unwrap_or_default(),
+        }
+    }
+
+    /// Returns where a client found its server last, if it was by this endpoint.
+    pub(crate) fn followed(&self, endpoint: &Endpoint) -> Option<SocketAddr> {
+        self.peer.filter(|_| self.configured.as_ref() == Some(endpoint))
     }
 }
 
@@ -543,6 +562,8 @@ contexts: [{name: c, context: {cluster: c, user: u}}]
             Some(GatewayConfigStatus {
                 peer_endpoint: Some(endpoint.to_owned()),
                 listen_port: Some(port),
+                configured_endpoint: config().spec.endpoint,
+                last_initiation: Some("1970-01-01T00:00:09.000000007Z".to_owned()),
                 ..Default::default()
             })
         };
@@ -553,7 +574,9 @@ contexts: [{name: c, context: {cluster: c, user: u}}]
         second.status = status("192.0.2.8:1000", 8);
         input.take_config(second);
         let peer = Some("192.0.2.7:1000".parse().unwrap());
-        assert_eq!(input.remembered, Remembered { peer, port: Some(7) });
+        let configured = input.desired.as_ref().unwrap().endpoint.clone();
+        let stamp = Tai64n::from_unix(std::time::Duration::new(9, 7));
+        assert_eq!(input.remembered, Remembered { peer, configured, port: Some(7), stamp });
     }
 
     #[test]

@@ -11,7 +11,7 @@ use fabric_api::fabric::Role;
 use tunnel::{AddressMap, Remap, Rules, RulesConfig, RulesError};
 
 use crate::config::desired::Desired;
-use crate::dataplane::lane::{Config, LaneHandle, Offloads, Tun, open_socket};
+use crate::dataplane::lane::{Config, LaneHandle, Offloads, Tai64n, Tun, open_socket};
 
 /// WireGuard's usual one. Probes do the same service, so only without them.
 const KEEPALIVE: Duration = Duration::from_secs(25);
@@ -24,6 +24,8 @@ pub struct Order {
     pub endpoint: Option<SocketAddr>,
     /// UDP port of an earlier gateway of this peering.
     pub port_before: Option<u16>,
+    /// Timestamp of its last initiation.
+    pub stamp_before: Tai64n,
     /// The tunnel's MTU in bytes.
     pub mtu: u32,
     /// [`crate::state::View::retries`]: another source port for each.
@@ -124,7 +126,9 @@ impl Engine {
         let config = lane_config(&order)?;
         let kept = socket.try_clone().map_err(EngineError::Socket)?;
         let Some(tun) = self.tun.take() else { return Ok(()) };
-        let lane = LaneHandle::spawn(tun, socket, self.offloads, config);
+        let before = self.lane().map(|lane| lane.snapshot().last_stamp).unwrap_or_default();
+        let floor = before.max(order.stamp_before);
+        let lane = LaneHandle::spawn((tun, socket), self.offloads, config, floor);
         let lane = Arc::new(lane.map_err(EngineError::Start)?);
         self.running = Some(Running { lane, socket: kept, order });
         Ok(())

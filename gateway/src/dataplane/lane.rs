@@ -20,7 +20,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::watch;
-pub use tunnel::{Config, Counters, PeerState, RejectedInitiation};
+pub use tunnel::{Config, Counters, PeerState, RejectedInitiation, Tai64n};
 
 use self::driver::{Driver, Links};
 use self::shared::{Commands, Published};
@@ -56,12 +56,13 @@ pub struct LaneHandle {
 
 impl LaneHandle {
     /// Starts the thread. It ends early only if the TUN device is deleted, which is logged, closes
-    /// [`LaneHandle::changes`] and shows in [`LaneHandle::is_running`].
+    /// [`LaneHandle::changes`] and shows in [`LaneHandle::is_running`]. Timestamps of initiations are later
+    /// than `stamp_floor`, the last one of an earlier lane with the same private key.
     pub fn spawn(
-        tun: Tun,
-        socket: UdpSocket,
+        (tun, socket): (Tun, UdpSocket),
         offloads: Offloads,
         config: Config,
+        stamp_floor: Tai64n,
     ) -> io::Result<Self> {
         let commands = Arc::new(Commands::new()?);
         let published = Arc::new(Published::new(Instant::now()));
@@ -71,7 +72,7 @@ impl LaneHandle {
             published: Arc::clone(&published),
             changes: sender,
         };
-        let driver = Driver::new((tun, socket), offloads, config, links)?;
+        let driver = Driver::new((tun, socket), offloads, (config, stamp_floor), links)?;
         let thread = thread::Builder::new().name("lane".to_owned()).spawn(|| {
             if let Err(error) = driver.run() {
                 tracing::error!(%error, "the lane stops");
@@ -146,6 +147,7 @@ impl LaneHandle {
         Stats {
             counters: published.counters(),
             peer: PeerState { last_authentic, ..*self.changes.borrow() },
+            last_stamp: published.last_stamp(),
             gso_active: published.gso_active.load(Ordering::Relaxed),
             socket_overflows: published.socket_overflows.load(Ordering::Relaxed).into(),
             turns: published.turns.load(Ordering::Relaxed),
@@ -211,6 +213,8 @@ pub struct Stats {
     pub counters: Counters,
     /// `last_authentic` is exact here, unlike in [`LaneHandle::changes`].
     pub peer: PeerState,
+    /// Timestamp of the last initiation, or the floor that it will be above.
+    pub last_stamp: Tai64n,
     /// Trains leave as one segmented send. False while the path refuses them.
     pub gso_active: bool,
     /// Datagrams that the kernel dropped because the socket's receive buffer was full.

@@ -147,6 +147,7 @@ impl Dataplane {
                 key: key.clone(),
                 endpoint: seen.endpoint,
                 port_before: seen.input.remembered.port,
+                stamp_before: seen.input.remembered.stamp,
                 mtu: mtu.bytes,
                 retries: seen.retries,
             };

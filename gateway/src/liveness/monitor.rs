@@ -47,6 +47,9 @@ const LATE_DATAGRAMS: usize = 64;
 /// gives that way.
 const RETRY_PROBES: u32 = 3;
 const RETRY_PAUSE: Duration = Duration::from_secs(15);
+/// Time that a client which has just started gives the first way: two initiations. It may be one that an
+/// earlier gateway had.
+const FIRST_TRY: Duration = Duration::from_secs(2);
 /// Checks for the announcement of the end having been sent, and the time between two of them.
 const END_LOOKS: u32 = 20;
 const END_LOOK: Duration = Duration::from_millis(2);
@@ -147,7 +150,9 @@ struct Peering {
     latency_at: Option<Timestamp>,
     /// Since when the probes are unanswered.
     unanswered: Option<Instant>,
+    /// Time of the last retry, or of the start.
     retried: Option<Instant>,
+    is_first_way: bool,
     /// For the successor of a server that has announced its end.
     search: Option<Search>,
     /// Not yet published.
@@ -179,6 +184,7 @@ impl Peering {
                     peering.lane_ended = false;
                 }
                 if peering.desired().endpoint != running.desired.endpoint {
+                    peering.diagnosis.is_endpoint_edited = true;
                     peering.hurry(now);
                 }
                 let has_moved = peering.running.source != running.source;
@@ -213,6 +219,7 @@ impl Peering {
             latency_at: None,
             unanswered: None,
             retried: Some(now),
+            is_first_way: true,
             search: None,
             new_retries: 0,
             probes: ProbeCounts::default(),
@@ -408,7 +415,7 @@ impl Peering {
 
     fn retry(&mut self, now: Instant) {
         tracing::info!("the peer does not answer, trying another way");
-        self.retried = Some(now);
+        (self.retried, self.is_first_way) = (Some(now), false);
         self.new_retries += 1;
     }
 
@@ -519,15 +526,20 @@ impl Peering {
         let older = |at: Option<Instant>, than: Duration| {
             at.is_none_or(|at| now.saturating_duration_since(at) > than)
         };
-        let patience = self.desired().probe_interval().max(Duration::from_secs(1)) * RETRY_PROBES;
+        let last_authentic = traffic(&self.running.lane).last_authentic;
+        let is_first = self.is_first_way && last_authentic.is_none();
+        let patience = match is_first {
+            true => FIRST_TRY,
+            false => self.desired().probe_interval().max(Duration::from_secs(1)) * RETRY_PROBES,
+        };
         let probing = self.desired().probe.enabled;
         let lost = if probing {
             self.unanswered.is_some() && older(self.unanswered, patience)
         } else {
             !self.machine.is_connected()
         };
-        let silent = older(traffic(&self.running.lane).last_authentic, patience);
-        let pause = if self.machine.is_connected() { patience } else { RETRY_PAUSE };
+        let silent = older(last_authentic, patience);
+        let pause = if self.machine.is_connected() || is_first { patience } else { RETRY_PAUSE };
         lost && silent && older(self.retried, pause)
     }
 

@@ -259,6 +259,8 @@ fn gauge(
 
 #[cfg(test)]
 mod tests {
+    use tunnel::Tai64n;
+
     use super::*;
 
     #[test]
@@ -320,6 +322,7 @@ mod tests {
                 last_handshake: Some(std::time::Instant::now()),
                 ..Default::default()
             },
+            last_stamp: Tai64n::default(),
             gso_active: true,
             socket_overflows: 0,
             turns: 40,

@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use fabric_api::PrivateKey;
-use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus, OVERLAY_PROBE_PORT, PeeringFault};
+use fabric_api::fabric::{
+    GatewayConfig, GatewayConfigStatus, OVERLAY_PROBE_PORT, PeerEndpoint, PeeringFault,
+};
 use fabric_store::{ObjectRef, Store};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -18,6 +20,7 @@ use self::connection::OwnConnection;
 use crate::config::input::Input;
 use crate::config::restart_cache::RestartCache;
 use crate::dataplane::lane::{PeerState, Stats};
+use crate::liveness::health::Reason;
 use crate::liveness::monitor::TRAINS_VANISH;
 use crate::liveness::overlay_probe::NodePaths;
 use crate::state::{Plane, Running};
@@ -190,6 +193,9 @@ impl Reporter {
             status.records = input.records.clone().or(status.records);
         }
         status.faults = self.faults(&view.faults);
+        if view.is_connected() {
+            status.configured_endpoint = proven_endpoint(plane, view);
+        }
         if let Some(paths) = &self.paths {
             status.overlay_probe_port = Some(OVERLAY_PROBE_PORT);
             status.probing_nodes = paths.probing;
@@ -317,7 +323,10 @@ fn gateway_status(
     status.listen_port = running.port;
     status.received_bytes = stats.counters.rx_bytes;
     status.transmitted_bytes = stats.counters.tx_bytes;
-    if stats.peer.last_authentic.is_some() {
+    let unix = stats.last_stamp.to_unix();
+    let initiated = SignedDuration::try_from(unix).and_then(Timestamp::from_duration);
+    status.last_initiation = initiated.ok().map(|at| format!("{at:.9}"));
+    if stats.peer.is_endpoint_authentic {
         status.peer_endpoint = stats.peer.endpoint.map(|peer| canonical(peer).to_string());
     }
     if let Some(unix) = stats.last_handshake_unix() {
@@ -326,6 +335,14 @@ fn gateway_status(
             Timestamp::from_second(unix).ok().filter(|at| *at <= now).map(|at| format!("{at:.0}"));
     }
     status
+}
+
+/// The configured endpoint, unless the peer was found by another one.
+fn proven_endpoint(plane: &Plane, view: &View) -> Option<PeerEndpoint> {
+    let is_unproven = |of: &TimedFault| of.fault.reason == Reason::EndpointUnanswered;
+    let endpoint = plane.running.as_ref()?.desired.endpoint.as_ref()?;
+    let is_proven = !view.faults.iter().any(is_unproven);
+    is_proven.then(|| PeerEndpoint { addresses: endpoint.hosts.clone(), port: endpoint.port })
 }
 
 /// Returns whether two statuses differ in more than their counters. Once a config follows from records,
@@ -342,7 +359,8 @@ fn differs(a: &GatewayConfigStatus, b: &GatewayConfigStatus, is_from_records: bo
 }
 
 fn without_counters(status: &GatewayConfigStatus) -> GatewayConfigStatus {
-    GatewayConfigStatus { received_bytes: 0, transmitted_bytes: 0, ..status.clone() }
+    let (received_bytes, transmitted_bytes, last_initiation) = (0, 0, None);
+    GatewayConfigStatus { received_bytes, transmitted_bytes, last_initiation, ..status.clone() }
 }
 
 fn canonical(peer: std::net::SocketAddr) -> std::net::SocketAddr {
@@ -364,7 +382,11 @@ mod tests {
         assert_eq!(status.peer_endpoint.as_deref(), Some("192.0.2.7:1000"));
         assert_eq!((status.applied_generation, status.problems.len()), (4, 1));
         assert!(differs(&before, &status, false));
-        let counted = GatewayConfigStatus { received_bytes: 9, ..before.clone() };
-        assert!(!differs(&before, &counted, false));
+        let counted = GatewayConfigStatus {
+            received_bytes: 9,
+            last_initiation: Some("1970-01-01T00:00:09Z".to_owned()),
+            ..before.clone()
+        };
+        assert!(!differs(&before, &counted, false), "no write for each initiation");
     }
 }

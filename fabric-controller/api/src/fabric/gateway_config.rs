@@ -257,9 +257,18 @@ pub struct GatewayConfigStatus {
     /// What keeps the newest config from being applied.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
-    /// Address and UDP port of the last packet from the peer.
+    /// Address and UDP port of the last authentic packet from the peer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer_endpoint: Option<String>,
+    /// spec.endpoint while the peer was last connected. As long as it is that one, a gateway that starts
+    /// tries peerEndpoint first, to which the peer may have moved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub configured_endpoint: Option<PeerEndpoint>,
+    /// Timestamp of the last initiation (RFC 3339), at most as old as the last handshake. Those of a gateway
+    /// that starts are later, whatever its clock shows: the peer believes no others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "date-time"))]
+    pub last_initiation: Option<String>,
     /// When the last handshake was done (RFC 3339). There is one every two minutes while packets
     /// flow.
     #[serde(default, skip_serializing_if = "Option::is_none")]

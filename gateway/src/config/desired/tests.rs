@@ -87,10 +87,7 @@ pub(crate) fn config() -> GatewayConfig {
             secret_name: "gw-keys".to_owned(),
             peer_public_key: Some("SJbnWw47WiNBxWI4qjL/kxk/kpfvFCwKHSkixFgTt2Q=".to_owned()),
             listen_port: None,
-            endpoint: Some(fabric::PeerEndpoint {
-                addresses: vec!["192.0.2.20".to_owned()],
-                port: 30742,
-            }),
+            endpoint: Some(PeerEndpoint { addresses: vec!["192.0.2.20".to_owned()], port: 30742 }),
             mtu: 1340,
             tunnel_address: Ipv4Addr::new(169, 254, 18, 2),
             peer_tunnel_address: Ipv4Addr::new(169, 254, 18, 1),

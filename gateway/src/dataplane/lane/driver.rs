@@ -86,13 +86,13 @@ impl Driver {
     pub(super) fn new(
         (tun, socket): (Tun, UdpSocket),
         offloads: Offloads,
-        config: Config,
+        (config, stamp_floor): (Config, Tai64n),
         links: Links,
     ) -> io::Result<Self> {
         let now = Instant::now();
         // A clock before 1970 is as good as one that stands there.
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let stamper = Stamper::new(unix, now, Tai64n::default());
+        let stamper = Stamper::new(unix, now, stamp_floor);
         let socket = TunnelSocket::new(socket, offloads)?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let readable = |token| EpollEvent::new(EpollFlags::EPOLLIN, token);
@@ -316,11 +316,13 @@ impl Driver {
         self.published.turns.store(self.load.turns, Ordering::Relaxed);
         self.published.full_reads.store(self.load.full_reads, Ordering::Relaxed);
         self.published.store(self.engine.counters(), state.last_authentic);
+        self.published.store_last_stamp(self.engine.last_stamp());
         self.published.gso_active.store(self.port.socket.segments(), Ordering::Relaxed);
         let overflows = self.overflows.0 + self.overflows.1;
         self.published.socket_overflows.store(overflows, Ordering::Relaxed);
         self.published.store_large_sends(self.port.large_sends);
         let is_changed = self.shown.endpoint != state.endpoint
+            || self.shown.is_endpoint_authentic != state.is_endpoint_authentic
             || self.shown.unproven_endpoint != state.unproven_endpoint
             || self.shown.has_session != state.has_session
             || self.shown.last_handshake != state.last_handshake

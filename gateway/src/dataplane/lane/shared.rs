@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use tokio::sync::Notify;
-use tunnel::{Config, Counters, DropReason};
+use tunnel::{Config, Counters, DropReason, Tai64n};
 
 /// Probes that may wait for the lane to take them.
 const MAX_PROBES: usize = 64;
@@ -75,6 +75,8 @@ pub(super) struct Published {
     dropped_outbound: [AtomicU64; DropReason::COUNT],
     /// Nanoseconds from `started` to it, plus 1; 0 if there was none.
     last_authentic: AtomicU64,
+    /// Timestamp of the last initiation in nanoseconds since 1970.
+    last_stamp: AtomicU64,
     /// Rounds of the lane's loop, to see that it turns.
     pub(super) rounds: AtomicU64,
     pub(super) turns: AtomicU64,
@@ -99,6 +101,7 @@ impl Published {
             dropped_inbound: Default::default(),
             dropped_outbound: Default::default(),
             last_authentic: AtomicU64::new(0),
+            last_stamp: AtomicU64::new(0),
             rounds: AtomicU64::new(0),
             turns: AtomicU64::new(0),
             full_reads: AtomicU64::new(0),
@@ -129,6 +132,15 @@ impl Published {
         let since = last_authentic.map(|at| at.saturating_duration_since(self.started));
         let nanos = since.map_or(0, |since| since.as_nanos() as u64 + 1);
         self.last_authentic.store(nanos, Ordering::Relaxed);
+    }
+
+    pub(super) fn store_last_stamp(&self, stamp: Tai64n) {
+        let nanos = u64::try_from(stamp.to_unix().as_nanos()).unwrap_or(u64::MAX);
+        self.last_stamp.store(nanos, Ordering::Relaxed);
+    }
+
+    pub(super) fn last_stamp(&self) -> Tai64n {
+        Tai64n::from_unix(Duration::from_nanos(self.last_stamp.load(Ordering::Relaxed)))
     }
 
     pub(super) fn counters(&self) -> Counters {

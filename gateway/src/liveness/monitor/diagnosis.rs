@@ -26,6 +26,8 @@ const LOSS_RETENTION: Duration = Duration::from_secs(3);
 pub(super) struct Diagnosis {
     pub(super) log: ProbeLog,
     pub(super) own_key: Option<PublicKey>,
+    /// spec.endpoint was edited. Else the gateway itself tries one after the other of its addresses.
+    pub(super) is_endpoint_edited: bool,
     started: Instant,
     session: PeerState,
     last_received: Option<Instant>,
@@ -57,6 +59,7 @@ impl Diagnosis {
         Self {
             log: ProbeLog::default(),
             own_key: None,
+            is_endpoint_edited: false,
             started: now,
             session: PeerState::default(),
             last_received: None,
@@ -215,7 +218,13 @@ impl Diagnosis {
             own_key: self.own_key,
             value,
             started: self.started,
-            peer: self.session,
+            peer: PeerState {
+                unproven_endpoint: self
+                    .session
+                    .unproven_endpoint
+                    .filter(|_| self.is_endpoint_edited),
+                ..self.session
+            },
             last_received: self.last_received,
             last_answer: self.log.last_answer(),
             unanswered: self.log.unanswered().filter(|_| running.desired.probe.enabled),
