@@ -70,7 +70,7 @@ pub async fn run(
     views: watch::Sender<View>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let Sources { inputs, mut planes, mut paths, departure } = sources;
+    let Sources { mut inputs, mut planes, mut paths, departure } = sources;
     let mut peering: Option<Peering> = None;
     let mut buffer = vec![0; MAX_DATAGRAM];
     loop {
@@ -94,6 +94,14 @@ pub async fn run(
                 let departure = removed.or_else(|| departure.get().copied());
                 current.announce_end(departure.unwrap_or(Departure::Restarting)).await;
                 return Ok(());
+            }
+            changed = inputs.changed() => {
+                changed?;
+                let desired = inputs.borrow_and_update().desired.clone();
+                // The lane is about to forget the sessions: nothing else would show the peer why.
+                if desired.is_some_and(|desired| desired.peer_key.is_none()) {
+                    current.announce_end(Departure::Removed).await;
+                }
             }
             changed = planes.changed() => changed?,
             changed = paths.changed() => changed?,

@@ -12,10 +12,11 @@ use weft_tests::{Cluster, ClusterSpec, wait_until};
 use super::{AT_MOST, Case, Seen, hold, named, solved};
 use crate::scene::{PORT, Scene, play, rome_and_milan};
 
-pub(super) const CASES: [Case; 14] = [
+pub(super) const CASES: [Case; 15] = [
     CUT,
     ONE_WAY,
     REMOVED,
+    FORGOTTEN_KEY,
     TAKEN_DOWN,
     KILLED,
     LOSS,
@@ -32,6 +33,7 @@ pub(super) const CASES: [Case; 14] = [
 const CUT: Case = ("link cut", cut);
 const ONE_WAY: Case = ("one-way cut", one_way);
 const REMOVED: Case = ("peer removed its side", removed);
+const FORGOTTEN_KEY: Case = ("key removed at the peer", forgotten_key);
 const TAKEN_DOWN: Case = ("peer taken down", taken_down);
 const KILLED: Case = ("peer killed", killed);
 const LOSS: Case = ("40 % loss", loss);
@@ -57,6 +59,11 @@ fn one_way_cut_names_the_direction() -> Result<()> {
 #[test]
 fn removed_peering_is_named_at_the_peer() -> Result<()> {
     hold(REMOVED)
+}
+
+#[test]
+fn key_removed_at_the_peer_is_named() -> Result<()> {
+    hold(FORGOTTEN_KEY)
 }
 
 #[test]
@@ -193,6 +200,19 @@ fn removed() -> Result<Vec<Seen>> {
         scene.cluster("rome").remove("milan")?;
         let words = "rome has removed its side of this peering";
         seen.push(named(scene, ("milan", "PeeringRemoved"), words, Instant::now())?);
+        Ok(())
+    })
+}
+
+fn forgotten_key() -> Result<Vec<Seen>> {
+    connected(|scene, peering, seen| {
+        let (milan, mut documents) = (scene.cluster("milan"), peering.server_documents());
+        documents.retain(|document| !document.contains("kind: PublicKey"));
+        milan.apply("rome", &join(&documents))?;
+        let words = "milan has removed its side of this peering";
+        seen.push(named(scene, ("rome", "PeeringRemoved"), words, Instant::now())?);
+        milan.apply("rome", &join(&peering.server_documents()))?;
+        seen.push(solved(scene, "rome", Instant::now())?);
         Ok(())
     })
 }
