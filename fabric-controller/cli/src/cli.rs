@@ -2,7 +2,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-use super::{agent, completion, down, get, init, keys, logs, output, status, up};
+use super::{agent, completion, down, example, get, init, keys, logs, output, status, up};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -11,6 +11,8 @@ Examples:
     weft up --manifests /etc/weft/rome
   Make the keys of a peering; the public half goes to the other cluster:
     weft keys --cluster-id rome --peer milan --out .
+  Begin the manifest of that peering, for the side that has a GatewayClient:
+    weft example client > /etc/weft/rome/milan.yaml
   Look at it, and take it away again:
     weft status --watch
     weft get gatewayserver -o yaml
@@ -38,6 +40,7 @@ enum Command {
     Status(status::StatusArgs),
     Get(get::GetArgs),
     Keys(keys::KeysArgs),
+    Example(example::ExampleArgs),
     Logs(logs::LogsArgs),
     Down(down::DownArgs),
     Completion(completion::CompletionArgs),
@@ -51,6 +54,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Status(args) => status::run(&args),
         Command::Get(args) => get::run(&args),
         Command::Keys(args) => keys::run(&args),
+        Command::Example(args) => example::run(&args),
         Command::Logs(args) => logs::run(&args),
         Command::Down(args) => down::run(&args),
         Command::Completion(args) => completion::run(&args, Cli::command()),

@@ -8,6 +8,7 @@ mod cli;
 mod cluster;
 mod completion;
 mod down;
+mod example;
 mod get;
 mod host;
 mod init;

@@ -144,6 +144,12 @@ impl Document<'_> {
                 (serde_saphyr::Error::NullIntoString { .. }, _) => {
                     "found null; expected a text".to_owned()
                 }
+                (serde_saphyr::Error::DuplicateMappingKey { key, .. }, _) => {
+                    let key = key.as_deref().unwrap_or("a field");
+                    format!(
+                        "found {key} twice in one object; expected it once: remove one of the two"
+                    )
+                }
                 _ => {
                     let found = DefaultMessageFormatter.format_message(&error);
                     format!("{found}; expected a whole YAML document")

@@ -99,6 +99,21 @@ fn init_manifests_read_without_problems() {
 }
 
 #[test]
+fn examples_read_without_problems() {
+    let dir = scratch("examples");
+    for (side, kind) in [("client", Kind::GatewayClient), ("server", Kind::GatewayServer)] {
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("example.yaml"), stdout(&weft(&["example", side]))).unwrap();
+        let read = read(&dir);
+        assert_eq!(read.problems, []);
+        for kind in [Kind::Configuration, kind] {
+            assert!(read.objects.keys().any(|object| object.kind == kind), "{side}: {kind}");
+        }
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}
+
+#[test]
 fn init_overwrites_only_when_forced() {
     let dir = scratch("force");
     let args = |id: &str| {
@@ -238,6 +253,7 @@ fn status_names_a_missing_published_directory() {
     let says = format!("the published directory {} is not there", gone.display());
     let text = stderr(&status);
     assert!(text.contains(&says) && text.contains("not mounted"), "{text}");
+    assert!(text.contains("run `weft up` on that host, or `weft down` on this one"), "{text}");
     fs::remove_dir_all(dir).unwrap();
 }
 
