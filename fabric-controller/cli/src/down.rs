@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use fabric_supervisor::process::{self, Identity};
 use fabric_supervisor::rundir::{
-    self, REFUSAL_FILE, Record, RunDir, STATE_ROOT, default_state_dir,
+    self, REFUSAL_FILE, Record, RunDir, STATE_ROOT, default_state_dir, state_option,
 };
 use fabric_supervisor::{lock, workloads};
 use rustix::process::Signal;
@@ -48,7 +48,8 @@ Examples:
 /// packets would leave by the default route, in clear. --now, `route-agent cleanup` or the next `weft up`
 /// ends that. Without a sender nothing stays: what pods send to peers later leaves in clear. The state
 /// directory (granted addresses, generated keys, last good versions of the manifests, their Secrets
-/// included) stays unless --purge is given. Run again, it finds nothing to do.
+/// included) stays unless --purge is given. Run again, it finds nothing to do, which is an error with
+/// --purge.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DownArgs {
@@ -84,8 +85,8 @@ impl DownArgs {
 pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
     preconditions::check_rights()?;
     let Some(dir) = args.selection.find()? else {
-        stop_lost(args)?;
-        return purge_alone(args);
+        let is_found = stop_lost(args)?;
+        return purge_alone(args, is_found);
     };
     let record = dir.record()?;
     if record.is_none() {
@@ -104,7 +105,8 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
     if record.is_none() && lost::others_are_here()? {
         say("nothing was started from it, and another fabric runs here, which stays");
     } else if netns == 0 || netns == host::netns() {
-        refuses = clean_up_host(args.now)?;
+        let state = record.as_ref().and_then(|record| record.state_dir.as_deref());
+        refuses = clean_up_host(args.now, state)?;
     } else {
         say(
             "it ran in another network namespace, whose devices and routes stay; if that is still \
@@ -158,8 +160,9 @@ fn withdraw(dir: &RunDir, record: Option<&Record>, now: bool) -> anyhow::Result<
 }
 
 /// Someone removed the run directory. What was started from it is found all the same, and what is
-/// in the kernel is ours if no other run directory is of this network namespace.
-fn stop_lost(args: &DownArgs) -> anyhow::Result<()> {
+/// in the kernel is ours if no other run directory is of this network namespace. Returns whether there was
+/// anything.
+fn stop_lost(args: &DownArgs) -> anyhow::Result<bool> {
     let selection = &args.selection;
     let dirs = lost::dirs(selection)?;
     if dirs.is_empty() {
@@ -175,13 +178,13 @@ fn stop_lost(args: &DownArgs) -> anyhow::Result<()> {
         }
     }
     if lost::others_are_here()? {
-        return Ok(());
+        return Ok(!dirs.is_empty());
     }
     let was_refused = refusal::is_in_force();
-    if !clean_up_host(args.now)? {
+    if !clean_up_host(args.now, args.named_state_dir().as_deref())? {
         refusal::end(was_refused, &args.state_dirs());
     }
-    Ok(())
+    Ok(!dirs.is_empty() || was_refused)
 }
 
 /// A mount point stays, empty.
@@ -200,13 +203,20 @@ fn stop_lost_supervisor(identity: &Identity) {
 }
 
 /// Handles the options on the state directory when nothing is left that runs.
-fn purge_alone(args: &DownArgs) -> anyhow::Result<ExitCode> {
+fn purge_alone(args: &DownArgs, is_found: bool) -> anyhow::Result<ExitCode> {
     if args.named_state_dir().is_none() && !args.purge {
         return Ok(ExitCode::SUCCESS);
     }
-    match &args.state_dirs()[..] {
-        [] => say(&format!("no state directory in {STATE_ROOT}")),
-        [state] => end_of_state(state, args.purge)?,
+    let (dirs, named) = (args.state_dirs(), args.named_state_dir());
+    match &dirs[..] {
+        [state] if state.exists() => end_of_state(state, args.purge)?,
+        [] | [_] if args.purge && !is_found => bail!(
+            "nothing was purged: found no fabric in {}, and no state directory {}; expected the \
+             directories of `weft up`. Name them with --run-dir DIR and --state-dir DIR",
+            args.selection.place().display(),
+            named.unwrap_or_else(|| Path::new(STATE_ROOT).join("*")).display()
+        ),
+        [] | [_] => {}
         several => bail!(
             "{} has the state directories of {} clusters; say which with --cluster ID or --state-dir \
              DIR",
@@ -227,8 +237,8 @@ fn end_of_state(state: &Path, purge: bool) -> anyhow::Result<()> {
         say(&format!("removed {}", state.display()));
     } else {
         say(&format!(
-            "kept {} (granted addresses, generated keys, last good versions of the manifests, their \
-             Secrets included); `weft down --purge` removes it",
+            "kept {0} (granted addresses, generated keys, last good versions of the manifests, their \
+             Secrets included); `weft down --purge --state-dir {0}` removes it",
             state.display()
         ));
     }
@@ -311,8 +321,9 @@ fn verb(gently: bool) -> &'static str {
 }
 
 /// Devices, routes, rules and the nft tables of this host: the route-agent made them and knows them.
-/// Returns whether the table of refused prefixes stays, as something still sends to them.
-fn clean_up_host(now: bool) -> anyhow::Result<bool> {
+/// Returns whether the table of refused prefixes stays, as something still sends to them. `state` has a copy
+/// of that.
+fn clean_up_host(now: bool, state: Option<&Path>) -> anyhow::Result<bool> {
     let program: PathBuf = workloads::programs()?.join("route-agent");
     let mut command = Command::new(&program);
     command.arg("cleanup").args((!now).then_some("--refuse"));
@@ -323,9 +334,10 @@ fn clean_up_host(now: bool) -> anyhow::Result<bool> {
             if !senders.is_empty() {
                 say(&format!(
                     "{} to peers: all packets to them stay refused, by the nftables table `inet \
-                     weft_refused`. `weft down --now` or `route-agent cleanup` removes it, the \
+                     weft_refused`. `weft down --now{}` or `route-agent cleanup` removes it, the \
                      next `weft up` takes it over",
-                    sending(&senders)
+                    sending(&senders),
+                    state.map(state_option).unwrap_or_default()
                 ));
             }
             Ok(!senders.is_empty())

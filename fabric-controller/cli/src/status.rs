@@ -184,7 +184,7 @@ fn table(Shown { observation, summary }: &Shown, now: Timestamp) -> String {
     let cluster = observation.cluster_id.iter().map(|id| format!("cluster {id}"));
     let node = observation.node.iter().map(|node| format!("node {node}"));
     let mut text = cluster.chain(node).collect::<Vec<_>>().join(", ") + "\n\n";
-    if let Some(summary) = summary {
+    if let Some(summary) = summary.as_ref().filter(|summary| !summary.is_empty()) {
         let _ = writeln!(text, "{summary}");
     }
     if observation.peerings.is_empty() {
@@ -217,7 +217,8 @@ fn table(Shown { observation, summary }: &Shown, now: Timestamp) -> String {
         text.extend(observation.refused.iter().map(refused));
     }
     if !observation.problems.is_empty() {
-        text.push_str("\nproblems:\n");
+        let is_apart = text.ends_with("\n\n");
+        text.push_str(if is_apart { "problems:\n" } else { "\nproblems:\n" });
         text.extend(observation.problems.iter().map(|problem| format!("  - {problem}\n")));
     }
     text

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use fabric_api::fabric::GatewayConfig;
 use fabric_store::Snapshot;
 use fabric_supervisor::health;
-use fabric_supervisor::rundir::{Record, RunDir};
+use fabric_supervisor::rundir::{Record, RunDir, state_option};
 use fabric_supervisor::workloads::{self, gateways_of, names};
 use fabric_supervisor::{lock, process};
 use futures::future::join_all;
@@ -20,6 +20,8 @@ use super::observe::{self, Found, Life, Liveness, Observation};
 struct Host {
     node: String,
     cluster_id: Option<String>,
+    /// Option that names the run directory to commands.
+    run_option: String,
     /// The processes that run, by name.
     running: BTreeMap<String, Liveness>,
     /// The processes that should.
@@ -76,7 +78,8 @@ async fn host(dir: &RunDir, record: Record) -> Host {
         ignored: record.manifests.as_deref().map(ignored).unwrap_or_default(),
         expected,
         supervisor,
-        start_command: start_command(&record),
+        run_option: dir.option(),
+        start_command: start_command(dir, &record),
         cluster_id: record.cluster_id,
         node: record.node,
     }
@@ -91,15 +94,17 @@ async fn supervisor_of(dir: &RunDir) -> Option<Supervisor> {
     Some(Supervisor { command: held.command, pid: held.pid, liveness })
 }
 
-fn start_command(record: &Record) -> String {
+fn start_command(dir: &RunDir, record: &Record) -> String {
     let node = &record.node;
-    match (&record.published, &record.manifests) {
+    let command = match (&record.published, &record.manifests) {
         (Some(published), _) => {
             format!("weft agent --node {node} --published {}", published.display())
         }
         (None, Some(manifests)) => format!("weft up --manifests {}", manifests.display()),
         (None, None) => "weft up".to_owned(),
-    }
+    };
+    let state = record.state_dir.as_deref().map(state_option).unwrap_or_default();
+    format!("{command}{}{state}", dir.option())
 }
 
 fn ignored(manifests: &Path) -> Vec<PathBuf> {
@@ -139,9 +144,11 @@ impl Host {
             let liveness = self.running.get(&process).copied().unwrap_or(Liveness::Gone);
             let problem = match liveness {
                 Liveness::Answers => None,
-                Liveness::Silent => Some(format!("{process} does not answer; {}", hangs(&process))),
+                Liveness::Silent => {
+                    Some(format!("{process} does not answer; {}", self.hangs(&process)))
+                }
                 Liveness::Gone => {
-                    Some(format!("{process} does not run; see `weft logs {process}`"))
+                    Some(format!("{process} does not run; see `{}`", self.logs(&process)))
                 }
             };
             ((namespace.to_owned(), name.to_owned()), Life { liveness, problem, node: None })
@@ -177,9 +184,21 @@ impl Host {
         found.extend(dead.map(|process| format!("{process} does not run")));
         let silent = |process: &&String| self.running.get(*process) == Some(&Liveness::Silent);
         let silent = self.expected.iter().filter(silent);
+        found.extend(
+            silent.map(|process| format!("{process} does not answer; {}", self.hangs(process))),
+        );
         found
-            .extend(silent.map(|process| format!("{process} does not answer; {}", hangs(process))));
-        found
+    }
+
+    fn logs(&self, process: &str) -> String {
+        format!("weft logs {process}{}", self.run_option)
+    }
+
+    fn hangs(&self, process: &str) -> String {
+        format!(
+            "see `{}`; if it hangs, end its process (`kill -9`), and it is started anew",
+            self.logs(process)
+        )
     }
 }
 
@@ -194,12 +213,6 @@ impl Supervisor {
             )
         })
     }
-}
-
-fn hangs(process: &str) -> String {
-    format!(
-        "see `weft logs {process}`; if it hangs, end its process (`kill -9`), and it is started anew"
-    )
 }
 
 #[cfg(test)]
@@ -226,10 +239,29 @@ mod tests {
         let expected = vec!["fabric-controller".to_owned()];
         let command = "weft up".to_owned();
         let supervisor = Some(Supervisor { command, pid: 7, liveness: Liveness::Answers });
-        let host = Host { running, expected, supervisor, ..Host::default() };
-        let problem = "fabric-controller does not answer; see `weft logs fabric-controller`; if it \
-                       hangs, end its process (`kill -9`), and it is started anew";
+        let run_option = " --run-dir /srv/rome".to_owned();
+        let host = Host { running, expected, supervisor, run_option, ..Host::default() };
+        let problem = "fabric-controller does not answer; see `weft logs fabric-controller --run-dir \
+                       /srv/rome`; if it hangs, end its process (`kill -9`), and it is started anew";
         assert_eq!(host.problems(), [problem]);
+    }
+
+    #[test]
+    fn start_command_names_directories_that_are_not_found() {
+        let record = |state: &str| Record {
+            cluster_id: Some("rome".to_owned()),
+            node: "n1".to_owned(),
+            manifests: Some("/etc/weft/rome".into()),
+            state_dir: Some(state.into()),
+            published: None,
+            netns: 0,
+        };
+        let command =
+            |dir: &str, state| start_command(&RunDir::at(Path::new(dir)).unwrap(), &record(state));
+        let usual = command("/run/weft/rome", "/var/lib/weft/rome");
+        assert_eq!(usual, "weft up --manifests /etc/weft/rome");
+        let other = command("/srv/run", "/srv/state");
+        assert_eq!(other, format!("{usual} --run-dir /srv/run --state-dir /srv/state"));
     }
 
     #[test]

@@ -54,6 +54,18 @@ pub fn agent_state_dir(node: &str) -> PathBuf {
     Path::new(STATE_ROOT).join(format!("agent-{node}"))
 }
 
+/// Option that names a state directory to later commands, after a space; empty if it is where they look.
+pub fn state_option(dir: &Path) -> String {
+    option("--state-dir", dir, STATE_ROOT)
+}
+
+fn option(name: &str, dir: &Path, root: &str) -> String {
+    match dir.parent() == Some(Path::new(root)) {
+        true => String::new(),
+        false => format!(" {name} {}", dir.display()),
+    }
+}
+
 impl RunDir {
     pub fn of(cluster: &ClusterId) -> Self {
         Self(Path::new(RUN_ROOT).join(cluster.as_str()))
@@ -68,6 +80,11 @@ impl RunDir {
 
     pub fn path(&self) -> &Path {
         &self.0
+    }
+
+    /// Option that names it to other commands, after a space; empty if it is where they look.
+    pub fn option(&self) -> String {
+        option("--run-dir", &self.0, RUN_ROOT)
     }
 
     /// Fails if there is anything that weft does not put into a run directory, which `weft down`
@@ -182,7 +199,8 @@ impl RunDir {
         let opened = match &record.published {
             Some(published) if !published.is_dir() => bail!(
                 "the published directory {} is not there: the fabric was taken down on its host, or \
-                 the share is not mounted here",
+                 the share is not mounted here; mount it, run `weft up` on that host, or `weft down` on \
+                 this one",
                 published.display()
             ),
             Some(published) => Store::open_published(published),

@@ -125,7 +125,8 @@ impl<S: MarkUnresponsive> Loop<S> {
         let first = self.wanted.borrow_and_update().clone();
         supervisor.want(first);
         let responder = self.responder();
-        say("running; `weft status` shows the peerings, Ctrl-C stops");
+        let option = dir.option();
+        say(&format!("running; `weft status{option}` shows the peerings, Ctrl-C stops"));
         loop {
             self.reports.send_replace(supervisor.reports());
             let deadline = supervisor.deadline().unwrap_or_else(far);
@@ -154,7 +155,9 @@ impl<S: MarkUnresponsive> Loop<S> {
                 Ok(()) = silent.changed() => {
                     let silent = silent.borrow_and_update().clone();
                     for name in silent.difference(&known_silent) {
-                        say(&format!("{name} runs but does not answer; `weft logs {name}` may say why"));
+                        say(&format!(
+                            "{name} runs but does not answer; `weft logs {name}{option}` may say why"
+                        ));
                     }
                     self.mark_unresponsive(&silent).await;
                     known_silent = silent;

@@ -78,5 +78,5 @@ fn wait_for_successor(dir: &RunDir, name: &str, old: &Identity) -> anyhow::Resul
         }
         thread::sleep(POLL);
     }
-    bail!("{name} has not started again within {TIMEOUT:?}; see `weft logs {name}`")
+    bail!("{name} has not started again within {TIMEOUT:?}; see `weft logs {name}{}`", dir.option())
 }

@@ -30,10 +30,17 @@ fn down_takes_everything_away_and_keeps_the_state() {
     assert!(host.path("state").exists());
     let kept = stderr(&down);
     assert!(kept.contains("kept") && kept.contains("Secrets"), "{kept}");
+    let purge = format!("`weft down --purge --state-dir {}`", host.path("state").display());
+    assert!(kept.contains(&purge), "{kept}");
     let again = host.weft(&["down"]);
     assert!(again.status.success() && stderr(&again).contains("nothing runs"), "{again:?}");
     assert!(host.weft(&["down", "--purge"]).status.success());
     assert!(!host.path("state").exists());
+    let nothing = host.weft(&["down", "--purge"]);
+    assert_eq!(nothing.status.code(), Some(1));
+    for path in ["run", "state"].map(|name| host.path(name).display().to_string()) {
+        assert!(stderr(&nothing).contains(&path), "{}", stderr(&nothing));
+    }
 }
 
 #[test]

@@ -47,7 +47,13 @@ fn unsupervised_fabric_is_named_with_a_remedy() {
     up.kill();
     let status = host.weft(&["status"]);
     let text = stdout(&status);
-    let remedy = format!("weft up --manifests {}`", host.path("manifests").display());
+    let [manifests, run, state] = ["manifests", "run", "state"].map(|name| host.path(name));
+    let remedy = format!(
+        "weft up --manifests {} --run-dir {} --state-dir {}`",
+        manifests.display(),
+        run.display(),
+        state.display()
+    );
     assert!(text.contains("what dies stays dead; start it again"), "{text}");
     assert!(text.contains(&remedy), "{text}");
     assert_eq!(status.status.code(), Some(0), "every peering is Connected: {text}");
