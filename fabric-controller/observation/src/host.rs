@@ -129,6 +129,7 @@ impl Host {
         Found {
             node: Some(self.node.clone()),
             cluster_id: self.cluster_id.clone(),
+            run_option: self.run_option.clone(),
             gateways: self.gateways(configs),
             problems: self.problems(),
         }

@@ -133,6 +133,8 @@ pub struct Found {
     /// The host that was looked at; in Kubernetes that is all of them.
     pub node: Option<String>,
     pub cluster_id: Option<String>,
+    /// Option that names the host's run directory to commands, after a space; empty if they find it.
+    pub run_option: String,
     /// Gateways by namespace and name. One that is not among them runs where it cannot be seen.
     pub gateways: BTreeMap<(String, String), Life>,
     /// Problems of all else that runs.
@@ -160,7 +162,9 @@ pub fn observe(snapshot: &Snapshot, found: &Found) -> Observation {
         let life = found.gateways.get(&(namespace.to_owned(), name.to_owned())).cloned();
         let on_host = found.node.as_deref();
         let life = match life {
-            Some(own) if on_host.is_some() => Some(remote::unreported(&view, config, (own, now))),
+            Some(own) if on_host.is_some() => {
+                Some(remote::unreported(&view, config, (own, now), &found.run_option))
+            }
             life => life.or_else(|| remote::silent(&view, config, (on_host?, now))),
         };
         let life = life.as_ref();
@@ -288,7 +292,8 @@ impl<'a> View<'a> {
         (*started != now).then(|| {
             format!(
                 "ConfigMap {map}: data.CLUSTER_ID: found {now}; expected {started}, which the fabric was \
-                 started as, and its peers know; for another, run `weft down` first"
+                 started as, and its peers know; for another, run `weft down{}` first",
+                found.run_option
             )
         })
     }
@@ -303,7 +308,8 @@ impl<'a> View<'a> {
         let cluster = found.cluster_id.clone().or_else(|| self.cluster_id()).unwrap_or_default();
         format!(
             "this host, {name}, is no node of {cluster}: its pods reach no peer; add its Node to the \
-             manifests, or run `weft down` here"
+             manifests, or run `weft down{}` here",
+            found.run_option
         )
     }
 

@@ -10,6 +10,7 @@
 //! The node's side, which is the route-agent's business, is made by hand in `side`.
 
 use std::net::Ipv4Addr;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use fabric_api::Mac;
@@ -60,6 +61,60 @@ fn same_pod_cidrs_reach_each_other_over_restarts() {
         assert_eq!(rome.connection().unwrap().value, ConnectionValue::Connecting);
         assert!(!run_in(&rome.netns, "ip link").contains("weft-"));
         milan.wait_for(ConnectionValue::Error);
+    });
+}
+
+#[test]
+fn restarted_client_tries_first_where_its_server_moved() {
+    in_two_hosts(|rome, milan| {
+        let (client, _server) = (rome.start(), milan.start());
+        rome.wait_for(ConnectionValue::Connected);
+        let readdress = |[from, to]: [u8; 2]| {
+            run_in(&milan.netns, &format!("ip address del 192.0.2.{from}/24 dev wire"));
+            run_in(&milan.netns, &format!("ip address add 192.0.2.{to}/24 dev wire"));
+        };
+        readdress([2, 3]);
+        let is_found_at = |address: &str| {
+            let status = rome.status();
+            status.configured_endpoint == rome.config.spec.endpoint
+                && status.peer_endpoint.is_some_and(|at| at.starts_with(address))
+        };
+        rome.until("the server elsewhere", || is_found_at("192.0.2.3:"));
+        drop(client);
+        let client = rome.start();
+        rome.until("the server where it moved", || {
+            let is_up = UnixStream::connect(rome.socket()).is_ok();
+            is_up && rome.metric("liqo_peer_is_connected").ends_with("} 1")
+        });
+
+        // It may have moved back meanwhile: the first way is given up after two initiations.
+        drop(client);
+        readdress([3, 2]);
+        let _client = rome.start();
+        rome.until("the server at spec.endpoint", || is_found_at("192.0.2.2:"));
+        assert!(rome.status().last_initiation.is_some());
+
+        let mut edited = rome.config.clone();
+        edited.spec.endpoint.as_mut().unwrap().addresses = vec!["192.0.2.9".to_owned()];
+        at_once(rome.store.put(&edited.into())).unwrap();
+        rome.until("a server that this did not find", || {
+            let status = rome.status();
+            status.applied_generation == 2 && status.configured_endpoint.is_none()
+        });
+    });
+}
+
+#[test]
+fn peer_without_the_key_any_more_announces_it() {
+    in_two_hosts(|rome, milan| {
+        let (_client, _server) = (rome.start(), milan.start());
+        rome.wait_for(ConnectionValue::Connected);
+        let mut edited = milan.config.clone();
+        edited.spec.peer_public_key = None;
+        at_once(milan.store.put(&edited.into())).unwrap();
+        rome.until("the reason", || {
+            rome.status().faults.iter().any(|fault| fault.reason == "PeeringRemoved")
+        });
     });
 }
 

@@ -52,6 +52,7 @@ pub(super) fn unreported(
     view: &View<'_>,
     config: &GatewayConfig,
     (life, now): (Life, Timestamp),
+    run_option: &str,
 ) -> Life {
     let interval = i64::from(config.spec.probe.interval_ms / 1000);
     let since = (life.liveness == Liveness::Answers)
@@ -60,7 +61,7 @@ pub(super) fn unreported(
     let (seconds, (namespace, name)) = (now.as_second() - since.as_second(), names(config));
     let problem = format!(
         "gateway {namespace}/{name} has reported nothing for {seconds} s: what is shown of it is at \
-         least as old; see its log (`weft logs`) for why it cannot report"
+         least as old; see its log (`weft logs{run_option}`) for why it cannot report"
     );
     Life { liveness: Liveness::Silent, problem: Some(problem), ..life }
 }
