@@ -250,6 +250,24 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn followed_address_needs_no_resolver() {
+        let mut input = Input::default();
+        let mut desired = Desired::parse(&config()).unwrap();
+        desired.endpoint.as_mut().unwrap().hosts = vec!["gateway.milan.test".to_owned()];
+        let followed = Some(SocketAddr::from(([192, 0, 2, 29], 30742)));
+        input.remembered.peer = followed;
+        input.remembered.configured = desired.endpoint.clone();
+        input.desired = Some(Arc::new(desired));
+        let (_inputs, read_inputs) = watch::channel(input);
+        let (_views, read_views) = watch::channel(View::start());
+        let (found_to, found) = watch::channel(None);
+        let outputs = (found_to, watch::channel(None).0);
+        let mut run = Box::pin(run(read_inputs, read_views, outputs, CancellationToken::new()));
+        assert!(futures::poll!(&mut run).is_pending());
+        assert_eq!(*found.borrow(), followed, "while the name is looked up");
+    }
+
+    #[tokio::test]
     async fn unknown_names_are_retried_addresses_are_not() {
         let endpoint = |hosts: &[&str]| Endpoint {
             hosts: hosts.iter().map(|h| (*h).to_owned()).collect(),

@@ -203,7 +203,8 @@ impl Reporter {
         }
         self.remember(config, &status, input);
         let first = self.written.as_ref().is_none_or(|(of, _)| *of != uid);
-        let counted = self.counters_at.elapsed() >= self.counters_every && before != status;
+        let counted =
+            self.counters_at.elapsed() >= self.counters_every && is_counted(&before, &status);
         if !(first || counted || differs(&before, &status, input.is_from_records)) {
             return Ok(());
         }
@@ -358,6 +359,11 @@ fn differs(a: &GatewayConfigStatus, b: &GatewayConfigStatus, is_from_records: bo
     of(a) != of(b)
 }
 
+/// Returns whether two statuses differ in more than initiations, which a silent peer gets every second.
+fn is_counted(a: &GatewayConfigStatus, b: &GatewayConfigStatus) -> bool {
+    *a != GatewayConfigStatus { last_initiation: a.last_initiation.clone(), ..b.clone() }
+}
+
 fn without_counters(status: &GatewayConfigStatus) -> GatewayConfigStatus {
     let (received_bytes, transmitted_bytes, last_initiation) = (0, 0, None);
     GatewayConfigStatus { received_bytes, transmitted_bytes, last_initiation, ..status.clone() }
@@ -382,11 +388,10 @@ mod tests {
         assert_eq!(status.peer_endpoint.as_deref(), Some("192.0.2.7:1000"));
         assert_eq!((status.applied_generation, status.problems.len()), (4, 1));
         assert!(differs(&before, &status, false));
-        let counted = GatewayConfigStatus {
-            received_bytes: 9,
-            last_initiation: Some("1970-01-01T00:00:09Z".to_owned()),
-            ..before.clone()
-        };
-        assert!(!differs(&before, &counted, false), "no write for each initiation");
+        let last_initiation = Some("1970-01-01T00:00:09Z".to_owned());
+        let initiated = GatewayConfigStatus { last_initiation, ..before.clone() };
+        assert!(!is_counted(&before, &initiated), "the peer may be silent for long");
+        let counted = GatewayConfigStatus { received_bytes: 9, ..initiated };
+        assert!(!differs(&before, &counted, false) && is_counted(&before, &counted));
     }
 }
