@@ -305,9 +305,9 @@ impl Evidence<'_> {
                     self.desired.listen_port.unwrap_or_default()
                 ),
                 format!(
-                    "check in {peer} that its GatewayClient has this cluster's PublicKey and a \
-                     spec.endpoint that leads here (`weft status` there), and that firewalls let \
-                     that port pass"
+                    "check in {peer} that it has this cluster's PublicKey, that spec.endpoint of its \
+                     GatewayClient leads here (`weft status` there), and that firewalls let that \
+                     port pass"
                 ),
             ),
         };

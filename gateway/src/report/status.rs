@@ -324,9 +324,11 @@ fn gateway_status(
     status.listen_port = running.port;
     status.received_bytes = stats.counters.rx_bytes;
     status.transmitted_bytes = stats.counters.tx_bytes;
-    let unix = stats.last_stamp.to_unix();
-    let initiated = SignedDuration::try_from(unix).and_then(Timestamp::from_duration);
-    status.last_initiation = initiated.ok().map(|at| format!("{at:.9}"));
+    let initiated = SignedDuration::try_from(stats.last_stamp.to_unix());
+    let initiated = initiated.and_then(Timestamp::from_duration).ok();
+    if let Some(at) = initiated.filter(|at| *at > Timestamp::UNIX_EPOCH) {
+        status.last_initiation = Some(format!("{at:.9}"));
+    }
     if stats.peer.is_endpoint_authentic {
         status.peer_endpoint = stats.peer.endpoint.map(|peer| canonical(peer).to_string());
     }
