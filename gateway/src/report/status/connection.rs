@@ -108,6 +108,11 @@ impl OwnConnection {
             return Ok(());
         }
         self.ensured_at = Instant::now();
+        // No watch reports that its file is gone.
+        if self.watch.is_none() {
+            let put = self.store.put(&stored.clone().into()).await;
+            put.context("cannot write the Connection")?;
+        }
         self.put_status(stored).await
     }
 

@@ -55,6 +55,11 @@ async fn foreign_write_to_connection_is_reverted() {
     own.ensured_at -= LOOK;
     own.report(&desired(), &connected()).await.unwrap();
     assert_eq!(here.stored().await.unwrap(), written);
+
+    here.store.delete(&own_name(&here.name)).await.unwrap();
+    own.ensured_at -= LOOK;
+    own.report(&desired(), &connected()).await.unwrap();
+    assert_eq!(here.stored().await, Some(written), "its file was removed");
 }
 
 /// They share an API server.
