@@ -468,11 +468,11 @@ impl Peer {
     fn remove(&mut self, at: usize) {
         let gone = self.sessions.remove(at);
         self.moves_of_removed += gone.moves;
-        if let Some(newer) = at.checked_sub(1).map(|at| &mut self.sessions[at]) {
-            if newer.endpoint.is_none() {
-                newer.endpoint = gone.endpoint;
-                newer.is_endpoint_authentic = gone.is_endpoint_authentic;
-            }
+        if let Some(newer) = at.checked_sub(1).map(|at| &mut self.sessions[at])
+            && newer.endpoint.is_none()
+        {
+            newer.endpoint = gone.endpoint;
+            newer.is_endpoint_authentic = gone.is_endpoint_authentic;
         }
         let sessions = &self.sessions;
         self.locals.retain(|local| sessions.iter().any(|session| session.has_key(&local.key)));
