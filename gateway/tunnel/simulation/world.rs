@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use tunnel::{Datagrams, PeerState};
+use tunnel::{PeerState, Received};
 
 use crate::end::{self, End, SURELY_VALID};
 use crate::network::{Datagram, Network};
@@ -325,9 +325,9 @@ impl World {
         }
         let now = self.instant();
         let end = &mut self.ends[receiver];
-        let train = Datagrams {
+        let train = Received {
             remote: datagram.from,
-            bytes: &datagram.bytes,
+            bytes: &mut datagram.bytes.clone(),
             segment_size: datagram.bytes.len(),
             tos: datagram.tos,
         };

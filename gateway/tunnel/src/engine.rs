@@ -3,13 +3,13 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use fabric_primitives::{PrivateKey, PublicKey};
-use noise::{Stamper, Tai64n};
+use noise::{BATCH, Stamper, Tai64n, receiver_index};
 
 use crate::join::{Joiner, Sink};
 use crate::outbox::{Outbox, Port};
 use crate::packet::{Gso, Headers, L4Checksum, Malformed, Offload};
 use crate::random::Random;
-use crate::session::{DATA, MAX_HANDSHAKE, MIN_DATA, Opened, Peer, Rejections};
+use crate::session::{DATA, MAX_HANDSHAKE, MIN_DATA, Opened, PACKET, Peer, Rejections};
 use crate::split::split;
 use crate::{DropReason, Rules, checksum, ecn};
 
@@ -43,12 +43,22 @@ pub trait Wire {
     fn write(&mut self, frame: &[u8]) -> Result<(), DropReason>;
 }
 
-/// UDP datagrams to or from one address, as `UDP_SEGMENT` and `UDP_GRO` have them.
+/// UDP datagrams to one address, as `UDP_SEGMENT` has them.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagrams<'a> {
-    /// The other end's address.
     pub remote: SocketAddr,
     pub bytes: &'a [u8],
+    /// Length of each datagram; only the last may be shorter.
+    pub segment_size: usize,
+    /// IPv4 TOS or IPv6 traffic class of them all: DSCP and ECN.
+    pub tos: u8,
+}
+
+/// UDP datagrams from one address, as `UDP_GRO` has them. They are opened in place.
+#[derive(Debug)]
+pub struct Received<'a> {
+    pub remote: SocketAddr,
+    pub bytes: &'a mut [u8],
     /// Length of each datagram; only the last may be shorter.
     pub segment_size: usize,
     /// IPv4 TOS or IPv6 traffic class of them all: DSCP and ECN.
@@ -175,17 +185,27 @@ impl Engine {
     }
 
     /// One read from the socket.
-    pub fn handle_datagrams(&mut self, train: Datagrams<'_>, now: Instant, wire: &mut impl Wire) {
+    pub fn handle_datagrams(&mut self, train: Received<'_>, now: Instant, wire: &mut impl Wire) {
         if train.bytes.len() > train.segment_size {
             self.counters.trains_received += 1;
         }
-        for datagram in train.bytes.chunks(train.segment_size.max(1)) {
-            match datagram {
-                [DATA, 0, 0, 0, ..] if datagram.len() >= MIN_DATA => {
-                    self.handle_data(train, datagram, now, wire);
+        let Received { remote, bytes, tos, .. } = train;
+        let segment_size = train.segment_size.max(1);
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let len = data_run(rest, segment_size);
+            let (first, others) = match len {
+                0 => rest.split_at_mut(segment_size.min(rest.len())),
+                _ => rest.split_at_mut(len),
+            };
+            match len {
+                0 => self.handle_handshake(remote, first, now, wire),
+                _ => {
+                    let run = Received { remote, bytes: first, segment_size, tos };
+                    self.handle_data(run, now, wire);
                 }
-                _ => self.handle_handshake(train.remote, datagram, now, wire),
             }
+            rest = others;
         }
     }
 
@@ -234,37 +254,30 @@ impl Engine {
         self.peer.state()
     }
 
+    /// Opens data messages with one receiver index, at most [`BATCH`].
     #[inline]
-    fn handle_data(
-        &mut self,
-        train: Datagrams<'_>,
-        datagram: &[u8],
-        now: Instant,
-        wire: &mut impl Wire,
-    ) {
-        let Self { joiner, counters, config, peer, .. } = self;
-        let mut sink = Delivery { rules: &config.rules, counters, wire };
-        let target = joiner.target(datagram.len() - MIN_DATA, &mut sink);
-        match peer.open(train.remote, datagram, target, now) {
-            Opened::Packet(len)
-                if train.tos & ecn::CE == ecn::CE && !ecn::mark(joiner.opened(len)) =>
-            {
-                joiner.discard();
-                sink.drop(DropReason::CongestionUnmarkable, 1);
+    fn handle_data(&mut self, run: Received<'_>, now: Instant, wire: &mut impl Wire) {
+        let index = receiver_index(run.bytes);
+        let opened = self.peer.open(run.bytes, run.segment_size, now);
+        for (datagram, opened) in run.bytes.chunks_mut(run.segment_size).zip(opened) {
+            let Self { joiner, counters, config, peer, .. } = self;
+            let mut sink = Delivery { rules: &config.rules, counters, wire };
+            peer.note_opened(run.remote, index, opened, now);
+            match opened {
+                Opened::Packet(len) => {
+                    let packet = &mut datagram[PACKET..][..len];
+                    match run.tos & ecn::CE == ecn::CE && !ecn::mark(packet) {
+                        true => sink.drop(DropReason::CongestionUnmarkable, 1),
+                        false => joiner.push(packet, &mut sink),
+                    }
+                }
+                Opened::NotIp => sink.drop(DropReason::Malformed, 1),
+                Opened::Keepalive => {}
+                Opened::Rejected(reason) => sink.drop(reason, 1),
             }
-            Opened::Packet(len) => joiner.accept(len, &mut sink),
-            Opened::NotIp => {
-                joiner.discard();
-                sink.drop(DropReason::Malformed, 1);
+            if peer.is_anything_waiting(now) {
+                self.send_waiting(now, wire);
             }
-            Opened::Keepalive => joiner.discard(),
-            Opened::Rejected(reason) => {
-                joiner.discard();
-                sink.drop(reason, 1);
-            }
-        }
-        if peer.is_anything_waiting(now) {
-            self.send_waiting(now, wire);
         }
     }
 
@@ -296,6 +309,18 @@ impl Engine {
         self.outbox.flush(&mut port);
         port.counters.note_peer(&self.peer);
     }
+}
+
+/// Bytes of the data messages at the start of a train that have one receiver index, at most
+/// [`BATCH`]; 0 if it starts with something else.
+#[inline]
+fn data_run(train: &[u8], segment_size: usize) -> usize {
+    let is_data = |datagram: &&[u8]| {
+        datagram.len() >= MIN_DATA
+            && datagram[..4] == [DATA, 0, 0, 0]
+            && receiver_index(datagram) == receiver_index(train)
+    };
+    train.chunks(segment_size).take(BATCH).take_while(is_data).map(<[u8]>::len).sum()
 }
 
 /// Translates what was read from the TUN, cuts it to packets, seals them into `outbox`.

@@ -2,9 +2,9 @@
 //! are put together again by the rules of Linux' own GRO (`tcp_gro_receive`, `udp_gro_receive`,
 //! `inet_gro_receive`, `ipv6_gro_receive`).
 //!
-//! A datagram is opened where its payload would have to be if it carried on the last train: its
-//! headers then lie over the end of that train's payload, which is saved before and put back after.
-//! Nothing is moved as long as segments come in order, as nearly all do.
+//! A packet is copied to where its payload has to be if it carries on the last train: its headers
+//! then lie over the end of that train's payload, which is saved before and put back after. It is
+//! copied once as long as segments come in order, as nearly all do.
 
 mod segment;
 
@@ -26,9 +26,9 @@ pub(crate) struct Joiner {
     /// The TUN takes trains of UDP datagrams.
     joins_udp: bool,
     slots: [Slot; SLOTS],
-    /// For a packet that goes alone while the slot it was opened in is in use.
+    /// For a packet that goes alone while the slot it was copied to is in use.
     scratch: Box<[u8]>,
-    /// The slot that the next datagram is opened in.
+    /// The slot that the next packet is copied to.
     guess: usize,
     /// The place in it, and the bytes that lay under the headers there.
     at: usize,
@@ -89,10 +89,16 @@ impl Joiner {
         self.joins_udp = joins_udp;
     }
 
-    /// Returns the room to open a packet of at most `room` bytes in. Must be followed by
-    /// [`Joiner::accept`] or [`Joiner::discard`].
+    /// Takes a packet of at most [`MAX_PACKET`] bytes.
     #[inline]
-    pub(crate) fn target(&mut self, room: usize, sink: &mut impl Sink) -> &mut [u8] {
+    pub(crate) fn push(&mut self, packet: &[u8], sink: &mut impl Sink) {
+        self.target(packet.len(), sink)[..packet.len()].copy_from_slice(packet);
+        self.accept(packet.len(), sink);
+    }
+
+    /// Returns the room for a packet of at most `room` bytes.
+    #[inline]
+    fn target(&mut self, room: usize, sink: &mut impl Sink) -> &mut [u8] {
         let slot = &mut self.slots[self.guess];
         if slot.train.is_some_and(|train| train.len + room > MAX_PACKET) {
             slot.flush(sink);
@@ -112,21 +118,15 @@ impl Joiner {
         &mut slot.buffer[self.at..]
     }
 
-    /// The packet that was just opened.
-    #[inline]
-    pub(crate) fn opened(&mut self, len: usize) -> &mut [u8] {
-        &mut self.slots[self.guess].buffer[self.at..self.at + len]
-    }
-
-    /// Nothing was opened after all.
-    pub(crate) fn discard(&mut self) {
+    /// Puts back what lay under the packet's headers.
+    fn discard(&mut self) {
         let under = &mut self.slots[self.guess].buffer[self.at..self.at + self.saved_len];
         under.copy_from_slice(&self.saved[..self.saved_len]);
     }
 
-    /// Takes the packet of `len` bytes that was opened.
+    /// Takes the packet of `len` bytes in the room for it.
     #[inline]
-    pub(crate) fn accept(&mut self, len: usize, sink: &mut impl Sink) {
+    fn accept(&mut self, len: usize, sink: &mut impl Sink) {
         let packet = &self.slots[self.guess].buffer[self.at..self.at + len];
         let segment = match Segment::parse(packet) {
             Some(segment) if segment.transport == Transport::Tcp || self.joins_udp => segment,

@@ -25,7 +25,7 @@ pub mod packet;
 pub mod rules;
 
 pub use drop_reason::DropReason;
-pub use engine::{Config, Counters, Datagrams, Engine, PeerState, Wire};
+pub use engine::{Config, Counters, Datagrams, Engine, PeerState, Received, Wire};
 pub use noise::{Stamper, Tai64n};
 pub use rules::{AddressMap, Remap, Rules, RulesConfig, RulesError};
 pub use session::{RejectedInitiation, Rejections};

@@ -1,6 +1,8 @@
 use std::net::SocketAddr;
 use std::time::Instant;
 
+use noise::{BATCH, Sealer};
+
 use crate::ecn;
 use crate::session::{DATA, Peer};
 use crate::{Counters, Datagrams, DropReason, Wire};
@@ -19,7 +21,8 @@ const SEAL_OVERHEAD: usize = 32;
 /// Packets are padded to a multiple of this (WireGuard whitepaper section 5.4.6), within the MTU.
 const PADDING: usize = 16;
 
-/// The send buffer: datagrams are sealed one behind the other until one does not fit the train.
+/// The send buffer: datagrams are written one behind the other until one does not fit the train, and
+/// encrypted several at once.
 ///
 /// A train's datagrams have one size, except that the last may be shorter, one destination and one
 /// traffic class.
@@ -28,6 +31,9 @@ pub(crate) struct Outbox {
     len: usize,
     segment_size: usize,
     count: usize,
+    /// The datagrams before this are encrypted, those behind it are to be by `sealer`.
+    encrypted: usize,
+    sealer: Option<Sealer>,
     /// A shorter datagram ended the train.
     is_ended: bool,
     tos: u8,
@@ -43,6 +49,8 @@ impl Outbox {
             len: 0,
             segment_size: 0,
             count: 0,
+            encrypted: 0,
+            sealer: None,
             is_ended: false,
             tos: 0,
             remote: None,
@@ -50,7 +58,7 @@ impl Outbox {
         }
     }
 
-    /// Seals `packet`, a whole IP packet, behind what is there already; sends that first if the
+    /// Puts `packet`, a whole IP packet, behind what is there already; sends that first if the
     /// packet does not belong to its train. Without a session the packet waits for one.
     pub(crate) fn push<W: Wire>(&mut self, packet: &[u8], peer: &mut Peer, port: &mut Port<'_, W>) {
         let Some(remote) = peer.endpoint() else {
@@ -69,16 +77,24 @@ impl Outbox {
         // The outer ECN field is a copy of the inner one (RFC 6040 section 4.1, normal mode).
         self.make_room(size + SEAL_OVERHEAD, ecn::of(packet), remote, port);
         let room = &mut self.buffer[self.len..];
-        let Some(length) = peer.seal((packet, size), room, port.now) else {
+        let Some((length, sealer)) = peer.prepare((packet, size), room, port.now) else {
             return port.drop_outbound(DropReason::NoSession, 1);
         };
+        if !self.sealer.as_ref().is_some_and(|current| current.is_same(sealer)) {
+            self.encrypt();
+            self.sealer = Some(sealer.clone());
+        }
         self.append(length);
+        if self.len - self.encrypted >= BATCH * self.segment_size {
+            self.encrypt();
+        }
         port.counters.tx_packets += 1;
         port.counters.tx_bytes += packet.len() as u64;
     }
 
     /// Sends what is there.
     pub(crate) fn flush<W: Wire>(&mut self, port: &mut Port<'_, W>) {
+        self.encrypt();
         if let (Some(remote), 1..) = (self.remote, self.count) {
             let train = Datagrams {
                 remote,
@@ -90,7 +106,18 @@ impl Outbox {
         }
         self.len = 0;
         self.count = 0;
+        self.encrypted = 0;
         self.is_ended = false;
+    }
+
+    /// Encrypts what is not yet.
+    fn encrypt(&mut self) {
+        if let Some(sealer) = self.sealer.take()
+            && self.encrypted < self.len
+        {
+            sealer.encrypt(&mut self.buffer[self.encrypted..self.len], self.segment_size);
+        }
+        self.encrypted = self.len;
     }
 
     /// Sends the train if a datagram of `size` bytes cannot become part of it.

@@ -4,9 +4,10 @@ mod duplicate;
 mod flow;
 mod handshakes;
 mod rotation;
+mod speed;
 mod timers;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +19,8 @@ use fabric_primitives::{PrivateKey, PublicKey};
 use crate::packet::Offload;
 use crate::random::Random;
 use crate::{
-    Config, Datagrams, DropReason, Engine, PeerState, Rules, RulesConfig, Stamper, Tai64n, Wire,
+    Config, Datagrams, DropReason, Engine, PeerState, Received, Rules, RulesConfig, Stamper,
+    Tai64n, Wire,
 };
 
 const HANDSHAKE_TOS: u8 = 0x88;
@@ -124,7 +126,8 @@ impl Pair {
     }
 
     fn deliver(&mut self, to: usize, from: SocketAddr, bytes: &[u8]) {
-        let train = Datagrams { remote: from, bytes, segment_size: bytes.len().max(1), tos: 0 };
+        let (segment_size, bytes) = (bytes.len().max(1), &mut bytes.to_vec());
+        let train = Received { remote: from, bytes, segment_size, tos: 0 };
         self.engines[to].handle_datagrams(train, self.now, &mut self.made[to]);
         self.engines[to].flush(self.now, &mut self.made[to]);
     }
@@ -234,8 +237,10 @@ fn authentic_content_that_is_no_ip_packet_is_life() {
     let mut pair = Pair::connected();
     pair.now += Duration::from_secs(5);
     let mut datagram = [0; 64 + 32];
-    let sealed = pair.engines[0].peer.seal((&[0x50; 64], 64), &mut datagram, pair.now);
-    pair.deliver(1, pair.addresses[0], &datagram[..sealed.unwrap()]);
+    let prepared = pair.engines[0].peer.prepare((&[0x50; 64], 64), &mut datagram, pair.now);
+    let (len, sealer) = prepared.unwrap();
+    sealer.encrypt(&mut datagram[..len], len);
+    pair.deliver(1, pair.addresses[0], &datagram[..len]);
     assert_eq!(pair.dropped(1, DropReason::Malformed), 1);
     assert_eq!(pair.engines[1].peer_state().last_authentic, Some(pair.now));
 }
@@ -282,7 +287,8 @@ fn garbage_of_any_length_never_stops_reception() {
         }
         let from = pair.addresses[0];
         let segment_size = 1 + random.next() as usize % 2000;
-        let train = Datagrams { remote: from, bytes: &garbage, segment_size, tos: 3 };
+        let bytes = &mut garbage.clone();
+        let train = Received { remote: from, bytes, segment_size, tos: 3 };
         pair.engines[1].handle_datagrams(train, pair.now, &mut pair.made[1]);
         let mut frame = garbage;
         pair.engines[1].handle_frame(&mut frame, pair.now, &mut pair.made[1]);
@@ -426,12 +432,12 @@ fn marks_of_congestion_pass_both_ways() {
     let mut packet = udp(b"ect");
     packet[1] = 2;
     pair.feed(0, &packet);
-    let sent = pair.made[0].sent.pop_back().unwrap();
+    let mut sent = pair.made[0].sent.pop_back().unwrap();
     assert_eq!(sent.tos, 2, "the outer field is a copy of the inner one");
-    let train = Datagrams {
+    let train = Received {
         remote: pair.addresses[0],
-        bytes: &sent.bytes,
         segment_size: sent.bytes.len(),
+        bytes: &mut sent.bytes,
         tos: 3,
     };
     pair.engines[1].handle_datagrams(train, pair.now, &mut pair.made[1]);
@@ -539,11 +545,83 @@ fn padding_is_zero_whatever_was_sent_before() {
     pair.made[0].sent.clear();
     let packet = udp(&[9; 69]);
     pair.feed(0, &packet);
-    let sealed = pair.made[0].sent.pop_back().unwrap().bytes;
-    let mut opened = vec![0xaa; sealed.len()];
-    pair.engines[1].peer.open(pair.addresses[0], &sealed, &mut opened, pair.now);
-    assert_eq!(opened[..97], packet);
-    assert_eq!(opened[97..112], [0; 15]);
+    let mut opened = pair.made[0].sent.pop_back().unwrap().bytes;
+    let segment_size = opened.len();
+    pair.engines[1].peer.open(&mut opened, segment_size, pair.now);
+    assert_eq!(opened[16..][..97], packet);
+    assert_eq!(opened[16..][97..112], [0; 15]);
+}
+
+/// Packets that are held back while the peer goes on to a new key are sealed with the one whose index
+/// they have.
+#[test]
+fn packets_before_a_handshake_keep_their_key() {
+    let mut pair = Pair::connected();
+    assert!(pair.passes(0) && pair.passes(1));
+    let hold_back = |pair: &mut Pair, payload: &[u8]| {
+        let mut frame = [&Offload::NONE.write()[..], &udp(payload)].concat();
+        pair.engines[1].handle_frame(&mut frame, pair.now, &mut pair.made[1]);
+    };
+    pair.now += Duration::from_secs(10);
+    pair.engines[0].initiate(pair.now);
+    pair.tick();
+    let initiation = pair.made[0].sent.pop_front().unwrap();
+    pair.deliver(1, pair.addresses[0], &initiation.bytes);
+    let response = pair.made[1].sent.pop_front().unwrap();
+    pair.deliver(0, pair.addresses[1], &response.bytes);
+    hold_back(&mut pair, b"first");
+    hold_back(&mut pair, b"other");
+    assert_eq!(pair.made[1].sent.len(), 0, "they wait for their train");
+    let mut confirmation = pair.made[0].sent.pop_front().unwrap().bytes;
+    let (remote, segment_size) = (pair.addresses[0], confirmation.len());
+    let train = Received { remote, segment_size, bytes: &mut confirmation, tos: 0 };
+    pair.engines[1].handle_datagrams(train, pair.now, &mut pair.made[1]);
+    hold_back(&mut pair, b"third");
+    pair.engines[1].flush(pair.now, &mut pair.made[1]);
+    let index = |sent: &Sent| sent.bytes[4..8].to_vec();
+    let indices: BTreeSet<Vec<u8>> = pair.made[1].sent.iter().map(index).collect();
+    assert_eq!(indices.len(), 2, "of either key");
+    let before = pair.made[0].frames.len();
+    pair.run(|_, _| true);
+    let payload = |frame: &Vec<u8>| frame[Offload::LEN + 28];
+    let payloads: Vec<u8> = pair.made[0].frames[before..].iter().map(payload).collect();
+    assert_eq!(payloads, *b"fot");
+}
+
+/// A train of more datagrams than a batch, some of which are no data of the key in use: each has its own
+/// fate, and the others keep their order.
+#[test]
+fn datagrams_of_a_train_are_opened_one_by_one() {
+    let mut pair = Pair::connected();
+    (0..40u8).for_each(|i| pair.feed(0, &udp(&[i; 100])));
+    let sent = pair.made[0].sent.drain(..).map(|sent| sent.bytes);
+    let mut datagrams: Vec<Vec<u8>> = sent.collect();
+    datagrams[3][40] ^= 1;
+    datagrams[5][0] = 9;
+    datagrams[20][4] ^= 1;
+    datagrams[31] = datagrams[30].clone();
+    let segment_size = datagrams[0].len();
+    let last = datagrams[39].len() - 1;
+    datagrams[39].truncate(last);
+    let (remote, mut bytes) = (pair.addresses[0], datagrams.concat());
+    let train = Received { remote, segment_size, bytes: &mut bytes, tos: 0 };
+    pair.engines[1].handle_datagrams(train, pair.now, &mut pair.made[1]);
+    pair.engines[1].flush(pair.now, &mut pair.made[1]);
+    let reasons = [
+        (DropReason::DecryptFailed, 2),
+        (DropReason::Malformed, 1),
+        (DropReason::NoSession, 1),
+        (DropReason::Replay, 1),
+    ];
+    for (reason, count) in reasons {
+        assert_eq!(pair.dropped(1, reason), count, "{reason:?}");
+    }
+    let payload =
+        |frame: &Vec<u8>| frame[Offload::LEN + 28..].iter().step_by(100).copied().collect();
+    let got: Vec<u8> =
+        pair.made[1].frames.iter().flat_map(|frame| -> Vec<u8> { payload(frame) }).collect();
+    let expected: Vec<u8> = (0..39).filter(|i| ![3, 5, 20, 31].contains(i)).collect();
+    assert_eq!(got, expected);
 }
 
 #[test]

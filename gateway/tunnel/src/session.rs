@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use fabric_primitives::PublicKey;
 use noise::{
-    CookieReply, Handshake, HandshakeError, INITIATION_LEN, LocalKey, OpenError, RESPONSE_LEN,
-    ReceivedInitiation, Response, Tai64n,
+    BATCH, CookieReply, Handshake, HandshakeError, INITIATION_LEN, LocalKey, OpenError,
+    RESPONSE_LEN, ReceivedInitiation, Response, Sealer, Tai64n,
 };
 
 use self::duplicate::DuplicateDetector;
@@ -42,6 +42,9 @@ const STALE_INTERVAL: Duration = Duration::from_secs(5);
 /// First byte of data messages, and the length of an empty one.
 pub(crate) const DATA: u8 = noise::DATA;
 pub(crate) const MIN_DATA: usize = noise::DATA_OVERHEAD;
+
+/// Place of the packet in a data message.
+pub(crate) const PACKET: usize = noise::DATA_HEADER;
 
 /// Length in bytes of the longest other message.
 pub(crate) const MAX_HANDSHAKE: usize = INITIATION_LEN;
@@ -89,13 +92,26 @@ struct Session {
 }
 
 /// Content of a data message.
+#[derive(Clone, Copy)]
 pub(crate) enum Opened {
-    /// An IP packet of that many bytes, at the start of `dst`.
+    /// An IP packet of that many bytes, at [`PACKET`].
     Packet(usize),
     /// Authentic, but no IP packet.
     NotIp,
     Keepalive,
     Rejected(DropReason),
+}
+
+impl Opened {
+    #[inline]
+    fn of(datagram: &[u8], opened: Result<usize, OpenError>) -> Self {
+        match opened {
+            Ok(0) => Self::Keepalive,
+            Ok(len) => packet_len(&datagram[PACKET..][..len]).map_or(Self::NotIp, Self::Packet),
+            Err(OpenError::Replay) => Self::Rejected(DropReason::Replay),
+            Err(OpenError::NotAuthentic) => Self::Rejected(DropReason::DecryptFailed),
+        }
+    }
 }
 
 /// Actions that a session may start by itself.
@@ -171,17 +187,18 @@ impl Session {
         self.keys.position(index).is_some() || self.handshake.expects(index)
     }
 
-    /// Seals `packet`, padded to `size` bytes, into `dst`, which has room for that and for
-    /// [`MIN_DATA`] bytes more. `None`, if the key must not be used any more, or there is none.
+    /// Writes a data message with `packet`, padded to `size` bytes, into `dst`, which has room for that
+    /// and for [`MIN_DATA`] bytes more. Returns its length and who is to encrypt it. `None`, if the key
+    /// must not be used any more, or there is none.
     #[inline]
-    fn seal(
+    fn prepare(
         &mut self,
         (packet, size): (&[u8], usize),
         dst: &mut [u8],
         now: Instant,
-    ) -> Option<usize> {
+    ) -> Option<(usize, &Sealer)> {
         let key = self.keys.current()?;
-        let sealed = key.sealer.seal(packet, size, dst)?;
+        let sealed = key.sealer.prepare(packet, size, dst)?;
         let is_old = key.rekey_at().is_some_and(|at| now >= at);
         if !packet.is_empty() && self.unheard.is_none() {
             self.unheard = Some(now);
@@ -189,26 +206,39 @@ impl Session {
         if is_old || sealed.counter >= self.limits.rekey {
             self.begin(now);
         }
-        (sealed.counter < self.limits.reject).then_some(sealed.len)
+        let sealer = &self.keys.current()?.sealer;
+        (sealed.counter < self.limits.reject).then_some((sealed.len, sealer))
     }
 
-    /// Opens a data message of at least [`MIN_DATA`] bytes with the key at `at`, into `dst`, which is
-    /// at most as much shorter.
+    /// Seals a keepalive into `dst` and returns its length.
+    fn seal_keepalive(&mut self, dst: &mut [u8], now: Instant) -> Option<usize> {
+        let (len, sealer) = self.prepare((&[], 0), dst, now)?;
+        sealer.encrypt(&mut dst[..len], len);
+        Some(len)
+    }
+
+    /// Opens up to [`BATCH`] data messages of at least [`MIN_DATA`] bytes with the key at `at`, in place.
     #[inline]
-    fn open(&self, at: usize, datagram: &[u8], dst: &mut [u8], now: Instant) -> Opened {
+    fn open(
+        &self,
+        at: usize,
+        datagrams: &mut [u8],
+        segment_size: usize,
+        now: Instant,
+    ) -> [Opened; BATCH] {
         let key = self.keys.key(at);
         if now >= key.end() {
-            return Opened::Rejected(DropReason::NoSession);
+            return [Opened::Rejected(DropReason::NoSession); BATCH];
         }
-        if counter_of(datagram) >= self.limits.reject {
-            return Opened::Rejected(DropReason::Replay);
+        let mut outcomes = [Opened::Rejected(DropReason::Replay); BATCH];
+        let results = key.opener.open(datagrams, segment_size);
+        let datagrams = datagrams.chunks(segment_size);
+        for ((outcome, result), datagram) in outcomes.iter_mut().zip(results).zip(datagrams) {
+            if counter_of(datagram) < self.limits.reject {
+                *outcome = Opened::of(datagram, result);
+            }
         }
-        match key.opener.open(datagram, dst) {
-            Ok(0) => Opened::Keepalive,
-            Ok(length) => packet_len(&dst[..length]).map_or(Opened::NotIp, Opened::Packet),
-            Err(OpenError::Replay) => Opened::Rejected(DropReason::Replay),
-            Err(OpenError::NotAuthentic) => Opened::Rejected(DropReason::DecryptFailed),
-        }
+        outcomes
     }
 
     /// Makes an initiation with a new `index` of ours.

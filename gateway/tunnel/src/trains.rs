@@ -10,9 +10,6 @@ use crate::join::{Joiner, Sink};
 use crate::packet::{Gso, Headers, Offload, Version};
 use crate::split::split;
 
-/// Padding that may follow a packet.
-const PADDING: usize = 16;
-
 /// Output of a joiner: each frame's header and packet, and how many packets it stands for.
 #[derive(Default)]
 struct Frames(Vec<(Offload, Vec<u8>, usize)>);
@@ -46,18 +43,10 @@ fn join(packets: &[Vec<u8>]) -> Frames {
     let (mut joiner, mut frames) = (Joiner::new(), Frames::default());
     joiner.set_joins_udp(true);
     for packet in packets {
-        open(&mut joiner, packet, &mut frames);
+        joiner.push(packet, &mut frames);
     }
     joiner.flush(&mut frames);
     frames
-}
-
-/// Puts a packet where the joiner wants it, leaving rubbish where the tag would be.
-fn open(joiner: &mut Joiner, packet: &[u8], frames: &mut Frames) {
-    let target = joiner.target(packet.len() + PADDING, frames);
-    target[..packet.len()].copy_from_slice(packet);
-    target[packet.len()..packet.len() + PADDING].fill(0xee);
-    joiner.accept(packet.len(), frames);
 }
 
 /// One TCP segment of a test flow.

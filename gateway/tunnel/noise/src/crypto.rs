@@ -1,14 +1,13 @@
 //! Noise's symmetric state on BLAKE2s and ChaCha20-Poly1305 (whitepaper section 5.4).
 
+use aead::nonce;
 use blake2::digest::{FixedOutput, KeyInit, Mac, Update};
 use blake2::{Blake2s256, Blake2sMac, Digest};
 use hmac::SimpleHmac;
-use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use x25519_dalek::{PublicKey, SharedSecret, StaticSecret};
 use zeroize::Zeroizing;
 
 use crate::error::HandshakeError;
-use crate::message::TAG;
 
 pub(crate) type Secret = Zeroizing<[u8; 32]>;
 
@@ -121,11 +120,7 @@ impl Transcript {
     pub(crate) fn seal(&mut self, key: &Secret, plain: &[u8], sealed: &mut [u8]) {
         let (text, tag) = sealed.split_at_mut(plain.len());
         text.copy_from_slice(plain);
-        let aad = Aad::from(&self.hash);
-        match CipherKey::new(key).get().seal_in_place_separate_tag(nonce(0), aad, text) {
-            Ok(computed) => tag.copy_from_slice(computed.as_ref()),
-            Err(_) => unreachable!("ChaCha20 takes 256 GiB"),
-        }
+        tag.copy_from_slice(&aead::Key::new(key).seal(nonce(0), &self.hash, text));
         self.mix_hash(sealed);
     }
 
@@ -136,13 +131,11 @@ impl Transcript {
         sealed: &[u8],
     ) -> Result<Zeroizing<[u8; N]>, HandshakeError> {
         let mut text = Zeroizing::new([0; N]);
-        let (cipher_text, tag) = sealed.split_at(sealed.len() - TAG);
+        let (cipher_text, tag) = sealed.split_last_chunk().ok_or(HandshakeError::NotAuthentic)?;
         text.copy_from_slice(cipher_text);
-        let tag = tag.try_into().map_err(|_| HandshakeError::NotAuthentic)?;
-        CipherKey::new(key)
-            .get()
-            .open_in_place_separate_tag(nonce(0), Aad::from(&self.hash), tag, &mut text[..], 0..)
-            .map_err(|_| HandshakeError::NotAuthentic)?;
+        if !aead::Key::new(key).open(nonce(0), &self.hash, &mut text[..], tag) {
+            return Err(HandshakeError::NotAuthentic);
+        }
         self.mix_hash(sealed);
         Ok(text)
     }
@@ -151,48 +144,6 @@ impl Transcript {
     pub(crate) fn split(self) -> [Secret; 2] {
         derive(&self.chaining_key, &[])
     }
-}
-
-/// A key of ChaCha20-Poly1305, wiped from memory when dropped.
-pub(crate) struct CipherKey(LessSafeKey);
-
-impl CipherKey {
-    pub(crate) fn new(key: &Secret) -> Self {
-        Self(cipher(key))
-    }
-
-    #[inline]
-    pub(crate) fn get(&self) -> &LessSafeKey {
-        &self.0
-    }
-
-    fn wipe(&mut self) {
-        self.0 = cipher(&Zeroizing::new([0; 32]));
-    }
-}
-
-impl Drop for CipherKey {
-    /// ring has no means of its own to wipe a key, so zeros take its place. They are read as far as
-    /// the compiler knows, so that it does not leave them out.
-    fn drop(&mut self) {
-        self.wipe();
-        std::hint::black_box(&self.0);
-    }
-}
-
-fn cipher(key: &Secret) -> LessSafeKey {
-    let Ok(key) = UnboundKey::new(&CHACHA20_POLY1305, &key[..]) else {
-        unreachable!("the key has 32 bytes")
-    };
-    LessSafeKey::new(key)
-}
-
-/// The nonce of a message with this counter.
-#[inline]
-pub(crate) fn nonce(counter: u64) -> Nonce {
-    let mut nonce = [0; 12];
-    nonce[4..].copy_from_slice(&counter.to_le_bytes());
-    Nonce::assume_unique_for_key(nonce)
 }
 
 #[cfg(test)]
@@ -228,19 +179,6 @@ mod tests {
             assert!(!is_mac(&[3; 32], &[b"message"], &wrong));
         }
         assert!(!is_mac(&[3; 32], &[b"message"], &right[..15]));
-    }
-
-    #[test]
-    fn wiped_cipher_key_is_that_of_zeros() {
-        let tag = |key: &CipherKey| {
-            let mut text = [7; 20];
-            let tag = key.get().seal_in_place_separate_tag(nonce(1), Aad::empty(), &mut text);
-            tag.unwrap().as_ref().to_vec()
-        };
-        let [mut key, zeros] = [3, 0].map(|byte| CipherKey::new(&Zeroizing::new([byte; 32])));
-        assert_ne!(tag(&key), tag(&zeros));
-        key.wipe();
-        assert_eq!(tag(&key), tag(&zeros));
     }
 
     #[test]

@@ -1,10 +1,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ring::aead::Aad;
+use aead::{BATCH, nonce};
 
-use crate::crypto::{CipherKey, Secret, nonce};
-use crate::message::{DATA, DATA_HEADER, DATA_OVERHEAD, TAG};
+use crate::crypto::Secret;
+use crate::message::{DATA, DATA_HEADER, DATA_OVERHEAD};
 use crate::replay::{ReplayWindow, WINDOW};
 
 /// Messages of a key, after which it neither seals nor opens any more (whitepaper section 6.1).
@@ -21,13 +21,13 @@ pub struct KeyPair {
 /// Apart from the other direction by a cache line, or two for processors that load them in pairs.
 #[repr(align(128))]
 struct Sending {
-    key: CipherKey,
+    key: aead::Key,
     counter: AtomicU64,
 }
 
 #[repr(align(128))]
 struct Receiving {
-    key: CipherKey,
+    key: aead::Key,
     window: ReplayWindow,
 }
 
@@ -40,8 +40,8 @@ impl KeyPair {
         Self {
             local_index,
             remote_index,
-            sending: Sending { key: CipherKey::new(sending), counter: AtomicU64::new(0) },
-            receiving: Receiving { key: CipherKey::new(receiving), window: ReplayWindow::new() },
+            sending: Sending { key: aead::Key::new(sending), counter: AtomicU64::new(0) },
+            receiving: Receiving { key: aead::Key::new(receiving), window: ReplayWindow::new() },
         }
     }
 
@@ -74,27 +74,56 @@ impl Sealer {
     /// must not be used any more.
     ///
     /// # Panics
+    /// As [`Sealer::prepare`] does.
+    pub fn seal(&self, packet: &[u8], size: usize, dst: &mut [u8]) -> Option<Sealed> {
+        let sealed = self.prepare(packet, size, dst)?;
+        self.encrypt(&mut dst[..sealed.len], sealed.len);
+        Some(sealed)
+    }
+
+    /// Writes a data message that is not encrypted yet, so that [`Sealer::encrypt`] may take several
+    /// at once. `None` if the key must not be used any more.
+    ///
+    /// # Panics
     /// If `size` is less than the packet's length, or `dst` shorter than `size` and
     /// [`DATA_OVERHEAD`].
     #[inline]
-    pub fn seal(&self, packet: &[u8], size: usize, dst: &mut [u8]) -> Option<Sealed> {
-        let Sending { key, counter } = &self.0.sending;
+    pub fn prepare(&self, packet: &[u8], size: usize, dst: &mut [u8]) -> Option<Sealed> {
+        let Sending { counter, .. } = &self.0.sending;
         // It is read first, so that it never comes round to zero.
         if counter.load(Ordering::Relaxed) >= REJECT_AFTER_MESSAGES {
             return None;
         }
         let counter = counter.fetch_add(1, Ordering::Relaxed);
-        let (header, rest) = dst.split_at_mut(DATA_HEADER);
+        let (header, rest) = dst[..size + DATA_OVERHEAD].split_at_mut(DATA_HEADER);
         header[..4].copy_from_slice(&[DATA, 0, 0, 0]);
         header[4..8].copy_from_slice(&self.0.remote_index.to_le_bytes());
         header[8..].copy_from_slice(&counter.to_le_bytes());
-        let (text, rest) = rest.split_at_mut(size);
-        let (content, padding) = text.split_at_mut(packet.len());
+        let (content, padding) = rest.split_at_mut(packet.len());
         content.copy_from_slice(packet);
-        padding.fill(0);
-        let tag = key.get().seal_in_place_separate_tag(nonce(counter), Aad::empty(), text);
-        rest[..TAG].copy_from_slice(tag.ok()?.as_ref());
+        padding[..size - packet.len()].fill(0);
         Some(Sealed { len: size + DATA_OVERHEAD, counter })
+    }
+
+    /// Encrypts data messages of [`Sealer::prepare`], each once. They have `segment_size` bytes each,
+    /// the last one may be shorter.
+    #[inline]
+    pub fn encrypt(&self, datagrams: &mut [u8], segment_size: usize) {
+        for datagrams in datagrams.chunks_mut(segment_size * BATCH) {
+            let mut messages: [aead::Message<'_>; BATCH] = Default::default();
+            let mut count = 0;
+            for (message, datagram) in messages.iter_mut().zip(datagrams.chunks_mut(segment_size)) {
+                *message = message_of(datagram);
+                count += 1;
+            }
+            self.0.sending.key.seal_batch(&mut messages[..count]);
+        }
+    }
+
+    /// Returns whether it is of the same key pair.
+    #[inline]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
@@ -112,37 +141,53 @@ pub enum OpenError {
 }
 
 impl Opener {
-    /// Opens a data message with our index into the start of `dst`, which is at most
-    /// [`DATA_OVERHEAD`] bytes shorter. Returns the length of the content, with its padding. What
-    /// is in `dst` after an error is nothing to go by.
+    /// Opens up to [`BATCH`] data messages with our index in place. They have `segment_size` bytes
+    /// each, and at least [`DATA_OVERHEAD`]; the last one may be shorter. Returns the length of each
+    /// one's content, with its padding, which is behind [`DATA_HEADER`] bytes. What is there after an
+    /// error is nothing to go by.
     ///
     /// # Panics
-    /// If `datagram` is shorter than [`DATA_OVERHEAD`], or `dst` too short.
+    /// If a datagram is shorter than [`DATA_OVERHEAD`].
     #[inline]
-    pub fn open(&self, datagram: &[u8], dst: &mut [u8]) -> Result<usize, OpenError> {
+    pub fn open(
+        &self,
+        datagrams: &mut [u8],
+        segment_size: usize,
+    ) -> [Result<usize, OpenError>; BATCH] {
         let Receiving { key, window } = &self.0.receiving;
-        let (header, rest) = datagram.split_at(DATA_HEADER);
-        let (sealed, tag) = rest.split_at(rest.len() - TAG);
-        let counter = counter_of(header);
-        if counter >= REJECT_AFTER_MESSAGES || !window.may_take(counter) {
-            return Err(OpenError::Replay);
+        let mut results = [Err(OpenError::Replay); BATCH];
+        let mut messages: [aead::Message<'_>; BATCH] = Default::default();
+        // Counter, place and length of each message that is worth opening.
+        let (mut opening, mut count) = ([(0, 0, 0); BATCH], 0);
+        for (i, datagram) in datagrams.chunks_mut(segment_size).enumerate().take(BATCH) {
+            let counter = counter_of(datagram);
+            if counter < REJECT_AFTER_MESSAGES && window.may_take(counter) {
+                opening[count] = (counter, i, datagram.len() - DATA_OVERHEAD);
+                messages[count] = message_of(datagram);
+                count += 1;
+            }
         }
-        let text = &mut dst[..sealed.len()];
-        text.copy_from_slice(sealed);
-        let tag = tag.try_into().map_err(|_| OpenError::NotAuthentic)?;
-        key.get()
-            .open_in_place_separate_tag(nonce(counter), Aad::empty(), tag, text, 0..)
-            .map_err(|_| OpenError::NotAuthentic)?;
-        match window.take(counter) {
-            true => Ok(sealed.len()),
-            false => Err(OpenError::Replay),
+        let authentic = key.open_batch(&mut messages[..count]);
+        for (place, (counter, i, len)) in opening[..count].iter().enumerate() {
+            results[*i] = match authentic >> place & 1 == 1 {
+                false => Err(OpenError::NotAuthentic),
+                true if window.take(*counter) => Ok(*len),
+                true => Err(OpenError::Replay),
+            };
         }
+        results
     }
 }
 
 #[inline]
-fn counter_of(header: &[u8]) -> u64 {
-    header[8..].first_chunk().copied().map_or(u64::MAX, u64::from_le_bytes)
+fn message_of(datagram: &mut [u8]) -> aead::Message<'_> {
+    let nonce = nonce(counter_of(datagram));
+    aead::Message { nonce, bytes: &mut datagram[DATA_HEADER..] }
+}
+
+#[inline]
+fn counter_of(datagram: &[u8]) -> u64 {
+    datagram[8..].first_chunk().copied().map_or(u64::MAX, u64::from_le_bytes)
 }
 
 #[cfg(test)]
@@ -176,10 +221,11 @@ mod tests {
             assert_eq!(sealed[..8], [4, 0, 0, 0, 2, 0, 0, 0]);
             assert_eq!(sealed[8..16], counter.to_le_bytes());
             assert_eq!(sealed[48..], [0xee; 16], "nothing behind it is touched");
-            let mut opened = [0xaa; 16];
-            assert_eq!(opener.open(&sealed[..48], &mut opened), Ok(16));
-            assert_eq!(opened, *b"packet\0\0\0\0\0\0\0\0\0\0");
-            assert_eq!(opener.open(&sealed[..48], &mut opened), Err(OpenError::Replay));
+            let again = sealed;
+            assert_eq!(opener.open(&mut sealed[..48], 48)[0], Ok(16));
+            assert_eq!(sealed[16..32], *b"packet\0\0\0\0\0\0\0\0\0\0");
+            sealed = again;
+            assert_eq!(opener.open(&mut sealed[..48], 48)[0], Err(OpenError::Replay));
         }
     }
 
@@ -188,13 +234,12 @@ mod tests {
         let [(sealer, _), (_, opener)] = pair();
         let mut sealed = [0; 132];
         sealer.seal(&[7; 100], 100, &mut sealed).unwrap();
-        let mut opened = [0; 100];
         for at in (8..132).filter(|at| *at != 15) {
             let mut damaged = sealed;
             damaged[at] ^= 1;
-            assert_eq!(opener.open(&damaged, &mut opened), Err(OpenError::NotAuthentic), "{at}");
+            assert_eq!(opener.open(&mut damaged, 132)[0], Err(OpenError::NotAuthentic), "{at}");
         }
-        assert_eq!(opener.open(&sealed, &mut opened), Ok(100), "its counter is not used up");
+        assert_eq!(opener.open(&mut sealed, 132)[0], Ok(100), "its counter is not used up");
     }
 
     #[test]
@@ -204,13 +249,13 @@ mod tests {
         let mut sealed = [0; 32];
         let last = sealer.seal(&[], 0, &mut sealed).unwrap();
         assert_eq!(last.counter, REJECT_AFTER_MESSAGES - 1);
-        assert_eq!(opener.open(&sealed, &mut []), Ok(0));
+        assert_eq!(opener.open(&mut { sealed }, 32)[0], Ok(0));
         for _ in 0..20_000 {
             assert_eq!(sealer.seal(&[], 0, &mut sealed), None);
         }
         assert_eq!(sealer.0.sending.counter.load(Ordering::Relaxed), REJECT_AFTER_MESSAGES);
         sealed[8..16].copy_from_slice(&REJECT_AFTER_MESSAGES.to_le_bytes());
-        assert_eq!(opener.open(&sealed, &mut []), Err(OpenError::Replay));
+        assert_eq!(opener.open(&mut sealed, 32)[0], Err(OpenError::Replay));
     }
 
     /// Two threads seal, two others open what each of the first ones made.
@@ -232,11 +277,11 @@ mod tests {
                     }
                 });
                 scope.spawn(move || {
-                    for message in receiver {
-                        let mut content = [0; 4];
-                        assert_eq!(opener.open(&message, &mut content), Ok(4));
-                        assert_eq!(opener.open(&message, &mut content), Err(OpenError::Replay));
-                        let number = u32::from_be_bytes(content);
+                    for mut message in receiver {
+                        let again = &mut { message };
+                        assert_eq!(opener.open(&mut message, 36)[0], Ok(4));
+                        assert_eq!(opener.open(again, 36)[0], Err(OpenError::Replay));
+                        let number = u32::from_be_bytes(message[16..20].try_into().unwrap());
                         assert!(opened.lock().unwrap().insert(number), "{number} came twice");
                     }
                 });
@@ -244,5 +289,36 @@ mod tests {
         });
         assert_eq!(opened.into_inner().unwrap().len(), 2 * EACH as usize);
         assert_eq!(sealer.0.sending.counter.load(Ordering::Relaxed), u64::from(2 * EACH));
+    }
+
+    /// Messages of a train, some of which are damaged, twice there, or repeated: each has its own result.
+    #[test]
+    fn batch_opens_each_message_by_itself() {
+        let [(sealer, _), (_, opener)] = pair();
+        let mut train = [0; 40 * BATCH];
+        for (i, datagram) in train.chunks_mut(40).enumerate() {
+            sealer.prepare(&[i as u8; 8], 8, datagram).unwrap();
+        }
+        train[40 * 15 + 4..].fill(7);
+        let last = &mut train[40 * 15..40 * 15 + 36];
+        sealer.prepare(&[15; 4], 4, last).unwrap();
+        sealer.encrypt(&mut train[..40 * 15 + 36], 40);
+        let mut earlier = train;
+        assert_eq!(opener.open(&mut earlier[..40], 40)[0], Ok(8));
+        train[40 * 3 + 20] ^= 1;
+        train.copy_within(40 * 4..40 * 5, 40 * 5);
+        let results = opener.open(&mut train[..40 * 15 + 36], 40);
+        let expected = |i| match i {
+            0 | 5 => Err(OpenError::Replay),
+            3 => Err(OpenError::NotAuthentic),
+            15 => Ok(4),
+            _ => Ok(8),
+        };
+        assert_eq!(results, std::array::from_fn(expected));
+        for (i, datagram) in train.chunks(40).enumerate() {
+            if let Ok(len) = results[i] {
+                assert_eq!(datagram[DATA_HEADER..][..len], [i as u8; 8][..len]);
+            }
+        }
     }
 }

@@ -23,11 +23,12 @@ pub use error::HandshakeError;
 pub use handshake::{Handshake, LocalKey, ReceivedInitiation};
 pub use key_pair::{KeyPair, OpenError, Opener, REJECT_AFTER_MESSAGES, Sealed, Sealer};
 pub use message::{
-    COOKIE_REPLY_LEN, CookieReply, DATA, DATA_OVERHEAD, INITIATION_LEN, Initiation, Message,
-    RESPONSE_LEN, Response, receiver_index,
+    COOKIE_REPLY_LEN, CookieReply, DATA, DATA_HEADER, DATA_OVERHEAD, INITIATION_LEN, Initiation,
+    Message, RESPONSE_LEN, Response, receiver_index,
 };
 pub use stamp::{Stamper, Tai64n};
 
+pub use aead::BATCH;
 use rand_core::{OsRng, RngCore};
 
 /// Returns a session index that is not `taken`, from the operating system's random numbers.

@@ -14,7 +14,8 @@ pub const RESPONSE_LEN: usize = 92;
 pub const COOKIE_REPLY_LEN: usize = 64;
 /// Header and tag of a data message in bytes.
 pub const DATA_OVERHEAD: usize = DATA_HEADER + TAG;
-pub(crate) const DATA_HEADER: usize = 16;
+/// Bytes of a data message before its ciphertext.
+pub const DATA_HEADER: usize = 16;
 pub(crate) const TAG: usize = 16;
 
 /// Length of `mac1` and of `mac2`, which end an initiation or response.

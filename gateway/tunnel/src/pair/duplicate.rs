@@ -37,12 +37,12 @@ impl Trio {
         second.flush(pair.now, second_made);
         while let Some(sent) = second_made.sent.pop_front() {
             pair.deliver(1, *second_at, &sent.bytes);
-            while let Some(answer) = pair.made[1].sent.pop_front() {
+            while let Some(mut answer) = pair.made[1].sent.pop_front() {
                 if answer.to == *second_at {
-                    let train = Datagrams {
+                    let train = Received {
                         remote: pair.addresses[1],
                         segment_size: answer.bytes.len(),
-                        bytes: &answer.bytes,
+                        bytes: &mut answer.bytes,
                         tos: 0,
                     };
                     second.handle_datagrams(train, pair.now, second_made);

@@ -256,7 +256,7 @@ fn ephemeral_keys_of_low_order_are_not_answered() {
 
 #[test]
 fn session_indices_are_unpredictable() {
-    let mut indices = std::collections::BTreeSet::new();
+    let mut indices = BTreeSet::new();
     for seed in 0..200 {
         let mut pair = Pair::new();
         pair.engines[0] = engine(pair.configs[0].clone(), seed, pair.now);

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use fabric_primitives::PublicKey;
 use noise::{
-    CookieReply, Handshake, HandshakeError, Initiation, LocalKey, Message, Response, Stamper,
-    Tai64n, random_index, receiver_index,
+    BATCH, CookieReply, Handshake, HandshakeError, Initiation, LocalKey, Message, Response, Sealer,
+    Stamper, Tai64n, random_index, receiver_index,
 };
 
 use super::limiter::{Arrival, HandshakeLimiter, Verdict};
@@ -182,19 +182,21 @@ impl Peer {
         sessions.chain(ends).chain(self.keepalive_due()).min()
     }
 
-    /// Seals `packet`, padded to `size` bytes, into `dst`, which has room for that and for 32 bytes
-    /// more. Returns the length of the datagram, `None` if there is no session.
+    /// Writes a data message with `packet`, padded to `size` bytes, into `dst`, which has room for that
+    /// and for 32 bytes more. Returns its length and who is to encrypt it before it is sent, `None` if
+    /// there is no session.
     #[inline]
-    pub(crate) fn seal(
+    pub(crate) fn prepare(
         &mut self,
         (packet, size): (&[u8], usize),
         dst: &mut [u8],
         now: Instant,
-    ) -> Option<usize> {
+    ) -> Option<(usize, &Sealer)> {
         let session = self.sessions.iter_mut().find(|session| session.has_session())?;
-        let length = session.seal((packet, size), dst, now)?;
-        self.note_sent(now);
-        Some(length)
+        let prepared = session.prepare((packet, size), dst, now)?;
+        self.last_sent = now;
+        self.unanswered = None;
+        Some(prepared)
     }
 
     /// Keeps `packet` until there is a session, and asks for one. False if too many wait already.
@@ -219,35 +221,44 @@ impl Peer {
         self.is_anything_waiting(now).then(|| self.waiting.pop_front()).flatten()
     }
 
-    /// Opens a data message of at least 32 bytes into `dst`, which is at most as much shorter.
+    /// Opens up to [`BATCH`] data messages of at least 32 bytes, with one receiver index, in place. They
+    /// have `segment_size` bytes each, the last one may be shorter.
     #[inline]
     pub(crate) fn open(
+        &self,
+        datagrams: &mut [u8],
+        segment_size: usize,
+        now: Instant,
+    ) -> [Opened; BATCH] {
+        let index = receiver_index(datagrams);
+        let held = |session: &Session| session.keys.position(index);
+        match self.sessions.iter().find_map(|session| Some((held(session)?, session))) {
+            Some((at, session)) => session.open(at, datagrams, segment_size, now),
+            None => [Opened::Rejected(DropReason::NoSession); BATCH],
+        }
+    }
+
+    /// Takes note of a message with that receiver index that was opened.
+    #[inline]
+    pub(crate) fn note_opened(
         &mut self,
         from: SocketAddr,
-        datagram: &[u8],
-        dst: &mut [u8],
+        index: u32,
+        opened: Opened,
         now: Instant,
-    ) -> Opened {
-        let index = receiver_index(datagram);
-        let mut sessions = self.sessions.iter_mut();
-        let held = sessions.find_map(|session| Some((session.keys.position(index)?, session)));
-        let Some((at, session)) = held else {
-            return Opened::Rejected(DropReason::NoSession);
-        };
-        let opened = session.open(at, datagram, dst, now);
+    ) {
         match opened {
-            Opened::Rejected(_) => return opened,
-            Opened::Packet(_) | Opened::NotIp => {
-                self.unanswered.get_or_insert(now);
-            }
+            Opened::Rejected(_) => return,
+            Opened::Packet(_) | Opened::NotIp => _ = self.unanswered.get_or_insert(now),
             Opened::Keepalive => {}
         }
         self.last_authentic = Some(now);
         self.unproven = self.unproven.filter(|at| !is_same(*at, from));
-        if session.note_data(at, from, now) {
+        let mut sessions = self.sessions.iter_mut();
+        let held = sessions.find_map(|session| Some((session.keys.position(index)?, session)));
+        if held.is_some_and(|(at, session)| session.note_data(at, from, now)) {
             self.note_handshake(now);
         }
-        opened
     }
 
     /// Takes a message that is not data. `Ok` is the length of the answer in `dst`, which has room
@@ -330,7 +341,9 @@ impl Peer {
             return None;
         }
         self.note_sent(now);
-        Some((self.endpoint()?, self.seal((&[], 0), dst, now)?))
+        let endpoint = self.endpoint()?;
+        let session = self.sessions.iter_mut().find(|session| session.has_session())?;
+        Some((endpoint, session.seal_keepalive(dst, now)?))
     }
 
     /// Handles a message for the private key at `i`.
@@ -392,7 +405,7 @@ impl Peer {
         self.unproven = self.unproven.filter(|at| !is_same(*at, from));
         self.note_sent(now);
         self.note_handshake(now);
-        Ok(self.sessions[at].seal((&[], 0), dst, now).unwrap_or(0))
+        Ok(self.sessions[at].seal_keepalive(dst, now).unwrap_or(0))
     }
 
     fn take_cookie(&mut self, reply: CookieReply<'_>, now: Instant) -> Result<(), HandshakeError> {

@@ -172,7 +172,7 @@ fn tcp_and_udp_of_equal_ports_are_two_trains() {
 fn datagrams_stay_single_without_trains_of_the_tun() {
     let (mut joiner, mut frames) = (Joiner::new(), Frames::default());
     for datagram in train_of(&Udp::new(500), 5) {
-        open(&mut joiner, &datagram.packet(), &mut frames);
+        joiner.push(&datagram.packet(), &mut frames);
     }
     joiner.flush(&mut frames);
     assert_eq!(frames.0.len(), 5);

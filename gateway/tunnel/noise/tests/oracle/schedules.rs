@@ -78,10 +78,10 @@ impl Ours {
     fn open(&mut self, message: &[u8]) -> Option<Vec<u8>> {
         let index = receiver_index(message);
         let (.., opener, is_confirmed) = self.keys.iter_mut().find(|(own, ..)| *own == index)?;
-        let mut packet = vec![0; message.len() - DATA_OVERHEAD];
-        opener.open(message, &mut packet).ok()?;
+        let mut opened = message.to_vec();
+        let len = opener.open(&mut opened, message.len())[0].ok()?;
         *is_confirmed = true;
-        Some(packet)
+        Some(opened[DATA_HEADER..][..len].to_vec())
     }
 }
 
