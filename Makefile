@@ -43,7 +43,7 @@ CRATE_PEERS := boringtun-cli@0.7.1:boringtun-cli gotatun-cli@0.10.2:gotatun
 MINUTES ?= 30
 SEEDS   ?= 8000
 SECONDS ?= 60
-FUZZ    ?= datagram frame train remap probe manifests
+FUZZ    ?= aead datagram frame train remap probe manifests
 REKEYS  ?= 3
 ROUNDS  ?= 200
 # Of each row of the truth table on real clusters, of which the worst counts.

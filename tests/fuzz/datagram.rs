@@ -107,11 +107,11 @@ fn the_peers(world: &mut World, input: &mut Input<'_>, tos: u8) {
     }
     let before = world.engine.counters().clone();
     let dropped = world.dropped();
-    for datagram in &datagrams {
-        let train = tunnel::Datagrams {
+    for datagram in &mut datagrams.clone() {
+        let train = tunnel::Received {
             remote: peer_address(),
-            bytes: datagram,
             segment_size: datagram.len(),
+            bytes: datagram,
             tos,
         };
         world.engine.handle_datagrams(train, world.now, &mut world.made);

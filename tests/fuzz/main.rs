@@ -6,6 +6,7 @@
 
 #![expect(clippy::unwrap_used, reason = "an input that breaks something is to be seen")]
 
+mod aead;
 mod datagram;
 mod frame;
 mod input;

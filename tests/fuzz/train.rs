@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::time::Instant;
 
 use tunnel::packet::{Gso, Headers, Offload, Version};
-use tunnel::{Config, Datagrams, Engine, RulesConfig};
+use tunnel::{Config, Engine, Received, RulesConfig};
 
 use crate::input::Input;
 use crate::packet::{addresses, canonical, cut};
@@ -45,7 +45,8 @@ impl Line {
     }
 
     fn receive(&mut self, to: usize, bytes: &[u8], made: &mut Made) {
-        let train = Datagrams { remote: peer_address(), bytes, segment_size: bytes.len(), tos: 0 };
+        let (segment_size, bytes) = (bytes.len(), &mut bytes.to_vec());
+        let train = Received { remote: peer_address(), bytes, segment_size, tos: 0 };
         self.engines[to].handle_datagrams(train, self.now, made);
     }
 

@@ -10,8 +10,8 @@ use boringtun::x25519;
 use fabric_api::{PrivateKey, PublicKey};
 use ipnet::IpNet;
 use tunnel::{
-    AddressMap, Config, Datagrams, DropReason, Engine, Remap, Rules, RulesConfig, Stamper, Tai64n,
-    Wire,
+    AddressMap, Config, Datagrams, DropReason, Engine, Received, Remap, Rules, RulesConfig,
+    Stamper, Tai64n, Wire,
 };
 
 /// Lifetime of a world by its own clock: so short that no key is due for renewal.
@@ -194,7 +194,8 @@ impl World {
 
     /// The engine reads `bytes` from its socket.
     pub(crate) fn receive(&mut self, from: SocketAddr, bytes: &[u8], segment: usize, tos: u8) {
-        let train = Datagrams { remote: from, bytes, segment_size: segment.max(1), tos };
+        let bytes = &mut bytes.to_vec();
+        let train = Received { remote: from, bytes, segment_size: segment.max(1), tos };
         self.engine.handle_datagrams(train, self.now, &mut self.made);
         self.engine.flush(self.now, &mut self.made);
     }
