@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use aead::Implementation;
 use clap::Parser;
 use fabric_runtime::{HttpAddress, LogArgs};
 use fabric_store::StoreArgs;
@@ -55,6 +56,11 @@ pub struct Args {
     #[arg(long)]
     pub no_tun_offload: bool,
 
+    /// Seal and open with that code rather than with the fastest for the processor: ring, avx2 or
+    /// avx512.
+    #[arg(long, value_name = "ring|avx2|avx512")]
+    pub cipher: Option<Implementation>,
+
     #[command(flatten)]
     pub log: LogArgs,
 }
@@ -69,6 +75,7 @@ pub struct Config {
     pub http: Option<HttpAddress>,
     pub keep: Option<PathBuf>,
     pub offloads: Offloads,
+    pub cipher: Option<Implementation>,
 }
 
 impl From<Args> for Config {
@@ -82,6 +89,7 @@ impl From<Args> for Config {
             http: args.http,
             keep: args.keep,
             offloads,
+            cipher: args.cipher,
         }
     }
 }
@@ -96,7 +104,9 @@ mod tests {
     fn switches_of_the_command_line_force_fallbacks() {
         Args::command().debug_assert();
         let line = ["gateway", "--run-dir", "/r", "--namespace", "ns", "--name", "n", "--no-gso"];
+        let line = [&line[..], &["--cipher", "ring"]].concat();
         let config = Config::from(Args::try_parse_from(line).unwrap());
         assert_eq!(config.offloads, Offloads { gso: false, gro: true, tun: true });
+        assert_eq!(config.cipher, Some(Implementation::Ring));
     }
 }

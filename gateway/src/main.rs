@@ -54,6 +54,9 @@ fn map_large_buffers() {
 }
 
 fn run_to_end(config: Config) -> anyhow::Result<()> {
+    if let Some(cipher) = config.cipher {
+        cipher.force().context("--cipher")?;
+    }
     // One thread for all of this: packets go through the lane's own.
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let outcome = runtime.block_on(run(config));

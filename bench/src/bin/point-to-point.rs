@@ -2,6 +2,7 @@
 //! dataplane alone can do. Addresses pass unchanged.
 //!
 //!     point-to-point TUN PRIVATE_KEY PEER_KEY PORT [ENDPOINT] [--no-gso] [--no-gro] [--no-tun-offload]
+//!         [--cipher=ring|avx2|avx512]
 //!
 //! Keys are 64 hex digits, PORT is where to listen, ENDPOINT is ADDRESS:PORT of the peer; without
 //! it the peer is waited for. Each line on standard input prints the counters to standard error, its
@@ -10,6 +11,7 @@
 use std::io::Read;
 use std::net::SocketAddr;
 
+use aead::Implementation;
 use anyhow::{Context, bail};
 use fabric_api::{PrivateKey, PublicKey};
 use gateway::dataplane::lane::{Config, LaneHandle, Offloads, open_socket, open_tun};
@@ -30,6 +32,10 @@ fn main() -> anyhow::Result<()> {
         gro: !is_off("--no-gro"),
         tun: !is_off("--no-tun-offload"),
     };
+    if let Some(cipher) = switches.iter().find_map(|switch| switch.strip_prefix("--cipher=")) {
+        let cipher: Implementation = cipher.parse().map_err(anyhow::Error::msg)?;
+        cipher.force().context("--cipher")?;
+    }
     let endpoint: Option<SocketAddr> =
         endpoint.first().map(|text| text.parse()).transpose().context("ENDPOINT")?;
     let config = Config {

@@ -43,13 +43,15 @@ pub struct AgentOptions {
 /// Switches passed on to every gateway.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct GatewayOptions {
-    /// Switch for every gateway, to turn an offload off that the host or the path does badly:
-    /// `--gateway-arg=--no-gso`. May be repeated.
+    /// Switch for every gateway, to turn an offload off that the host or the path does badly, or the
+    /// vectors of its cipher: `--gateway-arg=--no-gso`. May be repeated.
     #[arg(
         long = "gateway-arg",
         value_name = "SWITCH",
         allow_hyphen_values = true,
-        value_parser = ["--no-gso", "--no-gro", "--no-tun-offload"]
+        value_parser = [
+            "--no-gso", "--no-gro", "--no-tun-offload", "--cipher=ring", "--cipher=avx2", "--cipher=avx512",
+        ]
     )]
     switches: Vec<String>,
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use tokio::sync::watch;
-use tunnel::{Config, Datagrams, Engine, PeerState, Stamper, Tai64n};
+use tunnel::{Config, Engine, PeerState, Received, Stamper, Tai64n};
 
 use super::Offloads;
 use super::early_drop::EarlyDrop;
@@ -210,9 +210,9 @@ impl Driver {
                 drops = false;
                 engine.count_early_drop();
             }
-            let train = Datagrams {
+            let train = Received {
                 remote: received.remote,
-                bytes: &datagrams[first..received.len],
+                bytes: &mut datagrams[first..received.len],
                 segment_size: received.segment_size,
                 tos: received.tos,
             };
