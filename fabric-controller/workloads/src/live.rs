@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use fabric_api::ipam::IP;
+use fabric_api::ipam::{IP, Network};
 use fabric_api::labels;
 use fabric_api::liqo_core::ForeignCluster;
 use fabric_api::networking::{Configuration, WgGatewayClientTemplate, WgGatewayServerTemplate};
@@ -46,6 +46,8 @@ pub(super) enum Watched {
     LiqoProxy,
     /// Pods that Liqo runs in other clusters.
     ShadowPod,
+    /// Networks of this cluster's pod CIDRs.
+    PodNetwork,
     Configuration,
     Ip,
 }
@@ -92,8 +94,14 @@ impl Watched {
         Self::ClientTemplate,
     ];
     /// Kinds that IPs for Liqo's other modules are made from, and those themselves.
-    pub(super) const OF_LIQO_IPS: [Self; 5] =
-        [Self::ApiServer, Self::LiqoProxy, Self::ShadowPod, Self::Configuration, Self::Ip];
+    pub(super) const OF_LIQO_IPS: [Self; 6] = [
+        Self::ApiServer,
+        Self::LiqoProxy,
+        Self::ShadowPod,
+        Self::PodNetwork,
+        Self::Configuration,
+        Self::Ip,
+    ];
     /// Kinds of the objects of a gateway.
     pub(super) const MADE: [Self; 5] =
         [Self::Account, Self::Role, Self::Binding, Self::Service, Self::Deployment];
@@ -113,6 +121,7 @@ impl Watched {
             Self::ClientTemplate => ApiResource::erase::<WgGatewayClientTemplate>(&()),
             Self::ForeignCluster => ApiResource::erase::<ForeignCluster>(&()),
             Self::ShadowPod => ApiResource::erase::<Pod>(&()),
+            Self::PodNetwork => ApiResource::erase::<Network>(&()),
             Self::Configuration => ApiResource::erase::<Configuration>(&()),
             Self::Ip => ApiResource::erase::<IP>(&()),
         }
@@ -152,6 +161,9 @@ impl Watched {
                 all.inside(installation).labels(&format!("{}=proxy", labels::APP_NAME))
             }
             Self::ShadowPod => all.labels(&format!("{}=true", labels::SHADOW_POD)),
+            Self::PodNetwork => {
+                all.inside(installation).labels(&format!("{}=pod-cidr", labels::NETWORK_TYPE))
+            }
             Self::Configuration | Self::Ip => all,
         }
     }
@@ -175,6 +187,7 @@ impl Watched {
                 json!({"spec": {"clusterIP": data["spec"]["clusterIP"].take()}})
             }
             Self::ShadowPod => json!({"status": {"podIP": data["status"]["podIP"].take()}}),
+            Self::PodNetwork => json!({"status": {"cidr": data["status"]["cidr"].take()}}),
             Self::Configuration => json!({"status": {"remote": data["status"]["remote"].take()}}),
             Self::Ip => json!({"spec": {"ip": data["spec"]["ip"].take()}}),
             Self::RecordReaders

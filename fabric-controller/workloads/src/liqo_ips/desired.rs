@@ -69,8 +69,11 @@ pub(super) fn wanted(objects: &Objects, installation: &str) -> Wanted {
             wanted.add(of_service(installation, type_, address));
         }
     }
+    let own: Vec<Cidr> = objects.all(Watched::PodNetwork).filter_map(|(_, n)| granted(n)).collect();
     for (_, pod) in objects.all(Watched::ShadowPod) {
-        let address = address(&pod.data["status"]["podIP"]);
+        // Without networking with its peer a pod's address is not remapped, and may be another pod's here.
+        let address = address(&pod.data["status"]["podIP"])
+            .filter(|address| !own.iter().any(|cidr| cidr.contains(*address)));
         wanted.add_or_keep(pod, &pod.name_any(), address.map(|address| of_pod(pod, address)));
     }
     for (_, configuration) in objects.all(Watched::Configuration) {
@@ -169,6 +172,10 @@ fn owner(api_version: &str, kind: &str, of: &DynamicObject) -> OwnerReference {
         uid: of.uid().unwrap_or_default(),
         ..OwnerReference::default()
     }
+}
+
+fn granted(network: &DynamicObject) -> Option<Cidr> {
+    network.data["status"]["cidr"].as_str()?.parse().ok()
 }
 
 /// First address of the peer's external CIDR as this cluster sees it: the source of what comes from no

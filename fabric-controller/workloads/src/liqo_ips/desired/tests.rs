@@ -98,6 +98,16 @@ fn no_ip_is_made_for_a_service_that_is_missing() {
 }
 
 #[test]
+fn pod_of_a_peer_without_networking_has_no_ip() {
+    let mut objects = objects();
+    let metadata = json!({"name": "pod-cidr", "namespace": "liqo"});
+    let own = json!({"metadata": metadata, "status": {"cidr": "10.200.0.0/16"}});
+    put(&mut objects, Watched::PodNetwork, own);
+    put(&mut objects, Watched::ShadowPod, pod("u", json!("10.200.0.9")));
+    assert!(!wanted(&objects, "liqo").ips.contains_key(&key("shop", "web")));
+}
+
+#[test]
 fn what_is_there_is_not_written_again() {
     let mut objects = objects();
     assert_eq!(planned(&objects, &wanted(&objects, "liqo")).0.len(), 4);
