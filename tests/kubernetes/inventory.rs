@@ -44,8 +44,13 @@ impl Inventory {
     }
 
     /// The inventory without the kernel of a machine.
-    pub(crate) fn but_of(mut self, machine: &str) -> Self {
-        self.0.retain(|line| !line.starts_with(&format!("{machine}: ")));
+    pub(crate) fn but_of(self, machine: &str) -> Self {
+        self.without(&format!("{machine}: "))
+    }
+
+    /// The inventory without lines that begin so.
+    pub(crate) fn without(mut self, start: &str) -> Self {
+        self.0.retain(|line| !line.starts_with(start));
         self
     }
 

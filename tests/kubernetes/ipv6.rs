@@ -13,7 +13,7 @@ use weft_tests::manifests::{Peering, join};
 use weft_tests::{ClusterSpec, Kubernetes, Lab, Pod, skip, wait_until};
 
 use crate::pair::{SOON, TIMEOUT, reach};
-use crate::stage::{both_of, each, play, step};
+use crate::stage::{all_of, each, play, step};
 
 const NAMESPACE: &str = "weft-system";
 
@@ -49,7 +49,7 @@ fn connect(specs: [ClusterSpec; 2]) -> Result<()> {
 }
 
 fn start(lab: &Lab, specs: [ClusterSpec; 2]) -> Result<[Kubernetes; 2]> {
-    let mut clusters = both_of(lab, specs)?;
+    let mut clusters = all_of(lab, specs)?;
     clusters.iter_mut().for_each(|cluster| NAMESPACE.clone_into(&mut cluster.namespace));
     Ok(clusters)
 }

@@ -1,6 +1,7 @@
 //! Common beginning of all tests of clusters.
 
 use std::io::Write;
+use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -51,17 +52,20 @@ pub(crate) fn rome_and_milan(lab: &Lab) -> Result<[Kubernetes; 2]> {
 
 /// The same, with so many nodes each.
 pub(crate) fn rome_and_milan_of(lab: &Lab, nodes: u8) -> Result<[Kubernetes; 2]> {
-    both_of(lab, [("rome", 1), ("milan", 2)].map(|(id, n)| ClusterSpec::new(id, n, nodes)))
+    all_of(lab, [("rome", 1), ("milan", 2)].map(|(id, n)| ClusterSpec::new(id, n, nodes)))
 }
 
-/// Starts two clusters side by side.
-pub(crate) fn both_of(lab: &Lab, [rome, milan]: [ClusterSpec; 2]) -> Result<[Kubernetes; 2]> {
-    std::thread::scope(|scope| {
-        let rome = scope.spawn(|| Kubernetes::start(lab, rome));
-        let milan = Kubernetes::start(lab, milan);
-        let rome = rome.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        Ok([rome?, milan?])
-    })
+/// Starts clusters side by side.
+pub(crate) fn all_of<const N: usize>(
+    lab: &Lab,
+    specs: [ClusterSpec; N],
+) -> Result<[Kubernetes; N]> {
+    let clusters = std::thread::scope(|scope| {
+        let threads = specs.map(|spec| scope.spawn(|| Kubernetes::start(lab, spec)));
+        threads.map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    });
+    let clusters: Vec<_> = clusters.into_iter().collect::<Result<_>>()?;
+    clusters.try_into().ok().context("as many clusters as specs")
 }
 
 /// Does something on all clusters at once.
@@ -72,7 +76,7 @@ pub(crate) fn each<T: Send>(
     std::thread::scope(|scope| {
         let threads: Vec<_> = clusters.iter().map(|one| scope.spawn(|| f(one))).collect();
         let join = |thread: std::thread::ScopedJoinHandle<'_, Result<T>>| {
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            thread.join().unwrap_or_else(|panic| resume_unwind(panic))
         };
         threads.into_iter().map(join).collect()
     })

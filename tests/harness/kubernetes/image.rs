@@ -16,6 +16,9 @@ use crate::program::PROGRAMS;
 /// The image of busybox that every node has.
 pub const BUSYBOX: &str = "localhost/busybox:1";
 
+/// Stand-in for the image by which liqoctl tests the network.
+pub const NETSHOOT: &str = "localhost/netshoot:1";
+
 /// The image of all programs of weft.
 pub const WEFT: &str = "localhost/weft:test";
 
@@ -60,6 +63,20 @@ impl Image {
         let image = image.file("/bin/busybox", program);
         let others = names.lines().filter(|name| *name != "busybox");
         Ok(others.fold(image, |image, name| image.link(&format!("/bin/{name}"), "busybox")))
+    }
+
+    /// Busybox that answers the calls of curl and nc by which liqoctl tests the network, as the image
+    /// netshoot does.
+    pub fn netshoot() -> Result<Self> {
+        let here = std::fs::canonicalize("harness/kubernetes/netshoot");
+        let here = here.context("not started in the folder `tests`")?;
+        let image = Self { name: NETSHOOT.to_owned(), ..Self::busybox()? };
+        let image = image.file("/www/index.html", here.join("curl"));
+        Ok(["curl", "nc"].iter().fold(image, |mut image, name| {
+            let path = format!("/bin/{name}");
+            image.links.retain(|(link, _)| *link != path);
+            image.file(path, here.join(name))
+        }))
     }
 
     /// The programs of weft that were built, and what they start.

@@ -52,7 +52,7 @@ impl Kubernetes {
     }
 
     /// A copy of another cluster's kubeconfig on this one's first node.
-    fn kubeconfig_of(&self, other: &Self) -> Result<String> {
+    pub fn kubeconfig_of(&self, other: &Self) -> Result<String> {
         let theirs = other.head().host.outside(format!("{DIR}/{ADMIN}"));
         let text = fs::read_to_string(&theirs);
         let text = text.with_context(|| format!("reading {}", theirs.display()))?;
