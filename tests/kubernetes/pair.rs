@@ -24,6 +24,7 @@ pub(crate) const HTTP: u16 = 80;
 const ECHO: u16 = 7007;
 /// Metrics port of a gateway in a pod.
 const METRICS: u16 = 8084;
+const SCRAPED: Duration = Duration::from_secs(2);
 /// Port of streams, in which one datagram a millisecond goes each way.
 const STREAM: u16 = 7001;
 const OFTEN: Duration = Duration::from_millis(1);
@@ -110,8 +111,9 @@ impl Course {
 
 /// Overflows as the gateway in that pod counts them; the TUN is in a namespace within its own.
 fn tun_overflows(pod: &Netns) -> Option<u64> {
-    let stream = connect(pod, SocketAddr::from(([127, 0, 0, 1], METRICS)), SOON).ok()?;
-    stream.set_read_timeout(Some(SOON)).ok()?;
+    // In the namespace of a pod that is gone even the loopback device takes no packet.
+    let stream = connect(pod, SocketAddr::from(([127, 0, 0, 1], METRICS)), SCRAPED).ok()?;
+    stream.set_read_timeout(Some(SCRAPED)).ok()?;
     let text = scrape(stream).ok()?;
     let line = |line: &str| line.strip_prefix("weft_gateway_tun_overflows_total ")?.parse().ok();
     text.lines().find_map(line)

@@ -90,7 +90,7 @@ fn slips() -> Vec<Slip> {
             GATEWAY,
             ("mtu: 1340", "mtu: 1340\n  mtu: 1341"),
             client,
-            ["spec.mtu", "duplicate", "expected a whole YAML document"],
+            ["spec.mtu", "found mtu twice in one object", "remove one of the two"],
         ),
         slip(
             GATEWAY,

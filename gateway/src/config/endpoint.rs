@@ -212,7 +212,7 @@ mod tests {
 
     /// 192.0.2.20 is that of the config.
     #[tokio::test]
-    async fn followed_address_is_tried_first_until_the_spec_is_edited() {
+    async fn followed_address_is_first_until_spec_is_edited() {
         let (moved, configured, edited) = ([192, 0, 2, 29], [192, 0, 2, 20], [192, 0, 2, 40]);
         let mut input = Input::default();
         let mut desired = Desired::parse(&config()).unwrap();

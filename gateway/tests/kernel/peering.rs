@@ -65,7 +65,7 @@ fn same_pod_cidrs_reach_each_other_over_restarts() {
 }
 
 #[test]
-fn restarted_client_tries_first_where_its_server_moved() {
+fn restarted_client_first_tries_where_server_moved() {
     in_two_hosts(|rome, milan| {
         let (client, _server) = (rome.start(), milan.start());
         rome.wait_for(ConnectionValue::Connected);

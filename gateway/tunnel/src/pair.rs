@@ -1,8 +1,10 @@
 //! Two engines, a network that may be bad, and a manual clock.
 
 mod duplicate;
+mod endpoints;
 mod flow;
 mod handshakes;
+mod packets;
 mod rotation;
 mod speed;
 mod timers;
@@ -208,71 +210,6 @@ fn unanswered_initiation_repeats_every_second() {
 }
 
 #[test]
-fn endpoint_follows_authentic_packets() {
-    let mut pair = Pair::connected();
-    let elsewhere = SocketAddr::from(([203, 0, 113, 9], 4444));
-    pair.addresses[0] = elsewhere;
-    assert!(pair.passes(0), "one data packet is enough");
-    assert_eq!(pair.engines[1].peer_state().endpoint, Some(elsewhere));
-    assert!(pair.passes(1), "and answers go there");
-}
-
-#[test]
-fn configured_endpoint_is_authentic_once_the_peer_answers() {
-    let mut pair = Pair::new();
-    let is_authentic = |pair: &Pair| pair.engines[0].peer_state().is_endpoint_authentic;
-    assert!(!is_authentic(&pair));
-    pair.run(|_, _| true);
-    assert!(is_authentic(&pair));
-    let moved = SocketAddr::from(([203, 0, 113, 9], 4444));
-    pair.configs[0].endpoint = Some(moved);
-    pair.engines[0].configure(pair.configs[0].clone(), pair.now);
-    assert!(!is_authentic(&pair), "nothing has come from there");
-    assert!(pair.passes(1));
-    assert!(is_authentic(&pair) && pair.engines[0].peer_state().endpoint != Some(moved));
-}
-
-#[test]
-fn authentic_content_that_is_no_ip_packet_is_life() {
-    let mut pair = Pair::connected();
-    pair.now += Duration::from_secs(5);
-    let mut datagram = [0; 64 + 32];
-    let prepared = pair.engines[0].peer.prepare((&[0x50; 64], 64), &mut datagram, pair.now);
-    let (len, sealer) = prepared.unwrap();
-    sealer.encrypt(&mut datagram[..len], len);
-    pair.deliver(1, pair.addresses[0], &datagram[..len]);
-    assert_eq!(pair.dropped(1, DropReason::Malformed), 1);
-    assert_eq!(pair.engines[1].peer_state().last_authentic, Some(pair.now));
-}
-
-#[test]
-fn nothing_that_is_not_authentic_moves_the_endpoint() {
-    let mut pair = Pair::connected();
-    let before = pair.engines[1].peer_state();
-    let forger = SocketAddr::from(([203, 0, 113, 66], 1));
-    pair.feed(0, &udp(b"seen"));
-    let genuine = pair.made[0].sent.back().unwrap().bytes.clone();
-    pair.run(|_, _| true);
-    let mut random = Random::new(3);
-    for kind in 1..=4u8 {
-        for length in [148, 92, 64, 32, 100] {
-            let mut forged: Vec<u8> = (0..length).map(|_| random.next() as u8).collect();
-            forged[..4].copy_from_slice(&[kind, 0, 0, 0]);
-            pair.deliver(1, forger, &forged);
-        }
-    }
-    pair.deliver(1, forger, &genuine);
-    let mut damaged = genuine;
-    damaged[8] = damaged[8].wrapping_add(1);
-    pair.deliver(1, forger, &damaged);
-    let state = pair.engines[1].peer_state();
-    assert_eq!(PeerState { rejections: before.rejections, ..state }, before);
-    assert_eq!(pair.dropped(1, DropReason::Replay), 1);
-    assert!(pair.dropped(1, DropReason::DecryptFailed) >= 1);
-    assert!(pair.passes(0) && pair.passes(1));
-}
-
-#[test]
 fn garbage_of_any_length_never_stops_reception() {
     let mut pair = Pair::connected();
     let mut random = Random::new(11);
@@ -366,36 +303,6 @@ fn foreign_key_for(server: PublicKey, pair: &Pair) -> Engine {
 }
 
 #[test]
-fn other_rules_or_another_endpoint_keep_the_session() {
-    let mut pair = Pair::connected();
-    let config = Config { keepalive: Some(Duration::from_secs(5)), ..pair.configs[0].clone() };
-    pair.engines[0].configure(config.clone(), pair.now);
-    assert!(pair.engines[0].peer_state().has_session);
-    assert!(pair.passes(0));
-    assert_eq!(pair.engines[0].counters().handshake_attempts, 1);
-    let moved = SocketAddr::from(([192, 0, 2, 77], 51820));
-    pair.addresses[1] = moved;
-    pair.engines[0].configure(Config { endpoint: Some(moved), ..config }, pair.now);
-    assert_eq!(pair.engines[0].peer_state().unproven_endpoint, Some(moved));
-    assert!(pair.engines[0].peer_state().has_session && pair.passes(0) && pair.passes(1));
-    assert_eq!(pair.engines[0].peer_state().unproven_endpoint, None, "it answers");
-}
-
-#[test]
-fn wrong_endpoint_stays_unproven_while_packets_roam() {
-    let mut pair = Pair::connected();
-    let config = pair.configs[0].clone();
-    let (found, wrong) = (pair.addresses[1], SocketAddr::from(([203, 0, 113, 9], 51820)));
-    pair.engines[0].configure(Config { endpoint: Some(wrong), ..config.clone() }, pair.now);
-    assert!(pair.passes(1), "the peer's packets still arrive");
-    let state = pair.engines[0].peer_state();
-    assert_eq!((state.endpoint, state.unproven_endpoint), (Some(found), Some(wrong)));
-    pair.engines[0].configure(config, pair.now);
-    assert!(pair.passes(0) && pair.passes(1));
-    assert_eq!(pair.engines[0].peer_state().unproven_endpoint, None);
-}
-
-#[test]
 fn without_the_peers_key_nothing_is_sent() {
     let mut pair = Pair::new();
     let silent = Config { peer_key: None, ..pair.configs[0].clone() };
@@ -424,25 +331,6 @@ fn keepalive_follows_unanswered_data_only() {
         });
     }
     assert!((7..=8).contains(&sent), "{sent} keepalives in 40 s of silence");
-}
-
-#[test]
-fn marks_of_congestion_pass_both_ways() {
-    let mut pair = Pair::connected();
-    let mut packet = udp(b"ect");
-    packet[1] = 2;
-    pair.feed(0, &packet);
-    let mut sent = pair.made[0].sent.pop_back().unwrap();
-    assert_eq!(sent.tos, 2, "the outer field is a copy of the inner one");
-    let train = Received {
-        remote: pair.addresses[0],
-        segment_size: sent.bytes.len(),
-        bytes: &mut sent.bytes,
-        tos: 3,
-    };
-    pair.engines[1].handle_datagrams(train, pair.now, &mut pair.made[1]);
-    pair.engines[1].flush(pair.now, &mut pair.made[1]);
-    assert_eq!(pair.made[1].frames.last().unwrap()[Offload::LEN + 1] & 3, 3);
 }
 
 /// Loss, duplicates and reordering by a seed: what arrives was sent, and arrives once.
@@ -518,124 +406,4 @@ fn two_ends_that_initiate_at_once_agree_on_a_session() {
         pair.run(|_, _| true);
         assert!(pair.passes(0) && pair.passes(1), "round {round}");
     }
-}
-
-#[test]
-fn oversized_packet_is_dropped_and_counted() {
-    let mut pair = Pair::connected();
-    pair.feed(0, &udp(&vec![0; 65_500]));
-    let counters = pair.engines[0].counters();
-    assert_eq!(counters.dropped_outbound[DropReason::Oversized.index()], 1);
-    assert!(pair.passes(0));
-}
-
-#[test]
-fn packets_are_padded_to_16_within_the_mtu() {
-    let mut pair = Pair::connected();
-    for (payload, sealed) in [(1, 32), (4, 32), (5, 48), (1420 - 28, 1420), (1410 - 28, 1420)] {
-        pair.feed(0, &udp(&vec![9; payload]));
-        assert_eq!(pair.made[0].sent.pop_back().unwrap().bytes.len(), sealed + 32);
-    }
-}
-
-#[test]
-fn padding_is_zero_whatever_was_sent_before() {
-    let mut pair = Pair::connected();
-    pair.feed(0, &udp(&[0xee; 1385]));
-    pair.made[0].sent.clear();
-    let packet = udp(&[9; 69]);
-    pair.feed(0, &packet);
-    let mut opened = pair.made[0].sent.pop_back().unwrap().bytes;
-    let segment_size = opened.len();
-    pair.engines[1].peer.open(&mut opened, segment_size, pair.now);
-    assert_eq!(opened[16..][..97], packet);
-    assert_eq!(opened[16..][97..112], [0; 15]);
-}
-
-/// Packets that are held back while the peer goes on to a new key are sealed with the one whose index
-/// they have.
-#[test]
-fn packets_before_a_handshake_keep_their_key() {
-    let mut pair = Pair::connected();
-    assert!(pair.passes(0) && pair.passes(1));
-    let hold_back = |pair: &mut Pair, payload: &[u8]| {
-        let mut frame = [&Offload::NONE.write()[..], &udp(payload)].concat();
-        pair.engines[1].handle_frame(&mut frame, pair.now, &mut pair.made[1]);
-    };
-    pair.now += Duration::from_secs(10);
-    pair.engines[0].initiate(pair.now);
-    pair.tick();
-    let initiation = pair.made[0].sent.pop_front().unwrap();
-    pair.deliver(1, pair.addresses[0], &initiation.bytes);
-    let response = pair.made[1].sent.pop_front().unwrap();
-    pair.deliver(0, pair.addresses[1], &response.bytes);
-    hold_back(&mut pair, b"first");
-    hold_back(&mut pair, b"other");
-    assert_eq!(pair.made[1].sent.len(), 0, "they wait for their train");
-    let mut confirmation = pair.made[0].sent.pop_front().unwrap().bytes;
-    let (remote, segment_size) = (pair.addresses[0], confirmation.len());
-    let train = Received { remote, segment_size, bytes: &mut confirmation, tos: 0 };
-    pair.engines[1].handle_datagrams(train, pair.now, &mut pair.made[1]);
-    hold_back(&mut pair, b"third");
-    pair.engines[1].flush(pair.now, &mut pair.made[1]);
-    let index = |sent: &Sent| sent.bytes[4..8].to_vec();
-    let indices: BTreeSet<Vec<u8>> = pair.made[1].sent.iter().map(index).collect();
-    assert_eq!(indices.len(), 2, "of either key");
-    let before = pair.made[0].frames.len();
-    pair.run(|_, _| true);
-    let payload = |frame: &Vec<u8>| frame[Offload::LEN + 28];
-    let payloads: Vec<u8> = pair.made[0].frames[before..].iter().map(payload).collect();
-    assert_eq!(payloads, *b"fot");
-}
-
-/// A train of more datagrams than a batch, some of which are no data of the key in use: each has its own
-/// fate, and the others keep their order.
-#[test]
-fn datagrams_of_a_train_are_opened_one_by_one() {
-    let mut pair = Pair::connected();
-    (0..40u8).for_each(|i| pair.feed(0, &udp(&[i; 100])));
-    let sent = pair.made[0].sent.drain(..).map(|sent| sent.bytes);
-    let mut datagrams: Vec<Vec<u8>> = sent.collect();
-    datagrams[3][40] ^= 1;
-    datagrams[5][0] = 9;
-    datagrams[20][4] ^= 1;
-    datagrams[31] = datagrams[30].clone();
-    let segment_size = datagrams[0].len();
-    let last = datagrams[39].len() - 1;
-    datagrams[39].truncate(last);
-    let (remote, mut bytes) = (pair.addresses[0], datagrams.concat());
-    let train = Received { remote, segment_size, bytes: &mut bytes, tos: 0 };
-    pair.engines[1].handle_datagrams(train, pair.now, &mut pair.made[1]);
-    pair.engines[1].flush(pair.now, &mut pair.made[1]);
-    let reasons = [
-        (DropReason::DecryptFailed, 2),
-        (DropReason::Malformed, 1),
-        (DropReason::NoSession, 1),
-        (DropReason::Replay, 1),
-    ];
-    for (reason, count) in reasons {
-        assert_eq!(pair.dropped(1, reason), count, "{reason:?}");
-    }
-    let payload =
-        |frame: &Vec<u8>| frame[Offload::LEN + 28..].iter().step_by(100).copied().collect();
-    let got: Vec<u8> =
-        pair.made[1].frames.iter().flat_map(|frame| -> Vec<u8> { payload(frame) }).collect();
-    let expected: Vec<u8> = (0..39).filter(|i| ![3, 5, 20, 31].contains(i)).collect();
-    assert_eq!(got, expected);
-}
-
-#[test]
-fn packets_of_two_ecn_classes_are_no_train() {
-    let mut pair = Pair::connected();
-    for ecn in [2, 0, 0] {
-        let mut packet = udp(&[9; 100]);
-        packet[1] = ecn;
-        let mut frame = [&Offload::NONE.write()[..], &packet].concat();
-        pair.engines[0].handle_frame(&mut frame, pair.now, &mut pair.made[0]);
-    }
-    let before = pair.engines[0].counters().trains_sent;
-    pair.engines[0].flush(pair.now, &mut pair.made[0]);
-    let classes: Vec<u8> = pair.made[0].sent.iter().map(|sent| sent.tos).collect();
-    assert_eq!(classes, [2, 0, 0]);
-    assert_eq!(pair.engines[0].counters().trains_sent, before + 1, "the last two");
 }

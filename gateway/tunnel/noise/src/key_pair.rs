@@ -261,7 +261,8 @@ mod tests {
     /// Two threads seal, two others open what each of the first ones made.
     #[test]
     fn threads_share_a_session_without_loss_or_repeat() {
-        const EACH: u32 = 20_000;
+        // One thread may wait while the other one does all of its work: all counters fit the window.
+        const EACH: u32 = 4000;
         let [(sealer, _), (_, opener)] = pair();
         let opened = Mutex::new(BTreeSet::new());
         std::thread::scope(|scope| {

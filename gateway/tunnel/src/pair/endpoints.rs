@@ -1,0 +1,85 @@
+//! Where the peer is, and what moves that.
+
+use super::*;
+
+#[test]
+fn endpoint_follows_authentic_packets() {
+    let mut pair = Pair::connected();
+    let elsewhere = SocketAddr::from(([203, 0, 113, 9], 4444));
+    pair.addresses[0] = elsewhere;
+    assert!(pair.passes(0), "one data packet is enough");
+    assert_eq!(pair.engines[1].peer_state().endpoint, Some(elsewhere));
+    assert!(pair.passes(1), "and answers go there");
+}
+
+#[test]
+fn endpoint_is_authentic_once_the_peer_answers() {
+    let mut pair = Pair::new();
+    let is_authentic = |pair: &Pair| pair.engines[0].peer_state().is_endpoint_authentic;
+    assert!(!is_authentic(&pair));
+    pair.run(|_, _| true);
+    assert!(is_authentic(&pair));
+    let moved = SocketAddr::from(([203, 0, 113, 9], 4444));
+    pair.configs[0].endpoint = Some(moved);
+    pair.engines[0].configure(pair.configs[0].clone(), pair.now);
+    assert!(!is_authentic(&pair), "nothing has come from there");
+    assert!(pair.passes(1));
+    assert!(is_authentic(&pair) && pair.engines[0].peer_state().endpoint != Some(moved));
+}
+
+#[test]
+fn nothing_that_is_not_authentic_moves_the_endpoint() {
+    let mut pair = Pair::connected();
+    let before = pair.engines[1].peer_state();
+    let forger = SocketAddr::from(([203, 0, 113, 66], 1));
+    pair.feed(0, &udp(b"seen"));
+    let genuine = pair.made[0].sent.back().unwrap().bytes.clone();
+    pair.run(|_, _| true);
+    let mut random = Random::new(3);
+    for kind in 1..=4u8 {
+        for length in [148, 92, 64, 32, 100] {
+            let mut forged: Vec<u8> = (0..length).map(|_| random.next() as u8).collect();
+            forged[..4].copy_from_slice(&[kind, 0, 0, 0]);
+            pair.deliver(1, forger, &forged);
+        }
+    }
+    pair.deliver(1, forger, &genuine);
+    let mut damaged = genuine;
+    damaged[8] = damaged[8].wrapping_add(1);
+    pair.deliver(1, forger, &damaged);
+    let state = pair.engines[1].peer_state();
+    assert_eq!(PeerState { rejections: before.rejections, ..state }, before);
+    assert_eq!(pair.dropped(1, DropReason::Replay), 1);
+    assert!(pair.dropped(1, DropReason::DecryptFailed) >= 1);
+    assert!(pair.passes(0) && pair.passes(1));
+}
+
+#[test]
+fn other_rules_or_another_endpoint_keep_the_session() {
+    let mut pair = Pair::connected();
+    let config = Config { keepalive: Some(Duration::from_secs(5)), ..pair.configs[0].clone() };
+    pair.engines[0].configure(config.clone(), pair.now);
+    assert!(pair.engines[0].peer_state().has_session);
+    assert!(pair.passes(0));
+    assert_eq!(pair.engines[0].counters().handshake_attempts, 1);
+    let moved = SocketAddr::from(([192, 0, 2, 77], 51820));
+    pair.addresses[1] = moved;
+    pair.engines[0].configure(Config { endpoint: Some(moved), ..config }, pair.now);
+    assert_eq!(pair.engines[0].peer_state().unproven_endpoint, Some(moved));
+    assert!(pair.engines[0].peer_state().has_session && pair.passes(0) && pair.passes(1));
+    assert_eq!(pair.engines[0].peer_state().unproven_endpoint, None, "it answers");
+}
+
+#[test]
+fn wrong_endpoint_stays_unproven_while_packets_roam() {
+    let mut pair = Pair::connected();
+    let config = pair.configs[0].clone();
+    let (found, wrong) = (pair.addresses[1], SocketAddr::from(([203, 0, 113, 9], 51820)));
+    pair.engines[0].configure(Config { endpoint: Some(wrong), ..config.clone() }, pair.now);
+    assert!(pair.passes(1), "the peer's packets still arrive");
+    let state = pair.engines[0].peer_state();
+    assert_eq!((state.endpoint, state.unproven_endpoint), (Some(found), Some(wrong)));
+    pair.engines[0].configure(config, pair.now);
+    assert!(pair.passes(0) && pair.passes(1));
+    assert_eq!(pair.engines[0].peer_state().unproven_endpoint, None);
+}
