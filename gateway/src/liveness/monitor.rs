@@ -279,7 +279,7 @@ impl Peering {
     fn handle_burst(&mut self, now: Instant) {
         self.diagnosis.log.set_busy(self.machine.is_busy(now));
         if self.diagnosis.log.handle_tick(now) && self.changes.borrow().has_session {
-            self.send_one(now);
+            self.send_one(0, now);
         }
     }
 
@@ -446,17 +446,17 @@ impl Peering {
         // Data shows what is lost, too, and queues behind data drop probes.
         let is_calm = self.machine.is_connected() && !log.is_bursting();
         let is_train = is_calm && self.diagnosis.is_weft() && !self.machine.is_busy(now);
-        (0..if is_train { TRAIN } else { 1 }).for_each(|_| self.send_one(now));
+        (0..if is_train { TRAIN } else { 1 }).for_each(|place| self.send_one(place, now));
     }
 
-    fn send_one(&mut self, now: Instant) {
+    fn send_one(&mut self, place: usize, now: Instant) {
         self.probes.sent += 1;
         let ping = self.pending.ping(Timestamp::now(), now, self.weft_field(now));
         if let Some(stamp) = ping.stamp() {
             self.diagnosis.log.handle_sent(stamp, now);
         }
         let ping = self.diagnosis.complete(ping, &self.running.desired);
-        self.socket.send(&ping.encode(), self.peer_socket());
+        self.socket.send(&ping.encode_in_train(place), self.peer_socket());
     }
 
     /// Announces the end of this gateway to the peer, and waits until the lane has sent that. A peer

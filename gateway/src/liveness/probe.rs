@@ -17,6 +17,8 @@ use crate::liveness::connection::PeerReport;
 /// Longest message read, in bytes: Liqo's own buffer. Blanks behind it do not count: they make a
 /// datagram as long as a packet of some size needs it.
 pub const MAX_MESSAGE: usize = 1024;
+/// Step of the lengths of sealed packets in bytes: WireGuard pads to it.
+const SEALED_STEP: usize = 16;
 /// Longest datagram there is, in bytes.
 pub const MAX_DATAGRAM: usize = 65_535;
 /// Number of probes that may be on their way; older ones no longer count.
@@ -162,6 +164,14 @@ impl Message {
     pub fn encode(&self) -> Vec<u8> {
         // Strings and integers: there is nothing that could fail.
         serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// The message at a place of a train of probes, longer than those before it: datagrams of one length
+    /// would leave as one segmented send, and until that is cut to packets they are lost together.
+    pub fn encode_in_train(&self, place: usize) -> Vec<u8> {
+        let mut message = self.encode();
+        message.resize(message.len() + place * SEALED_STEP, b' ');
+        message
     }
 
     /// The answer to this ping.
@@ -339,6 +349,20 @@ mod tests {
             .replace("PING", "PONG")
             .replace("}", r#","weft":{"version":1,"intervalMs":0,"pathMtu":true}}"#);
         assert_eq!(String::from_utf8(pong).unwrap(), expected);
+    }
+
+    #[test]
+    fn probes_of_a_train_share_no_segmented_send() {
+        let ping = pending().ping(
+            Timestamp::UNIX_EPOCH,
+            Instant::now(),
+            WeftField::leaving(Departure::Removed),
+        );
+        let train: Vec<_> = (0..8).map(|place| ping.encode_in_train(place)).collect();
+        let sealed: Vec<_> = train.iter().map(|probe| probe.len().div_ceil(16)).collect();
+        // Only a shorter datagram than those before it may end a segmented send.
+        assert!(sealed.is_sorted_by(|one, next| one < next), "{sealed:?}");
+        assert!(train.iter().all(|probe| Message::parse(probe).unwrap() == ping));
     }
 
     #[test]
