@@ -80,7 +80,7 @@ impl Reconciler {
         for file in self.store.restore_grants()? {
             tracing::warn!(file = %file.display(), "was damaged or gone: restored from its copy");
         }
-        // What it grants would be granted again.
+        // Grants of a lost file would be made again.
         if let Some(file) = self.store.lost_grants().first() {
             bail!(
                 "{} is damaged and has no copy: nothing is granted. Restore it from a backup, or remove \

@@ -77,7 +77,7 @@ pub(super) fn writers(requests: &[Request]) -> Writers {
 /// The one that works.
 fn kill_controller(cluster: &Kubernetes) -> Result<()> {
     let lease = cluster.get(Object::new("lease", "liqo", "weft-fabric-controller"))?;
-    let pod = lease["spec"]["holderIdentity"].as_str().context("somebody holds it")?;
+    let pod = lease["spec"]["holderIdentity"].as_str().context("the Lease has no holder")?;
     let pod = pod.split(['/', '_']).next().unwrap_or(pod);
     cluster.kubectl(&["delete", "pod", pod, "--namespace=liqo", "--grace-period=0", "--force"])?;
     Ok(())

@@ -236,7 +236,7 @@ pub struct Diversion {
 pub struct PacketDrop {
     /// The chain with its table, its hook and the packets.
     pub cause: String,
-    /// What its owner can do.
+    /// Remedy for its owner.
     pub remedy: String,
 }
 

@@ -1,4 +1,4 @@
-//! Where the peer is, and what moves that.
+//! Endpoints of the peer, and packets that move them.
 
 use super::*;
 

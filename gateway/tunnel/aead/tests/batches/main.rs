@@ -137,7 +137,7 @@ fn open(name: Implementation, key: &Key, cases: &[Case], sealed: &[Vec<u8>], rng
             let is_hidden = text == &damaged[i][..len] || text.iter().all(|byte| *byte == 0);
             assert!(is_hidden, "{name} decrypted what is not authentic");
         }
-        // What is left must be margins.
+        // Only margins may be left.
         train.buffer[place].fill(0xa5);
     }
     assert!(train.buffer.iter().all(|byte| *byte == 0xa5), "{name} wrote beside a message");
@@ -265,7 +265,7 @@ fn message_without_room_for_a_tag_is_refused() {
 
 /// `EXECUTIONS=100000000 cargo test --release -p tunnel-aead -- --ignored --nocapture many_random_batches`
 #[test]
-#[ignore = "takes as long as it is told to"]
+#[ignore = "needs EXECUTIONS, a number"]
 #[expect(clippy::disallowed_methods, reason = "the number is the caller's")]
 fn many_random_batches_equal_ring() {
     let executions: u64 = std::env::var("EXECUTIONS").unwrap().parse().unwrap();
