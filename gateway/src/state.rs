@@ -83,9 +83,10 @@ pub struct View {
     pub latency: Option<Duration>,
     /// Time of that measurement.
     pub latency_at: Option<Timestamp>,
-    /// Number of times a client gave its way to the server up: time for another source port, and to
-    /// look the server's name up again.
+    /// Number of times a client gave its way to the server up: time to look the server's name up again.
     pub retries: u64,
+    /// Number of times it gave its source port up.
+    pub ports: u64,
     /// The largest IP packet known to reach the peer, in bytes; `None` unless the peer answers.
     pub path_mtu: Option<u32>,
     /// Faults between the two gateways, the most specific first.
@@ -106,6 +107,7 @@ impl View {
             latency: None,
             latency_at: None,
             retries: 0,
+            ports: 0,
             path_mtu: None,
             faults: Vec::new(),
             loss_percent: None,

@@ -21,6 +21,8 @@ use crate::scene::{
 const BACK: Duration = Duration::from_secs(3);
 /// From the start of all programs until a server is found that is not where it was last: 2 s are for that.
 const RETURNED: Duration = Duration::from_secs(8);
+/// The same if its client was killed as well.
+const FOUND: Duration = Duration::from_secs(5);
 /// Until a manifest that changes no config is in force.
 const SETTLED: Duration = Duration::from_millis(500);
 
@@ -147,6 +149,33 @@ fn restarted_client_finds_its_server_where_it_moved() -> Result<()> {
         rome.start_up(&[])?;
         rome.wait_connected("milan", RETURNED)?;
         eprintln!("moved back: connected after {:?}", start.elapsed());
+        Ok(())
+    })
+}
+
+/// The client's new process knows the old address only; the server initiates from its new one, at the
+/// port that the client had.
+#[test]
+fn restarted_client_is_found_by_its_moved_server() -> Result<()> {
+    play(&rome_and_milan(1), |scene| {
+        scene.peer("rome", "milan", PORT)?;
+        let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+        let _servers = serve(first_pod(milan))?;
+        let (pod, target) = scene.way("rome", "milan")?;
+        let pace = (Duration::from_millis(10), Duration::from_secs(12));
+        for (delay_ms, address) in [(0, Address::New), (300, Address::Old)] {
+            let (report, moved) = udp_flow(&pod.ns, SocketAddr::new(target, ECHO), pace, || {
+                std::thread::sleep(Duration::from_millis(500));
+                kill_gateways(rome)?;
+                std::thread::sleep(Duration::from_millis(delay_ms));
+                readdress(milan, 1, address)
+            })?;
+            moved?;
+            eprintln!("{address:?} address: {:?} without an answer", report.longest_gap);
+            ensure!(report.longest_gap < FOUND, "{:?} without an answer", report.longest_gap);
+            rome.wait_connected("milan", TIMEOUT)?;
+            milan.wait_connected("rome", TIMEOUT)?;
+        }
         Ok(())
     })
 }

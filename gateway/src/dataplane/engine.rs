@@ -28,8 +28,8 @@ pub struct Order {
     pub stamp_before: Tai64n,
     /// The tunnel's MTU in bytes.
     pub mtu: u32,
-    /// [`crate::state::View::retries`]: another source port for each.
-    pub retries: u64,
+    /// [`crate::state::View::ports`].
+    pub ports: u64,
 }
 
 /// The lane and what it was made of.
@@ -106,7 +106,7 @@ impl Engine {
         if *before == order && !is_elsewhere {
             return Ok(());
         }
-        let escapes = before.retries != order.retries && is_free_to_move(&order.desired);
+        let escapes = before.ports != order.ports && is_free_to_move(&order.desired);
         running.lane.configure(lane_config(&order)?);
         running.order = order;
         // A port that another program has keeps nothing else from being in force.
@@ -145,8 +145,11 @@ impl Running {
 /// port does, once an authentic packet of the client has come from it.
 fn listen_again(order: &Order, offloads: Offloads) -> Result<UdpSocket, EngineError> {
     let before = order.port_before.filter(|_| is_free_to_move(&order.desired));
-    let socket = before.and_then(|port| open_socket(Some(port), offloads).ok());
-    socket.map_or_else(|| listen(order, offloads), Ok)
+    let Some(port) = before else { return listen(order, offloads) };
+    open_socket(Some(port), offloads).or_else(|error| {
+        tracing::info!(port, %error, "the UDP port of before is taken, taking another");
+        listen(order, offloads)
+    })
 }
 
 fn listen(order: &Order, offloads: Offloads) -> Result<UdpSocket, EngineError> {

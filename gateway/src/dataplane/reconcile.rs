@@ -110,7 +110,7 @@ struct Seen {
     input: Input,
     endpoint: Option<SocketAddr>,
     connected: bool,
-    retries: u64,
+    ports: u64,
     path_mtu: Option<u32>,
 }
 
@@ -149,7 +149,7 @@ impl Dataplane {
                 port_before: seen.input.remembered.port,
                 stamp_before: seen.input.remembered.stamp,
                 mtu: mtu.bytes,
-                retries: seen.retries,
+                ports: seen.ports,
             };
             problems.extend(self.engine.follow(order).err().map(|error| chain(&error)));
         }
@@ -182,13 +182,13 @@ impl Dataplane {
 impl Sources {
     fn take(&mut self) -> Seen {
         let view = self.views.borrow_and_update();
-        let (connected, retries, path_mtu) = (view.is_connected(), view.retries, view.path_mtu);
+        let (connected, ports, path_mtu) = (view.is_connected(), view.ports, view.path_mtu);
         drop(view);
         Seen {
             input: self.inputs.borrow_and_update().clone(),
             endpoint: *self.endpoint.borrow_and_update(),
             connected,
-            retries,
+            ports,
             path_mtu,
         }
     }
@@ -197,8 +197,8 @@ impl Sources {
     /// counts what packets go by.
     async fn changed(&mut self, seen: &Seen) -> Result<(), watch::error::RecvError> {
         let other = |view: &View| {
-            (view.is_connected(), view.retries, view.path_mtu)
-                != (seen.connected, seen.retries, seen.path_mtu)
+            (view.is_connected(), view.ports, view.path_mtu)
+                != (seen.connected, seen.ports, seen.path_mtu)
         };
         tokio::select! {
             changed = self.inputs.changed() => changed,

@@ -47,9 +47,12 @@ const LATE_DATAGRAMS: usize = 64;
 /// gives that way.
 const RETRY_PROBES: u32 = 3;
 const RETRY_PAUSE: Duration = Duration::from_secs(15);
-/// Time that a client which has just started gives the first way: two initiations. It may be one that an
-/// earlier gateway had.
+/// Time that a client which has just started gives each of its first ways: two initiations. They may be
+/// those that an earlier gateway had.
 const FIRST_TRY: Duration = Duration::from_secs(2);
+/// Number of first ways. All but the last leave the source port alone: a server whose address has
+/// changed meanwhile initiates there.
+const FIRST_WAYS: u32 = 2;
 /// Checks for the announcement of the end having been sent, and the time between two of them.
 const END_LOOKS: u32 = 20;
 const END_LOOK: Duration = Duration::from_millis(2);
@@ -127,7 +130,7 @@ pub async fn run(
 
 impl View {
     fn forget(&mut self) -> bool {
-        let start = Self { retries: self.retries, ..Self::start() };
+        let start = Self { retries: self.retries, ports: self.ports, ..Self::start() };
         let changed = *self != start;
         *self = start;
         changed
@@ -160,11 +163,13 @@ struct Peering {
     unanswered: Option<Instant>,
     /// Time of the last retry, or of the start.
     retried: Option<Instant>,
-    is_first_way: bool,
+    /// Number of first ways left to try.
+    first_ways: u32,
     /// For the successor of a server that has announced its end.
     search: Option<Search>,
     /// Not yet published.
     new_retries: u64,
+    new_ports: u64,
     probes: ProbeCounts,
     lane_ended: bool,
 }
@@ -227,9 +232,10 @@ impl Peering {
             latency_at: None,
             unanswered: None,
             retried: Some(now),
-            is_first_way: true,
+            first_ways: FIRST_WAYS,
             search: None,
             new_retries: 0,
+            new_ports: 0,
             probes: ProbeCounts::default(),
             lane_ended: false,
             running,
@@ -423,8 +429,11 @@ impl Peering {
 
     fn retry(&mut self, now: Instant) {
         tracing::info!("the peer does not answer, trying another way");
-        (self.retried, self.is_first_way) = (Some(now), false);
+        let keeps_port = self.is_first_way() && self.first_ways > 1;
+        self.first_ways = if keeps_port { self.first_ways - 1 } else { 0 };
+        self.retried = Some(now);
         self.new_retries += 1;
+        self.new_ports += u64::from(!keeps_port);
     }
 
     fn send_ping(&mut self, now: Instant) {
@@ -486,10 +495,11 @@ impl Peering {
         SocketAddr::from((self.desired().peer_tunnel_address, PROBE_PORT))
     }
 
-    /// The peer sends to where our last packet came from: shows it another address of this host.
+    /// The peer sends to where our last packet came from: shows it another address of this host. One
+    /// that has just started has no session, so it takes an initiation.
     fn show_source(&mut self, now: Instant) {
         self.hurry(now);
-        if self.changes.borrow().has_session && self.desired().probe_interval().is_zero() {
+        if self.changes.borrow().has_session {
             self.running.lane.initiate();
         }
     }
@@ -526,6 +536,11 @@ impl Peering {
         }
     }
 
+    /// Nothing has been received since the start.
+    fn is_first_way(&self) -> bool {
+        self.first_ways > 0 && traffic(&self.running.lane).last_authentic.is_none()
+    }
+
     /// A client's packets may be pinned to a server that is gone (connection tracking on the way).
     fn is_retry_due(&self, now: Instant) -> bool {
         if self.desired().role != Role::Client {
@@ -535,7 +550,7 @@ impl Peering {
             at.is_none_or(|at| now.saturating_duration_since(at) > than)
         };
         let last_authentic = traffic(&self.running.lane).last_authentic;
-        let is_first = self.is_first_way && last_authentic.is_none();
+        let is_first = self.is_first_way();
         let patience = match is_first {
             true => FIRST_TRY,
             false => self.desired().probe_interval().max(Duration::from_secs(1)) * RETRY_PROBES,
@@ -561,6 +576,7 @@ impl Peering {
         let faults = self.diagnosis.update(&self.running, current, now).to_vec();
         let loss_percent = self.diagnosis.loss_percent();
         let retries = std::mem::take(&mut self.new_retries);
+        let ports = std::mem::take(&mut self.new_ports);
         let latency = self.machine.latency();
         views.send_if_modified(|view| {
             view.probes = self.probes;
@@ -570,6 +586,7 @@ impl Peering {
                 latency,
                 latency_at: self.latency_at.filter(|_| latency.is_some()),
                 retries: view.retries + retries,
+                ports: view.ports + ports,
                 path_mtu: self.path.found(),
                 trains_vanish: !self.path.may_segment(),
                 faults,
