@@ -343,7 +343,8 @@ mod tests {
 
     fn route(to: &str) -> ForeignRoute {
         let (gateway, dev) = (None, Some("eth0".to_owned()));
-        ForeignRoute { to: cidr(to), metric: 0, kind: "", gateway, dev, protocol: 3 }
+        let (table, to) = (MAIN_TABLE, cidr(to));
+        ForeignRoute { table, to, metric: 0, kind: "", gateway, dev, protocol: 3 }
     }
 
     #[test]

@@ -4,10 +4,10 @@ use std::net::IpAddr;
 use fabric_api::Cidr;
 use fabric_api::fabric::NodeConfigSpec;
 use netlink::nft::Hook;
-use netlink::{Handle, NetlinkError, read_sysctl};
+use netlink::{ForeignRoute, Handle, LOCAL_TABLE, NetlinkError, read_sysctl};
 use netplan::{Address, Family, Sysctl};
 
-use crate::names::{self, is_everywhere};
+use crate::names::{self, MAIN_TABLE, TABLE, is_everywhere};
 use crate::other_firewalls::Way;
 
 /// State of the node that the agent needs besides its config.
@@ -23,6 +23,8 @@ pub(crate) struct HostState {
     /// and for IPv4 one of each device with an address, by which packets that come in there are
     /// forwarded.
     pub(crate) forwarding: BTreeMap<Sysctl, bool>,
+    /// Routes by devices, of all tables but the local one and weft's.
+    pub(crate) routes: Vec<ForeignRoute>,
 }
 
 impl HostState {
@@ -40,7 +42,17 @@ impl HostState {
                 forwarding.insert(setting, value != 0);
             }
         }
+        let mut routes = Vec::new();
+        for family in [Family::Ipv4, Family::Ipv6] {
+            let carries = |route: &ForeignRoute| {
+                ![LOCAL_TABLE, TABLE].contains(&route.table)
+                    && route.kind.is_empty()
+                    && route.dev.is_some()
+            };
+            routes.extend(handle.all_routes(family).await?.into_iter().filter(carries));
+        }
         Ok(Self {
+            routes,
             addresses,
             mtus: links.into_iter().map(|link| (link.name, link.mtu)).collect(),
             ipv6: forwarding.contains_key(&names::forwarding(Family::Ipv6)),
@@ -88,14 +100,36 @@ impl HostState {
 
     /// Devices with an address within a pod CIDR of the node.
     fn pod_devices(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {
-        let pods: Vec<Cidr> = config.local_pods.iter().filter_map(|p| p.parse().ok()).collect();
+        let pods: Vec<Cidr> = pod_cidrs(config).collect();
         let has_pods = |a: &&Address| pods.iter().any(|pods| pods.contains(a.address));
         self.addresses.iter().filter(has_pods).map(|a| a.dev.as_str()).collect()
     }
 
-    /// Devices of the underlay that lead to no pod of the node.
+    /// Devices that lead to no pod of the node: those with an address or a default route, but for those
+    /// of pods. A pod's own device has neither, so that none is an exit before its route is there.
     pub(crate) fn exits(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {
-        &self.underlay_devices(config) - &self.pod_devices(config)
+        let addressed = self.networks().map(|(_, dev)| dev);
+        let defaults = self.routes.iter().filter(|route| route.to.is_everything());
+        let devices = addressed.chain(defaults.filter_map(|route| route.dev.as_deref()));
+        let of_pods: BTreeSet<&str> =
+            pod_cidrs(config).flat_map(|pods| self.devices_to(pods)).collect();
+        let is_other = |dev: &&str| {
+            *dev != "lo" && !dev.starts_with("weft") && !of_pods.contains(dev) && is_plain(dev)
+        };
+        let underlay = self.underlay_devices(config).into_iter();
+        let exits: BTreeSet<&str> = underlay.chain(devices.filter(is_other)).collect();
+        &exits - &self.pod_devices(config)
+    }
+
+    /// Devices by which specific routes lead to pods: those of the main table within the pods' prefix,
+    /// or if it has none, wider ones, or those of other tables.
+    fn devices_to(&self, pods: Cidr) -> BTreeSet<&str> {
+        let specific = self.routes.iter().filter(|r| !r.to.is_everything() && r.to.overlaps(&pods));
+        let (main, others): (Vec<_>, Vec<_>) = specific.partition(|r| r.table == MAIN_TABLE);
+        let (within, wider): (Vec<_>, Vec<_>) =
+            main.into_iter().partition(|r| r.to.len() >= pods.len());
+        let first = [within, wider, others].into_iter().find(|routes| !routes.is_empty());
+        first.into_iter().flatten().filter_map(|route| route.dev.as_deref()).collect()
     }
 
     fn underlay_devices(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {
@@ -129,7 +163,74 @@ impl HostState {
     }
 }
 
+fn pod_cidrs(config: &NodeConfigSpec) -> impl Iterator<Item = Cidr> {
+    config.local_pods.iter().filter_map(|pods| pods.parse().ok())
+}
+
+/// True for a name that means the same in a script of nft.
+fn is_plain(device: &str) -> bool {
+    !device.contains(['"', '\\', '*'])
+}
+
 /// IPv4 packets that come in on a device are forwarded by this setting of it.
 fn forwarding_of(dev: &str) -> Sysctl {
     Sysctl::of_device(Family::Ipv4, dev, "forwarding")
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink::ForeignRoute;
+
+    use super::*;
+
+    const UNDERLAY: &str = "192.0.2.5/24 eth0";
+
+    /// Devices that count as exits of a node with these addresses and routes, as `PREFIX DEVICE`, the
+    /// latter in the main table or `PREFIX DEVICE TABLE`.
+    fn exits(addresses: &[&str], routes: &[&str]) -> Vec<String> {
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let addresses = addresses.iter().chain(&[UNDERLAY]).map(|text| {
+            let of = words(text);
+            let (address, len) = of[0].split_once('/').unwrap();
+            let (address, len) = (address.parse().unwrap(), len.parse().unwrap());
+            Address { dev: of[1].clone(), address, len }
+        });
+        let routes = routes.iter().chain(&["0.0.0.0/0 eth0"]).map(|text| {
+            let of = words(text);
+            let table = of.get(2).map_or(MAIN_TABLE, |table| table.parse().unwrap());
+            let (to, dev, gateway) = (of[0].parse().unwrap(), Some(of[1].clone()), None);
+            ForeignRoute { table, to, metric: 0, kind: "", gateway, dev, protocol: 3 }
+        });
+        let state = HostState {
+            addresses: addresses.collect(),
+            routes: routes.collect(),
+            ..HostState::default()
+        };
+        let config = serde_json::json!({"clusterId": "rome", "underlay": ["192.0.2.5"], "podCidrs": [],
+            "localPods": ["10.200.1.0/24"], "external": [], "peerings": [], "vxlanSources": []});
+        let config: NodeConfigSpec = serde_json::from_value(config).unwrap();
+        state.exits(&config).into_iter().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn other_uplinks_are_exits() {
+        let bridge = ("10.200.1.1/24 cni0", "10.200.1.0/24 cni0");
+        assert_eq!(exits(&[bridge.0, "198.51.100.5/24 wan"], &[bridge.1]), ["eth0", "wan"]);
+        assert_eq!(exits(&[bridge.0], &[bridge.1, "0.0.0.0/0 tun0 77"]), ["eth0", "tun0"]);
+        let site = "10.0.0.0/8 wan";
+        assert_eq!(exits(&["198.51.100.5/24 wan"], &[bridge.1, site]), ["eth0", "wan"]);
+        let narrow = "10.200.1.0/25 wan 77";
+        assert_eq!(exits(&["198.51.100.5/24 wan"], &[bridge.1, narrow]), ["eth0", "wan"]);
+    }
+
+    #[test]
+    fn devices_of_pods_are_no_exits() {
+        let ptp = ["10.200.1.2/32 veth2", "10.200.1.3/32 veth3"];
+        assert_eq!(exits(&["fe80::1/64 veth2", "169.254.1.1/32 veth3"], &ptp), ["eth0"]);
+        assert_eq!(exits(&["fe80::1/64 veth4"], &ptp), ["eth0"], "its route is to come");
+        let ovn = ["100.64.0.2/16 ovn0", "10.200.0.0/16 ovn0"];
+        assert_eq!(exits(&[ovn[0]], &[ovn[1]]), ["eth0"]);
+        assert_eq!(exits(&["203.0.113.1/24 br9"], &["10.200.1.0/24 br9 200"]), ["eth0"]);
+        assert_eq!(exits(&["10.80.0.1/31 weft-1", "127.0.0.2/8 lo"], &[]), ["eth0"]);
+    }
 }

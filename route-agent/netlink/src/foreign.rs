@@ -20,10 +20,11 @@ use crate::{Handle, NetlinkError, message};
 /// Route of a table, of any program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignRoute {
+    pub table: u32,
     pub to: Cidr,
     /// 0 is the first of IPv4's.
     pub metric: u32,
-    /// `unreachable`, `blackhole`, `prohibit` or `throw`; empty for one that carries packets.
+    /// `unreachable`, `blackhole`, `prohibit`, `throw` or `local`; empty for one that carries packets.
     pub kind: &'static str,
     pub gateway: Option<IpAddr>,
     pub dev: Option<String>,
@@ -77,17 +78,30 @@ impl Handle {
         family: Family,
         table: u32,
     ) -> Result<Vec<ForeignRoute>, NetlinkError> {
+        let routes = self.dumped_routes(family, Some(table)).await?;
+        Ok(routes.into_iter().filter(|route| route.table == table).collect())
+    }
+
+    /// All routes of a family in all tables.
+    pub async fn all_routes(&self, family: Family) -> Result<Vec<ForeignRoute>, NetlinkError> {
+        self.dumped_routes(family, None).await
+    }
+
+    async fn dumped_routes(
+        &self,
+        family: Family,
+        table: Option<u32>,
+    ) -> Result<Vec<ForeignRoute>, NetlinkError> {
         let mut question = RouteMessage::default();
         question.header.address_family = message::family(family);
-        question.attributes.push(RouteAttribute::Table(table));
+        question.attributes.extend(table.map(RouteAttribute::Table));
         let found = match self.dump(Message::GetRoute(question)).await {
             // There is no such table.
             Err(error) if error.is(&[ENOENT]) => return Ok(Vec::new()),
             found => found?,
         };
         let route = |m| if let Message::NewRoute(m) = m { Some(m) } else { None };
-        let here = |m: &RouteMessage| table_of(m) == table;
-        let found: Vec<_> = found.into_iter().filter_map(route).filter(here).collect();
+        let found: Vec<_> = found.into_iter().filter_map(route).collect();
         let names = self.names(found.iter().filter_map(output_device).collect())?;
         Ok(found.iter().filter_map(|message| as_route(message, &names)).collect())
     }
@@ -112,17 +126,19 @@ fn as_route(message: &RouteMessage, names: &BTreeMap<u32, String>) -> Option<For
         }
     }
     Some(ForeignRoute {
+        table: table_of(message),
         to: Cidr::around(to, header.destination_prefix_length)?,
         metric,
-        kind: refusal(header.kind),
+        kind: kind(header.kind),
         gateway,
         dev: output_device(message).and_then(|index| names.get(&index).cloned()),
         protocol: u8::from(header.protocol),
     })
 }
 
-fn refusal(kind: RouteType) -> &'static str {
+fn kind(kind: RouteType) -> &'static str {
     let names = [
+        (RouteType::Local, "local"),
         (RouteType::Unreachable, "unreachable"),
         (RouteType::BlackHole, "blackhole"),
         (RouteType::Prohibit, "prohibit"),

@@ -113,8 +113,7 @@ impl Firewall {
 ///   a piece of what is in it: while a gateway is gone, or has no device yet, there is none. (The
 ///   protocol of the packet that an error quotes is 8 + 9 bytes behind the error's IP header, 8 + 6
 ///   for IPv6; its destination port 8 + 20 + 2, or 8 + 40 + 2.)
-/// * What peers send to this node's pods leaves by no device of the underlay, whatever rules and routes
-///   others have. Pods outside the node's pod CIDRs, targets of IP resources and a CNI's own tunnels
+/// * What peers send to this node's pods leaves by no uplink, whatever rules and routes others have. Pods outside the node's pod CIDRs, targets of IP resources and a CNI's own tunnels
 ///   are none of this chain's.
 /// * VXLAN for a gateway of this host is addressed to the host and recognised by the MAC address of
 ///   the inner frame, 16 bytes behind the UDP header. It is translated packet by packet, untracked:

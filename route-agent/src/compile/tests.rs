@@ -334,6 +334,7 @@ fn host_state() -> HostState {
         len,
     };
     HostState {
+        routes: Vec::new(),
         addresses: vec![
             address("lo", "127.0.0.1", 8),
             address("lo", "::1", 128),

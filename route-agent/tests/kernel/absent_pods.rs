@@ -26,6 +26,8 @@ const COUNTERS: &str = "nft -f - <<END
         type filter hook postrouting priority 300
         oifname eth0 ip daddr 10.200.0.0/16 counter comment leaked
         oifname eth0 ip6 daddr fd00:200::/32 counter comment leaked
+        oifname wan ip daddr 10.200.0.0/16 counter comment leaked
+        oifname wan ip6 daddr fd00:200::/32 counter comment leaked
         oifname eth0 ip daddr 203.0.113.9 counter comment passed
         oifname pod0 udp dport 9 counter comment delivered
       }
@@ -88,22 +90,44 @@ fn later_rules_take_no_packets_for_pods() {
     }
 }
 
+/// Routes of table 77 by a second uplink, with an address and without.
+const UPLINKS: [&str; 2] = [
+    "ip address add 198.51.100.5/24 dev wan; ip address add 2001:db8:1::5/64 dev wan nodad
+    ip route add default via 198.51.100.1 table 77
+    ip -6 route add default via 2001:db8:1::1 dev wan table 77",
+    "ip route add default dev wan table 77; ip -6 route add default dev wan table 77",
+];
+
 #[test]
 fn packets_diverted_to_the_underlay_are_dropped() {
+    diverted_packets_are_dropped(TABLE_77, "");
+}
+
+#[test]
+fn packets_diverted_to_a_second_uplink_are_dropped() {
+    let link = "ip link add wan type veth peer name isp; ip link set isp up
+        ip link set wan addrgenmode none up";
+    UPLINKS.iter().for_each(|routes| diverted_packets_are_dropped(routes, link));
+}
+
+fn diverted_packets_are_dropped(routes: &str, link: &str) {
     for rules in TO_TABLE_77 {
         let world = leaky_node();
-        add_rules(&world, 50, rules);
-        for (to, total) in [("10.200.1.2", 1), ("fd00:200:1::2", 2)] {
-            send(&world, to);
-            eventually(&format!("{rules}: it is dropped"), SOON, || dropped(&world) == total);
-        }
-        assert_eq!(packets(&world, "leaked"), 0, "{rules}");
+        sh(&world.node, &format!("{link}\n{routes}"));
+        let rules = rules.replace("PRIORITY", "50");
+        sh(&world.node, &format!("ip rule add priority 50 {rules}"));
         let from = ["10.201.0.0/16", "fd00:201::/32"]
             .map(|peer| format!("from {peer} to this node's pods"));
         eventually(&format!("{rules}: both are named"), SOON, || {
             let problems = world.problems();
             from.iter().all(|from| problems.iter().any(|problem| problem.contains(from)))
         });
+        for (to, total) in [("10.200.1.2", 1), ("fd00:200:1::2", 2)] {
+            send(&world, to);
+            let is_gone = || dropped(&world) == total || packets(&world, "leaked") > 0;
+            eventually(&format!("{rules}: it is dropped"), SOON, is_gone);
+        }
+        assert_eq!(packets(&world, "leaked"), 0, "{rules}");
         let diversions = world.status().unwrap().1.diversions;
         assert_eq!(diversions.len(), 2, "{diversions:?}");
         for removal in diversions.iter().map(|diversion| &diversion.removal) {
