@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use fabric_api::Cidr;
 use fabric_api::fabric::Diversion;
 use jiff::Timestamp;
-use netlink::{ForeignAction, ForeignRoute, ForeignRule, Handle, LOCAL_TABLE, NetlinkError};
+use netlink::{ForeignAction, ForeignRoute, ForeignRule, Handle, LOCAL_TABLE, Mark, NetlinkError};
 use netplan::{Family, Firewall, RouteKey};
 
 use crate::names::{
@@ -19,7 +19,7 @@ pub(crate) struct Foreign {
     pub(crate) problem: String,
     /// Command that removes it.
     pub(crate) removal: String,
-    /// The peers' prefixes of which it takes packets.
+    /// The peers' prefixes of which it certainly takes packets.
     pub(crate) prefixes: Vec<Cidr>,
 }
 
@@ -38,8 +38,9 @@ pub(crate) async fn find(
         let before_pods = preceding(&rules, POD_ROUTES_PRIORITY).count();
         let candidates: Vec<_> = preceding(&rules, PRIORITY)
             .enumerate()
-            .map(|(index, rule)| (rule, index < before_pods && traffic.may_take_from_peers(rule)))
-            .filter(|(rule, from_peers)| *from_peers || traffic.may_take_to_peers(rule))
+            .filter(|(_, rule)| !is_known_mark(rule))
+            .map(|(index, rule)| (rule, index < before_pods && !traffic.senders(rule).is_empty()))
+            .filter(|(rule, from_peers)| *from_peers || !traffic.destinations(rule).is_empty())
             .collect();
         let looks_up = |(rule, from_peers): &(&ForeignRule, bool)| {
             let ForeignAction::Lookup(table, _) = rule.action else { return Vec::new() };
@@ -53,11 +54,7 @@ pub(crate) async fn find(
         for (rule, from_peers) in candidates {
             let from_peers = from_peers && traffic.takes_from_peers(rule, &tables);
             let taken = Taken {
-                to: if traffic.may_take_to_peers(rule) {
-                    taken(rule, &traffic.peers, &tables)
-                } else {
-                    Vec::new()
-                },
+                to: taken(rule, traffic.destinations(rule), &tables),
                 from: if from_peers { traffic.senders(rule) } else { Vec::new() },
             };
             if taken.is_empty() {
@@ -133,27 +130,19 @@ impl<'a> Traffic<'a> {
         Self { peers, pods, exits: &firewall.exits }
     }
 
-    /// True unless its selectors leave all packets from pods to peers out.
-    fn may_take_to_peers(&self, rule: &ForeignRule) -> bool {
-        !is_about_others(rule)
-            && !rule.iif.as_deref().is_some_and(|iif| iif == "lo" || is_overlay(iif))
-            && touches(rule.to, &self.peers)
-            && touches(rule.from, &self.pods)
-    }
-
-    /// True unless its selectors leave all packets from peers to pods out.
-    fn may_take_from_peers(&self, rule: &ForeignRule) -> bool {
-        !is_about_others(rule)
-            && !self.pods.is_empty()
-            && rule.iif.as_deref().is_none_or(is_overlay)
-            && touches(rule.to, &self.pods)
-            && touches(rule.from, &self.peers)
-    }
-
-    /// Peers' prefixes that the rule's source selects.
-    fn senders(&self, rule: &ForeignRule) -> Vec<Cidr> {
-        let selects = |peer: &&Cidr| rule.from.is_none_or(|from| from.overlaps(peer));
+    /// Peers' prefixes that a rule selects packets of pods to.
+    fn destinations(&self, rule: &ForeignRule) -> Vec<Cidr> {
+        let is_met = !rule.iif.as_deref().is_some_and(|iif| iif == "lo" || is_overlay(iif));
+        let selects = |peer: &&Cidr| selects(rule, is_met, &self.pods, std::slice::from_ref(peer));
         self.peers.iter().filter(selects).copied().collect()
+    }
+
+    /// Peers' prefixes that a rule selects packets from, to pods of this node.
+    fn senders(&self, rule: &ForeignRule) -> Vec<Cidr> {
+        let is_met = rule.iif.as_deref().is_none_or(is_overlay);
+        let selects = |peer: &&Cidr| selects(rule, is_met, std::slice::from_ref(peer), &self.pods);
+        let peers = self.peers.iter().filter(|_| !self.pods.is_empty());
+        peers.filter(selects).copied().collect()
     }
 
     /// True if packets to pods would take another way than the main table's routes to them.
@@ -165,7 +154,8 @@ impl<'a> Traffic<'a> {
             ForeignAction::Lookup(table, suppressed) => {
                 let in_table = |table| tables.get(&table).map(Vec::as_slice).unwrap_or_default();
                 let (routes, main) = (in_table(table), in_table(MAIN_TABLE));
-                let routes: Vec<_> = routes.iter().filter(|r| counts(r, suppressed)).collect();
+                let routes: Vec<_> =
+                    routes.iter().filter(|r| counts(r, rule, suppressed)).collect();
                 let leads_to_pods = |route: &ForeignRoute| {
                     !route.to.is_everything()
                         && (table == MAIN_TABLE
@@ -174,7 +164,8 @@ impl<'a> Traffic<'a> {
                 };
                 let (good, bad): (Vec<_>, Vec<_>) =
                     routes.into_iter().partition(|route| leads_to_pods(route));
-                let mut pods = self.pods.iter().filter_map(|pods| common(*pods, rule.to));
+                let to = rule.to.filter(|_| !rule.is_inverted);
+                let mut pods = self.pods.iter().filter_map(|pods| common(*pods, to));
                 pods.any(|pods| {
                     let is_shadowed = |bad: &ForeignRoute| {
                         let covers = |route: &&ForeignRoute| {
@@ -200,9 +191,36 @@ impl<'a> Traffic<'a> {
     }
 }
 
-/// Marks without more are a decision of their owner about some packets only.
-fn is_about_others(rule: &ForeignRule) -> bool {
-    rule.is_narrow || !rule.mark.is_empty() && rule.to.is_none() && rule.iif.is_none()
+/// True if a rule selects some of the packets between these prefixes. `is_met`: they come in on its
+/// device.
+fn selects(rule: &ForeignRule, is_met: bool, sources: &[Cidr], destinations: &[Cidr]) -> bool {
+    let some = is_met
+        && !rule.is_for_sockets
+        && touches(rule.from, sources)
+        && touches(rule.to, destinations);
+    if !rule.is_inverted {
+        return some;
+    }
+    let all = some
+        && rule.mark.is_none()
+        && rule.fields.is_empty()
+        && covers(rule.from, sources)
+        && covers(rule.to, destinations);
+    !all
+}
+
+/// True if nothing but a mark decides, which nobody may set: unmarked packets are not taken.
+fn is_about_marks(rule: &ForeignRule) -> bool {
+    let is_marked = |mark: Mark| (mark.value != 0) != rule.is_inverted;
+    rule.mark.is_some_and(is_marked) && rule.to.is_none() && rule.iif.is_none()
+}
+
+/// True for packets that a CNI, kube-proxy or Tailscale marks for itself: bits 0x4000 and 0x8000
+/// (Kubernetes), 0xf00 (Cilium), or those from 0x10000 on (Calico, kube-router, Tailscale).
+fn is_known_mark(rule: &ForeignRule) -> bool {
+    let bits = rule.mark.map_or(0, |mark| mark.value & mark.mask);
+    let is_of = |owner: u32| bits & !owner == 0;
+    bits != 0 && is_about_marks(rule) && [0xc000, 0xf00, 0xffff_0000].into_iter().any(is_of)
 }
 
 fn is_overlay(device: &str) -> bool {
@@ -213,28 +231,36 @@ fn touches(prefix: Option<Cidr>, of: &[Cidr]) -> bool {
     prefix.is_none_or(|prefix| of.iter().any(|other| other.overlaps(&prefix)))
 }
 
+fn covers(prefix: Option<Cidr>, of: &[Cidr]) -> bool {
+    let contains =
+        |prefix: Cidr, other: &Cidr| prefix.len() <= other.len() && prefix.overlaps(other);
+    prefix.is_none_or(|prefix| of.iter().all(|other| contains(prefix, other)))
+}
+
 /// Addresses that both have.
 fn common(a: Cidr, b: Option<Cidr>) -> Option<Cidr> {
     let Some(b) = b else { return Some(a) };
     a.overlaps(&b).then_some(if a.len() < b.len() { b } else { a })
 }
 
-/// True if a lookup that suppresses prefixes up to a length finds the route.
-fn counts(route: &ForeignRoute, suppressed: Option<u32>) -> bool {
-    suppressed.is_none_or(|len| u32::from(route.to.len()) > len)
+/// True if a rule's lookup that suppresses prefixes up to a length finds the route. A transparent proxy
+/// has a local route for marked packets.
+fn counts(route: &ForeignRoute, rule: &ForeignRule, suppressed: Option<u32>) -> bool {
+    let is_proxied = route.kind == "local" && is_about_marks(rule);
+    !is_proxied && suppressed.is_none_or(|len| u32::from(route.to.len()) > len)
 }
 
-/// The peers' prefixes whose packets the rule takes.
-fn taken(rule: &ForeignRule, peers: &[Cidr], tables: &Tables) -> Vec<Cidr> {
-    let to = |peer: &&Cidr| rule.to.is_none_or(|to| to.overlaps(peer));
-    let concerned = peers.iter().filter(to).copied();
+/// Those of the selected destinations whose packets the rule takes.
+fn taken(rule: &ForeignRule, selected: Vec<Cidr>, tables: &Tables) -> Vec<Cidr> {
+    let concerned = selected.into_iter();
     match rule.action {
         ForeignAction::Nothing => Vec::new(),
         ForeignAction::Refuse(_) => concerned.collect(),
         ForeignAction::Goto(next) => concerned.filter(|_| next > PRIORITY).collect(),
         ForeignAction::Lookup(table, suppressed) => {
             let routes = tables.get(&table).map(Vec::as_slice).unwrap_or_default();
-            let takes = |route: &&ForeignRoute| route.kind != "throw" && counts(route, suppressed);
+            let takes =
+                |route: &&ForeignRoute| route.kind != "throw" && counts(route, rule, suppressed);
             let has_route =
                 |peer: &Cidr| routes.iter().filter(takes).any(|route| route.to.overlaps(peer));
             concerned.filter(has_route).collect()
@@ -286,16 +312,17 @@ fn local_route(routes: &[ForeignRoute], family: Family, prefixes: Vec<Cidr>) -> 
 }
 
 fn foreign_rule(rule: &ForeignRule, family: Family, taken: Taken) -> Foreign {
-    let mut selectors = format!("priority {}", rule.priority);
+    let not = if rule.is_inverted { "not " } else { "" };
+    let mut selectors = format!("{not}priority {}", rule.priority);
     let mut select = |name: &str, value: Option<String>| {
         selectors += &value.map(|value| format!(" {name}{value}")).unwrap_or_default();
     };
     select("from ", rule.from.map(|from| from.to_string()));
     select("to ", rule.to.map(|to| to.to_string()));
     select("iif ", rule.iif.clone());
-    let parts = [&rule.mark, &rule.ports].map(|part| Some(part.clone()).filter(|p| !p.is_empty()));
-    let is_part = parts.iter().any(Option::is_some);
-    parts.into_iter().for_each(|part| select("", part));
+    select("", rule.mark.map(|mark| mark.to_string()));
+    select("", Some(rule.fields.clone()).filter(|fields| !fields.is_empty()));
+    let is_part = !rule.fields.is_empty() || rule.mark.is_some() && !rule.is_inverted;
     let action = match rule.action {
         ForeignAction::Lookup(table, suppressed) => {
             let suppress = suppressed.map(|len| format!(" suppress_prefixlength {len}"));
@@ -315,7 +342,8 @@ fn foreign_rule(rule: &ForeignRule, family: Family, taken: Taken) -> Foreign {
         "the {family} rule `{selectors} {action}` comes before weft's of priority {first} and takes {packets} \
          {what}: have its owner give it a priority over {PRIORITY}, or remove it (`{removal}`)"
     );
-    let prefixes: BTreeSet<Cidr> = taken.to.into_iter().chain(taken.from).collect();
+    let taken = taken.to.into_iter().chain(taken.from);
+    let prefixes: BTreeSet<Cidr> = taken.filter(|_| !is_about_marks(rule)).collect();
     Foreign { problem, removal, prefixes: prefixes.into_iter().collect() }
 }
 
@@ -328,162 +356,4 @@ fn option(family: Family) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn cidr(text: &str) -> Cidr {
-        text.parse().unwrap()
-    }
-
-    fn rule(priority: u32, action: ForeignAction) -> ForeignRule {
-        let (from, to, iif) = (None, None, None);
-        let (ports, mark) = (String::new(), String::new());
-        ForeignRule { priority, from, to, iif, ports, mark, is_narrow: false, action, protocol: 3 }
-    }
-
-    fn route(to: &str) -> ForeignRoute {
-        let (gateway, dev) = (None, Some("eth0".to_owned()));
-        let (table, to) = (MAIN_TABLE, cidr(to));
-        ForeignRoute { table, to, metric: 0, kind: "", gateway, dev, protocol: 3 }
-    }
-
-    #[test]
-    fn rules_behind_wefts_take_nothing() {
-        let lookup = ForeignAction::Lookup(254, None);
-        let ours = |priority| ForeignRule { protocol: PROTOCOL, ..rule(priority, lookup.clone()) };
-        let rules = [
-            rule(0, ForeignAction::Lookup(255, None)),
-            ours(POD_ROUTES_PRIORITY),
-            rule(PRIORITY, lookup.clone()),
-            ours(PRIORITY),
-            rule(PRIORITY, lookup.clone()),
-            rule(32766, lookup.clone()),
-        ];
-        assert_eq!(preceding(&rules, PRIORITY).count(), 2);
-        assert_eq!(preceding(&rules, POD_ROUTES_PRIORITY).count(), 1);
-    }
-
-    #[test]
-    fn rule_takes_what_its_table_has_a_route_for() {
-        let peers = [cidr("10.201.0.0/16")];
-        let tables = BTreeMap::from([
-            (254, vec![route("0.0.0.0/0"), route("192.0.2.0/24")]),
-            (255, vec![route("127.0.0.0/8")]),
-            (7, vec![route("10.201.4.0/24")]),
-        ]);
-        let takes = |action| !taken(&rule(50, action), &peers, &tables).is_empty();
-        assert!(takes(ForeignAction::Lookup(254, None)));
-        assert!(!takes(ForeignAction::Lookup(254, Some(0))), "its default route does not count");
-        assert!(!takes(ForeignAction::Lookup(255, None)));
-        assert!(takes(ForeignAction::Lookup(7, Some(0))));
-        assert!(takes(ForeignAction::Refuse("blackhole")) && takes(ForeignAction::Goto(32766)));
-        assert!(!takes(ForeignAction::Goto(100)) && !takes(ForeignAction::Nothing));
-    }
-
-    /// Firewall of a node with one pod CIDR, whose underlay is eth0.
-    fn firewall() -> Firewall {
-        Firewall {
-            peers: [cidr("10.201.0.0/16")].into(),
-            local_pods: [cidr("10.200.1.0/24")].into(),
-            exits: ["eth0".to_owned()].into(),
-            ..Firewall::default()
-        }
-    }
-
-    #[test]
-    fn selectors_that_leave_peers_out_take_nothing() {
-        let firewall = firewall();
-        let traffic = Traffic::of(&firewall, Family::Ipv4);
-        let all = rule(50, ForeignAction::Refuse("blackhole"));
-        let takes = |rule: ForeignRule| traffic.may_take_to_peers(&rule);
-        let (lo, weft4) = (Some("lo".to_owned()), Some("weft4".to_owned()));
-        let mark = "fwmark 0x1/0xff".to_owned();
-        assert!(takes(all.clone()));
-        assert!(takes(ForeignRule { to: Some(cidr("10.0.0.0/8")), ..all.clone() }));
-        assert!(!takes(ForeignRule { to: Some(cidr("10.9.0.0/16")), ..all.clone() }));
-        assert!(takes(ForeignRule { from: Some(cidr("10.200.1.7/32")), ..all.clone() }));
-        assert!(!takes(ForeignRule { from: Some(cidr("192.0.2.5/32")), ..all.clone() }));
-        assert!(!takes(ForeignRule { iif: lo, ..all.clone() }));
-        assert!(!takes(ForeignRule { iif: weft4.clone(), ..all.clone() }));
-        assert!(takes(ForeignRule { ports: "ipproto icmp".to_owned(), ..all.clone() }));
-        let marked = ForeignRule { mark, ..all.clone() };
-        assert!(!takes(marked.clone()), "its owner's decision");
-        assert!(takes(ForeignRule { to: Some(cidr("10.201.0.0/16")), ..marked }));
-        assert!(!takes(ForeignRule { is_narrow: true, ..all.clone() }));
-        assert!(traffic.may_take_from_peers(&ForeignRule { iif: weft4, ..all.clone() }));
-        let from = Some(cidr("10.200.1.0/24"));
-        assert!(!traffic.may_take_from_peers(&ForeignRule { from, ..all }));
-    }
-
-    #[test]
-    fn cni_table_that_leads_to_pods_takes_nothing() {
-        let firewall = firewall();
-        let traffic = Traffic::of(&firewall, Family::Ipv4);
-        let by = |to: &str, dev: &str| ForeignRoute { dev: Some(dev.to_owned()), ..route(to) };
-        let throw = ForeignRoute { kind: "throw", ..route("10.200.0.0/16") };
-        let main = |pods: &[ForeignRoute]| [&[route("0.0.0.0/0")], pods].concat();
-        let takes = |own: &[ForeignRoute], pods: &[ForeignRoute], table, suppressed| {
-            let tables = BTreeMap::from([(7, own.to_vec()), (MAIN_TABLE, main(pods))]);
-            traffic.takes_from_peers(&rule(50, ForeignAction::Lookup(table, suppressed)), &tables)
-        };
-        let (default, cni0) = (by("0.0.0.0/0", "wan"), by("10.200.1.0/24", "cni0"));
-        let bridge = std::slice::from_ref(&cni0);
-        let own = std::slice::from_ref(&default);
-        assert!(takes(own, bridge, 7, None));
-        assert!(!takes(own, bridge, 7, Some(0)));
-        assert!(!takes(&[default.clone(), cni0.clone()], &[], 7, None), "a CNI's own table");
-        assert!(!takes(&[default.clone(), throw], bridge, 7, None));
-        assert!(takes(&[by("10.200.1.0/24", "eth0")], bridge, 7, None));
-        assert!(takes(&[by("10.200.1.0/25", "dummy0")], bridge, 7, None), "main has another way");
-        assert!(takes(&[default, by("10.200.1.2/32", "veth1")], &[], 7, None), "no pod's address");
-        assert!(!takes(&[], bridge, MAIN_TABLE, None));
-        let pod = by("10.200.1.2/32", "veth1");
-        assert!(takes(&[], std::slice::from_ref(&pod), MAIN_TABLE, None), "no pod's address");
-        let to_pod = ForeignRule {
-            to: Some(cidr("10.200.1.2/32")),
-            ..rule(20, ForeignAction::Lookup(MAIN_TABLE, None))
-        };
-        let tables = BTreeMap::from([(MAIN_TABLE, main(&[pod]))]);
-        assert!(!traffic.takes_from_peers(&to_pod, &tables), "Cilium's rule of a pod");
-    }
-
-    #[test]
-    fn remedies_are_commands() {
-        let to = Some(cidr("10.201.0.0/16"));
-        let found = ForeignRule { to, ..rule(50, ForeignAction::Lookup(254, None)) };
-        let taken = || Taken { to: vec![cidr("10.201.0.0/16")], from: Vec::new() };
-        let problem = foreign_rule(&found, Family::Ipv4, taken()).problem;
-        assert!(
-            problem.contains("`ip rule del priority 50 to 10.201.0.0/16 table 254`"),
-            "{problem}"
-        );
-        let (ports, mark) = ("ipproto icmp".to_owned(), "fwmark 0x1/0xff".to_owned());
-        let found = ForeignRule { ports, mark, ..found };
-        let problem = foreign_rule(&found, Family::Ipv4, taken()).problem;
-        assert!(problem.contains("takes a part of the packets to 10.201.0.0/16"), "{problem}");
-        let command =
-            "`ip rule del priority 50 to 10.201.0.0/16 fwmark 0x1/0xff ipproto icmp table 254`";
-        assert!(problem.contains(command), "{problem}");
-        let found = ForeignRoute { metric: 1024, ..route("fd00:201::/64") };
-        let problem = foreign_route(&found, Family::Ipv6, &[]).problem;
-        let command = "`ip -6 route del fd00:201::/64 dev eth0 metric 1024 table 18952`";
-        assert!(problem.contains(command), "{problem}");
-    }
-
-    #[test]
-    fn route_in_the_local_table_is_the_one_to_remove() {
-        let routes = [route("127.0.0.0/8"), route("10.201.4.0/24")];
-        let found = local_route(&routes, Family::Ipv4, vec![cidr("10.201.0.0/16")]);
-        assert_eq!(found.removal, "ip route del 10.201.4.0/24 table local");
-        assert!(found.problem.contains("takes packets to 10.201.0.0/16"), "{}", found.problem);
-    }
-
-    #[test]
-    fn route_takes_prefixes_that_hold_it() {
-        let peers = [cidr("10.201.0.0/16"), cidr("10.202.0.0/16")];
-        let takes = |to: &str| foreign_route(&route(to), Family::Ipv4, &peers).prefixes;
-        assert_eq!(takes("10.201.4.0/24"), [peers[0]]);
-        assert_eq!(takes("10.202.0.0/16"), [peers[1]]);
-        assert_eq!(takes("0.0.0.0/0"), [], "weft's own is longer");
-    }
-}
+mod tests;

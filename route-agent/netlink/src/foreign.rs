@@ -1,10 +1,12 @@
 //! Routes and rules of other programs, to report and never to change.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::IpAddr;
 
 use fabric_primitives::Cidr;
 use libc::ENOENT;
+use netlink_packet_core::Nla as _;
 use netlink_packet_route::route::{
     RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteType,
 };
@@ -39,15 +41,31 @@ pub struct ForeignRule {
     pub from: Option<Cidr>,
     pub to: Option<Cidr>,
     pub iif: Option<String>,
-    /// Protocol and ports that it compares, as `ip rule` takes them; empty if none.
-    pub ports: String,
-    /// Mark that it compares, likewise.
-    pub mark: String,
-    /// Compares more than the above: users, tunnels, the type of service.
-    pub is_narrow: bool,
+    /// Type of service, protocol, ports and users that it compares, as `ip rule` takes them; empty if
+    /// none. Forwarded packets are those of user 0.
+    pub fields: String,
+    pub mark: Option<Mark>,
+    /// It compares what no forwarded packet has: a device that a socket is bound to, another user, a
+    /// tunnel.
+    pub is_for_sockets: bool,
+    /// It applies to packets that do not have all of the above (`not`).
+    pub is_inverted: bool,
     pub action: ForeignAction,
     /// Marks whose rule it is.
     pub protocol: u8,
+}
+
+/// Mark that a packet's has to equal under a mask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    pub value: u32,
+    pub mask: u32,
+}
+
+impl fmt::Display for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "fwmark {:#x}/{:#x}", self.value, self.mask)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -152,8 +170,11 @@ fn as_rule(message: &RuleMessage) -> ForeignRule {
     let (mut priority, mut table) = (0, u32::from(header.table));
     let (mut suppressed, mut goto, mut protocol) = (None, 0, RouteProtocol::Unspec);
     let (mut from, mut to, mut iif) = (None, None, None);
-    let (mut ports, mut mark, mut mask) = (String::new(), 0, 0);
-    let mut is_narrow = header.tos != 0 || header.flags.contains(RuleFlags::Invert);
+    let (mut fields, mut mark, mut mask) = (String::new(), 0, 0);
+    let (mut is_for_sockets, is_inverted) = (false, header.flags.contains(RuleFlags::Invert));
+    if header.tos != 0 {
+        fields += &format!(" tos {:#x}", header.tos);
+    }
     for attribute in &message.attributes {
         if let RuleAttribute::Priority(value) = attribute {
             priority = *value;
@@ -166,11 +187,11 @@ fn as_rule(message: &RuleMessage) -> ForeignRule {
         } else if let RuleAttribute::Iifname(name) = attribute {
             iif = Some(name.clone());
         } else if let RuleAttribute::IpProtocol(protocol) = attribute {
-            ports += &format!(" ipproto {}", protocol_name(*protocol));
+            fields += &format!(" ipproto {}", protocol_name(*protocol));
         } else if let RuleAttribute::SourcePortRange(range) = attribute {
-            ports += &format!(" sport {}", port_range(*range));
+            fields += &format!(" sport {}", port_range(*range));
         } else if let RuleAttribute::DestinationPortRange(range) = attribute {
-            ports += &format!(" dport {}", port_range(*range));
+            fields += &format!(" dport {}", port_range(*range));
         } else if let RuleAttribute::FwMark(value) = attribute {
             mark = *value;
         } else if let RuleAttribute::FwMask(value) = attribute {
@@ -182,8 +203,15 @@ fn as_rule(message: &RuleMessage) -> ForeignRule {
         } else if let RuleAttribute::SuppressPrefixLen(value) = attribute {
             // The kernel reports -1 where nothing is suppressed.
             suppressed = Some(*value).filter(|len| *len <= 128);
+        } else if let RuleAttribute::UidRange(users) = attribute {
+            match users.start {
+                0 => fields += &format!(" uidrange 0-{}", users.end),
+                _ => is_for_sockets = true,
+            }
+        } else if let Some(dscp) = dscp(attribute) {
+            fields += &format!(" dscp {dscp}");
         } else {
-            is_narrow |= is_selector(attribute);
+            is_for_sockets |= is_of_sockets(attribute);
         }
     }
     let action = match header.action {
@@ -195,9 +223,20 @@ fn as_rule(message: &RuleMessage) -> ForeignRule {
         RuleAction::Unspec | RuleAction::Nop | RuleAction::Other(_) | _ => ForeignAction::Nothing,
     };
     let protocol = u8::from(protocol);
-    let ports = ports.trim_start().to_owned();
-    let mark = if mask == 0 { String::new() } else { format!("fwmark {mark:#x}/{mask:#x}") };
-    ForeignRule { priority, from, to, iif, ports, mark, is_narrow, action, protocol }
+    let fields = fields.trim_start().to_owned();
+    let mark = (mask != 0).then_some(Mark { value: mark, mask });
+    ForeignRule {
+        priority,
+        from,
+        to,
+        iif,
+        fields,
+        mark,
+        is_for_sockets,
+        is_inverted,
+        action,
+        protocol,
+    }
 }
 
 fn port_range(RulePortRange { start, end }: RulePortRange) -> String {
@@ -211,13 +250,21 @@ fn protocol_name(protocol: IpProtocol) -> String {
     known.unwrap_or_else(|| i32::from(protocol).to_string())
 }
 
-/// True for an attribute that leaves some packets out.
-fn is_selector(attribute: &RuleAttribute) -> bool {
+/// Differentiated services code point that a rule compares (Linux 6.13).
+fn dscp(attribute: &RuleAttribute) -> Option<u8> {
+    const FRA_DSCP: u16 = 25;
+    let RuleAttribute::Other(value) = attribute else { return None };
+    let mut dscp = [0];
+    (value.kind() == FRA_DSCP && value.value_len() == dscp.len()).then(|| {
+        value.emit_value(&mut dscp);
+        dscp[0]
+    })
+}
+
+/// True for an attribute that leaves all forwarded packets out.
+fn is_of_sockets(attribute: &RuleAttribute) -> bool {
     matches!(
         attribute,
-        RuleAttribute::TunId(_)
-            | RuleAttribute::Oifname(_)
-            | RuleAttribute::UidRange(_)
-            | RuleAttribute::L3MDev(true)
+        RuleAttribute::TunId(_) | RuleAttribute::Oifname(_) | RuleAttribute::L3MDev(true)
     )
 }

@@ -29,7 +29,7 @@ pub use apply::Failure;
 pub use churn_limiter::ChurnLimiter;
 pub use datagram::DatagramSocket;
 pub use events::Events;
-pub use foreign::{ForeignAction, ForeignRoute, ForeignRule};
+pub use foreign::{ForeignAction, ForeignRoute, ForeignRule, Mark};
 pub use handle::{Handle, NetlinkError};
 pub use links::{LinkInfo, RouteInfo};
 pub use netns::{Netns, NetnsError};

@@ -8,7 +8,7 @@ use crate::node::{World, config, eventually, sh};
 const SOON: Duration = Duration::from_secs(5);
 
 /// Commands that put something in weft's way, and parts of the problem.
-const FOREIGN: [(&str, [&str; 2]); 11] = [
+const FOREIGN: [(&str, [&str; 2]); 15] = [
     (
         "ip route add 10.201.4.0/24 via 192.0.2.7 table 18952",
         ["10.201.4.0/24", "ip route del 10.201.4.0/24 via 192.0.2.7 dev eth0 table 18952"],
@@ -59,7 +59,40 @@ const FOREIGN: [(&str, [&str; 2]); 11] = [
             "ip rule del priority 50 iif weft4 ipproto icmp blackhole",
         ],
     ),
+    (
+        "ip rule add priority 50 tos 0x10 blackhole",
+        ["a part of the packets to 10.201.0.0/16", "ip rule del priority 50 tos 0x10 blackhole"],
+    ),
+    (
+        "ip rule add not priority 50 to 10.9.0.0/16 table 254",
+        ["10.201.0.0/16", "ip rule del not priority 50 to 10.9.0.0/16 table 254"],
+    ),
+    (
+        "ip rule add not priority 50 fwmark 0x200000/0x200000 table 254",
+        ["10.201.0.0/16", "ip rule del not priority 50 fwmark 0x200000/0x200000 table 254"],
+    ),
+    (
+        "ip rule add priority 50 uidrange 0-999 blackhole",
+        ["10.201.0.0/16", "ip rule del priority 50 uidrange 0-999 blackhole"],
+    ),
 ];
+
+#[test]
+fn rule_about_a_mark_is_named_without_certainty() {
+    let world = World::running(config());
+    sh(
+        &world.node,
+        "ip route add default via 192.0.2.7; ip route add local default dev lo table 66
+        ip rule add priority 49 fwmark 0x9 table 66; ip rule add priority 50 fwmark 0x7 table 254",
+    );
+    let remedy = "ip rule del priority 50 fwmark 0x7/0xffffffff table 254";
+    eventually("it is named", SOON, || !world.problems().is_empty());
+    let problems = world.problems();
+    assert!(problems.len() == 1 && problems[0].contains(remedy), "{problems:#?}");
+    assert_eq!(world.status().unwrap().1.diversions, []);
+    sh(&world.node, remedy);
+    eventually("it is solved", SOON, || world.problems().is_empty());
+}
 
 #[test]
 fn foreign_routes_and_rules_are_named_until_gone() {
@@ -91,6 +124,10 @@ fn rules_that_take_nothing_are_no_problem() {
         "ip route add default via 192.0.2.7
         ip rule add priority 50 table 254 suppress_prefixlength 0
         ip rule add priority 51 fwmark 0x200/0xf00 table 254
+        ip rule add priority 51 fwmark 0x4000/0x4000 table 254
+        ip rule add priority 51 oif eth0 table 254
+        ip rule add priority 51 uidrange 1000-1000 table 254
+        ip rule add not priority 51 from 10.200.0.0/15 to 10.0.0.0/8 iif pod0 table 254
         ip rule add priority 52 from 192.0.2.5 table 254
         ip rule add priority 53 to 10.9.0.0/16 blackhole
         ip rule add priority 100 table 255
