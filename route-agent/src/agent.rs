@@ -19,7 +19,7 @@ use tokio::time::{MissedTickBehavior, timeout};
 use crate::apply::{apply, observe};
 use crate::compile::{Compiled, compile};
 use crate::config_source::{self, ConfigFile};
-use crate::host_state::HostState;
+use crate::host_state::{self, HostState};
 use crate::other_firewalls::{Mode, OtherFirewalls, Treatment};
 use crate::overlay_probe::OverlayProbes;
 use crate::presence::Presence;
@@ -322,7 +322,18 @@ impl Agent {
         let peers = peers.filter_map(|prefix| prefix.parse().ok()).collect();
         let ways = host_state.ways(&config.spec);
         let hosts = overlay_hosts(&config.spec);
-        self.other_firewalls.request(Treatment { mode, ways, listen_ports, peers, hosts });
+        let pods = host_state::pod_cidrs(&config.spec).collect();
+        let pod_devices = host_state.devices_of_pods(&config.spec);
+        let pod_devices = pod_devices.into_iter().map(str::to_owned).collect();
+        self.other_firewalls.request(Treatment {
+            mode,
+            ways,
+            listen_ports,
+            peers,
+            pods,
+            pod_devices,
+            hosts,
+        });
         match moved::find(&self.handle, &config.spec, &host_state).await {
             Ok(moved) => self.moved = moved,
             Err(error) => _ = problems.insert(chain(&error)),

@@ -100,7 +100,7 @@ impl HostState {
 
     /// Devices with an address within a pod CIDR of the node.
     fn pod_devices(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {
-        let pods: Vec<Cidr> = pod_cidrs(config).collect();
+        let pods: Vec<Cidr> = config.local_pods.iter().filter_map(|p| p.parse().ok()).collect();
         let has_pods = |a: &&Address| pods.iter().any(|pods| pods.contains(a.address));
         self.addresses.iter().filter(has_pods).map(|a| a.dev.as_str()).collect()
     }
@@ -111,14 +111,22 @@ impl HostState {
         let addressed = self.networks().map(|(_, dev)| dev);
         let defaults = self.routes.iter().filter(|route| route.to.is_everything());
         let devices = addressed.chain(defaults.filter_map(|route| route.dev.as_deref()));
-        let of_pods: BTreeSet<&str> =
-            pod_cidrs(config).flat_map(|pods| self.devices_to(pods)).collect();
+        let of_pods = self.devices_of_routes(config);
         let is_other = |dev: &&str| {
             *dev != "lo" && !dev.starts_with("weft") && !of_pods.contains(dev) && is_plain(dev)
         };
         let underlay = self.underlay_devices(config).into_iter();
         let exits: BTreeSet<&str> = underlay.chain(devices.filter(is_other)).collect();
         &exits - &self.pod_devices(config)
+    }
+
+    /// Devices that lead to pods of the node.
+    pub(crate) fn devices_of_pods(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {
+        &(&self.pod_devices(config) | &self.devices_of_routes(config)) - &self.exits(config)
+    }
+
+    fn devices_of_routes(&self, config: &NodeConfigSpec) -> BTreeSet<&str> {
+        pod_cidrs(config).flat_map(|pods| self.devices_to(pods)).collect()
     }
 
     /// Devices by which specific routes lead to pods: those of the main table within the pods' prefix,
@@ -163,8 +171,10 @@ impl HostState {
     }
 }
 
-fn pod_cidrs(config: &NodeConfigSpec) -> impl Iterator<Item = Cidr> {
-    config.local_pods.iter().filter_map(|pods| pods.parse().ok())
+/// Pod CIDRs of the node, without pods outside of them.
+pub(crate) fn pod_cidrs(config: &NodeConfigSpec) -> impl Iterator<Item = Cidr> {
+    let parsed = config.local_pods.iter().filter_map(|pods| pods.parse::<Cidr>().ok());
+    parsed.filter(|pods| *pods != Cidr::host(pods.address()))
 }
 
 /// True for a name that means the same in a script of nft.

@@ -8,6 +8,8 @@
 mod drop_points;
 mod iptables;
 mod nft;
+mod pod_packets;
+mod source_nat;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -74,9 +76,13 @@ impl Found {
         self.drops.iter().map(|dropping| dropping.drop.clone()).collect()
     }
 
+    fn add_problem(&mut self, drop: &PacketDrop) {
+        self.problems.insert(format!("{}: {}", drop.cause, drop.remedy));
+    }
+
     /// A rule of a chain takes packets.
     fn add_rule(&mut self, hook: Hook, drop: PacketDrop) {
-        self.problems.insert(format!("{}: {}", drop.cause, drop.remedy));
+        self.add_problem(&drop);
         self.add_drop(hook, drop, false);
     }
 
@@ -84,7 +90,7 @@ impl Found {
     fn add_chain(&mut self, hook: Hook, drop: PacketDrop) {
         // Rules by which it lets the node's own packets pass are not understood well enough.
         if hook != Hook::Output {
-            self.problems.insert(format!("{}: {}", drop.cause, drop.remedy));
+            self.add_problem(&drop);
         }
         self.add_drop(hook, drop, true);
     }
@@ -115,6 +121,9 @@ pub(crate) struct Treatment {
     pub(crate) listen_ports: BTreeSet<u16>,
     /// Prefixes of peers.
     pub(crate) peers: BTreeSet<Cidr>,
+    /// Pod CIDRs of this node, and devices that lead to pods.
+    pub(crate) pods: BTreeSet<Cidr>,
+    pub(crate) pod_devices: BTreeSet<String>,
     /// Addresses that the overlay runs on, of this node and of gateways.
     pub(crate) hosts: BTreeSet<IpAddr>,
 }
@@ -131,8 +140,11 @@ impl Treatment {
         let sports = BTreeSet::from([OVERLAY_PROBE_PORT]);
         let dports = match hook {
             Hook::Forward => {
-                let peer = rule.peer(&self.peers, &self.ways)?;
-                return Some(format!("packets of the peers' prefix {peer}"));
+                if let Some(peer) = rule.peer(&self.peers, &self.ways) {
+                    return Some(format!("packets of the peers' prefix {peer}"));
+                }
+                let pods = self.pods_that_meet(rule)?;
+                return Some(format!("packets between pods of {pods} and peers"));
             }
             Hook::Input => self.ports(),
             Hook::Output => [VXLAN_PORT, OVERLAY_PROBE_PORT].into(),
@@ -270,6 +282,11 @@ fn ensure(netns: &Netns, treatment: &Treatment, accepts: &mut nft::Accepts) -> F
         found.failures.insert(chain(&error));
     }
     iptables::ensure(netns, treatment, &mut found);
+    if treatment.mode != Mode::Remove
+        && let Err(error) = source_nat::find(netns, treatment, &mut found)
+    {
+        found.failures.insert(chain(&error));
+    }
     found
 }
 

@@ -18,7 +18,9 @@ use crate::{NetlinkError, Netns, NetnsError};
 mod chains;
 mod rule;
 
-pub use chains::{BaseChain, Chain, ChainFamily, Hook, base_chains, chain_rules, table_rules};
+pub use chains::{
+    BaseChain, Chain, ChainFamily, Hook, base_chains, chain_rules, source_nat_chains, table_rules,
+};
 pub use rule::{AddressMatch, Condition, Interface, Rule, Verdict};
 
 /// A table as the kernel has it.

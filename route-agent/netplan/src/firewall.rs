@@ -11,6 +11,9 @@ pub const TABLE: &str = "weft";
 /// Name of the counter of packets from peers to this node's pods that would have left the node.
 pub const DIVERTED: &str = "diverted";
 
+/// Priority of our chain that translates sources.
+pub const SOURCES_PRIORITY: i32 = 99;
+
 /// Our nftables table, whole.
 ///
 /// There is no diff to work out: `nft` swaps the table in one transaction, so what is wanted is
@@ -134,9 +137,8 @@ impl fmt::Display for Firewall {
         write_hosts(f, "masqueraded", &self.masqueraded)?;
         write_targets(f, "targets_v4", "ipv4_addr", |ip| ip.is_ipv4(), &self.targets)?;
         write_targets(f, "targets_v6", "ipv6_addr", |ip| ip.is_ipv6(), &self.targets)?;
-        f.write_str(
-            "  chain sources {\n    type nat hook postrouting priority 99; policy accept;\n",
-        )?;
+        writeln!(f, "  chain sources {{")?;
+        writeln!(f, "    type nat hook postrouting priority {SOURCES_PRIORITY}; policy accept;")?;
         kept.iter().try_for_each(|set| set.write(f, "saddr", "jump keep"))?;
         for set in &peers {
             let external = match set.is_ipv4() {

@@ -13,7 +13,7 @@ mod plan;
 mod refusal;
 mod state;
 
-pub use firewall::{DIVERTED, Firewall, Link, TABLE as FIREWALL_TABLE};
+pub use firewall::{DIVERTED, Firewall, Link, SOURCES_PRIORITY, TABLE as FIREWALL_TABLE};
 pub use op::Op;
 pub use plan::plan;
 pub use refusal::{COUNTER, Refusal, TABLE as REFUSAL_TABLE};

@@ -82,8 +82,8 @@ pub(crate) struct Walk<'a, E> {
     zones: bool,
     /// Ways of the packets that go through the chains.
     ways: Vec<&'a Way>,
-    /// Only some devices' packets do.
-    dispatched: bool,
+    /// Devices that a packet has to come in or go out by to get into the present chain.
+    dispatched: Vec<Interface>,
     load: &'a mut dyn FnMut(&str) -> Result<Vec<Rule>, E>,
     pub(crate) chains: BTreeMap<String, Vec<Rule>>,
     pub(crate) points: BTreeSet<DropPoint>,
@@ -111,7 +111,7 @@ impl<'a, E> Walk<'a, E> {
     ) -> Self {
         let ways = ways.iter().filter(|way| way.hook == hook).collect();
         let (chains, points, by_interface, ends) = Default::default();
-        let (dispatched, admitted, drops) = (false, Admitted::default(), Vec::new());
+        let (dispatched, admitted, drops) = (Vec::new(), Admitted::default(), Vec::new());
         Self {
             hook,
             zones,
@@ -158,7 +158,9 @@ impl<'a, E> Walk<'a, E> {
                 self.admitted.ports.extend(&rule.ports);
             }
             if drops && rule.condition != Condition::Always {
-                self.drops.push((chain.to_owned(), rule.clone()));
+                let mut rule = rule.clone();
+                rule.interfaces.extend(self.dispatched.iter().cloned());
+                self.drops.push((chain.to_owned(), rule));
             }
             match (self.condition(rule), &rule.verdict) {
                 (Condition::Always, Verdict::Drop) => {
@@ -192,6 +194,7 @@ impl<'a, E> Walk<'a, E> {
                     Condition::Always | Condition::Interface | Condition::Other,
                     Verdict::Continue
                     | Verdict::Other
+                    | Verdict::Translate
                     | Verdict::Accept
                     | Verdict::Drop
                     | Verdict::Return
@@ -205,7 +208,7 @@ impl<'a, E> Walk<'a, E> {
 
     /// Condition of a rule: among packets of some devices only, a comparison of these decides nothing.
     fn condition(&self, rule: &Rule) -> Condition {
-        let is_decided = self.dispatched && rule.condition == Condition::Interface;
+        let is_decided = !self.dispatched.is_empty() && rule.condition == Condition::Interface;
         if is_decided && self.ways.iter().all(|way| way.has(rule)) {
             return Condition::Always;
         }
@@ -216,12 +219,14 @@ impl<'a, E> Walk<'a, E> {
     fn dispatch(&mut self, rule: &Rule, to: &str) -> Result<(), E> {
         let some = self.ways.iter().copied().filter(|way| way.has(rule)).collect();
         let ways = std::mem::replace(&mut self.ways, some);
-        let dispatched = std::mem::replace(&mut self.dispatched, true);
+        let outer = self.dispatched.len();
+        self.dispatched.extend(rule.interfaces.iter().cloned());
         let (points, ends) = (self.points.clone(), std::mem::take(&mut self.ends));
         self.visit(to)?;
         let found = std::mem::replace(&mut self.points, points);
         self.by_interface.extend(found.difference(&self.points).cloned());
-        (self.ways, self.dispatched, self.ends) = (ways, dispatched, ends);
+        self.dispatched.truncate(outer);
+        (self.ways, self.ends) = (ways, ends);
         Ok(())
     }
 
@@ -289,7 +294,7 @@ impl Rule {
         ports.next().copied().filter(|_| is_met)
     }
 
-    fn has_ports(&self) -> bool {
+    pub(crate) fn has_ports(&self) -> bool {
         !self.sports.is_empty() || !self.dports.is_empty()
     }
 

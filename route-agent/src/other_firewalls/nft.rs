@@ -217,7 +217,7 @@ fn accepts(hook: Hook, treatment: &Treatment) -> BTreeSet<Accept> {
     }
 }
 
-fn rule(rule: nft::Rule) -> Rule {
+pub(super) fn rule(rule: nft::Rule) -> Rule {
     let port = |value: &Vec<u8>| <[u8; 2]>::try_from(value.as_slice()).ok();
     Rule {
         id: rule.handle.to_string(),
@@ -235,7 +235,7 @@ fn rule(rule: nft::Rule) -> Rule {
     }
 }
 
-fn of_chain(Chain { family, table, name }: &Chain) -> String {
+pub(super) fn of_chain(Chain { family, table, name }: &Chain) -> String {
     format!("chain {} {table} {name}", family.name())
 }
 

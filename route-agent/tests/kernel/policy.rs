@@ -318,7 +318,7 @@ fn problem_goes_once_the_owner_accepts_the_overlay() {
 }
 
 /// Rules of others, each with what it takes.
-const DROPS: [(&str, &str); 9] = [
+const DROPS: [(&str, &str); 16] = [
     ("iptables-nft -I FORWARD -d 10.201.0.0/16 -j DROP", "the peers' prefix 10.201.0.0/16"),
     ("iptables-nft -I FORWARD -s 10.201.4.0/22 -j REJECT", "the peers' prefix 10.201.0.0/16"),
     ("iptables-legacy -I FORWARD -d 10.201.0.0/16 -i pod0 -j DROP", "prefix 10.201.0.0/16"),
@@ -328,7 +328,16 @@ const DROPS: [(&str, &str); 9] = [
     ("nft insert rule inet f c oifname weft4 counter drop", "packets of the overlay"),
     ("nft insert rule inet f c ip6 daddr fd00:201::/32 reject", "prefix fd00:201::/32"),
     ("nft insert rule inet f in udp dport 4879 drop", "UDP port 4879 (VXLAN)"),
+    ("nft insert rule inet f c ip saddr 10.200.1.0/24 oifname weft4 drop", OF_PODS),
+    ("nft insert rule inet f c iifname pod0 oifname != pod0 drop", OF_PODS),
+    ("nft insert rule inet f c ip daddr 10.200.0.0/16 iifname weft4 drop", OF_PODS),
+    ("iptables-nft -I FORWARD -s 10.200.1.0/24 -o weft+ -j DROP", OF_PODS),
+    ("iptables-legacy -I FORWARD -s 10.200.0.0/16 ! -d 10.200.0.0/16 -j REJECT", OF_PODS),
+    ("nft insert rule inet f nat oifname != lo masquerade", OTHER_SOURCE),
+    ("nft insert rule inet f nat ip saddr 10.200.0.0/16 snat ip to 192.0.2.5", OTHER_SOURCE),
 ];
+const OF_PODS: &str = "packets between pods of 10.200.1.0/24 and peers";
+const OTHER_SOURCE: &str = "gives packets of pods to peers another source";
 /// Decisions about some packets, or about none of weft's.
 const NO_DROPS: &str = "iptables-nft -A FORWARD -p tcp --dport 6666 -j DROP
     iptables-nft -A FORWARD -d 10.9.0.0/16 -j DROP
@@ -342,14 +351,28 @@ const NO_DROPS: &str = "iptables-nft -A FORWARD -p tcp --dport 6666 -j DROP
     iptables-legacy -A INPUT -p tcp --dport 4879 -j DROP
     nft add rule inet f c ip daddr 10.201.0.0/16 meta mark 7 drop
     nft add rule inet f c ip saddr != 10.0.0.0/8 ip daddr 192.0.2.0/24 drop
-    nft add rule inet f in udp sport 4879 drop";
+    nft add rule inet f in udp sport 4879 drop
+    iptables-nft -A FORWARD ! -s 10.200.1.0/24 -i pod0 -j DROP
+    iptables-nft -A FORWARD -i pod0 -o eth0 -j DROP
+    iptables-legacy -A FORWARD -s 10.200.1.9/32 -j DROP
+    nft add rule inet f c ip saddr 10.200.1.0/24 tcp dport 25 drop
+    nft add rule inet f c iifname eth0 drop
+    nft add rule inet f nat ip saddr 10.200.1.0/24 ip daddr 10.0.0.0/8 jump exempt
+    nft add rule inet f exempt ip daddr 10.200.0.0/15 accept
+    nft add rule inet f nat meta nfproto ipv4 oifname eth0 masquerade
+    nft add rule inet f nat ip saddr 10.200.1.0/24 masquerade
+    nft add rule inet f nat ip6 saddr fd00:200::/32 ip6 daddr fd00:201::/32 return
+    nft add rule inet f nat meta nfproto ipv6 masquerade
+    iptables-nft -t nat -A POSTROUTING -s 10.200.0.0/16 -j MASQUERADE";
 
 #[test]
 fn drop_of_a_peers_packets_is_named_with_its_rule() {
     let chain = |name: &str, hook: &str| {
         format!("add chain inet f {name} {{ type filter hook {hook} priority 0; }}; ")
     };
-    let chains = chain("c", "forward") + &chain("in", "input");
+    let nat = "add chain inet f exempt; \
+               add chain inet f nat { type nat hook postrouting priority 90; }; ";
+    let chains = chain("c", "forward") + &chain("in", "input") + nat;
     let world = guarded(&format!("nft 'add table inet f; {chains}'\n{NO_DROPS}"), &[]);
     // The old packet filter notifies of nothing.
     let poke = "nft 'add table inet poke; add chain inet poke c; delete table inet poke'";

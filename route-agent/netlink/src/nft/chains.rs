@@ -42,7 +42,12 @@ pub enum Hook {
 }
 
 const CHAIN_NAME: u16 = 3;
+const CHAIN_TYPE: u16 = 7;
 const CHAIN_OF_RULE: u16 = 2;
+/// Nested in a chain.
+const HOOK: u16 = 4;
+const HOOK_NUMBER: u16 = 1;
+const HOOK_PRIORITY: u16 = 2;
 
 /// All filter chains at the hooks `input`, `forward` and `output`.
 pub fn base_chains(netns: &Netns) -> Result<Vec<BaseChain>, NftError> {
@@ -69,20 +74,48 @@ fn owned_tables(socket: &Nfnetlink, family: ChainFamily) -> io::Result<BTreeSet<
 }
 
 fn base_chain(family: ChainFamily, owned: &BTreeSet<String>, body: &[u8]) -> Option<BaseChain> {
-    const HOOK: u16 = 4;
     const POLICY: u16 = 5;
-    const TYPE: u16 = 7;
-    let hook = match number(attribute(body, HOOK)?, 1)? {
+    let hook = match number(attribute(body, HOOK)?, HOOK_NUMBER)? {
         1 => Hook::Input,
         2 => Hook::Forward,
         3 => Hook::Output,
         _ => return None,
     };
-    let filters = text(body, TYPE) == Some("filter");
+    let filters = text(body, CHAIN_TYPE) == Some("filter");
     let table = text(body, TABLE_NAME)?.to_owned();
     let owned = owned.contains(&table);
     let chain = Chain { family, table, name: text(body, CHAIN_NAME)?.to_owned() };
     filters.then_some(BaseChain { chain, hook, drops: number(body, POLICY) == Some(0), owned })
+}
+
+/// Chains that translate sources, those of them that the kernel comes to before `priority`.
+pub fn source_nat_chains(netns: &Netns, priority: i32) -> Result<Vec<Chain>, NftError> {
+    netns.run(|| source_nat_chains_here(priority))?.map_err(NftError::Read)
+}
+
+fn source_nat_chains_here(priority: i32) -> io::Result<Vec<Chain>> {
+    const POSTROUTING: u32 = 4;
+    let socket = Nfnetlink::open()?;
+    let mut chains = Vec::new();
+    for family in [ChainFamily::Inet, ChainFamily::Ip, ChainFamily::Ip6] {
+        for body in socket.dump(GET_CHAIN, family.number(), &[])? {
+            let hook = attribute(&body, HOOK);
+            let at = |key| hook.and_then(|hook| number(hook, key));
+            let is_before = at(HOOK_PRIORITY).is_some_and(|found| (found as i32) < priority);
+            if text(&body, CHAIN_TYPE) == Some("nat")
+                && at(HOOK_NUMBER) == Some(POSTROUTING)
+                && is_before
+            {
+                let names = text(&body, TABLE_NAME).zip(text(&body, CHAIN_NAME));
+                chains.extend(names.map(|(table, name)| Chain {
+                    family,
+                    table: table.to_owned(),
+                    name: name.to_owned(),
+                }));
+            }
+        }
+    }
+    Ok(chains)
 }
 
 /// The rules of a chain, in their order. One that looks up devices is there once for each device.

@@ -93,6 +93,8 @@ pub enum Verdict {
     Return,
     Jump(String),
     Goto(String),
+    /// Gives the packet another source or destination, for its whole connection.
+    Translate,
     /// A queue, a map of verdicts, or something not understood: may drop.
     Other,
 }
@@ -178,6 +180,7 @@ impl Rule {
             }
             Some("reject") => self.verdict = Verdict::Drop,
             Some("queue") => self.verdict = Verdict::Other,
+            Some("masq" | "nat") => self.verdict = Verdict::Translate,
             // Extensions of the old packet filter, in tables of `iptables-nft`.
             Some("target") => self.verdict = target(text(data, NAME)),
             Some("match") if text(data, NAME) == Some("comment") => {}
@@ -288,6 +291,7 @@ fn target(name: Option<&str>) -> Verdict {
     match name {
         Some("REJECT") => Verdict::Drop,
         Some("LOG" | "NFLOG" | "MARK" | "CONNMARK") => Verdict::Continue,
+        Some("MASQUERADE" | "SNAT") => Verdict::Translate,
         _ => Verdict::Other,
     }
 }
