@@ -41,11 +41,12 @@ pub struct NodePaths {
 
 impl NodePaths {
     /// Number of a cluster's `nodes` that reach the gateway, unless all of them do. `faulty` ones have a
-    /// fault that no probe shows.
+    /// fault that no probe shows; one that becomes unreachable as well is among both until the
+    /// controller has read that.
     pub fn count(&self, nodes: usize, faulty: u32) -> Option<NodeCount> {
         let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        let unreachable = number(self.unreachable.len()).saturating_add(faulty);
-        let of = number(nodes).max(unreachable);
+        let of = number(nodes.max(self.unreachable.len()));
+        let unreachable = number(self.unreachable.len()).saturating_add(faulty).min(of);
         (unreachable > 0).then(|| NodeCount { reachable: of - unreachable, of })
     }
 }
@@ -170,6 +171,25 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn node_with_two_faults_adds_none_to_the_nodes() {
+        let unreachable = |name: &str| UnreachableNode {
+            node: name.to_owned(),
+            fault: PathFault::NoAnswer,
+            detail: None,
+            since: String::new(),
+        };
+        let count = |names: &[&str], nodes, faulty| {
+            let unreachable = names.iter().map(|name| unreachable(name)).collect();
+            let count = NodePaths { probing: 2, unreachable }.count(nodes, faulty);
+            count.map(|count| (count.reachable, count.of))
+        };
+        assert_eq!(count(&["n1", "n2"], 2, 1), Some((0, 2)));
+        assert_eq!(count(&["n1"], 2, 1), Some((0, 2)));
+        assert_eq!(count(&["n1"], 3, 0), Some((2, 3)));
+        assert_eq!(count(&[], 2, 0), None);
+    }
 
     /// A clock, and the nodes as of it.
     struct World {
