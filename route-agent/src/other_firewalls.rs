@@ -10,6 +10,7 @@ mod iptables;
 mod nft;
 mod pod_packets;
 mod source_nat;
+mod untracked;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -282,10 +283,11 @@ fn ensure(netns: &Netns, treatment: &Treatment, accepts: &mut nft::Accepts) -> F
         found.failures.insert(chain(&error));
     }
     iptables::ensure(netns, treatment, &mut found);
-    if treatment.mode != Mode::Remove
-        && let Err(error) = source_nat::find(netns, treatment, &mut found)
-    {
-        found.failures.insert(chain(&error));
+    if treatment.mode != Mode::Remove {
+        for find in [source_nat::find, untracked::find] {
+            let failure = find(netns, treatment, &mut found).err();
+            found.failures.extend(failure.map(|error| chain(&error)));
+        }
     }
     found
 }

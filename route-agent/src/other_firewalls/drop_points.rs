@@ -6,7 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use fabric_api::Cidr;
+use fabric_api::fabric::OVERLAY_PROBE_PORT;
 use netlink::nft::{AddressMatch, Condition, Hook, Interface, Verdict};
+use netplan::Family;
+
+use crate::names;
+
+/// Number of the protocol.
+const UDP: u8 = 17;
 
 /// Rule of a chain, of either packet filter.
 #[derive(Clone, Debug)]
@@ -195,6 +202,7 @@ impl<'a, E> Walk<'a, E> {
                     Verdict::Continue
                     | Verdict::Other
                     | Verdict::Translate
+                    | Verdict::Untrack
                     | Verdict::Accept
                     | Verdict::Drop
                     | Verdict::Return
@@ -279,12 +287,9 @@ impl Rule {
         (sports, dports): (&BTreeSet<u16>, &BTreeSet<u16>),
         hosts: &BTreeSet<IpAddr>,
     ) -> Option<u16> {
-        const UDP: u8 = 17;
-        let has_host =
-            |of: &AddressMatch| hosts.iter().any(|ip| of.prefix.contains(*ip)) != of.negated;
         let is_met = !self.is_narrow
             && self.protocol == Some(UDP)
-            && self.addresses.iter().all(has_host)
+            && self.addresses.iter().all(|of| has_host(of, hosts))
             && (self.is_by_overlay() || ways.iter().any(|way| way.hook == hook && way.has(self)));
         let mut ports = match (self.sports.is_empty(), self.dports.is_empty()) {
             (true, false) => dports.intersection(&self.dports),
@@ -292,6 +297,22 @@ impl Rule {
             (true, true) | (false, false) => return None,
         };
         ports.next().copied().filter(|_| is_met)
+    }
+
+    /// Returns true if it exempts probes of gateways, or the answers, from connection tracking.
+    pub(crate) fn untracks_probes(&self, hosts: &BTreeSet<IpAddr>) -> bool {
+        let has_port =
+            |ports: &BTreeSet<u16>| ports.is_empty() || ports.contains(&OVERLAY_PROBE_PORT);
+        let is_by_weft = |of: &Interface| {
+            [Family::Ipv4, Family::Ipv6].map(names::device).iter().any(|dev| of.matches(dev))
+        };
+        self.verdict == Verdict::Untrack
+            && !self.is_narrow
+            && self.protocol.is_none_or(|protocol| protocol == UDP)
+            && has_port(&self.sports)
+            && has_port(&self.dports)
+            && self.interfaces.iter().all(is_by_weft)
+            && self.addresses.iter().all(|of| has_host(of, hosts))
     }
 
     pub(crate) fn has_ports(&self) -> bool {
@@ -309,6 +330,11 @@ impl Rule {
     fn is_by_overlay(&self) -> bool {
         self.interfaces.iter().any(|of| !of.negated && of.name.starts_with("weft"))
     }
+}
+
+/// True for a match that one of these addresses meets.
+fn has_host(of: &AddressMatch, hosts: &BTreeSet<IpAddr>) -> bool {
+    hosts.iter().any(|ip| of.prefix.contains(*ip)) != of.negated
 }
 
 /// True if all accepts that `rules` has of ours are the `wanted` ones, right before rule `index`

@@ -11,7 +11,7 @@ use netlink::Netns;
 use netlink::nft::{AddressMatch, Condition, Hook, Interface, Verdict};
 
 use super::drop_points::{Accept, DropPoint, Rule, Walk, Way, are_in_place};
-use super::{COMMENT, Drops, Found, Mode, Treatment, of_some_devices, remedy};
+use super::{COMMENT, Drops, Found, Mode, Treatment, of_some_devices, remedy, untracked};
 
 const CHAINS: [(&str, Hook); 3] =
     [("FORWARD", Hook::Forward), ("INPUT", Hook::Input), ("OUTPUT", Hook::Output)];
@@ -66,7 +66,15 @@ fn ensure_version(
 ) -> Result<(), IptablesError> {
     // Asking the program would make the table where there is none.
     let tables = fs::read_to_string(format!("/proc/thread-self/net/{names}")).unwrap_or_default();
-    if !tables.lines().any(|table| table == "filter") {
+    let has_table = |name: &str| tables.lines().any(|table| table == name);
+    if has_table("raw") && treatment.mode != Mode::Remove {
+        let raw = Table::parse(&run(program, &["-t", "raw", "-S"], "")?);
+        for chain in ["PREROUTING", "OUTPUT"] {
+            let rules = raw.chains.get(chain).map(Vec::as_slice).unwrap_or_default();
+            untracked::find_among((program, chain), rules, treatment, found);
+        }
+    }
+    if !has_table("filter") {
         return Ok(());
     }
     let table = Table::parse(&run(program, &["-S"], "")?);
@@ -253,6 +261,11 @@ fn rule(line: &str, words: &[String], chains: &BTreeMap<String, Vec<Rule>>) -> R
                 let ports = if word == "--sport" { &mut rule.sports } else { &mut rule.dports };
                 ports.extend(port.parse::<u16>());
                 rule.ports.extend(port.parse::<u16>());
+            }
+            ("-j", "NOTRACK") => rule.verdict = Verdict::Untrack,
+            ("-j", "CT") if rest.first().is_some_and(|option| option == "--notrack") => {
+                rule.verdict = Verdict::Untrack;
+                break;
             }
             // Options of the target follow.
             ("-j", target) => {

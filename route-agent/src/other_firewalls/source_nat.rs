@@ -75,6 +75,7 @@ impl Search<'_> {
                 | Verdict::Drop
                 | Verdict::Return
                 | Verdict::Continue
+                | Verdict::Untrack
                 | Verdict::Other => {}
             }
         }

@@ -62,6 +62,44 @@ fn rule_of_iptables_output_is_named_until_gone() {
 }
 
 #[test]
+fn rule_that_untracks_all_packets_is_named_until_gone() {
+    let world = Probed::start();
+    let chain = "add chain inet f c { type filter hook prerouting priority raw; }";
+    sh(
+        &world.node,
+        &format!(
+            "nft 'add table inet f; {chain}'
+            iptables-nft -t raw -A OUTPUT -p udp --dport 4879 -j NOTRACK
+            iptables-legacy -t raw -A PREROUTING -i pod0 -j NOTRACK"
+        ),
+    );
+    for (command, cause, remedy) in [
+        (
+            "nft add rule inet f c notrack",
+            "chain inet f c: the rule with handle 2 exempts",
+            "`nft delete rule inet f c handle 2`",
+        ),
+        (
+            "iptables-nft -t raw -A PREROUTING -i weft+ -j NOTRACK",
+            "chain ip raw PREROUTING: the rule with handle",
+            "`nft delete rule ip raw PREROUTING handle",
+        ),
+        (
+            "iptables-legacy -t raw -A PREROUTING -j CT --notrack",
+            "iptables-legacy's chain PREROUTING",
+            "`iptables-legacy -t raw -D PREROUTING -j CT --notrack`",
+        ),
+    ] {
+        sh(&world.node, command);
+        world.names(cause, remedy);
+        let drops = world.reported().packet_drops;
+        assert_eq!(drops.len(), 1, "{drops:?}");
+        sh(&world.node, drops[0].remedy.rsplit('`').nth(1).unwrap());
+        world.is_solved(command);
+    }
+}
+
+#[test]
 fn output_that_drops_all_is_named_while_unreachable() {
     let world = Probed::start();
     let chain = |policy| {

@@ -88,30 +88,36 @@ fn base_chain(family: ChainFamily, owned: &BTreeSet<String>, body: &[u8]) -> Opt
     filters.then_some(BaseChain { chain, hook, drops: number(body, POLICY) == Some(0), owned })
 }
 
-/// Chains that translate sources, those of them that the kernel comes to before `priority`.
+/// Chains that translate sources and that the kernel comes to before `priority`.
 pub fn source_nat_chains(netns: &Netns, priority: i32) -> Result<Vec<Chain>, NftError> {
-    netns.run(|| source_nat_chains_here(priority))?.map_err(NftError::Read)
+    const POSTROUTING: u32 = 4;
+    let found = netns.run(|| chains_before("nat", &[POSTROUTING], priority))?;
+    found.map_err(NftError::Read)
 }
 
-fn source_nat_chains_here(priority: i32) -> io::Result<Vec<Chain>> {
-    const POSTROUTING: u32 = 4;
+/// Chains that may exempt packets, incoming ones or those of this machine, from connection tracking.
+pub fn raw_chains(netns: &Netns) -> Result<Vec<Chain>, NftError> {
+    const PREROUTING: u32 = 0;
+    const OUTPUT: u32 = 3;
+    let found =
+        netns.run(|| chains_before("filter", &[PREROUTING, OUTPUT], libc::NF_IP_PRI_CONNTRACK))?;
+    found.map_err(NftError::Read)
+}
+
+fn chains_before(kind: &str, hooks: &[u32], priority: i32) -> io::Result<Vec<Chain>> {
     let socket = Nfnetlink::open()?;
     let mut chains = Vec::new();
     for family in [ChainFamily::Inet, ChainFamily::Ip, ChainFamily::Ip6] {
         for body in socket.dump(GET_CHAIN, family.number(), &[])? {
             let hook = attribute(&body, HOOK);
             let at = |key| hook.and_then(|hook| number(hook, key));
-            let is_before = at(HOOK_PRIORITY).is_some_and(|found| (found as i32) < priority);
-            if text(&body, CHAIN_TYPE) == Some("nat")
-                && at(HOOK_NUMBER) == Some(POSTROUTING)
-                && is_before
+            let is_there = text(&body, CHAIN_TYPE) == Some(kind)
+                && at(HOOK_NUMBER).is_some_and(|hook| hooks.contains(&hook))
+                && at(HOOK_PRIORITY).is_some_and(|found| (found as i32) < priority);
+            if let (true, Some(table), Some(name)) =
+                (is_there, text(&body, TABLE_NAME), text(&body, CHAIN_NAME))
             {
-                let names = text(&body, TABLE_NAME).zip(text(&body, CHAIN_NAME));
-                chains.extend(names.map(|(table, name)| Chain {
-                    family,
-                    table: table.to_owned(),
-                    name: name.to_owned(),
-                }));
+                chains.push(Chain { family, table: table.to_owned(), name: name.to_owned() });
             }
         }
     }

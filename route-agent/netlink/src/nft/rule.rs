@@ -95,6 +95,8 @@ pub enum Verdict {
     Goto(String),
     /// Gives the packet another source or destination, for its whole connection.
     Translate,
+    /// Exempts the packet from connection tracking.
+    Untrack,
     /// A queue, a map of verdicts, or something not understood: may drop.
     Other,
 }
@@ -180,9 +182,10 @@ impl Rule {
             }
             Some("reject") => self.verdict = Verdict::Drop,
             Some("queue") => self.verdict = Verdict::Other,
+            Some("notrack") => self.verdict = Verdict::Untrack,
             Some("masq" | "nat") => self.verdict = Verdict::Translate,
             // Extensions of the old packet filter, in tables of `iptables-nft`.
-            Some("target") => self.verdict = target(text(data, NAME)),
+            Some("target") => self.verdict = target(data),
             Some("match") if text(data, NAME) == Some("comment") => {}
             Some("lookup") => {
                 (self.condition, self.is_narrow) = (Condition::Other, true);
@@ -286,9 +289,16 @@ fn prefix(value: &[u8], mask: Option<&[u8]>, ipv4: bool) -> Option<Cidr> {
     Cidr::around(address, u8::try_from(len).ok()?)
 }
 
-/// Verdict of an extension's target, by name.
-fn target(name: Option<&str>) -> Verdict {
-    match name {
+/// Verdict of an extension's target.
+fn target(data: &[u8]) -> Verdict {
+    const NAME: u16 = 1;
+    const INFO: u16 = 3;
+    /// A flag in the first of two bytes of the target CT.
+    const NOTRACK: u8 = 1;
+    let is_untracked = || attribute(data, INFO)?.first().map(|flags| flags & NOTRACK != 0);
+    match text(data, NAME) {
+        Some("CT") if is_untracked() == Some(true) => Verdict::Untrack,
+        Some("NOTRACK") => Verdict::Untrack,
         Some("REJECT") => Verdict::Drop,
         Some("LOG" | "NFLOG" | "MARK" | "CONNMARK") => Verdict::Continue,
         Some("MASQUERADE" | "SNAT") => Verdict::Translate,
