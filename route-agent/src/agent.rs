@@ -377,7 +377,8 @@ impl Agent {
             self.probes.follow(&config.spec);
         }
         problems.extend(applied.problems);
-        match foreign_routes::find(&self.handle, &compiled.firewall).await {
+        let routes = &host_state.routes;
+        match foreign_routes::find(&self.handle, &compiled.firewall, routes).await {
             Ok(found) => {
                 foreign_routes::note(&mut self.diversions, &found);
                 problems.extend(found.into_iter().map(|foreign| foreign.problem));

@@ -1,6 +1,8 @@
 //! Routes and rules of others that take packets between pods and peers away from weft's rules. They are
 //! named, and left alone.
 
+mod pod_tables;
+
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,8 +19,10 @@ use crate::names::{
 /// A rule or route, and what it does.
 pub(crate) struct Foreign {
     pub(crate) problem: String,
-    /// Command that removes it.
+    /// Command that removes it, or solves the cause.
     pub(crate) removal: String,
+    /// Cause, if it does not take packets away.
+    pub(crate) cause: Option<String>,
     /// The peers' prefixes of which it certainly takes packets.
     pub(crate) prefixes: Vec<Cidr>,
 }
@@ -27,6 +31,7 @@ pub(crate) struct Foreign {
 pub(crate) async fn find(
     handle: &Handle,
     firewall: &Firewall,
+    all_routes: &[ForeignRoute],
 ) -> Result<Vec<Foreign>, NetlinkError> {
     let mut found = Vec::new();
     for family in [Family::Ipv4, Family::Ipv6] {
@@ -35,6 +40,7 @@ pub(crate) async fn find(
         let foreign = routes.iter().filter(|route| !is_wefts(route));
         found.extend(foreign.map(|route| foreign_route(route, family, &traffic.peers)));
         let rules = handle.all_rules(family).await?;
+        found.extend(pod_tables::find(&rules, all_routes, &traffic));
         let before_pods = preceding(&rules, POD_ROUTES_PRIORITY).count();
         let candidates: Vec<_> = preceding(&rules, PRIORITY)
             .enumerate()
@@ -98,7 +104,7 @@ pub(crate) fn note(noted: &mut Vec<Diversion>, found: &[Foreign]) {
         let known = before.iter().find(|of| of.removal == removal).map(|of| of.since.clone());
         let since = known.unwrap_or_else(|| format!("{:.3}", Timestamp::now()));
         let prefixes = foreign.prefixes.iter().map(ToString::to_string).collect();
-        noted.push(Diversion { removal, prefixes, since });
+        noted.push(Diversion { removal, cause: foreign.cause.clone(), prefixes, since });
     }
 }
 
@@ -293,7 +299,7 @@ fn foreign_route(route: &ForeignRoute, family: Family, peers: &[Cidr]) -> Foreig
     };
     let prefixes = peers.iter().filter(|peer| peer.contains(route.to.address()));
     let prefixes = prefixes.filter(takes).copied().collect();
-    Foreign { problem, removal, prefixes }
+    Foreign { problem, removal, cause: None, prefixes }
 }
 
 /// First route in the local table that takes packets to these prefixes.
@@ -308,7 +314,7 @@ fn local_route(routes: &[ForeignRoute], family: Family, prefixes: Vec<Cidr>) -> 
         "the route {to} in the kernel's table local takes packets to {peer}: have its owner remove it \
          (`{removal}`)"
     );
-    Foreign { problem, removal, prefixes }
+    Foreign { problem, removal, cause: None, prefixes }
 }
 
 fn foreign_rule(rule: &ForeignRule, family: Family, taken: Taken) -> Foreign {
@@ -344,7 +350,8 @@ fn foreign_rule(rule: &ForeignRule, family: Family, taken: Taken) -> Foreign {
     );
     let taken = taken.to.into_iter().chain(taken.from);
     let prefixes: BTreeSet<Cidr> = taken.filter(|_| !is_about_marks(rule)).collect();
-    Foreign { problem, removal, prefixes: prefixes.into_iter().collect() }
+    let prefixes = prefixes.into_iter().collect();
+    Foreign { problem, removal, cause: None, prefixes }
 }
 
 /// Option of `ip`.

@@ -111,7 +111,9 @@ fn fault_of_pods(config: &NodeConfig, gateway: &GatewayConfig) -> Option<Unreach
     let mut diversions = config.status.iter().flat_map(|status| &status.diversions);
     let is_of_peer = |diversion: &&Diversion| prefixes().any(|p| diversion.prefixes.contains(p));
     if let Some(diversion) = diversions.find(is_of_peer) {
-        let (detail, since) = (Some(diversion.removal.clone()), diversion.since.clone());
+        let (removal, since) = (diversion.removal.clone(), diversion.since.clone());
+        let detail = diversion.cause.iter().cloned().chain([removal]).collect::<Vec<_>>();
+        let detail = Some(detail.join(SEPARATOR));
         return Some(UnreachableNode { node: node(), fault: PathFault::Diverted, detail, since });
     }
     let outside = config.spec.outside_pods.iter().find(|cidr| concerns(cidr.contains(':')));
@@ -169,6 +171,7 @@ pub fn cause(node: &UnreachableNode) -> String {
         PathFault::PodCidrOutside => format!(
             "its pod CIDR {detail} lies in none of the cluster's, so peers do not accept its pods"
         ),
+        PathFault::Diverted if !dropped.is_empty() => dropped.trim_start_matches(": ").to_owned(),
         PathFault::Diverted => {
             "a rule or route of another program takes packets between its pods and the peer"
                 .to_owned()
@@ -208,6 +211,9 @@ pub fn remedy(of: &UnreachableNode) -> String {
             "give {node} a spec.podCIDRs within the Network of type pod-cidr, or the cluster a Network \
              of that type with {detail}"
         ),
+        PathFault::Diverted if of_drop.is_some() => {
+            format!("run `{}` on {node}", of_drop.unwrap_or_default())
+        }
         PathFault::Diverted => {
             format!(
                 "run `{detail}` on {node}, or have its owner let packets of pods and peers pass it"
@@ -321,6 +327,7 @@ mod tests {
         let mut of = |prefix: &str| {
             node.status.get_or_insert_default().diversions = vec![Diversion {
                 removal: "ip rule del priority 50 prohibit".to_owned(),
+                cause: None,
                 prefixes: vec![prefix.to_owned()],
                 since: "2026-01-31T12:00:00Z".to_owned(),
             }];
@@ -332,6 +339,12 @@ mod tests {
         let text = describe(&paths.unreachable[0], "2026-01-31T12:00:02Z".parse().unwrap());
         assert!(text.starts_with("n2: a rule or route of another program takes"), "{text}");
         assert!(text.contains("run `ip rule del priority 50 prohibit` on n2"), "{text}");
+        let diversions = &mut node.status.get_or_insert_default().diversions;
+        diversions[0].cause = Some("its pods are reached by table 7 only".to_owned());
+        let paths = NodePaths::of(&gateway, [&node]).unwrap();
+        let text = describe_steadily(&paths.unreachable[0]);
+        assert_eq!(text, "n2: its pods are reached by table 7 only since 2026-01-31T12:00:00Z");
+        assert_eq!(remedy(&paths.unreachable[0]), "run `ip rule del priority 50 prohibit` on n2");
     }
 
     #[test]

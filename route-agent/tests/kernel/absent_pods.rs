@@ -139,6 +139,32 @@ fn diverted_packets_are_dropped(routes: &str, link: &str) {
     }
 }
 
+#[test]
+fn cni_table_behind_wefts_rules_is_named_with_its_remedy() {
+    let world = leaky_node();
+    // After a container's start, a CNI moves its routes.
+    sh(
+        &world.node,
+        "ip route del 10.200.1.2/32 dev pod0; ip route add 10.200.1.2/32 dev pod0 table 200
+        ip rule add priority 2000 lookup 200",
+    );
+    // The kernel notifies of rules before weft's and of routes in its own table only.
+    sh(&world.node, "ip address add 198.51.100.9/32 dev eth0");
+    let solution = "ip rule add priority 102 to 10.200.1.0/24 table 200 suppress_prefixlength 0";
+    eventually("it is named", SOON, || !world.problems().is_empty());
+    let diversions = world.status().unwrap().1.diversions;
+    assert_eq!(diversions.len(), 1, "{diversions:?}");
+    let cause = diversions[0].cause.clone().unwrap_or_default();
+    let named = "its pods 10.200.1.0/24 are reached by routes of table 200 only, to which the IPv4 rule of \
+                 priority 2000 leads";
+    assert!(cause.starts_with(named), "{cause}");
+    assert_eq!(diversions[0].removal, solution);
+    sh(&world.node, solution);
+    eventually("it is solved", SOON, || world.problems().is_empty());
+    send(&world, "10.200.1.2");
+    eventually("the pod has it", SOON, || packets(&world, "delivered") == 1);
+}
+
 /// Neither is in a pod CIDR of the node: an IP resource's target, and a pod outside.
 #[test]
 fn other_destinations_leave_over_the_underlay() {

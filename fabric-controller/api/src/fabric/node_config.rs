@@ -222,8 +222,11 @@ pub struct ForwardingOff {
 /// A rule or route of another program that takes packets between pods and peers.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub struct Diversion {
-    /// Command that removes it, such as `ip rule del priority 50 prohibit`.
+    /// Command that removes it, such as `ip rule del priority 50 prohibit`, or solves the cause.
     pub removal: String,
+    /// Cause, if it is another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
     /// The peers' prefixes that it concerns, as this cluster sees them.
     pub prefixes: Vec<String>,
     /// When the agent found it (RFC 3339).
