@@ -266,6 +266,31 @@ pub struct RefusedTraffic {
 }
 
 impl NodeConfigSpec {
+    /// Config of a node that leaves the fabric, and whose earlier config is not known.
+    pub fn of_removed(cluster_id: String) -> Self {
+        Self {
+            cluster_id,
+            overlay: None,
+            mac: None,
+            underlay: Vec::new(),
+            declared: Vec::new(),
+            local_pods: Vec::new(),
+            overlapping_pods: Vec::new(),
+            outside_pods: Vec::new(),
+            pod_cidrs: Vec::new(),
+            external: Vec::new(),
+            from_records: false,
+            peerings: Vec::new(),
+            ips: Vec::new(),
+            internal_cidr: None,
+            vxlan_sources: Vec::new(),
+            full_masquerade: false,
+            removed: true,
+            refused: Vec::new(),
+            refuse_seconds: None,
+        }
+    }
+
     /// Time without a packet after which a refused prefix counts as quiet.
     pub fn quiet_after(&self) -> Duration {
         Duration::from_secs(self.refuse_seconds.unwrap_or(REFUSE_SECONDS).into())

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use fabric_api::fabric::{NodeConfig, NodeConfigStatus};
+use fabric_api::fabric::{NodeConfig, NodeConfigSpec, NodeConfigStatus};
 use fabric_store::{Kind, Object, ObjectRef, Store};
 use fabric_supervisor::process;
 use fabric_supervisor::rundir::{Record, RunDir};
@@ -49,8 +49,17 @@ pub(super) fn retract(dir: &RunDir, record: &Record) -> anyhow::Result<()> {
 async fn mark(store: &Store, dir: &RunDir, record: &Record) -> anyhow::Result<BTreeSet<String>> {
     let own_agent = agent_process(&record.node);
     let runs_here = process::running(dir).iter().any(|(name, _)| *name == own_agent);
+    let is_agent_of = |name: &str| name != record.node || runs_here;
     let mut waiting = BTreeSet::new();
-    for object in store.list(Kind::NodeConfig).await? {
+    let found = store.read(&[Kind::NodeConfig]).await?;
+    // The agent of a damaged one runs on the version of before.
+    let damaged = found.problems.iter().filter_map(|problem| problem.object.as_ref());
+    for ObjectRef { name, .. } in damaged.filter(|of| !found.objects.contains_key(of)) {
+        let spec = NodeConfigSpec::of_removed(record.cluster_id.clone().unwrap_or_default());
+        store.put(&NodeConfig::new(name, spec).into()).await?;
+        waiting.extend(is_agent_of(name).then(|| name.clone()));
+    }
+    for object in found.objects.into_values() {
         let Ok(mut config) = NodeConfig::try_from(object) else { continue };
         let name = config.metadata.name.clone().unwrap_or_default();
         let applied = config.status.as_ref().map_or(0, |status| status.applied_generation);
@@ -58,7 +67,7 @@ async fn mark(store: &Store, dir: &RunDir, record: &Record) -> anyhow::Result<BT
         // The peerings end, too: refused is what still sends.
         config.spec.refused.clear();
         store.put(&config.into()).await?;
-        if applied > 0 && (name != record.node || runs_here) {
+        if applied > 0 && is_agent_of(&name) {
             waiting.insert(name);
         }
     }

@@ -3,7 +3,10 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use crate::host::{ALL, Host, is_alive, kill, running, stderr};
+use fabric_api::fabric::{NodeConfig, NodeConfigStatus};
+use fabric_store::{Kind, ObjectRef};
+
+use crate::host::{ALL, Host, at_once, eventually, is_alive, kill, running, stderr};
 
 #[test]
 fn purge_finds_the_only_state_directory() {
@@ -107,6 +110,32 @@ fn processes_that_hang_share_one_grace() {
     assert!(pids.iter().all(|pid| !is_alive(*pid)));
     assert!(stderr(&down).matches("killed").count() >= pids.len(), "{}", stderr(&down));
     assert!(took < Duration::from_secs(8), "{took:?}: {}", stderr(&down));
+}
+
+#[test]
+fn down_waits_for_the_agent_of_a_damaged_config() {
+    let (host, mut up) = running();
+    up.kill();
+    let config = host.path("run/published/nodeconfigs/n2.yaml");
+    fs::create_dir_all(config.parent().unwrap()).unwrap();
+    fs::write(&config, "metadata: {name: n").unwrap();
+    let mut down = host.background(&["down"]);
+    // Its agent acknowledges.
+    let reference = ObjectRef::new(Kind::NodeConfig, "", "n2");
+    eventually("the agent of n2 is to take everything away", || {
+        let Some(Ok(mut config)) =
+            at_once(host.store().get(&reference)).unwrap().map(NodeConfig::try_from)
+        else {
+            return false;
+        };
+        let applied_generation = config.metadata.generation.unwrap_or_default();
+        config.status = Some(NodeConfigStatus { applied_generation, ..Default::default() });
+        config.spec.removed && at_once(host.store().put_status(&config.into())).unwrap()
+    });
+    assert!(down.ended_well(), "{}", host.messages());
+    let messages = host.messages();
+    assert!(messages.contains("waiting up to 10 s for n2 to take all away"), "{messages}");
+    assert!(!messages.contains("no answer"), "{messages}");
 }
 
 #[test]
