@@ -50,17 +50,17 @@ JSON (-o json; YAML is the same; absent means not known; in Kubernetes there is 
   {\"clusterId\": \"rome\", \"node\": \"n1\",
    \"peerings\": [{\"cluster\": \"milan\", \"namespace\": \"liqo-tenant-milan\", \"gateway\": \"client\",
      \"role\": \"Client\", \"state\": \"Connected\", \"latency\": \"3ms\",
-     \"remaps\": [{\"kind\": \"Pod\", \"remote\": \"10.200.0.0/16\", \"local\": \"10.201.0.0/16\"}],
+     \"remaps\": [{\"kind\": \"Pod\", \"remote\": \"10.200.0.0/16\", \"local\": \"10.68.0.0/16\"}],
      \"receivedBytes\": 1, \"transmittedBytes\": 1, \"lastHandshake\": \"2026-01-31T12:00:00Z\",
      \"mtu\": 1340, \"mtuBound\": \"Spec\", \"pathMtu\": 1400,
      \"endpoint\": \"192.0.2.20:30742\", \"node\": \"n1\",
      \"faults\": [{\"reason\": \"NoAnswer\", \"message\": \"...\", \"remedy\": \"...\",
        \"since\": \"2026-01-31T12:00:00Z\"}],
      \"nodes\": {\"reachable\": 1, \"of\": 2, \"unreachable\": [{\"node\": \"n2\",
-       \"fault\": \"NoAnswer\" (or NoAgent, OneWay, CutOff, NotStarted,
-       NotForwarding, PodCidrOverlap), \"since\": \"2026-01-31T12:00:00Z\",
+       \"fault\": \"NoAnswer\" (or NoAgent, OneWay, CutOff, NotStarted, NotForwarding,
+       PodCidrOverlap, PodCidrOutside, Diverted), \"since\": \"2026-01-31T12:00:00Z\",
        \"cause\": \"...\", \"remedy\": \"...\"}]}}],
-   \"refused\": [{\"cluster\": \"turin\", \"prefix\": \"10.202.0.0/16\", \"senders\": [\"10.200.1.2\"]}],
+   \"refused\": [{\"cluster\": \"turin\", \"prefix\": \"10.72.0.0/16\", \"senders\": [\"10.200.1.2\"]}],
    \"problems\": [\"...\"]}
 
 refused: prefixes that a peering had. Nodes refuse packets to them, and no other peer gets
