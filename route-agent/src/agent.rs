@@ -59,6 +59,8 @@ pub(crate) struct Agent {
     pub(crate) forwarding_off: Vec<ForwardingOff>,
     /// Rules and routes of others that take packets between pods and peers, since when.
     pub(crate) diversions: Vec<Diversion>,
+    /// Rules of other firewalls that let no packets between pods and peers pass, since when.
+    pub(crate) filtered: Vec<Diversion>,
     /// All that the status has.
     pub(crate) problems: BTreeSet<String>,
     pub(crate) churn_limiter: ChurnLimiter,
@@ -421,6 +423,7 @@ impl Agent {
     fn report(&mut self) {
         let Some(mut config) = self.config.clone() else { return };
         let found = self.other_firewalls.found();
+        foreign_routes::note(&mut self.filtered, &found.faults);
         let problems = [&self.own_problems, &found.problems, &found.failures];
         let problems: BTreeSet<String> = problems.into_iter().flatten().cloned().collect();
         for problem in problems.difference(&self.problems) {
@@ -438,7 +441,7 @@ impl Agent {
             problems: self.problems.iter().cloned().collect(),
             moved: self.moved.clone(),
             forwarding_off: self.forwarding_off.clone(),
-            diversions: self.diversions.clone(),
+            diversions: [&*self.diversions, &*self.filtered].concat(),
             packet_drops: if unreachable.is_empty() { Vec::new() } else { found.packet_drops() },
             unreachable_gateways: unreachable,
             refused: Some(self.refuser.report(&config.spec)),

@@ -17,6 +17,7 @@ use crate::names::{
 };
 
 /// A rule or route, and what it does.
+#[derive(Clone, Debug)]
 pub(crate) struct Foreign {
     pub(crate) problem: String,
     /// Command that removes it, or solves the cause.

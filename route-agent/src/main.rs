@@ -127,6 +127,7 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         moved: Vec::new(),
         forwarding_off: Vec::new(),
         diversions: Vec::new(),
+        filtered: Vec::new(),
         churn_limiter: ChurnLimiter::default(),
         vitals,
         refuser: Refuser::new(args.refusal_file),

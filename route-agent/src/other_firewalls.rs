@@ -24,6 +24,7 @@ use tokio::time::sleep;
 
 pub(crate) use drop_points::{Accept, Admitted, Way};
 
+use crate::foreign_routes::Foreign;
 use crate::names::VXLAN_PORT;
 use drop_points::{DropPoint, Rule};
 use fabric_api::Cidr;
@@ -55,6 +56,8 @@ pub(crate) struct Found {
     pub(crate) failures: BTreeSet<String>,
     /// Chains that drop this node's own packets of the overlay or those for it, or may do so.
     pub(crate) drops: BTreeSet<Dropping>,
+    /// Rules that let no packet of pods to peers pass as it is, or none back.
+    pub(crate) faults: Vec<Foreign>,
     /// Chains of nftables that packets of the overlay go through.
     pub(crate) chains: BTreeSet<Chain>,
     changed: bool,
@@ -145,7 +148,7 @@ impl Treatment {
                     return Some(format!("packets of the peers' prefix {peer}"));
                 }
                 let pods = self.pods_that_meet(rule)?;
-                return Some(format!("packets between pods of {pods} and peers"));
+                return Some(of_pods(pods));
             }
             Hook::Input => self.ports(),
             Hook::Output => [VXLAN_PORT, OVERLAY_PROBE_PORT].into(),
@@ -298,6 +301,10 @@ fn port_name(port: &u16) -> String {
         OVERLAY_PROBE_PORT => format!("{port} (overlay probes)"),
         _ => format!("{port} (WireGuard)"),
     }
+}
+
+fn of_pods(pods: &Cidr) -> String {
+    format!("packets between pods of {pods} and peers")
 }
 
 fn of_some_devices(chain: &str) -> String {

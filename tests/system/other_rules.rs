@@ -100,6 +100,38 @@ fn live(scene: &Scene, target: IpAddr) -> Result<()> {
     Ok(())
 }
 
+/// Type, hook and priority of a chain of rome-2, and a rule that no packet of pods gets past as it is.
+const FILTERS: [(&str, &str); 2] = [
+    ("filter hook forward priority 0", "ip saddr 10.200.0.0/16 oifname weft4 drop"),
+    ("nat hook postrouting priority 90", "ip saddr 10.200.0.0/16 oifname != cni0 masquerade"),
+];
+
+#[test]
+fn rule_against_pods_packets_is_named() -> Result<()> {
+    play(&clusters(), |scene| {
+        all_probe(scene)?;
+        let rome = scene.cluster("rome");
+        let pod = &rome.nodes[1].pods[0];
+        let _echo = UdpEcho::start(&first_pod(scene.cluster("milan")).ns, ECHO)?;
+        let (_, target) = scene.way("rome", "milan")?;
+        let passes = || udp_echo(&pod.ns, SocketAddr::new(target, ECHO), CANARY);
+        for (chain, rule) in FILTERS {
+            let node = rome.nodes[1].host.net();
+            node.nft(&format!("table inet test {{ chain c {{ type {chain}; {rule}; }}; }}"))?;
+            ensure!(passes().is_err(), "a datagram passes `{rule}`");
+            wait_until(rule, TIMEOUT, || is_named(rome, "Diverted"))?;
+            let problems = rome.status()?["problems"].to_string();
+            let remedy = "run `nft delete rule inet test c handle 2` on rome-2";
+            ensure!(problems.contains(remedy), "{problems}");
+            shell(scene, "nft delete rule inet test c handle 2")?;
+            wait_until("it is solved", TIMEOUT, || is_healthy(rome))?;
+            wait_until("the text arrives", TIMEOUT, passes)?;
+            node.nft("delete table inet test")?;
+        }
+        Ok(())
+    })
+}
+
 /// Hook and rule of a chain of rome-2.
 const DROPS: [(&str, &str); 4] = [
     ("output", "udp dport 4879 drop"),

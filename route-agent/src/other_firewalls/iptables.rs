@@ -8,10 +8,10 @@ use std::process::{Command, Stdio};
 
 use fabric_api::fabric::{OVERLAY_PROBE_PORT, PacketDrop};
 use netlink::Netns;
-use netlink::nft::{AddressMatch, Condition, Hook, Interface, Verdict};
+use netlink::nft::{AddressMatch, ChainFamily, Condition, Hook, Interface, Verdict};
 
 use super::drop_points::{Accept, DropPoint, Rule, Walk, Way, are_in_place};
-use super::{COMMENT, Drops, Found, Mode, Treatment, of_some_devices, remedy, untracked};
+use super::{COMMENT, Drops, Found, Mode, Treatment, of_pods, of_some_devices, remedy, untracked};
 
 const CHAINS: [(&str, Hook); 3] =
     [("FORWARD", Hook::Forward), ("INPUT", Hook::Input), ("OUTPUT", Hook::Output)];
@@ -86,6 +86,9 @@ fn ensure_version(
                 found.add_rule(hook, rule_drop(program, (chain, hook), rule, &taken));
             }
         }
+        if hook == Hook::Forward {
+            table.find_faults(program, treatment, found);
+        }
         let missing = treatment.missing(hook, &drops.admitted);
         let missing = missing.filter(|_| treatment.mode != Mode::Remove);
         if let Some(ports) = &missing {
@@ -151,6 +154,21 @@ impl Table {
         let Ok(()) = walk.base_chain(chain, self.dropping.contains(chain));
         let Walk { points, by_interface, admitted, drops: rules, .. } = walk;
         Drops { points, by_interface, admitted, rules }
+    }
+
+    /// Adds the drops of all packets between pods and peers of one direction.
+    fn find_faults(&self, program: &str, treatment: &Treatment, found: &mut Found) {
+        let mut load = |name: &str| {
+            Ok::<_, std::convert::Infallible>(self.chains.get(name).cloned().unwrap_or_default())
+        };
+        let is_ipv6 = program.starts_with("ip6");
+        let from = (if is_ipv6 { ChainFamily::Ip6 } else { ChainFamily::Ip }, "FORWARD");
+        let Ok(()) =
+            treatment.find_faults(from, &mut load, &mut |(pods, to_peers), chain, rule| {
+                let drop = rule_drop(program, (chain, Hook::Forward), rule, &of_pods(pods));
+                let removal = format!("{program} {}", rule.id.replacen("-A", "-D", 1));
+                treatment.add_fault(found, (rule, pods, to_peers), (&drop, removal));
+            });
     }
 
     /// Lines for `iptables-restore`; empty if all accepts are in their places.

@@ -9,7 +9,7 @@ use netlink::nft::{self, BaseChain, Chain, Hook, NftError, Verdict};
 use netplan::{FIREWALL_TABLE, REFUSAL_TABLE};
 
 use super::drop_points::{Accept, DropPoint, Rule, Walk, are_in_place};
-use super::{COMMENT, Drops, Found, Mode, Treatment, of_some_devices, remedy};
+use super::{COMMENT, Drops, Found, Mode, Treatment, of_pods, of_some_devices, remedy};
 
 /// Accepts of ours in others' chains.
 #[derive(Debug, Default)]
@@ -105,6 +105,9 @@ impl<'a> Table<'a> {
                     found.add_rule(base.hook, self.rule_drop((chain, base.hook), rule, &taken));
                 }
             }
+            if base.hook == Hook::Forward {
+                self.find_faults(base, treatment, found)?;
+            }
             let missing = treatment.missing(base.hook, &admitted);
             let missing = missing.filter(|_| treatment.mode != Mode::Remove);
             if let Some(ports) = &missing {
@@ -149,6 +152,27 @@ impl<'a> Table<'a> {
         found.chains.extend(chains.keys().map(|name| self.chain(name)));
         self.chains.extend(chains);
         Ok(Drops { points, by_interface, admitted, rules })
+    }
+
+    /// Adds the drops of all packets between pods and peers of one direction.
+    fn find_faults(
+        &self,
+        base: &BaseChain,
+        treatment: &Treatment,
+        found: &mut Found,
+    ) -> Result<(), NftError> {
+        let mut load = |name: &str| {
+            let rules = nft::chain_rules(self.netns, &self.chain(name))?;
+            Ok::<_, NftError>(rules.into_iter().map(rule).collect())
+        };
+        let from = (base.chain.family, &*base.chain.name);
+        treatment.find_faults(from, &mut load, &mut |(pods, to_peers), chain, rule| {
+            let drop = self.rule_drop((chain, base.hook), rule, &of_pods(pods));
+            let Chain { family, table, name } = self.chain(chain);
+            let place = format!("{} {table} {name}", family.name());
+            let removal = format!("nft delete rule {place} handle {}", rule.id);
+            treatment.add_fault(found, (rule, pods, to_peers), (&drop, removal));
+        })
     }
 
     fn rule_drop(&self, (chain, hook): (&str, Hook), rule: &Rule, taken: &str) -> PacketDrop {

@@ -1,11 +1,15 @@
 //! Rules of other programs about packets between this node's pods and peers.
 
+use std::collections::BTreeSet;
+
 use fabric_api::Cidr;
-use netlink::nft::{AddressMatch, Interface};
+use fabric_api::fabric::PacketDrop;
+use netlink::nft::{AddressMatch, ChainFamily, Condition, Interface, Verdict};
 use netplan::Family;
 
-use super::Treatment;
 use super::drop_points::Rule;
+use super::{Found, Mode, Treatment};
+use crate::foreign_routes::Foreign;
 use crate::names;
 
 impl Treatment {
@@ -15,15 +19,24 @@ impl Treatment {
         self.pods.iter().find(meet)
     }
 
-    /// True if no packet of pods to peers gets past the rule.
-    pub(super) fn all_meet(&self, rule: &Rule, pods: &Cidr) -> bool {
-        let mut of_peers = rule.addresses.iter().filter(|of| !of.source);
-        self.meet(rule, (pods, true))
+    /// True if all packets of pods to or from a peer meet the rule.
+    pub(super) fn meet(&self, rule: &Rule, packets: (&Cidr, bool)) -> bool {
+        !rule.is_narrow
+            && rule.protocol.is_none()
+            && !rule.has_ports()
+            && self.may_meet(rule, packets)
+            && rule.addresses.iter().all(|of| of.source != packets.1 || holds(of, packets.0, true))
+    }
+
+    /// True if no packet between pods and peers, of one direction, gets past the rule.
+    fn all_meet(&self, rule: &Rule, (pods, to_peers): (&Cidr, bool)) -> bool {
+        let mut of_peers = rule.addresses.iter().filter(|of| of.source != to_peers);
+        self.meet(rule, (pods, to_peers))
             && of_peers.all(|of| self.peers_like(pods).all(|peer| holds(of, peer, true)))
     }
 
-    /// True if all packets of pods to or from a peer meet the rule.
-    pub(super) fn meet(&self, rule: &Rule, (pods, to_peers): (&Cidr, bool)) -> bool {
+    /// True unless devices or addresses leave all packets of pods to or from peers out.
+    fn may_meet(&self, rule: &Rule, (pods, to_peers): (&Cidr, bool)) -> bool {
         let is_by = |of: &Interface| {
             if of.incoming == to_peers {
                 self.pod_devices.iter().any(|dev| of.matches(dev))
@@ -35,15 +48,12 @@ impl Treatment {
             if of.prefix.is_ipv4() != pods.is_ipv4() {
                 false
             } else if of.source == to_peers {
-                holds(of, pods, true)
+                holds(of, pods, false)
             } else {
                 self.peers_like(pods).any(|peer| holds(of, peer, false))
             }
         };
-        !rule.is_narrow
-            && rule.protocol.is_none()
-            && !rule.has_ports()
-            && rule.interfaces.iter().all(is_by)
+        rule.interfaces.iter().all(is_by)
             && rule.addresses.iter().all(is_of)
             && self.peers_like(pods).next().is_some()
     }
@@ -52,6 +62,121 @@ impl Treatment {
     fn peers_like(&self, pods: &Cidr) -> impl Iterator<Item = &Cidr> {
         let is_ipv4 = pods.is_ipv4();
         self.peers.iter().filter(move |peer| peer.is_ipv4() == is_ipv4)
+    }
+}
+
+/// Walk of the packets of pods to or from peers through chains, until a rule has a verdict on all of them.
+pub(super) struct Search<'a, E> {
+    treatment: &'a Treatment,
+    /// A pod CIDR, and whether its packets go to peers.
+    packets: (&'a Cidr, bool),
+    wanted: Verdict,
+    load: &'a mut dyn FnMut(&str) -> Result<Vec<Rule>, E>,
+    pub(super) visited: BTreeSet<String>,
+    /// The first rule with the wanted verdict, and its chain.
+    pub(super) found: Option<(String, Rule)>,
+    /// No rule before it decides about some of the packets.
+    pub(super) is_certain: bool,
+}
+
+impl<'a, E> Search<'a, E> {
+    pub(super) fn new(
+        (treatment, packets): (&'a Treatment, (&'a Cidr, bool)),
+        wanted: Verdict,
+        load: &'a mut dyn FnMut(&str) -> Result<Vec<Rule>, E>,
+    ) -> Self {
+        let (visited, found, is_certain) = (BTreeSet::new(), None, true);
+        Self { treatment, packets, wanted, load, visited, found, is_certain }
+    }
+
+    /// Returns true once nothing is left to decide.
+    pub(super) fn visit(&mut self, chain: &str) -> Result<bool, E> {
+        if !self.visited.insert(chain.to_owned()) {
+            return Ok(false);
+        }
+        for rule in (self.load)(chain)? {
+            let all = self.treatment.all_meet(&rule, self.packets);
+            let is_met = all || self.treatment.meet(&rule, self.packets);
+            // What is dropped without a condition gets an accept, or is reported with its chain.
+            let is_drop_point =
+                rule.verdict == Verdict::Drop && rule.condition == Condition::Always;
+            if is_met && rule.verdict == self.wanted && !is_drop_point {
+                self.found = Some((chain.to_owned(), rule));
+                return Ok(true);
+            }
+            match &rule.verdict {
+                Verdict::Continue | Verdict::Untrack => continue,
+                Verdict::Accept | Verdict::Drop | Verdict::Translate if all => return Ok(true),
+                Verdict::Return if all => return Ok(false),
+                Verdict::Jump(to) | Verdict::Goto(to) if is_met => {
+                    let is_decided = self.visit(&to.clone())?;
+                    if is_decided && (all || self.found.is_some()) {
+                        return Ok(true);
+                    }
+                }
+                Verdict::Accept
+                | Verdict::Drop
+                | Verdict::Return
+                | Verdict::Translate
+                | Verdict::Jump(_)
+                | Verdict::Goto(_)
+                | Verdict::Other => {
+                    self.is_certain &= !self.treatment.may_meet(&rule, self.packets);
+                }
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl Treatment {
+    /// Calls `add` with each rule from a chain on that drops all packets between a pod CIDR and a peer, of
+    /// one direction, if none before it decides about some of them.
+    pub(super) fn find_faults<E>(
+        &self,
+        (family, chain): (ChainFamily, &str),
+        load: &mut dyn FnMut(&str) -> Result<Vec<Rule>, E>,
+        add: &mut dyn FnMut((&Cidr, bool), &str, &Rule),
+    ) -> Result<(), E> {
+        let pods = self.pods_of(family).filter(|_| self.mode != Mode::Remove);
+        for packets in pods.flat_map(|pods| [(pods, true), (pods, false)]) {
+            let mut search = Search::new((self, packets), Verdict::Drop, load);
+            search.visit(chain)?;
+            if let Some((chain, rule)) = search.found.filter(|_| search.is_certain) {
+                add(packets, &chain, &rule);
+            }
+        }
+        Ok(())
+    }
+
+    /// Pod CIDRs whose packets go through chains of a family.
+    pub(super) fn pods_of(&self, family: ChainFamily) -> impl Iterator<Item = &Cidr> {
+        self.pods.iter().filter(move |pods| match family {
+            ChainFamily::Inet => true,
+            ChainFamily::Ip => pods.is_ipv4(),
+            ChainFamily::Ip6 => !pods.is_ipv4(),
+        })
+    }
+
+    /// Adds a fault of all packets between pods and peers of one direction.
+    pub(super) fn add_fault(
+        &self,
+        found: &mut Found,
+        (rule, pods, to_peers): (&Rule, &Cidr, bool),
+        (drop, removal): (&PacketDrop, String),
+    ) {
+        let holds_for = |peer: &&Cidr| {
+            let of_peers = rule.addresses.iter().filter(|of| of.source != to_peers);
+            of_peers.into_iter().all(|of| holds(of, peer, true))
+        };
+        let prefixes: Vec<Cidr> = self.peers_like(pods).filter(holds_for).copied().collect();
+        if let Some(known) = found.faults.iter_mut().find(|known| known.removal == removal) {
+            let more = prefixes.into_iter().filter(|prefix| !known.prefixes.contains(prefix));
+            return known.prefixes.extend(more.collect::<Vec<_>>());
+        }
+        let problem = format!("{}: {}", drop.cause, drop.remedy);
+        let cause = Some(drop.cause.clone());
+        found.faults.push(Foreign { problem, removal, cause, prefixes });
     }
 }
 
