@@ -163,12 +163,11 @@ impl Table {
         };
         let is_ipv6 = program.starts_with("ip6");
         let from = (if is_ipv6 { ChainFamily::Ip6 } else { ChainFamily::Ip }, "FORWARD");
-        let Ok(()) =
-            treatment.find_faults(from, &mut load, &mut |(pods, to_peers), chain, rule| {
-                let drop = rule_drop(program, (chain, Hook::Forward), rule, &of_pods(pods));
-                let removal = format!("{program} {}", rule.id.replacen("-A", "-D", 1));
-                treatment.add_fault(found, (rule, pods, to_peers), (&drop, removal));
-            });
+        let Ok(()) = treatment.find_faults(from, &mut load, &mut |packets, chain, rule| {
+            let drop = rule_drop(program, (chain, Hook::Forward), rule, &of_pods(packets.pods));
+            let removal = format!("{program} {}", rule.id.replacen("-A", "-D", 1));
+            treatment.add_fault(found, (rule, packets), (&drop, removal));
+        });
     }
 
     /// Lines for `iptables-restore`; empty if all accepts are in their places.

@@ -166,12 +166,12 @@ impl<'a> Table<'a> {
             Ok::<_, NftError>(rules.into_iter().map(rule).collect())
         };
         let from = (base.chain.family, &*base.chain.name);
-        treatment.find_faults(from, &mut load, &mut |(pods, to_peers), chain, rule| {
-            let drop = self.rule_drop((chain, base.hook), rule, &of_pods(pods));
+        treatment.find_faults(from, &mut load, &mut |packets, chain, rule| {
+            let drop = self.rule_drop((chain, base.hook), rule, &of_pods(packets.pods));
             let Chain { family, table, name } = self.chain(chain);
             let place = format!("{} {table} {name}", family.name());
             let removal = format!("nft delete rule {place} handle {}", rule.id);
-            treatment.add_fault(found, (rule, pods, to_peers), (&drop, removal));
+            treatment.add_fault(found, (rule, packets), (&drop, removal));
         })
     }
 

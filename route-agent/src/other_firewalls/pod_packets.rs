@@ -12,31 +12,42 @@ use super::{Found, Mode, Treatment};
 use crate::foreign_routes::Foreign;
 use crate::names;
 
+/// Packets between a pod CIDR of this node and peers, of one direction.
+#[derive(Clone, Copy)]
+pub(super) struct Packets<'a> {
+    pub(super) pods: &'a Cidr,
+    pub(super) to_peers: bool,
+}
+
 impl Treatment {
     /// The pod CIDR whose packets to or from a peer all meet the rule.
     pub(super) fn pods_that_meet(&self, rule: &Rule) -> Option<&Cidr> {
-        let meet = |pods: &&Cidr| [true, false].iter().any(|to| self.meet(rule, (pods, *to)));
+        let meet = |pods: &&Cidr| Packets::of(pods).iter().any(|packets| self.meet(rule, *packets));
         self.pods.iter().find(meet)
     }
 
     /// True if all packets of pods to or from a peer meet the rule.
-    pub(super) fn meet(&self, rule: &Rule, packets: (&Cidr, bool)) -> bool {
+    fn meet(&self, rule: &Rule, packets: Packets<'_>) -> bool {
         !rule.is_narrow
             && rule.protocol.is_none()
             && !rule.has_ports()
             && self.may_meet(rule, packets)
-            && rule.addresses.iter().all(|of| of.source != packets.1 || holds(of, packets.0, true))
+            && rule
+                .addresses
+                .iter()
+                .all(|of| of.source != packets.to_peers || holds(of, packets.pods, true))
     }
 
     /// True if no packet between pods and peers, of one direction, gets past the rule.
-    fn all_meet(&self, rule: &Rule, (pods, to_peers): (&Cidr, bool)) -> bool {
+    fn all_meet(&self, rule: &Rule, packets: Packets<'_>) -> bool {
+        let Packets { pods, to_peers } = packets;
         let mut of_peers = rule.addresses.iter().filter(|of| of.source != to_peers);
-        self.meet(rule, (pods, to_peers))
+        self.meet(rule, packets)
             && of_peers.all(|of| self.peers_like(pods).all(|peer| holds(of, peer, true)))
     }
 
     /// True unless devices or addresses leave all packets of pods to or from peers out.
-    fn may_meet(&self, rule: &Rule, (pods, to_peers): (&Cidr, bool)) -> bool {
+    fn may_meet(&self, rule: &Rule, Packets { pods, to_peers }: Packets<'_>) -> bool {
         let is_by = |of: &Interface| {
             if of.incoming == to_peers {
                 self.pod_devices.iter().any(|dev| of.matches(dev))
@@ -68,8 +79,7 @@ impl Treatment {
 /// Walk of the packets of pods to or from peers through chains, until a rule has a verdict on all of them.
 pub(super) struct Search<'a, E> {
     treatment: &'a Treatment,
-    /// A pod CIDR, and whether its packets go to peers.
-    packets: (&'a Cidr, bool),
+    packets: Packets<'a>,
     wanted: Verdict,
     load: &'a mut dyn FnMut(&str) -> Result<Vec<Rule>, E>,
     pub(super) visited: BTreeSet<String>,
@@ -81,7 +91,7 @@ pub(super) struct Search<'a, E> {
 
 impl<'a, E> Search<'a, E> {
     pub(super) fn new(
-        (treatment, packets): (&'a Treatment, (&'a Cidr, bool)),
+        (treatment, packets): (&'a Treatment, Packets<'a>),
         wanted: Verdict,
         load: &'a mut dyn FnMut(&str) -> Result<Vec<Rule>, E>,
     ) -> Self {
@@ -136,10 +146,10 @@ impl Treatment {
         &self,
         (family, chain): (ChainFamily, &str),
         load: &mut dyn FnMut(&str) -> Result<Vec<Rule>, E>,
-        add: &mut dyn FnMut((&Cidr, bool), &str, &Rule),
+        add: &mut dyn FnMut(Packets<'_>, &str, &Rule),
     ) -> Result<(), E> {
         let pods = self.pods_of(family).filter(|_| self.mode != Mode::Remove);
-        for packets in pods.flat_map(|pods| [(pods, true), (pods, false)]) {
+        for packets in pods.flat_map(Packets::of) {
             let mut search = Search::new((self, packets), Verdict::Drop, load);
             search.visit(chain)?;
             if let Some((chain, rule)) = search.found.filter(|_| search.is_certain) {
@@ -162,12 +172,12 @@ impl Treatment {
     pub(super) fn add_fault(
         &self,
         found: &mut Found,
-        (rule, pods, to_peers): (&Rule, &Cidr, bool),
+        (rule, Packets { pods, to_peers }): (&Rule, Packets<'_>),
         (drop, removal): (&PacketDrop, String),
     ) {
         let holds_for = |peer: &&Cidr| {
-            let of_peers = rule.addresses.iter().filter(|of| of.source != to_peers);
-            of_peers.into_iter().all(|of| holds(of, peer, true))
+            let mut of_peers = rule.addresses.iter().filter(|of| of.source != to_peers);
+            of_peers.all(|of| holds(of, peer, true))
         };
         let prefixes: Vec<Cidr> = self.peers_like(pods).filter(holds_for).copied().collect();
         if let Some(known) = found.faults.iter_mut().find(|known| known.removal == removal) {
@@ -177,6 +187,12 @@ impl Treatment {
         let problem = format!("{}: {}", drop.cause, drop.remedy);
         let cause = Some(drop.cause.clone());
         found.faults.push(Foreign { problem, removal, cause, prefixes });
+    }
+}
+
+impl<'a> Packets<'a> {
+    fn of(pods: &'a Cidr) -> [Self; 2] {
+        [true, false].map(|to_peers| Self { pods, to_peers })
     }
 }
 

@@ -8,7 +8,7 @@ use netplan::{FIREWALL_TABLE, SOURCES_PRIORITY};
 
 use super::drop_points::Rule;
 use super::nft::{of_chain, rule};
-use super::pod_packets::Search;
+use super::pod_packets::{Packets, Search};
 use super::{Found, Treatment};
 
 /// Names the first rule of each such chain that translates packets of pods to peers.
@@ -25,8 +25,8 @@ pub(super) fn find(
             Ok::<_, NftError>(rules.into_iter().map(rule).collect())
         };
         for pods in treatment.pods_of(base.family) {
-            let packets = (treatment, (pods, true));
-            let mut search = Search::new(packets, Verdict::Translate, &mut load);
+            let packets = Packets { pods, to_peers: true };
+            let mut search = Search::new((treatment, packets), Verdict::Translate, &mut load);
             search.visit(&base.name)?;
             let Search { visited, found: translating, is_certain, .. } = search;
             found.chains.extend(visited.into_iter().map(|name| Chain { name, ..base.clone() }));
@@ -35,7 +35,7 @@ pub(super) fn find(
                 let (drop, removal) = translation(base, &chain, &rule);
                 found.add_problem(&drop);
                 if is_certain {
-                    treatment.add_fault(found, (&rule, pods, true), (&drop, removal));
+                    treatment.add_fault(found, (&rule, packets), (&drop, removal));
                 }
             }
         }
