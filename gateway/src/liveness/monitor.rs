@@ -5,6 +5,7 @@ mod diagnosis;
 mod path;
 mod search;
 mod socket;
+mod ways;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -33,6 +34,7 @@ use path::PathProber;
 pub use path::TRAINS_VANISH;
 use search::{Search, Step};
 use socket::ProbeSocket;
+use ways::{Signs, Ways};
 
 /// Longest time between two probes while there is no connection, so that one is noticed at once.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(500);
@@ -43,16 +45,6 @@ const TICK: Duration = Duration::from_secs(1);
 /// Datagrams read before it is concluded that none came: a gateway that had to wait for a processor
 /// finds the answers when it has one.
 const LATE_DATAGRAMS: usize = 64;
-/// Number of probes a client leaves unanswered before it tries another way, and the time it then
-/// gives that way.
-const RETRY_PROBES: u32 = 3;
-const RETRY_PAUSE: Duration = Duration::from_secs(15);
-/// Time that a client which has just started gives each of its first ways: two initiations. They may be
-/// those that an earlier gateway had.
-const FIRST_TRY: Duration = Duration::from_secs(2);
-/// Number of first ways. All but the last leave the source port alone: a server whose address has
-/// changed meanwhile initiates there.
-const FIRST_WAYS: u32 = 2;
 /// Checks for the announcement of the end having been sent, and the time between two of them.
 const END_LOOKS: u32 = 20;
 const END_LOOK: Duration = Duration::from_millis(2);
@@ -161,15 +153,9 @@ struct Peering {
     latency_at: Option<Timestamp>,
     /// Since when the probes are unanswered.
     unanswered: Option<Instant>,
-    /// Time of the last retry, or of the start.
-    retried: Option<Instant>,
-    /// Number of first ways left to try.
-    first_ways: u32,
+    ways: Ways,
     /// For the successor of a server that has announced its end.
     search: Option<Search>,
-    /// Not yet published.
-    new_retries: u64,
-    new_ports: u64,
     probes: ProbeCounts,
     lane_ended: bool,
 }
@@ -231,11 +217,8 @@ impl Peering {
             diagnosis: Diagnosis::new(now),
             latency_at: None,
             unanswered: None,
-            retried: Some(now),
-            first_ways: FIRST_WAYS,
+            ways: Ways::new(now),
             search: None,
-            new_retries: 0,
-            new_ports: 0,
             probes: ProbeCounts::default(),
             lane_ended: false,
             running,
@@ -427,13 +410,24 @@ impl Peering {
         }
     }
 
+    /// A server is found by its client.
+    fn is_retry_due(&self, now: Instant) -> bool {
+        self.desired().role == Role::Client && self.ways.is_due(self.signs(), now)
+    }
+
     fn retry(&mut self, now: Instant) {
         tracing::info!("the peer does not answer, trying another way");
-        let keeps_port = self.is_first_way() && self.first_ways > 1;
-        self.first_ways = if keeps_port { self.first_ways - 1 } else { 0 };
-        self.retried = Some(now);
-        self.new_retries += 1;
-        self.new_ports += u64::from(!keeps_port);
+        self.ways.change(self.signs(), now);
+    }
+
+    fn signs(&self) -> Signs {
+        Signs {
+            interval: self.desired().probe_interval(),
+            is_connected: self.machine.is_connected(),
+            unanswered: self.unanswered,
+            is_probing: self.desired().probe.enabled,
+            last_authentic: traffic(&self.running.lane).last_authentic,
+        }
     }
 
     fn send_ping(&mut self, now: Instant) {
@@ -536,36 +530,6 @@ impl Peering {
         }
     }
 
-    /// Nothing has been received since the start.
-    fn is_first_way(&self) -> bool {
-        self.first_ways > 0 && traffic(&self.running.lane).last_authentic.is_none()
-    }
-
-    /// A client's packets may be pinned to a server that is gone (connection tracking on the way).
-    fn is_retry_due(&self, now: Instant) -> bool {
-        if self.desired().role != Role::Client {
-            return false;
-        }
-        let older = |at: Option<Instant>, than: Duration| {
-            at.is_none_or(|at| now.saturating_duration_since(at) > than)
-        };
-        let last_authentic = traffic(&self.running.lane).last_authentic;
-        let is_first = self.is_first_way();
-        let patience = match is_first {
-            true => FIRST_TRY,
-            false => self.desired().probe_interval().max(Duration::from_secs(1)) * RETRY_PROBES,
-        };
-        let probing = self.desired().probe.enabled;
-        let lost = if probing {
-            self.unanswered.is_some() && older(self.unanswered, patience)
-        } else {
-            !self.machine.is_connected()
-        };
-        let silent = older(last_authentic, patience);
-        let pause = if self.machine.is_connected() || is_first { patience } else { RETRY_PAUSE };
-        lost && silent && older(self.retried, pause)
-    }
-
     fn publish(&mut self, views: &watch::Sender<View>, inputs: &watch::Receiver<Input>) {
         let now = Instant::now();
         if self.diagnosis.wants_own_key() {
@@ -575,8 +539,7 @@ impl Peering {
         let current = (self.machine.value(), traffic);
         let faults = self.diagnosis.update(&self.running, current, now).to_vec();
         let loss_percent = self.diagnosis.loss_percent();
-        let retries = std::mem::take(&mut self.new_retries);
-        let ports = std::mem::take(&mut self.new_ports);
+        let (retries, ports) = self.ways.take_counts();
         let latency = self.machine.latency();
         views.send_if_modified(|view| {
             view.probes = self.probes;

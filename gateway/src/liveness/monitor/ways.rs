@@ -1,0 +1,127 @@
+//! Ways by which a client tries to reach its server: addresses of it, and source ports of its own.
+//!
+//! Connection tracking on the way may pin the client's packets to a server that is gone, so a way that is
+//! given up is followed by one from another source port. A client that has just started stays at its port
+//! for the first two: a server whose address has changed meanwhile initiates there.
+
+use std::time::{Duration, Instant};
+
+/// Number of probes a client leaves unanswered before it tries another way, and the time it then
+/// gives that way.
+const RETRY_PROBES: u32 = 3;
+const RETRY_PAUSE: Duration = Duration::from_secs(15);
+/// Time that a client which has just started gives each of its first ways: two initiations. They may be
+/// those that an earlier gateway had.
+const FIRST_TRY: Duration = Duration::from_secs(2);
+const FIRST_WAYS: u32 = 2;
+
+pub(super) struct Ways {
+    /// Time of the last change of the way, or of the start.
+    changed: Instant,
+    /// Number of first ways left to try.
+    first_left: u32,
+    /// Counts that are not yet published.
+    retries: u64,
+    ports: u64,
+}
+
+/// State of the connection as the next way depends on it.
+#[derive(Clone, Copy)]
+pub(super) struct Signs {
+    pub(super) interval: Duration,
+    pub(super) is_connected: bool,
+    /// Since when probes are unanswered; none if there are no probes.
+    pub(super) unanswered: Option<Instant>,
+    pub(super) is_probing: bool,
+    /// Since the start.
+    pub(super) last_authentic: Option<Instant>,
+}
+
+impl Ways {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { changed: now, first_left: FIRST_WAYS, retries: 0, ports: 0 }
+    }
+
+    /// Returns whether another way is to be tried.
+    pub(super) fn is_due(&self, signs: Signs, now: Instant) -> bool {
+        let older = |at: Instant, than: Duration| now.saturating_duration_since(at) > than;
+        let is_first = self.is_first(signs);
+        let patience = match is_first {
+            true => FIRST_TRY,
+            false => signs.interval.max(Duration::from_secs(1)) * RETRY_PROBES,
+        };
+        let lost = match signs.is_probing {
+            true => signs.unanswered.is_some_and(|since| older(since, patience)),
+            false => !signs.is_connected,
+        };
+        let silent = signs.last_authentic.is_none_or(|at| older(at, patience));
+        let pause = if signs.is_connected || is_first { patience } else { RETRY_PAUSE };
+        lost && silent && older(self.changed, pause)
+    }
+
+    /// Gives the present way up.
+    pub(super) fn change(&mut self, signs: Signs, now: Instant) {
+        let keeps_port = self.is_first(signs) && self.first_left > 1;
+        self.first_left = if keeps_port { self.first_left - 1 } else { 0 };
+        self.changed = now;
+        self.retries += 1;
+        self.ports += u64::from(!keeps_port);
+    }
+
+    /// Returns the numbers of ways and of source ports given up since the last call.
+    pub(super) fn take_counts(&mut self) -> (u64, u64) {
+        (std::mem::take(&mut self.retries), std::mem::take(&mut self.ports))
+    }
+
+    /// Nothing has been received since the start.
+    fn is_first(&self, signs: Signs) -> bool {
+        self.first_left > 0 && signs.last_authentic.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn client_that_starts_keeps_its_port_for_a_second_try() {
+        let start = Instant::now();
+        let signs = Signs {
+            interval: 2 * SECOND,
+            is_connected: false,
+            unanswered: Some(start),
+            is_probing: true,
+            last_authentic: None,
+        };
+        let mut ways = Ways::new(start);
+        let mut changes = Vec::new();
+        for second in 1..=24 {
+            let now = start + second * SECOND;
+            if ways.is_due(signs, now) {
+                ways.change(signs, now);
+                changes.push((second, ways.ports));
+            }
+        }
+        assert_eq!(changes, [(3, 0), (6, 1), (22, 2)]);
+    }
+
+    #[test]
+    fn client_that_was_connected_changes_its_port_at_once() {
+        let start = Instant::now();
+        let lost = Some(start + 10 * SECOND);
+        let signs = Signs {
+            interval: 2 * SECOND,
+            is_connected: true,
+            unanswered: lost,
+            is_probing: true,
+            last_authentic: lost,
+        };
+        let mut ways = Ways::new(start);
+        assert!(!ways.is_due(signs, start + 16 * SECOND));
+        assert!(ways.is_due(signs, start + 17 * SECOND));
+        ways.change(signs, start + 17 * SECOND);
+        assert_eq!((ways.retries, ways.ports), (1, 1));
+    }
+}
