@@ -26,16 +26,17 @@ impl Treatment {
         self.pods.iter().find(meet)
     }
 
-    /// True if all packets of pods to or from a peer meet the rule.
+    /// True if all packets of pods to or from a peer meet the rule. One about a single pod is a policy.
     fn meet(&self, rule: &Rule, packets: Packets<'_>) -> bool {
+        let Packets { pods, to_peers } = packets;
+        let mut of_pods = rule.addresses.iter().filter(|of| of.source == to_peers);
+        let mut by_pods = rule.interfaces.iter().filter(|of| of.incoming == to_peers);
         !rule.is_narrow
             && rule.protocol.is_none()
             && !rule.has_ports()
             && self.may_meet(rule, packets)
-            && rule
-                .addresses
-                .iter()
-                .all(|of| of.source != packets.to_peers || holds(of, packets.pods, true))
+            && of_pods.all(|of| holds(of, pods, true))
+            && by_pods.all(|of| self.pod_devices.iter().all(|dev| of.matches(dev)))
     }
 
     /// True if no packet between pods and peers, of one direction, gets past the rule.
@@ -119,9 +120,9 @@ impl<'a, E> Search<'a, E> {
                 Verdict::Accept | Verdict::Drop | Verdict::Translate if all => return Ok(true),
                 Verdict::Return if all => return Ok(false),
                 Verdict::Jump(to) | Verdict::Goto(to) if is_met => {
-                    let is_decided = self.visit(&to.clone())?;
-                    if is_decided && (all || self.found.is_some()) {
-                        return Ok(true);
+                    let is_decided = self.visit(to)? && (all || self.found.is_some());
+                    if is_decided || all && matches!(rule.verdict, Verdict::Goto(_)) {
+                        return Ok(is_decided);
                     }
                 }
                 Verdict::Accept
@@ -205,5 +206,75 @@ fn holds(of: &AddressMatch, prefix: &Cidr, all: bool) -> bool {
         (false, false) => overlaps,
         (true, true) => !overlaps,
         (true, false) => !contains,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::convert::Infallible;
+
+    use super::*;
+
+    fn rule(interfaces: &[(bool, &str)], verdict: Verdict) -> Rule {
+        let interface = |(incoming, name): &(bool, &str)| Interface {
+            incoming: *incoming,
+            name: (*name).to_owned(),
+            is_prefix: false,
+            negated: false,
+        };
+        Rule {
+            id: "1".to_owned(),
+            ours: false,
+            condition: Condition::Interface,
+            verdict,
+            names_overlay: false,
+            ports: BTreeSet::new(),
+            interfaces: interfaces.iter().map(interface).collect(),
+            addresses: Vec::new(),
+            protocol: None,
+            sports: BTreeSet::new(),
+            dports: BTreeSet::new(),
+            is_narrow: false,
+        }
+    }
+
+    /// Number of faults that chains make on a node with these devices of pods.
+    fn faults(devices: &[&str], chains: &BTreeMap<&str, Vec<Rule>>) -> usize {
+        let treatment = Treatment {
+            mode: Mode::Accept,
+            peers: ["10.201.0.0/16".parse().unwrap()].into(),
+            pods: ["10.200.1.0/24".parse().unwrap()].into(),
+            pod_devices: devices.iter().map(|dev| (*dev).to_owned()).collect(),
+            ..Treatment::default()
+        };
+        let mut load =
+            |name: &str| Ok::<_, Infallible>(chains.get(name).cloned().unwrap_or_default());
+        let mut count = 0;
+        let add = &mut |_: Packets<'_>, _: &str, _: &Rule| count += 1;
+        let Ok(()) = treatment.find_faults((ChainFamily::Ip, "base"), &mut load, add);
+        count
+    }
+
+    #[test]
+    fn drop_for_one_pods_device_is_no_fault() {
+        let chains = BTreeMap::from([("base", vec![rule(&[(true, "veth1")], Verdict::Drop)])]);
+        assert_eq!(faults(&["veth1"], &chains), 1);
+        assert_eq!(faults(&["veth1", "veth2"], &chains), 0);
+    }
+
+    #[test]
+    fn rule_that_may_accept_leaves_a_drop_uncertain() {
+        let drop = || rule(&[(false, "weft4")], Verdict::Drop);
+        let narrow = Rule { is_narrow: true, ..rule(&[], Verdict::Accept) };
+        let elsewhere = Rule { is_narrow: true, ..rule(&[(false, "eth0")], Verdict::Accept) };
+        assert_eq!(faults(&["cni0"], &BTreeMap::from([("base", vec![narrow, drop()])])), 0);
+        assert_eq!(faults(&["cni0"], &BTreeMap::from([("base", vec![elsewhere, drop()])])), 1);
+        let accept = rule(&[(true, "cni0")], Verdict::Accept);
+        let chains = BTreeMap::from([
+            ("base", vec![rule(&[], Verdict::Goto("next".to_owned())), drop()]),
+            ("next", vec![accept]),
+        ]);
+        assert_eq!(faults(&["cni0"], &chains), 0, "nothing comes back from a goto");
     }
 }
