@@ -17,6 +17,7 @@ use fabric_webhook::{Webhook, WebhookArgs};
 use gateway_workloads::Kubernetes;
 use gateway_workloads::lease::Election;
 use gateway_workloads::report::report;
+use gateway_workloads::unserved;
 use gateway_workloads::withdrawal::withdraw;
 use tokio::sync::{oneshot, watch};
 use tokio::time::sleep;
@@ -141,6 +142,7 @@ impl Replica {
                 Kubernetes::new(server, &identity, obstacles.clone(), gateways.clone());
             let controller = controller(config, store, ipam.clone())?.with(workloads);
             let controller = controller.reporting_to(vitals.clone());
+            let unserved = unserved::report(self.server.clone(), &identity);
             obstacles.clear();
             vitals.metrics.set_elected(true);
             let stopped = tokio::select! {
@@ -148,6 +150,7 @@ impl Replica {
                 () = kubernetes.run() => true,
                 () = election.lost() => false,
                 () = &mut reports => true,
+                () = unserved => true,
             };
             vitals.metrics.set_elected(false);
             election.release().await;

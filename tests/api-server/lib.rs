@@ -18,9 +18,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-pub use crate::programs::{skip, start_program};
+pub use crate::programs::{built, skip, start_program};
 
-use crate::programs::{found, keep, kubernetes, run};
+use crate::programs::{found, keep, run};
 
 /// A cold start on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -101,7 +101,7 @@ impl ApiServer {
 
     /// kubectl as it is, for the user with all rights.
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut kubectl = Command::new(kubernetes("kubectl"));
+        let mut kubectl = Command::new(built("kubectl"));
         kubectl.arg("--kubeconfig").arg(self.admin()).args(arguments).env("HOME", &self.dir);
         kubectl
     }
@@ -143,7 +143,7 @@ impl ApiServer {
 
     /// Starts the API server again after [`Self::kill`], and waits until it is ready.
     pub fn resume(&self) {
-        let mut api = programs::command(&kubernetes("kube-apiserver"), &self.log("apiserver"));
+        let mut api = programs::command(&built("kube-apiserver"), &self.log("apiserver"));
         let file = |name: &str| self.dir.join(name).display().to_string();
         api.arg(format!("--etcd-servers=http://127.0.0.1:{}", self.etcd_port));
         api.arg(format!("--secure-port={}", self.port));
@@ -182,7 +182,7 @@ impl ApiServer {
             let text = String::from_utf8_lossy(&out.stdout).into_owned();
             text.lines().next().unwrap_or("unknown version").replace("Version: ", "")
         };
-        let programs = [kubernetes("kube-apiserver"), PathBuf::from("etcd")];
+        let programs = [built("kube-apiserver"), PathBuf::from("etcd")];
         programs.iter().map(|program| first_line(program)).collect::<Vec<_>>().join(", ")
     }
 
@@ -234,7 +234,7 @@ impl Drop for ApiServer {
 
 /// Returns the first prerequisite of an API server that is missing.
 fn missing() -> Option<String> {
-    let built = ["kube-apiserver", "kubectl"].map(kubernetes);
+    let built = ["kube-apiserver", "kubectl"].map(built);
     let built = built.into_iter().find(|path| !path.exists());
     let installed = ["etcd", "openssl", "setpriv"].into_iter().find(|name| !found(name));
     built.map(|path| path.display().to_string()).or_else(|| installed.map(str::to_owned))

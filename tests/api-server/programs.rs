@@ -19,7 +19,8 @@ pub fn skip(why: &str) {
     let _ = list.and_then(|mut list| list.write_all(line.as_bytes()));
 }
 
-pub(crate) fn kubernetes(name: &str) -> PathBuf {
+/// Path of what `make kubernetes` has built.
+pub fn built(name: &str) -> PathBuf {
     let home = || PathBuf::from(env::var_os("HOME").unwrap_or_default());
     let dir = env::var_os("WEFT_KUBERNETES_DIR").map(PathBuf::from);
     dir.unwrap_or_else(|| home().join(".cache/weft/kubernetes/bin")).join(name)

@@ -78,6 +78,8 @@ const OF_PEERINGS: &[Row] = &[
     ("milan", "delete gatewayclients.networking.liqo.io client", ""),
     ("milan", "patch gatewayclients.networking.liqo.io/status client", "cw"),
     ("milan", "watch publickeies.networking.liqo.io", "c"),
+    ("milan", "list firewallconfigurations.networking.liqo.io", "c"),
+    ("milan", "patch firewallconfigurations.networking.liqo.io mine", ""),
     ("milan", "patch publickeies.networking.liqo.io gw-publickey", ""),
     ("milan", "create events.events.k8s.io", "cw"),
     ("milan", "list events", ""),

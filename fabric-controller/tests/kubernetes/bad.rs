@@ -5,14 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, cluster, cluster_ip, peering, server, tenant};
-
-fn events(cluster: &Cluster, namespace: &str) -> Vec<Value> {
-    let printed =
-        cluster.kubectl(&["get", "events.events.k8s.io", "-n", namespace, "-o", "json"], "");
-    let list: Value = serde_json::from_str(&printed).unwrap();
-    list["items"].as_array().unwrap().clone()
-}
+use crate::cluster::{Cluster, cluster, cluster_ip, events, peering, server, tenant};
 
 #[test]
 fn missing_template_is_condition_and_event() {

@@ -9,7 +9,7 @@ use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard
 use std::thread;
 use std::time::{Duration, Instant};
 
-use api_server::{ApiServer, skip};
+use api_server::{ApiServer, built, skip};
 use fabric_api::crds;
 use fabric_api::fabric::{NodeConfig, NodeConfigStatus};
 use fabric_store::{Event, Kind, Store};
@@ -92,9 +92,13 @@ impl Cluster {
     fn define(&self) {
         let all = crds::liqo().into_iter().chain(crds::weft());
         let all: Vec<_> = all.map(|crd| serde_json::to_value(crd).unwrap()).collect();
-        let list = json!({"apiVersion": "v1", "kind": "List", "items": all}).to_string();
-        self.kubectl(&["apply", "--server-side", "-f", "-"], &list);
-        self.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", "-f", "-"], &list);
+        self.define_all(&json!({"apiVersion": "v1", "kind": "List", "items": all}).to_string());
+    }
+
+    /// Installs definitions.
+    pub(crate) fn define_all(&self, all: &str) {
+        self.kubectl(&["apply", "--server-side", "-f", "-"], all);
+        self.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", "-f", "-"], all);
     }
 
     pub(crate) fn kubectl(&self, arguments: &[&str], input: &str) -> String {
@@ -249,6 +253,24 @@ fn node(name: &str, n: u8) -> Value {
         {"type": "InternalIP", "address": format!("192.0.2.{n}")},
         {"type": "Hostname", "address": name},
     ]}})
+}
+
+/// Liqo's own definitions of kinds of its networking. `None`, after reporting why, if they are not here.
+pub(crate) fn liqo_definitions(plurals: &[&str]) -> Option<String> {
+    let folder = built("liqo-chart-1.2.0/charts/liqo-crds/crds");
+    let files = plurals
+        .iter()
+        .map(|plural| fs::read_to_string(folder.join(format!("networking.liqo.io_{plural}.yaml"))));
+    let texts: Result<Vec<_>, _> = files.collect();
+    texts.map(|texts| texts.join("\n---\n")).map_err(|error| skip(&error.to_string())).ok()
+}
+
+/// Events of a namespace.
+pub(crate) fn events(cluster: &Cluster, namespace: &str) -> Vec<Value> {
+    let printed =
+        cluster.kubectl(&["get", "events.events.k8s.io", "-n", namespace, "-o", "json"], "");
+    let list: Value = serde_json::from_str(&printed).unwrap();
+    list["items"].as_array().unwrap().clone()
 }
 
 /// The namespace of a peering.

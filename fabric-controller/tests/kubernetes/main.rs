@@ -26,5 +26,6 @@ mod stale_connection;
 mod status;
 mod stray;
 mod unpeering;
+mod unserved;
 mod withdrawal;
 mod workloads;

@@ -13,6 +13,8 @@ mod events;
 mod foreign_clusters;
 pub mod lease;
 mod liqo_ips;
+mod liqo_networking;
+mod liqo_template;
 mod live;
 mod objects;
 mod place;
@@ -22,6 +24,7 @@ mod rights;
 mod secrets;
 mod services;
 mod template;
+pub mod unserved;
 pub mod withdrawal;
 mod writer;
 

@@ -10,6 +10,7 @@ use gateway_templates::{Rendered, Variables, WIREGUARD_CLIENT, WIREGUARD_SERVER}
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::Value;
 
+use super::liqo_template::foreign_container;
 use super::live::{ContentDigest, Key, Objects, Watched};
 use fabric_index::placement::PlannedGateway;
 
@@ -83,6 +84,9 @@ pub(super) fn rendered(
     };
     let rendered = Rendered::new(template.content, &variables);
     let rendered = rendered.map_err(|error| wrong(chain(&error)))?;
+    if let Some(foreign) = foreign_container(&rendered.deployment) {
+        return Err(wrong(foreign));
+    }
     match rendered.deployment.spec.replicas {
         // They would have one key, and nothing to decide which of them has the tunnel.
         Some(many) if many > 1 => {
