@@ -154,7 +154,7 @@ impl ApiServer {
         api.arg("--service-account-issuer=https://kubernetes.default.svc");
         api.args(["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1"]);
         api.args(["--service-cluster-ip-range=10.96.0.0/24", "--authorization-mode=RBAC"]);
-        api.arg("--endpoint-reconciler-type=none");
+        api.args(["--endpoint-reconciler-type=none", "--allow-privileged"]);
         fs::write(self.dir.join("policy.json"), self.policy).unwrap();
         api.arg(format!("--audit-policy-file={}", file("policy.json")));
         api.arg(format!("--audit-log-path={}", self.audit_log().display()));

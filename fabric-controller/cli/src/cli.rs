@@ -2,7 +2,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-use super::{agent, completion, down, example, get, init, keys, logs, output, status, up};
+use super::{adopt, agent, completion, down, example, get, init, keys, logs, output, status, up};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -43,6 +43,7 @@ enum Command {
     Example(example::ExampleArgs),
     Logs(logs::LogsArgs),
     Down(down::DownArgs),
+    Adopt(adopt::AdoptArgs),
     Completion(completion::CompletionArgs),
 }
 
@@ -57,6 +58,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Example(args) => example::run(&args),
         Command::Logs(args) => logs::run(&args),
         Command::Down(args) => down::run(&args),
+        Command::Adopt(args) => adopt::run(&args),
         Command::Completion(args) => completion::run(&args, Cli::command()),
     }
 }

@@ -1,8 +1,10 @@
 //! `weft`: sets up, runs and shows the fabric on a host. One module a command, and what they share.
 //!
 //! * [`selection`] chooses a fabric of the host, [`up`] and [`agent`] run it with `fabric_supervisor`.
+//! * [`adopt`] takes a Kubernetes cluster over from Liqo's own network.
 //! * [`status`] shows what `fabric_observation` finds.
 
+mod adopt;
 mod agent;
 mod cli;
 mod cluster;

@@ -3,13 +3,13 @@
 
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use api_server::{ApiServer, built, skip};
+use api_server::{ApiServer, built, skip, start_program};
 use fabric_api::crds;
 use fabric_api::fabric::{NodeConfig, NodeConfigStatus};
 use fabric_store::{Event, Kind, Store};
@@ -226,7 +226,7 @@ async fn run_agents(kubeconfig: &Path) {
 }
 
 /// Objects that make it a cluster of weft's: its ID, its prefixes and its nodes.
-fn own() -> Vec<Value> {
+pub(crate) fn own() -> Vec<Value> {
     let network = |name: &str, cidr: &str, fixed: &str| {
         json!({"apiVersion": "ipam.liqo.io/v1alpha1", "kind": "Network",
             "metadata": {"name": name, "namespace": "liqo", "labels": {
@@ -354,6 +354,16 @@ impl Cluster {
     pub(crate) fn kill_pod(&self, peer: &str, name: &str) {
         self.delete("pod", &tenant(peer), name);
     }
+}
+
+/// Starts a controller that ends with this process at the latest.
+pub(crate) fn start_controller(server: &ApiServer, ipam: &Path, log: &Path) -> Child {
+    let arguments = [
+        "--kubernetes".to_owned(),
+        format!("--kubeconfig={}", server.admin().display()),
+        format!("--ipam=unix:{}", ipam.display()),
+    ];
+    start_program(env!("CARGO_BIN_EXE_fabric-controller").as_ref(), &arguments, log)
 }
 
 /// The command-line tool, which is built with the workspace.

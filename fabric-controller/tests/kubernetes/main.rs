@@ -9,6 +9,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod adoption;
 mod bad;
 mod beside_liqo;
 mod cluster;

@@ -8,6 +8,7 @@
 //! where gateways run (pure), `pods` the pods with addresses outside of their nodes' CIDRs.
 
 mod absence;
+pub mod adoption;
 mod endpoint;
 mod events;
 mod foreign_clusters;

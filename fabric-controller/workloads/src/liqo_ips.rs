@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use super::live::{Key, Live, Watched};
 use super::objects::dynamic;
 use super::writer::{Desired, WriteError, Writer};
+pub(super) use desired::NETWORKING_OFF;
 use desired::{Changes, Liqo, Wanted, changes, wanted};
 
 /// Retry interval while the API server cannot be reached.

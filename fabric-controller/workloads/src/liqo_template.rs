@@ -11,14 +11,17 @@ const ARGUMENTS: [&str; 5] = [
     "--geneve-port",
 ];
 
+/// True for an argument, rendered or not, that only programs of Liqo's gateway have.
+pub(super) fn is_argument_of_liqo(argument: &str) -> bool {
+    argument.split('=').next().is_some_and(|name| ARGUMENTS.contains(&name))
+}
+
 /// Describes the first container that is one of Liqo's gateway, with the remedy.
 pub(super) fn foreign_container(deployment: &Deployment) -> Option<String> {
     let containers = &deployment.spec.template.spec.as_ref()?.containers;
     containers.iter().enumerate().find_map(|(i, container)| {
-        let (j, found) = container.args.iter().flatten().enumerate().find(|(_, argument)| {
-            let name = argument.split('=').next().unwrap_or_default();
-            ARGUMENTS.contains(&name)
-        })?;
+        let mut arguments = container.args.iter().flatten().enumerate();
+        let (j, found) = arguments.find(|(_, argument)| is_argument_of_liqo(argument))?;
         let is_wefts = container.args.iter().flatten().any(|argument| argument == "--kubernetes");
         let remedy = match is_wefts {
             true => "remove it: WireGuard is part of weft's gateway, in userspace",

@@ -6,7 +6,7 @@
 //! Each lists what is there until nothing is, so that a second run goes on where the first one
 //! ended.
 
-mod cluster;
+pub(crate) mod cluster;
 mod leftovers;
 mod marks;
 mod nodes;

@@ -14,7 +14,7 @@ use super::key;
 use crate::live::{Key, Objects, Watched};
 
 /// Argument by which Liqo's chart switches its networking off.
-const NETWORKING_OFF: &str = "--networking-enabled=false";
+pub(crate) const NETWORKING_OFF: &str = "--networking-enabled=false";
 /// Suffix of the name of the IP of a peer's unknown source, after that of its Configuration.
 const UNKNOWN_SOURCE: &str = "unknown-source";
 

@@ -10,14 +10,14 @@ use serde_json::Value;
 use super::WithdrawError;
 use crate::events::Emitter;
 
-pub(super) struct Cluster {
+pub(crate) struct Cluster {
     client: Client,
     requests: Requests,
     pub(super) emitter: Emitter,
 }
 
 /// A kind, as it is called in paths.
-pub(super) fn kind<K: Resource<DynamicType = ()>>() -> ApiResource {
+pub(crate) fn kind<K: Resource<DynamicType = ()>>() -> ApiResource {
     ApiResource::erase::<K>(&())
 }
 
@@ -26,14 +26,14 @@ fn failed(verb: &'static str, what: String, source: ApiError) -> WithdrawError {
 }
 
 impl Cluster {
-    pub(super) fn new(server: &ApiServer) -> Self {
+    pub(crate) fn new(server: &ApiServer) -> Self {
         let client = server.client.clone();
         let emitter = Emitter::new(client.clone(), ["withdrawal"; 2], "Withdraw");
         Self { requests: Requests::new(client.clone(), ApiServer::MANAGER), client, emitter }
     }
 
     /// Lists objects in all namespaces. A kind without a definition has none.
-    pub(super) async fn list(
+    pub(crate) async fn list(
         &self,
         kind: &ApiResource,
         labels: &str,
@@ -56,7 +56,7 @@ impl Cluster {
     }
 
     /// An object of a namespace, if it is there.
-    pub(super) async fn get(
+    pub(crate) async fn get(
         &self,
         kind: &ApiResource,
         (namespace, name): (&str, &str),

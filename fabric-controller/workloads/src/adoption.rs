@@ -1,0 +1,141 @@
+//! Takes over a cluster whose network was Liqo's: `weft adopt`.
+//!
+//! Networks, IPs, Configurations, PublicKeys and Secrets stay as they are, without Liqo's finalizers,
+//! which nobody serves any more. The Service and the Deployment of a gateway become the gateway's own, so
+//! that node ports and addresses of load balancers stay, and Liqo's pods run until weft replaces them.
+//! Only then Liqo's own objects go ([`plan`](plan::plan)). Every step is planned from what is
+//! there, so that a run goes on where one before was interrupted, and a second one has nothing to do.
+
+mod liqo_off;
+mod plan;
+
+use fabric_api::ipam::{IP, Network};
+use fabric_api::labels;
+use fabric_api::networking::{
+    GatewayClient, GatewayServer, WgGatewayClientTemplate, WgGatewayServerTemplate,
+};
+use fabric_kube_client::requests::{Part, Requests, Target};
+use fabric_kube_client::{ApiError, ApiServer};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
+use kube::ResourceExt as _;
+use kube::api::{ApiResource, DeleteParams};
+use serde_json::json;
+
+use super::liqo_networking::{FIREWALL, ROUTE, resource};
+use super::withdrawal::WithdrawError;
+use super::withdrawal::cluster::{Cluster, kind};
+use plan::{Action, Found, Item, Step, plan};
+
+/// Kinds of Liqo's fabric between nodes and gateways, dependents first.
+const FABRIC: [[&str; 2]; 3] = [
+    ["GeneveTunnel", "genevetunnels"],
+    ["InternalFabric", "internalfabrics"],
+    ["InternalNode", "internalnodes"],
+];
+const WG_GATEWAYS: [[&str; 2]; 2] =
+    [["WgGatewayServer", "wggatewayservers"], ["WgGatewayClient", "wggatewayclients"]];
+/// Value of the label of what Liqo's controllers make.
+const LIQO: &str = "liqo";
+
+#[derive(Debug, thiserror::Error)]
+pub enum AdoptError {
+    #[error(
+        "{0} runs Liqo's networking; expected it to be off: run `helm upgrade liqo liqo/liqo --namespace {1} \
+         --version 1.2.0 --reuse-values --set networking.enabled=false --wait` (connections stay), then \
+         this again"
+    )]
+    NetworkingIsOn(String, String),
+    #[error(transparent)]
+    Read(#[from] WithdrawError),
+    #[error("cannot change {object}; this may be run again at any time")]
+    Write { object: String, source: ApiError },
+}
+
+/// Takes over, or reports only what that would change. `report` gets one line for each step that is
+/// done. Returns the number of steps.
+///
+/// # Errors
+///
+/// The first change that failed, or the first error of `report`. The steps before it are done.
+pub async fn adopt<E: From<AdoptError>>(
+    server: &ApiServer,
+    is_dry_run: bool,
+    report: impl Fn(&str) -> Result<(), E>,
+) -> Result<usize, E> {
+    let cluster = Cluster::new(server);
+    liqo_off::ensure(&cluster, &server.namespace).await?;
+    let found = find(&cluster).await.map_err(AdoptError::from)?;
+    let steps = plan(&found, &server.namespace);
+    let requests = server.requests();
+    for step in &steps {
+        if !is_dry_run {
+            run(&requests, step).await?;
+        }
+        report(&step.to_string())?;
+    }
+    Ok(steps.len())
+}
+
+async fn find(cluster: &Cluster) -> Result<Found, WithdrawError> {
+    let mut found = Found {
+        gateways: all(cluster, [kind::<GatewayServer>(), kind::<GatewayClient>()], "").await?,
+        templates: {
+            let kinds = [kind::<WgGatewayServerTemplate>(), kind::<WgGatewayClientTemplate>()];
+            all(cluster, kinds, "").await?
+        },
+        wg_gateways: all(cluster, WG_GATEWAYS.map(resource), "").await?,
+        rules: all(cluster, [FIREWALL, ROUTE].map(resource), "").await?,
+        fabric: all(cluster, FABRIC.map(resource), "").await?,
+        bindings: {
+            let liqos = format!("{}={LIQO},{}", labels::MANAGED_BY, labels::GATEWAY_NAME);
+            all(cluster, [kind::<ClusterRoleBinding>()], &liqos).await?
+        },
+        held: all(cluster, [kind::<Network>(), kind::<IP>()], "").await?,
+        parts: Vec::new(),
+    };
+    for (_, gateway) in &found.wg_gateways {
+        let name = format!("gw-{}", gateway.name_any());
+        let namespace = gateway.namespace().unwrap_or_default();
+        for kind in [kind::<Service>(), kind::<Deployment>()] {
+            let part = cluster.get(&kind, (&namespace, &name)).await?;
+            found.parts.extend(part.map(|part| (kind, part)));
+        }
+    }
+    Ok(found)
+}
+
+async fn all<const N: usize>(
+    cluster: &Cluster,
+    kinds: [ApiResource; N],
+    labels: &str,
+) -> Result<Vec<Item>, WithdrawError> {
+    let mut all = Vec::new();
+    for kind in kinds {
+        let listed = cluster.list(&kind, labels).await?;
+        all.extend(listed.into_iter().map(|object| (kind.clone(), object)));
+    }
+    Ok(all)
+}
+
+/// A change is refused if the object has changed since it was read.
+async fn run(requests: &Requests, step: &Step<'_>) -> Result<(), AdoptError> {
+    let (kind, object) = step.item;
+    let target = Target::of(kind, &object.metadata);
+    let done = match &step.action {
+        Action::Merge(change) => {
+            let mut change = change.clone();
+            change["metadata"]["resourceVersion"] = json!(object.metadata.resource_version);
+            requests.merge(&target, Part::AllButStatus, &change).await.map(drop)
+        }
+        Action::Delete => {
+            let uid = object.metadata.uid.clone();
+            requests.delete(&target, uid, DeleteParams::background()).await.map(drop)
+        }
+    };
+    match done {
+        Err(error) if target.is_absent(&error) => Ok(()),
+        done => done.map_err(|source| AdoptError::Write { object: target.to_string(), source }),
+    }
+}
