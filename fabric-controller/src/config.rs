@@ -91,6 +91,9 @@ pub(crate) struct WithdrawArgs {
     /// How long to wait for nodes that do not answer, such as 90s.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub(crate) patience: Duration,
+    /// Keep how peers' prefixes and IPs are mapped, for Liqo's own network.
+    #[arg(long)]
+    pub(crate) keep_prefixes: bool,
 }
 
 fn duration(text: &str) -> Result<Duration, String> {

@@ -18,7 +18,7 @@ use gateway_workloads::Kubernetes;
 use gateway_workloads::lease::Election;
 use gateway_workloads::report::report;
 use gateway_workloads::unserved;
-use gateway_workloads::withdrawal::withdraw;
+use gateway_workloads::withdrawal::{Prefixes, withdraw};
 use tokio::sync::{oneshot, watch};
 use tokio::time::sleep;
 
@@ -43,7 +43,8 @@ async fn take_away(args: &WithdrawArgs) -> anyhow::Result<()> {
     let store = Store::open(&args.store).context("cannot open the store")?;
     let server =
         store.api_server().context("--kubernetes is missing; elsewhere, use `weft down`")?;
-    withdraw(server, args.patience).await.context("not all of weft is taken away")
+    let prefixes = if args.keep_prefixes { Prefixes::Kept } else { Prefixes::Returned };
+    withdraw(server, args.patience, prefixes).await.context("not all of weft is taken away")
 }
 
 async fn run(config: Config) -> anyhow::Result<()> {

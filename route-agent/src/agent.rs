@@ -27,7 +27,7 @@ use crate::refusal::Refuser;
 use crate::report::Reporter;
 use crate::table::Table;
 use crate::vitals::{DIVERTED, NO_PEERING, NOT_CONNECTED, Vitals};
-use crate::{cleanup, foreign_routes, moved, names, refusal};
+use crate::{cleanup, foreign_routes, liqo_leftovers, moved, names, refusal};
 
 /// Interval between checks without a notification: changes of the old packet filter send none.
 const LOOK: Duration = Duration::from_secs(30);
@@ -42,6 +42,8 @@ pub(crate) struct Agent {
     pub(crate) node: String,
     /// Put accepts into chains of others that drop what they have no rule for.
     pub(crate) accept: bool,
+    /// Liqo's network has left something on the node that is to be removed.
+    pub(crate) remove_liqo: bool,
     /// Config of the node as it is published, in whole or only its own part.
     pub(crate) published: Option<NodeConfig>,
     pub(crate) records: Records<FabricRecord>,
@@ -377,6 +379,12 @@ impl Agent {
         // The table drops what is for a gateway and has no route into the overlay.
         if is_guarded || applied.problems.is_empty() {
             self.probes.follow(&config.spec);
+        }
+        if self.remove_liqo && is_guarded && applied.problems.is_empty() {
+            match liqo_leftovers::remove(&self.handle, &compiled.firewall.peers).await {
+                Ok(()) => self.remove_liqo = false,
+                Err(error) => _ = problems.insert(chain(&error)),
+            }
         }
         problems.extend(applied.problems);
         let routes = &host_state.routes;

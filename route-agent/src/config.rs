@@ -56,6 +56,11 @@ pub(crate) struct RunArgs {
     /// the overlay, VXLAN, and WireGuard of a server on this host.
     #[arg(long)]
     pub(crate) no_accept_rules: bool,
+    /// Remove what the daemon of Liqo's own network has left on this node, as soon as weft serves the same
+    /// prefixes: its devices (liqo.XXXXXXXXXX), the rules and routes that lead to them, and its nft
+    /// tables. For clusters that `weft adopt` has taken over.
+    #[arg(long)]
+    pub(crate) remove_liqo: bool,
     /// Save into this file what nft has to load before the network is up, so that nothing is sent to
     /// peers while the host starts.
     #[arg(long, value_name = "FILE")]

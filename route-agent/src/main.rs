@@ -9,6 +9,7 @@ mod config_source;
 mod conntrack;
 mod foreign_routes;
 mod host_state;
+mod liqo_leftovers;
 mod moved;
 mod names;
 mod other_firewalls;
@@ -117,6 +118,7 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         store,
         node,
         accept,
+        remove_liqo: args.remove_liqo,
         published: None,
         records: Records::default(),
         read: None,

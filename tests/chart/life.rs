@@ -108,6 +108,33 @@ fn filled_in_fields_survive_upgrade_and_uninstall() {
     release.helm("install", &[MIN_VALUES, NAMELESS]).unwrap();
 }
 
+#[test]
+fn gateways_of_liqo_are_taken_over_first() {
+    let Some(release) = Release::prepare() else { return };
+    let definition =
+        "liqo-chart-1.2.0/charts/liqo-crds/crds/networking.liqo.io_wggatewayclients.yaml";
+    let definition = api_server::built(definition);
+    if !definition.exists() {
+        return weft_tests::skip(&format!("no {}", definition.display()));
+    }
+    let file = definition.display().to_string();
+    release.server.kubectl(&["apply", "--server-side", "--filename", &file], "").unwrap();
+    release.server.wait_until("it is defined", || {
+        let path = "/apis/networking.liqo.io/v1beta1/wggatewayclients";
+        release.server.kubectl(&["get", "--raw", path], "")
+    });
+    let template = json!({"metadata": {}, "spec": {"selector": {},
+        "template": {"spec": {"containers": []}}}});
+    release.apply(&[json!({"apiVersion": "networking.liqo.io/v1beta1", "kind": "WgGatewayClient",
+        "metadata": {"name": "milan", "namespace": "default"},
+        "spec": {"deployment": template, "secretRef": {"name": "keys"}}})]);
+    let refused = release.helm("install", &[MIN_VALUES]).unwrap_err();
+    assert!(refused.contains("WgGatewayClient default/milan"), "{refused}");
+    assert!(refused.contains("weft adopt --namespace liqo"), "{refused}");
+    release.server.kubectl(&["delete", "wggatewayclient", "milan"], "").unwrap();
+    release.helm("install", &[MIN_VALUES]).unwrap();
+}
+
 /// Fills in the authority as the fabric-controller does.
 fn fill_in(release: &Release) {
     let name = "weft-cidr-lists";

@@ -14,7 +14,8 @@ Liqo's own network has to be off, whose pods go on forwarding all the same. In t
         --set networking.enabled=false --wait
     weft adopt --dry-run
     weft adopt
-    helm install weft deploy/chart --namespace liqo --wait ...
+    helm install weft deploy/chart --namespace liqo --wait ... \\
+        --set networking.fabric.config.removeLiqo=true
 
 Connections to peers are interrupted by the last one only, until the new gateways run.
 

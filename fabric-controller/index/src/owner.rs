@@ -7,16 +7,16 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use crate::index::Index;
 
 /// Annotation on every Network and IP of weft's own; what has none is the user's.
-const OWNER: &str = "fabric.weft.dev/owner";
+pub const ANNOTATION: &str = "fabric.weft.dev/owner";
 
 /// True if weft made it for the sake of another.
 pub fn is_own(object: &Object) -> bool {
-    object.metadata().annotations.as_ref().is_some_and(|all| all.contains_key(OWNER))
+    object.metadata().annotations.as_ref().is_some_and(|all| all.contains_key(ANNOTATION))
 }
 
 /// The owner of a Network or an IP, if weft made it.
 pub fn of(object: &Object) -> Option<ObjectRef> {
-    let text = object.metadata().annotations.as_ref()?.get(OWNER)?;
+    let text = object.metadata().annotations.as_ref()?.get(ANNOTATION)?;
     let (kind, name) = text.split_once(' ')?;
     let kind = Kind::ALL.into_iter().find(|k| k.as_str() == kind)?;
     let (namespace, name) = name.split_once('/').unwrap_or(("", name));
@@ -26,7 +26,7 @@ pub fn of(object: &Object) -> Option<ObjectRef> {
 /// Marks an object as made for another.
 pub fn set(object: &mut Object, owner: &ObjectRef) {
     let annotations = object.metadata_mut().annotations.get_or_insert_default();
-    annotations.insert(OWNER.to_owned(), owner.to_string());
+    annotations.insert(ANNOTATION.to_owned(), owner.to_string());
 }
 
 /// Owner reference by which Kubernetes removes what is owned together with its owner, whether weft

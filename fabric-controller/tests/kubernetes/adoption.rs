@@ -212,6 +212,62 @@ fn stock_template(side: &str) -> Value {
     template
 }
 
+/// Takes weft away, and runs Liqo's network again.
+fn give_back(world: &mut World, before: &BTreeMap<String, Value>) {
+    let port = before["Service liqo-tenant-milan gw-server"].pointer("/2/ports/0/nodePort");
+    let pinned = json!({"spec": {"endpoint": {"nodePort": port}}});
+    world.merge("gatewayserver", (&tenant("milan"), "server"), &pinned);
+    for peer in ["milan", "turin"] {
+        let pod = ["delete", "pod", "of-liqo", "-n", &tenant(peer), "--grace-period=0", "--force"];
+        // kubectl warns, which counts as an error.
+        drop(world.server.kubectl(&pod, ""));
+    }
+    let mut program = Command::new(env!("CARGO_BIN_EXE_fabric-controller"));
+    program.args(["withdraw", "--patience=1s", "--keep-prefixes", "--kubeconfig"]);
+    let output = program.arg(world.server.admin()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    if let Some(mut controller) = world.controller.take() {
+        drop(controller.kill());
+        drop(controller.wait());
+    }
+    for kind in ["deployment", "service"] {
+        assert_eq!(world.get(kind, &tenant("milan"), "gw-server"), None);
+    }
+    for side in ["server", "client"] {
+        world.apply(&stock_template(side));
+    }
+    world.liqo = world.run_liqo(&built("liqo-controller-manager"));
+    for (peer, gateway) in [("milan", "server"), ("turin", "client")] {
+        world.until("Liqo's gateway has its three containers", || {
+            let deployment = world.get("deployment", &tenant(peer), &format!("gw-{gateway}"))?;
+            let containers = deployment["spec"]["template"]["spec"]["containers"].as_array()?.len();
+            (containers == 3).then_some(())
+        });
+    }
+    world.until("Liqo's Service", || world.get("service", &tenant("milan"), "gw-server"));
+    for (object, pointers) in [
+        ("Service liqo-tenant-milan gw-server", ["/2/ports/0/nodePort", "/2/type"]),
+        ("Secret liqo-tenant-milan gw-server", ["/0", "/4"]),
+        ("Configuration liqo-tenant-milan milan", ["/2", "/3/remote"]),
+        ("Network liqo-tenant-milan milan-pod-10-200-0-0-16", ["/0", "/3/cidr"]),
+        ("IP default printer", ["/0", "/3/ip"]),
+    ] {
+        let after = kept(world);
+        for pointer in pointers {
+            let [after, before] = [&after, before].map(|all| field(all, object, pointer));
+            assert_eq!(after, before, "{object} {pointer}");
+        }
+    }
+    for object in world.list("networks,configurations") {
+        assert!(!object["metadata"].to_string().contains("weft.dev/owner"), "{object}");
+    }
+}
+
+fn field(objects: &BTreeMap<String, Value>, object: &str, pointer: &str) -> Option<Value> {
+    let found = objects.get(object).unwrap_or_else(|| panic!("{object}: {:?}", objects.keys()));
+    found.pointer(pointer).cloned()
+}
+
 /// A gateway's pod, as its Deployment has it.
 fn pod(peer: &str, gateway: &str, address: &str) -> (Value, Value) {
     let labels = json!({"networking.liqo.io/component": "gateway", "networking.liqo.io/active": "true",
@@ -362,6 +418,7 @@ fn liqos_network_becomes_wefts() {
     let again = world.adopted(&[]);
     assert!(again.contains("nothing of Liqo's network is left"), "{again}");
     weft_goes_on(&mut world, &before);
+    give_back(&mut world, &before);
 }
 
 /// Prefixes, addresses, keys and Services stay what they were.
@@ -389,10 +446,6 @@ fn weft_goes_on(world: &mut World, before: &BTreeMap<String, Value>) {
         });
     }
     let after = kept(world);
-    let field = |objects: &BTreeMap<String, Value>, object: &str, pointer: &str| {
-        let found = objects.get(object).unwrap_or_else(|| panic!("{object}: {:?}", objects.keys()));
-        found.pointer(pointer).cloned()
-    };
     for (object, pointers) in [
         ("Service liqo-tenant-milan gw-server", ["/0", "/2/ports/0/nodePort", "/2/clusterIP"]),
         ("Secret liqo-tenant-milan gw-server", ["/0", "/4", "/4/publicKey"]),

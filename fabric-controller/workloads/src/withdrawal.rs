@@ -47,13 +47,26 @@ pub enum WithdrawError {
     MadeAgain(Vec<String>),
 }
 
+/// Prefixes of peers and mapped addresses after a withdrawal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prefixes {
+    /// Free for others.
+    Returned,
+    /// Kept in the statuses of Networks, IPs and Configurations for Liqo's own network.
+    Kept,
+}
+
 /// Nodes that do not answer hold it up for no longer than `at_most`, and pods that do not end for
 /// half a minute.
-pub async fn withdraw(server: ApiServer, at_most: Duration) -> Result<(), WithdrawError> {
+pub async fn withdraw(
+    server: ApiServer,
+    at_most: Duration,
+    prefixes: Prefixes,
+) -> Result<(), WithdrawError> {
     let mut election = Election::new(&server, IDENTITY).taking_over();
     timeout(ELECTION, election.won()).await.map_err(|_| WithdrawError::NotElected)?;
     tokio::select! {
-        done = take_away(&server, at_most) => done?,
+        done = take_away(&server, at_most, prefixes) => done?,
         () = election.lost() => return Err(WithdrawError::Lost),
     }
     let locked = election.leave_locked(LOCKED).await;
@@ -65,12 +78,19 @@ pub async fn withdraw(server: ApiServer, at_most: Duration) -> Result<(), Withdr
     Ok(())
 }
 
-async fn take_away(server: &ApiServer, at_most: Duration) -> Result<(), WithdrawError> {
+async fn take_away(
+    server: &ApiServer,
+    at_most: Duration,
+    prefixes: Prefixes,
+) -> Result<(), WithdrawError> {
     let cluster = Cluster::new(server);
     leftovers::end_gateways(&cluster).await?;
     nodes::clear(&cluster, at_most).await?;
+    if prefixes == Prefixes::Kept {
+        leftovers::hand_over(&cluster).await?;
+    }
     leftovers::remove(&cluster).await?;
-    marks::remove(&cluster).await?;
+    marks::remove(&cluster, prefixes).await?;
     if timeout(ANSWER, clear_foreign_clusters(server)).await.is_err() {
         tracing::warn!("ForeignClusters still have the status that weft wrote");
     }

@@ -1,4 +1,4 @@
-//! Routes and rules of other programs, to report and never to change.
+//! Routes and rules of other programs: to report, and to take over from one that is gone.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -88,6 +88,19 @@ impl Handle {
         let found = self.dump(Message::GetRule(question)).await?;
         let rule = |m: &Message| if let Message::NewRule(m) = m { Some(as_rule(m)) } else { None };
         Ok(found.iter().filter_map(rule).collect())
+    }
+
+    /// Deletes all rules of a family that lead to a table.
+    pub async fn delete_rules_to(&self, family: Family, table: u32) -> Result<(), NetlinkError> {
+        let mut question = RuleMessage::default();
+        question.header.family = message::family(family);
+        for found in self.dump(Message::GetRule(question)).await? {
+            let Message::NewRule(rule) = found else { continue };
+            if as_rule(&rule).action == ForeignAction::Lookup(table, None) {
+                self.change(Message::DelRule(rule), 0).await?;
+            }
+        }
+        Ok(())
     }
 
     /// All routes of a family in one table.

@@ -19,8 +19,8 @@ mod chains;
 mod rule;
 
 pub use chains::{
-    BaseChain, Chain, ChainFamily, Hook, base_chains, chain_rules, raw_chains, source_nat_chains,
-    table_rules,
+    BaseChain, Chain, ChainFamily, Hook, IpTable, base_chains, chain_rules, ip_tables, raw_chains,
+    source_nat_chains, table_rules,
 };
 pub use rule::{AddressMatch, Condition, Interface, Rule, Verdict};
 

@@ -10,6 +10,7 @@ mod flow;
 mod foreign_routes;
 mod healing;
 mod input;
+mod liqo_leftovers;
 mod node;
 mod packet_drops;
 mod policy;

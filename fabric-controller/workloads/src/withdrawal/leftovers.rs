@@ -6,6 +6,7 @@ use fabric_api::fabric::{FabricRecord, GatewayConfig, GatewayRecord, NodeConfig}
 use fabric_api::ipam::{IP, Network};
 use fabric_api::labels;
 use fabric_api::networking::Connection;
+use fabric_index::owner;
 use fabric_kube_client::requests::Target;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service, ServiceAccount};
@@ -13,6 +14,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::api::{ApiResource, DynamicObject};
 use kube::{Resource as _, ResourceExt as _};
+use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use super::WithdrawError;
@@ -44,6 +46,20 @@ pub(super) async fn remove(cluster: &Cluster) -> Result<(), WithdrawError> {
         }
         sleep(PERIOD).await;
     }
+}
+
+/// Makes Networks of peers' prefixes objects of nobody's, which stay.
+pub(super) async fn hand_over(cluster: &Cluster) -> Result<(), WithdrawError> {
+    let networks = kind::<Network>();
+    let of_peers = format!("{},{}", ours(), labels::CIDR_TYPE);
+    let mark = owner::ANNOTATION;
+    let nobodys = json!({"metadata":
+        {"labels": {(labels::MANAGED_BY): null}, "annotations": {(mark): null}}});
+    for network in cluster.list_metadata(&networks, &of_peers).await? {
+        cluster.merge(&networks, &network, &nobodys).await?;
+        tracing::info!("kept {}", Target::of(&networks, network.meta()));
+    }
+    Ok(())
 }
 
 /// Returns once no gateway runs: nothing comes from peers any more.

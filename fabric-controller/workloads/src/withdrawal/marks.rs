@@ -9,22 +9,18 @@ use kube::api::ApiResource;
 use kube::{Resource, ResourceExt as _};
 use serde_json::{Value, json};
 
-use super::WithdrawError;
 use super::cluster::{Cluster, kind};
+use super::{Prefixes, WithdrawError};
 
-pub(super) async fn remove(cluster: &Cluster) -> Result<(), WithdrawError> {
+pub(super) async fn remove(cluster: &Cluster, prefixes: Prefixes) -> Result<(), WithdrawError> {
     // The chart's own Networks go in a moment; if they do not, their prefixes shall not change.
     // Weft's own have gone, or are held by others until they may.
     let (part_of, weft) = (labels::PART_OF, labels::WEFT);
     let labels = format!("{part_of}!={weft},{}!={weft}", labels::MANAGED_BY);
-    let kinds = [
-        kind::<Configuration>(),
-        kind::<GatewayServer>(),
-        kind::<GatewayClient>(),
-        kind::<IP>(),
-        kind::<Network>(),
-    ];
-    for kind in kinds {
+    let gateways = [kind::<GatewayServer>(), kind::<GatewayClient>()];
+    let granted = [kind::<Configuration>(), kind::<IP>(), kind::<Network>()];
+    let granted = granted.into_iter().filter(|_| prefixes == Prefixes::Returned);
+    for kind in gateways.into_iter().chain(granted) {
         for object in cluster.list_metadata(&kind, &labels).await? {
             for part in parts(&object) {
                 let nothing = nothing_of(&kind, &object);

@@ -49,6 +49,39 @@ const HOOK: u16 = 4;
 const HOOK_NUMBER: u16 = 1;
 const HOOK_PRIORITY: u16 = 2;
 
+/// A table of family `ip`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IpTable {
+    pub name: String,
+    /// Number by which it can be deleted, whatever its name.
+    pub handle: u64,
+    /// Names of its chains.
+    pub chains: BTreeSet<String>,
+}
+
+/// All tables of family `ip`.
+pub fn ip_tables(netns: &Netns) -> Result<Vec<IpTable>, NftError> {
+    netns.run(ip_tables_here)?.map_err(NftError::Read)
+}
+
+fn ip_tables_here() -> io::Result<Vec<IpTable>> {
+    const HANDLE: u16 = 4;
+    let (socket, ip) = (Nfnetlink::open()?, ChainFamily::Ip.number());
+    let mut chains: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for body in socket.dump(GET_CHAIN, ip, &[])? {
+        if let (Some(table), Some(chain)) = (text(&body, TABLE_NAME), text(&body, CHAIN_NAME)) {
+            chains.entry(table.to_owned()).or_default().insert(chain.to_owned());
+        }
+    }
+    let tables = socket.dump(GET_TABLE, ip, &[])?;
+    let table = |body: &Vec<u8>| {
+        let name = text(body, TABLE_NAME)?.to_owned();
+        let handle = u64::from_be_bytes(attribute(body, HANDLE)?.try_into().ok()?);
+        Some(IpTable { handle, chains: chains.get(&name).cloned().unwrap_or_default(), name })
+    };
+    Ok(tables.iter().filter_map(table).collect())
+}
+
 /// All filter chains at the hooks `input`, `forward` and `output`.
 pub fn base_chains(netns: &Netns) -> Result<Vec<BaseChain>, NftError> {
     netns.run(base_chains_here)?.map_err(NftError::Read)
