@@ -21,6 +21,7 @@ use crate::cluster::{client, own, peering, server, start_controller, tenant, wef
 use crate::ipam::FakeIpam;
 
 const NETWORKING: &str = "networking.liqo.io/v1beta1";
+const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 const TIMEOUT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(250);
 /// Kinds that Liqo's network has for itself.
@@ -329,7 +330,10 @@ fn kept(world: &World) -> BTreeMap<String, Value> {
         if let Some(spec) = spec.as_object_mut() {
             spec.retain(|field, _| !field.ends_with("TemplateRef") && field != "secretRef");
         }
-        let metadata = &object["metadata"];
+        let mut metadata = object["metadata"].clone();
+        if let Some(labels) = metadata["labels"].as_object_mut() {
+            labels.remove(MANAGED_BY);
+        }
         let [kind, namespace, name] =
             [&object["kind"], &metadata["namespace"], &metadata["name"]].map(|text| text.as_str());
         let name = [kind, namespace, name].map(Option::unwrap_or_default).join(" ");
@@ -408,6 +412,10 @@ fn liqos_network_becomes_wefts() {
     let done = world.adopted(&[]);
     assert!(done.contains("removed"), "{done}");
     assert_eq!(kept(&world), before);
+    for kind in ["deployment", "service"] {
+        let part = world.get(kind, &tenant("milan"), "gw-server").unwrap();
+        assert_eq!(part["metadata"]["labels"][MANAGED_BY], "weft", "or its watch leaves it out");
+    }
     let left: Vec<_> = world.list(LIQOS).into_iter().map(|of| of["metadata"].clone()).collect();
     assert!(left.len() == 1 && left[0]["name"] == "mine", "{left:?}");
     assert_eq!(left[0]["finalizers"], json!(["example.org/mine"]));

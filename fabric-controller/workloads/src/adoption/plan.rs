@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use fabric_api::labels;
 use fabric_kube_client::requests::Target;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt as _;
@@ -104,7 +105,10 @@ fn own<'a>(item: &'a Item, found: &Found) -> Option<Step<'a>> {
     };
     let others = owners.iter().filter(|of| !of.kind.starts_with(WG) && of.uid != owner.uid);
     let owners: Vec<_> = others.chain([&owner]).collect();
-    let action = Action::Merge(json!({"metadata": {"ownerReferences": owners}}));
+    // By the label weft's controller finds it, to replace it.
+    let labels = json!({(labels::MANAGED_BY): labels::WEFT});
+    let metadata = json!({"ownerReferences": owners, "labels": labels});
+    let action = Action::Merge(json!({"metadata": metadata}));
     let text =
         format!("owned by {} {}, no longer by Liqo's {}", kind.kind, of_liqo.name, of_liqo.kind);
     Some(Step { item, action, text })
