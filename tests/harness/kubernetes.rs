@@ -31,7 +31,7 @@ use crate::{ClusterSpec, Lab, wait_until};
 pub use access::access_review;
 pub use audit::Request;
 pub use image::{BUSYBOX, Image, NETSHOOT, WEFT};
-pub use liqo::require_liqo;
+pub use liqo::{require_liqo, require_liqo_network};
 pub use liqoctl::{Answer, require_liqoctl};
 pub use machine::{DIR, Machine};
 pub use object::Object;

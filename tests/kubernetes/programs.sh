@@ -6,6 +6,8 @@ folder=$1 kubernetes=$2 helm=$3 liqoctl=$4
 programs=(kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl)
 # Liqo's other modules: of its version, like liqoctl.
 modules=(liqo-controller-manager crd-replicator webhook virtual-kubelet proxy)
+# Its own network.
+modules+=(ipam fabric gateway gateway/wireguard gateway/geneve)
 export CGO_ENABLED=0 GOFLAGS=-mod=mod
 
 # A module of our own: the one of Kubernetes leaves the versions of its parts to its builder.
@@ -71,7 +73,7 @@ sources() {
 }
 number=$((number + 2))
 for program in "${modules[@]}"; do
-  number=$((number + 1)) name=liqo-${program#liqo-}
+  number=$((number + 1)) name=liqo-${program#liqo-} name=${name//\//-}
   is_built "$name" $module "$liqoctl" && continue
   printf 'module %s\n\ngo 1.25\n\nrequire %s v%s\n\n%s\n' "$name" "$module" "$liqoctl" "$replace" >go.mod
   install -m 644 "$(sources)/go.sum" go.sum

@@ -25,6 +25,7 @@ pub const WEFT: &str = "localhost/weft:test";
 /// A container image of programs of this machine, made without a builder.
 pub struct Image {
     name: String,
+    entrypoint: Vec<String>,
     command: Vec<String>,
     files: BTreeMap<PathBuf, PathBuf>,
     links: Vec<(String, String)>,
@@ -34,7 +35,13 @@ impl Image {
     /// An empty one; `name` is all of it, as in `localhost/gateway:1`.
     pub fn new(name: &str, command: &[&str]) -> Self {
         let command = command.iter().map(|word| (*word).to_owned()).collect();
-        Self { name: name.to_owned(), command, files: BTreeMap::new(), links: Vec::new() }
+        let (entrypoint, files, links) = (Vec::new(), BTreeMap::new(), Vec::new());
+        Self { name: name.to_owned(), entrypoint, command, files, links }
+    }
+
+    /// Sets the program that gets the arguments of a container.
+    pub fn entrypoint(self, program: &str) -> Self {
+        Self { entrypoint: vec![program.to_owned()], ..self }
     }
 
     /// Adds a file of this machine under an absolute path.
@@ -102,7 +109,7 @@ impl Image {
         let config = json!({
             "architecture": match std::env::consts::ARCH { "x86_64" => "amd64", "aarch64" => "arm64", other => other },
             "os": "linux",
-            "config": {"Cmd": self.command, "Env": ["PATH=/bin"]},
+            "config": {"Entrypoint": self.entrypoint, "Cmd": self.command, "Env": ["PATH=/bin"]},
             "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{digest}")]},
         });
         let manifest =

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::machine::TIMEOUT;
 use super::programs::built;
 use super::{Image, Kubernetes, Object, control_plane};
+use crate::wait_until;
 
 /// The version that `make kubernetes` builds.
 const VERSION: &str = "1.2.0";
@@ -24,13 +25,33 @@ const PROGRAMS: [(&str, &str); 5] = [
     ("liqo-virtual-kubelet", "virtual-kubelet"),
     ("liqo-proxy", "proxy"),
 ];
-const DEPLOYMENTS: [&str; 4] =
-    ["liqo-controller-manager", "liqo-crd-replicator", "liqo-webhook", "liqo-proxy"];
+const MANAGER: &str = "liqo-controller-manager";
+const DEPLOYMENTS: [&str; 4] = [MANAGER, "liqo-crd-replicator", "liqo-webhook", "liqo-proxy"];
+
+/// Programs of Liqo's own network: on its nodes and beside its controller, and, as images of their own,
+/// in its gateways.
+const OF_NETWORK: [(&str, &str); 2] = [("liqo-fabric", "fabric"), ("liqo-ipam", "ipam")];
+const OF_GATEWAYS: [(&str, &str); 3] = [
+    ("liqo-gateway", "gateway"),
+    ("liqo-gateway-wireguard", "gateway/wireguard"),
+    ("liqo-gateway-geneve", "gateway/geneve"),
+];
 
 /// Fails with what is missing here of Liqo, if anything is.
 pub fn require_liqo() -> Result<()> {
     super::require_liqoctl()?;
-    let programs = PROGRAMS.iter().map(|(name, _)| built(name)).chain([chart()]);
+    require_programs(&PROGRAMS)
+}
+
+/// The same of its own network.
+pub fn require_liqo_network() -> Result<()> {
+    require_liqo()?;
+    require_programs(&OF_NETWORK)?;
+    require_programs(&OF_GATEWAYS)
+}
+
+fn require_programs(programs: &[(&str, &str)]) -> Result<()> {
+    let programs = programs.iter().map(|(name, _)| built(name)).chain([chart()]);
     let missing: Vec<_> = programs.filter(|path| !path.exists()).collect();
     ensure!(missing.is_empty(), "`make kubernetes` has not built {missing:?}");
     Ok(())
@@ -43,18 +64,68 @@ fn chart() -> PathBuf {
 impl Kubernetes {
     /// Installs Liqo's chart and waits until all that it starts is ready.
     pub fn install_liqo(&self, at_most: Duration) -> Result<()> {
-        let programs = PROGRAMS.iter();
-        let image = programs.fold(Image::new(IMAGE, &[]), |image, (here, there)| {
+        self.install_liqo_with(&PROGRAMS, &self.liqo_values(), at_most)
+    }
+
+    /// The same with Liqo's own network, its WireGuard in userspace: this kernel may have none.
+    pub fn install_liqo_network(&self, at_most: Duration) -> Result<()> {
+        for (program, name) in OF_GATEWAYS {
+            let own = format!("localhost/{program}:test");
+            let image = Image::new(&own, &[]).entrypoint("/usr/bin/program");
+            self.load(&image.file("/usr/bin/program", built(program)))?;
+            self.name_image(&own, &[format!("ghcr.io/liqotech/{name}:v{VERSION}")])?;
+        }
+        let mut values = self.liqo_values();
+        values["networking"] = json!({
+            "enabled": true, "gatewayTemplates": {"wireguard": {"implementation": "userspace"}},
+        });
+        self.install_liqo_with(&[&PROGRAMS[..], &OF_NETWORK].concat(), &values, at_most)
+    }
+
+    /// Switches Liqo's own network on or off, as its users do.
+    pub fn switch_liqo_network(&self, on: bool) -> Result<()> {
+        let (chart, value) = (chart().display().to_string(), format!("networking.enabled={on}"));
+        let line = ["upgrade", RELEASE, &chart, "--namespace", &self.namespace, "--reuse-values"];
+        self.helm(&[&line[..], &["--set", &value]].concat())?;
+        if on {
+            // Its Service is a new one.
+            self.name_ipam_to(MANAGER)?;
+        }
+        let deployment = format!("deployment/{MANAGER}");
+        let status = ["rollout", "status", &deployment, "--namespace", &self.namespace];
+        self.kubectl(&[&status[..], &["--timeout=120s"]].concat())?;
+        // Its former pod ends a moment later.
+        wait_until("one controller-manager runs", TIMEOUT, || {
+            let selector = "--selector=app.kubernetes.io/name=controller-manager";
+            let line = ["get", "pods", selector, "--output=name", "--namespace", &self.namespace];
+            let pods = self.kubectl(&line)?;
+            ensure!(pods.lines().count() == 1, "{pods}");
+            Ok(())
+        })
+    }
+
+    fn install_liqo_with(
+        &self,
+        programs: &[(&str, &str)],
+        values: &Value,
+        at_most: Duration,
+    ) -> Result<()> {
+        let image = programs.iter().fold(Image::new(IMAGE, &[]), |image, (here, there)| {
             image.file(format!("/usr/bin/{there}"), built(here))
         });
+        let image = image.file("/etc/nsswitch.conf", "/etc/nsswitch.conf");
         self.load(&image)?;
-        let names = PROGRAMS.map(|(_, name)| format!("ghcr.io/liqotech/{name}:v{VERSION}"));
+        let names = programs.iter().map(|(_, name)| format!("ghcr.io/liqotech/{name}:v{VERSION}"));
+        let names: Vec<_> = names.collect();
         self.name_image(IMAGE, &names)?;
         let mut helm = self.tool("helm");
         helm.args(["install", RELEASE]).arg(chart());
         helm.args(["--namespace", &self.namespace, "--create-namespace", "--values", "-"]);
-        self.head().host.command(&mut helm, &self.liqo_values().to_string())?;
+        self.head().host.command(&mut helm, &values.to_string())?;
         self.name_api_server()?;
+        if values["networking"]["enabled"] == true {
+            self.name_ipam_to(MANAGER)?;
+        }
         let timeout = format!("--timeout={}s", at_most.as_secs());
         DEPLOYMENTS.iter().try_for_each(|name| {
             let deployment = format!("deployment/{name}");

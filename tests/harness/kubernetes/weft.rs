@@ -22,12 +22,24 @@ const WORKLOADS: [&str; 3] =
 impl Kubernetes {
     /// Installs the chart and waits until all that it starts is ready.
     pub fn install_weft(&self, at_most: Duration) -> Result<()> {
+        self.install_weft_with(&[], at_most)
+    }
+
+    /// The same with more arguments of helm.
+    pub fn install_weft_with(&self, more: &[&str], at_most: Duration) -> Result<()> {
         let mut helm = self.tool("helm");
-        helm.args(["install", RELEASE]).arg(deploy()?.join("chart"));
+        helm.args(["install", RELEASE]).arg(deploy()?.join("chart")).args(more);
         helm.args(["--namespace", &self.namespace, "--create-namespace", "--values", "-"]);
         self.head().host.command(&mut helm, &values(&self.spec).to_string())?;
         self.name_ipam()?;
         self.wait_for_weft(at_most)
+    }
+
+    /// Changes one value of the release, such as `withdrawal.keepPrefixes=true`.
+    pub fn set_weft(&self, value: &str) -> Result<()> {
+        let chart = deploy()?.join("chart").display().to_string();
+        let line = ["upgrade", RELEASE, &chart, "--namespace", &self.namespace];
+        self.helm(&[&line[..], &["--reuse-values", "--set", value]].concat()).map(drop)
     }
 
     /// Uninstalls the chart, and waits until what it consists of is gone.
@@ -76,6 +88,13 @@ impl Kubernetes {
         Ok((serde_json::from_str(status).context("weft status prints JSON")?, code.parse()?))
     }
 
+    /// Runs `weft adopt`; returns what it prints.
+    pub fn adopt(&self, more: &[&str]) -> Result<String> {
+        let mut weft = Command::new(bin_dir()?.join("weft"));
+        weft.arg("adopt").args(more).arg(format!("--kubeconfig={DIR}/{ADMIN}"));
+        self.head().host.command(&mut weft, "")
+    }
+
     /// This cluster's view of the peer, from the status of its Configuration.
     pub fn view(&self, peer: &ClusterSpec) -> Result<View> {
         let namespace = format!("liqo-tenant-{}", peer.id);
@@ -120,16 +139,21 @@ impl Kubernetes {
     /// Sets ipam's address for the controller, once that is installed: names of Services are in no
     /// DNS here.
     pub fn name_ipam(&self) -> Result<()> {
+        self.name_ipam_to(CONTROLLER)
+    }
+
+    /// The same for another Deployment.
+    pub(super) fn name_ipam_to(&self, deployment: &str) -> Result<()> {
         let namespace = self.namespace.as_str();
         let service = Object::new("service", namespace, "liqo-ipam");
         self.wait_for(service, "create", TIMEOUT)?;
         let service = self.get(service)?;
-        self.wait_for(Object::new("deployment", namespace, CONTROLLER), "create", TIMEOUT)?;
-        let name = format!("liqo-ipam.{namespace}.svc");
-        let aliases = json!([{"ip": service["spec"]["clusterIP"], "hostnames": [name]}]);
+        self.wait_for(Object::new("deployment", namespace, deployment), "create", TIMEOUT)?;
+        let names = ["", ".svc"].map(|end| format!("liqo-ipam.{namespace}{end}"));
+        let aliases = json!([{"ip": service["spec"]["clusterIP"], "hostnames": names}]);
         let patch = json!({"spec": {"template": {"spec": {"hostAliases": aliases}}}}).to_string();
         let patch =
-            ["patch", "deployment", CONTROLLER, "--namespace", namespace, "--patch", &patch];
+            ["patch", "deployment", deployment, "--namespace", namespace, "--patch", &patch];
         self.kubectl(&patch).map(drop)
     }
 }
