@@ -369,6 +369,27 @@ fn switch_off(world: &mut World) {
     world.apply(&program("Deployment", "controller-manager", "--networking-enabled=false"));
     drop(world.liqo.kill());
     drop(world.liqo.wait());
+    ends_late(world);
+}
+
+/// The former pod of Liqo's controller-manager is waited for.
+fn ends_late(world: &World) {
+    let mut pod = program("Deployment", "controller-manager", "--networking-enabled=true")["spec"]
+        ["template"]
+        .clone();
+    pod["apiVersion"] = json!("v1");
+    pod["kind"] = json!("Pod");
+    pod["metadata"]["name"] = json!("former");
+    pod["metadata"]["namespace"] = json!("liqo");
+    pod["spec"]["automountServiceAccountToken"] = json!(false);
+    world.kubectl(&["create", "serviceaccount", "default", "-n", "liqo"], "");
+    world.apply(&pod);
+    let mut weft = world.adopt(&["--dry-run"]).spawn().unwrap();
+    sleep(Duration::from_secs(2));
+    assert_eq!(weft.try_wait().unwrap(), None, "it waits");
+    world.kubectl(&["delete", "pod", "former", "-n", "liqo"], "");
+    let output = weft.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Stops it in the midst of its work.

@@ -1,43 +1,63 @@
 //! Liqo's controllers for its network have to be off: they would make again what is taken away.
 
+use std::time::Duration;
+
 use fabric_api::labels;
 use fabric_kube_client::requests::Target;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ApiResource, DynamicObject};
 use serde_json::Value;
+use tokio::time::{Instant, sleep};
 
 use super::AdoptError;
 use crate::liqo_ips::NETWORKING_OFF;
+use crate::withdrawal::WithdrawError;
 use crate::withdrawal::cluster::{Cluster, kind};
 
-/// Fails with the first program that runs Liqo's networking, or may.
+/// Time in which pods end whose Deployment or DaemonSet has networking off by now.
+const PODS_END: Duration = Duration::from_secs(60);
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// Kind, selector, and whether an object runs Liqo's networking.
+type Check<'a> = (ApiResource, &'a str, fn(&DynamicObject) -> bool);
+
+/// Fails with the first program that runs Liqo's networking, or may. Pods that only have to end are
+/// waited for.
 pub(super) async fn ensure(cluster: &Cluster, namespace: &str) -> Result<(), AdoptError> {
     let app = labels::APP_NAME;
-    let fabric = format!("{app}=fabric,app.kubernetes.io/component=networking");
-    let manager = format!("{app}=controller-manager,{}!={}", labels::PART_OF, labels::WEFT);
-    for (kind, selector, is_on) in [
-        (kind::<DaemonSet>(), &fabric, always as fn(&DynamicObject) -> bool),
-        (kind::<Pod>(), &fabric, always),
-        (kind::<Deployment>(), &manager, |of| has_networking(&of.data["spec"]["template"])),
-        (kind::<Pod>(), &manager, |of| has_networking(&of.data)),
-    ] {
-        let there = cluster.list(&kind, selector).await?;
-        if let Some(on) = there.iter().find(|object| is_on(object)) {
-            return Err(error(&kind, on, namespace));
+    let fabric = &format!("{app}=fabric,app.kubernetes.io/component=networking");
+    let manager = &format!("{app}=controller-manager,{}!={}", labels::PART_OF, labels::WEFT);
+    let workloads: [Check<'_>; 2] = [
+        (kind::<DaemonSet>(), fabric, |_| true),
+        (kind::<Deployment>(), manager, |of| has_networking(&of.data["spec"]["template"])),
+    ];
+    let pods: [Check<'_>; 2] = [
+        (kind::<Pod>(), fabric, |_| true),
+        (kind::<Pod>(), manager, |of| has_networking(&of.data)),
+    ];
+    if let Some(found) = first(cluster, &workloads).await? {
+        return Err(AdoptError::NetworkingIsOn(found, namespace.to_owned()));
+    }
+    let until = Instant::now() + PODS_END;
+    while let Some(found) = first(cluster, &pods).await? {
+        if Instant::now() >= until {
+            return Err(AdoptError::NetworkingIsOn(found, namespace.to_owned()));
         }
+        sleep(PERIOD).await;
     }
     Ok(())
 }
 
-fn error(kind: &ApiResource, on: &DynamicObject, namespace: &str) -> AdoptError {
-    let found = Target::of(kind, &on.metadata).to_string();
-    let namespace = on.metadata.namespace.as_deref().unwrap_or(namespace);
-    AdoptError::NetworkingIsOn(found, namespace.to_owned())
-}
-
-fn always(_: &DynamicObject) -> bool {
-    true
+/// First object for which a check holds.
+async fn first(cluster: &Cluster, checks: &[Check<'_>]) -> Result<Option<String>, WithdrawError> {
+    for (kind, selector, is_on) in checks {
+        let there = cluster.list(kind, selector).await?;
+        if let Some(on) = there.iter().find(|object| is_on(object)) {
+            return Ok(Some(Target::of(kind, &on.metadata).to_string()));
+        }
+    }
+    Ok(None)
 }
 
 /// True for a pod, or the template of one, that Liqo's chart has not switched it off for.
