@@ -22,6 +22,9 @@ use crate::ipam::FakeIpam;
 
 const NETWORKING: &str = "networking.liqo.io/v1beta1";
 const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// A peer of weft's time, and the Network of its pods.
+const NEW: &str = "oslo";
+const NEW_NETWORK: &str = "oslo-pod-10-200-0-0-16";
 const TIMEOUT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(250);
 /// Kinds that Liqo's network has for itself.
@@ -223,6 +226,7 @@ fn give_back(world: &mut World, before: &BTreeMap<String, Value>) {
         // kubectl warns, which counts as an error.
         drop(world.server.kubectl(&pod, ""));
     }
+    let new = world.get("network", &tenant(NEW), NEW_NETWORK).unwrap();
     let mut program = Command::new(env!("CARGO_BIN_EXE_fabric-controller"));
     program.args(["withdraw", "--patience=1s", "--keep-prefixes", "--kubeconfig"]);
     let output = program.arg(world.server.admin()).output().unwrap();
@@ -231,6 +235,10 @@ fn give_back(world: &mut World, before: &BTreeMap<String, Value>) {
         drop(controller.kill());
         drop(controller.wait());
     }
+    let after = world.get("network", &tenant(NEW), NEW_NETWORK).unwrap();
+    assert_eq!(after["metadata"]["uid"], new["metadata"]["uid"]);
+    assert_eq!(after["status"], new["status"]);
+    assert_eq!(after["metadata"]["labels"].get(MANAGED_BY), None);
     for kind in ["deployment", "service"] {
         assert_eq!(world.get(kind, &tenant("milan"), "gw-server"), None);
     }
@@ -498,4 +506,8 @@ fn weft_goes_on(world: &mut World, before: &BTreeMap<String, Value>) {
         assert_eq!(gateway["status"]["secretRef"]["name"], keys);
     }
     assert_eq!(world.get("secret", &tenant("turin"), "gw-client"), None);
+    peering(NEW).into_iter().for_each(|object| world.apply(&object));
+    world.until("a peering that weft has begun has its prefixes", || {
+        world.get("network", &tenant(NEW), NEW_NETWORK)?["status"]["cidr"].as_str().map(drop)
+    });
 }
