@@ -17,6 +17,7 @@ use gateway::dataplane::overlay::{Overlay, host_end_name};
 use gateway::dataplane::reconcile;
 use gateway::liveness::probe::Departure;
 use gateway::liveness::{monitor, overlay_probe};
+use gateway::replicas::{self, Standing};
 use gateway::report::{http, status};
 use gateway::state::{Plane, View};
 use tokio::runtime::Builder;
@@ -100,14 +101,29 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let (plane_tx, planes) = watch::channel(Plane::default());
     let (view_tx, views) = watch::channel(View::start());
     let (paths_tx, paths) = watch::channel(None);
+    let (standing_tx, mut standings) = watch::channel(Standing::default());
+    let leaving = CancellationToken::new();
 
     let stop = CancellationToken::new();
     let mut tasks = JoinSet::new();
     let sources = input::Sources { store: store.clone(), keep: keep.clone() };
     tasks.spawn(input::run(sources, name.clone(), input_tx, stop.clone()));
     let found = (endpoint_tx, lookup_tx);
-    tasks.spawn(endpoint::run(inputs.clone(), views.clone(), found, stop.clone()));
-    let sources = reconcile::Sources { inputs: inputs.clone(), endpoint, views: views.clone() };
+    let sources = (inputs.clone(), views.clone(), standings.clone());
+    tasks.spawn(endpoint::run(sources, found, stop.clone()));
+    let sources = replicas::Sources {
+        inputs: inputs.clone(),
+        planes: planes.clone(),
+        views: views.clone(),
+        leaving: leaving.clone(),
+    };
+    tasks.spawn(replicas::run(sources, standing_tx, stop.clone()));
+    let sources = reconcile::Sources {
+        inputs: inputs.clone(),
+        endpoint,
+        views: views.clone(),
+        standings: standings.clone(),
+    };
     tasks.spawn(reconcile::run(overlay, config.offloads, sources, plane_tx, stop.clone()));
     let sources = monitor::Sources {
         inputs: inputs.clone(),
@@ -120,15 +136,24 @@ async fn run(config: Config) -> anyhow::Result<()> {
     tasks.spawn(overlay_probe::run(sources, paths_tx, stop.clone()));
     if let Some(address) = config.http {
         let (inputs, planes) = (inputs.clone(), planes.clone());
-        let sources = http::Sources { inputs, planes, views: views.clone(), paths: paths.clone() };
+        let sources = http::Sources {
+            inputs,
+            planes,
+            views: views.clone(),
+            paths: paths.clone(),
+            standings: standings.clone(),
+        };
         tasks.spawn(http::run(address, sources, stop.clone()));
     }
     let report = status::Report { store: store.clone(), keep, name: name.clone() };
-    let sources = status::Sources { inputs, planes, views, lookups, paths };
+    let standing = standings.clone();
+    let handed = planes.clone();
+    let sources = status::Sources { inputs, planes, views, lookups, paths, standings: standing };
     tasks.spawn(status::run(report, sources, stop.clone()));
 
     let outcome = tokio::select! {
         () = signal.requested() => {
+            replicas::hand_over(&leaving, &mut standings, &handed).await;
             let _ = departure.set(reason(&store, &name, &mut taken_down).await);
             Ok(())
         }

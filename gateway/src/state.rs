@@ -23,6 +23,8 @@ pub struct Plane {
     pub applied: Option<Arc<Desired>>,
     /// Steps that failed, one line each.
     pub problems: Vec<String>,
+    /// The lane of a tunnel that another replica has: it goes on with the keys that it has.
+    pub retiring: Option<Arc<LaneHandle>>,
 }
 
 /// A dataplane that moves packets.
@@ -46,6 +48,8 @@ pub struct Running {
     pub way: Option<Way>,
     /// UDP port that the tunnel is reached at.
     pub port: Option<u16>,
+    /// UDP port at which a successor reaches the peer through this one.
+    pub relay_port: Option<u16>,
     /// This host's address that packets to the peer have.
     pub source: Option<IpAddr>,
 }
@@ -60,8 +64,10 @@ impl PartialEq for Plane {
             })
         };
         let applied = |plane: &Self| plane.applied.as_ref().map(Arc::as_ptr);
+        let retiring = |plane: &Self| plane.retiring.as_ref().map(Arc::as_ptr);
         key(self) == key(other)
             && applied(self) == applied(other)
+            && retiring(self) == retiring(other)
             && self.problems == other.problems
     }
 }

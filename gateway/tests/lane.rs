@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fabric_api::PrivateKey;
-use gateway::dataplane::lane::{Config, LaneHandle, Offloads, open_socket, open_tun};
+use gateway::dataplane::lane::{Config, LaneHandle, Offloads, open_relay, open_socket, open_tun};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::{RcvBufForce, SndBuf, UdpGsoSegment};
@@ -118,6 +118,8 @@ impl Two {
             peer_key: Some(keys[1 - i].public()),
             endpoint: (i == 0).then_some(endpoint),
             initiate: i == 0,
+            calls_back: false,
+            relay: None,
             keepalive: None,
             mtu: 1420,
             rules: Rules::new(&RulesConfig::transparent(1420)).unwrap(),
@@ -218,6 +220,28 @@ impl Two {
             assert_eq!(buffer[..len], datagram(number), "datagram {number}");
         }
     }
+}
+
+/// What the lane itself can open it still opens.
+#[test]
+fn retired_lane_passes_handshakes_on() {
+    let two = Two::connected(Offloads::ALL, "192.0.2.2");
+    let (relay, successor) = two.hosts[1].run(|| {
+        let successor = UdpSocket::bind("192.0.2.2:0").unwrap();
+        successor.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        (open_relay().unwrap(), successor)
+    });
+    let way = ("192.0.2.2", relay.local_addr().unwrap().port());
+    two.lanes[1].retire(Some(relay), vec!["192.0.2.2".parse().unwrap()]);
+    // From now on the lane knows where the successor is; the client takes this for nothing.
+    successor.send_to(b"initiation", way).unwrap();
+    two.wait_until("it is passed on", |two| two.lanes[1].snapshot().relayed == 1);
+    two.lanes[0].initiate();
+    let mut message = [0; 256];
+    let (length, from) = successor.recv_from(&mut message).unwrap();
+    assert_eq!((length, from.port(), &message[..4]), (148, way.1, &[1, 0, 0, 0][..]));
+    assert!(two.pings());
+    assert_eq!(two.lanes[1].snapshot().relayed, 2, "no data");
 }
 
 #[test]

@@ -174,6 +174,7 @@ fn control_plane_metrics() -> String {
 
 fn gateway_metrics() -> String {
     let stats = Stats {
+        relayed: 0,
         counters: Counters::default(),
         peer: PeerState { last_handshake: Some(Instant::now()), ..PeerState::default() },
         gso_active: true,

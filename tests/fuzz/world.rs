@@ -127,6 +127,8 @@ pub(crate) fn config(rules: &RulesConfig, own: &PrivateKey, peer: PublicKey) -> 
         peer_key: Some(peer),
         endpoint: Some(peer_address()),
         initiate: true,
+        calls_back: false,
+        relay: None,
         keepalive: None,
         mtu: rules.mtu,
         rules: Rules::new(rules).unwrap(),

@@ -43,6 +43,8 @@ fn main() -> anyhow::Result<()> {
         peer_key: Some(PublicKey::from_bytes(&key(peer_key)?)?),
         initiate: endpoint.is_some(),
         endpoint,
+        calls_back: false,
+        relay: None,
         keepalive: None,
         mtu: MTU,
         rules: Rules::new(&RulesConfig::transparent(MTU))?,

@@ -11,8 +11,9 @@ mod record;
 mod records;
 
 pub use gateway_config::{
-    AddressMap, GatewayConfig, GatewayConfigSpec, GatewayConfigStatus, GatewayOverlay, IpFamily,
-    MtuBound, OverlayNode, PeerEndpoint, PeeringFault, ProbeSettings, Remap, RemapKind,
+    ActiveReplica, AddressMap, GatewayConfig, GatewayConfigSpec, GatewayConfigStatus,
+    GatewayOverlay, GatewayReplica, IpFamily, MtuBound, OverlayNode, PeerEndpoint, PeeringFault,
+    ProbeSettings, Remap, RemapKind,
 };
 pub use gateway_record::{
     GatewayClusterRecord, GatewayRecord, GatewayRecordSpec, NodeRecord, PeerPrefixes, gateway_spec,

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::desired::Endpoint;
 use crate::config::input::Input;
 use crate::liveness::health::{Fault, Reason};
+use crate::replicas::Standing;
 use crate::state::{TimedFault, View};
 
 /// Time until a name that did not resolve, or one that did, is looked up again.
@@ -21,13 +22,16 @@ const RETRY: Duration = Duration::from_secs(2);
 const SLOW: Duration = Duration::from_millis(1500);
 const REFRESH: Duration = Duration::from_secs(300);
 
+/// Config, connection, and the place among replicas.
+type Sources = (watch::Receiver<Input>, watch::Receiver<View>, watch::Receiver<Standing>);
+
 /// Keeps `found` on the peer's address until `stop`.
 pub async fn run(
-    mut inputs: watch::Receiver<Input>,
-    mut views: watch::Receiver<View>,
+    (mut inputs, mut views, mut standings): Sources,
     (found, lookups): (watch::Sender<Option<SocketAddr>>, watch::Sender<Option<TimedFault>>),
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
+    let mut predecessor = None;
     let mut retries = views.borrow().retries;
     let mut wanted = None;
     // A spec.endpoint that is edited while this gateway runs is tried alone.
@@ -44,6 +48,14 @@ pub async fn run(
             }
             wanted = endpoint;
             lookup_at = Instant::now();
+        }
+        let before = standings.borrow_and_update().predecessor.and_then(|of| of.peer());
+        if before != predecessor {
+            predecessor = before;
+            if before.is_some() {
+                followed = before;
+                set(&found, before);
+            }
         }
         match &wanted {
             Some(Some(endpoint)) if lookup_at <= Instant::now() => {
@@ -66,7 +78,7 @@ pub async fn run(
             Some(Some(_)) => {}
             Some(None) => {
                 report(&lookups, None);
-                set(&found, input.remembered.peer);
+                set(&found, followed.or(input.remembered.peer));
             }
             None => {}
         }
@@ -74,6 +86,7 @@ pub async fn run(
             biased;
             () = stop.cancelled() => return Ok(()),
             changed = inputs.changed() => changed?,
+            changed = standings.changed() => changed?,
             lost = lost(&mut views, retries) => {
                 lost?;
                 lookup_at = Instant::now();
@@ -199,6 +212,14 @@ mod tests {
     use crate::config::desired::Desired;
     use crate::config::desired::tests::config;
 
+    /// Gateway without replicas.
+    fn alone() -> watch::Receiver<Standing> {
+        let (sender, receiver) = watch::channel(Standing::default());
+        // Open for as long as the test.
+        std::mem::forget(sender);
+        receiver
+    }
+
     #[test]
     fn resolved_address_is_kept_until_lost() {
         let [a, b, c] = [1, 2, 3].map(|i| SocketAddr::from(([192, 0, 2, i], 7)));
@@ -224,7 +245,7 @@ mod tests {
         let (found_to, mut found) = watch::channel(None);
         let stop = CancellationToken::new();
         let outputs = (found_to, watch::channel(None).0);
-        tokio::spawn(run(read_inputs, read_views, outputs, stop.clone()));
+        tokio::spawn(run((read_inputs, read_views, alone()), outputs, stop.clone()));
         let mut expect = async |address: [u8; 4]| {
             let is_it =
                 |at: &Option<SocketAddr>| at.is_some_and(|at| at.ip() == IpAddr::from(address));
@@ -243,7 +264,7 @@ mod tests {
         views.send_modify(|view| view.retries += 1);
         let (found_to, mut found) = watch::channel(None);
         let outputs = (found_to, watch::channel(None).0);
-        tokio::spawn(run(inputs.subscribe(), views.subscribe(), outputs, stop.clone()));
+        tokio::spawn(run((inputs.subscribe(), views.subscribe(), alone()), outputs, stop.clone()));
         found.changed().await.unwrap();
         let first = found.borrow().map(|at| at.ip());
         assert_eq!(first, Some(IpAddr::from(edited)), "edited before the start");
@@ -262,7 +283,8 @@ mod tests {
         let (_views, read_views) = watch::channel(View::start());
         let (found_to, found) = watch::channel(None);
         let outputs = (found_to, watch::channel(None).0);
-        let mut run = Box::pin(run(read_inputs, read_views, outputs, CancellationToken::new()));
+        let mut run =
+            Box::pin(run((read_inputs, read_views, alone()), outputs, CancellationToken::new()));
         assert!(futures::poll!(&mut run).is_pending());
         assert_eq!(*found.borrow(), followed, "while the name is looked up");
     }

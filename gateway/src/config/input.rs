@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use fabric_api::PrivateKey;
-use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus, RecordVersion};
+use fabric_api::fabric::{ActiveReplica, GatewayConfig, GatewayConfigStatus, RecordVersion};
 use fabric_store::{Event, Kind, Note, Object, ObjectRef, Problem, Store, Watch};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
@@ -35,6 +35,8 @@ pub struct Input {
     pub desired: Option<Arc<Desired>>,
     pub key: Option<PrivateKey>,
     pub remembered: Remembered,
+    /// The replica that has the tunnel, as it was published last.
+    pub named: Option<ActiveReplica>,
     /// Problems of the newest config, its file, or the key.
     pub config_problems: Vec<String>,
     pub unreadable: Option<String>,
@@ -144,6 +146,7 @@ impl Follower {
         };
         tracing::info!(generation = config.metadata.generation, "beginning with the config kept");
         (self.untold, self.input.synced, self.input.key) = (true, true, Some(key));
+        self.input.named = config.status.as_ref().and_then(|status| status.active);
         self.input.take_config(config)
     }
 
@@ -206,8 +209,10 @@ impl Follower {
         match object {
             Object::GatewayConfig(config) if is(&self.name, &config.metadata) => {
                 self.untold = false;
+                let named = config.status.as_ref().and_then(|status| status.active);
+                let is_other = std::mem::replace(&mut self.input.named, named) != named;
                 self.published.config = Some(Arc::unwrap_or_clone(config));
-                self.join().await
+                self.join().await | is_other
             }
             Object::Secret(secret) => self.input.take_secret(&self.name, &secret),
             // Not asked for.

@@ -2,17 +2,19 @@
 //! was removed.
 
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fabric_api::PrivateKey;
 use fabric_api::fabric::Role;
 use tunnel::{AddressMap, Remap, Rules, RulesConfig, RulesError};
 
 use crate::config::desired::Desired;
-use crate::dataplane::lane::{Config, LaneHandle, Offloads, Tai64n, Tun, open_socket};
+use crate::dataplane::lane::{Config, LaneHandle, Offloads, Tai64n, Tun, open_relay, open_socket};
 
+/// Time for which a lane carries what still comes after another replica has got the tunnel.
+const RETIREMENT: Duration = Duration::from_secs(6);
 /// WireGuard's usual one. Probes do the same service, so only without them.
 const KEEPALIVE: Duration = Duration::from_secs(25);
 
@@ -26,6 +28,8 @@ pub struct Order {
     pub port_before: Option<u16>,
     /// Timestamp of its last initiation.
     pub stamp_before: Tai64n,
+    /// Address at which the replica before passes packets on.
+    pub relay: Option<IpAddr>,
     /// The tunnel's MTU in bytes.
     pub mtu: u32,
     /// [`crate::state::View::ports`].
@@ -39,6 +43,8 @@ pub struct Engine {
     /// A TUN that no lane has yet.
     tun: Option<Tun>,
     running: Option<Running>,
+    /// Of a tunnel that another replica has, and the time at which it ends.
+    retiring: Option<(Running, Instant)>,
 }
 
 #[derive(Debug)]
@@ -46,6 +52,8 @@ struct Running {
     lane: Arc<LaneHandle>,
     /// A second handle of the lane's socket, for a lane that may have to take this one's place.
     socket: UdpSocket,
+    /// Of a server: way of the peer to the replica that has the tunnel next.
+    relay: Option<UdpSocket>,
     order: Order,
 }
 
@@ -66,12 +74,30 @@ pub enum EngineError {
 
 impl Engine {
     pub fn new(offloads: Offloads) -> Self {
-        Self { offloads, tun: None, running: None }
+        Self { offloads, tun: None, running: None, retiring: None }
     }
 
     /// The TUN had to be made anew: the lane on the old one, if any, can do nothing any more.
     pub fn replace_tun(&mut self, tun: Tun) {
         self.tun = Some(tun);
+    }
+
+    /// Another replica has the tunnel: the lane takes no more part in handshakes, and ends soon.
+    pub fn retire(&mut self, replicas: &[IpAddr], now: Instant) {
+        self.retiring.take_if(|(_, ends)| *ends <= now);
+        if let Some(mut running) = self.running.take() {
+            running.lane.retire(running.relay.take(), replicas.to_vec());
+            self.retiring = Some((running, now + RETIREMENT));
+        }
+    }
+
+    /// This replica has the tunnel again: the TUN is to be made anew for another lane.
+    pub fn end_retirement(&mut self) {
+        self.retiring = None;
+    }
+
+    pub fn retiring(&self) -> Option<&Arc<LaneHandle>> {
+        self.retiring.as_ref().map(|(running, _)| &running.lane)
     }
 
     pub fn lane(&self) -> Option<&Arc<LaneHandle>> {
@@ -81,6 +107,12 @@ impl Engine {
     /// Returns the lane's settings in force.
     pub fn order(&self) -> Option<&Order> {
         self.running.as_ref().map(|running| &running.order)
+    }
+
+    /// UDP port at which a successor reaches the peer through this lane, once that is retired.
+    pub fn relay_port(&self) -> Option<u16> {
+        let relay = self.running.as_ref()?.relay.as_ref()?;
+        relay.local_addr().ok().map(|address| address.port())
     }
 
     /// UDP port that the tunnel is reached at.
@@ -130,7 +162,8 @@ impl Engine {
         let floor = before.max(order.stamp_before);
         let lane = LaneHandle::spawn((tun, socket), self.offloads, config, floor);
         let lane = Arc::new(lane.map_err(EngineError::Start)?);
-        self.running = Some(Running { lane, socket: kept, order });
+        let relay = (order.desired.role == Role::Server).then(open_relay).and_then(Result::ok);
+        self.running = Some(Running { lane, socket: kept, relay, order });
         Ok(())
     }
 }
@@ -195,6 +228,8 @@ fn lane_config(order: &Order) -> Result<Config, RulesError> {
         endpoint: order.endpoint,
         // A server that knows its client's last endpoint initiates at once, too.
         initiate: order.endpoint.is_some(),
+        calls_back: desired.role == Role::Server,
+        relay: order.relay,
         keepalive: (!desired.probe.enabled).then_some(KEEPALIVE),
         mtu,
         rules,

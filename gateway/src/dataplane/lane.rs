@@ -8,12 +8,13 @@ mod driver;
 mod early_drop;
 mod endpoint_changes;
 mod port;
+mod relay;
 mod shared;
 mod socket;
 mod tun;
 
 use std::io;
-use std::net::UdpSocket;
+use std::net::{IpAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
@@ -23,6 +24,8 @@ use tokio::sync::watch;
 pub use tunnel::{Config, Counters, PeerState, RejectedInitiation, Tai64n};
 
 use self::driver::{Driver, Links};
+use self::relay::Relay;
+pub use self::relay::open_relay;
 use self::shared::{Commands, Published};
 pub use self::socket::open_socket;
 pub use self::tun::{Tun, open_tun};
@@ -98,6 +101,14 @@ impl LaneHandle {
         self.commands.send(|latest| latest.initiate = true);
     }
 
+    /// Another replica has the tunnel: packets go on under the keys that there are, handshakes are neither
+    /// begun nor answered. By way of `relay` what is not for this one reaches the replicas at these
+    /// addresses, and what they send the peer.
+    pub fn retire(&self, relay: Option<UdpSocket>, replicas: Vec<IpAddr>) {
+        let relay = relay.map(|socket| Relay::new(socket, replicas));
+        self.commands.send(|latest| latest.retire = Some(relay));
+    }
+
     /// Sets whether path MTU discovery is done by probes: then datagrams are never fragmented, and
     /// the kernel's cached path MTU is ignored. Otherwise that one applies.
     pub fn set_path_probing(&self, probing: bool) {
@@ -152,6 +163,7 @@ impl LaneHandle {
             socket_overflows: published.socket_overflows.load(Ordering::Relaxed).into(),
             turns: published.turns.load(Ordering::Relaxed),
             full_reads: published.full_reads.load(Ordering::Relaxed),
+            relayed: published.relayed.load(Ordering::Relaxed),
         }
     }
 
@@ -222,6 +234,8 @@ pub struct Stats {
     /// Turns of the lane, and directions of turns that read as much as one may.
     pub turns: u64,
     pub full_reads: u64,
+    /// Datagrams between the peer and the replica that has the tunnel now.
+    pub relayed: u64,
 }
 
 impl Stats {

@@ -18,6 +18,7 @@ use crate::config::input::Input;
 use crate::dataplane::engine::{Engine, Order};
 use crate::dataplane::lane::{LaneHandle, Offloads};
 use crate::dataplane::overlay::{Filter, Overlay, Peer, TunnelMtu};
+use crate::replicas::Standing;
 use crate::state::{Plane, Running, View};
 
 /// Time until everything is looked at again although nothing happened, and while something is
@@ -32,6 +33,7 @@ pub struct Sources {
     pub inputs: watch::Receiver<Input>,
     pub endpoint: watch::Receiver<Option<SocketAddr>>,
     pub views: watch::Receiver<View>,
+    pub standings: watch::Receiver<Standing>,
 }
 
 /// Keeps kernel and lane on the latest of `sources` until `stop`, then takes them away.
@@ -55,7 +57,8 @@ pub async fn run(
         let seen = sources.take();
         let peer_at = dataplane.peer_at();
         let (plane, steps) = dataplane.pass(&seen).await;
-        let again_at = Instant::now() + if plane.problems.is_empty() { RESYNC } else { RETRY };
+        let is_calm = plane.problems.is_empty() && plane.retiring.is_none();
+        let again_at = Instant::now() + if is_calm { RESYNC } else { RETRY };
         publish(&planes, plane);
         if steps > 0 {
             churn_limiter.note();
@@ -112,6 +115,7 @@ struct Seen {
     connected: bool,
     ports: u64,
     path_mtu: Option<u32>,
+    standing: Standing,
 }
 
 impl Dataplane {
@@ -123,10 +127,14 @@ impl Dataplane {
     /// Returns the state after one pass, and how many steps it took.
     async fn pass(&mut self, seen: &Seen) -> (Plane, usize) {
         let Some(desired) = &seen.input.desired else { return (Plane::default(), 0) };
+        match seen.standing.has_tunnel() {
+            true => self.engine.end_retirement(),
+            false => self.engine.retire(&seen.standing.others, Instant::now().into()),
+        }
         let address = self.peer_at().or(seen.endpoint);
         let peer = address.map(|address| Peer { address, path_mtu: seen.path_mtu });
         let (refused, guarded, applied) = tokio::join!(
-            self.refusal.ensure(!seen.connected),
+            self.refusal.ensure(!(seen.connected || self.engine.retiring().is_some())),
             ensure(&mut self.only_nodes),
             self.overlay.apply(desired, peer, self.offloads),
         );
@@ -141,13 +149,15 @@ impl Dataplane {
         };
         self.done = Some(Done { desired: desired.clone(), mtu, source, open: seen.connected });
         problems.extend([refused, guarded].into_iter().filter_map(Result::err).map(|e| chain(&e)));
-        if let Some(key) = &seen.input.key {
+        if let Some(key) = seen.input.key.as_ref().filter(|_| seen.standing.has_tunnel()) {
+            let predecessor = seen.standing.predecessor.map(|of| of.tunnel.stamp);
             let order = Order {
                 desired: desired.clone(),
                 key: key.clone(),
                 endpoint: seen.endpoint,
                 port_before: seen.input.remembered.port,
-                stamp_before: seen.input.remembered.stamp,
+                stamp_before: seen.input.remembered.stamp.max(predecessor.unwrap_or_default()),
+                relay: seen.standing.predecessor.and_then(|of| of.relay()).map(|at| at.ip()),
                 mtu: mtu.bytes,
                 ports: seen.ports,
             };
@@ -172,10 +182,12 @@ impl Dataplane {
             remembered_path_mtu: status.and_then(|status| status.path_mtu),
             way: mtu.and_then(|mtu| mtu.way),
             port: self.engine.port(),
+            relay_port: self.engine.relay_port(),
             source: self.done.as_ref().and_then(|done| done.source),
         });
         let applied = self.done.as_ref().map(|done| done.desired.clone());
-        Plane { running, applied, problems }
+        let retiring = self.engine.retiring().cloned();
+        Plane { running, applied, problems, retiring }
     }
 }
 
@@ -190,6 +202,7 @@ impl Sources {
             connected,
             ports,
             path_mtu,
+            standing: self.standings.borrow_and_update().clone(),
         }
     }
 
@@ -200,9 +213,13 @@ impl Sources {
             (view.is_connected(), view.ports, view.path_mtu)
                 != (seen.connected, seen.ports, seen.path_mtu)
         };
+        let (tunnel, predecessor) = (seen.standing.has_tunnel(), seen.standing.predecessor);
+        let move_of_tunnel =
+            |of: &Standing| (of.has_tunnel(), of.predecessor) != (tunnel, predecessor);
         tokio::select! {
             changed = self.inputs.changed() => changed,
             changed = self.endpoint.changed() => changed,
+            changed = self.standings.wait_for(move_of_tunnel) => changed.map(|_| ()),
             changed = self.views.wait_for(other) => changed.map(|_| ()),
         }
     }

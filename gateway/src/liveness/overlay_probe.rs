@@ -31,6 +31,9 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Datagrams read before the time counts: a gateway that had to wait for a processor finds the
 /// probes when it has one.
 const LATE_DATAGRAMS: usize = 1024;
+/// Time after its start for which a gateway takes over what its predecessor missed: a replica that stood by
+/// for longer does not know.
+const FRESH: Duration = Duration::from_secs(5);
 /// Between two looks for answers of kernels while any is awaited.
 const TRACE_LOOK: Duration = Duration::from_millis(100);
 
@@ -46,10 +49,13 @@ pub async fn run(
     paths: watch::Sender<Option<NodePaths>>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
+    let begun = Instant::now();
     let mut probing = Probing::default();
     loop {
         let running = sources.planes.borrow_and_update().running.clone();
-        probing.follow(running.as_ref(), &sources);
+        let is_fresh = begun.elapsed() < FRESH;
+        let earlier = is_fresh.then(|| sources.inputs.borrow().clone());
+        probing.follow(running.as_ref(), earlier.as_ref());
         if probing.current.as_ref().is_some_and(|current| current.responder.is_some()) {
             publish(&paths, probing.nodes.paths());
         }
@@ -79,9 +85,10 @@ struct Current {
 }
 
 impl Probing {
-    fn follow(&mut self, running: Option<&Running>, sources: &Sources) {
+    fn follow(&mut self, running: Option<&Running>, earlier: Option<&Input>) {
         let Some(running) = running else {
-            self.current = None;
+            // Later there is nothing to be missed: another replica may have had the tunnel.
+            *self = Self::default();
             return;
         };
         let desired = &running.desired;
@@ -90,8 +97,8 @@ impl Probing {
             return;
         }
         self.nodes.retain(&desired.nodes.iter().map(|node| node.name.as_str()).collect());
-        if self.current.is_none() {
-            self.restore(desired, &sources.inputs.borrow());
+        if let (None, Some(input)) = (&self.current, earlier) {
+            self.restore(desired, input);
         }
         let same_place = |c: &Current| c.running.desired.overlay == desired.overlay;
         let before = self.current.take().filter(same_place);

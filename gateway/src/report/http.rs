@@ -18,6 +18,8 @@ use tokio_util::sync::CancellationToken;
 use crate::config::input::Input;
 use crate::dataplane::overlay::tun_overflows;
 use crate::liveness::overlay_probe::NodePaths;
+use crate::replicas::Standing;
+use crate::replicas::election::Role;
 use crate::report::metrics::{Metrics, NodeCounts, Scrape};
 use crate::state::Plane;
 use crate::state::View;
@@ -35,6 +37,7 @@ pub struct Sources {
     pub views: watch::Receiver<View>,
     /// Absent until nodes' probes are answered.
     pub paths: watch::Receiver<Option<NodePaths>>,
+    pub standings: watch::Receiver<Standing>,
 }
 
 struct Shared {
@@ -118,6 +121,7 @@ type Answer = (StatusCode, Cow<'static, str>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Missing {
     Store,
+    Replicas,
     Dataplane,
     NewestConfig,
 }
@@ -126,6 +130,7 @@ impl Missing {
     fn text(self) -> &'static str {
         match self {
             Self::Store => "the store has not been read yet\n",
+            Self::Replicas => "not known yet which replica has the tunnel, or to nodes this one\n",
             Self::Dataplane => "the dataplane is not up\n",
             Self::NewestConfig => "the dataplane is not on the newest config yet\n",
         }
@@ -134,18 +139,25 @@ impl Missing {
 
 impl Sources {
     /// A gateway without a config is ready, or a rollout would never end. One without a key has no
-    /// lane, but everything that a lane needs.
+    /// lane, but everything that a lane needs, and so has a replica that stands by.
     fn missing(&self) -> Option<Missing> {
         let input = self.inputs.borrow();
         if !input.synced {
             return Some(Missing::Store);
         }
         let desired = input.desired.as_ref()?;
+        let (role, is_ready) = {
+            let standing = self.standings.borrow();
+            (standing.role, standing.is_ready)
+        };
+        if role == Role::Undecided || role == Role::Standby && !is_ready {
+            return Some(Missing::Replicas);
+        }
         let plane = self.planes.borrow();
         let lane = plane.running.as_ref().filter(|running| running.lane.is_running());
         let in_force = match &input.key {
-            Some(_) => lane.map(|running| &running.desired),
-            None => plane.applied.as_ref(),
+            Some(_) if role == Role::Active => lane.map(|running| &running.desired),
+            Some(_) | None => plane.applied.as_ref(),
         };
         match in_force {
             Some(in_force) if Arc::ptr_eq(in_force, desired) => None,
@@ -154,7 +166,11 @@ impl Sources {
         }
     }
 
+    /// `None` of a replica that stands by: another one has the peer's metrics.
     fn scrape(&self) -> Option<Scrape> {
+        if self.standings.borrow().role == Role::Standby {
+            return None;
+        }
         let desired = self.inputs.borrow().desired.clone()?;
         let running = self.planes.borrow().running.clone();
         let view = self.views.borrow().clone();

@@ -326,6 +326,7 @@ mod tests {
             gso_active: true,
             socket_overflows: 0,
             turns: 40,
+            relayed: 0,
             full_reads: 4,
         };
         let peer = "milan".parse().unwrap();

@@ -10,6 +10,7 @@ use fabric_api::PrivateKey;
 use fabric_api::fabric::{
     GatewayConfig, GatewayConfigStatus, OVERLAY_PROBE_PORT, PeerEndpoint, PeeringFault,
 };
+use fabric_runtime::until;
 use fabric_store::{ObjectRef, Store};
 use jiff::{SignedDuration, Timestamp};
 use tokio::sync::watch;
@@ -23,6 +24,7 @@ use crate::dataplane::lane::{PeerState, Stats};
 use crate::liveness::health::Reason;
 use crate::liveness::monitor::TRAINS_VANISH;
 use crate::liveness::overlay_probe::NodePaths;
+use crate::replicas::Standing;
 use crate::state::{Plane, Running};
 use crate::state::{TimedFault, View};
 
@@ -30,6 +32,8 @@ use crate::state::{TimedFault, View};
 /// server, where every write wakes the controller. Metrics have the newest.
 const COUNTERS: Duration = Duration::from_secs(5);
 const COUNTERS_SENT: Duration = Duration::from_secs(60);
+/// Longest time for which a replica that was handed the tunnel reports nothing before it is connected.
+const HAND_OVER: Duration = Duration::from_secs(2);
 /// Interval of the check whether there is something to write, and whether the last write still
 /// stands.
 const LOOK: Duration = Duration::from_secs(2);
@@ -42,6 +46,7 @@ pub struct Sources {
     pub lookups: watch::Receiver<Option<TimedFault>>,
     /// Absent until probes are answered.
     pub paths: watch::Receiver<Option<NodePaths>>,
+    pub standings: watch::Receiver<Standing>,
 }
 
 /// Destinations of the reports.
@@ -63,6 +68,7 @@ pub async fn run(
     loop {
         let (input, plane, view) = sources.take();
         reporter.paths = sources.paths.borrow_and_update().clone();
+        reporter.follow(sources.standings.borrow_and_update().clone());
         let mut session = plane.running.as_ref().map(|running| running.lane.changes());
         session.iter_mut().for_each(watch::Receiver::mark_unchanged);
         let reported = tokio::select! {
@@ -77,6 +83,7 @@ pub async fn run(
             biased;
             () = stop.cancelled() => break,
             changed = sources.changed() => changed?,
+            () = until(reporter.settled_at) => reporter.settled_at = None,
             // The peer's present endpoint is where a successor will look for it.
             () = changed(&mut session) => {}
             () = reporter.connection.changed() => {}
@@ -85,6 +92,7 @@ pub async fn run(
     }
     // By now this task no longer holds the lane, which would go on answering the peer meanwhile.
     let input = sources.inputs.borrow().clone();
+    reporter.follow(sources.standings.borrow().clone());
     reporter.report_end(&input).await
 }
 
@@ -104,6 +112,7 @@ impl Sources {
             changed = self.views.changed() => changed,
             changed = self.lookups.changed() => changed,
             changed = self.paths.changed() => changed,
+            changed = self.standings.changed() => changed,
         }
     }
 }
@@ -120,6 +129,9 @@ async fn changed(session: &mut Option<watch::Receiver<PeerState>>) {
 }
 
 struct Reporter {
+    standing: Standing,
+    /// Time until which another replica carries packets, unless this one is connected before.
+    settled_at: Option<Instant>,
     store: Store,
     lookups: watch::Receiver<Option<TimedFault>>,
     keep: Option<RestartCache>,
@@ -139,6 +151,8 @@ impl Reporter {
         let counters_every = if store.api_server().is_some() { COUNTERS_SENT } else { COUNTERS };
         let (kept, written, paths, counters_at) = (None, None, None, Instant::now());
         Ok(Self {
+            standing: Standing::default(),
+            settled_at: None,
             store,
             lookups,
             keep,
@@ -158,6 +172,12 @@ impl Reporter {
         view: &View,
         now: Timestamp,
     ) -> anyhow::Result<()> {
+        // A replica that stands by has nothing to report. Nodes follow what one reports that has the tunnel:
+        // while its predecessor carries packets it is connected first.
+        let awaits_session = self.settled_at.is_some() && !view.is_connected();
+        if !self.standing.has_tunnel() || awaits_session {
+            return Ok(());
+        }
         if let Some(config) = &input.config {
             self.report_config(config, (input, plane, view), now).await?;
         }
@@ -192,6 +212,7 @@ impl Reporter {
         if is_applied(input, plane) {
             status.records = input.records.clone().or(status.records);
         }
+        status.active = self.standing.active();
         status.faults = self.faults(&view.faults);
         if view.is_connected() {
             status.configured_endpoint = proven_endpoint(plane, view);
@@ -249,10 +270,21 @@ impl Reporter {
         }
     }
 
+    fn follow(&mut self, standing: Standing) {
+        let is_after_hand_over = standing.predecessor.is_some_and(|of| of.is_alive);
+        if standing.has_tunnel() && !self.standing.has_tunnel() && is_after_hand_over {
+            self.settled_at = Some(Instant::now() + HAND_OVER);
+        }
+        self.standing = standing;
+    }
+
     /// If the config is gone, too, the peering is, and its Connection goes with it.
     async fn report_end(&mut self, input: &Input) -> anyhow::Result<()> {
         if input.synced && input.config.is_none() {
             return self.remove_connection().await;
+        }
+        if !self.standing.has_tunnel() {
+            return Ok(());
         }
         let reported = self.connection.report_end().await;
         self.withdraw_acknowledgement(input).await?;

@@ -87,6 +87,7 @@ pub(crate) fn config() -> GatewayConfig {
         },
         nodes: vec![node("a", 1), node("b", 2)],
         probe: ProbeSettings { enabled: true, interval_ms: 100, loss_threshold: 5 },
+        replicas: Vec::new(),
         faulty_nodes: 0,
     };
     let mut config = GatewayConfig::new("gw", spec);

@@ -134,6 +134,8 @@ pub(crate) fn config(
         peer_key: Some(keys[1 - i].public()),
         endpoint: peer,
         initiate: peer.is_some(),
+        calls_back: false,
+        relay: None,
         keepalive: keepalive.map(Duration::from_secs),
         mtu: rules.mtu,
         #[expect(clippy::unwrap_used, reason = "the same rules for every seed")]

@@ -1,5 +1,5 @@
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use fabric_primitives::{PrivateKey, PublicKey};
@@ -26,6 +26,12 @@ pub struct Config {
     pub endpoint: Option<SocketAddr>,
     /// Starts handshakes without traffic, and repeats them for as long as it takes.
     pub initiate: bool,
+    /// Without a session, initiates to the source of data under unknown keys, too: those of an earlier
+    /// gateway, which the peer still has. For a server, whose client may be behind a NAT.
+    pub calls_back: bool,
+    /// Address of an earlier gateway that passes packets on. What the peer still sends by way of that does not
+    /// lead back there once there is another way.
+    pub relay: Option<IpAddr>,
     /// WireGuard's persistent keepalive.
     pub keepalive: Option<Duration>,
     /// The tunnel's MTU in bytes, up to which packets are padded to 16.
@@ -162,6 +168,19 @@ impl Engine {
         self.peer.initiate_now(now);
     }
 
+    /// Goes on under the keys that there are, and neither begins nor answers handshakes any more: another
+    /// gateway with the same keys has the session, and the peer believes whose handshake was last.
+    pub fn retire(&mut self) {
+        self.peer.retire();
+    }
+
+    /// Returns whether a datagram is none that this engine can open: a handshake message, or data under the
+    /// keys of another gateway.
+    pub fn is_foreign(&self, datagram: &[u8]) -> bool {
+        data_run(datagram, datagram.len().max(1)) == 0
+            || !self.peer.has_key(receiver_index(datagram))
+    }
+
     /// One read from the TUN: a virtio header and a packet or train. `frame` is used as scratch
     /// space.
     pub fn handle_frame(&mut self, frame: &mut [u8], now: Instant, wire: &mut impl Wire) {
@@ -263,6 +282,9 @@ impl Engine {
             let Self { joiner, counters, config, peer, .. } = self;
             let mut sink = Delivery { rules: &config.rules, counters, wire };
             peer.note_opened(run.remote, index, opened, now);
+            if matches!(opened, Opened::Rejected(DropReason::NoSession)) {
+                peer.note_stray(run.remote, now);
+            }
             match opened {
                 Opened::Packet(len) => {
                     let packet = &mut datagram[PACKET..][..len];

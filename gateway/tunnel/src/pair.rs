@@ -7,6 +7,7 @@ mod handshakes;
 mod packets;
 mod rotation;
 mod speed;
+mod succession;
 mod timers;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -90,6 +91,8 @@ impl Pair {
             peer_key: Some(keys[1 - i].public()),
             endpoint: (i == 0).then_some(addresses[1]),
             initiate: i == 0,
+            calls_back: false,
+            relay: None,
             keepalive: None,
             mtu: 1420,
             rules: Rules::new(&RulesConfig::transparent(1420)).unwrap(),

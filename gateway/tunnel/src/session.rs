@@ -13,7 +13,7 @@ mod peer;
 mod rejections;
 mod retry;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use fabric_primitives::PublicKey;
@@ -72,6 +72,8 @@ struct Session {
     endpoint: Option<SocketAddr>,
     /// It is that source.
     is_endpoint_authentic: bool,
+    /// [`Config::relay`](crate::Config::relay).
+    relay: Option<IpAddr>,
     /// Time of the last authentic message.
     received: Option<Instant>,
     /// Since when other keys are in force.
@@ -131,6 +133,7 @@ impl Session {
             keys: KeyRing::default(),
             endpoint: None,
             is_endpoint_authentic: false,
+            relay: None,
             received: None,
             superseded: None,
             retry: Retry::new(seed),
@@ -354,6 +357,11 @@ impl Session {
 
     #[inline]
     fn move_to(&mut self, from: SocketAddr) {
+        let is_relay = |at: SocketAddr| self.relay == Some(at.ip().to_canonical());
+        let has_other = self.endpoint.is_some_and(|at| !is_relay(at)) && self.is_endpoint_authentic;
+        if is_relay(from) && has_other {
+            return;
+        }
         if self.endpoint != Some(from) {
             self.moves += u64::from(self.endpoint.is_some());
             self.endpoint = Some(from);

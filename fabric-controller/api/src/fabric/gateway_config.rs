@@ -22,6 +22,12 @@ use super::{RecordVersion, Role, UnreachableNode};
     printcolumn(name = "Peer", type_ = "string", json_path = ".spec.peerClusterId"),
     printcolumn(name = "Role", type_ = "string", json_path = ".spec.role"),
     printcolumn(name = "Endpoint", type_ = "string", json_path = ".status.peerEndpoint"),
+    printcolumn(
+        name = "Active",
+        type_ = "string",
+        json_path = ".status.active.address",
+        priority = 1
+    ),
     printcolumn(name = "MTU", type_ = "integer", json_path = ".status.mtu"),
     printcolumn(name = "Handshake", type_ = "date", json_path = ".status.lastHandshake"),
     printcolumn(name = "Problem", type_ = "string", json_path = ".status.problems[0]"),
@@ -106,13 +112,16 @@ pub struct GatewayConfigSpec {
     /// those of their addresses that the egress node rewrites (a pod's own node rewrites the rest).
     #[serde(default)]
     pub egress: Vec<String>,
-    /// Name of the node those go to.
+    /// Name of the node those go to. It stays when the gateway moves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress_node: Option<String>,
     /// The gateway's place in its cluster's overlay.
     pub overlay: GatewayOverlay,
     /// The nodes of the cluster, and what lies behind each.
     pub nodes: Vec<OverlayNode>,
+    /// Kubernetes: the pods of the gateway, one of which has the tunnel.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub replicas: Vec<GatewayReplica>,
     /// How the gateway finds out whether packets get through.
     pub probe: ProbeSettings,
     /// Number of nodes whose pods do not reach the peer for a reason that probes do not show, which
@@ -123,6 +132,15 @@ pub struct GatewayConfigSpec {
 
 fn is_zero(count: &u32) -> bool {
     *count == 0
+}
+
+/// A pod of a gateway.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct GatewayReplica {
+    /// Address of the pod.
+    pub address: IpAddr,
+    /// The node that it runs on.
+    pub node: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -254,6 +272,9 @@ pub struct GatewayConfigStatus {
     /// that the dataplane runs on; then it may lag behind by a minute. Absent if it has not all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub records: Option<RecordVersion>,
+    /// The replica that has the tunnel, and this status is of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active: Option<ActiveReplica>,
     /// What keeps the newest config from being applied.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
@@ -308,6 +329,15 @@ pub struct GatewayConfigStatus {
     /// Nodes whose path to the gateway fails now. A node that never sent a probe is not among them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unreachable_nodes: Vec<UnreachableNode>,
+}
+
+/// The replica of a gateway that has the tunnel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ActiveReplica {
+    /// Address of its pod, as in spec.replicas.
+    pub address: IpAddr,
+    /// Number of the take-over by which it got the tunnel: the greatest one has it.
+    pub epoch: u64,
 }
 
 /// A cause of trouble between this gateway and the peer's.

@@ -104,7 +104,8 @@ pub struct PeeringGateway {
     /// Standalone: UDP port of a server's WireGuard socket, which firewalls of its host must let in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listen_port: Option<u16>,
-    /// Kubernetes: addresses of its node, which many a CNI gives to what the pod sends.
+    /// Kubernetes: other sources of its VXLAN. Addresses of its node, which many a CNI gives to what the pod
+    /// sends, and those of the pods that may take its place and of their nodes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub node_addresses: Vec<IpAddr>,
     /// Present if the gateway answers probes through the overlay.

@@ -115,6 +115,7 @@ pub(crate) fn config() -> GatewayConfig {
             },
             nodes: vec![node("rome-1", 1), node("rome-2", 2)],
             probe: ProbeSettings::default(),
+            replicas: Vec::new(),
             faulty_nodes: 0,
         },
     );

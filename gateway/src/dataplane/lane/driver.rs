@@ -8,12 +8,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use tokio::sync::watch;
-use tunnel::{Config, Engine, PeerState, Received, Stamper, Tai64n};
+use tunnel::{Config, Datagrams, Engine, PeerState, Received, Stamper, Tai64n};
 
 use super::Offloads;
 use super::early_drop::EarlyDrop;
 use super::endpoint_changes::PublishedEndpoint;
 use super::port::Port;
+use super::relay::Relay;
 use super::shared::{Commands, Published};
 use super::socket::TunnelSocket;
 use super::tun::Tun;
@@ -37,6 +38,7 @@ const TRAIN_TO_DROP_FROM: usize = 8;
 const TOKEN_WAKE: u64 = 0;
 const TOKEN_TUN: u64 = 1;
 const TOKEN_SOCKET: u64 = 2;
+const TOKEN_RELAY: u64 = 3;
 
 /// State of a lane's thread.
 pub(super) struct Driver {
@@ -59,6 +61,8 @@ pub(super) struct Driver {
     endpoint: PublishedEndpoint,
     rounds: u64,
     load: Load,
+    /// Of one whose tunnel another replica has.
+    relay: Option<Relay>,
 }
 
 /// Share of its time in which a lane has work.
@@ -118,6 +122,7 @@ impl Driver {
             endpoint: PublishedEndpoint::new(now),
             rounds: 0,
             load: Load::default(),
+            relay: None,
         })
     }
 
@@ -147,7 +152,7 @@ impl Driver {
         // Rounded up, or the last part of a millisecond would be spent spinning.
         let timeout =
             EpollTimeout::try_from(left + Duration::from_micros(999)).unwrap_or(EpollTimeout::MAX);
-        let mut events = [EpollEvent::empty(); 3];
+        let mut events = [EpollEvent::empty(); 4];
         match self.epoll.wait(&mut events, timeout) {
             Ok(count) => Ok(events[..count].iter().any(|event| event.data() == TOKEN_WAKE)),
             Err(Errno::EINTR) => Ok(false),
@@ -178,13 +183,16 @@ impl Driver {
         let Self { engine, port, .. } = self;
         port.drain(|reason, datagrams| engine.count_unsent(reason, datagrams));
         self.load.turns += 1;
+        if self.relay.is_some() {
+            self.relay_to_peer();
+        }
         let has_received = self.receive();
         let has_read = !self.port.is_blocked() && self.read()?;
         Ok(has_received || has_read || was_blocked && !self.port.is_blocked())
     }
 
     fn receive(&mut self) -> bool {
-        let Self { engine, port, datagrams, early_drop, .. } = self;
+        let Self { engine, port, datagrams, early_drop, relay, epoll, .. } = self;
         let (mut reads, mut bytes) = (0, 0);
         let mut drops = early_drop.decide(port.socket.has_long_queue(), port.now);
         while reads < TURN_READS && bytes < TURN_BYTES {
@@ -216,6 +224,10 @@ impl Driver {
                 segment_size: received.segment_size,
                 tos: received.tos,
             };
+            if let Some(relay) = relay {
+                divide(train, (relay, epoll), engine, port);
+                continue;
+            }
             engine.handle_datagrams(train, port.now, port);
         }
         if reads > 0 {
@@ -265,6 +277,9 @@ impl Driver {
             self.replace_socket(socket)?;
             self.engine.initiate(now);
         }
+        if let Some(relay) = latest.retire {
+            self.retire(relay)?;
+        }
         if latest.initiate {
             self.engine.initiate(now);
         }
@@ -276,6 +291,29 @@ impl Driver {
         }
         self.send_probes((latest.probes, latest.train), now);
         Ok(!latest.stop)
+    }
+
+    #[cold]
+    fn retire(&mut self, relay: Option<Relay>) -> io::Result<()> {
+        self.engine.retire();
+        for socket in relay.iter().flat_map(Relay::sockets) {
+            watch_relay(&self.epoll, socket)?;
+        }
+        self.relay = relay;
+        Ok(())
+    }
+
+    /// Passes on what the replica that has the tunnel sends to the peer.
+    #[cold]
+    fn relay_to_peer(&mut self) {
+        let Self { relay: Some(relay), port, datagrams, engine, .. } = self else { return };
+        relay.set_endpoint(engine.peer_state().endpoint);
+        for _ in 0..TURN_READS {
+            let Some((length, remote)) = relay.receive(datagrams) else { return };
+            let bytes = &datagrams[..length];
+            let datagram = Datagrams { remote, bytes, segment_size: length, tos: 0 };
+            let _ = port.socket.send(datagram, port.now);
+        }
     }
 
     fn send_probes(&mut self, (probes, mut train): (Vec<Vec<u8>>, Vec<Vec<u8>>), now: Instant) {
@@ -313,6 +351,8 @@ impl Driver {
         state.endpoint = self.endpoint.update(state.endpoint, now);
         self.rounds += 1;
         self.published.rounds.store(self.rounds, Ordering::Relaxed);
+        let relayed = self.relay.as_ref().map_or(0, |relay| relay.datagrams);
+        self.published.relayed.store(relayed, Ordering::Relaxed);
         self.published.turns.store(self.load.turns, Ordering::Relaxed);
         self.published.full_reads.store(self.load.full_reads, Ordering::Relaxed);
         self.published.store(self.engine.counters(), state.last_authentic);
@@ -334,4 +374,31 @@ impl Driver {
             self.changes.send_replace(state);
         }
     }
+}
+
+/// Handles what is for this lane, and passes the rest on.
+#[cold]
+fn divide(
+    train: Received<'_>,
+    (relay, epoll): (&mut Relay, &Epoll),
+    engine: &mut Engine,
+    port: &mut Port,
+) {
+    let Received { remote, bytes, segment_size, tos } = train;
+    for datagram in bytes.chunks_mut(segment_size.max(1)) {
+        if engine.is_foreign(datagram) {
+            let new = relay.send(datagram, remote).map(|socket| watch_relay(epoll, socket));
+            if let Some(Err(error)) = new {
+                tracing::debug!(%error, "cannot receive for a moved peer");
+            }
+        } else {
+            let segment_size = datagram.len();
+            let one = Received { remote, bytes: datagram, segment_size, tos };
+            engine.handle_datagrams(one, port.now, port);
+        }
+    }
+}
+
+fn watch_relay(epoll: &Epoll, socket: &UdpSocket) -> io::Result<()> {
+    Ok(epoll.add(socket, EpollEvent::new(EpollFlags::EPOLLIN, TOKEN_RELAY))?)
 }

@@ -3,6 +3,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::relay::Relay;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use tokio::sync::Notify;
 use tunnel::{Config, Counters, DropReason, Tai64n};
@@ -23,6 +24,7 @@ pub(super) struct PendingCommands {
     pub(super) config: Option<Config>,
     pub(super) socket: Option<UdpSocket>,
     pub(super) initiate: bool,
+    pub(super) retire: Option<Option<Relay>>,
     pub(super) path_probing: Option<bool>,
     pub(super) segmenting: Option<bool>,
     /// Frames of one train probe.
@@ -81,6 +83,7 @@ pub(super) struct Published {
     pub(super) rounds: AtomicU64,
     pub(super) turns: AtomicU64,
     pub(super) full_reads: AtomicU64,
+    pub(super) relayed: AtomicU64,
     /// Thread ID of the lane; 0 before it runs.
     pub(super) thread: AtomicI32,
     pub(super) gso_active: AtomicBool,
@@ -105,6 +108,7 @@ impl Published {
             rounds: AtomicU64::new(0),
             turns: AtomicU64::new(0),
             full_reads: AtomicU64::new(0),
+            relayed: AtomicU64::new(0),
             thread: AtomicI32::new(0),
             gso_active: AtomicBool::new(false),
             socket_overflows: AtomicU32::new(0),

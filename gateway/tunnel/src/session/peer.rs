@@ -44,6 +44,10 @@ pub(crate) struct Peer {
     /// The same, if it was configured while there was a session and no packet has come from it since.
     unproven: Option<SocketAddr>,
     initiate: bool,
+    is_retired: bool,
+    calls_back: bool,
+    /// Time of the last initiation to the source of data under unknown keys.
+    stray_at: Option<Instant>,
     keepalive: Option<Duration>,
     waiting: VecDeque<Vec<u8>>,
     last_sent: Instant,
@@ -78,6 +82,9 @@ impl Peer {
             configured: None,
             unproven: None,
             initiate: false,
+            is_retired: false,
+            calls_back: false,
+            stray_at: None,
             keepalive: None,
             waiting: VecDeque::new(),
             last_sent: now,
@@ -99,11 +106,13 @@ impl Peer {
         let begins = config.initiate && !self.initiate;
         self.initiate = config.initiate;
         self.keepalive = config.keepalive;
+        self.calls_back = config.calls_back;
         let Some(peer) = config.peer_key else { return self.forget() };
         let moved = config.endpoint.filter(|_| config.endpoint != self.configured);
         self.configured = config.endpoint;
         let local = self.local_of(config, now);
         let is_new = self.use_keys(local, peer, now);
+        self.sessions.iter_mut().for_each(|session| session.relay = config.relay);
         // Old keys of a peer that has moved may be somebody else's where it is now.
         let concerned = if is_new { 1 } else { self.sessions.len() };
         for session in self.sessions[..concerned].iter_mut().filter(|_| moved.is_some()) {
@@ -127,6 +136,11 @@ impl Peer {
                 session.retry.start(now);
             }
         }
+    }
+
+    /// Neither begins nor answers handshakes from now on.
+    pub(crate) fn retire(&mut self) {
+        self.is_retired = true;
     }
 
     pub(crate) fn state(&self) -> PeerState {
@@ -261,6 +275,25 @@ impl Peer {
         }
     }
 
+    /// Initiates to the source of data under keys of an earlier gateway, twice a second at most: anybody can
+    /// send such data.
+    #[cold]
+    pub(crate) fn note_stray(&mut self, from: SocketAddr, now: Instant) {
+        let has_session = self.has_session() || self.is_retired || !self.calls_back;
+        if has_session || self.stray_at.is_some_and(|at| now < at + CALL_BACK) {
+            return;
+        }
+        let Some(session) = self.sessions.first_mut() else { return };
+        self.stray_at = Some(now);
+        (session.endpoint, session.is_endpoint_authentic) = (Some(from), false);
+        session.retry.start(now);
+    }
+
+    /// Returns whether there is a key for data with that receiver index.
+    pub(crate) fn has_key(&self, index: u32) -> bool {
+        self.sessions.iter().any(|session| session.keys.position(index).is_some())
+    }
+
     /// Takes a message that is not data. `Ok` is the length of the answer in `dst`, which has room
     /// for a handshake message; 0 if there is none.
     pub(crate) fn handle_handshake(
@@ -270,6 +303,9 @@ impl Peer {
         dst: &mut [u8],
         now: Instant,
     ) -> Result<usize, DropReason> {
+        if self.is_retired {
+            return Err(DropReason::HandshakeRejected);
+        }
         self.forget_superseded(now);
         let message = Message::parse(message).ok_or(DropReason::Malformed)?;
         // A stranger who cannot listen does not know our indices, so this costs next to nothing.
@@ -323,7 +359,7 @@ impl Peer {
             let endpoint = self.endpoint_of(i);
             let duty = Duty {
                 // Superseded keys do not initiate unless everything depends on them.
-                initiates: endpoint.is_some() && (i == 0 || sender == Some(i)),
+                initiates: !self.is_retired && endpoint.is_some() && (i == 0 || sender == Some(i)),
                 insists: i == 0 && (self.initiate || self.sessions.len() > 1),
             };
             if self.sessions[i].gives_up(now, duty) && i == 0 {

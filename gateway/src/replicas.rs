@@ -1,0 +1,426 @@
+//! The replicas of a gateway: one of them has the tunnel, the others stand by.
+//!
+//! Translation has no state, so any replica can carry any packet. Each sends the others a heartbeat ten
+//! times a second, from pod to pod: nobody else has to be reached for a take-over. [`election`] decides
+//! (pure), [`heartbeat`] is the message. A replica that gets the tunnel initiates at once where its
+//! predecessor had the peer; one that gives it up goes on with the keys that it has until nothing
+//! comes any more.
+
+pub mod election;
+mod heartbeat;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket as StdSocket};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use fabric_api::fabric::ActiveReplica;
+use fabric_runtime::until;
+use futures::future::select_all;
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::UdpSocket;
+use tokio::runtime::Builder;
+use tokio::sync::{oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::input::Input;
+use crate::state::{Plane, View};
+use election::{Election, Predecessor, Role, Tunnel};
+use heartbeat::{Keys, MAX_LENGTH};
+
+/// UDP port of the heartbeats.
+pub const REPLICA_PORT: u16 = 12347;
+
+/// Time from the publication of a replica until all nodes take packets from it.
+const ADMISSION: Duration = Duration::from_millis(1500);
+
+/// Place of this gateway among its replicas.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    pub role: Role,
+    /// Number of the take-over by which this one has the tunnel, or another one that has it now.
+    pub epoch: u64,
+    /// Own address, if there are replicas.
+    pub address: Option<IpAddr>,
+    /// Of one that has the tunnel: the replica that had it before.
+    pub predecessor: Option<Predecessor>,
+    /// Of one that leaves: its successor is connected.
+    pub is_relieved: bool,
+    /// It can have the tunnel: its devices are there, and nodes have had the time to take its packets.
+    pub is_ready: bool,
+    /// Another replica can have the tunnel.
+    pub has_successor: bool,
+    /// Addresses of the other replicas.
+    pub others: Vec<IpAddr>,
+}
+
+impl Standing {
+    pub fn has_tunnel(&self) -> bool {
+        self.role == Role::Active
+    }
+
+    /// As it is published.
+    pub fn active(&self) -> Option<ActiveReplica> {
+        let address = self.address.filter(|_| self.has_tunnel())?;
+        Some(ActiveReplica { address, epoch: self.epoch })
+    }
+}
+
+/// State that heartbeats and decisions follow from.
+#[derive(Clone)]
+pub struct Sources {
+    pub inputs: watch::Receiver<Input>,
+    pub planes: watch::Receiver<Plane>,
+    pub views: watch::Receiver<View>,
+    /// This gateway is to end: another one gets the tunnel.
+    pub leaving: CancellationToken,
+}
+
+/// Keeps `standings` up to date until `stop`, in a thread of its own: heartbeats do not wait for
+/// anything else that the gateway does.
+pub async fn run(
+    sources: Sources,
+    standings: watch::Sender<Standing>,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let (ended, end) = oneshot::channel();
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let work = move || {
+        let _ = ended.send(runtime.block_on(Replicas::new(sources).run(standings, stop)));
+    };
+    thread::Builder::new().name("replicas".to_owned()).spawn(work)?;
+    end.await.context("the thread of the replicas panicked")?
+}
+
+struct Replicas {
+    sources: Sources,
+    election: Election,
+    keys: Option<Keys>,
+    sockets: Sockets,
+    own: Option<IpAddr>,
+    /// Time at which it was found in the config.
+    listed_at: Option<Instant>,
+    is_ready: bool,
+    /// Port of the relay of the lane that there is, or was last.
+    relay: Option<u16>,
+}
+
+impl Replicas {
+    fn new(sources: Sources) -> Self {
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let incarnation = u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX);
+        let election = Election::new(incarnation, Instant::now());
+        Self {
+            sources,
+            election,
+            keys: None,
+            sockets: Sockets::default(),
+            own: None,
+            listed_at: None,
+            is_ready: false,
+            relay: None,
+        }
+    }
+
+    async fn run(
+        mut self,
+        standings: watch::Sender<Standing>,
+        stop: CancellationToken,
+    ) -> anyhow::Result<()> {
+        let leaving = self.sources.leaving.clone();
+        let mut has_input = true;
+        loop {
+            if std::mem::take(&mut has_input) {
+                self.follow_input();
+            }
+            let now = Instant::now();
+            self.receive(now);
+            if leaving.is_cancelled() {
+                self.election.leave(now);
+            }
+            self.follow_plane();
+            let before = self.election.role();
+            self.election.decide(now);
+            if self.election.role() != before {
+                tracing::info!(role = %self.election.role(), epoch = self.election.epoch(), "replica");
+            }
+            if self.election.beat_due().is_some_and(|due| due <= now) {
+                self.beat(now);
+            }
+            publish(&standings, self.standing());
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return Ok(()),
+                changed = self.sources.inputs.changed() => {
+                    changed?;
+                    has_input = true;
+                }
+                () = leaving.cancelled(), if !leaving.is_cancelled() => {}
+                () = self.sockets.readable() => {}
+                () = until(self.election.deadline()) => {}
+            }
+        }
+    }
+
+    fn standing(&self) -> Standing {
+        let role = self.election.role();
+        Standing {
+            role,
+            epoch: self.election.epoch(),
+            address: self.own,
+            predecessor: self.election.predecessor().filter(|_| role == Role::Active),
+            is_relieved: self.election.is_relieved(),
+            is_ready: self.is_ready,
+            has_successor: self.election.has_successor(Instant::now()),
+            others: self.election.others().collect(),
+        }
+    }
+
+    fn follow_input(&mut self) {
+        let input = self.sources.inputs.borrow_and_update().clone();
+        let Some(config) = &input.config else { return };
+        if let Some(key) = &input.key {
+            Keys::follow(&mut self.keys, key, &config.spec.gateway_uid);
+        }
+        let mut others = BTreeSet::new();
+        for replica in &config.spec.replicas {
+            if is_own(replica.address) {
+                self.own = Some(replica.address);
+                self.listed_at.get_or_insert_with(Instant::now);
+            } else {
+                others.insert(replica.address);
+            }
+        }
+        // Without a key nothing is known to be from a replica, and there is no tunnel either.
+        if self.keys.is_none() {
+            others.clear();
+        }
+        // One that has just been made may not be in the config yet, and finds this one.
+        self.sockets.follow(&others, !config.spec.replicas.is_empty());
+        self.own = self.own.or_else(|| self.sockets.local_address());
+        self.election.set_others(others, Instant::now());
+        if let Some(active) = input.named {
+            let is_own = self.own == Some(active.address);
+            self.election.handle_published(active, is_own, Instant::now());
+        }
+    }
+
+    fn follow_plane(&mut self) {
+        let plane = self.sources.planes.borrow();
+        self.relay = plane.running.as_ref().map_or(self.relay, |running| running.relay_port);
+        let is_admitted = self.listed_at.is_some_and(|at| at.elapsed() >= ADMISSION);
+        self.is_ready = is_admitted && plane.applied.is_some() && plane.problems.is_empty();
+        self.election.set_ready(self.is_ready);
+    }
+
+    fn receive(&mut self, now: Instant) {
+        let Some(keys) = &self.keys else { return };
+        let mut buffer = [0; MAX_LENGTH];
+        for (from, received) in self.sockets.received(&mut buffer) {
+            match received {
+                Ok(bytes) => match keys.open(&bytes) {
+                    Some(heartbeat) => self.election.handle(from, heartbeat, now),
+                    None => tracing::debug!(%from, "not a heartbeat of a replica"),
+                },
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                    self.election.handle_refusal(from);
+                }
+                Err(error) => tracing::debug!(%from, %error, "cannot receive heartbeats"),
+            }
+        }
+    }
+
+    fn beat(&mut self, now: Instant) {
+        let tunnel = self.tunnel();
+        let heartbeat = self.election.beat(tunnel, now);
+        let Some(keys) = &self.keys else { return };
+        let message = keys.seal(&heartbeat);
+        for other in self.election.others() {
+            self.sockets.send(&message, other);
+        }
+    }
+
+    /// State of the tunnel, if it is here.
+    fn tunnel(&self) -> Tunnel {
+        let plane = self.sources.planes.borrow();
+        let lane = plane.running.as_ref().map(|running| &running.lane);
+        let Some(stats) = lane.or(plane.retiring.as_ref()).map(|lane| lane.snapshot()) else {
+            return Tunnel::default();
+        };
+        let connected = self.sources.views.borrow().is_connected() && plane.running.is_some();
+        let peer = stats.peer.endpoint.filter(|_| stats.peer.is_endpoint_authentic);
+        let relay = plane.running.as_ref().map_or(self.relay, |running| running.relay_port);
+        Tunnel { connected, peer, relay, stamp: stats.last_stamp }
+    }
+}
+
+fn publish(standings: &watch::Sender<Standing>, standing: Standing) {
+    standings.send_if_modified(|current| {
+        let is_changed = *current != standing;
+        *current = standing;
+        is_changed
+    });
+}
+
+/// Returns whether a device of this pod has the address.
+fn is_own(address: IpAddr) -> bool {
+    StdSocket::bind((address, 0)).is_ok()
+}
+
+/// One socket for each other replica, so that the kernel reports one that is gone, and one for those that
+/// are not known yet. There are none where gateways have no replicas.
+#[derive(Default)]
+struct Sockets {
+    any: Option<UdpSocket>,
+    connected: BTreeMap<IpAddr, UdpSocket>,
+}
+
+impl Sockets {
+    fn follow(&mut self, others: &BTreeSet<IpAddr>, listens: bool) {
+        self.connected.retain(|address, _| others.contains(address));
+        if self.any.is_none() && listens {
+            self.any = warned(open(None));
+        }
+        for address in others {
+            if !self.connected.contains_key(address)
+                && let Some(socket) = warned(open(Some(*address)))
+            {
+                self.connected.insert(*address, socket);
+            }
+        }
+    }
+
+    fn local_address(&self) -> Option<IpAddr> {
+        let local = self.connected.values().find_map(|socket| socket.local_addr().ok())?;
+        Some(local.ip().to_canonical())
+    }
+
+    /// Returns when there is something to receive. Cancel safe.
+    async fn readable(&self) {
+        let sockets = self.connected.values().chain(&self.any);
+        let all: Vec<_> = sockets.map(|socket| Box::pin(socket.readable())).collect();
+        if all.is_empty() {
+            return std::future::pending().await;
+        }
+        // What is wrong shows when it is read.
+        let _ = select_all(all).await;
+    }
+
+    fn received(&self, buffer: &mut [u8]) -> Vec<(IpAddr, io::Result<Vec<u8>>)> {
+        let mut all = Vec::new();
+        for (address, socket) in &self.connected {
+            loop {
+                match socket.try_recv(buffer) {
+                    Ok(length) => all.push((*address, Ok(buffer[..length].to_vec()))),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    Err(error) => all.push((*address, Err(error))),
+                }
+            }
+        }
+        while let Some((length, from)) =
+            self.any.as_ref().and_then(|any| any.try_recv_from(buffer).ok())
+        {
+            all.push((from.ip().to_canonical(), Ok(buffer[..length].to_vec())));
+        }
+        all
+    }
+
+    /// A heartbeat that cannot be sent now is a lost one.
+    fn send(&self, message: &[u8], to: IpAddr) {
+        let sent = match (self.connected.get(&to), &self.any) {
+            (Some(socket), _) => socket.try_send(message),
+            (None, Some(any)) => any.try_send_to(message, mapped(to, any)),
+            (None, None) => return,
+        };
+        if let Err(error) = sent {
+            tracing::debug!(%to, %error, "cannot send a heartbeat");
+        }
+    }
+}
+
+/// The address as a socket of that family has it.
+fn mapped(to: IpAddr, socket: &UdpSocket) -> SocketAddr {
+    let is_ipv6 = socket.local_addr().is_ok_and(|local| local.is_ipv6());
+    let address = match to {
+        IpAddr::V4(v4) if is_ipv6 => v4.to_ipv6_mapped().into(),
+        IpAddr::V4(_) | IpAddr::V6(_) => to,
+    };
+    (address, REPLICA_PORT).into()
+}
+
+fn warned(socket: io::Result<UdpSocket>) -> Option<UdpSocket> {
+    let warn = |error: &io::Error| tracing::warn!(%error, "cannot open a socket for replicas");
+    socket.inspect_err(warn).ok()
+}
+
+/// `None`: for all replicas, of both families where there is IPv6.
+fn open(other: Option<IpAddr>) -> io::Result<UdpSocket> {
+    let bound = |any: IpAddr| {
+        let local = SocketAddr::from((any, REPLICA_PORT));
+        let socket = Socket::new(Domain::for_address(local), Type::DGRAM, Some(Protocol::UDP))?;
+        if any.is_ipv6() {
+            socket.set_only_v6(false)?;
+        }
+        socket.set_reuse_address(true)?;
+        socket.set_nonblocking(true)?;
+        socket.bind(&local.into())?;
+        io::Result::Ok(socket)
+    };
+    let (v4, v6) = (Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into());
+    let socket = match other {
+        Some(IpAddr::V4(_)) => bound(v4)?,
+        Some(IpAddr::V6(_)) => bound(v6)?,
+        None => bound(v6).or_else(|_| bound(v4))?,
+    };
+    if let Some(other) = other {
+        socket.connect(&SocketAddr::from((other, REPLICA_PORT)).into())?;
+    }
+    UdpSocket::from_std(socket.into())
+}
+
+/// Longest time for which a gateway that ends waits for its successor, and then for the last packet.
+const RELIEF: Duration = Duration::from_secs(4);
+const DRAIN: Duration = Duration::from_secs(5);
+/// Time without a packet after which nobody sends any more.
+const QUIET: Duration = Duration::from_millis(500);
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Hands the tunnel over before the gateway ends. Returns false if there is nobody to have it.
+pub async fn hand_over(
+    leaving: &CancellationToken,
+    standings: &mut watch::Receiver<Standing>,
+    planes: &watch::Receiver<Plane>,
+) -> bool {
+    let (has_tunnel, has_successor) = {
+        let standing = standings.borrow();
+        (standing.has_tunnel(), standing.has_successor)
+    };
+    if !(has_tunnel && has_successor) {
+        return false;
+    }
+    leaving.cancel();
+    let settled = standings.wait_for(|standing| {
+        standing.is_relieved || standing.role == Role::Leaving && !standing.has_successor
+    });
+    let settled = tokio::time::timeout(RELIEF, settled).await;
+    if !matches!(settled, Ok(Ok(standing)) if standing.is_relieved) {
+        return false;
+    }
+    tracing::info!("another replica has the tunnel");
+    let packets = || {
+        let lane = planes.borrow().retiring.clone();
+        lane.map(|lane| lane.snapshot())
+            .map(|stats| stats.counters.rx_packets + stats.counters.tx_packets + stats.relayed)
+    };
+    let (start, mut last, mut changed_at) = (Instant::now(), packets(), Instant::now());
+    while start.elapsed() < DRAIN && changed_at.elapsed() < QUIET {
+        tokio::time::sleep(LOOK).await;
+        let now = packets();
+        if now != last {
+            (last, changed_at) = (now, Instant::now());
+        }
+    }
+    true
+}

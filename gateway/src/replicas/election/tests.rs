@@ -1,0 +1,367 @@
+use std::collections::BTreeMap;
+
+use super::*;
+
+const MS: Duration = Duration::from_millis(1);
+/// Milliseconds in a step.
+const STEP: u32 = 4;
+
+fn address(i: u8) -> IpAddr {
+    IpAddr::from([10, 200, i, 7])
+}
+
+fn record(i: u8, epoch: u64) -> ActiveReplica {
+    ActiveReplica { address: address(i), epoch }
+}
+
+fn connected() -> Tunnel {
+    let peer = Some("192.0.2.7:51840".parse().unwrap());
+    Tunnel { connected: true, peer, relay: Some(40000), stamp: Tai64n::default() }
+}
+
+/// A pseudo-random number of that seed and position (SplitMix64).
+fn random(seed: u64, at: u64) -> u64 {
+    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(at);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// Replicas whose heartbeats take up to 20 ms.
+struct World {
+    now: Instant,
+    start: Instant,
+    replicas: BTreeMap<u8, Election>,
+    /// Stood still until then.
+    paused: BTreeMap<u8, Instant>,
+    /// Pairs that cannot reach each other.
+    cut: BTreeSet<(u8, u8)>,
+    on_way: Vec<(Instant, u8, u8, Option<Heartbeat>)>,
+    /// The API server's record, and whether it can be reached.
+    record: Option<(u8, u64)>,
+    has_api: bool,
+    seed: u64,
+    draws: u64,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let now = Instant::now();
+        Self {
+            now,
+            start: now,
+            replicas: BTreeMap::new(),
+            paused: BTreeMap::new(),
+            cut: BTreeSet::new(),
+            on_way: Vec::new(),
+            record: None,
+            has_api: true,
+            seed,
+            draws: 0,
+        }
+    }
+
+    fn draw(&mut self, below: u64) -> u64 {
+        self.draws += 1;
+        random(self.seed, self.draws) % below
+    }
+
+    fn start(&mut self, i: u8) {
+        let incarnation = u64::try_from((self.now - self.start).as_nanos()).unwrap() + u64::from(i);
+        let mut replica = Election::new(incarnation + 1, self.now);
+        replica.set_ready(true);
+        replica.set_others((1..=3).filter(|other| *other != i).map(address).collect(), self.now);
+        self.replicas.insert(i, replica);
+    }
+
+    fn is_cut(&self, a: u8, b: u8) -> bool {
+        self.cut.contains(&(a.min(b), a.max(b)))
+    }
+
+    /// One step of the time. Every replica lists all others: 1 to 3.
+    fn step(&mut self) {
+        self.now += MS * STEP;
+        let now = self.now;
+        let (arrived, on_way) = self.on_way.drain(..).partition(|(at, ..)| *at <= now);
+        self.on_way = on_way;
+        let arrived: Vec<(Instant, u8, u8, Option<Heartbeat>)> = arrived;
+        for (_, from, to, heartbeat) in arrived {
+            if self.is_cut(from, to) {
+                continue;
+            }
+            match (self.replicas.get_mut(&to), heartbeat) {
+                (Some(replica), Some(heartbeat)) => replica.handle(address(from), heartbeat, now),
+                (Some(replica), None) => replica.handle_refusal(address(from)),
+                // Nobody listens there.
+                (None, Some(_)) => self.on_way.push((now + MS, to, from, None)),
+                (None, None) => {}
+            }
+        }
+        for i in self.replicas.keys().copied().collect::<Vec<_>>() {
+            if self.paused.get(&i).is_some_and(|until| *until > now) {
+                continue;
+            }
+            let Some(replica) = self.replicas.get_mut(&i) else { continue };
+            if let Some((named, epoch)) = self.record.filter(|_| self.has_api) {
+                replica.handle_published(record(named, epoch), named == i, now);
+            }
+            replica.decide(now);
+            if replica.role() == Role::Active
+                && self.has_api
+                && self.record.is_none_or(|(_, epoch)| replica.epoch() > epoch)
+            {
+                self.record = Some((i, replica.epoch()));
+            }
+            let Some(replica) = self.replicas.get_mut(&i) else { continue };
+            if replica.beat_due().is_some_and(|due| due <= now) {
+                let heartbeat = replica.beat(connected(), now);
+                for other in (1..=3).filter(|other| *other != i) {
+                    let delay = MS * u32::try_from(self.draw(20)).unwrap();
+                    self.on_way.push((now + delay, i, other, Some(heartbeat)));
+                }
+            }
+        }
+    }
+
+    fn run(&mut self, millis: u32) {
+        (0..millis.div_ceil(STEP)).for_each(|_| self.step());
+    }
+
+    fn active(&self) -> Vec<u8> {
+        let all = self.replicas.iter();
+        all.filter(|(_, of)| of.role() == Role::Active).map(|(i, _)| *i).collect()
+    }
+
+    /// Milliseconds until exactly these have the tunnel.
+    fn until_active(&mut self, expected: &[u8]) -> u32 {
+        for steps in 0..2000 {
+            if self.active() == expected {
+                return steps * STEP;
+            }
+            self.step();
+        }
+        panic!("seed {}: {:?} have the tunnel; expected {expected:?}", self.seed, self.active());
+    }
+}
+
+#[test]
+fn gateway_without_replicas_has_tunnel_at_once() {
+    let now = Instant::now();
+    let mut only = Election::new(1, now);
+    only.decide(now);
+    assert_eq!(only.role(), Role::Undecided, "no config yet");
+    only.set_others(BTreeSet::new(), now);
+    only.decide(now);
+    assert_eq!((only.role(), only.epoch(), only.deadline()), (Role::Active, 1, None));
+}
+
+#[test]
+fn restarted_process_keeps_its_epoch() {
+    let now = Instant::now();
+    let epoch_of = |is_own| {
+        let mut only = Election::new(1, now);
+        only.set_others(BTreeSet::new(), now);
+        only.handle_published(record(2, 7), is_own, now);
+        only.decide(now);
+        (only.role(), only.epoch())
+    };
+    assert_eq!(epoch_of(true), (Role::Active, 7));
+    assert_eq!(epoch_of(false), (Role::Active, 8), "another pod had it");
+}
+
+#[test]
+fn killed_process_is_replaced_within_two_heartbeats() {
+    for seed in 0..50 {
+        let mut world = World::new(seed);
+        world.start(1);
+        world.run(1000);
+        world.start(2);
+        world.run(1000 + u32::try_from(seed).unwrap() * 3);
+        assert_eq!(world.active(), [1]);
+        world.replicas.remove(&1);
+        let millis = world.until_active(&[2]);
+        assert!(millis <= 250, "seed {seed}: {millis} ms");
+        assert_eq!(world.replicas[&2].predecessor().unwrap().tunnel.peer, connected().peer);
+        world.start(1);
+        world.run(2000);
+        assert_eq!(world.active(), [2], "the tunnel stays");
+    }
+}
+
+#[test]
+fn cut_off_node_is_replaced_within_half_a_second() {
+    for seed in 0..50 {
+        let mut world = World::new(seed);
+        (1..=2).for_each(|i| world.start(i));
+        world.run(1000 + u32::try_from(seed).unwrap() * 3);
+        let [lost] = world.active()[..] else { panic!("seed {seed}: {:?}", world.active()) };
+        let other = 3 - lost;
+        world.cut = [(1, 2), (1, 3), (2, 3)].into();
+        let before = world.now;
+        while world.replicas[&other].role() != Role::Active {
+            world.step();
+        }
+        assert!(world.now - before <= TIMEOUT + MS * 120, "seed {seed}: {:?}", world.now - before);
+    }
+}
+
+#[test]
+fn leaving_replica_is_relieved_at_once() {
+    for seed in 0..50 {
+        let mut world = World::new(seed);
+        world.start(1);
+        world.run(1000);
+        world.start(2);
+        world.run(1000 + u32::try_from(seed).unwrap() * 3);
+        let now = world.now;
+        world.replicas.get_mut(&1).unwrap().leave(now);
+        assert!(world.until_active(&[2]) <= 30);
+        let predecessor = world.replicas[&2].predecessor().unwrap();
+        assert!(predecessor.is_alive);
+        assert_eq!(
+            predecessor.peer(),
+            Some((address(1), 40000).into()),
+            "through the one that leaves"
+        );
+        world.run(50);
+        assert!(world.replicas[&1].is_relieved());
+    }
+}
+
+#[test]
+fn nobody_leaves_without_successor() {
+    let now = Instant::now();
+    let mut only = Election::new(1, now);
+    only.set_others([address(2)].into(), now);
+    only.decide(now + TIMEOUT);
+    (0..10).for_each(|i| only.decide(now + TIMEOUT + INTERVAL * i));
+    assert_eq!(only.role(), Role::Active);
+    only.leave(now + TIMEOUT * 4);
+    assert_eq!(only.role(), Role::Active);
+}
+
+#[test]
+fn pause_of_own_is_no_silence_of_others() {
+    let mut world = World::new(1);
+    world.start(1);
+    world.run(1000);
+    world.start(2);
+    world.run(1000);
+    world.paused.insert(2, world.now + MS * 3000);
+    world.run(3000);
+    // What came meanwhile was read late, or is lost.
+    world.on_way.clear();
+    world.run(200);
+    assert_eq!(world.active(), [1]);
+}
+
+#[test]
+fn starved_replicas_wait_for_longer() {
+    let mut world = World::new(1);
+    world.start(1);
+    world.run(1000);
+    world.start(2);
+    world.run(1000);
+    for millis in [250, 350, 450, 550, 450, 550] {
+        world.paused.insert(1, world.now + MS * millis);
+        world.run(millis + 300);
+        assert_eq!(world.active(), [1], "after {millis} ms");
+    }
+    world.replicas.remove(&1);
+    world.cut = [(1, 2)].into();
+    assert!((1200..2100).contains(&world.until_active(&[2])));
+}
+
+#[test]
+fn one_that_stood_still_gives_way() {
+    let mut world = World::new(1);
+    world.start(1);
+    world.run(1000);
+    world.start(2);
+    world.run(1000);
+    world.paused.insert(1, world.now + MS * 3000);
+    world.run(2900);
+    assert_eq!(world.active(), [1, 2], "it does not know yet");
+    world.run(300);
+    assert_eq!(world.active(), [2]);
+}
+
+#[test]
+fn record_decides_between_two_that_are_apart() {
+    let mut world = World::new(1);
+    (1..=2).for_each(|i| world.start(i));
+    world.run(1500);
+    let [first] = world.active()[..] else { panic!() };
+    world.cut = [(1, 2)].into();
+    world.run(1000);
+    assert_eq!(world.active(), [3 - first], "the later one, by the record");
+    world.cut.clear();
+    world.run(500);
+    assert_eq!(world.active(), [3 - first]);
+}
+
+#[test]
+fn replayed_heartbeat_of_old_is_ignored() {
+    let now = Instant::now();
+    let mut one = Election::new(5, now);
+    let beat = |incarnation, sequence, role| Heartbeat {
+        incarnation,
+        sequence,
+        role,
+        epoch: 9,
+        ready: true,
+        successor: None,
+        tunnel: Tunnel::default(),
+    };
+    one.set_others([address(2)].into(), now);
+    one.handle(address(2), beat(7, 4, Role::Standby), now);
+    one.handle(address(2), beat(7, 3, Role::Active), now);
+    one.handle(address(2), beat(6, 99, Role::Active), now);
+    one.decide(now);
+    assert_eq!(one.role(), Role::Undecided);
+    one.handle(address(2), beat(7, 5, Role::Active), now);
+    one.decide(now);
+    assert_eq!(one.role(), Role::Standby);
+}
+
+/// Kills, starts, cuts, pauses and losses of the API server at random; then quiet.
+#[test]
+fn one_replica_has_tunnel_after_any_storm() {
+    for seed in 0..1000 {
+        let mut world = World::new(seed);
+        (1..=3).for_each(|i| world.start(i));
+        for _ in 0..12 {
+            let millis = u32::try_from(world.draw(400)).unwrap();
+            world.run(millis);
+            let i = u8::try_from(world.draw(3)).unwrap() + 1;
+            let now = world.now;
+            match world.draw(7) {
+                0 => drop(world.replicas.remove(&i)),
+                1 | 2 => world.start(i),
+                3 => {
+                    let other = i % 3 + 1;
+                    world.cut.insert((i.min(other), i.max(other)));
+                }
+                4 => world.cut.clear(),
+                5 => drop(world.paused.insert(i, now + MS * 500)),
+                _ => world.has_api = !world.has_api,
+            }
+        }
+        (world.has_api, world.cut, world.paused) = (true, BTreeSet::new(), BTreeMap::new());
+        if world.replicas.is_empty() {
+            world.start(1);
+        }
+        // Whoever reaches nobody may be held back for a while.
+        let (mut black, mut longest) = (0, 0);
+        for _ in 0..2000 / STEP {
+            world.step();
+            black = if world.active().is_empty() { black + STEP } else { 0 };
+            longest = longest.max(black);
+        }
+        assert!(longest <= 1000, "seed {seed}: nobody for {longest} ms");
+        let active = world.active();
+        assert_eq!(active.len(), 1, "seed {seed}: {active:?}");
+        world.run(2000);
+        assert_eq!(world.active(), active, "seed {seed}: it stays");
+    }
+}
