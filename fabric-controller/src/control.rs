@@ -296,6 +296,7 @@ impl Controller {
         self.instruct(Plan {
             whole: self.index.is_whole(),
             gateways: wanted.gateways,
+            active: wanted.active,
             services: wanted.services,
             secrets: wanted.secrets,
             problems: self.with_uids(&wanted.problems),

@@ -15,10 +15,12 @@ const AGENT: &str = "liqo-route-agent";
 /// Service account, namespace and request: `VERB RESOURCE[.GROUP][/SUBRESOURCE][ NAME]`.
 type Case = (&'static str, &'static str, &'static str);
 
-const MAY: [Case; 37] = [
+const MAY: [Case; 39] = [
     (CONTROLLER, "", "watch nodes"),
     (CONTROLLER, "", "watch pods"),
     (CONTROLLER, "tenant", "create deployments.apps"),
+    (CONTROLLER, "tenant", "create poddisruptionbudgets.policy"),
+    (CONTROLLER, "tenant", "patch pods gw-milan-1"),
     (CONTROLLER, "tenant", "delete services gw-milan"),
     (CONTROLLER, "tenant", "create serviceaccounts"),
     (CONTROLLER, "tenant", "create roles.rbac.authorization.k8s.io"),
@@ -59,10 +61,9 @@ const MAY: [Case; 37] = [
     (AGENT, "", "patch nodeconfigs.fabric.weft.dev/status node-1"),
 ];
 
-const MAY_NOT: [Case; 32] = [
+const MAY_NOT: [Case; 31] = [
     (CONTROLLER, "", "list namespaces"),
     (CONTROLLER, "tenant", "get deployments.apps gw-milan"),
-    (CONTROLLER, "tenant", "patch pods gw-milan-1"),
     (CONTROLLER, "tenant", "patch gatewayservers.networking.liqo.io milan"),
     (CONTROLLER, "tenant", "update configurations.networking.liqo.io/finalizers milan"),
     (CONTROLLER, "tenant", "delete secrets keys"),
@@ -108,6 +109,39 @@ fn accounts_may_do_what_they_need_and_nothing_else() {
     }
     controller_grants_no_more_than_it_has(&release);
     gateways_read_gateway_records_alone(&release);
+    controller_labels_pods_of_gateways_alone(&release);
+}
+
+/// RBAC lets it patch all pods; a policy binds that.
+fn controller_labels_pods_of_gateways_alone(release: &Release) {
+    let pod = |name: &str, component: &str| {
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "tenant",
+            "labels": {"networking.liqo.io/component": component}},
+            "spec": {"containers": [{"name": "c", "image": "example.org/c"}]}})
+    };
+    let account = json!({"apiVersion": "v1", "kind": "ServiceAccount",
+        "metadata": {"name": "default", "namespace": "tenant"}});
+    release.apply(&[account, pod("gw-milan-1", "gateway"), pod("other", "other")]);
+    let who = format!("--as=system:serviceaccount:liqo:{CONTROLLER}");
+    let change = |name: &str, what: Value| {
+        let mut change = what;
+        change["apiVersion"] = json!("v1");
+        change["kind"] = json!("Pod");
+        change["metadata"]["name"] = json!(name);
+        change["metadata"]["namespace"] = json!("tenant");
+        let arguments = [&who, "apply", "--server-side", "--force-conflicts", "--filename=-"];
+        release.server.kubectl(&arguments, &change.to_string())
+    };
+    let label = || json!({"metadata": {"labels": {"networking.liqo.io/active": "true"}}});
+    let image = json!({"spec": {"containers": [{"name": "c", "image": "example.org/other"}]}});
+    release.server.wait_until("the policy is in force", || {
+        change("other", label()).err().ok_or("not yet").map(drop)
+    });
+    change("gw-milan-1", label()).unwrap();
+    for refused in [change("other", label()), change("gw-milan-1", image)] {
+        let error = refused.unwrap_err();
+        assert!(error.contains("changes nothing but labels"), "{error}");
+    }
 }
 
 /// The controller adds a gateway's account to the binding of the release, and may change no role in it.

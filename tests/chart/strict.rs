@@ -1,5 +1,7 @@
 use fabric_api::ipam::Network;
-use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, DeploymentSpec};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -28,6 +30,8 @@ pub(crate) fn check(object: &Value) -> Result<(), String> {
         "RoleBinding" => read::<RoleBinding>(object),
         "Service" => read::<Service>(object),
         "ServiceAccount" => read::<ServiceAccount>(object),
+        "ValidatingAdmissionPolicy" => read::<ValidatingAdmissionPolicy>(object),
+        "ValidatingAdmissionPolicyBinding" => read::<ValidatingAdmissionPolicyBinding>(object),
         // The rest of a template is text until it is rendered.
         "WgGatewayClientTemplate" | "WgGatewayServerTemplate" => {
             read::<DeploymentSpec>(&object["spec"]["template"]["spec"]["deployment"]["spec"])

@@ -12,7 +12,7 @@ use crate::life::{NAMELESS, Release};
 const JOB: &str = "liqo-withdrawal";
 const OURS: &str = "app.kubernetes.io/managed-by=weft";
 /// Kinds that programs make.
-const KINDS: &str = "deployments,services,endpointslices,serviceaccounts,roles,rolebindings,secrets,\
+const KINDS: &str = "deployments,poddisruptionbudgets,services,endpointslices,serviceaccounts,roles,rolebindings,secrets,\
     networks,ips,connections,gatewayconfigs,nodeconfigs,fabricrecords,gatewayrecords,foreignclusters";
 
 /// The program that the release runs before it goes, by the rights that it gives it.

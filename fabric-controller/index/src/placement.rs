@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use fabric_api::check::Fault;
+use fabric_api::fabric::GatewayReplica;
 use fabric_api::ipam::IP;
 use fabric_api::networking::{EndpointStatus, InternalEndpoint};
 use fabric_api::{ClusterId, PublicKey};
@@ -26,6 +27,9 @@ pub type PodAddresses = BTreeMap<String, BTreeSet<IpAddr>>;
 /// The gateways that are to run.
 pub type PlannedGateways = BTreeMap<ObjectRef, PlannedGateway>;
 
+/// Addresses of the pods that have the tunnels, of gateways that report that.
+pub type ActiveReplicas = BTreeMap<ObjectRef, IpAddr>;
+
 /// The IPs that are to have a Service, without their status.
 pub type PlannedServices = BTreeMap<ObjectRef, IP>;
 
@@ -44,8 +48,11 @@ pub struct Placement {
     pub workload: Option<ObjectReference>,
     /// Endpoint of a server for clients; absent until it is known.
     pub endpoint: Option<EndpointStatus>,
-    /// Address and node of its active pod; absent while there is none.
+    /// Address and node of the pod that is most likely to have the tunnel, as far as Kubernetes knows;
+    /// absent while there is none.
     pub internal: Option<InternalEndpoint>,
+    /// All its pods with addresses.
+    pub replicas: Vec<GatewayReplica>,
     /// There has been none for so long that the address of the last one may be another pod's.
     pub is_lost: bool,
     /// True if the pod stays, and is ready.
@@ -63,6 +70,7 @@ pub struct Plan {
     /// True if all objects are known: what is not named here is not to run.
     pub whole: bool,
     pub gateways: PlannedGateways,
+    pub active: ActiveReplicas,
     pub secrets: SecretGaps,
     pub services: PlannedServices,
     /// All problems, each with the uid of the object that it is about.

@@ -69,6 +69,7 @@ impl World {
         let all = json!(["*"]);
         let groups = json!([
             "apps",
+            "policy",
             "networking.liqo.io",
             "ipam.liqo.io",
             "core.liqo.io",

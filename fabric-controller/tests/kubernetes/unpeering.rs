@@ -5,9 +5,10 @@ use serde_json::json;
 use crate::cluster::{Cluster, cluster, cluster_ip, peering, server, tenant};
 
 /// Kinds that weft makes, and those that would hold up the namespace.
-const LEFT: [&str; 8] = [
+const LEFT: [&str; 9] = [
     "gatewayconfigs",
     "deployments",
+    "poddisruptionbudgets",
     "services",
     "serviceaccounts",
     "roles",

@@ -10,7 +10,7 @@ use crate::cluster::{Cluster, client, cluster_alone, peering, tenant};
 
 const LEASE: [&str; 3] = ["lease", "liqo", "weft-fabric-controller"];
 /// Kinds that weft makes, but for a namespace's own.
-const MADE: &str = "deployments,services,serviceaccounts,roles,rolebindings,secrets,networks,ips,\
+const MADE: &str = "deployments,poddisruptionbudgets,services,serviceaccounts,roles,rolebindings,secrets,networks,ips,\
     gatewayconfigs,nodeconfigs,connections";
 const OURS: &str = "app.kubernetes.io/managed-by=weft";
 

@@ -8,6 +8,7 @@
 //! where gateways run (pure), `pods` the pods with addresses outside of their nodes' CIDRs.
 
 mod absence;
+mod active_labels;
 pub mod adoption;
 mod endpoint;
 mod events;
@@ -43,6 +44,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use absence::Absence;
+use active_labels::ActiveLabels;
 use events::Events;
 use fabric_index::placement::{Placement, Placements, Plan, PlannedGateway};
 use fabric_kube_client::obstacles::{Obstacles, Reader};
@@ -86,6 +88,7 @@ pub struct Kubernetes {
     foreign_clusters: ForeignClusters,
     liqo_ips: LiqoIps,
     secrets: Secrets,
+    active_labels: ActiveLabels,
     absence: Absence,
     obstacles: Obstacles,
     heartbeat: Heartbeat,
@@ -141,7 +144,8 @@ impl Kubernetes {
             events: Events::new(client.clone(), identity),
             foreign_clusters: ForeignClusters::new(client.clone(), &metrics),
             liqo_ips,
-            secrets: Secrets::new(client),
+            secrets: Secrets::new(client.clone()),
+            active_labels: ActiveLabels::new(client),
             absence: Absence::default(),
             plan,
             placements,
@@ -166,6 +170,9 @@ impl Kubernetes {
             }
             let plan = self.plan.borrow_and_update().clone();
             let Some(plan) = plan else { continue };
+            // First: until then the Service leads to a pod that has no tunnel any more.
+            let pods: Vec<&GatewayPod> = self.pods.of_gateways().collect();
+            self.active_labels.reconcile(&plan.active, &pods, &heartbeat).await;
             faults = self.reconcile(&plan, faults).await;
             self.secrets.complete(&plan.secrets, &heartbeat).await;
             self.events.emit_new(&plan.problems, &heartbeat).await;
@@ -247,6 +254,7 @@ impl Kubernetes {
                 self.foreign_clusters.due(),
                 self.liqo_ips.due(),
                 self.secrets.due(),
+                self.active_labels.due(),
                 self.absence.due(Instant::now()),
                 self.events.again(),
             ];

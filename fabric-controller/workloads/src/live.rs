@@ -12,6 +12,7 @@ use fabric_objects::Problem;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, Role, RoleBinding};
 use kube::Client;
 use kube::api::{ApiResource, DynamicObject};
@@ -35,6 +36,7 @@ pub(super) enum Watched {
     Service,
     Slice,
     Deployment,
+    Budget,
     ServerTemplate,
     ClientTemplate,
     ForeignCluster,
@@ -82,7 +84,7 @@ pub(super) struct Live {
 
 impl Watched {
     /// Kinds that gateways and Services of IPs are made of and made from.
-    pub(super) const OF_GATEWAYS: [Self; 9] = [
+    pub(super) const OF_GATEWAYS: [Self; 10] = [
         Self::Account,
         Self::Role,
         Self::Binding,
@@ -90,6 +92,7 @@ impl Watched {
         Self::Service,
         Self::Slice,
         Self::Deployment,
+        Self::Budget,
         Self::ServerTemplate,
         Self::ClientTemplate,
     ];
@@ -103,8 +106,8 @@ impl Watched {
         Self::Ip,
     ];
     /// Kinds of the objects of a gateway.
-    pub(super) const MADE: [Self; 5] =
-        [Self::Account, Self::Role, Self::Binding, Self::Service, Self::Deployment];
+    pub(super) const MADE: [Self; 6] =
+        [Self::Account, Self::Role, Self::Binding, Self::Service, Self::Deployment, Self::Budget];
     /// Kinds of the objects of an IP's Service.
     pub(super) const EXPOSED: [Self; 2] = [Self::Service, Self::Slice];
 
@@ -117,6 +120,7 @@ impl Watched {
             Self::Service | Self::ApiServer | Self::LiqoProxy => ApiResource::erase::<Service>(&()),
             Self::Slice => ApiResource::erase::<EndpointSlice>(&()),
             Self::Deployment | Self::LiqoManager => ApiResource::erase::<Deployment>(&()),
+            Self::Budget => ApiResource::erase::<PodDisruptionBudget>(&()),
             Self::ServerTemplate => ApiResource::erase::<WgGatewayServerTemplate>(&()),
             Self::ClientTemplate => ApiResource::erase::<WgGatewayClientTemplate>(&()),
             Self::ForeignCluster => ApiResource::erase::<ForeignCluster>(&()),
@@ -139,7 +143,7 @@ impl Watched {
         let ours = format!("{}={}", labels::MANAGED_BY, labels::WEFT);
         let all = Selection::all(self.resource());
         match self {
-            Self::Account | Self::Role | Self::Binding | Self::Deployment => {
+            Self::Account | Self::Role | Self::Binding | Self::Deployment | Self::Budget => {
                 all.labels(&format!("{gateways},{ours}"))
             }
             Self::RecordReaders => all.fields(&format!("metadata.name={RECORD_READERS}")),
@@ -171,7 +175,7 @@ impl Watched {
     /// Part of the content that is read here.
     fn kept(self, mut data: Value) -> Value {
         match self {
-            Self::Account | Self::Role | Self::Binding | Self::Slice => json!({}),
+            Self::Account | Self::Role | Self::Binding | Self::Slice | Self::Budget => json!({}),
             Self::Deployment => {
                 let status = &mut data["status"];
                 let [ready, unavailable] =

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use fabric_api::labels;
 use gateway_templates::Rendered;
 use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::api::DynamicObject;
 use serde::Serialize;
 
@@ -13,8 +15,8 @@ use super::rights;
 use fabric_index::owner::reference_to;
 use fabric_index::placement::PlannedGateway;
 
-/// Its service account with its rights, its Deployment, and the Service of a server: all named
-/// `gw-NAME`, all gone when the GatewayServer or GatewayClient is.
+/// Its service account with its rights, its Deployment, the Service of a server, and the disruption budget
+/// of several replicas: all named `gw-NAME`, all gone when the GatewayServer or GatewayClient is.
 pub(super) fn objects_of(
     gateway: &PlannedGateway,
     rendered: Rendered,
@@ -33,8 +35,21 @@ pub(super) fn objects_of(
     let mut deployment = rendered.deployment;
     deployment.metadata = metadata(deployment.metadata);
     fit(gateway, &mut deployment);
+    if deployment.spec.replicas.is_some_and(|replicas| replicas > 1) {
+        objects.push(dynamic(&budget(metadata(ObjectMeta::default()), &deployment))?);
+    }
     objects.push(dynamic(&deployment)?);
     Ok(objects)
+}
+
+/// Lets no drain take two replicas at once.
+fn budget(metadata: ObjectMeta, deployment: &Deployment) -> PodDisruptionBudget {
+    let spec = PodDisruptionBudgetSpec {
+        max_unavailable: Some(IntOrString::Int(1)),
+        selector: Some(deployment.spec.selector.clone()),
+        ..PodDisruptionBudgetSpec::default()
+    };
+    PodDisruptionBudget { metadata, spec: Some(spec), status: None }
 }
 
 /// The labels by which a gateway's objects and its pods are found.
@@ -132,6 +147,16 @@ mod tests {
                 assert_eq!(metadata["labels"][label], value);
             }
         }
+    }
+
+    #[test]
+    fn several_replicas_have_disruption_budget() {
+        let objects = objects(|deployment| deployment["replicas"] = json!(2));
+        let budget = objects.iter().find(|object| object["kind"] == "PodDisruptionBudget").unwrap();
+        assert_eq!(budget["metadata"]["name"], "gw-server");
+        let deployment = objects.iter().find(|object| object["kind"] == "Deployment").unwrap();
+        let expected = json!({"maxUnavailable": 1, "selector": deployment["spec"]["selector"]});
+        assert_eq!(budget["spec"], expected);
     }
 
     #[test]

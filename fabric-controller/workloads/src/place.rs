@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use fabric_api::check::Fault;
+use fabric_api::fabric::GatewayReplica;
 use fabric_api::networking::InternalEndpoint;
 use fabric_objects::{Kind, ObjectRef};
 use k8s_openapi::api::core::v1::{ObjectReference, Service};
@@ -68,8 +69,8 @@ fn placement(
         let count = deployment.data["status"][count].as_i64();
         count.and_then(|count| i32::try_from(count).ok()).unwrap_or_default()
     };
-    let own = world.pods.iter().filter(|pod| pod.is_of(namespace, &gateway.name));
-    let pod = own.max();
+    let own = || world.pods.iter().filter(|pod| pod.is_of(namespace, &gateway.name));
+    let pod = own().max();
     let host = pod.and_then(|pod| world.nodes.get(&pod.node));
     let service = Key::new(Watched::Service, namespace, &format!("gw-{}", gateway.name));
     let service = world.live.get(&service).filter(|service| {
@@ -87,11 +88,16 @@ fn placement(
             ip: Some(pod.address.clone()),
             node: Some(pod.node.clone()),
         }),
+        replicas: own().filter_map(|pod| replica(pod)).collect(),
         is_lost: false,
         ready: replicas("readyReplicas"),
         unavailable: replicas("unavailableReplicas"),
         faults: Vec::<Fault>::new(),
     }
+}
+
+fn replica(pod: &GatewayPod) -> Option<GatewayReplica> {
+    Some(GatewayReplica { address: pod.address.parse().ok()?, node: pod.node.clone() })
 }
 
 fn reference(deployment: &DynamicObject) -> ObjectReference {

@@ -61,18 +61,21 @@ struct Condition {
     status: String,
 }
 
-/// Pod that may have the tunnel of a gateway. Of several, which there are while one takes another's
-/// place, the greatest has it: one that stays, one that is ready, the newest.
+/// Pod of a gateway. Of several, as long as none reports that it has the tunnel, the greatest is taken for
+/// the one that has it: one that stays, one that is labelled so, one that is ready, the newest.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct GatewayPod {
     pub(super) stays: bool,
+    /// It is labelled as the one that has the tunnel, as a new one is, too.
+    pub(super) is_active: bool,
     pub(super) is_ready: bool,
     created: Option<Time>,
-    name: String,
+    pub(super) name: String,
     /// Namespace and name of the gateway.
-    gateway: Name,
+    pub(super) gateway: Name,
     pub(super) node: String,
     pub(super) address: String,
+    pub(super) uid: Option<String>,
 }
 
 /// Parts of any other pod that are stored.
@@ -205,24 +208,27 @@ fn put<V>(map: &mut BTreeMap<Name, V>, name: Name, value: Option<V>) -> Option<V
 }
 
 impl GatewayPod {
-    /// `None` for a pod that has no tunnel.
+    /// `None` for any other pod.
     pub(super) fn of(read: &Read) -> Option<Self> {
         let has = |label: &str, value: &str| read.labels().get(label).is_some_and(|v| v == value);
         let gateway = read.labels().get(labels::GATEWAY_NAME)?;
         let status = read.status.as_ref()?;
         let runs = matches!(status.phase.as_str(), "Running" | "Pending");
-        let counts = has(labels::COMPONENT, labels::GATEWAY) && has(labels::ACTIVE, "true");
         let (namespace, name) = name(&read.metadata);
         let is_ready =
             |condition: &Condition| condition.type_ == "Ready" && condition.status == "True";
-        (counts && runs && !status.pod_ip.is_empty()).then(|| Self {
-            stays: read.metadata.deletion_timestamp.is_none(),
-            is_ready: status.conditions.iter().any(is_ready),
-            created: read.metadata.creation_timestamp.clone(),
-            name,
-            gateway: (namespace, gateway.clone()),
-            node: read.spec.node_name.clone(),
-            address: status.pod_ip.clone(),
+        (has(labels::COMPONENT, labels::GATEWAY) && runs && !status.pod_ip.is_empty()).then(|| {
+            Self {
+                stays: read.metadata.deletion_timestamp.is_none(),
+                is_ready: status.conditions.iter().any(is_ready),
+                created: read.metadata.creation_timestamp.clone(),
+                name,
+                gateway: (namespace, gateway.clone()),
+                node: read.spec.node_name.clone(),
+                address: status.pod_ip.clone(),
+                uid: read.metadata.uid.clone(),
+                is_active: has(labels::ACTIVE, "true"),
+            }
         })
     }
 
@@ -366,7 +372,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn active_gateway_pod_is_observed() {
+    async fn gateway_pod_is_observed() {
         let mut pods = pods();
         let mut gateway = pod("g", "n1", "10.200.1.7");
         gateway["metadata"]["labels"] = json!({"networking.liqo.io/component": "gateway",
@@ -383,6 +389,6 @@ mod tests {
         assert_eq!(ready("True"), (true, vec![true]));
         gateway["metadata"]["labels"]["networking.liqo.io/active"] = json!("false");
         assert!(applied(&mut pods, gateway));
-        assert_eq!(pods.of_gateways().count(), 0);
+        assert!(pods.of_gateways().all(|pod| !pod.is_active));
     }
 }

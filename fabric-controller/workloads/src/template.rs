@@ -84,16 +84,9 @@ pub(super) fn rendered(
     };
     let rendered = Rendered::new(template.content, &variables);
     let rendered = rendered.map_err(|error| wrong(chain(&error)))?;
-    if let Some(foreign) = foreign_container(&rendered.deployment) {
-        return Err(wrong(foreign));
-    }
-    match rendered.deployment.spec.replicas {
-        // They would have one key, and nothing to decide which of them has the tunnel.
-        Some(many) if many > 1 => {
-            let field = "spec.template.spec.deployment.spec.replicas";
-            Err(wrong(format!("{field}: found {many}; expected 1")))
-        }
-        Some(_) | None => Ok(rendered),
+    match foreign_container(&rendered.deployment) {
+        Some(foreign) => Err(wrong(foreign)),
+        None => Ok(rendered),
     }
 }
 
@@ -147,34 +140,4 @@ fn parsed(template: &str) -> Value {
 
 fn fault(field: &str, message: String) -> Fault {
     Fault { field: field.to_owned(), message }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn several_replicas_are_refused() {
-        let server: GatewayServer = serde_json::from_value(json!({
-            "apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayServer",
-            "metadata": {"name": "server", "namespace": "liqo-tenant-milan", "uid": "u"},
-            "spec": {"endpoint": {"serviceType": "NodePort", "port": 51840}},
-        }))
-        .unwrap();
-        let (peer, secret_name) = ("milan".parse().unwrap(), "gw-keys".to_owned());
-        let gateway = PlannedGateway { object: server.into(), peer, secret_name };
-        let live = Objects::default();
-        let own = template_of(&gateway, &live, "liqo").unwrap();
-        for (replicas, is_wrong) in [(json!(null), false), (json!(1), false), (json!(2), true)] {
-            let mut content = own.content.clone();
-            content["spec"]["deployment"]["spec"]["replicas"] = replicas;
-            let template = Template { content: &content, ..own.clone() };
-            let fault = rendered(&gateway, &template).err();
-            assert_eq!(fault.is_some(), is_wrong, "{fault:?}");
-            let expected = "spec.template.spec.deployment.spec.replicas: found 2; expected 1";
-            assert!(fault.is_none_or(|fault| fault.message.ends_with(expected)));
-        }
-    }
 }

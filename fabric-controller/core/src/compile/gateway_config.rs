@@ -17,7 +17,7 @@ use fabric_objects::{Kind, ObjectRef};
 
 use super::desired::Desired;
 use super::gateway_records::{GatewayRecords, are_read_by};
-use super::placed::{internal_endpoint, pod_address};
+use super::placed::{internal_endpoint, pod_address, replicas};
 
 const SERVER_TUNNEL_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 18, 1);
 const CLIENT_TUNNEL_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 18, 2);
@@ -161,12 +161,23 @@ fn own_spec(
         ips: Vec::new(),
         icmp_sources: Vec::new(),
         egress: Vec::new(),
-        egress_node: overlay.node.clone(),
+        egress_node: egress_node(sources, gateway).or_else(|| overlay.node.clone()),
         overlay,
         nodes: Vec::new(),
+        replicas: replicas(sources.index, gateway).to_vec(),
         probe: sources.index.settings.probe,
         faulty_nodes: faulty_nodes(sources.index, gateway),
     })
+}
+
+/// The node that has been the egress so far: its conntrack has the connections, wherever the gateway is
+/// now. `None` if it is gone, its agent is, or none was needed yet.
+fn egress_node(sources: &Sources<'_>, gateway: &Gateway<'_>) -> Option<String> {
+    let Sources { index, cluster, .. } = sources;
+    let config = index.typed::<GatewayConfig>(&gateway.config())?;
+    let node = config.spec.egress_node.as_ref()?;
+    let is_alive = cluster.node(node).is_some() && !index.lagging_nodes.contains(node);
+    (index.settings.kubernetes && is_alive).then(|| node.clone())
 }
 
 /// Number of nodes with a fault that the gateway itself does not report, as no probe shows it.

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use fabric_api::fabric::{GatewayConfig, GatewayReplica};
 use fabric_api::networking::InternalEndpoint;
 use fabric_index::Index;
-use fabric_index::placement::{Placement, PlannedGateway, PlannedGateways};
+use fabric_index::placement::{ActiveReplicas, Placement, PlannedGateway, PlannedGateways};
 use fabric_model::gateway::End;
 use fabric_model::{Gateway, Problems};
 use fabric_objects::{Object, ObjectRef};
@@ -59,10 +60,15 @@ fn with_status(index: &Index, gateway: &Gateway<'_>) -> Object {
     }
 }
 
-/// Address and node of the gateway's pod, now or a moment ago.
+/// Address and node of the pod that has the gateway's tunnel, now or a moment ago.
 pub(super) fn internal_endpoint(index: &Index, gateway: &Gateway<'_>) -> Option<InternalEndpoint> {
     let placement = placement(index, gateway);
-    let now = placement.and_then(|placement| placement.internal.clone());
+    let now = match active_replica(index, gateway) {
+        Some(GatewayReplica { address, node }) => {
+            Some(InternalEndpoint { ip: Some(address.to_string()), node: Some(node.clone()) })
+        }
+        None => placement.and_then(|placement| placement.internal.clone()),
+    };
     if now.is_some() || placement.is_some_and(|placement| placement.is_lost) {
         return now;
     }
@@ -70,6 +76,25 @@ pub(super) fn internal_endpoint(index: &Index, gateway: &Gateway<'_>) -> Option<
         End::Server(server) => server.status.as_ref()?.internal_endpoint.clone(),
         End::Client(client) => client.status.as_ref()?.internal_endpoint.clone(),
     }
+}
+
+/// All pods of the gateway, of which any may have the tunnel next.
+pub(super) fn replicas<'a>(index: &'a Index, gateway: &Gateway<'_>) -> &'a [GatewayReplica] {
+    placement(index, gateway).map(|placement| placement.replicas.as_slice()).unwrap_or_default()
+}
+
+/// The pod that reports that it has the tunnel, while there is one.
+fn active_replica<'a>(index: &'a Index, gateway: &Gateway<'_>) -> Option<&'a GatewayReplica> {
+    let config = index.typed::<GatewayConfig>(&gateway.config())?;
+    let active = config.status.as_ref()?.active?;
+    replicas(index, gateway).iter().find(|replica| replica.address == active.address)
+}
+
+pub(super) fn active(index: &Index, gateways: &[Gateway<'_>]) -> ActiveReplicas {
+    let all = gateways.iter();
+    let active =
+        all.filter_map(|of| Some((of.reference.clone(), active_replica(index, of)?.address)));
+    active.collect()
 }
 
 /// VXLAN endpoint of the gateway for the nodes.

@@ -1,6 +1,6 @@
 //! FabricRecords to publish: one for the cluster, one for each peering.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use fabric_api::Cidr;
@@ -16,7 +16,7 @@ use fabric_model::{Cluster, Gateway, Mapping, Peering};
 use fabric_objects::Kind;
 
 use super::desired::Desired;
-use super::placed::{internal_endpoint, pod_address};
+use super::placed::{internal_endpoint, pod_address, replicas};
 
 /// Peerings as all nodes see them, by peer.
 pub(super) type PeeringRecords = BTreeMap<String, PeeringRecord>;
@@ -127,8 +127,14 @@ fn ends_of(
     if index.settings.kubernetes {
         ends.underlay.push(pod_address(index, gateway)?);
         let host = internal_endpoint(index, gateway).and_then(|internal| internal.node);
-        let host = host.and_then(|name| cluster.node(&name));
-        ends.node_addresses = host.map(|host| host.underlay.clone()).unwrap_or_default();
+        // Also of those that have no tunnel yet: nodes take their packets from the first one on.
+        let replicas = replicas(index, gateway);
+        let hosts: BTreeSet<_> =
+            host.iter().chain(replicas.iter().map(|replica| &replica.node)).collect();
+        let hosts = hosts.into_iter().filter_map(|name| cluster.node(name));
+        ends.node_addresses = hosts.flat_map(|host| host.underlay.clone()).collect();
+        let others = replicas.iter().map(|replica| replica.address);
+        ends.node_addresses.extend(others.filter(|address| !ends.underlay.contains(address)));
     } else {
         let host = cluster.node(ends.node.as_deref()?)?;
         let links = [own.link_address.map(IpAddr::V4), own.link_address_v6.map(IpAddr::V6)];

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fabric_api::Mac;
-use fabric_api::fabric::NodeConfig;
+use fabric_api::fabric::{ActiveReplica, GatewayConfig, GatewayReplica, NodeConfig};
 use fabric_api::networking::{Connection, EndpointStatus, InternalEndpoint};
 use fabric_objects::{Event, Kind, Object, ObjectRef};
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -52,6 +52,16 @@ fn on(node: &str, ip: &str, address: &str) -> Placement {
 fn place(world: &mut World, placement: Placement) {
     let of = [(gateway(), placement)].into();
     world.index.place(Placements { of, ..Placements::default() });
+    world.settle();
+}
+
+/// The replica at that address reports that it has the tunnel.
+fn report_active(world: &mut World, address: &str, epoch: u64) {
+    let name = ObjectRef { kind: Kind::GatewayConfig, ..gateway() };
+    let mut config = world.index.typed::<GatewayConfig>(&name).unwrap().clone();
+    let active = ActiveReplica { address: address.parse().unwrap(), epoch };
+    config.status.get_or_insert_default().active = Some(active);
+    world.index.apply(Event::Applied(config.into()));
     world.settle();
 }
 
@@ -111,6 +121,43 @@ fn nodes_follow_gateway_pod_and_survive_its_absence() {
     place(&mut world, on("n2", "10.200.2.9", "192.0.2.12"));
     assert_eq!(world.status(&gateway())["endpoint"]["addresses"], json!(["192.0.2.12"]));
     assert_eq!(underlay(&world).as_deref(), Some("10.200.2.9"));
+}
+
+/// Kubernetes takes the newest pod that is ready for the one with the tunnel, until one reports that.
+#[test]
+fn nodes_follow_replica_that_has_tunnel() {
+    let mut world = peered();
+    let replica = |address: &str, node: &str| GatewayReplica {
+        address: address.parse().unwrap(),
+        node: node.to_owned(),
+    };
+    let replicas = vec![replica("10.200.1.7", "n1"), replica("10.200.2.9", "n2")];
+    let newest = Placement { replicas: replicas.clone(), ..on("n2", "10.200.2.9", "192.0.2.12") };
+    place(&mut world, newest);
+    assert_eq!(underlay(&world).as_deref(), Some("10.200.2.9"));
+    let config = world.gateway("liqo-tenant-milan", "server").unwrap();
+    assert_eq!(config.replicas, replicas);
+    assert!(world.last.active.is_empty());
+
+    for (address, node, epoch) in [("10.200.1.7", "n1", 7), ("10.200.2.9", "n2", 8)] {
+        report_active(&mut world, address, epoch);
+        assert_eq!(underlay(&world).as_deref(), Some(address));
+        let config = world.gateway("liqo-tenant-milan", "server").unwrap();
+        assert_eq!(config.overlay.node.as_deref(), Some(node));
+        assert_eq!(config.egress_node.as_deref(), Some("n2"), "it has the connections");
+        assert_eq!(world.last.active, [(gateway(), address.parse().unwrap())].into());
+        let sources = &world.node("n1").unwrap().vxlan_sources;
+        let sources: Vec<_> = sources.iter().map(ToString::to_string).collect();
+        let all = ["10.200.1.7", "10.200.2.9", "192.0.2.11", "192.0.2.12"];
+        assert_eq!(sources, all, "the other one may have the tunnel next");
+    }
+
+    world.index.lagging_nodes.insert("n2".to_owned());
+    report_active(&mut world, "10.200.1.7", 9);
+    let config = world.gateway("liqo-tenant-milan", "server").unwrap();
+    assert_eq!(config.egress_node.as_deref(), Some("n1"), "the node is gone");
+    report_active(&mut world, "10.200.3.9", 10);
+    assert_eq!(underlay(&world).as_deref(), Some("10.200.2.9"), "a pod that is gone");
 }
 
 #[test]
