@@ -8,6 +8,7 @@ mod beside_liqo;
 mod calls;
 mod clusters;
 mod dead_node;
+mod failover;
 mod from_liqo;
 mod in_clear;
 mod inventory;

@@ -20,7 +20,7 @@ use crate::inventory::{Inventory, ensure_no_leftovers, users};
 use crate::pair::{GATEWAYS, HTTP, Pair, SOON, TIMEOUT, pod_of, selector};
 use crate::reach::{pods_elsewhere_reach_and_are_reached, services_nodes_and_strangers_reach_pods};
 use crate::stage::{note_time, play, step};
-use crate::{bad_manifests, manifest_order, requests, status, truth};
+use crate::{bad_manifests, failover, manifest_order, requests, status, truth};
 
 /// Time until packets pass again, with that in which a pod starts.
 const BACK: Duration = Duration::from_secs(6);
@@ -85,6 +85,8 @@ fn from_the_manifests_to_the_end(pair: &Pair, lab: &Lab) -> Result<()> {
     step("a server has a new pod before the old one leaves", || client_follows_server(pair))?;
     step("both API servers are away", || absent_api_servers_cause_no_loss(pair))?;
     step("all other pods of weft are replaced", || other_pods_are_replaced_without_loss(pair))?;
+    step("second replicas stand by", || failover::second_replicas(pair))?;
+    step("second replicas take over", || failover::all_events(pair, 1))?;
     step("a connection has outlived all that", || held.echoes(SOON))?;
     step("a deleted peering is refused, and nothing is left of it", || {
         deleted_is_refused(pair, lab, SHORT)
@@ -362,7 +364,7 @@ fn refused_meanwhile(
     Ok(())
 }
 
-const KINDS: &str = "deployments,pods,services,serviceaccounts,roles,rolebindings,secrets,networks,ips,\
+const KINDS: &str = "deployments,poddisruptionbudgets,pods,services,serviceaccounts,roles,rolebindings,secrets,networks,ips,\
     configurations,gatewayservers,gatewayclients,publickeies,connections,gatewayconfigs";
 
 fn is_empty(cluster: &Kubernetes, namespace: &str) -> Result<()> {

@@ -48,7 +48,7 @@ const OF_PEERINGS: &[Row] = &[
     ("milan", "watch pods", "c"),
     ("milan", "get pods gw-client", ""),
     ("milan", "create pods", ""),
-    ("milan", "patch pods gw-client", ""),
+    ("milan", "patch pods gw-client", "c"),
     ("milan", "delete pods gw-client", ""),
     ("milan", "create pods/exec gw-client", ""),
     ("milan", "create pods/eviction gw-client", ""),
