@@ -132,7 +132,11 @@ async fn run(config: Config) -> anyhow::Result<()> {
         departure: departure.clone(),
     };
     tasks.spawn(monitor::run(sources, view_tx, stop.clone()));
-    let sources = overlay_probe::Sources { inputs: inputs.clone(), planes: planes.clone() };
+    let sources = overlay_probe::Sources {
+        inputs: inputs.clone(),
+        planes: planes.clone(),
+        standings: standings.clone(),
+    };
     tasks.spawn(overlay_probe::run(sources, paths_tx, stop.clone()));
     if let Some(address) = config.http {
         let (inputs, planes) = (inputs.clone(), planes.clone());
@@ -153,8 +157,11 @@ async fn run(config: Config) -> anyhow::Result<()> {
 
     let outcome = tokio::select! {
         () = signal.requested() => {
-            replicas::hand_over(&leaving, &mut standings, &handed).await;
-            let _ = departure.set(reason(&store, &name, &mut taken_down).await);
+            let reason = reason(&store, &name, &mut taken_down).await;
+            if reason == Departure::Restarting {
+                replicas::hand_over(&leaving, &mut standings, &handed).await;
+            }
+            let _ = departure.set(reason);
             Ok(())
         }
         Some(ended) = tasks.join_next() => ended.context("a task panicked").flatten(),

@@ -33,8 +33,12 @@ use heartbeat::{Keys, MAX_LENGTH};
 /// UDP port of the heartbeats.
 pub const REPLICA_PORT: u16 = 12347;
 
-/// Time from the publication of a replica until all nodes take packets from it.
+/// Time from the publication of a replica until all nodes take packets from it, and for each node as long as
+/// the controller may wait with a version.
 const ADMISSION: Duration = Duration::from_millis(1500);
+const NODE_ADMISSION: Duration = Duration::from_millis(25);
+/// Datagrams of a socket that are read before it is time to send.
+const READS: usize = 64;
 
 /// Place of this gateway among its replicas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,8 +56,9 @@ pub struct Standing {
     pub is_ready: bool,
     /// Another replica can have the tunnel.
     pub has_successor: bool,
-    /// Addresses of the other replicas.
+    /// Addresses of the other replicas, and of those that are not heard of.
     pub others: Vec<IpAddr>,
+    pub unheard: Vec<IpAddr>,
 }
 
 impl Standing {
@@ -102,6 +107,8 @@ struct Replicas {
     own: Option<IpAddr>,
     /// Time at which it was found in the config.
     listed_at: Option<Instant>,
+    /// Time from then on until all nodes take its packets.
+    admission: Duration,
     is_ready: bool,
     /// Port of the relay of the lane that there is, or was last.
     relay: Option<u16>,
@@ -119,6 +126,7 @@ impl Replicas {
             sockets: Sockets::default(),
             own: None,
             listed_at: None,
+            admission: ADMISSION,
             is_ready: false,
             relay: None,
         }
@@ -169,12 +177,13 @@ impl Replicas {
         Standing {
             role,
             epoch: self.election.epoch(),
-            address: self.own,
+            address: self.own.filter(|_| self.keys.is_some()),
             predecessor: self.election.predecessor().filter(|_| role == Role::Active),
             is_relieved: self.election.is_relieved(),
             is_ready: self.is_ready,
             has_successor: self.election.has_successor(Instant::now()),
             others: self.election.others().collect(),
+            unheard: self.election.unheard(Instant::now()),
         }
     }
 
@@ -198,38 +207,35 @@ impl Replicas {
             others.clear();
         }
         // One that has just been made may not be in the config yet, and finds this one.
-        self.sockets.follow(&others, !config.spec.replicas.is_empty());
+        let has_replicas = self.keys.is_some() && !config.spec.replicas.is_empty();
+        self.sockets.follow(&others, has_replicas);
         self.own = self.own.or_else(|| self.sockets.local_address());
         self.election.set_others(others, Instant::now());
         if let Some(active) = input.named {
-            let is_own = self.own == Some(active.address);
-            self.election.handle_published(active, is_own, Instant::now());
+            self.election.handle_published(active, self.own, Instant::now());
         }
+        let nodes = u32::try_from(config.spec.nodes.len()).unwrap_or(u32::MAX);
+        self.admission = ADMISSION + NODE_ADMISSION * nodes;
     }
 
     fn follow_plane(&mut self) {
         let plane = self.sources.planes.borrow();
         self.relay = plane.running.as_ref().map_or(self.relay, |running| running.relay_port);
-        let is_admitted = self.listed_at.is_some_and(|at| at.elapsed() >= ADMISSION);
+        let is_admitted = self.listed_at.is_some_and(|at| at.elapsed() >= self.admission);
         self.is_ready = is_admitted && plane.applied.is_some() && plane.problems.is_empty();
         self.election.set_ready(self.is_ready);
     }
 
     fn receive(&mut self, now: Instant) {
-        let Some(keys) = &self.keys else { return };
-        let mut buffer = [0; MAX_LENGTH];
-        for (from, received) in self.sockets.received(&mut buffer) {
-            match received {
-                Ok(bytes) => match keys.open(&bytes) {
-                    Some(heartbeat) => self.election.handle(from, heartbeat, now),
-                    None => tracing::debug!(%from, "not a heartbeat of a replica"),
-                },
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                    self.election.handle_refusal(from);
-                }
-                Err(error) => tracing::debug!(%from, %error, "cannot receive heartbeats"),
+        let Self { sockets, keys: Some(keys), election, .. } = self else { return };
+        sockets.receive(|from, received| match received.map(|bytes| keys.open(bytes)) {
+            Ok(Some(heartbeat)) => election.handle(from, heartbeat, now),
+            Ok(None) => tracing::debug!(%from, "not a heartbeat of a replica"),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                election.handle_refusal(from);
             }
-        }
+            Err(error) => tracing::debug!(%from, %error, "cannot receive heartbeats"),
+        });
     }
 
     fn beat(&mut self, now: Instant) {
@@ -308,23 +314,23 @@ impl Sockets {
         let _ = select_all(all).await;
     }
 
-    fn received(&self, buffer: &mut [u8]) -> Vec<(IpAddr, io::Result<Vec<u8>>)> {
-        let mut all = Vec::new();
+    /// Takes what is there, of known replicas first, up to a bound: anybody can send much.
+    fn receive(&self, mut take: impl FnMut(IpAddr, io::Result<&[u8]>)) {
+        let mut buffer = [0; MAX_LENGTH];
         for (address, socket) in &self.connected {
-            loop {
-                match socket.try_recv(buffer) {
-                    Ok(length) => all.push((*address, Ok(buffer[..length].to_vec()))),
+            for _ in 0..READS {
+                match socket.try_recv(&mut buffer) {
+                    Ok(length) => take(*address, Ok(&buffer[..length])),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                    Err(error) => all.push((*address, Err(error))),
+                    Err(error) => take(*address, Err(error)),
                 }
             }
         }
-        while let Some((length, from)) =
-            self.any.as_ref().and_then(|any| any.try_recv_from(buffer).ok())
-        {
-            all.push((from.ip().to_canonical(), Ok(buffer[..length].to_vec())));
+        for _ in 0..READS {
+            let received = self.any.as_ref().and_then(|any| any.try_recv_from(&mut buffer).ok());
+            let Some((length, from)) = received else { return };
+            take(from.ip().to_canonical(), Ok(&buffer[..length]));
         }
-        all
     }
 
     /// A heartbeat that cannot be sent now is a lost one.
@@ -387,18 +393,18 @@ const DRAIN: Duration = Duration::from_secs(5);
 const QUIET: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Hands the tunnel over before the gateway ends. Returns false if there is nobody to have it.
+/// Hands the tunnel over before the gateway ends, if there is anybody to have it.
 pub async fn hand_over(
     leaving: &CancellationToken,
     standings: &mut watch::Receiver<Standing>,
     planes: &watch::Receiver<Plane>,
-) -> bool {
+) {
     let (has_tunnel, has_successor) = {
         let standing = standings.borrow();
         (standing.has_tunnel(), standing.has_successor)
     };
     if !(has_tunnel && has_successor) {
-        return false;
+        return;
     }
     leaving.cancel();
     let settled = standings.wait_for(|standing| {
@@ -406,7 +412,7 @@ pub async fn hand_over(
     });
     let settled = tokio::time::timeout(RELIEF, settled).await;
     if !matches!(settled, Ok(Ok(standing)) if standing.is_relieved) {
-        return false;
+        return;
     }
     tracing::info!("another replica has the tunnel");
     let packets = || {
@@ -422,5 +428,4 @@ pub async fn hand_over(
             (last, changed_at) = (now, Instant::now());
         }
     }
-    true
 }

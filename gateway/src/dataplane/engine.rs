@@ -28,6 +28,8 @@ pub struct Order {
     pub port_before: Option<u16>,
     /// Timestamp of its last initiation.
     pub stamp_before: Tai64n,
+    /// Another replica had the tunnel a moment ago.
+    pub has_predecessor: bool,
     /// Address at which the replica before passes packets on.
     pub relay: Option<IpAddr>,
     /// The tunnel's MTU in bytes.
@@ -228,7 +230,7 @@ fn lane_config(order: &Order) -> Result<Config, RulesError> {
         endpoint: order.endpoint,
         // A server that knows its client's last endpoint initiates at once, too.
         initiate: order.endpoint.is_some(),
-        calls_back: desired.role == Role::Server,
+        calls_back: order.has_predecessor && desired.role == Role::Server,
         relay: order.relay,
         keepalive: (!desired.probe.enabled).then_some(KEEPALIVE),
         mtu,

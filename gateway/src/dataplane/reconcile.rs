@@ -157,6 +157,7 @@ impl Dataplane {
                 endpoint: seen.endpoint,
                 port_before: seen.input.remembered.port,
                 stamp_before: seen.input.remembered.stamp.max(predecessor.unwrap_or_default()),
+                has_predecessor: seen.standing.predecessor.is_some(),
                 relay: seen.standing.predecessor.and_then(|of| of.relay()).map(|at| at.ip()),
                 mtu: mtu.bytes,
                 ports: seen.ports,

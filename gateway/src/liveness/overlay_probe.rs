@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::desired::{Desired, Node};
 use crate::config::input::Input;
+use crate::replicas::Standing;
 use crate::state::{Plane, Running};
 use nodes::Nodes;
 use socket::{MAX_DATAGRAM, Responder};
@@ -31,9 +32,6 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Datagrams read before the time counts: a gateway that had to wait for a processor finds the
 /// probes when it has one.
 const LATE_DATAGRAMS: usize = 1024;
-/// Time after its start for which a gateway takes over what its predecessor missed: a replica that stood by
-/// for longer does not know.
-const FRESH: Duration = Duration::from_secs(5);
 /// Between two looks for answers of kernels while any is awaited.
 const TRACE_LOOK: Duration = Duration::from_millis(100);
 
@@ -41,6 +39,7 @@ const TRACE_LOOK: Duration = Duration::from_millis(100);
 pub struct Sources {
     pub inputs: watch::Receiver<Input>,
     pub planes: watch::Receiver<Plane>,
+    pub standings: watch::Receiver<Standing>,
 }
 
 /// Keeps `paths` up to date until `stop`; there are none before probes are answered.
@@ -49,12 +48,12 @@ pub async fn run(
     paths: watch::Sender<Option<NodePaths>>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let begun = Instant::now();
     let mut probing = Probing::default();
     loop {
         let running = sources.planes.borrow_and_update().running.clone();
-        let is_fresh = begun.elapsed() < FRESH;
-        let earlier = is_fresh.then(|| sources.inputs.borrow().clone());
+        // One that stood by does not know what its predecessor has reported of late.
+        let is_first = sources.standings.borrow().predecessor.is_none();
+        let earlier = is_first.then(|| sources.inputs.borrow().clone());
         probing.follow(running.as_ref(), earlier.as_ref());
         if probing.current.as_ref().is_some_and(|current| current.responder.is_some()) {
             publish(&paths, probing.nodes.paths());

@@ -112,8 +112,18 @@ struct Other {
     refusals: u8,
     /// The longest time between two heartbeats, less a percent with each since.
     gap: Duration,
-    /// It is in the config.
+    /// It is in the config, and since when.
     is_listed: bool,
+    listed_at: Option<Instant>,
+}
+
+impl Other {
+    /// Its kernel reports that nobody listens. Others can forge that while it is alive.
+    fn is_gone(&self, now: Instant) -> bool {
+        let beats =
+            |(_, at): &(Heartbeat, Instant)| now.saturating_duration_since(*at) < INTERVAL * 2;
+        self.refusals >= REFUSALS && !self.last.as_ref().is_some_and(beats)
+    }
 }
 
 /// State of one replica.
@@ -191,16 +201,21 @@ impl Election {
             other.is_listed = listed.contains(address);
         }
         for address in listed {
-            self.others.entry(address).or_default().is_listed = true;
+            let other = self.others.entry(address).or_default();
+            other.is_listed = true;
+            other.listed_at.get_or_insert(now);
         }
     }
 
-    /// Takes note of the replica that has the tunnel by the API server's record.
-    pub fn handle_published(&mut self, of: ActiveReplica, is_own: bool, now: Instant) {
+    /// Takes note of the replica that has the tunnel by the API server's record. Of two with one epoch the one
+    /// with the lower address keeps it, so that both decide alike.
+    pub fn handle_published(&mut self, of: ActiveReplica, own: Option<IpAddr>, now: Instant) {
         let ActiveReplica { address, epoch } = of;
+        let is_own = own == Some(address);
+        let has_precedence = epoch > self.epoch || epoch == self.epoch && Some(address) < own;
         if self.role == Role::Active && is_own {
             self.epoch = self.epoch.max(epoch);
-        } else if self.role == Role::Active && epoch >= self.epoch {
+        } else if self.role == Role::Active && has_precedence {
             self.role = Role::Standby;
             self.held_by = Some((address, now + self.hold));
             self.hold = MAX_HOLD.min(self.hold * 2);
@@ -257,6 +272,17 @@ impl Election {
         self.living(now).any(|(of, _)| of.role != Role::Leaving && of.ready)
     }
 
+    /// Others in the config that have sent nothing for long.
+    pub fn unheard(&self, now: Instant) -> Vec<IpAddr> {
+        let is_silent = |other: &Other| {
+            let since = other.last.map_or(other.listed_at, |(_, at)| Some(at));
+            other.is_listed
+                && since.is_some_and(|since| now.saturating_duration_since(since) > FORGET)
+        };
+        let silent = self.others.iter().filter(|(_, other)| is_silent(other));
+        silent.map(|(address, _)| *address).collect()
+    }
+
     /// True if another one is connected in place of this one, which leaves.
     pub fn is_relieved(&self) -> bool {
         let mut others = self.others.values().filter_map(|other| other.last.as_ref());
@@ -276,6 +302,8 @@ impl Election {
             other.last.is_none_or(|(_, at)| now.saturating_duration_since(at) > FORGET)
         };
         self.others.retain(|_, other| other.is_listed || !unlisted(other));
+        self.held_by =
+            self.held_by.filter(|(by, until)| *until > now && self.others.contains_key(by));
         let before = self.role;
         let active = self.active(now);
         self.vacant = match active {
@@ -305,7 +333,8 @@ impl Election {
 
     /// Time of the next decision or heartbeat.
     pub fn deadline(&self) -> Option<Instant> {
-        self.beat_due()
+        let held = self.held_by.map(|(_, until)| until);
+        self.beat_due().into_iter().chain(held).min()
     }
 
     pub fn beat_due(&self) -> Option<Instant> {
@@ -328,29 +357,30 @@ impl Election {
         self.decided_at = now;
         if pause > INTERVAL * 2 {
             let lasts = self.others.values_mut().filter_map(|other| other.last.as_mut());
-            lasts.for_each(|(_, at)| *at += pause);
+            lasts.for_each(|(_, at)| *at = (*at + pause).min(now));
             self.begun += pause;
         }
     }
 
     fn is_due(&self, now: Instant) -> bool {
-        let is_gone = |by: &IpAddr| {
-            let other = self.others.get(by);
-            let last = other.and_then(|other| other.last.as_ref());
-            other.is_some_and(|other| other.refusals >= REFUSALS)
-                || last.is_some_and(|(last, at)| {
-                    last.role != Role::Active && now.saturating_duration_since(*at) <= TIMEOUT
-                })
-        };
-        if self.held_by.as_ref().is_some_and(|(by, until)| now < *until && !is_gone(by)) {
-            return false;
+        if let Some((by, until)) = self.held_by {
+            let other = self.others.get(&by);
+            let has_no_tunnel = |(last, at): &(Heartbeat, Instant)| {
+                last.role != Role::Active && now.saturating_duration_since(*at) <= TIMEOUT
+            };
+            let is_over = other.is_none_or(|other| {
+                other.is_gone(now) || other.last.as_ref().is_some_and(has_no_tunnel)
+            });
+            if now < until && !is_over {
+                return false;
+            }
         }
         let leaving = self.living(now).filter(|(of, _)| of.role == Role::Leaving);
         if let Some((last, _)) = leaving.max_by_key(|(of, _)| of.epoch) {
             let is_own_turn = last.successor == Some(self.incarnation);
             return is_own_turn || self.vacant.is_some_and(|since| now >= since + TIMEOUT * 2);
         }
-        let all_gone = self.others.values().all(|other| other.refusals >= REFUSALS);
+        let all_gone = self.others.values().all(|other| other.is_gone(now));
         // One that has just started does not know of an active one that was silent before.
         let is_known = self.role == Role::Standby || now >= self.begun + TIMEOUT;
         let own = (self.is_ready, self.incarnation);
@@ -383,7 +413,7 @@ impl Election {
         self.others.values().filter_map(move |other| {
             let (last, at) = other.last.as_ref()?;
             let timeout = (other.gap * 3).clamp(TIMEOUT, MAX_TIMEOUT);
-            let beats = now.saturating_duration_since(*at) <= timeout && other.refusals < REFUSALS;
+            let beats = now.saturating_duration_since(*at) <= timeout && !other.is_gone(now);
             beats.then_some((last, *at))
         })
     }

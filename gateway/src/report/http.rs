@@ -130,7 +130,9 @@ impl Missing {
     fn text(self) -> &'static str {
         match self {
             Self::Store => "the store has not been read yet\n",
-            Self::Replicas => "not known yet which replica has the tunnel, or to nodes this one\n",
+            Self::Replicas => {
+                "it is not known yet which replica has the tunnel, or nodes do not know this one yet\n"
+            }
             Self::Dataplane => "the dataplane is not up\n",
             Self::NewestConfig => "the dataplane is not on the newest config yet\n",
         }

@@ -24,7 +24,8 @@ use crate::dataplane::lane::{PeerState, Stats};
 use crate::liveness::health::Reason;
 use crate::liveness::monitor::TRAINS_VANISH;
 use crate::liveness::overlay_probe::NodePaths;
-use crate::replicas::Standing;
+use crate::replicas::election::Role;
+use crate::replicas::{REPLICA_PORT, Standing};
 use crate::state::{Plane, Running};
 use crate::state::{TimedFault, View};
 
@@ -178,6 +179,15 @@ impl Reporter {
         if !self.standing.has_tunnel() || awaits_session {
             return Ok(());
         }
+        if let Some(own) = self.standing.active() {
+            if input.named.is_some_and(|named| named.epoch > own.epoch) {
+                return Ok(());
+            }
+            // Another replica, or an older version, has written over it.
+            if input.named != Some(own) && self.counters_at.elapsed() >= LOOK {
+                self.written = None;
+            }
+        }
         if let Some(config) = &input.config {
             self.report_config(config, (input, plane, view), now).await?;
         }
@@ -204,7 +214,14 @@ impl Reporter {
             // The status that an earlier gateway wrote, above all the peer's last endpoint.
             Some(_) | None => config.status.clone().unwrap_or_default(),
         };
-        let problems = input.problems().chain(plane.problems.iter().cloned()).collect();
+        let unheard = self.standing.unheard.iter().map(|replica| {
+            format!(
+                "no heartbeat from the replica at {replica}: its node may be lost, or a NetworkPolicy \
+                 drop UDP {REPLICA_PORT} between pods of gateways"
+            )
+        });
+        let problems = input.problems().chain(plane.problems.iter().cloned());
+        let problems = problems.chain(unheard).collect();
         let stats = plane.running.as_ref().map(|running| running.lane.snapshot());
         let mut status =
             gateway_status(&before, problems, plane.running.as_ref().zip(stats.as_ref()), now);
@@ -275,6 +292,9 @@ impl Reporter {
         if standing.has_tunnel() && !self.standing.has_tunnel() && is_after_hand_over {
             self.settled_at = Some(Instant::now() + HAND_OVER);
         }
+        if !standing.has_tunnel() {
+            self.written = None;
+        }
         self.standing = standing;
     }
 
@@ -283,7 +303,8 @@ impl Reporter {
         if input.synced && input.config.is_none() {
             return self.remove_connection().await;
         }
-        if !self.standing.has_tunnel() {
+        let is_relieved = self.standing.role != Role::Leaving || self.standing.is_relieved;
+        if !self.standing.has_tunnel() && is_relieved {
             return Ok(());
         }
         let reported = self.connection.report_end().await;

@@ -3,6 +3,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 /// Sources other than the peer's endpoint: the peer's own gateway may be moving, too.
 const MAX_SOURCES: usize = 8;
+/// Datagrams of others that are skipped at once.
+const MAX_FOREIGN: usize = 64;
 
 /// Way between the peer and the replica that has the tunnel now, through the one that had it: connection
 /// tracking on the way leads the peer's packets here for a while.
@@ -58,18 +60,20 @@ impl Relay {
         is_new.then_some(&way.socket)
     }
 
-    /// The next datagram for the peer: its length in `buffer`, and where the peer is.
+    /// The next datagram for the peer: its length in `buffer`, and where the peer is. Anybody can send others.
     pub(super) fn receive(&mut self, buffer: &mut [u8]) -> Option<(usize, SocketAddr)> {
         for way in &self.ways {
-            while let Ok((length, from)) = way.socket.recv_from(buffer) {
-                let Some(peer) =
-                    way.peer.filter(|_| self.replicas.contains(&from.ip().to_canonical()))
-                else {
-                    continue;
+            for _ in 0..MAX_FOREIGN {
+                let Ok((length, from)) = way.socket.recv_from(buffer) else { break };
+                let is_successor = match self.successor {
+                    Some(successor) => successor == from,
+                    None => self.replicas.contains(&from.ip().to_canonical()),
                 };
-                self.successor = Some(from);
-                self.datagrams += 1;
-                return Some((length, peer));
+                if let Some(peer) = way.peer.filter(|_| is_successor) {
+                    self.successor = Some(from);
+                    self.datagrams += 1;
+                    return Some((length, peer));
+                }
             }
         }
         None

@@ -58,6 +58,26 @@ fn server_without_session_calls_back_whoever_has_one() {
 }
 
 #[test]
+fn stray_data_moves_no_endpoint() {
+    let mut pair = Pair::connected();
+    let known = pair.addresses[0];
+    pair.feed(0, &udp(b"stray"));
+    let stray = pair.made[0].sent.pop_back().unwrap().bytes;
+    pair.succeed(|config| (config.calls_back, config.endpoint) = (true, Some(known)));
+    let somebody = SocketAddr::from(([203, 0, 113, 66], 9));
+    pair.deliver(1, somebody, &stray);
+    pair.tick();
+    assert_eq!(pair.made[1].sent.pop_front().unwrap().to, somebody);
+    assert_eq!(pair.engines[1].peer_state().endpoint, Some(known));
+    pair.now += Duration::from_secs(16);
+    pair.tick();
+    pair.made[1].sent.clear();
+    pair.deliver(1, somebody, &stray);
+    pair.tick();
+    assert!(pair.made[1].sent.is_empty(), "later it calls nobody back");
+}
+
+#[test]
 fn stray_data_is_answered_twice_a_second_at_most() {
     let mut pair = Pair::connected();
     pair.feed(0, &udp(b"stray"));

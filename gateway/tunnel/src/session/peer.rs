@@ -25,6 +25,9 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// initiations from the peer's address are met with one of ours.
 const CALL_BACK: Duration = Duration::from_millis(500);
 
+/// Time for which a gateway that follows another one calls back.
+const CALL_BACK_FOR: Duration = Duration::from_secs(15);
+
 /// Packets that may wait for a session: enough for the first ones of many connections, and less
 /// than 100 KB.
 const MAX_WAITING: usize = 64;
@@ -45,9 +48,11 @@ pub(crate) struct Peer {
     unproven: Option<SocketAddr>,
     initiate: bool,
     is_retired: bool,
-    calls_back: bool,
-    /// Time of the last initiation to the source of data under unknown keys.
-    stray_at: Option<Instant>,
+    /// Until then the source of data under unknown keys is sent an initiation.
+    calls_back_until: Option<Instant>,
+    /// The last such source, and when; and if its initiation is due yet.
+    stray: Option<(SocketAddr, Instant)>,
+    is_stray_due: bool,
     keepalive: Option<Duration>,
     waiting: VecDeque<Vec<u8>>,
     last_sent: Instant,
@@ -83,8 +88,9 @@ impl Peer {
             unproven: None,
             initiate: false,
             is_retired: false,
-            calls_back: false,
-            stray_at: None,
+            calls_back_until: None,
+            stray: None,
+            is_stray_due: false,
             keepalive: None,
             waiting: VecDeque::new(),
             last_sent: now,
@@ -106,7 +112,8 @@ impl Peer {
         let begins = config.initiate && !self.initiate;
         self.initiate = config.initiate;
         self.keepalive = config.keepalive;
-        self.calls_back = config.calls_back;
+        let until = self.calls_back_until.unwrap_or(now + CALL_BACK_FOR);
+        self.calls_back_until = config.calls_back.then_some(until);
         let Some(peer) = config.peer_key else { return self.forget() };
         let moved = config.endpoint.filter(|_| config.endpoint != self.configured);
         self.configured = config.endpoint;
@@ -193,7 +200,8 @@ impl Peer {
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let sessions = self.sessions.iter().filter_map(Session::deadline);
         let ends = self.sessions.iter().filter_map(end_of);
-        sessions.chain(ends).chain(self.keepalive_due()).min()
+        let stray = self.stray.filter(|_| self.is_stray_due).map(|(_, at)| at);
+        sessions.chain(ends).chain(stray).chain(self.keepalive_due()).min()
     }
 
     /// Writes a data message with `packet`, padded to `size` bytes, into `dst`, which has room for that
@@ -275,18 +283,17 @@ impl Peer {
         }
     }
 
-    /// Initiates to the source of data under keys of an earlier gateway, twice a second at most: anybody can
-    /// send such data.
+    /// Initiates once to the source of data under keys of an earlier gateway. Anybody can send such data, so
+    /// no endpoint follows from it, but from the answer.
     #[cold]
     pub(crate) fn note_stray(&mut self, from: SocketAddr, now: Instant) {
-        let has_session = self.has_session() || self.is_retired || !self.calls_back;
-        if has_session || self.stray_at.is_some_and(|at| now < at + CALL_BACK) {
-            return;
+        let may = self.calls_back_until.is_some_and(|until| now < until);
+        let is_late = |(at, since): (SocketAddr, Instant)| {
+            now >= since + if at == from { CALL_BACK * 2 } else { CALL_BACK }
+        };
+        if may && !self.has_session() && !self.is_retired && self.stray.is_none_or(is_late) {
+            (self.stray, self.is_stray_due) = (Some((from, now)), true);
         }
-        let Some(session) = self.sessions.first_mut() else { return };
-        self.stray_at = Some(now);
-        (session.endpoint, session.is_endpoint_authentic) = (Some(from), false);
-        session.retry.start(now);
     }
 
     /// Returns whether there is a key for data with that receiver index.
@@ -372,6 +379,12 @@ impl Peer {
                 self.note_sent(now);
                 return Some((endpoint, put(&initiation, dst)));
             }
+        }
+        if let Some((to, _)) = self.stray.filter(|_| std::mem::take(&mut self.is_stray_due)) {
+            let (index, stamp) = (self.new_index(), self.stamper.stamp(now));
+            let initiation = self.sessions.first_mut()?.initiate(index, stamp, now);
+            self.attempts += 1;
+            return Some((to, put(&initiation, dst)));
         }
         if self.keepalive_due().is_none_or(|due| now < due) {
             return None;
