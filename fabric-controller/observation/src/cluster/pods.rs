@@ -1,10 +1,11 @@
-//! State of the running programs, from their pods. Pure.
+//! State of the running programs, from their pods and the time.
 
 use std::collections::BTreeMap;
 
 use fabric_api::fabric::{GatewayConfig, NodeConfig};
 use fabric_api::labels;
 use fabric_store::{Kind, Snapshot};
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ContainerState, Pod};
 
@@ -14,6 +15,9 @@ pub(super) const GATEWAYS: &str = "networking.liqo.io/component=gateway";
 
 /// Selector of the chart's Deployments.
 pub(super) const DEPLOYED: &str = "app.kubernetes.io/part-of=weft";
+
+/// Time that a pod may take to start.
+const START: SignedDuration = SignedDuration::from_secs(30);
 
 #[derive(Default)]
 pub(super) struct Pods {
@@ -48,14 +52,20 @@ impl Pods {
             pod.metadata.namespace.as_deref() == Some(namespace)
                 && label(pod, labels::GATEWAY_NAME) == Some(name)
         };
-        let best = best(self.gateways.iter().filter(of));
+        let pods = || self.gateways.iter().filter(of);
+        let best = best(pods());
         let who = format!("gateway {namespace}/{name}");
         let (liveness, problem) = match best {
             None => (Liveness::Gone, Some(format!("{who}: it has no pod"))),
             Some(pod) if is_ready(pod) && hangs => {
                 (Liveness::Silent, Some(format!("{who}: {}", unanswering(pod))))
             }
-            Some(pod) if is_ready(pod) => (Liveness::Answers, None),
+            Some(pod) if is_ready(pod) => {
+                let stuck = pods().find(|pod| is_stuck(pod, Timestamp::now()));
+                let therefore = "the one that is ready has no successor";
+                let problem = stuck.map(|stuck| format!("{who}: {}; {therefore}", unready(stuck)));
+                (Liveness::Answers, problem)
+            }
             Some(pod) if runs(pod) => (Liveness::Silent, Some(format!("{who}: {}", unready(pod)))),
             Some(pod) => (Liveness::Gone, Some(format!("{who}: {}", unready(pod)))),
         };
@@ -112,6 +122,16 @@ fn hangs(gateway: &GatewayConfig, agents: &[&NodeConfig]) -> bool {
     };
     let reports_none = gateway.status.as_ref().is_none_or(|s| s.unreachable_nodes.is_empty());
     agents.len() > 1 && reports_none && agents.iter().all(is_unanswered)
+}
+
+/// Returns true of a pod that should be ready and has not been for longer than one takes to start.
+fn is_stuck(pod: &Pod, now: Timestamp) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let ready = conditions.into_iter().flatten().find(|condition| condition.type_ == "Ready");
+    let changed = ready.and_then(|ready| ready.last_transition_time.as_ref());
+    let since = changed.or(pod.metadata.creation_timestamp.as_ref());
+    let is_old = since.is_some_and(|since| now.duration_since(since.0) > START);
+    !is_ready(pod) && pod.metadata.deletion_timestamp.is_none() && is_old
 }
 
 /// Most informative pod: among those not being deleted, the one furthest in its start.
@@ -221,6 +241,12 @@ mod tests {
             "containerStatuses": containers(&json!({"running": {}}))})
     }
 
+    fn stuck() -> Value {
+        let mut stuck = failing();
+        stuck["conditions"][0]["lastTransitionTime"] = json!("2026-01-31T12:00:00Z");
+        stuck
+    }
+
     fn life(statuses: &[Value]) -> Life {
         let labels = json!({"networking.liqo.io/gateway-name": "server"});
         let gateways = statuses.iter().map(|status| pod(&labels, status)).collect();
@@ -267,6 +293,7 @@ mod tests {
             (vec![failing()], Liveness::Gone, "(ImagePullBackOff: no such image)"),
             (vec![failing(), silent()], Liveness::Silent, "(unready: [c])"),
             (vec![silent(), ready(), failing()], Liveness::Answers, ""),
+            (vec![ready(), stuck()], Liveness::Answers, "; the one that is ready has no successor"),
         ] {
             let life = life(&pods);
             assert_eq!(life.liveness, liveness);
