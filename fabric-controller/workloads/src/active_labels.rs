@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::pods::GatewayPod;
 
 /// Time until a label that was not written, or that the watch has not reported, is written again.
-const RETRY: Duration = Duration::from_secs(2);
+const RETRY: Duration = Duration::from_secs(5);
 
 /// Writes the labels.
 pub(super) struct ActiveLabels {
@@ -62,7 +62,8 @@ impl ActiveLabels {
             match self.requests.merge_unread(&target, &change).await {
                 Ok(()) => tracing::info!(pod = %target, active = value, "labelled"),
                 Err(error) => {
-                    tracing::debug!(pod = %target, error = chain(&error), "cannot be labelled");
+                    let error = chain(&error);
+                    tracing::warn!(pod = %target, error, "cannot be labelled; its Service may lead elsewhere");
                 }
             }
         }

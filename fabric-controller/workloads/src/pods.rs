@@ -389,6 +389,7 @@ mod tests {
         assert_eq!(ready("True"), (true, vec![true]));
         gateway["metadata"]["labels"]["networking.liqo.io/active"] = json!("false");
         assert!(applied(&mut pods, gateway));
-        assert!(pods.of_gateways().all(|pod| !pod.is_active));
+        let active: Vec<_> = pods.of_gateways().map(|pod| pod.is_active).collect();
+        assert_eq!(active, [false]);
     }
 }

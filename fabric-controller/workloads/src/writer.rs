@@ -316,13 +316,13 @@ impl Writer {
         let uid = live.and_then(|there| there.metadata.uid.clone());
         let removed = self.requests.delete(&key.target(), uid, DeleteParams::background()).await;
         self.count(key, &removed);
-        let message = match removed {
-            Ok(_) => "it is being made anew".to_owned(),
-            Err(error) => chain(&error),
+        let (message, pause) = match removed {
+            Ok(_) => ("it is being made anew".to_owned(), ROOM),
+            Err(error) => (chain(&error), WRITE_RETRY),
         };
         self.written.remove(key);
         let tried = Attempt::MakeAnew(want.digest);
-        self.refused.refused(key, tried, &message, ROOM);
+        self.refused.refused(key, tried, &message, pause);
         WriteError::of(key, message)
     }
 
