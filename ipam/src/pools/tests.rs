@@ -327,8 +327,11 @@ impl Granted {
         match step {
             Step::Acquire(request) => self.acquire(pools, *request),
             Step::Release(pick) if !self.prefixes.is_empty() => {
-                let (cidr, ..) = self.prefixes.swap_remove(pick.index(self.prefixes.len()));
+                let (cidr, _, skip) = self.prefixes.swap_remove(pick.index(self.prefixes.len()));
                 assert!(pools.release(cidr));
+                // What one holder has pre-allocated stays so while others hold the prefix.
+                let others = self.prefixes.iter_mut().filter(|(other, ..)| *other == cidr);
+                others.for_each(|(_, _, n)| *n = skip.max(*n));
                 if !self.prefixes.iter().any(|(other, ..)| *other == cidr) {
                     self.addresses.retain(|(from, _)| *from != cidr);
                 }
