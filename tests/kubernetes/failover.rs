@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use weft_tests::kubernetes::{Image, Object};
+use weft_tests::traffic::HeldConnection;
 use weft_tests::{Kubernetes, Lab, skip, wait_until};
 
 use crate::pair::{GATEWAYS, Pair, SOON, TIMEOUT, selector};
@@ -44,7 +45,8 @@ fn second_replica_takes_over() -> Result<()> {
             pair.explained(|| {
                 step("both are connected", || pair.connect())?;
                 step("a second replica of each gateway stands by", || second_replicas(&pair))?;
-                all_events(&pair, rounds)
+                let (mut held, _server) = pair.hold()?;
+                all_events(&pair, &mut held, rounds)
             })
         }
         Err(why) => {
@@ -68,8 +70,7 @@ pub(crate) fn second_replicas(pair: &Pair) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn all_events(pair: &Pair, rounds: usize) -> Result<()> {
-    let (mut held, _server) = pair.hold()?;
+pub(crate) fn all_events(pair: &Pair, held: &mut HeldConnection, rounds: usize) -> Result<()> {
     for (what, event, is_hand_over) in EVENTS {
         for (cluster, gateway) in pair.clusters.iter().zip(GATEWAYS) {
             let mut outages = Vec::new();
