@@ -43,6 +43,7 @@ const OF_PEERINGS: &[Row] = &[
     ("milan", "patch deployments.apps gw-client", "c"),
     ("milan", "delete deployments.apps gw-client", "cw"),
     ("milan", "patch deployments.apps/scale gw-client", ""),
+    ("milan", "delete poddisruptionbudgets.policy gw-client", "cw"),
     ("milan", "create daemonsets.apps", ""),
     ("milan", "create jobs.batch", ""),
     ("milan", "watch pods", "c"),

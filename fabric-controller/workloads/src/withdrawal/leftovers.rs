@@ -11,6 +11,7 @@ use fabric_kube_client::requests::Target;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::api::{ApiResource, DynamicObject};
 use kube::{Resource as _, ResourceExt as _};
@@ -146,13 +147,14 @@ fn ours() -> String {
 }
 
 /// Kinds, in the order in which they go, and the labels of those that are weft's.
-fn made() -> [(ApiResource, String); 14] {
+fn made() -> [(ApiResource, String); 15] {
     let ours = ours();
     // The webhook's certificate goes with the webhook.
     let keys = format!("{ours},{}=true", labels::GATEWAY_RESOURCE);
     [
         (kind::<GatewayConfig>(), ours.clone()),
         (kind::<Deployment>(), ours.clone()),
+        (kind::<PodDisruptionBudget>(), ours.clone()),
         (kind::<Service>(), ours.clone()),
         // Kubernetes' own have the labels of their Services.
         (kind::<EndpointSlice>(), format!("{SLICE_OF}={SLICE_OF_WEFT}")),
