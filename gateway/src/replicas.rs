@@ -1,10 +1,9 @@
 //! The replicas of a gateway: one of them has the tunnel, the others stand by.
 //!
 //! Translation has no state, so any replica can carry any packet. Each sends the others a heartbeat ten
-//! times a second, from pod to pod: nobody else has to be reached for a take-over. [`election`] decides
-//! (pure), [`heartbeat`] is the message. A replica that gets the tunnel initiates at once where its
-//! predecessor had the peer; one that gives it up goes on with the keys that it has until nothing
-//! comes any more.
+//! times a second, from pod to pod: a take-over depends on no other program. [`election`] decides
+//! (pure), [`heartbeat`] is the message. The next replica initiates at once at the peer's last endpoint; the
+//! one before carries packets under its keys until no more come.
 
 pub mod election;
 mod heartbeat;
@@ -44,21 +43,21 @@ const READS: usize = 64;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     pub role: Role,
-    /// Number of the take-over by which this one has the tunnel, or another one that has it now.
+    /// Number of the last observed take-over.
     pub epoch: u64,
     /// Own address, if there are replicas.
     pub address: Option<IpAddr>,
-    /// Of one that has the tunnel: the replica that had it before.
+    /// Replica that had the tunnel before, if this one has it.
     pub predecessor: Option<Predecessor>,
-    /// Of one that leaves: its successor is connected.
+    /// The successor of this replica, which leaves, is connected.
     pub is_relieved: bool,
-    /// It can have the tunnel: its devices are there, and nodes have had the time to take its packets.
+    /// Ready for the tunnel: devices are up, and nodes have had the time to admit its packets.
     pub is_ready: bool,
-    /// Another replica can have the tunnel.
+    /// Another replica is ready for the tunnel.
     pub has_successor: bool,
-    /// Addresses of the other replicas, and of those that are not heard of.
+    /// Addresses of the other replicas, and of those without a heartbeat for long.
     pub others: Vec<IpAddr>,
-    pub unheard: Vec<IpAddr>,
+    pub missing: Vec<IpAddr>,
 }
 
 impl Standing {
@@ -105,12 +104,12 @@ struct Replicas {
     keys: Option<Keys>,
     sockets: Sockets,
     own: Option<IpAddr>,
-    /// Time at which it was found in the config.
+    /// Time at which the own address was first observed in the config.
     listed_at: Option<Instant>,
-    /// Time from then on until all nodes take its packets.
+    /// Time from then on until all nodes admit its packets.
     admission: Duration,
     is_ready: bool,
-    /// Port of the relay of the lane that there is, or was last.
+    /// Port of the relay of the present or last lane.
     relay: Option<u16>,
 }
 
@@ -183,7 +182,7 @@ impl Replicas {
             is_ready: self.is_ready,
             has_successor: self.election.has_successor(Instant::now()),
             others: self.election.others().collect(),
-            unheard: self.election.unheard(Instant::now()),
+            missing: self.election.missing(Instant::now()),
         }
     }
 
@@ -202,11 +201,11 @@ impl Replicas {
                 others.insert(replica.address);
             }
         }
-        // Without a key nothing is known to be from a replica, and there is no tunnel either.
+        // Without a key no heartbeat can be verified, and there is no tunnel either.
         if self.keys.is_none() {
             others.clear();
         }
-        // One that has just been made may not be in the config yet, and finds this one.
+        // A new replica may not be in the config yet, but sends heartbeats here.
         let has_replicas = self.keys.is_some() && !config.spec.replicas.is_empty();
         self.sockets.follow(&others, has_replicas);
         self.own = self.own.or_else(|| self.sockets.local_address());
@@ -248,7 +247,7 @@ impl Replicas {
         }
     }
 
-    /// State of the tunnel, if it is here.
+    /// State of the tunnel, if this replica has it.
     fn tunnel(&self) -> Tunnel {
         let plane = self.sources.planes.borrow();
         let lane = plane.running.as_ref().map(|running| &running.lane);
@@ -257,8 +256,7 @@ impl Replicas {
         };
         let connected = self.sources.views.borrow().is_connected() && plane.running.is_some();
         let peer = stats.peer.endpoint.filter(|_| stats.peer.is_endpoint_authentic);
-        let relay = plane.running.as_ref().map_or(self.relay, |running| running.relay_port);
-        Tunnel { connected, peer, relay, stamp: stats.last_stamp }
+        Tunnel { connected, peer, relay: self.relay, stamp: stats.last_stamp }
     }
 }
 
@@ -275,8 +273,8 @@ fn is_own(address: IpAddr) -> bool {
     StdSocket::bind((address, 0)).is_ok()
 }
 
-/// One socket for each other replica, so that the kernel reports one that is gone, and one for those that
-/// are not known yet. There are none where gateways have no replicas.
+/// Connected sockets, one for each other replica, so that the kernel reports a process that is gone, and an
+/// unconnected one for replicas that are not in the config yet. None where gateways have no replicas.
 #[derive(Default)]
 struct Sockets {
     any: Option<UdpSocket>,
@@ -310,11 +308,11 @@ impl Sockets {
         if all.is_empty() {
             return std::future::pending().await;
         }
-        // What is wrong shows when it is read.
+        // An error is reported by the read that follows.
         let _ = select_all(all).await;
     }
 
-    /// Takes what is there, of known replicas first, up to a bound: anybody can send much.
+    /// Reads up to [`READS`] datagrams of each socket, which may be flooded; known replicas come first.
     fn receive(&self, mut take: impl FnMut(IpAddr, io::Result<&[u8]>)) {
         let mut buffer = [0; MAX_LENGTH];
         for (address, socket) in &self.connected {
@@ -346,7 +344,7 @@ impl Sockets {
     }
 }
 
-/// The address as a socket of that family has it.
+/// Address of a replica, mapped to IPv6 for an IPv6 socket.
 fn mapped(to: IpAddr, socket: &UdpSocket) -> SocketAddr {
     let is_ipv6 = socket.local_addr().is_ok_and(|local| local.is_ipv6());
     let address = match to {
@@ -386,14 +384,14 @@ fn open(other: Option<IpAddr>) -> io::Result<UdpSocket> {
     UdpSocket::from_std(socket.into())
 }
 
-/// Longest time for which a gateway that ends waits for its successor, and then for the last packet.
+/// Maximum time for which a gateway that ends waits for its successor, and then for the last packet.
 const RELIEF: Duration = Duration::from_secs(4);
 const DRAIN: Duration = Duration::from_secs(5);
-/// Time without a packet after which nobody sends any more.
+/// Time without a packet after which the last one has come.
 const QUIET: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Hands the tunnel over before the gateway ends, if there is anybody to have it.
+/// Hands the tunnel over before the gateway ends, if another replica is ready for it.
 pub async fn hand_over(
     leaving: &CancellationToken,
     standings: &mut watch::Receiver<Standing>,

@@ -222,7 +222,7 @@ impl Two {
     }
 }
 
-/// What the lane itself can open it still opens.
+/// The lane still opens data under its own keys.
 #[test]
 fn retired_lane_passes_handshakes_on() {
     let two = Two::connected(Offloads::ALL, "192.0.2.2");
@@ -233,7 +233,7 @@ fn retired_lane_passes_handshakes_on() {
     });
     let way = ("192.0.2.2", relay.local_addr().unwrap().port());
     two.lanes[1].retire(Some(relay), vec!["192.0.2.2".parse().unwrap()]);
-    // From now on the lane knows where the successor is; the client takes this for nothing.
+    // The lane learns the successor's address; the client drops this as malformed.
     successor.send_to(b"initiation", way).unwrap();
     two.wait_until("it is passed on", |two| two.lanes[1].snapshot().relayed == 1);
     two.lanes[0].initiate();

@@ -48,8 +48,8 @@ pub struct Placement {
     pub workload: Option<ObjectReference>,
     /// Endpoint of a server for clients; absent until it is known.
     pub endpoint: Option<EndpointStatus>,
-    /// Address and node of the pod that is most likely to have the tunnel, as far as Kubernetes knows;
-    /// absent while there is none.
+    /// Address and node of the pod that has the tunnel by its label, readiness and age; absent while there is
+    /// none.
     pub internal: Option<InternalEndpoint>,
     /// All its pods with addresses.
     pub replicas: Vec<GatewayReplica>,

@@ -331,7 +331,7 @@ fn liqo_runs(world: &World) {
     });
 }
 
-/// What must not change: of each object all but finalizers, owners, and names of templates and Secrets.
+/// Objects without finalizers, owners, and names of templates and Secrets: all that must not change.
 fn kept(world: &World) -> BTreeMap<String, Value> {
     let of = |object: Value| {
         let mut spec = object["spec"].clone();

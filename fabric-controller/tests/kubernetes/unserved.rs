@@ -1,4 +1,4 @@
-//! Objects that Liqo's networking has a use for, and weft has not, say so.
+//! Events and conditions of objects that Liqo's networking applies, and weft does not.
 
 use serde_json::{Value, json};
 

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::pods::GatewayPod;
 
-/// Time until a label that was not written, or that the watch has not reported, is written again.
+/// Time until the retry of a write that failed, or that the watch has not reported.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// Writes the labels.
@@ -70,8 +70,8 @@ impl ActiveLabels {
     }
 }
 
-/// Pods whose label is not what it should be. Where no pod is known to have the tunnel, each may have it,
-/// and is to get what is sent to the Service.
+/// Pods with a wrong label, and its right value. Without a report of the active one every pod is labelled, as
+/// it may be the one with the tunnel.
 fn wrong<'a>(active: &ActiveReplicas, pods: &[&'a GatewayPod]) -> Vec<(&'a GatewayPod, bool)> {
     let should = |pod: &GatewayPod| {
         let (namespace, name) = &pod.gateway;

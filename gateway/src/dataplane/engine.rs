@@ -45,7 +45,7 @@ pub struct Engine {
     /// A TUN that no lane has yet.
     tun: Option<Tun>,
     running: Option<Running>,
-    /// Of a tunnel that another replica has, and the time at which it ends.
+    /// Lane whose tunnel another replica has, and the time at which it ends.
     retiring: Option<(Running, Instant)>,
 }
 
@@ -54,7 +54,7 @@ struct Running {
     lane: Arc<LaneHandle>,
     /// A second handle of the lane's socket, for a lane that may have to take this one's place.
     socket: UdpSocket,
-    /// Of a server: way of the peer to the replica that has the tunnel next.
+    /// Socket of the relay between a server's peer and the next replica with the tunnel.
     relay: Option<UdpSocket>,
     order: Order,
 }

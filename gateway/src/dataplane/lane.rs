@@ -102,8 +102,8 @@ impl LaneHandle {
     }
 
     /// Another replica has the tunnel: packets go on under the keys that there are, handshakes are neither
-    /// begun nor answered. By way of `relay` what is not for this one reaches the replicas at these
-    /// addresses, and what they send the peer.
+    /// begun nor answered. Datagrams that this lane cannot open pass by way of `relay` to the replica with the
+    /// tunnel, one of these addresses, and its datagrams to the peer.
     pub fn retire(&self, relay: Option<UdpSocket>, replicas: Vec<IpAddr>) {
         let relay = relay.map(|socket| Relay::new(socket, replicas));
         self.commands.send(|latest| latest.retire = Some(relay));

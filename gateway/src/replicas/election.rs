@@ -1,9 +1,14 @@
-//! Decides which replica has the tunnel. No I/O, no clock.
+//! Election of the replica that has the tunnel. No I/O, no clock.
 //!
-//! Of several that have it the one with the greatest epoch keeps it; each take-over has the next one. A
-//! replica takes over when the one that had it leaves, refuses its heartbeats (the process is gone), or
-//! is silent. Two that cannot reach each other both have it for a while: then the API server's
-//! record decides, by the greatest epoch, too.
+//! ```text
+//! Undecided --> Standby      an active replica sends heartbeats
+//! Undecided, Standby --> Active     the active one leaves, its process is gone, or no heartbeat comes
+//! Active --> Standby         another one is active with a greater epoch, by heartbeat or API server
+//! Active --> Leaving         the process ends
+//! ```
+//!
+//! Each take-over has the next epoch, and the greatest one wins. Two replicas that cannot reach each other
+//! are both active for a while: then `status.active` of the GatewayConfig decides.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,25 +27,25 @@ pub const TIMEOUT: Duration = Duration::from_millis(400);
 const MAX_TIMEOUT: Duration = Duration::from_secs(2);
 /// Heartbeats that a kernel refuses before its replica counts as gone: it may just be starting.
 const REFUSALS: u8 = 2;
-/// Time between the take-overs of two that stand by.
+/// Time between the take-overs of two replicas on standby.
 const STAGGER: Duration = Duration::from_millis(200);
-/// Time for which a replica is remembered that is in no config.
+/// Time without a heartbeat after which a replica in no config is removed, and one in the config is reported.
 const FORGET: Duration = Duration::from_secs(10);
-/// Time after which an older incarnation is believed: a clock was set back.
-const BELIEVE: Duration = Duration::from_secs(5);
-/// Time for which one that the API server's record has deposed, and that reaches no other, takes nothing
-/// over: the first one, and the longest.
+/// Time without a heartbeat after which an older incarnation is accepted: a clock was set back.
+const ACCEPT_OLDER: Duration = Duration::from_secs(5);
+/// Time without take-overs of a replica that `status.active` has deposed, and that receives no heartbeat: the
+/// first one, and the longest.
 const HOLD: Duration = Duration::from_secs(3);
 const MAX_HOLD: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
-    /// It is not known yet whether another one has the tunnel.
+    /// No decision yet: another replica may have the tunnel.
     #[default]
     Undecided,
     Standby,
     Active,
-    /// It had the tunnel, and ends.
+    /// The process with the tunnel ends.
     Leaving,
 }
 
@@ -56,8 +61,8 @@ impl fmt::Display for Role {
     }
 }
 
-/// State of the tunnel, for whoever has it next.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// State of the tunnel, for the next replica that has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tunnel {
     pub connected: bool,
     /// The peer's last authentic endpoint.
@@ -65,20 +70,21 @@ pub struct Tunnel {
     /// UDP port of the replica at which its successor reaches the peer through it.
     pub relay: Option<u16>,
     /// Timestamp of the last initiation.
+    #[serde(with = "tai64n")]
     pub stamp: Tai64n,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Heartbeat {
     /// Time at which the sender was started, in nanoseconds since 1970, and number of the heartbeat.
     pub incarnation: u64,
     pub sequence: u64,
     pub role: Role,
-    /// The greatest that the sender knows of; its own, if it has the tunnel.
+    /// Greatest epoch observed by the sender; its own, if it has the tunnel.
     pub epoch: u64,
-    /// It has all that a tunnel needs.
+    /// The sender has all that a tunnel needs.
     pub ready: bool,
-    /// Of one that leaves: the incarnation that is to have the tunnel.
+    /// Incarnation that is to have the tunnel, if the sender leaves.
     pub successor: Option<u64>,
     pub tunnel: Tunnel,
 }
@@ -88,7 +94,7 @@ pub struct Heartbeat {
 pub struct Predecessor {
     pub address: IpAddr,
     pub tunnel: Tunnel,
-    /// It still carries packets, until this one is connected.
+    /// The predecessor still carries packets, until this replica is connected.
     pub is_alive: bool,
 }
 
@@ -112,13 +118,14 @@ struct Other {
     refusals: u8,
     /// The longest time between two heartbeats, less a percent with each since.
     gap: Duration,
-    /// It is in the config, and since when.
+    /// Presence in the config, and the time at which that was first observed.
     is_listed: bool,
     listed_at: Option<Instant>,
 }
 
 impl Other {
-    /// Its kernel reports that nobody listens. Others can forge that while it is alive.
+    /// Returns whether its kernel refuses heartbeats. That can be forged while the replica is alive, and counts
+    /// once its own heartbeats stay away.
     fn is_gone(&self, now: Instant) -> bool {
         let beats =
             |(_, at): &(Heartbeat, Instant)| now.saturating_duration_since(*at) < INTERVAL * 2;
@@ -137,15 +144,16 @@ pub struct Election {
     successor: Option<u64>,
     others: BTreeMap<IpAddr, Other>,
     predecessor: Option<Predecessor>,
-    /// Of the last decision; later ones are due then.
+    /// Time of the last decision.
     decided_at: Instant,
     begun: Instant,
     beat_at: Instant,
-    /// Since when no replica is known to have the tunnel.
+    /// Time since which no replica has the tunnel, as far as observed.
     vacant: Option<Instant>,
+    /// Replica that has deposed this one, and the end of the time without take-overs.
     held_by: Option<(IpAddr, Instant)>,
     hold: Duration,
-    /// A config was read.
+    /// A config has been read.
     is_begun: bool,
 }
 
@@ -207,8 +215,8 @@ impl Election {
         }
     }
 
-    /// Takes note of the replica that has the tunnel by the API server's record. Of two with one epoch the one
-    /// with the lower address keeps it, so that both decide alike.
+    /// Records the published `status.active`. Of two replicas with one epoch the lower address wins, so that
+    /// both decide alike.
     pub fn handle_published(&mut self, of: ActiveReplica, own: Option<IpAddr>, now: Instant) {
         let ActiveReplica { address, epoch } = of;
         let is_own = own == Some(address);
@@ -228,7 +236,7 @@ impl Election {
         self.epoch = self.epoch.max(if is_restart { epoch.saturating_sub(1) } else { epoch });
     }
 
-    /// Takes note of another replica's heartbeat.
+    /// Records another replica's heartbeat.
     pub fn handle(&mut self, from: IpAddr, heartbeat: Heartbeat, now: Instant) {
         if heartbeat.incarnation == self.incarnation {
             return;
@@ -236,7 +244,7 @@ impl Election {
         let other = self.others.entry(from).or_default();
         let order = |of: &Heartbeat| (of.incarnation, of.sequence);
         let is_old = other.last.as_ref().is_some_and(|(last, at)| {
-            order(&heartbeat) <= order(last) && now.saturating_duration_since(*at) < BELIEVE
+            order(&heartbeat) <= order(last) && now.saturating_duration_since(*at) < ACCEPT_OLDER
         });
         if is_old {
             return;
@@ -250,14 +258,14 @@ impl Election {
         }
     }
 
-    /// Takes note of a heartbeat that was refused: nobody listens there.
+    /// Records an ICMP error in answer to a heartbeat: no process listens there.
     pub fn handle_refusal(&mut self, from: IpAddr) {
         if let Some(other) = self.others.get_mut(&from) {
             other.refusals = other.refusals.saturating_add(1);
         }
     }
 
-    /// Gives the tunnel up, if another replica can have it.
+    /// Begins the hand-over, if another replica is ready for the tunnel.
     pub fn leave(&mut self, now: Instant) {
         let ready = self.living(now).filter(|(of, _)| of.role != Role::Leaving && of.ready);
         // In a rollout the newest ones stay.
@@ -267,23 +275,23 @@ impl Election {
         }
     }
 
-    /// Another replica can have the tunnel, or has it.
+    /// Returns whether another replica is ready for the tunnel, or has it.
     pub fn has_successor(&self, now: Instant) -> bool {
         self.living(now).any(|(of, _)| of.role != Role::Leaving && of.ready)
     }
 
-    /// Others in the config that have sent nothing for long.
-    pub fn unheard(&self, now: Instant) -> Vec<IpAddr> {
-        let is_silent = |other: &Other| {
+    /// Returns the replicas in the config without a heartbeat for [`FORGET`].
+    pub fn missing(&self, now: Instant) -> Vec<IpAddr> {
+        let is_missing = |other: &Other| {
             let since = other.last.map_or(other.listed_at, |(_, at)| Some(at));
             other.is_listed
                 && since.is_some_and(|since| now.saturating_duration_since(since) > FORGET)
         };
-        let silent = self.others.iter().filter(|(_, other)| is_silent(other));
-        silent.map(|(address, _)| *address).collect()
+        let missing = self.others.iter().filter(|(_, other)| is_missing(other));
+        missing.map(|(address, _)| *address).collect()
     }
 
-    /// True if another one is connected in place of this one, which leaves.
+    /// Returns whether this replica leaves, and another one is connected in its place.
     pub fn is_relieved(&self) -> bool {
         let mut others = self.others.values().filter_map(|other| other.last.as_ref());
         self.role == Role::Leaving
@@ -292,16 +300,16 @@ impl Election {
             })
     }
 
-    /// Goes by what is known.
+    /// Decides on the role by the heartbeats and records so far.
     pub fn decide(&mut self, now: Instant) {
         if !self.is_begun {
             return;
         }
         self.allow_for_pause(now);
-        let unlisted = |other: &Other| {
+        let is_expired = |other: &Other| {
             other.last.is_none_or(|(_, at)| now.saturating_duration_since(at) > FORGET)
         };
-        self.others.retain(|_, other| other.is_listed || !unlisted(other));
+        self.others.retain(|_, other| other.is_listed || !is_expired(other));
         self.held_by =
             self.held_by.filter(|(by, until)| *until > now && self.others.contains_key(by));
         let before = self.role;
@@ -351,7 +359,7 @@ impl Election {
         Heartbeat { incarnation, sequence, role, epoch, ready, successor, tunnel }
     }
 
-    /// While this replica stood still it received nothing: that is no silence of the others.
+    /// Adds a pause of this process to the times of the last heartbeats: it may not have read others yet.
     fn allow_for_pause(&mut self, now: Instant) {
         let pause = now.saturating_duration_since(self.decided_at);
         self.decided_at = now;
@@ -408,7 +416,7 @@ impl Election {
         self.vacant = None;
     }
 
-    /// Others that beat.
+    /// Other replicas whose heartbeats come.
     fn living(&self, now: Instant) -> impl Iterator<Item = (&Heartbeat, Instant)> {
         self.others.values().filter_map(move |other| {
             let (last, at) = other.last.as_ref()?;
@@ -418,16 +426,30 @@ impl Election {
         })
     }
 
-    /// Another one that has the tunnel; of several, the one that keeps it.
+    /// Other replica that has the tunnel; the greatest one, if several have.
     fn active(&self, now: Instant) -> Option<Heartbeat> {
         let all = self.living(now).map(|(of, _)| *of);
         all.filter(|of| of.role == Role::Active).max_by_key(rank)
     }
 }
 
-/// Of two that have the tunnel the greater one keeps it.
+/// Order of replicas that have the tunnel: the greatest one wins.
 fn rank(of: &Heartbeat) -> (u64, Reverse<u64>) {
     (of.epoch, Reverse(of.incarnation))
+}
+
+/// Timestamps as their 12 bytes.
+mod tai64n {
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+    use tunnel::Tai64n;
+
+    pub(super) fn serialize<S: Serializer>(stamp: &Tai64n, to: S) -> Result<S::Ok, S::Error> {
+        stamp.to_bytes().serialize(to)
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Tai64n, D::Error> {
+        <[u8; Tai64n::LEN]>::deserialize(from).map(Tai64n::from_bytes)
+    }
 }
 
 #[cfg(test)]

@@ -1,48 +1,30 @@
 //! Message between replicas, with a MAC under a key that follows from the gateway's private key: no other
 //! pod can make one. It holds no secret.
 
-use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use blake2::Blake2sMac256;
 use blake2::digest::Mac as _;
 use fabric_api::PrivateKey;
-use serde::{Deserialize, Serialize};
-use tunnel::Tai64n;
 
-use super::election::{Heartbeat, Role, Tunnel};
+use super::election::Heartbeat;
 
 /// Version of the format.
 const MAGIC: &[u8] = b"weft replica 1\n";
 const MAC_LENGTH: usize = 32;
 pub(super) const MAX_LENGTH: usize = 512;
-/// Time for which the key before is used to send: the others may have to read the new one yet.
+/// Time for which the superseded key seals heartbeats: other replicas may not have read the new one yet.
 const SWITCH: Duration = Duration::from_secs(5);
 
-/// Keys of the MAC. Has no `Debug`: whoever has them can have the tunnel moved.
+/// Keys of the MAC. Has no `Debug`: with them the tunnel can be moved.
 pub(super) struct Keys {
     current: Blake2sMac256,
     public: [u8; 32],
     before: Option<(Blake2sMac256, Instant)>,
 }
 
-/// The message's fields.
-#[derive(Serialize, Deserialize)]
-struct Fields {
-    incarnation: u64,
-    sequence: u64,
-    role: Role,
-    epoch: u64,
-    connected: bool,
-    peer: Option<SocketAddr>,
-    relay: Option<u16>,
-    ready: bool,
-    successor: Option<u64>,
-    stamp: [u8; Tai64n::LEN],
-}
-
 impl Keys {
-    /// Another private key takes the place of the one before.
+    /// Derives the keys anew if the private key has changed.
     pub(super) fn follow(keys: &mut Option<Self>, private: &PrivateKey, gateway_uid: &str) {
         let public = *private.public().as_bytes();
         if keys.as_ref().is_some_and(|keys| keys.public == public) {
@@ -56,24 +38,9 @@ impl Keys {
     }
 
     pub(super) fn seal(&self, heartbeat: &Heartbeat) -> Vec<u8> {
-        let Heartbeat { incarnation, sequence, role, epoch, ready, successor, tunnel } = *heartbeat;
-        let Tunnel { connected, peer, relay, stamp } = tunnel;
-        let stamp = stamp.to_bytes();
-        let fields = Fields {
-            incarnation,
-            sequence,
-            role,
-            epoch,
-            connected,
-            peer,
-            relay,
-            ready,
-            successor,
-            stamp,
-        };
         let mut message = MAGIC.to_vec();
         // Numbers and addresses can always be written.
-        message.extend(serde_json::to_vec(&fields).unwrap_or_default());
+        message.extend(serde_json::to_vec(heartbeat).unwrap_or_default());
         let before = self.before.as_ref().filter(|(_, since)| since.elapsed() < SWITCH);
         let mac = before.map_or(&self.current, |(mac, _)| mac).clone();
         let mac = mac.chain_update(&message).finalize().into_bytes();
@@ -81,7 +48,7 @@ impl Keys {
         message
     }
 
-    /// `None` if it is from nobody with these keys.
+    /// Returns the heartbeat of a message that was sealed with one of these keys.
     pub(super) fn open(&self, message: &[u8]) -> Option<Heartbeat> {
         let (content, mac) = message.split_at_checked(message.len().checked_sub(MAC_LENGTH)?)?;
         let before = self.before.as_ref().filter(|(_, since)| since.elapsed() < SWITCH * 2);
@@ -92,28 +59,16 @@ impl Keys {
         if !keys.any(is_by) {
             return None;
         }
-        let fields: Fields = serde_json::from_slice(content.strip_prefix(MAGIC)?).ok()?;
-        let Fields {
-            incarnation,
-            sequence,
-            role,
-            epoch,
-            connected,
-            peer,
-            relay,
-            ready,
-            successor,
-            stamp,
-        } = fields;
-        let peer = peer.map(|peer| SocketAddr::new(IpAddr::to_canonical(&peer.ip()), peer.port()));
-        let tunnel = Tunnel { connected, peer, relay, stamp: Tai64n::from_bytes(stamp) };
-        Some(Heartbeat { incarnation, sequence, role, epoch, ready, successor, tunnel })
+        serde_json::from_slice(content.strip_prefix(MAGIC)?).ok()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tunnel::Tai64n;
+
     use super::*;
+    use crate::replicas::election::{Role, Tunnel};
 
     fn keys(private: &PrivateKey, uid: &str) -> Keys {
         let mut keys = None;

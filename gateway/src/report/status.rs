@@ -214,14 +214,14 @@ impl Reporter {
             // The status that an earlier gateway wrote, above all the peer's last endpoint.
             Some(_) | None => config.status.clone().unwrap_or_default(),
         };
-        let unheard = self.standing.unheard.iter().map(|replica| {
+        let missing = self.standing.missing.iter().map(|replica| {
             format!(
                 "no heartbeat from the replica at {replica}: its node may be lost, or a NetworkPolicy \
                  drop UDP {REPLICA_PORT} between pods of gateways"
             )
         });
         let problems = input.problems().chain(plane.problems.iter().cloned());
-        let problems = problems.chain(unheard).collect();
+        let problems = problems.chain(missing).collect();
         let stats = plane.running.as_ref().map(|running| running.lane.snapshot());
         let mut status =
             gateway_status(&before, problems, plane.running.as_ref().zip(stats.as_ref()), now);

@@ -12,6 +12,7 @@ mod limiter;
 mod peer;
 mod rejections;
 mod retry;
+mod strays;
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};

@@ -329,7 +329,7 @@ impl Granted {
             Step::Release(pick) if !self.prefixes.is_empty() => {
                 let (cidr, _, skip) = self.prefixes.swap_remove(pick.index(self.prefixes.len()));
                 assert!(pools.release(cidr));
-                // What one holder has pre-allocated stays so while others hold the prefix.
+                // Pre-allocated addresses stay so while others hold the prefix.
                 let others = self.prefixes.iter_mut().filter(|(other, ..)| *other == cidr);
                 others.for_each(|(_, _, n)| *n = skip.max(*n));
                 if !self.prefixes.iter().any(|(other, ..)| *other == cidr) {

@@ -108,7 +108,7 @@ impl<'a, E> Search<'a, E> {
         for rule in (self.load)(chain)? {
             let all = self.treatment.all_meet(&rule, self.packets);
             let is_met = all || self.treatment.meet(&rule, self.packets);
-            // What is dropped without a condition gets an accept, or is reported with its chain.
+            // A drop without a condition gets an accept, or is reported with its chain.
             let is_drop_point =
                 rule.verdict == Verdict::Drop && rule.condition == Condition::Always;
             if is_met && rule.verdict == self.wanted && !is_drop_point {

@@ -140,7 +140,7 @@ fn diverted_packets_are_dropped(routes: &str, link: &str) {
 }
 
 #[test]
-fn cni_table_behind_wefts_rules_is_named_with_its_remedy() {
+fn cni_table_behind_own_rules_is_named_with_remedy() {
     let world = leaky_node();
     // After a container's start, a CNI moves its routes.
     sh(

@@ -1,5 +1,5 @@
-//! What Liqo's daemon has left on a node goes on demand, once weft serves the same prefixes; all that looks
-//! like it stays. Its Geneve device is a bridge here.
+//! Leftovers of Liqo's daemon on a node, removed on demand once weft serves the same prefixes; similar objects
+//! stay. A bridge stands in for the Geneve device.
 
 use std::time::Duration;
 

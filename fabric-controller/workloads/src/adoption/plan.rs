@@ -29,7 +29,7 @@ const WG: &str = "Wg";
 /// An object and its kind.
 pub(super) type Item = (ApiResource, DynamicObject);
 
-/// What Liqo's network has left, and what it has used of users' objects.
+/// Leftovers of Liqo's network, and the users' objects that it has used.
 #[derive(Default)]
 pub(super) struct Found {
     /// GatewayServers and GatewayClients.
@@ -153,7 +153,7 @@ fn template((kind, gateway): &Item, found: &Found, installation: &str) -> Option
     Some(((field, reference), text))
 }
 
-/// Secret that Liqo has found by its labels: weft goes by names.
+/// Secret that Liqo has found by its labels; weft finds it by its name.
 fn keys((_, gateway): &Item) -> Option<Change> {
     let name = |of: &str| gateway.data[of]["secretRef"]["name"].as_str().unwrap_or_default();
     let (named, used) = (name("spec"), name("status"));

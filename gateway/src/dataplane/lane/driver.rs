@@ -61,7 +61,7 @@ pub(super) struct Driver {
     endpoint: PublishedEndpoint,
     rounds: u64,
     load: Load,
-    /// Of one whose tunnel another replica has.
+    /// Relay to the replica that has the tunnel, once this lane is retired.
     relay: Option<Relay>,
 }
 
@@ -303,7 +303,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Passes on what the replica that has the tunnel sends to the peer.
+    /// Passes on datagrams from the replica that has the tunnel to the peer.
     #[cold]
     fn relay_to_peer(&mut self) {
         let Self { relay: Some(relay), port, datagrams, engine, .. } = self else { return };
@@ -376,7 +376,7 @@ impl Driver {
     }
 }
 
-/// Handles what is for this lane, and passes the rest on.
+/// Handles datagrams of this lane, and passes the rest on.
 #[cold]
 fn divide(
     train: Received<'_>,

@@ -3,26 +3,26 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 /// Sources other than the peer's endpoint: the peer's own gateway may be moving, too.
 const MAX_SOURCES: usize = 8;
-/// Datagrams of others that are skipped at once.
+/// Maximum number of datagrams from other senders that are skipped in a row.
 const MAX_FOREIGN: usize = 64;
 
-/// Way between the peer and the replica that has the tunnel now, through the one that had it: connection
-/// tracking on the way leads the peer's packets here for a while.
+/// Relay of a retired lane between the peer and the replica that has the tunnel: connection tracking on the
+/// path leads the peer's packets here for a while.
 #[derive(Debug)]
 pub(super) struct Relay {
     /// Addresses of the other replicas, one of which has the tunnel.
     replicas: Vec<IpAddr>,
-    /// The one that has sent something.
+    /// The replica that has the tunnel, once it has sent something.
     successor: Option<SocketAddr>,
-    /// The first one is for the peer's endpoint, and known to the successor.
+    /// One for each address of the peer; the first is for its endpoint, and known to the successor.
     ways: Vec<Way>,
     pub(super) datagrams: u64,
 }
 
 /// Socket that stands for an address of the peer towards the successor.
 #[derive(Debug)]
-pub(super) struct Way {
-    pub(super) socket: UdpSocket,
+struct Way {
+    socket: UdpSocket,
     peer: Option<SocketAddr>,
 }
 
@@ -43,24 +43,20 @@ impl Relay {
         }
     }
 
-    /// Passes a datagram on. One that cannot be sent now is lost. Returns a socket that is new.
+    /// Passes a datagram on, if it can be sent now. Returns the socket, if that is new.
     pub(super) fn send(&mut self, datagram: &[u8], from: SocketAddr) -> Option<&UdpSocket> {
         let successor = self.successor?;
-        let known = self.ways.iter().position(|way| way.peer == Some(from));
-        let is_new = known.is_none();
+        let is_new = !self.ways.iter().any(|way| way.peer == Some(from));
         if is_new && self.ways.len() <= MAX_SOURCES {
             self.ways.push(Way { socket: open_relay().ok()?, peer: Some(from) });
         }
-        let way = self
-            .ways
-            .get(known.unwrap_or(self.ways.len() - 1))
-            .filter(|way| way.peer == Some(from))?;
+        let way = self.ways.iter().find(|way| way.peer == Some(from))?;
         let sent = way.socket.send_to(datagram, successor);
         self.datagrams += u64::from(sent.is_ok());
         is_new.then_some(&way.socket)
     }
 
-    /// The next datagram for the peer: its length in `buffer`, and where the peer is. Anybody can send others.
+    /// Returns the length of the next datagram for the peer, in `buffer`, and its destination.
     pub(super) fn receive(&mut self, buffer: &mut [u8]) -> Option<(usize, SocketAddr)> {
         for way in &self.ways {
             for _ in 0..MAX_FOREIGN {

@@ -30,7 +30,7 @@ pub(super) struct Ways {
 pub(super) struct Signs {
     pub(super) interval: Duration,
     pub(super) is_connected: bool,
-    /// Since when probes are unanswered; none if there are no probes.
+    /// Time since which probes are unanswered; none if there are no probes.
     pub(super) unanswered: Option<Instant>,
     pub(super) is_probing: bool,
     /// Since the start.
@@ -46,17 +46,17 @@ impl Ways {
     pub(super) fn is_due(&self, signs: Signs, now: Instant) -> bool {
         let older = |at: Instant, than: Duration| now.saturating_duration_since(at) > than;
         let is_first = self.is_first(signs);
-        let patience = match is_first {
+        let timeout = match is_first {
             true => FIRST_TRY,
             false => signs.interval.max(Duration::from_secs(1)) * RETRY_PROBES,
         };
         let lost = match signs.is_probing {
-            true => signs.unanswered.is_some_and(|since| older(since, patience)),
+            true => signs.unanswered.is_some_and(|since| older(since, timeout)),
             false => !signs.is_connected,
         };
-        let silent = signs.last_authentic.is_none_or(|at| older(at, patience));
-        let pause = if signs.is_connected || is_first { patience } else { RETRY_PAUSE };
-        lost && silent && older(self.changed, pause)
+        let is_quiet = signs.last_authentic.is_none_or(|at| older(at, timeout));
+        let pause = if signs.is_connected || is_first { timeout } else { RETRY_PAUSE };
+        lost && is_quiet && older(self.changed, pause)
     }
 
     /// Gives the present way up.

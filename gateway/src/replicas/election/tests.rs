@@ -61,6 +61,16 @@ impl World {
         }
     }
 
+    /// 1 has the tunnel, 2 stands by. Each seed has another time since the last heartbeat.
+    fn with_standby(seed: u64) -> Self {
+        let mut world = Self::new(seed);
+        world.start(1);
+        world.run(1000);
+        world.start(2);
+        world.run(1000 + u32::try_from(seed).unwrap() * 3);
+        world
+    }
+
     fn draw(&mut self, below: u64) -> u64 {
         self.draws += 1;
         random(self.seed, self.draws) % below
@@ -172,11 +182,7 @@ fn restarted_process_keeps_its_epoch() {
 #[test]
 fn killed_process_is_replaced_within_two_heartbeats() {
     for seed in 0..50 {
-        let mut world = World::new(seed);
-        world.start(1);
-        world.run(1000);
-        world.start(2);
-        world.run(1000 + u32::try_from(seed).unwrap() * 3);
+        let mut world = World::with_standby(seed);
         assert_eq!(world.active(), [1]);
         world.replicas.remove(&1);
         let millis = world.until_active(&[2]);
@@ -208,11 +214,7 @@ fn cut_off_node_is_replaced_within_half_a_second() {
 #[test]
 fn leaving_replica_is_relieved_at_once() {
     for seed in 0..50 {
-        let mut world = World::new(seed);
-        world.start(1);
-        world.run(1000);
-        world.start(2);
-        world.run(1000 + u32::try_from(seed).unwrap() * 3);
+        let mut world = World::with_standby(seed);
         let now = world.now;
         world.replicas.get_mut(&1).unwrap().leave(now);
         assert!(world.until_active(&[2]) <= 30);
@@ -241,15 +243,11 @@ fn nobody_leaves_without_successor() {
 }
 
 #[test]
-fn pause_of_own_is_no_silence_of_others() {
-    let mut world = World::new(1);
-    world.start(1);
-    world.run(1000);
-    world.start(2);
-    world.run(1000);
+fn paused_replica_takes_nothing_over() {
+    let mut world = World::with_standby(1);
     world.paused.insert(2, world.now + MS * 3000);
     world.run(3000);
-    // What came meanwhile was read late, or is lost.
+    // Heartbeats of that time are read late, or lost.
     world.on_way.clear();
     world.run(200);
     assert_eq!(world.active(), [1]);
@@ -257,11 +255,7 @@ fn pause_of_own_is_no_silence_of_others() {
 
 #[test]
 fn starved_replicas_wait_for_longer() {
-    let mut world = World::new(1);
-    world.start(1);
-    world.run(1000);
-    world.start(2);
-    world.run(1000);
+    let mut world = World::with_standby(1);
     for millis in [250, 350, 450, 550, 450, 550] {
         world.paused.insert(1, world.now + MS * millis);
         world.run(millis + 300);
@@ -274,11 +268,7 @@ fn starved_replicas_wait_for_longer() {
 
 #[test]
 fn one_that_stood_still_gives_way() {
-    let mut world = World::new(1);
-    world.start(1);
-    world.run(1000);
-    world.start(2);
-    world.run(1000);
+    let mut world = World::with_standby(1);
     world.paused.insert(1, world.now + MS * 3000);
     world.run(2900);
     assert_eq!(world.active(), [1, 2], "it does not know yet");
@@ -303,11 +293,7 @@ fn record_decides_between_two_that_are_apart() {
 /// Any pod can forge ICMP errors.
 #[test]
 fn refusals_of_one_that_beats_are_forged() {
-    let mut world = World::new(1);
-    world.start(1);
-    world.run(1000);
-    world.start(2);
-    world.run(1000);
+    let mut world = World::with_standby(1);
     for _ in 0..500 {
         world.replicas.get_mut(&2).unwrap().handle_refusal(address(1));
         world.run(4);
@@ -396,7 +382,7 @@ fn one_replica_has_tunnel_after_any_storm() {
         if world.replicas.is_empty() {
             world.start(1);
         }
-        // Whoever reaches nobody may be held back for a while.
+        // A replica without contact to others may be held back for a while.
         let (mut black, mut longest) = (0, 0);
         for _ in 0..2000 / STEP {
             world.step();

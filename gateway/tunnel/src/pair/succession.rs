@@ -45,7 +45,7 @@ fn datagrams_for_another_gateway_are_foreign() {
 }
 
 #[test]
-fn server_without_session_calls_back_whoever_has_one() {
+fn server_without_session_calls_back_source_of_data() {
     for calls_back in [false, true] {
         let mut pair = Pair::connected();
         pair.succeed(|config| config.calls_back = calls_back);

@@ -11,6 +11,7 @@ use noise::{
 
 use super::limiter::{Arrival, HandshakeLimiter, Verdict};
 use super::rejections::Rejections;
+use super::strays::Strays;
 use super::{Duty, Opened, REJECT_AFTER_TIME, Session};
 use crate::random::Random;
 use crate::{Config, DropReason, PeerState};
@@ -24,9 +25,6 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Minimum time since something authentic came, and since the last such handshake, until
 /// initiations from the peer's address are met with one of ours.
 const CALL_BACK: Duration = Duration::from_millis(500);
-
-/// Time for which a gateway that follows another one calls back.
-const CALL_BACK_FOR: Duration = Duration::from_secs(15);
 
 /// Packets that may wait for a session: enough for the first ones of many connections, and less
 /// than 100 KB.
@@ -48,11 +46,7 @@ pub(crate) struct Peer {
     unproven: Option<SocketAddr>,
     initiate: bool,
     is_retired: bool,
-    /// Until then the source of data under unknown keys is sent an initiation.
-    calls_back_until: Option<Instant>,
-    /// The last such source, and when; and if its initiation is due yet.
-    stray: Option<(SocketAddr, Instant)>,
-    is_stray_due: bool,
+    strays: Strays,
     keepalive: Option<Duration>,
     waiting: VecDeque<Vec<u8>>,
     last_sent: Instant,
@@ -88,9 +82,7 @@ impl Peer {
             unproven: None,
             initiate: false,
             is_retired: false,
-            calls_back_until: None,
-            stray: None,
-            is_stray_due: false,
+            strays: Strays::default(),
             keepalive: None,
             waiting: VecDeque::new(),
             last_sent: now,
@@ -112,8 +104,7 @@ impl Peer {
         let begins = config.initiate && !self.initiate;
         self.initiate = config.initiate;
         self.keepalive = config.keepalive;
-        let until = self.calls_back_until.unwrap_or(now + CALL_BACK_FOR);
-        self.calls_back_until = config.calls_back.then_some(until);
+        self.strays.set_enabled(config.calls_back, now);
         let Some(peer) = config.peer_key else { return self.forget() };
         let moved = config.endpoint.filter(|_| config.endpoint != self.configured);
         self.configured = config.endpoint;
@@ -200,8 +191,8 @@ impl Peer {
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let sessions = self.sessions.iter().filter_map(Session::deadline);
         let ends = self.sessions.iter().filter_map(end_of);
-        let stray = self.stray.filter(|_| self.is_stray_due).map(|(_, at)| at);
-        sessions.chain(ends).chain(stray).chain(self.keepalive_due()).min()
+        let due = self.strays.deadline().into_iter().chain(self.keepalive_due());
+        sessions.chain(ends).chain(due).min()
     }
 
     /// Writes a data message with `packet`, padded to `size` bytes, into `dst`, which has room for that
@@ -283,16 +274,11 @@ impl Peer {
         }
     }
 
-    /// Initiates once to the source of data under keys of an earlier gateway. Anybody can send such data, so
-    /// no endpoint follows from it, but from the answer.
+    /// Takes note of the source of data under unknown keys.
     #[cold]
     pub(crate) fn note_stray(&mut self, from: SocketAddr, now: Instant) {
-        let may = self.calls_back_until.is_some_and(|until| now < until);
-        let is_late = |(at, since): (SocketAddr, Instant)| {
-            now >= since + if at == from { CALL_BACK * 2 } else { CALL_BACK }
-        };
-        if may && !self.has_session() && !self.is_retired && self.stray.is_none_or(is_late) {
-            (self.stray, self.is_stray_due) = (Some((from, now)), true);
+        if !self.has_session() && !self.is_retired {
+            self.strays.note(from, now);
         }
     }
 
@@ -380,7 +366,7 @@ impl Peer {
                 return Some((endpoint, put(&initiation, dst)));
             }
         }
-        if let Some((to, _)) = self.stray.filter(|_| std::mem::take(&mut self.is_stray_due)) {
+        if let Some(to) = self.strays.take() {
             let (index, stamp) = (self.new_index(), self.stamper.stamp(now));
             let initiation = self.sessions.first_mut()?.initiate(index, stamp, now);
             self.attempts += 1;
