@@ -292,7 +292,7 @@ impl Reporter {
         if standing.has_tunnel() && !self.standing.has_tunnel() && is_after_hand_over {
             self.settled_at = Some(Instant::now() + HAND_OVER);
         }
-        if !standing.has_tunnel() {
+        if standing.role == Role::Standby {
             self.written = None;
         }
         self.standing = standing;
