@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Bytes;
+use axum::body::{Bytes, HttpBody as _};
 use axum::extract::{DefaultBodyLimit, FromRequest as _, Request};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
@@ -129,12 +129,13 @@ async fn serve(stream: TcpStream, tls: TlsAcceptor, router: Router, watcher: Wat
 }
 
 async fn review(request: Request) -> Response {
+    // Before it is read, which may take long.
+    if request.body().size_hint().lower() > MAX_BODY as u64 {
+        return too_large();
+    }
     let body = match timeout(HANDSHAKE_TIMEOUT, Bytes::from_request(request, &())).await {
         Ok(Ok(body)) => body,
-        Ok(Err(error)) if error.status() == StatusCode::PAYLOAD_TOO_LARGE => {
-            let what = format!("expected a body of at most {MAX_BODY} bytes\n");
-            return (StatusCode::PAYLOAD_TOO_LARGE, what).into_response();
-        }
+        Ok(Err(error)) if error.status() == StatusCode::PAYLOAD_TOO_LARGE => return too_large(),
         Ok(Err(error)) => return (error.status(), format!("{error}\n")).into_response(),
         Err(_) => return (StatusCode::REQUEST_TIMEOUT, "the body is late\n").into_response(),
     };
@@ -156,4 +157,9 @@ impl ResolvesServerCert for Newest {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         self.0.borrow().clone()
     }
+}
+
+fn too_large() -> Response {
+    let what = format!("expected a body of at most {MAX_BODY} bytes\n");
+    (StatusCode::PAYLOAD_TOO_LARGE, what).into_response()
 }
