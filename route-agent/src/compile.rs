@@ -260,7 +260,8 @@ impl Compiler<'_> {
         let overlay = [Some(IpAddr::from(gateway.overlay)), self.overlay_v6(gateway)];
         for address in overlay.into_iter().flatten() {
             self.out.state.neighbours.insert((dev.to_owned(), address), mac);
-            self.put(RouteKey::new(TABLE, address.into()), Route::dev(dev, PROTOCOL));
+            let route = self.with_source(Route::dev(dev, PROTOCOL), address);
+            self.put(RouteKey::new(TABLE, address.into()), route);
             if gateway.probe.is_some() {
                 self.out.firewall.probed.insert(address.into());
             }
@@ -335,10 +336,13 @@ impl Compiler<'_> {
         )
     }
 
+    fn through(&self, gateway: IpAddr, dev: &str) -> Route {
+        self.with_source(Route::onlink(gateway, dev, PROTOCOL), gateway)
+    }
+
     /// The device has no address, so the kernel would take any of the node's for its own packets,
     /// even one among the pods', which keep theirs.
-    fn through(&self, gateway: IpAddr, dev: &str) -> Route {
-        let route = Route::onlink(gateway, dev, PROTOCOL);
+    fn with_source(&self, route: Route, gateway: IpAddr) -> Route {
         let fits = |ip: &&IpAddr| {
             Family::of(**ip) == Family::of(gateway) && self.host_state.device_of(**ip).is_some()
         };

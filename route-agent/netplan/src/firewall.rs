@@ -124,7 +124,8 @@ impl Firewall {
 ///   What is translated leaves by the gateway's link or not at all, whatever routes there are.
 ///   The source is translated behind routing, which takes no local one from a device.
 /// * Chains of others accept what comes out of the overlay from the port of overlay probes: nothing
-///   but answers to this node's own probes gets there.
+///   but answers to this node's own probes gets there, and by no other device: conntrack would take a pod's
+///   packet for one.
 /// * While a table takes another's place, Linux finds nothing in a set of intervals for a moment
 ///   (seen with 6.18; hash sets stay whole). So a prefix is looked up as what is left of an
 ///   address under its mask: one set and one rule a length.
@@ -165,6 +166,9 @@ impl fmt::Display for Firewall {
             writeln!(f, "  }}")?;
         }
         f.write_str(REFUSE)?;
+        let of_others = "iifname != { \"weft4\", \"weft6\" } drop";
+        by_length(&self.probed).iter().try_for_each(|set| set.write(f, "saddr", of_others))?;
+        f.write_str("  }\n")?;
         write_links(f, &self.links)
     }
 }
@@ -213,7 +217,6 @@ const REFUSE: &str = "  counter refused {
     udp dport 4879 ip saddr != @vxlan_v4 drop
     udp dport 4879 ip6 saddr != @vxlan_v6 drop
     iifname { \"weft4\", \"weft6\" } udp sport 12346 ct state != established drop
-  }
 ";
 
 /// Prefixes of one family and length.

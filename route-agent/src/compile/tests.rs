@@ -30,9 +30,9 @@ sysctl -w net/ipv6/conf/weft4/forwarding=1
 bridge fdb replace 0e:77:0a:50:00:07 dev weft4 self permanent dst 192.0.2.7
 ip neigh replace 10.80.0.7 lladdr 0e:77:0a:50:00:07 dev weft4 nud permanent
 ip neigh replace fd77:6566:7400::a50:7 lladdr 0e:77:0a:50:00:07 dev weft4 nud permanent
-ip route replace 10.80.0.7/32 dev weft4 table 18952 metric 1024 proto 119
+ip route replace 10.80.0.7/32 dev weft4 table 18952 metric 1024 proto 119 src 192.0.2.5
 ip route replace 10.201.0.0/16 via 10.80.0.7 dev weft4 onlink table 18952 metric 1024 proto 119 src 192.0.2.5 mtu 1340
-ip -6 route replace fd77:6566:7400::a50:7/128 dev weft4 table 18952 metric 1024 proto 119
+ip -6 route replace fd77:6566:7400::a50:7/128 dev weft4 table 18952 metric 1024 proto 119 src 2001:db8::5
 ip rule add from all to 10.200.1.0/24 iif weft4 lookup 254 suppress_prefixlength 0 priority 103 proto 119
 ip rule add from all to 10.200.1.0/24 iif weft4 unreachable priority 104 proto 119
 ip rule add from all lookup 18952 priority 105 proto 119

@@ -30,7 +30,7 @@ fn config_is_applied_to_kernel() {
     assert_eq!(
         routes,
         "unreachable 10.70.0.9 proto 119 metric 1024 \n\
-         10.80.0.7 dev weft4 proto 119 scope link metric 1024 \n\
+         10.80.0.7 dev weft4 proto 119 scope link src 192.0.2.5 metric 1024 \n\
          10.201.0.0/16 via 10.80.0.7 dev weft4 proto 119 src 192.0.2.5 metric 1024 onlink mtu 1340 \n\
          unreachable 10.201.0.0/16 proto 119 metric 4096 \n"
     );
