@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use weft_tests::kubernetes::{Image, Object};
+use weft_tests::kubernetes::{Image, Machine, Object};
 use weft_tests::traffic::HeldConnection;
 use weft_tests::{Kubernetes, Lab, skip, wait_until};
 
-use crate::pair::{GATEWAYS, Pair, SOON, TIMEOUT, selector};
+use crate::pair::{GATEWAYS, Pair, SOON, TIMEOUT, Traffic, selector};
 use crate::stage::{note, note_time, play, step};
 
 const REPLICAS: &str = "networking.gatewayTemplates.replicas=2";
@@ -25,19 +25,48 @@ const HANDED_OVER: Duration = Duration::from_secs(1);
 const AFTERWARDS: Duration = Duration::from_secs(3);
 
 /// Something that takes the tunnel from a replica.
-type Event = (&'static str, fn(&Kubernetes, Object<'_>) -> Result<()>, bool);
+struct Event {
+    what: &'static str,
+    run: fn(&Kubernetes, &Active) -> Result<()>,
+    /// Gives back what it took, while traffic goes on.
+    undo: fn(&Kubernetes, &Active) -> Result<()>,
+    is_hand_over: bool,
+}
+
+impl Event {
+    const fn abrupt(what: &'static str, run: fn(&Kubernetes, &Active) -> Result<()>) -> Self {
+        Self { what, run, undo: |_, _| Ok(()), is_hand_over: false }
+    }
+
+    const fn hand_over(what: &'static str, run: fn(&Kubernetes, &Active) -> Result<()>) -> Self {
+        Self { is_hand_over: true, ..Self::abrupt(what, run) }
+    }
+
+    const fn undone_by(self, undo: fn(&Kubernetes, &Active) -> Result<()>) -> Self {
+        Self { undo, ..self }
+    }
+}
 
 const EVENTS: [Event; 4] = [
-    ("its process is killed", kill, false),
-    ("its pod is deleted at once", delete_at_once, false),
-    ("its pod is deleted", delete, true),
-    ("its Deployment is restarted", restart, true),
+    Event::abrupt("its process is killed", kill),
+    Event::abrupt("its pod is deleted at once", delete_at_once),
+    Event::hand_over("its pod is deleted", delete),
+    Event::hand_over("its Deployment is restarted", restart),
+];
+
+/// Where no pod of the streams is on a node that gateways are on.
+const EVENTS_OF_NODES: [Event; 4] = [
+    Event::hand_over("its node is drained", drain).undone_by(uncordon),
+    Event::abrupt("its node is cut off", cut_off).undone_by(give_back),
+    Event::abrupt("its node and the API server are cut off", cut_off_without_server)
+        .undone_by(give_back_with_server),
+    Event::abrupt("its process is killed without an API server", kill_without_server)
+        .undone_by(start_server),
 ];
 
 #[test]
 #[ignore = "minutes long: make soak-rounds"]
 fn second_replica_takes_over() -> Result<()> {
-    let rounds = std::env::var("ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3);
     play(|| match Image::weft() {
         Ok(image) => {
             let lab = Lab::new("weft-kubernetes-failover")?;
@@ -46,7 +75,7 @@ fn second_replica_takes_over() -> Result<()> {
                 step("both are connected", || pair.connect())?;
                 step("a second replica of each gateway stands by", || second_replicas(&pair))?;
                 let (mut held, _server) = pair.hold()?;
-                all_events(&pair, &mut held, rounds)
+                all_events(&pair, &mut held, rounds())
             })
         }
         Err(why) => {
@@ -54,6 +83,47 @@ fn second_replica_takes_over() -> Result<()> {
             Ok(())
         }
     })
+}
+
+/// ```text
+///   a -- rome-1 --+--[ switch ]--+-- milan-1 -- a      API servers, and the address of the server
+///        rome-2 --+              +-- milan-2           replicas of gateway and controller
+///        rome-3 --+              +-- milan-3           the same
+/// ```
+#[test]
+#[ignore = "minutes long: make soak-rounds"]
+fn second_replica_outlives_its_node() -> Result<()> {
+    play(|| match Image::weft() {
+        Ok(image) => {
+            let lab = Lab::new("weft-kubernetes-node-failover")?;
+            let pair = Pair::install_on(&lab, &image, 3, &[("a", 1)])?;
+            pair.explained(|| {
+                step("nothing of weft's stays beside the API server", || {
+                    pair.each(leave_first_node).map(drop)
+                })?;
+                step("both are connected", || pair.connect())?;
+                step("a second replica of each gateway stands by", || second_replicas(&pair))?;
+                let (mut held, _server) = pair.hold()?;
+                play_all(&pair, &EVENTS_OF_NODES, &mut held, rounds())
+            })
+        }
+        Err(why) => {
+            skip(&format!("{why:#}"));
+            Ok(())
+        }
+    })
+}
+
+fn rounds() -> usize {
+    std::env::var("ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3)
+}
+
+/// But for the agent.
+fn leave_first_node(cluster: &Kubernetes) -> Result<()> {
+    cluster.kubectl(&["cordon", &cluster.head().name])?;
+    let deployments = ["rollout", "restart", "deployment", "--namespace", &cluster.namespace];
+    cluster.kubectl(&deployments)?;
+    cluster.wait_for_weft(TIMEOUT)
 }
 
 /// Nothing is lost meanwhile.
@@ -71,36 +141,52 @@ pub(crate) fn second_replicas(pair: &Pair) -> Result<()> {
 }
 
 pub(crate) fn all_events(pair: &Pair, held: &mut HeldConnection, rounds: usize) -> Result<()> {
-    for (what, event, is_hand_over) in EVENTS {
+    play_all(pair, &EVENTS, held, rounds)
+}
+
+fn play_all(pair: &Pair, events: &[Event], held: &mut HeldConnection, rounds: usize) -> Result<()> {
+    for event in events {
         for (cluster, gateway) in pair.clusters.iter().zip(GATEWAYS) {
             let mut outages = Vec::new();
             for _ in 0..rounds {
-                let before = active(cluster, gateway)?.address;
-                let traffic = pair.streaming(|| {
-                    event(cluster, gateway)?;
-                    std::thread::sleep(AFTERWARDS);
-                    wait_until("another replica is active", SOON, || {
-                        let after = active(cluster, gateway)?.address;
-                        ensure!(after != before, "{after} is still active");
-                        are_ready(cluster, gateway)
-                    })?;
-                    pair.wait_connected(SOON)
-                })?;
+                let traffic = take_tunnel(pair, event, cluster, gateway)?;
                 let lost: Vec<_> = traffic.streams.iter().map(|stream| stream.lost).collect();
-                let limit = if is_hand_over { HANDED_OVER } else { TAKEN_OVER };
-                ensure!(traffic.longest_outage() < limit, "{what}: {traffic:?}");
+                let limit = if event.is_hand_over { HANDED_OVER } else { TAKEN_OVER };
+                ensure!(traffic.longest_outage() < limit, "{}: {traffic:?}", event.what);
                 outages.push((traffic.longest_outage(), lost));
                 held.echoes(SOON)?;
             }
-            note(&format!("{gateway}: {what}: outages and losses {outages:?}"));
+            note(&format!("{gateway}: {}: outages and losses {outages:?}", event.what));
         }
     }
     Ok(())
 }
 
+fn take_tunnel(
+    pair: &Pair,
+    event: &Event,
+    cluster: &Kubernetes,
+    gateway: Object<'static>,
+) -> Result<Traffic> {
+    let before = active(cluster, gateway)?;
+    pair.streaming(|| {
+        (event.run)(cluster, &before)?;
+        std::thread::sleep(AFTERWARDS);
+        (event.undo)(cluster, &before)?;
+        wait_until("another replica is active", TIMEOUT, || {
+            let after = active(cluster, gateway)?.address;
+            ensure!(after != before.address, "{after} is still active");
+            are_ready(cluster, gateway)
+        })?;
+        pair.wait_connected(SOON)
+    })
+}
+
 /// The replica that has the tunnel.
 struct Active {
+    gateway: Object<'static>,
     pod: String,
+    node: String,
     address: IpAddr,
 }
 
@@ -111,7 +197,7 @@ fn pods(cluster: &Kubernetes, gateway: Object<'_>) -> Result<Vec<Value>> {
     Ok(list["items"].as_array_mut().map(std::mem::take).unwrap_or_default())
 }
 
-fn active(cluster: &Kubernetes, gateway: Object<'_>) -> Result<Active> {
+fn active(cluster: &Kubernetes, gateway: Object<'static>) -> Result<Active> {
     let config = Object::new("gatewayconfig", gateway.namespace, gateway.name);
     let config = cluster.get(config)?;
     let address = &config["status"]["active"]["address"];
@@ -119,12 +205,13 @@ fn active(cluster: &Kubernetes, gateway: Object<'_>) -> Result<Active> {
     let pod = pods.iter().find(|pod| pod["status"]["podIP"] == *address);
     let pod = pod.with_context(|| format!("no pod of {gateway} has {address}"))?;
     let name = pod["metadata"]["name"].as_str().context("a pod has a name")?;
+    let node = pod["spec"]["nodeName"].as_str().context("a pod has a node")?;
     let address = address.as_str().context("an address")?.parse()?;
-    Ok(Active { pod: name.to_owned(), address })
+    Ok(Active { gateway, pod: name.to_owned(), node: node.to_owned(), address })
 }
 
 /// Two are ready, on two nodes, and the label is that of the one with the tunnel alone.
-fn are_ready(cluster: &Kubernetes, gateway: Object<'_>) -> Result<()> {
+fn are_ready(cluster: &Kubernetes, gateway: Object<'static>) -> Result<()> {
     let pods = pods(cluster, gateway)?;
     let is_ready = |pod: &&Value| {
         let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
@@ -142,31 +229,79 @@ fn are_ready(cluster: &Kubernetes, gateway: Object<'_>) -> Result<()> {
     Ok(())
 }
 
-fn kill(cluster: &Kubernetes, gateway: Object<'_>) -> Result<()> {
-    let active = active(cluster, gateway)?;
-    let process = cluster.process_in(gateway.namespace, &active.pod, "gateway")?;
+fn kill(cluster: &Kubernetes, active: &Active) -> Result<()> {
+    let process = cluster.process_in(active.gateway.namespace, &active.pod, "gateway")?;
     Command::new("kill").args(["-KILL", &process.to_string()]).status()?;
     Ok(())
 }
 
-fn delete_at_once(cluster: &Kubernetes, gateway: Object<'_>) -> Result<()> {
-    delete_by(cluster, gateway, &["--force", "--grace-period=0"])
+fn delete_at_once(cluster: &Kubernetes, active: &Active) -> Result<()> {
+    delete_by(cluster, active, &["--force", "--grace-period=0"])
 }
 
-fn delete(cluster: &Kubernetes, gateway: Object<'_>) -> Result<()> {
-    delete_by(cluster, gateway, &[])
+fn delete(cluster: &Kubernetes, active: &Active) -> Result<()> {
+    delete_by(cluster, active, &[])
 }
 
-fn delete_by(cluster: &Kubernetes, gateway: Object<'_>, how: &[&str]) -> Result<()> {
-    let active = active(cluster, gateway)?;
-    let line = ["delete", "pod", &active.pod, "--namespace", gateway.namespace, "--wait=false"];
+fn delete_by(cluster: &Kubernetes, active: &Active, how: &[&str]) -> Result<()> {
+    let namespace = active.gateway.namespace;
+    let line = ["delete", "pod", &active.pod, "--namespace", namespace, "--wait=false"];
     cluster.kubectl(&[&line[..], how].concat()).map(drop)
 }
 
-fn restart(cluster: &Kubernetes, gateway: Object<'_>) -> Result<()> {
-    let name = format!("deployment/gw-{}", gateway.name);
+fn restart(cluster: &Kubernetes, active: &Active) -> Result<()> {
+    let name = format!("deployment/gw-{}", active.gateway.name);
     for verb in ["restart", "status"] {
-        cluster.kubectl(&["rollout", verb, &name, "--namespace", gateway.namespace])?;
+        cluster.kubectl(&["rollout", verb, &name, "--namespace", active.gateway.namespace])?;
     }
     Ok(())
+}
+
+fn drain(cluster: &Kubernetes, active: &Active) -> Result<()> {
+    let line = ["drain", &active.node, "--ignore-daemonsets", "--delete-emptydir-data"];
+    cluster.kubectl(&[&line[..], &["--timeout=60s"]].concat()).map(drop)
+}
+
+fn uncordon(cluster: &Kubernetes, active: &Active) -> Result<()> {
+    cluster.kubectl(&["uncordon", &active.node]).map(drop)
+}
+
+/// Nothing passes its uplink, as if the switch had lost it; its addresses and routes stay.
+const CUT: &str = "table inet cut {
+    chain in { type filter hook prerouting priority -400; iifname eth0 drop; }
+    chain out { type filter hook postrouting priority 400; oifname eth0 drop; }
+}";
+
+fn cut_off(cluster: &Kubernetes, active: &Active) -> Result<()> {
+    machine_of(cluster, active)?.host.net().nft(CUT)
+}
+
+fn give_back(cluster: &Kubernetes, active: &Active) -> Result<()> {
+    machine_of(cluster, active)?.host.net().nft("delete table inet cut")
+}
+
+fn machine_of<'a>(cluster: &'a Kubernetes, active: &Active) -> Result<&'a Machine> {
+    let machine = cluster.machines.iter().find(|machine| machine.name == active.node);
+    machine.with_context(|| format!("no machine is {}", active.node))
+}
+
+fn cut_off_without_server(cluster: &Kubernetes, active: &Active) -> Result<()> {
+    cluster.stop_api_server()?;
+    cut_off(cluster, active)
+}
+
+fn give_back_with_server(cluster: &Kubernetes, active: &Active) -> Result<()> {
+    give_back(cluster, active)?;
+    cluster.start_api_server()
+}
+
+fn kill_without_server(cluster: &Kubernetes, active: &Active) -> Result<()> {
+    let process = cluster.process_in(active.gateway.namespace, &active.pod, "gateway")?;
+    cluster.stop_api_server()?;
+    Command::new("kill").args(["-KILL", &process.to_string()]).status()?;
+    Ok(())
+}
+
+fn start_server(cluster: &Kubernetes, _: &Active) -> Result<()> {
+    cluster.start_api_server()
 }

@@ -13,7 +13,7 @@ use weft_tests::traffic::{
 use weft_tests::{Kubernetes, Lab, Netns, Pod, View, scrape, wait_until};
 
 use crate::inventory::Inventory;
-use crate::stage::{each, note, rome_and_milan, step};
+use crate::stage::{each, note, rome_and_milan_of, step};
 
 /// Timeout of what takes seconds where nothing else runs: two clusters share two processors with other tests.
 pub(crate) const SOON: Duration = Duration::from_secs(60);
@@ -121,10 +121,18 @@ fn tun_overflows(pod: &Netns) -> Option<u64> {
 
 impl Pair {
     pub(crate) fn install(lab: &Lab, weft: &Image) -> Result<Self> {
-        let clusters = step("two clusters come up", || rome_and_milan(lab))?;
-        let pods = step("a pod runs on each node", || {
-            each(&clusters, |cluster| cluster.run_pods(&[("a", 1), ("b", 2)]))
-        })?;
+        Self::install_on(lab, weft, 2, &[("a", 1), ("b", 2)])
+    }
+
+    /// The same on so many nodes each, with these pods, each on a node.
+    pub(crate) fn install_on(
+        lab: &Lab,
+        weft: &Image,
+        nodes: u8,
+        pods: &[(&str, u8)],
+    ) -> Result<Self> {
+        let clusters = step("two clusters come up", || rome_and_milan_of(lab, nodes))?;
+        let pods = step("pods run", || each(&clusters, |cluster| cluster.run_pods(pods)))?;
         step("every node has the image", || each(&clusters, |cluster| cluster.load(weft)))?;
         let [rome, milan] = &clusters;
         let mut peering = Peering::new(&rome.spec, &milan.spec, NODE_PORT);
@@ -206,9 +214,9 @@ impl Pair {
         course: &Course,
         f: impl FnOnce() -> Result<()>,
     ) -> Result<Traffic> {
-        let (rome, milan) = (&self.pods[0], &self.pods[1]);
+        let [(rome, rome_last), (milan, milan_last)] = [self.ends(0)?, self.ends(1)?];
         let [of_milan, of_rome] = &course.views;
-        let ways = [(&rome[0], &milan[1], of_milan), (&milan[0], &rome[1], of_rome)];
+        let ways = [(rome, milan_last, of_milan), (milan, rome_last, of_rome)];
         let ways = ways.map(|(from, to, view)| {
             let address = SocketAddr::new(view.of(to.addresses[0])?, STREAM);
             Ok(Way { from: from.ns.clone(), to: address, at: to.ns.clone() })
@@ -225,10 +233,16 @@ impl Pair {
     /// A connection from a pod of rome to one of milan, and its server.
     pub(crate) fn hold(&self) -> Result<(HeldConnection, TcpServer)> {
         let [of_milan, _] = self.views()?;
-        let (from, to) = (&self.pods[0][1], &self.pods[1][1]);
+        let ((_, from), (_, to)) = (self.ends(0)?, self.ends(1)?);
         let server = TcpServer::start(&to.ns, ECHO, Service::Echo)?;
         let to = SocketAddr::new(of_milan.of(to.addresses[0])?, ECHO);
         Ok((HeldConnection::open(&from.ns, to)?, server))
+    }
+
+    /// First and last pod of a cluster.
+    fn ends(&self, cluster: usize) -> Result<(&Pod, &Pod)> {
+        let pods = &self.pods[cluster];
+        pods.first().zip(pods.last()).context("a cluster has pods")
     }
 
     /// Rome's manifests, and milan's.
