@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use fabric_api::fabric::{
-    Diversion, FabricRecord, ForwardingOff, MovedAddress, NodeConfig, NodeConfigSpec,
-    NodeConfigStatus, RecordVersion, Records,
+    ActiveReplica, Diversion, FabricRecord, ForwardingOff, MovedAddress, NodeConfig,
+    NodeConfigSpec, NodeConfigStatus, RecordVersion, Records,
 };
 use fabric_api::overlay_v6;
 use fabric_runtime::{Heartbeat, Stop, chain, until};
@@ -21,7 +21,7 @@ use crate::compile::{Compiled, compile};
 use crate::config_source::{self, ConfigFile};
 use crate::host_state::{self, HostState};
 use crate::other_firewalls::{Mode, OtherFirewalls, Treatment};
-use crate::overlay_probe::OverlayProbes;
+use crate::overlay_probe::{OverlayProbes, TakeOvers};
 use crate::presence::Presence;
 use crate::refusal::Refuser;
 use crate::report::Reporter;
@@ -69,6 +69,7 @@ pub(crate) struct Agent {
     pub(crate) reporter: Reporter,
     pub(crate) vitals: Vitals,
     pub(crate) probes: OverlayProbes,
+    pub(crate) take_overs: TakeOvers,
     pub(crate) refuser: Refuser,
     /// Directory that the config is published in, if it is one.
     pub(crate) source: ConfigFile,
@@ -124,7 +125,7 @@ impl Agent {
                 () = settings.changed() => true,
                 () = self.probes.changed() => {
                     self.report();
-                    self.check_gateways()
+                    self.check_take_overs() | self.check_gateways()
                 }
                 () = self.other_firewalls.changed() => {
                     filters.watched = self.other_firewalls.found().chains;
@@ -225,6 +226,12 @@ impl Agent {
         before != self.lost_gateways
     }
 
+    /// Returns whether a replica has taken a gateway's tunnel over.
+    fn check_take_overs(&mut self) -> bool {
+        let before = std::mem::replace(&mut self.take_overs, self.probes.take_overs());
+        before != self.take_overs
+    }
+
     /// An agent whose node leaves the fabric makes nothing again.
     fn show_presence(&mut self) {
         let makes = self.config.as_ref().is_some_and(|config| !config.spec.removed);
@@ -258,7 +265,8 @@ impl Agent {
     ///
     /// Returns the settings to look at again when they change.
     async fn reconcile(&mut self) -> Vec<Sysctl> {
-        let Some(config) = self.config.clone() else { return Vec::new() };
+        let Some(mut config) = self.config.clone() else { return Vec::new() };
+        follow_take_overs(&mut config.spec, &self.take_overs);
         self.show_presence();
         let began = Instant::now();
         self.count_refused();
@@ -458,6 +466,20 @@ impl Agent {
         // A former mount point may be an empty folder now.
         if !self.lost {
             self.reporter.report(config);
+        }
+    }
+}
+
+/// Has packets go to the replicas that have taken over since the config was written, which an API server that
+/// does not answer could not tell. Only replicas of the config count.
+fn follow_take_overs(config: &mut NodeConfigSpec, take_overs: &TakeOvers) {
+    let gateways = config.peerings.iter_mut().filter_map(|peering| peering.gateway.as_mut());
+    for gateway in gateways {
+        let active = gateway.mac.as_ref().and_then(|mac| take_overs.get(mac));
+        let is_replica = |active: &&ActiveReplica| gateway.replicas.contains(&active.address);
+        let is_later = |active: &&ActiveReplica| Some(active.epoch) > gateway.epoch;
+        if let Some(active) = active.filter(is_replica).filter(is_later) {
+            (gateway.underlay, gateway.epoch) = (active.address, Some(active.epoch));
         }
     }
 }

@@ -36,7 +36,7 @@ use agent::Agent;
 use config::{Cli, Command, RunArgs};
 use config_source::ConfigFile;
 use other_firewalls::OtherFirewalls;
-use overlay_probe::OverlayProbes;
+use overlay_probe::{OverlayProbes, TakeOvers};
 use presence::Presence;
 use refusal::Refuser;
 use report::Reporter;
@@ -115,6 +115,7 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         handle,
         reporter: Reporter::start(&store)?,
         probes: OverlayProbes::start(node.clone(), source.clone()),
+        take_overs: TakeOvers::new(),
         store,
         node,
         accept,

@@ -3,14 +3,16 @@
 
 mod prober;
 
-use std::collections::BTreeSet;
 use std::collections::hash_map::RandomState;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
 use std::hash::BuildHasher;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use fabric_api::fabric::{NodeConfigSpec, OverlayProbe, UnreachableGateway};
+use fabric_api::fabric::{
+    ActiveReplica, NodeConfigSpec, OVERLAY_PROBE_PORT, OverlayProbe, UnreachableGateway,
+};
 use fabric_api::overlay_v6;
 use fabric_runtime::until;
 use jiff::Timestamp;
@@ -34,11 +36,15 @@ const REOPEN: Duration = Duration::from_secs(5);
 /// Time without a reply after which a gateway is lost. A gateway that restarts is back before.
 const LOST: Duration = Duration::from_secs(3);
 
+/// Replicas that have taken a gateway's tunnel over, as they notify this node, by the gateway's MAC address.
+pub(crate) type TakeOvers = BTreeMap<String, ActiveReplica>;
+
 /// Probes of this node's gateways, until it is dropped.
 pub(crate) struct OverlayProbes {
     targets: watch::Sender<Option<Vec<Target>>>,
     unreachable: watch::Receiver<Vec<UnreachableGateway>>,
     lost: watch::Receiver<BTreeSet<String>>,
+    take_overs: watch::Receiver<TakeOvers>,
     task: JoinHandle<()>,
 }
 
@@ -48,11 +54,13 @@ impl OverlayProbes {
         let (targets, wanted) = watch::channel(Some(Vec::new()));
         let (reports, unreachable) = watch::channel(Vec::new());
         let (losses, lost) = watch::channel(BTreeSet::new());
+        let (notices, take_overs) = watch::channel(TakeOvers::new());
         // Room for all that follow.
         let seed = RandomState::new().hash_one(&node) >> 1;
-        let task = Task { node, prober: Prober::new(seed), reports, losses, ..Task::default() };
+        let prober = Prober::new(seed);
+        let task = Task { node, prober, reports, losses, notices, ..Task::default() };
         let task = tokio::spawn(task.run(wanted, config));
-        Self { targets, unreachable, lost, task }
+        Self { targets, unreachable, lost, take_overs, task }
     }
 
     /// Probes the gateways of this config from now on. Their routes have to be there: a probe would
@@ -78,15 +86,21 @@ impl OverlayProbes {
         });
     }
 
-    /// Returns when [`Self::unreachable`] or [`Self::lost`] is another.
+    /// Returns when [`Self::unreachable`], [`Self::lost`] or [`Self::take_overs`] is another.
     pub(crate) async fn changed(&mut self) {
         let changed = tokio::select! {
             changed = self.unreachable.changed() => changed,
             changed = self.lost.changed() => changed,
+            changed = self.take_overs.changed() => changed,
         };
         if changed.is_err() {
             pending().await
         }
+    }
+
+    /// The last take-over of each gateway that this node was notified of.
+    pub(crate) fn take_overs(&self) -> TakeOvers {
+        self.take_overs.borrow().clone()
     }
 
     /// Peers whose gateways have not answered for [`LOST`].
@@ -119,7 +133,8 @@ fn targets(config: &NodeConfigSpec) -> Vec<Target> {
         let ip = if v4 { IpAddr::V4(overlay) } else { IpAddr::V6(overlay_v6(overlay)) };
         let address = SocketAddr::new(ip, probe.port);
         let peer = peering.peer_cluster_id.clone();
-        Some(Target { peer, address, host: probe.node.clone() })
+        let (mac, underlay) = (gateway.mac.clone(), gateway.underlay);
+        Some(Target { peer, address, mac, underlay, host: probe.node.clone() })
     };
     config.peerings.iter().filter_map(target).collect()
 }
@@ -130,9 +145,11 @@ struct Task {
     prober: Prober,
     reports: watch::Sender<Vec<UnreachableGateway>>,
     losses: watch::Sender<BTreeSet<String>>,
+    notices: watch::Sender<TakeOvers>,
     v4: Option<DatagramSocket>,
     v6: Option<DatagramSocket>,
     opened: Option<Instant>,
+    on_other_port: bool,
     cut_off: bool,
 }
 
@@ -175,19 +192,38 @@ impl Task {
         for socket in [&self.v4, &self.v6].into_iter().flatten() {
             // An error is one of an earlier probe: that stays unanswered.
             while let Ok((length, from)) = socket.try_recv_from(&mut buffer) {
-                let reply = OverlayProbe::parse(&buffer[..length]);
-                if let Some(reply) = reply.filter(|reply| reply.reply && reply.node == self.node) {
-                    self.prober.handle_reply(from, reply.nonce, Instant::now());
+                let message = OverlayProbe::parse(&buffer[..length]);
+                let Some(message) = message.filter(|message| message.node == self.node) else {
+                    continue;
+                };
+                if let Some(active) = message.active {
+                    self.handle_take_over(from, active);
+                } else if message.reply {
+                    self.prober.handle_reply(from, message.nonce, Instant::now());
                 }
             }
         }
+    }
+
+    fn handle_take_over(&self, from: SocketAddr, active: ActiveReplica) {
+        let Some(mac) = self.prober.target(from).and_then(|target| target.mac.clone()) else {
+            return;
+        };
+        self.notices.send_if_modified(|take_overs| {
+            let is_later = take_overs.get(&mac).is_none_or(|of| of.epoch < active.epoch);
+            if is_later {
+                take_overs.insert(mac, active);
+            }
+            is_later
+        });
     }
 
     fn send(&mut self, probes: Vec<Probe>) {
         for Probe { to, nonce, next, unanswered } in probes {
             let next_ms = u32::try_from(next.as_millis()).unwrap_or(u32::MAX);
             let (node, cut_off) = (self.node.clone(), self.cut_off);
-            let probe = OverlayProbe { node, nonce, next_ms, reply: false, unanswered, cut_off };
+            let probe =
+                OverlayProbe { node, nonce, next_ms, unanswered, cut_off, ..Default::default() };
             let sent = self.socket(to, unanswered).and_then(|s| s.try_send_to(&probe.encode(), to));
             if let Err(error) = sent {
                 tracing::debug!(%error, %to, "cannot send a probe");
@@ -195,13 +231,15 @@ impl Task {
         }
     }
 
-    /// A tracked connection from before our table was there would never be translated: a gateway
-    /// that does not answer is tried from other ports, too.
+    /// A replica that takes over knows the port of a gateway's probes. A tracked connection from before our
+    /// table was there would never be translated: a gateway that does not answer is tried from other ports, too.
     fn socket(&mut self, to: SocketAddr, unanswered: bool) -> std::io::Result<&DatagramSocket> {
         let now = Instant::now();
         if unanswered && self.opened.is_some_and(|opened| now - opened > REOPEN) {
             (self.v4, self.v6) = (None, None);
+            self.on_other_port = !self.on_other_port;
         }
+        let port = if self.on_other_port { 0 } else { OVERLAY_PROBE_PORT };
         let (socket, any) = match to {
             SocketAddr::V4(_) => (&mut self.v4, IpAddr::from(Ipv4Addr::UNSPECIFIED)),
             SocketAddr::V6(_) => (&mut self.v6, IpAddr::from(Ipv6Addr::UNSPECIFIED)),
@@ -209,7 +247,7 @@ impl Task {
         if socket.is_none() {
             self.opened = Some(now);
         }
-        open(socket, any)
+        open(socket, any, port)
     }
 
     fn report_lost(&self) {
@@ -251,9 +289,15 @@ impl Task {
     }
 }
 
-fn open(socket: &mut Option<DatagramSocket>, any: IpAddr) -> std::io::Result<&DatagramSocket> {
+/// A port that another program has is left to that.
+fn open(
+    socket: &mut Option<DatagramSocket>,
+    any: IpAddr,
+    port: u16,
+) -> std::io::Result<&DatagramSocket> {
     if socket.is_none() {
-        let opened = std::net::UdpSocket::bind(SocketAddr::new(any, 0))?;
+        let ports = [SocketAddr::new(any, port), SocketAddr::new(any, 0)];
+        let opened = std::net::UdpSocket::bind(&ports[..])?;
         *socket = Some(DatagramSocket::from_std(opened)?);
     }
     socket.as_ref().ok_or_else(|| std::io::ErrorKind::NotConnected.into())
@@ -284,6 +328,8 @@ mod tests {
             links: Vec::new(),
             listen_port: None,
             probe,
+            replicas: Vec::new(),
+            epoch: None,
         };
         NodeConfigSpec {
             cluster_id: "rome".to_owned(),

@@ -2,8 +2,12 @@
 //!
 //! A node whose probes stay away is sent one datagram to its external address. No device has that,
 //! so a kernel that still has our routes answers with an ICMP error: then only its agent is gone.
+//!
+//! A replica that has taken the tunnel over notifies the nodes at the port that their probes come from: an API
+//! server that does not answer, or a controller on the node that is lost, would leave them with the one before.
 
 mod nodes;
+mod notices;
 mod socket;
 
 use std::collections::BTreeSet;
@@ -12,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric_api::Cidr;
-use fabric_api::fabric::OverlayProbe;
+use fabric_api::fabric::{OVERLAY_PROBE_PORT, OverlayProbe};
 use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::{sleep, sleep_until};
@@ -23,6 +27,7 @@ use crate::config::input::Input;
 use crate::replicas::Standing;
 use crate::state::{Plane, Running};
 use nodes::Nodes;
+use notices::Notices;
 use socket::{MAX_DATAGRAM, Responder};
 
 pub use nodes::NodePaths;
@@ -51,10 +56,12 @@ pub async fn run(
     let mut probing = Probing::default();
     loop {
         let running = sources.planes.borrow_and_update().running.clone();
+        let standing = sources.standings.borrow_and_update().clone();
         // One that stood by does not know what its predecessor has reported of late.
-        let is_first = sources.standings.borrow().predecessor.is_none();
+        let is_first = standing.predecessor.is_none();
         let earlier = is_first.then(|| sources.inputs.borrow().clone());
         probing.follow(running.as_ref(), earlier.as_ref());
+        probing.notify(&standing);
         if probing.current.as_ref().is_some_and(|current| current.responder.is_some()) {
             publish(&paths, probing.nodes.paths());
         }
@@ -63,6 +70,7 @@ pub async fn run(
             biased;
             () = stop.cancelled() => return Ok(()),
             changed = sources.planes.changed() => changed?,
+            changed = sources.standings.changed() => changed?,
             () = probing.handle_datagram() => {}
             () = sleep_until(due.into()) => probing.poll(due),
         }
@@ -73,6 +81,7 @@ pub async fn run(
 struct Probing {
     current: Option<Current>,
     nodes: Nodes,
+    notices: Notices,
     /// Time of the next look for answers of kernels.
     look_at: Option<Instant>,
 }
@@ -129,7 +138,18 @@ impl Probing {
 
     fn deadline(&self) -> Instant {
         let far = Instant::now() + Duration::from_secs(3600);
-        self.nodes.deadline().into_iter().chain(self.look_at).min().unwrap_or(far)
+        let all = [self.nodes.deadline(), self.notices.deadline(), self.look_at];
+        all.into_iter().flatten().min().unwrap_or(far)
+    }
+
+    /// Notifies all nodes of a take-over.
+    fn notify(&mut self, standing: &Standing) {
+        let taken_over = standing.active().filter(|_| standing.predecessor.is_some());
+        let Some(active) = taken_over else { return self.notices = Notices::default() };
+        if let Some(Current { running, responder: Some(_) }) = &self.current {
+            let nodes = running.desired.nodes.iter().map(|node| node.name.as_str());
+            self.notices.begin(active, nodes, Instant::now());
+        }
     }
 
     /// Answers the next probe. Can be cancelled without losing one.
@@ -160,6 +180,7 @@ impl Probing {
             return tracing::debug!(%from, node = probe.node, "a probe that is not the node's");
         }
         self.nodes.handle_probe(&probe, Instant::now(), Timestamp::now());
+        self.notices.forget(&probe.node);
         responder.send(&OverlayProbe { reply: true, ..probe }.encode(), from);
     }
 
@@ -177,6 +198,15 @@ impl Probing {
         let Some(Current { running, responder: Some(responder) }) = &self.current else { return };
         let now = Instant::now();
         let desired = &running.desired;
+        let external = |name: &str| {
+            let node = desired.nodes.iter().find(|node| node.name == name);
+            node.and_then(|node| external_address(desired, node))
+        };
+        for notice in self.notices.poll(now) {
+            if let Some(external) = external(&notice.node) {
+                responder.send(&notice.encode(), (external, OVERLAY_PROBE_PORT).into());
+            }
+        }
         if self.look_at.take().is_some() {
             for at in responder.traced() {
                 let node = desired.nodes.iter().find(|node| has_address(node, at));
@@ -184,8 +214,7 @@ impl Probing {
             }
         }
         for name in self.nodes.poll(now, late) {
-            let node = desired.nodes.iter().find(|node| node.name == name);
-            if let Some(external) = node.and_then(|node| external_address(desired, node)) {
+            if let Some(external) = external(&name) {
                 responder.trace(external);
                 self.look_at = Some(now + TRACE_LOOK);
             }

@@ -138,6 +138,8 @@ fn gateway_of_this_host_is_backed_and_translated() {
         links: vec![v4, v6],
         listen_port: None,
         probe: None,
+        replicas: Vec::new(),
+        epoch: None,
     };
     let near = NodePeering { gateway: Some(gateway), ..peering() };
     let compiled = compile(&config(vec![near]), &host_state());
@@ -223,6 +225,8 @@ fn an_ipv6_underlay_has_a_device_of_its_own() {
         links: Vec::new(),
         listen_port: None,
         probe: None,
+        replicas: Vec::new(),
+        epoch: None,
     };
     let peering = NodePeering { gateway: Some(gateway), ..peering() };
     let compiled = compile(&config(vec![peering]), &host_state());
@@ -299,6 +303,8 @@ fn peering() -> NodePeering {
             links: Vec::new(),
             listen_port: None,
             probe: None,
+            replicas: Vec::new(),
+            epoch: None,
         }),
     }
 }

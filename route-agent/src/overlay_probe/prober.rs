@@ -30,6 +30,9 @@ pub(crate) struct Target {
     pub(crate) peer: String,
     /// Address at which it answers, within the overlay.
     pub(crate) address: SocketAddr,
+    pub(crate) mac: Option<String>,
+    /// Destination of VXLAN to it.
+    pub(crate) underlay: IpAddr,
     /// Name of the node that it runs on.
     pub(crate) host: Option<String>,
 }
@@ -91,7 +94,8 @@ impl Prober {
             };
             // Gateways of one node have their turns one after another.
             gateway.turn_at = now + INTERVAL * ((*turn - 1) % MAX_TURNS + 1);
-            if gateway.target.host != target.host {
+            let way = |target: &Target| (target.host.clone(), target.underlay);
+            if way(&gateway.target) != way(target) {
                 gateway.next_at = now;
             }
             gateway.target = target.clone();
@@ -140,6 +144,12 @@ impl Prober {
         gateway.pending = None;
         gateway.has_answered = true;
         true
+    }
+
+    /// The gateway that answers probes at this address.
+    pub(super) fn target(&self, address: SocketAddr) -> Option<&Target> {
+        let target = &self.gateways.get(&address.ip())?.target;
+        (target.address == address).then_some(target)
     }
 
     /// Makes all gateways' next probes due.
@@ -256,7 +266,9 @@ mod tests {
 
     fn target(number: u8) -> Target {
         let address = SocketAddr::from(([10, 80, 0, number], 12346));
-        Target { peer: format!("peer-{number}"), address, host: Some("n1".to_owned()) }
+        let (mac, underlay) = (None, [192, 0, 2, number].into());
+        let host = Some("n1".to_owned());
+        Target { peer: format!("peer-{number}"), address, mac, underlay, host }
     }
 
     fn octet(address: SocketAddr) -> u8 {

@@ -18,3 +18,4 @@ mod probes;
 mod records;
 mod refusal;
 mod tables;
+mod take_over;

@@ -312,6 +312,8 @@ pub(crate) fn peering() -> NodePeering {
             links: Vec::new(),
             listen_port: None,
             probe: None,
+            replicas: Vec::new(),
+            epoch: None,
         }),
     }
 }

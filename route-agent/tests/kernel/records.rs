@@ -35,6 +35,8 @@ fn record_of(peering: &NodePeering) -> PeeringRecord {
             listen_port: None,
             node_addresses: Vec::new(),
             probe: gateway.probe.clone(),
+            replicas: gateway.replicas.clone(),
+            epoch: gateway.epoch,
         }),
     }
 }

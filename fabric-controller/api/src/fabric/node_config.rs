@@ -157,6 +157,12 @@ pub struct NodeGateway {
     /// Present if the gateway answers probes through the overlay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<GatewayProbe>,
+    /// Addresses that underlay may become by a notice of a take-over, if the gateway has several replicas.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub replicas: Vec<IpAddr>,
+    /// The take-over by which the replica at underlay got the tunnel: notices of later ones count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -6,6 +6,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::ActiveReplica;
+
 /// Longest datagram that is parsed, in bytes: a node's name has 253 at most.
 const MAX_LENGTH: usize = 512;
 
@@ -19,7 +21,8 @@ pub struct GatewayProbe {
     pub node: Option<String>,
 }
 
-/// A probe, or with `reply` the gateway's echo of it.
+/// A probe, or with `reply` the gateway's echo of it, or with `active` a notice of the replica that has taken
+/// the gateway's tunnel over.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OverlayProbe {
@@ -37,6 +40,9 @@ pub struct OverlayProbe {
     /// The sender cannot read its NodeConfig any more.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cut_off: bool,
+    /// The replica that has the tunnel now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active: Option<ActiveReplica>,
 }
 
 impl OverlayProbe {

@@ -111,6 +111,12 @@ pub struct PeeringGateway {
     /// Present if the gateway answers probes through the overlay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<GatewayProbe>,
+    /// Kubernetes: addresses that underlay may become by a notice of a take-over, if there are several replicas.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub replicas: Vec<IpAddr>,
+    /// The take-over by which the replica at underlay got the tunnel: notices of later ones count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<u64>,
 }
 
 impl FabricRecord {
@@ -191,6 +197,8 @@ fn node_gateway(gateway: &PeeringGateway, node: &str, underlay: &[IpAddr]) -> Op
         links: if is_host { gateway.links.clone() } else { Vec::new() },
         listen_port: gateway.listen_port.filter(|_| is_host),
         probe: gateway.probe.clone(),
+        replicas: if is_host { Vec::new() } else { gateway.replicas.clone() },
+        epoch: gateway.epoch,
     })
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use fabric_api::fabric::{GatewayConfig, GatewayReplica};
+use fabric_api::fabric::{ActiveReplica, GatewayConfig, GatewayReplica};
 use fabric_api::networking::InternalEndpoint;
 use fabric_index::Index;
 use fabric_index::placement::{ActiveReplicas, Placement, PlannedGateway, PlannedGateways};
@@ -85,9 +85,19 @@ pub(super) fn replicas<'a>(index: &'a Index, gateway: &Gateway<'_>) -> &'a [Gate
 
 /// The pod that reports that it has the tunnel, while there is one.
 fn active_replica<'a>(index: &'a Index, gateway: &Gateway<'_>) -> Option<&'a GatewayReplica> {
-    let config = index.typed::<GatewayConfig>(&gateway.config())?;
-    let active = config.status.as_ref()?.active?;
+    let active = reported_active(index, gateway)?;
     replicas(index, gateway).iter().find(|replica| replica.address == active.address)
+}
+
+fn reported_active(index: &Index, gateway: &Gateway<'_>) -> Option<ActiveReplica> {
+    let config = index.typed::<GatewayConfig>(&gateway.config())?;
+    config.status.as_ref()?.active
+}
+
+/// Number of the take-over by which the pod that nodes send to has the tunnel.
+pub(super) fn epoch(index: &Index, gateway: &Gateway<'_>) -> Option<u64> {
+    active_replica(index, gateway)?;
+    Some(reported_active(index, gateway)?.epoch)
 }
 
 pub(super) fn active(index: &Index, gateways: &[Gateway<'_>]) -> ActiveReplicas {

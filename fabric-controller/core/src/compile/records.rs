@@ -16,7 +16,7 @@ use fabric_model::{Cluster, Gateway, Mapping, Peering};
 use fabric_objects::Kind;
 
 use super::desired::Desired;
-use super::placed::{internal_endpoint, pod_address, replicas};
+use super::placed::{epoch, internal_endpoint, pod_address, replicas};
 
 /// Peerings as all nodes see them, by peer.
 pub(super) type PeeringRecords = BTreeMap<String, PeeringRecord>;
@@ -123,6 +123,8 @@ fn ends_of(
         listen_port: None,
         node_addresses: Vec::new(),
         probe: None,
+        replicas: Vec::new(),
+        epoch: None,
     };
     if index.settings.kubernetes {
         ends.underlay.push(pod_address(index, gateway)?);
@@ -133,8 +135,12 @@ fn ends_of(
             host.iter().chain(replicas.iter().map(|replica| &replica.node)).collect();
         let hosts = hosts.into_iter().filter_map(|name| cluster.node(name));
         ends.node_addresses = hosts.flat_map(|host| host.underlay.clone()).collect();
-        let others = replicas.iter().map(|replica| replica.address);
-        ends.node_addresses.extend(others.filter(|address| !ends.underlay.contains(address)));
+        let addresses = replicas.iter().map(|replica| replica.address);
+        let others = addresses.clone().filter(|address| !ends.underlay.contains(address));
+        ends.node_addresses.extend(others);
+        if replicas.len() > 1 {
+            (ends.replicas, ends.epoch) = (addresses.collect(), epoch(index, gateway));
+        }
     } else {
         let host = cluster.node(ends.node.as_deref()?)?;
         let links = [own.link_address.map(IpAddr::V4), own.link_address_v6.map(IpAddr::V6)];
@@ -239,6 +245,8 @@ fn gateway_of_nodes(of_nodes: &[(&NodeConfig, &NodePeering)]) -> Option<PeeringG
             listen_port: None,
             node_addresses: other_sources(&config.spec),
             probe: of_node.probe.clone(),
+            replicas: of_node.replicas.clone(),
+            epoch: of_node.epoch,
         });
         if !of_node.links.is_empty() {
             gateway.links.clone_from(&of_node.links);
