@@ -57,6 +57,7 @@ pub(crate) struct Agent {
     pub(crate) own_problems: BTreeSet<String>,
     /// Declared addresses of the node that another has taken the place of.
     pub(crate) moved: Vec<MovedAddress>,
+    pub(crate) homes: moved::Homes,
     /// Settings that keep the node from forwarding, since when.
     pub(crate) forwarding_off: Vec<ForwardingOff>,
     /// Rules and routes of others that take packets between pods and peers, since when.
@@ -346,7 +347,7 @@ impl Agent {
             pod_devices,
             hosts,
         });
-        match moved::find(&self.handle, &config.spec, &host_state).await {
+        match moved::find(&self.handle, &config.spec, &host_state, &mut self.homes).await {
             Ok(moved) => self.moved = moved,
             Err(error) => _ = problems.insert(chain(&error)),
         }

@@ -65,6 +65,16 @@ impl HostState {
         self.addresses.iter().find(|a| a.address == address).map(|a| a.dev.as_str())
     }
 
+    /// Addresses of the device, and of networks that the address is in.
+    pub(crate) fn near(&self, address: IpAddr, dev: Option<&str>) -> Vec<IpAddr> {
+        let is_near = |other: &&Address| {
+            let network = Cidr::around(other.address, other.len);
+            let contains = |network: &Cidr| !is_everywhere(network) && network.contains(address);
+            Some(other.dev.as_str()) == dev || network.as_ref().is_some_and(contains)
+        };
+        self.addresses.iter().filter(is_near).map(|near| near.address).collect()
+    }
+
     /// Those of the settings on forwarding that packets between pods and peers of this family depend
     /// on, with their values. IPv4 packets depend on that of the device they come in on; each change of
     /// the namespace's sets those of all devices, so that it is the remedy where it is off, too.

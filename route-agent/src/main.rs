@@ -128,6 +128,7 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         problems: BTreeSet::new(),
         own_problems: BTreeSet::new(),
         moved: Vec::new(),
+        homes: moved::Homes::new(),
         forwarding_off: Vec::new(),
         diversions: Vec::new(),
         filtered: Vec::new(),

@@ -1,5 +1,6 @@
 //! Addresses of the node that changed while its manifest did not.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use fabric_api::Cidr;
@@ -8,29 +9,40 @@ use netlink::{Handle, NetlinkError};
 
 use crate::host_state::HostState;
 
-/// Declared addresses that no device has, each with the one that takes its place: the one in use, if
-/// it is there, or the source that the kernel gives to packets for where the node was, or for the
-/// gateways.
+/// Devices that declared addresses were on, as long as this agent runs.
+pub(crate) type Homes = BTreeMap<IpAddr, String>;
+
+/// Declared addresses that no device has, each with the one that takes its place. One of its network or device
+/// precedes all others, which take its place only while there is none: a host that is renumbered may be without an
+/// address for a while. Of several, the one in use precedes the source that the kernel gives to packets for where
+/// the node was, or for the gateways.
 pub(crate) async fn find(
     handle: &Handle,
     config: &NodeConfigSpec,
     host_state: &HostState,
+    homes: &mut Homes,
 ) -> Result<Vec<MovedAddress>, NetlinkError> {
     let mut moved = Vec::new();
-    for declared in config.declared.iter().filter(|ip| host_state.device_of(**ip).is_none()) {
-        let same_family = |ip: &&IpAddr| ip.is_ipv4() == declared.is_ipv4();
-        let in_use = config.underlay.iter().filter(same_family);
-        let mut found = in_use.copied().find(|ip| is_usable(*ip, config, host_state));
-        let gateways = config.peerings.iter().filter_map(|p| p.gateway.as_ref());
-        let gateways = gateways.map(|gateway| &gateway.underlay).filter(same_family);
-        for target in std::iter::once(declared).chain(gateways) {
-            if found.is_none() {
-                let route = handle.route_to(*target).await?;
-                let source = route.filter(|route| !route.local).and_then(|route| route.source);
-                found = source.filter(|ip| is_usable(*ip, config, host_state));
-            }
+    for declared in &config.declared {
+        if let Some(dev) = host_state.device_of(*declared) {
+            homes.insert(*declared, dev.to_owned());
+            continue;
         }
-        moved.extend(found.map(|found| MovedAddress { declared: *declared, found }));
+        let same_family = |ip: &IpAddr| ip.is_ipv4() == declared.is_ipv4();
+        let mut candidates = config.underlay.clone();
+        let gateways = config.peerings.iter().filter_map(|p| p.gateway.as_ref());
+        let gateways = gateways.map(|gateway| gateway.underlay).filter(same_family);
+        for target in std::iter::once(*declared).chain(gateways) {
+            let route = handle.route_to(target).await?;
+            let source = route.filter(|route| !route.local).and_then(|route| route.source);
+            candidates.extend(source);
+        }
+        let near = host_state.near(*declared, homes.get(declared).map(String::as_str));
+        let others = near.iter().filter(|near| !candidates.contains(near)).copied();
+        candidates.extend(others.collect::<Vec<_>>());
+        candidates.retain(|ip| same_family(ip) && is_usable(*ip, config, host_state));
+        let found = candidates.iter().find(|ip| near.contains(ip)).or_else(|| candidates.first());
+        moved.extend(found.map(|found| MovedAddress { declared: *declared, found: *found }));
     }
     Ok(moved)
 }

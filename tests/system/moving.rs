@@ -84,6 +84,26 @@ fn changed_address_of_a_host_is_found_by_its_agent() -> Result<()> {
     Ok(())
 }
 
+/// As where DHCP gives another address: for a second, only another uplink of the host has one.
+#[test]
+fn renumbered_host_does_not_move_to_another_uplink() -> Result<()> {
+    play(&rome_and_milan(2), |scene| {
+        scene.peer("rome", "milan", PORT)?;
+        let rome = scene.cluster("rome");
+        let host = &rome.nodes[0].host;
+        host.ip(
+            "link add up2 type veth peer name up2-end\nlink set up2 up\nlink set up2-end up\n\
+             addr add 172.16.9.2/24 dev up2\n",
+        )?;
+        host.ip(&format!("addr del {} dev eth0\n", on_segment(rome.nodes[0].addresses[0])))?;
+        std::thread::sleep(Duration::from_secs(1));
+        host.ip(&format!(
+            "addr add 192.0.2.111/24 dev eth0\nroute replace default via {SWITCH_V4}\n"
+        ))?;
+        wait_until("pods of both hosts are back", BACK, || both_reachable(rome))
+    })
+}
+
 /// The client has a fixed address for its server: it follows the server's own packets, which do not
 /// wait for the next probe.
 #[test]
