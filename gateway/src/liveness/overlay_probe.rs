@@ -142,13 +142,16 @@ impl Probing {
         all.into_iter().flatten().min().unwrap_or(far)
     }
 
-    /// Notifies all nodes of a take-over.
+    /// Notifies all nodes of a take-over, and expects their probes.
     fn notify(&mut self, standing: &Standing) {
         let taken_over = standing.active().filter(|_| standing.predecessor.is_some());
         let Some(active) = taken_over else { return self.notices = Notices::default() };
         if let Some(Current { running, responder: Some(_) }) = &self.current {
-            let nodes = running.desired.nodes.iter().map(|node| node.name.as_str());
-            self.notices.begin(active, nodes, Instant::now());
+            let (now, wall) = (Instant::now(), Timestamp::now());
+            let nodes = || running.desired.nodes.iter().map(|node| node.name.as_str());
+            if self.notices.begin(active, nodes(), now) {
+                nodes().for_each(|node| self.nodes.expect(node, now, wall));
+            }
         }
     }
 

@@ -25,6 +25,8 @@ const TRACE_KNOWN: Duration = Duration::from_millis(2200);
 const GRACE: Duration = Duration::from_millis(1200);
 /// Age up to which an answer of the node's kernel counts: one may be lost.
 const TRACED: Duration = Duration::from_millis(4700);
+/// Time from the notice of a take-over until a node's first probe: together with [`GRACE`] less than 3 s.
+const NOTIFIED: Duration = Duration::from_millis(1500);
 /// A poll that is so late shows that this process stood still, and perhaps the nodes, too.
 const STOOD_STILL: Duration = Duration::from_millis(400);
 /// Longest interval that a probe may announce: that of an agent that is being replaced.
@@ -33,7 +35,7 @@ const MAX_NEXT: Duration = Duration::from_secs(120);
 /// Reachability of all nodes, as reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodePaths {
-    /// Number of nodes that have sent probes.
+    /// Number of nodes that have sent probes, or are to follow a take-over.
     pub probing: u32,
     /// Those whose path fails, by name.
     pub unreachable: Vec<UnreachableNode>,
@@ -51,7 +53,7 @@ impl NodePaths {
     }
 }
 
-/// Reachability of each node that has ever sent a probe.
+/// Reachability of each node that has ever sent a probe, or is to follow a take-over.
 #[derive(Debug, Default)]
 pub(super) struct Nodes {
     known: BTreeMap<String, Node>,
@@ -59,6 +61,7 @@ pub(super) struct Nodes {
 
 #[derive(Debug)]
 struct Node {
+    has_probed: bool,
     /// Time at which the next probe is to arrive.
     due: Instant,
     /// Time at which the last one did.
@@ -79,13 +82,24 @@ impl Nodes {
     pub(super) fn restore(&mut self, earlier: &UnreachableNode, now: Instant) {
         let Ok(since) = earlier.since.parse() else { return };
         let fault = Some((earlier.fault, since));
-        let node = Node { due: now, last: since, trace_at: now, traced: None, fault };
+        let node =
+            Node { has_probed: true, due: now, last: since, trace_at: now, traced: None, fault };
         self.known.entry(earlier.node.clone()).or_insert(node);
+    }
+
+    /// Expects a probe of a node that probed the gateway's predecessor, and was notified.
+    pub(super) fn expect(&mut self, node: &str, now: Instant, wall: Timestamp) {
+        let due = now + NOTIFIED;
+        let trace_at = due + TRACE_AFTER;
+        let expected =
+            Node { has_probed: false, due, last: wall, trace_at, traced: None, fault: None };
+        self.known.entry(node.to_owned()).or_insert(expected);
     }
 
     pub(super) fn handle_probe(&mut self, probe: &OverlayProbe, now: Instant, wall: Timestamp) {
         // Probes before the first one to this gateway went to an earlier one.
-        let unanswered = probe.unanswered && self.known.contains_key(&probe.node);
+        let has_probed = self.known.get(&probe.node).is_some_and(|node| node.has_probed);
+        let unanswered = probe.unanswered && has_probed;
         let fault = match (unanswered, probe.cut_off) {
             (true, _) => Some(PathFault::OneWay),
             (false, true) => Some(PathFault::CutOff),
@@ -96,7 +110,7 @@ impl Nodes {
         let before = self.known.get(&probe.node).and_then(|node| node.fault);
         let since = before.filter(|(of, _)| Some(*of) == fault).map_or(wall, |(_, since)| since);
         let fault = fault.map(|fault| (fault, since));
-        let node = Node { due, last: wall, trace_at, traced: None, fault };
+        let node = Node { has_probed: true, due, last: wall, trace_at, traced: None, fault };
         self.known.insert(probe.node.clone(), node);
     }
 
@@ -171,6 +185,25 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn node_that_does_not_follow_a_take_over_is_named() {
+        let (mut nodes, start, wall) = (Nodes::default(), Instant::now(), Timestamp::now());
+        nodes.expect("n1", start, wall);
+        nodes.expect("n2", start, wall);
+        assert_eq!(nodes.paths(), NodePaths { probing: 2, unreachable: Vec::new() });
+        let probe = |unanswered| OverlayProbe {
+            node: "n1".to_owned(),
+            next_ms: 5000,
+            unanswered,
+            ..OverlayProbe::default()
+        };
+        nodes.handle_probe(&probe(true), start + SECOND, wall);
+        nodes.poll(start + SECOND * 3, Duration::ZERO);
+        let unreachable = nodes.paths().unreachable;
+        assert_eq!(unreachable.len(), 1, "{unreachable:?}");
+        assert_eq!((&*unreachable[0].node, unreachable[0].fault), ("n2", PathFault::NoAnswer));
+    }
 
     #[test]
     fn node_with_two_faults_adds_none_to_the_nodes() {

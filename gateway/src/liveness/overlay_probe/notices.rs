@@ -25,17 +25,19 @@ struct Current {
 }
 
 impl Notices {
-    /// Notifies these nodes, unless they are already being notified of this take-over.
+    /// Notifies these nodes. Returns false if they are being notified of this take-over already.
     pub(super) fn begin<'a>(
         &mut self,
         active: ActiveReplica,
         nodes: impl Iterator<Item = &'a str>,
         now: Instant,
-    ) {
-        if self.current.as_ref().is_none_or(|current| current.active != active) {
+    ) -> bool {
+        let is_new = self.current.as_ref().is_none_or(|current| current.active != active);
+        if is_new {
             let nodes = nodes.map(str::to_owned).collect();
             self.current = Some(Current { active, began: now, next: now, nodes });
         }
+        is_new
     }
 
     /// The node's probes arrive here.
@@ -87,14 +89,14 @@ mod tests {
     fn nodes_are_notified_until_their_probes_arrive() {
         let (mut notices, start) = (Notices::default(), Instant::now());
         assert_eq!(notices.deadline(), None);
-        notices.begin(active(2), ["n1", "n2"].into_iter(), start);
+        assert!(notices.begin(active(2), ["n1", "n2"].into_iter(), start));
         let first = notices.poll(start);
         assert_eq!(names(&first), ["n1", "n2"]);
         assert!(first.iter().all(|notice| notice.active == Some(active(2)) && notice.reply));
         assert!(notices.poll(start + INTERVAL / 2).is_empty(), "before it is time");
 
         notices.forget("n1");
-        notices.begin(active(2), ["n1", "n2"].into_iter(), start);
+        assert!(!notices.begin(active(2), ["n1", "n2"].into_iter(), start));
         assert_eq!(notices.deadline(), Some(start + INTERVAL));
         assert_eq!(names(&notices.poll(start + INTERVAL)), ["n2"]);
         notices.forget("n2");
