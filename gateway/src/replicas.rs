@@ -7,6 +7,7 @@
 
 pub mod election;
 mod heartbeat;
+mod standby_relay;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -29,6 +30,8 @@ use crate::state::{Plane, View};
 use election::{Election, Predecessor, Role, Tunnel};
 use heartbeat::{Keys, MAX_LENGTH};
 
+pub use standby_relay::StandbyRelay;
+
 /// UDP port of the heartbeats.
 pub const REPLICA_PORT: u16 = 12347;
 
@@ -47,6 +50,8 @@ pub struct Standing {
     pub epoch: u64,
     /// Own address, if there are replicas.
     pub address: Option<IpAddr>,
+    /// Another replica that has the tunnel, if this one stands by.
+    pub active_other: Option<IpAddr>,
     /// Replica that had the tunnel before, if this one has it.
     pub predecessor: Option<Predecessor>,
     /// The successor of this replica, which leaves, is connected.
@@ -177,6 +182,10 @@ impl Replicas {
             role,
             epoch: self.election.epoch(),
             address: self.own.filter(|_| self.keys.is_some()),
+            active_other: self
+                .election
+                .active_address(Instant::now())
+                .filter(|_| role == Role::Standby),
             predecessor: self.election.predecessor().filter(|_| role == Role::Active),
             is_relieved: self.election.is_relieved(),
             is_ready: self.is_ready,

@@ -1,6 +1,7 @@
 //! Brings the kernel and the lane to what is wanted: on every new config, on every change of what
 //! is ours by someone else, and every 30 s.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use crate::config::input::Input;
 use crate::dataplane::engine::{Engine, Order};
 use crate::dataplane::lane::{LaneHandle, Offloads};
 use crate::dataplane::overlay::{Filter, Overlay, Peer, TunnelMtu};
-use crate::replicas::Standing;
+use crate::replicas::{StandbyRelay, Standing};
 use crate::state::{Plane, Running, View};
 
 /// Time until everything is looked at again although nothing happened, and while something is
@@ -49,6 +50,7 @@ pub async fn run(
         only_nodes: overlay.pod().cloned().map(Filter::only_nodes).transpose()?,
         overlay,
         engine: Engine::new(offloads),
+        standby_relay: None,
         offloads,
         done: None,
     };
@@ -95,6 +97,7 @@ struct Dataplane {
     /// Standalone only.
     only_nodes: Option<Filter>,
     engine: Engine,
+    standby_relay: Option<StandbyRelay>,
     offloads: Offloads,
     done: Option<Done>,
 }
@@ -131,6 +134,7 @@ impl Dataplane {
             true => self.engine.end_retirement(),
             false => self.engine.retire(&seen.standing.others, Instant::now().into()),
         }
+        self.relay_to(desired.listen_port.zip(seen.standing.active_other)).await;
         let address = self.peer_at().or(seen.endpoint);
         let peer = address.map(|address| Peer { address, path_mtu: seen.path_mtu });
         let (refused, guarded, applied) = tokio::join!(
@@ -165,6 +169,21 @@ impl Dataplane {
             problems.extend(self.engine.follow(order).err().map(|error| chain(&error)));
         }
         (self.plane(seen, problems), steps)
+    }
+
+    /// Keeps a relay to the active replica, while a retired lane has no need of the port.
+    async fn relay_to(&mut self, active: Option<(u16, IpAddr)>) {
+        let active = active.filter(|_| self.engine.retiring().is_none());
+        let active = active.map(|(port, address)| SocketAddr::new(address, port));
+        if self.standby_relay.as_ref().map(StandbyRelay::active) == active {
+            return;
+        }
+        if let Some(relay) = self.standby_relay.take() {
+            relay.close().await;
+        }
+        let opened = active.map(StandbyRelay::open).transpose();
+        let warn = |error: &io::Error| tracing::warn!(%error, "no relay to the active replica");
+        self.standby_relay = opened.inspect_err(warn).ok().flatten();
     }
 
     /// After a pass that failed, what the last good one did is still so.
@@ -215,8 +234,10 @@ impl Sources {
                 != (seen.connected, seen.ports, seen.path_mtu)
         };
         let (tunnel, predecessor) = (seen.standing.has_tunnel(), seen.standing.predecessor);
-        let move_of_tunnel =
-            |of: &Standing| (of.has_tunnel(), of.predecessor) != (tunnel, predecessor);
+        let active = seen.standing.active_other;
+        let move_of_tunnel = |of: &Standing| {
+            (of.has_tunnel(), of.predecessor, of.active_other) != (tunnel, predecessor, active)
+        };
         tokio::select! {
             changed = self.inputs.changed() => changed,
             changed = self.endpoint.changed() => changed,

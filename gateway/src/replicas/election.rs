@@ -29,14 +29,17 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(2);
 const REFUSALS: u8 = 2;
 /// Time between the take-overs of two replicas on standby.
 const STAGGER: Duration = Duration::from_millis(200);
-/// Time without a heartbeat after which a replica in no config is removed, and one in the config is reported.
+/// Time without a heartbeat after which a replica in no config is removed, and one in the config that has sent none
+/// is reported: a container may have to be fetched first.
 const FORGET: Duration = Duration::from_secs(10);
+/// Time without a heartbeat after which one that has sent some is reported.
+const MISS: Duration = Duration::from_millis(2500);
 /// Time without a heartbeat after which an older incarnation is accepted: a clock was set back.
 const ACCEPT_OLDER: Duration = Duration::from_secs(5);
 /// Time without take-overs of a replica that `status.active` has deposed, and that receives no heartbeat: the
-/// first one, and the longest.
-const HOLD: Duration = Duration::from_secs(3);
-const MAX_HOLD: Duration = Duration::from_secs(60);
+/// first one, and the longest. The other one most likely lives, and each take-over cuts the peer off for a moment.
+const HOLD: Duration = Duration::from_secs(60);
+const MAX_HOLD: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
@@ -275,17 +278,26 @@ impl Election {
         }
     }
 
+    /// Address of the other replica that has the tunnel.
+    pub fn active_address(&self, now: Instant) -> Option<IpAddr> {
+        let active = self.active(now)?;
+        let of = |other: &Other| other.last.map(|(last, _)| last.incarnation);
+        let mut others = self.others.iter();
+        others.find(|(_, other)| of(other) == Some(active.incarnation)).map(|(address, _)| *address)
+    }
+
     /// Returns whether another replica is ready for the tunnel, or has it.
     pub fn has_successor(&self, now: Instant) -> bool {
         self.living(now).any(|(of, _)| of.role != Role::Leaving && of.ready)
     }
 
-    /// Returns the replicas in the config without a heartbeat for [`FORGET`].
+    /// Returns the replicas in the config without a heartbeat.
     pub fn missing(&self, now: Instant) -> Vec<IpAddr> {
         let is_missing = |other: &Other| {
-            let since = other.last.map_or(other.listed_at, |(_, at)| Some(at));
-            other.is_listed
-                && since.is_some_and(|since| now.saturating_duration_since(since) > FORGET)
+            let never = other.listed_at.map(|at| (at, FORGET));
+            let since = other.last.map_or(never, |(_, at)| Some((at, MISS)));
+            let is_over = |(at, time)| now.saturating_duration_since(at) > time;
+            other.is_listed && since.is_some_and(is_over)
         };
         let missing = self.others.iter().filter(|(_, other)| is_missing(other));
         missing.map(|(address, _)| *address).collect()
