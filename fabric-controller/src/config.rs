@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use fabric_index::{ProbeArgs, Settings};
+use std::net::{IpAddr, SocketAddr};
+
 use fabric_runtime::{HttpAddress, LogArgs};
 use fabric_store::StoreArgs;
 use fabric_webhook::WebhookArgs;
@@ -40,6 +42,9 @@ pub(crate) struct Config {
     /// them works.
     #[arg(long, env = "POD_NAME", value_name = "NAME", default_value = "fabric-controller")]
     pub(crate) name: String,
+    /// Address of this program, where others of its like find out whether it lives, at the port of --http.
+    #[arg(long, env = "POD_IP", value_name = "IP")]
+    pod_ip: Option<IpAddr>,
     /// Address that serves /metrics, /healthz and /readyz: `unix:PATH` or `IP:PORT`.
     #[arg(long, value_name = "unix:PATH|IP:PORT")]
     pub(crate) http: Option<HttpAddress>,
@@ -103,6 +108,14 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 impl Config {
+    /// Where this program listens on TCP.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        match self.http {
+            Some(HttpAddress::Tcp(http)) => Some(SocketAddr::new(self.pod_ip?, http.port())),
+            Some(HttpAddress::Unix(_)) | None => None,
+        }
+    }
+
     /// The name, and what no other start of this program has.
     pub(crate) fn identity(&self) -> String {
         format!("{}_{:x}", self.name, Timestamp::now().as_nanosecond())

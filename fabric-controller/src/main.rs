@@ -127,7 +127,8 @@ impl Replica {
         let gateways = vitals.gateways.clone().unwrap_or_default();
         let reports = report(server.clone(), &config.name, &identity, obstacles.clone());
         tokio::pin!(reports);
-        let mut election = Election::new(server, &identity).reporting(obstacles.clone());
+        let election = Election::new(server, &identity).listening_at(config.address());
+        let mut election = election.reporting(obstacles.clone());
         loop {
             let is_standby = self.stand_by(election.is_standby());
             tokio::select! {

@@ -66,6 +66,35 @@ async fn take_over(cluster: &Cluster) {
     assert_eq!(holder(cluster, "votes"), "three");
 }
 
+/// Unlike one that nobody can connect to.
+#[test]
+fn ended_leader_is_replaced_within_seconds() {
+    let Some(cluster) = beside_others() else { return };
+    tokio::runtime::Runtime::new().unwrap().block_on(replace_ended(cluster));
+}
+
+async fn replace_ended(cluster: &Cluster) {
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ended"}});
+    cluster.apply(&namespace);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let [first, mut second] = ["one", "two"].map(|name| candidate(cluster, "ended", name));
+    let mut first = first.listening_at(listener.local_addr().ok());
+    wins_within(&mut first, 5.0).await;
+    let both = async {
+        tokio::select! {
+            () = first.lost() => panic!("lost"),
+            () = second.won() => panic!("two of them"),
+        }
+    };
+    assert!(timeout(Duration::from_secs(6), both).await.is_err());
+    // Its process is there, but renews nothing.
+    drop(first);
+    assert!(timeout(Duration::from_secs(6), second.won()).await.is_err());
+    drop(listener);
+    wins_within(&mut second, 4.0).await;
+    assert_eq!(holder(cluster, "ended"), "two");
+}
+
 #[test]
 fn withdrawal_gets_lease_and_others_wait() {
     let Some(cluster) = beside_others() else { return };

@@ -1,9 +1,14 @@
 //! Leader election: one of several controllers works, the others wait for its Lease. Only the own
-//! clock counts, and every write names the version that it replaces, so there are never two.
+//! clock counts, and every write names the version that it replaces, so there are never two, but for one that was
+//! cut off for seconds, until its next renewal.
+//!
+//! A holder whose process or node has ended is replaced sooner than its Lease runs out: candidates connect to it
+//! twice a second, and one that has answered and does not any more, and renews nothing, has ended.
 //!
 //! The withdrawal cannot wait for a controller to end: it requests the Lease, and the holder
 //! releases it.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use fabric_kube_client::ApiServer;
@@ -12,6 +17,7 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::Api;
 use kube::api::PostParams;
+use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -26,9 +32,22 @@ const PERIOD: Duration = Duration::from_secs(2);
 /// Minimum time between a renewal's answer and the next renewal.
 const PAUSE: Duration = Duration::from_millis(500);
 
+/// Time between two connections to the holder, and until one fails.
+const ASK_INTERVAL: Duration = Duration::from_millis(500);
+const ASK_TIMEOUT: Duration = Duration::from_millis(700);
+/// Connections between two looks at the Lease.
+const ASKS: u32 = 2;
+/// Failed connections after which the holder does not answer any more.
+const MAX_UNANSWERED: u32 = 2;
+/// Time without a renewal after which a holder that does not answer any more loses the Lease: longer than
+/// [`PERIOD`], since only the way to it may be cut.
+const UNRENEWED: Duration = Duration::from_millis(2300);
+
 pub const NAME: &str = "weft-fabric-controller";
 /// Annotation: why the holder cannot read all that it needs.
 const OBSTACLES: &str = "fabric.weft.dev/obstacles";
+/// Annotation: where the holder listens, as `IP:PORT`.
+const ADDRESS: &str = "fabric.weft.dev/holder-address";
 /// Annotation: identity that requests the Lease. All others keep out while it is renewed.
 const WANTED_BY: &str = "fabric.weft.dev/wanted-by";
 
@@ -36,8 +55,12 @@ const WANTED_BY: &str = "fabric.weft.dev/wanted-by";
 pub struct Election {
     api: Api<Lease>,
     identity: String,
+    /// Where this candidate listens.
+    address: Option<SocketAddr>,
     /// Requests it instead of waiting until it is released.
     takes_over: bool,
+    /// The holder, where it listens.
+    holder: Option<Holder>,
     /// The version that was seen last, and when it was seen first.
     seen: Option<(String, Instant)>,
     /// Holder logged last.
@@ -52,6 +75,29 @@ pub struct Election {
     is_standby: watch::Sender<bool>,
 }
 
+/// Another holder, as its own address shows it.
+#[derive(Debug)]
+struct Holder {
+    address: SocketAddr,
+    has_answered: bool,
+    /// Failed connections in a row.
+    unanswered: u32,
+}
+
+impl Holder {
+    fn has_ended(&self) -> bool {
+        self.has_answered && self.unanswered >= MAX_UNANSWERED
+    }
+
+    async fn ask(&mut self) {
+        let answers = timeout(ASK_TIMEOUT, TcpStream::connect(self.address)).await;
+        match answers {
+            Ok(Ok(_)) => (self.has_answered, self.unanswered) = (true, 0),
+            Ok(Err(_)) | Err(_) => self.unanswered = self.unanswered.saturating_add(1),
+        }
+    }
+}
+
 impl Election {
     /// Programs of one `identity` are one holder: each may go on with what another has won.
     pub fn new(server: &ApiServer, identity: &str) -> Self {
@@ -60,7 +106,9 @@ impl Election {
         Self {
             api,
             identity,
+            address: None,
             takes_over: false,
+            holder: None,
             seen: None,
             logged: None,
             held: None,
@@ -68,6 +116,11 @@ impl Election {
             obstacles: Obstacles::default(),
             is_standby: watch::Sender::default(),
         }
+    }
+
+    /// Other candidates connect to this address to find out whether this one lives.
+    pub fn listening_at(self, address: Option<SocketAddr>) -> Self {
+        Self { address, ..self }
     }
 
     /// The holder, if it runs, releases it within a few seconds.
@@ -94,7 +147,20 @@ impl Election {
                 Ok(Answer::Contended) => {}
                 Err(error) => tracing::debug!(%error, "cannot stand for election; tried again"),
             }
-            sleep(PERIOD).await;
+            self.wait().await;
+        }
+    }
+
+    /// Waits before the Lease is looked at again.
+    async fn wait(&mut self) {
+        for _ in 0..ASKS {
+            if let Some(holder) = &mut self.holder {
+                holder.ask().await;
+            }
+            sleep(ASK_INTERVAL).await;
+            if self.holder.as_ref().is_some_and(Holder::has_ended) {
+                return;
+            }
         }
     }
 
@@ -185,7 +251,14 @@ impl Election {
             Some(_) | None => Instant::now(),
         };
         self.seen = Some((version, first));
-        let expired = first.elapsed() >= lease_duration(lease);
+        let at = lease_address(lease);
+        if self.holder.as_ref().map(|holder| holder.address) != at {
+            let new = |address| Holder { address, has_answered: false, unanswered: 0 };
+            self.holder = at.map(new);
+        }
+        let has_ended = self.holder.as_ref().is_some_and(Holder::has_ended);
+        let expired =
+            first.elapsed() >= lease_duration(lease) || has_ended && first.elapsed() >= UNRENEWED;
         if !self.takes_over && wanted_by(lease).is_some_and(|by| *by != self.identity) {
             return expired;
         }
@@ -194,7 +267,7 @@ impl Election {
             tracing::info!(holder, "waiting; it has the Lease");
             self.logged = Some(holder.clone());
         }
-        *holder == self.identity || expired
+        *holder == self.identity || is_restart(holder, &self.identity) || expired
     }
 
     fn taken(&self, mut lease: Lease) -> Lease {
@@ -215,6 +288,10 @@ impl Election {
         let mut metadata = ObjectMeta { name: Some(NAME.to_owned()), ..lease.metadata };
         let annotations = metadata.annotations.get_or_insert_default();
         annotations.remove(WANTED_BY);
+        match self.address {
+            Some(address) => _ = annotations.insert(ADDRESS.to_owned(), address.to_string()),
+            None => _ = annotations.remove(ADDRESS),
+        }
         match self.obstacles.text() {
             Some(text) => _ = annotations.insert(OBSTACLES.to_owned(), text),
             None => _ = annotations.remove(OBSTACLES),
@@ -231,6 +308,17 @@ pub fn obstacles(lease: &Lease) -> Option<&str> {
 
 fn wanted_by(lease: &Lease) -> Option<&String> {
     lease.metadata.annotations.as_ref()?.get(WANTED_BY)
+}
+
+/// Returns whether one is an earlier process of the same pod: identities are `POD_START`. Its container has one
+/// process at a time.
+fn is_restart(before: &str, own: &str) -> bool {
+    let pods = before.rsplit_once('_').zip(own.rsplit_once('_'));
+    pods.is_some_and(|((before, _), (own, _))| before == own)
+}
+
+fn lease_address(lease: &Lease) -> Option<SocketAddr> {
+    lease.metadata.annotations.as_ref()?.get(ADDRESS)?.parse().ok()
 }
 
 /// Time without a renewal after which another may take it.
