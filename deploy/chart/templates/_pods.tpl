@@ -16,7 +16,7 @@ labels:
 {{- end }}
 
 {{/*
-Where and how a pod of the control plane runs. Arguments: the root, the values of the pod, and more tolerations if any.
+Where and how a pod of the control plane runs. Arguments: the root, the values of the pod.
 */}}
 {{- define "weft.placement" -}}
 {{- $ := index . 0 -}}
@@ -28,10 +28,9 @@ priorityClassName: {{ . }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with concat (default list $.Values.common.tolerations) (index (append . list) 2) }}
+# Of a pod on a node that has died there is another one soon, not after Kubernetes' five minutes.
 tolerations:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
+  {{- include "weft.tolerations" $.Values.common.tolerations | trim | nindent 2 }}
 {{- with $.Values.common.affinity }}
 affinity:
   {{- toYaml . | nindent 2 }}
@@ -41,6 +40,21 @@ securityContext:
   runAsUser: 65532
   runAsGroup: 65532
   seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{/*
+Tolerations, and of a node that is lost for a few seconds only, unless they say otherwise. Argument: the tolerations.
+*/}}
+{{- define "weft.tolerations" -}}
+{{- $all := default list . -}}
+{{- range $key := list "node.kubernetes.io/not-ready" "node.kubernetes.io/unreachable" }}
+{{- $known := false }}
+{{- range $all }}{{ if or (not .key) (eq (toString .key) $key) }}{{ $known = true }}{{ end }}{{ end }}
+{{- if not $known }}
+{{- $all = append $all (dict "key" $key "operator" "Exists" "effect" "NoExecute" "tolerationSeconds" 5) }}
+{{- end }}
+{{- end }}
+{{- toYaml $all }}
 {{- end }}
 
 {{- define "weft.pullSecrets" -}}

@@ -69,7 +69,9 @@ impl Pods {
             Some(pod) if runs(pod) => (Liveness::Silent, Some(format!("{who}: {}", unready(pod)))),
             Some(pod) => (Liveness::Gone, Some(format!("{who}: {}", unready(pod)))),
         };
-        Life { liveness, problem, node: best.and_then(node).map(str::to_owned) }
+        let active = pods().filter(|pod| label(pod, labels::ACTIVE) == Some("true"));
+        let active = active.max_by_key(|pod| is_ready(pod)).or(best);
+        Life { liveness, problem, node: active.and_then(node).map(str::to_owned) }
     }
 
     fn problems(&self) -> Vec<String> {
