@@ -142,11 +142,14 @@ impl Probing {
         all.into_iter().flatten().min().unwrap_or(far)
     }
 
-    /// Notifies all nodes of a take-over, and expects their probes.
+    /// Notifies all nodes of a take-over, and expects their probes. While the predecessor carries packets, this
+    /// replica is connected first.
     fn notify(&mut self, standing: &Standing) {
-        let taken_over = standing.active().filter(|_| standing.predecessor.is_some());
-        let Some(active) = taken_over else { return self.notices = Notices::default() };
-        if let Some(Current { running, responder: Some(_) }) = &self.current {
+        let Some((active, predecessor)) = standing.active().zip(standing.predecessor) else {
+            return self.notices = Notices::default();
+        };
+        let Some(Current { running, responder: Some(_) }) = &self.current else { return };
+        if running.open || !predecessor.is_alive {
             let (now, wall) = (Instant::now(), Timestamp::now());
             let nodes = || running.desired.nodes.iter().map(|node| node.name.as_str());
             if self.notices.begin(active, nodes(), now) {
