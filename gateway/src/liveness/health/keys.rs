@@ -12,6 +12,15 @@ use crate::dataplane::lane::RejectedInitiation;
 const MIN_REJECTION_TIME: Duration = Duration::from_millis(2700);
 const MAX_REJECTION_TIME: Duration = Duration::from_secs(12);
 
+/// Shortest time between two initiations of one gateway.
+const MIN_PACE: Duration = Duration::from_millis(700);
+
+/// What comes more often is a flood.
+fn has_pace_of_a_gateway(rejected: RejectedInitiation) -> bool {
+    let since = |previous| rejected.at.saturating_duration_since(previous);
+    rejected.previous.is_some_and(|previous| since(previous) >= MIN_PACE)
+}
+
 impl Evidence<'_> {
     /// The text stays the same while the two change their ports.
     pub(super) fn peer_key_shared(&self) -> Option<Fault> {
@@ -102,7 +111,8 @@ impl Evidence<'_> {
         let is_gateway = self.peer.endpoint.map(canonical) == Some(canonical(rejected.from))
             || self.owner_of(at(rejected.from)).is_some();
         if self.is_connected() && !self.peer.on_superseded_keys && !is_gateway {
-            return Some(self.stray_client(canonical(rejected.from)));
+            let stray = self.stray_client(canonical(rejected.from));
+            return has_pace_of_a_gateway(rejected).then_some(stray);
         }
         Some(Fault {
             reason: Reason::WrongResponder,

@@ -270,10 +270,15 @@ fn client_for_another_cluster_is_told_from_the_peer() {
     let scene = Scene::new();
     let mut evidence = scene.evidence();
     let endpoint: SocketAddr = ENDPOINT.parse().unwrap();
-    let mut remedy = |port| {
+    let rejected = |port, interval: u64| {
         let from = SocketAddr::new(endpoint.ip(), port);
-        evidence.peer.rejections.wrong_responder =
-            Some(RejectedInitiation { from, at: scene.ago(100), previous: None, key: None });
+        let (at, previous) = (scene.ago(100), Some(scene.ago(100 + interval)));
+        Some(RejectedInitiation { from, at, previous, key: None })
+    };
+    evidence.peer.rejections.wrong_responder = rejected(endpoint.port() + 1, 300);
+    assert_eq!(scene.reasons(&evidence), [], "a flood");
+    let mut remedy = |port| {
+        evidence.peer.rejections.wrong_responder = rejected(port, 1000);
         assert_eq!(scene.reasons(&evidence), [Reason::WrongResponder]);
         diagnose(&evidence, scene.now)[0].remedy.clone()
     };
