@@ -301,6 +301,9 @@ fn is_gone(pair: &Pair, views: &[View; 2]) -> Result<()> {
     Ok(())
 }
 
+/// Exit code of `weft status` where there is no weft.
+const NOT_INSTALLED: u8 = 4;
+
 /// Users' objects stay, without a problem. Packets that pods go on sending are refused for a while.
 fn uninstalled(pair: &Pair, lab: &Lab) -> Result<()> {
     let views = pair.views()?;
@@ -327,6 +330,8 @@ fn uninstalled(pair: &Pair, lab: &Lab) -> Result<()> {
             Inventory::of(cluster)?.ensure_no_more(before, &users)
         })?;
         ensure_no_leftovers(cluster, gateway.namespace)?;
+        let code = cluster.status_code()?;
+        ensure!(code == NOT_INSTALLED, "weft status ends with {code}");
     }
     Ok(())
 }

@@ -152,9 +152,7 @@ pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
 
 fn nothing(args: &StatusArgs, of_cluster: bool) -> String {
     if of_cluster {
-        return "weft is not installed in this cluster: its API server does not know weft's \
-                resources"
-            .to_owned();
+        return "weft is not installed in this cluster".to_owned();
     }
     format!("no fabric runs here: none in {}", args.selection.place().display())
 }

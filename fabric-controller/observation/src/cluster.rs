@@ -11,7 +11,7 @@ use anyhow::{Context as _, bail};
 use fabric_api::ipam::{IP, Network};
 use fabric_api::{check, labels};
 use fabric_index::owner::keeps_refused_prefix;
-use fabric_store::{ApiError, Kind, Snapshot, Store, StoreError};
+use fabric_store::{ApiError, Kind, ObjectRef, Snapshot, Store, StoreError};
 use futures::future::join_all;
 use gateway_workloads::lease;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -48,11 +48,11 @@ pub async fn look(
 }
 
 async fn ask(store: &Store) -> anyhow::Result<Option<Observation>> {
-    let (needed, more, pods, obstacles) = tokio::join!(
+    let (needed, more, pods, leases) = tokio::join!(
         join_all(observe::KINDS.map(|kind| async move { (kind, store.read(&[kind]).await) })),
         join_all(MORE.map(|kind| async move { (kind, store.read(&[kind]).await) })),
         pods(store),
-        obstacles(store),
+        leases(store),
     );
     if needed.iter().all(|(_, read)| read.as_ref().is_err_and(|error| is_refused(error, 404))) {
         return Ok(None);
@@ -76,6 +76,12 @@ async fn ask(store: &Store) -> anyhow::Result<Option<Observation>> {
             all.join(", ")
         );
     }
+    // Definitions, and what users made, outlive weft.
+    let is_ours = |of: &ObjectRef| matches!(of.kind, Kind::NodeConfig | Kind::GatewayConfig);
+    let is_empty = !snapshot.objects.keys().any(is_ours);
+    if is_empty && leases.is_empty() && pods.as_ref().is_ok_and(Pods::is_empty) {
+        return Ok(None);
+    }
     for (kind, read) in more {
         match read {
             Ok(part) => merge(&mut snapshot, part),
@@ -94,7 +100,7 @@ async fn ask(store: &Store) -> anyhow::Result<Option<Observation>> {
         }
     };
     problems.extend(found.problems);
-    problems.extend(obstacles);
+    problems.extend(obstacles(&leases));
     let cluster_id = cluster_id(&snapshot);
     let found = Found { problems, cluster_id, ..found };
     snapshot.problems.sort();
@@ -141,16 +147,20 @@ fn ungranted(snapshot: &Snapshot) -> Vec<String> {
     waits.collect()
 }
 
-/// Obstacles that the working controller has written into its Lease. Who may not list Leases sees
-/// less.
-async fn obstacles(store: &Store) -> Option<String> {
-    let client = store.api_server()?.client;
-    let selection = ListParams::default().fields(&format!("metadata.name={}", lease::NAME));
-    let leases = Api::<Lease>::all(client);
-    let list = timeout(REQUEST, leases.list(&selection)).await.ok()?.ok()?;
+/// Obstacles that the working controller has written into its Lease.
+fn obstacles(leases: &[Lease]) -> Option<String> {
     let held = |lease: &&Lease| lease.spec.as_ref().is_some_and(|s| s.holder_identity.is_some());
-    let obstacles = list.items.iter().filter(held).find_map(lease::obstacles)?;
+    let obstacles = leases.iter().filter(held).find_map(lease::obstacles)?;
     Some(format!("fabric-controller: changes have no effect: {obstacles}"))
+}
+
+/// Leases of controllers. Who may not list them sees less.
+async fn leases(store: &Store) -> Vec<Lease> {
+    let Some(server) = store.api_server() else { return Vec::new() };
+    let selection = ListParams::default().fields(&format!("metadata.name={}", lease::NAME));
+    let leases = Api::<Lease>::all(server.client);
+    let list = timeout(REQUEST, leases.list(&selection)).await;
+    list.ok().and_then(Result::ok).map(|list| list.items).unwrap_or_default()
 }
 
 /// Reads the pods of weft, and the Deployments that make them.

@@ -88,6 +88,15 @@ impl Kubernetes {
         Ok((serde_json::from_str(status).context("weft status prints JSON")?, code.parse()?))
     }
 
+    /// Exit code of `weft status`: 4 where weft is not installed.
+    pub fn status_code(&self) -> Result<u8> {
+        let mut shell = Command::new("sh");
+        shell.env("KUBECONFIG", format!("{DIR}/{ADMIN}"));
+        shell.args(["-c", "\"$0\" status --kubernetes >/dev/null; echo $?"]);
+        let code = self.head().host.command(shell.arg(bin_dir()?.join("weft")), "")?;
+        Ok(code.trim().parse()?)
+    }
+
     /// Runs `weft adopt`; returns what it prints.
     pub fn adopt(&self, more: &[&str]) -> Result<String> {
         let mut weft = Command::new(bin_dir()?.join("weft"));

@@ -28,6 +28,11 @@ pub(super) struct Pods {
 }
 
 impl Pods {
+    /// Nothing of weft's runs, or is to run.
+    pub(super) fn is_empty(&self) -> bool {
+        self.deployments.is_empty() && self.programs.is_empty() && self.gateways.is_empty()
+    }
+
     pub(super) fn found(&self, snapshot: &Snapshot) -> Found {
         let agents = snapshot.objects.values().filter_map(|object| object.try_into().ok());
         let agents: Vec<&NodeConfig> = agents.collect();

@@ -285,6 +285,13 @@ fn record_decides_between_two_that_are_apart() {
     world.cut = [(1, 2)].into();
     world.run(1000);
     assert_eq!(world.active(), [3 - first], "the later one, by the record");
+    for _ in 0..50 {
+        world.run(1000);
+        assert_eq!(world.active(), [3 - first], "it stays");
+    }
+    world.replicas.remove(&(3 - first));
+    world.start(3 - first);
+    assert!(world.until_active(&[3 - first]) < 1000, "its next process has the tunnel");
     world.cut.clear();
     world.run(500);
     assert_eq!(world.active(), [3 - first]);
