@@ -7,7 +7,8 @@
 #              random lives and events in ROUNDS=200 (none: 0)
 # make simulate  SEEDS=8000 simulated hours of a bad network each, or SEED=n again
 # make fuzz    every fuzz target for SECONDS=60, led by coverage
-# make bench   weft against wireguard-go, or ARGS='--against gotatun'
+# make bench   weft against wireguard-go, gotatun and boringtun, 40 minutes, into bench/RESULTS.md; QUICK=1: five
+#              minutes, not written; ARGS='--line tcp-1': one line
 # make bench-scale  control plane with 200 simulated nodes and 100 peerings, into bench/RESULTS.md; ARGS='--nodes 20'
 # make arm64   tests of packets, plans and resources on an emulated arm64
 # make images  container images for amd64 and arm64, into target/images; PUSH=registry.example.org/team: there, too
@@ -142,7 +143,7 @@ SHOW_SKIPPED = touch $(SKIPPED); echo "$@ skipped: $$(wc -l < $(SKIPPED))"; cat 
 
 bench: tools peers
 	$(PROGRAMS)
-	$(SUDO) $(TARGET)/release/bench $(ARGS)
+	$(SUDO) $(TARGET)/release/bench $(if $(QUICK),--quick,--results bench/RESULTS.md) $(ARGS)
 
 bench-scale: tools kubernetes
 	$(PROGRAMS)
@@ -171,7 +172,7 @@ clean:
 
 # Debian's packages, installed only where a command is missing.
 tools:
-	@$(call INSTALL,nft:nftables ip:iproute2 ping:iputils-ping iptables:iptables sysctl:procps cc:build-essential)
+	@$(call INSTALL,nft:nftables ip:iproute2 ping:iputils-ping ethtool:ethtool iptables:iptables sysctl:procps cc:build-essential)
 
 # Pairs of a command and its package.
 define INSTALL

@@ -1,33 +1,30 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand, ValueEnum};
-use weft_tests::StockPeer;
+use clap::{Parser, Subcommand};
 
-use crate::abba::Timing;
-use crate::flow::{Load, Traffic};
+use crate::abba::max_pairs;
+use crate::line::{self, Line, Method};
 use crate::scale::ScaleArgs;
+use crate::slice::{Lengths, TRIES_BELOW};
 
-/// Compares weft with wireguard-go, or another WireGuard in userspace, on this machine.
+/// Compares weft with other WireGuards in userspace (wireguard-go, gotatun, boringtun), on this machine.
 ///
-/// How it measures: both tunnels are up and warm side by side, and take turns in slices of two
-/// seconds, in the order A B, B A, A B and so on. Each pair of slices gives one ratio. Reported are
-/// the median of the ratios and the interval in which it lies with 95 % confidence (bootstrap). The
-/// control compares neighbouring slices of the same tunnel: what this machine calls equal. Pairs
-/// during which the hypervisor took more than 1 % of the time away do not count and are repeated.
-/// A difference is shown only if its interval excludes 1. Two runs taken apart cannot be compared.
+/// How it measures: all tunnels are up and warm side by side, in namespaces of their own. For each
+/// line, every peer is tried, and the best one and weft take turns in slices of two seconds, in the
+/// order A B, B A, A B and so on. Each pair of slices gives one ratio. Reported are the median of the
+/// ratios and the interval in which it lies with 95 % confidence (bootstrap). The control compares
+/// neighbouring slices of the same tunnel: what this machine calls equal. Pairs during which the
+/// hypervisor took more than 1 % of the time away do not count and are repeated. Two runs taken
+/// apart cannot be compared.
 ///
-/// Scenarios:
+/// Packets go end a - gateway a = underlay = gateway b - end b, through a weft lane, or a stock
+/// WireGuard, at each gateway. Lines `pods-...` have weft's from a pod of one cluster to a pod of
+/// another (node, VXLAN, gateway, tunnel, gateway, VXLAN, node), the peer's still without any overlay.
 ///
-/// * point-to-point: one flow through two weft lanes, no overlay, against one through two of the
-///   other, in the same namespaces: end a - gateway a = underlay = gateway b - end b.
-/// * pod-to-pod: one flow from a pod of one cluster to a pod of another through all of weft
-///   (node, VXLAN, gateway, tunnel, gateway, VXLAN, node) against the same other one with no
-///   overlay at all.
-///
-/// Flows are plain TCP, blocks of 128 KiB, written and read as iperf3 does, on connections that
-/// last for the whole run, or UDP (--traffic). Tunnels have an MTU of 1,420 bytes, underlays 1,500. Congestion control
-/// is set on the sender's route.
+/// TCP is written and read in blocks of 128 KiB, as iperf3 does, on connections that last for the
+/// whole line, with cubic. UDP is numbered and checked by its sink. Tunnels have an MTU of 1,420 bytes,
+/// underlays 1,500. Programs that burn no time of their own send and receive, on the same cores.
 ///
 /// Needs root (namespaces, TUN devices), the weft programs built with --release, and what `make
 /// peers` builds into ~/.cache/weft/bin. Everything a run makes (namespaces, devices, processes)
@@ -37,35 +34,22 @@ use crate::scale::ScaleArgs;
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
-    /// What to measure; all scenarios unless given. Can be repeated.
-    #[arg(long, value_enum)]
-    pub(crate) scenario: Vec<ScenarioName>,
-    /// What to compare weft with.
-    #[arg(long, value_enum, default_value_t = StockPeer::WireguardGo)]
-    pub(crate) against: StockPeer,
+    /// What to measure; all lines unless given. Can be repeated.
+    #[arg(long, value_name = "NAME", value_parser = line_named)]
+    line: Vec<Line>,
     /// How many undisturbed pairs of slices to take.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
-    pub(crate) pairs: u16,
+    pairs: u16,
     /// How long a slice lasts, such as 2s or 500ms.
     #[arg(long, default_value = "2s", value_name = "TIME", value_parser = duration)]
-    pub(crate) slice: Duration,
-    /// Kind of the flows. Senders of UDP send more than any tunnel takes: compared is what arrives.
-    #[arg(long, value_enum, default_value_t = Traffic::Tcp)]
-    pub(crate) traffic: Traffic,
-    /// Flows side by side through each tunnel.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub(crate) flows: u16,
-    /// Congestion control of the senders. BBR paces: its timers run TCP on the gateways' account
-    /// and hide half of any difference.
-    #[arg(long, default_value = "cubic", value_name = "NAME")]
-    pub(crate) congestion: String,
-    /// Four pairs of half a second: shows that it works, its figures mean nothing.
+    slice: Duration,
+    /// Four pairs of short slices: all lines in less than five minutes, each far less exact.
     #[arg(long)]
-    pub(crate) quick: bool,
-    /// Also write the report as JSON to this file; `-` writes it to standard output instead of the
-    /// table.
+    quick: bool,
+    /// Also write the report into this file, in place of its last one for this processor, and raw
+    /// figures and plots into the folder `results` beside it.
     #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
+    pub(crate) results: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -73,26 +57,69 @@ pub(crate) enum Command {
     Scale(ScaleArgs),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ScenarioName {
-    PointToPoint,
-    PodToPod,
+/// Number and length of slices.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timing {
+    pub(crate) pairs: usize,
+    /// Slices of each peer before the best one is chosen.
+    pub(crate) trials: usize,
+    pub(crate) slice: Lengths,
+    /// Steps of a search for the highest rate.
+    pub(crate) step: Lengths,
+    pub(crate) steps: u32,
 }
+
+/// Time between two slices, in which queues run empty and counters are read.
+const BETWEEN: Duration = Duration::from_millis(120);
 
 impl Args {
     pub(crate) fn timing(&self) -> Timing {
+        let lengths = |settle, slice| Lengths { settle: Duration::from_millis(settle), slice };
         if self.quick {
-            return Timing { pairs: 4, slice: Duration::from_millis(500) };
+            let [slice, step] = [400, 150].map(Duration::from_millis);
+            let (slice, step) = (lengths(150, slice), lengths(50, step));
+            return Timing { pairs: 4, trials: 1, slice, step, steps: 5 };
         }
-        Timing { pairs: self.pairs.into(), slice: self.slice }
+        Timing {
+            pairs: self.pairs.into(),
+            trials: 2,
+            slice: lengths(300, self.slice),
+            step: lengths(100, Duration::from_millis(300)),
+            steps: 7,
+        }
     }
 
-    pub(crate) fn load(&self) -> Load<'_> {
-        Load { traffic: self.traffic, flows: self.flows.into(), congestion: &self.congestion }
+    /// Selected lines.
+    pub(crate) fn lines(&self) -> Vec<Line> {
+        if self.line.is_empty() { line::all() } else { self.line.clone() }
     }
+}
 
-    pub(crate) fn selects(&self, scenario: ScenarioName) -> bool {
-        self.scenario.is_empty() || self.scenario.contains(&scenario)
+impl Timing {
+    /// Time that a line takes, and the most that it may take, with so many peers.
+    pub(crate) fn of(&self, line: &Line, peers: usize) -> [Duration; 2] {
+        let slice = self.slice.settle + self.slice.slice + BETWEEN;
+        let step = self.step.settle + self.step.slice + BETWEEN;
+        [(self.pairs, self.steps), (max_pairs(self.pairs), self.steps + TRIES_BELOW)].map(
+            |(pairs, steps)| {
+                let slices = (peers * self.trials + 1 + 2 * pairs) as u32;
+                match line.method {
+                    Method::Overload | Method::RateOfPeer => slices * slice,
+                    Method::HighestRate => (peers as u32 + 1) * slice + slices * steps * step,
+                }
+            },
+        )
+    }
+}
+
+fn line_named(name: &str) -> Result<Line, String> {
+    let mut lines = line::all();
+    match lines.iter().position(|line| line.name == name) {
+        Some(found) => Ok(lines.swap_remove(found)),
+        None => {
+            let names: Vec<_> = lines.into_iter().map(|line| line.name).collect();
+            Err(format!("expected one of {}", names.join(", ")))
+        }
     }
 }
 
@@ -111,18 +138,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quick_wins_over_pairs_and_slice() {
+    fn quick_run_of_all_lines_takes_less_than_five_minutes() {
         let args = Args::parse_from(["bench", "--quick", "--pairs", "30", "--slice", "3s"]);
-        assert_eq!((args.timing().pairs, args.timing().slice), (4, Duration::from_millis(500)));
+        let time: Duration = args.lines().iter().map(|line| args.timing().of(line, 3)[0]).sum();
+        assert!(time < Duration::from_secs(240), "{time:?}");
         let args = Args::parse_from(["bench", "--pairs", "30", "--slice", "3s"]);
-        assert_eq!((args.timing().pairs, args.timing().slice), (30, Duration::from_secs(3)));
+        assert_eq!((args.timing().pairs, args.timing().slice.slice.as_secs()), (30, 3));
     }
 
     #[test]
-    fn all_scenarios_are_selected_by_default() {
-        let all = Args::parse_from(["bench"]);
-        assert!(all.selects(ScenarioName::PointToPoint) && all.selects(ScenarioName::PodToPod));
-        let one = Args::parse_from(["bench", "--scenario", "pod-to-pod"]);
-        assert!(!one.selects(ScenarioName::PointToPoint) && one.selects(ScenarioName::PodToPod));
+    fn time_of_a_line_counts_trials_and_pairs() {
+        let timing = Args::parse_from(["bench", "--pairs", "10", "--slice", "1s"]).timing();
+        let lines = line::all();
+        // 3 peers twice, weft once, and 10 pairs, or 15 if a third of them is disturbed.
+        let slice = Duration::from_millis(1420);
+        assert_eq!(timing.of(&lines[0], 3), [27 * slice, 37 * slice]);
+    }
+
+    #[test]
+    fn all_lines_are_selected_by_default() {
+        assert_eq!(Args::parse_from(["bench"]).lines().len(), line::all().len());
+        let one = Args::parse_from(["bench", "--line", "udp-64"]).lines();
+        assert_eq!(one.iter().map(|line| line.name.as_str()).collect::<Vec<_>>(), ["udp-64"]);
+        assert!(Args::try_parse_from(["bench", "--line", "none"]).is_err());
     }
 }

@@ -1,8 +1,10 @@
-//! TCP and UDP flows whose sending can be switched on and off.
+//! TCP and UDP flows whose sending can be switched on and off, at full speed or at a held rate.
 
+mod pace;
+mod sequence;
 mod udp;
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,19 +12,25 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use clap::ValueEnum;
 use nix::sys::socket::{getsockopt, sockopt};
 use socket2::{Domain, Socket, Type};
 use weft_tests::Netns;
 
+use self::pace::Pace;
+
+/// Congestion control of all senders. BBR paces: its timers run TCP on the gateways' account and
+/// hide half of any difference.
+pub(crate) const CONGESTION: &str = "cubic";
 /// Bytes that one `write` and one `read` move at most, as in iperf3.
 const BLOCK: usize = 128 * 1024;
 /// Time without data after which a tunnel's flow counts as broken.
 const FLOW_TIMEOUT: Duration = Duration::from_secs(5);
 /// A sender that is gone because its tunnel is must not leave the sink waiting.
 const READ_TIMEOUT: Duration = Duration::from_millis(500);
+/// Time after which a datagram that has not arrived is lost.
+const SETTLED: Duration = Duration::from_millis(40);
 
-/// A TCP connection, or a pair of UDP sockets, with a thread at each end, kept over the whole run so
+/// A TCP connection, or a pair of UDP sockets, with a thread at each end, kept over a whole line so
 /// that no slice pays for a handshake or a cold window.
 pub(crate) struct Flow {
     traffic: Traffic,
@@ -35,108 +43,128 @@ pub(crate) struct Flow {
 struct State {
     sending: AtomicBool,
     closing: AtomicBool,
+    /// Bits per second; 0 for as many as possible.
+    rate: AtomicU64,
     sent: AtomicU64,
     received: AtomicU64,
+    duplicates: AtomicU64,
+    reordered: AtomicU64,
 }
 
-/// Kind of packets that flows send, as fast as they can.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+/// Kind of packets of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Traffic {
     Tcp,
-    /// UDP datagrams of 1,372 bytes in trains of 47 (UDP_SEGMENT), as QUIC servers send them.
-    UdpTrains,
-    /// UDP datagrams of 1,372 bytes, one by one.
-    Udp,
+    /// UDP with so many bytes of payload, in trains (`UDP_SEGMENT`) or one by one.
+    Udp {
+        datagram: usize,
+        segmented: bool,
+    },
 }
 
-/// Load on a tunnel.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Load<'a> {
-    pub(crate) traffic: Traffic,
-    /// Flows side by side.
-    pub(crate) flows: usize,
-    /// The senders' congestion control.
-    pub(crate) congestion: &'a str,
+/// Counters of flows since they were opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    /// Bytes of payload.
+    pub(crate) sent: u64,
+    /// Bytes of payload, without duplicates.
+    pub(crate) received: u64,
+    /// Datagrams.
+    pub(crate) duplicates: u64,
+    pub(crate) reordered: u64,
 }
 
-/// An end of a flow: a namespace and an address in it.
+/// Outcome of one receiving call.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Arrived {
+    bytes: usize,
+    duplicates: u64,
+    reordered: u64,
+}
+
+/// An end of a path: a namespace, an address in it, and the address under which the other end sees
+/// that one.
 #[derive(Clone, Debug)]
 pub(crate) struct End {
     pub(crate) net: Netns,
-    pub(crate) address: SocketAddr,
+    pub(crate) address: IpAddr,
+    pub(crate) seen: IpAddr,
 }
 
 impl Flow {
-    /// Sends from `from` (whose port does not matter) to `to`. TCP has the congestion control of `load`
-    /// as the sender's route sets it: anything else would be another measurement.
-    pub(crate) fn open(from: &End, to: &End, load: Load<'_>) -> Result<Self> {
-        Self::open_towards(from, to, to.address.ip(), load)
-    }
-
-    /// The same where the sender sees the other end under another address, `seen`.
-    pub(crate) fn open_towards(from: &End, to: &End, seen: IpAddr, load: Load<'_>) -> Result<Self> {
-        match load.traffic {
-            Traffic::Tcp => Self::open_tcp(from, to, seen, load.congestion),
-            Traffic::UdpTrains | Traffic::Udp => Self::open_udp(from, to, seen, load.traffic),
+    pub(crate) fn open(from: &End, to: &End, traffic: Traffic) -> Result<Self> {
+        match traffic {
+            Traffic::Tcp => Self::open_tcp(from, to),
+            Traffic::Udp { datagram, segmented } => {
+                let mut sink = to.net.run(|| udp::Sink::bind(to.address, datagram))?;
+                let port = sink.socket().local_addr().context("asking for the port")?.port();
+                let timeout = sink.socket().set_read_timeout(Some(READ_TIMEOUT));
+                timeout.context("setting a timeout")?;
+                let target = SocketAddr::new(to.seen, port);
+                let connect = || udp::Sender::connect(from.address, target, datagram, segmented);
+                let mut sender = from.net.run(connect)?;
+                Ok(Self::spawn(traffic, move || sender.send(), move || sink.receive()))
+            }
         }
     }
 
-    fn open_tcp(from: &End, to: &End, seen: IpAddr, congestion: &str) -> Result<Self> {
+    /// The congestion control is that of the sender's route: anything but [`CONGESTION`] would be
+    /// another measurement.
+    fn open_tcp(from: &End, to: &End) -> Result<Self> {
         let listener = to
             .net
-            .run(|| TcpListener::bind(to.address))
+            .run(|| TcpListener::bind((to.address, 0)))
             .with_context(|| format!("listening on {}", to.address))?;
         let port = listener.local_addr().context("asking for the port")?.port();
-        let target = SocketAddr::new(seen, port);
-        let sender = from
+        let target = SocketAddr::new(to.seen, port);
+        let mut sender = from
             .net
             .run(|| connect(from.address, target))
             .with_context(|| format!("connecting {} to {target}", from.address))?;
-        let (sink, _) = listener.accept().context("accepting the connection")?;
+        let (mut sink, _) = listener.accept().context("accepting the connection")?;
         let used = getsockopt(&sender, sockopt::TcpCongestion).context("asking for congestion")?;
         ensure!(
-            used.to_string_lossy().trim_end_matches('\0') == congestion,
-            "TCP uses {used:?}, not {congestion}"
+            used.to_string_lossy().trim_end_matches('\0') == CONGESTION,
+            "TCP uses {used:?}, not {CONGESTION}"
         );
         sender.set_write_timeout(Some(FLOW_TIMEOUT)).context("setting a timeout")?;
         sink.set_read_timeout(Some(READ_TIMEOUT)).context("setting a timeout")?;
-        Ok(Self::spawn(Traffic::Tcp, sender, sink))
-    }
-
-    fn open_udp(from: &End, to: &End, seen: IpAddr, traffic: Traffic) -> Result<Self> {
-        let sink = to.net.run(|| udp::Sink::bind(to.address))?;
-        let port = sink.socket().local_addr().context("asking for the port")?.port();
-        sink.socket().set_read_timeout(Some(READ_TIMEOUT)).context("setting a timeout")?;
-        let target = SocketAddr::new(seen, port);
-        let segmented = traffic == Traffic::UdpTrains;
-        let sender = from.net.run(|| udp::Sender::connect(from.address, target, segmented))?;
-        Ok(Self::spawn(traffic, sender, sink))
+        let (block, mut buffer) = (vec![0; BLOCK], vec![0; BLOCK]);
+        let receive = move || {
+            let bytes = sink.read(&mut buffer)?;
+            Ok(Arrived { bytes, ..Arrived::default() })
+        };
+        Ok(Self::spawn(Traffic::Tcp, move || sender.write(&block), receive))
     }
 
     fn spawn(
         traffic: Traffic,
-        sender: impl Write + Send + 'static,
-        sink: impl Read + Send + 'static,
+        send: impl FnMut() -> io::Result<usize> + Send + 'static,
+        receive: impl FnMut() -> io::Result<Arrived> + Send + 'static,
     ) -> Self {
         let state = Arc::new(State::default());
         let (at_sender, at_sink) = (state.clone(), state.clone());
         Self {
             traffic,
             state,
-            sender: Some(std::thread::spawn(move || at_sender.send(sender))),
-            sink: Some(std::thread::spawn(move || at_sink.receive(sink))),
+            sender: Some(std::thread::spawn(move || at_sender.send(send))),
+            sink: Some(std::thread::spawn(move || at_sink.receive(receive))),
         }
     }
 
-    pub(crate) fn sent(&self) -> u64 {
-        self.state.sent.load(Ordering::Relaxed)
+    pub(crate) fn counts(&self) -> Counts {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counts {
+            sent: count(&self.state.sent),
+            received: count(&self.state.received),
+            duplicates: count(&self.state.duplicates),
+            reordered: count(&self.state.reordered),
+        }
     }
 
-    pub(crate) fn received(&self) -> u64 {
-        self.state.received.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn start(&self) {
+    /// Starts sending, at so many bits per second if that is held.
+    pub(crate) fn start(&self, rate: Option<f64>) {
+        self.state.rate.store(rate.map_or(0, |rate| rate as u64), Ordering::Relaxed);
         self.state.sending.store(true, Ordering::Relaxed);
         if let Some(sender) = &self.sender {
             sender.thread().unpark();
@@ -151,7 +179,7 @@ impl Flow {
     pub(crate) fn drain(&self) -> Result<()> {
         match self.traffic {
             Traffic::Tcp => self.drain_tcp(),
-            Traffic::UdpTrains | Traffic::Udp => self.drain_udp(),
+            Traffic::Udp { .. } => self.drain_udp(),
         }
     }
 
@@ -159,10 +187,10 @@ impl Flow {
     fn drain_udp(&self) -> Result<()> {
         let deadline = Instant::now() + FLOW_TIMEOUT;
         let mut seen = None;
-        while seen != Some(self.received()) {
+        while seen != Some(self.counts().received) {
             ensure!(Instant::now() < deadline, "datagrams arrive after the sender has stopped");
-            seen = Some(self.received());
-            std::thread::sleep(Duration::from_millis(50));
+            seen = Some(self.counts().received);
+            std::thread::sleep(SETTLED);
         }
         Ok(())
     }
@@ -171,7 +199,7 @@ impl Flow {
         let deadline = Instant::now() + FLOW_TIMEOUT;
         // Twice: between the last look at the switch and the count lies one `write`.
         for _ in 0..2 {
-            while self.sent() != self.received() {
+            while self.counts().sent != self.counts().received {
                 ensure!(Instant::now() < deadline, "what was sent does not arrive");
                 std::thread::sleep(Duration::from_millis(2));
             }
@@ -196,16 +224,24 @@ impl Drop for Flow {
 }
 
 impl State {
-    fn send(&self, mut stream: impl Write) {
-        let block = vec![0_u8; BLOCK];
+    fn send(&self, mut send: impl FnMut() -> io::Result<usize>) {
+        let mut pace = None;
         while !self.closing.load(Ordering::Relaxed) {
             if !self.sending.load(Ordering::Relaxed) {
+                pace = None;
                 std::thread::park_timeout(Duration::from_millis(100));
                 continue;
             }
-            match stream.write(&block) {
-                Ok(written) => {
-                    self.sent.fetch_add(written as u64, Ordering::Relaxed);
+            let rate = self.rate.load(Ordering::Relaxed);
+            let pace = pace.get_or_insert_with(|| Pace::new(rate, Instant::now()));
+            if let Some(pause) = pace.pause(Instant::now()) {
+                std::thread::sleep(pause);
+                continue;
+            }
+            match send() {
+                Ok(sent) => {
+                    pace.record(sent);
+                    self.sent.fetch_add(sent as u64, Ordering::Relaxed);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(_) => return,
@@ -213,13 +249,14 @@ impl State {
         }
     }
 
-    fn receive(&self, mut stream: impl Read) {
-        let mut block = vec![0_u8; BLOCK];
+    fn receive(&self, mut receive: impl FnMut() -> io::Result<Arrived>) {
         while !self.closing.load(Ordering::Relaxed) {
-            match stream.read(&mut block) {
-                Ok(0) => return,
-                Ok(read) => {
-                    self.received.fetch_add(read as u64, Ordering::Relaxed);
+            match receive() {
+                Ok(Arrived { bytes: 0, duplicates: 0, .. }) => return,
+                Ok(arrived) => {
+                    self.received.fetch_add(arrived.bytes as u64, Ordering::Relaxed);
+                    self.duplicates.fetch_add(arrived.duplicates, Ordering::Relaxed);
+                    self.reordered.fetch_add(arrived.reordered, Ordering::Relaxed);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(_) => return,
@@ -228,9 +265,9 @@ impl State {
     }
 }
 
-fn connect(from: SocketAddr, to: SocketAddr) -> std::io::Result<TcpStream> {
+fn connect(from: IpAddr, to: SocketAddr) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
-    socket.bind(&SocketAddr::new(from.ip(), 0).into())?;
+    socket.bind(&SocketAddr::new(from, 0).into())?;
     socket.connect_timeout(&to.into(), FLOW_TIMEOUT)?;
     Ok(socket.into())
 }
@@ -239,49 +276,57 @@ fn connect(from: SocketAddr, to: SocketAddr) -> std::io::Result<TcpStream> {
 mod tests {
     use super::*;
 
-    fn load(congestion: &str) -> Load<'_> {
-        Load { traffic: Traffic::Tcp, flows: 1, congestion }
+    fn end(congestion: &str) -> End {
+        let net = Netns::new().unwrap();
+        net.ip(&format!("route replace local 127.0.0.1 dev lo congctl {congestion}")).unwrap();
+        End { net, address: [127, 0, 0, 1].into(), seen: [127, 0, 0, 1].into() }
+    }
+
+    fn sent_in(flow: &Flow, rate: Option<f64>, time: Duration) -> Counts {
+        flow.start(rate);
+        std::thread::sleep(time);
+        flow.stop();
+        flow.drain().unwrap();
+        flow.counts()
     }
 
     #[test]
     fn udp_flow_counts_sent_and_received_bytes() {
-        for traffic in [Traffic::Udp, Traffic::UdpTrains] {
-            let net = Netns::new().unwrap();
-            let end = End { net, address: "127.0.0.1:0".parse().unwrap() };
-            let flow = Flow::open(&end, &end, Load { traffic, ..load("cubic") }).unwrap();
-            flow.start();
-            std::thread::sleep(Duration::from_millis(50));
-            flow.stop();
-            flow.drain().unwrap();
-            let (sent, received) = (flow.sent(), flow.received());
-            assert!(received > 0 && received <= sent, "{traffic:?}: {received} of {sent} bytes");
-            assert_eq!(received % udp::DATAGRAM as u64, 0);
+        let end = end(CONGESTION);
+        for segmented in [false, true] {
+            let flow = Flow::open(&end, &end, Traffic::Udp { datagram: 1372, segmented }).unwrap();
+            let counts = sent_in(&flow, None, Duration::from_millis(50));
+            assert!(counts.received > 0 && counts.received <= counts.sent, "{counts:?}");
+            assert_eq!((counts.received % 1372, counts.duplicates), (0, 0));
+        }
+    }
+
+    #[test]
+    fn held_rate_is_held() {
+        let end = end(CONGESTION);
+        for traffic in [Traffic::Tcp, Traffic::Udp { datagram: 64, segmented: true }] {
+            let flow = Flow::open(&end, &end, traffic).unwrap();
+            let counts = sent_in(&flow, Some(80e6), Duration::from_millis(400));
+            // 4 MB.
+            assert!((2_000_000..4_700_000).contains(&counts.sent), "{traffic:?}: {counts:?}");
         }
     }
 
     #[test]
     fn flow_sends_only_while_switched_on() {
-        let net = Netns::new().unwrap();
-        net.ip("route replace local 127.0.0.1 dev lo congctl reno").unwrap();
-        let end = End { net, address: "127.0.0.1:0".parse().unwrap() };
-        let flow = Flow::open(&end, &end, load("reno")).unwrap();
-        assert_eq!(flow.received(), 0);
-        flow.start();
-        std::thread::sleep(Duration::from_millis(50));
-        flow.stop();
-        flow.drain().unwrap();
-        let received = flow.received();
+        let end = end(CONGESTION);
+        let flow = Flow::open(&end, &end, Traffic::Tcp).unwrap();
+        assert_eq!(flow.counts().received, 0);
+        let received = sent_in(&flow, None, Duration::from_millis(50)).received;
         assert!(received > 0);
         std::thread::sleep(Duration::from_millis(50));
-        assert_eq!(flow.received(), received);
+        assert_eq!(flow.counts().received, received);
     }
 
     #[test]
     fn other_congestion_control_is_refused() {
-        let net = Netns::new().unwrap();
-        net.ip("route replace local 127.0.0.1 dev lo congctl reno").unwrap();
-        let end = End { net, address: "127.0.0.1:0".parse().unwrap() };
-        let error = Flow::open(&end, &end, load("cubic")).err().unwrap().to_string();
-        assert!(error.contains("reno") && error.contains("cubic"), "{error}");
+        let end = end("reno");
+        let error = Flow::open(&end, &end, Traffic::Tcp).err().unwrap().to_string();
+        assert!(error.contains("reno") && error.contains(CONGESTION), "{error}");
     }
 }

@@ -1,20 +1,17 @@
 //! Four machines in a row, and how to lead a tunnel's packets through the two in the middle.
 //!
 //! ```text
-//! end a -- gateway a ==underlay== gateway b -- end b
+//! end a (10.10.0.1) -- gateway a (192.0.2.1) ==underlay== gateway b (192.0.2.2) -- end b (10.20.0.1)
 //! ```
-//!
-//! Every tunnel has a number N: its packets go from 10.10.N.1 at end a to 10.20.N.1 at end b and
-//! back, so that several tunnels can be up side by side.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::Result;
-use weft_tests::{Host, Netns, Program, wait_until};
+use anyhow::{Context, Result};
+use weft_tests::{Host, Program, wait_until};
 
-use crate::flow::{End, Flow, Load};
+use crate::flow::{CONGESTION, End};
 
 /// Machines of a run carry this name, so that `ps` shows what they are.
 const GROUP: &str = "weft-bench";
@@ -23,6 +20,8 @@ pub(crate) const MTU: u32 = 1420;
 /// Underlay addresses of the gateways.
 pub(crate) const UNDERLAY: [Ipv4Addr; 2] =
     [Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2)];
+/// Addresses of the ends.
+const ENDS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 10, 0, 1), Ipv4Addr::new(10, 20, 0, 1)];
 
 /// Dies with its value and with this process, whatever kills that.
 pub(crate) struct Lab {
@@ -73,33 +72,37 @@ impl Lab {
         })
     }
 
-    /// Leads the packets of tunnel `number` through the devices `device` of both gateways, and
-    /// opens flows through it.
-    pub(crate) fn flows(&self, number: u8, device: &str, load: Load<'_>) -> Result<Vec<Flow>> {
-        let congestion = load.congestion;
-        let near_and_far = [(10, 20), (20, 10)];
-        for (side, (near, far)) in near_and_far.into_iter().enumerate() {
+    /// Leads packets between the ends through the devices `device` of both gateways.
+    pub(crate) fn ends(&self, device: &str) -> Result<[End; 2]> {
+        for (side, (near, far)) in
+            [(0, 1), (1, 0)].map(|(n, f)| (ENDS[n], ENDS[f])).iter().enumerate()
+        {
             self.gateways[side].net().ip(&format!(
                 "link set {device} mtu {MTU} up\n\
-                 route replace 10.{near}.{number}.0/24 via 198.51.100.2\n\
-                 route replace 10.{far}.{number}.0/24 dev {device}\n"
+                 route replace {near} via 198.51.100.2\n\
+                 route replace {far} dev {device}\n"
             ))?;
             self.ends[side].net().ip(&format!(
-                "address add 10.{near}.{number}.1/32 dev lan\n\
-                 route replace 10.{far}.{number}.0/24 via 198.51.100.1 \
-                 src 10.{near}.{number}.1 congctl {congestion}\n"
+                "address add {near}/32 dev lan\n\
+                 route replace {far} via 198.51.100.1 src {near} congctl {CONGESTION}\n"
             ))?;
         }
-        let end = |side: usize, net| End {
-            net: self.ends[side].net().clone(),
-            address: SocketAddr::new([10, net, number, 1].into(), 0),
+        let end = |side: usize| {
+            let address = ENDS[side].into();
+            End { net: self.ends[side].net().clone(), address, seen: address }
         };
-        (0..load.flows).map(|_| Flow::open(&end(0, 10), &end(1, 20), load)).collect()
+        Ok([end(0), end(1)])
     }
 
-    /// Namespace that the flows are sent from.
-    pub(crate) fn sender(&self) -> Netns {
-        self.ends[0].net().clone()
+    /// Switches UDP segmentation of the underlay on or off: without it, the kernel cuts trains
+    /// before they leave a gateway, and each datagram arrives alone.
+    pub(crate) fn set_udp_segmentation(&self, on: bool) -> Result<()> {
+        let state = if on { "on" } else { "off" };
+        self.gateways.iter().try_for_each(|gateway| {
+            let mut ethtool = Command::new("ethtool");
+            ethtool.args(["-K", "under", "tx-udp-segmentation", state]);
+            gateway.command(&mut ethtool, "").map(drop).context("switching UDP segmentation")
+        })
     }
 }
 
@@ -107,4 +110,25 @@ impl Lab {
 fn link(a: &Host, b: &Host, device: &str) -> Result<()> {
     let far = b.holder();
     a.net().ip(&format!("link add {device} type veth peer name {device} netns {far}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn udp_segmentation_is_switched() {
+        weft_tests::require(&[("ethtool", "ethtool")]).unwrap();
+        let lab = Lab::new().unwrap();
+        let is_on = || {
+            let mut show = Command::new("ethtool");
+            let features = lab.gateways[1].command(show.args(["-k", "under"]), "").unwrap();
+            features.contains("tx-udp-segmentation: on")
+        };
+        assert!(is_on());
+        lab.set_udp_segmentation(false).unwrap();
+        assert!(!is_on());
+        lab.set_udp_segmentation(true).unwrap();
+        assert!(is_on());
+    }
 }

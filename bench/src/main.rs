@@ -1,29 +1,36 @@
-//! `make bench`: weft against a stock WireGuard, in one run on one machine; `make bench-scale`: the control
-//! plane with hundreds of simulated nodes.
+//! `make bench`: weft against other WireGuards in userspace, in one run on one machine; `make bench-scale`: the
+//! control plane with hundreds of simulated nodes.
 
 mod abba;
-mod baseline;
+mod compare;
 mod config;
 mod flow;
 mod lab;
+mod latency;
+mod line;
 mod machine;
+mod plot;
 mod report;
 mod scale;
+mod section;
+mod slice;
 mod statistics;
-mod weft;
+mod tunnel;
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::path::Path;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
+use weft_tests::StockPeer;
 
-use abba::{Contestant, Pair};
-use config::{Args, Command, ScenarioName};
-use lab::Lab;
-use report::{Report, Scenario};
-use weft::Fabric;
+use compare::Tunnels;
+use config::{Args, Command, Timing};
+use line::Line;
+use machine::{Class, Machine};
+use report::Report;
 
 fn main() -> ExitCode {
     match run(&Args::parse()) {
@@ -42,65 +49,68 @@ fn run(args: &Args) -> Result<()> {
     if let Some(Command::Scale(args)) = &args.command {
         return scale::run(args);
     }
-    if let Err(error) = args.against.program() {
-        eprintln!("bench: skipped: {error:#}; `make peers` builds it");
+    weft_tests::require(&[("ethtool", "ethtool")])?;
+    let peers = peers();
+    if peers.is_empty() {
+        eprintln!("bench: skipped: there is no other WireGuard; `make peers` builds them");
         return Ok(());
     }
-    let mut scenarios = Vec::new();
-    if args.selects(ScenarioName::PointToPoint) {
-        let scenario = point_to_point(args);
-        scenarios.push(scenario.context("point-to-point could not be measured")?);
+    let (lines, timing) = (args.lines(), args.timing());
+    announce(&lines, timing, peers.len());
+    let seal_ns = machine::seal_ns();
+    let mut report = Report {
+        machine: Machine::this(),
+        class: Class::of(seal_ns),
+        seal_ns,
+        peers: peers.iter().map(|peer| peer.version()).collect::<Result<_>>()?,
+        lines: BTreeMap::new(),
+    };
+    let tunnels = Tunnels::start(&lines, &peers)?;
+    let failed = measure(&tunnels, &lines, timing, &mut report);
+    write!(io::stdout().lock(), "{report}").context("writing the table")?;
+    if let Some(path) = &args.results {
+        report.write_into(path)?;
     }
-    if args.selects(ScenarioName::PodToPod) {
-        let scenario = pod_to_pod(args);
-        scenarios.push(scenario.context("pod-to-pod could not be measured")?);
+    ensure!(failed.is_empty(), "could not be measured: {}", failed.join(", "));
+    Ok(())
+}
+
+/// Peers that are there; names the others.
+fn peers() -> Vec<StockPeer> {
+    let is_there = |peer: &StockPeer| match peer.program() {
+        Ok(_) => true,
+        Err(error) => {
+            eprintln!("bench: without it: {error:#}; `make peers` builds it");
+            false
+        }
+    };
+    StockPeer::ALL.into_iter().filter(is_there).collect()
+}
+
+fn announce(lines: &[Line], timing: Timing, peers: usize) {
+    let minutes = |side: usize| {
+        let time: Duration = lines.iter().map(|line| timing.of(line, peers)[side]).sum();
+        time.as_secs_f64() / 60.0
+    };
+    eprintln!("{} lines: about {:.1} minutes, at most {:.1}", lines.len(), minutes(0), minutes(1));
+}
+
+/// Measures line by line into `report`; returns those that could not be.
+fn measure(tunnels: &Tunnels, lines: &[Line], timing: Timing, report: &mut Report) -> Vec<String> {
+    let (start, mut failed) = (Instant::now(), Vec::new());
+    for (number, line) in lines.iter().enumerate() {
+        let minutes = start.elapsed().as_secs_f64() / 60.0;
+        eprint!("{minutes:.1} min, {} of {}, {}:", number + 1, lines.len(), line.name);
+        match tunnels.compare(line, timing, report.class) {
+            Ok(measured) => {
+                eprintln!(" {}", measured.summary());
+                report.lines.insert(line.name.clone(), measured);
+            }
+            Err(error) => {
+                eprintln!(" {error:#}");
+                failed.push(line.name.clone());
+            }
+        }
     }
-    let report =
-        Report { machine: machine::describe(), against: args.against.version()?, scenarios };
-    publish(&report, args.json.as_deref())
-}
-
-/// One lane at each end against one stock peer at each end, in the same namespaces.
-fn point_to_point(args: &Args) -> Result<Scenario> {
-    let lab = Lab::new().context("cannot set the namespaces up")?;
-    let (weft, _lanes) = weft::start_lanes(&lab, 1, args.load())?;
-    let (other, _processes) = baseline::start(&lab, args.against, 2, args.load())?;
-    compare("point-to-point", [&weft, &other], args)
-}
-
-/// All of weft between two pods against a stock peer without any overlay.
-fn pod_to_pod(args: &Args) -> Result<Scenario> {
-    let fabric = Fabric::start().context("cannot set two clusters up")?;
-    let weft = fabric.contestant(args.load())?;
-    let lab = Lab::new().context("cannot set the namespaces up")?;
-    let (other, _processes) = baseline::start(&lab, args.against, 1, args.load())?;
-    compare("pod-to-pod", [&weft, &other], args)
-}
-
-fn compare(name: &str, contestants: [&Contestant; 2], args: &Args) -> Result<Scenario> {
-    let timing = args.timing();
-    let labels = contestants.map(|contestant| contestant.label.clone());
-    let outcome = abba::run(contestants, timing, |pair, sound| {
-        print_progress(name, &labels, pair);
-        eprintln!(" ({sound} of {})", timing.pairs);
-    })?;
-    Ok(Scenario::of(name, &outcome, contestants, args.load()))
-}
-
-fn print_progress(name: &str, [a, b]: &[String; 2], pair: &Pair) {
-    let (x, y) = (pair.a.gbit_per_second(), pair.b.gbit_per_second());
-    eprint!("{name}: {a} {x:.2}, {b} {y:.2} Gbit/s, {:.2} x", pair.ratio());
-}
-
-/// The table, the JSON, or both.
-fn publish(report: &Report, json: Option<&Path>) -> Result<()> {
-    let mut out = io::stdout().lock();
-    let text = serde_json::to_string_pretty(report).context("writing JSON")?;
-    match json {
-        Some(path) if path == Path::new("-") => return writeln!(out, "{text}").context("writing"),
-        Some(path) => std::fs::write(path, text + "\n")
-            .with_context(|| format!("writing {}", path.display()))?,
-        None => {}
-    }
-    write!(out, "{report}").context("writing the table")
+    failed
 }

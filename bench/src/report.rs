@@ -1,188 +1,355 @@
-//! Results of an ABBA comparison, for people and for programs.
+//! Results of a run: raw, and as a section of `RESULTS.md`.
 
-use std::fmt;
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+use std::path::Path;
+use std::{fs, io};
 
-use clap::ValueEnum;
-use comfy_table::{Table, presets};
-use serde::Serialize;
-use weft_tests::resident_bytes;
+use anyhow::{Context, Result};
+use jiff::Zoned;
+use serde::{Deserialize, Serialize};
 
-use crate::abba::{Contestant, Outcome, Pair, Slice};
-use crate::flow::Load;
-use crate::statistics::Ratio;
+use crate::abba::Outcome;
+use crate::flow::Traffic;
+use crate::line::{self, Line};
+use crate::machine::{Class, Machine};
+use crate::plot;
+use crate::section;
+use crate::slice::Slice;
+use crate::statistics::{Ratio, percentile};
 
+/// Name of the section in `RESULTS.md`.
+const SECTION: &str = "dataplane";
 /// A machine of which other programs use more than this is not fit to measure on.
 const BUSY: f64 = 0.03;
+/// Shares of responses in a distribution of latencies.
+const SHARES: [f64; 13] = [0.01, 0.05, 0.1, 0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999];
 
-/// All of a run.
-#[derive(Debug, Serialize)]
+/// Newest figures of one processor.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Report {
-    pub(crate) machine: String,
-    /// Name of the program that weft was compared with.
-    pub(crate) against: String,
-    pub(crate) scenarios: Vec<Scenario>,
+    pub(crate) machine: Machine,
+    pub(crate) class: Class,
+    /// Time that ring takes for a packet of 1,420 bytes, in nanoseconds.
+    pub(crate) seal_ns: f64,
+    /// Versions of the peers.
+    pub(crate) peers: Vec<String>,
+    pub(crate) lines: BTreeMap<String, LineReport>,
 }
 
-/// Kind of traffic that is measured, with its pairs.
-#[derive(Debug, Serialize)]
-pub(crate) struct Scenario {
-    pub(crate) name: String,
-    pub(crate) traffic: String,
-    pub(crate) congestion: String,
-    pub(crate) flows: usize,
-    pub(crate) slice_seconds: f64,
-    pub(crate) pairs: usize,
+/// One line. Pairs of figures are of weft and of its best peer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct LineReport {
+    pub(crate) title: String,
+    date: String,
+    weft: String,
+    /// The line's first figure of every peer, as tried beforehand.
+    tried: BTreeMap<String, f64>,
+    pub(crate) best: String,
+    pairs: usize,
     /// Because the hypervisor took more than 1 % of the time away.
-    pub(crate) pairs_dropped: usize,
+    pairs_dropped: usize,
+    slice_seconds: f64,
     /// Median share of all CPU time that programs used which are not part of the measurement.
-    pub(crate) others_share: f64,
-    /// Throughput of the first contestant over that of the second.
-    pub(crate) ratio: Option<Ratio>,
-    /// The same tunnel against itself.
-    pub(crate) control: Option<Ratio>,
-    /// CPU seconds per Gbit of the first contestant's gateways over those of the second.
-    pub(crate) cpu_ratio: Option<Ratio>,
-    pub(crate) contestants: [Figures; 2],
+    others_share: f64,
+    lost_share: [f64; 2],
+    duplicates: [f64; 2],
+    reordered: [f64; 2],
+    pub(crate) gbit_per_second: [f64; 2],
+    /// CPU seconds of both gateways and of all softirqs; 0 without traffic.
+    pub(crate) cpu_per_gbit: [f64; 2],
+    figures: Vec<FigureReport>,
+    /// Shares of all responses, and milliseconds within which they arrived.
+    pub(crate) latencies: [Vec<(f64, f64)>; 2],
 }
 
-/// Medians over the sound slices.
-#[derive(Debug, Serialize)]
-pub(crate) struct Figures {
-    pub(crate) label: String,
-    pub(crate) gbit_per_second: f64,
-    /// CPU time of both gateways' processes, all threads, user and kernel.
-    pub(crate) gateway_cpu_seconds_per_gbit: f64,
-    /// CPU time of the whole machine: the share of the packets' way that is charged to no process.
-    pub(crate) softirq_seconds_per_gbit: f64,
-    pub(crate) retransmits_per_second: f64,
-    /// Share of the sent data that did not arrive; for TCP next to none.
-    pub(crate) lost_share: f64,
-    /// Memory of the larger of the two gateways, at the end.
-    pub(crate) rss_bytes: u64,
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct FigureReport {
+    unit: String,
+    medians: [f64; 2],
+    ratio: Option<Ratio>,
+    control: Option<Ratio>,
+    bar: String,
+    met: bool,
+    /// Of each pair.
+    pairs: Vec<[f64; 2]>,
 }
 
-impl Scenario {
-    pub(crate) fn of(
-        name: &str,
+impl LineReport {
+    pub(crate) fn new(
+        line: &Line,
         outcome: &Outcome,
-        contestants: [&Contestant; 2],
-        load: Load<'_>,
+        (best, tried): (String, BTreeMap<String, f64>),
+        class: Class,
     ) -> Self {
-        let cpu = |pair: &Pair| {
-            per_gbit(&pair.a, pair.a.cpu_seconds) / per_gbit(&pair.b, pair.b.cpu_seconds)
-        };
-        let cpu_ratios: Vec<f64> =
-            outcome.sound().map(cpu).filter(|r| r.is_finite() && *r > 0.0).collect();
-        let [a, b] = contestants;
+        let medians = |figure: fn(&Slice) -> f64| outcome.medians(figure).map(rounded);
         let sound = outcome.sound().count();
+        let figures = line.figures.iter().map(|(figure, bar)| {
+            let (medians, ratio) = (outcome.medians(|s| figure.of(s)), outcome.ratio(*figure));
+            FigureReport {
+                unit: figure.unit().to_owned(),
+                medians: medians.map(rounded),
+                ratio,
+                control: outcome.control(*figure),
+                bar: bar.text(class),
+                met: bar.is_met(class, medians, ratio),
+                pairs: outcome.values(*figure).into_iter().map(|pair| pair.map(rounded)).collect(),
+            }
+        });
+        let [weft_others, peer_others] = medians(|slice| slice.others_share);
         Self {
-            name: name.to_owned(),
-            traffic: load
-                .traffic
-                .to_possible_value()
-                .map_or_else(String::new, |v| v.get_name().to_owned()),
-            congestion: load.congestion.to_owned(),
-            flows: a.flows.len(),
-            slice_seconds: outcome.median(|pair| pair.a.seconds),
+            title: line.title.clone(),
+            date: Zoned::now().date().to_string(),
+            weft: section::revision(),
+            tried: tried.into_iter().map(|(peer, value)| (peer, rounded(value))).collect(),
+            best,
             pairs: sound,
             pairs_dropped: outcome.pairs.len() - sound,
-            others_share: outcome.median(|pair| pair.a.others_share.max(pair.b.others_share)),
-            ratio: Ratio::of(&outcome.ratios()),
-            control: Ratio::of(&outcome.controls()),
-            cpu_ratio: Ratio::of(&cpu_ratios),
-            contestants: [
-                Figures::of(a, outcome, |pair| pair.a),
-                Figures::of(b, outcome, |pair| pair.b),
-            ],
+            slice_seconds: medians(|slice| slice.seconds)[0],
+            others_share: weft_others.max(peer_others),
+            lost_share: medians(|slice| slice.lost_share),
+            duplicates: medians(|slice| slice.duplicates as f64),
+            reordered: medians(|slice| slice.reordered as f64),
+            gbit_per_second: medians(|slice| slice.gbit / slice.seconds),
+            cpu_per_gbit: medians(|slice| match slice.gbit > 0.0 {
+                true => (slice.cpu_seconds + slice.softirq_seconds) / slice.gbit,
+                false => 0.0,
+            }),
+            figures: figures.collect(),
+            latencies: [0, 1].map(|side| latencies(outcome, side)),
         }
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.others_share <= BUSY
     }
 }
 
-impl Figures {
-    fn of(contestant: &Contestant, outcome: &Outcome, side: fn(&Pair) -> Slice) -> Self {
-        let median = |figure: fn(&Slice) -> f64| outcome.median(|pair| figure(&side(pair)));
-        let rss = contestant.pids.iter().filter_map(|pid| resident_bytes(*pid).ok()).max();
-        Self {
-            label: contestant.label.clone(),
-            gbit_per_second: median(Slice::gbit_per_second),
-            gateway_cpu_seconds_per_gbit: median(|slice| per_gbit(slice, slice.cpu_seconds)),
-            softirq_seconds_per_gbit: median(|slice| per_gbit(slice, slice.softirq_seconds)),
-            retransmits_per_second: median(|slice| slice.retransmits as f64 / slice.seconds),
-            lost_share: median(Slice::lost_share),
-            rss_bytes: rss.unwrap_or(0),
+/// Distribution over all sound slices of one side.
+fn latencies(outcome: &Outcome, side: usize) -> Vec<(f64, f64)> {
+    let mut all: Vec<f64> =
+        outcome.sound().flat_map(|pair| pair.slices[side].latencies.iter().copied()).collect();
+    all.sort_by(f64::total_cmp);
+    let at = |share| Some((share, rounded(percentile(&all, share)? * 1e3)));
+    SHARES.into_iter().filter_map(at).collect()
+}
+
+/// Four digits, which is more than is known.
+fn rounded(value: f64) -> f64 {
+    format!("{value:.3e}").parse().unwrap_or(value)
+}
+
+impl Report {
+    /// Writes raw figures and plots into `results` beside `path`, and all processors' figures there
+    /// into a section of it. Lines that this run has not measured stay as they are.
+    pub(crate) fn write_into(mut self, path: &Path) -> Result<()> {
+        let dir = path.with_file_name("results");
+        fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
+        let name = self.machine.file_name();
+        let raw = dir.join(format!("{name}.json"));
+        if let Some(Self { lines, .. }) = read(&raw)? {
+            self.lines = lines.into_iter().chain(self.lines).collect();
         }
+        let write = |path: &Path, text: String| {
+            fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+        };
+        write(&raw, self.to_json()?)?;
+        for (kind, svg) in plot::all(&self) {
+            write(&dir.join(format!("{name}-{kind}.svg")), svg)?;
+        }
+        let mut body = INTRODUCTION.to_owned();
+        for report in read_all(&dir)? {
+            let _ = write!(body, "\n{report}");
+            for (kind, _) in plot::all(&report) {
+                let file = report.machine.file_name();
+                let _ = writeln!(body, "\n![{kind}](results/{file}-{kind}.svg)");
+            }
+        }
+        section::write(path, SECTION, &body)
+    }
+
+    /// What became of the datagrams of a slice, on lines of UDP.
+    fn write_losses(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all = line::all();
+        let is_udp = |line: &&Line| matches!(line.load.traffic, Some(Traffic::Udp { .. }));
+        let udp = all.iter().filter(is_udp).filter_map(|line| self.lines.get(&line.name));
+        let mut rows = udp.peekable();
+        if rows.peek().is_none() {
+            return Ok(());
+        }
+        writeln!(
+            f,
+            "\n| datagrams: weft, best peer | lost | duplicates | reordered |\n|---|---|---|---|"
+        )?;
+        for LineReport { title, lost_share, duplicates, reordered, .. } in rows {
+            let [weft, peer] = lost_share.map(|share| share * 100.0);
+            let lost = format!("{weft:.1} %, {peer:.1} %");
+            let [[a, b], [c, d]] = [duplicates, reordered];
+            writeln!(f, "| {title} | {lost} | {a}, {b} | {c}, {d} |")?;
+        }
+        Ok(())
+    }
+
+    /// One text line for each line of the comparison, so that a new run of one changes one.
+    fn to_json(&self) -> Result<String> {
+        let mut text = serde_json::to_string(self).context("writing JSON")?;
+        for name in self.lines.keys() {
+            let key = format!("\"{name}\":{{");
+            text = text.replacen(&key, &format!("\n{key}"), 1);
+        }
+        Ok(text + "\n")
     }
 }
 
-fn per_gbit(slice: &Slice, seconds: f64) -> f64 {
-    seconds / slice.gbit
+const INTRODUCTION: &str = "## Data plane: weft and the best of wireguard-go, gotatun and boringtun
+
+Medians of pairs of slices in turns, and of their ratios, with the interval in which that lies with 95 % confidence. Control:
+neighbouring slices of one tunnel. Bars are those of the processor's class: A if ring seals 1,420 bytes in less than 900 ns,
+else S. Peers of lines *pod to pod* have no overlay. `make bench` says how it measures.
+";
+
+/// `None` if there is no such file.
+fn read(path: &Path) -> Result<Option<Report>> {
+    match fs::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .map(Some)
+            .with_context(|| format!("{}: remove it, or run another version", path.display())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("reading {}", path.display())),
+    }
+}
+
+/// Reports of all processors, by the names of their files.
+fn read_all(dir: &Path) -> Result<Vec<Report>> {
+    let entries = fs::read_dir(dir).with_context(|| format!("reading {}", dir.display()))?;
+    let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+    paths.sort();
+    paths.iter().filter_map(|path| read(path).transpose()).collect()
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}; {}", self.machine, self.against)?;
-        self.scenarios.iter().try_for_each(|scenario| write!(f, "\n{scenario}"))
+        writeln!(f, "### {}\n", self.machine)?;
+        let (class, ns, peers) = (self.class, self.seal_ns, self.peers.join(", "));
+        writeln!(f, "Class {class:?}: ring seals 1,420 bytes in {ns:.0} ns. {peers}.\n")?;
+        let busy = self.lines.values().filter(|line| !line.is_quiet()).count();
+        if busy > 0 {
+            let share = self.lines.values().map(|line| line.others_share).fold(0.0, f64::max);
+            writeln!(
+                f,
+                "**Not a quiet machine**: in {busy} of {} lines other programs used more than {:.0} % of it, up to {:.0} %.\n",
+                self.lines.len(),
+                BUSY * 100.0,
+                share * 100.0
+            )?;
+        }
+        writeln!(f, "| line | weft | best peer | ratio | control | bar | met | measured |")?;
+        writeln!(f, "|---|---|---|---|---|---|---|---|")?;
+        for line in line::all().iter().filter_map(|line| self.lines.get(&line.name)) {
+            line.figures.iter().try_for_each(|figure| write_row(f, line, figure))?;
+        }
+        self.write_losses(f)
     }
 }
 
-impl fmt::Display for Scenario {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{}: {} {} flow(s), {}, {} pairs of {:.1} s slices ({} dropped for steal)",
-            self.name,
-            self.flows,
-            self.traffic,
-            self.congestion,
-            self.pairs,
-            self.slice_seconds,
-            self.pairs_dropped
-        )?;
-        let mut table = Table::new();
-        table.load_preset(presets::UTF8_BORDERS_ONLY).set_header([
-            "",
-            "Gbit/s",
-            "gateway CPU s/Gbit",
-            "softirq s/Gbit",
-            "retransmits/s",
-            "lost %",
-            "RSS MB",
-        ]);
-        for figures in &self.contestants {
-            table.add_row([
-                figures.label.clone(),
-                format!("{:.2}", figures.gbit_per_second),
-                format!("{:.3}", figures.gateway_cpu_seconds_per_gbit),
-                format!("{:.3}", figures.softirq_seconds_per_gbit),
-                format!("{:.0}", figures.retransmits_per_second),
-                format!("{:.1}", figures.lost_share * 100.0),
-                format!("{:.1}", figures.rss_bytes as f64 / 1e6),
-            ]);
-        }
-        writeln!(f, "{table}")?;
-        let [a, b] = &self.contestants;
-        let rows = [
-            (format!("{} / {}", a.label, b.label), self.ratio),
-            ("A/A control".to_owned(), self.control),
-            ("CPU per Gbit".to_owned(), self.cpu_ratio),
-        ];
-        for (label, ratio) in rows {
-            match ratio {
-                Some(ratio) => writeln!(f, "  {label:<32} {ratio}")?,
-                None => writeln!(f, "  {label:<32} too few undisturbed slices")?,
-            }
-        }
-        if self.others_share > BUSY {
-            let percent = self.others_share * 100.0;
-            writeln!(f, "  Other programs used {percent:.0} % of the machine: measure again.")?;
-        }
-        Ok(())
-    }
+fn write_row(
+    f: &mut fmt::Formatter<'_>,
+    line: &LineReport,
+    FigureReport { unit, medians: [weft, peer], ratio, control, bar, met, .. }: &FigureReport,
+) -> fmt::Result {
+    let text = |ratio: &Option<Ratio>| ratio.map_or_else(|| "-".to_owned(), |r| r.to_string());
+    let number = |value: &f64| match value {
+        value if *value >= 100.0 => format!("{value:.0}"),
+        value if *value >= 10.0 => format!("{value:.1}"),
+        value if *value >= 0.1 => format!("{value:.2}"),
+        value => format!("{value:.4}"),
+    };
+    let (title, best, pairs) = (&line.title, &line.best, line.pairs);
+    let (weft, peer, met) = (number(weft), number(peer), if *met { "yes" } else { "**no**" });
+    let others = match line.is_quiet() {
+        true => String::new(),
+        false => format!(", {:.0} % others", line.others_share * 100.0),
+    };
+    let measured = format!("{}, {}, {pairs} pairs{others}", line.date, line.weft);
+    let (ratio, control) = (text(ratio), text(control));
+    writeln!(
+        f,
+        "| {title}: {unit} | {weft} | {peer} {best} | {ratio} | {control} | {bar} | {met} | {measured} |"
+    )
 }
 
 impl fmt::Display for Ratio {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let verdict = if self.excludes_one() { "" } else { "  no difference shown" };
-        write!(f, "{:.2} x  [{:.2}, {:.2}]{verdict}", self.median, self.low, self.high)
+        write!(f, "{:.2} x [{:.2}, {:.2}]", self.median, self.low, self.high)
+    }
+}
+
+impl LineReport {
+    /// Ratio of the first figure, for progress.
+    pub(crate) fn summary(&self) -> String {
+        let figure = self.figures.first();
+        let ratio = figure.and_then(|figure| figure.ratio);
+        ratio.map_or_else(|| "too few undisturbed slices".to_owned(), |ratio| ratio.to_string())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::abba;
+
+    pub(crate) fn report(lines: &[&str]) -> Report {
+        let measured = |line: &Line| {
+            let outcome = abba::run(3, |side| {
+                let gbit = [4.0, 2.0][side];
+                let latencies = line.load.requests.map_or_else(Vec::new, |_| vec![0.001, 0.002]);
+                let measured = Slice { gbit, seconds: 2.0, latencies, ..Slice::default() };
+                Ok(Slice { others_share: 0.2, lost_share: 0.1, duplicates: 3, ..measured })
+            });
+            let tried = BTreeMap::from([("gotatun".to_owned(), 1.0)]);
+            LineReport::new(line, &outcome.unwrap(), ("gotatun".to_owned(), tried), Class::S)
+        };
+        let all = line::all();
+        let selected = all.iter().filter(|line| lines.contains(&line.name.as_str()));
+        Report {
+            machine: Machine { processor: "P (1)".into(), cores: 2, kernel: "6".into() },
+            class: Class::S,
+            seal_ns: 1200.0,
+            peers: vec!["gotatun 1".to_owned()],
+            lines: selected.map(|line| (line.name.clone(), measured(line))).collect(),
+        }
+    }
+
+    #[test]
+    fn row_has_medians_ratio_and_bar() {
+        let text = report(&["tcp-1", "tcp-16"]).to_string();
+        let row = "| TCP, 1 flow: Gbit/s | 2.00 | 1.00 gotatun | 2.00 x [2.00, 2.00] | 1.00 x [1.00, 1.00] | ≥ 2.9 x | **no** |";
+        assert!(text.contains(row), "{text}");
+        assert!(
+            text.contains("in 2 of 2 lines other programs used more than 3 % of it, up to 20 %")
+        );
+    }
+
+    #[test]
+    fn later_run_replaces_its_lines_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("RESULTS.md");
+        let raw = dir.path().join("results/p-1-2-cores.json");
+        report(&["tcp-1", "udp-64"]).write_into(&path).unwrap();
+        let mut other = report(&["tcp-1"]);
+        other.machine.cores = 8;
+        other.write_into(&path).unwrap();
+        let mut later = report(&["udp-64"]);
+        later.lines.get_mut("udp-64").unwrap().best = "boringtun".to_owned();
+        later.write_into(&path).unwrap();
+
+        let stored = read(&raw).unwrap().unwrap();
+        assert_eq!(stored.lines["tcp-1"], report(&["tcp-1"]).lines["tcp-1"]);
+        assert_eq!(stored.lines["udp-64"].best, "boringtun");
+        let text = fs::read_to_string(&path).unwrap();
+        assert_eq!(text.matches("### ").count(), 2, "{text}");
+        assert_eq!(fs::read_to_string(&raw).unwrap().lines().count(), 3);
+        assert!(dir.path().join("results/p-1-2-cores-throughput.svg").exists());
     }
 }

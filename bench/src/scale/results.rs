@@ -1,23 +1,19 @@
 //! The report: figures beside their bars, and a section of `RESULTS.md`.
 
-use std::fmt::{self, Write as _};
-use std::fs;
+use std::fmt;
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use api_server::ApiServer;
 use jiff::Zoned;
 use scale::{RequestCount, Size};
 
-use crate::machine;
+use crate::machine::Machine;
+use crate::section;
 
-/// Marks the section of this benchmark in a file with others.
-const BEGIN: &str = "<!-- bench scale: begin -->";
-const END: &str = "<!-- bench scale: end -->";
-const TITLE: &str = "# Results\n\nWritten by the benchmarks themselves; figures of different machines cannot be \
-                     compared.\n";
+/// Name of the section in `RESULTS.md`.
+const SECTION: &str = "scale";
 
 /// Upper bounds for 100 peerings on 200 nodes and two cores, each with what was measured.
 #[derive(Clone, Copy, Debug)]
@@ -83,21 +79,7 @@ impl Bar {
 impl Report {
     /// Writes the report into a file in place of the one it has, or at its end.
     pub(crate) fn write_into(&self, path: &Path) -> Result<()> {
-        let before = fs::read_to_string(path).unwrap_or_else(|_| TITLE.to_owned());
-        let section = format!("{BEGIN}\n{self}{END}\n");
-        fs::write(path, replace_section(&before, &section))
-            .with_context(|| format!("writing {}", path.display()))
-    }
-}
-
-fn replace_section(text: &str, section: &str) -> String {
-    let around = text.split_once(BEGIN).and_then(|(before, rest)| {
-        let (_, after) = rest.split_once(END)?;
-        Some((before, after.trim_start_matches('\n')))
-    });
-    match around {
-        Some((before, after)) => format!("{before}{section}{after}"),
-        None => format!("{}\n\n{section}", text.trim_end()),
+        section::write(path, SECTION, &self.to_string())
     }
 }
 
@@ -109,8 +91,8 @@ impl fmt::Display for Report {
         writeln!(
             f,
             "{date}, weft {}, {}, {}\n",
-            revision(),
-            machine::describe(),
+            section::revision(),
+            Machine::this(),
             ApiServer::versions()
         )?;
         writeln!(
@@ -143,17 +125,6 @@ fn write_counts(f: &mut fmt::Formatter<'_>, title: &str, counts: &[RequestCount]
     Ok(())
 }
 
-/// Version, with the commit in a git repository.
-fn revision() -> String {
-    let mut revision = env!("CARGO_PKG_VERSION").to_owned();
-    let git = Command::new("git").args(["describe", "--always", "--dirty"]).output();
-    if let Some(out) = git.ok().filter(|out| out.status.success()) {
-        let commit = String::from_utf8_lossy(&out.stdout);
-        let _ = write!(revision, " ({})", commit.trim());
-    }
-    revision
-}
-
 /// Formats a time with its significant digits.
 pub(crate) fn seconds(time: Duration) -> String {
     if time < Duration::from_secs(1) {
@@ -165,17 +136,6 @@ pub(crate) fn seconds(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn new_section_replaces_the_old_one_alone() {
-        let section = |text: &str| format!("{BEGIN}\n{text}\n{END}\n");
-        let first = replace_section("# Results\n", &section("one"));
-        assert_eq!(first, format!("# Results\n\n{}", section("one")));
-        let other = first + "\n## Other\n";
-        let second = replace_section(&other, &section("two"));
-        assert_eq!(second, other.replace("one", "two").replace("\n\n## Other", "\n## Other"));
-        assert_eq!(replace_section(&second, &section("two")), second);
-    }
 
     #[test]
     fn apply_bar_follows_the_same_writes() {

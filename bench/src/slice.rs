@@ -1,0 +1,249 @@
+//! One slice of one tunnel, while the others are idle.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use weft_tests::resident_bytes;
+
+use crate::flow::{Counts, Flow};
+use crate::latency::Requester;
+use crate::line::{Direction, Load};
+use crate::machine::{self, CpuTimes, ProcessTimes};
+use crate::statistics::percentile;
+use crate::tunnel::Tunnel;
+
+/// Slices of which the hypervisor took more than this away do not count.
+const MAX_STEAL: f64 = 0.01;
+/// Share of lost datagrams up to which a rate counts as carried.
+pub(crate) const MAX_LOSS: f64 = 0.01;
+/// Range around what arrives at overload in which the highest rate is searched.
+const SEARCH: f64 = 4.0;
+/// Tries below that range.
+pub(crate) const TRIES_BELOW: u32 = 5;
+
+/// A tunnel with flows through it, and requests.
+pub(crate) struct Contestant<'a> {
+    pub(crate) tunnel: &'a Tunnel,
+    flows: Vec<Flow>,
+    requester: Option<(Requester, Duration)>,
+}
+
+/// Lengths of a measurement.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lengths {
+    /// Bytes are not counted while the window opens and the caches warm up.
+    pub(crate) settle: Duration,
+    pub(crate) slice: Duration,
+}
+
+/// Measurements of one slice.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Slice {
+    /// Received data.
+    pub(crate) gbit: f64,
+    pub(crate) seconds: f64,
+    /// Share of all that was sent that never arrived.
+    pub(crate) lost_share: f64,
+    /// Datagrams.
+    pub(crate) duplicates: u64,
+    pub(crate) reordered: u64,
+    pub(crate) retransmits: u64,
+    /// Used by the gateways' processes.
+    pub(crate) cpu_seconds: f64,
+    /// Used by all of the machine in softirq, whomever it is charged to.
+    pub(crate) softirq_seconds: f64,
+    pub(crate) steal_share: f64,
+    /// Share of all CPU time that programs used which are not part of the measurement.
+    pub(crate) others_share: f64,
+    /// Memory of the larger of the two gateways.
+    pub(crate) rss_bytes: u64,
+    /// Seconds, in ascending order.
+    pub(crate) latencies: Vec<f64>,
+}
+
+impl Slice {
+    pub(crate) fn is_sound(&self) -> bool {
+        self.steal_share <= MAX_STEAL
+    }
+
+    /// Latency below which this share of the responses arrived.
+    pub(crate) fn latency_ms(&self, share: f64) -> f64 {
+        percentile(&self.latencies, share).map_or(f64::NAN, |seconds| seconds * 1e3)
+    }
+}
+
+impl<'a> Contestant<'a> {
+    pub(crate) fn open(tunnel: &'a Tunnel, load: &Load) -> Result<Self> {
+        let [a, b] = &tunnel.ends;
+        let there = [(a, b)];
+        let back = [(b, a)];
+        let both = [(a, b), (b, a)];
+        let directions = match load.direction {
+            Direction::There => &there[..],
+            Direction::Back => &back,
+            Direction::Both => &both,
+        };
+        let mut flows = Vec::new();
+        if let Some(traffic) = load.traffic {
+            for (from, to) in directions.iter().flat_map(|way| std::iter::repeat_n(way, load.flows))
+            {
+                flows.push(Flow::open(from, to, traffic)?);
+            }
+        }
+        let requester = match load.requests {
+            Some(pause) => Some((Requester::open(a, b)?, pause)),
+            None => None,
+        };
+        Ok(Self { tunnel, flows, requester })
+    }
+
+    /// Measures one slice, at so many bits per second if the rate is held.
+    pub(crate) fn measure(&mut self, lengths: Lengths, rate: Option<f64>) -> Result<Slice> {
+        let start = self.counts();
+        let rate = rate.map(|rate| rate / self.flows.len().max(1) as f64);
+        self.flows.iter().for_each(|flow| flow.start(rate));
+        std::thread::sleep(lengths.settle);
+        let before = self.read()?;
+        let mut latencies = match &mut self.requester {
+            Some((requester, pause)) => requester.run(lengths.slice, *pause)?,
+            None => {
+                std::thread::sleep(lengths.slice);
+                Vec::new()
+            }
+        };
+        let after = self.read()?;
+        self.flows.iter().for_each(Flow::stop);
+        let drained: Result<()> = self.flows.iter().try_for_each(Flow::drain);
+        drained.with_context(|| format!("{} is stuck", self.tunnel.label))?;
+        latencies.sort_by(f64::total_cmp);
+        let slice = Slice { latencies, ..between(&before, &after, start, self.counts()) };
+        let is_through = slice.gbit > 0.0 || self.flows.is_empty();
+        ensure!(is_through, "{} lets nothing through", self.tunnel.label);
+        Ok(slice)
+    }
+
+    /// Slice at the highest rate of which at most [`MAX_LOSS`] is lost, by bisection in `steps`.
+    /// `goodput` is what arrives at overload, in bits per second.
+    pub(crate) fn highest_rate(
+        &mut self,
+        lengths: Lengths,
+        goodput: f64,
+        steps: u32,
+    ) -> Result<Slice> {
+        let (mut low, mut high, mut best) = (goodput / SEARCH, goodput * SEARCH, None);
+        for _ in 0..steps {
+            let rate = (low * high).sqrt();
+            let slice = self.measure(lengths, Some(rate))?;
+            if slice.lost_share > MAX_LOSS {
+                high = rate;
+                continue;
+            }
+            let sent_all = slice.gbit >= 0.9 * rate * slice.seconds / 1e9;
+            best = Some(slice);
+            if !sent_all {
+                break;
+            }
+            low = rate;
+        }
+        for below in 0..TRIES_BELOW {
+            if best.is_some() {
+                break;
+            }
+            let slice = self.measure(lengths, Some(low / f64::from(1 << below)))?;
+            best = Some(slice).filter(|slice| slice.lost_share <= MAX_LOSS);
+        }
+        best.with_context(|| format!("{} loses more than 1 % at any rate", self.tunnel.label))
+    }
+
+    fn counts(&self) -> Counts {
+        self.flows.iter().map(Flow::counts).fold(Counts::default(), |sum, one| Counts {
+            sent: sum.sent + one.sent,
+            received: sum.received + one.received,
+            duplicates: sum.duplicates + one.duplicates,
+            reordered: sum.reordered + one.reordered,
+        })
+    }
+
+    fn read(&self) -> Result<Reading> {
+        let Tunnel { label, ends, pids, .. } = self.tunnel;
+        let retransmits = ends.iter().map(|end| end.net.run(machine::retransmits));
+        let rss = pids.iter().map(|pid| resident_bytes(*pid)).collect::<Result<Vec<_>>>()?;
+        Ok(Reading {
+            received: self.counts().received,
+            gateways: ProcessTimes::of(pids).with_context(|| format!("measuring {label}"))?,
+            own: ProcessTimes::of(&[std::process::id().cast_signed()])?,
+            machine: CpuTimes::now()?,
+            retransmits: retransmits.sum::<Result<u64>>()?,
+            rss_bytes: rss.into_iter().max().unwrap_or(0),
+            at: Instant::now(),
+        })
+    }
+}
+
+/// All counters at one moment.
+struct Reading {
+    at: Instant,
+    received: u64,
+    gateways: ProcessTimes,
+    /// CPU times of this process, which sends and receives.
+    own: ProcessTimes,
+    machine: CpuTimes,
+    retransmits: u64,
+    rss_bytes: u64,
+}
+
+/// A slice between two readings. Losses are those of all that was sent, the first counts being from
+/// before anything was and the last ones from after all had arrived that ever did.
+fn between(before: &Reading, after: &Reading, first: Counts, last: Counts) -> Slice {
+    let machine = after.machine.since(before.machine);
+    let own_user = after.own.user + after.gateways.user - before.own.user - before.gateways.user;
+    let sent = (last.sent - first.sent).max(1) as f64;
+    Slice {
+        gbit: (after.received - before.received) as f64 * 8.0 / 1e9,
+        seconds: (after.at - before.at).as_secs_f64(),
+        lost_share: (1.0 - (last.received - first.received) as f64 / sent).max(0.0),
+        duplicates: last.duplicates - first.duplicates,
+        reordered: last.reordered - first.reordered,
+        retransmits: after.retransmits - before.retransmits,
+        cpu_seconds: after.gateways.total() - before.gateways.total(),
+        softirq_seconds: machine.softirq,
+        steal_share: machine.steal_share(),
+        others_share: ((machine.user - own_user) / machine.total).max(0.0),
+        rss_bytes: after.rss_bytes,
+        latencies: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(received: u64, retransmits: u64) -> Reading {
+        Reading {
+            at: Instant::now(),
+            received,
+            gateways: ProcessTimes::default(),
+            own: ProcessTimes::default(),
+            machine: CpuTimes::default(),
+            retransmits,
+            rss_bytes: received,
+        }
+    }
+
+    #[test]
+    fn loss_is_of_all_that_was_sent() {
+        let counts = |sent, received, duplicates, reordered| Counts {
+            sent,
+            received,
+            duplicates,
+            reordered,
+        };
+        let (first, last) = (counts(1000, 900, 1, 2), counts(3000, 2800, 4, 7));
+        let slice = between(&reading(125_000_000, 5), &reading(375_000_000, 9), first, last);
+        assert!((slice.lost_share - 0.05).abs() < 1e-9, "{slice:?}");
+        assert_eq!((slice.gbit, slice.duplicates, slice.reordered), (2.0, 3, 5));
+        assert_eq!((slice.retransmits, slice.rss_bytes), (4, 375_000_000));
+        let idle = between(&reading(0, 0), &reading(0, 0), first, first);
+        assert_eq!((idle.gbit, idle.duplicates), (0.0, 0));
+    }
+}
