@@ -7,7 +7,7 @@
 #              random lives and events in ROUNDS=200 (none: 0)
 # make simulate  SEEDS=8000 simulated hours of a bad network each, or SEED=n again
 # make fuzz    every fuzz target for SECONDS=60, led by coverage
-# make bench   weft against wireguard-go, gotatun and boringtun, 40 minutes, into bench/RESULTS.md; QUICK=1: five
+# make bench   weft against wireguard-go, gotatun and boringtun, 50 minutes, into bench/RESULTS.md; QUICK=1: five
 #              minutes, not written; ARGS='--line tcp-1': one line
 # make bench-scale  control plane with 200 simulated nodes and 100 peerings, into bench/RESULTS.md; ARGS='--nodes 20'
 # make arm64   tests of packets, plans and resources on an emulated arm64

@@ -6,7 +6,8 @@ use clap::{Parser, Subcommand};
 use crate::abba::max_pairs;
 use crate::line::{self, Line, Method};
 use crate::scale::ScaleArgs;
-use crate::slice::{Lengths, TRIES_BELOW};
+use crate::search::TRIES_BELOW;
+use crate::slice::{Lengths, TRIES};
 
 /// Compares weft with other WireGuards in userspace (wireguard-go, gotatun, boringtun), on this machine.
 ///
@@ -76,7 +77,7 @@ impl Args {
     pub(crate) fn timing(&self) -> Timing {
         let lengths = |settle, slice| Lengths { settle: Duration::from_millis(settle), slice };
         if self.quick {
-            let [slice, step] = [400, 150].map(Duration::from_millis);
+            let [slice, step] = [350, 120].map(Duration::from_millis);
             let (slice, step) = (lengths(150, slice), lengths(50, step));
             return Timing { pairs: 4, trials: 1, slice, step, steps: 5 };
         }
@@ -100,15 +101,17 @@ impl Timing {
     pub(crate) fn of(&self, line: &Line, peers: usize) -> [Duration; 2] {
         let slice = self.slice.settle + self.slice.slice + BETWEEN;
         let step = self.step.settle + self.step.slice + BETWEEN;
-        [(self.pairs, self.steps), (max_pairs(self.pairs), self.steps + TRIES_BELOW)].map(
-            |(pairs, steps)| {
-                let slices = (peers * self.trials + 1 + 2 * pairs) as u32;
-                match line.method {
-                    Method::Overload | Method::RateOfPeer => slices * slice,
-                    Method::HighestRate => (peers as u32 + 1) * slice + slices * steps * step,
-                }
-            },
-        )
+        // Half of the rates of a search are tried twice.
+        let usual = (self.pairs, self.steps + self.steps / 2);
+        let most = (max_pairs(self.pairs), (self.steps + TRIES_BELOW) * TRIES);
+        [usual, most].map(|(pairs, steps)| {
+            let warm = peers as u32 + 1;
+            let slices = (peers * self.trials + 2 * pairs) as u32;
+            match line.method {
+                Method::Overload | Method::RateOfPeer => (warm + slices) * slice,
+                Method::HighestRate => warm * slice + slices * steps * step,
+            }
+        })
     }
 }
 
@@ -150,9 +153,9 @@ mod tests {
     fn time_of_a_line_counts_trials_and_pairs() {
         let timing = Args::parse_from(["bench", "--pairs", "10", "--slice", "1s"]).timing();
         let lines = line::all();
-        // 3 peers twice, weft once, and 10 pairs, or 15 if a third of them is disturbed.
+        // All four once, 3 peers twice, and 10 pairs, or 15 if a third of them is disturbed.
         let slice = Duration::from_millis(1420);
-        assert_eq!(timing.of(&lines[0], 3), [27 * slice, 37 * slice]);
+        assert_eq!(timing.of(&lines[0], 3), [30 * slice, 40 * slice]);
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod machine;
 mod plot;
 mod report;
 mod scale;
+mod search;
 mod section;
 mod slice;
 mod statistics;

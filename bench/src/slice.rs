@@ -9,17 +9,16 @@ use crate::flow::{Counts, Flow};
 use crate::latency::Requester;
 use crate::line::{Direction, Load};
 use crate::machine::{self, CpuTimes, ProcessTimes};
+use crate::search;
 use crate::statistics::percentile;
 use crate::tunnel::Tunnel;
 
 /// Slices of which the hypervisor took more than this away do not count.
 const MAX_STEAL: f64 = 0.01;
 /// Share of lost datagrams up to which a rate counts as carried.
-pub(crate) const MAX_LOSS: f64 = 0.01;
-/// Range around what arrives at overload in which the highest rate is searched.
-const SEARCH: f64 = 4.0;
-/// Tries below that range.
-pub(crate) const TRIES_BELOW: u32 = 5;
+const MAX_LOSS: f64 = 0.01;
+/// Tries of a rate.
+pub(crate) const TRIES: u32 = 2;
 
 /// A tunnel with flows through it, and requests.
 pub(crate) struct Contestant<'a> {
@@ -122,37 +121,28 @@ impl<'a> Contestant<'a> {
         Ok(slice)
     }
 
-    /// Slice at the highest rate of which at most [`MAX_LOSS`] is lost, by bisection in `steps`.
-    /// `goodput` is what arrives at overload, in bits per second.
+    /// Slice at the highest rate of which at most [`MAX_LOSS`] is lost. `goodput` is what arrives at
+    /// overload, in bits per second.
     pub(crate) fn highest_rate(
         &mut self,
         lengths: Lengths,
         goodput: f64,
         steps: u32,
     ) -> Result<Slice> {
-        let (mut low, mut high, mut best) = (goodput / SEARCH, goodput * SEARCH, None);
-        for _ in 0..steps {
-            let rate = (low * high).sqrt();
-            let slice = self.measure(lengths, Some(rate))?;
-            if slice.lost_share > MAX_LOSS {
-                high = rate;
-                continue;
-            }
-            let sent_all = slice.gbit >= 0.9 * rate * slice.seconds / 1e9;
-            best = Some(slice);
-            if !sent_all {
-                break;
-            }
-            low = rate;
-        }
-        for below in 0..TRIES_BELOW {
-            if best.is_some() {
-                break;
-            }
-            let slice = self.measure(lengths, Some(low / f64::from(1 << below)))?;
-            best = Some(slice).filter(|slice| slice.lost_share <= MAX_LOSS);
-        }
+        let best = search::highest(goodput, steps, |rate| self.carried(lengths, rate))?;
         best.with_context(|| format!("{} loses more than 1 % at any rate", self.tunnel.label))
+    }
+
+    /// Slice at a rate that is carried. What else runs on the machine costs datagrams, so a rate is
+    /// given up only after a second try.
+    fn carried(&mut self, lengths: Lengths, rate: f64) -> Result<Option<Slice>> {
+        for _ in 0..TRIES {
+            let slice = self.measure(lengths, Some(rate))?;
+            if slice.lost_share <= MAX_LOSS {
+                return Ok(Some(slice));
+            }
+        }
+        Ok(None)
     }
 
     fn counts(&self) -> Counts {

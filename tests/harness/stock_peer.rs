@@ -7,7 +7,6 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use clap::ValueEnum;
 use fabric_api::{PrivateKey, PublicKey};
 use ipnet::IpNet;
 
@@ -20,7 +19,7 @@ pub const STOCK_DEVICE: &str = "wg0";
 
 /// A userspace WireGuard of another make. All of them are configured over the UAPI socket
 /// (<https://www.wireguard.com/xplatform/>).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StockPeer {
     WireguardGo,
     Boringtun,
