@@ -62,6 +62,8 @@ pub(crate) enum Figure {
     LatencyP50,
     LatencyP99,
     RetransmitsPerGbit,
+    /// Of both gateways and of all softirqs. Kernels without CONFIG_IRQ_TIME_ACCOUNTING count a softirq
+    /// that interrupts a gateway twice.
     CpuPerGbit,
     Rss,
 }

@@ -100,7 +100,7 @@ impl LineReport {
         Self {
             title: line.title.clone(),
             date: Zoned::now().date().to_string(),
-            weft: section::revision(),
+            weft: section::revision().to_owned(),
             tried: tried.into_iter().map(|(peer, value)| (peer, rounded(value))).collect(),
             best,
             pairs: sound,

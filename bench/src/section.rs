@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::sync::LazyLock;
 
 use anyhow::{Context, Result};
 
@@ -30,14 +31,17 @@ fn replace(text: &str, name: &str, body: &str) -> String {
     }
 }
 
-/// Version, with the commit in a git repository.
-pub(crate) fn revision() -> String {
-    let version = env!("CARGO_PKG_VERSION");
-    let git = Command::new("git").args(["describe", "--always", "--dirty"]).output();
-    match git.ok().filter(|out| out.status.success()) {
-        Some(out) => format!("{version} ({})", String::from_utf8_lossy(&out.stdout).trim()),
-        None => version.to_owned(),
-    }
+/// Version, with the commit in a git repository, as of the first call.
+pub(crate) fn revision() -> &'static str {
+    static REVISION: LazyLock<String> = LazyLock::new(|| {
+        let version = env!("CARGO_PKG_VERSION");
+        let git = Command::new("git").args(["describe", "--always", "--dirty"]).output();
+        match git.ok().filter(|out| out.status.success()) {
+            Some(out) => format!("{version} ({})", String::from_utf8_lossy(&out.stdout).trim()),
+            None => version.to_owned(),
+        }
+    });
+    &REVISION
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ pub(crate) struct Tunnel {
 /// All that ends with a tunnel.
 enum Machines {
     Gateways { lab: Lab, _programs: Vec<Program> },
-    Fabric { _clusters: [Cluster; 2], _lab: weft_tests::Lab },
+    Fabric { _clusters: Box<[Cluster; 2]>, _lab: weft_tests::Lab },
 }
 
 impl Tunnel {
@@ -119,7 +119,7 @@ impl Tunnel {
         let pids: Vec<i32> =
             clusters.iter().flat_map(|cluster| cluster.processes(0, "gateway")).collect();
         ensure!(pids.len() == 2, "expected one gateway in each cluster, found {pids:?}");
-        let machines = Machines::Fabric { _clusters: clusters, _lab: lab };
+        let machines = Machines::Fabric { _clusters: Box::new(clusters), _lab: lab };
         Ok(Self { label: "weft, pod to pod".to_owned(), ends, pids, machines })
     }
 
