@@ -15,7 +15,7 @@ pub(crate) struct Outcome {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Pair {
-    /// Of A, and of B.
+    /// Slices of A and of B.
     pub(crate) slices: [Slice; 2],
     a_first: bool,
 }

@@ -21,12 +21,12 @@ pub(crate) struct Tunnels {
     peers: Vec<Tunnel>,
 }
 
-/// A contestant of a line, and the rate that it is asked for.
+/// A contestant of a line, and the rate that is held.
 struct Turn<'a> {
     contestant: Contestant<'a>,
     method: Method,
     timing: Timing,
-    /// Bits per second; of no meaning if it sends as much as goes.
+    /// Bits per second: goodput at full speed, for the other methods.
     rate: f64,
 }
 
@@ -105,7 +105,7 @@ impl<'a> Turn<'a> {
             Method::Overload | Method::RateOfPeer => Method::Overload,
         };
         let mut turn = Self { contestant, method, timing, rate: 0.0 };
-        let slice = turn.contestant.measure(timing.slice, None)?;
+        let slice = turn.contestant.warm_up(timing.slice)?;
         turn.rate = Figure::Throughput.of(&slice) * 1e9;
         Ok(turn)
     }

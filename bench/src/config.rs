@@ -11,7 +11,7 @@ use crate::slice::{Lengths, TRIES};
 
 /// Compares weft with other WireGuards in userspace (wireguard-go, gotatun, boringtun), on this machine.
 ///
-/// How it measures: all tunnels are up and warm side by side, in namespaces of their own. For each
+/// Method: all tunnels are up and warm side by side, in namespaces of their own. For each
 /// line, every peer is tried, and the best one and weft take turns in slices of two seconds, in the
 /// order A B, B A, A B and so on. Each pair of slices gives one ratio. Reported are the median of the
 /// ratios and the interval in which it lies with 95 % confidence (bootstrap). The control compares
@@ -25,7 +25,7 @@ use crate::slice::{Lengths, TRIES};
 ///
 /// TCP is written and read in blocks of 128 KiB, as iperf3 does, on connections that last for the
 /// whole line, with cubic. UDP is numbered and checked by its sink. Tunnels have an MTU of 1,420 bytes,
-/// underlays 1,500. Programs that burn no time of their own send and receive, on the same cores.
+/// underlays 1,500. This program sends and receives, on the same cores.
 ///
 /// Needs root (namespaces, TUN devices), the weft programs built with --release, and what `make
 /// peers` builds into ~/.cache/weft/bin. Everything a run makes (namespaces, devices, processes)
@@ -35,13 +35,13 @@ use crate::slice::{Lengths, TRIES};
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
-    /// What to measure; all lines unless given. Can be repeated.
+    /// Line to measure; all lines unless given. Can be repeated.
     #[arg(long, value_name = "NAME", value_parser = line_named)]
     line: Vec<Line>,
-    /// How many undisturbed pairs of slices to take.
+    /// Undisturbed pairs of slices for each line.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pairs: u16,
-    /// How long a slice lasts, such as 2s or 500ms.
+    /// Length of a slice, such as 2s or 500ms.
     #[arg(long, default_value = "2s", value_name = "TIME", value_parser = duration)]
     slice: Duration,
     /// Four pairs of short slices: all lines in less than five minutes, each far less exact.
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quick_run_of_all_lines_takes_less_than_five_minutes() {
+    fn quick_run_takes_less_than_five_minutes() {
         let args = Args::parse_from(["bench", "--quick", "--pairs", "30", "--slice", "3s"]);
         let time: Duration = args.lines().iter().map(|line| args.timing().of(line, 3)[0]).sum();
         assert!(time < Duration::from_secs(240), "{time:?}");

@@ -71,12 +71,12 @@ mod tests {
             End { net: net.clone(), address: [127, 0, 0, 1].into(), seen: [127, 0, 0, 1].into() };
         let mut requester = Requester::open(&end, &end).unwrap();
         let pause = Duration::from_millis(1);
-        let latencies = requester.run(Duration::from_millis(50), pause).unwrap();
-        assert!(latencies.len() > 5 && latencies.iter().all(|l| *l > 0.0), "{latencies:?}");
+        let latencies = requester.run(Duration::from_millis(300), pause).unwrap();
+        assert!(latencies.iter().all(|latency| *latency > 0.0), "{latencies:?}");
         assert!(latencies.iter().any(|l| *l < TIMEOUT.as_secs_f64()), "{latencies:?}");
 
-        let silent = net.run(|| UdpSocket::bind("127.0.0.1:0")).unwrap();
-        requester.socket.connect(silent.local_addr().unwrap()).unwrap();
+        let unanswered = net.run(|| UdpSocket::bind("127.0.0.1:0")).unwrap();
+        requester.socket.connect(unanswered.local_addr().unwrap()).unwrap();
         assert_eq!(requester.run(pause, pause).unwrap(), [TIMEOUT.as_secs_f64()]);
     }
 }

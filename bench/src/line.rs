@@ -1,4 +1,4 @@
-//! Lines of the comparison: what is sent, what is measured of it, and the bar for each figure.
+//! Lines of the comparison: traffic, figures that are measured of it, and their bars.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const SMALL: Traffic = Traffic::Udp { datagram: 64, segmented: false };
 pub(crate) struct Line {
     pub(crate) name: String,
     pub(crate) title: String,
-    /// Whether weft's packets go from pod to pod, through nodes and overlays; those of peers never do.
+    /// Path of weft's packets from pod to pod, through nodes and overlays; those of peers have none.
     pub(crate) between_pods: bool,
     /// UDP segmentation of the underlay.
     pub(crate) udp_segmentation: bool,
@@ -47,7 +47,7 @@ pub(crate) enum Direction {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Method {
-    /// As much as goes.
+    /// Full speed.
     Overload,
     /// The highest rate at which at most 1 % is lost.
     HighestRate,
@@ -55,20 +55,20 @@ pub(crate) enum Method {
     RateOfPeer,
 }
 
-/// What is taken from a slice.
+/// Figure of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Figure {
     Throughput,
     LatencyP50,
     LatencyP99,
     RetransmitsPerGbit,
-    /// Of both gateways and of all softirqs. Kernels without CONFIG_IRQ_TIME_ACCOUNTING count a softirq
+    /// CPU time of both gateways and of all softirqs. Kernels without CONFIG_IRQ_TIME_ACCOUNTING count a softirq
     /// that interrupts a gateway twice.
     CpuPerGbit,
     Rss,
 }
 
-/// What weft is to reach.
+/// Bar for a figure of weft.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Bar {
     /// Ratio to the best peer, on processors of class A and of class S.
@@ -252,7 +252,7 @@ fn pods() -> Vec<Line> {
     vec![tcp, trains().highest_rate(), trains().overload()]
 }
 
-/// Requests without a pause keep gateways awake, pings every two milliseconds find them asleep.
+/// Requests have no pause, so that a gateway's thread seldom sleeps; before each ping it does.
 fn latency() -> Vec<Line> {
     let idle = Load {
         traffic: None,

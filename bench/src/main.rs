@@ -57,7 +57,7 @@ fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     let (lines, timing) = (args.lines(), args.timing());
-    announce(&lines, timing, peers.len());
+    print_estimate(&lines, timing, peers.len());
     let seal_ns = machine::seal_ns();
     let mut report = Report {
         machine: Machine::this(),
@@ -76,7 +76,7 @@ fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Peers that are there; names the others.
+/// Installed peers; prints which others are missing.
 fn peers() -> Vec<StockPeer> {
     let is_there = |peer: &StockPeer| match peer.program() {
         Ok(_) => true,
@@ -88,7 +88,7 @@ fn peers() -> Vec<StockPeer> {
     StockPeer::ALL.into_iter().filter(is_there).collect()
 }
 
-fn announce(lines: &[Line], timing: Timing, peers: usize) {
+fn print_estimate(lines: &[Line], timing: Timing, peers: usize) {
     let minutes = |side: usize| {
         let time: Duration = lines.iter().map(|line| timing.of(line, peers)[side]).sum();
         time.as_secs_f64() / 60.0

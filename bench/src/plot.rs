@@ -12,7 +12,7 @@ const PANEL: f64 = 190.0;
 /// Space left of the bars, and the longest bar.
 const LEFT: f64 = 400.0;
 const BAR: f64 = 300.0;
-/// Of weft, and of the peer.
+/// Colours of weft and of its peer.
 const COLOURS: [&str; 2] = ["#1b6ca8", "#c9772b"];
 
 /// Plots of a report, each with the name of its kind; those without any line are left out.

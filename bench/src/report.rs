@@ -71,7 +71,7 @@ struct FigureReport {
     control: Option<Ratio>,
     bar: String,
     met: bool,
-    /// Of each pair.
+    /// Values of each pair.
     pairs: Vec<[f64; 2]>,
 }
 
@@ -168,7 +168,7 @@ impl Report {
         section::write(path, SECTION, &body)
     }
 
-    /// What became of the datagrams of a slice, on lines of UDP.
+    /// Losses, duplicates and reordering of the datagrams of a slice, on lines of UDP.
     fn write_losses(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all = line::all();
         let is_udp = |line: &&Line| matches!(line.load.traffic, Some(Traffic::Udp { .. }));
@@ -205,7 +205,7 @@ const INTRODUCTION: &str = "## Data plane: weft and the best of wireguard-go, go
 
 Medians of pairs of slices in turns, and of their ratios, with the interval in which that lies with 95 % confidence. Control:
 neighbouring slices of one tunnel. Bars are those of the processor's class: A if ring seals 1,420 bytes in less than 900 ns,
-else S. Peers of lines *pod to pod* have no overlay. `make bench` says how it measures.
+else S. Peers of lines *pod to pod* have no overlay. Method: `bench --help`.
 ";
 
 /// `None` if there is no such file.

@@ -27,7 +27,7 @@ pub(crate) struct Tunnel {
     machines: Machines,
 }
 
-/// All that ends with a tunnel.
+/// Machines and programs that end with a tunnel.
 enum Machines {
     Gateways { lab: Lab, _programs: Vec<Program> },
     Fabric { _clusters: Box<[Cluster; 2]>, _lab: weft_tests::Lab },

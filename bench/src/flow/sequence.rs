@@ -1,4 +1,4 @@
-//! Sequence numbers of datagrams: which are new, late or there twice.
+//! Sequence numbers of datagrams: new ones, reordered ones, duplicates.
 
 /// Numbers below the highest one that are remembered.
 const WINDOW: u64 = 1 << 16;
@@ -23,7 +23,7 @@ impl Sequence {
         Self { next: 0, seen: vec![false; WINDOW as usize] }
     }
 
-    /// Records a number. One that has left the window counts as reordered: nothing is known of it.
+    /// Records a number. One that has left the window counts as reordered: it may be a duplicate.
     pub(super) fn observe(&mut self, number: u64) -> Arrival {
         if number >= self.next {
             let first = self.next.max((number + 1).saturating_sub(WINDOW));
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn reordered_and_duplicate_numbers_are_told_apart() {
+    fn reordered_and_duplicate_are_distinguished() {
         assert_eq!(arrivals(&[0, 1, 2]), [InOrder; 3]);
         assert_eq!(
             arrivals(&[0, 3, 1, 1, 3, 2, 4]),
