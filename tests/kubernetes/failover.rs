@@ -56,12 +56,12 @@ const EVENTS: [Event; 4] = [
 
 /// Where no pod of the streams is on a node that gateways are on.
 const EVENTS_OF_NODES: [Event; 4] = [
-    Event::hand_over("its node is drained", drain).undone_by(uncordon),
     Event::abrupt("its node is cut off", cut_off).undone_by(give_back),
     Event::abrupt("its node and the API server are cut off", cut_off_without_server)
         .undone_by(give_back_with_server),
     Event::abrupt("its process is killed without an API server", kill_without_server)
         .undone_by(start_server),
+    Event::hand_over("its node is drained", drain).undone_by(uncordon),
 ];
 
 #[test]
@@ -262,8 +262,10 @@ fn drain(cluster: &Kubernetes, active: &Active) -> Result<()> {
     cluster.kubectl(&[&line[..], &["--timeout=60s"]].concat()).map(drop)
 }
 
+/// A rollout spreads over the nodes again what a drain has put on one of them.
 fn uncordon(cluster: &Kubernetes, active: &Active) -> Result<()> {
-    cluster.kubectl(&["uncordon", &active.node]).map(drop)
+    cluster.kubectl(&["uncordon", &active.node])?;
+    restart(cluster, active)
 }
 
 /// Nothing passes its uplink, as if the switch had lost it; its addresses and routes stay.
