@@ -21,6 +21,7 @@ const OURS: &str = "app.kubernetes.io/part-of=weft";
 /// Kinds of the chart's objects that a cluster may have, CRDs apart.
 const KINDS: &str = "deployments,daemonsets,jobs,services,serviceaccounts,secrets,configmaps,leases,\
     roles,rolebindings,clusterroles,clusterrolebindings,mutatingwebhookconfigurations,\
+    validatingadmissionpolicies,validatingadmissionpolicybindings,\
     networks.ipam.liqo.io,wggatewayservertemplates,wggatewayclienttemplates";
 
 pub(crate) struct Release {

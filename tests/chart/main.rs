@@ -11,6 +11,7 @@ mod flags;
 mod golden;
 mod life;
 mod monitoring;
+mod policies;
 mod references;
 mod rights;
 mod uninstall;

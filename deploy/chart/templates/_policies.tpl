@@ -1,0 +1,56 @@
+{{/*
+Whether the API server evaluates policies.
+*/}}
+{{- define "weft.hasPolicies" -}}
+{{- if semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version }}true{{ end }}
+{{- end }}
+
+{{/*
+A policy for requests of service accounts of this release, in force everywhere. Arguments: the root, its name, the accounts,
+the rest of its spec.
+*/}}
+{{- define "weft.policy" -}}
+{{- $ := index . 0 }}{{ $name := index . 1 }}
+{{- $labels := include "weft.labels" (list $ "policies" "networking") -}}
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata:
+  name: {{ $name }}
+  labels:
+    {{- $labels | nindent 4 }}
+spec:
+  failurePolicy: Fail
+  matchConditions:
+    - name: by-weft
+      expression: >-
+        request.userInfo.username in [
+        {{- range $i, $account := index . 2 }}{{ if $i }}, {{ end }}'system:serviceaccount:{{ $.Release.Namespace }}:{{ $account }}'{{ end }}]
+  {{- index . 3 | nindent 2 }}
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata:
+  name: {{ $name }}
+  labels:
+    {{- $labels | nindent 4 }}
+spec:
+  policyName: {{ $name }}
+  validationActions: [Deny]
+{{- end }}
+
+{{/*
+CEL: true in the namespace of the release, and in those of peerings.
+*/}}
+{{- define "weft.isOfPeering" -}}
+namespaceObject.metadata.name == '{{ .Release.Namespace }}'
+|| namespaceObject.metadata.name.startsWith('liqo-tenant-')
+|| namespaceObject.metadata.?labels[?'liqo.io/tenant-namespace'].orValue('') != ''
+{{- end }}
+
+{{/*
+CEL: message for other namespaces.
+*/}}
+{{- define "weft.isOfNoPeering" -}}
+"namespace " + namespaceObject.metadata.name + " is not one of a peering; expected the label liqo.io/tenant-namespace:
+kubectl label namespace " + namespaceObject.metadata.name + " liqo.io/tenant-namespace=true"
+{{- end }}
