@@ -63,7 +63,7 @@ const MAY: [Case; 39] = [
 
 const MAY_NOT: [Case; 31] = [
     (CONTROLLER, "", "list namespaces"),
-    (CONTROLLER, "tenant", "get deployments.apps gw-milan"),
+    (CONTROLLER, "tenant", "get replicasets.apps gw-milan"),
     (CONTROLLER, "tenant", "patch gatewayservers.networking.liqo.io milan"),
     (CONTROLLER, "tenant", "update configurations.networking.liqo.io/finalizers milan"),
     (CONTROLLER, "tenant", "delete secrets keys"),

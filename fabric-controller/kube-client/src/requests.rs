@@ -100,6 +100,16 @@ impl Requests {
         self.patch(target, part, &parameters, &Patch::Apply(object)).await
     }
 
+    /// Applies an object that is not there yet. One of another writer that has its name by now stays.
+    pub async fn apply_new(
+        &self,
+        target: &Target,
+        object: &(impl Serialize + fmt::Debug),
+    ) -> Result<DynamicObject, ApiError> {
+        let parameters = PatchParams::apply(self.manager);
+        self.patch(target, Part::AllButStatus, &parameters, &Patch::Apply(object)).await
+    }
+
     /// Merges a change into an object that is there.
     pub async fn merge(
         &self,

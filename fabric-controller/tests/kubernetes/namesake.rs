@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, client, cluster, peering, server, tenant};
+use crate::cluster::{Cluster, client, cluster, cluster_ip, peering, server, tenant};
 
 /// History of a gateway's status, one line for each change.
 struct StatusHistory {
@@ -168,4 +168,43 @@ fn user_secret_gets_public_key() {
     cluster.until_is(gateway, "/status/secretRef/name", &json!("gw-keys"));
     let secret = cluster.get("secret", &tenant("mons"), "gw-keys").unwrap();
     assert_eq!(secret["data"]["publicKey"], public);
+}
+
+/// Objects of users that have the names of a gateway's.
+#[test]
+fn foreign_namesakes_are_left_as_they_are() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    let namespace = &tenant("genk");
+    cluster.apply_all(&peering("genk"));
+    let metadata = json!({"name": "gw-server", "namespace": namespace, "labels": {"app": "mine"}});
+    let labels = json!({"app": "mine"});
+    let pod = json!({"metadata": {"labels": labels},
+        "spec": {"containers": [{"name": "mine", "image": "mine"}]}});
+    let foreign = [
+        json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata,
+            "spec": {"selector": {"matchLabels": labels}, "template": pod}}),
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata,
+            "spec": {"ports": [{"port": 80}]}}),
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}),
+    ];
+    cluster.apply_all(&foreign);
+    let kinds = ["deployment", "service", "serviceaccount"];
+    let read =
+        || kinds.map(|kind| cluster.get(kind, namespace, "gw-server").unwrap()["metadata"].clone());
+    let before = read();
+    cluster.apply(&server("genk", &cluster_ip()));
+    let condition = "/status/conditions/0/message";
+    let why = "there is one of somebody else; expected another name";
+    cluster.until("its condition names them", || {
+        let gateway = cluster.get("gatewayserver", namespace, "server")?;
+        gateway.pointer(condition)?.as_str()?.contains(why).then_some(())
+    });
+    cluster.until_peace(namespace);
+    assert_eq!(read(), before);
+    cluster.delete("gatewayserver", namespace, "server");
+    cluster.until("its config is gone", || {
+        cluster.get("gatewayconfig", namespace, "server").is_none().then_some(())
+    });
+    cluster.until_peace(namespace);
+    assert_eq!(read(), before);
 }

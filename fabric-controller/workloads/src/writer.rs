@@ -60,7 +60,8 @@ enum Attempt {
 /// Action that is due for an object.
 enum Step {
     None,
-    Apply,
+    /// Write of the object with that uid; without one, of an object that is not observed.
+    Apply(Option<String>),
     /// Deletion of the object with that uid.
     Delete(Option<String>),
 }
@@ -69,6 +70,8 @@ enum Step {
 enum Answer {
     None,
     Applied(Result<Box<DynamicObject>, ApiError>),
+    /// Reason why an object of another owner is not changed.
+    Foreign(&'static str),
     Deleted(Result<bool, ApiError>),
 }
 
@@ -97,9 +100,35 @@ impl Desired {
         Ok(Self { key: Key::of(kind, object), metadata, body: body.into(), digest })
     }
 
-    async fn apply(&self, requests: &Requests) -> Result<DynamicObject, ApiError> {
-        let object: Value = serde_json::from_str(&self.body).map_err(ApiError::Answer)?;
-        requests.apply(&self.key.target(), Part::AllButStatus, &object).await
+    /// Writes the object with that uid, and no other; without one, an object that is not there.
+    async fn apply(
+        &self,
+        requests: &Requests,
+        uid: Option<&str>,
+    ) -> Result<DynamicObject, ApiError> {
+        let mut object: Value = serde_json::from_str(&self.body).map_err(ApiError::Answer)?;
+        let target = self.key.target();
+        let Some(uid) = uid else { return requests.apply_new(&target, &object).await };
+        object["metadata"]["uid"] = uid.into();
+        requests.apply(&target, Part::AllButStatus, &object).await
+    }
+
+    /// Writes an object that is not observed: watches report none of others.
+    async fn claim(&self, requests: &Requests) -> Answer {
+        let applied = match requests.get(&self.key.target()).await {
+            Ok(Some(there)) if !is_owned_alike(&there.metadata, &self.metadata) => {
+                return Answer::Foreign(match there.metadata.deletion_timestamp {
+                    None => "there is one of somebody else; expected another name",
+                    Some(_) => "there is another one that has not ended yet",
+                });
+            }
+            Ok(there) => {
+                let uid = there.and_then(|there| there.metadata.uid);
+                self.apply(requests, uid.as_deref()).await
+            }
+            Err(error) => Err(error),
+        };
+        Answer::Applied(applied.map(Box::new))
     }
 }
 
@@ -130,7 +159,8 @@ impl Writer {
             return Ok(());
         }
         self.may_apply(live, want)?;
-        let applied = want.apply(&self.requests).await;
+        let uid = live.get(&want.key).and_then(|there| there.metadata.uid.clone());
+        let applied = want.apply(&self.requests, uid.as_deref()).await;
         self.applied(live, want, applied).await
     }
 
@@ -149,7 +179,10 @@ impl Writer {
             let requests = &requests;
             async move {
                 match step {
-                    Ok(Step::Apply) => Answer::Applied(want.apply(requests).await.map(Box::new)),
+                    Ok(Step::Apply(None)) => want.claim(requests).await,
+                    Ok(Step::Apply(uid)) => {
+                        Answer::Applied(want.apply(requests, uid.as_deref()).await.map(Box::new))
+                    }
                     Ok(Step::Delete(uid)) => {
                         let (target, how) = (want.key.target(), DeleteParams::background());
                         Answer::Deleted(requests.delete(&target, uid.clone(), how).await)
@@ -169,6 +202,7 @@ impl Writer {
                     let applied = applied.map(|object| *object);
                     self.applied(live, want, applied).await
                 }
+                Answer::Foreign(why) => Err(self.refuse_foreign(want, why)),
                 Answer::Deleted(deleted) => self.deleted(&want.key, deleted),
                 Answer::None => Ok(()),
             };
@@ -188,9 +222,13 @@ impl Writer {
     fn step(&self, live: &Objects, want: &Desired) -> Result<Step, WriteError> {
         let is_other =
             |there: &&DynamicObject| place::is_of_a_namesake(&there.metadata, &want.metadata);
-        match live.get(&want.key).filter(is_other) {
+        let there = live.get(&want.key);
+        match there.filter(is_other) {
             None if self.is_there(live, want) => Ok(Step::None),
-            None => self.may_apply(live, want).map(|()| Step::Apply),
+            None => {
+                let uid = there.and_then(|there| there.metadata.uid.clone());
+                self.may_apply(live, want).map(|()| Step::Apply(uid))
+            }
             // Its watch reports when it is gone.
             Some(there) if there.metadata.deletion_timestamp.is_some() => Ok(Step::None),
             Some(there) => {
@@ -243,18 +281,17 @@ impl Writer {
         if live.get(key).is_some_and(ours) {
             return self.write(live, want).await;
         }
-        // Objects that others have made are not watched.
-        match self.requests.get(&key.target()).await {
-            Ok(Some(there)) if !ours(&there) => {
-                let message = match there.metadata.deletion_timestamp {
-                    None => "there is one of somebody else; expected another name",
-                    Some(_) => "there is another one that has not ended yet",
-                };
-                Err(self.refuse(key, Attempt::Write(want.digest), message.to_owned()))
+        match want.claim(&self.requests).await {
+            Answer::Foreign(why) => Err(self.refuse_foreign(want, why)),
+            Answer::Applied(applied) => {
+                self.applied(live, want, applied.map(|object| *object)).await
             }
-            Ok(_) => self.write(live, want).await,
-            Err(error) => Err(self.failed(live.get(key), want, error).await),
+            Answer::Deleted(_) | Answer::None => Ok(()),
         }
+    }
+
+    fn refuse_foreign(&mut self, want: &Desired, why: &str) -> WriteError {
+        self.refuse(&want.key, Attempt::Write(want.digest), why.to_owned())
     }
 
     pub(super) async fn delete(&mut self, key: &Key, uid: Option<&str>) -> Result<(), WriteError> {
@@ -309,11 +346,13 @@ impl Writer {
             return WriteError::Unreachable(error);
         };
         let fixed = code == 422 && message.contains("immutable");
-        if !fixed || !matches!(key.of, Watched::Deployment | Watched::Binding) {
+        let fixed = fixed && matches!(key.of, Watched::Deployment | Watched::Binding);
+        let uid = live.and_then(|there| there.metadata.uid.clone()).filter(|_| fixed);
+        let Some(uid) = uid else {
             return self.refuse(key, Attempt::Write(want.digest), message);
-        }
+        };
         tracing::warn!(%key, reason = message, "cannot be changed; it is made anew");
-        let uid = live.and_then(|there| there.metadata.uid.clone());
+        let uid = Some(uid);
         let removed = self.requests.delete(&key.target(), uid, DeleteParams::background()).await;
         self.count(key, &removed);
         let (message, pause) = match removed {
