@@ -21,7 +21,7 @@ const OURS: &str = "app.kubernetes.io/part-of=weft";
 /// Kinds of the chart's objects that a cluster may have, CRDs apart.
 const KINDS: &str = "deployments,daemonsets,jobs,services,serviceaccounts,secrets,configmaps,leases,\
     roles,rolebindings,clusterroles,clusterrolebindings,mutatingwebhookconfigurations,\
-    validatingadmissionpolicies,validatingadmissionpolicybindings,\
+    validatingadmissionpolicies,validatingadmissionpolicybindings,networkpolicies,\
     networks.ipam.liqo.io,wggatewayservertemplates,wggatewayclienttemplates";
 
 pub(crate) struct Release {
@@ -52,7 +52,12 @@ impl Release {
     }
 
     pub(crate) fn plain(&self, arguments: &[&str]) -> String {
-        self.helm.run(arguments).unwrap()
+        self.helm_run(arguments).unwrap()
+    }
+
+    /// Output of helm, or its error.
+    pub(crate) fn helm_run(&self, arguments: &[&str]) -> Result<String, String> {
+        self.helm.run(arguments)
     }
 
     pub(crate) fn get(&self, kind: &str, name: &str) -> Value {

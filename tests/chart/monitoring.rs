@@ -56,6 +56,7 @@ struct Severity {
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "that it is there is what counts")]
 struct Texts {
+    runbook_url: String,
     summary: String,
     description: String,
 }
@@ -65,6 +66,20 @@ fn alerts_use_existing_metrics() {
     let rules = alerts();
     let exprs = rules.groups.iter().flat_map(|group| &group.rules).map(|rule| rule.expr.as_str());
     known(exprs);
+}
+
+#[test]
+fn each_alert_has_its_paragraph_in_operations() {
+    let text = std::fs::read_to_string("../deploy/OPERATIONS.md").unwrap();
+    assert!(text.lines().count() <= 200);
+    let groups = alerts().groups;
+    let rules: Vec<_> = groups.iter().flat_map(|group| &group.rules).collect();
+    let headings: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("### ")).collect();
+    assert_eq!(headings, rules.iter().map(|rule| rule.alert.as_str()).collect::<Vec<_>>());
+    for Rule { alert, annotations, .. } in rules {
+        let anchor = format!("deploy/OPERATIONS.md#{}", alert.to_lowercase());
+        assert_eq!(annotations.runbook_url, anchor);
+    }
 }
 
 #[test]

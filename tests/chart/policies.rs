@@ -111,6 +111,13 @@ fn binding(namespace: &str, name: &str, kind: &str, role: &str) -> Value {
     with(binding, json!({"roleRef": role, "subjects": [subject]}))
 }
 
+/// Right to read keys.
+fn keys(namespace: &str, account: &str) -> Value {
+    let mut keys = binding(namespace, "weft-gateway-keys", "ClusterRole", "liqo-gateway-keys");
+    keys["subjects"][0] = json!({"kind": "ServiceAccount", "name": account, "namespace": "liqo"});
+    keys
+}
+
 fn role(namespace: &str, name: &str) -> Value {
     object("rbac.authorization.k8s.io/v1", "Role", namespace, name)
 }
@@ -216,6 +223,16 @@ fn bindings_are_those_of_gateways(controller: &Account<'_>) {
     other["subjects"] =
         json!([{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "gw-b"}]);
     refused(controller.apply(&other), why);
+    refused(controller.apply(&keys(OTHER, CONTROLLER)), "liqo.io/tenant-namespace");
+    refused(controller.apply(&keys(TENANT, "default")), why);
+    controller.apply(&keys(TENANT, CONTROLLER)).unwrap();
+    let list = |namespace: &str| {
+        let path = format!("/api/v1/namespaces/{namespace}/secrets");
+        controller.run(&["get", "--raw", &path], &Value::Null)
+    };
+    controller.release.server.wait_until("it may read keys there", || list(TENANT));
+    refused(list(OTHER), "Forbidden");
+    refused(list("liqo"), "Forbidden");
     let readers = |name: &str| {
         let mut readers = binding(TENANT, name, "ClusterRole", "liqo-gateway-records");
         readers["kind"] = json!("ClusterRoleBinding");
@@ -242,6 +259,10 @@ fn controller_writes_own_secrets_only() {
     users["metadata"]["labels"] = json!({});
     refused(controller.apply(&users), "make and remove Secrets with the label");
     release.apply(&[users]);
+    controller.apply(&keys(TENANT, CONTROLLER)).unwrap();
+    release.server.wait_until("it may read keys there", || {
+        controller.run(&["get", "secret", "users", "--namespace", TENANT], &Value::Null)
+    });
     let patch = |patch: Value| {
         let patch = patch.to_string();
         let line = ["patch", "--namespace", TENANT, "secret/users", "--type=merge", "--patch"];

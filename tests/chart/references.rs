@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::helm::{EVERYTHING, Helm, MIN_VALUES};
 
@@ -92,6 +92,26 @@ fn ports_that_are_named_are_there() {
                 assert!(ports.as_array().unwrap().iter().any(is_it), "{port}");
             }
         }
+    }
+}
+
+/// A policy of ports that no container names would let nothing in.
+#[test]
+fn pods_of_this_namespace_alone_reach_ipam() {
+    let Some(helm) = Helm::find() else { return };
+    let objects = helm.objects(&[MIN_VALUES]);
+    let policy = of_kinds(&objects, &["NetworkPolicy"]).next().unwrap();
+    let selector = &policy["spec"]["podSelector"]["matchLabels"];
+    let pod = |o: &&Value| holds(&o["spec"]["template"]["metadata"]["labels"], selector);
+    let ipam = of_kinds(&objects, &WORKLOADS).find(pod).unwrap();
+    let ports = ipam["spec"]["template"]["spec"]["containers"][0]["ports"].as_array().unwrap();
+    let rules = policy["spec"]["ingress"].as_array().unwrap();
+    for port in ports {
+        let opens = |rule: &&Value| rule["ports"][0]["port"] == port["name"];
+        let rule = rules.iter().find(opens).unwrap();
+        let from =
+            if port["name"] == "metrics" { Value::Null } else { json!([{"podSelector": {}}]) };
+        assert_eq!(rule["from"], from, "{port}");
     }
 }
 

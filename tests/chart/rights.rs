@@ -15,7 +15,7 @@ const AGENT: &str = "liqo-route-agent";
 /// Service account, namespace and request: `VERB RESOURCE[.GROUP][/SUBRESOURCE][ NAME]`.
 type Case = (&'static str, &'static str, &'static str);
 
-const MAY: [Case; 39] = [
+const MAY: [Case; 40] = [
     (CONTROLLER, "", "watch nodes"),
     (CONTROLLER, "", "watch pods"),
     (CONTROLLER, "tenant", "create deployments.apps"),
@@ -27,7 +27,8 @@ const MAY: [Case; 39] = [
     (CONTROLLER, "tenant", "create rolebindings.rbac.authorization.k8s.io"),
     (CONTROLLER, "tenant", "patch endpointslices.discovery.k8s.io external"),
     (CONTROLLER, "tenant", "create secrets"),
-    (CONTROLLER, "tenant", "get secrets keys"),
+    (CONTROLLER, "liqo", "get secrets weft-webhook-certificate"),
+    (CONTROLLER, "", "bind clusterroles.rbac.authorization.k8s.io liqo-gateway-keys"),
     (CONTROLLER, "tenant", "create events.events.k8s.io"),
     (CONTROLLER, "tenant", "patch configurations.networking.liqo.io milan"),
     (CONTROLLER, "tenant", "patch configurations.networking.liqo.io/status milan"),
@@ -61,7 +62,11 @@ const MAY: [Case; 39] = [
     (AGENT, "", "patch nodeconfigs.fabric.weft.dev/status node-1"),
 ];
 
-const MAY_NOT: [Case; 31] = [
+const MAY_NOT: [Case; 35] = [
+    (CONTROLLER, "", "list secrets"),
+    (CONTROLLER, "tenant", "get secrets keys"),
+    (CONTROLLER, "liqo", "get secrets other"),
+    (CONTROLLER, "", "bind clusterroles.rbac.authorization.k8s.io cluster-admin"),
     (CONTROLLER, "", "list namespaces"),
     (CONTROLLER, "tenant", "get replicasets.apps gw-milan"),
     (CONTROLLER, "tenant", "patch gatewayservers.networking.liqo.io milan"),
@@ -146,10 +151,28 @@ fn controller_grants_no_more_than_it_has(release: &Release) {
         let arguments = [&who, "apply", "--server-side", "--filename=-"];
         release.server.kubectl(&arguments, &role.to_string())
     };
-    create(serde_saphyr::from_str(&fs::read_to_string(RULES).unwrap()).unwrap()).unwrap();
+    let own = || serde_saphyr::from_str(&fs::read_to_string(RULES).unwrap()).unwrap();
+    let why = "attempting to grant RBAC permissions not currently held";
+    let error = create(own()).unwrap_err();
+    assert!(error.contains(why) && error.contains("secrets"), "{error}");
+    bind_keys(release);
+    release.server.wait_until("it may read keys there", || create(own()));
     let more = json!([{"apiGroups": [""], "resources": ["secrets"], "verbs": ["delete"]}]);
     let error = create(more).unwrap_err();
-    assert!(error.contains("attempting to grant RBAC permissions not currently held"), "{error}");
+    assert!(error.contains(why), "{error}");
+}
+
+/// Binds the right to read keys as the controller does.
+fn bind_keys(release: &Release) {
+    let group = "rbac.authorization.k8s.io";
+    let binding = json!({"apiVersion": format!("{group}/v1"), "kind": "RoleBinding",
+        "metadata": {"name": "weft-gateway-keys", "namespace": "tenant",
+            "labels": {"app.kubernetes.io/managed-by": "weft"}},
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "liqo-gateway-keys"},
+        "subjects": [{"kind": "ServiceAccount", "name": CONTROLLER, "namespace": "liqo"}]});
+    let who = format!("--as=system:serviceaccount:liqo:{CONTROLLER}");
+    let arguments = [&who, "apply", "--server-side", "--filename=-"];
+    release.server.kubectl(&arguments, &binding.to_string()).unwrap();
 }
 
 /// Answers to the cases: true if the request is allowed.

@@ -10,6 +10,9 @@ use crate::helm::MIN_VALUES;
 use crate::life::{NAMELESS, Release};
 
 const JOB: &str = "liqo-withdrawal";
+const NOW: &str = "2026-01-31T12:00:00Z";
+/// Kinds of its rights.
+const RIGHTS: &str = "serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings";
 const OURS: &str = "app.kubernetes.io/managed-by=weft";
 /// Kinds that programs make.
 const KINDS: &str = "deployments,poddisruptionbudgets,services,endpointslices,serviceaccounts,roles,rolebindings,secrets,\
@@ -32,8 +35,7 @@ pub(crate) fn uninstall(release: &Release) {
 }
 
 fn run_job(release: &Release, dir: &Path) {
-    let job = ["get", "job", JOB, "--namespace=liqo", "--output=json"];
-    let job = release.server.wait_until("there is a Job", || release.server.kubectl(&job, ""));
+    let job = release.server.wait_until("there is a Job", || job_of(release));
     let job: Value = serde_json::from_str(&job).unwrap();
     let pod = &job["spec"]["template"]["spec"];
     let account = pod["serviceAccountName"].as_str().unwrap();
@@ -48,15 +50,42 @@ fn run_job(release: &Release, dir: &Path) {
     let output = program.output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
-    let now = "2026-01-31T12:00:00Z";
-    let is = |what: &str| json!({"type": what, "status": "True", "lastTransitionTime": now});
+    let is = |what: &str| json!({"type": what, "status": "True", "lastTransitionTime": NOW});
     let conditions = json!([is("SuccessCriteriaMet"), is("Complete")]);
-    let status = json!({"status": {"startTime": now, "completionTime": now, "succeeded": 1,
-        "conditions": conditions}})
-    .to_string();
+    set_status(
+        release,
+        &json!({"startTime": NOW, "completionTime": NOW, "succeeded": 1, "conditions": conditions}),
+    );
+}
+
+fn job_of(release: &Release) -> Result<String, String> {
+    release.server.kubectl(&["get", "job", JOB, "--namespace=liqo", "--output=json"], "")
+}
+
+fn set_status(release: &Release, status: &Value) {
+    let status = json!({ "status": status }).to_string();
     let patch = ["patch", "job", JOB, "--namespace=liqo", "--subresource=status", "--type=merge"];
     let patch = [&patch[..], &["--patch", &status]].concat();
     release.server.kubectl(&patch, "").unwrap();
+}
+
+#[test]
+fn failed_uninstall_leaves_no_rights() {
+    let Some(release) = Release::prepare() else { return };
+    release.helm("install", &[MIN_VALUES, NAMELESS]).unwrap();
+    let left = || release.labelled(RIGHTS, "app.kubernetes.io/component=withdrawal");
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            release.server.wait_until("there is a Job", || job_of(&release));
+            assert_eq!(left().lines().count(), 5);
+            let is =
+                |what: &str| json!({"type": what, "status": "True", "lastTransitionTime": NOW});
+            let conditions = json!([is("FailureTarget"), is("Failed")]);
+            set_status(&release, &json!({"startTime": NOW, "conditions": conditions}));
+        });
+        release.helm_run(&["uninstall", "weft", "--timeout=60s"]).unwrap_err();
+    });
+    assert_eq!(left(), "");
 }
 
 #[test]
@@ -66,13 +95,17 @@ fn uninstall_removes_objects_of_programs() {
         return weft_tests::skip("without programs there is none that removes their objects");
     }
     release.helm("install", &[MIN_VALUES, NAMELESS]).unwrap();
-    release.server.kubectl(&["create", "namespace", "tenant"], "").unwrap();
+    release.apply(&[json!({"apiVersion": "v1", "kind": "Namespace",
+        "metadata": {"name": "tenant", "labels": {"liqo.io/tenant-namespace": "true"}}})]);
     let apply = ["apply", "--server-side", "--field-manager=weft", "--filename=-"];
     for object in made() {
         let text = object.to_string();
         release.server.wait_until("it is made", || release.server.kubectl(&apply, &text));
     }
-    release.apply(&[configuration(json!({"remote": {"cidr": side()}}))]);
+    let gateway = json!({"apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayServer",
+        "metadata": {"name": "made", "namespace": "tenant"},
+        "spec": {"endpoint": {"serviceType": "ClusterIP", "port": 51840}}});
+    release.apply(&[configuration(json!({"remote": {"cidr": side()}})), gateway]);
     let own = configuration(json!({"local": {"cidr": side()}}));
     let force = [&apply[..], &["--force-conflicts"]].concat();
     release.server.kubectl(&force, &own.to_string()).unwrap();
@@ -107,12 +140,12 @@ fn made() -> Vec<Value> {
             "networking.liqo.io/gateway-resource": "true",
             "endpointslice.kubernetes.io/managed-by": "weft.dev"});
         let mut object = json!({"apiVersion": version, "kind": kind,
-            "metadata": {"name": "made", "namespace": "tenant", "labels": labels}});
+            "metadata": {"name": "gw-made", "namespace": "tenant", "labels": labels}});
         object.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
         object
     };
     let rbac = "rbac.authorization.k8s.io/v1";
-    let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "made"});
+    let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "gw-made"});
     let pod = json!({"metadata": {"labels": {"a": "b"}},
         "spec": {"containers": [{"name": "a", "image": "a"}]}});
     let deployment = json!({"selector": {"matchLabels": {"a": "b"}}, "template": pod});

@@ -1,6 +1,8 @@
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use super::{adopt, agent, completion, down, example, get, init, keys, logs, output, status, up};
 
@@ -47,6 +49,27 @@ enum Command {
     Completion(completion::CompletionArgs),
 }
 
+/// Name by which kubectl finds this program as its plugin.
+const PLUGIN: &str = "kubectl-weft";
+
+/// Exits with the usage if the arguments are wrong.
+pub(crate) fn parse(args: impl Iterator<Item = OsString>) -> Cli {
+    let args: Vec<_> = args.collect();
+    let program = args.first().map(OsString::as_os_str).unwrap_or_default();
+    let matches = command(program).get_matches_from(&args);
+    Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+}
+
+/// The command line of the program that is called so.
+fn command(program: &OsStr) -> clap::Command {
+    let command = Cli::command();
+    if Path::new(program).file_name() != Some(OsStr::new(PLUGIN)) {
+        return command;
+    }
+    let examples = EXAMPLES.replace("weft ", "kubectl weft ");
+    command.bin_name("kubectl weft").after_help(examples.clone()).after_long_help(examples)
+}
+
 pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Init(args) => init::run(&args),
@@ -78,6 +101,19 @@ mod tests {
 
     /// At most this many characters a line: clap breaks longer ones after one word of the next.
     const WIDTH: usize = 100;
+
+    #[test]
+    fn plugin_is_called_kubectl_weft_in_usage() {
+        let help = |program: &str| {
+            let error =
+                command(program.as_ref()).try_get_matches_from([program, "status", "--help"]);
+            error.unwrap_err().to_string()
+        };
+        assert!(help("/usr/local/bin/kubectl-weft").contains("Usage: kubectl weft status"));
+        assert!(help("/usr/local/bin/weft").contains("Usage: weft status"));
+        let mut plugin = command("kubectl-weft".as_ref());
+        assert!(plugin.render_long_help().to_string().contains("    kubectl weft status --watch"));
+    }
 
     #[test]
     fn no_line_of_a_help_text_is_broken_twice() {

@@ -25,10 +25,8 @@ mod up;
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
-
 fn main() -> ExitCode {
-    match cli::run(cli::Cli::parse()) {
+    match cli::run(cli::parse(std::env::args_os())) {
         Ok(code) => code,
         Err(error) => cli::report(&error),
     }

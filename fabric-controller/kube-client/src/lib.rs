@@ -6,6 +6,7 @@
 mod answer;
 mod api_server;
 mod error;
+mod grant;
 mod metrics;
 pub mod obstacles;
 pub mod reflector;
@@ -13,4 +14,5 @@ pub mod requests;
 
 pub use api_server::{ApiServer, resource, target};
 pub use error::{ApiError, ConnectError};
+pub use grant::Grant;
 pub use metrics::{StoreMetrics, WriteOutcome};

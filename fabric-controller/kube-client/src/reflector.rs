@@ -21,6 +21,7 @@ use tokio_stream::StreamMap;
 
 use crate::answer::{answer, api_error};
 use crate::error::ApiError;
+use crate::grant::Grant;
 use crate::metrics::StoreMetrics;
 
 /// A watch whose last failure is so long ago works again, with or without an event since: it would
@@ -47,6 +48,7 @@ pub struct Selection {
     fields: Option<String>,
     object: Option<ObjectRef>,
     is_optional: bool,
+    grant: Option<Grant>,
 }
 
 /// Object of a kind that is named at run time, whole or in parts.
@@ -95,6 +97,8 @@ type Events<K> = BoxStream<'static, Result<Event<K>, Failure>>;
 enum Failure {
     /// The kind has no definition, which it need not have.
     Missing,
+    /// The right to it is denied.
+    Denied(Problem),
     /// One that is to be reported has a problem.
     Other(Option<Problem>),
 }
@@ -103,7 +107,7 @@ impl Selection {
     /// All objects of a kind.
     pub fn all(resource: ApiResource) -> Self {
         let (namespace, labels, fields, object) = (None, None, None, None);
-        Self { resource, namespace, labels, fields, object, is_optional: false }
+        Self { resource, namespace, labels, fields, object, is_optional: false, grant: None }
     }
 
     /// One object. The right to it by its name is a right to no other selection.
@@ -128,6 +132,12 @@ impl Selection {
     /// A source whose kind may have no definition, without a problem.
     pub fn optional(self) -> Self {
         Self { is_optional: true, ..self }
+    }
+
+    /// A source that needs a right which the program gives itself. `object` is the one whose problem
+    /// it is if that is denied, without which the watch counts as listed.
+    pub fn granted(self, grant: Grant, object: &ObjectRef) -> Self {
+        Self { grant: Some(grant), object: Some(object.clone()), ..self }
     }
 
     pub async fn list(&self, client: &Client) -> Result<Vec<DynamicObject>, ApiError> {
@@ -179,9 +189,17 @@ impl Selection {
             ..watcher::Config::default()
         };
         let events = watcher(self.api(client), config).boxed();
-        let state = (self, metrics, events, Retry::default());
-        unfold(state, |(selection, metrics, mut events, mut retry)| async move {
+        let due = self.grant.clone();
+        let state = (self, client.clone(), metrics, events, Retry::default(), due);
+        unfold(state, |(selection, client, metrics, mut events, mut retry, mut due)| async move {
             retry.wait().await;
+            if let Some(grant) = &due {
+                if let Err(error) = grant.acquire(&client, &selection.resource).await {
+                    let failure = Err(selection.denied(error, &mut retry));
+                    return Some((failure, (selection, client, metrics, events, retry, due)));
+                }
+                due = None;
+            }
             let event = match events.next().await? {
                 Ok(event) => {
                     // A list that has begun may still fail.
@@ -190,11 +208,26 @@ impl Selection {
                     }
                     Ok(event)
                 }
-                Err(error) => Err(selection.failure(error, &mut retry, &metrics)),
+                Err(error) => {
+                    due.clone_from(&selection.grant);
+                    Err(selection.failure(error, &mut retry, &metrics))
+                }
             };
-            Some((event, (selection, metrics, events, retry)))
+            Some((event, (selection, client, metrics, events, retry, due)))
         })
         .boxed()
+    }
+
+    fn denied(&self, error: ApiError, retry: &mut Retry) -> Failure {
+        let ApiError::Refused { message, .. } = error else {
+            tracing::debug!(error = chain(&error), "a right cannot be acquired");
+            retry.failed(RETRY_MAX);
+            return Failure::Other(None);
+        };
+        retry.failed(RETRY_REFUSED);
+        let (source, object, field) = (String::new(), self.object.clone(), None);
+        let message = format!("may not watch {} of its namespace: {message}", self.resource.kind);
+        Failure::Denied(Problem { source, object, field, message })
     }
 
     fn failure(&self, error: watcher::Error, retry: &mut Retry, metrics: &StoreMetrics) -> Failure {
@@ -255,6 +288,11 @@ impl<S: Clone + Ord + Hash + Unpin, K: Watched> Reflector<S, K> {
     /// True once every watch has listed all objects that were there when it began.
     pub fn is_synced(&self) -> bool {
         self.unlisted.is_empty()
+    }
+
+    /// True once that watch has listed all objects that were there when it began, or is denied.
+    pub fn is_listed(&self, key: &S) -> bool {
+        !self.unlisted.contains(key)
     }
 
     /// True if the kind has no definition, which it need not have.
@@ -323,6 +361,10 @@ impl<S: Clone + Ord + Hash + Unpin, K: Watched> Reflector<S, K> {
                 self.missing.insert(key);
             }
             Failure::Other(None) => {}
+            Failure::Denied(problem) => {
+                self.unlisted.remove(&key);
+                self.failed(key, Failure::Other(Some(problem)));
+            }
             Failure::Other(Some(problem)) => {
                 let until = Instant::now() + RECOVERED;
                 let before = self.failing.insert(key, (problem.clone(), until));

@@ -4,7 +4,9 @@
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{
+    ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams,
+};
 use kube::{Api, Client};
 use serde::Serialize;
 
@@ -169,6 +171,18 @@ impl Requests {
             Err(error) if target.is_absent(&error) || is_another(&error) => Ok(false),
             deleted => deleted.map(|_| true),
         }
+    }
+
+    /// Removes the objects of a namespace that have these labels.
+    pub async fn delete_all(
+        &self,
+        resource: &ApiResource,
+        namespace: &str,
+        labels: &str,
+    ) -> Result<(), ApiError> {
+        let api = Api::<DynamicObject>::namespaced_with(self.client.clone(), namespace, resource);
+        let (how, which) = (DeleteParams::background(), ListParams::default().labels(labels));
+        answer(&resource.kind, api.delete_collection(&how, &which)).await.map(drop)
     }
 
     fn api(&self, target: &Target) -> Api<DynamicObject> {

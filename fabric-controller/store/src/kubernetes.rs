@@ -6,6 +6,7 @@
 mod cache;
 mod content;
 mod intake;
+mod keys;
 mod note;
 mod source;
 mod status;
@@ -95,7 +96,9 @@ impl Kubernetes {
     }
 
     pub(crate) async fn check(&self, kinds: &[Kind]) -> Vec<Problem> {
-        let sources = kinds.iter().map(|kind| Source::of(*kind, &self.server.namespace));
+        let by_gateways = keys::are_read_by_gateways(kinds);
+        let kinds = kinds.iter().filter(|kind| !by_gateways || **kind != Kind::Secret);
+        let sources = kinds.map(|kind| Source::of(*kind, &self.server.namespace));
         let checks = sources
             .map(|source| async move { source.selection().check(&self.server.client).await.err() });
         join_all(checks).await.into_iter().flatten().collect()

@@ -90,6 +90,7 @@ async fn take_away(
         leftovers::hand_over(&cluster).await?;
     }
     leftovers::remove(&cluster).await?;
+    leftovers::remove_keys(&cluster).await?;
     marks::remove(&cluster, prefixes).await?;
     if timeout(ANSWER, clear_foreign_clusters(server)).await.is_err() {
         tracing::warn!("ForeignClusters still have the status that weft wrote");

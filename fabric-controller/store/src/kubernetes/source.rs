@@ -10,6 +10,8 @@ pub(super) enum Source {
     All(Kind),
     /// Objects that are labelled as of gateways.
     Labelled(Kind),
+    /// Secrets in the namespace of a gateway, labelled as of gateways.
+    Keys(String),
     One(ObjectRef),
 }
 
@@ -41,17 +43,18 @@ impl Source {
     pub(super) fn kind(&self) -> Kind {
         match self {
             Self::All(kind) | Self::Labelled(kind) => *kind,
+            Self::Keys(_) => Kind::Secret,
             Self::One(object) => object.kind,
         }
     }
 
     pub(super) fn selection(&self) -> Selection {
         let resource = resource(self.kind());
+        let label = || format!("{}=true", labels::GATEWAY_RESOURCE);
         match self {
             Self::All(_) => Selection::all(resource),
-            Self::Labelled(_) => {
-                Selection::all(resource).labels(&format!("{}=true", labels::GATEWAY_RESOURCE))
-            }
+            Self::Labelled(_) => Selection::all(resource).labels(&label()),
+            Self::Keys(namespace) => Selection::all(resource).inside(namespace).labels(&label()),
             Self::One(object) => Selection::one(resource, object),
         }
     }

@@ -9,6 +9,7 @@ use kube::api::DynamicObject;
 
 use super::content::content;
 use super::intake::Stored;
+use super::keys::{self, Held};
 use super::source::Source;
 use super::{Kubernetes, intake};
 
@@ -26,6 +27,8 @@ pub(crate) struct Watch {
     wrong: BTreeMap<ObjectRef, Vec<Problem>>,
     problems: BTreeSet<Problem>,
     queue: VecDeque<Event>,
+    /// `None` if Secrets are read wherever they are.
+    held: Option<Held>,
     synced: bool,
 }
 
@@ -42,10 +45,13 @@ impl Watch {
             wrong: BTreeMap::new(),
             problems: BTreeSet::new(),
             queue: VecDeque::new(),
+            held: keys::are_read_by_gateways(kinds).then(Held::new),
             synced: false,
         };
         let installation = watch.store.server.namespace.clone();
-        kinds.iter().for_each(|kind| watch.open(Source::of(*kind, &installation)));
+        let by_gateways = watch.held.is_some();
+        let kinds = kinds.iter().filter(|kind| !by_gateways || **kind != Kind::Secret);
+        kinds.for_each(|kind| watch.open(Source::of(*kind, &installation)));
         watch
     }
 
@@ -102,6 +108,7 @@ impl Watch {
                 Change::Listed(source, names) => self.lose_all_but(&source, &names),
                 Change::Problems => {}
             }
+            self.release();
             self.report_problems();
         }
     }
@@ -164,18 +171,67 @@ impl Watch {
     /// Reports an object unless it was reported before. A follower of one object writes its status,
     /// and has it already; a Connection has other writers, too.
     fn report(&mut self, source: &Source, object: Object) {
+        self.open_keys(&object);
         let before = self.known.insert(object.reference(), object.clone());
         let Some(before) = before else {
-            return self.queue.push_back(Event::Applied(object));
+            return self.push(object.reference(), Event::Applied(object));
         };
         let same = match source {
             Source::One(of) if of.kind != Kind::Connection => {
                 is_same_but_for_status(&before, &object)
             }
-            Source::One(_) | Source::All(_) | Source::Labelled(_) => before == object,
+            Source::One(_) | Source::All(_) | Source::Labelled(_) | Source::Keys(_) => {
+                before == object
+            }
         };
         if !same {
-            self.queue.push_back(Event::Applied(object));
+            self.push(object.reference(), Event::Applied(object));
+        }
+    }
+
+    /// Opens the source of the Secrets in a gateway's namespace.
+    fn open_keys(&mut self, gateway: &Object) {
+        let reference = gateway.reference();
+        let Some(namespace) = keys::namespace_of_gateway(&reference) else { return };
+        let source = Source::Keys(namespace.to_owned());
+        if self.held.is_some() && !self.reflector.keys().any(|open| *open == source) {
+            self.reflector.open(source, keys::selection(&self.store.server, gateway, namespace));
+        }
+    }
+
+    /// Closes it with the last gateway there.
+    fn close_keys(&mut self, gone: &ObjectRef) {
+        let Some(namespace) = keys::namespace_of_gateway(gone).filter(|_| self.held.is_some())
+        else {
+            return;
+        };
+        if !self.known.keys().any(|known| keys::namespace_of_gateway(known) == Some(namespace)) {
+            self.close(&Source::Keys(namespace.to_owned()));
+        }
+    }
+
+    /// Queues an event, or holds it back while the Secrets of a gateway's namespace are not known: its
+    /// keys would be taken for missing.
+    fn push(&mut self, of: ObjectRef, event: Event) {
+        let namespace = keys::namespace_of_gateway(&of);
+        if let Some((held, namespace)) = self.held.as_mut().zip(namespace)
+            && !self.reflector.is_listed(&Source::Keys(namespace.to_owned()))
+        {
+            held.entry(namespace.to_owned()).or_default().push_back(event);
+        } else {
+            self.queue.push_back(event);
+        }
+    }
+
+    /// Queues the events that no longer have to be held back.
+    fn release(&mut self) {
+        let Some(held) = &mut self.held else { return };
+        let listed =
+            |namespace: &String| self.reflector.is_listed(&Source::Keys(namespace.clone()));
+        let released: Vec<String> =
+            held.keys().filter(|namespace| listed(namespace)).cloned().collect();
+        for namespace in released {
+            self.queue.extend(held.remove(&namespace).unwrap_or_default());
         }
     }
 
@@ -190,7 +246,8 @@ impl Watch {
         self.store.lost(object);
         self.wrong.remove(object);
         if self.known.remove(object).is_some() {
-            self.queue.push_back(Event::Deleted(object.clone()));
+            self.push(object.clone(), Event::Deleted(object.clone()));
+            self.close_keys(object);
         }
     }
 

@@ -11,6 +11,7 @@
 
 mod admin;
 mod follow;
+mod keys;
 mod narrow;
 mod outage;
 mod refused;

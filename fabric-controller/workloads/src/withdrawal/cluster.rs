@@ -95,6 +95,18 @@ impl Cluster {
         past(deleted).map_err(|error| failed("remove", target.to_string(), error))
     }
 
+    /// Deletes all with these labels in a namespace.
+    pub(super) async fn delete_all(
+        &self,
+        kind: &ApiResource,
+        namespace: &str,
+        labels: &str,
+    ) -> Result<(), WithdrawError> {
+        let deleted = self.requests.delete_all(kind, namespace, labels).await;
+        past(deleted)
+            .map_err(|error| failed("remove", format!("{} of {namespace}", kind.plural), error))
+    }
+
     /// Merges that into an object. Not being there is no error.
     pub(super) async fn merge(
         &self,

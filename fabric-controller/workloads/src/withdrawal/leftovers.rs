@@ -1,11 +1,12 @@
 //! Objects that weft has made: gateways, published configs and records, granted prefixes and addresses.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use fabric_api::fabric::{FabricRecord, GatewayConfig, GatewayRecord, NodeConfig};
 use fabric_api::ipam::{IP, Network};
 use fabric_api::labels;
-use fabric_api::networking::Connection;
+use fabric_api::networking::{Connection, GatewayClient, GatewayServer};
 use fabric_index::owner;
 use fabric_kube_client::requests::Target;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -47,6 +48,21 @@ pub(super) async fn remove(cluster: &Cluster) -> Result<(), WithdrawError> {
         }
         sleep(PERIOD).await;
     }
+}
+
+/// Removes generated key pairs, which are where users' gateways are. It may not read them.
+pub(super) async fn remove_keys(cluster: &Cluster) -> Result<(), WithdrawError> {
+    let mut namespaces = BTreeSet::new();
+    for gateways in [kind::<GatewayServer>(), kind::<GatewayClient>()] {
+        let gateways = cluster.list_metadata(&gateways, "").await?;
+        namespaces.extend(gateways.iter().filter_map(|gateway| gateway.namespace()));
+    }
+    // The webhook's certificate goes with the webhook.
+    let keys = format!("{},{}=true", ours(), labels::GATEWAY_RESOURCE);
+    for namespace in namespaces {
+        cluster.delete_all(&kind::<Secret>(), &namespace, &keys).await?;
+    }
+    Ok(())
 }
 
 /// Makes Networks of peers' prefixes objects of nobody's, which stay.
@@ -147,10 +163,8 @@ fn ours() -> String {
 }
 
 /// Kinds, in the order in which they go, and the labels of those that are weft's.
-fn made() -> [(ApiResource, String); 15] {
+fn made() -> [(ApiResource, String); 14] {
     let ours = ours();
-    // The webhook's certificate goes with the webhook.
-    let keys = format!("{ours},{}=true", labels::GATEWAY_RESOURCE);
     [
         (kind::<GatewayConfig>(), ours.clone()),
         (kind::<Deployment>(), ours.clone()),
@@ -162,7 +176,6 @@ fn made() -> [(ApiResource, String); 15] {
         (kind::<Role>(), ours.clone()),
         (kind::<ServiceAccount>(), ours.clone()),
         (kind::<Connection>(), ours.clone()),
-        (kind::<Secret>(), keys),
         (kind::<IP>(), ours.clone()),
         (kind::<Network>(), ours.clone()),
         (kind::<FabricRecord>(), ours.clone()),
