@@ -1,5 +1,6 @@
 //! Settings from the command line and the environment.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use fabric_index::{ProbeArgs, Settings};
@@ -34,6 +35,9 @@ pub(crate) struct Config {
     /// Where ipam listens: unix:PATH or HOST:PORT.
     #[arg(long, env = "WEFT_IPAM", value_name = "ADDRESS", default_value = "127.0.0.1:6000")]
     pub(crate) ipam: Address,
+    /// File with a token for ipam.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ipam_token: Option<PathBuf>,
     /// The node that this host is, on which gateways run; needed if the cluster has several and
     /// --kubernetes is not given.
     #[arg(long, env = "WEFT_NODE", value_name = "NAME")]

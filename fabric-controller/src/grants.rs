@@ -1,5 +1,8 @@
 //! Acquires prefixes and addresses from ipam, and releases them.
 
+use std::fmt::Display;
+use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use futures::stream::{self, StreamExt as _};
@@ -7,8 +10,10 @@ use ipam_proto::ipam_client::IpamClient;
 use ipam_proto::{
     Address, IpAcquireRequest, IpReleaseRequest, NetworkAcquireRequest, NetworkReleaseRequest,
 };
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
-use tonic::{Code, Status};
+use tonic::{Code, Request, Status};
 
 use fabric_core::{Allocation, IpamRequest};
 use fabric_index::Grant;
@@ -32,14 +37,38 @@ pub struct Round {
 /// A connection that is made when it is needed, and again when it was lost.
 #[derive(Clone, Debug)]
 pub struct Ipam {
-    client: IpamClient<Channel>,
+    client: IpamClient<InterceptedService<Channel, TokenFile>>,
+}
+
+/// File with a token for ipam, if it wants one. It is replaced before the token in it expires.
+#[derive(Clone, Debug)]
+struct TokenFile(Option<PathBuf>);
+
+impl Interceptor for TokenFile {
+    fn call(&mut self, mut call: Request<()>) -> Result<Request<()>, Status> {
+        let Some(file) = &self.0 else { return Ok(call) };
+        let failed = |error: &dyn Display| {
+            Status::unavailable(format!("--ipam-token: found {}: {error}", file.display()))
+        };
+        let token = fs::read_to_string(file).map_err(|error| failed(&error))?;
+        let value = format!("Bearer {}", token.trim()).parse();
+        call.metadata_mut().insert(
+            "authorization",
+            value.map_err(|error| {
+                let error: tonic::metadata::errors::InvalidMetadataValue = error;
+                failed(&error)
+            })?,
+        );
+        Ok(call)
+    }
 }
 
 impl Ipam {
     /// Must be called within a tokio runtime. Nothing is sent yet.
-    pub fn new(address: &Address) -> Result<Self, tonic::transport::Error> {
+    pub fn new(address: &Address, token: Option<PathBuf>) -> Result<Self, tonic::transport::Error> {
         let endpoint = address.endpoint()?.timeout(TIMEOUT).connect_timeout(TIMEOUT);
-        Ok(Self { client: IpamClient::new(endpoint.connect_lazy()) })
+        let channel = endpoint.connect_lazy();
+        Ok(Self { client: IpamClient::with_interceptor(channel, TokenFile(token)) })
     }
 
     /// Releases first, then acquires, prefixes that cannot be remapped one after the other and before all

@@ -51,7 +51,8 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let mut stop = Stop::listen().context("cannot listen for signals")?;
     let vitals = Vitals::default();
     let store = open(&config, &vitals)?;
-    let ipam = Ipam::new(&config.ipam).context("cannot use the address of ipam")?;
+    let ipam = Ipam::new(&config.ipam, config.ipam_token.clone())
+        .context("cannot use the address of ipam")?;
     tracing::info!(ipam = %config.ipam, "running");
     match store.api_server() {
         Some(server) => {

@@ -33,6 +33,10 @@ pub(crate) struct Args {
     /// Where to listen: unix:PATH or IP:PORT.
     #[arg(long, value_name = "ADDRESS", default_value = "[::]:6000")]
     pub(crate) listen: Address,
+    /// Refuse calls without a token of a service account of weft's namespace for the audience weft-ipam;
+    /// one that is given is reviewed in any case. Liqo's own clients give none.
+    #[arg(long)]
+    pub(crate) require_token: bool,
     /// Address that serves /metrics, /healthz and /readyz: `unix:PATH` or `IP:PORT`.
     #[arg(long, value_name = "unix:PATH|IP:PORT")]
     pub(crate) http: Option<HttpAddress>,

@@ -2,6 +2,7 @@
 
 mod addresses;
 mod claims;
+mod clients;
 mod config;
 mod ledger;
 mod listen;
@@ -23,6 +24,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tonic::transport::Server;
 
+use clients::Clients;
 use config::Args;
 use listen::Listener;
 use pools::Pools;
@@ -65,6 +67,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let (stop, stopped) = watch::channel(false);
     let (health, health_service) = tonic_health::server::health_reporter();
     let shared = Shared::new(store.clone());
+    let clients = Clients::new(store.clone(), args.require_token);
     let (readiness, heartbeat) = (Readiness::default(), Heartbeat::default());
     readiness.missing(STORE, "not read yet");
     if let Some(address) = args.http {
@@ -77,7 +80,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
 
     let router = Server::builder()
         .add_service(health_service)
-        .add_service(IpamServer::new(Service(shared.clone())));
+        .add_service(IpamServer::new(Service { shared: shared.clone(), clients }));
     let mut stop_serving = stopped.clone();
     let mut server = tokio::spawn(listener.serve(router, async move {
         let _ = stop_serving.wait_for(|stop| *stop).await;

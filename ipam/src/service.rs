@@ -13,19 +13,23 @@ use ipam_proto::{
 };
 use tonic::{Request, Response, Status};
 
+use crate::clients::Clients;
 use crate::ledger::Ledger;
 use crate::metrics::Grantable;
 use crate::pools::{self, AcquireError, AddressError, RequestMode, Search};
 use crate::shared::Shared;
 
 /// Answers the calls.
-pub(crate) struct Service(pub(crate) Shared);
+pub(crate) struct Service {
+    pub(crate) shared: Shared,
+    pub(crate) clients: Clients,
+}
 
 impl Service {
     async fn acquire_address(&self, request: &IpAcquireRequest) -> Result<IpAddr, Status> {
         let cidr: Cidr = parse(&request.cidr)?;
         let search = if request.from_end { Search::FromEnd } else { Search::FromStart };
-        let granted = self.0.grant(
+        let granted = self.shared.grant(
             |ledger, now| {
                 let address = ledger.acquire_address(cidr, search, now);
                 let address = address.map_err(address_status)?;
@@ -48,7 +52,7 @@ impl Service {
             },
             pre_allocated: wanted.pre_allocated,
         };
-        let granted = self.0.grant(
+        let granted = self.shared.grant(
             |ledger, now| ledger.acquire(request, now).map_err(acquire_status),
             Ledger::release,
         );
@@ -64,9 +68,10 @@ impl Ipam for Service {
         &self,
         request: Request<IpAcquireRequest>,
     ) -> Result<Response<IpAcquireResponse>, Status> {
-        self.0.metrics.count_request("IPAcquire");
+        self.shared.metrics.count_request("IPAcquire");
+        self.clients.admit(&request).await?;
         let granted = self.acquire_address(request.get_ref()).await;
-        self.0.metrics.count_answer(Grantable::Address, &granted);
+        self.shared.metrics.count_answer(Grantable::Address, &granted);
         Ok(Response::new(IpAcquireResponse { ip: granted?.to_string(), result: None }))
     }
 
@@ -74,10 +79,11 @@ impl Ipam for Service {
         &self,
         request: Request<IpReleaseRequest>,
     ) -> Result<Response<IpReleaseResponse>, Status> {
-        self.0.metrics.count_request("IPRelease");
+        self.shared.metrics.count_request("IPRelease");
+        self.clients.admit(&request).await?;
         let cidr: Cidr = parse(&request.get_ref().cidr)?;
         let address: IpAddr = parse(&request.get_ref().ip)?;
-        if self.0.ledger(|ledger, now| ledger.release_address(cidr, address, now))? {
+        if self.shared.ledger(|ledger, now| ledger.release_address(cidr, address, now))? {
             tracing::info!(%cidr, %address, "address given back");
         }
         Ok(Response::new(IpReleaseResponse::default()))
@@ -87,9 +93,10 @@ impl Ipam for Service {
         &self,
         request: Request<NetworkAcquireRequest>,
     ) -> Result<Response<NetworkAcquireResponse>, Status> {
-        self.0.metrics.count_request("NetworkAcquire");
+        self.shared.metrics.count_request("NetworkAcquire");
+        self.clients.admit(&request).await?;
         let granted = self.acquire_prefix(request.get_ref()).await;
-        self.0.metrics.count_answer(Grantable::Prefix, &granted);
+        self.shared.metrics.count_answer(Grantable::Prefix, &granted);
         Ok(Response::new(NetworkAcquireResponse { cidr: granted?.to_string(), result: None }))
     }
 
@@ -97,9 +104,10 @@ impl Ipam for Service {
         &self,
         request: Request<NetworkReleaseRequest>,
     ) -> Result<Response<NetworkReleaseResponse>, Status> {
-        self.0.metrics.count_request("NetworkRelease");
+        self.shared.metrics.count_request("NetworkRelease");
+        self.clients.admit(&request).await?;
         let cidr: Cidr = parse(&request.get_ref().cidr)?;
-        if self.0.ledger(|ledger, now| ledger.release(cidr, now))? {
+        if self.shared.ledger(|ledger, now| ledger.release(cidr, now))? {
             tracing::info!(%cidr, "prefix given back");
         }
         Ok(Response::new(NetworkReleaseResponse::default()))
@@ -109,9 +117,10 @@ impl Ipam for Service {
         &self,
         request: Request<NetworkAvailableRequest>,
     ) -> Result<Response<NetworkAvailableResponse>, Status> {
-        self.0.metrics.count_request("NetworkIsAvailable");
+        self.shared.metrics.count_request("NetworkIsAvailable");
+        self.clients.admit(&request).await?;
         let cidr: Cidr = parse(&request.get_ref().cidr)?;
-        let available = self.0.ledger(|ledger, _| ledger.is_available(cidr))?;
+        let available = self.shared.ledger(|ledger, _| ledger.is_available(cidr))?;
         Ok(Response::new(NetworkAvailableResponse { available, result: None }))
     }
 }

@@ -254,7 +254,9 @@ fn controller_writes_own_secrets_only() {
     let mut token = secret("liqo", "token", json!({"type": "kubernetes.io/service-account-token"}));
     token["metadata"]["annotations"] =
         json!({"kubernetes.io/service-account.name": "liqo-route-agent"});
-    refused(controller.apply(&token), "of the type Opaque only");
+    refused(controller.apply(&token), "makes no tokens of accounts");
+    // That of the webhook is one.
+    controller.apply(&secret("liqo", "typed", json!({"type": "example.org/tls"}))).unwrap();
     let mut users = secret(TENANT, "users", key("YQ=="));
     users["metadata"]["labels"] = json!({});
     refused(controller.apply(&users), "make and remove Secrets with the label");

@@ -15,7 +15,7 @@ const AGENT: &str = "liqo-route-agent";
 /// Service account, namespace and request: `VERB RESOURCE[.GROUP][/SUBRESOURCE][ NAME]`.
 type Case = (&'static str, &'static str, &'static str);
 
-const MAY: [Case; 40] = [
+const MAY: [Case; 41] = [
     (CONTROLLER, "", "watch nodes"),
     (CONTROLLER, "", "watch pods"),
     (CONTROLLER, "tenant", "create deployments.apps"),
@@ -56,6 +56,7 @@ const MAY: [Case; 40] = [
     ),
     (IPAM, "", "watch networks.ipam.liqo.io"),
     (IPAM, "", "watch ips.ipam.liqo.io"),
+    (IPAM, "", "create tokenreviews.authentication.k8s.io"),
     (IPAM, "liqo", "create configmaps"),
     (IPAM, "liqo", "patch configmaps weft-ipam-open-grants"),
     (AGENT, "", "watch nodeconfigs.fabric.weft.dev"),

@@ -140,6 +140,7 @@ const ELSEWHERE: &[Row] = &[
     (SYSTEM, "create pods", ""),
     (SYSTEM, "create serviceaccounts/token clusterrole-aggregation-controller", ""),
     (SYSTEM, "create connections.networking.liqo.io", "c"),
+    ("", "create tokenreviews.authentication.k8s.io", "i"),
     ("", "list networks.ipam.liqo.io", "ciw"),
     ("", "watch ips.ipam.liqo.io", "ci"),
     ("", "list nodes", "cw"),

@@ -7,15 +7,16 @@ use fabric_objects::{Kind, ObjectRef};
 use hyper_util::client::legacy::Client as Http;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use kube::api::{ApiResource, GroupVersionKind};
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
+use kube::api::{ApiResource, GroupVersionKind, PostParams};
 use kube::client::{Body, ConfigExt as _};
 use kube::config::Kubeconfig;
-use kube::{Client, Config};
+use kube::{Api, Client, Config};
 use tower::timeout::TimeoutLayer;
 use tower::{BoxError, ServiceBuilder};
 
-use crate::answer::TIMEOUT;
-use crate::error::ConnectError;
+use crate::answer::{TIMEOUT, answer};
+use crate::error::{ApiError, ConnectError};
 use crate::metrics::StoreMetrics;
 use crate::requests::{Requests, Target};
 
@@ -54,6 +55,21 @@ impl ApiServer {
         tracing::debug!(server = %config.cluster_url, namespace, "using an API server");
         let (url, metrics) = (config.cluster_url.to_string(), StoreMetrics::default());
         Ok(Self { client, namespace, url, metrics })
+    }
+
+    /// Name of the account of a token for that audience; none if the token is not valid.
+    pub async fn account_of(
+        &self,
+        token: &str,
+        audience: &str,
+    ) -> Result<Option<String>, ApiError> {
+        let spec =
+            TokenReviewSpec { token: token.to_owned(), audiences: Some(vec![audience.to_owned()]) };
+        let review = TokenReview { spec, ..TokenReview::default() };
+        let (api, parameters) = (Api::all(self.client.clone()), PostParams::default());
+        let reviewed = answer("TokenReview", api.create(&parameters, &review)).await?;
+        let status = reviewed.status.filter(|status| status.authenticated == Some(true));
+        Ok(status.and_then(|status| status.user).and_then(|user| user.username))
     }
 
     /// Requests of the field manager [`Self::MANAGER`].

@@ -18,7 +18,7 @@ async fn unreachable_api_server_deletes_nothing() {
     let kubeconfig = dir.path().join("kubeconfig");
     std::fs::write(&kubeconfig, AWAY).unwrap();
     let store = Store::kubernetes(Some(&kubeconfig)).unwrap();
-    let ipam = Ipam::new(&"127.0.0.1:1".parse().unwrap()).unwrap();
+    let ipam = Ipam::new(&"127.0.0.1:1".parse().unwrap(), None).unwrap();
     let mut controller = Controller::new(store, ipam, Settings::default()).unwrap();
 
     let mut address = IP::new("gw-client-overlay", IPSpec::default());

@@ -57,7 +57,7 @@ impl Cluster {
     }
 
     fn start(&mut self) {
-        let ipam = Ipam::new(&self.ipam.address()).unwrap();
+        let ipam = Ipam::new(&self.ipam.address(), None).unwrap();
         let settings = Settings { node: Some("n1".to_owned()), ..Settings::default() };
         let store = Store::open(&args(&self.dir)).unwrap();
         let controller = Controller::new(store, ipam, settings).unwrap();
