@@ -1,16 +1,17 @@
 //! Clients that may request prefixes and addresses: accounts of the namespace of weft, by their tokens.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric_store::Store;
+use tokio::sync::Mutex;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
 
 /// Audience of tokens for ipam.
 const AUDIENCE: &str = "weft-ipam";
 /// Time for which a token that was reviewed is not reviewed again.
-const REVIEWED: Duration = Duration::from_secs(60);
+const REVIEWED: Duration = Duration::from_secs(600);
 
 #[derive(Clone)]
 pub(crate) struct Clients {
@@ -39,11 +40,10 @@ impl Clients {
 
     async fn review(&self, token: &str) -> Result<(), Status> {
         let Some(server) = self.store.api_server() else { return Ok(()) };
-        let is_known = self
-            .accepted()
-            .as_ref()
-            .is_some_and(|(accepted, at)| accepted == token && at.elapsed() < REVIEWED);
-        if is_known {
+        // Locked during the review: calls at the same time share it.
+        let mut accepted = self.accepted.lock().await;
+        let is_known = |(known, at): &(String, Instant)| known == token && at.elapsed() < REVIEWED;
+        if accepted.as_ref().is_some_and(is_known) {
             return Ok(());
         }
         let account = server.account_of(token, AUDIENCE).await;
@@ -52,7 +52,7 @@ impl Clients {
         let accounts = format!("system:serviceaccount:{}:", server.namespace);
         match account {
             Some(account) if account.starts_with(&accounts) => {
-                *self.accepted() = Some((token.to_owned(), Instant::now()));
+                *accepted = Some((token.to_owned(), Instant::now()));
                 Ok(())
             }
             other => {
@@ -62,10 +62,6 @@ impl Clients {
                 )))
             }
         }
-    }
-
-    fn accepted(&self) -> std::sync::MutexGuard<'_, Option<(String, Instant)>> {
-        self.accepted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -207,6 +207,8 @@ fn pods_are_those_of_gateways(controller: &Account<'_>) {
     refused(of(&|pod| pod["volumes"] = volume("/")), why);
     let privileged = json!({"privileged": true});
     refused(of(&|pod| pod["containers"][0]["securityContext"] = privileged.clone()), why);
+    let capable = json!({"capabilities": {"add": ["NET_ADMIN", "SYS_MODULE"]}});
+    refused(of(&|pod| pod["containers"][0]["securityContext"] = capable.clone()), why);
     let init = json!([{"name": "i", "image": "i", "securityContext": privileged}]);
     refused(of(&|pod| pod["initContainers"] = init.clone()), why);
     of(&|pod| pod["volumes"] = volume("/dev/net/tun")).unwrap();

@@ -80,6 +80,8 @@ fn install(clusters: &[Kubernetes; 2], image: &Image, readme: &Readme) -> Result
         let head = cluster.spec.node_name(1);
         cluster.kubectl(&["label", "node", &head, "node-role.kubernetes.io/control-plane="])?;
         cluster.kubectl(&["create", "namespace", ANOTHER_PEER])?;
+        let label = "liqo.io/tenant-namespace=true";
+        cluster.kubectl(&["label", "namespace", ANOTHER_PEER, label])?;
         cluster.load(image)
     })?;
     readme.install(clusters)?;

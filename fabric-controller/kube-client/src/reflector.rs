@@ -459,7 +459,7 @@ mod tests {
     fn refusal_names_the_remedy() {
         let of = |error| match failure(&selection(), error, &mut Retry::default()) {
             Failure::Other(problem) => problem.map(|problem| problem.message),
-            Failure::Missing => panic!("not optional"),
+            Failure::Missing | Failure::Denied(_) => panic!("not optional, and by no grant"),
         };
         assert!(of(refused(404, "not found")).unwrap().contains("secrets"));
         let forbidden = of(refused(403, "User x cannot list")).unwrap();
