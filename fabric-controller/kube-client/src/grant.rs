@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use fabric_api::labels;
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
 };
-use k8s_openapi::api::rbac::v1::RoleBinding;
+use k8s_openapi::api::rbac::v1::{RoleBinding, RoleRef, Subject};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{ApiResource, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use tokio::time::sleep;
@@ -14,6 +16,12 @@ use crate::answer::answer;
 use crate::error::ApiError;
 use crate::requests::{Part, Requests, Target};
 
+/// Name of the binding of the right to read keys of gateways.
+pub const GATEWAY_KEYS: &str = "weft-gateway-keys";
+/// ClusterRole that may read Secrets, and account that may bind it to itself; the release has both.
+const KEYS_ROLE: &str = "liqo-gateway-keys";
+const CONTROLLER: &str = "liqo-fabric-controller";
+const RBAC: &str = "rbac.authorization.k8s.io";
 /// Intervals in milliseconds between looks at whether a binding that was written is in force.
 const CHECKS: [u64; 5] = [20, 50, 100, 300, 1000];
 
@@ -21,13 +29,35 @@ const CHECKS: [u64; 5] = [20, 50, 100, 300, 1000];
 #[derive(Clone, Debug)]
 pub struct Grant {
     binding: RoleBinding,
-    manager: &'static str,
 }
 
 impl Grant {
-    /// `manager` is the field manager of the binding.
-    pub fn new(binding: RoleBinding, manager: &'static str) -> Self {
-        Self { binding, manager }
+    /// Right of the fabric-controller to read Secrets in the namespace of a gateway. `installation` is
+    /// the namespace of weft.
+    pub fn of_gateway_keys(namespace: &str, installation: &str) -> Self {
+        let labels = [(labels::MANAGED_BY, labels::WEFT), (labels::COMPONENT, labels::GATEWAY)];
+        let metadata = ObjectMeta {
+            name: Some(GATEWAY_KEYS.to_owned()),
+            namespace: Some(namespace.to_owned()),
+            labels: Some(labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into()),
+            ..ObjectMeta::default()
+        };
+        let role_ref = RoleRef {
+            api_group: Some(RBAC.to_owned()),
+            kind: "ClusterRole".to_owned(),
+            name: KEYS_ROLE.to_owned(),
+        };
+        let subject = Subject {
+            kind: "ServiceAccount".to_owned(),
+            name: CONTROLLER.to_owned(),
+            namespace: Some(installation.to_owned()),
+            ..Subject::default()
+        };
+        Self { binding: RoleBinding { metadata, role_ref, subjects: Some(vec![subject]) } }
+    }
+
+    pub fn binding(&self) -> &RoleBinding {
+        &self.binding
     }
 
     /// Writes the binding unless the right is there, and waits until it is in force.
@@ -41,7 +71,7 @@ impl Grant {
         }
         let kind = ApiResource::erase::<RoleBinding>(&());
         let name = (self.binding.namespace().unwrap_or_default(), self.binding.name_any());
-        let requests = Requests::new(client.clone(), self.manager);
+        let requests = Requests::new(client.clone(), labels::CONTROLLER_MANAGER);
         requests.apply(&Target::new(kind, name), Part::AllButStatus, &self.binding).await?;
         for pause in CHECKS {
             sleep(Duration::from_millis(pause)).await;
