@@ -7,7 +7,7 @@ use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
 };
 use k8s_openapi::api::rbac::v1::{RoleBinding, RoleRef, Subject};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::{ApiResource, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use tokio::time::sleep;
@@ -17,7 +17,7 @@ use crate::error::ApiError;
 use crate::requests::{Part, Requests, Target};
 
 /// Name of the binding of the right to read keys of gateways.
-pub const GATEWAY_KEYS: &str = "weft-gateway-keys";
+const GATEWAY_KEYS: &str = "weft-gateway-keys";
 /// ClusterRole that may read Secrets, and account that may bind it to itself; the release has both.
 const KEYS_ROLE: &str = "liqo-gateway-keys";
 const CONTROLLER: &str = "liqo-fabric-controller";
@@ -32,13 +32,14 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// Right of the fabric-controller to read Secrets in the namespace of a gateway. `installation` is
-    /// the namespace of weft.
-    pub fn of_gateway_keys(namespace: &str, installation: &str) -> Self {
-        let labels = [(labels::MANAGED_BY, labels::WEFT), (labels::COMPONENT, labels::GATEWAY)];
+    /// Right of the fabric-controller to read Secrets in the namespace of a gateway, with which it goes.
+    /// `installation` is the namespace of weft.
+    pub fn of_gateway_keys(gateway: OwnerReference, namespace: &str, installation: &str) -> Self {
+        let labels = [(labels::MANAGED_BY, labels::WEFT)];
         let metadata = ObjectMeta {
             name: Some(GATEWAY_KEYS.to_owned()),
             namespace: Some(namespace.to_owned()),
+            owner_references: Some(vec![gateway]),
             labels: Some(labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into()),
             ..ObjectMeta::default()
         };
@@ -56,23 +57,21 @@ impl Grant {
         Self { binding: RoleBinding { metadata, role_ref, subjects: Some(vec![subject]) } }
     }
 
-    pub fn binding(&self) -> &RoleBinding {
-        &self.binding
-    }
-
-    /// Writes the binding unless the right is there, and waits until it is in force.
+    /// Writes the binding unless the right is there without one, and waits until it is in force.
     pub(crate) async fn acquire(
         &self,
         client: &Client,
         resource: &ApiResource,
     ) -> Result<(), ApiError> {
-        if self.is_in_force(client, resource).await? {
-            return Ok(());
-        }
         let kind = ApiResource::erase::<RoleBinding>(&());
         let name = (self.binding.namespace().unwrap_or_default(), self.binding.name_any());
-        let requests = Requests::new(client.clone(), labels::CONTROLLER_MANAGER);
-        requests.apply(&Target::new(kind, name), Part::AllButStatus, &self.binding).await?;
+        let (requests, target) =
+            (Requests::new(client.clone(), labels::CONTROLLER_MANAGER), Target::new(kind, name));
+        // One that is there may be about to go with another gateway.
+        if requests.get(&target).await?.is_none() && self.is_in_force(client, resource).await? {
+            return Ok(());
+        }
+        requests.apply(&target, Part::AllButStatus, &self.binding).await?;
         for pause in CHECKS {
             sleep(Duration::from_millis(pause)).await;
             if self.is_in_force(client, resource).await? {

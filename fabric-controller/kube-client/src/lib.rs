@@ -14,5 +14,5 @@ pub mod requests;
 
 pub use api_server::{ApiServer, resource, target};
 pub use error::{ApiError, ConnectError};
-pub use grant::{GATEWAY_KEYS, Grant};
+pub use grant::Grant;
 pub use metrics::{StoreMetrics, WriteOutcome};

@@ -208,20 +208,3 @@ fn foreign_namesakes_are_left_as_they_are() {
     cluster.until_peace(namespace);
     assert_eq!(read(), before);
 }
-
-#[test]
-fn right_to_read_keys_goes_with_last_gateway() {
-    let Some((_turn, cluster)) = cluster() else { return };
-    let namespace = &tenant("mons");
-    cluster.apply_all(&peering("mons"));
-    cluster.apply(&server("mons", &cluster_ip()));
-    let binding = || cluster.get("rolebinding", namespace, "weft-gateway-keys");
-    let made = cluster.until("the right is bound", binding);
-    assert_eq!(made["roleRef"]["name"], "liqo-gateway-keys");
-    cluster.delete("rolebinding", namespace, "weft-gateway-keys");
-    cluster.until("it is bound again", || {
-        binding().filter(|now| now["metadata"]["uid"] != made["metadata"]["uid"])
-    });
-    cluster.delete("gatewayserver", namespace, "server");
-    cluster.until("it is gone", || binding().is_none().then_some(()));
-}

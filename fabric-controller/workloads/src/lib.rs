@@ -35,12 +35,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric_api::check::Fault;
-use fabric_kube_client::{ApiServer, GATEWAY_KEYS, Grant};
+use fabric_kube_client::ApiServer;
 use fabric_objects::ObjectRef;
 use fabric_runtime::{Heartbeat, until};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
-use kube::api::DynamicObject;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
@@ -300,7 +299,6 @@ impl Kubernetes {
 
     async fn make(&mut self, plan: &Plan, faults: &mut Faults) -> Result<(), WriteError> {
         self.write_readers(plan).await?;
-        self.write_keys(plan, faults).await?;
         self.write_all(faults).await?;
         // Before Services are written: that of an IP's namesake would be in the way.
         if plan.whole {
@@ -342,19 +340,6 @@ impl Kubernetes {
             }
             written => written,
         }
-    }
-
-    /// Keeps the right to read keys where gateways are, which their roles pass on. It was acquired before they
-    /// were read.
-    async fn write_keys(&mut self, plan: &Plan, faults: &mut Faults) -> Result<(), WriteError> {
-        for (namespace, gateway) in namespaces(plan) {
-            let grant = Grant::of_gateway_keys(namespace, &self.installation);
-            let binding = objects::dynamic(grant.binding()).and_then(|of| Desired::of(&of));
-            let Ok(binding) = binding else { continue };
-            let written = self.writer.write(self.live.objects_mut(), &binding).await;
-            tolerate(written, gateway, faults)?;
-        }
-        Ok(())
     }
 
     /// Writes the first object of every gateway, then the second ones, and so on: a pod comes after its
@@ -400,15 +385,12 @@ impl Kubernetes {
             .gateways
             .keys()
             .map(|g| (g.namespace.clone().unwrap_or_default(), format!("gw-{}", g.name)))
-            .chain(namespaces(plan).into_keys().map(|of| (of.to_owned(), GATEWAY_KEYS.to_owned())))
             .collect();
         let is_wanted = |key: &Key| names.contains(&(key.namespace.clone(), key.name.clone()));
         let live = self.live.objects();
         let made = Watched::MADE.into_iter().flat_map(|kind| live.all(kind));
-        let is_made = |(key, object): &(&Key, &DynamicObject)| {
-            key.name == GATEWAY_KEYS || place::gateway_of(object).is_some()
-        };
-        let stale = made.filter(is_made).filter(|(key, _)| !is_wanted(key));
+        let stale =
+            made.filter(|(key, object)| !is_wanted(key) && place::gateway_of(object).is_some());
         let exposed = Watched::EXPOSED.into_iter().flat_map(|kind| live.all(kind));
         let stale = stale.chain(exposed.filter(|(_, object)| services::is_stale(object, plan)));
         // Objects that are ending already may take their time.
@@ -431,11 +413,6 @@ impl Kubernetes {
         }
         Ok(())
     }
-}
-
-/// Namespaces of gateways, each with one of them.
-fn namespaces(plan: &Plan) -> BTreeMap<&str, &ObjectRef> {
-    plan.gateways.keys().filter_map(|of| Some((of.namespace.as_deref()?, of))).collect()
 }
 
 fn objects_of(gateway: &PlannedGateway, template: &Template<'_>) -> Result<Vec<Desired>, Fault> {

@@ -7,6 +7,8 @@ use fabric_kube_client::reflector::Selection;
 use fabric_kube_client::{ApiServer, Grant};
 use fabric_objects::{Event, Kind, Object, ObjectRef};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+
 use super::source::Source;
 
 /// Events of gateways by their namespaces, until the Secrets there are known.
@@ -24,7 +26,15 @@ pub(super) fn namespace_of_gateway(object: &ObjectRef) -> Option<&str> {
 
 /// Secrets in the namespace of a gateway.
 pub(super) fn selection(server: &ApiServer, gateway: &Object, namespace: &str) -> Selection {
-    let grant = Grant::of_gateway_keys(namespace, &server.namespace);
+    let kind = gateway.kind();
+    let owner = OwnerReference {
+        api_version: kind.api_version().to_owned(),
+        kind: kind.as_str().to_owned(),
+        name: gateway.name().to_owned(),
+        uid: gateway.uid().to_owned(),
+        ..OwnerReference::default()
+    };
+    let grant = Grant::of_gateway_keys(owner, namespace, &server.namespace);
     Source::Keys(namespace.to_owned()).selection().granted(grant, &key_pair(gateway))
 }
 

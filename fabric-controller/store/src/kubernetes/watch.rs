@@ -199,14 +199,22 @@ impl Watch {
         }
     }
 
-    /// Closes it with the last gateway there.
+    /// Closes it with the last gateway there. The right goes with the gateway that it was acquired for, so
+    /// another one acquires it again.
     fn close_keys(&mut self, gone: &ObjectRef) {
         let Some(namespace) = keys::namespace_of_gateway(gone).filter(|_| self.held.is_some())
         else {
             return;
         };
-        if !self.known.keys().any(|known| keys::namespace_of_gateway(known) == Some(namespace)) {
-            self.close(&Source::Keys(namespace.to_owned()));
+        let source = Source::Keys(namespace.to_owned());
+        let is_there = |of: &ObjectRef| keys::namespace_of_gateway(of) == Some(namespace);
+        let other = self.known.iter().find(|(of, _)| is_there(of)).map(|(_, other)| other.clone());
+        match other {
+            Some(other) => {
+                self.reflector.close(&source);
+                self.open_keys(&other);
+            }
+            None => self.close(&source),
         }
     }
 

@@ -86,9 +86,14 @@ async fn secrets_are_read_where_gateways_are_only() {
     first.retain(|name| !name.contains("denied"));
     assert_eq!(first, ["Secret keys/gw-keys", "GatewayServer keys/server"], "in this order");
 
-    place.admin.apply("gatewayservers", &server("keys-late")).await;
+    let gateway = place.admin.apply("gatewayservers", &server("keys-late")).await;
     let late = [next(&mut watch).await, next(&mut watch).await];
     assert_eq!(names(&late), ["Secret keys-late/gw-keys", "GatewayServer keys-late/server"]);
+    let binding = json!({"apiVersion": format!("{GROUP}/v1"), "kind": "RoleBinding",
+        "metadata": {"name": "weft-gateway-keys", "namespace": "keys-late"}});
+    let binding = place.admin.get("rolebindings", &binding).await.unwrap();
+    let owner = &binding.metadata.owner_references.unwrap()[0];
+    assert_eq!(Some(&owner.uid), gateway.metadata.uid.as_ref(), "it goes with the gateway");
     place.admin.delete("gatewayservers", &server("keys-late")).await;
     let gone = [next(&mut watch).await, next(&mut watch).await];
     assert_eq!(names(&gone), ["no GatewayServer keys-late/server", "no Secret keys-late/gw-keys"]);
