@@ -119,7 +119,7 @@ impl Predecessor {
 struct Other {
     last: Option<(Heartbeat, Instant)>,
     refusals: u8,
-    /// The longest time between two heartbeats, less a percent with each since.
+    /// The longest time that the other one took between two heartbeats, less a percent with each since.
     gap: Duration,
     /// Presence in the config, and the time at which that was first observed.
     is_listed: bool,
@@ -252,7 +252,8 @@ impl Election {
         if is_old {
             return;
         }
-        let gap = other.last.map(|(_, at)| now.saturating_duration_since(at)).unwrap_or_default();
+        let gap =
+            other.last.map(|(last, at)| pace(&last, &heartbeat, now - at)).unwrap_or_default();
         other.gap = gap.min(MAX_TIMEOUT).max(other.gap * 99 / 100);
         other.last = Some((heartbeat, now));
         other.refusals = 0;
@@ -443,6 +444,13 @@ impl Election {
         let all = self.living(now).map(|(of, _)| *of);
         all.filter(|of| of.role == Role::Active).max_by_key(rank)
     }
+}
+
+/// Time from one heartbeat to the next. Those that got lost on the way, as while a node is cut off, make no longer
+/// gap, and neither does a restart.
+fn pace(last: &Heartbeat, next: &Heartbeat, elapsed: Duration) -> Duration {
+    let beats = u32::try_from(next.sequence.saturating_sub(last.sequence)).unwrap_or(u32::MAX);
+    if last.incarnation == next.incarnation { elapsed / beats.max(1) } else { Duration::ZERO }
 }
 
 /// Order of replicas that have the tunnel: the greatest one wins.

@@ -267,6 +267,20 @@ fn starved_replicas_wait_for_longer() {
 }
 
 #[test]
+fn cut_makes_no_later_take_over_slower() {
+    let mut world = World::with_standby(1);
+    world.has_api = false;
+    let mut cut = |is_cut: bool, millis| {
+        world.cut = is_cut.then_some([(1, 2)]).into_iter().flatten().collect();
+        world.run(millis);
+        world.active()
+    };
+    assert_eq!(cut(true, 3000), [1, 2]);
+    assert_eq!(cut(false, 1000), [2]);
+    assert_eq!(cut(true, 600), [1, 2], "no node is starved");
+}
+
+#[test]
 fn one_that_stood_still_gives_way() {
     let mut world = World::with_standby(1);
     world.paused.insert(1, world.now + MS * 3000);
