@@ -21,6 +21,8 @@ const REPLICAS: &str = "networking.gatewayTemplates.replicas=2";
 /// it is the share of two processors that four nodes leave to a pod.
 const TAKEN_OVER: Duration = Duration::from_secs(3);
 const HANDED_OVER: Duration = Duration::from_secs(1);
+/// The same if what a Service leads elsewhere by may have been on the same node: the working controller.
+const CUT_OFF: Duration = Duration::from_secs(10);
 /// Time for the outcome of an event to show in a stream.
 const AFTERWARDS: Duration = Duration::from_secs(3);
 
@@ -30,16 +32,23 @@ struct Event {
     run: fn(&Kubernetes, &Active) -> Result<()>,
     /// Gives back what it took, while traffic goes on.
     undo: fn(&Kubernetes, &Active) -> Result<()>,
-    is_hand_over: bool,
+    limit: Duration,
+    /// Time until it is undone.
+    lasts: Duration,
 }
 
 impl Event {
     const fn abrupt(what: &'static str, run: fn(&Kubernetes, &Active) -> Result<()>) -> Self {
-        Self { what, run, undo: |_, _| Ok(()), is_hand_over: false }
+        Self { what, run, undo: |_, _| Ok(()), limit: TAKEN_OVER, lasts: AFTERWARDS }
     }
 
     const fn hand_over(what: &'static str, run: fn(&Kubernetes, &Active) -> Result<()>) -> Self {
-        Self { is_hand_over: true, ..Self::abrupt(what, run) }
+        Self { limit: HANDED_OVER, ..Self::abrupt(what, run) }
+    }
+
+    /// What follows depends on more than the other replica.
+    const fn cut_off(what: &'static str, run: fn(&Kubernetes, &Active) -> Result<()>) -> Self {
+        Self { limit: CUT_OFF, lasts: CUT_OFF, ..Self::abrupt(what, run) }
     }
 
     const fn undone_by(self, undo: fn(&Kubernetes, &Active) -> Result<()>) -> Self {
@@ -56,10 +65,10 @@ const EVENTS: [Event; 4] = [
 
 /// Where no pod of the streams is on a node that gateways are on.
 const EVENTS_OF_NODES: [Event; 4] = [
-    Event::abrupt("its node is cut off", cut_off).undone_by(give_back),
-    Event::abrupt("its node and the API server are cut off", cut_off_without_server)
+    Event::cut_off("its node is cut off", cut_off).undone_by(give_back),
+    Event::cut_off("its node and the API server are cut off", cut_off_without_server)
         .undone_by(give_back_with_server),
-    Event::abrupt("its process is killed without an API server", kill_without_server)
+    Event::cut_off("its process is killed without an API server", kill_without_server)
         .undone_by(start_server),
     Event::hand_over("its node is drained", drain).undone_by(uncordon),
 ];
@@ -151,8 +160,7 @@ fn play_all(pair: &Pair, events: &[Event], held: &mut HeldConnection, rounds: us
             for _ in 0..rounds {
                 let traffic = take_tunnel(pair, event, cluster, gateway)?;
                 let lost: Vec<_> = traffic.streams.iter().map(|stream| stream.lost).collect();
-                let limit = if event.is_hand_over { HANDED_OVER } else { TAKEN_OVER };
-                ensure!(traffic.longest_outage() < limit, "{}: {traffic:?}", event.what);
+                ensure!(traffic.longest_outage() < event.limit, "{}: {traffic:?}", event.what);
                 outages.push((traffic.longest_outage(), lost));
                 held.echoes(SOON)?;
             }
@@ -171,7 +179,7 @@ fn take_tunnel(
     let before = active(cluster, gateway)?;
     pair.streaming(|| {
         (event.run)(cluster, &before)?;
-        std::thread::sleep(AFTERWARDS);
+        std::thread::sleep(event.lasts);
         (event.undo)(cluster, &before)?;
         wait_until("another replica is active", TIMEOUT, || {
             let after = active(cluster, gateway)?.address;
