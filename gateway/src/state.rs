@@ -52,6 +52,8 @@ pub struct Running {
     pub relay_port: Option<u16>,
     /// This host's address that packets to the peer have.
     pub source: Option<IpAddr>,
+    /// The tunnel was handed over by another replica, which carries packets for a while.
+    pub is_handed_over: bool,
 }
 
 impl PartialEq for Plane {

@@ -204,6 +204,7 @@ impl Dataplane {
             port: self.engine.port(),
             relay_port: self.engine.relay_port(),
             source: self.done.as_ref().and_then(|done| done.source),
+            is_handed_over: seen.standing.predecessor.is_some_and(|of| of.is_alive),
         });
         let applied = self.done.as_ref().map(|done| done.desired.clone());
         let retiring = self.engine.retiring().cloned();

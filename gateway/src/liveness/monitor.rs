@@ -511,6 +511,7 @@ impl Peering {
         let duplicate = self.changes.borrow().duplicate.is_some();
         WeftField {
             duplicate,
+            handed_over: self.diagnosis.is_handed_over(&self.running, now),
             suspects: self.diagnosis.log.is_suspicious(),
             cidrs_differ: self.diagnosis.differs(),
             id_differs: self.diagnosis.own_id_at_peer.is_some(),

@@ -110,6 +110,9 @@ pub struct WeftField {
     /// The sender gets packets with the receiver's key from two gateways.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub duplicate: bool,
+    /// Another gateway with the sender's key has handed the tunnel over, and carries packets for a while.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub handed_over: bool,
     /// Why; absent from older gateways, which only restart so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub departure: Option<Departure>,
@@ -253,6 +256,7 @@ impl WeftField {
             size_probe: None,
             leaving: false,
             duplicate: false,
+            handed_over: false,
             departure: None,
             suspects: false,
             cidrs_differ: false,

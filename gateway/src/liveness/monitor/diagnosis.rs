@@ -1,5 +1,6 @@
 //! Evidence about the peer, collected from probes, sessions and reports, and the faults it shows.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use fabric_api::networking::ConnectionValue;
@@ -20,6 +21,9 @@ const REORDERED: Duration = Duration::from_millis(250);
 /// Validity of the peer's report of a second gateway, which has the session meanwhile.
 const KEY_SHARED_RETENTION: Duration = Duration::from_secs(30);
 
+/// Time for which a replica that has handed the tunnel over carries packets, at most.
+const HAND_OVER: Duration = Duration::from_secs(10);
+
 /// Validity of the peer's report of loss, during which it probes every 100 ms.
 const LOSS_RETENTION: Duration = Duration::from_secs(3);
 
@@ -38,6 +42,8 @@ pub(super) struct Diagnosis {
     peer_cidrs: Option<PeerCidrs>,
     /// Time of the peer's last report of a second gateway with our key.
     key_shared: Option<Instant>,
+    /// Time of the peer's last report that its tunnel is handed over.
+    peer_handed_over: Option<Instant>,
     peer_differs: bool,
     /// This cluster's ID in the peer's pings, if that is not its own.
     pub(super) own_id_at_peer: Option<String>,
@@ -69,6 +75,7 @@ impl Diagnosis {
             is_weft: false,
             peer_cidrs: None,
             key_shared: None,
+            peer_handed_over: None,
             peer_differs: false,
             own_id_at_peer: None,
             peer_id_differs: false,
@@ -89,6 +96,16 @@ impl Diagnosis {
     /// True if the peer's CIDRs are not those that are configured here.
     pub(super) fn differs(&self) -> bool {
         self.differs
+    }
+
+    /// True while the replica that handed the tunnel over may carry packets: two gateways have one key.
+    pub(super) fn is_handed_over(&self, running: &Running, now: Instant) -> bool {
+        running.is_handed_over && now < self.started + HAND_OVER
+    }
+
+    /// Endpoints of two gateways of the peer, unless one of them hands the tunnel over.
+    fn duplicate(&self) -> Option<[SocketAddr; 2]> {
+        self.session.duplicate.filter(|_| self.peer_handed_over.is_none())
     }
 
     /// Faults name this cluster's own public key if initiations are for another one.
@@ -120,6 +137,7 @@ impl Diagnosis {
         let percent = weft.loss_percent.filter(|percent| (1..=100).contains(percent));
         self.peer_loss = percent.map(|percent| (percent, now));
         self.key_shared = weft.duplicate.then_some(now);
+        self.peer_handed_over = weft.handed_over.then_some(now).or(self.peer_handed_over);
         let received = message.report().and_then(|report| now.checked_sub(report.received_ago?));
         self.peer_received = Some((received, now));
         if weft.suspects {
@@ -203,6 +221,10 @@ impl Diagnosis {
         }
         self.peer_loss.take_if(|(_, at)| now >= *at + LOSS_RETENTION);
         self.key_shared.take_if(|at| now >= *at + KEY_SHARED_RETENTION);
+        self.peer_handed_over.take_if(|at| now >= *at + HAND_OVER);
+        if self.is_handed_over(running, now) {
+            self.key_shared = None;
+        }
         let evidence = self.evidence(running, value);
         let differs = evidence.cidrs_differ();
         let faults = health::diagnose(&evidence, now);
@@ -223,6 +245,7 @@ impl Diagnosis {
                     .session
                     .unproven_endpoint
                     .filter(|_| self.is_endpoint_edited),
+                duplicate: self.duplicate(),
                 ..self.session
             },
             last_received: self.last_received,
@@ -301,6 +324,21 @@ mod tests {
             weft: Some(weft),
             cidrs: None,
         }
+    }
+
+    #[test]
+    fn replica_that_hands_over_is_no_duplicate() {
+        let now = Instant::now();
+        let mut diagnosis = Diagnosis::new(now);
+        let endpoints = [5, 6].map(|port| SocketAddr::from(([192, 0, 2, 33], port)));
+        diagnosis.session.duplicate = Some(endpoints);
+        diagnosis.handle_message(&reporting(None), now);
+        assert_eq!(diagnosis.duplicate(), Some(endpoints));
+        let mut message = reporting(None);
+        message.weft.as_mut().unwrap().handed_over = true;
+        diagnosis.handle_message(&message, now);
+        diagnosis.handle_message(&reporting(None), now);
+        assert_eq!(diagnosis.duplicate(), None);
     }
 
     #[test]
