@@ -257,6 +257,7 @@ impl Agent {
         self.vitals.received(config.metadata.generation);
         self.withdrawn = None;
         self.config = Some(config);
+        self.source.handle_read();
         self.check_source();
         true
     }

@@ -57,27 +57,41 @@ pub(crate) fn follow(store: &Store, config: ObjectRef) -> anyhow::Result<mpsc::R
 
 /// Check that the config can still be read. Clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct ConfigFile(Option<watch::Receiver<bool>>);
+pub(crate) struct ConfigFile(Option<Watched>);
+
+#[derive(Clone, Debug)]
+struct Watched {
+    lost: watch::Receiver<bool>,
+    monitor: Arc<Monitor>,
+}
 
 impl ConfigFile {
     /// Checks a file until all clones are dropped. Without one, as in Kubernetes, none is ever lost.
     pub(crate) fn watch(path: Option<PathBuf>) -> anyhow::Result<Self> {
         let start = |path| {
-            let (lost, watched) = watch::channel(false);
-            Monitor::start(path, lost).context("cannot start a thread").map(|()| watched)
+            let (sender, lost) = watch::channel(false);
+            let monitor = Monitor::start(path, sender).context("cannot start a thread")?;
+            anyhow::Ok(Watched { lost, monitor })
         };
         path.map(start).transpose().map(Self)
     }
 
     /// It was there once, and is not, or opening it blocks.
     pub(crate) fn is_lost(&self) -> bool {
-        self.0.as_ref().is_some_and(|lost| *lost.borrow())
+        self.0.as_ref().is_some_and(|watched| *watched.lost.borrow())
+    }
+
+    /// The config has just been read, perhaps between two checks.
+    pub(crate) fn handle_read(&self) {
+        if let Some(watched) = &self.0 {
+            watched.monitor.update(Checks::handle_read);
+        }
     }
 
     /// Returns when [`Self::is_lost`] is another.
     pub(crate) async fn changed(&mut self) {
-        let Some(lost) = &mut self.0 else { return pending().await };
-        if lost.changed().await.is_err() {
+        let Some(watched) = &mut self.0 else { return pending().await };
+        if watched.lost.changed().await.is_err() {
             pending().await
         }
     }
@@ -85,12 +99,13 @@ impl ConfigFile {
 
 /// State of one file, shared by two threads: one reads the file, the other notices that the first one
 /// is stuck. Timers of the agent's runtime would wake up all of that several times a second.
+#[derive(Debug)]
 struct Monitor {
     checks: Mutex<Checks>,
     lost: watch::Sender<bool>,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Checks {
     is_readable: bool,
     was_readable: bool,
@@ -99,23 +114,28 @@ struct Checks {
     late: u32,
 }
 
+impl Checks {
+    fn handle_read(&mut self) {
+        (self.is_readable, self.was_readable, self.late) = (true, true, 0);
+    }
+}
+
 impl Monitor {
-    fn start(path: PathBuf, lost: watch::Sender<bool>) -> io::Result<()> {
+    fn start(path: PathBuf, lost: watch::Sender<bool>) -> io::Result<Arc<Self>> {
         let monitor = Arc::new(Self { checks: Mutex::default(), lost });
-        let reader = Arc::clone(&monitor);
+        let [reader, checker] = [(); 2].map(|()| Arc::clone(&monitor));
         let thread = |name: &str| thread::Builder::new().name(name.to_owned());
         thread("config-read").spawn(move || reader.read_repeatedly(&path))?;
-        thread("config-check").spawn(move || monitor.check_repeatedly())?;
-        Ok(())
+        thread("config-check").spawn(move || checker.check_repeatedly())?;
+        Ok(monitor)
     }
 
     fn read_repeatedly(&self, path: &Path) {
         while !self.lost.is_closed() {
             let is_readable = File::open(path).is_ok();
-            self.update(|checks| {
-                checks.is_readable = is_readable;
-                checks.was_readable |= is_readable;
-                checks.late = 0;
+            self.update(|checks| match is_readable {
+                true => checks.handle_read(),
+                false => (checks.is_readable, checks.late) = (false, 0),
             });
             thread::sleep(CHECK);
         }
@@ -176,5 +196,16 @@ mod tests {
         std::fs::rename(&away, &path).unwrap();
         becomes(&mut file, false).await;
         drop(writer);
+    }
+
+    #[tokio::test]
+    async fn file_that_was_there_between_two_checks_is_lost() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut file = ConfigFile::watch(Some(dir.path().join("n1.yaml"))).unwrap();
+        tokio::time::sleep(3 * CHECK).await;
+        assert!(!file.is_lost(), "there was none yet");
+        file.handle_read();
+        assert!(!file.is_lost());
+        becomes(&mut file, true).await;
     }
 }
