@@ -35,11 +35,20 @@ struct Event {
     limit: Duration,
     /// Time until it is undone.
     lasts: Duration,
+    /// What reaches a server by a Service goes on to the node that is lost, until kube-proxy learns of the other one.
+    is_of_clients: bool,
 }
 
 impl Event {
     const fn abrupt(what: &'static str, run: fn(&Kubernetes, &Active) -> Result<()>) -> Self {
-        Self { what, run, undo: |_, _| Ok(()), limit: TAKEN_OVER, lasts: AFTERWARDS }
+        Self {
+            what,
+            run,
+            undo: |_, _| Ok(()),
+            limit: TAKEN_OVER,
+            lasts: AFTERWARDS,
+            is_of_clients: false,
+        }
     }
 
     const fn hand_over(what: &'static str, run: fn(&Kubernetes, &Active) -> Result<()>) -> Self {
@@ -49,6 +58,10 @@ impl Event {
     /// What follows depends on more than the other replica.
     const fn cut_off(what: &'static str, run: fn(&Kubernetes, &Active) -> Result<()>) -> Self {
         Self { limit: CUT_OFF, lasts: CUT_OFF, ..Self::abrupt(what, run) }
+    }
+
+    const fn of_clients(self) -> Self {
+        Self { is_of_clients: true, ..self }
     }
 
     const fn undone_by(self, undo: fn(&Kubernetes, &Active) -> Result<()>) -> Self {
@@ -67,7 +80,8 @@ const EVENTS: [Event; 4] = [
 const EVENTS_OF_NODES: [Event; 4] = [
     Event::cut_off("its node is cut off", cut_off).undone_by(give_back),
     Event::cut_off("its node and the API server are cut off", cut_off_without_server)
-        .undone_by(give_back_with_server),
+        .undone_by(give_back_with_server)
+        .of_clients(),
     Event::cut_off("its process is killed without an API server", kill_without_server)
         .undone_by(start_server),
     Event::hand_over("its node is drained", drain).undone_by(uncordon),
@@ -155,7 +169,8 @@ pub(crate) fn all_events(pair: &Pair, held: &mut HeldConnection, rounds: usize) 
 
 fn play_all(pair: &Pair, events: &[Event], held: &mut HeldConnection, rounds: usize) -> Result<()> {
     for event in events {
-        for (cluster, gateway) in pair.clusters.iter().zip(GATEWAYS) {
+        let ends = if event.is_of_clients { 1 } else { 2 };
+        for (cluster, gateway) in pair.clusters.iter().zip(GATEWAYS).take(ends) {
             let mut outages = Vec::new();
             for _ in 0..rounds {
                 let traffic = take_tunnel(pair, event, cluster, gateway)?;
