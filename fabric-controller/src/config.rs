@@ -112,7 +112,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 impl Config {
-    /// Where this program listens on TCP.
+    /// TCP address of this program.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         match self.http {
             Some(HttpAddress::Tcp(http)) => Some(SocketAddr::new(self.pod_ip?, http.port())),

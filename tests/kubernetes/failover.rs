@@ -35,7 +35,7 @@ struct Event {
     limit: Duration,
     /// Time until it is undone.
     lasts: Duration,
-    /// What reaches a server by a Service goes on to the node that is lost, until kube-proxy learns of the other one.
+    /// Packets to a server's Service go to the lost node until kube-proxy learns of the other one.
     is_of_clients: bool,
 }
 
@@ -55,7 +55,7 @@ impl Event {
         Self { limit: HANDED_OVER, ..Self::abrupt(what, run) }
     }
 
-    /// What follows depends on more than the other replica.
+    /// The outage depends on more than the other replica.
     const fn cut_off(what: &'static str, run: fn(&Kubernetes, &Active) -> Result<()>) -> Self {
         Self { limit: CUT_OFF, lasts: CUT_OFF, ..Self::abrupt(what, run) }
     }
@@ -76,7 +76,7 @@ const EVENTS: [Event; 4] = [
     Event::hand_over("its Deployment is restarted", restart),
 ];
 
-/// Where no pod of the streams is on a node that gateways are on.
+/// Events for clusters without a pod of the streams on any node of a gateway.
 const EVENTS_OF_NODES: [Event; 4] = [
     Event::cut_off("its node is cut off", cut_off).undone_by(give_back),
     Event::cut_off("its node and the API server are cut off", cut_off_without_server)

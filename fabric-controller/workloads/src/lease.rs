@@ -55,7 +55,7 @@ const WANTED_BY: &str = "fabric.weft.dev/wanted-by";
 pub struct Election {
     api: Api<Lease>,
     identity: String,
-    /// Where this candidate listens.
+    /// TCP address of this candidate.
     address: Option<SocketAddr>,
     /// Requests it instead of waiting until it is released.
     takes_over: bool,

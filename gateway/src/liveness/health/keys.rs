@@ -15,7 +15,7 @@ const MAX_REJECTION_TIME: Duration = Duration::from_secs(12);
 /// Shortest time between two initiations of one gateway.
 const MIN_PACE: Duration = Duration::from_millis(700);
 
-/// What comes more often is a flood.
+/// Anything more frequent is a flood.
 fn has_pace_of_a_gateway(rejected: RejectedInitiation) -> bool {
     let since = |previous| rejected.at.saturating_duration_since(previous);
     rejected.previous.is_some_and(|previous| since(previous) >= MIN_PACE)
