@@ -7,10 +7,11 @@ use weft_tests::StockPeer;
 
 use crate::abba::{self, Outcome};
 use crate::config::Timing;
+use crate::contestant::Contestant;
 use crate::line::{Figure, Line, Method};
 use crate::machine::Class;
 use crate::report::LineReport;
-use crate::slice::{Contestant, Slice};
+use crate::slice::Slice;
 use crate::statistics::median;
 use crate::tunnel::Tunnel;
 

@@ -4,10 +4,10 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 
 use crate::abba::max_pairs;
+use crate::contestant::{Lengths, TRIES};
 use crate::line::{self, Line, Method};
 use crate::scale::ScaleArgs;
 use crate::search::TRIES_BELOW;
-use crate::slice::{Lengths, TRIES};
 
 /// Compares weft with other WireGuards in userspace (wireguard-go, gotatun, boringtun), on this machine.
 ///

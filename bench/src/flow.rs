@@ -44,7 +44,7 @@ pub(crate) struct Flow {
 #[derive(Default)]
 struct State {
     sending: AtomicBool,
-    /// Whether the sender has stopped and counted all that it sent.
+    /// True once the sender has stopped and counted all that it sent.
     parked: AtomicBool,
     closing: AtomicBool,
     /// Bits per second; 0 for as many as possible.

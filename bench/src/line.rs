@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::flow::Traffic;
+use crate::load::{Direction, Load};
 use crate::machine::Class;
 use crate::slice::Slice;
 use crate::statistics::Ratio;
@@ -24,25 +25,6 @@ pub(crate) struct Line {
     pub(crate) method: Method,
     /// The first one decides which peer is the best.
     pub(crate) figures: Vec<(Figure, Bar)>,
-}
-
-/// Packets through each tunnel.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Load {
-    /// `None`: requests only.
-    pub(crate) traffic: Option<Traffic>,
-    /// Flows in each of the directions.
-    pub(crate) flows: usize,
-    pub(crate) direction: Direction,
-    /// Requests from end a, with this pause after each response.
-    pub(crate) requests: Option<Duration>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
-    There,
-    Back,
-    Both,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +106,7 @@ impl Bar {
         }
     }
 
-    /// Whether the medians of weft and its best peer, or their ratio, meet the bar.
+    /// True if the medians of weft and its best peer, or their ratio, meet the bar.
     pub(crate) fn is_met(self, class: Class, [weft, peer]: [f64; 2], ratio: Option<Ratio>) -> bool {
         let ratio = ratio.map_or(f64::NAN, |ratio| ratio.median);
         match self {

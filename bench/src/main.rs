@@ -4,13 +4,16 @@
 mod abba;
 mod compare;
 mod config;
+mod contestant;
 mod flow;
 mod lab;
 mod latency;
 mod line;
+mod load;
 mod machine;
 mod plot;
 mod report;
+mod results;
 mod scale;
 mod search;
 mod section;
@@ -70,7 +73,7 @@ fn run(args: &Args) -> Result<()> {
     let failed = measure(&tunnels, &lines, timing, &mut report);
     write!(io::stdout().lock(), "{report}").context("writing the table")?;
     if let Some(path) = &args.results {
-        report.write_into(path)?;
+        results::write(report, path)?;
     }
     ensure!(failed.is_empty(), "could not be measured: {}", failed.join(", "));
     Ok(())

@@ -1,11 +1,8 @@
-//! Results of a run: raw, and as a section of `RESULTS.md`.
+//! Figures of a run, and their tables.
 
 use std::collections::BTreeMap;
-use std::fmt::{self, Write as _};
-use std::path::Path;
-use std::{fs, io};
+use std::fmt;
 
-use anyhow::{Context, Result};
 use jiff::Zoned;
 use serde::{Deserialize, Serialize};
 
@@ -13,13 +10,10 @@ use crate::abba::Outcome;
 use crate::flow::Traffic;
 use crate::line::{self, Line};
 use crate::machine::{Class, Machine};
-use crate::plot;
 use crate::section;
 use crate::slice::Slice;
 use crate::statistics::{Ratio, percentile};
 
-/// Name of the section in `RESULTS.md`.
-const SECTION: &str = "dataplane";
 /// A machine of which other programs use more than this is not fit to measure on.
 const BUSY: f64 = 0.03;
 /// Shares of responses in a distribution of latencies.
@@ -140,34 +134,6 @@ fn rounded(value: f64) -> f64 {
 }
 
 impl Report {
-    /// Writes raw figures and plots into `results` beside `path`, and all processors' figures there
-    /// into a section of it. Lines that this run has not measured stay as they are.
-    pub(crate) fn write_into(mut self, path: &Path) -> Result<()> {
-        let dir = path.with_file_name("results");
-        fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
-        let name = self.machine.file_name();
-        let raw = dir.join(format!("{name}.json"));
-        if let Some(Self { lines, .. }) = read(&raw)? {
-            self.lines = lines.into_iter().chain(self.lines).collect();
-        }
-        let write = |path: &Path, text: String| {
-            fs::write(path, text).with_context(|| format!("writing {}", path.display()))
-        };
-        write(&raw, self.to_json()?)?;
-        for (kind, svg) in plot::all(&self) {
-            write(&dir.join(format!("{name}-{kind}.svg")), svg)?;
-        }
-        let mut body = INTRODUCTION.to_owned();
-        for report in read_all(&dir)? {
-            let _ = write!(body, "\n{report}");
-            for (kind, _) in plot::all(&report) {
-                let file = report.machine.file_name();
-                let _ = writeln!(body, "\n![{kind}](results/{file}-{kind}.svg)");
-            }
-        }
-        section::write(path, SECTION, &body)
-    }
-
     /// Losses, duplicates and reordering of the datagrams of a slice, on lines of UDP.
     fn write_losses(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all = line::all();
@@ -189,43 +155,6 @@ impl Report {
         }
         Ok(())
     }
-
-    /// One text line for each line of the comparison, so that a new run of one changes one.
-    fn to_json(&self) -> Result<String> {
-        let mut text = serde_json::to_string(self).context("writing JSON")?;
-        for name in self.lines.keys() {
-            let key = format!("\"{name}\":{{");
-            text = text.replacen(&key, &format!("\n{key}"), 1);
-        }
-        Ok(text + "\n")
-    }
-}
-
-const INTRODUCTION: &str = "## Data plane: weft and the best of wireguard-go, gotatun and boringtun
-
-Medians of pairs of slices in turns, and of their ratios, with the interval in which that lies with 95 % confidence. Control:
-neighbouring slices of one tunnel. Bars are those of the processor's class: A if ring seals 1,420 bytes in less than 900 ns,
-else S. Peers of lines *pod to pod* have no overlay. Method: `bench --help`.
-";
-
-/// `None` if there is no such file.
-fn read(path: &Path) -> Result<Option<Report>> {
-    match fs::read(path) {
-        Ok(bytes) => serde_json::from_slice(&bytes)
-            .map(Some)
-            .with_context(|| format!("{}: remove it, or run another version", path.display())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("reading {}", path.display())),
-    }
-}
-
-/// Reports of all processors, by the names of their files.
-fn read_all(dir: &Path) -> Result<Vec<Report>> {
-    let entries = fs::read_dir(dir).with_context(|| format!("reading {}", dir.display()))?;
-    let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
-    paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
-    paths.sort();
-    paths.iter().filter_map(|path| read(path).transpose()).collect()
 }
 
 impl fmt::Display for Report {
@@ -329,27 +258,5 @@ pub(crate) mod tests {
         assert!(
             text.contains("in 2 of 2 lines other programs used more than 3 % of it, up to 20 %")
         );
-    }
-
-    #[test]
-    fn later_run_replaces_its_lines_alone() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("RESULTS.md");
-        let raw = dir.path().join("results/p-1-2-cores.json");
-        report(&["tcp-1", "udp-64"]).write_into(&path).unwrap();
-        let mut other = report(&["tcp-1"]);
-        other.machine.cores = 8;
-        other.write_into(&path).unwrap();
-        let mut later = report(&["udp-64"]);
-        later.lines.get_mut("udp-64").unwrap().best = "boringtun".to_owned();
-        later.write_into(&path).unwrap();
-
-        let stored = read(&raw).unwrap().unwrap();
-        assert_eq!(stored.lines["tcp-1"], report(&["tcp-1"]).lines["tcp-1"]);
-        assert_eq!(stored.lines["udp-64"].best, "boringtun");
-        let text = fs::read_to_string(&path).unwrap();
-        assert_eq!(text.matches("### ").count(), 2, "{text}");
-        assert_eq!(fs::read_to_string(&raw).unwrap().lines().count(), 3);
-        assert!(dir.path().join("results/p-1-2-cores-throughput.svg").exists());
     }
 }

@@ -124,6 +124,14 @@ impl View {
         }
     }
 
+    /// Goes back to the start, but for retries and ports. Returns whether that is a change.
+    pub(crate) fn forget(&mut self) -> bool {
+        let start = Self { retries: self.retries, ports: self.ports, ..Self::start() };
+        let changed = *self != start;
+        *self = start;
+        changed
+    }
+
     pub fn is_connected(&self) -> bool {
         self.value == ConnectionValue::Connected
     }

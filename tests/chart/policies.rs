@@ -188,7 +188,7 @@ fn objects_of_others_stay(release: &Release, controller: &Account<'_>) {
         let foreign = controller.delete(kind, (TENANT, "gw-foreign"));
         refused(foreign, "the object is not weft's");
     }
-    // Those of the chart are Helm's.
+    // Objects of the chart are Helm's.
     refused(controller.delete("services", ("liqo", "liqo-ipam")), "named gw-NAME");
     controller.delete("services", (TENANT, "gw-a")).unwrap();
 }
@@ -257,7 +257,7 @@ fn controller_writes_own_secrets_only() {
     token["metadata"]["annotations"] =
         json!({"kubernetes.io/service-account.name": "liqo-route-agent"});
     refused(controller.apply(&token), "makes no tokens of accounts");
-    // That of the webhook is one.
+    // The certificate of the webhook is one.
     controller.apply(&secret("liqo", "typed", json!({"type": "example.org/tls"}))).unwrap();
     let mut users = secret(TENANT, "users", key("YQ=="));
     users["metadata"]["labels"] = json!({});

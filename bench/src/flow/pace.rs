@@ -63,7 +63,7 @@ mod tests {
             pace.record(1000);
             burst += 1;
         }
-        // Those of the last 5 ms, and the one that is due now.
+        // Bytes of the last 5 ms, and those that are due now.
         assert_eq!(burst, 6);
     }
 }

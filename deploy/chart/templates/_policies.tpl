@@ -1,5 +1,5 @@
 {{/*
-Whether the API server evaluates policies.
+Not empty if the API server evaluates policies.
 */}}
 {{- define "weft.hasPolicies" -}}
 {{- if semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version }}true{{ end }}

@@ -10,7 +10,6 @@ use std::time::Duration;
 use fabric_objects::{ObjectRef, Problem};
 use fabric_runtime::{Backoff, chain, jittered, until};
 use futures::stream::{BoxStream, StreamExt as _, unfold};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{ApiResource, DynamicObject, ListParams, PartialObjectMeta};
 use kube::core::DynamicResourceScope;
 use kube::runtime::watcher::{self, Event, watcher};
@@ -23,6 +22,7 @@ use crate::answer::{answer, api_error};
 use crate::error::ApiError;
 use crate::grant::Grant;
 use crate::metrics::StoreMetrics;
+use crate::requests::{Name, name};
 
 /// A watch whose last failure is so long ago works again, with or without an event since: it would
 /// have failed again by now.
@@ -60,9 +60,6 @@ impl<K: Resource<DynamicType = ApiResource, Scope = DynamicResourceScope> + Data
 
 pub trait Data: Clone + fmt::Debug + DeserializeOwned + Send + 'static {}
 impl<T: Clone + fmt::Debug + DeserializeOwned + Send + 'static> Data for T {}
-
-/// Namespace, empty for an object without one, and name.
-pub type Name = (String, String);
 
 /// Change of the objects of the watch `S`.
 #[derive(Debug)]
@@ -384,11 +381,6 @@ impl<S, K> fmt::Debug for Reflector<S, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reflector").finish_non_exhaustive()
     }
-}
-
-/// Name of an object as [`Change::Listed`] has it.
-pub fn name(metadata: &ObjectMeta) -> Name {
-    (metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default())
 }
 
 /// Time of the next try of a watch.

@@ -12,7 +12,13 @@ use serde::Serialize;
 
 use crate::answer::answer;
 use crate::error::ApiError;
-use crate::reflector::{Name, name};
+
+/// Namespace, empty for an object without one, and name.
+pub type Name = (String, String);
+
+pub fn name(metadata: &ObjectMeta) -> Name {
+    (metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default())
+}
 
 /// Requests of one writer.
 #[derive(Clone)]

@@ -154,7 +154,7 @@ fn obstacles(leases: &[Lease]) -> Option<String> {
     Some(format!("fabric-controller: changes have no effect: {obstacles}"))
 }
 
-/// Leases of controllers. Who may not list them sees less.
+/// Leases of controllers; none without the right to list them.
 async fn leases(store: &Store) -> Vec<Lease> {
     let Some(server) = store.api_server() else { return Vec::new() };
     let selection = ListParams::default().fields(&format!("metadata.name={}", lease::NAME));

@@ -194,7 +194,7 @@ fn foreign_namesakes_are_left_as_they_are() {
     let before = read();
     cluster.apply(&server("genk", &cluster_ip()));
     let condition = "/status/conditions/0/message";
-    let why = "there is one of somebody else; expected another name";
+    let why = "there is one of another owner; expected another name";
     cluster.until("its condition names them", || {
         let gateway = cluster.get("gatewayserver", namespace, "server")?;
         gateway.pointer(condition)?.as_str()?.contains(why).then_some(())

@@ -95,7 +95,7 @@ fn foreign_service_stays_and_is_condition_of_ip() {
     });
     assert_eq!(
         note,
-        "Service default/web cannot be written: there is one of somebody else; expected another name"
+        "Service default/web cannot be written: there is one of another owner; expected another name"
     );
     cluster.delete("ips.ipam.liqo.io", NAMESPACE, "web");
     sleep(Duration::from_secs(2));

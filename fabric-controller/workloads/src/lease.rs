@@ -59,7 +59,7 @@ pub struct Election {
     address: Option<SocketAddr>,
     /// Requests it instead of waiting until it is released.
     takes_over: bool,
-    /// The holder, where it listens.
+    /// Another holder with an address.
     holder: Option<Holder>,
     /// The version that was seen last, and when it was seen first.
     seen: Option<(String, Instant)>,
@@ -75,7 +75,7 @@ pub struct Election {
     is_standby: watch::Sender<bool>,
 }
 
-/// Another holder, as its own address shows it.
+/// Holder of the Lease, and the connections to its address.
 #[derive(Debug)]
 struct Holder {
     address: SocketAddr,

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use fabric_api::{Cidr, check, labels};
 use fabric_kube_client::StoreMetrics;
-use fabric_kube_client::reflector::{Change, Name, Reflector, Selection, name};
+use fabric_kube_client::reflector::{Change, Reflector, Selection};
+use fabric_kube_client::requests::{Name, name};
 use fabric_objects::Problem;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;

@@ -118,7 +118,7 @@ impl Desired {
         let applied = match requests.get(&self.key.target()).await {
             Ok(Some(there)) if !is_owned_alike(&there.metadata, &self.metadata) => {
                 return Answer::Foreign(match there.metadata.deletion_timestamp {
-                    None => "there is one of somebody else; expected another name",
+                    None => "there is one of another owner; expected another name",
                     Some(_) => "there is another one that has not ended yet",
                 });
             }

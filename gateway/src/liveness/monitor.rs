@@ -120,15 +120,6 @@ pub async fn run(
     }
 }
 
-impl View {
-    fn forget(&mut self) -> bool {
-        let start = Self { retries: self.retries, ports: self.ports, ..Self::start() };
-        let changed = *self != start;
-        *self = start;
-        changed
-    }
-}
-
 /// All that belongs to one peer.
 struct Peering {
     running: Running,

@@ -54,7 +54,7 @@ fn later_take_over_of_a_replica_moves_vxlan() {
     world.settle();
     assert_eq!(destination(&world), "192.0.2.7");
     let (gateway, from) = probed(&world);
-    // Where a replica that this node has never probed sends its notice.
+    // A replica that this node has never probed sends its notice there.
     assert_eq!(from, "10.70.0.9:12346".parse().unwrap());
 
     for (address, epoch) in [([192, 0, 2, 9], 3), ([192, 0, 2, 8], 9)] {
@@ -65,7 +65,7 @@ fn later_take_over_of_a_replica_moves_vxlan() {
     gateway.send_to(&notice([192, 0, 2, 9], 10), from).unwrap();
     eventually("it goes to the successor", A_WHILE, || destination(&world) == "192.0.2.9");
 
-    // What is published later counts more, what is as old does not.
+    // Only a later config has precedence over the notice.
     world.reconfigure(with_replicas(10));
     assert_eq!(destination(&world), "192.0.2.7");
     gateway.send_to(&notice([192, 0, 2, 9], 11), from).unwrap();

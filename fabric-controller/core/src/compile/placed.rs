@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use fabric_api::fabric::{ActiveReplica, GatewayConfig, GatewayReplica};
+use fabric_api::fabric::{GatewayConfig, GatewayReplica};
 use fabric_api::networking::InternalEndpoint;
 use fabric_index::Index;
 use fabric_index::placement::{ActiveReplicas, Placement, PlannedGateway, PlannedGateways};
@@ -64,7 +64,7 @@ fn with_status(index: &Index, gateway: &Gateway<'_>) -> Object {
 pub(super) fn internal_endpoint(index: &Index, gateway: &Gateway<'_>) -> Option<InternalEndpoint> {
     let placement = placement(index, gateway);
     let now = match active_replica(index, gateway) {
-        Some(GatewayReplica { address, node }) => {
+        Some((GatewayReplica { address, node }, _)) => {
             Some(InternalEndpoint { ip: Some(address.to_string()), node: Some(node.clone()) })
         }
         None => placement.and_then(|placement| placement.internal.clone()),
@@ -83,27 +83,22 @@ pub(super) fn replicas<'a>(index: &'a Index, gateway: &Gateway<'_>) -> &'a [Gate
     placement(index, gateway).map(|placement| placement.replicas.as_slice()).unwrap_or_default()
 }
 
-/// The pod that reports that it has the tunnel, while there is one.
-fn active_replica<'a>(index: &'a Index, gateway: &Gateway<'_>) -> Option<&'a GatewayReplica> {
-    let active = reported_active(index, gateway)?;
-    replicas(index, gateway).iter().find(|replica| replica.address == active.address)
-}
-
-fn reported_active(index: &Index, gateway: &Gateway<'_>) -> Option<ActiveReplica> {
+/// The pod that reports that it has the tunnel, while there is one, and the number of the take-over by which it
+/// has that.
+pub(super) fn active_replica<'a>(
+    index: &'a Index,
+    gateway: &Gateway<'_>,
+) -> Option<(&'a GatewayReplica, u64)> {
     let config = index.typed::<GatewayConfig>(&gateway.config())?;
-    config.status.as_ref()?.active
-}
-
-/// Number of the take-over by which the pod that nodes send to has the tunnel.
-pub(super) fn epoch(index: &Index, gateway: &Gateway<'_>) -> Option<u64> {
-    active_replica(index, gateway)?;
-    Some(reported_active(index, gateway)?.epoch)
+    let active = config.status.as_ref()?.active?;
+    let mut replicas = replicas(index, gateway).iter();
+    Some((replicas.find(|replica| replica.address == active.address)?, active.epoch))
 }
 
 pub(super) fn active(index: &Index, gateways: &[Gateway<'_>]) -> ActiveReplicas {
     let all = gateways.iter();
     let active =
-        all.filter_map(|of| Some((of.reference.clone(), active_replica(index, of)?.address)));
+        all.filter_map(|of| Some((of.reference.clone(), active_replica(index, of)?.0.address)));
     active.collect()
 }
 

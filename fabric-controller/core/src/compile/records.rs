@@ -16,7 +16,7 @@ use fabric_model::{Cluster, Gateway, Mapping, Peering};
 use fabric_objects::Kind;
 
 use super::desired::Desired;
-use super::placed::{epoch, internal_endpoint, pod_address, replicas};
+use super::placed::{active_replica, internal_endpoint, pod_address, replicas};
 
 /// Peerings as all nodes see them, by peer.
 pub(super) type PeeringRecords = BTreeMap<String, PeeringRecord>;
@@ -139,7 +139,8 @@ fn ends_of(
         let others = addresses.clone().filter(|address| !ends.underlay.contains(address));
         ends.node_addresses.extend(others);
         if replicas.len() > 1 {
-            (ends.replicas, ends.epoch) = (addresses.collect(), epoch(index, gateway));
+            ends.replicas = addresses.collect();
+            ends.epoch = active_replica(index, gateway).map(|(_, epoch)| epoch);
         }
     } else {
         let host = cluster.node(ends.node.as_deref()?)?;

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 
-use fabric_kube_client::reflector::{Change, Name, Reflector};
+use fabric_kube_client::reflector::{Change, Reflector};
+use fabric_kube_client::requests::Name;
 use fabric_objects::{Event, Kind, Object, ObjectRef, Problem};
 use kube::api::DynamicObject;
 
