@@ -187,7 +187,7 @@ impl Compiler<'_> {
         }
         for prefix in prefixes {
             self.out.firewall.peers.insert(prefix);
-            self.put(RouteKey::backstop(TABLE, prefix), Route::unreachable(PROTOCOL));
+            self.put_backstops(prefix);
             let way = gateway.and_then(|gateway| self.way(gateway, peering, &prefix));
             if !peering.connected || way.is_none() {
                 self.out.firewall.unconnected.insert(prefix);
@@ -198,12 +198,11 @@ impl Compiler<'_> {
         }
     }
 
-    /// Backstop: refused packets must not leave even while the table that refuses them is missing.
     fn add_refused(&mut self, refused: &BTreeSet<Cidr>) {
         for prefix in refused {
             self.out.firewall.peers.insert(*prefix);
             self.out.firewall.unconnected.insert(*prefix);
-            self.put(RouteKey::backstop(TABLE, *prefix), Route::unreachable(PROTOCOL));
+            self.put_backstops(*prefix);
         }
     }
 
@@ -432,6 +431,14 @@ impl Compiler<'_> {
                     self.problem(format!("{name} is 0: this node forwards no packets of pods"));
                 }
             }
+        }
+    }
+
+    /// Keeps packets from leaving in clear while the firewall and the peer's route are missing, and
+    /// that in the main table also while weft's rule is.
+    fn put_backstops(&mut self, prefix: Cidr) {
+        for table in [TABLE, MAIN_TABLE] {
+            self.put(RouteKey::backstop(table, prefix), Route::unreachable(PROTOCOL));
         }
     }
 

@@ -1,7 +1,5 @@
 //! Our names in the kernel.
 
-use std::collections::BTreeSet;
-
 use fabric_api::{Cidr, fabric};
 use netlink::Scope;
 use netplan::{Family, Sysctl};
@@ -54,12 +52,12 @@ pub(crate) fn forwarding(family: Family) -> Sysctl {
 pub(crate) fn scope(sysctls: impl Iterator<Item = Sysctl>) -> Scope {
     Scope {
         links: [Family::Ipv4, Family::Ipv6].map(|f| device(f).to_owned()).into(),
-        devices: BTreeSet::new(),
         tables: [TABLE].into(),
+        shared_tables: [MAIN_TABLE].into(),
         protocol: PROTOCOL,
-        routes_of: None,
         last_rule: Some(PRIORITY),
         sysctls: sysctls.collect(),
+        ..Scope::default()
     }
 }
 

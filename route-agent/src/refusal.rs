@@ -195,16 +195,17 @@ pub(crate) fn write(netns: &Netns, table: &Refusal, quiet: Duration) -> Result<(
 
 /// Prefixes of peers with an `unreachable` route of ours, which is left when a tunnel's is lost.
 pub(crate) async fn backstops(handle: &Handle) -> Result<BTreeSet<Cidr>, RefusalError> {
-    observe_state(handle).await.map(|have| backstops_in(&have).collect())
+    observe_state(handle).await.map(|have| backstops_in(&have).map(|key| key.to).collect())
 }
 
-/// Prefixes with such a route in a table that a rule of ours looks into.
+/// Prefixes with such a route in weft's table, which a rule of ours looks into.
 pub(crate) async fn covered(handle: &Handle) -> Result<BTreeSet<Cidr>, RefusalError> {
     let have = observe_state(handle).await?;
     let lookup = RuleAction::Lookup(names::TABLE);
     let rules = have.rules.iter().filter(|rule| rule.action == lookup);
     let families: Vec<Family> = rules.map(|rule| rule.family).collect();
-    Ok(backstops_in(&have).filter(|to| families.contains(&Family::of_prefix(to))).collect())
+    let backstops = backstops_in(&have).filter(|key| key.table == names::TABLE);
+    Ok(backstops.map(|key| key.to).filter(|to| families.contains(&Family::of_prefix(to))).collect())
 }
 
 async fn observe_state(handle: &Handle) -> Result<State, RefusalError> {
@@ -212,11 +213,11 @@ async fn observe_state(handle: &Handle) -> Result<State, RefusalError> {
     have.map_err(RefusalError::Routes)
 }
 
-fn backstops_in(have: &State) -> impl Iterator<Item = Cidr> {
+fn backstops_in(have: &State) -> impl Iterator<Item = RouteKey> {
     let backstops = have.routes.iter().filter(|(key, route)| {
         key.metric == RouteKey::BACKSTOP && route.hop == NextHop::Unreachable
     });
-    backstops.map(|(key, _)| key.to)
+    backstops.map(|(key, _)| *key)
 }
 
 /// The first few sources of refused packets.

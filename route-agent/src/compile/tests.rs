@@ -16,6 +16,7 @@ fn peering_has_one_route_and_backstop_per_prefix() {
     assert_eq!(
         commands(&compiled),
         "\
+ip route replace unreachable 10.201.0.0/16 table 254 metric 4096 proto 119
 ip route replace unreachable 10.70.0.9/32 table 18952 metric 1024 proto 119
 ip route replace unreachable 10.201.0.0/16 table 18952 metric 4096 proto 119
 ip -6 route replace unreachable fd00:70::9/128 table 18952 metric 1024 proto 119
@@ -72,7 +73,8 @@ fn without_a_gateway_only_the_backstop_is_there() {
     let compiled = compile(&config(vec![waiting]), &host_state());
     let to_peer = |key: &&RouteKey| key.to == cidr("10.201.0.0/16");
     let routes: Vec<_> = compiled.state.routes.keys().filter(to_peer).collect();
-    assert_eq!(routes, [&RouteKey::backstop(TABLE, cidr("10.201.0.0/16"))]);
+    let backstop = |table| RouteKey::backstop(table, cidr("10.201.0.0/16"));
+    assert_eq!(routes, [&backstop(MAIN_TABLE), &backstop(TABLE)]);
     assert_eq!(compiled.firewall.unconnected, [cidr("10.201.0.0/16")].into());
 }
 

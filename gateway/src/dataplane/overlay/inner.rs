@@ -107,9 +107,8 @@ pub(super) fn scope() -> Scope {
         devices: [TUN, "lo"].map(str::to_owned).into(),
         tables: TABLES.into(),
         protocol: PROTOCOL,
-        routes_of: None,
-        last_rule: None,
         sysctls: sysctls().map(|(sysctl, _)| sysctl).collect(),
+        ..Scope::default()
     }
 }
 
