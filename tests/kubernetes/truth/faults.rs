@@ -331,19 +331,14 @@ fn wrong_key_at_first(scene: &Scene<'_>) -> Result<()> {
 
 /// Runs a gateway with the key of rome's, on a host of its own. That it starts is no part of the time.
 fn start_duplicate(scene: &Scene<'_>) -> Result<()> {
-    let mut duplicate_gateway =
-        Cluster::new(scene.lab, ClusterSpec::new("duplicate_gateway", 3, 1))?;
-    duplicate_gateway.start()?;
-    duplicate_gateway.apply("milan", &join(&scene.pair.documents()[0]))?;
-    wait_until("the duplicate_gateway's gateway runs", TIMEOUT, || {
-        ensure!(
-            !duplicate_gateway.processes(0, "gateway").is_empty(),
-            "{}",
-            duplicate_gateway.log("weft-up")
-        );
+    let mut duplicate = Cluster::new(scene.lab, ClusterSpec::new("duplicate", 3, 1))?;
+    duplicate.start()?;
+    duplicate.apply("milan", &join(&scene.pair.documents()[0]))?;
+    wait_until("the duplicate's gateway runs", TIMEOUT, || {
+        ensure!(!duplicate.processes(0, "gateway").is_empty(), "{}", duplicate.log("weft-up"));
         Ok::<_, anyhow::Error>(())
     })?;
-    scene.replace_duplicate(Some(duplicate_gateway));
+    scene.replace_duplicate(Some(duplicate));
     Ok(())
 }
 

@@ -110,7 +110,8 @@ impl Evidence<'_> {
         // A NodePort of this cluster may change the port of the peer's own ones.
         let is_gateway = self.peer.endpoint.map(canonical) == Some(canonical(rejected.from))
             || self.owner_of(at(rejected.from)).is_some();
-        if self.is_connected() && !self.peer.on_superseded_keys && !is_gateway {
+        let is_there = self.is_connected() && self.departure.is_none();
+        if is_there && !self.peer.on_superseded_keys && !is_gateway {
             let stray = self.stray_client(canonical(rejected.from));
             return has_pace_of_a_gateway(rejected).then_some(stray);
         }

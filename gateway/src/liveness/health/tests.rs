@@ -285,6 +285,10 @@ fn client_for_another_cluster_is_told_from_the_peer() {
     assert!(remedy(endpoint.port()).contains("set spec.publicKey"));
     let other = remedy(endpoint.port() + 1);
     assert!(other.contains("correct spec.endpoint of the GatewayClient for another"), "{other}");
+    evidence.departure = Some(Departure::Removed);
+    assert_eq!(scene.reasons(&evidence), [Reason::PeeringRemoved, Reason::WrongResponder]);
+    let remedy = diagnose(&evidence, scene.now)[1].remedy.clone();
+    assert!(remedy.contains("set spec.publicKey"), "the peer is back with a wrong key: {remedy}");
 }
 
 #[test]
