@@ -24,7 +24,7 @@ pub use reason::Reason;
 /// long as leaves time to show it before 3 s are over.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(2500);
 /// Time for a first handshake, and for the peer to take over new keys.
-const HANDSHAKE_TIME: Duration = Duration::from_millis(1800);
+const HANDSHAKE_TIME: Duration = Duration::from_millis(1500);
 pub const ROTATION_TIME: Duration = Duration::from_millis(1500);
 /// Unanswered turns of probes that make a fault, and the time between the first and the last of them: a
 /// peer that had to wait for a processor answers them together.
@@ -32,6 +32,9 @@ const MIN_UNANSWERED: u32 = 4;
 const MIN_UNANSWERED_TIME: Duration = Duration::from_millis(250);
 /// Time for an answer at an endpoint that should not be one.
 const ANSWER_TIME: Duration = Duration::from_millis(500);
+
+/// Validity of a send that failed: the next probe is due before.
+pub const REFUSAL_TIME: Duration = Duration::from_millis(2500);
 
 /// A cause, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +53,13 @@ pub struct Unanswered {
     pub last: Instant,
 }
 
+/// Cause in this host for which the kernel sends no datagram to the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusedSend {
+    NotPermitted,
+    Unreachable,
+}
+
 /// All that is known of one peering.
 #[derive(Clone, Debug)]
 pub struct Evidence<'a> {
@@ -63,6 +73,7 @@ pub struct Evidence<'a> {
     pub last_received: Option<Instant>,
     pub last_answer: Option<Instant>,
     pub unanswered: Option<Unanswered>,
+    pub refused_send: Option<RefusedSend>,
     /// Time of the last packet that the peer received, as it reports, and of that report's arrival.
     pub peer_received: Option<(Option<Instant>, Instant)>,
     /// Since when packets have been sealed with superseded keys.
@@ -96,6 +107,7 @@ pub fn diagnose(evidence: &Evidence<'_>, now: Instant) -> Vec<Fault> {
     faults.extend(of_peer);
     faults.extend(evidence.wrong_responder(now));
     faults.extend(evidence.superseded_keys(now));
+    faults.extend(evidence.send_refused());
     // Each of the above explains why the peer does not answer.
     if faults.is_empty() {
         faults.extend(evidence.missing_answer(now));
@@ -223,6 +235,19 @@ impl Evidence<'_> {
         Some(Fault { reason, message, remedy })
     }
 
+    fn send_refused(&self) -> Option<Fault> {
+        let is_refused = self.refused_send == Some(RefusedSend::NotPermitted);
+        let way = self.way();
+        (is_refused && (self.has_unanswered() || !self.is_connected())).then(|| Fault {
+            reason: Reason::SendRefused,
+            message: format!("this host itself refuses UDP {way} (operation not permitted)"),
+            remedy: format!(
+                "accept UDP {way} in the output chain that drops it (`nft list ruleset`, \
+                 `iptables-save`); or its connection tracking is full (`dmesg`)"
+            ),
+        })
+    }
+
     fn missing_answer(&self, now: Instant) -> Option<Fault> {
         if self.value == ConnectionValue::Connecting {
             return self.no_probe_answer(now).or_else(|| self.no_handshake(now));
@@ -331,6 +356,11 @@ impl Evidence<'_> {
             ),
             Role::Server => String::new(),
         };
+        if self.refused_send == Some(RefusedSend::Unreachable) {
+            let remedy =
+                format!("this host has no route {}: check its routes and links", self.way());
+            return Fault { reason: Reason::NoAnswer, message, remedy };
+        }
         Fault {
             reason: Reason::NoAnswer,
             message,

@@ -12,9 +12,10 @@ use weft_tests::{Cluster, ClusterSpec, wait_until};
 use super::{AT_MOST, Case, Seen, hold, named, solved};
 use crate::scene::{PORT, Scene, play, rome_and_milan};
 
-pub(super) const CASES: [Case; 15] = [
+pub(super) const CASES: [Case; 16] = [
     CUT,
     ONE_WAY,
+    OWN_OUTPUT,
     REMOVED,
     FORGOTTEN_KEY,
     TAKEN_DOWN,
@@ -32,6 +33,7 @@ pub(super) const CASES: [Case; 15] = [
 
 const CUT: Case = ("link cut", cut);
 const ONE_WAY: Case = ("one-way cut", one_way);
+const OWN_OUTPUT: Case = ("own output drops", own_output);
 const REMOVED: Case = ("peer removed its side", removed);
 const FORGOTTEN_KEY: Case = ("key removed at the peer", forgotten_key);
 const TAKEN_DOWN: Case = ("peer taken down", taken_down);
@@ -54,6 +56,11 @@ fn cut_link_is_named_on_both_sides() -> Result<()> {
 #[test]
 fn one_way_cut_names_the_direction() -> Result<()> {
     hold(ONE_WAY)
+}
+
+#[test]
+fn drop_of_own_output_is_named_where_it_is() -> Result<()> {
+    hold(OWN_OUTPUT)
 }
 
 #[test]
@@ -182,6 +189,24 @@ fn one_way() -> Result<Vec<Seen>> {
         ];
         seen.extend(both(scene, sides, Instant::now())?);
         milan.nft("delete table inet fault\n")?;
+        seen.extend(both_solved(scene, Instant::now())?);
+        Ok(())
+    })
+}
+
+fn own_output() -> Result<Vec<Seen>> {
+    connected(|scene, _, seen| {
+        let rome = scene.cluster("rome").head().net();
+        rome.nft(&format!(
+            "table inet fault {{\nchain out {{ type filter hook output priority -400;\n\
+             udp dport {PORT} drop;\n}}\n}}\n"
+        ))?;
+        let sides = [
+            (("rome", "SendRefused"), "this host itself refuses UDP to "),
+            (("milan", "NoAnswer"), "no answer from rome for "),
+        ];
+        seen.extend(both(scene, sides, Instant::now())?);
+        rome.nft("delete table inet fault\n")?;
         seen.extend(both_solved(scene, Instant::now())?);
         Ok(())
     })

@@ -13,6 +13,7 @@ pub enum Reason {
     UnknownKey,
     WrongResponder,
     SupersededKeys,
+    SendRefused,
     NoHandshake,
     NoAnswer,
     NoProbeAnswer,
@@ -27,7 +28,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::NameNotResolved,
         Self::EndpointIsOwn,
         Self::EndpointUnanswered,
@@ -38,6 +39,7 @@ impl Reason {
         Self::UnknownKey,
         Self::WrongResponder,
         Self::SupersededKeys,
+        Self::SendRefused,
         Self::NoHandshake,
         Self::NoAnswer,
         Self::NoProbeAnswer,
@@ -63,6 +65,7 @@ impl Reason {
             Self::UnknownKey => "UnknownKey",
             Self::WrongResponder => "WrongResponder",
             Self::SupersededKeys => "SupersededKeys",
+            Self::SendRefused => "SendRefused",
             Self::NoHandshake => "NoHandshake",
             Self::NoAnswer => "NoAnswer",
             Self::NoProbeAnswer => "NoProbeAnswer",

@@ -41,6 +41,7 @@ impl Scene {
             last_received: Some(self.ago(100)),
             last_answer: Some(self.ago(100)),
             unanswered: None,
+            refused_send: None,
             peer_received: None,
             superseded_since: None,
             loss_percent: None,
@@ -94,6 +95,24 @@ fn unanswered_probes_are_fault_no_answer() {
     assert!(fault.remedy.contains(ENDPOINT), "{fault:?}");
     let lost = Evidence { value: ConnectionValue::Error, unanswered: None, ..silent(9000) };
     assert_eq!(scene.reasons(&lost), [Reason::NoAnswer]);
+}
+
+#[test]
+fn sends_that_this_host_refuses_are_named() {
+    let scene = Scene::new();
+    let refused = |refused_send, unanswered| {
+        let last = Some(scene.ago(2500));
+        let (last_received, last_answer) = (last, last);
+        Evidence { last_received, last_answer, unanswered, refused_send, ..scene.evidence() }
+    };
+    let not_permitted = Some(RefusedSend::NotPermitted);
+    assert_eq!(scene.reasons(&refused(not_permitted, None)), [], "a single datagram");
+    let evidence = refused(not_permitted, scene.unanswered());
+    assert_eq!(scene.reasons(&evidence), [Reason::SendRefused]);
+    assert!(diagnose(&evidence, scene.now)[0].message.contains(ENDPOINT));
+    let evidence = refused(Some(RefusedSend::Unreachable), scene.unanswered());
+    assert_eq!(scene.reasons(&evidence), [Reason::NoAnswer]);
+    assert!(diagnose(&evidence, scene.now)[0].remedy.contains("no route to"));
 }
 
 #[test]
@@ -178,9 +197,9 @@ fn unanswered_first_handshake_names_the_address() {
         last_answer: None,
         ..scene.evidence()
     };
-    assert_eq!(scene.reasons(&connecting(1700)), []);
-    assert_eq!(scene.reasons(&connecting(1800)), [Reason::NoHandshake]);
-    assert!(diagnose(&connecting(1800), scene.now)[0].message.contains(ENDPOINT));
+    assert_eq!(scene.reasons(&connecting(1499)), []);
+    assert_eq!(scene.reasons(&connecting(1500)), [Reason::NoHandshake]);
+    assert!(diagnose(&connecting(1500), scene.now)[0].message.contains(ENDPOINT));
 }
 
 #[test]

@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use fabric_api::networking::ConnectionValue;
 use fabric_api::{ClusterId, PublicKey};
 use jiff::{SignedDuration, Timestamp};
+use tunnel::DropReason;
 
 use crate::config::desired::Desired;
 use crate::dataplane::lane::PeerState;
 use crate::liveness::connection::Traffic;
-use crate::liveness::health::{self, Evidence, Fault, Reason};
+use crate::liveness::health::{self, Evidence, Fault, Reason, RefusedSend};
 use crate::liveness::probe::{Departure, Families, Message, NodeCount, PeerCidrs};
 use crate::liveness::probe_log::ProbeLog;
 use crate::state::{Running, TimedFault};
@@ -37,6 +38,9 @@ pub(super) struct Diagnosis {
     last_received: Option<Instant>,
     peer_received: Option<(Option<Instant>, Instant)>,
     superseded_since: Option<Instant>,
+    /// Refused sends of each kind so far, and the last one.
+    refused_sends: [u64; 2],
+    refused_send: Option<(RefusedSend, Instant)>,
     departure: Option<(Departure, Instant)>,
     is_weft: bool,
     peer_cidrs: Option<PeerCidrs>,
@@ -71,6 +75,8 @@ impl Diagnosis {
             last_received: None,
             peer_received: None,
             superseded_since: None,
+            refused_sends: [0; 2],
+            refused_send: None,
             departure: None,
             is_weft: false,
             peer_cidrs: None,
@@ -186,6 +192,21 @@ impl Diagnosis {
         self.session = session;
     }
 
+    fn count_refused_sends(&mut self, running: &Running, now: Instant) {
+        const KINDS: [(DropReason, RefusedSend); 2] = [
+            (DropReason::SendUnreachable, RefusedSend::Unreachable),
+            (DropReason::SendNotPermitted, RefusedSend::NotPermitted),
+        ];
+        let counts = running.lane.snapshot().counters.dropped_outbound;
+        for ((reason, kind), before) in KINDS.into_iter().zip(&mut self.refused_sends) {
+            let count = counts[reason.index()];
+            if count > std::mem::replace(before, count) {
+                self.refused_send = Some((kind, now));
+            }
+        }
+        self.refused_send.take_if(|(_, at)| now >= *at + health::REFUSAL_TIME);
+    }
+
     /// True while the peer is still to be sent this cluster's CIDRs.
     pub(super) fn owes_cidrs(&self, desired: &Desired) -> bool {
         self.is_weft && self.delivered.as_ref() != Some(&own_cidrs(desired))
@@ -222,6 +243,7 @@ impl Diagnosis {
         self.peer_loss.take_if(|(_, at)| now >= *at + LOSS_RETENTION);
         self.key_shared.take_if(|at| now >= *at + KEY_SHARED_RETENTION);
         self.peer_handed_over.take_if(|at| now >= *at + HAND_OVER);
+        self.count_refused_sends(running, now);
         if self.is_handed_over(running, now) {
             self.key_shared = None;
         }
@@ -251,6 +273,7 @@ impl Diagnosis {
             last_received: self.last_received,
             last_answer: self.log.last_answer(),
             unanswered: self.log.unanswered().filter(|_| running.desired.probe.enabled),
+            refused_send: self.refused_send.map(|(kind, _)| kind),
             peer_received: self.peer_received,
             superseded_since: self.superseded_since,
             loss_percent: self.loss_percent(),
@@ -286,6 +309,7 @@ impl Diagnosis {
             | Reason::UnknownKey
             | Reason::WrongResponder
             | Reason::SupersededKeys
+            | Reason::SendRefused
             | Reason::NoProbeAnswer
             | Reason::ProbeLoss
             | Reason::CidrMismatch
