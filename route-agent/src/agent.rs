@@ -18,7 +18,7 @@ use tokio::time::{MissedTickBehavior, timeout};
 
 use crate::apply::{apply, observe};
 use crate::compile::{Compiled, compile};
-use crate::config_source::{self, ConfigFile};
+use crate::config_source::{self, ConfigSource};
 use crate::host_state::{self, HostState};
 use crate::other_firewalls::{Mode, OtherFirewalls, Treatment};
 use crate::overlay_probe::{OverlayProbes, TakeOvers};
@@ -73,7 +73,7 @@ pub(crate) struct Agent {
     pub(crate) take_overs: TakeOvers,
     pub(crate) refuser: Refuser,
     /// Directory that the config is published in, if it is one.
-    pub(crate) source: ConfigFile,
+    pub(crate) source: ConfigSource,
     /// Time for which a node that leaves a cluster of Kubernetes refuses packets to peers: then
     /// its agent ends.
     pub(crate) linger: Duration,

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use fabric_store::{Event, Kind, ObjectRef, Store};
+use fabric_store::{ApiServer, Event, Kind, ObjectRef, Store};
 use tokio::runtime::Builder;
 use tokio::sync::{mpsc, watch};
 
@@ -57,23 +57,29 @@ pub(crate) fn follow(store: &Store, config: ObjectRef) -> anyhow::Result<mpsc::R
 
 /// Check that the config can still be read. Clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct ConfigFile(Option<Watched>);
+pub(crate) struct ConfigSource(Option<Watched>);
 
 #[derive(Clone, Debug)]
 struct Watched {
     lost: watch::Receiver<bool>,
-    monitor: Arc<Monitor>,
+    /// That of a file.
+    monitor: Option<Arc<Monitor>>,
 }
 
-impl ConfigFile {
-    /// Checks a file until all clones are dropped. Without one, as in Kubernetes, none is ever lost.
+impl ConfigSource {
+    /// Checks a file until all clones are dropped. Without one, none is ever lost.
     pub(crate) fn watch(path: Option<PathBuf>) -> anyhow::Result<Self> {
         let start = |path| {
             let (sender, lost) = watch::channel(false);
             let monitor = Monitor::start(path, sender).context("cannot start a thread")?;
-            anyhow::Ok(Watched { lost, monitor })
+            anyhow::Ok(Watched { lost, monitor: Some(monitor) })
         };
         path.map(start).transpose().map(Self)
+    }
+
+    /// The config of an API server, which is lost while that cannot be reached.
+    pub(crate) fn of_server(server: ApiServer) -> Self {
+        Self(Some(Watched { lost: server.unreachable, monitor: None }))
     }
 
     /// It was there once, and is not, or opening it blocks.
@@ -83,8 +89,8 @@ impl ConfigFile {
 
     /// The config has just been read, perhaps between two checks.
     pub(crate) fn handle_read(&self) {
-        if let Some(watched) = &self.0 {
-            watched.monitor.update(Checks::handle_read);
+        if let Some(monitor) = self.0.as_ref().and_then(|watched| watched.monitor.as_ref()) {
+            monitor.update(Checks::handle_read);
         }
     }
 
@@ -166,7 +172,7 @@ mod tests {
 
     use super::*;
 
-    async fn becomes(file: &mut ConfigFile, is_lost: bool) -> Duration {
+    async fn becomes(file: &mut ConfigSource, is_lost: bool) -> Duration {
         let start = std::time::Instant::now();
         while file.is_lost() != is_lost {
             tokio::time::timeout(Duration::from_secs(5), file.changed()).await.unwrap();
@@ -179,7 +185,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (path, away) = (dir.path().join("n1.yaml"), dir.path().join("away"));
         std::fs::write(&path, "").unwrap();
-        let mut file = ConfigFile::watch(Some(path.clone())).unwrap();
+        let mut file = ConfigSource::watch(Some(path.clone())).unwrap();
         tokio::time::sleep(3 * CHECK).await;
         assert!(!file.is_lost());
         std::fs::rename(&path, &away).unwrap();
@@ -201,7 +207,7 @@ mod tests {
     #[tokio::test]
     async fn file_that_was_there_between_two_checks_is_lost() {
         let dir = tempfile::tempdir().unwrap();
-        let mut file = ConfigFile::watch(Some(dir.path().join("n1.yaml"))).unwrap();
+        let mut file = ConfigSource::watch(Some(dir.path().join("n1.yaml"))).unwrap();
         tokio::time::sleep(3 * CHECK).await;
         assert!(!file.is_lost(), "there was none yet");
         file.handle_read();

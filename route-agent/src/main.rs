@@ -34,7 +34,7 @@ use netlink::{ChurnLimiter, Handle, Netns};
 
 use agent::Agent;
 use config::{Cli, Command, RunArgs};
-use config_source::ConfigFile;
+use config_source::ConfigSource;
 use other_firewalls::OtherFirewalls;
 use overlay_probe::{OverlayProbes, TakeOvers};
 use presence::Presence;
@@ -109,12 +109,13 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         }
     }
     let accept = !args.no_accept_rules;
-    let source = ConfigFile::watch(store.file_of(&node_config(&node)))?;
+    let source = ConfigSource::watch(store.file_of(&node_config(&node)))?;
+    let shown = store.api_server().map_or_else(|| source.clone(), ConfigSource::of_server);
     let agent = Agent {
         other_firewalls: OtherFirewalls::start(handle.netns().clone()),
         handle,
         reporter: Reporter::start(&store)?,
-        probes: OverlayProbes::start(node.clone(), source.clone()),
+        probes: OverlayProbes::start(node.clone(), shown),
         take_overs: TakeOvers::new(),
         store,
         node,

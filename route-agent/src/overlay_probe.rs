@@ -23,7 +23,7 @@ use tokio::time::timeout;
 
 use prober::{Probe, Prober, Target};
 
-use crate::config_source::ConfigFile;
+use crate::config_source::ConfigSource;
 
 /// Longer datagrams are no replies.
 const MAX_DATAGRAM: usize = 1024;
@@ -50,7 +50,7 @@ pub(crate) struct OverlayProbes {
 
 impl OverlayProbes {
     /// Gateways are notified while `config` is lost.
-    pub(crate) fn start(node: String, config: ConfigFile) -> Self {
+    pub(crate) fn start(node: String, config: ConfigSource) -> Self {
         let (targets, wanted) = watch::channel(Some(Vec::new()));
         let (reports, unreachable) = watch::channel(Vec::new());
         let (losses, lost) = watch::channel(BTreeSet::new());
@@ -157,7 +157,7 @@ impl Task {
     async fn run(
         mut self,
         mut wanted: watch::Receiver<Option<Vec<Target>>>,
-        mut config: ConfigFile,
+        mut config: ConfigSource,
     ) {
         loop {
             let due = self.prober.deadline();

@@ -158,7 +158,7 @@ pub fn cause(node: &UnreachableNode) -> String {
         PathFault::OneWay => {
             format!("packets from it arrive over VXLAN, but none reach it{dropped}")
         }
-        PathFault::CutOff => "its route-agent cannot read the published directory".to_owned(),
+        PathFault::CutOff => "its route-agent cannot read its NodeConfig".to_owned(),
         PathFault::NotStarted => "no route-agent of it has started: its pods do not reach peers, \
                                   and what they send there is not refused either"
             .to_owned(),
@@ -200,7 +200,10 @@ pub fn remedy(of: &UnreachableNode) -> String {
         PathFault::NotStarted => {
             format!("run `weft agent --node {node}` there; in Kubernetes see its route-agent's pod")
         }
-        PathFault::CutOff => format!("mount or share the published directory on {node} again"),
+        PathFault::CutOff => format!(
+            "mount or share the published directory on {node} again; in Kubernetes, see why {node} does \
+             not reach the API server"
+        ),
         PathFault::NotForwarding => {
             format!("run `sysctl -w {detail}=1` on {node}, and see what has set it to 0")
         }

@@ -1,29 +1,24 @@
 use std::fmt;
 use std::path::Path;
-use std::time::Duration;
 
 use fabric_api::labels;
 use fabric_objects::{Kind, ObjectRef};
 use hyper_util::client::legacy::Client as Http;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use kube::api::{ApiResource, GroupVersionKind, PostParams};
 use kube::client::{Body, ConfigExt as _};
 use kube::config::Kubeconfig;
 use kube::{Api, Client, Config};
+use tokio::sync::watch;
 use tower::timeout::TimeoutLayer;
 use tower::{BoxError, ServiceBuilder};
 
 use crate::answer::{TIMEOUT, answer};
+use crate::connector::Connector;
 use crate::error::{ApiError, ConnectError};
 use crate::metrics::StoreMetrics;
 use crate::requests::{Requests, Target};
-
-/// Keepalive that detects a connection to a machine that is gone: a watch may be idle for minutes.
-const KEEPALIVE: Duration = Duration::from_secs(10);
-const KEEPALIVE_RETRY: Duration = Duration::from_secs(5);
-const KEEPALIVE_RETRIES: u32 = 3;
 
 /// Connection to an API server. Cheap to clone.
 #[derive(Clone)]
@@ -32,6 +27,8 @@ pub struct ApiServer {
     /// The namespace that weft is installed in.
     pub namespace: String,
     pub url: String,
+    /// No connection to its machine can be made.
+    pub unreachable: watch::Receiver<bool>,
     /// Counters of all requests to it.
     pub metrics: StoreMetrics,
 }
@@ -51,10 +48,11 @@ impl ApiServer {
         let (config, own_namespace) = config(kubeconfig, context)?;
         let namespace = namespace.or(own_namespace);
         let namespace = namespace.unwrap_or_else(|| labels::LIQO_NAMESPACE.to_owned());
-        let client = client(&config).map_err(|error| ConnectError(error.into()))?;
+        let (connector, unreachable) = Connector::new();
+        let client = client(&config, connector).map_err(|error| ConnectError(error.into()))?;
         tracing::debug!(server = %config.cluster_url, namespace, "using an API server");
         let (url, metrics) = (config.cluster_url.to_string(), StoreMetrics::default());
-        Ok(Self { client, namespace, url, metrics })
+        Ok(Self { client, namespace, url, unreachable, metrics })
     }
 
     /// Name of the account of a token for that audience; none if the token is not valid.
@@ -128,16 +126,8 @@ fn config(
 
 /// Replaces kube's own stack, which has no keepalive, repeats what was refused many times over, and
 /// logs every failure.
-fn client(config: &Config) -> kube::Result<Client> {
-    let mut tcp = HttpConnector::new();
-    tcp.enforce_http(false);
-    tcp.set_nodelay(true);
-    tcp.set_connect_timeout(Some(TIMEOUT));
-    tcp.set_keepalive(Some(KEEPALIVE));
-    tcp.set_keepalive_interval(Some(KEEPALIVE_RETRY));
-    tcp.set_keepalive_retries(Some(KEEPALIVE_RETRIES));
-    tcp.set_tcp_user_timeout(Some(KEEPALIVE + KEEPALIVE_RETRY * KEEPALIVE_RETRIES));
-    let https = config.rustls_https_connector_with_connector(tcp)?;
+fn client(config: &Config, connector: Connector) -> kube::Result<Client> {
+    let https = config.rustls_https_connector_with_connector(connector)?;
     let http: Http<_, Body> = Http::builder(TokioExecutor::new()).build(https);
     let stack = ServiceBuilder::new()
         .layer(config.base_uri_layer())

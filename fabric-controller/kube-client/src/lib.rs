@@ -5,6 +5,7 @@
 
 mod answer;
 mod api_server;
+mod connector;
 mod error;
 mod grant;
 mod metrics;

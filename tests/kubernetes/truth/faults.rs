@@ -200,10 +200,8 @@ const OTHERS: [Fault; 12] = [
             )
         },
         end: |scene| scene.node().nft("delete table inet fault"),
-        shown: &[(0, "node rome-2: route-agent: pod ")],
-        // Until its Lease counts as old. Its agent, which goes on as it was, has no sign of it but the keepalive
-        // of its watch: polling the API server every second would cost more than it shows.
-        at_most: Duration::from_secs(60),
+        shown: &[(0, ": rome-2: its route-agent cannot read its NodeConfig")],
+        at_most: MAX,
         // Its kubelet renews the Lease every 10 s.
         solved: Duration::from_secs(30),
     },
