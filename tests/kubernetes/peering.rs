@@ -161,7 +161,7 @@ fn is_reported(cluster: &Kubernetes, gateway: Object<'_>) -> Result<()> {
 
 /// Checks that nothing is lost meanwhile, and nothing is granted or published anew.
 fn other_pods_are_replaced_without_loss(pair: &Pair) -> Result<()> {
-    nothing_is_published(pair, || {
+    nothing_is_published(pair, &[PUBLISHED, RECORDS], || {
         pair.streaming(|| pair.each(replace_pods).map(drop))?.missed_nothing()
     })
 }
@@ -175,7 +175,7 @@ fn absent_api_servers_cause_no_loss(pair: &Pair) -> Result<()> {
         cluster.process_in(gateway.namespace, &pod_of(cluster, gateway)?, "gateway")
     });
     let processes = processes.collect::<Result<Vec<_>>>()?;
-    nothing_is_published(pair, || {
+    nothing_is_published(pair, &[PUBLISHED], || {
         let away = pair.streaming_by(&course, || {
             pair.each(Kubernetes::stop_api_server)?;
             std::thread::sleep(AWAY);
@@ -212,7 +212,8 @@ fn absent_api_servers_cause_no_loss(pair: &Pair) -> Result<()> {
 }
 
 /// Objects that programs read are the same before and after.
-fn nothing_is_published(pair: &Pair, f: impl FnOnce() -> Result<()>) -> Result<()> {
+fn nothing_is_published(pair: &Pair, kinds: &[&str], f: impl FnOnce() -> Result<()>) -> Result<()> {
+    let published = |cluster: &Kubernetes| published(cluster, &kinds.join(","));
     let before = pair.each(published)?;
     f()?;
     let after = pair.each(published)?;
@@ -241,9 +242,12 @@ fn lease(cluster: &Kubernetes) -> Result<Value> {
     Ok(lease["spec"].clone())
 }
 
+const PUBLISHED: &str = "gatewayconfigs,nodeconfigs,networks,ips";
+/// With the state of each connection, which a gateway that is killed loses for a moment.
+const RECORDS: &str = "fabricrecords,gatewayrecords";
+
 /// Objects that the programs read, one line each.
-fn published(cluster: &Kubernetes) -> Result<Vec<String>> {
-    let kinds = "gatewayconfigs,nodeconfigs,networks,ips";
+fn published(cluster: &Kubernetes, kinds: &str) -> Result<Vec<String>> {
     let format = "jsonpath={range .items[*]}{.kind} {.metadata.name} {.metadata.uid} {.metadata.generation}{'\\n'}{end}";
     let text = cluster.kubectl(&["get", kinds, "--all-namespaces", "--output", format])?;
     Ok(text.lines().map(str::to_owned).collect())
@@ -380,7 +384,7 @@ fn is_empty(cluster: &Kubernetes, namespace: &str) -> Result<()> {
 }
 
 fn has_nothing_of_peer(machine: &Machine, view: &View) -> Result<()> {
-    let look = "ip -o link show type vxlan; ip route show table 18952; nft list table inet weft";
+    let look = "ip -o link show type vxlan; ip route show table all; nft list table inet weft";
     let mut sh = Command::new("sh");
     let text = machine.host.command(sh.args(["-c", look]), "")?;
     let peers = view.0.iter().map(|(_, local)| local.address().to_string());

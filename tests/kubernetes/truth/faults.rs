@@ -195,7 +195,7 @@ const OTHERS: [Fault; 12] = [
         name: "node loses its API server",
         begin: |scene| {
             scene.node().nft(
-                "table inet fault { chain output { type filter hook output priority -400; \
+                "table inet fault { chain output { type filter hook output priority 0; \
                  tcp dport 6443 drop; }; }",
             )
         },
