@@ -59,6 +59,11 @@ pub(crate) struct Config {
     /// many seconds [default: 300].
     #[arg(long, env = "WEFT_REFUSE_FOR", value_name = "SECONDS")]
     refuse_for: Option<u32>,
+    /// With --kubernetes: how many of all gateways a change that concerns them all replaces at a time, in
+    /// percent, but one at least. The next ones follow once these are ready; a gateway that was not
+    /// ready before does not count, and one that is edited by itself does not wait.
+    #[arg(long, value_name = "PERCENT", default_value = "10", value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub(crate) wave: u8,
     #[command(flatten)]
     pub(crate) webhook: WebhookArgs,
     #[command(flatten)]

@@ -141,8 +141,9 @@ impl Replica {
             // State observed by another store may be older than the replica that worked meanwhile.
             let store = open(config, vitals)?;
             let server = store.api_server().context("the store is no API server")?;
+            let (obstacles_of, heartbeat) = (obstacles.clone(), gateways.clone());
             let (kubernetes, workloads) =
-                Kubernetes::new(server, &identity, obstacles.clone(), gateways.clone());
+                Kubernetes::new(server, &identity, config.wave, obstacles_of, heartbeat);
             let controller = controller(config, store, ipam.clone())?.with(workloads);
             let controller = controller.reporting_to(vitals.clone());
             let unserved = unserved::report(self.server.clone(), &identity);

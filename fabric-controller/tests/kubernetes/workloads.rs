@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, client, cluster, cluster_ip, peering, server, tenant};
+use crate::cluster::{
+    Cluster, client, cluster, cluster_alone, cluster_ip, peering, server, tenant,
+};
 
 const KINDS: [&str; 5] = ["serviceaccount", "role", "rolebinding", "service", "deployment"];
 
@@ -204,4 +206,48 @@ fn template_of_user_is_applied() {
     cluster.until_is(deployed, "/spec/selector/matchLabels", &json!({"mine": "server"}));
     let now = cluster.get("deployment", &namespace, "gw-server").unwrap();
     assert_ne!(now["metadata"]["uid"], uid);
+}
+
+/// A change of a template that several gateways have: those are replaced first of which nothing works, then
+/// a tenth of all at a time.
+#[test]
+fn common_change_is_made_in_waves() {
+    const IMAGE: &str = "/spec/template/spec/containers/0/image";
+    let Some((_turn, cluster)) = cluster_alone() else { return };
+    let peers: Vec<String> = (0..8).map(|number| format!("wave-{number}")).collect();
+    let templates = peers.iter().map(|peer| templated(cluster, peer, "waves"));
+    let mut template = templates.last().unwrap();
+    let deployment = |peer: &str| cluster.get("deployment", &tenant(peer), "gw-server").unwrap();
+    let settle = |peer: &str| {
+        let deployment = deployment(peer);
+        let status = json!({"observedGeneration": deployment["metadata"]["generation"],
+            "replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1});
+        cluster.set_status(&deployment, &status);
+    };
+    peers[1..].iter().for_each(|peer| settle(peer));
+    cluster.until_peace(&tenant(&peers[7]));
+    let all = cluster.kubectl(&["get", "deployments", "--all-namespaces", "-o", "name"], "");
+    let all = all.lines().count();
+    let container = "/spec/template/spec/deployment/spec/template/spec/containers/0/image";
+    *template.pointer_mut(container).unwrap() = json!("example.com/next");
+    cluster.apply(&template);
+    let is_new =
+        |peer: &&String| deployment(peer).pointer(IMAGE) == Some(&json!("example.com/next"));
+    let wave = (all / 10).max(1);
+    assert!(wave < 7, "{all} gateways are too many for this test");
+    cluster.until("a wave is replaced", || {
+        (peers[1..].iter().filter(is_new).count() == wave).then_some(())
+    });
+    assert!(is_new(&&peers[0]), "it does not wait");
+    sleep(Duration::from_secs(2));
+    assert_eq!(peers[1..].iter().filter(is_new).count(), wave, "the next one waits for its pods");
+    // The user's own change of a gateway does not wait.
+    let last = peers.iter().rfind(|peer| !is_new(peer)).unwrap();
+    let port = json!({"spec": {"endpoint": {"port": 51841}}});
+    cluster.merge("gatewayserver", &tenant(last), "server", &port);
+    cluster.until("it is replaced", || is_new(&last).then_some(()));
+    cluster.until("all are replaced", || {
+        peers.iter().filter(is_new).for_each(|peer| settle(peer));
+        peers.iter().all(|peer| is_new(&peer)).then_some(())
+    });
 }

@@ -414,7 +414,8 @@ mod tests {
     fn election(client: &Client, identity: &str) -> Election {
         let (client, namespace, url) = (client.clone(), "liqo".to_owned(), String::new());
         let metrics = fabric_kube_client::StoreMetrics::default();
-        Election::new(&ApiServer { client, namespace, url, metrics }, identity)
+        let unreachable = watch::channel(false).1;
+        Election::new(&ApiServer { client, namespace, url, unreachable, metrics }, identity)
     }
 
     #[tokio::test(start_paused = true)]

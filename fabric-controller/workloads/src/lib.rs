@@ -27,6 +27,7 @@ mod secrets;
 mod services;
 mod template;
 pub mod unserved;
+mod waves;
 pub mod withdrawal;
 mod writer;
 
@@ -55,6 +56,7 @@ use place::World;
 use pods::{GatewayPod, Pods};
 use secrets::Secrets;
 use template::{Origin, Template};
+use waves::Waves;
 use writer::{Desired, WriteError, Writer};
 
 /// Time to collect events: those of a Deployment are a dozen within a second.
@@ -84,6 +86,7 @@ pub struct Kubernetes {
     changed_nodes: watch::Receiver<Option<Nodes>>,
     pods: Pods,
     writer: Writer,
+    waves: Waves,
     events: Events,
     foreign_clusters: ForeignClusters,
     liqo_ips: LiqoIps,
@@ -115,14 +118,18 @@ struct Wanted {
     gateway: PlannedGateway,
     template: Result<Origin, Fault>,
     objects: Result<Vec<Desired>, Fault>,
+    /// The user has edited this gateway, and nothing that all of them have in common.
+    is_edited: bool,
 }
 
 impl Kubernetes {
-    /// `identity` names this program in Events. Must be called within a tokio runtime; nothing is
+    /// `identity` names this program in Events; `wave` is how many of all gateways are replaced at a time,
+    /// in percent. Must be called within a tokio runtime; nothing is
     /// sent yet.
     pub fn new(
         server: ApiServer,
         identity: &str,
+        wave: u8,
         obstacles: Obstacles,
         heartbeat: Heartbeat,
     ) -> (Self, Exchange) {
@@ -139,6 +146,7 @@ impl Kubernetes {
             changed_nodes,
             pods: Pods::watch(&client, &metrics),
             writer,
+            waves: Waves::new(wave),
             obstacles,
             heartbeat,
             events: Events::new(client.clone(), identity),
@@ -317,7 +325,8 @@ impl Kubernetes {
                 continue;
             }
             let objects = template.and_then(|template| objects_of(gateway, &template));
-            let wanted = Wanted { gateway: gateway.clone(), template: origin, objects };
+            let is_edited = same.is_some_and(|known| known.template == origin);
+            let wanted = Wanted { gateway: gateway.clone(), template: origin, objects, is_edited };
             self.wanted.insert(reference.clone(), wanted);
         }
     }
@@ -345,26 +354,47 @@ impl Kubernetes {
     /// Writes the first object of every gateway, then the second ones, and so on: a pod comes after its
     /// rights.
     async fn write_all(&mut self, faults: &mut Faults) -> Result<(), WriteError> {
-        let mut all: Vec<_> = Vec::new();
+        let (mut all, mut deployments) = (Vec::new(), Vec::new());
         for (gateway, wanted) in &self.wanted {
             match &wanted.objects {
-                Ok(objects) => all.push((gateway, objects.iter())),
+                Ok(objects) => {
+                    let is_deployment = |one: &&Desired| one.key.of == Watched::Deployment;
+                    let (own, others) = objects.iter().partition::<Vec<_>, _>(is_deployment);
+                    deployments.extend(own.into_iter().map(|own| (gateway, own, wanted.is_edited)));
+                    all.push((gateway, others.into_iter()));
+                }
                 Err(fault) => faults.entry(gateway.clone()).or_default().push(fault.clone()),
             }
         }
+        let (writer, live) = (&mut self.writer, self.live.objects_mut());
         loop {
             let next =
                 all.iter_mut().filter_map(|(gateway, objects)| Some((*gateway, objects.next()?)));
             let (gateways, writes): (Vec<_>, Vec<_>) = next.unzip();
             if writes.is_empty() {
-                return Ok(());
+                break;
             }
-            let (writer, live) = (&mut self.writer, self.live.objects_mut());
             let written = writer.write_side_by_side(live, &writes, &self.heartbeat).await;
             for (gateway, written) in gateways.into_iter().zip(written) {
                 tolerate(written, gateway, faults)?;
             }
         }
+        deployments.retain(|(_, deployment, _)| !writer.is_there(live, deployment));
+        loop {
+            let wave = self.waves.next(live, &mut deployments, |of| (&of.1.key, of.2));
+            if wave.is_empty() {
+                break;
+            }
+            let writes: Vec<_> = wave.iter().map(|(_, deployment, _)| *deployment).collect();
+            let written = writer.write_side_by_side(live, &writes, &self.heartbeat).await;
+            for ((gateway, ..), written) in wave.into_iter().zip(written) {
+                tolerate(written, gateway, faults)?;
+            }
+        }
+        if !deployments.is_empty() {
+            tracing::info!(waiting = deployments.len(), "gateways are replaced in waves");
+        }
+        Ok(())
     }
 
     async fn write_services(&mut self, plan: &Plan, faults: &mut Faults) -> Result<(), WriteError> {
@@ -397,6 +427,7 @@ impl Kubernetes {
         let stale = stale.filter(|(_, object)| object.metadata.deletion_timestamp.is_none());
         let stale: BTreeMap<Key, Option<String>> =
             stale.map(|(key, object)| (key.clone(), object.metadata.uid.clone())).collect();
+        self.waves.keep(is_wanted);
         self.writer.keep(|key| {
             is_wanted(key)
                 || key.of == Watched::RecordReaders
@@ -446,10 +477,12 @@ mod tests {
         let url = "http://127.0.0.1:1".to_owned();
         let client = kube::Client::try_from(kube::Config::new(url.parse().unwrap())).unwrap();
         let (namespace, metrics) = ("liqo".to_owned(), StoreMetrics::default());
-        let server = ApiServer { client, namespace, url, metrics };
+        let unreachable = watch::channel(false).1;
+        let server = ApiServer { client, namespace, url, unreachable, metrics };
         let heartbeat = Heartbeat::of("gateways");
         let obstacles = Obstacles::default();
-        let (kubernetes, _exchange) = Kubernetes::new(server, "test", obstacles, heartbeat.clone());
+        let (kubernetes, _exchange) =
+            Kubernetes::new(server, "test", 10, obstacles, heartbeat.clone());
         timeout(Duration::from_secs(60), kubernetes.run()).await.unwrap_err();
         let beats = heartbeat.beats();
         assert!(beats >= 12, "{beats} beats in a minute");

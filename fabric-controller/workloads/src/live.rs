@@ -25,6 +25,16 @@ use super::rights::RECORD_READERS;
 pub(super) const SLICE_OF: &str = "endpointslice.kubernetes.io/managed-by";
 pub(super) const SLICE_OF_WEFT: &str = "weft.dev";
 
+/// Fields of a Deployment's status that are read.
+const STATUS_OF_ROLLOUT: [&str; 6] = [
+    "observedGeneration",
+    "replicas",
+    "updatedReplicas",
+    "readyReplicas",
+    "unavailableReplicas",
+    "conditions",
+];
+
 /// Kinds that are watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Watched {
@@ -177,10 +187,11 @@ impl Watched {
         match self {
             Self::Account | Self::Role | Self::Binding | Self::Slice | Self::Budget => json!({}),
             Self::Deployment => {
-                let status = &mut data["status"];
-                let [ready, unavailable] =
-                    ["readyReplicas", "unavailableReplicas"].map(|count| status[count].take());
-                json!({"status": {"readyReplicas": ready, "unavailableReplicas": unavailable}})
+                let mut kept = serde_json::Map::new();
+                for field in STATUS_OF_ROLLOUT {
+                    kept.insert(field.to_owned(), data["status"][field].take());
+                }
+                json!({"status": kept})
             }
             Self::LiqoManager => {
                 let containers = data["spec"]["template"]["spec"]["containers"].as_array_mut();

@@ -321,7 +321,7 @@ impl Writer {
         Ok(())
     }
 
-    fn is_there(&self, live: &Objects, want: &Desired) -> bool {
+    pub(super) fn is_there(&self, live: &Objects, want: &Desired) -> bool {
         let known = live.content(&want.key).zip(self.written.get(&want.key));
         known.is_some_and(|(live, written)| written.want == want.digest && written.got == live)
     }
