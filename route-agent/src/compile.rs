@@ -7,7 +7,8 @@ use netplan::{Family, Firewall, Link, Route, RouteKey, Rule, RuleAction, State, 
 
 use crate::host_state::HostState;
 use crate::names::{
-    self, IPV6_MIN_MTU, MAIN_TABLE, NO_POD_PRIORITY, POD_ROUTES_PRIORITY, PRIORITY, PROTOCOL, TABLE,
+    self, BACKSTOP_PRIORITY, BACKSTOP_TABLE, IPV6_MIN_MTU, MAIN_TABLE, NO_POD_PRIORITY,
+    POD_ROUTES_PRIORITY, PRIORITY, PROTOCOL, TABLE,
 };
 
 /// Desired state of a node.
@@ -135,16 +136,18 @@ impl Compiler<'_> {
 
     fn add_rules(&mut self) {
         let families = [(Family::Ipv4, true), (Family::Ipv6, self.host_state.ipv6)];
+        let lookups = [(PRIORITY, TABLE), (BACKSTOP_PRIORITY, BACKSTOP_TABLE)];
         for (family, _) in families.into_iter().filter(|(_, present)| *present) {
-            let action = RuleAction::Lookup(TABLE);
-            self.add_rule(Rule {
-                priority: PRIORITY,
-                family,
-                iif: None,
-                to: None,
-                action,
-                protocol: PROTOCOL,
-            });
+            for (priority, table) in lookups {
+                self.add_rule(Rule {
+                    priority,
+                    family,
+                    iif: None,
+                    to: None,
+                    action: RuleAction::Lookup(table),
+                    protocol: PROTOCOL,
+                });
+            }
         }
         let pods = self.config.local_pods.iter().filter_map(|text| text.parse::<Cidr>().ok());
         // A pod outside the node's pod CIDRs has no rules, which would be two a pod: the gateway has
@@ -434,10 +437,8 @@ impl Compiler<'_> {
         }
     }
 
-    /// Keeps packets from leaving in clear while the firewall and the peer's route are missing, and
-    /// that in the main table also while weft's rule is.
     fn put_backstops(&mut self, prefix: Cidr) {
-        for table in [TABLE, MAIN_TABLE] {
+        for table in [TABLE, BACKSTOP_TABLE] {
             self.put(RouteKey::backstop(table, prefix), Route::unreachable(PROTOCOL));
         }
     }

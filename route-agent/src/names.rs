@@ -6,6 +6,9 @@ use netplan::{Family, Sysctl};
 
 /// The table of all routes to peers.
 pub(crate) const TABLE: u32 = 18952;
+/// The table of `unreachable` routes to all peers, which is looked into before the main one: it keeps packets
+/// from leaving in clear while others have deleted [`TABLE`], or the rule that leads there.
+pub(crate) const BACKSTOP_TABLE: u32 = 18953;
 /// Marks our routes and rules.
 pub(crate) const PROTOCOL: u8 = 119;
 /// Marks routes of gateways on this host to their links.
@@ -18,6 +21,8 @@ pub(crate) const PRIORITY: u32 = 105;
 /// program takes these packets.
 pub(crate) const POD_ROUTES_PRIORITY: u32 = 103;
 pub(crate) const NO_POD_PRIORITY: u32 = 104;
+/// Priority of the rule for [`BACKSTOP_TABLE`]: that for the main table has the next one.
+pub(crate) const BACKSTOP_PRIORITY: u32 = 32765;
 pub(crate) const MAIN_TABLE: u32 = 254;
 /// Least MTU of a device that Linux sends IPv6 through, in bytes.
 pub(crate) const IPV6_MIN_MTU: u32 = 1280;
@@ -52,8 +57,7 @@ pub(crate) fn forwarding(family: Family) -> Sysctl {
 pub(crate) fn scope(sysctls: impl Iterator<Item = Sysctl>) -> Scope {
     Scope {
         links: [Family::Ipv4, Family::Ipv6].map(|f| device(f).to_owned()).into(),
-        tables: [TABLE].into(),
-        shared_tables: [MAIN_TABLE].into(),
+        tables: [TABLE, BACKSTOP_TABLE].into(),
         protocol: PROTOCOL,
         last_rule: Some(PRIORITY),
         sysctls: sysctls.collect(),

@@ -36,7 +36,6 @@ impl Handle {
             names,
             indices,
             tables: scope.tables.clone(),
-            shared_tables: scope.shared_tables.clone(),
             protocol: scope.protocol,
             last_rule: scope.last_rule,
             is_of_devices: scope.routes_of.is_some(),
@@ -62,7 +61,6 @@ struct Filter {
     /// Indices of the devices that exist.
     indices: BTreeSet<u32>,
     tables: BTreeSet<u32>,
-    shared_tables: BTreeSet<u32>,
     protocol: u8,
     /// Priority of the last rule of ours, if the foreign ones before it matter.
     last_rule: Option<u32>,
@@ -86,10 +84,9 @@ impl Filter {
             self.indices.contains(&m.header.ifindex)
         } else if let Message::NewRoute(m) | Message::DelRoute(m) = &message {
             let is_there = || output_device(m).is_some_and(|index| self.indices.contains(&index));
-            let has_protocol = u8::from(m.header.protocol) == self.protocol;
-            let is_ours = (self.tables.contains(&table_of(m))
-                && (has_protocol || self.last_rule.is_some())
-                || self.shared_tables.contains(&table_of(m)) && has_protocol)
+            let is_ours = (self.last_rule.is_some()
+                || u8::from(m.header.protocol) == self.protocol)
+                && self.tables.contains(&table_of(m))
                 && (!self.is_of_devices || is_there());
             // Without it an address is of no use.
             let is_lost = || matches!(&message, Message::DelRoute(_)) && is_there();

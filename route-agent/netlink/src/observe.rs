@@ -32,8 +32,6 @@ pub struct Scope {
     /// Routes and rules are ours if they are in one of these tables and have this protocol; so are
     /// rules of this protocol for packets that came in on one of `links`.
     pub tables: BTreeSet<u32>,
-    /// Tables of others, in which routes of this protocol are ours.
-    pub shared_tables: BTreeSet<u32>,
     pub protocol: u8,
     /// Only routes over this device are ours: others have the same tables and protocol.
     pub routes_of: Option<String>,
@@ -143,7 +141,7 @@ impl Handle {
             None => None,
         };
         let mut found = Vec::new();
-        for table in scope.tables.union(&scope.shared_tables) {
+        for table in &scope.tables {
             for family in [AddressFamily::Inet, AddressFamily::Inet6] {
                 found.extend(self.routes((family, *table, scope.protocol), device).await?);
             }

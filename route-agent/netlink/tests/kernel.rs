@@ -338,8 +338,9 @@ fn scope(want: &State) -> Scope {
         devices: want.devices.keys().cloned().collect(),
         tables: [7].into(),
         protocol: 119,
+        routes_of: None,
+        last_rule: None,
         sysctls: want.sysctls.keys().cloned().collect(),
-        ..Scope::default()
     }
 }
 

@@ -16,10 +16,10 @@ fn peering_has_one_route_and_backstop_per_prefix() {
     assert_eq!(
         commands(&compiled),
         "\
-ip route replace unreachable 10.201.0.0/16 table 254 metric 4096 proto 119
 ip route replace unreachable 10.70.0.9/32 table 18952 metric 1024 proto 119
 ip route replace unreachable 10.201.0.0/16 table 18952 metric 4096 proto 119
 ip -6 route replace unreachable fd00:70::9/128 table 18952 metric 1024 proto 119
+ip route replace unreachable 10.201.0.0/16 table 18953 metric 4096 proto 119
 ip link add weft4 up mtu 1450 address 0e:77:0a:50:00:05 addrgenmode none type vxlan id 18952 dstport 4879 nolearning
 sysctl -w net/ipv4/conf/weft4/drop_unicast_in_l2_multicast=1
 sysctl -w net/ipv4/conf/weft4/forwarding=1
@@ -38,6 +38,8 @@ ip rule add from all to 10.200.1.0/24 iif weft4 lookup 254 suppress_prefixlength
 ip rule add from all to 10.200.1.0/24 iif weft4 unreachable priority 104 proto 119
 ip rule add from all lookup 18952 priority 105 proto 119
 ip -6 rule add from all lookup 18952 priority 105 proto 119
+ip rule add from all lookup 18953 priority 32765 proto 119
+ip -6 rule add from all lookup 18953 priority 32765 proto 119
 "
     );
 }
@@ -74,7 +76,7 @@ fn without_a_gateway_only_the_backstop_is_there() {
     let to_peer = |key: &&RouteKey| key.to == cidr("10.201.0.0/16");
     let routes: Vec<_> = compiled.state.routes.keys().filter(to_peer).collect();
     let backstop = |table| RouteKey::backstop(table, cidr("10.201.0.0/16"));
-    assert_eq!(routes, [&backstop(MAIN_TABLE), &backstop(TABLE)]);
+    assert_eq!(routes, [&backstop(TABLE), &backstop(BACKSTOP_TABLE)]);
     assert_eq!(compiled.firewall.unconnected, [cidr("10.201.0.0/16")].into());
 }
 

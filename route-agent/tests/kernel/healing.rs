@@ -16,6 +16,8 @@ fn deleted_state_is_restored() {
         "ip -6 route flush table 18952",
         "ip route flush table 18952",
         "ip rule del priority 105",
+        "ip rule del priority 32765",
+        "ip route flush table 18953",
         "ip -6 rule del priority 105",
         "ip neigh del 10.80.0.7 dev weft4",
         "bridge fdb del 0e:77:0a:50:00:07 dev weft4 dst 192.0.2.7 self",
