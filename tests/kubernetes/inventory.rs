@@ -22,7 +22,7 @@ const KINDS: &str = "configurations,gatewayservers,gatewayclients,publickeies";
 /// Devices, rules, routes, tables: what weft could make. kube-proxy removes its chains of Services that
 /// are gone at a time of its own.
 const LOOK: &str = "ip -o link show type vxlan | cut -d: -f2; ip rule; ip -6 rule; nft list tables; \
-    for f in -4 -6; do ip $f route show table 18952 2>/dev/null; done; \
+    for f in -4 -6; do for t in 18952 18953; do ip $f route show table $t 2>/dev/null; done; done; \
     nft list tables | grep -v kube-proxy | while read table; do nft list $table; done | grep -i weft; true";
 
 pub(crate) struct Inventory(BTreeSet<String>);

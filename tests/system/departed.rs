@@ -350,7 +350,8 @@ pub(crate) fn reboot(scene: &Scene, id: &str, node: usize, enabled: bool) -> Res
     let start = if enabled { format!("({start})") } else { ":".to_owned() };
     let wipe =
         "nft delete table inet weft
-        for f in -4 -6; do ip $f rule del priority 105; ip $f route flush table 18952; done
+        for f in -4 -6; do for table in 18952 18953; do
+            ip $f rule del table $table; ip $f route flush table $table; done; done
         for d in $(ip -o link | sed -n 's/.*: \\(weft[^:@]*\\).*/\\1/p'); do ip link del $d; done; true";
     // No pod runs before the unit has.
     run(host, &["sh", "-c", &format!("{start}\n{{ {wipe}\n}} 2>/dev/null")])?;
