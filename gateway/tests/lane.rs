@@ -31,6 +31,9 @@ const PORT: u16 = 51820;
 const UDP_PAYLOAD: usize = 1200;
 const UDP_TRAIN: usize = 50;
 
+/// Pings one by one.
+const PINGS: u64 = 50;
+
 type Call = Box<dyn FnOnce() + Send>;
 
 /// A namespace, held by a thread that runs what it is given.
@@ -177,6 +180,22 @@ impl Two {
 
     fn pings(&self) -> bool {
         self.hosts[0].command(&format!("ping -c 3 -i 0.05 -W 2 -q {SERVER}"))
+    }
+
+    /// Reads so far of the lane's thread of a side, also those that found nothing: from its TUN.
+    fn reads(&self, side: usize) -> u64 {
+        let of = |thread: &str, file| format!("/proc/self/task/{thread}/{file}");
+        let net = |thread: &str| std::fs::read_link(of(thread, "ns/net")).ok();
+        let own = net(&self.hosts[side].thread_id.to_string());
+        let threads = std::fs::read_dir("/proc/self/task").unwrap();
+        let mut threads = threads.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let is_lane = |thread: &String| {
+            let name = std::fs::read_to_string(of(thread, "comm"));
+            name.is_ok_and(|name| name == "lane\n") && net(thread) == own
+        };
+        let io = std::fs::read_to_string(of(&threads.find(is_lane).unwrap(), "io")).unwrap();
+        let count = io.lines().find_map(|line| line.strip_prefix("syscr: ")).unwrap();
+        count.parse().unwrap()
     }
 
     /// Sends `len` bytes over TCP from the client to the server, which checks them.
@@ -460,6 +479,17 @@ fn failures_are_counted_by_cause() {
         assert_eq!(out(full), 0, "{full:?}");
     }
     assert_eq!(server.dropped_inbound[DropReason::TunFull.index()], 0);
+}
+
+/// The first takes it, the second finds the queue empty.
+#[test]
+fn lone_packet_takes_two_reads() {
+    let two = Two::connected(Offloads::ALL, "192.0.2.2");
+    let before = two.reads(1);
+    assert!(two.hosts[0].command(&format!("ping -c {PINGS} -i 0.02 -W 2 -q {SERVER}")));
+    // And a few for the session.
+    let reads = two.reads(1) - before;
+    assert!(reads < PINGS * 5 / 2, "{reads} reads for {PINGS} answers");
 }
 
 #[test]

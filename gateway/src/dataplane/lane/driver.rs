@@ -24,7 +24,7 @@ use super::tun::Tun;
 const TURN_READS: usize = 64;
 const TURN_BYTES: usize = 64 << 10;
 
-/// Turns between two checks of the clock, the commands and epoll.
+/// Turns between two checks of the commands and epoll.
 const TURNS: usize = 4;
 
 /// Longest frame of a TUN: virtio header and IP packet. Longest UDP payload, rounded up.
@@ -50,6 +50,8 @@ pub(super) struct Driver {
     frame: Box<[u8]>,
     datagrams: Box<[u8]>,
     early_drop: EarlyDrop,
+    /// The last turn left datagrams in the socket.
+    is_behind: bool,
     offloads: Offloads,
     commands: Arc<Commands>,
     published: Arc<Published>,
@@ -77,6 +79,14 @@ impl Load {
     fn note_reads(&mut self, reads: usize, bytes: usize) {
         self.full_reads += u64::from(reads >= TURN_READS || bytes >= TURN_BYTES);
     }
+}
+
+/// Descriptors that may be read from.
+#[derive(Clone, Copy)]
+struct Ready {
+    commands: bool,
+    tun: bool,
+    socket: bool,
 }
 
 /// State that a [`Driver`] shares with its handle.
@@ -113,6 +123,7 @@ impl Driver {
             frame: vec![0; FRAME].into(),
             datagrams: vec![0; DATAGRAMS].into(),
             early_drop: EarlyDrop::default(),
+            is_behind: false,
             offloads,
             commands: links.commands,
             published: links.published,
@@ -130,34 +141,36 @@ impl Driver {
     pub(super) fn run(mut self) -> io::Result<()> {
         self.published.thread.store(nix::unistd::gettid().as_raw(), Ordering::Relaxed);
         loop {
-            let has_orders = self.wait()?;
-            if has_orders && !self.apply_commands()? {
+            let mut ready = self.wait()?;
+            if ready.commands && !self.apply_commands()? {
                 return Ok(());
             }
             for _ in 0..TURNS {
                 self.port.now = Instant::now();
-                if !self.turn()? {
+                if !self.turn(ready)? {
                     break;
                 }
+                ready = Ready { commands: false, tun: true, socket: true };
             }
-            self.handle_timeout();
+            self.engine.handle_timeout(self.port.now, &mut self.port);
             self.report();
         }
     }
 
-    /// Sleeps until there is something to do. Returns whether there are commands.
-    fn wait(&mut self) -> io::Result<bool> {
+    /// Sleeps until there is something to do.
+    fn wait(&mut self) -> io::Result<Ready> {
         self.register()?;
-        let left = self.engine.deadline().saturating_duration_since(Instant::now());
+        let left = self.engine.deadline().saturating_duration_since(self.port.now);
         // Rounded up, or the last part of a millisecond would be spent spinning.
         let timeout =
             EpollTimeout::try_from(left + Duration::from_micros(999)).unwrap_or(EpollTimeout::MAX);
         let mut events = [EpollEvent::empty(); 4];
-        match self.epoll.wait(&mut events, timeout) {
-            Ok(count) => Ok(events[..count].iter().any(|event| event.data() == TOKEN_WAKE)),
-            Err(Errno::EINTR) => Ok(false),
-            Err(error) => Err(error.into()),
-        }
+        let count = match self.epoll.wait(&mut events, timeout) {
+            Err(Errno::EINTR) => 0,
+            outcome => outcome?,
+        };
+        let has = |token| events[..count].iter().any(|event| event.data() == token);
+        Ok(Ready { commands: has(TOKEN_WAKE), tun: has(TOKEN_TUN), socket: has(TOKEN_SOCKET) })
     }
 
     /// A full socket is waited for, and until it has room the TUN is left alone: its queue fills,
@@ -177,8 +190,9 @@ impl Driver {
         Ok(())
     }
 
-    /// Both directions once; whether there was anything.
-    fn turn(&mut self) -> io::Result<bool> {
+    /// Reads once from what is ready. Returns whether there is more to read: what comes after the end
+    /// of a queue is left to epoll, which costs a lone packet less than looking for it.
+    fn turn(&mut self, ready: Ready) -> io::Result<bool> {
         let was_blocked = self.port.is_blocked();
         let Self { engine, port, .. } = self;
         port.drain(|reason, datagrams| engine.count_unsent(reason, datagrams));
@@ -186,23 +200,30 @@ impl Driver {
         if self.relay.is_some() {
             self.relay_to_peer();
         }
-        let has_received = self.receive();
-        let has_read = !self.port.is_blocked() && self.read()?;
-        Ok(has_received || has_read || was_blocked && !self.port.is_blocked())
+        if ready.socket {
+            self.is_behind = self.receive();
+        }
+        let has_more = ready.tun && !self.port.is_blocked() && self.read()?;
+        Ok(self.is_behind || has_more || was_blocked && !self.port.is_blocked())
     }
 
+    /// Returns whether it has left something in the socket.
     fn receive(&mut self) -> bool {
         let Self { engine, port, datagrams, early_drop, relay, epoll, .. } = self;
         let (mut reads, mut bytes) = (0, 0);
-        let mut drops = early_drop.decide(port.socket.has_long_queue(), port.now);
-        while reads < TURN_READS && bytes < TURN_BYTES {
+        let is_long = self.is_behind && port.socket.has_long_queue();
+        let mut drops = early_drop.decide(is_long, port.now);
+        let is_behind = loop {
+            if reads == TURN_READS || bytes >= TURN_BYTES {
+                break true;
+            }
             let received = match port.socket.receive(datagrams) {
                 Ok(received) => received,
                 Err(error) => {
                     if error.kind() != io::ErrorKind::WouldBlock {
                         tracing::trace!(%error, "receive");
                     }
-                    break;
+                    break false;
                 }
             };
             reads += 1;
@@ -229,41 +250,38 @@ impl Driver {
                 continue;
             }
             engine.handle_datagrams(train, port.now, port);
-        }
+        };
         if reads > 0 {
             engine.flush(port.now, port);
         }
         self.load.note_reads(reads, bytes);
-        reads > 0
+        is_behind
     }
 
+    /// Returns whether it has left something in the TUN's queue.
     fn read(&mut self) -> io::Result<bool> {
         let Self { engine, port, frame, .. } = self;
         let (mut reads, mut bytes) = (0, 0);
-        while reads < TURN_READS && bytes < TURN_BYTES && !port.is_blocked() {
+        let is_behind = loop {
+            if reads == TURN_READS || bytes >= TURN_BYTES || port.is_blocked() {
+                break true;
+            }
             match nix::unistd::read(&port.tun, frame) {
                 Ok(len) => {
                     reads += 1;
                     bytes += len;
                     engine.handle_frame(&mut frame[..len], port.now, port);
                 }
-                Err(Errno::EAGAIN | Errno::EINTR) => break,
+                Err(Errno::EAGAIN | Errno::EINTR) => break false,
                 // EBADFD: the device is gone, and epoll would report that for ever.
                 Err(error) => return Err(error.into()),
             }
-        }
+        };
         if reads > 0 {
             engine.flush(port.now, port);
         }
         self.load.note_reads(reads, bytes);
-        Ok(reads > 0)
-    }
-
-    fn handle_timeout(&mut self) {
-        if self.port.now < self.engine.deadline() {
-            self.port.now = Instant::now();
-        }
-        self.engine.handle_timeout(self.port.now, &mut self.port);
+        Ok(is_behind)
     }
 
     /// Applies new commands. Returns false if one of them is to stop.
