@@ -10,6 +10,7 @@ use fabric_api::Cidr;
 use ipnet::IpNet;
 use serde_json::Value;
 
+use crate::lab::{ROUTER_V4, ROUTER_V6};
 use crate::{ClusterSpec, Host, Lab, Netns, Program, bin_dir, manifests, on_segment, wait_until};
 
 /// Directories on the machines of a cluster; all of them see the same files.
@@ -28,6 +29,7 @@ pub struct Cluster {
     pub nodes: Vec<Node>,
     /// Folder of the programs that are started from now on.
     pub bin_dir: PathBuf,
+    _router: Option<Host>,
     programs: BTreeMap<String, Program>,
 }
 
@@ -76,12 +78,23 @@ impl View {
 impl Cluster {
     /// Machines, pods and the cluster's own manifests; nothing of weft runs yet.
     pub fn new(lab: &Lab, spec: ClusterSpec) -> Result<Self> {
+        let router = spec.behind_router.map(|_| lab.router()).transpose()?;
         let mut nodes: Vec<Node> = Vec::new();
         for number in 1..=spec.nodes {
             let first = nodes.first().map(|node| &node.host);
-            nodes.push(node(lab, &spec, number, first)?);
+            let on_eth0: Vec<_> = spec.node_addresses(number).into_iter().map(on_segment).collect();
+            let name = spec.node_name(number);
+            let host = match (first, &router) {
+                (None, _) => lab.machine(&name, &on_eth0)?,
+                (Some(first), Some(router)) if spec.behind_router == Some(number) => {
+                    lab.machine_behind(router, first, (&name, &on_eth0))?
+                }
+                (Some(first), _) => lab.machine_beside(first, &name, &on_eth0)?,
+            };
+            nodes.push(node(host, &spec, number)?);
         }
-        let cluster = Self { spec, nodes, bin_dir: bin_dir()?, programs: BTreeMap::new() };
+        let (bin_dir, programs) = (bin_dir()?, BTreeMap::new());
+        let cluster = Self { spec, nodes, bin_dir, _router: router, programs };
         fs::create_dir_all(cluster.outside(MANIFESTS))?;
         cluster.apply("cluster", &manifests::own(&cluster.spec))?;
         Ok(cluster)
@@ -157,10 +170,19 @@ impl Cluster {
 
     /// Output of `weft status -o json`, whatever its exit code.
     pub fn status(&self) -> Result<Value> {
-        let weft = bin_dir()?.join("weft");
-        let script = format!("{} status -o json; [ $? -le 3 ]", weft.display());
-        let text = self.head().command(Command::new("sh").args(["-c", &script]), "")?;
-        serde_json::from_str(&text).with_context(|| format!("weft status printed {text:?}"))
+        self.status_and_code().map(|(status, _)| status)
+    }
+
+    /// The same with the exit code: 0, or 3 unless every peering is Connected.
+    pub fn status_and_code(&self) -> Result<(Value, u8)> {
+        let script = "\"$0\" status -o json; code=$?; echo; echo $code; [ $code -le 3 ]";
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script]).arg(bin_dir()?.join("weft"));
+        let text = self.head().command(&mut shell, "")?;
+        let (status, code) = text.trim_end().rsplit_once('\n').context("no exit code")?;
+        let status = serde_json::from_str(status)
+            .with_context(|| format!("weft status printed {text:?}"))?;
+        Ok((status, code.parse()?))
     }
 
     /// `weft status` of one peering.
@@ -276,16 +298,11 @@ impl Cluster {
     }
 }
 
-fn node(lab: &Lab, spec: &ClusterSpec, number: u8, first: Option<&Host>) -> Result<Node> {
+fn node(host: Host, spec: &ClusterSpec, number: u8) -> Result<Node> {
     let addresses = spec.node_addresses(number);
-    let on_eth0: Vec<_> = addresses.iter().copied().map(on_segment).collect();
-    let name = spec.node_name(number);
-    let host = match first {
-        None => lab.machine(&name, &on_eth0)?,
-        Some(first) => lab.machine_beside(first, &name, &on_eth0)?,
-    };
     host.net().sysctl(&[("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")])?;
     host.net().sysctl(&NO_DAD)?;
+    host.ip(&node_routes(spec, number))?;
     host.ip(&cni(spec, number))?;
     join_pod_network(&host, spec, number)?;
     let pods = (1..=spec.pods_per_node).map(|pod| add_pod(&host, spec, number, pod));
@@ -305,7 +322,7 @@ pub(crate) fn join_pod_network(host: &Host, spec: &ClusterSpec, number: u8) -> R
     host.net().nft(&cni_masquerade(spec))
 }
 
-/// The bridge of this node's pods.
+/// Bridge of this node's pods.
 fn cni(spec: &ClusterSpec, number: u8) -> String {
     let mut batch = String::from(
         "link add cni0 type bridge mcast_snooping 0 forward_delay 0\nlink set cni0 up\n",
@@ -316,8 +333,19 @@ fn cni(spec: &ClusterSpec, number: u8) -> String {
     batch
 }
 
+/// The way to a node behind the router.
+fn node_routes(spec: &ClusterSpec, number: u8) -> String {
+    let routed = spec.behind_router.filter(|routed| *routed != number);
+    let addresses = routed.map(|node| spec.node_addresses(node)).unwrap_or_default();
+    let via = |to: &IpAddr| if to.is_ipv4() { IpAddr::from(ROUTER_V4) } else { ROUTER_V6.into() };
+    addresses.iter().map(|to| format!("route add {to} via {}\n", via(to))).collect()
+}
+
 fn pod_routes(spec: &ClusterSpec, number: u8) -> String {
-    let others = (1..=spec.nodes).filter(|other| *other != number);
+    let is_routed = |node| spec.behind_router == Some(node);
+    // Of a node behind a router no other node would be a next hop.
+    let others = (1..=spec.nodes)
+        .filter(|other| *other != number && !is_routed(*other) && !is_routed(number));
     others.map(|other| pod_routes_to(spec, other, &spec.node_pod_cidrs(other))).collect()
 }
 

@@ -1,26 +1,32 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Result;
 use ipnet::IpNet;
 
-use crate::{Capture, Files, Host};
+use crate::{Capture, Files, Host, Machines};
 
 /// The underlay's own addresses: where machines send what they have no better route for. The
 /// switch forwards none of it, so whatever leaks can be seen there and gets no further.
 pub const SWITCH_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 pub const SWITCH_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 2, 0, 0, 0, 0, 1);
+/// Addresses of a router on the segment.
+pub(crate) const ROUTER_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+pub(crate) const ROUTER_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 2, 0, 0, 0, 0, 2);
 
-/// One Ethernet segment with machines on it.
+/// One Ethernet segment with machines on it, and maybe a machine behind a router.
 ///
 /// ```text
 ///   rome-1 eth0 --+
 ///   rome-2 eth0 --+-- br0 (192.0.2.1/24, 2001:db8:2::1/64)
 ///  milan-1 eth0 --+
+///   router eth0 --+    198.51.100.1/24, 2001:db8:3::1 --- eth0 of a machine behind it
 /// ```
 pub struct Lab {
     group: String,
     switch: Host,
+    machines: Mutex<Machines>,
 }
 
 impl Lab {
@@ -33,7 +39,7 @@ impl Lab {
              addr add {SWITCH_V6}/64 dev br0 nodad\n\
              link set br0 up\n"
         ))?;
-        Ok(Self { group: group.to_owned(), switch })
+        Ok(Self { group: group.to_owned(), switch, machines: Mutex::default() })
     }
 
     /// The machine in the middle.
@@ -54,9 +60,48 @@ impl Lab {
         self.plug_in(name, host, addresses)
     }
 
-    fn plug_in(&self, name: &str, host: Host, addresses: &[IpNet]) -> Result<Host> {
-        self.switch.net().ip(&format!(
+    /// A router on the segment, at .2 and ::2.
+    pub fn router(&self) -> Result<Host> {
+        let router =
+            self.machine("router", &[ROUTER_V4.into(), ROUTER_V6.into()].map(on_segment))?;
+        router.net().sysctl(&[("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")])?;
+        Ok(router)
+    }
+
+    /// A machine like [`Self::machine_beside`], whose `eth0` leads to a router and no further.
+    pub fn machine_behind(
+        &self,
+        router: &Host,
+        other: &Host,
+        (name, addresses): (&str, &[IpNet]),
+    ) -> Result<Host> {
+        let host = other.nested(&self.group, name, Files::Shared)?;
+        let gateways: String = addresses
+            .iter()
+            .map(|a| format!("addr add {}/{} dev {name}{}\n", first(a), a.prefix_len(), nodad(a)))
+            .collect();
+        router.net().ip(&format!(
             "link add name {name} type veth peer name eth0 netns {}\n\
+             link set dev {name} up\n{gateways}",
+            host.holder()
+        ))?;
+        host.ip(&interface(addresses))?;
+        Ok(host)
+    }
+
+    /// Machines that were plugged in so far.
+    pub fn machines(&self) -> Machines {
+        self.plugged_in().clone()
+    }
+
+    fn plugged_in(&self) -> MutexGuard<'_, Machines> {
+        self.machines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn plug_in(&self, name: &str, host: Host, addresses: &[IpNet]) -> Result<Host> {
+        let mac = self.plugged_in().add(name).map(|byte| format!("{byte:02x}")).join(":");
+        self.switch.net().ip(&format!(
+            "link add name {name} type veth peer name eth0 address {mac} netns {}\n\
              link set dev {name} master br0 up\n",
             host.holder()
         ))?;
@@ -93,19 +138,28 @@ impl Lab {
 fn interface(addresses: &[IpNet]) -> String {
     let mut batch = String::from("link set eth0 up\n");
     for address in addresses {
-        let nodad = if address.addr().is_ipv6() { " nodad" } else { "" };
-        batch += &format!("addr add {address} dev eth0{nodad}\n");
+        batch += &format!("addr add {address} dev eth0{}\n", nodad(address));
     }
-    if addresses.iter().any(|a| a.addr().is_ipv4()) {
-        batch += &format!("route add default via {SWITCH_V4}\n");
-    }
-    if addresses.iter().any(|a| a.addr().is_ipv6()) {
-        batch += &format!("route add default via {SWITCH_V6}\n");
+    for address in addresses {
+        // There may be several of a family.
+        batch += &format!("route replace default via {}\n", first(address));
     }
     batch
 }
 
-/// The segment's prefix around an address.
+fn nodad(address: &IpNet) -> &'static str {
+    if address.addr().is_ipv6() { " nodad" } else { "" }
+}
+
+/// First address of a subnet: that of the switch, or of a router.
+fn first(address: &IpNet) -> IpAddr {
+    match address.network() {
+        IpAddr::V4(network) => Ipv4Addr::from_bits(network.to_bits() + 1).into(),
+        IpAddr::V6(network) => Ipv6Addr::from_bits(network.to_bits() + 1).into(),
+    }
+}
+
+/// The prefix of a segment around an address.
 pub fn on_segment(address: IpAddr) -> IpNet {
     let len = if address.is_ipv4() { 24 } else { 64 };
     IpNet::new(address, len).expect("24 and 64 are lengths of prefixes")

@@ -1,5 +1,6 @@
 //! Whole clusters on one machine, for the system tests and the demo.
 mod capture;
+mod carrier;
 mod cluster;
 mod flood;
 mod host;
@@ -17,6 +18,7 @@ mod wait;
 pub mod traffic;
 
 pub use capture::Capture;
+pub use carrier::{Carrier, Machines};
 pub use cluster::{Cluster, MANIFESTS, Node, Pod, STATE, View};
 pub use flood::{FloodReport, Forger, Forgery, Vxlan, flood, in_vxlan};
 pub use host::{Files, Host, find_holders, remove_group};

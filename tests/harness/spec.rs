@@ -19,6 +19,8 @@ pub struct ClusterSpec {
     pub number: u8,
     pub nodes: u8,
     pub pods_per_node: u8,
+    /// Node on a subnet of its own, behind a router.
+    pub behind_router: Option<u8>,
     /// Families of the nodes' addresses.
     pub underlay: Families,
     /// Order of the nodes' addresses, if they are of both families.
@@ -39,6 +41,7 @@ impl ClusterSpec {
             number,
             nodes,
             pods_per_node: 1,
+            behind_router: None,
             underlay: Families::V4,
             ipv6_first: false,
             pod_cidrs: vec![v4([10, 200, 0, 0])],
@@ -91,8 +94,12 @@ impl ClusterSpec {
 
     pub fn node_addresses(&self, number: u8) -> Vec<IpAddr> {
         let host = self.number * 16 + number;
-        let v4 = IpAddr::from(Ipv4Addr::new(192, 0, 2, host));
-        let v6 = IpAddr::from(Ipv6Addr::new(0x2001, 0xdb8, 2, 0, 0, 0, 0, host.into()));
+        let (v4, v6) = match self.behind_router {
+            Some(routed) if routed == number => ([198, 51, 100, host], 3),
+            Some(_) | None => ([192, 0, 2, host], 2),
+        };
+        let v4 = IpAddr::from(v4);
+        let v6 = IpAddr::from(Ipv6Addr::new(0x2001, 0xdb8, v6, 0, 0, 0, 0, host.into()));
         match self.underlay {
             Families::V4 => vec![v4],
             Families::V6 => vec![v6],

@@ -7,16 +7,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use weft_tests::{Capture, Lab, Netns};
+use weft_tests::{Capture, Carrier, Lab, Netns};
 
 /// Pattern that `ping -p` sends behind its time.
 const TEXT: &[u8] = &[0x5a; 32];
 /// Port without a listener.
 const PORT: u16 = 7009;
-const VXLAN: [u8; 2] = 4879_u16.to_be_bytes();
 const PACE: Duration = Duration::from_millis(5);
-/// Length of the headers of Ethernet, IPv4 and UDP.
-const HEADERS: usize = 42;
 
 /// Senders of [`TEXT`] that never stop, as long as this value exists.
 pub(crate) struct Senders {
@@ -51,7 +48,7 @@ impl Drop for Senders {
     }
 }
 
-/// Frames on the switch that have [`TEXT`]: in clear, and in VXLAN.
+/// Frames on the switch that have [`TEXT`]: in clear, and in VXLAN between machines of a cluster.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) wrapped: u64,
@@ -71,22 +68,23 @@ pub(crate) struct Observer {
 impl Observer {
     pub(crate) fn start(lab: &Lab) -> Result<Self> {
         let seen = Arc::new(Mutex::new(Seen::default()));
-        let counted = Arc::clone(&seen);
+        let (counted, machines) = (Arc::clone(&seen), lab.machines());
         let capture = lab.capture(move |frame| {
             // All of it is in small frames.
             if frame.len() >= 300 || !frame.windows(TEXT.len()).any(|part| part == TEXT) {
                 return;
             }
             let (mut seen, now) = (locked(&counted), Instant::now());
-            if let Some(quoted) = in_vxlan(frame) {
-                seen.wrapped += u64::from(!quoted);
-                seen.quoted += u64::from(quoted);
-                return;
+            match machines.carrier(frame) {
+                Some(Carrier::Vxlan) => seen.wrapped += 1,
+                Some(Carrier::Error) => seen.quoted += 1,
+                None => {
+                    seen.frames += 1;
+                    seen.bytes += frame.len();
+                    seen.first.get_or_insert(now);
+                    seen.last = Some(now);
+                }
             }
-            seen.frames += 1;
-            seen.bytes += frame.len();
-            seen.first.get_or_insert(now);
-            seen.last = Some(now);
         })?;
         Ok(Self { seen, capture })
     }
@@ -100,14 +98,6 @@ impl Observer {
         self.capture.finish()?;
         Ok(locked(&self.seen).clone())
     }
-}
-
-/// `Some(false)` for VXLAN between nodes, `Some(true)` for the error by which a host refuses that and
-/// quotes it.
-fn in_vxlan(frame: &[u8]) -> Option<bool> {
-    let port = |at: usize| frame.get(at..at + 2) == Some(&VXLAN);
-    let is_quoted = frame.get(23) == Some(&1) && port(HEADERS + 22);
-    (is_quoted || port(HEADERS - 6)).then_some(is_quoted)
 }
 
 fn locked(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {

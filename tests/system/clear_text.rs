@@ -5,7 +5,6 @@
 //! the moment on that its prefixes are published, while all sorts of things happen to both fabrics.
 //! On the wire it may show up in VXLAN between machines of one cluster, and nowhere else.
 
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::Command;
@@ -16,10 +15,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::Value;
 use weft_tests::manifests::{Peering, ip, join};
 use weft_tests::traffic::{Pinger, Service, TcpServer, UdpEcho, connect, udp_echo};
-use weft_tests::{Cluster, ClusterSpec, Families, Netns, SWITCH_V4, SWITCH_V6, wait_until};
+use weft_tests::{
+    Cluster, ClusterSpec, Families, Machines, Netns, SWITCH_V4, SWITCH_V6, wait_until,
+};
 
 use crate::chance::{Chance, rounds};
 use crate::departed::reboot;
@@ -33,7 +33,6 @@ const OF_PINGS: &[u8] = &[
 const PING_BYTES: usize = 56;
 /// Text sent in the clear on purpose, to see that it would be found.
 const CONTROL: &[u8] = b"this is seen by everyone";
-const VXLAN: u16 = 4879;
 /// Number of events: [`ALWAYS`] once each, the rest by chance.
 const EVENTS: usize = 12;
 const PROGRAMS: [&str; 5] = ["weft", "fabric-controller", "ipam", "route-agent", "gateway"];
@@ -51,7 +50,7 @@ fn no_event_lets_pod_traffic_out_in_clear() -> Result<()> {
     play(&specs, |scene| {
         let mut chance = Chance::new();
         let seen = Arc::new(Seen::default());
-        let (look, machines) = (Arc::clone(&seen), machines(scene)?);
+        let (look, machines) = (Arc::clone(&seen), scene.lab.machines());
         let capture = scene.lab.capture(move |frame| look.judge(frame, &machines))?;
         let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
         let mut peering = Peering::new(&rome.spec, &milan.spec, PORT);
@@ -99,14 +98,14 @@ struct Seen {
 }
 
 impl Seen {
-    fn judge(&self, frame: &[u8], machines: &BTreeMap<[u8; 6], String>) {
+    fn judge(&self, frame: &[u8], machines: &Machines) {
         if contains(frame, CONTROL) {
             self.control.fetch_add(1, Ordering::Relaxed);
         }
         if !contains(frame, CANARY) && !contains(frame, OF_PINGS) {
             return;
         }
-        if is_wrapped(frame, machines) {
+        if machines.carrier(frame).is_some() {
             self.wrapped.fetch_add(1, Ordering::Relaxed);
             return;
         }
@@ -130,50 +129,6 @@ pub(crate) fn contains(frame: &[u8], text: &[u8]) -> bool {
         rest = &rest[1..];
     }
     false
-}
-
-/// True for what goes from one machine of a cluster to another as [`carries_vxlan`] has it.
-fn is_wrapped(frame: &[u8], machines: &BTreeMap<[u8; 6], String>) -> bool {
-    let cluster = |at: usize| machines.get(frame.get(at..at + 6)?);
-    cluster(0).is_some() && cluster(0) == cluster(6) && carries_vxlan(frame)
-}
-
-/// True for VXLAN, and for the error by which a host without weft refuses it: that quotes what the
-/// host was sent.
-pub(crate) fn carries_vxlan(frame: &[u8]) -> bool {
-    let (protocol, transport, header) = match frame.get(12..14) {
-        Some([8, 0]) => (frame[23], 14 + usize::from(frame[14] & 15) * 4, 20),
-        Some([0x86, 0xdd]) => (frame[20], 54, 40),
-        Some(_) | None => return false,
-    };
-    let udp = match (i32::from(protocol), frame.get(transport..transport + 2)) {
-        (libc::IPPROTO_UDP, _) => transport,
-        (libc::IPPROTO_ICMP, Some([3, 3])) | (libc::IPPROTO_ICMPV6, Some([1, 4])) => {
-            transport + 8 + header
-        }
-        _ => return false,
-    };
-    frame.get(udp + 2..udp + 4) == Some(&VXLAN.to_be_bytes())
-}
-
-/// Every machine's cluster, by hardware address.
-fn machines(scene: &Scene) -> Result<BTreeMap<[u8; 6], String>> {
-    let mut machines = BTreeMap::new();
-    for cluster in &scene.clusters {
-        for node in &cluster.nodes {
-            let mut ip = Command::new("ip");
-            let text = node.host.net().command(ip.args(["-j", "link", "show", "eth0"]), "")?;
-            let links: Value = serde_json::from_str(&text)?;
-            let mac = links[0]["address"].as_str().context("eth0 has no address")?;
-            let bytes: Vec<u8> = mac
-                .split(':')
-                .map(|part| u8::from_str_radix(part, 16))
-                .collect::<Result<_, _>>()?;
-            let mac = <[u8; 6]>::try_from(bytes).ok().context("not six bytes")?;
-            machines.insert(mac, cluster.spec.id.clone());
-        }
-    }
-    Ok(machines)
 }
 
 fn apply(scene: &Scene, peering: &Peering) -> Result<()> {
@@ -426,13 +381,17 @@ fn happen(
             reboot(scene, id, node, true)?;
             std::thread::sleep(a_while);
         }
+        // `weft` would start the agent again at once.
         Event::NoDevice => {
-            signal(scene.cluster(id), node, "route-agent", Signal::SIGKILL)?;
+            for program in ["weft", "route-agent"] {
+                signal(scene.cluster(id), node, program, Signal::SIGKILL)?;
+            }
             let host = &scene.cluster(id).nodes[node].host;
             let mut delete = Command::new("sh");
             delete
                 .args(["-c", "ip link del weft4 2>/dev/null; ip link del weft6 2>/dev/null; true"]);
             host.command(&mut delete, "")?;
+            std::thread::sleep(a_while);
         }
         Event::Calm => std::thread::sleep(a_while),
     }

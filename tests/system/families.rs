@@ -19,6 +19,15 @@ fn both_families_inside_an_ipv6_underlay() -> Result<()> {
     both_ways(rome_and_milan(2).map(ClusterSpec::dual_stack).map(ClusterSpec::on_ipv6))
 }
 
+#[test]
+fn node_behind_a_router_reaches_the_peer() -> Result<()> {
+    for specs in [rome_and_milan(2), rome_and_milan(2).map(ClusterSpec::on_ipv6)] {
+        let [rome, milan] = specs.map(ClusterSpec::dual_stack);
+        both_ways([ClusterSpec { behind_router: Some(2), ..rome }, milan])?;
+    }
+    Ok(())
+}
+
 /// Order of the addresses of rome's nodes and of milan's, the gateway's host first.
 const ORDERS: [[[Order; 2]; 2]; 3] = [
     [[Order::V4First, Order::V6First], [Order::V6First, Order::V4First]],

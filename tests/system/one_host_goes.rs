@@ -36,6 +36,14 @@ fn down_on_the_gateways_host_leaks_nothing() -> Result<()> {
 }
 
 #[test]
+fn down_leaks_nothing_of_a_host_behind_a_router() -> Result<()> {
+    let [rome, milan] = sized();
+    play(&[ClusterSpec { behind_router: Some(2), ..rome }, milan], |scene| {
+        senders_meet(scene, outward, (AFTER, down))
+    })
+}
+
+#[test]
 #[ignore = "takes minutes"]
 fn down_on_the_gateways_host_for_a_minute() -> Result<()> {
     both_families(outward, MINUTE, down)
@@ -103,8 +111,10 @@ fn lose_everything(scene: &Scene) -> Result<()> {
     let host = rome.head();
     host.net().nft("delete table inet weft\n")?;
     let device = if rome.spec.node_address(1).is_ipv4() { "weft4" } else { "weft6" };
-    let script =
-        format!("ip link del {device}; ip route flush table 18952; ip -6 route flush table 18952");
+    let script = format!(
+        "ip link del {device}
+        for f in -4 -6; do ip $f rule flush protocol 119; ip $f route flush table all proto 119; done"
+    );
     host.command(Command::new("sh").args(["-c", &script]), "").map(drop)
 }
 

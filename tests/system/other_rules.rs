@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use weft_tests::traffic::{UdpEcho, udp_echo};
 use weft_tests::{SWITCH_V4, wait_until};
 
-use crate::clear_text::{carries_vxlan, contains};
+use crate::clear_text::contains;
 use crate::node_paths::{all_probe, clusters, is_healthy, is_named, shell};
 use crate::scene::{ECHO, Scene, TIMEOUT, first_pod, play};
 
@@ -36,8 +36,9 @@ fn rules_of_others_let_nothing_out_in_clear() -> Result<()> {
         all_probe(scene)?;
         let [in_clear, wrapped] = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
         let (clear, vxlan) = (Arc::clone(&in_clear), Arc::clone(&wrapped));
+        let machines = scene.lab.machines();
         let capture = scene.lab.capture(move |frame| {
-            let count = if carries_vxlan(frame) { &vxlan } else { &clear };
+            let count = if machines.carrier(frame).is_some() { &vxlan } else { &clear };
             count.fetch_add(u64::from(contains(frame, CANARY)), Ordering::Relaxed);
         })?;
         let pod = &scene.cluster("rome").nodes[1].pods[0];

@@ -21,8 +21,7 @@ const FORGET: &str = r#"
 awk '$2 ~ "^/(run/containerd|run/netns|var/lib/kubelet)/" { print $2 }' /proc/self/mounts | sort -r | xargs -r umount -l
 rm -rf /run/containerd /run/netns
 for device in cni0 weft4 weft6; do ip link del $device; done
-for family in -4 -6; do for table in 18952 18953; do
-    ip $family rule del table $table; ip $family route flush table $table; done; done
+for family in -4 -6; do ip $family rule flush protocol 119; ip $family route flush table all proto 119; done
 nft list tables | grep -v 'inet cni$' | while read table; do nft delete $table; done
 true"#;
 
