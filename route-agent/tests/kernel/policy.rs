@@ -14,7 +14,7 @@ use crate::node::{PEER, World, config, connect, eventually, inside, sh};
 
 pub(crate) const SOON: Duration = Duration::from_secs(5);
 pub(crate) const BACKENDS: [&str; 2] = ["iptables-nft", "iptables-legacy"];
-/// Port of the peer that each owner drops packets to by a rule of its own.
+/// Port of the peer, and of the pod, that each owner drops packets to by a rule of its own.
 pub(crate) const DENIED: u16 = 6666;
 
 /// Docker Engine, which sets the policy and puts its jumps first.
@@ -114,6 +114,8 @@ const FELIX: &str = ":INPUT ACCEPT
 -A cali-fw-pod0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
 -A cali-fw-pod0 -p tcp -m tcp --dport 6666 -j DROP
 -A cali-fw-pod0 -j RETURN
+-A cali-tw-pod0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A cali-tw-pod0 -p tcp -m tcp --dport 6666 -j DROP
 -A cali-tw-pod0 -j RETURN
 ";
 const FELIX_JUMP: &str =
@@ -134,6 +136,7 @@ const KUBE_ROUTER: &str = "*filter
 :KUBE-NWPLCY-X -
 -A FORWARD -m comment --comment \"kube-router netpol\" -j KUBE-ROUTER-FORWARD
 -A FORWARD -o kube-bridge -m comment --comment \"allow inbound traffic to pods\" -j ACCEPT
+-A KUBE-ROUTER-FORWARD -d 10.200.1.2/32 -m comment --comment \"jump traffic to POD\" -j KUBE-POD-FW-X
 -A KUBE-ROUTER-FORWARD -s 10.200.1.2/32 -m comment --comment \"jump traffic of POD\" -j KUBE-POD-FW-X
 -A KUBE-POD-FW-X -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
 -A KUBE-POD-FW-X -m comment --comment \"run through nw policy\" -j KUBE-NWPLCY-X
@@ -172,12 +175,26 @@ pub(crate) fn reaches_at(world: &World, peer: &str, port: u16) -> bool {
     connect(&world.pod, to).is_ok()
 }
 
+/// True if a connection of the peer's to a port of the pod is established.
+fn reached_from_peer(world: &World, port: u16) -> bool {
+    sh(
+        &world.gw,
+        &format!("ip route replace 10.200.1.0/24 via 10.80.0.5 dev overlay4 onlink src {PEER}"),
+    );
+    let to = SocketAddr::from(([10, 200, 1, 2], port));
+    let _listener = world.pod.run(|| TcpListener::bind(to)).unwrap().unwrap();
+    connect(&world.gw, to).is_ok()
+}
+
 fn overlay_passes_and_denied_port_does_not(setup: &str) {
     let dropping = guarded(setup, &["--no-accept-rules"]);
     assert!(!reaches(&dropping, 8080), "nothing drops: {setup}");
+    assert!(!reached_from_peer(&dropping, 8080), "nothing drops what the peer sends: {setup}");
     let world = guarded(setup, &[]);
     eventually("the overlay passes", SOON, || reaches(&world, 8080));
+    assert!(reached_from_peer(&world, 8080), "the peer does not reach the pod: {setup}");
     assert!(!reaches(&world, DENIED), "an explicit drop is outranked: {setup}");
+    assert!(!reached_from_peer(&world, DENIED), "a drop for pods is outranked: {setup}");
     assert_eq!(world.problems(), [""; 0], "{setup}");
 }
 
