@@ -76,6 +76,8 @@ pub(crate) struct RunArgs {
 
 #[cfg(test)]
 mod tests {
+    use fabric_api::fabric::REFUSE_SECONDS;
+
     use super::*;
 
     fn run(more: &[&str]) -> RunArgs {
@@ -83,6 +85,13 @@ mod tests {
         let cli = Cli::try_parse_from(line.iter().chain(more)).unwrap();
         let Command::Run(args) = cli.command else { panic!("another command") };
         *args
+    }
+
+    /// README.md, deploy/chart/README.md and the help name both.
+    #[test]
+    fn refusal_lasts_five_minutes_and_linger_one() {
+        assert_eq!(REFUSE_SECONDS, 300);
+        assert_eq!(run(&[]).linger, 60);
     }
 
     #[test]

@@ -3,8 +3,11 @@
 //! ```
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use weft_tests::Cluster;
 
 use crate::kernel::Kernel;
@@ -38,6 +41,32 @@ fn down_leaves_the_kernel_as_it_was() -> Result<()> {
     rome.weft(&["down"]).map(drop)
 }
 
+/// Agents that do not acknowledge are waited for, and then left.
+#[test]
+fn down_ends_without_an_agent_that_hangs() -> Result<()> {
+    let mut scene = Scene::build(&rome_and_milan(2))?;
+    let before = Kernel::of(scene.clusters[0].head().net())?;
+    scene.clusters.iter_mut().try_for_each(Cluster::start)?;
+    scene.peer("rome", "milan", PORT)?;
+    let rome = scene.cluster("rome");
+    let agents = rome.processes(1, "route-agent");
+    ensure!(agents.len() == 1, "agents on rome-2: {agents:?}");
+    kill(Pid::from_raw(agents[0]), Signal::SIGSTOP)?;
+
+    let script = format!("{} down 2>&1", weft_tests::bin_dir()?.join("weft").display());
+    let start = Instant::now();
+    let printed = rome.head().command(Command::new("sh").args(["-c", &script]), "")?;
+    let took = start.elapsed();
+    eprintln!("down took {took:?}");
+    let bounds = Duration::from_secs(10)..Duration::from_secs(15);
+    ensure!(bounds.contains(&took), "it took {took:?}");
+    let left = "no answer from rome-2 within 10 s: what is there stays until `weft down` or \
+                `route-agent cleanup` runs on each";
+    ensure!(printed.contains(left), "down printed {printed}");
+    ensure!(!rome.outside(rome.run_dir()).exists(), "the run directory is there: {printed}");
+    before.ensure_same(&Kernel::of(rome.head().net())?)
+}
+
 #[test]
 fn killed_run_is_taken_over_by_next() -> Result<()> {
     play(&rome_and_milan(1), |scene| {
@@ -45,8 +74,7 @@ fn killed_run_is_taken_over_by_next() -> Result<()> {
         let view = scene.cluster("rome").view(&scene.cluster("milan").spec)?;
         let everything = ["weft", "fabric-controller", "ipam", "route-agent", "gateway"];
         for pid in everything.iter().flat_map(|p| scene.cluster("rome").processes(0, p)) {
-            let pid = nix::unistd::Pid::from_raw(pid);
-            nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL)?;
+            kill(Pid::from_raw(pid), Signal::SIGKILL)?;
         }
         scene.cluster_mut("rome").start_up(&[])?;
         let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
