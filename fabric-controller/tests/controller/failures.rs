@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use crate::{Cluster, client_of, until};
+use crate::{Cluster, client_of, external_network, until};
 
 fn is_whole(cluster: &Cluster, peer: &str) -> bool {
     let Some(node) = cluster.node("n1") else { return false };
@@ -206,26 +206,13 @@ async fn removed_published_file_is_rewritten() {
 #[tokio::test]
 async fn reverted_edit_leaves_no_refusal_of_ipam() {
     let cluster = Cluster::started("rome").await;
-    let network = |cidr: &str| {
-        format!(
-            "\
-apiVersion: ipam.liqo.io/v1alpha1
-kind: Network
-metadata:
-  name: external-cidr
-  namespace: liqo
-  labels: {{ipam.liqo.io/network-type: external-cidr, ipam.liqo.io/network-not-remapped: \"true\"}}
-spec: {{cidr: {cidr}}}
-"
-        )
-    };
-    cluster.write("external.yaml", &network("10.71.0.0/16"));
+    cluster.write("external.yaml", &external_network("10.71.0.0/16"));
     cluster.write("milan.yaml", &client_of("milan", 30742));
     until("published", || is_whole(&cluster, "milan")).await;
-    cluster.write("external.yaml", &network("10.200.0.0/16"));
+    cluster.write("external.yaml", &external_network("10.200.0.0/16"));
     let is_refused = || cluster.problems().iter().any(|problem| problem.contains("is taken"));
     until("refused", is_refused).await;
-    cluster.write("external.yaml", &network("10.71.0.0/16"));
+    cluster.write("external.yaml", &external_network("10.71.0.0/16"));
     let took = until("all is well", || cluster.problems().is_empty()).await;
     assert!(took < Duration::from_secs(3), "{took:?}");
 }

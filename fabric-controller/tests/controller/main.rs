@@ -190,6 +190,20 @@ status:
     )
 }
 
+fn external_network(cidr: &str) -> String {
+    format!(
+        "\
+apiVersion: ipam.liqo.io/v1alpha1
+kind: Network
+metadata:
+  name: external-cidr
+  namespace: liqo
+  labels: {{ipam.liqo.io/network-type: external-cidr, ipam.liqo.io/network-not-remapped: \"true\"}}
+spec: {{cidr: {cidr}}}
+"
+    )
+}
+
 /// A peering in which this cluster is the client, with a key that is made here.
 fn client_of(peer: &str, port: u16) -> String {
     format!(

@@ -14,7 +14,7 @@ use nix::sys::ptrace;
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 
-use crate::{Cluster, client_of, until};
+use crate::{Cluster, client_of, external_network, until};
 
 /// Program that ends with the test.
 struct Program(Child);
@@ -61,6 +61,9 @@ async fn metrics_count_compilations_writes_and_grants() {
     let _program = Program::start(&cluster);
     until("ready", || get(&cluster, "/readyz").contains(" 200 ")).await;
     until("published", || cluster.gateway("milan", "client").is_some()).await;
+    // The cluster's own pod CIDR, once more.
+    cluster.write("external.yaml", &external_network("10.200.0.0/16"));
+    until("refused", || cluster.problems().iter().any(|of| of.contains("is taken"))).await;
     let metrics = get(&cluster, "/metrics");
     let value = |name: &str| {
         let line = metrics.lines().find(|line| line.starts_with(name));
@@ -70,6 +73,8 @@ async fn metrics_count_compilations_writes_and_grants() {
     assert!(value("weft_controller_compile_seconds_count") >= 2.0);
     assert!(value("weft_store_writes_total{kind=\"GatewayConfig\",outcome=\"written\"}") >= 1.0);
     assert!(value("weft_controller_ipam_requests_total{outcome=\"granted\"}") >= 1.0);
+    assert!(value("weft_controller_ipam_requests_total{outcome=\"refused\"}") >= 1.0);
+    assert!(value("weft_controller_queue_length") >= 1.0);
     assert!(value("weft_controller_elected") >= 1.0);
 }
 
