@@ -140,14 +140,18 @@ impl Missing {
 }
 
 impl Sources {
-    /// A gateway without a config is ready, or a rollout would never end. One without a key has no
-    /// lane, but everything that a lane needs, and so has a replica that stands by.
+    /// A gateway without a config is ready, or a rollout would never end; one that only has a bad one is
+    /// not, or a rollout would take the good one's place. One without a key has no lane, but everything
+    /// that a lane needs, and so has a replica that stands by.
     fn missing(&self) -> Option<Missing> {
         let input = self.inputs.borrow();
         if !input.synced {
             return Some(Missing::Store);
         }
-        let desired = input.desired.as_ref()?;
+        let Some(desired) = &input.desired else {
+            let is_bad = input.config.is_some() || input.unreadable.is_some();
+            return is_bad.then_some(Missing::NewestConfig);
+        };
         let (role, is_ready) = {
             let standing = self.standings.borrow();
             (standing.role, standing.is_ready)

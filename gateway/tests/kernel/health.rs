@@ -7,7 +7,7 @@ use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::side::in_two_hosts;
+use crate::side::{Side, at_once, in_two_hosts};
 
 #[test]
 fn hung_lane_turns_liveness_red() {
@@ -74,10 +74,47 @@ fn gateway_without_a_tun_is_never_ready() {
 }
 
 #[test]
-fn first_readiness_waits_for_the_newest_config() {
+fn gateway_is_ready_once_it_has_a_lane() {
     in_two_hosts(|rome, _| {
         let gateway = rome.start();
         rome.until("readiness", || rome.is_ready());
         assert!(gateway.lane().is_some(), "ready without a lane");
     });
+}
+
+/// Its Service would cut off a tunnel that works.
+#[test]
+fn restarted_gateway_is_ready_on_the_last_good_config() {
+    in_two_hosts(|rome, _| {
+        let gateway = rome.start();
+        rome.until("readiness", || rome.is_ready());
+        drop(gateway);
+        put_bad(rome);
+        let gateway = rome.start();
+        rome.until("readiness", || rome.is_ready());
+        assert!(gateway.lane().is_some(), "ready without a lane");
+    });
+}
+
+#[test]
+fn gateway_on_a_bad_config_alone_is_not_ready() {
+    in_two_hosts(|rome, _| {
+        put_bad(rome);
+        let _gateway = rome.start();
+        rome.until("the problem", || !rome.status().problems.is_empty());
+        let since = Instant::now();
+        while since.elapsed() < Duration::from_secs(2) {
+            let answer = rome.http("/readyz");
+            assert!(answer.contains(" 503 ") && answer.contains("not on the newest"), "{answer}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        at_once(rome.store.put(&rome.config.clone().into())).unwrap();
+        rome.until("readiness", || rome.is_ready());
+    });
+}
+
+fn put_bad(side: &Side) {
+    let mut bad = side.config.clone();
+    bad.spec.remaps[0].local = "no prefix".to_owned();
+    at_once(side.store.put(&bad.into())).unwrap();
 }
