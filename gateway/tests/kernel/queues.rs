@@ -21,6 +21,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Time in which a flood fills a receive buffer, and time to work that off.
 const PAUSE: Duration = Duration::from_millis(100);
 const WORK: Duration = Duration::from_millis(300);
+/// Time in which a flood makes a receive buffer overflow.
+const LONG_PAUSE: Duration = Duration::from_secs(2);
 
 #[test]
 fn full_tun_queue_has_a_counter_of_its_own() {
@@ -58,6 +60,24 @@ fn early_drop_has_a_counter_of_its_own() {
         });
         assert!(dropped_early > 0, "none in {LIMIT:?}");
         assert_eq!(dropped(milan, "tun_full", "inbound"), 0);
+        assert_eq!(milan.value("weft_gateway_tun_overflows_total"), 0);
+    });
+}
+
+#[test]
+fn full_receive_buffer_has_a_counter_of_its_own() {
+    const COUNTER: &str = "weft_gateway_socket_overflows_total";
+    in_two_hosts(|rome, milan| {
+        let (_client, server) = (rome.start(), milan.start());
+        rome.wait_for(ConnectionValue::Connected);
+        assert_eq!(milan.value(COUNTER), 0);
+        let is_over = AtomicBool::new(false);
+        scope(|scope| {
+            scope.spawn(|| send(rome, || is_over.load(Ordering::Relaxed), usize::MAX));
+            let _over = Over(&is_over);
+            while_stopped(&server, || sleep(LONG_PAUSE));
+            milan.until("overflows", || milan.value(COUNTER) > 0);
+        });
         assert_eq!(milan.value("weft_gateway_tun_overflows_total"), 0);
     });
 }
