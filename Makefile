@@ -123,6 +123,7 @@ soak-aside: build peers
 	rm -f $(SKIPPED)
 	$(call TESTS,system) --ignored --nocapture --test-threads=5 --skip floods --skip idle \
 	  $(LONG:%=--skip %)
+	$(SUDO) cargo test --locked --workspace --test kernel -- --ignored --nocapture
 	@$(SHOW_SKIPPED)
 
 # Some of the tests in the folder `tests`, as they are built: by name, cargo would build them and all that they
