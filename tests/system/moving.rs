@@ -24,7 +24,7 @@ const RETURNED: Duration = Duration::from_secs(8);
 /// The same if its client was killed as well.
 const FOUND: Duration = Duration::from_secs(5);
 /// Until a manifest that changes no config is in force.
-const SETTLED: Duration = Duration::from_millis(500);
+pub(crate) const SETTLED: Duration = Duration::from_millis(500);
 
 #[test]
 fn a_node_that_moves_keeps_its_peerings() -> Result<()> {

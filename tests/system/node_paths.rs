@@ -13,6 +13,7 @@ use serde_json::Value;
 use weft_tests::manifests::{self, Peering, join};
 use weft_tests::{Cluster, ClusterSpec, bin_dir, stays_so, wait_until};
 
+use crate::moving::{Address, SETTLED, pinned, readdress};
 use crate::scene::{PORT, Scene, TIMEOUT, play};
 
 /// From a fault or its end until `weft status` shows it, at default settings.
@@ -32,7 +33,7 @@ struct Fault {
     shown: &'static str,
 }
 
-const FAULTS: [Fault; 8] = [
+const FAULTS: [Fault; 9] = [
     Fault {
         name: "port down",
         begin: |scene| scene.lab.cut("rome-2"),
@@ -78,6 +79,17 @@ const FAULTS: [Fault; 8] = [
         },
         end: |scene| shell(scene, "ip rule del pref 50"),
         shown: "Diverted",
+    },
+    Fault {
+        name: "pinned address changed",
+        begin: |scene| {
+            let rome = scene.cluster("rome");
+            rome.apply("cluster", &pinned(rome, NODE))?;
+            std::thread::sleep(SETTLED);
+            readdress(rome, NODE, Address::New)
+        },
+        end: |scene| readdress(scene.cluster("rome"), NODE, Address::Old),
+        shown: "NoAnswer",
     },
     Fault {
         name: "agent dead",

@@ -59,7 +59,7 @@ fn named(
     start: Instant,
 ) -> Result<Seen> {
     wait_until(&format!("{cluster} names {reason}"), AT_MOST, || {
-        let status = scene.cluster(cluster).status()?;
+        let (status, code) = scene.cluster(cluster).status_and_code()?;
         let problems = strings(&status["problems"]);
         let line = problems.iter().find(|line| line.contains(words));
         ensure!(line.is_some_and(|line| line.contains("; ")), "no {words:?} in {status}");
@@ -67,6 +67,7 @@ fn named(
         ensure!(reasons.iter().any(|of| of == reason), "{reason} is not among {reasons:?}");
         let states = states(&status);
         ensure!(states.iter().all(|state| state != "Connected"), "{states:?}");
+        ensure!(code == 3, "weft status ends with {code}: {status}");
         Ok::<_, anyhow::Error>(())
     })?;
     Ok(Seen { cluster, reason, after: start.elapsed() })
@@ -78,11 +79,14 @@ fn solved(scene: &Scene, cluster: &'static str, start: Instant) -> Result<Seen> 
     Ok(Seen { cluster, reason: "(solved)", after: start.elapsed() })
 }
 
-/// Fails unless the peering of this cluster is connected and without fault.
+/// Fails unless the peering of this cluster is connected, without fault and without any problem.
 fn is_well(scene: &Scene, cluster: &str) -> Result<()> {
-    let status = scene.cluster(cluster).status()?;
+    let (status, code) = scene.cluster(cluster).status_and_code()?;
     let (states, reasons) = (states(&status), reasons(&status));
     ensure!(states == ["Connected"] && reasons.is_empty(), "{cluster}: {states:?}, {status}");
+    ensure!(code == 0, "{cluster}: weft status ends with {code}: {status}");
+    let problems = strings(&status["problems"]);
+    ensure!(problems.is_empty(), "{cluster}: {problems:?}");
     Ok(())
 }
 

@@ -105,10 +105,15 @@ fn stay_well_of(scene: &Scene<'_>, clusters: &[usize], what: &str) -> Result<()>
     let (start, mut looks) = (Instant::now(), 0);
     while start.elapsed() < LONG {
         for i in clusters.iter().copied() {
-            let status = scene.cluster(i).status()?;
+            let (status, code) = scene.cluster(i).status_and_code()?;
             let peering = &status["peerings"][0];
             let is_well = peering["state"] == "Connected" && peering["faults"].is_null();
-            ensure!(is_well, "{what}, after {:?}: {status}", start.elapsed());
+            let has_problems = status["problems"].as_array().is_none_or(|list| !list.is_empty());
+            ensure!(
+                is_well && code == 0 && !has_problems,
+                "{what}, after {:?}, exit code {code}: {status}",
+                start.elapsed()
+            );
         }
         looks += 1;
         std::thread::sleep(Duration::from_millis(100));

@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 use weft_tests::manifests::{Peering, join};
 use weft_tests::{Cluster, ClusterSpec, wait_until};
 
-use super::{AT_MOST, Case, Seen, hold, named, solved};
+use super::{AT_MOST, Case, Seen, hold, named, print, solved};
 use crate::scene::{PORT, Scene, play, rome_and_milan};
 
 pub(super) const CASES: [Case; 16] = [
@@ -436,6 +436,9 @@ fn unknown_name() -> Result<Vec<Seen>> {
     endpoint("gateway.milan.test", "NameNotResolved", words)
 }
 
+/// Time until a gateway that names a missing answer has the session again, and with it the cause.
+const SESSION_BACK: Duration = Duration::from_secs(8);
+
 /// A twin of rome, which takes the session over, until rome takes it back.
 fn shared_key() -> Result<Vec<Seen>> {
     let mut seen = Vec::new();
@@ -460,7 +463,9 @@ fn shared_key() -> Result<Vec<Seen>> {
             (("rome", "NoAnswer"), "no answer from milan for "),
         ];
         seen.extend(both(scene, sides, Instant::now())?);
-        named(scene, ("rome", "KeyShared"), own, Instant::now())?;
+        let cause = named(scene, ("rome", "KeyShared"), own, Instant::now())?;
+        print("one key, at the first gateway", std::slice::from_ref(&cause));
+        ensure!(cause.after < SESSION_BACK, "{cause:?}");
         kill_all(twin)?;
         seen.extend(both_solved(scene, Instant::now())?);
         Ok(())

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use weft_tests::Cluster;
 use weft_tests::traffic::bulk;
+use weft_tests::{Cluster, wait_until};
 
 use super::{is_well, solved};
-use crate::scene::{PORT, SINK, Scene, first_pod, play, rome_and_milan, serve};
+use crate::scene::{PORT, SINK, SOON, Scene, first_pod, play, rome_and_milan, serve};
 
 const PROGRAMS: [&str; 5] = ["weft", "fabric-controller", "ipam", "route-agent", "gateway"];
 const SIDES: [(&str, &str); 2] = [("rome", "milan"), ("milan", "rome")];
@@ -36,11 +36,13 @@ fn idle_peering_shows_no_fault() -> Result<()> {
     connected(|scene| stay_well(scene, &["rome", "milan"], LONG))
 }
 
+/// The sender is on the node without the gateway, whose probes share the overlay with its packets.
 #[test]
 fn full_load_shows_no_fault() -> Result<()> {
-    connected(|scene| {
+    connected_with(2, |scene| {
         let _servers = serve(first_pod(scene.cluster("milan")))?;
-        let (pod, target) = scene.way("rome", "milan")?;
+        let (_, target) = scene.way("rome", "milan")?;
+        let pod = &scene.cluster("rome").nodes[1].pods[0];
         let to = SocketAddr::new(target, SINK);
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -90,13 +92,25 @@ fn restart_of_peers_gateway_shows_no_fault() -> Result<()> {
 #[test]
 fn restart_of_controller_shows_no_fault() -> Result<()> {
     connected(|scene| {
-        signal_all(scene.cluster("rome"), &["fabric-controller"], Signal::SIGKILL)?;
+        let rome = scene.cluster("rome");
+        let killed = rome.processes(0, "fabric-controller");
+        signal_all(rome, &["fabric-controller"], Signal::SIGKILL)?;
+        // Until then, that it does not run is no false alarm.
+        wait_until("another one runs", SOON, || {
+            ensure!(rome.processes(0, "fabric-controller") != killed, "it still runs");
+            is_well(scene, "rome")
+        })?;
         stay_well(scene, &["rome", "milan"], LONG)
     })
 }
 
 fn connected(test: impl FnOnce(&Scene) -> Result<()>) -> Result<()> {
-    play(&rome_and_milan(1), |scene| {
+    connected_with(1, test)
+}
+
+/// Of so many nodes each.
+fn connected_with(nodes: u8, test: impl FnOnce(&Scene) -> Result<()>) -> Result<()> {
+    play(&rome_and_milan(nodes), |scene| {
         scene.peer("rome", "milan", PORT)?;
         for cluster in ["rome", "milan"] {
             solved(scene, cluster, Instant::now())?;
@@ -105,7 +119,7 @@ fn connected(test: impl FnOnce(&Scene) -> Result<()>) -> Result<()> {
     })
 }
 
-/// Fails as soon as one of the clusters shows a fault or leaves Connected.
+/// Fails as soon as one of the clusters shows a fault or problem, or leaves Connected.
 fn stay_well(scene: &Scene, clusters: &[&str], time: Duration) -> Result<()> {
     let (start, mut looks) = (Instant::now(), 0);
     while start.elapsed() < time {
