@@ -12,29 +12,35 @@ use anyhow::{Context, Result, ensure};
 use nix::time::{clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
 use weft_tests::manifests::{Peering, join};
-use weft_tests::{Cluster, ClusterSpec, wait_until};
+use weft_tests::traffic::connect;
+use weft_tests::{Cluster, ClusterSpec, scrape, wait_until};
 
-use crate::scene::{PORT, play};
+use crate::scene::{PORT, play_with};
 
 /// Per gateway, on a busy machine with a development build.
 const TIME_EACH: Duration = Duration::from_secs(3);
 /// Longest time that a program of nothing may take to run while all gateways start.
 const MAX_RESPONSE: Duration = Duration::from_secs(1);
 /// Share of one core, for an idle gateway and its part of all other processes.
-const MAX_IDLE_LOAD: f64 = 0.005;
+const MAX_IDLE_LOAD: f64 = 0.002;
 /// Memory for a gateway and its part of all other processes, shared pages divided by their users.
 const MAX_BYTES_EACH: u64 = 5_000_000;
 const MEASURED: Duration = Duration::from_secs(20);
+const METRICS: &str = "127.0.0.1:9100";
+const OPTIONS: [&str; 2] = ["--metrics", METRICS];
+/// Timeout of the metrics of all gateways.
+const SCRAPED: Duration = Duration::from_secs(20);
 
 #[test]
 fn forty_peerings_use_one_inotify_instance() -> Result<()> {
-    play(&[ClusterSpec::new("rome", 1, 1)], |scene| many_peerings(scene.cluster("rome"), 40))
+    let specs = [ClusterSpec::new("rome", 1, 1)];
+    play_with(&specs, &OPTIONS, |scene| many_peerings(scene.cluster("rome"), 40))
 }
 
 #[test]
 #[ignore = "takes minutes: make soak"]
 fn three_hundred_peerings_start_without_a_storm() -> Result<()> {
-    play(&[ClusterSpec::new("rome", 1, 1)], |scene| {
+    play_with(&[ClusterSpec::new("rome", 1, 1)], &OPTIONS, |scene| {
         let rome = scene.cluster("rome");
         let is_over = AtomicBool::new(false);
         let (started, response) = scope(|scope| {
@@ -54,6 +60,7 @@ fn three_hundred_peerings_start_without_a_storm() -> Result<()> {
             after.bytes as f64 / 300e6,
             load / 3.0,
         );
+        no_process_was_restarted(rome, 300)?;
         ensure!(response < MAX_RESPONSE, "the host was not usable for {response:?}");
         ensure!(after.bytes < 300 * MAX_BYTES_EACH, "{} bytes", after.bytes);
         ensure!(load < 300.0 * MAX_IDLE_LOAD, "{load} cores");
@@ -79,9 +86,22 @@ fn many_peerings(rome: &Cluster, count: usize) -> Result<()> {
     eprintln!("{count} gateways run after {:?}", start.elapsed());
     let instances = inotify_instances(rome)?;
     ensure!(instances == 1, "{instances} inotify instances of {count} gateways and the rest");
+    no_process_was_restarted(rome, count)?;
     let log = rome.log("weft-up");
-    ensure!(!log.contains("starting it again"), "gateways ended: {log}");
     ensure!(log.contains("gateways are started, "), "no line says how far it is: {log}");
+    Ok(())
+}
+
+/// Checks the counter of each gateway's process.
+fn no_process_was_restarted(rome: &Cluster, gateways: usize) -> Result<()> {
+    let stream = connect(rome.head().net(), METRICS.parse()?, SCRAPED)?;
+    stream.set_read_timeout(Some(SCRAPED))?;
+    let text = scrape(stream)?;
+    let counters = text.lines().filter(|line| line.starts_with("weft_process_restarts_total{"));
+    let counters: Vec<_> = counters.collect();
+    ensure!(counters.len() > gateways, "{} counters of {gateways} gateways", counters.len());
+    let restarted: Vec<_> = counters.iter().filter(|line| !line.ends_with(" 0")).collect();
+    ensure!(restarted.is_empty(), "{restarted:?}: {}", rome.log("weft-up"));
     Ok(())
 }
 
