@@ -47,7 +47,7 @@ struct Place {
 }
 
 #[test]
-fn own_kernel_state_is_restored_within_500_ms() -> Result<()> {
+fn nine_tenths_of_state_are_restored_in_500_ms() -> Result<()> {
     let specs = [("rome", 1, 2), ("milan", 2, 1)];
     let specs = specs.map(|(id, number, nodes)| ClusterSpec::new(id, number, nodes).dual_stack());
     play(&specs, |scene| {
