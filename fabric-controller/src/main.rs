@@ -99,7 +99,7 @@ async fn serve_webhook(
     vitals: Vitals,
     ends: oneshot::Receiver<()>,
 ) {
-    match Webhook::listen(server.client, &server.namespace, args).await {
+    match Webhook::listen(&server, args).await {
         Ok(webhook) => {
             vitals.readiness.fulfilled(WEBHOOK);
             webhook.run(async { drop(ends.await) }).await;

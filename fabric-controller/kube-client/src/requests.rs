@@ -9,6 +9,7 @@ use kube::api::{
 };
 use kube::{Api, Client};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::answer::answer;
 use crate::error::ApiError;
@@ -85,16 +86,33 @@ impl Requests {
         found(target, answer(target.kind(), self.api(target).get(&target.name)).await)
     }
 
+    /// The same as an object of its type.
+    pub async fn read<T: DeserializeOwned>(&self, target: &Target) -> Result<Option<T>, ApiError> {
+        self.get(target).await?.map(|object| converted(&object)).transpose()
+    }
+
     pub async fn create(
         &self,
         target: &Target,
         object: &impl Serialize,
     ) -> Result<DynamicObject, ApiError> {
-        let object = serde_json::to_value(object).and_then(serde_json::from_value);
-        let object = object.map_err(ApiError::Answer)?;
+        let object = converted(object)?;
+        answer(target.kind(), self.api(target).create(&self.parameters(), &object)).await
+    }
+
+    /// Replaces an object in the version that was read.
+    pub async fn replace(
+        &self,
+        target: &Target,
+        object: &impl Serialize,
+    ) -> Result<DynamicObject, ApiError> {
+        let (api, parameters, object) = (self.api(target), self.parameters(), converted(object)?);
+        answer(target.kind(), api.replace(&target.name, &parameters, &object)).await
+    }
+
+    fn parameters(&self) -> PostParams {
         let field_manager = Some(self.manager.to_owned());
-        let parameters = PostParams { field_manager, ..PostParams::default() };
-        answer(target.kind(), self.api(target).create(&parameters, &object)).await
+        PostParams { field_manager, ..PostParams::default() }
     }
 
     /// Applies all fields that this writer owns from now on.
@@ -203,6 +221,11 @@ impl fmt::Debug for Requests {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Requests").field("manager", &self.manager).finish_non_exhaustive()
     }
+}
+
+/// The same object as another type.
+fn converted<T: DeserializeOwned>(object: &impl Serialize) -> Result<T, ApiError> {
+    serde_json::to_value(object).and_then(serde_json::from_value).map_err(ApiError::Answer)
 }
 
 fn found<T>(target: &Target, answer: Result<T, ApiError>) -> Result<Option<T>, ApiError> {

@@ -16,7 +16,7 @@ mod server;
 use std::future::Future;
 use std::net::SocketAddr;
 
-use kube::Client;
+use fabric_kube_client::ApiServer;
 use tokio::sync::watch;
 
 use self::manager::CertificateManager;
@@ -49,14 +49,10 @@ pub struct Webhook {
 
 impl Webhook {
     /// Listens; no request is answered before [`Self::run`]. Needs a tokio runtime.
-    pub async fn listen(
-        client: Client,
-        namespace: &str,
-        args: WebhookArgs,
-    ) -> Result<Self, ListenError> {
+    pub async fn listen(api: &ApiServer, args: WebhookArgs) -> Result<Self, ListenError> {
         let (serve, served) = watch::channel(None);
         let server = Server::listen(args.webhook_listen, served).await?;
-        Ok(Self { server, manager: CertificateManager::new(client, namespace, serve) })
+        Ok(Self { server, manager: CertificateManager::new(api, serve) })
     }
 
     pub fn address(&self) -> SocketAddr {

@@ -1,25 +1,23 @@
 //! Keeps the certificate in its Secret, in what the API server trusts, and in what is served.
 
 use std::collections::BTreeMap;
-use std::future::ready;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use axum::BoxError;
 use axum::http::Uri;
 use fabric_api::labels;
-use futures::{FutureExt as _, Stream, StreamExt as _, stream};
+use fabric_kube_client::reflector::{Change, Reflector, Selection};
+use fabric_kube_client::requests::{Part, Requests, Target};
+use fabric_kube_client::{ApiError, ApiServer};
+use fabric_runtime::{Backoff, chain};
+use futures::FutureExt as _;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, WebhookClientConfig,
 };
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{ApiResource, DynamicObject};
 use kube::core::Resource as _;
-use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher::watch_object;
-use kube::{Api, Client};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -47,17 +45,20 @@ const MANAGER: &str = "weft-webhook";
 pub(super) type Served = Option<Arc<CertifiedKey>>;
 
 pub(super) struct CertificateManager {
-    configurations: Api<MutatingWebhookConfiguration>,
-    secrets: Api<Secret>,
+    requests: Requests,
+    configuration: Target,
+    secret: Target,
+    /// Watches of both.
+    watches: Reflector<&'static str, DynamicObject>,
     serve: watch::Sender<Served>,
 }
 
 #[derive(Debug, thiserror::Error)]
 enum CertificateError {
     #[error("cannot {verb} {what}")]
-    Api { verb: &'static str, what: &'static str, source: BoxError },
-    #[error("cannot {verb} Secret {SECRET}, {reason}; if it is immutable, delete it")]
-    Secret { verb: &'static str, reason: String },
+    Api { verb: &'static str, what: String, source: ApiError },
+    #[error("cannot {verb} {what}, {reason}; if it is immutable, delete it")]
+    Secret { verb: &'static str, what: String, reason: String },
     #[error("cannot make a certificate for {names:?}")]
     Make { names: Names, source: rcgen::Error },
     #[error("Secret {SECRET} does not stay as it is written")]
@@ -67,35 +68,45 @@ enum CertificateError {
 }
 
 impl CertificateManager {
-    pub(super) fn new(client: Client, namespace: &str, serve: watch::Sender<Served>) -> Self {
-        let secrets = Api::namespaced(client.clone(), namespace);
-        Self { configurations: Api::all(client), secrets, serve }
-    }
-
-    /// Runs forever. An error is logged once, and the step is retried.
-    pub(super) async fn run(self) {
-        let mut news = pin!(self.news());
-        let mut logged = String::new();
-        let mut backoff = PACE;
-        loop {
-            // The step below reads the objects that these events are about.
-            while news.next().now_or_never().flatten().is_some() {}
-            let outcome = timeout(LONGEST, self.settle(SystemTime::now())).await;
-            let outcome = outcome.unwrap_or(Err(CertificateError::Late));
-            let pause = if outcome.is_ok() { RECHECK } else { backoff };
-            backoff = if outcome.is_ok() { PACE } else { RETRY_MAX.min(backoff * 2) };
-            log_change(&mut logged, outcome);
-            sleep(PACE).await;
-            let _ = timeout(pause, news.next()).await;
+    pub(super) fn new(server: &ApiServer, serve: watch::Sender<Served>) -> Self {
+        let configurations = ApiResource::erase::<MutatingWebhookConfiguration>(&());
+        let secrets = ApiResource::erase::<Secret>(&());
+        let mut watches = Reflector::new(server.client.clone(), server.metrics.clone());
+        let one = |kind: &ApiResource, name: &str| {
+            Selection::all(kind.clone()).fields(&format!("metadata.name={name}"))
+        };
+        watches.open(CONFIGURATION, one(&configurations, CONFIGURATION));
+        watches.open(SECRET, one(&secrets, SECRET).inside(&server.namespace));
+        Self {
+            requests: Requests::new(server.client.clone(), MANAGER),
+            configuration: Target::new(configurations, (String::new(), CONFIGURATION.to_owned())),
+            secret: Target::new(secrets, (server.namespace.clone(), SECRET.to_owned())),
+            watches,
+            serve,
         }
     }
 
-    fn news(&self) -> impl Stream<Item = ()> + use<> {
-        let configuration = watch_object(self.configurations.clone(), CONFIGURATION);
-        let secret = watch_object(self.secrets.clone(), SECRET);
-        let configuration = configuration.default_backoff().filter_map(|e| ready(e.ok().map(drop)));
-        let secret = secret.default_backoff().filter_map(|e| ready(e.ok().map(drop)));
-        stream::select(configuration, secret)
+    /// Runs forever. An error is logged once, and the step is retried.
+    pub(super) async fn run(mut self) {
+        let mut logged = String::new();
+        let mut backoff = Backoff::new(PACE, RETRY_MAX);
+        loop {
+            // The step below reads the objects that these events are about.
+            while self.changed().now_or_never().is_some() {}
+            let outcome = timeout(LONGEST, self.settle(SystemTime::now())).await;
+            let outcome = outcome.unwrap_or(Err(CertificateError::Late));
+            let pause = if outcome.is_ok() { RECHECK } else { backoff.failed() };
+            if outcome.is_ok() {
+                backoff.reset();
+            }
+            log_change(&mut logged, outcome);
+            sleep(PACE).await;
+            let _ = timeout(pause, self.changed()).await;
+        }
+    }
+
+    async fn changed(&mut self) {
+        while matches!(self.watches.next().await, Change::Problems) {}
     }
 
     /// Registers the authorities before the certificate that needs them is served, unless the one
@@ -127,8 +138,8 @@ impl CertificateManager {
     async fn configuration(
         &self,
     ) -> Result<Option<MutatingWebhookConfiguration>, CertificateError> {
-        let found = self.configurations.get_opt(CONFIGURATION).await;
-        found.map_err(|error| failed("read", "MutatingWebhookConfiguration weft-cidr-lists", error))
+        let found = self.requests.read(&self.configuration).await;
+        found.map_err(|error| failed("read", &self.configuration, error))
     }
 
     /// The one in the Secret, made or renewed if need be. Of replicas at once one writes, and all use
@@ -140,7 +151,8 @@ impl CertificateManager {
         now: SystemTime,
     ) -> Result<Certificate, CertificateError> {
         for _ in 0..TRIES {
-            let found = self.secrets.get_opt(SECRET).await.map_err(|e| refused("read", e))?;
+            let found = self.requests.read::<Secret>(&self.secret).await;
+            let found = found.map_err(|error| failed("read", &self.secret, error))?;
             let Some(secret) = found else {
                 self.create(owner, made(names, now, None)?).await?;
                 continue;
@@ -176,15 +188,28 @@ impl CertificateManager {
             type_: Some("kubernetes.io/tls".to_owned()),
             ..Secret::default()
         };
-        let created = self.secrets.create(&PostParams::default(), &secret).await;
-        written("create", created)
+        self.written("create", self.requests.create(&self.secret, &secret).await)
     }
 
     /// Replaces the Secret in the version that was read, so that one replica wins.
     async fn replace(&self, mut secret: Secret, data: Data) -> Result<(), CertificateError> {
         secret.data.get_or_insert_default().extend(data);
-        let replaced = self.secrets.replace(SECRET, &PostParams::default(), &secret).await;
-        written("write", replaced)
+        self.written("write", self.requests.replace(&self.secret, &secret).await)
+    }
+
+    /// Losing to another replica is as good as winning.
+    fn written(
+        &self,
+        verb: &'static str,
+        outcome: Result<DynamicObject, ApiError>,
+    ) -> Result<(), CertificateError> {
+        match outcome {
+            Ok(_) | Err(ApiError::Refused { code: 409, .. }) => Ok(()),
+            Err(ApiError::Refused { code: 422, message: reason }) => {
+                Err(CertificateError::Secret { verb, what: self.secret.to_string(), reason })
+            }
+            Err(error) => Err(failed(verb, &self.secret, error)),
+        }
     }
 
     /// Writes the authorities to trust into the configuration, in place of any others there. The
@@ -207,10 +232,8 @@ impl CertificateManager {
             "metadata": { "name": CONFIGURATION, "uid": configuration.metadata.uid },
             "webhooks": bundles.collect::<Vec<_>>(),
         });
-        let force = PatchParams::apply(MANAGER).force();
-        let patched = self.configurations.patch(CONFIGURATION, &force, &Patch::Apply(patch)).await;
-        let what = "the caBundle of MutatingWebhookConfiguration weft-cidr-lists";
-        patched.map_err(|error| failed("write", what, error))?;
+        let applied = self.requests.apply(&self.configuration, Part::AllButStatus, &patch).await;
+        applied.map_err(|error| failed("write the caBundle of", &self.configuration, error))?;
         tracing::info!("the API server has the CA of the webhook");
         Ok(())
     }
@@ -258,36 +281,13 @@ fn name(config: &WebhookClientConfig) -> Option<String> {
     Some(url.host()?.trim_matches(['[', ']']).to_owned())
 }
 
-/// Losing to another replica is as good as winning.
-fn written(verb: &'static str, outcome: kube::Result<Secret>) -> Result<(), CertificateError> {
-    match outcome {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-        Err(error) => Err(refused(verb, error)),
-    }
-}
-
-/// Redacts errors: those of an API server about an invalid Secret may quote it.
-fn refused(verb: &'static str, error: kube::Error) -> CertificateError {
-    if let kube::Error::Api(status) = &error
-        && status.code == 422
-    {
-        return CertificateError::Secret { verb, reason: status.reason.clone() };
-    }
-    failed(verb, "Secret weft-webhook-certificate", error)
-}
-
-/// Error without kube's frames around the cause, which print it twice.
-fn failed(verb: &'static str, what: &'static str, error: kube::Error) -> CertificateError {
-    if let kube::Error::Api(status) = error {
-        return CertificateError::Api { verb, what, source: status.into() };
-    }
-    CertificateError::Api { verb, what, source: error.into() }
+fn failed(verb: &'static str, what: &Target, source: ApiError) -> CertificateError {
+    CertificateError::Api { verb, what: what.to_string(), source }
 }
 
 /// State changes only.
 fn log_change(logged: &mut String, outcome: Result<(), CertificateError>) {
-    let now = outcome.err().map(|error| format!("{:#}", anyhow::Error::new(error)));
+    let now = outcome.err().map(|error| chain(&error));
     match &now {
         Some(error) if error != logged => {
             tracing::warn!(error, "plain strings for CIDRs may be refused");

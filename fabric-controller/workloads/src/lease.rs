@@ -11,12 +11,12 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use fabric_kube_client::ApiServer;
+use fabric_kube_client::requests::{Requests, Target};
+use fabric_kube_client::{ApiError, ApiServer};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
-use kube::Api;
-use kube::api::PostParams;
+use kube::api::{ApiResource, DynamicObject};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -53,7 +53,8 @@ const WANTED_BY: &str = "fabric.weft.dev/wanted-by";
 
 /// A candidate, and when it has been elected, the holder.
 pub struct Election {
-    api: Api<Lease>,
+    requests: Requests,
+    target: Target,
     identity: String,
     /// TCP address of this candidate.
     address: Option<SocketAddr>,
@@ -101,11 +102,11 @@ impl Holder {
 impl Election {
     /// Programs of one `identity` are one holder: each may go on with what another has won.
     pub fn new(server: &ApiServer, identity: &str) -> Self {
-        let api = Api::namespaced(server.client.clone(), &server.namespace);
-        let identity = identity.to_owned();
+        let name = (server.namespace.clone(), NAME.to_owned());
         Self {
-            api,
-            identity,
+            requests: server.requests(),
+            target: Target::new(ApiResource::erase::<Lease>(&()), name),
+            identity: identity.to_owned(),
             address: None,
             takes_over: false,
             holder: None,
@@ -193,32 +194,33 @@ impl Election {
 
     /// Locks the Lease for that time against all but one of the same name: others are to be gone by
     /// then.
-    pub async fn leave_locked(&self, time: Duration) -> kube::Result<()> {
+    pub async fn leave_locked(&self, time: Duration) -> Result<(), ApiError> {
         let seconds = i32::try_from(time.as_secs()).ok();
         self.amend(|spec| spec.lease_duration_seconds = seconds).await
     }
 
     /// Changes a Lease that is held.
-    async fn amend(&self, change: impl Fn(&mut LeaseSpec)) -> kube::Result<()> {
+    async fn amend(&self, change: impl Fn(&mut LeaseSpec)) -> Result<(), ApiError> {
         within(PERIOD, async {
-            let Some(mut lease) = self.api.get_opt(NAME).await? else { return Ok(()) };
+            let found: Option<Lease> = self.requests.read(&self.target).await?;
+            let Some(mut lease) = found else { return Ok(()) };
             if holder(&lease) == Some(&self.identity) {
                 change(lease.spec.get_or_insert_default());
-                self.api.replace(NAME, &PostParams::default(), &lease).await?;
+                self.requests.replace(&self.target, &lease).await?;
             }
             Ok(())
         })
         .await
     }
 
-    async fn acquire(&mut self) -> kube::Result<Answer> {
+    async fn acquire(&mut self) -> Result<Answer, ApiError> {
         // The write itself fails if another has written since.
         if let Some(lease) = self.held.take()
             && self.write(lease).await? == Answer::Ours
         {
             return Ok(Answer::Ours);
         }
-        let Some(mut lease) = self.api.get_opt(NAME).await? else {
+        let Some(mut lease) = self.requests.read::<Lease>(&self.target).await? else {
             return self.write(Lease::default()).await;
         };
         if self.may_take(&lease) {
@@ -227,19 +229,20 @@ impl Election {
         if self.takes_over && wanted_by(&lease) != Some(&self.identity) {
             let annotations = lease.metadata.annotations.get_or_insert_default();
             annotations.insert(WANTED_BY.to_owned(), self.identity.clone());
-            answer(self.api.replace(NAME, &PostParams::default(), &lease).await)?;
+            answer(self.requests.replace(&self.target, &lease).await)?;
         }
         Ok(Answer::Others)
     }
 
-    async fn write(&mut self, lease: Lease) -> kube::Result<Answer> {
-        let (lease, sent) = (self.taken(lease), Instant::now());
+    async fn write(&mut self, lease: Lease) -> Result<Answer, ApiError> {
+        let (mut lease, sent) = (self.taken(lease), Instant::now());
         let written = match lease.metadata.resource_version {
-            Some(_) => self.api.replace(NAME, &PostParams::default(), &lease).await,
-            None => self.api.create(&PostParams::default(), &lease).await,
+            Some(_) => self.requests.replace(&self.target, &lease).await,
+            None => self.requests.create(&self.target, &lease).await,
         };
-        if let Ok(lease) = &written {
-            (self.held, self.renewed) = (Some(lease.clone()), sent);
+        if let Ok(written) = &written {
+            lease.metadata = written.metadata.clone();
+            (self.held, self.renewed) = (Some(lease), sent);
         }
         answer(written)
     }
@@ -332,14 +335,11 @@ fn holder(lease: &Lease) -> Option<&String> {
     lease.spec.as_ref()?.holder_identity.as_ref().filter(|holder| !holder.is_empty())
 }
 
-pub(super) async fn within<T>(
+async fn within<T>(
     bound: Duration,
-    request: impl Future<Output = kube::Result<T>>,
-) -> kube::Result<T> {
-    let late = |_| {
-        let error = std::io::Error::from(std::io::ErrorKind::TimedOut);
-        kube::Error::Service(error.into())
-    };
+    request: impl Future<Output = Result<T, ApiError>>,
+) -> Result<T, ApiError> {
+    let late = |_| ApiError::Timeout { seconds: bound.as_secs() };
     timeout(bound, request).await.map_err(late).flatten()
 }
 
@@ -352,10 +352,10 @@ enum Answer {
     Others,
 }
 
-fn answer(written: kube::Result<Lease>) -> kube::Result<Answer> {
+fn answer(written: Result<DynamicObject, ApiError>) -> Result<Answer, ApiError> {
     match written {
         Ok(_) => Ok(Answer::Ours),
-        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(Answer::Contended),
+        Err(ApiError::Refused { code: 404 | 409, .. }) => Ok(Answer::Contended),
         Err(error) => Err(error),
     }
 }
@@ -387,7 +387,10 @@ mod tests {
                         let (version, lease) = &mut *stored.lock().unwrap();
                         let sent: Value = serde_json::from_slice(&body).unwrap_or_default();
                         let replaces = &sent["metadata"]["resourceVersion"];
-                        let status = |code, reason| json!({"code": code, "reason": reason});
+                        let status = |code, reason| {
+                            let message = format!("leases {NAME:?}: {reason}");
+                            json!({"code": code, "reason": reason, "message": message})
+                        };
                         if is_read && lease.is_null() {
                             (404, status(404, "NotFound"))
                         } else if !is_read && *replaces != lease["metadata"]["resourceVersion"] {

@@ -1,19 +1,13 @@
 //! Reports obstacles as Events of the controller's own pod, where `kubectl describe pod` shows them.
 
-use std::time::Duration;
-
 use fabric_kube_client::ApiServer;
+use fabric_kube_client::reflector::Selection;
 use fabric_runtime::{Heartbeat, until};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
-use kube::Api;
-use kube::api::ListParams;
+use kube::api::ApiResource;
 
 use super::events::Events;
-use super::lease::within;
 use fabric_kube_client::obstacles::Obstacles;
-
-/// Time limit of a request.
-const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Reports without end. `pod` is the name of the own one, `identity` that of the program in Events.
 pub async fn report(server: ApiServer, pod: &str, identity: &str, obstacles: Obstacles) {
@@ -39,10 +33,10 @@ pub async fn report(server: ApiServer, pod: &str, identity: &str, obstacles: Obs
 }
 
 async fn own(server: &ApiServer, pod: &str) -> ObjectReference {
-    let pods = Api::<Pod>::namespaced(server.client.clone(), &server.namespace);
-    let selection = ListParams::default().fields(&format!("metadata.name={pod}"));
-    let found = within(TIMEOUT, pods.list_metadata(&selection)).await;
-    let found = found.ok().and_then(|list| list.items.into_iter().next());
+    let selection = Selection::all(ApiResource::erase::<Pod>(&())).inside(&server.namespace);
+    let selection = selection.fields(&format!("metadata.name={pod}"));
+    let found = selection.list_metadata(&server.client, None).await;
+    let found = found.ok().and_then(|pods| pods.into_iter().next());
     ObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("Pod".to_owned()),

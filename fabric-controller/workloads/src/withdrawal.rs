@@ -42,7 +42,7 @@ pub enum WithdrawError {
     #[error("cannot {verb} {what}")]
     Api { verb: &'static str, what: String, source: ApiError },
     #[error("cannot lock the Lease")]
-    Locked(#[source] Box<kube::Error>),
+    Locked(#[source] ApiError),
     #[error("somebody makes them again: {}", .0.join(", "))]
     MadeAgain(Vec<String>),
 }
@@ -70,7 +70,7 @@ pub async fn withdraw(
         () = election.lost() => return Err(WithdrawError::Lost),
     }
     let locked = election.leave_locked(LOCKED).await;
-    locked.map_err(|source| WithdrawError::Locked(Box::new(source)))?;
+    locked.map_err(WithdrawError::Locked)?;
     if let Err(error) = give_up_stuck_pods(&Cluster::new(&server)).await {
         tracing::warn!(%error, "pods of this Job on nodes that have died may hold it up");
     }

@@ -26,8 +26,8 @@ pub(crate) struct Replica {
 impl Replica {
     pub(crate) fn start(world: &World) -> Self {
         let args = WebhookArgs { webhook_listen: (Ipv4Addr::LOCALHOST, 0).into() };
-        let listening = Webhook::listen(world.client(), "liqo", args);
-        let webhook = world.runtime.block_on(listening).unwrap();
+        let api = world.api();
+        let webhook = world.runtime.block_on(Webhook::listen(&api, args)).unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let address = webhook.address();
         let task = world.runtime.spawn(webhook.run(async { drop(stopped.await) }));

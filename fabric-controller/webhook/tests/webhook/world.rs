@@ -6,8 +6,6 @@ use std::time::{Duration, Instant};
 use api_server::{ApiServer, skip};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use kube::config::Kubeconfig;
-use kube::{Client, Config};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
@@ -46,11 +44,11 @@ impl World {
     }
 
     /// Client with the rights of the controller.
-    pub(crate) fn client(&self) -> Client {
+    pub(crate) fn api(&self) -> fabric_kube_client::ApiServer {
         let controller = self.server.user("system:serviceaccount:liqo:fabric-controller");
-        let config = Config::try_from(Kubeconfig::read_from(controller).unwrap()).unwrap();
         let _inside = self.runtime.enter();
-        Client::try_from(config).unwrap()
+        let namespace = Some("liqo".to_owned());
+        fabric_kube_client::ApiServer::open(Some(&controller), None, namespace).unwrap()
     }
 
     pub(crate) fn kubectl(&self, arguments: &[&str], input: &str) -> String {
