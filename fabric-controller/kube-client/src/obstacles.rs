@@ -14,6 +14,8 @@ pub enum Reader {
     Store,
     /// Objects that gateways consist of.
     Gateways,
+    /// IPs for Liqo's other modules, and what they are made from.
+    LiqoIps,
 }
 
 /// Obstacles of each reader. Clones share them.

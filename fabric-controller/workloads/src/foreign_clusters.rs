@@ -13,18 +13,23 @@ use std::time::Duration;
 use fabric_api::{ClusterId, labels, liqo_core};
 use fabric_kube_client::requests::{Part, Requests, Target};
 use fabric_kube_client::{ApiError, StoreMetrics};
-use fabric_runtime::Heartbeat;
+use fabric_runtime::{Heartbeat, until};
+use futures::stream::{self, StreamExt as _};
 use jiff::Timestamp;
 use kube::api::{DeleteParams, DynamicObject, Preconditions};
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
 
 use super::live::{Key, Live, Watched};
-use super::writer::MANAGER;
+use super::writer::{MANAGER, MAX_WRITES};
 use fabric_index::placement::{Peers, Plan};
 use module::{Step, peer_of, step};
 
+/// Time to collect changes: a new peering makes several within a second, and each node's acknowledgement is
+/// more urgent.
+const COLLECT: Duration = Duration::from_millis(200);
 /// Minimum time between two equal writes, if the first is undone.
 const PACE: Duration = Duration::from_secs(1);
 /// Retry interval after something was refused.
@@ -65,6 +70,38 @@ impl ForeignClusters {
         self.due
     }
 
+    /// Runs until the controller is gone.
+    pub(super) async fn run(
+        mut self,
+        mut plan: watch::Receiver<Option<Plan>>,
+        heartbeat: &Heartbeat,
+    ) {
+        while heartbeat.while_waiting(self.changed(&mut plan)).await {
+            let now = plan.borrow_and_update().clone();
+            if let Some(now) = now {
+                self.reconcile(&now, heartbeat).await;
+            }
+        }
+    }
+
+    /// Waits until there is something to do, and a moment more for other changes; false if the
+    /// controller is gone.
+    async fn changed(&mut self, plan: &mut watch::Receiver<Option<Plan>>) -> bool {
+        let due = self.due;
+        loop {
+            tokio::select! {
+                news = self.live.next() => if news { break },
+                changed = plan.changed() => match changed {
+                    Ok(()) => break,
+                    Err(_) => return false,
+                },
+                () = until(due) => break,
+            }
+        }
+        sleep(COLLECT).await;
+        true
+    }
+
     /// Makes, changes and removes ForeignClusters. Failures are retried.
     pub(super) async fn reconcile(&mut self, plan: &Plan, heartbeat: &Heartbeat) {
         self.due = None;
@@ -93,39 +130,43 @@ impl ForeignClusters {
     async fn make(&mut self, peers: &Peers, heartbeat: &Heartbeat) -> Result<(), ApiError> {
         let all = self.live.objects().all(Watched::ForeignCluster);
         let there: BTreeSet<String> = all.map(|(_, object)| peer_of(object)).collect();
-        for peer in peers.keys().filter(|peer| !there.contains(peer.as_str())) {
+        let missing = peers.keys().filter(|peer| !there.contains(peer.as_str()));
+        let requests = &self.requests.clone();
+        let made = missing.map(|peer| async move {
+            (peer, requests.create(&target(peer.as_str()), &new(peer)).await)
+        });
+        let mut made = stream::iter(made.collect::<Vec<_>>()).buffer_unordered(MAX_WRITES);
+        while let Some((peer, made)) = made.next().await {
             heartbeat.beat();
-            let made = self.make_one(peer).await;
+            let made = made.map(|object| {
+                tracing::info!(%peer, "made a ForeignCluster");
+                self.live.objects_mut().put(Watched::ForeignCluster, object);
+            });
             self.tolerate(("make", peer.to_string()), made)?;
         }
-        Ok(())
-    }
-
-    async fn make_one(&mut self, peer: &ClusterId) -> Result<(), ApiError> {
-        let made = self.requests.create(&target(peer.as_str()), &new(peer)).await?;
-        tracing::info!(%peer, "made a ForeignCluster");
-        self.live.objects_mut().put(Watched::ForeignCluster, made);
         Ok(())
     }
 
     /// Writes the peer's state into each; removes those that weft made and no peer needs.
     async fn write(&mut self, plan: &Plan, heartbeat: &Heartbeat) -> Result<(), ApiError> {
         let all = self.live.objects().all(Watched::ForeignCluster);
-        let all: Vec<DynamicObject> = all.map(|(_, object)| object.clone()).collect();
-        for object in all.iter().filter(|object| object.metadata.deletion_timestamp.is_none()) {
+        let all = all.filter(|(_, object)| object.metadata.deletion_timestamp.is_none());
+        let now = Timestamp::now();
+        let steps = all.filter_map(|(_, object)| Some((object.clone(), step(object, plan, now)?)));
+        let mut steps: Vec<_> = steps.collect();
+        steps.retain(|(object, step)| !self.is_early(object, step));
+        let requests = &self.requests.clone();
+        let runs = steps.into_iter().map(|(object, step)| async move {
+            let answer = change(requests, &object, &step).await;
+            (object, step, answer)
+        });
+        let mut runs = stream::iter(runs.collect::<Vec<_>>()).buffer_unordered(MAX_WRITES);
+        while let Some((object, step, answer)) = runs.next().await {
             heartbeat.beat();
+            let verb = if step == Step::Remove { "remove" } else { "change" };
             let name = object.name_any();
-            match step(object, plan, Timestamp::now()) {
-                Some(Step::Remove) => {
-                    let removed = self.remove(object).await;
-                    self.tolerate(("remove", name), removed)?;
-                }
-                Some(Step::Write(modules)) => {
-                    let written = self.write_status(object, modules).await;
-                    self.tolerate(("change", name), written)?;
-                }
-                None => {}
-            }
+            let changed = answer.map(|written| self.changed_by(&object, step, written));
+            self.tolerate((verb, name), changed)?;
         }
         Ok(())
     }
@@ -145,55 +186,60 @@ impl ForeignClusters {
         Ok(())
     }
 
-    async fn write_status(
-        &mut self,
-        object: &DynamicObject,
-        modules: Value,
-    ) -> Result<(), ApiError> {
-        let name = &object.name_any();
-        if let Some(last) = self.written.get(name)
-            && last.modules == modules
-            && last.at.elapsed() < PACE
-        {
+    /// True if the same was written a moment ago and is undone.
+    fn is_early(&mut self, object: &DynamicObject, step: &Step) -> bool {
+        let last = self.written.get(&object.name_any());
+        let is_early = last.is_some_and(|last| {
+            matches!(step, Step::Write(modules) if *modules == last.modules)
+                && last.at.elapsed() < PACE
+        });
+        if is_early {
             self.due_in(PACE);
-            return Ok(());
         }
-        // Only this version is changed: a module that others have enabled meanwhile must stay so.
-        let version = &object.metadata.resource_version;
-        let patch =
-            json!({"metadata": {"resourceVersion": version}, "status": {"modules": modules}});
-        let written = match self.requests.merge(&target(name), Part::Status, &patch).await {
-            Err(ApiError::Refused { code: 409, .. }) => {
-                self.due_in(PACE);
-                return Ok(());
-            }
-            written => written?,
-        };
-        tracing::debug!(name, "ForeignCluster status written");
-        self.live.objects_mut().put(Watched::ForeignCluster, written);
-        self.written.insert(name.to_owned(), Written { modules, at: Instant::now() });
-        Ok(())
+        is_early
     }
 
-    async fn remove(&mut self, object: &DynamicObject) -> Result<(), ApiError> {
+    fn changed_by(&mut self, object: &DynamicObject, step: Step, written: Option<DynamicObject>) {
         let name = object.name_any();
-        let preconditions = Preconditions {
-            resource_version: object.metadata.resource_version.clone(),
-            ..Preconditions::default()
-        };
-        let how = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-        let uid = object.metadata.uid.clone();
-        if self.requests.delete(&target(&name), uid, how).await? {
-            tracing::info!(name, "removed a ForeignCluster");
+        match (step, written) {
+            (Step::Remove, _) => {
+                tracing::info!(name, "removed a ForeignCluster");
+                self.live.forget(&Key::of(Watched::ForeignCluster, object));
+                self.written.remove(&name);
+            }
+            (Step::Write(modules), Some(written)) => {
+                tracing::debug!(name, "ForeignCluster status written");
+                self.live.objects_mut().put(Watched::ForeignCluster, written);
+                self.written.insert(name, Written { modules, at: Instant::now() });
+            }
+            (Step::Write(_), None) => self.due_in(PACE),
         }
-        self.live.forget(&Key::of(Watched::ForeignCluster, object));
-        self.written.remove(&name);
-        Ok(())
     }
 
     fn due_in(&mut self, wait: Duration) {
         let at = Instant::now() + wait;
         self.due = Some(self.due.map_or(at, |due| due.min(at)));
+    }
+}
+
+/// Returns the object as it was written; none if it was removed, or another has changed it meanwhile.
+async fn change(
+    requests: &Requests,
+    object: &DynamicObject,
+    step: &Step,
+) -> Result<Option<DynamicObject>, ApiError> {
+    let (target, version) = (target(&object.name_any()), object.resource_version());
+    let Step::Write(modules) = step else {
+        let preconditions =
+            Some(Preconditions { resource_version: version, ..Preconditions::default() });
+        let how = DeleteParams { preconditions, ..DeleteParams::default() };
+        return requests.delete(&target, object.uid(), how).await.map(|_| None);
+    };
+    // Only this version is changed: a module that others have enabled meanwhile must stay so.
+    let patch = json!({"metadata": {"resourceVersion": version}, "status": {"modules": modules}});
+    match requests.merge(&target, Part::Status, &patch).await {
+        Err(ApiError::Refused { code: 409, .. }) => Ok(None),
+        written => written.map(Some),
     }
 }
 
@@ -211,4 +257,28 @@ fn new(peer: &ClusterId) -> liqo_core::ForeignCluster {
             .into(),
     );
     object
+}
+
+#[cfg(test)]
+mod tests {
+    use fabric_index::placement::Peer;
+
+    use super::*;
+    use crate::slow_server::slow_server;
+
+    #[tokio::test(start_paused = true)]
+    async fn foreign_clusters_are_written_side_by_side() {
+        let server = slow_server();
+        let mut clusters = ForeignClusters::new(server.client, &server.metrics);
+        while !clusters.live.is_whole() {
+            clusters.next().await;
+        }
+        let peer = |n: usize| format!("peer-{n}").parse().unwrap();
+        let peers = (0..10).map(|n| (peer(n), Peer { enabled: true, conditions: Vec::new() }));
+        let plan = Plan { whole: true, peers: peers.collect(), ..Plan::default() };
+        let began = Instant::now();
+        clusters.reconcile(&plan, &Heartbeat::default()).await;
+        assert_eq!(began.elapsed().as_secs(), 2, "all are made, then all are written");
+        assert!(clusters.is_settled());
+    }
 }

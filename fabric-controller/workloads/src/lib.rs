@@ -25,6 +25,8 @@ pub mod report;
 mod rights;
 mod secrets;
 mod services;
+#[cfg(test)]
+mod slow_server;
 mod template;
 pub mod unserved;
 mod waves;
@@ -77,8 +79,15 @@ pub struct Exchange {
     pub placements: watch::Receiver<Option<Placements>>,
 }
 
-/// Makes gateways run.
+/// Makes gateways run, and what Liqo's other modules read. Each has a loop of its own, so that no pod of a
+/// gateway waits for writes about something else.
 pub struct Kubernetes {
+    gateways: Gateways,
+    foreign_clusters: ForeignClusters,
+    liqo_ips: LiqoIps,
+}
+
+struct Gateways {
     /// The namespace of weft itself, where its templates are.
     installation: String,
     live: Live,
@@ -88,8 +97,6 @@ pub struct Kubernetes {
     writer: Writer,
     waves: Waves,
     events: Events,
-    foreign_clusters: ForeignClusters,
-    liqo_ips: LiqoIps,
     secrets: Secrets,
     active_labels: ActiveLabels,
     absence: Absence,
@@ -109,7 +116,10 @@ type Faults = BTreeMap<ObjectRef, Vec<Fault>>;
 enum News {
     /// Addresses of pods outside of their nodes' CIDRs: nothing is made of them here.
     Addresses,
-    Any,
+    /// Pods or objects of gateways, or nodes.
+    Objects,
+    /// The plan, or the time of something that was put off.
+    Plan,
     /// The controller is gone.
     Ended,
 }
@@ -139,7 +149,8 @@ impl Kubernetes {
         let (nodes_sender, changed_nodes) = watch::channel(None);
         let (plan_sender, plan) = watch::channel(None);
         let (placements, placements_receiver) = watch::channel(None);
-        let kubernetes = Self {
+        let foreign_clusters = ForeignClusters::new(client.clone(), &metrics);
+        let gateways = Gateways {
             installation,
             live: Live::watch(&client, &metrics, &Watched::OF_GATEWAYS),
             nodes: Nodes::default(),
@@ -150,8 +161,6 @@ impl Kubernetes {
             obstacles,
             heartbeat,
             events: Events::new(client.clone(), identity),
-            foreign_clusters: ForeignClusters::new(client.clone(), &metrics),
-            liqo_ips,
             secrets: Secrets::new(client.clone()),
             active_labels: ActiveLabels::new(client),
             absence: Absence::default(),
@@ -160,20 +169,39 @@ impl Kubernetes {
             wanted: BTreeMap::new(),
             retry: None,
         };
+        let kubernetes = Self { gateways, foreign_clusters, liqo_ips };
         let placements = placements_receiver;
         (kubernetes, Exchange { nodes: nodes_sender, plan: plan_sender, placements })
     }
 
     /// Runs until the controller is gone.
-    pub async fn run(mut self) {
+    pub async fn run(self) {
+        let Self { gateways, foreign_clusters, liqo_ips } = self;
+        let (heartbeat, plan) = (gateways.heartbeat.clone(), gateways.plan.clone());
+        let obstacles = gateways.obstacles.clone();
+        tokio::select! {
+            () = gateways.run() => {}
+            () = foreign_clusters.run(plan.clone(), &heartbeat) => {}
+            () = liqo_ips.run(plan, &obstacles, &heartbeat) => {}
+        }
+    }
+}
+
+impl Gateways {
+    async fn run(mut self) {
         let heartbeat = self.heartbeat.clone();
         heartbeat.while_waiting(self.read()).await;
         let mut faults = Faults::new();
+        self.publish(&faults);
         loop {
-            self.publish(&faults);
             match heartbeat.while_waiting(self.changed()).await {
-                News::Addresses => continue,
-                News::Any => {}
+                News::Addresses => {
+                    self.publish_addresses();
+                    continue;
+                }
+                // Nodes wait for a gateway's pod, not for what is written below.
+                News::Objects => self.publish(&faults),
+                News::Plan => {}
                 News::Ended => return,
             }
             let plan = self.plan.borrow_and_update().clone();
@@ -184,8 +212,7 @@ impl Kubernetes {
             faults = self.reconcile(&plan, faults).await;
             self.secrets.complete(&plan.secrets, &heartbeat).await;
             self.events.emit_new(&plan.problems, &heartbeat).await;
-            self.foreign_clusters.reconcile(&plan, &heartbeat).await;
-            self.liqo_ips.reconcile(&heartbeat).await;
+            self.publish(&faults);
         }
     }
 
@@ -211,7 +238,6 @@ impl Kubernetes {
 
     fn report_obstacles(&self) {
         let obstacles = self.live.obstacles().chain(self.pods.obstacles());
-        let obstacles = obstacles.chain(self.liqo_ips.obstacles());
         self.obstacles.set(Reader::Gateways, obstacles.cloned().collect());
     }
 
@@ -225,20 +251,15 @@ impl Kubernetes {
                     self.report_obstacles();
                     if news { break }
                 }
-                news = self.foreign_clusters.next() => if news { break },
-                news = self.liqo_ips.next() => {
-                    self.report_obstacles();
-                    if news { break }
-                }
                 news = self.pods.next(&self.nodes) => {
                     self.report_obstacles();
                     if news { break }
                 }
                 Ok(()) = self.changed_nodes.changed() => if self.take_nodes() { break },
                 plan = self.plan.changed() => {
-                    return if plan.is_ok() { News::Any } else { News::Ended };
+                    return if plan.is_ok() { News::Plan } else { News::Ended };
                 }
-                () = until(due) => return News::Any,
+                () = until(due) => return News::Plan,
                 () = until(addresses_due) => return News::Addresses,
             }
         }
@@ -248,7 +269,7 @@ impl Kubernetes {
             tokio::select! {
                 _ = self.live.next() => {}
                 _ = self.pods.next(&self.nodes) => {}
-                () = &mut gathered => return News::Any,
+                () = &mut gathered => return News::Objects,
             }
         }
     }
@@ -259,8 +280,6 @@ impl Kubernetes {
         self.retry.or_else(|| {
             let due = [
                 self.writer.again(),
-                self.foreign_clusters.due(),
-                self.liqo_ips.due(),
                 self.secrets.due(),
                 self.active_labels.due(),
                 self.absence.due(Instant::now()),
@@ -289,6 +308,16 @@ impl Kubernetes {
         self.placements.send_if_modified(|before| {
             let news = before.as_ref() != Some(&placements);
             *before = Some(placements);
+            news
+        });
+    }
+
+    fn publish_addresses(&mut self) {
+        let pods = self.pods.addresses(&self.nodes, Instant::now());
+        self.placements.send_if_modified(|placements| {
+            let placements = placements.get_or_insert_default();
+            let news = placements.pods != *pods;
+            placements.pods.clone_from(pods);
             news
         });
     }
@@ -351,48 +380,34 @@ impl Kubernetes {
         }
     }
 
-    /// Writes the first object of every gateway, then the second ones, and so on: a pod comes after its
-    /// rights.
+    /// Writes the objects of all gateways, first those that others of the same gateway refer to.
     async fn write_all(&mut self, faults: &mut Faults) -> Result<(), WriteError> {
-        let (mut all, mut deployments) = (Vec::new(), Vec::new());
+        let mut all = Vec::new();
         for (gateway, wanted) in &self.wanted {
             match &wanted.objects {
                 Ok(objects) => {
-                    let is_deployment = |one: &&Desired| one.key.of == Watched::Deployment;
-                    let (own, others) = objects.iter().partition::<Vec<_>, _>(is_deployment);
-                    deployments.extend(own.into_iter().map(|own| (gateway, own, wanted.is_edited)));
-                    all.push((gateway, others.into_iter()));
+                    all.extend(objects.iter().map(|object| (gateway, object, wanted.is_edited)));
                 }
                 Err(fault) => faults.entry(gateway.clone()).or_default().push(fault.clone()),
             }
         }
         let (writer, live) = (&mut self.writer, self.live.objects_mut());
-        loop {
-            let next =
-                all.iter_mut().filter_map(|(gateway, objects)| Some((*gateway, objects.next()?)));
-            let (gateways, writes): (Vec<_>, Vec<_>) = next.unzip();
-            if writes.is_empty() {
-                break;
-            }
+        let (referring, mut due): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|(_, object, _)| object.key.of.refers_to_others());
+        let (mut waiting, mut next): (Vec<_>, Vec<_>) =
+            referring.into_iter().partition(|(_, object, _)| object.key.of == Watched::Deployment);
+        waiting.retain(|(_, deployment, _)| !writer.is_there(live, deployment));
+        while !due.is_empty() {
+            let writes: Vec<_> = due.iter().map(|(_, object, _)| *object).collect();
             let written = writer.write_side_by_side(live, &writes, &self.heartbeat).await;
-            for (gateway, written) in gateways.into_iter().zip(written) {
+            for ((gateway, ..), written) in due.into_iter().zip(written) {
                 tolerate(written, gateway, faults)?;
             }
+            due = std::mem::take(&mut next);
+            due.extend(self.waves.next(live, &mut waiting, |of| (&of.1.key, of.2)));
         }
-        deployments.retain(|(_, deployment, _)| !writer.is_there(live, deployment));
-        loop {
-            let wave = self.waves.next(live, &mut deployments, |of| (&of.1.key, of.2));
-            if wave.is_empty() {
-                break;
-            }
-            let writes: Vec<_> = wave.iter().map(|(_, deployment, _)| *deployment).collect();
-            let written = writer.write_side_by_side(live, &writes, &self.heartbeat).await;
-            for ((gateway, ..), written) in wave.into_iter().zip(written) {
-                tolerate(written, gateway, faults)?;
-            }
-        }
-        if !deployments.is_empty() {
-            tracing::info!(waiting = deployments.len(), "gateways are replaced in waves");
+        if !waiting.is_empty() {
+            tracing::info!(waiting = waiting.len(), "gateways are replaced in waves");
         }
         Ok(())
     }
@@ -468,9 +483,32 @@ fn tolerate(
 #[cfg(test)]
 mod tests {
     use fabric_kube_client::StoreMetrics;
+    use serde_json::json;
     use tokio::time::timeout;
 
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn gateways_objects_are_written_in_two_steps() {
+        let server = slow_server::slow_server();
+        let heartbeat = Heartbeat::of("gateways");
+        let (kubernetes, _exchange) =
+            Kubernetes::new(server, "test", 10, Obstacles::default(), heartbeat);
+        let mut gateways = kubernetes.gateways;
+        let server: fabric_api::networking::GatewayServer = serde_json::from_value(json!({
+            "metadata": {"name": "server", "namespace": "t", "uid": "u"},
+            "spec": {"endpoint": {"serviceType": "NodePort", "port": 51840}},
+        }))
+        .unwrap();
+        let (peer, secret_name) = ("milan".parse().unwrap(), "gw-keys".to_owned());
+        let gateway = PlannedGateway { object: server.into(), peer, secret_name };
+        let planned = [(gateway.object.reference(), gateway)].into();
+        gateways.render(&Plan { gateways: planned, ..Plan::default() });
+        let (began, mut faults) = (Instant::now(), Faults::new());
+        gateways.write_all(&mut faults).await.unwrap();
+        assert_eq!(faults, Faults::new());
+        assert_eq!(began.elapsed().as_secs(), 4, "each reads what is there, and writes");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn gateways_loop_beats_while_nothing_answers() {

@@ -11,11 +11,14 @@ mod desired;
 use std::time::Duration;
 
 use fabric_api::ipam::IP;
+use fabric_index::placement::Plan;
 use fabric_kube_client::ApiServer;
-use fabric_objects::Problem;
-use fabric_runtime::Heartbeat;
-use tokio::time::Instant;
+use fabric_kube_client::obstacles::{Obstacles, Reader};
+use fabric_runtime::{Heartbeat, until};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
 
+use super::GATHER;
 use super::live::{Key, Live, Watched};
 use super::objects::dynamic;
 use super::writer::{Desired, WriteError, Writer};
@@ -55,23 +58,41 @@ impl LiqoIps {
         }
     }
 
-    /// Reasons why not all of it can be read.
-    pub(super) fn obstacles(&self) -> impl Iterator<Item = &Problem> {
-        self.live.obstacles()
+    /// Runs until the controller is gone. Nothing is written before there is a plan.
+    pub(super) async fn run(
+        mut self,
+        mut plan: watch::Receiver<Option<Plan>>,
+        obstacles: &Obstacles,
+        heartbeat: &Heartbeat,
+    ) {
+        let planned = async { plan.wait_for(Option::is_some).await.is_ok() };
+        if !heartbeat.while_waiting(planned).await {
+            return;
+        }
+        loop {
+            self.reconcile(heartbeat).await;
+            heartbeat.while_waiting(self.changed(obstacles)).await;
+        }
     }
 
-    /// Waits for something to happen; true if anything is different now. Cancel safe.
-    pub(super) async fn next(&mut self) -> bool {
-        self.live.next().await
-    }
-
-    /// Time of the next check, if nothing happens before.
-    pub(super) fn due(&self) -> Option<Instant> {
-        [self.due, self.writer.again()].into_iter().flatten().min()
+    /// Waits until there is something to do.
+    async fn changed(&mut self, obstacles: &Obstacles) {
+        let due = [self.due, self.writer.again()].into_iter().flatten().min();
+        loop {
+            tokio::select! {
+                news = self.live.next() => {
+                    obstacles.set(Reader::LiqoIps, self.live.obstacles().cloned().collect());
+                    if news {
+                        return sleep(GATHER).await;
+                    }
+                }
+                () = until(due) => return,
+            }
+        }
     }
 
     /// Makes, replaces and removes IPs. Failures are retried.
-    pub(super) async fn reconcile(&mut self, heartbeat: &Heartbeat) {
+    async fn reconcile(&mut self, heartbeat: &Heartbeat) {
         self.due = None;
         if !self.live.is_whole() {
             return;

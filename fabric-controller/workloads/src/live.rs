@@ -147,6 +147,12 @@ impl Watched {
         written.find(|watched| watched.resource().kind == kind)
     }
 
+    /// True for a gateway's objects that take effect only once others are there: an API server resolves the
+    /// Role of a binding, and no pod starts without its account.
+    pub(super) fn refers_to_others(self) -> bool {
+        matches!(self, Self::Binding | Self::Deployment)
+    }
+
     /// `installation` is the namespace of weft, which is that of Liqo, too.
     fn selection(self, installation: &str) -> Selection {
         let gateways = format!("{}={}", labels::COMPONENT, labels::GATEWAY);

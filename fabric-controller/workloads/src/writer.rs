@@ -22,7 +22,7 @@ pub(super) const MANAGER: &str = labels::CONTROLLER_MANAGER;
 /// Wait after a deletion that makes room: mostly that is done at once.
 const ROOM: Duration = Duration::from_millis(100);
 /// Writes under way at a time.
-const MAX_WRITES: usize = 16;
+pub(super) const MAX_WRITES: usize = 16;
 
 pub(super) struct Writer {
     requests: Requests,
