@@ -277,6 +277,8 @@ impl Controller {
             // Compiled objects are most of the memory: those of the round before are freed first.
             drop(std::mem::take(&mut wanted));
             wanted = self.compile();
+            // Gateways start while their configs are written.
+            self.instruct(&wanted, None);
             let (index, schedule) = (&mut self.index, &mut self.schedule);
             let sink = Sink { store: &self.store, heartbeat: &self.vitals.heartbeat };
             let outcome = publish(sink, index, schedule, &mut wanted).await;
@@ -293,15 +295,8 @@ impl Controller {
             }
         }
         self.report_nodes();
-        self.instruct(Plan {
-            whole: self.index.is_whole(),
-            gateways: wanted.gateways,
-            active: wanted.active,
-            services: wanted.services,
-            secrets: wanted.secrets,
-            problems: self.with_uids(&wanted.problems),
-            peers: wanted.peers,
-        });
+        let problems = self.with_uids(&wanted.problems);
+        self.instruct(&wanted, Some(problems));
         self.publish_problems(wanted.problems).await;
         self.request_grants(wanted.ipam_requests);
     }
@@ -358,10 +353,21 @@ impl Controller {
         });
     }
 
-    /// Publishes the plan for everything outside of the store.
-    fn instruct(&self, plan: Plan) {
+    /// Publishes the plan for everything outside of the store; without problems, those that are published
+    /// stay.
+    fn instruct(&self, wanted: &Published, problems: Option<BTreeMap<Problem, String>>) {
         let Some(workloads) = &self.workloads else { return };
         workloads.plan.send_if_modified(|before| {
+            let known = || before.as_ref().map(|plan| plan.problems.clone()).unwrap_or_default();
+            let plan = Plan {
+                whole: self.index.is_whole(),
+                gateways: wanted.gateways.clone(),
+                active: wanted.active.clone(),
+                services: wanted.services.clone(),
+                secrets: wanted.secrets.clone(),
+                problems: problems.unwrap_or_else(known),
+                peers: wanted.peers.clone(),
+            };
             let news = before.as_ref() != Some(&plan);
             *before = Some(plan);
             news
