@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use fabric_core::{KeyPair, Published};
 use fabric_index::owner::{is_own, keeps_refused_prefix};
-use fabric_index::{Grant, Index};
+use fabric_index::{Grant, Index, compiles_alike};
 
 use crate::pacing::{Pacing, RecordChange};
 
@@ -73,7 +73,10 @@ pub async fn publish(
         publisher.write_all(in_turn.filter(may_be_written)).await;
     }
     publisher.write_all(wanted.keys.iter().map(Write::key)).await;
-    publisher.write_all(wanted.statuses.iter().map(Write::status)).await;
+    // After a change the next round has others, which would follow these at once.
+    if !publisher.outcome.changed {
+        publisher.write_all(wanted.statuses.iter().map(Write::status)).await;
+    }
     let deletions = wanted.deleted.iter().map(Write::deletion);
     publisher.write_all(deletions.filter(may_be_written)).await;
     publisher.schedule.refusals.keep(|reference| is_wanted(wanted, reference));
@@ -338,10 +341,12 @@ impl Publisher<'_> {
     /// lacks.
     fn apply(&mut self, object: Object) -> bool {
         self.schedule.refusals.clear(&object.reference());
-        let news = self.index.get(&object.reference()) != Some(&object);
+        let before = self.index.get(&object.reference());
+        let news = before != Some(&object);
+        let is_alike = before.is_some_and(|before| compiles_alike(before, &object));
         let is_config = is_config(object.kind());
         self.outcome.configured |= news && is_config;
-        self.outcome.changed |= news && !is_config;
+        self.outcome.changed |= !is_alike && !is_config;
         self.index.apply(Event::Applied(object));
         news
     }
@@ -433,6 +438,34 @@ mod tests {
         };
         assert_eq!(status("a", 1), status("a", 2));
         assert_ne!(status("a", 1), status("b", 1));
+    }
+
+    #[tokio::test]
+    async fn status_waits_for_round_without_changes() {
+        let dir = tempfile::tempdir().unwrap();
+        let [run, state] = ["run", "state"].map(|name| dir.path().join(name));
+        let store = Store::open(&StoreArgs::directories(None, run, Some(state))).unwrap();
+        let (mut index, mut schedule) = (Index::default(), Schedule::default());
+        let mut written = async |ips: &[&str], status: Option<Object>| {
+            let ips = ips.iter().map(|name| {
+                let mut ip = IP::new(name, IPSpec::default());
+                ip.metadata.namespace = Some("liqo".to_owned());
+                Object::from(ip)
+            });
+            let statuses = status.into_iter().map(|object| (object.reference(), object)).collect();
+            let objects = ips.map(|object| (object.reference(), object)).collect();
+            let mut wanted = Published { objects, statuses, ..Published::default() };
+            let sink = Sink { store: &store, heartbeat: &Heartbeat::default() };
+            publish(sink, &mut index, &mut schedule, &mut wanted).await;
+            index.get(&ObjectRef::new(Kind::Ip, "liqo", "a")).cloned().unwrap()
+        };
+        let before = written(&["a"], None).await;
+        let Object::Ip(mut ip) = before.clone() else { panic!("{before:?}") };
+        let status = fabric_api::ipam::IPStatus { ip: Some("10.80.0.7".to_owned()), cidr: None };
+        std::sync::Arc::make_mut(&mut ip).status = Some(status);
+        let want = Object::Ip(ip);
+        assert_eq!(written(&["a", "b"], Some(want.clone())).await, before, "b is new");
+        assert_eq!(written(&["a", "b"], Some(want.clone())).await, want);
     }
 
     /// A version of the records, a NodeConfig that relies on it, and an IP that does not.

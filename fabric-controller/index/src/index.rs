@@ -379,7 +379,7 @@ impl Index {
 }
 
 /// True if the same is compiled from both: they differ at most in what is reported again and again, such
-/// as latency or counters.
+/// as latency or counters, or in conditions, which are compiled from the rest.
 pub fn compiles_alike(before: &Object, after: &Object) -> bool {
     match (before, after) {
         (Object::Connection(before), Object::Connection(after)) => {
@@ -391,10 +391,17 @@ pub fn compiles_alike(before: &Object, after: &Object) -> bool {
         (Object::GatewayConfig(before), Object::GatewayConfig(after)) => {
             before.spec == after.spec
                 && before.metadata == after.metadata
-                && without_counters(before) == without_counters(after)
+                && compiled_status(before) == compiled_status(after)
         }
-        (before, after) => before == after,
+        (before, after) => before == after || differ_in_conditions(before, after),
     }
+}
+
+/// True if both have conditions, and differ in nothing else.
+fn differ_in_conditions(before: &Object, after: &Object) -> bool {
+    let [mut before, mut after] = [before, after].map(Object::clone);
+    let cleared = [&mut before, &mut after].map(|of| of.conditions_mut(false).map(Vec::clear));
+    cleared.iter().all(Option::is_some) && before == after
 }
 
 /// True if an agent reports nothing but what its node's tables are made from.
@@ -412,9 +419,10 @@ pub fn is_acknowledgement(before: &Object, after: &Object) -> bool {
         && rest(before) == rest(after)
 }
 
-fn without_counters(config: &GatewayConfig) -> Option<GatewayConfigStatus> {
+/// Part of a gateway's status that others are compiled from.
+fn compiled_status(config: &GatewayConfig) -> Option<GatewayConfigStatus> {
     let mut status = config.status.clone()?;
-    status.last_handshake = None;
+    (status.last_handshake, status.applied_generation) = (None, 0);
     (status.received_bytes, status.transmitted_bytes) = (0, 0);
     // Which records it has read matters until it is known to read them.
     if let Some(read) = status.records.as_mut().filter(|_| config.spec.from_records) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use fabric_api::check::{self, Fault};
 use fabric_api::{fabric, ipam, networking};
 use k8s_openapi::api::core::v1 as core;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use serde_json::Value;
 
 /// The kinds that weft reads or writes.
@@ -220,6 +220,36 @@ impl Object {
             Self::NodeConfig(_) => Kind::NodeConfig,
             Self::FabricRecord(_) => Kind::FabricRecord,
             Self::GatewayRecord(_) => Kind::GatewayRecord,
+        }
+    }
+
+    /// Conditions of the kinds whose status has them; `make` a status if there is none.
+    pub fn conditions_mut(&mut self, make: bool) -> Option<&mut Vec<Condition>> {
+        fn status<T: Default>(of: &mut Option<T>, make: bool) -> Option<&mut T> {
+            if make { Some(of.get_or_insert_default()) } else { of.as_mut() }
+        }
+        match self {
+            Self::Configuration(x) => {
+                Some(&mut status(&mut Arc::make_mut(x).status, make)?.conditions)
+            }
+            Self::GatewayServer(x) => {
+                Some(&mut status(&mut Arc::make_mut(x).status, make)?.conditions)
+            }
+            Self::GatewayClient(x) => {
+                Some(&mut status(&mut Arc::make_mut(x).status, make)?.conditions)
+            }
+            Self::Namespace(_)
+            | Self::ConfigMap(_)
+            | Self::Secret(_)
+            | Self::Node(_)
+            | Self::Network(_)
+            | Self::Ip(_)
+            | Self::Connection(_)
+            | Self::PublicKey(_)
+            | Self::GatewayConfig(_)
+            | Self::NodeConfig(_)
+            | Self::FabricRecord(_)
+            | Self::GatewayRecord(_) => None,
         }
     }
 

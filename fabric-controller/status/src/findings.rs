@@ -2,7 +2,6 @@
 //! reach the gateway.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus, PeeringFault};
 use fabric_api::labels::REMOTE_CLUSTER_ID;
@@ -11,7 +10,6 @@ use fabric_index::node_paths::NodePaths;
 use fabric_model::{Gateway, Problems};
 use fabric_objects::{Kind, Object, ObjectRef, Problem};
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use crate::conditions;
 use crate::statuses::Statuses;
@@ -54,7 +52,7 @@ impl<'a> Findings<'a> {
         let paths = self.paths.get(reference);
         let has_news = !wrong.is_empty() || !faults.is_empty() || paths.is_some();
         let generation = object.generation();
-        let Some(conditions) = conditions_of(object, has_news) else { return };
+        let Some(conditions) = object.conditions_mut(has_news) else { return };
         if let Some(paths) = paths {
             conditions::report_nodes(conditions, paths, generation, now);
         }
@@ -103,39 +101,9 @@ pub fn unreadable(index: &Index, why: &str, now: Timestamp) -> Vec<Object> {
         KINDS.into_iter().flat_map(|kind| index.of_kind(kind)).map(|(_, o)| o.clone()).collect();
     for object in &mut objects {
         let generation = object.generation();
-        if let Some(conditions) = conditions_of(object, true) {
+        if let Some(conditions) = object.conditions_mut(true) {
             conditions::unreadable(conditions, why, generation, now);
         }
     }
     objects
-}
-
-/// Conditions of the kinds whose status has them; `make` a status if there is none.
-fn conditions_of(object: &mut Object, make: bool) -> Option<&mut Vec<Condition>> {
-    fn status<T: Default>(of: &mut Option<T>, make: bool) -> Option<&mut T> {
-        if make { Some(of.get_or_insert_default()) } else { of.as_mut() }
-    }
-    match object {
-        Object::Configuration(x) => {
-            Some(&mut status(&mut Arc::make_mut(x).status, make)?.conditions)
-        }
-        Object::GatewayServer(x) => {
-            Some(&mut status(&mut Arc::make_mut(x).status, make)?.conditions)
-        }
-        Object::GatewayClient(x) => {
-            Some(&mut status(&mut Arc::make_mut(x).status, make)?.conditions)
-        }
-        Object::Namespace(_)
-        | Object::ConfigMap(_)
-        | Object::Secret(_)
-        | Object::Node(_)
-        | Object::Network(_)
-        | Object::Ip(_)
-        | Object::Connection(_)
-        | Object::PublicKey(_)
-        | Object::GatewayConfig(_)
-        | Object::NodeConfig(_)
-        | Object::FabricRecord(_)
-        | Object::GatewayRecord(_) => None,
-    }
 }

@@ -48,13 +48,27 @@ fn claim_and_result(world: &mut World, before: Object, after: Object) -> (bool, 
 fn counters_of_a_gateway_change_nothing() {
     let (mut world, reference) = peered();
     let status = |bytes: u64, mtu: u32| {
-        json!({"appliedGeneration": 1, "mtu": mtu, "receivedBytes": bytes, "transmittedBytes": bytes,
+        json!({"appliedGeneration": bytes, "mtu": mtu, "receivedBytes": bytes, "transmittedBytes": bytes,
             "lastHandshake": format!("2026-01-31T12:00:{bytes:02}Z")})
     };
     let [a, b, c] = [(1, 1400), (2, 1400), (2, 1380)]
         .map(|(bytes, mtu)| config(&world, &reference, status(bytes, mtu)));
     assert_eq!(claim_and_result(&mut world, a, b.clone()), (true, true));
     assert_eq!(claim_and_result(&mut world, b, c), (false, false), "nodes need the MTU");
+}
+
+#[test]
+fn written_conditions_change_nothing() {
+    let (mut world, _) = peered();
+    let reference = ObjectRef::new(Kind::Configuration, "liqo-tenant-milan", "milan");
+    let after = world.index.get(&reference).unwrap().clone();
+    let mut before = after.clone();
+    assert!(!before.conditions_mut(true).unwrap().is_empty());
+    before.conditions_mut(true).unwrap().clear();
+    assert_eq!(claim_and_result(&mut world, before, after.clone()), (true, true));
+    let mut without_prefixes = after.clone();
+    without_prefixes.copy_status(None);
+    assert!(!claim_and_result(&mut world, without_prefixes, after).0, "they are used");
 }
 
 #[test]
