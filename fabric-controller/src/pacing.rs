@@ -1,10 +1,11 @@
 //! Intervals between versions of the FabricRecords. All nodes acknowledge each version, which is most of
 //! what the API server of a large cluster gets to do.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use fabric_index::Index;
-use fabric_store::Kind;
+use fabric_store::{Kind, ObjectRef};
 use tokio::time::Instant;
 
 /// Maximum time for each node until the next version may follow: some nodes may never acknowledge.
@@ -12,9 +13,12 @@ const LONGEST_PER_NODE: Duration = Duration::from_millis(25);
 /// Time until the next version, as a multiple of the time that the acknowledgements of this one took: an
 /// API server that is busy gets fewer of them.
 const SHARE: u32 = 2;
-/// Versions that may follow each other without waiting, after a rest of as many intervals: one more
+/// Versions that may follow each other without that, after a rest of as many intervals: one more
 /// peering makes three, as it gets its prefixes, its gateway and its connection.
 pub(crate) const BURST: u32 = 3;
+/// Maximum time for each node until the next one of those: acknowledgements of two versions at once would
+/// make both late.
+const BURST_PER_NODE: Duration = Duration::from_millis(5);
 
 /// Maximum wait of new peerings for the pods of their gateways: those that come soon spare a version.
 const GATEWAY_WAIT: Duration = Duration::from_secs(1);
@@ -23,18 +27,9 @@ const GATEWAY_WAIT: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub struct Pacing {
     last: Option<Version>,
-    /// Since when new peerings wait for their gateways.
-    without_gateways: Option<Instant>,
+    /// Since when records of new peerings wait for their gateways.
+    without_gateways: BTreeMap<ObjectRef, Instant>,
     held: Option<Instant>,
-}
-
-/// Changes that a version would publish.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RecordChange {
-    None,
-    /// New peerings only, whose gateways have no pod yet.
-    NewPeeringsWithoutGateway,
-    Some,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -48,14 +43,19 @@ struct Version {
 }
 
 impl Pacing {
-    /// Time until which these news have to wait.
-    pub fn earliest(&mut self, index: &Index, news: RecordChange) -> Option<Instant> {
+    /// Keeps those of the records of new peerings without gateways that still wait for those.
+    pub fn await_gateways(&mut self, new: &mut BTreeSet<ObjectRef>) {
         let now = Instant::now();
-        let waits = news == RecordChange::NewPeeringsWithoutGateway;
-        self.without_gateways = waits.then(|| self.without_gateways.unwrap_or(now));
-        let gateways = self.without_gateways.map(|since| since + GATEWAY_WAIT);
-        let earliest = self.paced(index).max(gateways).filter(|earliest| now < *earliest);
-        earliest.filter(|_| news != RecordChange::None)
+        let all = &mut self.without_gateways;
+        all.retain(|record, _| new.contains(record));
+        new.retain(|record| now < *all.entry(record.clone()).or_insert(now) + GATEWAY_WAIT);
+        let waiting = all.values().map(|since| *since + GATEWAY_WAIT);
+        self.held = waiting.filter(|until| now < *until).min();
+    }
+
+    /// Time until which a version with news has to wait.
+    pub fn earliest(&mut self, index: &Index) -> Option<Instant> {
+        self.paced(index).filter(|earliest| Instant::now() < *earliest)
     }
 
     fn paced(&mut self, index: &Index) -> Option<Instant> {
@@ -67,7 +67,12 @@ impl Pacing {
         let longest = LONGEST_PER_NODE * count;
         let of = |acknowledged: Instant| (acknowledged - last.published) * SHARE;
         last.interval = last.acknowledged.map_or(longest, of).min(longest);
-        (last.spare == 0).then_some(last.published + last.interval)
+        let wait = match last.acknowledged {
+            _ if last.spare == 0 => last.interval,
+            Some(_) => Duration::ZERO,
+            None => BURST_PER_NODE * count,
+        };
+        Some(last.published + wait)
     }
 
     /// All nodes have acknowledged the last version.
@@ -83,12 +88,11 @@ impl Pacing {
         let spare = self.last.map_or(BURST, |last| last.spare_at(now)).saturating_sub(1);
         let (acknowledged, interval) = (None, Duration::ZERO);
         self.last = Some(Version { published: now, acknowledged, interval, spare });
-        self.without_gateways = None;
     }
 
-    /// A version waits until then; `None`: none does.
+    /// A version waits until then, beside those records.
     pub fn hold(&mut self, until: Option<Instant>) {
-        self.held = until;
+        self.held = self.held.into_iter().chain(until).min();
     }
 
     /// Time at which the version that waits is to be published.
@@ -144,7 +148,7 @@ pub(crate) mod tests {
         let mut pacing = Pacing::default();
         let nodes = [199, 200].map(|applied| index_of_nodes(200, applied));
         for _ in 0..BURST {
-            assert_eq!(pacing.earliest(&nodes[0], RecordChange::Some), None);
+            assert_eq!(pacing.earliest(&nodes[1]), None);
             pacing.published();
         }
         (pacing, nodes)
@@ -154,51 +158,51 @@ pub(crate) mod tests {
     async fn version_waits_twice_as_long_as_acknowledgements() {
         let (mut pacing, [some, all]) = after_burst();
         let last = Instant::now();
-        assert_eq!(pacing.earliest(&some, RecordChange::Some), Some(last + 5 * SECOND));
+        assert_eq!(pacing.earliest(&some), Some(last + 5 * SECOND));
         tokio::time::advance(SECOND * 2 / 5).await;
-        assert_eq!(pacing.earliest(&all, RecordChange::Some), Some(last + SECOND * 4 / 5));
+        assert_eq!(pacing.earliest(&all), Some(last + SECOND * 4 / 5));
         tokio::time::advance(SECOND * 2 / 5).await;
-        assert_eq!(pacing.earliest(&all, RecordChange::Some), None);
+        assert_eq!(pacing.earliest(&all), None);
         pacing.published();
-        assert_eq!(
-            pacing.earliest(&some, RecordChange::Some),
-            Some(last + SECOND * 4 / 5 + 5 * SECOND)
-        );
+        assert_eq!(pacing.earliest(&some), Some(last + SECOND * 4 / 5 + 5 * SECOND));
         tokio::time::advance(5 * SECOND).await;
-        assert_eq!(
-            pacing.earliest(&some, RecordChange::Some),
-            None,
-            "one node may never acknowledge"
-        );
+        assert_eq!(pacing.earliest(&some), None, "one node may never acknowledge");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn versions_after_a_rest_follow_at_once() {
+    async fn versions_after_a_rest_follow_acknowledgements() {
         let (mut pacing, [some, all]) = after_burst();
         tokio::time::advance(SECOND).await;
-        assert_eq!(pacing.earliest(&all, RecordChange::Some), Some(Instant::now() + SECOND));
+        assert_eq!(pacing.earliest(&all), Some(Instant::now() + SECOND));
         // Two intervals, and most of a third.
         tokio::time::advance(SECOND * 49 / 10).await;
-        for _ in 0..2 {
-            assert_eq!(pacing.earliest(&some, RecordChange::Some), None);
-            pacing.published();
-        }
-        assert!(pacing.earliest(&some, RecordChange::Some).is_some());
+        assert_eq!(pacing.earliest(&some), None);
+        pacing.published();
+        let next = Instant::now() + SECOND;
+        assert_eq!(pacing.earliest(&some), Some(next), "one may be down");
+        assert_eq!(pacing.earliest(&all), None);
+        pacing.published();
+        let next = Instant::now() + 5 * SECOND;
+        assert_eq!(pacing.earliest(&some), Some(next), "no third one");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn new_peering_waits_a_second_for_its_gateway() {
-        let (mut pacing, nodes) = (Pacing::default(), index_of_nodes(1, 1));
-        let (start, without) = (Instant::now(), RecordChange::NewPeeringsWithoutGateway);
-        assert_eq!(pacing.earliest(&nodes, without), Some(start + SECOND));
-        tokio::time::advance(SECOND / 2).await;
-        assert_eq!(pacing.earliest(&nodes, RecordChange::Some), None, "it has come");
-        let next = Instant::now();
-        assert_eq!(pacing.earliest(&nodes, without), Some(next + SECOND), "another peering");
-        tokio::time::advance(SECOND).await;
-        assert_eq!(pacing.earliest(&nodes, without), None, "it may never come");
-        pacing.published();
-        let next = Instant::now();
-        assert_eq!(pacing.earliest(&nodes, without), Some(next + SECOND), "a third one");
+    async fn new_peering_waits_for_its_gateway() {
+        let mut pacing = Pacing::default();
+        let mut waiting = |peers: &[&str]| {
+            let records = peers.iter().map(|peer| ObjectRef::new(Kind::FabricRecord, "", peer));
+            let mut records = records.collect();
+            pacing.await_gateways(&mut records);
+            let due = pacing.due().map(|due| due - Instant::now());
+            (records.into_iter().map(|of| of.name).collect::<Vec<_>>().join(" "), due)
+        };
+        assert_eq!(waiting(&["milan"]), ("milan".to_owned(), Some(GATEWAY_WAIT)));
+        tokio::time::advance(GATEWAY_WAIT / 2).await;
+        let both = ("milan paris".to_owned(), Some(GATEWAY_WAIT / 2));
+        assert_eq!(waiting(&["milan", "paris"]), both, "the first one goes on");
+        tokio::time::advance(GATEWAY_WAIT / 2).await;
+        let other = ("paris".to_owned(), Some(GATEWAY_WAIT / 2));
+        assert_eq!(waiting(&["milan", "paris"]), other, "the gateway may never come");
+        assert_eq!(waiting(&[]), (String::new(), None), "all are published");
     }
 }

@@ -16,7 +16,7 @@ use fabric_core::{KeyPair, Published};
 use fabric_index::owner::{is_own, keeps_refused_prefix};
 use fabric_index::{Grant, Index, compiles_alike};
 
-use crate::pacing::{Pacing, RecordChange};
+use crate::pacing::Pacing;
 
 /// Result of a round of writes.
 #[derive(Debug, Default)]
@@ -53,32 +53,33 @@ pub struct Schedule {
 }
 
 /// Brings the store and the index to the desired state. Refused writes wait for their backoff, and a
-/// version of the FabricRecords for its time: with it, all configs, which may rely on its content.
+/// version of the FabricRecords for its time: with it, all configs that are there, which may rely on its content.
 pub async fn publish(
     sink: Sink<'_>,
     index: &mut Index,
     schedule: &mut Schedule,
     wanted: &mut Published,
 ) -> Outcome {
-    let hold = schedule.pacing.earliest(index, news(index, wanted));
+    let mut waiting = without_gateways(index, wanted);
+    schedule.pacing.await_gateways(&mut waiting);
+    wanted.objects.retain(|reference, _| !waiting.contains(reference));
+    let hold = schedule.pacing.earliest(index).filter(|_| has_news(index, wanted));
     schedule.pacing.hold(hold);
-    let may_be_written = |write: &Write<'_>| hold.is_none() || !is_config(write.reference.kind);
-    let mut publisher = Publisher { sink, index, schedule, outcome: Outcome::default() };
+    let (is_held, outcome) = (hold.is_some(), Outcome::default());
+    let mut publisher = Publisher { sink, index, schedule, is_held, outcome };
     for turn in [Turn::Hold, Turn::Record, Turn::Version, Turn::Other] {
         if turn == Turn::Version {
             wanted.seal(publisher.index);
         }
         let objects = wanted.objects.iter().map(Write::object);
-        let in_turn = objects.filter(|write| Turn::of(write) == turn);
-        publisher.write_all(in_turn.filter(may_be_written)).await;
+        publisher.write_all(objects.filter(|write| Turn::of(write) == turn)).await;
     }
     publisher.write_all(wanted.keys.iter().map(Write::key)).await;
     // After a change the next round has others, which would follow these at once.
     if !publisher.outcome.changed {
         publisher.write_all(wanted.statuses.iter().map(Write::status)).await;
     }
-    let deletions = wanted.deleted.iter().map(Write::deletion);
-    publisher.write_all(deletions.filter(may_be_written)).await;
+    publisher.write_all(wanted.deleted.iter().map(Write::deletion)).await;
     publisher.schedule.refusals.keep(|reference| is_wanted(wanted, reference));
     publisher.outcome
 }
@@ -116,30 +117,32 @@ fn is_config(kind: Kind) -> bool {
     )
 }
 
-/// RecordChange in the FabricRecords, which make a version that all nodes acknowledge.
-fn news(index: &Index, wanted: &Published) -> RecordChange {
-    let is_record = |reference: &&ObjectRef| reference.kind == Kind::FabricRecord;
-    let records = wanted.objects.iter().filter(|(reference, _)| is_record(reference));
-    let mut new = records
-        .filter(|(reference, want)| index.get(reference).is_none_or(|have| !is_same(have, want)));
+/// True if there are changes of FabricRecords, which make a version that all nodes acknowledge.
+fn has_news(index: &Index, wanted: &Published) -> bool {
+    let is_record = |reference: &ObjectRef| reference.kind == Kind::FabricRecord;
+    let mut records = wanted.objects.iter().filter(|(reference, _)| is_record(reference));
+    records.any(|(of, want)| index.get(of).is_none_or(|have| !is_same(have, want)))
+        || wanted.deleted.iter().any(is_record)
+}
+
+/// Records of new peerings whose gateways have no pod yet. Nodes that still refuse a peer's prefixes get
+/// its record with the version that ends this.
+fn without_gateways(index: &Index, wanted: &Published) -> BTreeSet<ObjectRef> {
     let peers: BTreeSet<&str> = wanted.gateways.values().map(|of| of.peer.as_str()).collect();
+    let cluster = ObjectRef::new(Kind::FabricRecord, "", FabricRecord::CLUSTER);
+    let cluster = index.typed::<FabricRecord>(&cluster);
+    let refused = cluster.and_then(|record| record.spec.cluster.as_ref()).map(|of| &of.refused);
+    let is_refused =
+        |peer: &str| refused.into_iter().flatten().any(|of| of.peer_cluster_id == peer);
     let awaits_gateway = |object: &Object| {
         let record = <&FabricRecord>::try_from(object).ok();
         record.and_then(|record| record.spec.peering.as_ref()).is_some_and(|peering| {
-            peering.gateway.is_none() && peers.contains(peering.peer_cluster_id.as_str())
+            let peer = peering.peer_cluster_id.as_str();
+            peering.gateway.is_none() && peers.contains(peer) && !is_refused(peer)
         })
     };
-    let may_wait =
-        |(of, want): (&ObjectRef, &Object)| index.get(of).is_none() && awaits_gateway(want);
-    let is_deleted = wanted.deleted.iter().any(|reference| is_record(&reference));
-    match new.next() {
-        None if is_deleted => RecordChange::Some,
-        None => RecordChange::None,
-        Some(first) if !is_deleted && may_wait(first) && new.all(may_wait) => {
-            RecordChange::NewPeeringsWithoutGateway
-        }
-        Some(_) => RecordChange::Some,
-    }
+    let new = wanted.objects.iter().filter(|(of, _)| index.get(of).is_none());
+    new.filter(|(_, want)| awaits_gateway(want)).map(|(of, _)| of.clone()).collect()
 }
 
 fn is_wanted(wanted: &Published, reference: &ObjectRef) -> bool {
@@ -253,6 +256,8 @@ struct Publisher<'a> {
     sink: Sink<'a>,
     index: &'a mut Index,
     schedule: &'a mut Schedule,
+    /// A version of the FabricRecords waits.
+    is_held: bool,
     outcome: Outcome,
 }
 
@@ -284,6 +289,11 @@ impl Publisher<'_> {
     /// True if it differs from what the store has and may be tried now.
     fn is_due(&mut self, write: &Write<'_>) -> bool {
         let have = self.index.get(write.reference);
+        // A gateway that starts goes by no record of its peering.
+        let is_new_gateway = have.is_none() && write.reference.kind == Kind::GatewayConfig;
+        if self.is_held && is_config(write.reference.kind) && !is_new_gateway {
+            return false;
+        }
         match write.what {
             What::Object(want) if have.is_some_and(|have| is_same(have, want)) => return false,
             What::Object(want) if have.is_some_and(|have| is_in_the_way(have, want)) => {
@@ -422,7 +432,7 @@ fn is_in_the_way(have: &Object, want: &Object) -> bool {
 mod tests {
     use std::time::Duration;
 
-    use fabric_api::fabric::{ClusterRecord, FabricRecordSpec};
+    use fabric_api::fabric::{ClusterRecord, FabricRecordSpec, GatewayConfig};
     use fabric_api::ipam::{IP, IPSpec};
     use fabric_store::StoreArgs;
 
@@ -468,7 +478,19 @@ mod tests {
         assert_eq!(written(&["a", "b"], Some(want.clone())).await, want);
     }
 
-    /// A version of the records, a NodeConfig that relies on it, and an IP that does not.
+    fn gateway_config(name: &str) -> GatewayConfig {
+        let spec = json!({"clusterId": "rome", "peerClusterId": "milan", "role": "Client",
+            "gatewayUid": "u", "secretName": "s", "mtu": 1340, "tunnelAddress": "169.254.18.2",
+            "peerTunnelAddress": "169.254.18.1", "remaps": [], "podCidrs": [], "externalCidrs": [],
+            "overlay": {"address": "10.80.0.7"}, "nodes": [],
+            "probe": {"enabled": true, "intervalMs": 2000, "lossThreshold": 5}});
+        let mut config = GatewayConfig::new(name, serde_json::from_value(spec).unwrap());
+        config.metadata.namespace = Some("liqo-tenant-milan".to_owned());
+        config
+    }
+
+    /// A version of the records, a NodeConfig that relies on it, and what does not: an IP, and the config of
+    /// a new gateway.
     fn version(number: u32) -> Published {
         let peering =
             json!({"peerClusterId": "milan", "prefixes": [], "connected": true, "mtu": number});
@@ -478,11 +500,12 @@ mod tests {
         let of_cluster = FabricRecordSpec { cluster, peering: None };
         let mut ip = IP::new(&format!("ip-{number}"), IPSpec::default());
         ip.metadata.namespace = Some("liqo".to_owned());
-        let objects: [Object; 4] = [
+        let objects: [Object; 5] = [
             FabricRecord::new(&FabricRecord::name_of("milan"), of_peering).into(),
             FabricRecord::new(FabricRecord::CLUSTER, of_cluster).into(),
             node_config(&format!("of-{number}"), false).into(),
             ip.into(),
+            gateway_config(&format!("of-{number}")).into(),
         ];
         let objects = objects.map(|object| (object.reference(), object)).into();
         Published { objects, ..Published::default() }
@@ -508,12 +531,17 @@ mod tests {
             let kinds: Vec<Kind> = others.filter_map(have).collect();
             (kinds, schedule.pacing.due().map(|due| due - tokio::time::Instant::now()))
         };
-        let all = (vec![Kind::Ip, Kind::NodeConfig, Kind::FabricRecord], None);
-        for at_once in 0..BURST {
-            assert_eq!(written(version(at_once)).await, all);
+        let all = [Kind::Ip, Kind::GatewayConfig, Kind::NodeConfig, Kind::FabricRecord];
+        let all = (all.to_vec(), None);
+        for number in 0..BURST {
+            tokio::time::advance(Duration::from_secs(1)).await;
+            assert_eq!(written(version(number)).await, all);
         }
         let longest = Duration::from_secs(5);
-        assert_eq!(written(version(BURST)).await, (vec![Kind::Ip], Some(longest)));
+        assert_eq!(
+            written(version(BURST)).await,
+            (vec![Kind::Ip, Kind::GatewayConfig], Some(longest))
+        );
         tokio::time::advance(longest).await;
         assert_eq!(written(version(BURST)).await, all);
     }

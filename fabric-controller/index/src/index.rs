@@ -210,9 +210,10 @@ impl Index {
         config.spec.removed || self.records_read(node).is_some_and(|read| read.includes(newest))
     }
 
-    /// The same of all nodes.
+    /// The same of all nodes that are waited for.
     pub fn is_applied_by_all(&self) -> bool {
-        self.of_kind(Kind::Node).all(|(node, _)| self.is_applied(&node.name))
+        let mut names = self.of_kind(Kind::Node).map(|(node, _)| &node.name);
+        names.all(|node| self.lagging_nodes.contains(node) || self.is_applied(node))
     }
 
     /// True if the node is known to have routes to these prefixes of a peer, and none to others of it.
