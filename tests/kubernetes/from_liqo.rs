@@ -1,55 +1,43 @@
-//! A cluster of Liqo's own network beside one of weft's, and then taken over by weft.
+//! Two clusters of Liqo's own network, taken over by weft one after the other, and given back.
 //!
 //! ```text
-//!   Liqo's gateway, later weft's -- rome-1 --+--[ switch ]--+-- milan-1 -- weft's gateway
+//!   a -- Liqo's gateway, later weft's -- rome-1 --+--[ switch ]--+-- milan-1 -- the same -- a
 //! ```
-//!
-//! Without Geneve in the kernel, Liqo's gateway and its daemon on nodes have no way to each other: until
-//! weft takes over, only the gateways' own packets pass through the tunnel.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use weft_tests::kubernetes::{Image, Object, require_liqo_network};
-use weft_tests::{ClusterSpec, Kubernetes, Lab, skip, wait_until};
+use weft_tests::traffic::{Streams, Way};
+use weft_tests::{ClusterSpec, Kubernetes, Lab, Pod, View, skip, wait_until};
 
 use crate::calls::list;
 use crate::liqoctl::on_both;
 use crate::pair::{SOON, TIMEOUT, reach};
-use crate::stage::{all_of, note_time, play, step};
+use crate::stage::{all_of, each, note, note_time, play, step};
 
-/// The namespace of the peering in rome.
-const TENANT: &str = "liqo-tenant-milan";
-/// Longest outage, on a machine that has the images.
+/// Longest outage of a cluster that is taken over, on a machine that has the images.
 const OUTAGE: Duration = Duration::from_secs(30);
+/// The same of one that is given back: Liqo starts once weft is gone.
+const OUTAGE_BACK: Duration = Duration::from_secs(60);
+/// Port of streams, and the interval of their datagrams.
+const STREAM: u16 = 7001;
+const OFTEN: Duration = Duration::from_millis(10);
 /// Kinds of Liqo's own network, and those of its objects that may stay.
 const LIQOS: &str = "wggatewayservers,wggatewayclients,routeconfigurations,internalnodes,internalfabrics,\
     genevetunnels,firewallconfigurations";
 
 #[test]
 #[ignore = "minutes long: make soak-rounds"]
-fn client_of_liqo_is_taken_over() -> Result<()> {
-    play_with(|rome, milan| [rome, milan])
-}
-
-#[test]
-#[ignore = "minutes long: make soak-rounds"]
-fn server_of_liqo_is_taken_over() -> Result<()> {
-    play_with(|rome, milan| [milan, rome])
-}
-
-/// `roles` are the cluster of the client, and that of the server.
-fn play_with(
-    roles: for<'a> fn(&'a Kubernetes, &'a Kubernetes) -> [&'a Kubernetes; 2],
-) -> Result<()> {
+fn clusters_of_liqo_are_taken_over_and_given_back() -> Result<()> {
     play(|| match require_liqo_network().and_then(|()| Image::weft()) {
         Ok(image) => {
             let lab = Lab::new("weft-kubernetes-from-liqo")?;
             let specs = [("rome", 1), ("milan", 2)].map(|(id, n)| ClusterSpec::new(id, n, 1));
             let clusters = step("clusters come up", || all_of(&lab, specs))?;
-            let [rome, milan] = &clusters;
-            let result = live(rome, milan, roles(rome, milan), &image);
+            let result = live(&clusters, &image);
             if result.is_err() {
                 clusters.iter().for_each(explain);
             }
@@ -62,83 +50,125 @@ fn play_with(
     })
 }
 
-fn live(
-    rome: &Kubernetes,
-    milan: &Kubernetes,
-    [client, server]: [&Kubernetes; 2],
-    image: &Image,
-) -> Result<()> {
-    let pods = |cluster: &Kubernetes| cluster.run_pods(&[("a", 1)]);
-    let (of_rome, of_milan) = (pods(rome)?, pods(milan)?);
-    rome.load(image)?;
-    milan.load(image)?;
-    step("Liqo with its network is installed", || rome.install_liqo_network(TIMEOUT))?;
-    step("weft is installed at its peer", || milan.install_weft(TIMEOUT))?;
+/// rome's gateway is the client.
+fn live(clusters: &[Kubernetes; 2], image: &Image) -> Result<()> {
+    let [rome, milan] = clusters;
+    let pods = each(clusters, |cluster| {
+        cluster.load(image)?;
+        cluster.run_pods(&[("a", 1)])
+    })?;
+    step("Liqo with its network is installed", || {
+        each(clusters, |cluster| cluster.install_liqo_network(TIMEOUT))
+    })?;
     step("liqoctl connects them", || {
         let line = ["network", "connect", "--gw-server-service-type=NodePort", "--wait"];
-        on_both(client, server, &[&line[..], &["--timeout=120s", "--skip-validation"]].concat())
+        on_both(rome, milan, &[&line[..], &["--timeout=120s", "--skip-validation"]].concat())
     })?;
+    let pair = Pair { pods: &pods, views: [rome.view(&milan.spec)?, milan.view(&rome.spec)?] };
+    step("pods reach each other by Liqo's network", || pair.reach())?;
+    let peerings = each(clusters, |cluster| kept(cluster, &OF_PEERING))?;
+    pair.take_over(rome)?;
     step("either gateway restarts", || {
-        for (cluster, peer) in [(rome, milan), (milan, rome)] {
-            restart_gateway(cluster, peer)?;
-            connected(rome, milan)?;
-        }
-        Ok(())
+        clusters.iter().try_for_each(|one| pair.restart_gateway(one))
     })?;
-
-    let [peering, gateways] = [kept(rome, &OF_PEERING)?, kept(rome, &OF_GATEWAYS)?];
-    step("Liqo's network is switched off", || rome.switch_liqo_network(false))?;
-    connected(rome, milan).context("its gateway goes on")?;
-    step("weft adopts the cluster", || rome.adopt(&[]))?;
-    connected(rome, milan).context("its gateway goes on")?;
-    let began = Instant::now();
-    let more = ["--set=networking.fabric.config.removeLiqo=true"];
-    step("weft is installed", || rome.install_weft_with(&more, TIMEOUT))?;
-    let [there, back] = [rome.view(&milan.spec)?, milan.view(&rome.spec)?];
-    step("pods reach each other", || {
-        reach(&of_rome, &of_milan, (&there, &back))?;
-        reach(&of_milan, &of_rome, (&back, &there))
-    })?;
-    note_time(began.elapsed(), "from the beginning of the installation");
-    ensure!(began.elapsed() < OUTAGE, "it took {:?}", began.elapsed());
-    for (fields, before) in [(&OF_PEERING[..], &peering), (&OF_GATEWAYS[..], &gateways)] {
-        let after = kept(rome, fields)?;
-        ensure!(after == *before, "kept {before:#?}, now {after:#?}");
+    pair.take_over(milan)?;
+    for (cluster, before) in clusters.iter().zip(&peerings) {
+        pair.give_back(cluster)?;
+        unchanged(cluster, &OF_PEERING, before)?;
     }
-    step("nothing of Liqo's network is left", || nothing_left(rome))?;
-
-    step("weft gives the cluster back", || give_back(rome))?;
-    step("Liqo's gateway is connected", || connected(rome, milan))?;
-    let after = kept(rome, &OF_PEERING)?;
-    ensure!(after == peering, "kept {peering:#?}, now {after:#?}");
     Ok(())
 }
 
-/// Deletes the pod of the gateway, and waits for another.
-fn restart_gateway(cluster: &Kubernetes, peer: &Kubernetes) -> Result<()> {
-    let namespace = format!("liqo-tenant-{}", peer.spec.id);
-    let pods = ["--namespace", &namespace, "--selector=networking.liqo.io/component=gateway"];
-    cluster.kubectl(&[&["delete", "pods", "--grace-period=1"], &pods[..]].concat())?;
-    wait_until("another pod", SOON, || {
-        let ready = "--for=condition=Ready";
-        cluster.kubectl(&[&["wait", "pods", ready, "--timeout=30s"], &pods[..]].concat()).map(drop)
-    })
+struct Pair<'a> {
+    pods: &'a [Vec<Pod>],
+    /// rome's view of milan, and the other way round.
+    views: [View; 2],
 }
 
-/// Both ends have just reported it: Liqo's every ten seconds.
-fn connected(rome: &Kubernetes, milan: &Kubernetes) -> Result<()> {
-    wait_until("both are connected", SOON, || {
-        for (cluster, peer) in [(rome, milan), (milan, rome)] {
-            let namespace = format!("liqo-tenant-{}", peer.spec.id);
-            let all = list(cluster, "connections", Some(&namespace), "")?;
-            let values: Vec<_> = all.iter().map(|one| &one["status"]["value"]).collect();
-            ensure!(values == ["Connected"], "{}: {all:#?}", cluster.spec.id);
-        }
-        let status = milan.status()?;
-        let peering = &status["peerings"][0];
-        ensure!(peering["state"] == "Connected", "{peering}");
+impl Pair<'_> {
+    fn take_over(&self, cluster: &Kubernetes) -> Result<()> {
+        let id = &cluster.spec.id;
+        let before = [kept(cluster, &OF_PEERING)?, kept(cluster, &OF_GATEWAYS)?];
+        let outage = self.outage(|| {
+            step(&format!("Liqo's network is switched off in {id}"), || {
+                cluster.switch_liqo_network(false)
+            })?;
+            step("weft adopts the cluster", || cluster.adopt(&[]))?;
+            let began = Instant::now();
+            let more = ["--set=networking.fabric.config.removeLiqo=true"];
+            step("weft is installed", || cluster.install_weft_with(&more, TIMEOUT))?;
+            step("pods reach each other", || self.reach())?;
+            note_time(began.elapsed(), "from the beginning of the installation");
+            Ok(())
+        })?;
+        note_time(outage, &format!("longest outage while {id} was taken over"));
+        ensure!(outage < OUTAGE, "{id} was cut off for {outage:?}, longer than {OUTAGE:?}");
+        unchanged(cluster, &OF_PEERING, &before[0])?;
+        unchanged(cluster, &OF_GATEWAYS, &before[1])?;
+        step("weft reports it", || {
+            wait_until("its peering is connected", SOON, || {
+                let status = cluster.status()?;
+                let peering = &status["peerings"][0];
+                ensure!(peering["state"] == "Connected", "{peering}");
+                Ok(())
+            })
+        })?;
+        step("nothing of Liqo's network is left", || nothing_left(cluster))
+    }
+
+    fn give_back(&self, cluster: &Kubernetes) -> Result<()> {
+        let id = &cluster.spec.id;
+        let outage = self.outage(|| {
+            step(&format!("weft gives {id} back"), || give_back(cluster))?;
+            step("pods reach each other", || self.reach())
+        })?;
+        note_time(outage, &format!("longest outage while {id} was given back"));
+        ensure!(
+            outage < OUTAGE_BACK,
+            "{id} was cut off for {outage:?}, longer than {OUTAGE_BACK:?}"
+        );
         Ok(())
-    })
+    }
+
+    /// Longest outage of a stream each way while something happens.
+    fn outage(&self, f: impl FnOnce() -> Result<()>) -> Result<Duration> {
+        let ways = [(0, 1), (1, 0)].map(|(from, to)| {
+            let [from_pod, to_pod] = [&self.pods[from][0], &self.pods[to][0]];
+            let address = SocketAddr::new(self.views[from].of(to_pod.addresses[0])?, STREAM);
+            Ok(Way { from: from_pod.ns.clone(), to: address, at: to_pod.ns.clone() })
+        });
+        let ways = ways.into_iter().collect::<Result<Vec<_>>>()?;
+        let streams = Streams::start(&ways, OFTEN, 0)?;
+        let result = f();
+        let reports = streams.stop();
+        note(&format!("{reports:?}"));
+        result?;
+        Ok(reports.iter().map(|report| report.longest_outage).max().unwrap_or_default())
+    }
+
+    fn reach(&self) -> Result<()> {
+        let ([there, back], [of_rome, of_milan]) = (&self.views, [&self.pods[0], &self.pods[1]]);
+        reach(of_rome, of_milan, (there, back))?;
+        reach(of_milan, of_rome, (back, there))
+    }
+
+    /// Deletes the pod of the gateway, and waits for another.
+    fn restart_gateway(&self, cluster: &Kubernetes) -> Result<()> {
+        let tenant = tenant(cluster);
+        let pods = ["--namespace", &tenant, "--selector=networking.liqo.io/component=gateway"];
+        cluster.kubectl(&[&["delete", "pods", "--grace-period=1"], &pods[..]].concat())?;
+        wait_until("another pod", SOON, || {
+            let ready = ["wait", "pods", "--for=condition=Ready", "--timeout=30s"];
+            cluster.kubectl(&[&ready[..], &pods].concat()).map(drop)
+        })?;
+        self.reach()
+    }
+}
+
+/// The namespace of the peering.
+fn tenant(cluster: &Kubernetes) -> String {
+    let peer = if cluster.spec.id == "rome" { "milan" } else { "rome" };
+    format!("liqo-tenant-{peer}")
 }
 
 /// Kind, selector, and fields.
@@ -158,10 +188,10 @@ const OF_GATEWAYS: [Fields; 3] = [
     ("gatewayclients", "", ["/metadata/uid", "/spec/endpoint", "/spec/mtu"]),
 ];
 
-fn kept(rome: &Kubernetes, fields: &[Fields]) -> Result<Vec<Value>> {
+fn kept(cluster: &Kubernetes, fields: &[Fields]) -> Result<Vec<Value>> {
     let mut kept = Vec::new();
     for (kind, labels, pointers) in fields {
-        for object in list(rome, kind, Some(TENANT), labels)? {
+        for object in list(cluster, kind, Some(&tenant(cluster)), labels)? {
             let fields = pointers.map(|pointer| object.pointer(pointer).cloned());
             kept.extend(fields.into_iter().flatten());
         }
@@ -169,41 +199,59 @@ fn kept(rome: &Kubernetes, fields: &[Fields]) -> Result<Vec<Value>> {
     Ok(kept)
 }
 
-/// As deploy/chart/README.md has it.
-fn give_back(rome: &Kubernetes) -> Result<()> {
-    for server in list(rome, "gatewayservers", Some(TENANT), "")? {
+fn unchanged(cluster: &Kubernetes, fields: &[Fields], before: &[Value]) -> Result<()> {
+    let after = kept(cluster, fields)?;
+    ensure!(after == before, "{}: kept {before:#?}, now {after:#?}", cluster.spec.id);
+    Ok(())
+}
+
+/// As deploy/LIQO.md has it.
+fn give_back(cluster: &Kubernetes) -> Result<()> {
+    let tenant = tenant(cluster);
+    for server in list(cluster, "gatewayservers", Some(&tenant), "")? {
         let endpoint = json!({"nodePort": server["status"]["endpoint"]["port"]});
         let patch = json!({"spec": {"endpoint": endpoint}}).to_string();
         let name = server["metadata"]["name"].as_str().context("it has a name")?;
-        let what = ["patch", "gatewayserver", name, "--namespace", TENANT, "--type=merge"];
-        rome.kubectl(&[&what[..], &["--patch", &patch]].concat())?;
+        let what = ["patch", "gatewayserver", name, "--namespace", &tenant, "--type=merge"];
+        cluster.kubectl(&[&what[..], &["--patch", &patch]].concat())?;
     }
-    rome.set_weft("withdrawal.keepPrefixes=true")?;
-    rome.uninstall_weft(TIMEOUT)?;
-    rome.switch_liqo_network(true)
+    let linger = "networking.fabric.pod.extraArgs={--linger=1}";
+    cluster.set_weft(&format!("withdrawal.keepPrefixes=true,{linger}"))?;
+    cluster.wait_for_weft(TIMEOUT)?;
+    cluster.uninstall_weft(TIMEOUT)?;
+    cluster.switch_liqo_network(true)
 }
 
-fn nothing_left(rome: &Kubernetes) -> Result<()> {
+fn nothing_left(cluster: &Kubernetes) -> Result<()> {
     let line = ["get", LIQOS, "--all-namespaces", "--output=name"];
     wait_until("Kubernetes has collected the rest", SOON, || {
-        let left = rome.kubectl(&line)?;
+        let left = cluster.kubectl(&line)?;
         // Liqo's chart has it with its network off, too.
         ensure!(left.lines().all(|name| name.ends_with("/gw-mss-clamping")), "{left}");
-        let of_node = rome.shell(&[], "nft list tables; ip -o link")?;
-        let is_clean = !of_node.contains("masquerade-bypass") && !of_node.contains(" liqo.");
-        ensure!(is_clean, "{of_node}");
+        let of_node = cluster.shell(&[], "nft list tables; ip rule; ip -o link")?;
+        ensure!(of_node.lines().all(is_not_liqos), "{of_node}");
         Ok(())
     })?;
-    let again = rome.adopt(&[])?;
+    let again = cluster.adopt(&[])?;
     ensure!(again.is_empty(), "a second run: {again}");
-    let tenant = rome.get(Object::new("namespace", "", TENANT))?;
+    let tenant = cluster.get(Object::new("namespace", "", &tenant(cluster)))?;
     ensure!(tenant["status"]["phase"] == "Active", "{tenant}");
     Ok(())
 }
 
+/// True for a table, rule or device of weft, Kubernetes or the kernel.
+fn is_not_liqos(line: &str) -> bool {
+    let is_of = |names: &[&str]| names.iter().any(|name| line.contains(name));
+    match line.split_once("lookup ") {
+        Some((_, table)) => ["local", "main", "default", "18952"].contains(&table.trim()),
+        None if line.starts_with("table ") => is_of(&["weft", "kube-proxy"]),
+        None => !line.contains(" liqo."),
+    }
+}
+
 fn explain(cluster: &Kubernetes) {
     eprintln!("{}", cluster.report());
-    for namespace in ["liqo", TENANT] {
+    for namespace in ["liqo", &tenant(cluster)] {
         eprintln!("{}", cluster.logs(namespace, "app.kubernetes.io/part-of=liqo"));
         eprintln!("{}", cluster.logs(namespace, "networking.liqo.io/component=gateway"));
     }

@@ -6,8 +6,9 @@ folder=$1 kubernetes=$2 helm=$3 liqoctl=$4
 programs=(kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl)
 # Liqo's other modules: of its version, like liqoctl.
 modules=(liqo-controller-manager crd-replicator webhook virtual-kubelet proxy)
-# Its own network.
-modules+=(ipam fabric gateway gateway/wireguard gateway/geneve)
+# Its own network, with VXLAN in place of Geneve, which not every kernel has.
+modules+=(ipam gateway gateway/wireguard fabric-vxlan gateway/geneve-vxlan)
+vxlan=$(realpath "${0%/*}")/liqo_vxlan.go
 export CGO_ENABLED=0 GOFLAGS=-mod=mod
 
 # A module of our own: the one of Kubernetes leaves the versions of its parts to its builder.
@@ -77,7 +78,13 @@ for program in "${modules[@]}"; do
   is_built "$name" $module "$liqoctl" && continue
   printf 'module %s\n\ngo 1.25\n\nrequire %s v%s\n\n%s\n' "$name" "$module" "$liqoctl" "$replace" >go.mod
   install -m 644 "$(sources)/go.sum" go.sum
-  build $number "$name" "" "$module/cmd/$program"
+  if [ "$program" != "${program%-vxlan}" ]; then
+    [ -d with-vxlan ] || cp -r "$(sources)" with-vxlan
+    chmod -R u+w with-vxlan
+    install -m 644 "$vxlan" with-vxlan/pkg/utils/network/geneve/netlink.go
+    printf '\nreplace %s => ./with-vxlan\n' $module >>go.mod
+  fi
+  build $number "$name" "" "$module/cmd/${program%-vxlan}"
 done
 
 # Its chart, with its definitions.

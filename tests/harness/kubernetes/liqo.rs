@@ -28,12 +28,12 @@ const MANAGER: &str = "liqo-controller-manager";
 const DEPLOYMENTS: [&str; 4] = [MANAGER, "liqo-crd-replicator", "liqo-webhook", "liqo-proxy"];
 
 /// Programs of Liqo's own network: on its nodes and beside its controller, and, as images of their own,
-/// in its gateways.
-const OF_NETWORK: [(&str, &str); 2] = [("liqo-fabric", "fabric"), ("liqo-ipam", "ipam")];
+/// in its gateways. VXLAN is between these in place of Geneve.
+const OF_NETWORK: [(&str, &str); 2] = [("liqo-fabric-vxlan", "fabric"), ("liqo-ipam", "ipam")];
 const OF_GATEWAYS: [(&str, &str); 3] = [
     ("liqo-gateway", "gateway"),
     ("liqo-gateway-wireguard", "gateway/wireguard"),
-    ("liqo-gateway-geneve", "gateway/geneve"),
+    ("liqo-gateway-geneve-vxlan", "gateway/geneve"),
 ];
 
 /// Fails with what is missing here of Liqo, if anything is.
