@@ -23,23 +23,25 @@ use crate::calls::list;
 use crate::inventory::Inventory;
 use crate::liqoctl::{liqoctl, on_both};
 use crate::pair::{HTTP, SOON, TIMEOUT};
-use crate::stage::{all_of, each, play, step};
+use crate::stage::{all_of, each, note, play, step};
 
 const DEMO: &str = "demo";
 /// The namespace of the peering in rome.
 const TENANT: &str = "liqo-tenant-milan";
-/// Time that the end of a peering may take: Liqo's controllers, and then Kubernetes, which collects what
-/// they owned.
-const GONE: Duration = Duration::from_secs(60);
+/// Time that the end of a peering may take: Liqo's controllers, then Kubernetes, which collects what they
+/// owned, and until nothing is sent to the peer any more.
+const GONE: Duration = Duration::from_secs(120);
 const HTTPS: u16 = 443;
+/// Those of a peering whose namespaces are deleted. Pods are replaced while their Deployments are there.
+const LEFT_BY_ALL: [&str; 3] = ["Pod ", "ForeignCluster ", "CertificateSigningRequest "];
 /// Kinds and names: Liqo never removes a ForeignCluster, nor Leases, nonces and certificates from a
-/// namespace that stays; requests for certificates go after an hour. After an unpeering in-band its
-/// replicator looks for the other cluster at the end of a network that is gone already, and does not let
-/// go of Renews and of its credentials.
+/// namespace that stays; requests for certificates go after an hour. Its replicator keeps a Renew and its
+/// credentials if `liqoctl unpeer` deletes the other cluster's Tenant, or a network in-band, before it has
+/// deleted the other cluster's Renew.
 const LEFT_BY_OTHERS: [&str; 7] = [
-    "Pod ",
-    "ForeignCluster ",
-    "CertificateSigningRequest ",
+    LEFT_BY_ALL[0],
+    LEFT_BY_ALL[1],
+    LEFT_BY_ALL[2],
     "Lease ",
     "Secret liqo-",
     "Renew ",
@@ -56,9 +58,34 @@ fn namespace_is_offloaded_after_peering_in_band() -> Result<()> {
 fn namespace_is_offloaded_after_peering_out_of_band() -> Result<()> {
     play_on(["rome", "milan"], |_, clusters| {
         live(clusters, &[])?;
+        let before = each(clusters, inventory)?;
+        note("the same again");
+        join(clusters, &[])?;
+        part(clusters, &before)
+    })
+}
+
+#[test]
+#[ignore = "minutes long: make soak-rounds"]
+fn namespaces_end_with_peering_in_band() -> Result<()> {
+    play_on(["rome", "milan"], |_, clusters| {
         let [rome, milan] = clusters;
-        step("liqoctl peers them again", || peer(rome, milan, &[]))?;
-        step("the namespace is offloaded again", || offload(rome, milan)).map(drop)
+        let before = each(clusters, |cluster| inventory_without(cluster, &LEFT_BY_ALL))?;
+        for _ in 0..2 {
+            step("liqoctl peers them", || peer(rome, milan, &["--in-band"]))?;
+            step("authentication ends, through the network", || unauthenticate(rome))?;
+            step("liqoctl unpeers them", || {
+                on_both(rome, milan, &["unpeer", "--delete-namespaces", "--skip-confirm"])
+            })?;
+            step("nothing of the peering is left", || {
+                nothing_left(clusters, &before, &LEFT_BY_ALL)
+            })?;
+            for cluster in clusters {
+                let names = cluster.kubectl(&["get", "namespaces", "--output=name"])?;
+                ensure!(!names.contains("liqo-tenant"), "{}: {names}", cluster.spec.id);
+            }
+        }
+        Ok(())
     })
 }
 
@@ -99,14 +126,20 @@ fn install(cluster: &Kubernetes, weft: &Image) -> Result<()> {
 }
 
 fn live(clusters: &[Kubernetes; 2], way: &[&str]) -> Result<()> {
-    let [rome, milan] = clusters;
     let before = each(clusters, inventory)?;
-    step("liqoctl peers them", || peer(rome, milan, way))?;
-    let [near, far] = step("a namespace is offloaded", || offload(rome, milan))?;
-    step("pods reach each other, by address and by Service", || reach(clusters, [&near, &far]))?;
-    step("the home API server is that of the offloaded pod", || reaches_home(clusters, &far))?;
+    join(clusters, way)?;
     step("networking stays on, with few writes", || writes::stays_on(clusters))?;
     part(clusters, &before)
+}
+
+/// Peers them and offloads a namespace, whose pods then reach each other.
+fn join(clusters: &[Kubernetes; 2], way: &[&str]) -> Result<()> {
+    let [rome, milan] = clusters;
+    step("liqoctl peers them", || peer(rome, milan, way))?;
+    let [near, far] = step("a namespace is offloaded", || offload(rome, milan))?;
+    step("Liqo's virtual kubelet leads", || leads(rome))?;
+    step("pods reach each other, by address and by Service", || reach(clusters, [&near, &far]))?;
+    step("the home API server is that of the offloaded pod", || reaches_home(clusters, &far))
 }
 
 /// `rome` is the consumer, its gateway the client.
@@ -123,20 +156,35 @@ fn part(clusters: &[Kubernetes; 2], before: &[Inventory]) -> Result<()> {
         rome.kubectl(&["delete", "namespace", DEMO])?;
         on_both(rome, milan, &["unpeer", "--skip-confirm"])
     })?;
-    step("nothing of the peering is left", || {
-        clusters.iter().zip(before).try_for_each(|(cluster, before)| {
-            wait_until(&format!("all of it is gone in {}", cluster.spec.id), GONE, || {
-                networking_is_off(cluster)?;
-                inventory(cluster)?.ensure_no_more(before, &[])
-            })
+    step("nothing of the peering is left", || nothing_left(clusters, before, &LEFT_BY_OTHERS))
+}
+
+/// Ends the authentication of a peering while there is its Tenant, and in-band its network: without
+/// either Liqo's replicator cannot delete the other cluster's Renew, and keeps its own.
+fn unauthenticate(rome: &Kubernetes) -> Result<()> {
+    for kinds in ["virtualnodes,resourceslices.authentication.liqo.io", "identities"] {
+        rome.kubectl(&["delete", kinds, "--all", "--namespace", TENANT])?;
+    }
+    let gone = ["wait", "--for=delete", "renews", "--all", "--timeout=60s"];
+    rome.kubectl(&[&gone[..], &["--namespace", TENANT]].concat()).map(drop)
+}
+
+fn nothing_left(clusters: &[Kubernetes; 2], before: &[Inventory], but: &[&str]) -> Result<()> {
+    clusters.iter().zip(before).try_for_each(|(cluster, before)| {
+        wait_until(&format!("all of it is gone in {}", cluster.spec.id), GONE, || {
+            networking_is_off(cluster)?;
+            inventory_without(cluster, but)?.ensure_no_more(before, &[])
         })
     })
 }
 
-/// Without what Liqo and Kubernetes leave of a peering, and without pods, which are replaced while their
-/// Deployments are there.
+/// Without what Liqo and Kubernetes leave of a peering.
 fn inventory(cluster: &Kubernetes) -> Result<Inventory> {
-    Ok(LEFT_BY_OTHERS.into_iter().fold(Inventory::of(cluster)?, Inventory::without))
+    inventory_without(cluster, &LEFT_BY_OTHERS)
+}
+
+fn inventory_without(cluster: &Kubernetes, kinds: &[&str]) -> Result<Inventory> {
+    Ok(kinds.iter().fold(Inventory::of(cluster)?, |all, kind| all.without(kind)))
 }
 
 /// In ForeignClusters that are there.
@@ -183,6 +231,21 @@ fn pod(name: &str, place: Value) -> Value {
 fn service(name: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": DEMO},
         "spec": {"selector": {"app": name}, "ports": [{"port": HTTP}]}})
+}
+
+/// A virtual kubelet reflects Services while it holds this Lease. The one of a peering before has not
+/// released it, nor the one of its node, so the next one waits for both of them to expire, one after the
+/// other: 15 s and up to 6 s between two tries each.
+fn leads(rome: &Kubernetes) -> Result<()> {
+    let selector = "--selector=offloading.liqo.io/component=virtual-kubelet";
+    wait_until("the virtual kubelet holds the Lease", GONE, || {
+        let pods = ["get", "pods", "--namespace", TENANT, selector, "--output=name"];
+        let pods = rome.kubectl(&pods)?;
+        let lease = rome.get(Object::new("lease", TENANT, "virtual-kubelet-leader-election"))?;
+        let holder = lease["spec"]["holderIdentity"].as_str().context("the Lease has no holder")?;
+        ensure!(pods.trim() == format!("pod/{holder}"), "{holder} has it, of {pods}");
+        Ok(())
+    })
 }
 
 /// Each by the other's address as its own cluster sees it, and by its Service there.
