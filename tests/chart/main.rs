@@ -10,6 +10,7 @@ mod crds;
 mod flags;
 mod golden;
 mod life;
+mod liqo_table;
 mod monitoring;
 mod policies;
 mod references;
