@@ -372,8 +372,10 @@ impl Compiler<'_> {
             let own = self.host_state.networks().find(|(network, _)| network.overlaps(&prefix));
             match own {
                 None => {
-                    let key = RouteKey::overlay_backstop(TABLE, prefix);
-                    self.put(key, Route::unreachable(PROTOCOL));
+                    for table in [TABLE, BACKSTOP_TABLE] {
+                        let key = RouteKey::overlay_backstop(table, prefix);
+                        self.put(key, Route::unreachable(PROTOCOL));
+                    }
                 }
                 Some((network, dev)) => self.problem(format!(
                     "internal CIDR {prefix}: the node's own network {network} on {dev} is in it"

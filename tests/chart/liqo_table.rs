@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
@@ -71,10 +71,14 @@ fn leaves(value: &Value, path: &str) -> Vec<String> {
 
 fn code(folder: &Path) -> String {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let read = |path: std::path::PathBuf| match path.extension() {
-        Some(end) if end == "rs" => fs::read_to_string(&path).unwrap(),
-        _ if path.is_dir() => code(&path),
-        _ => String::new(),
+    let read = |path: PathBuf| {
+        if path.is_dir() {
+            code(&path)
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            fs::read_to_string(&path).unwrap()
+        } else {
+            String::new()
+        }
     };
     entries.map(read).collect()
 }

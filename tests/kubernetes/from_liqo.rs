@@ -64,28 +64,28 @@ fn live(clusters: &[Kubernetes; 2], image: &Image) -> Result<()> {
         let line = ["network", "connect", "--gw-server-service-type=NodePort", "--wait"];
         on_both(rome, milan, &[&line[..], &["--timeout=120s", "--skip-validation"]].concat())
     })?;
-    let pair = Pair { pods: &pods, views: [rome.view(&milan.spec)?, milan.view(&rome.spec)?] };
-    step("pods reach each other by Liqo's network", || pair.reach())?;
+    let peers = Peers { pods: &pods, views: [rome.view(&milan.spec)?, milan.view(&rome.spec)?] };
+    step("pods reach each other by Liqo's network", || peers.reach())?;
     let peerings = each(clusters, |cluster| kept(cluster, &OF_PEERING))?;
-    pair.take_over(rome)?;
+    peers.take_over(rome)?;
     step("either gateway restarts", || {
-        clusters.iter().try_for_each(|one| pair.restart_gateway(one))
+        clusters.iter().try_for_each(|one| peers.restart_gateway(one))
     })?;
-    pair.take_over(milan)?;
+    peers.take_over(milan)?;
     for (cluster, before) in clusters.iter().zip(&peerings) {
-        pair.give_back(cluster)?;
+        peers.give_back(cluster)?;
         unchanged(cluster, &OF_PEERING, before)?;
     }
     Ok(())
 }
 
-struct Pair<'a> {
+struct Peers<'a> {
     pods: &'a [Vec<Pod>],
     /// rome's view of milan, and the other way round.
     views: [View; 2],
 }
 
-impl Pair<'_> {
+impl Peers<'_> {
     fn take_over(&self, cluster: &Kubernetes) -> Result<()> {
         let id = &cluster.spec.id;
         let before = [kept(cluster, &OF_PEERING)?, kept(cluster, &OF_GATEWAYS)?];

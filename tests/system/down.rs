@@ -60,8 +60,8 @@ fn down_ends_without_an_agent_that_hangs() -> Result<()> {
     eprintln!("down took {took:?}");
     let bounds = Duration::from_secs(10)..Duration::from_secs(15);
     ensure!(bounds.contains(&took), "it took {took:?}");
-    let left = "no answer from rome-2 within 10 s: what is there stays until `weft down` or \
-                `route-agent cleanup` runs on each";
+    let left =
+        "no answer from rome-2 within 10 s: what is there stays until `weft down` runs on each";
     ensure!(printed.contains(left), "down printed {printed}");
     ensure!(!rome.outside(rome.run_dir()).exists(), "the run directory is there: {printed}");
     before.ensure_same(&Kernel::of(rome.head().net())?)

@@ -45,8 +45,7 @@ Examples:
 /// Also what a killed `weft up` left. On the host of `weft up`, the other hosts' agents do the same
 /// first and are waited for, for up to 10 s. If something still sends to a peer's prefix within the 2 s
 /// that it looks, the refusal of all of them stays, in the nftables table `inet weft_refused`: or these
-/// packets would leave by the default route, in clear. --now, `route-agent cleanup` or the next `weft up`
-/// ends that. Without a sender nothing stays: what pods send to peers later leaves in clear. The state
+/// packets would leave by the default route, in clear. --now or the next `weft up` ends that. Without a sender nothing stays: what pods send to peers later leaves in clear. The state
 /// directory (granted addresses, generated keys, last good versions of the manifests, their Secrets
 /// included) stays unless --purge is given. Run again, it finds nothing to do, which is an error with
 /// --purge.
@@ -334,8 +333,7 @@ fn clean_up_host(now: bool, state: Option<&Path>) -> anyhow::Result<bool> {
             if !senders.is_empty() {
                 say(&format!(
                     "{} to peers: all packets to them stay refused, by the nftables table `inet \
-                     weft_refused`. `weft down --now{}` or `route-agent cleanup` removes it, the \
-                     next `weft up` takes it over",
+                     weft_refused`. `weft down --now{}` removes it, the next `weft up` takes it over",
                     sending(&senders),
                     state.map(state_option).unwrap_or_default()
                 ));

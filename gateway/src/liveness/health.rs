@@ -34,7 +34,7 @@ const MIN_UNANSWERED_TIME: Duration = Duration::from_millis(250);
 const ANSWER_TIME: Duration = Duration::from_millis(500);
 
 /// Validity of a send that failed: the next probe is due before.
-pub const REFUSAL_TIME: Duration = Duration::from_millis(2500);
+pub const REFUSAL_TIME: Duration = Duration::from_millis(1500);
 
 /// A cause, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -222,7 +222,8 @@ impl Evidence<'_> {
                 format!("{peer} has removed its side of this peering"),
                 format!(
                     "remove this side, too, or apply the manifests, this cluster's PublicKey among \
-                     them, or install weft, in {peer} again"
+                     them, or install weft, in {peer} again; if it has other keys since, copy its \
+                     PublicKey to here"
                 ),
             ),
             Departure::TakenDown => (
@@ -356,20 +357,22 @@ impl Evidence<'_> {
             ),
             Role::Server => String::new(),
         };
-        if self.refused_send == Some(RefusedSend::Unreachable) {
-            let remedy =
-                format!("this host has no route {}: check its routes and links", self.way());
-            return Fault { reason: Reason::NoAnswer, message, remedy };
-        }
-        Fault {
-            reason: Reason::NoAnswer,
-            message,
-            remedy: format!(
+        let remedy = self.missing_route().unwrap_or_else(|| {
+            format!(
                 "check that {peer}'s gateway runs and still has this cluster's PublicKey (`weft \
                  status` there), and that UDP {} passes both ways{moved}",
                 self.way()
-            ),
-        }
+            )
+        });
+        Fault { reason: Reason::NoAnswer, message, remedy }
+    }
+
+    /// Remedy if it is this host that has no route to the peer.
+    fn missing_route(&self) -> Option<String> {
+        let is_unreachable = self.refused_send == Some(RefusedSend::Unreachable);
+        let remedy =
+            || format!("this host has no route {}: check its routes and links", self.way());
+        is_unreachable.then(remedy)
     }
 
     fn not_received(&self) -> Fault {
@@ -377,10 +380,12 @@ impl Evidence<'_> {
         Fault {
             reason: Reason::NotReceived,
             message: format!("{peer} is received, and receives nothing from here"),
-            remedy: format!(
-                "something on the way drops UDP {}: check routes and firewalls in that direction",
-                self.way()
-            ),
+            remedy: self.missing_route().unwrap_or_else(|| {
+                format!(
+                    "something on the way drops UDP {}: check routes and firewalls in that direction",
+                    self.way()
+                )
+            }),
         }
     }
 

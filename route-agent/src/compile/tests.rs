@@ -80,6 +80,18 @@ fn without_a_gateway_only_the_backstop_is_there() {
     assert_eq!(compiled.firewall.unconnected, [cidr("10.201.0.0/16")].into());
 }
 
+/// A VXLAN packet to a gateway that leaves by another way is answered by an error that quotes it.
+#[test]
+fn overlay_addresses_are_kept_in_by_both_tables() {
+    let internal_cidr = Some("10.80.0.0/16".to_owned());
+    let config = NodeConfigSpec { internal_cidr, ..config(vec![peering()]) };
+    let compiled = compile(&config, &host_state());
+    for table in [TABLE, BACKSTOP_TABLE] {
+        let key = RouteKey::overlay_backstop(table, cidr("10.80.0.0/16"));
+        assert_eq!(compiled.state.routes.get(&key), Some(&Route::unreachable(PROTOCOL)));
+    }
+}
+
 #[test]
 fn prefix_over_node_network_alone_is_refused() {
     for (prefix, why) in [

@@ -90,8 +90,8 @@ async fn acknowledged(store: &Store, mut waiting: BTreeSet<String>) -> anyhow::R
     }
     if !waiting.is_empty() {
         say(&format!(
-            "no answer from {} within {seconds} s: what is there stays until `weft down` or \
-             `route-agent cleanup` runs on each",
+            "no answer from {} within {seconds} s: what is there stays until `weft down` runs \
+             on each",
             list(&waiting)
         ));
     }
@@ -104,7 +104,7 @@ fn report(node: &str, config: &NodeConfig) {
     for traffic in refused.filter(|traffic| !traffic.senders.is_empty()) {
         say(&format!(
             "{node}: {} to {}, which stays refused there until nobody does, or until \
-             `weft down --now` or `route-agent cleanup` runs there",
+             `weft down --now` runs there",
             sending(&traffic.senders),
             traffic.prefix
         ));
