@@ -18,10 +18,8 @@ use crate::liqoctl::on_both;
 use crate::pair::{SOON, TIMEOUT, reach};
 use crate::stage::{all_of, each, note, note_time, play, step};
 
-/// Longest outage of a cluster that is taken over, on a machine that has the images.
+/// Longest outage of a cluster that is taken over or given back, on a machine that has the images.
 const OUTAGE: Duration = Duration::from_secs(30);
-/// The same of one that is given back: Liqo starts once weft is gone.
-const OUTAGE_BACK: Duration = Duration::from_secs(90);
 /// Port of streams, and the interval of their datagrams.
 const STREAM: u16 = 7001;
 const OFTEN: Duration = Duration::from_millis(10);
@@ -123,10 +121,7 @@ impl Peers<'_> {
             step("pods reach each other", || self.reach())
         })?;
         note_time(outage, &format!("longest outage while {id} was given back"));
-        ensure!(
-            outage < OUTAGE_BACK,
-            "{id} was cut off for {outage:?}, longer than {OUTAGE_BACK:?}"
-        );
+        ensure!(outage < OUTAGE, "{id} was cut off for {outage:?}, longer than {OUTAGE:?}");
         Ok(())
     }
 
@@ -205,7 +200,7 @@ fn unchanged(cluster: &Kubernetes, fields: &[Fields], before: &[Value]) -> Resul
     Ok(())
 }
 
-/// As deploy/LIQO.md has it, with [`weft_tests::kubernetes::LINGER`].
+/// As deploy/LIQO.md has it.
 fn give_back(cluster: &Kubernetes) -> Result<()> {
     let tenant = tenant(cluster);
     for server in list(cluster, "gatewayservers", Some(&tenant), "")? {
@@ -215,7 +210,9 @@ fn give_back(cluster: &Kubernetes) -> Result<()> {
         let what = ["patch", "gatewayserver", name, "--namespace", &tenant, "--type=merge"];
         cluster.kubectl(&[&what[..], &["--patch", &patch]].concat())?;
     }
-    cluster.set_weft("withdrawal.keepPrefixes=true")?;
+    let linger = "networking.fabric.pod.extraArgs={--linger=1}";
+    cluster.set_weft(&format!("withdrawal.keepPrefixes=true,{linger}"))?;
+    cluster.wait_for_weft(TIMEOUT)?;
     cluster.uninstall_weft(TIMEOUT)?;
     cluster.switch_liqo_network(true)
 }
@@ -226,9 +223,9 @@ fn nothing_left(cluster: &Kubernetes) -> Result<()> {
         let left = cluster.kubectl(&line)?;
         // Liqo's chart has it with its network off, too.
         ensure!(left.lines().all(|name| name.ends_with("/gw-mss-clamping")), "{left}");
-        let of_node = cluster.shell(&[], "nft list tables; ip -o link")?;
-        let is_clean = !of_node.contains("masquerade-bypass") && !of_node.contains(" liqo.");
-        ensure!(is_clean, "{of_node}");
+        let of_node = cluster.shell(&[], "nft list tables; ip rule; ip -o link")?;
+        let left: Vec<_> = of_node.lines().filter(|line| !is_not_liqos(line)).collect();
+        ensure!(left.is_empty(), "{left:#?}");
         Ok(())
     })?;
     let again = cluster.adopt(&[])?;
@@ -236,6 +233,18 @@ fn nothing_left(cluster: &Kubernetes) -> Result<()> {
     let tenant = cluster.get(Object::new("namespace", "", &tenant(cluster)))?;
     ensure!(tenant["status"]["phase"] == "Active", "{tenant}");
     Ok(())
+}
+
+/// True for a table, rule or device of weft, Kubernetes or the kernel.
+fn is_not_liqos(line: &str) -> bool {
+    let is_of = |names: &[&str]| names.iter().any(|name| line.contains(name));
+    if line.contains("lookup ") {
+        is_of(&["lookup local", "lookup main", "lookup default", "lookup 18952", "lookup 18953"])
+    } else if line.starts_with("table ") {
+        is_of(&["weft", "kube-proxy", "cni"])
+    } else {
+        !line.contains(" liqo.")
+    }
 }
 
 fn explain(cluster: &Kubernetes) {
