@@ -27,8 +27,8 @@ use crate::requests::{Name, name};
 /// A watch whose last failure is so long ago works again, with or without an event since: it would
 /// have failed again by now.
 const RECOVERED: Duration = Duration::from_secs(20);
-/// Failures in a row that are not reported: a server that restarts, or a connection that breaks.
-const QUIET_FAILURES: u32 = 3;
+/// Time without an answer that is not reported: a server that restarts, or a connection that breaks.
+const QUIET: Duration = Duration::from_secs(8);
 const RETRY: Duration = Duration::from_millis(100);
 /// Maximum wait for an API server that is away: it may be back any moment.
 const RETRY_MAX: Duration = Duration::from_secs(2);
@@ -201,7 +201,7 @@ impl Selection {
                 Ok(event) => {
                     // A list that has begun may still fail.
                     if !matches!(event, Event::Init) {
-                        retry.backoff.reset();
+                        retry.reset();
                     }
                     Ok(event)
                 }
@@ -239,7 +239,7 @@ impl Selection {
         retry.failed(if refusal.is_some() { RETRY_REFUSED } else { RETRY_MAX });
         let Some(error) = error else { return Failure::Other(None) };
         tracing::debug!(kind, error = chain(&error), "a watch failed");
-        let is_away = retry.backoff.failures() > QUIET_FAILURES;
+        let is_away = retry.first.is_some_and(|first| first.elapsed() >= QUIET);
         let away = || "the API server cannot be reached; what is known stays".to_owned();
         let message = refusal.or_else(|| is_away.then(away));
         let (source, object, field) = (String::new(), self.object.clone(), None);
@@ -386,13 +386,15 @@ impl<S, K> fmt::Debug for Reflector<S, K> {
 /// Time of the next try of a watch.
 struct Retry {
     backoff: Backoff,
+    /// First and last failure in a row.
+    first: Option<Instant>,
     last: Option<Instant>,
     at: Option<Instant>,
 }
 
 impl Default for Retry {
     fn default() -> Self {
-        Self { backoff: Backoff::new(RETRY, RETRY_MISSING), last: None, at: None }
+        Self { backoff: Backoff::new(RETRY, RETRY_MISSING), first: None, last: None, at: None }
     }
 }
 
@@ -403,11 +405,17 @@ impl Retry {
         }
     }
 
+    fn reset(&mut self) {
+        self.backoff.reset();
+        self.first = None;
+    }
+
     fn failed(&mut self, max: Duration) {
         let now = Instant::now();
         if self.last.replace(now).is_some_and(|last| now.duration_since(last) > FORGET) {
-            self.backoff.reset();
+            self.reset();
         }
+        self.first.get_or_insert(now);
         self.at = Some(now + jittered(self.backoff.failed().min(max)));
     }
 }
@@ -507,15 +515,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn absent_server_is_reported_after_a_few_failures() {
+    async fn absent_server_is_reported_after_a_while() {
         let (selection, mut retry) = (selection(), Retry::default());
-        let mut reports = |count: u32| {
-            let all = (0..count).map(|_| failure(&selection, refused(503, ""), &mut retry));
-            all.filter(|failure| matches!(failure, Failure::Other(Some(_)))).count()
+        let mut is_reported = || {
+            let failure = failure(&selection, refused(503, ""), &mut retry);
+            matches!(failure, Failure::Other(Some(_)))
         };
-        assert_eq!(reports(QUIET_FAILURES), 0);
-        assert_eq!(reports(2), 2);
+        assert!(!is_reported());
+        tokio::time::advance(QUIET / 2).await;
+        assert!(!is_reported(), "a server that restarts");
+        tokio::time::advance(QUIET / 2).await;
+        assert!(is_reported());
         tokio::time::advance(FORGET + RETRY).await;
-        assert_eq!(reports(1), 0, "the earlier ones no longer count");
+        assert!(!is_reported(), "the earlier ones no longer count");
     }
 }
