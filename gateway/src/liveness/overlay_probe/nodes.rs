@@ -27,6 +27,9 @@ const GRACE: Duration = Duration::from_millis(1200);
 const TRACED: Duration = Duration::from_millis(4700);
 /// Time from the notice of a take-over until a node's first probe: together with [`GRACE`] less than 3 s.
 const NOTIFIED: Duration = Duration::from_millis(1500);
+/// Time in which replies reach a node: probes that it has sent before go on as unanswered, those that waited
+/// for a gateway which stood still among them.
+const REPLY_TIME: Duration = Duration::from_millis(500);
 /// A poll that is so late shows that this process stood still, and perhaps the nodes, too.
 const STOOD_STILL: Duration = Duration::from_millis(400);
 /// Longest interval that a probe may announce: that of an agent that is being replaced.
@@ -39,6 +42,13 @@ pub struct NodePaths {
     pub probing: u32,
     /// Those whose path fails, by name.
     pub unreachable: Vec<UnreachableNode>,
+}
+
+impl Node {
+    fn new(trace_at: Instant) -> Self {
+        let (due, last) = (trace_at, Timestamp::UNIX_EPOCH);
+        Self { unanswered: None, due, last, trace_at, traced: None, fault: None }
+    }
 }
 
 impl NodePaths {
@@ -61,7 +71,8 @@ pub(super) struct Nodes {
 
 #[derive(Debug)]
 struct Node {
-    has_probed: bool,
+    /// Time of the first of its probes that were sent while the ones before were unanswered.
+    unanswered: Option<Instant>,
     /// Time at which the next probe is to arrive.
     due: Instant,
     /// Time at which the last one did.
@@ -82,8 +93,7 @@ impl Nodes {
     pub(super) fn restore(&mut self, earlier: &UnreachableNode, now: Instant) {
         let Ok(since) = earlier.since.parse() else { return };
         let fault = Some((earlier.fault, since));
-        let node =
-            Node { has_probed: true, due: now, last: since, trace_at: now, traced: None, fault };
+        let node = Node { due: now, last: since, fault, ..Node::new(now) };
         self.known.entry(earlier.node.clone()).or_insert(node);
     }
 
@@ -91,16 +101,15 @@ impl Nodes {
     pub(super) fn expect(&mut self, node: &str, now: Instant, wall: Timestamp) {
         let due = now + NOTIFIED;
         let trace_at = due + TRACE_AFTER;
-        let expected =
-            Node { has_probed: false, due, last: wall, trace_at, traced: None, fault: None };
+        let expected = Node { due, last: wall, ..Node::new(trace_at) };
         self.known.entry(node.to_owned()).or_insert(expected);
     }
 
     pub(super) fn handle_probe(&mut self, probe: &OverlayProbe, now: Instant, wall: Timestamp) {
-        // Probes before the first one to this gateway went to an earlier one.
-        let has_probed = self.known.get(&probe.node).is_some_and(|node| node.has_probed);
-        let unanswered = probe.unanswered && has_probed;
-        let fault = match (unanswered, probe.cut_off) {
+        let before = self.known.get(&probe.node).and_then(|node| node.unanswered);
+        let unanswered = probe.unanswered.then(|| before.unwrap_or(now));
+        let is_one_way = unanswered.is_some_and(|first| now >= first + REPLY_TIME);
+        let fault = match (is_one_way, probe.cut_off) {
             (true, _) => Some(PathFault::OneWay),
             (false, true) => Some(PathFault::CutOff),
             (false, false) => None,
@@ -110,7 +119,7 @@ impl Nodes {
         let before = self.known.get(&probe.node).and_then(|node| node.fault);
         let since = before.filter(|(of, _)| Some(*of) == fault).map_or(wall, |(_, since)| since);
         let fault = fault.map(|fault| (fault, since));
-        let node = Node { has_probed: true, due, last: wall, trace_at, traced: None, fault };
+        let node = Node { unanswered, due, last: wall, fault, ..Node::new(trace_at) };
         self.known.insert(probe.node.clone(), node);
     }
 
@@ -353,7 +362,9 @@ mod tests {
     fn fault_named_in_a_probe_keeps_its_time() {
         let mut world = World::new();
         world.probe(|_| {});
-        world.pass(SECOND, false);
+        world.probe(|probe| probe.unanswered = true);
+        assert_eq!(world.fault(), None, "it may have waited for this gateway, which stood still");
+        world.pass(REPLY_TIME, false);
         world.probe(|probe| probe.unanswered = true);
         assert_eq!(world.fault(), Some(PathFault::OneWay));
         let first = world.nodes.paths();
@@ -371,6 +382,7 @@ mod tests {
         let mut world = World::new();
         world.probe(|probe| probe.unanswered = true);
         assert_eq!(world.fault(), None, "its first probe here");
+        world.pass(REPLY_TIME, false);
         world.probe(|probe| probe.unanswered = true);
         assert_eq!(world.fault(), Some(PathFault::OneWay), "that was answered");
     }
