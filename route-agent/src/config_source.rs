@@ -62,7 +62,7 @@ pub(crate) struct ConfigSource(Option<Watched>);
 #[derive(Clone, Debug)]
 struct Watched {
     lost: watch::Receiver<bool>,
-    /// That of a file.
+    /// Thread that reads a file; an API server needs none.
     monitor: Option<Arc<Monitor>>,
 }
 

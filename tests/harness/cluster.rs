@@ -343,7 +343,7 @@ fn node_routes(spec: &ClusterSpec, number: u8) -> String {
 
 fn pod_routes(spec: &ClusterSpec, number: u8) -> String {
     let is_routed = |node| spec.behind_router == Some(node);
-    // Of a node behind a router no other node would be a next hop.
+    // The router's subnet has no other node as a next hop.
     let others = (1..=spec.nodes)
         .filter(|other| *other != number && !is_routed(*other) && !is_routed(number));
     others.map(|other| pod_routes_to(spec, other, &spec.node_pod_cidrs(other))).collect()

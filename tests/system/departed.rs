@@ -398,7 +398,7 @@ impl Load {
         for (from, to) in [("rome", "milan"), ("milan", "rome")] {
             let (from, to) = (scene.cluster(from), scene.cluster(to));
             let view = wait_until("one sees the other", TIMEOUT, || from.view(&to.spec))?;
-            // Of the last node, which has no gateway.
+            // The last node has no gateway, so packets for its pods leave in VXLAN.
             let target = to.pods().last().context("there is a pod")?;
             for address in &target.addresses {
                 let address = view.of(*address)?;

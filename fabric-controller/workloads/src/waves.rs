@@ -56,7 +56,7 @@ impl Waves {
         let all: Vec<_> = live.all(Watched::Deployment).collect();
         let is_awaited = |(key, deployment): &&(&Key, &DynamicObject)| {
             let is_known = self.changed.get(*key).copied();
-            // Of another process's wave, unless it was given up.
+            // The controller before this one may have begun a wave.
             let is_others = || is_changed(deployment) && !is_given_up(deployment);
             !is_settled(deployment) && is_known.unwrap_or_else(is_others)
         };

@@ -177,36 +177,38 @@ fn cut() -> Result<Vec<Seen>> {
 }
 
 fn one_way() -> Result<Vec<Seen>> {
-    connected(|scene, _, seen| {
-        let milan = scene.cluster("milan").head().net();
-        milan.nft(&format!(
-            "table inet fault {{\nchain in {{ type filter hook input priority -400;\n\
-             udp dport {PORT} drop;\n}}\n}}\n"
-        ))?;
-        let sides = [
+    dropped(
+        ["milan", "input"],
+        [
             (("rome", "NotReceived"), "milan is received, and receives nothing from here for "),
             (("milan", "NoAnswer"), "no answer from rome for "),
-        ];
-        seen.extend(both(scene, sides, Instant::now())?);
-        milan.nft("delete table inet fault\n")?;
-        seen.extend(both_solved(scene, Instant::now())?);
-        Ok(())
-    })
+        ],
+    )
 }
 
 fn own_output() -> Result<Vec<Seen>> {
-    connected(|scene, _, seen| {
-        let rome = scene.cluster("rome").head().net();
-        rome.nft(&format!(
-            "table inet fault {{\nchain out {{ type filter hook output priority -400;\n\
-             udp dport {PORT} drop;\n}}\n}}\n"
-        ))?;
-        let sides = [
+    dropped(
+        ["rome", "output"],
+        [
             (("rome", "SendRefused"), "this host itself refuses UDP to "),
             (("milan", "NoAnswer"), "no answer from rome for "),
-        ];
+        ],
+    )
+}
+
+/// Drops WireGuard's packets in a hook of a cluster's host.
+fn dropped(
+    [cluster, hook]: [&str; 2],
+    sides: [((&'static str, &'static str), &str); 2],
+) -> Result<Vec<Seen>> {
+    connected(|scene, _, seen| {
+        let host = scene.cluster(cluster).head().net();
+        host.nft(&format!(
+            "table inet fault {{\nchain drops {{ type filter hook {hook} priority -400;\n\
+             udp dport {PORT} drop;\n}}\n}}\n"
+        ))?;
         seen.extend(both(scene, sides, Instant::now())?);
-        rome.nft("delete table inet fault\n")?;
+        host.nft("delete table inet fault\n")?;
         seen.extend(both_solved(scene, Instant::now())?);
         Ok(())
     })

@@ -108,7 +108,7 @@ fn connected(test: impl FnOnce(&Scene) -> Result<()>) -> Result<()> {
     connected_with(1, test)
 }
 
-/// Of so many nodes each.
+/// Two clusters with that number of nodes each, once both are well.
 fn connected_with(nodes: u8, test: impl FnOnce(&Scene) -> Result<()>) -> Result<()> {
     play(&rome_and_milan(nodes), |scene| {
         scene.peer("rome", "milan", PORT)?;
