@@ -22,14 +22,14 @@ pub use reason::Reason;
 
 /// Time without any sign of life after which a peer that leaves probes unanswered is reported: as
 /// long as leaves time to show it before 3 s are over.
-const ANSWER_TIMEOUT: Duration = Duration::from_millis(2500);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(2200);
 /// Time for a first handshake, and for the peer to take over new keys.
 const HANDSHAKE_TIME: Duration = Duration::from_millis(1500);
 pub const ROTATION_TIME: Duration = Duration::from_millis(1500);
 /// Unanswered turns of probes that make a fault, and the time between the first and the last of them: a
 /// peer that had to wait for a processor answers them together.
 const MIN_UNANSWERED: u32 = 4;
-const MIN_UNANSWERED_TIME: Duration = Duration::from_millis(250);
+pub const MIN_UNANSWERED_TIME: Duration = Duration::from_millis(250);
 /// Time for an answer at an endpoint that should not be one.
 const ANSWER_TIME: Duration = Duration::from_millis(500);
 
@@ -51,6 +51,14 @@ pub struct Unanswered {
     pub turns: u32,
     pub first: Instant,
     pub last: Instant,
+}
+
+impl Unanswered {
+    /// Returns true if they are so many, for so long, that waiting for a processor is no explanation.
+    pub fn is_silence(&self) -> bool {
+        let time = self.last.saturating_duration_since(self.first);
+        self.turns >= MIN_UNANSWERED && time >= MIN_UNANSWERED_TIME
+    }
 }
 
 /// Cause in this host for which the kernel sends no datagram to the peer.
@@ -291,10 +299,7 @@ impl Evidence<'_> {
     }
 
     fn has_unanswered(&self) -> bool {
-        self.unanswered.is_some_and(|probes| {
-            let time = probes.last.saturating_duration_since(probes.first);
-            probes.turns >= MIN_UNANSWERED && time >= MIN_UNANSWERED_TIME
-        })
+        self.unanswered.is_some_and(|probes| probes.is_silence())
     }
 
     /// Packets arrive, and the peer reports that it receives none.

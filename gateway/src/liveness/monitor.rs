@@ -2,6 +2,7 @@
 //! [`View`] of the connection that everything else goes by.
 
 mod diagnosis;
+mod log;
 mod path;
 mod search;
 mod socket;
@@ -28,7 +29,7 @@ use crate::liveness::probe::{
     Departure, MAX_DATAGRAM, Message, MessageType, NodeCount, Pending, WeftField,
 };
 use crate::liveness::probe_log::{ProbeLog, TRAIN};
-use crate::state::{Plane, ProbeCounts, Running, TimedFault, View};
+use crate::state::{Plane, ProbeCounts, Running, View};
 use diagnosis::Diagnosis;
 use path::PathProber;
 pub use path::TRAINS_VANISH;
@@ -261,6 +262,16 @@ impl Peering {
         if self.diagnosis.log.handle_tick(now) && self.changes.borrow().has_session {
             self.send_one(0, now);
         }
+        self.renew_session(now);
+    }
+
+    /// A server that falls silent may have another gateway's session, which has the same key, or none any more.
+    fn renew_session(&mut self, now: Instant) {
+        let was_there = self.machine.value() != ConnectionValue::Connecting;
+        let is_silent = was_there && self.diagnosis.is_peer_silent(now);
+        if is_silent && self.desired().role == Role::Client && self.ways.renew(now) {
+            self.running.lane.initiate();
+        }
     }
 
     /// Deadline of the next look at the path's MTU.
@@ -441,6 +452,7 @@ impl Peering {
         let is_calm = self.machine.is_connected() && !log.is_bursting();
         let is_train = is_calm && self.diagnosis.is_weft() && !self.machine.is_busy(now);
         (0..if is_train { TRAIN } else { 1 }).for_each(|place| self.send_one(place, now));
+        self.renew_session(now);
     }
 
     fn send_one(&mut self, place: usize, now: Instant) {
@@ -547,10 +559,7 @@ impl Peering {
                 faults,
                 loss_percent,
             };
-            log_faults(&self.running.desired.peer, view, &new);
-            if view.value != new.value {
-                log_change(&self.running.desired.peer, &new);
-            }
+            log::changes(&self.running.desired.peer, view, &new);
             std::mem::replace(view, new.clone()) != new
         });
     }
@@ -558,28 +567,6 @@ impl Peering {
 
 fn never() -> Instant {
     Instant::now() + Duration::from_secs(3600)
-}
-
-fn log_change(peer: &fabric_api::ClusterId, view: &View) {
-    let latency = crate::liveness::connection::latency_text(view.latency);
-    match view.value {
-        ConnectionValue::Connected => tracing::info!(%peer, latency, "connected"),
-        ConnectionValue::Connecting => tracing::info!(%peer, "connecting"),
-        ConnectionValue::Error => tracing::warn!(%peer, "connection lost"),
-    }
-}
-
-fn log_faults(peer: &fabric_api::ClusterId, before: &View, after: &View) {
-    let is_in = |view: &View, of: &TimedFault| {
-        view.faults.iter().any(|known| known.fault.reason == of.fault.reason)
-    };
-    for TimedFault { fault, .. } in after.faults.iter().filter(|of| !is_in(before, of)) {
-        let (reason, message, remedy) = (fault.reason.as_str(), &fault.message, &fault.remedy);
-        tracing::warn!(%peer, reason, remedy, "{message}");
-    }
-    for TimedFault { fault, .. } in before.faults.iter().filter(|of| !is_in(after, of)) {
-        tracing::info!(%peer, reason = fault.reason.as_str(), "solved: {}", fault.message);
-    }
 }
 
 fn traffic(lane: &LaneHandle) -> Traffic {

@@ -75,7 +75,7 @@ fn healthy_tunnel_has_no_fault() {
     assert_eq!(scene.reasons(&scene.evidence()), []);
     // One turn of probes was lost, as when a gateway is restarted.
     let short = Unanswered { turns: 2, first: scene.ago(60), last: scene.ago(10) };
-    let (last, unanswered) = (Some(scene.ago(2600)), Some(short));
+    let (last, unanswered) = (Some(scene.ago(2300)), Some(short));
     let evidence =
         Evidence { last_received: last, last_answer: last, unanswered, ..scene.evidence() };
     assert_eq!(scene.reasons(&evidence), []);
@@ -89,9 +89,9 @@ fn unanswered_probes_are_fault_no_answer() {
         let unanswered = scene.unanswered();
         Evidence { last_received: last, last_answer: last, unanswered, ..scene.evidence() }
     };
-    assert_eq!(scene.reasons(&silent(2499)), [], "a peer may have to wait for a processor");
-    assert_eq!(scene.reasons(&silent(2500)), [Reason::NoAnswer]);
-    let fault = &diagnose(&silent(2500), scene.now)[0];
+    assert_eq!(scene.reasons(&silent(2199)), [], "a peer may have to wait for a processor");
+    assert_eq!(scene.reasons(&silent(2200)), [Reason::NoAnswer]);
+    let fault = &diagnose(&silent(2200), scene.now)[0];
     assert!(fault.remedy.contains(ENDPOINT), "{fault:?}");
     let lost = Evidence { value: ConnectionValue::Error, unanswered: None, ..silent(9000) };
     assert_eq!(scene.reasons(&lost), [Reason::NoAnswer]);
@@ -129,7 +129,7 @@ fn peer_that_answers_no_probes_is_named() {
     assert_eq!(scene.reasons(&connecting(first)), [Reason::NoProbeAnswer]);
     let fault = &diagnose(&connecting(first), scene.now)[0];
     assert!(fault.remedy.contains("--ping-enabled=false"), "{fault:?}");
-    let early = Unanswered { first: scene.ago(2400), ..first };
+    let early = Unanswered { first: scene.ago(2100), ..first };
     assert_eq!(scene.reasons(&connecting(early)), [], "and a handshake is not missing");
     let received = Some(scene.ago(100));
     let lost =

@@ -207,6 +207,13 @@ impl Diagnosis {
         self.refused_send.take_if(|(_, at)| now >= *at + health::REFUSAL_TIME);
     }
 
+    /// Returns true if neither answers nor data arrive.
+    pub(super) fn is_peer_silent(&self, now: Instant) -> bool {
+        let is_past = |at: Instant| now >= at + health::MIN_UNANSWERED_TIME;
+        self.log.unanswered().is_some_and(|probes| probes.is_silence())
+            && self.last_received.is_none_or(is_past)
+    }
+
     /// True while the peer is still to be sent this cluster's CIDRs.
     pub(super) fn owes_cidrs(&self, desired: &Desired) -> bool {
         self.is_weft && self.delivered.as_ref() != Some(&own_cidrs(desired))

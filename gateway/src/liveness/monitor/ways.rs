@@ -14,12 +14,16 @@ const RETRY_PAUSE: Duration = Duration::from_secs(15);
 /// those that an earlier gateway had.
 const FIRST_TRY: Duration = Duration::from_secs(2);
 const FIRST_WAYS: u32 = 2;
+/// Minimum time between two initiations to a silent peer: two gateways with one key, which take the session
+/// from each other so, keep it long enough for the peer to notice both.
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(3);
 
 pub(super) struct Ways {
     /// Time of the last change of the way, or of the start.
     changed: Instant,
     /// Number of first ways left to try.
     first_left: u32,
+    renewed: Option<Instant>,
     /// Counts that are not yet published.
     retries: u64,
     ports: u64,
@@ -39,7 +43,16 @@ pub(super) struct Signs {
 
 impl Ways {
     pub(super) fn new(now: Instant) -> Self {
-        Self { changed: now, first_left: FIRST_WAYS, retries: 0, ports: 0 }
+        Self { changed: now, first_left: FIRST_WAYS, renewed: None, retries: 0, ports: 0 }
+    }
+
+    /// Returns whether a peer that is silent now is to be sent an initiation, and takes note of that.
+    pub(super) fn renew(&mut self, now: Instant) -> bool {
+        let is_due = self.renewed.is_none_or(|at| now >= at + RENEWAL_INTERVAL);
+        if is_due {
+            self.renewed = Some(now);
+        }
+        is_due
     }
 
     /// Returns whether another way is to be tried.

@@ -111,6 +111,20 @@ fn two_users_of_a_key_are_a_duplicate_while_both_send() {
     assert_eq!(trio.state().duplicate, None, "one is left");
 }
 
+/// Each takes the session back as soon as it misses answers.
+#[test]
+fn duplicates_that_initiate_in_turns_are_noticed() {
+    let mut trio = Trio::new();
+    trio.pair.now += SECOND / 2;
+    trio.first_initiates();
+    trio.first_sends();
+    for _ in 0..4 {
+        trio.pair.now += SECOND / 2;
+        trio.second_sends();
+    }
+    assert!(trio.state().duplicate.is_some());
+}
+
 #[test]
 fn duplicate_that_sent_often_ends_in_three_seconds() {
     let mut trio = Trio::new();

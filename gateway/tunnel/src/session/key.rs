@@ -52,10 +52,11 @@ impl Key {
 
     /// True if the peer has gone on to this key from `older`.
     ///
-    /// With two handshakes under way at once each end may take the other one for the newer, and seal
-    /// with its key until the next: that is no superseded key.
+    /// With a handshake of either end under way at once each may take the other one for the newer, and seal
+    /// with its key until the next: that is no superseded key. Its own ones a peer begins one after the other.
     pub(super) fn has_superseded(&self, older: &Self) -> bool {
-        self.used.is_some() && self.born >= older.born + CROSSING
+        let may_cross = self.is_initiator || older.is_initiator;
+        self.used.is_some() && (!may_cross || self.born >= older.born + CROSSING)
     }
 
     pub(super) fn rekey_at(&self) -> Option<Instant> {
