@@ -173,7 +173,7 @@ async fn pods(store: &Store) -> anyhow::Result<Pods> {
     );
     // Access to pods alone shows nearly as much.
     let deployments = deployments.unwrap_or_default();
-    Ok(Pods { deployments, programs: programs?, gateways: gateways? })
+    Ok(Pods::new(deployments, programs?, gateways?))
 }
 
 async fn listed<T>(client: &Client, labels: &str) -> anyhow::Result<Vec<T>>

@@ -98,7 +98,7 @@ const CHEAP: [Fault; 4] = [
     ),
 ];
 
-const OTHERS: [Fault; 12] = [
+const OTHERS: [Fault; 13] = [
     with_start(
         "peer removed its side",
         [
@@ -137,14 +137,21 @@ const OTHERS: [Fault; 12] = [
         [wrong_key_at_first, |scene| restore(scene, PUBLIC_KEY)],
         &[(0, "no answer from milan to handshakes at "), (1, "are not for this gateway's key ")],
     ),
-    fault(
-        "one key in two gateways",
-        [start_duplicate, |scene| {
-            scene.replace_duplicate(None);
-            Ok(())
-        }],
-        &[(1, "rome's key is used from two endpoints, "), (0, "no answer from milan for ")],
-    ),
+    Fault {
+        // One of them has the session when the other one ends, and that is expected for a while.
+        solved: Duration::from_secs(6),
+        ..fault(
+            "one key in two gateways",
+            [start_duplicate, |scene| {
+                scene.replace_duplicate(None);
+                Ok(())
+            }],
+            &[
+                (1, "rome's key is used from two endpoints, "),
+                (0, "milan receives packets with this gateway's key from another endpoint, too"),
+            ],
+        )
+    },
     fault(
         "endpoint is oneself",
         [
@@ -192,6 +199,18 @@ const OTHERS: [Fault; 12] = [
         &[(1, "no answer from rome for "), (0, "gateway liqo-tenant-milan/client: pod ")],
     ),
     Fault {
+        // Its kubelet renews the Lease every 10 s.
+        solved: Duration::from_secs(30),
+        ..fault(
+            "gateway's node cut off",
+            [cut_gateways_node, |scene| scene.lab.restore(&scene.cluster(1).spec.node_name(NODE))],
+            &[
+                (1, "is ready, but no other node reaches it over VXLAN"),
+                (0, "no answer from milan for "),
+            ],
+        )
+    },
+    Fault {
         name: "node loses its API server",
         begin: |scene| {
             scene.node().nft(
@@ -229,9 +248,12 @@ pub(super) fn uninstalled(scene: &Scene<'_>) -> Result<Vec<String>> {
     Ok(late.into_iter().collect())
 }
 
-/// Makes each fault so many times. Returns those that were named late, or solved late.
+/// Makes each fault so many times, or those whose names contain `WEFT_FAULT`. Returns those that were named late,
+/// or solved late.
 pub(super) fn all(scene: &Scene<'_>, runs: usize) -> Result<Vec<String>> {
-    each(scene, CHEAP.iter().chain(&OTHERS).flat_map(|fault| std::iter::repeat_n(fault, runs)))
+    let chosen = std::env::var("WEFT_FAULT").unwrap_or_default();
+    let faults = CHEAP.iter().chain(&OTHERS).filter(|fault| fault.name.contains(&chosen));
+    each(scene, faults.flat_map(|fault| std::iter::repeat_n(fault, runs)))
 }
 
 pub(super) fn cheap(scene: &Scene<'_>) -> Result<Vec<String>> {
@@ -295,6 +317,22 @@ fn readdress(scene: &Scene<'_>, [gone, come]: [&str; 2]) -> Result<()> {
     scene
         .node()
         .ip(&format!("addr add 192.0.2.{come}/24 dev eth0\naddr del 192.0.2.{gone}/24 dev eth0\n"))
+}
+
+/// Cuts the node of milan's gateway off, once that is one without the control plane.
+fn cut_gateways_node(scene: &Scene<'_>) -> Result<()> {
+    let (milan, gateway) = (scene.cluster(1), GATEWAYS[1]);
+    let node = milan.spec.node_name(NODE);
+    let pod = milan.get(Object::new("pod", gateway.namespace, &pod_of(milan, gateway)?))?;
+    if pod["spec"]["nodeName"] != node.as_str() {
+        let head = milan.spec.node_name(1);
+        milan.kubectl(&["cordon", &head])?;
+        let name = pod_of(milan, gateway)?;
+        milan.kubectl(&["delete", "pod", &name, "--namespace", gateway.namespace])?;
+        scene.wait_well(TIMEOUT)?;
+        milan.kubectl(&["uncordon", &head])?;
+    }
+    scene.lab.cut(&node)
 }
 
 fn restore_switch(scene: &Scene<'_>) -> Result<()> {

@@ -7,7 +7,7 @@ use fabric_api::labels;
 use fabric_store::{Kind, Snapshot};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{ContainerState, Pod};
+use k8s_openapi::api::core::v1::{ContainerState, Node, Pod};
 
 use crate::observe::{Found, Life, Liveness};
 
@@ -25,15 +25,36 @@ pub(super) struct Pods {
     pub(super) deployments: Vec<Deployment>,
     pub(super) programs: Vec<Pod>,
     pub(super) gateways: Vec<Pod>,
+    /// Nodes that Kubernetes does not call ready, and its reason.
+    lost_nodes: BTreeMap<String, String>,
+}
+
+/// Fault of a gateway whose pod still counts as ready: it takes three failed probes of the kubelet until that
+/// is not, and 40 s for a node without its kubelet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Silence {
+    /// No node gets an answer, its own among them.
+    Hangs,
+    /// Only its own node may.
+    CutOff,
 }
 
 impl Pods {
+    pub(super) fn new(
+        deployments: Vec<Deployment>,
+        programs: Vec<Pod>,
+        gateways: Vec<Pod>,
+    ) -> Self {
+        Self { deployments, programs, gateways, lost_nodes: BTreeMap::new() }
+    }
+
     /// Nothing of weft's runs, or is to run.
     pub(super) fn is_empty(&self) -> bool {
         self.deployments.is_empty() && self.programs.is_empty() && self.gateways.is_empty()
     }
 
-    pub(super) fn found(&self, snapshot: &Snapshot) -> Found {
+    pub(super) fn found(mut self, snapshot: &Snapshot) -> Found {
+        self.lost_nodes = lost_nodes(snapshot);
         let agents = snapshot.objects.values().filter_map(|object| object.try_into().ok());
         let agents: Vec<&NodeConfig> = agents.collect();
         let configs = snapshot.objects.iter().filter_map(|(reference, object)| {
@@ -41,7 +62,8 @@ impl Pods {
         });
         let lives = configs.map(|(reference, config)| {
             let namespace = reference.namespace.clone().unwrap_or_default();
-            let life = self.gateway(&namespace, &reference.name, hangs(config, &agents));
+            let life =
+                self.gateway((&namespace, &reference.name), |host| silence(config, &agents, host));
             ((namespace, reference.name.clone()), life)
         });
         let gateways: BTreeMap<_, _> = lives.collect();
@@ -51,8 +73,12 @@ impl Pods {
         Found { gateways, problems, ..Found::default() }
     }
 
-    /// State of one gateway, of which a pod that `hangs` may still count as ready.
-    fn gateway(&self, namespace: &str, name: &str, hangs: bool) -> Life {
+    /// State of one gateway, by its pods and by its silence on the node that it is on.
+    fn gateway(
+        &self,
+        (namespace, name): (&str, &str),
+        silence: impl Fn(Option<&str>) -> Option<Silence>,
+    ) -> Life {
         let of = |pod: &&Pod| {
             pod.metadata.namespace.as_deref() == Some(namespace)
                 && label(pod, labels::GATEWAY_NAME) == Some(name)
@@ -60,19 +86,26 @@ impl Pods {
         let pods = || self.gateways.iter().filter(of);
         let best = best(pods());
         let who = format!("gateway {namespace}/{name}");
+        let silence = best.and_then(|pod| silence(node(pod)));
         let (liveness, problem) = match best {
             None => (Liveness::Gone, Some(format!("{who}: it has no pod"))),
-            Some(pod) if is_ready(pod) && hangs => {
-                (Liveness::Silent, Some(format!("{who}: {}", unanswering(pod))))
+            Some(pod)
+                if is_ready(pod)
+                    && let Some(silence) = silence =>
+            {
+                (Liveness::Silent, Some(format!("{who}: {}", unanswering(pod, silence))))
             }
             Some(pod) if is_ready(pod) => {
                 let stuck = pods().find(|pod| is_stuck(pod, Timestamp::now()));
-                let therefore = "the one that is ready has no successor";
-                let problem = stuck.map(|stuck| format!("{who}: {}; {therefore}", unready(stuck)));
+                let therefore = "the one that is ready has no successor, and the next wave of replacements waits for it";
+                let problem =
+                    stuck.map(|stuck| format!("{who}: {}; {therefore}", self.unready(stuck)));
                 (Liveness::Answers, problem)
             }
-            Some(pod) if runs(pod) => (Liveness::Silent, Some(format!("{who}: {}", unready(pod)))),
-            Some(pod) => (Liveness::Gone, Some(format!("{who}: {}", unready(pod)))),
+            Some(pod) => {
+                let liveness = if runs(pod) { Liveness::Silent } else { Liveness::Gone };
+                (liveness, Some(format!("{who}: {}", self.unready(pod))))
+            }
         };
         let active = pods().filter(|pod| label(pod, labels::ACTIVE) == Some("true"));
         let active = active.max_by_key(|pod| is_ready(pod)).or(best);
@@ -89,7 +122,7 @@ impl Pods {
         let problems = all.into_iter().filter_map(|(program, needed, therefore)| {
             let why = match best(self.of_program(program)) {
                 None if needed => "it has no pod".to_owned(),
-                Some(pod) if !is_ready(pod) => unready(pod),
+                Some(pod) if !is_ready(pod) => self.unready(pod),
                 None | Some(_) => return None,
             };
             Some(format!("{program}: {why}; {therefore}"))
@@ -101,10 +134,36 @@ impl Pods {
         let here = self.of_program("route-agent").filter(|pod| node(pod) == Some(name));
         let why = match best(here) {
             Some(pod) if is_ready(pod) => return None,
-            Some(pod) => unready(pod),
+            Some(pod) => self.unready(pod),
             None => "there is none".to_owned(),
         };
         Some(format!("node {name}: route-agent: {why}; the node stays as it was set up last"))
+    }
+
+    /// Reason for which a pod is not ready, and where to look.
+    fn unready(&self, pod: &Pod) -> String {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        let lost = node(pod).and_then(|node| Some((node, self.lost_nodes.get(node)?)));
+        if let Some((node, why)) = lost {
+            return format!(
+                "pod {name} is not ready, as node {node} is not ({why}); see whether {node} is up and its \
+                 network is connected, and `kubectl describe node {node}`"
+            );
+        }
+        let status = pod.status.as_ref();
+        let container = status.and_then(|s| s.container_statuses.as_ref()?.first()?.state.as_ref());
+        let because = |type_| {
+            let (status, why) = condition(pod, type_)?;
+            why.filter(|_| status == "False").map(str::to_owned)
+        };
+        let why = container
+            .and_then(stopped)
+            .or_else(|| because("PodScheduled"))
+            .or_else(|| status?.message.clone())
+            .or_else(|| because("Ready"));
+        let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
+        format!("pod {name} is not ready{why}; see `kubectl describe pod -n {namespace} {name}`")
     }
 
     fn is_deployed(&self, program: &str) -> bool {
@@ -119,16 +178,36 @@ impl Pods {
     }
 }
 
-/// Returns true if no node's route-agent gets answers from the gateway while that reports none of them: of
-/// a path that fails, the gateway reports the node, too. It takes three failed probes of the kubelet
-/// until a pod is not ready. One node alone may have a fault of its own.
-fn hangs(gateway: &GatewayConfig, agents: &[&NodeConfig]) -> bool {
+/// Returns how a gateway on `host` is silent, if no node's route-agent but perhaps that of its own gets answers
+/// while it reports none of them: of a path that fails, the gateway reports the node, too. One node alone may
+/// have a fault of its own.
+fn silence(gateway: &GatewayConfig, agents: &[&NodeConfig], host: Option<&str>) -> Option<Silence> {
     let is_unanswered = |agent: &&NodeConfig| {
         let mut reports = agent.status.iter().flat_map(|status| &status.unreachable_gateways);
         reports.any(|report| report.peer_cluster_id == gateway.spec.peer_cluster_id)
     };
-    let reports_none = gateway.status.as_ref().is_none_or(|s| s.unreachable_nodes.is_empty());
-    agents.len() > 1 && reports_none && agents.iter().all(is_unanswered)
+    let reports_some = gateway.status.as_ref().is_some_and(|s| !s.unreachable_nodes.is_empty());
+    let (own, others): (Vec<&NodeConfig>, Vec<&NodeConfig>) =
+        agents.iter().partition(|agent| agent.metadata.name.as_deref() == host);
+    if reports_some || others.is_empty() || !others.iter().all(is_unanswered) {
+        return None;
+    }
+    match own.first() {
+        Some(own) if !is_unanswered(own) => Some(Silence::CutOff),
+        Some(_) => Some(Silence::Hangs),
+        None => (others.len() > 1).then_some(Silence::Hangs),
+    }
+}
+
+/// Nodes that Kubernetes does not call ready, and its reason.
+fn lost_nodes(snapshot: &Snapshot) -> BTreeMap<String, String> {
+    let nodes = snapshot.objects.iter().filter_map(|(reference, object)| {
+        let conditions = <&Node>::try_from(object).ok()?.status.as_ref()?.conditions.as_ref()?;
+        let ready = conditions.iter().find(|condition| condition.type_ == "Ready")?;
+        let why = ready.message.as_deref().or(ready.reason.as_deref()).unwrap_or_default();
+        (ready.status != "True").then(|| (reference.name.clone(), why.to_owned()))
+    });
+    nodes.collect()
 }
 
 /// Returns true of a pod that should be ready and has not been for longer than one takes to start.
@@ -173,33 +252,21 @@ fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<(&'a str, Option<&'a str>)
     Some((found.status.as_str(), why))
 }
 
-/// Reason for which a pod is not ready, and where to look.
-fn unready(pod: &Pod) -> String {
+/// Symptom of a pod that is ready and silent, and where to look.
+fn unanswering(pod: &Pod, silence: Silence) -> String {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let name = pod.metadata.name.as_deref().unwrap_or_default();
-    let status = pod.status.as_ref();
-    let container = status.and_then(|s| s.container_statuses.as_ref()?.first()?.state.as_ref());
-    let because = |type_| {
-        let (status, why) = condition(pod, type_)?;
-        why.filter(|_| status == "False").map(str::to_owned)
-    };
-    let why = container
-        .and_then(stopped)
-        .or_else(|| because("PodScheduled"))
-        .or_else(|| status?.message.clone())
-        .or_else(|| because("Ready"));
-    let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
-    format!("pod {name} is not ready{why}; see `kubectl describe pod -n {namespace} {name}`")
-}
-
-/// Symptom of a pod that is ready and hangs, and where to look.
-fn unanswering(pod: &Pod) -> String {
-    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-    let name = pod.metadata.name.as_deref().unwrap_or_default();
-    format!(
-        "pod {name} is ready, but answers no node over VXLAN; see `kubectl logs -n {namespace} {name}`; \
-         if it hangs, `kubectl delete pod -n {namespace} {name}` replaces it"
-    )
+    let node = node(pod).unwrap_or_default();
+    match silence {
+        Silence::Hangs => format!(
+            "pod {name} is ready, but answers no node over VXLAN; see `kubectl logs -n {namespace} {name}`; \
+             if it hangs, `kubectl delete pod -n {namespace} {name}` replaces it"
+        ),
+        Silence::CutOff => format!(
+            "pod {name} on {node} is ready, but no other node reaches it over VXLAN; see whether {node} is up \
+             and its network is connected, and that UDP 4879 passes between it and the others"
+        ),
+    }
 }
 
 /// Reason for which a container does not run, if it does not.
@@ -216,6 +283,7 @@ fn stopped(state: &ContainerState) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use fabric_store::Object;
     use serde_json::{Value, json};
 
     use super::*;
@@ -257,7 +325,7 @@ mod tests {
     fn life(statuses: &[Value]) -> Life {
         let labels = json!({"networking.liqo.io/gateway-name": "server"});
         let gateways = statuses.iter().map(|status| pod(&labels, status)).collect();
-        Pods { gateways, ..Pods::default() }.gateway("t", "server", false)
+        Pods { gateways, ..Pods::default() }.gateway(("t", "server"), |_| None)
     }
 
     fn agent_without_answers(name: &str, peer: &str) -> NodeConfig {
@@ -270,20 +338,23 @@ mod tests {
 
     #[test]
     fn ready_gateway_that_no_node_reaches_hangs() {
-        let [n1, n2, other] = [("n1", "paris"), ("n2", "paris"), ("n2", "oslo")]
-            .map(|(name, peer)| agent_without_answers(name, peer));
+        let agents = [("n1", "paris"), ("n1", "oslo"), ("n2", "paris"), ("n2", "oslo")];
+        let [n1, host, n2, other] = agents.map(|(name, peer)| agent_without_answers(name, peer));
         let mut gateway = config("t", "server", "n1");
         gateway.spec.peer_cluster_id = "paris".to_owned();
-        assert!(hangs(&gateway, &[&n1, &n2]));
-        assert!(!hangs(&gateway, &[&n1, &other]), "a node reaches it");
-        assert!(!hangs(&gateway, &[&n1]), "the node itself may have a fault");
+        let of =
+            |gateway: &GatewayConfig, agents: &[&NodeConfig]| silence(gateway, agents, Some("n1"));
+        assert_eq!(of(&gateway, &[&n1, &n2]), Some(Silence::Hangs));
+        assert_eq!(of(&gateway, &[&n1, &other]), None, "a node reaches it");
+        assert_eq!(of(&gateway, &[&n1]), None, "the node itself may have a fault");
+        assert_eq!(of(&gateway, &[&host, &n2]), Some(Silence::CutOff), "its own may reach it");
         let fault = json!({"node": "n1", "fault": "NoAnswer", "since": "2026-01-31T12:00:00Z"});
         gateway.status = serde_json::from_value(json!({"unreachableNodes": [fault]})).unwrap();
-        assert!(!hangs(&gateway, &[&n1, &n2]), "it reports that path itself");
+        assert_eq!(of(&gateway, &[&n1, &n2]), None, "it reports that path itself");
 
         let labels = json!({"networking.liqo.io/gateway-name": "server"});
         let pods = Pods { gateways: vec![pod(&labels, &ready())], ..Pods::default() };
-        let life = pods.gateway("t", "server", true);
+        let life = pods.gateway(("t", "server"), |_| Some(Silence::Hangs));
         assert_eq!(life.liveness, Liveness::Silent);
         let problem = life.problem.unwrap();
         assert!(
@@ -291,6 +362,30 @@ mod tests {
             "{problem}"
         );
         assert!(problem.contains("; see `kubectl logs -n t p`; if it hangs"), "{problem}");
+        let life = pods.gateway(("t", "server"), |_| Some(Silence::CutOff));
+        let problem = life.problem.unwrap();
+        assert!(
+            problem.contains("pod p on n1 is ready, but no other node reaches it"),
+            "{problem}"
+        );
+    }
+
+    #[test]
+    fn pod_of_a_lost_node_is_explained_by_that() {
+        let ready = json!({"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown",
+            "message": "Kubelet stopped posting node status."});
+        let node = json!({"metadata": {"name": "n1"}, "status": {"conditions": [ready]}});
+        let node = Object::from(serde_json::from_value::<Node>(node).unwrap());
+        let objects = BTreeMap::from([(node.reference(), node)]);
+        let lost_nodes = lost_nodes(&Snapshot { objects, ..Snapshot::default() });
+        let labels = json!({labels::PROGRAM: "route-agent"});
+        let pods = Pods { programs: vec![pod(&labels, &silent())], lost_nodes, ..Pods::default() };
+        let problem = pods.agent("n1").unwrap();
+        assert!(
+            problem
+                .contains("as node n1 is not (Kubelet stopped posting node status.); see whether"),
+            "{problem}"
+        );
     }
 
     #[test]
@@ -307,7 +402,7 @@ mod tests {
             let problem = life.problem.unwrap_or_default();
             assert!(problem.contains(said) && problem.is_empty() == said.is_empty(), "{problem}");
         }
-        let elsewhere = Pods::default().gateway("u", "server", false);
+        let elsewhere = Pods::default().gateway(("u", "server"), |_| None);
         assert_eq!((elsewhere.liveness, elsewhere.node), (Liveness::Gone, None));
         assert_eq!(life(&[ready()]).node.as_deref(), Some("n1"));
     }
