@@ -39,6 +39,10 @@ fn withdrawal_removes_own_objects_and_conditions() {
     let _lock = Unlocked(cluster);
     let printed = withdraw(cluster);
     assert!(printed.contains("waiting node=\"n2\""), "{printed}");
+    // A gateway that ends without its config announces to the peer that this side is removed.
+    let removal = |kind: &str| printed.find(&format!("removed {kind} {tenant}/"));
+    let [config, deployment] = ["GatewayConfig", "Deployment"].map(removal);
+    assert!(config.is_some() && config < deployment, "{printed}");
     let holder = || cluster.get(LEASE[0], LEASE[1], LEASE[2]).unwrap()["spec"].clone();
     assert_eq!(holder()["holderIdentity"], "withdrawal");
     nothing_is_made_again(cluster);

@@ -79,13 +79,15 @@ pub(super) async fn hand_over(cluster: &Cluster) -> Result<(), WithdrawError> {
     Ok(())
 }
 
-/// Returns once no gateway runs: nothing comes from peers any more.
+/// Returns once no gateway runs: nothing comes from peers any more. One that ends without its config announces
+/// to the peer that the peering is removed.
 pub(super) async fn end_gateways(cluster: &Cluster) -> Result<(), WithdrawError> {
     let until = Instant::now() + GATEWAYS_END;
-    let deployments = kind::<Deployment>();
-    for deployment in cluster.list_metadata(&deployments, &ours()).await? {
-        cluster.delete(&deployments, &deployment).await?;
-        tracing::info!("removed {}", Target::of(&deployments, deployment.meta()));
+    for kind in [kind::<GatewayConfig>(), kind::<Deployment>()] {
+        for object in cluster.list_metadata(&kind, &ours()).await? {
+            cluster.delete(&kind, &object).await?;
+            tracing::info!("removed {}", Target::of(&kind, object.meta()));
+        }
     }
     loop {
         let running = gateways(cluster).await?;
