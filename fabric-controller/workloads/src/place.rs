@@ -88,7 +88,7 @@ fn placement(
             ip: Some(pod.address.clone()),
             node: Some(pod.node.clone()),
         }),
-        replicas: own().filter_map(|pod| replica(pod)).collect(),
+        replicas: own().filter(|pod| pod.is_started).filter_map(|pod| replica(pod)).collect(),
         is_lost: false,
         ready: replicas("readyReplicas"),
         unavailable: replicas("unavailableReplicas"),
@@ -264,6 +264,15 @@ mod tests {
         leaving.1["metadata"]["deletionTimestamp"] = json!("2026-01-31T12:00:02Z");
         assert_eq!(node_of([leaving.clone(), new("False")]), "n2");
         assert_eq!(place(&[deployment(), leaving]).unwrap().1, "n1", "better than none");
+    }
+
+    #[test]
+    fn pod_is_a_replica_once_it_runs() {
+        let replicas = |pod| placed(&[deployment(), pod]).replicas.len();
+        let mut pod = pod("a", "n1", "10.200.1.7", "False");
+        assert_eq!(replicas(pod.clone()), 1);
+        pod.1["status"]["phase"] = json!("Pending");
+        assert_eq!(replicas(pod), 0, "its image may not exist");
     }
 
     #[test]

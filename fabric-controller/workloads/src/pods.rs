@@ -77,6 +77,8 @@ pub(super) struct GatewayPod {
     pub(super) node: String,
     pub(super) address: String,
     pub(super) uid: Option<String>,
+    /// Its container has been started: its image is there.
+    pub(super) is_started: bool,
 }
 
 /// Parts of any other pod that are stored.
@@ -229,6 +231,7 @@ impl GatewayPod {
                 address: status.pod_ip.clone(),
                 uid: read.metadata.uid.clone(),
                 is_active: has(labels::ACTIVE, "true"),
+                is_started: status.phase == "Running",
             }
         })
     }

@@ -216,8 +216,8 @@ impl Reporter {
         };
         let missing = self.standing.missing.iter().map(|replica| {
             format!(
-                "no heartbeat from the replica at {replica}: its node may be lost, or a NetworkPolicy \
-                 drop UDP {REPLICA_PORT} between pods of gateways"
+                "no heartbeat from the replica at {replica}: its process or node may be lost, or a \
+                 NetworkPolicy drop UDP {REPLICA_PORT} between pods of gateways"
             )
         });
         let problems = input.problems().chain(plane.problems.iter().cloned());
