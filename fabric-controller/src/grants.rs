@@ -66,8 +66,11 @@ impl Interceptor for TokenFile {
 impl Ipam {
     /// Must be called within a tokio runtime. Nothing is sent yet.
     pub fn new(address: &Address, token: Option<PathBuf>) -> Result<Self, tonic::transport::Error> {
+        // A connection to a replica whose node is gone ends before the request does, and the next one leads
+        // to another replica.
         let endpoint = address.endpoint()?.timeout(TIMEOUT).connect_timeout(TIMEOUT);
-        let channel = endpoint.connect_lazy();
+        let endpoint = endpoint.http2_keep_alive_interval(TIMEOUT / 4);
+        let channel = endpoint.keep_alive_timeout(TIMEOUT / 2).connect_lazy();
         Ok(Self { client: IpamClient::with_interceptor(channel, TokenFile(token)) })
     }
 

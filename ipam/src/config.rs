@@ -11,7 +11,9 @@ use ipam_proto::Address;
 /// ipam serves Liqo's gRPC service IPAM and the standard gRPC health service. It has no storage of
 /// its own: at start it reads from the statuses of all Networks and IPs what is taken, and looks
 /// again every --sync-interval, so a restart grants nothing twice. What it has granted a moment ago
-/// is in a note: the ConfigMap weft-ipam-open-grants of its namespace, or a file in STATE_DIR.
+/// is in a note: the ConfigMap weft-ipam-open-grants of its namespace, or a file in STATE_DIR. In
+/// Kubernetes, any number of replicas may answer: one that does not know what another has noted
+/// reads all of it before it grants.
 ///
 /// A prefix that may be remapped is granted as asked if it is free, otherwise as the first free
 /// prefix of the same length, next to what is taken already: 10.70.0.0/16 becomes 10.71.0.0/16. A

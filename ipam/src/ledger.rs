@@ -16,7 +16,7 @@ use crate::pools::{AcquireError, AddressError, Holding, Pools, Request, Search};
 /// has touched less than a grace period ago is left as the caller left it, in both directions: a
 /// fresh grant is not lost because its status is not written yet, a release is not undone because
 /// its resource still is there.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Ledger {
     pools: Pools,
     grace: Duration,

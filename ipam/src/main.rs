@@ -26,6 +26,7 @@ use tonic::transport::Server;
 
 use clients::Clients;
 use config::Args;
+use ledger::Ledger;
 use listen::Listener;
 use pools::Pools;
 use reconciler::{Reconciler, STORE};
@@ -66,7 +67,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
         .with_context(|| format!("cannot listen on {}", args.listen))?;
     let (stop, stopped) = watch::channel(false);
     let (health, health_service) = tonic_health::server::health_reporter();
-    let shared = Shared::new(store.clone());
+    let shared = Shared::new(store.clone(), Ledger::new(pools, args.sync_grace_period));
     let clients = Clients::new(store.clone(), args.require_token);
     let (readiness, heartbeat) = (Readiness::default(), Heartbeat::default());
     readiness.missing(STORE, "not read yet");
@@ -91,10 +92,9 @@ async fn run(args: Args) -> anyhow::Result<()> {
         health,
         readiness,
         interval: args.sync_interval,
-        grace: args.sync_grace_period,
         known: Vec::new(),
     };
-    let reconciler = tokio::spawn(reconciler.run(pools, stopped));
+    let reconciler = tokio::spawn(reconciler.run(stopped));
     tracing::info!(listen = %args.listen, "ipam is up");
 
     tokio::select! {

@@ -4,17 +4,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use fabric_runtime::Readiness;
-use fabric_store::{Snapshot, Store, StoreError};
+use fabric_store::{Store, StoreError};
 use ipam_proto::ipam_server::IpamServer;
 use tokio::sync::watch;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use crate::claims::{Claims, Fault, KINDS};
-use crate::ledger::{Ledger, OpenGrant};
-use crate::pools::Pools;
 use crate::service::Service;
-use crate::shared::Shared;
+use crate::shared::{Rebuilt, Shared};
 
 /// The health service's name for "no two resources hold the same".
 const CONSISTENT: &str = "IPAM/consistent";
@@ -31,23 +29,25 @@ pub(crate) struct Reconciler {
     pub(crate) readiness: Readiness,
     /// Zero: only at start.
     pub(crate) interval: Duration,
-    pub(crate) grace: Duration,
     /// Faults of the store when it was last looked at.
     pub(crate) known: Vec<String>,
 }
 
 impl Reconciler {
-    /// Runs until `stop` is set. `pools` are still empty.
-    pub(crate) async fn run(mut self, pools: Pools, mut stop: watch::Receiver<bool>) {
+    /// Runs until `stop` is set.
+    pub(crate) async fn run(mut self, mut stop: watch::Receiver<bool>) {
         self.health.set_not_serving::<IpamServer<Service>>().await;
-        let mut fresh = Some(Ledger::new(pools, self.grace));
+        let mut is_start = true;
         loop {
-            let wait = match self.read(fresh.is_some()).await {
-                Some((snapshot, noted)) => {
-                    self.reconcile(&snapshot, &noted, &mut fresh).await;
+            let wait = match self.reconcile(is_start).await {
+                Ok(()) => {
+                    is_start = false;
                     if self.interval.is_zero() { Duration::MAX } else { self.interval }
                 }
-                None => RETRY,
+                Err(error) => {
+                    self.report(&error, is_start);
+                    RETRY
+                }
             };
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
@@ -56,51 +56,29 @@ impl Reconciler {
         }
     }
 
-    /// Reads the store, and at the start what an earlier ipam noted.
-    async fn read(&mut self, is_start: bool) -> Option<(Snapshot, Vec<OpenGrant>)> {
-        match self.try_read(is_start).await {
-            Ok(read) => Some(read),
-            Err(error) => {
-                let refusal = error.downcast_ref().and_then(StoreError::refusal);
-                let why = refusal.unwrap_or_else(|| format!("{error:#}"));
-                if is_start {
-                    self.readiness.missing(STORE, why.as_str());
-                    self.shared.lock().unread = Some(why.clone());
-                }
-                self.say(vec![format!("cannot read the store: {why}")]);
-                None
+    fn report(&mut self, error: &anyhow::Error, is_start: bool) {
+        let refusal = error.downcast_ref().and_then(StoreError::refusal);
+        let why = refusal.unwrap_or_else(|| format!("{error:#}"));
+        if is_start {
+            self.readiness.missing(STORE, why.as_str());
+            self.shared.lock().unread = Some(why.clone());
+        }
+        self.say(vec![format!("cannot read the store: {why}")]);
+    }
+
+    async fn reconcile(&mut self, is_start: bool) -> anyhow::Result<()> {
+        let rebuilt = match is_start {
+            true => {
+                self.restore()?;
+                Some(self.shared.rebuild().await?)
             }
-        }
-    }
-
-    async fn try_read(&self, is_start: bool) -> anyhow::Result<(Snapshot, Vec<OpenGrant>)> {
-        if !is_start {
-            return Ok((self.store.read(&KINDS).await?, Vec::new()));
-        }
-        for file in self.store.restore_grants()? {
-            tracing::warn!(file = %file.display(), "was damaged or gone: restored from its copy");
-        }
-        // Grants of a lost file would be made again.
-        if let Some(file) = self.store.lost_grants().first() {
-            bail!(
-                "{} is damaged and has no copy: nothing is granted. Restore it from a backup, or remove \
-                 it, whereupon what it grants is granted anew",
-                file.display()
-            );
-        }
-        Ok((self.store.read(&KINDS).await?, self.shared.noted().await?))
-    }
-
-    /// The first time, the ledger becomes the shared one when it has been rebuilt.
-    async fn reconcile(
-        &mut self,
-        snapshot: &Snapshot,
-        noted: &[OpenGrant],
-        fresh: &mut Option<Ledger>,
-    ) {
-        let claims = Claims::of(snapshot);
-        let is_start = fresh.is_some();
-        let faults = self.compare(&claims, noted, fresh).await;
+            false => self.shared.refresh().await?,
+        };
+        let rebuilt = match rebuilt {
+            Some(rebuilt) => rebuilt,
+            None => self.compare().await?,
+        };
+        let Rebuilt { snapshot, claims, faults } = rebuilt;
         let unread = snapshot.problems.first().map(|problem| {
             format!("nothing is freed while manifests cannot be read, such as: {problem}")
         });
@@ -115,31 +93,37 @@ impl Reconciler {
             self.health.set_serving::<IpamServer<Service>>().await;
             self.readiness.fulfilled(STORE);
         }
+        Ok(())
     }
 
-    async fn compare(
-        &self,
-        claims: &Claims,
-        noted: &[OpenGrant],
-        fresh: &mut Option<Ledger>,
-    ) -> Vec<Fault> {
-        let fresh = fresh.take();
-        let is_start = fresh.is_some();
+    /// Restores files that were damaged. Grants of a lost one would be made again.
+    fn restore(&self) -> anyhow::Result<()> {
+        for file in self.store.restore_grants()? {
+            tracing::warn!(file = %file.display(), "was damaged or gone: restored from its copy");
+        }
+        if let Some(file) = self.store.lost_grants().first() {
+            bail!(
+                "{} is damaged and has no copy: nothing is granted. Restore it from a backup, or remove \
+                 it, whereupon what it grants is granted anew",
+                file.display()
+            );
+        }
+        Ok(())
+    }
+
+    /// Brings the ledger in step with the store.
+    async fn compare(&self) -> anyhow::Result<Rebuilt> {
+        let snapshot = self.store.read(&KINDS).await?;
+        let claims = Claims::of(&snapshot);
         let faults = {
             let mut state = self.shared.lock();
-            state.ledger = state.ledger.take().or(fresh);
-            let Some(ledger) = state.ledger.as_mut() else { return Vec::new() };
-            let now = Instant::now();
-            let faults = ledger.reconcile(claims, now);
-            if is_start {
-                ledger.reopen(noted, now);
-            }
-            faults
+            let ledger = state.ledger.as_mut();
+            ledger.map(|ledger| ledger.reconcile(&claims, Instant::now())).unwrap_or_default()
         };
-        if !is_start && let Err(error) = self.shared.note().await {
+        if let Err(error) = self.shared.note().await {
             tracing::warn!(%error, "open grants cannot be noted");
         }
-        faults
+        Ok(Rebuilt { snapshot, claims, faults })
     }
 
     /// Logs what is newly wrong and what no longer is.

@@ -83,7 +83,8 @@ impl Ipam for Service {
         self.clients.admit(&request).await?;
         let cidr: Cidr = parse(&request.get_ref().cidr)?;
         let address: IpAddr = parse(&request.get_ref().ip)?;
-        if self.shared.ledger(|ledger, now| ledger.release_address(cidr, address, now))? {
+        let release = |ledger: &mut Ledger, now| ledger.release_address(cidr, address, now);
+        if self.shared.release(release).await? {
             tracing::info!(%cidr, %address, "address given back");
         }
         Ok(Response::new(IpReleaseResponse::default()))
@@ -107,7 +108,7 @@ impl Ipam for Service {
         self.shared.metrics.count_request("NetworkRelease");
         self.clients.admit(&request).await?;
         let cidr: Cidr = parse(&request.get_ref().cidr)?;
-        if self.shared.ledger(|ledger, now| ledger.release(cidr, now))? {
+        if self.shared.release(|ledger, now| ledger.release(cidr, now)).await? {
             tracing::info!(%cidr, "prefix given back");
         }
         Ok(Response::new(NetworkReleaseResponse::default()))
@@ -120,7 +121,7 @@ impl Ipam for Service {
         self.shared.metrics.count_request("NetworkIsAvailable");
         self.clients.admit(&request).await?;
         let cidr: Cidr = parse(&request.get_ref().cidr)?;
-        let available = self.shared.ledger(|ledger, _| ledger.is_available(cidr))?;
+        let available = self.shared.is_available(cidr).await?;
         Ok(Response::new(NetworkAvailableResponse { available, result: None }))
     }
 }

@@ -3,23 +3,32 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use fabric_store::{Note, Store, StoreError};
+use fabric_api::Cidr;
+use fabric_store::{Note, Snapshot, Store, StoreError};
+use serde::{Deserialize, Serialize};
 use tonic::Status;
 
+use crate::claims::{Claims, Fault, KINDS};
 use crate::ledger::{Ledger, OpenGrant};
 use crate::metrics::Metrics;
 
 /// Name of the note of what was granted a moment ago.
 const OPEN_GRANTS: Note<'static> = Note::Only("ipam-open-grants");
+/// Changes by other replicas during one of this one, after which the caller is to try again.
+const MAX_TRIES: u32 = 5;
 
 /// The ledger, shared by the calls and the reconciler.
+///
+/// Replicas have a ledger each. What one grants counts once it is in the note, and that can be written only by
+/// a replica that knows all that the others have noted: one that does not rebuilds its ledger, and tries again.
 #[derive(Clone)]
 pub(crate) struct Shared {
     state: Arc<Mutex<State>>,
-    /// Number of the newest grant in the note. Locked while that is written: grants that come meanwhile
-    /// share the next write.
-    noted: Arc<tokio::sync::Mutex<u64>>,
+    /// Locked while the note is written: grants that come meanwhile share the next write.
+    noted: Arc<tokio::sync::Mutex<Noted>>,
     store: Store,
+    /// Ledger in which nothing is taken.
+    empty: Arc<Ledger>,
     pub(crate) metrics: Metrics,
 }
 
@@ -29,14 +38,60 @@ pub(crate) struct State {
     pub(crate) ledger: Option<Ledger>,
     /// Fault that keeps it from that.
     pub(crate) unread: Option<String>,
-    /// Number of grants so far.
+    /// Numbers of grants, of releases in the note, and of times that the ledger was rebuilt.
     grants: u64,
+    releases: u64,
+    rebuilds: u64,
+}
+
+/// The note as it was written or read last.
+#[derive(Default)]
+struct Noted {
+    /// Number of the newest grant in it.
+    grants: u64,
+    content: OpenNote,
+}
+
+/// Grants that the store may not know yet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "AnyNote")]
+struct OpenNote {
+    /// Number of releases, which other replicas notice by it.
+    releases: u64,
+    grants: Vec<OpenGrant>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum AnyNote {
+    /// As older versions write it.
+    Grants(Vec<OpenGrant>),
+    Whole {
+        releases: u64,
+        grants: Vec<OpenGrant>,
+    },
+}
+
+impl From<AnyNote> for OpenNote {
+    fn from(note: AnyNote) -> Self {
+        match note {
+            AnyNote::Grants(grants) => Self { releases: 0, grants },
+            AnyNote::Whole { releases, grants } => Self { releases, grants },
+        }
+    }
+}
+
+/// What the store has at a rebuild of the ledger.
+pub(crate) struct Rebuilt {
+    pub(crate) snapshot: Snapshot,
+    pub(crate) claims: Claims,
+    pub(crate) faults: Vec<Fault>,
 }
 
 impl Shared {
-    pub(crate) fn new(store: Store) -> Self {
-        let (state, noted) = (Arc::default(), Arc::default());
-        Self { state, noted, store, metrics: Metrics::default() }
+    pub(crate) fn new(store: Store, empty: Ledger) -> Self {
+        let (state, noted, empty) = (Arc::default(), Arc::default(), Arc::new(empty));
+        Self { state, noted, store, empty, metrics: Metrics::default() }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -49,59 +104,154 @@ impl Shared {
         drop(self.lock());
     }
 
-    /// Notes what was granted a moment ago: an ipam that ends now must not grant it again.
+    /// Makes the ledger from the store and the note.
+    pub(crate) async fn rebuild(&self) -> Result<Rebuilt, StoreError> {
+        let mut noted = self.noted.lock().await;
+        self.rebuild_after(&mut noted).await
+    }
+
+    async fn rebuild_after(&self, noted: &mut Noted) -> Result<Rebuilt, StoreError> {
+        // Before the store: what is granted later than this cannot be granted here, too.
+        let content: OpenNote = self.store.note(OPEN_GRANTS).await?.unwrap_or_default();
+        let snapshot = self.store.read(&KINDS).await?;
+        let (claims, now) = (Claims::of(&snapshot), Instant::now());
+        let mut ledger = Ledger::clone(&self.empty);
+        let faults = ledger.reconcile(&claims, now);
+        ledger.reopen(&content.grants, now);
+        let mut state = self.lock();
+        state.ledger = Some(ledger);
+        state.rebuilds += 1;
+        state.releases = content.releases;
+        *noted = Noted { grants: state.grants, content };
+        Ok(Rebuilt { snapshot, claims, faults })
+    }
+
+    /// Rebuilds the ledger if another replica has granted or released something.
+    pub(crate) async fn refresh(&self) -> Result<Option<Rebuilt>, StoreError> {
+        let mut noted = self.noted.lock().await;
+        if self.store.is_note_current(OPEN_GRANTS).await? {
+            return Ok(None);
+        }
+        self.rebuild_after(&mut noted).await.map(Some)
+    }
+
+    /// Drops from the note what the store knows by now.
     pub(crate) async fn note(&self) -> Result<(), StoreError> {
         let mut noted = self.noted.lock().await;
-        self.write_note(&mut noted).await
+        match self.content() {
+            Some((content, _)) if content == noted.content => Ok(()),
+            Some(_) => self.write_note(&mut noted).await,
+            None => Ok(()),
+        }
     }
 
-    pub(crate) async fn noted(&self) -> Result<Vec<OpenGrant>, StoreError> {
-        Ok(self.store.note(OPEN_GRANTS).await?.unwrap_or_default())
+    /// The note with all grants so far, and their number.
+    fn content(&self) -> Option<(OpenNote, u64)> {
+        let state = self.lock();
+        let grants = state.ledger.as_ref()?.open();
+        Some((OpenNote { releases: state.releases, grants }, state.grants))
     }
 
-    /// Writes the note that has all grants so far, and their number into `noted`.
-    async fn write_note(&self, noted: &mut u64) -> Result<(), StoreError> {
-        let (open, newest) = {
-            let state = self.lock();
-            (state.ledger.as_ref().map(Ledger::open), state.grants)
-        };
-        if let Some(open) = open {
-            self.store.put_note(OPEN_GRANTS, &open).await?;
-            *noted = newest;
+    async fn write_note(&self, noted: &mut Noted) -> Result<(), StoreError> {
+        if let Some((content, grants)) = self.content() {
+            self.store.put_note(OPEN_GRANTS, &content).await?;
+            *noted = Noted { grants, content };
         }
         Ok(())
     }
 
-    /// Grants, and notes the grant before it is returned. A grant that cannot be noted, or for
-    /// which the caller does not wait, is undone.
+    /// Grants, and notes the grant before it is returned: an ipam that ends now, or another one, must not
+    /// grant it again. A grant that cannot be noted, or for which the caller does not wait, is undone.
     pub(crate) async fn grant<T: Copy>(
         &self,
-        act: impl FnOnce(&mut Ledger, Instant) -> Result<T, Status>,
+        act: impl Fn(&mut Ledger, Instant) -> Result<T, Status>,
         undo: fn(&mut Ledger, T, Instant) -> bool,
     ) -> Result<T, Status> {
-        let (granted, number) = {
-            let mut state = self.lock();
-            let ledger = state.ledger()?;
-            let granted = act(ledger, Instant::now())?;
-            state.grants += 1;
-            (granted, state.grants)
-        };
-        let mut open = Open { shared: self, granted, undo: Some(undo) };
-        let mut noted = self.noted.lock().await;
-        if *noted < number {
-            self.write_note(&mut noted).await.map_err(|error| {
-                let error = anyhow::Error::from(error);
-                Status::unavailable(format!("the grant cannot be noted, try again: {error:#}"))
-            })?;
+        for _ in 0..MAX_TRIES {
+            if let Some(granted) = self.try_grant(&act, undo).await? {
+                return Ok(granted);
+            }
         }
-        open.undo = None;
-        Ok(granted)
+        Err(contended())
     }
 
-    pub(crate) fn ledger<T>(
+    /// `None` if the ledger had to be rebuilt.
+    async fn try_grant<T: Copy>(
         &self,
-        act: impl FnOnce(&mut Ledger, Instant) -> T,
-    ) -> Result<T, Status> {
+        act: impl Fn(&mut Ledger, Instant) -> Result<T, Status>,
+        undo: fn(&mut Ledger, T, Instant) -> bool,
+    ) -> Result<Option<T>, Status> {
+        let (granted, number, rebuilds) = {
+            let mut state = self.lock();
+            let granted = act(state.ledger()?, Instant::now());
+            state.grants += u64::from(granted.is_ok());
+            (granted, state.grants, state.rebuilds)
+        };
+        let granted = match granted {
+            Ok(granted) => granted,
+            // Another replica may have released what is missing here.
+            Err(refusal) => {
+                let rebuilt = self.refresh().await.map_err(unread)?;
+                return rebuilt.map_or(Err(refusal), |_| Ok(None));
+            }
+        };
+        let mut open = Open { shared: self, granted, rebuilds, undo: Some(undo) };
+        let mut noted = self.noted.lock().await;
+        if self.lock().rebuilds != rebuilds {
+            return Ok(None);
+        }
+        if noted.grants < number {
+            match self.write_note(&mut noted).await {
+                Ok(()) => {}
+                Err(StoreError::NoteChanged(_)) => {
+                    self.rebuild_after(&mut noted).await.map_err(unread)?;
+                    return Ok(None);
+                }
+                Err(error) => {
+                    let error = anyhow::Error::from(error);
+                    return Err(Status::unavailable(format!(
+                        "the grant cannot be noted, try again: {error:#}"
+                    )));
+                }
+            }
+        }
+        open.undo = None;
+        Ok(Some(granted))
+    }
+
+    /// Releases, and notes that for other replicas. Returns false if nobody held it.
+    pub(crate) async fn release(
+        &self,
+        act: impl Fn(&mut Ledger, Instant) -> bool,
+    ) -> Result<bool, Status> {
+        for _ in 0..MAX_TRIES {
+            if !self.ledger(&act)? {
+                return Ok(false);
+            }
+            let mut noted = self.noted.lock().await;
+            self.lock().releases += 1;
+            match self.write_note(&mut noted).await {
+                Ok(()) => return Ok(true),
+                Err(StoreError::NoteChanged(_)) => {
+                    self.rebuild_after(&mut noted).await.map_err(unread)?;
+                }
+                // The store shows it sooner or later.
+                Err(error) => {
+                    let error = anyhow::Error::from(error);
+                    tracing::warn!("a release cannot be noted: {error:#}");
+                    return Ok(true);
+                }
+            }
+        }
+        Err(contended())
+    }
+
+    pub(crate) async fn is_available(&self, cidr: Cidr) -> Result<bool, Status> {
+        self.refresh().await.map_err(unread)?;
+        self.ledger(|ledger, _| ledger.is_available(cidr))
+    }
+
+    fn ledger<T>(&self, act: impl FnOnce(&mut Ledger, Instant) -> T) -> Result<T, Status> {
         Ok(act(self.lock().ledger()?, Instant::now()))
     }
 }
@@ -110,12 +260,16 @@ impl Shared {
 struct Open<'a, T: Copy> {
     shared: &'a Shared,
     granted: T,
+    /// The ledger that it was granted by. A later one does not have it.
+    rebuilds: u64,
     undo: Option<fn(&mut Ledger, T, Instant) -> bool>,
 }
 
 impl<T: Copy> Drop for Open<'_, T> {
     fn drop(&mut self) {
-        if let (Some(undo), Some(ledger)) = (self.undo, self.shared.lock().ledger.as_mut()) {
+        let mut state = self.shared.lock();
+        let is_same = state.rebuilds == self.rebuilds;
+        if let (Some(undo), Some(ledger), true) = (self.undo, state.ledger.as_mut(), is_same) {
             undo(ledger, self.granted, Instant::now());
         }
     }
@@ -130,11 +284,21 @@ impl State {
     }
 }
 
+fn unread(error: StoreError) -> Status {
+    let error = anyhow::Error::from(error);
+    Status::unavailable(format!(
+        "what other ipams have granted cannot be read, try again: {error:#}"
+    ))
+}
+
+fn contended() -> Status {
+    Status::unavailable("other ipams grant and release at the same time; try again")
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use fabric_api::Cidr;
     use fabric_store::StoreArgs;
     use futures::future::join_all;
 
@@ -143,10 +307,11 @@ mod tests {
 
     fn shared(dir: &std::path::Path) -> Shared {
         let [run, state] = ["run", "state"].map(|name| dir.join(name));
-        let shared =
-            Shared::new(Store::open(&StoreArgs::directories(None, run, Some(state))).unwrap());
         let pools = Pools::new(vec!["10.0.0.0/8".parse().unwrap()]).unwrap();
-        shared.lock().ledger = Some(Ledger::new(pools, Duration::from_secs(60)));
+        let empty = Ledger::new(pools, Duration::from_secs(60));
+        let store = Store::open(&StoreArgs::directories(None, run, Some(state))).unwrap();
+        let shared = Shared::new(store, empty.clone());
+        shared.lock().ledger = Some(empty);
         shared
     }
 
@@ -168,7 +333,8 @@ mod tests {
         assert!(futures::poll!(&mut others).is_pending(), "none is answered before it is noted");
         drop(writing);
         first.await.unwrap();
-        assert_eq!(shared.noted().await.unwrap().len(), 20);
+        let note: OpenNote = shared.store.note(OPEN_GRANTS).await.unwrap().unwrap();
+        assert_eq!(note.grants.len(), 20);
         let state = dir.path().join("state");
         std::fs::remove_dir_all(&state).unwrap();
         std::fs::write(&state, "").unwrap();

@@ -43,6 +43,23 @@ securityContext:
 {{- end }}
 
 {{/*
+Keeps replicas on nodes of their own, as far as there are some. Arguments: the root, the program.
+*/}}
+{{- define "weft.spread" -}}
+{{- $ := index . 0 -}}
+{{- if not $.Values.common.affinity -}}
+topologySpreadConstraints:
+  - topologyKey: kubernetes.io/hostname
+    maxSkew: 1
+    whenUnsatisfiable: ScheduleAnyway
+    matchLabelKeys: [pod-template-hash]
+    labelSelector:
+      matchLabels:
+        {{- include "weft.selector" . | nindent 8 }}
+{{- end }}
+{{- end }}
+
+{{/*
 Tolerations, and of a node that is lost for a few seconds only, unless they say otherwise. Argument: the tolerations.
 */}}
 {{- define "weft.tolerations" -}}

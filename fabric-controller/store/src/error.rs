@@ -29,6 +29,8 @@ pub enum StoreError {
     Foreign(Box<Problem>),
     #[error("cannot {step} the note {name}")]
     Note { step: &'static str, name: String, source: ApiError },
+    #[error("another program has written the note {0} meanwhile")]
+    NoteChanged(String),
     #[error("cannot write the note {name} as JSON")]
     EncodeJson { name: String, source: serde_json::Error },
 }

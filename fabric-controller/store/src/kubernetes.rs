@@ -41,7 +41,7 @@ pub(crate) struct Kubernetes {
 struct Known {
     cache: Mutex<Cache>,
     problems: Mutex<Vec<Problem>>,
-    /// Notes as they were last written or read.
+    /// Versions of the notes as they were last written or read.
     notes: Mutex<BTreeMap<String, String>>,
 }
 

@@ -290,18 +290,24 @@ impl Store {
         }
     }
 
-    /// True if it was not the same before.
-    pub async fn put_note(
-        &self,
-        name: Note<'_>,
-        note: &impl Serialize,
-    ) -> Result<bool, StoreError> {
+    /// Writes a note. In Kubernetes that fails with [`StoreError::NoteChanged`] if another program has
+    /// written it since this one read or wrote it.
+    pub async fn put_note(&self, name: Note<'_>, note: &impl Serialize) -> Result<(), StoreError> {
         match (&self.backend, name) {
             (Backend::Directory(store), Note::Only(name) | Note::Copy(name)) => {
-                Ok(store.put_note(name, note)?)
+                Ok(store.put_note(name, note).map(drop)?)
             }
             (Backend::Kubernetes(store), Note::Only(name)) => store.put_note(name, note).await,
-            (Backend::Kubernetes(_), Note::Copy(_)) => Ok(false),
+            (Backend::Kubernetes(_), Note::Copy(_)) => Ok(()),
+        }
+    }
+
+    /// Returns whether no other program has written a note since this one read or wrote it. In directories
+    /// there is one writer.
+    pub async fn is_note_current(&self, name: Note<'_>) -> Result<bool, StoreError> {
+        match (&self.backend, name) {
+            (Backend::Kubernetes(store), Note::Only(name)) => store.is_note_current(name).await,
+            (Backend::Directory(_), _) | (Backend::Kubernetes(_), Note::Copy(_)) => Ok(true),
         }
     }
 

@@ -212,16 +212,34 @@ async fn note_survives_restart() {
     let store = place.store();
     store.delete_note(note).await.unwrap();
     assert_eq!(store.note::<Vec<u8>>(note).await.unwrap(), None);
-    assert!(store.put_note(note, &vec![1_u8, 2]).await.unwrap());
-    assert!(!store.put_note(note, &vec![1_u8, 2]).await.unwrap());
+    store.put_note(note, &vec![1_u8, 2]).await.unwrap();
+    store.put_note(note, &vec![1_u8, 2]).await.unwrap();
     assert_eq!(place.store().note::<Vec<u8>>(note).await.unwrap(), Some(vec![1, 2]));
     store.delete_note(note).await.unwrap();
     store.delete_note(note).await.unwrap();
-    assert!(store.put_note(note, &vec![1_u8, 2]).await.unwrap(), "it was gone");
+    store.put_note(note, &vec![1_u8, 2]).await.unwrap();
     store.delete_note(note).await.unwrap();
     // What the API server holds anyway is kept nowhere else.
-    assert!(!store.put_note(Note::Copy("gateway"), &1_u8).await.unwrap());
+    store.put_note(Note::Copy("gateway"), &1_u8).await.unwrap();
     assert_eq!(store.note::<u8>(Note::Copy("gateway")).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn note_of_another_is_not_overwritten_unread() {
+    let Some(place) = Place::new("shared-notes").await else { return };
+    let note = Note::Only("open-grants");
+    let [one, other] = [place.store(), place.store()];
+    one.delete_note(note).await.unwrap();
+    one.put_note(note, &1_u8).await.unwrap();
+    let refused = |written| matches!(written, Err(StoreError::NoteChanged(_)));
+    assert!(refused(other.put_note(note, &2_u8).await), "it has not read that one");
+    assert!(!other.is_note_current(note).await.unwrap());
+    assert_eq!(other.note::<u8>(note).await.unwrap(), Some(1));
+    assert!(other.is_note_current(note).await.unwrap());
+    other.put_note(note, &2_u8).await.unwrap();
+    assert!(refused(one.put_note(note, &3_u8).await), "it was replaced meanwhile");
+    one.delete_note(note).await.unwrap();
+    assert!(refused(other.put_note(note, &4_u8).await), "it is gone");
 }
 
 #[tokio::test]
