@@ -3,6 +3,10 @@
 use std::collections::BTreeMap;
 
 const VXLAN: u16 = 4879;
+/// Port of flannel's VXLAN, which carries what is sent to a gateway's pod.
+const FLANNEL: u16 = 8472;
+/// Headers of VXLAN within a datagram.
+const HEADERS: usize = 16;
 
 /// Carrier of a pod's packet between machines of one cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +51,11 @@ fn carrier(frame: &[u8]) -> Option<Carrier> {
         }
         _ => return None,
     };
-    (frame.get(udp + 2..udp + 4)? == VXLAN.to_be_bytes()).then_some(carrier)
+    match u16::from_be_bytes(frame.get(udp + 2..udp + 4)?.try_into().ok()?) {
+        VXLAN => Some(carrier),
+        FLANNEL => self::carrier(frame.get(udp + HEADERS..)?),
+        _ => None,
+    }
 }
 
 #[cfg(test)]

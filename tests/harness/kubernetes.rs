@@ -9,6 +9,7 @@ mod image;
 mod liqo;
 mod liqoctl;
 mod machine;
+mod network;
 mod node;
 mod object;
 mod pod;
@@ -34,6 +35,7 @@ pub use image::{BUSYBOX, Image, NETSHOOT, WEFT};
 pub use liqo::{require_liqo, require_liqo_network};
 pub use liqoctl::{Answer, require_liqoctl};
 pub use machine::{DIR, Machine};
+pub use network::Network;
 pub use object::Object;
 pub use programs::require_kubernetes;
 pub use weft::{LINGER, deploy};
@@ -186,6 +188,7 @@ impl Kubernetes {
             machine.start(&mut node::kubelet(machine))?;
             machine.start(&mut node::proxy())
         })?;
+        self.install_network()?;
         let ready = ["wait", "--for=condition=Ready", "node", "--all", "--timeout=120s"];
         self.kubectl(&ready)?;
         let account = Object::new("serviceaccount", "default", "default");

@@ -2,6 +2,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
+use crate::kubernetes::Network;
+
 /// Address families that something has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Families {
@@ -31,6 +33,8 @@ pub struct ClusterSpec {
     pub internal_cidrs: Vec<IpNet>,
     /// Service CIDRs of clusters that run Kubernetes.
     pub service_cidrs: Vec<IpNet>,
+    /// Network of clusters that run Kubernetes.
+    pub network: Network,
 }
 
 impl ClusterSpec {
@@ -48,7 +52,12 @@ impl ClusterSpec {
             external_cidrs: vec![v4([10, 70, 0, 0])],
             internal_cidrs: vec![v4([10, 80, 0, 0])],
             service_cidrs: vec![v4([10, 96, 0, 0])],
+            network: Network::Bridge,
         }
+    }
+
+    pub fn on_network(self, network: Network) -> Self {
+        Self { network, ..self }
     }
 
     /// IPv6 inside as well, again the same in every cluster.

@@ -14,7 +14,7 @@ use weft_tests::traffic::HeldConnection;
 use weft_tests::{Kubernetes, Lab, skip, wait_until};
 
 use crate::pair::{GATEWAYS, Pair, SOON, TIMEOUT, Traffic, selector};
-use crate::stage::{note, note_time, play, step};
+use crate::stage::{note, note_time, play, rome_and_milan_specs, step};
 
 const REPLICAS: &str = "networking.gatewayTemplates.replicas=2";
 /// Longest outage when the replica with the tunnel is gone at once, and when it hands the tunnel over: much of
@@ -119,7 +119,7 @@ fn second_replica_outlives_its_node() -> Result<()> {
     play(|| match Image::weft() {
         Ok(image) => {
             let lab = Lab::new("weft-kubernetes-node-failover")?;
-            let pair = Pair::install_on(&lab, &image, 3, &[("a", 1)])?;
+            let pair = Pair::install_on(&lab, &image, rome_and_milan_specs(3), &[("a", 1)])?;
             pair.explained(|| {
                 step("nothing of weft's stays beside the API server", || {
                     pair.each(leave_first_node).map(drop)

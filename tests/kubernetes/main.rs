@@ -17,6 +17,7 @@ mod leftovers;
 mod liqoctl;
 mod liqoctl_peering;
 mod manifest_order;
+mod networks;
 mod pair;
 mod peering;
 mod reach;

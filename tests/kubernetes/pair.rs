@@ -10,10 +10,10 @@ use weft_tests::manifests::{Peering, Spelling, join};
 use weft_tests::traffic::{
     HeldConnection, Service, StreamReport, Streams, TcpServer, Way, connect, http_get, ping,
 };
-use weft_tests::{Kubernetes, Lab, Netns, Pod, View, scrape, wait_until};
+use weft_tests::{ClusterSpec, Kubernetes, Lab, Netns, Pod, View, scrape, wait_until};
 
 use crate::inventory::Inventory;
-use crate::stage::{each, note, rome_and_milan_of, step};
+use crate::stage::{all_of, each, note, rome_and_milan_specs, step};
 
 /// Timeout of what takes seconds where nothing else runs: two clusters share two processors with other tests.
 pub(crate) const SOON: Duration = Duration::from_secs(60);
@@ -121,18 +121,22 @@ fn tun_overflows(pod: &Netns) -> Option<u64> {
 
 impl Pair {
     pub(crate) fn install(lab: &Lab, weft: &Image) -> Result<Self> {
-        Self::install_on(lab, weft, 2, &[("a", 1), ("b", 2)])
+        Self::install_on(lab, weft, rome_and_milan_specs(2), &[("a", 1), ("b", 2)])
     }
 
-    /// The same on so many nodes each, with these pods, each on a node.
+    /// The same in clusters of these specs, with these pods, each on a node.
     pub(crate) fn install_on(
         lab: &Lab,
         weft: &Image,
-        nodes: u8,
+        specs: [ClusterSpec; 2],
         pods: &[(&str, u8)],
     ) -> Result<Self> {
-        let clusters = step("two clusters come up", || rome_and_milan_of(lab, nodes))?;
-        let pods = step("pods run", || each(&clusters, |cluster| cluster.run_pods(pods)))?;
+        let clusters = step("two clusters come up", || all_of(lab, specs))?;
+        let pods = step("pods run", || {
+            each(&clusters, |cluster| {
+                cluster.run_pods(pods).inspect_err(|_| eprintln!("{}", cluster.report()))
+            })
+        })?;
         step("every node has the image", || each(&clusters, |cluster| cluster.load(weft)))?;
         let [rome, milan] = &clusters;
         let mut peering = Peering::new(&rome.spec, &milan.spec, NODE_PORT);

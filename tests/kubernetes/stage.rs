@@ -52,7 +52,11 @@ pub(crate) fn rome_and_milan(lab: &Lab) -> Result<[Kubernetes; 2]> {
 
 /// The same, with so many nodes each.
 pub(crate) fn rome_and_milan_of(lab: &Lab, nodes: u8) -> Result<[Kubernetes; 2]> {
-    all_of(lab, [("rome", 1), ("milan", 2)].map(|(id, n)| ClusterSpec::new(id, n, nodes)))
+    all_of(lab, rome_and_milan_specs(nodes))
+}
+
+pub(crate) fn rome_and_milan_specs(nodes: u8) -> [ClusterSpec; 2] {
+    [("rome", 1), ("milan", 2)].map(|(id, n)| ClusterSpec::new(id, n, nodes))
 }
 
 /// Starts clusters side by side.

@@ -32,7 +32,7 @@ pub(crate) fn is_true(cluster: &Kubernetes) -> Result<()> {
     wait_until("all is well at last", SOON, || is_well(cluster))
 }
 
-fn is_well(cluster: &Kubernetes) -> Result<()> {
+pub(crate) fn is_well(cluster: &Kubernetes) -> Result<()> {
     let status = cluster.status()?;
     let peering = &status["peerings"][0];
     ensure!(status["clusterId"] == json!(cluster.spec.id), "{status}");

@@ -44,9 +44,15 @@ impl Image {
         Self { entrypoint: vec![program.to_owned()], ..self }
     }
 
-    /// Adds a file of this machine under an absolute path.
+    pub(super) fn named(self, name: &str) -> Self {
+        Self { name: name.to_owned(), ..self }
+    }
+
+    /// Adds a file of this machine under an absolute path, in place of any link.
     pub fn file(mut self, path: impl Into<PathBuf>, source: impl Into<PathBuf>) -> Self {
-        self.files.insert(path.into(), source.into());
+        let path = path.into();
+        self.links.retain(|(link, _)| Path::new(link) != path);
+        self.files.insert(path, source.into());
         self
     }
 
@@ -77,13 +83,9 @@ impl Image {
     pub fn netshoot() -> Result<Self> {
         let here = std::fs::canonicalize("harness/kubernetes/netshoot");
         let here = here.context("not started in the folder `tests`")?;
-        let image = Self { name: NETSHOOT.to_owned(), ..Self::busybox()? };
-        let image = image.file("/www/index.html", here.join("curl"));
-        Ok(["curl", "nc"].iter().fold(image, |mut image, name| {
-            let path = format!("/bin/{name}");
-            image.links.retain(|(link, _)| *link != path);
-            image.file(path, here.join(name))
-        }))
+        let image = Self::busybox()?.named(NETSHOOT).file("/www/index.html", here.join("curl"));
+        let names = ["curl", "nc"].iter();
+        Ok(names.fold(image, |image, name| image.file(format!("/bin/{name}"), here.join(name))))
     }
 
     /// The programs of weft that were built, and what they start.

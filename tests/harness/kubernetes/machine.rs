@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use super::Network;
 use crate::cluster::join_pod_network;
 use crate::{ClusterSpec, Host, Lab, Program, on_segment};
 
@@ -44,7 +45,9 @@ impl Machine {
         let on_eth0: Vec<_> = addresses.iter().copied().map(on_segment).collect();
         let host = lab.machine(&name, &on_eth0)?;
         host.net().sysctl(&[("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")])?;
-        join_pod_network(&host, spec, number)?;
+        if spec.network == Network::Bridge {
+            join_pod_network(&host, spec, number)?;
+        }
         host.command(Command::new("sh").args(["-c", PREPARE, DIR]), "")
             .with_context(|| format!("preparing {name}"))?;
         Ok(Self { host, name, addresses, number, programs: Mutex::default() })

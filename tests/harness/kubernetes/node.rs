@@ -9,7 +9,8 @@ use super::certificates::{Authority, Subject};
 use super::control_plane::url;
 use super::image::BUSYBOX;
 use super::machine::{DIR, Machine, TIMEOUT};
-use super::programs::{CNI, built};
+use super::programs::built;
+use super::{Network, network};
 use crate::{ClusterSpec, wait_until};
 
 const SOCKET: &str = "/run/containerd/containerd.sock";
@@ -38,8 +39,11 @@ pub(super) fn write_files(
     machine.write("kube-proxy.kubeconfig", &kubeconfig(&proxy)?.to_string())?;
     machine.write("kubelet.json", &kubelet_config(group).to_string())?;
     machine.write("kube-proxy.json", &proxy_config(machine, spec).to_string())?;
-    give_pods(machine, "cni0", &spec.node_pod_cidrs(machine.number))?;
-    machine.write("containerd.toml", &containerd_config())
+    match spec.network {
+        Network::Bridge => give_pods(machine, "cni0", &spec.node_pod_cidrs(machine.number))?,
+        Network::Flannel | Network::KubeRouter => network::write_files(machine)?,
+    }
+    machine.write("containerd.toml", &containerd_config(spec.network))
 }
 
 /// Gives pods that start on this node from now on addresses of these prefixes, behind a bridge.
@@ -93,7 +97,8 @@ fn ctr(machine: &Machine, args: &[&str]) -> Result<String> {
 
 /// Here a process may lack the right to be spared by the kernel when memory runs out, and with it
 /// the right to spare others; the pods do without. The plugin `opt` would leave a folder in /opt.
-fn containerd_config() -> String {
+fn containerd_config(network: Network) -> String {
+    let plugins = network.plugins();
     format!(
         r#"version = 2
 disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.devmapper"]
@@ -104,7 +109,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
   disable_apparmor = true
   restrict_oom_score_adj = true
   [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "{CNI}"
+    bin_dir = "{plugins}"
     conf_dir = "{DIR}/cni"
 "#
     )
@@ -164,7 +169,7 @@ fn proxy_config(machine: &Machine, spec: &ClusterSpec) -> Value {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
-        "mode": "nftables",
+        "mode": spec.network.proxy_mode(),
         "clientConnection": {"kubeconfig": format!("{DIR}/kube-proxy.kubeconfig")},
         "clusterCIDR": cidrs.join(","),
         "hostnameOverride": machine.name,

@@ -1,0 +1,164 @@
+//! Clusters with networks that others make.
+//!
+//! ```text
+//!   a -- rome-1 --+--[ switch ]--+-- milan-1 -- a      both clusters have the same network and the same
+//!   b -- rome-2 --+              +-- milan-2 -- b      prefixes: pods 10.200.0.0/16, services 10.96.0.0/16
+//! ```
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+use weft_tests::kubernetes::{Image, Network};
+use weft_tests::traffic::{PingError, Pinger, Service, TcpServer, http_get};
+use weft_tests::{Lab, Netns, skip, wait_until};
+
+use crate::in_clear::{Observer, Senders};
+use crate::pair::{HTTP, Pair, SOON};
+use crate::reach::services_nodes_and_strangers_reach_pods;
+use crate::stage::{note, play, rome_and_milan_specs, step};
+use crate::status::is_well;
+
+/// Time for an answer from the other cluster.
+const WAIT: Duration = Duration::from_secs(1);
+/// Part of the pod CIDRs that is no node's.
+const NOBODYS: [u8; 4] = [10, 200, 99, 9];
+
+#[test]
+#[ignore = "minutes long: make soak-rounds"]
+fn clusters_with_flannel_reach_each_other() -> Result<()> {
+    reach_each_other(Network::Flannel)
+}
+
+#[test]
+#[ignore = "minutes long: make soak-rounds"]
+fn clusters_with_kube_router_reach_each_other() -> Result<()> {
+    reach_each_other(Network::KubeRouter)
+}
+
+fn reach_each_other(network: Network) -> Result<()> {
+    play(|| match network.require().and_then(|()| Image::weft()) {
+        Ok(image) => {
+            let lab = Lab::new("weft-kubernetes-networks")?;
+            let specs = rome_and_milan_specs(2).map(|spec| spec.on_network(network));
+            let pair = Pair::install_on(&lab, &image, specs, &[("a", 1), ("b", 2)])?;
+            pair.explained(|| all_ways(&pair, &lab, network))
+        }
+        Err(why) => {
+            skip(&format!("{why:#}"));
+            Ok(())
+        }
+    })
+}
+
+fn all_ways(pair: &Pair, lab: &Lab, network: Network) -> Result<()> {
+    step("both are connected", || pair.connect())?;
+    let observer = Observer::start(lab)?;
+    let senders = Senders::start(&ways(pair)?)?;
+    step("all pods reach all pods", || pair.all_reach_all())?;
+    step("services, nodes and strangers reach pods", || {
+        services_nodes_and_strangers_reach_pods(pair, lab)
+    })?;
+    step("addresses of nobody are refused", || nobody_answers(pair))?;
+    step("a packet too big for the tunnel is answered", || too_big_is_answered(pair))?;
+    if network.has_policies() {
+        step("network policies hold for remote pods", || policies_hold(pair))?;
+    }
+    step("weft status finds no fault", || {
+        pair.each(|cluster| wait_until("all is well", SOON, || is_well(cluster))).map(drop)
+    })?;
+    drop(senders);
+    let seen = observer.finish()?;
+    note(&format!("{} frames in VXLAN, {} in clear", seen.wrapped, seen.frames));
+    ensure!(seen.frames == 0 && seen.wrapped > 0, "in clear: {seen:?}");
+    Ok(())
+}
+
+/// Ways from each cluster's first pod to all pods of its peer and to an address that none has.
+fn ways(pair: &Pair) -> Result<Vec<(&Netns, IpAddr)>> {
+    let views = pair.views()?;
+    let ways = [(0, &views[0]), (1, &views[1])].into_iter().map(|(from, view)| {
+        let there = pair.pods[1 - from].iter().map(|pod| pod.addresses[0]);
+        let there = there.chain([NOBODYS.into()]).map(|real| view.of(real));
+        Ok((&pair.pods[from][0].ns, there.collect::<Result<Vec<_>>>()?))
+    });
+    let ways = ways.collect::<Result<Vec<_>>>()?;
+    Ok(ways.into_iter().flat_map(|(ns, all)| all.into_iter().map(move |to| (ns, to))).collect())
+}
+
+fn nobody_answers(pair: &Pair) -> Result<()> {
+    let [of_milan, of_rome] = pair.views()?;
+    for (pods, view) in pair.pods.iter().zip([of_milan, of_rome]) {
+        let pinger = Pinger::new(&pods[0].ns, view.of(NOBODYS.into())?)?;
+        let answer = pinger.echo(1, 56, WAIT)?;
+        ensure!(answer.is_err(), "{} got an answer from nobody", pods[0].name);
+    }
+    Ok(())
+}
+
+fn too_big_is_answered(pair: &Pair) -> Result<()> {
+    let [of_milan, of_rome] = pair.views()?;
+    for (from, (to, view)) in [(0, (1, of_milan)), (1, (0, of_rome))] {
+        for source in &pair.pods[from] {
+            for target in &pair.pods[to] {
+                let pinger = Pinger::new(&source.ns, view.of(target.addresses[0])?)?;
+                wait_until(&format!("{} learns the limit", source.name), SOON, || {
+                    learns_limit(&pinger)
+                })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn learns_limit(pinger: &Pinger) -> Result<()> {
+    let over = pinger.echo(1, 1400, WAIT)?;
+    let Err(PingError::TooBig { mtu }) = over else {
+        anyhow::bail!("1400 bytes: {over:?}");
+    };
+    let size = usize::try_from(mtu)?.saturating_sub(28);
+    let fits = pinger.echo(2, size, WAIT)?;
+    ensure!(mtu > 1200 && fits.is_ok(), "{mtu} bytes, the limit by that answer: {fits:?}");
+    Ok(())
+}
+
+/// Rome's pod a calls milan's pods.
+fn policies_hold(pair: &Pair) -> Result<()> {
+    let [of_milan, of_rome] = pair.views()?;
+    let [rome, milan] = &pair.clusters;
+    let (source, target) = (&pair.pods[0][0], &pair.pods[1][1]);
+    let _server = TcpServer::start(&target.ns, HTTP, Service::Http)?;
+    let (there, back) = (of_milan.of(target.addresses[0])?, of_rome.of(source.addresses[0])?);
+    for (cluster, pod, direction, remote) in
+        [(milan, "b", "Ingress", back), (rome, "a", "Egress", there)]
+    {
+        let to = SocketAddr::new(there, HTTP);
+        for (peers, passes) in [(vec![], false), (vec![remote], true)] {
+            cluster.apply(&policy(pod, direction, &peers).to_string())?;
+            let what = format!("{direction} of {peers:?} holds for {pod} of {}", cluster.spec.id);
+            wait_until(&what, SOON, || {
+                let answer = http_get(&source.ns, to);
+                ensure!(answer.is_ok() == passes, "{answer:?}");
+                Ok(())
+            })?;
+        }
+        cluster.kubectl(&["delete", "networkpolicy", "--namespace=default", "remote"])?;
+        wait_until("all is allowed again", SOON, || http_get(&source.ns, to).map(drop))?;
+    }
+    Ok(())
+}
+
+/// Policy for one pod that allows these addresses only.
+fn policy(pod: &str, direction: &str, peers: &[IpAddr]) -> Value {
+    let (list, key) = if direction == "Ingress" { ("ingress", "from") } else { ("egress", "to") };
+    let blocks = peers.iter().map(|address| json!({"ipBlock": {"cidr": format!("{address}/32")}}));
+    let rules: Vec<_> = blocks.map(|block| json!({key: [block]})).collect();
+    json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": {"name": "remote", "namespace": "default"},
+        "spec": {
+            "podSelector": {"matchLabels": {"app": pod}}, "policyTypes": [direction], list: rules,
+        },
+    })
+}
