@@ -41,6 +41,8 @@ LIQOCTL    := 1.2.0
 # Networks under test clusters.
 FLANNEL     := 0.28.10
 KUBE_ROUTER := 2.1.0
+# Release 3.28, as the proxy names it.
+CALICO      := 1.11.0-cni-plugin.0.20250813170300-a0db560f0520
 # A crate and its version, and the program in it.
 CRATE_PEERS := boringtun-cli@0.7.1:boringtun-cli gotatun-cli@0.10.2:gotatun
 
@@ -217,9 +219,9 @@ previous: tools
 
 # What clusters of the tests run. In WEFT_KUBERNETES_DIR may lie a Kubernetes from elsewhere.
 kubernetes:
-	@$(call INSTALL,etcd:etcd-server containerd:containerd runc:runc host-local:containernetworking-plugins busybox:busybox-static ipset:ipset)
+	@$(call INSTALL,etcd:etcd-server containerd:containerd runc:runc host-local:containernetworking-plugins busybox:busybox-static ipset:ipset conntrack:conntrack)
 	@if [ "$$WEFT_KUBERNETES_DIR" != $(CACHE)/kubernetes/bin ]; then echo "Kubernetes from $$WEFT_KUBERNETES_DIR"; \
 	elif command -v go >/dev/null; then \
 	  tests/kubernetes/programs.sh $$WEFT_KUBERNETES_DIR $(KUBERNETES) $(HELM) $(LIQOCTL) || echo "no Kubernetes here: what needs it is skipped"; \
-	  tests/kubernetes/networks.sh $$WEFT_KUBERNETES_DIR $(FLANNEL) $(KUBE_ROUTER) || echo "not every network here: what needs one is skipped"; \
+	  tests/kubernetes/networks.sh $$WEFT_KUBERNETES_DIR $(FLANNEL) $(KUBE_ROUTER) $(CALICO) || echo "not every network here: what needs one is skipped"; \
 	elif [ ! -x $$WEFT_KUBERNETES_DIR/helm ]; then echo "no Go here: what needs Kubernetes is skipped"; fi

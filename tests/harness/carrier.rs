@@ -74,6 +74,25 @@ mod tests {
     }
 
     #[test]
+    fn vxlan_within_flannels_has_its_carrier() {
+        let mut machines = Machines::default();
+        let [rome_1, rome_2] = ["rome-1", "rome-2"].map(|name| machines.add(name));
+        let within = |port: u16| {
+            let mut frame = vxlan(rome_1, rome_2);
+            let length = frame.len();
+            frame[length - 2..].copy_from_slice(&FLANNEL.to_be_bytes());
+            frame.resize(34 + HEADERS, 0);
+            let mut inner = vxlan([1; 6], [2; 6]);
+            let length = inner.len();
+            inner[length - 2..].copy_from_slice(&port.to_be_bytes());
+            [frame, inner].concat()
+        };
+
+        assert_eq!(machines.carrier(&within(VXLAN)), Some(Carrier::Vxlan));
+        assert_eq!(machines.carrier(&within(80)), None);
+    }
+
+    #[test]
     fn vxlan_to_another_cluster_or_the_switch_has_none() {
         let mut machines = Machines::default();
         let [rome_1, rome_2, milan_1] = ["rome-1", "rome-2", "milan-1"].map(|n| machines.add(n));

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
-use weft_tests::kubernetes::{Image, Network};
+use weft_tests::kubernetes::{CANAL, FLANNEL, Image, KUBE_ROUTER, Network, Project};
 use weft_tests::traffic::{PingError, Pinger, Service, TcpServer, http_get};
 use weft_tests::{Lab, Netns, skip, wait_until};
 
@@ -28,20 +28,29 @@ const NOBODYS: [u8; 4] = [10, 200, 99, 9];
 #[test]
 #[ignore = "minutes long: make soak-rounds"]
 fn clusters_with_flannel_reach_each_other() -> Result<()> {
-    reach_each_other(Network::Flannel)
+    reach_each_other(&FLANNEL)
 }
 
 #[test]
 #[ignore = "minutes long: make soak-rounds"]
 fn clusters_with_kube_router_reach_each_other() -> Result<()> {
-    reach_each_other(Network::KubeRouter)
+    reach_each_other(&KUBE_ROUTER)
 }
 
-fn reach_each_other(network: Network) -> Result<()> {
+#[test]
+#[ignore = "minutes long: make soak-rounds"]
+fn clusters_with_canal_reach_each_other() -> Result<()> {
+    reach_each_other(&CANAL)
+}
+
+fn reach_each_other(network: &'static Project) -> Result<()> {
     play(|| match network.require().and_then(|()| Image::weft()) {
         Ok(image) => {
             let lab = Lab::new("weft-kubernetes-networks")?;
-            let specs = rome_and_milan_specs(2).map(|spec| spec.on_network(network));
+            let specs = rome_and_milan_specs(2).map(|spec| {
+                let spec = if network.has_ipv6 { spec.both_families(false) } else { spec };
+                spec.on_network(Network::Of(network))
+            });
             let pair = Pair::install_on(&lab, &image, specs, &[("a", 1), ("b", 2)])?;
             pair.explained(|| all_ways(&pair, &lab, network))
         }
@@ -52,7 +61,15 @@ fn reach_each_other(network: Network) -> Result<()> {
     })
 }
 
-fn all_ways(pair: &Pair, lab: &Lab, network: Network) -> Result<()> {
+fn all_ways(pair: &Pair, lab: &Lab, network: &Project) -> Result<()> {
+    for (cluster, pod) in pair
+        .clusters
+        .iter()
+        .zip(&pair.pods)
+        .flat_map(|(c, pods)| pods.iter().map(move |pod| (c, pod)))
+    {
+        ensure!(pod.addresses.len() == cluster.spec.pod_cidrs.len(), "{pod:?}");
+    }
     step("both are connected", || pair.connect())?;
     let observer = Observer::start(lab)?;
     let senders = Senders::start(&ways(pair)?)?;
@@ -62,7 +79,7 @@ fn all_ways(pair: &Pair, lab: &Lab, network: Network) -> Result<()> {
     })?;
     step("addresses of nobody are refused", || nobody_answers(pair))?;
     step("a packet too big for the tunnel is answered", || too_big_is_answered(pair))?;
-    if network.has_policies() {
+    if network.has_policies {
         step("network policies hold for remote pods", || policies_hold(pair))?;
     }
     step("weft status finds no fault", || {
@@ -102,22 +119,25 @@ fn too_big_is_answered(pair: &Pair) -> Result<()> {
     for (from, (to, view)) in [(0, (1, of_milan)), (1, (0, of_rome))] {
         for source in &pair.pods[from] {
             for target in &pair.pods[to] {
-                let pinger = Pinger::new(&source.ns, view.of(target.addresses[0])?)?;
-                wait_until(&format!("{} learns the limit", source.name), SOON, || {
-                    learns_limit(&pinger)
-                })?;
+                for real in &target.addresses {
+                    let pinger = Pinger::new(&source.ns, view.of(*real)?)?;
+                    let headers = if real.is_ipv4() { 28 } else { 48 };
+                    wait_until(&format!("{} learns the limit", source.name), SOON, || {
+                        learns_limit(&pinger, headers)
+                    })?;
+                }
             }
         }
     }
     Ok(())
 }
 
-fn learns_limit(pinger: &Pinger) -> Result<()> {
+fn learns_limit(pinger: &Pinger, headers: usize) -> Result<()> {
     let over = pinger.echo(1, 1400, WAIT)?;
     let Err(PingError::TooBig { mtu }) = over else {
         anyhow::bail!("1400 bytes: {over:?}");
     };
-    let size = usize::try_from(mtu)?.saturating_sub(28);
+    let size = usize::try_from(mtu)?.saturating_sub(headers);
     let fits = pinger.echo(2, size, WAIT)?;
     ensure!(mtu > 1200 && fits.is_ok(), "{mtu} bytes, the limit by that answer: {fits:?}");
     Ok(())

@@ -1,11 +1,13 @@
 #!/bin/bash
 # Builds the networks of test clusters, each from its module, and takes their manifests from there.
 #
-#   networks.sh FOLDER FLANNEL_VERSION KUBE_ROUTER_VERSION
+#   networks.sh FOLDER FLANNEL_VERSION KUBE_ROUTER_VERSION CALICO_VERSION
 set -euo pipefail
-folder=$1 flannel=$2 kube_router=$3
+folder=$1 flannel=$2 kube_router=$3 calico=$4
 # The last version of the module that has flannel's plugin: the proxy lacks the plugin's own.
 plugins=0.9.1
+# Of the time of that Calico.
+api=v0.0.0-20240708202104-e3f70b269c2c
 export CGO_ENABLED=0 GOFLAGS=-mod=mod
 mkdir -p "$folder"
 scratch=$(mktemp -d)
@@ -57,4 +59,17 @@ if ! is_built kube-router $module "$kube_router"; then
   sources kube-router $module "$kube_router"
   build kube-router kube-router $module "$kube_router" cmd/kube-router
   install -m 644 "$scratch/kube-router/daemonset/generic-kuberouter.yaml" "$folder/kube-router.yaml"
+fi
+
+# Felix and the plugin of Canal. The proxy has Calico without the module of its API, which it has apart.
+module=github.com/projectcalico/calico
+if ! is_built calico-install $module "$calico"; then
+  sources calico $module "$calico"
+  # Go 1.26 parses no IPv4 address in brackets.
+  sed -i 's/\[__KUBERNETES_SERVICE_HOST__\]/__KUBERNETES_SERVICE_HOST__/' "$scratch/calico/cni-plugin/pkg/install/install.go"
+  replace=$(sed -n '/^replace (/,/^)/p' "$scratch/calico/go.mod" | sed "s|=> ./api|=> github.com/projectcalico/api $api|")
+  build calico-node calico $module "$calico" node/cmd/calico-node "$replace"
+  build calico calico $module "$calico" cni-plugin/cmd/calico "$replace"
+  build calico-install calico $module "$calico" cni-plugin/cmd/install "$replace"
+  install -m 644 "$scratch/calico/manifests/canal.yaml" "$folder/canal.yaml"
 fi

@@ -141,7 +141,9 @@ impl Pair {
         let [rome, milan] = &clusters;
         let mut peering = Peering::new(&rome.spec, &milan.spec, NODE_PORT);
         // The older spelling of CIDRs on one side, the newer one on the other.
-        peering.client_spelling = Spelling::Text;
+        if rome.spec.pod_cidrs.len() == 1 {
+            peering.client_spelling = Spelling::Text;
+        }
         let before = each(&clusters, Inventory::of)?;
         let pair = Self { clusters, peering, pods, before };
         pair.explained(|| {

@@ -44,7 +44,8 @@ pub(crate) fn is_well(cluster: &Kubernetes) -> Result<()> {
     let node = peering["node"].as_str().unwrap_or_default();
     ensure!(cluster.machines.iter().any(|machine| machine.name == node), "{peering}");
     let remaps = peering["remaps"].as_array().map_or(0, Vec::len);
-    ensure!(remaps == 2 && peering["receivedBytes"].as_u64() > Some(0), "{peering}");
+    let prefixes = cluster.spec.pod_cidrs.len() + cluster.spec.external_cidrs.len();
+    ensure!(remaps == prefixes && peering["receivedBytes"].as_u64() > Some(0), "{peering}");
     Ok(())
 }
 

@@ -41,7 +41,8 @@ impl Image {
 
     /// Sets the program that gets the arguments of a container.
     pub fn entrypoint(self, program: &str) -> Self {
-        Self { entrypoint: vec![program.to_owned()], ..self }
+        let words = [program].into_iter().filter(|word| !word.is_empty());
+        Self { entrypoint: words.map(str::to_owned).collect(), ..self }
     }
 
     pub(super) fn named(self, name: &str) -> Self {
@@ -142,7 +143,7 @@ impl Image {
 }
 
 /// Absolute paths of what a program is linked to, the loader among them; none if it is static.
-fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
+pub(super) fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let text = match finish(Command::new("ldd").arg(program), "") {
         Err(error) if error.to_string().contains("not a dynamic executable") => String::new(),
         text => text?,

@@ -1,144 +1,218 @@
 //! Networks that test clusters can have, each installed as its users do.
 
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use ipnet::IpNet;
 
-use super::image::Image;
+use super::image::{Image, libraries};
 use super::machine::{DIR, TIMEOUT};
 use super::programs::{CNI, built, find};
 use super::{Kubernetes, Machine};
 use crate::ClusterSpec;
+use crate::netns::require;
 
-/// What connects the pods of a cluster.
+/// Network that connects the pods of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Network {
     /// Debian's bridge plugin, with routes and a masquerade that the harness makes.
     Bridge,
-    /// Routes over VXLAN (port 8472), and a masquerade by iptables.
-    Flannel,
-    /// Routes between nodes by BGP, network policies by iptables and ipset.
-    KubeRouter,
+    /// Installed by the manifest of its project.
+    Of(&'static Project),
 }
+
+/// Manifest of a network, and the programs in its images.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Project {
+    /// Name of the manifest among the built programs.
+    manifest: &'static str,
+    namespace: &'static str,
+    daemon_set: &'static str,
+    /// Programs as they are built, and their paths in an image.
+    programs: &'static [(&'static str, &'static str)],
+    /// Program of an image whose container names none.
+    entrypoint: &'static str,
+    /// Texts of the manifest that a user would change.
+    changes: &'static [(&'static str, &'static str)],
+    /// Mode of kube-proxy beside it.
+    proxy_mode: &'static str,
+    pub has_policies: bool,
+    pub has_ipv6: bool,
+}
+
+/// Routes over VXLAN (port 8472), and a masquerade by iptables.
+pub const FLANNEL: Project = Project {
+    manifest: "flannel.yaml",
+    namespace: "kube-flannel",
+    daemon_set: "kube-flannel-ds",
+    programs: &[
+        ("flannel", "/flannel"),
+        ("flanneld", "/opt/bin/flanneld"),
+        ("install-conf", "/opt/bin/install-conf"),
+    ],
+    entrypoint: "",
+    changes: &[
+        // The version of the plugin.
+        ("\"cniVersion\": \"1.0.0\"", "\"cniVersion\": \"0.4.0\""),
+        (
+            "\"Network\": \"10.244.0.0/16\",",
+            "\"Network\": \"IPV4\", \"EnableIPv6\": true, \"IPv6Network\": \"IPV6\",",
+        ),
+    ],
+    proxy_mode: "iptables",
+    has_policies: false,
+    has_ipv6: true,
+};
+
+/// Routes between nodes by BGP, network policies by iptables and ipset.
+pub const KUBE_ROUTER: Project = Project {
+    manifest: "kube-router.yaml",
+    namespace: "kube-system",
+    daemon_set: "kube-router",
+    programs: &[("kube-router", "/usr/local/bin/kube-router")],
+    entrypoint: "/usr/local/bin/kube-router",
+    changes: &[
+        ("imagePullPolicy: Always", "imagePullPolicy: Never"),
+        (
+            "        - \"--run-router=true\"\n",
+            "        - --run-router=true\n        - --enable-ipv6=true\n        - --service-cluster-ip-range=SERVICES\n",
+        ),
+    ],
+    proxy_mode: "nftables",
+    has_policies: true,
+    has_ipv6: true,
+};
+
+/// Routes of flannel, and network policies by Calico's Felix, with iptables and ipset.
+pub const CANAL: Project = Project {
+    manifest: "canal.yaml",
+    namespace: "kube-system",
+    daemon_set: "canal",
+    programs: &[
+        ("flanneld", "/opt/bin/flanneld"),
+        ("calico-node", "/bin/calico-node"),
+        ("calico", "/opt/cni/bin/calico"),
+        ("calico-install", "/opt/cni/bin/install"),
+    ],
+    entrypoint: "/bin/start-canal",
+    changes: &[
+        ("\"Network\": \"10.244.0.0/16\"", "\"Network\": \"IPV4\""),
+        (
+            "            # The CNI network config to install on each node.\n",
+            "            - {name: CNI_NET_DIR, value: FOLDER/cni}\n",
+        ),
+        // It only cleans up after nodes that are gone.
+        ("  replicas: 1\n", "  replicas: 0\n"),
+    ],
+    proxy_mode: "iptables",
+    has_policies: true,
+    has_ipv6: false,
+};
 
 /// Paths of nodes in manifests: a machine has its own ones below [`DIR`].
 const FOLDERS: [(&str, &str); 3] =
     [("/opt/cni/bin", PLUGINS), ("/etc/cni/net.d", "cni"), ("/lib/modules", "modules")];
 /// Folder of the plugins that a network may add one to.
 const PLUGINS: &str = "plugins";
-const IPTABLES: &str = "/usr/lib/x86_64-linux-gnu/xtables";
+const IMAGE: &str = "localhost/network:test";
+const TOOLS: [(&str, &str); 3] =
+    [("ipset", "ipset"), ("conntrack", "conntrack"), ("xtables-nft-multi", "iptables")];
 
 impl Network {
-    /// Fails with what is missing here for this network, if anything is.
-    pub fn require(self) -> Result<()> {
-        let missing: Vec<_> = self.files().iter().filter(|name| !built(name).exists()).collect();
-        ensure!(missing.is_empty(), "`make kubernetes` has not built {missing:?}");
-        if self == Self::KubeRouter {
-            crate::netns::require(&[("ipset", "ipset")])?;
-        }
-        Ok(())
-    }
-
-    /// True if it enforces network policies.
-    pub fn has_policies(self) -> bool {
-        self == Self::KubeRouter
-    }
-
     /// Mode of kube-proxy beside it.
     pub(super) fn proxy_mode(self) -> &'static str {
         match self {
-            Self::Bridge | Self::KubeRouter => "nftables",
-            Self::Flannel => "iptables",
+            Self::Bridge => "nftables",
+            Self::Of(project) => project.proxy_mode,
         }
     }
 
     /// Folder that containerd has plugins from.
     pub(super) fn plugins(self) -> String {
-        if self == Self::Bridge { CNI.to_owned() } else { format!("{DIR}/{PLUGINS}") }
-    }
-
-    fn files(self) -> &'static [&'static str] {
         match self {
-            Self::Bridge => &[],
-            Self::Flannel => &["flannel.yaml", "flanneld", "install-conf", "flannel"],
-            Self::KubeRouter => &["kube-router.yaml", "kube-router"],
+            Self::Bridge => CNI.to_owned(),
+            Self::Of(_) => format!("{DIR}/{PLUGINS}"),
         }
-    }
-
-    fn daemon_set(self) -> [&'static str; 2] {
-        match self {
-            Self::Bridge | Self::Flannel => ["kube-flannel", "kube-flannel-ds"],
-            Self::KubeRouter => ["kube-system", "kube-router"],
-        }
-    }
-
-    fn image(self) -> Result<Image> {
-        let image = Image::busybox()?.named(IMAGE);
-        Ok(match self {
-            Self::Bridge | Self::Flannel => {
-                let image = image.file("/flannel", built("flannel"));
-                ["flanneld", "install-conf"].into_iter().fold(iptables(image)?, |image, name| {
-                    image.file(Path::new("/opt/bin").join(name), built(name))
-                })
-            }
-            Self::KubeRouter => {
-                let program = "/usr/local/bin/kube-router";
-                let image = iptables(image.file(program, built("kube-router")))?;
-                let image = image.file("/etc/nsswitch.conf", "/etc/nsswitch.conf");
-                programs(image.entrypoint(program), &["ipset", "ip"])?
-            }
-        })
-    }
-
-    /// Its manifest, which names other folders, the cluster's pod CIDR and no image to pull.
-    fn manifest(self, spec: &ClusterSpec) -> Result<String> {
-        let path = built(self.files()[0]);
-        let text = std::fs::read_to_string(&path);
-        let text = text.with_context(|| format!("reading {}", path.display()))?;
-        let pods = spec.pod_cidrs[0].to_string();
-        let changes =
-            FOLDERS.map(|(from, to)| (format!("path: {from}"), format!("path: {DIR}/{to}")));
-        let others = [
-            ("imagePullPolicy: Always".to_owned(), "imagePullPolicy: Never".to_owned()),
-            ("10.244.0.0/16".to_owned(), pods),
-            // That of the plugin.
-            ("\"cniVersion\": \"1.0.0\"".to_owned(), "\"cniVersion\": \"0.4.0\"".to_owned()),
-        ];
-        let all = changes.into_iter().chain(others);
-        Ok(all.fold(text, |text, (from, to)| text.replace(&from, &to)))
     }
 }
 
-const IMAGE: &str = "localhost/network:test";
+impl Project {
+    /// Fails with what is missing here for this network, if anything is.
+    pub fn require(&self) -> Result<()> {
+        let programs = self.programs.iter().map(|(name, _)| *name).chain([self.manifest]);
+        let missing: Vec<_> = programs.filter(|name| !built(name).exists()).collect();
+        ensure!(missing.is_empty(), "`make kubernetes` has not built {missing:?}");
+        require(&TOOLS)
+    }
 
-/// Adds iptables in the way of today's distributions, over nftables.
-fn iptables(image: Image) -> Result<Image> {
-    let names = ["iptables", "ip6tables"];
-    let names =
-        names.iter().flat_map(|name| ["", "-save", "-restore"].map(|end| format!("{name}{end}")));
-    let multi = find("xtables-nft-multi").context("iptables is not installed")?;
-    let image = image.program("xtables-nft-multi", &multi)?;
-    let image =
-        names.fold(image, |image, name| image.link(&format!("/bin/{name}"), "xtables-nft-multi"));
-    let extensions = std::fs::read_dir(IPTABLES).with_context(|| format!("reading {IPTABLES}"))?;
-    extensions.flatten().try_fold(image, |image, file| Ok(image.file(file.path(), file.path())))
+    /// One image in place of all that the manifest names.
+    fn image(&self) -> Result<Image> {
+        let start = fs::canonicalize("harness/kubernetes/canal/start");
+        let image = Image::busybox()?.named(IMAGE).entrypoint(self.entrypoint);
+        let image = image
+            .file("/etc/nsswitch.conf", "/etc/nsswitch.conf")
+            // ipset looks up the names of protocols there.
+            .file("/etc/protocols", "/etc/protocols")
+            .file("/bin/start-canal", start.context("not started in the folder `tests`")?);
+        let image = with_iptables(image)?;
+        let image = ["ipset", "conntrack", "ip"].iter().try_fold(image, |image, name| {
+            image.program(name, &find(name).with_context(|| format!("{name} is not installed"))?)
+        })?;
+        Ok(self.programs.iter().fold(image, |image, (name, path)| image.file(path, built(name))))
+    }
+
+    /// The manifest with this cluster's prefixes and a machine's folders.
+    fn manifest(&self, spec: &ClusterSpec) -> Result<String> {
+        let path = built(self.manifest);
+        let text = fs::read_to_string(&path);
+        let mut text = text.with_context(|| format!("reading {}", path.display()))?;
+        for (from, to) in self.changes {
+            ensure!(text.contains(from), "{} has no {from:?}", self.manifest);
+            text = text.replace(from, to);
+        }
+        let prefix = |is_v6| spec.pod_cidrs.iter().find(|cidr| cidr.addr().is_ipv6() == is_v6);
+        let prefix = |is_v6| prefix(is_v6).map(IpNet::to_string).unwrap_or_default();
+        let text = text.replace("IPV4", &prefix(false)).replace("IPV6", &prefix(true));
+        let services: Vec<_> = spec.service_cidrs.iter().map(IpNet::to_string).collect();
+        let text = text.replace("SERVICES", &services.join(",")).replace("FOLDER", DIR);
+        Ok(FOLDERS.iter().fold(text, |text, (from, to)| {
+            text.replace(&format!("path: {from}\n"), &format!("path: {DIR}/{to}\n"))
+        }))
+    }
 }
 
-/// Adds programs in place of busybox's.
-fn programs(image: Image, names: &[&str]) -> Result<Image> {
-    names.iter().try_fold(image, |image, name| {
-        let program = find(name).with_context(|| format!("{name} is not installed"))?;
-        image.program(name, &program)
-    })
+/// Adds iptables, with nftables under it and without, and its extensions, one of which needs a library.
+fn with_iptables(image: Image) -> Result<Image> {
+    let mut image = image;
+    for (multi, infixes) in
+        [("xtables-nft-multi", ["", "-nft"]), ("xtables-legacy-multi", ["-legacy"; 2])]
+    {
+        image = image.program(multi, &find(multi).context("iptables is not installed")?)?;
+        for (family, infix) in
+            ["iptables", "ip6tables"].iter().flat_map(|f| infixes.map(|i| (f, i)))
+        {
+            for verb in ["", "-save", "-restore"] {
+                image = image.link(&format!("/bin/{family}{infix}{verb}"), multi);
+            }
+        }
+    }
+    let extensions =
+        Path::new("/usr/lib").join(format!("{}-linux-gnu/xtables", std::env::consts::ARCH));
+    let statistic = extensions.join("libxt_statistic.so");
+    let libraries = libraries(&statistic)?.into_iter().map(|path| (path.clone(), path));
+    let files = fs::read_dir(&extensions).context("reading xtables' extensions")?.flatten();
+    let files = files.map(|file| (file.path(), file.path())).chain(libraries);
+    Ok(files.fold(image, |image, (path, source)| image.file(path, source)))
 }
 
 /// Prepares the folder of plugins on a node.
-pub(super) fn write_files(machine: &Machine) -> Result<()> {
+pub(super) fn write_plugins(machine: &Machine) -> Result<()> {
     let folder = machine.host.outside(format!("{DIR}/{PLUGINS}"));
-    std::fs::create_dir(&folder).with_context(|| format!("making {}", folder.display()))?;
-    for plugin in std::fs::read_dir(CNI).context("reading Debian's plugins")?.flatten() {
-        let link = folder.join(plugin.file_name());
-        std::os::unix::fs::symlink(plugin.path(), &link).context("linking a plugin")?;
+    fs::create_dir(&folder).with_context(|| format!("making {}", folder.display()))?;
+    for plugin in fs::read_dir(CNI).context("reading Debian's plugins")?.flatten() {
+        symlink(plugin.path(), folder.join(plugin.file_name())).context("linking a plugin")?;
     }
     Ok(())
 }
@@ -146,30 +220,29 @@ pub(super) fn write_files(machine: &Machine) -> Result<()> {
 impl Kubernetes {
     /// Installs the network of the cluster by its manifest.
     pub(super) fn install_network(&self) -> Result<()> {
-        let network = self.spec.network;
-        if network == Network::Bridge {
-            return Ok(());
-        }
-        self.load(&network.image()?)?;
-        let manifest = network.manifest(&self.spec)?;
+        let Network::Of(project) = self.spec.network else { return Ok(()) };
+        self.load(&project.image()?)?;
+        let manifest = project.manifest(&self.spec)?;
         let images = manifest.lines().filter_map(|line| line.trim().strip_prefix("image: "));
         let images: Vec<_> = images.map(full_name).collect();
         self.name_image(IMAGE, &images)?;
         self.apply(&manifest)?;
-        let [namespace, name] = network.daemon_set();
+        let set = format!("daemonset/{}", project.daemon_set);
         let timeout = format!("--timeout={}s", TIMEOUT.as_secs());
-        let set = format!("daemonset/{name}");
-        let status = ["rollout", "status", &set, "--namespace", namespace, &timeout];
+        let status = ["rollout", "status", &set, "--namespace", project.namespace, &timeout];
         self.kubectl(&status).map(drop).with_context(|| {
-            let logs = ["logs", &set, "--namespace", namespace, "--all-containers", "--tail=40"];
-            format!("{:?}: {:?}", network, self.kubectl(&logs))
+            let containers = ["install-cni", "calico-node", "kube-flannel", "kube-router"];
+            let logs = containers.map(|name| {
+                let log = ["logs", &set, "--namespace", project.namespace, "--tail=20", "-c", name];
+                self.kubectl(&log).unwrap_or_default()
+            });
+            format!("{}; {logs:?}", self.report())
         })
     }
 }
 
 /// Name of an image as the kubelet asks for it.
 fn full_name(image: &str) -> String {
-    let path = PathBuf::from(image);
-    let has_tag = path.file_name().is_some_and(|name| name.to_string_lossy().contains(':'));
+    let has_tag = image.rsplit('/').next().is_some_and(|name| name.contains(':'));
     if has_tag { image.to_owned() } else { format!("{image}:latest") }
 }

@@ -41,7 +41,7 @@ pub(super) fn write_files(
     machine.write("kube-proxy.json", &proxy_config(machine, spec).to_string())?;
     match spec.network {
         Network::Bridge => give_pods(machine, "cni0", &spec.node_pod_cidrs(machine.number))?,
-        Network::Flannel | Network::KubeRouter => network::write_files(machine)?,
+        Network::Of(_) => network::write_plugins(machine)?,
     }
     machine.write("containerd.toml", &containerd_config(spec.network))
 }
