@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::helm::{Helm, MIN_VALUES};
-use crate::life::Release;
+use crate::life::{Release, liqos_chart};
 
 const CONTROLLER: &str = "liqo-fabric-controller";
 const TENANT: &str = "liqo-tenant-milan";
@@ -309,6 +309,60 @@ fn controller_changes_labels_of_gateways_pods_only() {
     change("gw-milan-1", label()).unwrap();
     refused(change("other", label()), why);
     refused(change("gw-milan-1", image), why);
+}
+
+/// RBAC lets it delete all pods, and write all of a ShadowEndpointSlice.
+#[test]
+fn controller_repairs_of_liqo_are_bounded() {
+    let Some(chart) = liqos_chart() else { return };
+    let Some(release) = Release::prepare() else { return };
+    release.install_with_policies();
+    let file = "charts/liqo-crds/crds/offloading.liqo.io_shadowendpointslices.yaml";
+    let file = chart.join(file).display().to_string();
+    release.server.kubectl(&["apply", "--server-side", "--filename", &file], "").unwrap();
+    let pod = |name: &str, component: &str| {
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": TENANT,
+            "labels": {"offloading.liqo.io/component": component}},
+            "spec": {"containers": [{"name": "c", "image": "example.org/c"}]}})
+    };
+    release.apply(&[
+        account(TENANT, "default"),
+        pod("vk", "virtual-kubelet"),
+        pod("other", "other"),
+    ]);
+    let controller = release.account(CONTROLLER);
+    let delete = |name: &str| controller.delete("pods", (TENANT, name));
+    refused(delete("other"), "deletes pods of Liqo's virtual kubelets only");
+    delete("vk").unwrap();
+
+    let slice = |annotations: Value, address: &str| {
+        json!({"apiVersion": "offloading.liqo.io/v1beta1", "kind": "ShadowEndpointSlice",
+            "metadata": {"name": "web", "namespace": OTHER, "annotations": annotations},
+            "spec": {"template": {"addressType": "IPv4", "endpoints": [{"addresses": [address]}]}}})
+    };
+    let why = "nothing of a ShadowEndpointSlice but the annotation";
+    let address = "10.200.1.7";
+    release.server.wait_until("it is defined", || {
+        let object = slice(json!({"a": "b"}), address).to_string();
+        release.server.kubectl(&["apply", "--server-side", "--filename=-"], &object)
+    });
+    let change = |metadata: Value, address: &str| {
+        let mut slice = slice(json!({}), address);
+        slice["metadata"] = with(json!({"name": "web", "namespace": OTHER}), metadata);
+        controller.apply(&slice)
+    };
+    release.server.wait_until("the policy is in force for it", || {
+        change(json!({"labels": {"a": "b"}}), address).err().ok_or("not yet")
+    });
+    let annotated = |key: &str| json!({"annotations": {key: "now"}});
+    change(annotated("fabric.weft.dev/repaired-at"), address).unwrap();
+    refused(change(annotated("a"), address), why);
+    refused(change(annotated("c"), address), why);
+    refused(change(json!({"labels": {"a": "b"}}), address), why);
+    refused(change(json!({}), "10.200.1.8"), why);
+    let mut new = slice(json!({}), address);
+    new["metadata"]["name"] = json!("new");
+    controller.apply(&new).unwrap_err();
 }
 
 /// With it, it could have all writes of the cluster sent to itself.

@@ -15,12 +15,15 @@ const AGENT: &str = "liqo-route-agent";
 /// Service account, namespace and request: `VERB RESOURCE[.GROUP][/SUBRESOURCE][ NAME]`.
 type Case = (&'static str, &'static str, &'static str);
 
-const MAY: [Case; 41] = [
+const MAY: [Case; 43] = [
     (CONTROLLER, "", "watch nodes"),
     (CONTROLLER, "", "watch pods"),
     (CONTROLLER, "tenant", "create deployments.apps"),
     (CONTROLLER, "tenant", "create poddisruptionbudgets.policy"),
     (CONTROLLER, "tenant", "patch pods gw-milan-1"),
+    // Its policy leaves virtual kubelets of Liqo.
+    (CONTROLLER, "tenant", "delete pods vk-milan-1"),
+    (CONTROLLER, "tenant", "patch shadowendpointslices.offloading.liqo.io web"),
     (CONTROLLER, "tenant", "delete services gw-milan"),
     (CONTROLLER, "tenant", "create serviceaccounts"),
     (CONTROLLER, "tenant", "create roles.rbac.authorization.k8s.io"),
@@ -63,7 +66,7 @@ const MAY: [Case; 41] = [
     (AGENT, "", "patch nodeconfigs.fabric.weft.dev/status node-1"),
 ];
 
-const MAY_NOT: [Case; 35] = [
+const MAY_NOT: [Case; 36] = [
     (CONTROLLER, "", "list secrets"),
     (CONTROLLER, "tenant", "get secrets keys"),
     (CONTROLLER, "liqo", "get secrets other"),
@@ -77,7 +80,8 @@ const MAY_NOT: [Case; 35] = [
     (CONTROLLER, "liqo", "list configmaps"),
     (CONTROLLER, "tenant", "create pods"),
     (CONTROLLER, "tenant", "create pods/exec gw-milan-1"),
-    (CONTROLLER, "tenant", "delete pods gw-milan-1"),
+    (CONTROLLER, "tenant", "deletecollection pods"),
+    (CONTROLLER, "tenant", "delete shadowendpointslices.offloading.liqo.io web"),
     (CONTROLLER, "", "patch nodes node-1"),
     (CONTROLLER, "", "create clusterroles.rbac.authorization.k8s.io"),
     (CONTROLLER, "", "create clusterrolebindings.rbac.authorization.k8s.io"),

@@ -31,6 +31,17 @@ pub const HOST_UNREACHABLE: &str = "networking.liqo.io/host-unreachable";
 pub const NODE_TYPE: &str = "liqo.io/type";
 /// `true` on pods that run in another cluster and have their likeness here.
 pub const SHADOW_POD: &str = "liqo.io/shadowPod";
+/// Cluster that an object was reflected from.
+pub const REFLECTED_FROM: &str = "offloading.liqo.io/origin";
+/// [`SHADOW_SLICE`] on EndpointSlices that Liqo makes from those of another cluster.
+pub const REFLECTED_BY: &str = "liqo.io/managed-by";
+pub const SHADOW_SLICE: &str = "shadowendpointslice";
+/// Annotation of a ShadowEndpointSlice: addresses of clusters that another peering leads to.
+pub const DIRECT_CONNECTIONS: &str = "liqo.io/direct-connections-data";
+/// [`VIRTUAL_KUBELET`] on pods of virtual kubelets, and the name of their virtual node.
+pub const OFFLOADING_COMPONENT: &str = "offloading.liqo.io/component";
+pub const VIRTUAL_KUBELET: &str = "virtual-kubelet";
+pub const VIRTUAL_NODE: &str = "liqo.io/virtual-node";
 /// Label of the ConfigMap that names the cluster; value [`CLUSTER_ID_APP`].
 pub const APP_NAME: &str = "app.kubernetes.io/name";
 pub const CLUSTER_ID_APP: &str = "clusterid-configmap";

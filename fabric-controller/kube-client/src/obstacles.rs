@@ -1,4 +1,5 @@
-//! Reasons why the controller cannot read all that it needs: a missing definition, a denied list.
+//! Reasons why the controller cannot read all that it needs: a missing definition, a denied list. And
+//! what it repairs of other programs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +21,10 @@ pub enum Reader {
 
 /// Obstacles of each reader. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct Obstacles(watch::Sender<BTreeMap<Reader, BTreeSet<Problem>>>);
+pub struct Obstacles {
+    of_readers: watch::Sender<BTreeMap<Reader, BTreeSet<Problem>>>,
+    repairs: watch::Sender<BTreeSet<String>>,
+}
 
 /// Notification of changes.
 pub type Changes = watch::Receiver<BTreeMap<Reader, BTreeSet<Problem>>>;
@@ -28,7 +32,7 @@ pub type Changes = watch::Receiver<BTreeMap<Reader, BTreeSet<Problem>>>;
 impl Obstacles {
     /// Replaces those of a reader.
     pub fn set(&self, reader: Reader, problems: BTreeSet<Problem>) {
-        self.0.send_if_modified(|all| {
+        self.of_readers.send_if_modified(|all| {
             let before = all.get(&reader).cloned().unwrap_or_default();
             let changed = before != problems;
             all.insert(reader, problems);
@@ -38,12 +42,22 @@ impl Obstacles {
 
     /// Removes those of all readers: another part of the program reads from now on.
     pub fn clear(&self) {
-        self.0.send_if_modified(|all| !std::mem::take(all).is_empty());
+        self.of_readers.send_if_modified(|all| !std::mem::take(all).is_empty());
+        self.set_repairs(BTreeSet::new());
+    }
+
+    /// Replaces the descriptions of what is repaired. No obstacle follows from that.
+    pub fn set_repairs(&self, repairs: BTreeSet<String>) {
+        self.repairs.send_replace(repairs);
+    }
+
+    pub fn repairs(&self) -> BTreeSet<String> {
+        self.repairs.borrow().clone()
     }
 
     /// Obstacles of all readers, each once.
     pub fn all(&self) -> BTreeSet<Problem> {
-        self.0.borrow().values().flatten().cloned().collect()
+        self.of_readers.borrow().values().flatten().cloned().collect()
     }
 
     /// One line for all of them; none if there are none.
@@ -53,7 +67,7 @@ impl Obstacles {
     }
 
     pub fn changes(&self) -> Changes {
-        self.0.subscribe()
+        self.of_readers.subscribe()
     }
 }
 

@@ -284,7 +284,12 @@ impl<S: Clone + Ord + Hash + Unpin, K: Watched> Reflector<S, K> {
 
     /// True once every watch has listed all objects that were there when it began.
     pub fn is_synced(&self) -> bool {
-        self.unlisted.is_empty()
+        self.count_unlisted() == 0
+    }
+
+    /// Number of watches that have not listed all objects yet.
+    pub fn count_unlisted(&self) -> usize {
+        self.unlisted.len()
     }
 
     /// True once that watch has listed all objects that were there when it began, or is denied.

@@ -101,6 +101,7 @@ async fn ask(store: &Store) -> anyhow::Result<Option<Observation>> {
     };
     problems.extend(found.problems);
     problems.extend(obstacles(&leases));
+    problems.extend(held(&leases).flat_map(lease::repairs));
     let cluster_id = cluster_id(&snapshot);
     let found = Found { problems, cluster_id, ..found };
     snapshot.problems.sort();
@@ -149,9 +150,13 @@ fn ungranted(snapshot: &Snapshot) -> Vec<String> {
 
 /// Obstacles that the working controller has written into its Lease.
 fn obstacles(leases: &[Lease]) -> Option<String> {
-    let held = |lease: &&Lease| lease.spec.as_ref().is_some_and(|s| s.holder_identity.is_some());
-    let obstacles = leases.iter().filter(held).find_map(lease::obstacles)?;
+    let obstacles = held(leases).find_map(lease::obstacles)?;
     Some(format!("fabric-controller: changes have no effect: {obstacles}"))
+}
+
+/// Leases of working controllers.
+fn held(leases: &[Lease]) -> impl Iterator<Item = &Lease> {
+    leases.iter().filter(|lease| lease.spec.as_ref().is_some_and(|s| s.holder_identity.is_some()))
 }
 
 /// Leases of controllers; none without the right to list them.

@@ -1,8 +1,10 @@
-//! IPs that Liqo's other modules read, made while Liqo's controller-manager runs without networking.
+//! IPs that Liqo's other modules read, and repairs of what they have stored, while Liqo's
+//! controller-manager runs without networking.
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, cluster_alone, peering, server, tenant};
+use crate::cluster::{Cluster, cluster_alone, events, liqo_definitions, peering, server, tenant};
+use crate::status::{has_problem, observed};
 
 const IPS: &str = "ips.ipam.liqo.io";
 
@@ -24,6 +26,20 @@ fn liqo(networking: bool) -> Vec<Value> {
     ]
 }
 
+/// Without it the API server takes no pod.
+fn account(cluster: &Cluster) {
+    let metadata = json!({"name": "default", "namespace": "default"});
+    cluster.apply(&json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}));
+}
+
+/// Removes Liqo, and the IPs that were made for it, which stay for a minute else.
+fn remove_liqo(cluster: &Cluster) {
+    cluster.delete("deployment", "liqo", "liqo-controller-manager");
+    let ips = ["delete", IPS, "-n", "liqo", "-l", "fabric.weft.dev/for-liqo=true"];
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    cluster.kubectl(&ips, "");
+}
+
 fn shadow_pod(cluster: &Cluster, address: &str) {
     let pod = json!({"apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": "far", "namespace": "default", "labels": {"liqo.io/shadowPod": "true"}},
@@ -41,7 +57,7 @@ fn service_address(cluster: &Cluster, namespace: &str, name: &str) -> Value {
 #[test]
 fn liqos_modules_have_ips_while_its_networking_is_off() {
     let Some((_turn, cluster)) = cluster_alone() else { return };
-    cluster.kubectl(&["create", "serviceaccount", "default", "-n", "default"], "");
+    account(cluster);
     cluster.apply_all(&peering("hamar"));
     cluster.apply(&server("hamar", &json!({"serviceType": "ClusterIP", "port": 51840})));
     cluster.apply_all(&liqo(true));
@@ -69,7 +85,7 @@ fn liqos_modules_have_ips_while_its_networking_is_off() {
     cluster.delete("configuration", &tenant("hamar"), "hamar");
     let [kind, namespace, name] = unknown_source;
     cluster.until("it is gone", || cluster.get(kind, namespace, name).is_none().then_some(()));
-    cluster.delete("deployment", "liqo", "liqo-controller-manager");
+    remove_liqo(cluster);
 }
 
 fn follows_its_pod(cluster: &Cluster) {
@@ -83,4 +99,101 @@ fn follows_its_pod(cluster: &Cluster) {
     assert_ne!(uid(IPS), first, "an address of an IP cannot change");
     cluster.delete("pod", "default", "far");
     cluster.until("it is gone", || cluster.get(IPS, "default", "far").is_none().then_some(()));
+}
+
+/// EndpointSlice of skien, and what Liqo has made of it.
+fn slice(cluster: &Cluster, name: &str, address: &str, stored: &str) {
+    let endpoints = |address: &str| json!([{"addresses": [address]}]);
+    let origin = json!({"offloading.liqo.io/origin": "skien"});
+    let shadow = json!({"apiVersion": "offloading.liqo.io/v1beta1", "kind": "ShadowEndpointSlice",
+        "metadata": {"name": name, "namespace": "default", "labels": origin},
+        "spec": {"template": {"addressType": "IPv4", "endpoints": endpoints(address)}}});
+    cluster.apply(&shadow);
+    let uid =
+        cluster.get("shadowendpointslices", "default", name).unwrap()["metadata"]["uid"].clone();
+    let owner = json!({"apiVersion": "offloading.liqo.io/v1beta1", "kind": "ShadowEndpointSlice",
+        "name": name, "uid": uid, "controller": true});
+    let mut labels = origin;
+    labels["liqo.io/managed-by"] = json!("shadowendpointslice");
+    cluster.apply(&json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {"name": name, "namespace": "default", "labels": labels,
+            "ownerReferences": [owner]},
+        "addressType": "IPv4", "endpoints": endpoints(stored), "ports": []}));
+}
+
+fn virtual_kubelet(cluster: &Cluster) {
+    let labels = json!({"offloading.liqo.io/component": "virtual-kubelet",
+        "liqo.io/virtual-node": "milan", "liqo.io/remote-cluster-id": "skien"});
+    let pod = json!({"apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "vk-milan", "namespace": "default", "labels": labels},
+        "spec": {"nodeName": "n1", "automountServiceAccountToken": false,
+            "terminationGracePeriodSeconds": 0, "containers": [{"name": "a", "image": "a"}]}});
+    cluster.apply(&pod);
+    cluster.set_status(&pod, &json!({"phase": "Running"}));
+}
+
+/// Note of the Event about an object.
+fn note(cluster: &Cluster, name: &str) -> String {
+    let what = format!("an Event about {name}");
+    let event = cluster.until(&what, || {
+        let mut all = events(cluster, "default").into_iter();
+        all.find(|event| event["regarding"]["name"] == name && event["reason"] == "Unmapped")
+    });
+    event["note"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn unmapped_slice_is_named_and_annotated_once() {
+    let Some(definition) = liqo_definitions("offloading", &["shadowendpointslices"]) else {
+        return;
+    };
+    let Some((_turn, cluster)) = cluster_alone() else { return };
+    account(cluster);
+    cluster.define_all(&definition);
+    cluster.apply_all(&peering("skien"));
+    cluster.apply(&server("skien", &json!({"serviceType": "ClusterIP", "port": 51840})));
+    cluster.apply_all(&liqo(false));
+    let networking = "/status/modules/networking/enabled";
+    cluster.until_is(["foreignclusters", "", "skien"], networking, &json!(true));
+    let configuration = cluster.get("configuration", &tenant("skien"), "skien").unwrap();
+    let seen = configuration["status"]["remote"]["cidr"]["pod"][0].as_str().unwrap();
+    let mapped = |host: &str| seen.replace(".0.0/16", host);
+
+    slice(cluster, "right", "10.200.1.6", &mapped(".1.6"));
+    slice(cluster, "wrong", "10.200.1.7", "10.200.1.7");
+    let repaired_at = "/metadata/annotations/fabric.weft.dev~1repaired-at";
+    let repaired = || {
+        let wrong = cluster.get("shadowendpointslices", "default", "wrong")?;
+        wrong.pointer(repaired_at)?.as_str().map(str::to_owned)
+    };
+    let first = cluster.until("it is annotated", repaired);
+    let expected = format!("had 10.200.1.7 of skien, expected {}", mapped(".1.7"));
+    let noted = note(cluster, "wrong");
+    assert!(noted.contains(&expected), "{noted}");
+    cluster.until("weft status names it", || {
+        has_problem(&observed(cluster), &["default/wrong", &expected]).then_some(())
+    });
+    slice(cluster, "wrong", "10.200.1.7", &mapped(".1.7"));
+
+    virtual_kubelet(cluster);
+    shadow_pod(cluster, "10.200.1.8");
+    let noted = note(cluster, "vk-milan");
+    let expected = format!("default/far had 10.200.1.8 of skien, expected {}", mapped(".1.8"));
+    assert!(noted.contains(&expected) && noted.contains("60 s old"), "{noted}");
+    cluster.until_peace("default");
+    assert_eq!(repaired(), Some(first), "once a minute at most");
+    let right = cluster.get("shadowendpointslices", "default", "right").unwrap();
+    assert_eq!(right.pointer(repaired_at), None, "{right}");
+    assert!(cluster.get("pod", "default", "vk-milan").is_some(), "it is too young");
+    for (kind, name) in [
+        ("shadowendpointslice", "wrong"),
+        ("shadowendpointslice", "right"),
+        ("pod", "vk-milan"),
+        ("pod", "far"),
+    ] {
+        cluster.delete(kind, "default", name);
+    }
+    cluster.delete("gatewayserver", &tenant("skien"), "server");
+    cluster.delete("configuration", &tenant("skien"), "skien");
+    remove_liqo(cluster);
 }

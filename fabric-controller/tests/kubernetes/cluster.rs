@@ -255,12 +255,12 @@ fn node(name: &str, n: u8) -> Value {
     ]}})
 }
 
-/// Liqo's own definitions of kinds of its networking. `None`, after reporting why, if they are not here.
-pub(crate) fn liqo_definitions(plurals: &[&str]) -> Option<String> {
+/// Liqo's own definitions of kinds of a group. `None`, after reporting why, if they are not here.
+pub(crate) fn liqo_definitions(group: &str, plurals: &[&str]) -> Option<String> {
     let folder = built("liqo-chart-1.2.0/charts/liqo-crds/crds");
     let files = plurals
         .iter()
-        .map(|plural| fs::read_to_string(folder.join(format!("networking.liqo.io_{plural}.yaml"))));
+        .map(|plural| fs::read_to_string(folder.join(format!("{group}.liqo.io_{plural}.yaml"))));
     let texts: Result<Vec<_>, _> = files.collect();
     texts.map(|texts| texts.join("\n---\n")).map_err(|error| skip(&error.to_string())).ok()
 }

@@ -30,7 +30,7 @@ fn printed(output: &Output) -> String {
     [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text)).concat()
 }
 
-fn observed(cluster: &Cluster) -> Value {
+pub(crate) fn observed(cluster: &Cluster) -> Value {
     let output = of(&cluster.server.admin(), &["-o", "json"]);
     let observed = serde_json::from_slice(&output.stdout);
     observed.unwrap_or_else(|error| panic!("{error}: {}", printed(&output)))
@@ -41,7 +41,7 @@ fn of_peer(observed: &Value, peer: &str) -> Value {
     all.into_iter().find(|peering| peering["cluster"] == peer).cloned().unwrap_or_default()
 }
 
-fn has_problem(observed: &Value, parts: &[&str]) -> bool {
+pub(crate) fn has_problem(observed: &Value, parts: &[&str]) -> bool {
     let mut all = observed["problems"].as_array().unwrap().iter().filter_map(Value::as_str);
     all.any(|problem| parts.iter().all(|part| problem.contains(part)))
 }

@@ -26,10 +26,8 @@ fn route(peer: &str, name: &str) -> Value {
 
 #[test]
 fn user_firewall_and_route_configurations_get_events() {
-    let Some(definitions) = liqo_definitions(&["firewallconfigurations", "routeconfigurations"])
-    else {
-        return;
-    };
+    let kinds = ["firewallconfigurations", "routeconfigurations"];
+    let Some(definitions) = liqo_definitions("networking", &kinds) else { return };
     let Some((_turn, cluster)) = cluster() else { return };
     let namespace = &tenant("pula");
     cluster.define_all(&definitions);

@@ -25,7 +25,8 @@ use tokio::time::{Instant, sleep};
 use super::live::{Key, Live, Watched};
 use super::writer::{MANAGER, MAX_WRITES};
 use fabric_index::placement::{Peers, Plan};
-use module::{Step, peer_of, step};
+pub(super) use module::peer_of;
+use module::{Step, step};
 
 /// Time to collect changes: a new peering makes several within a second, and each node's acknowledgement is
 /// more urgent.

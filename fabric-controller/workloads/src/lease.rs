@@ -17,6 +17,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::{ApiResource, DynamicObject};
+use serde_json::json;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -46,6 +47,8 @@ const UNRENEWED: Duration = Duration::from_millis(2300);
 pub const NAME: &str = "weft-fabric-controller";
 /// Annotation: why the holder cannot read all that it needs.
 const OBSTACLES: &str = "fabric.weft.dev/obstacles";
+/// Annotation: JSON list of what the holder repairs of other programs.
+const REPAIRS: &str = "fabric.weft.dev/repairs";
 /// Annotation: where the holder listens, as `IP:PORT`.
 const ADDRESS: &str = "fabric.weft.dev/holder-address";
 /// Annotation: identity that requests the Lease. All others keep out while it is renewed.
@@ -299,6 +302,10 @@ impl Election {
             Some(text) => _ = annotations.insert(OBSTACLES.to_owned(), text),
             None => _ = annotations.remove(OBSTACLES),
         }
+        match self.obstacles.repairs() {
+            repairs if repairs.is_empty() => _ = annotations.remove(REPAIRS),
+            repairs => _ = annotations.insert(REPAIRS.to_owned(), json!(repairs).to_string()),
+        }
         Lease { metadata, spec: Some(spec) }
     }
 }
@@ -307,6 +314,13 @@ impl Election {
 pub fn obstacles(lease: &Lease) -> Option<&str> {
     let annotations = lease.metadata.annotations.as_ref()?;
     annotations.get(OBSTACLES).map(String::as_str)
+}
+
+/// Descriptions of what the holder repairs of other programs, as it last wrote them.
+pub fn repairs(lease: &Lease) -> Vec<String> {
+    let annotations = lease.metadata.annotations.as_ref();
+    let repairs = annotations.and_then(|annotations| annotations.get(REPAIRS));
+    repairs.and_then(|repairs| serde_json::from_str(repairs).ok()).unwrap_or_default()
 }
 
 fn wanted_by(lease: &Lease) -> Option<&String> {
@@ -369,7 +383,7 @@ mod tests {
     use http::{Request, Response};
     use kube::Client;
     use kube::client::Body;
-    use serde_json::{Value, json};
+    use serde_json::Value;
     use tower::service_fn;
 
     use super::*;

@@ -16,6 +16,7 @@ mod foreign_clusters;
 pub mod lease;
 mod liqo_ips;
 mod liqo_networking;
+mod liqo_repairs;
 mod liqo_template;
 mod live;
 mod objects;
@@ -144,7 +145,7 @@ impl Kubernetes {
         heartbeat: Heartbeat,
     ) -> (Self, Exchange) {
         let writer = Writer::new(&server);
-        let liqo_ips = LiqoIps::new(&server);
+        let liqo_ips = LiqoIps::new(&server, identity);
         let ApiServer { client, namespace: installation, metrics, .. } = server;
         let (nodes_sender, changed_nodes) = watch::channel(None);
         let (plan_sender, plan) = watch::channel(None);

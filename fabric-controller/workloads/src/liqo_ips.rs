@@ -19,6 +19,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use super::GATHER;
+use super::liqo_repairs::LiqoRepairs;
 use super::live::{Key, Live, Watched};
 use super::objects::dynamic;
 use super::writer::{Desired, WriteError, Writer};
@@ -36,6 +37,8 @@ pub(super) struct LiqoIps {
     installation: String,
     live: Live,
     writer: Writer,
+    /// Repairs are made from the same objects.
+    repairs: LiqoRepairs,
     /// All kinds are watched.
     is_open: bool,
     absent_since: Option<Instant>,
@@ -44,7 +47,7 @@ pub(super) struct LiqoIps {
 
 impl LiqoIps {
     /// Must be called within a tokio runtime; nothing is sent yet.
-    pub(super) fn new(server: &ApiServer) -> Self {
+    pub(super) fn new(server: &ApiServer, identity: &str) -> Self {
         let installation = server.namespace.clone();
         let mut live = Live::watch(&server.client, &server.metrics, &[]);
         live.open(&[Watched::LiqoManager], &installation);
@@ -52,6 +55,7 @@ impl LiqoIps {
             installation,
             live,
             writer: Writer::new(server),
+            repairs: LiqoRepairs::new(server.client.clone(), identity),
             is_open: false,
             absent_since: None,
             due: None,
@@ -70,14 +74,14 @@ impl LiqoIps {
             return;
         }
         loop {
-            self.reconcile(heartbeat).await;
+            self.reconcile(obstacles, heartbeat).await;
             heartbeat.while_waiting(self.changed(obstacles)).await;
         }
     }
 
     /// Waits until there is something to do.
     async fn changed(&mut self, obstacles: &Obstacles) {
-        let due = [self.due, self.writer.again()].into_iter().flatten().min();
+        let due = [self.due, self.writer.again(), self.repairs.due()].into_iter().flatten().min();
         loop {
             tokio::select! {
                 news = self.live.next() => {
@@ -91,18 +95,27 @@ impl LiqoIps {
         }
     }
 
-    /// Makes, replaces and removes IPs. Failures are retried.
-    async fn reconcile(&mut self, heartbeat: &Heartbeat) {
+    /// Repairs what Liqo has stored; makes, replaces and removes IPs. Failures are retried.
+    async fn reconcile(&mut self, obstacles: &Obstacles, heartbeat: &Heartbeat) {
         self.due = None;
-        if !self.live.is_whole() {
+        let needed = [&[Watched::LiqoManager][..], &Watched::OF_LIQO_IPS].concat();
+        if !self.live.has_listed(&needed) {
             return;
         }
         let liqo = Liqo::of(self.live.objects());
         if liqo == Liqo::WithoutNetworking && !self.is_open {
             self.live.open(&Watched::OF_LIQO_IPS, &self.installation);
+            self.live.open(&Watched::OF_LIQO_REPAIRS, &self.installation);
             self.is_open = true;
             return;
         }
+        // Without definitions of Liqo's offloading there is nothing to repair.
+        if liqo == Liqo::WithoutNetworking && self.live.is_whole() {
+            self.repairs.reconcile(self.live.objects(), heartbeat).await;
+        } else {
+            self.repairs.forget();
+        }
+        obstacles.set_repairs(self.repairs.notes());
         if !self.is_open || !self.is_due(liqo) {
             return;
         }

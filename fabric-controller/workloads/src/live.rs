@@ -15,7 +15,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, Role, RoleBinding};
 use kube::Client;
-use kube::api::{ApiResource, DynamicObject};
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -62,6 +62,12 @@ pub(super) enum Watched {
     PodNetwork,
     Configuration,
     Ip,
+    /// Pods of Liqo's virtual kubelets.
+    VirtualKubelet,
+    /// EndpointSlices of other clusters, as their virtual kubelets reflect them.
+    ShadowSlice,
+    /// EndpointSlices that Liqo makes from those.
+    ReflectedSlice,
 }
 
 /// Names an object of them.
@@ -115,6 +121,9 @@ impl Watched {
         Self::Configuration,
         Self::Ip,
     ];
+    /// Kinds that show, with those, which addresses Liqo's other modules have stored.
+    pub(super) const OF_LIQO_REPAIRS: [Self; 4] =
+        [Self::ForeignCluster, Self::VirtualKubelet, Self::ShadowSlice, Self::ReflectedSlice];
     /// Kinds of the objects of a gateway.
     pub(super) const MADE: [Self; 6] =
         [Self::Account, Self::Role, Self::Binding, Self::Service, Self::Deployment, Self::Budget];
@@ -128,16 +137,21 @@ impl Watched {
             Self::Binding => ApiResource::erase::<RoleBinding>(&()),
             Self::RecordReaders => ApiResource::erase::<ClusterRoleBinding>(&()),
             Self::Service | Self::ApiServer | Self::LiqoProxy => ApiResource::erase::<Service>(&()),
-            Self::Slice => ApiResource::erase::<EndpointSlice>(&()),
+            Self::Slice | Self::ReflectedSlice => ApiResource::erase::<EndpointSlice>(&()),
             Self::Deployment | Self::LiqoManager => ApiResource::erase::<Deployment>(&()),
             Self::Budget => ApiResource::erase::<PodDisruptionBudget>(&()),
             Self::ServerTemplate => ApiResource::erase::<WgGatewayServerTemplate>(&()),
             Self::ClientTemplate => ApiResource::erase::<WgGatewayClientTemplate>(&()),
             Self::ForeignCluster => ApiResource::erase::<ForeignCluster>(&()),
-            Self::ShadowPod => ApiResource::erase::<Pod>(&()),
+            Self::ShadowPod | Self::VirtualKubelet => ApiResource::erase::<Pod>(&()),
             Self::PodNetwork => ApiResource::erase::<Network>(&()),
             Self::Configuration => ApiResource::erase::<Configuration>(&()),
             Self::Ip => ApiResource::erase::<IP>(&()),
+            Self::ShadowSlice => {
+                let kind = "ShadowEndpointSlice";
+                let kind = GroupVersionKind::gvk("offloading.liqo.io", "v1beta1", kind);
+                ApiResource::from_gvk_with_plural(&kind, "shadowendpointslices")
+            }
         }
     }
 
@@ -169,7 +183,7 @@ impl Watched {
             Self::Slice => all.labels(&format!("{SLICE_OF}={SLICE_OF_WEFT}")),
             Self::ServerTemplate | Self::ClientTemplate => all,
             // Absent where Liqo is not installed.
-            Self::ForeignCluster => all.optional(),
+            Self::ForeignCluster | Self::ShadowSlice => all.optional(),
             Self::LiqoManager => {
                 let (name, part_of) = (labels::APP_NAME, labels::PART_OF);
                 let other = labels::WEFT;
@@ -183,6 +197,12 @@ impl Watched {
             Self::ShadowPod => all.labels(&format!("{}=true", labels::SHADOW_POD)),
             Self::PodNetwork => {
                 all.inside(installation).labels(&format!("{}=pod-cidr", labels::NETWORK_TYPE))
+            }
+            Self::VirtualKubelet => {
+                all.labels(&format!("{}={}", labels::OFFLOADING_COMPONENT, labels::VIRTUAL_KUBELET))
+            }
+            Self::ReflectedSlice => {
+                all.labels(&format!("{}={}", labels::REFLECTED_BY, labels::SHADOW_SLICE))
             }
             Self::Configuration | Self::Ip => all,
         }
@@ -207,9 +227,21 @@ impl Watched {
             Self::ApiServer | Self::LiqoProxy => {
                 json!({"spec": {"clusterIP": data["spec"]["clusterIP"].take()}})
             }
-            Self::ShadowPod => json!({"status": {"podIP": data["status"]["podIP"].take()}}),
+            Self::ShadowPod => json!({
+                "spec": {"nodeName": data["spec"]["nodeName"].take()},
+                "status": {
+                    "phase": data["status"]["phase"].take(),
+                    "podIP": data["status"]["podIP"].take(),
+                },
+            }),
+            Self::VirtualKubelet => json!({"status": {"phase": data["status"]["phase"].take()}}),
+            Self::ShadowSlice => addresses(&mut data["spec"]["template"]),
+            Self::ReflectedSlice => addresses(&mut data),
             Self::PodNetwork => json!({"status": {"cidr": data["status"]["cidr"].take()}}),
-            Self::Configuration => json!({"status": {"remote": data["status"]["remote"].take()}}),
+            Self::Configuration => json!({
+                "spec": {"remote": data["spec"]["remote"].take()},
+                "status": {"remote": data["status"]["remote"].take()},
+            }),
             Self::Ip => json!({"spec": {"ip": data["spec"]["ip"].take()}}),
             Self::RecordReaders
             | Self::Service
@@ -303,6 +335,11 @@ impl Live {
         self.reflector.is_synced()
     }
 
+    /// True once all of these kinds is known that was there at the start.
+    pub(super) fn has_listed(&self, all: &[Watched]) -> bool {
+        all.iter().all(|of| self.reflector.is_listed(of))
+    }
+
     /// True if that kind has no definition.
     pub(super) fn is_missing(&self, of: Watched) -> bool {
         self.reflector.is_missing(&of)
@@ -310,7 +347,7 @@ impl Live {
 
     /// Waits for something to happen; true if anything is different now. Cancel safe.
     pub(super) async fn next(&mut self) -> bool {
-        let was_whole = self.is_whole();
+        let unlisted = self.reflector.count_unlisted();
         let objects = &mut self.objects;
         let is_changed = match self.reflector.next().await {
             Change::Applied(of, object) => objects.put(of, object),
@@ -324,7 +361,7 @@ impl Live {
             }
             Change::Problems => false,
         };
-        is_changed || was_whole != self.is_whole()
+        is_changed || unlisted != self.reflector.count_unlisted()
     }
 
     pub(super) fn objects(&self) -> &Objects {
@@ -340,6 +377,13 @@ impl Live {
     pub(super) fn forget(&mut self, key: &Key) {
         self.objects.0.remove(key);
     }
+}
+
+/// Addresses of the endpoints of a slice.
+fn addresses(slice: &mut Value) -> Value {
+    let endpoints = slice["endpoints"].as_array_mut();
+    let addresses = endpoints.into_iter().flatten().map(|one| one["addresses"].take());
+    json!({"addresses": addresses.collect::<Vec<_>>()})
 }
 
 /// Digest of all but the status and what changes by itself.

@@ -31,7 +31,7 @@ pub(super) fn step(object: &DynamicObject, plan: &Plan, now: Timestamp) -> Optio
 }
 
 /// The cluster that it is about.
-pub(super) fn peer_of(object: &DynamicObject) -> String {
+pub(crate) fn peer_of(object: &DynamicObject) -> String {
     let label = object.labels().get(labels::REMOTE_CLUSTER_ID).map(String::as_str);
     let id = label.or_else(|| object.data["spec"]["clusterID"].as_str());
     id.map_or_else(|| object.name_any(), str::to_owned)
