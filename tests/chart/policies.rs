@@ -335,34 +335,35 @@ fn controller_repairs_of_liqo_are_bounded() {
     refused(delete("other"), "deletes pods of Liqo's virtual kubelets only");
     delete("vk").unwrap();
 
-    let slice = |annotations: Value, address: &str| {
+    let slice = |name: &str, metadata: Value, address: &str| {
         json!({"apiVersion": "offloading.liqo.io/v1beta1", "kind": "ShadowEndpointSlice",
-            "metadata": {"name": "web", "namespace": OTHER, "annotations": annotations},
+            "metadata": with(json!({"name": name, "namespace": OTHER}), metadata),
             "spec": {"template": {"addressType": "IPv4", "endpoints": [{"addresses": [address]}]}}})
     };
+    let annotated = |key: &str, value: &str| json!({"annotations": {key: value}});
     let why = "nothing of a ShadowEndpointSlice but the annotation";
     let address = "10.200.1.7";
-    release.server.wait_until("it is defined", || {
-        let object = slice(json!({"a": "b"}), address).to_string();
-        release.server.kubectl(&["apply", "--server-side", "--filename=-"], &object)
-    });
-    let change = |metadata: Value, address: &str| {
-        let mut slice = slice(json!({}), address);
-        slice["metadata"] = with(json!({"name": "web", "namespace": OTHER}), metadata);
-        controller.apply(&slice)
+    for name in ["probe", "web"] {
+        release.server.wait_until("it is defined", || {
+            let object = slice(name, annotated("a", "b"), address).to_string();
+            release.server.kubectl(&["apply", "--server-side", "--filename=-"], &object)
+        });
+    }
+    // The fields of others stay.
+    let apply =
+        ["apply", "--server-side", "--force-conflicts", "--field-manager=weft", "--filename=-"];
+    let change = |name: &str, metadata: Value, address: &str| {
+        controller.run(&apply, &slice(name, metadata, address))
     };
     release.server.wait_until("the policy is in force for it", || {
-        change(json!({"labels": {"a": "b"}}), address).err().ok_or("not yet")
+        change("probe", json!({"labels": {"a": "b"}}), address).err().ok_or("not yet")
     });
-    let annotated = |key: &str| json!({"annotations": {key: "now"}});
-    change(annotated("fabric.weft.dev/repaired-at"), address).unwrap();
-    refused(change(annotated("a"), address), why);
-    refused(change(annotated("c"), address), why);
-    refused(change(json!({"labels": {"a": "b"}}), address), why);
-    refused(change(json!({}), "10.200.1.8"), why);
-    let mut new = slice(json!({}), address);
-    new["metadata"]["name"] = json!("new");
-    controller.apply(&new).unwrap_err();
+    change("web", annotated("fabric.weft.dev/repaired-at", "now"), address).unwrap();
+    refused(change("web", annotated("a", "c"), address), why);
+    refused(change("web", annotated("c", "d"), address), why);
+    refused(change("web", json!({"labels": {"a": "b"}}), address), why);
+    refused(change("web", json!({}), "10.200.1.8"), why);
+    change("new", json!({}), address).unwrap_err();
 }
 
 /// With it, it could have all writes of the cluster sent to itself.

@@ -6,8 +6,10 @@
 //!   near, far's shadow, liqoctl -- rome-1 --+--[ switch ]--+-- milan-1 -- far
 //! ```
 
+mod disturbed;
 mod network_test;
 mod no_networking;
+mod repairs;
 mod writes;
 
 use std::net::{IpAddr, SocketAddr};
@@ -32,6 +34,7 @@ const TENANT: &str = "liqo-tenant-milan";
 /// owned, and until nothing is sent to the peer any more.
 const GONE: Duration = Duration::from_secs(120);
 const HTTPS: u16 = 443;
+const VIRTUAL_KUBELET: &str = "--selector=offloading.liqo.io/component=virtual-kubelet";
 /// Those of a peering whose namespaces are deleted. Pods are replaced while their Deployments are there.
 const LEFT_BY_ALL: [&str; 3] = ["Pod ", "ForeignCluster ", "CertificateSigningRequest "];
 /// Kinds and names: Liqo never removes a ForeignCluster, nor Leases, nonces and certificates from a
@@ -237,9 +240,8 @@ fn service(name: &str) -> Value {
 /// released it, nor the one of its node, so the next one waits for both of them to expire, one after the
 /// other: 15 s and up to 6 s between two tries each.
 fn leads(rome: &Kubernetes) -> Result<()> {
-    let selector = "--selector=offloading.liqo.io/component=virtual-kubelet";
     wait_until("the virtual kubelet holds the Lease", GONE, || {
-        let pods = ["get", "pods", "--namespace", TENANT, selector, "--output=name"];
+        let pods = ["get", "pods", "--namespace", TENANT, VIRTUAL_KUBELET, "--output=name"];
         let pods = rome.kubectl(&pods)?;
         let lease = rome.get(Object::new("lease", TENANT, "virtual-kubelet-leader-election"))?;
         let holder = lease["spec"]["holderIdentity"].as_str().context("the Lease has no holder")?;

@@ -32,16 +32,22 @@ pub(super) fn stays_on(clusters: &[Kubernetes; 2]) -> Result<()> {
         let id = &cluster.spec.id;
         note(&format!("{id}: requests to write ForeignClusters in {WHILE:?}: {writers:?}"));
         ensure!(versions == 1, "{id} had {versions} versions of one: {writers:?}");
-        ensure!(!writers.contains_key(WEFT), "{id}: {writers:?}");
-        let count = writers.values().sum::<usize>();
-        ensure!(count < MAX_REQUESTS, "{id}: {count} requests in {WHILE:?}");
-        Ok(())
+        are_few(cluster, &writers)
     });
     held.map(drop)
 }
 
+/// Writes of [`WHILE`], none by weft.
+pub(super) fn are_few(cluster: &Kubernetes, writers: &Writers) -> Result<()> {
+    let id = &cluster.spec.id;
+    ensure!(!writers.contains_key(WEFT), "{id}: {writers:?}");
+    let count = writers.values().sum::<usize>();
+    ensure!(count < MAX_REQUESTS, "{id}: {count} requests in {WHILE:?}");
+    Ok(())
+}
+
 /// Versions of the ForeignCluster that were seen in this time, all with networking on.
-fn watched(
+pub(super) fn watched(
     cluster: &Kubernetes,
     clusters: &[Kubernetes],
     time: Duration,
@@ -75,7 +81,7 @@ pub(super) fn writers(requests: &[Request]) -> Writers {
 }
 
 /// The one that works.
-fn kill_controller(cluster: &Kubernetes) -> Result<()> {
+pub(super) fn kill_controller(cluster: &Kubernetes) -> Result<()> {
     let lease = cluster.get(Object::new("lease", "liqo", "weft-fabric-controller"))?;
     let pod = lease["spec"]["holderIdentity"].as_str().context("the Lease has no holder")?;
     let pod = pod.split(['/', '_']).next().unwrap_or(pod);
