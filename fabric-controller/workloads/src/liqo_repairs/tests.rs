@@ -123,6 +123,35 @@ fn overlapping_cidrs_hide_no_unmapped_slice() {
     assert_eq!(found(&objects), []);
     slice(&mut objects, &["10.1.0.7", "10.2.0.7"], &["10.1.0.7", "10.2.0.7"]);
     assert_eq!(found(&objects).len(), 1);
+
+    kubelet(&mut objects, "2026-01-31T11:00:00Z");
+    slice(&mut objects, &[], &[]);
+    pod(&mut objects, "milan-node", "Running", "10.2.0.7");
+    assert_eq!(found(&objects), [], "it may be mapped");
+    pod(&mut objects, "milan-node", "Running", "10.1.0.7");
+    assert_eq!(found(&objects).len(), 1);
+}
+
+#[test]
+fn nothing_is_found_before_all_cidrs_are_mapped() {
+    let mut objects = peered();
+    slice(&mut objects, &["10.200.1.7"], &["10.200.1.7"]);
+    let object = json!({"metadata": {"name": "milan", "namespace": "liqo-tenant-milan",
+            "labels": {"liqo.io/remote-cluster-id": "milan"}},
+        "spec": {"remote": {"cidr": {"pod": ["10.200.0.0/16", "10.201.0.0/16"], "external": []}}},
+        "status": {"remote": {"cidr": {"pod": ["10.64.0.0/16"], "external": []}}}});
+    put(&mut objects, Watched::Configuration, object);
+    assert_eq!(found(&objects), []);
+}
+
+#[test]
+fn slice_of_another_owner_is_not_found() {
+    let mut objects = peered();
+    slice(&mut objects, &["10.200.1.7"], &["10.200.1.7"]);
+    let metadata = json!({"name": "web", "namespace": "demo", "uid": "other"});
+    let own = json!({"metadata": metadata, "endpoints": endpoints(&["10.200.1.7"])});
+    put(&mut objects, Watched::ReflectedSlice, own);
+    assert_eq!(found(&objects), []);
 }
 
 #[test]
