@@ -5,7 +5,7 @@
 
 use std::net::IpAddr;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -23,6 +23,8 @@ const TAKEN_OVER: Duration = Duration::from_secs(3);
 const HANDED_OVER: Duration = Duration::from_secs(1);
 /// The same if what a Service leads elsewhere by may have been on the same node: the working controller.
 const CUT_OFF: Duration = Duration::from_secs(10);
+/// Time until an address is granted without a node. Services lead to what was on it until Kubernetes has given it up.
+const GRANTED: Duration = Duration::from_secs(30);
 /// Time for the outcome of an event to show in a stream.
 const AFTERWARDS: Duration = Duration::from_secs(3);
 
@@ -125,6 +127,9 @@ fn second_replica_outlives_its_node() -> Result<()> {
                     pair.each(leave_first_node).map(drop)
                 })?;
                 step("both are connected", || pair.connect())?;
+                step("addresses are granted without any one node", || {
+                    grants_without_a_node(&pair.clusters[0])
+                })?;
                 step("a second replica of each gateway stands by", || second_replicas(&pair))?;
                 let (mut held, _server) = pair.hold()?;
                 play_all(&pair, &EVENTS_OF_NODES, &mut held, rounds())
@@ -135,6 +140,27 @@ fn second_replica_outlives_its_node() -> Result<()> {
             Ok(())
         }
     })
+}
+
+/// Cuts off each of the nodes that the working controller and a replica of ipam may be on.
+fn grants_without_a_node(cluster: &Kubernetes) -> Result<()> {
+    for machine in &cluster.machines[1..] {
+        machine.host.net().nft(CUT)?;
+        let (name, cut) = (format!("without-{}", machine.name), Instant::now());
+        cluster.apply(&format!(
+            "apiVersion: ipam.liqo.io/v1alpha1\nkind: IP\nmetadata: {{name: {name}, namespace: default}}\n\
+             spec: {{ip: 198.51.100.7}}\n"
+        ))?;
+        wait_until("an address is granted", GRANTED, || {
+            let ip = cluster.get(Object::new("ip.ipam.liqo.io", "default", &name))?;
+            ensure!(ip["status"]["ip"].is_string(), "{ip}");
+            Ok::<_, anyhow::Error>(())
+        })?;
+        note_time(cut.elapsed(), &format!("until an address is granted without {}", machine.name));
+        machine.host.net().nft("delete table inet cut")?;
+        cluster.wait_for_weft(TIMEOUT)?;
+    }
+    Ok(())
 }
 
 fn rounds() -> usize {
