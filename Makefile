@@ -109,7 +109,7 @@ soak:
 	$(if $(filter-out 0,$(ROUNDS)),$(MAKE) soak-rounds)
 
 # What is too long for CI.
-soak-rounds: build networks
+soak-rounds: build peers networks
 	rm -f $(SKIPPED)
 	$(call TESTS,system) --nocapture --test-threads=3 $(REPEATED)
 	$(call TESTS,system) --ignored --nocapture --test-threads=1 $(LONG)

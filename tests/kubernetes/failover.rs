@@ -16,17 +16,17 @@ use weft_tests::{Kubernetes, Lab, skip, wait_until};
 use crate::pair::{GATEWAYS, Pair, SOON, TIMEOUT, Traffic, selector};
 use crate::stage::{note, note_time, play, rome_and_milan_specs, step};
 
-const REPLICAS: &str = "networking.gatewayTemplates.replicas=2";
+pub(crate) const REPLICAS: &str = "networking.gatewayTemplates.replicas=2";
 /// Longest outage when the replica with the tunnel is gone at once, and when it hands the tunnel over: much of
 /// it is the share of two processors that four nodes leave to a pod.
-const TAKEN_OVER: Duration = Duration::from_secs(3);
+pub(crate) const TAKEN_OVER: Duration = Duration::from_secs(3);
 const HANDED_OVER: Duration = Duration::from_secs(1);
 /// The same if what a Service leads elsewhere by may have been on the same node: the working controller.
 const CUT_OFF: Duration = Duration::from_secs(10);
 /// Time until an address is granted without a node. Services lead to what was on it until Kubernetes has given it up.
 const GRANTED: Duration = Duration::from_secs(30);
 /// Time for the outcome of an event to show in a stream.
-const AFTERWARDS: Duration = Duration::from_secs(3);
+pub(crate) const AFTERWARDS: Duration = Duration::from_secs(3);
 
 /// Something that takes the tunnel from a replica.
 struct Event {
@@ -163,12 +163,12 @@ fn grants_without_a_node(cluster: &Kubernetes) -> Result<()> {
     Ok(())
 }
 
-fn rounds() -> usize {
+pub(crate) fn rounds() -> usize {
     std::env::var("ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3)
 }
 
 /// But for the agent.
-fn leave_first_node(cluster: &Kubernetes) -> Result<()> {
+pub(crate) fn leave_first_node(cluster: &Kubernetes) -> Result<()> {
     cluster.kubectl(&["cordon", &cluster.head().name])?;
     let deployments = ["rollout", "restart", "deployment", "--namespace", &cluster.namespace];
     cluster.kubectl(&deployments)?;
@@ -232,11 +232,11 @@ fn take_tunnel(
 }
 
 /// The replica that has the tunnel.
-struct Active {
+pub(crate) struct Active {
     gateway: Object<'static>,
     pod: String,
-    node: String,
-    address: IpAddr,
+    pub(crate) node: String,
+    pub(crate) address: IpAddr,
 }
 
 fn pods(cluster: &Kubernetes, gateway: Object<'_>) -> Result<Vec<Value>> {
@@ -246,7 +246,7 @@ fn pods(cluster: &Kubernetes, gateway: Object<'_>) -> Result<Vec<Value>> {
     Ok(list["items"].as_array_mut().map(std::mem::take).unwrap_or_default())
 }
 
-fn active(cluster: &Kubernetes, gateway: Object<'static>) -> Result<Active> {
+pub(crate) fn active(cluster: &Kubernetes, gateway: Object<'static>) -> Result<Active> {
     let config = Object::new("gatewayconfig", gateway.namespace, gateway.name);
     let config = cluster.get(config)?;
     let address = &config["status"]["active"]["address"];
@@ -260,7 +260,7 @@ fn active(cluster: &Kubernetes, gateway: Object<'static>) -> Result<Active> {
 }
 
 /// Two are ready, on two nodes, and the label is that of the one with the tunnel alone.
-fn are_ready(cluster: &Kubernetes, gateway: Object<'static>) -> Result<()> {
+pub(crate) fn are_ready(cluster: &Kubernetes, gateway: Object<'static>) -> Result<()> {
     let pods = pods(cluster, gateway)?;
     let is_ready = |pod: &&Value| {
         let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
@@ -278,17 +278,17 @@ fn are_ready(cluster: &Kubernetes, gateway: Object<'static>) -> Result<()> {
     Ok(())
 }
 
-fn kill(cluster: &Kubernetes, active: &Active) -> Result<()> {
+pub(crate) fn kill(cluster: &Kubernetes, active: &Active) -> Result<()> {
     let process = cluster.process_in(active.gateway.namespace, &active.pod, "gateway")?;
     Command::new("kill").args(["-KILL", &process.to_string()]).status()?;
     Ok(())
 }
 
-fn delete_at_once(cluster: &Kubernetes, active: &Active) -> Result<()> {
+pub(crate) fn delete_at_once(cluster: &Kubernetes, active: &Active) -> Result<()> {
     delete_by(cluster, active, &["--force", "--grace-period=0"])
 }
 
-fn delete(cluster: &Kubernetes, active: &Active) -> Result<()> {
+pub(crate) fn delete(cluster: &Kubernetes, active: &Active) -> Result<()> {
     delete_by(cluster, active, &[])
 }
 
@@ -298,7 +298,7 @@ fn delete_by(cluster: &Kubernetes, active: &Active, how: &[&str]) -> Result<()> 
     cluster.kubectl(&[&line[..], how].concat()).map(drop)
 }
 
-fn restart(cluster: &Kubernetes, active: &Active) -> Result<()> {
+pub(crate) fn restart(cluster: &Kubernetes, active: &Active) -> Result<()> {
     let name = format!("deployment/gw-{}", active.gateway.name);
     for verb in ["restart", "status"] {
         cluster.kubectl(&["rollout", verb, &name, "--namespace", active.gateway.namespace])?;
@@ -323,11 +323,11 @@ const CUT: &str = "table inet cut {
     chain out { type filter hook postrouting priority 400; oifname eth0 drop; }
 }";
 
-fn cut_off(cluster: &Kubernetes, active: &Active) -> Result<()> {
+pub(crate) fn cut_off(cluster: &Kubernetes, active: &Active) -> Result<()> {
     machine_of(cluster, active)?.host.net().nft(CUT)
 }
 
-fn give_back(cluster: &Kubernetes, active: &Active) -> Result<()> {
+pub(crate) fn give_back(cluster: &Kubernetes, active: &Active) -> Result<()> {
     machine_of(cluster, active)?.host.net().nft("delete table inet cut")
 }
 

@@ -9,6 +9,7 @@ mod calls;
 mod clusters;
 mod dead_node;
 mod failover;
+mod failover_foreign;
 mod from_liqo;
 mod in_clear;
 mod inventory;
