@@ -26,7 +26,7 @@ pub struct Config {
     pub endpoint: Option<SocketAddr>,
     /// Starts handshakes without traffic, and repeats them for as long as it takes.
     pub initiate: bool,
-    /// For 15 s, while there is no session, initiates to the source of data under unknown keys, too: those of
+    /// For 180 s, while there is no session, initiates to the source of data under unknown keys, too: those of
     /// an earlier gateway, which the peer still has. For a server, whose client may be behind a NAT.
     pub calls_back: bool,
     /// Address of an earlier gateway that passes packets on. What the peer still sends by way of that does not

@@ -58,6 +58,18 @@ fn server_without_session_calls_back_source_of_data() {
 }
 
 #[test]
+fn client_that_was_idle_is_called_back() {
+    let mut pair = Pair::connected();
+    pair.succeed(|config| config.calls_back = true);
+    pair.now += Duration::from_secs(25);
+    pair.addresses[0] = SocketAddr::from(([203, 0, 113, 9], 4444));
+    pair.feed(0, &udp(b"lost"));
+    (0..2).for_each(|_| pair.run(|_, _| true));
+    assert!(pair.engines[1].peer_state().has_session);
+    assert!(pair.passes(0) && pair.passes(1));
+}
+
+#[test]
 fn stray_data_moves_no_endpoint() {
     let mut pair = Pair::connected();
     let known = pair.addresses[0];
@@ -69,7 +81,7 @@ fn stray_data_moves_no_endpoint() {
     pair.tick();
     assert_eq!(pair.made[1].sent.pop_front().unwrap().to, somebody);
     assert_eq!(pair.engines[1].peer_state().endpoint, Some(known));
-    pair.now += Duration::from_secs(16);
+    pair.now += Duration::from_secs(181);
     pair.tick();
     pair.made[1].sent.clear();
     pair.deliver(1, somebody, &stray);

@@ -1,8 +1,11 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Time for which a gateway that follows another one initiates to such sources.
-const ENABLED_FOR: Duration = Duration::from_secs(15);
+use super::REJECT_AFTER_TIME;
+
+/// Time for which a gateway that follows another one initiates to such sources: that of the earlier keys. An idle
+/// peer sends a keepalive every 25 s, or nothing, and initiates 15 s after data that has no answer.
+const ENABLED_FOR: Duration = REJECT_AFTER_TIME;
 /// Minimum time between two initiations, and between two to one source.
 const INTERVAL: Duration = Duration::from_millis(500);
 const INTERVAL_OF_SOURCE: Duration = Duration::from_secs(1);
