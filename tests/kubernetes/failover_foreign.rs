@@ -32,6 +32,9 @@ const STREAM: u16 = 7001;
 const OFTEN: Duration = Duration::from_millis(2);
 /// Time for which a node is cut off: longer than wireguard-go sends without an answer before it initiates.
 const CUT_OFF: Duration = Duration::from_secs(25);
+/// Time without traffic before and after a take-over: wireguard-go sends a keepalive within 10 s of what it has
+/// received, the next one not before the streams.
+const IDLE: Duration = Duration::from_secs(14);
 /// In seconds, as guides recommend for clients behind a NAT.
 const KEEPALIVE: u16 = 25;
 const SERVER_PORT: u16 = 51_820;
@@ -47,25 +50,32 @@ struct Event {
     lasts: Duration,
     /// The outage depends on nothing but weft and kube-proxy.
     is_limited: bool,
+    /// Nothing is sent before and after it; then the streams begin.
+    is_idle: bool,
 }
 
 impl Event {
     const fn of_pod(what: &'static str, run: fn(&Kubernetes, &Active) -> Result<()>) -> Self {
-        Self { what, run, undo: |_, _| Ok(()), lasts: AFTERWARDS, is_limited: true }
+        Self { what, run, undo: |_, _| Ok(()), lasts: AFTERWARDS, is_limited: true, is_idle: false }
     }
 }
 
-const EVENTS: [Event; 5] = [
+const EVENTS: [Event; 6] = [
     Event::of_pod("its process is killed", failover::kill),
     Event::of_pod("its pod is deleted at once", failover::delete_at_once),
     Event::of_pod("its pod is deleted", failover::delete),
     Event::of_pod("its Deployment is restarted", failover::restart),
+    Event {
+        is_idle: true,
+        ..Event::of_pod("its process is killed while nothing is sent", failover::kill)
+    },
     Event {
         what: "its node is cut off",
         run: failover::cut_off,
         undo: failover::give_back,
         lasts: CUT_OFF,
         is_limited: false,
+        is_idle: false,
     },
 ];
 
@@ -204,6 +214,8 @@ impl Remote {
         pod: &Pod,
         event: &Event,
     ) -> Result<[StreamReport; 2]> {
+        // Events of other peers have taken its tunnel, too.
+        self.wait_connected(rome, pod)?;
         let (own, real) = (self.spec.pod_addresses(1, 1)[0], pod.addresses[0]);
         let address = |address| SocketAddr::new(address, STREAM);
         let to_peer = address(rome.view(&self.spec)?.of(own)?);
@@ -213,11 +225,18 @@ impl Remote {
         ];
         let before = active(rome, self.gateway)?;
         ensure!(before.node != rome.head().name, "a gateway runs on the endpoint's node");
+        let happen = || take_tunnel(rome, self.gateway, event, &before);
+        if event.is_idle {
+            std::thread::sleep(IDLE);
+            happen()?;
+            std::thread::sleep(IDLE);
+        }
         let streams = Streams::start(&ways, OFTEN, 0)?;
-        let result = take_tunnel(rome, self.gateway, event, &before);
+        let result = if event.is_idle { Ok(()) } else { happen() };
+        // An outage ends before the streams do.
+        let result = result.and_then(|()| self.wait_connected(rome, pod));
         let reports = streams.stop();
         result.with_context(|| format!("{}: {}: {reports:?}", self.name(), event.what))?;
-        self.wait_connected(rome, pod)?;
         reports.try_into().ok().context("two streams")
     }
 }
