@@ -118,6 +118,8 @@ impl Predecessor {
 #[derive(Debug, Default)]
 struct Other {
     last: Option<(Heartbeat, Instant)>,
+    /// The last one of a process that has or had the tunnel, also after that has started anew.
+    with_tunnel: Option<Heartbeat>,
     refusals: u8,
     /// The longest time that the other one took between two heartbeats, less a percent with each since.
     gap: Duration,
@@ -256,6 +258,11 @@ impl Election {
             other.last.map(|(last, at)| pace(&last, &heartbeat, now - at)).unwrap_or_default();
         other.gap = gap.min(MAX_TIMEOUT).max(other.gap * 99 / 100);
         other.last = Some((heartbeat, now));
+        let has_tunnel = matches!(heartbeat.role, Role::Active | Role::Leaving);
+        let is_same = |of: Heartbeat| of.incarnation == heartbeat.incarnation;
+        if has_tunnel || other.with_tunnel.is_some_and(is_same) {
+            other.with_tunnel = has_tunnel.then_some(heartbeat);
+        }
         other.refusals = 0;
         if self.role != Role::Active && self.role != Role::Leaving {
             self.epoch = self.epoch.max(heartbeat.epoch);
@@ -414,9 +421,7 @@ impl Election {
     }
 
     fn take_over(&mut self, now: Instant) {
-        let lasts =
-            self.others.iter().filter_map(|(at, other)| Some((*at, other.last.as_ref()?.0)));
-        let had = lasts.filter(|(_, of)| matches!(of.role, Role::Active | Role::Leaving));
+        let had = self.others.iter().filter_map(|(at, other)| Some((*at, other.with_tunnel?)));
         self.predecessor = had.max_by_key(|(_, of)| of.epoch).map(|(address, of)| {
             let mut living = self.living(now);
             let is_alive = of.role == Role::Leaving && living.any(|(living, _)| *living == of);

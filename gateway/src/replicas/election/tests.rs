@@ -195,6 +195,20 @@ fn killed_process_is_replaced_within_two_heartbeats() {
 }
 
 #[test]
+fn killed_process_back_before_take_over_is_predecessor() {
+    for seed in 0..50 {
+        let mut world = World::with_standby(seed);
+        world.replicas.remove(&1);
+        world.run(4);
+        world.start(1);
+        world.run(2000);
+        assert_eq!(world.active(), [2]);
+        let predecessor = world.replicas[&2].predecessor().map(|of| of.tunnel.peer);
+        assert_eq!(predecessor, Some(connected().peer), "seed {seed}");
+    }
+}
+
+#[test]
 fn cut_off_node_is_replaced_within_half_a_second() {
     for seed in 0..50 {
         let mut world = World::new(seed);
