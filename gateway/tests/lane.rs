@@ -263,6 +263,18 @@ fn retired_lane_passes_handshakes_on() {
     assert_eq!(two.lanes[1].snapshot().relayed, 2, "no data");
 }
 
+/// Whoever else has a handle of it.
+#[test]
+fn stopped_lane_frees_its_port() {
+    let two = Two::connected(Offloads::ALL, "192.0.2.2");
+    let port = two.lanes[0].snapshot().peer.endpoint.unwrap().port();
+    let bind = || two.hosts[1].run(move || UdpSocket::bind(("0.0.0.0", port)));
+    bind().unwrap_err();
+    two.lanes[1].stop();
+    bind().unwrap();
+    assert!(!two.lanes[1].is_running());
+}
+
 #[test]
 fn two_lanes_pass_ping_and_tcp_in_trains() {
     let two = Two::connected(Offloads::ALL, "192.0.2.2");

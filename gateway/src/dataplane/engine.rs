@@ -86,16 +86,21 @@ impl Engine {
 
     /// Another replica has the tunnel: the lane takes no more part in handshakes, and ends soon.
     pub fn retire(&mut self, replicas: &[IpAddr], now: Instant) {
-        self.retiring.take_if(|(_, ends)| *ends <= now);
+        if self.retiring.as_ref().is_some_and(|(_, ends)| *ends <= now) {
+            self.end_retirement();
+        }
         if let Some(mut running) = self.running.take() {
             running.lane.retire(running.relay.take(), replicas.to_vec());
             self.retiring = Some((running, now + RETIREMENT));
         }
     }
 
-    /// This replica has the tunnel again: the TUN is to be made anew for another lane.
+    /// Ends the retired lane, if there is one: its port is free for another lane, for which the TUN is to be made
+    /// anew, or for a relay. What is published still has a handle of it.
     pub fn end_retirement(&mut self) {
-        self.retiring = None;
+        if let Some((running, _)) = self.retiring.take() {
+            running.lane.stop();
+        }
     }
 
     pub fn retiring(&self) -> Option<&Arc<LaneHandle>> {

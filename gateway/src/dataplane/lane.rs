@@ -15,8 +15,8 @@ mod tun;
 
 use std::io;
 use std::net::{IpAddr, UdpSocket};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -54,7 +54,7 @@ pub struct LaneHandle {
     commands: Arc<Commands>,
     published: Arc<Published>,
     changes: watch::Receiver<PeerState>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl LaneHandle {
@@ -81,7 +81,7 @@ impl LaneHandle {
                 tracing::error!(%error, "the lane stops");
             }
         })?;
-        Ok(Self { commands, published, changes, thread: Some(thread) })
+        Ok(Self { commands, published, changes, thread: Mutex::new(Some(thread)) })
     }
 
     /// Replaces the config; the lane takes the latest over within a wake-up. Other keys take
@@ -196,26 +196,26 @@ impl LaneHandle {
     }
 
     pub fn is_running(&self) -> bool {
-        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+        self.thread().as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Stops the thread and waits for it.
-    pub fn stop(mut self) {
-        self.stop_and_join();
-    }
-
-    fn stop_and_join(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
+    /// Stops the thread and waits for it: its socket and TUN queue are closed then, whoever else has a handle.
+    pub fn stop(&self) {
+        let Some(thread) = self.thread().take() else { return };
         self.commands.send(|latest| latest.stop = true);
         if thread.join().is_err() {
             tracing::error!("the lane had panicked");
         }
     }
+
+    fn thread(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Drop for LaneHandle {
     fn drop(&mut self) {
-        self.stop_and_join();
+        self.stop();
     }
 }
 
