@@ -126,9 +126,8 @@ fn live(lab: &Lab, rome: &Kubernetes, image: &Image) -> Result<()> {
                 let outages = streams.each_ref().map(|stream| stream.longest_outage);
                 let text = format!("{}: {}: outages {outages:?}", remote.name(), event.what);
                 note(&text);
-                let is_limited = event.is_limited && !remote.is_behind_nat();
                 let is_over = outages.iter().any(|outage| *outage > TAKEN_OVER);
-                missed.extend((is_limited && is_over).then_some(text));
+                missed.extend((event.is_limited && is_over).then_some(text));
             }
         }
     }
@@ -188,10 +187,6 @@ impl Remote {
 
     fn name(&self) -> &str {
         &self.spec.id
-    }
-
-    fn is_behind_nat(&self) -> bool {
-        self.name() == "naples"
     }
 
     fn net(&self) -> &Netns {
