@@ -29,7 +29,7 @@ pub const ROTATION_TIME: Duration = Duration::from_millis(1500);
 /// Unanswered turns of probes that make a fault, and the time between the first and the last of them: a
 /// peer that had to wait for a processor answers them together.
 const MIN_UNANSWERED: u32 = 4;
-pub const MIN_UNANSWERED_TIME: Duration = Duration::from_millis(250);
+const MIN_UNANSWERED_TIME: Duration = Duration::from_millis(250);
 /// Time for an answer at an endpoint that should not be one.
 const ANSWER_TIME: Duration = Duration::from_millis(500);
 

@@ -25,6 +25,10 @@ const KEY_SHARED_RETENTION: Duration = Duration::from_secs(30);
 /// Time for which a replica that has handed the tunnel over carries packets, at most.
 const HAND_OVER: Duration = Duration::from_secs(10);
 
+/// Time after which a peer is silent. A gateway whose session another one with the same key has taken sends
+/// probes for so long that the peer notices both (`tunnel`, half a second).
+const SILENCE: Duration = Duration::from_millis(600);
+
 /// Validity of the peer's report of loss, during which it probes every 100 ms.
 const LOSS_RETENTION: Duration = Duration::from_secs(3);
 
@@ -207,10 +211,10 @@ impl Diagnosis {
         self.refused_send.take_if(|(_, at)| now >= *at + health::REFUSAL_TIME);
     }
 
-    /// Returns true if neither answers nor data arrive.
+    /// Returns true if neither answers nor data have arrived for [`SILENCE`].
     pub(super) fn is_peer_silent(&self, now: Instant) -> bool {
-        let is_past = |at: Instant| now >= at + health::MIN_UNANSWERED_TIME;
-        self.log.unanswered().is_some_and(|probes| probes.is_silence())
+        let is_past = |at: Instant| now >= at + SILENCE;
+        self.log.unanswered().is_some_and(|probes| is_past(probes.first) && probes.is_silence())
             && self.last_received.is_none_or(is_past)
     }
 

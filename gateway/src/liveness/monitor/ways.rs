@@ -14,18 +14,15 @@ const RETRY_PAUSE: Duration = Duration::from_secs(15);
 /// those that an earlier gateway had.
 const FIRST_TRY: Duration = Duration::from_secs(2);
 const FIRST_WAYS: u32 = 2;
-/// Minimum time between two initiations to a silent peer, and between every second one of them. Two gateways with
-/// one key take the session from each other so, and keep it long enough for the peer to notice both.
+/// Minimum time between two initiations to a silent peer.
 const RENEWAL_INTERVAL: Duration = Duration::from_millis(1200);
-const RENEWAL_PAIR_INTERVAL: Duration = Duration::from_secs(4);
 
 pub(super) struct Ways {
     /// Time of the last change of the way, or of the start.
     changed: Instant,
     /// Number of first ways left to try.
     first_left: u32,
-    /// Times of the last two initiations to a silent peer, the later one first.
-    renewed: [Option<Instant>; 2],
+    renewed: Option<Instant>,
     /// Counts that are not yet published.
     retries: u64,
     ports: u64,
@@ -45,16 +42,14 @@ pub(super) struct Signs {
 
 impl Ways {
     pub(super) fn new(now: Instant) -> Self {
-        Self { changed: now, first_left: FIRST_WAYS, renewed: [None; 2], retries: 0, ports: 0 }
+        Self { changed: now, first_left: FIRST_WAYS, renewed: None, retries: 0, ports: 0 }
     }
 
     /// Returns whether a peer that is silent now is to be sent an initiation, and takes note of that.
     pub(super) fn renew(&mut self, now: Instant) -> bool {
-        let [last, before] = self.renewed;
-        let is_past = |at: Option<Instant>, time| at.is_none_or(|at| now >= at + time);
-        let is_due = is_past(last, RENEWAL_INTERVAL) && is_past(before, RENEWAL_PAIR_INTERVAL);
+        let is_due = self.renewed.is_none_or(|at| now >= at + RENEWAL_INTERVAL);
         if is_due {
-            self.renewed = [Some(now), last];
+            self.renewed = Some(now);
         }
         is_due
     }
@@ -101,16 +96,6 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
-
-    #[test]
-    fn silent_peer_is_sent_initiations_in_pairs() {
-        let start = Instant::now();
-        let mut ways = Ways::new(start);
-        let times = (0..100).map(|tenths| tenths * 100);
-        let at = |millis| start + Duration::from_millis(millis);
-        let renewed: Vec<u64> = times.filter(|millis| ways.renew(at(*millis))).collect();
-        assert_eq!(renewed, [0, 1200, 4000, 5200, 8000, 9200]);
-    }
 
     #[test]
     fn client_that_starts_keeps_its_port_for_a_second_try() {

@@ -170,7 +170,7 @@ fn peer_that_moves_while_it_rekeys_is_no_duplicate() {
         pair.engines[initiator].initiate(pair.now);
         pair.run(|_, _| true);
         assert!(pair.passes(0) && pair.passes(1), "initiated by {initiator}");
-        pair.now += SECOND / 2;
+        pair.now += SECOND * 2 / 5;
         pair.deliver(1, before, &late);
         pair.tick();
         let state = pair.engines[1].peer_state();

@@ -3,8 +3,9 @@ use std::time::{Duration, Instant};
 
 use super::key::Key;
 
-/// Packets may overtake each other by this much.
-const REORDERING: Duration = Duration::from_secs(1);
+/// Packets may overtake each other by this much. A weft gateway that misses answers takes the session back a
+/// little later.
+const REORDERING: Duration = Duration::from_millis(500);
 
 /// Validity of an observation, which is a little over twice the time since the one before. A weft
 /// gateway without answers sends bursts of probes, and begins within the two seconds between two
