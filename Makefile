@@ -12,6 +12,8 @@
 # make bench-scale  control plane with 200 simulated nodes and 100 peerings, into bench/RESULTS.md; ARGS='--nodes 20'
 # make arm64   tests of packets, plans and resources on an emulated arm64
 # make images  container images for amd64 and arm64, into target/images; PUSH=registry.example.org/team: there, too
+# make sbom    what each program consists of, as CycloneDX, into target/sbom
+# make equal-builds  builds the programs twice and compares them byte by byte, a quarter of an hour
 # make crds    writes the chart's custom resource definitions, deploy/chart/crds-*
 # make clean   removes what was built and what a killed run left behind
 #
@@ -20,7 +22,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := demo
-.PHONY: demo test lint check soak soak-alone soak-aside soak-rounds simulate fuzz bench bench-scale arm64 images crds clean tools lint-tools fuzz-tools \
+.PHONY: demo test lint check soak soak-alone soak-aside soak-rounds simulate fuzz bench bench-scale arm64 images sbom equal-builds crds clean tools lint-tools fuzz-tools \
   peers kubernetes networks previous build
 
 CACHE  ?= $(HOME)/.cache/weft
@@ -31,6 +33,7 @@ export WEFT_PREVIOUS_DIR := $(CACHE)/previous
 export WEFT_KUBERNETES_DIR ?= $(CACHE)/kubernetes/bin
 
 CARGO_BOLERO := 0.13.5
+CARGO_CYCLONEDX := 0.5.9
 WIREGUARD_GO := v0.0.0-20260522210424-ecfc5a8d5446
 # Whose programs run beside today's in tests of mixed versions: the last one before FabricRecords.
 PREVIOUS := 4028bfd3c37f3d0ab9f82518fb165fdce1c149c5
@@ -167,6 +170,20 @@ images:
 	@$(call INSTALL,buildah:buildah qemu-aarch64-static:qemu-user-static update-binfmts:binfmt-support \
 	  $(if $(BASES),mmdebstrap:mmdebstrap arch-test:arch-test))
 	$(SUDO) OUT=$(TARGET)/images deploy/images.sh
+
+# Of the last commit: the plugin writes beside each Cargo.toml.
+sbom: tools
+	@test -x $(CACHE)/bin/cargo-cyclonedx || { echo "building cargo-cyclonedx, once, a minute"; cargo install --quiet --locked --debug --root $(CACHE) cargo-cyclonedx@$(CARGO_CYCLONEDX); }
+	@rm -rf $(TARGET)/sbom && mkdir -p $(TARGET)/sbom/source
+	@git archive HEAD | tar --extract --directory $(TARGET)/sbom/source
+	@cd $(TARGET)/sbom/source && $(CACHE)/bin/cargo-cyclonedx cyclonedx --quiet --format json --describe binaries
+	@cd $(TARGET)/sbom && for program in fabric-controller weft ipam gateway route-agent; do \
+	  sed "s|$$PWD/source|/weft|g" $$(find source -name $${program}_bin.cdx.json) >$$program.cdx.json; \
+	  echo "$$PWD/$$program.cdx.json: $$(grep -c '"purl"' $$program.cdx.json) packages"; done
+	@rm -rf $(TARGET)/sbom/source
+
+equal-builds: tools
+	OUT=$(TARGET)/equal-builds deploy/equal-builds.sh
 
 crds:
 	WEFT_BLESS=1 cargo test --locked --workspace --test crds files
