@@ -263,7 +263,7 @@ fn retired_lane_passes_handshakes_on() {
     assert_eq!(two.lanes[1].snapshot().relayed, 2, "no data");
 }
 
-/// Whoever else has a handle of it.
+/// The handle is held on.
 #[test]
 fn stopped_lane_frees_its_port() {
     let two = Two::connected(Offloads::ALL, "192.0.2.2");

@@ -81,7 +81,7 @@ impl From<AnyNote> for OpenNote {
     }
 }
 
-/// What the store has at a rebuild of the ledger.
+/// Content and faults of the store at a rebuild of the ledger.
 pub(crate) struct Rebuilt {
     pub(crate) snapshot: Snapshot,
     pub(crate) claims: Claims,

@@ -96,7 +96,7 @@ impl Engine {
     }
 
     /// Ends the retired lane, if there is one: its port is free for another lane, for which the TUN is to be made
-    /// anew, or for a relay. What is published still has a handle of it.
+    /// anew, or for a relay. It is stopped, not only dropped: the published plane holds its handle, too.
     pub fn end_retirement(&mut self) {
         if let Some((running, _)) = self.retiring.take() {
             running.lane.stop();

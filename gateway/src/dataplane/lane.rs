@@ -199,7 +199,8 @@ impl LaneHandle {
         self.thread().as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Stops the thread and waits for it: its socket and TUN queue are closed then, whoever else has a handle.
+    /// Stops the thread and waits for it: its socket and TUN queue are closed then, even while others hold this
+    /// handle.
     pub fn stop(&self) {
         let Some(thread) = self.thread().take() else { return };
         self.commands.send(|latest| latest.stop = true);

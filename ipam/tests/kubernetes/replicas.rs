@@ -56,7 +56,7 @@ async fn replicas_grant_nothing_twice() {
     let all: BTreeSet<&String> = granted.iter().collect();
     assert_eq!(all.len(), granted.len(), "{granted:?}");
 
-    // What one releases the other can grant at once.
+    // A release is visible to the other replica at once.
     let [mut first, mut second] = clients.clone();
     assert!(!is_available(&mut second, CIDR).await);
     first.network_release(NetworkReleaseRequest { cidr: CIDR.to_owned() }).await.unwrap();
@@ -64,7 +64,7 @@ async fn replicas_grant_nothing_twice() {
     assert_eq!(acquire(second.clone()).await, CIDR);
     assert_ne!(acquire(first).await, CIDR);
 
-    // What one has granted and no object has yet is held by the other after its end.
+    // A grant that no object has yet outlives the replica that made it.
     let last = acquire(clients[0].clone()).await;
     drop(one);
     let next = acquire(second).await;

@@ -1,4 +1,4 @@
-//! What Liqo stores unmapped while neither webhook nor controller of weft runs, and its repair after that.
+//! Addresses that Liqo stores unmapped while neither webhook nor controller of weft runs, and their repair.
 
 use std::net::IpAddr;
 use std::time::Duration;

@@ -97,7 +97,8 @@ impl Pods {
             }
             Some(pod) if is_ready(pod) => {
                 let stuck = pods().find(|pod| is_stuck(pod, Timestamp::now()));
-                let therefore = "the one that is ready has no successor, and the next wave of replacements waits for it";
+                let therefore = "the one that is ready has no successor, and the next wave of \
+                                 replacements waits for it";
                 let problem =
                     stuck.map(|stuck| format!("{who}: {}; {therefore}", self.unready(stuck)));
                 (Liveness::Answers, problem)

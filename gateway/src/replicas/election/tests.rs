@@ -195,7 +195,7 @@ fn killed_process_is_replaced_within_two_heartbeats() {
 }
 
 #[test]
-fn killed_process_back_before_take_over_is_predecessor() {
+fn process_back_before_take_over_is_predecessor() {
     for seed in 0..50 {
         let mut world = World::with_standby(seed);
         world.replicas.remove(&1);
