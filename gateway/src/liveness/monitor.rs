@@ -227,6 +227,7 @@ impl Peering {
     }
 
     fn handle_timeouts(&mut self, now: Instant) {
+        self.diagnosis.log.set_busy(self.machine.is_busy(now));
         if now >= self.ping_at {
             self.send_ping(now);
         }
@@ -258,7 +259,6 @@ impl Peering {
     }
 
     fn handle_burst(&mut self, now: Instant) {
-        self.diagnosis.log.set_busy(self.machine.is_busy(now));
         if self.diagnosis.log.handle_tick(now) && self.changes.borrow().has_session {
             self.send_one(0, now);
         }

@@ -33,16 +33,20 @@ pub(super) fn all(scene: &Scene<'_>, runs: usize) -> Result<()> {
     controls.iter().try_for_each(|control| (0..runs).try_for_each(|_| control(scene)))
 }
 
-/// Stops the programs of weft on the node of rome's gateway for [`STILL`]. The peer, which gets no answer
-/// meanwhile, reports that.
+/// Stops the programs of weft and the kubelet, whose probes they would miss, on the node of rome's gateway for
+/// [`STILL`]. The peer, which gets no answer meanwhile, reports that.
 fn host_stands_still(scene: &Scene<'_>) -> Result<()> {
     let (rome, gateway) = (scene.cluster(0), GATEWAYS[0]);
     let pod = rome.get(Object::new("pod", gateway.namespace, &pod_of(rome, gateway)?))?;
     let node = pod["spec"]["nodeName"].as_str().context("the gateway's pod is on a node")?;
     let agent = agent_of(rome, node)?;
+    let machine = rome.machines.iter().find(|machine| machine.name == node);
+    let on_node = machine.context("the pod's node is a machine")?.host.processes();
+    let kubelet = on_node.iter().find(|(_, line)| line.contains("/kubelet "));
     let processes = [
         rome.process_in(gateway.namespace, &pod_of(rome, gateway)?, "gateway")?,
         rome.process_in("liqo", &agent, "route-agent")?,
+        kubelet.context("a node runs a kubelet")?.0,
     ];
     let all = |signal| processes.iter().try_for_each(|pid| kill(Pid::from_raw(*pid), signal));
     all(Signal::SIGSTOP)?;
@@ -110,9 +114,9 @@ fn stay_well_of(scene: &Scene<'_>, clusters: &[usize], what: &str) -> Result<()>
             let peering = &status["peerings"][0];
             let is_well = peering["state"] == "Connected" && peering["faults"].is_null();
             let mut problems = status["problems"].as_array().into_iter().flatten();
-            // A pod that is being replaced, or stood still, is named while it is.
+            // A pod that is being replaced is named while it is.
             let is_of_pod = |line: &Value| {
-                !["idle", "full load"].contains(&what)
+                !["idle", "full load", "host stood still"].contains(&what)
                     && line.as_str().is_some_and(|line| line.contains("pod"))
             };
             let has_problems = problems.any(|line| !is_of_pod(line));

@@ -1,5 +1,6 @@
 //! Faults between the two gateways.
 
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -12,7 +13,7 @@ use weft_tests::{Cluster, ClusterSpec, wait_until};
 use super::{AT_MOST, Case, Seen, hold, named, print, solved};
 use crate::scene::{PORT, Scene, play, rome_and_milan};
 
-pub(super) const CASES: [Case; 16] = [
+pub(super) const CASES: [Case; 17] = [
     CUT,
     ONE_WAY,
     OWN_OUTPUT,
@@ -20,6 +21,7 @@ pub(super) const CASES: [Case; 16] = [
     FORGOTTEN_KEY,
     TAKEN_DOWN,
     KILLED,
+    HANGS,
     LOSS,
     WRONG_CIDR,
     LEFT_OUT_FAMILY,
@@ -38,6 +40,7 @@ const REMOVED: Case = ("peer removed its side", removed);
 const FORGOTTEN_KEY: Case = ("key removed at the peer", forgotten_key);
 const TAKEN_DOWN: Case = ("peer taken down", taken_down);
 const KILLED: Case = ("peer killed", killed);
+const HANGS: Case = ("peer hangs, again and again", hangs);
 const LOSS: Case = ("40 % loss", loss);
 const WRONG_CIDR: Case = ("wrong CIDR", wrong_cidr);
 const LEFT_OUT_FAMILY: Case = ("IPv6 left out", left_out_family);
@@ -81,6 +84,11 @@ fn peer_taken_down_is_named() -> Result<()> {
 #[test]
 fn killed_peer_is_named() -> Result<()> {
     hold(KILLED)
+}
+
+#[test]
+fn hung_peer_is_named_each_time() -> Result<()> {
+    hold(HANGS)
 }
 
 #[test]
@@ -267,6 +275,28 @@ fn killed() -> Result<Vec<Seen>> {
         seen.push(named(scene, ("rome", "NoAnswer"), words, Instant::now())?);
         Ok(())
     })
+}
+
+/// Once it goes on, its answers arrive together, as data does. That is over after a second, and later probes are
+/// not given more time for it.
+fn hangs() -> Result<Vec<Seen>> {
+    connected(|scene, _, seen| {
+        for _ in 0..4 {
+            sleep(Duration::from_millis(1400));
+            signal_gateway(scene.cluster("rome"), Signal::SIGSTOP)?;
+            let words = "no answer from rome for ";
+            let named = named(scene, ("milan", "NoAnswer"), words, Instant::now());
+            signal_gateway(scene.cluster("rome"), Signal::SIGCONT)?;
+            seen.extend([named?, solved(scene, "milan", Instant::now())?]);
+        }
+        Ok(())
+    })
+}
+
+fn signal_gateway(cluster: &Cluster, signal: Signal) -> Result<()> {
+    let processes = cluster.processes(0, "gateway");
+    ensure!(!processes.is_empty(), "no gateway runs");
+    processes.into_iter().try_for_each(|pid| Ok(kill(Pid::from_raw(pid), signal)?))
 }
 
 /// `weft up` would start its gateways again.
