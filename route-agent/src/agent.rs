@@ -348,8 +348,16 @@ impl Agent {
             pod_devices,
             hosts,
         });
-        match moved::find(&self.handle, &config.spec, &host_state, &mut self.homes).await {
-            Ok(moved) => self.moved = moved,
+        if let Some(status) = config.status.as_ref().filter(|_| self.homes.is_empty()) {
+            self.homes = moved::homes_of(&status.moved, &host_state);
+        }
+        let (in_kubernetes, homes) = (self.store.api_server().is_some(), &mut self.homes);
+        match moved::find(&self.handle, &config.spec, &host_state, homes, in_kubernetes).await {
+            Ok(moved) => {
+                let stale = moved.iter().filter(|_| in_kubernetes).map(moved::stale);
+                problems.extend(stale);
+                self.moved = moved;
+            }
             Err(error) => _ = problems.insert(chain(&error)),
         }
         let kept = self.refuser.begin(&self.handle, config, &host_state).await;

@@ -36,7 +36,7 @@ pub struct Node {
     pub name: String,
     /// At most one a family; the first is preferred.
     pub underlay: Vec<IpAddr>,
-    /// Standalone: those of the manifest, if its agent is to report what took their place.
+    /// Those of its Node. Its agent reports what took their place.
     pub declared: Vec<IpAddr>,
     pub pods: Vec<Cidr>,
     /// Pod CIDRs that another node has, too.
@@ -196,7 +196,7 @@ fn node(
     });
     Some(Node {
         underlay,
-        declared: if settings.kubernetes { Vec::new() } else { declared },
+        declared,
         pods: pod_cidrs((reference, node), cluster_pods, problems),
         overlapping: Vec::new(),
         overlay,
@@ -206,8 +206,8 @@ fn node(
     })
 }
 
-/// Those declared, but where the node's agent has found another in the place of one. In Kubernetes
-/// kubelets keep them up to date.
+/// Those declared, but where the node's agent has found another in the place of one. In Kubernetes a kubelet that
+/// is not started with `--node-ip` reports it as well, but later.
 fn current_addresses(
     index: &Index,
     (reference, node): (&ObjectRef, &core::Node),
@@ -216,7 +216,7 @@ fn current_addresses(
 ) -> Vec<IpAddr> {
     let config = index.typed::<NodeConfig>(&of_node(&reference.name));
     let status = config.and_then(|config| config.status.as_ref());
-    let moved = status.filter(|_| !index.settings.kubernetes).map(|status| &status.moved);
+    let moved = status.map(|status| &status.moved);
     let annotations = node.metadata.annotations.as_ref();
     let pin = annotations.and_then(|all| all.get(labels::PIN_ADDRESSES));
     let pinned = pin.is_some_and(|value| value == "true");

@@ -53,7 +53,7 @@ pub struct NodeConfigSpec {
     pub mac: Option<String>,
     /// The node's addresses, at most one a family; the first is preferred.
     pub underlay: Vec<IpAddr>,
-    /// Standalone: those of the Node manifest. Its agent reports what took their place.
+    /// Addresses in the status of the Node. Its agent reports what took their place.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub declared: Vec<IpAddr>,
     /// Sources on this node that keep their address: the node's pod CIDRs, and pods outside them.
@@ -249,10 +249,10 @@ pub struct PacketDrop {
     pub remedy: String,
 }
 
-/// An address of a node that changed while its Node manifest did not.
+/// An address of a node that changed while its Node did not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MovedAddress {
-    /// As the Node manifest has it.
+    /// As the Node has it.
     pub declared: IpAddr,
     /// As the node has it.
     pub found: IpAddr,

@@ -99,6 +99,16 @@ fn reported_address_takes_the_declared_ones_place() {
 }
 
 #[test]
+fn address_that_a_kubelet_has_not_reported_is_used() {
+    let mut world = peered();
+    world.index.settings.kubernetes = true;
+    world.apply(node("n2", "192.0.2.12", 2));
+    world.settle();
+    report_moved(&mut world, "192.0.2.12", "192.0.2.99");
+    assert_eq!(world.node("n2").unwrap().underlay, ["192.0.2.99".parse::<IpAddr>().unwrap()]);
+}
+
+#[test]
 fn pinned_address_stays_and_the_report_is_a_problem() {
     let mut world = peered();
     let mut pinned = node("n2", "192.0.2.12", 2);
