@@ -13,8 +13,13 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::oneshot;
 use tokio::time::interval;
 
+use crate::seats::{Seated, Seats};
+
 /// Interval at which the file of a Unix socket is looked for.
 const CHECK: Duration = Duration::from_secs(5);
+
+/// Connections of one client over TCP. Kubelets and Prometheus have one or two.
+const MAX_OF_CLIENT: usize = 16;
 
 /// Media type of what `prometheus-client` encodes.
 pub const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -75,7 +80,10 @@ impl HttpListener {
                 let _ = std::fs::remove_file(&path);
                 served
             }
-            Self::Tcp(listener) => axum::serve(listener, router).with_graceful_shutdown(stop).await,
+            Self::Tcp(listener) => {
+                let listener = Seated { listener, seats: Seats::new(MAX_OF_CLIENT) };
+                axum::serve(listener, router).with_graceful_shutdown(stop).await
+            }
         }
     }
 }
@@ -144,7 +152,46 @@ impl fmt::Display for HttpAddress {
 
 #[cfg(test)]
 mod tests {
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpSocket;
+    use tokio::time::timeout;
+
     use super::*;
+
+    const LONG: Duration = Duration::from_secs(10);
+
+    async fn connect(from: [u8; 4], to: SocketAddr) -> tokio::net::TcpStream {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((from, 0).into()).unwrap();
+        timeout(LONG, socket.connect(to)).await.unwrap().unwrap()
+    }
+
+    async fn answer(stream: &mut tokio::net::TcpStream) -> String {
+        let request = b"GET /healthz HTTP/1.1\r\nhost: weft\r\nconnection: close\r\n\r\n";
+        let _ = stream.write_all(request).await;
+        let mut text = Vec::new();
+        let _ = timeout(LONG, stream.read_to_end(&mut text)).await.unwrap();
+        String::from_utf8(text).unwrap()
+    }
+
+    #[tokio::test]
+    async fn client_with_many_connections_blocks_no_other() {
+        let listener = HttpAddress::Tcp(([127, 0, 0, 1], 0).into()).bind().await.unwrap();
+        let HttpListener::Tcp(tcp) = &listener else { unreachable!() };
+        let address = tcp.local_addr().unwrap();
+        let router = Router::new().route("/healthz", get(async || "ok"));
+        tokio::spawn(listener.serve(router, std::future::pending()));
+        let mut of_one = Vec::new();
+        for _ in 0..=MAX_OF_CLIENT {
+            of_one.push(connect([127, 0, 0, 2], address).await);
+        }
+        assert_eq!(answer(of_one.last_mut().unwrap()).await, "", "it has no seat");
+        assert!(answer(&mut connect([127, 0, 0, 3], address).await).await.ends_with("ok"));
+        drop(of_one);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(answer(&mut connect([127, 0, 0, 2], address).await).await.ends_with("ok"));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn removed_socket_is_made_again() {

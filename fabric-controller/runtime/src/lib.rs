@@ -6,6 +6,7 @@ mod health;
 mod http;
 mod memory;
 mod monitoring;
+mod seats;
 mod write_backoff;
 
 use std::io::{self, IsTerminal as _};
@@ -21,6 +22,7 @@ pub use health::{Heartbeat, Readiness};
 pub use http::{HttpAddress, HttpListener, ListenError, OPENMETRICS, ParseHttpAddressError};
 pub use memory::return_unused_memory;
 pub use monitoring::{Monitoring, MonitoringError};
+pub use seats::{Seat, Seats};
 pub use write_backoff::{WRITE_RETRY, WriteBackoff};
 
 /// Log options of a program.

@@ -13,12 +13,13 @@ use axum::extract::{DefaultBodyLimit, FromRequest as _, Request};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
+use fabric_runtime::{Seat, Seats};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls;
@@ -32,7 +33,8 @@ use super::{admission, certificate};
 
 /// A review holds an object twice, and etcd takes no object of more than 1.5 MiB.
 const MAX_BODY: usize = 4 << 20;
-const MAX_CONNECTIONS: usize = 64;
+/// Connections of one client: an API server, or a pod that has no business here.
+const MAX_OF_CLIENT: usize = 64;
 /// Timeout of a handshake, of a body, and of the last answers.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// API servers close an idle connection after 90 s; closing it first would cost a request.
@@ -76,7 +78,7 @@ impl Server {
     /// Runs until `stop` is ready, and answers the requests received by then.
     pub(super) async fn run(self, stop: impl Future<Output = ()>) {
         let open = GracefulShutdown::new();
-        let seats = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let seats = Seats::new(MAX_OF_CLIENT);
         let router = Router::new()
             .route(PATH, post(review))
             .route(FOREIGN_CLUSTERS_PATH, post(review))
@@ -97,15 +99,13 @@ impl Server {
     }
 }
 
-async fn accept(
-    listener: &TcpListener,
-    seats: &Arc<Semaphore>,
-) -> (TcpStream, Option<OwnedSemaphorePermit>) {
-    // None only if the semaphore were closed, which it never is.
-    let seat = seats.clone().acquire_owned().await.ok();
+async fn accept(listener: &TcpListener, seats: &Seats) -> (TcpStream, Seat) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => return (stream, seat),
+            Ok((stream, from)) => match seats.take(from.ip()) {
+                Some(seat) => return (stream, seat),
+                None => tracing::debug!(%from, "it has {MAX_OF_CLIENT} connections already"),
+            },
             Err(error) => {
                 tracing::debug!(%error, "a connection is lost");
                 sleep(REFUSED).await;
