@@ -19,6 +19,9 @@ use crate::config::restart_cache::RestartCache;
 use crate::config::secret::private_key;
 use crate::dataplane::lane::Tai64n;
 
+/// Clocks of nodes may differ by so much, in seconds.
+const EPOCH_SLACK: u64 = 3600;
+
 /// The latest of everything.
 #[derive(Clone, Debug, Default)]
 pub struct Input {
@@ -146,7 +149,7 @@ impl Follower {
         };
         tracing::info!(generation = config.metadata.generation, "beginning with the config kept");
         (self.untold, self.input.synced, self.input.key) = (true, true, Some(key));
-        self.input.named = config.status.as_ref().and_then(|status| status.active);
+        self.input.named = named(&config);
         self.input.take_config(config)
     }
 
@@ -209,7 +212,7 @@ impl Follower {
         match object {
             Object::GatewayConfig(config) if is(&self.name, &config.metadata) => {
                 self.untold = false;
-                let named = config.status.as_ref().and_then(|status| status.active);
+                let named = named(&config);
                 let is_other = std::mem::replace(&mut self.input.named, named) != named;
                 self.published.config = Some(Arc::unwrap_or_clone(config));
                 self.join().await | is_other
@@ -423,6 +426,22 @@ impl Input {
     fn secret_name(&self) -> Option<String> {
         self.desired.as_ref().map(|desired| desired.secret_name.clone())
     }
+}
+
+/// The published `status.active`, unless its epoch is none: a gateway's token may write any, and replicas go on from
+/// the greatest. No gateway has been taken over more often than once a second since 1970.
+fn named(config: &GatewayConfig) -> Option<ActiveReplica> {
+    let active = config.status.as_ref()?.active?;
+    let limit = Timestamp::now().as_second().unsigned_abs() + EPOCH_SLACK;
+    if active.epoch > limit {
+        tracing::warn!(
+            epoch = active.epoch,
+            "status.active.epoch of the GatewayConfig: expected at most {limit}; ignored, as no \
+             gateway writes that"
+        );
+        return None;
+    }
+    Some(active)
 }
 
 #[cfg(test)]

@@ -20,6 +20,18 @@ fn bad_config_keeps_last_good_and_is_reported() {
     assert_eq!(input.problems().count(), 0);
 }
 
+#[test]
+fn epoch_that_no_gateway_writes_is_ignored() {
+    let named_with = |epoch| {
+        let address = [10, 200, 1, 6].into();
+        let mut config = config();
+        config.status.get_or_insert_default().active = Some(ActiveReplica { address, epoch });
+        named(&config).map(|active| active.epoch)
+    };
+    assert_eq!(named_with(7), Some(7));
+    assert_eq!(named_with(i64::MAX.unsigned_abs()), None);
+}
+
 #[tokio::test]
 async fn start_with_bad_config_uses_last_good_one() {
     let dir = tempfile::tempdir().unwrap();
