@@ -107,6 +107,10 @@ fn cases() -> Vec<(Object, &'static str)> {
         (port(json!({"port": -1})), "spec.endpoint.port: found -1; expected"),
         (port(json!({})), "spec.endpoint.port: missing; expected"),
         (
+            port(json!({"serviceType": "NodePort", "port": 70000, "nodePort": 30742})),
+            "spec.endpoint.port: found 70000; expected",
+        ),
+        (
             port(json!({"serviceType": "NodePort", "port": 1, "nodePort": 0})),
             "spec.endpoint.nodePort: found 0; expected",
         ),
