@@ -19,7 +19,7 @@ use fabric_core::{Allocation, IpamRequest};
 use fabric_index::Grant;
 
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Requests sent at a time: ipam notes together what it grants at a time.
+/// Requests sent at a time: ipam notes together what it grants or releases at a time.
 const MAX_REQUESTS: usize = 64;
 
 /// One go at everything that is to be released and acquired.
@@ -76,18 +76,11 @@ impl Ipam {
 
     /// Releases first, then acquires, prefixes that cannot be remapped one after the other and before all
     /// others. Stops where ipam cannot be reached.
-    pub async fn round(mut self, releases: Vec<Grant>, ipam_requests: Vec<IpamRequest>) -> Round {
+    pub async fn round(self, releases: Vec<Grant>, ipam_requests: Vec<IpamRequest>) -> Round {
         let mut round = Round::default();
-        for (i, grant) in releases.iter().enumerate() {
-            match self.release(*grant).await {
-                Err(status) if is_unreachable(&status) => {
-                    round.unreleased = releases[i..].to_vec();
-                    round.unreachable = Some(reason(&status));
-                    return round;
-                }
-                Err(status) => tracing::warn!(?grant, reason = reason(&status), "not released"),
-                Ok(()) => tracing::debug!(?grant, "released"),
-            }
+        self.release_all(releases, &mut round).await;
+        if round.unreachable.is_some() {
+            return round;
         }
         let (fixed, others): (Vec<_>, Vec<_>) = ipam_requests.into_iter().partition(is_fixed);
         self.acquire_all(fixed, 1, &mut round).await;
@@ -95,6 +88,24 @@ impl Ipam {
             self.acquire_all(others, MAX_REQUESTS, &mut round).await;
         }
         round
+    }
+
+    async fn release_all(&self, releases: Vec<Grant>, round: &mut Round) {
+        let answers = releases.into_iter().map(|grant| {
+            let mut ipam = self.clone();
+            async move { (ipam.release(grant).await, grant) }
+        });
+        let mut answers = stream::iter(answers).buffer_unordered(MAX_REQUESTS);
+        while let Some((answer, grant)) = answers.next().await {
+            match answer {
+                Err(status) if is_unreachable(&status) => {
+                    round.unreleased.push(grant);
+                    round.unreachable = Some(reason(&status));
+                }
+                Err(status) => tracing::warn!(?grant, reason = reason(&status), "not released"),
+                Ok(()) => tracing::debug!(?grant, "released"),
+            }
+        }
     }
 
     async fn acquire_all(&self, requests: Vec<IpamRequest>, at_a_time: usize, round: &mut Round) {

@@ -225,11 +225,21 @@ impl Shared {
         act: impl Fn(&mut Ledger, Instant) -> bool,
     ) -> Result<bool, Status> {
         for _ in 0..MAX_TRIES {
-            if !self.ledger(&act)? {
-                return Ok(false);
-            }
+            let (number, rebuilds) = {
+                let mut state = self.lock();
+                if !act(state.ledger()?, Instant::now()) {
+                    return Ok(false);
+                }
+                state.releases += 1;
+                (state.releases, state.rebuilds)
+            };
             let mut noted = self.noted.lock().await;
-            self.lock().releases += 1;
+            if self.lock().rebuilds != rebuilds {
+                continue;
+            }
+            if noted.content.releases >= number {
+                return Ok(true);
+            }
             match self.write_note(&mut noted).await {
                 Ok(()) => return Ok(true),
                 Err(StoreError::NoteChanged(_)) => {

@@ -35,6 +35,18 @@ async fn is_available(ipam: &mut IpamClient<Channel>, cidr: &str) -> bool {
     ipam.network_is_available(request).await.unwrap().into_inner().available
 }
 
+/// Writes of ConfigMaps that the API server has answered so far.
+fn note_writes(server: &ApiServer) -> u64 {
+    let text = server.kubectl(&["get", "--raw", "/metrics"], "").unwrap();
+    let is_write = |line: &&str| {
+        line.starts_with("apiserver_request_total")
+            && line.contains("resource=\"configmaps\"")
+            && ["APPLY", "PATCH", "POST", "PUT"].iter().any(|verb| line.contains(verb))
+    };
+    let count = |line: &str| line.rsplit_once(' ')?.1.parse::<u64>().ok();
+    text.lines().filter(is_write).filter_map(count).sum()
+}
+
 #[tokio::test]
 async fn replicas_grant_nothing_twice() {
     let dir = tempfile::tempdir().unwrap();
@@ -67,6 +79,17 @@ async fn replicas_grant_nothing_twice() {
     // A grant that no object has yet outlives the replica that made it.
     let last = acquire(clients[0].clone()).await;
     drop(one);
-    let next = acquire(second).await;
+    let next = acquire(second.clone()).await;
     assert!(next != last && !all.contains(&next), "{next}, of {granted:?} and {last}");
+
+    // Releases are noted together: one after the other, those of 50 peerings took minutes.
+    let before = note_writes(&server);
+    let releases = granted.iter().filter(|cidr| *cidr != CIDR).map(|cidr| {
+        let mut ipam = second.clone();
+        let request = NetworkReleaseRequest { cidr: cidr.clone() };
+        async move { ipam.network_release(request).await.unwrap() }
+    });
+    let releases = join_all(releases).await.len();
+    let writes = note_writes(&server) - before;
+    assert!(releases == 39 && (1..20).contains(&writes), "{writes} writes");
 }
