@@ -24,7 +24,7 @@ use crate::vitals::{COMPILED, Vitals};
 use fabric_core::{IpamRequest, Published, compile, unreadable};
 use fabric_index::placement::{Placements, Plan};
 use fabric_index::{Grant, Index, LaggingNodes, Settings};
-use fabric_kube_client::obstacles::Reader;
+use fabric_kube_client::findings::Reader;
 use gateway_workloads::Exchange;
 
 /// Backoff after ipam could not be reached.
@@ -183,7 +183,7 @@ impl Controller {
 
     /// Reads all that is there, and reports why it cannot.
     async fn read(&mut self) {
-        let mut obstacles = self.vitals.obstacles.changes();
+        let mut obstacles = self.vitals.findings.changes();
         let mut beats = tokio::time::interval(Heartbeat::INTERVAL);
         let mut synced = false;
         loop {
@@ -220,12 +220,12 @@ impl Controller {
     /// Obstacles are what is wrong with no object, but with all of a kind.
     fn report_obstacles(&self, problems: &[Problem]) {
         let of_kinds = problems.iter().filter(|p| p.object.is_none() && p.source.is_empty());
-        self.vitals.obstacles.set(Reader::Store, of_kinds.cloned().collect());
+        self.vitals.findings.set(Reader::Store, of_kinds.cloned().collect());
     }
 
     /// Writes into conditions why nothing is compiled; the first compilation corrects them.
     async fn mark_unreadable(&mut self) {
-        let Some(why) = self.vitals.obstacles.text() else { return };
+        let Some(why) = self.vitals.findings.text() else { return };
         self.vitals.readiness.missing(COMPILED, why.as_str());
         for object in unreadable(&self.index, &why, Timestamp::now()) {
             let reference = object.reference();

@@ -10,7 +10,7 @@ use fabric_controller::control::Controller;
 use fabric_controller::grants::Ipam;
 use fabric_controller::kinds::READ;
 use fabric_controller::vitals::{COMPILED, Vitals, WEBHOOK};
-use fabric_kube_client::obstacles::Reader;
+use fabric_kube_client::findings::Reader;
 use fabric_runtime::Stop;
 use fabric_store::{ApiServer, Store};
 use fabric_webhook::{Webhook, WebhookArgs};
@@ -124,12 +124,12 @@ impl Replica {
     async fn run(&self, stop: &mut Stop) -> anyhow::Result<()> {
         let Self { config, server, ipam, vitals } = self;
         let identity = config.identity();
-        let obstacles = vitals.obstacles.clone();
+        let findings = vitals.findings.clone();
         let gateways = vitals.gateways.clone().unwrap_or_default();
-        let reports = report(server.clone(), &config.name, &identity, obstacles.clone());
+        let reports = report(server.clone(), &config.name, &identity, findings.clone());
         tokio::pin!(reports);
         let election = Election::new(server, &identity).listening_at(config.address());
-        let mut election = election.reporting(obstacles.clone());
+        let mut election = election.reporting(findings.clone());
         loop {
             let is_standby = self.stand_by(election.is_standby());
             tokio::select! {
@@ -141,13 +141,13 @@ impl Replica {
             // State observed by another store may be older than the replica that worked meanwhile.
             let store = open(config, vitals)?;
             let server = store.api_server().context("the store is no API server")?;
-            let (obstacles_of, heartbeat) = (obstacles.clone(), gateways.clone());
+            let (findings_of, heartbeat) = (findings.clone(), gateways.clone());
             let (kubernetes, workloads) =
-                Kubernetes::new(server, &identity, config.wave, obstacles_of, heartbeat);
+                Kubernetes::new(server, &identity, config.wave, findings_of, heartbeat);
             let controller = controller(config, store, ipam.clone())?.with(workloads);
             let controller = controller.reporting_to(vitals.clone());
             let unserved = unserved::report(self.server.clone(), &identity);
-            obstacles.clear();
+            findings.clear();
             vitals.metrics.set_elected(true);
             let stopped = tokio::select! {
                 () = controller.run(stop.requested()) => true,
@@ -161,7 +161,7 @@ impl Replica {
             if stopped {
                 return Ok(());
             }
-            obstacles.clear();
+            findings.clear();
             tracing::warn!("the Lease is lost, or another asks for it; standing by");
         }
     }
@@ -173,12 +173,12 @@ impl Replica {
                 let Ok(store) = open(&self.config, &self.vitals) else { break };
                 let problems = store.check(&READ).await;
                 let can_work = problems.is_empty();
-                self.vitals.obstacles.set(Reader::Standby, problems.into_iter().collect());
+                self.vitals.findings.set(Reader::Standby, problems.into_iter().collect());
                 if can_work {
                     self.vitals.standing_by();
                     break;
                 }
-                if let Some(why) = self.vitals.obstacles.text() {
+                if let Some(why) = self.vitals.findings.text() {
                     self.vitals.readiness.missing(COMPILED, why);
                 }
                 sleep(RECHECK).await;

@@ -3,7 +3,7 @@
 use fabric_runtime::{Heartbeat, Monitoring, Readiness};
 
 use crate::metrics::Metrics;
-use fabric_kube_client::obstacles::Obstacles;
+use fabric_kube_client::findings::Findings;
 
 /// Part of the [`Readiness`] that is there once everything has been compiled.
 pub const COMPILED: &str = "controller";
@@ -20,7 +20,7 @@ pub struct Vitals {
     pub gateways: Option<Heartbeat>,
     pub readiness: Readiness,
     pub metrics: Metrics,
-    pub obstacles: Obstacles,
+    pub findings: Findings,
 }
 
 impl Vitals {

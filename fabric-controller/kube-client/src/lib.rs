@@ -9,7 +9,8 @@ mod connector;
 mod error;
 mod grant;
 mod metrics;
-pub mod obstacles;
+
+pub mod findings;
 pub mod reflector;
 pub mod requests;
 

@@ -22,7 +22,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use fabric_kube_client::obstacles::Obstacles;
+use fabric_kube_client::findings::Findings;
 
 /// Lease times, as in Liqo: it is lost after `DURATION` without renewal, its holder gives up after
 /// `DEADLINE` of failed renewals, and renews every `PERIOD`. A renewal counts from when it was sent,
@@ -74,7 +74,7 @@ pub struct Election {
     /// Time at which the last successful renewal was sent.
     renewed: Instant,
     /// Written into the Lease, for `weft status`.
-    obstacles: Obstacles,
+    findings: Findings,
     /// True if another holds it.
     is_standby: watch::Sender<bool>,
 }
@@ -117,7 +117,7 @@ impl Election {
             logged: None,
             held: None,
             renewed: Instant::now(),
-            obstacles: Obstacles::default(),
+            findings: Findings::default(),
             is_standby: watch::Sender::default(),
         }
     }
@@ -133,8 +133,8 @@ impl Election {
     }
 
     /// Writes these into the Lease while it is held.
-    pub fn reporting(self, obstacles: Obstacles) -> Self {
-        Self { obstacles, ..self }
+    pub fn reporting(self, findings: Findings) -> Self {
+        Self { findings, ..self }
     }
 
     /// Returns true if another holds the Lease.
@@ -298,11 +298,11 @@ impl Election {
             Some(address) => _ = annotations.insert(ADDRESS.to_owned(), address.to_string()),
             None => _ = annotations.remove(ADDRESS),
         }
-        match self.obstacles.text() {
+        match self.findings.text() {
             Some(text) => _ = annotations.insert(OBSTACLES.to_owned(), text),
             None => _ = annotations.remove(OBSTACLES),
         }
-        match self.obstacles.repairs() {
+        match self.findings.repairs() {
             repairs if repairs.is_empty() => _ = annotations.remove(REPAIRS),
             repairs => _ = annotations.insert(REPAIRS.to_owned(), json!(repairs).to_string()),
         }

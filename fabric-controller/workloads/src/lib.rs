@@ -51,7 +51,7 @@ use absence::Absence;
 use active_labels::ActiveLabels;
 use events::Events;
 use fabric_index::placement::{Placement, Placements, Plan, PlannedGateway};
-use fabric_kube_client::obstacles::{Obstacles, Reader};
+use fabric_kube_client::findings::{Findings, Reader};
 use foreign_clusters::ForeignClusters;
 use liqo_ips::LiqoIps;
 use live::{Key, Live, Watched};
@@ -101,7 +101,7 @@ struct Gateways {
     secrets: Secrets,
     active_labels: ActiveLabels,
     absence: Absence,
-    obstacles: Obstacles,
+    findings: Findings,
     heartbeat: Heartbeat,
     plan: watch::Receiver<Option<Plan>>,
     placements: watch::Sender<Option<Placements>>,
@@ -141,7 +141,7 @@ impl Kubernetes {
         server: ApiServer,
         identity: &str,
         wave: u8,
-        obstacles: Obstacles,
+        findings: Findings,
         heartbeat: Heartbeat,
     ) -> (Self, Exchange) {
         let writer = Writer::new(&server);
@@ -159,7 +159,7 @@ impl Kubernetes {
             pods: Pods::watch(&client, &metrics),
             writer,
             waves: Waves::new(wave),
-            obstacles,
+            findings,
             heartbeat,
             events: Events::new(client.clone(), identity),
             secrets: Secrets::new(client.clone()),
@@ -179,11 +179,11 @@ impl Kubernetes {
     pub async fn run(self) {
         let Self { gateways, foreign_clusters, liqo_ips } = self;
         let (heartbeat, plan) = (gateways.heartbeat.clone(), gateways.plan.clone());
-        let obstacles = gateways.obstacles.clone();
+        let findings = gateways.findings.clone();
         tokio::select! {
             () = gateways.run() => {}
             () = foreign_clusters.run(plan.clone(), &heartbeat) => {}
-            () = liqo_ips.run(plan, &obstacles, &heartbeat) => {}
+            () = liqo_ips.run(plan, &findings, &heartbeat) => {}
         }
     }
 }
@@ -239,7 +239,7 @@ impl Gateways {
 
     fn report_obstacles(&self) {
         let obstacles = self.live.obstacles().chain(self.pods.obstacles());
-        self.obstacles.set(Reader::Gateways, obstacles.cloned().collect());
+        self.findings.set(Reader::Gateways, obstacles.cloned().collect());
     }
 
     /// Waits until there is something to do.
@@ -494,7 +494,7 @@ mod tests {
         let server = slow_server::slow_server();
         let heartbeat = Heartbeat::of("gateways");
         let (kubernetes, _exchange) =
-            Kubernetes::new(server, "test", 10, Obstacles::default(), heartbeat);
+            Kubernetes::new(server, "test", 10, Findings::default(), heartbeat);
         let mut gateways = kubernetes.gateways;
         let server: fabric_api::networking::GatewayServer = serde_json::from_value(json!({
             "metadata": {"name": "server", "namespace": "t", "uid": "u"},
@@ -519,9 +519,9 @@ mod tests {
         let unreachable = watch::channel(false).1;
         let server = ApiServer { client, namespace, url, unreachable, metrics };
         let heartbeat = Heartbeat::of("gateways");
-        let obstacles = Obstacles::default();
+        let findings = Findings::default();
         let (kubernetes, _exchange) =
-            Kubernetes::new(server, "test", 10, obstacles, heartbeat.clone());
+            Kubernetes::new(server, "test", 10, findings, heartbeat.clone());
         timeout(Duration::from_secs(60), kubernetes.run()).await.unwrap_err();
         let beats = heartbeat.beats();
         assert!(beats >= 12, "{beats} beats in a minute");

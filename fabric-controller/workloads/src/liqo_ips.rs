@@ -13,7 +13,7 @@ use std::time::Duration;
 use fabric_api::ipam::IP;
 use fabric_index::placement::Plan;
 use fabric_kube_client::ApiServer;
-use fabric_kube_client::obstacles::{Obstacles, Reader};
+use fabric_kube_client::findings::{Findings, Reader};
 use fabric_runtime::{Heartbeat, until};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
@@ -66,7 +66,7 @@ impl LiqoIps {
     pub(super) async fn run(
         mut self,
         mut plan: watch::Receiver<Option<Plan>>,
-        obstacles: &Obstacles,
+        findings: &Findings,
         heartbeat: &Heartbeat,
     ) {
         let planned = async { plan.wait_for(Option::is_some).await.is_ok() };
@@ -74,18 +74,18 @@ impl LiqoIps {
             return;
         }
         loop {
-            self.reconcile(obstacles, heartbeat).await;
-            heartbeat.while_waiting(self.changed(obstacles)).await;
+            self.reconcile(findings, heartbeat).await;
+            heartbeat.while_waiting(self.changed(findings)).await;
         }
     }
 
     /// Waits until there is something to do.
-    async fn changed(&mut self, obstacles: &Obstacles) {
+    async fn changed(&mut self, findings: &Findings) {
         let due = [self.due, self.writer.again(), self.repairs.due()].into_iter().flatten().min();
         loop {
             tokio::select! {
                 news = self.live.next() => {
-                    obstacles.set(Reader::LiqoIps, self.live.obstacles().cloned().collect());
+                    findings.set(Reader::LiqoIps, self.live.obstacles().cloned().collect());
                     if news {
                         return sleep(GATHER).await;
                     }
@@ -96,7 +96,7 @@ impl LiqoIps {
     }
 
     /// Repairs what Liqo has stored; makes, replaces and removes IPs. Failures are retried.
-    async fn reconcile(&mut self, obstacles: &Obstacles, heartbeat: &Heartbeat) {
+    async fn reconcile(&mut self, findings: &Findings, heartbeat: &Heartbeat) {
         self.due = None;
         let needed = [&[Watched::LiqoManager][..], &Watched::OF_LIQO_IPS].concat();
         if !self.live.has_listed(&needed) {
@@ -115,7 +115,7 @@ impl LiqoIps {
         } else {
             self.repairs.forget();
         }
-        obstacles.set_repairs(self.repairs.notes());
+        findings.set_repairs(self.repairs.notes());
         if !self.is_open || !self.is_due(liqo) {
             return;
         }

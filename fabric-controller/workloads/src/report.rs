@@ -7,16 +7,16 @@ use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::api::ApiResource;
 
 use super::events::Events;
-use fabric_kube_client::obstacles::Obstacles;
+use fabric_kube_client::findings::Findings;
 
 /// Reports without end. `pod` is the name of the own one, `identity` that of the program in Events.
-pub async fn report(server: ApiServer, pod: &str, identity: &str, obstacles: Obstacles) {
+pub async fn report(server: ApiServer, pod: &str, identity: &str, findings: Findings) {
     let mut events = Events::new(server.client.clone(), identity);
-    let mut changes = obstacles.changes();
+    let mut changes = findings.changes();
     let mut is_known = false;
     let heartbeat = Heartbeat::default();
     loop {
-        let problems = obstacles.all();
+        let problems = findings.obstacles();
         if !problems.is_empty() && !is_known {
             let own = own(&server, pod).await;
             is_known = own.uid.is_some();
@@ -25,7 +25,7 @@ pub async fn report(server: ApiServer, pod: &str, identity: &str, obstacles: Obs
         let problems = problems.into_iter().map(|problem| (problem, String::new())).collect();
         events.emit_new(&problems, &heartbeat).await;
         tokio::select! {
-            // The sender is `obstacles`.
+            // The sender is `findings`.
             _ = changes.changed() => {}
             () = until(events.again()) => {}
         }

@@ -1,5 +1,5 @@
-//! Reasons why the controller cannot read all that it needs: a missing definition, a denied list. And
-//! what it repairs of other programs.
+//! Findings of the controller that belong to no object of the user: obstacles, which are reasons why it
+//! cannot read all that it needs (a missing definition, a denied list), and repairs of what others stored.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,20 +19,20 @@ pub enum Reader {
     LiqoIps,
 }
 
-/// Obstacles of each reader. Clones share them.
+/// Obstacles of each reader, and repairs. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct Obstacles {
-    of_readers: watch::Sender<BTreeMap<Reader, BTreeSet<Problem>>>,
+pub struct Findings {
+    obstacles: watch::Sender<BTreeMap<Reader, BTreeSet<Problem>>>,
     repairs: watch::Sender<BTreeSet<String>>,
 }
 
-/// Notification of changes.
+/// Notification of changed obstacles.
 pub type Changes = watch::Receiver<BTreeMap<Reader, BTreeSet<Problem>>>;
 
-impl Obstacles {
-    /// Replaces those of a reader.
+impl Findings {
+    /// Replaces the obstacles of a reader.
     pub fn set(&self, reader: Reader, problems: BTreeSet<Problem>) {
-        self.of_readers.send_if_modified(|all| {
+        self.obstacles.send_if_modified(|all| {
             let before = all.get(&reader).cloned().unwrap_or_default();
             let changed = before != problems;
             all.insert(reader, problems);
@@ -40,9 +40,9 @@ impl Obstacles {
         });
     }
 
-    /// Removes those of all readers: another part of the program reads from now on.
+    /// Removes all of them: another part of the program reads from now on.
     pub fn clear(&self) {
-        self.of_readers.send_if_modified(|all| !std::mem::take(all).is_empty());
+        self.obstacles.send_if_modified(|all| !std::mem::take(all).is_empty());
         self.set_repairs(BTreeSet::new());
     }
 
@@ -56,18 +56,18 @@ impl Obstacles {
     }
 
     /// Obstacles of all readers, each once.
-    pub fn all(&self) -> BTreeSet<Problem> {
-        self.of_readers.borrow().values().flatten().cloned().collect()
+    pub fn obstacles(&self) -> BTreeSet<Problem> {
+        self.obstacles.borrow().values().flatten().cloned().collect()
     }
 
     /// One line for all of them; none if there are none.
     pub fn text(&self) -> Option<String> {
-        let messages: BTreeSet<String> = self.all().into_iter().map(|p| p.message).collect();
+        let messages: BTreeSet<String> = self.obstacles().into_iter().map(|p| p.message).collect();
         (!messages.is_empty()).then(|| messages.into_iter().collect::<Vec<_>>().join("; "))
     }
 
     pub fn changes(&self) -> Changes {
-        self.of_readers.subscribe()
+        self.obstacles.subscribe()
     }
 }
 
@@ -82,17 +82,17 @@ mod tests {
 
     #[test]
     fn obstacle_of_two_readers_is_reported_once() {
-        let obstacles = Obstacles::default();
-        let mut changes = obstacles.changes();
-        obstacles.set(Reader::Store, [problem("no Node")].into());
-        obstacles.set(Reader::Gateways, [problem("no Node"), problem("no Pod")].into());
-        assert_eq!(obstacles.text().as_deref(), Some("no Node; no Pod"));
+        let findings = Findings::default();
+        let mut changes = findings.changes();
+        findings.set(Reader::Store, [problem("no Node")].into());
+        findings.set(Reader::Gateways, [problem("no Node"), problem("no Pod")].into());
+        assert_eq!(findings.text().as_deref(), Some("no Node; no Pod"));
         assert!(changes.has_changed().unwrap());
         changes.mark_unchanged();
-        obstacles.set(Reader::Store, [problem("no Node")].into());
+        findings.set(Reader::Store, [problem("no Node")].into());
         assert!(!changes.has_changed().unwrap(), "it is the same");
-        obstacles.set(Reader::Store, BTreeSet::new());
-        obstacles.set(Reader::Gateways, BTreeSet::new());
-        assert_eq!(obstacles.text(), None);
+        findings.set(Reader::Store, BTreeSet::new());
+        findings.set(Reader::Gateways, BTreeSet::new());
+        assert_eq!(findings.text(), None);
     }
 }
