@@ -15,7 +15,7 @@ const AGENT: &str = "liqo-route-agent";
 /// Service account, namespace and request: `VERB RESOURCE[.GROUP][/SUBRESOURCE][ NAME]`.
 type Case = (&'static str, &'static str, &'static str);
 
-const MAY: [Case; 43] = [
+const MAY: [Case; 44] = [
     (CONTROLLER, "", "watch nodes"),
     (CONTROLLER, "", "watch pods"),
     (CONTROLLER, "tenant", "create deployments.apps"),
@@ -52,6 +52,7 @@ const MAY: [Case; 43] = [
     (CONTROLLER, "", "patch clusterrolebindings.rbac.authorization.k8s.io liqo-gateway-records"),
     (CONTROLLER, "liqo", "update leases.coordination.k8s.io weft-fabric-controller"),
     (CONTROLLER, "liqo", "watch configmaps liqo-clusterid-configmap"),
+    (CONTROLLER, "liqo", "create configmaps"),
     (
         CONTROLLER,
         "",
@@ -66,7 +67,7 @@ const MAY: [Case; 43] = [
     (AGENT, "", "patch nodeconfigs.fabric.weft.dev/status node-1"),
 ];
 
-const MAY_NOT: [Case; 36] = [
+const MAY_NOT: [Case; 38] = [
     (CONTROLLER, "", "list secrets"),
     (CONTROLLER, "tenant", "get secrets keys"),
     (CONTROLLER, "liqo", "get secrets other"),
@@ -78,6 +79,8 @@ const MAY_NOT: [Case; 36] = [
     (CONTROLLER, "tenant", "delete secrets keys"),
     (CONTROLLER, "tenant", "get configmaps other"),
     (CONTROLLER, "liqo", "list configmaps"),
+    (CONTROLLER, "liqo", "patch configmaps liqo-clusterid-configmap"),
+    (CONTROLLER, "tenant", "create configmaps"),
     (CONTROLLER, "tenant", "create pods"),
     (CONTROLLER, "tenant", "create pods/exec gw-milan-1"),
     (CONTROLLER, "tenant", "deletecollection pods"),

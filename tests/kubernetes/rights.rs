@@ -126,7 +126,7 @@ const ELSEWHERE: &[Row] = &[
     ("liqo", "get configmaps liqo-clusterid-configmap", "cw"),
     ("liqo", "delete configmaps liqo-clusterid-configmap", "w"),
     ("liqo", "patch configmaps liqo-clusterid-configmap", ""),
-    ("liqo", "create configmaps", "i"),
+    ("liqo", "create configmaps", "ci"),
     ("liqo", "patch configmaps weft-ipam-open-grants", "i"),
     ("liqo", "get configmaps of-a-user", ""),
     ("liqo", "list configmaps", ""),
@@ -232,7 +232,7 @@ fn namespace(place: &str) -> String {
 
 /// Rights that helm grants it while a release is uninstalled.
 fn rights_of_withdrawal(cluster: &Kubernetes) -> Result<String> {
-    let hooks = cluster.helm(&["get", "hooks", "liqo", "--namespace", "liqo"])?;
+    let hooks = cluster.helm(&["get", "hooks", "weft", "--namespace", "liqo"])?;
     let hooks: Vec<Value> = serde_saphyr::from_multiple(&hooks)?;
     let is_right = |hook: &Value| hook["kind"].as_str().is_some_and(|kind| kind != "Job");
     let rights: Vec<_> = hooks.into_iter().filter(is_right).collect();

@@ -88,6 +88,42 @@ fn liqos_modules_have_ips_while_its_networking_is_off() {
     remove_liqo(cluster);
 }
 
+/// As Liqo's uninstaller and helm do it.
+#[test]
+fn uninstallation_of_liqo_loses_no_shared_object() {
+    let Some((_turn, cluster)) = cluster_alone() else { return };
+    cluster.apply_all(&liqo(false));
+    let metadata = json!({"name": "users", "namespace": "default", "labels": {"a": "b"}});
+    cluster.apply(&json!({"apiVersion": "ipam.liqo.io/v1alpha1", "kind": "IP",
+        "metadata": metadata, "spec": {"ip": "192.0.2.7"}}));
+    cluster.until("the proxy has an IP", || cluster.get(IPS, "liqo", "api-server-proxy"));
+    let names = || {
+        let networks = cluster.names("networks.ipam.liqo.io", "liqo");
+        [networks, cluster.names(IPS, "default"), cluster.names("configmaps", "liqo")].concat()
+    };
+    let before = names();
+    assert!(before.contains(&"liqo-clusterid-configmap".to_owned()), "{before:?}");
+
+    let uninstalling = json!({"metadata": {"annotations": {"liqo.io/uninstalling": "true"}}});
+    cluster.merge("deployment", "liqo", "liqo-controller-manager", &uninstalling);
+    for kind in [IPS, "networks.ipam.liqo.io"] {
+        cluster.kubectl(&["delete", kind, "--all", "--all-namespaces"], "");
+    }
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    let left = cluster.kubectl(&["get", "ips,networks", "-A", "-o", "name"], "");
+    assert_eq!(left, "", "Liqo's uninstaller waits until there is none");
+    cluster.delete("deployment", "liqo", "liqo-controller-manager");
+    cluster.delete("configmap", "liqo", "liqo-clusterid-configmap");
+    cluster.until("all is there again", || (names() == before).then_some(()));
+    let users = cluster.get(IPS, "default", "users").unwrap();
+    assert_eq!(users["spec"], json!({"ip": "192.0.2.7"}));
+    assert_eq!(users["metadata"]["labels"], json!({"a": "b"}));
+    cluster.apply_all(&liqo(true));
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    cluster.delete(IPS, "default", "users");
+    remove_liqo(cluster);
+}
+
 fn follows_its_pod(cluster: &Cluster) {
     let far = [IPS, "default", "far"];
     cluster.until_is(far, "/spec/ip", &json!("10.64.0.9"));

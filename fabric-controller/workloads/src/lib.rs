@@ -26,6 +26,7 @@ pub mod report;
 mod rights;
 mod secrets;
 mod services;
+mod shared_objects;
 #[cfg(test)]
 mod slow_server;
 mod template;

@@ -22,14 +22,15 @@ use super::GATHER;
 use super::liqo_repairs::LiqoRepairs;
 use super::live::{Key, Live, Watched};
 use super::objects::dynamic;
+use super::shared_objects::SharedObjects;
 use super::writer::{Desired, WriteError, Writer};
 pub(super) use desired::NETWORKING_OFF;
 use desired::{Changes, Liqo, Wanted, changes, wanted};
 
 /// Retry interval while the API server cannot be reached.
 const RETRY: Duration = Duration::from_secs(5);
-/// Time without Liqo's controller-manager after which its IPs are removed: addresses that were mapped
-/// to peers are others after that, and an upgrade may replace its Deployment.
+/// Time without Liqo's controller-manager after which its IPs are removed, and nothing is put back any more:
+/// addresses that were mapped to peers are others after that, and an upgrade may replace its Deployment.
 const ABSENT_FOR: Duration = Duration::from_secs(60);
 
 pub(super) struct LiqoIps {
@@ -39,6 +40,7 @@ pub(super) struct LiqoIps {
     writer: Writer,
     /// Repairs are made from the same objects.
     repairs: LiqoRepairs,
+    shared: SharedObjects,
     /// All kinds are watched.
     is_open: bool,
     absent_since: Option<Instant>,
@@ -56,6 +58,7 @@ impl LiqoIps {
             live,
             writer: Writer::new(server),
             repairs: LiqoRepairs::new(server.client.clone(), identity),
+            shared: SharedObjects::new(server.client.clone()),
             is_open: false,
             absent_since: None,
             due: None,
@@ -81,7 +84,10 @@ impl LiqoIps {
 
     /// Waits until there is something to do.
     async fn changed(&mut self, findings: &Findings) {
-        let due = [self.due, self.writer.again(), self.repairs.due()].into_iter().flatten().min();
+        let due = [self.due, self.writer.again(), self.repairs.due(), self.shared.due()]
+            .into_iter()
+            .flatten()
+            .min();
         loop {
             tokio::select! {
                 news = self.live.next() => {
@@ -95,7 +101,7 @@ impl LiqoIps {
         }
     }
 
-    /// Repairs what Liqo has stored; makes, replaces and removes IPs. Failures are retried.
+    /// Repairs what Liqo has stored or deleted; makes, replaces and removes IPs. Failures are retried.
     async fn reconcile(&mut self, findings: &Findings, heartbeat: &Heartbeat) {
         self.due = None;
         let needed = [&[Watched::LiqoManager][..], &Watched::OF_LIQO_IPS].concat();
@@ -116,6 +122,12 @@ impl LiqoIps {
             self.repairs.forget();
         }
         findings.set_repairs(self.repairs.notes());
+        match liqo {
+            Liqo::WithoutNetworking => self.shared.record(self.live.objects(), Instant::now()),
+            Liqo::Ending => {}
+            Liqo::Absent => self.shared.restore(self.live.objects(), heartbeat).await,
+            Liqo::WithNetworking => self.shared.forget(),
+        }
         if !self.is_open || !self.is_due(liqo) {
             return;
         }
@@ -123,8 +135,11 @@ impl LiqoIps {
             Liqo::WithoutNetworking => wanted(self.live.objects(), &self.installation),
             // It makes them itself.
             Liqo::WithNetworking => return,
-            Liqo::Absent => Wanted::default(),
+            Liqo::Absent | Liqo::Ending => Wanted::default(),
         };
+        if liqo == Liqo::Absent {
+            self.shared.forget();
+        }
         self.writer.keep(|key| wanted.ips.contains_key(key));
         let changes = changes(self.live.objects(), &wanted);
         if let Err(error) = self.write(changes, heartbeat).await {

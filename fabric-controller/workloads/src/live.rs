@@ -10,7 +10,7 @@ use fabric_kube_client::StoreMetrics;
 use fabric_kube_client::reflector::{Change, Reflector, Selection};
 use fabric_objects::Problem;
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, Role, RoleBinding};
@@ -58,8 +58,9 @@ pub(super) enum Watched {
     LiqoProxy,
     /// Pods that Liqo runs in other clusters.
     ShadowPod,
-    /// Networks of this cluster's pod CIDRs.
-    PodNetwork,
+    Network,
+    /// ConfigMap with the cluster's ID.
+    ClusterId,
     Configuration,
     Ip,
     /// Pods of Liqo's virtual kubelets.
@@ -112,12 +113,14 @@ impl Watched {
         Self::ServerTemplate,
         Self::ClientTemplate,
     ];
-    /// Kinds that IPs for Liqo's other modules are made from, and those themselves.
-    pub(super) const OF_LIQO_IPS: [Self; 6] = [
+    /// Kinds that IPs for Liqo's other modules are made from, those themselves, and what Liqo's uninstallation
+    /// deletes.
+    pub(super) const OF_LIQO_IPS: [Self; 7] = [
         Self::ApiServer,
         Self::LiqoProxy,
         Self::ShadowPod,
-        Self::PodNetwork,
+        Self::Network,
+        Self::ClusterId,
         Self::Configuration,
         Self::Ip,
     ];
@@ -144,7 +147,8 @@ impl Watched {
             Self::ClientTemplate => ApiResource::erase::<WgGatewayClientTemplate>(&()),
             Self::ForeignCluster => ApiResource::erase::<ForeignCluster>(&()),
             Self::ShadowPod | Self::VirtualKubelet => ApiResource::erase::<Pod>(&()),
-            Self::PodNetwork => ApiResource::erase::<Network>(&()),
+            Self::Network => ApiResource::erase::<Network>(&()),
+            Self::ClusterId => ApiResource::erase::<ConfigMap>(&()),
             Self::Configuration => ApiResource::erase::<Configuration>(&()),
             Self::Ip => ApiResource::erase::<IP>(&()),
             Self::ShadowSlice => {
@@ -195,16 +199,16 @@ impl Watched {
                 all.inside(installation).labels(&format!("{}=proxy", labels::APP_NAME))
             }
             Self::ShadowPod => all.labels(&format!("{}=true", labels::SHADOW_POD)),
-            Self::PodNetwork => {
-                all.inside(installation).labels(&format!("{}=pod-cidr", labels::NETWORK_TYPE))
-            }
+            Self::ClusterId => all
+                .inside(installation)
+                .fields(&format!("metadata.name={}", labels::CLUSTER_ID_CONFIGMAP)),
             Self::VirtualKubelet => {
                 all.labels(&format!("{}={}", labels::OFFLOADING_COMPONENT, labels::VIRTUAL_KUBELET))
             }
             Self::ReflectedSlice => {
                 all.labels(&format!("{}={}", labels::REFLECTED_BY, labels::SHADOW_SLICE))
             }
-            Self::Configuration | Self::Ip => all,
+            Self::Configuration | Self::Network | Self::Ip => all,
         }
     }
 
@@ -237,13 +241,17 @@ impl Watched {
             Self::VirtualKubelet => json!({"status": {"phase": data["status"]["phase"].take()}}),
             Self::ShadowSlice => addresses(&mut data["spec"]["template"]),
             Self::ReflectedSlice => addresses(&mut data),
-            Self::PodNetwork => json!({"status": {"cidr": data["status"]["cidr"].take()}}),
+            Self::Network => json!({
+                "spec": data["spec"].take(),
+                "status": {"cidr": data["status"]["cidr"].take()},
+            }),
             Self::Configuration => json!({
                 "spec": {"remote": data["spec"]["remote"].take()},
                 "status": {"remote": data["status"]["remote"].take()},
             }),
-            Self::Ip => json!({"spec": {"ip": data["spec"]["ip"].take()}}),
-            Self::RecordReaders
+            Self::Ip => json!({"spec": data["spec"].take()}),
+            Self::ClusterId
+            | Self::RecordReaders
             | Self::Service
             | Self::ServerTemplate
             | Self::ClientTemplate

@@ -15,6 +15,8 @@ use crate::live::{Key, Objects, Watched};
 
 /// Argument by which Liqo's chart switches its networking off.
 pub(crate) const NETWORKING_OFF: &str = "--networking-enabled=false";
+/// Annotation of Liqo's controller-manager while its uninstaller runs.
+const UNINSTALLING: &str = "liqo.io/uninstalling";
 /// Suffix of the name of the IP of a peer's unknown source, after that of its Configuration.
 const UNKNOWN_SOURCE: &str = "unknown-source";
 
@@ -22,6 +24,8 @@ const UNKNOWN_SOURCE: &str = "unknown-source";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Liqo {
     Absent,
+    /// Its uninstaller waits until there is neither Network nor IP.
+    Ending,
     WithNetworking,
     WithoutNetworking,
 }
@@ -43,16 +47,22 @@ pub(super) struct Changes {
 
 impl Liqo {
     pub(super) fn of(objects: &Objects) -> Self {
-        let mut managers = objects.all(Watched::LiqoManager).map(|(_, manager)| manager).peekable();
-        if managers.peek().is_none() {
-            return Self::Absent;
-        }
-        let is_off = |manager: &DynamicObject| {
+        let managers: Vec<_> = objects.all(Watched::LiqoManager).map(|(_, one)| one).collect();
+        let is_off = |manager: &&DynamicObject| {
             let args = manager.data["args"].as_array().into_iter().flatten();
             args.flat_map(|args| args.as_array().into_iter().flatten())
                 .any(|arg| arg == NETWORKING_OFF)
         };
-        if managers.all(is_off) { Self::WithoutNetworking } else { Self::WithNetworking }
+        let is_ending = |one: &&DynamicObject| one.annotations().contains_key(UNINSTALLING);
+        if managers.is_empty() {
+            Self::Absent
+        } else if !managers.iter().all(is_off) {
+            Self::WithNetworking
+        } else if managers.iter().any(is_ending) {
+            Self::Ending
+        } else {
+            Self::WithoutNetworking
+        }
     }
 }
 
@@ -69,7 +79,11 @@ pub(super) fn wanted(objects: &Objects, installation: &str) -> Wanted {
             wanted.add(of_service(installation, type_, address));
         }
     }
-    let own: Vec<Cidr> = objects.all(Watched::PodNetwork).filter_map(|(_, n)| granted(n)).collect();
+    let networks = objects.all(Watched::Network).filter(|(key, network)| {
+        let type_ = network.labels().get(labels::NETWORK_TYPE);
+        key.namespace == installation && type_.is_some_and(|type_| type_ == "pod-cidr")
+    });
+    let own: Vec<Cidr> = networks.filter_map(|(_, network)| granted(network)).collect();
     for (_, pod) in objects.all(Watched::ShadowPod) {
         // Without networking with its peer a pod's address is not remapped, and may be another pod's here.
         let address = address(&pod.data["status"]["podIP"])

@@ -59,6 +59,10 @@ fn networking_is_off_if_off_in_every_manager() {
     assert_eq!(Liqo::of(&objects), Liqo::Absent);
     put(&mut objects, Watched::LiqoManager, manager("a", "--networking-enabled=false"));
     assert_eq!(Liqo::of(&objects), Liqo::WithoutNetworking);
+    let mut ending = manager("a", "--networking-enabled=false");
+    ending["metadata"]["annotations"] = json!({"liqo.io/uninstalling": "true"});
+    put(&mut objects, Watched::LiqoManager, ending);
+    assert_eq!(Liqo::of(&objects), Liqo::Ending);
     put(&mut objects, Watched::LiqoManager, manager("b", "--networking-enabled=true"));
     assert_eq!(Liqo::of(&objects), Liqo::WithNetworking);
 }
@@ -100,9 +104,10 @@ fn no_ip_is_made_for_a_service_that_is_missing() {
 #[test]
 fn pod_of_a_peer_without_networking_has_no_ip() {
     let mut objects = objects();
-    let metadata = json!({"name": "pod-cidr", "namespace": "liqo"});
+    let labels = json!({"ipam.liqo.io/network-type": "pod-cidr"});
+    let metadata = json!({"name": "pod-cidr", "namespace": "liqo", "labels": labels});
     let own = json!({"metadata": metadata, "status": {"cidr": "10.200.0.0/16"}});
-    put(&mut objects, Watched::PodNetwork, own);
+    put(&mut objects, Watched::Network, own);
     put(&mut objects, Watched::ShadowPod, pod("u", json!("10.200.0.9")));
     assert!(!wanted(&objects, "liqo").ips.contains_key(&key("shop", "web")));
 }
