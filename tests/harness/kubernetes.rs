@@ -67,7 +67,7 @@ impl Kubernetes {
         let numbers = 1..=spec.nodes;
         let machines = numbers.map(|number| Machine::new(lab, &spec, number));
         let machines = machines.collect::<Result<Vec<_>>>()?;
-        let namespace = weft::RELEASE.to_owned();
+        let namespace = weft::NAMESPACE.to_owned();
         let cluster = Self { spec, machines, namespace, groups };
         cluster.boot().with_context(|| {
             let failures: Vec<_> = cluster.machines.iter().flat_map(Machine::failures).collect();

@@ -6,10 +6,12 @@
 //!   near, far's shadow, liqoctl -- rome-1 --+--[ switch ]--+-- milan-1 -- far
 //! ```
 
+mod direct;
 mod disturbed;
 mod network_test;
 mod no_networking;
 mod repairs;
+mod uninstall;
 mod writes;
 
 use std::net::{IpAddr, SocketAddr};
@@ -139,6 +141,12 @@ fn live(clusters: &[Kubernetes; 2], way: &[&str]) -> Result<()> {
 fn join(clusters: &[Kubernetes; 2], way: &[&str]) -> Result<()> {
     let [rome, milan] = clusters;
     step("liqoctl peers them", || peer(rome, milan, way))?;
+    step("liqoctl shows it", || {
+        let info = liqoctl(rome, &["info", "--get", "clusterid"])?;
+        let peer = liqoctl(rome, &["info", "peer", &milan.spec.id])?;
+        ensure!(info.trim() == "rome" && peer.contains("Remapped to"), "{info}{peer}");
+        Ok(())
+    })?;
     let [near, far] = step("a namespace is offloaded", || offload(rome, milan))?;
     step("Liqo's virtual kubelet leads", || leads(rome))?;
     step("pods reach each other, by address and by Service", || reach(clusters, [&near, &far]))?;

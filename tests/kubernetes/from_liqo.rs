@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use weft_tests::kubernetes::{Image, Object, require_liqo_network};
-use weft_tests::traffic::{Streams, Way};
+use weft_tests::traffic::{HeldConnection, Service, Streams, TcpServer, Way};
 use weft_tests::{ClusterSpec, Kubernetes, Lab, Pod, View, skip, wait_until};
 
 use crate::calls::list;
@@ -20,8 +20,10 @@ use crate::stage::{all_of, each, note, note_time, play, step};
 
 /// Longest outage of a cluster that is taken over or given back, on a machine that has the images.
 const OUTAGE: Duration = Duration::from_secs(30);
-/// Port of streams, and the interval of their datagrams.
+/// Ports of streams and of an echo server.
 const STREAM: u16 = 7001;
+const ECHO: u16 = 7002;
+/// Interval of a stream's datagrams.
 const OFTEN: Duration = Duration::from_millis(10);
 /// Kinds of Liqo's own network, and those of its objects that may stay.
 const LIQOS: &str = "wggatewayservers,wggatewayclients,routeconfigurations,internalnodes,internalfabrics,\
@@ -65,22 +67,26 @@ fn live(clusters: &[Kubernetes; 2], image: &Image) -> Result<()> {
     let peers = Peers { pods: &pods, views: [rome.view(&milan.spec)?, milan.view(&rome.spec)?] };
     step("pods reach each other by Liqo's network", || peers.reach())?;
     let peerings = each(clusters, |cluster| kept(cluster, &OF_PEERING))?;
+    let (mut held, _server) = peers.hold()?;
+    let mut is_held = || step("a connection is held", || held.echoes(SOON).map(drop));
     peers.take_over(rome)?;
-    step("either gateway restarts", || {
-        clusters.iter().try_for_each(|one| peers.restart_gateway(one))
-    })?;
+    is_held()?;
+    step("either gateway restarts", || peers.restart_gateways(clusters))?;
     peers.take_over(milan)?;
-    for (cluster, before) in clusters.iter().zip(&peerings) {
-        peers.give_back(cluster)?;
-        unchanged(cluster, &OF_PEERING, before)?;
-    }
-    Ok(())
+    is_held()?;
+    peers.give_back(rome)?;
+    is_held()?;
+    unchanged(rome, &OF_PEERING, &peerings[0])?;
+    step("either gateway restarts, in the other roles", || peers.restart_gateways(clusters))?;
+    peers.give_back(milan)?;
+    is_held()?;
+    unchanged(milan, &OF_PEERING, &peerings[1])
 }
 
-struct Peers<'a> {
-    pods: &'a [Vec<Pod>],
+pub(crate) struct Peers<'a> {
+    pub(crate) pods: &'a [Vec<Pod>],
     /// rome's view of milan, and the other way round.
-    views: [View; 2],
+    pub(crate) views: [View; 2],
 }
 
 impl Peers<'_> {
@@ -126,7 +132,7 @@ impl Peers<'_> {
     }
 
     /// Longest outage of a stream each way while something happens.
-    fn outage(&self, f: impl FnOnce() -> Result<()>) -> Result<Duration> {
+    pub(crate) fn outage(&self, f: impl FnOnce() -> Result<()>) -> Result<Duration> {
         let ways = [(0, 1), (1, 0)].map(|(from, to)| {
             let [from_pod, to_pod] = [&self.pods[from][0], &self.pods[to][0]];
             let address = SocketAddr::new(self.views[from].of(to_pod.addresses[0])?, STREAM);
@@ -141,10 +147,22 @@ impl Peers<'_> {
         Ok(reports.iter().map(|report| report.longest_outage).max().unwrap_or_default())
     }
 
-    fn reach(&self) -> Result<()> {
+    /// A TCP connection from rome to milan, and its server.
+    fn hold(&self) -> Result<(HeldConnection, TcpServer)> {
+        let [from, to] = [&self.pods[0][0], &self.pods[1][0]];
+        let server = TcpServer::start(&to.ns, ECHO, Service::Echo)?;
+        let to = SocketAddr::new(self.views[0].of(to.addresses[0])?, ECHO);
+        Ok((HeldConnection::open(&from.ns, to)?, server))
+    }
+
+    pub(crate) fn reach(&self) -> Result<()> {
         let ([there, back], [of_rome, of_milan]) = (&self.views, [&self.pods[0], &self.pods[1]]);
         reach(of_rome, of_milan, (there, back))?;
         reach(of_milan, of_rome, (back, there))
+    }
+
+    fn restart_gateways(&self, clusters: &[Kubernetes; 2]) -> Result<()> {
+        clusters.iter().try_for_each(|cluster| self.restart_gateway(cluster))
     }
 
     /// Deletes the pod of the gateway, and waits for another.

@@ -5,7 +5,7 @@ set -euo pipefail
 folder=$1 kubernetes=$2 helm=$3 liqoctl=$4
 programs=(kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl)
 # Liqo's other modules: of its version, like liqoctl.
-modules=(liqo-controller-manager crd-replicator webhook virtual-kubelet proxy)
+modules=(liqo-controller-manager crd-replicator webhook virtual-kubelet proxy uninstaller)
 # Its own network, with VXLAN in place of Geneve, which not every kernel has.
 modules+=(ipam gateway gateway/wireguard fabric-vxlan gateway/geneve-vxlan)
 vxlan=$(realpath "${0%/*}")/liqo_vxlan.go

@@ -13,16 +13,17 @@ use super::{Image, Kubernetes, Object, control_plane};
 
 /// The version that `make kubernetes` builds.
 const VERSION: &str = "1.2.0";
-/// The release beside that of weft, which is called like the namespace here.
-const RELEASE: &str = "modules";
+/// The only name by which liqoctl finds it.
+const RELEASE: &str = "liqo";
 const IMAGE: &str = "localhost/liqo:test";
 /// Programs: as they are built here, as images and programs are called there.
-const PROGRAMS: [(&str, &str); 5] = [
+const PROGRAMS: [(&str, &str); 6] = [
     ("liqo-controller-manager", "liqo-controller-manager"),
     ("liqo-crd-replicator", "crd-replicator"),
     ("liqo-webhook", "webhook"),
     ("liqo-virtual-kubelet", "virtual-kubelet"),
     ("liqo-proxy", "proxy"),
+    ("liqo-uninstaller", "uninstaller"),
 ];
 const MANAGER: &str = "liqo-controller-manager";
 const DEPLOYMENTS: [&str; 4] = [MANAGER, "liqo-crd-replicator", "liqo-webhook", "liqo-proxy"];
@@ -93,6 +94,12 @@ impl Kubernetes {
         let deployment = format!("deployment/{MANAGER}");
         let status = ["rollout", "status", &deployment, "--namespace", &self.namespace];
         self.kubectl(&[&status[..], &["--timeout=120s"]].concat()).map(drop)
+    }
+
+    /// Uninstalls Liqo's chart by helm, with more arguments of it.
+    pub fn uninstall_liqo(&self, more: &[&str]) -> Result<()> {
+        let line = ["uninstall", RELEASE, "--namespace", &self.namespace];
+        self.helm(&[&line[..], more].concat()).map(drop)
     }
 
     fn install_liqo_with(

@@ -10,8 +10,9 @@ use super::machine::TIMEOUT;
 use super::{ADMIN, DIR, Kubernetes, Object};
 use crate::{ClusterSpec, View, bin_dir};
 
-/// Name of the release, and of the namespace in which tools made for Liqo look for it.
-pub(super) const RELEASE: &str = "liqo";
+/// Namespace in which tools made for Liqo look for it.
+pub(super) const NAMESPACE: &str = "liqo";
+const RELEASE: &str = "weft";
 /// Time for which nodes refuse packets to peers when weft is uninstalled.
 pub const LINGER: Duration = Duration::from_secs(8);
 const CONTROLLER: &str = "liqo-fabric-controller";
