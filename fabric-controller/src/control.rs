@@ -277,6 +277,10 @@ impl Controller {
             // Compiled objects are most of the memory: those of the round before are freed first.
             drop(std::mem::take(&mut wanted));
             wanted = self.compile();
+            if self.workloads.as_ref().is_some_and(|workloads| *workloads.liqo_ends.borrow()) {
+                let is_deleted = |kind| matches!(kind, Kind::Network | Kind::Ip);
+                wanted.objects.retain(|reference, _| !is_deleted(reference.kind));
+            }
             // Gateways start while their configs are written.
             self.instruct(&wanted, None);
             let (index, schedule) = (&mut self.index, &mut self.schedule);

@@ -10,7 +10,8 @@ use crate::life::{Release, liqos_chart};
 use crate::uninstall::uninstall;
 
 const WITH_CRDS: &str = "crds: {liqo: auto, weft: auto}";
-const LIQOS_VALUES: [&str; 5] = [
+const LIQOS_VALUES: [&str; 6] = [
+    "--set=tag=v1.2.0",
     "--set=networking.enabled=false",
     "--set=discovery.config.clusterID=rome",
     "--set=ipam.podCIDRs={10.200.0.0/16}",

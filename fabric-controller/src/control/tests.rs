@@ -29,7 +29,8 @@ async fn gateways_are_planned_before_writes_are_done() {
     let (_placements, placements) = watch::channel(None);
     let planned = plan.subscribe();
     let controller = Controller::new(store, ipam, Settings::default()).unwrap();
-    let mut controller = controller.with(Exchange { nodes, plan, placements });
+    let (_, liqo_ends) = watch::channel(false);
+    let mut controller = controller.with(Exchange { nodes, plan, placements, liqo_ends });
 
     let metadata = |name: &str| json!({"name": name, "namespace": "liqo", "uid": name});
     let map: ConfigMap = serde_json::from_value(json!({

@@ -79,6 +79,8 @@ pub struct Exchange {
     pub plan: watch::Sender<Option<Plan>>,
     /// `None` until all is known that was there at the start.
     pub placements: watch::Receiver<Option<Placements>>,
+    /// True while Liqo's uninstaller waits until there is neither Network nor IP.
+    pub liqo_ends: watch::Receiver<bool>,
 }
 
 /// Makes gateways run, and what Liqo's other modules read. Each has a loop of its own, so that no pod of a
@@ -147,6 +149,7 @@ impl Kubernetes {
     ) -> (Self, Exchange) {
         let writer = Writer::new(&server);
         let liqo_ips = LiqoIps::new(&server, identity);
+        let liqo_ends = liqo_ips.ends();
         let ApiServer { client, namespace: installation, metrics, .. } = server;
         let (nodes_sender, changed_nodes) = watch::channel(None);
         let (plan_sender, plan) = watch::channel(None);
@@ -173,7 +176,7 @@ impl Kubernetes {
         };
         let kubernetes = Self { gateways, foreign_clusters, liqo_ips };
         let placements = placements_receiver;
-        (kubernetes, Exchange { nodes: nodes_sender, plan: plan_sender, placements })
+        (kubernetes, Exchange { nodes: nodes_sender, plan: plan_sender, placements, liqo_ends })
     }
 
     /// Runs until the controller is gone.

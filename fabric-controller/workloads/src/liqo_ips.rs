@@ -32,6 +32,8 @@ const RETRY: Duration = Duration::from_secs(5);
 /// Time without Liqo's controller-manager after which its IPs are removed, and nothing is put back any more:
 /// addresses that were mapped to peers are others after that, and an upgrade may replace its Deployment.
 const ABSENT_FOR: Duration = Duration::from_secs(60);
+/// Timeout for Liqo's uninstaller, which waits for five minutes itself.
+const ENDS_WITHIN: Duration = Duration::from_secs(600);
 
 pub(super) struct LiqoIps {
     /// The namespace of weft, which is that of Liqo, too.
@@ -41,6 +43,8 @@ pub(super) struct LiqoIps {
     /// Repairs are made from the same objects.
     repairs: LiqoRepairs,
     shared: SharedObjects,
+    ends: watch::Sender<bool>,
+    ending_since: Option<Instant>,
     /// All kinds are watched.
     is_open: bool,
     absent_since: Option<Instant>,
@@ -59,10 +63,17 @@ impl LiqoIps {
             writer: Writer::new(server),
             repairs: LiqoRepairs::new(server.client.clone(), identity),
             shared: SharedObjects::new(server.client.clone()),
+            ends: watch::Sender::new(false),
+            ending_since: None,
             is_open: false,
             absent_since: None,
             due: None,
         }
+    }
+
+    /// True while Liqo's uninstaller waits until there is neither Network nor IP.
+    pub(super) fn ends(&self) -> watch::Receiver<bool> {
+        self.ends.subscribe()
     }
 
     /// Runs until the controller is gone. Nothing is written before there is a plan.
@@ -108,7 +119,8 @@ impl LiqoIps {
         if !self.live.has_listed(&needed) {
             return;
         }
-        let liqo = Liqo::of(self.live.objects());
+        let liqo = self.liqo(Instant::now());
+        self.ends.send_replace(liqo == Liqo::Ending);
         if liqo == Liqo::WithoutNetworking && !self.is_open {
             self.live.open(&Watched::OF_LIQO_IPS, &self.installation);
             self.live.open(&Watched::OF_LIQO_REPAIRS, &self.installation);
@@ -146,6 +158,18 @@ impl LiqoIps {
             tracing::debug!(%error, "IPs for Liqo are not as they should be; tried again");
             self.due = Some(Instant::now() + RETRY);
         }
+    }
+
+    /// One that does not end in time counts as absent.
+    fn liqo(&mut self, now: Instant) -> Liqo {
+        let liqo = Liqo::of(self.live.objects());
+        if liqo != Liqo::Ending {
+            self.ending_since = None;
+            return liqo;
+        }
+        let until = *self.ending_since.get_or_insert(now) + ENDS_WITHIN;
+        self.due = (now < until).then_some(until);
+        if now < until { liqo } else { Liqo::Absent }
     }
 
     /// False while Liqo has been absent for a short time only.
