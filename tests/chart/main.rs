@@ -12,7 +12,6 @@ mod golden;
 mod life;
 mod liqo_table;
 mod monitoring;
-mod orders;
 mod policies;
 mod references;
 mod rights;
