@@ -6,7 +6,6 @@
 //!   near, far's shadow, liqoctl -- rome-1 --+--[ switch ]--+-- milan-1 -- far
 //! ```
 
-mod direct;
 mod disturbed;
 mod network_test;
 mod no_networking;
