@@ -12,8 +12,9 @@
 # make bench-scale  control plane with 200 simulated nodes and 100 peerings, into bench/RESULTS.md; ARGS='--nodes 20'
 # make arm64   tests of packets, plans and resources on an emulated arm64
 # make images  container images for amd64 and arm64, into target/images; PUSH=registry.example.org/team: there, too
+# make chart   packs the chart for registries (OCI), into target/chart; PUSH=registry.example.org/team: there, too
 # make sbom    what each program consists of, as CycloneDX, into target/sbom
-# make equal-builds  builds the programs twice and compares them byte by byte, a quarter of an hour
+# make equal-builds  builds programs and images twice and compares them byte by byte, half an hour
 # make crds    writes the chart's custom resource definitions, deploy/chart/crds-*
 # make clean   removes what was built and what a killed run left behind
 #
@@ -22,7 +23,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := demo
-.PHONY: demo test lint check soak soak-alone soak-aside soak-rounds simulate fuzz bench bench-scale arm64 images sbom equal-builds crds clean tools lint-tools fuzz-tools \
+.PHONY: demo test lint check soak soak-alone soak-aside soak-rounds simulate fuzz bench bench-scale arm64 images chart sbom equal-builds crds clean tools lint-tools fuzz-tools \
   peers kubernetes networks previous build
 
 CACHE  ?= $(HOME)/.cache/weft
@@ -171,6 +172,11 @@ images:
 	  $(if $(BASES),mmdebstrap:mmdebstrap arch-test:arch-test))
 	$(SUDO) OUT=$(TARGET)/images deploy/images.sh
 
+chart: kubernetes
+	@mkdir -p $(TARGET)/chart
+	$(WEFT_KUBERNETES_DIR)/helm package deploy/chart --destination $(TARGET)/chart
+	$(if $(PUSH),$(WEFT_KUBERNETES_DIR)/helm push $(TARGET)/chart/weft-$$(sed -n 's/^version: //p' deploy/chart/Chart.yaml).tgz oci://$(PUSH)/charts)
+
 # Of the last commit: the plugin writes beside each Cargo.toml.
 sbom: tools
 	@test -x $(CACHE)/bin/cargo-cyclonedx || { echo "building cargo-cyclonedx, once, a minute"; cargo install --quiet --locked --debug --root $(CACHE) cargo-cyclonedx@$(CARGO_CYCLONEDX); }
@@ -183,7 +189,8 @@ sbom: tools
 	@rm -rf $(TARGET)/sbom/source
 
 equal-builds: tools
-	OUT=$(TARGET)/equal-builds deploy/equal-builds.sh
+	@$(call INSTALL,buildah:buildah mmdebstrap:mmdebstrap arch-test:arch-test)
+	$(SUDO) env OUT=$(TARGET)/equal-builds deploy/equal-builds.sh
 
 crds:
 	WEFT_BLESS=1 cargo test --locked --workspace --test crds files

@@ -16,6 +16,21 @@ fn all_values_give_golden_manifests() {
 }
 
 #[test]
+fn packed_chart_gives_same_manifests() {
+    let Some(helm) = Helm::find() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let destination = format!("--destination={}", dir.path().display());
+    helm.run(&["package", "../deploy/chart", &destination]).unwrap();
+    let packed = std::fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();
+    let values = dir.path().join("values.yaml");
+    std::fs::write(&values, MIN_VALUES).unwrap();
+    let values = format!("--values={}", values.display());
+    let packed = packed.display().to_string();
+    let rendered = helm.run(&["template", "weft", "--kube-version=1.34.0", &packed, &values]);
+    assert!(rendered.unwrap() == helm.template(&[MIN_VALUES]).unwrap());
+}
+
+#[test]
 fn helm_lint_reports_nothing() {
     let Some(helm) = Helm::find() else { return };
     let printed = helm.with(&["lint", "--strict"], &[]).unwrap();
