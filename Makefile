@@ -11,6 +11,7 @@
 #              minutes, not written; ARGS='--line tcp-1': one line
 # make bench-scale  control plane with 200 simulated nodes and 100 peerings, into bench/RESULTS.md; ARGS='--nodes 20'
 # make arm64   tests of packets, plans and resources on an emulated arm64
+# make install  programs and the plugin `kubectl weft`, into PREFIX=/usr/local
 # make images  container images for amd64 and arm64, into target/images; PUSH=registry.example.org/team: there, too
 # make chart   packs the chart for registries (OCI), into target/chart; PUSH=registry.example.org/team: there, too
 # make sbom    what each program consists of, as CycloneDX, into target/sbom
@@ -23,7 +24,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := demo
-.PHONY: demo test lint check soak soak-alone soak-aside soak-rounds simulate fuzz bench bench-scale arm64 images chart sbom equal-builds crds clean tools lint-tools fuzz-tools \
+.PHONY: demo test lint check soak soak-alone soak-aside soak-rounds simulate fuzz bench bench-scale arm64 install images chart sbom equal-builds crds clean tools lint-tools fuzz-tools \
   peers kubernetes networks previous build
 
 CACHE  ?= $(HOME)/.cache/weft
@@ -50,6 +51,7 @@ CALICO      := 1.11.0-cni-plugin.0.20250813170300-a0db560f0520
 # A crate and its version, and the program in it.
 CRATE_PEERS := boringtun-cli@0.7.1:boringtun-cli gotatun-cli@0.10.2:gotatun
 
+PREFIX  ?= /usr/local
 MINUTES ?= 30
 SEEDS   ?= 8000
 SECONDS ?= 60
@@ -166,6 +168,12 @@ arm64: tools
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER='qemu-aarch64-static -L /usr/aarch64-linux-gnu' \
 	  cargo test --locked --target aarch64-unknown-linux-gnu -p tunnel -p netplan -p fabric-primitives -p fabric-api
+
+install: tools
+	$(PROGRAMS)
+	$(if $(SUDO),sudo) install -D --target-directory $(PREFIX)/bin \
+	  $(addprefix $(TARGET)/release/,fabric-controller weft ipam gateway route-agent)
+	$(if $(SUDO),sudo) ln -sfn weft $(PREFIX)/bin/kubectl-weft
 
 images:
 	@$(call INSTALL,buildah:buildah qemu-aarch64-static:qemu-user-static update-binfmts:binfmt-support \
