@@ -6,6 +6,7 @@ use crate::helm::{Helm, MIN_VALUES};
 use crate::life::{Release, liqos_chart};
 
 const CONTROLLER: &str = "liqo-fabric-controller";
+const WITHDRAWAL: &str = "liqo-withdrawal";
 const TENANT: &str = "liqo-tenant-milan";
 /// Namespace of a peering by its label alone.
 const LABELLED: &str = "peering";
@@ -160,7 +161,7 @@ fn controller_writes_gateways_in_their_namespaces() {
     services_of_ips_are_anywhere(&controller);
     objects_of_others_stay(&release, &controller);
     pods_are_those_of_gateways(&controller);
-    bindings_are_those_of_gateways(&controller);
+    bindings_are_those_of_gateways(&release, &controller);
 }
 
 fn services_of_ips_are_anywhere(controller: &Account<'_>) {
@@ -170,7 +171,21 @@ fn services_of_ips_are_anywhere(controller: &Account<'_>) {
             "kind": "IP", "name": ip, "uid": "u"}]);
         service
     };
-    refused(controller.apply(&of("other")), "liqo.io/tenant-namespace");
+    let why = "liqo.io/tenant-namespace";
+    refused(controller.apply(&of("other")), why);
+    for (field, other) in [("kind", "Network"), ("apiVersion", "example.org/v1")] {
+        let mut service = of("database");
+        service["metadata"]["ownerReferences"][0][field] = json!(other);
+        refused(controller.apply(&service), why);
+    }
+    let mut account = account(OTHER, "database");
+    account["metadata"]["ownerReferences"] = of("database")["metadata"]["ownerReferences"].clone();
+    refused(controller.apply(&account), why);
+    let slice = object("discovery.k8s.io/v1", "EndpointSlice", OTHER, "other");
+    let slice = with(slice, json!({"addressType": "IPv4", "endpoints": []}));
+    refused(controller.apply(&slice), why);
+    let budget = object("policy/v1", "PodDisruptionBudget", OTHER, "gw-a");
+    refused(controller.apply(&with(budget, json!({"spec": {"maxUnavailable": 1}}))), why);
     controller.apply(&of("database")).unwrap();
     controller.delete("services", (OTHER, "database")).unwrap();
 }
@@ -204,6 +219,7 @@ fn pods_are_those_of_gateways(controller: &Account<'_>) {
     let why = "networking.gatewayTemplates.hostAccess=true";
     refused(of(&|pod| pod["hostNetwork"] = json!(true)), why);
     refused(of(&|pod| pod["hostPID"] = json!(true)), why);
+    refused(of(&|pod| pod["hostIPC"] = json!(true)), why);
     refused(of(&|pod| pod["volumes"] = volume("/")), why);
     let privileged = json!({"privileged": true});
     refused(of(&|pod| pod["containers"][0]["securityContext"] = privileged.clone()), why);
@@ -212,14 +228,26 @@ fn pods_are_those_of_gateways(controller: &Account<'_>) {
     let init = json!([{"name": "i", "image": "i", "securityContext": privileged}]);
     refused(of(&|pod| pod["initContainers"] = init.clone()), why);
     of(&|pod| pod["volumes"] = volume("/dev/net/tun")).unwrap();
+    refused(of(&|pod| pod["hostNetwork"] = json!(true)), why);
 }
 
-fn bindings_are_those_of_gateways(controller: &Account<'_>) {
+fn bindings_are_those_of_gateways(release: &Release, controller: &Account<'_>) {
     let why = "gives accounts of gateways";
     refused(controller.apply(&binding(TENANT, "gw-b", "ClusterRole", "liqo-gateway")), why);
     controller.apply(&role(TENANT, "gw-b")).unwrap();
+    // RBAC lets it bind roles that give nothing.
+    let mut empty = role("", "gw-b");
+    empty["kind"] = json!("ClusterRole");
+    release.apply(&[empty]);
+    refused(controller.apply(&binding(TENANT, "gw-b", "ClusterRole", "gw-b")), why);
+    refused(controller.apply(&binding(TENANT, "gw-b", "Role", "gw-a")), why);
     let mut other = binding(TENANT, "gw-b", "Role", "gw-b");
     controller.apply(&other).unwrap();
+    for (field, value) in [("name", "gw-a"), ("namespace", LABELLED)] {
+        let mut other = other.clone();
+        other["subjects"][0][field] = json!(value);
+        refused(controller.apply(&other), why);
+    }
     other["subjects"][0]["name"] = json!("default");
     refused(controller.apply(&other), why);
     other["subjects"] =
@@ -227,12 +255,18 @@ fn bindings_are_those_of_gateways(controller: &Account<'_>) {
     refused(controller.apply(&other), why);
     refused(controller.apply(&keys(OTHER, CONTROLLER)), "liqo.io/tenant-namespace");
     refused(controller.apply(&keys(TENANT, "default")), why);
+    let mut elsewhere = keys(TENANT, CONTROLLER);
+    elsewhere["subjects"][0]["namespace"] = json!(OTHER);
+    refused(controller.apply(&elsewhere), why);
+    let mut other_role = keys(TENANT, CONTROLLER);
+    other_role["roleRef"]["name"] = json!("gw-b");
+    refused(controller.apply(&other_role), why);
     controller.apply(&keys(TENANT, CONTROLLER)).unwrap();
     let list = |namespace: &str| {
         let path = format!("/api/v1/namespaces/{namespace}/secrets");
         controller.run(&["get", "--raw", &path], &Value::Null)
     };
-    controller.release.server.wait_until("it may read keys there", || list(TENANT));
+    release.server.wait_until("it may read keys there", || list(TENANT));
     refused(list(OTHER), "Forbidden");
     refused(list("liqo"), "Forbidden");
     let readers = |name: &str| {
@@ -242,6 +276,9 @@ fn bindings_are_those_of_gateways(controller: &Account<'_>) {
         readers
     };
     refused(controller.apply(&readers("default")), why);
+    let mut user = readers("gw-b");
+    user["subjects"] = other["subjects"].clone();
+    refused(controller.apply(&user), why);
     controller.apply(&readers("gw-b")).unwrap();
 }
 
@@ -278,6 +315,26 @@ fn controller_writes_own_secrets_only() {
     refused(patch(json!({"data": {"privateKey": "Yg=="}})), why);
     refused(patch(json!({"data": {"privateKey": null}})), why);
     refused(patch(json!({"data": {"more": "Yg=="}})), why);
+    withdrawal_removes_own_secrets_only(&release);
+}
+
+/// RBAC lets it remove all Secrets.
+fn withdrawal_removes_own_secrets_only(release: &Release) {
+    let mut role = role(TENANT, "removal");
+    role["rules"] =
+        json!([{"apiGroups": [""], "resources": ["secrets"], "verbs": ["deletecollection"]}]);
+    let mut binding = binding(TENANT, "removal", "Role", "removal");
+    binding["subjects"] =
+        json!([{"kind": "ServiceAccount", "name": WITHDRAWAL, "namespace": "liqo"}]);
+    release.apply(&[account("liqo", WITHDRAWAL), role, binding]);
+    let withdrawal = release.account(WITHDRAWAL);
+    let remove = |name: &str| {
+        let path =
+            format!("/api/v1/namespaces/{TENANT}/secrets?fieldSelector=metadata.name={name}");
+        withdrawal.run(&["delete", "--raw", &path], &Value::Null)
+    };
+    release.server.wait_until("it may remove its own", || remove("gw-a"));
+    refused(remove("users"), "make and remove Secrets with the label");
 }
 
 /// RBAC lets it patch all pods.
@@ -309,6 +366,9 @@ fn controller_changes_labels_of_gateways_pods_only() {
     change("gw-milan-1", label()).unwrap();
     refused(change("other", label()), why);
     refused(change("gw-milan-1", image), why);
+    refused(change("gw-milan-1", json!({"metadata": {"annotations": {"a": "b"}}})), why);
+    let owners = json!([{"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "u"}]);
+    refused(change("gw-milan-1", json!({"metadata": {"ownerReferences": owners}})), why);
 }
 
 /// RBAC lets it delete all pods, and write all of a ShadowEndpointSlice.
@@ -362,6 +422,12 @@ fn controller_repairs_of_liqo_are_bounded() {
     refused(change("web", annotated("a", "c"), address), why);
     refused(change("web", annotated("c", "d"), address), why);
     refused(change("web", json!({"labels": {"a": "b"}}), address), why);
+    refused(change("web", json!({"finalizers": ["example.org/a"]}), address), why);
+    let owners = json!([{"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "u"}]);
+    refused(change("web", json!({ "ownerReferences": owners }), address), why);
+    // As the manager of the annotation, so that it goes.
+    let apply = ["apply", "--server-side", "--field-manager=kubectl", "--filename=-"];
+    refused(controller.run(&apply, &slice("web", json!({}), address)), why);
     refused(change("web", json!({}), "10.200.1.8"), why);
     change("new", json!({}), address).unwrap_err();
 }
@@ -390,13 +456,27 @@ fn controller_changes_authority_of_webhooks_only() {
         change(&|webhooks| webhooks[0]["clientConfig"]["service"]["namespace"] = json!("x")),
         why,
     );
-    refused(change(&|webhooks| webhooks[0]["failurePolicy"] = json!("Fail")), why);
+    for (field, value) in [
+        ("failurePolicy", json!("Fail")),
+        ("timeoutSeconds", json!(29)),
+        ("matchConditions", json!([{"name": "all", "expression": "true"}])),
+        ("namespaceSelector", json!({"matchLabels": {"a": "b"}})),
+        ("objectSelector", json!({"matchLabels": {"a": "b"}})),
+    ] {
+        refused(change(&|webhooks| webhooks[0][field] = value.clone()), why);
+    }
     let more = |webhooks: &mut Value| {
         let mut more = webhooks[0].clone();
         more["name"] = json!("more.weft.dev");
         webhooks.as_array_mut().unwrap().push(more);
     };
     refused(change(&more), why);
+    let by_url = json!([{"op": "replace", "path": "/webhooks/0/clientConfig",
+        "value": {"url": "https://weft.example.org"}}]);
+    let patch = format!("--patch={by_url}");
+    let line = ["patch", "mutatingwebhookconfiguration/weft-cidr-lists", "--type=json", &patch];
+    release.server.kubectl(&line, "").unwrap();
+    refused(change(&|webhooks| webhooks[0]["clientConfig"] = url.clone()), why);
 }
 
 #[test]
