@@ -45,6 +45,23 @@ fn uninstall_objects_exist_only_then() {
     }
 }
 
+/// All else of a host may be read-only, and its kubelet's folder anywhere.
+#[test]
+fn pods_use_two_paths_and_a_device_of_hosts() {
+    for objects in renderings() {
+        let workloads = of_kinds(&objects, &["Deployment", "DaemonSet", "Job"]);
+        let templates = of_kinds(&objects, &TEMPLATES).map(|t| &t["spec"]["template"]["spec"]);
+        let templates = templates.map(|spec| &spec["deployment"]);
+        let mut paths = BTreeSet::new();
+        for workload in workloads.chain(templates) {
+            let pod = &workload["spec"]["template"]["spec"];
+            let volumes = pod["volumes"].as_array().into_iter().flatten();
+            paths.extend(volumes.filter_map(|volume| volume["hostPath"]["path"].as_str()));
+        }
+        assert!(paths.iter().eq(&["/dev/net/tun", "/proc/sys/net", "/run/xtables.lock"]));
+    }
+}
+
 #[test]
 fn workloads_have_distinct_selectors() {
     for objects in renderings() {
