@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 const VXLAN: u16 = 4879;
-/// Port of flannel's VXLAN, which carries what is sent to a gateway's pod.
-const FLANNEL: u16 = 8472;
+/// Ports of flannel's and Calico's VXLAN, which carry what is sent to a gateway's pod.
+const NETWORKS: [u16; 2] = [8472, 4789];
 /// Headers of VXLAN within a datagram.
 const HEADERS: usize = 16;
 
@@ -53,7 +53,7 @@ fn carrier(frame: &[u8]) -> Option<Carrier> {
     };
     match u16::from_be_bytes(frame.get(udp + 2..udp + 4)?.try_into().ok()?) {
         VXLAN => Some(carrier),
-        FLANNEL => self::carrier(frame.get(udp + HEADERS..)?),
+        port if NETWORKS.contains(&port) => self::carrier(frame.get(udp + HEADERS..)?),
         _ => None,
     }
 }
@@ -74,13 +74,13 @@ mod tests {
     }
 
     #[test]
-    fn vxlan_within_flannels_has_its_carrier() {
+    fn vxlan_within_that_of_networks_has_its_carrier() {
         let mut machines = Machines::default();
         let [rome_1, rome_2] = ["rome-1", "rome-2"].map(|name| machines.add(name));
-        let within = |port: u16| {
+        let within = |network: u16, port: u16| {
             let mut frame = vxlan(rome_1, rome_2);
             let length = frame.len();
-            frame[length - 2..].copy_from_slice(&FLANNEL.to_be_bytes());
+            frame[length - 2..].copy_from_slice(&network.to_be_bytes());
             frame.resize(34 + HEADERS, 0);
             let mut inner = vxlan([1; 6], [2; 6]);
             let length = inner.len();
@@ -88,8 +88,10 @@ mod tests {
             [frame, inner].concat()
         };
 
-        assert_eq!(machines.carrier(&within(VXLAN)), Some(Carrier::Vxlan));
-        assert_eq!(machines.carrier(&within(80)), None);
+        for network in NETWORKS {
+            assert_eq!(machines.carrier(&within(network, VXLAN)), Some(Carrier::Vxlan));
+            assert_eq!(machines.carrier(&within(network, 80)), None);
+        }
     }
 
     #[test]

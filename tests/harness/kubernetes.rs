@@ -35,7 +35,7 @@ pub use image::{BUSYBOX, Image, NETSHOOT, WEFT};
 pub use liqo::{require_liqo, require_liqo_network};
 pub use liqoctl::{Answer, require_liqoctl};
 pub use machine::{DIR, Machine};
-pub use network::{CANAL, FLANNEL, KUBE_ROUTER, Network, Project};
+pub use network::{CALICO, CANAL, FLANNEL, KUBE_ROUTER, Network, Project};
 pub use object::Object;
 pub use programs::require_kubernetes;
 pub use weft::{LINGER, deploy};
@@ -185,7 +185,7 @@ impl Kubernetes {
         let nodes = nodes.collect::<Result<Vec<_>>>()?;
         self.apply(&json!({"apiVersion": "v1", "kind": "List", "items": nodes}).to_string())?;
         self.on_all(|machine| {
-            machine.start(&mut node::kubelet(machine))?;
+            machine.start(&mut node::kubelet(machine, &self.spec))?;
             machine.start(&mut node::proxy())
         })?;
         self.install_network()?;

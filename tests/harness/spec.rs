@@ -35,6 +35,10 @@ pub struct ClusterSpec {
     pub service_cidrs: Vec<IpNet>,
     /// Network of clusters that run Kubernetes.
     pub network: Network,
+    /// Nodes whose addresses are those of a VPN: one address without a subnet each, and 1300 bytes.
+    pub on_vpn: bool,
+    /// Nodes that cannot write to their root, with a kubelet in a folder of its own.
+    pub read_only: bool,
 }
 
 impl ClusterSpec {
@@ -53,11 +57,21 @@ impl ClusterSpec {
             internal_cidrs: vec![v4([10, 80, 0, 0])],
             service_cidrs: vec![v4([10, 96, 0, 0])],
             network: Network::Bridge,
+            on_vpn: false,
+            read_only: false,
         }
     }
 
     pub fn on_network(self, network: Network) -> Self {
         Self { network, ..self }
+    }
+
+    pub fn on_vpn(self) -> Self {
+        Self { on_vpn: true, ..self }
+    }
+
+    pub fn read_only(self) -> Self {
+        Self { read_only: true, ..self }
     }
 
     /// IPv6 inside as well, again the same in every cluster.

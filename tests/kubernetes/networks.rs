@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
-use weft_tests::kubernetes::{CANAL, FLANNEL, Image, KUBE_ROUTER, Network, Project};
+use weft_tests::kubernetes::{CALICO, CANAL, FLANNEL, Image, KUBE_ROUTER, Network, Project};
 use weft_tests::traffic::{PingError, Pinger, Service, TcpServer, http_get};
-use weft_tests::{Lab, Netns, skip, wait_until};
+use weft_tests::{ClusterSpec, Lab, Netns, skip, wait_until};
 
 use crate::in_clear::{Observer, Senders};
 use crate::pair::{HTTP, Pair, SOON};
@@ -43,16 +43,42 @@ fn clusters_with_canal_reach_each_other() -> Result<()> {
     reach_each_other(&CANAL)
 }
 
+/// Addresses of pods lie outside of their node's CIDRs.
+#[test]
+#[ignore = "minutes long: make soak-rounds"]
+fn clusters_with_calico_reach_each_other() -> Result<()> {
+    reach_each_other(&CALICO)
+}
+
+/// The underlay is itself a VPN, as of hosts that Nebula or Tailscale join, and nodes are like Talos'.
+#[test]
+#[ignore = "minutes long: make soak-rounds"]
+fn read_only_nodes_on_a_vpn_reach_each_other() -> Result<()> {
+    all_ways_are_open(false, || Ok(()), |spec| spec.on_vpn().read_only())
+}
+
 fn reach_each_other(network: &'static Project) -> Result<()> {
-    play(|| match network.require().and_then(|()| Image::weft()) {
+    all_ways_are_open(
+        network.has_policies,
+        || network.require(),
+        |spec| {
+            let spec = if network.has_ipv6 { spec.both_families(false) } else { spec };
+            spec.on_network(Network::Of(network))
+        },
+    )
+}
+
+fn all_ways_are_open(
+    has_policies: bool,
+    require: impl FnOnce() -> Result<()>,
+    of: impl Fn(ClusterSpec) -> ClusterSpec,
+) -> Result<()> {
+    play(|| match require().and_then(|()| Image::weft()) {
         Ok(image) => {
             let lab = Lab::new("weft-kubernetes-networks")?;
-            let specs = rome_and_milan_specs(2).map(|spec| {
-                let spec = if network.has_ipv6 { spec.both_families(false) } else { spec };
-                spec.on_network(Network::Of(network))
-            });
+            let specs = rome_and_milan_specs(2).map(of);
             let pair = Pair::install_on(&lab, &image, specs, &[("a", 1), ("b", 2)])?;
-            pair.explained(|| all_ways(&pair, &lab, network))
+            pair.explained(|| all_ways(&pair, &lab, has_policies))
         }
         Err(why) => {
             skip(&format!("{why:#}"));
@@ -61,7 +87,7 @@ fn reach_each_other(network: &'static Project) -> Result<()> {
     })
 }
 
-fn all_ways(pair: &Pair, lab: &Lab, network: &Project) -> Result<()> {
+fn all_ways(pair: &Pair, lab: &Lab, has_policies: bool) -> Result<()> {
     for (cluster, pod) in pair
         .clusters
         .iter()
@@ -79,7 +105,7 @@ fn all_ways(pair: &Pair, lab: &Lab, network: &Project) -> Result<()> {
     })?;
     step("addresses of nobody are refused", || nobody_answers(pair))?;
     step("a packet too big for the tunnel is answered", || too_big_is_answered(pair))?;
-    if network.has_policies {
+    if has_policies {
         step("network policies hold for remote pods", || policies_hold(pair))?;
     }
     step("weft status finds no fault", || {

@@ -61,9 +61,9 @@ if ! is_built kube-router $module "$kube_router"; then
   install -m 644 "$scratch/kube-router/daemonset/generic-kuberouter.yaml" "$folder/kube-router.yaml"
 fi
 
-# Felix and the plugin of Canal. The proxy has Calico without the module of its API, which it has apart.
+# Felix and the plugin of Calico and Canal. The proxy has Calico without the module of its API, which it has apart.
 module=github.com/projectcalico/calico
-if ! is_built calico-install $module "$calico"; then
+if ! is_built calico-install $module "$calico" || [ ! -f "$folder/calico.yaml" ]; then
   sources calico $module "$calico"
   # Go 1.26 parses no IPv4 address in brackets.
   sed -i 's/\[__KUBERNETES_SERVICE_HOST__\]/__KUBERNETES_SERVICE_HOST__/' "$scratch/calico/cni-plugin/pkg/install/install.go"
@@ -72,4 +72,5 @@ if ! is_built calico-install $module "$calico"; then
   build calico calico $module "$calico" cni-plugin/cmd/calico "$replace"
   build calico-install calico $module "$calico" cni-plugin/cmd/install "$replace"
   install -m 644 "$scratch/calico/manifests/canal.yaml" "$folder/canal.yaml"
+  install -m 644 "$scratch/calico/manifests/calico-vxlan.yaml" "$folder/calico.yaml"
 fi

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use super::Network;
 use crate::cluster::join_pod_network;
-use crate::{ClusterSpec, Host, Lab, Program, on_segment};
+use crate::{ClusterSpec, Host, Lab, Program, SWITCH_V4, on_segment};
 
 /// Folder of a cluster on its machines: configuration, keys, logs.
 pub const DIR: &str = "/run/kubernetes";
@@ -45,11 +45,18 @@ impl Machine {
         let on_eth0: Vec<_> = addresses.iter().copied().map(on_segment).collect();
         let host = lab.machine(&name, &on_eth0)?;
         host.net().sysctl(&[("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")])?;
+        if spec.on_vpn {
+            addresses.iter().try_for_each(|address| host.ip(&vpn(*address)))?;
+        }
         if spec.network == Network::Bridge {
             join_pod_network(&host, spec, number)?;
         }
         host.command(Command::new("sh").args(["-c", PREPARE, DIR]), "")
             .with_context(|| format!("preparing {name}"))?;
+        if spec.read_only {
+            host.command(Command::new("mount").args(["-o", "remount,bind,ro", "/"]), "")
+                .with_context(|| format!("making {name} read-only"))?;
+        }
         Ok(Self { host, name, addresses, number, programs: Mutex::default() })
     }
 
@@ -89,6 +96,19 @@ impl Machine {
     fn programs(&self) -> MutexGuard<'_, BTreeMap<String, Program>> {
         self.programs.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Device as Nebula and Tailscale have it, with routes to all other nodes.
+fn vpn(address: IpAddr) -> String {
+    let segment = on_segment(address);
+    format!(
+        "link set eth0 mtu 1300\n\
+         addr del {segment} dev eth0\n\
+         addr add {address} dev eth0\n\
+         route add {} dev eth0 src {address}\n\
+         route add default via {SWITCH_V4}\n",
+        segment.trunc()
+    )
 }
 
 /// Timeout for a program that is started while everything else is.

@@ -58,7 +58,7 @@ pub const FLANNEL: Project = Project {
         ("\"cniVersion\": \"1.0.0\"", "\"cniVersion\": \"0.4.0\""),
         (
             "\"Network\": \"10.244.0.0/16\",",
-            "\"Network\": \"IPV4\", \"EnableIPv6\": true, \"IPv6Network\": \"IPV6\",",
+            "\"Network\": \"PODS4\", \"EnableIPv6\": true, \"IPv6Network\": \"PODS6\",",
         ),
     ],
     proxy_mode: "iptables",
@@ -96,20 +96,65 @@ pub const CANAL: Project = Project {
         ("calico", "/opt/cni/bin/calico"),
         ("calico-install", "/opt/cni/bin/install"),
     ],
-    entrypoint: "/bin/start-canal",
+    entrypoint: "/bin/start-calico",
     changes: &[
-        ("\"Network\": \"10.244.0.0/16\"", "\"Network\": \"IPV4\""),
         (
-            "            # The CNI network config to install on each node.\n",
-            "            - {name: CNI_NET_DIR, value: FOLDER/cni}\n",
+            "\"Network\": \"10.244.0.0/16\"",
+            "\"Network\": \"PODS4\", \"EnableIPv6\": true, \"IPv6Network\": \"PODS6\"",
         ),
-        // It only cleans up after nodes that are gone.
-        ("  replicas: 1\n", "  replicas: 0\n"),
+        (
+            "\"subnet\": \"usePodCidr\"\n",
+            "\"ranges\": [[{\"subnet\": \"usePodCidr\"}], [{\"subnet\": \"usePodCidrIPv6\"}]]\n",
+        ),
+        (
+            "- name: FELIX_IPV6SUPPORT\n              value: \"false\"",
+            "- name: FELIX_IPV6SUPPORT\n              value: \"true\"",
+        ),
+        CNI_FOLDER,
+        NO_CONTROLLERS,
+    ],
+    proxy_mode: "iptables",
+    has_policies: true,
+    has_ipv6: true,
+};
+
+/// Calico's own routes over VXLAN (port 4789), its addresses for pods, and its network policies.
+pub const CALICO: Project = Project {
+    manifest: "calico.yaml",
+    namespace: "kube-system",
+    daemon_set: "calico-node",
+    programs: &[
+        ("calico-node", "/bin/calico-node"),
+        ("calico", "/opt/cni/bin/calico"),
+        ("calico", "/opt/cni/bin/calico-ipam"),
+        ("calico-install", "/opt/cni/bin/install"),
+    ],
+    entrypoint: "/bin/start-calico",
+    changes: &[
+        CNI_FOLDER,
+        NO_CONTROLLERS,
+        (
+            "            - name: CALICO_IPV4POOL_IPIP\n",
+            "            - {name: CALICO_IPV4POOL_CIDR, value: PODS4}\n            - name: CALICO_IPV4POOL_IPIP\n",
+        ),
+        // Even where nodes are neighbours.
+        (
+            "- name: CALICO_IPV4POOL_VXLAN\n              value: \"CrossSubnet\"",
+            "- name: CALICO_IPV4POOL_VXLAN\n              value: \"Always\"",
+        ),
     ],
     proxy_mode: "iptables",
     has_policies: true,
     has_ipv6: false,
 };
+
+/// Folder of the CNI's configuration, for Calico.
+const CNI_FOLDER: (&str, &str) = (
+    "            # The CNI network config to install on each node.\n",
+    "            - {name: CNI_NET_DIR, value: FOLDER/cni}\n",
+);
+/// Calico's controllers only clean up after nodes that are gone.
+const NO_CONTROLLERS: (&str, &str) = ("  replicas: 1\n", "  replicas: 0\n");
 
 /// Paths of nodes in manifests: a machine has its own ones below [`DIR`].
 const FOLDERS: [(&str, &str); 3] =
@@ -149,13 +194,13 @@ impl Project {
 
     /// One image in place of all that the manifest names.
     fn image(&self) -> Result<Image> {
-        let start = fs::canonicalize("harness/kubernetes/canal/start");
+        let start = fs::canonicalize("harness/kubernetes/calico/start");
         let image = Image::busybox()?.named(IMAGE).entrypoint(self.entrypoint);
         let image = image
             .file("/etc/nsswitch.conf", "/etc/nsswitch.conf")
             // ipset looks up the names of protocols there.
             .file("/etc/protocols", "/etc/protocols")
-            .file("/bin/start-canal", start.context("not started in the folder `tests`")?);
+            .file("/bin/start-calico", start.context("not started in the folder `tests`")?);
         let image = with_iptables(image)?;
         let image = ["ipset", "conntrack", "ip"].iter().try_fold(image, |image, name| {
             image.program(name, &find(name).with_context(|| format!("{name} is not installed"))?)
@@ -174,7 +219,7 @@ impl Project {
         }
         let prefix = |is_v6| spec.pod_cidrs.iter().find(|cidr| cidr.addr().is_ipv6() == is_v6);
         let prefix = |is_v6| prefix(is_v6).map(IpNet::to_string).unwrap_or_default();
-        let text = text.replace("IPV4", &prefix(false)).replace("IPV6", &prefix(true));
+        let text = text.replace("PODS4", &prefix(false)).replace("PODS6", &prefix(true));
         let services: Vec<_> = spec.service_cidrs.iter().map(IpNet::to_string).collect();
         let text = text.replace("SERVICES", &services.join(",")).replace("FOLDER", DIR);
         Ok(FOLDERS.iter().fold(text, |text, (from, to)| {

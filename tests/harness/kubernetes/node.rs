@@ -57,7 +57,7 @@ pub(super) fn containerd() -> Command {
     containerd
 }
 
-pub(super) fn kubelet(machine: &Machine) -> Command {
+pub(super) fn kubelet(machine: &Machine, spec: &ClusterSpec) -> Command {
     let addresses: Vec<_> = machine.addresses.iter().map(ToString::to_string).collect();
     let mut kubelet = Command::new(built("kubelet"));
     kubelet
@@ -65,6 +65,9 @@ pub(super) fn kubelet(machine: &Machine) -> Command {
         .arg(format!("--kubeconfig={DIR}/kubelet.kubeconfig"))
         .arg(format!("--hostname-override={}", machine.name))
         .arg(format!("--node-ip={}", addresses.join(",")));
+    if spec.read_only {
+        kubelet.arg(format!("--root-dir={DIR}/kubelet"));
+    }
     kubelet
 }
 

@@ -34,7 +34,7 @@ impl Kubernetes {
 
     pub fn start_kubelet(&self, node: u8) -> Result<()> {
         let machine = self.machine(node);
-        machine.start(&mut node::kubelet(machine))
+        machine.start(&mut node::kubelet(machine, &self.spec))
     }
 
     /// Cuts the power of a node that does not run the control plane, and starts it anew. Its disk stays.
@@ -47,7 +47,7 @@ impl Kubernetes {
         machine.host.command(forget.args(["-c", FORGET]), "").context("emptying a kernel")?;
         machine.start(&mut node::containerd())?;
         node::wait_for_containerd(machine)?;
-        machine.start(&mut node::kubelet(machine))?;
+        machine.start(&mut node::kubelet(machine, &self.spec))?;
         machine.start(&mut node::proxy())
     }
 
