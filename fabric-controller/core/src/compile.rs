@@ -69,7 +69,8 @@ pub struct Published {
     pub problems: Vec<Problem>,
 }
 
-/// `now` is the timestamp of conditions that change, and ends the wait for nodes that are gone.
+/// `now` is the timestamp of conditions that change, and ends the wait for nodes that are gone and for
+/// gateways that start.
 pub fn compile(index: &Index, now: Timestamp) -> Published {
     let mut problems = Problems::new(index.file_problems());
     let model = Model::read(index, &mut problems);
@@ -81,7 +82,7 @@ pub fn compile(index: &Index, now: Timestamp) -> Published {
     desired += refused::replaced(index, cluster, peerings);
     desired += addresses::of_nodes(index, cluster);
     desired += addresses::of_gateways(index, cluster, &gateways.all);
-    desired += for_gateways(index, &model, &uncertain, &mut problems);
+    desired += for_gateways((index, now), &model, &uncertain, &mut problems);
     desired += for_nodes(index, &model, &desired);
     desired += node_config::of_removed_nodes(index, cluster, &uncertain, now);
 
@@ -131,7 +132,7 @@ pub fn compile(index: &Index, now: Timestamp) -> Published {
 /// GatewayRecords and GatewayConfigs. While too little is known of the cluster, those that are there
 /// stay.
 fn for_gateways(
-    index: &Index,
+    (index, now): (&Index, Timestamp),
     model: &Model<'_>,
     uncertain: &Uncertain<'_>,
     problems: &mut Problems,
@@ -143,7 +144,7 @@ fn for_gateways(
     });
     let host = gateway_config::host(index, cluster, problems);
     let sources =
-        gateway_config::Sources { index, cluster, peerings, records: records.as_ref(), host };
+        gateway_config::Sources { index, cluster, peerings, records: records.as_ref(), host, now };
     gateway_config::check_families(&sources, &gateways.all, problems);
     let mut desired = gateway_config::configs(&sources, &gateways.all);
     let config = |of: &ObjectRef| ObjectRef { kind: Kind::GatewayConfig, ..of.clone() };

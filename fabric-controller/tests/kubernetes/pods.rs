@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, cluster, cluster_ip, peering, server, tenant};
+use crate::cluster::{Cluster, cluster, cluster_ip, peering, server};
 
 const NAMESPACE: &str = "shop";
 
@@ -40,18 +40,13 @@ fn outside_pod_has_route_while_it_runs() {
     run(cluster, "outside", ("n1", "10.200.7.9"), |_| {});
     let both = json!(["10.200.1.0/24", "10.200.7.9/32"]);
     cluster.until_is(["nodeconfig", "", "n1"], "/spec/localPods", &both);
-    let routes = || {
-        let config = cluster.get("gatewayconfig", &tenant("nantes"), "server")?;
-        let nodes = config["spec"]["nodes"].as_array()?.iter();
-        let prefixes = nodes.map(|node| (node["name"].clone(), node["prefixes"].to_string()));
-        Some(prefixes.collect::<Vec<_>>())
-    };
     let is_routed = |at: &str| {
-        let all = routes().unwrap_or_default();
-        assert!(!all.iter().any(|(_, prefixes)| prefixes.contains("10.200.7.1/")), "{all:?}");
-        all.iter().any(|(name, prefixes)| name == at && prefixes.contains("10.200.7.9/32"))
+        let record = cluster.get("gatewayrecord", "", &format!("node-{at}")).unwrap_or_default();
+        let prefixes = record["spec"]["node"]["prefixes"].to_string();
+        assert!(!prefixes.contains("10.200.7.1/"), "{prefixes}");
+        prefixes.contains("10.200.7.9/32")
     };
-    cluster.until("the gateway has the route", || is_routed("n1").then_some(()));
+    cluster.until("gateways have the route", || is_routed("n1").then_some(()));
     assert!(!is_routed("n2"));
 
     // Another has taken its address, on another node.

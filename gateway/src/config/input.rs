@@ -76,7 +76,7 @@ pub async fn run(
 ) -> anyhow::Result<()> {
     let Sources { store, keep } = sources;
     let watch = store.follow(&name, &[]).context("cannot watch the store")?;
-    // One of its own: a gateway that may not read them yet begins with a whole config.
+    // One of its own: a gateway that may not read them gets a whole config.
     let record_watch = store.watch(&[Kind::GatewayRecord]).context("cannot watch the store")?;
     let follower = Follower {
         store,

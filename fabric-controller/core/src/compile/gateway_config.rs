@@ -14,6 +14,7 @@ use fabric_model::cluster::{Node, mac};
 use fabric_model::gateway::GatewaySettings;
 use fabric_model::{Cluster, Gateway, Peering, Problems, names};
 use fabric_objects::{Kind, ObjectRef};
+use jiff::Timestamp;
 
 use super::desired::Desired;
 use super::gateway_records::{GatewayRecords, are_read_by};
@@ -31,6 +32,7 @@ pub(super) struct Sources<'a> {
     pub(super) records: Option<&'a GatewayRecords>,
     /// Standalone, the node that gateways run on.
     pub(super) host: Option<String>,
+    pub(super) now: Timestamp,
 }
 
 impl Sources<'_> {
@@ -88,7 +90,7 @@ fn config(sources: &Sources<'_>, gateway: &Gateway<'_>) -> Option<GatewayConfig>
     let peering = sources.peerings.iter().find(|peering| peering.is_with(&gateway.peer))?;
     let records = sources.records.filter(|_| peering.is_ready())?;
     let mut spec = own_spec(sources, gateway, peering)?;
-    if !are_read_by(sources.index, gateway) {
+    if !are_read_by(sources.index, gateway, sources.now) {
         spec = gateway_spec(&spec, &records.cluster, records.nodes.values());
     }
     let mut config = GatewayConfig::new(&gateway.reference.name, spec);

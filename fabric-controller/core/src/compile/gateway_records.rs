@@ -12,9 +12,14 @@ use fabric_index::Index;
 use fabric_model::cluster::Node;
 use fabric_model::{Cluster, Gateway, Mapping, Peering};
 use fabric_objects::{Kind, ObjectRef};
+use jiff::{SignedDuration, Timestamp};
 
 use super::desired::Desired;
 use super::uncertain::Uncertain;
+
+/// Time after which a gateway that has applied nothing may be one that reads no records. Much longer than
+/// an API server under load takes: what it then gets is large.
+const MAX_START: SignedDuration = SignedDuration::from_secs(60);
 
 /// Contents of all GatewayRecords.
 pub(super) struct GatewayRecords {
@@ -78,19 +83,30 @@ fn published_nodes(index: &Index) -> BTreeMap<String, NodeRecord> {
     all
 }
 
-/// Returns true if a gateway's own part is all that it needs in its config: once it has
-/// acknowledged the newest records, and then for as long as it acknowledges some. One that was
-/// replaced by an older version, which acknowledges none, gets all of it again.
-pub(super) fn are_read_by(index: &Index, gateway: &Gateway<'_>) -> bool {
-    let Some(config) = gateway.published(index) else { return false };
+/// Returns true if a gateway's own part is all that it needs in its config: while it acknowledges some
+/// records, and in Kubernetes, where its image comes with this controller, also before it could. Others
+/// get all of it until they have acknowledged the newest records, as does one that acknowledges none: it
+/// was replaced by an older version, or may not read them.
+pub(super) fn are_read_by(index: &Index, gateway: &Gateway<'_>, now: Timestamp) -> bool {
+    let Some(config) = gateway.published(index) else { return index.settings.kubernetes };
     let read = config.status.as_ref().and_then(|status| status.records.as_ref());
     if config.spec.from_records {
         let cluster = ObjectRef::new(Kind::GatewayRecord, "", GatewayRecord::CLUSTER);
         let cluster = index.get(&cluster);
-        return read.zip(cluster).is_some_and(|(read, cluster)| read.uid == cluster.uid());
+        return match read {
+            Some(read) => cluster.is_some_and(|cluster| read.uid == cluster.uid()),
+            None => index.settings.kubernetes && is_starting(config, now),
+        };
     }
     let newest = index.gateway_records.as_ref();
     read.zip(newest).is_some_and(|(read, newest)| read.includes(newest))
+}
+
+/// Returns true if a gateway has applied nothing yet, and its config is new.
+fn is_starting(config: &GatewayConfig, now: Timestamp) -> bool {
+    let has_applied = config.status.as_ref().is_some_and(|status| status.applied_generation > 0);
+    let created = config.metadata.creation_timestamp.as_ref();
+    !has_applied && created.is_none_or(|created| now.duration_since(created.0) < MAX_START)
 }
 
 /// `None` until the node has an overlay address.

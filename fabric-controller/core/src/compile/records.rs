@@ -103,7 +103,10 @@ fn peering_record(sources: &Sources<'_>, peering: &Peering<'_>) -> PeeringRecord
         prefixes: peering.sorted_prefixes(),
         connected: gateway.is_some_and(|gateway| is_connected(index, gateway)),
         mtu: in_force.or_else(|| config.map(|c| c.spec.mtu)).unwrap_or(NO_MTU),
-        gateway: ends.map(|of| PeeringGateway { probe: status.and_then(probe_of), ..of }),
+        gateway: ends.map(|of| {
+            let probe = status.and_then(|status| probe_of(status, of.node.as_ref()));
+            PeeringGateway { probe, ..of }
+        }),
     }
 }
 
@@ -274,7 +277,7 @@ fn node_mapping(mapping: &Mapping) -> NodeAddressMap {
 }
 
 /// An older gateway answers none.
-fn probe_of(gateway: &GatewayConfig) -> Option<GatewayProbe> {
+fn probe_of(gateway: &GatewayConfig, node: Option<&String>) -> Option<GatewayProbe> {
     let port = gateway.status.as_ref()?.overlay_probe_port?;
-    Some(GatewayProbe { port, node: gateway.spec.overlay.node.clone() })
+    Some(GatewayProbe { port, node: node.cloned() })
 }

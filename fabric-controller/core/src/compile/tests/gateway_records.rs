@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
-use fabric_api::fabric::{GatewayConfig, GatewayRecord, Record as _, RecordVersion};
+use fabric_api::fabric::{
+    GatewayConfig, GatewayConfigStatus, GatewayRecord, Record as _, RecordVersion,
+};
 use fabric_objects::{Event, Kind, Object, ObjectRef};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::world::{World, client_side, node, server_side};
 
@@ -148,4 +151,27 @@ fn gateway_that_reads_no_records_gets_all_again() {
         acknowledge(&mut world, version);
         assert!(config(&world).spec.from_records);
     }
+}
+
+#[test]
+fn gateway_in_kubernetes_starts_from_records() {
+    let mut world = World::new("rome");
+    world.index.settings.kubernetes = true;
+    client_side("milan").into_iter().for_each(|object| world.apply(object));
+    world.settle();
+    assert!(config(&world).spec.from_records);
+    let mut is_own_part = |applied_generation: i64, age: i64| {
+        let mut new = config(&world);
+        new.spec.from_records = true;
+        let created = jiff::Timestamp::UNIX_EPOCH - jiff::SignedDuration::from_secs(age);
+        new.metadata.creation_timestamp = Some(Time(created));
+        new.status = Some(GatewayConfigStatus { applied_generation, ..Default::default() });
+        world.index.apply(Event::Applied(new.into()));
+        let wanted = crate::compile(&world.index, jiff::Timestamp::UNIX_EPOCH).objects;
+        let reference = ObjectRef::new(Kind::GatewayConfig, "liqo-tenant-milan", "client");
+        matches!(&wanted[&reference], Object::GatewayConfig(config) if config.spec.from_records)
+    };
+    assert!(is_own_part(0, 59), "it may not have read them yet");
+    assert!(!is_own_part(1, 59), "it reads none");
+    assert!(!is_own_part(0, 60), "it may not read them");
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fabric_api::Mac;
-use fabric_api::fabric::{ActiveReplica, GatewayConfig, GatewayReplica, NodeConfig};
+use fabric_api::fabric::{ActiveReplica, FabricRecord, GatewayConfig, GatewayReplica, NodeConfig};
 use fabric_api::networking::{Connection, EndpointStatus, InternalEndpoint};
 use fabric_objects::{Event, Kind, Object, ObjectRef};
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -160,12 +160,28 @@ fn nodes_follow_replica_that_has_tunnel() {
     assert_eq!(underlay(&world).as_deref(), Some("10.200.2.9"), "a pod that is gone");
 }
 
+/// A record that follows the stored config is written once more when that is.
+#[test]
+fn probed_node_is_recorded_with_its_gateway() {
+    let mut world = peered();
+    let name = ObjectRef { kind: Kind::GatewayConfig, ..gateway() };
+    let mut config = world.index.typed::<GatewayConfig>(&name).unwrap().clone();
+    config.status.get_or_insert_default().overlay_probe_port = Some(12_346);
+    world.index.apply(Event::Applied(config.into()));
+    let of = [(gateway(), on("n1", "10.200.1.7", "192.0.2.11"))].into();
+    world.index.place(Placements { of, ..Placements::default() });
+    let wanted = crate::compile(&world.index, jiff::Timestamp::UNIX_EPOCH).objects;
+    let record = ObjectRef::new(Kind::FabricRecord, "", &FabricRecord::name_of("milan"));
+    let record = wanted[&record].to_value();
+    assert_eq!(record["spec"]["peering"]["gateway"]["probe"]["node"], "n1");
+}
+
 #[test]
 fn vxlan_macs_are_unpredictable_for_pods() {
     let mut world = peered();
     place(&mut world, on("n1", "10.200.1.7", "192.0.2.11"));
     let of = |uid: &str| Some(Mac::of_uid(uid).to_string());
-    let config = world.gateway("liqo-tenant-milan", "server").unwrap();
+    let config = world.whole_gateway("liqo-tenant-milan", "server").unwrap();
     let of_nodes: Vec<_> = config.nodes.iter().map(|node| node.mac.clone()).collect();
     assert_eq!(of_nodes, [of("uid of Node n1"), of("uid of Node n2")]);
     assert_eq!(config.overlay.mac, of(UID));
@@ -179,7 +195,7 @@ fn node_without_the_pods_family_has_no_gateway() {
     let mut world = peered();
     world.apply(node("n1", "2001:db8::11", 1));
     place(&mut world, on("n1", "fd00:200::7", "192.0.2.11"));
-    let config = world.gateway("liqo-tenant-milan", "server").unwrap();
+    let config = world.whole_gateway("liqo-tenant-milan", "server").unwrap();
     let nodes: Vec<_> = config.nodes.iter().map(|node| node.name.as_str()).collect();
     assert_eq!((nodes, underlay_of(&world, "n2")), (vec!["n1"], None));
     assert_eq!(underlay_of(&world, "n1").as_deref(), Some("fd00:200::7"));
@@ -211,7 +227,7 @@ fn overlay_has_family_of_gateway_pod() {
         ("fd00:200::7", ["2001:db8::11", "2001:db8::12"]),
     ] {
         place(&mut world, on("n1", pod, "192.0.2.11"));
-        let config = world.gateway("liqo-tenant-milan", "server").unwrap();
+        let config = world.whole_gateway("liqo-tenant-milan", "server").unwrap();
         let underlays: Vec<_> = config.nodes.iter().map(|n| n.underlay.to_string()).collect();
         assert_eq!(underlays, expected);
         assert_eq!(underlay(&world).as_deref(), Some(pod));
@@ -497,7 +513,7 @@ fn outside_pods_have_host_routes() {
     let expected = ["10.200.1.0/24", "10.200.2.7/32", "10.200.9.9/32"];
     assert_eq!(world.node("n1").unwrap().local_pods, expected);
     assert_eq!(world.node("n2").unwrap().local_pods, ["10.200.2.0/24"]);
-    let config = world.gateway("liqo-tenant-milan", "server").unwrap();
+    let config = world.whole_gateway("liqo-tenant-milan", "server").unwrap();
     let prefixes = |name: &str| {
         let node = config.nodes.iter().find(|node| node.name == name).unwrap();
         node.prefixes.iter().filter(|p| p.starts_with("10.200.")).cloned().collect::<Vec<_>>()
