@@ -35,7 +35,7 @@ pub use image::{BUSYBOX, Image, NETSHOOT, WEFT};
 pub use liqo::{require_liqo, require_liqo_network};
 pub use liqoctl::{Answer, require_liqoctl};
 pub use machine::{DIR, Machine};
-pub use network::{CALICO, CANAL, FLANNEL, KUBE_ROUTER, Network, Project};
+pub use network::{CALICO, CANAL, FLANNEL, FLANNEL_HOST_GW, KUBE_ROUTER, Network, Project};
 pub use object::Object;
 pub use programs::require_kubernetes;
 pub use weft::{LINGER, deploy};

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
-use weft_tests::kubernetes::{CALICO, CANAL, FLANNEL, Image, KUBE_ROUTER, Network, Project};
+use weft_tests::kubernetes::{
+    CALICO, CANAL, FLANNEL, FLANNEL_HOST_GW, Image, KUBE_ROUTER, Network, Project,
+};
 use weft_tests::traffic::{PingError, Pinger, Service, TcpServer, http_get};
 use weft_tests::{ClusterSpec, Lab, Netns, skip, wait_until};
 
@@ -29,6 +31,12 @@ const NOBODYS: [u8; 4] = [10, 200, 99, 9];
 #[ignore = "minutes long: make soak-rounds"]
 fn clusters_with_flannel_reach_each_other() -> Result<()> {
     reach_each_other(&FLANNEL)
+}
+
+#[test]
+#[ignore = "minutes long: make soak-rounds"]
+fn clusters_with_flannels_host_gw_reach_each_other() -> Result<()> {
+    reach_each_other(&FLANNEL_HOST_GW)
 }
 
 #[test]

@@ -105,7 +105,9 @@ impl Firewall {
 /// Assumptions of the rules:
 ///
 /// * A NAT rule that has spoken for a connection silences all later NAT chains, so
-///   `snat to ip saddr` at 99 keeps a source that a CNI's masquerade at 100 would change.
+///   `snat to ip saddr` at 99 keeps a source that a CNI's masquerade at 100 would change. So it does for
+///   the node's VXLAN: the kernel cannot correct the UDP checksum of a packet whose inner one is left
+///   to the device.
 /// * kube-proxy clears its masquerade mark (0x4000) in a rule that is then never reached. The
 ///   mark would go over to the VXLAN packet, and that would be masqueraded.
 /// * New connections are refused before routing, since the ICMP of an `unreachable` route is
@@ -173,7 +175,9 @@ impl fmt::Display for Firewall {
     }
 }
 
-const SOURCES_OF_TARGETS: &str = "    ct original ip daddr @masqueraded_v4 masquerade
+const SOURCES_OF_TARGETS: &str = "    udp dport 4879 fib saddr type local snat ip to ip saddr
+    udp dport 4879 fib saddr type local snat ip6 to ip6 saddr
+    ct original ip daddr @masqueraded_v4 masquerade
     ct original ip6 daddr @masqueraded_v6 masquerade
   }
 ";

@@ -42,6 +42,15 @@ pub struct Project {
     pub has_ipv6: bool,
 }
 
+/// Changes of flannel's manifest: the version of the plugin, and the cluster's prefixes.
+const FLANNEL_CHANGES: [(&str, &str); 2] = [
+    ("\"cniVersion\": \"1.0.0\"", "\"cniVersion\": \"0.4.0\""),
+    (
+        "\"Network\": \"10.244.0.0/16\",",
+        "\"Network\": \"PODS4\", \"EnableIPv6\": true, \"IPv6Network\": \"PODS6\",",
+    ),
+];
+
 /// Routes over VXLAN (port 8472), and a masquerade by iptables.
 pub const FLANNEL: Project = Project {
     manifest: "flannel.yaml",
@@ -53,17 +62,20 @@ pub const FLANNEL: Project = Project {
         ("install-conf", "/opt/bin/install-conf"),
     ],
     entrypoint: "",
-    changes: &[
-        // The version of the plugin.
-        ("\"cniVersion\": \"1.0.0\"", "\"cniVersion\": \"0.4.0\""),
-        (
-            "\"Network\": \"10.244.0.0/16\",",
-            "\"Network\": \"PODS4\", \"EnableIPv6\": true, \"IPv6Network\": \"PODS6\",",
-        ),
-    ],
+    changes: &FLANNEL_CHANGES,
     proxy_mode: "iptables",
     has_policies: false,
     has_ipv6: true,
+};
+
+/// Routes between nodes on one segment, without a tunnel.
+pub const FLANNEL_HOST_GW: Project = Project {
+    changes: &[
+        FLANNEL_CHANGES[0],
+        FLANNEL_CHANGES[1],
+        ("\"Type\": \"vxlan\"", "\"Type\": \"host-gw\""),
+    ],
+    ..FLANNEL
 };
 
 /// Routes between nodes by BGP, network policies by iptables and ipset.

@@ -306,7 +306,7 @@ fn each<'f>(scene: &Scene<'_>, faults: impl Iterator<Item = &'f Fault>) -> Resul
 
 fn play(scene: &Scene<'_>, fault: &Fault, late: &mut Vec<String>) -> Result<()> {
     // Not in step with the probes of either side.
-    std::thread::sleep(Duration::from_millis(1300));
+    sleep(Duration::from_millis(1300));
     let start = Instant::now();
     (fault.begin)(scene)?;
     let made = start.elapsed();
