@@ -147,7 +147,7 @@ fn connected(
             solved(scene, cluster, Instant::now())?;
         }
         // Not in step with the probes of either side.
-        std::thread::sleep(Duration::from_millis(1300));
+        sleep(Duration::from_millis(1300));
         fault(scene, &peering, &mut seen)
     })?;
     Ok(seen)
@@ -480,7 +480,7 @@ fn shared_key() -> Result<Vec<Seen>> {
         for cluster in ["rome", "milan"] {
             solved(scene, cluster, Instant::now())?;
         }
-        std::thread::sleep(Duration::from_millis(1300));
+        sleep(Duration::from_millis(1300));
         let twin = scene.cluster("twin");
         twin.apply("milan", &join(&peering.client_documents()))?;
         wait_until("the twin's gateway runs", AT_MOST, || {
