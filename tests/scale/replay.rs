@@ -16,6 +16,8 @@ use crate::audit::{AuditLog, SentWrite};
 use crate::lab;
 use crate::users::User;
 
+/// A patch that is applied, among the verbs.
+const APPLY: &str = "apply";
 /// Connections that write at a time.
 const CONNECTIONS: usize = 16;
 
@@ -103,10 +105,7 @@ async fn send(client: &Client, prepared: Prepared) -> Result<()> {
         "create" => root.create(&PostParams::default(), Vec::new()),
         "update" => root.replace("x", &PostParams::default(), Vec::new()),
         "delete" => root.delete("x", &DeleteParams::default()),
-        // Only applied patches have a field manager here.
-        "patch" if uri.contains("fieldManager=") => {
-            root.patch("x", &PatchParams::apply("x"), &Patch::Apply(nothing))
-        }
+        APPLY => root.patch("x", &PatchParams::apply("x"), &Patch::Apply(nothing)),
         "patch" => root.patch("x", &PatchParams::default(), &Patch::Merge(nothing)),
         other => anyhow::bail!("the verb {other} is not replayed"),
     };
@@ -146,6 +145,9 @@ fn prepare(write: SentWrite) -> Result<Prepared> {
             conditions.remove(field);
         }
     }
+    // Patches that merge may have a field manager, too, but name no kind.
+    let is_applied = verb == "patch" && body.get("apiVersion").is_some();
+    let verb = if is_applied { APPLY.to_owned() } else { verb };
     let body = if body.is_null() { Vec::new() } else { serde_json::to_vec(&body)? };
     Ok(Prepared { verb, uri, body })
 }
@@ -153,6 +155,16 @@ fn prepare(write: SentWrite) -> Result<Prepared> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn patch_without_a_kind_is_merged() {
+        let verb = |body: Value| {
+            let (verb, uri) = ("patch".to_owned(), "/x?fieldManager=weft".to_owned());
+            prepare(SentWrite { verb, uri, request_object: Some(body) }).unwrap().verb
+        };
+        assert_eq!(verb(json!({"apiVersion": "v1", "kind": "Node"})), APPLY);
+        assert_eq!(verb(json!({"status": {"modules": {}}})), "patch");
+    }
 
     #[test]
     fn writes_of_one_tenant_stay_in_order() {
