@@ -8,7 +8,7 @@ use fabric_api::{ClusterId, labels};
 use fabric_store::{Kind, Object, ObjectRef, Snapshot, Store};
 use fabric_supervisor::lock::Lock;
 use fabric_supervisor::published::{Connections, Published};
-use fabric_supervisor::rundir::{Record, RunDir, default_state_dir};
+use fabric_supervisor::rundir::{self, Record, RunDir, default_state_dir};
 use fabric_supervisor::supervise::{self, End, Loop, OwnFiles, StopSignals};
 use fabric_supervisor::workloads::{
     self, AgentOptions, ChildLogs, ControlOptions, GatewayOptions, Workloads,
@@ -34,7 +34,8 @@ pub(crate) struct UpArgs {
     /// Directory of the cluster's manifests, as `weft init` begins it. Changes take effect at once.
     #[arg(long, value_name = "DIR", env = "WEFT_MANIFESTS")]
     manifests: PathBuf,
-    /// The node that this host is [default: the Node with the host's name or one of its addresses].
+    /// The node that this host is [default: the Node with the host's name, the one it was before, or the one with
+    /// one of its addresses].
     #[arg(long, value_name = "NAME", value_parser = manifest::dns_name)]
     node: Option<String>,
     /// What is gone after a reboot: published config, sockets, logs [default: /run/weft/CLUSTER].
@@ -65,20 +66,23 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let cluster = runtime.block_on(ClusterManifests::read(&manifests))?;
     let cluster_id = cluster.cluster_id(&manifests)?;
-    let node = cluster.node(args.node.as_deref())?;
+    let dir = args.run_dir.as_deref().map_or_else(|| Ok(RunDir::of(&cluster_id)), RunDir::at)?;
+    let state = args.state_dir.clone().unwrap_or_else(|| default_state_dir(&cluster_id));
+    let (node, state) = (cluster.node(args, &dir, &state)?, std::path::absolute(state)?);
     let programs = workloads::programs()?;
     workloads::check_programs(&programs, &["ipam", "fabric-controller", "route-agent", "gateway"])?;
 
-    let dir = args.run_dir.as_deref().map_or_else(|| Ok(RunDir::of(&cluster_id)), RunDir::at)?;
     process::check_alone(&dir)?;
     dir.create()?;
     let lock = lock::lock(&dir, "weft up")?;
-    let state = args.state_dir.clone().unwrap_or_else(|| default_state_dir(&cluster_id));
+    if let Err(error) = rundir::keep_node(&state, &node) {
+        say(&format!("cannot keep the node's name in {}: {error}", state.display()));
+    }
     let record = Record {
         cluster_id: Some(cluster_id.to_string()),
         node,
         manifests: Some(manifests),
-        state_dir: Some(std::path::absolute(state)?),
+        state_dir: Some(state),
         published: None,
         netns: host::netns(),
     };
@@ -179,32 +183,38 @@ impl ClusterManifests {
         id.parse().with_context(|| format!("{named}: data.{}", labels::CLUSTER_ID_KEY))
     }
 
-    /// The Node that this host is.
-    fn node(&self, named: Option<&str>) -> anyhow::Result<String> {
+    /// The Node that this host is. Its addresses come last: they may have changed, and another Node may still have
+    /// one that is this host's by now.
+    fn node(&self, args: &UpArgs, dir: &RunDir, state: &Path) -> anyhow::Result<String> {
         let objects = self.0.objects.values();
         let nodes: Vec<&Node> = objects.filter_map(|object| object.try_into().ok()).collect();
         let names: Vec<_> = nodes.iter().filter_map(|node| node.metadata.name.as_deref()).collect();
         let there = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-        if let Some(named) = named {
-            if !names.contains(&named) {
+        let is_known = |name: &String| names.contains(&name.as_str());
+        if let Some(named) = &args.node {
+            if !is_known(named) {
                 bail!("--node {named}: no such Node in the manifests (there: {there})");
             }
-            return Ok(named.to_owned());
+            return Ok(named.clone());
         }
         let host = host::name().ok();
-        if let Some(host) = host.as_deref().filter(|host| names.contains(host)) {
-            return Ok(host.to_owned());
+        let running = dir.record().ok().flatten().filter(|record| record.netns == host::netns());
+        let before = running.map(|record| record.node);
+        if let Some(name) = host.clone().into_iter().chain(before).find(is_known) {
+            return Ok(name);
         }
         let here: Vec<_> = nodes.iter().filter(|node| is_here(node)).collect();
-        match here[..] {
-            [node] => Ok(node.metadata.name.clone().unwrap_or_default()),
-            [] | [_, ..] => bail!(
+        if let [node] = here[..] {
+            return Ok(node.metadata.name.clone().unwrap_or_default());
+        }
+        rundir::kept_node(state).filter(is_known).with_context(|| {
+            format!(
                 "cannot tell which Node this host is: found {} with an address of this host and \
                  none named {:?} (there: {there}); say which with --node NAME",
                 here.len(),
                 host.unwrap_or_default()
-            ),
-        }
+            )
+        })
     }
 }
 

@@ -13,6 +13,8 @@ use sha2::{Digest as _, Sha256};
 
 /// File in a state directory that nft loads before the network of a starting host is up.
 pub const REFUSAL_FILE: &str = "refusal.nft";
+/// File of the state directory with the name of the node that this host is.
+const NODE_FILE: &str = "node";
 /// Run directories are `/run/weft/CLUSTER` unless an option names others, state directories
 /// `/var/lib/weft/CLUSTER`, and `/var/lib/weft/agent-NODE` of a further host.
 pub const RUN_ROOT: &str = "/run/weft";
@@ -219,10 +221,24 @@ fn damaged(path: &Path) -> String {
     format!("{path} is not what weft writes there; `weft up` or `weft agent` writes it anew")
 }
 
+/// Returns the node that the host was which wrote the state directory.
+pub fn kept_node(state: &Path) -> Option<String> {
+    fs::read_to_string(state.join(NODE_FILE)).ok().map(|node| node.trim().to_owned())
+}
+
+/// Keeps the node that this host is, for when none of its addresses shows that.
+pub fn keep_node(state: &Path, node: &str) -> io::Result<()> {
+    if kept_node(state).as_deref() == Some(node) {
+        return Ok(());
+    }
+    fs::create_dir_all(state)?;
+    replace(&state.join(NODE_FILE), format!("{node}\n").as_bytes())
+}
+
 /// Fails if there is anything that weft does not put into a state directory.
 pub fn check_state(path: &Path) -> anyhow::Result<()> {
-    const OURS: [&str; 7] =
-        ["ips", "last-good", "networks", "notes", REFUSAL_FILE, "secrets", "status"];
+    const OURS: [&str; 8] =
+        ["ips", "last-good", "networks", NODE_FILE, "notes", REFUSAL_FILE, "secrets", "status"];
     let Some(other) = foreign(path, &OURS) else { return Ok(()) };
     bail!("{} is not a state directory of weft: it holds {other}", path.display())
 }

@@ -58,6 +58,22 @@ fn sigterm_keeps_dataplane_running() {
     assert!(messages.contains("weft down"), "{messages}");
 }
 
+/// n1 got another address, and n2's, which its Node still has, came to this host. Later no Node has an address of it.
+#[test]
+fn host_stays_its_node_when_addresses_change() {
+    let (host, mut up) = running();
+    host.run("ip addr add 192.0.2.12/32 dev lo; ip addr del 192.0.2.11/32 dev lo");
+    up.kill();
+    let mut up = host.up(&[]);
+    eventually("it says which node it is", || host.messages().contains("cluster rome, node n1, "));
+    up.kill();
+    host.run("ip addr add 192.0.2.13/32 dev lo; ip addr del 192.0.2.12/32 dev lo");
+    let down = host.weft(&["down", "--now"]);
+    assert!(down.status.success(), "{}", stderr(&down));
+    let _up = host.up(&[]);
+    eventually("it says which node it is", || host.messages().contains("cluster rome, node n1, "));
+}
+
 #[test]
 fn emptied_run_directory_is_made_again() {
     let (host, up) = running();
