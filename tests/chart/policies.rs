@@ -1,5 +1,8 @@
 //! Requests that RBAC allows and policies refuse, with real tokens of the accounts.
 
+mod gateways;
+mod secrets;
+
 use serde_json::{Value, json};
 
 use crate::helm::{Helm, MIN_VALUES};
@@ -40,7 +43,11 @@ impl Account<'_> {
 
 impl Release {
     fn account(&self, name: &str) -> Account<'_> {
-        let token = ["create", "token", name, "--namespace=liqo"];
+        self.account_in("liqo", name)
+    }
+
+    fn account_in(&self, namespace: &str, name: &str) -> Account<'_> {
+        let token = ["create", "token", name, "--namespace", namespace];
         let token = self.server.kubectl(&token, "").unwrap().trim().to_owned();
         Account { release: self, token }
     }
@@ -62,6 +69,7 @@ impl Release {
                 binding(TENANT, "gw-probe", "Role", "other"),
                 deployment(TENANT, "gw-probe", "default"),
                 secret(OTHER, "probe", json!({"type": "Opaque"})),
+                role_of(OTHER, "gw-probe", json!([rule("", "services", &["list"], &[])])),
             ];
             let taken: Vec<_> = probes.iter().filter(|of| controller.apply(of).is_ok()).collect();
             if taken.is_empty() { Ok(()) } else { Err(json!(taken).to_string()) }
@@ -120,221 +128,25 @@ fn keys(namespace: &str, account: &str) -> Value {
 }
 
 fn role(namespace: &str, name: &str) -> Value {
-    object("rbac.authorization.k8s.io/v1", "Role", namespace, name)
+    role_of(namespace, name, json!([]))
+}
+
+fn role_of(namespace: &str, name: &str, rules: Value) -> Value {
+    let role = object("rbac.authorization.k8s.io/v1", "Role", namespace, name);
+    with(role, json!({ "rules": rules }))
+}
+
+fn rule(group: &str, resource: &str, verbs: &[&str], names: &[&str]) -> Value {
+    let mut rule = json!({"apiGroups": [group], "resources": [resource], "verbs": verbs});
+    if !names.is_empty() {
+        rule["resourceNames"] = json!(names);
+    }
+    rule
 }
 
 fn refused(answer: Result<String, String>, why: &str) {
     let error = answer.unwrap_err();
     assert!(error.contains(why), "expected {why:?}: {error}");
-}
-
-#[test]
-fn controller_writes_gateways_in_their_namespaces() {
-    let Some(release) = Release::prepare() else { return };
-    release.install_with_policies();
-    let controller = release.account(CONTROLLER);
-    for namespace in [TENANT, LABELLED, "liqo"] {
-        controller.apply(&account(namespace, "gw-a")).unwrap();
-        controller.apply(&role(namespace, "gw-a")).unwrap();
-        controller.apply(&binding(namespace, "gw-a", "Role", "gw-a")).unwrap();
-        controller.apply(&service(namespace, "gw-a")).unwrap();
-        controller.apply(&deployment(namespace, "gw-a", "gw-a")).unwrap();
-    }
-    // A binding of no role is refused before.
-    release.apply(&[role(OTHER, "gw-a")]);
-    let remedy = "kubectl label namespace shop liqo.io/tenant-namespace=true";
-    for object in [
-        account(OTHER, "gw-a"),
-        service("kube-system", "gw-a"),
-        service(OTHER, "gw-a"),
-        binding(OTHER, "gw-a", "Role", "gw-a"),
-        deployment(OTHER, "gw-a", "gw-a"),
-    ] {
-        let namespace = object["metadata"]["namespace"].as_str().unwrap();
-        refused(controller.apply(&object), &remedy.replace("shop", namespace));
-    }
-    refused(controller.apply(&role("kube-system", "gw-a")), &remedy.replace("shop", "kube-system"));
-    refused(controller.apply(&account(TENANT, "other")), "named gw-NAME");
-    let mut unlabelled = account(TENANT, "gw-b");
-    unlabelled["metadata"]["labels"] = json!({});
-    refused(controller.apply(&unlabelled), "with the label app.kubernetes.io/managed-by=weft");
-    services_of_ips_are_anywhere(&controller);
-    objects_of_others_stay(&release, &controller);
-    pods_are_those_of_gateways(&controller);
-    bindings_are_those_of_gateways(&release, &controller);
-}
-
-fn services_of_ips_are_anywhere(controller: &Account<'_>) {
-    let of = |ip: &str| {
-        let mut service = service(OTHER, "database");
-        service["metadata"]["ownerReferences"] = json!([{"apiVersion": "ipam.liqo.io/v1alpha1",
-            "kind": "IP", "name": ip, "uid": "u"}]);
-        service
-    };
-    let why = "liqo.io/tenant-namespace";
-    refused(controller.apply(&of("other")), why);
-    for (field, other) in [("kind", "Network"), ("apiVersion", "example.org/v1")] {
-        let mut service = of("database");
-        service["metadata"]["ownerReferences"][0][field] = json!(other);
-        refused(controller.apply(&service), why);
-    }
-    let mut account = account(OTHER, "database");
-    account["metadata"]["ownerReferences"] = of("database")["metadata"]["ownerReferences"].clone();
-    refused(controller.apply(&account), why);
-    let slice = object("discovery.k8s.io/v1", "EndpointSlice", OTHER, "other");
-    let slice = with(slice, json!({"addressType": "IPv4", "endpoints": []}));
-    refused(controller.apply(&slice), why);
-    let budget = object("policy/v1", "PodDisruptionBudget", OTHER, "gw-a");
-    refused(controller.apply(&with(budget, json!({"spec": {"maxUnavailable": 1}}))), why);
-    controller.apply(&of("database")).unwrap();
-    controller.delete("services", (OTHER, "database")).unwrap();
-}
-
-fn objects_of_others_stay(release: &Release, controller: &Account<'_>) {
-    let mut foreign = [service(TENANT, "gw-foreign"), deployment(TENANT, "gw-foreign", "default")];
-    for object in &mut foreign {
-        object["metadata"]["labels"] = json!({"app": "foreign"});
-    }
-    release.apply(&foreign);
-    refused(controller.apply(&service(TENANT, "gw-foreign")), "the object is not weft's");
-    let deployment = deployment(TENANT, "gw-foreign", "gw-foreign");
-    refused(controller.apply(&deployment), "the object is not weft's");
-    for kind in ["services", "deployments"] {
-        let foreign = controller.delete(kind, (TENANT, "gw-foreign"));
-        refused(foreign, "the object is not weft's");
-    }
-    // Objects of the chart are Helm's.
-    refused(controller.delete("services", ("liqo", "liqo-ipam")), "named gw-NAME");
-    controller.delete("services", (TENANT, "gw-a")).unwrap();
-}
-
-fn pods_are_those_of_gateways(controller: &Account<'_>) {
-    refused(controller.apply(&deployment(TENANT, "gw-b", "default")), "the service account of its");
-    let of = |change: &dyn Fn(&mut Value)| {
-        let mut deployment = deployment(TENANT, "gw-b", "gw-b");
-        change(&mut deployment["spec"]["template"]["spec"]);
-        controller.apply(&deployment)
-    };
-    let volume = |path: &str| json!([{"name": "v", "hostPath": {"path": path}}]);
-    let why = "networking.gatewayTemplates.hostAccess=true";
-    refused(of(&|pod| pod["hostNetwork"] = json!(true)), why);
-    refused(of(&|pod| pod["hostPID"] = json!(true)), why);
-    refused(of(&|pod| pod["hostIPC"] = json!(true)), why);
-    refused(of(&|pod| pod["volumes"] = volume("/")), why);
-    let privileged = json!({"privileged": true});
-    refused(of(&|pod| pod["containers"][0]["securityContext"] = privileged.clone()), why);
-    let capable = json!({"capabilities": {"add": ["NET_ADMIN", "SYS_MODULE"]}});
-    refused(of(&|pod| pod["containers"][0]["securityContext"] = capable.clone()), why);
-    let init = json!([{"name": "i", "image": "i", "securityContext": privileged}]);
-    refused(of(&|pod| pod["initContainers"] = init.clone()), why);
-    of(&|pod| pod["volumes"] = volume("/dev/net/tun")).unwrap();
-    refused(of(&|pod| pod["hostNetwork"] = json!(true)), why);
-}
-
-fn bindings_are_those_of_gateways(release: &Release, controller: &Account<'_>) {
-    let why = "gives accounts of gateways";
-    refused(controller.apply(&binding(TENANT, "gw-b", "ClusterRole", "liqo-gateway")), why);
-    controller.apply(&role(TENANT, "gw-b")).unwrap();
-    // RBAC lets it bind roles that give nothing.
-    let mut empty = role("", "gw-b");
-    empty["kind"] = json!("ClusterRole");
-    release.apply(&[empty]);
-    refused(controller.apply(&binding(TENANT, "gw-b", "ClusterRole", "gw-b")), why);
-    refused(controller.apply(&binding(TENANT, "gw-b", "Role", "gw-a")), why);
-    let mut other = binding(TENANT, "gw-b", "Role", "gw-b");
-    controller.apply(&other).unwrap();
-    for (field, value) in [("name", "gw-a"), ("namespace", LABELLED)] {
-        let mut other = other.clone();
-        other["subjects"][0][field] = json!(value);
-        refused(controller.apply(&other), why);
-    }
-    other["subjects"][0]["name"] = json!("default");
-    refused(controller.apply(&other), why);
-    other["subjects"] =
-        json!([{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "gw-b"}]);
-    refused(controller.apply(&other), why);
-    refused(controller.apply(&keys(OTHER, CONTROLLER)), "liqo.io/tenant-namespace");
-    refused(controller.apply(&keys(TENANT, "default")), why);
-    let mut elsewhere = keys(TENANT, CONTROLLER);
-    elsewhere["subjects"][0]["namespace"] = json!(OTHER);
-    refused(controller.apply(&elsewhere), why);
-    let mut other_role = keys(TENANT, CONTROLLER);
-    other_role["roleRef"]["name"] = json!("gw-b");
-    refused(controller.apply(&other_role), why);
-    controller.apply(&keys(TENANT, CONTROLLER)).unwrap();
-    let list = |namespace: &str| {
-        let path = format!("/api/v1/namespaces/{namespace}/secrets");
-        controller.run(&["get", "--raw", &path], &Value::Null)
-    };
-    release.server.wait_until("it may read keys there", || list(TENANT));
-    refused(list(OTHER), "Forbidden");
-    refused(list("liqo"), "Forbidden");
-    let readers = |name: &str| {
-        let mut readers = binding(TENANT, name, "ClusterRole", "liqo-gateway-records");
-        readers["kind"] = json!("ClusterRoleBinding");
-        readers["metadata"] = json!({"name": "liqo-gateway-records"});
-        readers
-    };
-    refused(controller.apply(&readers("default")), why);
-    let mut user = readers("gw-b");
-    user["subjects"] = other["subjects"].clone();
-    refused(controller.apply(&user), why);
-    controller.apply(&readers("gw-b")).unwrap();
-}
-
-#[test]
-fn controller_writes_own_secrets_only() {
-    let Some(release) = Release::prepare() else { return };
-    release.install_with_policies();
-    let controller = release.account(CONTROLLER);
-    let key = |key: &str| json!({"data": {"privateKey": key}});
-    controller.apply(&secret(TENANT, "gw-a", key("YQ=="))).unwrap();
-    refused(controller.apply(&secret(OTHER, "gw-a", key("YQ=="))), "liqo.io/tenant-namespace");
-    let mut token = secret("liqo", "token", json!({"type": "kubernetes.io/service-account-token"}));
-    token["metadata"]["annotations"] =
-        json!({"kubernetes.io/service-account.name": "liqo-route-agent"});
-    refused(controller.apply(&token), "makes no tokens of accounts");
-    // The certificate of the webhook is one.
-    controller.apply(&secret("liqo", "typed", json!({"type": "example.org/tls"}))).unwrap();
-    let mut users = secret(TENANT, "users", key("YQ=="));
-    users["metadata"]["labels"] = json!({});
-    refused(controller.apply(&users), "make and remove Secrets with the label");
-    release.apply(&[users]);
-    controller.apply(&keys(TENANT, CONTROLLER)).unwrap();
-    release.server.wait_until("it may read keys there", || {
-        controller.run(&["get", "secret", "users", "--namespace", TENANT], &Value::Null)
-    });
-    let patch = |patch: Value| {
-        let patch = patch.to_string();
-        let line = ["patch", "--namespace", TENANT, "secret/users", "--type=merge", "--patch"];
-        controller.run(&[&line[..], &[&patch]].concat(), &Value::Null)
-    };
-    let labels = json!({"labels": {"networking.liqo.io/gateway-resource": "true"}});
-    patch(json!({"metadata": labels, "data": {"publicKey": "Yg=="}})).unwrap();
-    let why = "labels, owners and publicKey only";
-    refused(patch(json!({"data": {"privateKey": "Yg=="}})), why);
-    refused(patch(json!({"data": {"privateKey": null}})), why);
-    refused(patch(json!({"data": {"more": "Yg=="}})), why);
-    withdrawal_removes_own_secrets_only(&release);
-}
-
-/// RBAC lets it remove all Secrets.
-fn withdrawal_removes_own_secrets_only(release: &Release) {
-    let mut role = role(TENANT, "removal");
-    role["rules"] =
-        json!([{"apiGroups": [""], "resources": ["secrets"], "verbs": ["deletecollection"]}]);
-    let mut binding = binding(TENANT, "removal", "Role", "removal");
-    binding["subjects"] =
-        json!([{"kind": "ServiceAccount", "name": WITHDRAWAL, "namespace": "liqo"}]);
-    release.apply(&[account("liqo", WITHDRAWAL), role, binding]);
-    let withdrawal = release.account(WITHDRAWAL);
-    let remove = |name: &str| {
-        let path =
-            format!("/api/v1/namespaces/{TENANT}/secrets?fieldSelector=metadata.name={name}");
-        withdrawal.run(&["delete", "--raw", &path], &Value::Null)
-    };
-    release.server.wait_until("it may remove its own", || remove("gw-a"));
-    refused(remove("users"), "make and remove Secrets with the label");
 }
 
 /// RBAC lets it patch all pods.

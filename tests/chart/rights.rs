@@ -109,7 +109,7 @@ const MAY_NOT: [Case; 38] = [
 ];
 
 /// Rights of a gateway, as the fabric-controller makes them.
-const RULES: &str = "../fabric-controller/tests/kubernetes/gateway-rights.yaml";
+pub(crate) const RULES: &str = "../fabric-controller/tests/kubernetes/gateway-rights.yaml";
 
 #[test]
 fn accounts_may_do_what_they_need_and_nothing_else() {
@@ -153,7 +153,7 @@ fn controller_grants_no_more_than_it_has(release: &Release) {
         "metadata": {"name": "tenant", "labels": {"liqo.io/tenant-namespace": "true"}}})]);
     let create = |rules: Value| {
         let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
-            "metadata": {"name": "gw-milan", "namespace": "tenant",
+            "metadata": {"name": "gw-server", "namespace": "tenant",
                 "labels": {"app.kubernetes.io/managed-by": "weft"}}, "rules": rules});
         let who = format!("--as=system:serviceaccount:liqo:{CONTROLLER}");
         let arguments = [&who, "apply", "--server-side", "--filename=-"];

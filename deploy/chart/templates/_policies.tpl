@@ -6,8 +6,8 @@ Not empty if the API server evaluates policies.
 {{- end }}
 
 {{/*
-A policy for requests of service accounts of this release, in force everywhere. Arguments: the root, its name, the accounts,
-the rest of its spec.
+A policy for requests of service accounts, in force everywhere. Arguments: the root, its name, the accounts of this release
+or ["gw-"] for those of gateways, the rest of its spec.
 */}}
 {{- define "weft.policy" -}}
 {{- $ := index . 0 }}{{ $name := index . 1 }}
@@ -23,8 +23,10 @@ spec:
   matchConditions:
     - name: by-weft
       expression: >-
-        request.userInfo.username in [
+        {{ if eq (first (index . 2)) "gw-" }}request.userInfo.username.matches('^system:serviceaccount:[^:]+:gw-')
+        {{- else }}request.userInfo.username in [
         {{- range $i, $account := index . 2 }}{{ if $i }}, {{ end }}'system:serviceaccount:{{ $.Release.Namespace }}:{{ $account }}'{{ end }}]
+        {{- end }}
   {{- index . 3 | nindent 2 }}
 ---
 apiVersion: admissionregistration.k8s.io/v1

@@ -1,0 +1,236 @@
+//! Parts of gateways, and Services of IP resources.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::rights::RULES;
+
+#[test]
+fn controller_writes_gateways_in_their_namespaces() {
+    let Some(release) = Release::prepare() else { return };
+    release.install_with_policies();
+    let controller = release.account(CONTROLLER);
+    for namespace in [TENANT, LABELLED, "liqo"] {
+        controller.apply(&account(namespace, "gw-a")).unwrap();
+        controller.apply(&role(namespace, "gw-a")).unwrap();
+        controller.apply(&binding(namespace, "gw-a", "Role", "gw-a")).unwrap();
+        controller.apply(&service(namespace, "gw-a")).unwrap();
+        controller.apply(&deployment(namespace, "gw-a", "gw-a")).unwrap();
+    }
+    // A binding of no role is refused before.
+    release.apply(&[role(OTHER, "gw-a")]);
+    let remedy = "kubectl label namespace shop liqo.io/tenant-namespace=true";
+    for object in [
+        account(OTHER, "gw-a"),
+        service("kube-system", "gw-a"),
+        service(OTHER, "gw-a"),
+        binding(OTHER, "gw-a", "Role", "gw-a"),
+        deployment(OTHER, "gw-a", "gw-a"),
+    ] {
+        let namespace = object["metadata"]["namespace"].as_str().unwrap();
+        refused(controller.apply(&object), &remedy.replace("shop", namespace));
+    }
+    refused(controller.apply(&role("kube-system", "gw-a")), &remedy.replace("shop", "kube-system"));
+    refused(controller.apply(&account(TENANT, "other")), "named gw-NAME");
+    let mut unlabelled = account(TENANT, "gw-b");
+    unlabelled["metadata"]["labels"] = json!({});
+    refused(controller.apply(&unlabelled), "with the label app.kubernetes.io/managed-by=weft");
+    services_of_ips_are_anywhere(&controller);
+    objects_of_others_stay(&release, &controller);
+    pods_are_those_of_gateways(&controller);
+    bindings_are_those_of_gateways(&release, &controller);
+    roles_have_rules_of_gateways(&controller);
+}
+
+fn services_of_ips_are_anywhere(controller: &Account<'_>) {
+    let of = |ip: &str| {
+        let mut service = service(OTHER, "database");
+        service["metadata"]["ownerReferences"] = json!([{"apiVersion": "ipam.liqo.io/v1alpha1",
+            "kind": "IP", "name": ip, "uid": "u"}]);
+        service
+    };
+    let why = "liqo.io/tenant-namespace";
+    refused(controller.apply(&of("other")), why);
+    for (field, other) in [("kind", "Network"), ("apiVersion", "example.org/v1")] {
+        let mut service = of("database");
+        service["metadata"]["ownerReferences"][0][field] = json!(other);
+        refused(controller.apply(&service), why);
+    }
+    let mut account = account(OTHER, "database");
+    account["metadata"]["ownerReferences"] = of("database")["metadata"]["ownerReferences"].clone();
+    refused(controller.apply(&account), why);
+    let slice = object("discovery.k8s.io/v1", "EndpointSlice", OTHER, "other");
+    let slice = with(slice, json!({"addressType": "IPv4", "endpoints": []}));
+    refused(controller.apply(&slice), why);
+    let budget = object("policy/v1", "PodDisruptionBudget", OTHER, "gw-a");
+    refused(controller.apply(&with(budget, json!({"spec": {"maxUnavailable": 1}}))), why);
+    controller.apply(&of("database")).unwrap();
+    controller.delete("services", (OTHER, "database")).unwrap();
+}
+
+fn objects_of_others_stay(release: &Release, controller: &Account<'_>) {
+    let mut foreign = [service(TENANT, "gw-foreign"), deployment(TENANT, "gw-foreign", "default")];
+    for object in &mut foreign {
+        object["metadata"]["labels"] = json!({"app": "foreign"});
+    }
+    release.apply(&foreign);
+    refused(controller.apply(&service(TENANT, "gw-foreign")), "the object is not weft's");
+    let deployment = deployment(TENANT, "gw-foreign", "gw-foreign");
+    refused(controller.apply(&deployment), "the object is not weft's");
+    for kind in ["services", "deployments"] {
+        let foreign = controller.delete(kind, (TENANT, "gw-foreign"));
+        refused(foreign, "the object is not weft's");
+    }
+    // Objects of the chart are Helm's.
+    refused(controller.delete("services", ("liqo", "liqo-ipam")), "named gw-NAME");
+    controller.delete("services", (TENANT, "gw-a")).unwrap();
+}
+
+fn pods_are_those_of_gateways(controller: &Account<'_>) {
+    refused(controller.apply(&deployment(TENANT, "gw-b", "default")), "the service account of its");
+    let of = |change: &dyn Fn(&mut Value)| {
+        let mut deployment = deployment(TENANT, "gw-b", "gw-b");
+        change(&mut deployment["spec"]["template"]["spec"]);
+        controller.apply(&deployment)
+    };
+    let volume = |path: &str| json!([{"name": "v", "hostPath": {"path": path}}]);
+    let why = "networking.gatewayTemplates.hostAccess=true";
+    refused(of(&|pod| pod["hostNetwork"] = json!(true)), why);
+    refused(of(&|pod| pod["hostPID"] = json!(true)), why);
+    refused(of(&|pod| pod["hostIPC"] = json!(true)), why);
+    refused(of(&|pod| pod["volumes"] = volume("/")), why);
+    let privileged = json!({"privileged": true});
+    refused(of(&|pod| pod["containers"][0]["securityContext"] = privileged.clone()), why);
+    let capable = json!({"capabilities": {"add": ["NET_ADMIN", "SYS_MODULE"]}});
+    refused(of(&|pod| pod["containers"][0]["securityContext"] = capable.clone()), why);
+    let init = json!([{"name": "i", "image": "i", "securityContext": privileged}]);
+    refused(of(&|pod| pod["initContainers"] = init.clone()), why);
+    of(&|pod| pod["volumes"] = volume("/dev/net/tun")).unwrap();
+    refused(of(&|pod| pod["hostNetwork"] = json!(true)), why);
+}
+
+fn bindings_are_those_of_gateways(release: &Release, controller: &Account<'_>) {
+    let why = "gives accounts of gateways";
+    refused(controller.apply(&binding(TENANT, "gw-b", "ClusterRole", "liqo-gateway")), why);
+    controller.apply(&role(TENANT, "gw-b")).unwrap();
+    // RBAC lets it bind roles that give nothing.
+    let mut empty = role("", "gw-b");
+    empty["kind"] = json!("ClusterRole");
+    release.apply(&[empty]);
+    refused(controller.apply(&binding(TENANT, "gw-b", "ClusterRole", "gw-b")), why);
+    refused(controller.apply(&binding(TENANT, "gw-b", "Role", "gw-a")), why);
+    let mut other = binding(TENANT, "gw-b", "Role", "gw-b");
+    controller.apply(&other).unwrap();
+    for (field, value) in [("name", "gw-a"), ("namespace", LABELLED)] {
+        let mut other = other.clone();
+        other["subjects"][0][field] = json!(value);
+        refused(controller.apply(&other), why);
+    }
+    other["subjects"][0]["name"] = json!("default");
+    refused(controller.apply(&other), why);
+    other["subjects"] =
+        json!([{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "gw-b"}]);
+    refused(controller.apply(&other), why);
+    refused(controller.apply(&keys(OTHER, CONTROLLER)), "liqo.io/tenant-namespace");
+    refused(controller.apply(&keys(TENANT, "default")), why);
+    let mut elsewhere = keys(TENANT, CONTROLLER);
+    elsewhere["subjects"][0]["namespace"] = json!(OTHER);
+    refused(controller.apply(&elsewhere), why);
+    let mut other_role = keys(TENANT, CONTROLLER);
+    other_role["roleRef"]["name"] = json!("gw-b");
+    refused(controller.apply(&other_role), why);
+    controller.apply(&keys(TENANT, CONTROLLER)).unwrap();
+    let list = |namespace: &str| {
+        let path = format!("/api/v1/namespaces/{namespace}/secrets");
+        controller.run(&["get", "--raw", &path], &Value::Null)
+    };
+    release.server.wait_until("it may read keys there", || list(TENANT));
+    refused(list(OTHER), "Forbidden");
+    refused(list("liqo"), "Forbidden");
+    let readers = |name: &str| {
+        let mut readers = binding(TENANT, name, "ClusterRole", "liqo-gateway-records");
+        readers["kind"] = json!("ClusterRoleBinding");
+        readers["metadata"] = json!({"name": "liqo-gateway-records"});
+        readers
+    };
+    refused(controller.apply(&readers("default")), why);
+    let mut user = readers("gw-b");
+    user["subjects"] = other["subjects"].clone();
+    refused(controller.apply(&user), why);
+    controller.apply(&readers("gw-b")).unwrap();
+}
+
+/// RBAC lets it pass on all that it has.
+fn roles_have_rules_of_gateways(controller: &Account<'_>) {
+    let rules = fs::read_to_string(RULES).unwrap();
+    let rules: Vec<Value> = serde_saphyr::from_str(&rules).unwrap();
+    let own = |rules: &[Value]| controller.apply(&role_of(TENANT, "gw-server", json!(rules)));
+    own(&rules).unwrap();
+    let read = ["get", "list", "watch"];
+    let liqo = "networking.liqo.io";
+    for more in [
+        rule("apps", "deployments", &["create"], &[]),
+        rule("", "secrets", &["create", "patch"], &[]),
+        rule("", "secrets", &read, &["other"]),
+        rule("fabric.weft.dev", "gatewayconfigs", &read, &["other"]),
+        rule("fabric.weft.dev", "gatewayconfigs", &read, &[]),
+        rule("fabric.weft.dev", "gatewayconfigs", &["patch"], &["server"]),
+        rule("fabric.weft.dev", "gatewayconfigs/status", &["get", "patch"], &["other"]),
+        rule(liqo, "connections", &["get", "list", "watch", "patch", "delete"], &["gw-other"]),
+        rule(liqo, "connections/status", &["get", "patch"], &["gw-other"]),
+    ] {
+        refused(own(&[&rules[..], &[more]].concat()), "by a Role of exactly these rules");
+    }
+    for secrets in [
+        rule("", "secrets", &read, &[]),
+        rule("", "secrets", &read, &["gw-keys", "other"]),
+        rule("", "secrets", &["get"], &["gw-keys"]),
+        rule("", "services", &read, &["gw-keys"]),
+        rule("apps", "deployments", &read, &["gw-keys"]),
+    ] {
+        let mut rules = rules.clone();
+        rules[2] = secrets;
+        refused(own(&rules), "by a Role of exactly these rules");
+    }
+}
+
+/// An account may have been bound to a Role that others made.
+#[test]
+fn gateways_make_no_parts_of_gateways() {
+    let Some(release) = Release::prepare() else { return };
+    release.install_with_policies();
+    let all = json!([{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]);
+    let namespaces = [TENANT, LABELLED, "liqo", OTHER];
+    for namespace in namespaces {
+        let role = role_of(namespace, "gw-evil", all.clone());
+        let binding = binding(namespace, "gw-evil", "Role", "gw-evil");
+        release.apply(&[account(namespace, "gw-evil"), role, binding]);
+    }
+    let why = "write Connections and statuses of GatewayConfigs only";
+    for namespace in namespaces {
+        let gateway = release.account_in(namespace, "gw-evil");
+        let spec = json!({"serviceAccountName": "gw-evil",
+            "containers": [{"name": "c", "image": "example.org/c"}]});
+        let pod = with(object("v1", "Pod", namespace, "evil"), json!({ "spec": spec }));
+        let parts = [
+            pod,
+            secret(namespace, "evil", json!({})),
+            account(namespace, "evil"),
+            service(namespace, "evil"),
+            deployment(namespace, "gw-evil", "gw-evil"),
+            role(namespace, "evil"),
+            binding(namespace, "evil", "Role", "gw-evil"),
+        ];
+        // Others may call their accounts so, too.
+        if namespace == OTHER {
+            parts.iter().for_each(|part| drop(gateway.apply(part).unwrap()));
+            continue;
+        }
+        parts.iter().for_each(|part| refused(gateway.apply(part), why));
+        let connection = object("networking.liqo.io/v1beta1", "Connection", namespace, "gw-evil");
+        let spec = json!({"type": "Client", "gatewayRef": {"name": "evil"}});
+        gateway.apply(&with(connection, json!({ "spec": spec }))).unwrap();
+    }
+}
