@@ -7,7 +7,7 @@ Not empty if the API server evaluates policies.
 
 {{/*
 A policy for requests of service accounts, in force everywhere. Arguments: the root, its name, the accounts of this release
-or ["gw-"] for those of gateways, the rest of its spec.
+or ["gw-"] for those of gateways, the rest of its spec, and the parameters that it is bound to, if any.
 */}}
 {{- define "weft.policy" -}}
 {{- $ := index . 0 }}{{ $name := index . 1 }}
@@ -37,6 +37,10 @@ metadata:
     {{- $labels | nindent 4 }}
 spec:
   policyName: {{ $name }}
+  {{- if gt (len .) 4 }}
+  paramRef:
+    {{- index . 4 | nindent 4 }}
+  {{- end }}
   validationActions: [Deny]
 {{- end }}
 

@@ -39,6 +39,7 @@ fn controller_writes_gateways_in_their_namespaces() {
     refused(controller.apply(&unlabelled), "with the label app.kubernetes.io/managed-by=weft");
     services_of_ips_are_anywhere(&controller);
     objects_of_others_stay(&release, &controller);
+    slices_are_of_own_services(&release, &controller);
     pods_are_those_of_gateways(&controller);
     bindings_are_those_of_gateways(&release, &controller);
     roles_have_rules_of_gateways(&controller);
@@ -66,8 +67,37 @@ fn services_of_ips_are_anywhere(controller: &Account<'_>) {
     refused(controller.apply(&slice), why);
     let budget = object("policy/v1", "PodDisruptionBudget", OTHER, "gw-a");
     refused(controller.apply(&with(budget, json!({"spec": {"maxUnavailable": 1}}))), why);
+    let why = "no Services with spec.externalIPs or of the type ExternalName";
+    let mut elsewhere = of("database");
+    elsewhere["spec"]["externalIPs"] = json!(["192.0.2.200"]);
+    refused(controller.apply(&elsewhere), why);
+    let spec = json!({"type": "ExternalName", "externalName": "example.org"});
+    refused(controller.apply(&with(of("database"), json!({ "spec": spec }))), why);
     controller.apply(&of("database")).unwrap();
     controller.delete("services", (OTHER, "database")).unwrap();
+}
+
+/// kube-proxy follows the label, whatever the name of a slice.
+fn slices_are_of_own_services(release: &Release, controller: &Account<'_>) {
+    let slice = |name: &str, service: &str| {
+        let mut slice = object("discovery.k8s.io/v1", "EndpointSlice", OTHER, name);
+        slice["metadata"]["labels"]["kubernetes.io/service-name"] = json!(service);
+        slice["metadata"]["ownerReferences"] = json!([{"apiVersion": "ipam.liqo.io/v1alpha1",
+            "kind": "IP", "name": name, "uid": "u"}]);
+        with(slice, json!({"addressType": "IPv4", "endpoints": []}))
+    };
+    let mut victim = service(OTHER, "victim");
+    victim["metadata"]["labels"] = json!({});
+    release.apply(&[victim, service(OTHER, "own")]);
+    refused(controller.apply(&slice("grab", "victim")), "of the Service of their name");
+    release.server.wait_until("the API server has seen the Service", || {
+        let mut probe = slice("victim", "victim");
+        probe["metadata"]["annotations"] = json!({"try": "again"});
+        controller.apply(&probe).err().ok_or("not yet")
+    });
+    let of_victim = controller.apply(&slice("victim", "victim"));
+    refused(of_victim, "the Service of that name is not weft's");
+    controller.apply(&slice("own", "own")).unwrap();
 }
 
 fn objects_of_others_stay(release: &Release, controller: &Account<'_>) {
