@@ -45,10 +45,10 @@ spec:
 {{- end }}
 
 {{/*
-CEL: true in the namespace of the release, and in those of peerings.
+CEL: true in namespaces of peerings. What is in the namespace of the release, where there are other Secrets, may go.
 */}}
 {{- define "weft.isOfPeering" -}}
-namespaceObject.metadata.name == '{{ .Release.Namespace }}'
+request.operation == 'DELETE' && namespaceObject.metadata.name == '{{ .Release.Namespace }}'
 || namespaceObject.metadata.name.startsWith('liqo-tenant-')
 || namespaceObject.metadata.?labels[?'liqo.io/tenant-namespace'].orValue('') != ''
 {{- end }}

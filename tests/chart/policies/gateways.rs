@@ -12,7 +12,7 @@ fn controller_writes_gateways_in_their_namespaces() {
     let Some(release) = Release::prepare() else { return };
     release.install_with_policies();
     let controller = release.account(CONTROLLER);
-    for namespace in [TENANT, LABELLED, "liqo"] {
+    for namespace in [TENANT, LABELLED] {
         controller.apply(&account(namespace, "gw-a")).unwrap();
         controller.apply(&role(namespace, "gw-a")).unwrap();
         controller.apply(&binding(namespace, "gw-a", "Role", "gw-a")).unwrap();
@@ -24,6 +24,9 @@ fn controller_writes_gateways_in_their_namespaces() {
     let remedy = "kubectl label namespace shop liqo.io/tenant-namespace=true";
     for object in [
         account(OTHER, "gw-a"),
+        account("liqo", "gw-a"),
+        deployment("liqo", "gw-a", "gw-a"),
+        keys("liqo", CONTROLLER),
         service("kube-system", "gw-a"),
         service(OTHER, "gw-a"),
         binding(OTHER, "gw-a", "Role", "gw-a"),

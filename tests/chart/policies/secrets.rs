@@ -9,18 +9,35 @@ fn controller_writes_own_secrets_only() {
     let Some(release) = Release::prepare() else { return };
     release.install_with_policies();
     let controller = release.account(CONTROLLER);
-    let key = |key: &str| json!({"data": {"privateKey": key}});
-    controller.apply(&secret(TENANT, "gw-a", key("YQ=="))).unwrap();
-    refused(controller.apply(&secret(OTHER, "gw-a", key("YQ=="))), "liqo.io/tenant-namespace");
-    let mut token = secret("liqo", "token", json!({"type": "kubernetes.io/service-account-token"}));
-    token["metadata"]["annotations"] =
-        json!({"kubernetes.io/service-account.name": "liqo-route-agent"});
-    refused(controller.apply(&token), "makes no tokens of accounts");
-    // The certificate of the webhook is one.
-    controller.apply(&secret("liqo", "typed", json!({"type": "example.org/tls"}))).unwrap();
-    let mut users = secret(TENANT, "users", key("YQ=="));
-    users["metadata"]["labels"] = json!({});
+    let key = |namespace: &str, name: &str| {
+        let mut key = secret(namespace, name, json!({"data": {"privateKey": "YQ=="}}));
+        key["metadata"]["labels"]["networking.liqo.io/gateway-resource"] = json!("true");
+        key
+    };
+    controller.apply(&key(TENANT, "gw-a")).unwrap();
+    refused(controller.apply(&key(OTHER, "gw-a")), "liqo.io/tenant-namespace");
+    refused(controller.apply(&key("liqo", "gw-a")), "liqo.io/tenant-namespace");
+    let why = "makes key pairs of gateways, named gw-NAME, and the certificate";
+    for (kind, annotations) in [
+        (
+            "kubernetes.io/service-account-token",
+            json!({"kubernetes.io/service-account.name": "gw-a"}),
+        ),
+        ("helm.sh/release.v1", json!({})),
+    ] {
+        let mut typed = with(key(TENANT, "gw-typed"), json!({ "type": kind }));
+        typed["metadata"]["annotations"] = annotations;
+        release.apply(&[account(TENANT, &format!("gw-{}", kind.len()))]);
+        refused(controller.apply(&typed), why);
+    }
+    refused(controller.apply(&key(TENANT, "sh.helm.release.v1.liqo.v9")), why);
+    refused(controller.apply(&secret(TENANT, "gw-unlabelled", json!({}))), why);
+    certificate_is_one(&controller, why);
+    let mut users = key(TENANT, "gw-users");
+    users["metadata"]["labels"] = json!({"networking.liqo.io/gateway-resource": "true"});
     refused(controller.apply(&users), "make and remove Secrets with the label");
+    users["metadata"]["name"] = json!("users");
+    users["metadata"]["labels"] = json!({"app": "shop"});
     release.apply(&[users]);
     controller.apply(&keys(TENANT, CONTROLLER)).unwrap();
     release.server.wait_until("it may read keys there", || {
@@ -33,11 +50,34 @@ fn controller_writes_own_secrets_only() {
     };
     let labels = json!({"labels": {"networking.liqo.io/gateway-resource": "true"}});
     patch(json!({"metadata": labels, "data": {"publicKey": "Yg=="}})).unwrap();
-    let why = "labels, owners and publicKey only";
+    let why = "changes publicKey only";
     refused(patch(json!({"data": {"privateKey": "Yg=="}})), why);
     refused(patch(json!({"data": {"privateKey": null}})), why);
     refused(patch(json!({"data": {"more": "Yg=="}})), why);
+    let why = "changes the labels liqo.io/remote-cluster-id and";
+    let owners = json!([{"apiVersion": "v1", "kind": "Pod", "name": "none", "uid": "none"}]);
+    for metadata in [
+        json!({"labels": {"app.kubernetes.io/managed-by": "weft"}}),
+        json!({"labels": {"app": null}}),
+        json!({"annotations": {"a": "b"}}),
+        json!({"finalizers": ["example.org/a"]}),
+        json!({ "ownerReferences": owners }),
+    ] {
+        refused(patch(json!({ "metadata": metadata })), why);
+    }
+    refused(patch(json!({"immutable": true})), why);
     withdrawal_removes_own_secrets_only(&release);
+}
+
+fn certificate_is_one(controller: &Account<'_>, why: &str) {
+    let certificate = |namespace: &str, kind: &str| {
+        let data = json!({"type": kind, "data": {"tls.crt": "YQ==", "tls.key": "YQ=="}});
+        secret(namespace, "weft-webhook-certificate", data)
+    };
+    refused(controller.apply(&certificate(TENANT, "kubernetes.io/tls")), why);
+    refused(controller.apply(&certificate("liqo", "Opaque")), why);
+    // kubectl warns that it is none.
+    refused(controller.apply(&certificate("liqo", "kubernetes.io/tls")), "serverside-applied");
 }
 
 /// RBAC lets it remove all Secrets.
