@@ -69,6 +69,7 @@ impl Release {
                 binding(TENANT, "gw-probe", "Role", "other"),
                 deployment(TENANT, "gw-probe", "default"),
                 secret(OTHER, "probe", json!({"type": "Opaque"})),
+                config_map("probe"),
                 role_of(OTHER, "gw-probe", json!([rule("", "services", &["list"], &[])])),
             ];
             let taken: Vec<_> = probes.iter().filter(|of| controller.apply(of).is_ok()).collect();
@@ -142,6 +143,10 @@ fn rule(group: &str, resource: &str, verbs: &[&str], names: &[&str]) -> Value {
         rule["resourceNames"] = json!(names);
     }
     rule
+}
+
+fn config_map(name: &str) -> Value {
+    object("v1", "ConfigMap", "liqo", name)
 }
 
 fn refused(answer: Result<String, String>, why: &str) {
@@ -329,6 +334,22 @@ fn agent_writes_status_of_its_own_node_only() {
     refused(write(&agent, "b"), why);
     write(&agent, "a").unwrap();
     refused(write(&release.account("liqo-route-agent"), "a"), why);
+}
+
+/// RBAC cannot bind the creation of an object to its name.
+#[test]
+fn each_account_creates_its_own_config_map_only() {
+    let Some(release) = Release::prepare() else { return };
+    release.install_with_policies();
+    let (id, note) = ("liqo-clusterid-configmap", "weft-ipam-open-grants");
+    release.server.kubectl(&["delete", "configmap", id, note, "--namespace=liqo"], "").unwrap();
+    for (account, own, other) in [(CONTROLLER, id, note), ("liqo-ipam", note, id)] {
+        let account = release.account(account);
+        let create = |name: &str| account.run(&["create", "--filename=-"], &config_map(name));
+        refused(create(other), "and no other one");
+        refused(create("kube-root-ca.crt"), "and no other one");
+        create(own).unwrap();
+    }
 }
 
 #[test]
