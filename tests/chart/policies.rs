@@ -106,6 +106,7 @@ fn secret(namespace: &str, name: &str, fields: Value) -> Value {
 
 fn deployment(namespace: &str, name: &str, account: &str) -> Value {
     let spec = json!({"serviceAccountName": account,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [{"name": "gateway", "image": "example.org/gateway"}]});
     let labels = json!({"app": name});
     let template = json!({"metadata": {"labels": labels}, "spec": spec});

@@ -125,23 +125,52 @@ fn pods_are_those_of_gateways(controller: &Account<'_>) {
     refused(controller.apply(&deployment(TENANT, "gw-b", "default")), "the service account of its");
     let of = |change: &dyn Fn(&mut Value)| {
         let mut deployment = deployment(TENANT, "gw-b", "gw-b");
-        change(&mut deployment["spec"]["template"]["spec"]);
+        change(&mut deployment["spec"]["template"]);
         controller.apply(&deployment)
     };
     let volume = |path: &str| json!([{"name": "v", "hostPath": {"path": path}}]);
+    for (found, field, value) in [
+        ("namespaces of the host", "hostNetwork", json!(true)),
+        ("namespaces of the host", "hostPID", json!(true)),
+        ("namespaces of the host", "hostIPC", json!(true)),
+        ("a nodeName", "nodeName", json!("rome-1")),
+        ("a priority class", "priorityClassName", json!("system-node-critical")),
+        ("host paths other", "volumes", volume("/")),
+        ("another seccompProfile", "securityContext", json!({})),
+        ("seLinuxOptions", "securityContext", secure(json!({"seLinuxOptions": {"type": "spc_t"}}))),
+    ] {
+        refused(of(&|template| template["spec"][field] = value.clone()), found);
+    }
+    let init = |context: Value| json!([{"name": "i", "image": "i", "securityContext": context}]);
+    for (found, context) in [
+        ("a privileged container", json!({"privileged": true})),
+        ("more capabilities", json!({"capabilities": {"add": ["NET_ADMIN", "SYS_MODULE"]}})),
+        ("another seccompProfile", json!({"seccompProfile": {"type": "Unconfined"}})),
+        ("another appArmorProfile", json!({"appArmorProfile": {"type": "Unconfined"}})),
+        ("seLinuxOptions", json!({"seLinuxOptions": {"type": "spc_t"}})),
+    ] {
+        let set = |template: &mut Value| {
+            template["spec"]["containers"][0]["securityContext"] = context.clone();
+        };
+        refused(of(&set), found);
+        refused(of(&|template| template["spec"]["initContainers"] = init(context.clone())), found);
+    }
+    let ports = json!([{"containerPort": 53, "hostPort": 53}]);
+    refused(
+        of(&|template| template["spec"]["containers"][0]["ports"] = ports.clone()),
+        "a hostPort",
+    );
+    let profile = json!({"container.apparmor.security.beta.kubernetes.io/gateway": "unconfined"});
+    let annotate = |template: &mut Value| template["metadata"]["annotations"] = profile.clone();
+    refused(of(&annotate), "another appArmorProfile");
+    of(&|template| template["spec"]["volumes"] = volume("/dev/net/tun")).unwrap();
     let why = "networking.gatewayTemplates.hostAccess=true";
-    refused(of(&|pod| pod["hostNetwork"] = json!(true)), why);
-    refused(of(&|pod| pod["hostPID"] = json!(true)), why);
-    refused(of(&|pod| pod["hostIPC"] = json!(true)), why);
-    refused(of(&|pod| pod["volumes"] = volume("/")), why);
-    let privileged = json!({"privileged": true});
-    refused(of(&|pod| pod["containers"][0]["securityContext"] = privileged.clone()), why);
-    let capable = json!({"capabilities": {"add": ["NET_ADMIN", "SYS_MODULE"]}});
-    refused(of(&|pod| pod["containers"][0]["securityContext"] = capable.clone()), why);
-    let init = json!([{"name": "i", "image": "i", "securityContext": privileged}]);
-    refused(of(&|pod| pod["initContainers"] = init.clone()), why);
-    of(&|pod| pod["volumes"] = volume("/dev/net/tun")).unwrap();
-    refused(of(&|pod| pod["hostNetwork"] = json!(true)), why);
+    refused(of(&|template| template["spec"]["hostNetwork"] = json!(true)), why);
+}
+
+fn secure(mut context: Value) -> Value {
+    context["seccompProfile"] = json!({"type": "RuntimeDefault"});
+    context
 }
 
 fn bindings_are_those_of_gateways(release: &Release, controller: &Account<'_>) {
