@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::io::{self, Write as _};
 
-pub(crate) use fabric_supervisor::say;
+pub(crate) use fabric_supervisor::{printable, say};
 
 use serde::Serialize;
 

@@ -219,7 +219,7 @@ fn table(Shown { observation, summary }: &Shown, now: Timestamp) -> String {
         text.push_str(if is_apart { "problems:\n" } else { "\nproblems:\n" });
         text.extend(observation.problems.iter().map(|problem| format!("  - {problem}\n")));
     }
-    text
+    output::printable(&text)
 }
 
 fn refused(refused: &Refused) -> String {
@@ -309,6 +309,20 @@ mod tests {
         assert_eq!(path_text(1400, Some(MtuBound::Spec)), "1400+");
         assert_eq!(mtu_text(1440, Some(MtuBound::Path)), "1440 (path)");
         assert_eq!(path_text(1500, Some(MtuBound::Path)), "1500");
+    }
+
+    #[test]
+    fn table_escapes_control_characters() {
+        let problem = "found \u{1b}]0;x\u{7}".to_owned();
+        let observation = Observation {
+            cluster_id: None,
+            node: None,
+            peerings: Vec::new(),
+            refused: Vec::new(),
+            problems: vec![problem],
+        };
+        let text = table(&Shown { observation, summary: None }, Timestamp::UNIX_EPOCH);
+        assert!(text.ends_with("problems:\n  - found \\u{1b}]0;x\\u{7}\n"), "{text:?}");
     }
 
     #[test]

@@ -18,4 +18,4 @@ pub mod supervise;
 mod supervisor;
 pub mod workloads;
 
-pub use messages::say;
+pub use messages::{printable, say};

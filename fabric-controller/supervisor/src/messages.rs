@@ -4,5 +4,25 @@ use std::io::{self, Write as _};
 
 /// Writes one line to stderr. A closed stderr is no reason to stop.
 pub fn say(line: &str) {
-    drop(writeln!(io::stderr().lock(), "weft: {line}"));
+    drop(writeln!(io::stderr().lock(), "weft: {}", printable(line)));
+}
+
+/// Text with its control characters escaped, except for line feeds: users of peers write some of what
+/// is shown, and a terminal would execute those.
+pub fn printable(text: &str) -> String {
+    let escaped = |c: char| match c {
+        c if c.is_control() && c != '\n' => c.escape_default().to_string(),
+        c => c.to_string(),
+    };
+    text.chars().map(escaped).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_escaped() {
+        assert_eq!(printable("a\u{1b}[2J\u{9b}0m\r\tb\nü"), "a\\u{1b}[2J\\u{9b}0m\\r\\tb\nü");
+    }
 }
