@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use weft_tests::kubernetes::{Image, NETSHOOT, Object};
 use weft_tests::traffic::{Service, TcpServer};
-use weft_tests::{Host, Kubernetes, Lab};
+use weft_tests::{Host, Kubernetes, Lab, on_segment};
 
 use super::{peer, play_on};
 use crate::liqoctl::liqoctl;
@@ -21,8 +21,8 @@ use crate::pair::{HTTP, TIMEOUT};
 use crate::stage::{each, note, step};
 
 /// As liqoctl calls it.
-const NAMESPACE: &str = "liqo-test-network";
-const NAME: &str = "netshoot";
+pub(super) const NAMESPACE: &str = "liqo-test-network";
+pub(super) const NAME: &str = "netshoot";
 /// Host that liqoctl calls, and its address on the segment.
 const OUTSIDE: &str = "1.1.1.1";
 const NEXT_HOP: &str = "192.0.2.250";
@@ -47,9 +47,8 @@ fn liqoctl_tests_network_with_two_providers() -> Result<()> {
 
 /// A host outside of the clusters; nodes masquerade what pods send there, as CNIs have it.
 fn outside(lab: &Lab, clusters: &[Kubernetes]) -> Result<(Host, [TcpServer; 2])> {
-    let on_eth0 = [format!("{NEXT_HOP}/24"), format!("{OUTSIDE}/32")];
-    let on_eth0 = on_eth0.iter().map(|cidr| cidr.parse()).collect::<Result<Vec<_>, _>>()?;
-    let host = lab.machine("outside", &on_eth0)?;
+    let host = lab.machine("outside", &[on_segment(NEXT_HOP.parse()?)])?;
+    host.ip(&format!("addr add {OUTSIDE}/32 dev eth0\n"))?;
     let serve = |port| TcpServer::start(host.net(), port, Service::Http);
     let servers = [serve(HTTP)?, serve(super::HTTPS)?];
     for cluster in clusters {
@@ -68,7 +67,7 @@ fn outside(lab: &Lab, clusters: &[Kubernetes]) -> Result<(Host, [TcpServer; 2])>
     Ok((host, servers))
 }
 
-fn offload(rome: &Kubernetes) -> Result<()> {
+pub(super) fn offload(rome: &Kubernetes) -> Result<()> {
     let label = format!("liqo.io/remote-cluster-id={}", rome.spec.id);
     rome.kubectl(&["label", "node", &rome.spec.node_name(1), &label])?;
     rome.kubectl(&["create", "namespace", NAMESPACE])?;
@@ -82,7 +81,7 @@ fn offload(rome: &Kubernetes) -> Result<()> {
 }
 
 /// Pods in these clusters, one of the node's network and one of its own.
-fn run(rome: &Kubernetes, clusters: &[&Kubernetes]) -> Result<()> {
+pub(super) fn run(rome: &Kubernetes, clusters: &[&Kubernetes]) -> Result<()> {
     let mut items = Vec::new();
     for cluster in clusters {
         let service = Object::new("service", NAMESPACE, NAME);
