@@ -6,6 +6,7 @@
 //!   near, far's shadow, liqoctl -- rome-1 --+--[ switch ]--+-- milan-1 -- far
 //! ```
 
+mod direct;
 mod disturbed;
 mod network_test;
 mod no_networking;
@@ -98,11 +99,18 @@ fn play_on<const N: usize>(
     ids: [&str; N],
     test: impl FnOnce(&Lab, &[Kubernetes; N]) -> Result<()>,
 ) -> Result<()> {
+    let mut numbers = 1..;
+    let specs = ids.map(|id| ClusterSpec::new(id, numbers.next().unwrap_or_default(), 1));
+    play_specs(specs, test)
+}
+
+fn play_specs<const N: usize>(
+    specs: [ClusterSpec; N],
+    test: impl FnOnce(&Lab, &[Kubernetes; N]) -> Result<()>,
+) -> Result<()> {
     play(|| match require_liqo().and_then(|()| Image::weft()) {
         Ok(image) => {
             let lab = Lab::new("weft-kubernetes-beside-liqo")?;
-            let mut numbers = 1..;
-            let specs = ids.map(|id| ClusterSpec::new(id, numbers.next().unwrap_or_default(), 1));
             let clusters = step("clusters come up", || all_of(&lab, specs))?;
             let installed = step("Liqo and weft are installed", || {
                 each(&clusters, |cluster| install(cluster, &image))

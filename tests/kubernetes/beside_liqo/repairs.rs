@@ -43,12 +43,12 @@ fn addresses_stored_in_gap_are_repaired() -> Result<()> {
     })
 }
 
-fn stop(cluster: &Kubernetes) -> Result<()> {
+pub(super) fn stop(cluster: &Kubernetes) -> Result<()> {
     scale(cluster, 0)?;
     wait_until("Liqo has cleared networking", TIMEOUT, || networking_is_off(cluster))
 }
 
-fn start(cluster: &Kubernetes) -> Result<()> {
+pub(super) fn start(cluster: &Kubernetes) -> Result<()> {
     scale(cluster, 2)?;
     cluster.wait_for_weft(TIMEOUT)
 }

@@ -58,7 +58,7 @@ fn network_outlives_uninstallation_of_liqo() -> Result<()> {
     })
 }
 
-fn connect(rome: &Kubernetes, milan: &Kubernetes) -> Result<()> {
+pub(super) fn connect(rome: &Kubernetes, milan: &Kubernetes) -> Result<()> {
     let line = ["network", "connect", "--gw-server-service-type=NodePort", "--wait"];
     on_both(rome, milan, &[&line[..], &["--timeout=120s", "--skip-validation"]].concat())
 }
