@@ -12,6 +12,7 @@ mod golden;
 mod life;
 mod liqo_table;
 mod monitoring;
+mod orders;
 mod policies;
 mod references;
 mod rights;
