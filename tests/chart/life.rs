@@ -65,7 +65,7 @@ impl Release {
         serde_json::from_str(&self.server.kubectl(&arguments, "").unwrap()).unwrap()
     }
 
-    fn patch(&self, kind: &str, name: &str, patch: &Value) {
+    pub(crate) fn patch(&self, kind: &str, name: &str, patch: &Value) {
         let (kind, patch) = (format!("{kind}/{name}"), patch.to_string());
         let arguments = ["patch", &kind, "--namespace=liqo", "--type=merge", "--patch", &patch];
         self.server.kubectl(&arguments, "").unwrap();

@@ -50,6 +50,10 @@ fn run_job(release: &Release, dir: &Path) {
     let output = program.output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
+    complete(release);
+}
+
+fn complete(release: &Release) {
     let is = |what: &str| json!({"type": what, "status": "True", "lastTransitionTime": NOW});
     let conditions = json!([is("SuccessCriteriaMet"), is("Complete")]);
     set_status(
@@ -86,6 +90,38 @@ fn failed_uninstall_leaves_no_rights() {
         release.helm_run(&["uninstall", "weft", "--timeout=60s"]).unwrap_err();
     });
     assert_eq!(left(), "");
+}
+
+/// A webhook must not outlive what answers it, nor end while peerings are still there.
+#[test]
+fn webhooks_end_with_job_before_controllers() {
+    const WEBHOOKS: (&str, &str) = ("mutatingwebhookconfiguration", "weft-cidr-lists");
+    const CONTROLLERS: (&str, &str) = ("deployment", "liqo-fabric-controller");
+    let Some(release) = Release::prepare() else { return };
+    let Ok(dir) = weft_tests::bin_dir() else {
+        return weft_tests::skip("without programs there is none that removes webhooks");
+    };
+    release.helm("install", &[MIN_VALUES, NAMELESS]).unwrap();
+    // Deleted objects stay, with the version of their deletion.
+    let finalizers = json!({"metadata": {"finalizers": ["weft.dev/test"]}});
+    for (kind, name) in [WEBHOOKS, CONTROLLERS] {
+        release.patch(kind, name, &finalizers);
+    }
+    let deleted_at = |(kind, name): (&str, &str)| {
+        let metadata = release.get(kind, name)["metadata"].clone();
+        let version = metadata["resourceVersion"].as_str()?.parse::<u64>().ok();
+        version.filter(|_| !metadata["deletionTimestamp"].is_null())
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            release.server.wait_until("there is a Job", || job_of(&release));
+            assert_eq!(deleted_at(WEBHOOKS), None, "the Job has not begun");
+            run_job(&release, &dir);
+        });
+        release.plain(&["uninstall", "weft", "--timeout=60s"]);
+    });
+    let [webhooks, controllers] = [WEBHOOKS, CONTROLLERS].map(|of| deleted_at(of).unwrap());
+    assert!(webhooks < controllers, "webhooks at {webhooks}, controllers at {controllers}");
 }
 
 #[test]

@@ -189,6 +189,8 @@ const ELSEWHERE: &[Row] = &[
     ("", "create certificatesigningrequests.certificates.k8s.io", ""),
     ("", "list persistentvolumes", ""),
     ("", "patch mutatingwebhookconfigurations.admissionregistration.k8s.io weft-cidr-lists", "c"),
+    ("", "delete mutatingwebhookconfigurations.admissionregistration.k8s.io weft-cidr-lists", "w"),
+    ("", "delete mutatingwebhookconfigurations.admissionregistration.k8s.io other", ""),
     ("", "patch mutatingwebhookconfigurations.admissionregistration.k8s.io of-a-user", ""),
     ("", "create mutatingwebhookconfigurations.admissionregistration.k8s.io", ""),
     ("", "create validatingwebhookconfigurations.admissionregistration.k8s.io", ""),

@@ -95,7 +95,8 @@ async fn take_away(
     if timeout(ANSWER, clear_foreign_clusters(server)).await.is_err() {
         tracing::warn!("ForeignClusters still have the status that weft wrote");
     }
-    leftovers::remove_shared(&cluster, &server.namespace).await
+    leftovers::remove_shared(&cluster, &server.namespace).await?;
+    leftovers::remove_webhooks(&cluster).await
 }
 
 /// Removes pods of the same Job that were to end and did not: the node of each has failed. The Job,

@@ -9,6 +9,7 @@ use fabric_api::labels;
 use fabric_api::networking::{Connection, GatewayClient, GatewayServer};
 use fabric_index::owner;
 use fabric_kube_client::requests::Target;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -23,6 +24,8 @@ use super::WithdrawError;
 use super::cluster::{Cluster, kind};
 use crate::live::{SLICE_OF, SLICE_OF_WEFT};
 
+/// Name in the chart.
+const WEBHOOKS: &str = "weft-cidr-lists";
 /// Longer than a gateway takes to end.
 const POD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for gateways to end. Those of a node that has failed are not waited for any longer.
@@ -130,6 +133,12 @@ pub(super) async fn remove_shared(
         Some(name) => cluster.delete(&names, &name).await,
         None => Ok(()),
     }
+}
+
+/// Webhooks, which helm removes after the controllers that serve them.
+pub(super) async fn remove_webhooks(cluster: &Cluster) -> Result<(), WithdrawError> {
+    let kind = kind::<MutatingWebhookConfiguration>();
+    cluster.delete(&kind, &DynamicObject::new(WEBHOOKS, &kind)).await
 }
 
 /// Objects found in one pass.
