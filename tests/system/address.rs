@@ -131,7 +131,7 @@ fn printer(scene: &Scene) -> Result<Host> {
 }
 
 /// The address that a cluster gives to a target.
-fn grant(cluster: &Cluster, target: IpAddr, masquerade: bool) -> Result<IpAddr> {
+pub(crate) fn grant(cluster: &Cluster, target: IpAddr, masquerade: bool) -> Result<IpAddr> {
     grant_as("ip", cluster, target, masquerade)
 }
 
@@ -147,7 +147,7 @@ fn grant_as(name: &str, cluster: &Cluster, target: IpAddr, masquerade: bool) -> 
 }
 
 /// Waits until a new address works; whom the server saw.
-fn reaches(pod: &Pod, address: IpAddr) -> Result<IpAddr> {
+pub(crate) fn reaches(pod: &Pod, address: IpAddr) -> Result<IpAddr> {
     let what = format!("{} reaches {address}", pod.name);
     wait_until(&what, TIMEOUT, || {
         weft_tests::traffic::connect(&pod.ns, SocketAddr::new(address, HTTP), SOON).map(drop)

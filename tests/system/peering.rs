@@ -2,15 +2,19 @@
 //!   rome (client) --------- milan (server)        all: pods 10.200.0.0/16, external 10.70.0.0/16
 //!
 //!   rome (client) --------- milan (server, client) --------- turin (server)
+//!                           IP: an address of milan's for a pod of turin's
 //! ```
 
 use std::fs;
 
 use anyhow::{Result, ensure};
+use serde_json::{Value, json};
 use weft_tests::manifests::{Peering, Spelling, configuration};
+use weft_tests::traffic::{Service, TcpServer};
 use weft_tests::{Cluster, ClusterSpec, MANIFESTS, wait_until};
 
-use crate::scene::{PORT, Scene, TIMEOUT, play, rome_and_milan, traffic_passes};
+use crate::address::{grant, reaches};
+use crate::scene::{HTTP, PORT, Scene, TIMEOUT, first_pod, play, rome_and_milan, traffic_passes};
 
 #[test]
 fn two_nodes_each_reach_each_other_from_everywhere() -> Result<()> {
@@ -75,7 +79,29 @@ fn middle_cluster_distinguishes_two_peers() -> Result<()> {
             traffic_passes(milan, scene.cluster(peer))?;
             traffic_passes(scene.cluster(peer), milan)?;
         }
-        Ok(())
+        passes_through(milan, [scene.cluster("rome"), scene.cluster("turin")])
+    })
+}
+
+/// The first peer reaches a pod of the second one, by an IP resource of the cluster between.
+fn passes_through(middle: &Cluster, [from, to]: [&Cluster; 2]) -> Result<()> {
+    let server = first_pod(to);
+    let _server = TcpServer::start(&server.ns, HTTP, Service::Http)?;
+    let target = middle.view(&to.spec)?.of(server.addresses[0])?;
+    let external = grant(middle, target, false)?;
+    let address = from.view(&middle.spec)?.of(external)?;
+    reaches(first_pod(from), address)?;
+    wait_until("weft status shows who is reached so", TIMEOUT, || {
+        let status = middle.status()?;
+        let peerings = status["peerings"].as_array().into_iter().flatten();
+        let transits: Vec<_> = peerings.map(|of| (&of["cluster"], &of["transit"])).collect();
+        let expected = json!([{"external": external, "target": target}]);
+        let found = transits.contains(&(&json!(to.spec.id), &expected));
+        ensure!(found && transits.contains(&(&json!(from.spec.id), &Value::Null)), "{transits:?}");
+        let text = middle.weft(&["status"])?;
+        let line = format!("{}: at {external} ({target})\n", to.spec.id);
+        ensure!(text.contains(&line), "{text}");
+        Ok::<_, anyhow::Error>(())
     })
 }
 
@@ -116,7 +142,7 @@ fn statuses_are_as_in_liqo() -> Result<()> {
     play(&rome_and_milan(1), |scene| {
         scene.peer("rome", "milan", PORT)?;
         let milan = scene.cluster("milan");
-        let of = |kind: &str| -> Result<serde_json::Value> {
+        let of = |kind: &str| -> Result<Value> {
             let text = milan.weft(&["get", kind, "-n", "liqo-tenant-rome", "-o", "json"])?;
             Ok(serde_json::from_str(&text)?)
         };

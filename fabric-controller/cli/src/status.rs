@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use comfy_table::{Table, presets};
 use fabric_api::fabric::{MtuBound, Remap};
-use fabric_observation::{Observation, Peering, Refused, State, cluster, host};
+use fabric_observation::{Observation, Peering, Refused, State, Transit, cluster, host};
 use jiff::Timestamp;
 
 use self::summary::{Filters, Shown};
@@ -19,6 +19,8 @@ use super::selection::Selection;
 /// Between two looks. An API server has others to serve.
 const INTERVAL: Duration = Duration::from_millis(500);
 const CLUSTER_INTERVAL: Duration = Duration::from_secs(2);
+/// Most addresses that the table has of one peer.
+const MAX_TRANSIT: usize = 3;
 /// At least one peering is not Connected.
 const NOT_CONNECTED: u8 = 3;
 /// There is no fabric to ask.
@@ -59,9 +61,14 @@ JSON (-o json; YAML is the same; absent means not known; in Kubernetes there is 
      \"nodes\": {\"reachable\": 1, \"of\": 2, \"unreachable\": [{\"node\": \"n2\",
        \"fault\": \"NoAnswer\" (or NoAgent, OneWay, CutOff, NotStarted, NotForwarding,
        PodCidrOverlap, PodCidrOutside, Diverted), \"since\": \"2026-01-31T12:00:00Z\",
-       \"cause\": \"...\", \"remedy\": \"...\"}]}}],
+       \"cause\": \"...\", \"remedy\": \"...\"}]},
+     \"transit\": [{\"external\": \"10.70.0.3\", \"target\": \"10.68.1.2\"}]}],
    \"refused\": [{\"cluster\": \"turin\", \"prefix\": \"10.72.0.0/16\", \"senders\": [\"10.200.1.2\"]}],
    \"problems\": [\"...\"]}
+
+transit: addresses at which this cluster's other peers reach this one, through it. Each belongs to
+an IP resource whose target (spec.ip) is this peer's, as every pod has that Liqo offloads to it. To
+those other peers they are addresses of this cluster: only its own status shows what is behind them.
 
 refused: prefixes that a peering had. Nodes refuse packets to them, and no other peer gets
 them, until nothing was sent to them for five minutes.
@@ -210,6 +217,13 @@ fn table(Shown { observation, summary }: &Shown, now: Timestamp) -> String {
             lines.map(|line| format!("{}\n", line.strip_prefix(' ').unwrap_or(&line).trim_end())),
         );
     }
+    let mut transits = observation.peerings.iter().filter(|of| !of.transit.is_empty()).peekable();
+    if transits.peek().is_some() {
+        text.push_str("\nreached by other peers through this cluster:\n");
+        text.extend(
+            transits.map(|of| format!("  - {}: at {}\n", of.cluster, addresses(&of.transit))),
+        );
+    }
     if !observation.refused.is_empty() {
         text.push_str("\nrefused, as no peering has them any more:\n");
         text.extend(observation.refused.iter().map(refused));
@@ -220,6 +234,15 @@ fn table(Shown { observation, summary }: &Shown, now: Timestamp) -> String {
         text.extend(observation.problems.iter().map(|problem| format!("  - {problem}\n")));
     }
     output::printable(&text)
+}
+
+/// `10.70.0.3 (10.72.1.2), 2 more`
+fn addresses(transit: &[Transit]) -> String {
+    let shown = transit.iter().take(MAX_TRANSIT);
+    let shown = shown.map(|of| format!("{} ({})", of.external, of.target));
+    let more = transit.len().saturating_sub(MAX_TRANSIT);
+    let more = (more > 0).then(|| format!("{more} more"));
+    shown.chain(more).collect::<Vec<_>>().join(", ")
 }
 
 fn refused(refused: &Refused) -> String {
@@ -323,6 +346,18 @@ mod tests {
         };
         let text = table(&Shown { observation, summary: None }, Timestamp::UNIX_EPOCH);
         assert!(text.ends_with("problems:\n  - found \\u{1b}]0;x\\u{7}\n"), "{text:?}");
+    }
+
+    #[test]
+    fn few_transit_addresses_of_many_are_shown() {
+        let transit = |number: u8| Transit {
+            external: [10, 70, 0, number].into(),
+            target: [10, 202, 1, number].into(),
+        };
+        let shown = |count: u8| addresses(&(1..=count).map(transit).collect::<Vec<_>>());
+        assert_eq!(shown(1), "10.70.0.1 (10.202.1.1)");
+        let all = shown(5);
+        assert!(all.ends_with("10.70.0.3 (10.202.1.3), 2 more"), "{all}");
     }
 
     #[test]

@@ -7,4 +7,4 @@ pub mod cluster;
 pub mod host;
 mod observe;
 
-pub use observe::{Found, Life, Liveness, Observation, Peering, Refused, State, observe};
+pub use observe::{Found, Life, Liveness, Observation, Peering, Refused, State, Transit, observe};

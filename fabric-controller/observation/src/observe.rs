@@ -4,11 +4,14 @@
 mod faults;
 mod nodes;
 mod remote;
+mod transit;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use fabric_api::fabric::{GatewayConfig, MtuBound, PeeringFault, RefusedPrefix, Remap, Role};
+use fabric_api::fabric::{
+    GatewayConfig, MtuBound, NodeAddressMap, PeeringFault, RefusedPrefix, Remap, Role,
+};
 use fabric_api::labels;
 use fabric_api::networking::{
     ACCEPTED, Configuration, Connection, ConnectionStatus, ConnectionValue, NODES_REACHABLE,
@@ -21,6 +24,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use serde::Serialize;
 
 use nodes::Nodes;
+pub use transit::Transit;
 
 /// Kinds that [`observe`] needs from the store.
 pub(crate) const KINDS: [Kind; 7] = [
@@ -100,6 +104,9 @@ pub struct Peering {
     /// The nodes that reach the gateway through the overlay; absent if it answers no probes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<Nodes>,
+    /// Addresses at which other peers reach this one through this cluster.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub transit: Vec<Transit>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -184,6 +191,7 @@ pub fn observe(snapshot: &Snapshot, found: &Found) -> Observation {
         peerings.push(peering);
     }
     peerings.extend(view.waiting());
+    transit::fill_in(&mut peerings, view.ips);
     peerings.sort_by(|a, b| {
         (&a.cluster, &a.namespace, &a.gateway).cmp(&(&b.cluster, &b.namespace, &b.gateway))
     });
@@ -230,6 +238,8 @@ struct View<'a> {
     nodes: Vec<&'a fabric_api::fabric::NodeConfig>,
     /// Prefixes that all nodes refuse.
     refused: &'a [RefusedPrefix],
+    /// What addresses of IP resources stand for.
+    ips: &'a [NodeAddressMap],
 }
 
 impl Peering {
@@ -254,8 +264,9 @@ impl<'a> View<'a> {
                 Object::GatewayClient(x) => view.gateways.push((&x.metadata, Role::Client)),
                 Object::NodeConfig(x) => view.nodes.push(x),
                 Object::FabricRecord(x) => {
-                    let cluster = x.spec.cluster.as_ref();
-                    view.refused = cluster.map_or(view.refused, |cluster| &cluster.refused);
+                    if let Some(cluster) = &x.spec.cluster {
+                        (view.refused, view.ips) = (&cluster.refused, &cluster.ips);
+                    }
                 }
                 Object::Namespace(_)
                 | Object::ConfigMap(_)
@@ -374,6 +385,7 @@ impl<'a> View<'a> {
                 .or_else(|| config.spec.overlay.node.clone()),
             faults: Vec::new(),
             nodes,
+            transit: Vec::new(),
         }
     }
 
@@ -514,6 +526,7 @@ fn waiting(meta: &ObjectMeta, role: Option<Role>) -> Peering {
         node: None,
         faults: Vec::new(),
         nodes: None,
+        transit: Vec::new(),
     }
 }
 

@@ -316,3 +316,36 @@ fn refused_prefix_of_the_record_has_its_senders() {
     let [refused] = &seen[..] else { panic!("{seen:?}") };
     assert_eq!((refused.cluster.as_str(), refused.senders.len()), ("paris", 1));
 }
+
+#[test]
+fn peers_reached_through_this_cluster_are_shown() {
+    let gateway = |peer: &str, remaps: serde_json::Value| {
+        let mut gateway = config(peer, "client", "n1");
+        gateway.spec.peer_cluster_id = peer.to_owned();
+        gateway.spec.remaps = serde_json::from_value(remaps).unwrap();
+        Object::from(gateway)
+    };
+    let turin = serde_json::json!([
+        {"kind": "Pod", "remote": "10.200.0.0/16", "local": "10.202.0.0/16"},
+        {"kind": "External", "remote": "10.70.0.0/16", "local": "10.72.0.0/16"}]);
+    let milan = serde_json::json!([
+        {"kind": "Pod", "remote": "10.200.0.0/16", "local": "10.201.0.0/16"}]);
+    let ip = |external: &str, target: &str| serde_json::json!({"external": external, "target": target, "masquerade": false});
+    let [of_pod, of_ip] = [("10.70.0.3", "10.202.1.2"), ("10.70.0.4", "10.72.0.3")];
+    let ips = [of_pod, of_ip, ("10.70.0.1", "10.72.0.0"), ("10.70.0.2", "192.0.2.7")];
+    let ips = ips.map(|(external, target)| ip(external, target));
+    let cluster = serde_json::json!({"cluster": {"digest": "d", "podCidrs": [], "ips": ips}});
+    let record = FabricRecord::new("cluster", serde_json::from_value(cluster).unwrap());
+    let [milan, turin] = [gateway("milan", milan), gateway("turin", turin)];
+    let alone = observe(&snapshot([turin.clone(), record.clone().into()]), &Found::default());
+    assert_eq!(alone.peerings[0].transit, [], "there is no other peer");
+
+    let all = observe(&snapshot([milan, turin, record.into()]), &Found::default());
+    let [milan, turin] = all.peerings.as_slice() else { panic!("{:?}", all.peerings) };
+    assert_eq!(milan.transit, []);
+    let expected = [of_pod, of_ip].map(|(external, target)| Transit {
+        external: external.parse().unwrap(),
+        target: target.parse().unwrap(),
+    });
+    assert_eq!(turin.transit, expected, "neither unknown sources nor what is of no peer");
+}
