@@ -116,9 +116,9 @@ fn reachable(stage: &Stage) {
         });
     }
     stage.until("the gateway rewrites the one that is no pod", || {
-        let spec = &stage.get("gatewayconfigs", TENANT, "lyon")?["spec"];
-        assert!(!is_mapped(&spec["ips"], pod, "10.200.2.9"), "its node does");
-        is_mapped(&spec["ips"], database, "192.0.2.200").then_some(())
+        let ips = &stage.get("gatewayrecords", "", "cluster")?["spec"]["cluster"]["ips"];
+        assert!(!is_mapped(ips, pod, "10.200.2.9"), "its node does");
+        is_mapped(ips, database, "192.0.2.200").then_some(())
     });
     stage.until("it has its Service", || {
         let slice = stage.get("endpointslices", TENANT, "database")?;
