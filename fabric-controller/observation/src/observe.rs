@@ -238,7 +238,7 @@ struct View<'a> {
     nodes: Vec<&'a fabric_api::fabric::NodeConfig>,
     /// Prefixes that all nodes refuse.
     refused: &'a [RefusedPrefix],
-    /// What addresses of IP resources stand for.
+    /// Targets of the addresses of IP resources.
     ips: &'a [NodeAddressMap],
 }
 

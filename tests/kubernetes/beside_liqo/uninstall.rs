@@ -87,7 +87,7 @@ fn ip_of_user() -> String {
     .to_string()
 }
 
-/// What the cluster shares with Liqo, once ipam has granted all of it.
+/// Objects that the cluster shares with Liqo, once ipam has granted all of them.
 fn granted(cluster: &Kubernetes) -> Result<Vec<Value>> {
     wait_until("all is granted", SOON, || {
         let shared = shared(cluster)?;
