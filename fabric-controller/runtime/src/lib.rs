@@ -2,11 +2,11 @@
 //! HTTP for metrics and probes, and the waits before a failed step is retried.
 
 mod backoff;
+mod connection_limit;
 mod health;
 mod http;
 mod memory;
 mod monitoring;
-mod seats;
 mod write_backoff;
 
 use std::io::{self, IsTerminal as _};
@@ -18,11 +18,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 pub use backoff::{Backoff, jittered, until};
+pub use connection_limit::{ConnectionLimit, ConnectionPermit};
 pub use health::{Heartbeat, Readiness};
 pub use http::{HttpAddress, HttpListener, ListenError, OPENMETRICS, ParseHttpAddressError};
 pub use memory::return_unused_memory;
 pub use monitoring::{Monitoring, MonitoringError};
-pub use seats::{Seat, Seats};
 pub use write_backoff::{WRITE_RETRY, WriteBackoff};
 
 /// Log options of a program.

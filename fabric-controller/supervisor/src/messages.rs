@@ -10,11 +10,15 @@ pub fn say(line: &str) {
 /// Text with its control characters escaped, except for line feeds: users of peers write some of what
 /// is shown, and a terminal would execute those.
 pub fn printable(text: &str) -> String {
-    let escaped = |c: char| match c {
-        c if c.is_control() && c != '\n' => c.escape_default().to_string(),
-        c => c.to_string(),
-    };
-    text.chars().map(escaped).collect()
+    let mut printable = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' => printable.push(c),
+            c if c.is_control() => printable.extend(c.escape_default()),
+            c => printable.push(c),
+        }
+    }
+    printable
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use axum::extract::{DefaultBodyLimit, FromRequest as _, Request};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
-use fabric_runtime::{Seat, Seats};
+use fabric_runtime::{ConnectionLimit, ConnectionPermit};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
@@ -78,32 +78,32 @@ impl Server {
     /// Runs until `stop` is ready, and answers the requests received by then.
     pub(super) async fn run(self, stop: impl Future<Output = ()>) {
         let open = GracefulShutdown::new();
-        let seats = Seats::new(MAX_OF_CLIENT);
+        let limit = ConnectionLimit::new(MAX_OF_CLIENT);
         let router = Router::new()
             .route(PATH, post(review))
             .route(FOREIGN_CLUSTERS_PATH, post(review))
             .layer(DefaultBodyLimit::max(MAX_BODY));
         let mut stop = pin!(stop);
         loop {
-            let (stream, seat) = tokio::select! {
+            let (stream, permit) = tokio::select! {
                 () = &mut stop => break,
-                accepted = accept(&self.listener, &seats) => accepted,
+                accepted = accept(&self.listener, &limit) => accepted,
             };
             let (tls, router, watcher) = (self.tls.clone(), router.clone(), open.watcher());
             tokio::spawn(async move {
                 serve(stream, tls, router, watcher).await;
-                drop(seat);
+                drop(permit);
             });
         }
         let _ = timeout(HANDSHAKE_TIMEOUT, open.shutdown()).await;
     }
 }
 
-async fn accept(listener: &TcpListener, seats: &Seats) -> (TcpStream, Seat) {
+async fn accept(listener: &TcpListener, limit: &ConnectionLimit) -> (TcpStream, ConnectionPermit) {
     loop {
         match listener.accept().await {
-            Ok((stream, from)) => match seats.take(from.ip()) {
-                Some(seat) => return (stream, seat),
+            Ok((stream, from)) => match limit.take(from.ip()) {
+                Some(permit) => return (stream, permit),
                 None => tracing::debug!(%from, "it has {MAX_OF_CLIENT} connections already"),
             },
             Err(error) => {

@@ -152,7 +152,7 @@ impl fmt::Display for Firewall {
                 set.write(f, "daddr", &format!("snat {} to {external}", set.family()))?;
             }
         }
-        f.write_str(SOURCES_OF_TARGETS)?;
+        f.write_str(OTHER_SOURCES)?;
         f.write_str("  chain keep {\n")?;
         for set in &peers {
             set.write(f, "daddr", &format!("snat {0} to {0} saddr", set.family()))?;
@@ -175,7 +175,7 @@ impl fmt::Display for Firewall {
     }
 }
 
-const SOURCES_OF_TARGETS: &str = "    udp dport 4879 fib saddr type local snat ip to ip saddr
+const OTHER_SOURCES: &str = "    udp dport 4879 fib saddr type local snat ip to ip saddr
     udp dport 4879 fib saddr type local snat ip6 to ip6 saddr
     ct original ip daddr @masqueraded_v4 masquerade
     ct original ip6 daddr @masqueraded_v6 masquerade

@@ -7,11 +7,10 @@ const MIN_MTU: u32 = 576;
 pub fn gateway_server(of: &GatewayServer) -> Vec<Fault> {
     let mut faults: Vec<_> = peer(&of.metadata).err().into_iter().collect();
     faults.extend(mtu(of.spec.mtu));
-    let listened = listen_port(of).err();
-    // The Service has it, whatever the node port is.
     let has_port = of.spec.endpoint.port.is_some() || !of.spec.endpoint.ports.is_empty();
-    let of_service = service_port(of).err().filter(|_| has_port && listened.is_none());
-    faults.extend(listened.into_iter().chain(of_service));
+    // The Service has a port whatever the node port is, but need not be given one.
+    let of_service = || service_port(of).err().filter(|_| has_port);
+    faults.extend(listen_port(of).err().or_else(of_service));
     faults
 }
 

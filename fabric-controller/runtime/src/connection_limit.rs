@@ -1,4 +1,4 @@
-//! Connections of each client at a time, so that one that opens many keeps no other from being served.
+//! Limit of connections for each client, so that one that opens many keeps no other from being served.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -14,75 +14,75 @@ use tokio::net::{TcpListener, TcpStream};
 /// Network of a client with IPv6, which may use any address of it.
 const CLIENT_PREFIX: u128 = !0 << 64;
 
-/// Counts the connections of each client.
+/// Count of each client's connections, and the greatest one. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Seats {
+pub struct ConnectionLimit {
     each: usize,
-    taken: Arc<Mutex<BTreeMap<IpAddr, usize>>>,
+    open: Arc<Mutex<BTreeMap<IpAddr, usize>>>,
 }
 
-/// A connection's, until it is dropped.
-pub struct Seat {
-    seats: Seats,
+/// Permission for one connection, until it is dropped.
+pub struct ConnectionPermit {
+    limit: ConnectionLimit,
     client: IpAddr,
 }
 
-impl Seats {
+impl ConnectionLimit {
     /// `each` is the greatest number of connections of one client.
     pub fn new(each: usize) -> Self {
-        Self { each, taken: Arc::default() }
+        Self { each, open: Arc::default() }
     }
 
     /// Returns `None` if the client has all of its connections already.
-    pub fn take(&self, client: IpAddr) -> Option<Seat> {
+    pub fn take(&self, client: IpAddr) -> Option<ConnectionPermit> {
         let client = match client.to_canonical() {
             IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & CLIENT_PREFIX).into(),
             ipv4 => ipv4,
         };
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = taken.entry(client).or_default();
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = open.entry(client).or_default();
         if *count >= self.each {
             return None;
         }
         *count += 1;
-        Some(Seat { seats: self.clone(), client })
+        Some(ConnectionPermit { limit: self.clone(), client })
     }
 }
 
-impl Drop for Seat {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        let mut taken = self.seats.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = taken.get_mut(&self.client) {
+        let mut open = self.limit.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = open.get_mut(&self.client) {
             *count -= 1;
             if *count == 0 {
-                taken.remove(&self.client);
+                open.remove(&self.client);
             }
         }
     }
 }
 
-impl fmt::Debug for Seat {
+impl fmt::Debug for ConnectionPermit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Seat").field(&self.client).finish()
+        f.debug_tuple("ConnectionPermit").field(&self.client).finish()
     }
 }
 
-/// Listener that closes connections for which there is no seat.
+/// Listener that closes connections beyond the limit.
 #[derive(Debug)]
-pub(crate) struct Seated {
+pub(crate) struct LimitedListener {
     pub(crate) listener: TcpListener,
-    pub(crate) seats: Seats,
+    pub(crate) limit: ConnectionLimit,
 }
 
-impl Listener for Seated {
-    type Io = SeatedStream;
+impl Listener for LimitedListener {
+    type Io = LimitedStream;
     type Addr = SocketAddr;
 
-    async fn accept(&mut self) -> (SeatedStream, SocketAddr) {
+    async fn accept(&mut self) -> (LimitedStream, SocketAddr) {
         loop {
             let (stream, from) = Listener::accept(&mut self.listener).await;
-            if let Some(seat) = self.seats.take(from.ip()) {
-                return (SeatedStream { stream, _seat: seat }, from);
+            if let Some(permit) = self.limit.take(from.ip()) {
+                return (LimitedStream { stream, _permit: permit }, from);
             }
         }
     }
@@ -93,12 +93,12 @@ impl Listener for Seated {
 }
 
 #[derive(Debug)]
-pub(crate) struct SeatedStream {
+pub(crate) struct LimitedStream {
     stream: TcpStream,
-    _seat: Seat,
+    _permit: ConnectionPermit,
 }
 
-impl AsyncRead for SeatedStream {
+impl AsyncRead for LimitedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -108,7 +108,7 @@ impl AsyncRead for SeatedStream {
     }
 }
 
-impl AsyncWrite for SeatedStream {
+impl AsyncWrite for LimitedStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
