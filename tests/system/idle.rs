@@ -14,9 +14,10 @@ use weft_tests::ClusterSpec;
 
 use crate::scene::{PORT, Scene, play};
 
-const MEASURED: Duration = Duration::from_secs(20);
-/// The machine is never as quiet as the processes: the median of each counts.
-const ROUNDS: usize = 5;
+/// Longer than agents and gateways go without looking at everything.
+const MEASURED: Duration = Duration::from_secs(32);
+/// Whatever else runs on the machine only adds to the time of a wake-up: the smallest share counts.
+const ROUNDS: usize = 3;
 /// Share of one core.
 const MAX_SHARE: f64 = 0.002;
 const PROGRAMS: [&str; 5] = ["weft", "fabric-controller", "ipam", "route-agent", "gateway"];
@@ -34,12 +35,11 @@ fn idle_processes_take_no_time() -> Result<()> {
                 shares.entry(process).or_default().push(share);
             }
         }
-        shares.values_mut().for_each(|shares| shares.sort_by(f64::total_cmp));
-        let median = |shares: &[f64]| shares[shares.len() / 2];
+        let smallest = |shares: &[f64]| shares.iter().copied().fold(f64::INFINITY, f64::min);
         for (process, shares) in &shares {
-            eprintln!("idle {process}: median {:.3} % of a core", median(shares) * 100.0);
+            eprintln!("idle {process}: at least {:.3} % of a core", smallest(shares) * 100.0);
         }
-        shares.retain(|_, shares| median(shares) >= MAX_SHARE);
+        shares.retain(|_, shares| smallest(shares) >= MAX_SHARE);
         ensure!(shares.is_empty(), "not idle: {shares:?}");
         Ok(())
     })

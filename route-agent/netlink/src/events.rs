@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
-use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
+use netlink_packet_core::{NetlinkMessage, NetlinkPayload, NlasIterator};
 use netlink_packet_route::RouteNetlinkMessage as Message;
 use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use netlink_packet_route::rule::{RuleAttribute, RuleMessage};
@@ -21,12 +21,18 @@ pub struct Events {
 }
 
 /// RTNLGRP_LINK, NEIGH (FDB entries too), IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR,
-/// IPV6_ROUTE, IPV6_RULE.
-const GROUPS: [u32; 8] = [1, 3, 5, 7, 8, 9, 11, 19];
+/// IPV6_ROUTE, IPV6_RULE, IPV4_NETCONF, IPV6_NETCONF.
+const GROUPS: [u32; 10] = [1, 3, 5, 7, 8, 9, 11, 19, 24, 25];
+/// Type of messages about a changed `forwarding` or `rp_filter`, among others (linux/netconf.h).
+const RTM_NEWNETCONF: u16 = 80;
+const NETCONFA_IFINDEX: u16 = 1;
+/// Length of the headers before the attributes of such a message.
+const NETCONF_HEADERS: usize = 20;
 
 impl Handle {
-    /// Watches links, addresses, neighbours, routes and rules of the scope; and what ours hang on
-    /// without being ours: all devices' addresses and MTUs.
+    /// Watches links, addresses, neighbours, routes and rules of the scope, and those settings of its
+    /// devices that the kernel notifies of; and what ours hang on without being ours: all devices'
+    /// addresses and MTUs.
     pub fn events(&self, scope: &Scope) -> Result<Events, NetlinkError> {
         let multicast = Multicast::open(&self.netns, NETLINK_ROUTE, &GROUPS)?;
         let names: BTreeSet<String> = scope.links.union(&scope.devices).cloned().collect();
@@ -73,6 +79,11 @@ struct Filter {
 impl Filter {
     /// Messages that can't be parsed matter: looking once too often does no harm.
     fn matters(&mut self, message: &[u8]) -> bool {
+        if message_type(message) == Some(RTM_NEWNETCONF) {
+            // Below zero for settings of all devices and of new ones.
+            let index = netconf_index(message).and_then(|index| u32::try_from(index).ok());
+            return index.is_none_or(|index| self.indices.contains(&index));
+        }
         let Ok(message) = NetlinkMessage::<Message>::deserialize(message) else { return true };
         let NetlinkPayload::InnerMessage(message) = message.payload else { return false };
         if let Message::NewLink(link) = &message {
@@ -124,6 +135,16 @@ impl Filter {
         }
         ours || mtu_changed
     }
+}
+
+fn message_type(message: &[u8]) -> Option<u16> {
+    message.get(4..6)?.try_into().ok().map(u16::from_ne_bytes)
+}
+
+fn netconf_index(message: &[u8]) -> Option<i32> {
+    let attributes = NlasIterator::new(message.get(NETCONF_HEADERS..)?);
+    let mut indices = attributes.flatten().filter(|attribute| attribute.kind() == NETCONFA_IFINDEX);
+    indices.next()?.value().try_into().ok().map(i32::from_ne_bytes)
 }
 
 /// Without the attribute it is 0.

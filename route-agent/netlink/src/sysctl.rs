@@ -16,8 +16,9 @@ use tokio::task::JoinHandle;
 
 use crate::{NetlinkError, Netns};
 
-/// Interval between reads of the settings: short enough that they heal within half a second.
-const LOOK: Duration = Duration::from_millis(300);
+/// Interval between reads of the settings. Of those without which no packet passes the kernel notifies
+/// (`Events`).
+const LOOK: Duration = Duration::from_secs(1);
 /// Longest text of a setting that is one number.
 const LONGEST: usize = 16;
 /// Directories with the settings. A container's own /proc/sys is read-only, so its pod mounts the
@@ -46,7 +47,7 @@ pub fn write_sysctl(netns: &Netns, sysctl: &Sysctl, value: u32) -> Result<(), Ne
 /// Watch of settings, which any program may change.
 ///
 /// The kernel notifies of a few settings only, so all are read again and again, from files that
-/// stay open: some 20 microseconds of work three times a second.
+/// stay open: some 20 microseconds of work a second.
 #[derive(Debug, Default)]
 pub struct Settings {
     files: Vec<(File, Value)>,

@@ -163,6 +163,7 @@ async fn events_report_own_objects_only() {
         "ip rule add priority 9 lookup 9",
         "ip neigh add 192.0.2.1 lladdr 0e:77:0a:50:00:09 dev other",
         "ip link add new type veth peer name newer; ip link set new up",
+        "sysctl -qw net.ipv4.conf.other.forwarding=1 net.ipv6.conf.other.forwarding=1",
     ] {
         sh(&netns, foreign);
         assert!(!has_event().await, "{foreign}");
@@ -173,6 +174,10 @@ async fn events_report_own_objects_only() {
         "ip neigh del 10.80.0.7 dev weft4",
         "bridge fdb del 0e:77:0a:50:00:07 dev weft4 dst 192.0.2.7 self",
         "ip link set new mtu 1400",
+        "sysctl -qw net.ipv4.ip_forward=1",
+        "sysctl -qw net.ipv6.conf.all.forwarding=1",
+        "sysctl -qw net.ipv4.conf.weft4.rp_filter=2",
+        "sysctl -qw net.ipv4.conf.weft4.forwarding=0",
         "ip link set weft4 mtu 1300",
         "ip link del weft4",
     ] {
