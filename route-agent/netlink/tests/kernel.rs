@@ -152,7 +152,8 @@ async fn events_report_own_objects_only() {
     failures(handle.apply(&plan(&State::default(), &want)).await);
     sh(
         &netns,
-        "ip link set lo up; ip link add other type veth peer name far; ip link set other up",
+        "sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.weft4.rp_filter=1
+        ip link set lo up; ip link add other type veth peer name far; ip link set other up",
     );
     let mut events = handle.events(&scope(&want)).unwrap();
     let mut has_event =
@@ -163,7 +164,7 @@ async fn events_report_own_objects_only() {
         "ip rule add priority 9 lookup 9",
         "ip neigh add 192.0.2.1 lladdr 0e:77:0a:50:00:09 dev other",
         "ip link add new type veth peer name newer; ip link set new up",
-        "sysctl -qw net.ipv4.conf.other.forwarding=1 net.ipv6.conf.other.forwarding=1",
+        "sysctl -qw net.ipv4.conf.other.forwarding=0 net.ipv6.conf.other.forwarding=1",
     ] {
         sh(&netns, foreign);
         assert!(!has_event().await, "{foreign}");
@@ -174,10 +175,10 @@ async fn events_report_own_objects_only() {
         "ip neigh del 10.80.0.7 dev weft4",
         "bridge fdb del 0e:77:0a:50:00:07 dev weft4 dst 192.0.2.7 self",
         "ip link set new mtu 1400",
-        "sysctl -qw net.ipv4.ip_forward=1",
+        "sysctl -qw net.ipv4.ip_forward=0",
         "sysctl -qw net.ipv6.conf.all.forwarding=1",
         "sysctl -qw net.ipv4.conf.weft4.rp_filter=2",
-        "sysctl -qw net.ipv4.conf.weft4.forwarding=0",
+        "sysctl -qw net.ipv4.conf.weft4.forwarding=1",
         "ip link set weft4 mtu 1300",
         "ip link del weft4",
     ] {
