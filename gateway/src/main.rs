@@ -89,6 +89,10 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let mut taken_down =
         unix::signal(SignalKind::user_defined1()).context("cannot listen for signals")?;
     let store = Store::open(&config.store).context("cannot open the store")?;
+    let http = match &config.http {
+        Some(address) => Some(address.bind().await?),
+        None => None,
+    };
     let keep = config.keep.and_then(opened);
     let name = ObjectRef::new(Kind::GatewayConfig, &config.namespace, &config.name);
     let host_end = config.standalone.then(|| host_end_name(&config.namespace, &config.name));
@@ -138,7 +142,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
         standings: standings.clone(),
     };
     tasks.spawn(overlay_probe::run(sources, paths_tx, stop.clone()));
-    if let Some(address) = config.http {
+    if let Some(listener) = http {
         let (inputs, planes) = (inputs.clone(), planes.clone());
         let sources = http::Sources {
             inputs,
@@ -147,7 +151,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
             paths: paths.clone(),
             standings: standings.clone(),
         };
-        tasks.spawn(http::run(address, sources, stop.clone()));
+        tasks.spawn(http::run(listener, sources, stop.clone()));
     }
     let report = status::Report { store: store.clone(), keep, name: name.clone() };
     let standing = standings.clone();

@@ -62,9 +62,6 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let mut signal = Stop::listen().context("cannot listen for signals")?;
     let pools = Pools::new(args.pools).context("bad --pools")?;
     let store = Store::open(&args.store).context("cannot open the store")?;
-    let listener = Listener::bind(&args.listen)
-        .await
-        .with_context(|| format!("cannot listen on {}", args.listen))?;
     let (stop, stopped) = watch::channel(false);
     let (health, health_service) = tonic_health::server::health_reporter();
     let shared = Shared::new(store.clone(), Ledger::new(pools, args.sync_grace_period));
@@ -77,6 +74,9 @@ async fn run(args: Args) -> anyhow::Result<()> {
         let monitoring = Monitoring { registry, heartbeats, readiness };
         monitoring.serve(address).context("cannot serve metrics and probes")?;
     }
+    let listener = Listener::bind(&args.listen)
+        .await
+        .with_context(|| format!("cannot listen on {}", args.listen))?;
     tokio::spawn(beat(heartbeat, shared.clone()));
 
     let router = Server::builder()

@@ -104,6 +104,9 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
     if let Some(address) = args.http {
         // A node's traffic needs its agent, whether or not another program has taken the port.
         if let Err(error) = vitals.monitoring(&store).serve(address) {
+            if error.is_held() {
+                return Err(error.into());
+            }
             let error = anyhow::Error::from(error);
             tracing::error!("metrics and probes are not served: {error:#}");
         }

@@ -99,6 +99,30 @@ fn a_node_that_rebooted_gets_its_routes_back() -> Result<()> {
     })
 }
 
+/// By the command lines that `ps` shows.
+#[test]
+fn second_copies_end_with_the_reason() -> Result<()> {
+    play(&specs(), |scene| {
+        scene.peer("rome", "milan", PORT)?;
+        let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+        let before = rome.head().processes();
+        for program in PROGRAMS {
+            for pid in rome.processes(0, program) {
+                let line = before.iter().find(|(other, _)| *other == pid);
+                let (_, line) = line.context("it has ended")?;
+                let copy = rome
+                    .head()
+                    .command(Command::new("timeout").arg("10").args(line.split(' ')), "");
+                let refused = copy.err().map(|error| format!("{error:#}")).unwrap_or_default();
+                ensure!(refused.contains("is at work"), "{line}: {refused:?}");
+            }
+        }
+        let ended = before.iter().find(|(pid, _)| !Path::new(&format!("/proc/{pid}")).exists());
+        ensure!(ended.is_none(), "{ended:?} has ended");
+        traffic_passes(rome, milan)
+    })
+}
+
 fn specs() -> [ClusterSpec; 2] {
     [ClusterSpec::new("rome", 1, 2).dual_stack(), ClusterSpec::new("milan", 2, 1).dual_stack()]
 }

@@ -9,14 +9,18 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use axum::Router;
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::oneshot;
-use tokio::time::interval;
+use tokio::time::{Instant, interval, sleep};
 
 use crate::connection_limit::{ConnectionLimit, LimitedListener};
 
 /// Interval at which the file of a Unix socket is looked for.
 const CHECK: Duration = Duration::from_secs(5);
+
+/// Time in which a process that is being stopped no longer listens, and between looks.
+const ENDS: Duration = Duration::from_secs(3);
+const RETRY: Duration = Duration::from_millis(20);
 
 /// Connections of one client over TCP. Kubelets and Prometheus have one or two.
 const MAX_OF_CLIENT: usize = 16;
@@ -35,13 +39,21 @@ pub enum HttpAddress {
 #[error("expected unix:PATH or IP:PORT")]
 pub struct ParseHttpAddressError;
 
-/// Failure to listen; often the port is another program's.
+/// Failure to listen.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address}")]
-pub struct ListenError {
-    address: HttpAddress,
-    #[source]
-    source: io::Error,
+pub enum ListenError {
+    /// Often the port is another program's.
+    #[error("cannot listen on {address}")]
+    Address {
+        address: HttpAddress,
+        #[source]
+        source: io::Error,
+    },
+    /// A process that does the same work serves there.
+    #[error(
+        "process {pid} is at work already and listens on {address}: end that one first (`kill {pid}`)"
+    )]
+    Held { address: HttpAddress, pid: i32 },
 }
 
 /// Open socket. The file of a Unix socket is removed once it no longer serves.
@@ -52,17 +64,21 @@ pub enum HttpListener {
 }
 
 impl HttpAddress {
-    /// Needs a tokio runtime. The file of a Unix socket is replaced: it was left by a program that
-    /// was killed, a live one would be a second for the same work.
+    /// Needs a tokio runtime. The file of a Unix socket is replaced if it was left by a program that was
+    /// killed. The path is made of the work's name: one that listens there and does not end is an error.
     pub async fn bind(&self) -> Result<HttpListener, ListenError> {
+        let address = self.clone();
         let bound = match self {
             Self::Unix(path) => {
+                if let Some(pid) = listening(path).await {
+                    return Err(ListenError::Held { address, pid });
+                }
                 let _ = std::fs::remove_file(path);
                 UnixListener::bind(path).map(|bound| HttpListener::Unix(bound, path.clone()))
             }
             Self::Tcp(address) => crate::listen(*address).await.map(HttpListener::Tcp),
         };
-        bound.map_err(|source| ListenError { address: self.clone(), source })
+        bound.map_err(|source| ListenError::Address { address, source })
     }
 }
 
@@ -87,6 +103,19 @@ impl HttpListener {
             }
         }
     }
+}
+
+/// The process that listens on a Unix socket, unless it ends soon.
+async fn listening(path: &Path) -> Option<i32> {
+    let give_up = Instant::now() + ENDS;
+    while let Ok(stream) = UnixStream::connect(path).await {
+        if Instant::now() >= give_up {
+            let peer = stream.peer_cred().ok();
+            return Some(peer.and_then(|peer| peer.pid()).unwrap_or_default());
+        }
+        sleep(RETRY).await;
+    }
+    None
 }
 
 async fn serve_unix(
@@ -215,6 +244,24 @@ mod tests {
         drop(stop);
         serving.await.unwrap().unwrap();
         assert!(!path.exists());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn socket_of_a_live_process_is_left_to_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = HttpAddress::Unix(dir.path().join("http"));
+        let first = address.bind().await.unwrap();
+        let refused = address.bind().await.unwrap_err().to_string();
+        assert!(
+            refused.contains(&format!("process {} is at work", std::process::id())),
+            "{refused}"
+        );
+        let end = async {
+            sleep(ENDS / 2).await;
+            drop(first);
+        };
+        let (second, ()) = tokio::join!(address.bind(), end);
+        second.unwrap();
     }
 
     #[test]

@@ -46,6 +46,13 @@ impl Shared {
     }
 }
 
+impl MonitoringError {
+    /// True if another process does the same work.
+    pub fn is_held(&self) -> bool {
+        matches!(self, Self::Listen(ListenError::Held { .. }))
+    }
+}
+
 impl Monitoring {
     /// Serves until the process ends, in a thread of its own: requests are answered, and the loop is
     /// watched, also while the program's own thread hangs.

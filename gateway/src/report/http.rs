@@ -11,7 +11,7 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use fabric_runtime::{HttpAddress, OPENMETRICS};
+use fabric_runtime::{HttpListener, OPENMETRICS};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -57,7 +57,7 @@ struct Probes {
 
 /// Serves until `stop`.
 pub async fn run(
-    address: HttpAddress,
+    listener: HttpListener,
     sources: Sources,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
@@ -67,7 +67,6 @@ pub async fn run(
         .route("/healthz", get(alive))
         .route("/readyz", get(ready))
         .with_state(shared);
-    let listener = address.bind().await?;
     listener.serve(router, stop.cancelled_owned()).await.context("cannot serve HTTP")
 }
 
