@@ -15,7 +15,7 @@ use weft_tests::manifests::{Peering, join};
 use weft_tests::traffic::connect;
 use weft_tests::{Cluster, ClusterSpec, scrape, wait_until};
 
-use crate::scene::{PORT, play_with};
+use crate::scene::{PORT, TIMEOUT, play, play_with, traffic_passes};
 
 /// Per gateway, on a busy machine with a development build.
 const TIME_EACH: Duration = Duration::from_secs(3);
@@ -35,6 +35,23 @@ const SCRAPED: Duration = Duration::from_secs(20);
 fn forty_peerings_use_one_inotify_instance() -> Result<()> {
     let specs = [ClusterSpec::new("rome", 1, 1)];
     play_with(&specs, &OPTIONS, |scene| many_peerings(scene.cluster("rome"), 40))
+}
+
+#[test]
+fn fabric_starts_with_a_full_state_directory() -> Result<()> {
+    play(&[ClusterSpec::new("rome", 1, 1), ClusterSpec::new("milan", 2, 1)], |scene| {
+        scene.peer("rome", "milan", PORT)?;
+        drop(scene.cluster_mut("rome").take_program("weft-up")?);
+        let full =
+            "cd /run/cluster && cp -a state before && mount -t tmpfs -o size=1m full state &&
+            cp -a before/. state/ && find state -name copies -prune -exec rm -r {} + &&
+            ! dd if=/dev/zero of=state/rest";
+        scene.cluster("rome").head().command(Command::new("sh").args(["-c", full]), "")?;
+        scene.cluster_mut("rome").start()?;
+        let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+        rome.wait_connected("milan", TIMEOUT)?;
+        traffic_passes(rome, milan)
+    })
 }
 
 #[test]

@@ -111,7 +111,11 @@ async fn supervise_all(
     for file in store.restore_grants().context("cannot restore what was granted")? {
         say(&format!("{} was damaged or gone: restored from its copy", file.display()));
     }
-    store.copy_grants().context("cannot copy what was granted")?;
+    if let Err(error) = store.copy_grants() {
+        say(&format!(
+            "cannot copy what was granted, so damage to it could not be repaired: {error:#}"
+        ));
+    }
     // Ends with the supervisor: what runs on looks for changes once a second.
     let _changes = store
         .serve_changes()
