@@ -153,14 +153,27 @@ async fn renew_lease(writer: &Writer, node: usize) -> Result<()> {
     writer.apply(&lease).await
 }
 
+/// Pods that run outside the pod CIDRs of their nodes. They end early with this value.
+#[derive(Debug)]
+pub struct OutsidePods {
+    pub started: usize,
+    tasks: JoinSet<()>,
+}
+
+impl OutsidePods {
+    /// Waits until all of them are deleted.
+    pub async fn gone(mut self) {
+        while self.tasks.join_next().await.is_some() {}
+    }
+}
+
 /// Starts pods outside the pod CIDRs of their nodes at this pace, each for a while, until `end`.
-/// Returns the number started.
 pub(crate) async fn run_outside_pods(
     client: Client,
     nodes: usize,
     board: &Board,
     (pace, end): (Duration, Instant),
-) -> usize {
+) -> OutsidePods {
     let writer = Writer(client);
     let (mut ticks, mut tasks) = (interval(pace), JoinSet::new());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
@@ -176,9 +189,7 @@ pub(crate) async fn run_outside_pods(
         });
         started += 1;
     }
-    // Those that run go on to their end.
-    tasks.detach_all();
-    started
+    OutsidePods { started, tasks }
 }
 
 fn outside_pod(number: usize, nodes: usize) -> Value {

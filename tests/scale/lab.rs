@@ -18,6 +18,7 @@ use weft_tests::bin_dir;
 use crate::audit::AuditLog;
 use crate::board::Board;
 use crate::gateways::Gateway;
+use crate::kubelets::OutsidePods;
 use crate::manifests::{Endpoint, MAX_NODES, MAX_PEERINGS, Peer, cluster};
 use crate::users::{User, Writer};
 use crate::{agents, kubelets};
@@ -126,8 +127,8 @@ impl Lab {
         self.heartbeats.send_replace(on);
     }
 
-    /// Starts pods outside of their nodes' pod CIDRs at that pace, each for 15 s. Returns how many.
-    pub async fn run_outside_pods(&self, pace: Duration, end: Instant) -> Result<usize> {
+    /// Starts pods outside of their nodes' pod CIDRs at that pace, each for 15 s.
+    pub async fn run_outside_pods(&self, pace: Duration, end: Instant) -> Result<OutsidePods> {
         let client = User::Workloads.client(&self.server)?;
         let started = kubelets::run_outside_pods(client, self.size.nodes, &self.board, (pace, end));
         Ok(started.await)

@@ -24,6 +24,7 @@ mod users;
 
 pub use audit::{AuditLog, RequestCount, Window};
 pub use board::Board;
+pub use kubelets::OutsidePods;
 pub use lab::{Lab, Pids, Size};
 pub use manifests::{Endpoint, Peer};
 pub use replay::{ReplayOutcome, replay};

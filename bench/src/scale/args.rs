@@ -16,7 +16,8 @@ use clap::{Parser, ValueEnum};
 ///   without weft, 16 at a time.
 /// * heartbeats: CPU of the controller while nothing but Nodes, Leases and Connections is renewed.
 /// * idle: every request to the API server within a minute without heartbeats, by program.
-/// * pods: 1,000 pods a minute outside their nodes' pod CIDRs, each for 15 s.
+/// * pods: 1,000 pods a minute outside their nodes' pod CIDRs, each for 15 s. The
+///   next figure begins once all are gone.
 /// * endpoint: a GatewayClient's endpoint changed, until its gateway's watch shows it; 100 times.
 /// * peering: one more peering, until the last node has acknowledged it; 20 times.
 ///

@@ -130,11 +130,11 @@ impl Bench {
         let (meter, audit) = (CpuMeter::start(&self.pids)?, self.lab.audit());
         let from = audit.position()?;
         let pace = Duration::from_secs(60) / PODS_PER_MINUTE;
-        let started = self.lab.run_outside_pods(pace, Instant::now() + PODS).await?;
+        let pods = self.lab.run_outside_pods(pace, Instant::now() + PODS).await?;
         let (shares, window) = (meter.shares()?, audit.between(from, audit.position()?)?);
         let what = format!(
             "{:.0} pods a minute outside their nodes' pod CIDRs: CPU of the controller",
-            started as f64 * 60.0 / PODS.as_secs_f64()
+            pods.started as f64 * 60.0 / PODS.as_secs_f64()
         );
         self.row(&what, percent(shares.controller), Some(Bar::Pods(shares.controller)));
         let (all, busiest) = window.published_writes();
@@ -144,7 +144,8 @@ impl Bench {
         self.row("published writes a second of the object written most often", text, bar);
         self.row("published writes a second of all objects", format!("{:.1}", rate(all)), None);
         self.cpu_row("meanwhile", shares);
-        self.quiet_row("until the controller is quiet after that", Instant::now()).await?;
+        pods.gone().await;
+        self.quiet_row("until the controller is quiet after they are gone", Instant::now()).await?;
         self.sample_rss()
     }
 
