@@ -30,7 +30,7 @@ use module::{Step, step};
 
 /// Time to collect changes: a new peering makes several within a second, and each node's acknowledgement is
 /// more urgent.
-const COLLECT: Duration = Duration::from_millis(200);
+const COLLECT: Duration = Duration::from_secs(1);
 /// Minimum time between two equal writes, if the first is undone.
 const PACE: Duration = Duration::from_secs(1);
 /// Retry interval after something was refused.
