@@ -291,9 +291,9 @@ impl Controller {
             let now = Instant::now();
             self.retry_at(outcome.unreachable.then(|| now + RETRY_REFUSED));
             self.retry_at(self.schedule.refusals.next_try());
-            if outcome.configured {
-                self.compile_by.get_or_insert(now + ACKNOWLEDGEMENTS);
-            }
+            let configured = outcome.configured.then(|| now + ACKNOWLEDGEMENTS);
+            let due = configured.into_iter().chain(self.schedule.statuses.due());
+            self.compile_by = self.compile_by.into_iter().chain(due).min();
             if !outcome.changed {
                 break;
             }

@@ -11,4 +11,5 @@ pub mod metrics;
 mod pacing;
 pub mod publish;
 mod stale_connections;
+mod status_pacing;
 pub mod vitals;

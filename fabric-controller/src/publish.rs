@@ -17,6 +17,7 @@ use fabric_index::owner::{is_own, keeps_refused_prefix};
 use fabric_index::{Grant, Index, compiles_alike};
 
 use crate::pacing::Pacing;
+use crate::status_pacing::StatusPacing;
 
 /// Result of a round of writes.
 #[derive(Debug, Default)]
@@ -50,6 +51,7 @@ pub struct Schedule {
     pub refusals: WriteBackoff<ObjectRef, Value>,
     /// Versions of the FabricRecords.
     pub pacing: Pacing,
+    pub statuses: StatusPacing,
 }
 
 /// Brings the store and the index to the desired state. Refused writes wait for their backoff, and a
@@ -77,6 +79,7 @@ pub async fn publish(
     publisher.write_all(wanted.keys.iter().map(Write::key)).await;
     // After a change the next round has others, which would follow these at once.
     if !publisher.outcome.changed {
+        publisher.schedule.statuses.begin();
         publisher.write_all(wanted.statuses.iter().map(Write::status)).await;
     }
     publisher.write_all(wanted.deleted.iter().map(Write::deletion)).await;
@@ -311,7 +314,11 @@ impl Publisher<'_> {
             self.problem(write.reference, message);
             return false;
         }
-        !self.outcome.unreachable
+        let is_early = match write.what {
+            What::Status(want) => !self.schedule.statuses.is_due(write.reference, want),
+            What::Object(_) | What::Key(_) | What::Deletion => false,
+        };
+        !is_early && !self.outcome.unreachable
     }
 
     fn take(&mut self, write: &Write<'_>, written: Written) {
@@ -332,6 +339,7 @@ impl Publisher<'_> {
             }
             Written::Status => {
                 tracing::debug!(%object, "status written");
+                self.schedule.statuses.written(object);
                 if let What::Status(want) = write.what {
                     self.apply(want.clone());
                 }
