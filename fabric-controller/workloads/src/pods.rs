@@ -2,7 +2,7 @@
 //! of Calico's and Cilium's own address management may. Of all others nothing is stored but where
 //! they are.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -28,6 +28,9 @@ const FIELDS: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Fail
 /// Minimum time between two publications. Where pods are anywhere, each that starts or ends is
 /// published to every gateway.
 const PACE: Duration = Duration::from_secs(1);
+/// Maximum time for which an address stays published after its pod: it goes with the next one that its node
+/// gets, which spares half of the writes. A node sends nothing to an address that no pod of it has.
+const LINGER: Duration = Duration::from_secs(15);
 
 /// Parts of a pod that are read.
 pub(super) type Read = Object<Spec, Status>;
@@ -95,9 +98,11 @@ pub(super) struct Pods {
     /// Those with addresses of their own.
     known: BTreeMap<Name, Pod>,
     of_gateways: BTreeMap<Name, GatewayPod>,
-    /// The last published addresses, and when that was.
+    /// The last published addresses, and when they were last compared.
     published: PodAddresses,
-    published_at: Option<Instant>,
+    compared_at: Option<Instant>,
+    /// Published addresses that no pod has, and since when.
+    gone: BTreeMap<IpAddr, Instant>,
     /// There may be others by now.
     is_changed: bool,
 }
@@ -108,8 +113,8 @@ impl Pods {
         let mut reflector = Reflector::new(client.clone(), metrics.clone());
         reflector.open((), all.labels(&format!("{}!=true", labels::SHADOW_POD)));
         let (known, of_gateways) = (BTreeMap::new(), BTreeMap::new());
-        let published = PodAddresses::new();
-        Self { reflector, known, of_gateways, published, published_at: None, is_changed: true }
+        let (published, gone) = (PodAddresses::new(), BTreeMap::new());
+        Self { reflector, known, of_gateways, published, compared_at: None, gone, is_changed: true }
     }
 
     /// True once all is known that was there at the start.
@@ -137,18 +142,47 @@ impl Pods {
     /// ones later.
     pub(super) fn addresses(&mut self, nodes: &Nodes, now: Instant) -> &PodAddresses {
         if self.due(now).is_some_and(|due| due <= now) {
-            self.is_changed = false;
-            let outside = self.outside(nodes);
-            if outside != self.published {
-                (self.published, self.published_at) = (outside, Some(now));
+            (self.is_changed, self.compared_at) = (false, Some(now));
+            let mut outside = self.outside(nodes);
+            let lingering = self.lingering(&outside, nodes, now);
+            self.gone = lingering.iter().map(|(_, ip, since)| (*ip, *since)).collect();
+            for (node, ip, _) in lingering {
+                outside.entry(node).or_default().insert(ip);
             }
+            self.published = outside;
         }
         &self.published
     }
 
     /// Time at which there may be more to publish.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
-        self.is_changed.then(|| self.published_at.map_or(now, |at| at + PACE))
+        let changed = self.is_changed.then(|| self.compared_at.map_or(now, |at| at + PACE));
+        changed.or_else(|| self.gone.values().min().map(|since| *since + LINGER))
+    }
+
+    /// Published addresses that no pod has, of nodes with nothing else to publish.
+    fn lingering(
+        &self,
+        outside: &PodAddresses,
+        nodes: &Nodes,
+        now: Instant,
+    ) -> Vec<(String, IpAddr, Instant)> {
+        let in_use: BTreeSet<IpAddr> =
+            self.known.values().flat_map(|pod| &pod.addresses).copied().collect();
+        let none = BTreeSet::new();
+        let mut all = Vec::new();
+        for (node, before) in self.published.iter().filter(|(node, _)| nodes.contains_key(*node)) {
+            let present = outside.get(node).unwrap_or(&none);
+            let gone = before.difference(present);
+            let gone: BTreeMap<IpAddr, Instant> =
+                gone.map(|ip| (*ip, self.gone.get(ip).copied().unwrap_or(now))).collect();
+            let is_due =
+                |(ip, since): (&IpAddr, &Instant)| in_use.contains(ip) || *since + LINGER <= now;
+            if present.is_subset(before) && !gone.iter().any(is_due) {
+                all.extend(gone.into_iter().map(|(ip, since)| (node.clone(), ip, since)));
+            }
+        }
+        all
     }
 
     /// The nodes have other pod CIDRs now.
@@ -196,8 +230,10 @@ impl Pods {
         let (pod, of_gateway) = (read.and_then(Pod::of), read.and_then(GatewayPod::of));
         let gateway_before = put(&mut self.of_gateways, name.clone(), of_gateway.clone());
         let before = put(&mut self.known, name, pod.clone());
-        self.is_changed |=
-            before != pod && before.iter().chain(&pod).any(|pod| pod.is_outside(nodes));
+        let matters = |pod: &Pod| {
+            pod.is_outside(nodes) || pod.addresses.iter().any(|ip| self.gone.contains_key(ip))
+        };
+        self.is_changed |= before != pod && before.iter().chain(&pod).any(matters);
         gateway_before != of_gateway
     }
 }
@@ -348,6 +384,42 @@ mod tests {
         let later = Some(1000);
         let expected = [(1, None), (1, later), (1, later), (4, None), (4, None), (5, None)];
         assert_eq!(published, expected);
+    }
+
+    #[tokio::test]
+    async fn address_goes_with_next_one_of_its_node() {
+        let start = Instant::now();
+        let mut pods = pods();
+        let mut at = |seconds: u64, changes: &[(&str, &str, &str)]| {
+            for (name, node, ip) in changes {
+                let change = read(pod(name, node, if ip.is_empty() { "10.200.9.9" } else { ip }));
+                let is_gone = ip.is_empty();
+                let change =
+                    if is_gone { Change::Deleted((), change) } else { Change::Applied((), change) };
+                pods.take(change, &nodes());
+            }
+            let now = start + Duration::from_secs(seconds);
+            let all = pods.addresses(&nodes(), now).clone();
+            let pairs = all.iter().flat_map(|(node, ips)| ips.iter().map(move |ip| (node, ip)));
+            let all: Vec<_> = pairs.map(|(node, ip)| format!("{node} {ip}")).collect();
+            (all.join(", "), pods.due(now).map(|due| (due - start).as_secs()))
+        };
+        let of = |all: &str, due: Option<u64>| (all.to_owned(), due);
+        let first = [("a", "n1", "10.200.9.1"), ("b", "n2", "10.200.9.2")];
+        assert_eq!(at(0, &first), of("n1 10.200.9.1, n2 10.200.9.2", None));
+        let gone = [("a", "n1", ""), ("b", "n2", "")];
+        assert_eq!(at(10, &gone), of("n1 10.200.9.1, n2 10.200.9.2", Some(25)));
+        assert_eq!(
+            at(20, &[("c", "n1", "10.200.9.3")]),
+            of("n1 10.200.9.3, n2 10.200.9.2", Some(25))
+        );
+        assert_eq!(at(25, &[]), of("n1 10.200.9.3", None), "nothing else of n2");
+        assert_eq!(at(30, &[("c", "n1", "")]), of("n1 10.200.9.3", Some(45)));
+        let moved = at(31, &[("d", "n2", "10.200.9.3")]);
+        assert_eq!(moved, of("n2 10.200.9.3", None), "another node's address goes at once");
+        assert_eq!(at(40, &[("d", "n2", "")]), of("n2 10.200.9.3", Some(55)));
+        let inside = at(41, &[("e", "n1", "10.200.1.7"), ("f", "n1", "10.200.9.3")]);
+        assert_eq!(inside, of("n1 10.200.9.3", None));
     }
 
     #[tokio::test]
