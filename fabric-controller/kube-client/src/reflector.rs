@@ -3,20 +3,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::hash::Hash;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use fabric_objects::{ObjectRef, Problem};
 use fabric_runtime::{Backoff, chain, jittered, until};
-use futures::stream::{BoxStream, StreamExt as _, unfold};
+use futures::stream::{AbortHandle, BoxStream, SelectAll, StreamExt as _, abortable, unfold};
 use kube::api::{ApiResource, DynamicObject, ListParams, PartialObjectMeta};
 use kube::core::DynamicResourceScope;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until};
-use tokio_stream::StreamMap;
 
 use crate::answer::{answer, api_error};
 use crate::error::ApiError;
@@ -76,8 +74,10 @@ pub enum Change<S, K> {
 pub struct Reflector<S, K> {
     client: Client,
     metrics: StoreMetrics,
-    /// Streams in a lock that is never contended, so that they can be shared.
-    watches: Mutex<StreamMap<S, Events<K>>>,
+    /// Streams in a lock that is never contended, so that they can be shared. Only those with something to
+    /// report are polled, of hundreds.
+    watches: Mutex<Streams<S, K>>,
+    open: BTreeMap<S, AbortHandle>,
     /// Names of the objects in the lists that have begun.
     lists: BTreeMap<S, BTreeSet<Name>>,
     /// Watches that have not listed all objects yet.
@@ -87,6 +87,8 @@ pub struct Reflector<S, K> {
     /// Problems of watches, and until when they count.
     failing: BTreeMap<S, (Problem, Instant)>,
 }
+
+type Streams<S, K> = SelectAll<BoxStream<'static, (S, Result<Event<K>, Failure>)>>;
 
 type Events<K> = BoxStream<'static, Result<Event<K>, Failure>>;
 
@@ -247,13 +249,14 @@ impl Selection {
     }
 }
 
-impl<S: Clone + Ord + Hash + Unpin, K: Watched> Reflector<S, K> {
+impl<S: Clone + Ord + Send + 'static, K: Watched> Reflector<S, K> {
     /// A reflector that watches nothing yet.
     pub fn new(client: Client, metrics: StoreMetrics) -> Self {
         Self {
             client,
             metrics,
-            watches: Mutex::default(),
+            watches: Mutex::new(SelectAll::new()),
+            open: BTreeMap::new(),
             lists: BTreeMap::new(),
             unlisted: BTreeSet::new(),
             missing: BTreeSet::new(),
@@ -264,13 +267,24 @@ impl<S: Clone + Ord + Hash + Unpin, K: Watched> Reflector<S, K> {
     /// Must be called within a tokio runtime; nothing is sent yet.
     pub fn open(&mut self, key: S, selection: Selection) {
         let events = selection.watch(&self.client, self.metrics.clone());
-        self.watches().insert(key.clone(), events);
+        self.insert(key.clone(), events);
         self.unlisted.insert(key);
+    }
+
+    fn insert(&mut self, key: S, events: Events<K>) {
+        let of = key.clone();
+        let (events, handle) = abortable(events.map(move |event| (of.clone(), event)));
+        self.watches().push(events.boxed());
+        if let Some(before) = self.open.insert(key, handle) {
+            before.abort();
+        }
     }
 
     /// Ends a watch; its objects are not reported as deleted.
     pub fn close(&mut self, key: &S) {
-        self.watches().remove(key);
+        if let Some(open) = self.open.remove(key) {
+            open.abort();
+        }
         self.lists.remove(key);
         self.unlisted.remove(key);
         self.missing.remove(key);
@@ -278,8 +292,8 @@ impl<S: Clone + Ord + Hash + Unpin, K: Watched> Reflector<S, K> {
     }
 
     /// Keys of the open watches.
-    pub fn keys(&mut self) -> impl Iterator<Item = &S> {
-        self.watches().keys()
+    pub fn keys(&self) -> impl Iterator<Item = &S> {
+        self.open.keys()
     }
 
     /// True once every watch has listed all objects that were there when it began.
@@ -377,7 +391,7 @@ impl<S: Clone + Ord + Hash + Unpin, K: Watched> Reflector<S, K> {
         }
     }
 
-    fn watches(&mut self) -> &mut StreamMap<S, Events<K>> {
+    fn watches(&mut self) -> &mut Streams<S, K> {
         self.watches.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -442,6 +456,13 @@ fn cause(kind: &str, error: watcher::Error) -> Option<ApiError> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::Ordering::Relaxed;
+    use std::task::Poll;
+
+    use futures::FutureExt as _;
+    use futures::stream::{poll_fn, repeat_with};
     use k8s_openapi::api::core::v1::Secret;
     use kube::core::Status;
 
@@ -470,6 +491,30 @@ mod tests {
         let forbidden = of(refused(403, "User x cannot list")).unwrap();
         assert!(forbidden.contains("User x cannot list") && forbidden.ends_with("on secrets"));
         assert_eq!(of(refused(503, "busy")), None);
+    }
+
+    #[tokio::test]
+    async fn watch_without_events_is_not_polled_again() {
+        let unreachable = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let client = Client::try_from(unreachable).unwrap();
+        let mut reflector = Reflector::<_, DynamicObject>::new(client, StoreMetrics::default());
+        let polls = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&polls);
+        let silent = poll_fn(move |_| {
+            counted.fetch_add(1, Relaxed);
+            Poll::Pending
+        });
+        reflector.insert("silent", silent.boxed());
+        let object = DynamicObject::new("a", &ApiResource::erase::<Secret>(&()));
+        let events = repeat_with(move || Event::Apply(object.clone()));
+        reflector.insert("busy", events.map(Ok).boxed());
+        for _ in 0..10 {
+            assert!(matches!(reflector.next().await, Change::Applied("busy", _)));
+        }
+        assert_eq!(polls.load(Relaxed), 1);
+        reflector.close(&"busy");
+        assert!(reflector.next().now_or_never().is_none());
+        assert_eq!(reflector.keys().collect::<Vec<_>>(), [&"silent"]);
     }
 
     #[tokio::test]
