@@ -11,14 +11,14 @@ use fabric_controller::grants::Ipam;
 use fabric_controller::kinds::READ;
 use fabric_controller::vitals::{COMPILED, Vitals, WEBHOOK};
 use fabric_kube_client::findings::Reader;
+use fabric_migration::unserved;
+use fabric_migration::withdrawal::{Prefixes, withdraw};
 use fabric_runtime::Stop;
 use fabric_store::{ApiServer, Store};
 use fabric_webhook::{Webhook, WebhookArgs};
 use gateway_workloads::Kubernetes;
 use gateway_workloads::lease::Election;
 use gateway_workloads::report::report;
-use gateway_workloads::unserved;
-use gateway_workloads::withdrawal::{Prefixes, withdraw};
 use tokio::sync::{oneshot, watch};
 use tokio::time::sleep;
 

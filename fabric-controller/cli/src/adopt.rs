@@ -2,8 +2,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use fabric_migration::adoption::adopt;
 use fabric_store::ApiServer;
-use gateway_workloads::adoption::adopt;
 
 use super::output::{print, say};
 

@@ -49,7 +49,7 @@ pub(super) struct Events {
 }
 
 /// Emits Events of one program.
-pub(super) struct Emitter {
+pub struct Emitter {
     requests: Requests,
     /// Name and identity of the program.
     reporter: [String; 2],
@@ -142,7 +142,7 @@ impl Events {
 }
 
 impl Emitter {
-    pub(super) fn new(client: Client, reporter: [&str; 2], action: &'static str) -> Self {
+    pub fn new(client: Client, reporter: [&str; 2], action: &'static str) -> Self {
         let reporter = reporter.map(str::to_owned);
         Self { requests: Requests::new(client, MANAGER), reporter, action }
     }
@@ -150,7 +150,7 @@ impl Emitter {
     /// Emits the Event of a note about an object, always of the same name. One that is there was
     /// emitted before, if only by the previous program: it is counted up, and nothing else of it can
     /// change. Returns false if there was no answer.
-    pub(super) async fn warn(
+    pub async fn warn(
         &self,
         regarding: ObjectReference,
         reason: &str,

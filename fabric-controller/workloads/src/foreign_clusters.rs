@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use fabric_api::{ClusterId, labels, liqo_core};
 use fabric_kube_client::requests::{Part, Requests, Target};
-use fabric_kube_client::{ApiError, StoreMetrics};
+use fabric_kube_client::{ApiError, ApiServer, StoreMetrics};
 use fabric_runtime::{Heartbeat, until};
 use futures::stream::{self, StreamExt as _};
 use jiff::Timestamp;
@@ -223,6 +223,20 @@ impl ForeignClusters {
     }
 }
 
+/// Removes the ForeignClusters that weft made, and weft's part of the others.
+pub async fn clear(server: &ApiServer) {
+    let mut clusters = ForeignClusters::new(server.client.clone(), &server.metrics);
+    let no_peers = Plan { whole: true, ..Plan::default() };
+    while !clusters.is_settled() && !clusters.are_undefined() {
+        let due = clusters.due();
+        tokio::select! {
+            _ = clusters.next() => {}
+            () = until(due) => {}
+        }
+        clusters.reconcile(&no_peers, &Heartbeat::default()).await;
+    }
+}
+
 /// Returns the object as it was written; none if it was removed, or another has changed it meanwhile.
 async fn change(
     requests: &Requests,
@@ -266,6 +280,24 @@ mod tests {
 
     use super::*;
     use crate::slow_server::slow_server;
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_within_a_second_are_written_together() {
+        let server = slow_server();
+        let mut clusters = ForeignClusters::new(server.client, &server.metrics);
+        let (plans, mut plan) = watch::channel(Some(Plan::default()));
+        let began = Instant::now();
+        let published = async {
+            for _ in 0..10 {
+                plans.send_replace(Some(Plan::default()));
+                sleep(Duration::from_millis(90)).await;
+            }
+        };
+        let (is_there, ()) = tokio::join!(clusters.changed(&mut plan), published);
+        plan.borrow_and_update();
+        assert!(is_there && !plan.has_changed().unwrap(), "all of them are seen");
+        assert_eq!(began.elapsed(), COLLECT);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn foreign_clusters_are_written_side_by_side() {

@@ -1,7 +1,6 @@
 //! All that only Kubernetes has: gateways as Deployments with their Services and rights, Services
 //! of IPs, pods, the labels that Liqo's tools look for in Secrets and ForeignClusters, IPs that
-//! Liqo's other modules read, Leases, Events, and the removal of all of it ([`withdrawal`]). No other
-//! part of the controller depends on it.
+//! Liqo's other modules read, Leases and Events.
 //!
 //! [`Kubernetes`] receives a [`Plan`] and publishes [`Placements`]; `live` is the observed state,
 //! `objects` and `services` the desired one (pure), `writer` writes what differs, `place` finds
@@ -9,13 +8,11 @@
 
 mod absence;
 mod active_labels;
-pub mod adoption;
 mod endpoint;
 mod events;
 mod foreign_clusters;
 pub mod lease;
 mod liqo_ips;
-mod liqo_networking;
 mod liqo_repairs;
 mod liqo_template;
 mod live;
@@ -30,9 +27,7 @@ mod shared_objects;
 #[cfg(test)]
 mod slow_server;
 mod template;
-pub mod unserved;
 mod waves;
-pub mod withdrawal;
 mod writer;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -62,6 +57,12 @@ use secrets::Secrets;
 use template::{Origin, Template};
 use waves::Waves;
 use writer::{Desired, WriteError, Writer};
+
+pub use events::Emitter;
+pub use foreign_clusters::clear as clear_foreign_clusters;
+pub use liqo_ips::NETWORKING_OFF;
+pub use liqo_template::is_argument_of_liqo;
+pub use live::{SLICE_OF, SLICE_OF_WEFT};
 
 /// Time to collect events: those of a Deployment are a dozen within a second.
 const GATHER: Duration = Duration::from_millis(30);
@@ -486,48 +487,4 @@ fn tolerate(
 }
 
 #[cfg(test)]
-mod tests {
-    use fabric_kube_client::StoreMetrics;
-    use serde_json::json;
-    use tokio::time::timeout;
-
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn gateways_objects_are_written_in_two_steps() {
-        let server = slow_server::slow_server();
-        let heartbeat = Heartbeat::of("gateways");
-        let (kubernetes, _exchange) =
-            Kubernetes::new(server, "test", 10, Findings::default(), heartbeat);
-        let mut gateways = kubernetes.gateways;
-        let server: fabric_api::networking::GatewayServer = serde_json::from_value(json!({
-            "metadata": {"name": "server", "namespace": "t", "uid": "u"},
-            "spec": {"endpoint": {"serviceType": "NodePort", "port": 51840}},
-        }))
-        .unwrap();
-        let (peer, secret_name) = ("milan".parse().unwrap(), "gw-keys".to_owned());
-        let gateway = PlannedGateway { object: server.into(), peer, secret_name };
-        let planned = [(gateway.object.reference(), gateway)].into();
-        gateways.render(&Plan { gateways: planned, ..Plan::default() });
-        let (began, mut faults) = (Instant::now(), Faults::new());
-        gateways.write_all(&mut faults).await.unwrap();
-        assert_eq!(faults, Faults::new());
-        assert_eq!(began.elapsed().as_secs(), 4, "each reads what is there, and writes");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn gateways_loop_beats_while_nothing_answers() {
-        let url = "http://127.0.0.1:1".to_owned();
-        let client = kube::Client::try_from(kube::Config::new(url.parse().unwrap())).unwrap();
-        let (namespace, metrics) = ("liqo".to_owned(), StoreMetrics::default());
-        let unreachable = watch::channel(false).1;
-        let server = ApiServer { client, namespace, url, unreachable, metrics };
-        let heartbeat = Heartbeat::of("gateways");
-        let findings = Findings::default();
-        let (kubernetes, _exchange) =
-            Kubernetes::new(server, "test", 10, findings, heartbeat.clone());
-        timeout(Duration::from_secs(60), kubernetes.run()).await.unwrap_err();
-        let beats = heartbeat.beats();
-        assert!(beats >= 12, "{beats} beats in a minute");
-    }
-}
+mod tests;

@@ -24,7 +24,7 @@ use super::live::{Key, Live, Watched};
 use super::objects::dynamic;
 use super::shared_objects::SharedObjects;
 use super::writer::{Desired, WriteError, Writer};
-pub(super) use desired::NETWORKING_OFF;
+pub use desired::NETWORKING_OFF;
 use desired::{Changes, Liqo, Wanted, changes, wanted};
 
 /// Retry interval while the API server cannot be reached.

@@ -12,7 +12,7 @@ const ARGUMENTS: [&str; 5] = [
 ];
 
 /// True for an argument, rendered or not, that only programs of Liqo's gateway have.
-pub(super) fn is_argument_of_liqo(argument: &str) -> bool {
+pub fn is_argument_of_liqo(argument: &str) -> bool {
     argument.split('=').next().is_some_and(|name| ARGUMENTS.contains(&name))
 }
 

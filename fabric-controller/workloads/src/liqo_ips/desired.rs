@@ -14,7 +14,7 @@ use super::key;
 use crate::live::{Key, Objects, Watched};
 
 /// Argument by which Liqo's chart switches its networking off.
-pub(crate) const NETWORKING_OFF: &str = "--networking-enabled=false";
+pub const NETWORKING_OFF: &str = "--networking-enabled=false";
 /// Annotation of Liqo's controller-manager while its uninstaller runs.
 const UNINSTALLING: &str = "liqo.io/uninstalling";
 /// Suffix of the name of the IP of a peer's unknown source, after that of its Configuration.

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use fabric_api::labels;
 use fabric_kube_client::ApiServer;
 use fabric_kube_client::reflector::Selection;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -10,9 +11,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ApiResource;
 use tokio::time::sleep;
 
-use super::events::Emitter;
-use super::liqo_networking::{FIREWALL, ROUTE, is_liqos, is_of_release, resource};
-use super::writer::MANAGER;
+use crate::liqo_networking::{FIREWALL, ROUTE, is_liqos, is_of_release, resource};
+use gateway_workloads::Emitter;
 
 /// Interval of lists. Their definitions need not be installed.
 const PERIOD: Duration = Duration::from_secs(30);
@@ -34,7 +34,8 @@ const UNSERVED: [([&str; 2], &str); 2] = [
 
 /// Reports without end. What Liqo itself made is left to `weft adopt`.
 pub async fn report(server: ApiServer, identity: &str) {
-    let emitter = Emitter::new(server.client.clone(), [MANAGER, identity], "Ignore");
+    let emitter =
+        Emitter::new(server.client.clone(), [labels::CONTROLLER_MANAGER, identity], "Ignore");
     let mut reported = BTreeSet::new();
     loop {
         let mut there = BTreeSet::new();

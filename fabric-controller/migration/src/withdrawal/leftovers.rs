@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep};
 
 use super::WithdrawError;
 use super::cluster::{Cluster, kind};
-use crate::live::{SLICE_OF, SLICE_OF_WEFT};
+use gateway_workloads::{SLICE_OF, SLICE_OF_WEFT};
 
 /// Name in the chart.
 const WEBHOOKS: &str = "weft-cidr-lists";

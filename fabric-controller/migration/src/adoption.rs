@@ -23,9 +23,9 @@ use kube::ResourceExt as _;
 use kube::api::{ApiResource, DeleteParams};
 use serde_json::json;
 
-use super::liqo_networking::{FIREWALL, ROUTE, resource};
-use super::withdrawal::WithdrawError;
-use super::withdrawal::cluster::{Cluster, kind};
+use crate::liqo_networking::{FIREWALL, ROUTE, resource};
+use crate::withdrawal::WithdrawError;
+use crate::withdrawal::cluster::{Cluster, kind};
 use plan::{Action, Found, Item, Step, plan};
 
 /// Kinds of Liqo's fabric between nodes and gateways, dependents first.

@@ -15,14 +15,12 @@ use std::time::Duration;
 
 use fabric_api::labels;
 use fabric_kube_client::{ApiError, ApiServer};
-use fabric_runtime::{Heartbeat, until};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::timeout;
 
-use super::foreign_clusters::ForeignClusters;
-use super::lease::Election;
 use cluster::{Cluster, kind};
-use fabric_index::placement::Plan;
+use gateway_workloads::clear_foreign_clusters;
+use gateway_workloads::lease::Election;
 
 /// All runs are one holder of the Lease: the next one need not wait for the one before.
 const IDENTITY: &str = "withdrawal";
@@ -108,17 +106,4 @@ async fn give_up_stuck_pods(cluster: &Cluster) -> Result<(), WithdrawError> {
         cluster.give_up(&pods, pod).await?;
     }
     Ok(())
-}
-
-async fn clear_foreign_clusters(server: &ApiServer) {
-    let mut clusters = ForeignClusters::new(server.client.clone(), &server.metrics);
-    let no_peers = Plan { whole: true, ..Plan::default() };
-    while !clusters.is_settled() && !clusters.are_undefined() {
-        let due = clusters.due();
-        tokio::select! {
-            _ = clusters.next() => {}
-            () = until(due) => {}
-        }
-        clusters.reconcile(&no_peers, &Heartbeat::default()).await;
-    }
 }

@@ -10,7 +10,7 @@ use kube::api::{ApiResource, DynamicObject};
 use serde_json::{Map, Value, json};
 
 use crate::liqo_networking::{is_liqos, is_of_release};
-use crate::liqo_template::is_argument_of_liqo;
+use gateway_workloads::is_argument_of_liqo;
 
 /// Finalizers of Liqo's controllers for its network.
 const FINALIZERS: [&str; 8] = [

@@ -11,9 +11,9 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use super::AdoptError;
-use crate::liqo_ips::NETWORKING_OFF;
 use crate::withdrawal::WithdrawError;
 use crate::withdrawal::cluster::{Cluster, kind};
+use gateway_workloads::NETWORKING_OFF;
 
 /// Time in which pods end whose Deployment or DaemonSet has networking off by now.
 const PODS_END: Duration = Duration::from_secs(60);

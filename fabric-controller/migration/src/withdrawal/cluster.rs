@@ -8,7 +8,7 @@ use kube::{Client, Resource};
 use serde_json::Value;
 
 use super::WithdrawError;
-use crate::events::Emitter;
+use gateway_workloads::Emitter;
 
 pub(crate) struct Cluster {
     client: Client,
