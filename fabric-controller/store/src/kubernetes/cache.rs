@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use fabric_objects::{Kind, Object, ObjectRef};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
 use super::content::{content, is_held, local, status};
@@ -60,6 +61,14 @@ impl Cache {
                 self.entries.insert(reference, entry);
             }
         }
+    }
+
+    /// The object as it was written here, if a watch reports that very version.
+    pub(super) fn written(&self, object: &ObjectRef, reported: &ObjectMeta) -> Option<Stored> {
+        let seen = &self.entries.get(object)?.seen;
+        let version: u64 = reported.resource_version.as_ref()?.parse().ok()?;
+        let is_same = seen.version == version && reported.uid.as_deref() == Some(seen.object.uid());
+        is_same.then(|| seen.clone())
     }
 
     /// The object is gone, or is no longer understood.
@@ -214,6 +223,24 @@ mod tests {
         );
         cache.lost(&reference);
         assert_eq!(cache.uid(&reference), None);
+    }
+
+    #[test]
+    fn only_the_version_written_is_known_without_decoding() {
+        let mut cache = Cache::default();
+        let mut written = stored("u", 5, "10.2.0.0/16");
+        let want = content(&written.object);
+        cache.wrote(&mut written, Part::Content, want);
+        let reference = written.object.reference();
+        let is_known = |uid: &str, version: &str| {
+            let (uid, resource_version) = (Some(uid.to_owned()), Some(version.to_owned()));
+            let reported = ObjectMeta { uid, resource_version, ..ObjectMeta::default() };
+            cache.written(&reference, &reported).is_some()
+        };
+        assert_eq!(
+            [is_known("u", "5"), is_known("u", "6"), is_known("v", "5")],
+            [true, false, false]
+        );
     }
 
     #[test]

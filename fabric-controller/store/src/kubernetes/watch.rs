@@ -133,7 +133,8 @@ impl Watch {
     fn apply(&mut self, source: &Source, object: DynamicObject) {
         let reference = intake::reference(source.kind(), &object.metadata);
         self.reporters.entry(reference.clone()).or_default().insert(source.clone());
-        let mut stored = match intake::take(source.kind(), object) {
+        let written = self.store.cache().written(&reference, &object.metadata);
+        let mut stored = match written.map_or_else(|| intake::take(source.kind(), object), Ok) {
             Ok(stored) => stored,
             Err(problem) => {
                 self.store.lost(&reference);
