@@ -3,6 +3,8 @@
 //!     10.9.0.1 weft0 [client] v0 192.0.2.1 ------- 192.0.2.2 v0 [server] weft0 10.9.0.2
 //!                             v0 fc00::1   -------   fc00::2 v0
 //!
+//! The server also has 192.0.2.3 and fc00::3.
+//!
 //! Needs root, as any gateway does.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
@@ -114,6 +116,8 @@ impl Two {
             host.ip(&format!("addr add fc00::{number}/64 dev v0 nodad"));
             host.ip("link set v0 up");
         }
+        hosts[1].ip("addr add 192.0.2.3/24 dev v0");
+        hosts[1].ip("addr add fc00::3/64 dev v0 nodad");
         let endpoint = SocketAddr::new(server.parse().unwrap(), PORT);
         let keys = [PrivateKey::generate(), PrivateKey::generate()];
         let configs = [0, 1].map(|i| Config {
@@ -298,6 +302,32 @@ fn an_ipv6_underlay_works_as_well() {
     assert!(two.pings());
     two.transfer(2 << 20);
     assert!(two.lanes[0].snapshot().counters.trains_sent > 0);
+}
+
+#[test]
+fn server_sends_from_the_address_asked() {
+    for asked in ["192.0.2.2", "192.0.2.3", "fc00::2", "fc00::3"] {
+        let two = Two::connected(Offloads::ALL, asked);
+        let endpoint = |two: &Two| two.lanes[0].snapshot().peer.endpoint.unwrap().ip().to_string();
+        assert!(two.pings());
+        two.transfer(2 << 20);
+        assert_eq!(endpoint(&two), asked, "data");
+        two.lanes[1].initiate();
+        two.wait_until("a handshake", |two| two.lanes[0].snapshot().counters.handshakes > 1);
+        assert_eq!(endpoint(&two), asked, "initiation");
+    }
+}
+
+/// A single packet shows the client where the server is now.
+#[test]
+fn removed_source_loses_no_packet() {
+    for (asked, prefix) in [("192.0.2.3", 24), ("fc00::3", 64)] {
+        let two = Two::connected(Offloads::ALL, asked);
+        two.hosts[1].ip(&format!("addr del {asked}/{prefix} dev v0"));
+        assert!(two.hosts[1].command(&format!("ping -c 1 -W 2 -q {CLIENT}")), "{asked}");
+        two.transfer(1 << 20);
+        assert_eq!(two.lanes[0].snapshot().counters.handshakes, 1);
+    }
 }
 
 /// Trains of UDP datagrams, as QUIC servers send them, are one write to the TUN each, except those of

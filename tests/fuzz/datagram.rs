@@ -109,7 +109,7 @@ fn the_peers(world: &mut World, input: &mut Input<'_>, tos: u8) {
     let dropped = world.dropped();
     for datagram in &mut datagrams.clone() {
         let train = tunnel::Received {
-            remote: peer_address(),
+            path: peer_address().into(),
             segment_size: datagram.len(),
             bytes: datagram,
             tos,

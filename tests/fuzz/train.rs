@@ -46,7 +46,7 @@ impl Line {
 
     fn receive(&mut self, to: usize, bytes: &[u8], made: &mut Made) {
         let (segment_size, bytes) = (bytes.len(), &mut bytes.to_vec());
-        let train = Received { remote: peer_address(), bytes, segment_size, tos: 0 };
+        let train = Received { path: peer_address().into(), bytes, segment_size, tos: 0 };
         self.engines[to].handle_datagrams(train, self.now, made);
     }
 

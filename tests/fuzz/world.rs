@@ -32,7 +32,7 @@ impl Wire for Made {
     fn send(&mut self, train: Datagrams<'_>) -> Result<(), DropReason> {
         assert!(train.bytes.len() <= 65_507 && train.bytes.len() <= 64 * train.segment_size);
         let datagrams = train.bytes.chunks(train.segment_size);
-        self.sent.extend(datagrams.map(|datagram| (train.remote, datagram.to_vec())));
+        self.sent.extend(datagrams.map(|datagram| (train.path.remote, datagram.to_vec())));
         Ok(())
     }
 
@@ -197,7 +197,7 @@ impl World {
     /// The engine reads `bytes` from its socket.
     pub(crate) fn receive(&mut self, from: SocketAddr, bytes: &[u8], segment: usize, tos: u8) {
         let bytes = &mut bytes.to_vec();
-        let train = Received { remote: from, bytes, segment_size: segment.max(1), tos };
+        let train = Received { path: from.into(), bytes, segment_size: segment.max(1), tos };
         self.engine.handle_datagrams(train, self.now, &mut self.made);
         self.engine.flush(self.now, &mut self.made);
     }

@@ -21,7 +21,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::watch;
-pub use tunnel::{Config, Counters, PeerState, RejectedInitiation, Tai64n};
+pub use tunnel::{Config, Counters, PeerState, RejectedInitiation, Tai64n, UdpPath, Unconfirmed};
 
 use self::driver::{Driver, Links};
 use self::relay::Relay;
@@ -99,6 +99,11 @@ impl LaneHandle {
     /// Begins a handshake at once, whatever session there is.
     pub fn initiate(&self) {
         self.commands.send(|latest| latest.initiate = true);
+    }
+
+    /// The same from the address that the kernel chooses ([`tunnel::Engine::reroute`]).
+    pub fn reroute(&self) {
+        self.commands.send(|latest| latest.reroute = true);
     }
 
     /// Another replica has the tunnel: packets go on under the keys that there are, handshakes are neither

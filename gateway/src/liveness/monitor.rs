@@ -497,7 +497,7 @@ impl Peering {
     fn show_source(&mut self, now: Instant) {
         self.hurry(now);
         if self.changes.borrow().has_session {
-            self.running.lane.initiate();
+            self.running.lane.reroute();
         }
     }
 

@@ -35,7 +35,7 @@ pub(crate) struct Made {
 impl Wire for Made {
     fn send(&mut self, train: Datagrams<'_>) -> Result<(), DropReason> {
         for datagram in train.bytes.chunks(train.segment_size) {
-            self.sent.push((train.remote, datagram.to_vec(), train.tos));
+            self.sent.push((train.path.remote, datagram.to_vec(), train.tos));
         }
         Ok(())
     }

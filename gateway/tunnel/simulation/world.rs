@@ -326,7 +326,7 @@ impl World {
         let now = self.instant();
         let end = &mut self.ends[receiver];
         let train = Received {
-            remote: datagram.from,
+            path: datagram.from.into(),
             bytes: &mut datagram.bytes.clone(),
             segment_size: datagram.bytes.len(),
             tos: datagram.tos,

@@ -9,9 +9,11 @@ use crate::join::{Joiner, Sink};
 use crate::outbox::{Outbox, Port};
 use crate::packet::{Gso, Headers, L4Checksum, Malformed, Offload};
 use crate::random::Random;
-use crate::session::{DATA, MAX_HANDSHAKE, MIN_DATA, Opened, PACKET, Peer, Rejections};
+use crate::session::{
+    DATA, MAX_HANDSHAKE, MIN_DATA, Opened, PACKET, Peer, Rejections, Unconfirmed,
+};
 use crate::split::split;
-use crate::{DropReason, Rules, checksum, ecn};
+use crate::{DropReason, Rules, UdpPath, checksum, ecn};
 
 /// The deadline of an engine that has nothing to wait for.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -52,7 +54,7 @@ pub trait Wire {
 /// UDP datagrams to one address, as `UDP_SEGMENT` has them.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagrams<'a> {
-    pub remote: SocketAddr,
+    pub path: UdpPath,
     pub bytes: &'a [u8],
     /// Length of each datagram; only the last may be shorter.
     pub segment_size: usize,
@@ -63,7 +65,8 @@ pub struct Datagrams<'a> {
 /// UDP datagrams from one address, as `UDP_GRO` has them. They are opened in place.
 #[derive(Debug)]
 pub struct Received<'a> {
-    pub remote: SocketAddr,
+    /// Sender, and the address of this host that they were sent to.
+    pub path: UdpPath,
     pub bytes: &'a mut [u8],
     /// Length of each datagram; only the last may be shorter.
     pub segment_size: usize,
@@ -124,6 +127,8 @@ pub struct PeerState {
     /// Packets are sealed with keys that newer ones have superseded.
     pub on_superseded_keys: bool,
     pub rejections: Rejections,
+    /// Responses that do not arrive at the peer; `None` while it is but one.
+    pub unconfirmed: Option<Unconfirmed>,
     /// Two endpoints from which gateways with the peer's private key send in turn, as long as both
     /// do. There must be only one such gateway.
     pub duplicate: Option<[SocketAddr; 2]>,
@@ -168,6 +173,12 @@ impl Engine {
         self.peer.initiate_now(now);
     }
 
+    /// The same from the address that the kernel chooses, as its route to the peer has changed. Packets keep
+    /// their source until the peer answers there.
+    pub fn reroute(&mut self, now: Instant) {
+        self.peer.reroute(now);
+    }
+
     /// Goes on under the keys that there are, and neither begins nor answers handshakes any more: another
     /// gateway with the same keys has the session, and the peer believes whose handshake was last.
     pub fn retire(&mut self) {
@@ -208,7 +219,7 @@ impl Engine {
         if train.bytes.len() > train.segment_size {
             self.counters.trains_received += 1;
         }
-        let Received { remote, bytes, tos, .. } = train;
+        let Received { path, bytes, tos, .. } = train;
         let segment_size = train.segment_size.max(1);
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -218,9 +229,9 @@ impl Engine {
                 _ => rest.split_at_mut(len),
             };
             match len {
-                0 => self.handle_handshake(remote, first, now, wire),
+                0 => self.handle_handshake(path, first, now, wire),
                 _ => {
-                    let run = Received { remote, bytes: first, segment_size, tos };
+                    let run = Received { path, bytes: first, segment_size, tos };
                     self.handle_data(run, now, wire);
                 }
             }
@@ -239,8 +250,8 @@ impl Engine {
     pub fn handle_timeout(&mut self, now: Instant, wire: &mut impl Wire) {
         let mut port = Port { wire, counters: &mut self.counters, now };
         let mut message = [0; MAX_HANDSHAKE];
-        while let Some((endpoint, length)) = self.peer.poll(now, &mut message) {
-            port.send_message(endpoint, &message[..length]);
+        while let Some((path, length)) = self.peer.poll(now, &mut message) {
+            port.send_message(path, &message[..length]);
         }
         port.counters.note_peer(&self.peer);
     }
@@ -269,6 +280,11 @@ impl Engine {
         self.peer.last_stamp()
     }
 
+    /// Returns the path of packets to the peer.
+    pub fn path(&self) -> Option<UdpPath> {
+        self.peer.path()
+    }
+
     pub fn peer_state(&self) -> PeerState {
         self.peer.state()
     }
@@ -281,9 +297,9 @@ impl Engine {
         for (datagram, opened) in run.bytes.chunks_mut(run.segment_size).zip(opened) {
             let Self { joiner, counters, config, peer, .. } = self;
             let mut sink = Delivery { rules: &config.rules, counters, wire };
-            peer.note_opened(run.remote, index, opened, now);
+            peer.note_opened(run.path, index, opened, now);
             if matches!(opened, Opened::Rejected(DropReason::NoSession)) {
-                peer.note_stray(run.remote, now);
+                peer.note_stray(run.path, now);
             }
             match opened {
                 Opened::Packet(len) => {
@@ -306,7 +322,7 @@ impl Engine {
     #[cold]
     fn handle_handshake(
         &mut self,
-        from: SocketAddr,
+        from: UdpPath,
         datagram: &[u8],
         now: Instant,
         wire: &mut impl Wire,

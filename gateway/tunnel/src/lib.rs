@@ -19,6 +19,7 @@ mod session;
 mod split;
 #[cfg(test)]
 mod trains;
+mod udp_path;
 
 pub mod checksum;
 pub mod packet;
@@ -28,4 +29,5 @@ pub use drop_reason::DropReason;
 pub use engine::{Config, Counters, Datagrams, Engine, PeerState, Received, Wire};
 pub use noise::{Stamper, Tai64n};
 pub use rules::{AddressMap, Remap, Rules, RulesConfig, RulesError};
-pub use session::{RejectedInitiation, Rejections};
+pub use session::{RejectedInitiation, Rejections, Unconfirmed};
+pub use udp_path::UdpPath;

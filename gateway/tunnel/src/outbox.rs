@@ -1,11 +1,10 @@
-use std::net::SocketAddr;
 use std::time::Instant;
 
 use noise::{BATCH, Sealer};
 
 use crate::ecn;
 use crate::session::{DATA, Peer};
-use crate::{Counters, Datagrams, DropReason, Wire};
+use crate::{Counters, Datagrams, DropReason, UdpPath, Wire};
 
 /// Longest UDP payload over IPv4, in bytes, and so the longest segmented send (Linux refuses more
 /// even over IPv6, where it would fit).
@@ -37,7 +36,7 @@ pub(crate) struct Outbox {
     /// A shorter datagram ended the train.
     is_ended: bool,
     tos: u8,
-    remote: Option<SocketAddr>,
+    path: Option<UdpPath>,
     /// The tunnel's MTU, which bounds the padding.
     pub(crate) mtu: usize,
 }
@@ -53,7 +52,7 @@ impl Outbox {
             sealer: None,
             is_ended: false,
             tos: 0,
-            remote: None,
+            path: None,
             mtu,
         }
     }
@@ -61,7 +60,7 @@ impl Outbox {
     /// Puts `packet`, a whole IP packet, behind what is there already; sends that first if the
     /// packet does not belong to its train. Without a session the packet waits for one.
     pub(crate) fn push<W: Wire>(&mut self, packet: &[u8], peer: &mut Peer, port: &mut Port<'_, W>) {
-        let Some(remote) = peer.endpoint() else {
+        let Some(path) = peer.path() else {
             return port.drop_outbound(DropReason::NoSession, 1);
         };
         let size = packet.len().max(packet.len().next_multiple_of(PADDING).min(self.mtu));
@@ -75,7 +74,7 @@ impl Outbox {
             return;
         }
         // The outer ECN field is a copy of the inner one (RFC 6040 section 4.1, normal mode).
-        self.make_room(size + SEAL_OVERHEAD, ecn::of(packet), remote, port);
+        self.make_room(size + SEAL_OVERHEAD, ecn::of(packet), path, port);
         let room = &mut self.buffer[self.len..];
         let Some((length, sealer)) = peer.prepare((packet, size), room, port.now) else {
             return port.drop_outbound(DropReason::NoSession, 1);
@@ -95,9 +94,9 @@ impl Outbox {
     /// Sends what is there.
     pub(crate) fn flush<W: Wire>(&mut self, port: &mut Port<'_, W>) {
         self.encrypt();
-        if let (Some(remote), 1..) = (self.remote, self.count) {
+        if let (Some(path), 1..) = (self.path, self.count) {
             let train = Datagrams {
-                remote,
+                path,
                 bytes: &self.buffer[..self.len],
                 segment_size: self.segment_size,
                 tos: self.tos,
@@ -122,24 +121,18 @@ impl Outbox {
 
     /// Sends the train if a datagram of `size` bytes cannot become part of it.
     #[inline]
-    fn make_room<W: Wire>(
-        &mut self,
-        size: usize,
-        tos: u8,
-        remote: SocketAddr,
-        port: &mut Port<'_, W>,
-    ) {
+    fn make_room<W: Wire>(&mut self, size: usize, tos: u8, path: UdpPath, port: &mut Port<'_, W>) {
         let fits = size <= self.segment_size
             && !self.is_ended
             && self.count < MAX_DATAGRAMS
             && self.len + size <= MAX_TRAIN
             && self.tos == tos
-            && self.remote == Some(remote);
+            && self.path == Some(path);
         if self.count > 0 && !fits {
             self.flush(port);
         }
         self.tos = tos;
-        self.remote = Some(remote);
+        self.path = Some(path);
     }
 
     #[inline]
@@ -165,9 +158,9 @@ const HANDSHAKE_TOS: u8 = 0x88;
 
 impl<W: Wire> Port<'_, W> {
     /// Sends a message that carries no packet.
-    pub(crate) fn send_message(&mut self, remote: SocketAddr, bytes: &[u8]) {
+    pub(crate) fn send_message(&mut self, path: UdpPath, bytes: &[u8]) {
         let tos = if bytes.first() == Some(&DATA) { 0 } else { HANDSHAKE_TOS };
-        self.send(Datagrams { remote, bytes, segment_size: bytes.len(), tos }, 1);
+        self.send(Datagrams { path, bytes, segment_size: bytes.len(), tos }, 1);
     }
 
     pub(crate) fn send(&mut self, train: Datagrams<'_>, count: usize) {

@@ -6,12 +6,13 @@ mod flow;
 mod handshakes;
 mod packets;
 mod rotation;
+mod sources;
 mod speed;
 mod succession;
 mod timers;
 
 use std::collections::{BTreeSet, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -23,7 +24,7 @@ use crate::packet::Offload;
 use crate::random::Random;
 use crate::{
     Config, Datagrams, DropReason, Engine, PeerState, Received, Rules, RulesConfig, Stamper,
-    Tai64n, Wire,
+    Tai64n, UdpPath, Wire,
 };
 
 const HANDSHAKE_TOS: u8 = 0x88;
@@ -38,6 +39,7 @@ struct Made {
 #[derive(Clone)]
 struct Sent {
     to: SocketAddr,
+    source: Option<IpAddr>,
     bytes: Vec<u8>,
     tos: u8,
 }
@@ -47,7 +49,8 @@ impl Wire for Made {
         assert!(train.bytes.len() <= 65_507 && train.bytes.len() <= 64 * train.segment_size);
         for datagram in train.bytes.chunks(train.segment_size) {
             self.sent.push_back(Sent {
-                to: train.remote,
+                to: train.path.remote,
+                source: train.path.source,
                 bytes: datagram.to_vec(),
                 tos: train.tos,
             });
@@ -130,9 +133,9 @@ impl Pair {
         (0..2).find_map(|i| self.made[i].sent.pop_front().map(|sent| (i, sent)))
     }
 
-    fn deliver(&mut self, to: usize, from: SocketAddr, bytes: &[u8]) {
+    fn deliver(&mut self, to: usize, from: impl Into<UdpPath>, bytes: &[u8]) {
         let (segment_size, bytes) = (bytes.len().max(1), &mut bytes.to_vec());
-        let train = Received { remote: from, bytes, segment_size, tos: 0 };
+        let train = Received { path: from.into(), bytes, segment_size, tos: 0 };
         self.engines[to].handle_datagrams(train, self.now, &mut self.made[to]);
         self.engines[to].flush(self.now, &mut self.made[to]);
     }
@@ -228,7 +231,7 @@ fn garbage_of_any_length_never_stops_reception() {
         let from = pair.addresses[0];
         let segment_size = 1 + random.next() as usize % 2000;
         let bytes = &mut garbage.clone();
-        let train = Received { remote: from, bytes, segment_size, tos: 3 };
+        let train = Received { path: from.into(), bytes, segment_size, tos: 3 };
         pair.engines[1].handle_datagrams(train, pair.now, &mut pair.made[1]);
         let mut frame = garbage;
         pair.engines[1].handle_frame(&mut frame, pair.now, &mut pair.made[1]);

@@ -13,8 +13,9 @@ mod peer;
 mod rejections;
 mod retry;
 mod strays;
+mod unconfirmed;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use fabric_primitives::PublicKey;
@@ -28,7 +29,8 @@ use self::key::{Key, KeyRing, RECEIVE_GRACE, REJECT_AFTER_TIME};
 pub(crate) use self::peer::Peer;
 pub use self::rejections::{RejectedInitiation, Rejections};
 use self::retry::Retry;
-use crate::DropReason;
+pub use self::unconfirmed::Unconfirmed;
+use crate::{DropReason, UdpPath};
 
 /// After so long without any answer to data there is a handshake: KEEPALIVE_TIMEOUT and
 /// REKEY_TIMEOUT (whitepaper section 6.5).
@@ -69,9 +71,9 @@ impl Limits {
 struct Session {
     handshake: Handshake,
     keys: KeyRing,
-    /// Source of the last authentic packet of these keys, or the configured endpoint.
-    endpoint: Option<SocketAddr>,
-    /// It is that source.
+    /// Path of the last authentic packet of these keys, or to the configured endpoint.
+    path: Option<UdpPath>,
+    /// It is that of a packet.
     is_endpoint_authentic: bool,
     /// [`Config::relay`](crate::Config::relay).
     relay: Option<IpAddr>,
@@ -90,6 +92,7 @@ struct Session {
     /// Moves of the endpoint that the peer's packets made.
     moves: u64,
     duplicate: DuplicateDetector,
+    unconfirmed: Option<Unconfirmed>,
     /// Deadline of the next [`Session::check`].
     next_check: Option<Instant>,
 }
@@ -132,7 +135,7 @@ impl Session {
         Self {
             handshake,
             keys: KeyRing::default(),
-            endpoint: None,
+            path: None,
             is_endpoint_authentic: false,
             relay: None,
             received: None,
@@ -144,6 +147,7 @@ impl Session {
             stale: None,
             moves: 0,
             duplicate: DuplicateDetector::default(),
+            unconfirmed: None,
             next_check: Some(now),
         }
     }
@@ -299,9 +303,20 @@ impl Session {
         }
     }
 
+    /// Counts a response to the peer, which its next authentic packet confirms.
+    fn note_unconfirmed(&mut self, path: UdpPath, now: Instant) {
+        let responses = self.unconfirmed.map_or(0, |before| before.responses).saturating_add(1);
+        self.unconfirmed = Some(Unconfirmed { path, responses, last: now });
+    }
+
+    /// Responses since then; a single one is on its way.
+    fn unconfirmed(&self) -> Option<Unconfirmed> {
+        self.unconfirmed.filter(|unconfirmed| unconfirmed.responses > 1)
+    }
+
     /// Takes note of a response to an initiation of ours: its sender is where the peer is now
     /// (whitepaper section 2.1). The sender of an initiation is, too, once it uses the key.
-    fn note_response(&mut self, from: SocketAddr, now: Instant) {
+    fn note_response(&mut self, from: UdpPath, now: Instant) {
         self.note_alive(now);
         self.move_to(from);
     }
@@ -312,7 +327,7 @@ impl Session {
     /// Only the current key and newer ones move the endpoint: a gateway that seals with a
     /// superseded one could not open what it would be sent.
     #[inline]
-    fn note_data(&mut self, at: usize, from: SocketAddr, now: Instant) -> bool {
+    fn note_data(&mut self, at: usize, from: UdpPath, now: Instant) -> bool {
         self.note_alive(now);
         let key = self.keys.key(at);
         let is_used = key.used.is_some();
@@ -328,10 +343,13 @@ impl Session {
     /// was. Goes on with that key unless it was agreed on earlier than the current one. It need not
     /// be that of the last answer, which may have been lost or still be on its way.
     #[cold]
-    fn note_other_key(&mut self, at: usize, from: SocketAddr, now: Instant) -> bool {
+    fn note_other_key(&mut self, at: usize, from: UdpPath, now: Instant) -> bool {
         if let Some(current) = self.keys.newer_current(at) {
             match current.has_superseded(self.keys.key(at)) {
-                true => self.duplicate.note(current, (from, self.endpoint), now),
+                true => {
+                    let endpoint = self.path.map(|path| path.remote);
+                    self.duplicate.note(current, (from.remote, endpoint), now);
+                }
                 false => self.move_to(from),
             }
             self.plan_check(now);
@@ -350,6 +368,7 @@ impl Session {
     fn note_alive(&mut self, now: Instant) {
         self.received = Some(now);
         self.unheard = None;
+        self.unconfirmed = None;
         let rekey_at = self.keys.current().and_then(Key::rekey_at);
         if rekey_at.is_some_and(|at| now >= at + RECEIVE_GRACE) {
             self.begin(now);
@@ -357,15 +376,16 @@ impl Session {
     }
 
     #[inline]
-    fn move_to(&mut self, from: SocketAddr) {
-        let is_relay = |at: SocketAddr| self.relay == Some(at.ip().to_canonical());
-        let has_other = self.endpoint.is_some_and(|at| !is_relay(at)) && self.is_endpoint_authentic;
+    fn move_to(&mut self, from: UdpPath) {
+        let is_relay = |path: UdpPath| self.relay == Some(path.remote.ip().to_canonical());
+        let has_other = self.path.is_some_and(|path| !is_relay(path)) && self.is_endpoint_authentic;
         if is_relay(from) && has_other {
             return;
         }
-        if self.endpoint != Some(from) {
-            self.moves += u64::from(self.endpoint.is_some());
-            self.endpoint = Some(from);
+        if self.path != Some(from) {
+            let is_move = self.path.is_some_and(|path| path.remote != from.remote);
+            self.moves += u64::from(is_move);
+            self.path = Some(from);
         }
         self.is_endpoint_authentic = true;
     }

@@ -240,7 +240,7 @@ impl Driver {
                 engine.count_early_drop();
             }
             let train = Received {
-                remote: received.remote,
+                path: received.path,
                 bytes: &mut datagrams[first..received.len],
                 segment_size: received.segment_size,
                 tos: received.tos,
@@ -301,6 +301,9 @@ impl Driver {
         if latest.initiate {
             self.engine.initiate(now);
         }
+        if latest.reroute {
+            self.engine.reroute(now);
+        }
         if let Some(probing) = latest.path_probing {
             self.port.socket.set_path_probing(probing);
         }
@@ -325,11 +328,11 @@ impl Driver {
     #[cold]
     fn relay_to_peer(&mut self) {
         let Self { relay: Some(relay), port, datagrams, engine, .. } = self else { return };
-        relay.set_endpoint(engine.peer_state().endpoint);
+        relay.set_path(engine.path());
         for _ in 0..TURN_READS {
-            let Some((length, remote)) = relay.receive(datagrams) else { return };
+            let Some((length, path)) = relay.receive(datagrams) else { return };
             let bytes = &datagrams[..length];
-            let datagram = Datagrams { remote, bytes, segment_size: length, tos: 0 };
+            let datagram = Datagrams { path, bytes, segment_size: length, tos: 0 };
             let _ = port.socket.send(datagram, port.now);
         }
     }
@@ -386,6 +389,7 @@ impl Driver {
             || self.shown.last_handshake != state.last_handshake
             || self.shown.on_superseded_keys != state.on_superseded_keys
             || self.shown.rejections != state.rejections
+            || self.shown.unconfirmed != state.unconfirmed
             || self.shown.duplicate != state.duplicate;
         if is_changed {
             self.shown = state;
@@ -402,16 +406,16 @@ fn divide(
     engine: &mut Engine,
     port: &mut Port,
 ) {
-    let Received { remote, bytes, segment_size, tos } = train;
+    let Received { path, bytes, segment_size, tos } = train;
     for datagram in bytes.chunks_mut(segment_size.max(1)) {
         if engine.is_foreign(datagram) {
-            let new = relay.send(datagram, remote).map(|socket| watch_relay(epoll, socket));
+            let new = relay.send(datagram, path).map(|socket| watch_relay(epoll, socket));
             if let Some(Err(error)) = new {
                 tracing::debug!(%error, "cannot receive for a moved peer");
             }
         } else {
             let segment_size = datagram.len();
-            let one = Received { remote, bytes: datagram, segment_size, tos };
+            let one = Received { path, bytes: datagram, segment_size, tos };
             engine.handle_datagrams(one, port.now, port);
         }
     }

@@ -1,11 +1,10 @@
 use std::collections::VecDeque;
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use nix::errno::Errno;
-use tunnel::{Datagrams, DropReason, Wire};
+use tunnel::{Datagrams, DropReason, UdpPath, Wire};
 
 use super::socket::TunnelSocket;
 
@@ -36,7 +35,7 @@ struct Backlog {
 }
 
 struct Waiting {
-    remote: SocketAddr,
+    path: UdpPath,
     len: usize,
     segment_size: usize,
     tos: u8,
@@ -57,7 +56,7 @@ impl Port {
         let Backlog { bytes, trains } = &mut self.backlog;
         while let Some(waiting) = trains.front_mut() {
             let train = Datagrams {
-                remote: waiting.remote,
+                path: waiting.path,
                 bytes: &bytes.make_contiguous()[..waiting.len],
                 segment_size: waiting.segment_size,
                 tos: waiting.tos,
@@ -83,7 +82,7 @@ impl Backlog {
         }
         self.bytes.extend(train.bytes);
         self.trains.push_back(Waiting {
-            remote: train.remote,
+            path: train.path,
             len: train.bytes.len(),
             segment_size: train.segment_size,
             tos: train.tos,
@@ -102,7 +101,7 @@ impl Wire for Port {
             Ok(done) if done == train.bytes.len() => Ok(()),
             Ok(done) => self.backlog.push(Datagrams { bytes: &train.bytes[done..], ..train }),
             Err(error) => {
-                tracing::trace!(remote = %train.remote, %error, "send");
+                tracing::trace!(remote = %train.path.remote, %error, "send");
                 Err(send_failure(&error))
             }
         }

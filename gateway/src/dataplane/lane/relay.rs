@@ -1,6 +1,8 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
+use tunnel::UdpPath;
+
 /// Sources other than the peer's endpoint: the peer's own gateway may be moving, too.
 const MAX_SOURCES: usize = 8;
 /// Maximum number of datagrams from other senders that are skipped in a row.
@@ -23,7 +25,7 @@ pub(super) struct Relay {
 #[derive(Debug)]
 struct Way {
     socket: UdpSocket,
-    peer: Option<SocketAddr>,
+    peer: Option<UdpPath>,
 }
 
 impl Relay {
@@ -36,28 +38,29 @@ impl Relay {
         self.ways.iter().map(|way| &way.socket)
     }
 
-    /// Sets the peer's endpoint.
-    pub(super) fn set_endpoint(&mut self, endpoint: Option<SocketAddr>) {
+    /// Sets the path to the peer's endpoint.
+    pub(super) fn set_path(&mut self, path: Option<UdpPath>) {
         if let [first, ..] = self.ways.as_mut_slice() {
-            first.peer = endpoint.or(first.peer);
+            first.peer = path.or(first.peer);
         }
     }
 
     /// Passes a datagram on, if it can be sent now. Returns the socket, if that is new.
-    pub(super) fn send(&mut self, datagram: &[u8], from: SocketAddr) -> Option<&UdpSocket> {
+    pub(super) fn send(&mut self, datagram: &[u8], from: UdpPath) -> Option<&UdpSocket> {
         let successor = self.successor?;
-        let is_new = !self.ways.iter().any(|way| way.peer == Some(from));
+        let is_its = |way: &Way| way.peer.is_some_and(|peer| peer.remote == from.remote);
+        let is_new = !self.ways.iter().any(is_its);
         if is_new && self.ways.len() <= MAX_SOURCES {
             self.ways.push(Way { socket: open_relay().ok()?, peer: Some(from) });
         }
-        let way = self.ways.iter().find(|way| way.peer == Some(from))?;
+        let way = self.ways.iter().find(|way| is_its(way))?;
         let sent = way.socket.send_to(datagram, successor);
         self.datagrams += u64::from(sent.is_ok());
         is_new.then_some(&way.socket)
     }
 
-    /// Returns the length of the next datagram for the peer, in `buffer`, and its destination.
-    pub(super) fn receive(&mut self, buffer: &mut [u8]) -> Option<(usize, SocketAddr)> {
+    /// Returns the length of the next datagram for the peer, in `buffer`, and its path.
+    pub(super) fn receive(&mut self, buffer: &mut [u8]) -> Option<(usize, UdpPath)> {
         for way in &self.ways {
             for _ in 0..MAX_FOREIGN {
                 let Ok((length, from)) = way.socket.recv_from(buffer) else { break };

@@ -24,6 +24,7 @@ pub(super) struct PendingCommands {
     pub(super) config: Option<Config>,
     pub(super) socket: Option<UdpSocket>,
     pub(super) initiate: bool,
+    pub(super) reroute: bool,
     pub(super) retire: Option<Option<Relay>>,
     pub(super) path_probing: Option<bool>,
     pub(super) segmenting: Option<bool>,

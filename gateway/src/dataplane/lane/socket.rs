@@ -5,14 +5,14 @@
 //! again.
 
 use std::io;
-use std::mem;
+use std::mem::{self, offset_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
-use tunnel::Datagrams;
+use tunnel::{Datagrams, UdpPath};
 
 use super::Offloads;
 
@@ -23,8 +23,8 @@ const SEND_BUFFER: usize = 2 << 20;
 /// Time for which a path that refused a segmented send gets single datagrams.
 const RETRY_SEGMENTS_AFTER: Duration = Duration::from_secs(300);
 
-/// Room for the control messages of one call, in words: segment size, TOS and traffic class,
-/// overflows.
+/// Room for the control messages of one call, in words: segment size, TOS or traffic class,
+/// overflows, this host's address.
 const CONTROL_WORDS: usize = 16;
 
 /// Words in the report of SO_MEMINFO (SK_MEMINFO_VARS of linux/sock_diag.h): the first is the
@@ -59,6 +59,10 @@ fn bind(address: SocketAddr) -> io::Result<Socket> {
     if address.is_ipv6() {
         socket.set_only_v6(false)?;
         socket.set_recv_tclass_v6(true)?;
+        // Of IPv4 as well, as a mapped address.
+        setsockopt(&socket, sockopt::Ipv6RecvPacketInfo, &true)?;
+    } else {
+        setsockopt(&socket, sockopt::Ipv4PacketInfo, &true)?;
     }
     // On an IPv6 socket for the IPv4 that it takes.
     socket.set_recv_tos_v4(true)?;
@@ -81,7 +85,7 @@ fn enlarge_buffers(socket: &Socket) -> io::Result<()> {
 /// Result of one receive. The datagrams are in the buffer that was given.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Received {
-    pub(super) remote: SocketAddr,
+    pub(super) path: UdpPath,
     pub(super) len: usize,
     pub(super) segment_size: usize,
     pub(super) tos: u8,
@@ -161,7 +165,7 @@ impl TunnelSocket {
     /// Sends `train`, and returns how many of its bytes are done with: fewer than all when the
     /// socket's buffer is full.
     pub(super) fn send(&mut self, train: Datagrams<'_>, now: Instant) -> io::Result<usize> {
-        self.aim_at(train.remote, now);
+        self.aim_at(train.path.remote, now);
         let len = train.bytes.len();
         let mut refusal = None;
         if len > train.segment_size && self.may_segment(train.segment_size) {
@@ -215,7 +219,8 @@ impl TunnelSocket {
             })?
         };
         let remote = address.as_socket().map(canonical).ok_or(io::ErrorKind::InvalidData)?;
-        let mut received = Received { remote, len, segment_size: len, tos: 0, overflows: None };
+        let path = UdpPath::from(remote);
+        let mut received = Received { path, len, segment_size: len, tos: 0, overflows: None };
         read_control(&header, &mut received);
         Ok(received)
     }
@@ -267,7 +272,7 @@ impl TunnelSocket {
         let size = if is_any { 0 } else { train.segment_size };
         self.refused = Some(Refused { size, until: now + RETRY_SEGMENTS_AFTER });
         tracing::warn!(
-            remote = %train.remote,
+            remote = %train.path.remote,
             segment_size = train.segment_size,
             %error,
             "the path refuses segmented sends: sending datagrams one by one for a while"
@@ -290,7 +295,17 @@ impl TunnelSocket {
         Ok(())
     }
 
+    /// A source that the host has not any more is replaced by the kernel's choice.
     fn send_once(&self, train: Datagrams<'_>) -> io::Result<()> {
+        match self.send_from(train.path.source, train) {
+            Err(error) if train.path.source.is_some() && may_be_of_source(&error) => {
+                self.send_from(None, train)
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn send_from(&self, source: Option<IpAddr>, train: Datagrams<'_>) -> io::Result<()> {
         let Some((_, address)) = &self.remote else { return Ok(()) };
         let mut control = [0u64; CONTROL_WORDS];
         let mut part = libc::iovec {
@@ -312,12 +327,13 @@ impl TunnelSocket {
             used += put_control(&header, used, (libc::SOL_UDP, libc::UDP_SEGMENT), &size);
         }
         if train.tos != 0 {
-            let kind = match train.remote {
+            let kind = match train.path.remote {
                 SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS),
                 SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
             };
             used += put_control(&header, used, kind, &i32::from(train.tos).to_ne_bytes());
         }
+        used += source.map_or(0, |source| put_source(&header, used, source));
         header.msg_controllen = used as _;
         if used == 0 {
             header.msg_control = std::ptr::null_mut();
@@ -342,6 +358,14 @@ fn is_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL | libc::EMSGSIZE))
 }
 
+/// Errors of sends from an address that no device has, or without a route from there.
+fn may_be_of_source(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EINVAL | libc::EADDRNOTAVAIL | libc::ENETUNREACH | libc::EHOSTUNREACH)
+    )
+}
+
 /// IPv4 stays IPv4, even on an IPv6 socket.
 fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
@@ -360,7 +384,7 @@ fn put_control(
 ) -> usize {
     #[allow(unsafe_code)]
     // SAFETY: the room is CONTROL_WORDS words, aligned, and all that is ever put in is two messages
-    // of at most four bytes.
+    // of at most four bytes and one of a packet info.
     unsafe {
         let length = value.len() as libc::c_uint;
         let message: *mut libc::cmsghdr = header.msg_control.byte_add(at).cast();
@@ -369,6 +393,24 @@ fn put_control(
         (*message).cmsg_len = libc::CMSG_LEN(length) as _;
         libc::CMSG_DATA(message).copy_from_nonoverlapping(value.as_ptr(), value.len());
         libc::CMSG_SPACE(length) as usize
+    }
+}
+
+/// Writes the address that a datagram is to leave from, as [`put_control`].
+fn put_source(header: &libc::msghdr, at: usize, source: IpAddr) -> usize {
+    match source {
+        IpAddr::V4(source) => {
+            let mut info = [0; size_of::<libc::in_pktinfo>()];
+            info[offset_of!(libc::in_pktinfo, ipi_spec_dst)..][..4]
+                .copy_from_slice(&source.octets());
+            put_control(header, at, (libc::IPPROTO_IP, libc::IP_PKTINFO), &info)
+        }
+        IpAddr::V6(source) => {
+            let mut info = [0; size_of::<libc::in6_pktinfo>()];
+            info[offset_of!(libc::in6_pktinfo, ipi6_addr)..][..16]
+                .copy_from_slice(&source.octets());
+            put_control(header, at, (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO), &info)
+        }
     }
 }
 
@@ -384,6 +426,16 @@ fn read_control(header: &libc::msghdr, received: &mut Received) {
                 (libc::SOL_UDP, libc::UDP_GRO) => {
                     let size = data.cast::<libc::c_int>().read_unaligned();
                     received.segment_size = usize::try_from(size).unwrap_or(received.len);
+                }
+                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                    let info = data.cast::<libc::in6_pktinfo>().read_unaligned();
+                    let address = Ipv6Addr::from(info.ipi6_addr.s6_addr);
+                    received.path.source = Some(address.to_canonical());
+                }
+                (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                    let info = data.cast::<libc::in_pktinfo>().read_unaligned();
+                    let address = Ipv4Addr::from(info.ipi_addr.s_addr.to_ne_bytes());
+                    received.path.source = Some(address.into());
                 }
                 (libc::IPPROTO_IP, libc::IP_TOS) => received.tos = *data,
                 (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {

@@ -40,7 +40,7 @@ impl Trio {
             while let Some(mut answer) = pair.made[1].sent.pop_front() {
                 if answer.to == *second_at {
                     let train = Received {
-                        remote: pair.addresses[1],
+                        path: pair.addresses[1].into(),
                         segment_size: answer.bytes.len(),
                         bytes: &mut answer.bytes,
                         tos: 0,

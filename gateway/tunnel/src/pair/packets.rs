@@ -24,7 +24,7 @@ fn marks_of_congestion_pass_both_ways() {
     let mut sent = pair.made[0].sent.pop_back().unwrap();
     assert_eq!(sent.tos, 2, "the outer field is a copy of the inner one");
     let train = Received {
-        remote: pair.addresses[0],
+        path: pair.addresses[0].into(),
         segment_size: sent.bytes.len(),
         bytes: &mut sent.bytes,
         tos: 3,
@@ -88,7 +88,7 @@ fn packets_before_a_handshake_keep_their_key() {
     assert_eq!(pair.made[1].sent.len(), 0, "they wait for their train");
     let mut confirmation = pair.made[0].sent.pop_front().unwrap().bytes;
     let (remote, segment_size) = (pair.addresses[0], confirmation.len());
-    let train = Received { remote, segment_size, bytes: &mut confirmation, tos: 0 };
+    let train = Received { path: remote.into(), segment_size, bytes: &mut confirmation, tos: 0 };
     pair.engines[1].handle_datagrams(train, pair.now, &mut pair.made[1]);
     hold_back(&mut pair, b"third");
     pair.engines[1].flush(pair.now, &mut pair.made[1]);
@@ -118,7 +118,7 @@ fn datagrams_of_a_train_are_opened_one_by_one() {
     let last = datagrams[39].len() - 1;
     datagrams[39].truncate(last);
     let (remote, mut bytes) = (pair.addresses[0], datagrams.concat());
-    let train = Received { remote, segment_size, bytes: &mut bytes, tos: 0 };
+    let train = Received { path: remote.into(), segment_size, bytes: &mut bytes, tos: 0 };
     pair.engines[1].handle_datagrams(train, pair.now, &mut pair.made[1]);
     pair.engines[1].flush(pair.now, &mut pair.made[1]);
     let reasons = [

@@ -94,7 +94,7 @@ fn turn_of(pair: &mut Pair, frame: &[u8]) -> [f64; 2] {
         let start = time();
         for (bytes, segment_size) in &mut sent[..sunk.used] {
             let (remote, segment_size) = (pair.addresses[0], *segment_size);
-            let train = Received { remote, bytes, segment_size, tos: 0 };
+            let train = Received { path: remote.into(), bytes, segment_size, tos: 0 };
             pair.engines[1].handle_datagrams(train, pair.now, &mut sunk);
         }
         pair.engines[1].flush(pair.now, &mut sunk);

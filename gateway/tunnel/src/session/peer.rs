@@ -14,7 +14,7 @@ use super::rejections::Rejections;
 use super::strays::Strays;
 use super::{Duty, Opened, REJECT_AFTER_TIME, Session};
 use crate::random::Random;
-use crate::{Config, DropReason, PeerState};
+use crate::{Config, DropReason, PeerState, UdpPath};
 
 /// Superseded keys that are kept: a rotation passes through up to two pairs, and may be undone.
 const MAX_SUPERSEDED: usize = 4;
@@ -114,7 +114,7 @@ impl Peer {
         // Old keys of a peer that has moved may be somebody else's where it is now.
         let concerned = if is_new { 1 } else { self.sessions.len() };
         for session in self.sessions[..concerned].iter_mut().filter(|_| moved.is_some()) {
-            (session.endpoint, session.is_endpoint_authentic) = (moved, false);
+            (session.path, session.is_endpoint_authentic) = (moved.map(UdpPath::from), false);
         }
         if let Some(moved) = moved {
             self.unproven = Some(moved).filter(|_| self.has_session());
@@ -136,6 +136,12 @@ impl Peer {
         }
     }
 
+    /// The same from the address that the kernel chooses.
+    pub(crate) fn reroute(&mut self, now: Instant) {
+        self.initiate_now(now);
+        self.sessions.iter_mut().for_each(|session| session.retry.is_rerouted = true);
+    }
+
     /// Neither begins nor answers handshakes from now on.
     pub(crate) fn retire(&mut self) {
         self.is_retired = true;
@@ -143,7 +149,7 @@ impl Peer {
 
     pub(crate) fn state(&self) -> PeerState {
         PeerState {
-            endpoint: self.endpoint(),
+            endpoint: self.path().map(|path| path.remote),
             is_endpoint_authentic: self.is_endpoint_authentic(),
             unproven_endpoint: self.unproven,
             has_session: self.has_session(),
@@ -151,6 +157,7 @@ impl Peer {
             last_authentic: self.last_authentic,
             on_superseded_keys: self.sender().is_some_and(|at| at > 0),
             rejections: self.rejections,
+            unconfirmed: self.sessions.iter().find_map(Session::unconfirmed),
             duplicate: self.sessions.iter().find_map(|session| session.duplicate.endpoints()),
         }
     }
@@ -164,15 +171,15 @@ impl Peer {
         self.moves_of_removed + self.sessions.iter().map(|session| session.moves).sum::<u64>()
     }
 
-    /// Returns the endpoint that packets go to.
+    /// Returns the path of packets to the peer.
     #[inline]
-    pub(crate) fn endpoint(&self) -> Option<SocketAddr> {
-        self.endpoint_of(self.sender().unwrap_or(0))
+    pub(crate) fn path(&self) -> Option<UdpPath> {
+        self.path_of(self.sender().unwrap_or(0))
     }
 
     fn is_endpoint_authentic(&self) -> bool {
         let sessions = self.sessions.get(self.sender().unwrap_or(0)..).unwrap_or_default();
-        let session = sessions.iter().find(|session| session.endpoint.is_some());
+        let session = sessions.iter().find(|session| session.path.is_some());
         session.is_some_and(|session| session.is_endpoint_authentic)
     }
 
@@ -253,20 +260,14 @@ impl Peer {
 
     /// Takes note of a message with that receiver index that was opened.
     #[inline]
-    pub(crate) fn note_opened(
-        &mut self,
-        from: SocketAddr,
-        index: u32,
-        opened: Opened,
-        now: Instant,
-    ) {
+    pub(crate) fn note_opened(&mut self, from: UdpPath, index: u32, opened: Opened, now: Instant) {
         match opened {
             Opened::Rejected(_) => return,
             Opened::Packet(_) | Opened::NotIp => _ = self.unanswered.get_or_insert(now),
             Opened::Keepalive => {}
         }
         self.last_authentic = Some(now);
-        self.unproven = self.unproven.filter(|at| !is_same(*at, from));
+        self.unproven = self.unproven.filter(|at| !from.leads_to(*at));
         let mut sessions = self.sessions.iter_mut();
         let held = sessions.find_map(|session| Some((session.keys.position(index)?, session)));
         if held.is_some_and(|(at, session)| session.note_data(at, from, now)) {
@@ -276,7 +277,7 @@ impl Peer {
 
     /// Takes note of the source of data under unknown keys.
     #[cold]
-    pub(crate) fn note_stray(&mut self, from: SocketAddr, now: Instant) {
+    pub(crate) fn note_stray(&mut self, from: UdpPath, now: Instant) {
         if !self.has_session() && !self.is_retired {
             self.strays.note(from, now);
         }
@@ -291,7 +292,7 @@ impl Peer {
     /// for a handshake message; 0 if there is none.
     pub(crate) fn handle_handshake(
         &mut self,
-        from: SocketAddr,
+        from: UdpPath,
         message: &[u8],
         dst: &mut [u8],
         now: Instant,
@@ -306,14 +307,14 @@ impl Peer {
         if message.receiver_index().is_some_and(|index| !is_expected(index)) {
             return Err(DropReason::HandshakeRejected);
         }
-        let known = |session: &Session| session.endpoint.is_some_and(|at| at.ip() == from.ip());
-        let is_peer = self.sessions.iter().any(known);
+        let known = self.sessions.iter().filter_map(|session| session.path);
+        let is_peer = known.map(|path| path.remote.ip()).any(|ip| ip == from.remote.ip());
         let is_initiation = matches!(message, Message::Initiation(_));
         // A message for one of our keys has no valid mac1 for another.
         for i in 0..self.locals.len() {
-            let arrival = Arrival { from, is_peer, message };
+            let arrival = Arrival { from: from.remote, is_peer, message };
             let outcome = match self.locals[i].limiter.judge(arrival, now) {
-                Verdict::Work => return self.dispatch(i, arrival, dst, now),
+                Verdict::Work => return self.dispatch(i, (from, message), dst, now),
                 Verdict::Cookie(reply) => Ok(put(&reply, dst)),
                 Verdict::Busy => Err(DropReason::HandshakeRejected),
                 Verdict::Foreign => continue,
@@ -327,7 +328,7 @@ impl Peer {
             return Err(DropReason::NoSession);
         }
         if is_initiation {
-            self.rejections.record_wrong_responder(from, now);
+            self.rejections.record_wrong_responder(from.remote, now);
         }
         Err(DropReason::HandshakeRejected)
     }
@@ -343,27 +344,28 @@ impl Peer {
         }
     }
 
-    /// Does what is due at `now`, one thing a call: returns a datagram's address and its length in
+    /// Does what is due at `now`, one thing a call: returns a datagram's path and its length in
     /// `dst`, `None` when there is nothing more to do.
-    pub(crate) fn poll(&mut self, now: Instant, dst: &mut [u8]) -> Option<(SocketAddr, usize)> {
+    pub(crate) fn poll(&mut self, now: Instant, dst: &mut [u8]) -> Option<(UdpPath, usize)> {
         self.forget_superseded(now);
         let sender = self.sender();
         for i in 0..self.sessions.len() {
-            let endpoint = self.endpoint_of(i);
+            let path = self.path_of(i);
             let duty = Duty {
                 // Superseded keys do not initiate unless everything depends on them.
-                initiates: !self.is_retired && endpoint.is_some() && (i == 0 || sender == Some(i)),
+                initiates: !self.is_retired && path.is_some() && (i == 0 || sender == Some(i)),
                 insists: i == 0 && (self.initiate || self.sessions.len() > 1),
             };
             if self.sessions[i].gives_up(now, duty) && i == 0 {
                 self.waiting.clear();
             }
-            if let (true, Some(endpoint)) = (self.sessions[i].poll(now, duty), endpoint) {
+            if let (true, Some(path)) = (self.sessions[i].poll(now, duty), path) {
                 let (index, stamp) = (self.new_index(), self.stamper.stamp(now));
+                let path = self.sessions[i].retry.path(path);
                 let initiation = self.sessions[i].initiate(index, stamp, now);
                 self.attempts += 1;
                 self.note_sent(now);
-                return Some((endpoint, put(&initiation, dst)));
+                return Some((path, put(&initiation, dst)));
             }
         }
         if let Some(to) = self.strays.take() {
@@ -376,16 +378,16 @@ impl Peer {
             return None;
         }
         self.note_sent(now);
-        let endpoint = self.endpoint()?;
+        let path = self.path()?;
         let session = self.sessions.iter_mut().find(|session| session.has_session())?;
-        Some((endpoint, session.seal_keepalive(dst, now)?))
+        Some((path, session.seal_keepalive(dst, now)?))
     }
 
     /// Handles a message for the private key at `i`.
     fn dispatch(
         &mut self,
         i: usize,
-        Arrival { from, message, .. }: Arrival<'_>,
+        (from, message): (UdpPath, Message<'_>),
         dst: &mut [u8],
         now: Instant,
     ) -> Result<usize, DropReason> {
@@ -405,7 +407,7 @@ impl Peer {
     fn respond(
         &mut self,
         i: usize,
-        (from, initiation): (SocketAddr, Initiation<'_>),
+        (from, initiation): (UdpPath, Initiation<'_>),
         dst: &mut [u8],
         now: Instant,
     ) -> Result<usize, HandshakeError> {
@@ -413,7 +415,7 @@ impl Peer {
         let received = local.open_initiation(initiation)?;
         let is_for = |s: &Session| s.is_of(local, received.peer().as_ref());
         let Some(at) = self.sessions.iter().position(is_for) else {
-            self.rejections.record_unknown_key(from, received.peer(), now);
+            self.rejections.record_unknown_key(from.remote, received.peer(), now);
             return Err(HandshakeError::NotAuthentic);
         };
         let index = self.new_index();
@@ -421,7 +423,8 @@ impl Peer {
         let response = session.respond(received, index, now)?;
         // It may be a recorded one, whose sender cannot confirm the key that it leads to. Only if no
         // other endpoint is known, this one serves until then.
-        session.endpoint.get_or_insert(from);
+        session.path.get_or_insert(from);
+        session.note_unconfirmed(from, now);
         self.note_sent(now);
         Ok(put(&response, dst))
     }
@@ -429,7 +432,7 @@ impl Peer {
     /// Takes a response, and confirms the session with a keepalive.
     fn complete(
         &mut self,
-        (from, response): (SocketAddr, Response<'_>),
+        (from, response): (UdpPath, Response<'_>),
         dst: &mut [u8],
         now: Instant,
     ) -> Result<usize, HandshakeError> {
@@ -437,7 +440,7 @@ impl Peer {
         self.sessions[at].complete(response, now)?;
         self.sessions[at].note_response(from, now);
         self.last_authentic = Some(now);
-        self.unproven = self.unproven.filter(|at| !is_same(*at, from));
+        self.unproven = self.unproven.filter(|at| !from.leads_to(*at));
         self.note_sent(now);
         self.note_handshake(now);
         Ok(self.sessions[at].seal_keepalive(dst, now).unwrap_or(0))
@@ -450,8 +453,8 @@ impl Peer {
 
     /// Returns the session that expects an answer to that index.
     fn awaiting(&self, index: u32) -> Result<usize, HandshakeError> {
-        let at = self.sessions.iter().position(|session| session.handshake.expects(index));
-        at.ok_or(HandshakeError::Unexpected)
+        let expects = |session: &Session| session.handshake.expects(index);
+        self.sessions.iter().position(expects).ok_or(HandshakeError::Unexpected)
     }
 
     /// An index that the peer does not know us by yet.
@@ -466,7 +469,7 @@ impl Peer {
             return false;
         }
         let known = self.sessions.iter().position(is_of);
-        let (endpoint, is_endpoint_authentic) = (self.endpoint(), self.is_endpoint_authentic());
+        let (path, is_endpoint_authentic) = (self.path(), self.is_endpoint_authentic());
         if let Some(session) = self.sessions.first_mut() {
             session.supersede(now);
         }
@@ -476,7 +479,7 @@ impl Peer {
                 let session = self.sessions.remove(at);
                 Session {
                     superseded: None,
-                    endpoint,
+                    path,
                     is_endpoint_authentic,
                     next_check: Some(now),
                     ..session
@@ -517,9 +520,9 @@ impl Peer {
         let gone = self.sessions.remove(at);
         self.moves_of_removed += gone.moves;
         if let Some(newer) = at.checked_sub(1).map(|at| &mut self.sessions[at])
-            && newer.endpoint.is_none()
+            && newer.path.is_none()
         {
-            newer.endpoint = gone.endpoint;
+            newer.path = gone.path;
             newer.is_endpoint_authentic = gone.is_endpoint_authentic;
         }
         let sessions = &self.sessions;
@@ -544,10 +547,10 @@ impl Peer {
         self.sessions.iter().position(Session::has_session)
     }
 
-    /// As long as nothing was received with new keys, the endpoint is that of the older ones.
+    /// As long as nothing was received with new keys, the path is that of the older ones.
     #[inline]
-    fn endpoint_of(&self, at: usize) -> Option<SocketAddr> {
-        self.sessions.get(at..)?.iter().find_map(|session| session.endpoint)
+    fn path_of(&self, at: usize) -> Option<UdpPath> {
+        self.sessions.get(at..)?.iter().find_map(|session| session.path)
     }
 
     fn keepalive_due(&self) -> Option<Instant> {
@@ -578,11 +581,6 @@ fn end_of(session: &Session) -> Option<Instant> {
 fn put(message: &[u8], dst: &mut [u8]) -> usize {
     dst[..message.len()].copy_from_slice(message);
     message.len()
-}
-
-/// A socket of IPv6 writes addresses of IPv4 in another way than a config.
-fn is_same(a: SocketAddr, b: SocketAddr) -> bool {
-    a.ip().to_canonical() == b.ip().to_canonical() && a.port() == b.port()
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 use std::time::{Duration, Instant};
 
+use crate::UdpPath;
 use crate::random::Random;
 
 /// Between two attempts: a deviation from WireGuard's REKEY_TIMEOUT of 5 s, so that a way that is
@@ -27,13 +28,29 @@ pub(super) struct Retry {
     held_off: bool,
     /// Start of the present row of attempts, or of its last [`ATTEMPT_TIME`].
     began: Option<Instant>,
+    /// The next attempt leaves from the address that the kernel chooses. Every other one does: the source of
+    /// packets so far may be the cause of no answer.
+    pub(super) is_rerouted: bool,
     random: Random,
 }
 
 impl Retry {
     pub(super) fn new(seed: u64) -> Self {
         let random = Random::new(seed);
-        Self { due: None, interval: ATTEMPTS, hurried: None, held_off: false, began: None, random }
+        Self {
+            due: None,
+            interval: ATTEMPTS,
+            hurried: None,
+            held_off: false,
+            began: None,
+            is_rerouted: false,
+            random,
+        }
+    }
+
+    /// Returns the path of the next attempt.
+    pub(super) fn path(&self, path: UdpPath) -> UdpPath {
+        if self.is_rerouted { path.rerouted() } else { path }
     }
 
     pub(super) fn due(&self) -> Option<Instant> {
@@ -57,6 +74,7 @@ impl Retry {
     pub(super) fn stop(&mut self) {
         self.due = None;
         self.began = None;
+        self.is_rerouted = false;
     }
 
     /// Returns whether attempts have been made in vain for [`ATTEMPT_TIME`], and begins to count anew.
@@ -80,10 +98,12 @@ impl Retry {
     pub(super) fn note_attempt(&mut self, now: Instant) {
         self.due = Some(now + self.interval + self.jitter());
         self.began.get_or_insert(now);
+        self.is_rerouted = !self.is_rerouted;
     }
 
-    /// The next attempt will be listened to.
+    /// The next attempt will be listened to, from the same source.
     pub(super) fn hurry(&mut self, now: Instant) {
+        self.is_rerouted = !self.is_rerouted;
         let may = self.hurried.is_none_or(|last| now >= last + INTERVAL);
         if let Some(due) = self.due.filter(|_| may) {
             self.due = Some(due.min(now + WITH_COOKIE));

@@ -1,7 +1,7 @@
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::REJECT_AFTER_TIME;
+use crate::UdpPath;
 
 /// Time for which a gateway that follows another one initiates to such sources: that of the earlier keys. An idle
 /// peer sends a keepalive every 25 s, or nothing, and initiates 15 s after data that has no answer.
@@ -17,7 +17,7 @@ const INTERVAL_OF_SOURCE: Duration = Duration::from_secs(1);
 pub(super) struct Strays {
     until: Option<Instant>,
     /// The last source, and the time of its data.
-    last: Option<(SocketAddr, Instant)>,
+    last: Option<(UdpPath, Instant)>,
     /// Its initiation has not been sent yet.
     is_due: bool,
 }
@@ -28,8 +28,8 @@ impl Strays {
         self.until = enabled.then(|| self.until.unwrap_or(now + ENABLED_FOR));
     }
 
-    pub(super) fn note(&mut self, from: SocketAddr, now: Instant) {
-        let is_late = |(source, at): (SocketAddr, Instant)| {
+    pub(super) fn note(&mut self, from: UdpPath, now: Instant) {
+        let is_late = |(source, at): (UdpPath, Instant)| {
             now >= at + if source == from { INTERVAL_OF_SOURCE } else { INTERVAL }
         };
         if self.until.is_some_and(|until| now < until) && self.last.is_none_or(is_late) {
@@ -38,7 +38,7 @@ impl Strays {
     }
 
     /// Returns the source that an initiation is due to, once.
-    pub(super) fn take(&mut self) -> Option<SocketAddr> {
+    pub(super) fn take(&mut self) -> Option<UdpPath> {
         let (source, _) = self.last.filter(|_| std::mem::take(&mut self.is_due))?;
         Some(source)
     }
