@@ -37,5 +37,6 @@ mod peering;
 mod refused;
 mod roaming;
 mod rotation;
+mod sources;
 mod truth;
 mod versions;

@@ -178,10 +178,12 @@ impl Peering {
                     peering.diagnosis.is_endpoint_edited = true;
                     peering.hurry(now);
                 }
-                let has_moved = peering.running.source != running.source;
+                // A route that is gone for a while, or not known yet, is no move.
+                let before = peering.running.source;
+                let source = running.source.or(before);
                 peering.path.follow(&running, now);
-                peering.running = running;
-                if has_moved {
+                peering.running = Running { source, ..running };
+                if before.is_some() && source != before {
                     peering.show_source(now);
                 }
                 Some(peering)
