@@ -16,7 +16,7 @@ use fabric_api::networking::ConnectionValue;
 use fabric_api::{Cidr, PublicKey};
 
 use crate::config::desired::{Desired, IPV6_MTU};
-use crate::dataplane::lane::PeerState;
+use crate::dataplane::lane::{PeerState, Unconfirmed};
 use crate::liveness::probe::{Departure, NodeCount, PeerCidrs};
 pub use reason::Reason;
 
@@ -32,6 +32,10 @@ const MIN_UNANSWERED: u32 = 4;
 const MIN_UNANSWERED_TIME: Duration = Duration::from_millis(250);
 /// Time for an answer at an endpoint that should not be one.
 const ANSWER_TIME: Duration = Duration::from_millis(500);
+
+/// Validity of responses that the peer does not confirm: it initiates again before, if after 5 s and
+/// jitter, as Linux does.
+const RESPONSE_TIME: Duration = Duration::from_secs(7);
 
 /// Validity of a send that failed: the next probe is due before.
 pub const REFUSAL_TIME: Duration = Duration::from_millis(1500);
@@ -259,13 +263,14 @@ impl Evidence<'_> {
 
     fn missing_answer(&self, now: Instant) -> Option<Fault> {
         if self.value == ConnectionValue::Connecting {
-            return self.no_probe_answer(now).or_else(|| self.no_handshake(now));
+            let cause = self.no_probe_answer(now).or_else(|| self.responses_not_received(now));
+            return cause.or_else(|| self.no_handshake(now));
         }
         let last = self.last_answer.max(self.last_received);
         let is_unanswered =
             last.is_none_or(|at| now.saturating_duration_since(at) >= ANSWER_TIMEOUT);
         if is_unanswered && (!self.is_connected() || self.has_unanswered()) {
-            return Some(self.no_answer());
+            return self.responses_not_received(now).or_else(|| Some(self.no_answer()));
         }
         if self.is_not_received(now) {
             return Some(self.not_received());
@@ -310,6 +315,27 @@ impl Evidence<'_> {
         };
         self.peer_received.is_some_and(|(received, reported)| {
             reported > probes.first && received.is_none_or(|at| at < probes.first)
+        })
+    }
+
+    /// Initiations arrive, and the peer starts again and again.
+    fn responses_not_received(&self, now: Instant) -> Option<Fault> {
+        let Unconfirmed { path, last, .. } = self.peer.unconfirmed?;
+        let (peer, remote) = (self.peer_name(), canonical(path.remote));
+        let from = path.source.map(|source| format!("from {source} ")).unwrap_or_default();
+        (now < last + RESPONSE_TIME).then(|| Fault {
+            reason: Reason::NotReceived,
+            message: format!(
+                "{peer} initiates again and again: the responses, UDP {from}to {remote}, do not \
+                 arrive there"
+            ),
+            remedy: self.missing_route().unwrap_or_else(|| {
+                format!(
+                    "let UDP {from}to {remote} pass: check firewalls and NAT in front of {peer}, and \
+                     where this host sends it (`ip route get {from}to {}`)",
+                    remote.ip()
+                )
+            }),
         })
     }
 

@@ -13,10 +13,11 @@ use weft_tests::{Cluster, ClusterSpec, wait_until};
 use super::{AT_MOST, Case, Seen, hold, named, print, solved};
 use crate::scene::{PORT, Scene, play, rome_and_milan};
 
-pub(super) const CASES: [Case; 17] = [
+pub(super) const CASES: [Case; 18] = [
     CUT,
     ONE_WAY,
     OWN_OUTPUT,
+    LOST_RESPONSES,
     REMOVED,
     FORGOTTEN_KEY,
     TAKEN_DOWN,
@@ -36,6 +37,7 @@ pub(super) const CASES: [Case; 17] = [
 const CUT: Case = ("link cut", cut);
 const ONE_WAY: Case = ("one-way cut", one_way);
 const OWN_OUTPUT: Case = ("own output drops", own_output);
+const LOST_RESPONSES: Case = ("responses dropped at first", lost_responses);
 const REMOVED: Case = ("peer removed its side", removed);
 const FORGOTTEN_KEY: Case = ("key removed at the peer", forgotten_key);
 const TAKEN_DOWN: Case = ("peer taken down", taken_down);
@@ -64,6 +66,11 @@ fn one_way_cut_names_the_direction() -> Result<()> {
 #[test]
 fn drop_of_own_output_is_named_where_it_is() -> Result<()> {
     hold(OWN_OUTPUT)
+}
+
+#[test]
+fn lost_responses_are_named_with_addresses() -> Result<()> {
+    hold(LOST_RESPONSES)
 }
 
 #[test]
@@ -202,6 +209,29 @@ fn own_output() -> Result<Vec<Seen>> {
             (("milan", "NoAnswer"), "no answer from rome for "),
         ],
     )
+}
+
+fn lost_responses() -> Result<Vec<Seen>> {
+    let mut seen = Vec::new();
+    play(&rome_and_milan(1), |scene| {
+        let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+        rome.head().net().nft(&format!(
+            "table inet fault {{\nchain drops {{ type filter hook input priority -400;\n\
+             udp sport {PORT} drop;\n}}\n}}\n"
+        ))?;
+        let peering = Peering::new(&rome.spec, &milan.spec, PORT);
+        milan.apply("rome", &join(&peering.server_documents()))?;
+        runs(milan, "rome")?;
+        rome.apply("milan", &join(&peering.client_documents()))?;
+        runs(rome, "milan")?;
+        let words = "rome initiates again and again: the responses, UDP from 192.0.2.33 to \
+                     192.0.2.17:";
+        seen.push(named(scene, ("milan", "NotReceived"), words, Instant::now())?);
+        rome.head().net().nft("delete table inet fault\n")?;
+        seen.extend(both_solved(scene, Instant::now())?);
+        Ok(())
+    })?;
+    Ok(seen)
 }
 
 /// Drops WireGuard's packets in a hook of a cluster's host.

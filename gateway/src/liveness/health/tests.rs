@@ -3,7 +3,7 @@ use fabric_api::fabric::{GatewayConfig, Role};
 
 use super::*;
 use crate::config::desired::tests::config;
-use crate::dataplane::lane::RejectedInitiation;
+use crate::dataplane::lane::{RejectedInitiation, UdpPath};
 use crate::liveness::probe::Families;
 
 const ENDPOINT: &str = "198.51.100.20:30742";
@@ -429,6 +429,44 @@ fn changed_endpoint_that_never_answers_is_named() {
     assert!(fault.message.contains(&format!("with {ENDPOINT}")), "{fault:?}");
     evidence.peer.endpoint = evidence.peer.unproven_endpoint;
     assert_eq!(scene.reasons(&evidence), [], "the peer's packets have not moved it yet");
+}
+
+#[test]
+fn lost_responses_are_named_with_both_addresses() {
+    let scene = Scene::with(|config| {
+        (config.spec.role, config.spec.endpoint) = (Role::Server, None);
+        config.spec.listen_port = Some(30742);
+    });
+    let path = UdpPath {
+        remote: "[::ffff:203.0.113.9]:1024".parse().unwrap(),
+        source: Some("198.51.100.21".parse().unwrap()),
+    };
+    let unconfirmed = |ago| Some(Unconfirmed { path, responses: 2, last: scene.ago(ago) });
+    let silent = Evidence {
+        last_received: Some(scene.ago(9000)),
+        last_answer: Some(scene.ago(9000)),
+        unanswered: scene.unanswered(),
+        ..scene.evidence()
+    };
+    for value in [ConnectionValue::Connecting, ConnectionValue::Connected, ConnectionValue::Error] {
+        let mut evidence = Evidence { value, ..silent.clone() };
+        (evidence.peer.has_session, evidence.peer.unconfirmed) = (false, unconfirmed(5300));
+        assert_eq!(scene.reasons(&evidence), [Reason::NotReceived], "{value:?}");
+        let fault = &diagnose(&evidence, scene.now)[0];
+        let way = "UDP from 198.51.100.21 to 203.0.113.9:1024";
+        assert!(fault.message.contains(way) && fault.remedy.contains(way), "{fault:?}");
+        assert!(
+            fault.remedy.contains("ip route get from 198.51.100.21 to 203.0.113.9"),
+            "{fault:?}"
+        );
+        evidence.peer.unconfirmed = unconfirmed(8000);
+        assert!(!scene.reasons(&evidence).contains(&Reason::NotReceived), "it has stopped");
+    }
+    let evidence = Evidence {
+        peer: PeerState { unconfirmed: unconfirmed(100), ..scene.evidence().peer },
+        ..scene.evidence()
+    };
+    assert_eq!(scene.reasons(&evidence), [], "all is well: a response was lost");
 }
 
 #[test]
