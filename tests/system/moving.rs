@@ -203,6 +203,37 @@ fn restarted_client_is_found_by_its_moved_server() -> Result<()> {
     })
 }
 
+/// Both gateways start again, and only the server still knows where the other one is.
+#[test]
+fn edited_endpoint_is_named_after_a_restart() -> Result<()> {
+    play(&rome_and_milan(1), |scene| {
+        let mut peering = scene.peer("rome", "milan", PORT)?;
+        let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+        let right = join(&peering.client_documents());
+        peering.endpoint = vec!["192.0.2.250".to_owned()];
+        rome.apply("milan", &join(&peering.client_documents()))?;
+        let named = || {
+            let (status, peering) = (rome.status()?, rome.peering("milan")?);
+            let words = "spec.endpoint of the GatewayClient leads to 192.0.2.250:30742";
+            ensure!(status["problems"].to_string().contains(words), "{status}");
+            ensure!(peering["state"] == "Degraded", "{peering}");
+            Ok::<_, anyhow::Error>(())
+        };
+        wait_until("it is named", TIMEOUT, named)?;
+        let before = rome.processes(0, "gateway");
+        kill_gateways(rome)?;
+        wait_until("another gateway runs", TIMEOUT, || {
+            let gateways = rome.processes(0, "gateway");
+            ensure!(!gateways.is_empty() && gateways != before, "{gateways:?}");
+            Ok::<_, anyhow::Error>(())
+        })?;
+        kill_gateways(milan)?;
+        wait_until("it is named after the restart", TIMEOUT, named)?;
+        rome.apply("milan", &right)?;
+        rome.wait_connected("milan", TIMEOUT)
+    })
+}
+
 fn kill_gateways(cluster: &Cluster) -> Result<()> {
     let kill_one = |pid| kill(Pid::from_raw(pid), Signal::SIGKILL);
     Ok(cluster.processes(0, "gateway").into_iter().try_for_each(kill_one)?)

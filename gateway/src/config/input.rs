@@ -284,6 +284,11 @@ impl Remembered {
     pub(crate) fn followed(&self, endpoint: &Endpoint) -> Option<SocketAddr> {
         self.peer.filter(|_| self.configured.as_ref() == Some(endpoint))
     }
+
+    /// Returns whether a client found its server last by another endpoint than this.
+    pub(crate) fn is_edited(&self, endpoint: &Endpoint) -> bool {
+        self.peer.is_some() && self.configured.as_ref() != Some(endpoint)
+    }
 }
 
 impl Input {

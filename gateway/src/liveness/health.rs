@@ -210,7 +210,7 @@ impl Evidence<'_> {
             reason: Reason::EndpointUnanswered,
             message: format!(
                 "spec.endpoint of the GatewayClient leads to {configured}, from where {peer} has \
-                 never answered: the session goes on with {found} until a gateway is restarted"
+                 never answered: the session goes on with {found}, from where it still sends"
             ),
             remedy: format!(
                 "correct spec.endpoint to the address and port of {peer}'s GatewayServer"

@@ -20,7 +20,7 @@ use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::desired::Desired;
-use crate::config::input::Input;
+use crate::config::input::{Input, Remembered};
 use crate::dataplane::lane::{LaneHandle, PeerState};
 use crate::liveness::alternation::alternate;
 use crate::liveness::connection::{Machine, PeerReport, Traffic};
@@ -71,7 +71,7 @@ pub async fn run(
     let mut buffer = vec![0; MAX_DATAGRAM];
     loop {
         let running = planes.borrow_and_update().running.clone();
-        peering = Peering::adopt(peering, running);
+        peering = Peering::adopt(peering, running, &inputs.borrow().remembered);
         let Some(current) = &mut peering else {
             views.send_if_modified(View::forget);
             tokio::select! {
@@ -154,13 +154,23 @@ struct Peering {
 
 impl Peering {
     /// Goes on with what is known if the peer is still the same.
-    fn adopt(current: Option<Self>, running: Option<Running>) -> Option<Self> {
+    fn adopt(
+        current: Option<Self>,
+        running: Option<Running>,
+        remembered: &Remembered,
+    ) -> Option<Self> {
         let running = running.filter(|running| running.desired.peer_key.is_some())?;
         let now = Instant::now();
         // With other keys, too: the lane goes from one session to the next without a gap.
         let same = |c: &Self| c.desired().peer == running.desired.peer;
         match current.filter(same) {
-            None => Some(Self::new(running, now)),
+            None => {
+                let mut peering = Self::new(running, now);
+                let endpoint = peering.desired().endpoint.as_ref();
+                peering.diagnosis.is_endpoint_edited =
+                    endpoint.is_some_and(|endpoint| remembered.is_edited(endpoint));
+                Some(peering)
+            }
             Some(mut peering) => {
                 if peering.desired().probe != running.desired.probe {
                     peering.machine.handle_settings(running.desired.probe, now);

@@ -231,7 +231,8 @@ impl Reporter {
         }
         status.active = self.standing.active();
         status.faults = self.faults(&view.faults);
-        if view.is_connected() {
+        let is_authentic = stats.is_some_and(|stats| stats.peer.is_endpoint_authentic);
+        if view.is_connected() && is_authentic {
             status.configured_endpoint = proven_endpoint(plane, view);
         }
         if let Some(paths) = &self.paths {

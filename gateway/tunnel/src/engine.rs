@@ -117,8 +117,8 @@ pub struct PeerState {
     pub endpoint: Option<SocketAddr>,
     /// It is that source, not merely configured.
     pub is_endpoint_authentic: bool,
-    /// The configured endpoint, if it is another one since there is a session and nothing authentic has
-    /// come from it: packets of the peer have moved [`Self::endpoint`] elsewhere, or soon will.
+    /// The configured endpoint, as long as nothing authentic has come from it: packets of the peer may have
+    /// moved [`Self::endpoint`] elsewhere.
     pub unproven_endpoint: Option<SocketAddr>,
     /// Packets can be sealed for the peer.
     pub has_session: bool,

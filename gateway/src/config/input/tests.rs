@@ -161,6 +161,10 @@ fn endpoints_are_restored_from_first_status_only() {
     let peer = Some("192.0.2.7:1000".parse().unwrap());
     let configured = input.desired.as_ref().unwrap().endpoint.clone();
     let stamp = Tai64n::from_unix(std::time::Duration::new(9, 7));
+    let edited = Endpoint { port: 8, ..configured.clone().unwrap() };
+    assert!(input.remembered.is_edited(&edited));
+    assert!(!input.remembered.is_edited(configured.as_ref().unwrap()));
+    assert!(!Remembered::default().is_edited(&edited), "the first gateway");
     assert_eq!(input.remembered, Remembered { peer, configured, port: Some(7), stamp });
 }
 

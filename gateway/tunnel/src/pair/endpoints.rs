@@ -70,6 +70,23 @@ fn other_rules_or_another_endpoint_keep_the_session() {
     assert_eq!(pair.engines[0].peer_state().unproven_endpoint, None, "it answers");
 }
 
+/// As after a restart of the client, whose endpoint was edited: the server still knows where it is.
+#[test]
+fn endpoint_is_unproven_while_only_the_peer_initiates() {
+    let mut pair = Pair::new();
+    let wrong = SocketAddr::from(([203, 0, 113, 9], 51820));
+    let [client, server] = pair.configs.clone();
+    pair.engines[0].configure(Config { endpoint: Some(wrong), ..client.clone() }, pair.now);
+    let known = Config { endpoint: Some(pair.addresses[0]), initiate: true, ..server };
+    pair.engines[1].configure(known, pair.now);
+    pair.run(|_, _| true);
+    let state = pair.engines[0].peer_state();
+    assert_eq!((state.endpoint, state.unproven_endpoint), (Some(pair.addresses[1]), Some(wrong)));
+    pair.engines[0].configure(client, pair.now);
+    assert!(pair.passes(1));
+    assert_eq!(pair.engines[0].peer_state().unproven_endpoint, None);
+}
+
 #[test]
 fn wrong_endpoint_stays_unproven_while_packets_roam() {
     let mut pair = Pair::connected();

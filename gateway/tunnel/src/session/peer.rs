@@ -42,7 +42,7 @@ pub(crate) struct Peer {
     stamper: Stamper,
     /// The endpoint as last configured.
     configured: Option<SocketAddr>,
-    /// The same, if it was configured while there was a session and no packet has come from it since.
+    /// The same, as long as no packet has come from it.
     unproven: Option<SocketAddr>,
     initiate: bool,
     is_retired: bool,
@@ -116,9 +116,7 @@ impl Peer {
         for session in self.sessions[..concerned].iter_mut().filter(|_| moved.is_some()) {
             (session.path, session.is_endpoint_authentic) = (moved.map(UdpPath::from), false);
         }
-        if let Some(moved) = moved {
-            self.unproven = Some(moved).filter(|_| self.has_session());
-        }
+        self.unproven = moved.or(self.unproven);
         let has_reason = is_new || moved.is_some() || begins && !self.has_session();
         let rotates = is_new && self.sessions.len() > 1;
         if has_reason && self.initiate || rotates {
