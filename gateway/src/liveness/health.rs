@@ -383,8 +383,9 @@ impl Evidence<'_> {
         };
         let moved = match self.desired.role {
             Role::Client => format!(
-                "; if {peer}'s gateway has moved, which a client behind a NAT cannot follow, set \
-                 spec.endpoint of the GatewayClient to its new address"
+                "; if {peer}'s gateway has moved, which a client behind a NAT, or one that moved at \
+                 the same time, cannot follow, set spec.endpoint of the GatewayClient to its new \
+                 address, or to a DNS name"
             ),
             Role::Server => String::new(),
         };
