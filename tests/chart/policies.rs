@@ -14,6 +14,10 @@ const TENANT: &str = "liqo-tenant-milan";
 /// Namespace of a peering by its label alone.
 const LABELLED: &str = "peering";
 const OTHER: &str = "shop";
+const GATEWAY: &str = "example.org/gateway:v1";
+const SIDECAR: &str = "example.org/sidecar:v1";
+const IMAGES: &str = "networking: {gatewayTemplates: {images: ['example.org/sidecar:v1'], \
+    container: {gateway: {image: {name: example.org/gateway, version: v1}}}}}";
 
 /// Requests of one account.
 struct Account<'a> {
@@ -53,7 +57,7 @@ impl Release {
     }
 
     fn install_with_policies(&self) {
-        self.helm("install", &[MIN_VALUES, "crds: {liqo: auto, weft: auto}"]).unwrap();
+        self.helm("install", &[MIN_VALUES, "crds: {liqo: auto, weft: auto}", IMAGES]).unwrap();
         let namespace = |name: &str, labels: Value| {
             json!({"apiVersion": "v1", "kind": "Namespace",
                 "metadata": {"name": name, "labels": labels}})
@@ -107,7 +111,8 @@ fn secret(namespace: &str, name: &str, fields: Value) -> Value {
 fn deployment(namespace: &str, name: &str, account: &str) -> Value {
     let spec = json!({"serviceAccountName": account,
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
-        "containers": [{"name": "gateway", "image": "example.org/gateway"}]});
+        "containers": [{"name": "gateway", "image": GATEWAY, "command": ["gateway"],
+            "securityContext": {"capabilities": {"add": ["NET_ADMIN", "SYS_ADMIN"]}}}]});
     let labels = json!({"app": name});
     let template = json!({"metadata": {"labels": labels}, "spec": spec});
     let spec = json!({"selector": {"matchLabels": labels}, "template": template});

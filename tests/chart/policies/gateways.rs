@@ -135,13 +135,21 @@ fn pods_are_those_of_gateways(controller: &Account<'_>) {
         ("namespaces of the host", "hostIPC", json!(true)),
         ("a nodeName", "nodeName", json!("rome-1")),
         ("a priority class", "priorityClassName", json!("system-node-critical")),
-        ("host paths other", "volumes", volume("/")),
+        ("volumes other than emptyDir", "volumes", volume("/")),
+        (
+            "volumes other than emptyDir",
+            "volumes",
+            json!([{"name": "v", "configMap": {"name": "c"}}]),
+        ),
         ("another seccompProfile", "securityContext", json!({})),
         ("seLinuxOptions", "securityContext", secure(json!({"seLinuxOptions": {"type": "spc_t"}}))),
     ] {
         refused(of(&|template| template["spec"][field] = value.clone()), found);
     }
-    let init = |context: Value| json!([{"name": "i", "image": "i", "securityContext": context}]);
+    let init = |context: Value| {
+        let init = json!({"name": "i", "image": SIDECAR, "command": ["gateway"]});
+        json!([with(init, json!({ "securityContext": context }))])
+    };
     for (found, context) in [
         ("a privileged container", json!({"privileged": true})),
         ("more capabilities", json!({"capabilities": {"add": ["NET_ADMIN", "SYS_MODULE"]}})),
@@ -163,9 +171,60 @@ fn pods_are_those_of_gateways(controller: &Account<'_>) {
     let profile = json!({"container.apparmor.security.beta.kubernetes.io/gateway": "unconfined"});
     let annotate = |template: &mut Value| template["metadata"]["annotations"] = profile.clone();
     refused(of(&annotate), "another appArmorProfile");
+    capabilities_are_those_of_gateways(controller);
     of(&|template| template["spec"]["volumes"] = volume("/dev/net/tun")).unwrap();
     let why = "networking.gatewayTemplates.hostAccess=true";
     refused(of(&|template| template["spec"]["hostNetwork"] = json!(true)), why);
+}
+
+/// A program of one's choice with SYS_ADMIN has its node.
+fn capabilities_are_those_of_gateways(controller: &Account<'_>) {
+    let of = |container: &str, index: usize, fields: Value| {
+        let mut deployment = deployment(TENANT, "gw-c", "gw-c");
+        let sidecar = json!({"name": "sidecar", "image": SIDECAR, "command": ["sh"],
+            "args": ["--kubeconfig=/a"], "env": [{"name": "LD_PRELOAD", "value": "/a.so"}]});
+        let pod = &mut deployment["spec"]["template"]["spec"];
+        pod["volumes"] = json!([{"name": "v", "emptyDir": {}}]);
+        pod["initContainers"] = json!([with(sidecar.clone(), json!({"name": "init"}))]);
+        let probe = json!({"livenessProbe": {"exec": {"command": ["sh"]}}});
+        pod["containers"] = json!([pod["containers"][0], with(sidecar, probe)]);
+        pod[container][index] = with(pod[container][index].clone(), fields);
+        controller.apply(&deployment)
+    };
+    of("containers", 0, json!({})).unwrap();
+    of("containers", 0, json!({ "image": SIDECAR })).unwrap();
+    let why =
+        "other images than example.org/gateway:v1 and those of networking.gatewayTemplates.images";
+    for (container, index) in [("containers", 0), ("containers", 1), ("initContainers", 0)] {
+        refused(of(container, index, json!({"image": "example.org/gateway:v2"})), why);
+    }
+    let added = json!({"securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}});
+    for (container, index) in [("containers", 1), ("initContainers", 0)] {
+        refused(of(container, index, added.clone()), "another command than [gateway]");
+    }
+    let exec = json!({"exec": {"command": ["nft"]}});
+    let volume = json!([{"name": "v", "mountPath": "/bin"}]);
+    let config = json!([{"configMapRef": {"name": "c"}}]);
+    for (found, fields) in [
+        ("another command than [gateway]", json!({"command": null, "args": ["nft"]})),
+        ("another command than [gateway]", json!({"command": ["gateway", "--kubeconfig=/a"]})),
+        ("hooks or probes", json!({"lifecycle": {"postStart": exec}})),
+        ("hooks or probes", json!({ "livenessProbe": exec })),
+        ("hooks or probes", json!({ "readinessProbe": exec })),
+        ("hooks or probes", json!({ "startupProbe": exec })),
+        ("the argument --kubeconfig", json!({"args": ["--kubeconfig", "/a"]})),
+        ("the argument --kubeconfig", json!({"args": ["--$(WEFT_A)=/a"]})),
+        ("environment variables", json!({"env": [{"name": "LD_PRELOAD", "value": "/a.so"}]})),
+        ("environment variables", json!({ "envFrom": config })),
+        ("mounts other", json!({ "volumeMounts": volume })),
+    ] {
+        refused(of("containers", 0, fields), found);
+    }
+    let usual = json!({"args": ["--kubernetes", "--name=$(WEFT_NAME)"],
+        "env": [{"name": "RUST_LOG", "value": "debug"}, {"name": "RUST_BACKTRACE", "value": "1"},
+            {"name": "WEFT_NAME", "value": "c"}],
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": 8084}}});
+    of("containers", 0, usual).unwrap();
 }
 
 fn secure(mut context: Value) -> Value {
