@@ -38,6 +38,9 @@ impl Account<'_> {
     fn delete(&self, kind: &str, (namespace, name): (&str, &str)) -> Result<String, String> {
         let path = match kind {
             "deployments" => "/apis/apps/v1",
+            "endpointslices" => "/apis/discovery.k8s.io/v1",
+            "poddisruptionbudgets" => "/apis/policy/v1",
+            "roles" => "/apis/rbac.authorization.k8s.io/v1",
             _ => "/api/v1",
         };
         let path = format!("{path}/namespaces/{namespace}/{kind}/{name}");
@@ -74,6 +77,7 @@ impl Release {
                 deployment(TENANT, "gw-probe", "default"),
                 secret(OTHER, "probe", json!({"type": "Opaque"})),
                 config_map("probe"),
+                lease("probe"),
                 role_of(OTHER, "gw-probe", json!([rule("", "services", &["list"], &[])])),
             ];
             let taken: Vec<_> = probes.iter().filter(|of| controller.apply(of).is_ok()).collect();
@@ -153,6 +157,10 @@ fn rule(group: &str, resource: &str, verbs: &[&str], names: &[&str]) -> Value {
 
 fn config_map(name: &str) -> Value {
     object("v1", "ConfigMap", "liqo", name)
+}
+
+fn lease(name: &str) -> Value {
+    object("coordination.k8s.io/v1", "Lease", "liqo", name)
 }
 
 fn refused(answer: Result<String, String>, why: &str) {
@@ -355,6 +363,25 @@ fn each_account_creates_its_own_config_map_only() {
         refused(create(other), "and no other one");
         refused(create("kube-root-ca.crt"), "and no other one");
         create(own).unwrap();
+    }
+}
+
+#[test]
+fn accounts_create_one_lease_only() {
+    let Some(release) = Release::prepare() else { return };
+    release.install_with_policies();
+    let own = "weft-fabric-controller";
+    let create = rule("coordination.k8s.io", "leases", &["create"], &[]);
+    let mut binding = binding("liqo", WITHDRAWAL, "Role", WITHDRAWAL);
+    binding["metadata"]["name"] = json!("withdrawal");
+    let role = role_of("liqo", WITHDRAWAL, json!([create]));
+    release.apply(&[account("liqo", WITHDRAWAL), role, binding]);
+    for account in [CONTROLLER, WITHDRAWAL] {
+        let account = release.account(account);
+        let create = |name: &str| account.run(&["create", "--filename=-"], &lease(name));
+        release.server.kubectl(&["delete", "lease", own, "--namespace=liqo"], "").unwrap();
+        release.server.wait_until("it may create Leases", || create(own));
+        refused(create("other"), "make the Lease weft-fabric-controller and no other one");
     }
 }
 
