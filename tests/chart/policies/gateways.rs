@@ -36,7 +36,13 @@ fn controller_writes_gateways_in_their_namespaces() {
         refused(controller.apply(&object), &remedy.replace("shop", namespace));
     }
     refused(controller.apply(&role("kube-system", "gw-a")), &remedy.replace("shop", "kube-system"));
-    refused(controller.apply(&account(TENANT, "other")), "named gw-NAME");
+    for object in [
+        account(TENANT, "other"),
+        service(TENANT, "weft-gateway-keys"),
+        binding(TENANT, "other", "Role", "gw-a"),
+    ] {
+        refused(controller.apply(&object), "named gw-NAME");
+    }
     let mut unlabelled = account(TENANT, "gw-b");
     unlabelled["metadata"]["labels"] = json!({});
     refused(controller.apply(&unlabelled), "with the label app.kubernetes.io/managed-by=weft");
@@ -65,11 +71,8 @@ fn services_of_ips_are_anywhere(controller: &Account<'_>) {
     let mut account = account(OTHER, "database");
     account["metadata"]["ownerReferences"] = of("database")["metadata"]["ownerReferences"].clone();
     refused(controller.apply(&account), why);
-    let slice = object("discovery.k8s.io/v1", "EndpointSlice", OTHER, "other");
-    let slice = with(slice, json!({"addressType": "IPv4", "endpoints": []}));
-    refused(controller.apply(&slice), why);
-    let budget = object("policy/v1", "PodDisruptionBudget", OTHER, "gw-a");
-    refused(controller.apply(&with(budget, json!({"spec": {"maxUnavailable": 1}}))), why);
+    refused(controller.apply(&slice(OTHER, "other", "other")), why);
+    refused(controller.apply(&budget(OTHER, "gw-a")), why);
     let why = "no Services with spec.externalIPs or of the type ExternalName";
     let mut elsewhere = of("database");
     elsewhere["spec"]["externalIPs"] = json!(["192.0.2.200"]);
@@ -80,14 +83,24 @@ fn services_of_ips_are_anywhere(controller: &Account<'_>) {
     controller.delete("services", (OTHER, "database")).unwrap();
 }
 
+fn slice(namespace: &str, name: &str, service: &str) -> Value {
+    let mut slice = object("discovery.k8s.io/v1", "EndpointSlice", namespace, name);
+    slice["metadata"]["labels"]["kubernetes.io/service-name"] = json!(service);
+    with(slice, json!({"addressType": "IPv4", "endpoints": []}))
+}
+
+fn budget(namespace: &str, name: &str) -> Value {
+    let budget = object("policy/v1", "PodDisruptionBudget", namespace, name);
+    with(budget, json!({"spec": {"maxUnavailable": 1}}))
+}
+
 /// kube-proxy follows the label, whatever the name of a slice.
 fn slices_are_of_own_services(release: &Release, controller: &Account<'_>) {
     let slice = |name: &str, service: &str| {
-        let mut slice = object("discovery.k8s.io/v1", "EndpointSlice", OTHER, name);
-        slice["metadata"]["labels"]["kubernetes.io/service-name"] = json!(service);
+        let mut slice = slice(OTHER, name, service);
         slice["metadata"]["ownerReferences"] = json!([{"apiVersion": "ipam.liqo.io/v1alpha1",
             "kind": "IP", "name": name, "uid": "u"}]);
-        with(slice, json!({"addressType": "IPv4", "endpoints": []}))
+        slice
     };
     let mut victim = service(OTHER, "victim");
     victim["metadata"]["labels"] = json!({});
@@ -101,21 +114,37 @@ fn slices_are_of_own_services(release: &Release, controller: &Account<'_>) {
     let of_victim = controller.apply(&slice("victim", "victim"));
     refused(of_victim, "the Service of that name is not weft's");
     controller.apply(&slice("own", "own")).unwrap();
+    controller.delete("endpointslices", (OTHER, "own")).unwrap();
 }
 
 fn objects_of_others_stay(release: &Release, controller: &Account<'_>) {
-    let mut foreign = [service(TENANT, "gw-foreign"), deployment(TENANT, "gw-foreign", "default")];
-    for object in &mut foreign {
-        object["metadata"]["labels"] = json!({"app": "foreign"});
+    let why = "the object is not weft's";
+    for (kind, ours) in [
+        ("services", service(TENANT, "gw-foreign")),
+        ("deployments", deployment(TENANT, "gw-foreign", "gw-foreign")),
+        ("poddisruptionbudgets", budget(TENANT, "gw-foreign")),
+        ("roles", role(TENANT, "gw-foreign")),
+        ("endpointslices", slice(TENANT, "gw-slice", "gw-slice")),
+    ] {
+        let mut foreign = ours.clone();
+        foreign["metadata"]["labels"] = json!({"app": "foreign"});
+        release.apply(&[foreign]);
+        refused(controller.apply(&ours), why);
+        let name = ours["metadata"]["name"].as_str().unwrap();
+        refused(controller.delete(kind, (TENANT, name)), why);
     }
-    release.apply(&foreign);
-    refused(controller.apply(&service(TENANT, "gw-foreign")), "the object is not weft's");
-    let deployment = deployment(TENANT, "gw-foreign", "gw-foreign");
-    refused(controller.apply(&deployment), "the object is not weft's");
-    for kind in ["services", "deployments"] {
-        let foreign = controller.delete(kind, (TENANT, "gw-foreign"));
-        refused(foreign, "the object is not weft's");
+    for group in ["networking.liqo.io/v1beta1", "ipam.liqo.io/v1alpha1"] {
+        let mut lost = service(TENANT, "gw-lost");
+        lost["metadata"]["labels"] = json!({});
+        lost["metadata"]["ownerReferences"] =
+            json!([{"apiVersion": group, "kind": "Any", "name": "any", "uid": "u"}]);
+        release.apply(&[lost]);
+        controller.apply(&service(TENANT, "gw-lost")).unwrap();
+        controller.delete("services", (TENANT, "gw-lost")).unwrap();
     }
+    release.apply(&[service("liqo", "gw-old"), service(OTHER, "gw-old")]);
+    controller.delete("services", ("liqo", "gw-old")).unwrap();
+    refused(controller.delete("services", (OTHER, "gw-old")), "liqo.io/tenant-namespace");
     // Objects of the chart are Helm's.
     refused(controller.delete("services", ("liqo", "liqo-ipam")), "named gw-NAME");
     controller.delete("services", (TENANT, "gw-a")).unwrap();
@@ -262,6 +291,14 @@ fn bindings_are_those_of_gateways(release: &Release, controller: &Account<'_>) {
     let mut other_role = keys(TENANT, CONTROLLER);
     other_role["roleRef"]["name"] = json!("gw-b");
     refused(controller.apply(&other_role), why);
+    let mut user = keys(TENANT, CONTROLLER);
+    user["subjects"][0]["apiGroup"] = json!("rbac.authorization.k8s.io");
+    user["subjects"][0]["kind"] = json!("User");
+    refused(controller.apply(&user), why);
+    release.apply(&[role(TENANT, "liqo-gateway-keys")]);
+    let mut namesake = keys(TENANT, CONTROLLER);
+    namesake["roleRef"]["kind"] = json!("Role");
+    refused(controller.apply(&namesake), why);
     controller.apply(&keys(TENANT, CONTROLLER)).unwrap();
     let list = |namespace: &str| {
         let path = format!("/api/v1/namespaces/{namespace}/secrets");
@@ -288,6 +325,9 @@ fn roles_have_rules_of_gateways(controller: &Account<'_>) {
     let rules = fs::read_to_string(RULES).unwrap();
     let rules: Vec<Value> = serde_saphyr::from_str(&rules).unwrap();
     let own = |rules: &[Value]| controller.apply(&role_of(TENANT, "gw-server", json!(rules)));
+    let services = json!([rule("", "services", &["list"], &[])]);
+    let created = controller.apply(&role_of(TENANT, "gw-new", services));
+    refused(created, "by a Role of exactly these rules");
     own(&rules).unwrap();
     let read = ["get", "list", "watch"];
     let liqo = "networking.liqo.io";
@@ -343,6 +383,10 @@ fn gateways_make_no_parts_of_gateways() {
             deployment(namespace, "gw-evil", "gw-evil"),
             role(namespace, "evil"),
             binding(namespace, "evil", "Role", "gw-evil"),
+            object("v1", "ConfigMap", namespace, "evil"),
+            // These are there.
+            account(namespace, "gw-evil"),
+            role(namespace, "gw-evil"),
         ];
         // Others may call their accounts so, too.
         if namespace == OTHER {
@@ -350,6 +394,9 @@ fn gateways_make_no_parts_of_gateways() {
             continue;
         }
         parts.iter().for_each(|part| refused(gateway.apply(part), why));
+        for kind in ["serviceaccounts", "roles"] {
+            refused(gateway.delete(kind, (namespace, "gw-evil")), why);
+        }
         let connection = object("networking.liqo.io/v1beta1", "Connection", namespace, "gw-evil");
         let spec = json!({"type": "Client", "gatewayRef": {"name": "evil"}});
         gateway.apply(&with(connection, json!({ "spec": spec }))).unwrap();
