@@ -35,6 +35,12 @@ fn withdrawal_removes_own_objects_and_conditions() {
         });
     }
 
+    // As a withdrawal leaves it that keeps prefixes.
+    let kept = json!({"apiVersion": "ipam.liqo.io/v1alpha1", "kind": "Network",
+        "metadata": {"name": "kept", "namespace": tenant}, "spec": {"cidr": "10.91.0.0/16"}});
+    cluster
+        .kubectl(&["apply", "--server-side", "--field-manager=weft", "-f", "-"], &kept.to_string());
+
     // All tests share the controllers.
     let _lock = Unlocked(cluster);
     let printed = withdraw(cluster);
@@ -49,6 +55,10 @@ fn withdrawal_removes_own_objects_and_conditions() {
     assert_nothing_of_weft(cluster, &tenant);
     let events = cluster.kubectl(&["get", "events", "-n", "default", "-o", "json"], "");
     assert!(events.contains("WeftLeftBehind") && events.contains("\"n2\""), "{events} {printed}");
+
+    let still = cluster.get("network", &tenant, "kept").unwrap();
+    assert_eq!(still["spec"]["cidr"], "10.91.0.0/16");
+    cluster.kubectl(&["delete", "network", "kept", "-n", &tenant], "");
 
     // A second time, there is nothing to do. If it does not end well, controllers go on.
     assert!(!withdraw(cluster).contains("removed"));
