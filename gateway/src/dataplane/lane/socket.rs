@@ -450,3 +450,48 @@ fn read_control(header: &libc::msghdr, received: &mut Received) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ASKED: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+
+    /// Addresses that a datagram to [`ASKED`] is received at, and its answer from.
+    fn addresses(server: Socket) -> (Option<IpAddr>, IpAddr) {
+        let mut server = TunnelSocket::new(server.into(), Offloads::ALL).unwrap();
+        let port = server.socket.local_addr().unwrap().port();
+        let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        client.send_to(b"question", (ASKED, port)).unwrap();
+        let mut buffer = [0; 64];
+        let path = server.receive(&mut buffer).unwrap().path;
+        assert_eq!(path.remote, client.local_addr().unwrap());
+        let answer = Datagrams { path, bytes: b"answers", segment_size: 4, tos: 0x88 };
+        assert_eq!(server.send(answer, Instant::now()).unwrap(), 7);
+        (path.source, client.recv_from(&mut buffer).unwrap().1.ip())
+    }
+
+    #[test]
+    fn answers_have_the_address_asked_in_any_socket() {
+        for any in [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()] {
+            let server = bind(SocketAddr::new(any, 0)).unwrap();
+            assert_eq!(addresses(server), (Some(ASKED), ASKED), "bound to {any}");
+        }
+    }
+
+    #[test]
+    fn address_that_the_host_lacks_is_not_sent_from() {
+        let server = bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0))).unwrap();
+        let mut server = TunnelSocket::new(server.into(), Offloads::ALL).unwrap();
+        let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let source = Some([203, 0, 113, 77].into());
+        let path = UdpPath { remote: client.local_addr().unwrap(), source };
+        let train = Datagrams { path, bytes: b"answers", segment_size: 4, tos: 0 };
+        assert_eq!(server.send(train, Instant::now()).unwrap(), 7);
+        let from = client.recv_from(&mut [0; 64]).unwrap().1;
+        assert_eq!(from.ip(), IpAddr::from(Ipv4Addr::LOCALHOST));
+        assert!(server.segments(), "segmentation is not the cause");
+    }
+}

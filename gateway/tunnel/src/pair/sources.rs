@@ -24,7 +24,8 @@ fn deliver_at(pair: &mut Pair, source: Option<IpAddr>, bytes: &[u8]) {
 
 /// The last datagram that the server sent, and its source.
 fn last_sent(pair: &mut Pair) -> (Vec<u8>, Option<IpAddr>) {
-    let sent = pair.made[1].sent.drain(..).next_back().unwrap();
+    let sent = pair.made[1].sent.pop_back().unwrap();
+    pair.made[1].sent.clear();
     (sent.bytes, sent.source)
 }
 

@@ -31,6 +31,8 @@ pub(super) struct Retry {
     /// The next attempt leaves from the address that the kernel chooses. Every other one does: the source of
     /// packets so far may be the cause of no answer.
     pub(super) is_rerouted: bool,
+    /// The last attempt did.
+    was_rerouted: bool,
     random: Random,
 }
 
@@ -44,6 +46,7 @@ impl Retry {
             held_off: false,
             began: None,
             is_rerouted: false,
+            was_rerouted: false,
             random,
         }
     }
@@ -98,12 +101,13 @@ impl Retry {
     pub(super) fn note_attempt(&mut self, now: Instant) {
         self.due = Some(now + self.interval + self.jitter());
         self.began.get_or_insert(now);
-        self.is_rerouted = !self.is_rerouted;
+        self.was_rerouted = self.is_rerouted;
+        self.is_rerouted = !self.was_rerouted;
     }
 
     /// The next attempt will be listened to, from the same source.
     pub(super) fn hurry(&mut self, now: Instant) {
-        self.is_rerouted = !self.is_rerouted;
+        self.is_rerouted = self.was_rerouted;
         let may = self.hurried.is_none_or(|last| now >= last + INTERVAL);
         if let Some(due) = self.due.filter(|_| may) {
             self.due = Some(due.min(now + WITH_COOKIE));
@@ -159,6 +163,21 @@ mod tests {
         retry.start(now);
         retry.hold_off(now);
         assert!(retry.due() >= Some(now + INTERVAL));
+    }
+
+    #[test]
+    fn attempt_with_cookie_keeps_its_source() {
+        let now = Instant::now();
+        let mut retry = Retry::new(6);
+        retry.start(now);
+        for is_rerouted in [true, false] {
+            retry.note_attempt(now);
+            assert_eq!(retry.is_rerouted, is_rerouted);
+            // The reply may come twice.
+            (0..2).for_each(|_| retry.hurry(now));
+            assert_eq!(retry.is_rerouted, !is_rerouted);
+            retry.note_attempt(now);
+        }
     }
 
     #[test]
