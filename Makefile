@@ -37,8 +37,8 @@ export WEFT_KUBERNETES_DIR ?= $(CACHE)/kubernetes/bin
 CARGO_BOLERO := 0.13.5
 CARGO_CYCLONEDX := 0.5.9
 WIREGUARD_GO := v0.0.0-20260522210424-ecfc5a8d5446
-# Whose programs run beside today's in tests of mixed versions: the last one before FabricRecords.
-PREVIOUS := 4028bfd3c37f3d0ab9f82518fb165fdce1c149c5
+# Whose programs run beside today's in tests of mixed versions, and whose chart is upgraded.
+PREVIOUS := 988e3f08fcd08d6fff12db6ca1fd937d64fc4cc2
 # Debian's containerd 1.6 goes with Kubernetes up to 1.35.
 KUBERNETES := 1.34.4
 HELM       := 3.19.5
@@ -115,7 +115,7 @@ soak:
 	$(if $(filter-out 0,$(ROUNDS)),$(MAKE) soak-rounds)
 
 # What is too long for CI.
-soak-rounds: build peers networks
+soak-rounds: build peers networks previous
 	rm -f $(SKIPPED)
 	$(call TESTS,system) --nocapture --test-threads=3 $(REPEATED)
 	$(call TESTS,system) --ignored --nocapture --test-threads=1 $(LONG)

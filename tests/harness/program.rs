@@ -115,6 +115,13 @@ pub fn bin_dir() -> Result<PathBuf> {
     Ok(dir)
 }
 
+/// Folder of an earlier version's programs and chart, which `make previous` fills.
+pub fn previous_dir() -> Result<PathBuf> {
+    let dir = std::env::var_os("WEFT_PREVIOUS_DIR").map(|dir| PathBuf::from(dir).join("bin"));
+    let found = dir.filter(|dir| dir.join("gateway").exists() && dir.join("deploy").exists());
+    found.context("there is no earlier version; `make previous` builds it")
+}
+
 pub(crate) const PROGRAMS: [&str; 5] =
     ["weft", "fabric-controller", "ipam", "route-agent", "gateway"];
 

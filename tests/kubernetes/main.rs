@@ -30,3 +30,4 @@ mod stage;
 mod status;
 mod tool;
 mod truth;
+mod upgrade;

@@ -68,6 +68,11 @@ const STARVED: Duration = Duration::from_secs(1);
 impl Traffic {
     /// Checks that weft has cut nothing. What the machine had no time for is printed in any case.
     pub(crate) fn missed_nothing(&self) -> Result<()> {
+        self.missed_at_most(0)
+    }
+
+    /// The same for so many packets of both streams.
+    pub(crate) fn missed_at_most(&self, packets: u64) -> Result<()> {
         let lost: u64 = self.streams.iter().map(|stream| stream.lost).sum();
         if lost > 0 {
             note(&format!("lost: {self:?}"));
@@ -76,7 +81,7 @@ impl Traffic {
             let missing = OFTEN * u32::try_from(stream.lost).unwrap_or(u32::MAX);
             stream.sent > 1000 && stream.duplicated == 0 && missing < STARVED
         };
-        ensure!(lost <= self.overflowed && self.streams.iter().all(is_whole), "{self:?}");
+        ensure!(lost <= self.overflowed + packets && self.streams.iter().all(is_whole), "{self:?}");
         Ok(())
     }
 
@@ -131,6 +136,20 @@ impl Pair {
         specs: [ClusterSpec; 2],
         pods: &[(&str, u8)],
     ) -> Result<Self> {
+        let pair = Self::prepare(lab, weft, specs, pods)?;
+        pair.explained(|| {
+            step("the chart is installed", || pair.each(|cluster| cluster.install_weft(TIMEOUT)))
+        })?;
+        Ok(pair)
+    }
+
+    /// Clusters whose nodes have the image.
+    pub(crate) fn prepare(
+        lab: &Lab,
+        weft: &Image,
+        specs: [ClusterSpec; 2],
+        pods: &[(&str, u8)],
+    ) -> Result<Self> {
         let clusters = step("two clusters come up", || all_of(lab, specs))?;
         let pods = step("pods run", || {
             each(&clusters, |cluster| {
@@ -145,11 +164,7 @@ impl Pair {
             peering.client_spelling = Spelling::Text;
         }
         let before = each(&clusters, Inventory::of)?;
-        let pair = Self { clusters, peering, pods, before };
-        pair.explained(|| {
-            step("the chart is installed", || pair.each(|cluster| cluster.install_weft(TIMEOUT)))
-        })?;
-        Ok(pair)
+        Ok(Self { clusters, peering, pods, before })
     }
 
     /// Runs a step, and prints everything that may explain its failure.

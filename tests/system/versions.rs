@@ -4,8 +4,6 @@
 //!   pod --- rome-1 [weft up] ----+---- milan-1 --- pod     1,000 packets/s each way
 //!   pod --- rome-2 [weft agent] -'
 //! ```
-//!
-//! The earlier version knows whole configs only, today's records as well.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -16,7 +14,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use weft_tests::traffic::{Streams, Way};
-use weft_tests::{Cluster, ClusterSpec, bin_dir, manifests, skip, stays_so, wait_until};
+use weft_tests::{
+    Cluster, ClusterSpec, bin_dir, manifests, previous_dir, skip, stays_so, wait_until,
+};
 
 use crate::scene::{PORT, Scene, TIMEOUT};
 
@@ -59,14 +59,9 @@ fn play(programs: [&PathBuf; 2], test: impl FnOnce(&mut Scene) -> Result<()>) ->
     result
 }
 
-/// Folder of an earlier version's programs, which `make previous` builds.
+/// Folder of an earlier version's programs; none, with a note, where they have not been built.
 fn earlier_programs() -> Option<PathBuf> {
-    let dir = std::env::var_os("WEFT_PREVIOUS_DIR").map(|dir| PathBuf::from(dir).join("bin"));
-    let found = dir.filter(|dir| dir.join("gateway").exists());
-    if found.is_none() {
-        skip("there are no programs of an earlier version; `make previous` builds them");
-    }
-    found
+    previous_dir().map_err(|why| skip(&format!("{why:#}"))).ok()
 }
 
 /// From the pods of both of rome's nodes to milan's pod and back.

@@ -9,9 +9,9 @@ use sha2::{Digest, Sha256};
 use tar::{Builder, EntryType, Header};
 
 use super::programs::find;
-use crate::bin_dir;
 use crate::netns::finish;
 use crate::program::PROGRAMS;
+use crate::{bin_dir, previous_dir};
 
 /// The image of busybox that every node has.
 pub const BUSYBOX: &str = "localhost/busybox:1";
@@ -21,6 +21,9 @@ pub const NETSHOOT: &str = "localhost/netshoot:1";
 
 /// The image of all programs of weft.
 pub const WEFT: &str = "localhost/weft:test";
+
+/// Tag of the image of an earlier version.
+pub(super) const PREVIOUS: &str = "previous";
 
 /// A container image of programs of this machine, made without a builder.
 pub struct Image {
@@ -91,9 +94,17 @@ impl Image {
 
     /// The programs of weft that were built, and what they start.
     pub fn weft() -> Result<Self> {
-        let dir = bin_dir()?;
+        Self::of_programs(WEFT, &bin_dir()?)
+    }
+
+    /// Those of an earlier version.
+    pub fn previous() -> Result<Self> {
+        Self::of_programs(&format!("localhost/weft:{PREVIOUS}"), &previous_dir()?)
+    }
+
+    fn of_programs(name: &str, dir: &Path) -> Result<Self> {
         let nft = find("nft").context("nft is not installed")?;
-        let image = Self::new(WEFT, &["weft"]).program("nft", &nft)?;
+        let image = Self::new(name, &["weft"]).program("nft", &nft)?;
         // Without it names are not looked for in /etc/hosts first.
         let names = "/etc/nsswitch.conf";
         let image = image.file(names, names);

@@ -1,4 +1,4 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -6,9 +6,10 @@ use anyhow::{Context, Result};
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
+use super::image::PREVIOUS;
 use super::machine::TIMEOUT;
 use super::{ADMIN, DIR, Kubernetes, Object};
-use crate::{ClusterSpec, View, bin_dir};
+use crate::{ClusterSpec, View, bin_dir, previous_dir};
 
 /// Namespace in which tools made for Liqo look for it.
 pub(super) const NAMESPACE: &str = "liqo";
@@ -28,12 +29,35 @@ impl Kubernetes {
 
     /// The same with more arguments of helm.
     pub fn install_weft_with(&self, more: &[&str], at_most: Duration) -> Result<()> {
-        let mut helm = self.tool("helm");
-        helm.args(["install", RELEASE]).arg(deploy()?.join("chart")).args(more);
-        helm.args(["--namespace", &self.namespace, "--create-namespace", "--values", "-"]);
-        self.head().host.command(&mut helm, &values(&self.spec).to_string())?;
+        self.release("install", &deploy()?.join("chart"), more)?;
         self.name_ipam()?;
         self.wait_for_weft(at_most)
+    }
+
+    /// Installs an earlier version by its own chart.
+    pub fn install_previous_weft(&self, at_most: Duration) -> Result<()> {
+        let tag = format!("tag={PREVIOUS}");
+        self.release("install", &previous_dir()?.join("deploy/chart"), &["--set", &tag])?;
+        self.name_ipam()?;
+        self.wait_for_weft(at_most)
+    }
+
+    /// Upgrades that to today's, as the operations guide has it.
+    pub fn upgrade_weft(&self, at_most: Duration) -> Result<()> {
+        let chart = deploy()?.join("chart");
+        self.release("upgrade", &chart, &[])?;
+        let crds = chart.join("crds").display().to_string();
+        let apply = ["apply", "--server-side", "--force-conflicts", "--filename", &crds];
+        self.kubectl(&apply)?;
+        self.wait_for_weft(at_most)
+    }
+
+    fn release(&self, verb: &str, chart: &Path, more: &[&str]) -> Result<()> {
+        let mut helm = self.tool("helm");
+        helm.args([verb, RELEASE]).arg(chart).args(more);
+        helm.args(["--namespace", &self.namespace, "--values", "-"]);
+        helm.args((verb == "install").then_some("--create-namespace"));
+        self.head().host.command(&mut helm, &values(&self.spec).to_string()).map(drop)
     }
 
     /// Changes one value of the release, such as `withdrawal.keepPrefixes=true`.
