@@ -35,9 +35,9 @@ pub use standby_relay::StandbyRelay;
 /// UDP port of the heartbeats.
 pub const REPLICA_PORT: u16 = 12347;
 
-/// Time from the publication of a replica until all nodes take packets from it, and for each node as long as
-/// the controller may wait with a version.
-const ADMISSION: Duration = Duration::from_millis(1500);
+/// Time from the publication of a replica until all nodes take packets from it, also those whose route-agent
+/// is being replaced. For each node, as long as the controller may wait with a version.
+const ADMISSION: Duration = Duration::from_secs(10);
 const NODE_ADMISSION: Duration = Duration::from_millis(25);
 /// Datagrams of a socket that are read before it is time to send.
 const READS: usize = 64;
