@@ -131,20 +131,29 @@ fn keeps_going(rome: &Cluster, name: &str) -> Result<()> {
 #[derive(Debug, PartialEq)]
 struct Generations {
     name: String,
-    published: u64,
-    applied: u64,
+    published: [u64; 2],
+    applied: [u64; 2],
 }
 
+/// Of configs together with the records that they are joined with.
 fn generations(cluster: &Cluster) -> Result<Vec<Generations>> {
+    let get = |what: &[&str]| -> Result<Value> {
+        let text = cluster.weft(&[&["get"], what, &["-o", "json"]].concat())?;
+        Ok(serde_json::from_str(&text)?)
+    };
     let mut all = Vec::new();
-    for kind in ["gatewayconfig", "nodeconfig"] {
-        let list: Value = serde_json::from_str(&cluster.weft(&["get", kind, "-o", "json"])?)?;
+    for (kind, record) in [("gatewayconfig", "gatewayrecord"), ("nodeconfig", "fabricrecord")] {
+        let number = |value: &Value| value.as_u64().unwrap_or(0);
+        let records = number(&get(&[record, "cluster"])?["metadata"]["generation"]);
+        let list = get(&[kind])?;
         let one = || vec![list.clone()];
         for object in list["items"].as_array().cloned().unwrap_or_else(one) {
+            let (published, status) = (&object["metadata"]["generation"], &object["status"]);
             all.push(Generations {
                 name: format!("{kind} {}", object["metadata"]["name"]),
-                published: object["metadata"]["generation"].as_u64().unwrap_or(0),
-                applied: object["status"]["appliedGeneration"].as_u64().unwrap_or(0),
+                published: [number(published), records],
+                applied: [&status["appliedGeneration"], &status["records"]["generation"]]
+                    .map(number),
             });
         }
     }
