@@ -8,14 +8,18 @@ use fabric_api::networking::NETWORK_CIDRS_CONFIGURED;
 use fabric_store::{Object, ObjectRef};
 use tokio::time::Instant;
 
-/// Minimum time between two statuses of one object, and before a first one that only reports progress.
+/// Minimum time between two statuses of one object, and before a first one that only reports progress; and more
+/// of it for each one written in the same round.
 const INTERVAL: Duration = Duration::from_secs(1);
+const MORE: Duration = Duration::from_millis(20);
 
 /// Schedule of statuses.
 #[derive(Debug, Default)]
 pub struct StatusPacing {
     /// Time of the next write, by object.
     earliest: BTreeMap<ObjectRef, Instant>,
+    /// Number written in this round.
+    written: u32,
     due: Option<Instant>,
 }
 
@@ -24,7 +28,7 @@ impl StatusPacing {
     pub fn begin(&mut self) {
         let now = Instant::now();
         self.earliest.retain(|_, earliest| now < *earliest + INTERVAL);
-        self.due = None;
+        (self.due, self.written) = (None, 0);
     }
 
     /// Returns whether the object may get this status now. If not, it is due later.
@@ -44,7 +48,8 @@ impl StatusPacing {
     }
 
     pub fn written(&mut self, object: &ObjectRef) {
-        self.earliest.insert(object.clone(), Instant::now() + INTERVAL);
+        self.written += 1;
+        self.earliest.insert(object.clone(), Instant::now() + INTERVAL + MORE * self.written);
     }
 
     /// Time at which all that wait may be written.
@@ -101,8 +106,8 @@ mod tests {
     async fn status_is_written_once_a_second() {
         let mut looks = Looks(StatusPacing::default(), Instant::now());
         assert_eq!(looks.at(0, "InvalidConfiguration").await, (true, None), "the first at once");
-        assert_eq!(looks.at(100, "Configured").await, (false, Some(1_000)));
-        assert_eq!(looks.at(1_000, "Configured").await, (true, None));
+        assert_eq!(looks.at(100, "Configured").await, (false, Some(1_020)));
+        assert_eq!(looks.at(1_020, "Configured").await, (true, None));
         assert_eq!(looks.at(9_000, "InvalidConfiguration").await, (true, None), "at once again");
     }
 

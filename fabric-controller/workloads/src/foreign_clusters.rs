@@ -28,9 +28,10 @@ use fabric_index::placement::{Peers, Plan};
 pub(super) use module::peer_of;
 use module::{Step, step};
 
-/// Time to collect changes: a new peering makes several within a second, and each node's acknowledgement is
-/// more urgent.
-const COLLECT: Duration = Duration::from_secs(1);
+/// Time to collect changes, and more of it for each write of the round before: a new peering makes several, and
+/// each node's acknowledgement is more urgent.
+const COLLECT: Duration = Duration::from_millis(200);
+const COLLECT_MORE: Duration = Duration::from_millis(40);
 /// Minimum time between two equal writes, if the first is undone.
 const PACE: Duration = Duration::from_secs(1);
 /// Retry interval after something was refused.
@@ -42,6 +43,8 @@ pub(super) struct ForeignClusters {
     written: BTreeMap<String, Written>,
     /// Reason why something was refused, by its step and name.
     refused: BTreeMap<Try, String>,
+    /// Number of writes of the last round.
+    writes: u32,
     due: Option<Instant>,
 }
 
@@ -58,7 +61,14 @@ impl ForeignClusters {
     pub(super) fn new(client: Client, metrics: &StoreMetrics) -> Self {
         let live = Live::watch(&client, metrics, &[Watched::ForeignCluster]);
         let requests = Requests::new(client, MANAGER);
-        Self { requests, live, written: BTreeMap::new(), refused: BTreeMap::new(), due: None }
+        Self {
+            requests,
+            live,
+            written: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            writes: 0,
+            due: None,
+        }
     }
 
     /// Waits for something to happen; true if anything is different now. Cancel safe.
@@ -99,13 +109,13 @@ impl ForeignClusters {
                 () = until(due) => break,
             }
         }
-        sleep(COLLECT).await;
+        sleep(COLLECT + COLLECT_MORE * self.writes).await;
         true
     }
 
     /// Makes, changes and removes ForeignClusters. Failures are retried.
     pub(super) async fn reconcile(&mut self, plan: &Plan, heartbeat: &Heartbeat) {
-        self.due = None;
+        (self.due, self.writes) = (None, 0);
         if !self.live.is_whole() {
             return;
         }
@@ -139,6 +149,7 @@ impl ForeignClusters {
         let mut made = stream::iter(made.collect::<Vec<_>>()).buffer_unordered(MAX_WRITES);
         while let Some((peer, made)) = made.next().await {
             heartbeat.beat();
+            self.writes += 1;
             let made = made.map(|object| {
                 tracing::info!(%peer, "made a ForeignCluster");
                 self.live.objects_mut().put(Watched::ForeignCluster, object);
@@ -164,6 +175,7 @@ impl ForeignClusters {
         let mut runs = stream::iter(runs.collect::<Vec<_>>()).buffer_unordered(MAX_WRITES);
         while let Some((object, step, answer)) = runs.next().await {
             heartbeat.beat();
+            self.writes += 1;
             let verb = if step == Step::Remove { "remove" } else { "change" };
             let name = object.name_any();
             let changed = answer.map(|written| self.changed_by(&object, step, written));
@@ -282,9 +294,10 @@ mod tests {
     use crate::slow_server::slow_server;
 
     #[tokio::test(start_paused = true)]
-    async fn changes_within_a_second_are_written_together() {
+    async fn changes_are_collected_longer_after_many_writes() {
         let server = slow_server();
         let mut clusters = ForeignClusters::new(server.client, &server.metrics);
+        clusters.writes = 20;
         let (plans, mut plan) = watch::channel(Some(Plan::default()));
         let began = Instant::now();
         let published = async {
@@ -296,7 +309,7 @@ mod tests {
         let (is_there, ()) = tokio::join!(clusters.changed(&mut plan), published);
         plan.borrow_and_update();
         assert!(is_there && !plan.has_changed().unwrap(), "all of them are seen");
-        assert_eq!(began.elapsed(), COLLECT);
+        assert_eq!(began.elapsed(), COLLECT + COLLECT_MORE * 20);
     }
 
     #[tokio::test(start_paused = true)]
