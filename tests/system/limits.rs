@@ -9,6 +9,7 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
 use nix::time::{clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
 use weft_tests::manifests::{Peering, join};
@@ -46,9 +47,20 @@ fn fabric_starts_with_a_full_state_directory() -> Result<()> {
             "cd /run/cluster && cp -a state before && mount -t tmpfs -o size=1m full state &&
             cp -a before/. state/ && find state -name copies -prune -exec rm -r {} + &&
             ! dd if=/dev/zero of=state/rest";
-        scene.cluster("rome").head().command(Command::new("sh").args(["-c", full]), "")?;
+        let rome = scene.cluster("rome");
+        rome.head().command(Command::new("sh").args(["-c", full]), "")?;
+        for program in ["gateway", "fabric-controller", "ipam", "route-agent"] {
+            for pid in rome.processes(0, program) {
+                kill(Pid::from_raw(pid), Signal::SIGKILL)?;
+            }
+        }
         scene.cluster_mut("rome").start()?;
         let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+        wait_until("weft up has no room for copies", TIMEOUT, || {
+            let log = rome.log("weft-up");
+            ensure!(log.contains("cannot copy what was granted"), "{log}");
+            Ok::<_, anyhow::Error>(())
+        })?;
         rome.wait_connected("milan", TIMEOUT)?;
         traffic_passes(rome, milan)
     })
