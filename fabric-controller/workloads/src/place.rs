@@ -83,7 +83,7 @@ fn placement(
         uid: uid.to_owned(),
         workload: Some(reference(deployment)),
         endpoint: service.and_then(|service| endpoint(&service, host)),
-        is_served: pod.is_some_and(|pod| pod.stays && pod.is_ready),
+        is_served: own().any(|pod| pod.stays && pod.is_ready),
         internal: pod.map(|pod| InternalEndpoint {
             ip: Some(pod.address.clone()),
             node: Some(pod.node.clone()),
@@ -284,5 +284,9 @@ mod tests {
         leaving.1["metadata"]["deletionTimestamp"] = json!("2026-01-31T12:00:02Z");
         assert!(!is_served(leaving));
         assert!(!placed(&[deployment()]).is_served);
+        let active = pod("a", "n1", "10.200.1.7", "False");
+        let mut standby = pod("b", "n2", "10.200.2.7", "True");
+        standby.1["metadata"]["labels"]["networking.liqo.io/active"] = json!("false");
+        assert!(placed(&[deployment(), active, standby]).is_served, "it takes over");
     }
 }
