@@ -55,7 +55,7 @@ pub struct Placement {
     pub replicas: Vec<GatewayReplica>,
     /// There has been none for so long that the address of the last one may be another pod's.
     pub is_lost: bool,
-    /// True if the pod stays, and is ready.
+    /// True if one of its pods stays and is ready.
     pub is_served: bool,
     /// Number of its pods that are ready, and of those that should be and are not.
     pub ready: i32,
