@@ -53,6 +53,8 @@ fn refused_write_blocks_no_other_and_backs_off() {
     });
     assert!(note.contains("nodePort"), "{note}");
     cluster.until("all else is there", || cluster.get("deployment", namespace, "gw-server"));
+    // Statuses follow within a second or two.
+    sleep(Duration::from_secs(3));
     let before = cluster.writes(namespace);
     sleep(Duration::from_secs(6));
     let writes = cluster.writes(namespace).split_off(before.len());

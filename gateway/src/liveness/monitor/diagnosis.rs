@@ -35,7 +35,8 @@ const LOSS_RETENTION: Duration = Duration::from_secs(3);
 pub(super) struct Diagnosis {
     pub(super) log: ProbeLog,
     pub(super) own_key: Option<PublicKey>,
-    /// spec.endpoint was edited since the peer was found by it. Else the gateway itself tries one after the other of its addresses.
+    /// spec.endpoint was edited since the peer was found by it. Else the gateway itself tries one after the
+    /// other of its addresses.
     pub(super) is_endpoint_edited: bool,
     started: Instant,
     session: PeerState,
