@@ -31,6 +31,8 @@ use crate::{cleanup, foreign_routes, liqo_leftovers, moved, names, refusal};
 
 /// Interval between checks without a notification: changes of the old packet filter send none.
 const LOOK: Duration = Duration::from_secs(30);
+/// Interval between reads of settings: short enough that they heal within half a second.
+const SETTINGS: Duration = Duration::from_millis(300);
 /// Shortest time between two looks at who sends to refused prefixes.
 const MIN_REFUSAL_LOOK: Duration = Duration::from_secs(1);
 const LOST: &str = "the published directory is lost, and with it this node's NodeConfig: new \
@@ -141,8 +143,8 @@ impl Agent {
             if due {
                 looked = Instant::now();
                 let watched = self.reconcile().await;
-                settings =
-                    Settings::watch(&netns, watched.iter()).context("cannot watch settings")?;
+                settings = Settings::watch(&netns, watched.iter(), SETTINGS)
+                    .context("cannot watch settings")?;
                 self.churn_limiter.throttle().await;
             }
         }

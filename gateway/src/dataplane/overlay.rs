@@ -34,6 +34,8 @@ const USUAL_MTU: u32 = 1500;
 
 /// Time until notifications that ended are asked for again.
 const RESUBSCRIBE: Duration = Duration::from_secs(1);
+/// Interval between reads of settings. The kernel notifies of those that packets depend on.
+const SETTINGS: Duration = Duration::from_secs(1);
 
 /// The gateway's place in the network.
 #[derive(Debug)]
@@ -198,11 +200,11 @@ impl Overlay {
     /// Watches the settings of the devices that exist now.
     fn watch_settings(&self) -> Result<Settings, NetlinkError> {
         let own = self.sysctls.iter().map(|(sysctl, _)| sysctl);
-        let settings = Settings::watch(self.inner.netns(), own)?;
+        let settings = Settings::watch(self.inner.netns(), own, SETTINGS)?;
         let Some(pod) = &self.pod else { return Ok(settings) };
         let (pod_end, host_end) = (Link::pod_scope(), Link::host_scope(&pod.host_end));
-        let pod_end = Settings::watch(pod.handle.netns(), pod_end.sysctls.iter())?;
-        let host_end = Settings::watch(self.host.netns(), host_end.sysctls.iter())?;
+        let pod_end = Settings::watch(pod.handle.netns(), pod_end.sysctls.iter(), SETTINGS)?;
+        let host_end = Settings::watch(self.host.netns(), host_end.sysctls.iter(), SETTINGS)?;
         Ok(settings.and(pod_end).and(host_end))
     }
 

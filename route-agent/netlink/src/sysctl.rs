@@ -16,9 +16,6 @@ use tokio::task::JoinHandle;
 
 use crate::{NetlinkError, Netns};
 
-/// Interval between reads of the settings. Of those without which no packet passes the kernel notifies
-/// (`Events`).
-const LOOK: Duration = Duration::from_secs(1);
 /// Longest text of a setting that is one number.
 const LONGEST: usize = 16;
 /// Directories with the settings. A container's own /proc/sys is read-only, so its pod mounts the
@@ -46,8 +43,8 @@ pub fn write_sysctl(netns: &Netns, sysctl: &Sysctl, value: u32) -> Result<(), Ne
 
 /// Watch of settings, which any program may change.
 ///
-/// The kernel notifies of a few settings only, so all are read again and again, from files that
-/// stay open: some 20 microseconds of work a second.
+/// The kernel notifies only of a few, those without which no packet passes among them (`Events`), so all are read
+/// again and again, from files that stay open: some 20 microseconds of work each time.
 #[derive(Debug, Default)]
 pub struct Settings {
     files: Vec<(File, Value)>,
@@ -74,10 +71,11 @@ impl Drop for Task {
 type Value = ([u8; LONGEST], usize);
 
 impl Settings {
-    /// Those that are there, in `netns`.
+    /// Those that are there, in `netns`, read once an interval.
     pub fn watch<'a>(
         netns: &Netns,
         sysctls: impl Iterator<Item = &'a Sysctl> + Send,
+        interval: Duration,
     ) -> Result<Self, NetlinkError> {
         let open = |sysctl: &Sysctl| {
             let file = File::open(path_of(sysctl)).ok()?;
@@ -85,7 +83,7 @@ impl Settings {
             Some((file, value))
         };
         let files: Vec<_> = netns.run(|| sysctls.filter_map(open).collect())?;
-        let timer = if files.is_empty() { None } else { Some(timer()?) };
+        let timer = if files.is_empty() { None } else { Some(timer(interval)?) };
         Ok(Self { files, timer, task: None })
     }
 
@@ -132,11 +130,11 @@ async fn read_repeatedly(
     }
 }
 
-fn timer() -> Result<AsyncFd<OwnedFd>, NetlinkError> {
+fn timer(interval: Duration) -> Result<AsyncFd<OwnedFd>, NetlinkError> {
     let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
     let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags);
     let timer = timer.map_err(|e| NetlinkError::Timer(e.into()))?;
-    let every = Expiration::Interval(TimeSpec::from_duration(LOOK));
+    let every = Expiration::Interval(TimeSpec::from_duration(interval));
     let started = timer.set(every, TimerSetTimeFlags::empty());
     started.map_err(|e| NetlinkError::Timer(e.into()))?;
     // SAFETY: it owns its descriptor, and nothing takes it out of the `AsyncFd`.
