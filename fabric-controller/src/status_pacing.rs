@@ -8,53 +8,60 @@ use fabric_api::networking::NETWORK_CIDRS_CONFIGURED;
 use fabric_store::{Object, ObjectRef};
 use tokio::time::Instant;
 
-/// Minimum time between two statuses of one object, and before a first one that only reports progress; and more
-/// of it for each one written in the same round.
-const INTERVAL: Duration = Duration::from_secs(1);
-const MORE: Duration = Duration::from_millis(20);
+/// Minimum time before a first status that only reports progress.
+const PROGRESS: Duration = Duration::from_secs(1);
+/// Minimum time between two statuses of one object, for each one that a round writes.
+const INTERVAL: Duration = Duration::from_millis(25);
 
 /// Schedule of statuses.
 #[derive(Debug, Default)]
 pub struct StatusPacing {
     /// Time of the next write, by object.
     earliest: BTreeMap<ObjectRef, Instant>,
-    /// Number written in this round.
+    /// Number written in this round, and in the one before that wrote any.
     written: u32,
-    due: Option<Instant>,
+    written_before: u32,
+    /// Times at which all that wait may be written: those that only report progress, and the others.
+    due: [Option<Instant>; 2],
 }
 
 impl StatusPacing {
     /// Begins a round, in which all statuses are looked at.
     pub fn begin(&mut self) {
         let now = Instant::now();
-        self.earliest.retain(|_, earliest| now < *earliest + INTERVAL);
-        (self.due, self.written) = (None, 0);
+        self.earliest.retain(|_, earliest| now < *earliest + PROGRESS);
+        if self.written > 0 {
+            self.written_before = std::mem::take(&mut self.written);
+        }
+        self.due = [None; 2];
     }
 
     /// Returns whether the object may get this status now. If not, it is due later.
     pub fn is_due(&mut self, reference: &ObjectRef, status: &Object) -> bool {
-        let now = Instant::now();
+        let (now, is_progress) = (Instant::now(), is_progress(status));
         let earliest = match self.earliest.get(reference) {
             Some(earliest) => *earliest,
-            None if is_progress(status) => {
-                *self.earliest.entry(reference.clone()).or_insert(now + INTERVAL)
+            None if is_progress => {
+                *self.earliest.entry(reference.clone()).or_insert(now + PROGRESS)
             }
             None => now,
         };
         let is_due = earliest <= now;
         // All that wait are written at once: the last one waits for no more than an interval.
-        self.due = self.due.max((!is_due).then_some(earliest));
+        let due = &mut self.due[usize::from(is_progress)];
+        *due = (*due).max((!is_due).then_some(earliest));
         is_due
     }
 
     pub fn written(&mut self, object: &ObjectRef) {
         self.written += 1;
-        self.earliest.insert(object.clone(), Instant::now() + INTERVAL + MORE * self.written);
+        let interval = INTERVAL * self.written.max(self.written_before);
+        self.earliest.insert(object.clone(), Instant::now() + interval);
     }
 
-    /// Time at which all that wait may be written.
+    /// Time of the next write.
     pub fn due(&self) -> Option<Instant> {
-        self.due
+        self.due.into_iter().flatten().min()
     }
 }
 
@@ -103,12 +110,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn status_is_written_once_a_second() {
+    async fn statuses_of_many_are_written_less_often() {
         let mut looks = Looks(StatusPacing::default(), Instant::now());
         assert_eq!(looks.at(0, "InvalidConfiguration").await, (true, None), "the first at once");
-        assert_eq!(looks.at(100, "Configured").await, (false, Some(1_020)));
-        assert_eq!(looks.at(1_020, "Configured").await, (true, None));
-        assert_eq!(looks.at(9_000, "InvalidConfiguration").await, (true, None), "at once again");
+        assert_eq!(looks.at(10, "Configured").await, (false, Some(25)));
+        assert_eq!(looks.at(25, "Configured").await, (true, None));
+        looks.0.written = 100;
+        assert_eq!(looks.at(1_000, "InvalidConfiguration").await, (true, None));
+        assert_eq!(looks.at(1_100, "Configured").await, (false, Some(3_500)));
+        assert_eq!(looks.at(3_500, "Configured").await, (true, None));
     }
 
     #[tokio::test(start_paused = true)]
