@@ -16,7 +16,7 @@ use crate::scene::{PORT, Scene, play};
 
 /// Longer than agents and gateways go without looking at everything.
 const MEASURED: Duration = Duration::from_secs(32);
-/// Whatever else runs on the machine only adds to the time of a wake-up: the smallest share counts.
+/// Other programs on the machine only add to the time of a wake-up: the smallest share counts.
 const ROUNDS: usize = 3;
 /// Share of one core.
 const MAX_SHARE: f64 = 0.002;

@@ -135,7 +135,7 @@ struct Generations {
     applied: [u64; 2],
 }
 
-/// Of configs together with the records that they are joined with.
+/// Generations of configs, and of the records that they are joined with.
 fn generations(cluster: &Cluster) -> Result<Vec<Generations>> {
     let get = |what: &[&str]| -> Result<Value> {
         let text = cluster.weft(&[&["get"], what, &["-o", "json"]].concat())?;

@@ -35,7 +35,7 @@ fn withdrawal_removes_own_objects_and_conditions() {
         });
     }
 
-    // As a withdrawal leaves it that keeps prefixes.
+    // A Network as it is after a withdrawal that keeps prefixes.
     let kept = json!({"apiVersion": "ipam.liqo.io/v1alpha1", "kind": "Network",
         "metadata": {"name": "kept", "namespace": tenant}, "spec": {"cidr": "10.91.0.0/16"}});
     cluster

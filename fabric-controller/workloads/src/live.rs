@@ -22,7 +22,6 @@ use sha2::{Digest as _, Sha256};
 use super::rights::RECORD_READERS;
 
 /// Label with the maker of an EndpointSlice, and its value on those of weft.
-/// Label of an EndpointSlice with its maker.
 pub const SLICE_OF: &str = "endpointslice.kubernetes.io/managed-by";
 pub const SLICE_OF_WEFT: &str = "weft.dev";
 

@@ -4,29 +4,27 @@ use tokio::time::timeout;
 
 use super::*;
 
-/// Gateways that are planned and of which nothing is there yet.
-fn planned(server: ApiServer, count: usize) -> Gateways {
+/// One gateway that is planned, of which nothing is there yet.
+fn planned(server: ApiServer) -> Gateways {
     let heartbeat = Heartbeat::of("gateways");
     let (kubernetes, _exchange) =
         Kubernetes::new(server, "test", 10, Findings::default(), heartbeat);
     let mut gateways = kubernetes.gateways;
-    let planned = (0..count).map(|n| {
-        let server: fabric_api::networking::GatewayServer = serde_json::from_value(json!({
-            "metadata": {"name": format!("server-{n}"), "namespace": "t", "uid": "u"},
-            "spec": {"endpoint": {"serviceType": "NodePort", "port": 51840}},
-        }))
-        .unwrap();
-        let (peer, secret_name) = ("milan".parse().unwrap(), "gw-keys".to_owned());
-        let gateway = PlannedGateway { object: server.into(), peer, secret_name };
-        (gateway.object.reference(), gateway)
-    });
-    gateways.render(&Plan { gateways: planned.collect(), ..Plan::default() });
+    let server: fabric_api::networking::GatewayServer = serde_json::from_value(json!({
+        "metadata": {"name": "server", "namespace": "t", "uid": "u"},
+        "spec": {"endpoint": {"serviceType": "NodePort", "port": 51840}},
+    }))
+    .unwrap();
+    let (peer, secret_name) = ("milan".parse().unwrap(), "gw-keys".to_owned());
+    let gateway = PlannedGateway { object: server.into(), peer, secret_name };
+    let planned = [(gateway.object.reference(), gateway)].into();
+    gateways.render(&Plan { gateways: planned, ..Plan::default() });
     gateways
 }
 
 #[tokio::test(start_paused = true)]
 async fn gateways_objects_are_written_in_two_steps() {
-    let mut gateways = planned(slow_server::slow_server(), 1);
+    let mut gateways = planned(slow_server::slow_server());
     let (began, mut faults) = (Instant::now(), Faults::new());
     gateways.write_all(&mut faults).await.unwrap();
     assert_eq!(faults, Faults::new());

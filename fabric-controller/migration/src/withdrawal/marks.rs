@@ -22,7 +22,7 @@ pub(super) async fn remove(cluster: &Cluster, prefixes: Prefixes) -> Result<(), 
     let granted = granted.into_iter().filter(|_| prefixes == Prefixes::Returned);
     for kind in gateways.into_iter().chain(granted) {
         for object in cluster.list_metadata(&kind, &labels).await? {
-            // More of ipam's is in a Network that an earlier withdrawal has kept: that is nobody's.
+            // A Network that an earlier withdrawal has kept has other fields that weft applied: it is nobody's.
             let is_status_only = kind.group == Network::group(&());
             for part in parts(&object).filter(|part| *part == Part::Status || !is_status_only) {
                 let nothing = nothing_of(&kind, &object);

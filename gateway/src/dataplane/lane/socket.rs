@@ -59,7 +59,7 @@ fn bind(address: SocketAddr) -> io::Result<Socket> {
     if address.is_ipv6() {
         socket.set_only_v6(false)?;
         socket.set_recv_tclass_v6(true)?;
-        // Of IPv4 as well, as a mapped address.
+        // Reports destinations of IPv4, too, as mapped addresses.
         setsockopt(&socket, sockopt::Ipv6RecvPacketInfo, &true)?;
     } else {
         setsockopt(&socket, sockopt::Ipv4PacketInfo, &true)?;
