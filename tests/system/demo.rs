@@ -26,7 +26,7 @@ fn interrupted_demo_reruns_and_leaves_nothing() -> Result<()> {
     let whole = Command::new(bin_dir()?.join("demo")).output()?;
     let said = String::from_utf8_lossy(&whole.stdout);
     let complained = String::from_utf8_lossy(&whole.stderr);
-    ensure!(whole.status.success(), "the demo failed:\n{said}\n{complained}");
+    ensure!(whole.status.success(), "the demo failed: {complained}\nIt printed:\n{said}");
     // Both have 10.200.0.0/16 for pods: each sees the other under a prefix of its own.
     for prefix in ["10.201.", "10.211."] {
         ensure!(said.contains(prefix), "the demo shows no address in {prefix}0.0/16:\n{said}");
