@@ -12,7 +12,7 @@ mod wg_gateway_server_template;
 pub use cidr_list::CidrList;
 pub use configuration::{
     ACCEPTED, ClusterCidrs, Configuration, ConfigurationSpec, ConfigurationStatus,
-    NETWORK_CIDRS_CONFIGURED, NODES_REACHABLE, PEER_HEALTHY, SideConfig,
+    NETWORK_CIDRS_CONFIGURED, NODES_REACHABLE, PEER_HEALTHY, PODS_STARTED, SideConfig,
 };
 pub use connection::{
     Connection, ConnectionLatency, ConnectionSpec, ConnectionStatus, ConnectionType,

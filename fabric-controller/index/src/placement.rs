@@ -62,6 +62,17 @@ pub struct Placement {
     pub unavailable: i32,
     /// Reasons why it cannot be made as its manifest requires. What runs goes on.
     pub faults: Vec<Fault>,
+    /// Fault of a pod of it that does not start, whether another one is ready or not.
+    pub pod_fault: Option<PodFault>,
+}
+
+/// Reason for which a pod does not start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodFault {
+    /// As Kubernetes names it, such as `ErrImagePull`.
+    pub reason: String,
+    /// Cause, and where to look.
+    pub message: String,
 }
 
 /// Desired state in Kubernetes beyond the store's own kinds.

@@ -15,7 +15,7 @@ use fabric_api::fabric::{
 use fabric_api::labels;
 use fabric_api::networking::{
     ACCEPTED, Configuration, Connection, ConnectionStatus, ConnectionValue, NODES_REACHABLE,
-    PEER_HEALTHY,
+    PEER_HEALTHY, PODS_STARTED,
 };
 use fabric_store::{Kind, Object, ObjectRef, Problem, Snapshot};
 use fabric_supervisor::workloads::names;
@@ -195,7 +195,7 @@ pub fn observe(snapshot: &Snapshot, found: &Found) -> Observation {
     peerings.sort_by(|a, b| {
         (&a.cluster, &a.namespace, &a.gateway).cmp(&(&b.cluster, &b.namespace, &b.gateway))
     });
-    problems.extend(view.problems(&snapshot.problems));
+    problems.extend(view.problems(&snapshot.problems, !found.gateways.is_empty()));
     let mut all = found.problems.clone();
     all.extend(view.other_cluster_id(found));
     all.extend(problems);
@@ -415,7 +415,8 @@ impl<'a> View<'a> {
         rows.into_values().collect()
     }
 
-    fn problems(&self, known: &[Problem]) -> Vec<String> {
+    /// Pods that are known show by themselves why they do not start.
+    fn problems(&self, known: &[Problem], are_pods_known: bool) -> Vec<String> {
         let mut found = Vec::new();
         for row in self.waiting().iter().filter(|row| row.gateway.is_none()) {
             found.push(format!(
@@ -424,8 +425,12 @@ impl<'a> View<'a> {
             ));
         }
         for (object, conditions) in &self.conditions {
-            // Reports of gateways and nodes are shown from their own objects.
-            let is_shown = |c: &&Condition| [PEER_HEALTHY, NODES_REACHABLE].contains(&&*c.type_);
+            // Reports of gateways, nodes and pods are shown from their own objects.
+            let is_shown = |c: &&Condition| match c.type_.as_str() {
+                PEER_HEALTHY | NODES_REACHABLE => true,
+                PODS_STARTED => are_pods_known,
+                _ => false,
+            };
             let is_false = |c: &&Condition| c.status == "False" && !is_shown(c);
             for condition in conditions.iter().filter(is_false) {
                 let untold = untold(condition, object, known);

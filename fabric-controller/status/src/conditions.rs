@@ -1,8 +1,11 @@
 //! Conditions as Kubernetes defines them: the time is that of the last change of the status.
 
 use fabric_api::fabric::PeeringFault;
-use fabric_api::networking::{ACCEPTED, NETWORK_CIDRS_CONFIGURED, NODES_REACHABLE, PEER_HEALTHY};
+use fabric_api::networking::{
+    ACCEPTED, NETWORK_CIDRS_CONFIGURED, NODES_REACHABLE, PEER_HEALTHY, PODS_STARTED,
+};
 use fabric_index::node_paths::{NodePaths, describe_steadily};
+use fabric_index::placement::PodFault;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
@@ -54,6 +57,20 @@ pub(crate) fn report_peer(
     };
     let lines: Vec<_> = faults.iter().map(|f| format!("{}; {}", f.message, f.remedy)).collect();
     put(conditions, (PEER_HEALTHY, "False", &first.reason, &lines.join("; ")), generation, now);
+}
+
+/// Sets the condition [`PODS_STARTED`] to why a pod does not start, or takes it away.
+pub(crate) fn report_pods(
+    conditions: &mut Vec<Condition>,
+    fault: Option<&PodFault>,
+    generation: i64,
+    now: Timestamp,
+) {
+    let Some(PodFault { reason, message }) = fault else {
+        return conditions.retain(|condition| condition.type_ != PODS_STARTED);
+    };
+    let reason = if reason.is_empty() { "NotStarted" } else { reason };
+    put(conditions, (PODS_STARTED, "False", reason, message), generation, now);
 }
 
 /// Sets the condition [`NODES_REACHABLE`].

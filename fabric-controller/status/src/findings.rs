@@ -50,7 +50,10 @@ impl<'a> Findings<'a> {
     fn set_conditions(&self, reference: &ObjectRef, object: &mut Object, now: Timestamp) {
         let (wrong, faults) = (self.wrong_with(reference), self.faults_of(reference, object));
         let paths = self.paths.get(reference);
-        let has_news = !wrong.is_empty() || !faults.is_empty() || paths.is_some();
+        let placement = self.index.placement(reference).filter(|of| of.uid == object.uid());
+        let pod_fault = placement.and_then(|placement| placement.pod_fault.as_ref());
+        let is_faulty = !faults.is_empty() || pod_fault.is_some();
+        let has_news = !wrong.is_empty() || is_faulty || paths.is_some();
         let generation = object.generation();
         let Some(conditions) = object.conditions_mut(has_news) else { return };
         if let Some(paths) = paths {
@@ -58,6 +61,7 @@ impl<'a> Findings<'a> {
         }
         conditions::accept(conditions, &wrong, generation, now);
         conditions::report_peer(conditions, &faults, generation, now);
+        conditions::report_pods(conditions, pod_fault, generation, now);
     }
 
     /// The trouble with a peer that gateways report and that concerns an object.

@@ -21,6 +21,7 @@ mod ipam;
 mod namesake;
 mod obstacles;
 mod peers;
+mod pod_start;
 mod pods;
 mod services;
 mod stale_connection;

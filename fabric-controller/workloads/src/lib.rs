@@ -18,6 +18,7 @@ mod liqo_template;
 mod live;
 mod objects;
 mod place;
+pub mod pod_start;
 mod pods;
 pub mod report;
 mod rights;
@@ -38,6 +39,7 @@ use fabric_api::check::Fault;
 use fabric_kube_client::ApiServer;
 use fabric_objects::ObjectRef;
 use fabric_runtime::{Heartbeat, until};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use tokio::sync::watch;
@@ -290,6 +292,7 @@ impl Gateways {
                 self.active_labels.due(),
                 self.absence.due(Instant::now()),
                 self.events.again(),
+                self.pods.start_due(Timestamp::now()),
             ];
             due.into_iter().flatten().min()
         })
@@ -307,6 +310,9 @@ impl Gateways {
                 *placement = Placement { uid, ..Placement::default() };
             }
             placement.faults.clone_from(faults);
+        }
+        for (gateway, placement) in &mut of {
+            placement.pod_fault = self.pods.start_fault(gateway, Timestamp::now());
         }
         self.absence.mark(&mut of, Instant::now());
         let pods = self.pods.addresses(&self.nodes, Instant::now()).clone();

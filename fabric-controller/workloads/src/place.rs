@@ -93,6 +93,7 @@ fn placement(
         ready: replicas("readyReplicas"),
         unavailable: replicas("unavailableReplicas"),
         faults: Vec::<Fault>::new(),
+        pod_fault: None,
     }
 }
 

@@ -2,6 +2,8 @@
 //! of Calico's and Cilium's own address management may. Of all others nothing is stored but where
 //! they are.
 
+mod starting;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
@@ -10,7 +12,8 @@ use fabric_api::{Cidr, check, labels};
 use fabric_kube_client::StoreMetrics;
 use fabric_kube_client::reflector::{Change, Reflector, Selection};
 use fabric_kube_client::requests::{Name, name};
-use fabric_objects::Problem;
+use fabric_objects::{ObjectRef, Problem};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Client;
@@ -20,10 +23,12 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::Nodes;
-use fabric_index::placement::PodAddresses;
+use fabric_index::placement::{PodAddresses, PodFault};
+use starting::StartingPod;
 
 /// Those that are somewhere, and have not ended.
 const FIELDS: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
+const UNPLACED: &str = "spec.nodeName=,status.phase=Pending";
 
 /// Minimum time between two publications. Where pods are anywhere, each that starts or ends is
 /// published to every gateway.
@@ -51,6 +56,8 @@ pub(super) struct Status {
     #[serde(rename = "podIPs")]
     pod_ips: Vec<Address>,
     conditions: Vec<Condition>,
+    container_statuses: Vec<Container>,
+    init_container_statuses: Vec<Container>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -63,6 +70,38 @@ struct Condition {
     #[serde(rename = "type")]
     type_: String,
     status: String,
+    #[serde(default)]
+    reason: String,
+    #[serde(default)]
+    message: String,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Container {
+    state: State,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct State {
+    waiting: Option<Waiting>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Waiting {
+    reason: String,
+    message: String,
+}
+
+/// Watch that reports a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Source {
+    /// Pods that are on a node.
+    Placed,
+    /// Pods of gateways that are on none yet.
+    Unplaced,
 }
 
 /// Pod of a gateway. Of several, as long as none reports that it has the tunnel, the greatest is taken for
@@ -94,10 +133,12 @@ struct Pod {
 
 /// All pods of the cluster that are somewhere.
 pub(super) struct Pods {
-    reflector: Reflector<(), Read>,
+    reflector: Reflector<Source, Read>,
     /// Those with addresses of their own.
     known: BTreeMap<Name, Pod>,
     of_gateways: BTreeMap<Name, GatewayPod>,
+    /// Those of gateways that have not started, wherever they are reported.
+    starting: BTreeMap<(Source, Name), StartingPod>,
     /// The last published addresses, and when they were last compared.
     published: PodAddresses,
     compared_at: Option<Instant>,
@@ -111,10 +152,20 @@ impl Pods {
     pub(super) fn watch(client: &Client, metrics: &StoreMetrics) -> Self {
         let all = Selection::all(ApiResource::erase::<core::Pod>(&())).fields(FIELDS);
         let mut reflector = Reflector::new(client.clone(), metrics.clone());
-        reflector.open((), all.labels(&format!("{}!=true", labels::SHADOW_POD)));
-        let (known, of_gateways) = (BTreeMap::new(), BTreeMap::new());
-        let (published, gone) = (PodAddresses::new(), BTreeMap::new());
-        Self { reflector, known, of_gateways, published, compared_at: None, gone, is_changed: true }
+        reflector.open(Source::Placed, all.labels(&format!("{}!=true", labels::SHADOW_POD)));
+        let of_gateways = format!("{}={}", labels::COMPONENT, labels::GATEWAY);
+        let unplaced = Selection::all(ApiResource::erase::<core::Pod>(&())).fields(UNPLACED);
+        reflector.open(Source::Unplaced, unplaced.labels(&of_gateways));
+        Self {
+            reflector,
+            known: BTreeMap::new(),
+            of_gateways: BTreeMap::new(),
+            starting: BTreeMap::new(),
+            published: PodAddresses::new(),
+            compared_at: None,
+            gone: BTreeMap::new(),
+            is_changed: true,
+        }
     }
 
     /// True once all is known that was there at the start.
@@ -136,6 +187,23 @@ impl Pods {
 
     pub(super) fn of_gateways(&self) -> impl Iterator<Item = &GatewayPod> {
         self.of_gateways.values()
+    }
+
+    /// Fault of a pod of that gateway that does not start.
+    pub(super) fn start_fault(&self, gateway: &ObjectRef, now: Timestamp) -> Option<PodFault> {
+        let namespace = gateway.namespace.as_deref().unwrap_or_default();
+        let is_its =
+            |pod: &StartingPod| pod.gateway.0 == namespace && pod.gateway.1 == gateway.name;
+        let mut own = self.starting.iter().filter(|(_, pod)| is_its(pod));
+        let ((_, (_, name)), pod) = own.find(|(_, pod)| pod.delay.is_fault(now))?;
+        Some(pod.delay.fault_of(namespace, name))
+    }
+
+    /// Time at which the next delay becomes a fault.
+    pub(super) fn start_due(&self, now: Timestamp) -> Option<Instant> {
+        let due = self.starting.values().filter_map(|pod| pod.delay.fault_at());
+        let next = due.filter(|at| *at > now).min()?;
+        Some(Instant::now() + Duration::try_from(next.duration_since(now)).ok()?)
     }
 
     /// Addresses outside, as of now or of a moment ago: a change is published at once, the next
@@ -212,17 +280,30 @@ impl Pods {
         outside
     }
 
-    fn take(&mut self, change: Change<(), Read>, nodes: &Nodes) -> bool {
+    fn take(&mut self, change: Change<Source, Read>, nodes: &Nodes) -> bool {
         match change {
-            Change::Applied((), read) => self.replace(name(&read.metadata), Some(&read), nodes),
-            Change::Deleted((), read) => self.replace(name(&read.metadata), None, nodes),
-            Change::Listed((), names) => {
-                let all = self.known.keys().chain(self.of_gateways.keys());
-                let gone: Vec<Name> = all.filter(|name| !names.contains(name)).cloned().collect();
-                gone.into_iter().fold(false, |news, name| self.replace(name, None, nodes) | news)
+            Change::Applied(of, read) => self.put(of, name(&read.metadata), Some(&read), nodes),
+            Change::Deleted(of, read) => self.put(of, name(&read.metadata), None, nodes),
+            Change::Listed(of, names) => {
+                let mut gone: BTreeSet<Name> = BTreeSet::new();
+                if of == Source::Placed {
+                    gone.extend(self.known.keys().chain(self.of_gateways.keys()).cloned());
+                }
+                let starting = self.starting.keys().filter(|(source, _)| *source == of);
+                gone.extend(starting.map(|(_, name)| name.clone()));
+                let gone = gone.into_iter().filter(|name| !names.contains(name));
+                gone.fold(false, |news, name| self.put(of, name, None, nodes) | news)
             }
             Change::Problems => false,
         }
+    }
+
+    /// Returns true if placements of gateways are different now, or reasons for which pods do not start.
+    fn put(&mut self, of: Source, name: Name, read: Option<&Read>, nodes: &Nodes) -> bool {
+        let starting = read.and_then(StartingPod::of);
+        let before = put(&mut self.starting, (of, name.clone()), starting.clone());
+        let is_placed = of == Source::Placed && self.replace(name, read, nodes);
+        before != starting || is_placed
     }
 
     /// Returns true if placements of gateways are different now.
@@ -239,10 +320,16 @@ impl Pods {
 }
 
 /// Returns the value before.
-fn put<V>(map: &mut BTreeMap<Name, V>, name: Name, value: Option<V>) -> Option<V> {
+fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, name: K, value: Option<V>) -> Option<V> {
     match value {
         Some(value) => map.insert(name, value),
         None => map.remove(&name),
+    }
+}
+
+impl Status {
+    fn is_ready(&self) -> bool {
+        self.conditions.iter().any(|of| of.type_ == "Ready" && of.status == "True")
     }
 }
 
@@ -254,12 +341,10 @@ impl GatewayPod {
         let status = read.status.as_ref()?;
         let runs = matches!(status.phase.as_str(), "Running" | "Pending");
         let (namespace, name) = name(&read.metadata);
-        let is_ready =
-            |condition: &Condition| condition.type_ == "Ready" && condition.status == "True";
         (has(labels::COMPONENT, labels::GATEWAY) && runs && !status.pod_ip.is_empty()).then(|| {
             Self {
                 stays: read.metadata.deletion_timestamp.is_none(),
-                is_ready: status.conditions.iter().any(is_ready),
+                is_ready: status.is_ready(),
                 created: read.metadata.creation_timestamp.clone(),
                 name,
                 gateway: (namespace, gateway.clone()),
@@ -343,7 +428,7 @@ mod tests {
     }
 
     fn applied(pods: &mut Pods, pod: Value) -> bool {
-        pods.take(Change::Applied((), read(pod)), &nodes())
+        pods.take(Change::Applied(Source::Placed, read(pod)), &nodes())
     }
 
     /// True if addresses outside may be others since the last call.
@@ -364,7 +449,7 @@ mod tests {
         assert!(!changes(host));
         applied(&mut pods, pod("d", "virtual", "10.200.9.9"));
         assert_eq!(outside(&pods), ["n1 10.200.2.7"]);
-        let gone = Change::Deleted((), read(pod("b", "n1", "10.200.2.7")));
+        let gone = Change::Deleted(Source::Placed, read(pod("b", "n1", "10.200.2.7")));
         assert!(!pods.take(gone, &nodes()), "gateways are where they were");
         assert!(changed(&mut pods));
         assert!(outside(&pods).is_empty());
@@ -394,8 +479,11 @@ mod tests {
             for (name, node, ip) in changes {
                 let change = read(pod(name, node, if ip.is_empty() { "10.200.9.9" } else { ip }));
                 let is_gone = ip.is_empty();
-                let change =
-                    if is_gone { Change::Deleted((), change) } else { Change::Applied((), change) };
+                let change = if is_gone {
+                    Change::Deleted(Source::Placed, change)
+                } else {
+                    Change::Applied(Source::Placed, change)
+                };
                 pods.take(change, &nodes());
             }
             let now = start + Duration::from_secs(seconds);
@@ -440,10 +528,10 @@ mod tests {
         assert_eq!(outside(&pods).len(), 2);
         let names = || [("t".to_owned(), "b".to_owned())].into();
         changed(&mut pods);
-        pods.take(Change::Listed((), names()), &nodes());
+        pods.take(Change::Listed(Source::Placed, names()), &nodes());
         assert!(changed(&mut pods));
         assert_eq!(outside(&pods), ["n1 10.200.9.2"]);
-        pods.take(Change::Listed((), names()), &nodes());
+        pods.take(Change::Listed(Source::Placed, names()), &nodes());
         assert!(!changed(&mut pods), "no news");
     }
 

@@ -19,6 +19,10 @@ pub const PEER_HEALTHY: &str = "PeerHealthy";
 /// gateway answers no probes of nodes.
 pub const NODES_REACHABLE: &str = "NodesReachable";
 
+/// Condition of gateways in Kubernetes, `False` with the reason while a pod of the gateway does not start,
+/// whether another one is ready or not. Absent while all start.
+pub const PODS_STARTED: &str = "PodsStarted";
+
 /// What a peering's CIDRs are.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(

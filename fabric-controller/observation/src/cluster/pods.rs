@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use fabric_api::fabric::{GatewayConfig, NodeConfig};
 use fabric_api::labels;
 use fabric_store::{Kind, Snapshot};
+use gateway_workloads::pod_start::Delay;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ContainerState, Node, Pod};
@@ -211,14 +212,38 @@ fn lost_nodes(snapshot: &Snapshot) -> BTreeMap<String, String> {
     nodes.collect()
 }
 
-/// Returns true of a pod that should be ready and has not been for longer than one takes to start.
+/// Returns true of a pod that should be ready and does not start, or has not been ready for longer than one
+/// takes to start.
 fn is_stuck(pod: &Pod, now: Timestamp) -> bool {
+    let is_due = !is_ready(pod) && pod.metadata.deletion_timestamp.is_none();
+    if is_due && delay(pod).is_some_and(|delay| delay.is_fault(now)) {
+        return true;
+    }
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
     let ready = conditions.into_iter().flatten().find(|condition| condition.type_ == "Ready");
     let changed = ready.and_then(|ready| ready.last_transition_time.as_ref());
     let since = changed.or(pod.metadata.creation_timestamp.as_ref());
     let is_old = since.is_some_and(|since| now.duration_since(since.0) > START);
-    !is_ready(pod) && pod.metadata.deletion_timestamp.is_none() && is_old
+    is_due && is_old
+}
+
+/// Reason for which a pod has not started, as Kubernetes reports it.
+fn delay(pod: &Pod) -> Option<Delay> {
+    let status = pod.status.as_ref()?;
+    let all = [&status.init_container_statuses, &status.container_statuses];
+    let containers = all.into_iter().flatten().flatten();
+    let waiting = containers.filter_map(|container| container.state.as_ref()?.waiting.as_ref());
+    let waiting = waiting.map(|of| (of.reason.clone(), of.message.clone()));
+    let conditions = status.conditions.iter().flatten();
+    let unplaced = conditions.filter(|of| of.type_ == "PodScheduled" && of.status == "False");
+    let all = waiting.chain(unplaced.map(|of| (of.reason.clone(), of.message.clone())));
+    let since = pod.metadata.creation_timestamp.as_ref().map(|created| created.0);
+    let delays = all.map(|(reason, message)| Delay {
+        reason: reason.unwrap_or_default(),
+        message: message.unwrap_or_default(),
+        since,
+    });
+    Delay::first(delays)
 }
 
 /// Most informative pod: among those not being deleted, the one furthest in its start.
@@ -291,7 +316,9 @@ mod tests {
     use crate::observe::tests::config;
 
     fn pod(labels: &Value, status: &Value) -> Pod {
-        let pod = json!({"metadata": {"name": "p", "namespace": "t", "labels": labels},
+        let created = status.get("created");
+        let pod = json!({"metadata": {"name": "p", "namespace": "t", "labels": labels,
+                "creationTimestamp": created},
             "spec": {"nodeName": "n1", "containers": []}, "status": status});
         serde_json::from_value(pod).unwrap()
     }
@@ -317,8 +344,23 @@ mod tests {
             "containerStatuses": containers(&json!({"running": {}}))})
     }
 
+    /// Pod whose container is being created, that many seconds old.
+    fn created(seconds: i64) -> Value {
+        let mut creating = failing();
+        creating["containerStatuses"] =
+            containers(&json!({"waiting": {"reason": "ContainerCreating"}}));
+        let created = Timestamp::now() - SignedDuration::from_secs(seconds);
+        creating["created"] = json!(created.to_string());
+        creating
+    }
+
+    fn unplaced() -> Value {
+        json!({"conditions": [{"type": "PodScheduled", "status": "False",
+            "reason": "Unschedulable", "message": "no node fits"}]})
+    }
+
     fn stuck() -> Value {
-        let mut stuck = failing();
+        let mut stuck = silent();
         stuck["conditions"][0]["lastTransitionTime"] = json!("2026-01-31T12:00:00Z");
         stuck
     }
@@ -395,7 +437,14 @@ mod tests {
             (vec![], Liveness::Gone, "it has no pod"),
             (vec![failing()], Liveness::Gone, "(ImagePullBackOff: no such image)"),
             (vec![failing(), silent()], Liveness::Silent, "(unready: [c])"),
-            (vec![silent(), ready(), failing()], Liveness::Answers, ""),
+            (vec![silent(), ready(), created(0)], Liveness::Answers, ""),
+            (vec![ready(), created(11)], Liveness::Answers, "(ContainerCreating); see "),
+            (
+                vec![ready(), failing()],
+                Liveness::Answers,
+                "(ImagePullBackOff: no such image); see ",
+            ),
+            (vec![ready(), unplaced()], Liveness::Answers, "(no node fits); see "),
             (vec![ready(), stuck()], Liveness::Answers, "; the one that is ready has no successor"),
         ] {
             let life = life(&pods);
