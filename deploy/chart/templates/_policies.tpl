@@ -45,11 +45,18 @@ spec:
 {{- end }}
 
 {{/*
-CEL: true in namespaces of peerings. What is in the namespace of the release, where there are other Secrets, may go.
+CEL: true where weft's accounts write. What is in the namespace of the release, where there are other Secrets, may go.
 */}}
 {{- define "weft.isOfPeering" -}}
 request.operation == 'DELETE' && namespaceObject.metadata.name == '{{ .Release.Namespace }}'
-|| namespaceObject.metadata.name.startsWith('liqo-tenant-')
+|| {{ include "weft.isTenant" . }}
+{{- end }}
+
+{{/*
+CEL: true in namespaces of peerings.
+*/}}
+{{- define "weft.isTenant" -}}
+namespaceObject.metadata.name.startsWith('liqo-tenant-')
 || namespaceObject.metadata.?labels[?'liqo.io/tenant-namespace'].orValue('') != ''
 {{- end }}
 
