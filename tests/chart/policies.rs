@@ -16,8 +16,12 @@ const LABELLED: &str = "peering";
 const OTHER: &str = "shop";
 const GATEWAY: &str = "example.org/gateway:v1";
 const SIDECAR: &str = "example.org/sidecar:v1";
-const IMAGES: &str = "networking: {gatewayTemplates: {images: ['example.org/sidecar:v1'], \
+/// Priority class of the system that the user gives gateways.
+const PRIORITY: &str = "system-cluster-critical";
+const TEMPLATES: &str = "networking: {gatewayTemplates: {images: ['example.org/sidecar:v1'], \
+    pod: {priorityClassName: system-cluster-critical}, \
     container: {gateway: {image: {name: example.org/gateway, version: v1}}}}}";
+const CRDS: &str = "crds: {liqo: auto, weft: auto}";
 
 /// Requests of one account.
 struct Account<'a> {
@@ -60,7 +64,7 @@ impl Release {
     }
 
     fn install_with_policies(&self) {
-        self.helm("install", &[MIN_VALUES, "crds: {liqo: auto, weft: auto}", IMAGES]).unwrap();
+        self.helm("install", &[MIN_VALUES, CRDS, TEMPLATES]).unwrap();
         let namespace = |name: &str, labels: Value| {
             json!({"apiVersion": "v1", "kind": "Namespace",
                 "metadata": {"name": name, "labels": labels}})

@@ -12,6 +12,65 @@ fn controller_writes_gateways_in_their_namespaces() {
     let Some(release) = Release::prepare() else { return };
     release.install_with_policies();
     let controller = release.account(CONTROLLER);
+    objects_are_those_of_gateways(&release, &controller);
+    pods_are_those_of_gateways(&controller);
+}
+
+#[test]
+fn host_access_lifts_limits_of_pods_alone() {
+    let Some(release) = Release::prepare() else { return };
+    release.install_with_policies();
+    let controller = release.account(CONTROLLER);
+    let unlimited =
+        |namespace: &str, account: &str| with_host_access(deployment(namespace, "gw-a", account));
+    let why = "spec.template.spec: a template gives pods of gateways";
+    refused(controller.apply(&unlimited(TENANT, "gw-a")), why);
+    let host_access = "networking: {gatewayTemplates: {hostAccess: true}}";
+    release.helm("upgrade", &[MIN_VALUES, CRDS, TEMPLATES, host_access]).unwrap();
+    release.server.wait_until("its pods may have all of that", || {
+        controller.apply(&unlimited(TENANT, "gw-a"))
+    });
+    controller.apply(&unlimited(LABELLED, "gw-a")).unwrap();
+    refused(controller.apply(&unlimited(TENANT, "default")), "the service account of its name");
+    refused(controller.apply(&unlimited(OTHER, "gw-a")), "liqo.io/tenant-namespace");
+    refused(controller.apply(&unlimited("liqo", "gw-a")), "liqo.io/tenant-namespace");
+    objects_are_those_of_gateways(&release, &controller);
+    release.helm("upgrade", &[MIN_VALUES, CRDS, TEMPLATES]).unwrap();
+    release.server.wait_until("its pods are limited again", || {
+        controller.apply(&unlimited(TENANT, "gw-a")).err().ok_or("not yet")
+    });
+    refused(controller.apply(&unlimited(TENANT, "gw-a")), why);
+}
+
+/// Adds one of each that a template gives to pods with `hostAccess` only.
+fn with_host_access(mut deployment: Value) -> Value {
+    let profile = "container.apparmor.security.beta.kubernetes.io/gateway";
+    let template = &mut deployment["spec"]["template"];
+    template["metadata"]["annotations"] = json!({ profile: "unconfined" });
+    let exec = json!({"exec": {"command": ["nft"]}});
+    let capable = json!({"name": "gateway", "image": "example.org/other:v1", "command": ["sh"],
+        "args": ["--kubeconfig=/a"], "env": [{"name": "LD_PRELOAD", "value": "/a.so"}],
+        "envFrom": [{"configMapRef": {"name": "c"}}], "lifecycle": {"postStart": exec},
+        "livenessProbe": exec, "readinessProbe": exec, "startupProbe": exec,
+        "volumeMounts": [{"name": "host", "mountPath": "/bin"}],
+        "ports": [{"containerPort": 53, "hostPort": 53}],
+        "securityContext": {"capabilities": {"add": ["SYS_ADMIN", "SYS_MODULE"]},
+            "seccompProfile": {"type": "Unconfined"}, "appArmorProfile": {"type": "Unconfined"},
+            "seLinuxOptions": {"type": "spc_t"}}});
+    let privileged = json!({"name": "init", "image": "example.org/other:v1",
+        "securityContext": {"privileged": true}});
+    template["spec"] = with(
+        template["spec"].clone(),
+        json!({"hostNetwork": true, "hostPID": true, "hostIPC": true, "nodeName": "rome-1",
+            "priorityClassName": "system-node-critical",
+            "volumes": [{"name": "host", "hostPath": {"path": "/"}}],
+            "containers": [capable], "initContainers": [privileged]}),
+    );
+    deployment
+}
+
+/// Checks all but what is in pods.
+fn objects_are_those_of_gateways(release: &Release, controller: &Account<'_>) {
     for namespace in [TENANT, LABELLED] {
         controller.apply(&account(namespace, "gw-a")).unwrap();
         controller.apply(&role(namespace, "gw-a")).unwrap();
@@ -46,12 +105,11 @@ fn controller_writes_gateways_in_their_namespaces() {
     let mut unlabelled = account(TENANT, "gw-b");
     unlabelled["metadata"]["labels"] = json!({});
     refused(controller.apply(&unlabelled), "with the label app.kubernetes.io/managed-by=weft");
-    services_of_ips_are_anywhere(&controller);
-    objects_of_others_stay(&release, &controller);
-    slices_are_of_own_services(&release, &controller);
-    pods_are_those_of_gateways(&controller);
-    bindings_are_those_of_gateways(&release, &controller);
-    roles_have_rules_of_gateways(&controller);
+    services_of_ips_are_anywhere(controller);
+    objects_of_others_stay(release, controller);
+    slices_are_of_own_services(release, controller);
+    bindings_are_those_of_gateways(release, controller);
+    roles_have_rules_of_gateways(release, controller);
 }
 
 fn services_of_ips_are_anywhere(controller: &Account<'_>) {
@@ -102,19 +160,28 @@ fn slices_are_of_own_services(release: &Release, controller: &Account<'_>) {
             "kind": "IP", "name": name, "uid": "u"}]);
         slice
     };
-    let mut victim = service(OTHER, "victim");
-    victim["metadata"]["labels"] = json!({});
-    release.apply(&[victim, service(OTHER, "own")]);
+    let foreign = |name: &str| {
+        let mut foreign = service(OTHER, name);
+        foreign["metadata"]["labels"] = json!({});
+        foreign
+    };
+    controller.apply(&slice("late", "late")).unwrap();
+    release.apply(&["victim", "late", "probe"].map(foreign));
+    release.apply(&[service(OTHER, "own")]);
     refused(controller.apply(&slice("grab", "victim")), "of the Service of their name");
-    release.server.wait_until("the API server has seen the Service", || {
-        let mut probe = slice("victim", "victim");
+    release.server.wait_until("the API server has seen the last of them", || {
+        let mut probe = slice("probe", "probe");
         probe["metadata"]["annotations"] = json!({"try": "again"});
         controller.apply(&probe).err().ok_or("not yet")
     });
-    let of_victim = controller.apply(&slice("victim", "victim"));
-    refused(of_victim, "the Service of that name is not weft's");
+    let why = "the Service of that name is not weft's";
+    refused(controller.apply(&slice("victim", "victim")), why);
+    let changed = with(slice("late", "late"), json!({"ports": [{"port": 53}]}));
+    refused(controller.apply(&changed), why);
     controller.apply(&slice("own", "own")).unwrap();
     controller.delete("endpointslices", (OTHER, "own")).unwrap();
+    // Where no Service is a foreign one.
+    controller.apply(&self::slice(LABELLED, "gw-a", "gw-a")).unwrap();
 }
 
 fn objects_of_others_stay(release: &Release, controller: &Account<'_>) {
@@ -202,6 +269,7 @@ fn pods_are_those_of_gateways(controller: &Account<'_>) {
     refused(of(&annotate), "another appArmorProfile");
     capabilities_are_those_of_gateways(controller);
     of(&|template| template["spec"]["volumes"] = volume("/dev/net/tun")).unwrap();
+    of(&|template| template["spec"]["priorityClassName"] = json!(PRIORITY)).unwrap();
     let why = "networking.gatewayTemplates.hostAccess=true";
     refused(of(&|template| template["spec"]["hostNetwork"] = json!(true)), why);
 }
@@ -321,7 +389,7 @@ fn bindings_are_those_of_gateways(release: &Release, controller: &Account<'_>) {
 }
 
 /// RBAC lets it pass on all that it has.
-fn roles_have_rules_of_gateways(controller: &Account<'_>) {
+fn roles_have_rules_of_gateways(release: &Release, controller: &Account<'_>) {
     let rules = fs::read_to_string(RULES).unwrap();
     let rules: Vec<Value> = serde_saphyr::from_str(&rules).unwrap();
     let own = |rules: &[Value]| controller.apply(&role_of(TENANT, "gw-server", json!(rules)));
@@ -355,6 +423,19 @@ fn roles_have_rules_of_gateways(controller: &Account<'_>) {
         rules[2] = secrets;
         refused(own(&rules), "by a Role of exactly these rules");
     }
+    // Where something else lets it read more than Secrets.
+    let all = json!([{"apiGroups": ["*"], "resources": ["secrets"], "verbs": read}]);
+    let mut more = binding(TENANT, "more", "Role", "more");
+    more["subjects"][0] =
+        json!({"kind": "ServiceAccount", "name": CONTROLLER, "namespace": "liqo"});
+    release.apply(&[role_of(TENANT, "more", all), more]);
+    let mut rules = rules.clone();
+    rules[2]["apiGroups"] = json!(["", "example.org"]);
+    release.server.wait_until("RBAC lets it pass that on", || {
+        let error = own(&rules).err().ok_or("it is granted")?;
+        if error.contains("not currently held") { Err("not yet") } else { Ok(()) }
+    });
+    refused(own(&rules), "by a Role of exactly these rules");
 }
 
 /// An account may have been bound to a Role that others made.
