@@ -77,6 +77,9 @@ fn each_alert_has_its_paragraph_in_operations() {
     let headings: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("### ")).collect();
     assert_eq!(headings, rules.iter().map(|rule| rule.alert.as_str()).collect::<Vec<_>>());
     for Rule { alert, annotations, .. } in rules {
+        let (_, paragraph) = text.split_once(&format!("### {alert}\n")).unwrap();
+        let paragraph = paragraph.lines().next().unwrap_or_default();
+        assert!(!paragraph.is_empty() && !paragraph.starts_with('#'), "{alert}");
         let anchor = format!("deploy/OPERATIONS.md#{}", alert.to_lowercase());
         assert_eq!(annotations.runbook_url, anchor);
     }
