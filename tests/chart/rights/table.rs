@@ -171,14 +171,18 @@ type Right = (String, String, String);
 /// bound the account of its gateway.
 pub(super) fn holds(release: &Release) {
     prepare(release);
+    let every = token_of(release, NOBODY);
+    let every = NAMESPACES.map(|namespace| listed(release, &every, namespace));
     for account in [CONTROLLER, IPAM, AGENT, WITHDRAWAL, GATEWAY, USER] {
-        for namespace in NAMESPACES {
-            release.server.wait_until("the API server lists the rights of the table", || {
-                let (has, wants) =
-                    (listed(release, account, namespace), rights(account, namespace));
+        let token = token_of(release, account);
+        for (namespace, every) in NAMESPACES.iter().zip(&every) {
+            let wants = rights(account, namespace);
+            release.server.wait_until("the rights are those of the table", || {
+                let has = listed(release, &token, namespace);
+                let has: BTreeSet<_> = has.difference(every).cloned().collect();
                 let more: Vec<_> = has.difference(&wants).collect();
                 let less: Vec<_> = wants.difference(&has).collect();
-                let differs = format!("{account} in {namespace}: more {more:#?}, less {less:#?}");
+                let differs = format!("{account} in {namespace}: more {more:?}, less {less:?}");
                 if has == wants { Ok(()) } else { Err(differs) }
             });
         }
@@ -239,24 +243,20 @@ fn rights(account: &str, namespace: &str) -> BTreeSet<Right> {
     .collect()
 }
 
-/// Rights of an account in a namespace as the API server lists them to its token, less what
-/// every account may.
-fn listed(release: &Release, account: &str, namespace: &str) -> BTreeSet<Right> {
-    let of = |account: &str| {
-        let (place, name) = account.split_once(':').unwrap();
-        let token = ["create", "token", name, "--namespace", place];
-        let token = release.server.kubectl(&token, "").unwrap();
-        let review = json!({"apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectRulesReview", "spec": {"namespace": namespace}});
-        let token = format!("--token={}", token.trim());
-        let create =
-            [token.as_str(), "create", "--validate=false", "--filename=-", "--output=json"];
-        let review = release.server.kubectl(&create, &review.to_string()).unwrap();
-        let review: Value = serde_json::from_str(&review).unwrap();
-        let rules = review["status"]["resourceRules"].as_array().unwrap();
-        rules.iter().flat_map(rights_of).collect::<BTreeSet<_>>()
-    };
-    of(account).difference(&of(NOBODY)).cloned().collect()
+fn token_of(release: &Release, account: &str) -> String {
+    let (namespace, name) = account.split_once(':').unwrap();
+    let create = ["create", "token", name, "--namespace", namespace];
+    format!("--token={}", release.server.kubectl(&create, "").unwrap().trim())
+}
+
+/// Rights in a namespace as the API server lists them to a token.
+fn listed(release: &Release, token: &str, namespace: &str) -> BTreeSet<Right> {
+    let review = json!({"apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectRulesReview", "spec": {"namespace": namespace}});
+    let create = [token, "create", "--validate=false", "--filename=-", "--output=json"];
+    let review = release.server.kubectl(&create, &review.to_string()).unwrap();
+    let review: Value = serde_json::from_str(&review).unwrap();
+    review["status"]["resourceRules"].as_array().unwrap().iter().flat_map(rights_of).collect()
 }
 
 fn rights_of(rule: &Value) -> Vec<Right> {
