@@ -39,6 +39,10 @@ impl Account<'_> {
         self.run(&["apply", "--server-side", "--force-conflicts", "--filename=-"], object)
     }
 
+    fn create(&self, object: &Value) -> Result<String, String> {
+        self.run(&["create", "--filename=-"], object)
+    }
+
     fn delete(&self, kind: &str, (namespace, name): (&str, &str)) -> Result<String, String> {
         let path = match kind {
             "deployments" => "/apis/apps/v1",
@@ -120,7 +124,8 @@ fn deployment(namespace: &str, name: &str, account: &str) -> Value {
     let spec = json!({"serviceAccountName": account,
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [{"name": "gateway", "image": GATEWAY, "command": ["gateway"],
-            "securityContext": {"capabilities": {"add": ["NET_ADMIN", "SYS_ADMIN"]}}}]});
+            "securityContext": {"allowPrivilegeEscalation": false,
+                "capabilities": {"add": ["NET_ADMIN", "SYS_ADMIN"]}}}]});
     let labels = json!({"app": name});
     let template = json!({"metadata": {"labels": labels}, "spec": spec});
     let spec = json!({"selector": {"matchLabels": labels}, "template": template});

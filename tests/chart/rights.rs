@@ -17,8 +17,9 @@ const AGENT: &str = "liqo-route-agent";
 /// Service account, namespace and request: `VERB RESOURCE[.GROUP][/SUBRESOURCE][ NAME]`.
 type Case = (&'static str, &'static str, &'static str);
 
-const MAY_NOT: [Case; 38] = [
+const MAY_NOT: [Case; 39] = [
     (CONTROLLER, "", "list secrets"),
+    (CONTROLLER, "", "patch secrets keys"),
     (CONTROLLER, "tenant", "get secrets keys"),
     (CONTROLLER, "liqo", "get secrets other"),
     (CONTROLLER, "", "bind clusterroles.rbac.authorization.k8s.io cluster-admin"),

@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::helm::{Helm, MIN_VALUES, chart};
 
 /// A slip, and the words that name it.
-const SLIPS: [(&str, &[&str]); 17] = [
+const SLIPS: [(&str, &[&str]); 19] = [
     ("netwroking: {}", &["netwroking"]),
     ("networking: {genevePort: 6091}", &["networking", "genevePort"]),
     ("networking: {gatewayTemplates: {ping: {intervall: 2s}}}", &["ping", "intervall"]),
@@ -20,6 +20,12 @@ const SLIPS: [(&str, &[&str]); 17] = [
     ("ipam: {serviceCIDR: ''}", &["ipam.serviceCIDR: missing"]),
     ("ipam: {external: {enabled: true}}", &["ipam.external.url: missing"]),
     ("discovery: {config: {clusterID: Rome}}", &["clusterID"]),
+    // Both become part of policies.
+    ("networking: {gatewayTemplates: {images: [\"a'b\"]}}", &["images"]),
+    (
+        "networking: {gatewayTemplates: {pod: {priorityClassName: \"x' || true\"}}}",
+        &["priorityClassName"],
+    ),
     ("registry: ''", &["registry"]),
     ("pullPolicy: Sometimes", &["pullPolicy"]),
     ("crds: {liqo: 'yes'}", &["crds", "liqo"]),

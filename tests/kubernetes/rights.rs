@@ -138,6 +138,7 @@ const ELSEWHERE: &[Row] = &[
     ("liqo", "delete pods liqo-withdrawal", "cw"),
     ("liqo", "patch daemonsets.apps liqo-route-agent", ""),
     (SYSTEM, "get secrets of-a-user", ""),
+    (SYSTEM, "patch secrets of-a-user", ""),
     (SYSTEM, "list secrets", ""),
     (SYSTEM, "get configmaps extension-apiserver-authentication", ""),
     (SYSTEM, "update leases.coordination.k8s.io kube-scheduler", ""),

@@ -32,6 +32,12 @@ impl ApiError {
             401 => Some(format!(
                 "the API server does not accept this program's credentials: {message}"
             )),
+            // Not a right of all namespaces.
+            403 if plural == "secrets" => Some(format!(
+                "may not watch {kind}: {message}; the fabric-controller makes the RoleBinding \
+                 weft-gateway-keys for itself, and Roles for gateways, in namespaces that are called \
+                 liqo-tenant-... or have the label liqo.io/tenant-namespace=true"
+            )),
             403 => Some(format!(
                 "may not watch {kind}: {message}; give this program's user the verbs get, list and \
                  watch on {resource}"

@@ -489,7 +489,8 @@ mod tests {
         };
         assert!(of(refused(404, "not found")).unwrap().contains("secrets"));
         let forbidden = of(refused(403, "User x cannot list")).unwrap();
-        assert!(forbidden.contains("User x cannot list") && forbidden.ends_with("on secrets"));
+        assert!(forbidden.contains("User x cannot list"), "{forbidden}");
+        assert!(forbidden.ends_with("the label liqo.io/tenant-namespace=true"), "{forbidden}");
         assert_eq!(of(refused(503, "busy")), None);
     }
 

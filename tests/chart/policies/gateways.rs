@@ -61,7 +61,8 @@ fn with_host_access(mut deployment: Value) -> Value {
         "securityContext": {"privileged": true}});
     template["spec"] = with(
         template["spec"].clone(),
-        json!({"hostNetwork": true, "hostPID": true, "hostIPC": true, "nodeName": "rome-1",
+        json!({"hostNetwork": true, "hostIPC": true, "nodeName": "rome-1",
+            "shareProcessNamespace": true,
             "priorityClassName": "system-node-critical",
             "volumes": [{"name": "host", "hostPath": {"path": "/"}}],
             "containers": [capable], "initContainers": [privileged]}),
@@ -97,6 +98,7 @@ fn objects_are_those_of_gateways(release: &Release, controller: &Account<'_>) {
     refused(controller.apply(&role("kube-system", "gw-a")), &remedy.replace("shop", "kube-system"));
     for object in [
         account(TENANT, "other"),
+        role(TENANT, "gw-"),
         service(TENANT, "weft-gateway-keys"),
         binding(TENANT, "other", "Role", "gw-a"),
     ] {
@@ -229,6 +231,7 @@ fn pods_are_those_of_gateways(controller: &Account<'_>) {
         ("namespaces of the host", "hostNetwork", json!(true)),
         ("namespaces of the host", "hostPID", json!(true)),
         ("namespaces of the host", "hostIPC", json!(true)),
+        ("processes that its containers share", "shareProcessNamespace", json!(true)),
         ("a nodeName", "nodeName", json!("rome-1")),
         ("a priority class", "priorityClassName", json!("system-node-critical")),
         ("volumes other than emptyDir", "volumes", volume("/")),
@@ -248,7 +251,11 @@ fn pods_are_those_of_gateways(controller: &Account<'_>) {
     };
     for (found, context) in [
         ("a privileged container", json!({"privileged": true})),
-        ("more capabilities", json!({"capabilities": {"add": ["NET_ADMIN", "SYS_MODULE"]}})),
+        (
+            "more capabilities",
+            json!({"allowPrivilegeEscalation": false,
+                "capabilities": {"add": ["NET_ADMIN", "SYS_MODULE"]}}),
+        ),
         ("another seccompProfile", json!({"seccompProfile": {"type": "Unconfined"}})),
         ("another appArmorProfile", json!({"appArmorProfile": {"type": "Unconfined"}})),
         ("seLinuxOptions", json!({"seLinuxOptions": {"type": "spc_t"}})),
@@ -258,6 +265,23 @@ fn pods_are_those_of_gateways(controller: &Account<'_>) {
         };
         refused(of(&set), found);
         refused(of(&|template| template["spec"]["initContainers"] = init(context.clone())), found);
+    }
+    for way in ["httpGet", "tcpSocket"] {
+        let mut elsewhere = json!({});
+        elsewhere[way] = json!({"port": 80, "host": "127.0.0.1"});
+        for fields in [
+            json!({ "livenessProbe": elsewhere }),
+            json!({ "readinessProbe": elsewhere }),
+            json!({ "startupProbe": elsewhere }),
+            json!({"lifecycle": { "postStart": elsewhere }}),
+            json!({"lifecycle": { "preStop": elsewhere }}),
+        ] {
+            let set = |template: &mut Value| {
+                let first = &mut template["spec"]["containers"][0];
+                *first = with(with(first.take(), json!({"securityContext": {}})), fields.clone());
+            };
+            refused(of(&set), "hooks or probes towards another host");
+        }
     }
     let ports = json!([{"containerPort": 53, "hostPort": 53}]);
     refused(
@@ -303,6 +327,7 @@ fn capabilities_are_those_of_gateways(controller: &Account<'_>) {
     let volume = json!([{"name": "v", "mountPath": "/bin"}]);
     let config = json!([{"configMapRef": {"name": "c"}}]);
     for (found, fields) in [
+        ("that may gain more", added),
         ("another command than [gateway]", json!({"command": null, "args": ["nft"]})),
         ("another command than [gateway]", json!({"command": ["gateway", "--kubeconfig=/a"]})),
         ("hooks or probes", json!({"lifecycle": {"postStart": exec}})),
@@ -415,6 +440,7 @@ fn roles_have_rules_of_gateways(release: &Release, controller: &Account<'_>) {
     for secrets in [
         rule("", "secrets", &read, &[]),
         rule("", "secrets", &read, &["gw-keys", "other"]),
+        rule("", "secrets", &read, &[""]),
         rule("", "secrets", &["get"], &["gw-keys"]),
         rule("", "services", &read, &["gw-keys"]),
         rule("apps", "deployments", &read, &["gw-keys"]),
@@ -429,7 +455,7 @@ fn roles_have_rules_of_gateways(release: &Release, controller: &Account<'_>) {
     more["subjects"][0] =
         json!({"kind": "ServiceAccount", "name": CONTROLLER, "namespace": "liqo"});
     release.apply(&[role_of(TENANT, "more", all), more]);
-    let mut rules = rules.clone();
+    let mut rules = rules;
     rules[2]["apiGroups"] = json!(["", "example.org"]);
     release.server.wait_until("RBAC lets it pass that on", || {
         let error = own(&rules).err().ok_or("it is granted")?;

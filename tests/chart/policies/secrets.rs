@@ -14,9 +14,9 @@ fn controller_writes_own_secrets_only() {
         key["metadata"]["labels"]["networking.liqo.io/gateway-resource"] = json!("true");
         key
     };
-    controller.apply(&key(TENANT, "gw-a")).unwrap();
-    refused(controller.apply(&key(OTHER, "gw-a")), "liqo.io/tenant-namespace");
-    refused(controller.apply(&key("liqo", "gw-a")), "liqo.io/tenant-namespace");
+    controller.create(&key(TENANT, "gw-a")).unwrap();
+    refused(controller.create(&key(OTHER, "gw-a")), "liqo.io/tenant-namespace");
+    refused(controller.create(&key("liqo", "gw-a")), "liqo.io/tenant-namespace");
     let why = "makes key pairs of gateways, named gw-NAME, and the certificate";
     for (kind, annotations) in [
         (
@@ -28,14 +28,21 @@ fn controller_writes_own_secrets_only() {
         let mut typed = with(key(TENANT, "gw-typed"), json!({ "type": kind }));
         typed["metadata"]["annotations"] = annotations;
         release.apply(&[account(TENANT, &format!("gw-{}", kind.len()))]);
-        refused(controller.apply(&typed), why);
+        refused(controller.create(&typed), why);
     }
-    refused(controller.apply(&key(TENANT, "sh.helm.release.v1.liqo.v9")), why);
-    refused(controller.apply(&secret(TENANT, "gw-unlabelled", json!({}))), why);
+    refused(controller.create(&key(TENANT, "sh.helm.release.v1.liqo.v9")), why);
+    refused(controller.create(&secret(TENANT, "gw-unlabelled", json!({}))), why);
+    let why = "have privateKey and publicKey, and the labels";
+    let identity = json!({"kubeconfig": "YQ=="});
+    refused(controller.create(&with(key(TENANT, "gw-b"), json!({ "data": identity }))), why);
+    let mut identity = key(TENANT, "gw-b");
+    identity["metadata"]["labels"]["liqo.io/identity-type"] = json!("ControlPlane");
+    refused(controller.create(&identity), why);
+    let why = "makes key pairs of gateways, named gw-NAME, and the certificate";
     certificate_is_one(&controller, why);
     let mut users = key(TENANT, "gw-users");
     users["metadata"]["labels"] = json!({"networking.liqo.io/gateway-resource": "true"});
-    refused(controller.apply(&users), "make and remove Secrets with the label");
+    refused(controller.create(&users), "make and remove Secrets with the label");
     users["metadata"]["name"] = json!("users");
     users["metadata"]["labels"] = json!({"app": "shop"});
     release.apply(&[users]);
@@ -43,11 +50,12 @@ fn controller_writes_own_secrets_only() {
     release.server.wait_until("it may read keys there", || {
         controller.run(&["get", "secret", "users", "--namespace", TENANT], &Value::Null)
     });
-    let patch = |patch: Value| {
-        let patch = patch.to_string();
-        let line = ["patch", "--namespace", TENANT, "secret/users", "--type=merge", "--patch"];
-        controller.run(&[&line[..], &[&patch]].concat(), &Value::Null)
+    let patch_of = |name: &str, patch: Value| {
+        let (patch, name) = (patch.to_string(), format!("secret/{name}"));
+        let line = ["patch", "--namespace", TENANT, &name, "--type=merge", "--patch", &patch];
+        controller.run(&line, &Value::Null)
     };
+    let patch = |change: Value| patch_of("users", change);
     let labels = json!({"labels": {"networking.liqo.io/gateway-resource": "true"}});
     patch(json!({"metadata": labels, "data": {"publicKey": "Yg=="}})).unwrap();
     let why = "changes publicKey only";
@@ -66,6 +74,15 @@ fn controller_writes_own_secrets_only() {
         refused(patch(json!({ "metadata": metadata })), why);
     }
     refused(patch(json!({"immutable": true})), why);
+    let of_wefts = |change: Value| patch_of("gw-a", change);
+    let why = "have privateKey and publicKey, and the labels";
+    refused(of_wefts(json!({"metadata": {"labels": {"liqo.io/identity-type": "a"}}})), why);
+    refused(of_wefts(json!({"data": {"kubeconfig": "YQ=="}})), why);
+    of_wefts(json!({"data": {"publicKey": "YQ=="}})).unwrap();
+    // The API server's answer quotes what does not fit, before a policy is asked.
+    let victim = secret(OTHER, "victim", json!({"data": {"password": "c2VjcmV0"}}));
+    release.apply(std::slice::from_ref(&victim));
+    refused(controller.apply(&victim), "cannot patch resource");
     withdrawal_removes_own_secrets_only(&release);
 }
 
@@ -74,10 +91,10 @@ fn certificate_is_one(controller: &Account<'_>, why: &str) {
         let data = json!({"type": kind, "data": {"tls.crt": "YQ==", "tls.key": "YQ=="}});
         secret(namespace, "weft-webhook-certificate", data)
     };
-    refused(controller.apply(&certificate(TENANT, "kubernetes.io/tls")), why);
-    refused(controller.apply(&certificate("liqo", "Opaque")), why);
+    refused(controller.create(&certificate(TENANT, "kubernetes.io/tls")), why);
+    refused(controller.create(&certificate("liqo", "Opaque")), why);
     // kubectl warns that it is none.
-    refused(controller.apply(&certificate("liqo", "kubernetes.io/tls")), "serverside-applied");
+    refused(controller.create(&certificate("liqo", "kubernetes.io/tls")), "certificate created");
 }
 
 /// RBAC lets it remove all Secrets.

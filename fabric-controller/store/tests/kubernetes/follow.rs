@@ -163,7 +163,7 @@ async fn missing_right_to_secret_is_retried() {
     );
     let reported = problems(watch.next().await);
     assert!(reported[0].starts_with("Secret denied/keys: may not watch Secret: "), "{reported:?}");
-    assert!(reported[0].contains("get, list and watch on secrets"), "{reported:?}");
+    assert!(reported[0].ends_with("the label liqo.io/tenant-namespace=true"), "{reported:?}");
 }
 
 #[tokio::test]
