@@ -134,11 +134,14 @@ soak-aside: build peers
 	rm -f $(SKIPPED)
 	$(call TESTS,system) --ignored --nocapture --test-threads=5 --skip floods --skip idle \
 	  $(LONG:%=--skip %)
-	$(SUDO) cargo test --locked --workspace --test kernel -- --ignored --nocapture
+	$(SUDO) cargo test --locked --workspace --tests --config '$(KERNEL_ALONE)' -- --ignored --nocapture
 	@$(SHOW_SKIPPED)
 
-# Some of the tests in the folder `tests`, as they are built: by name, cargo would build them and all that they
-# need once more, with fewer features.
+# A runner of the tests that are called kernel. By name, cargo would build these, and those of the next definition, and
+# all that they need once more, with fewer features.
+KERNEL_ALONE = target."cfg(unix)".runner = ["sh", "-c", "case $$0 in */kernel-*) exec \"$$0\" \"$$@\";; esac"]
+
+# Some of the tests in the folder `tests`, as they are built.
 define TESTS
 program=$$(cargo test --locked --workspace --no-run 2>&1 | sed -n 's|^ *Executable $(1)/main.rs (\(.*\))$$|\1|p'); \
   program=$$(realpath "$$program"); cd tests; $(SUDO) env $(SOAK) "$$program"
