@@ -209,6 +209,8 @@ fn controller_changes_labels_of_gateways_pods_only() {
     refused(change("gw-milan-1", json!({"metadata": {"annotations": {"a": "b"}}})), why);
     let owners = json!([{"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "u"}]);
     refused(change("gw-milan-1", json!({"metadata": {"ownerReferences": owners}})), why);
+    let finalizers = json!(["example.org/a"]);
+    refused(change("gw-milan-1", json!({"metadata": {"finalizers": finalizers}})), why);
 }
 
 /// RBAC lets it delete all pods, and write all of a ShadowEndpointSlice.
@@ -279,13 +281,15 @@ fn controller_changes_authority_of_webhooks_only() {
     release.install_with_policies();
     let controller = release.account(CONTROLLER);
     let there = release.get("mutatingwebhookconfiguration", "weft-cidr-lists");
+    let patch = |fields: Value| {
+        let line =
+            ["patch", "mutatingwebhookconfiguration/weft-cidr-lists", "--type=merge", "--patch"];
+        controller.run(&[&line[..], &[&fields.to_string()]].concat(), &Value::Null)
+    };
     let change = |change: &dyn Fn(&mut Value)| {
         let mut webhooks = there["webhooks"].clone();
         change(&mut webhooks);
-        let patch = json!({ "webhooks": webhooks }).to_string();
-        let line =
-            ["patch", "mutatingwebhookconfiguration/weft-cidr-lists", "--type=merge", "--patch"];
-        controller.run(&[&line[..], &[&patch]].concat(), &Value::Null)
+        patch(json!({ "webhooks": webhooks }))
     };
     change(&|webhooks| webhooks[0]["clientConfig"]["caBundle"] = json!("Y2VydA==")).unwrap();
     let why = "changes nothing but caBundle";
@@ -299,11 +303,23 @@ fn controller_changes_authority_of_webhooks_only() {
     for (field, value) in [
         ("failurePolicy", json!("Fail")),
         ("timeoutSeconds", json!(29)),
+        ("matchPolicy", json!("Exact")),
+        ("reinvocationPolicy", json!("IfNeeded")),
+        ("sideEffects", json!("NoneOnDryRun")),
         ("matchConditions", json!([{"name": "all", "expression": "true"}])),
         ("namespaceSelector", json!({"matchLabels": {"a": "b"}})),
         ("objectSelector", json!({"matchLabels": {"a": "b"}})),
     ] {
         refused(change(&|webhooks| webhooks[0][field] = value.clone()), why);
+    }
+    let owners = json!([{"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "u"}]);
+    for metadata in [
+        json!({"labels": {"a": "b"}}),
+        json!({"annotations": {"a": "b"}}),
+        json!({"finalizers": ["example.org/a"]}),
+        json!({ "ownerReferences": owners }),
+    ] {
+        refused(patch(json!({ "metadata": metadata })), why);
     }
     let more = |webhooks: &mut Value| {
         let mut more = webhooks[0].clone();

@@ -61,6 +61,7 @@ fn with_host_access(mut deployment: Value) -> Value {
         "securityContext": {"privileged": true}});
     template["spec"] = with(
         template["spec"].clone(),
+        // Without hostPID, which the API server does not take beside shared processes.
         json!({"hostNetwork": true, "hostIPC": true, "nodeName": "rome-1",
             "shareProcessNamespace": true,
             "priorityClassName": "system-node-critical",
@@ -182,7 +183,7 @@ fn slices_are_of_own_services(release: &Release, controller: &Account<'_>) {
     refused(controller.apply(&changed), why);
     controller.apply(&slice("own", "own")).unwrap();
     controller.delete("endpointslices", (OTHER, "own")).unwrap();
-    // Where no Service is a foreign one.
+    // Where all Services are weft's, the policy is not evaluated.
     controller.apply(&self::slice(LABELLED, "gw-a", "gw-a")).unwrap();
 }
 
@@ -449,7 +450,7 @@ fn roles_have_rules_of_gateways(release: &Release, controller: &Account<'_>) {
         rules[2] = secrets;
         refused(own(&rules), "by a Role of exactly these rules");
     }
-    // Where something else lets it read more than Secrets.
+    // RBAC passes on no more than it has: a right of its own to Secrets of other API groups, too.
     let all = json!([{"apiGroups": ["*"], "resources": ["secrets"], "verbs": read}]);
     let mut more = binding(TENANT, "more", "Role", "more");
     more["subjects"][0] =

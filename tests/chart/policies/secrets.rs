@@ -32,14 +32,13 @@ fn controller_writes_own_secrets_only() {
     }
     refused(controller.create(&key(TENANT, "sh.helm.release.v1.liqo.v9")), why);
     refused(controller.create(&secret(TENANT, "gw-unlabelled", json!({}))), why);
+    certificate_is_one(&controller, why);
     let why = "have privateKey and publicKey, and the labels";
     let identity = json!({"kubeconfig": "YQ=="});
     refused(controller.create(&with(key(TENANT, "gw-b"), json!({ "data": identity }))), why);
     let mut identity = key(TENANT, "gw-b");
     identity["metadata"]["labels"]["liqo.io/identity-type"] = json!("ControlPlane");
     refused(controller.create(&identity), why);
-    let why = "makes key pairs of gateways, named gw-NAME, and the certificate";
-    certificate_is_one(&controller, why);
     let mut users = key(TENANT, "gw-users");
     users["metadata"]["labels"] = json!({"networking.liqo.io/gateway-resource": "true"});
     refused(controller.create(&users), "make and remove Secrets with the label");
