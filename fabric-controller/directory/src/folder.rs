@@ -176,7 +176,7 @@ pub(crate) fn read(path: &Path) -> Result<String, Unreadable> {
     if length > MAX_FILE {
         return Err(Unreadable::TooLong(length));
     }
-    let mut bytes = Vec::new();
+    let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
     file.take(MAX_FILE + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > MAX_FILE {
         return Err(Unreadable::TooLong(bytes.len() as u64));

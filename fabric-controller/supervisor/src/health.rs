@@ -14,7 +14,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use super::process::Role;
 use super::supervisor::Report;
 
-const INTERVAL: Duration = Duration::from_secs(2);
+const INTERVAL: Duration = Duration::from_secs(4);
 /// Timeout of an answer that a user waits for.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Timeout of a probe, after which the gateway is cut off: a late one may merely wait for a

@@ -31,13 +31,14 @@ use crate::state::{TimedFault, View};
 
 /// Intervals at which counters are written while nothing else changes: to a file, and to an API
 /// server, where every write wakes the controller. Metrics have the newest.
-const COUNTERS: Duration = Duration::from_secs(5);
+const COUNTERS: Duration = Duration::from_secs(10);
 const COUNTERS_SENT: Duration = Duration::from_secs(60);
 /// Longest time for which a replica that was handed the tunnel reports nothing before it is connected.
 const HAND_OVER: Duration = Duration::from_secs(2);
-/// Interval of the check whether there is something to write, and whether the last write still
-/// stands.
+/// Least interval between checks whether the last write still stands, and the longest: results of probes
+/// are most often a reason to report before.
 const LOOK: Duration = Duration::from_secs(2);
+const LONGEST_LOOK: Duration = Duration::from_secs(5);
 
 /// Inputs of the reports.
 pub struct Sources {
@@ -88,7 +89,7 @@ pub async fn run(
             // The peer's present endpoint is where a successor will look for it.
             () = changed(&mut session) => {}
             () = reporter.connection.changed() => {}
-            () = sleep(LOOK) => {}
+            () = sleep(LONGEST_LOOK) => {}
         }
     }
     // By now this task no longer holds the lane, which would go on answering the peer meanwhile.
