@@ -4,6 +4,7 @@ use std::io;
 use netlink_packet_core::{NetlinkMessage, NetlinkPayload, NlasIterator};
 use netlink_packet_route::RouteNetlinkMessage as Message;
 use netlink_packet_route::link::{LinkAttribute, LinkMessage};
+use netlink_packet_route::neighbour::NeighbourState;
 use netlink_packet_route::rule::{RuleAttribute, RuleMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
 use nix::net::if_::if_nametoindex;
@@ -91,7 +92,9 @@ impl Filter {
         } else if let Message::DelLink(link) = &message {
             self.mtus.remove(&link.header.index);
             self.indices.remove(&link.header.index)
-        } else if let Message::NewNeighbour(m) | Message::DelNeighbour(m) = &message {
+        } else if let Message::NewNeighbour(m) = &message {
+            !is_learned(m.header.state) && self.indices.contains(&m.header.ifindex)
+        } else if let Message::DelNeighbour(m) = &message {
             self.indices.contains(&m.header.ifindex)
         } else if let Message::NewRoute(m) | Message::DelRoute(m) = &message {
             let is_there = || output_device(m).is_some_and(|index| self.indices.contains(&index));
@@ -135,6 +138,13 @@ impl Filter {
         }
         ours || mtu_changed
     }
+}
+
+/// A neighbour that the kernel has learned changes its state every few seconds; ours, and forwarding entries, have none
+/// of these.
+fn is_learned(state: NeighbourState) -> bool {
+    use NeighbourState::{Delay, Failed, Incomplete, Probe, Reachable, Stale};
+    matches!(state, Incomplete | Reachable | Stale | Delay | Probe | Failed)
 }
 
 fn message_type(message: &[u8]) -> Option<u16> {

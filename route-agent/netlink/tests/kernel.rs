@@ -163,6 +163,7 @@ async fn events_report_own_objects_only() {
         "ip route add 10.9.0.0/16 dev weft4 table 7 proto 44",
         "ip rule add priority 9 lookup 9",
         "ip neigh add 192.0.2.1 lladdr 0e:77:0a:50:00:09 dev other",
+        "ip neigh add 10.80.0.9 lladdr 0e:77:0a:50:00:09 dev weft4 nud reachable",
         "ip link add new type veth peer name newer; ip link set new up",
         "sysctl -qw net.ipv4.conf.other.forwarding=0 net.ipv6.conf.other.forwarding=1",
     ] {
@@ -172,8 +173,10 @@ async fn events_report_own_objects_only() {
     for ours in [
         "ip route del 10.201.0.0/16 table 7",
         "ip rule del priority 105",
+        "ip neigh replace 10.80.0.7 lladdr 0e:77:0a:50:00:09 dev weft4",
         "ip neigh del 10.80.0.7 dev weft4",
-        "bridge fdb del 0e:77:0a:50:00:07 dev weft4 dst 192.0.2.7 self",
+        "bridge fdb replace 0e:77:0a:50:00:07 dev weft4 dst 192.0.2.99 self",
+        "bridge fdb del 0e:77:0a:50:00:07 dev weft4 dst 192.0.2.99 self",
         "ip link set new mtu 1400",
         "sysctl -qw net.ipv4.ip_forward=0",
         "sysctl -qw net.ipv6.conf.all.forwarding=1",
