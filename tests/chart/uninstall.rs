@@ -145,11 +145,20 @@ fn uninstall_removes_objects_of_programs() {
     let own = configuration(json!({"local": {"cidr": side()}}));
     let force = [&apply[..], &["--force-conflicts"]].concat();
     release.server.kubectl(&force, &own.to_string()).unwrap();
+    let client = |rest: Value| gateway_client(rest).to_string();
+    let spec = json!({"endpoint": {"addresses": ["192.0.2.1"], "port": 51840}});
+    release.server.kubectl(&["apply", "--filename=-"], &client(json!({"spec": spec}))).unwrap();
+    let at = |ip: &str, node: &str| json!({"internalEndpoint": {"ip": ip, "node": node}});
+    let by_liqo = ["replace", "--subresource=status", "--field-manager=liqo", "--filename=-"];
+    let was = client(json!({"spec": spec, "status": at("10.200.1.9", "n1")}));
+    release.server.kubectl(&by_liqo, &was).unwrap();
     let status = json!({"remote": {"cidr": side()}});
     let with_status = json!({"apiVersion": own["apiVersion"], "kind": own["kind"], "status": status,
         "metadata": own["metadata"]});
     let apply_status = [&force[..], &["--subresource=status"]].concat();
     release.server.kubectl(&apply_status, &with_status.to_string()).unwrap();
+    let moved = client(json!({"status": at("10.200.2.9", "n2")}));
+    release.server.kubectl(&apply_status, &moved).unwrap();
 
     uninstall(&release);
     assert_eq!(release.labelled(KINDS, OURS), "");
@@ -157,6 +166,16 @@ fn uninstall_removes_objects_of_programs() {
     let left: Value = serde_json::from_str(&release.server.kubectl(&get, "").unwrap()).unwrap();
     assert_eq!(left["spec"], json!({"remote": {"cidr": side()}}));
     assert!(left["status"].as_object().is_none_or(|status| status.is_empty()), "{left}");
+    let get = ["get", "gatewayclient", "moved", "--namespace=tenant", "--output=json"];
+    let left: Value = serde_json::from_str(&release.server.kubectl(&get, "").unwrap()).unwrap();
+    assert_eq!(left["status"].get("internalEndpoint"), None, "Liqo made it, weft changed it");
+}
+
+fn gateway_client(rest: Value) -> Value {
+    let mut client = json!({"apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayClient",
+        "metadata": {"name": "moved", "namespace": "tenant"}});
+    client.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
+    client
 }
 
 fn side() -> Value {

@@ -114,8 +114,18 @@ impl Cluster {
         object: &impl Resource,
         change: &Value,
     ) -> Result<(), WithdrawError> {
+        self.merge_part(kind, object, Part::AllButStatus, change).await
+    }
+
+    pub(super) async fn merge_part(
+        &self,
+        kind: &ApiResource,
+        object: &impl Resource,
+        part: Part,
+        change: &Value,
+    ) -> Result<(), WithdrawError> {
         let target = Target::of(kind, object.meta());
-        let merged = self.requests.merge(&target, Part::AllButStatus, change).await;
+        let merged = self.requests.merge(&target, part, change).await;
         past(merged).map_err(|error| failed("change", target.to_string(), error))
     }
 
