@@ -17,6 +17,8 @@ use crate::problems::Problems;
 pub struct Cluster {
     pub id: Option<ClusterId>,
     pub pods: Vec<Cidr>,
+    /// Service CIDRs that are the cluster's own Networks.
+    pub services: Vec<Cidr>,
     pub external: Vec<Granted>,
     /// Overlay addresses come from it; IPv4, and IPv6 next hops follow from them.
     pub internal: Option<Granted>,
@@ -97,6 +99,7 @@ impl Cluster {
     fn add_network(&mut self, kind: &str, granted: Granted, problems: &mut Problems) {
         match kind {
             "pod-cidr" => self.pods.push(granted.cidr),
+            "service-cidr" => self.services.push(granted.cidr),
             "external-cidr" | "external-cidr-v6" => self.external.push(granted),
             "internal-cidr" if granted.cidr.is_ipv4() => {
                 self.internal.get_or_insert(granted);

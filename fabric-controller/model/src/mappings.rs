@@ -1,6 +1,7 @@
 //! The user's IP resources: which external address stands for what, and where it is rewritten.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::net::IpAddr;
 
 use fabric_api::ipam::IP;
@@ -18,7 +19,8 @@ pub struct Mapping {
     pub masquerade: bool,
     /// The gateway can rewrite it packet by packet. Otherwise the target is a pod, whose packets
     /// have a source of their own already, or has two addresses, or must not see the source: then
-    /// a node rewrites it with conntrack.
+    /// a node rewrites it with conntrack. That rewrites a destination once, so what is for a Service is left to
+    /// kube-proxy there, which masquerades it as well.
     pub stateless: bool,
 }
 
@@ -40,18 +42,42 @@ pub fn read(index: &Index, cluster: &Cluster, problems: &mut Problems) -> Vec<Ma
             continue;
         }
         if let Ok(ip) = <&IP>::try_from(object) {
-            mappings.extend(mapping(reference, ip, cluster, problems));
+            let mapping = mapping(reference, ip, cluster, problems);
+            mappings.extend(mapping.map(|mapping| (reference, mapping)));
         }
     }
+    mappings.sort_by_key(|(_, mapping)| mapping.external);
+    let mut of_services = BTreeMap::new();
+    mappings.retain(|(reference, mapping)| {
+        if !is_service(mapping.target, cluster) {
+            return true;
+        }
+        match of_services.entry(mapping.target) {
+            Entry::Vacant(entry) => _ = entry.insert(*reference),
+            Entry::Occupied(other) => {
+                let (target, other) = (mapping.target, other.get());
+                let message = format!(
+                    "found {target}, which {other} has, too; expected one IP for the address of a Service: \
+                     delete one of them"
+                );
+                problems.add(reference, "spec.ip", message);
+                return false;
+            }
+        }
+        true
+    });
     let mut uses: BTreeMap<IpAddr, usize> = BTreeMap::new();
-    for mapping in &mappings {
+    for (_, mapping) in &mappings {
         *uses.entry(mapping.target).or_default() += 1;
     }
-    for mapping in &mut mappings {
+    for (_, mapping) in &mut mappings {
         mapping.stateless &= uses[&mapping.target] == 1;
     }
-    mappings.sort_by_key(|mapping| mapping.external);
-    mappings
+    mappings.into_iter().map(|(_, mapping)| mapping).collect()
+}
+
+fn is_service(address: IpAddr, cluster: &Cluster) -> bool {
+    cluster.services.iter().any(|cidr| cidr.contains(address))
 }
 
 fn mapping(of: &ObjectRef, ip: &IP, cluster: &Cluster, problems: &mut Problems) -> Option<Mapping> {
@@ -68,5 +94,6 @@ fn mapping(of: &ObjectRef, ip: &IP, cluster: &Cluster, problems: &mut Problems) 
     }
     let masquerade = ip.spec.masquerade.unwrap_or(false);
     let is_pod = cluster.pods.iter().any(|pods| pods.contains(target));
-    Some(Mapping { external, target, masquerade, stateless: !is_pod && !masquerade })
+    let stateless = !is_pod && (!masquerade || is_service(target, cluster));
+    Some(Mapping { external, target, masquerade, stateless })
 }

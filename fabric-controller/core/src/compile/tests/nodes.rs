@@ -287,6 +287,27 @@ fn ips_are_rewritten_by_gateway_or_by_node() {
     assert_eq!(world.gateway("liqo-tenant-milan", "client").unwrap().ips.len(), 2);
 }
 
+/// On nodes kube-proxy translates what is for a Service, unless that was translated there before.
+#[test]
+fn one_ip_of_a_service_is_rewritten_by_gateways() {
+    let mut world = peered();
+    world.apply(super::world::network("services", "service-cidr", "10.96.0.0/16"));
+    world.apply(ip("masked", "10.96.0.7", json!({"masquerade": true})));
+    world.settle();
+    let ips = |world: &World| world.gateway("liqo-tenant-milan", "client").unwrap().ips.clone();
+    let before = ips(&world);
+    assert_eq!(before.len(), 1);
+    assert_eq!(before[0].target.to_string(), "10.96.0.7");
+    assert_eq!(world.problems(), [""; 0]);
+
+    world.apply(ip("second", "10.96.0.7", json!({})));
+    world.settle();
+    assert_eq!(ips(&world), before, "the first one is as it was");
+    let problems = world.problems();
+    let expected = "spec.ip: found 10.96.0.7, which IP t/masked has, too; expected one IP";
+    assert!(problems.len() == 1 && problems[0].contains(expected), "{problems:?}");
+}
+
 #[test]
 fn renumbered_network_renumbers_its_addresses() {
     let mut world = peered();
