@@ -18,7 +18,7 @@ use fabric_kube_client::{ApiError, ApiServer};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::timeout;
 
-use cluster::{Cluster, kind};
+use cluster::{Cluster, answered, kind};
 use gateway_workloads::clear_foreign_clusters;
 use gateway_workloads::lease::Election;
 
@@ -28,6 +28,8 @@ const IDENTITY: &str = "withdrawal";
 const ELECTION: Duration = Duration::from_secs(45);
 /// Timeout for ForeignClusters. Refused writes are tried twice.
 const ANSWER: Duration = Duration::from_secs(8);
+/// How often the Lease may be lost, as it is while answers are late.
+const TERMS: u32 = 3;
 /// Time for helm to remove the controllers. If it does not, one of them makes all anew then.
 const LOCKED: Duration = Duration::from_secs(120);
 
@@ -41,8 +43,10 @@ pub enum WithdrawError {
     Api { verb: &'static str, what: String, source: ApiError },
     #[error("cannot lock the Lease")]
     Locked(#[source] ApiError),
-    #[error("somebody makes them again: {}", .0.join(", "))]
+    #[error("made again after they were removed: {}", .0.join(", "))]
     MadeAgain(Vec<String>),
+    #[error("not all is removed within {} s; the last ones: {}", leftovers::REMOVAL.as_secs(), .0.join(", "))]
+    Remaining(Vec<String>),
 }
 
 /// Prefixes of peers and mapped addresses after a withdrawal.
@@ -62,12 +66,22 @@ pub async fn withdraw(
     prefixes: Prefixes,
 ) -> Result<(), WithdrawError> {
     let mut election = Election::new(&server, IDENTITY).taking_over();
-    timeout(ELECTION, election.won()).await.map_err(|_| WithdrawError::NotElected)?;
-    tokio::select! {
-        done = take_away(&server, at_most, prefixes) => done?,
-        () = election.lost() => return Err(WithdrawError::Lost),
+    let mut lost = 0;
+    while lost < TERMS {
+        timeout(ELECTION, election.won()).await.map_err(|_| WithdrawError::NotElected)?;
+        tokio::select! {
+            done = take_away(&server, at_most, prefixes) => {
+                done?;
+                break;
+            }
+            () = election.lost() => lost += 1,
+        }
+        tracing::warn!("the Lease of the fabric-controllers is lost; begins anew");
     }
-    let locked = election.leave_locked(LOCKED).await;
+    if lost == TERMS {
+        return Err(WithdrawError::Lost);
+    }
+    let locked = answered(async || election.leave_locked(LOCKED).await).await;
     locked.map_err(WithdrawError::Locked)?;
     if let Err(error) = give_up_stuck_pods(&Cluster::new(&server)).await {
         tracing::warn!(%error, "pods of this Job on nodes that have died may hold it up");

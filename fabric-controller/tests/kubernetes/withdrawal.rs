@@ -43,7 +43,17 @@ fn withdrawal_removes_own_objects_and_conditions() {
 
     // All tests share the controllers.
     let _lock = Unlocked(cluster);
-    let printed = withdraw(cluster);
+    let printed = thread::scope(|scope| {
+        // Longer than a request lasts, while nodes are waited for.
+        scope.spawn(|| {
+            thread::sleep(Duration::from_secs(3));
+            cluster.server.freeze(true);
+            thread::sleep(Duration::from_millis(5500));
+            cluster.server.freeze(false);
+        });
+        withdraw(cluster)
+    });
+    assert!(printed.contains("did not answer within 5 s"), "{printed}");
     assert!(printed.contains("waiting node=\"n2\""), "{printed}");
     // A gateway that ends without its config announces to the peer that this side is removed.
     let removal = |kind: &str| printed.find(&format!("removed {kind} {tenant}/"));

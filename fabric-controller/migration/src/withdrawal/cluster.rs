@@ -1,14 +1,22 @@
 //! The API server, as far as it is needed here.
 
+use std::time::Duration;
+
 use fabric_kube_client::reflector::Selection;
 use fabric_kube_client::requests::{Part, Requests, Target};
 use fabric_kube_client::{ApiError, ApiServer};
 use kube::api::{ApiResource, DeleteParams, DynamicObject, PartialObjectMeta};
 use kube::{Client, Resource};
 use serde_json::Value;
+use tokio::time::{Instant, sleep};
 
 use super::WithdrawError;
 use gateway_workloads::Emitter;
+
+/// Time in which a request has to be answered, tried again as often as the answer is late.
+const ANSWERED: Duration = Duration::from_secs(60);
+/// Interval of tries.
+const RETRY: Duration = Duration::from_millis(500);
 
 pub(crate) struct Cluster {
     client: Client,
@@ -25,6 +33,27 @@ fn failed(verb: &'static str, what: String, source: ApiError) -> WithdrawError {
     WithdrawError::Api { verb, what, source }
 }
 
+/// Sends a request until it is answered: a busy API server answers late, or asks for patience.
+pub(super) async fn answered<T>(
+    mut request: impl AsyncFnMut() -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    let until = Instant::now() + ANSWERED;
+    loop {
+        match request().await {
+            Err(error) if is_late(&error) && Instant::now() < until => {
+                tracing::warn!(%error, "tried again");
+                sleep(RETRY).await;
+            }
+            answer => return answer,
+        }
+    }
+}
+
+/// True if the same request may be answered later: too many requests, unavailable, timeout.
+fn is_late(error: &ApiError) -> bool {
+    matches!(error, ApiError::Timeout { .. } | ApiError::Refused { code: 429 | 503 | 504, .. })
+}
+
 impl Cluster {
     pub(crate) fn new(server: &ApiServer) -> Self {
         let client = server.client.clone();
@@ -38,11 +67,8 @@ impl Cluster {
         kind: &ApiResource,
         labels: &str,
     ) -> Result<Vec<DynamicObject>, WithdrawError> {
-        Selection::all(kind.clone())
-            .labels(labels)
-            .list(&self.client)
-            .await
-            .or_else(|error| none(kind, error))
+        let all = Selection::all(kind.clone()).labels(labels);
+        answered(async || all.list(&self.client).await).await.or_else(|error| none(kind, error))
     }
 
     /// The same, but only their metadata.
@@ -52,7 +78,8 @@ impl Cluster {
         labels: &str,
     ) -> Result<Vec<PartialObjectMeta<DynamicObject>>, WithdrawError> {
         let all = Selection::all(kind.clone()).labels(labels);
-        all.list_metadata(&self.client, None).await.or_else(|error| none(kind, error))
+        let listed = answered(async || all.list_metadata(&self.client, None).await).await;
+        listed.or_else(|error| none(kind, error))
     }
 
     /// An object of a namespace, if it is there.
@@ -62,7 +89,7 @@ impl Cluster {
         (namespace, name): (&str, &str),
     ) -> Result<Option<DynamicObject>, WithdrawError> {
         let target = Target::new(kind.clone(), (namespace.to_owned(), name.to_owned()));
-        let found = self.requests.get(&target).await;
+        let found = answered(async || self.requests.get(&target).await).await;
         found.map_err(|error| failed("read", target.to_string(), error))
     }
 
@@ -91,7 +118,9 @@ impl Cluster {
         how: DeleteParams,
     ) -> Result<(), WithdrawError> {
         let target = Target::of(kind, object.meta());
-        let deleted = self.requests.delete(&target, object.meta().uid.clone(), how).await;
+        let uid = &object.meta().uid;
+        let deleted =
+            answered(async || self.requests.delete(&target, uid.clone(), how.clone()).await).await;
         past(deleted).map_err(|error| failed("remove", target.to_string(), error))
     }
 
@@ -102,7 +131,8 @@ impl Cluster {
         namespace: &str,
         labels: &str,
     ) -> Result<(), WithdrawError> {
-        let deleted = self.requests.delete_all(kind, namespace, labels).await;
+        let deleted =
+            answered(async || self.requests.delete_all(kind, namespace, labels).await).await;
         past(deleted)
             .map_err(|error| failed("remove", format!("{} of {namespace}", kind.plural), error))
     }
@@ -125,7 +155,7 @@ impl Cluster {
         change: &Value,
     ) -> Result<(), WithdrawError> {
         let target = Target::of(kind, object.meta());
-        let merged = self.requests.merge(&target, part, change).await;
+        let merged = answered(async || self.requests.merge(&target, part, change).await).await;
         past(merged).map_err(|error| failed("change", target.to_string(), error))
     }
 
@@ -139,7 +169,7 @@ impl Cluster {
         all: &Value,
     ) -> Result<(), WithdrawError> {
         let target = Target::of(kind, object.meta());
-        let applied = self.requests.apply(&target, part, all).await;
+        let applied = answered(async || self.requests.apply(&target, part, all).await).await;
         past(applied).map_err(|error| failed("change", target.to_string(), error))
     }
 }

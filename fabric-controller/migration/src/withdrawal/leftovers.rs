@@ -1,6 +1,6 @@
 //! Objects that weft has made: gateways, published configs and records, granted prefixes and addresses.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use fabric_api::fabric::{FabricRecord, GatewayConfig, GatewayRecord, NodeConfig};
@@ -28,6 +28,8 @@ use gateway_workloads::{SLICE_OF, SLICE_OF_WEFT};
 const WEBHOOKS: &str = "weft-cidr-lists";
 /// Longer than a gateway takes to end.
 const POD_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time for the removal of everything, on a machine that is busy.
+pub(super) const REMOVAL: Duration = Duration::from_secs(120);
 /// Time for gateways to end. Those of a node that has failed are not waited for any longer.
 const GATEWAYS_END: Duration = Duration::from_secs(12);
 /// Interval of passes.
@@ -36,18 +38,23 @@ const PERIOD: Duration = Duration::from_millis(500);
 /// Removes objects until none is left. What only takes long to end, such as the pod of a node that does not
 /// answer, is left behind after a while.
 pub(super) async fn remove(cluster: &Cluster) -> Result<(), WithdrawError> {
-    let until = Instant::now() + POD_TIMEOUT;
+    let start = Instant::now();
+    let mut removed = Removed::default();
     loop {
-        let Left { ending, there } = sweep(cluster).await?;
+        let Left { ending, there } = sweep(cluster, &mut removed).await?;
         if ending.is_empty() && there.is_empty() {
             return Ok(());
         }
-        if Instant::now() >= until {
-            if !there.is_empty() {
-                return Err(WithdrawError::MadeAgain(there));
-            }
+        if start.elapsed() >= POD_TIMEOUT && there.is_empty() {
             tracing::warn!(objects = ending.join(", "), "they take long to end; not waiting");
             return Ok(());
+        }
+        let again: Vec<_> = there.iter().filter(|name| removed.is_made_again(name)).collect();
+        if start.elapsed() >= POD_TIMEOUT && !again.is_empty() {
+            return Err(WithdrawError::MadeAgain(again.into_iter().cloned().collect()));
+        }
+        if start.elapsed() >= REMOVAL {
+            return Err(WithdrawError::Remaining(there));
         }
         sleep(PERIOD).await;
     }
@@ -149,7 +156,22 @@ struct Left {
     there: Vec<String>,
 }
 
-async fn sweep(cluster: &Cluster) -> Result<Left, WithdrawError> {
+/// Uids of the objects that were removed, by kind and name.
+#[derive(Default)]
+struct Removed(BTreeMap<String, BTreeSet<String>>);
+
+impl Removed {
+    fn record(&mut self, name: &str, uid: Option<&String>) {
+        self.0.entry(name.to_owned()).or_default().extend(uid.cloned());
+    }
+
+    /// True if several objects of that name were removed, one after the other.
+    fn is_made_again(&self, name: &str) -> bool {
+        self.0.get(name).is_some_and(|uids| uids.len() > 1)
+    }
+}
+
+async fn sweep(cluster: &Cluster, removed: &mut Removed) -> Result<Left, WithdrawError> {
     let mut left = Left::default();
     for (kind, labels) in made() {
         for object in cluster.list_metadata(&kind, &labels).await? {
@@ -160,6 +182,7 @@ async fn sweep(cluster: &Cluster) -> Result<Left, WithdrawError> {
             }
             cluster.delete(&kind, &object).await?;
             tracing::info!("removed {name}");
+            removed.record(&name, object.meta().uid.as_ref());
             left.there.push(name);
         }
     }
@@ -193,4 +216,22 @@ fn made() -> [(ApiResource, String); 14] {
         (kind::<GatewayRecord>(), ours.clone()),
         (kind::<NodeConfig>(), ours),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn object_seen_twice_is_not_made_again() {
+        let mut removed = Removed::default();
+        let mut record = |name: &str, uid: &str| {
+            removed.record(name, Some(&uid.to_owned()));
+            removed.is_made_again(name)
+        };
+        assert!(!record("Role t/gw-a", "1"));
+        assert!(!record("Role t/gw-a", "1"), "it is the same one, which an API server still lists");
+        assert!(!record("Role t/gw-b", "2"), "one of another name");
+        assert!(record("Role t/gw-a", "3"));
+    }
 }
