@@ -39,6 +39,27 @@ fn missing_template_is_condition_and_event() {
 }
 
 #[test]
+fn too_long_name_of_gateway_is_condition() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    let namespace = &tenant("bern");
+    cluster.apply_all(&peering("bern"));
+    let (longest, too_long) = ("n".repeat(60), "n".repeat(61));
+    let mut server = server("bern", &cluster_ip());
+    server["metadata"]["name"] = json!(too_long);
+    cluster.apply(&server);
+    let gateway = ["gatewayserver", namespace.as_str(), &too_long];
+    let message = "metadata.name: found 61 characters; expected at most 60, as its Service is \
+                   called gw-NAME: make it anew with a shorter name";
+    cluster.until_is(gateway, "/status/conditions/0/message", &json!(message));
+    cluster.delete("gatewayserver", namespace, &too_long);
+    server["metadata"]["name"] = json!(longest);
+    cluster.apply(&server);
+    let made = format!("gw-{longest}");
+    cluster.until("its Service", || cluster.get("service", namespace, &made));
+    cluster.until("its Deployment", || cluster.get("deployment", namespace, &made));
+}
+
+#[test]
 fn refused_write_blocks_no_other_and_backs_off() {
     let Some((_turn, cluster)) = cluster() else { return };
     let namespace = &tenant("graz");

@@ -475,6 +475,7 @@ impl Gateways {
 
 fn objects_of(gateway: &PlannedGateway, template: &Template<'_>) -> Result<Vec<Desired>, Fault> {
     let rendered = template::rendered(gateway, template)?;
+    objects::check_name(gateway, &rendered)?;
     let objects = objects::objects_of(gateway, rendered);
     let objects = objects.and_then(|objects| objects.iter().map(Desired::of).collect());
     objects.map_err(|error| Fault { field: String::new(), message: error.to_string() })

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use fabric_api::check::Fault;
 use fabric_api::labels;
 use gateway_templates::Rendered;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -40,6 +41,23 @@ pub(super) fn objects_of(
     }
     objects.push(dynamic(&deployment)?);
     Ok(objects)
+}
+
+/// Fails if the name of the gateway is too long for Kubernetes: names of Services and values of labels have 63 characters.
+pub(super) fn check_name(gateway: &PlannedGateway, rendered: &Rendered) -> Result<(), Fault> {
+    let (prefix, what) = match rendered.service {
+        Some(_) => ("gw-", "its Service is called gw-NAME"),
+        None => ("", "its pods have it in the label networking.liqo.io/gateway-name"),
+    };
+    let (name, max) = (gateway.object.name(), 63 - prefix.len());
+    if name.len() <= max {
+        return Ok(());
+    }
+    let message = format!(
+        "found {} characters; expected at most {max}, as {what}: make it anew with a shorter name",
+        name.len()
+    );
+    Err(Fault { field: "metadata.name".to_owned(), message })
 }
 
 /// Lets no drain take two replicas at once.
