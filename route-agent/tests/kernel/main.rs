@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod absent_pods;
+mod cilium;
 mod cleanup;
 mod firewall;
 mod flow;

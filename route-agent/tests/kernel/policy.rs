@@ -176,7 +176,7 @@ pub(crate) fn reaches_at(world: &World, peer: &str, port: u16) -> bool {
 }
 
 /// True if a connection of the peer's to a port of the pod is established.
-fn reached_from_peer(world: &World, port: u16) -> bool {
+pub(crate) fn reached_from_peer(world: &World, port: u16) -> bool {
     sh(
         &world.gw,
         &format!("ip route replace 10.200.1.0/24 via 10.80.0.5 dev overlay4 onlink src {PEER}"),
