@@ -22,11 +22,12 @@ pub(crate) struct Senders {
 }
 
 impl Senders {
-    /// One for each pair of a namespace and an IPv4 address.
+    /// One for each pair of a namespace and an address.
     pub(crate) fn start(ways: &[(&Netns, IpAddr)]) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let threads = ways.iter().map(|(from, to)| {
-            let socket = from.run(|| UdpSocket::bind("0.0.0.0:0")).context("opening a socket")?;
+            let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+            let socket = from.run(|| UdpSocket::bind(any)).context("opening a socket")?;
             let (stopped, to) = (Arc::clone(&stop), SocketAddr::new(*to, PORT));
             Ok(std::thread::spawn(move || {
                 while !stopped.load(Ordering::Relaxed) {

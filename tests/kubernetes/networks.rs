@@ -5,7 +5,7 @@
 //!   b -- rome-2 --+              +-- milan-2 -- b      prefixes: pods 10.200.0.0/16, services 10.96.0.0/16
 //! ```
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -14,7 +14,7 @@ use weft_tests::kubernetes::{
     CALICO, CANAL, FLANNEL, FLANNEL_HOST_GW, Image, KUBE_ROUTER, Network, Project,
 };
 use weft_tests::traffic::{PingError, Pinger, Service, TcpServer, http_get};
-use weft_tests::{ClusterSpec, Lab, Netns, skip, wait_until};
+use weft_tests::{ClusterSpec, Lab, Netns, Pod, skip, wait_until};
 
 use crate::in_clear::{Observer, Senders};
 use crate::pair::{HTTP, Pair, SOON};
@@ -24,8 +24,11 @@ use crate::status::is_well;
 
 /// Time for an answer from the other cluster.
 const WAIT: Duration = Duration::from_secs(1);
-/// Part of the pod CIDRs that is no node's.
-const NOBODYS: [u8; 4] = [10, 200, 99, 9];
+/// Parts of the pod CIDRs that are no node's.
+const NOBODYS: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(10, 200, 99, 9)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0x200, 0, 99, 0, 0, 0, 9)),
+];
 
 #[test]
 #[ignore = "minutes long: make soak-rounds"]
@@ -126,12 +129,18 @@ fn all_ways(pair: &Pair, lab: &Lab, has_policies: bool) -> Result<()> {
     Ok(())
 }
 
-/// Ways from each cluster's first pod to all pods of its peer and to an address that none has.
+/// Addresses that no pod has, in the families that pods have.
+fn nobodys(pod: &Pod) -> impl Iterator<Item = IpAddr> {
+    let families = pod.addresses.iter().map(IpAddr::is_ipv4);
+    families.flat_map(|is_ipv4| NOBODYS.into_iter().filter(move |one| one.is_ipv4() == is_ipv4))
+}
+
+/// Ways from each cluster's first pod to all pods of its peer and to addresses that none has.
 fn ways(pair: &Pair) -> Result<Vec<(&Netns, IpAddr)>> {
     let views = pair.views()?;
     let ways = [(0, &views[0]), (1, &views[1])].into_iter().map(|(from, view)| {
-        let there = pair.pods[1 - from].iter().map(|pod| pod.addresses[0]);
-        let there = there.chain([NOBODYS.into()]).map(|real| view.of(real));
+        let there = pair.pods[1 - from].iter().flat_map(|pod| pod.addresses.iter().copied());
+        let there = there.chain(nobodys(&pair.pods[from][0])).map(|real| view.of(real));
         Ok((&pair.pods[from][0].ns, there.collect::<Result<Vec<_>>>()?))
     });
     let ways = ways.collect::<Result<Vec<_>>>()?;
@@ -141,9 +150,11 @@ fn ways(pair: &Pair) -> Result<Vec<(&Netns, IpAddr)>> {
 fn nobody_answers(pair: &Pair) -> Result<()> {
     let [of_milan, of_rome] = pair.views()?;
     for (pods, view) in pair.pods.iter().zip([of_milan, of_rome]) {
-        let pinger = Pinger::new(&pods[0].ns, view.of(NOBODYS.into())?)?;
-        let answer = pinger.echo(1, 56, WAIT)?;
-        ensure!(answer.is_err(), "{} got an answer from nobody", pods[0].name);
+        for nobody in nobodys(&pods[0]) {
+            let pinger = Pinger::new(&pods[0].ns, view.of(nobody)?)?;
+            let answer = pinger.echo(1, 56, WAIT)?;
+            ensure!(answer.is_err(), "{} got an answer from {nobody}", pods[0].name);
+        }
     }
     Ok(())
 }
@@ -177,13 +188,19 @@ fn learns_limit(pinger: &Pinger, headers: usize) -> Result<()> {
     Ok(())
 }
 
-/// Rome's pod a calls milan's pods.
+/// Rome's pod a calls milan's pods, in each family.
 fn policies_hold(pair: &Pair) -> Result<()> {
+    let families = 0..pair.pods[0][0].addresses.len();
+    families.map(|family| policies_hold_in(pair, family)).collect()
+}
+
+fn policies_hold_in(pair: &Pair, family: usize) -> Result<()> {
     let [of_milan, of_rome] = pair.views()?;
     let [rome, milan] = &pair.clusters;
     let (source, target) = (&pair.pods[0][0], &pair.pods[1][1]);
     let _server = TcpServer::start(&target.ns, HTTP, Service::Http)?;
-    let (there, back) = (of_milan.of(target.addresses[0])?, of_rome.of(source.addresses[0])?);
+    let (there, back) =
+        (of_milan.of(target.addresses[family])?, of_rome.of(source.addresses[family])?);
     for (cluster, pod, direction, remote) in
         [(milan, "b", "Ingress", back), (rome, "a", "Egress", there)]
     {
@@ -206,7 +223,9 @@ fn policies_hold(pair: &Pair) -> Result<()> {
 /// Policy for one pod that allows these addresses only.
 fn policy(pod: &str, direction: &str, peers: &[IpAddr]) -> Value {
     let (list, key) = if direction == "Ingress" { ("ingress", "from") } else { ("egress", "to") };
-    let blocks = peers.iter().map(|address| json!({"ipBlock": {"cidr": format!("{address}/32")}}));
+    let host = |address: &IpAddr| if address.is_ipv4() { 32 } else { 128 };
+    let cidrs = peers.iter().map(|address| format!("{address}/{}", host(address)));
+    let blocks = cidrs.map(|cidr| json!({"ipBlock": {"cidr": cidr}}));
     let rules: Vec<_> = blocks.map(|block| json!({key: [block]})).collect();
     json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",

@@ -6,7 +6,7 @@
 //!   a stranger ----- NodePort ---/
 //! ```
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -19,31 +19,45 @@ use crate::pair::{HTTP, Pair, SOON, reach};
 const NODE_PORT: u16 = 30800;
 /// Part of the pod CIDRs that is no node's.
 const ELSEWHERE: u8 = 77;
-/// Address on the segment, and in no cluster.
-const FOREIGN_POD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 200));
+/// Addresses on the segment, and in no cluster.
+const FOREIGN_POD: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(192, 0, 2, 200)),
+    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 2, 0, 0, 0, 0, 200)),
+];
 
+/// In each family that pods have.
 pub(crate) fn services_nodes_and_strangers_reach_pods(pair: &Pair, lab: &Lab) -> Result<()> {
-    let [rome, milan] = &pair.clusters;
-    let [of_milan, of_rome] = pair.views()?;
     let serve = |pod: &Pod| TcpServer::start(&pod.ns, HTTP, Service::Http);
     let _servers = pair.pods[1].iter().map(serve).collect::<Result<Vec<_>>>()?;
-    let there = pair.pods[1].iter().map(|pod| of_milan.of(pod.addresses[0]));
+    let stranger = lab.machine("stranger", &FOREIGN_POD.map(on_segment))?;
+    let families = pair.pods[1][0].addresses.iter().map(IpAddr::is_ipv4);
+    families.map(|is_ipv4| family_reaches_pods(pair, stranger.net(), is_ipv4)).collect()
+}
+
+fn family_reaches_pods(pair: &Pair, stranger: &Netns, is_ipv4: bool) -> Result<()> {
+    let [rome, milan] = &pair.clusters;
+    let [of_milan, of_rome] = pair.views()?;
+    let of_family = |addresses: &[IpAddr]| {
+        addresses.iter().copied().find(|address| address.is_ipv4() == is_ipv4)
+    };
+    let own = |pod: &Pod| of_family(&pod.addresses).context("no address of the family");
+    let there = pair.pods[1].iter().map(|pod| of_milan.of(own(pod)?));
     let there = there.collect::<Result<Vec<_>>>()?;
-    rome.apply(&service(&there))?;
+    rome.apply(&service(&there, if is_ipv4 { "IPv4" } else { "IPv6" }))?;
     let service = rome.get(Object::new("service", "default", "there"))?;
     let cluster_ip = service["spec"]["clusterIP"].as_str().context("no ClusterIP")?.parse()?;
 
     for pod in &pair.pods[0] {
         let seen = get(&pod.ns, cluster_ip, HTTP, &pod.name)?;
-        ensure!(seen == of_rome.of(pod.addresses[0])?, "{} is seen as {seen}", pod.name);
+        ensure!(seen == of_rome.of(own(pod)?)?, "{} is seen as {seen}", pod.name);
     }
-    let stranger = lab.machine("stranger", &[on_segment(FOREIGN_POD)])?;
     for node in &rome.machines {
         for address in there.iter().copied().chain([cluster_ip]) {
             is_romes(get(node.host.net(), address, HTTP, &node.name)?, &of_rome)?;
         }
-        let of_node = node.addresses[0];
-        is_romes(get(stranger.net(), of_node, NODE_PORT, "a stranger")?, &of_rome)?;
+        // Nodes may have one family while pods have both.
+        let Some(of_node) = of_family(&node.addresses) else { continue };
+        is_romes(get(stranger, of_node, NODE_PORT, "a stranger")?, &of_rome)?;
         let beside = milan.head();
         is_romes(get(beside.host.net(), of_node, NODE_PORT, &beside.name)?, &of_rome)?;
     }
@@ -94,18 +108,18 @@ fn is_romes(seen: IpAddr, of_rome: &View) -> Result<()> {
 }
 
 /// A Service whose endpoints are these, as a reflector of a peer's Services makes it.
-fn service(endpoints: &[IpAddr]) -> String {
+fn service(endpoints: &[IpAddr], family: &str) -> String {
     let endpoints = endpoints.iter().map(|address| format!("- addresses: ['{address}']\n"));
     format!(
         "apiVersion: v1\n\
          kind: Service\n\
          metadata: {{name: there, namespace: default}}\n\
-         spec: {{type: NodePort, ports: [{{name: http, port: {HTTP}, nodePort: {NODE_PORT}}}]}}\n\
+         spec: {{type: NodePort, ipFamilies: [{family}], ports: [{{name: http, port: {HTTP}, nodePort: {NODE_PORT}}}]}}\n\
          ---\n\
          apiVersion: discovery.k8s.io/v1\n\
          kind: EndpointSlice\n\
          metadata: {{name: there, namespace: default, labels: {{kubernetes.io/service-name: there}}}}\n\
-         addressType: IPv4\n\
+         addressType: {family}\n\
          ports: [{{name: http, port: {HTTP}}}]\n\
          endpoints:\n{}",
         endpoints.collect::<String>()
