@@ -1,6 +1,7 @@
 //! Requests that RBAC allows and policies refuse, with real tokens of the accounts.
 
 mod gateways;
+mod pods;
 mod secrets;
 
 use serde_json::{Value, json};
@@ -13,13 +14,15 @@ const WITHDRAWAL: &str = "liqo-withdrawal";
 const TENANT: &str = "liqo-tenant-milan";
 /// Namespace of a peering by its label alone.
 const LABELLED: &str = "peering";
+/// Namespace of no peering, as its label says.
 const OTHER: &str = "shop";
 const GATEWAY: &str = "example.org/gateway:v1";
 const SIDECAR: &str = "example.org/sidecar:v1";
 /// Priority class of the system that the user gives gateways.
 const PRIORITY: &str = "system-cluster-critical";
 const TEMPLATES: &str = "networking: {gatewayTemplates: {images: ['example.org/sidecar:v1'], \
-    pod: {priorityClassName: system-cluster-critical}, \
+    pod: {priorityClassName: system-cluster-critical, \
+    annotations: {io.kubernetes.cri-o.Devices: /dev/net/tun}}, \
     container: {gateway: {image: {name: example.org/gateway, version: v1}}}}}";
 const CRDS: &str = "crds: {liqo: auto, weft: auto}";
 
@@ -73,10 +76,12 @@ impl Release {
             json!({"apiVersion": "v1", "kind": "Namespace",
                 "metadata": {"name": name, "labels": labels}})
         };
-        let label = json!({"liqo.io/tenant-namespace": "true"});
-        let unlabelled = [TENANT, OTHER].map(|name| namespace(name, json!({})));
-        self.apply(&unlabelled);
-        self.apply(&[namespace(LABELLED, label)]);
+        let label = |value: &str| json!({"liqo.io/tenant-namespace": value});
+        self.apply(&[
+            namespace(TENANT, json!({})),
+            namespace(OTHER, label("false")),
+            namespace(LABELLED, label("true")),
+        ]);
         let controller = self.account(CONTROLLER);
         self.server.wait_until("policies are in force", || {
             let probes = [
@@ -199,12 +204,23 @@ fn controller_changes_labels_of_gateways_pods_only() {
     };
     let label = || json!({"metadata": {"labels": {"networking.liqo.io/active": "true"}}});
     let image = json!({"spec": {"containers": [{"name": "c", "image": "example.org/other"}]}});
-    let why = "changes nothing but labels";
+    let why = "nothing of pods but the label networking.liqo.io/active, of pods of gateways only";
     release.server.wait_until("the policy is in force", || {
         change("other", label()).err().ok_or("not yet").map(drop)
     });
     change("gw-milan-1", label()).unwrap();
     refused(change("other", label()), why);
+    // By that label it would be one that is deleted.
+    let kubelet = json!({"offloading.liqo.io/component": "virtual-kubelet"});
+    refused(change("gw-milan-1", json!({"metadata": {"labels": kubelet}})), why);
+    // Applied without it, a label goes.
+    let line = ["apply", "--server-side", "--field-manager=labels", "--filename=-"];
+    let labelled = |labels: Value| {
+        json!({"apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "gw-milan-1", "namespace": TENANT, "labels": labels}})
+    };
+    release.server.kubectl(&line, &labelled(json!({"app": "a"})).to_string()).unwrap();
+    refused(controller.run(&line, &labelled(json!({}))), why);
     refused(change("gw-milan-1", image), why);
     refused(change("gw-milan-1", json!({"metadata": {"annotations": {"a": "b"}}})), why);
     let owners = json!([{"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "u"}]);
@@ -333,6 +349,76 @@ fn controller_changes_authority_of_webhooks_only() {
     let line = ["patch", "mutatingwebhookconfiguration/weft-cidr-lists", "--type=json", &patch];
     release.server.kubectl(&line, "").unwrap();
     refused(change(&|webhooks| webhooks[0]["clientConfig"] = url.clone()), why);
+}
+
+/// RBAC lets it patch all of them.
+#[test]
+fn configurations_get_spec_local_and_nothing_else() {
+    let Some(release) = Release::prepare() else { return };
+    release.install_with_policies();
+    let cidr = |pod: &str| json!({"cidr": {"pod": [pod], "external": ["10.70.0.0/16"]}});
+    let configuration = |metadata: Value, spec: Value| {
+        let of = json!({"name": "milan", "namespace": TENANT});
+        json!({"apiVersion": "networking.liqo.io/v1beta1", "kind": "Configuration",
+            "metadata": with(of, metadata), "spec": spec})
+    };
+    let labels = json!({"labels": {"liqo.io/remote-cluster-id": "milan"}});
+    let users = configuration(labels.clone(), json!({"remote": cidr("10.200.0.0/16")}));
+    release.apply(&[users]);
+    role_of_withdrawal(&release);
+    for account in [CONTROLLER, WITHDRAWAL] {
+        let account = release.account(account);
+        let apply = |metadata: Value, spec: Value| account.apply(&configuration(metadata, spec));
+        let local = |pod: &str| apply(json!({}), json!({"local": cidr(pod)}));
+        release.server.wait_until("it may write", || local("10.201.0.0/16"));
+        let why = "Configuration milan: weft's accounts change nothing but spec.local";
+        refused(apply(json!({}), json!({"remote": cidr("10.99.0.0/16")})), why);
+        let owners = json!([{"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "u"}]);
+        for metadata in [
+            json!({ "ownerReferences": owners }),
+            json!({"finalizers": ["example.org/a"]}),
+            json!({"labels": {"liqo.io/remote-cluster-id": "paris"}}),
+            json!({"annotations": {"a": "b"}}),
+        ] {
+            refused(apply(metadata, json!({"local": cidr("10.201.0.0/16")})), why);
+        }
+        local("10.202.0.0/16").unwrap();
+    }
+}
+
+/// Gives the withdrawal its rights, which it has while a release is uninstalled.
+fn role_of_withdrawal(release: &Release) {
+    let hooks = crate::helm::parse(&release.plain(&["get", "hooks", "weft"]));
+    let rights: Vec<_> = hooks.into_iter().filter(|hook| hook["kind"] != "Job").collect();
+    release.apply(&rights);
+}
+
+/// RBAC lets it delete those of users, and with them what Liqo has there.
+#[test]
+fn foreign_clusters_of_others_stay() {
+    let Some(release) = Release::prepare() else { return };
+    release.install_with_policies();
+    let cluster = |name: &str, by: &str| {
+        json!({"apiVersion": "core.liqo.io/v1beta1", "kind": "ForeignCluster",
+            "metadata": {"name": name, "labels": {"app.kubernetes.io/managed-by": by}},
+            "spec": {"clusterID": name}})
+    };
+    release.apply(&[cluster("milan", "liqo"), cluster("probe", "liqo")]);
+    role_of_withdrawal(&release);
+    let why = "weft's accounts make and remove those with the label";
+    for name in [CONTROLLER, WITHDRAWAL] {
+        let account = release.account(name);
+        let delete = |name: &str| {
+            let path = format!("/apis/core.liqo.io/v1beta1/foreignclusters/{name}");
+            account.run(&["delete", "--raw", &path], &Value::Null)
+        };
+        release.apply(&[cluster("paris", "weft")]);
+        release.server.wait_until("it may delete its own", || delete("paris"));
+        refused(delete("milan"), why);
+    }
+    let controller = release.account(CONTROLLER);
+    refused(controller.create(&cluster("oslo", "liqo")), why);
+    controller.create(&cluster("oslo", "weft")).unwrap();
 }
 
 #[test]

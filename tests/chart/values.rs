@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::helm::{Helm, MIN_VALUES, chart};
 
 /// A slip, and the words that name it.
-const SLIPS: [(&str, &[&str]); 19] = [
+const SLIPS: [(&str, &[&str]); 21] = [
     ("netwroking: {}", &["netwroking"]),
     ("networking: {genevePort: 6091}", &["networking", "genevePort"]),
     ("networking: {gatewayTemplates: {ping: {intervall: 2s}}}", &["ping", "intervall"]),
@@ -20,7 +20,9 @@ const SLIPS: [(&str, &[&str]); 19] = [
     ("ipam: {serviceCIDR: ''}", &["ipam.serviceCIDR: missing"]),
     ("ipam: {external: {enabled: true}}", &["ipam.external.url: missing"]),
     ("discovery: {config: {clusterID: Rome}}", &["clusterID"]),
-    // Both become part of policies.
+    // All of these become parts of policies.
+    ("networking: {gatewayTemplates: {pod: {annotations: {\"a'b\": c}}}}", &["annotations"]),
+    ("networking: {gatewayTemplates: {pod: {annotations: {a: \"b' || true\"}}}}", &["annotations"]),
     ("networking: {gatewayTemplates: {images: [\"a'b\"]}}", &["images"]),
     (
         "networking: {gatewayTemplates: {pod: {priorityClassName: \"x' || true\"}}}",

@@ -7,7 +7,7 @@ Not empty if the API server evaluates policies.
 
 {{/*
 A policy for requests of service accounts, in force everywhere. Arguments: the root, its name, the accounts of this release
-or ["gw-"] for those of gateways, the rest of its spec, and the parameters that it is bound to, if any.
+or ["gw-"] for those of gateways, which are in the namespace that they write to or in one of liqoctl's, the rest of its spec, and the parameters that it is bound to, if any.
 */}}
 {{- define "weft.policy" -}}
 {{- $ := index . 0 }}{{ $name := index . 1 }}
@@ -23,7 +23,8 @@ spec:
   matchConditions:
     - name: by-weft
       expression: >-
-        {{ if eq (first (index . 2)) "gw-" }}request.userInfo.username.matches('^system:serviceaccount:[^:]+:gw-')
+        {{ if eq (first (index . 2)) "gw-" }}request.userInfo.username.startsWith('system:serviceaccount:' + request.namespace + ':gw-')
+        || request.userInfo.username.matches('^system:serviceaccount:liqo-tenant-[^:]*:gw-')
         {{- else }}request.userInfo.username in [
         {{- range $i, $account := index . 2 }}{{ if $i }}, {{ end }}'system:serviceaccount:{{ $.Release.Namespace }}:{{ $account }}'{{ end }}]
         {{- end }}
@@ -57,13 +58,13 @@ CEL: true in namespaces of peerings.
 */}}
 {{- define "weft.isTenant" -}}
 namespaceObject.metadata.name.startsWith('liqo-tenant-')
-|| namespaceObject.metadata.?labels[?'liqo.io/tenant-namespace'].orValue('') != ''
+|| namespaceObject.metadata.?labels[?'liqo.io/tenant-namespace'].orValue('') == 'true'
 {{- end }}
 
 {{/*
 CEL: message for other namespaces.
 */}}
 {{- define "weft.isOfNoPeering" -}}
-"namespace " + namespaceObject.metadata.name + " is not one of a peering; expected the label liqo.io/tenant-namespace:
-kubectl label namespace " + namespaceObject.metadata.name + " liqo.io/tenant-namespace=true"
+"namespace " + namespaceObject.metadata.name + " is not one of a peering; expected the label liqo.io/tenant-namespace=true:
+kubectl label namespace " + namespaceObject.metadata.name + " liqo.io/tenant-namespace=true --overwrite"
 {{- end }}

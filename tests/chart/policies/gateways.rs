@@ -4,6 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
+use super::pods::{pods_are_those_of_gateways, with_host_access};
 use super::*;
 use crate::rights::RULES;
 
@@ -23,7 +24,7 @@ fn host_access_lifts_limits_of_pods_alone() {
     let controller = release.account(CONTROLLER);
     let unlimited =
         |namespace: &str, account: &str| with_host_access(deployment(namespace, "gw-a", account));
-    let why = "spec.template.spec: a template gives pods of gateways";
+    let why = "helm upgrade --reuse-values --set networking.gatewayTemplates.";
     refused(controller.apply(&unlimited(TENANT, "gw-a")), why);
     let host_access = "networking: {gatewayTemplates: {hostAccess: true}}";
     release.helm("upgrade", &[MIN_VALUES, CRDS, TEMPLATES, host_access]).unwrap();
@@ -40,35 +41,6 @@ fn host_access_lifts_limits_of_pods_alone() {
         controller.apply(&unlimited(TENANT, "gw-a")).err().ok_or("not yet")
     });
     refused(controller.apply(&unlimited(TENANT, "gw-a")), why);
-}
-
-/// Adds one of each that a template gives to pods with `hostAccess` only.
-fn with_host_access(mut deployment: Value) -> Value {
-    let profile = "container.apparmor.security.beta.kubernetes.io/gateway";
-    let template = &mut deployment["spec"]["template"];
-    template["metadata"]["annotations"] = json!({ profile: "unconfined" });
-    let exec = json!({"exec": {"command": ["nft"]}});
-    let capable = json!({"name": "gateway", "image": "example.org/other:v1", "command": ["sh"],
-        "args": ["--kubeconfig=/a"], "env": [{"name": "LD_PRELOAD", "value": "/a.so"}],
-        "envFrom": [{"configMapRef": {"name": "c"}}], "lifecycle": {"postStart": exec},
-        "livenessProbe": exec, "readinessProbe": exec, "startupProbe": exec,
-        "volumeMounts": [{"name": "host", "mountPath": "/bin"}],
-        "ports": [{"containerPort": 53, "hostPort": 53}],
-        "securityContext": {"capabilities": {"add": ["SYS_ADMIN", "SYS_MODULE"]},
-            "seccompProfile": {"type": "Unconfined"}, "appArmorProfile": {"type": "Unconfined"},
-            "seLinuxOptions": {"type": "spc_t"}}});
-    let privileged = json!({"name": "init", "image": "example.org/other:v1",
-        "securityContext": {"privileged": true}});
-    template["spec"] = with(
-        template["spec"].clone(),
-        // Without hostPID, which the API server does not take beside shared processes.
-        json!({"hostNetwork": true, "hostIPC": true, "nodeName": "rome-1",
-            "shareProcessNamespace": true,
-            "priorityClassName": "system-node-critical",
-            "volumes": [{"name": "host", "hostPath": {"path": "/"}}],
-            "containers": [capable], "initContainers": [privileged]}),
-    );
-    deployment
 }
 
 /// Checks all but what is in pods.
@@ -218,141 +190,6 @@ fn objects_of_others_stay(release: &Release, controller: &Account<'_>) {
     // Objects of the chart are Helm's.
     refused(controller.delete("services", ("liqo", "liqo-ipam")), "named gw-NAME");
     controller.delete("services", (TENANT, "gw-a")).unwrap();
-}
-
-fn pods_are_those_of_gateways(controller: &Account<'_>) {
-    refused(controller.apply(&deployment(TENANT, "gw-b", "default")), "the service account of its");
-    let of = |change: &dyn Fn(&mut Value)| {
-        let mut deployment = deployment(TENANT, "gw-b", "gw-b");
-        change(&mut deployment["spec"]["template"]);
-        controller.apply(&deployment)
-    };
-    let volume = |path: &str| json!([{"name": "v", "hostPath": {"path": path}}]);
-    for (found, field, value) in [
-        ("namespaces of the host", "hostNetwork", json!(true)),
-        ("namespaces of the host", "hostPID", json!(true)),
-        ("namespaces of the host", "hostIPC", json!(true)),
-        ("processes that its containers share", "shareProcessNamespace", json!(true)),
-        ("a nodeName", "nodeName", json!("rome-1")),
-        ("a priority class", "priorityClassName", json!("system-node-critical")),
-        ("volumes other than emptyDir", "volumes", volume("/")),
-        (
-            "volumes other than emptyDir",
-            "volumes",
-            json!([{"name": "v", "configMap": {"name": "c"}}]),
-        ),
-        ("another seccompProfile", "securityContext", json!({})),
-        ("seLinuxOptions", "securityContext", secure(json!({"seLinuxOptions": {"type": "spc_t"}}))),
-    ] {
-        refused(of(&|template| template["spec"][field] = value.clone()), found);
-    }
-    let init = |context: Value| {
-        let init = json!({"name": "i", "image": SIDECAR, "command": ["gateway"]});
-        json!([with(init, json!({ "securityContext": context }))])
-    };
-    for (found, context) in [
-        ("a privileged container", json!({"privileged": true})),
-        (
-            "more capabilities",
-            json!({"allowPrivilegeEscalation": false,
-                "capabilities": {"add": ["NET_ADMIN", "SYS_MODULE"]}}),
-        ),
-        ("another seccompProfile", json!({"seccompProfile": {"type": "Unconfined"}})),
-        ("another appArmorProfile", json!({"appArmorProfile": {"type": "Unconfined"}})),
-        ("seLinuxOptions", json!({"seLinuxOptions": {"type": "spc_t"}})),
-    ] {
-        let set = |template: &mut Value| {
-            template["spec"]["containers"][0]["securityContext"] = context.clone();
-        };
-        refused(of(&set), found);
-        refused(of(&|template| template["spec"]["initContainers"] = init(context.clone())), found);
-    }
-    for way in ["httpGet", "tcpSocket"] {
-        let mut elsewhere = json!({});
-        elsewhere[way] = json!({"port": 80, "host": "127.0.0.1"});
-        for fields in [
-            json!({ "livenessProbe": elsewhere }),
-            json!({ "readinessProbe": elsewhere }),
-            json!({ "startupProbe": elsewhere }),
-            json!({"lifecycle": { "postStart": elsewhere }}),
-            json!({"lifecycle": { "preStop": elsewhere }}),
-        ] {
-            let set = |template: &mut Value| {
-                let first = &mut template["spec"]["containers"][0];
-                *first = with(with(first.take(), json!({"securityContext": {}})), fields.clone());
-            };
-            refused(of(&set), "hooks or probes towards another host");
-        }
-    }
-    let ports = json!([{"containerPort": 53, "hostPort": 53}]);
-    refused(
-        of(&|template| template["spec"]["containers"][0]["ports"] = ports.clone()),
-        "a hostPort",
-    );
-    let profile = json!({"container.apparmor.security.beta.kubernetes.io/gateway": "unconfined"});
-    let annotate = |template: &mut Value| template["metadata"]["annotations"] = profile.clone();
-    refused(of(&annotate), "another appArmorProfile");
-    capabilities_are_those_of_gateways(controller);
-    of(&|template| template["spec"]["volumes"] = volume("/dev/net/tun")).unwrap();
-    of(&|template| template["spec"]["priorityClassName"] = json!(PRIORITY)).unwrap();
-    let why = "networking.gatewayTemplates.hostAccess=true";
-    refused(of(&|template| template["spec"]["hostNetwork"] = json!(true)), why);
-}
-
-/// A program of one's choice with SYS_ADMIN has its node.
-fn capabilities_are_those_of_gateways(controller: &Account<'_>) {
-    let of = |container: &str, index: usize, fields: Value| {
-        let mut deployment = deployment(TENANT, "gw-c", "gw-c");
-        let sidecar = json!({"name": "sidecar", "image": SIDECAR, "command": ["sh"],
-            "args": ["--kubeconfig=/a"], "env": [{"name": "LD_PRELOAD", "value": "/a.so"}]});
-        let pod = &mut deployment["spec"]["template"]["spec"];
-        pod["volumes"] = json!([{"name": "v", "emptyDir": {}}]);
-        pod["initContainers"] = json!([with(sidecar.clone(), json!({"name": "init"}))]);
-        let probe = json!({"livenessProbe": {"exec": {"command": ["sh"]}}});
-        pod["containers"] = json!([pod["containers"][0], with(sidecar, probe)]);
-        pod[container][index] = with(pod[container][index].clone(), fields);
-        controller.apply(&deployment)
-    };
-    of("containers", 0, json!({})).unwrap();
-    of("containers", 0, json!({ "image": SIDECAR })).unwrap();
-    let why =
-        "other images than example.org/gateway:v1 and those of networking.gatewayTemplates.images";
-    for (container, index) in [("containers", 0), ("containers", 1), ("initContainers", 0)] {
-        refused(of(container, index, json!({"image": "example.org/gateway:v2"})), why);
-    }
-    let added = json!({"securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}});
-    for (container, index) in [("containers", 1), ("initContainers", 0)] {
-        refused(of(container, index, added.clone()), "another command than [gateway]");
-    }
-    let exec = json!({"exec": {"command": ["nft"]}});
-    let volume = json!([{"name": "v", "mountPath": "/bin"}]);
-    let config = json!([{"configMapRef": {"name": "c"}}]);
-    for (found, fields) in [
-        ("that may gain more", added),
-        ("another command than [gateway]", json!({"command": null, "args": ["nft"]})),
-        ("another command than [gateway]", json!({"command": ["gateway", "--kubeconfig=/a"]})),
-        ("hooks or probes", json!({"lifecycle": {"postStart": exec}})),
-        ("hooks or probes", json!({ "livenessProbe": exec })),
-        ("hooks or probes", json!({ "readinessProbe": exec })),
-        ("hooks or probes", json!({ "startupProbe": exec })),
-        ("the argument --kubeconfig", json!({"args": ["--kubeconfig", "/a"]})),
-        ("the argument --kubeconfig", json!({"args": ["--$(WEFT_A)=/a"]})),
-        ("environment variables", json!({"env": [{"name": "LD_PRELOAD", "value": "/a.so"}]})),
-        ("environment variables", json!({ "envFrom": config })),
-        ("mounts other", json!({ "volumeMounts": volume })),
-    ] {
-        refused(of("containers", 0, fields), found);
-    }
-    let usual = json!({"args": ["--kubernetes", "--name=$(WEFT_NAME)"],
-        "env": [{"name": "RUST_LOG", "value": "debug"}, {"name": "RUST_BACKTRACE", "value": "1"},
-            {"name": "WEFT_NAME", "value": "c"}],
-        "readinessProbe": {"httpGet": {"path": "/readyz", "port": 8084}}});
-    of("containers", 0, usual).unwrap();
-}
-
-fn secure(mut context: Value) -> Value {
-    context["seccompProfile"] = json!({"type": "RuntimeDefault"});
-    context
 }
 
 fn bindings_are_those_of_gateways(release: &Release, controller: &Account<'_>) {
@@ -505,8 +342,54 @@ fn gateways_make_no_parts_of_gateways() {
         for kind in ["serviceaccounts", "roles"] {
             refused(gateway.delete(kind, (namespace, "gw-evil")), why);
         }
-        let connection = object("networking.liqo.io/v1beta1", "Connection", namespace, "gw-evil");
-        let spec = json!({"type": "Client", "gatewayRef": {"name": "evil"}});
-        gateway.apply(&with(connection, json!({ "spec": spec }))).unwrap();
+        connections_are_own(&gateway, namespace);
     }
+    accounts_of_users_are_not_gateways(&release, &all);
+}
+
+/// RBAC lets a gateway create Connections of any name.
+fn connections_are_own(gateway: &Account<'_>, namespace: &str) {
+    let connection = |name: &str, finalizers: &[&str]| {
+        let spec = json!({"type": "Client", "gatewayRef": {"name": "evil"}});
+        let connection = object("networking.liqo.io/v1beta1", "Connection", namespace, name);
+        let mut connection = with(connection, json!({ "spec": spec }));
+        connection["metadata"]["finalizers"] = json!(finalizers);
+        connection
+    };
+    let own = "writes the Connection of its own name, in its own namespace";
+    refused(gateway.apply(&connection("gw-other", &[])), own);
+    let held = "accounts of gateways set no metadata.finalizers";
+    refused(gateway.apply(&connection("gw-evil", &["example.org/a"])), held);
+    gateway.apply(&connection("gw-evil", &[])).unwrap();
+    refused(gateway.apply(&connection("gw-evil", &["example.org/a"])), held);
+    let apply = ["apply", "--server-side", "--field-manager=user", "--filename=-"];
+    let of_user = connection("gw-evil", &["example.org/user"]).to_string();
+    gateway.release.server.kubectl(&apply, &of_user).unwrap();
+    gateway.apply(&connection("gw-evil", &[])).unwrap();
+}
+
+/// The name alone makes no account a gateway's.
+fn accounts_of_users_are_not_gateways(release: &Release, all: &Value) {
+    let user = release.account_in(OTHER, "gw-evil");
+    for namespace in [TENANT, LABELLED] {
+        let mut binding = binding(namespace, "user", "Role", "user");
+        binding["subjects"][0] =
+            json!({"kind": "ServiceAccount", "name": "gw-evil", "namespace": OTHER});
+        release.apply(&[role_of(namespace, "user", all.clone()), binding]);
+        let config = object("v1", "ConfigMap", namespace, "users");
+        release.server.wait_until("it may write there", || user.apply(&config));
+    }
+    // liqoctl's namespaces have gateways: an account of one is a gateway's in any other, too.
+    let gateway = json!({"kind": "ServiceAccount", "name": "gw-evil", "namespace": TENANT});
+    let mut binding = binding(LABELLED, "other", "Role", "user");
+    binding["subjects"] = json!([gateway]);
+    release.apply(&[binding]);
+    let other = release.account_in(TENANT, "gw-evil");
+    release.server.wait_until("RBAC lets it write there", || {
+        let answer = other.apply(&object("v1", "ConfigMap", LABELLED, "other"));
+        let error = answer.err().ok_or("it is made")?;
+        if error.contains("cannot patch") { Err("not yet") } else { Ok(()) }
+    });
+    let answer = other.apply(&object("v1", "ConfigMap", LABELLED, "other"));
+    refused(answer, "write Connections and statuses of GatewayConfigs only");
 }
