@@ -363,7 +363,7 @@ fn configurations_get_spec_local_and_nothing_else() {
             "metadata": with(of, metadata), "spec": spec})
     };
     let labels = json!({"labels": {"liqo.io/remote-cluster-id": "milan"}});
-    let users = configuration(labels.clone(), json!({"remote": cidr("10.200.0.0/16")}));
+    let users = configuration(labels, json!({"remote": cidr("10.200.0.0/16")}));
     release.apply(&[users]);
     role_of_withdrawal(&release);
     for account in [CONTROLLER, WITHDRAWAL] {
