@@ -190,8 +190,8 @@ fn learns_limit(pinger: &Pinger, headers: usize) -> Result<()> {
 
 /// Rome's pod a calls milan's pods, in each family.
 fn policies_hold(pair: &Pair) -> Result<()> {
-    let families = 0..pair.pods[0][0].addresses.len();
-    families.map(|family| policies_hold_in(pair, family)).collect()
+    let mut families = 0..pair.pods[0][0].addresses.len();
+    families.try_for_each(|family| policies_hold_in(pair, family))
 }
 
 fn policies_hold_in(pair: &Pair, family: usize) -> Result<()> {

@@ -30,8 +30,8 @@ pub(crate) fn services_nodes_and_strangers_reach_pods(pair: &Pair, lab: &Lab) ->
     let serve = |pod: &Pod| TcpServer::start(&pod.ns, HTTP, Service::Http);
     let _servers = pair.pods[1].iter().map(serve).collect::<Result<Vec<_>>>()?;
     let stranger = lab.machine("stranger", &FOREIGN_POD.map(on_segment))?;
-    let families = pair.pods[1][0].addresses.iter().map(IpAddr::is_ipv4);
-    families.map(|is_ipv4| family_reaches_pods(pair, stranger.net(), is_ipv4)).collect()
+    let mut families = pair.pods[1][0].addresses.iter().map(IpAddr::is_ipv4);
+    families.try_for_each(|is_ipv4| family_reaches_pods(pair, stranger.net(), is_ipv4))
 }
 
 fn family_reaches_pods(pair: &Pair, stranger: &Netns, is_ipv4: bool) -> Result<()> {
