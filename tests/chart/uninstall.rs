@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::thread;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::helm::MIN_VALUES;
 use crate::life::{NAMELESS, Release};
@@ -145,20 +145,30 @@ fn uninstall_removes_objects_of_programs() {
     let own = configuration(json!({"local": {"cidr": side()}}));
     let force = [&apply[..], &["--force-conflicts"]].concat();
     release.server.kubectl(&force, &own.to_string()).unwrap();
-    let client = |rest: Value| gateway_client(rest).to_string();
     let spec = json!({"endpoint": {"addresses": ["192.0.2.1"], "port": 51840}});
-    release.server.kubectl(&["apply", "--filename=-"], &client(json!({"spec": spec}))).unwrap();
     let at = |ip: &str, node: &str| json!({"internalEndpoint": {"ip": ip, "node": node}});
     let by_liqo = ["replace", "--subresource=status", "--field-manager=liqo", "--filename=-"];
-    let was = client(json!({"spec": spec, "status": at("10.200.1.9", "n1")}));
-    release.server.kubectl(&by_liqo, &was).unwrap();
+    let condition = json!({"type": "Ready", "status": "False", "reason": "Invalid", "message": "",
+        "lastTransitionTime": "2026-01-31T12:00:00Z"});
+    let liqos = [
+        ("moved", at("10.200.1.9", "n1"), at("10.200.2.9", "n2")),
+        ("unused", json!({}), json!({"conditions": [condition]})),
+    ];
+    for (name, status, _) in &liqos {
+        let made = gateway_client(name, json!({"spec": spec}));
+        release.server.kubectl(&["apply", "--filename=-"], &made).unwrap();
+        let was = gateway_client(name, json!({"spec": spec, "status": status}));
+        release.server.kubectl(&by_liqo, &was).unwrap();
+    }
     let status = json!({"remote": {"cidr": side()}});
     let with_status = json!({"apiVersion": own["apiVersion"], "kind": own["kind"], "status": status,
         "metadata": own["metadata"]});
     let apply_status = [&force[..], &["--subresource=status"]].concat();
     release.server.kubectl(&apply_status, &with_status.to_string()).unwrap();
-    let moved = client(json!({"status": at("10.200.2.9", "n2")}));
-    release.server.kubectl(&apply_status, &moved).unwrap();
+    for (name, _, status) in &liqos {
+        let status = gateway_client(name, json!({"status": status}));
+        release.server.kubectl(&apply_status, &status).unwrap();
+    }
 
     uninstall(&release);
     assert_eq!(release.labelled(KINDS, OURS), "");
@@ -166,16 +176,19 @@ fn uninstall_removes_objects_of_programs() {
     let left: Value = serde_json::from_str(&release.server.kubectl(&get, "").unwrap()).unwrap();
     assert_eq!(left["spec"], json!({"remote": {"cidr": side()}}));
     assert!(left["status"].as_object().is_none_or(|status| status.is_empty()), "{left}");
-    let get = ["get", "gatewayclient", "moved", "--namespace=tenant", "--output=json"];
-    let left: Value = serde_json::from_str(&release.server.kubectl(&get, "").unwrap()).unwrap();
-    assert_eq!(left["status"].get("internalEndpoint"), None, "Liqo made it, weft changed it");
+    for (name, ..) in liqos {
+        let get = ["get", "gatewayclient", name, "--namespace=tenant", "--output=json"];
+        let left: Value = serde_json::from_str(&release.server.kubectl(&get, "").unwrap()).unwrap();
+        let is_empty = |status: &Map<String, Value>| status.is_empty();
+        assert!(left["status"].as_object().is_none_or(is_empty), "{left}");
+    }
 }
 
-fn gateway_client(rest: Value) -> Value {
+fn gateway_client(name: &str, rest: Value) -> String {
     let mut client = json!({"apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayClient",
-        "metadata": {"name": "moved", "namespace": "tenant"}});
+        "metadata": {"name": name, "namespace": "tenant"}});
     client.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
-    client
+    client.to_string()
 }
 
 fn side() -> Value {

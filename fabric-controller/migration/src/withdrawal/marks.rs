@@ -1,5 +1,7 @@
 //! Fields that weft has written into objects of others: those stay, without stale values.
 
+use std::collections::BTreeSet;
+
 use fabric_api::ipam::{IP, Network};
 use fabric_api::labels;
 use fabric_api::networking::{Configuration, GatewayClient, GatewayServer};
@@ -25,9 +27,10 @@ pub(super) async fn remove(cluster: &Cluster, prefixes: Prefixes) -> Result<(), 
             // A Network that an earlier withdrawal has kept has other fields that weft applied: it is nobody's.
             let is_status_only = kind.group == Network::group(&());
             for part in parts(&object).filter(|part| *part == Part::Status || !is_status_only) {
-                let nested = nested(&object);
-                if part == Part::Status && !nested.is_empty() {
-                    let change = json!({"status": nested});
+                if part == Part::Status
+                    && let Some(empty) = emptied(&object)
+                {
+                    let change = json!({"status": empty});
                     cluster.merge_part(&kind, &object, part, &change).await?;
                 }
                 let nothing = nothing_of(&kind, &object);
@@ -49,21 +52,48 @@ fn parts(object: &impl Resource) -> impl Iterator<Item = Part> {
     })
 }
 
-/// Objects in the status that weft has applied fields of, each with `null`, which removes it. One that Liqo has
-/// made would stay without fields, as `null`, which its definition refuses.
-fn nested(object: &impl Resource) -> Map<String, Value> {
-    let ours = object.managed_fields().iter().filter(|entry| {
-        entry.manager.as_deref() == Some(ApiServer::MANAGER)
-            && entry.subresource.as_deref() == Some("status")
-    });
-    let fields = ours.filter_map(|entry| entry.fields_v1.as_ref()?.0.get("f:status")?.as_object());
-    let is_object = |parts: &Value| {
-        parts.as_object().is_some_and(|parts| parts.keys().any(|key| key.starts_with("f:")))
+/// Change of the status that removes what weft alone has, objects of which nothing would be left among that: given
+/// up, one that Liqo has made would stay as `null`, which its definition refuses.
+fn emptied(object: &impl Resource) -> Option<Value> {
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for entry in object.managed_fields() {
+        let fields =
+            entry.fields_v1.as_ref().and_then(|fields| fields.0.get("f:status")?.as_object());
+        let is_ours = entry.manager.as_deref() == Some(ApiServer::MANAGER);
+        if is_ours { ours.extend(fields) } else { theirs.extend(fields) }
+    }
+    removal(&ours, &theirs)
+}
+
+/// Merge patch that removes the fields of an object which are ours alone, or all of it (`null`) if no other
+/// ones are left; none if there is nothing to remove. Fields as in `managedFields`.
+fn removal(ours: &[&Map<String, Value>], theirs: &[&Map<String, Value>]) -> Option<Value> {
+    let names = |of: &[&Map<String, Value>]| -> BTreeSet<String> {
+        of.iter()
+            .flat_map(|fields| fields.keys())
+            .filter(|key| key.starts_with("f:"))
+            .cloned()
+            .collect()
     };
-    let nested = fields.flatten().filter(|(_, parts)| is_object(parts));
-    nested
-        .filter_map(|(name, _)| Some((name.strip_prefix("f:")?.to_owned(), Value::Null)))
-        .collect()
+    let (own, of_others) = (names(ours), names(theirs));
+    let mut is_left = of_others.difference(&own).next().is_some();
+    let mut removed = Map::new();
+    for key in own {
+        let [ours, theirs] = [ours, theirs].map(|of| {
+            of.iter().filter_map(|fields| fields.get(&key)?.as_object()).collect::<Vec<_>>()
+        });
+        let change = if names(&ours).is_empty() {
+            theirs.is_empty().then_some(Value::Null)
+        } else {
+            removal(&ours, &theirs)
+        };
+        is_left |= change.as_ref().is_none_or(|change| !change.is_null());
+        removed.extend(change.map(|change| (key.trim_start_matches("f:").to_owned(), change)));
+    }
+    if !is_left {
+        return Some(Value::Null);
+    }
+    (!removed.is_empty()).then(|| removed.into())
 }
 
 /// Patch without fields: it gives up all that weft applied. The uid keeps this from making one that
@@ -73,4 +103,44 @@ fn nothing_of(kind: &ApiResource, object: &impl Resource) -> Value {
         "name": object.name_any(), "namespace": object.namespace(), "uid": object.uid(),
     });
     json!({"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn removed(ours: &Value, theirs: &[Value]) -> Option<Value> {
+        let theirs: Vec<_> = theirs.iter().filter_map(Value::as_object).collect();
+        removal(&[ours.as_object().unwrap()], &theirs)
+    }
+
+    #[test]
+    fn objects_of_which_nothing_is_left_are_removed() {
+        let ours = json!({"f:secretRef": {}, "f:endpoint": {"f:port": {}, "f:addresses": {}}});
+        let all = Some(Value::Null);
+        assert_eq!(removed(&ours, &[]), all);
+        assert_eq!(removed(&ours, &[json!({})]), all, "an empty status of theirs");
+        assert_eq!(removed(&ours, &[json!({".": {}, "f:endpoint": {}})]), all, "an endpoint, too");
+        assert_eq!(removed(&ours, &[json!({"f:endpoint": {".": {}}})]), all);
+    }
+
+    #[test]
+    fn fields_of_others_stay() {
+        let ours = json!({"f:secretRef": {}, "f:endpoint": {"f:port": {}, "f:addresses": {}}});
+        let without = |theirs: Value| removed(&ours, &[theirs]);
+        let endpoint = json!({"secretRef": null, "endpoint": null});
+        assert_eq!(without(json!({"f:serverRef": {}})), Some(endpoint));
+        let port = json!({"secretRef": null, "endpoint": {"addresses": null}});
+        assert_eq!(without(json!({"f:endpoint": {"f:port": {}}})), Some(port));
+        let other = json!({"secretRef": null, "endpoint": {"addresses": null, "port": null}});
+        assert_eq!(without(json!({"f:endpoint": {"f:node": {}}})), Some(other));
+        let shared = json!({"endpoint": null});
+        assert_eq!(without(json!({"f:secretRef": {}})), Some(shared));
+        let list = json!({"f:conditions": {"k:{\"type\":\"Ready\"}": {"f:status": {}}}});
+        assert_eq!(
+            removed(&list, std::slice::from_ref(&list)),
+            None,
+            "elements are given up one by one"
+        );
+    }
 }
