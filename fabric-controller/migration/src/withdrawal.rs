@@ -28,7 +28,7 @@ const IDENTITY: &str = "withdrawal";
 const ELECTION: Duration = Duration::from_secs(45);
 /// Timeout for ForeignClusters. Refused writes are tried twice.
 const ANSWER: Duration = Duration::from_secs(8);
-/// How often the Lease may be lost, as it is while answers are late.
+/// Maximum number of terms with the Lease, which is lost while answers are late.
 const TERMS: u32 = 3;
 /// Time for helm to remove the controllers. If it does not, one of them makes all anew then.
 const LOCKED: Duration = Duration::from_secs(120);
@@ -66,20 +66,19 @@ pub async fn withdraw(
     prefixes: Prefixes,
 ) -> Result<(), WithdrawError> {
     let mut election = Election::new(&server, IDENTITY).taking_over();
-    let mut lost = 0;
-    while lost < TERMS {
+    for term in 1.. {
         timeout(ELECTION, election.won()).await.map_err(|_| WithdrawError::NotElected)?;
         tokio::select! {
             done = take_away(&server, at_most, prefixes) => {
                 done?;
                 break;
             }
-            () = election.lost() => lost += 1,
+            () = election.lost() => {}
+        }
+        if term == TERMS {
+            return Err(WithdrawError::Lost);
         }
         tracing::warn!("the Lease of the fabric-controllers is lost; begins anew");
-    }
-    if lost == TERMS {
-        return Err(WithdrawError::Lost);
     }
     let locked = answered(async || election.leave_locked(LOCKED).await).await;
     locked.map_err(WithdrawError::Locked)?;

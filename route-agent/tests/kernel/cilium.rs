@@ -142,7 +142,7 @@ fn seen(world: &World, from: &Netns, to: &str) -> String {
 fn overlay_passes_beside_cilium() {
     for backend in BACKENDS {
         let mut world = node(backend);
-        // Whatever else leaves the node is masqueraded.
+        // All other packets are masqueraded where they leave the node.
         for (to, node) in OUTSIDE.iter().zip(["192.0.2.5", "2001:db8::5"]) {
             assert_eq!(seen(&world, &world.pod, to), node, "{backend}");
         }
@@ -202,7 +202,7 @@ fn departed_peer_is_refused_beside_cilium() {
             eventually("pods are refused", SOON, || {
                 error_at(&world, &world.pod, peer) == Some(ErrorKind::ConnectionRefused)
             });
-            // Of a host's own packets, the route is enough.
+            // The route refuses what the host itself sends, before the rules could reset it.
             let of_node = error_at(&world, &world.node, peer);
             assert_eq!(of_node, Some(ErrorKind::HostUnreachable), "{backend} {peer}");
         }

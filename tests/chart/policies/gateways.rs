@@ -155,7 +155,7 @@ fn slices_are_of_own_services(release: &Release, controller: &Account<'_>) {
     refused(controller.apply(&changed), why);
     controller.apply(&slice("own", "own")).unwrap();
     controller.delete("endpointslices", (OTHER, "own")).unwrap();
-    // Where all Services are weft's, the policy is not evaluated.
+    // The policy's parameters are Services of others: where there are none, it refuses nothing.
     controller.apply(&self::slice(LABELLED, "gw-a", "gw-a")).unwrap();
 }
 

@@ -13,9 +13,9 @@ use tokio::time::{Instant, sleep};
 use super::WithdrawError;
 use gateway_workloads::Emitter;
 
-/// Time in which a request has to be answered, tried again as often as the answer is late.
+/// Time until a request whose answers are late is given up.
 const ANSWERED: Duration = Duration::from_secs(60);
-/// Interval of tries.
+/// Pause before such a request is sent again.
 const RETRY: Duration = Duration::from_millis(500);
 
 pub(crate) struct Cluster {
@@ -139,15 +139,6 @@ impl Cluster {
 
     /// Merges that into an object. Not being there is no error.
     pub(super) async fn merge(
-        &self,
-        kind: &ApiResource,
-        object: &impl Resource,
-        change: &Value,
-    ) -> Result<(), WithdrawError> {
-        self.merge_part(kind, object, Part::AllButStatus, change).await
-    }
-
-    pub(super) async fn merge_part(
         &self,
         kind: &ApiResource,
         object: &impl Resource,

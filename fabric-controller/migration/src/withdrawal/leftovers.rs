@@ -8,7 +8,7 @@ use fabric_api::ipam::{IP, Network};
 use fabric_api::labels;
 use fabric_api::networking::{Connection, GatewayClient, GatewayServer};
 use fabric_index::owner;
-use fabric_kube_client::requests::Target;
+use fabric_kube_client::requests::{Part, Target};
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service, ServiceAccount};
@@ -83,7 +83,7 @@ pub(super) async fn hand_over(cluster: &Cluster) -> Result<(), WithdrawError> {
     let nobodys = json!({"metadata":
         {"labels": {(labels::MANAGED_BY): null}, "annotations": {(mark): null}}});
     for network in cluster.list_metadata(&networks, &of_peers).await? {
-        cluster.merge(&networks, &network, &nobodys).await?;
+        cluster.merge(&networks, &network, Part::AllButStatus, &nobodys).await?;
         tracing::info!("kept {}", Target::of(&networks, network.meta()));
     }
     Ok(())

@@ -31,7 +31,7 @@ pub(super) async fn remove(cluster: &Cluster, prefixes: Prefixes) -> Result<(), 
                     && let Some(empty) = emptied(&object)
                 {
                     let change = json!({"status": empty});
-                    cluster.merge_part(&kind, &object, part, &change).await?;
+                    cluster.merge(&kind, &object, part, &change).await?;
                 }
                 let nothing = nothing_of(&kind, &object);
                 cluster.apply(&kind, &object, part, &nothing).await?;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use fabric_api::fabric::NodeConfig;
 use fabric_api::labels;
+use fabric_kube_client::requests::Part;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use kube::ResourceExt as _;
 use kube::api::DynamicObject;
@@ -59,7 +60,7 @@ async fn look(cluster: &Cluster) -> Result<(Waits, bool), WithdrawError> {
     for config in cluster.list(&configs, "").await? {
         if config.data["spec"]["removed"] != true {
             let removed = json!({"spec": {"removed": true}});
-            cluster.merge(&configs, &config, &removed).await?;
+            cluster.merge(&configs, &config, Part::AllButStatus, &removed).await?;
         }
         let name = config.name_any();
         lingers |= nodes.contains(&name) && refuses(&config);
