@@ -61,7 +61,8 @@ pub fn configuration(of: &Configuration) -> Vec<Fault> {
     faults
 }
 
-/// The peer's prefixes in the order written, pods first.
+/// The peer's prefixes in the order written, pods first, each once: `liqoctl generate configuration` lists a
+/// pod CIDR as often as its cluster has Networks of it.
 pub fn remotes(of: &Configuration) -> Result<Vec<(RemapKind, Cidr)>, Vec<Fault>> {
     let cidrs = &of.spec.remote.cidr;
     let lists = [(RemapKind::Pod, &cidrs.pod.0), (RemapKind::External, &cidrs.external.0)];
@@ -81,6 +82,9 @@ pub fn remotes(of: &Configuration) -> Result<Vec<(RemapKind, Cidr)>, Vec<Fault>>
                     continue;
                 }
             };
+            if found.iter().any(|(_, of, c)| *of == kind && *c == cidr) {
+                continue;
+            }
             if let Some((other, _, first)) = found.iter().find(|(_, _, c)| c.overlaps(&cidr)) {
                 let message = format!(
                     "{cidr} overlaps {other}, {first}; expected prefixes apart from each other"

@@ -98,6 +98,8 @@ impl Cluster {
 
     fn add_network(&mut self, kind: &str, granted: Granted, problems: &mut Problems) {
         match kind {
+            // Liqo's chart and weft's may each have made a Network of it, under two names.
+            "pod-cidr" if self.pods.contains(&granted.cidr) => {}
             "pod-cidr" => self.pods.push(granted.cidr),
             "service-cidr" => self.services.push(granted.cidr),
             "external-cidr" | "external-cidr-v6" => self.external.push(granted),

@@ -1,5 +1,6 @@
 //! Readiness of each Configuration's prefixes: granted, with routes on all nodes.
 
+use fabric_api::Cidr;
 use fabric_api::fabric::RemapKind;
 use fabric_api::networking::{CidrList, ClusterCidrs, SideConfig};
 use fabric_index::Index;
@@ -95,10 +96,16 @@ fn is_published(peering: &Peering<'_>) -> bool {
 
 /// Index by index as in `spec.remote`.
 pub(crate) fn as_seen_here(peering: &Peering<'_>) -> SideConfig {
-    let list = |kind: RemapKind| {
-        let of_kind = peering.remotes.iter().filter(|remote| remote.kind == kind);
-        CidrList(of_kind.filter_map(|r| r.granted).map(|cidr| cidr.to_string()).collect())
+    let written = &peering.configuration.spec.remote.cidr;
+    let list = |kind: RemapKind, written: &CidrList| {
+        let granted = |text: &String| {
+            let cidr: Cidr = text.parse().ok()?;
+            let mut remotes = peering.remotes.iter();
+            remotes.find(|remote| remote.kind == kind && remote.cidr == cidr)?.granted
+        };
+        CidrList(written.0.iter().filter_map(granted).map(|cidr| cidr.to_string()).collect())
     };
-    let cidr = ClusterCidrs { pod: list(RemapKind::Pod), external: list(RemapKind::External) };
-    SideConfig { cidr }
+    let pod = list(RemapKind::Pod, &written.pod);
+    let external = list(RemapKind::External, &written.external);
+    SideConfig { cidr: ClusterCidrs { pod, external } }
 }

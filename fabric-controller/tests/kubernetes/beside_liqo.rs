@@ -124,6 +124,37 @@ fn uninstallation_of_liqo_loses_no_shared_object() {
     remove_liqo(cluster);
 }
 
+/// With weft's `ipam.podCIDRs` and then Liqo's `ipam.podCIDR`.
+#[test]
+fn pod_cidr_of_both_charts_is_listed_once() {
+    let Some((_turn, cluster)) = cluster_alone() else { return };
+    let of_chart = |name: &str, chart: &str| {
+        json!({"apiVersion": "ipam.liqo.io/v1alpha1", "kind": "Network",
+            "metadata": {"name": name, "namespace": "liqo", "labels": {
+                "app.kubernetes.io/part-of": chart, "ipam.liqo.io/network-type": "pod-cidr",
+                "ipam.liqo.io/network-not-remapped": "true", "ipam.liqo.io/network-shared": "true"}},
+            "spec": {"cidr": "10.200.0.0/16"}})
+    };
+    cluster.apply_all(&peering("horten"));
+    cluster.apply_all(&[of_chart("pod-cidr-10-200-0-0-16", "weft"), of_chart("pod-cidr", "liqo")]);
+    let networks = || cluster.names("networks", "liqo");
+    assert_eq!(networks().iter().filter(|name| name.starts_with("pod-cidr")).count(), 2);
+    cluster.apply_all(&liqo(false));
+    cluster.until("weft's is gone", || {
+        (!networks().contains(&"pod-cidr-10-200-0-0-16".to_owned())).then_some(())
+    });
+    assert!(networks().contains(&"pod-cidr".to_owned()));
+    let local = cluster.until("the peering has the prefix", || {
+        let of = cluster.get("configuration", &tenant("horten"), "horten")?;
+        of.pointer("/spec/local/cidr/pod").cloned()
+    });
+    assert_eq!(local, json!(["10.200.0.0/16"]));
+    cluster.delete("configuration", &tenant("horten"), "horten");
+    let no_chart = json!({"metadata": {"labels": {"app.kubernetes.io/part-of": null}}});
+    cluster.merge("network", "liqo", "pod-cidr", &no_chart);
+    remove_liqo(cluster);
+}
+
 fn follows_its_pod(cluster: &Cluster) {
     let far = [IPS, "default", "far"];
     cluster.until_is(far, "/spec/ip", &json!("10.64.0.9"));

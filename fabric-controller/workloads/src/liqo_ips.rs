@@ -135,7 +135,10 @@ impl LiqoIps {
         }
         findings.set_repairs(self.repairs.notes());
         match liqo {
-            Liqo::WithoutNetworking => self.shared.record(self.live.objects(), Instant::now()),
+            Liqo::WithoutNetworking => {
+                self.shared.record(self.live.objects(), Instant::now());
+                self.shared.remove_duplicates(self.live.objects(), heartbeat).await;
+            }
             Liqo::Ending => {}
             Liqo::Absent => self.shared.restore(self.live.objects(), heartbeat).await,
             Liqo::WithNetworking => self.shared.forget(),

@@ -1,7 +1,10 @@
 //! Objects of the cluster or of users that Liqo's uninstallation deletes, although weft needs them, too:
 //! the cluster's ID, and every Network and IP.
 //!
-//! They are put back once Liqo's controller-manager is gone: its uninstaller waits until there is no
+//! Liqo's chart and weft's name the Network of a pod CIDR by the value that has it: of two of the same prefix
+//! weft's goes, or `liqoctl` would list the prefix twice.
+//!
+//! What was deleted is put back once Liqo's controller-manager is gone: its uninstaller waits until there is no
 //! Network and no IP. What was there is in memory only, and `helm upgrade` of weft makes the cluster's own
 //! ones in any case.
 
@@ -13,7 +16,7 @@ use fabric_kube_client::ApiError;
 use fabric_kube_client::requests::Requests;
 use fabric_runtime::{Heartbeat, chain};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::DynamicObject;
+use kube::api::{DeleteParams, DynamicObject};
 use kube::{Client, ResourceExt as _};
 use tokio::time::Instant;
 
@@ -63,6 +66,25 @@ impl SharedObjects {
         record(&mut self.known, objects, now);
     }
 
+    /// Removes Networks of weft's chart that Liqo's has, too. Failures are retried.
+    pub(super) async fn remove_duplicates(&mut self, objects: &Objects, heartbeat: &Heartbeat) {
+        self.due = None;
+        for (key, uid) in duplicates(objects) {
+            heartbeat.beat();
+            let how = DeleteParams::background();
+            match self.requests.delete(&key.target(), uid, how).await {
+                Ok(is_done) => {
+                    tracing::info!(%key, is_done, "removed: Liqo has a Network of this prefix");
+                    self.known.remove(&key);
+                }
+                Err(error) => {
+                    tracing::warn!(%key, error = chain(&error), "cannot be removed; tried again");
+                    self.due = Some(Instant::now() + RETRY);
+                }
+            }
+        }
+    }
+
     /// Makes what is missing. Failures are retried.
     pub(super) async fn restore(&mut self, objects: &Objects, heartbeat: &Heartbeat) {
         self.due = None;
@@ -92,6 +114,29 @@ fn record(known: &mut BTreeMap<Key, Known>, objects: &Objects, now: Instant) {
         let is_there = objects.get(key).is_some_and(is_kept);
         is_there || now < *known.missing_since.get_or_insert(now) + RECENT
     });
+}
+
+/// Networks of weft's chart with their uids, where Liqo's has made one of the same type and prefix, which is
+/// granted already.
+fn duplicates(objects: &Objects) -> Vec<(Key, Option<String>)> {
+    let networks = |chart: &'static str| {
+        let of_chart = move |network: &DynamicObject| {
+            network.labels().get(labels::PART_OF).is_some_and(|of| of == chart)
+                && network.labels().contains_key(labels::NETWORK_TYPE)
+                && network.metadata.deletion_timestamp.is_none()
+        };
+        objects.all(Watched::Network).filter(move |(_, network)| of_chart(network))
+    };
+    let is_same = |(own, theirs): (&DynamicObject, &DynamicObject)| {
+        let (cidr, kind) = (&theirs.data["spec"]["cidr"], labels::NETWORK_TYPE);
+        own.namespace() == theirs.namespace()
+            && own.labels().get(kind) == theirs.labels().get(kind)
+            && own.data["spec"]["cidr"] == *cidr
+            && theirs.data["status"]["cidr"] == *cidr
+    };
+    let own = networks(labels::WEFT);
+    let twice = own.filter(|(_, own)| networks(LIQO).any(|(_, theirs)| is_same((own, theirs))));
+    twice.map(|(key, own)| (key.clone(), own.uid())).collect()
 }
 
 /// False for what weft makes by itself, Liqo for its own modules, and for what goes with its owner.
@@ -160,6 +205,39 @@ mod tests {
                         "liqo.io/preinstalled": "true"}},
                 "spec": {"cidr": "10.200.0.0/16"}})
         );
+    }
+
+    #[test]
+    fn network_that_liqos_chart_has_too_is_liqos() {
+        let network = |name: &str, chart: &str, cidr: &str, granted: Value| {
+            let mut network = of_liqo();
+            network.metadata.name = Some(name.to_owned());
+            network.metadata.uid = Some(format!("{name}-uid"));
+            network.labels_mut().insert(labels::PART_OF.to_owned(), chart.to_owned());
+            network.data = json!({"spec": {"cidr": cidr}, "status": {"cidr": granted}});
+            network
+        };
+        let cidr = "10.200.0.0/16";
+        let twice = |theirs: DynamicObject| {
+            let mut objects = Objects::default();
+            objects.put(Watched::Network, network("own", "weft", cidr, json!(cidr)));
+            objects.put(Watched::Network, theirs);
+            duplicates(&objects)
+        };
+        let own = Key::new(Watched::Network, "liqo", "own");
+        let theirs = network("theirs", "liqo", cidr, json!(cidr));
+        assert_eq!(twice(theirs.clone()), [(own, Some("own-uid".to_owned()))]);
+        for other in [
+            network("theirs", "weft", cidr, json!(cidr)),
+            network("theirs", "liqo", "10.201.0.0/16", json!("10.201.0.0/16")),
+            network("theirs", "liqo", cidr, Value::Null),
+            object(json!({"app.kubernetes.io/part-of": "liqo"}), json!({})),
+        ] {
+            assert_eq!(twice(other.clone()), [], "{other:?}");
+        }
+        let mut reserved = theirs;
+        reserved.labels_mut().insert(labels::NETWORK_TYPE.to_owned(), "reserved".to_owned());
+        assert_eq!(twice(reserved), []);
     }
 
     #[test]

@@ -424,3 +424,21 @@ fn node_config_has_connected_and_mtu() {
     world.settle();
     assert_eq!(world.index.get(&connection.reference()), None, "no other program deletes it");
 }
+
+/// `liqoctl generate configuration` lists a prefix as often as its cluster has Networks of it.
+#[test]
+fn prefix_listed_twice_is_one_prefix() {
+    let mut world = World::new("rome");
+    let pod = json!(["10.200.0.0/16", "10.201.0.0/16", "10.200.0.0/16"]);
+    world.apply(network("pod-cidr-10-200-0-0-16", "pod-cidr", "10.200.0.0/16"));
+    client_side("milan").into_iter().for_each(|object| world.apply(object));
+    world.apply(configuration("milan", pod, json!(["10.70.0.0/16"])));
+    world.settle();
+    assert_eq!(world.problems(), [""; 0]);
+    let remaps = remaps(&world, "milan", "client");
+    let [(_, _, one), (_, _, other), _] = &remaps[..] else { panic!("{remaps:?}") };
+    let status = world.status(&ObjectRef::new(Kind::Configuration, "liqo-tenant-milan", "milan"));
+    assert_eq!(status["remote"]["cidr"]["pod"], json!([one, other, one]), "index by index");
+    let own = world.whole_gateway("liqo-tenant-milan", "client").unwrap().pod_cidrs;
+    assert_eq!(own, ["10.200.0.0/16"]);
+}
