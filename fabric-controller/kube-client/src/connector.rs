@@ -1,14 +1,15 @@
 //! Connections to an API server, and whether any can be made.
 
 use std::error::Error;
-use std::io::{self, ErrorKind};
-use std::pin::pin;
+use std::io::{self, ErrorKind, IoSlice};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::future::{BoxFuture, FutureExt as _};
-use hyper_util::client::legacy::connect::HttpConnector;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tower::Service;
@@ -24,11 +25,34 @@ const CONNECT: Duration = Duration::from_secs(2);
 /// Time to connect after which the server counts as unreachable: its kernel answers, however busy it is.
 const ANSWER: Duration = Duration::from_millis(300);
 
+/// Reports whether the server can be reached: the latest news of any connection counts. Clones share it.
+#[derive(Clone, Debug)]
+struct Reach(Arc<watch::Sender<bool>>);
+
+impl Reach {
+    fn set_unreachable(&self, is: bool) {
+        self.0.send_if_modified(|before| std::mem::replace(before, is) != is);
+    }
+
+    /// Takes what a connection has read for news. The kernel ends one whose packets nobody
+    /// acknowledges; the next request may take another that has not ended yet, and wait for that.
+    fn observe<T>(&self, done: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        match &done {
+            Poll::Ready(Ok(_)) if *self.0.borrow() => self.set_unreachable(false),
+            Poll::Ready(Err(error)) if error.kind() == ErrorKind::TimedOut => {
+                self.set_unreachable(true);
+            }
+            Poll::Ready(_) | Poll::Pending => {}
+        }
+        done
+    }
+}
+
 /// Connector that reports whether the server can be reached.
 #[derive(Clone, Debug)]
 pub(crate) struct Connector {
     tcp: HttpConnector,
-    unreachable: Arc<watch::Sender<bool>>,
+    reach: Reach,
 }
 
 impl Connector {
@@ -41,7 +65,7 @@ impl Connector {
         tcp.set_keepalive_interval(Some(KEEPALIVE));
         tcp.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
         let (unreachable, reported) = watch::channel(false);
-        (Self { tcp, unreachable: Arc::new(unreachable) }, reported)
+        (Self { tcp, reach: Reach(Arc::new(unreachable)) }, reported)
     }
 }
 
@@ -50,7 +74,7 @@ where
     HttpConnector: Service<R, Response: Send, Error: Error + Send, Future: Send + 'static>,
     <HttpConnector as Service<R>>::Error: 'static,
 {
-    type Response = <HttpConnector as Service<R>>::Response;
+    type Response = Observed<<HttpConnector as Service<R>>::Response>;
     type Error = <HttpConnector as Service<R>>::Error;
     type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
 
@@ -59,23 +83,75 @@ where
     }
 
     fn call(&mut self, to: R) -> Self::Future {
-        let (connecting, unreachable) = (self.tcp.call(to), Arc::clone(&self.unreachable));
-        let set = move |is| {
-            unreachable.send_if_modified(|before| std::mem::replace(before, is) != is);
-        };
+        let (connecting, reach) = (self.tcp.call(to), self.reach.clone());
         async move {
             let mut connecting = pin!(connecting);
             let connected = match timeout(ANSWER, &mut connecting).await {
                 Ok(connected) => connected,
                 Err(_) => {
-                    set(true);
+                    reach.set_unreachable(true);
                     connecting.await
                 }
             };
-            set(connected.as_ref().is_err_and(|error| !is_refused(error)));
-            connected
+            reach.set_unreachable(connected.as_ref().is_err_and(|error| !is_refused(error)));
+            connected.map(|stream| Observed { stream, reach })
         }
         .boxed()
+    }
+}
+
+/// Connection whose reads show whether the server can be reached.
+#[derive(Debug)]
+pub(crate) struct Observed<S> {
+    stream: S,
+    reach: Reach,
+}
+
+impl<S: Connection> Connection for Observed<S> {
+    fn connected(&self) -> Connected {
+        self.stream.connected()
+    }
+}
+
+impl<S: Read + Unpin> Read for Observed<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        self.reach.observe(read)
+    }
+}
+
+impl<S: Write + Unpin> Write for Observed<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        // That the kernel takes bytes is no sign of the server.
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 
@@ -88,8 +164,12 @@ fn is_refused(error: &(dyn Error + 'static)) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{SocketAddr, TcpStream};
+    use std::future::poll_fn;
+    use std::io::Write as _;
+    use std::net::{SocketAddr, TcpListener, TcpStream};
 
+    use http::Uri;
+    use hyper::rt::ReadBuf;
     use socket2::{Domain, Socket, Type};
 
     use super::*;
@@ -112,6 +192,37 @@ mod tests {
         timeout(CONNECT, unreachable.wait_for(|is| *is)).await.unwrap().unwrap();
         socket.accept().unwrap();
         connecting.await.unwrap().unwrap();
+        assert!(!*unreachable.borrow());
+    }
+
+    async fn read<S: Read + Unpin>(connection: &mut Observed<S>) -> io::Result<()> {
+        let mut space = [0; 1];
+        let mut buffer = ReadBuf::new(&mut space);
+        poll_fn(|cx| Pin::new(&mut *connection).poll_read(cx, buffer.unfilled())).await
+    }
+
+    /// A server that reads nothing more acknowledges no byte beyond its window.
+    #[tokio::test]
+    async fn unacknowledged_connection_shows_it_at_once() {
+        let (mut connector, unreachable) = Connector::new();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url: Uri = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+        let mut idle = connector.call(url.clone()).await.unwrap();
+        let (mut answering, _) = listener.accept().unwrap();
+        let mut full = connector.call(url).await.unwrap();
+        let (_reads_nothing, _) = listener.accept().unwrap();
+        let is_full = async {
+            while poll_fn(|cx| Pin::new(&mut full).poll_write(cx, &[0; 65_536])).await.is_ok() {}
+        };
+        drop(timeout(Duration::from_millis(300), is_full).await);
+        assert!(!*unreachable.borrow());
+        let error = timeout(3 * UNACKNOWLEDGED, read(&mut full)).await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert!(*unreachable.borrow());
+
+        // A connection from before is as good as a new one.
+        answering.write_all(b"a").unwrap();
+        read(&mut idle).await.unwrap();
         assert!(!*unreachable.borrow());
     }
 }
