@@ -1,4 +1,4 @@
-//! Rights that a program gives itself, in one namespace at a time.
+//! Rights that a program has, and those that it gives itself, in one namespace at a time.
 
 use std::time::Duration;
 
@@ -68,35 +68,42 @@ impl Grant {
         let (requests, target) =
             (Requests::new(client.clone(), labels::CONTROLLER_MANAGER), Target::new(kind, name));
         // One that is there may be about to go with another gateway.
-        if requests.get(&target).await?.is_none() && self.is_in_force(client, resource).await? {
+        let is_in_force =
+            async || may(client, ("list", resource), self.binding.metadata.namespace.clone()).await;
+        if requests.get(&target).await?.is_none() && is_in_force().await? {
             return Ok(());
         }
         requests.apply(&target, Part::AllButStatus, &self.binding).await?;
         for pause in CHECKS {
             sleep(Duration::from_millis(pause)).await;
-            if self.is_in_force(client, resource).await? {
+            if is_in_force().await? {
                 return Ok(());
             }
         }
         let message = format!("RoleBinding {} has no effect", self.binding.name_any());
         Err(ApiError::Refused { code: 403, message })
     }
+}
 
-    async fn is_in_force(&self, client: &Client, resource: &ApiResource) -> Result<bool, ApiError> {
-        let attributes = ResourceAttributes {
-            namespace: self.binding.namespace(),
-            verb: Some("list".to_owned()),
-            group: Some(resource.group.clone()),
-            resource: Some(resource.plural.clone()),
-            ..ResourceAttributes::default()
-        };
-        let spec = SelfSubjectAccessReviewSpec {
-            resource_attributes: Some(attributes),
-            ..SelfSubjectAccessReviewSpec::default()
-        };
-        let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
-        let (api, parameters) = (Api::all(client.clone()), PostParams::default());
-        let reviewed = answer("SelfSubjectAccessReview", api.create(&parameters, &review)).await?;
-        Ok(reviewed.status.is_some_and(|status| status.allowed))
-    }
+/// Returns whether the client has the right to that verb on a kind, in a namespace or in all.
+pub async fn may(
+    client: &Client,
+    (verb, resource): (&str, &ApiResource),
+    namespace: Option<String>,
+) -> Result<bool, ApiError> {
+    let attributes = ResourceAttributes {
+        namespace,
+        verb: Some(verb.to_owned()),
+        group: Some(resource.group.clone()),
+        resource: Some(resource.plural.clone()),
+        ..ResourceAttributes::default()
+    };
+    let spec = SelfSubjectAccessReviewSpec {
+        resource_attributes: Some(attributes),
+        ..SelfSubjectAccessReviewSpec::default()
+    };
+    let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
+    let (api, parameters) = (Api::all(client.clone()), PostParams::default());
+    let reviewed = answer("SelfSubjectAccessReview", api.create(&parameters, &review)).await?;
+    Ok(reviewed.status.is_some_and(|status| status.allowed))
 }

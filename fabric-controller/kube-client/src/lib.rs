@@ -16,5 +16,5 @@ pub mod requests;
 
 pub use api_server::{ApiServer, resource, target};
 pub use error::{ApiError, ConnectError};
-pub use grant::Grant;
+pub use grant::{Grant, may};
 pub use metrics::{StoreMetrics, WriteOutcome};

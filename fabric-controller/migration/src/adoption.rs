@@ -8,6 +8,7 @@
 
 mod liqo_off;
 mod plan;
+mod rights;
 
 use fabric_api::ipam::{IP, Network};
 use fabric_api::labels;
@@ -17,9 +18,9 @@ use fabric_api::networking::{
 use fabric_kube_client::requests::{Part, Requests, Target};
 use fabric_kube_client::{ApiError, ApiServer};
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{ConfigMap, Service};
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
-use kube::ResourceExt as _;
+use kube::ResourceExt;
 use kube::api::{ApiResource, DeleteParams};
 use serde_json::json;
 
@@ -47,6 +48,15 @@ pub enum AdoptError {
          this again"
     )]
     NetworkingIsOn(String, String),
+    #[error(
+        "found Liqo in namespace {found}; expected it in {expected}, that of weft: run this again with \
+         `--namespace {found}`"
+    )]
+    Elsewhere { found: String, expected: String },
+    #[error(
+        "this user lacks rights: {0}; expected them in all namespaces, as cluster-admin has them"
+    )]
+    Denied(String),
     #[error(transparent)]
     Read(#[from] WithdrawError),
     #[error("cannot change {object}; this may be run again at any time")]
@@ -64,8 +74,10 @@ pub async fn adopt<E: From<AdoptError>>(
     is_dry_run: bool,
     report: impl Fn(&str) -> Result<(), E>,
 ) -> Result<usize, E> {
+    rights::ensure(server, is_dry_run).await?;
     let cluster = Cluster::new(server);
-    liqo_off::ensure(&cluster, &server.namespace).await?;
+    liqo_off::ensure(&cluster).await?;
+    is_liqos_namespace(&cluster, &server.namespace).await?;
     let found = find(&cluster).await.map_err(AdoptError::from)?;
     let steps = plan(&found, &server.namespace);
     let requests = server.requests();
@@ -76,6 +88,24 @@ pub async fn adopt<E: From<AdoptError>>(
         report(&step.to_string())?;
     }
     Ok(steps.len())
+}
+
+/// Fails if Liqo is installed, or was, but in another namespace.
+async fn is_liqos_namespace(cluster: &Cluster, namespace: &str) -> Result<(), AdoptError> {
+    let (app, of_liqo) = (labels::APP_NAME, format!("{}={LIQO}", labels::PART_OF));
+    for (kind, name) in
+        [(kind::<Deployment>(), "controller-manager"), (kind::<ConfigMap>(), "clusterid-configmap")]
+    {
+        let found = cluster.list(&kind, &format!("{app}={name},{of_liqo}")).await?;
+        let namespaces: Vec<_> = found.iter().filter_map(ResourceExt::namespace).collect();
+        if namespaces.iter().any(|found| found == namespace) {
+            return Ok(());
+        }
+        if let Some(found) = namespaces.into_iter().next() {
+            return Err(AdoptError::Elsewhere { found, expected: namespace.to_owned() });
+        }
+    }
+    Ok(())
 }
 
 async fn find(cluster: &Cluster) -> Result<Found, WithdrawError> {

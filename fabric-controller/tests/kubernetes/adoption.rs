@@ -378,6 +378,21 @@ fn switch_off(world: &mut World) {
     drop(world.liqo.kill());
     drop(world.liqo.wait());
     ends_late(world);
+    let refused = |mut weft: Command| {
+        let output = weft.output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let elsewhere = refused(world.adopt(&["--namespace=weft"]));
+    assert!(elsewhere.contains("found Liqo in namespace liqo; expected it in weft"), "{elsewhere}");
+    let mut nobody = Command::new(weft_program());
+    nobody.args(["adopt", "--kubeconfig"]).arg(world.server.user("nobody"));
+    let denied = refused(nobody);
+    for lacking in
+        ["list, patch, delete wggatewayservers.networking.liqo.io", "get, patch services"]
+    {
+        assert!(denied.contains(lacking), "{denied}");
+    }
 }
 
 /// The former pod of Liqo's controller-manager is waited for.

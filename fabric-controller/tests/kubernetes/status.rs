@@ -10,7 +10,7 @@ use api_server::{ApiServer, skip};
 use serde_json::{Value, json};
 
 use crate::cluster::{
-    Cluster, cluster, cluster_ip, metadata, peering, server, tenant, weft_program,
+    Cluster, cluster, cluster_ip, liqo_definitions, metadata, peering, server, tenant, weft_program,
 };
 
 /// A request is given up after 5 s, all of them together after 15.
@@ -230,11 +230,22 @@ fn cluster_without_weft_differs_from_healthy_one() {
     let dir = tempfile::tempdir().unwrap();
     let server = ApiServer::start(dir.path().join("server"));
     let Ok(server) = server.map_err(|why| skip(&why)) else { return };
-    let output = of(&server.admin(), &[]);
-    assert_eq!(output.status.code(), Some(4));
-    assert!(
-        printed(&output).contains("weft is not installed in this cluster"),
-        "{}",
-        printed(&output)
-    );
+    let is_without = || {
+        let output = of(&server.admin(), &[]);
+        let printed = printed(&output);
+        assert_eq!(output.status.code(), Some(4), "{printed}");
+        assert!(printed.contains("weft is not installed in this cluster"), "{printed}");
+    };
+    is_without();
+    let kinds = ["configurations", "connections", "gatewayservers", "gatewayclients"];
+    let Some(definitions) = liqo_definitions("networking", &kinds) else { return };
+    let gateway = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "gw", "namespace": "default",
+        "labels": {"networking.liqo.io/component": "gateway"}},
+        "spec": {"automountServiceAccountToken": false, "containers": [{"name": "a", "image": "a"}]}});
+    let account = json!({"apiVersion": "v1", "kind": "ServiceAccount",
+        "metadata": {"name": "default", "namespace": "default"}});
+    for objects in [definitions, account.to_string(), gateway.to_string()] {
+        server.kubectl(&["apply", "--server-side", "-f", "-"], &objects).unwrap();
+    }
+    is_without();
 }

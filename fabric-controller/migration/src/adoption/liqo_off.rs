@@ -24,7 +24,7 @@ type Check<'a> = (ApiResource, &'a str, fn(&DynamicObject) -> bool);
 
 /// Fails with the first program that runs Liqo's networking, or may. Pods that only have to end are
 /// waited for.
-pub(super) async fn ensure(cluster: &Cluster, namespace: &str) -> Result<(), AdoptError> {
+pub(super) async fn ensure(cluster: &Cluster) -> Result<(), AdoptError> {
     let app = labels::APP_NAME;
     let fabric = &format!("{app}=fabric,app.kubernetes.io/component=networking");
     let manager = &format!("{app}=controller-manager,{}!={}", labels::PART_OF, labels::WEFT);
@@ -36,25 +36,29 @@ pub(super) async fn ensure(cluster: &Cluster, namespace: &str) -> Result<(), Ado
         (kind::<Pod>(), fabric, |_| true),
         (kind::<Pod>(), manager, |of| has_networking(&of.data)),
     ];
-    if let Some(found) = first(cluster, &workloads).await? {
-        return Err(AdoptError::NetworkingIsOn(found, namespace.to_owned()));
+    if let Some((found, namespace)) = first(cluster, &workloads).await? {
+        return Err(AdoptError::NetworkingIsOn(found, namespace));
     }
     let until = Instant::now() + PODS_END;
-    while let Some(found) = first(cluster, &pods).await? {
+    while let Some((found, namespace)) = first(cluster, &pods).await? {
         if Instant::now() >= until {
-            return Err(AdoptError::NetworkingIsOn(found, namespace.to_owned()));
+            return Err(AdoptError::NetworkingIsOn(found, namespace));
         }
         sleep(PERIOD).await;
     }
     Ok(())
 }
 
-/// First object for which a check holds.
-async fn first(cluster: &Cluster, checks: &[Check<'_>]) -> Result<Option<String>, WithdrawError> {
+/// First object for which a check holds, and its namespace.
+async fn first(
+    cluster: &Cluster,
+    checks: &[Check<'_>],
+) -> Result<Option<(String, String)>, WithdrawError> {
     for (kind, selector, is_on) in checks {
         let there = cluster.list(kind, selector).await?;
         if let Some(on) = there.iter().find(|object| is_on(object)) {
-            return Ok(Some(Target::of(kind, &on.metadata).to_string()));
+            let namespace = on.metadata.namespace.clone().unwrap_or_default();
+            return Ok(Some((Target::of(kind, &on.metadata).to_string(), namespace)));
         }
     }
     Ok(None)

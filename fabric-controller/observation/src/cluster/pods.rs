@@ -51,7 +51,12 @@ impl Pods {
 
     /// Nothing of weft's runs, or is to run.
     pub(super) fn is_empty(&self) -> bool {
-        self.deployments.is_empty() && self.programs.is_empty() && self.gateways.is_empty()
+        !self.has_programs() && self.gateways.is_empty()
+    }
+
+    /// Anything of the chart's runs, or is to run.
+    pub(super) fn has_programs(&self) -> bool {
+        !self.deployments.is_empty() || !self.programs.is_empty()
     }
 
     pub(super) fn found(mut self, snapshot: &Snapshot) -> Found {

@@ -1,0 +1,66 @@
+//! Rights that taking over needs, all looked at before anything is read or changed.
+
+use fabric_api::ipam::{IP, Network};
+use fabric_api::networking::{
+    GatewayClient, GatewayServer, WgGatewayClientTemplate, WgGatewayServerTemplate,
+};
+use fabric_kube_client::{ApiServer, may};
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
+use kube::api::ApiResource;
+
+use super::{AdoptError, FABRIC, WG_GATEWAYS};
+use crate::liqo_networking::{FIREWALL, ROUTE, resource};
+use crate::withdrawal::cluster::kind;
+
+const LOOK: [&str; 1] = ["list"];
+const CHANGE: [&str; 2] = ["list", "patch"];
+const REMOVE: [&str; 3] = ["list", "patch", "delete"];
+
+/// Fails with all rights that the user lacks.
+pub(super) async fn ensure(server: &ApiServer, is_dry_run: bool) -> Result<(), AdoptError> {
+    let mut lacking = Vec::new();
+    for (kind, verbs) in needed() {
+        let verbs = if is_dry_run { &verbs[..1] } else { verbs };
+        let mut denied = Vec::new();
+        for verb in verbs {
+            // Where reviews are refused, the requests themselves answer.
+            if !may(&server.client, (verb, &kind), None).await.unwrap_or(true) {
+                denied.push(*verb);
+            }
+        }
+        if !denied.is_empty() {
+            let group =
+                if kind.group.is_empty() { String::new() } else { format!(".{}", kind.group) };
+            lacking.push(format!("{} {}{group}", denied.join(", "), kind.plural));
+        }
+    }
+    if lacking.is_empty() { Ok(()) } else { Err(AdoptError::Denied(lacking.join("; "))) }
+}
+
+/// Kinds with the verbs on them, that of `--dry-run` first.
+fn needed() -> Vec<(ApiResource, &'static [&'static str])> {
+    let looked_at = [
+        kind::<DaemonSet>(),
+        kind::<Pod>(),
+        kind::<ConfigMap>(),
+        kind::<WgGatewayServerTemplate>(),
+        kind::<WgGatewayClientTemplate>(),
+    ];
+    let changed = [
+        kind::<Deployment>(),
+        kind::<GatewayServer>(),
+        kind::<GatewayClient>(),
+        kind::<Network>(),
+        kind::<IP>(),
+    ];
+    let of_liqo = [&WG_GATEWAYS[..], &FABRIC, &[FIREWALL, ROUTE]].concat();
+    let removed = of_liqo.into_iter().map(resource).chain([kind::<ClusterRoleBinding>()]);
+    let mut all: Vec<(ApiResource, &'static [&'static str])> = Vec::new();
+    all.extend(looked_at.map(|kind| (kind, &LOOK[..])));
+    all.extend(changed.map(|kind| (kind, &CHANGE[..])));
+    all.push((kind::<Service>(), &["get", "patch"]));
+    all.extend(removed.map(|kind| (kind, &REMOVE[..])));
+    all
+}
