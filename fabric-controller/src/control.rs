@@ -21,7 +21,7 @@ use crate::metrics::IpamOutcome;
 use crate::publish::{MAX_WRITES, Schedule, Sink, publish};
 use crate::stale_connections::StaleConnections;
 use crate::vitals::{COMPILED, Vitals};
-use fabric_core::{IpamRequest, Published, compile, unreadable};
+use fabric_core::{IpamRequest, Published, compile, faults_of_gateways, unreadable};
 use fabric_index::placement::{Placements, Plan};
 use fabric_index::{Grant, Index, LaggingNodes, Settings};
 use fabric_kube_client::findings::Reader;
@@ -301,6 +301,7 @@ impl Controller {
         self.report_nodes();
         let problems = self.with_uids(&wanted.problems);
         self.instruct(&wanted, Some(problems));
+        self.vitals.findings.set_faults(faults_of_gateways(&wanted.statuses));
         self.publish_problems(wanted.problems).await;
         self.request_grants(wanted.ipam_requests);
     }

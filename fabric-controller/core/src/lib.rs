@@ -5,5 +5,5 @@
 
 mod compile;
 
-pub use compile::{Allocation, IpamRequest, Published, compile, unreadable};
+pub use compile::{Allocation, IpamRequest, Published, compile, faults_of_gateways, unreadable};
 pub use fabric_model::KeyPair;

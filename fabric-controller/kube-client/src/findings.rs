@@ -1,5 +1,6 @@
-//! Findings of the controller that belong to no object of the user: obstacles, which are reasons why it
-//! cannot read all that it needs (a missing definition, a denied list), and repairs of what others stored.
+//! Findings of the controller that no object of the user may show: obstacles, which are reasons why it
+//! cannot read all that it needs (a missing definition, a denied list), and repairs of what others stored. And
+//! faults of gateways: Liqo's definitions of them have no place for conditions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,11 +20,13 @@ pub enum Reader {
     LiqoIps,
 }
 
-/// Obstacles of each reader, and repairs. Clones share them.
+/// Obstacles of each reader, repairs, and faults. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Findings {
     obstacles: watch::Sender<BTreeMap<Reader, BTreeSet<Problem>>>,
     repairs: watch::Sender<BTreeSet<String>>,
+    /// By object, the message of its condition.
+    faults: watch::Sender<BTreeMap<String, String>>,
 }
 
 /// Notification of changed obstacles.
@@ -44,6 +47,7 @@ impl Findings {
     pub fn clear(&self) {
         self.obstacles.send_if_modified(|all| !std::mem::take(all).is_empty());
         self.set_repairs(BTreeSet::new());
+        self.set_faults(BTreeMap::new());
     }
 
     /// Replaces the descriptions of what is repaired. No obstacle follows from that.
@@ -53,6 +57,15 @@ impl Findings {
 
     pub fn repairs(&self) -> BTreeSet<String> {
         self.repairs.borrow().clone()
+    }
+
+    /// Replaces the faults of gateways: the message of each one's condition.
+    pub fn set_faults(&self, faults: BTreeMap<String, String>) {
+        self.faults.send_replace(faults);
+    }
+
+    pub fn faults(&self) -> BTreeMap<String, String> {
+        self.faults.borrow().clone()
     }
 
     /// Obstacles of all readers, each once.

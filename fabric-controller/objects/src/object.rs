@@ -223,7 +223,29 @@ impl Object {
         }
     }
 
-    /// Conditions of the kinds whose status has them; `make` a status if there is none.
+    /// Conditions in the status; none of kinds that have none.
+    pub fn conditions(&self) -> &[Condition] {
+        match self {
+            Self::Configuration(x) => x.status.as_ref().map(|status| &status.conditions),
+            Self::GatewayServer(x) => x.status.as_ref().map(|status| &status.conditions),
+            Self::GatewayClient(x) => x.status.as_ref().map(|status| &status.conditions),
+            Self::Namespace(_)
+            | Self::ConfigMap(_)
+            | Self::Secret(_)
+            | Self::Node(_)
+            | Self::Network(_)
+            | Self::Ip(_)
+            | Self::Connection(_)
+            | Self::PublicKey(_)
+            | Self::GatewayConfig(_)
+            | Self::NodeConfig(_)
+            | Self::FabricRecord(_)
+            | Self::GatewayRecord(_) => None,
+        }
+        .map_or(&[], Vec::as_slice)
+    }
+
+    /// The same, to be changed; `make` a status if there is none.
     pub fn conditions_mut(&mut self, make: bool) -> Option<&mut Vec<Condition>> {
         fn status<T: Default>(of: &mut Option<T>, make: bool) -> Option<&mut T> {
             if make { Some(of.get_or_insert_default()) } else { of.as_mut() }

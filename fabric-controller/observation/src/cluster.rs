@@ -2,21 +2,24 @@
 
 mod pods;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use fabric_api::ipam::{IP, Network};
+use fabric_api::networking::ACCEPTED;
 use fabric_api::{check, labels};
 use fabric_index::owner::keeps_refused_prefix;
 use fabric_store::{ApiError, Kind, ObjectRef, Snapshot, Store, StoreError};
 use futures::future::join_all;
 use gateway_workloads::lease;
+use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::api::ListParams;
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
@@ -57,6 +60,11 @@ async fn ask(store: &Store) -> anyhow::Result<Option<Observation>> {
     if needed.iter().all(|(_, read)| read.as_ref().is_err_and(|error| is_refused(error, 404))) {
         return Ok(None);
     }
+    // Where only Liqo is, gateways are Liqo's.
+    let is_defined = needed.iter().any(|(kind, read)| {
+        let is_ours = matches!(kind, Kind::NodeConfig | Kind::GatewayConfig | Kind::FabricRecord);
+        is_ours && !read.as_ref().is_err_and(|error| is_refused(error, 404))
+    });
     let mut snapshot = Snapshot::default();
     let mut refused = BTreeSet::new();
     let mut problems = Vec::new();
@@ -79,7 +87,8 @@ async fn ask(store: &Store) -> anyhow::Result<Option<Observation>> {
     // Definitions, and what users made, outlive weft.
     let is_ours = |of: &ObjectRef| matches!(of.kind, Kind::NodeConfig | Kind::GatewayConfig);
     let is_empty = !snapshot.objects.keys().any(is_ours);
-    if is_empty && leases.is_empty() && pods.as_ref().is_ok_and(Pods::is_empty) {
+    let is_idle = |pods: &Pods| pods.is_empty() || !is_defined && !pods.has_programs();
+    if is_empty && leases.is_empty() && pods.as_ref().is_ok_and(is_idle) {
         return Ok(None);
     }
     for (kind, read) in more {
@@ -102,6 +111,7 @@ async fn ask(store: &Store) -> anyhow::Result<Option<Observation>> {
     problems.extend(found.problems);
     problems.extend(obstacles(&leases));
     problems.extend(held(&leases).flat_map(lease::repairs));
+    fill_in(&mut snapshot, &held(&leases).flat_map(lease::faults).collect());
     let cluster_id = cluster_id(&snapshot);
     let found = Found { problems, cluster_id, ..found };
     snapshot.problems.sort();
@@ -120,6 +130,24 @@ fn is_refused(error: &StoreError, as_code: u16) -> bool {
         return false;
     };
     *code == as_code
+}
+
+/// Adds the conditions that the API server has dropped: Liqo's definitions of gateways have none.
+fn fill_in(snapshot: &mut Snapshot, faults: &BTreeMap<String, String>) {
+    for (reference, object) in &mut snapshot.objects {
+        let Some(message) = faults.get(&reference.to_string()) else { continue };
+        let Some(conditions) = object.conditions_mut(true) else { continue };
+        if conditions.iter().all(|condition| condition.type_ != ACCEPTED) {
+            conditions.push(Condition {
+                type_: ACCEPTED.to_owned(),
+                status: "False".to_owned(),
+                reason: "Invalid".to_owned(),
+                message: message.clone(),
+                observed_generation: None,
+                last_transition_time: Time(Timestamp::now()),
+            });
+        }
+    }
 }
 
 /// `None` for Nodes and the ConfigMap, whose content is available elsewhere, too.

@@ -255,7 +255,7 @@ impl<'a> View<'a> {
     fn new(snapshot: &'a Snapshot) -> Self {
         let mut view = Self::default();
         for (reference, object) in &snapshot.objects {
-            view.conditions.push((reference.clone(), conditions(object)));
+            view.conditions.push((reference.clone(), object.conditions()));
             match object {
                 Object::GatewayConfig(x) => view.configs.push(x),
                 Object::Connection(x) => view.connections.push(x),
@@ -445,27 +445,6 @@ impl<'a> View<'a> {
         }
         found
     }
-}
-
-fn conditions(object: &Object) -> &[Condition] {
-    match object {
-        Object::Configuration(x) => x.status.as_ref().map(|status| status.conditions.as_slice()),
-        Object::GatewayServer(x) => x.status.as_ref().map(|status| status.conditions.as_slice()),
-        Object::GatewayClient(x) => x.status.as_ref().map(|status| status.conditions.as_slice()),
-        Object::Namespace(_)
-        | Object::ConfigMap(_)
-        | Object::Secret(_)
-        | Object::Node(_)
-        | Object::Network(_)
-        | Object::Ip(_)
-        | Object::Connection(_)
-        | Object::PublicKey(_)
-        | Object::GatewayConfig(_)
-        | Object::NodeConfig(_)
-        | Object::FabricRecord(_)
-        | Object::GatewayRecord(_) => None,
-    }
-    .unwrap_or_default()
 }
 
 /// Returns the part of a condition that goes beyond what the store has found by itself.

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fabric_api::fabric::{GatewayConfig, GatewayConfigStatus, PeeringFault};
 use fabric_api::labels::REMOTE_CLUSTER_ID;
+use fabric_api::networking::ACCEPTED;
 use fabric_index::Index;
 use fabric_index::node_paths::NodePaths;
 use fabric_model::{Gateway, Problems};
@@ -96,6 +97,18 @@ impl<'a> Findings<'a> {
         let texts: BTreeSet<String> = own.chain(needed.map(Problem::to_string)).collect();
         texts.into_iter().collect::<Vec<_>>().join("; ")
     }
+}
+
+/// Messages of the condition [`ACCEPTED`] of gateways whose newest manifest is not used, by object.
+pub fn faults_of_gateways(statuses: &Statuses) -> BTreeMap<String, String> {
+    let is_gateway = |of: &ObjectRef| matches!(of.kind, Kind::GatewayServer | Kind::GatewayClient);
+    let gateways = statuses.iter().filter(|(reference, _)| is_gateway(reference));
+    let faulty = gateways.filter_map(|(reference, object)| {
+        let mut conditions = object.conditions().iter();
+        let fault = conditions.find(|of| of.type_ == ACCEPTED && of.status == "False")?;
+        Some((reference.to_string(), fault.message.clone()))
+    });
+    faulty.collect()
 }
 
 /// Objects of the user as they are while something that the controller needs cannot be read, for which

@@ -97,7 +97,7 @@ impl Cluster {
 
     /// Installs definitions.
     pub(crate) fn define_all(&self, all: &str) {
-        self.kubectl(&["apply", "--server-side", "-f", "-"], all);
+        self.kubectl(&["apply", "--server-side", "--force-conflicts", "-f", "-"], all);
         self.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", "-f", "-"], all);
     }
 

@@ -1,10 +1,12 @@
 //! Events and conditions of objects that Liqo's networking applies, and weft does not.
 
+use fabric_api::crds;
 use serde_json::{Value, json};
 
 use crate::cluster::{
-    Cluster, cluster, cluster_ip, events, liqo_definitions, peering, server, tenant,
+    Cluster, cluster, cluster_alone, cluster_ip, events, liqo_definitions, peering, server, tenant,
 };
+use crate::status::{has_problem, observed};
 
 const OF_LIQO: &str = "networking.liqo.io/v1beta1";
 
@@ -78,6 +80,32 @@ fn unusable_template_is_condition_and_no_pod() {
         }
         refused(cluster, peer, kind, expected);
     }
+}
+
+/// Where Liqo was installed first, definitions are Liqo's, which have no conditions of gateways.
+#[test]
+fn status_names_faults_that_liqos_crds_drop() {
+    let Some(definition) = liqo_definitions("networking", &["gatewayservers"]) else { return };
+    let Some((_turn, cluster)) = cluster_alone() else { return };
+    let own = crds::liqo().into_iter().map(|crd| json!(crd));
+    let mut own = own.filter(|crd| crd["spec"]["names"]["plural"] == "gatewayservers");
+    let own = own.next().unwrap().to_string();
+    cluster.define_all(&definition);
+    cluster.apply_all(&peering("lom"));
+    let mut server = server("lom", &cluster_ip());
+    server["spec"]["serverTemplateRef"] = json!({"apiVersion": OF_LIQO, "kind": "VpnServerTemplate", "name": "a", "namespace": "liqo"});
+    cluster.apply(&server);
+    let parts = ["GatewayServer liqo-tenant-lom/server: ", "found VpnServerTemplate of"];
+    let shown = || has_problem(&observed(cluster), &parts);
+    cluster.until("weft status names it", || shown().then_some(()));
+    let stored = cluster.get("gatewayserver", &tenant("lom"), "server").unwrap();
+    assert_eq!(stored.pointer("/status/conditions"), None, "Liqo's definition has none");
+    cluster.until_peace(&tenant("lom"));
+
+    cluster.delete("gatewayserver", &tenant("lom"), "server");
+    cluster.until("it is solved", || (!shown()).then_some(()));
+    cluster.delete("configuration", &tenant("lom"), "lom");
+    cluster.define_all(&own);
 }
 
 /// Weft's template with an argument of Liqo's.

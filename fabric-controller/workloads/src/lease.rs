@@ -8,6 +8,7 @@
 //! The withdrawal cannot wait for a controller to end: it requests the Lease, and the holder
 //! releases it.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::{ApiResource, DynamicObject};
+use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -49,6 +51,10 @@ pub const NAME: &str = "weft-fabric-controller";
 const OBSTACLES: &str = "fabric.weft.dev/obstacles";
 /// Annotation: JSON list of what the holder repairs of other programs.
 const REPAIRS: &str = "fabric.weft.dev/repairs";
+/// Annotation: JSON object of what is wrong with gateways, by object.
+const FAULTS: &str = "fabric.weft.dev/faults";
+/// Faults in the annotation, at most: the Lease is written every two seconds.
+const MAX_FAULTS: usize = 50;
 /// Annotation: where the holder listens, as `IP:PORT`.
 const ADDRESS: &str = "fabric.weft.dev/holder-address";
 /// Annotation: identity that requests the Lease. All others keep out while it is renewed.
@@ -298,13 +304,17 @@ impl Election {
             Some(address) => _ = annotations.insert(ADDRESS.to_owned(), address.to_string()),
             None => _ = annotations.remove(ADDRESS),
         }
-        match self.findings.text() {
-            Some(text) => _ = annotations.insert(OBSTACLES.to_owned(), text),
-            None => _ = annotations.remove(OBSTACLES),
-        }
-        match self.findings.repairs() {
-            repairs if repairs.is_empty() => _ = annotations.remove(REPAIRS),
-            repairs => _ = annotations.insert(REPAIRS.to_owned(), json!(repairs).to_string()),
+        let repairs = self.findings.repairs();
+        let faults: BTreeMap<_, _> = self.findings.faults().into_iter().take(MAX_FAULTS).collect();
+        for (key, text) in [
+            (OBSTACLES, self.findings.text()),
+            (REPAIRS, (!repairs.is_empty()).then(|| json!(repairs).to_string())),
+            (FAULTS, (!faults.is_empty()).then(|| json!(faults).to_string())),
+        ] {
+            match text {
+                Some(text) => _ = annotations.insert(key.to_owned(), text),
+                None => _ = annotations.remove(key),
+            }
         }
         Lease { metadata, spec: Some(spec) }
     }
@@ -318,9 +328,18 @@ pub fn obstacles(lease: &Lease) -> Option<&str> {
 
 /// Descriptions of what the holder repairs of other programs, as it last wrote them.
 pub fn repairs(lease: &Lease) -> Vec<String> {
+    written(lease, REPAIRS)
+}
+
+/// Faults of gateways, by object, as the holder last wrote them.
+pub fn faults(lease: &Lease) -> BTreeMap<String, String> {
+    written(lease, FAULTS)
+}
+
+fn written<T: DeserializeOwned + Default>(lease: &Lease, annotation: &str) -> T {
     let annotations = lease.metadata.annotations.as_ref();
-    let repairs = annotations.and_then(|annotations| annotations.get(REPAIRS));
-    repairs.and_then(|repairs| serde_json::from_str(repairs).ok()).unwrap_or_default()
+    let text = annotations.and_then(|annotations| annotations.get(annotation));
+    text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
 }
 
 fn wanted_by(lease: &Lease) -> Option<&String> {
