@@ -8,12 +8,12 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use weft_tests::kubernetes::{
     CALICO, CANAL, FLANNEL, FLANNEL_HOST_GW, Image, KUBE_ROUTER, Network, Project,
 };
-use weft_tests::traffic::{PingError, Pinger, Service, TcpServer, http_get};
+use weft_tests::traffic::{PingError, Pinger, Service, TcpServer, connect, http_get};
 use weft_tests::{ClusterSpec, Lab, Netns, Pod, skip, wait_until};
 
 use crate::in_clear::{Observer, Senders};
@@ -24,6 +24,9 @@ use crate::status::is_well;
 
 /// Time for an answer from the other cluster.
 const WAIT: Duration = Duration::from_secs(1);
+/// TCP ports of ipam.
+const IPAM: u16 = 6000;
+const METRICS: u16 = 8084;
 /// Parts of the pod CIDRs that are no node's.
 const NOBODYS: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(10, 200, 99, 9)),
@@ -118,6 +121,7 @@ fn all_ways(pair: &Pair, lab: &Lab, has_policies: bool) -> Result<()> {
     step("a packet too big for the tunnel is answered", || too_big_is_answered(pair))?;
     if has_policies {
         step("network policies hold for remote pods", || policies_hold(pair))?;
+        step("ipam answers no pod of another namespace", || ipam_is_closed(pair))?;
     }
     step("weft status finds no fault", || {
         pair.each(|cluster| wait_until("all is well", SOON, || is_well(cluster))).map(drop)
@@ -216,6 +220,27 @@ fn policies_hold_in(pair: &Pair, family: usize) -> Result<()> {
         }
         cluster.kubectl(&["delete", "networkpolicy", "--namespace=default", "remote"])?;
         wait_until("all is allowed again", SOON, || http_get(&source.ns, to).map(drop))?;
+    }
+    Ok(())
+}
+
+/// By the chart's NetworkPolicy, which leaves metrics of the same pods open.
+fn ipam_is_closed(pair: &Pair) -> Result<()> {
+    for (cluster, pods) in pair.clusters.iter().zip(&pair.pods) {
+        let addresses = r#"jsonpath={.items[*].status.podIPs[*].ip}"#;
+        let list = ["get", "pods", "--all-namespaces", "--output", addresses];
+        let of_ipam = ["--selector", "fabric.weft.dev/program=ipam"];
+        let addresses = cluster.kubectl(&[&list[..], &of_ipam].concat())?;
+        let addresses: Vec<IpAddr> =
+            addresses.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+        ensure!(!addresses.is_empty(), "{} has no ipam", cluster.spec.id);
+        for pod in pods {
+            for address in &addresses {
+                let at = |port| connect(&pod.ns, SocketAddr::new(*address, port), WAIT);
+                at(METRICS).with_context(|| format!("metrics at {address} of {}", pod.name))?;
+                ensure!(at(IPAM).is_err(), "ipam at {address} answers pod {}", pod.name);
+            }
+        }
     }
     Ok(())
 }
