@@ -55,7 +55,7 @@ pub(crate) fn run(args: &AdoptArgs) -> anyhow::Result<ExitCode> {
         let steps =
             steps.with_context(|| format!("cannot take over the cluster at {}", server.url))?;
         say(&match (steps, args.dry_run) {
-            (0, _) => "nothing of Liqo's network is left in this cluster's API".to_owned(),
+            (0, _) => format!("nothing of Liqo's network is left in the API of {}", server.url),
             (steps, true) => format!("{steps} steps; nothing is done (--dry-run)"),
             (steps, false) => {
                 format!("{steps} steps done; now install weft: see `weft adopt --help`")

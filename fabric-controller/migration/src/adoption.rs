@@ -27,7 +27,7 @@ use serde_json::json;
 use crate::liqo_networking::{FIREWALL, ROUTE, resource};
 use crate::withdrawal::WithdrawError;
 use crate::withdrawal::cluster::{Cluster, kind};
-use plan::{Action, Found, Item, Step, plan};
+use plan::{Action, Found, Item, Step, held, plan};
 
 /// Kinds of Liqo's fabric between nodes and gateways, dependents first.
 const FABRIC: [[&str; 2]; 3] = [
@@ -57,6 +57,11 @@ pub enum AdoptError {
         "this user lacks rights: {0}; expected them in all namespaces, as cluster-admin has them"
     )]
     Denied(String),
+    #[error(
+        "these are still there: {0}; expected nothing of Liqo's network: remove those finalizers, or have the \
+         program remove them whose they are, then run this again"
+    )]
+    Held(String),
     #[error(transparent)]
     Read(#[from] WithdrawError),
     #[error("cannot change {object}; this may be run again at any time")]
@@ -86,6 +91,13 @@ pub async fn adopt<E: From<AdoptError>>(
             run(&requests, step).await?;
         }
         report(&step.to_string())?;
+    }
+    if !is_dry_run {
+        let left = find(&cluster).await.map_err(AdoptError::from)?;
+        let held = held(&left);
+        if !held.is_empty() {
+            return Err(AdoptError::Held(held.join("; ")).into());
+        }
     }
     Ok(steps.len())
 }

@@ -453,8 +453,18 @@ fn liqos_network_becomes_wefts() {
     }
 
     interrupt(&world);
+    let of_another = json!({"metadata": {"finalizers": ["example.org/other"]}});
+    world.merge("internalnode", ("", "n1"), &of_another);
+    for _ in 0..2 {
+        let output = world.adopt(&[]).output().unwrap();
+        let printed = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{printed}");
+        let held = "InternalNode n1: finalizers example.org/other; expected nothing of Liqo's";
+        assert!(printed.contains(held), "{printed}");
+    }
+    world.merge("internalnode", ("", "n1"), &json!({"metadata": {"finalizers": null}}));
     let done = world.adopted(&[]);
-    assert!(done.contains("removed"), "{done}");
+    assert!(done.contains("nothing of Liqo's network is left"), "{done}");
     assert_eq!(kept(&world), before);
     for kind in ["deployment", "service"] {
         let part = world.get(kind, &tenant("milan"), "gw-server").unwrap();

@@ -85,6 +85,18 @@ pub(super) fn plan<'a>(found: &'a Found, installation: &str) -> Vec<Step<'a>> {
     steps
 }
 
+/// Objects of Liqo's network that are deleted, and whose finalizers of other programs keep them.
+pub(super) fn held(found: &Found) -> Vec<String> {
+    let gone = [&found.wg_gateways, &found.bindings, &found.rules, &found.fabric];
+    let deleted = |item: &&Item| item.1.metadata.deletion_timestamp.is_some();
+    let deleted = gone.into_iter().flatten().filter(deleted);
+    let held = deleted.map(|(kind, object)| {
+        let finalizers = object.finalizers().join(", ");
+        format!("{}: finalizers {finalizers}", Target::of(kind, &object.metadata))
+    });
+    held.collect()
+}
+
 /// Makes a part of a gateway the gateway's own, as weft has it.
 fn own<'a>(item: &'a Item, found: &Found) -> Option<Step<'a>> {
     let part = &item.1;
