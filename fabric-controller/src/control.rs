@@ -301,7 +301,7 @@ impl Controller {
         self.report_nodes();
         let problems = self.with_uids(&wanted.problems);
         self.instruct(&wanted, Some(problems));
-        self.vitals.findings.set_faults(faults_of_gateways(&wanted.statuses));
+        self.vitals.findings.set_faults(faults_of_gateways(&wanted.statuses, &wanted.problems));
         self.publish_problems(wanted.problems).await;
         self.request_grants(wanted.ipam_requests);
     }

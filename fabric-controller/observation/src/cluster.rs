@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use fabric_api::ipam::{IP, Network};
-use fabric_api::networking::ACCEPTED;
+use fabric_api::networking::{ACCEPTED, NODES_REACHABLE};
 use fabric_api::{check, labels};
 use fabric_index::owner::keeps_refused_prefix;
 use fabric_store::{ApiError, Kind, ObjectRef, Snapshot, Store, StoreError};
@@ -57,6 +57,10 @@ async fn ask(store: &Store) -> anyhow::Result<Option<Observation>> {
         pods(store),
         leases(store),
     );
+    let (leases, unread) = match leases {
+        Ok(leases) => (leases, None),
+        Err(error) => (Vec::new(), Some(error)),
+    };
     if needed.iter().all(|(_, read)| read.as_ref().is_err_and(|error| is_refused(error, 404))) {
         return Ok(None);
     }
@@ -109,6 +113,12 @@ async fn ask(store: &Store) -> anyhow::Result<Option<Observation>> {
         }
     };
     problems.extend(found.problems);
+    problems.extend(unread.map(|error| {
+        format!(
+            "leases cannot be listed ({error:#}), so that nothing is said of what gateways wait for, nor of \
+             what the fabric-controller cannot read; expected the verb list on leases.coordination.k8s.io"
+        )
+    }));
     problems.extend(obstacles(&leases));
     problems.extend(held(&leases).flat_map(lease::repairs));
     fill_in(&mut snapshot, &held(&leases).flat_map(lease::faults).collect());
@@ -132,12 +142,14 @@ fn is_refused(error: &StoreError, as_code: u16) -> bool {
     *code == as_code
 }
 
-/// Adds the conditions that the API server has dropped: Liqo's definitions of gateways have none.
+/// Adds faults from the Lease to gateways that report nothing yet: what they wait for, and conditions that the
+/// API server has dropped, since Liqo's definitions have none.
 fn fill_in(snapshot: &mut Snapshot, faults: &BTreeMap<String, String>) {
     for (reference, object) in &mut snapshot.objects {
         let Some(message) = faults.get(&reference.to_string()) else { continue };
         let Some(conditions) = object.conditions_mut(true) else { continue };
-        if conditions.iter().all(|condition| condition.type_ != ACCEPTED) {
+        let is_shown = |of: &Condition| [ACCEPTED, NODES_REACHABLE].contains(&of.type_.as_str());
+        if !conditions.iter().any(is_shown) {
             conditions.push(Condition {
                 type_: ACCEPTED.to_owned(),
                 status: "False".to_owned(),
@@ -187,34 +199,37 @@ fn held(leases: &[Lease]) -> impl Iterator<Item = &Lease> {
     leases.iter().filter(|lease| lease.spec.as_ref().is_some_and(|s| s.holder_identity.is_some()))
 }
 
-/// Leases of controllers; none without the right to list them.
-async fn leases(store: &Store) -> Vec<Lease> {
-    let Some(server) = store.api_server() else { return Vec::new() };
-    let selection = ListParams::default().fields(&format!("metadata.name={}", lease::NAME));
-    let leases = Api::<Lease>::all(server.client);
-    let list = timeout(REQUEST, leases.list(&selection)).await;
-    list.ok().and_then(Result::ok).map(|list| list.items).unwrap_or_default()
+/// Leases of controllers.
+async fn leases(store: &Store) -> anyhow::Result<Vec<Lease>> {
+    let client = store.api_server().context("no API server")?.client;
+    let named = ListParams::default().fields(&format!("metadata.name={}", lease::NAME));
+    listed(&client, &named).await
 }
 
 /// Reads the pods of weft, and the Deployments that make them.
 async fn pods(store: &Store) -> anyhow::Result<Pods> {
     let client = store.api_server().context("no API server")?.client;
+    let labelled = |labels: &str| ListParams::default().labels(labels);
+    let selections = [labels::PROGRAM, pods::GATEWAYS, pods::DEPLOYED].map(labelled);
     let (programs, gateways, deployments) = tokio::join!(
-        listed::<Pod>(&client, labels::PROGRAM),
-        listed::<Pod>(&client, pods::GATEWAYS),
-        listed::<Deployment>(&client, pods::DEPLOYED),
+        listed::<Pod>(&client, &selections[0]),
+        listed::<Pod>(&client, &selections[1]),
+        listed::<Deployment>(&client, &selections[2]),
     );
     // Access to pods alone shows nearly as much.
     let deployments = deployments.unwrap_or_default();
     Ok(Pods::new(deployments, programs?, gateways?))
 }
 
-async fn listed<T>(client: &Client, labels: &str) -> anyhow::Result<Vec<T>>
+async fn listed<T>(client: &Client, selection: &ListParams) -> anyhow::Result<Vec<T>>
 where
     T: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
-    let selection = ListParams::default().labels(labels);
     let all = Api::<T>::all(client.clone());
-    let list = timeout(REQUEST, all.list(&selection)).await.context("no answer")?;
-    Ok(list?.items)
+    match timeout(REQUEST, all.list(selection)).await.context("no answer")? {
+        Ok(list) => Ok(list.items),
+        // All but its message is for programs.
+        Err(kube::Error::Api(refusal)) => bail!(refusal.message),
+        Err(error) => Err(error.into()),
+    }
 }

@@ -14,8 +14,8 @@ use fabric_api::fabric::{
 };
 use fabric_api::labels;
 use fabric_api::networking::{
-    ACCEPTED, Configuration, Connection, ConnectionStatus, ConnectionValue, NODES_REACHABLE,
-    PEER_HEALTHY, PODS_STARTED,
+    ACCEPTED, Configuration, Connection, ConnectionStatus, ConnectionValue,
+    NETWORK_CIDRS_CONFIGURED, NODES_REACHABLE, PEER_HEALTHY, PODS_STARTED,
 };
 use fabric_store::{Kind, Object, ObjectRef, Problem, Snapshot};
 use fabric_supervisor::workloads::names;
@@ -426,9 +426,12 @@ impl<'a> View<'a> {
         }
         for (object, conditions) in &self.conditions {
             // Reports of gateways, nodes and pods are shown from their own objects.
+            let is_refused = conditions.iter().any(|c| c.type_ == ACCEPTED && c.status == "False");
             let is_shown = |c: &&Condition| match c.type_.as_str() {
                 PEER_HEALTHY | NODES_REACHABLE => true,
                 PODS_STARTED => are_pods_known,
+                // The same faults as in the other condition.
+                NETWORK_CIDRS_CONFIGURED => is_refused && c.reason == "InvalidConfiguration",
                 _ => false,
             };
             let is_false = |c: &&Condition| c.status == "False" && !is_shown(c);

@@ -99,8 +99,9 @@ impl<'a> Findings<'a> {
     }
 }
 
-/// Messages of the condition [`ACCEPTED`] of gateways whose newest manifest is not used, by object.
-pub fn faults_of_gateways(statuses: &Statuses) -> BTreeMap<String, String> {
+/// Messages of the condition [`ACCEPTED`] of gateways whose newest manifest is not used, and what gateways wait
+/// for, by object. The peer's key is left out: the lack of it shows in the gateway's config.
+pub fn faults_of_gateways(statuses: &Statuses, problems: &[Problem]) -> BTreeMap<String, String> {
     let is_gateway = |of: &ObjectRef| matches!(of.kind, Kind::GatewayServer | Kind::GatewayClient);
     let gateways = statuses.iter().filter(|(reference, _)| is_gateway(reference));
     let faulty = gateways.filter_map(|(reference, object)| {
@@ -108,7 +109,20 @@ pub fn faults_of_gateways(statuses: &Statuses) -> BTreeMap<String, String> {
         let fault = conditions.find(|of| of.type_ == ACCEPTED && of.status == "False")?;
         Some((reference.to_string(), fault.message.clone()))
     });
-    faulty.collect()
+    let mut faults: BTreeMap<String, String> = faulty.collect();
+    for problem in problems.iter().filter(|problem| is_awaited(problem)) {
+        let Some(gateway) = problem.object.as_ref().filter(|of| is_gateway(of)) else { continue };
+        let text = Problem { object: None, ..problem.clone() }.to_string();
+        let fault = faults.entry(gateway.to_string()).or_default();
+        fault.push_str(if fault.is_empty() { "" } else { "; " });
+        fault.push_str(&text);
+    }
+    faults
+}
+
+fn is_awaited(problem: &Problem) -> bool {
+    let message = &problem.message;
+    message.starts_with("waits for") && !message.starts_with("waits for a PublicKey")
 }
 
 /// Objects of the user as they are while something that the controller needs cannot be read, for which

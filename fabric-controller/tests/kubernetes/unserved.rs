@@ -93,9 +93,15 @@ fn status_names_faults_that_liqos_crds_drop() {
     cluster.define_all(&definition);
     cluster.apply_all(&peering("lom"));
     let mut server = server("lom", &cluster_ip());
-    server["spec"]["serverTemplateRef"] = json!({"apiVersion": OF_LIQO, "kind": "VpnServerTemplate", "name": "a", "namespace": "liqo"});
+    server["spec"]["serverTemplateRef"] = json!({"apiVersion": OF_LIQO,
+        "kind": "VpnServerTemplate", "name": "a", "namespace": "liqo"});
+    server["spec"]["secretRef"] = json!({"name": "none"});
     cluster.apply(&server);
-    let parts = ["GatewayServer liqo-tenant-lom/server: ", "found VpnServerTemplate of"];
+    let parts = [
+        "GatewayServer liqo-tenant-lom/server: ",
+        "found VpnServerTemplate of",
+        "spec.secretRef.name: waits for Secret liqo-tenant-lom/none",
+    ];
     let shown = || has_problem(&observed(cluster), &parts);
     cluster.until("weft status names it", || shown().then_some(()));
     let stored = cluster.get("gatewayserver", &tenant("lom"), "server").unwrap();
