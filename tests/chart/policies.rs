@@ -4,6 +4,8 @@ mod gateways;
 mod pods;
 mod secrets;
 
+use std::sync::OnceLock;
+
 use serde_json::{Value, json};
 
 use crate::helm::{Helm, MIN_VALUES};
@@ -60,6 +62,19 @@ impl Account<'_> {
 }
 
 impl Release {
+    /// The chart with its policies and the rights of the withdrawal, which tests share that write objects of
+    /// different kinds or names. `None` if there can't be one, which is printed.
+    fn shared() -> Option<&'static Self> {
+        static SHARED: OnceLock<Option<Release>> = OnceLock::new();
+        let start = || {
+            let release = Self::prepare()?;
+            release.install_with_policies();
+            release.apply(&rights_of_withdrawal(&release));
+            Some(release)
+        };
+        SHARED.get_or_init(start).as_ref()
+    }
+
     fn account(&self, name: &str) -> Account<'_> {
         self.account_in("liqo", name)
     }
@@ -185,8 +200,7 @@ fn refused(answer: Result<String, String>, why: &str) {
 /// RBAC lets it patch all pods.
 #[test]
 fn controller_changes_labels_of_gateways_pods_only() {
-    let Some(release) = Release::prepare() else { return };
-    release.install_with_policies();
+    let Some(release) = Release::shared() else { return };
     let pod = |name: &str, component: &str| {
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": TENANT,
             "labels": {"networking.liqo.io/component": component}},
@@ -354,8 +368,7 @@ fn controller_changes_authority_of_webhooks_only() {
 /// RBAC lets it patch all of them.
 #[test]
 fn configurations_get_spec_local_and_nothing_else() {
-    let Some(release) = Release::prepare() else { return };
-    release.install_with_policies();
+    let Some(release) = Release::shared() else { return };
     let cidr = |pod: &str| json!({"cidr": {"pod": [pod], "external": ["10.70.0.0/16"]}});
     let configuration = |metadata: Value, spec: Value| {
         let of = json!({"name": "milan", "namespace": TENANT});
@@ -365,7 +378,6 @@ fn configurations_get_spec_local_and_nothing_else() {
     let labels = json!({"labels": {"liqo.io/remote-cluster-id": "milan"}});
     let users = configuration(labels, json!({"remote": cidr("10.200.0.0/16")}));
     release.apply(&[users]);
-    role_of_withdrawal(&release);
     for account in [CONTROLLER, WITHDRAWAL] {
         let account = release.account(account);
         let apply = |metadata: Value, spec: Value| account.apply(&configuration(metadata, spec));
@@ -386,25 +398,22 @@ fn configurations_get_spec_local_and_nothing_else() {
     }
 }
 
-/// Gives the withdrawal its rights, which it has while a release is uninstalled.
-fn role_of_withdrawal(release: &Release) {
+/// Rights of the withdrawal, which it has while a release is uninstalled.
+fn rights_of_withdrawal(release: &Release) -> Vec<Value> {
     let hooks = crate::helm::parse(&release.plain(&["get", "hooks", "weft"]));
-    let rights: Vec<_> = hooks.into_iter().filter(|hook| hook["kind"] != "Job").collect();
-    release.apply(&rights);
+    hooks.into_iter().filter(|hook| hook["kind"] != "Job").collect()
 }
 
 /// RBAC lets it delete those of users, and with them what Liqo has there.
 #[test]
 fn foreign_clusters_of_others_stay() {
-    let Some(release) = Release::prepare() else { return };
-    release.install_with_policies();
+    let Some(release) = Release::shared() else { return };
     let cluster = |name: &str, by: &str| {
         json!({"apiVersion": "core.liqo.io/v1beta1", "kind": "ForeignCluster",
             "metadata": {"name": name, "labels": {"app.kubernetes.io/managed-by": by}},
             "spec": {"clusterID": name}})
     };
     release.apply(&[cluster("milan", "liqo"), cluster("probe", "liqo")]);
-    role_of_withdrawal(&release);
     let why = "weft's accounts make and remove those with the label";
     for name in [CONTROLLER, WITHDRAWAL] {
         let account = release.account(name);
@@ -423,8 +432,7 @@ fn foreign_clusters_of_others_stay() {
 
 #[test]
 fn agent_writes_status_of_its_own_node_only() {
-    let Some(release) = Release::prepare() else { return };
-    release.install_with_policies();
+    let Some(release) = Release::shared() else { return };
     let config = |node: &str, fields: Value| {
         let config = json!({"apiVersion": "fabric.weft.dev/v1alpha1", "kind": "NodeConfig",
             "metadata": {"name": node}});
@@ -446,7 +454,7 @@ fn agent_writes_status_of_its_own_node_only() {
     let token =
         ["create", "token", "liqo-route-agent", "--namespace=liqo", bound[0], bound[1], &uid];
     let token = release.server.kubectl(&token, "").unwrap().trim().to_owned();
-    let agent = Account { release: &release, token };
+    let agent = Account { release, token };
     let write = |who: &Account<'_>, node: &str| {
         let status = config(node, json!({"status": {"appliedGeneration": 1}}));
         let arguments = ["apply", "--server-side", "--subresource=status", "--filename=-"];
@@ -464,8 +472,7 @@ fn agent_writes_status_of_its_own_node_only() {
 /// RBAC cannot bind the creation of an object to its name.
 #[test]
 fn each_account_creates_its_own_config_map_only() {
-    let Some(release) = Release::prepare() else { return };
-    release.install_with_policies();
+    let Some(release) = Release::shared() else { return };
     let (id, note) = ("liqo-clusterid-configmap", "weft-ipam-open-grants");
     release.server.kubectl(&["delete", "configmap", id, note, "--namespace=liqo"], "").unwrap();
     for (account, own, other) in [(CONTROLLER, id, note), ("liqo-ipam", note, id)] {
@@ -479,14 +486,8 @@ fn each_account_creates_its_own_config_map_only() {
 
 #[test]
 fn accounts_create_one_lease_only() {
-    let Some(release) = Release::prepare() else { return };
-    release.install_with_policies();
+    let Some(release) = Release::shared() else { return };
     let own = "weft-fabric-controller";
-    let create = rule("coordination.k8s.io", "leases", &["create"], &[]);
-    let mut binding = binding("liqo", WITHDRAWAL, "Role", WITHDRAWAL);
-    binding["metadata"]["name"] = json!("withdrawal");
-    let role = role_of("liqo", WITHDRAWAL, json!([create]));
-    release.apply(&[account("liqo", WITHDRAWAL), role, binding]);
     for account in [CONTROLLER, WITHDRAWAL] {
         let account = release.account(account);
         let create = |name: &str| account.run(&["create", "--filename=-"], &lease(name));
