@@ -19,6 +19,8 @@ use crate::scene::{PORT, Scene, TIMEOUT, play};
 /// From a fault or its end until `weft status` shows it, at default settings.
 const NAMED: Duration = Duration::from_secs(3);
 const HEALTHY: Duration = Duration::from_secs(5);
+/// Until a gateway that starts names a node that has not probed it: 15 s, a grace, and its own start.
+const FIRST_PROBES: Duration = Duration::from_secs(25);
 const NODE: u8 = 2;
 const PUBLISHED: &str = "/run/weft/rome/published";
 
@@ -160,6 +162,28 @@ fn node_cut_off_at_the_peer_shows_on_both_sides() -> Result<()> {
         ensure!(named <= NAMED, "named after {named:?}");
         ensure!(solved <= NAMED, "solved after {solved:?}");
         stays_so("both are healthy", HEALTHY, both_are_healthy)
+    })
+}
+
+/// A gateway that starts has not seen the node, and reports of the one before have not named it.
+#[test]
+fn node_that_failed_as_its_gateway_ended_is_named() -> Result<()> {
+    play(&clusters(), |scene| {
+        all_probe(scene)?;
+        let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
+        scene.lab.cut("rome-2")?;
+        std::thread::sleep(Duration::from_secs(1));
+        signal(&rome.processes(0, "gateway"), Signal::SIGKILL)?;
+        wait_until("both name it", FIRST_PROBES, || {
+            let message = "peer rome: 1 of 2 of its nodes reach its gateway";
+            let faults = faults_of(milan)?;
+            ensure!(faults.iter().any(|fault| fault["message"] == message), "{faults:?}");
+            is_named(rome, "NoAnswer").and_then(|()| counts(rome, 1, 2))
+        })?;
+        scene.lab.restore("rome-2")?;
+        wait_until("both are healthy", TIMEOUT, || {
+            is_healthy(rome).and_then(|()| milan.is_connected("rome"))
+        })
     })
 }
 

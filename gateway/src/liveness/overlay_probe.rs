@@ -62,6 +62,9 @@ pub async fn run(
         let earlier = is_first.then(|| sources.inputs.borrow().clone());
         probing.follow(running.as_ref(), earlier.as_ref());
         probing.notify(&standing);
+        if is_first && standing.has_tunnel() {
+            probing.await_nodes();
+        }
         if probing.current.as_ref().is_some_and(|current| current.responder.is_some()) {
             publish(&paths, probing.nodes.paths());
         }
@@ -82,6 +85,8 @@ struct Probing {
     current: Option<Current>,
     nodes: Nodes,
     notices: Notices,
+    /// The last config whose nodes were to send their first probe.
+    awaited: Option<Arc<Desired>>,
     /// Time of the next look for answers of kernels.
     look_at: Option<Instant>,
 }
@@ -123,6 +128,20 @@ impl Probing {
         for node in earlier.filter(|node| names.contains(&node.node)) {
             self.nodes.restore(node, Instant::now());
         }
+    }
+
+    /// Expects a first probe of all nodes in the config: one that failed while no gateway ran is in no report.
+    fn await_nodes(&mut self) {
+        let Some(Current { running, responder: Some(_) }) = &self.current else { return };
+        let desired = &running.desired;
+        if self.awaited.as_ref().is_some_and(|awaited| Arc::ptr_eq(awaited, desired)) {
+            return;
+        }
+        let (now, wall) = (Instant::now(), Timestamp::now());
+        for node in &desired.nodes {
+            self.nodes.expect_first(&node.name, now, wall);
+        }
+        self.awaited = Some(Arc::clone(desired));
     }
 
     fn open(&mut self) {

@@ -1,9 +1,9 @@
 //! Nodes that reach the gateway through the overlay, by their probes and the time.
 //!
 //! ```text
-//!   (never probed) --probe--> Reachable --overdue--> NoAnswer <--kernel answers or not--> NoAgent
-//!                                 ^  \--probe reports--> OneWay, CutOff
-//!                                 +------------------ probe ------------------+
+//!   (awaited) ---probe--> Reachable --overdue--> NoAnswer <--kernel answers or not--> NoAgent
+//!       |                     ^  \--probe reports--> OneWay, CutOff
+//!       +--overdue--> NoAnswer +------------------- probe ------------------+
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +27,9 @@ const GRACE: Duration = Duration::from_millis(1200);
 const TRACED: Duration = Duration::from_millis(4700);
 /// Time from the notice of a take-over until a node's first probe: together with [`GRACE`] less than 3 s.
 const NOTIFIED: Duration = Duration::from_millis(1500);
+/// Time from the start of a gateway, or of a node's place in its config, until the node's first probe: with many
+/// gateways, agents probe each every ten seconds.
+const FIRST: Duration = Duration::from_secs(15);
 /// Time in which replies reach a node: probes that it has sent before go on as unanswered, those that waited
 /// for a gateway which stood still among them.
 const REPLY_TIME: Duration = Duration::from_millis(500);
@@ -38,7 +41,7 @@ const MAX_NEXT: Duration = Duration::from_secs(120);
 /// Reachability of all nodes, as reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodePaths {
-    /// Number of nodes that have sent probes, or are to follow a take-over.
+    /// Number of nodes that have sent probes, or are to follow a take-over, or whose first one is overdue.
     pub probing: u32,
     /// Those whose path fails, by name.
     pub unreachable: Vec<UnreachableNode>,
@@ -47,7 +50,7 @@ pub struct NodePaths {
 impl Node {
     fn new(trace_at: Instant) -> Self {
         let (due, last) = (trace_at, Timestamp::UNIX_EPOCH);
-        Self { unanswered: None, due, last, trace_at, traced: None, fault: None }
+        Self { is_awaited: false, unanswered: None, due, last, trace_at, traced: None, fault: None }
     }
 }
 
@@ -63,7 +66,7 @@ impl NodePaths {
     }
 }
 
-/// Reachability of each node that has ever sent a probe, or is to follow a take-over.
+/// Reachability of each node that has ever sent a probe, or is to.
 #[derive(Debug, Default)]
 pub(super) struct Nodes {
     known: BTreeMap<String, Node>,
@@ -71,6 +74,8 @@ pub(super) struct Nodes {
 
 #[derive(Debug)]
 struct Node {
+    /// It has not sent any probe to this gateway; it may have no agent yet.
+    is_awaited: bool,
     /// Time of the first of its probes that were sent while the ones before were unanswered.
     unanswered: Option<Instant>,
     /// Time at which the next probe is to arrive.
@@ -103,6 +108,15 @@ impl Nodes {
         let trace_at = due + TRACE_AFTER;
         let expected = Node { due, last: wall, ..Node::new(trace_at) };
         self.known.entry(node.to_owned()).or_insert(expected);
+    }
+
+    /// Expects the first probe of a node in the config of a gateway that has started.
+    pub(super) fn expect_first(&mut self, node: &str, now: Instant, wall: Timestamp) {
+        if !self.known.contains_key(node) {
+            let due = now + FIRST;
+            let new = Node::new(due + TRACE_AFTER);
+            self.known.insert(node.to_owned(), Node { is_awaited: true, due, last: wall, ..new });
+        }
     }
 
     pub(super) fn handle_probe(&mut self, probe: &OverlayProbe, now: Instant, wall: Timestamp) {
@@ -182,8 +196,9 @@ impl Nodes {
             let (node, since) = (name.clone(), format!("{since:.3}"));
             Some(UnreachableNode { node, fault, detail: None, since })
         });
+        let probing = self.known.values().filter(|node| !node.is_awaited || node.fault.is_some());
         NodePaths {
-            probing: u32::try_from(self.known.len()).unwrap_or(u32::MAX),
+            probing: u32::try_from(probing.count()).unwrap_or(u32::MAX),
             unreachable: faults.collect(),
         }
     }
@@ -408,6 +423,24 @@ mod tests {
         world.probe(|_| {});
         world.nodes.retain(&["n1"].into());
         assert_eq!(world.nodes.paths(), NodePaths::default(), "nor one that left the config");
+    }
+
+    #[test]
+    fn node_whose_first_probe_stays_away_is_named() {
+        let mut world = World::new();
+        for node in ["n1", "n2"] {
+            world.nodes.expect_first(node, world.now, world.wall());
+        }
+        world.pass(FIRST, false);
+        assert_eq!(world.nodes.paths(), NodePaths::default(), "neither has an agent perhaps");
+        world.probe(|probe| probe.next_ms = 10_000);
+        world.nodes.expect_first("n2", world.now, world.wall());
+        world.pass(2 * SECOND, false);
+        let paths = world.nodes.paths();
+        assert_eq!((paths.probing, paths.unreachable.len()), (2, 1), "{paths:?}");
+        let missing = &paths.unreachable[0];
+        assert_eq!((&*missing.node, missing.fault), ("n1", PathFault::NoAnswer));
+        assert_eq!(missing.since, "1970-01-01T00:00:00.000Z", "the start of the gateway");
     }
 
     #[test]
