@@ -1,39 +1,48 @@
-//! Networking in ForeignClusters while weft's controllers and Liqo's virtual kubelets restart.
+//! Networking in ForeignClusters while weft's controllers and Liqo's virtual kubelets restart, and while no
+//! packets pass between the gateways.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use weft_tests::Kubernetes;
+use weft_tests::{Kubernetes, Lab, wait_until};
 
 use super::repairs::{REFLECTED, addresses};
 use super::{DEMO, TENANT, VIRTUAL_KUBELET, join, play_on, writes};
 use crate::calls::list;
+use crate::pair::SOON;
 use crate::stage::{each, note, step};
 
 /// Minutes of the run, unless `WEFT_MINUTES` overrides it.
 const MINUTES: u32 = 10;
 const MINUTE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_secs(1);
+/// Rules of the switch while gateways do not reach each other: TCP passes, so API servers do.
+const CUT: &str = "table bridge cut { chain pass { type filter hook forward priority 0; \
+                   ip protocol udp drop; }; }";
 
 #[test]
 #[ignore = "minutes long: make soak-rounds"]
 fn networking_stays_on_for_ten_minutes() -> Result<()> {
     let minutes = std::env::var("WEFT_MINUTES").ok().and_then(|minutes| minutes.parse().ok());
     let minutes = minutes.unwrap_or(MINUTES);
-    play_on(["rome", "milan"], |_, clusters| {
+    play_on(["rome", "milan"], |lab, clusters| {
         join(clusters, &[])?;
         let what = format!("networking stays on for {minutes} minutes of restarts");
-        step(&what, || stays_on(clusters, minutes))
+        step(&what, || stays_on(lab, clusters, minutes))
     })
 }
 
-fn stays_on(clusters: &[Kubernetes; 2], minutes: u32) -> Result<()> {
+fn stays_on(lab: &Lab, clusters: &[Kubernetes; 2], minutes: u32) -> Result<()> {
     std::thread::scope(|scope| {
         let watch =
             |cluster| move || writes::watched(cluster, clusters, MINUTE * minutes, || Ok(()));
         let watches = clusters.each_ref().map(|cluster| scope.spawn(watch(cluster)));
         for minute in 0..minutes {
             let before = each(clusters, |cluster| Ok(cluster.requests()?.len()))?;
+            let is_cut = minute % 4 == 2;
+            if is_cut {
+                cut(lab, clusters)?;
+            }
             disturbed(clusters, minute, minute == minutes / 2)?;
             for (cluster, before) in clusters.iter().zip(before) {
                 let written = writes::writers(&cluster.requests()?.split_off(before));
@@ -41,7 +50,10 @@ fn stays_on(clusters: &[Kubernetes; 2], minutes: u32) -> Result<()> {
                 note(&format!(
                     "{id}, minute {minute}: requests to write ForeignClusters: {written:?}"
                 ));
-                writes::are_few(cluster, &written)?;
+                // Conditions follow a Connection, and Liqo writes for each of its versions.
+                if !is_cut {
+                    writes::are_few(cluster, &written)?;
+                }
             }
         }
         for (watch, cluster) in watches.into_iter().zip(clusters) {
@@ -50,6 +62,25 @@ fn stays_on(clusters: &[Kubernetes; 2], minutes: u32) -> Result<()> {
         }
         Ok(())
     })
+}
+
+/// Either Connection is lost, and is connected again.
+fn cut(lab: &Lab, clusters: &[Kubernetes; 2]) -> Result<()> {
+    let all_are = |connected: bool| {
+        wait_until(&format!("Connections are connected: {connected}"), SOON, || {
+            clusters.iter().try_for_each(|cluster| {
+                let connections = list(cluster, "connections", None, "")?;
+                let mut values = connections.iter().map(|one| &one["status"]["value"]);
+                let is_as_expected = values.all(|value| (value == "Connected") == connected);
+                ensure!(is_as_expected && !connections.is_empty(), "{connections:?}");
+                Ok(())
+            })
+        })
+    };
+    lab.switch().net().nft(CUT)?;
+    let lost = all_are(false);
+    lab.switch().net().nft("delete table bridge cut")?;
+    lost.and_then(|()| all_are(true))
 }
 
 /// One minute, in which a controller of each cluster is killed, and each virtual kubelet in every other.
