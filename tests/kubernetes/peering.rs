@@ -18,7 +18,10 @@ use weft_tests::{Kubernetes, Lab, Netns, View, skip, wait_until};
 use crate::in_clear::{Observer, Senders};
 use crate::inventory::{Inventory, ensure_no_leftovers, users};
 use crate::pair::{GATEWAYS, HTTP, Pair, SOON, TIMEOUT, pod_of, selector};
-use crate::reach::{pods_elsewhere_reach_and_are_reached, services_nodes_and_strangers_reach_pods};
+use crate::reach::{
+    ips_of_services_lead_to_endpoints, pods_elsewhere_reach_and_are_reached,
+    services_nodes_and_strangers_reach_pods,
+};
 use crate::stage::{note_time, play, step};
 use crate::{bad_manifests, failover, manifest_order, requests, status, truth};
 
@@ -75,6 +78,7 @@ fn from_the_manifests_to_the_end(pair: &Pair, lab: &Lab) -> Result<()> {
     step("services, nodes and strangers reach pods", || {
         services_nodes_and_strangers_reach_pods(pair, lab)
     })?;
+    step("IPs of Services lead to their endpoints", || ips_of_services_lead_to_endpoints(pair))?;
     step("pods outside of their node's prefix reach pods and are reached", || {
         pods_elsewhere_reach_and_are_reached(pair)
     })?;

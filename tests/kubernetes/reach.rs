@@ -4,19 +4,22 @@
 //!   pods of rome --- ClusterIP --\
 //!   nodes of rome -- ClusterIP ---+--[ kube-proxy ]-- weft -- pods of milan
 //!   a stranger ----- NodePort ---/
+//!
+//!   pods of milan -- IP of a ClusterIP -- weft --[ kube-proxy ]-- pods of rome, its API server
 //! ```
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 use weft_tests::kubernetes::Object;
-use weft_tests::traffic::{Service, TcpServer, http_get};
+use weft_tests::traffic::{Service, TcpServer, connect, http_get};
 use weft_tests::{Lab, Netns, Pod, View, on_segment, wait_until};
 
 use crate::pair::{HTTP, Pair, SOON, reach};
 
 const NODE_PORT: u16 = 30800;
+const HTTPS: u16 = 443;
 /// Part of the pod CIDRs that is no node's.
 const ELSEWHERE: u8 = 77;
 /// Addresses on the segment, and in no cluster.
@@ -62,6 +65,46 @@ fn family_reaches_pods(pair: &Pair, stranger: &Netns, is_ipv4: bool) -> Result<(
         is_romes(get(beside.host.net(), of_node, NODE_PORT, &beside.name)?, &of_rome)?;
     }
     rome.kubectl(&["delete", "service,endpointslice", "--namespace=default", "there"]).map(drop)
+}
+
+/// Endpoints of a Service are on both nodes, those of the API server on the first one.
+pub(crate) fn ips_of_services_lead_to_endpoints(pair: &Pair) -> Result<()> {
+    let rome = &pair.clusters[0];
+    let [of_milan, of_rome] = pair.views()?;
+    let serve = |pod: &Pod| TcpServer::start(&pod.ns, HTTP, Service::Http);
+    let _servers = pair.pods[0].iter().map(serve).collect::<Result<Vec<_>>>()?;
+    let here: Vec<_> = pair.pods[0].iter().map(|pod| pod.addresses[0]).collect();
+    rome.apply(&service(&here, "IPv4"))?;
+    rome.apply(&ip("there", &rome.get(Object::new("service", "default", "there"))?, true))?;
+    rome.apply(&ip("api", &rome.get(Object::new("service", "default", "kubernetes"))?, false))?;
+    let [there, api] = ["there", "api"].map(|name| {
+        let what = Object::new("ips.ipam.liqo.io", "default", name);
+        rome.wait_for(what, "jsonpath={.status.ip}", SOON)?;
+        let granted = rome.get(what)?["status"]["ip"].as_str().context("no address")?.parse()?;
+        of_rome.of(granted)
+    });
+    let (there, api) = (there?, api?);
+    for pod in &pair.pods[1] {
+        // Each connection goes to one of the endpoints.
+        for _ in 0..8 {
+            let seen = get(&pod.ns, there, HTTP, &pod.name)?;
+            let is_milans = of_milan.0.iter().any(|(_, local)| local.net().contains(&seen));
+            ensure!(!is_milans, "{} is seen as {seen}, which is not masqueraded", pod.name);
+        }
+        connect(&pod.ns, SocketAddr::new(api, HTTPS), SOON)
+            .with_context(|| format!("{} reaches rome's API server by {api}", pod.name))?;
+    }
+    let left = "service/there,endpointslice/there,ips.ipam.liqo.io/there,ips.ipam.liqo.io/api";
+    let delete = ["delete", "--namespace=default"];
+    rome.kubectl(&[&delete[..], &left.split(',').collect::<Vec<_>>()].concat()).map(drop)
+}
+
+/// An IP of a Service's ClusterIP.
+fn ip(name: &str, service: &Value, masquerade: bool) -> String {
+    json!({"apiVersion": "ipam.liqo.io/v1alpha1", "kind": "IP",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"ip": service["spec"]["clusterIP"], "masquerade": masquerade}})
+    .to_string()
 }
 
 /// One of rome's nodes gives a pod an address that is in no prefix of that node's.
