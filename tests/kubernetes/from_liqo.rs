@@ -1,27 +1,33 @@
-//! Two clusters of Liqo's own network, taken over by weft one after the other, and given back.
+//! Two clusters of Liqo's own network, taken over by weft one after the other, and given back, by the
+//! commands of deploy/LIQO.md.
 //!
 //! ```text
-//!   a -- Liqo's gateway, later weft's -- rome-1 --+--[ switch ]--+-- milan-1 -- the same -- a
+//!   a1 -- rome-1 --+--[ switch ]--+-- milan-1 -- a1
+//!   a2 -- rome-2 --+              one gateway each, Liqo's, later weft's
 //! ```
 
+mod guide;
+
 use std::net::SocketAddr;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
-use weft_tests::kubernetes::{Image, Object, require_liqo_network};
-use weft_tests::traffic::{HeldConnection, Service, Streams, TcpServer, Way};
+use serde_json::Value;
+use weft_tests::kubernetes::{Image, Machine, Object, require_liqo_network};
+use weft_tests::traffic::{HeldConnection, Service, Streams, TcpServer, Way, http_get};
 use weft_tests::{ClusterSpec, Kubernetes, Lab, Pod, View, skip, wait_until};
 
 use crate::calls::list;
 use crate::liqoctl::on_both;
-use crate::pair::{SOON, TIMEOUT, reach};
+use crate::pair::{HTTP, SOON, TIMEOUT, reach};
 use crate::stage::{all_of, each, note, note_time, play, step};
+use guide::Guide;
 
 /// Longest outage of a cluster that is taken over or given back, on a machine that has the images.
 const OUTAGE: Duration = Duration::from_secs(30);
-/// Ports of streams and of an echo server.
-const STREAM: u16 = 7001;
+/// First port of the streams, of which each has its own, and that of an echo server.
+const STREAM: u16 = 7010;
 const ECHO: u16 = 7002;
 /// Interval of a stream's datagrams.
 const OFTEN: Duration = Duration::from_millis(10);
@@ -35,7 +41,8 @@ fn clusters_of_liqo_are_taken_over_and_given_back() -> Result<()> {
     play(|| match require_liqo_network().and_then(|()| Image::weft()) {
         Ok(image) => {
             let lab = Lab::new("weft-kubernetes-from-liqo")?;
-            let specs = [("rome", 1), ("milan", 2)].map(|(id, n)| ClusterSpec::new(id, n, 1));
+            let specs = [("rome", 1, 2), ("milan", 2, 1)];
+            let specs = specs.map(|(id, number, nodes)| ClusterSpec::new(id, number, nodes));
             let clusters = step("clusters come up", || all_of(&lab, specs))?;
             let result = live(&clusters, &image);
             if result.is_err() {
@@ -55,8 +62,10 @@ fn live(clusters: &[Kubernetes; 2], image: &Image) -> Result<()> {
     let [rome, milan] = clusters;
     let pods = each(clusters, |cluster| {
         cluster.load(image)?;
-        cluster.run_pods(&[("a", 1)])
+        let pods = [("a1", 1), ("a2", 2)];
+        cluster.run_pods(&pods[..usize::from(cluster.spec.nodes)])
     })?;
+    let guide = Guide::read()?;
     step("Liqo with its network is installed", || {
         each(clusters, |cluster| cluster.install_liqo_network(TIMEOUT))
     })?;
@@ -65,22 +74,31 @@ fn live(clusters: &[Kubernetes; 2], image: &Image) -> Result<()> {
         on_both(rome, milan, &[&line[..], &["--timeout=120s", "--skip-validation"]].concat())
     })?;
     let peers = Peers { pods: &pods, views: [rome.view(&milan.spec)?, milan.view(&rome.spec)?] };
+    let change = Change { peers: &peers, guide: &guide };
     step("pods reach each other by Liqo's network", || peers.reach())?;
+    let both = || step("both ends are well", || change.both_are_well(clusters));
+    both()?;
     let peerings = each(clusters, |cluster| kept(cluster, &OF_PEERING))?;
     let (mut held, _server) = peers.hold()?;
     let mut is_held = || step("a connection is held", || held.echoes(SOON).map(drop));
-    peers.take_over(rome)?;
-    is_held()?;
-    step("either gateway restarts", || peers.restart_gateways(clusters))?;
-    peers.take_over(milan)?;
-    is_held()?;
-    peers.give_back(rome)?;
-    is_held()?;
+    let mut well = || is_held().and_then(|()| both());
+    let mut outages = vec![change.take_over(rome)?];
+    well()?;
+    step("either gateway restarts", || change.restart_gateways(clusters))?;
+    both()?;
+    outages.push(change.take_over(milan)?);
+    well()?;
+    outages.push(change.give_back(rome)?);
+    well()?;
     unchanged(rome, &OF_PEERING, &peerings[0])?;
-    step("either gateway restarts, in the other roles", || peers.restart_gateways(clusters))?;
-    peers.give_back(milan)?;
-    is_held()?;
-    unchanged(milan, &OF_PEERING, &peerings[1])
+    step("either gateway restarts, in the other roles", || change.restart_gateways(clusters))?;
+    both()?;
+    outages.push(change.give_back(milan)?);
+    well()?;
+    unchanged(milan, &OF_PEERING, &peerings[1])?;
+    let are_short = outages.iter().all(|outage| *outage < OUTAGE);
+    ensure!(are_short, "clusters were cut off for {outages:?}, expected less than {OUTAGE:?}");
+    Ok(())
 }
 
 pub(crate) struct Peers<'a> {
@@ -89,24 +107,29 @@ pub(crate) struct Peers<'a> {
     pub(crate) views: [View; 2],
 }
 
-impl Peers<'_> {
-    fn take_over(&self, cluster: &Kubernetes) -> Result<()> {
+/// A change of a cluster's network while pods send.
+struct Change<'a> {
+    peers: &'a Peers<'a>,
+    guide: &'a Guide,
+}
+
+impl Change<'_> {
+    /// Returns the longest outage.
+    fn take_over(&self, cluster: &Kubernetes) -> Result<Duration> {
         let id = &cluster.spec.id;
         let before = [kept(cluster, &OF_PEERING)?, kept(cluster, &OF_GATEWAYS)?];
-        let outage = self.outage(|| {
+        let outage = self.peers.outage(|| {
             step(&format!("Liqo's network is switched off in {id}"), || {
-                cluster.switch_liqo_network(false)
+                self.guide.switch_liqo_off(cluster)
             })?;
-            step("weft adopts the cluster", || cluster.adopt(&[]))?;
+            step("weft adopts the cluster", || self.guide.adopt(cluster))?;
             let began = Instant::now();
-            let more = ["--set=networking.fabric.config.removeLiqo=true"];
-            step("weft is installed", || cluster.install_weft_with(&more, TIMEOUT))?;
-            step("pods reach each other", || self.reach())?;
+            step("weft is installed", || self.guide.install_weft(cluster))?;
+            step("pods reach each other", || self.peers.reach())?;
             note_time(began.elapsed(), "from the beginning of the installation");
             Ok(())
         })?;
         note_time(outage, &format!("longest outage while {id} was taken over"));
-        ensure!(outage < OUTAGE, "{id} was cut off for {outage:?}, longer than {OUTAGE:?}");
         unchanged(cluster, &OF_PEERING, &before[0])?;
         unchanged(cluster, &OF_GATEWAYS, &before[1])?;
         step("weft reports it", || {
@@ -117,28 +140,70 @@ impl Peers<'_> {
                 Ok(())
             })
         })?;
-        step("nothing of Liqo's network is left", || nothing_left(cluster))
+        step("nothing of Liqo's network is left", || nothing_left(cluster))?;
+        Ok(outage)
     }
 
-    fn give_back(&self, cluster: &Kubernetes) -> Result<()> {
+    /// Returns the longest outage.
+    fn give_back(&self, cluster: &Kubernetes) -> Result<Duration> {
         let id = &cluster.spec.id;
-        let outage = self.outage(|| {
-            step(&format!("weft gives {id} back"), || give_back(cluster))?;
-            step("pods reach each other", || self.reach())
+        let outage = self.peers.outage(|| {
+            step(&format!("weft gives {id} back"), || self.return_to_liqo(cluster))?;
+            step("pods reach each other", || self.peers.reach())
         })?;
         note_time(outage, &format!("longest outage while {id} was given back"));
-        ensure!(outage < OUTAGE, "{id} was cut off for {outage:?}, longer than {OUTAGE:?}");
-        Ok(())
+        Ok(outage)
     }
 
-    /// Longest outage of a stream each way while something happens.
+    fn return_to_liqo(&self, cluster: &Kubernetes) -> Result<()> {
+        let tenant = tenant(cluster);
+        for server in list(cluster, "gatewayservers", Some(&tenant), "")? {
+            let name = server["metadata"]["name"].as_str().context("it has a name")?;
+            let port = server["status"]["endpoint"]["port"].to_string();
+            self.guide.set_node_port(cluster, [name, &tenant, &port])?;
+        }
+        self.guide.give_back(cluster)
+    }
+
+    fn restart_gateways(&self, clusters: &[Kubernetes; 2]) -> Result<()> {
+        clusters.iter().try_for_each(|cluster| {
+            restart_gateway(cluster)?;
+            self.peers.reach()
+        })
+    }
+
+    /// Both report that they are connected, and nodes of either reach the other's pods.
+    fn both_are_well(&self, clusters: &[Kubernetes; 2]) -> Result<()> {
+        let serve = |pod: &Pod| TcpServer::start(&pod.ns, HTTP, Service::Http);
+        let pods = self.peers.pods.iter().flatten();
+        let _servers = pods.map(serve).collect::<Result<Vec<_>>>()?;
+        for (from, to) in [(0, 1), (1, 0)] {
+            let cluster = &clusters[from];
+            wait_until("its Connection is connected", SOON, || is_connected(cluster))?;
+            for (node, pod) in cluster.machines.iter().zip(self.peers.pods[to].iter().cycle()) {
+                let address = self.peers.views[from].of(pod.addresses[0])?;
+                wait_until(&format!("{} reaches {address}", node.name), SOON, || {
+                    http_get(node.host.net(), SocketAddr::new(address, HTTP)).map(drop)
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Peers<'_> {
+    /// Longest outage of a stream from each pod to each of the other cluster while something happens.
     pub(crate) fn outage(&self, f: impl FnOnce() -> Result<()>) -> Result<Duration> {
-        let ways = [(0, 1), (1, 0)].map(|(from, to)| {
-            let [from_pod, to_pod] = [&self.pods[from][0], &self.pods[to][0]];
-            let address = SocketAddr::new(self.views[from].of(to_pod.addresses[0])?, STREAM);
-            Ok(Way { from: from_pod.ns.clone(), to: address, at: to_pod.ns.clone() })
-        });
-        let ways = ways.into_iter().collect::<Result<Vec<_>>>()?;
+        let (mut ways, mut ports) = (Vec::new(), STREAM..);
+        for (from, to) in [(0, 1), (1, 0)] {
+            for from_pod in &self.pods[from] {
+                for to_pod in &self.pods[to] {
+                    let to = self.views[from].of(to_pod.addresses[0])?;
+                    let to = SocketAddr::new(to, ports.next().context("a port is left")?);
+                    ways.push(Way { from: from_pod.ns.clone(), to, at: to_pod.ns.clone() });
+                }
+            }
+        }
         let streams = Streams::start(&ways, OFTEN, 0)?;
         let result = f();
         let reports = streams.stop();
@@ -160,22 +225,24 @@ impl Peers<'_> {
         reach(of_rome, of_milan, (there, back))?;
         reach(of_milan, of_rome, (back, there))
     }
+}
 
-    fn restart_gateways(&self, clusters: &[Kubernetes; 2]) -> Result<()> {
-        clusters.iter().try_for_each(|cluster| self.restart_gateway(cluster))
-    }
+/// Deletes the pod of the gateway, and waits for another.
+fn restart_gateway(cluster: &Kubernetes) -> Result<()> {
+    let tenant = tenant(cluster);
+    let pods = ["--namespace", &tenant, "--selector=networking.liqo.io/component=gateway"];
+    cluster.kubectl(&[&["delete", "pods", "--grace-period=1"], &pods[..]].concat())?;
+    wait_until("another pod", SOON, || {
+        let ready = ["wait", "pods", "--for=condition=Ready", "--timeout=30s"];
+        cluster.kubectl(&[&ready[..], &pods].concat()).map(drop)
+    })
+}
 
-    /// Deletes the pod of the gateway, and waits for another.
-    fn restart_gateway(&self, cluster: &Kubernetes) -> Result<()> {
-        let tenant = tenant(cluster);
-        let pods = ["--namespace", &tenant, "--selector=networking.liqo.io/component=gateway"];
-        cluster.kubectl(&[&["delete", "pods", "--grace-period=1"], &pods[..]].concat())?;
-        wait_until("another pod", SOON, || {
-            let ready = ["wait", "pods", "--for=condition=Ready", "--timeout=30s"];
-            cluster.kubectl(&[&ready[..], &pods].concat()).map(drop)
-        })?;
-        self.reach()
-    }
+fn is_connected(cluster: &Kubernetes) -> Result<()> {
+    let connections = list(cluster, "connections", Some(&tenant(cluster)), "")?;
+    let values: Vec<_> = connections.iter().map(|one| &one["status"]["value"]).collect();
+    ensure!(values == ["Connected"], "{}: {connections:?}", cluster.spec.id);
+    Ok(())
 }
 
 /// The namespace of the peering.
@@ -218,33 +285,13 @@ fn unchanged(cluster: &Kubernetes, fields: &[Fields], before: &[Value]) -> Resul
     Ok(())
 }
 
-/// As deploy/LIQO.md has it.
-fn give_back(cluster: &Kubernetes) -> Result<()> {
-    let tenant = tenant(cluster);
-    for server in list(cluster, "gatewayservers", Some(&tenant), "")? {
-        let endpoint = json!({"nodePort": server["status"]["endpoint"]["port"]});
-        let patch = json!({"spec": {"endpoint": endpoint}}).to_string();
-        let name = server["metadata"]["name"].as_str().context("it has a name")?;
-        let what = ["patch", "gatewayserver", name, "--namespace", &tenant, "--type=merge"];
-        cluster.kubectl(&[&what[..], &["--patch", &patch]].concat())?;
-    }
-    let linger = "networking.fabric.pod.extraArgs={--linger=1}";
-    cluster.set_weft(&format!("withdrawal.keepPrefixes=true,{linger}"))?;
-    cluster.wait_for_weft(TIMEOUT)?;
-    cluster.uninstall_weft(TIMEOUT)?;
-    cluster.switch_liqo_network(true)
-}
-
 fn nothing_left(cluster: &Kubernetes) -> Result<()> {
     let line = ["get", LIQOS, "--all-namespaces", "--output=name"];
     wait_until("Kubernetes has collected the rest", SOON, || {
         let left = cluster.kubectl(&line)?;
         // Liqo's chart has it with its network off, too.
         ensure!(left.lines().all(|name| name.ends_with("/gw-mss-clamping")), "{left}");
-        let of_node = cluster.shell(&[], "nft list tables; ip rule; ip -o link")?;
-        let left: Vec<_> = of_node.lines().filter(|line| !is_not_liqos(line)).collect();
-        ensure!(left.is_empty(), "{left:#?}");
-        Ok(())
+        cluster.machines.iter().try_for_each(nothing_left_on)
     })?;
     let again = cluster.adopt(&[])?;
     ensure!(again.is_empty(), "a second run: {again}");
@@ -253,13 +300,24 @@ fn nothing_left(cluster: &Kubernetes) -> Result<()> {
     Ok(())
 }
 
-/// True for a table, rule or device of weft, Kubernetes or the kernel.
+fn nothing_left_on(node: &Machine) -> Result<()> {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "nft list tables; ip rule; ip -o link; ip route show table all"]);
+    let all = node.host.command(&mut shell, "")?;
+    let left: Vec<_> = all.lines().filter(|line| !is_not_liqos(line)).collect();
+    ensure!(left.is_empty(), "{}: {left:#?}", node.name);
+    Ok(())
+}
+
+/// True for a table, rule, device or route of weft, Kubernetes or the kernel.
 fn is_not_liqos(line: &str) -> bool {
     let is_of = |names: &[&str]| names.iter().any(|name| line.contains(name));
     if line.contains("lookup ") {
         is_of(&["lookup local", "lookup main", "lookup default", "lookup 18952", "lookup 18953"])
     } else if line.starts_with("table ") {
         is_of(&["weft", "kube-proxy", "cni"])
+    } else if line.contains(" table ") {
+        is_of(&["table local", "table 18952", "table 18953"])
     } else {
         !line.contains(" liqo.")
     }

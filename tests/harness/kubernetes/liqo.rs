@@ -57,7 +57,7 @@ fn require_programs(programs: &[(&str, &str)]) -> Result<()> {
     Ok(())
 }
 
-fn chart() -> PathBuf {
+pub(super) fn chart() -> PathBuf {
     built(&format!("liqo-chart-{VERSION}"))
 }
 
@@ -82,18 +82,10 @@ impl Kubernetes {
         self.install_liqo_with(&[&PROGRAMS[..], &OF_NETWORK].concat(), &values, at_most)
     }
 
-    /// Switches Liqo's own network on or off, as its users do.
-    pub fn switch_liqo_network(&self, on: bool) -> Result<()> {
-        let (chart, value) = (chart().display().to_string(), format!("networking.enabled={on}"));
-        let line = ["upgrade", RELEASE, &chart, "--namespace", &self.namespace, "--reuse-values"];
-        self.helm(&[&line[..], &["--set", &value]].concat())?;
-        if on {
-            // Its Service is a new one.
-            self.name_ipam_to(MANAGER)?;
-        }
-        let deployment = format!("deployment/{MANAGER}");
-        let status = ["rollout", "status", &deployment, "--namespace", &self.namespace];
-        self.kubectl(&[&status[..], &["--timeout=120s"]].concat()).map(drop)
+    /// Sets ipam's address for Liqo's controller-manager, once its networking is switched on: names of
+    /// Services are in no DNS here.
+    pub fn name_ipam_to_liqo(&self) -> Result<()> {
+        self.name_ipam_to(MANAGER)
     }
 
     /// Uninstalls Liqo's chart by helm, with more arguments of it.

@@ -6,13 +6,14 @@ use anyhow::{Context, Result};
 use super::machine::DIR;
 use super::programs::built;
 use super::weft::deploy;
-use super::{ADMIN, Kubernetes, node};
+use super::{ADMIN, Kubernetes, liqo, node};
 use crate::bin_dir;
 
 /// Command lines of a user who works with several clusters.
 impl Kubernetes {
     /// Runs a line of shell on this cluster's first node, in a folder with each cluster's kubeconfig,
-    /// `ID.yaml`, and this project's `deploy`; what it prints.
+    /// `ID.yaml`, this project's `deploy`, and Liqo's chart where helm finds it as that of a repository;
+    /// what it prints.
     pub fn shell(&self, clusters: &[Self], line: &str) -> Result<String> {
         for cluster in clusters {
             let theirs = cluster.head().host.outside(format!("{DIR}/{ADMIN}"));
@@ -26,7 +27,11 @@ impl Kubernetes {
         let dirs = [tools.to_owned(), bin_dir()?].into_iter().chain(std::env::split_paths(&here));
         let mut shell = Command::new("sh");
         shell.env("PATH", std::env::join_paths(dirs)?).env("HOME", format!("{DIR}/home"));
-        let script = format!("cd {DIR} && ln -sfn {} deploy && {line}", deploy()?.display());
+        let script = format!(
+            "cd {DIR} && mkdir -p liqo && ln -sfn {} deploy && ln -sfn {} liqo/liqo && {line}",
+            deploy()?.display(),
+            liqo::chart().display()
+        );
         self.head().host.command(shell.args(["-c", &script]), "").with_context(|| line.to_owned())
     }
 
