@@ -32,6 +32,8 @@ pub(crate) fn connect(pair: &Pair, part: impl Fn() -> Result<()>) -> Result<()> 
             .and_then(|()| pair.wait_connected(SOON.saturating_sub(began.elapsed())))
             .with_context(|| what.clone())?;
         note_time(began.elapsed(), &what);
+        // Gateways may be connected before nodes have routes.
+        wait_until("prefixes are remapped", SOON, || pair.views())?;
         pair.all_reach_all()?;
     }
     Ok(())
