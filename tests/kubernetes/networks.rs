@@ -227,7 +227,7 @@ fn policies_hold_in(pair: &Pair, family: usize) -> Result<()> {
 /// By the chart's NetworkPolicy, which leaves metrics of the same pods open.
 fn ipam_is_closed(pair: &Pair) -> Result<()> {
     for (cluster, pods) in pair.clusters.iter().zip(&pair.pods) {
-        let addresses = r#"jsonpath={.items[*].status.podIPs[*].ip}"#;
+        let addresses = "jsonpath={.items[*].status.podIPs[*].ip}";
         let list = ["get", "pods", "--all-namespaces", "--output", addresses];
         let of_ipam = ["--selector", "fabric.weft.dev/program=ipam"];
         let addresses = cluster.kubectl(&[&list[..], &of_ipam].concat())?;

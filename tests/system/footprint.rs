@@ -88,7 +88,7 @@ fn idle_gateway_takes_less_than_eight_megabytes() -> Result<()> {
         scene.peer("rome", "milan", PORT)?;
         let clusters = [scene.cluster("rome"), scene.cluster("milan")];
         for cluster in clusters {
-            // What only its start has used does not count (proc(5), clear_refs).
+            // Pages that only its start has used do not count (proc(5), clear_refs).
             fs::write(format!("/proc/{}/clear_refs", pid(cluster)?), "1")?;
         }
         std::thread::sleep(Duration::from_secs(10));

@@ -130,7 +130,7 @@ impl<S: Write + Unpin> Write for Observed<S> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        // That the kernel takes bytes is no sign of the server.
+        // A write ends in the kernel's buffer: it is no evidence that the server can be reached.
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
 

@@ -25,7 +25,7 @@ pub enum Reader {
 pub struct Findings {
     obstacles: watch::Sender<BTreeMap<Reader, BTreeSet<Problem>>>,
     repairs: watch::Sender<BTreeSet<String>>,
-    /// By object, the message of its condition.
+    /// Messages by object.
     faults: watch::Sender<BTreeMap<String, String>>,
 }
 
@@ -59,7 +59,7 @@ impl Findings {
         self.repairs.borrow().clone()
     }
 
-    /// Replaces the faults of gateways: the message of each one's condition.
+    /// Replaces the faults of gateways, and what they wait for, by object.
     pub fn set_faults(&self, faults: BTreeMap<String, String>) {
         self.faults.send_replace(faults);
     }

@@ -61,13 +61,15 @@ async fn ask(store: &Store) -> anyhow::Result<Option<Observation>> {
         Ok(leases) => (leases, None),
         Err(error) => (Vec::new(), Some(error)),
     };
-    if needed.iter().all(|(_, read)| read.as_ref().is_err_and(|error| is_refused(error, 404))) {
+    let is_undefined =
+        |read: &Result<Snapshot, StoreError>| read.as_ref().is_err_and(|e| is_refused(e, 404));
+    if needed.iter().all(|(_, read)| is_undefined(read)) {
         return Ok(None);
     }
-    // Where only Liqo is, gateways are Liqo's.
+    // Without these, pods of gateways are Liqo's own.
     let is_defined = needed.iter().any(|(kind, read)| {
         let is_ours = matches!(kind, Kind::NodeConfig | Kind::GatewayConfig | Kind::FabricRecord);
-        is_ours && !read.as_ref().is_err_and(|error| is_refused(error, 404))
+        is_ours && !is_undefined(read)
     });
     let mut snapshot = Snapshot::default();
     let mut refused = BTreeSet::new();

@@ -89,7 +89,7 @@ impl<'a> Findings<'a> {
     /// All problems of an object but what it merely waits for. Those of keys are reported by the gateway
     /// that needs them.
     fn wrong_with(&self, object: &ObjectRef) -> String {
-        let is_wrong = |problem: &&Problem| !problem.message.starts_with("waits for");
+        let is_wrong = |problem: &&Problem| !waits(problem);
         let own = self.problems.of(object).iter().filter(is_wrong);
         let own = own.map(|problem| Problem { object: None, ..problem.clone() }.to_string());
         let needed = self.needed.get(object).copied().unwrap_or_default();
@@ -110,7 +110,8 @@ pub fn faults_of_gateways(statuses: &Statuses, problems: &[Problem]) -> BTreeMap
         Some((reference.to_string(), fault.message.clone()))
     });
     let mut faults: BTreeMap<String, String> = faulty.collect();
-    for problem in problems.iter().filter(|problem| is_awaited(problem)) {
+    let is_key = |problem: &Problem| problem.message.starts_with("waits for a PublicKey");
+    for problem in problems.iter().filter(|problem| waits(problem) && !is_key(problem)) {
         let Some(gateway) = problem.object.as_ref().filter(|of| is_gateway(of)) else { continue };
         let text = Problem { object: None, ..problem.clone() }.to_string();
         let fault = faults.entry(gateway.to_string()).or_default();
@@ -120,9 +121,9 @@ pub fn faults_of_gateways(statuses: &Statuses, problems: &[Problem]) -> BTreeMap
     faults
 }
 
-fn is_awaited(problem: &Problem) -> bool {
-    let message = &problem.message;
-    message.starts_with("waits for") && !message.starts_with("waits for a PublicKey")
+/// True for a problem that other objects end, such as those of a peering that is being made.
+fn waits(problem: &Problem) -> bool {
+    problem.message.starts_with("waits for")
 }
 
 /// Objects of the user as they are while something that the controller needs cannot be read, for which

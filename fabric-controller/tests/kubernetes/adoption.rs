@@ -378,6 +378,10 @@ fn switch_off(world: &mut World) {
     drop(world.liqo.kill());
     drop(world.liqo.wait());
     ends_late(world);
+}
+
+/// In another namespace than Liqo's, and by a user without rights.
+fn misuse_is_refused(world: &World) {
     let refused = |mut weft: Command| {
         let output = weft.output().unwrap();
         assert_eq!(output.status.code(), Some(1));
@@ -435,6 +439,7 @@ fn liqos_network_becomes_wefts() {
     let binding = "liqo-gateway-liqo-tenant-milan-server";
     assert!(world.get("clusterrolebinding", "", binding).is_some());
     switch_off(&mut world);
+    misuse_is_refused(&world);
     let before = kept(&world);
     let versions = |world: &World| -> Vec<Value> {
         let all = world.list(&format!("{KEPT},{LIQOS}"));

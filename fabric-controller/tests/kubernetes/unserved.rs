@@ -82,7 +82,7 @@ fn unusable_template_is_condition_and_no_pod() {
     }
 }
 
-/// Where Liqo was installed first, definitions are Liqo's, which have no conditions of gateways.
+/// If Liqo was installed first, the CRDs are Liqo's, whose gateways have no conditions.
 #[test]
 fn status_names_faults_that_liqos_crds_drop() {
     let Some(definition) = liqo_definitions("networking", &["gatewayservers"]) else { return };

@@ -51,7 +51,7 @@ pub const NAME: &str = "weft-fabric-controller";
 const OBSTACLES: &str = "fabric.weft.dev/obstacles";
 /// Annotation: JSON list of what the holder repairs of other programs.
 const REPAIRS: &str = "fabric.weft.dev/repairs";
-/// Annotation: JSON object of what is wrong with gateways, by object.
+/// Annotation: JSON object with faults of gateways, and what they wait for, by object.
 const FAULTS: &str = "fabric.weft.dev/faults";
 /// Faults in the annotation, at most: the Lease is written every two seconds.
 const MAX_FAULTS: usize = 50;

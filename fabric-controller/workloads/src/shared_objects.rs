@@ -4,7 +4,7 @@
 //! Liqo's chart and weft's name the Network of a pod CIDR by the value that has it: of two of the same prefix
 //! weft's goes, or `liqoctl` would list the prefix twice.
 //!
-//! What was deleted is put back once Liqo's controller-manager is gone: its uninstaller waits until there is no
+//! Deleted objects are put back once Liqo's controller-manager is gone: its uninstaller waits until there is no
 //! Network and no IP. What was there is in memory only, and `helm upgrade` of weft makes the cluster's own
 //! ones in any case.
 

@@ -25,7 +25,7 @@ pub(super) async fn ensure(server: &ApiServer, is_dry_run: bool) -> Result<(), A
         let verbs = if is_dry_run { &verbs[..1] } else { verbs };
         let mut denied = Vec::new();
         for verb in verbs {
-            // Where reviews are refused, the requests themselves answer.
+            // If access reviews are refused, the requests themselves will show a missing right.
             if !may(&server.client, (verb, &kind), None).await.unwrap_or(true) {
                 denied.push(*verb);
             }
