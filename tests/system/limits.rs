@@ -16,7 +16,7 @@ use weft_tests::manifests::{Peering, join};
 use weft_tests::traffic::connect;
 use weft_tests::{Cluster, ClusterSpec, scrape, wait_until};
 
-use crate::scene::{PORT, TIMEOUT, play, play_with, traffic_passes};
+use crate::scene::{PORT, TIMEOUT, answers_in_time, first_pod, play, play_with, traffic_passes};
 
 /// Per gateway, on a busy machine with a development build.
 const TIME_EACH: Duration = Duration::from_secs(3);
@@ -43,10 +43,11 @@ fn fabric_starts_with_a_full_state_directory() -> Result<()> {
     play(&[ClusterSpec::new("rome", 1, 1), ClusterSpec::new("milan", 2, 1)], |scene| {
         scene.peer("rome", "milan", PORT)?;
         drop(scene.cluster_mut("rome").take_program("weft-up")?);
-        let full =
-            "cd /run/cluster && cp -a state before && mount -t tmpfs -o size=1m full state &&
-            cp -a before/. state/ && find state -name copies -prune -exec rm -r {} + &&
-            ! dd if=/dev/zero of=state/rest";
+        // Moved there when it is as it is to be: an empty directory has no resources.
+        let full = "cd /run/cluster && mkdir full && mount -t tmpfs -o size=1m full full &&
+            cp -a state/. full/ &&
+            find full -name copies -prune -exec rm -r {} + && ! dd if=/dev/zero of=full/rest &&
+            mount --move full state";
         let rome = scene.cluster("rome");
         rome.head().command(Command::new("sh").args(["-c", full]), "")?;
         for program in ["gateway", "fabric-controller", "ipam", "route-agent"] {
@@ -62,6 +63,9 @@ fn fabric_starts_with_a_full_state_directory() -> Result<()> {
             Ok::<_, anyhow::Error>(())
         })?;
         rome.wait_connected("milan", TIMEOUT)?;
+        // The status on a full file system is that of the gateway before.
+        let address = rome.view(&milan.spec)?.of(first_pod(milan).addresses[0])?;
+        answers_in_time(&first_pod(rome).ns, address)?;
         traffic_passes(rome, milan)
     })
 }

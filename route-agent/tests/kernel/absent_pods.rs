@@ -122,6 +122,11 @@ fn diverted_packets_are_dropped(routes: &str, link: &str) {
             let problems = world.problems();
             from.iter().all(|from| problems.iter().any(|problem| problem.contains(from)))
         });
+        // Rules are read after devices: they may be named one pass before a new device is an exit.
+        let exit = if link.is_empty() { "eth0" } else { "wan" };
+        eventually(&format!("{rules}: {exit} is an exit"), SOON, || {
+            sh(&world.node, "nft list chain inet weft from_peers").contains(exit)
+        });
         for (to, total) in [("10.200.1.2", 1), ("fd00:200:1::2", 2)] {
             send(&world, to);
             let is_gone = || dropped(&world) == total || packets(&world, "leaked") > 0;
