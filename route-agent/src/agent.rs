@@ -241,9 +241,12 @@ impl Agent {
         self.presence.set(makes);
     }
 
-    /// Time of the next look at who sends to refused prefixes.
+    /// Time of the next look at who sends to refused prefixes, at the latest when `linger` ends.
     fn refusal_due(&self, looked: Instant) -> Option<Instant> {
-        self.refuser.period().map(|period| looked + period.max(MIN_REFUSAL_LOOK))
+        let next = looked + self.refuser.period()?.max(MIN_REFUSAL_LOOK);
+        let since = self.withdrawn.filter(|_| self.store.api_server().is_some());
+        let end = since.map(|since| since + self.linger).filter(|end| *end > looked);
+        Some(end.map_or(next, |end| next.min(end)))
     }
 
     /// For one uid a lower generation is an old copy. A new status alone is no news.
