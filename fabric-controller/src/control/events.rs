@@ -122,10 +122,13 @@ impl Controller {
         Some(object)
     }
 
-    /// True if there is no answer, too: what is gone is missed again at the next resync.
+    /// True if there is no answer, too: what is gone is missed again at the next resync. In Kubernetes, a
+    /// key pair is watched while its namespace has a gateway, and not there to the index else: it goes a
+    /// moment after its gateway.
     async fn is_there(&self, reference: &ObjectRef) -> bool {
-        let written_here = matches!(reference.kind, Kind::Network | Kind::Ip | Kind::Secret);
-        written_here && !matches!(self.store.get(reference).await, Ok(None))
+        let is_file = reference.kind == Kind::Secret && self.store.api_server().is_none();
+        let is_written_here = is_file || matches!(reference.kind, Kind::Network | Kind::Ip);
+        is_written_here && !matches!(self.store.get(reference).await, Ok(None))
     }
 
     /// Writes again what is not there any more.

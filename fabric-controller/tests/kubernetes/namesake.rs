@@ -5,11 +5,14 @@ use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::Child;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, client, cluster, cluster_ip, peering, server, tenant};
+
+/// Shorter than the interval of resyncs, of which one may come at any time.
+const SOON: Duration = Duration::from_secs(4);
 
 /// History of a gateway's status, one line for each change.
 struct StatusHistory {
@@ -155,6 +158,26 @@ fn key_of_first_namesake_is_kept_for_second() {
     sleep(Duration::from_secs(1));
     assert_eq!(cluster.get("secret", gateway[1], "gw-client").unwrap()["data"], key);
     assert!(!history.values(&now, 2).is_empty());
+}
+
+/// Kubernetes collects the Secret of a gateway some time after it.
+#[test]
+fn key_that_went_before_the_second_is_made_anew() {
+    let Some((_turn, cluster)) = cluster() else { return };
+    cluster.apply_all(&peering("geel"));
+    cluster.apply(&client("geel"));
+    let namespace = tenant("geel");
+    let secret = || cluster.get("secret", &namespace, "gw-client");
+    cluster.until("it has a key pair", secret);
+    cluster.delete("gatewayclient", &namespace, "client");
+    cluster.until("its config is gone", || {
+        cluster.get("gatewayconfig", &namespace, "client").is_none().then_some(())
+    });
+    cluster.delete("secret", &namespace, "gw-client");
+    cluster.apply(&client("geel"));
+    let began = Instant::now();
+    cluster.until("it has another key pair", secret);
+    assert!(began.elapsed() < SOON, "after {:?}", began.elapsed());
 }
 
 #[test]
