@@ -54,8 +54,11 @@ const LEFT_BY_OTHERS: [&str; 7] = [
 ];
 
 #[test]
-fn namespace_is_offloaded_after_peering_in_band() -> Result<()> {
-    play_on(["rome", "milan"], |_, clusters| live(clusters, &["--in-band"]))
+fn namespaces_are_offloaded_off_network_and_in_band() -> Result<()> {
+    play_on(["rome", "milan"], |_, clusters| {
+        no_networking::peer_stays_off(clusters)?;
+        live(clusters, &["--in-band"])
+    })
 }
 
 #[test]
