@@ -243,10 +243,8 @@ impl Agent {
 
     /// Time of the next look at who sends to refused prefixes, at the latest when `linger` ends.
     fn refusal_due(&self, looked: Instant) -> Option<Instant> {
-        let next = looked + self.refuser.period()?.max(MIN_REFUSAL_LOOK);
         let since = self.withdrawn.filter(|_| self.store.api_server().is_some());
-        let end = since.map(|since| since + self.linger).filter(|end| *end > looked);
-        Some(end.map_or(next, |end| next.min(end)))
+        Some(next_look(looked, self.refuser.period()?, since.map(|since| since + self.linger)))
     }
 
     /// For one uid a lower generation is an old copy. A new status alone is no news.
@@ -527,4 +525,25 @@ pub(crate) async fn preview(handle: &Handle, config: &NodeConfig) -> anyhow::Res
     lines.extend(plan(&have, &state).iter().map(ToString::to_string));
     lines.push(String::new());
     Ok(lines.join("\n"))
+}
+
+/// `end` is that of the refusal, if it has one.
+fn next_look(looked: Instant, period: Duration, end: Option<Instant>) -> Instant {
+    let next = looked + period.max(MIN_REFUSAL_LOOK);
+    end.filter(|end| *end > looked).map_or(next, |end| next.min(end))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusal_that_ends_is_looked_at_then() {
+        let (now, period) = (Instant::now(), Duration::from_secs(30));
+        let after = |seconds| now + Duration::from_secs(seconds);
+        assert_eq!(next_look(now, period, None), after(30));
+        assert_eq!(next_look(now, period, Some(after(1))), after(1));
+        assert_eq!(next_look(now, period, Some(after(60))), after(30));
+        assert_eq!(next_look(now, Duration::ZERO, Some(now)), after(1), "it is over");
+    }
 }

@@ -19,7 +19,7 @@ use crate::stage::{each, play, rome_and_milan, step};
 use crate::tool::Tool;
 
 const TENANTS: [&str; 2] = ["liqo-tenant-milan", "liqo-tenant-rome"];
-/// Shorter than a controller takes to miss a key pair by itself.
+/// Several times what it takes, and shorter than a connection that waits for a resync.
 const MOVED: Duration = Duration::from_secs(20);
 /// A peer of which there is nothing but what is created here.
 const ANOTHER_PEER: &str = "venice";

@@ -39,7 +39,7 @@ impl Reach {
     fn observe<T>(&self, done: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         match &done {
             Poll::Ready(Ok(_)) if *self.0.borrow() => self.set_unreachable(false),
-            Poll::Ready(Err(error)) if error.kind() == ErrorKind::TimedOut => {
+            Poll::Ready(Err(error)) if is_unacknowledged(error.kind()) => {
                 self.set_unreachable(true);
             }
             Poll::Ready(_) | Poll::Pending => {}
@@ -153,6 +153,12 @@ impl<S: Write + Unpin> Write for Observed<S> {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
+}
+
+/// True for a connection that has timed out, with the last ICMP error, if there was one.
+fn is_unacknowledged(kind: ErrorKind) -> bool {
+    use ErrorKind::{HostUnreachable, NetworkUnreachable, TimedOut};
+    matches!(kind, TimedOut | HostUnreachable | NetworkUnreachable)
 }
 
 /// True if the machine is there, and no server on it.

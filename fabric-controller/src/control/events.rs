@@ -122,13 +122,18 @@ impl Controller {
         Some(object)
     }
 
-    /// True if there is no answer, too: what is gone is missed again at the next resync. In Kubernetes, a
-    /// key pair is watched while its namespace has a gateway, and not there to the index else: it goes a
-    /// moment after its gateway.
+    /// True if an object that was reported as deleted has been written again since. In Kubernetes, a key
+    /// pair is watched while its namespace has a gateway, and not there to the index else: it goes a moment
+    /// after its gateway.
     async fn is_there(&self, reference: &ObjectRef) -> bool {
         let is_file = reference.kind == Kind::Secret && self.store.api_server().is_none();
         let is_written_here = is_file || matches!(reference.kind, Kind::Network | Kind::Ip);
-        is_written_here && !matches!(self.store.get(reference).await, Ok(None))
+        is_written_here && self.is_stored(reference).await
+    }
+
+    /// True if there is no answer, too: what is gone is missed again at the next resync.
+    async fn is_stored(&self, reference: &ObjectRef) -> bool {
+        !matches!(self.store.get(reference).await, Ok(None))
     }
 
     /// Writes again what is not there any more.
@@ -149,6 +154,10 @@ impl Controller {
         let gone = known.filter(|(reference, _)| !there.contains_key(reference));
         let gone: Vec<ObjectRef> = gone.map(|(reference, _)| reference.clone()).collect();
         for reference in gone {
+            // One that was made a moment ago, or that may not be watched.
+            if reference.kind == Kind::Secret && self.is_stored(&reference).await {
+                continue;
+            }
             let _ = self.absorb(Event::Deleted(reference)).await;
             self.vitals.heartbeat.beat();
         }

@@ -392,9 +392,11 @@ fn misuse_is_refused(world: &World) {
     let mut nobody = Command::new(weft_program());
     nobody.args(["adopt", "--kubeconfig"]).arg(world.server.user("nobody"));
     let denied = refused(nobody);
-    for lacking in
-        ["list, patch, delete wggatewayservers.networking.liqo.io", "get, patch services"]
-    {
+    for lacking in [
+        "list, patch, delete wggatewayservers.networking.liqo.io",
+        "list, get, patch deployments.apps",
+        "get, patch services",
+    ] {
         assert!(denied.contains(lacking), "{denied}");
     }
 }

@@ -125,8 +125,8 @@ fn stay_well_of(scene: &Scene<'_>, clusters: &[usize], what: &str) -> Result<()>
             };
             let has_problems = problems.clone().any(|line| !is_of_pod(line));
             let is_of_others = |line: &Value| line.as_str().is_some_and(|l| l.contains(UNREACHED));
-            if what == STOOD_STILL && start.elapsed() < PROBES && problems.clone().any(is_of_others)
-            {
+            let is_only_of_others = has_problems && problems.clone().all(is_of_others);
+            if what == STOOD_STILL && start.elapsed() < PROBES && is_only_of_others {
                 continue;
             }
             ensure!(

@@ -14,6 +14,8 @@ use super::{AdoptError, FABRIC, WG_GATEWAYS};
 use crate::liqo_networking::{FIREWALL, ROUTE, resource};
 use crate::withdrawal::cluster::kind;
 
+/// Verbs of `--dry-run`.
+const READ: [&str; 2] = ["list", "get"];
 const LOOK: [&str; 1] = ["list"];
 const CHANGE: [&str; 2] = ["list", "patch"];
 const REMOVE: [&str; 3] = ["list", "patch", "delete"];
@@ -22,9 +24,8 @@ const REMOVE: [&str; 3] = ["list", "patch", "delete"];
 pub(super) async fn ensure(server: &ApiServer, is_dry_run: bool) -> Result<(), AdoptError> {
     let mut lacking = Vec::new();
     for (kind, verbs) in needed() {
-        let verbs = if is_dry_run { &verbs[..1] } else { verbs };
         let mut denied = Vec::new();
-        for verb in verbs {
+        for verb in verbs.iter().filter(|verb| !is_dry_run || READ.contains(verb)) {
             // If access reviews are refused, the requests themselves will show a missing right.
             if !may(&server.client, (verb, &kind), None).await.unwrap_or(true) {
                 denied.push(*verb);
@@ -39,7 +40,7 @@ pub(super) async fn ensure(server: &ApiServer, is_dry_run: bool) -> Result<(), A
     if lacking.is_empty() { Ok(()) } else { Err(AdoptError::Denied(lacking.join("; "))) }
 }
 
-/// Kinds with the verbs on them, that of `--dry-run` first.
+/// Kinds with the verbs on them.
 fn needed() -> Vec<(ApiResource, &'static [&'static str])> {
     let looked_at = [
         kind::<DaemonSet>(),
@@ -48,18 +49,14 @@ fn needed() -> Vec<(ApiResource, &'static [&'static str])> {
         kind::<WgGatewayServerTemplate>(),
         kind::<WgGatewayClientTemplate>(),
     ];
-    let changed = [
-        kind::<Deployment>(),
-        kind::<GatewayServer>(),
-        kind::<GatewayClient>(),
-        kind::<Network>(),
-        kind::<IP>(),
-    ];
+    let changed =
+        [kind::<GatewayServer>(), kind::<GatewayClient>(), kind::<Network>(), kind::<IP>()];
     let of_liqo = [&WG_GATEWAYS[..], &FABRIC, &[FIREWALL, ROUTE]].concat();
     let removed = of_liqo.into_iter().map(resource).chain([kind::<ClusterRoleBinding>()]);
     let mut all: Vec<(ApiResource, &'static [&'static str])> = Vec::new();
     all.extend(looked_at.map(|kind| (kind, &LOOK[..])));
     all.extend(changed.map(|kind| (kind, &CHANGE[..])));
+    all.push((kind::<Deployment>(), &["list", "get", "patch"]));
     all.push((kind::<Service>(), &["get", "patch"]));
     all.extend(removed.map(|kind| (kind, &REMOVE[..])));
     all
