@@ -122,9 +122,8 @@ impl Controller {
         Some(object)
     }
 
-    /// True if an object that was reported as deleted has been written again since. In Kubernetes, a key
-    /// pair is watched while its namespace has a gateway, and not there to the index else: it goes a moment
-    /// after its gateway.
+    /// True if an object that was reported as deleted has been written again since. A key pair in Kubernetes
+    /// is not asked for: it is watched while its namespace has a gateway, and collected a moment later.
     async fn is_there(&self, reference: &ObjectRef) -> bool {
         let is_file = reference.kind == Kind::Secret && self.store.api_server().is_none();
         let is_written_here = is_file || matches!(reference.kind, Kind::Network | Kind::Ip);
