@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use weft_tests::Cluster;
+use weft_tests::{Cluster, wait_until};
 
 use crate::kernel::Kernel;
 use crate::scene::{PORT, Scene, TIMEOUT, play, rome_and_milan, traffic_passes};
@@ -80,7 +80,8 @@ fn killed_run_is_taken_over_by_next() -> Result<()> {
         let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
         rome.wait_connected("milan", TIMEOUT)?;
         ensure!(rome.view(&milan.spec)? == view, "other prefixes were granted");
-        traffic_passes(rome, milan)?;
+        // What the killed run had reported is there until the new one reports that it connects, and refuses.
+        wait_until("traffic passes", TIMEOUT, || traffic_passes(rome, milan))?;
         traffic_passes(milan, rome)
     })
 }
