@@ -9,7 +9,7 @@ use crate::cluster::{Cluster, cluster, cluster_ip, events, peering, server, tena
 
 #[test]
 fn missing_template_is_condition_and_event() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     let namespace = &tenant("wien");
     cluster.apply_all(&peering("wien"));
     let mut server = server("wien", &cluster_ip());
@@ -40,7 +40,7 @@ fn missing_template_is_condition_and_event() {
 
 #[test]
 fn too_long_name_of_gateway_is_condition() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     let namespace = &tenant("bern");
     cluster.apply_all(&peering("bern"));
     let (longest, too_long) = ("n".repeat(60), "n".repeat(61));
@@ -61,7 +61,7 @@ fn too_long_name_of_gateway_is_condition() {
 
 #[test]
 fn refused_write_blocks_no_other_and_backs_off() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     let namespace = &tenant("graz");
     cluster.apply_all(&peering("graz"));
     // Out of the range of node ports.
@@ -87,7 +87,7 @@ fn refused_write_blocks_no_other_and_backs_off() {
 /// Happens where Liqo's own definitions are older than what weft reports.
 #[test]
 fn refused_status_is_not_resent_on_every_event() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     let namespace = &tenant("linz");
     cluster.apply_all(&peering("linz"));
     cluster.apply(&server("linz", &cluster_ip()));
@@ -129,7 +129,7 @@ fn refused_status_is_not_resent_on_every_event() {
 
 #[test]
 fn refused_deletion_backs_off_and_blocks_none() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     let namespace = &tenant("steyr");
     cluster.apply_all(&peering("steyr"));
     cluster.apply(&server("steyr", &cluster_ip()));

@@ -1,11 +1,11 @@
-//! A cluster of an API server and a controller, which all tests share: most of them at a time, each with
-//! peers of its own, and some alone.
+//! A cluster of an API server and a controller, which tests share, each with peers of its own; and another
+//! one for those that need it alone.
 
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
-use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -31,26 +31,27 @@ pub(crate) struct Cluster {
     pub(crate) first: u32,
 }
 
-static TURN: RwLock<()> = RwLock::new(());
-
-/// The cluster, beside other tests. `None`, after reporting why, if there is none here.
-pub(crate) fn cluster() -> Option<(RwLockReadGuard<'static, ()>, &'static Cluster)> {
-    let turn = TURN.read().unwrap_or_else(PoisonError::into_inner);
-    Some((turn, Cluster::shared()?))
+/// The cluster of tests that run beside each other. `None`, after reporting why, if there is none here.
+pub(crate) fn cluster() -> Option<&'static Cluster> {
+    static TOGETHER: Shared = OnceLock::new();
+    shared(&TOGETHER)
 }
 
-/// The same for tests that stop the controller, or change what all peerings share.
-pub(crate) fn cluster_alone() -> Option<(RwLockWriteGuard<'static, ()>, &'static Cluster)> {
-    let turn = TURN.write().unwrap_or_else(PoisonError::into_inner);
-    Some((turn, Cluster::shared()?))
+/// Another one for tests that stop the controller, or change what all peerings share: one at a time.
+pub(crate) fn cluster_alone() -> Option<(MutexGuard<'static, ()>, &'static Cluster)> {
+    static ALONE: Shared = OnceLock::new();
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    Some((turn, shared(&ALONE)?))
+}
+
+type Shared = OnceLock<Result<Cluster, String>>;
+
+fn shared(cluster: &'static Shared) -> Option<&'static Cluster> {
+    cluster.get_or_init(Cluster::start).as_ref().map_err(|why| skip(why)).ok()
 }
 
 impl Cluster {
-    fn shared() -> Option<&'static Self> {
-        static SHARED: OnceLock<Result<Cluster, String>> = OnceLock::new();
-        SHARED.get_or_init(Self::start).as_ref().map_err(|why| skip(why)).ok()
-    }
-
     fn start() -> Result<Self, String> {
         let dir = tempfile::tempdir().unwrap();
         let server = ApiServer::start(dir.path().join("server"))?;

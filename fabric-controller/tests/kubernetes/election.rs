@@ -18,11 +18,6 @@ fn candidate(cluster: &Cluster, namespace: &str, name: &str) -> Election {
     Election::new(&server, name)
 }
 
-/// A Lease in a namespace of its own, and long waits: no other test need wait for that.
-fn beside_others() -> Option<&'static Cluster> {
-    cluster().map(|(_turn, cluster)| cluster)
-}
-
 fn holder(cluster: &Cluster, namespace: &str) -> serde_json::Value {
     cluster.get("lease", namespace, LEASE).unwrap()["spec"]["holderIdentity"].clone()
 }
@@ -44,7 +39,7 @@ async fn stays_elected(first: &mut Election, other: &mut Election, time: Duratio
 
 #[test]
 fn killed_leader_is_replaced() {
-    let Some(cluster) = beside_others() else { return };
+    let Some(cluster) = cluster() else { return };
     tokio::runtime::Runtime::new().unwrap().block_on(take_over(cluster));
 }
 
@@ -73,7 +68,7 @@ async fn take_over(cluster: &Cluster) {
 /// Unlike one that nobody can connect to.
 #[test]
 fn ended_leader_is_replaced_within_seconds() {
-    let Some(cluster) = beside_others() else { return };
+    let Some(cluster) = cluster() else { return };
     tokio::runtime::Runtime::new().unwrap().block_on(replace_ended(cluster));
 }
 
@@ -95,7 +90,7 @@ async fn replace_ended(cluster: &Cluster) {
 
 #[test]
 fn withdrawal_gets_lease_and_others_wait() {
-    let Some(cluster) = beside_others() else { return };
+    let Some(cluster) = cluster() else { return };
     tokio::runtime::Runtime::new().unwrap().block_on(request_lease(cluster));
 }
 

@@ -60,7 +60,7 @@ fn node_port_endpoint_follows_pod_and_node() {
 
 #[test]
 fn services_of_every_type_are_found() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     let namespace = &tenant("koeln");
     cluster.apply_all(&peering("koeln"));
     cluster.apply(&server("koeln", &cluster_ip()));

@@ -69,7 +69,7 @@ fn uid(cluster: &Cluster, kind: &str, peer: &str, name: &str) -> Value {
 
 #[test]
 fn node_port_of_namesake_is_not_reused() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     cluster.apply_all(&peering("gent"));
     cluster.apply(&server("gent", &node_port(30011)));
     cluster.run_pod("gent", "a", "n1", "10.200.1.11");
@@ -98,7 +98,7 @@ fn node_port_of_namesake_is_not_reused() {
 #[test]
 fn second_gateway_gets_objects_of_its_own() {
     const KINDS: [&str; 5] = ["serviceaccount", "role", "rolebinding", "service", "deployment"];
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     let namespace = tenant("aalst");
     cluster.apply_all(&peering("aalst"));
     cluster.apply(&server("aalst", &node_port(30016)));
@@ -138,7 +138,7 @@ fn uid_of(object: Option<Value>) -> Option<Value> {
 
 #[test]
 fn key_of_first_namesake_is_kept_for_second() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     cluster.apply_all(&peering("lier"));
     cluster.apply(&client("lier"));
     let gateway = ["gatewayclient", &tenant("lier"), "client"];
@@ -163,7 +163,7 @@ fn key_of_first_namesake_is_kept_for_second() {
 /// Kubernetes collects the Secret of a gateway some time after it.
 #[test]
 fn key_that_went_before_the_second_is_made_anew() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     cluster.apply_all(&peering("geel"));
     cluster.apply(&client("geel"));
     let namespace = tenant("geel");
@@ -182,7 +182,7 @@ fn key_that_went_before_the_second_is_made_anew() {
 
 #[test]
 fn user_secret_gets_public_key() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     let mut objects = peering("mons");
     let public = objects[2]["data"].as_object_mut().unwrap().remove("publicKey").unwrap();
     cluster.apply_all(&objects);
@@ -196,7 +196,7 @@ fn user_secret_gets_public_key() {
 /// Objects of users that have the names of a gateway's.
 #[test]
 fn foreign_namesakes_are_left_as_they_are() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     let namespace = &tenant("genk");
     cluster.apply_all(&peering("genk"));
     let metadata = json!({"name": "gw-server", "namespace": namespace, "labels": {"app": "mine"}});

@@ -30,7 +30,7 @@ fn unpeer(cluster: &Cluster, peer: &str) {
 
 #[test]
 fn peer_has_foreign_cluster_with_networking() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     let found = peered(cluster, "oslo");
     assert_eq!(found["metadata"]["labels"]["liqo.io/remote-cluster-id"], "oslo");
     assert_eq!(found["spec"]["clusterID"], "oslo");
@@ -56,7 +56,7 @@ fn peer_has_foreign_cluster_with_networking() {
 /// Liqo's own controller clears it when its networking is switched off.
 #[test]
 fn status_cleared_by_liqo_is_rewritten_once() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     let found = peered(cluster, "bergen");
     let cleared = json!({"modules": {"networking": {"enabled": false, "conditions": null},
         "authentication": {"enabled": true}}});
@@ -77,7 +77,7 @@ fn status_cleared_by_liqo_is_rewritten_once() {
 
 #[test]
 fn existing_foreign_cluster_is_used_by_any_name() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     cluster.apply(&json!({"apiVersion": "core.liqo.io/v1beta1", "kind": "ForeignCluster",
         "metadata": {"name": "of-the-user", "labels": {"liqo.io/remote-cluster-id": "narvik"}},
         "spec": {"clusterID": "narvik"}}));
@@ -90,7 +90,7 @@ fn existing_foreign_cluster_is_used_by_any_name() {
 
 #[test]
 fn foreign_cluster_name_conflict_blocks_no_other() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     // Before all others, by name; it is labelled for another peer.
     cluster.apply(&json!({"apiVersion": "core.liqo.io/v1beta1", "kind": "ForeignCluster",
         "metadata": {"name": "alta", "labels": {"liqo.io/remote-cluster-id": "elsewhere"}},

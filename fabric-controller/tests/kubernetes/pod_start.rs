@@ -65,7 +65,7 @@ fn is_named(cluster: &Cluster, peer: &str, (pod, reason, cause): (&str, &str, &s
 
 #[test]
 fn pod_that_does_not_start_is_named_at_once() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     let peer = "trier";
     cluster.apply_all(&peering(peer));
     cluster.apply(&server(peer, &cluster_ip()));

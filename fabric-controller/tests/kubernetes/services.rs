@@ -32,7 +32,7 @@ fn until_there(cluster: &Cluster, name: &str, is: bool) {
 
 #[test]
 fn ip_has_service_while_it_requests_one() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     cluster.apply(&ip("sql", &template(5432)));
     let service = ["service", NAMESPACE, "sql"];
     let slice = ["endpointslice", NAMESPACE, "sql"];
@@ -76,7 +76,7 @@ fn ip_has_service_while_it_requests_one() {
 
 #[test]
 fn foreign_service_stays_and_is_condition_of_ip() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     let theirs = json!({"apiVersion": "v1", "kind": "Service",
         "metadata": {"name": "web", "namespace": NAMESPACE},
         "spec": {"ports": [{"port": 80}]}});

@@ -43,7 +43,7 @@ fn peered(cluster: &Cluster, peer: &str) {
 }
 
 fn unpeered(peer: &str, order: [(&str, &str); 3]) {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     let namespace = &tenant(peer);
     peered(cluster, peer);
     for (kind, name) in order {

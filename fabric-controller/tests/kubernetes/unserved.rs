@@ -30,7 +30,7 @@ fn route(peer: &str, name: &str) -> Value {
 fn user_firewall_and_route_configurations_get_events() {
     let kinds = ["firewallconfigurations", "routeconfigurations"];
     let Some(definitions) = liqo_definitions("networking", &kinds) else { return };
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     let namespace = &tenant("pula");
     cluster.define_all(&definitions);
     cluster.apply_all(&peering("pula"));
@@ -56,7 +56,7 @@ fn user_firewall_and_route_configurations_get_events() {
 
 #[test]
 fn unusable_template_is_condition_and_no_pod() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     let cases = [
         (
             "split",

@@ -30,7 +30,7 @@ fn can(cluster: &Cluster, peer: &str, verb: &str, what: &str, namespace: &str) -
 
 #[test]
 fn server_gets_deployment_service_and_min_rights() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     cluster.apply_all(&peering("paris"));
     cluster.apply(&server("paris", &cluster_ip()));
     let namespace = &tenant("paris");
@@ -70,7 +70,7 @@ fn server_gets_deployment_service_and_min_rights() {
 
 #[test]
 fn client_without_key_gets_one() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     cluster.apply_all(&peering("lyon"));
     cluster.delete("secret", &tenant("lyon"), "gw-keys");
     cluster.apply(&client("lyon"));
@@ -93,7 +93,7 @@ fn client_without_key_gets_one() {
 
 #[test]
 fn user_secret_gets_liqo_labels() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     let mut objects = peering("brest");
     objects[2]["metadata"].as_object_mut().unwrap().remove("labels");
     cluster.apply_all(&objects);
@@ -109,7 +109,7 @@ fn user_secret_gets_liqo_labels() {
 
 #[test]
 fn foreign_change_is_reverted_once() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     cluster.apply_all(&peering("lille"));
     cluster.apply(&server("lille", &cluster_ip()));
     let namespace = &tenant("lille");
@@ -156,7 +156,7 @@ fn select_anew(template: &mut Value) {
 
 #[test]
 fn stuck_deployment_is_retried_with_backoff() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     let mut template = templated(cluster, "troyes", "stays");
     let namespace = &tenant("troyes");
     let finalizers = |list: Value| {
@@ -189,7 +189,7 @@ fn stuck_deployment_is_retried_with_backoff() {
 
 #[test]
 fn template_of_user_is_applied() {
-    let Some((_turn, cluster)) = cluster() else { return };
+    let Some(cluster) = cluster() else { return };
     let mut template = templated(cluster, "nice", "mine");
     let namespace = tenant("nice");
     let deployment = &mut template["spec"]["template"]["spec"]["deployment"]["spec"];
