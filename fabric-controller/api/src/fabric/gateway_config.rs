@@ -323,10 +323,10 @@ pub struct GatewayConfigStatus {
     /// answers none, and nodes send none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlay_probe_port: Option<u16>,
-    /// Number of nodes whose probes have arrived since the gateway started.
+    /// Number of nodes whose probes have arrived since the gateway started, or whose first one is overdue.
     #[serde(default)]
     pub probing_nodes: u32,
-    /// Nodes whose path to the gateway fails now. A node that never sent a probe is not among them.
+    /// Nodes whose path to the gateway fails now; also those whose first probe is overdue.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unreachable_nodes: Vec<UnreachableNode>,
 }
