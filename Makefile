@@ -61,7 +61,7 @@ ROUNDS  ?= 200
 # Of each row of the truth table on real clusters, of which the worst counts.
 RUNS_OF_TABLE ?= 5
 # Tests of a suite that run at a time: most of them wait.
-THREADS ?= 3
+THREADS ?= 4
 
 # `demo`, `bench` and `test` share one release build: with other packages or targets selected, cargo would choose other
 # features and compile most of what they depend on once more.
@@ -126,13 +126,13 @@ soak-rounds: build peers networks previous
 soak-alone: build peers
 	rm -f $(SKIPPED)
 	$(call TESTS,soak) --ignored --nocapture
-	$(call TESTS,system) --ignored --nocapture --test-threads=1 floods idle
+	$(call TESTS,system) --ignored --nocapture --test-threads=1 $(ALONE)
 	@$(SHOW_SKIPPED)
 
 # What mostly waits, side by side.
 soak-aside: build peers
 	rm -f $(SKIPPED)
-	$(call TESTS,system) --ignored --nocapture --test-threads=5 --skip floods --skip idle \
+	$(call TESTS,system) --ignored --nocapture --test-threads=5 $(ALONE:%=--skip %) \
 	  $(LONG:%=--skip %)
 	$(SUDO) cargo test --locked --workspace --tests --config '$(KERNEL_ALONE)' -- --ignored --nocapture
 	@$(SHOW_SKIPPED)
@@ -148,6 +148,8 @@ program=$$(cargo test --locked --workspace --no-run 2>&1 | sed -n 's|^ *Executab
 endef
 SOAK = WEFT_BIN_DIR=$(TARGET)/release WEFT_SKIPPED=$(SKIPPED) WEFT_MINUTES=$(MINUTES) WEFT_REKEYS=$(REKEYS) \
   WEFT_ROUNDS=$(ROUNDS) WEFT_RUNS=$(RUNS_OF_TABLE) $(if $(FLOOD),WEFT_FLOOD_SECONDS=$(FLOOD))
+# Processor time, and times of less than a second.
+ALONE = floods:: idle:: restarted_gateway
 # Five runs of what `make test` runs once, senders of a minute, 300 peerings.
 LONG = five_times for_a_minute limits::
 # Tests that `make test` runs with fewer rounds.

@@ -20,6 +20,7 @@ const LAB: &str = "weft-kubernetes";
 const HTTP: u16 = 8080;
 
 #[test]
+#[ignore = "of the harness alone: make soak-rounds"]
 fn clusters_with_same_cidr_start_and_leave_nothing() -> Result<()> {
     play(|| {
         let before = Traces::of_the_host()?;

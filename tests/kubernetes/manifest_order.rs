@@ -13,8 +13,8 @@ use crate::stage::note_time;
 const KINDS: [(usize, &str); 4] =
     [(1, "Configuration"), (2, "Secret"), (3, "PublicKey"), (4, "gateway")];
 /// Rome's and milan's.
-const SPELLINGS: [[Spelling; 2]; 6] =
-    [[Text, Text], [List, Text], [Text, List], [List, List], [Text, Text], [List, List]];
+const SPELLINGS: [[Spelling; 2]; 5] =
+    [[Text, Text], [List, Text], [Text, List], [List, List], [List, List]];
 
 /// One manifest: whose it is, rome's or milan's, its place among theirs, and its name here.
 type Manifest = (usize, (usize, &'static str));
@@ -39,7 +39,7 @@ pub(crate) fn connect(pair: &Pair, part: impl Fn() -> Result<()>) -> Result<()> 
     Ok(())
 }
 
-/// Every manifest comes first, and last, on each side; then two of chance.
+/// Every manifest comes first, and last, on each side; then one of chance.
 fn manifest_order() -> Vec<Vec<Manifest>> {
     let rotated = (0..KINDS.len()).map(|n| {
         let mut rome = KINDS;
@@ -49,13 +49,11 @@ fn manifest_order() -> Vec<Vec<Manifest>> {
         both.flat_map(|(rome, milan)| if n % 2 == 0 { [rome, milan] } else { [milan, rome] })
             .collect::<Vec<_>>()
     });
-    let mut manifest_order: Vec<_> = rotated.collect();
-    for _ in 0..2 {
-        let mut order = manifest_order[0].clone();
-        fastrand::shuffle(&mut order);
-        manifest_order.push(order);
-    }
-    manifest_order
+    let mut orders: Vec<_> = rotated.collect();
+    let mut by_chance = orders[0].clone();
+    fastrand::shuffle(&mut by_chance);
+    orders.push(by_chance);
+    orders
 }
 
 /// One after the other.

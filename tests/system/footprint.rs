@@ -111,6 +111,7 @@ fn idle_gateway_takes_less_than_eight_megabytes() -> Result<()> {
 }
 
 #[test]
+#[ignore = "measures the machine: make soak"]
 fn restarted_gateway_passes_packets_soon() -> Result<()> {
     let _alone = alone();
     let most = if is_release_build()? { SOON } else { LATER };
