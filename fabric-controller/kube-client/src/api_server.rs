@@ -49,7 +49,8 @@ impl ApiServer {
         let namespace = namespace.or(own_namespace);
         let namespace = namespace.unwrap_or_else(|| labels::LIQO_NAMESPACE.to_owned());
         let (connector, unreachable) = Connector::new();
-        let client = client(&config, connector).map_err(|error| ConnectError(error.into()))?;
+        let client = client(&config, connector)
+            .map_err(|error| ConnectError::new(&config.cluster_url.to_string(), error))?;
         tracing::debug!(server = %config.cluster_url, namespace, "using an API server");
         let (url, metrics) = (config.cluster_url.to_string(), StoreMetrics::default());
         Ok(Self { client, namespace, url, unreachable, metrics })
@@ -102,25 +103,32 @@ fn config(
     kubeconfig: Option<&Path>,
     context: Option<&str>,
 ) -> Result<(Config, Option<String>), ConnectError> {
-    let named = match kubeconfig {
-        Some(file) => Kubeconfig::read_from(file).map(Some),
-        None => Kubeconfig::from_env(),
+    let (of, named) = match kubeconfig {
+        Some(file) => {
+            (format!("--kubeconfig={}", file.display()), Kubeconfig::read_from(file).map(Some))
+        }
+        None => {
+            let files = std::env::var("KUBECONFIG").unwrap_or_default();
+            (format!("KUBECONFIG={files}"), Kubeconfig::from_env())
+        }
     };
     let in_context = |mut file: Kubeconfig| {
         file.current_context = context.map(str::to_owned).or(file.current_context);
         Config::try_from(file)
     };
-    if let Some(named) = named.map_err(|error| ConnectError(error.into()))? {
-        let config = in_context(named).map_err(|error| ConnectError(error.into()))?;
+    let named = named.and_then(|file| file.map(in_context).transpose());
+    if let Some(config) = named.map_err(|error| ConnectError::new(&of, error))? {
         return Ok((config, None));
     }
     if context.is_none() && std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() {
-        let config = Config::incluster().map_err(|error| ConnectError(error.into()))?;
+        let config = Config::incluster()
+            .map_err(|error| ConnectError::new("this pod's service account", error))?;
         let namespace = config.default_namespace.clone();
         return Ok((config, Some(namespace)));
     }
+    let of = "~/.kube/config, as neither --kubeconfig nor KUBECONFIG names another file";
     let own = Kubeconfig::read().and_then(in_context);
-    let own = own.map_err(|error| ConnectError(error.into()))?;
+    let own = own.map_err(|error| ConnectError::new(of, error))?;
     Ok((own, None))
 }
 

@@ -1,9 +1,21 @@
+use std::fmt::Display;
+
 use tower::BoxError;
 
 /// Reason why there is no connection to try: no kubeconfig, or one with a fault.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot tell how to reach the API server of a Kubernetes cluster")]
-pub struct ConnectError(#[source] pub(crate) BoxError);
+#[error("cannot tell how to reach the API server of a Kubernetes cluster from {of}: {why}")]
+pub struct ConnectError {
+    of: String,
+    why: String,
+}
+
+impl ConnectError {
+    /// `why` has its own causes in its text, as kube's errors do.
+    pub(crate) fn new(of: &str, why: impl Display) -> Self {
+        Self { of: of.to_owned(), why: why.to_string() }
+    }
+}
 
 /// Error answer of the API server, or the reason for no answer.
 #[derive(Debug, thiserror::Error)]
