@@ -486,8 +486,21 @@ fn liqos_network_becomes_wefts() {
     }
     let again = world.adopted(&[]);
     assert!(again.contains("nothing of Liqo's network is left"), "{again}");
+    mistakes_stay(&world);
     weft_goes_on(&mut world, &before);
     give_back(&mut world, &before);
+}
+
+/// The name of a template that there never was is a mistake, and no leftover of Liqo's.
+fn mistakes_stay(world: &World) {
+    let name_template = |name: &str| {
+        let reference = json!({"spec": {"clientTemplateRef": {"name": name}}});
+        world.merge("gatewayclient", (&tenant("turin"), "client"), &reference);
+    };
+    name_template("absent");
+    let planned = world.adopted(&["--dry-run"]);
+    assert!(planned.contains("nothing of Liqo's network is left"), "{planned}");
+    name_template("wireguard-client");
 }
 
 /// Prefixes, addresses, keys and Services stay what they were.

@@ -153,10 +153,19 @@ fn template((kind, gateway): &Item, found: &Found, installation: &str) -> Option
             && template.namespace().as_deref() == Some(&namespace)
     };
     let is_wefts = |(_, template): &Item| !has_container_of_liqo(&template.data);
+    let template = found.templates.iter().find(is_it);
     // Weft's chart makes the first.
-    let is_usable = (namespace == installation && name == own)
-        || found.templates.iter().find(is_it).is_some_and(is_wefts);
+    let is_usable = (namespace == installation && name == own) || template.is_some_and(is_wefts);
     if is_usable && text("kind").is_none_or(|kind| kind == template_kind) {
+        return None;
+    }
+    // Another mistake is the user's, and a condition of the gateway.
+    let is_liqos = |(of, wg): &Item| {
+        of.kind == format!("{WG}{}", kind.kind)
+            && wg.name_any() == gateway.name_any()
+            && wg.namespace() == gateway.namespace()
+    };
+    if template.is_none() && !found.wg_gateways.iter().any(is_liqos) {
         return None;
     }
     let reference = json!({"apiVersion": kind.api_version, "kind": template_kind,

@@ -5,6 +5,7 @@ use fabric_api::networking::{
     GatewayClient, GatewayServer, WgGatewayClientTemplate, WgGatewayServerTemplate,
 };
 use fabric_kube_client::{ApiServer, may};
+use futures::future::join_all;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
@@ -22,22 +23,22 @@ const REMOVE: [&str; 3] = ["list", "patch", "delete"];
 
 /// Fails with all rights that the user lacks.
 pub(super) async fn ensure(server: &ApiServer, is_dry_run: bool) -> Result<(), AdoptError> {
-    let mut lacking = Vec::new();
-    for (kind, verbs) in needed() {
-        let mut denied = Vec::new();
-        for verb in verbs.iter().filter(|verb| !is_dry_run || READ.contains(verb)) {
-            // If access reviews are refused, the requests themselves will show a missing right.
-            if !may(&server.client, (verb, &kind), None).await.unwrap_or(true) {
-                denied.push(*verb);
-            }
-        }
-        if !denied.is_empty() {
-            let group =
-                if kind.group.is_empty() { String::new() } else { format!(".{}", kind.group) };
-            lacking.push(format!("{} {}{group}", denied.join(", "), kind.plural));
-        }
-    }
+    let lacking = needed().into_iter().map(|(kind, verbs)| async move {
+        let verbs = verbs.iter().filter(|verb| !is_dry_run || READ.contains(verb));
+        let denied = verbs.map(|verb| is_denied(server, verb, &kind));
+        let denied: Vec<_> = join_all(denied).await.into_iter().flatten().collect();
+        let group = if kind.group.is_empty() { String::new() } else { format!(".{}", kind.group) };
+        (!denied.is_empty()).then(|| format!("{} {}{group}", denied.join(", "), kind.plural))
+    });
+    let lacking: Vec<_> = join_all(lacking).await.into_iter().flatten().collect();
     if lacking.is_empty() { Ok(()) } else { Err(AdoptError::Denied(lacking.join("; "))) }
+}
+
+/// Returns the verb if it is denied. If access reviews are refused, the requests themselves will show a
+/// missing right.
+async fn is_denied<'a>(server: &ApiServer, verb: &'a str, kind: &ApiResource) -> Option<&'a str> {
+    let may = may(&server.client, (verb, kind), None).await.unwrap_or(true);
+    (!may).then_some(verb)
 }
 
 /// Kinds with the verbs on them.
