@@ -32,6 +32,8 @@ const RETRY: Duration = Duration::from_secs(2);
 /// Chart of Liqo, as value of [`labels::PART_OF`].
 const LIQO: &str = "liqo";
 const HELMS: &str = "meta.helm.sh/";
+/// Prefix of the label with the version of a chart.
+const CHART: &str = "helm.sh/";
 /// Has helm leave an object that is in no later version of its release.
 const KEEP: (&str, &str) = ("helm.sh/resource-policy", "keep");
 
@@ -75,7 +77,6 @@ impl SharedObjects {
             match self.requests.delete(&key.target(), uid, how).await {
                 Ok(is_done) => {
                     tracing::info!(%key, is_done, "removed: Liqo has a Network of this prefix");
-                    self.known.remove(&key);
                 }
                 Err(error) => {
                     tracing::warn!(%key, error = chain(&error), "cannot be removed; tried again");
@@ -109,6 +110,10 @@ fn record(known: &mut BTreeMap<Key, Known>, objects: &Objects, now: Instant) {
         for (key, object) in objects.all(of).filter(|(_, object)| is_kept(object)) {
             known.insert(key.clone(), Known { object: object.clone(), missing_since: None });
         }
+    }
+    // They are about to be removed, for good.
+    for (key, _) in duplicates(objects) {
+        known.remove(&key);
     }
     known.retain(|key, known| {
         let is_there = objects.get(key).is_some_and(is_kept);
@@ -154,6 +159,7 @@ fn restored(object: &DynamicObject) -> DynamicObject {
     if labels.get(labels::PART_OF).is_some_and(|chart| chart == LIQO) {
         labels.insert(labels::PART_OF.to_owned(), labels::WEFT.to_owned());
         labels.remove(labels::MANAGED_BY);
+        labels.retain(|key, _| !key.starts_with(CHART));
         annotations.retain(|key, _| !key.starts_with(HELMS));
         annotations.insert(KEEP.0.to_owned(), KEEP.1.to_owned());
     }
@@ -188,7 +194,8 @@ mod tests {
 
     fn of_liqo() -> DynamicObject {
         let labels = json!({"app.kubernetes.io/part-of": "liqo",
-            "app.kubernetes.io/managed-by": "Helm", "ipam.liqo.io/network-type": "pod-cidr"});
+            "app.kubernetes.io/managed-by": "Helm", "helm.sh/chart": "liqo-1.2.0",
+            "ipam.liqo.io/network-type": "pod-cidr"});
         object(labels, json!({"meta.helm.sh/release-name": "liqo", "liqo.io/preinstalled": "true"}))
     }
 
@@ -226,7 +233,14 @@ mod tests {
         };
         let own = Key::new(Watched::Network, "liqo", "own");
         let theirs = network("theirs", "liqo", cidr, json!(cidr));
-        assert_eq!(twice(theirs.clone()), [(own, Some("own-uid".to_owned()))]);
+        assert_eq!(twice(theirs.clone()), [(own.clone(), Some("own-uid".to_owned()))]);
+        let (mut known, mut objects) = (BTreeMap::new(), Objects::default());
+        objects.put(Watched::Network, network("own", "weft", cidr, json!(cidr)));
+        record(&mut known, &objects, Instant::now());
+        assert!(known.contains_key(&own));
+        objects.put(Watched::Network, theirs.clone());
+        record(&mut known, &objects, Instant::now());
+        assert!(!known.contains_key(&own), "Liqo's uninstallation would put it back");
         for other in [
             network("theirs", "weft", cidr, json!(cidr)),
             network("theirs", "liqo", "10.201.0.0/16", json!("10.201.0.0/16")),
