@@ -299,11 +299,12 @@ impl Agent {
         let quiet = config.spec.quiet_after();
         let lingers = self.store.api_server().is_some();
         let kept = if lingers { BTreeSet::new() } else { Refuser::named(&config.spec) };
+        let began = Instant::now();
         problems.extend(match self.withdrawn {
             Some(_) => cleanup::dataplane(&self.handle, &mut self.table).await,
             None => cleanup::withdraw(&self.handle, &mut self.table, quiet, &kept).await.problems,
         });
-        let since = *self.withdrawn.get_or_insert_with(Instant::now);
+        let since = *self.withdrawn.get_or_insert(began);
         let at_once = lingers && since.elapsed() >= self.linger;
         let looked = self.refuser.look(self.handle.netns(), at_once, &kept);
         let saved = looked.and_then(|()| self.refuser.save_refused());

@@ -22,7 +22,7 @@ pub use reason::Reason;
 
 /// Time without any sign of life after which a peer that leaves probes unanswered is reported: as
 /// long as leaves time to show it before 3 s are over.
-const ANSWER_TIMEOUT: Duration = Duration::from_millis(2200);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for a first handshake, and for the peer to take over new keys.
 const HANDSHAKE_TIME: Duration = Duration::from_millis(1500);
 pub const ROTATION_TIME: Duration = Duration::from_millis(1500);

@@ -18,7 +18,7 @@ use super::cluster::{Cluster, kind};
 /// Agents refuse what is still sent to peers for a minute, and take away the refusal then.
 const LINGERING: Duration = Duration::from_secs(80);
 /// Interval of checks.
-const PERIOD: Duration = Duration::from_millis(500);
+const PERIOD: Duration = Duration::from_millis(250);
 const REMEDY: &str = "what weft has made there stays until the node starts anew, or `route-agent cleanup` is run on it";
 
 /// Reason why each node is waited for.

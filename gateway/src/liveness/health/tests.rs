@@ -89,9 +89,9 @@ fn unanswered_probes_are_fault_no_answer() {
         let unanswered = scene.unanswered();
         Evidence { last_received: last, last_answer: last, unanswered, ..scene.evidence() }
     };
-    assert_eq!(scene.reasons(&silent(2199)), [], "a peer may have to wait for a processor");
-    assert_eq!(scene.reasons(&silent(2200)), [Reason::NoAnswer]);
-    let fault = &diagnose(&silent(2200), scene.now)[0];
+    assert_eq!(scene.reasons(&silent(1999)), [], "a peer may have to wait for a processor");
+    assert_eq!(scene.reasons(&silent(2000)), [Reason::NoAnswer]);
+    let fault = &diagnose(&silent(2000), scene.now)[0];
     assert!(fault.remedy.contains(ENDPOINT), "{fault:?}");
     let lost = Evidence { value: ConnectionValue::Error, unanswered: None, ..silent(9000) };
     assert_eq!(scene.reasons(&lost), [Reason::NoAnswer]);
@@ -129,7 +129,7 @@ fn peer_that_answers_no_probes_is_named() {
     assert_eq!(scene.reasons(&connecting(first)), [Reason::NoProbeAnswer]);
     let fault = &diagnose(&connecting(first), scene.now)[0];
     assert!(fault.remedy.contains("--ping-enabled=false"), "{fault:?}");
-    let early = Unanswered { first: scene.ago(2100), ..first };
+    let early = Unanswered { first: scene.ago(1900), ..first };
     assert_eq!(scene.reasons(&connecting(early)), [], "and a handshake is not missing");
     let received = Some(scene.ago(100));
     let lost =

@@ -22,7 +22,7 @@ const TRACE_INTERVAL: Duration = Duration::from_millis(500);
 /// requests in between use up what the next one needs.
 const TRACE_KNOWN: Duration = Duration::from_millis(2200);
 /// Time after a probe was due until the node counts as unreachable.
-const GRACE: Duration = Duration::from_millis(1200);
+const GRACE: Duration = Duration::from_millis(1100);
 /// Age up to which an answer of the node's kernel counts: one may be lost.
 const TRACED: Duration = Duration::from_millis(4700);
 /// Time from the notice of a take-over until a node's first probe: together with [`GRACE`] less than 3 s.
@@ -319,7 +319,7 @@ mod tests {
         for (kernel_lives, expected) in [(false, PathFault::NoAnswer), (true, PathFault::NoAgent)] {
             let mut world = World::new();
             world.probe(|_| {});
-            world.pass(Duration::from_millis(2100), kernel_lives);
+            world.pass(2 * SECOND, kernel_lives);
             assert_eq!(world.fault(), None, "one late probe is no fault");
             world.pass(Duration::from_millis(200), kernel_lives);
             assert_eq!(world.fault(), Some(expected));
