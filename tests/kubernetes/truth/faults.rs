@@ -393,9 +393,10 @@ fn wrong_key_at_first(scene: &Scene<'_>) -> Result<()> {
     let key = format!("publicKey: {} #", PrivateKey::generate().public());
     edit(scene, PUBLIC_KEY, "publicKey: ", &key)?;
     rome.apply(&documents[GATEWAY])?;
-    wait_until("rome's new gateway runs", TIMEOUT, || {
-        let state = rome.status()?["peerings"][0]["state"].clone();
-        ensure!(state == "Connecting", "{state}");
+    wait_until("rome's new gateway reports", TIMEOUT, || {
+        let connection = rome.get(Object::new("connection", "liqo-tenant-milan", "gw-client"))?;
+        let value = &connection["status"]["value"];
+        ensure!(*value == "Connecting", "{value}");
         Ok::<_, anyhow::Error>(())
     })
 }
