@@ -351,12 +351,12 @@ async fn inconsistent_store_is_reported_and_served() {
     let ipam = cluster.start(&["--sync-interval", "200ms"]).await;
     assert_eq!(ipam.health("IPAM/consistent").await, Ok(false));
     let log = ipam.log().join("\n");
-    for told in [
+    for reported in [
         "Network liqo/left holds 10.70.0.0/16 and Network liqo/right holds 10.70.0.0/17",
         "IP liqo/lost holds 10.99.0.1 of 10.99.0.0/16, which no Network holds",
         "10.30.0.7/16 has host bits set; did you mean 10.30.0.0/16?",
     ] {
-        assert!(log.contains(told), "{told} is not in {log}");
+        assert!(log.contains(reported), "{reported} is not in {log}");
     }
     assert!(!ipam.available("10.70.0.0/17").await);
 

@@ -29,14 +29,14 @@ struct Slip {
     /// The object, as `weft get` and messages name it; the latter without its namespace.
     object: (&'static str, &'static str),
     /// Field, what was found, what is expected.
-    told: [&'static str; 3],
+    reported: [&'static str; 3],
 }
 
 fn slips() -> Vec<Slip> {
     let configuration = ("configuration", "milan");
     let key = ("publickey", "gw-publickey");
     let client = ("gatewayclient", "client");
-    let slip = |document, edit, object, told| Slip { document, edit, object, told };
+    let slip = |document, edit, object, reported| Slip { document, edit, object, reported };
     let unlabelled = ("labels: {liqo.io/remote-cluster-id: milan}", "labels: {}");
     let label = "metadata.labels.liqo.io/remote-cluster-id";
     let whose = [label, "missing", "expected the peer's cluster ID"];
@@ -109,7 +109,7 @@ fn bad_edit_of_running_peering_loses_nothing() -> Result<()> {
         for slip in slips() {
             let mut documents = peering.client_documents();
             documents[slip.document] = slip.in_(&documents[slip.document]);
-            took.extend(scene.told("milan", &join(&documents), &peering, |rome| {
+            took.extend(scene.reported("milan", &join(&documents), &peering, |rome| {
                 slip.is_reported(rome, "milan.yaml", "liqo-tenant-milan")
             })?);
         }
@@ -125,7 +125,7 @@ fn bad_new_manifest_is_reported_within_a_second() -> Result<()> {
         for slip in slips() {
             let document = slip.in_(&peering.client_documents()[slip.document]);
             let other = document.replace("milan", "turin");
-            took.extend(scene.told("new", &other, &peering, |rome| {
+            took.extend(scene.reported("new", &other, &peering, |rome| {
                 let slip = Slip { object: (slip.object.0, turin(slip.object.1)), ..slip };
                 slip.is_reported(rome, "new.yaml", "liqo-tenant-turin")
             })?);
@@ -150,7 +150,7 @@ fn second_gateway_is_reported_and_first_runs_on() -> Result<()> {
         let second = peering.gateway_client().replace("name: client", "name: another");
         let mut took = Vec::new();
         for _ in 0..5 {
-            took.extend(scene.told("new", &second, &peering, |rome| {
+            took.extend(scene.reported("new", &second, &peering, |rome| {
                 for (name, file) in [("client", "milan.yaml"), ("another", "new.yaml")] {
                     let object = format!("GatewayClient liqo-tenant-milan/{name}");
                     is_reported(rome, &[file, &object, "are for the same peer", "expected one"])?;
@@ -184,14 +184,14 @@ fn cut_or_huge_file_is_reported_and_spares_rest() -> Result<()> {
         }
         for end in ends {
             scene
-                .told("milan", &whole[..end], &peering, |rome| {
+                .reported("milan", &whole[..end], &peering, |rome| {
                     is_reported(rome, &["milan.yaml", "expected"])
                 })
                 .with_context(|| format!("cut behind {:?}", &whole[end.saturating_sub(30)..end]))?;
         }
         let long = whole + &"# x\n".repeat(2_500_000);
-        let told = ["milan.yaml", "bytes long", "expected at most 1048576"];
-        scene.told("milan", &long, &peering, |rome| is_reported(rome, &told))?;
+        let reported = ["milan.yaml", "bytes long", "expected at most 1048576"];
+        scene.reported("milan", &long, &peering, |rome| is_reported(rome, &reported))?;
         Ok(())
     })
 }
@@ -213,7 +213,7 @@ fn garbage_is_reported_and_good_files_are_used() -> Result<()> {
             std::os::unix::fs::symlink("g-loop.yaml", dir.join("g-loop.yaml"))?;
             std::os::unix::fs::symlink("/nowhere", dir.join("g-nothing.yaml"))?;
             nix::unistd::mkfifo(&dir.join("g-pipe.yaml"), nix::sys::stat::Mode::S_IRWXU)?;
-            for (file, told) in [
+            for (file, reported) in [
                 ("g-bytes", "UTF-8"),
                 ("g-nul", "expected"),
                 ("g-big", "10000000 bytes"),
@@ -224,8 +224,8 @@ fn garbage_is_reported_and_good_files_are_used() -> Result<()> {
                 ("g-nothing", "No such file"),
                 ("g-pipe", "a pipe"),
             ] {
-                wait_until(&format!("{file} is told"), TIMEOUT, || {
-                    is_reported(rome, &[&format!("{file}.yaml"), told])
+                wait_until(&format!("{file} is reported"), TIMEOUT, || {
+                    is_reported(rome, &[&format!("{file}.yaml"), reported])
                 })?;
             }
             Ok(())
@@ -244,7 +244,7 @@ fn garbage_is_reported_and_good_files_are_used() -> Result<()> {
                     if path.is_dir() { fs::remove_dir(path)? } else { fs::remove_file(path)? }
                 }
             }
-            wait_until("nothing of it is told any more", TIMEOUT, || {
+            wait_until("nothing of it is reported any more", TIMEOUT, || {
                 let status = rome.status()?;
                 ensure!(!status["problems"].to_string().contains("g-"), "{status}");
                 Ok::<_, anyhow::Error>(())
@@ -283,7 +283,7 @@ fn many_files_and_lost_directory_lose_nothing() -> Result<()> {
         let away = dir.with_extension("away");
         scene.undisturbed(|| {
             fs::rename(&dir, &away)?;
-            wait_until("it is told", TIMEOUT, || {
+            wait_until("it is reported", TIMEOUT, || {
                 is_reported(rome, &["cannot be read", "expected a directory of manifests"])
             })?;
             fs::rename(&away, &dir)?;
@@ -312,7 +312,9 @@ fn bad_manifests_restart_on_last_good_version() -> Result<()> {
             good.replace("labels: {liqo.io/remote-cluster-id: milan}", "labels: {}"),
         ] {
             rome.apply("milan", &bad)?;
-            wait_until("it is told", TIMEOUT, || is_reported(rome, &["milan.yaml", "expected"]))?;
+            wait_until("it is reported", TIMEOUT, || {
+                is_reported(rome, &["milan.yaml", "expected"])
+            })?;
             scene.undisturbed(|| {
                 let old = rome.processes(0, "fabric-controller");
                 kill(&old)?;
@@ -396,7 +398,7 @@ fn lost_secret_is_reported_and_gateway_runs_on() -> Result<()> {
         let garbage = documents[2].replace("privateKey: ", "privateKey: c2hvcnQ= #");
         scene.undisturbed(|| {
             rome.apply("milan", &join(&without))?;
-            wait_until("it is told", TIMEOUT, || {
+            wait_until("it is reported", TIMEOUT, || {
                 is_reported(rome, &["Secret gw-keys does not exist", "a restart would lose"])
             })
         })?;
@@ -407,7 +409,7 @@ fn lost_secret_is_reported_and_gateway_runs_on() -> Result<()> {
         })?;
         ensure!(rome.is_connected("milan").is_err(), "connected without a key");
         rome.apply("secret", &garbage)?;
-        wait_until("the garbage is told", TIMEOUT, || {
+        wait_until("the garbage is reported", TIMEOUT, || {
             is_reported(
                 rome,
                 &[
@@ -433,7 +435,7 @@ fn ipam_with_bad_manifests_grants_nothing_taken() -> Result<()> {
         let own = rome.outside(MANIFESTS).join("cluster.yaml");
         let good = fs::read_to_string(&own)?;
         rome.apply("cluster", &good[..good.len() / 3])?;
-        wait_until("it is told", TIMEOUT, || is_reported(rome, &["cluster.yaml", "expected"]))?;
+        wait_until("it is reported", TIMEOUT, || is_reported(rome, &["cluster.yaml", "expected"]))?;
         for program in ["ipam", "fabric-controller"] {
             let old = rome.processes(0, program);
             kill(&old)?;
@@ -467,7 +469,7 @@ impl Slip {
     /// In `weft status`, for people and for programs, and in the object's own status.
     fn is_reported(&self, cluster: &Cluster, file: &str, namespace: &str) -> Result<()> {
         let (kind, name) = self.object;
-        let [field, found, expected] = self.told;
+        let [field, found, expected] = self.reported;
         let object = if kind.is_empty() { String::new() } else { format!("{namespace}/{name}: ") };
         is_reported(cluster, &[file, &object, field, found, expected])?;
         let broken = ["whole YAML", "one of the two", "expected a number"];
@@ -482,7 +484,7 @@ impl Slip {
 impl Scene {
     /// Applies a bad file in rome and mends it again, under a stream that must lose nothing. How long
     /// it took until both were seen.
-    fn told(
+    fn reported(
         &self,
         file: &str,
         bad: &str,
@@ -494,14 +496,14 @@ impl Scene {
         self.undisturbed(|| {
             let start = Instant::now();
             rome.apply(file, bad)?;
-            wait_until("it is told", TIMEOUT, || is_reported(rome))?;
+            wait_until("it is reported", TIMEOUT, || is_reported(rome))?;
             took[0] = start.elapsed();
             let start = Instant::now();
             match file {
                 "milan" => rome.apply(file, &join(&good.client_documents()))?,
                 _ => rome.remove(file)?,
             }
-            wait_until("it is told no more", TIMEOUT, || is_well(rome))?;
+            wait_until("it is reported no more", TIMEOUT, || is_well(rome))?;
             took[1] = start.elapsed();
             Ok(())
         })
@@ -526,8 +528,8 @@ fn is_reported(cluster: &Cluster, parts: &[&str]) -> Result<()> {
     let status = cluster.status()?;
     let problems = status["problems"].as_array().cloned().unwrap_or_default();
     let has_all = |text: &str| parts.iter().all(|part| text.contains(part));
-    let told = problems.iter().filter_map(|p| p.as_str()).any(has_all);
-    ensure!(told, "no problem has all of {parts:?}: {problems:#?}");
+    let reported = problems.iter().filter_map(|p| p.as_str()).any(has_all);
+    ensure!(reported, "no problem has all of {parts:?}: {problems:#?}");
     let weft = weft_tests::bin_dir()?.join("weft");
     let script = format!("{} status; [ $? -le 3 ]", weft.display());
     let text =
@@ -542,8 +544,8 @@ fn shows(cluster: &Cluster, [kind, name, namespace]: [&str; 3], what: &str) -> R
     let object: serde_json::Value = serde_json::from_str(&text)?;
     let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
     let message = |c: &&serde_json::Value| c["type"] == "Accepted" && c["status"] == "False";
-    let told = conditions.iter().find(message).context(text)?["message"].to_string();
-    ensure!(told.replace("\\\"", "\"").contains(what), "{told} does not say {what:?}");
+    let reported = conditions.iter().find(message).context(text)?["message"].to_string();
+    ensure!(reported.replace("\\\"", "\"").contains(what), "{reported} does not say {what:?}");
     Ok(())
 }
 
@@ -556,7 +558,7 @@ fn is_well(cluster: &Cluster) -> Result<()> {
 /// On an idle machine; on any other the best it can.
 fn nine_of_ten_in_time(mut took: Vec<Duration>) -> Result<()> {
     took.sort();
-    eprintln!("told, or told no more, after {took:?}");
+    eprintln!("reported, or reported no more, after {took:?}");
     let late = took.iter().filter(|took| **took > SOON).count();
     ensure!(late * 10 <= took.len(), "{late} of {} took longer than {SOON:?}", took.len());
     Ok(())

@@ -404,7 +404,7 @@ fn signal(cluster: &Cluster, node: usize, program: &str, signal: Signal) -> Resu
         // It may have ended by itself.
         let _ = kill(Pid::from_raw(*pid), signal);
     }
-    wait_until("what was told to end ends", TIMEOUT, || {
+    wait_until("what was to end ends", TIMEOUT, || {
         let left = cluster.processes(node, program);
         ensure!(left.iter().all(|pid| !pids.contains(pid)), "{left:?} run");
         Ok::<_, anyhow::Error>(())

@@ -108,9 +108,9 @@ fn down_with_senders(time: Duration) -> Result<()> {
     scene.peer("rome", "milan", PORT)?;
     let rome = scene.cluster("rome");
     let load = Load::start(&scene)?;
-    let told = weft_on(&rome.nodes[0].host, &["down"])?;
+    let printed = weft_on(&rome.nodes[0].host, &["down"])?;
     let sender = first_pod(rome).addresses[0].to_string();
-    ensure!(told.contains(&sender) && told.contains("down --now"), "down printed {told}");
+    ensure!(printed.contains(&sender) && printed.contains("down --now"), "down printed {printed}");
     std::thread::sleep(time);
     load.ensure_sealed().context("after `weft down`")?;
     for node in &rome.nodes {
@@ -118,9 +118,9 @@ fn down_with_senders(time: Duration) -> Result<()> {
     }
     load.finish()?;
     weft_on(&rome.nodes[1].host, &["down", "--now", "--run-dir", "/run/agent-2"])?;
-    let told = weft_on(&rome.nodes[0].host, &["down", "--now", "--state-dir", STATE])?;
+    let printed = weft_on(&rome.nodes[0].host, &["down", "--now", "--state-dir", STATE])?;
     let removed = ["removed the nftables table `inet weft_refused`", "/refusal.nft"];
-    ensure!(removed.iter().all(|text| told.contains(text)), "down --now printed {told}");
+    ensure!(removed.iter().all(|text| printed.contains(text)), "down --now printed {printed}");
     let file = rome.outside(STATE).join("refusal.nft");
     ensure!(!file.exists(), "the next start of the host would refuse again");
     for (number, node) in rome.nodes.iter().enumerate() {

@@ -53,7 +53,7 @@ fn flood_disturbs_no_flow_and_no_restart() -> Result<()> {
         let before = resident(scene)?;
         let marked = Arc::new(AtomicUsize::new(0));
         let pods = ["rome", "milan"].map(|id| first_pod(scene.cluster(id)));
-        let _heard =
+        let _captured =
             pods.map(|pod| listen(pod, &marked)).into_iter().collect::<Result<Vec<_>>>()?;
         attack.measure("nothing", &[vec![0; 60]], for_long)?;
         let outcomes = attack.kinds()?.into_iter();
@@ -85,8 +85,8 @@ fn foreign_vxlan_is_dropped_everywhere() -> Result<()> {
             let milan = scene.cluster("milan");
             let marked = Arc::new(AtomicUsize::new(0));
             let pods = ["rome", "milan"].map(|id| first_pod(scene.cluster(id)));
-            let heard = pods.map(|pod| listen(pod, &marked));
-            let _heard = heard.into_iter().collect::<Result<Vec<_>>>()?;
+            let captured = pods.map(|pod| listen(pod, &marked));
+            let _captured = captured.into_iter().collect::<Result<Vec<_>>>()?;
             let to = milan.spec.node_address(1);
             let gateway = gateway_namespaces(milan)?;
             for (mac, inner, from_nodes) in ways_in(scene)? {
@@ -213,7 +213,7 @@ impl<'a> Attack<'a> {
         attack.flow(Duration::from_secs(1), || Ok(()))?;
         capture.finish()?;
         attack.seen = std::mem::take(&mut *seen.lock().expect("the capture is over"));
-        ensure!(attack.seen.len() > 100, "heard only {} packets", attack.seen.len());
+        ensure!(attack.seen.len() > 100, "captured only {} packets", attack.seen.len());
         Ok(attack)
     }
 

@@ -72,17 +72,17 @@ fn idle_fabric_writes_nothing_to_kernel() -> Result<()> {
         let watch = "timeout 32 ip monitor link address route rule & timeout 32 nft monitor; wait";
         std::thread::scope(|scope| {
             let nodes = scene.clusters.iter().flat_map(|cluster| &cluster.nodes);
-            let heard = nodes.map(|node| {
+            let captured = nodes.map(|node| {
                 let ask = || {
                     let mut shell = Command::new("sh");
                     node.host.net().command(shell.args(["-c", watch]), "")
                 };
                 (node, scope.spawn(ask))
             });
-            let heard: Vec<_> = heard.collect();
-            heard.into_iter().try_for_each(|(node, heard)| {
-                let heard = heard.join().expect("a shell does not panic")?;
-                ensure!(heard.trim().is_empty(), "on {}: {heard}", node.host.name());
+            let captured: Vec<_> = captured.collect();
+            captured.into_iter().try_for_each(|(node, captured)| {
+                let captured = captured.join().expect("a shell does not panic")?;
+                ensure!(captured.trim().is_empty(), "on {}: {captured}", node.host.name());
                 Ok(())
             })
         })

@@ -142,7 +142,7 @@ fn hung_gateway_is_not_connected_and_recovers() -> Result<()> {
         kill(gateway, Signal::SIGSTOP)?;
         wait_until("the status says so", STALE, || is(rome, "milan", "Error"))?;
         rome.is_connected("paris")?;
-        wait_until("the nodes are told", HUNG, || {
+        wait_until("the nodes have it", HUNG, || {
             let open = rome.nodes_open_to("milan")?;
             ensure!(open == 0, "{open} nodes still use it");
             Ok::<_, anyhow::Error>(())
@@ -182,7 +182,7 @@ fn a_host_that_stood_still_takes_no_gateway_for_dead() -> Result<()> {
         std::thread::sleep(STALE);
         rome.is_connected("milan")?;
         let after = published()?;
-        ensure!(after == before, "nodes were told something: {after}, before {before}");
+        ensure!(after == before, "something new was published: {after}, before {before}");
         Ok(())
     })
 }

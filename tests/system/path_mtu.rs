@@ -247,7 +247,7 @@ fn fits(scene: &Scene, limit: u32) -> Result<()> {
         }
         // Routes of the nodes follow a moment later.
         wait_until("the limit is in force", TIMEOUT, || limit_is(pod, to, limit))?;
-        wait_until("UDP is told", TIMEOUT, || udp_gets_icmp(pod, to, limit))?;
+        wait_until("UDP gets an error", TIMEOUT, || udp_gets_icmp(pod, to, limit))?;
     }
     Ok(())
 }

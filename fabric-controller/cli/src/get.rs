@@ -54,11 +54,11 @@ pub(crate) fn run(args: &GetArgs) -> anyhow::Result<ExitCode> {
     })?;
     let store = dir.store(&record)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (snapshot, told) =
+    let (snapshot, reported) =
         runtime.block_on(async { (store.read(&kinds).await, store.problems().await) });
     let snapshot = snapshot.context("cannot read the store")?;
     let mut problems: BTreeSet<Problem> = snapshot.problems.iter().cloned().collect();
-    problems.extend(told);
+    problems.extend(reported);
     let matches = |object: &Object| {
         args.name.as_deref().is_none_or(|name| object.name() == name)
             && args.namespace.as_deref().is_none_or(|wanted| object.namespace() == Some(wanted))
@@ -138,17 +138,17 @@ fn shown(object: &Object, problems: &BTreeSet<Problem>) -> Value {
 /// or is not written yet.
 fn accept(value: &mut Value, object: &ObjectRef, problems: &BTreeSet<Problem>) {
     let about = problems.iter().filter(|p| p.object.as_ref() == Some(object));
-    let told: BTreeSet<String> = about
+    let reported: BTreeSet<String> = about
         .filter(|problem| !problem.message.starts_with("waits for"))
         .map(|problem| Problem { object: None, ..problem.clone() }.to_string())
         .collect();
-    let Some(map) = value.as_object_mut().filter(|_| !told.is_empty()) else { return };
+    let Some(map) = value.as_object_mut().filter(|_| !reported.is_empty()) else { return };
     let status = map.entry("status").or_insert_with(|| json!({}));
     let Some(status) = status.as_object_mut() else { return };
     let conditions = status.entry("conditions").or_insert_with(|| json!([]));
     let Some(conditions) = conditions.as_array_mut() else { return };
     conditions.retain(|condition| condition["type"] != ACCEPTED);
-    let message = told.into_iter().collect::<Vec<_>>().join("; ");
+    let message = reported.into_iter().collect::<Vec<_>>().join("; ");
     conditions.push(json!({
         "type": ACCEPTED, "status": "False", "reason": "Invalid", "message": message
     }));

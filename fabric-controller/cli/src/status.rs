@@ -119,7 +119,7 @@ pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     let of_cluster = args.cluster.is_meant(&args.selection)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut shown = None;
-    let mut told = None;
+    let mut reported = None;
     loop {
         let observation = match runtime.block_on(look(args, of_cluster)) {
             Ok(Some(observation)) => args.filters.apply(observation)?,
@@ -130,16 +130,16 @@ pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
             // `--watch` on a cluster goes on through its API server's restarts, too.
             Err(error) if shown.is_some() && of_cluster => {
                 let text = format!("{error:#}");
-                if told.as_ref() != Some(&text) {
+                if reported.as_ref() != Some(&text) {
                     output::say(&text);
-                    told = Some(text);
+                    reported = Some(text);
                 }
                 thread::sleep(CLUSTER_INTERVAL);
                 continue;
             }
             Err(error) => return Err(error),
         };
-        told = None;
+        reported = None;
         let text = render(&observation, args)?;
         if shown.as_ref() != Some(&text) {
             let clear =

@@ -166,8 +166,8 @@ fn fill_in(snapshot: &mut Snapshot, faults: &BTreeMap<String, String>) {
 
 /// `None` for Nodes and the ConfigMap, whose content is available elsewhere, too.
 fn unseen(kind: Kind, error: &StoreError) -> Option<String> {
-    let told = !matches!(kind, Kind::Node | Kind::ConfigMap);
-    told.then(|| format!("{error}, so that nothing is said of them"))
+    let is_reported = !matches!(kind, Kind::Node | Kind::ConfigMap);
+    is_reported.then(|| format!("{error}, so that nothing is said of them"))
 }
 
 fn cluster_id(snapshot: &Snapshot) -> Option<String> {

@@ -221,9 +221,9 @@ fn gateway_problems(config: &GatewayConfig) -> Vec<String> {
             config.spec.peer_cluster_id
         ));
     }
-    let told = config.status.iter().flat_map(|status| &status.problems);
-    let told = told.filter(|problem| !problem.trim().is_empty());
-    found.extend(told.map(|problem| format!("gateway {namespace}/{name}: {problem}")));
+    let reported = config.status.iter().flat_map(|status| &status.problems);
+    let reported = reported.filter(|problem| !problem.trim().is_empty());
+    found.extend(reported.map(|problem| format!("gateway {namespace}/{name}: {problem}")));
     found
 }
 
@@ -442,9 +442,9 @@ impl<'a> View<'a> {
         }
         for node in &self.nodes {
             let name = node.metadata.name.as_deref().unwrap_or_default();
-            let told = node.status.iter().flat_map(|status| &status.problems);
-            let told = told.filter(|problem| !problem.trim().is_empty());
-            found.extend(told.map(|problem| format!("node {name}: {problem}")));
+            let reported = node.status.iter().flat_map(|status| &status.problems);
+            let reported = reported.filter(|problem| !problem.trim().is_empty());
+            found.extend(reported.map(|problem| format!("node {name}: {problem}")));
         }
         found
     }
@@ -481,8 +481,8 @@ fn untold(condition: &Condition, object: &ObjectRef, known: &[Problem]) -> Optio
 
 /// Trusts the status of the Connection only for a gateway that runs and answers, or that runs on
 /// another host.
-fn state(told: Option<ConnectionValue>, liveness: Option<Liveness>) -> State {
-    match (liveness, told) {
+fn state(reported: Option<ConnectionValue>, liveness: Option<Liveness>) -> State {
+    match (liveness, reported) {
         (Some(Liveness::Gone), _) => State::Down,
         (Some(Liveness::Silent), Some(ConnectionValue::Connected))
         | (_, Some(ConnectionValue::Error)) => State::Error,

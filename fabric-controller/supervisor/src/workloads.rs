@@ -56,7 +56,7 @@ pub struct GatewayOptions {
     switches: Vec<String>,
 }
 
-/// What all processes are told about their logs.
+/// Log options of all processes.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ChildLogs {
     /// How the processes write their logs.

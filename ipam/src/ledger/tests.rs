@@ -150,9 +150,9 @@ fn duplicate_or_orphaned_addresses_are_reported() {
         ],
     );
     let faults = ledger.reconcile(&stored, Instant::now());
-    let told: Vec<_> = faults.iter().map(Fault::to_string).collect();
+    let reported: Vec<_> = faults.iter().map(Fault::to_string).collect();
     assert_eq!(
-        told,
+        reported,
         [
             "IP liqo/x and IP liqo/y both hold the address 10.70.0.1",
             "IP liqo/lost holds 10.80.0.1 of 10.80.0.0/16, which no Network holds",
@@ -179,9 +179,9 @@ fn ipv6_networks_and_addresses_are_rebuilt_alike() {
 fn network_outside_pools_is_kept_and_reported() {
     let mut ledger = ledger();
     let stored = claims(vec![network("ext", "192.168.0.0/16", false)], vec![]);
-    let told = ledger.reconcile(&stored, Instant::now());
+    let reported = ledger.reconcile(&stored, Instant::now());
     assert_eq!(
-        told.iter().map(Fault::to_string).collect::<Vec<_>>(),
+        reported.iter().map(Fault::to_string).collect::<Vec<_>>(),
         ["Network liqo/ext holds 192.168.0.0/16, which lies in none of the pools"]
     );
     assert!(

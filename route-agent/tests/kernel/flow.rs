@@ -30,10 +30,10 @@ impl World {
         let (socket, sink) = self.datagrams(&self.pod);
         setsockopt(&sink, sockopt::RcvBufForce, &SINK_BUFFER).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&stop);
+        let stopped = Arc::clone(&stop);
         let sender = spawn(move || {
             let mut sent = 0;
-            while !told.load(Ordering::Relaxed) {
+            while !stopped.load(Ordering::Relaxed) {
                 socket.send(b"x").unwrap();
                 sent += 1;
                 std::thread::sleep(INTERVAL);

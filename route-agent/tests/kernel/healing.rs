@@ -104,7 +104,7 @@ fn stopped_agent_leaves_state_restart_plans_nothing() {
 #[test]
 fn restarted_agent_loses_no_packet() {
     let mut world = World::running(config());
-    let told = world.monitor();
+    let events = world.monitor();
     let flow = world.flow();
     for _ in 0..10 {
         world.stop();
@@ -114,19 +114,19 @@ fn restarted_agent_loses_no_packet() {
     }
     let (sent, received) = flow.end();
     assert!(sent > 2000 && received == sent, "{received} of {sent} datagrams");
-    let told = told.end();
+    let events = events.end();
     let ours = |line: &&str| line.contains("weft") || line.contains("proto 119");
-    assert_eq!(told.lines().find(ours), None, "{told}");
+    assert_eq!(events.lines().find(ours), None, "{events}");
     // Control: the monitor does report changes.
-    let told = world.monitor();
+    let events = world.monitor();
     sh(
         &world.node,
         "ip neigh replace 10.80.0.7 lladdr 0e:77:0a:50:00:07 dev weft4 nud permanent
         ip neigh del 10.80.0.7 dev weft4",
     );
     std::thread::sleep(PAUSE);
-    let told = told.end();
-    assert!(told.lines().any(|line| ours(&line)), "{told}");
+    let events = events.end();
+    assert!(events.lines().any(|line| ours(&line)), "{events}");
 }
 
 #[test]

@@ -89,7 +89,7 @@ fn is_sent_one(rig: &Rig) -> Result<Instant> {
     tie.wait_until_up(rig.rome())?;
     let sender = way.from.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))?;
     let now = Instant::now();
-    sender.send_to(b"to be heard only", way.to)?;
+    sender.send_to(b"to be received only", way.to)?;
     sink.recv(&mut [0; 64]).context("it did not arrive")?;
     Ok(now)
 }

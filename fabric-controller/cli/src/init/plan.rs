@@ -143,7 +143,7 @@ fn disjoint(networks: &[NetworkPlan]) -> anyhow::Result<()> {
 fn this_host(pods: &[Cidr]) -> anyhow::Result<NodeArg> {
     let name = host::name()?;
     let address = host::default_source().context(
-        "this host has no default route, so its address cannot be told; \
+        "this host has no default route, so its address cannot be determined; \
          give --node NAME=ADDRESS=PODCIDR",
     )?;
     let first = |ipv4| pods.iter().find(|cidr| cidr.is_ipv4() == ipv4).copied();

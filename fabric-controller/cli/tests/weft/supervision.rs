@@ -23,7 +23,7 @@ fn crashing_process_backs_off_and_logs_its_output() {
     host.init();
     host.stand_in("ipam", "#!/bin/sh\necho 'pool is empty'\nexit 7\n");
     let _up = host.up(&[]);
-    eventually("three deaths are told", || host.messages().matches("ipam ended").count() >= 3);
+    eventually("three deaths are reported", || host.messages().matches("ipam ended").count() >= 3);
     let messages = host.messages();
     assert!(messages.contains("exit status: 7"), "{messages}");
     assert!(messages.contains("its last words: pool is empty"), "{messages}");
@@ -383,7 +383,9 @@ fn many_gateways_start_a_few_at_a_time() {
 fn up_reports_state_of_peerings() {
     let (host, _up) = running();
     host.claim_connected("client");
-    eventually("the state is told", || host.messages().contains("peering with milan: Connected"));
+    eventually("the state is reported", || {
+        host.messages().contains("peering with milan: Connected")
+    });
     assert!(host.messages().contains("starting gateway-t-client"), "{}", host.messages());
     let broken = host.path("manifests/broken.yaml");
     fs::write(&broken, "apiVersion: v1\nkind: Secret\nmetadata: [\n").unwrap();
@@ -394,13 +396,13 @@ fn up_reports_state_of_peerings() {
         message: "not YAML".to_owned(),
     };
     at_once(host.store().put_problems(&[problem])).unwrap();
-    eventually("the problem is told", || {
+    eventually("the problem is reported", || {
         host.messages().contains("problem: broken.yaml:3: not YAML")
     });
     let status = stdout(&host.weft(&["status"]));
     assert!(status.contains("problems:") && status.contains("broken.yaml:3"), "{status}");
     at_once(host.store().put_problems(&[])).unwrap();
-    eventually("its end is told", || host.messages().contains("no problem with the manifests"));
+    eventually("its end is reported", || host.messages().contains("no problem with the manifests"));
 }
 
 #[test]

@@ -83,10 +83,10 @@ fn far_icmp_error_quotes_original_packet() {
         let sent = udp(ip(pod), ip(seen), &[5; 1300]);
         let arrived = inbound(&milan, outbound(&rome, sent.clone()).unwrap()).unwrap();
         let error = too_big(ip(router), source(&arrived), &arrived[..500]);
-        let told = inbound(&rome, outbound(&milan, error).unwrap()).unwrap();
-        assert_valid(&told);
-        assert_eq!(destination(&told), ip(pod));
-        assert_eq!(embedded(&told), &sent[..500]);
+        let reply = inbound(&rome, outbound(&milan, error).unwrap()).unwrap();
+        assert_valid(&reply);
+        assert_eq!(destination(&reply), ip(pod));
+        assert_eq!(embedded(&reply), &sent[..500]);
     }
 }
 
@@ -216,9 +216,9 @@ fn an_ip_resource_is_rewritten_both_ways() {
     assert_eq!(ends(&reply), pair("10.70.9.77", "10.200.5.5"));
 
     let too_big = too_big(ip("192.168.77.1"), ip("10.201.5.5"), &request);
-    let told = outbound(&rules, too_big).unwrap();
-    assert_eq!(ends(embedded(&told)), pair("10.200.5.5", "10.70.9.77"));
-    assert_valid(&told);
+    let reply = outbound(&rules, too_big).unwrap();
+    assert_eq!(ends(embedded(&reply)), pair("10.200.5.5", "10.70.9.77"));
+    assert_valid(&reply);
 
     let other = tcp(ip("192.168.77.2"), ip("10.201.5.5"), b"");
     assert_eq!(outbound(&rules, other), Err(SourceNotAllowed));
@@ -235,9 +235,9 @@ fn foreign_icmp_error_gets_own_address() {
         ("2001:db8::1", "fd11::5:5", "fd01::1", "fd02::2"),
     ] {
         let about = tcp(ip(peer), ip(pod), &[0; 100]);
-        let told = outbound(&rules, too_big(ip(router), ip(peer), &about)).unwrap();
-        assert_eq!(source(&told), ip(stand_in));
-        assert_valid(&told);
+        let reply = outbound(&rules, too_big(ip(router), ip(peer), &about)).unwrap();
+        assert_eq!(source(&reply), ip(stand_in));
+        assert_valid(&reply);
         let not_an_error = echo(ip("192.168.0.1"), ip("10.201.5.5"), b"");
         assert_eq!(outbound(&rules, not_an_error), Err(SourceNotAllowed));
     }

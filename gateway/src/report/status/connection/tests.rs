@@ -84,7 +84,7 @@ async fn end_of_gateway_keeps_successors_status(server: &ApiServer) {
     let mut old = here.gateway(server);
     old.report(&desired(), &connected()).await.unwrap();
     here.put(ConnectionValue::Error).await;
-    heard(&mut old, sees(ConnectionValue::Error)).await;
+    seen_at_last(&mut old, sees(ConnectionValue::Error)).await;
     old.report_end().await.unwrap();
     assert_eq!(here.value().await, ConnectionValue::Error);
 
@@ -99,13 +99,13 @@ async fn what_another_writes_is_taken_back_and_what_is_removed_comes_back(server
     let mut own = here.gateway(server);
     own.report(&desired(), &connected()).await.unwrap();
     here.put(ConnectionValue::Connecting).await;
-    heard(&mut own, sees(ConnectionValue::Connecting)).await;
+    seen_at_last(&mut own, sees(ConnectionValue::Connecting)).await;
     own.ensured_at -= LOOK;
     own.report(&desired(), &connected()).await.unwrap();
     assert_eq!(here.value().await, ConnectionValue::Connected);
 
     here.store.delete(&own_name(&here.name)).await.unwrap();
-    heard(&mut own, |own| own.lost_at.is_some()).await;
+    seen_at_last(&mut own, |own| own.lost_at.is_some()).await;
     own.report(&desired(), &connected()).await.unwrap();
     assert_eq!(here.stored().await, None, "perhaps the gateway is to go, too");
     own.lost_at = own.lost_at.map(|at| at - LOOK);
@@ -118,7 +118,7 @@ async fn unconnected_gateway_keeps_live_status(server: &ApiServer) {
     let [mut alive, mut lost] = [(); 2].map(|()| here.gateway(server));
     lost.report(&desired(), &View::start()).await.unwrap();
     alive.report(&desired(), &connected()).await.unwrap();
-    heard(&mut lost, sees(ConnectionValue::Connected)).await;
+    seen_at_last(&mut lost, sees(ConnectionValue::Connected)).await;
     lost.ensured_at -= LOOK;
     lost.report(&desired(), &View::start()).await.unwrap();
     assert_eq!(here.value().await, ConnectionValue::Connected);
@@ -187,9 +187,9 @@ fn server() -> Option<ApiServer> {
 }
 
 /// Handles changes until the expected one is observed.
-async fn heard(own: &mut OwnConnection, is_told: impl Fn(&OwnConnection) -> bool) {
-    while !is_told(own) {
-        timeout(Duration::from_secs(30), own.changed()).await.expect("it is told in the end");
+async fn seen_at_last(own: &mut OwnConnection, is_it: impl Fn(&OwnConnection) -> bool) {
+    while !is_it(own) {
+        timeout(Duration::from_secs(30), own.changed()).await.expect("it is seen in the end");
     }
 }
 
