@@ -317,6 +317,11 @@ impl<'a> View<'a> {
 
     fn no_node(&self, name: &str, found: &Found) -> String {
         let cluster = found.cluster_id.clone().or_else(|| self.cluster_id()).unwrap_or_default();
+        if self.nodes.iter().all(|node| node.spec.removed) {
+            return format!(
+                "{cluster} has no node: `weft down` is taking it away, or no Node is left in the manifests"
+            );
+        }
         format!(
             "this host, {name}, is no node of {cluster}: its pods reach no peer; add its Node to the \
              manifests, or run `weft down{}` here",

@@ -132,22 +132,27 @@ fn stale_gateway_of_other_host_is_error() {
 
 #[test]
 fn host_without_node_has_no_peering() {
-    let node = |name: &str| {
+    let node = |name: &str, removed: bool| {
         let spec = serde_json::json!({"clusterId": "rome", "underlay": [], "localPods": [],
-            "podCidrs": [], "external": [], "peerings": [], "vxlanSources": []});
+            "podCidrs": [], "external": [], "peerings": [], "vxlanSources": [], "removed": removed});
         Object::from(NodeConfig::new(name, serde_json::from_value(spec).unwrap()))
     };
-    let observed = |own: &str| {
+    let observed = |own: &str, removed: bool| {
         let gateway = config("t", "client", "n1").into();
         let connection = connection(ConnectionValue::Connected).into();
-        let objects = snapshot([gateway, connection, node("n1"), node("n2")]);
+        let nodes = [node("n1", removed), node("n2", removed)];
+        let objects = snapshot([gateway, connection].into_iter().chain(nodes));
         observe(&objects, &Found { node: Some(own.to_owned()), ..Found::default() })
     };
-    assert_eq!(observed("n2").peerings[0].state, State::Connected);
-    let seen = observed("n3");
-    assert_eq!(seen.peerings[0].state, State::Error);
-    let expected = "this host, n3, is no node of rome: its pods reach no peer";
-    assert!(seen.problems.iter().any(|p| p.starts_with(expected)), "{:?}", seen.problems);
+    assert_eq!(observed("n2", false).peerings[0].state, State::Connected);
+    for (own, removed, expected) in [
+        ("n3", false, "this host, n3, is no node of rome: its pods reach no peer"),
+        ("n2", true, "rome has no node: `weft down` is taking it away"),
+    ] {
+        let seen = observed(own, removed);
+        assert_eq!(seen.peerings[0].state, State::Error);
+        assert!(seen.problems.iter().any(|p| p.starts_with(expected)), "{:?}", seen.problems);
+    }
 }
 
 #[test]
