@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, cluster, cluster_ip, metadata, peering, server, tenant};
+use crate::cluster::{Cluster, cluster_alone, cluster_ip, metadata, peering, server, tenant};
 use crate::status::{has_problem, observed};
 
 /// Time until a fault is named.
@@ -65,7 +65,7 @@ fn is_named(cluster: &Cluster, peer: &str, (pod, reason, cause): (&str, &str, &s
 
 #[test]
 fn pod_that_does_not_start_is_named_at_once() {
-    let Some(cluster) = cluster() else { return };
+    let Some((_turn, cluster)) = cluster_alone() else { return };
     let peer = "trier";
     cluster.apply_all(&peering(peer));
     cluster.apply(&server(peer, &cluster_ip()));

@@ -10,7 +10,8 @@ use api_server::{ApiServer, skip};
 use serde_json::{Value, json};
 
 use crate::cluster::{
-    Cluster, cluster, cluster_ip, liqo_definitions, metadata, peering, server, tenant, weft_program,
+    Cluster, cluster, cluster_alone, cluster_ip, liqo_definitions, metadata, peering, server,
+    tenant, weft_program,
 };
 
 /// A request is given up after 5 s, all of them together after 15.
@@ -90,7 +91,7 @@ fn report(cluster: &Cluster, peer: &str) {
 
 #[test]
 fn status_shows_all_that_gateway_reports() {
-    let Some(cluster) = cluster() else { return };
+    let Some((_turn, cluster)) = cluster_alone() else { return };
     let programs = [
         ("c", "fabric-controller", "n1"),
         ("i", "ipam", "n1"),
