@@ -432,22 +432,31 @@ impl Controller {
                 self.releases.push(grant);
                 continue;
             };
-            self.releases.extend(Grant::of(&object));
+            let before = Grant::of(&object);
             grant.write_to(&mut object);
             let store = &store;
-            writes.push(async move { (store.put_status(&object).await.map(drop), object, grant) });
+            writes.push(async move {
+                (store.put_status(&object).await.map(drop), object, (before, grant))
+            });
         }
         let mut written = stream::iter(writes).buffer_unordered(MAX_WRITES);
-        while let Some((result, object, grant)) = written.next().await {
-            self.take(result, object, grant);
+        while let Some((result, object, grants)) = written.next().await {
+            self.take(result, object, grants);
             self.vitals.heartbeat.beat();
         }
     }
 
-    fn take(&mut self, written: Result<(), StoreError>, object: Object, grant: Grant) {
+    /// Gives back what the object had before, or what could not be written into it.
+    fn take(
+        &mut self,
+        written: Result<(), StoreError>,
+        object: Object,
+        (before, grant): (Option<Grant>, Grant),
+    ) {
         let reference = object.reference();
         match written {
             Ok(()) => {
+                self.releases.extend(before);
                 tracing::info!(object = %reference, ?grant, "granted");
                 self.index.granted(&reference);
                 self.index.apply(Event::Applied(object));

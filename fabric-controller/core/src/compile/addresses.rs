@@ -2,7 +2,7 @@
 
 use fabric_api::ipam::{IP, IPSpec};
 use fabric_api::labels;
-use fabric_index::Index;
+use fabric_index::{Index, ip_grant};
 use fabric_model::cluster::Granted;
 use fabric_model::names::{of_gateway, of_node_address};
 use fabric_model::{Cluster, Gateway};
@@ -23,7 +23,7 @@ pub(super) fn of_nodes(index: &Index, cluster: &Cluster) -> Desired {
         for (what, network) in networks {
             let ip = of_node_address(&index.settings, &node.name, what);
             if let Some(network) = network {
-                desired.want_owned(index, address(ip, network), &reference);
+                want(&mut desired, index, (ip, network), &reference);
             } else if !cluster.is_ready() {
                 desired.keep(ip); // its prefix may come back
             }
@@ -41,13 +41,28 @@ pub(super) fn of_gateways(index: &Index, cluster: &Cluster, gateways: &[Gateway<
         for what in addresses {
             let ip = of_gateway(&gateway.reference, what);
             if let Some(network) = &cluster.internal {
-                desired.want_owned(index, address(ip, network), &gateway.reference);
+                want(&mut desired, index, (ip, network), &gateway.reference);
             } else {
                 desired.keep(ip);
             }
         }
     }
     desired
+}
+
+/// Wants an IP of a network. In Kubernetes one that has an address of another prefix goes first, since that
+/// stays as long as it.
+fn want(
+    desired: &mut Desired,
+    index: &Index,
+    (ip, network): (ObjectRef, &Granted),
+    owner: &ObjectRef,
+) {
+    let grant = index.typed(&ip).and_then(ip_grant);
+    let is_moved = grant.is_some_and(|(_, from)| from != network.cidr);
+    if !(is_moved && index.settings.kubernetes) {
+        desired.want_owned(index, address(ip, network), owner);
+    }
 }
 
 /// An IP that requests an address of a network.

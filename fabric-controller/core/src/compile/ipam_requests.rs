@@ -9,6 +9,8 @@ use fabric_index::{Index, ip_grant, network_grant, owner};
 use fabric_model::{Cluster, Problems};
 use fabric_objects::{Kind, Object, ObjectRef};
 
+use super::networks::awaits_stand_in;
+
 /// An object that requests a prefix or an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IpamRequest {
@@ -48,6 +50,9 @@ pub(super) fn of_networks(
         let rank = rank(object);
         // A peer must not get what the cluster itself is still to get.
         if (rank == LAST && !cluster.is_ready()) || !stays(reference, object) {
+            continue;
+        }
+        if awaits_stand_in(index, object) {
             continue;
         }
         let returned = returned.get(reference).and_then(|object| object.try_into().ok());
@@ -92,8 +97,16 @@ pub(super) fn of_ips(
     let requests = all.filter_map(|(reference, object)| {
         let ip: &IP = object.try_into().ok()?;
         let cidr = requested_from(index, (reference, ip), cluster, problems)?;
-        if ip_grant(ip).is_some_and(|(address, from)| from == cidr && cidr.contains(address)) {
-            return None;
+        match ip_grant(ip) {
+            Some((address, from)) if from == cidr && cidr.contains(address) => return None,
+            // There, an address that is granted stays as long as its IP.
+            Some((address, from)) if index.settings.kubernetes => {
+                let remedy = "delete this IP, and create it again";
+                let found = format!("found {address} of {from}; expected one of {cidr}: {remedy}");
+                problems.add(reference, "status.ip", found);
+                return None;
+            }
+            Some(_) | None => {}
         }
         let is_external = cluster.external_cidrs().any(|external| external == cidr);
         let from_end = is_external && owner::of(object).is_some();

@@ -5,7 +5,7 @@ use fabric_api::{Cidr, labels};
 use fabric_index::{Index, owner};
 use fabric_model::cluster::network_type;
 use fabric_model::{Cluster, Peering, names};
-use fabric_objects::{Kind, ObjectRef};
+use fabric_objects::{Kind, Object, ObjectRef};
 
 use super::desired::Desired;
 
@@ -26,7 +26,7 @@ pub(super) fn of_cluster(index: &Index, cluster: &Cluster) -> Desired {
     // The network addresses stay free: one stands in for unknown sources, and a host with a
     // connected subnet of that prefix takes it for a broadcast address.
     for (kind, cidr) in [("external-cidr", EXTERNAL_CIDR), ("internal-cidr", INTERNAL_CIDR)] {
-        let name = own(&format!("default-{kind}"));
+        let name = stand_in(index, kind);
         if !described {
             desired.keep(name);
         } else if !has(kind) {
@@ -45,6 +45,17 @@ pub(super) fn of_cluster(index: &Index, cluster: &Cluster) -> Desired {
         }
     }
     desired
+}
+
+/// Own Network of a type of which the user has none.
+fn stand_in(index: &Index, kind: &str) -> ObjectRef {
+    index.settings.own(Kind::Network, &format!("default-{kind}"))
+}
+
+/// True for a Network of the user's whose stand-in is still there: it may have the same prefix.
+pub(super) fn awaits_stand_in(index: &Index, network: &Object) -> bool {
+    let kind = network_type(index, network).filter(|_| !owner::is_own(network));
+    kind.is_some_and(|kind| index.get(&stand_in(index, kind)).is_some())
 }
 
 /// One Network for each prefix of a peer.

@@ -8,7 +8,7 @@ use fabric_objects::{Event, Kind, Object, ObjectRef};
 use k8s_openapi::api::core::v1::Node;
 use serde_json::json;
 
-use super::world::{World, client_side, node, object, of};
+use super::world::{World, client_side, network, node, object, of};
 use crate::compile::Allocation;
 
 fn peered() -> World {
@@ -65,6 +65,48 @@ fn only_nodes_external_addresses_are_from_the_end() {
     assert_eq!(from_end, [("node-n1-external-ipv4".to_owned(), true)]);
     let has = |name: &str| from_start.iter().any(|(other, _)| other == name);
     assert!(has("database") && has("node-n1-overlay"), "{from_start:?}");
+}
+
+#[test]
+fn network_put_back_waits_until_its_stand_in_is_gone() {
+    let mut world = peered();
+    let internal = network("internal-cidr", "internal-cidr", "10.80.0.0/16");
+    let [own, stand_in] = ["internal-cidr", "default-internal-cidr"]
+        .map(|name| world.index.settings.own(Kind::Network, name));
+    assert_eq!(world.status(&stand_in)["cidr"], "10.80.0.0/16");
+    world.apply(internal);
+    let compiled = crate::compile(&world.index, jiff::Timestamp::UNIX_EPOCH);
+    assert!(compiled.deleted.contains(&stand_in));
+    let is_requested = compiled.ipam_requests.iter().any(|request| request.object == own);
+    assert!(!is_requested, "the stand-in still has its prefix");
+    world.settle();
+    assert_eq!(world.status(&own)["cidr"], "10.80.0.0/16");
+    assert_eq!(world.index.get(&stand_in), None);
+}
+
+#[test]
+fn address_of_another_prefix_goes_with_its_ip() {
+    let mut world = peered();
+    world.index.settings.kubernetes = true;
+    let moved = |world: &mut World, of: &ObjectRef| {
+        let mut ip = world.index.typed::<IP>(of).unwrap().clone();
+        let status = json!({"ip": "10.69.0.7", "cidr": "10.69.0.0/16"});
+        ip.status = Some(serde_json::from_value(status).unwrap());
+        world.index.apply(Event::Applied(ip.into()));
+    };
+    let own = world.index.settings.own(Kind::Ip, "node-n1-overlay");
+    let of_user = json!({"metadata": {"name": "database", "namespace": "shop"},
+        "spec": {"ip": "192.0.2.7"}});
+    world.apply(object::<IP>(Kind::Ip, of_user));
+    let of_user = ObjectRef::new(Kind::Ip, "shop", "database");
+    [&own, &of_user].into_iter().for_each(|ip| moved(&mut world, ip));
+    let compiled = crate::compile(&world.index, jiff::Timestamp::UNIX_EPOCH);
+    assert!(compiled.deleted.contains(&own) && !compiled.deleted.contains(&of_user));
+    let requests = compiled.ipam_requests.iter().map(|request| &request.object);
+    assert_eq!(requests.filter(|of| [&own, &of_user].contains(of)).count(), 0);
+    let problems = compiled.problems.iter().map(ToString::to_string);
+    let expected = "IP shop/database: status.ip: found 10.69.0.7 of 10.69.0.0/16; expected one of";
+    assert_eq!(problems.filter(|problem| problem.starts_with(expected)).count(), 1);
 }
 
 /// Reports a moved address as the agent of `n2` does.
@@ -291,7 +333,7 @@ fn ips_are_rewritten_by_gateway_or_by_node() {
 #[test]
 fn one_ip_of_a_service_is_rewritten_by_gateways() {
     let mut world = peered();
-    world.apply(super::world::network("services", "service-cidr", "10.96.0.0/16"));
+    world.apply(network("services", "service-cidr", "10.96.0.0/16"));
     world.apply(ip("masked", "10.96.0.7", json!({"masquerade": true})));
     world.settle();
     let ips = |world: &World| world.gateway("liqo-tenant-milan", "client").unwrap().ips.clone();
@@ -311,7 +353,7 @@ fn one_ip_of_a_service_is_rewritten_by_gateways() {
 #[test]
 fn renumbered_network_renumbers_its_addresses() {
     let mut world = peered();
-    world.apply(super::world::network("ext", "external-cidr", "10.60.0.0/24"));
+    world.apply(network("ext", "external-cidr", "10.60.0.0/24"));
     world.settle();
     assert_eq!(
         world.gateway("liqo-tenant-milan", "client").unwrap().external_cidrs,
@@ -332,7 +374,7 @@ fn own_objects_are_in_installation_namespace() {
         }
         world.apply(object);
     }
-    world.apply(super::world::network("of-others", "pod-cidr", "10.99.0.0/16"));
+    world.apply(network("of-others", "pod-cidr", "10.99.0.0/16"));
     client_side("milan").into_iter().for_each(|object| world.apply(object));
     world.settle();
     assert_eq!(world.problems(), [""; 0]);
