@@ -300,9 +300,12 @@ impl Publisher<'_> {
         match write.what {
             What::Object(want) if have.is_some_and(|have| is_same(have, want)) => return false,
             What::Object(want) if have.is_some_and(|have| is_in_the_way(have, want)) => {
-                let message =
-                    "weft needs this name for an object of its own; expected another name";
-                self.problem(write.reference, message.to_owned());
+                // One of the same prefix, as Liqo made it, is as good.
+                if !have.is_some_and(|have| is_same_spec(have, want)) {
+                    let message =
+                        "weft needs this name for an object of its own; expected another name";
+                    self.problem(write.reference, message.to_owned());
+                }
                 return false;
             }
             What::Status(want) if have == Some(want) => return false,
@@ -431,7 +434,7 @@ fn is_same_spec(have: &Object, want: &Object) -> bool {
     }
 }
 
-/// A manifest of the user has the name of an object of ours.
+/// A manifest of the user, or Liqo, has the name of an object of ours.
 fn is_in_the_way(have: &Object, want: &Object) -> bool {
     matches!(have.kind(), Kind::Network | Kind::Ip) && is_own(want) && !is_own(have)
 }
