@@ -32,6 +32,12 @@ impl LastGood {
         self.written = Some(files.map(|file| (file.clone(), self.text(&file))).collect());
     }
 
+    /// True if what was written is gone, with the directory.
+    pub(crate) fn is_lost(&self) -> bool {
+        let has_written = self.written.as_ref().is_some_and(|written| !written.is_empty());
+        has_written && self.dir.as_ref().is_some_and(|dir| !dir.exists())
+    }
+
     /// The user's files that something is remembered of.
     pub(crate) fn files(&self) -> Vec<String> {
         let Some(entries) = self.dir.as_ref().and_then(|dir| fs::read_dir(dir).ok()) else {

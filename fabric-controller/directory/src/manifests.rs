@@ -79,9 +79,13 @@ impl Manifests {
 
     /// See [`crate::Watch::remember`].
     pub(crate) fn remember(&mut self) {
+        self.write_all();
+        self.keep();
+    }
+
+    fn write_all(&mut self) {
         self.last_good.write_from_now();
         self.folder.files_mut().for_each(|(_, manifest)| manifest.changed = true);
-        self.keep();
     }
 
     pub(crate) fn is_unsettled(&self) -> bool {
@@ -91,6 +95,9 @@ impl Manifests {
     fn keep(&mut self) {
         if self.unreadable.is_some() {
             return;
+        }
+        if self.last_good.is_lost() {
+            self.write_all();
         }
         let there: BTreeSet<&str> = self.folder.files().map(|(file, _)| file).collect();
         self.last_good.retain(|file| there.contains(file));

@@ -79,6 +79,18 @@ async fn removed_or_corrected_manifest_leaves_no_copy() {
 }
 
 #[tokio::test]
+async fn lost_copies_are_written_again() {
+    let place = Place::new();
+    place.write("a.yaml", &network("a", "10.1.0.0/16"));
+    let mut watch = controller(&place).await;
+    fs::remove_dir_all(place.path("state/last-good")).unwrap();
+    // Reads everything again.
+    place.write("b.yaml", &network("b", "10.2.0.0/16"));
+    assert!(matches!(next(&mut watch).await, Event::Applied(_)));
+    assert!(place.path("state/last-good/a.yaml").exists());
+}
+
+#[tokio::test]
 async fn a_secret_is_remembered_for_root_alone() {
     let place = Place::new();
     place.write("a.yaml", &two("10.1.0.0/16", "10.2.0.0/16"));
