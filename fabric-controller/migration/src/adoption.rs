@@ -85,21 +85,17 @@ pub async fn adopt<E: From<AdoptError>>(
     is_liqos_namespace(&cluster, &server.namespace).await?;
     let found = find(&cluster).await.map_err(AdoptError::from)?;
     let steps = plan(&found, &server.namespace);
+    let count = steps.len();
     let requests = server.requests();
-    for step in &steps {
+    for step in steps {
         if !is_dry_run {
-            run(&requests, step).await?;
+            run(&requests, &step).await?;
         }
         report(&step.to_string())?;
     }
-    if !is_dry_run {
-        let left = find(&cluster).await.map_err(AdoptError::from)?;
-        let held = held(&left);
-        if !held.is_empty() {
-            return Err(AdoptError::Held(held.join("; ")).into());
-        }
-    }
-    Ok(steps.len())
+    let left = if is_dry_run { found } else { find(&cluster).await.map_err(AdoptError::from)? };
+    let held = held(&left);
+    if held.is_empty() { Ok(count) } else { Err(AdoptError::Held(held.join("; ")).into()) }
 }
 
 /// Fails if Liqo is installed, or was, but in another namespace.

@@ -462,8 +462,8 @@ fn liqos_network_becomes_wefts() {
     interrupt(&world);
     let of_another = json!({"metadata": {"finalizers": ["example.org/other"]}});
     world.merge("internalnode", ("", "n1"), &of_another);
-    for _ in 0..2 {
-        let output = world.adopt(&[]).output().unwrap();
+    for arguments in [&[][..], &["--dry-run"], &[]] {
+        let output = world.adopt(arguments).output().unwrap();
         let printed = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{printed}");
         let held = "InternalNode n1: finalizers example.org/other; expected nothing of Liqo's";

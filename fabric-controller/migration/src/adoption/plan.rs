@@ -79,7 +79,12 @@ pub(super) fn plan<'a>(found: &'a Found, installation: &str) -> Vec<Step<'a>> {
     for item in gone {
         steps.extend(release(item));
         if item.1.metadata.deletion_timestamp.is_none() {
-            steps.push(Step { item, action: Action::Delete, text: "removed".to_owned() });
+            let others = others(&item.1).join(", ");
+            let text = match others.is_empty() {
+                true => "removed".to_owned(),
+                false => format!("removed, once another program removes the finalizers {others}"),
+            };
+            steps.push(Step { item, action: Action::Delete, text });
         }
     }
     steps
@@ -90,11 +95,18 @@ pub(super) fn held(found: &Found) -> Vec<String> {
     let gone = [&found.wg_gateways, &found.bindings, &found.rules, &found.fabric];
     let deleted = |item: &&Item| item.1.metadata.deletion_timestamp.is_some();
     let deleted = gone.into_iter().flatten().filter(deleted);
-    let held = deleted.map(|(kind, object)| {
-        let finalizers = object.finalizers().join(", ");
-        format!("{}: finalizers {finalizers}", Target::of(kind, &object.metadata))
+    let held = deleted.filter_map(|(kind, object)| {
+        let others = others(object);
+        let target = Target::of(kind, &object.metadata);
+        (!others.is_empty()).then(|| format!("{target}: finalizers {}", others.join(", ")))
     });
     held.collect()
+}
+
+/// Finalizers that are not of Liqo's network.
+fn others(object: &DynamicObject) -> Vec<&str> {
+    let all = object.finalizers().iter().map(String::as_str);
+    all.filter(|finalizer| !FINALIZERS.contains(finalizer)).collect()
 }
 
 /// Makes a part of a gateway the gateway's own, as weft has it.
