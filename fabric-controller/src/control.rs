@@ -7,7 +7,7 @@ use std::future::{Future, pending};
 use std::sync::Arc;
 use std::time::Duration;
 
-use fabric_runtime::{Backoff, Heartbeat, return_unused_memory, until};
+use fabric_runtime::{Backoff, Heartbeat, chain, return_unused_memory, until};
 use fabric_store::{Event, Kind, Object, Problem, Store, StoreError, Watch};
 use futures::stream::{self, StreamExt as _};
 use jiff::Timestamp;
@@ -49,6 +49,8 @@ pub struct Controller {
     /// The one round of requests to ipam at a time; files are watched meanwhile.
     round: Option<JoinHandle<Round>>,
     releases: Vec<Grant>,
+    /// Grants that could not be written, which are given back with the next round.
+    undone: Vec<Grant>,
     /// Requests last sent to ipam.
     requested: Vec<IpamRequest>,
     unreachable: Option<String>,
@@ -84,6 +86,7 @@ impl Controller {
             ipam,
             round: None,
             releases: Vec::new(),
+            undone: Vec::new(),
             requested: Vec::new(),
             unreachable: None,
             ipam_again: None,
@@ -383,13 +386,15 @@ impl Controller {
         // A prefix that a Network has passed on to another is not free.
         let index = &self.index;
         self.releases.retain(|grant| !index.holds(*grant));
+        self.undone.retain(|grant| !index.holds(*grant));
         let news = !self.releases.is_empty()
             || (!ipam_requests.is_empty() && ipam_requests != self.requested);
         if self.round.is_some() || self.ipam_again.is_some() || !news {
             return;
         }
         self.requested.clone_from(&ipam_requests);
-        let releases = std::mem::take(&mut self.releases);
+        let mut releases = std::mem::take(&mut self.releases);
+        releases.append(&mut self.undone);
         self.round = Some(tokio::spawn(self.ipam.clone().round(releases, ipam_requests)));
     }
 
@@ -462,8 +467,8 @@ impl Controller {
                 self.index.apply(Event::Applied(object));
             }
             Err(error) => {
-                self.index.deny(reference, format!("granted, but {error}"));
-                self.releases.push(grant);
+                self.index.deny(reference, format!("granted, but {}", chain(&error)));
+                self.undone.push(grant);
                 self.retry_at(Some(Instant::now() + RETRY_REFUSED));
             }
         }

@@ -91,7 +91,8 @@ pub fn compile(index: &Index, now: Timestamp) -> Published {
         desired.stays(reference)
             || owner::of(object).is_none_or(|owner| uncertain.may_still_be(&owner))
     };
-    let mut ipam_requests = ipam_requests::of_networks(index, cluster, &returned, stays);
+    let mut ipam_requests =
+        ipam_requests::of_networks(index, cluster, &returned, stays, &mut problems);
     ipam_requests.extend(ipam_requests::of_ips(index, cluster, stays, &mut problems));
     ipam_requests::report_refusals(index, &ipam_requests, &mut problems);
     unacknowledged::report(index, cluster, &mut problems);

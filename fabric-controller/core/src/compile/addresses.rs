@@ -1,8 +1,10 @@
 //! IP resources of weft's own: addresses of nodes and gateways.
 
+use std::net::IpAddr;
+
 use fabric_api::ipam::{IP, IPSpec};
-use fabric_api::labels;
-use fabric_index::{Index, ip_grant};
+use fabric_api::{Cidr, labels};
+use fabric_index::{Index, ip_grant, owner};
 use fabric_model::cluster::Granted;
 use fabric_model::names::{of_gateway, of_node_address};
 use fabric_model::{Cluster, Gateway};
@@ -23,7 +25,7 @@ pub(super) fn of_nodes(index: &Index, cluster: &Cluster) -> Desired {
         for (what, network) in networks {
             let ip = of_node_address(&index.settings, &node.name, what);
             if let Some(network) = network {
-                want(&mut desired, index, (ip, network), &reference);
+                want(&mut desired, (index, cluster), (ip, network), &reference);
             } else if !cluster.is_ready() {
                 desired.keep(ip); // its prefix may come back
             }
@@ -41,7 +43,7 @@ pub(super) fn of_gateways(index: &Index, cluster: &Cluster, gateways: &[Gateway<
         for what in addresses {
             let ip = of_gateway(&gateway.reference, what);
             if let Some(network) = &cluster.internal {
-                want(&mut desired, index, (ip, network), &gateway.reference);
+                want(&mut desired, (index, cluster), (ip, network), &gateway.reference);
             } else {
                 desired.keep(ip);
             }
@@ -50,19 +52,28 @@ pub(super) fn of_gateways(index: &Index, cluster: &Cluster, gateways: &[Gateway<
     desired
 }
 
-/// Wants an IP of a network. In Kubernetes one that has an address of another prefix goes first, since that
-/// stays as long as it.
+/// Wants an IP of a network. In Kubernetes an address that is granted cannot change: where it is of another
+/// prefix, the IP goes first.
 fn want(
     desired: &mut Desired,
-    index: &Index,
+    (index, cluster): (&Index, &Cluster),
     (ip, network): (ObjectRef, &Granted),
     owner: &ObjectRef,
 ) {
     let grant = index.typed(&ip).and_then(ip_grant);
-    let is_moved = grant.is_some_and(|(_, from)| from != network.cidr);
-    if !(is_moved && index.settings.kubernetes) {
+    let is_moved = grant.is_some_and(|grant| !is_of(grant, network.cidr, cluster));
+    // The user's own Network may come back in a moment, with its prefix.
+    let is_lasting = || !index.get(&network.network).is_some_and(owner::is_own);
+    if !(index.settings.kubernetes && is_moved && is_lasting()) {
         desired.want_owned(index, address(ip, network), owner);
     }
+}
+
+/// True for an address of the prefix, or of any external CIDR of the cluster.
+pub(super) fn is_of(grant: (IpAddr, Cidr), cidr: Cidr, cluster: &Cluster) -> bool {
+    let (address, from) = grant;
+    let is_usable = |cidr: Cidr| from == cidr && cidr.contains(address);
+    is_usable(cidr) || cluster.external_cidrs().any(is_usable)
 }
 
 /// An IP that requests an address of a network.

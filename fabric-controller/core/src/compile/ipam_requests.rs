@@ -9,7 +9,8 @@ use fabric_index::{Index, ip_grant, network_grant, owner};
 use fabric_model::{Cluster, Problems};
 use fabric_objects::{Kind, Object, ObjectRef};
 
-use super::networks::awaits_stand_in;
+use super::addresses::is_of;
+use super::networks::stand_in_of;
 
 /// An object that requests a prefix or an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +45,7 @@ pub(super) fn of_networks(
     cluster: &Cluster,
     returned: &BTreeMap<ObjectRef, Object>,
     stays: impl Fn(&ObjectRef, &Object) -> bool,
+    problems: &mut Problems,
 ) -> Vec<IpamRequest> {
     let mut requests = Vec::new();
     for (reference, object) in index.of_kind(Kind::Network) {
@@ -52,7 +54,9 @@ pub(super) fn of_networks(
         if (rank == LAST && !cluster.is_ready()) || !stays(reference, object) {
             continue;
         }
-        if awaits_stand_in(index, object) {
+        // It may have the same prefix.
+        if let Some(stand_in) = stand_in_of(index, object) {
+            problems.add(reference, "", format!("waits for {stand_in} to go"));
             continue;
         }
         let returned = returned.get(reference).and_then(|object| object.try_into().ok());
@@ -97,16 +101,19 @@ pub(super) fn of_ips(
     let requests = all.filter_map(|(reference, object)| {
         let ip: &IP = object.try_into().ok()?;
         let cidr = requested_from(index, (reference, ip), cluster, problems)?;
-        match ip_grant(ip) {
-            Some((address, from)) if from == cidr && cidr.contains(address) => return None,
-            // There, an address that is granted stays as long as its IP.
-            Some((address, from)) if index.settings.kubernetes => {
-                let remedy = "delete this IP, and create it again";
-                let found = format!("found {address} of {from}; expected one of {cidr}: {remedy}");
-                problems.add(reference, "status.ip", found);
+        if let Some(grant @ (address, from)) = ip_grant(ip) {
+            if is_of(grant, cidr, cluster) {
                 return None;
             }
-            Some(_) | None => {}
+            // There, an address that is granted cannot change.
+            if index.settings.kubernetes {
+                if owner::of(object).is_none() && object.label(labels::FOR_LIQO).is_none() {
+                    let found = format!("found {address} of {from}; expected one of {cidr}");
+                    let message = format!("{found}: delete this IP, and create it again");
+                    problems.add(reference, "status.ip", message);
+                }
+                return None;
+            }
         }
         let is_external = cluster.external_cidrs().any(|external| external == cidr);
         let from_end = is_external && owner::of(object).is_some();

@@ -52,10 +52,10 @@ fn stand_in(index: &Index, kind: &str) -> ObjectRef {
     index.settings.own(Kind::Network, &format!("default-{kind}"))
 }
 
-/// True for a Network of the user's whose stand-in is still there: it may have the same prefix.
-pub(super) fn awaits_stand_in(index: &Index, network: &Object) -> bool {
-    let kind = network_type(index, network).filter(|_| !owner::is_own(network));
-    kind.is_some_and(|kind| index.get(&stand_in(index, kind)).is_some())
+/// Stand-in that is still there for a Network of the user's.
+pub(super) fn stand_in_of(index: &Index, network: &Object) -> Option<ObjectRef> {
+    let kind = network_type(index, network).filter(|_| !owner::is_own(network))?;
+    Some(stand_in(index, kind)).filter(|of| index.get(of).is_some_and(owner::is_own))
 }
 
 /// One Network for each prefix of a peer.

@@ -79,34 +79,74 @@ fn network_put_back_waits_until_its_stand_in_is_gone() {
     assert!(compiled.deleted.contains(&stand_in));
     let is_requested = compiled.ipam_requests.iter().any(|request| request.object == own);
     assert!(!is_requested, "the stand-in still has its prefix");
+    let problems: Vec<_> = compiled.problems.iter().map(ToString::to_string).collect();
+    assert!(problems[0].ends_with("waits for Network liqo/default-internal-cidr to go"));
     world.settle();
     assert_eq!(world.status(&own)["cidr"], "10.80.0.0/16");
     assert_eq!(world.index.get(&stand_in), None);
+    assert_eq!(world.problems(), [""; 0]);
+}
+
+#[test]
+fn network_named_like_a_stand_in_is_the_users() {
+    let mut world = World::new("rome");
+    world.apply(network("default-external-cidr", "external-cidr", "10.90.0.0/16"));
+    world.settle();
+    let own = world.index.settings.own(Kind::Network, "default-external-cidr");
+    assert_eq!(world.status(&own)["cidr"], "10.90.0.0/16");
+}
+
+/// Address and prefix of an IP as they are granted.
+fn grant_of(world: &World, ip: &ObjectRef) -> [String; 2] {
+    ["ip", "cidr"].map(|field| world.status(ip)[field].as_str().unwrap_or_default().to_owned())
+}
+
+#[test]
+fn addresses_outlive_a_network_that_comes_back() {
+    let mut world = World::new("rome");
+    let internal = network("internal-cidr", "internal-cidr", "10.90.0.0/16");
+    world.apply(internal.clone());
+    world.settle();
+    world.index.settings.kubernetes = true;
+    let own = world.index.settings.own(Kind::Ip, "node-n1-overlay");
+    let before = grant_of(&world, &own);
+    assert_eq!(before[1], "10.90.0.0/16");
+    world.delete(&internal.reference());
+    world.settle();
+    assert_eq!(grant_of(&world, &own), before, "a stand-in is there for a moment");
+    world.apply(internal);
+    world.settle();
+    assert_eq!(grant_of(&world, &own), before);
 }
 
 #[test]
 fn address_of_another_prefix_goes_with_its_ip() {
-    let mut world = peered();
-    world.index.settings.kubernetes = true;
-    let moved = |world: &mut World, of: &ObjectRef| {
-        let mut ip = world.index.typed::<IP>(of).unwrap().clone();
-        let status = json!({"ip": "10.69.0.7", "cidr": "10.69.0.0/16"});
-        ip.status = Some(serde_json::from_value(status).unwrap());
-        world.index.apply(Event::Applied(ip.into()));
-    };
-    let own = world.index.settings.own(Kind::Ip, "node-n1-overlay");
+    let mut world = World::new("rome");
+    world.apply(network("internal-cidr", "internal-cidr", "10.90.0.0/16"));
     let of_user = json!({"metadata": {"name": "database", "namespace": "shop"},
         "spec": {"ip": "192.0.2.7"}});
     world.apply(object::<IP>(Kind::Ip, of_user));
+    world.settle();
+    world.index.settings.kubernetes = true;
+    let own = world.index.settings.own(Kind::Ip, "node-n1-overlay");
     let of_user = ObjectRef::new(Kind::Ip, "shop", "database");
-    [&own, &of_user].into_iter().for_each(|ip| moved(&mut world, ip));
-    let compiled = crate::compile(&world.index, jiff::Timestamp::UNIX_EPOCH);
-    assert!(compiled.deleted.contains(&own) && !compiled.deleted.contains(&of_user));
-    let requests = compiled.ipam_requests.iter().map(|request| &request.object);
-    assert_eq!(requests.filter(|of| [&own, &of_user].contains(of)).count(), 0);
-    let problems = compiled.problems.iter().map(ToString::to_string);
-    let expected = "IP shop/database: status.ip: found 10.69.0.7 of 10.69.0.0/16; expected one of";
-    assert_eq!(problems.filter(|problem| problem.starts_with(expected)).count(), 1);
+    let (before, external) = (grant_of(&world, &own), grant_of(&world, &of_user));
+    assert_eq!(before[1], "10.90.0.0/16");
+    for (old, new, kind) in [
+        ("internal-cidr", "10.91.0.0/16", "internal-cidr"),
+        ("default-external-cidr", "10.92.0.0/16", "external-cidr"),
+    ] {
+        world.delete(&world.index.settings.own(Kind::Network, old));
+        world.apply(network(&format!("another-{kind}"), kind, new));
+    }
+    world.settle();
+    assert_eq!(grant_of(&world, &own)[1], "10.91.0.0/16");
+    assert_eq!(grant_of(&world, &of_user), external, "that is for its user to replace");
+    let expected = format!(
+        "IP shop/database: status.ip: found {} of {}; expected one of 10.92.0.0/16: delete this IP",
+        external[0], external[1]
+    );
+    assert!(world.problems().iter().any(|of| of.starts_with(&expected)), "{:?}", world.problems());
 }
 
 /// Reports a moved address as the agent of `n2` does.
