@@ -13,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
 use fabric_core::{KeyPair, Published};
-use fabric_index::owner::{is_own, keeps_refused_prefix};
+use fabric_index::owner::{self, is_own, keeps_refused_prefix};
 use fabric_index::{Grant, Index, compiles_alike};
 
 use crate::pacing::Pacing;
@@ -300,8 +300,7 @@ impl Publisher<'_> {
         match write.what {
             What::Object(want) if have.is_some_and(|have| is_same(have, want)) => return false,
             What::Object(want) if have.is_some_and(|have| is_in_the_way(have, want)) => {
-                // One of the same prefix, as Liqo made it, is as good.
-                if !have.is_some_and(|have| is_same_spec(have, want)) {
+                if !have.is_some_and(|have| serves(have, want)) {
                     let message =
                         "weft needs this name for an object of its own; expected another name";
                     self.problem(write.reference, message.to_owned());
@@ -437,6 +436,12 @@ fn is_same_spec(have: &Object, want: &Object) -> bool {
 /// A manifest of the user, or Liqo, has the name of an object of ours.
 fn is_in_the_way(have: &Object, want: &Object) -> bool {
     matches!(have.kind(), Kind::Network | Kind::Ip) && is_own(want) && !is_own(have)
+}
+
+/// True for a Network of a peer's prefix as Liqo has made it, which weft uses as it is.
+fn serves(have: &Object, want: &Object) -> bool {
+    let is_of_peering = owner::of(want).is_some_and(|owner| owner.kind == Kind::Configuration);
+    is_of_peering && is_same_spec(have, want)
 }
 
 #[cfg(test)]
