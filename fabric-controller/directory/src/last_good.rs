@@ -32,10 +32,10 @@ impl LastGood {
         self.written = Some(files.map(|file| (file.clone(), self.text(&file))).collect());
     }
 
-    /// True if what was written is gone, with the directory.
+    /// True if something that was written is gone.
     pub(crate) fn is_lost(&self) -> bool {
-        let has_written = self.written.as_ref().is_some_and(|written| !written.is_empty());
-        has_written && self.dir.as_ref().is_some_and(|dir| !dir.exists())
+        let (Some(dir), Some(written)) = (&self.dir, &self.written) else { return false };
+        written.keys().any(|file| !dir.join(file).exists())
     }
 
     /// The user's files that something is remembered of.

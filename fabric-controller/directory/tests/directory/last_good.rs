@@ -83,11 +83,17 @@ async fn lost_copies_are_written_again() {
     let place = Place::new();
     place.write("a.yaml", &network("a", "10.1.0.0/16"));
     let mut watch = controller(&place).await;
-    fs::remove_dir_all(place.path("state/last-good")).unwrap();
-    // Reads everything again.
-    place.write("b.yaml", &network("b", "10.2.0.0/16"));
-    assert!(matches!(next(&mut watch).await, Event::Applied(_)));
-    assert!(place.path("state/last-good/a.yaml").exists());
+    let copy = place.path("state/last-good/a.yaml");
+    for (n, is_whole) in [(2, true), (3, false)] {
+        match is_whole {
+            true => fs::remove_dir_all(place.path("state/last-good")).unwrap(),
+            false => fs::remove_file(&copy).unwrap(),
+        }
+        // Reads everything again.
+        place.write(&format!("{n}.yaml"), &network(&format!("n{n}"), &format!("10.{n}.0.0/16")));
+        assert!(matches!(next(&mut watch).await, Event::Applied(_)));
+        assert!(copy.exists(), "{n}");
+    }
 }
 
 #[tokio::test]
