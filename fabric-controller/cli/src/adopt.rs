@@ -23,8 +23,8 @@ What users have made stays: Networks, IPs, Configurations, PublicKeys, Secrets, 
 addresses, node ports and keys, and how peers' prefixes are remapped. What Liqo's network has made
 for itself goes. Interrupted, it goes on when it is run again; a second run has nothing to do.
 
-It needs the verbs list, get, patch and delete on these and on Liqo's leftovers in all namespaces, and
-names all that its user lacks before it does anything; --dry-run needs list and get.
+It needs the verbs list, get, patch and delete on all these in all namespaces, and names what its
+user lacks before it does anything; --dry-run needs list and get.
 
 Exit codes: 0 done, or nothing to do, 1 it failed or Liqo's network is not off, 2 wrong usage.";
 

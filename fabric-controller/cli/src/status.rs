@@ -91,7 +91,7 @@ Examples:
 /// Show the peerings: state, latency, remapped prefixes, bytes, last handshake; and what is wrong.
 ///
 /// Of this host, or of a Kubernetes cluster. There it asks the API server alone, as a user who may
-/// list weft's and Liqo's resources, pods and leases.
+/// list weft's and Liqo's resources, Deployments, pods and leases.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub(crate) struct StatusArgs {

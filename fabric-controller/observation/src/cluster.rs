@@ -3,6 +3,7 @@
 mod pods;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error as _;
 use std::fmt::Debug;
 use std::path::Path;
 use std::time::Duration;
@@ -167,7 +168,13 @@ fn fill_in(snapshot: &mut Snapshot, faults: &BTreeMap<String, String>) {
 /// `None` for Nodes and the ConfigMap, whose content is available elsewhere, too.
 fn unseen(kind: Kind, error: &StoreError) -> Option<String> {
     let is_reported = !matches!(kind, Kind::Node | Kind::ConfigMap);
-    is_reported.then(|| format!("{error}, so that nothing is said of them"))
+    is_reported.then(|| {
+        let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+        format!(
+            "{error}{cause}, so that nothing is shown of them; expected the verb list on {} in all namespaces",
+            kind.plural()
+        )
+    })
 }
 
 fn cluster_id(snapshot: &Snapshot) -> Option<String> {
@@ -175,17 +182,31 @@ fn cluster_id(snapshot: &Snapshot) -> Option<String> {
     maps.filter_map(|map| check::cluster_id(map).ok()).map(|id| id.to_string()).next()
 }
 
-/// Networks and addresses that wait for ipam. The prefix of a peering that is gone is only to be
-/// kept from others, and while it cannot be granted it is not free.
+/// Networks and addresses that wait for ipam, and addresses of prefixes that are gone. The prefix of a
+/// peering that is gone is only to be kept from others, and while it cannot be granted it is not free.
 fn ungranted(snapshot: &Snapshot) -> Vec<String> {
+    let granted = snapshot.objects.values().filter_map(|object| {
+        let network = <&Network>::try_from(object).ok()?;
+        network.status.as_ref()?.cidr.as_ref()
+    });
+    let granted: BTreeSet<_> = granted.collect();
     let waits = snapshot.objects.iter().filter_map(|(reference, object)| {
         let network = <&Network>::try_from(object).ok().filter(|_| !keeps_refused_prefix(object));
-        let ip = <&IP>::try_from(object).ok();
         if network.is_some_and(|x| x.status.as_ref().is_none_or(|s| s.cidr.is_none())) {
             return Some(format!("{reference}: no prefix is granted yet"));
         }
-        ip.filter(|x| x.status.as_ref().is_none_or(|s| s.ip.is_none()))
-            .map(|_| format!("{reference}: no address is granted yet"))
+        let ip = <&IP>::try_from(object).ok()?;
+        let Some((address, cidr)) = ip.status.as_ref().and_then(|s| s.ip.as_ref().zip(s.cidr.as_ref()))
+        else {
+            return Some(format!("{reference}: no address is granted yet"));
+        };
+        let is_lost = !granted.is_empty() && !granted.contains(cidr);
+        is_lost.then(|| {
+            format!(
+                "{reference}: status.ip: found {address} of {cidr}, which no Network has; delete this IP, and \
+                 create it again"
+            )
+        })
     });
     waits.collect()
 }

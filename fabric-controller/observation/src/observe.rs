@@ -316,7 +316,8 @@ impl<'a> View<'a> {
     }
 
     fn no_node(&self, name: &str, found: &Found) -> String {
-        let cluster = found.cluster_id.clone().or_else(|| self.cluster_id()).unwrap_or_default();
+        let cluster = found.cluster_id.clone().or_else(|| self.cluster_id());
+        let cluster = cluster.unwrap_or_else(|| "the cluster".to_owned());
         if self.nodes.iter().all(|node| node.spec.removed) {
             return format!(
                 "{cluster} has no node: `weft down` is taking it away, or no Node is left in the manifests"
@@ -441,8 +442,8 @@ impl<'a> View<'a> {
             };
             let is_false = |c: &&Condition| c.status == "False" && !is_shown(c);
             for condition in conditions.iter().filter(is_false) {
-                let untold = untold(condition, object, known);
-                found.extend(untold.map(|message| format!("{object}: {message}")));
+                let unreported = unreported(condition, object, known);
+                found.extend(unreported.map(|message| format!("{object}: {message}")));
             }
         }
         for node in &self.nodes {
@@ -456,7 +457,7 @@ impl<'a> View<'a> {
 }
 
 /// Returns the part of a condition that goes beyond what the store has found by itself.
-fn untold(condition: &Condition, object: &ObjectRef, known: &[Problem]) -> Option<String> {
+fn unreported(condition: &Condition, object: &ObjectRef, known: &[Problem]) -> Option<String> {
     if condition.message.trim().is_empty() {
         return Some(format!(
             "{} is False ({}), no message given",

@@ -195,7 +195,13 @@ fn status_without_rights_names_missing_ones() {
         serde_json::from_slice(&of(&user, &["-o", "json"]).stdout).ok()
     });
     assert!(has_problem(&all, &["pods cannot be listed", "forbidden"]), "{all:#}");
-    assert!(has_problem(&all, &["cannot list every IP", "so that nothing is said"]), "{all:#}");
+    assert!(
+        has_problem(
+            &all,
+            &["cannot list every IP", "refused (403)", "expected the verb list on ips"]
+        ),
+        "{all:#}"
+    );
     assert!(has_problem(&all, &["leases cannot be listed", "expected the verb list"]), "{all:#}");
     assert!(!has_problem(&all, &["ListMeta"]), "{all:#}");
     assert_eq!(all["clusterId"], "rome", "as it is published");
