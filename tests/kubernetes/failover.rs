@@ -189,7 +189,7 @@ pub(crate) fn second_replicas(pair: &Pair) -> Result<()> {
     Ok(())
 }
 
-/// One that is abrupt, and a hand-over.
+/// Plays an abrupt event, and a hand-over.
 pub(crate) fn two_events(pair: &Pair, held: &mut HeldConnection) -> Result<()> {
     let [abrupt, _, _, hand_over] = EVENTS;
     play_all(pair, &[abrupt, hand_over], held, 1)

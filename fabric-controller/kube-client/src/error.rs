@@ -11,7 +11,7 @@ pub struct ConnectError {
 }
 
 impl ConnectError {
-    /// `why` has its own causes in its text, as kube's errors do.
+    /// Makes one of an error whose text has its causes, as kube's errors have.
     pub(crate) fn new(of: &str, why: impl Display) -> Self {
         Self { of: of.to_owned(), why: why.to_string() }
     }

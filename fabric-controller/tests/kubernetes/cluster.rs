@@ -37,7 +37,7 @@ pub(crate) fn cluster() -> Option<&'static Cluster> {
     shared(&TOGETHER)
 }
 
-/// Another one for tests that stop the controller, change what all peerings share, or measure: one at a time.
+/// The cluster of tests that stop the controller, change what all peerings share, or measure: one at a time.
 pub(crate) fn cluster_alone() -> Option<(MutexGuard<'static, ()>, &'static Cluster)> {
     static ALONE: Shared = OnceLock::new();
     static TURN: Mutex<()> = Mutex::new(());

@@ -156,7 +156,7 @@ fn select_anew(template: &mut Value) {
 
 #[test]
 fn stuck_deployment_is_retried_with_backoff() {
-    let Some(cluster) = cluster() else { return };
+    let Some((_turn, cluster)) = cluster_alone() else { return };
     let mut template = templated(cluster, "troyes", "stays");
     let namespace = &tenant("troyes");
     let finalizers = |list: Value| {

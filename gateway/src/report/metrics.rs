@@ -185,7 +185,7 @@ impl Peering {
             gauge.encode(metric.encode_family(&[("reason", reason.as_str())])?)?;
         }
         let Some(paths) = self.scrape.paths else { return Ok(()) };
-        let help = "Nodes that have probed this gateway through the overlay, or whose first probe is overdue";
+        let help = "Nodes that have probed this gateway through the overlay, or are expected to";
         gauge(encoder, "weft_gateway_probing_nodes", help, &[], paths.probing.into())?;
         let help = "Nodes of them whose path to this gateway fails";
         let unreachable = i64::try_from(paths.unreachable).unwrap_or(i64::MAX);

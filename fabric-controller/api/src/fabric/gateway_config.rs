@@ -323,7 +323,7 @@ pub struct GatewayConfigStatus {
     /// answers none, and nodes send none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlay_probe_port: Option<u16>,
-    /// Number of nodes whose probes have arrived since the gateway started, or whose first one is overdue.
+    /// Number of nodes that have sent probes, or are to follow a take-over, or whose first probe is overdue.
     #[serde(default)]
     pub probing_nodes: u32,
     /// Nodes whose path to the gateway fails now; also those whose first probe is overdue.

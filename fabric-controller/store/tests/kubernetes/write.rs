@@ -227,7 +227,7 @@ async fn note_survives_restart() {
 #[tokio::test]
 async fn note_of_another_is_not_overwritten_unread() {
     let Some(place) = Place::new("shared-notes").await else { return };
-    let note = Note::Only("open-grants");
+    let note = Note::Only("shared-grants");
     let [one, other] = [place.store(), place.store()];
     one.delete_note(note).await.unwrap();
     one.put_note(note, &1_u8).await.unwrap();
