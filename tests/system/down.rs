@@ -80,7 +80,7 @@ fn killed_run_is_taken_over_by_next() -> Result<()> {
         let (rome, milan) = (scene.cluster("rome"), scene.cluster("milan"));
         rome.wait_connected("milan", TIMEOUT)?;
         ensure!(rome.view(&milan.spec)? == view, "other prefixes were granted");
-        // What the killed run had reported is there until the new one reports that it connects, and refuses.
+        // The killed gateway's report stands until the new gateway's, by which nodes refuse for a moment.
         wait_until("traffic passes", TIMEOUT, || traffic_passes(rome, milan))?;
         traffic_passes(milan, rome)
     })

@@ -61,7 +61,7 @@ fn want(
     owner: &ObjectRef,
 ) {
     let grant = index.typed(&ip).and_then(ip_grant);
-    let is_moved = grant.is_some_and(|grant| !is_of(grant, network.cidr, cluster));
+    let is_moved = grant.is_some_and(|grant| !is_usable(grant, network.cidr, cluster));
     // The user's own Network may come back in a moment, with its prefix.
     let is_lasting = || !index.get(&network.network).is_some_and(owner::is_own);
     if !(index.settings.kubernetes && is_moved && is_lasting()) {
@@ -70,10 +70,9 @@ fn want(
 }
 
 /// True for an address of the prefix, or of any external CIDR of the cluster.
-pub(super) fn is_of(grant: (IpAddr, Cidr), cidr: Cidr, cluster: &Cluster) -> bool {
-    let (address, from) = grant;
-    let is_usable = |cidr: Cidr| from == cidr && cidr.contains(address);
-    is_usable(cidr) || cluster.external_cidrs().any(is_usable)
+pub(super) fn is_usable((address, from): (IpAddr, Cidr), cidr: Cidr, cluster: &Cluster) -> bool {
+    let is_of = |cidr: Cidr| from == cidr && cidr.contains(address);
+    is_of(cidr) || cluster.external_cidrs().any(is_of)
 }
 
 /// An IP that requests an address of a network.

@@ -9,7 +9,7 @@ use fabric_index::{Index, ip_grant, network_grant, owner};
 use fabric_model::{Cluster, Problems};
 use fabric_objects::{Kind, Object, ObjectRef};
 
-use super::addresses::is_of;
+use super::addresses::is_usable;
 use super::networks::stand_in_of;
 
 /// An object that requests a prefix or an address.
@@ -102,7 +102,7 @@ pub(super) fn of_ips(
         let ip: &IP = object.try_into().ok()?;
         let cidr = requested_from(index, (reference, ip), cluster, problems)?;
         if let Some(grant @ (address, from)) = ip_grant(ip) {
-            if is_of(grant, cidr, cluster) {
+            if is_usable(grant, cidr, cluster) {
                 return None;
             }
             // There, an address that is granted cannot change.
