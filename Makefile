@@ -1,5 +1,5 @@
 # make demo    two clusters with the same pod CIDR talk to each other, on this machine
-# make test    every test, suite by suite, each with its number and what it and the rest took the last time
+# make test    every test, slow suites side by side, each with its number, what it took the last time, and what is left
 # make lint    format, lints and licences
 # make check   lint and test; CI also runs a short soak
 # make soak    what takes minutes, 90 in all: loss, memory and files over MINUTES=30 under load, other
@@ -79,11 +79,11 @@ build: tools
 # A failing suite does not end the run, which takes half an hour: what failed is listed at the end, with the reasons.
 test: build peers kubernetes previous
 	rm -f $(SKIPPED) $(FAILURES)
-	cargo test --locked --workspace --no-run $(ARGS) 2>&1 | sed -n 's|^ *Executable .* (\(.*\))$$|\1|p' >$(TARGET)/suites
+	cargo test --locked --workspace --no-run --message-format=json $(ARGS) \
+	  | sed -n 's|.*"manifest_path":"\([^"]*\)/Cargo.toml".*"profile":{[^}]*"test":true}.*"executable":"\([^"]*\)".*|\1 \2|p' \
+	  | sort >$(TARGET)/suites
 	$(SUDO) env WEFT_BIN_DIR=$(TARGET)/release WEFT_SKIPPED=$(SKIPPED) RUST_TEST_THREADS=$(THREADS) \
-	  WEFT_SUITES=$(TARGET)/suites WEFT_SUITE_TIMES=$(TARGET)/suite-times WEFT_FAILURES=$(FAILURES) \
-	  cargo test --locked --workspace --no-fail-fast --config 'target."cfg(unix)".runner = "$(CURDIR)/.ci/suite"' $(ARGS) \
-	  || { cat $(FAILURES); exit 1; }
+	  .ci/suites $(TARGET)/suites $(TARGET)/suite-times $(FAILURES) || { cat $(FAILURES); exit 1; }
 	@$(SHOW_SKIPPED)
 
 lint: tools lint-tools
