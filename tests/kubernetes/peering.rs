@@ -241,7 +241,8 @@ fn leader(cluster: &Kubernetes) -> Result<String> {
     Ok(lease(cluster)?["holderIdentity"].as_str().unwrap_or_default().to_owned())
 }
 
-fn lease(cluster: &Kubernetes) -> Result<Value> {
+/// The spec of the Lease of the controller that works.
+pub(crate) fn lease(cluster: &Kubernetes) -> Result<Value> {
     let lease = cluster.get(Object::new("lease", "liqo", "weft-fabric-controller"))?;
     Ok(lease["spec"].clone())
 }
