@@ -399,7 +399,7 @@ fn configurations_get_spec_local_and_nothing_else() {
 }
 
 /// Rights of the withdrawal, which it has while a release is uninstalled.
-fn rights_of_withdrawal(release: &Release) -> Vec<Value> {
+pub(crate) fn rights_of_withdrawal(release: &Release) -> Vec<Value> {
     let hooks = crate::helm::parse(&release.plain(&["get", "hooks", "weft"]));
     hooks.into_iter().filter(|hook| hook["kind"] != "Job").collect()
 }

@@ -1,5 +1,6 @@
 //! `helm uninstall`, with a test in place of the controller of Jobs.
 
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
@@ -8,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::helm::MIN_VALUES;
 use crate::life::{NAMELESS, Release};
+use crate::policies::rights_of_withdrawal;
 
 const JOB: &str = "liqo-withdrawal";
 const NOW: &str = "2026-01-31T12:00:00Z";
@@ -90,6 +92,21 @@ fn failed_uninstall_leaves_no_rights() {
         release.helm_run(&["uninstall", "weft", "--timeout=60s"]).unwrap_err();
     });
     assert_eq!(left(), "");
+    release.apply(&rights_of_withdrawal(&release));
+    assert_eq!(left().lines().count(), 5, "as after a Helm that was killed");
+    for line in removal_by_hand() {
+        let arguments: Vec<_> =
+            line.split_whitespace().skip(1).chain(["--ignore-not-found"]).collect();
+        release.server.kubectl(&arguments, "").unwrap();
+    }
+    assert_eq!(left(), "");
+}
+
+/// Commands of the chart's README for rights that Helm has left.
+fn removal_by_hand() -> Vec<String> {
+    let text = fs::read_to_string("../deploy/chart/README.md").unwrap();
+    let is_one = |line: &&str| line.starts_with("    kubectl delete") && line.contains(JOB);
+    text.lines().filter(is_one).map(str::to_owned).collect()
 }
 
 /// A webhook must not outlive what answers it, nor end while peerings are still there.
