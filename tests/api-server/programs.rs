@@ -8,13 +8,23 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::channel;
 use std::thread::{park, spawn};
 
-/// Reports that the calling test is skipped, and why. Past the test runner, which keeps what
-/// passing tests print to itself.
+/// Names the file that `make test` counts skipped tests by.
+const SKIPPED: &str = "WEFT_SKIPPED";
+/// Lets a test fail that would be skipped, where everything has to be there.
+const NO_SKIP: &str = "WEFT_NO_SKIP";
+
+/// Reports that the calling test does nothing here, and why. Past the test runner, which captures
+/// the output of tests that pass.
+///
+/// # Panics
+///
+/// Panics if the environment has `WEFT_NO_SKIP`.
 pub fn skip(why: &str) {
+    assert!(env::var_os(NO_SKIP).is_none(), "{NO_SKIP} is set, but {why}");
     let test = std::thread::current().name().unwrap_or("a test").to_owned();
     let line = format!("skipped: {test}: {why}\n");
     let _ = std::io::stderr().write_all(line.as_bytes());
-    let Some(list) = env::var_os("WEFT_SKIPPED") else { return };
+    let Some(list) = env::var_os(SKIPPED) else { return };
     let list = OpenOptions::new().create(true).append(true).open(list);
     let _ = list.and_then(|mut list| list.write_all(line.as_bytes()));
 }
@@ -65,4 +75,25 @@ pub(crate) fn run(command: &mut Command, input: &str) -> Output {
     let mut child = piped.spawn().unwrap();
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
     child.wait_with_output().unwrap()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn skipped_test_fails_where_none_may_be() {
+        const CHILD: &str = "WEFT_TEST_CHILD";
+        if env::var_os(CHILD).is_some() {
+            return skip("it is a child");
+        }
+        let passes = |settings: &[(&str, &str)]| {
+            let mut child = Command::new(env::current_exe().unwrap());
+            child.args(["--exact", "programs::tests::skipped_test_fails_where_none_may_be"]);
+            child.env(CHILD, "1").env_remove(NO_SKIP).env_remove(SKIPPED);
+            run(child.envs(settings.iter().copied()), "").status.success()
+        };
+        assert!(passes(&[]));
+        assert!(!passes(&[(NO_SKIP, "1")]));
+    }
 }

@@ -10,13 +10,13 @@ pub mod manifests;
 mod netns;
 mod program;
 mod report;
-mod skip;
 mod spec;
 mod stock_peer;
 mod wait;
 
 pub mod traffic;
 
+pub use api_server::skip;
 pub use capture::Capture;
 pub use carrier::{Carrier, Machines};
 pub use cluster::{Cluster, MANIFESTS, Node, Pod, STATE, View};
@@ -27,7 +27,6 @@ pub use lab::{Lab, SWITCH_V4, SWITCH_V6, TIMEOUT, on_segment};
 pub use netns::{Netns, require};
 pub use program::{Program, bin_dir, previous_dir, resident_bytes};
 pub use report::scrape;
-pub use skip::skip;
 pub use spec::{ClusterSpec, Families};
 pub use stock_peer::{STOCK_DEVICE, StockPeer, Tunnel, hex};
 pub use wait::{stays_so, wait_until};
