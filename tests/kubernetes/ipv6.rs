@@ -1,7 +1,8 @@
 //! ```text
-//!   a -- rome-1 (2001:db8:2::11) --+--[ switch ]--+-- milan-1 (2001:db8:2::21) -- a
-//!   b -- rome-2 (2001:db8:2::12) --+              +-- milan-2 (2001:db8:2::22) -- b
-//!                      pods fd00:200::/48, services fd00:96::/112, twice; weft in another namespace than Liqo's
+//!   a -- rome-1 (2001:db8:2::11, 192.0.2.17) --+--[ switch ]--+-- milan-1 (192.0.2.33, 2001:db8:2::21) -- a
+//!   b -- rome-2 (2001:db8:2::12, 192.0.2.18) --+              +-- milan-2 (192.0.2.34, 2001:db8:2::22) -- b
+//!          pods fd00:200::/48 and 10.200.0.0/16, services fd00:96::/112 and 10.96.0.0/16, twice; weft in
+//!          another namespace than Liqo's
 //! ```
 
 use std::net::IpAddr;
@@ -16,12 +17,6 @@ use crate::pair::{SOON, TIMEOUT, reach};
 use crate::stage::{all_of, each, play, step};
 
 const NAMESPACE: &str = "weft-system";
-
-#[test]
-#[ignore = "minutes long: make soak-rounds"]
-fn ipv6_only_clusters_reach_each_other() -> Result<()> {
-    connect([("rome", 1), ("milan", 2)].map(|(id, n)| ClusterSpec::new(id, n, 2).only_ipv6()))
-}
 
 /// Clusters with the families in another order on each side, and a node without a gateway in each.
 #[test]

@@ -1,4 +1,4 @@
-//! Clusters with networks that others make.
+//! Clusters with the networks and families that others have.
 //!
 //! ```text
 //!   a -- rome-1 --+--[ switch ]--+-- milan-1 -- a      both clusters have the same network and the same
@@ -62,6 +62,18 @@ fn clusters_with_canal_reach_each_other() -> Result<()> {
 #[ignore = "minutes long: make soak-rounds"]
 fn clusters_with_calico_reach_each_other() -> Result<()> {
     reach_each_other(&CALICO)
+}
+
+#[test]
+#[ignore = "minutes long: make soak-rounds"]
+fn ipv6_only_clusters_have_all_ways_open() -> Result<()> {
+    all_ways_are_open(false, || Ok(()), ClusterSpec::only_ipv6)
+}
+
+#[test]
+#[ignore = "minutes long: make soak-rounds"]
+fn dual_stack_clusters_have_all_ways_open() -> Result<()> {
+    all_ways_are_open(false, || Ok(()), |spec| spec.both_families(true))
 }
 
 /// The underlay is itself a VPN, as of hosts that Nebula or Tailscale join, and nodes are like Talos'.

@@ -160,7 +160,7 @@ impl Pair {
         let [rome, milan] = &clusters;
         let mut peering = Peering::new(&rome.spec, &milan.spec, NODE_PORT);
         // The older spelling of CIDRs on one side, the newer one on the other.
-        if rome.spec.pod_cidrs.len() == 1 {
+        if [&milan.spec.pod_cidrs, &milan.spec.external_cidrs].iter().all(|all| all.len() == 1) {
             peering.client_spelling = Spelling::Text;
         }
         let before = each(&clusters, Inventory::of)?;
