@@ -203,6 +203,7 @@ fn foreign_namesakes_are_left_as_they_are() {
     cluster.apply_all(&peering("genk"));
     let metadata = json!({"name": "gw-server", "namespace": namespace, "labels": {"app": "mine"}});
     let labels = json!({"app": "mine"});
+    let rbac = "rbac.authorization.k8s.io";
     let pod = json!({"metadata": {"labels": labels},
         "spec": {"containers": [{"name": "mine", "image": "mine"}]}});
     let foreign = [
@@ -211,16 +212,28 @@ fn foreign_namesakes_are_left_as_they_are() {
         json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata,
             "spec": {"ports": [{"port": 80}]}}),
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}),
+        json!({"apiVersion": format!("{rbac}/v1"), "kind": "Role", "metadata": metadata,
+            "rules": []}),
+        json!({"apiVersion": format!("{rbac}/v1"), "kind": "RoleBinding", "metadata": metadata,
+            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": "gw-server"}}),
+        json!({"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata,
+            "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels}}}),
     ];
     cluster.apply_all(&foreign);
-    let kinds = ["deployment", "service", "serviceaccount"];
-    let read =
-        || kinds.map(|kind| cluster.get(kind, namespace, "gw-server").unwrap()["metadata"].clone());
+    let kinds = foreign.map(|object| object["kind"].as_str().unwrap().to_lowercase());
+    let read = || {
+        let all = kinds.each_ref().map(|kind| cluster.get(kind, namespace, "gw-server").unwrap());
+        all.map(|object| object["metadata"].clone())
+    };
     let before = read();
-    cluster.apply(&server("genk", &cluster_ip()));
+    cluster.apply(&template_of_two());
+    let mut server = server("genk", &cluster_ip());
+    server["spec"]["serverTemplateRef"] = json!({"apiVersion": "networking.liqo.io/v1beta1",
+        "kind": "WgGatewayServerTemplate", "name": "two", "namespace": "liqo"});
+    cluster.apply(&server);
     let condition = "/status/conditions/0/message";
     let why = "there is one of another owner; expected another name";
-    cluster.until("its condition names them", || {
+    cluster.until("its condition names one", || {
         let gateway = cluster.get("gatewayserver", namespace, "server")?;
         gateway.pointer(condition)?.as_str()?.contains(why).then_some(())
     });
@@ -232,4 +245,13 @@ fn foreign_namesakes_are_left_as_they_are() {
     });
     cluster.until_peace(namespace);
     assert_eq!(read(), before);
+}
+
+/// Template of gateways with two replicas, which have a PodDisruptionBudget.
+fn template_of_two() -> Value {
+    let text = include_str!("../../../deploy/chart/gateway-templates/wireguard-server.yaml");
+    let mut template: Value = serde_saphyr::from_str(text).unwrap();
+    template["metadata"] = json!({"name": "two", "namespace": "liqo"});
+    template["spec"]["template"]["spec"]["deployment"]["spec"]["replicas"] = json!(2);
+    template
 }

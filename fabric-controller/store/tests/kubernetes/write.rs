@@ -5,10 +5,13 @@ use std::sync::Arc;
 use fabric_api::ipam::NetworkStatus;
 use fabric_api::labels;
 use fabric_api::networking::{CidrList, ClusterCidrs, SideConfig};
+use fabric_kube_client::requests::Part;
+use fabric_kube_client::{ApiServer, target};
 use fabric_store::{Event, Kind, Note, Object, ObjectRef, StoreError};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::DeleteParams;
 use serde_json::json;
 
 use crate::admin::version;
@@ -135,6 +138,36 @@ async fn status_is_written_to_same_uid_only() {
     let mut nameless = granted(namesake, "10.8.0.0/16");
     nameless.metadata_mut().uid = None;
     assert!(matches!(store.put_status(&nameless).await, Err(StoreError::NoUid { .. })));
+}
+
+/// Deletions, and the writes of parts of gateways, name the object that was seen.
+#[tokio::test]
+async fn stale_uid_changes_nothing() {
+    let Some(place) = Place::new("stale").await else { return };
+    let (store, other) = (place.store(), place.store());
+    let first = store.put(&place.network("n", "10.1.0.0/16")).await.unwrap();
+    other.delete(&first.reference()).await.unwrap();
+    let namesake = other.put(&place.network("n", "10.1.0.0/16")).await.unwrap();
+
+    let server = ApiServer::open(Some(&place.server.admin()), None, None).unwrap();
+    let (requests, target) = (server.requests(), target(&first.reference()));
+    let mut change = json!({
+        "apiVersion": "ipam.liqo.io/v1alpha1", "kind": "Network", "spec": {"cidr": "10.1.0.0/16"},
+        "metadata": {"name": "n", "namespace": place.namespace, "labels": {"liqo.io/a": "b"},
+            "uid": first.uid()},
+    });
+    let refused = requests.apply(&target, Part::AllButStatus, &change).await.unwrap_err();
+    let message = refused.to_string();
+    assert!(message.contains("metadata.uid"), "{message}");
+    let stale = Some(first.uid().to_owned());
+    assert!(!requests.delete(&target, stale, DeleteParams::default()).await.unwrap());
+    store.delete(&first.reference()).await.unwrap();
+    assert_eq!(store.get(&first.reference()).await.unwrap().as_ref(), Some(&namesake));
+
+    change["metadata"]["uid"] = json!(namesake.uid());
+    requests.apply(&target, Part::AllButStatus, &change).await.unwrap();
+    let own = Some(namesake.uid().to_owned());
+    assert!(requests.delete(&target, own, DeleteParams::default()).await.unwrap());
 }
 
 #[tokio::test]
