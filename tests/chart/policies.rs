@@ -26,6 +26,7 @@ const TEMPLATES: &str = "networking: {gatewayTemplates: {images: ['example.org/s
     pod: {priorityClassName: system-cluster-critical, \
     annotations: {io.kubernetes.cri-o.Devices: /dev/net/tun}}, \
     container: {gateway: {image: {name: example.org/gateway, version: v1}}}}}";
+const KEEP_PREFIXES: &str = "withdrawal: {keepPrefixes: true}";
 const CRDS: &str = "crds: {liqo: auto, weft: auto}";
 
 /// Requests of one account.
@@ -53,7 +54,7 @@ impl Account<'_> {
             "deployments" => "/apis/apps/v1",
             "endpointslices" => "/apis/discovery.k8s.io/v1",
             "poddisruptionbudgets" => "/apis/policy/v1",
-            "roles" => "/apis/rbac.authorization.k8s.io/v1",
+            "roles" | "rolebindings" => "/apis/rbac.authorization.k8s.io/v1",
             _ => "/api/v1",
         };
         let path = format!("{path}/namespaces/{namespace}/{kind}/{name}");
@@ -402,6 +403,63 @@ fn configurations_get_spec_local_and_nothing_else() {
 pub(crate) fn rights_of_withdrawal(release: &Release) -> Vec<Value> {
     let hooks = crate::helm::parse(&release.plain(&["get", "hooks", "weft"]));
     hooks.into_iter().filter(|hook| hook["kind"] != "Job").collect()
+}
+
+/// With `withdrawal.keepPrefixes`, RBAC lets it patch all of any Network.
+#[test]
+fn withdrawal_takes_marks_off_networks_only() {
+    let Some(release) = Release::prepare() else { return };
+    release.helm("install", &[MIN_VALUES, CRDS, KEEP_PREFIXES]).unwrap();
+    release.apply(&rights_of_withdrawal(&release));
+    let network = |name: &str, by: &str| {
+        json!({"apiVersion": "ipam.liqo.io/v1alpha1", "kind": "Network",
+            "metadata": {"name": name, "namespace": "liqo",
+                "labels": {"app.kubernetes.io/managed-by": by, "a": "b"},
+                "annotations": {"fabric.weft.dev/owner": "Node n", "a": "b"}},
+            "spec": {"cidr": "10.9.0.0/16"}})
+    };
+    // As the manager of the fields, so that those that are left out go.
+    let apply = ["apply", "--server-side", "--field-manager=weft", "--filename=-"];
+    for network in [network("probe", "weft"), network("kept", "weft"), network("other", "liqo")] {
+        release.server.kubectl(&apply, &network.to_string()).unwrap();
+    }
+    let withdrawal = release.account(WITHDRAWAL);
+    let unmarked = |name: &str, by: &str| {
+        let mut network = network(name, by);
+        network["metadata"]["labels"] = json!({"a": "b"});
+        network["metadata"]["annotations"] = json!({"a": "b"});
+        withdrawal.run(&apply, &network)
+    };
+    let change = |name: &str, part: &str, fields: Value| {
+        let mut network = network(name, "weft");
+        network[part] = with(network[part].clone(), fields);
+        withdrawal.run(&apply, &network)
+    };
+    release.server.wait_until("it may patch, but not all", || {
+        change("kept", "metadata", json!({}))?;
+        let labelled = change("probe", "metadata", json!({"labels": {}}));
+        labelled.err().ok_or_else(|| "labels are removed".to_owned())
+    });
+    let why = "and changes nothing else";
+    refused(unmarked("other", "liqo"), why);
+    let (mark, owner) = ("app.kubernetes.io/managed-by", "fabric.weft.dev/owner");
+    let owners = json!([{"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "u"}]);
+    for fields in [
+        json!({"labels": {mark: "weft"}}),
+        json!({"labels": {mark: "weft", "a": "c"}}),
+        json!({"labels": {mark: "weft", "a": "b", "c": "d"}}),
+        json!({"labels": {mark: "liqo", "a": "b"}}),
+        json!({"annotations": {owner: "Node n"}}),
+        json!({"annotations": {owner: "Node m", "a": "b"}}),
+        json!({"annotations": {owner: "Node n", "a": "b", "c": "d"}}),
+        json!({"finalizers": ["example.org/a"]}),
+        json!({ "ownerReferences": owners }),
+    ] {
+        refused(change("kept", "metadata", fields), why);
+    }
+    // Its definition lets nobody change the CIDR.
+    refused(change("kept", "spec", json!({"preAllocated": 4})), why);
+    unmarked("kept", "weft").unwrap();
 }
 
 /// RBAC lets it delete those of users, and with them what Liqo has there.

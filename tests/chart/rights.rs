@@ -14,6 +14,8 @@ const CONTROLLER: &str = "liqo-fabric-controller";
 const IPAM: &str = "liqo-ipam";
 const AGENT: &str = "liqo-route-agent";
 
+const VALUES: &str = "crds: {liqo: auto, weft: auto}";
+
 /// Service account, namespace and request: `VERB RESOURCE[.GROUP][/SUBRESOURCE][ NAME]`.
 type Case = (&'static str, &'static str, &'static str);
 
@@ -65,7 +67,7 @@ pub(crate) const RULES: &str = "../fabric-controller/tests/kubernetes/gateway-ri
 #[test]
 fn accounts_may_do_what_they_need_and_nothing_else() {
     let Some(release) = Release::prepare() else { return };
-    release.helm("install", &[MIN_VALUES, "crds: {liqo: auto, weft: auto}"]).unwrap();
+    release.helm("install", &[MIN_VALUES, VALUES]).unwrap();
     let questions: Vec<_> = MAY_NOT.iter().map(question).collect();
     let answers = answers_to(&release, &questions);
     let wrong: Vec<_> = MAY_NOT.iter().zip(answers).filter(|(_, may)| *may).collect();

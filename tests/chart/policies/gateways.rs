@@ -161,11 +161,14 @@ fn slices_are_of_own_services(release: &Release, controller: &Account<'_>) {
 
 fn objects_of_others_stay(release: &Release, controller: &Account<'_>) {
     let why = "the object is not weft's";
+    let withdrawal = able_withdrawal(release);
     for (kind, ours) in [
         ("services", service(TENANT, "gw-foreign")),
+        ("serviceaccounts", account(TENANT, "gw-foreign")),
         ("deployments", deployment(TENANT, "gw-foreign", "gw-foreign")),
         ("poddisruptionbudgets", budget(TENANT, "gw-foreign")),
         ("roles", role(TENANT, "gw-foreign")),
+        ("rolebindings", binding(TENANT, "gw-foreign", "Role", "gw-foreign")),
         ("endpointslices", slice(TENANT, "gw-slice", "gw-slice")),
     ] {
         let mut foreign = ours.clone();
@@ -173,7 +176,9 @@ fn objects_of_others_stay(release: &Release, controller: &Account<'_>) {
         release.apply(&[foreign]);
         refused(controller.apply(&ours), why);
         let name = ours["metadata"]["name"].as_str().unwrap();
-        refused(controller.delete(kind, (TENANT, name)), why);
+        for account in [controller, &withdrawal] {
+            refused(account.delete(kind, (TENANT, name)), why);
+        }
     }
     for group in ["networking.liqo.io/v1beta1", "ipam.liqo.io/v1alpha1"] {
         let mut lost = service(TENANT, "gw-lost");
@@ -186,10 +191,23 @@ fn objects_of_others_stay(release: &Release, controller: &Account<'_>) {
     }
     release.apply(&[service("liqo", "gw-old"), service(OTHER, "gw-old")]);
     controller.delete("services", ("liqo", "gw-old")).unwrap();
-    refused(controller.delete("services", (OTHER, "gw-old")), "liqo.io/tenant-namespace");
-    // Objects of the chart are Helm's.
-    refused(controller.delete("services", ("liqo", "liqo-ipam")), "named gw-NAME");
+    for account in [controller, &withdrawal] {
+        refused(account.delete("services", (OTHER, "gw-old")), "liqo.io/tenant-namespace");
+        // Objects of the chart are Helm's.
+        refused(account.delete("services", ("liqo", "liqo-ipam")), "named gw-NAME");
+    }
     controller.delete("services", (TENANT, "gw-a")).unwrap();
+}
+
+/// Gives the withdrawal its rights.
+fn able_withdrawal(release: &Release) -> Account<'_> {
+    release.apply(&rights_of_withdrawal(release));
+    let withdrawal = release.account(WITHDRAWAL);
+    release.apply(&[service(TENANT, "gw-removed")]);
+    release.server.wait_until("it may delete parts of gateways", || {
+        withdrawal.delete("services", (TENANT, "gw-removed"))
+    });
+    withdrawal
 }
 
 fn bindings_are_those_of_gateways(release: &Release, controller: &Account<'_>) {

@@ -6,9 +6,10 @@ use std::fs;
 use serde_json::{Value, json};
 use weft_tests::kubernetes::access_review;
 
-use super::{RULES, answers_to};
-use crate::helm::parse;
+use super::{RULES, VALUES, answers_to};
+use crate::helm::MIN_VALUES;
 use crate::life::Release;
+use crate::policies::rights_of_withdrawal;
 
 const CONTROLLER: &str = "liqo:liqo-fabric-controller";
 const IPAM: &str = "liqo:liqo-ipam";
@@ -164,6 +165,9 @@ const RIGHTS: &[Row] = &[
     (USER, "tenant", "gatewayclients.networking.liqo.io/status", "", "get"),
 ];
 
+/// Right of the withdrawal with `withdrawal.keepPrefixes`.
+const TO_KEEP_PREFIXES: Row = (WITHDRAWAL, "", "networks.ipam.liqo.io", "", "patch");
+
 /// One right in one namespace: resource, name (none: all), verb.
 type Right = (String, String, String);
 
@@ -171,12 +175,23 @@ type Right = (String, String, String);
 /// bound the account of its gateway.
 pub(super) fn holds(release: &Release) {
     prepare(release);
+    has_rows(release, RIGHTS);
+    let keep_prefixes = [MIN_VALUES, VALUES, "withdrawal: {keepPrefixes: true}"];
+    release.helm("upgrade", &keep_prefixes).unwrap();
+    let rights =
+        json!({"apiVersion": "v1", "kind": "List", "items": rights_of_withdrawal(release)});
+    let apply = ["apply", "--server-side", "--force-conflicts", "--filename=-"];
+    release.server.kubectl(&apply, &rights.to_string()).unwrap();
+    has_rows(release, &[RIGHTS, &[TO_KEEP_PREFIXES]].concat());
+}
+
+fn has_rows(release: &Release, rows: &[Row]) {
     let every = token_of(release, NOBODY);
     let every = NAMESPACES.map(|namespace| listed(release, &every, namespace));
     for account in [CONTROLLER, IPAM, AGENT, WITHDRAWAL, GATEWAY, USER] {
         let token = token_of(release, account);
         for (namespace, every) in NAMESPACES.iter().zip(&every) {
-            let wants = rights(account, namespace);
+            let wants = rights(rows, account, namespace);
             release.server.wait_until("the rights are those of the table", || {
                 let has = listed(release, &token, namespace);
                 let has: BTreeSet<_> = has.difference(every).cloned().collect();
@@ -187,7 +202,7 @@ pub(super) fn holds(release: &Release) {
             });
         }
     }
-    let cases: BTreeSet<_> = RIGHTS.iter().flat_map(beside).collect();
+    let cases: BTreeSet<_> = rows.iter().flat_map(|row| beside(rows, row)).collect();
     let cases: Vec<_> = cases.into_iter().collect();
     let reviews: Vec<_> =
         cases.iter().map(|(who, place, what)| access_review(who, place, what)).collect();
@@ -199,9 +214,7 @@ pub(super) fn holds(release: &Release) {
 
 /// Adds what is not there in a release that stays: the withdrawal's rights, a gateway's, a user's.
 fn prepare(release: &Release) {
-    let hooks = parse(&release.plain(&["get", "hooks", "weft"]));
-    let rights: Vec<_> = hooks.into_iter().filter(|hook| hook["kind"] != "Job").collect();
-    release.apply(&rights);
+    release.apply(&rights_of_withdrawal(release));
     let rules = fs::read_to_string(RULES).unwrap().replace("server", "milan");
     let rules: Value = serde_saphyr::from_str(&rules).unwrap();
     let metadata = |name: &str, namespace: &str| json!({"name": name, "namespace": namespace});
@@ -229,9 +242,9 @@ fn prepare(release: &Release) {
     ]);
 }
 
-/// Rights of an account in a namespace by the table.
-fn rights(account: &str, namespace: &str) -> BTreeSet<Right> {
-    let rows = RIGHTS
+/// Rights of an account in a namespace by the rows.
+fn rights(rows: &[Row], account: &str, namespace: &str) -> BTreeSet<Right> {
+    let rows = rows
         .iter()
         .filter(|(who, place, ..)| *who == account && (place.is_empty() || *place == namespace));
     rows.flat_map(|(_, _, resources, name, verbs)| {
@@ -289,14 +302,17 @@ fn in_group(resource: &str, group: &str) -> String {
 }
 
 /// Requests beside a row that the account may not make: other verbs, another name, another namespace.
-fn beside((account, place, resources, name, verbs): &Row) -> Vec<(String, String, String)> {
+fn beside(
+    rows: &[Row],
+    (account, place, resources, name, verbs): &Row,
+) -> Vec<(String, String, String)> {
     let namespace = if place.is_empty() { "tenant" } else { place };
     let mut cases = Vec::new();
     for resource in resources.split(' ') {
         let mut refuse = |namespace: &str, name: &str, verb: &str| {
             let has = |of: &str| {
                 let right = (resource.to_owned(), of.to_owned(), verb.to_owned());
-                rights(account, namespace).contains(&right)
+                rights(rows, account, namespace).contains(&right)
             };
             if !has("") && !has(name) {
                 let what = format!("{verb} {resource} {name}");
