@@ -12,6 +12,7 @@ mod golden;
 mod life;
 mod liqo_table;
 mod monitoring;
+mod named_tests;
 mod orders;
 mod policies;
 mod references;
