@@ -15,7 +15,7 @@ mod uninstall;
 mod writes;
 
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -28,8 +28,10 @@ use crate::inventory::Inventory;
 use crate::liqoctl::{liqoctl, on_both};
 use crate::pair::{HTTP, SOON, TIMEOUT};
 use crate::stage::{all_of, each, note, play, step};
+pub(crate) use repairs::addresses;
+use repairs::shadow_is_at;
 
-const DEMO: &str = "demo";
+pub(crate) const DEMO: &str = "demo";
 /// The namespace of the peering in rome.
 const TENANT: &str = "liqo-tenant-milan";
 /// Time that the end of a peering may take: Liqo's controllers, then Kubernetes, which collects what they
@@ -132,12 +134,16 @@ fn play_specs<const N: usize>(
 }
 
 fn install(cluster: &Kubernetes, weft: &Image) -> Result<()> {
-    // liqoctl finds the API server's address by this label.
-    let head = cluster.spec.node_name(1);
-    cluster.kubectl(&["label", "node", &head, "node-role.kubernetes.io/control-plane="])?;
+    label_head(cluster)?;
     cluster.load(weft)?;
     cluster.install_liqo(TIMEOUT)?;
     cluster.install_weft(TIMEOUT)
+}
+
+/// liqoctl finds the API server's address by this label.
+pub(crate) fn label_head(cluster: &Kubernetes) -> Result<()> {
+    let head = cluster.spec.node_name(1);
+    cluster.kubectl(&["label", "node", &head, "node-role.kubernetes.io/control-plane="]).map(drop)
 }
 
 fn live(clusters: &[Kubernetes; 2], way: &[&str]) -> Result<()> {
@@ -164,7 +170,7 @@ fn join(clusters: &[Kubernetes; 2], way: &[&str]) -> Result<()> {
 }
 
 /// `rome` is the consumer, its gateway the client.
-fn peer(rome: &Kubernetes, provider: &Kubernetes, way: &[&str]) -> Result<()> {
+pub(crate) fn peer(rome: &Kubernetes, provider: &Kubernetes, way: &[&str]) -> Result<()> {
     let line = ["peer", "--gw-server-service-type=NodePort", "--timeout=90s", "--skip-confirm"];
     on_both(rome, provider, &[&line[..], way].concat())
 }
@@ -219,7 +225,7 @@ fn networking_is_off(cluster: &Kubernetes) -> Result<()> {
 }
 
 /// Pods near and far, the latter in milan.
-fn offload(rome: &Kubernetes, milan: &Kubernetes) -> Result<[Pod; 2]> {
+pub(crate) fn offload(rome: &Kubernetes, milan: &Kubernetes) -> Result<[Pod; 2]> {
     rome.kubectl(&["create", "namespace", DEMO])?;
     let strategy = "--namespace-mapping-strategy=EnforceSameName";
     liqoctl(rome, &["offload", "namespace", DEMO, strategy])?;
@@ -257,7 +263,7 @@ fn service(name: &str) -> Value {
 /// A virtual kubelet reflects Services while it holds this Lease. The one of a peering before has not
 /// released it, nor the one of its node, so the next one waits for both of them to expire, one after the
 /// other: 15 s and up to 6 s between two tries each.
-fn leads(rome: &Kubernetes) -> Result<()> {
+pub(crate) fn leads(rome: &Kubernetes) -> Result<()> {
     wait_until("the virtual kubelet holds the Lease", GONE, || {
         let pods = ["get", "pods", "--namespace", TENANT, VIRTUAL_KUBELET, "--output=name"];
         let pods = rome.kubectl(&pods)?;
@@ -269,19 +275,27 @@ fn leads(rome: &Kubernetes) -> Result<()> {
 }
 
 /// Each by the other's address as its own cluster sees it, and by its Service there.
-fn reach([rome, milan]: &[Kubernetes; 2], [near, far]: [&Pod; 2]) -> Result<()> {
-    let (of_milan, of_rome) = (rome.view(&milan.spec)?, milan.view(&rome.spec)?);
-    let [seen_far, seen_near] = [of_milan.of(far.addresses[0])?, of_rome.of(near.addresses[0])?];
-    let shadow = rome.get(Object::new("pod", DEMO, "far"))?;
-    let expected = seen_far.to_string();
-    ensure!(shadow["status"]["podIP"] == expected.as_str(), "{}", shadow["status"]);
+fn reach(clusters: &[Kubernetes; 2], pods: [&Pod; 2]) -> Result<()> {
+    pods_reach(clusters, pods, SOON)
+}
+
+/// The same within a time.
+pub(crate) fn pods_reach(
+    clusters: &[Kubernetes; 2],
+    [near, far]: [&Pod; 2],
+    within: Duration,
+) -> Result<()> {
+    let (began, [rome, milan]) = (Instant::now(), clusters);
+    let [seen_near, seen_far] = as_seen(clusters, [near, far])?;
     ensure!(seen_far != far.addresses[0], "both clusters have the same pod CIDR");
     let serve = |pod: &Pod| TcpServer::start(&pod.ns, HTTP, Service::Http);
     let _servers = [serve(near)?, serve(far)?];
+    wait_until("far has its address as rome sees it", within, || shadow_is_at(rome, seen_far))?;
     for (from, cluster, name, address, source) in
         [(near, rome, "far", seen_far, seen_near), (far, milan, "near", seen_near, seen_far)]
     {
-        wait_until(&format!("{name} answers"), SOON, || {
+        let left = within.saturating_sub(began.elapsed());
+        wait_until(&format!("{name} answers"), left, || {
             let seen = http_get(&from.ns, SocketAddr::new(address, HTTP))?;
             ensure!(seen == source, "{name} at {address} saw {seen}, not {source}");
             let service = service_address(cluster, name)?;
@@ -293,13 +307,20 @@ fn reach([rome, milan]: &[Kubernetes; 2], [near, far]: [&Pod; 2]) -> Result<()> 
     Ok(())
 }
 
+/// Addresses of near and far as the other cluster sees them.
+pub(crate) fn as_seen(clusters: &[Kubernetes; 2], [near, far]: [&Pod; 2]) -> Result<[IpAddr; 2]> {
+    let [rome, milan] = clusters;
+    let (of_milan, of_rome) = (rome.view(&milan.spec)?, milan.view(&rome.spec)?);
+    Ok([of_rome.of(near.addresses[0])?, of_milan.of(far.addresses[0])?])
+}
+
 fn service_address(cluster: &Kubernetes, name: &str) -> Result<IpAddr> {
     let service = cluster.get(Object::new("service", DEMO, name))?;
     let address = service["spec"]["clusterIP"].as_str().context("it has an address")?;
     Ok(address.parse()?)
 }
 
-fn reaches_home([rome, milan]: &[Kubernetes; 2], far: &Pod) -> Result<()> {
+pub(crate) fn reaches_home([rome, milan]: &[Kubernetes; 2], far: &Pod) -> Result<()> {
     let mapped = rome.get(Object::new("ips.ipam.liqo.io", "liqo", "api-server"))?;
     let mapped = mapped["status"]["ip"].as_str().context("it has an address")?.parse()?;
     let expected = milan.view(&rome.spec)?.of(mapped)?;

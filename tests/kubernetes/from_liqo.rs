@@ -7,13 +7,14 @@
 //! ```
 
 mod guide;
+mod offloading;
 
 use std::net::SocketAddr;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 use weft_tests::kubernetes::{Image, Machine, Object, require_liqo_network};
 use weft_tests::traffic::{HeldConnection, Service, Streams, TcpServer, Way, http_get};
 use weft_tests::{ClusterSpec, Kubernetes, Lab, Pod, View, skip, wait_until};
@@ -38,13 +39,20 @@ const LIQOS: &str = "wggatewayservers,wggatewayclients,routeconfigurations,inter
 #[test]
 #[ignore = "minutes long: make soak-rounds"]
 fn clusters_of_liqo_are_taken_over_and_given_back() -> Result<()> {
+    play_on([("rome", 1, 2), ("milan", 2, 1)], live)
+}
+
+/// Runs a test on clusters of these IDs, numbers and nodes, unless something is missing here.
+fn play_on(
+    specs: [(&str, u8, u8); 2],
+    test: impl FnOnce(&[Kubernetes; 2], &Image) -> Result<()>,
+) -> Result<()> {
     play(|| match require_liqo_network().and_then(|()| Image::weft()) {
         Ok(image) => {
             let lab = Lab::new("weft-kubernetes-from-liqo")?;
-            let specs = [("rome", 1, 2), ("milan", 2, 1)];
             let specs = specs.map(|(id, number, nodes)| ClusterSpec::new(id, number, nodes));
             let clusters = step("clusters come up", || all_of(&lab, specs))?;
-            let result = live(&clusters, &image);
+            let result = test(&clusters, &image);
             if result.is_err() {
                 clusters.iter().for_each(explain);
             }
@@ -78,7 +86,8 @@ fn live(clusters: &[Kubernetes; 2], image: &Image) -> Result<()> {
     step("pods reach each other by Liqo's network", || peers.reach())?;
     let both = || step("both ends are well", || change.both_are_well(clusters));
     both()?;
-    let peerings = each(clusters, |cluster| kept(cluster, &OF_PEERING))?;
+    each(clusters, granted)?;
+    let before = each(clusters, |cluster| Kept::of(cluster, &[&OF_PEERING]))?;
     let (mut held, _server) = peers.hold()?;
     let mut is_held = || step("a connection is held", || held.echoes(SOON).map(drop));
     let mut well = || is_held().and_then(|()| both());
@@ -90,12 +99,12 @@ fn live(clusters: &[Kubernetes; 2], image: &Image) -> Result<()> {
     well()?;
     outages.push(change.give_back(rome)?);
     well()?;
-    unchanged(rome, &OF_PEERING, &peerings[0])?;
+    before[0].is_there(rome)?;
     step("either gateway restarts, in the other roles", || change.restart_gateways(clusters))?;
     both()?;
     outages.push(change.give_back(milan)?);
     well()?;
-    unchanged(milan, &OF_PEERING, &peerings[1])?;
+    before[1].is_there(milan)?;
     let are_short = outages.iter().all(|outage| *outage < OUTAGE);
     ensure!(are_short, "clusters were cut off for {outages:?}, expected less than {OUTAGE:?}");
     Ok(())
@@ -117,7 +126,7 @@ impl Change<'_> {
     /// Returns the longest outage.
     fn take_over(&self, cluster: &Kubernetes) -> Result<Duration> {
         let id = &cluster.spec.id;
-        let before = [kept(cluster, &OF_PEERING)?, kept(cluster, &OF_GATEWAYS)?];
+        let before = Kept::of(cluster, &[&OF_PEERING, &OF_GATEWAYS])?;
         let outage = self.peers.outage(|| {
             step(&format!("Liqo's network is switched off in {id}"), || {
                 self.guide.switch_liqo_off(cluster)
@@ -130,8 +139,7 @@ impl Change<'_> {
             Ok(())
         })?;
         note_time(outage, &format!("longest outage while {id} was taken over"));
-        unchanged(cluster, &OF_PEERING, &before[0])?;
-        unchanged(cluster, &OF_GATEWAYS, &before[1])?;
+        before.is_there(cluster)?;
         step("weft reports it", || {
             wait_until("its peering is connected", SOON, || {
                 let status = cluster.status()?;
@@ -254,35 +262,70 @@ fn tenant(cluster: &Kubernetes) -> String {
 /// Kind, selector, and fields.
 type Fields = (&'static str, &'static str, [&'static str; 3]);
 
-/// Remapped prefixes, and keys.
-const OF_PEERING: [Fields; 4] = [
-    ("networks", "", ["/metadata/uid", "/spec/cidr", "/status/cidr"]),
+/// Remaps, and keys, of the namespace of the peering.
+const OF_PEERING: [Fields; 3] = [
     ("configurations", "", ["/metadata/uid", "/spec/remote", "/status/remote"]),
     ("publickeies", "", ["/metadata/uid", "/spec", "/spec/publicKey"]),
     ("secrets", "networking.liqo.io/gateway-resource", ["/metadata/uid", "/data", "/type"]),
 ];
-/// Ways to the server.
+/// Ways to the server, of the same namespace.
 const OF_GATEWAYS: [Fields; 3] = [
     ("services", "", ["/metadata/uid", "/spec/ports/0/nodePort", "/spec/clusterIP"]),
     ("gatewayservers", "", ["/metadata/uid", "/spec/endpoint", "/status/endpoint/port"]),
     ("gatewayclients", "", ["/metadata/uid", "/spec/endpoint", "/spec/mtu"]),
 ];
+/// Prefixes and addresses of all namespaces.
+const OF_IPAM: [Fields; 2] = [
+    ("networks", "", ["/metadata/uid", "/spec", "/status"]),
+    ("ips.ipam.liqo.io", "", ["/metadata/uid", "/spec", "/status"]),
+];
 
-fn kept(cluster: &Kubernetes, fields: &[Fields]) -> Result<Vec<Value>> {
-    let mut kept = Vec::new();
-    for (kind, labels, pointers) in fields {
-        for object in list(cluster, kind, Some(&tenant(cluster)), labels)? {
-            let fields = pointers.map(|pointer| object.pointer(pointer).cloned());
-            kept.extend(fields.into_iter().flatten());
-        }
-    }
-    Ok(kept)
+/// Fields of objects that stay as they are.
+struct Kept {
+    of: Vec<&'static [Fields]>,
+    objects: Vec<Value>,
 }
 
-fn unchanged(cluster: &Kubernetes, fields: &[Fields], before: &[Value]) -> Result<()> {
-    let after = kept(cluster, fields)?;
-    ensure!(after == before, "{}: kept {before:#?}, now {after:#?}", cluster.spec.id);
-    Ok(())
+impl Kept {
+    /// Those of the namespace of the peering, and [`OF_IPAM`].
+    fn of(cluster: &Kubernetes, of: &[&'static [Fields]]) -> Result<Self> {
+        Ok(Self { of: of.to_vec(), objects: read(cluster, of)? })
+    }
+
+    /// Fails unless the same objects are there as before, and no other ones.
+    fn is_there(&self, cluster: &Kubernetes) -> Result<()> {
+        let (before, after) = (&self.objects, read(cluster, &self.of)?);
+        ensure!(after == *before, "{}: kept {before:#?}, now {after:#?}", cluster.spec.id);
+        Ok(())
+    }
+}
+
+fn read(cluster: &Kubernetes, of: &[&[Fields]]) -> Result<Vec<Value>> {
+    let tenant = tenant(cluster);
+    let of_tenant = of.iter().copied().flatten().map(|fields| (Some(tenant.as_str()), fields));
+    let mut objects = Vec::new();
+    for (namespace, (kind, labels, pointers)) in
+        of_tenant.chain(OF_IPAM.iter().map(|of| (None, of)))
+    {
+        for object in list(cluster, kind, namespace, labels)? {
+            let fields = pointers.map(|pointer| object.pointer(pointer).cloned());
+            let metadata = &object["metadata"];
+            objects.push(json!([kind, metadata["namespace"], metadata["name"], fields]));
+        }
+    }
+    Ok(objects)
+}
+
+/// Waits until all prefixes and addresses are granted.
+fn granted(cluster: &Kubernetes) -> Result<()> {
+    wait_until(&format!("all is granted in {}", cluster.spec.id), SOON, || {
+        for (kind, labels, _) in OF_IPAM {
+            let objects = list(cluster, kind, None, labels)?;
+            let waits = objects.iter().find(|object| object["status"].is_null());
+            ensure!(waits.is_none() && !objects.is_empty(), "{kind}: {waits:?}");
+        }
+        Ok(())
+    })
 }
 
 fn nothing_left(cluster: &Kubernetes) -> Result<()> {
@@ -325,11 +368,16 @@ fn is_not_liqos(line: &str) -> bool {
 
 fn explain(cluster: &Kubernetes) {
     eprintln!("{}", cluster.report());
+    let selectors = [
+        "app.kubernetes.io/part-of=liqo",
+        "networking.liqo.io/component=gateway",
+        "offloading.liqo.io/component=virtual-kubelet",
+    ];
     for namespace in ["liqo", &tenant(cluster)] {
-        eprintln!("{}", cluster.logs(namespace, "app.kubernetes.io/part-of=liqo"));
-        eprintln!("{}", cluster.logs(namespace, "networking.liqo.io/component=gateway"));
+        selectors.iter().for_each(|one| eprintln!("{}", cluster.logs(namespace, one)));
     }
-    let all =
-        cluster.kubectl(&["get", "connections,networks", "--all-namespaces", "--output=yaml"]);
+    let kinds =
+        "connections,networks,ips,foreignclusters,virtualnodes,shadowendpointslices,endpointslices";
+    let all = cluster.kubectl(&["get", kinds, "--all-namespaces", "--output=yaml"]);
     eprintln!("{}", all.unwrap_or_else(|error| format!("{error:#}")));
 }

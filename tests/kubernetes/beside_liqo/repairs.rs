@@ -65,7 +65,7 @@ fn restart_kubelet(rome: &Kubernetes, far: &Pod) -> Result<()> {
     wait_until("far has milan's address", GONE, || shadow_is_at(rome, far.addresses[0]))
 }
 
-fn shadow_is_at(rome: &Kubernetes, address: IpAddr) -> Result<()> {
+pub(super) fn shadow_is_at(rome: &Kubernetes, address: IpAddr) -> Result<()> {
     let shadow = rome.get(Object::new("pod", DEMO, "far"))?;
     let expected = address.to_string();
     ensure!(shadow["status"]["podIP"] == expected.as_str(), "{}", shadow["status"]["podIP"]);
@@ -90,7 +90,7 @@ fn slice_has(milan: &Kubernetes, address: IpAddr) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn addresses(slices: &[Value]) -> Vec<IpAddr> {
+pub(crate) fn addresses(slices: &[Value]) -> Vec<IpAddr> {
     let endpoints = slices.iter().flat_map(|slice| slice["endpoints"].as_array());
     let addresses = endpoints.flatten().flat_map(|endpoint| endpoint["addresses"].as_array());
     addresses.flatten().filter_map(|address| address.as_str()?.parse().ok()).collect()
