@@ -9,7 +9,7 @@
 mod guide;
 mod offloading;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -88,8 +88,9 @@ fn live(clusters: &[Kubernetes; 2], image: &Image) -> Result<()> {
     both()?;
     each(clusters, granted)?;
     let before = each(clusters, |cluster| Kept::of(cluster, &[&OF_PEERING]))?;
-    let (mut held, _server) = peers.hold()?;
-    let mut is_held = || step("a connection is held", || held.echoes(SOON).map(drop));
+    let (mut held, _servers) = peers.hold()?;
+    let mut is_held =
+        || step("connections are held", || held.iter_mut().try_for_each(Held::echoes));
     let mut well = || is_held().and_then(|()| both());
     let mut outages = vec![change.take_over(rome)?];
     well()?;
@@ -202,17 +203,11 @@ impl Change<'_> {
 impl Peers<'_> {
     /// Longest outage of a stream from each pod to each of the other cluster while something happens.
     pub(crate) fn outage(&self, f: impl FnOnce() -> Result<()>) -> Result<Duration> {
-        let (mut ways, mut ports) = (Vec::new(), STREAM..);
-        for (from, to) in [(0, 1), (1, 0)] {
-            for from_pod in &self.pods[from] {
-                for to_pod in &self.pods[to] {
-                    let to = self.views[from].of(to_pod.addresses[0])?;
-                    let to = SocketAddr::new(to, ports.next().context("a port is left")?);
-                    ways.push(Way { from: from_pod.ns.clone(), to, at: to_pod.ns.clone() });
-                }
-            }
-        }
-        let streams = Streams::start(&ways, OFTEN, 0)?;
+        let ways = self.pairs()?.into_iter().zip(STREAM..).map(|((from, to, address), port)| {
+            let to_address = SocketAddr::new(address, port);
+            Way { from: from.ns.clone(), to: to_address, at: to.ns.clone() }
+        });
+        let streams = Streams::start(&ways.collect::<Vec<_>>(), OFTEN, 0)?;
         let result = f();
         let reports = streams.stop();
         note(&format!("{reports:?}"));
@@ -220,18 +215,49 @@ impl Peers<'_> {
         Ok(reports.iter().map(|report| report.longest_outage).max().unwrap_or_default())
     }
 
-    /// A TCP connection from rome to milan, and its server.
-    fn hold(&self) -> Result<(HeldConnection, TcpServer)> {
-        let [from, to] = [&self.pods[0][0], &self.pods[1][0]];
-        let server = TcpServer::start(&to.ns, ECHO, Service::Echo)?;
-        let to = SocketAddr::new(self.views[0].of(to.addresses[0])?, ECHO);
-        Ok((HeldConnection::open(&from.ns, to)?, server))
+    /// A TCP connection for each pair of pods and direction, and their servers.
+    fn hold(&self) -> Result<(Vec<Held>, Vec<TcpServer>)> {
+        let serve = |pod: &Pod| TcpServer::start(&pod.ns, ECHO, Service::Echo);
+        let servers = self.pods.iter().flatten().map(serve).collect::<Result<_>>()?;
+        let held = self.pairs()?.into_iter().map(|(from, to, address)| {
+            let name = format!("{} to {}", from.name, to.name);
+            let connection = HeldConnection::open(&from.ns, SocketAddr::new(address, ECHO));
+            Ok(Held { connection: connection.with_context(|| name.clone())?, name })
+        });
+        Ok((held.collect::<Result<_>>()?, servers))
+    }
+
+    /// Each pod with each of the other cluster, and its address as the first one's cluster sees it.
+    fn pairs(&self) -> Result<Vec<(&Pod, &Pod, IpAddr)>> {
+        let mut pairs = Vec::new();
+        for (from, to) in [(0, 1), (1, 0)] {
+            for from_pod in &self.pods[from] {
+                for to_pod in &self.pods[to] {
+                    let address = self.views[from].of(to_pod.addresses[0])?;
+                    pairs.push((from_pod, to_pod, address));
+                }
+            }
+        }
+        Ok(pairs)
     }
 
     pub(crate) fn reach(&self) -> Result<()> {
         let ([there, back], [of_rome, of_milan]) = (&self.views, [&self.pods[0], &self.pods[1]]);
         reach(of_rome, of_milan, (there, back))?;
         reach(of_milan, of_rome, (back, there))
+    }
+}
+
+/// A connection that is held whatever happens.
+struct Held {
+    /// Its pods.
+    name: String,
+    connection: HeldConnection,
+}
+
+impl Held {
+    fn echoes(&mut self) -> Result<()> {
+        self.connection.echoes(SOON).map(drop).with_context(|| self.name.clone())
     }
 }
 
