@@ -161,6 +161,7 @@ impl Change<'_> {
             step("pods reach each other", || self.peers.reach())
         })?;
         note_time(outage, &format!("longest outage while {id} was given back"));
+        step("nothing of weft is left", || nothing_of_weft_is_left(cluster))?;
         Ok(outage)
     }
 
@@ -370,10 +371,35 @@ fn nothing_left(cluster: &Kubernetes) -> Result<()> {
 }
 
 fn nothing_left_on(node: &Machine) -> Result<()> {
+    none_of(node, "nft list tables", |line| !is_not_liqos(line))
+}
+
+/// After weft is uninstalled. Definitions stay.
+fn nothing_of_weft_is_left(cluster: &Kubernetes) -> Result<()> {
+    let kinds = "nodeconfigs,gatewayconfigs,gatewayrecords,fabricrecords";
+    wait_until("Kubernetes has collected the rest", SOON, || {
+        let left = cluster.kubectl(&["get", kinds, "--all-namespaces", "--output=name"])?;
+        ensure!(left.is_empty(), "{left}");
+        let webhooks = ["get", "mutatingwebhookconfigurations", "--output=name"];
+        let webhooks = cluster.kubectl(&webhooks)?;
+        ensure!(!webhooks.contains("weft"), "{webhooks}");
+        let mut nodes = cluster.machines.iter();
+        nodes.try_for_each(|node| none_of(node, "nft list ruleset", is_wefts))
+    })
+}
+
+/// Fails if a line of a node's rules, devices and routes is such a one.
+fn none_of(node: &Machine, nft: &str, is_one: impl Fn(&str) -> bool) -> Result<()> {
     let mut shell = Command::new("sh");
-    shell.args(["-c", "nft list tables; ip rule; ip -o link; ip route show table all"]);
-    let all = node.host.command(&mut shell, "")?;
-    let left: Vec<_> = all.lines().filter(|line| !is_not_liqos(line)).collect();
+    let script = format!(
+        "set -e; {nft}; ip rule; ip -6 rule; ip -o link
+         ip route show table all; ip -6 route show table all
+         for save in iptables-save ip6tables-save iptables-legacy-save ip6tables-legacy-save; do
+           if command -v $save >/dev/null; then $save; fi
+         done"
+    );
+    let all = node.host.command(shell.args(["-c", &script]), "")?;
+    let left: Vec<_> = all.lines().filter(|line| is_one(line)).collect();
     ensure!(left.is_empty(), "{}: {left:#?}", node.name);
     Ok(())
 }
@@ -388,8 +414,14 @@ fn is_not_liqos(line: &str) -> bool {
     } else if line.contains(" table ") {
         is_of(&["table local", "table 18952", "table 18953"])
     } else {
-        !line.contains(" liqo.")
+        !is_of(&[" liqo", "LIQO"])
     }
+}
+
+/// True for a table, rule, device or route of weft: routes have its protocol, rules in chains of others a comment.
+fn is_wefts(line: &str) -> bool {
+    let parts = ["weft", "proto 119", "lookup 18952", "lookup 18953", "table 18952", "table 18953"];
+    parts.iter().any(|part| line.contains(part))
 }
 
 fn explain(cluster: &Kubernetes) {
