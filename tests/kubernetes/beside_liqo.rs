@@ -27,6 +27,7 @@ use crate::calls::list;
 use crate::inventory::Inventory;
 use crate::liqoctl::{liqoctl, on_both};
 use crate::pair::{HTTP, SOON, TIMEOUT};
+use crate::reach::is_of;
 use crate::stage::{all_of, each, note, play, step};
 pub(crate) use repairs::addresses;
 use repairs::shadow_is_at;
@@ -161,12 +162,21 @@ fn join(clusters: &[Kubernetes; 2], way: &[&str]) -> Result<()> {
         let info = liqoctl(rome, &["info", "--get", "clusterid"])?;
         let peer = liqoctl(rome, &["info", "peer", &milan.spec.id])?;
         ensure!(info.trim() == "rome" && peer.contains("Remapped to"), "{info}{peer}");
-        Ok(())
+        clusters.iter().try_for_each(is_healthy)
     })?;
     let [near, far] = step("a namespace is offloaded", || offload(rome, milan))?;
     step("Liqo's virtual kubelet leads", || leads(rome))?;
     step("pods reach each other, by address and by Service", || reach(clusters, [&near, &far]))?;
     step("the home API server is that of the offloaded pod", || reaches_home(clusters, &far))
+}
+
+/// All pods in Liqo's namespace are ready. Those that were replaced may still end.
+fn is_healthy(cluster: &Kubernetes) -> Result<()> {
+    wait_until(&format!("{} is healthy", cluster.spec.id), SOON, || {
+        let info: Value = serde_json::from_str(&liqoctl(cluster, &["info", "--output=json"])?)?;
+        ensure!(info["health"]["healthy"] == true, "{}", info["health"]);
+        Ok(())
+    })
 }
 
 /// `rome` is the consumer, its gateway the client.
@@ -255,9 +265,15 @@ fn pod(name: &str, place: Value) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 }
 
-fn service(name: &str) -> Value {
-    json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": DEMO},
-        "spec": {"selector": {"app": name}, "ports": [{"port": HTTP}]}})
+fn service(pod: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": service_of(pod), "namespace": DEMO},
+        "spec": {"type": "NodePort", "selector": {"app": pod}, "ports": [{"port": HTTP}]}})
+}
+
+/// Name of a pod's Service. Liqo's network deletes one that is called like an offloaded pod, and so like its IP.
+pub(crate) fn service_of(pod: &str) -> String {
+    format!("{pod}-service")
 }
 
 /// A virtual kubelet reflects Services while it holds this Lease. The one of a peering before has not
@@ -274,12 +290,13 @@ pub(crate) fn leads(rome: &Kubernetes) -> Result<()> {
     })
 }
 
-/// Each by the other's address as its own cluster sees it, and by its Service there.
+/// Pods and nodes.
 fn reach(clusters: &[Kubernetes; 2], pods: [&Pod; 2]) -> Result<()> {
-    pods_reach(clusters, pods, SOON)
+    pods_reach(clusters, pods, SOON)?;
+    nodes_reach(clusters, pods)
 }
 
-/// The same within a time.
+/// Each by the other's address as its own cluster sees it, and by its Service there.
 pub(crate) fn pods_reach(
     clusters: &[Kubernetes; 2],
     [near, far]: [&Pod; 2],
@@ -307,6 +324,36 @@ pub(crate) fn pods_reach(
     Ok(())
 }
 
+/// The node of each cluster reaches the other's pod, by its address and by its Service; the other's node does so by
+/// a port of this one's.
+fn nodes_reach(clusters: &[Kubernetes; 2], [near, far]: [&Pod; 2]) -> Result<()> {
+    let [rome, milan] = clusters;
+    let (of_milan, of_rome) = (rome.view(&milan.spec)?, milan.view(&rome.spec)?);
+    let [seen_near, seen_far] = as_seen(clusters, [near, far])?;
+    let serve = |pod: &Pod| TcpServer::start(&pod.ns, HTTP, Service::Http);
+    let _servers = [serve(near)?, serve(far)?];
+    for (cluster, other, name, address, view) in
+        [(rome, milan, "far", seen_far, &of_rome), (milan, rome, "near", seen_near, &of_milan)]
+    {
+        let service = cluster.get(Object::new("service", DEMO, &service_of(name)))?;
+        let port =
+            service["spec"]["ports"][0]["nodePort"].as_u64().context("it has a node port")?;
+        let at_node = SocketAddr::new(cluster.head().addresses[0], u16::try_from(port)?);
+        let [pod, service] = [address, service_address(cluster, name)?];
+        for (from, to) in [
+            (cluster, SocketAddr::new(pod, HTTP)),
+            (cluster, SocketAddr::new(service, HTTP)),
+            (other, at_node),
+        ] {
+            let node = from.head();
+            wait_until(&format!("{name} answers {} at {to}", node.name), SOON, || {
+                is_of(http_get(node.host.net(), to)?, view)
+            })?;
+        }
+    }
+    Ok(())
+}
+
 /// Addresses of near and far as the other cluster sees them.
 pub(crate) fn as_seen(clusters: &[Kubernetes; 2], [near, far]: [&Pod; 2]) -> Result<[IpAddr; 2]> {
     let [rome, milan] = clusters;
@@ -314,8 +361,8 @@ pub(crate) fn as_seen(clusters: &[Kubernetes; 2], [near, far]: [&Pod; 2]) -> Res
     Ok([of_rome.of(near.addresses[0])?, of_milan.of(far.addresses[0])?])
 }
 
-fn service_address(cluster: &Kubernetes, name: &str) -> Result<IpAddr> {
-    let service = cluster.get(Object::new("service", DEMO, name))?;
+fn service_address(cluster: &Kubernetes, pod: &str) -> Result<IpAddr> {
+    let service = cluster.get(Object::new("service", DEMO, &service_of(pod)))?;
     let address = service["spec"]["clusterIP"].as_str().context("it has an address")?;
     Ok(address.parse()?)
 }

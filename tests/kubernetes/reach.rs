@@ -56,13 +56,13 @@ fn family_reaches_pods(pair: &Pair, stranger: &Netns, is_ipv4: bool) -> Result<(
     }
     for node in &rome.machines {
         for address in there.iter().copied().chain([cluster_ip]) {
-            is_romes(get(node.host.net(), address, HTTP, &node.name)?, &of_rome)?;
+            is_of(get(node.host.net(), address, HTTP, &node.name)?, &of_rome)?;
         }
         // Nodes may have one family while pods have both.
         let Some(of_node) = of_family(&node.addresses) else { continue };
-        is_romes(get(stranger, of_node, NODE_PORT, "a stranger")?, &of_rome)?;
+        is_of(get(stranger, of_node, NODE_PORT, "a stranger")?, &of_rome)?;
         let beside = milan.head();
-        is_romes(get(beside.host.net(), of_node, NODE_PORT, &beside.name)?, &of_rome)?;
+        is_of(get(beside.host.net(), of_node, NODE_PORT, &beside.name)?, &of_rome)?;
     }
     rome.kubectl(&["delete", "service,endpointslice", "--namespace=default", "there"]).map(drop)
 }
@@ -143,10 +143,10 @@ fn get(from: &Netns, address: IpAddr, port: u16, who: &str) -> Result<IpAddr> {
     seen.context("nothing was seen")
 }
 
-/// Any source address that a pod of milan sees can be answered.
-fn is_romes(seen: IpAddr, of_rome: &View) -> Result<()> {
-    let is_in_one = of_rome.0.iter().any(|(_, local)| local.net().contains(&seen));
-    ensure!(is_in_one, "{seen} is seen, which is in no prefix of rome's: {of_rome:?}");
+/// Fails unless a pod sees an address of the peer, which it can answer.
+pub(crate) fn is_of(seen: IpAddr, peer: &View) -> Result<()> {
+    let is_in_one = peer.0.iter().any(|(_, local)| local.net().contains(&seen));
+    ensure!(is_in_one, "{seen} is seen, which is in no prefix of the peer: {peer:?}");
     Ok(())
 }
 

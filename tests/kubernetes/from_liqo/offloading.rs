@@ -20,6 +20,7 @@ use super::guide::Guide;
 use super::{Change, Kept, OF_PEERING, OUTAGE, Peers, granted, play_on};
 use crate::beside_liqo::{
     DEMO, addresses, as_seen, label_head, leads, offload, peer, pods_reach, reaches_home,
+    service_of,
 };
 use crate::calls::list;
 use crate::pair::{SOON, TIMEOUT};
@@ -85,7 +86,7 @@ struct Offloading<'a> {
 /// Addresses that Liqo and Kubernetes store in a cluster for a Service whose pod is in the other one.
 struct Stored<'a> {
     cluster: &'a Kubernetes,
-    service: &'static str,
+    service: String,
     /// Address of the pod as this cluster sees it.
     expected: IpAddr,
 }
@@ -95,8 +96,11 @@ impl<'a> Offloading<'a> {
         let [rome, milan] = clusters;
         let [near, far] = as_seen(clusters, pods)?;
         let stored = [(rome, "far", far), (milan, "near", near)];
-        let stored =
-            stored.map(|(cluster, service, expected)| Stored { cluster, service, expected });
+        let stored = stored.map(|(cluster, pod, expected)| Stored {
+            cluster,
+            service: service_of(pod),
+            expected,
+        });
         Ok(Self { clusters, pods, stored })
     }
 
@@ -129,7 +133,7 @@ impl<'a> Offloading<'a> {
     fn is_mapped(&self) -> Result<()> {
         self.stored.iter().try_for_each(|stored| {
             let (found, expected) = (stored.addresses()?, stored.expected);
-            let (id, service) = (&stored.cluster.spec.id, stored.service);
+            let (id, service) = (&stored.cluster.spec.id, &stored.service);
             ensure!(found == [expected], "{service} in {id}: {found:?}, expected {expected}");
             Ok(())
         })
@@ -152,7 +156,7 @@ impl<'a> Offloading<'a> {
             (result, watches.into_iter().map(join).collect::<Vec<_>>())
         });
         for (stored, gap) in self.stored.iter().zip(gaps) {
-            let (id, service) = (&stored.cluster.spec.id, stored.service);
+            let (id, service) = (&stored.cluster.spec.id, &stored.service);
             let Gap { longest, unmapped, looks } = gap;
             note_time(longest, &format!("longest time for which {service} was unmapped in {id}"));
             note(&format!("unmapped in {id}, of {looks} looks: {unmapped:?}"));
