@@ -9,7 +9,7 @@
 //! liqoctl takes what is there already: its Service and Deployments, here with an image that has a tag
 //! and with names of Services, which are in no DNS.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use weft_tests::kubernetes::{Image, NETSHOOT, Object};
 use weft_tests::traffic::{Service, TcpServer};
@@ -26,6 +26,8 @@ pub(super) const NAME: &str = "netshoot";
 /// Host that liqoctl calls, and its address on the segment.
 const OUTSIDE: &str = "1.1.1.1";
 const NEXT_HOP: &str = "192.0.2.250";
+/// Checks that liqoctl makes with one provider and with two.
+const CHECKS: [u32; 2] = [38, 82];
 
 #[test]
 #[ignore = "minutes long: make soak-rounds"]
@@ -38,10 +40,12 @@ fn liqoctl_tests_network_with_two_providers() -> Result<()> {
         step("rome is peered with milan", || peer(rome, milan, &[]))?;
         step("a namespace is offloaded", || offload(rome))?;
         step("pods run in rome and milan", || run(rome, &[rome, milan]))?;
-        step("liqoctl tests the network with one provider", || test(rome, &[milan]))?;
+        step("liqoctl tests the network with one provider", || test(rome, &[milan], CHECKS[0]))?;
         step("rome is peered with venice", || peer(rome, venice, &[]))?;
         step("pods run in venice", || run(rome, &[venice]))?;
-        step("liqoctl tests the network with two providers", || test(rome, &[milan, venice]))
+        step("liqoctl tests the network with two providers", || {
+            test(rome, &[milan, venice], CHECKS[1])
+        })
     })
 }
 
@@ -118,13 +122,36 @@ fn deployment(kind: &str, cluster: &Kubernetes, service: &Value) -> Value {
     })
 }
 
-fn test(rome: &Kubernetes, providers: &[&Kubernetes]) -> Result<()> {
+fn test(rome: &Kubernetes, providers: &[&Kubernetes], checks: u32) -> Result<()> {
     let files = providers.iter().map(|provider| rome.kubeconfig_of(provider));
     let files = files.collect::<Result<Vec<_>>>()?.join(",");
     let files = format!("--remote-kubeconfigs={files}");
     let line = ["test", "network", "--np-ext", "--pod-np", "--ip", "--timeout=170s", &files];
     let output = liqoctl(rome, &line)?;
-    let checks = output.lines().rev().find(|line| line.contains("counter"));
-    note(checks.unwrap_or(&output));
+    let made = succeeded(&output);
+    ensure!(made == Some(checks), "{made:?} checks, expected {checks}: {output}");
+    note(&format!("{checks} checks"));
     Ok(())
+}
+
+/// Number of checks that succeeded: the last one printed is that of all of them.
+fn succeeded(output: &str) -> Option<u32> {
+    let line = output.lines().rev().find(|line| line.contains("counter"))?;
+    // A colour is an escape character, numbers and `m`.
+    let mut parts = line.split('\u{1b}');
+    let first = parts.next()?.to_owned();
+    let plain = parts.filter_map(|part| part.split_once('m')).map(|(_, text)| text);
+    let plain = plain.fold(first, |all, text| all + text);
+    plain.rsplit_once("counter")?.1.trim_matches(|c: char| !c.is_ascii_digit()).parse().ok()
+}
+
+#[test]
+fn checks_are_counted_with_and_without_colours() {
+    let lines = [
+        "INFO  Checks succeeded counter: 38",
+        "\u{1b}[96mINFO \u{1b}[0m Checks succeeded \u{1b}[96mcounter: \u{1b}[0m38",
+        "INFO  Checks succeeded counter: 7\nINFO  All checks completed\nINFO  Checks succeeded\n    └ counter: 38\n",
+    ];
+    assert_eq!(lines.map(succeeded), [Some(38); 3]);
+    assert_eq!(succeeded("INFO  All checks completed"), None);
 }
