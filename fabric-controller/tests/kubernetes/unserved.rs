@@ -4,7 +4,8 @@ use fabric_api::crds;
 use serde_json::{Value, json};
 
 use crate::cluster::{
-    Cluster, cluster, cluster_alone, cluster_ip, events, liqo_definitions, peering, server, tenant,
+    Cluster, client, cluster, cluster_alone, cluster_ip, events, liqo_definitions, peering, server,
+    tenant,
 };
 use crate::status::{has_problem, observed};
 
@@ -62,6 +63,12 @@ fn unusable_template_is_condition_and_no_pod() {
             "split",
             include_str!("../../templates/tests/stock/server.yaml"),
             "WgGatewayServerTemplate",
+            ["containers[0].args[", "weft's template"],
+        ),
+        (
+            "split-client",
+            include_str!("../../templates/tests/stock/client.yaml"),
+            "WgGatewayClientTemplate",
             ["containers[0].args[", "weft's template"],
         ),
         ("kernel", &kernel(), "WgGatewayServerTemplate", ["--implementation=kernel", "userspace"]),
@@ -125,16 +132,19 @@ fn kernel() -> String {
 fn refused(cluster: &Cluster, peer: &str, kind: &str, expected: [&str; 2]) {
     let namespace = &tenant(peer);
     cluster.apply_all(&peering(peer));
-    let mut server = server(peer, &cluster_ip());
-    server["spec"]["serverTemplateRef"] =
+    let (name, mut gateway) = match kind {
+        "WgGatewayClientTemplate" => ("client", client(peer)),
+        _ => ("server", server(peer, &cluster_ip())),
+    };
+    gateway["spec"][format!("{name}TemplateRef")] =
         json!({"apiVersion": OF_LIQO, "kind": kind, "name": peer, "namespace": "liqo"});
-    cluster.apply(&server);
+    cluster.apply(&gateway);
     let message = cluster.until("a condition", || {
-        let gateway = cluster.get("gatewayserver", namespace, "server")?;
+        let gateway = cluster.get(&format!("gateway{name}"), namespace, name)?;
         gateway.pointer("/status/conditions/0/message")?.as_str().map(str::to_owned)
     });
     assert!(expected.iter().all(|part| message.contains(part)), "{peer}: {message}");
-    assert_eq!(cluster.get("deployment", namespace, "gw-server"), None);
+    assert_eq!(cluster.get("deployment", namespace, &format!("gw-{name}")), None);
     cluster.until("an event", || {
         events(cluster, namespace).into_iter().find(|event| event["note"] == message.as_str())
     });
