@@ -12,7 +12,7 @@ use weft_tests::kubernetes::Object;
 use weft_tests::traffic::{Service, TcpServer, bulk};
 
 use super::faults::agent_of;
-use super::{Scene, print};
+use super::{MAX, Scene, print};
 use crate::pair::{GATEWAYS, TIMEOUT, pod_of};
 
 /// Longer than several probes of either side.
@@ -56,7 +56,7 @@ fn host_stands_still(scene: &Scene<'_>) -> Result<()> {
     all(Signal::SIGSTOP)?;
     std::thread::sleep(STILL);
     all(Signal::SIGCONT)?;
-    stay_well_of(scene, &[0], STOOD_STILL)?;
+    stay_well_while(scene, &[0], STOOD_STILL, || Ok(()))?;
     scene.wait_well(TIMEOUT)
 }
 
@@ -81,64 +81,83 @@ fn full_load(scene: &Scene<'_>) -> Result<()> {
 }
 
 fn controller_is_replaced(scene: &Scene<'_>) -> Result<()> {
-    let restart = ["rollout", "restart", "deployment/liqo-fabric-controller", "--namespace=liqo"];
-    scene.cluster(0).kubectl(&restart)?;
-    stay_well(scene, "controller replaced")?;
-    scene.cluster(0).wait_for_weft(TIMEOUT)?;
-    scene.wait_well(TIMEOUT)
+    replace(scene, "controller replaced", ["liqo", "deployment/liqo-fabric-controller"])
 }
 
 fn agents_are_replaced(scene: &Scene<'_>) -> Result<()> {
-    let restart = ["rollout", "restart", "daemonset/liqo-route-agent", "--namespace=liqo"];
-    scene.cluster(0).kubectl(&restart)?;
-    stay_well(scene, "agents replaced")?;
-    scene.cluster(0).wait_for_weft(TIMEOUT)?;
-    scene.wait_well(TIMEOUT)
+    replace(scene, "agents replaced", ["liqo", "daemonset/liqo-route-agent"])
 }
 
 /// The new one starts before the old one leaves, and then takes the peer's connection over.
 fn gateway_is_replaced(scene: &Scene<'_>) -> Result<()> {
-    let gateway = GATEWAYS[0];
-    let restart = ["rollout", "restart", "deployment/gw-client", "--namespace", gateway.namespace];
-    scene.cluster(0).kubectl(&restart)?;
-    stay_well(scene, "gateway replaced")?;
+    replace(scene, "gateway replaced", [GATEWAYS[0].namespace, "deployment/gw-client"])
+}
+
+/// Replaces all pods of a workload of rome's.
+fn replace(scene: &Scene<'_>, what: &str, [namespace, workload]: [&str; 2]) -> Result<()> {
+    stay_well_while(scene, &[0, 1], what, || {
+        let timeout = format!("--timeout={}s", TIMEOUT.as_secs());
+        let rollout = |verb, more: &[&str]| {
+            let line = ["rollout", verb, workload, "--namespace", namespace];
+            scene.cluster(0).kubectl(&[&line[..], more].concat()).map(drop)
+        };
+        rollout("restart", &[])?;
+        rollout("status", &[&timeout])?;
+        // The new pods report what they find wrong within so long.
+        std::thread::sleep(MAX);
+        Ok(())
+    })?;
     scene.wait_well(TIMEOUT)
 }
 
-/// Fails as soon as one of the clusters shows trouble with its peer.
+/// Fails as soon as one of the clusters shows trouble with its peer, for [`LONG`].
 fn stay_well(scene: &Scene<'_>, what: &str) -> Result<()> {
-    stay_well_of(scene, &[0, 1], what)
+    stay_well_while(scene, &[0, 1], what, || Ok(()))
 }
 
-fn stay_well_of(scene: &Scene<'_>, clusters: &[usize], what: &str) -> Result<()> {
+/// The same at least until `event` has ended.
+fn stay_well_while(
+    scene: &Scene<'_>,
+    clusters: &[usize],
+    what: &str,
+    event: impl FnOnce() -> Result<()> + Send,
+) -> Result<()> {
     let (start, mut looks) = (Instant::now(), 0);
-    while start.elapsed() < LONG {
-        for i in clusters.iter().copied() {
-            let (status, code) = scene.cluster(i).status_and_code()?;
-            let peering = &status["peerings"][0];
-            let is_well = peering["state"] == "Connected" && peering["faults"].is_null();
-            let problems = status["problems"].as_array().into_iter().flatten();
-            // A pod that is being replaced is named while it is.
-            let is_of_pod = |line: &Value| {
-                !["idle", "full load", STOOD_STILL].contains(&what)
-                    && line.as_str().is_some_and(|line| line.contains("pod"))
-            };
-            let has_problems = problems.clone().any(|line| !is_of_pod(line));
-            let is_of_others = |line: &Value| line.as_str().is_some_and(|l| l.contains(UNREACHED));
-            let is_only_of_others = has_problems && problems.clone().all(is_of_others);
-            if what == STOOD_STILL && start.elapsed() < PROBES && is_only_of_others {
-                continue;
-            }
-            ensure!(
-                is_well && code == 0 && !has_problems,
-                "{what}, after {:?}, exit code {code}: {status}",
-                start.elapsed()
-            );
+    std::thread::scope(|scope| {
+        let event = scope.spawn(event);
+        while start.elapsed() < LONG || !event.is_finished() {
+            clusters.iter().try_for_each(|i| is_quiet(scene, *i, what, start.elapsed()))?;
+            looks += 1;
+            std::thread::sleep(Duration::from_millis(100));
         }
-        looks += 1;
-        std::thread::sleep(Duration::from_millis(100));
+        event.join().expect("no panic")
+    })?;
+    ensure!(looks > 3, "only {looks} looks in {:?}", start.elapsed());
+    print(what, &format!("(no alarm in {looks} looks)"), start.elapsed());
+    Ok(())
+}
+
+fn is_quiet(scene: &Scene<'_>, i: usize, what: &str, after: Duration) -> Result<()> {
+    let (status, code) = scene.cluster(i).status_and_code()?;
+    let peering = &status["peerings"][0];
+    let problems = status["problems"].as_array().into_iter().flatten();
+    // A pod that is being replaced is named while it is.
+    let is_of_pod = |line: &Value| {
+        !["idle", "full load", STOOD_STILL].contains(&what)
+            && line.as_str().is_some_and(|line| line.contains("pod"))
+    };
+    let has_problems = problems.clone().any(|line| !is_of_pod(line));
+    let is_of_others = |line: &Value| line.as_str().is_some_and(|l| l.contains(UNREACHED));
+    let is_only_of_others = has_problems && problems.clone().all(is_of_others);
+    if what == STOOD_STILL && after < PROBES && is_only_of_others {
+        // Until their next probe, no other node has seen it answer, and it is not called Connected.
+        ensure!(peering["state"] == "Error" && code == 3, "exit code {code}: {status}");
+        return Ok(());
     }
-    ensure!(looks > 3, "only {looks} looks in {LONG:?}");
-    print(what, &format!("(no alarm in {looks} looks)"), LONG);
+    let is_well = peering["state"] == "Connected" && peering["faults"].is_null();
+    ensure!(
+        is_well && code == 0 && !has_problems,
+        "{what}, after {after:?}, exit code {code}: {status}"
+    );
     Ok(())
 }
