@@ -226,7 +226,7 @@ impl Cluster {
     }
 
     /// Objects of a kind that weft publishes.
-    fn published(&self, kind: &str) -> Result<Vec<Value>> {
+    pub fn published(&self, kind: &str) -> Result<Vec<Value>> {
         let list: Value = serde_json::from_str(&self.weft(&["get", kind, "-o", "json"])?)?;
         let items = list["items"].as_array().cloned();
         Ok(items.unwrap_or_else(|| vec![list]))

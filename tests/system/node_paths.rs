@@ -13,7 +13,7 @@ use serde_json::Value;
 use weft_tests::manifests::{self, Peering, join};
 use weft_tests::{Cluster, ClusterSpec, bin_dir, stays_so, wait_until};
 
-use crate::moving::{Address, SETTLED, pinned, readdress};
+use crate::moving::{Address, NOT_THERE, SETTLED, pinned, readdress};
 use crate::scene::{PORT, Scene, TIMEOUT, play};
 
 /// From a fault or its end until `weft status` shows it, at default settings.
@@ -33,6 +33,8 @@ struct Fault {
     end: Act,
     /// As `weft status -o json` names it.
     shown: &'static str,
+    /// Part of one line of the problems: the cause.
+    words: &'static str,
 }
 
 const FAULTS: [Fault; 9] = [
@@ -41,6 +43,7 @@ const FAULTS: [Fault; 9] = [
         begin: |scene| scene.lab.cut("rome-2"),
         end: |scene| scene.lab.restore("rome-2"),
         shown: "NoAnswer",
+        words: "rome-2: no answer over VXLAN for ",
     },
     Fault {
         name: "replies dropped",
@@ -52,24 +55,28 @@ const FAULTS: [Fault; 9] = [
         },
         end: |scene| node(scene).nft("delete table inet test"),
         shown: "OneWay",
+        words: "rome-2: packets from it arrive over VXLAN, but none reach it",
     },
     Fault {
         name: "published directory gone",
         begin: |scene| shell(scene, &format!("mount -t tmpfs none {PUBLISHED}")),
         end: |scene| shell(scene, &format!("umount {PUBLISHED}")),
         shown: "CutOff",
+        words: "rome-2: its route-agent cannot read its NodeConfig",
     },
     Fault {
         name: "IPv4 forwarding off",
         begin: |scene| shell(scene, "sysctl -qw net.ipv4.ip_forward=0"),
         end: |scene| shell(scene, "sysctl -qw net.ipv4.ip_forward=1"),
         shown: "NotForwarding",
+        words: "rome-2: net.ipv4.ip_forward is 0, so packets between its pods and peers are not",
     },
     Fault {
         name: "forwarding of the pods' device off",
         begin: |scene| shell(scene, "sysctl -qw net.ipv4.conf.cni0.forwarding=0"),
         end: |scene| shell(scene, "sysctl -qw net.ipv4.conf.cni0.forwarding=1"),
         shown: "NotForwarding",
+        words: "rome-2: net.ipv4.conf.cni0.forwarding is 0, so packets between its pods and peers",
     },
     Fault {
         name: "a rule takes the peer's prefix",
@@ -81,6 +88,7 @@ const FAULTS: [Fault; 9] = [
         },
         end: |scene| shell(scene, "ip rule del pref 50"),
         shown: "Diverted",
+        words: "rome-2: a rule or route of another program takes packets between its pods and the peer",
     },
     Fault {
         name: "pinned address changed",
@@ -92,12 +100,14 @@ const FAULTS: [Fault; 9] = [
         },
         end: |scene| readdress(scene.cluster("rome"), NODE, Address::Old),
         shown: "NoAnswer",
+        words: NOT_THERE,
     },
     Fault {
         name: "agent dead",
         begin: kill_agent,
         end: |scene| scene.cluster_mut("rome").start_agent(NODE),
         shown: "NoAgent",
+        words: "rome-2: its route-agent sends no probes, though its kernel answers over VXLAN",
     },
     Fault {
         name: "agent dead and device gone",
@@ -107,6 +117,7 @@ const FAULTS: [Fault; 9] = [
         },
         end: |scene| scene.cluster_mut("rome").start_agent(NODE),
         shown: "NoAnswer",
+        words: "rome-2: no answer over VXLAN for ",
     },
 ];
 
@@ -126,7 +137,14 @@ fn faults_are_named(rounds: u32) -> Result<()> {
         all_probe(scene)?;
         for fault in FAULTS.iter().cycle().take(FAULTS.len() * rounds as usize) {
             (fault.begin)(scene).context(fault.name)?;
-            let named = time_until(|| is_named(scene.cluster("rome"), fault.shown));
+            let named = time_until(|| {
+                // One look: its time counts from when it began.
+                let status = scene.cluster("rome").status()?;
+                names(&status, fault.shown)?;
+                let problems = status["problems"].to_string();
+                ensure!(problems.contains(fault.words), "no {:?} in {problems}", fault.words);
+                Ok(())
+            });
             let named = named.context(fault.name)?;
             exits_with_three(scene.cluster("rome"))?;
             (fault.end)(scene).context(fault.name)?;
@@ -413,7 +431,10 @@ fn counts(rome: &Cluster, reachable: u64, of: u64) -> Result<()> {
 }
 
 pub(crate) fn is_named(rome: &Cluster, fault: &str) -> Result<()> {
-    let status = rome.status()?;
+    names(&rome.status()?, fault)
+}
+
+fn names(status: &Value, fault: &str) -> Result<()> {
     let peering = &status["peerings"][0];
     ensure!(peering["state"] == "Degraded", "it is {}", peering["state"]);
     let node = &peering["nodes"]["unreachable"][0];

@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 use weft_tests::manifests::{Peering, join};
 use weft_tests::{Cluster, ClusterSpec, wait_until};
 
-use super::{AT_MOST, Case, Seen, hold, named, print, solved};
+use super::{AT_MOST, Case, Seen, hold, named, solved};
 use crate::scene::{PORT, Scene, play, rome_and_milan};
 
 pub(super) const CASES: [Case; 18] = [
@@ -498,9 +498,6 @@ fn unknown_name() -> Result<Vec<Seen>> {
     endpoint("gateway.milan.test", "NameNotResolved", words)
 }
 
-/// Time until the gateway that is left has the session back, and the peer no longer expects the other one.
-const LEFT_ALONE: Duration = Duration::from_secs(6);
-
 /// A twin of rome, which takes the session over, until rome takes it back.
 fn shared_key() -> Result<Vec<Seen>> {
     let mut seen = Vec::new();
@@ -526,9 +523,7 @@ fn shared_key() -> Result<Vec<Seen>> {
         ];
         seen.extend(both(scene, sides, Instant::now())?);
         kill_all(twin)?;
-        let solved = both_solved(scene, Instant::now())?;
-        print("one key in two gateways", &solved);
-        ensure!(solved.iter().all(|seen| seen.after < LEFT_ALONE), "{solved:?}");
+        seen.extend(both_solved(scene, Instant::now())?);
         Ok(())
     })?;
     Ok(seen)
