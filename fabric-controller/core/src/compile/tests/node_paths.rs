@@ -1,10 +1,11 @@
 //! Condition `NodesReachable`, and which gateways nodes are to probe.
 
 use fabric_api::fabric::{GatewayConfig, GatewayProbe};
+use fabric_api::networking::Connection;
 use fabric_objects::{Event, Kind, ObjectRef};
 use serde_json::{Value, json};
 
-use super::world::{World, client_side, node};
+use super::world::{World, client_side, node, of as object};
 
 fn peered() -> World {
     let mut world = World::new("rome");
@@ -69,6 +70,38 @@ fn unreachable_node_is_named_in_the_conditions() {
             (&found["status"], &found["message"]),
             (&"True".into(), &"2 of 2 nodes reach the gateway".into())
         );
+    }
+}
+
+/// The Connection is that of the two gateways: it alone decides what nodes refuse, and the ForeignCluster.
+#[test]
+fn unreachable_node_leaves_foreign_cluster_alone() {
+    let mut world = peered();
+    world.index.settings.kubernetes = true;
+    let uid = world.index.get(&of(Kind::GatewayClient, "client")).unwrap().uid().to_owned();
+    let connection = of(Kind::Connection, "gw-client");
+    world.apply(object!(Connection, Connection, {
+        "metadata": {"name": "gw-client", "namespace": "liqo-tenant-milan"},
+        "spec": {"type": "Client", "gatewayRef": {"name": "client", "uid": uid}},
+        "status": {"value": "Connected"}
+    }));
+    report(&mut world, json!({"overlayProbePort": 12346, "probingNodes": 2}));
+    let of_gateways = |world: &World| {
+        let peering = world.node("n1").unwrap().peerings[0].connected;
+        (world.last.peers.clone(), peering, world.index.get(&connection).cloned())
+    };
+    let before = of_gateways(&world);
+    let of_peer = before.0.first_key_value().unwrap().1.conditions.last().unwrap();
+    assert_eq!((of_peer.status, before.1), ("Established", true));
+    let lost = |name: &str| json!({"node": name, "fault": "NoAnswer", "since": "2026-01-31T12:00:00.000Z"});
+    for lost in [json!([lost("n2")]), json!([lost("n1"), lost("n2")])] {
+        report(
+            &mut world,
+            json!({"overlayProbePort": 12346, "probingNodes": 2, "unreachableNodes": lost}),
+        );
+        let found = condition(&world, &of(Kind::GatewayClient, "client")).unwrap();
+        assert_eq!(found["status"], "False", "{found}");
+        assert_eq!(of_gateways(&world), before);
     }
 }
 
