@@ -376,6 +376,21 @@ mod tests {
         assert_eq!(sim.value(), ConnectionValue::Error, "it has not pinged for 46 s");
     }
 
+    /// A peer's interval may lengthen our own window, never shorten it.
+    #[test]
+    fn tiny_interval_of_a_peer_loses_no_connection() {
+        let mut sim = Sim::connected();
+        let tiny = PeerReport { interval: Duration::from_millis(1), ..WEFT };
+        sim.machine.handle_ping(Some(tiny), sim.now);
+        for second in 1..=8 {
+            sim.pass(Duration::from_secs(1));
+            sim.machine.handle_pong(RTT, Some(tiny), sim.now);
+            assert_eq!(sim.value(), ConnectionValue::Connected, "{second} s after its last probe");
+        }
+        sim.pass(Duration::from_secs(1));
+        assert_eq!(sim.value(), ConnectionValue::Error, "9 s are 4.5 of our own intervals");
+    }
+
     #[test]
     fn without_probing_the_age_of_the_last_packet_decides() {
         let mut sim = Sim::new();
