@@ -58,9 +58,15 @@ fn deleted_peering(scene: &Scene, time: Duration) -> Result<()> {
     rome.remove("milan")?;
     std::thread::sleep(time);
     load.ensure_sealed().context("after the peering was deleted")?;
-    let refusal = connect(&pod.ns, SocketAddr::new(target, HTTP), Duration::from_secs(1));
-    let kind = refusal.err().map(|error| error.kind());
-    ensure!(kind == Some(std::io::ErrorKind::ConnectionRefused), "a connection ended in {kind:?}");
+    // On every node, by each family.
+    for pod in rome.pods() {
+        for address in &first_pod(scene.cluster("milan")).addresses {
+            let to = SocketAddr::new(view.of(*address)?, HTTP);
+            let kind = connect(&pod.ns, to, Duration::from_secs(1)).err().map(|error| error.kind());
+            let is_reset = kind == Some(std::io::ErrorKind::ConnectionRefused);
+            ensure!(is_reset, "a connection of {} to {to} ended in {kind:?}", pod.name);
+        }
+    }
     wait_until("weft status shows who still sends", TIMEOUT, || {
         let refused = rome.status()?["refused"].to_string();
         let sender = pod.addresses[0].to_string();

@@ -37,9 +37,19 @@ fn down_on_the_gateways_host_leaks_nothing() -> Result<()> {
 
 #[test]
 fn down_leaks_nothing_of_a_host_behind_a_router() -> Result<()> {
+    down_with_host_behind_a_router(AFTER)
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn down_of_a_routed_host_for_a_minute() -> Result<()> {
+    down_with_host_behind_a_router(MINUTE)
+}
+
+fn down_with_host_behind_a_router(time: Duration) -> Result<()> {
     let [rome, milan] = sized();
     play(&[ClusterSpec { behind_router: Some(2), ..rome }, milan], |scene| {
-        senders_meet(scene, outward, (AFTER, down))
+        senders_meet(scene, outward, (time, down))
     })
 }
 
@@ -71,11 +81,21 @@ fn dead_gateways_host_forwards_none_for_a_minute() -> Result<()> {
     both_families(outward, MINUTE, lose_everything)
 }
 
-/// Its agent runs as README.md describes, without a state directory named.
 #[test]
 fn rebooted_further_host_refuses_before_weft_runs() -> Result<()> {
+    rebooted_further_host(AFTER)
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn rebooted_further_host_refuses_for_a_minute() -> Result<()> {
+    rebooted_further_host(MINUTE)
+}
+
+/// Its agent runs as README.md describes, without a state directory named.
+fn rebooted_further_host(time: Duration) -> Result<()> {
     play(&sized().map(ClusterSpec::dual_stack), |scene| {
-        senders_meet(scene, outward, (AFTER, |scene| reboot(scene, "rome", 1, true)))?;
+        senders_meet(scene, outward, (time, |scene| reboot(scene, "rome", 1, true)))?;
         let host = &scene.cluster("rome").nodes[1].host;
         let list = |what: &str| host.command(Command::new("sh").args(["-c", what]), "");
         let table = list("nft list table inet weft_refused")?;
