@@ -49,13 +49,17 @@ pub(crate) fn has_problem(observed: &Value, parts: &[&str]) -> bool {
 
 /// Runs a pod of the chart, or of a gateway.
 fn run(cluster: &Cluster, name: &str, program: &str, node: &str) -> Value {
+    run_in(cluster, "liqo", [name, program, node])
+}
+
+fn run_in(cluster: &Cluster, namespace: &str, [name, program, node]: [&str; 3]) -> Value {
     let pod = json!({"apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": name, "namespace": "liqo", "labels": {"fabric.weft.dev/program": program}},
+        "metadata": {"name": name, "namespace": namespace, "labels": {"fabric.weft.dev/program": program}},
         "spec": {"nodeName": node, "automountServiceAccountToken": false,
             "terminationGracePeriodSeconds": 0,
             "containers": [{"name": "program", "image": "program"}]}});
     cluster.apply(&json!({"apiVersion": "v1", "kind": "ServiceAccount",
-        "metadata": {"name": "default", "namespace": "liqo"}}));
+        "metadata": {"name": "default", "namespace": namespace}}));
     cluster.apply(&pod);
     set_ready(cluster, &pod, "True");
     pod
@@ -164,6 +168,18 @@ fn status_shows_all_that_gateway_reports() {
     for (name, _, _) in programs {
         drop(cluster.server.kubectl(&["delete", "pod", name, "-n", "liqo", "--wait=false"], ""));
     }
+}
+
+#[test]
+fn status_finds_weft_in_any_namespace() {
+    const ELSEWHERE: &str = "default";
+    let Some((_turn, cluster)) = cluster_alone() else { return };
+    let missing = || has_problem(&observed(cluster), &["fabric-controller: it has no pod"]);
+    cluster.until("none runs", || missing().then_some(()));
+    run_in(cluster, ELSEWHERE, ["c", "fabric-controller", "n1"]);
+    cluster.until("it is found", || (!missing()).then_some(()));
+    cluster.delete("pod", ELSEWHERE, "c");
+    cluster.until("it is missed again", || missing().then_some(()));
 }
 
 #[test]
