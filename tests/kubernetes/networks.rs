@@ -223,6 +223,14 @@ fn policies_hold_in(pair: &Pair, family: usize) -> Result<()> {
         let to = SocketAddr::new(there, HTTP);
         for (peers, passes) in [(vec![], false), (vec![remote], true)] {
             cluster.apply(&policy(pod, direction, &peers).to_string())?;
+            if direction == "Ingress" && peers.is_empty() {
+                let own = SocketAddr::new(target.addresses[family], HTTP);
+                wait_until("the network holds it for its own pods", SOON, || {
+                    let answer = http_get(&pair.pods[1][0].ns, own);
+                    ensure!(answer.is_err(), "{answer:?}");
+                    Ok(())
+                })?;
+            }
             let what = format!("{direction} of {peers:?} holds for {pod} of {}", cluster.spec.id);
             wait_until(&what, SOON, || {
                 let answer = http_get(&source.ns, to);
