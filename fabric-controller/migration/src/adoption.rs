@@ -18,10 +18,10 @@ use fabric_api::networking::{
 use fabric_kube_client::requests::{Part, Requests, Target};
 use fabric_kube_client::{ApiError, ApiServer};
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{ConfigMap, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Service, ServiceAccount};
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::ResourceExt;
-use kube::api::{ApiResource, DeleteParams};
+use kube::api::{ApiResource, DeleteParams, DynamicObject};
 use serde_json::json;
 
 use crate::liqo_networking::{FIREWALL, ROUTE, resource};
@@ -132,6 +132,7 @@ async fn find(cluster: &Cluster) -> Result<Found, WithdrawError> {
         },
         held: all(cluster, [kind::<Network>(), kind::<IP>()], "").await?,
         parts: Vec::new(),
+        accounts: Vec::new(),
     };
     for (_, gateway) in &found.wg_gateways {
         let name = format!("gw-{}", gateway.name_any());
@@ -140,8 +141,17 @@ async fn find(cluster: &Cluster) -> Result<Found, WithdrawError> {
             let part = cluster.get(&kind, (&namespace, &name)).await?;
             found.parts.extend(part.map(|part| (kind, part)));
         }
+        let kind = kind::<ServiceAccount>();
+        let account = cluster.get(&kind, (&namespace, account(gateway))).await?;
+        found.accounts.extend(account.map(|account| (kind, account)));
     }
     Ok(found)
+}
+
+/// Name of the account that Liqo has made for the pods of a gateway, or taken for its own.
+fn account(wg_gateway: &DynamicObject) -> &str {
+    let pod = &wg_gateway.data["spec"]["deployment"]["spec"]["template"]["spec"];
+    pod["serviceAccountName"].as_str().filter(|name| !name.is_empty()).unwrap_or("default")
 }
 
 async fn all<const N: usize>(

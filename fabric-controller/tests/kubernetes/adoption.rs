@@ -396,6 +396,7 @@ fn misuse_is_refused(world: &World) {
         "list, patch, delete wggatewayservers.networking.liqo.io",
         "list, get, patch deployments.apps",
         "get, patch services",
+        "get, patch serviceaccounts",
     ] {
         assert!(denied.contains(lacking), "{denied}");
     }
@@ -454,6 +455,7 @@ fn liqos_network_becomes_wefts() {
         "Service liqo-tenant-milan/gw-server: owned by GatewayServer server",
         "GatewayClient liqo-tenant-turin/client: template liqo/wireguard-client, no longer liqo/mine; \
          keys gw-keys",
+        "ServiceAccount liqo-tenant-turin/client: owned by GatewayClient client",
         "InternalNode n1: removed",
     ] {
         assert!(planned.contains(step), "{step}: {planned}");
@@ -476,6 +478,15 @@ fn liqos_network_becomes_wefts() {
     for kind in ["deployment", "service"] {
         let part = world.get(kind, &tenant("milan"), "gw-server").unwrap();
         assert_eq!(part["metadata"]["labels"][MANAGED_BY], "weft", "or its watch leaves it out");
+    }
+    // Liqo calls a peer's gateway and its virtual kubelet the same, and so their accounts.
+    for (peer, gateway, owner) in
+        [("milan", "server", "GatewayServer"), ("turin", "client", "GatewayClient")]
+    {
+        let account = world.get("serviceaccount", &tenant(peer), gateway).unwrap();
+        let owners = &account["metadata"]["ownerReferences"];
+        let is_the_gateway = owners[0]["kind"] == owner && owners[0].get("controller").is_none();
+        assert!(is_the_gateway && owners[1].is_null(), "{owners}");
     }
     let left: Vec<_> = world.list(LIQOS).into_iter().map(|of| of["metadata"].clone()).collect();
     assert!(left.len() == 1 && left[0]["name"] == "mine", "{left:?}");

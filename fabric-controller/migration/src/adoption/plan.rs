@@ -39,6 +39,8 @@ pub(super) struct Found {
     pub(super) wg_gateways: Vec<Item>,
     /// Services and Deployments of gateways.
     pub(super) parts: Vec<Item>,
+    /// Accounts of gateways' pods.
+    pub(super) accounts: Vec<Item>,
     /// ClusterRoleBindings of gateways.
     pub(super) bindings: Vec<Item>,
     /// FirewallConfigurations and RouteConfigurations, of users as well.
@@ -65,6 +67,7 @@ pub(super) enum Action {
 /// that goes, and nothing that users have made goes. `installation` is the namespace of weft.
 pub(super) fn plan<'a>(found: &'a Found, installation: &str) -> Vec<Step<'a>> {
     let mut steps: Vec<_> = found.parts.iter().filter_map(|part| own(part, found)).collect();
+    steps.extend(found.accounts.iter().filter_map(|account| keep(account, found)));
     steps.extend(found.gateways.iter().filter_map(|of| name_all(of, found, installation)));
     let is_liqos = |item: &&Item| is_liqos(&item.1.metadata);
     let rules = found.rules.iter().filter(is_liqos);
@@ -111,7 +114,28 @@ fn others(object: &DynamicObject) -> Vec<&str> {
 
 /// Makes a part of a gateway the gateway's own, as weft has it.
 fn own<'a>(item: &'a Item, found: &Found) -> Option<Step<'a>> {
-    let part = &item.1;
+    let (owners, text) = owners(item, found, Some(true))?;
+    // By the label weft's controller finds it, to replace it.
+    let labels = json!({(labels::MANAGED_BY): labels::WEFT});
+    let metadata = json!({"ownerReferences": owners, "labels": labels});
+    Some(Step { item, action: Action::Merge(json!({"metadata": metadata})), text })
+}
+
+/// Keeps an account for as long as the gateway is there. With the name of the gateway it is, as Liqo names both,
+/// that of a virtual kubelet, whose tokens would end with it. It has no controller, as Liqo sets its own once it has
+/// the network back.
+fn keep<'a>(item: &'a Item, found: &Found) -> Option<Step<'a>> {
+    let (owners, text) = owners(item, found, None)?;
+    let metadata = json!({"ownerReferences": owners});
+    Some(Step { item, action: Action::Merge(json!({"metadata": metadata})), text })
+}
+
+/// Owners of what a WgGateway owns with the gateway in its place, and the text of that step.
+fn owners(
+    (_, part): &Item,
+    found: &Found,
+    controller: Option<bool>,
+) -> Option<(Vec<OwnerReference>, String)> {
     let owners = part.owner_references();
     let of_liqo = owners.iter().find(|owner| owner.kind.starts_with(WG))?;
     let (kind, gateway) = found.gateways.iter().find(|(kind, gateway)| {
@@ -124,18 +148,14 @@ fn own<'a>(item: &'a Item, found: &Found) -> Option<Step<'a>> {
         kind: kind.kind.clone(),
         name: gateway.name_any(),
         uid: gateway.uid()?,
-        controller: Some(true),
+        controller,
         block_owner_deletion: None,
     };
     let others = owners.iter().filter(|of| !of.kind.starts_with(WG) && of.uid != owner.uid);
-    let owners: Vec<_> = others.chain([&owner]).collect();
-    // By the label weft's controller finds it, to replace it.
-    let labels = json!({(labels::MANAGED_BY): labels::WEFT});
-    let metadata = json!({"ownerReferences": owners, "labels": labels});
-    let action = Action::Merge(json!({"metadata": metadata}));
+    let owners: Vec<_> = others.chain([&owner]).cloned().collect();
     let text =
         format!("owned by {} {}, no longer by Liqo's {}", kind.kind, of_liqo.name, of_liqo.kind);
-    Some(Step { item, action, text })
+    Some((owners, text))
 }
 
 /// Names of weft's template in place of one that weft cannot use, and of the keys.

@@ -7,7 +7,7 @@ use fabric_api::networking::{
 use fabric_kube_client::{ApiServer, may};
 use futures::future::join_all;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service, ServiceAccount};
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::api::ApiResource;
 
@@ -59,6 +59,7 @@ fn needed() -> Vec<(ApiResource, &'static [&'static str])> {
     all.extend(changed.map(|kind| (kind, &CHANGE[..])));
     all.push((kind::<Deployment>(), &["list", "get", "patch"]));
     all.push((kind::<Service>(), &["get", "patch"]));
+    all.push((kind::<ServiceAccount>(), &["get", "patch"]));
     all.extend(removed.map(|kind| (kind, &REMOVE[..])));
     all
 }
