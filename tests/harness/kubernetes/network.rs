@@ -38,7 +38,8 @@ pub struct Project {
     changes: &'static [(&'static str, &'static str)],
     /// Mode of kube-proxy beside it.
     proxy_mode: &'static str,
-    pub has_policies: bool,
+    /// Families whose network policies it holds, IPv4 first.
+    pub policies: usize,
     pub has_ipv6: bool,
 }
 
@@ -64,7 +65,7 @@ pub const FLANNEL: Project = Project {
     entrypoint: "",
     changes: &FLANNEL_CHANGES,
     proxy_mode: "iptables",
-    has_policies: false,
+    policies: 0,
     has_ipv6: true,
 };
 
@@ -93,7 +94,8 @@ pub const KUBE_ROUTER: Project = Project {
         ),
     ],
     proxy_mode: "nftables",
-    has_policies: true,
+    // It starts with IPv6, and holds none of it back, not even between its own pods.
+    policies: 1,
     has_ipv6: true,
 };
 
@@ -126,7 +128,7 @@ pub const CANAL: Project = Project {
         NO_CONTROLLERS,
     ],
     proxy_mode: "iptables",
-    has_policies: true,
+    policies: 2,
     has_ipv6: true,
 };
 
@@ -156,7 +158,7 @@ pub const CALICO: Project = Project {
         ),
     ],
     proxy_mode: "iptables",
-    has_policies: true,
+    policies: 2,
     has_ipv6: false,
 };
 
