@@ -176,17 +176,18 @@ fn leaked(world: &World) -> bool {
 #[test]
 fn departed_peer_is_refused_beside_cilium() {
     let peers = [PEER, PEER_V6];
-    let error_at = |world: &World, from: &Netns, peer: &str| {
-        let to = SocketAddr::new(peer.parse().unwrap(), 80);
-        let _listener = world.gw.run(|| std::net::TcpListener::bind(to)).unwrap().unwrap();
-        connect(from, to).err().map(|error| error.kind())
-    };
+    let at = |peer: &str| SocketAddr::new(peer.parse().unwrap(), 80);
+    let error_at =
+        |from: &Netns, peer: &str| connect(from, at(peer)).err().map(|error| error.kind());
     for backend in BACKENDS {
         let mut world = node(backend);
+        let listen =
+            |peer| world.gw.run(|| std::net::TcpListener::bind(at(peer))).unwrap().unwrap();
+        let _listeners = peers.map(listen);
         sh(&world.node, COUNTERS);
         // Without weft, packets take the default route.
         for peer in peers {
-            _ = error_at(&world, &world.pod, peer);
+            _ = error_at(&world.pod, peer);
         }
         assert!(leaked(&world), "{backend}");
         sh(&world.node, &format!("nft delete table inet test; {COUNTERS}"));
@@ -194,16 +195,16 @@ fn departed_peer_is_refused_beside_cilium() {
         world.start(&[]);
         world.settle();
         for peer in peers {
-            assert_eq!(error_at(&world, &world.pod, peer), None, "{backend} {peer}");
+            assert_eq!(error_at(&world.pod, peer), None, "{backend} {peer}");
         }
         let none = NodeConfigSpec { peerings: vec![], refuse_seconds: Some(60), ..config() };
         world.reconfigure(none);
         for peer in peers {
             eventually("pods are refused", SOON, || {
-                error_at(&world, &world.pod, peer) == Some(ErrorKind::ConnectionRefused)
+                error_at(&world.pod, peer) == Some(ErrorKind::ConnectionRefused)
             });
             // The route refuses what the host itself sends, before the rules could reset it.
-            let of_node = error_at(&world, &world.node, peer);
+            let of_node = error_at(&world.node, peer);
             assert_eq!(of_node, Some(ErrorKind::HostUnreachable), "{backend} {peer}");
         }
         assert!(!leaked(&world), "{backend}");
