@@ -249,7 +249,7 @@ impl Peers<'_> {
     }
 }
 
-/// A connection that is held whatever happens.
+/// A connection that outlives all changes.
 struct Held {
     /// Its pods.
     name: String,
