@@ -320,7 +320,7 @@ fn gap_while_moving(
     Ok(report.longest_gap)
 }
 
-/// Whether the agent has published that its host has that address.
+/// Fails until the agent has published that its host has that address.
 fn is_published(cluster: &Cluster, number: u8, address: Address) -> Result<()> {
     let [old, new] = addresses(cluster, number).map(|address| address.addr());
     let expected = match address {
