@@ -35,7 +35,7 @@ const USUAL_MTU: u32 = 1500;
 /// Time until notifications that ended are asked for again.
 const RESUBSCRIBE: Duration = Duration::from_secs(1);
 /// Interval between reads of settings. The kernel notifies of those that packets depend on.
-const SETTINGS: Duration = Duration::from_secs(1);
+const SETTINGS: Duration = Duration::from_secs(2);
 
 /// The gateway's place in the network.
 #[derive(Debug)]

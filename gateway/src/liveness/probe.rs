@@ -328,6 +328,7 @@ impl Pending {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::liveness::probe_log::TRAIN;
 
     /// Output of Go's `json.Marshal` for Liqo's `Msg`.
     const FROM_LIQO: &str =
@@ -362,7 +363,7 @@ mod tests {
             Instant::now(),
             WeftField::leaving(Departure::Removed),
         );
-        let train: Vec<_> = (0..8).map(|place| ping.encode_in_train(place)).collect();
+        let train: Vec<_> = (0..TRAIN).map(|place| ping.encode_in_train(place)).collect();
         let sealed: Vec<_> = train.iter().map(|probe| probe.len().div_ceil(16)).collect();
         // Only a shorter datagram than those before it may end a segmented send.
         assert!(sealed.is_sorted_by(|one, next| one < next), "{sealed:?}");

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use crate::liveness::health::Unanswered;
 
-/// Probes of one turn while nothing is suspected: so many that loss of 40 % shows in 98 % of turns. The
-/// next is the other end's, half an interval later.
-pub const TRAIN: usize = 8;
+/// Probes of one turn while nothing is suspected: so many that loss of 40 % shows in 95 % of turns, and in
+/// 99.8 % of two. The next is the other end's, half an interval later.
+pub const TRAIN: usize = 6;
 /// Probes that a share of lost ones is computed from, and the fewest that it may be reported of.
 const WINDOW: usize = 20;
 const LONG_WINDOW: usize = 60;

@@ -31,7 +31,7 @@ use crate::state::{TimedFault, View};
 
 /// Intervals at which counters are written while nothing else changes: to a file, and to an API
 /// server, where every write wakes the controller. Metrics have the newest.
-const COUNTERS: Duration = Duration::from_secs(10);
+const COUNTERS: Duration = Duration::from_secs(20);
 const COUNTERS_SENT: Duration = Duration::from_secs(60);
 /// Longest time for which a replica that was handed the tunnel reports nothing before it is connected.
 const HAND_OVER: Duration = Duration::from_secs(2);

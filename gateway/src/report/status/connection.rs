@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use tokio::time::Instant;
 
-use super::LOOK;
+use super::{COUNTERS, LOOK};
 use crate::config::desired::Desired;
 use crate::liveness::connection::latency_text;
 use crate::state::View;
@@ -104,7 +104,9 @@ impl OwnConnection {
 
     /// Restores the status: another writer that takes this gateway for dead may be wrong.
     async fn ensure(&mut self, stored: Connection) -> anyhow::Result<()> {
-        if self.ensured_at.elapsed() < LOOK || !self.may_be_wrong(stored.status.as_ref()) {
+        // A file is read for it, and written every 10 s while there is a latency.
+        let interval = if self.watch.is_none() { COUNTERS } else { LOOK };
+        if self.ensured_at.elapsed() < interval || !self.may_be_wrong(stored.status.as_ref()) {
             return Ok(());
         }
         self.ensured_at = Instant::now();

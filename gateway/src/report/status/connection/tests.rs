@@ -52,12 +52,12 @@ async fn foreign_write_to_connection_is_reverted() {
     here.put(ConnectionValue::Error).await;
     own.report(&desired(), &connected()).await.unwrap();
     assert_ne!(here.stored().await.unwrap(), written, "not looked at with every probe");
-    own.ensured_at -= LOOK;
+    own.ensured_at -= COUNTERS;
     own.report(&desired(), &connected()).await.unwrap();
     assert_eq!(here.stored().await.unwrap(), written);
 
     here.store.delete(&own_name(&here.name)).await.unwrap();
-    own.ensured_at -= LOOK;
+    own.ensured_at -= COUNTERS;
     own.report(&desired(), &connected()).await.unwrap();
     assert_eq!(here.stored().await, Some(written), "its file was removed");
 }
