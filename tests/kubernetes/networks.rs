@@ -21,6 +21,7 @@ use crate::pair::{HTTP, Pair, SOON};
 use crate::reach::services_nodes_and_strangers_reach_pods;
 use crate::stage::{note, play, rome_and_milan_specs, step};
 use crate::status::is_well;
+use crate::truth;
 
 /// Time for an answer from the other cluster.
 const WAIT: Duration = Duration::from_secs(1);
@@ -142,6 +143,9 @@ fn all_ways(pair: &Pair, lab: &Lab, policies: usize) -> Result<()> {
     let seen = observer.finish()?;
     note(&format!("{} frames in VXLAN, {} in clear", seen.wrapped, seen.frames));
     ensure!(seen.frames == 0 && seen.wrapped > 0, "in clear: {seen:?}");
+    if pair.clusters[0].head().addresses[0].is_ipv6() {
+        step("packets follow nodes to other addresses", || truth::addresses_change(pair, lab))?;
+    }
     Ok(())
 }
 

@@ -54,14 +54,22 @@ fn installed_clusters_connect_and_disconnect() -> Result<()> {
 
 #[test]
 #[ignore = "minutes long: make soak-rounds"]
-fn deleted_peering_is_refused_for_a_minute() -> Result<()> {
+fn deleted_peerings_and_weft_are_refused_a_minute() -> Result<()> {
     play(|| match Image::weft() {
         Ok(image) => {
             let lab = Lab::new("weft-kubernetes-deleted")?;
             let pair = Pair::install(&lab, &image)?;
             pair.explained(|| {
                 step("both are connected", || pair.connect())?;
-                deleted_is_refused(&pair, &lab, Duration::from_secs(60))
+                let minute = Duration::from_secs(60);
+                deleted_is_refused(&pair, &lab, minute)?;
+                step("both are connected again", || pair.connect())?;
+                // By default.
+                pair.each(|cluster| {
+                    cluster.set_weft("networking.fabric.pod.extraArgs=null")?;
+                    cluster.wait_for_weft(TIMEOUT)
+                })?;
+                step("weft is uninstalled", || uninstalled(&pair, &lab, minute))
             })
         }
         Err(why) => {
@@ -98,7 +106,7 @@ fn from_the_manifests_to_the_end(pair: &Pair, lab: &Lab) -> Result<()> {
     step("both are connected in any order", || {
         manifest_order::connect(pair, || nothing_is_left(pair))
     })?;
-    step("nothing is left of weft, for all that is peered", || uninstalled(pair, lab))
+    step("nothing is left of weft, for all that is peered", || uninstalled(pair, lab, LINGER))
 }
 
 /// A client's successor connects at once. A server announces its end, and the client looks for its
@@ -314,7 +322,7 @@ fn is_gone(pair: &Pair, views: &[View; 2]) -> Result<()> {
 const NOT_INSTALLED: u8 = 4;
 
 /// Users' objects stay, without a problem. Packets that pods go on sending are refused for a while.
-fn uninstalled(pair: &Pair, lab: &Lab) -> Result<()> {
+fn uninstalled(pair: &Pair, lab: &Lab, linger: Duration) -> Result<()> {
     let views = pair.views()?;
     for (i, ((cluster, gateway), before)) in
         pair.clusters.iter().zip(GATEWAYS).zip(&pair.before).enumerate()
@@ -331,7 +339,7 @@ fn uninstalled(pair: &Pair, lab: &Lab) -> Result<()> {
         if i == 0 {
             senders.extend(ways(pair, 1, &views[1])?);
         }
-        refused_meanwhile(lab, &senders, || cluster.uninstall_weft(TIMEOUT))?;
+        refused_meanwhile(lab, &senders, linger, || cluster.uninstall_weft(TIMEOUT))?;
         requests::are_allowed(cluster, "liqo:liqo-withdrawal")?;
         note_time(began.elapsed(), &format!("to uninstall weft in {}", cluster.spec.id));
         // Pods end, and Kubernetes removes what others own.
@@ -358,6 +366,7 @@ fn ways<'a>(pair: &'a Pair, cluster: usize, view: &View) -> Result<Vec<(&'a Netn
 fn refused_meanwhile(
     lab: &Lab,
     ways: &[(&Netns, IpAddr)],
+    linger: Duration,
     uninstall: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     let observer = Observer::start(lab)?;
@@ -374,7 +383,7 @@ fn refused_meanwhile(
     ensure!(seen.quoted == 0, "nodes quoted {} packets in errors about VXLAN", seen.quoted);
     let first = seen.first.context("no frame")? - began;
     note_time(first, "until something was sent in clear");
-    ensure!(first > LINGER, "{first:?} after the beginning");
+    ensure!(first > linger, "{first:?} after the beginning");
     Ok(())
 }
 

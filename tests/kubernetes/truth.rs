@@ -78,6 +78,15 @@ pub(crate) fn cheap_rows(pair: &Pair, lab: &Lab) -> Result<()> {
     faults::cheap(&scene).map(drop)
 }
 
+/// The rows of nodes' addresses that change, of two clusters that are connected.
+pub(crate) fn addresses_change(pair: &Pair, lab: &Lab) -> Result<()> {
+    let scene = Scene::new(pair, lab);
+    scene.wait_well(SOON)?;
+    let late = faults::addresses_change(&scene)?;
+    ensure!(late.is_empty(), "late: {late:#?}");
+    Ok(())
+}
+
 impl<'a> Scene<'a> {
     fn new(pair: &'a Pair, lab: &'a Lab) -> Self {
         Self { pair, lab, duplicate_gateway: Mutex::new(None) }

@@ -1,6 +1,7 @@
 //! One line for each fault: how it is made and ended, and what is shown. Where a pod starts at its end, it ends when
 //! that is ready: until then, that it is missed is no false alarm.
 
+use std::net::{IpAddr, Ipv6Addr};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use weft_tests::kubernetes::Object;
 use weft_tests::manifests::join;
-use weft_tests::{Cluster, ClusterSpec, Kubernetes, wait_until};
+use weft_tests::{Cluster, ClusterSpec, Kubernetes, on_segment, wait_until};
 
 use super::{AT_MOST, MAX, Scene, Shown, print};
 use crate::pair::{GATEWAYS, TIMEOUT, pod_of, selector};
@@ -265,24 +266,25 @@ fn late(name: &str, times: &[(&str, Duration)]) -> Vec<String> {
 /// Changes the address of a node: how long packets by that node stay away, and the time until the kubelet's address,
 /// which it has no longer, is named. The kubelet itself takes longer to notice either change.
 fn address_changes(scene: &Scene<'_>, name: &str) -> Result<Vec<String>> {
-    const STALE: &str = "status.addresses of the Node: found 192.0.2.18, which no device";
+    let own = scene.cluster(0).machine(NODE).addresses[0];
+    let stale = format!("status.addresses of the Node: found {own}, which no device");
     let wait_for = |is_shown: bool| {
         let start = Instant::now();
-        wait_until(STALE, AT_MOST, || {
+        wait_until(&stale, AT_MOST, || {
             let status = scene.cluster(0).status()?;
-            ensure!(status["problems"].to_string().contains(STALE) == is_shown, "{status}");
+            ensure!(status["problems"].to_string().contains(&stale) == is_shown, "{status}");
             Ok::<_, anyhow::Error>(())
         })?;
         Ok::<_, anyhow::Error>(start.elapsed())
     };
     let mut named = Duration::ZERO;
     let traffic = scene.pair.streaming(|| {
-        readdress(scene, ["18", "120"])?;
+        readdress(scene, own, elsewhere(own))?;
         named = wait_for(true)?;
         sleep(MAX);
         Ok(())
     });
-    readdress(scene, ["120", "18"])?;
+    readdress(scene, elsewhere(own), own)?;
     let times = [
         ("named", named),
         ("packets are back", traffic?.longest_outage()),
@@ -292,8 +294,19 @@ fn address_changes(scene: &Scene<'_>, name: &str) -> Result<Vec<String>> {
     Ok(late(name, &times))
 }
 
+/// Another address on the same segment.
+fn elsewhere(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(v4) => {
+            let [a, b, c, d] = v4.octets();
+            IpAddr::from([a, b, c, d + 100])
+        }
+        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() + 0x100)),
+    }
+}
+
 /// First of a node without a gateway, then of the gateway's.
-fn addresses_change(scene: &Scene<'_>) -> Result<Vec<String>> {
+pub(super) fn addresses_change(scene: &Scene<'_>) -> Result<Vec<String>> {
     let mut late = Vec::new();
     for (gateway, name) in [(OTHER, "address changed"), (NODE, "gateway's address changed")] {
         place_gateway(scene, 0, gateway)?;
@@ -375,12 +388,12 @@ fn on_switch(scene: &Scene<'_>, rules: &[&str]) -> Result<()> {
 
 /// Replaces the node's address. Its kubelet goes on with the old one, and its agent has to connect anew to report
 /// the new one.
-fn readdress(scene: &Scene<'_>, [gone, come]: [&str; 2]) -> Result<()> {
+fn readdress(scene: &Scene<'_>, gone: IpAddr, come: IpAddr) -> Result<()> {
     // Routes by way of other machines stay.
     scene.node().sysctl(&[("ipv4/conf/eth0/promote_secondaries", "1")])?;
-    scene
-        .node()
-        .ip(&format!("addr add 192.0.2.{come}/24 dev eth0\naddr del 192.0.2.{gone}/24 dev eth0\n"))
+    let [add, del] = [on_segment(come), on_segment(gone)];
+    let usable = if come.is_ipv6() { " nodad" } else { "" };
+    scene.node().ip(&format!("addr add {add} dev eth0{usable}\naddr del {del} dev eth0\n"))
 }
 
 /// Moves the gateway of a cluster to a node (1 or 2), unless it is there. That takes no part in any time.
