@@ -39,7 +39,8 @@ pub(super) fn deleted(
     deleted
 }
 
-/// Connections of removed gateways, which would stay `Connected` for ever.
+/// Connections of removed gateways, which would stay `Connected` for ever. Another program's has none of them as
+/// owner.
 fn connections(index: &Index, desired: &Desired, deleted: &BTreeSet<ObjectRef>) -> Vec<ObjectRef> {
     let has_gateway = |reference: &ObjectRef, connection: &Connection| {
         let gateway = &connection.spec.gateway_ref;
@@ -49,7 +50,14 @@ fn connections(index: &Index, desired: &Desired, deleted: &BTreeSet<ObjectRef>) 
         desired.objects.contains_key(&config)
             || (index.get(&config).is_some() && !deleted.contains(&config))
     };
+    let is_weft = |connection: &Connection| {
+        let owners = connection.metadata.owner_references.iter().flatten();
+        let gateways = [Kind::GatewayServer, Kind::GatewayClient].map(Kind::as_str);
+        owners.into_iter().any(|owner| gateways.contains(&owner.kind.as_str()))
+    };
     let all = index.all::<Connection>(Kind::Connection);
-    let lost = all.filter(|(reference, connection)| !has_gateway(reference, connection));
+    let lost = all.filter(|(reference, connection)| {
+        is_weft(connection) && !has_gateway(reference, connection)
+    });
     lost.map(|(reference, _)| reference.clone()).collect()
 }

@@ -406,10 +406,21 @@ fn node_config_has_connected_and_mtu() {
     );
     assert_eq!((gateway.links, peering(&world, 0).mtu), (vec![gateway.underlay], 1400));
     let mut connection = of!(Connection, Connection, {
-        "metadata": {"name": "gw-server", "namespace": "liqo-tenant-rome"},
+        "metadata": {
+            "name": "gw-server", "namespace": "liqo-tenant-rome",
+            "ownerReferences": [{
+                "apiVersion": "networking.liqo.io/v1beta1", "kind": "GatewayServer",
+                "name": "server", "uid": "s"
+            }]
+        },
         "spec": {"type": "Server", "gatewayRef": {"kind": "GatewayServer", "name": "server"}},
         "status": {"value": "Connected"}
     });
+    let another = of!(Connection, Connection, {
+        "metadata": {"name": "own", "namespace": "liqo-tenant-rome"},
+        "spec": {"type": "Server", "gatewayRef": {"kind": "WgGatewayServer", "name": "own"}}
+    });
+    world.apply(another.clone());
     world.apply(connection.clone());
     world.settle();
     assert!(peering(&world, 0).connected && !peering(&world, 1).connected);
@@ -423,6 +434,7 @@ fn node_config_has_connected_and_mtu() {
     world.delete(&server("rome", 30742).reference());
     world.settle();
     assert_eq!(world.index.get(&connection.reference()), None, "no other program deletes it");
+    assert!(world.index.get(&another.reference()).is_some(), "it is another program's");
 }
 
 /// `liqoctl generate configuration` lists a prefix as often as its cluster has Networks of it.
