@@ -64,9 +64,8 @@ fn deleted_peerings_and_weft_are_refused_a_minute() -> Result<()> {
                 let minute = Duration::from_secs(60);
                 deleted_is_refused(&pair, &lab, minute)?;
                 step("both are connected again", || pair.connect())?;
-                // By default.
                 pair.each(|cluster| {
-                    cluster.set_weft("networking.fabric.pod.extraArgs=null")?;
+                    cluster.set_weft("networking.fabric.pod.extraArgs={--linger=60}")?;
                     cluster.wait_for_weft(TIMEOUT)
                 })?;
                 step("weft is uninstalled", || uninstalled(&pair, &lab, minute))
