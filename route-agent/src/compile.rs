@@ -117,7 +117,7 @@ impl Compiler<'_> {
         }
         self.problem(format!(
             "no device has the node's {family} address: taking {ETHERNET} bytes for the MTU of \
-             the underlay"
+             the underlay; give a device that address, or the Node the one that it has"
         ));
         ETHERNET
     }
@@ -311,20 +311,30 @@ impl Compiler<'_> {
         if prefix.is_ipv4() {
             return Some(self.through(gateway.overlay.into(), dev).with_mtu(mtu));
         }
-        let Some(overlay) = self.overlay_v6(gateway) else {
-            self.problem(match self.host_state.ipv6 {
-                true => self.too_narrow(Family::of(gateway.underlay)),
-                false => format!("peer {peer}: no way to {prefix}: this kernel has no IPv6"),
-            });
-            return None;
-        };
-        if mtu < IPV6_MIN_MTU {
-            self.problem(format!(
+        let overlay = self.overlay_v6(gateway);
+        let problem = match overlay {
+            Some(overlay) if mtu >= IPV6_MIN_MTU => {
+                return Some(self.through(overlay, dev).with_mtu(mtu));
+            }
+            Some(_) => format!(
                 "peer {peer}: no way to {prefix}: IPv6 needs {IPV6_MIN_MTU} bytes, the MTU is {mtu}"
-            ));
-            return None;
+            ),
+            None if self.host_state.ipv6 => self.too_narrow(Family::of(gateway.underlay)),
+            None => format!("peer {peer}: no way to {prefix}: this kernel has no IPv6"),
+        };
+        if self.has_own(Family::Ipv6) {
+            self.problem(problem);
         }
-        Some(self.through(overlay, dev).with_mtu(mtu))
+        None
+    }
+
+    /// Returns whether the cluster has addresses of a family: without any, nobody here sends to peers' of it.
+    fn has_own(&self, family: Family) -> bool {
+        let config = self.config;
+        let cidrs = config.pod_cidrs.iter().chain(&config.local_pods).chain(&config.outside_pods);
+        let mut pods = cidrs.filter_map(|text| text.parse::<Cidr>().ok());
+        pods.any(|pods| Family::of(pods.address()) == family)
+            || config.external.iter().any(|external| Family::of(*external) == family)
     }
 
     /// Problem of an underlay whose device leaves too little of a packet for IPv6: one for all peers.
@@ -424,9 +434,10 @@ impl Compiler<'_> {
             (Family::Ipv6, v6, self.out.firewall.external_v6.is_some()),
         ];
         for (family, _, has_external) in families.into_iter().filter(|f| f.1) {
-            if !has_external {
+            if !has_external && self.has_own(family) {
                 self.problem(format!(
-                    "the node has no external {family} address yet: only pods reach {family} peers"
+                    "the node has no external {family} address yet: only pods reach {family} peers; it \
+                     has one once the cluster has an {family} external CIDR"
                 ));
             }
             for (setting, is_on) in self.host_state.forwarding_of(self.config, family) {

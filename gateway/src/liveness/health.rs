@@ -460,7 +460,9 @@ impl Evidence<'_> {
     /// Linux carries no IPv6 over a device whose MTU is below 1,280 bytes (RFC 8200 section 5).
     fn too_small_for_ipv6(&self) -> Option<Fault> {
         let mtu = self.mtu;
-        let has_ipv6 = self.desired.remaps.iter().any(|remap| !remap.local.is_ipv4());
+        let Desired { remaps, pod_cidrs, external_cidrs, .. } = self.desired;
+        let own = pod_cidrs.iter().chain(external_cidrs).any(|cidr| !cidr.is_ipv4());
+        let has_ipv6 = own && remaps.iter().any(|remap| !remap.local.is_ipv4());
         (has_ipv6 && mtu < IPV6_MTU).then(|| Fault {
             reason: Reason::TooSmallForIpv6,
             message: format!(

@@ -224,7 +224,15 @@ fn narrow_device_gets_no_ipv6_and_names_it_once() {
     let milan = NodePeering { prefixes, ..peering() };
     let prefixes = vec!["fd00:202::/48".to_owned()];
     let oslo = NodePeering { peer_cluster_id: "oslo".to_owned(), prefixes, ..peering() };
-    let narrow = compile(&config(vec![milan, oslo]), &host_state);
+    let config = config(vec![milan, oslo]);
+    let mut without_ipv6 = config.clone();
+    for cidrs in [&mut without_ipv6.pod_cidrs, &mut without_ipv6.local_pods] {
+        cidrs.retain(|cidr| !cidr.contains(':'));
+    }
+    without_ipv6.external.retain(IpAddr::is_ipv4);
+    let silent = compile(&without_ipv6, &host_state);
+    assert_eq!(silent.problems, BTreeSet::new(), "nobody here sends any");
+    let narrow = compile(&config, &host_state);
     let problem = "the MTU of eth0 is 1320 bytes, and pods' IPv6 over VXLAN needs 1330: IPv6 to \
                    peers is refused; raise it (`ip link set eth0 mtu 1330`, or more)";
     assert_eq!(narrow.problems, [problem.to_owned()].into());

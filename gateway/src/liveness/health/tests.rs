@@ -498,10 +498,15 @@ fn mtu_below_1280_is_a_fault_where_ipv6_is_remapped() {
     let scene = Scene::new();
     let small = |scene: &Scene| scene.reasons(&Evidence { mtu: 1240, ..scene.evidence() });
     assert_eq!(small(&scene), [], "IPv4 needs less");
-    let scene = Scene::with(|config| {
+    let with_ipv6_at_peer = |config: &mut GatewayConfig| {
         let mut remap = config.spec.remaps[0].clone();
         (remap.remote, remap.local) = ("fd00:200::/48".into(), "fd00:201::/48".into());
         config.spec.remaps.push(remap);
+    };
+    assert_eq!(small(&Scene::with(with_ipv6_at_peer)), [], "nobody here sends any");
+    let scene = Scene::with(|config| {
+        with_ipv6_at_peer(config);
+        config.spec.pod_cidrs.push("fd00:200::/48".into());
     });
     assert_eq!(small(&scene), [Reason::TooSmallForIpv6]);
     assert_eq!(scene.reasons(&scene.evidence()), []);

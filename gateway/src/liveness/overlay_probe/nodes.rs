@@ -55,13 +55,17 @@ impl Node {
 }
 
 impl NodePaths {
-    /// Number of a cluster's `nodes` that reach the gateway, unless all of them do. `faulty` ones have a
+    /// Number of a cluster's `nodes` that reach the gateway, unless all of them do: packets of one that lacks but its
+    /// agent, or that agent its config, pass. `faulty` ones have a
     /// fault that no probe shows; one that becomes unreachable as well is among both until the
     /// controller has read that.
     pub fn count(&self, nodes: usize, faulty: u32) -> Option<NodeCount> {
         let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let of = number(nodes.max(self.unreachable.len()));
-        let unreachable = number(self.unreachable.len()).saturating_add(faulty).min(of);
+        let passes =
+            |node: &&UnreachableNode| matches!(node.fault, PathFault::NoAgent | PathFault::CutOff);
+        let unreachable = self.unreachable.iter().filter(|node| !passes(node)).count();
+        let unreachable = number(unreachable).saturating_add(faulty).min(of);
         (unreachable > 0).then(|| NodeCount { reachable: of - unreachable, of })
     }
 }
@@ -246,6 +250,10 @@ mod tests {
         assert_eq!(count(&["n1"], 2, 1), Some((0, 2)));
         assert_eq!(count(&["n1"], 3, 0), Some((2, 3)));
         assert_eq!(count(&[], 2, 0), None);
+        let mut unreachable = vec![unreachable("n1"), unreachable("n2")];
+        unreachable[0].fault = PathFault::NoAgent;
+        let counted = NodePaths { probing: 2, unreachable }.count(2, 0);
+        assert_eq!(counted, Some(NodeCount { reachable: 1, of: 2 }), "packets of n1 pass");
     }
 
     /// A clock, and the nodes as of it.
