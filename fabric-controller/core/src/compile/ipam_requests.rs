@@ -132,7 +132,16 @@ fn requested_from(
 ) -> Option<Cidr> {
     let wanted = ip.spec.address()?; // reported with the mappings
     let Some(network) = &ip.spec.network_ref else {
-        return Some(cluster.external_of(wanted.is_ipv4())?.cidr);
+        let external = cluster.external_of(wanted.is_ipv4());
+        if external.is_none() && cluster.is_ready() {
+            let family = if wanted.is_ipv4() { "IPv4" } else { "IPv6" };
+            let message = format!(
+                "found {wanted}; the cluster has no {family} external CIDR that it could be granted an \
+                 address of: expected a Network of it, or an address of the other family"
+            );
+            problems.add(of, "spec.ip", message);
+        }
+        return Some(external?.cidr);
     };
     let namespace = network.namespace.as_ref().or(of.namespace.as_ref());
     let namespace = namespace.map(String::as_str).unwrap_or_default();

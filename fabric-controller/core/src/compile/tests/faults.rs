@@ -186,6 +186,10 @@ fn cases() -> Vec<(Object, &'static str)> {
             of!(Ip, fabric_api::ipam::IP, {"metadata": {"name": "i", "namespace": "t"}, "spec": {"ip": "1.2.3.4", "networkRef": {"name": "none"}}}),
             "IP t/i: spec.networkRef: waits for Network t/none",
         ),
+        (
+            of!(Ip, fabric_api::ipam::IP, {"metadata": {"name": "i", "namespace": "t"}, "spec": {"ip": "fd00::5"}}),
+            "IP t/i: spec.ip: found fd00::5; the cluster has no IPv6 external CIDR",
+        ),
     ]
 }
 
