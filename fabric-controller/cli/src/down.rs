@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use fabric_supervisor::process::{self, Identity};
 use fabric_supervisor::rundir::{
-    self, REFUSAL_FILE, Record, RunDir, STATE_ROOT, default_state_dir, state_option,
+    self, REFUSAL_FILE, RUN_ROOT, Record, RunDir, STATE_ROOT, default_state_dir, state_option,
 };
 use fabric_supervisor::{lock, workloads};
 use rustix::process::Signal;
@@ -186,12 +186,26 @@ fn stop_lost(args: &DownArgs) -> anyhow::Result<bool> {
     Ok(!dirs.is_empty() || was_refused)
 }
 
-/// A mount point stays, empty.
+/// A mount point stays, empty. Agents of other hosts may share the folder, and write a status into it meanwhile.
 fn remove_run_dir(path: &Path) -> anyhow::Result<()> {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(()),
-        removed => removed.with_context(|| format!("cannot remove {}", path.display())),
+    const TRIES: u32 = 20;
+    for number in 1.. {
+        match fs::remove_dir_all(path) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => break,
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty && number < TRIES => {
+                thread::sleep(Duration::from_millis(50));
+            }
+            removed => {
+                removed.with_context(|| format!("cannot remove {}", path.display()))?;
+                break;
+            }
+        }
     }
+    // That of all fabrics, where this was the last one.
+    if path.parent() == Some(Path::new(RUN_ROOT)) {
+        let _ = fs::remove_dir(RUN_ROOT);
+    }
+    Ok(())
 }
 
 fn stop_lost_supervisor(identity: &Identity) {
