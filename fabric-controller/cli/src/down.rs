@@ -189,19 +189,20 @@ fn stop_lost(args: &DownArgs) -> anyhow::Result<bool> {
 /// A mount point stays, empty. Agents of other hosts may share the folder, and write a status into it meanwhile.
 fn remove_run_dir(path: &Path) -> anyhow::Result<()> {
     const TRIES: u32 = 20;
-    for number in 1.. {
-        match fs::remove_dir_all(path) {
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => break,
-            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty && number < TRIES => {
-                thread::sleep(Duration::from_millis(50));
-            }
-            removed => {
-                removed.with_context(|| format!("cannot remove {}", path.display()))?;
-                break;
-            }
+    let mut removed = fs::remove_dir_all(path);
+    for _ in 1..TRIES {
+        match &removed {
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+            Ok(()) | Err(_) => break,
         }
+        thread::sleep(Duration::from_millis(50));
+        removed = fs::remove_dir_all(path);
     }
-    // That of all fabrics, where this was the last one.
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
+        removed => removed.with_context(|| format!("cannot remove {}", path.display()))?,
+    }
+    // Other fabrics have their directories there, too: one that is not empty stays.
     if path.parent() == Some(Path::new(RUN_ROOT)) {
         let _ = fs::remove_dir(RUN_ROOT);
     }
