@@ -21,7 +21,7 @@ use crate::compile::{Compiled, compile};
 use crate::config_source::{self, ConfigSource};
 use crate::host_state::{self, HostState};
 use crate::other_firewalls::{Mode, OtherFirewalls, Treatment};
-use crate::overlay_probe::{OverlayProbes, TakeOvers};
+use crate::overlay_probe::{FaultyPaths, OverlayProbes, TakeOvers};
 use crate::presence::Presence;
 use crate::refusal::Refuser;
 use crate::report::Reporter;
@@ -463,7 +463,7 @@ impl Agent {
             tracing::info!("solved: {problem}");
         }
         self.problems = problems;
-        let unreachable = self.probes.unreachable();
+        let FaultyPaths { unreachable, lossy } = self.probes.faulty();
         self.vitals.set_problems(self.problems.len());
         config.status = Some(NodeConfigStatus {
             applied_generation: config.metadata.generation.unwrap_or_default(),
@@ -474,6 +474,7 @@ impl Agent {
             diversions: [&*self.diversions, &*self.filtered].concat(),
             packet_drops: if unreachable.is_empty() { Vec::new() } else { found.packet_drops() },
             unreachable_gateways: unreachable,
+            lossy_gateways: lossy,
             refused: Some(self.refuser.report(&config.spec)),
             refuses_recorded: true,
         });

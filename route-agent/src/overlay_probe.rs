@@ -1,6 +1,7 @@
 //! Probes of gateways through the overlay, by the same device, routes and translation as any
 //! packet of this node takes to a peer.
 
+mod losses;
 mod prober;
 
 use std::collections::hash_map::RandomState;
@@ -11,7 +12,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use fabric_api::fabric::{
-    ActiveReplica, NodeConfigSpec, OVERLAY_PROBE_PORT, OverlayProbe, UnreachableGateway,
+    ActiveReplica, LossyGateway, NodeConfigSpec, OVERLAY_PROBE_PORT, OverlayProbe,
+    UnreachableGateway,
 };
 use fabric_api::overlay_v6;
 use fabric_runtime::until;
@@ -21,6 +23,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use losses::Loss;
 use prober::{Probe, Prober, Target};
 
 use crate::config_source::ConfigSource;
@@ -39,10 +42,17 @@ const LOST: Duration = Duration::from_secs(3);
 /// Replicas that have taken a gateway's tunnel over, as they notify this node, by the gateway's MAC address.
 pub(crate) type TakeOvers = BTreeMap<String, ActiveReplica>;
 
+/// Gateways with a fault of the path to them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FaultyPaths {
+    pub(crate) unreachable: Vec<UnreachableGateway>,
+    pub(crate) lossy: Vec<LossyGateway>,
+}
+
 /// Probes of this node's gateways, until it is dropped.
 pub(crate) struct OverlayProbes {
     targets: watch::Sender<Option<Vec<Target>>>,
-    unreachable: watch::Receiver<Vec<UnreachableGateway>>,
+    faulty: watch::Receiver<FaultyPaths>,
     lost: watch::Receiver<BTreeSet<String>>,
     take_overs: watch::Receiver<TakeOvers>,
     task: JoinHandle<()>,
@@ -52,7 +62,7 @@ impl OverlayProbes {
     /// Gateways are notified while `config` is lost.
     pub(crate) fn start(node: String, config: ConfigSource) -> Self {
         let (targets, wanted) = watch::channel(Some(Vec::new()));
-        let (reports, unreachable) = watch::channel(Vec::new());
+        let (reports, faulty) = watch::channel(FaultyPaths::default());
         let (losses, lost) = watch::channel(BTreeSet::new());
         let (notices, take_overs) = watch::channel(TakeOvers::new());
         // Room for all that follow.
@@ -60,7 +70,7 @@ impl OverlayProbes {
         let prober = Prober::new(seed);
         let task = Task { node, prober, reports, losses, notices, ..Task::default() };
         let task = tokio::spawn(task.run(wanted, config));
-        Self { targets, unreachable, lost, take_overs, task }
+        Self { targets, faulty, lost, take_overs, task }
     }
 
     /// Probes the gateways of this config from now on. Their routes have to be there: a probe would
@@ -86,10 +96,10 @@ impl OverlayProbes {
         });
     }
 
-    /// Returns when [`Self::unreachable`], [`Self::lost`] or [`Self::take_overs`] is another.
+    /// Returns when [`Self::faulty`], [`Self::lost`] or [`Self::take_overs`] is another.
     pub(crate) async fn changed(&mut self) {
         let changed = tokio::select! {
-            changed = self.unreachable.changed() => changed,
+            changed = self.faulty.changed() => changed,
             changed = self.lost.changed() => changed,
             changed = self.take_overs.changed() => changed,
         };
@@ -108,8 +118,8 @@ impl OverlayProbes {
         self.lost.borrow().clone()
     }
 
-    pub(crate) fn unreachable(&self) -> Vec<UnreachableGateway> {
-        self.unreachable.borrow().clone()
+    pub(crate) fn faulty(&self) -> FaultyPaths {
+        self.faulty.borrow().clone()
     }
 
     /// Announces to all gateways that an agent will be away for a while.
@@ -143,7 +153,7 @@ fn targets(config: &NodeConfigSpec) -> Vec<Target> {
 struct Task {
     node: String,
     prober: Prober,
-    reports: watch::Sender<Vec<UnreachableGateway>>,
+    reports: watch::Sender<FaultyPaths>,
     losses: watch::Sender<BTreeSet<String>>,
     notices: watch::Sender<TakeOvers>,
     v4: Option<DatagramSocket>,
@@ -263,29 +273,58 @@ impl Task {
 
     fn report(&self) {
         let now = (Instant::now(), Timestamp::now());
+        let wall = |at: Instant| format!("{:.3}", now.1 - (now.0 - at));
         let before = self.reports.borrow().clone();
-        let report = |(target, since): (&Target, Instant)| {
-            let known = before.iter().find(|known| known.peer_cluster_id == target.peer);
+        let unreachable = |(target, since): (&Target, Instant)| {
+            let mut known = before.unreachable.iter();
+            let known = known.find(|known| known.peer_cluster_id == target.peer);
             known.cloned().unwrap_or_else(|| UnreachableGateway {
                 peer_cluster_id: target.peer.clone(),
-                since: format!("{:.3}", now.1 - (now.0 - since)),
+                since: wall(since),
             })
         };
-        let unreachable: Vec<_> = self.prober.unreachable().map(report).collect();
-        if unreachable == before {
-            return;
+        let lossy = |(target, loss): (&Target, Loss)| {
+            let known = before.lossy.iter().find(|known| known.peer_cluster_id == target.peer);
+            let since = known.map_or_else(|| wall(loss.since), |known| known.since.clone());
+            let (peer_cluster_id, lost_percent) = (target.peer.clone(), loss.percent);
+            LossyGateway { peer_cluster_id, lost_percent, since }
+        };
+        let faulty = FaultyPaths {
+            unreachable: self.prober.unreachable().map(unreachable).collect(),
+            lossy: self.prober.lossy().map(lossy).collect(),
+        };
+        if faulty != before {
+            log_changes(&before, &faulty);
+            self.reports.send_replace(faulty);
         }
-        for gateway in unreachable.iter().filter(|gateway| !before.contains(gateway)) {
+    }
+}
+
+fn log_changes(before: &FaultyPaths, now: &FaultyPaths) {
+    for UnreachableGateway { peer_cluster_id: peer, since } in &now.unreachable {
+        if !before.unreachable.iter().any(|known| known.peer_cluster_id == *peer) {
+            tracing::warn!(peer, since, "the peer's gateway does not answer over VXLAN");
+        }
+    }
+    for UnreachableGateway { peer_cluster_id: peer, .. } in &before.unreachable {
+        if !now.unreachable.iter().any(|known| known.peer_cluster_id == *peer) {
+            tracing::info!(peer, "the peer's gateway answers over VXLAN");
+        }
+    }
+    for LossyGateway { peer_cluster_id: peer, lost_percent, since } in &now.lossy {
+        if !before.lossy.iter().any(|known| known.peer_cluster_id == *peer) {
             tracing::warn!(
-                peer = gateway.peer_cluster_id,
-                since = gateway.since,
-                "the peer's gateway does not answer over VXLAN"
+                peer,
+                lost_percent,
+                since,
+                "probes of the peer's gateway over VXLAN are lost"
             );
         }
-        for gateway in before.iter().filter(|gateway| !unreachable.contains(gateway)) {
-            tracing::info!(peer = gateway.peer_cluster_id, "the peer's gateway answers over VXLAN");
+    }
+    for LossyGateway { peer_cluster_id: peer, .. } in &before.lossy {
+        if !now.lossy.iter().any(|known| known.peer_cluster_id == *peer) {
+            tracing::info!(peer, "no more probes of the peer's gateway over VXLAN are lost");
         }
-        self.reports.send_replace(unreachable);
     }
 }
 

@@ -37,7 +37,7 @@ struct Fault {
     words: &'static str,
 }
 
-const FAULTS: [Fault; 9] = [
+const FAULTS: [Fault; 10] = [
     Fault {
         name: "port down",
         begin: |scene| scene.lab.cut("rome-2"),
@@ -56,6 +56,19 @@ const FAULTS: [Fault; 9] = [
         end: |scene| node(scene).nft("delete table inet test"),
         shown: "OneWay",
         words: "rome-2: packets from it arrive over VXLAN, but none reach it",
+    },
+    Fault {
+        name: "40 % loss",
+        begin: |scene| {
+            node(scene).nft(
+                "table inet test { chain input { type filter hook input priority -200; \
+                 udp dport 4879 numgen random mod 100 < 40 drop; }; chain output { type filter hook \
+                 output priority -200; udp dport 4879 numgen random mod 100 < 40 drop; }; }",
+            )
+        },
+        end: |scene| node(scene).nft("delete table inet test"),
+        shown: "Lossy",
+        words: " % of its probes over VXLAN or of the answers are lost for ",
     },
     Fault {
         name: "published directory gone",

@@ -25,7 +25,7 @@ pub use node_config::{
 };
 
 pub use overlay_probe::{
-    GatewayProbe, OverlayProbe, PathFault, UnreachableGateway, UnreachableNode,
+    GatewayProbe, LossyGateway, OverlayProbe, PathFault, UnreachableGateway, UnreachableNode,
 };
 pub use record::{
     ClusterRecord, FabricRecord, FabricRecordSpec, PeeringGateway, PeeringRecord, common_family,

@@ -38,6 +38,9 @@ impl NodePaths {
                 let fault = UnreachableNode { node: node.clone(), fault, detail: None, since };
                 unreachable.insert(node.clone(), fault);
             }
+            if let Some(fault) = loss(config, gateway) {
+                unreachable.entry(fault.node.clone()).or_insert(fault);
+            }
         }
         // The gateway reports more: whether it is one direction, or only the agent.
         for node in &status.unreachable_nodes {
@@ -83,6 +86,18 @@ impl NodePaths {
 
 /// Separates cause and remedy of a detail that has both.
 const SEPARATOR: &str = "; ";
+
+/// Loss on the way between a node and the gateway, as the node's probes show it.
+fn loss(config: &NodeConfig, gateway: &GatewayConfig) -> Option<UnreachableNode> {
+    let mut reports = config.status.iter().flat_map(|status| &status.lossy_gateways);
+    let report = reports.find(|of| of.peer_cluster_id == gateway.spec.peer_cluster_id)?;
+    Some(UnreachableNode {
+        node: config.metadata.name.clone().unwrap_or_default(),
+        fault: PathFault::Lossy,
+        detail: Some(format!("{} %", report.lost_percent)),
+        since: report.since.clone(),
+    })
+}
 
 /// Names the chain on a node that drops packets, if its path fails.
 fn add_drop(config: &NodeConfig, unreachable: &mut BTreeMap<String, UnreachableNode>) {
@@ -158,6 +173,9 @@ pub fn cause(node: &UnreachableNode) -> String {
         PathFault::OneWay => {
             format!("packets from it arrive over VXLAN, but none reach it{dropped}")
         }
+        PathFault::Lossy => {
+            format!("{detail} of its probes over VXLAN or of the answers are lost")
+        }
         PathFault::CutOff => "its route-agent cannot read its NodeConfig".to_owned(),
         PathFault::NotStarted => "no route-agent of it has started: its pods do not reach peers, \
                                   and what they send there is not refused either"
@@ -197,6 +215,10 @@ pub fn remedy(of: &UnreachableNode) -> String {
                 "let UDP 4879 pass from the gateway's host to {node}, which a firewall may drop"
             )
         }
+        PathFault::Lossy => format!(
+            "look for an overloaded link, a bad cable or a rule that limits UDP 4879 between {node} and the \
+             gateway's host"
+        ),
         PathFault::NotStarted => {
             format!("run `weft agent --node {node}` there; in Kubernetes see its route-agent's pod")
         }
@@ -227,7 +249,9 @@ pub fn remedy(of: &UnreachableNode) -> String {
 
 #[cfg(test)]
 mod tests {
-    use fabric_api::fabric::{ForwardingOff, OverlappingPods, PacketDrop, UnreachableGateway};
+    use fabric_api::fabric::{
+        ForwardingOff, LossyGateway, OverlappingPods, PacketDrop, UnreachableGateway,
+    };
     use serde_json::json;
 
     use super::*;
@@ -271,6 +295,28 @@ mod tests {
         let named: Vec<_> = paths.unreachable.iter().map(|u| (u.node.as_str(), u.fault)).collect();
         assert_eq!(named, [("n2", PathFault::OneWay), ("n3", PathFault::NoAnswer)]);
         assert_eq!((paths.reachable(), paths.nodes), (1, 3));
+    }
+
+    #[test]
+    fn lossy_path_is_named_unless_it_fails_altogether() {
+        let mut status = json!({"overlayProbePort": 12346, "probingNodes": 2});
+        let [mut first, second] = [node("n1", "paris"), node("n2", "paris")];
+        let since = "2026-01-31T12:00:00.000Z".to_owned();
+        let peer_cluster_id = "milan".to_owned();
+        first.status.get_or_insert_default().lossy_gateways =
+            vec![LossyGateway { peer_cluster_id, lost_percent: 40, since }];
+        let of = |status: &serde_json::Value| {
+            NodePaths::of(&gateway(status.clone()), [&first, &second]).unwrap()
+        };
+        let paths = of(&status);
+        assert_eq!((paths.reachable(), paths.nodes), (1, 2));
+        let text = describe(&paths.unreachable[0], "2026-01-31T12:00:02Z".parse().unwrap());
+        let words =
+            "n1: 40 % of its probes over VXLAN or of the answers are lost for 2 s; look for";
+        assert!(text.starts_with(words), "{text}");
+        status["unreachableNodes"] =
+            json!([{"node": "n1", "fault": "OneWay", "since": "2026-01-31T12:00:01Z"}]);
+        assert_eq!(of(&status).unreachable[0].fault, PathFault::OneWay);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{GatewayProbe, RecordVersion, UnreachableGateway};
+use super::{GatewayProbe, LossyGateway, RecordVersion, UnreachableGateway};
 
 /// Default of [`NodeConfigSpec::refuse_seconds`]: five minutes.
 pub const REFUSE_SECONDS: u32 = 300;
@@ -204,6 +204,9 @@ pub struct NodeConfigStatus {
     /// Gateways that do not answer this node's probes through the overlay.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unreachable_gateways: Vec<UnreachableGateway>,
+    /// Gateways that answer some of this node's probes through the overlay only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lossy_gateways: Vec<LossyGateway>,
     /// Prefixes that the node refuses, peerings aside. Absent if its agent does not report that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<Vec<RefusedTraffic>>,

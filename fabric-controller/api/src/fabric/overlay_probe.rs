@@ -65,7 +65,8 @@ pub struct UnreachableNode {
     pub node: String,
     /// Part that fails.
     pub fault: PathFault,
-    /// The setting, the other node's pod CIDR or the chain that is at fault, for faults that have one.
+    /// The setting, the other node's pod CIDR or the chain that is at fault, or the share lost, for faults that
+    /// have one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
     /// When the path last worked (RFC 3339).
@@ -80,6 +81,19 @@ pub struct UnreachableGateway {
     /// The other cluster of its peering.
     pub peer_cluster_id: String,
     /// When the first probe that stayed unanswered was sent (RFC 3339).
+    #[schemars(extend("format" = "date-time"))]
+    pub since: String,
+}
+
+/// A gateway that answers some of a node's probes only.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LossyGateway {
+    /// The other cluster of its peering.
+    pub peer_cluster_id: String,
+    /// Share of the probes that stay unanswered, in percent, in steps of ten.
+    pub lost_percent: u8,
+    /// When the first of them was sent (RFC 3339).
     #[schemars(extend("format" = "date-time"))]
     pub since: String,
 }
@@ -107,6 +121,8 @@ pub enum PathFault {
     PodCidrOutside,
     /// A rule or route of another program takes the node's packets to the peer.
     Diverted,
+    /// Some of the node's probes or of the replies are lost.
+    Lossy,
 }
 
 #[cfg(test)]

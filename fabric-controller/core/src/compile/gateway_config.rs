@@ -189,12 +189,12 @@ fn faulty_nodes(index: &Index, gateway: &Gateway<'_>) -> u32 {
     let reported: BTreeSet<_> = reported.map(|fault| fault.node.as_str()).collect();
     let nodes = index.all::<NodeConfig>(Kind::NodeConfig).map(|(_, node)| node);
     let faults = NodePaths::of(config, nodes).map(|paths| paths.unreachable).unwrap_or_default();
-    let is_of_pods = |fault: &&UnreachableNode| {
-        use PathFault::{Diverted, NotForwarding, PodCidrOutside, PodCidrOverlap};
-        matches!(fault.fault, Diverted | NotForwarding | PodCidrOutside | PodCidrOverlap)
+    let is_unseen = |fault: &&UnreachableNode| {
+        use PathFault::{Diverted, Lossy, NotForwarding, PodCidrOutside, PodCidrOverlap};
+        matches!(fault.fault, Diverted | Lossy | NotForwarding | PodCidrOutside | PodCidrOverlap)
     };
-    let of_pods = faults.iter().filter(is_of_pods);
-    let count = of_pods.filter(|fault| !reported.contains(fault.node.as_str())).count();
+    let unseen = faults.iter().filter(is_unseen);
+    let count = unseen.filter(|fault| !reported.contains(fault.node.as_str())).count();
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 

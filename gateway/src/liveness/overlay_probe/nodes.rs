@@ -186,7 +186,8 @@ impl Nodes {
                 | PathFault::NotForwarding
                 | PathFault::PodCidrOverlap
                 | PathFault::PodCidrOutside
-                | PathFault::Diverted,
+                | PathFault::Diverted
+                | PathFault::Lossy,
                 _,
             ))
             | None => node.trace_at.min(node.due + GRACE),

@@ -1,0 +1,315 @@
+//! Share of probes that a gateway leaves unanswered, of the latest ones. Knows no socket and no clock.
+//!
+//! ```text
+//!   Calm --a probe is overdue, one not older answered--> Burst --many lost--> Lossy
+//!     ^------------------- few lost ----------------------+ ^---- none lost ----+
+//! ```
+//!
+//! Without any answer it stays calm: that gateway is unreachable, which the prober itself notices.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Time after which an unanswered probe begins a burst.
+const OVERDUE: Duration = Duration::from_millis(100);
+/// Time after which an unanswered probe of a burst is lost.
+const ANSWER_TIME: Duration = Duration::from_millis(300);
+/// Between two probes of a burst, and while probes are lost; then gateways of one node take turns.
+const BURST_INTERVAL: Duration = Duration::from_millis(25);
+const LOSSY_INTERVAL: Duration = Duration::from_millis(50);
+/// Probes of a burst, the fewest that are called lossy, and those that a share is computed of.
+const WINDOW: usize = 20;
+const MIN_DECIDED: usize = 10;
+const LONG_WINDOW: usize = 60;
+/// Probes in a row that end a loss, if none is lost.
+const UNBROKEN: usize = 30;
+/// Separate gaps that make a loss: a single one is a pause, as of a gateway that restarts.
+const MIN_GAPS: usize = 2;
+/// Least share of lost probes that is reported, in percent.
+const MIN_LOSS: usize = 25;
+/// Shortest time between two changes of a reported share.
+const STEADY: Duration = Duration::from_secs(10);
+
+/// Results of the latest probes.
+#[derive(Debug, Default)]
+pub(super) struct Losses {
+    samples: VecDeque<Sample>,
+    burst: Option<Burst>,
+    loss: Option<Loss>,
+}
+
+/// A share that is reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Loss {
+    /// In steps of ten.
+    pub(super) percent: u8,
+    /// Time at which the first of the probes was lost.
+    pub(super) since: Instant,
+    changed: Instant,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    nonce: u64,
+    sent: Instant,
+    is_answered: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Burst {
+    /// Time at which the probe that began it was sent.
+    since: Instant,
+    sent: usize,
+    next_at: Instant,
+}
+
+impl Losses {
+    pub(super) fn loss(&self) -> Option<Loss> {
+        self.loss
+    }
+
+    pub(super) fn handle_sent(&mut self, nonce: u64, now: Instant) {
+        if self.samples.len() == LONG_WINDOW {
+            self.samples.pop_front();
+        }
+        self.samples.push_back(Sample { nonce, sent: now, is_answered: false });
+    }
+
+    pub(super) fn handle_reply(&mut self, nonce: u64) {
+        if let Some(sample) = self.samples.iter_mut().find(|sample| sample.nonce == nonce) {
+            sample.is_answered = true;
+        }
+    }
+
+    /// Deadline of the next [`Self::poll`].
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        match self.burst {
+            Some(burst) => Some(burst.next_at),
+            None => self.gap().map(|sample| sample.sent + OVERDUE),
+        }
+    }
+
+    /// Time passed. Returns whether a probe of a burst is due to this one of so many gateways of its node.
+    pub(super) fn poll(&mut self, turns: u32, now: Instant) -> bool {
+        let Some(mut burst) = self.burst else {
+            let gap = self.gap().filter(|sample| sample.sent + OVERDUE <= now);
+            let Some(since) = gap.map(|sample| sample.sent) else { return false };
+            // What was lost before may be a pause.
+            self.samples.clear();
+            self.burst = Some(Burst { since, sent: 1, next_at: now + BURST_INTERVAL });
+            return true;
+        };
+        if now < burst.next_at {
+            return false;
+        }
+        self.measure(burst.since, now);
+        if self.loss.is_none() && burst.sent >= WINDOW && !self.is_undecided(now) {
+            self.burst = None;
+            self.samples.clear();
+            return false;
+        }
+        let is_due = self.loss.is_some() || burst.sent < WINDOW;
+        burst.sent += usize::from(is_due);
+        let is_lossy = self.loss.is_some();
+        let interval = if is_lossy { LOSSY_INTERVAL * turns } else { BURST_INTERVAL };
+        self.burst = Some(Burst { next_at: now + interval, ..burst });
+        is_due
+    }
+
+    /// The first unanswered probe of those that were sent no later than an answered one.
+    fn gap(&self) -> Option<&Sample> {
+        let last = self.samples.iter().rfind(|sample| sample.is_answered)?;
+        self.samples.iter().find(|sample| !sample.is_answered && sample.sent <= last.sent)
+    }
+
+    fn is_undecided(&self, now: Instant) -> bool {
+        self.samples.iter().any(|sample| !sample.is_answered && now < sample.sent + ANSWER_TIME)
+    }
+
+    fn measure(&mut self, began: Instant, now: Instant) {
+        let is_decided = |sample: &&Sample| sample.is_answered || now >= sample.sent + ANSWER_TIME;
+        let answers: Vec<bool> =
+            self.samples.iter().filter(is_decided).map(|sample| sample.is_answered).collect();
+        let latest = |count: usize| &answers[answers.len().saturating_sub(count)..];
+        let recent = latest(WINDOW);
+        let lost = |of: &[bool]| of.iter().filter(|is_answered| !**is_answered).count();
+        let gaps = recent.windows(2).filter(|pair| pair[0] && !pair[1]).count();
+        let is_lossy = match self.loss {
+            _ if lost(recent) == recent.len() => false,
+            Some(_) => lost(latest(UNBROKEN)) > 0,
+            None => {
+                let is_much = lost(recent) * 100 >= recent.len() * MIN_LOSS;
+                recent.len() >= MIN_DECIDED && gaps >= MIN_GAPS && is_much
+            }
+        };
+        let share = lost(&answers) * 100 / answers.len().max(1);
+        let percent = u8::try_from((share + 5) / 10 * 10).unwrap_or(100).max(10);
+        self.loss = match self.loss {
+            _ if !is_lossy => None,
+            Some(loss) if loss.percent.abs_diff(percent) < 20 => Some(loss),
+            Some(loss) if now < loss.changed + STEADY => Some(loss),
+            before => {
+                let since = before.map_or(began, |loss| loss.since);
+                Some(Loss { percent, since, changed: now })
+            }
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MILLI: Duration = Duration::from_millis(1);
+    const TURN: Duration = Duration::from_secs(1);
+
+    /// A clock, turns of four probes a second, and a gateway that answers at once.
+    struct World {
+        start: Instant,
+        now: Instant,
+        turn_at: Instant,
+        losses: Losses,
+        nonce: u64,
+        random: u64,
+        sent: usize,
+    }
+
+    impl World {
+        fn new(seed: u64) -> Self {
+            let start = Instant::now();
+            let random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+            let losses = Losses::default();
+            Self { start, now: start, turn_at: start, losses, nonce: 0, random, sent: 0 }
+        }
+
+        /// Lets time pass, in which so many of 100 probes are lost.
+        fn pass(&mut self, millis: u32, percent: u64) {
+            let end = self.now + millis * MILLI;
+            loop {
+                let due = self.losses.deadline().map_or(self.turn_at, |at| at.min(self.turn_at));
+                if due > end {
+                    break;
+                }
+                self.now = self.now.max(due);
+                let is_turn = self.turn_at <= self.now;
+                if is_turn {
+                    self.turn_at += TURN;
+                }
+                let probes = if is_turn { 4 } else { usize::from(self.losses.poll(1, self.now)) };
+                for _ in 0..probes {
+                    self.send(percent);
+                }
+            }
+            self.now = end;
+        }
+
+        fn send(&mut self, percent: u64) {
+            (self.nonce, self.sent) = (self.nonce + 1, self.sent + 1);
+            self.losses.handle_sent(self.nonce, self.now);
+            self.random ^= self.random << 13;
+            self.random ^= self.random >> 7;
+            self.random ^= self.random << 17;
+            if self.random % 100 >= percent {
+                self.losses.handle_reply(self.nonce);
+            }
+        }
+
+        fn percent(&self) -> Option<u8> {
+            self.losses.loss().map(|loss| loss.percent)
+        }
+    }
+
+    /// How many of a thousand losses of so many percent are reported in time for a status in three seconds.
+    fn reported_in_time(percent: u64) -> usize {
+        let is_in_time = |seed: &u32| {
+            let mut world = World::new((*seed).into());
+            world.pass(1001 + seed, 0);
+            world.pass(2900, percent);
+            world.percent().is_some()
+        };
+        (0..1000).filter(is_in_time).count()
+    }
+
+    #[test]
+    fn loss_of_40_percent_is_reported_in_three_seconds() {
+        let (one_way, both_ways) = (reported_in_time(40), reported_in_time(64));
+        assert!(one_way >= 950 && both_ways >= 970, "{one_way} and {both_ways} of 1000");
+    }
+
+    #[test]
+    fn reported_share_is_near_the_real_one_and_steady() {
+        for seed in 0..50 {
+            let mut world = World::new(seed);
+            world.pass(10_000, 40);
+            let mut shares = Vec::new();
+            for _ in 0..600 {
+                world.pass(100, 40);
+                shares.push(world.percent());
+            }
+            let named: Vec<u8> = shares.iter().flatten().copied().collect();
+            assert_eq!(named.len(), shares.len(), "seed {seed}");
+            assert!(named.iter().all(|percent| (20..=70).contains(percent)), "{named:?}");
+            let changes = named.windows(2).filter(|pair| pair[0] != pair[1]).count();
+            assert!(changes <= 6, "seed {seed}: {changes} changes in a minute");
+        }
+    }
+
+    #[test]
+    fn loss_that_ends_is_solved_in_two_seconds() {
+        for seed in 0..100 {
+            let mut world = World::new(seed);
+            world.pass(10_000, 40);
+            world.pass(2200, 0);
+            assert_eq!(world.percent(), None, "seed {seed}");
+            world.pass(1000, 0);
+            world.sent = 0;
+            world.pass(10_000, 0);
+            assert_eq!(world.sent, 40, "seed {seed}: only turns");
+        }
+    }
+
+    #[test]
+    fn probes_lost_now_and_then_are_no_fault() {
+        let mut world = World::new(1);
+        for _ in 0..3600 {
+            world.pass(1000, 1);
+            assert_eq!(world.percent(), None, "{:?}", world.now - world.start);
+        }
+    }
+
+    #[test]
+    fn pauses_are_no_loss() {
+        for pause in [10, 100, 300, 700, 1500] {
+            let mut world = World::new(1);
+            for _ in 0..30 {
+                world.pass(2001, 0);
+                world.pass(pause, 100);
+                assert_eq!(world.percent(), None, "{pause} ms");
+            }
+        }
+    }
+
+    #[test]
+    fn late_answer_is_no_loss() {
+        let mut world = World::new(1);
+        world.pass(500, 0);
+        for _ in 0..100 {
+            let first = world.nonce + 1;
+            for _ in 0..4 {
+                world.send(100);
+            }
+            world.losses.handle_reply(first + 3);
+            world.now += 150 * MILLI;
+            assert!(world.losses.poll(1, world.now), "a burst begins");
+            for _ in 0..WINDOW {
+                world.send(100);
+                let nonce = world.nonce;
+                world.now += BURST_INTERVAL;
+                world.losses.poll(1, world.now);
+                world.losses.handle_reply(nonce);
+            }
+            world.pass(1000, 0);
+            assert_eq!(world.percent(), None);
+        }
+    }
+}
