@@ -26,6 +26,7 @@ use crate::presence::Presence;
 use crate::refusal::Refuser;
 use crate::report::Reporter;
 use crate::table::Table;
+use crate::undone::Undone;
 use crate::vitals::{DIVERTED, NO_PEERING, NOT_CONNECTED, Vitals};
 use crate::{cleanup, foreign_routes, liqo_leftovers, moved, names, refusal};
 
@@ -69,6 +70,7 @@ pub(crate) struct Agent {
     /// All that the status has.
     pub(crate) problems: BTreeSet<String>,
     pub(crate) churn_limiter: ChurnLimiter,
+    pub(crate) undone: Undone,
     pub(crate) reporter: Reporter,
     pub(crate) vitals: Vitals,
     pub(crate) probes: OverlayProbes,
@@ -132,6 +134,10 @@ impl Agent {
                 }
                 () = self.other_firewalls.changed() => {
                     filters.watched = self.other_firewalls.found().chains;
+                    self.report();
+                    false
+                }
+                () = until(self.undone.due()) => {
                     self.report();
                     false
                 }
@@ -281,6 +287,7 @@ impl Agent {
         let settings = if config.spec.removed {
             self.diversions.clear();
             self.forwarding_off.clear();
+            self.undone = Undone::default();
             problems.extend(self.other_firewalls.remove().await);
             self.withdraw(&config, &mut problems).await;
             Vec::new()
@@ -377,10 +384,19 @@ impl Agent {
         compiled.refuse(&config.spec, &self.lost_gateways);
         problems.extend(compiled.problems.iter().cloned());
         let ensured = self.table.ensure(&netns, &compiled.firewall);
-        let mut changed = *ensured.as_ref().unwrap_or(&false);
+        let is_table_new = *ensured.as_ref().unwrap_or(&false);
         let is_guarded = ensured.map_err(|error| problems.insert(chain(&error))).is_ok();
         let applied = apply(&self.handle, &compiled.state).await;
-        changed |= applied.steps > 0;
+        let table = is_table_new.then(|| format!("nft add table inet {FIREWALL_TABLE} {{ … }}"));
+        let step = applied.first.or(table);
+        if step.is_some() {
+            self.churn_limiter.note();
+        }
+        let want = (&compiled.state, &compiled.firewall);
+        self.undone.note(want, step, Instant::now());
+        if !is_guarded || !applied.problems.is_empty() {
+            self.undone.forget();
+        }
         self.vitals.applied(applied.steps, applied.problems.len());
         if let Ok(mut kept) = kept {
             let is_whole = applied.problems.is_empty();
@@ -416,9 +432,6 @@ impl Agent {
                 problems.extend(found.into_iter().map(|foreign| foreign.problem));
             }
             Err(error) => _ = problems.insert(chain(&error)),
-        }
-        if changed {
-            self.churn_limiter.note();
         }
         self.note_forwarding(&compiled.forwarding);
         compiled.state.sysctls.into_keys().chain(compiled.forwarding.into_keys()).collect()
@@ -475,6 +488,7 @@ impl Agent {
             packet_drops: if unreachable.is_empty() { Vec::new() } else { found.packet_drops() },
             unreachable_gateways: unreachable,
             lossy_gateways: lossy,
+            undone: self.undone.named(Instant::now()),
             refused: Some(self.refuser.report(&config.spec)),
             refuses_recorded: true,
         });

@@ -6,9 +6,10 @@ use netplan::{Op, State, Vxlan, plan};
 
 use crate::names;
 
-/// Number of steps attempted, and the problems met.
+/// Number of steps attempted and the first of them, and the problems met.
 pub(crate) struct Applied {
     pub(crate) steps: usize,
+    pub(crate) first: Option<String>,
     pub(crate) problems: Vec<String>,
 }
 
@@ -18,7 +19,7 @@ pub(crate) async fn apply(handle: &Handle, want: &State) -> Applied {
         Ok(have) => have,
         Err(error) => {
             let problem = format!("cannot read the kernel's tables: {}", chain(&error));
-            return Applied { steps: 0, problems: vec![problem] };
+            return Applied { steps: 0, first: None, problems: vec![problem] };
         }
     };
     let steps = plan(&have, want);
@@ -29,7 +30,7 @@ pub(crate) async fn apply(handle: &Handle, want: &State) -> Applied {
     for failure in handle.apply(&steps).await {
         problems.push(problem(handle, &failure).await);
     }
-    Applied { steps: steps.len(), problems }
+    Applied { steps: steps.len(), first: steps.first().map(ToString::to_string), problems }
 }
 
 /// Reads what is ours. Devices of ours that were renamed are included where they prevent a desired

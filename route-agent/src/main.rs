@@ -18,6 +18,7 @@ mod presence;
 mod refusal;
 mod report;
 mod table;
+mod undone;
 mod vitals;
 
 use std::collections::BTreeSet;
@@ -42,6 +43,7 @@ use refusal::Refuser;
 use report::Reporter;
 use table::Table;
 use tokio::signal::unix::{SignalKind, signal};
+use undone::Undone;
 use vitals::Vitals;
 
 #[tokio::main(flavor = "current_thread")]
@@ -137,6 +139,7 @@ async fn run(args: RunArgs, handle: Handle) -> anyhow::Result<()> {
         diversions: Vec::new(),
         filtered: Vec::new(),
         churn_limiter: ChurnLimiter::default(),
+        undone: Undone::default(),
         vitals,
         refuser: Refuser::new(args.refusal_file),
         source,

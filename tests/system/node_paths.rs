@@ -37,7 +37,7 @@ struct Fault {
     words: &'static str,
 }
 
-const FAULTS: [Fault; 10] = [
+const FAULTS: [Fault; 11] = [
     Fault {
         name: "port down",
         begin: |scene| scene.lab.cut("rome-2"),
@@ -69,6 +69,19 @@ const FAULTS: [Fault; 10] = [
         end: |scene| node(scene).nft("delete table inet test"),
         shown: "Lossy",
         words: " % of its probes over VXLAN or of the answers are lost for ",
+    },
+    Fault {
+        name: "a rule of weft's kept deleted",
+        begin: |scene| {
+            shell(
+                scene,
+                "touch /run/undo; (for i in $(seq 100); do [ -e /run/undo ] || exit; \
+                 ip rule del table 18952; sleep 0.2; done) >/dev/null 2>&1 &",
+            )
+        },
+        end: |scene| shell(scene, "rm /run/undo"),
+        shown: "Undone",
+        words: "rome-2: another program keeps undoing what its route-agent sets: `ip rule add",
     },
     Fault {
         name: "published directory gone",

@@ -21,7 +21,7 @@ pub use gateway_record::{
 pub use node_config::{
     Diversion, ForwardingOff, MovedAddress, NodeAddressMap, NodeConfig, NodeConfigSpec,
     NodeConfigStatus, NodeGateway, NodePeering, OverlappingPods, PacketDrop, REFUSE_SECONDS,
-    RefusedPrefix, RefusedTraffic,
+    RefusedPrefix, RefusedTraffic, UndoneStep,
 };
 
 pub use overlay_probe::{

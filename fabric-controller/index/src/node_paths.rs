@@ -70,6 +70,7 @@ impl NodePaths {
         let missing = unreachable.len() - probed;
         for config in present {
             add_drop(config, &mut unreachable);
+            add_undone(config, &mut unreachable);
             if let Some(fault) = fault_of_pods(config, gateway) {
                 unreachable.entry(fault.node.clone()).or_insert(fault);
             }
@@ -97,6 +98,17 @@ fn loss(config: &NodeConfig, gateway: &GatewayConfig) -> Option<UnreachableNode>
         detail: Some(format!("{} %", report.lost_percent)),
         since: report.since.clone(),
     })
+}
+
+/// A step that is undone again and again may cut a path or not, whatever probes show of it just now.
+fn add_undone(config: &NodeConfig, unreachable: &mut BTreeMap<String, UnreachableNode>) {
+    let Some(undone) = config.status.as_ref().and_then(|status| status.undone.clone()) else {
+        return;
+    };
+    let node = config.metadata.name.clone().unwrap_or_default();
+    let (fault, detail) = (PathFault::Undone, Some(undone.step));
+    let fault = UnreachableNode { node: node.clone(), fault, detail, since: undone.since };
+    unreachable.insert(node, fault);
 }
 
 /// Names the chain on a node that drops packets, if its path fails.
@@ -189,6 +201,9 @@ pub fn cause(node: &UnreachableNode) -> String {
         PathFault::PodCidrOutside => format!(
             "its pod CIDR {detail} lies in none of the cluster's, so peers do not accept its pods"
         ),
+        PathFault::Undone => {
+            format!("another program keeps undoing what its route-agent sets: `{detail}`")
+        }
         PathFault::Diverted if !dropped.is_empty() => dropped.trim_start_matches(": ").to_owned(),
         PathFault::Diverted => {
             "a rule or route of another program takes packets between its pods and the peer"
@@ -218,6 +233,10 @@ pub fn remedy(of: &UnreachableNode) -> String {
         PathFault::Lossy => format!(
             "look for an overloaded link, a bad cable or a rule that limits UDP 4879 between {node} and the \
              gateway's host"
+        ),
+        PathFault::Undone => format!(
+            "find that program on {node} (`ip monitor all`, `nft monitor`) and have it leave alone what \
+             weft sets"
         ),
         PathFault::NotStarted => {
             format!("run `weft agent --node {node}` there; in Kubernetes see its route-agent's pod")
@@ -250,7 +269,7 @@ pub fn remedy(of: &UnreachableNode) -> String {
 #[cfg(test)]
 mod tests {
     use fabric_api::fabric::{
-        ForwardingOff, LossyGateway, OverlappingPods, PacketDrop, UnreachableGateway,
+        ForwardingOff, LossyGateway, OverlappingPods, PacketDrop, UndoneStep, UnreachableGateway,
     };
     use serde_json::json;
 
@@ -317,6 +336,23 @@ mod tests {
         status["unreachableNodes"] =
             json!([{"node": "n1", "fault": "OneWay", "since": "2026-01-31T12:00:01Z"}]);
         assert_eq!(of(&status).unreachable[0].fault, PathFault::OneWay);
+    }
+
+    #[test]
+    fn undone_step_is_the_cause_whatever_probes_show() {
+        let gateway = gateway(json!({"overlayProbePort": 12346, "probingNodes": 2}));
+        let mut nodes = [node("n1", "milan"), node("n2", "paris")];
+        for node in &mut nodes {
+            let step = "ip rule add priority 18952 lookup 18952".to_owned();
+            let since = "2026-01-31T12:00:00Z".to_owned();
+            node.status.get_or_insert_default().undone = Some(UndoneStep { step, since });
+        }
+        let paths = NodePaths::of(&gateway, &nodes).unwrap();
+        assert_eq!((paths.reachable(), paths.nodes), (0, 2));
+        assert!(paths.unreachable.iter().all(|node| node.fault == PathFault::Undone), "{paths:?}");
+        let text = describe_steadily(&paths.unreachable[0]);
+        let words = "n1: another program keeps undoing what its route-agent sets: `ip rule add pr";
+        assert!(text.starts_with(words), "{text}");
     }
 
     #[test]

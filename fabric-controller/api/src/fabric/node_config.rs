@@ -207,6 +207,9 @@ pub struct NodeConfigStatus {
     /// Gateways that answer some of this node's probes through the overlay only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lossy_gateways: Vec<LossyGateway>,
+    /// A step that the agent has to take again and again, as another program keeps undoing it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub undone: Option<UndoneStep>,
     /// Prefixes that the node refuses, peerings aside. Absent if its agent does not report that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<Vec<RefusedTraffic>>,
@@ -239,6 +242,16 @@ pub struct Diversion {
     /// The peers' prefixes that it concerns, as this cluster sees them.
     pub prefixes: Vec<String>,
     /// When the agent found it (RFC 3339).
+    #[schemars(extend("format" = "date-time"))]
+    pub since: String,
+}
+
+/// A step that another program keeps undoing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct UndoneStep {
+    /// The command that it equals, such as `ip rule add priority 18952 lookup 18952`.
+    pub step: String,
+    /// When the agent found it undone first (RFC 3339).
     #[schemars(extend("format" = "date-time"))]
     pub since: String,
 }

@@ -65,8 +65,8 @@ pub struct UnreachableNode {
     pub node: String,
     /// Part that fails.
     pub fault: PathFault,
-    /// The setting, the other node's pod CIDR or the chain that is at fault, or the share lost, for faults that
-    /// have one.
+    /// The setting, the other node's pod CIDR, the chain, or the step undone that is at fault, or the share
+    /// lost, for faults that have one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
     /// When the path last worked (RFC 3339).
@@ -123,6 +123,8 @@ pub enum PathFault {
     Diverted,
     /// Some of the node's probes or of the replies are lost.
     Lossy,
+    /// Another program keeps undoing what the node's route-agent sets in its kernel.
+    Undone,
 }
 
 #[cfg(test)]

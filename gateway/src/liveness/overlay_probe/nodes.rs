@@ -187,7 +187,8 @@ impl Nodes {
                 | PathFault::PodCidrOverlap
                 | PathFault::PodCidrOutside
                 | PathFault::Diverted
-                | PathFault::Lossy,
+                | PathFault::Lossy
+                | PathFault::Undone,
                 _,
             ))
             | None => node.trace_at.min(node.due + GRACE),
