@@ -36,6 +36,8 @@ pub(crate) async fn whole_node(handle: &Handle, quiet: Option<Duration>) -> With
         None => Withdrawn { senders: Vec::new(), problems: all(handle, &mut table).await },
     };
     withdrawn.problems.extend(other_firewalls::remove(handle.netns()));
+    let removed = refusal::remove_saved(handle.netns());
+    withdrawn.problems.extend(removed.err().map(|error| chain(&error)));
     let links = match handle.links().await {
         Ok(links) => links,
         Err(error) => {

@@ -32,7 +32,8 @@ pub(crate) enum Command {
     /// which would make it again.
     Cleanup {
         /// Leave the refusal of peers' prefixes (nftables table `inet weft_refused`) if something
-        /// still sends to them, and print who. Without this, that table goes, too.
+        /// still sends to them, and print who. Without this, that table goes, too. Once it is gone,
+        /// so is what weft-refuse.service would load (`/var/lib/weft/*/refusal.nft`).
         #[arg(long)]
         refuse: bool,
     },

@@ -18,6 +18,9 @@ use crate::compile::is_refusable;
 use crate::host_state::HostState;
 use crate::names;
 
+/// Folder of the state directories whose files of this name weft-refuse.service loads.
+const STATE_ROOT: &str = "/var/lib/weft";
+const FILE: &str = "refusal.nft";
 /// Bound for the sources in a status.
 const MAX_REPORTED: usize = 8;
 
@@ -31,6 +34,8 @@ pub(crate) enum RefusalError {
     Routes(#[source] NetlinkError),
     #[error("cannot save {path}, which refuses peers' prefixes while the host starts")]
     Save { path: PathBuf, source: io::Error },
+    #[error("cannot remove {path}, which refuses peers' prefixes while the host starts")]
+    Remove { path: PathBuf, source: io::Error },
 }
 
 /// Keeps the table of refused prefixes, and its copy for the next start of the host.
@@ -182,6 +187,27 @@ impl Refuser {
     }
 }
 
+/// Removes what the next start of this host would load, unless something is refused at present. Other
+/// network namespaces of the host than its first one leave that alone.
+pub(crate) fn remove_saved(netns: &Netns) -> Result<(), RefusalError> {
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
+    let is_first = namespace("1").is_some_and(|first| namespace("self") == Some(first));
+    if !is_first || !observe(netns)?.prefixes.is_empty() {
+        return Ok(());
+    }
+    remove_files(Path::new(STATE_ROOT))
+}
+
+fn remove_files(root: &Path) -> Result<(), RefusalError> {
+    for folder in fs::read_dir(root).into_iter().flatten().flatten() {
+        let path = folder.path().join(FILE);
+        if path.exists() {
+            remove(&path).map_err(|source| RefusalError::Remove { path, source })?;
+        }
+    }
+    Ok(())
+}
+
 pub(crate) fn observe(netns: &Netns) -> Result<Refusal, RefusalError> {
     nft::refusal(netns).map(Option::unwrap_or_default).map_err(RefusalError::Read)
 }
@@ -248,5 +274,26 @@ fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn saved_refusals_of_all_state_directories_go() {
+        let root = tempfile::tempdir().unwrap();
+        let state = |name: &str| root.path().join(name);
+        for name in ["rome", "agent-n2"] {
+            fs::create_dir(state(name)).unwrap();
+            fs::write(state(name).join("refusal.nft"), "table inet weft_refused {}").unwrap();
+        }
+        fs::write(state("rome").join("node"), "n1\n").unwrap();
+        fs::write(state("file"), "").unwrap();
+        remove_files(root.path()).unwrap();
+        assert!(!["rome", "agent-n2"].iter().any(|name| state(name).join("refusal.nft").exists()));
+        assert!(state("rome").join("node").exists() && state("agent-n2").exists());
+        remove_files(&state("nothing")).unwrap();
     }
 }

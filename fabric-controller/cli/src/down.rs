@@ -179,9 +179,9 @@ fn stop_lost(args: &DownArgs) -> anyhow::Result<bool> {
     if lost::others_are_here()? {
         return Ok(!dirs.is_empty());
     }
-    let was_refused = refusal::is_in_force();
+    let (was_refused, saved) = (refusal::is_in_force(), refusal::saved(&args.state_dirs()));
     if !clean_up_host(args.now, args.named_state_dir().as_deref())? {
-        refusal::end(was_refused, &args.state_dirs());
+        refusal::end(was_refused, &saved);
     }
     Ok(!dirs.is_empty() || was_refused)
 }

@@ -16,19 +16,26 @@ pub(super) fn is_in_force() -> bool {
     nft.status().is_ok_and(|status| status.success())
 }
 
-/// Reports that the table is gone, and removes its copies, which the next start of the host would load.
-pub(super) fn end(was_in_force: bool, state_dirs: &[PathBuf]) {
+/// Returns the copies of the table that the next start of the host would load.
+pub(super) fn saved(state_dirs: &[PathBuf]) -> Vec<PathBuf> {
+    let files = state_dirs.iter().map(|state| state.join(REFUSAL_FILE));
+    files.filter(|file| file.exists()).collect()
+}
+
+/// Reports that the table is gone, and its copies, which `route-agent cleanup` may have removed.
+pub(super) fn end(was_in_force: bool, saved: &[PathBuf]) {
     if was_in_force {
         say("removed the nftables table `inet weft_refused`, which refused packets to peers");
     }
-    for state in state_dirs {
-        let file = state.join(REFUSAL_FILE);
-        // Not being there is no error.
-        if fs::remove_file(&file).is_ok() {
-            let file = file.display();
-            say(&format!("removed {file}, which the next start of the host would have loaded"));
+    for file in saved {
+        let _ = fs::remove_file(file);
+        if !file.exists() {
+            say(&format!(
+                "removed {}, which the next start of the host would have loaded",
+                file.display()
+            ));
             // An agent has nothing else there; other state directories are not empty.
-            let _ = fs::remove_dir(state);
+            let _ = file.parent().map(fs::remove_dir);
         }
     }
 }

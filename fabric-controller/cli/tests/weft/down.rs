@@ -186,7 +186,8 @@ fn down_names_the_refusal_that_it_removes() {
     fs::create_dir(host.path("state")).unwrap();
     fs::write(&file, "").unwrap();
     host.run("nft add table inet weft_refused");
-    host.stand_in("route-agent", "#!/bin/sh\nnft delete table inet weft_refused\n");
+    let cleanup = format!("nft delete table inet weft_refused\nrm {}", file.display());
+    host.stand_in("route-agent", &format!("#!/bin/sh\n{cleanup}\n"));
     let down = host.weft(&["down", "--now"]);
     assert!(down.status.success(), "{}", stderr(&down));
     let removed = "removed the nftables table `inet weft_refused`";
