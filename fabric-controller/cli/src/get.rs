@@ -1,4 +1,5 @@
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
@@ -75,8 +76,20 @@ pub(crate) fn run(args: &GetArgs) -> anyhow::Result<ExitCode> {
             args.kind
         );
     }
+    if found.is_empty() {
+        let places = [Some(dir.path().to_owned()), record.manifests, record.published];
+        let places: Vec<PathBuf> = places.into_iter().flatten().collect();
+        output::say(&none_found(&kinds, args.namespace.as_deref(), &places));
+    }
     output::print(&render(&found, &problems, args.output)?)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn none_found(kinds: &[Kind], namespace: Option<&str>, places: &[PathBuf]) -> String {
+    let kind = if let [kind] = kinds { kind.as_str() } else { "resource" };
+    let namespace = namespace.map(|name| format!(" in namespace {name}")).unwrap_or_default();
+    let places: Vec<_> = places.iter().map(|place| place.display().to_string()).collect();
+    format!("no {kind} found{namespace}; looked in {}", places.join(" and "))
 }
 
 fn render(
@@ -205,6 +218,17 @@ mod tests {
             assert_eq!(kinds(named).unwrap(), [kind]);
         }
         assert!(kinds("pods").unwrap_err().to_string().contains("gatewayserver"));
+    }
+
+    #[test]
+    fn missing_kind_is_named_with_searched_places() {
+        let places = ["/run/weft/rome", "/etc/weft/rome"].map(PathBuf::from);
+        assert_eq!(
+            none_found(&[Kind::GatewayServer], Some("t"), &places),
+            "no GatewayServer found in namespace t; looked in /run/weft/rome and /etc/weft/rome"
+        );
+        let all = none_found(&Kind::ALL, None, &places[..1]);
+        assert_eq!(all, "no resource found; looked in /run/weft/rome");
     }
 
     #[test]

@@ -295,6 +295,9 @@ fn get_shows_resources_and_hides_keys() {
     let missing = host.weft(&["get", "gws", "nobody"]);
     assert_eq!(missing.status.code(), Some(1));
     assert!(stderr(&missing).contains("no gws named nobody"), "{}", stderr(&missing));
+    let none = host.weft(&["get", "gws"]);
+    assert!(none.status.success() && stdout(&none).is_empty(), "{none:?}");
+    assert!(stderr(&none).contains("no GatewayServer found; looked in "), "{}", stderr(&none));
 }
 
 #[test]
