@@ -1,6 +1,7 @@
 //! Observes a host: its store, and the processes that run.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -112,14 +113,33 @@ fn ignored(manifests: &Path) -> Vec<PathBuf> {
     names.into_iter().map(|name| manifests.join(name)).collect()
 }
 
-/// Returns whether a file system has no room for a file of usual size, or for none at all.
+/// Returns whether a file system has no room for what weft writes into a directory of it.
 fn is_full(dir: &Path) -> bool {
-    const ROOM: u64 = 128 * 1024;
     statvfs(dir).is_ok_and(|of| {
-        let room = of.blocks_free().saturating_mul(of.fragment_size());
+        let free = of.blocks_free().saturating_mul(of.fragment_size());
         let has_limit = |total: u64| total > 0;
-        has_limit(of.blocks()) && room < ROOM || has_limit(of.files()) && of.files_free() == 0
+        has_limit(of.blocks()) && !has_room(free, longest_file(dir))
+            || has_limit(of.files()) && of.files_free() == 0
     })
+}
+
+/// Returns whether the longest file fits beside itself, as a new version is whole before it takes the place of
+/// the old one, or at least one of usual size. All are in bytes.
+fn has_room(free: u64, longest: u64) -> bool {
+    const USUAL: u64 = 16 * 1024;
+    free >= longest.max(USUAL)
+}
+
+/// Length in bytes of the longest file in a folder and those in it, apart from logs, which only grow.
+fn longest_file(folder: &Path) -> u64 {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let entries = entries.filter(|entry| entry.file_name() != "log");
+    let lengths = entries.map(|entry| match entry.metadata() {
+        Ok(of) if of.is_dir() => longest_file(&entry.path()),
+        Ok(of) => of.len(),
+        Err(_) => 0,
+    });
+    lengths.max().unwrap_or_default()
 }
 
 impl Host {
@@ -263,6 +283,17 @@ mod tests {
         assert_eq!(usual, "weft up --manifests /etc/weft/rome");
         let other = command("/srv/run", "/srv/state");
         assert_eq!(other, format!("{usual} --run-dir /srv/run --state-dir /srv/state"));
+    }
+
+    #[test]
+    fn file_system_with_room_for_longest_file_is_not_full() {
+        assert!(has_room(64 << 10, 2 << 10), "a tmpfs may have no more");
+        assert!(has_room(64 << 10, 64 << 10));
+        assert!(!has_room(64 << 10, 65 << 10));
+        assert!(!has_room(4 << 10, 0), "the first file may be longer");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let own = fs::metadata(source.join("src/host.rs")).unwrap().len();
+        assert!(longest_file(source) >= own, "folders count");
     }
 
     #[test]
