@@ -430,8 +430,11 @@ impl Evidence<'_> {
         let percent = self.loss_percent?;
         Some(Fault {
             reason: Reason::ProbeLoss,
-            message: format!("loses {percent} % of probes to {}", self.peer_name()),
-            remedy: format!("the underlay loses packets {}: check its links", self.way()),
+            message: format!("{percent} % of probes to or from {} are lost", self.peer_name()),
+            remedy: format!(
+                "the underlay loses packets {} or back: check its links both ways",
+                self.way()
+            ),
         })
     }
 

@@ -75,7 +75,7 @@ const CHEAP: [Fault; 4] = [
             },
             restore_switch,
         ],
-        &[(0, " % of probes to milan"), (1, " % of probes to rome")],
+        &[(0, " % of probes to or from milan"), (1, " % of probes to or from rome")],
     ),
     fault(
         "UDP 4879 dropped on a node",

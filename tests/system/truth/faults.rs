@@ -346,8 +346,8 @@ fn loss() -> Result<Vec<Seen>> {
              udp dport {PORT} numgen random mod 100 < 40 drop;\n}}\n}}\n"
         ))?;
         let sides = [
-            (("rome", "ProbeLoss"), " % of probes to milan"),
-            (("milan", "ProbeLoss"), " % of probes to rome"),
+            (("rome", "ProbeLoss"), " % of probes to or from milan"),
+            (("milan", "ProbeLoss"), " % of probes to or from rome"),
         ];
         seen.extend(both(scene, sides, Instant::now())?);
         rome.nft("delete table inet fault\n")?;

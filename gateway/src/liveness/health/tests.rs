@@ -375,7 +375,8 @@ fn loss_and_cidrs_are_reported_while_connected() {
     assert_eq!(scene.reasons(&evidence), [Reason::ProbeLoss, Reason::CidrMismatch]);
     assert!(evidence.cidrs_differ());
     let faults = diagnose(&evidence, scene.now);
-    assert!(faults[0].message.contains("loses 40 % of probes"), "{faults:?}");
+    assert_eq!(faults[0].message, "40 % of probes to or from milan are lost");
+    assert!(faults[0].remedy.contains(" or back: "), "no direction is known: {faults:?}");
     assert!(faults[1].message.contains("spec.remote.cidr.pod"), "{faults:?}");
     assert!(faults[1].message.contains("expected 10.99.0.0/16"), "{faults:?}");
     let theirs = Evidence { peer_differs: true, ..scene.evidence() };
