@@ -231,7 +231,10 @@ impl Evidence<'_> {
         let (reason, message, remedy) = match self.departure? {
             Departure::Removed => (
                 Reason::PeeringRemoved,
-                format!("{peer} has removed its side of this peering"),
+                format!(
+                    "{peer} has removed its side of this peering, or its PublicKey of {}",
+                    self.own()
+                ),
                 format!(
                     "remove this side, too, or apply the manifests, this cluster's PublicKey among \
                      them, or install weft, in {peer} again; if it has other keys since, copy its \

@@ -274,7 +274,7 @@ fn forgotten_key() -> Result<Vec<Seen>> {
         let (milan, mut documents) = (scene.cluster("milan"), peering.server_documents());
         documents.retain(|document| !document.contains("kind: PublicKey"));
         milan.apply("rome", &join(&documents))?;
-        let words = "milan has removed its side of this peering";
+        let words = "milan has removed its side of this peering, or its PublicKey of rome";
         seen.push(named(scene, ("rome", "PeeringRemoved"), words, Instant::now())?);
         milan.apply("rome", &join(&peering.server_documents()))?;
         // The client initiates after three unanswered probes, which is no part of the status.

@@ -182,6 +182,9 @@ fn announced_end_explains_missing_answers() {
             ..scene.evidence()
         };
         assert_eq!(scene.reasons(&evidence), [reason]);
+        let fault = diagnose(&evidence, scene.now).remove(0);
+        let is_key_named = fault.message.contains("or its PublicKey of rome");
+        assert_eq!(is_key_named, departure == Departure::Removed, "{fault:?}");
     }
     let restart = Evidence { departure: Some(Departure::Restarting), ..scene.evidence() };
     assert_eq!(scene.reasons(&restart), [], "a restart alone is no fault");
