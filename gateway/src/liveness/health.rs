@@ -10,7 +10,7 @@ mod reason;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use fabric_api::fabric::{RemapKind, Role};
+use fabric_api::fabric::{MtuBound, RemapKind, Role};
 use fabric_api::labels::REMOTE_CLUSTER_ID;
 use fabric_api::networking::ConnectionValue;
 use fabric_api::{Cidr, PublicKey};
@@ -104,8 +104,9 @@ pub struct Evidence<'a> {
     pub peer_id_differs: bool,
     /// The peer reports that not all of its nodes reach its gateway.
     pub peer_nodes: Option<NodeCount>,
-    /// MTU of the tunnel in bytes.
+    /// MTU of the tunnel in bytes, and what keeps it from being larger.
     pub mtu: u32,
+    pub mtu_bound: MtuBound,
 }
 
 /// Returns the causes, the most conclusive first.
@@ -476,14 +477,25 @@ impl Evidence<'_> {
                  to {} is refused",
                 self.peer_name()
             ),
-            remedy: format!(
-                "let the way {} pass packets of {} bytes (of {} over IPv6), and set spec.mtu to \
-                 {IPV6_MTU} at least, if it is set",
-                self.way(),
-                IPV6_MTU + 60,
-                IPV6_MTU + 80
-            ),
+            remedy: self.larger_mtu(),
         })
+    }
+
+    /// Remedy for what keeps the tunnel's MTU below that of IPv6.
+    fn larger_mtu(&self) -> String {
+        let over_ipv4 = self.peer.endpoint.is_none_or(|at| at.ip().to_canonical().is_ipv4());
+        let (packet, way) = (IPV6_MTU + if over_ipv4 { 60 } else { 80 }, self.way());
+        match self.mtu_bound {
+            MtuBound::Spec => format!("set spec.mtu of the gateway to {IPV6_MTU} or more"),
+            MtuBound::Device => format!(
+                "raise the MTU of this host's device or route {way} to {packet} bytes or more"
+            ),
+            MtuBound::Path => format!("let the way {way} pass packets of {packet} bytes"),
+            MtuBound::Overlay => format!(
+                "raise the MTU between this gateway and its nodes by {} bytes or more",
+                IPV6_MTU - self.mtu
+            ),
+        }
     }
 
     /// Own nodes with a fault are none here, so that it does not come back from the peer as its own.

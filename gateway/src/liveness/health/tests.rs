@@ -53,6 +53,7 @@ impl Scene {
             peer_id_differs: false,
             peer_nodes: None,
             mtu: 1340,
+            mtu_bound: MtuBound::Spec,
         }
     }
 
@@ -514,6 +515,15 @@ fn mtu_below_1280_is_a_fault_where_ipv6_is_remapped() {
     });
     assert_eq!(small(&scene), [Reason::TooSmallForIpv6]);
     assert_eq!(scene.reasons(&scene.evidence()), []);
+    let remedy = |mtu_bound| {
+        let small = Evidence { mtu: 1240, mtu_bound, ..scene.evidence() };
+        diagnose(&small, scene.now).remove(0).remedy
+    };
+    assert_eq!(remedy(MtuBound::Spec), "set spec.mtu of the gateway to 1280 or more");
+    let path = format!("let the way to {ENDPOINT} pass packets of 1340 bytes");
+    assert_eq!(remedy(MtuBound::Path), path);
+    assert!(remedy(MtuBound::Device).ends_with(&format!("to {ENDPOINT} to 1340 bytes or more")));
+    assert!(remedy(MtuBound::Overlay).ends_with("its nodes by 40 bytes or more"));
 }
 
 #[test]

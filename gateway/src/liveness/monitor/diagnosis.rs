@@ -271,6 +271,7 @@ impl Diagnosis {
         Evidence {
             desired: &running.desired,
             mtu: running.mtu,
+            mtu_bound: running.mtu_bound,
             own_key: self.own_key,
             value,
             started: self.started,
