@@ -14,6 +14,14 @@ use crate::outline::Outline;
 /// A bigger file is refused before it is read.
 pub(crate) const MAX_FILE: u64 = 1024 * 1024;
 
+/// Limits of one document, named in README.md: lists and objects inside each other, values, those that
+/// aliases repeat counted each time, and aliases for each anchor, where there are more than
+/// `FREE_ALIASES`.
+const MAX_DEPTH: usize = 64;
+const MAX_VALUES: usize = 250_000;
+const MAX_ALIASES: usize = 10;
+const FREE_ALIASES: usize = 100;
+
 /// Limit with which `<namespace>.<name>.yaml` fits into a file name, also with what weft appends.
 const MAX_NAME: usize = 120;
 
@@ -83,8 +91,29 @@ pub(crate) fn parse(file: &str, text: &str) -> Parsed {
 
 /// Parses one document into plain values. The error names line and column of the document.
 pub(crate) fn value(text: &str) -> Result<Value, serde_saphyr::Error> {
-    let options = serde_saphyr::options! { with_snippet: false, strict_booleans: true };
+    let options = serde_saphyr::options! {
+        with_snippet: false,
+        strict_booleans: true,
+        budget: serde_saphyr::budget! {
+            max_depth: MAX_DEPTH,
+            max_nodes: MAX_VALUES,
+            alias_anchor_min_aliases: FREE_ALIASES + 1,
+            alias_anchor_ratio_multiplier: MAX_ALIASES,
+        },
+        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: MAX_VALUES },
+    };
     serde_saphyr::from_str_with_options(text, options)
+}
+
+/// Returns whether it is the size of a document for which it is refused.
+fn is_over_limit(error: &serde_saphyr::Error) -> bool {
+    use serde_saphyr::Error;
+    if let Error::AliasError { error, .. } = error {
+        return is_over_limit(error);
+    }
+    // The parser's own limit, far beyond, has no variant.
+    matches!(error, Error::ExternalMessage { msg, .. } if msg == "recursion limit exceeded")
+        || matches!(error, Error::Budget { .. } | Error::AliasReplayLimitExceeded { .. })
 }
 
 /// The documents of a file with the line (from 0) on which each starts. A line that begins with
@@ -137,6 +166,11 @@ impl Document<'_> {
                     outline.field.filter(|field| SECRET_FIELDS.contains(&field.as_str()));
             }
             let message = match (&error, tab) {
+                _ if is_over_limit(&error) => format!(
+                    "too deep, or too many values or aliases; expected at most {MAX_DEPTH} levels, \
+                     {MAX_VALUES} values, those of aliases included, and {FREE_ALIASES} aliases, or \
+                     {MAX_ALIASES} an anchor"
+                ),
                 // The parser's own message may quote the text.
                 (_, None) if is_secret => "not YAML; expected a whole YAML document".to_owned(),
                 (_, Some(_)) => "found a tab in the indentation; expected spaces".to_owned(),

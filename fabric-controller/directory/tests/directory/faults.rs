@@ -257,7 +257,30 @@ fn alias_bombs_and_deep_nesting_fail_fast() {
         problems[0].contains("is 10000000 bytes long; expected at most 1048576"),
         "{problems:#?}"
     );
-    assert!(problems.iter().all(|p| p.contains("expected")), "{problems:#?}");
+    let limits = "too deep, or too many values or aliases; expected at most 64 levels, 250000 values, \
+                  those of aliases included, and 100 aliases, or 10 an anchor";
+    assert!(problems[1..].iter().all(|p| p.ends_with(limits)), "{problems:#?}");
+}
+
+/// Without optimizations, as many levels as a document may have take more than the stack of a test.
+#[test]
+fn limits_of_a_document_are_named() {
+    let stack = std::thread::Builder::new().stack_size(8 << 20);
+    stack.spawn(name_limits).unwrap().join().unwrap();
+}
+
+fn name_limits() {
+    let secret = |data: &str| format!("kind: Secret\ndata: {data}\n");
+    let nested = |levels: usize| secret(&format!("{}{}", "[".repeat(levels), "]".repeat(levels)));
+    let aliases = |count: usize| secret(&format!("[&a x{}]", ", *a".repeat(count)));
+    let values = |count: usize| secret(&format!("[{}]", "x,".repeat(count)));
+    for (within, beyond) in
+        [(nested(63), nested(64)), (aliases(100), aliases(101)), (values(249_990), values(250_000))]
+    {
+        assert!(!problem_of(&within).contains("too deep"), "{}", problem_of(&within));
+        let found = problem_of(&beyond);
+        assert!(found.contains("at most 64 levels, 250000 values"), "{found}");
+    }
 }
 
 #[test]
