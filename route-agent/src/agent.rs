@@ -477,7 +477,9 @@ impl Agent {
         }
         self.problems = problems;
         let FaultyPaths { unreachable, lossy } = self.probes.faulty();
-        self.vitals.set_problems(self.problems.len());
+        let undone = self.undone.named(Instant::now());
+        let faults = lossy.len() + usize::from(undone.is_some());
+        self.vitals.set_problems(self.problems.len() + faults);
         config.status = Some(NodeConfigStatus {
             applied_generation: config.metadata.generation.unwrap_or_default(),
             records: self.read.clone(),
@@ -488,7 +490,7 @@ impl Agent {
             packet_drops: if unreachable.is_empty() { Vec::new() } else { found.packet_drops() },
             unreachable_gateways: unreachable,
             lossy_gateways: lossy,
-            undone: self.undone.named(Instant::now()),
+            undone,
             refused: Some(self.refuser.report(&config.spec)),
             refuses_recorded: true,
         });
