@@ -3,6 +3,7 @@
 
 mod losses;
 mod prober;
+mod turns;
 
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, BTreeSet};

@@ -5,10 +5,13 @@
 //!     ^------------------- few lost ----------------------+ ^---- none lost ----+
 //! ```
 //!
-//! Without any answer it stays calm: that gateway is unreachable, which the prober itself notices.
+//! Without any answer it stays calm: that gateway is unreachable, which the prober itself notices. What a burst
+//! is too short for, `turns` finds.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
+
+use super::turns::Turns;
 
 /// Time after which an unanswered probe begins a burst.
 const OVERDUE: Duration = Duration::from_millis(100);
@@ -36,6 +39,7 @@ pub(super) struct Losses {
     samples: VecDeque<Sample>,
     burst: Option<Burst>,
     loss: Option<Loss>,
+    turns: Turns,
 }
 
 /// A share that is reported.
@@ -65,7 +69,13 @@ struct Burst {
 
 impl Losses {
     pub(super) fn loss(&self) -> Option<Loss> {
-        self.loss
+        let of_turns = self.turns.loss();
+        let of_turns = of_turns.map(|(percent, since)| Loss { percent, since, changed: since });
+        self.loss.or(of_turns)
+    }
+
+    pub(super) fn begin_turn(&mut self, first: u64, now: Instant) {
+        self.turns.begin(first, now);
     }
 
     pub(super) fn handle_sent(&mut self, nonce: u64, now: Instant) {
@@ -79,6 +89,7 @@ impl Losses {
         if let Some(sample) = self.samples.iter_mut().find(|sample| sample.nonce == nonce) {
             sample.is_answered = true;
         }
+        self.turns.handle_reply(nonce);
     }
 
     /// Deadline of the next [`Self::poll`].
@@ -144,6 +155,9 @@ impl Losses {
         };
         let share = lost(&answers) * 100 / answers.len().max(1);
         let percent = u8::try_from((share + 5) / 10 * 10).unwrap_or(100).max(10);
+        if self.loss.is_some() && !is_lossy {
+            self.turns.forget();
+        }
         self.loss = match self.loss {
             _ if !is_lossy => None,
             Some(loss) if loss.percent.abs_diff(percent) < 20 => Some(loss),

@@ -12,13 +12,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use super::losses::{Loss, Losses};
+use super::turns::TRAIN;
 
 /// Time between two turns of the gateways of one node.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Most turns that a gateway waits for its next probe.
 const MAX_TURNS: u32 = 10;
-/// Probes of a turn: so many that loss of 40 % shows in 87 % of turns, and in 98 % of two.
-const TRAIN: usize = 4;
 /// Time until a probe counts as unanswered, and between the probes of a burst.
 const TIMEOUT: Duration = Duration::from_millis(300);
 const BURST_INTERVAL: Duration = Duration::from_millis(200);
@@ -123,7 +122,11 @@ impl Prober {
             let was_lossy = gateway.losses.loss().is_some();
             let is_burst_due = gateway.losses.poll(gateway.turns, now);
             if gateway.next_at <= now {
-                let train = if gateway.pending.is_none() { TRAIN } else { 1 };
+                let is_turn = gateway.pending.is_none();
+                let train = if is_turn { TRAIN } else { 1 };
+                if is_turn {
+                    gateway.losses.begin_turn(self.nonce + 1, now);
+                }
                 gateway.begin_wait(self.nonce + 1, now);
                 (0..train).for_each(|_| probes.push(gateway.probe(&mut self.nonce, now)));
             } else if is_burst_due {
