@@ -17,7 +17,7 @@ pub enum DirectoryError {
     Write { path: PathBuf, source: io::Error },
     #[error(
         "cannot write {}, as its file system is full: what is there is an older version; make room \
-         (`df -h {0}`, `df -i {0}`)", path.display()
+         (`df -h {1}`, `df -i {1}`)", path.display(), path.parent().unwrap_or(path).display()
     )]
     Full { path: PathBuf, source: io::Error },
     #[error("cannot remove {}", path.display())]
