@@ -125,6 +125,7 @@ impl Firewall {
 ///   without this table nothing is translated any more, and the host refuses what has no socket.
 ///   What is translated leaves by the gateway's link or not at all, whatever routes there are.
 ///   The source is translated behind routing, which takes no local one from a device.
+/// * Only the node itself sends anything to a gateway's overlay address: a pod could flood the probes there.
 /// * Chains of others accept what comes out of the overlay from the port of overlay probes: nothing
 ///   but answers to this node's own probes gets there, and by no other device: conntrack would take a pod's
 ///   packet for one.
@@ -135,7 +136,7 @@ impl fmt::Display for Firewall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kept = self.local_pods.iter().filter(|_| !self.full_masquerade);
         let (kept, peers) = (by_length(kept), by_length(self.peers.iter().chain(&self.probed)));
-        let unconnected = by_length(&self.unconnected);
+        let (unconnected, probed) = (by_length(&self.unconnected), by_length(&self.probed));
         write_hosts(f, "vxlan", &self.vxlan_sources)?;
         write_hosts(f, "masqueraded", &self.masqueraded)?;
         write_targets(f, "targets_v4", "ipv4_addr", |ip| ip.is_ipv4(), &self.targets)?;
@@ -165,11 +166,14 @@ impl fmt::Display for Firewall {
             writeln!(f, "  chain {chain} {{")?;
             writeln!(f, "    type filter hook {hook} priority -90; policy accept;")?;
             unconnected.iter().try_for_each(|set| set.write(f, "daddr", "goto refuse"))?;
+            if hook == "prerouting" {
+                probed.iter().try_for_each(|set| set.write(f, "daddr", "drop"))?;
+            }
             writeln!(f, "  }}")?;
         }
         f.write_str(REFUSE)?;
         let of_others = "iifname != { \"weft4\", \"weft6\" } drop";
-        by_length(&self.probed).iter().try_for_each(|set| set.write(f, "saddr", of_others))?;
+        probed.iter().try_for_each(|set| set.write(f, "saddr", of_others))?;
         f.write_str("  }\n")?;
         write_links(f, &self.links)
     }
