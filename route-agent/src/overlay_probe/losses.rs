@@ -15,8 +15,10 @@ use super::turns::Turns;
 
 /// Time after which an unanswered probe begins a burst.
 const OVERDUE: Duration = Duration::from_millis(100);
-/// Time after which an unanswered probe of a burst is lost.
-const ANSWER_TIME: Duration = Duration::from_millis(300);
+/// Time after which an unanswered probe of a burst is lost: three times that of the slowest answer of late, within
+/// these bounds.
+const MIN_ANSWER_TIME: Duration = Duration::from_millis(300);
+const MAX_ANSWER_TIME: Duration = Duration::from_secs(2);
 /// Between two probes of a burst, and while probes are lost; then gateways of one node take turns.
 const BURST_INTERVAL: Duration = Duration::from_millis(25);
 const LOSSY_INTERVAL: Duration = Duration::from_millis(50);
@@ -40,6 +42,8 @@ pub(super) struct Losses {
     burst: Option<Burst>,
     loss: Option<Loss>,
     turns: Turns,
+    /// Time that the slowest answer took, halved with each turn.
+    slowest: Duration,
 }
 
 /// A share that is reported.
@@ -76,6 +80,7 @@ impl Losses {
 
     pub(super) fn begin_turn(&mut self, first: u64, now: Instant) {
         self.turns.begin(first, now);
+        self.slowest /= 2;
     }
 
     pub(super) fn handle_sent(&mut self, nonce: u64, now: Instant) {
@@ -85,9 +90,10 @@ impl Losses {
         self.samples.push_back(Sample { nonce, sent: now, is_answered: false });
     }
 
-    pub(super) fn handle_reply(&mut self, nonce: u64) {
+    pub(super) fn handle_reply(&mut self, nonce: u64, now: Instant) {
         if let Some(sample) = self.samples.iter_mut().find(|sample| sample.nonce == nonce) {
             sample.is_answered = true;
+            self.slowest = self.slowest.max(now - sample.sent);
         }
         self.turns.handle_reply(nonce);
     }
@@ -134,11 +140,17 @@ impl Losses {
     }
 
     fn is_undecided(&self, now: Instant) -> bool {
-        self.samples.iter().any(|sample| !sample.is_answered && now < sample.sent + ANSWER_TIME)
+        let answer_time = self.answer_time();
+        self.samples.iter().any(|sample| !sample.is_answered && now < sample.sent + answer_time)
+    }
+
+    fn answer_time(&self) -> Duration {
+        (3 * self.slowest).clamp(MIN_ANSWER_TIME, MAX_ANSWER_TIME)
     }
 
     fn measure(&mut self, began: Instant, now: Instant) {
-        let is_decided = |sample: &&Sample| sample.is_answered || now >= sample.sent + ANSWER_TIME;
+        let answer_time = self.answer_time();
+        let is_decided = |sample: &&Sample| sample.is_answered || now >= sample.sent + answer_time;
         let answers: Vec<bool> =
             self.samples.iter().filter(is_decided).map(|sample| sample.is_answered).collect();
         let latest = |count: usize| &answers[answers.len().saturating_sub(count)..];
@@ -224,7 +236,7 @@ mod tests {
             self.random ^= self.random >> 7;
             self.random ^= self.random << 17;
             if self.random % 100 >= percent {
-                self.losses.handle_reply(self.nonce);
+                self.losses.handle_reply(self.nonce, self.now);
             }
         }
 
@@ -304,6 +316,29 @@ mod tests {
     }
 
     #[test]
+    fn answers_of_any_delay_up_to_a_second_are_no_loss() {
+        let mut world = World::new(1);
+        let (mut due, mut reported) = (Vec::new(), 0);
+        for step in 0..60_000_u64 {
+            world.now += MILLI;
+            let is_turn = step % 1000 == 0;
+            if is_turn {
+                world.losses.begin_turn(world.nonce + 1, world.now);
+            }
+            let probes = if is_turn { 4 } else { usize::from(world.losses.poll(1, world.now)) };
+            for _ in 0..probes {
+                world.send(100);
+                due.push((step + 50 + world.random % 850, world.nonce));
+            }
+            for (_, nonce) in due.extract_if(.., |(at, _)| *at <= step) {
+                world.losses.handle_reply(nonce, world.now);
+            }
+            reported += u32::from(world.percent().is_some());
+        }
+        assert_eq!(reported, 0, "of 60,000");
+    }
+
+    #[test]
     fn late_answer_is_no_loss() {
         let mut world = World::new(1);
         world.pass(500, 0);
@@ -312,7 +347,7 @@ mod tests {
             for _ in 0..4 {
                 world.send(100);
             }
-            world.losses.handle_reply(first + 3);
+            world.losses.handle_reply(first + 3, world.now);
             world.now += 150 * MILLI;
             assert!(world.losses.poll(1, world.now), "a burst begins");
             for _ in 0..WINDOW {
@@ -320,7 +355,7 @@ mod tests {
                 let nonce = world.nonce;
                 world.now += BURST_INTERVAL;
                 world.losses.poll(1, world.now);
-                world.losses.handle_reply(nonce);
+                world.losses.handle_reply(nonce, world.now);
             }
             world.pass(1000, 0);
             assert_eq!(world.percent(), None);

@@ -160,7 +160,7 @@ impl Prober {
         let Some(gateway) = gateway.filter(|gateway| gateway.target.address == from) else {
             return false;
         };
-        gateway.losses.handle_reply(nonce);
+        gateway.losses.handle_reply(nonce, now);
         let Some(pending) = gateway.pending else { return false };
         if !(pending.nonce..=self.nonce).contains(&nonce) {
             return false;
