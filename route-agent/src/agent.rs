@@ -476,9 +476,9 @@ impl Agent {
             tracing::info!("solved: {problem}");
         }
         self.problems = problems;
-        let FaultyPaths { unreachable, lossy } = self.probes.faulty();
+        let FaultyPaths { unreachable, lossy, cramped } = self.probes.faulty();
         let undone = self.undone.named(Instant::now());
-        let faults = lossy.len() + usize::from(undone.is_some());
+        let faults = lossy.len() + cramped.len() + usize::from(undone.is_some());
         self.vitals.set_problems(self.problems.len() + faults);
         config.status = Some(NodeConfigStatus {
             applied_generation: config.metadata.generation.unwrap_or_default(),
@@ -490,6 +490,7 @@ impl Agent {
             packet_drops: if unreachable.is_empty() { Vec::new() } else { found.packet_drops() },
             unreachable_gateways: unreachable,
             lossy_gateways: lossy,
+            cramped_gateways: cramped,
             undone,
             refused: Some(self.refuser.report(&config.spec)),
             refuses_recorded: true,

@@ -1,6 +1,7 @@
 //! Probes of gateways through the overlay, by the same device, routes and translation as any
 //! packet of this node takes to a peer.
 
+mod full_size;
 mod losses;
 mod prober;
 mod turns;
@@ -13,7 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use fabric_api::fabric::{
-    ActiveReplica, LossyGateway, NodeConfigSpec, OVERLAY_PROBE_PORT, OverlayProbe,
+    ActiveReplica, CrampedGateway, LossyGateway, NodeConfigSpec, OVERLAY_PROBE_PORT, OverlayProbe,
     UnreachableGateway,
 };
 use fabric_api::overlay_v6;
@@ -29,8 +30,9 @@ use prober::{Probe, Prober, Target};
 
 use crate::config_source::ConfigSource;
 
-/// Longer datagrams are no replies.
-const MAX_DATAGRAM: usize = 1024;
+/// Bytes of IP and UDP headers.
+const HEADERS_V4: usize = 28;
+const HEADERS_V6: usize = 48;
 /// Longest time for the last probes.
 const END: Duration = Duration::from_secs(1);
 /// Time that an agent that ends may be away before gateways report it.
@@ -48,6 +50,7 @@ pub(crate) type TakeOvers = BTreeMap<String, ActiveReplica>;
 pub(crate) struct FaultyPaths {
     pub(crate) unreachable: Vec<UnreachableGateway>,
     pub(crate) lossy: Vec<LossyGateway>,
+    pub(crate) cramped: Vec<CrampedGateway>,
 }
 
 /// Probes of this node's gateways, until it is dropped.
@@ -145,7 +148,8 @@ fn targets(config: &NodeConfigSpec) -> Vec<Target> {
         let address = SocketAddr::new(ip, probe.port);
         let peer = peering.peer_cluster_id.clone();
         let (mac, underlay) = (gateway.mac.clone(), gateway.underlay);
-        Some(Target { peer, address, mac, underlay, host: probe.node.clone() })
+        let (host, mtu) = (probe.node.clone(), peering.mtu);
+        Some(Target { peer, address, mac, underlay, host, mtu })
     };
     config.peerings.iter().filter_map(target).collect()
 }
@@ -199,7 +203,7 @@ impl Task {
     }
 
     fn receive(&mut self) {
-        let mut buffer = [0; MAX_DATAGRAM];
+        let mut buffer = [0; OverlayProbe::MAX_DATAGRAM];
         for socket in [&self.v4, &self.v6].into_iter().flatten() {
             // An error is one of an earlier probe: that stays unanswered.
             while let Ok((length, from)) = socket.try_recv_from(&mut buffer) {
@@ -210,6 +214,13 @@ impl Task {
                 if let Some(active) = message.active {
                     self.handle_take_over(from, active);
                 } else if message.reply {
+                    let full = self.prober.target(from).map(|target| payload(from, target.mtu));
+                    let is_full = full.is_some_and(|full| length >= full);
+                    self.prober.handle_size(
+                        from,
+                        message.nonce,
+                        message.in_size.then_some(is_full),
+                    );
                     self.prober.handle_reply(from, message.nonce, Instant::now());
                 }
             }
@@ -230,12 +241,13 @@ impl Task {
     }
 
     fn send(&mut self, probes: Vec<Probe>) {
-        for Probe { to, nonce, next, unanswered } in probes {
+        for Probe { to, nonce, next, unanswered, size } in probes {
             let next_ms = u32::try_from(next.as_millis()).unwrap_or(u32::MAX);
             let (node, cut_off) = (self.node.clone(), self.cut_off);
             let probe =
                 OverlayProbe { node, nonce, next_ms, unanswered, cut_off, ..Default::default() };
-            let sent = self.socket(to, unanswered).and_then(|s| s.try_send_to(&probe.encode(), to));
+            let datagram = probe.encode_in(size.map(|size| payload(to, size)).unwrap_or_default());
+            let sent = self.socket(to, unanswered).and_then(|s| s.try_send_to(&datagram, to));
             if let Err(error) = sent {
                 tracing::debug!(%error, %to, "cannot send a probe");
             }
@@ -290,9 +302,15 @@ impl Task {
             let (peer_cluster_id, lost_percent) = (target.peer.clone(), loss.percent);
             LossyGateway { peer_cluster_id, lost_percent, since }
         };
+        let cramped = |(target, since): (&Target, Instant)| {
+            let known = before.cramped.iter().find(|known| known.peer_cluster_id == target.peer);
+            let since = known.map_or_else(|| wall(since), |known| known.since.clone());
+            CrampedGateway { peer_cluster_id: target.peer.clone(), bytes: target.mtu, since }
+        };
         let faulty = FaultyPaths {
             unreachable: self.prober.unreachable().map(unreachable).collect(),
             lossy: self.prober.lossy().map(lossy).collect(),
+            cramped: self.prober.cramped().map(cramped).collect(),
         };
         if faulty != before {
             log_changes(&before, &faulty);
@@ -301,32 +319,32 @@ impl Task {
     }
 }
 
+/// Length of the UDP datagram in a packet of so many bytes, as far as probes go.
+fn payload(to: SocketAddr, packet: u32) -> usize {
+    let headers = if to.is_ipv4() { HEADERS_V4 } else { HEADERS_V6 };
+    let length = usize::try_from(packet).unwrap_or_default().saturating_sub(headers);
+    length.min(OverlayProbe::MAX_DATAGRAM)
+}
+
 fn log_changes(before: &FaultyPaths, now: &FaultyPaths) {
-    for UnreachableGateway { peer_cluster_id: peer, since } in &now.unreachable {
-        if !before.unreachable.iter().any(|known| known.peer_cluster_id == *peer) {
-            tracing::warn!(peer, since, "the peer's gateway does not answer over VXLAN");
-        }
+    let (before, now) = (faults(before), faults(now));
+    for ((peer, fault), since) in now.iter().filter(|(fault, _)| !before.contains_key(*fault)) {
+        tracing::warn!(peer, since, "the peer's gateway {fault} over VXLAN");
     }
-    for UnreachableGateway { peer_cluster_id: peer, .. } in &before.unreachable {
-        if !now.unreachable.iter().any(|known| known.peer_cluster_id == *peer) {
-            tracing::info!(peer, "the peer's gateway answers over VXLAN");
-        }
+    for (peer, fault) in before.keys().filter(|fault| !now.contains_key(*fault)) {
+        tracing::info!(peer, "solved: the peer's gateway {fault} over VXLAN");
     }
-    for LossyGateway { peer_cluster_id: peer, lost_percent, since } in &now.lossy {
-        if !before.lossy.iter().any(|known| known.peer_cluster_id == *peer) {
-            tracing::warn!(
-                peer,
-                lost_percent,
-                since,
-                "probes of the peer's gateway over VXLAN are lost"
-            );
-        }
-    }
-    for LossyGateway { peer_cluster_id: peer, .. } in &before.lossy {
-        if !now.lossy.iter().any(|known| known.peer_cluster_id == *peer) {
-            tracing::info!(peer, "no more probes of the peer's gateway over VXLAN are lost");
-        }
-    }
+}
+
+/// What each gateway does, by its peer, and since when.
+fn faults(paths: &FaultyPaths) -> BTreeMap<(&str, &'static str), &str> {
+    let unreachable = paths.unreachable.iter();
+    let unreachable = unreachable.map(|of| ((&*of.peer_cluster_id, "does not answer"), &*of.since));
+    let lossy = paths.lossy.iter();
+    let lossy = lossy.map(|of| ((&*of.peer_cluster_id, "does not answer all probes"), &*of.since));
+    let cramped = paths.cramped.iter();
+    let cramped = cramped.map(|of| ((&*of.peer_cluster_id, "answers no large probes"), &*of.since));
+    unreachable.chain(lossy).chain(cramped).collect()
 }
 
 /// A port that another program has is left to that.

@@ -37,7 +37,7 @@ struct Fault {
     words: &'static str,
 }
 
-const FAULTS: [Fault; 11] = [
+const FAULTS: [Fault; 12] = [
     Fault {
         name: "port down",
         begin: |scene| scene.lab.cut("rome-2"),
@@ -69,6 +69,18 @@ const FAULTS: [Fault; 11] = [
         end: |scene| node(scene).nft("delete table inet test"),
         shown: "Lossy",
         words: " % of its probes over VXLAN or of the answers are lost for ",
+    },
+    Fault {
+        name: "large packets lost",
+        begin: |scene| {
+            node(scene).nft(
+                "table inet test { chain input { type filter hook input priority -200; \
+                 udp dport 4879 ip length > 1300 drop; }; }",
+            )
+        },
+        end: |scene| node(scene).nft("delete table inet test"),
+        shown: "Cramped",
+        words: "rome-2: packets of ",
     },
     Fault {
         name: "a rule of weft's kept deleted",

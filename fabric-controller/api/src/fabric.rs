@@ -25,7 +25,8 @@ pub use node_config::{
 };
 
 pub use overlay_probe::{
-    GatewayProbe, LossyGateway, OverlayProbe, PathFault, UnreachableGateway, UnreachableNode,
+    CrampedGateway, GatewayProbe, LossyGateway, OverlayProbe, PathFault, UnreachableGateway,
+    UnreachableNode,
 };
 pub use record::{
     ClusterRecord, FabricRecord, FabricRecordSpec, PeeringGateway, PeeringRecord, common_family,

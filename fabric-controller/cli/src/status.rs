@@ -60,8 +60,8 @@ JSON (-o json; YAML is the same; absent means not known; in Kubernetes there is 
        \"since\": \"2026-01-31T12:00:00Z\"}],
      \"nodes\": {\"reachable\": 1, \"of\": 2, \"unreachable\": [{\"node\": \"n2\",
        \"fault\": \"NoAnswer\" (or NoAgent, OneWay, CutOff, NotStarted, NotForwarding,
-       PodCidrOverlap, PodCidrOutside, Diverted, Lossy, Undone), \"since\": \"2026-01-31T12:00:00Z\",
-       \"cause\": \"...\", \"remedy\": \"...\"}]},
+       PodCidrOverlap, PodCidrOutside, Diverted, Lossy, Cramped, Undone),
+       \"since\": \"2026-01-31T12:00:00Z\", \"cause\": \"...\", \"remedy\": \"...\"}]},
      \"transit\": [{\"external\": \"10.70.0.3\", \"target\": \"10.68.1.2\"}]}],
    \"refused\": [{\"cluster\": \"turin\", \"prefix\": \"10.72.0.0/16\", \"senders\": [\"10.200.1.2\"]}],
    \"problems\": [\"...\"]}

@@ -38,7 +38,7 @@ impl NodePaths {
                 let fault = UnreachableNode { node: node.clone(), fault, detail: None, since };
                 unreachable.insert(node.clone(), fault);
             }
-            if let Some(fault) = loss(config, gateway) {
+            for fault in [loss(config, gateway), cramp(config, gateway)].into_iter().flatten() {
                 unreachable.entry(fault.node.clone()).or_insert(fault);
             }
         }
@@ -85,6 +85,8 @@ impl NodePaths {
     }
 }
 
+/// Bytes that VXLAN over IPv6 adds to a packet, 20 more than over IPv4.
+const VXLAN_OVERHEAD: u32 = 70;
 /// Separates cause and remedy of a detail that has both.
 const SEPARATOR: &str = "; ";
 
@@ -96,6 +98,18 @@ fn loss(config: &NodeConfig, gateway: &GatewayConfig) -> Option<UnreachableNode>
         node: config.metadata.name.clone().unwrap_or_default(),
         fault: PathFault::Lossy,
         detail: Some(format!("{} %", report.lost_percent)),
+        since: report.since.clone(),
+    })
+}
+
+/// A way between a node and the gateway that carries small packets only.
+fn cramp(config: &NodeConfig, gateway: &GatewayConfig) -> Option<UnreachableNode> {
+    let mut reports = config.status.iter().flat_map(|status| &status.cramped_gateways);
+    let report = reports.find(|of| of.peer_cluster_id == gateway.spec.peer_cluster_id)?;
+    Some(UnreachableNode {
+        node: config.metadata.name.clone().unwrap_or_default(),
+        fault: PathFault::Cramped,
+        detail: Some(report.bytes.to_string()),
         since: report.since.clone(),
     })
 }
@@ -201,6 +215,9 @@ pub fn cause(node: &UnreachableNode) -> String {
         PathFault::PodCidrOutside => format!(
             "its pod CIDR {detail} lies in none of the cluster's, so peers do not accept its pods"
         ),
+        PathFault::Cramped => format!(
+            "packets of {detail} bytes between it and the gateway are lost over VXLAN, smaller ones pass"
+        ),
         PathFault::Undone => {
             format!("another program keeps undoing what its route-agent sets: `{detail}`")
         }
@@ -233,6 +250,11 @@ pub fn remedy(of: &UnreachableNode) -> String {
         PathFault::Lossy => format!(
             "look for an overloaded link, a bad cable or a rule that limits UDP 4879 between {node} and the \
              gateway's host"
+        ),
+        PathFault::Cramped => format!(
+            "let all links between {node} and the gateway's host pass {} bytes: give their devices one \
+             MTU; or set spec.mtu of the gateway lower",
+            detail.parse::<u32>().unwrap_or_default() + VXLAN_OVERHEAD
         ),
         PathFault::Undone => format!(
             "find that program on {node} (`ip monitor all`, `nft monitor`) and have it leave alone what \
@@ -269,7 +291,8 @@ pub fn remedy(of: &UnreachableNode) -> String {
 #[cfg(test)]
 mod tests {
     use fabric_api::fabric::{
-        ForwardingOff, LossyGateway, OverlappingPods, PacketDrop, UndoneStep, UnreachableGateway,
+        CrampedGateway, ForwardingOff, LossyGateway, OverlappingPods, PacketDrop, UndoneStep,
+        UnreachableGateway,
     };
     use serde_json::json;
 
@@ -324,18 +347,27 @@ mod tests {
         let peer_cluster_id = "milan".to_owned();
         first.status.get_or_insert_default().lossy_gateways =
             vec![LossyGateway { peer_cluster_id, lost_percent: 40, since }];
-        let of = |status: &serde_json::Value| {
-            NodePaths::of(&gateway(status.clone()), [&first, &second]).unwrap()
+        let of = |first: &NodeConfig, status: &serde_json::Value| {
+            NodePaths::of(&gateway(status.clone()), [first, &second]).unwrap()
         };
-        let paths = of(&status);
+        let paths = of(&first, &status);
         assert_eq!((paths.reachable(), paths.nodes), (1, 2));
         let text = describe(&paths.unreachable[0], "2026-01-31T12:00:02Z".parse().unwrap());
         let words =
             "n1: 40 % of its probes over VXLAN or of the answers are lost for 2 s; look for";
         assert!(text.starts_with(words), "{text}");
+        first.status.get_or_insert_default().lossy_gateways.clear();
+        let (peer_cluster_id, since) = ("milan".to_owned(), "2026-01-31T12:00:00.000Z".to_owned());
+        first.status.get_or_insert_default().cramped_gateways =
+            vec![CrampedGateway { peer_cluster_id, bytes: 1440, since }];
+        let text =
+            describe(&of(&first, &status).unreachable[0], "2026-01-31T12:00:02Z".parse().unwrap());
+        let words =
+            "n1: packets of 1440 bytes between it and the gateway are lost over VXLAN, smaller";
+        assert!(text.starts_with(words) && text.contains("pass 1510 bytes"), "{text}");
         status["unreachableNodes"] =
             json!([{"node": "n1", "fault": "OneWay", "since": "2026-01-31T12:00:01Z"}]);
-        assert_eq!(of(&status).unreachable[0].fault, PathFault::OneWay);
+        assert_eq!(of(&first, &status).unreachable[0].fault, PathFault::OneWay);
     }
 
     #[test]

@@ -28,7 +28,7 @@ use crate::replicas::Standing;
 use crate::state::{Plane, Running};
 use nodes::Nodes;
 use notices::Notices;
-use socket::{MAX_DATAGRAM, Responder};
+use socket::Responder;
 
 pub use nodes::NodePaths;
 
@@ -184,7 +184,7 @@ impl Probing {
             sleep(RETRY).await;
             return self.open();
         };
-        let mut buffer = [0; MAX_DATAGRAM];
+        let mut buffer = [0; OverlayProbe::MAX_DATAGRAM];
         match responder.receive(&mut buffer).await {
             Ok((from, length)) => self.answer(&buffer[..length], from),
             Err(error) => {
@@ -206,14 +206,15 @@ impl Probing {
         }
         self.nodes.handle_probe(&probe, Instant::now(), Timestamp::now());
         self.notices.forget(&probe.node);
-        responder.send(&OverlayProbe { reply: true, ..probe }.encode(), from);
+        let reply = OverlayProbe { reply: true, in_size: true, ..probe };
+        responder.send(&reply.encode_in(datagram.len()), from);
     }
 
     /// Datagrams that have arrived count before the time does.
     fn poll(&mut self, due: Instant) {
         let late = due.elapsed();
         for _ in 0..LATE_DATAGRAMS {
-            let mut buffer = [0; MAX_DATAGRAM];
+            let mut buffer = [0; OverlayProbe::MAX_DATAGRAM];
             let responder = self.current.as_ref().and_then(|current| current.responder.as_ref());
             let Some((from, length)) = responder.and_then(|r| r.received(&mut buffer)) else {
                 break;

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use super::full_size::FullSize;
 use super::losses::{Loss, Losses};
 use super::turns::TRAIN;
 
@@ -40,6 +41,8 @@ pub(crate) struct Target {
     pub(crate) underlay: IpAddr,
     /// Name of the node that it runs on.
     pub(crate) host: Option<String>,
+    /// Largest packet for the peer, in bytes.
+    pub(crate) mtu: u32,
 }
 
 /// A probe to be sent.
@@ -51,6 +54,8 @@ pub(super) struct Probe {
     pub(super) next: Duration,
     /// The gateway is unreachable.
     pub(super) unanswered: bool,
+    /// Size of the packet, in bytes, if it is to be more than needed.
+    pub(super) size: Option<u32>,
 }
 
 /// All gateways that are probed, by overlay address.
@@ -70,6 +75,9 @@ struct Gateway {
     next_at: Instant,
     pending: Option<Pending>,
     losses: Losses,
+    full_size: FullSize,
+    /// Its replies are as large as the probes.
+    answers_in_size: bool,
     /// It has answered since this agent follows it.
     has_answered: bool,
 }
@@ -119,21 +127,26 @@ impl Prober {
         let mut probes = Vec::new();
         let mut suspects = Vec::new();
         for gateway in self.gateways.values_mut() {
-            let was_lossy = gateway.losses.loss().is_some();
+            let was_faulty = gateway.is_faulty();
             let is_burst_due = gateway.losses.poll(gateway.turns, now);
+            let mut is_full_due = gateway.full_size.poll(gateway.pending.is_none(), now);
             if gateway.next_at <= now {
                 let is_turn = gateway.pending.is_none();
                 let train = if is_turn { TRAIN } else { 1 };
                 if is_turn {
                     gateway.losses.begin_turn(self.nonce + 1, now);
+                    is_full_due |= gateway.answers_in_size;
                 }
                 gateway.begin_wait(self.nonce + 1, now);
                 (0..train).for_each(|_| probes.push(gateway.probe(&mut self.nonce, now)));
             } else if is_burst_due {
                 probes.push(gateway.probe(&mut self.nonce, now));
             }
-            let is_newly_lossy = !was_lossy && gateway.losses.loss().is_some();
-            if is_newly_lossy || gateway.pending.is_some_and(|pending| pending.count == 2) {
+            if is_full_due {
+                probes.push(gateway.full_probe(&mut self.nonce, now));
+            }
+            let is_newly_faulty = !was_faulty && gateway.is_faulty();
+            if is_newly_faulty || gateway.pending.is_some_and(|pending| pending.count == 2) {
                 suspects.push(gateway.target.host.clone());
             }
         }
@@ -149,9 +162,24 @@ impl Prober {
     /// Deadline of the next [`Self::poll`].
     pub(super) fn deadline(&self) -> Option<Instant> {
         let of = |gateway: &Gateway| {
-            gateway.losses.deadline().map_or(gateway.next_at, |at| at.min(gateway.next_at))
+            let others = [gateway.losses.deadline(), gateway.full_size.deadline()];
+            others.into_iter().flatten().fold(gateway.next_at, Instant::min)
         };
         self.gateways.values().map(of).min()
+    }
+
+    /// Takes in whether a reply has full size; `None` of a gateway whose replies do not have the size of the probe.
+    pub(super) fn handle_size(&mut self, from: SocketAddr, nonce: u64, is_full: Option<bool>) {
+        let gateway = self.gateways.get_mut(&from.ip());
+        let Some(gateway) = gateway.filter(|gateway| gateway.target.address == from) else {
+            return;
+        };
+        gateway.answers_in_size = is_full.is_some();
+        match is_full {
+            None => gateway.full_size = FullSize::default(),
+            Some(true) => gateway.full_size.handle_reply(nonce),
+            Some(false) => {}
+        }
     }
 
     /// Returns whether it is the reply to a probe that still counts.
@@ -189,7 +217,8 @@ impl Prober {
         for gateway in self.gateways.values() {
             self.nonce += 1;
             let (to, nonce) = (gateway.target.address, self.nonce);
-            end_notice.push(Probe { to, nonce, next: Duration::ZERO, unanswered: false });
+            let next = Duration::ZERO;
+            end_notice.push(Probe { to, nonce, next, unanswered: false, size: None });
         }
         end_notice
     }
@@ -204,6 +233,12 @@ impl Prober {
     pub(super) fn lossy(&self) -> impl Iterator<Item = (&Target, Loss)> {
         let answering = self.gateways.values().filter(|gateway| !gateway.is_unreachable());
         answering.filter_map(|gateway| Some((&gateway.target, gateway.losses.loss()?)))
+    }
+
+    /// Gateways that answer none but smaller probes.
+    pub(super) fn cramped(&self) -> impl Iterator<Item = (&Target, Instant)> {
+        let answering = self.gateways.values().filter(|gateway| !gateway.is_unreachable());
+        answering.filter_map(|gateway| Some((&gateway.target, gateway.full_size.lost_since()?)))
     }
 
     /// Those of the unreachable ones that have answered before. Of any other, only its probes may be dropped.
@@ -225,6 +260,8 @@ impl Gateway {
             next_at: now,
             pending: None,
             losses: Losses::default(),
+            full_size: FullSize::default(),
+            answers_in_size: false,
             has_answered: false,
         }
     }
@@ -232,6 +269,11 @@ impl Gateway {
     /// A whole burst was sent, and the time to answer the last of it has passed.
     fn is_unreachable(&self) -> bool {
         self.pending.is_some_and(|pending| pending.count > MAX_UNANSWERED)
+    }
+
+    /// It answers some of the probes only.
+    fn is_faulty(&self) -> bool {
+        self.losses.loss().is_some() || self.full_size.lost_since().is_some()
     }
 
     /// Waits for the answer to this probe, and those after it.
@@ -256,8 +298,19 @@ impl Gateway {
     fn probe(&mut self, last: &mut u64, now: Instant) -> Probe {
         *last += 1;
         self.losses.handle_sent(*last, now);
+        self.numbered(*last, None, now)
+    }
+
+    fn full_probe(&mut self, last: &mut u64, now: Instant) -> Probe {
+        *last += 1;
+        self.full_size.handle_sent(*last, now);
+        self.numbered(*last, Some(self.target.mtu), now)
+    }
+
+    fn numbered(&self, nonce: u64, size: Option<u32>, now: Instant) -> Probe {
         let next = self.turn_at.max(self.next_at) - now;
-        Probe { to: self.target.address, nonce: *last, next, unanswered: self.is_unreachable() }
+        let unanswered = self.is_unreachable();
+        Probe { to: self.target.address, nonce, next, unanswered, size }
     }
 }
 
@@ -274,6 +327,7 @@ mod tests {
         prober: Prober,
         /// Time in milliseconds and last octet of each probe's destination, those of a turn as one.
         sent: Vec<(u128, u8)>,
+        answers_in_size: bool,
     }
 
     impl World {
@@ -281,10 +335,14 @@ mod tests {
             let (start, mut prober) = (Instant::now(), Prober::new(7));
             let targets: Vec<_> = (1..=gateways).map(target).collect();
             prober.follow(&targets, start);
-            Self { start, now: start, prober, sent: Vec::new() }
+            Self { start, now: start, prober, sent: Vec::new(), answers_in_size: true }
         }
 
         fn pass(&mut self, millis: u32, answers: impl Fn(u8) -> bool) {
+            self.pass_probes(millis, |probe| answers(octet(probe.to)));
+        }
+
+        fn pass_probes(&mut self, millis: u32, answers: impl Fn(&Probe) -> bool) {
             let end = self.now + millis * MILLI;
             while let Some(at) = self.prober.deadline().filter(|at| *at <= end) {
                 self.now = self.now.max(at);
@@ -294,8 +352,10 @@ mod tests {
                     if self.sent.last() != Some(&sent) {
                         self.sent.push(sent);
                     }
-                    if answers(number) {
+                    if answers(&probe) {
                         self.prober.handle_reply(probe.to, probe.nonce, self.now);
+                        let is_full = self.answers_in_size.then_some(probe.size.is_some());
+                        self.prober.handle_size(probe.to, probe.nonce, is_full);
                     }
                 }
             }
@@ -311,7 +371,7 @@ mod tests {
         let address = SocketAddr::from(([10, 80, 0, number], 12346));
         let (mac, underlay) = (None, [192, 0, 2, number].into());
         let host = Some("n1".to_owned());
-        Target { peer: format!("peer-{number}"), address, mac, underlay, host }
+        Target { peer: format!("peer-{number}"), address, mac, underlay, host, mtu: 1440 }
     }
 
     fn octet(address: SocketAddr) -> u8 {
@@ -421,6 +481,26 @@ mod tests {
         world.pass(5000, |_| false);
         assert_eq!(world.prober.lossy().count(), 0, "none answers");
         assert_eq!(world.unreachable(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn way_for_small_packets_only_is_named() {
+        let mut world = World::new(2);
+        let small = |probe: &Probe| probe.size.is_none();
+        world.pass_probes(10_000, |_| true);
+        assert_eq!(world.prober.cramped().count(), 0);
+        world.pass_probes(2600, small);
+        assert!(world.prober.cramped().count() > 0);
+        world.pass_probes(1600, small);
+        assert_eq!(world.prober.cramped().count(), 2);
+        assert!(world.unreachable().is_empty() && world.prober.lossy().count() == 0);
+        world.pass_probes(20_000, small);
+        assert_eq!(world.prober.cramped().count(), 2);
+        world.pass_probes(2000, |_| true);
+        assert_eq!(world.prober.cramped().count(), 0);
+        world.answers_in_size = false;
+        world.pass_probes(20_000, small);
+        assert_eq!(world.prober.cramped().count(), 0, "a gateway of before took its place");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{GatewayProbe, LossyGateway, RecordVersion, UnreachableGateway};
+use super::{CrampedGateway, GatewayProbe, LossyGateway, RecordVersion, UnreachableGateway};
 
 /// Default of [`NodeConfigSpec::refuse_seconds`]: five minutes.
 pub const REFUSE_SECONDS: u32 = 300;
@@ -207,6 +207,9 @@ pub struct NodeConfigStatus {
     /// Gateways that answer some of this node's probes through the overlay only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lossy_gateways: Vec<LossyGateway>,
+    /// Gateways that answer none but smaller probes than packets of their peers may be.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cramped_gateways: Vec<CrampedGateway>,
     /// A step that the agent has to take again and again, as another program keeps undoing it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undone: Option<UndoneStep>,

@@ -1,14 +1,15 @@
 //! Probes between nodes and gateways through the overlay: the datagram, and what is reported.
 //!
 //! A route-agent sends a probe to a gateway's overlay address, with a source that the node's own
-//! rules translate as they do any other; the gateway sends it back. A datagram is a JSON object.
+//! rules translate as they do any other; the gateway sends it back. A datagram is a JSON object, and spaces up to
+//! the size that is tried.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::ActiveReplica;
 
-/// Longest datagram that is parsed, in bytes: a node's name has 253 at most.
+/// Longest object that is parsed, in bytes: a node's name has 253 at most.
 const MAX_LENGTH: usize = 512;
 
 /// Result of a node's probes of a gateway.
@@ -34,6 +35,9 @@ pub struct OverlayProbe {
     pub next_ms: u32,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reply: bool,
+    /// The reply is as long as the probe.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_size: bool,
     /// No reply of this gateway has arrived for longer than a burst of probes takes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unanswered: bool,
@@ -46,8 +50,12 @@ pub struct OverlayProbe {
 }
 
 impl OverlayProbe {
+    /// Room for the datagram of any packet of an Ethernet with large frames, in bytes.
+    pub const MAX_DATAGRAM: usize = 9216;
+
     /// Returns `None` for anything but a probe.
     pub fn parse(datagram: &[u8]) -> Option<Self> {
+        let datagram = datagram.trim_ascii_end();
         let is_object = datagram.first() == Some(&b'{') && datagram.len() <= MAX_LENGTH;
         serde_json::from_slice(datagram).ok().filter(|_| is_object)
     }
@@ -55,6 +63,13 @@ impl OverlayProbe {
     pub fn encode(&self) -> Vec<u8> {
         // Strings, integers and booleans: there is nothing that could fail.
         serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// The same in a datagram of so many bytes, if it needs no more.
+    pub fn encode_in(&self, length: usize) -> Vec<u8> {
+        let mut datagram = self.encode();
+        datagram.resize(length.min(Self::MAX_DATAGRAM).max(datagram.len()), b' ');
+        datagram
     }
 }
 
@@ -65,8 +80,8 @@ pub struct UnreachableNode {
     pub node: String,
     /// Part that fails.
     pub fault: PathFault,
-    /// The setting, the other node's pod CIDR, the chain, or the step undone that is at fault, or the share
-    /// lost, for faults that have one.
+    /// The setting, the other node's pod CIDR, the chain, or the step undone that is at fault, the share
+    /// or the size lost, for faults that have one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
     /// When the path last worked (RFC 3339).
@@ -98,6 +113,19 @@ pub struct LossyGateway {
     pub since: String,
 }
 
+/// A gateway that answers none of a node's probes that are as large as packets of its peer may be.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CrampedGateway {
+    /// The other cluster of its peering.
+    pub peer_cluster_id: String,
+    /// Size of the packets that are lost, in bytes.
+    pub bytes: u32,
+    /// When the first of them was sent (RFC 3339).
+    #[schemars(extend("format" = "date-time"))]
+    pub since: String,
+}
+
 /// Part of the path between a node and a gateway that fails.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
@@ -123,6 +151,8 @@ pub enum PathFault {
     Diverted,
     /// Some of the node's probes or of the replies are lost.
     Lossy,
+    /// Packets as large as those of pods are lost, smaller ones pass.
+    Cramped,
     /// Another program keeps undoing what the node's route-agent sets in its kernel.
     Undone,
 }
@@ -149,8 +179,17 @@ mod tests {
     }
 
     #[test]
+    fn probe_fills_a_datagram() {
+        let probe = OverlayProbe { node: "n2".to_owned(), ..OverlayProbe::default() };
+        let full = probe.encode_in(1412);
+        assert_eq!((full.len(), OverlayProbe::parse(&full)), (1412, Some(probe.clone())));
+        assert_eq!(probe.encode_in(1), probe.encode());
+        assert_eq!(probe.encode_in(100_000).len(), OverlayProbe::MAX_DATAGRAM);
+    }
+
+    #[test]
     fn other_datagrams_are_no_probes() {
-        let long = format!("{}{}", r#"{"node":"n2","nonce":1,"nextMs":1}"#, " ".repeat(MAX_LENGTH));
+        let long = format!(r#"{{"node":"n2","nonce":1,"nextMs":1{}}}"#, " ".repeat(MAX_LENGTH));
         for bad in ["", "null", r#"["n2",1,1]"#, r#"{"node":"n2"}"#, &long] {
             assert_eq!(OverlayProbe::parse(bad.as_bytes()), None, "{bad}");
         }

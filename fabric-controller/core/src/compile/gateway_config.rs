@@ -190,8 +190,11 @@ fn faulty_nodes(index: &Index, gateway: &Gateway<'_>) -> u32 {
     let nodes = index.all::<NodeConfig>(Kind::NodeConfig).map(|(_, node)| node);
     let faults = NodePaths::of(config, nodes).map(|paths| paths.unreachable).unwrap_or_default();
     let is_unseen = |fault: &&UnreachableNode| {
-        use PathFault::{Diverted, Lossy, NotForwarding, PodCidrOutside, PodCidrOverlap};
-        matches!(fault.fault, Diverted | Lossy | NotForwarding | PodCidrOutside | PodCidrOverlap)
+        use PathFault::{Cramped, Diverted, Lossy, NotForwarding, PodCidrOutside, PodCidrOverlap};
+        matches!(
+            fault.fault,
+            Cramped | Diverted | Lossy | NotForwarding | PodCidrOutside | PodCidrOverlap
+        )
     };
     let unseen = faults.iter().filter(is_unseen);
     let count = unseen.filter(|fault| !reported.contains(fault.node.as_str())).count();

@@ -188,6 +188,7 @@ impl Nodes {
                 | PathFault::PodCidrOutside
                 | PathFault::Diverted
                 | PathFault::Lossy
+                | PathFault::Cramped
                 | PathFault::Undone,
                 _,
             ))

@@ -11,8 +11,6 @@ use nix::sys::socket::sockopt::{Ipv4RecvErr, Ipv6RecvErr};
 use nix::sys::socket::{MsgFlags, SockaddrStorage, recvmsg, setsockopt};
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Longer datagrams are no probes; the rest of them is cut off.
-pub(super) const MAX_DATAGRAM: usize = 1024;
 /// Errors read in one go.
 const MAX_ERRORS: usize = 256;
 
