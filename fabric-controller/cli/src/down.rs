@@ -96,6 +96,10 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<ExitCode> {
     // Held until the end, so that no new supervisor starts meanwhile, unless none could.
     let _lock = match lock::lock(&dir, "weft down") {
         Err(error) if is_read_only(&error) => None,
+        Err(_) if !dir.path().exists() => {
+            say(&format!("another `weft down` has removed {}", dir.path().display()));
+            return Ok(ExitCode::SUCCESS);
+        }
         lock => Some(lock?),
     };
     withdraw(&dir, record.as_ref(), args.now)?;
