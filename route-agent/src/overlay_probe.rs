@@ -166,6 +166,8 @@ struct Task {
     opened: Option<Instant>,
     on_other_port: bool,
     cut_off: bool,
+    /// Room for a datagram.
+    buffer: Vec<u8>,
 }
 
 impl Task {
@@ -203,7 +205,8 @@ impl Task {
     }
 
     fn receive(&mut self) {
-        let mut buffer = [0; OverlayProbe::MAX_DATAGRAM];
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.resize(OverlayProbe::MAX_DATAGRAM, 0);
         for socket in [&self.v4, &self.v6].into_iter().flatten() {
             // An error is one of an earlier probe: that stays unanswered.
             while let Ok((length, from)) = socket.try_recv_from(&mut buffer) {
@@ -225,6 +228,7 @@ impl Task {
                 }
             }
         }
+        self.buffer = buffer;
     }
 
     fn handle_take_over(&self, from: SocketAddr, active: ActiveReplica) {

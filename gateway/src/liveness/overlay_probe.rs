@@ -89,6 +89,8 @@ struct Probing {
     awaited: Option<Arc<Desired>>,
     /// Time of the next look for answers of kernels.
     look_at: Option<Instant>,
+    /// Room for a datagram, which an idle gateway does not clear each time that it wakes.
+    buffer: Vec<u8>,
 }
 
 /// The config in force, and the sockets for it.
@@ -184,14 +186,26 @@ impl Probing {
             sleep(RETRY).await;
             return self.open();
         };
-        let mut buffer = [0; OverlayProbe::MAX_DATAGRAM];
-        match responder.receive(&mut buffer).await {
-            Ok((from, length)) => self.answer(&buffer[..length], from),
+        match responder.readable().await {
+            Ok(()) => _ = self.receive(),
             Err(error) => {
                 tracing::debug!(%error, "cannot receive nodes' probes");
                 current.responder = None;
             }
         }
+    }
+
+    /// Answers a probe that is there already. Returns whether there was one.
+    fn receive(&mut self) -> bool {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.resize(OverlayProbe::MAX_DATAGRAM, 0);
+        let responder = self.current.as_ref().and_then(|current| current.responder.as_ref());
+        let received = responder.and_then(|responder| responder.received(&mut buffer));
+        if let Some((from, length)) = received {
+            self.answer(&buffer[..length], from);
+        }
+        self.buffer = buffer;
+        received.is_some()
     }
 
     fn answer(&mut self, datagram: &[u8], from: SocketAddr) {
@@ -214,12 +228,9 @@ impl Probing {
     fn poll(&mut self, due: Instant) {
         let late = due.elapsed();
         for _ in 0..LATE_DATAGRAMS {
-            let mut buffer = [0; OverlayProbe::MAX_DATAGRAM];
-            let responder = self.current.as_ref().and_then(|current| current.responder.as_ref());
-            let Some((from, length)) = responder.and_then(|r| r.received(&mut buffer)) else {
+            if !self.receive() {
                 break;
-            };
-            self.answer(&buffer[..length], from);
+            }
         }
         let Some(Current { running, responder: Some(responder) }) = &self.current else { return };
         let now = Instant::now();

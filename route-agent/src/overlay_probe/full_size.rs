@@ -1,12 +1,14 @@
 //! Probes as large as the packets that pods send: a way may carry small ones only. Knows no socket and no clock.
 //!
-//! Each turn has one. While the gateway answers smaller ones, a missing answer is followed by further tries at
-//! once.
+//! Some turns have one in place of a small one. Once the gateway answers small ones after it, further tries
+//! follow at once; each turn tries again until one is answered.
 
 use std::time::{Duration, Instant};
 
 /// Time after which an unanswered probe is lost.
 const ANSWER_TIME: Duration = Duration::from_millis(200);
+/// Time after which it is looked at again if small ones are unanswered, too.
+const LOOK: Duration = Duration::from_millis(100);
 /// Lost ones in a row that make a fault: with 20 % of all probes lost, it is one of 15,000 turns by chance.
 const MAX_LOST: u32 = 6;
 
@@ -15,15 +17,15 @@ const MAX_LOST: u32 = 6;
 pub(super) struct FullSize {
     /// Nonce and time of the first one.
     first: Option<(u64, Instant)>,
-    /// Time of the last one, until it is lost.
-    last: Option<Instant>,
+    /// Time at which the last one is lost.
+    due: Option<Instant>,
     lost: u32,
 }
 
 impl FullSize {
     pub(super) fn handle_sent(&mut self, nonce: u64, now: Instant) {
         self.first.get_or_insert((nonce, now));
-        self.last = Some(now);
+        self.due = Some(now + ANSWER_TIME);
     }
 
     /// Takes in a reply of full size.
@@ -35,21 +37,17 @@ impl FullSize {
 
     /// Deadline of the next [`Self::poll`].
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.last.map(|sent| sent + ANSWER_TIME)
+        self.due
     }
 
-    /// Time passed, and smaller probes are answered or not. Returns whether another one is due.
+    /// Time passed, and small probes are answered or not. Returns whether another one is due.
     pub(super) fn poll(&mut self, is_answering: bool, now: Instant) -> bool {
-        if self.deadline().is_none_or(|due| now < due) {
+        if self.due.is_none_or(|due| now < due) {
             return false;
         }
-        self.last = None;
-        if !is_answering {
-            *self = Self::default();
-            return false;
-        }
-        self.lost = self.lost.saturating_add(1);
-        self.lost < MAX_LOST
+        self.due = (!is_answering).then_some(now + LOOK);
+        self.lost = self.lost.saturating_add(u32::from(is_answering));
+        is_answering && self.lost < MAX_LOST
     }
 
     /// Time of the first one, if so many are lost that it is no chance.
@@ -87,9 +85,11 @@ mod tests {
     }
 
     #[test]
-    fn unreachable_gateway_is_no_fault_of_size() {
+    fn gateway_without_any_answer_has_no_fault_of_size() {
         let mut full_size = FullSize::default();
-        lose(&mut full_size, 20, false);
-        assert_eq!((full_size.lost_since(), full_size.deadline()), (None, None));
+        let mut now = lose(&mut full_size, 20, false);
+        assert_eq!(full_size.lost_since(), None);
+        now += LOOK;
+        assert!(full_size.poll(true, now), "small ones are answered again");
     }
 }

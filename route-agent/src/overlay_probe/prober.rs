@@ -4,8 +4,6 @@
 //!   Answering --no reply--> burst of probes --none answered--> Unreachable
 //!       ^------------------------ any reply ----------------------+
 //! ```
-//!
-//! Each turn has several probes at once, so that loss shows, too.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -13,12 +11,14 @@ use std::time::{Duration, Instant};
 
 use super::full_size::FullSize;
 use super::losses::{Loss, Losses};
-use super::turns::TRAIN;
 
 /// Time between two turns of the gateways of one node.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Most turns that a gateway waits for its next probe.
 const MAX_TURNS: u32 = 10;
+/// One of so many turns of a node's gateways has a probe of full size, but at most one of two of each gateway.
+const FULL_SIZE_TURNS: u32 = 6;
+const MIN_FULL_SIZE_TURNS: u32 = 2;
 /// Time until a probe counts as unanswered, and between the probes of a burst.
 const TIMEOUT: Duration = Duration::from_millis(300);
 const BURST_INTERVAL: Duration = Duration::from_millis(200);
@@ -70,6 +70,8 @@ struct Gateway {
     target: Target,
     /// Gateways of its node, each of which has its turn.
     turns: u32,
+    /// Number of the last turn since one of full size.
+    turn: u32,
     /// Time of its next turn.
     turn_at: Instant,
     next_at: Instant,
@@ -82,7 +84,7 @@ struct Gateway {
     has_answered: bool,
 }
 
-/// Probes since the last reply, those of a turn counted as one.
+/// Probes since the last reply.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     first: Instant,
@@ -129,21 +131,25 @@ impl Prober {
         for gateway in self.gateways.values_mut() {
             let was_faulty = gateway.is_faulty();
             let is_burst_due = gateway.losses.poll(gateway.turns, now);
-            let mut is_full_due = gateway.full_size.poll(gateway.pending.is_none(), now);
+            if gateway.is_unreachable() {
+                gateway.full_size = FullSize::default();
+            }
+            let is_full_due = gateway.full_size.poll(gateway.pending.is_none(), now);
             if gateway.next_at <= now {
                 let is_turn = gateway.pending.is_none();
-                let train = if is_turn { TRAIN } else { 1 };
-                if is_turn {
+                let is_full = is_turn && (gateway.begin_turn() || is_full_due);
+                if is_turn && !is_full {
                     gateway.losses.begin_turn(self.nonce + 1, now);
-                    is_full_due |= gateway.answers_in_size;
                 }
                 gateway.begin_wait(self.nonce + 1, now);
-                (0..train).for_each(|_| probes.push(gateway.probe(&mut self.nonce, now)));
+                probes.push(match is_full {
+                    true => gateway.full_probe(&mut self.nonce, now),
+                    false => gateway.probe(&mut self.nonce, now),
+                });
+            } else if is_full_due {
+                probes.push(gateway.full_probe(&mut self.nonce, now));
             } else if is_burst_due {
                 probes.push(gateway.probe(&mut self.nonce, now));
-            }
-            if is_full_due {
-                probes.push(gateway.full_probe(&mut self.nonce, now));
             }
             let is_newly_faulty = !was_faulty && gateway.is_faulty();
             if is_newly_faulty || gateway.pending.is_some_and(|pending| pending.count == 2) {
@@ -256,6 +262,7 @@ impl Gateway {
         Self {
             target,
             turns: 1,
+            turn: 0,
             turn_at: now,
             next_at: now,
             pending: None,
@@ -274,6 +281,13 @@ impl Gateway {
     /// It answers some of the probes only.
     fn is_faulty(&self) -> bool {
         self.losses.loss().is_some() || self.full_size.lost_since().is_some()
+    }
+
+    /// Returns whether the turn has a probe of full size.
+    fn begin_turn(&mut self) -> bool {
+        let turns = (FULL_SIZE_TURNS / self.turns).max(MIN_FULL_SIZE_TURNS);
+        self.turn = (self.turn + 1) % turns;
+        self.answers_in_size && (self.turn == 0 || self.full_size.lost_since().is_some())
     }
 
     /// Waits for the answer to this probe, and those after it.
@@ -463,13 +477,42 @@ mod tests {
         assert_eq!(world.unreachable().len(), 30);
     }
 
+    /// How many of a thousand losses of so many percent are reported in so many milliseconds.
+    fn reported_in_time(percent: u64, millis: u32) -> usize {
+        let is_in_time = |seed: &u32| {
+            let mut world = World::new(1);
+            world.pass(1001 + seed, |_| true);
+            let random = std::cell::Cell::new(u64::from(*seed) << 32 | 0x9e37_79b9);
+            world.pass(millis, |_| {
+                let next = random.get() ^ random.get() << 13;
+                let next = next ^ next >> 7;
+                random.set(next ^ next << 17);
+                random.get() % 100 >= percent
+            });
+            world.prober.lossy().count() > 0
+        };
+        (0..1000).filter(is_in_time).count()
+    }
+
+    #[test]
+    fn loss_is_reported_in_a_few_seconds() {
+        let one_way = [3000, 6000, 9000].map(|millis| reported_in_time(40, millis));
+        let both_ways = [3000, 6000, 9000].map(|millis| reported_in_time(64, millis));
+        let is_enough =
+            |of: [usize; 3]| of.iter().zip([600, 880, 970]).all(|(of, least)| *of >= least);
+        assert!(
+            is_enough(one_way) && is_enough(both_ways),
+            "{one_way:?} and {both_ways:?} of 1000"
+        );
+    }
+
     #[test]
     fn all_gateways_of_a_lossy_node_are_named_soon() {
         let mut world = World::new(3);
         world.pass(10_000, |_| true);
         let number = std::cell::Cell::new(0_u32);
         let is_answered = |_| number.replace(number.get() + 1) % 5 > 1;
-        world.pass(4000, is_answered);
+        world.pass(10_000, is_answered);
         let lossy = world.prober.lossy();
         let lossy: Vec<_> = lossy.map(|(target, _)| octet(target.address)).collect();
         assert_eq!(lossy, [1, 2, 3]);
@@ -489,9 +532,7 @@ mod tests {
         let small = |probe: &Probe| probe.size.is_none();
         world.pass_probes(10_000, |_| true);
         assert_eq!(world.prober.cramped().count(), 0);
-        world.pass_probes(2600, small);
-        assert!(world.prober.cramped().count() > 0);
-        world.pass_probes(1600, small);
+        world.pass_probes(10_000, small);
         assert_eq!(world.prober.cramped().count(), 2);
         assert!(world.unreachable().is_empty() && world.prober.lossy().count() == 0);
         world.pass_probes(20_000, small);

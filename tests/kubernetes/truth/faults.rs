@@ -93,7 +93,7 @@ const CHEAP: [Fault; 4] = [
     ),
 ];
 
-const OTHERS: [Fault; 14] = [
+const OTHERS: [Fault; 13] = [
     fault(
         "peer removed its side",
         [
@@ -161,21 +161,6 @@ const OTHERS: [Fault; 14] = [
             |scene| restore(scene, GATEWAY),
         ],
         &[(0, "the name gateway.milan.test does not resolve")],
-    ),
-    fault(
-        "40 % loss within the cluster",
-        [
-            |scene| {
-                place_gateway(scene, 0, OTHER)?;
-                scene.node().nft(
-                    "table inet fault { chain input { type filter hook input priority -400; \
-                     udp dport 4879 numgen random mod 100 < 40 drop; }; chain output { type filter hook \
-                     output priority -400; udp dport 4879 numgen random mod 100 < 40 drop; }; }",
-                )
-            },
-            |scene| scene.node().nft("delete table inet fault"),
-        ],
-        &[(0, " % of its probes over VXLAN or of the answers are lost")],
     ),
     fault(
         "node's port down",

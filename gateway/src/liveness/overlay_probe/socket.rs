@@ -44,19 +44,13 @@ impl Responder {
         })
     }
 
-    /// Can be cancelled without losing a datagram.
-    pub(super) async fn receive(&self, buffer: &mut [u8]) -> io::Result<(SocketAddr, usize)> {
-        loop {
-            match &self.v6 {
-                None => self.v4.readable().await?,
-                Some(v6) => tokio::select! {
-                    ready = self.v4.readable() => ready?,
-                    ready = v6.readable() => ready?,
-                },
-            }
-            if let Some(datagram) = self.received(buffer) {
-                return Ok(datagram);
-            }
+    pub(super) async fn readable(&self) -> io::Result<()> {
+        match &self.v6 {
+            None => self.v4.readable().await,
+            Some(v6) => tokio::select! {
+                ready = self.v4.readable() => ready,
+                ready = v6.readable() => ready,
+            },
         }
     }
 
