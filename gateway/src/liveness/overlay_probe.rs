@@ -59,7 +59,8 @@ pub async fn run(
         let standing = sources.standings.borrow_and_update().clone();
         // One that stood by does not know what its predecessor has reported of late.
         let is_first = standing.predecessor.is_none();
-        let earlier = is_first.then(|| sources.inputs.borrow().clone());
+        let is_new = is_first && probing.current.is_none();
+        let earlier = is_new.then(|| sources.inputs.borrow().clone());
         probing.follow(running.as_ref(), earlier.as_ref());
         probing.notify(&standing);
         if is_first && standing.has_tunnel() {
@@ -181,16 +182,20 @@ impl Probing {
 
     /// Answers the next probe. Can be cancelled without losing one.
     async fn handle_datagram(&mut self) {
-        let Some(current) = &mut self.current else { return std::future::pending().await };
-        let Some(responder) = &current.responder else {
-            sleep(RETRY).await;
-            return self.open();
-        };
-        match responder.readable().await {
-            Ok(()) => _ = self.receive(),
-            Err(error) => {
+        loop {
+            let Some(current) = &mut self.current else { return std::future::pending().await };
+            let Some(responder) = &current.responder else {
+                sleep(RETRY).await;
+                return self.open();
+            };
+            if let Err(error) = responder.readable().await {
                 tracing::debug!(%error, "cannot receive nodes' probes");
                 current.responder = None;
+                return;
+            }
+            // A socket is called readable until it is found empty.
+            if self.receive() {
+                return;
             }
         }
     }
