@@ -340,7 +340,7 @@ fn log_changes(before: &FaultyPaths, now: &FaultyPaths) {
     }
 }
 
-/// What each gateway does, by its peer, and since when.
+/// Faults by peer and words, each with the time at which it began.
 fn faults(paths: &FaultyPaths) -> BTreeMap<(&str, &'static str), &str> {
     let unreachable = paths.unreachable.iter();
     let unreachable = unreachable.map(|of| ((&*of.peer_cluster_id, "does not answer"), &*of.since));

@@ -13,7 +13,7 @@ const WINDOW: Duration = Duration::from_secs(10);
 /// Shortest time without one after which it is solved.
 const MIN_QUIET: Duration = Duration::from_secs(2);
 
-/// What was set last, and when it was found undone.
+/// State that was set last, and the times at which it was found undone.
 #[derive(Debug, Default)]
 pub(crate) struct Undone {
     set: Option<(State, Firewall)>,
@@ -23,7 +23,7 @@ pub(crate) struct Undone {
 
 impl Undone {
     /// Takes in that this is to be set, and the first step that was needed for it. If all of it had been
-    /// set before, somebody else undid that.
+    /// set before, another program undid that.
     pub(crate) fn note(&mut self, want: (&State, &Firewall), step: Option<String>, now: Instant) {
         let is_known = self.set.as_ref().is_some_and(|(state, firewall)| (state, firewall) == want);
         if !is_known {

@@ -114,7 +114,7 @@ fn cramp(config: &NodeConfig, gateway: &GatewayConfig) -> Option<UnreachableNode
     })
 }
 
-/// A step that is undone again and again may cut a path or not, whatever probes show of it just now.
+/// Names a step that is undone again and again: probes pass or fail with it by chance.
 fn add_undone(config: &NodeConfig, unreachable: &mut BTreeMap<String, UnreachableNode>) {
     let Some(undone) = config.status.as_ref().and_then(|status| status.undone.clone()) else {
         return;
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn undone_step_is_the_cause_whatever_probes_show() {
+    fn undone_step_is_the_cause_if_probes_pass_or_not() {
         let gateway = gateway(json!({"overlayProbePort": 12346, "probingNodes": 2}));
         let mut nodes = [node("n1", "milan"), node("n2", "paris")];
         for node in &mut nodes {

@@ -5,8 +5,8 @@
 //!     ^------------------- few lost ----------------------+ ^---- none lost ----+
 //! ```
 //!
-//! Without any answer it stays calm: that gateway is unreachable, which the prober itself notices. What a burst
-//! is too short for, `turns` finds.
+//! Without any answer it stays calm: that gateway is unreachable, which the prober itself notices. `turns`
+//! finds loss that a burst is too short for.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -112,7 +112,7 @@ impl Losses {
         let Some(mut burst) = self.burst else {
             let gap = self.gap().filter(|sample| sample.sent + OVERDUE <= now);
             let Some(since) = gap.map(|sample| sample.sent) else { return false };
-            // What was lost before may be a pause.
+            // Earlier losses may be those of a pause.
             self.samples.clear();
             self.burst = Some(Burst { since, sent: 1, next_at: now + BURST_INTERVAL });
             return true;

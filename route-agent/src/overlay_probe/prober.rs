@@ -339,7 +339,7 @@ mod tests {
         start: Instant,
         now: Instant,
         prober: Prober,
-        /// Time in milliseconds and last octet of each probe's destination, those of a turn as one.
+        /// Time in milliseconds and last octet of each probe's destination.
         sent: Vec<(u128, u8)>,
         answers_in_size: bool,
     }
@@ -362,10 +362,7 @@ mod tests {
                 self.now = self.now.max(at);
                 for probe in self.prober.poll(self.now) {
                     let number = octet(probe.to);
-                    let sent = ((self.now - self.start).as_millis(), number);
-                    if self.sent.last() != Some(&sent) {
-                        self.sent.push(sent);
-                    }
+                    self.sent.push(((self.now - self.start).as_millis(), number));
                     if answers(&probe) {
                         self.prober.handle_reply(probe.to, probe.nonce, self.now);
                         let is_full = self.answers_in_size.then_some(probe.size.is_some());
@@ -477,7 +474,7 @@ mod tests {
         assert_eq!(world.unreachable().len(), 30);
     }
 
-    /// How many of a thousand losses of so many percent are reported in so many milliseconds.
+    /// Number of a thousand losses of this share that are reported within that time.
     fn reported_in_time(percent: u64, millis: u32) -> usize {
         let is_in_time = |seed: &u32| {
             let mut world = World::new(1);
