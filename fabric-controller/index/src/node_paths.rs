@@ -90,39 +90,34 @@ const VXLAN_OVERHEAD: u32 = 70;
 /// Separates cause and remedy of a detail that has both.
 const SEPARATOR: &str = "; ";
 
+/// Fault that a node itself reports.
+fn reported(config: &NodeConfig, fault: PathFault, detail: String, since: &str) -> UnreachableNode {
+    let node = config.metadata.name.clone().unwrap_or_default();
+    UnreachableNode { node, fault, detail: Some(detail), since: since.to_owned() }
+}
+
 /// Loss on the way between a node and the gateway, as the node's probes show it.
 fn loss(config: &NodeConfig, gateway: &GatewayConfig) -> Option<UnreachableNode> {
     let mut reports = config.status.iter().flat_map(|status| &status.lossy_gateways);
     let report = reports.find(|of| of.peer_cluster_id == gateway.spec.peer_cluster_id)?;
-    Some(UnreachableNode {
-        node: config.metadata.name.clone().unwrap_or_default(),
-        fault: PathFault::Lossy,
-        detail: Some(format!("{} %", report.lost_percent)),
-        since: report.since.clone(),
-    })
+    let share = format!("{} %", report.lost_percent);
+    Some(reported(config, PathFault::Lossy, share, &report.since))
 }
 
 /// A way between a node and the gateway that carries small packets only.
 fn cramp(config: &NodeConfig, gateway: &GatewayConfig) -> Option<UnreachableNode> {
     let mut reports = config.status.iter().flat_map(|status| &status.cramped_gateways);
     let report = reports.find(|of| of.peer_cluster_id == gateway.spec.peer_cluster_id)?;
-    Some(UnreachableNode {
-        node: config.metadata.name.clone().unwrap_or_default(),
-        fault: PathFault::Cramped,
-        detail: Some(report.bytes.to_string()),
-        since: report.since.clone(),
-    })
+    Some(reported(config, PathFault::Cramped, report.bytes.to_string(), &report.since))
 }
 
 /// Names a step that is undone again and again: probes pass or fail with it by chance.
 fn add_undone(config: &NodeConfig, unreachable: &mut BTreeMap<String, UnreachableNode>) {
-    let Some(undone) = config.status.as_ref().and_then(|status| status.undone.clone()) else {
-        return;
-    };
-    let node = config.metadata.name.clone().unwrap_or_default();
-    let (fault, detail) = (PathFault::Undone, Some(undone.step));
-    let fault = UnreachableNode { node: node.clone(), fault, detail, since: undone.since };
-    unreachable.insert(node, fault);
+    let undone = config.status.as_ref().and_then(|status| status.undone.as_ref());
+    if let Some(undone) = undone {
+        let fault = reported(config, PathFault::Undone, undone.step.clone(), &undone.since);
+        unreachable.insert(fault.node.clone(), fault);
+    }
 }
 
 /// Names the chain on a node that drops packets, if its path fails.
