@@ -1,6 +1,7 @@
 //! Liqo's IPAM service, just good enough: exact prefix if free, else the next of the same length.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -28,6 +29,7 @@ pub(crate) struct Taken(Arc<Mutex<Inner>>);
 
 #[derive(Default)]
 struct Inner {
+    /// Each with the number of its holders: Networks that are kept as they are may share one.
     prefixes: BTreeMap<Cidr, usize>,
     addresses: BTreeMap<String, u32>,
     next: u32,
@@ -150,7 +152,12 @@ impl Ipam for Taken {
         request: Request<NetworkReleaseRequest>,
     ) -> Result<Response<NetworkReleaseResponse>, Status> {
         let cidr = parsed(&request.into_inner().cidr)?;
-        self.lock().prefixes.remove(&cidr);
+        if let Entry::Occupied(mut holders) = self.lock().prefixes.entry(cidr) {
+            *holders.get_mut() -= 1;
+            if *holders.get() == 0 {
+                holders.remove();
+            }
+        }
         Ok(Response::new(NetworkReleaseResponse { result: None }))
     }
 

@@ -224,6 +224,7 @@ fn unmapped_slice_is_named_and_annotated_once() {
     cluster.until_is(["foreignclusters", "", "skien"], networking, &json!(true));
     let configuration = cluster.get("configuration", &tenant("skien"), "skien").unwrap();
     let seen = configuration["status"]["remote"]["cidr"]["pod"][0].as_str().unwrap();
+    assert_ne!(seen, "10.200.0.0/16", "that is this cluster's own");
     let mapped = |host: &str| seen.replace(".0.0/16", host);
 
     slice(cluster, "right", "10.200.1.6", &mapped(".1.6"));
